@@ -1,0 +1,216 @@
+//! The budget actor: a thin shell around the ledger.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use bursar_budgets::{
+    Bytes, Device, Effect, FenceWatch, GateError, Input, Ledger, LedgerConfig, Lease, LeaseId, Memory, Owner, Refusal,
+    RequestId, Resized,
+};
+use ractor::{Actor, ActorProcessingErr, ActorRef};
+
+use super::{
+    BudgetMessage, Desk,
+    desk::Note,
+};
+use crate::reply::Reply;
+
+/// How often fences are looked at while a lease waits for one.
+const FENCE_POLL: Duration = Duration::from_micros(500);
+
+/// Keeps the ledger of one device.
+pub struct BudgetActor;
+
+/// What it starts with.
+pub struct BudgetArguments {
+    /// Whose memory.
+    pub device: Arc<dyn Device>,
+    /// Notes, live leases, and the seat.
+    pub desk: Arc<Desk>,
+    /// Totals.
+    pub config: LedgerConfig,
+    /// Bytes kept free of use.
+    pub canary: Bytes,
+}
+
+/// Its state.
+pub struct BudgetState {
+    ledger: Ledger,
+    watch: FenceWatch,
+    device: Arc<dyn Device>,
+    desk: Arc<Desk>,
+    asked: BTreeMap<RequestId, Asked>,
+    clearing: Vec<(Owner, Reply<()>)>,
+    polling: bool,
+}
+
+enum Asked {
+    Lease(Reply<Result<Lease, Refusal>>),
+    Resize(Reply<Result<Resized, Refusal>>),
+}
+
+impl Asked {
+    fn refuse(self, reason: Refusal) {
+        match self {
+            Asked::Lease(reply) => reply.answer(Err(reason)),
+            Asked::Resize(reply) => reply.answer(Err(reason)),
+        }
+    }
+}
+
+impl Actor for BudgetActor {
+    type Msg = BudgetMessage;
+    type State = BudgetState;
+    type Arguments = BudgetArguments;
+
+    async fn pre_start(
+        &self,
+        myself: ActorRef<BudgetMessage>,
+        arguments: BudgetArguments,
+    ) -> Result<BudgetState, ActorProcessingErr> {
+        let BudgetArguments { device, desk, config, canary } = arguments;
+        let live: Vec<_> = desk.leases().iter().map(|entry| entry.value().clone()).collect();
+        let mut state = BudgetState {
+            ledger: Ledger::rebuild(config, live),
+            watch: FenceWatch::default(),
+            device,
+            desk,
+            asked: BTreeMap::new(),
+            clearing: Vec::new(),
+            polling: false,
+        };
+        state.step(Input::Canary(canary));
+        state.desk.seat(myself.clone());
+        // Whatever was posted while nobody sat there.
+        drop(myself.send_message(BudgetMessage::Notes));
+        Ok(state)
+    }
+
+    async fn handle(
+        &self,
+        myself: ActorRef<BudgetMessage>,
+        message: BudgetMessage,
+        state: &mut BudgetState,
+    ) -> Result<(), ActorProcessingErr> {
+        match message {
+            BudgetMessage::Ask { id, request, wait, reply } => {
+                state.asked.insert(id, Asked::Lease(reply));
+                state.step(Input::Ask { id, request, wait });
+            }
+            BudgetMessage::Resize { id, lease, to, wait, reply } => {
+                state.asked.insert(id, Asked::Resize(reply));
+                // Whoever shrinks a lease has shrunk its segment first, behind the fence of its last use.
+                state.step(Input::Resize { id, lease, to, wait, passed: true });
+            }
+            BudgetMessage::Withdraw(id) => state.step(Input::Withdraw { id }),
+            BudgetMessage::OwnerDied { owner, reply } => {
+                state.clearing.push((owner.clone(), reply));
+                state.step(Input::OwnerDied { owner });
+            }
+            BudgetMessage::Canary(bytes) => state.step(Input::Canary(bytes)),
+            BudgetMessage::Gate { model, to, reply } => reply.answer(state.move_gate(Input::Gate { model, to })),
+            BudgetMessage::Available(reply) => reply.answer(state.ledger.available(Memory::Device)),
+            BudgetMessage::Snapshot(reply) => reply.answer(state.ledger.snapshot()),
+            BudgetMessage::Notes => {}
+            BudgetMessage::Poll => state.polling = false,
+        }
+        state.read_notes();
+        state.look_at_fences()?;
+        if state.watch.waiting() > 0 && !state.polling {
+            state.polling = true;
+            myself.send_after(FENCE_POLL, || BudgetMessage::Poll);
+        }
+        Ok(())
+    }
+}
+
+impl BudgetState {
+    fn read_notes(&mut self) {
+        for note in self.desk.take_notes() {
+            match note {
+                Note::Segment(lease, revoker) => self.watch.segment_reserved(lease, revoker),
+                Note::Released(note) => {
+                    let lease = note.lease;
+                    let passed = self.watch.released(note);
+                    self.step(Input::Release { lease, passed });
+                }
+            }
+        }
+    }
+
+    fn look_at_fences(&mut self) -> Result<(), ActorProcessingErr> {
+        for lease in self.watch.passed()? {
+            self.step(Input::FencePassed { lease });
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, input: Input) {
+        for effect in self.ledger.step(input) {
+            self.act(effect);
+        }
+    }
+
+    fn move_gate(&mut self, input: Input) -> Result<(), GateError> {
+        let mut outcome = Ok(());
+        for effect in self.ledger.step(input) {
+            match effect {
+                Effect::GateStuck(error) => outcome = Err(error),
+                effect => self.act(effect),
+            }
+        }
+        outcome
+    }
+
+    fn act(&mut self, effect: Effect) {
+        match effect {
+            Effect::Granted(grant) => {
+                let lease = Lease::issue(&grant, self.desk.clone());
+                self.desk.leases().insert(lease.id(), lease.holding());
+                match self.asked.remove(&grant.request()) {
+                    Some(Asked::Lease(reply)) => reply.answer(Ok(lease)),
+                    // Nobody waits for it any more: dropping it posts its release.
+                    _ => drop(lease),
+                }
+            }
+            Effect::Resized(resized) => {
+                if let Some(mut entry) = self.desk.leases().get_mut(&resized.lease()) {
+                    entry.bytes = resized.to();
+                }
+                if let Some(Asked::Resize(reply)) = self.asked.remove(&resized.request()) {
+                    reply.answer(Ok(resized));
+                }
+            }
+            Effect::Refused(refused) => {
+                if let Some(asked) = self.asked.remove(&refused.request) {
+                    asked.refuse(refused.reason);
+                }
+            }
+            Effect::Revoking { lease } => self.watch.revoke(lease, self.device.fence_here()),
+            Effect::Freed { lease, .. } => self.forget(lease),
+            Effect::OwnerCleared { owner } => self.answer_cleared(&owner),
+            Effect::Deficit { short_by, .. } => metrics::gauge!("bursar_deficit_bytes").set(short_by.0 as f64),
+            Effect::DeficitOver => metrics::gauge!("bursar_deficit_bytes").set(0.0),
+            // Nobody shrinks after READY yet; the profile's issue gives these a reader.
+            Effect::GiveUp { .. }
+            | Effect::CanaryGiven { .. }
+            | Effect::CanaryTaken { .. }
+            | Effect::Waiting { .. }
+            | Effect::GateMoved { .. }
+            | Effect::GateStuck(_) => {}
+        }
+    }
+
+    fn forget(&mut self, lease: LeaseId) {
+        self.desk.leases().remove(&lease);
+    }
+
+    fn answer_cleared(&mut self, owner: &Owner) {
+        for (cleared, reply) in std::mem::take(&mut self.clearing) {
+            if cleared == *owner {
+                reply.answer(());
+            } else {
+                self.clearing.push((cleared, reply));
+            }
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! The way to the budget: clonable, and good across restarts of the actor.
+
+use std::sync::Arc;
+
+use bursar_budgets::{
+    Bytes, Class, Gate, GateError, Hint, Label, Lease, Owner, Refusal, Request, RequestId, Resized, Snapshot,
+};
+use thiserror::Error;
+
+use super::{BudgetMessage, Desk};
+use crate::{
+    reply::{AskError, Reply},
+    tree::{self, Question},
+};
+
+/// Asks the budget actor of one device.
+#[derive(Clone)]
+pub struct Budget {
+    desk: Arc<Desk>,
+}
+
+/// A lease that was not had.
+#[derive(Debug, Error)]
+pub enum LeaseError {
+    /// The ledger refused it.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The budget actor did not answer.
+    #[error(transparent)]
+    Unanswered(#[from] AskError),
+}
+
+impl LeaseError {
+    /// What to change.
+    pub fn hint(&self) -> String {
+        match self {
+            LeaseError::Refused(refusal) => refusal.hint().unwrap_or_else(|| "ask again later".to_owned()),
+            LeaseError::Unanswered(_) => "the runtime is shutting down or restarting its budget; ask again".to_owned(),
+        }
+    }
+}
+
+/// The label of leases that belong to no model.
+const NO_MODEL: &str = "user";
+
+impl Budget {
+    /// A handle to whoever sits at `desk`.
+    pub fn at(desk: Arc<Desk>) -> Self {
+        Budget { desk }
+    }
+
+    /// A lease for your own code: `bytes` of `class`, usually [`Class::tenant`]. Waits until there is room; dropping
+    /// the future withdraws the question, dropping the lease gives the bytes back.
+    ///
+    /// # Errors
+    /// [`LeaseError::Refused`] at once if there can never be room, or too many wait already.
+    pub async fn lease(&self, class: Class, bytes: impl Into<Bytes>) -> Result<Lease, LeaseError> {
+        let owner = Owner::new(class.label(), 0);
+        self.ask(tree::LEASE_FOR_USER, Request::new(owner, class, NO_MODEL, bytes.into()), true).await
+    }
+
+    /// Every byte, by class, owner and model.
+    ///
+    /// # Errors
+    /// If the budget actor does not answer.
+    pub async fn snapshot(&self) -> Result<Snapshot, AskError> {
+        self.put(tree::SNAPSHOT_FOR_USER, BudgetMessage::Snapshot).await
+    }
+
+    /// What live leases hold, without asking: a view for metrics, a moment old.
+    pub fn leased_bytes(&self) -> Bytes {
+        self.desk.leases().iter().map(|entry| entry.value().bytes).sum()
+    }
+
+    /// A lease for an actor.
+    pub async fn ask(&self, question: Question, request: Request, wait: bool) -> Result<Lease, LeaseError> {
+        let pending = Pending::new(self);
+        let id = pending.id;
+        let lease = self.put(question, |reply| BudgetMessage::Ask { id, request, wait, reply }).await??;
+        pending.answered();
+        Ok(lease)
+    }
+
+    /// Another size for a lease. To shrink, shrink its segment first.
+    pub async fn resize(&self, question: Question, lease: &Lease, to: Bytes) -> Result<(), LeaseError> {
+        let (pending, id) = (Pending::new(self), lease.id());
+        let request = pending.id;
+        let resized: Resized = self
+            .put(question, |reply| BudgetMessage::Resize { id: request, lease: id, to, wait: false, reply })
+            .await??;
+        pending.answered();
+        lease.resize(&resized);
+        Ok(())
+    }
+
+    /// Takes back everything a dead owner held; returns when all of it is home.
+    pub async fn clear(&self, owner: Owner) -> Result<(), AskError> {
+        self.put(tree::CLEAR_OWNER, |reply| BudgetMessage::OwnerDied { owner, reply }).await
+    }
+
+    /// Moves a model's gate.
+    pub async fn move_gate(&self, model: Label, to: Gate) -> Result<Result<(), GateError>, AskError> {
+        self.put(tree::MOVE_GATE, |reply| BudgetMessage::Gate { model, to, reply }).await
+    }
+
+    /// Bytes that a new lease of device memory could have now.
+    pub async fn available(&self) -> Result<Bytes, AskError> {
+        self.put(tree::ROOM_FOR_PROFILE, BudgetMessage::Available).await
+    }
+
+    async fn put<T>(
+        &self,
+        question: Question,
+        message: impl FnOnce(Reply<T>) -> BudgetMessage,
+    ) -> Result<T, AskError> {
+        let actor = self.desk.actor().ok_or(question.gone())?;
+        question.ask(&actor, message).await
+    }
+}
+
+/// A question that is withdrawn if its asker goes before the answer.
+struct Pending<'b> {
+    budget: &'b Budget,
+    id: RequestId,
+    open: bool,
+}
+
+impl<'b> Pending<'b> {
+    fn new(budget: &'b Budget) -> Self {
+        Pending { budget, id: budget.desk.next_request(), open: true }
+    }
+
+    fn answered(mut self) {
+        self.open = false;
+    }
+}
+
+impl Drop for Pending<'_> {
+    fn drop(&mut self) {
+        if let (true, Some(actor)) = (self.open, self.budget.desk.actor()) {
+            drop(actor.send_message(BudgetMessage::Withdraw(self.id)));
+        }
+    }
+}

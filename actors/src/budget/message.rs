@@ -1,0 +1,61 @@
+//! What may be asked of the budget actor.
+
+use bursar_budgets::{Bytes, Gate, GateError, Label, Lease, LeaseId, Owner, Refusal, Request, RequestId, Snapshot};
+
+use crate::reply::Reply;
+
+/// From anybody with a [`Budget`](super::Budget). Credit: the ledger's bounded queue of waiting requests.
+pub enum BudgetMessage {
+    /// A lease; answered when it is granted or refused.
+    Ask {
+        /// Names the question, to withdraw it.
+        id: RequestId,
+        /// What is wanted.
+        request: Request,
+        /// Wait for others to give back, or be refused at once.
+        wait: bool,
+        /// The lease.
+        reply: Reply<Result<Lease, Refusal>>,
+    },
+    /// Another size for a lease; shrinking is answered when the fence has passed.
+    Resize {
+        /// Names the question, to withdraw it.
+        id: RequestId,
+        /// Which lease.
+        lease: LeaseId,
+        /// Its new size.
+        to: Bytes,
+        /// As for `Ask`, when it grows.
+        wait: bool,
+        /// To be applied to the lease.
+        reply: Reply<Result<bursar_budgets::Resized, Refusal>>,
+    },
+    /// The asker has gone.
+    Withdraw(RequestId),
+    /// An owner is dead: everything it held is revoked; answered when all of it is home.
+    OwnerDied {
+        /// Who, and which generation.
+        owner: Owner,
+        /// All is home.
+        reply: Reply<()>,
+    },
+    /// How much is to be kept free of use.
+    Canary(Bytes),
+    /// How far a model's startup is.
+    Gate {
+        /// Which model.
+        model: Label,
+        /// Where its gate goes.
+        to: Gate,
+        /// Whether it did.
+        reply: Reply<Result<(), GateError>>,
+    },
+    /// Bytes a new lease of device memory could have now.
+    Available(Reply<Bytes>),
+    /// Every byte, by class and owner.
+    Snapshot(Reply<Snapshot>),
+    /// Release notes lie on the desk.
+    Notes,
+    /// Look at the fences that leases wait for.
+    Poll,
+}

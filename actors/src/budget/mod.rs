@@ -1,0 +1,11 @@
+//! The budget actor: the only one that says who may have memory. It asks nobody and waits for nobody.
+
+mod actor;
+mod desk;
+mod handle;
+mod message;
+
+pub use actor::{BudgetActor, BudgetArguments};
+pub use desk::Desk;
+pub use handle::{Budget, LeaseError};
+pub use message::BudgetMessage;

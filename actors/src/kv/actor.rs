@@ -1,0 +1,49 @@
+//! The kv actor: a thin shell around its core.
+
+use bursar_budgets::Label;
+use ractor::{Actor, ActorProcessingErr, ActorRef};
+
+use super::{KvCore, KvMessage};
+
+/// Keeps block tables and reference counts.
+pub struct KvActor;
+
+/// What it starts with.
+pub struct KvArguments {
+    /// Blocks of the profile record.
+    pub blocks: usize,
+    /// For metrics.
+    pub model: Label,
+}
+
+/// Its state.
+pub struct KvState {
+    core: KvCore,
+    model: Label,
+}
+
+impl Actor for KvActor {
+    type Msg = KvMessage;
+    type State = KvState;
+    type Arguments = KvArguments;
+
+    async fn pre_start(&self, _: ActorRef<KvMessage>, arguments: KvArguments) -> Result<KvState, ActorProcessingErr> {
+        Ok(KvState { core: KvCore::new(arguments.blocks), model: arguments.model })
+    }
+
+    async fn handle(
+        &self,
+        _: ActorRef<KvMessage>,
+        message: KvMessage,
+        state: &mut KvState,
+    ) -> Result<(), ActorProcessingErr> {
+        match message {
+            KvMessage::Allot { demands, reply } => reply.answer(state.core.allot(&demands)),
+            KvMessage::Release(sequences) => sequences.into_iter().for_each(|id| state.core.release(id)),
+            KvMessage::Count(reply) => reply.answer((state.core.free_blocks(), state.core.blocks())),
+        }
+        metrics::gauge!("bursar_kv_blocks_free", "model" => state.model.to_string())
+            .set(state.core.free_blocks() as f64);
+        Ok(())
+    }
+}

@@ -1,0 +1,9 @@
+//! Blocks of keys and values: which sequence holds which.
+
+mod actor;
+mod core;
+mod message;
+
+pub use actor::{KvActor, KvArguments};
+pub use core::{Allotment, Demand, KvCore, SequenceId};
+pub use message::KvMessage;

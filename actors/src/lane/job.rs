@@ -1,0 +1,121 @@
+//! What a lane is asked to do, and how it answers.
+
+use std::sync::Arc;
+
+use bursar_kernels::KernelError;
+use bursar_model::{
+    corners::{Footprint, Pass},
+    flow::StepBatch,
+    registry::PictureBatch,
+    error::SamplingError,
+    sampling::Sampler,
+};
+use thiserror::Error;
+
+/// A job that was not done.
+#[derive(Debug, Error)]
+pub enum LaneError {
+    /// The lane's thread has ended, with this job or before it.
+    #[error("the lane has ended")]
+    Gone,
+    /// Too many jobs wait.
+    #[error("{limit} jobs wait for the lane already")]
+    Full {
+        /// How many may.
+        limit: usize,
+    },
+    /// An operation failed.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// A token could not be chosen from the logits.
+    #[error(transparent)]
+    Sampling(#[from] SamplingError),
+}
+
+/// Where the answer to a job goes: called once, whatever happens. It must not block.
+pub struct Answer<T>(Option<Box<dyn FnOnce(Result<T, LaneError>) + Send>>);
+
+impl<T> Answer<T> {
+    /// Calls `deliver` with the outcome.
+    pub fn to(deliver: impl FnOnce(Result<T, LaneError>) + Send + 'static) -> Self {
+        Answer(Some(Box::new(deliver)))
+    }
+
+    pub(super) fn give(mut self, outcome: Result<T, LaneError>) {
+        if let Some(deliver) = self.0.take() {
+            deliver(outcome);
+        }
+    }
+}
+
+impl<T> Drop for Answer<T> {
+    fn drop(&mut self) {
+        if let Some(deliver) = self.0.take() {
+            deliver(Err(LaneError::Gone));
+        }
+    }
+}
+
+/// How one row's token is chosen.
+#[derive(Clone, Debug)]
+pub struct Choice {
+    /// The request's parameters.
+    pub sampler: Arc<Sampler>,
+    /// Which of the sequence's tokens this is: a seed repeats, whatever the batch or a restart.
+    pub position: u64,
+    /// Tokens so far, if a penalty asks for them.
+    pub history: Option<Vec<u32>>,
+}
+
+impl Choice {
+    /// Whether it is the place of the largest logit.
+    pub(super) fn is_largest_logit(&self) -> bool {
+        self.history.is_none() && self.sampler.params().is_greedy()
+    }
+}
+
+/// A step of the decoder.
+pub struct StepJob {
+    /// The arrays.
+    pub batch: StepBatch,
+    /// One a row of logits.
+    pub choices: Vec<Choice>,
+    /// The chosen tokens, in the same order.
+    pub answer: Answer<Vec<u32>>,
+}
+
+/// A launch of the vision encoder.
+pub struct EncodeJob {
+    /// The pictures.
+    pub batch: PictureBatch,
+    /// They are in the cache.
+    pub answer: Answer<()>,
+}
+
+/// A corner of the envelope.
+pub struct StressJob {
+    /// What is run.
+    pub pass: Pass,
+    /// What it took.
+    pub answer: Answer<Footprint>,
+}
+
+/// Anything a lane can do.
+pub enum Job {
+    /// A step.
+    Step(Box<StepJob>),
+    /// A launch.
+    Encode(Box<EncodeJob>),
+    /// A corner.
+    Stress(Box<StressJob>),
+}
+
+impl Job {
+    pub(super) fn fail(self, error: LaneError) {
+        match self {
+            Job::Step(job) => job.answer.give(Err(error)),
+            Job::Encode(job) => job.answer.give(Err(error)),
+            Job::Stress(job) => job.answer.give(Err(error)),
+        }
+    }
+}

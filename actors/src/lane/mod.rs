@@ -1,0 +1,77 @@
+//! A lane: one ordered stream of device work with its own thread and workspace. Its thread waits on its queue alone,
+//! and answers every job once.
+
+mod bench;
+mod job;
+
+use std::{
+    sync::{
+        Arc,
+        mpsc::{SyncSender, TrySendError, sync_channel},
+    },
+    thread,
+};
+
+use bursar_budgets::Timeline;
+use bursar_kernels::Backend;
+
+pub use bench::Bench;
+pub use job::{Answer, Choice, EncodeJob, Job, LaneError, StepJob, StressJob};
+
+/// Jobs that may wait for a lane. A scheduler and a vision actor each have one under way; the rest is for the profile.
+const QUEUE: usize = 4;
+
+/// The way to a lane's thread.
+#[derive(Clone)]
+pub struct Lane {
+    queue: SyncSender<Job>,
+    alive: Arc<()>,
+}
+
+impl Lane {
+    /// Starts a thread that runs jobs on `bench`. The thread ends when the last handle is gone, or with a panic; a job
+    /// it had is then answered with [`LaneError::Gone`].
+    pub fn start<B: Backend + Send + 'static>(name: &str, bench: Bench<B>, timeline: Timeline) -> Lane {
+        let (queue, jobs) = sync_channel::<Job>(QUEUE);
+        let alive = Arc::new(());
+        let running = alive.clone();
+        thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(move || {
+                let _running = running;
+                let _settled = SettleOnExit(timeline.clone());
+                for job in jobs {
+                    let ticket = timeline.issue();
+                    let answer = bench.run(job);
+                    timeline.complete(ticket);
+                    answer();
+                }
+            })
+            .expect("the operating system starts a lane's thread");
+        Lane { queue, alive }
+    }
+
+    /// Hands a job to the lane. A job that cannot be taken is answered at once.
+    pub fn submit(&self, job: Job) {
+        match self.queue.try_send(job) {
+            Ok(()) => {}
+            Err(TrySendError::Full(job)) => job.fail(LaneError::Full { limit: QUEUE }),
+            Err(TrySendError::Disconnected(job)) => job.fail(LaneError::Gone),
+        }
+    }
+
+    /// Whether the thread still runs.
+    pub fn is_alive(&self) -> bool {
+        Arc::strong_count(&self.alive) > 1
+    }
+}
+
+/// A lane that ends, by whatever way, leaves no fence that will never pass: on the host all work is done when its
+/// thread is.
+struct SettleOnExit(Timeline);
+
+impl Drop for SettleOnExit {
+    fn drop(&mut self) {
+        self.0.settle();
+    }
+}

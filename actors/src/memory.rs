@@ -1,0 +1,122 @@
+//! The memory that an engine serves from: leased by the profile, held for the lanes.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use bursar_budgets::{Bytes, Device, DeviceError, Lease, Segment};
+use bursar_kernels::{DType, KvLayer, KvShape, Tensor};
+
+/// Everything but the weights.
+pub struct EngineMemory {
+    /// Temporaries of steps.
+    pub step_workspace: Arc<Segment>,
+    /// Temporaries of vision launches; none for a model that takes no pictures.
+    pub vision_workspace: Option<Arc<Segment>>,
+    /// Embeddings of pictures; likewise.
+    pub vision_cache: Option<VisionCache>,
+    /// Keys and values.
+    pub kv: KvMemory,
+}
+
+/// Rows of picture embeddings.
+pub struct VisionCache {
+    segment: Segment,
+    rows: usize,
+    hidden: usize,
+    dtype: DType,
+}
+
+impl VisionCache {
+    /// All of a backed segment as rows of `hidden` elements.
+    pub fn over(segment: Segment, hidden: usize, dtype: DType) -> Self {
+        let rows = (segment.backed().0 / dtype.bytes(hidden).0) as usize;
+        VisionCache { segment, rows, hidden, dtype }
+    }
+
+    /// How many embeddings fit.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// `[rows, hidden]`
+    pub fn tensor(&self) -> Tensor<'_> {
+        // SAFETY: the segment is backed for that many rows and lives as long as the borrow; the vision actor gives a
+        // row to one picture at a time, and the step lane reads it only after the vision lane said that it is written.
+        unsafe { Tensor::persistent(self.segment.address(), [self.rows, self.hidden], self.dtype) }
+    }
+}
+
+/// Keys and values, one segment a layer, all paid for by one lease.
+pub struct KvMemory {
+    segments: Vec<Segment>,
+    shape: KvShape,
+    /// Backed blocks. It moves only while no step runs.
+    blocks: AtomicUsize,
+    lease: Arc<Lease>,
+}
+
+impl KvMemory {
+    /// Bytes of whole pages that `blocks` blocks take over all layers.
+    pub fn bytes(shape: KvShape, blocks: usize, page: Bytes) -> Bytes {
+        (shape.block_bytes() * blocks as u64).round_up(page) * shape.layers as u64
+    }
+
+    /// The most blocks that `bytes` pay for.
+    pub fn blocks_in(shape: KvShape, bytes: Bytes, page: Bytes) -> usize {
+        let layer = Bytes(bytes.0 / shape.layers as u64).round_down(page);
+        (layer.0 / shape.block_bytes().0) as usize
+    }
+
+    /// Reserves addresses for `blocks_max` blocks and backs none; `lease` pays for those that will be.
+    pub fn reserve(
+        device: &Arc<dyn Device>,
+        shape: KvShape,
+        blocks_max: usize,
+        lease: Arc<Lease>,
+    ) -> Result<Self, DeviceError> {
+        let bytes_max = shape.block_bytes() * blocks_max.max(1) as u64;
+        let reserve = |_| Segment::reserve(device.clone(), bytes_max, lease.clone());
+        let segments = (0..shape.layers).map(reserve).collect::<Result<_, _>>()?;
+        Ok(KvMemory { segments, shape, blocks: AtomicUsize::new(0), lease })
+    }
+
+    /// Backs the first `blocks` blocks of every layer, which the lease must pay for. On refusal the layers that were
+    /// backed stay so, and the blocks are as many as before.
+    pub fn grow_to(&self, blocks: usize) -> Result<(), DeviceError> {
+        for segment in &self.segments {
+            segment.back_to(self.shape.block_bytes() * blocks as u64)?;
+        }
+        self.blocks.store(blocks, Ordering::Release);
+        Ok(())
+    }
+
+    /// What pays for it.
+    pub fn lease(&self) -> &Lease {
+        &self.lease
+    }
+
+    /// Backed blocks.
+    pub fn blocks(&self) -> usize {
+        self.blocks.load(Ordering::Acquire)
+    }
+
+    /// What a token looks like.
+    pub fn shape(&self) -> KvShape {
+        self.shape
+    }
+
+    /// One view a layer, on the backed blocks.
+    pub fn layers(&self) -> Vec<KvLayer> {
+        let blocks = self.blocks();
+        self.segments
+            .iter()
+            .map(|segment| {
+                // SAFETY: that many blocks are backed, the lane that calls this keeps the memory alive while it
+                // computes, and only the step lane touches keys and values.
+                unsafe { KvLayer::new(segment.address(), blocks, self.shape) }
+            })
+            .collect()
+    }
+}

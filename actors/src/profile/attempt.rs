@@ -1,0 +1,217 @@
+//! One attempt at sizing: probe, stress, measure, back, validate.
+
+use std::sync::Arc;
+
+use bursar_budgets::{Bytes, Class, Device, Label, Owner, Priority, Request, Segment};
+use bursar_kernels::{BLOCK_TOKENS, DType};
+use bursar_model::{
+    Envelope, Model,
+    corners::{Corner, Footprint, Pass},
+};
+
+use super::{Needs, ProfileError, ProfileRecord, Sizing};
+use crate::{
+    budget::Budget,
+    engine::{Lanes, Progress, ProgressSink},
+    lane::{Answer, Job, Lane, StressJob},
+    memory::{EngineMemory, KvMemory, VisionCache},
+    reply::Reply,
+    tree,
+};
+
+/// Everything an attempt works with.
+#[derive(Clone)]
+pub struct Attempt {
+    /// Where leases come from.
+    pub budget: Budget,
+    /// Where memory comes from.
+    pub device: Arc<dyn Device>,
+    /// As whom leases are asked for.
+    pub owner: Owner,
+    /// Of which model.
+    pub label: Label,
+    /// The loaded model.
+    pub model: Arc<Model>,
+    /// What the plan says.
+    pub needs: Arc<Needs>,
+    /// The limits that are stressed.
+    pub envelope: Envelope,
+    /// Share of what is left that the cache takes.
+    pub memory_fraction: f64,
+    /// A size fixed by the user.
+    pub kv_tokens: Option<usize>,
+    /// Attempts before this one.
+    pub attempt: u32,
+    /// Threads of the CPU backend.
+    pub threads: usize,
+    /// Who watches.
+    pub progress: ProgressSink,
+}
+
+/// A sized model: memory, threads that work in it, and what they may do at once.
+pub struct Profiled {
+    /// What was stressed.
+    pub record: ProfileRecord,
+    /// What is leased.
+    pub memory: Arc<EngineMemory>,
+    /// The threads.
+    pub lanes: Lanes,
+}
+
+impl Attempt {
+    /// Runs the attempt.
+    ///
+    /// # Errors
+    /// With the evidence; everything that was leased goes back as what holds it is dropped.
+    pub async fn run(&self) -> Result<Profiled, ProfileError> {
+        let memory = Arc::new(self.lease_memory().await?);
+        let lanes = Lanes::start(&self.device, &self.model, &memory, self.threads);
+        let peaks = self.stress(&lanes).await?;
+        let blocks = self.settle(&memory).await?;
+        self.validate(&lanes).await?;
+        let record = ProfileRecord {
+            sequences: self.envelope.sequences,
+            step_tokens: self.envelope.step_tokens,
+            launch_patches: self.envelope.launch_patches,
+            cache_rows: memory.vision_cache.as_ref().map_or(0, VisionCache::rows),
+            kv_blocks: blocks,
+            peaks,
+        };
+        Ok(Profiled { record, memory, lanes })
+    }
+
+    async fn lease_memory(&self) -> Result<EngineMemory, ProfileError> {
+        let needs = &self.needs;
+        let step_workspace = self.backed_segment(Class::StepWorkspace, needs.step_workspace).await?;
+        let (mut vision_workspace, mut vision_cache) = (None, None);
+        if needs.cache_rows > 0 {
+            vision_workspace = Some(Arc::new(self.backed_segment(Class::VisionWorkspace, needs.vision_workspace).await?));
+            let segment = self.backed_segment(Class::VisionCache, needs.vision_cache).await?;
+            let decoder = self.model.config().decoder();
+            vision_cache = Some(VisionCache::over(segment, decoder.hidden, self.activation()));
+        }
+        let kv = self.probe().await?;
+        Ok(EngineMemory { step_workspace: Arc::new(step_workspace), vision_workspace, vision_cache, kv })
+    }
+
+    async fn backed_segment(&self, class: Class, bytes: Bytes) -> Result<Segment, ProfileError> {
+        let phase = "leasing workspaces";
+        let lease = self.lease(class, bytes, phase).await?;
+        let device = |source| ProfileError::Device { phase, source };
+        let segment = Segment::reserve(self.device.clone(), bytes, lease).map_err(device)?;
+        segment.back_to(bytes).map_err(device)?;
+        Ok(segment)
+    }
+
+    async fn lease(&self, class: Class, bytes: Bytes, phase: &'static str) -> Result<bursar_budgets::Lease, ProfileError> {
+        let request =
+            Request::new(self.owner.clone(), class, self.label.clone(), bytes).priority(Priority::Startup);
+        let asked = self.budget.ask(tree::LEASE_FOR_PROFILE, request, false).await;
+        asked.map_err(|source| ProfileError::Lease { phase, source })
+    }
+
+    /// Reserves addresses for all the device has, and backs the probe.
+    async fn probe(&self) -> Result<KvMemory, ProfileError> {
+        let phase = "backing the probe";
+        let device = |source| ProfileError::Device { phase, source };
+        let shape = self.needs.kv_shape;
+        let lease = Arc::new(self.lease(Class::Kv, self.needs.probe(), phase).await?);
+        let total = self.device.memory().map_err(device)?.total;
+        let blocks_max = (total.0 / shape.layers as u64 / shape.block_bytes().0) as usize;
+        let blocks_max = blocks_max.max(self.needs.probe_blocks);
+        let kv = KvMemory::reserve(&self.device, shape, blocks_max, lease).map_err(device)?;
+        kv.grow_to(self.needs.probe_blocks).map_err(device)?;
+        Ok(kv)
+    }
+
+    /// Every corner for real, one after the other; each must take what the plan says, to the byte.
+    async fn stress(&self, lanes: &Lanes) -> Result<Vec<(&'static str, Bytes)>, ProfileError> {
+        let mut peaks = Vec::new();
+        for (done, (corner, planned)) in self.needs.corners.iter().enumerate() {
+            self.report(corner.name, done);
+            let measured = self.run_corner(lanes, corner).await?;
+            if measured.workspace != planned.workspace {
+                return Err(ProfileError::PlanDiffers {
+                    corner: corner.name,
+                    planned: planned.workspace,
+                    measured: measured.workspace,
+                });
+            }
+            peaks.push((corner.name, measured.workspace));
+        }
+        Ok(peaks)
+    }
+
+    /// Measures what is left, leases it, and backs it.
+    async fn settle(&self, memory: &EngineMemory) -> Result<usize, ProfileError> {
+        let phase = "backing the keys and values";
+        self.report(phase, self.needs.corners.len());
+        let (shape, page) = (self.needs.kv_shape, self.device.page());
+        let sizing = Sizing {
+            available: self.budget.available().await?,
+            probe: memory.kv.lease().bytes(),
+            memory_fraction: self.memory_fraction,
+            attempt: self.attempt,
+            pinned_tokens: self.kv_tokens,
+        };
+        let blocks = sizing.blocks(shape, page);
+        let context_tokens = self.envelope.context_tokens;
+        if blocks * BLOCK_TOKENS < context_tokens {
+            return Err(ProfileError::TooSmall { tokens: blocks * BLOCK_TOKENS, context_tokens });
+        }
+        // The probe stays as it is where the target is smaller: its blocks are backed already.
+        let blocks = blocks.max(self.needs.probe_blocks);
+        let bytes = KvMemory::bytes(shape, blocks, page);
+        let resized = self.budget.resize(tree::LEASE_FOR_PROFILE, memory.kv.lease(), bytes).await;
+        resized.map_err(|source| ProfileError::Lease { phase, source })?;
+        memory.kv.grow_to(blocks).map_err(|source| ProfileError::Device { phase, source })?;
+        Ok(blocks)
+    }
+
+    /// The worst cases again at the final size, the lanes beside each other.
+    async fn validate(&self, lanes: &Lanes) -> Result<(), ProfileError> {
+        self.report("validating at the final size", self.needs.corners.len() + 1);
+        let of_lane = |is_step: bool| {
+            let corners = self.needs.corners.iter().map(|(corner, _)| corner);
+            corners.filter(move |corner| matches!(corner.pass, Pass::Step(_)) == is_step)
+        };
+        let steps = async {
+            for corner in of_lane(true) {
+                self.run_corner(lanes, corner).await?;
+            }
+            Ok::<_, ProfileError>(())
+        };
+        let launches = async {
+            for corner in of_lane(false) {
+                self.run_corner(lanes, corner).await?;
+            }
+            Ok(())
+        };
+        tokio::try_join!(steps, launches)?;
+        Ok(())
+    }
+
+    async fn run_corner(&self, lanes: &Lanes, corner: &Corner) -> Result<Footprint, ProfileError> {
+        let (reply, answer) = Reply::new();
+        let job = StressJob { pass: corner.pass.clone(), answer: Answer::to(|outcome| reply.answer(outcome)) };
+        self.lane(lanes, corner).submit(Job::Stress(Box::new(job)));
+        let outcome = tree::STRESS.wait(answer).await?;
+        outcome.map_err(|source| ProfileError::Stress { corner: corner.name, source })
+    }
+
+    fn lane<'l>(&self, lanes: &'l Lanes, corner: &Corner) -> &'l Lane {
+        match &corner.pass {
+            Pass::Step(_) => &lanes.step,
+            Pass::Encode(_) => lanes.vision.as_ref().expect("a model with launches has a lane for them"),
+        }
+    }
+
+    fn activation(&self) -> DType {
+        self.needs.kv_shape.dtype
+    }
+
+    fn report(&self, what: &'static str, done: usize) {
+        // The corners, the backing, and the validation.
+        (self.progress)(Progress::Profiling { what, done, total: self.needs.corners.len() + 2 });
+    }
+}

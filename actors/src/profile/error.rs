@@ -1,0 +1,93 @@
+//! Why a model could not be sized.
+
+use bursar_budgets::{Bytes, DeviceError, Hint};
+use thiserror::Error;
+
+use crate::{
+    budget::LeaseError,
+    lane::LaneError,
+    reply::AskError,
+};
+
+/// Why an attempt failed, with its evidence.
+#[derive(Debug, Error)]
+pub enum ProfileError {
+    /// The ledger refused.
+    #[error("while {phase}: {source}")]
+    Lease {
+        /// What was being done.
+        phase: &'static str,
+        /// What was said.
+        source: LeaseError,
+    },
+    /// The device refused or is lost.
+    #[error("while {phase}: {source}")]
+    Device {
+        /// What was being done.
+        phase: &'static str,
+        /// What was said.
+        source: DeviceError,
+    },
+    /// A corner could not be run.
+    #[error("while running '{corner}': {source}")]
+    Stress {
+        /// Which.
+        corner: &'static str,
+        /// What was said.
+        source: LaneError,
+    },
+    /// Somebody did not answer.
+    #[error(transparent)]
+    Unanswered(#[from] AskError),
+    /// Rule 5 is broken: our bug.
+    #[error("'{corner}' took {measured} of workspace, planned were {planned}")]
+    PlanDiffers {
+        /// Which.
+        corner: &'static str,
+        /// By plan.
+        planned: Bytes,
+        /// For real.
+        measured: Bytes,
+    },
+    /// What the user has fixed, or what is left, does not hold a single sequence.
+    #[error("the cache would hold {tokens} tokens, but one sequence may have {context_tokens}")]
+    TooSmall {
+        /// Tokens of the target.
+        tokens: usize,
+        /// Tokens of the envelope.
+        context_tokens: usize,
+    },
+    /// The attempt died.
+    #[error("the profile actor died: {reason}")]
+    Died {
+        /// What it said.
+        reason: String,
+    },
+}
+
+impl ProfileError {
+    /// Whether a smaller target may succeed.
+    pub fn is_out_of_memory(&self) -> bool {
+        match self {
+            ProfileError::Device { source, .. } => source.is_refused(),
+            ProfileError::Lease { source, .. } => matches!(source, LeaseError::Refused(_)),
+            ProfileError::Stress { source: LaneError::Kernel(bursar_kernels::KernelError::Device(error)), .. } => {
+                error.is_refused()
+            }
+            _ => false,
+        }
+    }
+
+    /// What to change.
+    pub fn hint(&self) -> String {
+        let smaller = || "lower step_tokens, sequences, launch_patches or context_tokens, or raise the capacity".to_owned();
+        match self {
+            ProfileError::Lease { source, .. } => source.hint(),
+            ProfileError::Device { source, .. } => source.hint().unwrap_or_else(smaller),
+            ProfileError::PlanDiffers { .. } => "this is a bug in Bursar; please report it".to_owned(),
+            ProfileError::TooSmall { tokens, .. } => format!("lower context_tokens to {tokens}, or raise the capacity"),
+            ProfileError::Unanswered(_) | ProfileError::Died { .. } => "start the model again".to_owned(),
+            ProfileError::Stress { .. } => smaller(),
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! Sizing: plan the worst cases, run them for real, measure, and settle on what the device holds.
+
+mod actor;
+mod attempt;
+mod core;
+mod error;
+mod needs;
+
+pub use actor::{ProfileActor, ProfileArguments};
+pub use attempt::{Attempt, Profiled};
+pub use core::{ATTEMPTS_MAX, ProfileRecord, SHRINK, Sizing};
+pub use error::ProfileError;
+pub use needs::Needs;

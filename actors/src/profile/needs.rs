@@ -1,0 +1,108 @@
+//! What a model needs on a device, by plan: one line a claimant, before a byte is taken.
+
+use bursar_budgets::{Bytes, Class, DoesNotFit, Knob, MemoryPlan};
+use bursar_kernels::{BLOCK_TOKENS, KernelError, KvShape, Target};
+use bursar_model::{
+    Envelope, Model,
+    corners::{self, Corner, Footprint, Pass, Room},
+};
+
+use crate::memory::KvMemory;
+
+/// The sizes that the plan of an envelope's corners leads to. All are whole pages.
+#[derive(Clone, Debug)]
+pub struct Needs {
+    /// The checkpoint's tensors.
+    pub weights: Bytes,
+    /// The largest step.
+    pub step_workspace: Bytes,
+    /// The largest launch; nothing for a model that takes no pictures.
+    pub vision_workspace: Bytes,
+    /// Embeddings of twice what one request may bring, so that the next request's pictures are encoded beside it.
+    pub vision_cache: Bytes,
+    /// Rows of that cache.
+    pub cache_rows: usize,
+    /// The first, small cache of keys and values.
+    pub probe_blocks: usize,
+    /// What a token takes there.
+    pub kv_shape: KvShape,
+    /// The corners with their planned footprints.
+    pub corners: Vec<(Corner, Footprint)>,
+    page: Bytes,
+}
+
+/// Tokens of the probe at least (LightLLM's figure), where sequences can have as many.
+const PROBE_TOKENS: usize = 8192;
+
+impl Needs {
+    /// Plans `model` for `envelope` on `target`.
+    ///
+    /// # Errors
+    /// A shape that does not go together; a plan has no memory to run out of.
+    pub fn plan(model: &Model, target: Target, envelope: &Envelope, page: Bytes) -> Result<Self, KernelError> {
+        let merged = model.config().merged_patches();
+        let picture_rows = merged.map_or(0, |merged| envelope.picture_patches / merged);
+        let cache_rows = 2 * envelope.pictures * picture_rows;
+        let reach = envelope.sequences * envelope.context_tokens;
+        let probe_tokens = (envelope.step_tokens + envelope.sequences).max(PROBE_TOKENS.min(reach));
+        let probe_blocks = probe_tokens.max(envelope.context_tokens).div_ceil(BLOCK_TOKENS);
+        let corners = corners::corners(model, envelope, Room { blocks: probe_blocks, cache_rows })
+            .into_iter()
+            .map(|corner| {
+                let footprint = corners::plan(model, target, &corner.pass)?;
+                Ok((corner, footprint))
+            })
+            .collect::<Result<Vec<_>, KernelError>>()?;
+        let peak = |is_step: bool| {
+            let of_lane = corners.iter().filter(|(corner, _)| matches!(corner.pass, Pass::Step(_)) == is_step);
+            of_lane.map(|(_, footprint)| footprint.workspace.round_up(page)).max().unwrap_or(Bytes::ZERO)
+        };
+        Ok(Needs {
+            weights: model.weight_bytes().round_up(page),
+            step_workspace: peak(true),
+            vision_workspace: peak(false),
+            vision_cache: (model.embedding_bytes(&target) * cache_rows as u64).round_up(page),
+            cache_rows,
+            probe_blocks,
+            kv_shape: model.kv_shape(&target),
+            corners,
+            page,
+        })
+    }
+
+    /// Bytes of the probe's lease.
+    pub fn probe(&self) -> Bytes {
+        KvMemory::bytes(self.kv_shape, self.probe_blocks, self.page)
+    }
+
+    /// One line a claimant. The probe stands for the least that keys and values can do with.
+    pub fn memory_plan(&self) -> MemoryPlan {
+        let mut plan = MemoryPlan::new().claim(Class::Weights, "checkpoint", self.weights, "sum of tensors, 256-byte steps");
+        plan.push(Class::StepWorkspace, "largest step", self.step_workspace, "peak of the dry run of both step corners");
+        if self.cache_rows > 0 {
+            let how = "peak of the dry run of both launch corners";
+            plan.push(Class::VisionWorkspace, "largest launch", self.vision_workspace, how);
+            let how = format!("{} rows: two requests' pictures", self.cache_rows);
+            plan.push(Class::VisionCache, "picture embeddings", self.vision_cache, how);
+        }
+        let how = format!("{} blocks of {BLOCK_TOKENS} tokens in {} layers", self.probe_blocks, self.kv_shape.layers);
+        plan.push(Class::Kv, "probe", self.probe(), how);
+        plan
+    }
+
+    /// Refuses what cannot fit, with the knobs that would make it fit.
+    ///
+    /// # Errors
+    /// By how much it does not fit.
+    pub fn fits(&self, available: Bytes, envelope: &Envelope) -> Result<(), DoesNotFit> {
+        self.memory_plan().fits(available, || {
+            let now = self.memory_plan().total();
+            vec![
+                Knob::new("capacity", available, available + (now - available)),
+                Knob::new("step_tokens", envelope.step_tokens, envelope.step_tokens / 2),
+                Knob::new("launch_patches", envelope.launch_patches, envelope.launch_patches / 2),
+                Knob::new("context_tokens", envelope.context_tokens, envelope.context_tokens / 2),
+            ]
+        })
+    }
+}

@@ -1,0 +1,76 @@
+//! Questions between actors: answered once, with a deadline.
+
+use ractor::{ActorRef, Message};
+use thiserror::Error;
+use tokio::sync::oneshot;
+
+use crate::tree::{Question, Role};
+
+/// The other end of a question. Dropping it unanswered tells the asker at once that nobody will answer.
+#[derive(Debug)]
+pub struct Reply<T>(oneshot::Sender<T>);
+
+impl<T> Reply<T> {
+    /// A reply, and where its answer arrives.
+    pub fn new() -> (Self, oneshot::Receiver<T>) {
+        let (sender, receiver) = oneshot::channel();
+        (Reply(sender), receiver)
+    }
+
+    /// Answers. An asker that has given up does not mind; what the answer holds is then dropped here.
+    pub fn answer(self, answer: T) {
+        drop(self.0.send(answer));
+    }
+}
+
+/// A question that was not answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum AskError {
+    /// The asked actor is not there or died with the question.
+    #[error("{role:?} is not there to answer: {what}")]
+    Gone {
+        /// Who was asked.
+        role: Role,
+        /// What was asked.
+        what: &'static str,
+    },
+    /// The deadline passed.
+    #[error("{role:?} did not answer within {seconds} s: {what}")]
+    TimedOut {
+        /// Who was asked.
+        role: Role,
+        /// What was asked.
+        what: &'static str,
+        /// How long was waited.
+        seconds: u64,
+    },
+}
+
+impl Question {
+    /// Nobody is there to answer.
+    pub fn gone(&self) -> AskError {
+        AskError::Gone { role: self.to, what: self.what }
+    }
+
+    /// Waits for an answer until the deadline.
+    pub async fn wait<T>(&self, answer: oneshot::Receiver<T>) -> Result<T, AskError> {
+        match tokio::time::timeout(self.deadline, answer).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(_)) => Err(self.gone()),
+            Err(_) => {
+                Err(AskError::TimedOut { role: self.to, what: self.what, seconds: self.deadline.as_secs() })
+            }
+        }
+    }
+
+    /// Asks `actor` and waits for its answer.
+    pub async fn ask<M: Message, T>(
+        &self,
+        actor: &ActorRef<M>,
+        message: impl FnOnce(Reply<T>) -> M,
+    ) -> Result<T, AskError> {
+        let (reply, answer) = Reply::new();
+        actor.send_message(message(reply)).map_err(|_| self.gone())?;
+        self.wait(answer).await
+    }
+}

@@ -1,0 +1,144 @@
+//! The scheduler actor: a thin shell around its core.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use bursar_budgets::Label;
+use ractor::{Actor, ActorProcessingErr, ActorRef};
+use tokio::sync::mpsc;
+
+use super::{Admission, Delivery, Effect, Input, Limits, SchedulerCore, SchedulerMessage, StepPlan};
+use crate::{
+    kv::{KvMessage, SequenceId},
+    lane::{Answer, Choice, Job, Lane, StepJob},
+    tree,
+    vision::PinnedPictures,
+};
+
+/// Runs step after step for as long as there is a sequence.
+pub struct SchedulerActor;
+
+/// What it starts with.
+pub struct SchedulerArguments {
+    /// The profile record's numbers.
+    pub limits: Limits,
+    /// Whose blocks.
+    pub kv: ActorRef<KvMessage>,
+    /// Where steps run.
+    pub lane: Lane,
+    /// For metrics.
+    pub model: Label,
+}
+
+/// Its state.
+pub struct SchedulerState {
+    core: SchedulerCore,
+    callers: BTreeMap<SequenceId, Caller>,
+    arguments: SchedulerArguments,
+}
+
+/// Who waits for a sequence, and what is held for it.
+struct Caller {
+    deliveries: mpsc::Sender<Delivery>,
+    _pins: Option<PinnedPictures>,
+}
+
+impl Actor for SchedulerActor {
+    type Msg = SchedulerMessage;
+    type State = SchedulerState;
+    type Arguments = SchedulerArguments;
+
+    async fn pre_start(
+        &self,
+        _: ActorRef<SchedulerMessage>,
+        arguments: SchedulerArguments,
+    ) -> Result<SchedulerState, ActorProcessingErr> {
+        Ok(SchedulerState { core: SchedulerCore::new(arguments.limits), callers: BTreeMap::new(), arguments })
+    }
+
+    async fn handle(
+        &self,
+        myself: ActorRef<SchedulerMessage>,
+        message: SchedulerMessage,
+        state: &mut SchedulerState,
+    ) -> Result<(), ActorProcessingErr> {
+        let input = match message {
+            SchedulerMessage::Admit(Admission { sequence, pins, deliveries }) => {
+                state.callers.insert(sequence.id, Caller { deliveries, _pins: pins });
+                Input::Admit(sequence)
+            }
+            SchedulerMessage::Cancel(sequence) => {
+                state.callers.remove(&sequence);
+                Input::Cancel(sequence)
+            }
+            // A step that failed leaves its sequences half done: die, and let their drivers come again.
+            SchedulerMessage::Stepped(outcome) => Input::Stepped(outcome?),
+        };
+        let mut effects: VecDeque<Effect> = state.core.step(input).into();
+        while let Some(effect) = effects.pop_front() {
+            effects.extend(state.act(&myself, effect).await?);
+        }
+        let (waiting, running) = state.core.counts();
+        let model = state.arguments.model.to_string();
+        metrics::gauge!("bursar_sequences_waiting", "model" => model.clone()).set(waiting as f64);
+        metrics::gauge!("bursar_sequences_running", "model" => model).set(running as f64);
+        Ok(())
+    }
+}
+
+impl SchedulerState {
+    async fn act(
+        &mut self,
+        myself: &ActorRef<SchedulerMessage>,
+        effect: Effect,
+    ) -> Result<Vec<Effect>, ActorProcessingErr> {
+        match effect {
+            Effect::Allot(demands) => {
+                let allotment =
+                    tree::ALLOT_BLOCKS.ask(&self.arguments.kv, |reply| KvMessage::Allot { demands, reply }).await?;
+                return Ok(self.core.step(Input::Allotted(allotment)));
+            }
+            Effect::Run(plan) => self.run(myself.clone(), plan),
+            Effect::Token(sequence, token) => {
+                if !self.deliver(sequence, Delivery::Token(token)) {
+                    self.callers.remove(&sequence);
+                    return Ok(self.core.step(Input::Cancel(sequence)));
+                }
+            }
+            Effect::Finished(sequence, finish) => {
+                self.deliver(sequence, Delivery::Finished(finish));
+            }
+            Effect::Release(sequences) => {
+                // A preempted sequence is still waited for; the callers of ended ones are let go.
+                sequences.iter().filter(|id| !self.core.is_known(**id)).for_each(|id| drop(self.callers.remove(id)));
+                self.arguments.kv.send_message(KvMessage::Release(sequences))?;
+            }
+        }
+        Ok(Vec::new())
+    }
+
+    /// Whether the caller is still there.
+    fn deliver(&self, sequence: SequenceId, delivery: Delivery) -> bool {
+        self.callers.get(&sequence).is_some_and(|caller| caller.deliveries.try_send(delivery).is_ok())
+    }
+
+    fn run(&self, myself: ActorRef<SchedulerMessage>, plan: StepPlan) {
+        let choices = plan.rows.iter().map(|id| self.choice(*id)).collect();
+        metrics::counter!("bursar_step_tokens", "model" => self.arguments.model.to_string())
+            .increment(plan.batch.token_count() as u64);
+        let answer = Answer::to(move |outcome| {
+            // An actor that is gone does not wait for it.
+            drop(myself.send_message(SchedulerMessage::Stepped(outcome)));
+        });
+        self.arguments.lane.submit(Job::Step(Box::new(StepJob { batch: plan.batch, choices, answer })));
+    }
+
+    fn choice(&self, sequence: SequenceId) -> Choice {
+        let spec = self.core.sequence(sequence).expect("a planned sequence runs");
+        let penalised = spec.sampler.params().repetition_penalty != 1.0;
+        Choice {
+            sampler: spec.sampler.clone(),
+            position: spec.produced as u64,
+            history: penalised.then(|| spec.tokens.clone()),
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Admission by predicted peak ("Past-Future", ASPLOS'25, arXiv 2507.10150): how many tokens the pool will have to hold
+//! at the worst moment to come, if every sequence runs as long as expected.
+
+/// One sequence, now and to come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outlook {
+    /// Tokens it holds or is about to prefill.
+    pub held: usize,
+    /// Tokens still expected.
+    pub to_come: usize,
+}
+
+/// The most tokens held at once, over all moments to come, rounded up to whole blocks of `block` tokens a sequence.
+///
+/// With the sequences sorted so that those with most to come are first, the pool is fullest at the moment one of them
+/// ends: the `i` longest are then still there, each grown by what the `i`-th had to come.
+pub fn predicted_peak(outlooks: &mut [Outlook], block: usize) -> usize {
+    outlooks.sort_by_key(|outlook| std::cmp::Reverse(outlook.to_come));
+    let mut held = 0;
+    let mut peak = 0;
+    for (longer, outlook) in outlooks.iter().enumerate() {
+        held += outlook.held.next_multiple_of(block);
+        peak = peak.max(held + outlook.to_come.next_multiple_of(block) * (longer + 1));
+    }
+    peak
+}
+
+/// The moving average of how many tokens answers have had.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct AnswerLength {
+    average: f64,
+    answers: u32,
+}
+
+impl AnswerLength {
+    /// Weight of the newest answer, once there are enough of them.
+    const NEWEST: f64 = 0.1;
+
+    pub(super) fn record(&mut self, tokens: usize) {
+        self.answers += 1;
+        let weight = Self::NEWEST.max(1.0 / f64::from(self.answers));
+        self.average += (tokens as f64 - self.average) * weight;
+    }
+
+    /// Tokens still to come for a sequence with `remaining` tokens to its limit, of which `produced` were produced: the
+    /// limit while the pool is busy or nothing is known, else the average, but at least a tenth of what is there.
+    pub(super) fn to_come(&self, produced: usize, remaining: usize, busy: bool) -> usize {
+        if busy || self.answers == 0 {
+            return remaining;
+        }
+        let expected = (self.average - produced as f64).max(produced as f64 * 0.1).ceil() as usize;
+        expected.clamp(1, remaining.max(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Lets all sequences grow token by token and looks.
+    fn simulated(outlooks: &[Outlook]) -> usize {
+        let last = outlooks.iter().map(|o| o.to_come).max().unwrap_or(0);
+        (0..=last)
+            .map(|moment| outlooks.iter().filter(|o| o.to_come >= moment).map(|o| o.held + moment).sum())
+            .max()
+            .unwrap_or(0)
+    }
+
+    #[test]
+    fn a_short_answer_makes_room_for_a_long_one() {
+        let mut outlooks = [Outlook { held: 100, to_come: 10 }, Outlook { held: 10, to_come: 100 }];
+        assert_eq!(predicted_peak(&mut outlooks, 1), 130, "at the tenth token, not 110 + 110");
+    }
+
+    proptest! {
+        #[test]
+        fn the_prediction_is_what_a_simulation_sees(
+            sequences in proptest::collection::vec((1usize..200, 0usize..200), 0..8),
+        ) {
+            let mut outlooks: Vec<_> = sequences.iter().map(|(held, to_come)| Outlook { held: *held, to_come: *to_come }).collect();
+            let seen = simulated(&outlooks);
+            prop_assert_eq!(predicted_peak(&mut outlooks, 1), seen);
+            prop_assert!(predicted_peak(&mut outlooks, 16) >= seen, "whole blocks are never less");
+        }
+    }
+
+    #[test]
+    fn the_average_is_trusted_only_while_the_pool_is_not_busy() {
+        let mut lengths = AnswerLength::default();
+        assert_eq!(lengths.to_come(0, 500, false), 500, "nothing is known yet");
+        lengths.record(40);
+        lengths.record(60);
+        assert_eq!(lengths.to_come(0, 500, false), 50);
+        assert_eq!(lengths.to_come(100, 400, false), 10, "it has outgrown the average");
+        assert_eq!(lengths.to_come(0, 500, true), 500);
+    }
+}

@@ -1,0 +1,13 @@
+//! The step batch: which sequences run, how much of each, and when one must wait.
+
+mod actor;
+mod admission;
+mod core;
+mod message;
+mod sequence;
+
+pub use actor::{SchedulerActor, SchedulerArguments};
+pub use admission::{Outlook, predicted_peak};
+pub use core::{Effect, Input, Limits, SchedulerCore, StepPlan};
+pub use message::{Admission, Delivery, SchedulerMessage};
+pub use sequence::{Finish, NewSequence, PicturePlace};

@@ -1,0 +1,117 @@
+//! What a supervisor does about a death: pure, with the time as an argument.
+
+use std::{collections::VecDeque, ops::Range, time::Duration};
+
+/// Which of an ordered list of children restart when one dies (named as in Erlang's OTP).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// The dead one only.
+    OneForOne,
+    /// The dead one and all that were started after it.
+    RestForOne,
+}
+
+/// How many restarts within how long are still a hiccup and not a crash loop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Intensity {
+    /// Restarts allowed within the window.
+    pub restarts_max: usize,
+    /// The window.
+    pub within: Duration,
+    /// Wait before the first restart of a window; each further one waits twice as long.
+    pub back_off: Duration,
+}
+
+impl Default for Intensity {
+    fn default() -> Self {
+        Intensity { restarts_max: 5, within: Duration::from_secs(60), back_off: Duration::from_millis(10) }
+    }
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Stop the children in this range that still live, last first; after the wait start all of them, first first.
+    Restart {
+        /// Places in the list of children.
+        children: Range<usize>,
+        /// How long to wait.
+        after: Duration,
+    },
+    /// It is a crash loop: stop everything and say why.
+    GiveUp {
+        /// Restarts within the window.
+        restarts: usize,
+        /// The window.
+        within: Duration,
+    },
+}
+
+/// The restarts of one supervisor.
+#[derive(Clone, Debug)]
+pub struct RestartLog {
+    policy: Policy,
+    intensity: Intensity,
+    children: usize,
+    restarts: VecDeque<Duration>,
+}
+
+impl RestartLog {
+    /// A supervisor of so many children.
+    pub fn new(policy: Policy, intensity: Intensity, children: usize) -> Self {
+        RestartLog { policy, intensity, children, restarts: VecDeque::new() }
+    }
+
+    /// Child `index` died `now` (since whenever; it must not run backwards).
+    pub fn died(&mut self, index: usize, now: Duration) -> Decision {
+        let window_start = now.saturating_sub(self.intensity.within);
+        while self.restarts.front().is_some_and(|restart| *restart < window_start) {
+            self.restarts.pop_front();
+        }
+        if self.restarts.len() >= self.intensity.restarts_max {
+            return Decision::GiveUp { restarts: self.restarts.len(), within: self.intensity.within };
+        }
+        let after = self.intensity.back_off * 2u32.pow(self.restarts.len() as u32);
+        self.restarts.push_back(now);
+        let end = match self.policy {
+            Policy::OneForOne => index + 1,
+            Policy::RestForOne => self.children,
+        };
+        Decision::Restart { children: index..end, after }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn log(policy: Policy) -> RestartLog {
+        let intensity = Intensity { restarts_max: 2, within: 10 * SECOND, back_off: SECOND };
+        RestartLog::new(policy, intensity, 3)
+    }
+
+    #[test]
+    fn one_for_one_restarts_the_dead_child_alone() {
+        let decision = log(Policy::OneForOne).died(1, SECOND);
+        assert_eq!(decision, Decision::Restart { children: 1..2, after: SECOND });
+    }
+
+    #[test]
+    fn rest_for_one_restarts_what_was_started_after_it_too() {
+        let mut log = log(Policy::RestForOne);
+        assert_eq!(log.died(1, SECOND), Decision::Restart { children: 1..3, after: SECOND });
+        assert_eq!(log.died(2, 2 * SECOND), Decision::Restart { children: 2..3, after: 2 * SECOND });
+    }
+
+    #[test]
+    fn a_crash_loop_ends_in_giving_up_but_old_deaths_are_forgotten() {
+        let mut log = log(Policy::OneForOne);
+        log.died(0, SECOND);
+        log.died(0, 2 * SECOND);
+        assert_eq!(log.died(0, 3 * SECOND), Decision::GiveUp { restarts: 2, within: 10 * SECOND });
+        // The death at one second is out of the window at twelve.
+        assert!(matches!(log.died(0, 12 * SECOND), Decision::Restart { .. }));
+    }
+}

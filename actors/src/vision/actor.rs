@@ -1,0 +1,223 @@
+//! The vision actor: a thin shell around its core. Files are decoded on CPU threads, launches run on the lane.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use bursar_budgets::{Bytes, Class, Label, Lease, Owner, Request};
+use bursar_model::{
+    Model,
+    flow::{Grid, ImageBytes, ImageLimits, Patches},
+    processor::{ImageProcessor, ProcessedPicture},
+};
+use ractor::{Actor, ActorProcessingErr, ActorRef};
+use tokio::sync::Semaphore;
+
+use super::{
+    Effect, Input, PictureKey, PinnedPicture, PinnedPictures, Ticket, VisionCore, VisionError, VisionMessage, Wanted,
+};
+use crate::{
+    budget::Budget,
+    lane::{Answer, EncodeJob, Job, Lane},
+    reply::Reply,
+    tree,
+};
+
+/// Prepares pictures and keeps their embeddings.
+pub struct VisionActor;
+
+/// What it starts with.
+pub struct VisionArguments {
+    /// Where host memory is leased.
+    pub budget: Budget,
+    /// As whom.
+    pub owner: Owner,
+    /// For leases and metrics.
+    pub model_label: Label,
+    /// For packing.
+    pub model: Arc<Model>,
+    /// Sizes, pixels, hashes.
+    pub processor: Arc<ImageProcessor>,
+    /// What a picture may be.
+    pub limits: ImageLimits,
+    /// Where launches run.
+    pub lane: Lane,
+    /// Rows of the vision cache.
+    pub cache_rows: usize,
+    /// Permits: patches in one launch, of the profile record.
+    pub launch_patches: usize,
+    /// Pictures decoded at once.
+    pub decode_threads: usize,
+}
+
+/// Its state.
+pub struct VisionState {
+    arguments: VisionArguments,
+    core: VisionCore,
+    pixels: BTreeMap<PictureKey, Pixels>,
+    pending: BTreeMap<Ticket, Pending>,
+    next_ticket: u64,
+    decoding: Arc<Semaphore>,
+}
+
+/// Pixels that wait for their launch, and the lease that pays for them.
+struct Pixels {
+    patches: Patches,
+    _host: Arc<Lease>,
+}
+
+struct Pending {
+    grids: Vec<Grid>,
+    keys: Vec<PictureKey>,
+    reply: Reply<Result<PinnedPictures, VisionError>>,
+}
+
+impl Actor for VisionActor {
+    type Msg = VisionMessage;
+    type State = VisionState;
+    type Arguments = VisionArguments;
+
+    async fn pre_start(
+        &self,
+        _: ActorRef<VisionMessage>,
+        arguments: VisionArguments,
+    ) -> Result<VisionState, ActorProcessingErr> {
+        Ok(VisionState {
+            core: VisionCore::new(arguments.cache_rows, arguments.launch_patches),
+            decoding: Arc::new(Semaphore::new(arguments.decode_threads.max(1))),
+            pixels: BTreeMap::new(),
+            pending: BTreeMap::new(),
+            next_ticket: 0,
+            arguments,
+        })
+    }
+
+    async fn handle(
+        &self,
+        myself: ActorRef<VisionMessage>,
+        message: VisionMessage,
+        state: &mut VisionState,
+    ) -> Result<(), ActorProcessingErr> {
+        let effects = match message {
+            VisionMessage::Embed { pictures, reply } => {
+                state.prepare(myself.clone(), pictures, reply);
+                Vec::new()
+            }
+            VisionMessage::Prepared { pictures, host, reply } => state.prepared(pictures, host, reply),
+            VisionMessage::Encoded(outcome) => {
+                outcome?;
+                state.core.step(Input::Encoded)
+            }
+            VisionMessage::Unpin(keys) => state.core.step(Input::Unpin(keys)),
+        };
+        effects.into_iter().for_each(|effect| state.act(&myself, effect));
+        let VisionState { core, pixels, .. } = state;
+        pixels.retain(|key, _| core.needs_pixels(key));
+        let (free, cached) = state.core.counts();
+        let model = state.arguments.model_label.to_string();
+        metrics::gauge!("bursar_vision_cache_rows_free", "model" => model.clone()).set(free as f64);
+        metrics::gauge!("bursar_vision_cache_pictures", "model" => model).set(cached as f64);
+        Ok(())
+    }
+}
+
+impl VisionState {
+    /// Leases host memory and decodes, off the actor. What goes wrong there goes to the request alone.
+    fn prepare(
+        &self,
+        myself: ActorRef<VisionMessage>,
+        pictures: Vec<ImageBytes>,
+        reply: Reply<Result<PinnedPictures, VisionError>>,
+    ) {
+        let (budget, owner) = (self.arguments.budget.clone(), self.arguments.owner.clone());
+        let (label, limits) = (self.arguments.model_label.clone(), self.arguments.limits.clone());
+        let (processor, decoding) = (self.arguments.processor.clone(), self.decoding.clone());
+        tokio::spawn(async move {
+            let prepare = async {
+                let bytes = host_bytes(&processor, &limits, &pictures)?;
+                let request = Request::new(owner, Class::Host, label, bytes);
+                let host = Arc::new(budget.ask(tree::LEASE_FOR_VISION, request, true).await?);
+                let _slot = decoding.acquire().await.expect("the semaphore is never closed");
+                let decoded = tokio::task::spawn_blocking(move || {
+                    let each = pictures.iter().map(|picture| processor.process(&picture.decode(&limits)?));
+                    each.collect::<Result<Vec<_>, _>>()
+                });
+                let pictures = decoded.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
+                Ok::<_, VisionError>((pictures, host))
+            };
+            match prepare.await {
+                Ok((pictures, host)) => {
+                    // An actor that is gone drops the reply, which tells the request to come again.
+                    drop(myself.send_message(VisionMessage::Prepared { pictures, host, reply }));
+                }
+                Err(error) => reply.answer(Err(error)),
+            }
+        });
+    }
+
+    fn prepared(
+        &mut self,
+        pictures: Vec<ProcessedPicture>,
+        host: Arc<Lease>,
+        reply: Reply<Result<PinnedPictures, VisionError>>,
+    ) -> Vec<Effect> {
+        self.next_ticket += 1;
+        let ticket = Ticket(self.next_ticket);
+        let mut wanted = Vec::new();
+        let mut pending = Pending { grids: Vec::new(), keys: Vec::new(), reply };
+        let merge = self.arguments.processor.config().merge_size;
+        for ProcessedPicture { patches, hash } in pictures {
+            let grid = patches.grid;
+            wanted.push(Wanted { key: hash.0, rows: grid.tokens(merge), patches: grid.patches() });
+            pending.grids.push(grid);
+            pending.keys.push(hash.0);
+            self.pixels.entry(hash.0).or_insert_with(|| Pixels { patches, _host: host.clone() });
+        }
+        self.pending.insert(ticket, pending);
+        self.core.step(Input::Want(ticket, wanted))
+    }
+
+    fn act(&mut self, myself: &ActorRef<VisionMessage>, effect: Effect) {
+        match effect {
+            Effect::Launch(pictures) => self.launch(myself.clone(), &pictures),
+            Effect::Ready(ticket, rows) => {
+                let Pending { grids, keys, reply } = self.pending.remove(&ticket).expect("each ticket is answered once");
+                let pictures = grids.into_iter().zip(rows).map(|(grid, rows)| PinnedPicture { grid, rows }).collect();
+                reply.answer(Ok(PinnedPictures { pictures, keys, vision: myself.clone() }));
+            }
+            Effect::Refused { ticket, rows, limit } => {
+                let pending = self.pending.remove(&ticket).expect("each ticket is answered once");
+                pending.reply.answer(Err(VisionError::TooLarge { rows, limit }));
+            }
+        }
+    }
+
+    fn launch(&mut self, myself: ActorRef<VisionMessage>, pictures: &[(PictureKey, Arc<[u32]>)]) {
+        let pixels: Vec<_> = pictures
+            .iter()
+            .map(|(key, rows)| (self.pixels.remove(key).expect("a launch comes before its pixels go"), rows))
+            .collect();
+        let views: Vec<_> = pixels.iter().map(|(pixels, rows)| (&pixels.patches, &rows[..])).collect();
+        let batch = self.arguments.model.pack(&views);
+        let answer = Answer::to(move |outcome| {
+            // An actor that is gone does not wait for it.
+            drop(myself.send_message(VisionMessage::Encoded(outcome)));
+        });
+        self.arguments.lane.submit(Job::Encode(Box::new(EncodeJob { batch, answer })));
+    }
+}
+
+/// Host bytes that a request's pictures take at most: the pixels of all of them, and the decoding of the largest.
+fn host_bytes(
+    processor: &ImageProcessor,
+    limits: &ImageLimits,
+    pictures: &[ImageBytes],
+) -> Result<Bytes, VisionError> {
+    let mut pixels = 0;
+    let mut decoding = 0;
+    for picture in pictures {
+        let header = picture.probe(limits)?;
+        let plan = processor.plan(header.width, header.height)?;
+        pixels += plan.patches_bytes();
+        decoding = decoding.max(header.cost.peak_bytes().max(header.cost.rgb_bytes + plan.host_bytes));
+    }
+    Ok(Bytes(pixels + decoding))
+}

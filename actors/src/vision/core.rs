@@ -1,0 +1,316 @@
+//! Which pictures are in the cache, which wait, and what goes into the next launch: pure.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+};
+
+/// A hash over all that a picture's embedding depends on: pixels and processor settings. Equal pictures share a key.
+pub type PictureKey = [u8; 32];
+
+/// One request's question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ticket(pub u64);
+
+/// A picture that is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Which.
+    pub key: PictureKey,
+    /// Rows of the cache it takes.
+    pub rows: usize,
+    /// Patches it takes of a launch.
+    pub patches: usize,
+}
+
+/// What happens to the vision actor.
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// A request's pictures are decoded and wanted, all together.
+    Want(Ticket, Vec<Wanted>),
+    /// The launch has run.
+    Encoded,
+    /// A holder of these pictures is gone.
+    Unpin(Vec<PictureKey>),
+}
+
+/// What is to be done, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Encode these pictures into these rows; the end comes as [`Input::Encoded`].
+    Launch(Vec<(PictureKey, Arc<[u32]>)>),
+    /// All of a request's pictures are in the cache, pinned until [`Input::Unpin`]; their rows, in the order wanted.
+    Ready(Ticket, Vec<Arc<[u32]>>),
+    /// A request wants more than the cache could ever hold.
+    Refused {
+        /// Whose.
+        ticket: Ticket,
+        /// Rows wanted, a picture that is named twice counted once.
+        rows: usize,
+        /// Rows there are.
+        limit: usize,
+    },
+}
+
+#[derive(Debug)]
+struct Entry {
+    rows: Arc<[u32]>,
+    patches: usize,
+    pins: usize,
+    encoded: bool,
+    /// When it was last wanted or unpinned; the smallest goes first.
+    used: u64,
+}
+
+/// The cache's state.
+#[derive(Debug)]
+pub struct VisionCore {
+    rows_total: usize,
+    launch_patches: usize,
+    free: Vec<u32>,
+    entries: BTreeMap<PictureKey, Entry>,
+    /// Requests that wait for rows, in order of arrival. Rows are given to all pictures of a request at once: two
+    /// requests that each hold some and wait for the rest would wait forever.
+    waiting: VecDeque<(Ticket, Vec<Wanted>)>,
+    /// Requests whose pictures have rows, not all of them encoded.
+    pending: VecDeque<(Ticket, Vec<PictureKey>)>,
+    /// Pictures with rows that no launch has taken yet.
+    queue: VecDeque<PictureKey>,
+    launched: Vec<PictureKey>,
+    clock: u64,
+}
+
+impl VisionCore {
+    /// An empty cache of `rows` rows, encoded in launches of at most `launch_patches` patches: the permits of the
+    /// profile record.
+    pub fn new(rows: usize, launch_patches: usize) -> Self {
+        VisionCore {
+            rows_total: rows,
+            launch_patches,
+            free: (0..rows as u32).rev().collect(),
+            entries: BTreeMap::new(),
+            waiting: VecDeque::new(),
+            pending: VecDeque::new(),
+            queue: VecDeque::new(),
+            launched: Vec::new(),
+            clock: 0,
+        }
+    }
+
+    /// Takes one input, gives what is to be done.
+    pub fn step(&mut self, input: Input) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        match input {
+            Input::Want(ticket, pictures) => self.want(ticket, pictures, &mut effects),
+            Input::Encoded => {
+                for key in std::mem::take(&mut self.launched) {
+                    self.entries.get_mut(&key).expect("a launched picture keeps its rows").encoded = true;
+                }
+            }
+            Input::Unpin(keys) => keys.iter().for_each(|key| self.unpin(key)),
+        }
+        self.serve_waiting();
+        self.answer_pending(&mut effects);
+        self.launch(&mut effects);
+        effects
+    }
+
+    /// Rows that no picture holds, and pictures in the cache.
+    pub fn counts(&self) -> (usize, usize) {
+        (self.free.len(), self.entries.len())
+    }
+
+    /// Whether a launch to come will ask for the pixels of this picture.
+    pub fn needs_pixels(&self, key: &PictureKey) -> bool {
+        let waiting = || self.waiting.iter().flat_map(|(_, pictures)| pictures).any(|picture| picture.key == *key);
+        match self.entries.get(key) {
+            Some(entry) => !entry.encoded && !self.launched.contains(key),
+            None => waiting(),
+        }
+    }
+
+    fn want(&mut self, ticket: Ticket, pictures: Vec<Wanted>, effects: &mut Vec<Effect>) {
+        let rows = distinct(&pictures).map(|picture| picture.rows).sum();
+        let too_large = pictures.iter().any(|picture| picture.patches > self.launch_patches);
+        if rows > self.rows_total || too_large {
+            effects.push(Effect::Refused { ticket, rows, limit: self.rows_total });
+        } else {
+            self.waiting.push_back((ticket, pictures));
+        }
+    }
+
+    fn unpin(&mut self, key: &PictureKey) {
+        self.clock += 1;
+        let entry = self.entries.get_mut(key).expect("a pinned picture keeps its rows");
+        entry.pins -= 1;
+        entry.used = self.clock;
+    }
+
+    /// Gives rows to those who wait, in order, for as long as there are enough.
+    fn serve_waiting(&mut self) {
+        while let Some((ticket, pictures)) = self.waiting.pop_front() {
+            if !self.make_room(&pictures) {
+                self.waiting.push_front((ticket, pictures));
+                return;
+            }
+            pictures.iter().for_each(|picture| self.pin(picture));
+            self.pending.push_back((ticket, pictures.iter().map(|picture| picture.key).collect()));
+        }
+    }
+
+    /// Frees rows of pictures that nobody holds, the longest unused first, until `pictures` fit. Frees nothing if
+    /// they cannot.
+    fn make_room(&mut self, pictures: &[Wanted]) -> bool {
+        let missing = distinct(pictures).filter(|picture| !self.entries.contains_key(&picture.key));
+        let needed: usize = missing.map(|picture| picture.rows).sum();
+        let wanted = |key: &PictureKey| pictures.iter().any(|picture| picture.key == *key);
+        let mut idle: Vec<_> = self
+            .entries
+            .iter()
+            .filter(|(key, entry)| entry.pins == 0 && entry.encoded && !wanted(key))
+            .map(|(key, entry)| (entry.used, *key, entry.rows.len()))
+            .collect();
+        idle.sort_unstable();
+        let mut free = self.free.len();
+        let victims: Vec<_> = idle
+            .into_iter()
+            .take_while(|(_, _, rows)| {
+                let short = free < needed;
+                free += if short { *rows } else { 0 };
+                short
+            })
+            .collect();
+        if free < needed {
+            return false;
+        }
+        for (_, key, _) in victims {
+            let entry = self.entries.remove(&key).expect("listed above");
+            self.free.extend(entry.rows.iter().rev());
+        }
+        true
+    }
+
+    fn pin(&mut self, picture: &Wanted) {
+        self.clock += 1;
+        if let Some(entry) = self.entries.get_mut(&picture.key) {
+            entry.pins += 1;
+            entry.used = self.clock;
+            return;
+        }
+        let rows: Vec<u32> = self.free.drain(self.free.len() - picture.rows..).rev().collect();
+        let entry =
+            Entry { rows: rows.into(), patches: picture.patches, pins: 1, encoded: false, used: self.clock };
+        self.entries.insert(picture.key, entry);
+        self.queue.push_back(picture.key);
+    }
+
+    fn answer_pending(&mut self, effects: &mut Vec<Effect>) {
+        self.pending.retain(|(ticket, keys)| {
+            if !keys.iter().all(|key| self.entries[key].encoded) {
+                return true;
+            }
+            effects.push(Effect::Ready(*ticket, keys.iter().map(|key| self.entries[key].rows.clone()).collect()));
+            false
+        });
+    }
+
+    /// One launch at a time, as full as the order of arrival allows.
+    fn launch(&mut self, effects: &mut Vec<Effect>) {
+        if !self.launched.is_empty() {
+            return;
+        }
+        let mut permits = self.launch_patches;
+        while let Some(key) = self.queue.front() {
+            let patches = self.entries[key].patches;
+            if patches > permits {
+                break;
+            }
+            permits -= patches;
+            self.launched.extend(self.queue.pop_front());
+        }
+        if !self.launched.is_empty() {
+            let pictures = self.launched.iter().map(|key| (*key, self.entries[key].rows.clone())).collect();
+            effects.push(Effect::Launch(pictures));
+        }
+    }
+}
+
+/// Each picture once, however often a request names it.
+fn distinct(pictures: &[Wanted]) -> impl Iterator<Item = &Wanted> {
+    pictures.iter().enumerate().filter(|(index, picture)| pictures[..*index].iter().all(|p| p.key != picture.key)).map(|(_, p)| p)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn picture(name: u8, rows: usize) -> Wanted {
+        Wanted { key: [name; 32], rows, patches: rows * 4 }
+    }
+
+    fn rows(rows: &[u32]) -> Arc<[u32]> {
+        rows.into()
+    }
+
+    #[test]
+    fn the_same_picture_twice_in_one_request_is_encoded_once() {
+        let mut vision = VisionCore::new(10, 100);
+        let effects = vision.step(Input::Want(Ticket(1), vec![picture(1, 3), picture(1, 3)]));
+        assert_eq!(effects, [Effect::Launch(vec![([1; 32], rows(&[0, 1, 2]))])]);
+        assert_eq!(vision.step(Input::Encoded), [Effect::Ready(Ticket(1), vec![rows(&[0, 1, 2]); 2])]);
+        vision.step(Input::Unpin(vec![[1; 32], [1; 32]]));
+        assert_eq!(vision.counts(), (7, 1), "it stays cached though nobody holds it");
+    }
+
+    #[test]
+    fn two_requests_for_one_picture_share_the_launch() {
+        let mut vision = VisionCore::new(10, 100);
+        vision.step(Input::Want(Ticket(1), vec![picture(1, 3)]));
+        assert_eq!(vision.step(Input::Want(Ticket(2), vec![picture(1, 3)])), []);
+        assert!(!vision.needs_pixels(&[1; 32]), "the launch under way has them");
+        let effects = vision.step(Input::Encoded);
+        assert_eq!(
+            effects,
+            [Effect::Ready(Ticket(1), vec![rows(&[0, 1, 2])]), Effect::Ready(Ticket(2), vec![rows(&[0, 1, 2])])]
+        );
+    }
+
+    #[test]
+    fn a_request_waits_for_all_of_its_rows_and_the_longest_unused_pictures_make_room() {
+        let mut vision = VisionCore::new(10, 100);
+        vision.step(Input::Want(Ticket(1), vec![picture(1, 4)]));
+        vision.step(Input::Encoded);
+        vision.step(Input::Want(Ticket(2), vec![picture(2, 4)]));
+        vision.step(Input::Encoded);
+        assert_eq!(vision.step(Input::Want(Ticket(3), vec![picture(3, 5)])), [], "both are still pinned");
+        vision.step(Input::Unpin(vec![[2; 32]]));
+        assert_eq!(vision.counts(), (1, 2), "the second made room for the third, the first is pinned");
+        vision.step(Input::Encoded);
+        assert_eq!(vision.step(Input::Want(Ticket(4), vec![picture(4, 11)])), [Effect::Refused {
+            ticket: Ticket(4),
+            rows: 11,
+            limit: 10
+        }]);
+    }
+
+    #[test]
+    fn a_launch_never_takes_more_patches_than_there_are_permits() {
+        let mut vision = VisionCore::new(100, 40);
+        vision.step(Input::Want(Ticket(1), vec![picture(1, 5)]));
+        vision.step(Input::Want(Ticket(2), vec![picture(2, 6)]));
+        vision.step(Input::Want(Ticket(3), vec![picture(3, 4)]));
+        vision.step(Input::Want(Ticket(4), vec![picture(4, 4)]));
+        let effects = vision.step(Input::Encoded);
+        let Some(Effect::Launch(pictures)) = effects.last() else { panic!("{effects:?}") };
+        let keys: Vec<u8> = pictures.iter().map(|(key, _)| key[0]).collect();
+        assert_eq!(keys, [2, 3], "24 + 16 patches fill the launch, the fourth waits");
+    }
+
+    #[test]
+    fn nobody_overtakes_a_request_that_waits_for_rows() {
+        let mut vision = VisionCore::new(10, 100);
+        vision.step(Input::Want(Ticket(1), vec![picture(1, 8)]));
+        assert_eq!(vision.step(Input::Want(Ticket(2), vec![picture(2, 5)])), []);
+        assert_eq!(vision.step(Input::Want(Ticket(3), vec![picture(3, 1)])), [], "though it would fit");
+    }
+}

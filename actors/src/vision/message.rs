@@ -1,0 +1,68 @@
+//! What may be asked of the vision actor.
+
+use std::sync::Arc;
+
+use bursar_budgets::Lease;
+use bursar_model::{
+    error::ImageError,
+    flow::ImageBytes,
+    processor::ProcessedPicture,
+};
+use thiserror::Error;
+
+use super::{PictureKey, PinnedPictures};
+use crate::{budget::LeaseError, lane::LaneError, reply::Reply};
+
+/// From chat drivers (credit: one accepted request each), from its own CPU threads, and from the vision lane.
+pub enum VisionMessage {
+    /// Pictures of a request, to be held in the cache; see [`crate::tree::EMBED_PICTURES`].
+    Embed {
+        /// In the order of the prompt.
+        pictures: Vec<ImageBytes>,
+        /// Their places.
+        reply: Reply<Result<PinnedPictures, VisionError>>,
+    },
+    /// A request's pictures are decoded and resized.
+    Prepared {
+        /// In the order of the prompt.
+        pictures: Vec<ProcessedPicture>,
+        /// Pays for their pixels.
+        host: Arc<Lease>,
+        /// To the request.
+        reply: Reply<Result<PinnedPictures, VisionError>>,
+    },
+    /// The lane's answer to a launch.
+    Encoded(Result<(), LaneError>),
+    /// A request no longer needs these; one entry a pin.
+    Unpin(Vec<PictureKey>),
+}
+
+/// Pictures that did not get into the cache. The request fails alone.
+#[derive(Debug, Error)]
+pub enum VisionError {
+    /// A picture is broken or outside the limits.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// The pictures together are larger than the cache or a launch.
+    #[error("the pictures take {rows} rows of the vision cache, which has {limit}")]
+    TooLarge {
+        /// Rows wanted.
+        rows: usize,
+        /// Rows there are.
+        limit: usize,
+    },
+    /// Host memory for the pixels could not be leased.
+    #[error(transparent)]
+    Host(#[from] LeaseError),
+}
+
+impl VisionError {
+    /// What to change.
+    pub fn hint(&self) -> String {
+        match self {
+            VisionError::Image(error) => error.hint(),
+            VisionError::TooLarge { .. } => "send fewer or smaller pictures, or enlarge the vision cache".to_owned(),
+            VisionError::Host(error) => error.hint(),
+        }
+    }
+}

@@ -1,0 +1,11 @@
+//! Pictures: decoded and resized on CPU threads, encoded on the lane into the vision cache.
+
+mod actor;
+mod core;
+mod message;
+mod pins;
+
+pub use actor::{VisionActor, VisionArguments};
+pub use core::{Effect, Input, PictureKey, Ticket, VisionCore, Wanted};
+pub use message::{VisionError, VisionMessage};
+pub use pins::{PinnedPicture, PinnedPictures};

@@ -1,0 +1,363 @@
+//! The host standing in for a GPU: real memory, a fixed capacity, and faults by script.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, MutexGuard},
+};
+
+use serde::Serialize;
+
+use super::{Address, Device, DeviceError, DeviceMemory, pages};
+use crate::{Bytes, Fence, Timeline, Timelines};
+
+/// How large the host's stand-in for a GPU is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostConfig {
+    /// What a person calls it.
+    pub name: String,
+    /// Its total memory.
+    pub capacity: Bytes,
+    /// Its page; 2 MiB like CUDA's unless a test wants many small ones.
+    pub page: Bytes,
+    /// What its context would take: a stand-in, counted but not allocated.
+    pub overhead: Bytes,
+}
+
+impl HostConfig {
+    /// A device with this much memory and CUDA's page of 2 MiB.
+    pub fn new(capacity: Bytes) -> Self {
+        HostConfig { name: "host".into(), capacity, page: Bytes::mib(2), overhead: Bytes::ZERO }
+    }
+
+    /// A device with pages of 64 KiB: for demos and tests of a few MiB.
+    pub fn small(capacity: Bytes) -> Self {
+        HostConfig { page: Bytes::kib(64), ..HostConfig::new(capacity) }
+    }
+}
+
+/// Faults to come, by the number of a call to `back`, counted from 1 since the device was made.
+///
+/// ```
+/// use bursar_budgets::*;
+/// let device = HostDevice::new(HostConfig::small(Bytes::mib(1)))?;
+/// device.play(Script::new().refuse_back(1));
+/// let address = device.reserve(Bytes::mib(1))?;
+/// assert!(device.back(address, device.page()).unwrap_err().is_refused());
+/// assert!(device.back(address, device.page()).is_ok());
+/// # Ok::<(), DeviceError>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Script {
+    refused_backs: Vec<u64>,
+    foreign_takes: Vec<(u64, Bytes)>,
+    lost_at: Option<u64>,
+}
+
+impl Script {
+    /// No faults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The `nth` back is refused, however much is free.
+    pub fn refuse_back(mut self, nth: u64) -> Self {
+        self.refused_backs.push(nth);
+        self
+    }
+
+    /// Just before the `nth` back another process takes up to this much.
+    pub fn foreign_takes_before_back(mut self, nth: u64, bytes: Bytes) -> Self {
+        self.foreign_takes.push((nth, bytes));
+        self
+    }
+
+    /// The device is lost at the `nth` back, and stays so.
+    pub fn lose_at_back(mut self, nth: u64) -> Self {
+        self.lost_at = Some(nth);
+        self
+    }
+}
+
+/// What the device was asked to do, for tests and metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct HostCounts {
+    /// Calls to `back`, refused ones too.
+    pub backs: u64,
+    /// Calls to `unback`.
+    pub unbacks: u64,
+    /// Reservations that live.
+    pub reservations: u64,
+    /// Backed now.
+    pub backed: Bytes,
+    /// The most that was ever backed at once.
+    pub high_water: Bytes,
+    /// What other processes hold.
+    pub foreign: Bytes,
+}
+
+/// Host memory behind reserved addresses, with a fixed capacity: every rule can be tried without a GPU.
+///
+/// ```
+/// use bursar_budgets::*;
+/// let device = HostDevice::new(HostConfig::small(Bytes::mib(1)))?;
+/// let address = device.reserve(Bytes::gib(4))?; // addresses cost nothing
+/// device.back(address, Bytes::mib(1))?;
+/// let error = device.back(address.offset(Bytes::mib(1)), Bytes::kib(64)).unwrap_err();
+/// assert_eq!(error.to_string(), "the device refused 65,536 B (64.0 KiB): 0 B (0 B) are free");
+/// # Ok::<(), DeviceError>(())
+/// ```
+#[derive(Debug)]
+pub struct HostDevice {
+    config: HostConfig,
+    timelines: Timelines,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    reservations: BTreeMap<Address, Reservation>,
+    counts: HostCounts,
+    script: Script,
+    lost: Option<String>,
+}
+
+#[derive(Debug)]
+struct Reservation {
+    bytes: Bytes,
+    /// One entry a page, up to the last one that was ever backed: reservations are far larger than what they back.
+    backed: Vec<bool>,
+}
+
+impl HostDevice {
+    /// A device with all of its memory free.
+    ///
+    /// # Errors
+    /// [`DeviceError::BadPage`] when the page is no power of two or smaller than the system's.
+    pub fn new(config: HostConfig) -> Result<HostDevice, DeviceError> {
+        let system = pages::system_page();
+        if !config.page.0.is_power_of_two() || config.page.0 < system {
+            let reason = format!("it must be a power of two of at least {system} bytes, the system's page");
+            return Err(DeviceError::BadPage { page: config.page, reason });
+        }
+        Ok(HostDevice { config, timelines: Timelines::default(), state: Mutex::default() })
+    }
+
+    /// Replaces the faults to come.
+    pub fn play(&self, script: Script) {
+        self.lock().script = script;
+    }
+
+    /// What it was asked to do so far.
+    pub fn counts(&self) -> HostCounts {
+        let state = self.lock();
+        HostCounts { reservations: state.reservations.len() as u64, ..state.counts }
+    }
+
+    /// Starts the high-water mark again from what is backed now.
+    pub fn reset_high_water(&self) {
+        let counts = &mut self.lock().counts;
+        counts.high_water = counts.backed;
+    }
+
+    /// Another process takes up to this much, now. Returns what it got: it too can only take what is free.
+    pub fn foreign_takes(&self, bytes: Bytes) -> Bytes {
+        self.lock().foreign_takes(&self.config, bytes)
+    }
+
+    /// Another process gives up to this much back, now. Returns how much.
+    pub fn foreign_gives_back(&self, bytes: Bytes) -> Bytes {
+        let counts = &mut self.lock().counts;
+        let given = bytes.min(counts.foreign);
+        counts.foreign -= given;
+        given
+    }
+
+    /// From now on fences are late.
+    pub fn hold_fences(&self) {
+        self.timelines.hold();
+    }
+
+    /// Fences pass again.
+    pub fn let_fences_pass(&self) {
+        self.timelines.let_pass();
+    }
+
+    /// The device is lost from now on.
+    pub fn lose(&self, reason: &str) {
+        self.lock().lost = Some(reason.into());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Every change below is complete before anything can panic.
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl State {
+    fn free(&self, config: &HostConfig) -> Bytes {
+        config.capacity.saturating_sub(config.overhead + self.counts.foreign + self.counts.backed)
+    }
+
+    fn foreign_takes(&mut self, config: &HostConfig, bytes: Bytes) -> Bytes {
+        let taken = bytes.min(self.free(config));
+        self.counts.foreign += taken;
+        taken
+    }
+
+    fn check_lost(&self) -> Result<(), DeviceError> {
+        match &self.lost {
+            Some(reason) => Err(DeviceError::Lost { reason: reason.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    /// Whole pages of one reservation that are all backed, or all not, as `backed` says.
+    fn stretch(
+        &mut self,
+        page: Bytes,
+        address: Address,
+        bytes: Bytes,
+        backed: bool,
+        verb: &'static str,
+    ) -> Result<&mut [bool], DeviceError> {
+        let bad = |reason| DeviceError::BadRange { address, bytes, verb, reason };
+        let (start, reservation) =
+            self.reservations.range_mut(..=address).next_back().ok_or(bad("it is not reserved"))?;
+        let offset = address.distance_from(*start);
+        let end = offset.checked_add(bytes).ok_or(bad("it is longer than any memory"))?;
+        if end > reservation.bytes {
+            return Err(bad("it is not within one reservation"));
+        }
+        if !offset.is_multiple_of(page) || !bytes.is_multiple_of(page) || bytes.is_zero() {
+            return Err(bad("it is not whole pages"));
+        }
+        let pages = offset.pages(page).0 as usize..end.pages(page).0 as usize;
+        if reservation.backed.len() < pages.end {
+            reservation.backed.resize(pages.end, false);
+        }
+        let stretch = &mut reservation.backed[pages];
+        if stretch.iter().any(|is_backed| *is_backed != backed) {
+            return Err(bad(if backed { "not all of it is backed" } else { "some of it is backed already" }));
+        }
+        Ok(stretch)
+    }
+
+    /// The faults that are due at this back, and whether it is refused.
+    fn run_script(&mut self, config: &HostConfig) -> bool {
+        let nth = self.counts.backs;
+        let taken: Bytes = self.script.foreign_takes.iter().filter(|(at, _)| *at == nth).map(|(_, bytes)| bytes).sum();
+        self.foreign_takes(config, taken);
+        if self.script.lost_at == Some(nth) {
+            self.lost = Some("the script says so".into());
+        }
+        self.script.refused_backs.contains(&nth)
+    }
+}
+
+impl Device for HostDevice {
+    fn name(&self) -> &str {
+        &self.config.name
+    }
+
+    fn page(&self) -> Bytes {
+        self.config.page
+    }
+
+    fn memory(&self) -> Result<DeviceMemory, DeviceError> {
+        let state = self.lock();
+        state.check_lost()?;
+        Ok(DeviceMemory { total: self.config.capacity, free: state.free(&self.config) })
+    }
+
+    fn overhead(&self) -> Bytes {
+        self.config.overhead
+    }
+
+    fn reserve(&self, bytes: Bytes) -> Result<Address, DeviceError> {
+        let mut state = self.lock();
+        state.check_lost()?;
+        let page = self.config.page;
+        let none = |reason: String| DeviceError::NoAddresses { bytes, reason };
+        // 2^47: what a 64-bit process can address on the machines of today.
+        if bytes.is_zero() || bytes.0 > 1 << 47 {
+            return Err(none("a reservation has between one byte and 128 TiB".into()));
+        }
+        let bytes = bytes.round_up(page);
+        let address = Address(pages::reserve(bytes.0, page.0).map_err(|error| none(error.to_string()))?);
+        state.reservations.insert(address, Reservation { bytes, backed: Vec::new() });
+        Ok(address)
+    }
+
+    fn release_reservation(&self, address: Address) -> Result<(), DeviceError> {
+        let mut state = self.lock();
+        let reservation = state.reservations.remove(&address).ok_or(DeviceError::BadRange {
+            address,
+            bytes: Bytes::ZERO,
+            verb: "released",
+            reason: "no reservation starts there",
+        })?;
+        let backed = reservation.backed.iter().filter(|backed| **backed).count() as u64;
+        state.counts.backed -= self.config.page * backed;
+        // SAFETY: the stretch was reserved by this device and is in no list any more; whoever releases addresses has
+        // given up using them.
+        unsafe { pages::release(address.0, reservation.bytes.0, self.config.page.0) };
+        Ok(())
+    }
+
+    fn back(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
+        let mut state = self.lock();
+        state.check_lost()?;
+        state.stretch(self.config.page, address, bytes, false, "backed")?;
+        state.counts.backs += 1;
+        let refused_by_script = state.run_script(&self.config);
+        state.check_lost()?;
+        let free = state.free(&self.config);
+        if refused_by_script || bytes > free {
+            let hint = match free.checked_sub(bytes) {
+                Some(_) => "a script refused it; ask again".into(),
+                None => format!("lease {} less, or raise the capacity", bytes - free),
+            };
+            return Err(DeviceError::Refused { asked: bytes, free, hint });
+        }
+        // SAFETY: `stretch` found whole pages of one reservation of ours.
+        unsafe { pages::open(address.0, bytes.0) }.map_err(|error| DeviceError::Refused {
+            asked: bytes,
+            free,
+            hint: format!("the host itself is out of memory ({error}); lower the capacity"),
+        })?;
+        state.stretch(self.config.page, address, bytes, false, "backed")?.fill(true);
+        state.counts.backed += bytes;
+        state.counts.high_water = state.counts.high_water.max(state.counts.backed);
+        Ok(())
+    }
+
+    fn unback(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
+        let mut state = self.lock();
+        state.stretch(self.config.page, address, bytes, true, "unbacked")?;
+        // SAFETY: the stretch is backed pages of ours, and the caller says that the device is past their last use.
+        unsafe { pages::close(address.0, bytes.0) }
+            .map_err(|error| DeviceError::Lost { reason: format!("the host took no memory back: {error}") })?;
+        state.stretch(self.config.page, address, bytes, true, "unbacked")?.fill(false);
+        state.counts.unbacks += 1;
+        state.counts.backed -= bytes;
+        Ok(())
+    }
+
+    fn timeline(&self) -> Timeline {
+        self.timelines.open()
+    }
+
+    fn fence_here(&self) -> Fence {
+        self.timelines.fence_here()
+    }
+}
+
+impl Drop for HostDevice {
+    fn drop(&mut self) {
+        let page = self.config.page;
+        for (address, reservation) in std::mem::take(&mut self.lock().reservations) {
+            // SAFETY: segments hold the device alive, so nobody is left to use these addresses.
+            unsafe { pages::release(address.0, reservation.bytes.0, page.0) };
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! The seam to memory: addresses are reserved, pages behind them are backed and unbacked.
+
+mod host;
+mod pages;
+
+use std::fmt;
+
+use serde::Serialize;
+
+pub use host::{HostConfig, HostCounts, HostDevice, Script};
+
+use crate::{Bytes, Fence, Hint, Timeline};
+
+/// An address on a device. Not a pointer: only the device's own code may turn it into one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Address(pub u64);
+
+impl Address {
+    /// The address so many bytes further.
+    pub fn offset(self, bytes: Bytes) -> Address {
+        Address(self.0.checked_add(bytes.0).expect("an address within u64"))
+    }
+
+    /// How far this is behind `start`.
+    pub fn distance_from(self, start: Address) -> Bytes {
+        Bytes(self.0) - Bytes(start.0)
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+/// What the driver reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct DeviceMemory {
+    /// All of it.
+    pub total: Bytes,
+    /// What nobody uses, neither we nor another process.
+    pub free: Bytes,
+}
+
+/// One GPU, or the host standing in for one.
+///
+/// The calls are those of the driver's virtual-memory interface: `reserve` is `cuMemAddressReserve`, `back` is
+/// `cuMemCreate` + `cuMemMap` + `cuMemSetAccess`, `unback` is `cuMemUnmap` + `cuMemRelease`. Sizes and addresses are whole
+/// pages. A call that fails leaves everything as it was.
+pub trait Device: Send + Sync + 'static {
+    /// What a person calls it.
+    fn name(&self) -> &str;
+
+    /// The smallest piece that can be backed; 2 MiB on CUDA.
+    fn page(&self) -> Bytes;
+
+    /// What the driver reports now.
+    fn memory(&self) -> Result<DeviceMemory, DeviceError>;
+
+    /// Bytes our process uses that no lease can hold: context, loaded modules, library handles.
+    fn overhead(&self) -> Bytes;
+
+    /// Takes addresses, and no memory, for this many bytes.
+    fn reserve(&self, bytes: Bytes) -> Result<Address, DeviceError>;
+
+    /// Gives addresses back, with whatever is still backed behind them. `address` is what `reserve` returned.
+    fn release_reservation(&self, address: Address) -> Result<(), DeviceError>;
+
+    /// Puts zeroed memory behind these addresses. None of them may be backed.
+    fn back(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError>;
+
+    /// Takes the memory behind these addresses away; a later use of them is a fault. All of them must be backed, and the
+    /// device must be past their last use.
+    fn unback(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError>;
+
+    /// A timeline for one more lane of this device.
+    fn timeline(&self) -> Timeline;
+
+    /// The end of everything issued so far on every lane.
+    fn fence_here(&self) -> Fence;
+}
+
+/// What a device says no with.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    /// Not enough memory: less may still succeed.
+    #[error("the device refused {} ({asked}): {} ({free}) are free", asked.exact(), free.exact())]
+    Refused {
+        /// How much was wanted.
+        asked: Bytes,
+        /// How much there was.
+        free: Bytes,
+        /// What to change.
+        hint: String,
+    },
+    /// The device is gone: every lane, lease and address on it is worthless, and nothing but a new context helps.
+    #[error("the device is lost: {reason}")]
+    Lost {
+        /// What the driver said.
+        reason: String,
+    },
+    /// The addresses are not whole pages of one reservation, or not (un)backed as the call needs them.
+    #[error("{bytes} at {address} cannot be {verb}: {reason}", bytes = bytes.exact())]
+    BadRange {
+        /// Where.
+        address: Address,
+        /// How long.
+        bytes: Bytes,
+        /// What was tried: backed, unbacked, released.
+        verb: &'static str,
+        /// Why not.
+        reason: &'static str,
+    },
+    /// The operating system refused addresses, not memory.
+    #[error("no {} of addresses to reserve: {reason}", bytes.exact())]
+    NoAddresses {
+        /// How long.
+        bytes: Bytes,
+        /// What the system said.
+        reason: String,
+    },
+    /// A device cannot be made like this.
+    #[error("a page of {} cannot be: {reason}", page.exact())]
+    BadPage {
+        /// The page that was configured.
+        page: Bytes,
+        /// Why not.
+        reason: String,
+    },
+}
+
+impl DeviceError {
+    /// Whether the same call with fewer bytes may succeed.
+    pub fn is_refused(&self) -> bool {
+        matches!(self, DeviceError::Refused { .. })
+    }
+
+    /// Whether everything on the device has to be failed.
+    pub fn is_lost(&self) -> bool {
+        matches!(self, DeviceError::Lost { .. })
+    }
+}
+
+impl Hint for DeviceError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            DeviceError::Refused { hint, .. } => Some(hint.clone()),
+            DeviceError::Lost { .. } => Some("fail every request on this device and build its context anew".into()),
+            DeviceError::BadRange { .. } => None,
+            DeviceError::NoAddresses { .. } => Some("raise the limit on address space (ulimit -v)".into()),
+            DeviceError::BadPage { .. } => Some("use a power of two that is a multiple of the system's page".into()),
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Pages of host memory: addresses without memory, and memory behind them.
+
+#[cfg(unix)]
+pub(super) use unix::{close, open, release, reserve, system_page};
+
+#[cfg(not(unix))]
+pub(super) use other::{close, open, release, reserve, system_page};
+
+#[cfg(unix)]
+mod unix {
+    use std::io;
+
+    use libc::{
+        MADV_DONTNEED, MAP_ANONYMOUS, MAP_FAILED, MAP_NORESERVE, MAP_PRIVATE, PROT_NONE, PROT_READ, PROT_WRITE,
+    };
+
+    pub fn system_page() -> u64 {
+        // SAFETY: asks for a constant of the system.
+        unsafe { libc::sysconf(libc::_SC_PAGESIZE) as u64 }
+    }
+
+    /// Addresses, aligned to `align`, that fault on any use.
+    pub fn reserve(bytes: u64, align: u64) -> io::Result<u64> {
+        let padded = bytes.checked_add(align).ok_or(io::ErrorKind::OutOfMemory)?;
+        let length = usize::try_from(padded).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        // SAFETY: a fresh private mapping at an address of the system's choice touches nothing of ours.
+        let start = unsafe {
+            libc::mmap(std::ptr::null_mut(), length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+        };
+        if start == MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let start = start as u64;
+        let aligned = start.next_multiple_of(align);
+        // The ends beyond the aligned stretch go back, so that exactly `bytes` stay reserved.
+        for (from, to) in [(start, aligned), (aligned + bytes, start + padded)] {
+            if from < to {
+                // SAFETY: both ends are within the mapping made above and nobody has seen them.
+                unsafe { libc::munmap(from as *mut _, (to - from) as usize) };
+            }
+        }
+        Ok(aligned)
+    }
+
+    /// # Safety
+    /// The stretch was reserved here, and nobody uses it any more.
+    pub unsafe fn release(address: u64, bytes: u64, _align: u64) {
+        // SAFETY: by contract.
+        unsafe { libc::munmap(address as *mut _, bytes as usize) };
+    }
+
+    /// Makes the stretch readable and writable; it reads as zeroes.
+    ///
+    /// # Safety
+    /// The stretch is whole pages of a reservation made here.
+    pub unsafe fn open(address: u64, bytes: u64) -> io::Result<()> {
+        // SAFETY: by contract.
+        match unsafe { libc::mprotect(address as *mut _, bytes as usize, PROT_READ | PROT_WRITE) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Gives the memory back and makes any use of the stretch a fault.
+    ///
+    /// # Safety
+    /// The stretch was opened, and nobody uses it any more.
+    pub unsafe fn close(address: u64, bytes: u64) -> io::Result<()> {
+        // Not every unix empties private pages on MADV_DONTNEED, so the stretch is mapped afresh where it must be empty.
+        #[cfg(not(target_os = "linux"))]
+        {
+            // SAFETY: by contract; MAP_FIXED replaces exactly the stretch.
+            let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | libc::MAP_FIXED;
+            let _ = MADV_DONTNEED;
+            let mapped = unsafe { libc::mmap(address as *mut _, bytes as usize, PROT_NONE, flags, -1, 0) };
+            return if mapped == MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) };
+        }
+        #[cfg(target_os = "linux")]
+        // SAFETY: by contract.
+        unsafe {
+            if libc::madvise(address as *mut _, bytes as usize, MADV_DONTNEED) != 0
+                || libc::mprotect(address as *mut _, bytes as usize, PROT_NONE) != 0
+            {
+                return Err(io::Error::last_os_error());
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Without `mmap` the whole reservation is allocated, and a use after `close` is not caught. Enough to run the demo.
+#[cfg(not(unix))]
+mod other {
+    use std::{alloc, io};
+
+    pub fn system_page() -> u64 {
+        4096
+    }
+
+    fn layout(bytes: u64, align: u64) -> io::Result<alloc::Layout> {
+        alloc::Layout::from_size_align(bytes as usize, align as usize).map_err(|_| io::ErrorKind::OutOfMemory.into())
+    }
+
+    pub fn reserve(bytes: u64, align: u64) -> io::Result<u64> {
+        // SAFETY: the layout is not empty; the device reserves at least one page.
+        let start = unsafe { alloc::alloc_zeroed(layout(bytes, align)?) };
+        if start.is_null() { Err(io::ErrorKind::OutOfMemory.into()) } else { Ok(start as u64) }
+    }
+
+    pub unsafe fn release(address: u64, bytes: u64, align: u64) {
+        // SAFETY: by contract it was reserved above with this layout.
+        unsafe { alloc::dealloc(address as *mut u8, layout(bytes, align).expect("the layout it was reserved with")) }
+    }
+
+    pub unsafe fn open(_address: u64, _bytes: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    pub unsafe fn close(address: u64, bytes: u64) -> io::Result<()> {
+        // SAFETY: by contract the stretch is ours alone. It reads as zeroes when it is opened again.
+        unsafe { std::ptr::write_bytes(address as *mut u8, 0, bytes as usize) };
+        Ok(())
+    }
+}

@@ -1,0 +1,182 @@
+//! "The device is past the last use of this", as a value that reclaiming waits for.
+
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicU64, Ordering::SeqCst},
+};
+
+/// One lane's count of issued and finished work. A lane is an ordered stream: what was issued first is finished first.
+/// Clones are the same timeline.
+///
+/// ```
+/// use bursar_budgets::Timeline;
+/// let lane = Timeline::new();
+/// let step = lane.issue();
+/// let fence = lane.fence_here();
+/// assert!(!fence.is_passed());
+/// lane.complete(step);
+/// assert!(fence.is_passed());
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Timeline(Arc<Counts>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    issued: AtomicU64,
+    completed: AtomicU64,
+    /// Odd while a script holds fences back; each hold has its own number.
+    hold: AtomicU64,
+    /// What was completed when the hold began: fences up to here had passed and stay so.
+    completed_at_hold: AtomicU64,
+}
+
+/// One piece of issued work.
+#[must_use = "work that is never completed holds back every later fence of its lane"]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ticket(u64);
+
+/// The end of everything that was issued before it was made. Once passed it stays passed.
+#[derive(Clone, Debug, Default)]
+#[must_use = "a fence does nothing unless somebody waits for it"]
+pub struct Fence(Vec<Mark>);
+
+#[derive(Clone, Debug)]
+struct Mark {
+    timeline: Timeline,
+    /// The last ticket that the fence stands behind.
+    behind: u64,
+    /// Which hold the fence was made under (odd), if any: it is late even if there is nothing in front of it.
+    hold: u64,
+}
+
+impl Timeline {
+    /// A lane that has been given no work yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Counts one piece of work as given to the device.
+    pub fn issue(&self) -> Ticket {
+        Ticket(self.0.issued.fetch_add(1, SeqCst) + 1)
+    }
+
+    /// The device has finished this work, and so everything issued before it.
+    pub fn complete(&self, ticket: Ticket) {
+        let issued = self.0.issued.load(SeqCst);
+        assert!(ticket.0 <= issued, "ticket {} is not of this timeline, which has issued {issued}", ticket.0);
+        self.0.completed.fetch_max(ticket.0, SeqCst);
+    }
+
+    /// The device is idle: everything issued is done. For whoever synchronised the device after a lane died with work
+    /// under way; without it the dead lane's fences would never pass.
+    pub fn settle(&self) {
+        self.0.completed.fetch_max(self.0.issued.load(SeqCst), SeqCst);
+    }
+
+    /// The end of everything issued so far.
+    pub fn fence_here(&self) -> Fence {
+        let mark = Mark { timeline: self.clone(), behind: self.0.issued.load(SeqCst), hold: self.0.hold.load(SeqCst) };
+        if mark.is_passed() { Fence::passed() } else { Fence(vec![mark]) }
+    }
+
+    /// A scripted fault: from now on no fence that has not passed yet will pass.
+    pub fn hold(&self) {
+        if !self.is_held() {
+            self.0.completed_at_hold.store(self.0.completed.load(SeqCst), SeqCst);
+            self.0.hold.fetch_add(1, SeqCst);
+        }
+    }
+
+    /// Ends [`Timeline::hold`].
+    pub fn let_pass(&self) {
+        if self.is_held() {
+            self.0.hold.fetch_add(1, SeqCst);
+        }
+    }
+
+    fn is_held(&self) -> bool {
+        self.0.hold.load(SeqCst) % 2 == 1
+    }
+
+    fn is_idle(&self) -> bool {
+        self.0.completed.load(SeqCst) == self.0.issued.load(SeqCst)
+    }
+}
+
+impl Mark {
+    fn is_passed(&self) -> bool {
+        let counts = &self.timeline.0;
+        let hold = counts.hold.load(SeqCst);
+        if hold % 2 == 1 {
+            return self.hold != hold && self.behind <= counts.completed_at_hold.load(SeqCst);
+        }
+        self.behind <= counts.completed.load(SeqCst)
+    }
+}
+
+impl Fence {
+    /// A fence with nothing in front of it.
+    pub fn passed() -> Self {
+        Fence(Vec::new())
+    }
+
+    /// Whether the device is past it. Never blocks.
+    pub fn is_passed(&self) -> bool {
+        self.0.iter().all(Mark::is_passed)
+    }
+
+    /// Passed when both are: for memory that two lanes use.
+    pub fn and(mut self, other: Fence) -> Fence {
+        self.0.extend(other.0.into_iter().filter(|mark| !mark.is_passed()));
+        self
+    }
+}
+
+/// The timelines of all lanes of one device; what a [`crate::Device`] keeps to answer "is anything still using this?".
+#[derive(Debug, Default)]
+pub struct Timelines(Mutex<Lanes>);
+
+#[derive(Debug, Default)]
+struct Lanes {
+    open: Vec<Timeline>,
+    held: bool,
+}
+
+impl Timelines {
+    /// A timeline for one more lane.
+    pub fn open(&self) -> Timeline {
+        let mut lanes = self.lock();
+        // A lane that is gone and owes nothing has no say in later fences.
+        lanes.open.retain(|lane| Arc::strong_count(&lane.0) > 1 || !lane.is_idle());
+        let lane = Timeline::new();
+        if lanes.held {
+            lane.hold();
+        }
+        lanes.open.push(lane.clone());
+        lane
+    }
+
+    /// The end of everything issued so far on every lane.
+    pub fn fence_here(&self) -> Fence {
+        self.lock().open.iter().map(Timeline::fence_here).fold(Fence::passed(), Fence::and)
+    }
+
+    /// A scripted fault: every fence, also of lanes opened later, is late until [`Timelines::let_pass`].
+    pub fn hold(&self) {
+        let mut lanes = self.lock();
+        lanes.held = true;
+        lanes.open.iter().for_each(Timeline::hold);
+    }
+
+    /// Ends [`Timelines::hold`].
+    pub fn let_pass(&self) {
+        let mut lanes = self.lock();
+        lanes.held = false;
+        lanes.open.iter().for_each(Timeline::let_pass);
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Lanes> {
+        // Nothing below can panic half-way, so a poisoned lock still guards a whole list.
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}

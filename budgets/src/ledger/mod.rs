@@ -1,0 +1,407 @@
+//! The pure state machine that knows every grant.
+
+mod check;
+mod effect;
+mod input;
+mod settle;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+pub use effect::{Effect, Refusal, Refused};
+pub use input::Input;
+
+use crate::{
+    Account, Admission, Bytes, Class, Device, Gate, Grant, Holding, Label, LeaseId, Memory, Owner, Request, RequestId,
+    Resized, Seats, Waiting,
+};
+
+/// What a ledger starts from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LedgerConfig {
+    /// The device's memory.
+    pub total: Bytes,
+    /// What our process uses of it outside leases.
+    pub overhead: Bytes,
+    /// What leases of host memory may sum up to.
+    pub host_total: Bytes,
+    /// How many requests may wait, for each of the two memories.
+    pub waiting_max: usize,
+}
+
+impl LedgerConfig {
+    /// A device of this size without overhead, 1 GiB of host memory to lease, 256 requests that may wait.
+    pub fn new(total: Bytes) -> Self {
+        LedgerConfig { total, overhead: Bytes::ZERO, host_total: Bytes::gib(1), waiting_max: 256 }
+    }
+
+    /// What this device reports; nothing if it is lost.
+    pub fn of(device: &dyn Device) -> Self {
+        let total = device.memory().map_or(Bytes::ZERO, |memory| memory.total);
+        LedgerConfig { overhead: device.overhead(), ..LedgerConfig::new(total) }
+    }
+}
+
+/// The books of one device, and of the host memory leased beside it.
+///
+/// Pure: no I/O, no clock, no threads; the same inputs give the same effects. Rule 1 (`granted + overhead + foreign +
+/// canary <= total`) is checked on entry and exit of every step, in release builds too. It can be untrue only between an
+/// announced `Deficit` and its `DeficitOver`, since other processes do not ask us.
+///
+/// The canary is an account, not a lease: it has no owner that could die or hold on to it, and it is given up inside the
+/// step that needs it. While it is owed, nothing is granted out of what it needs, so it comes back first.
+///
+/// ```
+/// use bursar_budgets::*;
+/// let mut ledger = Ledger::new(LedgerConfig::new(Bytes::mib(512)));
+/// ledger.step(Input::Canary(Bytes::mib(32)));
+/// let request = Request::new(Owner::new("kv", 0), Class::Kv, "demo", Bytes::mib(500));
+/// let effects = ledger.step(Input::Ask { id: RequestId(1), request, wait: false });
+/// let Effect::Refused(refused) = &effects[0] else { panic!("500 + 32 > 512") };
+/// assert_eq!(refused.reason.hint().unwrap(), "ask for 20,971,520 B less, keep a smaller canary, or use a larger device");
+/// ```
+#[derive(Clone, Debug)]
+pub struct Ledger {
+    device: Account,
+    host: Account,
+    leases: BTreeMap<LeaseId, Entry>,
+    next_lease: LeaseId,
+    device_queue: Admission<Wish>,
+    host_queue: Admission<Wish>,
+    gates: BTreeMap<Label, Post>,
+    /// The last generation of each name that is known to be dead.
+    dead: BTreeMap<Label, u64>,
+    /// Dead owners of whom something is still out.
+    clearing: BTreeSet<Owner>,
+    /// The deficit that was last spoken of.
+    announced_deficit: Bytes,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub(crate) holding: Holding,
+    pub(crate) state: State,
+}
+
+/// Where a lease is on its way from granted to freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Held,
+    /// Held, but its tail waits for a fence.
+    Shrinking {
+        to: Bytes,
+        request: RequestId,
+    },
+    /// Ended, and all of it waits for a fence.
+    Revoking,
+}
+
+/// What somebody waits for.
+#[derive(Clone, Debug)]
+pub(crate) enum Wish {
+    New(Request),
+    Grow { lease: LeaseId, to: Bytes },
+}
+
+/// A model's gate and what was held when it froze.
+#[derive(Clone, Debug, Default)]
+struct Post {
+    gate: Gate,
+    seats: Seats,
+}
+
+/// One who wants more: what the gate looks at.
+struct Claim<'a> {
+    owner: &'a Owner,
+    class: &'a Class,
+    model: &'a Label,
+    more: Bytes,
+}
+
+impl Ledger {
+    /// A ledger with nothing granted.
+    pub fn new(config: LedgerConfig) -> Ledger {
+        let LedgerConfig { total, overhead, host_total, waiting_max } = config;
+        Ledger {
+            device: Account { total, overhead, ..Account::default() },
+            host: Account { total: host_total, ..Account::default() },
+            leases: BTreeMap::new(),
+            next_lease: LeaseId(1),
+            device_queue: Admission::new(waiting_max),
+            host_queue: Admission::new(waiting_max),
+            gates: BTreeMap::new(),
+            dead: BTreeMap::new(),
+            clearing: BTreeSet::new(),
+            announced_deficit: Bytes::ZERO,
+        }
+    }
+
+    /// The ledger as it must be, given the leases that live: for a budget actor that was restarted. All gates are open;
+    /// whoever froze them does so again. If more is held than fits, the next step says `Deficit`.
+    pub fn rebuild(config: LedgerConfig, live: impl IntoIterator<Item = Holding>) -> Ledger {
+        let mut ledger = Ledger::new(config);
+        for holding in live {
+            ledger.next_lease = ledger.next_lease.max(LeaseId(holding.id.0 + 1));
+            ledger.account_mut(holding.class.memory()).granted += holding.bytes;
+            if !holding.class.is_guest() {
+                ledger.gates.entry(holding.model.clone()).or_default();
+            }
+            let id = holding.id;
+            let twice = ledger.leases.insert(id, Entry { holding, state: State::Held });
+            assert!(twice.is_none(), "{id} lives twice");
+        }
+        ledger
+    }
+
+    /// Takes one input and says what follows from it.
+    pub fn step(&mut self, input: Input) -> Vec<Effect> {
+        self.check();
+        let mut effects = Vec::new();
+        match input {
+            Input::Ask { id, request, wait } => self.ask(id, request, wait, &mut effects),
+            Input::Resize { id, lease, to, wait, passed } => {
+                self.withdraw_growth(lease, Refusal::Withdrawn, &mut effects);
+                match self.leases.get(&lease).filter(|entry| entry.state == State::Held).map(|e| e.holding.bytes) {
+                    None => refuse(id, Refusal::NotHeld { lease }, &mut effects),
+                    Some(bytes) if to > bytes => self.grow(id, lease, to, wait, &mut effects),
+                    Some(_) => self.shrink(id, lease, to, passed, &mut effects),
+                }
+            }
+            Input::Release { lease, passed } => self.release(lease, passed, &mut effects),
+            Input::FencePassed { lease } => self.fence_passed(lease, &mut effects),
+            Input::OwnerDied { owner } => self.owner_died(owner, &mut effects),
+            Input::Withdraw { id } => {
+                self.withdraw(|waiting| waiting.id == id, |_| Refusal::Withdrawn, &mut effects);
+            }
+            Input::Foreign(bytes) => {
+                let profiling = self.gates.values().any(|post| post.gate == Gate::Open);
+                // What another process frees now it may take again a moment later: a size that was settled on while it
+                // was gone would not hold.
+                self.device.foreign = if profiling { self.device.foreign.max(bytes) } else { bytes };
+            }
+            Input::Overhead(bytes) => self.device.overhead = bytes,
+            Input::Canary(bytes) => self.device.canary_wanted = bytes,
+            Input::Gate { model, to } => self.move_gate(model, to, &mut effects),
+        }
+        self.settle(&mut effects);
+        self.check();
+        effects
+    }
+
+    /// The sums of one memory.
+    pub fn account(&self, memory: Memory) -> &Account {
+        match memory {
+            Memory::Device => &self.device,
+            Memory::Host => &self.host,
+        }
+    }
+
+    /// How much an ask could get now, were nobody waiting.
+    pub fn available(&self, memory: Memory) -> Bytes {
+        self.account(memory).available()
+    }
+
+    /// A model's gate; open for a model never heard of.
+    pub fn gate(&self, model: &str) -> Gate {
+        self.gates.get(model).map_or(Gate::Open, |post| post.gate)
+    }
+
+    /// What a lease holds, until it is freed.
+    pub fn holding(&self, lease: LeaseId) -> Option<&Holding> {
+        self.leases.get(&lease).map(|entry| &entry.holding)
+    }
+
+    /// What a name holds, in all generations, with what is on its way home.
+    pub fn held_by(&self, name: &str) -> Bytes {
+        self.holdings().filter(|holding| holding.owner.name.as_str() == name).map(|holding| holding.bytes).sum()
+    }
+
+    pub(crate) fn entries(&self) -> impl Iterator<Item = &Entry> {
+        self.leases.values()
+    }
+
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = &Waiting<Wish>> {
+        self.device_queue.iter().chain(self.host_queue.iter())
+    }
+
+    pub(crate) fn gates(&self) -> impl Iterator<Item = (&Label, Gate)> {
+        self.gates.iter().map(|(model, post)| (model, post.gate))
+    }
+
+    fn holdings(&self) -> impl Iterator<Item = &Holding> {
+        self.entries().map(|entry| &entry.holding)
+    }
+
+    fn account_mut(&mut self, memory: Memory) -> &mut Account {
+        match memory {
+            Memory::Device => &mut self.device,
+            Memory::Host => &mut self.host,
+        }
+    }
+
+    fn queue(&self, memory: Memory) -> &Admission<Wish> {
+        match memory {
+            Memory::Device => &self.device_queue,
+            Memory::Host => &self.host_queue,
+        }
+    }
+
+    fn queue_mut(&mut self, memory: Memory) -> &mut Admission<Wish> {
+        match memory {
+            Memory::Device => &mut self.device_queue,
+            Memory::Host => &mut self.host_queue,
+        }
+    }
+
+    fn ask(&mut self, id: RequestId, request: Request, wait: bool, effects: &mut Vec<Effect>) {
+        if let Err(reason) = self.check_claimant(&request) {
+            return refuse(id, reason, effects);
+        }
+        if !request.class.is_guest() {
+            // From its first claim on a model is starting, and so its gate is open.
+            self.gates.entry(request.model.clone()).or_default();
+        }
+        let (memory, priority, bytes) = (request.class.memory(), request.priority, request.bytes);
+        let wish = Waiting { id, priority, bytes, wish: Wish::New(request) };
+        self.fulfil_or_queue(memory, wish, wait, effects);
+    }
+
+    /// What stands against a new lease besides the bytes.
+    fn check_claimant(&self, request: &Request) -> Result<(), Refusal> {
+        let Request { owner, class, model, bytes, .. } = request;
+        if *class == Class::Canary {
+            return Err(Refusal::CanaryAsked);
+        }
+        if bytes.is_zero() {
+            return Err(Refusal::Nothing);
+        }
+        if self.dead.get(&owner.name).is_some_and(|dead| owner.generation <= *dead) {
+            return Err(Refusal::OwnerDead { owner: owner.clone() });
+        }
+        let earlier =
+            |holding: &&Holding| holding.owner.name == owner.name && holding.owner.generation < owner.generation;
+        if self.holdings().any(|holding| earlier(&holding)) {
+            let held = self.holdings().filter(earlier).map(|holding| holding.bytes).sum();
+            return Err(Refusal::PredecessorHolds { owner: owner.clone(), held });
+        }
+        self.check_gate(Claim { owner, class, model, more: *bytes })
+    }
+
+    fn check_gate(&self, claim: Claim<'_>) -> Result<(), Refusal> {
+        let Some(post) = self.gates.get(claim.model) else { return Ok(()) };
+        let held: Bytes = self
+            .holdings()
+            .filter(|h| h.model == *claim.model && h.class == *claim.class && h.owner.name == claim.owner.name)
+            .map(|holding| holding.bytes)
+            .sum();
+        let asked = held.saturating_add(claim.more);
+        let seat = match (post.gate, post.seats.seat(claim.owner, claim.class)) {
+            (Gate::Open, _) => return Ok(()),
+            (Gate::Frozen, _) if claim.class.is_guest() => return Ok(()),
+            (Gate::Frozen, Some(_)) if claim.class.is_elastic() => return Ok(()),
+            (Gate::Frozen, Some(seat)) if asked <= seat => return Ok(()),
+            (Gate::Frozen, seat) => seat.unwrap_or_default(),
+            (Gate::Teardown, _) => Bytes::ZERO,
+        };
+        let (model, owner, class) = (claim.model.clone(), claim.owner.clone(), claim.class.clone());
+        Err(Refusal::GateClosed { model, gate: post.gate, owner, class, seat, asked })
+    }
+
+    fn grow(&mut self, id: RequestId, lease: LeaseId, to: Bytes, wait: bool, effects: &mut Vec<Effect>) {
+        let holding = &self.leases[&lease].holding;
+        let (memory, priority, more) = (holding.class.memory(), holding.priority, to - holding.bytes);
+        let Holding { owner, class, model, .. } = holding;
+        if let Err(reason) = self.check_gate(Claim { owner, class, model, more }) {
+            return refuse(id, reason, effects);
+        }
+        let wish = Waiting { id, priority, bytes: more, wish: Wish::Grow { lease, to } };
+        self.fulfil_or_queue(memory, wish, wait, effects);
+    }
+
+    fn fulfil_or_queue(&mut self, memory: Memory, wish: Waiting<Wish>, wait: bool, effects: &mut Vec<Effect>) {
+        let (account, id, asked) = (self.account(memory), wish.id, wish.bytes);
+        let (available, attainable, size) = (account.available(), account.attainable(), wish.wish.size());
+        if let Some(short_by) = size.checked_sub(attainable).filter(|short| !short.is_zero()) {
+            return refuse(id, Refusal::TooLarge { asked: size, attainable, short_by }, effects);
+        }
+        let ahead = self.queue_mut(memory).ahead_of(wish.priority);
+        if ahead == 0 && asked <= available {
+            return self.fulfil(wish, effects);
+        }
+        if !wait && asked > available {
+            return refuse(id, Refusal::Short { asked, available, short_by: asked - available }, effects);
+        }
+        if !wait {
+            return refuse(id, Refusal::Behind { asked, ahead }, effects);
+        }
+        effects.push(match self.queue_mut(memory).push(wish) {
+            Ok(ahead) => Effect::Waiting { request: id, ahead },
+            Err(overloaded) => Effect::Refused(Refused { request: id, reason: Refusal::Overloaded(overloaded) }),
+        });
+    }
+
+    /// Grants what was found to fit.
+    fn fulfil(&mut self, wish: Waiting<Wish>, effects: &mut Vec<Effect>) {
+        match wish.wish {
+            Wish::New(request) => {
+                let id = self.next_lease;
+                self.next_lease = LeaseId(id.0 + 1);
+                let holding = Holding::of(id, request);
+                self.account_mut(holding.class.memory()).granted += holding.bytes;
+                self.leases.insert(id, Entry { holding: holding.clone(), state: State::Held });
+                effects.push(Effect::Granted(Grant { request: wish.id, holding }));
+            }
+            Wish::Grow { lease, to } => self.set_size(wish.id, lease, to, effects),
+        }
+    }
+
+    fn shrink(&mut self, id: RequestId, lease: LeaseId, to: Bytes, passed: bool, effects: &mut Vec<Effect>) {
+        let entry = self.leases.get_mut(&lease).expect("looked up by the caller");
+        if passed || to == entry.holding.bytes {
+            self.set_size(id, lease, to, effects);
+        } else {
+            entry.state = State::Shrinking { to, request: id };
+        }
+    }
+
+    fn set_size(&mut self, request: RequestId, lease: LeaseId, to: Bytes, effects: &mut Vec<Effect>) {
+        let entry = self.leases.get_mut(&lease).expect("a lease that changes its size is in the books");
+        let (from, memory) = (entry.holding.bytes, entry.holding.class.memory());
+        (entry.holding.bytes, entry.state) = (to, State::Held);
+        let account = self.account_mut(memory);
+        account.granted = account.granted - from + to;
+        effects.push(Effect::Resized(Resized { request, lease, from, to }));
+    }
+
+    fn move_gate(&mut self, model: Label, to: Gate, effects: &mut Vec<Effect>) {
+        let known = self.gates.contains_key(&model);
+        let held: Vec<Holding> = self.holdings().filter(|holding| holding.model == model).cloned().collect();
+        let post = self.gates.entry(model.clone()).or_default();
+        if !known && to == Gate::Open {
+            return effects.push(Effect::GateMoved { model, to });
+        }
+        if let Err(error) = post.gate.check_move(&model, to, held.iter().map(|holding| holding.bytes).sum()) {
+            return effects.push(Effect::GateStuck(error));
+        }
+        (post.gate, post.seats) = (to, Seats::default());
+        if to == Gate::Frozen {
+            for holding in &held {
+                post.seats.add(&holding.owner, &holding.class, holding.bytes);
+            }
+        }
+        effects.push(Effect::GateMoved { model, to });
+    }
+}
+
+impl Wish {
+    /// How large the lease would be.
+    fn size(&self) -> Bytes {
+        match self {
+            Wish::New(request) => request.bytes,
+            Wish::Grow { to, .. } => *to,
+        }
+    }
+}
+
+fn refuse(request: RequestId, reason: Refusal, effects: &mut Vec<Effect>) {
+    effects.push(Effect::Refused(Refused { request, reason }));
+}

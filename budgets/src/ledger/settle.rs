@@ -1,0 +1,213 @@
+//! How bytes come home, and what follows from a change: the canary, orders to shrink, the next who wait.
+
+use super::{Claim, Effect, Ledger, Memory, Refusal, State, Wish, refuse};
+use crate::{Bytes, LeaseId, Owner, Waiting};
+
+impl Ledger {
+    pub(super) fn release(&mut self, lease: LeaseId, passed: bool, effects: &mut Vec<Effect>) {
+        assert!(lease < self.next_lease, "{lease} was never granted");
+        // A dead owner's handle may drop long after its lease was revoked and freed; that is no news.
+        let Some(entry) = self.leases.get_mut(&lease).filter(|entry| entry.state != State::Revoking) else { return };
+        let before = std::mem::replace(&mut entry.state, State::Revoking);
+        self.end_growth_and_shrink(lease, before, effects);
+        if passed {
+            self.free(lease, effects);
+        }
+    }
+
+    pub(super) fn fence_passed(&mut self, lease: LeaseId, effects: &mut Vec<Effect>) {
+        match self.leases.get(&lease).map(|entry| entry.state) {
+            Some(State::Revoking) => self.free(lease, effects),
+            Some(State::Shrinking { to, request }) => self.set_size(request, lease, to, effects),
+            Some(State::Held) | None => {}
+        }
+    }
+
+    pub(super) fn owner_died(&mut self, owner: Owner, effects: &mut Vec<Effect>) {
+        if self.dead.get(&owner.name).is_some_and(|dead| owner.generation <= *dead) {
+            return; // Its supervisor and its link may both say so.
+        }
+        self.dead.insert(owner.name.clone(), owner.generation);
+        let reason = || Refusal::OwnerDead { owner: owner.clone() };
+        self.withdraw(
+            |waiting| matches!(&waiting.wish, Wish::New(request) if is_gone(&request.owner, &owner)),
+            |_| reason(),
+            effects,
+        );
+        let revoked: Vec<LeaseId> =
+            self.holdings().filter(|holding| is_gone(&holding.owner, &owner)).map(|holding| holding.id).collect();
+        for lease in revoked {
+            let entry = self.leases.get_mut(&lease).expect("listed above");
+            let before = std::mem::replace(&mut entry.state, State::Revoking);
+            self.end_growth_and_shrink(lease, before, effects);
+            if before != State::Revoking {
+                effects.push(Effect::Revoking { lease });
+            }
+        }
+        self.clearing.insert(owner);
+    }
+
+    /// Answers what was still open about a lease that ends.
+    fn end_growth_and_shrink(&mut self, lease: LeaseId, before: State, effects: &mut Vec<Effect>) {
+        if let State::Shrinking { request, .. } = before {
+            refuse(request, Refusal::NotHeld { lease }, effects);
+        }
+        self.withdraw_growth(lease, Refusal::NotHeld { lease }, effects);
+    }
+
+    pub(super) fn withdraw_growth(&mut self, lease: LeaseId, reason: Refusal, effects: &mut Vec<Effect>) {
+        let grows = |waiting: &Waiting<Wish>| matches!(waiting.wish, Wish::Grow { lease: of, .. } if of == lease);
+        self.withdraw(grows, |_| reason.clone(), effects);
+    }
+
+    pub(super) fn withdraw(
+        &mut self,
+        leaves: impl Fn(&Waiting<Wish>) -> bool,
+        reason: impl Fn(&Waiting<Wish>) -> Refusal,
+        effects: &mut Vec<Effect>,
+    ) {
+        for memory in [Memory::Device, Memory::Host] {
+            for waiting in self.queue_mut(memory).withdraw(&leaves) {
+                refuse(waiting.id, reason(&waiting), effects);
+            }
+        }
+    }
+
+    fn free(&mut self, lease: LeaseId, effects: &mut Vec<Effect>) {
+        let holding = self.leases.remove(&lease).expect("looked up by the caller").holding;
+        self.account_mut(holding.class.memory()).granted -= holding.bytes;
+        effects.push(Effect::Freed { lease, bytes: holding.bytes });
+    }
+
+    /// Brings everything else in line with a change. The order is the rule: the dead first, then the canary, then those
+    /// who must shrink, and only then those who wait.
+    pub(super) fn settle(&mut self, effects: &mut Vec<Effect>) {
+        self.clear_owners(effects);
+        self.settle_canary(effects);
+        self.settle_deficit(effects);
+        for memory in [Memory::Device, Memory::Host] {
+            self.refuse_hopeless(memory, effects);
+            self.serve_waiting(memory, effects);
+        }
+    }
+
+    fn clear_owners(&mut self, effects: &mut Vec<Effect>) {
+        let Ledger { clearing, leases, .. } = self;
+        clearing.retain(|owner| {
+            let is_out = leases.values().any(|entry| is_gone(&entry.holding.owner, owner));
+            if !is_out {
+                effects.push(Effect::OwnerCleared { owner: owner.clone() });
+            }
+            is_out
+        });
+    }
+
+    fn settle_canary(&mut self, effects: &mut Vec<Effect>) {
+        let account = &mut self.device;
+        let before = account.canary;
+        if account.canary > account.canary_wanted {
+            account.canary = account.canary_wanted;
+        }
+        if !account.deficit().is_zero() {
+            account.canary = Bytes::ZERO;
+        }
+        if account.free() >= account.canary_wanted.saturating_sub(account.canary) && account.deficit().is_zero() {
+            account.canary = account.canary_wanted;
+        }
+        let after = account.canary;
+        if after < before {
+            effects.push(Effect::CanaryGiven { bytes: before - after });
+        } else if after > before {
+            effects.push(Effect::CanaryTaken { bytes: after - before });
+        }
+    }
+
+    fn settle_deficit(&mut self, effects: &mut Vec<Effect>) {
+        let short_by = self.device.deficit();
+        if short_by == self.announced_deficit {
+            return;
+        }
+        self.announced_deficit = short_by;
+        if short_by.is_zero() {
+            return effects.push(Effect::DeficitOver);
+        }
+        let on_its_way: Bytes = self
+            .entries()
+            .map(|entry| match entry.state {
+                _ if entry.holding.class.memory() != Memory::Device => Bytes::ZERO,
+                State::Held => Bytes::ZERO,
+                State::Shrinking { to, .. } => entry.holding.bytes - to,
+                State::Revoking => entry.holding.bytes,
+            })
+            .sum();
+        let mut uncovered = short_by.saturating_sub(on_its_way);
+        // Cheap things first, and of equals the youngest: it has the least to lose.
+        let mut elastic: Vec<_> = self
+            .entries()
+            .filter(|entry| entry.state == State::Held)
+            .filter_map(|entry| Some((entry.holding.class.gives_up_rank()?, std::cmp::Reverse(entry.holding.id))))
+            .collect();
+        elastic.sort_unstable();
+        let mut orders = Vec::new();
+        for (_, std::cmp::Reverse(lease)) in elastic {
+            let holding = &self.leases[&lease].holding;
+            let less = uncovered.min(holding.bytes);
+            if !less.is_zero() {
+                uncovered -= less;
+                let (owner, class, to) = (holding.owner.clone(), holding.class.clone(), holding.bytes - less);
+                orders.push(Effect::GiveUp { lease, owner, class, to });
+            }
+        }
+        effects.push(Effect::Deficit { short_by, uncovered });
+        effects.append(&mut orders);
+    }
+
+    /// Refuses those who wait for what can no longer come: their gate has closed, or overhead and the canary have grown so
+    /// much that their wish would block the queue for ever.
+    fn refuse_hopeless(&mut self, memory: Memory, effects: &mut Vec<Effect>) {
+        let attainable = self.account(memory).attainable();
+        let hopeless: Vec<_> = self
+            .queue(memory)
+            .iter()
+            .filter_map(|waiting| {
+                let size = waiting.wish.size();
+                let reason = match size.checked_sub(attainable).filter(|short_by| !short_by.is_zero()) {
+                    Some(short_by) => Refusal::TooLarge { asked: size, attainable, short_by },
+                    None => self.check_wish(waiting).err()?,
+                };
+                Some((waiting.id, reason))
+            })
+            .collect();
+        for (id, reason) in hopeless {
+            self.withdraw(|waiting| waiting.id == id, |_| reason.clone(), effects);
+        }
+    }
+
+    fn check_wish(&self, waiting: &Waiting<Wish>) -> Result<(), Refusal> {
+        let (owner, class, model) = match &waiting.wish {
+            Wish::New(request) => (&request.owner, &request.class, &request.model),
+            Wish::Grow { lease, .. } => {
+                let holding = &self.leases[lease].holding;
+                (&holding.owner, &holding.class, &holding.model)
+            }
+        };
+        self.check_gate(Claim { owner, class, model, more: waiting.bytes })
+    }
+
+    fn serve_waiting(&mut self, memory: Memory, effects: &mut Vec<Effect>) {
+        loop {
+            let available = self.account(memory).available();
+            let Some(waiting) = self.queue_mut(memory).pop_fitting(available) else { return };
+            // An earlier grant of this very loop may have filled the claimant's seat.
+            match self.check_wish(&waiting) {
+                Ok(()) => self.fulfil(waiting, effects),
+                Err(reason) => refuse(waiting.id, reason, effects),
+            }
+        }
+    }
+}
+
+/// Whether this owner is dead if that one is: the same name, no later generation.
+fn is_gone(owner: &Owner, dead: &Owner) -> bool {
+    owner.name == dead.name && owner.generation <= dead.generation
+}

@@ -1,0 +1,78 @@
+//! Leases every byte of one device: the ledger, segments, workspaces and the memory plan.
+//!
+//! The river of memory runs through this crate: [`Request`] -> [`Ledger`] -> [`Lease`] -> [`Segment`] -> [`Workspace`].
+//! A [`Device`] is the only place that memory is taken from; the [`Ledger`] is the only place that says who may.
+//!
+//! # What it knows, and what it must never know
+//!
+//! It knows bytes and owners. It never knows tensors, tokens, models (a model is a [`Label`] here), async, candle or
+//! ractor. The ledger in particular has no clock, no thread, no I/O, no randomness and no hash map in it: the same inputs
+//! give the same effects.
+//!
+//! # The rule
+//!
+//! `granted + overhead + foreign + canary <= total`, always. The ledger refuses what would break it and says by how much.
+//!
+//! ```
+//! use bursar_budgets::*;
+//! # use std::sync::Arc;
+//! # struct Nobody;
+//! # impl ReleaseNotes for Nobody { fn post(&self, _: ReleaseNote) {} }
+//! let device: Arc<dyn Device> = Arc::new(HostDevice::new(HostConfig::small(Bytes::mib(8)))?);
+//! let mut ledger = Ledger::new(LedgerConfig::of(device.as_ref()));
+//!
+//! let request = Request::new(Owner::new("vision", 0), Class::VisionWorkspace, "demo", Bytes::mib(2));
+//! let effects = ledger.step(Input::Ask { id: RequestId(1), request, wait: false });
+//! let Effect::Granted(grant) = &effects[0] else { panic!("2 of 8 MiB fit") };
+//!
+//! let lease = Lease::issue(grant, Arc::new(Nobody));
+//! let segment = Segment::reserve(device, Bytes::mib(4), lease)?;
+//! segment.back_to(Bytes::mib(2))?;
+//!
+//! let workspace = Workspace::over(segment);
+//! let frame = workspace.frame();
+//! let scores = frame.take(Bytes(1000))?;
+//! assert_eq!(workspace.used(), Bytes(1024));
+//! # let _ = scores;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![deny(missing_docs)]
+
+mod account;
+mod admission;
+mod class;
+mod device;
+mod error;
+mod fence;
+mod gate;
+mod label;
+mod lease;
+mod ledger;
+mod owner;
+mod plan;
+mod request;
+mod segment;
+mod snapshot;
+mod table;
+mod units;
+mod watch;
+mod workspace;
+
+pub use account::Account;
+pub use admission::{Admission, Overloaded, Waiting};
+pub use class::{Class, Memory};
+pub use device::{Address, Device, DeviceError, DeviceMemory, HostConfig, HostCounts, HostDevice, Script};
+pub use error::Hint;
+pub use fence::{Fence, Ticket, Timeline, Timelines};
+pub use gate::{Gate, GateError, Seats};
+pub use label::Label;
+pub use lease::{Grant, Holding, Lease, LeaseId, ReleaseNote, ReleaseNotes, Resized};
+pub use ledger::{Effect, Input, Ledger, LedgerConfig, Refusal, Refused};
+pub use owner::Owner;
+pub use plan::{Claim, DoesNotFit, Knob, MemoryPlan};
+pub use request::{Priority, Request, RequestId};
+pub use segment::{Backing, Revoker, Segment};
+pub use snapshot::{ClassLine, GateLine, LeaseLine, LeaseState, Snapshot, WaitingLine};
+pub use units::{Bytes, GIB, KIB, MIB, Pages, ParseBytesError};
+pub use watch::FenceWatch;
+pub use workspace::{Frame, Stretch, Workspace, WorkspaceFull};

@@ -1,0 +1,234 @@
+//! A stretch of reserved addresses of which a leased prefix is backed by memory.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, Weak},
+};
+
+use crate::{Address, Bytes, Device, DeviceError, Fence, Lease};
+
+/// Reserved addresses, a backed prefix of them, and the lease that pays for that prefix.
+///
+/// Growing and shrinking move the end of the prefix: addresses are stable. Dropping a segment gives its memory back at
+/// once if the device has passed everything issued so far; otherwise the memory travels in the lease's release note and
+/// goes back after the fence.
+///
+/// ```
+/// use bursar_budgets::*;
+/// # use std::sync::Arc;
+/// # struct Nobody;
+/// # impl ReleaseNotes for Nobody { fn post(&self, _: ReleaseNote) {} }
+/// # let mut ledger = Ledger::new(LedgerConfig::new(Bytes::mib(4)));
+/// # let request = Request::new(Owner::new("kv", 0), Class::Kv, "demo", Bytes::mib(2));
+/// # let effects = ledger.step(Input::Ask { id: RequestId(1), request, wait: false });
+/// # let Effect::Granted(grant) = &effects[0] else { unreachable!() };
+/// # let lease = Lease::issue(grant, Arc::new(Nobody));
+/// let device = Arc::new(HostDevice::new(HostConfig::small(Bytes::mib(4)))?);
+/// let kv = Segment::reserve(device.clone(), Bytes::mib(4), lease)?;
+/// kv.back_to(Bytes::mib(2))?;
+/// kv.shrink_to(Bytes::mib(1), &Fence::passed())?;
+/// assert_eq!((kv.backed(), device.counts().backed), (Bytes::mib(1), Bytes::mib(1)));
+/// # Ok::<(), DeviceError>(())
+/// ```
+#[derive(Debug)]
+pub struct Segment {
+    backing: Option<Backing>,
+    lease: Arc<Lease>,
+}
+
+/// The memory of a segment. Dropping the last one unbacks it and gives the addresses back.
+pub struct Backing(Arc<Stretch>);
+
+/// Takes a segment's memory away while the segment itself may still be alive somewhere: how the budget reclaims what a
+/// dead owner held. The addresses stay reserved until the segment drops, so a late use faults and hits nobody else.
+#[derive(Clone)]
+pub struct Revoker(Weak<Stretch>);
+
+struct Stretch {
+    device: Arc<dyn Device>,
+    address: Address,
+    reserved: Bytes,
+    extent: Mutex<Extent>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Extent {
+    backed: Bytes,
+    revoked: bool,
+}
+
+impl Segment {
+    /// Reserves addresses for at most `bytes_max`, rounded up to whole pages, and backs none of them.
+    ///
+    /// The lease is a [`Lease`] or, where several segments are paid for by one, an `Arc<Lease>`.
+    ///
+    /// # Errors
+    /// What the device says; the lease is then dropped, which releases it.
+    pub fn reserve(
+        device: Arc<dyn Device>,
+        bytes_max: Bytes,
+        lease: impl Into<Arc<Lease>>,
+    ) -> Result<Segment, DeviceError> {
+        let lease = lease.into();
+        let reserved = bytes_max.round_up(device.page());
+        let address = device.reserve(reserved)?;
+        let stretch = Arc::new(Stretch { device, address, reserved, extent: Mutex::default() });
+        lease.announce(Revoker(Arc::downgrade(&stretch)));
+        Ok(Segment { backing: Some(Backing(stretch)), lease })
+    }
+
+    /// Backs the prefix up to `bytes`, rounded up to whole pages; nothing to do if it is that long already.
+    ///
+    /// # Errors
+    /// What the device says; the prefix is then as long as before. [`DeviceError::BadRange`] when the segment was
+    /// revoked under its owner's feet.
+    ///
+    /// # Panics
+    /// When the lease does not pay for it, or it was not reserved: our bugs. Leases that pay for segments are whole pages.
+    pub fn back_to(&self, bytes: Bytes) -> Result<(), DeviceError> {
+        let stretch = self.stretch();
+        let bytes = bytes.round_up(stretch.device.page());
+        assert!(bytes <= stretch.reserved, "{bytes} of {} reserved cannot be backed", stretch.reserved);
+        let mut extent = stretch.lock();
+        let Some(more) = bytes.checked_sub(extent.backed).filter(|more| !more.is_zero()) else { return Ok(()) };
+        let end = stretch.address.offset(extent.backed);
+        if extent.revoked {
+            let reason = "its lease was revoked";
+            return Err(DeviceError::BadRange { address: end, bytes: more, verb: "backed", reason });
+        }
+        self.lease.spend(more);
+        stretch.device.back(end, more).inspect_err(|_| self.lease.save(more))?;
+        extent.backed = bytes;
+        Ok(())
+    }
+
+    /// Unbacks the tail down to `bytes`, rounded up to whole pages; nothing to do if it is that short already. The lease
+    /// keeps its size: tell the ledger next.
+    ///
+    /// # Errors
+    /// What the device says; the prefix is then as long as before.
+    ///
+    /// # Panics
+    /// When the fence, made behind the last use of the tail, has not passed: our bug.
+    pub fn shrink_to(&self, bytes: Bytes, last_use: &Fence) -> Result<(), DeviceError> {
+        assert!(last_use.is_passed(), "the device still uses the tail that is to be unbacked");
+        let stretch = self.stretch();
+        let bytes = bytes.round_up(stretch.device.page());
+        let mut extent = stretch.lock();
+        let Some(less) = extent.backed.checked_sub(bytes).filter(|less| !less.is_zero()) else { return Ok(()) };
+        stretch.device.unback(stretch.address.offset(bytes), less)?;
+        extent.backed = bytes;
+        self.lease.save(less);
+        Ok(())
+    }
+
+    /// Where it starts, for its whole life.
+    pub fn address(&self) -> Address {
+        self.stretch().address
+    }
+
+    /// How long the backed prefix is: whole pages.
+    pub fn backed(&self) -> Bytes {
+        self.stretch().lock().backed
+    }
+
+    /// How long it could get: whole pages.
+    pub fn reserved(&self) -> Bytes {
+        self.stretch().reserved
+    }
+
+    /// The lease that pays.
+    pub fn lease(&self) -> &Arc<Lease> {
+        &self.lease
+    }
+
+    /// The device that it lies on.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.stretch().device
+    }
+
+    /// What takes its memory away if its owner dies.
+    pub fn revoker(&self) -> Revoker {
+        Revoker(Arc::downgrade(&self.backing.as_ref().expect("a segment has its backing until it drops").0))
+    }
+
+    /// Ends the segment; its memory goes back after this fence, and not before what its device has been given so far.
+    pub fn release_after(self, fence: Fence) {
+        self.lease.part(fence, None);
+    }
+
+    fn stretch(&self) -> &Stretch {
+        &self.backing.as_ref().expect("a segment has its backing until it drops").0
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        let Some(backing) = self.backing.take() else { return };
+        let (backed, fence) = (backing.0.lock().backed, backing.0.device.fence_here());
+        let fence = self.lease.parting_fence().and(fence);
+        if fence.is_passed() {
+            // First the device, then the lease: another segment of the same lease may spend at once what is saved.
+            drop(backing);
+            self.lease.save(backed);
+        } else {
+            self.lease.part(fence, Some(backing));
+        }
+    }
+}
+
+impl Revoker {
+    /// Unbacks everything, now. The device must be past its last use: ask the ledger, which waits for the fence. Nothing
+    /// to do if the segment is gone or was revoked before.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn revoke(&self) -> Result<(), DeviceError> {
+        let Some(stretch) = self.0.upgrade() else { return Ok(()) };
+        let mut extent = stretch.lock();
+        extent.revoked = true;
+        if extent.backed.is_zero() {
+            return Ok(());
+        }
+        stretch.device.unback(stretch.address, extent.backed)?;
+        extent.backed = Bytes::ZERO;
+        Ok(())
+    }
+
+    /// Whether the segment is gone.
+    pub fn is_spent(&self) -> bool {
+        self.0.strong_count() == 0
+    }
+}
+
+impl Stretch {
+    fn lock(&self) -> MutexGuard<'_, Extent> {
+        // An extent changes in one assignment after the device has done its part.
+        self.extent.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl Drop for Stretch {
+    fn drop(&mut self) {
+        // A device that is lost has taken the memory with it; there is nobody left to tell.
+        let _ = self.device.release_reservation(self.address);
+    }
+}
+
+impl fmt::Debug for Stretch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {} backed at {}", self.lock().backed, self.reserved, self.address)
+    }
+}
+
+impl fmt::Debug for Backing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Debug for Revoker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "revoker of {:?}", self.0.upgrade())
+    }
+}

@@ -1,0 +1,226 @@
+//! The ledger at one moment, to print, to send and to compare.
+
+use std::{collections::BTreeMap, fmt};
+
+use serde::Serialize;
+
+use crate::{
+    Bytes, Class, Gate, Label, LeaseId, Ledger, Memory, Owner, Priority, RequestId,
+    ledger::{State, Wish},
+    table,
+};
+
+/// Every byte of a device, by class and owner.
+///
+/// Two snapshots are equal when the same leases are held: "the ledger is back to where it was" is `==`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Snapshot {
+    /// The device's memory.
+    pub total: Bytes,
+    /// What is neither granted nor spent nor kept.
+    pub free: Bytes,
+    /// What our process uses outside leases.
+    pub overhead: Bytes,
+    /// What other processes hold.
+    pub foreign: Bytes,
+    /// What is kept free of use.
+    pub canary: Bytes,
+    /// What should be kept free of use.
+    pub canary_wanted: Bytes,
+    /// The sum of all device leases.
+    pub granted: Bytes,
+    /// By how much rule 1 is untrue.
+    pub deficit: Bytes,
+    /// The host memory that may be leased.
+    pub host_total: Bytes,
+    /// The sum of all leases of host memory.
+    pub host_granted: Bytes,
+    /// Every lease, by number.
+    pub leases: Vec<LeaseLine>,
+    /// The sums by class, in the order of [`Class`].
+    pub classes: Vec<ClassLine>,
+    /// Who waits, the next one first; for device memory, then for host memory.
+    pub waiting: Vec<WaitingLine>,
+    /// The gate of every model.
+    pub gates: Vec<GateLine>,
+}
+
+/// One lease.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LeaseLine {
+    /// Its number.
+    pub id: LeaseId,
+    /// What for.
+    pub class: Class,
+    /// By whom.
+    pub owner: Owner,
+    /// Of which model.
+    pub model: Label,
+    /// How much.
+    pub bytes: Bytes,
+    /// Where it is on its way home.
+    pub state: LeaseState,
+}
+
+/// Where a lease is on its way from granted to freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LeaseState {
+    /// In use.
+    Held,
+    /// In use; its tail waits for a fence.
+    Shrinking,
+    /// Ended; all of it waits for a fence.
+    Revoking,
+}
+
+/// The sum of one class.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ClassLine {
+    /// The class.
+    pub class: Class,
+    /// How many leases.
+    pub leases: usize,
+    /// How much.
+    pub bytes: Bytes,
+}
+
+/// One who waits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct WaitingLine {
+    /// The question.
+    pub request: RequestId,
+    /// The lease that should grow; none where a new one is wanted.
+    pub grows: Option<LeaseId>,
+    /// How much more is wanted.
+    pub bytes: Bytes,
+    /// How urgent.
+    pub priority: Priority,
+}
+
+/// One model's gate.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct GateLine {
+    /// The model.
+    pub model: Label,
+    /// Its gate.
+    pub gate: Gate,
+}
+
+impl Ledger {
+    /// Everything there is to see.
+    pub fn snapshot(&self) -> Snapshot {
+        let (device, host) = (self.account(Memory::Device), self.account(Memory::Host));
+        let leases: Vec<_> = self
+            .entries()
+            .map(|entry| LeaseLine {
+                id: entry.holding.id,
+                class: entry.holding.class.clone(),
+                owner: entry.holding.owner.clone(),
+                model: entry.holding.model.clone(),
+                bytes: entry.holding.bytes,
+                state: match entry.state {
+                    State::Held => LeaseState::Held,
+                    State::Shrinking { .. } => LeaseState::Shrinking,
+                    State::Revoking => LeaseState::Revoking,
+                },
+            })
+            .collect();
+        let mut sums: BTreeMap<&Class, (usize, Bytes)> = BTreeMap::new();
+        for lease in &leases {
+            let sum = sums.entry(&lease.class).or_default();
+            *sum = (sum.0 + 1, sum.1 + lease.bytes);
+        }
+        let classes = sums
+            .into_iter()
+            .map(|(class, (leases, bytes))| ClassLine { class: class.clone(), leases, bytes })
+            .collect();
+        let waiting = self.waiting().map(|waiting| WaitingLine {
+            request: waiting.id,
+            grows: match waiting.wish {
+                Wish::Grow { lease, .. } => Some(lease),
+                Wish::New(_) => None,
+            },
+            bytes: waiting.bytes,
+            priority: waiting.priority,
+        });
+        Snapshot {
+            total: device.total,
+            free: device.free(),
+            overhead: device.overhead,
+            foreign: device.foreign,
+            canary: device.canary,
+            canary_wanted: device.canary_wanted,
+            granted: device.granted,
+            deficit: device.deficit(),
+            host_total: host.total,
+            host_granted: host.granted,
+            classes,
+            waiting: waiting.collect(),
+            gates: self.gates().map(|(model, gate)| GateLine { model: model.clone(), gate }).collect(),
+            leases,
+        }
+    }
+}
+
+impl Snapshot {
+    /// What the leases of a class sum up to.
+    pub fn of_class(&self, class: &Class) -> Bytes {
+        self.classes.iter().find(|line| line.class == *class).map_or(Bytes::ZERO, |line| line.bytes)
+    }
+
+    /// Leases of one class, model, owner and state in one line: a model with a lease a layer still prints short.
+    fn rows(&self, memory: Memory, whole: Bytes) -> Vec<[String; 6]> {
+        let mut groups: BTreeMap<(&Class, &Label, &Owner, bool), (usize, Bytes)> = BTreeMap::new();
+        for lease in self.leases.iter().filter(|lease| lease.class.memory() == memory) {
+            let key = (&lease.class, &lease.model, &lease.owner, lease.state == LeaseState::Revoking);
+            let group = groups.entry(key).or_default();
+            *group = (group.0 + 1, group.1 + lease.bytes);
+        }
+        let rows = groups.into_iter().map(|((class, model, owner, is_revoking), (leases, bytes))| {
+            let mut holder = owner.to_string();
+            if leases > 1 {
+                holder += &format!(" x{leases}");
+            }
+            if is_revoking {
+                holder += " (revoking)";
+            }
+            row(&class.label(), model.as_str(), &holder, bytes, whole)
+        });
+        rows.collect()
+    }
+}
+
+fn row(class: &str, model: &str, holder: &str, bytes: Bytes, whole: Bytes) -> [String; 6] {
+    let bar = table::bar(bytes.0, whole.0);
+    [class.into(), model.into(), holder.into(), bytes.exact(), bytes.to_string(), bar]
+}
+
+impl fmt::Display for Snapshot {
+    /// A line for every claimant, as bytes and as a bar, and a line for every sum.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut rows = self.rows(Memory::Device, self.total);
+        let sum = |name: &str, note: &str, bytes| row(name, "", note, bytes, self.total);
+        rows.push(sum("granted", "", self.granted));
+        rows.push(sum("overhead", "", self.overhead));
+        rows.push(sum("foreign", "", self.foreign));
+        let given_up = if self.canary < self.canary_wanted { "(given up)" } else { "" };
+        rows.push(sum("canary", given_up, self.canary));
+        rows.push(sum("free", "", self.free));
+        rows.push(sum("total", "", self.total));
+        if !self.deficit.is_zero() {
+            rows.push(sum("short by", "", self.deficit));
+        }
+        if !self.host_granted.is_zero() {
+            rows.extend(self.rows(Memory::Host, self.host_total));
+            rows.push(row("host total", "", "", self.host_total, self.host_total));
+        }
+        for line in table::align(&rows, [false, false, false, true, true, false]) {
+            writeln!(f, "{line}")?;
+        }
+        for waiting in &self.waiting {
+            writeln!(f, "waiting: {} for {} ({})", waiting.request, waiting.bytes.exact(), waiting.priority)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,288 @@
+//! Bytes and pages, which never mix with other numbers.
+
+use std::{
+    fmt,
+    iter::Sum,
+    ops::{Add, AddAssign, Mul, Sub, SubAssign},
+    str::FromStr,
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::Hint;
+
+/// 1,024 bytes.
+pub const KIB: u64 = 1 << 10;
+/// 1,048,576 bytes.
+pub const MIB: u64 = 1 << 20;
+/// 1,073,741,824 bytes.
+pub const GIB: u64 = 1 << 30;
+
+/// A number of bytes.
+///
+/// `+`, `-` and `*` assert: going below nothing or past `u64` is our bug. Use `checked_*` or `saturating_sub` where
+/// operation can bring it.
+///
+/// ```
+/// use bursar_budgets::Bytes;
+/// let bytes: Bytes = "12 MiB".parse()?;
+/// assert_eq!(bytes.to_string(), "12.0 MiB");
+/// assert_eq!(bytes.exact(), "12,582,912 B");
+/// # Ok::<(), bursar_budgets::ParseBytesError>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Bytes(pub u64);
+
+/// A number of whole pages of a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Pages(pub u64);
+
+impl Bytes {
+    /// Nothing.
+    pub const ZERO: Bytes = Bytes(0);
+    /// More than any device has; the capacity of a dry workspace.
+    pub const MAX: Bytes = Bytes(u64::MAX);
+
+    /// `n` KiB.
+    pub const fn kib(n: u64) -> Bytes {
+        Bytes(n * KIB)
+    }
+
+    /// `n` MiB.
+    pub const fn mib(n: u64) -> Bytes {
+        Bytes(n * MIB)
+    }
+
+    /// `n` GiB.
+    pub const fn gib(n: u64) -> Bytes {
+        Bytes(n * GIB)
+    }
+
+    /// Whether this is nothing.
+    pub const fn is_zero(self) -> bool {
+        self.0 == 0
+    }
+
+    /// All digits, in groups of three: `12,582,912 B`.
+    pub fn exact(self) -> String {
+        format!("{} B", grouped(self.0))
+    }
+
+    /// The smallest multiple of `page` that is not smaller.
+    ///
+    /// # Panics
+    /// When `page` is zero, or the result is past `u64`: our bug.
+    pub fn round_up(self, page: Bytes) -> Bytes {
+        assert!(page.0 > 0, "a page has at least one byte");
+        Bytes(self.0.checked_next_multiple_of(page.0).expect("rounding up stays within u64"))
+    }
+
+    /// The largest multiple of `page` that is not larger.
+    pub fn round_down(self, page: Bytes) -> Bytes {
+        assert!(page.0 > 0, "a page has at least one byte");
+        Bytes(self.0 - self.0 % page.0)
+    }
+
+    /// Whether this is a whole number of `page`s.
+    pub fn is_multiple_of(self, page: Bytes) -> bool {
+        self.0.is_multiple_of(page.0)
+    }
+
+    /// How many pages hold this many bytes, the last one perhaps in part.
+    pub fn pages(self, page: Bytes) -> Pages {
+        assert!(page.0 > 0, "a page has at least one byte");
+        Pages(self.0.div_ceil(page.0))
+    }
+
+    /// The sum, or nothing past `u64`.
+    pub fn checked_add(self, other: Bytes) -> Option<Bytes> {
+        self.0.checked_add(other.0).map(Bytes)
+    }
+
+    /// The difference, or nothing below zero.
+    pub fn checked_sub(self, other: Bytes) -> Option<Bytes> {
+        self.0.checked_sub(other.0).map(Bytes)
+    }
+
+    /// The product, or nothing past `u64`.
+    pub fn checked_mul(self, factor: u64) -> Option<Bytes> {
+        self.0.checked_mul(factor).map(Bytes)
+    }
+
+    /// The difference, at least nothing.
+    pub fn saturating_sub(self, other: Bytes) -> Bytes {
+        Bytes(self.0.saturating_sub(other.0))
+    }
+
+    /// The sum, at most [`Bytes::MAX`].
+    pub fn saturating_add(self, other: Bytes) -> Bytes {
+        Bytes(self.0.saturating_add(other.0))
+    }
+
+    /// As a `usize`, for lengths of slices.
+    pub fn as_usize(self) -> usize {
+        usize::try_from(self.0).expect("a number of bytes that is addressable here")
+    }
+}
+
+impl Pages {
+    /// The bytes of this many pages.
+    pub fn bytes(self, page: Bytes) -> Bytes {
+        page * self.0
+    }
+}
+
+macro_rules! counted {
+    ($unit:ident) => {
+        impl Add for $unit {
+            type Output = $unit;
+            #[track_caller]
+            fn add(self, other: $unit) -> $unit {
+                $unit(self.0.checked_add(other.0).expect("a sum within u64"))
+            }
+        }
+        impl Sub for $unit {
+            type Output = $unit;
+            #[track_caller]
+            fn sub(self, other: $unit) -> $unit {
+                match self.0.checked_sub(other.0) {
+                    Some(difference) => $unit(difference),
+                    None => panic!("{} - {} is below nothing", self.0, other.0),
+                }
+            }
+        }
+        impl Mul<u64> for $unit {
+            type Output = $unit;
+            #[track_caller]
+            fn mul(self, factor: u64) -> $unit {
+                $unit(self.0.checked_mul(factor).expect("a product within u64"))
+            }
+        }
+        impl AddAssign for $unit {
+            #[track_caller]
+            fn add_assign(&mut self, other: $unit) {
+                *self = *self + other;
+            }
+        }
+        impl SubAssign for $unit {
+            #[track_caller]
+            fn sub_assign(&mut self, other: $unit) {
+                *self = *self - other;
+            }
+        }
+        impl Sum for $unit {
+            fn sum<I: Iterator<Item = $unit>>(all: I) -> $unit {
+                all.fold($unit(0), Add::add)
+            }
+        }
+        impl<'a> Sum<&'a $unit> for $unit {
+            fn sum<I: Iterator<Item = &'a $unit>>(all: I) -> $unit {
+                all.copied().sum()
+            }
+        }
+    };
+}
+counted!(Bytes);
+counted!(Pages);
+
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Tenths are enough to read; whoever needs every byte asks for `exact`.
+        let text = match self.0 {
+            n if n < KIB => format!("{n} B"),
+            // 1023.95 KiB and more would print as "1024.0 KiB": hand it to the next unit instead.
+            n if n < MIB - KIB / 20 => format!("{:.1} KiB", n as f64 / KIB as f64),
+            n if n < GIB - MIB / 20 => format!("{:.1} MiB", n as f64 / MIB as f64),
+            n => format!("{:.1} GiB", n as f64 / GIB as f64),
+        };
+        f.pad(&text)
+    }
+}
+
+impl fmt::Display for Pages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&format!("{} page{}", grouped(self.0), if self.0 == 1 { "" } else { "s" }))
+    }
+}
+
+/// Why a text is not a number of bytes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ParseBytesError {
+    /// There is no number in front.
+    #[error("{text:?} does not start with a number of bytes")]
+    NoNumber {
+        /// What was given.
+        text: String,
+    },
+    /// The unit is none that we know.
+    #[error("{unit:?} in {text:?} is no unit of bytes")]
+    UnknownUnit {
+        /// What was given.
+        text: String,
+        /// The part after the number.
+        unit: String,
+    },
+    /// The number has a fraction of a byte, or is past 16 EiB.
+    #[error("{text:?} is not a whole number of bytes below 16 EiB")]
+    OutOfRange {
+        /// What was given.
+        text: String,
+    },
+}
+
+impl Hint for ParseBytesError {
+    fn hint(&self) -> Option<String> {
+        Some("write a number and a unit, like 512MiB, 2 GiB, 1.5GiB, or plain bytes, like 1048576".into())
+    }
+}
+
+impl FromStr for Bytes {
+    type Err = ParseBytesError;
+
+    /// Reads `512MiB`, `2 GiB`, `1.5g`, `1048576`. Units are powers of 1,024, since memory is; the decimal `MB` and `GB`
+    /// are refused rather than guessed at.
+    fn from_str(text: &str) -> Result<Bytes, ParseBytesError> {
+        let trimmed = text.trim();
+        let split =
+            trimmed.find(|c: char| !c.is_ascii_digit() && !matches!(c, '.' | '_' | ',')).unwrap_or(trimmed.len());
+        let (number, unit) = (trimmed[..split].replace(['_', ','], ""), trimmed[split..].trim());
+        let factor = match unit.to_ascii_lowercase().as_str() {
+            "" | "b" => 1,
+            "k" | "kib" => KIB,
+            "m" | "mib" => MIB,
+            "g" | "gib" => GIB,
+            "t" | "tib" => GIB * 1024,
+            _ if number.is_empty() => return Err(ParseBytesError::NoNumber { text: text.into() }),
+            _ => return Err(ParseBytesError::UnknownUnit { text: text.into(), unit: unit.into() }),
+        };
+        let out_of_range = || ParseBytesError::OutOfRange { text: text.into() };
+        if !number.contains('.') {
+            if number.is_empty() {
+                return Err(ParseBytesError::NoNumber { text: text.into() });
+            }
+            let whole: u64 = number.parse().map_err(|_| out_of_range())?;
+            return whole.checked_mul(factor).map(Bytes).ok_or_else(out_of_range);
+        }
+        let value: f64 = number.parse().map_err(|_| ParseBytesError::NoNumber { text: text.into() })?;
+        let bytes = value * factor as f64;
+        // 2^53: above it a float no longer tells neighbouring bytes apart.
+        if bytes.fract() != 0.0 || bytes > (1u64 << 53) as f64 {
+            return Err(out_of_range());
+        }
+        Ok(Bytes(bytes as u64))
+    }
+}

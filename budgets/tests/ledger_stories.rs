@@ -1,0 +1,400 @@
+//! Stories of the ledger: what it grants, refuses, takes back, and in which order.
+
+use bursar_budgets::*;
+
+fn ledger() -> Ledger {
+    Ledger::new(LedgerConfig::new(Bytes(1000)))
+}
+
+fn request(name: &str, class: Class, bytes: u64) -> Request {
+    Request::new(Owner::new(name, 0), class, "demo", Bytes(bytes))
+}
+
+fn ask(ledger: &mut Ledger, id: u64, request: Request, wait: bool) -> Vec<Effect> {
+    ledger.step(Input::Ask { id: RequestId(id), request, wait })
+}
+
+fn granted(effects: &[Effect]) -> Vec<LeaseId> {
+    let grants = effects.iter().filter_map(|effect| match effect {
+        Effect::Granted(grant) => Some(grant.holding().id),
+        _ => None,
+    });
+    grants.collect()
+}
+
+fn refusal(effects: &[Effect]) -> &Refusal {
+    match effects {
+        [Effect::Refused(refused)] => &refused.reason,
+        other => panic!("expected one refusal, got {other:?}"),
+    }
+}
+
+fn hold(ledger: &mut Ledger, id: u64, request: Request) -> LeaseId {
+    granted(&ask(ledger, id, request, false))[0]
+}
+
+#[test]
+fn what_would_break_rule_1_is_refused_with_the_number_it_is_short_by() {
+    let mut ledger = ledger();
+    hold(&mut ledger, 1, request("kv", Class::Kv, 700));
+    let effects = ask(&mut ledger, 2, request("vision", Class::VisionCache, 400), false);
+    let refused = refusal(&effects);
+    assert_eq!(refused.to_string(), "400 B asked, 300 B available, 100 B short");
+    assert_eq!(refused.hint().unwrap(), "ask for 100 B less, wait for it, or free as much elsewhere");
+    let effects = ask(&mut ledger, 3, request("vision", Class::VisionCache, 1001), true);
+    let expected = "1,001 B asked, but 1,000 B is all that a lease could ever get: 1 B short";
+    assert_eq!(refusal(&effects).to_string(), expected);
+}
+
+#[test]
+fn a_small_ask_does_not_overtake_a_large_one_that_waits() {
+    let mut ledger = ledger();
+    let held = hold(&mut ledger, 1, request("kv", Class::Kv, 700));
+    let waits = ask(&mut ledger, 2, request("large", Class::tenant("t"), 500), true);
+    assert_eq!(waits, [Effect::Waiting { request: RequestId(2), ahead: 0 }]);
+    let small = ask(&mut ledger, 3, request("small", Class::tenant("t"), 10), false);
+    assert_eq!(refusal(&small).to_string(), "10 B asked while 1 others wait for memory");
+    ask(&mut ledger, 4, request("small", Class::tenant("t"), 10), true);
+    let urgent = ask(&mut ledger, 5, request("urgent", Class::Graphs, 10).priority(Priority::Startup), false);
+    assert_eq!(granted(&urgent).len(), 1, "a higher priority does overtake");
+    let freed = ledger.step(Input::Release { lease: held, passed: true });
+    let order: Vec<_> = freed
+        .iter()
+        .filter_map(|e| match e {
+            Effect::Granted(g) => Some(g.request().0),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(order, [2, 4]);
+}
+
+#[test]
+fn a_withdrawn_request_lets_the_next_one_pass() {
+    let mut ledger = ledger();
+    hold(&mut ledger, 1, request("kv", Class::Kv, 700));
+    ask(&mut ledger, 2, request("a", Class::tenant("t"), 500), true);
+    ask(&mut ledger, 3, request("b", Class::tenant("t"), 100), true);
+    let effects = ledger.step(Input::Withdraw { id: RequestId(2) });
+    assert!(
+        matches!(&effects[..], [Effect::Refused(no), Effect::Granted(yes)]
+        if no.reason == Refusal::Withdrawn && yes.request() == RequestId(3)),
+        "{effects:?}"
+    );
+    assert!(ledger.step(Input::Withdraw { id: RequestId(3) }).is_empty(), "answered questions are left alone");
+}
+
+#[test]
+fn a_full_queue_says_overloaded_at_once() {
+    let mut ledger = Ledger::new(LedgerConfig { waiting_max: 1, ..LedgerConfig::new(Bytes(1000)) });
+    hold(&mut ledger, 1, request("kv", Class::Kv, 1000));
+    ask(&mut ledger, 2, request("a", Class::Kv, 1), true);
+    let effects = ask(&mut ledger, 3, request("b", Class::Kv, 1), true);
+    assert_eq!(refusal(&effects).to_string(), "1 requests wait for memory already, and at most 1 may");
+}
+
+#[test]
+fn a_dead_owners_bytes_return_behind_each_fence_and_it_is_cleared_once() {
+    let mut ledger = ledger();
+    let before = ledger.snapshot();
+    let one = hold(&mut ledger, 1, request("vision", Class::tenant("t"), 300));
+    let other = hold(&mut ledger, 2, request("vision", Class::tenant("t"), 400));
+    ask(&mut ledger, 3, request("vision", Class::tenant("t"), 900), true);
+    let owner = Owner::new("vision", 0);
+    let died = ledger.step(Input::OwnerDied { owner: owner.clone() });
+    assert!(
+        matches!(&died[..], [Effect::Refused(no), Effect::Revoking { lease: a }, Effect::Revoking { lease: b }]
+        if no.reason.to_string() == "vision#0 is dead" && (*a, *b) == (one, other)),
+        "{died:?}"
+    );
+
+    let next = Request { owner: owner.successor(), ..request("vision", Class::tenant("t"), 1) };
+    let early = ask(&mut ledger, 4, next.clone(), true);
+    assert_eq!(refusal(&early).to_string(), "vision#1 cannot start: 700 B of an earlier generation are not back yet");
+
+    assert_eq!(ledger.step(Input::FencePassed { lease: one }), [Effect::Freed { lease: one, bytes: Bytes(300) }]);
+    assert!(
+        ledger.step(Input::Release { lease: other, passed: true }).is_empty(),
+        "the late note does not skip the fence"
+    );
+    assert_eq!(
+        ledger.step(Input::FencePassed { lease: other }),
+        [Effect::Freed { lease: other, bytes: Bytes(400) }, Effect::OwnerCleared { owner: owner.clone() }]
+    );
+    assert!(ledger.step(Input::OwnerDied { owner }).is_empty());
+    assert!(ledger.step(Input::FencePassed { lease: other }).is_empty());
+    assert_eq!(ledger.snapshot(), before, "the ledger is back to where it was");
+    assert_eq!(granted(&ask(&mut ledger, 5, next, false)).len(), 1);
+    let late = ask(&mut ledger, 6, request("vision", Class::tenant("t"), 1), false);
+    assert_eq!(refusal(&late), &Refusal::OwnerDead { owner: Owner::new("vision", 0) });
+}
+
+#[test]
+fn an_owner_that_held_nothing_is_cleared_at_once() {
+    let owner = Owner::new("chat", 7);
+    let effects = ledger().step(Input::OwnerDied { owner: owner.clone() });
+    assert_eq!(effects, [Effect::OwnerCleared { owner }]);
+}
+
+#[test]
+fn foreign_growth_takes_the_canary_then_the_vision_cache_then_kv() {
+    let mut ledger = ledger();
+    let kv = hold(&mut ledger, 1, request("kv", Class::Kv, 500));
+    let cache = hold(&mut ledger, 2, request("vision", Class::VisionCache, 200));
+    hold(&mut ledger, 3, request("weights", Class::Weights, 100));
+    assert_eq!(ledger.step(Input::Canary(Bytes(150))), [Effect::CanaryTaken { bytes: Bytes(150) }]);
+    ledger.step(Input::Gate { model: "demo".into(), to: Gate::Frozen });
+    assert_eq!(ledger.step(Input::Foreign(Bytes(100))), [Effect::CanaryGiven { bytes: Bytes(150) }]);
+
+    let effects = ledger.step(Input::Foreign(Bytes(450)));
+    let order = |lease, name, class, to| Effect::GiveUp { lease, owner: Owner::new(name, 0), class, to: Bytes(to) };
+    assert_eq!(
+        effects,
+        [
+            Effect::Deficit { short_by: Bytes(250), uncovered: Bytes(0) },
+            order(cache, "vision", Class::VisionCache, 0),
+            order(kv, "kv", Class::Kv, 450),
+        ]
+    );
+    let shrink = |id, lease, to| Input::Resize { id: RequestId(id), lease, to: Bytes(to), wait: false, passed: true };
+    ledger.step(shrink(4, cache, 0));
+    let effects = ledger.step(shrink(5, kv, 450));
+    assert!(effects.contains(&Effect::DeficitOver), "{effects:?}");
+    let effects = ledger.step(Input::Foreign(Bytes(300)));
+    assert_eq!(effects, [Effect::CanaryTaken { bytes: Bytes(150) }], "the canary comes back first");
+    assert_eq!(ledger.snapshot().free, Bytes(0));
+}
+
+#[test]
+fn what_no_elastic_lease_covers_is_said() {
+    let mut ledger = ledger();
+    hold(&mut ledger, 1, request("weights", Class::Weights, 900));
+    let effects = ledger.step(Input::Foreign(Bytes(300)));
+    assert_eq!(effects, [Effect::Deficit { short_by: Bytes(200), uncovered: Bytes(200) }]);
+}
+
+#[test]
+fn while_a_model_starts_foreign_gains_are_ignored_and_losses_are_not() {
+    let mut ledger = ledger();
+    hold(&mut ledger, 1, request("weights", Class::Weights, 100));
+    ledger.step(Input::Foreign(Bytes(300)));
+    ledger.step(Input::Foreign(Bytes(200)));
+    assert_eq!(ledger.snapshot().foreign, Bytes(300));
+    ledger.step(Input::Gate { model: "demo".into(), to: Gate::Frozen });
+    ledger.step(Input::Foreign(Bytes(200)));
+    assert_eq!(ledger.snapshot().foreign, Bytes(200));
+}
+
+#[test]
+fn after_ready_only_tenants_elastic_tails_and_returning_claimants_get_memory() {
+    let mut ledger = ledger();
+    let graphs = hold(&mut ledger, 1, request("graph", Class::Graphs, 50));
+    let kv = hold(&mut ledger, 2, request("kv", Class::Kv, 100));
+    ledger.step(Input::Gate { model: "demo".into(), to: Gate::Frozen });
+
+    let effects = ask(&mut ledger, 3, request("late", Class::StepWorkspace, 10), true);
+    let expected = "demo is frozen: late#0 may hold 0 B of step workspace there, not 10 B";
+    assert_eq!(refusal(&effects).to_string(), expected);
+    hold(&mut ledger, 4, request("index", Class::tenant("index"), 10));
+    hold(&mut ledger, 5, request("vision", Class::Host, 10));
+    let grow = |id, lease, to| Input::Resize { id: RequestId(id), lease, to: Bytes(to), wait: false, passed: false };
+    assert!(matches!(ledger.step(grow(6, kv, 200))[..], [Effect::Resized(_)]));
+    let effects = ledger.step(grow(7, graphs, 51));
+    assert!(matches!(refusal(&effects), Refusal::GateClosed { seat: Bytes(50), asked: Bytes(51), .. }));
+
+    ledger.step(Input::OwnerDied { owner: Owner::new("graph", 0) });
+    ledger.step(Input::FencePassed { lease: graphs });
+    let again = Request { owner: Owner::new("graph", 1), ..request("graph", Class::Graphs, 50) };
+    assert_eq!(granted(&ask(&mut ledger, 8, again, false)).len(), 1, "its successor has its seat");
+}
+
+#[test]
+fn a_model_in_teardown_gets_nothing_and_opens_again_when_it_is_gone() {
+    let mut ledger = ledger();
+    let lease = hold(&mut ledger, 1, request("kv", Class::Kv, 1000));
+    ask(&mut ledger, 2, request("kv", Class::Kv, 10), true);
+    let gate = |to| Input::Gate { model: "demo".into(), to };
+    let effects = ledger.step(gate(Gate::Teardown));
+    assert!(matches!(&effects[..], [Effect::GateMoved { .. }, Effect::Refused(no)] if no.request == RequestId(2)));
+    let [Effect::GateStuck(stuck)] = &ledger.step(gate(Gate::Open))[..] else { panic!() };
+    assert_eq!(stuck.to_string(), "the gate of demo cannot open again: 1,000 B are still held");
+    ledger.step(Input::Release { lease, passed: true });
+    assert!(matches!(ledger.step(gate(Gate::Open))[..], [Effect::GateMoved { .. }]));
+    let [Effect::GateStuck(stuck)] = &ledger.step(gate(Gate::Open))[..] else { panic!() };
+    assert_eq!(stuck.to_string(), "the gate of demo is open and cannot become open");
+}
+
+#[test]
+fn a_shrinking_leases_tail_is_free_after_its_fence_and_not_before() {
+    let mut ledger = ledger();
+    let kv = hold(&mut ledger, 1, request("kv", Class::Kv, 1000));
+    let shrink = Input::Resize { id: RequestId(2), lease: kv, to: Bytes(600), wait: false, passed: false };
+    assert!(ledger.step(shrink).is_empty());
+    assert_eq!(ledger.available(Memory::Device), Bytes(0));
+    ask(&mut ledger, 3, request("vision", Class::VisionCache, 300), true);
+    let effects = ledger.step(Input::FencePassed { lease: kv });
+    assert!(
+        matches!(&effects[..], [Effect::Resized(resized), Effect::Granted(_)]
+        if (resized.from(), resized.to()) == (Bytes(1000), Bytes(600))),
+        "{effects:?}"
+    );
+}
+
+#[test]
+fn host_memory_has_its_own_total_and_queue() {
+    let mut ledger = Ledger::new(LedgerConfig { host_total: Bytes(100), ..LedgerConfig::new(Bytes(1000)) });
+    hold(&mut ledger, 1, request("kv", Class::Kv, 1000));
+    ask(&mut ledger, 2, request("kv", Class::VisionCache, 1), true);
+    hold(&mut ledger, 3, request("vision", Class::Host, 100));
+    let effects = ask(&mut ledger, 4, request("vision", Class::Host, 1), false);
+    assert!(matches!(refusal(&effects), Refusal::Short { short_by: Bytes(1), .. }));
+}
+
+#[test]
+fn nobody_leases_the_canary_or_nothing() {
+    let mut ledger = ledger();
+    assert_eq!(refusal(&ask(&mut ledger, 1, request("x", Class::Canary, 1), false)), &Refusal::CanaryAsked);
+    assert_eq!(refusal(&ask(&mut ledger, 2, request("x", Class::Kv, 0), false)), &Refusal::Nothing);
+}
+
+#[test]
+fn a_ledger_rebuilt_from_the_live_leases_is_the_same_and_gives_new_numbers() {
+    let mut ledger = ledger();
+    let gone = hold(&mut ledger, 1, request("a", Class::Kv, 100));
+    let kept = hold(&mut ledger, 2, request("b", Class::Weights, 200));
+    ledger.step(Input::Release { lease: gone, passed: true });
+    let live = ledger.holding(kept).cloned();
+    let mut rebuilt = Ledger::rebuild(LedgerConfig::new(Bytes(1000)), live);
+    assert_eq!(rebuilt.snapshot(), ledger.snapshot());
+    assert!(hold(&mut rebuilt, 3, request("c", Class::Kv, 1)) > kept);
+}
+
+#[test]
+fn the_ledger_prints_as_a_table_that_lines_up() {
+    let mut ledger = Ledger::new(LedgerConfig { overhead: Bytes::mib(8), ..LedgerConfig::new(Bytes::mib(512)) });
+    for (id, name, class, bytes) in [
+        (1, "weights", Class::Weights, Bytes(14_784_512)),
+        (2, "kv", Class::Kv, Bytes::mib(128)),
+        (3, "kv", Class::Kv, Bytes::mib(128)),
+        (4, "vision", Class::VisionWorkspace, Bytes::mib(24)),
+        (5, "vision", Class::Host, Bytes::mib(1)),
+    ] {
+        hold(&mut ledger, id, Request { bytes, ..request(name, class, 1) });
+    }
+    ledger.step(Input::Canary(Bytes::mib(32)));
+    ask(&mut ledger, 6, Request { bytes: Bytes::mib(400), ..request("index", Class::tenant("index"), 1) }, true);
+    let expected = "\
+weights           demo  weights#0     14,784,512 B   14.1 MiB  █░░░░░░░░░░░░░░░░░░░░░░░
+kv                demo  kv#0 x2      268,435,456 B  256.0 MiB  ████████████░░░░░░░░░░░░
+vision workspace  demo  vision#0      25,165,824 B   24.0 MiB  █░░░░░░░░░░░░░░░░░░░░░░░
+granted                              308,385,792 B  294.1 MiB  ██████████████░░░░░░░░░░
+overhead                               8,388,608 B    8.0 MiB  █░░░░░░░░░░░░░░░░░░░░░░░
+foreign                                        0 B        0 B  ░░░░░░░░░░░░░░░░░░░░░░░░
+canary                                33,554,432 B   32.0 MiB  ██░░░░░░░░░░░░░░░░░░░░░░
+free                                 186,542,080 B  177.9 MiB  ████████░░░░░░░░░░░░░░░░
+total                                536,870,912 B  512.0 MiB  ████████████████████████
+host              demo  vision#0       1,048,576 B    1.0 MiB  █░░░░░░░░░░░░░░░░░░░░░░░
+host total                         1,073,741,824 B    1.0 GiB  ████████████████████████
+waiting: request 6 for 419,430,400 B (tenant)
+";
+    let text = ledger.snapshot().to_string();
+    assert_eq!(text, expected, "\n{text}");
+}
+
+#[test]
+fn a_snapshot_is_plain_json() {
+    let mut ledger = ledger();
+    hold(&mut ledger, 1, request("index", Class::tenant("mine"), 10));
+    let json = serde_json::to_value(ledger.snapshot()).unwrap();
+    assert_eq!(json["total"], 1000);
+    let expected = serde_json::json!({
+        "id": 1, "class": "tenant:mine", "owner": {"name": "index", "generation": 0},
+        "model": "demo", "bytes": 10, "state": "held",
+    });
+    assert_eq!(json["leases"][0], expected);
+}
+
+#[test]
+fn a_plan_prints_a_line_for_every_claimant_and_names_what_would_make_it_fit() {
+    let plan = MemoryPlan::new().claim(Class::Weights, "demo", Bytes(7_168_000), "3.6 M parameters x 2 B").claim(
+        Class::StepWorkspace,
+        "prefill of 512 tokens",
+        Bytes::mib(21),
+        "dry run",
+    );
+    let expected = "\
+weights         demo                    7,168,000 B   6.8 MiB  3.6 M parameters x 2 B
+step workspace  prefill of 512 tokens  22,020,096 B  21.0 MiB  dry run
+total                                  29,188,096 B  27.8 MiB
+";
+    assert_eq!(plan.to_string(), expected, "\n{plan}");
+    assert!(plan.fits(plan.total(), || unreachable!()).is_ok());
+    let knobs = || vec![Knob::new("step_tokens", 512, 384), Knob::hopeless("kv_tokens", 1024)];
+    let error = plan.fits(Bytes::mib(24), knobs).unwrap_err();
+    let expected = "the plan needs 29,188,096 B (27.8 MiB), of which 25,165,824 B (24.0 MiB) are available: \
+                    4,022,272 B (3.8 MiB) short";
+    assert_eq!(error.to_string(), expected);
+    let expected = "step_tokens 384 instead of 512 would fit; no kv_tokens below 1024 is enough alone";
+    assert_eq!(error.hint().unwrap(), expected);
+}
+
+#[test]
+fn a_lease_already_on_its_way_home_is_not_revoked_again_when_its_owner_dies() {
+    let mut ledger = ledger();
+    let lease = hold(&mut ledger, 1, request("vision", Class::VisionCache, 300));
+    assert!(ledger.step(Input::Release { lease, passed: false }).is_empty());
+    assert!(ledger.step(Input::OwnerDied { owner: Owner::new("vision", 0) }).is_empty(), "its own fence is on its way");
+    let effects = ledger.step(Input::FencePassed { lease });
+    assert!(matches!(effects[..], [Effect::Freed { .. }, Effect::OwnerCleared { .. }]), "{effects:?}");
+}
+
+#[test]
+fn bytes_already_on_their_way_home_are_not_ordered_a_second_time() {
+    let mut ledger = ledger();
+    let kv = hold(&mut ledger, 1, request("kv", Class::Kv, 600));
+    let cache = hold(&mut ledger, 2, request("vision", Class::VisionCache, 400));
+    let shrink = Input::Resize { id: RequestId(3), lease: kv, to: Bytes(500), wait: false, passed: false };
+    assert!(ledger.step(shrink).is_empty());
+    let effects = ledger.step(Input::Foreign(Bytes(250)));
+    let order = Effect::GiveUp {
+        lease: cache,
+        owner: Owner::new("vision", 0),
+        class: Class::VisionCache,
+        to: Bytes(250), // 250 short, 100 of kv's tail under way, 150 from the cache
+    };
+    assert_eq!(effects, [Effect::Deficit { short_by: Bytes(250), uncovered: Bytes(0) }, order]);
+}
+
+#[test]
+fn a_newer_wish_for_a_size_takes_the_place_of_one_that_waits() {
+    let mut ledger = ledger();
+    let kv = hold(&mut ledger, 1, request("kv", Class::Kv, 600));
+    hold(&mut ledger, 2, request("vision", Class::VisionCache, 400));
+    let grow = |id, to| Input::Resize { id: RequestId(id), lease: kv, to: Bytes(to), wait: true, passed: false };
+    assert!(matches!(ledger.step(grow(3, 700))[..], [Effect::Waiting { .. }]));
+    let effects = ledger.step(grow(4, 650));
+    assert!(
+        matches!(&effects[..], [Effect::Refused(no), Effect::Waiting { request, .. }]
+            if no.request == RequestId(3) && no.reason == Refusal::Withdrawn && *request == RequestId(4)),
+        "{effects:?}"
+    );
+    let effects = ledger.step(Input::Release { lease: kv, passed: true });
+    assert!(matches!(&effects[..], [Effect::Refused(no), Effect::Freed { .. }]
+        if no.reason == Refusal::NotHeld { lease: kv }));
+}
+
+#[test]
+fn two_who_wait_for_one_seat_do_not_both_get_it() {
+    let mut ledger = ledger();
+    let graphs = hold(&mut ledger, 1, request("graph", Class::Graphs, 50));
+    ledger.step(Input::Gate { model: "demo".into(), to: Gate::Frozen });
+    ledger.step(Input::Release { lease: graphs, passed: true });
+    let tenant = hold(&mut ledger, 2, request("index", Class::tenant("index"), 1000));
+    ask(&mut ledger, 3, request("graph", Class::Graphs, 50), true);
+    ask(&mut ledger, 4, request("graph", Class::Graphs, 50), true);
+    let effects = ledger.step(Input::Release { lease: tenant, passed: true });
+    assert!(
+        matches!(&effects[1..], [Effect::Granted(yes), Effect::Refused(no)]
+            if yes.request() == RequestId(3) && matches!(no.reason, Refusal::GateClosed { .. })),
+        "{effects:?}"
+    );
+}

@@ -1,0 +1,367 @@
+//! Stories of segments on the host device: what is backed is what is leased, whatever fails.
+
+use std::sync::{Arc, Mutex};
+
+use bursar_budgets::*;
+use proptest::prelude::*;
+
+const PAGE: Bytes = Bytes::kib(64);
+
+/// A budget without an actor: the ledger, the fences, and the notes that leases post.
+#[derive(Default)]
+struct Notes {
+    posted: Mutex<Vec<ReleaseNote>>,
+    revokers: Mutex<Vec<(LeaseId, Revoker)>>,
+}
+
+impl ReleaseNotes for Notes {
+    fn post(&self, note: ReleaseNote) {
+        self.posted.lock().unwrap().push(note);
+    }
+
+    fn segment_reserved(&self, lease: LeaseId, revoker: Revoker) {
+        self.revokers.lock().unwrap().push((lease, revoker));
+    }
+}
+
+struct Budget {
+    device: Arc<HostDevice>,
+    ledger: Ledger,
+    watch: FenceWatch,
+    notes: Arc<Notes>,
+    questions: u64,
+}
+
+impl Budget {
+    fn new(pages: u64) -> Budget {
+        let device = Arc::new(HostDevice::new(HostConfig::small(PAGE * pages)).unwrap());
+        let ledger = Ledger::new(LedgerConfig::of(device.as_ref()));
+        Budget { device, ledger, watch: FenceWatch::default(), notes: Arc::default(), questions: 0 }
+    }
+
+    fn lease(&mut self, name: &str, bytes: Bytes) -> Option<Lease> {
+        self.questions += 1;
+        let request = Request::new(Owner::new(name, 0), Class::tenant("t"), "demo", bytes);
+        match &self.ledger.step(Input::Ask { id: RequestId(self.questions), request, wait: false })[..] {
+            [Effect::Granted(grant)] => Some(Lease::issue(grant, self.notes.clone())),
+            _ => None,
+        }
+    }
+
+    fn resize(&mut self, lease: &Lease, to: Bytes) -> bool {
+        self.questions += 1;
+        let id = RequestId(self.questions);
+        match &self.ledger.step(Input::Resize { id, lease: lease.id(), to, wait: false, passed: true })[..] {
+            [Effect::Resized(resized)] => lease.resize(resized),
+            _ => return false,
+        }
+        true
+    }
+
+    /// Reads the notes and looks at the fences, like a budget actor's next message.
+    fn settle(&mut self) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        for (lease, revoker) in self.notes.revokers.lock().unwrap().drain(..) {
+            self.watch.segment_reserved(lease, revoker);
+        }
+        for note in self.notes.posted.lock().unwrap().drain(..) {
+            let lease = note.lease;
+            let passed = self.watch.released(note);
+            effects.extend(self.ledger.step(Input::Release { lease, passed }));
+        }
+        for lease in self.watch.passed().unwrap() {
+            effects.extend(self.ledger.step(Input::FencePassed { lease }));
+        }
+        effects
+    }
+
+    fn segment(&mut self, name: &str, pages: u64) -> Segment {
+        let lease = self.lease(name, PAGE * pages).unwrap();
+        let segment = Segment::reserve(self.device.clone(), PAGE * 64, lease).unwrap();
+        segment.back_to(PAGE * pages).unwrap();
+        segment
+    }
+}
+
+fn write(address: Address, value: u8) {
+    // SAFETY: the tests write to the first byte of what a segment of theirs has backed.
+    unsafe { (address.0 as *mut u8).write_volatile(value) }
+}
+
+fn read(address: Address) -> u8 {
+    // SAFETY: as above.
+    unsafe { (address.0 as *const u8).read_volatile() }
+}
+
+/// Whether a use of this address would fault, found out without the fault: the kernel says EFAULT.
+#[cfg(unix)]
+fn faults(address: Address) -> bool {
+    use std::{io::ErrorKind, os::fd::AsRawFd};
+    let (_reader, writer) = std::io::pipe().unwrap();
+    // SAFETY: the kernel copies one byte, or refuses to.
+    let written = unsafe { libc::write(writer.as_raw_fd(), address.0 as *const libc::c_void, 1) };
+    let error = std::io::Error::last_os_error();
+    assert!(written == 1 || error.raw_os_error() == Some(libc::EFAULT) || error.kind() == ErrorKind::Other);
+    written != 1
+}
+
+#[test]
+fn a_refused_back_leaves_everything_as_it_was() {
+    let mut budget = Budget::new(8);
+    let segment = budget.segment("kv", 2);
+    let lease = budget.lease("more", PAGE * 2).unwrap();
+    let other = Segment::reserve(budget.device.clone(), PAGE * 2, lease).unwrap();
+    budget.device.play(Script::new().refuse_back(2));
+    let error = other.back_to(PAGE * 2).unwrap_err();
+    assert!(error.is_refused() && !error.is_lost());
+    assert_eq!(error.to_string(), "the device refused 131,072 B (128.0 KiB): 393,216 B (384.0 KiB) are free");
+    assert_eq!((other.backed(), other.lease().backed()), (Bytes::ZERO, Bytes::ZERO));
+    assert_eq!((segment.backed(), budget.device.counts().backed), (PAGE * 2, PAGE * 2));
+    other.back_to(PAGE * 2).unwrap();
+    assert_eq!(budget.device.counts().backed, PAGE * 4);
+}
+
+#[test]
+fn another_process_can_take_memory_between_the_lease_and_the_back() {
+    let mut budget = Budget::new(4);
+    let lease = budget.lease("kv", PAGE * 4).unwrap();
+    let segment = Segment::reserve(budget.device.clone(), PAGE * 4, lease).unwrap();
+    budget.device.play(Script::new().foreign_takes_before_back(1, PAGE * 3));
+    let error = segment.back_to(PAGE * 4).unwrap_err();
+    assert_eq!(error.hint().unwrap(), "lease 192.0 KiB less, or raise the capacity");
+    assert_eq!(budget.device.memory().unwrap().free, PAGE);
+    assert_eq!(budget.device.foreign_gives_back(Bytes::MAX), PAGE * 3);
+    segment.back_to(PAGE * 4).unwrap();
+    assert_eq!(budget.device.foreign_takes(PAGE), Bytes::ZERO, "nothing is left to take");
+}
+
+#[test]
+fn a_lost_device_says_so_to_everybody_and_drops_still_work() {
+    let mut budget = Budget::new(4);
+    let segment = budget.segment("kv", 1);
+    budget.device.lose("illegal address");
+    assert!(budget.device.memory().unwrap_err().is_lost());
+    assert_eq!(budget.device.reserve(PAGE).unwrap_err().to_string(), "the device is lost: illegal address");
+    drop(segment);
+    assert_eq!(budget.device.counts().reservations, 0);
+}
+
+#[cfg(unix)]
+#[test]
+fn addresses_are_stable_and_a_use_after_unback_faults() {
+    let mut budget = Budget::new(8);
+    let segment = budget.segment("kv", 4);
+    let (start, tail) = (segment.address(), segment.address().offset(PAGE * 3));
+    write(start, 7);
+    write(tail, 8);
+    segment.shrink_to(PAGE, &Fence::passed()).unwrap();
+    assert!(faults(tail) && !faults(start));
+    segment.back_to(PAGE * 4).unwrap();
+    assert_eq!((segment.address(), read(start), read(tail)), (start, 7, 0), "what comes back is zeroed");
+    assert!(faults(segment.address().offset(PAGE * 4)));
+    drop(segment);
+    assert!(faults(start));
+}
+
+#[test]
+fn ranges_that_are_not_whole_unbacked_pages_of_one_reservation_are_told_apart() {
+    let device = HostDevice::new(HostConfig::small(PAGE * 8)).unwrap();
+    let address = device.reserve(PAGE * 4).unwrap();
+    device.back(address, PAGE).unwrap();
+    let says = |error: DeviceError| error.to_string().rsplit(": ").next().unwrap().to_string();
+    assert_eq!(says(device.back(address, PAGE).unwrap_err()), "some of it is backed already");
+    assert_eq!(says(device.back(address.offset(PAGE), PAGE * 4).unwrap_err()), "it is not within one reservation");
+    assert_eq!(says(device.back(address.offset(Bytes(1)), PAGE).unwrap_err()), "it is not whole pages");
+    assert_eq!(says(device.unback(address, PAGE * 2).unwrap_err()), "not all of it is backed");
+    assert_eq!(says(device.back(Address(0), PAGE).unwrap_err()), "it is not reserved");
+    assert_eq!(says(device.release_reservation(address.offset(PAGE)).unwrap_err()), "no reservation starts there");
+    assert_eq!(device.counts().backs, 1, "calls with bad ranges are not counted by scripts");
+    let bad = HostDevice::new(HostConfig { page: Bytes(1000), ..HostConfig::new(PAGE) }).unwrap_err();
+    assert!(bad.to_string().starts_with("a page of 1,000 B cannot be: it must be a power of two"));
+}
+
+#[test]
+fn a_segment_that_drops_while_the_device_still_uses_it_keeps_its_memory_until_the_fence() {
+    let mut budget = Budget::new(4);
+    let lane = budget.device.timeline();
+    let segment = budget.segment("vision", 4);
+    let step = lane.issue();
+    drop(segment);
+    assert!(budget.settle().is_empty());
+    assert_eq!(budget.device.counts().backed, PAGE * 4);
+    assert_eq!(budget.ledger.held_by("vision"), PAGE * 4);
+    lane.complete(step);
+    assert!(matches!(budget.settle()[..], [Effect::Freed { .. }]));
+    assert_eq!(budget.device.counts().backed, Bytes::ZERO);
+    assert_eq!(budget.ledger.held_by("vision"), Bytes::ZERO);
+}
+
+#[test]
+fn a_late_fence_by_script_holds_a_dead_owners_bytes_back() {
+    let mut budget = Budget::new(4);
+    let _lane = budget.device.timeline();
+    let segment = budget.segment("vision", 4);
+    let address = segment.address();
+    budget.settle();
+    budget.device.hold_fences();
+    for effect in budget.ledger.step(Input::OwnerDied { owner: Owner::new("vision", 0) }) {
+        if let Effect::Revoking { lease } = effect {
+            budget.watch.revoke(lease, budget.device.fence_here());
+        }
+    }
+    assert!(budget.settle().is_empty());
+    assert_eq!(budget.device.counts().backed, PAGE * 4);
+    budget.device.let_fences_pass();
+    let effects = budget.settle();
+    assert!(matches!(effects[..], [Effect::Freed { .. }, Effect::OwnerCleared { .. }]), "{effects:?}");
+    assert_eq!(budget.device.counts().backed, Bytes::ZERO, "although the segment still lives");
+    #[cfg(unix)]
+    assert!(faults(address));
+    let error = segment.back_to(PAGE * 4);
+    assert!(matches!(error, Err(DeviceError::BadRange { reason: "its lease was revoked", .. })), "{error:?}");
+    drop(segment);
+    assert!(budget.settle().is_empty(), "the late note is no news");
+    assert_eq!(budget.device.counts().reservations, 0);
+}
+
+#[test]
+fn several_segments_share_one_lease_and_its_note_is_posted_once() {
+    let mut budget = Budget::new(8);
+    let lease = Arc::new(budget.lease("kv", PAGE * 4).unwrap());
+    let layers: Vec<Segment> =
+        (0..2).map(|_| Segment::reserve(budget.device.clone(), PAGE * 8, lease.clone()).unwrap()).collect();
+    layers.iter().for_each(|layer| layer.back_to(PAGE * 2).unwrap());
+    assert_eq!((lease.backed(), lease.bytes()), (PAGE * 4, PAGE * 4));
+    drop(lease);
+    drop(layers);
+    assert!(matches!(budget.settle()[..], [Effect::Freed { .. }]));
+}
+
+#[test]
+#[should_panic(expected = "pays for 64.0 KiB, not for 128.0 KiB")]
+fn backing_more_than_the_lease_is_our_bug() {
+    let mut budget = Budget::new(8);
+    let lease = budget.lease("kv", PAGE).unwrap();
+    let segment = Segment::reserve(budget.device.clone(), PAGE * 8, lease).unwrap();
+    let _ = segment.back_to(PAGE * 2);
+}
+
+#[test]
+#[should_panic(expected = "the device still uses the tail")]
+fn unbacking_before_the_fence_is_our_bug() {
+    let mut budget = Budget::new(8);
+    let lane = budget.device.timeline();
+    let segment = budget.segment("kv", 2);
+    let _step = lane.issue();
+    let _ = segment.shrink_to(PAGE, &lane.fence_here());
+}
+
+#[test]
+fn a_fence_that_has_passed_stays_passed_and_a_dead_lane_can_be_settled() {
+    let lane = Timeline::new();
+    let (first, _second) = (lane.issue(), lane.issue());
+    let early = lane.fence_here();
+    lane.complete(first);
+    assert!(!early.is_passed());
+    lane.settle();
+    assert!(early.is_passed());
+    lane.hold();
+    let late = lane.fence_here();
+    assert!(early.is_passed() && !late.is_passed() && !early.clone().and(late.clone()).is_passed());
+    lane.let_pass();
+    assert!(late.is_passed());
+    lane.hold();
+    assert!(!lane.fence_here().is_passed());
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Open { pages: u64 },
+    Grow { pick: usize, pages: u64 },
+    Shrink { pick: usize, pages: u64 },
+    Close { pick: usize },
+    Refuse { next: u64 },
+    Issue,
+    Complete,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_is_backed_is_never_more_than_what_is_leased_whatever_is_refused(ops in proptest::collection::vec(
+        prop_oneof![
+            3 => (1..12u64).prop_map(|pages| Op::Open { pages }),
+            3 => (any::<usize>(), 1..16u64).prop_map(|(pick, pages)| Op::Grow { pick, pages }),
+            2 => (any::<usize>(), 0..8u64).prop_map(|(pick, pages)| Op::Shrink { pick, pages }),
+            2 => any::<usize>().prop_map(|pick| Op::Close { pick }),
+            1 => (1..4u64).prop_map(|next| Op::Refuse { next }),
+            1 => Just(Op::Issue),
+            1 => Just(Op::Complete),
+        ], 1..50)
+    ) {
+        let mut budget = Budget::new(24);
+        let lane = budget.device.timeline();
+        let mut segments: Vec<Segment> = Vec::new();
+        for op in ops {
+            let count = segments.len();
+            match op {
+                Op::Open { pages } => if let Some(lease) = budget.lease("kv", PAGE * pages) {
+                    let segment = Segment::reserve(budget.device.clone(), PAGE * 16, lease).unwrap();
+                    let before = budget.device.counts().backed;
+                    let backed = segment.back_to(PAGE * pages).map(|()| PAGE * pages).unwrap_or_default();
+                    prop_assert_eq!(budget.device.counts().backed, before + backed);
+                    segments.push(segment);
+                },
+                Op::Grow { pick, pages } if count > 0 => {
+                    let segment = &segments[pick % count];
+                    let before = segment.backed();
+                    let grown = PAGE * pages > segment.lease().bytes()
+                        && budget.resize(segment.lease(), PAGE * pages);
+                    if grown && segment.back_to(PAGE * pages).is_err() {
+                        prop_assert_eq!(segment.backed(), before);
+                    }
+                }
+                Op::Shrink { pick, pages } if count > 0 => {
+                    let segment = &segments[pick % count];
+                    if PAGE * pages < segment.lease().bytes() {
+                        segment.shrink_to(PAGE * pages, &Fence::passed()).unwrap();
+                        prop_assert!(budget.resize(segment.lease(), PAGE * pages));
+                    }
+                }
+                Op::Close { pick } if count > 0 => drop(segments.swap_remove(pick % count)),
+                Op::Refuse { next } => {
+                    budget.device.play(Script::new().refuse_back(budget.device.counts().backs + next));
+                }
+                Op::Issue => { let _later = lane.issue(); }
+                Op::Complete => lane.settle(),
+                _ => {}
+            }
+            budget.settle();
+            for segment in &segments {
+                prop_assert_eq!(segment.lease().backed(), segment.backed());
+                prop_assert!(segment.backed() <= segment.lease().bytes());
+            }
+            let granted = budget.ledger.snapshot().granted;
+            prop_assert!(budget.device.counts().backed <= granted, "rule 1 is true of the device itself");
+        }
+        drop(segments);
+        lane.settle();
+        budget.settle();
+        prop_assert_eq!(budget.device.counts().backed, Bytes::ZERO);
+        prop_assert_eq!(budget.ledger.snapshot().granted, Bytes::ZERO);
+        prop_assert_eq!(budget.device.counts().reservations, 0);
+    }
+}
+
+#[test]
+fn a_lease_that_ends_while_its_tail_waits_for_a_fence_waits_with_it() {
+    let (mut watch, lane) = (FenceWatch::default(), Timeline::new());
+    let step = lane.issue();
+    watch.wait(LeaseId(1), lane.fence_here());
+    let note = ReleaseNote { lease: LeaseId(1), fence: Fence::passed(), backings: Vec::new() };
+    assert!(!watch.released(note), "the device still uses the tail");
+    lane.complete(step);
+    assert_eq!(watch.passed().unwrap(), [LeaseId(1)]);
+    assert_eq!(watch.waiting(), 0);
+}

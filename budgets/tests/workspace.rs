@@ -1,0 +1,131 @@
+//! Stories of the workspace, and its stack against a naive one.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use bursar_budgets::*;
+use proptest::prelude::*;
+
+#[test]
+fn a_frame_gives_back_what_it_took_and_the_high_water_mark_stays() {
+    let workspace = Workspace::dry();
+    let outer = workspace.frame();
+    let first = outer.take(Bytes(1)).unwrap();
+    {
+        let inner = outer.frame();
+        let second = inner.take(Bytes(257)).unwrap();
+        assert_eq!(second.address, first.address.offset(Bytes(256)));
+        assert_eq!((inner.used(), outer.used()), (Bytes(512), Bytes(768)));
+    }
+    assert_eq!((workspace.used(), workspace.high_water()), (Bytes(256), Bytes(768)));
+    drop(outer);
+    workspace.reset_high_water();
+    assert_eq!((workspace.used(), workspace.high_water()), (Bytes::ZERO, Bytes::ZERO));
+}
+
+#[test]
+fn a_full_workspace_says_what_was_asked_used_and_there_and_stays_as_it_was() {
+    let device = std::sync::Arc::new(HostDevice::new(HostConfig::small(Bytes::kib(64))).unwrap());
+    let mut ledger = Ledger::new(LedgerConfig::of(device.as_ref()));
+    let request = Request::new(Owner::new("lane", 0), Class::StepWorkspace, "demo", Bytes::kib(64));
+    let effects = ledger.step(Input::Ask { id: RequestId(1), request, wait: false });
+    let Effect::Granted(grant) = &effects[0] else { unreachable!() };
+    struct Nobody;
+    impl ReleaseNotes for Nobody {
+        fn post(&self, _: ReleaseNote) {}
+    }
+    let lease = Lease::issue(grant, std::sync::Arc::new(Nobody));
+    let segment = Segment::reserve(device.clone(), Bytes::kib(64), lease).unwrap();
+    segment.back_to(Bytes::kib(64)).unwrap();
+    let workspace = Workspace::over(segment);
+    let frame = workspace.frame();
+    frame.take(Bytes(60_000)).unwrap();
+    let full = frame.take(Bytes(6_000)).unwrap_err();
+    let expected = "a temporary of 6,144 B does not fit: 60,160 B of the workspace's 65,536 B are in use";
+    assert_eq!(full.to_string(), expected);
+    assert_eq!(full.hint().unwrap(), "plan the workspace 768 B larger, or lower the envelope");
+    assert_eq!((workspace.used(), workspace.high_water()), (Bytes(60_160), Bytes(60_160)));
+    frame.take(Bytes(5_376)).unwrap();
+    assert_eq!(workspace.used(), workspace.capacity());
+    assert_eq!(device.counts().backs, 1, "a workspace never calls the driver");
+}
+
+#[test]
+#[should_panic(expected = "frame 1 of 2 is not on top: drop the inner ones first to take from it")]
+fn taking_from_an_outer_frame_while_an_inner_one_lives_is_our_bug() {
+    let workspace = Workspace::dry();
+    let outer = workspace.frame();
+    let _inner = outer.frame();
+    let _ = outer.take(Bytes(1));
+}
+
+#[test]
+fn a_workspace_is_empty_again_after_a_panic_inside_nested_frames() {
+    let workspace = Workspace::dry();
+    let unwound = catch_unwind(AssertUnwindSafe(|| {
+        let outer = workspace.frame();
+        let inner = outer.frame();
+        inner.take(Bytes(1000)).unwrap();
+        panic!("an op failed");
+    }));
+    assert!(unwound.is_err());
+    assert_eq!(workspace.used(), Bytes::ZERO);
+    assert!(workspace.frame().take(Bytes(1)).is_ok());
+}
+
+/// A program of nested frames: take so much, or open a frame and run a program in it.
+#[derive(Clone, Debug)]
+enum Op {
+    Take(u64),
+    Nest(Vec<Op>),
+}
+
+fn program() -> impl Strategy<Value = Vec<Op>> {
+    let leaf = (0..5000u64).prop_map(Op::Take);
+    let op = leaf.prop_recursive(5, 64, 8, |inner| proptest::collection::vec(inner, 0..8).prop_map(Op::Nest));
+    proptest::collection::vec(op, 0..12)
+}
+
+/// The same by lists: (start, end) of everything that lives.
+#[derive(Default)]
+struct Naive {
+    living: Vec<(u64, u64)>,
+    high_water: u64,
+}
+
+fn run(frame: &Frame<'_>, naive: &mut Naive, program: &[Op]) {
+    let base = frame.workspace().address();
+    for op in program {
+        match op {
+            Op::Take(bytes) => {
+                let stretch = frame.take(Bytes(*bytes)).unwrap();
+                let start = stretch.address.distance_from(base).0;
+                assert!(start.is_multiple_of(256));
+                for (from, to) in &naive.living {
+                    assert!(start >= *to || start + bytes <= *from, "temporaries that live do not overlap");
+                }
+                naive.living.push((start, start + bytes));
+                let used: u64 = naive.living.iter().map(|(from, to)| (to - from).div_ceil(256) * 256).sum();
+                naive.high_water = naive.high_water.max(used);
+                assert_eq!(frame.workspace().used(), Bytes(used));
+            }
+            Op::Nest(inner) => {
+                let living = naive.living.len();
+                run(&frame.frame(), naive, inner);
+                naive.living.truncate(living);
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_stack_does_what_a_list_of_living_temporaries_says(program in program()) {
+        let workspace = Workspace::dry();
+        let mut naive = Naive::default();
+        run(&workspace.frame(), &mut naive, &program);
+        prop_assert_eq!(workspace.used(), Bytes::ZERO);
+        prop_assert_eq!(workspace.high_water(), Bytes(naive.high_water));
+    }
+}

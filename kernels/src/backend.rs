@@ -1,0 +1,50 @@
+//! What a backend computes: one method an operation, called with everything checked and the output taken.
+
+use crate::{KernelError, Target, ops::*};
+
+/// The arithmetic of every operation, on one target.
+///
+/// The shared front of an op has checked shapes and types, taken the output and the target's declared scratch from the
+/// workspace and counted the work before a method here is called. A backend takes no device memory, keeps none of the
+/// views it is given, and leaves the order of calls as it is: one lane, one stream.
+///
+/// Host memory handed to [`upload`](Backend::upload) may go once the call returns; [`download`](Backend::download)
+/// returns with the data there. No other method may wait for the device.
+pub trait Backend {
+    /// False for a backend that touches no memory, and so may run over a dry workspace.
+    const COMPUTES: bool;
+
+    /// What this backend computes on.
+    fn target(&self) -> &Target;
+
+    /// Copies host memory to the device.
+    fn upload(&self, call: transfer::Upload<'_>) -> Result<(), KernelError>;
+    /// Copies device memory to the host, after everything launched before.
+    fn download(&self, call: transfer::Download<'_>) -> Result<(), KernelError>;
+    /// Looks rows of a table up.
+    fn embed(&self, call: embed::Call<'_>) -> Result<(), KernelError>;
+    /// Normalises rows by their root mean square.
+    fn rms_norm(&self, call: rms_norm::Call<'_>) -> Result<(), KernelError>;
+    /// Multiplies by a weight, with bias, onto or into the output.
+    fn linear(&self, call: linear::Call<'_>) -> Result<(), KernelError>;
+    /// Rotates heads in place.
+    fn rotary(&self, call: rotary::Call<'_>) -> Result<(), KernelError>;
+    /// Writes keys and values into the cache's blocks.
+    fn kv_write(&self, call: kv_write::Call<'_>) -> Result<(), KernelError>;
+    /// Causal attention of new tokens over the cache's blocks.
+    fn attention_paged(&self, call: attention_paged::Call<'_>) -> Result<(), KernelError>;
+    /// Attention in both directions within packed stretches of rows.
+    fn attention_packed(&self, call: attention_packed::Call<'_>) -> Result<(), KernelError>;
+    /// SiLU of one half times the other.
+    fn silu_mul(&self, call: silu_mul::Call<'_>) -> Result<(), KernelError>;
+    /// The Gaussian error linear unit in place.
+    fn gelu(&self, call: gelu::Call<'_>) -> Result<(), KernelError>;
+    /// Copies chosen rows.
+    fn gather_rows(&self, call: gather_rows::Call<'_>) -> Result<(), KernelError>;
+    /// Writes rows to chosen places.
+    fn scatter_rows(&self, call: scatter_rows::Call<'_>) -> Result<(), KernelError>;
+    /// The place of each row's largest element.
+    fn argmax(&self, call: argmax::Call<'_>) -> Result<(), KernelError>;
+    /// Sums a tensor over the ranks of a model.
+    fn all_reduce(&self, call: all_reduce::Call<'_>) -> Result<(), KernelError>;
+}

@@ -1,0 +1,20 @@
+//! The place of each row's largest element.
+
+use std::slice;
+
+use super::{
+    memory::{Rows, start_of},
+    threads::Threads,
+};
+use crate::ops::argmax::Call;
+
+pub(super) fn argmax(_: &Threads, call: Call<'_>) {
+    let x = Rows::<f32>::of(&call.x);
+    // SAFETY: the front took `out` as [rows] u32 for this call.
+    let out = unsafe { slice::from_raw_parts_mut(start_of::<u32>(&call.out), call.out.rows()) };
+    for (row, out) in out.iter_mut().enumerate() {
+        let numbers = x.row(row).iter().enumerate().filter(|(_, value)| !value.is_nan());
+        let best = numbers.reduce(|best, next| if next.1 > best.1 { next } else { best });
+        *out = best.map_or(0, |(column, _)| column as u32);
+    }
+}

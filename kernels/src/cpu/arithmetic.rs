@@ -1,0 +1,109 @@
+//! Arithmetic on slices in forms that the compiler turns into vector instructions, and the matrix product.
+
+use gemm::{Parallelism, gemm};
+
+/// A matrix in memory: where it starts, and elements from one row to the next and from one column to the next.
+#[derive(Clone, Copy)]
+pub(super) struct Matrix {
+    pub(super) start: *const f32,
+    pub(super) strides: [usize; 2],
+}
+
+/// `out = left @ right`, or with `add` the same added to it: `[rows, columns]` from `[rows, inner]` and
+/// `[inner, columns]`, on the calling thread. The rows of `out` are contiguous and `pitch` apart.
+///
+/// # Safety
+/// All three must be inside memory that may be read, and written for `out`, which overlaps neither of the others.
+pub(super) unsafe fn multiply(
+    [rows, inner, columns]: [usize; 3],
+    (out, pitch): (*mut f32, usize),
+    add: bool,
+    left: Matrix,
+    right: Matrix,
+) {
+    let [left_row, left_column] = left.strides.map(|stride| stride as isize);
+    let [right_row, right_column] = right.strides.map(|stride| stride as isize);
+    let factor_of_out = if add { 1.0 } else { 0.0 };
+    // SAFETY: the caller vouches for all three.
+    unsafe {
+        gemm(
+            rows,
+            columns,
+            inner,
+            out,
+            1,
+            pitch as isize,
+            add,
+            left.start,
+            left_column,
+            left_row,
+            right.start,
+            right_column,
+            right_row,
+            factor_of_out,
+            1.0f32,
+            false,
+            false,
+            false,
+            Parallelism::None,
+        );
+    }
+}
+
+/// The inner product of two slices of the same length, in partial sums that fill registers.
+pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
+    const LANES: usize = 16;
+    assert_eq!(a.len(), b.len(), "an inner product of other lengths");
+    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
+    let mut sums = [0.0f32; LANES];
+    for (a, b) in a.iter().zip(b) {
+        for lane in 0..LANES {
+            sums[lane] += a[lane] * b[lane];
+        }
+    }
+    let rest: f32 = a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum();
+    sums.iter().sum::<f32>() + rest
+}
+
+/// `e^x` to within two units in the last place, for `x` clamped to -87..88 (so that it is never 0 or infinite); not a
+/// number stays so. The constants are those of Cephes' `expf` (Moshier).
+#[inline(always)]
+pub(super) fn exp(x: f32) -> f32 {
+    // 1.5 * 2^23: adding it leaves the nearest integer in the lowest bits of the sum.
+    const ROUND: f32 = 12_582_912.0;
+    const LN_2_HIGH: f32 = 0.693_359_4;
+    const LN_2_LOW: f32 = -2.121_944_4e-4;
+    let x = if x < -87.0 { -87.0 } else { x };
+    let x = if x > 88.0 { 88.0 } else { x };
+    let shifted = x * std::f32::consts::LOG2_E + ROUND;
+    let power = shifted.to_bits().wrapping_sub(ROUND.to_bits());
+    let whole = shifted - ROUND;
+    let rest = x - whole * LN_2_HIGH - whole * LN_2_LOW;
+    let mut sum = 1.987_569_1e-4;
+    for coefficient in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
+        sum = sum * rest + coefficient;
+    }
+    (sum * rest * rest + rest + 1.0) * f32::from_bits(power.wrapping_add(127) << 23)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exp_is_within_two_units_in_the_last_place() {
+        assert_eq!(exp(0.0), 1.0);
+        for step in -870_000..=880_000 {
+            let x = step as f32 * 1e-4;
+            let (found, expected) = (f64::from(exp(x)), f64::from(x).exp());
+            assert!((found - expected).abs() <= 2.4e-7 * expected, "exp({x}) = {found}, expected {expected}");
+        }
+    }
+
+    #[test]
+    fn exp_of_no_number_is_none_and_of_the_infinite_is_clamped() {
+        assert!(exp(f32::NAN).is_nan());
+        assert_eq!(exp(f32::NEG_INFINITY), exp(-87.0));
+        assert_eq!(exp(f32::INFINITY), exp(88.0));
+    }
+}

@@ -1,0 +1,142 @@
+//! Attention of a tile of queries over tiles of keys, as both attention operations use it: scores live for one tile
+//! of keys and are folded into a running softmax (Milakov and Gimelshein 2018; FlashAttention).
+
+use super::arithmetic::{Matrix, exp, multiply};
+use crate::target::{CPU_TILE_KEYS as KEYS, CPU_TILE_QUERIES as QUERIES};
+
+/// One thread's scratch, cut up.
+pub(super) struct Tile<'s> {
+    pub(super) running: Running<'s>,
+    pub(super) gathered: Gathered<'s>,
+}
+
+/// A few queries, each with the weighted sum of the values it has seen, its largest score and the sum of its weights.
+pub(super) struct Running<'s> {
+    head_dim: usize,
+    count: usize,
+    queries: &'s mut [f32], // [QUERIES, head_dim]
+    sums: &'s mut [f32],    // [QUERIES, head_dim]
+    scores: &'s mut [f32],  // [QUERIES, KEYS]
+    largest: &'s mut [f32], // [QUERIES]
+    weights: &'s mut [f32], // [QUERIES]
+}
+
+/// Room for keys and values that do not lie evenly spaced.
+pub(super) struct Gathered<'s> {
+    pub(super) keys: &'s mut [f32],   // [KEYS, head_dim]
+    pub(super) values: &'s mut [f32], // [KEYS, head_dim]
+}
+
+/// Vectors of one head, `pitch` elements apart.
+#[derive(Clone, Copy)]
+pub(super) struct Vectors<'v> {
+    /// From the first vector's first element on.
+    pub(super) elements: &'v [f32],
+    pub(super) pitch: usize,
+}
+
+impl<'s> Tile<'s> {
+    /// Cuts up the share of a thread, `cpu_attention_tile(head_dim)` elements.
+    pub(super) fn over(scratch: &'s mut [f32], head_dim: usize) -> Self {
+        let (queries, rest) = scratch.split_at_mut(QUERIES * head_dim);
+        let (sums, rest) = rest.split_at_mut(QUERIES * head_dim);
+        let (keys, rest) = rest.split_at_mut(KEYS * head_dim);
+        let (values, rest) = rest.split_at_mut(KEYS * head_dim);
+        let (scores, rest) = rest.split_at_mut(QUERIES * KEYS);
+        let (largest, weights) = rest.split_at_mut(QUERIES);
+        let running = Running { head_dim, count: 0, queries, sums, scores, largest, weights };
+        Tile { running, gathered: Gathered { keys, values } }
+    }
+}
+
+impl Running<'_> {
+    /// Starts over with up to [`QUERIES`] queries, multiplied by `scale`.
+    pub(super) fn start<'q>(&mut self, queries: impl ExactSizeIterator<Item = &'q [f32]>, scale: f32) {
+        self.count = queries.len();
+        assert!(self.count <= QUERIES, "{} queries in a tile of {QUERIES}", self.count);
+        for (out, query) in self.queries.chunks_exact_mut(self.head_dim).zip(queries) {
+            out.iter_mut().zip(query).for_each(|(out, query)| *out = query * scale);
+        }
+        self.sums.fill(0.0);
+        self.largest.fill(f32::NEG_INFINITY);
+        self.weights.fill(0.0);
+    }
+
+    /// Folds in `count` keys, at most [`KEYS`], with their values; `visible(query)` says how many of them, from the
+    /// first, a query sees. The others get weight 0: they must be numbers all the same.
+    pub(super) fn fold(
+        &mut self,
+        count: usize,
+        keys: Vectors<'_>,
+        values: Vectors<'_>,
+        visible: impl Fn(usize) -> usize,
+    ) {
+        self.score(count, keys);
+        for query in 0..self.count {
+            self.weigh(query, count, visible(query).min(count));
+        }
+        self.add(count, values);
+    }
+
+    /// The sum of a query's values, each by its weight; a query that saw nothing gives no numbers.
+    pub(super) fn finish(&self, query: usize, out: &mut [f32]) {
+        let factor = self.weights[query].recip();
+        let sums = &self.sums[query * self.head_dim..][..self.head_dim];
+        out.iter_mut().zip(sums).for_each(|(out, sum)| *out = sum * factor);
+    }
+
+    /// `scores = queries @ keys^T`.
+    fn score(&mut self, count: usize, keys: Vectors<'_>) {
+        keys.assert_hold(count, self.head_dim);
+        assert!(self.count <= QUERIES && count <= KEYS);
+        let queries = Matrix { start: self.queries.as_ptr(), strides: [self.head_dim, 1] };
+        let keys = Matrix { start: keys.elements.as_ptr(), strides: [1, keys.pitch] };
+        // SAFETY: [count of queries, count] is inside the scores, [count of queries, head_dim] inside the queries, and
+        // the keys hold `count` vectors.
+        unsafe { multiply([self.count, self.head_dim, count], (self.scores.as_mut_ptr(), KEYS), false, queries, keys) };
+    }
+
+    /// Turns a query's scores into weights, relative to its largest score so far.
+    fn weigh(&mut self, query: usize, count: usize, visible: usize) {
+        let scores = &mut self.scores[query * KEYS..][..count];
+        let (seen, unseen) = scores.split_at_mut(visible);
+        unseen.fill(0.0);
+        if seen.is_empty() {
+            return;
+        }
+        let largest = seen.iter().fold(self.largest[query], |a, b| if *b > a { *b } else { a });
+        seen.iter_mut().for_each(|score| *score = exp(*score - largest));
+        let shrink = if self.weights[query] == 0.0 { 0.0 } else { exp(self.largest[query] - largest) };
+        if shrink != 1.0 {
+            self.sums[query * self.head_dim..][..self.head_dim].iter_mut().for_each(|sum| *sum *= shrink);
+        }
+        self.weights[query] = self.weights[query] * shrink + sum(seen);
+        self.largest[query] = largest;
+    }
+
+    /// `sums += weights @ values`.
+    fn add(&mut self, count: usize, values: Vectors<'_>) {
+        values.assert_hold(count, self.head_dim);
+        let weights = Matrix { start: self.scores.as_ptr(), strides: [KEYS, 1] };
+        let values = Matrix { start: values.elements.as_ptr(), strides: [values.pitch, 1] };
+        let sums = (self.sums.as_mut_ptr(), self.head_dim);
+        // SAFETY: as in `score`, with the sums shaped as the queries.
+        unsafe { multiply([self.count, count, self.head_dim], sums, true, weights, values) };
+    }
+}
+
+impl Vectors<'_> {
+    fn assert_hold(&self, count: usize, head_dim: usize) {
+        let end = count.saturating_sub(1) * self.pitch + head_dim;
+        assert!(self.elements.len() >= end, "{count} vectors in {} elements", self.elements.len());
+    }
+}
+
+fn sum(numbers: &[f32]) -> f32 {
+    let (chunks, rest) = numbers.as_chunks::<8>();
+    let mut sums = [0.0f32; 8];
+    for chunk in chunks {
+        sums.iter_mut().zip(chunk).for_each(|(sum, number)| *sum += number);
+    }
+    sums.iter().sum::<f32>() + rest.iter().sum::<f32>()
+}

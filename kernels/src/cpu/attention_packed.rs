@@ -1,0 +1,51 @@
+//! Attention in both directions within stretches of rows.
+
+use super::{
+    attention::{Tile, Vectors},
+    memory::{Output, Rows, Scratch, indices},
+    threads::Threads,
+};
+use crate::{
+    ops::attention_packed::Call,
+    target::{CPU_TILE_KEYS, CPU_TILE_QUERIES, cpu_attention_tile},
+};
+
+pub(super) fn attention_packed(threads: &Threads, call: Call<'_>) {
+    let (heads, head_dim) = (call.heads, call.head_dim);
+    let (qkv, starts) = (Rows::<f32>::of(&call.qkv), indices(&call.starts));
+    assert_stretches(starts, call.out.rows());
+    // A stretch with its first row and its end, and the first of the rows that make one tile of queries.
+    let tiles: Vec<(usize, usize, usize)> = starts
+        .windows(2)
+        .map(|bounds| (bounds[0] as usize, bounds[1] as usize))
+        .flat_map(|(first, end)| (first..end).step_by(CPU_TILE_QUERIES).map(move |query| (first, end, query)))
+        .collect();
+    let cost: usize = tiles.iter().map(|(first, end, _)| (end - first) * CPU_TILE_QUERIES * 2 * heads * head_dim).sum();
+    let (out, scratch) = (Output::of(&call.out), Scratch::of(&call.scratch, cpu_attention_tile(head_dim)));
+    threads.share(tiles.len() * heads, cost, |worker, item| {
+        let ((first, end, query), head) = (tiles[item / heads], item % heads);
+        let queries = query..end.min(query + CPU_TILE_QUERIES);
+        // From the head's vector in a row on: queries lie in part 0, keys in part 1, values in part 2.
+        let place = |part: usize| (part * heads + head) * head_dim;
+        // SAFETY: a worker works on one item at a time.
+        let Tile { mut running, .. } = Tile::over(unsafe { scratch.of_worker(worker) }, head_dim);
+        running.start(queries.clone().map(|row| &qkv.row(row)[place(0)..][..head_dim]), call.scale);
+        for start in (first..end).step_by(CPU_TILE_KEYS) {
+            let rows = start..end.min(start + CPU_TILE_KEYS);
+            let vectors =
+                |part| Vectors { elements: &qkv.span(rows.clone(), place(part), head_dim), pitch: qkv.pitch() };
+            running.fold(rows.len(), vectors(1), vectors(2), |_| rows.len());
+        }
+        for (index, row) in queries.enumerate() {
+            // SAFETY: an item is the only one with these rows and this head.
+            running.finish(index, unsafe { out.part(row, head * head_dim, head_dim) });
+        }
+    });
+}
+
+/// Stretches that do not cover the rows once, in order, are our own bug.
+fn assert_stretches(starts: &[u32], rows: usize) {
+    assert_eq!(starts.first().copied(), Some(0), "the stretches start with the first row");
+    assert_eq!(starts.last().map(|end| *end as usize), Some(rows), "the stretches end with the last row");
+    assert!(starts.is_sorted(), "the stretches follow each other");
+}

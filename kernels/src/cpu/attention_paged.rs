@@ -1,0 +1,125 @@
+//! Causal attention over the cache's blocks.
+
+use super::{
+    attention::{Gathered, Tile, Vectors},
+    kv_write::cached,
+    memory::{Output, Rows, Scratch, indices},
+    threads::Threads,
+};
+use crate::{
+    BLOCK_TOKENS,
+    ops::attention_paged::Call,
+    target::{CPU_TILE_KEYS, CPU_TILE_QUERIES, cpu_attention_tile},
+};
+
+/// Rows of one sequence and heads of one group, whose queries go over the same keys together.
+struct Item {
+    sequence: usize,
+    rows: std::ops::Range<usize>,
+    heads: std::ops::Range<usize>,
+    kv_head: usize,
+    /// Keys that the first of the rows sees; each row after it sees one more.
+    visible: usize,
+}
+
+pub(super) fn attention_paged(threads: &Threads, call: Call<'_>) {
+    let (shape, head_dim) = (call.layer.shape, call.layer.shape.head_dim);
+    let queries = Rows::<f32>::of(&call.queries);
+    let tables = Rows::<u32>::of(&call.sequences.block_tables);
+    let items = items(&call);
+    let (out, scratch) = (Output::of(&call.out), Scratch::of(&call.scratch, cpu_attention_tile(head_dim)));
+    fill_padding(&call, &out);
+    let pairs: usize =
+        items.iter().map(|item| (item.visible + item.rows.len()) * item.rows.len() * item.heads.len()).sum();
+    threads.share(items.len(), pairs * 2 * head_dim, |worker, item| {
+        let item = &items[item];
+        let (table, width) = (tables.row(item.sequence), item.heads.len());
+        // The queries of a tile: the heads of the first row, the heads of the second, and so on.
+        let place = |index: usize| (item.rows.start + index / width, (item.heads.start + index % width) * head_dim);
+        let count = item.rows.len() * width;
+        // SAFETY: a worker works on one item at a time.
+        let Tile { mut running, mut gathered } = Tile::over(unsafe { scratch.of_worker(worker) }, head_dim);
+        let query = |index| {
+            let (row, column) = place(index);
+            &queries.row(row)[column..][..head_dim]
+        };
+        running.start((0..count).map(query), call.scale);
+        let keys_end = item.visible + item.rows.len() - 1;
+        for start in (0..keys_end).step_by(CPU_TILE_KEYS) {
+            let keys = CPU_TILE_KEYS.min(keys_end - start);
+            gather(&call, table, start, keys, item.kv_head, &mut gathered);
+            let vectors = |elements| Vectors { elements, pitch: head_dim };
+            let visible = |query: usize| (item.visible + query / width).saturating_sub(start);
+            running.fold(keys, vectors(gathered.keys), vectors(gathered.values), visible);
+        }
+        for index in 0..count {
+            let (row, column) = place(index);
+            // SAFETY: an item is the only one with these rows and these heads.
+            running.finish(index, unsafe { out.part(row, column, shape.head_dim) });
+        }
+    });
+}
+
+/// Cuts the work up. Sequences that contradict themselves are our own bug.
+fn items(call: &Call<'_>) -> Vec<Item> {
+    let starts = indices(&call.sequences.query_starts);
+    let contexts = indices(&call.sequences.context_lengths);
+    let table_tokens = call.sequences.block_tables.columns() * BLOCK_TOKENS;
+    let group = call.heads / call.layer.shape.kv_heads;
+    let heads_step = group.min(CPU_TILE_QUERIES);
+    let rows_step = CPU_TILE_QUERIES / heads_step;
+    assert!(
+        starts.is_sorted() && starts[starts.len() - 1] as usize <= call.queries.rows(),
+        "rows of sequences: {starts:?}"
+    );
+    let mut items = Vec::new();
+    for (sequence, (bounds, context)) in starts.windows(2).zip(contexts).enumerate() {
+        let (first, end, context) = (bounds[0] as usize, bounds[1] as usize, *context as usize);
+        if first == end {
+            continue;
+        }
+        assert!(end - first <= context, "sequence {sequence} has {} rows in a context of {context}", end - first);
+        assert!(context <= table_tokens, "sequence {sequence} has a context of {context} in blocks for {table_tokens}");
+        for row in (first..end).step_by(rows_step) {
+            for kv_head in 0..call.layer.shape.kv_heads {
+                for head in (0..group).step_by(heads_step) {
+                    items.push(Item {
+                        sequence,
+                        rows: row..end.min(row + rows_step),
+                        heads: kv_head * group + head..kv_head * group + group.min(head + heads_step),
+                        kv_head,
+                        visible: context - (end - row) + 1,
+                    });
+                }
+            }
+        }
+    }
+    items
+}
+
+/// Rows of padding belong to no sequence.
+fn fill_padding(call: &Call<'_>, out: &Output<'_>) {
+    let starts = indices(&call.sequences.query_starts);
+    let (first, end) = (starts[0] as usize, starts[starts.len() - 1] as usize);
+    for row in (0..first).chain(end..call.out.rows()) {
+        // SAFETY: nothing else writes yet.
+        unsafe { out.part(row, 0, call.out.columns()) }.fill(0.0);
+    }
+}
+
+/// Copies keys and values of `count` tokens from the `start`-th on, where a block starts.
+fn gather(call: &Call<'_>, table: &[u32], start: usize, count: usize, head: usize, out: &mut Gathered<'_>) {
+    let head_dim = call.layer.shape.head_dim;
+    let step = BLOCK_TOKENS * head_dim;
+    let halves = out.keys.chunks_mut(step).zip(out.values.chunks_mut(step));
+    for ((index, (keys, values)), block) in halves.enumerate().zip(&table[start / BLOCK_TOKENS..]) {
+        let Some(left) = count.checked_sub(index * BLOCK_TOKENS).filter(|left| *left > 0) else { break };
+        let elements = left.min(BLOCK_TOKENS) * head_dim;
+        // SAFETY: nothing writes the layer during the operation.
+        let [from_keys, from_values] = [0, 1].map(|half| unsafe { cached(call.layer, *block as usize, half, head) });
+        keys[..elements].copy_from_slice(&from_keys[..elements]);
+        values[..elements].copy_from_slice(&from_values[..elements]);
+    }
+}
+
+const _: () = assert!(CPU_TILE_KEYS.is_multiple_of(BLOCK_TOKENS), "a tile of keys is whole blocks");

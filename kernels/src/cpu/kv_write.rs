@@ -1,0 +1,46 @@
+//! Writing keys and values into blocks.
+
+use std::slice;
+
+use super::{
+    memory::{Rows, indices},
+    threads::Threads,
+};
+use crate::{
+    BLOCK_TOKENS, DType, KvLayer,
+    ops::kv_write::{Call, NO_SLOT},
+};
+
+pub(super) fn kv_write(_: &Threads, call: Call<'_>) {
+    let (keys, values) = (Rows::<f32>::of(&call.keys), Rows::<f32>::of(&call.values));
+    let head_dim = call.layer.shape.head_dim;
+    for (row, slot) in indices(&call.slots).iter().enumerate().filter(|(_, slot)| **slot != NO_SLOT) {
+        let (block, token) = (*slot as usize / BLOCK_TOKENS, *slot as usize % BLOCK_TOKENS);
+        for (half, source) in [keys, values].into_iter().enumerate() {
+            for (head, vector) in source.row(row).chunks_exact(head_dim).enumerate() {
+                // SAFETY: the layer's maker vouches that only this lane touches it, and it does nothing else now.
+                let vectors =
+                    unsafe { slice::from_raw_parts_mut(place(call.layer, block, half, head), BLOCK_TOKENS * head_dim) };
+                vectors[token * head_dim..][..head_dim].copy_from_slice(vector);
+            }
+        }
+    }
+}
+
+/// The sixteen keys (half 0) or values (half 1) of one head in a block.
+///
+/// # Safety
+/// While the slice lives nothing writes the layer.
+pub(super) unsafe fn cached(layer: &KvLayer, block: usize, half: usize, head: usize) -> &[f32] {
+    // SAFETY: the layer's maker vouches for its memory, and the caller that nothing writes it.
+    unsafe { slice::from_raw_parts(place(layer, block, half, head), BLOCK_TOKENS * layer.shape.head_dim) }
+}
+
+/// Where they lie. Out of bounds is our own bug.
+fn place(layer: &KvLayer, block: usize, half: usize, head: usize) -> *mut f32 {
+    let shape = layer.shape;
+    assert!(block < layer.blocks, "block {block} of a layer of {} blocks", layer.blocks);
+    assert!(half < 2 && head < shape.kv_heads && shape.dtype == DType::F32, "{half} {head} of {shape:?}");
+    let vector = ((block * 2 + half) * shape.kv_heads + head) * BLOCK_TOKENS;
+    layer.address.offset(shape.dtype.bytes(vector * shape.head_dim)).0 as *mut f32
+}

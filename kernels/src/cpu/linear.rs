@@ -1,0 +1,88 @@
+//! The matrix product with a weight: candle's own engine (the `gemm` crate) on leased memory, panel by panel.
+
+use std::ops::Range;
+
+use super::{
+    arithmetic::{Matrix, dot, multiply},
+    memory::{Output, Rows, Scratch, start_of, widen, widened, write_rows},
+    threads::Threads,
+};
+use crate::{DType, Tensor, ops::linear::Call, target::CPU_PANEL_ROWS};
+
+/// Rows of `x` up to which the product is a few inner products a weight row, and packing does not pay.
+const FEW_ROWS: usize = 4;
+
+pub(super) fn linear(threads: &Threads, call: Call<'_>) {
+    let (features, in_features) = (call.weight.rows(), call.weight.columns());
+    let share = if call.weight.dtype() == DType::F32 { 0 } else { CPU_PANEL_ROWS.min(features) * in_features };
+    let scratch = Scratch::of(&call.scratch, share);
+    start(threads, &call);
+    let cost = (call.x.rows() + 1) * features * in_features;
+    threads.share(features.div_ceil(CPU_PANEL_ROWS), cost, |worker, panel| {
+        let rows = panel * CPU_PANEL_ROWS..features.min((panel + 1) * CPU_PANEL_ROWS);
+        let panel = call.weight.row_range(rows.clone());
+        // SAFETY: a worker works on one panel at a time.
+        let weight = panel_weight(&panel, unsafe { scratch.of_worker(worker) });
+        if call.x.rows() <= FEW_ROWS {
+            multiply_few(&call, rows, weight);
+        } else {
+            multiply_many(&call, rows, weight);
+        }
+    });
+}
+
+/// What the product is added to: the bias, or what `out` holds and the bias.
+fn start(threads: &Threads, call: &Call<'_>) {
+    match (&call.bias, call.accumulate) {
+        (None, true) => {}
+        (None, false) => write_rows(threads, &call.out, 1, |_, out| out.fill(0.0)),
+        (Some(bias), accumulate) => {
+            let bias = widened(bias);
+            write_rows(threads, &call.out, 1, |_, out| {
+                if accumulate {
+                    out.iter_mut().zip(&bias).for_each(|(out, bias)| *out += bias);
+                } else {
+                    out.copy_from_slice(&bias);
+                }
+            });
+        }
+    }
+}
+
+/// Where the panel lies as `f32`, `[rows, in_features]`: in the weight itself, or widened into the worker's scratch.
+fn panel_weight<'a>(panel: &'a Tensor<'a>, scratch: &'a mut [f32]) -> &'a [f32] {
+    if panel.dtype() == DType::F32 {
+        return Rows::<f32>::of(panel).all();
+    }
+    let scratch = &mut scratch[..panel.shape().elements()];
+    for (row, out) in scratch.chunks_exact_mut(panel.columns()).enumerate() {
+        widen(panel, row, out);
+    }
+    scratch
+}
+
+/// Adds the product with one panel of weight rows to the panel's columns of the output.
+fn multiply_many(call: &Call<'_>, columns: Range<usize>, weight: &[f32]) {
+    let (rows, in_features) = (call.x.rows(), call.weight.columns());
+    assert_eq!(weight.len(), columns.len() * in_features, "a whole panel");
+    let x = Matrix { start: start_of(&call.x), strides: [call.x.pitch(), 1] };
+    let weight = Matrix { start: weight.as_ptr(), strides: [1, in_features] };
+    // SAFETY: `x` and the panel's columns of `out` are inside tensors whose shapes the front has checked, and each
+    // panel writes columns of its own.
+    unsafe {
+        let out = start_of::<f32>(&call.out).add(columns.start);
+        multiply([rows, in_features, columns.len()], (out, call.out.pitch()), true, x, weight);
+    }
+}
+
+/// As `multiply_many`, by inner products.
+fn multiply_few(call: &Call<'_>, columns: Range<usize>, weight: &[f32]) {
+    let (x, out) = (Rows::<f32>::of(&call.x), Output::of(&call.out));
+    for row in 0..call.x.rows() {
+        // SAFETY: each panel writes columns of its own.
+        let out = unsafe { out.part(row, columns.start, columns.len()) };
+        for (out, weight) in out.iter_mut().zip(weight.chunks_exact(call.weight.columns())) {
+            *out += dot(x.row(row), weight);
+        }
+    }
+}

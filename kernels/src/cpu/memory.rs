@@ -1,0 +1,185 @@
+//! The one place that turns views into pointers and slices.
+
+use std::{marker::PhantomData, ops::Range, slice};
+
+use half::{bf16, f16, slice::HalfFloatSliceExt};
+
+use super::threads::Threads;
+use crate::{DType, Element, Tensor};
+
+/// Where host memory ends on the machines of today. A dry workspace hands out addresses far above.
+const HOST_ADDRESSES_END: u64 = 1 << 56;
+
+/// Where `tensor` starts. A view on no host memory, or another element type, is our own bug.
+pub(super) fn start_of<E: Element>(tensor: &Tensor<'_>) -> *mut E {
+    assert_eq!(tensor.dtype(), E::DTYPE, "a view of another type");
+    host_bytes(tensor).cast()
+}
+
+/// Where `tensor` starts, whatever it holds.
+pub(super) fn host_bytes(tensor: &Tensor<'_>) -> *mut u8 {
+    let address = tensor.address().0;
+    assert!(address < HOST_ADDRESSES_END, "a view that a plan has made, on no memory");
+    address as *mut u8
+}
+
+/// The rows of a tensor, to read.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'a, E> {
+    start: *const E,
+    rows: usize,
+    columns: usize,
+    pitch: usize,
+    memory: PhantomData<&'a [E]>,
+}
+
+// SAFETY: it is a shared slice in all but layout, of elements that are Send and Sync.
+unsafe impl<E: Element> Send for Rows<'_, E> {}
+// SAFETY: as above.
+unsafe impl<E: Element> Sync for Rows<'_, E> {}
+
+impl<'a, E: Element> Rows<'a, E> {
+    /// Reads `tensor`. Another element type is our own bug.
+    pub(super) fn of(tensor: &'a Tensor<'_>) -> Self {
+        Rows {
+            start: start_of(tensor),
+            rows: tensor.rows(),
+            columns: tensor.columns(),
+            pitch: tensor.pitch(),
+            memory: PhantomData,
+        }
+    }
+
+    /// One row. Out of bounds, a bad index in an operand most likely, is our own bug.
+    pub(super) fn row(&self, row: usize) -> &'a [E] {
+        assert!(row < self.rows, "row {row} of {}", self.rows);
+        // SAFETY: a tensor's maker vouches for its rows, and the row is one of them; nothing writes an operand
+        // while the operation runs.
+        unsafe { slice::from_raw_parts(self.start.add(row * self.pitch), self.columns) }
+    }
+
+    /// What lies from `length` elements at `column` of the first of `rows` to those of the last, other columns between
+    /// them included.
+    pub(super) fn span(&self, rows: Range<usize>, column: usize, length: usize) -> &'a [E] {
+        assert!(rows.start < rows.end && rows.end <= self.rows && column + length <= self.columns, "a span outside");
+        let elements = (rows.len() - 1) * self.pitch + length;
+        // SAFETY: it starts and ends inside rows that the tensor's maker vouches for; what lies between belongs to the
+        // tensor that this is a view of, and nothing writes that either.
+        unsafe { slice::from_raw_parts(self.start.add(rows.start * self.pitch + column), elements) }
+    }
+
+    /// Elements from the start of a row to the start of the next.
+    pub(super) fn pitch(&self) -> usize {
+        self.pitch
+    }
+
+    /// All elements of a tensor without gaps.
+    pub(super) fn all(&self) -> &'a [E] {
+        assert!(self.pitch == self.columns || self.rows <= 1, "the rows have gaps between them");
+        // SAFETY: as above, and the rows are adjacent.
+        unsafe { slice::from_raw_parts(self.start, self.rows * self.columns) }
+    }
+}
+
+/// Indices `[n]`, to read.
+pub(super) fn indices<'a>(tensor: &'a Tensor<'_>) -> &'a [u32] {
+    Rows::of(tensor).all()
+}
+
+/// The rows of an output, for several threads that each write parts of their own.
+pub(super) struct Output<'a> {
+    start: *mut f32,
+    rows: usize,
+    columns: usize,
+    pitch: usize,
+    memory: PhantomData<&'a [f32]>,
+}
+
+// SAFETY: each part is given to one thread (see `part`), and floats may be sent.
+unsafe impl Sync for Output<'_> {}
+
+impl<'a> Output<'a> {
+    /// Writes `tensor`, which the operation's front took for it or borrows alone.
+    pub(super) fn of(tensor: &'a Tensor<'_>) -> Self {
+        Output {
+            start: start_of(tensor),
+            rows: tensor.rows(),
+            columns: tensor.columns(),
+            pitch: tensor.pitch(),
+            memory: PhantomData,
+        }
+    }
+
+    /// `length` elements of a row, from a column on.
+    ///
+    /// # Safety
+    /// While the slice lives no other overlaps it.
+    #[allow(clippy::mut_from_ref, reason = "the caller keeps the parts apart")]
+    pub(super) unsafe fn part(&self, row: usize, column: usize, length: usize) -> &'a mut [f32] {
+        assert!(row < self.rows && column + length <= self.columns, "a part outside of the output");
+        // SAFETY: the tensor's maker vouches for its rows, the part is inside one, and the caller keeps parts apart.
+        unsafe { slice::from_raw_parts_mut(self.start.add(row * self.pitch + column), length) }
+    }
+}
+
+/// The equal shares of declared scratch, one for each worker.
+pub(super) struct Scratch<'a> {
+    start: *mut f32,
+    elements: usize,
+    share: usize,
+    memory: PhantomData<&'a [f32]>,
+}
+
+// SAFETY: each share is one worker's, and floats may be sent.
+unsafe impl Sync for Scratch<'_> {}
+
+impl<'a> Scratch<'a> {
+    /// Shares of `share` elements of `tensor`, which the operation's front took for it.
+    pub(super) fn of(tensor: &'a Tensor<'_>, share: usize) -> Self {
+        Scratch { start: start_of(tensor), elements: tensor.shape().elements(), share, memory: PhantomData }
+    }
+
+    /// The share of `worker`. More workers than were declared is our own bug.
+    ///
+    /// # Safety
+    /// While the slice lives it is the only one of this worker.
+    #[allow(clippy::mut_from_ref, reason = "each worker has a share of its own")]
+    pub(super) unsafe fn of_worker(&self, worker: usize) -> &'a mut [f32] {
+        assert!((worker + 1) * self.share <= self.elements, "the declared scratch has a share for each worker");
+        // SAFETY: the share is inside the scratch, and the caller holds no other slice of it.
+        unsafe { slice::from_raw_parts_mut(self.start.add(worker * self.share), self.share) }
+    }
+}
+
+/// Calls `write(row, elements)` for each row of `out`. An element costs as much as `cost` multiply-adds.
+pub(super) fn write_rows(threads: &Threads, out: &Tensor<'_>, cost: usize, write: impl Fn(usize, &mut [f32]) + Sync) {
+    let (output, rows, columns) = (Output::of(out), out.rows(), out.columns());
+    threads.share(rows, rows * columns * cost, |_, row| {
+        // SAFETY: each row is one item, so no two slices overlap.
+        write(row, unsafe { output.part(row, 0, columns) });
+    });
+}
+
+/// Widens `out.len()` elements of a floating-point tensor's row `row` into `out`.
+pub(super) fn widen(tensor: &Tensor<'_>, row: usize, out: &mut [f32]) {
+    match tensor.dtype() {
+        DType::F32 => out.copy_from_slice(Rows::<f32>::of(tensor).row(row)),
+        DType::F16 => Rows::<f16>::of(tensor).row(row).convert_to_f32_slice(out),
+        DType::BF16 => {
+            // A bf16 is the upper half of an f32; spelled out, the compiler widens eight at once.
+            let row = Rows::<bf16>::of(tensor).row(row);
+            assert_eq!(row.len(), out.len(), "a row widened into another length");
+            for (out, half) in out.iter_mut().zip(row) {
+                *out = f32::from_bits(u32::from(half.to_bits()) << 16);
+            }
+        }
+        DType::U32 => unreachable!("the front of each operation checks for floating-point weights"),
+    }
+}
+
+/// A one-dimensional floating-point tensor as `f32`.
+pub(super) fn widened(tensor: &Tensor<'_>) -> Vec<f32> {
+    let mut out = vec![0.0; tensor.shape().elements()];
+    widen(&tensor.reshape([1, out.len()]), 0, &mut out);
+    out
+}

@@ -1,0 +1,77 @@
+//! The backend that computes on leased host memory, with `f32` activations. It is the reference for the others: plain
+//! loops, one file an operation, checked against candle.
+
+mod all_reduce;
+mod argmax;
+mod arithmetic;
+mod attention;
+mod attention_packed;
+mod attention_paged;
+mod embed;
+mod gather_rows;
+mod gelu;
+mod kv_write;
+mod linear;
+mod memory;
+mod rms_norm;
+mod rotary;
+mod scatter_rows;
+mod silu_mul;
+mod threads;
+mod transfer;
+
+use threads::Threads;
+
+use crate::{Backend, KernelError, Target, ops};
+
+/// Computes on host memory with the thread that calls and some of its own.
+///
+/// Only views on *host* memory may be given to it: what a [`Scope`](crate::Scope) takes from a workspace over a host
+/// segment, and persistent views whose maker vouched for them.
+pub struct Cpu {
+    target: Target,
+    threads: Threads,
+}
+
+impl Cpu {
+    /// A backend that shares an operation between `threads` threads (at least one), the one that calls included.
+    ///
+    /// # Panics
+    /// If the operating system refuses the threads.
+    pub fn new(threads: usize) -> Self {
+        let threads = threads.max(1);
+        Cpu { target: Target::Cpu { threads }, threads: Threads::new(threads) }
+    }
+}
+
+macro_rules! compute {
+    ($($op:ident: $call:ty => $function:path,)*) => {
+        $(fn $op(&self, call: $call) -> Result<(), KernelError> { $function(&self.threads, call); Ok(()) })*
+    };
+}
+
+impl Backend for Cpu {
+    const COMPUTES: bool = true;
+
+    fn target(&self) -> &Target {
+        &self.target
+    }
+
+    compute! {
+        upload: ops::transfer::Upload<'_> => transfer::upload,
+        download: ops::transfer::Download<'_> => transfer::download,
+        embed: ops::embed::Call<'_> => embed::embed,
+        rms_norm: ops::rms_norm::Call<'_> => rms_norm::rms_norm,
+        linear: ops::linear::Call<'_> => linear::linear,
+        rotary: ops::rotary::Call<'_> => rotary::rotary,
+        kv_write: ops::kv_write::Call<'_> => kv_write::kv_write,
+        attention_paged: ops::attention_paged::Call<'_> => attention_paged::attention_paged,
+        attention_packed: ops::attention_packed::Call<'_> => attention_packed::attention_packed,
+        silu_mul: ops::silu_mul::Call<'_> => silu_mul::silu_mul,
+        gelu: ops::gelu::Call<'_> => gelu::gelu,
+        gather_rows: ops::gather_rows::Call<'_> => gather_rows::gather_rows,
+        scatter_rows: ops::scatter_rows::Call<'_> => scatter_rows::scatter_rows,
+        argmax: ops::argmax::Call<'_> => argmax::argmax,
+        all_reduce: ops::all_reduce::Call<'_> => all_reduce::all_reduce,
+    }
+}

@@ -1,0 +1,87 @@
+//! The threads that share an operation: the caller's own and a few beside it.
+
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+/// Multiply-adds, or what takes as long, that a thread should find to do: handing work to a sleeping thread and
+/// hearing back costs some ten microseconds.
+const COST_PER_THREAD: usize = 1 << 16;
+
+/// How many pieces a thread's share is cut into, so that one that starts late leaves less behind.
+const PIECES_PER_THREAD: usize = 4;
+
+pub(super) struct Threads {
+    /// Those beside the caller's.
+    others: Option<ThreadPool>,
+    count: usize,
+}
+
+impl Threads {
+    pub(super) fn new(count: usize) -> Self {
+        let others = (count > 1).then(|| {
+            ThreadPoolBuilder::new()
+                .num_threads(count - 1)
+                .thread_name(|index| format!("bursar-cpu-{}", index + 1))
+                .build()
+                .expect("the operating system starts the compute threads")
+        });
+        Threads { others, count }
+    }
+
+    /// Calls `work(worker, item)` once for each item, on as many threads as the `cost` of all is worth.
+    ///
+    /// No two calls with the same `worker`, which is below the number of threads, run at the same time. Which worker
+    /// gets an item is open: what an item computes must not depend on it.
+    pub(super) fn share(&self, items: usize, cost: usize, work: impl Fn(usize, usize) + Sync) {
+        let workers = self.count.min(items).min(cost / COST_PER_THREAD + 1);
+        let Some(others) = self.others.as_ref().filter(|_| workers > 1) else {
+            return (0..items).for_each(|item| work(0, item));
+        };
+        let piece = items.div_ceil(workers * PIECES_PER_THREAD);
+        let next = AtomicUsize::new(0);
+        let run = |worker: usize| {
+            loop {
+                let first = next.fetch_add(piece, Relaxed);
+                if first >= items {
+                    return;
+                }
+                (first..items.min(first + piece)).for_each(|item| work(worker, item));
+            }
+        };
+        others.in_place_scope(|scope| {
+            let run = &run;
+            for worker in 1..workers {
+                scope.spawn(move |_| run(worker));
+            }
+            run(0);
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+
+    use super::*;
+
+    #[test]
+    fn each_item_is_worked_on_once_whatever_the_threads() {
+        for threads in [1, 2, 5] {
+            for items in [0, 1, 2, 7, 1000] {
+                let seen: Vec<AtomicU32> = (0..items).map(|_| AtomicU32::new(0)).collect();
+                Threads::new(threads).share(items, usize::MAX, |worker, item| {
+                    assert!(worker < threads);
+                    seen[item].fetch_add(1, Relaxed);
+                });
+                assert!(seen.iter().all(|count| count.load(Relaxed) == 1), "{items} items on {threads} threads");
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "item 3")]
+    fn a_panic_in_an_item_reaches_the_caller() {
+        Threads::new(2).share(4, usize::MAX, |_, item| assert!(item != 3, "item {item}"));
+    }
+}

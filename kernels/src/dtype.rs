@@ -1,0 +1,76 @@
+//! Element types.
+
+use std::fmt;
+
+use bursar_budgets::Bytes;
+
+/// The type of a tensor's elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DType {
+    /// IEEE single precision.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// The upper half of an `f32`.
+    BF16,
+    /// Indices: token ids, positions, slots, rows, block tables.
+    U32,
+}
+
+impl DType {
+    /// Bytes one element takes.
+    pub const fn size(self) -> usize {
+        match self {
+            DType::F32 | DType::U32 => 4,
+            DType::F16 | DType::BF16 => 2,
+        }
+    }
+
+    /// Bytes that `elements` of this type take.
+    pub fn bytes(self, elements: usize) -> Bytes {
+        Bytes((elements * self.size()) as u64)
+    }
+
+    /// True for the types that arithmetic is done in.
+    pub const fn is_float(self) -> bool {
+        !matches!(self, DType::U32)
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            DType::F32 => "f32",
+            DType::F16 => "f16",
+            DType::BF16 => "bf16",
+            DType::U32 => "u32",
+        })
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for f32 {}
+    impl Sealed for half::f16 {}
+    impl Sealed for half::bf16 {}
+    impl Sealed for u32 {}
+}
+
+/// A Rust type that is the element of a tensor: plain data without padding, for which every bit pattern is a value.
+pub trait Element: sealed::Sealed + Copy + Default + Send + Sync + 'static {
+    /// The matching element type.
+    const DTYPE: DType;
+}
+
+impl Element for f32 {
+    const DTYPE: DType = DType::F32;
+}
+impl Element for half::f16 {
+    const DTYPE: DType = DType::F16;
+}
+impl Element for half::bf16 {
+    const DTYPE: DType = DType::BF16;
+}
+impl Element for u32 {
+    const DTYPE: DType = DType::U32;
+}

@@ -1,0 +1,66 @@
+//! One layer's keys and values in device memory, in blocks of sixteen tokens.
+
+use bursar_budgets::{Address, Bytes};
+
+use crate::DType;
+
+/// Tokens a block holds.
+pub const BLOCK_TOKENS: usize = 16;
+
+/// What one token's keys and values look like in every layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KvShape {
+    /// Layers, each with a segment of its own.
+    pub layers: usize,
+    /// Heads of keys and values; query heads share them in groups.
+    pub kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Element type of the cache.
+    pub dtype: DType,
+}
+
+impl KvShape {
+    /// Bytes of one block in one layer: keys and values of [`BLOCK_TOKENS`] tokens.
+    pub fn block_bytes(&self) -> Bytes {
+        self.dtype.bytes(2 * BLOCK_TOKENS * self.kv_heads * self.head_dim)
+    }
+
+    /// Bytes of one token over all layers.
+    pub fn token_bytes(&self) -> Bytes {
+        self.dtype.bytes(2 * self.layers * self.kv_heads * self.head_dim)
+    }
+}
+
+/// One layer of the cache: `[block, 2 (keys, values), kv_head, BLOCK_TOKENS, head_dim]`.
+///
+/// Keys and values of a block are adjacent, and a head's sixteen vectors are contiguous, so that a head reads a block
+/// in two streams.
+#[derive(Debug)]
+pub struct KvLayer {
+    pub(crate) address: Address,
+    pub(crate) blocks: usize,
+    pub(crate) shape: KvShape,
+}
+
+impl KvLayer {
+    /// A layer of `blocks` blocks at `address`.
+    ///
+    /// # Safety
+    /// For as long as the layer is used, `address` must start `blocks * shape.block_bytes()` bytes of backed device
+    /// memory that only operations of the same lane touch.
+    pub unsafe fn new(address: Address, blocks: usize, shape: KvShape) -> Self {
+        assert!(shape.kv_heads > 0 && shape.head_dim > 0, "a layer has heads, and a head has elements: {shape:?}");
+        KvLayer { address, blocks, shape }
+    }
+
+    /// Blocks that are backed by memory.
+    pub fn blocks(&self) -> usize {
+        self.blocks
+    }
+
+    /// What a token looks like.
+    pub fn shape(&self) -> KvShape {
+        self.shape
+    }
+}

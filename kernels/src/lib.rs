@@ -1,0 +1,37 @@
+//! The operations a model is written in.
+//!
+//! A forward pass is code over a [`Scope`]: each call checks shapes, takes its output from the workspace, counts the
+//! work, and hands a [`Backend`] the arithmetic. [`Plan`] does no arithmetic, so a plan is the same code run on shapes
+//! alone; [`Cpu`] computes on leased host memory. The CUDA backend takes its place beside them.
+//!
+//! This crate knows shapes, element types and launches. It must never know a model's name, a request, a token's
+//! meaning, an actor or a file. It takes no memory of its own: every temporary is a view on a workspace, also the
+//! scratch an operation needs on a target, and nothing is copied between host and device but by [`Scope::upload`] and
+//! [`Scope::download`].
+
+#![deny(missing_docs)]
+
+mod backend;
+mod cpu;
+mod dtype;
+mod error;
+mod kv_layer;
+pub mod ops;
+mod plan;
+mod scope;
+mod shape;
+mod target;
+mod tensor;
+mod work;
+
+pub use backend::Backend;
+pub use cpu::Cpu;
+pub use dtype::{DType, Element};
+pub use error::KernelError;
+pub use kv_layer::{BLOCK_TOKENS, KvLayer, KvShape};
+pub use plan::Plan;
+pub use scope::Scope;
+pub use shape::Shape;
+pub use target::Target;
+pub use tensor::Tensor;
+pub use work::{Tally, Work};

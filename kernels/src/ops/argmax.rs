@@ -1,0 +1,27 @@
+//! The place of each row's largest element: greedy choice without bringing the logits to the host.
+
+use crate::{Backend, DType, KernelError, Scope, Tensor, Work};
+
+use super::check;
+
+/// What a backend is asked to compute: `out[i]` is the first place of the largest element of row `i`; an element that
+/// is not a number is never chosen before one that is (a row with nothing else gives 0).
+#[non_exhaustive]
+pub struct Call<'a> {
+    /// `[rows, columns]` activations.
+    pub x: Tensor<'a>,
+    /// `[rows]` u32.
+    pub out: Tensor<'a>,
+}
+
+impl<B: Backend> Scope<'_, B> {
+    /// The first place of the largest element in each row of `x` `[rows, columns]`; gives `[rows]` u32.
+    pub fn argmax(&self, x: &Tensor<'_>) -> Result<Tensor<'_>, KernelError> {
+        check::activation("argmax", "x", x, self.target().activation())?;
+        check::holds(x.columns() > 0, "argmax", "x", x, "at least one column")?;
+        let out = self.take([x.rows()], DType::U32)?;
+        self.count(Work::over(x.shape().elements() as u64, &[x, &out]));
+        self.backend.argmax(Call { x: x.view(), out: out.view() })?;
+        Ok(out)
+    }
+}

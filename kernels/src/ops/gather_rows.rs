@@ -1,0 +1,29 @@
+//! Copying chosen rows: windows put together, the last token of each sequence.
+
+use crate::{Backend, KernelError, Scope, Tensor, Work};
+
+use super::check;
+
+/// What a backend is asked to do: `out[i] = x[rows[i]]`.
+#[non_exhaustive]
+pub struct Call<'a> {
+    /// `[rows, columns]` activations.
+    pub x: Tensor<'a>,
+    /// `[chosen]` u32, each below the rows of `x`.
+    pub rows: Tensor<'a>,
+    /// `[chosen, columns]` activations.
+    pub out: Tensor<'a>,
+}
+
+impl<B: Backend> Scope<'_, B> {
+    /// The rows of `x` that `rows` `[chosen]` names, in that order; gives `[chosen, columns]`.
+    pub fn gather_rows(&self, x: &Tensor<'_>, rows: &Tensor<'_>) -> Result<Tensor<'_>, KernelError> {
+        const OP: &str = "gather_rows";
+        check::activation(OP, "x", x, self.target().activation())?;
+        check::index_list(OP, "rows", rows)?;
+        let out = self.empty([rows.rows(), x.columns()])?;
+        self.count(Work::over(0, &[&out, &out, rows]));
+        self.backend.gather_rows(Call { x: x.view(), rows: rows.view(), out: out.view() })?;
+        Ok(out)
+    }
+}

@@ -1,0 +1,108 @@
+//! The matrix product with a weight, as every projection uses it.
+
+use bursar_budgets::Bytes;
+
+use crate::{Backend, KernelError, Scope, Tensor, Work};
+
+use super::check;
+
+/// What a backend is asked to compute: `out = x @ weight^T + bias`, or with `accumulate` the same added to `out`.
+/// Sums are in `f32`.
+#[non_exhaustive]
+pub struct Call<'a> {
+    /// `[rows, in_features]` activations; a gap between rows is allowed.
+    pub x: Tensor<'a>,
+    /// `[out_features, in_features]`, floating point, contiguous.
+    pub weight: Tensor<'a>,
+    /// `[out_features]`, floating point.
+    pub bias: Option<Tensor<'a>>,
+    /// Add to what `out` holds instead of replacing it.
+    pub accumulate: bool,
+    /// What the target declared with [`Target::linear_scratch`](crate::Target::linear_scratch); perhaps nothing.
+    pub scratch: Tensor<'a>,
+    /// `[rows, out_features]` activations.
+    pub out: Tensor<'a>,
+}
+
+const OP: &str = "linear";
+
+impl<B: Backend> Scope<'_, B> {
+    /// `x @ weight^T + bias`: `x` `[rows, in_features]`, `weight` `[out_features, in_features]`, `bias`
+    /// `[out_features]`; gives `[rows, out_features]`.
+    pub fn linear(
+        &self,
+        x: &Tensor<'_>,
+        weight: &Tensor<'_>,
+        bias: Option<&Tensor<'_>>,
+    ) -> Result<Tensor<'_>, KernelError> {
+        self.check(x, weight, bias)?;
+        let out = self.empty([x.rows(), weight.rows()])?;
+        self.launch(x, weight, bias, false, &out)?;
+        Ok(out)
+    }
+
+    /// As [`linear`](Scope::linear), into `out` `[rows, out_features]` of an outer scope.
+    pub fn linear_into(
+        &self,
+        x: &Tensor<'_>,
+        weight: &Tensor<'_>,
+        bias: Option<&Tensor<'_>>,
+        out: &mut Tensor<'_>,
+    ) -> Result<(), KernelError> {
+        self.check(x, weight, bias)?;
+        check::activation(OP, "out", out, self.target().activation())?;
+        check::writable(OP, "out", out);
+        check::shape(OP, "out", out, [x.rows(), weight.rows()])?;
+        self.launch(x, weight, bias, false, out)
+    }
+
+    /// Adds `x @ weight^T + bias` to `sum` `[rows, out_features]`, as a layer adds to the residual stream.
+    pub fn linear_add(
+        &self,
+        x: &Tensor<'_>,
+        weight: &Tensor<'_>,
+        bias: Option<&Tensor<'_>>,
+        sum: &mut Tensor<'_>,
+    ) -> Result<(), KernelError> {
+        self.check(x, weight, bias)?;
+        check::activation(OP, "sum", sum, self.target().activation())?;
+        check::writable(OP, "sum", sum);
+        check::shape(OP, "sum", sum, [x.rows(), weight.rows()])?;
+        self.launch(x, weight, bias, true, sum)
+    }
+
+    fn check(&self, x: &Tensor<'_>, weight: &Tensor<'_>, bias: Option<&Tensor<'_>>) -> Result<(), KernelError> {
+        check::activation(OP, "x", x, self.target().activation())?;
+        check::float(OP, "weight", weight)?;
+        check::holds(weight.is_contiguous() && weight.columns() > 0, OP, "weight", weight, "contiguous rows")?;
+        check::shape(OP, "x", x, [x.rows(), weight.columns()])?;
+        let Some(bias) = bias else { return Ok(()) };
+        check::float(OP, "bias", bias)?;
+        check::shape(OP, "bias", bias, [weight.rows()])
+    }
+
+    /// Everything is checked.
+    fn launch(
+        &self,
+        x: &Tensor<'_>,
+        weight: &Tensor<'_>,
+        bias: Option<&Tensor<'_>>,
+        accumulate: bool,
+        out: &Tensor<'_>,
+    ) -> Result<(), KernelError> {
+        let (out_features, in_features) = (weight.rows(), weight.columns());
+        let inner = self.scope();
+        let scratch = inner.take_scratch(self.target().linear_scratch(out_features, in_features, weight.dtype()))?;
+        let mut work = Work::over(2 * (x.rows() * out_features * in_features) as u64, &[x, weight, out]);
+        work.bytes += bias.map_or(Bytes(0), Tensor::bytes) + if accumulate { out.bytes() } else { Bytes(0) };
+        self.count(work);
+        self.backend.linear(Call {
+            x: x.view(),
+            weight: weight.view(),
+            bias: bias.map(Tensor::view),
+            accumulate,
+            scratch: scratch.view(),
+            out: out.view(),
+        })
+    }
+}

@@ -1,0 +1,19 @@
+//! One file an operation: its contract, the checks, the output it takes, and what it costs. Backends only compute.
+//!
+//! What a backend is handed is `#[non_exhaustive]`, so that only the fronts here, which check, can make a call.
+
+pub mod all_reduce;
+pub mod argmax;
+pub mod attention_packed;
+pub mod attention_paged;
+mod check;
+pub mod embed;
+pub mod gather_rows;
+pub mod gelu;
+pub mod kv_write;
+pub mod linear;
+pub mod rms_norm;
+pub mod rotary;
+pub mod scatter_rows;
+pub mod silu_mul;
+pub mod transfer;

@@ -1,0 +1,72 @@
+//! Rotary position embedding (Su et al., 2021, arXiv 2104.09864), with the several axes that pictures need
+//! (multimodal rotary positions of Qwen2-VL, arXiv 2409.12191).
+
+use crate::{Backend, DType, KernelError, Scope, Tensor, Work};
+
+use super::check;
+
+/// Which angle each pair of elements turns by.
+#[derive(Debug)]
+pub struct Rope<'m> {
+    /// `[head_dim / 2]` f32: radians per position, one for each pair.
+    pub frequencies: Tensor<'m>,
+    /// How many consecutive pairs follow each axis of the positions; together `head_dim / 2`.
+    pub sections: Vec<usize>,
+}
+
+/// What a backend is asked to compute. In each of the first `heads` heads of a row, element `i` and element
+/// `i + head_dim / 2` turn as a pair by `positions[axis of i][row] * frequencies[i]` (the halves convention).
+#[non_exhaustive]
+pub struct Call<'a> {
+    /// `[rows, at least heads * head_dim]` activations, changed in place.
+    pub x: Tensor<'a>,
+    /// Heads to turn; columns behind them stay as they are.
+    pub heads: usize,
+    /// `[axes, rows]` u32.
+    pub positions: Tensor<'a>,
+    /// `[head_dim / 2]` f32.
+    pub frequencies: Tensor<'a>,
+    /// Pairs of each axis.
+    pub sections: &'a [usize],
+}
+
+impl<B: Backend> Scope<'_, B> {
+    /// Turns the first `heads` heads of every row of `x` by `positions` `[axes, rows]`.
+    pub fn rotary(
+        &self,
+        x: &mut Tensor<'_>,
+        heads: usize,
+        positions: &Tensor<'_>,
+        rope: &Rope<'_>,
+    ) -> Result<(), KernelError> {
+        const OP: &str = "rotary";
+        let pairs = rope.frequencies.rows();
+        check::activation(OP, "x", x, self.target().activation())?;
+        check::writable(OP, "x", x);
+        if rope.frequencies.dtype() != DType::F32 {
+            let found = rope.frequencies.dtype();
+            return Err(KernelError::Type { op: OP, what: "frequencies", expected: "f32", found });
+        }
+        check::shape(OP, "frequencies", &rope.frequencies, [pairs])?;
+        check::holds(pairs > 0, OP, "frequencies", &rope.frequencies, "at least one pair")?;
+        check::indices(OP, "positions", positions)?;
+        check::shape(OP, "positions", positions, [rope.sections.len(), x.rows()])?;
+        check::holds(heads * pairs * 2 <= x.columns(), OP, "x", x, "as many heads as are to be turned")?;
+        check::holds(
+            rope.sections.iter().sum::<usize>() == pairs,
+            OP,
+            "frequencies",
+            &rope.frequencies,
+            "as many pairs as the sections have together",
+        )?;
+        let turned = x.rows() * heads * pairs * 2;
+        self.count(Work { flops: 3 * turned as u64, bytes: x.dtype().bytes(2 * turned) + positions.bytes() });
+        self.backend.rotary(Call {
+            x: x.view(),
+            heads,
+            positions: positions.view(),
+            frequencies: rope.frequencies.view(),
+            sections: &rope.sections,
+        })
+    }
+}

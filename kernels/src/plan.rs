@@ -1,0 +1,49 @@
+//! The backend with no arithmetic: a plan is the same code run on shapes alone.
+
+use crate::{Backend, KernelError, Target, ops::*};
+
+/// Runs a pass on shapes. Over [`Workspace::dry`](bursar_budgets::Workspace::dry) it yields the workspace's peak, the
+/// operations and the bytes moved, in milliseconds and without memory. Downloads leave the host memory as it is.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    target: Target,
+}
+
+impl Plan {
+    /// Plans for `target`.
+    pub fn new(target: Target) -> Self {
+        Plan { target }
+    }
+}
+
+macro_rules! nothing_to_compute {
+    ($($op:ident: $call:ty,)*) => {
+        $(fn $op(&self, _: $call) -> Result<(), KernelError> { Ok(()) })*
+    };
+}
+
+impl Backend for Plan {
+    const COMPUTES: bool = false;
+
+    fn target(&self) -> &Target {
+        &self.target
+    }
+
+    nothing_to_compute! {
+        upload: transfer::Upload<'_>,
+        download: transfer::Download<'_>,
+        embed: embed::Call<'_>,
+        rms_norm: rms_norm::Call<'_>,
+        linear: linear::Call<'_>,
+        rotary: rotary::Call<'_>,
+        kv_write: kv_write::Call<'_>,
+        attention_paged: attention_paged::Call<'_>,
+        attention_packed: attention_packed::Call<'_>,
+        silu_mul: silu_mul::Call<'_>,
+        gelu: gelu::Call<'_>,
+        gather_rows: gather_rows::Call<'_>,
+        scatter_rows: scatter_rows::Call<'_>,
+        argmax: argmax::Call<'_>,
+        all_reduce: all_reduce::Call<'_>,
+    }
+}

@@ -1,0 +1,74 @@
+//! A scope: one frame of the workspace with a backend to compute on it.
+
+use bursar_budgets::{Bytes, Frame, Workspace};
+
+use crate::{Backend, DType, KernelError, Shape, Tally, Target, Tensor, Work};
+
+/// Where a pass takes its temporaries and runs its operations.
+///
+/// A tensor that an operation returns lives in the scope it was called on. An inner [`scope`](Scope::scope) gives its
+/// memory back when it is dropped; so the order in which model code opens scopes *is* the memory plan. The operations
+/// are methods, one file each in [`crate::ops`].
+///
+/// ```
+/// use bursar_budgets::Workspace;
+/// use bursar_kernels::{DType, Plan, Scope, Tally, Target};
+///
+/// let (workspace, tally) = (Workspace::dry(), Tally::default());
+/// let plan = Plan::new(Target::Cpu { threads: 2 });
+/// let pass = Scope::new(&plan, &workspace, &tally);
+/// let hidden = pass.upload([3, 64], &[0.0f32; 192])?; // [tokens, hidden]
+/// {
+///     let layer = pass.scope();
+///     let halves = layer.silu_mul(&hidden)?; // [tokens, hidden / 2]
+///     assert_eq!(halves.shape(), [3, 32].into());
+/// }
+/// assert_eq!(workspace.high_water().0, 768 + 512);
+/// # Ok::<(), bursar_kernels::KernelError>(())
+/// ```
+pub struct Scope<'w, B> {
+    pub(crate) backend: &'w B,
+    frame: Frame<'w>,
+    tally: &'w Tally,
+}
+
+impl<'w, B: Backend> Scope<'w, B> {
+    /// The outermost scope of a pass.
+    ///
+    /// # Panics
+    /// If a backend that computes is put over a dry workspace, where there is no memory.
+    pub fn new(backend: &'w B, workspace: &'w Workspace, tally: &'w Tally) -> Self {
+        assert!(!B::COMPUTES || !workspace.is_dry(), "a dry workspace has no memory to compute on");
+        Scope { backend, frame: workspace.frame(), tally }
+    }
+
+    /// A scope within this one. While it lives, this one takes nothing.
+    pub fn scope(&self) -> Scope<'_, B> {
+        Scope { backend: self.backend, frame: self.frame.frame(), tally: self.tally }
+    }
+
+    /// What this pass is planned for or runs on.
+    pub fn target(&self) -> &Target {
+        self.backend.target()
+    }
+
+    /// A tensor of the activations' type whose elements are not yet written.
+    pub fn empty(&self, shape: impl Into<Shape>) -> Result<Tensor<'_>, KernelError> {
+        self.take(shape, self.target().activation())
+    }
+
+    pub(crate) fn take(&self, shape: impl Into<Shape>, dtype: DType) -> Result<Tensor<'_>, KernelError> {
+        let shape = shape.into();
+        let stretch = self.frame.take(dtype.bytes(shape.elements()))?;
+        Ok(Tensor::over(stretch.address, shape, dtype))
+    }
+
+    /// Scratch that the target declared, of whatever elements the backend wants; nothing is taken for none.
+    pub(crate) fn take_scratch(&self, bytes: Bytes) -> Result<Tensor<'_>, KernelError> {
+        self.take([bytes.0 as usize / DType::F32.size()], DType::F32)
+    }
+
+    pub(crate) fn count(&self, work: Work) {
+        self.tally.add(work);
+    }
+}

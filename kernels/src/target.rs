@@ -1,0 +1,68 @@
+//! What a plan is made for: the machine's arithmetic type and the scratch its kernels declare.
+
+use bursar_budgets::Bytes;
+
+use crate::DType;
+
+/// Output features one step of a CPU matrix product covers: weights that are not `f32` are widened in panels of this
+/// many rows. Fixed, so that a product's rounding does not depend on how many threads share it.
+pub(crate) const CPU_PANEL_ROWS: usize = 128;
+
+/// Query vectors, and keys, that one step of attention on the CPU covers. Fixed, like the tiles' places, for the same
+/// reason.
+pub(crate) const CPU_TILE_QUERIES: usize = 32;
+pub(crate) const CPU_TILE_KEYS: usize = 128;
+
+/// Elements of scratch that one thread needs for attention: queries, sums, keys and values, scores, and for each query
+/// the largest score and the sum of the weights.
+pub(crate) const fn cpu_attention_tile(head_dim: usize) -> usize {
+    2 * (CPU_TILE_QUERIES + CPU_TILE_KEYS) * head_dim + CPU_TILE_QUERIES * CPU_TILE_KEYS + 2 * CPU_TILE_QUERIES
+}
+
+/// The machine that a pass is planned for and run on.
+///
+/// A plan equals the measurement only because both ask the same target what an op needs beside its output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Target {
+    /// Leased host memory and `threads` CPU threads. Activations are `f32` whatever the weights are.
+    Cpu {
+        /// Threads that share one operation.
+        threads: usize,
+    },
+}
+
+impl Target {
+    /// The type of activations and cached keys and values.
+    pub fn activation(&self) -> DType {
+        match self {
+            Target::Cpu { .. } => DType::F32,
+        }
+    }
+
+    /// Scratch for a product with a `[out_features, in_features]` weight of type `weight`: on the CPU, one panel of
+    /// widened weight rows a thread; nothing when the weight needs no widening.
+    pub fn linear_scratch(&self, out_features: usize, in_features: usize, weight: DType) -> Bytes {
+        match self {
+            Target::Cpu { .. } if weight == DType::F32 => Bytes(0),
+            Target::Cpu { threads } => {
+                let panels = out_features.div_ceil(CPU_PANEL_ROWS).min((*threads).max(1));
+                DType::F32.bytes(panels * CPU_PANEL_ROWS.min(out_features) * in_features)
+            }
+        }
+    }
+
+    /// Scratch for attention with heads of `head_dim` elements: on the CPU, one tile of queries, keys and scores a
+    /// thread.
+    pub fn attention_scratch(&self, head_dim: usize) -> Bytes {
+        match self {
+            Target::Cpu { threads } => DType::F32.bytes((*threads).max(1) * cpu_attention_tile(head_dim)),
+        }
+    }
+
+    /// A short name for tables and fingerprints.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Target::Cpu { .. } => "cpu",
+        }
+    }
+}

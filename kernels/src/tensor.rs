@@ -1,0 +1,227 @@
+//! A tensor: a typed, shaped view on memory that somebody else holds a lease for.
+
+use std::{marker::PhantomData, ops::Range};
+
+use bursar_budgets::{Address, Bytes};
+
+use crate::{DType, Shape};
+
+/// A view on device memory. It owns nothing and frees nothing.
+///
+/// Rows are contiguous inside and `pitch` elements apart, so that a range of columns (the queries of a fused
+/// projection, say) is a view too. The lifetime is that of the memory: a temporary cannot outlive the frame it was
+/// taken from.
+///
+/// There is one tensor for each piece of memory, and views borrow from it. An operation that works in place takes the
+/// tensor itself or a view made by one of the `_mut` methods, which borrow it alone; a view that others may have too
+/// is only read, and an operation panics rather than write it.
+///
+/// ```compile_fail,E0597
+/// use bursar_budgets::Workspace;
+/// use bursar_kernels::{Plan, Scope, Tally, Target};
+///
+/// let (workspace, tally) = (Workspace::dry(), Tally::default());
+/// let plan = Plan::new(Target::Cpu { threads: 1 });
+/// let kept;
+/// {
+///     let pass = Scope::new(&plan, &workspace, &tally);
+///     kept = pass.empty([3, 64])?; // `pass` does not live long enough
+/// }
+/// println!("{:?}", kept.shape());
+/// # Ok::<(), bursar_kernels::KernelError>(())
+/// ```
+///
+/// ```compile_fail,E0502
+/// # use bursar_budgets::Workspace;
+/// # use bursar_kernels::{Plan, Scope, Tally, Target};
+/// # let (workspace, tally) = (Workspace::dry(), Tally::default());
+/// # let plan = Plan::new(Target::Cpu { threads: 1 });
+/// # let pass = Scope::new(&plan, &workspace, &tally);
+/// let mut hidden = pass.empty([3, 64])?;
+/// let part = hidden.column_range(0..32);
+/// pass.gelu(&mut hidden)?; // `hidden` is borrowed by `part`
+/// println!("{:?}", part.shape());
+/// # Ok::<(), bursar_kernels::KernelError>(())
+/// ```
+#[derive(Debug)]
+pub struct Tensor<'m> {
+    address: Address,
+    shape: Shape,
+    pitch: usize,
+    dtype: DType,
+    /// Nobody else has a view of it that could be used at the same time.
+    writable: bool,
+    memory: PhantomData<&'m ()>,
+}
+
+impl<'m> Tensor<'m> {
+    /// A view on memory that outlives every pass: weights, caches, fixed input buffers.
+    ///
+    /// # Safety
+    /// For as long as the view or any view made from it is used, `address` must start
+    /// `shape.elements() * dtype.size()` bytes of backed device memory that is aligned to the element and that
+    /// nothing else writes while an operation reads it, or reads while an operation writes it.
+    pub unsafe fn persistent(address: Address, shape: impl Into<Shape>, dtype: DType) -> Tensor<'static> {
+        Tensor::over(address, shape.into(), dtype)
+    }
+
+    pub(crate) fn over(address: Address, shape: Shape, dtype: DType) -> Tensor<'m> {
+        Tensor { address, shape, pitch: shape.columns(), dtype, writable: true, memory: PhantomData }
+    }
+
+    /// The same memory once more, for a call to hold.
+    pub(crate) fn view(&self) -> Tensor<'_> {
+        Tensor { ..*self }
+    }
+
+    /// Where the first element lies.
+    pub fn address(&self) -> Address {
+        self.address
+    }
+
+    /// The extents, outermost first.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// The outermost extent.
+    pub fn rows(&self) -> usize {
+        self.shape.rows()
+    }
+
+    /// The product of all extents but the outermost.
+    pub fn columns(&self) -> usize {
+        self.shape.columns()
+    }
+
+    /// Elements from the start of a row to the start of the next.
+    pub fn pitch(&self) -> usize {
+        self.pitch
+    }
+
+    /// The type of the elements.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// True if no gap lies between two rows.
+    pub fn is_contiguous(&self) -> bool {
+        self.pitch == self.columns() || self.rows() <= 1
+    }
+
+    /// True for a tensor itself and for views that borrow it alone: what an operation may work on in place.
+    pub fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    /// The bytes of the elements, without gaps.
+    pub fn bytes(&self) -> Bytes {
+        self.dtype.bytes(self.shape.elements())
+    }
+
+    /// The rows `range` of this tensor, to read. Out of bounds is our own bug.
+    pub fn row_range(&self, range: Range<usize>) -> Tensor<'_> {
+        Tensor { writable: false, ..self.rows_at(range) }
+    }
+
+    /// The rows `range` of this tensor, also to work on in place. Out of bounds is our own bug.
+    pub fn row_range_mut(&mut self, range: Range<usize>) -> Tensor<'_> {
+        self.rows_at(range)
+    }
+
+    /// The columns `range` of every row, as `[rows, range.len()]`, to read. Out of bounds is our own bug.
+    pub fn column_range(&self, range: Range<usize>) -> Tensor<'_> {
+        Tensor { writable: false, ..self.columns_at(range) }
+    }
+
+    /// The columns `range` of every row, as `[rows, range.len()]`, also to work on in place. Out of bounds is our own
+    /// bug.
+    pub fn column_range_mut(&mut self, range: Range<usize>) -> Tensor<'_> {
+        self.columns_at(range)
+    }
+
+    /// The same elements in another shape, to read. A gap between rows or another count of elements is our own bug.
+    pub fn reshape(&self, shape: impl Into<Shape>) -> Tensor<'_> {
+        Tensor { writable: false, ..self.reshaped(shape.into()) }
+    }
+
+    /// The same elements in another shape, also to work on in place. A gap between rows or another count of elements
+    /// is our own bug.
+    pub fn reshape_mut(&mut self, shape: impl Into<Shape>) -> Tensor<'_> {
+        self.reshaped(shape.into())
+    }
+
+    fn rows_at(&self, range: Range<usize>) -> Tensor<'_> {
+        assert!(
+            range.start <= range.end && range.end <= self.rows(),
+            "rows {range:?} of a tensor of {} rows",
+            self.rows()
+        );
+        let mut extents = self.shape.extents().to_vec();
+        extents[0] = range.len();
+        Tensor {
+            address: self.address.offset(self.dtype.bytes(range.start * self.pitch)),
+            shape: Shape::new(&extents),
+            ..*self
+        }
+    }
+
+    fn columns_at(&self, range: Range<usize>) -> Tensor<'_> {
+        assert!(
+            range.start <= range.end && range.end <= self.columns(),
+            "columns {range:?} of a tensor of {} columns",
+            self.columns()
+        );
+        Tensor {
+            address: self.address.offset(self.dtype.bytes(range.start)),
+            shape: Shape::new(&[self.rows(), range.len()]),
+            ..*self
+        }
+    }
+
+    fn reshaped(&self, shape: Shape) -> Tensor<'_> {
+        assert!(self.is_contiguous(), "only a contiguous tensor can be reshaped");
+        assert_eq!(shape.elements(), self.shape.elements(), "{} does not reshape to {shape}", self.shape);
+        Tensor { shape, pitch: shape.columns(), ..*self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensor(shape: [usize; 2]) -> Tensor<'static> {
+        Tensor::over(Address(4096), shape.into(), DType::F32)
+    }
+
+    #[test]
+    fn a_range_of_columns_keeps_the_pitch_of_the_whole() {
+        let qkv = tensor([5, 12]);
+        let keys = qkv.column_range(4..8);
+        assert_eq!(keys.address(), Address(4096 + 16));
+        assert_eq!((keys.shape().extents(), keys.pitch()), (&[5, 4][..], 12));
+        assert!(!keys.is_contiguous());
+        let last = keys.row_range(3..5);
+        assert_eq!(last.address(), Address(4096 + 16 + 3 * 48));
+    }
+
+    #[test]
+    #[should_panic(expected = "rows 2..6 of a tensor of 5 rows")]
+    fn rows_out_of_bounds_are_caught() {
+        tensor([5, 12]).row_range(2..6);
+    }
+
+    #[test]
+    #[should_panic(expected = "only a contiguous tensor can be reshaped")]
+    fn a_tensor_with_gaps_is_not_reshaped() {
+        tensor([5, 12]).column_range(0..6).reshape([30]);
+    }
+
+    #[test]
+    fn only_a_view_that_borrows_alone_is_writable() {
+        let mut hidden = tensor([5, 12]);
+        assert!(hidden.is_writable() && hidden.column_range_mut(3..7).row_range_mut(1..2).is_writable());
+        assert!(!hidden.row_range(0..5).is_writable());
+        assert!(!hidden.reshape([60]).row_range_mut(0..4).is_writable(), "nor is one made from a shared view");
+    }
+}

@@ -1,0 +1,48 @@
+//! What a pass costs: operations and bytes, counted by the shared front of each op.
+
+use std::{cell::Cell, ops::AddAssign};
+
+use bursar_budgets::Bytes;
+
+use crate::Tensor;
+
+/// Floating-point operations, and bytes that must cross device memory (each input read once, each output written
+/// once). Divided by a device's rates they give the roofline's floor for a pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Floating-point operations; a multiply-add counts as two.
+    pub flops: u64,
+    /// Bytes read and written.
+    pub bytes: Bytes,
+}
+
+impl Work {
+    /// `flops` operations over the given tensors, each crossing memory once.
+    pub fn over(flops: u64, tensors: &[&Tensor<'_>]) -> Self {
+        Work { flops, bytes: tensors.iter().map(|tensor| tensor.bytes()).sum() }
+    }
+}
+
+impl AddAssign for Work {
+    fn add_assign(&mut self, other: Work) {
+        self.flops += other.flops;
+        self.bytes += other.bytes;
+    }
+}
+
+/// The running sum of a pass's [`Work`].
+#[derive(Debug, Default)]
+pub struct Tally(Cell<Work>);
+
+impl Tally {
+    /// What was counted so far.
+    pub fn total(&self) -> Work {
+        self.0.get()
+    }
+
+    pub(crate) fn add(&self, work: Work) {
+        let mut total = self.0.get();
+        total += work;
+        self.0.set(total);
+    }
+}

@@ -1,0 +1,8 @@
+//! Layers that families share. They know shapes and weights, not checkpoints' names for them.
+
+pub mod decoder;
+mod decoder_config;
+pub mod gated_mlp;
+pub mod paged_attention;
+
+pub use decoder_config::ConfigError;

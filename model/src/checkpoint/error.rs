@@ -1,0 +1,127 @@
+//! Why a checkpoint cannot be opened or read.
+
+use thiserror::Error;
+
+use crate::error::{ProcessorError, SamplingError, TextError};
+
+/// Why a checkpoint cannot be opened or read.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum CheckpointError {
+    /// A file that every checkpoint must have is absent.
+    #[error("the checkpoint at {place} has no {file}")]
+    MissingFile {
+        /// The folder, or "embedded".
+        place: String,
+        /// The file's name.
+        file: String,
+    },
+    /// The index names a shard that is absent.
+    #[error("the checkpoint at {place} lacks the shard {shard}, one of {shards}")]
+    MissingShard {
+        /// The folder, or "embedded".
+        place: String,
+        /// The shard's file name.
+        shard: String,
+        /// How many shards the index names.
+        shards: usize,
+    },
+    /// The operating system refused.
+    #[error("{file} could not be read: {kind}")]
+    Unreadable {
+        /// The file's name.
+        file: String,
+        /// The kind of input error.
+        kind: std::io::ErrorKind,
+    },
+    /// A file is larger than such a file can sensibly be.
+    #[error("{file} has {bytes} bytes, the limit is {bytes_max}")]
+    TooLarge {
+        /// The file's name.
+        file: String,
+        /// Its size.
+        bytes: u64,
+        /// The limit.
+        bytes_max: u64,
+    },
+    /// Not the JSON that is expected.
+    #[error("{file} is not understood: {reason}")]
+    Malformed {
+        /// The file's name.
+        file: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A shard's name that points out of the folder.
+    #[error("the index names the shard {shard}, which is not a plain file name")]
+    ShardName {
+        /// The name in the index.
+        shard: String,
+    },
+    /// A safetensors header that is cut off, overlaps or lies about sizes.
+    #[error("the header of {file} is not valid: {reason}")]
+    Header {
+        /// The file's name.
+        file: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Two shards define one tensor, or the index and the shards disagree.
+    #[error("the tensor {tensor} is in {file}, but the index or another shard says otherwise")]
+    Inconsistent {
+        /// The tensor's name.
+        tensor: String,
+        /// Where it was found or missed.
+        file: String,
+    },
+    /// No tensor of this name.
+    #[error("there is no tensor {tensor}")]
+    MissingTensor {
+        /// The name asked for.
+        tensor: String,
+        /// The names nearest to it.
+        nearest: Vec<String>,
+    },
+    /// A type that is not computed with.
+    #[error("the tensor {tensor} is {found}, supported are BF16, F16 and F32")]
+    TensorType {
+        /// The tensor's name.
+        tensor: String,
+        /// Its type in the file.
+        found: String,
+    },
+    /// The tokenizer or the chat template of the checkpoint.
+    #[error(transparent)]
+    Text(#[from] TextError),
+    /// The image processor's settings of the checkpoint.
+    #[error(transparent)]
+    Processor(#[from] ProcessorError),
+    /// The generation defaults of the checkpoint.
+    #[error(transparent)]
+    Sampling(#[from] SamplingError),
+}
+
+impl CheckpointError {
+    /// What the user could change.
+    pub fn hint(&self) -> String {
+        match self {
+            CheckpointError::MissingFile { .. } => {
+                "point at the folder that holds config.json, tokenizer.json and model.safetensors".into()
+            }
+            CheckpointError::MissingShard { shard, .. } => format!("download {shard} into the same folder"),
+            CheckpointError::Unreadable { .. } => "check that the file may be read".into(),
+            CheckpointError::TooLarge { .. } => "this is no such file as a checkpoint holds; download it again".into(),
+            CheckpointError::Malformed { file, .. } | CheckpointError::Header { file, .. } => {
+                format!("download {file} again; a partial download looks like this")
+            }
+            CheckpointError::ShardName { .. } => "do not trust this checkpoint".into(),
+            CheckpointError::Inconsistent { .. } => "shards of different downloads are mixed; download all again".into(),
+            CheckpointError::MissingTensor { nearest, .. } if nearest.is_empty() => "the checkpoint is empty".into(),
+            CheckpointError::MissingTensor { nearest, .. } => format!("the nearest names are {}", nearest.join(", ")),
+            CheckpointError::TensorType { .. } => "load a checkpoint that is not quantised".into(),
+            CheckpointError::Text(error) => error.hint(),
+            CheckpointError::Processor(error) => error.hint(),
+            CheckpointError::Sampling(error) => error.hint(),
+        }
+    }
+}

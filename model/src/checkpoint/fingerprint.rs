@@ -1,0 +1,43 @@
+//! A checkpoint's fingerprint: equal when everything that a profile depends on is equal.
+
+use super::tensors::TensorIndex;
+
+/// BLAKE3 over the settings, the vocabulary, and each shard's name, size and header. Weights' values are not read (that
+/// would take as long as loading); a fine-tuned twin has the same memory profile, which is what this is for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CheckpointFingerprint(pub [u8; 32]);
+
+impl CheckpointFingerprint {
+    /// Over named texts and the shards, each with its length, so that nothing can slide from one into the next.
+    pub(super) fn new(texts: &[(&str, Option<&[u8]>)], tensors: &TensorIndex) -> Self {
+        let mut hasher = blake3::Hasher::new_derive_key("bursar 2026 checkpoint fingerprint v1");
+        let mut add = |piece: &[u8]| {
+            hasher.update(&(piece.len() as u64).to_le_bytes());
+            hasher.update(piece);
+        };
+        for (name, content) in texts {
+            add(name.as_bytes());
+            add(&[u8::from(content.is_some())]);
+            add(content.unwrap_or_default());
+        }
+        for shard in tensors.shards() {
+            add(shard.file().as_bytes());
+            add(&shard.file_bytes().to_le_bytes());
+            add(shard.header());
+        }
+        CheckpointFingerprint(*hasher.finalize().as_bytes())
+    }
+}
+
+/// 64 hexadecimal digits.
+impl std::fmt::Display for CheckpointFingerprint {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(formatter, "{byte:02x}"))
+    }
+}
+
+impl std::fmt::Debug for CheckpointFingerprint {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "CheckpointFingerprint({self})")
+    }
+}

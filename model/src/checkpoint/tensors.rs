@@ -1,0 +1,170 @@
+//! All tensors of a checkpoint by name, whatever shard they are in.
+
+use std::collections::BTreeMap;
+
+use safetensors::Dtype;
+use serde::Deserialize;
+
+use super::checkpoint_files::CheckpointSource;
+use super::shard::Shard;
+use crate::error::CheckpointError;
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+/// Names that an error about a missing tensor shows.
+const NEAREST_MAX: usize = 3;
+
+/// The types that weights are computed from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TensorType {
+    /// bfloat16.
+    BF16,
+    /// IEEE half.
+    F16,
+    /// IEEE single.
+    F32,
+}
+
+impl TensorType {
+    /// Bytes of one element.
+    pub fn bytes(self) -> usize {
+        match self {
+            TensorType::BF16 | TensorType::F16 => 2,
+            TensorType::F32 => 4,
+        }
+    }
+}
+
+/// A tensor in place: nothing is copied, and nothing is read from disk before the bytes are.
+#[derive(Clone, Copy)]
+pub struct TensorInfo<'a> {
+    /// The type of the elements.
+    pub dtype: TensorType,
+    /// Its shape, slowest axis first.
+    pub shape: &'a [usize],
+    /// Its elements, little-endian, row-major, `product(shape) x dtype.bytes()` of them. Not aligned.
+    pub bytes: &'a [u8],
+}
+
+impl std::fmt::Debug for TensorInfo<'_> {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{:?}{:?}", self.dtype, self.shape)
+    }
+}
+
+/// The index over all shards.
+#[derive(Debug)]
+pub struct TensorIndex {
+    shards: Vec<Shard>,
+    places: BTreeMap<String, usize>, // which shard
+}
+
+#[derive(Deserialize)]
+struct IndexFile {
+    weight_map: BTreeMap<String, String>,
+}
+
+impl TensorIndex {
+    /// Opens `model.safetensors`, or the shards that `model.safetensors.index.json` names.
+    ///
+    /// # Errors
+    /// Missing or damaged files, shard names that leave the folder, and tensors that the index and the shards do not
+    /// agree on.
+    pub fn open(source: &CheckpointSource) -> Result<Self, CheckpointError> {
+        if let Some(json) = source.read(INDEX)? {
+            let index: IndexFile = serde_json::from_slice(&json)
+                .map_err(|error| CheckpointError::Malformed { file: INDEX.into(), reason: error.to_string() })?;
+            return TensorIndex::open_shards(source, &index);
+        }
+        let shard = Shard::open(source, SINGLE)?
+            .ok_or_else(|| CheckpointError::MissingFile { place: source.place(), file: SINGLE.into() })?;
+        let places = shard.metadata().offset_keys().into_iter().map(|name| (name, 0)).collect();
+        Ok(TensorIndex { shards: vec![shard], places })
+    }
+
+    fn open_shards(source: &CheckpointSource, index: &IndexFile) -> Result<Self, CheckpointError> {
+        let mut files: Vec<&String> = index.weight_map.values().collect();
+        files.sort_unstable();
+        files.dedup();
+        let (mut shards, mut places) = (Vec::new(), BTreeMap::new());
+        for file in &files {
+            // The index comes with the checkpoint: it may not point elsewhere on this machine.
+            if file.contains(['/', '\\', ':']) || file.starts_with('.') || file.is_empty() {
+                return Err(CheckpointError::ShardName { shard: (*file).clone() });
+            }
+            let shard = Shard::open(source, file)?.ok_or_else(|| CheckpointError::MissingShard {
+                place: source.place(),
+                shard: (*file).clone(),
+                shards: files.len(),
+            })?;
+            for tensor in shard.metadata().offset_keys() {
+                if index.weight_map.get(&tensor) != Some(*file) {
+                    return Err(CheckpointError::Inconsistent { tensor, file: (*file).clone() });
+                }
+                places.insert(tensor, shards.len());
+            }
+            shards.push(shard);
+        }
+        match index.weight_map.iter().find(|(tensor, _)| !places.contains_key(*tensor)) {
+            Some((tensor, file)) => Err(CheckpointError::Inconsistent { tensor: tensor.clone(), file: file.clone() }),
+            None => Ok(TensorIndex { shards, places }),
+        }
+    }
+
+    /// A tensor by its name.
+    ///
+    /// # Errors
+    /// [`CheckpointError::MissingTensor`] with the nearest names, [`CheckpointError::TensorType`].
+    pub fn tensor(&self, name: &str) -> Result<TensorInfo<'_>, CheckpointError> {
+        let missing =
+            || CheckpointError::MissingTensor { tensor: name.to_owned(), nearest: self.nearest(name) };
+        let shard = &self.shards[*self.places.get(name).ok_or_else(missing)?];
+        let info = shard.metadata().info(name).ok_or_else(missing)?;
+        let dtype = match info.dtype {
+            Dtype::BF16 => TensorType::BF16,
+            Dtype::F16 => TensorType::F16,
+            Dtype::F32 => TensorType::F32,
+            other => {
+                return Err(CheckpointError::TensorType { tensor: name.to_owned(), found: format!("{other:?}") });
+            }
+        };
+        let (start, end) = info.data_offsets;
+        Ok(TensorInfo { dtype, shape: &info.shape, bytes: shard.data(start..end) })
+    }
+
+    /// Whether there is a tensor of this name.
+    pub fn contains(&self, name: &str) -> bool {
+        self.places.contains_key(name)
+    }
+
+    /// All names, sorted.
+    pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.places.keys().map(String::as_str)
+    }
+
+    /// The files behind it, in the order of their names.
+    pub fn shards(&self) -> &[Shard] {
+        &self.shards
+    }
+
+    fn nearest(&self, name: &str) -> Vec<String> {
+        let mut distances: Vec<_> = self.names().map(|known| (edit_distance(name, known), known)).collect();
+        distances.sort_unstable();
+        distances.into_iter().take(NEAREST_MAX).map(|(_, known)| known.to_owned()).collect()
+    }
+}
+
+/// Levenshtein's distance in bytes, one row at a time.
+fn edit_distance(one: &str, other: &str) -> usize {
+    let other = other.as_bytes();
+    let mut row: Vec<usize> = (0..=other.len()).collect();
+    for (i, byte) in one.bytes().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, &known) in other.iter().enumerate() {
+            let replaced = diagonal + usize::from(byte != known);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[other.len()]
+}

@@ -1,0 +1,182 @@
+//! The envelope's corners: the largest passes that can ever reach the device. They are planned before anything is
+//! loaded and run under stress before anything is served, from the same lines of code.
+
+use bursar_budgets::Workspace;
+use bursar_kernels::{BLOCK_TOKENS, Backend, KernelError, KvLayer, Plan, Scope, Tally, Target, Tensor, Work};
+
+use crate::{
+    Envelope, Model,
+    blocks::decoder::StepCaches,
+    flow::{Grid, Patches, PictureRows, SequencePart, StepBatch},
+    registry::PictureBatch,
+};
+
+/// One of the largest passes.
+#[derive(Clone, Debug)]
+pub struct Corner {
+    /// What it stresses.
+    pub name: &'static str,
+    /// What is run.
+    pub pass: Pass,
+}
+
+/// A pass over the vision encoder or the decoder.
+#[derive(Clone, Debug)]
+pub enum Pass {
+    /// Pictures into the vision cache.
+    Encode(PictureBatch),
+    /// A step of the decoder and the choice of its tokens.
+    Step(StepBatch),
+}
+
+/// What a pass takes, by plan or by measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Footprint {
+    /// The workspace's peak.
+    pub workspace: bursar_budgets::Bytes,
+    /// Operations and bytes moved.
+    pub work: Work,
+}
+
+/// How many blocks and rows a corner may name. Those that need more name some of them several times, as a probe that
+/// is smaller than the final cache must.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    /// Blocks of keys and values.
+    pub blocks: usize,
+    /// Rows of the vision cache.
+    pub cache_rows: usize,
+}
+
+/// The corners of `envelope` for `model`, within `room`.
+pub fn corners(model: &Model, envelope: &Envelope, room: Room) -> Vec<Corner> {
+    let mut corners = Vec::new();
+    if let Some(merged) = model.config().merged_patches() {
+        let smallest = still(merged.isqrt(), merged.isqrt());
+        let largest = largest_grid(envelope, merged);
+        corners.push(Corner {
+            name: "vision: as many of the largest pictures as a launch takes",
+            pass: Pass::Encode(pictures(model, envelope, room, largest)),
+        });
+        corners.push(Corner {
+            name: "vision: a launch of the smallest pictures",
+            pass: Pass::Encode(pictures(model, envelope, room, smallest)),
+        });
+    }
+    corners.push(Corner {
+        name: "step: prompts in every sequence, all of it pictures",
+        pass: Pass::Step(step(model, envelope, room, envelope.step_tokens)),
+    });
+    corners.push(Corner {
+        name: "step: every sequence decodes at the full context",
+        pass: Pass::Step(step(model, envelope, room, envelope.sequences)),
+    });
+    corners
+}
+
+/// Runs a pass on shapes alone: the bytes it takes on `target`, and its work.
+pub fn plan(model: &Model, target: Target, pass: &Pass) -> Result<Footprint, KernelError> {
+    let (workspace, tally, backend) = (Workspace::dry(), Tally::default(), Plan::new(target));
+    let kv = model.kv_shape(&target);
+    let bytes = kv.block_bytes();
+    // SAFETY: a plan touches neither; the addresses are never used.
+    let layers: Vec<KvLayer> = (0..kv.layers)
+        .map(|_| unsafe { KvLayer::new(workspace.address(), usize::MAX / bytes.as_usize().max(1), kv) })
+        .collect();
+    let cache_shape = [u32::MAX as usize, model.config().decoder().hidden];
+    // SAFETY: as above.
+    let mut cache = unsafe { Tensor::persistent(workspace.address(), cache_shape, target.activation()) };
+    let scope = Scope::new(&backend, &workspace, &tally);
+    run(model, &scope, pass, &layers, &mut cache)?;
+    Ok(Footprint { workspace: workspace.high_water(), work: tally.total() })
+}
+
+/// Runs a pass as serving runs it; for a step that is the decoder and the greedy choice.
+pub fn run<B: Backend>(
+    model: &Model,
+    scope: &Scope<'_, B>,
+    pass: &Pass,
+    layers: &[KvLayer],
+    cache: &mut Tensor<'_>,
+) -> Result<(), KernelError> {
+    match pass {
+        Pass::Encode(batch) => model.encode(scope, batch, cache),
+        Pass::Step(batch) => {
+            let logits = model.step(scope, batch, &StepCaches { layers, pictures: Some(cache) })?;
+            let chosen = scope.argmax(&logits)?;
+            scope.download::<u32>(&chosen)?;
+            scope.download::<f32>(&logits)?;
+            Ok(())
+        }
+    }
+}
+
+/// A still picture of so many patches.
+fn still(rows: usize, columns: usize) -> Grid {
+    Grid { t: 1, h: rows as u32, w: columns as u32 }
+}
+
+/// The grid, as square as can be, of the largest picture that the envelope lets through.
+fn largest_grid(envelope: &Envelope, merged: usize) -> Grid {
+    let merge = merged.isqrt();
+    let patches = envelope.picture_patches.min(envelope.launch_patches);
+    let side = (patches / merged).isqrt().max(1);
+    let width = (patches / merged / side).max(1);
+    still(side * merge, width * merge)
+}
+
+/// As many pictures of `grid` as one launch takes, and its rest filled with the smallest ones.
+fn pictures(model: &Model, envelope: &Envelope, room: Room, grid: Grid) -> PictureBatch {
+    let merged = model.config().merged_patches().expect("only a family with pictures has this corner");
+    let features = model.config().patch_features().expect("as above");
+    let smallest = still(merged.isqrt(), merged.isqrt());
+    let whole = envelope.launch_patches / grid.patches();
+    let rest = envelope.launch_patches % grid.patches() / smallest.patches();
+    let grids = std::iter::repeat_n(grid, whole).chain(std::iter::repeat_n(smallest, rest));
+    let mut next_row = 0usize;
+    let pictures: Vec<(Patches, Vec<u32>)> = grids
+        .map(|grid| {
+            let rows = (0..grid.patches() / merged).map(|row| ((next_row + row) % room.cache_rows.max(1)) as u32);
+            let rows: Vec<u32> = rows.collect();
+            next_row += rows.len();
+            (Patches { pixels: vec![0.0; grid.patches() * features], grid }, rows)
+        })
+        .collect();
+    let views: Vec<_> = pictures.iter().map(|(patches, rows)| (patches, rows.as_slice())).collect();
+    model.pack(&views)
+}
+
+/// A step of `tokens` tokens shared by as many sequences as the envelope allows, each ending at the full context and
+/// wanting logits, and every token of it a picture's where the model takes pictures.
+fn step(model: &Model, envelope: &Envelope, room: Room, tokens: usize) -> StepBatch {
+    let sequences = envelope.sequences.min(tokens);
+    let blocks: Vec<u32> = (0..envelope.context_tokens.div_ceil(BLOCK_TOKENS))
+        .map(|block| (block % room.blocks.max(1)) as u32)
+        .collect();
+    let shares: Vec<usize> = (0..sequences).map(|s| tokens / sequences + usize::from(s < tokens % sequences)).collect();
+    let longest = shares[0];
+    let ids = vec![0u32; longest];
+    let positions = vec![[0u32; 3]; longest];
+    let rows: Vec<u32> = (0..longest).map(|row| (row % room.cache_rows.max(1)) as u32).collect();
+    let has_pictures = model.config().image_token().is_some();
+    let pictures: Vec<Vec<PictureRows<'_>>> = shares
+        .iter()
+        .map(|share| match has_pictures {
+            true => vec![PictureRows { tokens: 0..*share, cache_rows: &rows[..*share] }],
+            false => Vec::new(),
+        })
+        .collect();
+    let parts: Vec<SequencePart<'_>> = shares
+        .iter()
+        .zip(&pictures)
+        .map(|(share, pictures)| SequencePart {
+            tokens: &ids[..*share],
+            positions: &positions[..*share],
+            cached_tokens: envelope.context_tokens.saturating_sub(*share),
+            blocks: &blocks,
+            pictures,
+            wants_logits: true,
+        })
+        .collect();
+    StepBatch::pack(&parts)
+}

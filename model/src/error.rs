@@ -1,0 +1,44 @@
+//! The errors of the host side: what happened, the limit, the value, and what to change.
+//!
+//! No variant carries prompt text, picture bytes or generated text; names of files, settings and tensors are fair.
+
+use thiserror::Error;
+
+pub use crate::checkpoint::error::CheckpointError;
+pub use crate::processor::error::{ImageError, ProcessorError};
+pub use crate::sampling::error::SamplingError;
+pub use crate::text::error::{PrivateText, TextError};
+
+/// Any error of pictures, text, sampling or checkpoints.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// A picture was refused or broken.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// The image processor's settings cannot be followed.
+    #[error(transparent)]
+    Processor(#[from] ProcessorError),
+    /// Tokenizer or chat template.
+    #[error(transparent)]
+    Text(#[from] TextError),
+    /// Sampling parameters or logits.
+    #[error(transparent)]
+    Sampling(#[from] SamplingError),
+    /// A checkpoint's files.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+}
+
+impl ModelError {
+    /// What the user could change.
+    pub fn hint(&self) -> String {
+        match self {
+            ModelError::Image(error) => error.hint(),
+            ModelError::Processor(error) => error.hint(),
+            ModelError::Text(error) => error.hint(),
+            ModelError::Sampling(error) => error.hint(),
+            ModelError::Checkpoint(error) => error.hint(),
+        }
+    }
+}

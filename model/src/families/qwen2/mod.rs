@@ -1,0 +1,48 @@
+//! Qwen2 and Qwen2.5, text only (arXiv 2407.10671, 2412.15115); QwQ-32B is one.
+
+use serde_json::Value;
+
+use crate::{
+    blocks::{
+        ConfigError,
+        decoder::{Decoder, DecoderConfig},
+    },
+    flow::{POSITION_AXES, PromptLayout},
+    weights::{WeightError, WeightMap},
+};
+
+/// `architectures` entries that this family serves.
+pub const ARCHITECTURES: &[&str] = &["Qwen2ForCausalLM"];
+
+/// The family's configuration.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// The decoder is all there is.
+    pub decoder: DecoderConfig,
+}
+
+impl Config {
+    /// Reads `config.json`.
+    pub fn read(config: &Value) -> Result<Self, ConfigError> {
+        Ok(Config { decoder: DecoderConfig::read(config)? })
+    }
+}
+
+/// The family's weights.
+pub struct Model {
+    /// The decoder is all there is.
+    pub decoder: Decoder,
+}
+
+impl Model {
+    /// Claims the weights.
+    pub fn claim(config: Config, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
+        Ok(Model { decoder: Decoder::claim(config.decoder, map)? })
+    }
+}
+
+/// Text takes one position after the other.
+pub fn lay_out(tokens: Vec<u32>) -> PromptLayout {
+    let positions = (0..tokens.len() as u32).map(|position| [position; POSITION_AXES]).collect();
+    PromptLayout { next_position: tokens.len() as u32, tokens, positions, pictures: Vec::new() }
+}

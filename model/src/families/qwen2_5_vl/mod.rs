@@ -1,0 +1,37 @@
+//! Qwen2.5-VL (arXiv 2502.13923): a vision tower of windowed and full attention before a Qwen2.5 decoder with
+//! multimodal rotary positions.
+
+mod config;
+mod placeholder;
+mod vision;
+mod windows;
+
+pub use config::{Config, VisionConfig};
+pub use placeholder::lay_out;
+pub use vision::{PictureBatch, VisionTower};
+
+use crate::{
+    blocks::decoder::Decoder,
+    weights::{WeightError, WeightMap},
+};
+
+/// `architectures` entries that this family serves.
+pub const ARCHITECTURES: &[&str] = &["Qwen2_5_VLForConditionalGeneration"];
+
+/// The family's weights.
+pub struct Model {
+    /// Pictures to embeddings.
+    pub vision: VisionTower,
+    /// Embeddings and text to logits.
+    pub decoder: Decoder,
+}
+
+impl Model {
+    /// Claims the weights.
+    pub fn claim(config: Config, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
+        Ok(Model {
+            vision: VisionTower::claim(config.vision, map)?,
+            decoder: Decoder::claim(config.decoder, map)?,
+        })
+    }
+}

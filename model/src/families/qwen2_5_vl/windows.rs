@@ -1,0 +1,65 @@
+//! The order in which the tower sees a picture's patches: window by window, so that each window is a stretch of rows.
+
+use crate::flow::Grid;
+
+/// A picture's merged patches in window order.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct WindowOrder {
+    /// The merged patch (in the picture's own order) that comes at each place.
+    pub merged: Vec<usize>,
+    /// Merged patches of each window, in order; windows at the border are smaller.
+    pub lengths: Vec<usize>,
+}
+
+impl WindowOrder {
+    /// Cuts a grid of patches into windows of `side` by `side` merged patches, frame by frame, row by row.
+    pub(super) fn of(grid: Grid, merge: usize, side: usize) -> Self {
+        let (rows, columns) = (grid.h as usize / merge, grid.w as usize / merge);
+        let mut order = WindowOrder { merged: Vec::with_capacity(grid.t as usize * rows * columns), lengths: Vec::new() };
+        for frame in 0..grid.t as usize {
+            for top in (0..rows).step_by(side) {
+                for left in (0..columns).step_by(side) {
+                    let (bottom, right) = ((top + side).min(rows), (left + side).min(columns));
+                    for row in top..bottom {
+                        order.merged.extend((left..right).map(|column| (frame * rows + row) * columns + column));
+                    }
+                    order.lengths.push((bottom - top) * (right - left));
+                }
+            }
+        }
+        order
+    }
+}
+
+/// The row and column, in patches, of each patch of one frame in the picture's own order: merged patches row by row,
+/// and inside each its `merge` by `merge` patches row by row.
+pub(super) fn patch_places(grid: Grid, merge: usize) -> impl Iterator<Item = (u32, u32)> {
+    let (rows, columns) = (grid.h as usize / merge, grid.w as usize / merge);
+    (0..rows * columns).flat_map(move |merged| {
+        let (row, column) = (merged / columns, merged % columns);
+        (0..merge * merge).map(move |inner| {
+            ((row * merge + inner / merge) as u32, (column * merge + inner % merge) as u32)
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_at_the_border_are_smaller_and_none_is_empty() {
+        // 3 x 5 merged patches, windows of 2 x 2.
+        let order = WindowOrder::of(Grid { t: 1, h: 6, w: 10 }, 2, 2);
+        assert_eq!(order.lengths, [4, 4, 2, 2, 2, 1]);
+        assert_eq!(order.merged, [0, 1, 5, 6, 2, 3, 7, 8, 4, 9, 10, 11, 12, 13, 14]);
+        let exact = WindowOrder::of(Grid { t: 2, h: 4, w: 4 }, 2, 2);
+        assert_eq!((exact.lengths, exact.merged), (vec![4, 4], vec![0, 1, 2, 3, 4, 5, 6, 7]));
+    }
+
+    #[test]
+    fn patches_of_a_merged_patch_follow_each_other() {
+        let places: Vec<_> = patch_places(Grid { t: 1, h: 2, w: 4 }, 2).collect();
+        assert_eq!(places, [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (0, 3), (1, 2), (1, 3)]);
+    }
+}

@@ -1,0 +1,102 @@
+//! Image bytes: a picture as the user hands it over, still encoded, with the limits it must keep to.
+
+use std::fmt;
+use std::io::Read;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::error::ImageError;
+
+/// A picture's file content: PNG, JPEG or WebP. Cloning shares the bytes.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ImageBytes {
+    encoded: Arc<[u8]>,
+    name: Option<Arc<str>>,
+}
+
+impl ImageBytes {
+    /// Takes encoded bytes as they are; nothing is checked before [`probe`](Self::probe) or [`decode`](Self::decode).
+    pub fn new(encoded: impl Into<Arc<[u8]>>) -> Self {
+        ImageBytes { encoded: encoded.into(), name: None }
+    }
+
+    /// The same with a name that errors and progress lines may show.
+    pub fn named(encoded: impl Into<Arc<[u8]>>, name: impl Into<Arc<str>>) -> Self {
+        ImageBytes { encoded: encoded.into(), name: Some(name.into()) }
+    }
+
+    /// Reads a file, at most `limits.bytes_max` bytes of it.
+    ///
+    /// # Errors
+    /// [`ImageError::Unreadable`] and [`ImageError::TooManyBytes`].
+    pub fn open(path: impl AsRef<Path>, limits: &ImageLimits) -> Result<Self, ImageError> {
+        let path = path.as_ref();
+        let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        let unreadable = |error: std::io::Error| ImageError::Unreadable { name: name.clone(), kind: error.kind() };
+        let file = std::fs::File::open(path).map_err(unreadable)?;
+        let announced = file.metadata().map_err(unreadable)?.len();
+        limits.check_bytes(announced)?;
+        // A pipe or a growing file announces less than it yields: one byte beyond the limit is enough to tell.
+        let mut encoded = Vec::new();
+        file.take(limits.bytes_max.saturating_add(1)).read_to_end(&mut encoded).map_err(unreadable)?;
+        limits.check_bytes(encoded.len() as u64)?;
+        Ok(ImageBytes::named(encoded, name))
+    }
+
+    /// The encoded bytes.
+    pub fn encoded(&self) -> &[u8] {
+        &self.encoded
+    }
+
+    /// The file's name, when there is one.
+    pub fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+}
+
+/// Never the bytes themselves: they are the user's.
+impl fmt::Debug for ImageBytes {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("ImageBytes").field("name", &self.name).field("bytes", &self.encoded.len()).finish()
+    }
+}
+
+/// What a request's pictures may be before anything is decoded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageLimits {
+    /// Encoded bytes of a picture.
+    pub bytes_max: u64,
+    /// Pixels of a picture as stored.
+    pub pixels_max: u64,
+    /// Host bytes that decoding a picture may take at its peak.
+    pub decode_bytes_max: u64,
+    /// Pictures of a request.
+    pub images_max: usize,
+}
+
+/// 20 MiB encoded and 64 megapixels let a phone's photograph through; 768 MiB decode even 64 megapixels of 16-bit RGBA.
+impl Default for ImageLimits {
+    fn default() -> Self {
+        ImageLimits { bytes_max: 20 << 20, pixels_max: 64_000_000, decode_bytes_max: 768 << 20, images_max: 16 }
+    }
+}
+
+impl ImageLimits {
+    /// # Errors
+    /// [`ImageError::TooManyBytes`].
+    pub fn check_bytes(&self, bytes: u64) -> Result<(), ImageError> {
+        if bytes > self.bytes_max {
+            return Err(ImageError::TooManyBytes { bytes, bytes_max: self.bytes_max });
+        }
+        Ok(())
+    }
+
+    /// # Errors
+    /// [`ImageError::TooManyImages`].
+    pub fn check_images(&self, images: usize) -> Result<(), ImageError> {
+        if images > self.images_max {
+            return Err(ImageError::TooManyImages { images, images_max: self.images_max });
+        }
+        Ok(())
+    }
+}

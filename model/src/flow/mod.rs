@@ -1,0 +1,18 @@
+//! The river of data: image bytes -> patches -> embeddings -> step batch -> logits -> token.
+//!
+//! Embeddings are rows of the vision cache and logits rows of a workspace: they have no file, as they never leave the
+//! device by themselves.
+
+pub mod image_bytes;
+pub mod patches;
+mod prompt_layout;
+pub mod rgb_image;
+mod step_batch;
+pub mod token;
+
+pub use image_bytes::{ImageBytes, ImageLimits};
+pub use patches::{Grid, Patches, PictureHash};
+pub use prompt_layout::{LayoutError, PictureSpan, PromptLayout};
+pub use rgb_image::RgbImage;
+pub use step_batch::{POSITION_AXES, PictureRows, SequencePart, StepBatch};
+pub use token::Token;

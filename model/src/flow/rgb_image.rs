@@ -1,0 +1,46 @@
+//! A decoded picture: rows of red, green and blue bytes.
+
+use std::fmt;
+
+/// Pixels after decoding or resizing, 8 bits a channel, rows from the top.
+#[derive(Clone, PartialEq, Eq)]
+pub struct RgbImage {
+    width: u32,
+    height: u32,
+    data: Vec<u8>, // [height, width, 3]
+}
+
+impl RgbImage {
+    /// `None` unless `data` has `height x width x 3` bytes and no side is empty.
+    pub fn new(width: u32, height: u32, data: Vec<u8>) -> Option<Self> {
+        let bytes = u64::from(width) * u64::from(height) * 3;
+        (bytes > 0 && bytes == data.len() as u64).then_some(RgbImage { width, height, data })
+    }
+
+    /// Pixels in a row.
+    pub fn width(&self) -> u32 {
+        self.width
+    }
+
+    /// Rows.
+    pub fn height(&self) -> u32 {
+        self.height
+    }
+
+    /// `[height, width, 3]` u8.
+    pub fn data(&self) -> &[u8] {
+        &self.data
+    }
+
+    /// Gives the bytes away: `[height, width, 3]` u8.
+    pub fn into_data(self) -> Vec<u8> {
+        self.data
+    }
+}
+
+/// Never the pixels themselves: they are the user's.
+impl fmt::Debug for RgbImage {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "RgbImage({} x {})", self.width, self.height)
+    }
+}

@@ -1,0 +1,175 @@
+//! The step batch: what one pass of the decoder is fed, chunks of prompts beside single decoding tokens.
+
+use std::ops::Range;
+
+use bursar_kernels::BLOCK_TOKENS;
+
+/// Axes of a position: time, height, width. Text moves along all three at once.
+pub const POSITION_AXES: usize = 3;
+
+/// One sequence's share of a step.
+#[derive(Clone, Debug)]
+pub struct SequencePart<'a> {
+    /// Tokens to run, at least one.
+    pub tokens: &'a [u32],
+    /// Their positions.
+    pub positions: &'a [[u32; POSITION_AXES]],
+    /// Tokens of this sequence that are in the cache already.
+    pub cached_tokens: usize,
+    /// Blocks of the sequence in order, enough for the cached tokens and these.
+    pub blocks: &'a [u32],
+    /// Picture embeddings that replace the embeddings of some of `tokens`.
+    pub pictures: &'a [PictureRows<'a>],
+    /// Whether the last token's logits are wanted: not in the middle of a prompt.
+    pub wants_logits: bool,
+}
+
+/// A run of tokens whose embeddings come from the vision cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PictureRows<'a> {
+    /// Which of the part's tokens.
+    pub tokens: Range<usize>,
+    /// The row of the vision cache that each of them takes.
+    pub cache_rows: &'a [u32],
+}
+
+/// The arrays of one step, as they are uploaded.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StepBatch {
+    /// `[tokens]`
+    pub tokens: Vec<u32>,
+    /// `[3, tokens]`
+    pub positions: Vec<u32>,
+    /// `[tokens]`: where each token's keys and values go.
+    pub slots: Vec<u32>,
+    /// `[sequences + 1]`
+    pub query_starts: Vec<u32>,
+    /// `[sequences]`
+    pub context_lengths: Vec<u32>,
+    /// `[sequences, blocks_max]`, padded with zeros that are not read.
+    pub block_tables: Vec<u32>,
+    /// Rows of `tokens` whose logits are wanted, at most one a sequence, in the order of the parts.
+    pub logit_rows: Vec<u32>,
+    /// Rows of `tokens` that take a picture's embedding.
+    pub picture_rows: Vec<u32>,
+    /// The rows of the vision cache that they take.
+    pub picture_cache_rows: Vec<u32>,
+    /// Pairs of a query and a key it sees.
+    pub query_key_pairs: u64,
+}
+
+impl StepBatch {
+    /// Packs `parts`, in order. A part without tokens or with too few blocks is our own bug.
+    pub fn pack(parts: &[SequencePart<'_>]) -> Self {
+        let blocks_max = parts.iter().map(|part| part.blocks_needed()).max().unwrap_or(0);
+        let mut batch = StepBatch { query_starts: vec![0], ..StepBatch::default() };
+        for part in parts {
+            batch.push(part, blocks_max);
+        }
+        let positions: Vec<_> = parts.iter().flat_map(|part| part.positions).collect();
+        batch.positions = (0..POSITION_AXES).flat_map(|axis| positions.iter().map(move |p| p[axis])).collect();
+        batch
+    }
+
+    fn push(&mut self, part: &SequencePart<'_>, blocks_max: usize) {
+        let (first_row, count, cached) = (self.tokens.len(), part.tokens.len(), part.cached_tokens);
+        assert!(count > 0, "a part has at least one token");
+        assert_eq!(count, part.positions.len(), "each token has a position");
+        let needed = part.blocks_needed();
+        assert!(needed <= part.blocks.len(), "{} blocks for {} tokens", part.blocks.len(), cached + count);
+        self.tokens.extend_from_slice(part.tokens);
+        self.slots.extend((cached..cached + count).map(|token| {
+            part.blocks[token / BLOCK_TOKENS] * BLOCK_TOKENS as u32 + (token % BLOCK_TOKENS) as u32
+        }));
+        self.query_starts.push((first_row + count) as u32);
+        self.context_lengths.push((cached + count) as u32);
+        self.block_tables.extend_from_slice(&part.blocks[..needed]);
+        self.block_tables.extend(std::iter::repeat_n(0, blocks_max - needed));
+        self.query_key_pairs += (cached + 1..=cached + count).sum::<usize>() as u64;
+        if part.wants_logits {
+            self.logit_rows.push((first_row + count - 1) as u32);
+        }
+        for picture in part.pictures {
+            assert!(picture.tokens.end <= count, "picture tokens {:?} of {count}", picture.tokens);
+            assert_eq!(picture.tokens.len(), picture.cache_rows.len(), "each picture token has an embedding");
+            self.picture_rows.extend(picture.tokens.clone().map(|token| (first_row + token) as u32));
+            self.picture_cache_rows.extend_from_slice(picture.cache_rows);
+        }
+    }
+
+    /// Tokens in the step.
+    pub fn token_count(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Sequences in the step.
+    pub fn sequence_count(&self) -> usize {
+        self.context_lengths.len()
+    }
+
+    /// Columns of the block tables.
+    pub fn blocks_max(&self) -> usize {
+        self.block_tables.len().checked_div(self.sequence_count()).unwrap_or(0)
+    }
+}
+
+impl SequencePart<'_> {
+    fn blocks_needed(&self) -> usize {
+        (self.cached_tokens + self.tokens.len()).div_ceil(BLOCK_TOKENS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn positions(range: Range<u32>) -> Vec<[u32; 3]> {
+        range.map(|p| [p, p + 100, p + 200]).collect()
+    }
+
+    #[test]
+    fn a_chunk_of_a_prompt_and_a_decoding_token_share_a_step() {
+        let chunk = positions(14..19);
+        let one = positions(7..8);
+        let batch = StepBatch::pack(&[
+            SequencePart {
+                tokens: &[1, 2, 3, 4, 5],
+                positions: &chunk,
+                cached_tokens: 14,
+                blocks: &[9, 4, 8],
+                pictures: &[PictureRows { tokens: 1..3, cache_rows: &[40, 7] }],
+                wants_logits: false,
+            },
+            SequencePart {
+                tokens: &[6],
+                positions: &one,
+                cached_tokens: 7,
+                blocks: &[2],
+                pictures: &[],
+                wants_logits: true,
+            },
+        ]);
+        assert_eq!(batch.slots, [9 * 16 + 14, 9 * 16 + 15, 4 * 16, 4 * 16 + 1, 4 * 16 + 2, 2 * 16 + 7]);
+        assert_eq!(batch.query_starts, [0, 5, 6]);
+        assert_eq!(batch.context_lengths, [19, 8]);
+        assert_eq!(batch.block_tables, [9, 4, 2, 0], "the unused third block is not uploaded, the short row is padded");
+        assert_eq!(batch.logit_rows, [5]);
+        assert_eq!((batch.picture_rows, batch.picture_cache_rows), (vec![1, 2], vec![40, 7]));
+        assert_eq!(batch.positions[..7], [14, 15, 16, 17, 18, 7, 114]);
+        assert_eq!(batch.query_key_pairs, 15 + 16 + 17 + 18 + 19 + 8);
+    }
+
+    #[test]
+    #[should_panic(expected = "1 blocks for 17 tokens")]
+    fn too_few_blocks_are_caught_before_the_device_sees_them() {
+        let positions = positions(16..17);
+        StepBatch::pack(&[SequencePart {
+            tokens: &[1],
+            positions: &positions,
+            cached_tokens: 16,
+            blocks: &[0],
+            pictures: &[],
+            wants_logits: true,
+        }]);
+    }
+}

@@ -1,0 +1,26 @@
+//! Checkpoints, pictures and text: everything that is known about models.
+//!
+//! The river of data runs through [`flow`]: image bytes, patches, embeddings, step batch, logits, token. A family is
+//! written once, generic over the backend: the same code is planned, measured and served.
+//!
+//! This crate knows checkpoints, pictures and text. It must never know an actor, a policy, a request's fate or HTTP,
+//! and it takes no device memory: a model lives in a segment that it is handed.
+
+#![deny(missing_docs)]
+
+pub mod blocks;
+pub mod checkpoint;
+pub mod corners;
+mod envelope;
+pub mod error;
+mod families;
+pub mod flow;
+mod model;
+pub mod processor;
+pub mod registry;
+pub mod sampling;
+pub mod text;
+pub mod weights;
+
+pub use envelope::Envelope;
+pub use model::{LoadError, Model};

@@ -1,0 +1,163 @@
+//! A model: its family's weights in one segment, or a plan of them.
+
+use bursar_budgets::{Bytes, Segment};
+use bursar_kernels::{Backend, DType, KernelError, KvShape, Scope, Target, Tensor, ops::transfer::Upload};
+use thiserror::Error;
+
+use crate::{
+    blocks::{ConfigError, decoder::StepCaches},
+    checkpoint::{Checkpoint, CheckpointError},
+    flow::{Patches, StepBatch},
+    registry::{Family, FamilyConfig, PictureBatch, UnknownArchitecture},
+    weights::{WeightCopy, WeightError, WeightMap, WeightSource},
+};
+
+/// Why a checkpoint did not become a model.
+#[derive(Debug, Error)]
+pub enum LoadError {
+    /// No family serves it.
+    #[error(transparent)]
+    Architecture(#[from] UnknownArchitecture),
+    /// Its configuration cannot be built.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A tensor is missing or not what the configuration asks for.
+    #[error(transparent)]
+    Weights(#[from] WeightError),
+    /// The copy to the device failed.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+}
+
+impl LoadError {
+    /// What to change.
+    pub fn hint(&self) -> String {
+        match self {
+            LoadError::Architecture(error) => format!("use a checkpoint of one of: {}", error.known),
+            LoadError::Config(_) => "check config.json against the checkpoint's release".to_owned(),
+            LoadError::Weights(WeightError::Checkpoint(error)) => error.hint(),
+            LoadError::Weights(_) => "the folder mixes files of different checkpoints; download it again".to_owned(),
+            LoadError::Kernel(_) => "the device refused the copy; see its message".to_owned(),
+        }
+    }
+}
+
+/// A model that passes can be run through. A planned one runs on [`Plan`](bursar_kernels::Plan) alone.
+pub struct Model {
+    config: FamilyConfig,
+    family: Family,
+    weight_bytes: Bytes,
+    /// The memory that the family's tensors are views of; none for a plan.
+    segment: Option<Segment>,
+}
+
+impl Model {
+    /// Lays the checkpoint's weights out without reading them: every name, shape and type is checked, nothing is
+    /// loaded.
+    pub fn plan(checkpoint: &Checkpoint) -> Result<Self, LoadError> {
+        let config = FamilyConfig::read(checkpoint.config(), checkpoint.architectures())??;
+        let mut map = WeightMap::dry(checkpoint);
+        let family = config.clone().claim(&mut map)?;
+        Ok(Model { config, family, weight_bytes: map.used(), segment: None })
+    }
+
+    /// Copies the checkpoint's weights into `segment`, of which [`weight_bytes`](Model::weight_bytes) must be backed.
+    /// `progress` hears of each copied tensor: bytes so far, and all bytes.
+    ///
+    /// # Panics
+    /// If less of the segment is backed than the plan says.
+    pub fn load<B: Backend>(
+        checkpoint: &Checkpoint,
+        backend: &B,
+        segment: Segment,
+        mut progress: impl FnMut(Bytes, Bytes),
+    ) -> Result<Self, LoadError> {
+        let config = FamilyConfig::read(checkpoint.config(), checkpoint.architectures())??;
+        // SAFETY: the model keeps the segment for as long as it keeps the tensors, and the assertion below holds
+        // before a tensor is used.
+        let mut map = unsafe { WeightMap::at(checkpoint, segment.address()) };
+        let family = config.clone().claim(&mut map)?;
+        let total = map.used();
+        assert!(total <= segment.backed(), "{total} of weights in a segment of {}", segment.backed());
+        let mut done = Bytes(0);
+        for copy in map.copies() {
+            upload(checkpoint, backend, copy)?;
+            done += copy.bytes;
+            progress(done, total);
+        }
+        Ok(Model { config, family, weight_bytes: total, segment: Some(segment) })
+    }
+
+    /// The family's configuration.
+    pub fn config(&self) -> &FamilyConfig {
+        &self.config
+    }
+
+    /// Bytes of the weights' segment.
+    pub fn weight_bytes(&self) -> Bytes {
+        self.weight_bytes
+    }
+
+    /// What a token's keys and values look like on `target`.
+    pub fn kv_shape(&self, target: &Target) -> KvShape {
+        self.config.decoder().kv_shape(target)
+    }
+
+    /// Bytes of one picture embedding on `target`.
+    pub fn embedding_bytes(&self, target: &Target) -> Bytes {
+        target.activation().bytes(self.config.decoder().hidden)
+    }
+
+    /// Packs pictures for one launch, each with the rows of the vision cache that its embeddings take.
+    pub fn pack(&self, pictures: &[(&Patches, &[u32])]) -> PictureBatch {
+        self.family.pack(pictures)
+    }
+
+    /// Runs the vision encoder and writes the embeddings to their rows of `cache` `[rows, hidden]`.
+    pub fn encode<B: Backend>(
+        &self,
+        scope: &Scope<'_, B>,
+        batch: &PictureBatch,
+        cache: &mut Tensor<'_>,
+    ) -> Result<(), KernelError> {
+        self.assert_loaded::<B>();
+        self.family.encode(scope, batch, cache)
+    }
+
+    /// Runs one step of the decoder; gives `[logit_rows, vocabulary]`.
+    pub fn step<'s, B: Backend>(
+        &self,
+        scope: &'s Scope<'_, B>,
+        batch: &StepBatch,
+        caches: &StepCaches<'_>,
+    ) -> Result<Tensor<'s>, KernelError> {
+        self.assert_loaded::<B>();
+        self.family.decoder().step(scope, batch, caches)
+    }
+
+    fn assert_loaded<B: Backend>(&self) {
+        assert!(!B::COMPUTES || self.segment.is_some(), "a planned model has no weights to compute with");
+    }
+}
+
+fn upload<B: Backend>(checkpoint: &Checkpoint, backend: &B, copy: &WeightCopy) -> Result<(), LoadError> {
+    let constant;
+    let source = match &copy.source {
+        WeightSource::Tensor(name) => checkpoint.tensor(name).map_err(WeightError::from)?.bytes,
+        WeightSource::Constant(numbers) => {
+            constant = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect::<Vec<u8>>();
+            &constant
+        }
+    };
+    // A copy moves bytes whatever they mean; f16 is the narrowest type there is, and every weight has an even size.
+    let elements = source.len() / DType::F16.size();
+    // SAFETY: the map laid this copy out inside the segment, which `load` holds and has checked to be backed.
+    let out = unsafe { Tensor::persistent(copy.to, [elements], DType::F16) };
+    Ok(backend.upload(Upload { source, out })?)
+}
+
+impl From<CheckpointError> for LoadError {
+    fn from(error: CheckpointError) -> Self {
+        LoadError::Weights(error.into())
+    }
+}

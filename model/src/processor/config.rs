@@ -1,0 +1,223 @@
+//! The image processor's settings, from `preprocessor_config.json`.
+
+use serde::Deserialize;
+
+use super::smart_resize::PixelBounds;
+use crate::error::ProcessorError;
+
+/// The `image_processor_type`s whose arithmetic is this one.
+const KNOWN_PROCESSORS: [&str; 5] = [
+    "Qwen2VLImageProcessor",
+    "Qwen2VLImageProcessorFast",
+    "Qwen2VLImageProcessorPil",
+    "Qwen2_5_VLImageProcessor",
+    "Qwen2_5_VLImageProcessorFast",
+];
+
+/// The means and deviations of CLIP, which transformers assumes when the file names none.
+const CLIP_MEAN: [f64; 3] = [0.48145466, 0.4578275, 0.40821073];
+const CLIP_STD: [f64; 3] = [0.26862954, 0.26130258, 0.27577711];
+
+/// The filter of resizing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resample {
+    /// A triangle, PIL's number 2.
+    Bilinear,
+    /// Keys' cubic with a = -0.5, PIL's number 3.
+    Bicubic,
+}
+
+impl Resample {
+    /// Half the filter's width, in pixels of the coarser picture.
+    pub fn support(self) -> f64 {
+        match self {
+            Resample::Bilinear => 1.0,
+            Resample::Bicubic => 2.0,
+        }
+    }
+
+    /// The filter at a distance from its centre. Keys, "Cubic convolution interpolation", 1981, with a = -0.5.
+    pub fn weight(self, distance: f64) -> f64 {
+        const A: f64 = -0.5;
+        let x = distance.abs();
+        match self {
+            Resample::Bilinear if x < 1.0 => 1.0 - x,
+            Resample::Bicubic if x < 1.0 => ((A + 2.0) * x - (A + 3.0)) * x * x + 1.0,
+            Resample::Bicubic if x < 2.0 => (((x - 5.0) * x + 8.0) * x - 4.0) * A,
+            _ => 0.0,
+        }
+    }
+}
+
+/// Settings of a Qwen2-VL image processor, checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ImageProcessorConfig {
+    /// Pixels of a resized picture.
+    pub pixel_bounds: PixelBounds,
+    /// Pixels of a patch's side.
+    pub patch_size: u32,
+    /// Frames of a patch.
+    pub temporal_patch_size: u32,
+    /// Patches of a merge group's side.
+    pub merge_size: u32,
+    /// Mean of each channel, on the scale of 0 to 1.
+    pub image_mean: [f64; 3],
+    /// Deviation of each channel, on the scale of 0 to 1.
+    pub image_std: [f64; 3],
+    /// The filter of resizing.
+    pub resample: Resample,
+    /// What a level is multiplied with.
+    pub rescale_factor: f64,
+    /// Whether pictures are resized, or must fit.
+    pub do_resize: bool,
+    /// Whether levels are multiplied with `rescale_factor`.
+    pub do_rescale: bool,
+    /// Whether mean and deviation are applied.
+    pub do_normalize: bool,
+}
+
+/// The defaults of transformers' `Qwen2VLImageProcessor`.
+impl Default for ImageProcessorConfig {
+    fn default() -> Self {
+        ImageProcessorConfig {
+            pixel_bounds: PixelBounds { min: 56 * 56, max: 28 * 28 * 1280 },
+            patch_size: 14,
+            temporal_patch_size: 2,
+            merge_size: 2,
+            image_mean: CLIP_MEAN,
+            image_std: CLIP_STD,
+            resample: Resample::Bicubic,
+            rescale_factor: 1.0 / 255.0,
+            do_resize: true,
+            do_rescale: true,
+            do_normalize: true,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct RawConfig {
+    image_processor_type: Option<String>,
+    feature_extractor_type: Option<String>,
+    min_pixels: Option<u64>,
+    max_pixels: Option<u64>,
+    size: Option<RawSize>,
+    patch_size: Option<u32>,
+    temporal_patch_size: Option<u32>,
+    merge_size: Option<u32>,
+    image_mean: Option<Vec<f64>>,
+    image_std: Option<Vec<f64>>,
+    resample: Option<i64>,
+    rescale_factor: Option<f64>,
+    do_resize: Option<bool>,
+    do_rescale: Option<bool>,
+    do_normalize: Option<bool>,
+}
+
+#[derive(Deserialize)]
+struct RawSize {
+    shortest_edge: Option<u64>,
+    longest_edge: Option<u64>,
+    min_pixels: Option<u64>,
+    max_pixels: Option<u64>,
+}
+
+impl ImageProcessorConfig {
+    /// Parses and checks the file. `min_pixels` and `max_pixels` win over `size`, as in transformers; what is absent
+    /// takes the default of `Qwen2VLImageProcessor`.
+    ///
+    /// # Errors
+    /// Each variant of [`ProcessorError`].
+    pub fn from_json(json: &[u8]) -> Result<Self, ProcessorError> {
+        let raw: RawConfig = serde_json::from_slice(json)
+            .map_err(|error| ProcessorError::Malformed { line: error.line(), column: error.column() })?;
+        raw.check_type()?;
+        let default = ImageProcessorConfig::default();
+        let size = raw.size.as_ref();
+        let min = size.and_then(|size| size.shortest_edge.or(size.min_pixels));
+        let max = size.and_then(|size| size.longest_edge.or(size.max_pixels));
+        let config = ImageProcessorConfig {
+            pixel_bounds: PixelBounds {
+                min: raw.min_pixels.or(min).unwrap_or(default.pixel_bounds.min),
+                max: raw.max_pixels.or(max).unwrap_or(default.pixel_bounds.max),
+            },
+            patch_size: raw.patch_size.unwrap_or(default.patch_size),
+            temporal_patch_size: raw.temporal_patch_size.unwrap_or(default.temporal_patch_size),
+            merge_size: raw.merge_size.unwrap_or(default.merge_size),
+            image_mean: channels("image_mean", raw.image_mean, default.image_mean)?,
+            image_std: channels("image_std", raw.image_std, default.image_std)?,
+            resample: match raw.resample {
+                None | Some(3) => Resample::Bicubic,
+                Some(2) => Resample::Bilinear,
+                Some(resample) => return Err(ProcessorError::UnknownResample { resample }),
+            },
+            rescale_factor: raw.rescale_factor.unwrap_or(default.rescale_factor),
+            do_resize: raw.do_resize.unwrap_or(default.do_resize),
+            do_rescale: raw.do_rescale.unwrap_or(default.do_rescale),
+            do_normalize: raw.do_normalize.unwrap_or(default.do_normalize),
+        };
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Pixels of a merge group's side: what every resized side is a multiple of.
+    pub fn factor(&self) -> u32 {
+        self.patch_size * self.merge_size
+    }
+
+    /// Checks ranges; a `size` with only `height` and `width` is another processor's and fails on the defaults' absence.
+    ///
+    /// # Errors
+    /// [`ProcessorError::OutOfRange`].
+    pub fn check(&self) -> Result<(), ProcessorError> {
+        let PixelBounds { min, max } = self.pixel_bounds;
+        // Bounds far above any model, so that products of settings cannot overflow.
+        require("patch_size", self.patch_size, (1..=256).contains(&self.patch_size), "from 1 to 256")?;
+        let temporal = self.temporal_patch_size;
+        require("temporal_patch_size", temporal, (1..=64).contains(&temporal), "from 1 to 64")?;
+        require("merge_size", self.merge_size, (1..=64).contains(&self.merge_size), "from 1 to 64")?;
+        require("min_pixels", min, min >= 1 && min <= max, "at least 1 and at most max_pixels")?;
+        require("max_pixels", max, max <= 1 << 40, "at most 2^40")?;
+        let factor = self.rescale_factor;
+        require("rescale_factor", factor, factor.is_finite() && factor > 0.0, "above 0")?;
+        for mean in self.image_mean {
+            require("image_mean", mean, mean.is_finite(), "three finite numbers")?;
+        }
+        for deviation in self.image_std {
+            require("image_std", deviation, deviation.is_finite() && deviation > 0.0, "three numbers above 0")?;
+        }
+        Ok(())
+    }
+}
+
+impl RawConfig {
+    fn check_type(&self) -> Result<(), ProcessorError> {
+        let found = self.image_processor_type.as_ref().or(self.feature_extractor_type.as_ref());
+        match found {
+            Some(found) if KNOWN_PROCESSORS.contains(&found.as_str()) => Ok(()),
+            found => Err(ProcessorError::UnknownProcessor {
+                found: found.cloned().unwrap_or_else(|| "(no image_processor_type)".into()),
+                known: KNOWN_PROCESSORS.join(", "),
+            }),
+        }
+    }
+}
+
+fn channels(setting: &'static str, given: Option<Vec<f64>>, default: [f64; 3]) -> Result<[f64; 3], ProcessorError> {
+    let Some(given) = given else { return Ok(default) };
+    let count = given.len();
+    <[f64; 3]>::try_from(given).map_err(|_| ProcessorError::OutOfRange {
+        setting,
+        value: format!("a list of {count}"),
+        range: "a list of 3 numbers",
+    })
+}
+
+fn require(
+    setting: &'static str,
+    value: impl std::fmt::Display,
+    holds: bool,
+    range: &'static str,
+) -> Result<(), ProcessorError> {
+    if holds { Ok(()) } else { Err(ProcessorError::OutOfRange { setting, value: value.to_string(), range }) }
+}

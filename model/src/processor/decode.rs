@@ -1,0 +1,79 @@
+//! Decoding: encoded bytes to RGB, as Pillow's `exif_transpose` and `convert("RGB")` give it.
+//!
+//! Hugging Face's `load_image` turns a picture by its EXIF orientation and then converts it to RGB
+//! (transformers 5.17, `image_utils.py`); so do we. Alpha is dropped, not blended. 16-bit channels keep their high byte,
+//! as Pillow does for colour. For 16-bit *grey* Pillow 13 clips at 255, which makes nearly every such picture white; we
+//! keep the high byte there too.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use image::metadata::Orientation;
+use image::{ColorType, DynamicImage};
+
+use super::header::OpenImage;
+use crate::error::ImageError;
+use crate::flow::image_bytes::{ImageBytes, ImageLimits};
+use crate::flow::rgb_image::RgbImage;
+
+impl ImageBytes {
+    /// Decodes the picture, turned as it is meant to be seen.
+    ///
+    /// Takes at most `probe(limits)?.cost.peak_bytes()` of host memory.
+    ///
+    /// # Errors
+    /// As [`probe`](Self::probe), and [`ImageError::Damaged`].
+    pub fn decode(&self, limits: &ImageLimits) -> Result<RgbImage, ImageError> {
+        let OpenImage { decoder, orientation, header } = OpenImage::open(self.encoded(), limits)?;
+        let damaged = || ImageError::Damaged { format: header.format.name(), stage: "decoding the pixels" };
+        let (width, height) = decoder.dimensions();
+        let color = decoder.color_type();
+        let mut raw = vec![0; usize::try_from(header.cost.raw_bytes).map_err(|_| damaged())?];
+        // A decoder's panic on a hostile picture must not take the actor that holds other people's pictures with it.
+        catch_unwind(AssertUnwindSafe(|| decoder.read_image_boxed(&mut raw)))
+            .map_err(|_| damaged())?
+            .map_err(|_| damaged())?;
+        let data = to_rgb(raw, color).ok_or_else(damaged)?;
+        let (width, height, data) = orient(width, height, data, orientation).ok_or_else(damaged)?;
+        RgbImage::new(width, height, data).ok_or_else(damaged)
+    }
+}
+
+/// `[pixels, channels]` of 8 or 16 bits to `[pixels, 3]` of 8 bits.
+fn to_rgb(raw: Vec<u8>, color: ColorType) -> Option<Vec<u8>> {
+    Some(match color {
+        ColorType::Rgb8 => raw,
+        ColorType::Rgba8 => narrow(raw, 4, |pixel| [pixel[0], pixel[1], pixel[2]]),
+        ColorType::Rgb16 => narrow(raw, 6, |pixel| [high(pixel, 0), high(pixel, 1), high(pixel, 2)]),
+        ColorType::Rgba16 => narrow(raw, 8, |pixel| [high(pixel, 0), high(pixel, 1), high(pixel, 2)]),
+        ColorType::L8 => raw.iter().flat_map(|&grey| [grey; 3]).collect(),
+        ColorType::La8 => raw.chunks_exact(2).flat_map(|pixel| [pixel[0]; 3]).collect(),
+        ColorType::L16 => raw.chunks_exact(2).flat_map(|pixel| [high(pixel, 0); 3]).collect(),
+        ColorType::La16 => raw.chunks_exact(4).flat_map(|pixel| [high(pixel, 0); 3]).collect(),
+        _ => return None,
+    })
+}
+
+/// The high byte of a 16-bit channel in the machine's byte order.
+fn high(pixel: &[u8], channel: usize) -> u8 {
+    (u16::from_ne_bytes([pixel[2 * channel], pixel[2 * channel + 1]]) >> 8) as u8
+}
+
+/// Converts in place, so that no second picture is needed: `pixel_bytes >= 3`, hence writing stays behind reading.
+fn narrow(mut raw: Vec<u8>, pixel_bytes: usize, rgb: impl Fn(&[u8]) -> [u8; 3]) -> Vec<u8> {
+    let pixels = raw.len() / pixel_bytes;
+    for pixel in 0..pixels {
+        let colors = rgb(&raw[pixel * pixel_bytes..][..pixel_bytes]);
+        raw[pixel * 3..][..3].copy_from_slice(&colors);
+    }
+    raw.truncate(pixels * 3);
+    raw
+}
+
+fn orient(width: u32, height: u32, data: Vec<u8>, orientation: Orientation) -> Option<(u32, u32, Vec<u8>)> {
+    if matches!(orientation, Orientation::NoTransforms) {
+        return Some((width, height, data));
+    }
+    let mut picture = DynamicImage::ImageRgb8(image::RgbImage::from_raw(width, height, data)?);
+    picture.apply_orientation(orientation);
+    Some((picture.width(), picture.height(), picture.into_rgb8().into_raw()))
+}

@@ -1,0 +1,182 @@
+//! Why a picture or the settings of its processor are refused.
+
+use thiserror::Error;
+
+/// Why a picture was refused, before or while decoding it.
+#[derive(Debug, Error, PartialEq)]
+#[non_exhaustive]
+pub enum ImageError {
+    /// The file could not be read.
+    #[error("the picture {name} could not be read: {kind}")]
+    Unreadable {
+        /// The file's name.
+        name: String,
+        /// The kind of input error.
+        kind: std::io::ErrorKind,
+    },
+    /// The encoded bytes exceed the limit.
+    #[error("the encoded picture has {bytes} bytes, the limit is {bytes_max}")]
+    TooManyBytes {
+        /// Encoded bytes.
+        bytes: u64,
+        /// Their limit.
+        bytes_max: u64,
+    },
+    /// The header announces more pixels than the limit; nothing was decoded.
+    #[error("the picture is {width} x {height} = {pixels} pixels, the limit is {pixels_max}")]
+    TooManyPixels {
+        /// Pixels in a row.
+        width: u32,
+        /// Rows.
+        height: u32,
+        /// Their product.
+        pixels: u64,
+        /// Its limit.
+        pixels_max: u64,
+    },
+    /// Decoding would take more host memory than the limit; nothing was decoded.
+    #[error("decoding the picture takes {bytes} bytes of host memory, the limit is {bytes_max}")]
+    TooMuchDecodeMemory {
+        /// Host bytes at the peak.
+        bytes: u64,
+        /// Their limit.
+        bytes_max: u64,
+    },
+    /// More pictures in a request than allowed.
+    #[error("the request has {images} pictures, the limit is {images_max}")]
+    TooManyImages {
+        /// Pictures in the request.
+        images: usize,
+        /// Their limit.
+        images_max: usize,
+    },
+    /// Neither PNG nor JPEG nor WebP.
+    #[error("the picture is neither PNG nor JPEG nor WebP")]
+    UnknownFormat,
+    /// A side is zero.
+    #[error("the picture is {width} x {height} pixels: a side is empty")]
+    Empty {
+        /// Pixels in a row.
+        width: u32,
+        /// Rows.
+        height: u32,
+    },
+    /// The bytes do not follow their format.
+    #[error("the {format} picture is damaged or uses what is not supported, found while {stage}")]
+    Damaged {
+        /// PNG, JPEG or WebP.
+        format: &'static str,
+        /// Where it was found: reading the header or decoding the pixels.
+        stage: &'static str,
+    },
+    /// Too long and thin for the model's processor.
+    #[error("the picture's sides {width} x {height} have the ratio {ratio:.1}, the limit is {ratio_max}")]
+    AspectRatio {
+        /// Pixels in a row.
+        width: u32,
+        /// Rows.
+        height: u32,
+        /// The longer side over the shorter.
+        ratio: f64,
+        /// Its limit.
+        ratio_max: f64,
+    },
+    /// The processor may not resize, and the picture does not divide into whole patches.
+    #[error("the picture is {width} x {height} pixels and must be a multiple of {multiple} a side, as `do_resize` is off")]
+    NotAMultiple {
+        /// Pixels in a row.
+        width: u32,
+        /// Rows.
+        height: u32,
+        /// Pixels of a merged patch's side.
+        multiple: u32,
+    },
+    /// The processor's settings give this picture no pixel, or more than can be counted.
+    #[error("the processor's pixel limits give the {width} x {height} picture no usable size")]
+    NoSize {
+        /// Pixels in a row.
+        width: u32,
+        /// Rows.
+        height: u32,
+    },
+}
+
+impl ImageError {
+    /// What the user could change.
+    pub fn hint(&self) -> String {
+        match self {
+            ImageError::Unreadable { .. } => "check the path and that the file may be read".into(),
+            ImageError::TooManyBytes { .. } => "compress the picture more, or raise `ImageLimits::bytes_max`".into(),
+            ImageError::TooManyPixels { .. } => "scale the picture down, or raise `ImageLimits::pixels_max`".into(),
+            ImageError::TooMuchDecodeMemory { .. } => {
+                "scale the picture down, or raise `ImageLimits::decode_bytes_max` and the budget of host bytes".into()
+            }
+            ImageError::TooManyImages { images_max, .. } => {
+                format!("send at most {images_max} pictures a request, or raise `ImageLimits::images_max`")
+            }
+            ImageError::UnknownFormat => "convert the picture to PNG, JPEG or WebP".into(),
+            ImageError::Empty { .. } | ImageError::Damaged { .. } => "save the picture again from its source".into(),
+            ImageError::AspectRatio { ratio_max, .. } => {
+                format!("crop the picture or cut it into pieces: no side may be over {ratio_max} times the other")
+            }
+            ImageError::NotAMultiple { multiple, .. } => {
+                format!("scale the picture to multiples of {multiple}, or set `do_resize` to true")
+            }
+            ImageError::NoSize { .. } => "raise `min_pixels` above zero in preprocessor_config.json".into(),
+        }
+    }
+}
+
+/// Why the settings in `preprocessor_config.json` cannot be followed.
+#[derive(Debug, Error, PartialEq)]
+#[non_exhaustive]
+pub enum ProcessorError {
+    /// Not the JSON that is expected.
+    #[error("preprocessor_config.json is not understood at line {line}, column {column}")]
+    Malformed {
+        /// Line, from 1.
+        line: usize,
+        /// Column, from 1.
+        column: usize,
+    },
+    /// Another model family's processor.
+    #[error("the image processor {found} is not known, known are {known}")]
+    UnknownProcessor {
+        /// The type in the file.
+        found: String,
+        /// The types that are implemented.
+        known: String,
+    },
+    /// A way of resampling that is not implemented.
+    #[error("`resample` is {resample}, known are 2 (bilinear) and 3 (bicubic)")]
+    UnknownResample {
+        /// PIL's number of the filter.
+        resample: i64,
+    },
+    /// A setting outside its range.
+    #[error("`{setting}` is {value}, which must be {range}")]
+    OutOfRange {
+        /// The setting's name in the file.
+        setting: &'static str,
+        /// What stands there.
+        value: String,
+        /// What may stand there.
+        range: &'static str,
+    },
+}
+
+impl ProcessorError {
+    /// What the user could change.
+    pub fn hint(&self) -> String {
+        match self {
+            ProcessorError::Malformed { .. } => "download preprocessor_config.json again".into(),
+            ProcessorError::UnknownProcessor { known, .. } => {
+                format!("this checkpoint's family is not supported; load one whose `image_processor_type` is {known}")
+            }
+            ProcessorError::UnknownResample { .. } => "set `resample` to 3 if the model was trained with bicubic".into(),
+            ProcessorError::OutOfRange { setting, range, .. } => {
+                format!("correct `{setting}` in preprocessor_config.json: {range}")
+            }
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! Reading a picture's header: what it is and what decoding it will take, before a pixel is touched.
+
+use std::io::Cursor;
+
+use image::codecs::{jpeg::JpegDecoder, png::PngDecoder, webp::WebPDecoder};
+use image::metadata::Orientation;
+use image::{ColorType, ImageDecoder, Limits};
+
+use crate::error::ImageError;
+use crate::flow::image_bytes::{ImageBytes, ImageLimits};
+
+/// The formats that are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ImageFormat {
+    /// Any bit depth, interlaced too; of an animation the default image.
+    Png,
+    /// Baseline and progressive; grey, YCbCr, RGB, CMYK.
+    Jpeg,
+    /// Lossy, lossless, with alpha; of an animation the first frame.
+    WebP,
+}
+
+impl ImageFormat {
+    /// Tells formats apart by their first bytes; a file's name says nothing reliable.
+    pub fn guess(encoded: &[u8]) -> Option<Self> {
+        match encoded {
+            [0x89, b'P', b'N', b'G', b'\r', b'\n', 0x1a, b'\n', ..] => Some(ImageFormat::Png),
+            [0xff, 0xd8, 0xff, ..] => Some(ImageFormat::Jpeg),
+            [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => Some(ImageFormat::WebP),
+            _ => None,
+        }
+    }
+
+    /// The format's usual name.
+    pub fn name(self) -> &'static str {
+        match self {
+            ImageFormat::Png => "PNG",
+            ImageFormat::Jpeg => "JPEG",
+            ImageFormat::WebP => "WebP",
+        }
+    }
+}
+
+/// Host bytes that decoding takes: an upper bound, computed from the header alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DecodeCost {
+    /// Pixels as the decoder yields them.
+    pub raw_bytes: u64,
+    /// What the decoder holds besides.
+    pub scratch_bytes: u64,
+    /// The RGB picture: what stays after decoding.
+    pub rgb_bytes: u64,
+    /// A second RGB picture, when converting grey or turning by the EXIF orientation needs one.
+    pub second_rgb_bytes: u64,
+}
+
+impl DecodeCost {
+    /// The most that is held at one time. Decoder and conversion do not overlap, but their pages may linger: add them.
+    pub fn peak_bytes(&self) -> u64 {
+        let decoding = self.raw_bytes.saturating_add(self.scratch_bytes);
+        let converting = self.raw_bytes.max(self.rgb_bytes).saturating_add(self.second_rgb_bytes);
+        decoding.max(converting)
+    }
+}
+
+/// What a picture's header says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageHeader {
+    /// The format.
+    pub format: ImageFormat,
+    /// Pixels in a row as shown, after the EXIF orientation.
+    pub width: u32,
+    /// Rows as shown, after the EXIF orientation.
+    pub height: u32,
+    /// What decoding takes.
+    pub cost: DecodeCost,
+}
+
+impl ImageHeader {
+    /// All pixels.
+    pub fn pixels(&self) -> u64 {
+        u64::from(self.width) * u64::from(self.height)
+    }
+}
+
+impl ImageBytes {
+    /// Reads the header and holds it against `limits`; decodes nothing, allocates little.
+    ///
+    /// # Errors
+    /// Every limit, [`ImageError::UnknownFormat`], [`ImageError::Empty`] and [`ImageError::Damaged`].
+    pub fn probe(&self, limits: &ImageLimits) -> Result<ImageHeader, ImageError> {
+        Ok(OpenImage::open(self.encoded(), limits)?.header)
+    }
+}
+
+/// A picture whose header is read and within the limits.
+pub(crate) struct OpenImage<'a> {
+    pub decoder: Box<dyn ImageDecoder + 'a>,
+    pub orientation: Orientation,
+    pub header: ImageHeader,
+}
+
+impl<'a> OpenImage<'a> {
+    pub fn open(encoded: &'a [u8], limits: &ImageLimits) -> Result<Self, ImageError> {
+        limits.check_bytes(encoded.len() as u64)?;
+        let format = ImageFormat::guess(encoded).ok_or(ImageError::UnknownFormat)?;
+        let damaged = |_| ImageError::Damaged { format: format.name(), stage: "reading the header" };
+        let reader = Cursor::new(encoded);
+        let mut decoder: Box<dyn ImageDecoder + 'a> = match format {
+            ImageFormat::Png => Box::new(PngDecoder::with_limits(reader, allocation_limit(limits)).map_err(damaged)?),
+            ImageFormat::Jpeg => Box::new(JpegDecoder::new(reader).map_err(damaged)?),
+            ImageFormat::WebP => Box::new(WebPDecoder::new(reader).map_err(damaged)?),
+        };
+        let (width, height) = decoder.dimensions();
+        if width == 0 || height == 0 {
+            return Err(ImageError::Empty { width, height });
+        }
+        let pixels = u64::from(width) * u64::from(height);
+        if pixels > limits.pixels_max {
+            return Err(ImageError::TooManyPixels { width, height, pixels, pixels_max: limits.pixels_max });
+        }
+        // A broken EXIF block does not make the picture unreadable: Pillow ignores it too.
+        let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
+        let color = decoder.color_type();
+        let second = color.channel_count() < 3 || !matches!(orientation, Orientation::NoTransforms);
+        let cost = DecodeCost {
+            raw_bytes: decoder.total_bytes(),
+            scratch_bytes: scratch_bytes(format, encoded, width, height, color),
+            rgb_bytes: pixels * 3,
+            second_rgb_bytes: if second { pixels * 3 } else { 0 },
+        };
+        if cost.peak_bytes() > limits.decode_bytes_max {
+            return Err(ImageError::TooMuchDecodeMemory {
+                bytes: cost.peak_bytes(),
+                bytes_max: limits.decode_bytes_max,
+            });
+        }
+        let (width, height) = if turns(orientation) { (height, width) } else { (width, height) };
+        Ok(OpenImage { decoder, orientation, header: ImageHeader { format, width, height, cost } })
+    }
+}
+
+/// Bounds what side chunks of a PNG (colour profiles, texts) may unpack to.
+fn allocation_limit(limits: &ImageLimits) -> Limits {
+    let mut allocation = Limits::no_limits();
+    allocation.max_alloc = Some(limits.decode_bytes_max);
+    allocation
+}
+
+/// Whether an orientation swaps the sides.
+fn turns(orientation: Orientation) -> bool {
+    use Orientation::{Rotate90, Rotate90FlipH, Rotate270, Rotate270FlipH};
+    matches!(orientation, Rotate90 | Rotate270 | Rotate90FlipH | Rotate270FlipH)
+}
+
+/// What a decoder holds beside its output. From the sources of png 0.18, zune-jpeg 0.5 and image-webp 0.2;
+/// `tests/decode_cost.rs` counts allocations against it.
+fn scratch_bytes(format: ImageFormat, encoded: &[u8], width: u32, height: u32, color: ColorType) -> u64 {
+    const FIXED_BYTES: u64 = 1 << 20;
+    let (encoded_bytes, width, height) = (encoded.len() as u64, u64::from(width), u64::from(height));
+    let varying = match format {
+        // Rows being unfiltered, and an interlaced pass.
+        ImageFormat::Png => 8 * width * u64::from(color.bytes_per_pixel()),
+        // The decoder copies its input. A progressive picture keeps two bytes for each coefficient of whole MCUs of up
+        // to 32 x 32 pixels; a baseline one keeps a few rows of MCUs.
+        ImageFormat::Jpeg => {
+            let frame = jpeg_frame(encoded).unwrap_or(JpegFrame { progressive: true, components: 4 });
+            let (across, down) = (width.next_multiple_of(32), height.next_multiple_of(32));
+            let rows = if frame.progressive { down } else { 4 * 32 };
+            encoded_bytes + across * rows * frame.components * 2 + across * 4 * 32 * 4
+        }
+        // Lossy: the planes of YCbCr in whole macroblocks and the alpha; lossless: BGRA; animated: the canvas besides.
+        ImageFormat::WebP => encoded_bytes * 2 + width.next_multiple_of(16) * height.next_multiple_of(16) * 10,
+    };
+    FIXED_BYTES + varying
+}
+
+struct JpegFrame {
+    progressive: bool,
+    components: u64,
+}
+
+/// Finds the start-of-frame segment (ITU T.81, B.2.2).
+fn jpeg_frame(encoded: &[u8]) -> Option<JpegFrame> {
+    let mut at = 2;
+    loop {
+        let &[mark, kind] = encoded.get(at..at + 2)? else { return None };
+        if mark != 0xff {
+            return None;
+        }
+        match kind {
+            0xff => at += 1, // padding
+            0x01 | 0xd0..=0xd8 => at += 2,
+            0xc0..=0xc3 | 0xc5..=0xc7 | 0xc9..=0xcb | 0xcd..=0xcf => {
+                let components = u64::from(*encoded.get(at + 9)?);
+                return Some(JpegFrame { progressive: matches!(kind, 0xc2 | 0xc6 | 0xca | 0xce), components });
+            }
+            0xd9 | 0xda => return None,
+            _ => {
+                let &[high, low] = encoded.get(at + 2..at + 4)? else { return None };
+                at += 2 + usize::from(u16::from_be_bytes([high, low])).max(2);
+            }
+        }
+    }
+}

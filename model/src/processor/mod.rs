@@ -1,0 +1,18 @@
+//! The image processor: encoded bytes -> RGB -> resized -> patches, as Hugging Face's does it.
+//!
+//! Work is spread over the rayon pool of the calling thread; callers who want a pool of their own use
+//! `rayon::ThreadPool::install`.
+
+pub mod config;
+pub mod decode;
+pub(crate) mod error;
+pub mod header;
+pub mod image_processor;
+pub mod patchify;
+pub mod resample;
+pub mod smart_resize;
+
+pub use config::{ImageProcessorConfig, Resample};
+pub use header::{DecodeCost, ImageFormat, ImageHeader};
+pub use image_processor::{ImageProcessor, PicturePlan, ProcessedPicture};
+pub use smart_resize::{PixelBounds, Size, smart_resize};

@@ -1,0 +1,87 @@
+//! Cutting a resized picture into normalised patches, in the order that the vision encoder reads them.
+
+use rayon::prelude::*;
+
+use super::config::ImageProcessorConfig;
+use crate::flow::patches::Grid;
+use crate::flow::rgb_image::RgbImage;
+
+const CHANNELS: usize = 3;
+
+/// What a patch is, in pixels, frames and neighbours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PatchShape {
+    /// Pixels of a patch's side.
+    pub patch: usize,
+    /// Frames of a patch; a still picture is repeated.
+    pub temporal: usize,
+    /// Patches of a merge group's side.
+    pub merge: usize,
+}
+
+impl PatchShape {
+    /// Values of one patch: `channels x temporal x patch x patch`.
+    pub fn values(&self) -> usize {
+        CHANNELS * self.temporal * self.patch * self.patch
+    }
+}
+
+/// The value of each of 256 levels in each channel, so that rescaling and normalising are one look-up.
+///
+/// transformers fuses both (`_fuse_mean_std_and_rescale_factor`, 5.17): `(level - mean / scale) / (std / scale)` in f32.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LevelValues([[f32; 256]; CHANNELS]);
+
+impl LevelValues {
+    /// Follows `do_rescale`, `rescale_factor`, `do_normalize`, `image_mean` and `image_std`.
+    pub fn new(config: &ImageProcessorConfig) -> Self {
+        let fused = if config.do_rescale { (1.0 / config.rescale_factor) as f32 } else { 1.0 };
+        let value = |channel: usize, level: usize| {
+            let level = level as f32;
+            match (config.do_normalize, config.do_rescale) {
+                (true, _) => {
+                    (level - config.image_mean[channel] as f32 * fused) / (config.image_std[channel] as f32 * fused)
+                }
+                (false, true) => level * config.rescale_factor as f32,
+                (false, false) => level,
+            }
+        };
+        LevelValues(std::array::from_fn(|channel| std::array::from_fn(|level| value(channel, level))))
+    }
+}
+
+/// Writes the patches of `picture` into `pixels`.
+///
+/// `pixels` is `[grid.h / merge, grid.w / merge, merge, merge, channels, temporal, patch, patch]`, flattened: patches of
+/// a merge group are neighbours, as `patchify` of transformers' Qwen2VLImageProcessor lays them out.
+pub fn patchify(picture: &RgbImage, grid: Grid, shape: PatchShape, levels: &LevelValues, pixels: &mut [f32]) {
+    let PatchShape { patch, merge, .. } = shape;
+    let row_bytes = picture.width() as usize * CHANNELS;
+    assert_eq!(pixels.len(), grid.patches() * shape.values(), "the caller sized `pixels` by the grid");
+    assert_eq!(row_bytes, grid.w as usize * patch * CHANNELS, "the grid was made for this width");
+    let band_values = merge * grid.w as usize * shape.values();
+    let bands = picture.data().par_chunks_exact(merge * patch * row_bytes);
+    bands.zip(pixels.par_chunks_exact_mut(band_values)).for_each(|(rows, band)| {
+        for (index, values) in band.chunks_exact_mut(shape.values()).enumerate() {
+            let (group, inside) = (index / (merge * merge), index % (merge * merge));
+            let (down, across) = (inside / merge, group * merge + inside % merge);
+            let corner = down * patch * row_bytes + across * patch * CHANNELS;
+            write_patch(&rows[corner..], row_bytes, shape, levels, values);
+        }
+    });
+}
+
+fn write_patch(rows: &[u8], row_bytes: usize, shape: PatchShape, levels: &LevelValues, values: &mut [f32]) {
+    let PatchShape { patch, temporal, .. } = shape;
+    for (channel, frames) in values.chunks_exact_mut(temporal * patch * patch).enumerate() {
+        let level_values = &levels.0[channel];
+        let (first, others) = frames.split_at_mut(patch * patch);
+        for (y, line) in first.chunks_exact_mut(patch).enumerate() {
+            let colors = &rows[y * row_bytes..][..patch * CHANNELS];
+            for (value, color) in line.iter_mut().zip(colors.chunks_exact(CHANNELS)) {
+                *value = level_values[usize::from(color[channel])];
+            }
+        }
+        others.chunks_exact_mut(patch * patch).for_each(|frame| frame.copy_from_slice(first));
+    }
+}

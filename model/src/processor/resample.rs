@@ -1,0 +1,146 @@
+//! Resampling 8-bit pictures with antialiasing, to the bit as torch does it on a CPU.
+//!
+//! transformers' default backend calls `torchvision.transforms.v2.functional.resize(antialias=True)` on u8 tensors, which
+//! runs `upsample_avx_bilinear_bicubic_uint8` (ATen/native/cpu/UpSampleKernelAVXAntialias.h, torch 2.11; Pillow's
+//! Resample.c is its ancestor): a separable filter, first along rows, then along columns, rounded to u8 in between, with
+//! i16 weights whose precision is the largest that fits. Pillow itself differs by a level or two, as its weights are wider.
+
+use rayon::prelude::*;
+
+use super::config::Resample;
+use super::smart_resize::Size;
+use crate::flow::rgb_image::RgbImage;
+
+const CHANNELS: usize = 3;
+
+/// Resizes `picture` to `size`.
+///
+/// Takes [`resize_bytes`] of host memory for the result and the picture between the passes.
+pub fn resize(picture: &RgbImage, size: Size, filter: Resample) -> RgbImage {
+    let (width, height) = (picture.width() as usize, picture.height() as usize);
+    let (wide, tall) = (size.width as usize, size.height as usize);
+    let across;
+    let rows = if wide == width {
+        picture.data()
+    } else {
+        across = resize_rows(picture.data(), width, height, &AxisWeights::new(width, wide, filter));
+        &across
+    };
+    let data = if tall == height {
+        rows.to_vec()
+    } else {
+        resize_columns(rows, wide * CHANNELS, &AxisWeights::new(height, tall, filter))
+    };
+    RgbImage::new(size.width, size.height, data).expect("both passes fill the size they were given")
+}
+
+/// Host bytes that [`resize`] takes beside its input: the picture between the passes, and the result.
+pub fn resize_bytes(source: Size, target: Size) -> u64 {
+    let between = Size { width: target.width, height: source.height };
+    (between.pixels() + target.pixels()) * CHANNELS as u64
+}
+
+/// Which inputs make each output along one axis, and with what weights.
+struct AxisWeights {
+    first: Vec<usize>,  // [outputs]
+    counts: Vec<usize>, // [outputs]
+    taps: usize,
+    weights: Vec<i16>, // [outputs, taps]
+    precision: u32,
+}
+
+impl AxisWeights {
+    fn new(inputs: usize, outputs: usize, filter: Resample) -> Self {
+        let scale = inputs as f64 / outputs as f64;
+        let stretch = scale.max(1.0);
+        let support = filter.support() * stretch;
+        let taps = support.ceil() as usize * 2 + 1;
+        let (mut first, mut counts) = (Vec::with_capacity(outputs), Vec::with_capacity(outputs));
+        let mut exact = vec![0.0; outputs * taps];
+        for (output, row) in exact.chunks_exact_mut(taps).enumerate() {
+            let center = scale * (output as f64 + 0.5);
+            // `as` truncates toward zero and saturates, like C's cast and the `max(.., 0)` that follows it there.
+            let start = (center - support + 0.5) as usize;
+            let count = ((center + support + 0.5) as usize).min(inputs).saturating_sub(start).min(taps);
+            let inverse = 1.0 / stretch;
+            for (tap, weight) in row[..count].iter_mut().enumerate() {
+                *weight = filter.weight((((tap + start) as f64) - center + 0.5) * inverse);
+            }
+            let total: f64 = row[..count].iter().sum();
+            if total != 0.0 {
+                row[..count].iter_mut().for_each(|weight| *weight /= total);
+            }
+            first.push(start);
+            counts.push(count);
+        }
+        let precision = precision_bits(exact.iter().copied().fold(f64::NEG_INFINITY, f64::max));
+        let weights = exact.iter().map(|&weight| quantise(weight, precision)).collect();
+        AxisWeights { first, counts, taps, weights, precision }
+    }
+
+    fn of(&self, output: usize) -> (usize, &[i16]) {
+        (self.first[output], &self.weights[output * self.taps..][..self.counts[output]])
+    }
+
+    /// Half a level, so that shifting rounds.
+    fn half(&self) -> i32 {
+        (1 << self.precision) >> 1
+    }
+}
+
+/// The most fractional bits, below 22, with which the largest weight stays within i16.
+fn precision_bits(weight_max: f64) -> u32 {
+    (0..22).find(|&bits| (0.5 + weight_max * f64::from(1u32 << (bits + 1))) as i64 >= 1 << 15).unwrap_or(22)
+}
+
+fn quantise(weight: f64, precision: u32) -> i16 {
+    let scaled = weight * f64::from(1u32 << precision);
+    (scaled + if weight < 0.0 { -0.5 } else { 0.5 }) as i16
+}
+
+fn clip(sum: i32, precision: u32) -> u8 {
+    (sum >> precision).clamp(0, 255) as u8
+}
+
+fn resize_rows(data: &[u8], width: usize, height: usize, axis: &AxisWeights) -> Vec<u8> {
+    let wide = axis.first.len();
+    let mut resized = vec![0; wide * height * CHANNELS]; // [height, wide, 3]
+    let rows = data.par_chunks_exact(width * CHANNELS).with_min_len(16);
+    rows.zip(resized.par_chunks_exact_mut(wide * CHANNELS)).for_each(|(from, to)| {
+        for (output, pixel) in to.chunks_exact_mut(CHANNELS).enumerate() {
+            let (first, weights) = axis.of(output);
+            let mut sums = [axis.half(); CHANNELS];
+            let source = &from[first * CHANNELS..][..weights.len() * CHANNELS];
+            for (colors, &weight) in source.chunks_exact(CHANNELS).zip(weights) {
+                for (sum, &color) in sums.iter_mut().zip(colors) {
+                    *sum += i32::from(color) * i32::from(weight);
+                }
+            }
+            pixel.iter_mut().zip(sums).for_each(|(byte, sum)| *byte = clip(sum, axis.precision));
+        }
+    });
+    resized
+}
+
+fn resize_columns(data: &[u8], row_bytes: usize, axis: &AxisWeights) -> Vec<u8> {
+    /// Sums that stay in the first cache while the taps pass over them.
+    const STRIP: usize = 1024;
+    let tall = axis.first.len();
+    let mut resized = vec![0; tall * row_bytes]; // [tall, row_bytes]
+    resized.par_chunks_exact_mut(row_bytes).with_min_len(8).enumerate().for_each(|(output, to)| {
+        let (first, weights) = axis.of(output);
+        let mut sums = [0; STRIP];
+        for (strip, bytes) in to.chunks_mut(STRIP).enumerate() {
+            let sums = &mut sums[..bytes.len()];
+            sums.fill(axis.half());
+            for (tap, &weight) in weights.iter().enumerate() {
+                let source = &data[(first + tap) * row_bytes + strip * STRIP..][..bytes.len()];
+                for (sum, &color) in sums.iter_mut().zip(source) {
+                    *sum += i32::from(color) * i32::from(weight);
+                }
+            }
+            bytes.iter_mut().zip(sums).for_each(|(byte, sum)| *byte = clip(*sum, axis.precision));
+        }
+    });
+    resized
+}

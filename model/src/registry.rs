@@ -1,0 +1,135 @@
+//! The only list of families: which code serves which checkpoint.
+
+use bursar_kernels::{Backend, KernelError, Scope, Tensor};
+use serde_json::Value;
+use thiserror::Error;
+
+pub use crate::families::qwen2_5_vl::PictureBatch;
+use crate::{
+    blocks::{
+        ConfigError,
+        decoder::{Decoder, DecoderConfig},
+    },
+    families::{qwen2, qwen2_5_vl},
+    flow::{Grid, LayoutError, Patches, PromptLayout},
+    weights::{WeightError, WeightMap},
+};
+
+/// A checkpoint of a family that no code here serves.
+#[derive(Debug, Error)]
+#[error("no family serves the architecture {found:?}; known: {known}")]
+pub struct UnknownArchitecture {
+    /// `architectures` of the checkpoint.
+    pub found: Vec<String>,
+    /// All that are served.
+    pub known: String,
+}
+
+/// A family's configuration.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FamilyConfig {
+    /// Text only.
+    Qwen2(qwen2::Config),
+    /// Pictures and text.
+    Qwen2_5Vl(qwen2_5_vl::Config),
+}
+
+impl FamilyConfig {
+    /// Reads `config.json` with the family that serves one of its `architectures`.
+    pub fn read(config: &Value, architectures: &[String]) -> Result<Result<Self, ConfigError>, UnknownArchitecture> {
+        let serves = |known: &[&str]| architectures.iter().any(|name| known.contains(&name.as_str()));
+        if serves(qwen2_5_vl::ARCHITECTURES) {
+            Ok(qwen2_5_vl::Config::read(config).map(FamilyConfig::Qwen2_5Vl))
+        } else if serves(qwen2::ARCHITECTURES) {
+            Ok(qwen2::Config::read(config).map(FamilyConfig::Qwen2))
+        } else {
+            let known = [qwen2_5_vl::ARCHITECTURES, qwen2::ARCHITECTURES].concat().join(", ");
+            Err(UnknownArchitecture { found: architectures.to_vec(), known })
+        }
+    }
+
+    /// The numbers of the decoder.
+    pub fn decoder(&self) -> &DecoderConfig {
+        match self {
+            FamilyConfig::Qwen2(config) => &config.decoder,
+            FamilyConfig::Qwen2_5Vl(config) => &config.decoder,
+        }
+    }
+
+    /// Patches that become one token; none if the family takes no pictures.
+    pub fn merged_patches(&self) -> Option<usize> {
+        match self {
+            FamilyConfig::Qwen2(_) => None,
+            FamilyConfig::Qwen2_5Vl(config) => Some(config.vision.merged_patches()),
+        }
+    }
+
+    /// Numbers of one patch; none if the family takes no pictures.
+    pub fn patch_features(&self) -> Option<usize> {
+        match self {
+            FamilyConfig::Qwen2(_) => None,
+            FamilyConfig::Qwen2_5Vl(config) => Some(config.vision.patch_features()),
+        }
+    }
+
+    /// The token that stands for pictures, if the family takes them.
+    pub fn image_token(&self) -> Option<u32> {
+        match self {
+            FamilyConfig::Qwen2(_) => None,
+            FamilyConfig::Qwen2_5Vl(config) => Some(config.image_token),
+        }
+    }
+
+    /// Lets placeholders grow to their pictures' size and gives every token its position.
+    pub fn lay_out(&self, tokens: Vec<u32>, grids: &[Grid]) -> Result<PromptLayout, LayoutError> {
+        match self {
+            FamilyConfig::Qwen2(_) if grids.is_empty() => Ok(qwen2::lay_out(tokens)),
+            FamilyConfig::Qwen2(_) => Err(LayoutError::TextOnly { pictures: grids.len() }),
+            FamilyConfig::Qwen2_5Vl(config) => {
+                qwen2_5_vl::lay_out(&tokens, grids, config.image_token, config.vision.spatial_merge_size)
+            }
+        }
+    }
+
+    pub(crate) fn claim(self, map: &mut WeightMap<'_>) -> Result<Family, WeightError> {
+        Ok(match self {
+            FamilyConfig::Qwen2(config) => Family::Qwen2(qwen2::Model::claim(config, map)?),
+            FamilyConfig::Qwen2_5Vl(config) => Family::Qwen2_5Vl(qwen2_5_vl::Model::claim(config, map)?),
+        })
+    }
+}
+
+/// A family's weights.
+pub(crate) enum Family {
+    Qwen2(qwen2::Model),
+    Qwen2_5Vl(qwen2_5_vl::Model),
+}
+
+impl Family {
+    pub(crate) fn decoder(&self) -> &Decoder {
+        match self {
+            Family::Qwen2(model) => &model.decoder,
+            Family::Qwen2_5Vl(model) => &model.decoder,
+        }
+    }
+
+    fn tower(&self) -> &qwen2_5_vl::VisionTower {
+        match self {
+            Family::Qwen2(_) => panic!("a text-only family was given pictures; lay_out refuses them"),
+            Family::Qwen2_5Vl(model) => &model.vision,
+        }
+    }
+
+    pub(crate) fn pack(&self, pictures: &[(&Patches, &[u32])]) -> PictureBatch {
+        self.tower().pack(pictures)
+    }
+
+    pub(crate) fn encode<B: Backend>(
+        &self,
+        scope: &Scope<'_, B>,
+        batch: &PictureBatch,
+        cache: &mut Tensor<'_>,
+    ) -> Result<(), KernelError> {
+        self.tower().encode(scope, batch, cache)
+    }
+}

@@ -1,0 +1,75 @@
+//! Generation defaults: what a checkpoint's `generation_config.json` asks for when a request says nothing.
+
+use serde_json::Value;
+
+use super::parameters::SamplingParams;
+use crate::error::SamplingError;
+
+/// A checkpoint's own idea of sampling and of where replies end.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GenerationDefaults {
+    /// Sampling parameters, checked; temperature 0 when `do_sample` is off. The seed is 0.
+    pub sampling: SamplingParams,
+    /// Tokens that end a reply.
+    pub eos_ids: Vec<u32>,
+    /// The token that begins a text, where a family uses one.
+    pub bos_id: Option<u32>,
+}
+
+/// Greedy, and no token ends a reply: what an absent file means.
+impl Default for GenerationDefaults {
+    fn default() -> Self {
+        GenerationDefaults { sampling: SamplingParams::default(), eos_ids: Vec::new(), bos_id: None }
+    }
+}
+
+impl GenerationDefaults {
+    /// Parses the file. Absent settings take transformers' defaults (`GenerationConfig`, 5.17): `do_sample` false,
+    /// temperature 1, top-k 50, top-p 1, no penalty.
+    ///
+    /// # Errors
+    /// [`SamplingError::Defaults`] for a setting of another type, [`SamplingError::OutOfRange`] for one out of range.
+    pub fn from_json(json: &[u8]) -> Result<Self, SamplingError> {
+        let file = serde_json::from_slice::<Value>(json).ok().filter(Value::is_object);
+        let file = file.ok_or(SamplingError::Defaults { setting: "(the file)" })?;
+        let number = |setting: &'static str, default: f64| match &file[setting] {
+            Value::Null => Ok(default),
+            value => value.as_f64().ok_or(SamplingError::Defaults { setting }),
+        };
+        let do_sample = match &file["do_sample"] {
+            Value::Null => false,
+            value => value.as_bool().ok_or(SamplingError::Defaults { setting: "do_sample" })?,
+        };
+        let top_k = match &file["top_k"] {
+            Value::Null => 50,
+            value => value.as_u64().ok_or(SamplingError::Defaults { setting: "top_k" })?,
+        };
+        let temperature = number("temperature", 1.0)?;
+        let sampling = SamplingParams {
+            temperature: if do_sample { temperature } else { 0.0 },
+            top_k: usize::try_from(top_k).unwrap_or(usize::MAX),
+            top_p: number("top_p", 1.0)?,
+            min_p: number("min_p", 0.0)?,
+            repetition_penalty: number("repetition_penalty", 1.0)?,
+            seed: 0,
+        };
+        sampling.check()?;
+        Ok(GenerationDefaults {
+            sampling,
+            eos_ids: ids(&file["eos_token_id"], "eos_token_id")?,
+            bos_id: ids(&file["bos_token_id"], "bos_token_id")?.first().copied(),
+        })
+    }
+}
+
+/// One id, a list of ids, or null.
+fn ids(value: &Value, setting: &'static str) -> Result<Vec<u32>, SamplingError> {
+    let one = |value: &Value| {
+        value.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or(SamplingError::Defaults { setting })
+    };
+    match value {
+        Value::Null => Ok(Vec::new()),
+        Value::Array(list) => list.iter().map(one).collect(),
+        value => Ok(vec![one(value)?]),
+    }
+}

@@ -1,0 +1,242 @@
+//! The chat template: a conversation to the text that the model was trained on.
+//!
+//! Templates are Jinja2 as transformers runs it (`utils/chat_template_utils.py`, 5.17): blocks trimmed, loop controls,
+//! `raise_exception`, `strftime_now`, a plain `tojson`, the tags of `{% generation %}` without effect.
+
+use std::io;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Serde};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
+
+use super::message::Message;
+use super::python_value::{display, tojson};
+use super::strftime::strftime;
+use super::template_source::{DEFAULT_TEMPLATE, TemplateSources};
+use crate::error::{PrivateText, TextError};
+
+/// What a template may take before it counts as endless.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TemplateLimits {
+    /// Instructions of the template engine.
+    pub steps_max: u64,
+    /// Bytes of the rendered prompt.
+    pub bytes_max: usize,
+}
+
+/// A turn takes about 50 steps: 5 million are far beyond any conversation, and over in a second.
+impl Default for TemplateLimits {
+    fn default() -> Self {
+        TemplateLimits { steps_max: 5_000_000, bytes_max: 16 << 20 }
+    }
+}
+
+/// What a template sees beside the messages.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TemplateInputs {
+    /// Whether the text ends with the beginning of the model's turn.
+    pub add_generation_prompt: bool,
+    /// JSON schemas of functions the model may call.
+    pub tools: Option<Vec<serde_json::Value>>,
+    /// Further variables, such as `enable_thinking`.
+    pub variables: serde_json::Map<String, serde_json::Value>,
+    /// What `strftime_now` takes for now: seconds since 1970 in the user's zone.
+    pub now_unix_seconds: i64,
+    /// Which template, when the checkpoint has several; else "tool_use" with tools, if there is one, or "default".
+    pub template: Option<String>,
+}
+
+/// A prompt for a reply, without tools, in 1970.
+impl Default for TemplateInputs {
+    fn default() -> Self {
+        TemplateInputs {
+            add_generation_prompt: true,
+            tools: None,
+            variables: serde_json::Map::new(),
+            now_unix_seconds: 0,
+            template: None,
+        }
+    }
+}
+
+/// A checkpoint's compiled chat templates.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    sources: TemplateSources,
+    limits: TemplateLimits,
+}
+
+impl ChatTemplate {
+    /// Compiles all templates of `sources`.
+    ///
+    /// # Errors
+    /// [`TextError::TemplateSource`].
+    pub fn new(sources: TemplateSources, limits: TemplateLimits) -> Result<Self, TextError> {
+        let mut environment = Environment::new();
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        environment.set_syntax(syntax.map_err(|error| TextError::TemplateSource {
+            line: 0,
+            kind: error.kind().to_string(),
+        })?);
+        environment.set_debug(false); // errors would quote the messages
+        environment.set_fuel(Some(limits.steps_max));
+        environment.set_auto_escape_callback(|_| AutoEscape::None);
+        environment.set_formatter(|output, _, value| {
+            output.write_str(&display(value)).map_err(|_| Error::from(ErrorKind::WriteFailure))
+        });
+        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_filter("tojson", |value: Value, options: Kwargs| tojson(&value, options));
+        environment.add_function("raise_exception", |reason: String| -> Result<Value, Error> {
+            Err(Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Raised(reason)))
+        });
+        for (name, source) in &sources.templates {
+            environment.add_template_owned(name.clone(), without_generation_tags(source)).map_err(|error| {
+                TextError::TemplateSource { line: error.line().unwrap_or(0), kind: error.kind().to_string() }
+            })?;
+        }
+        Ok(ChatTemplate { environment, sources, limits })
+    }
+
+    /// The templates it was made of.
+    pub fn sources(&self) -> &TemplateSources {
+        &self.sources
+    }
+
+    /// Renders a conversation. The text of special tokens in messages is *not* guarded against here: encode with
+    /// [`PromptEncoder`](super::PromptEncoder).
+    ///
+    /// # Errors
+    /// [`TextError::UnknownTemplate`], [`TextError::TemplateRefused`] with the template's own words, and the limits.
+    pub fn render(&self, messages: &[Message], inputs: &TemplateInputs) -> Result<String, TextError> {
+        self.render_values(Value::from(Serde(messages)), inputs)
+    }
+
+    /// The same with messages as JSON, for what [`Message`] has no words for yet: calls of functions, videos.
+    ///
+    /// # Errors
+    /// As [`render`](Self::render).
+    pub fn render_json(&self, messages: &serde_json::Value, inputs: &TemplateInputs) -> Result<String, TextError> {
+        self.render_values(Value::from(Serde(messages)), inputs)
+    }
+
+    fn render_values(&self, messages: Value, inputs: &TemplateInputs) -> Result<String, TextError> {
+        let name = self.select(inputs)?;
+        let unknown = |_| self.unknown(name);
+        let template = self.environment.get_template(name).map_err(unknown)?;
+        let mut rendered = LimitedText { bytes: Vec::new(), bytes_max: self.limits.bytes_max, overflowed: false };
+        let outcome = template.render_captured_to(self.context(messages, inputs), &mut rendered).map(|_| ());
+        match outcome {
+            Ok(()) => String::from_utf8(rendered.bytes)
+                .map_err(|_| TextError::Template { line: 0, kind: "the output is not UTF-8".into() }),
+            Err(_) if rendered.overflowed => Err(TextError::TemplateBytes { bytes_max: self.limits.bytes_max }),
+            Err(error) => Err(self.failure(&error)),
+        }
+    }
+
+    fn select<'a>(&'a self, inputs: &'a TemplateInputs) -> Result<&'a str, TextError> {
+        let has = |name: &str| self.sources.templates.contains_key(name);
+        match &inputs.template {
+            Some(name) if has(name) => Ok(name),
+            Some(name) => Err(self.unknown(name)),
+            None if inputs.tools.is_some() && has("tool_use") => Ok("tool_use"),
+            None => Ok(DEFAULT_TEMPLATE),
+        }
+    }
+
+    fn unknown(&self, name: &str) -> TextError {
+        let known: Vec<_> = self.sources.templates.keys().map(String::as_str).collect();
+        let known = if known.is_empty() { "none".into() } else { known.join(", ") };
+        TextError::UnknownTemplate { name: name.to_owned(), known }
+    }
+
+    fn context(&self, messages: Value, inputs: &TemplateInputs) -> Value {
+        let now = inputs.now_unix_seconds;
+        let own = [
+            ("messages", messages),
+            ("tools", Value::from(Serde(&inputs.tools))),
+            ("documents", Value::from(())),
+            ("add_generation_prompt", Value::from(inputs.add_generation_prompt)),
+            ("strftime_now", Value::from_function(move |format: String| strftime(&format, now))),
+        ];
+        let special = self.sources.special_tokens.iter().map(|(name, token)| (name.clone(), Value::from(token.as_str())));
+        let variables = inputs.variables.iter().map(|(name, value)| (name.clone(), Value::from(Serde(value))));
+        special.chain(variables).chain(own.map(|(name, value)| (name.to_owned(), value))).collect()
+    }
+
+    fn failure(&self, error: &Error) -> TextError {
+        let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+        let mut line = 0;
+        while let Some(inner) = cause {
+            if let Some(Raised(reason)) = inner.downcast_ref() {
+                return TextError::TemplateRefused { line, reason: PrivateText(reason.clone()) };
+            }
+            if let Some(error) = inner.downcast_ref::<Error>() {
+                line = error.line().unwrap_or(line);
+                if error.kind() == ErrorKind::OutOfFuel {
+                    return TextError::TemplateSteps { steps_max: self.limits.steps_max };
+                }
+            }
+            cause = inner.source();
+        }
+        // The kind alone: the detail may quote what a user wrote.
+        TextError::Template { line: error.line().unwrap_or(0), kind: error.kind().to_string() }
+    }
+}
+
+/// What a template passed to `raise_exception`.
+#[derive(Debug)]
+struct Raised(String);
+
+impl std::fmt::Display for Raised {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("raise_exception")
+    }
+}
+
+impl std::error::Error for Raised {}
+
+struct LimitedText {
+    bytes: Vec<u8>,
+    bytes_max: usize,
+    overflowed: bool,
+}
+
+impl io::Write for LimitedText {
+    fn write(&mut self, piece: &[u8]) -> io::Result<usize> {
+        if self.bytes.len() + piece.len() > self.bytes_max {
+            self.overflowed = true;
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        self.bytes.extend_from_slice(piece);
+        Ok(piece.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Turns `{% generation %}` .. `{% endgeneration %}`, transformers' marks for training, into a block that always runs.
+fn without_generation_tags(source: &str) -> String {
+    let mut plain = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some((before, tag_on)) = rest.split_once("{%") {
+        plain.push_str(before);
+        plain.push_str("{%");
+        let Some((tag, after)) = tag_on.split_once("%}") else {
+            rest = tag_on;
+            break;
+        };
+        let replaced = match tag.trim_matches(|char: char| char.is_whitespace() || char == '-' || char == '+') {
+            "generation" => tag.replace("generation", "if true"),
+            "endgeneration" => tag.replace("endgeneration", "endif"),
+            _ => tag.to_owned(),
+        };
+        plain.push_str(&replaced);
+        plain.push_str("%}");
+        rest = after;
+    }
+    plain.push_str(rest);
+    plain
+}

@@ -1,0 +1,82 @@
+//! The detokenizer: token ids in, one at a time; text out, never half a character.
+
+use super::tokenizer::Tokenizer;
+use crate::error::TextError;
+
+/// Tokens that stay as context for the next ones: decoders look back (a leading space, a word's continuation).
+const CONTEXT_TOKENS: usize = 8;
+/// Tokens after which the context is cut back, so that a long reply costs the same for each token.
+const WINDOW_TOKENS: usize = 32;
+/// An unfinished UTF-8 character has at most three bytes, each of which a decoder may show as U+FFFD.
+const UNFINISHED_MAX: usize = 3;
+
+/// Turns one reply's tokens into text as they come.
+///
+/// All pieces together equal [`Tokenizer::decode`] of all tokens. (A tokenizer with byte *fallback* decodes a run of
+/// bytes as a whole; there the equality holds as long as the model writes valid UTF-8.) Text that ends in U+FFFD is
+/// withheld until it is known not to be the beginning of a character.
+#[derive(Clone, Debug)]
+pub struct Detokenizer {
+    tokenizer: Tokenizer,
+    skip_special_tokens: bool,
+    window: Vec<u32>,
+    emitted_bytes: usize,
+}
+
+impl Detokenizer {
+    /// Starts a reply. With `skip_special_tokens`, control tokens yield no text.
+    pub fn new(tokenizer: Tokenizer, skip_special_tokens: bool) -> Self {
+        Detokenizer { tokenizer, skip_special_tokens, window: Vec::new(), emitted_bytes: 0 }
+    }
+
+    /// The text that `token` completes; empty while a character is unfinished.
+    ///
+    /// # Errors
+    /// [`TextError::Decode`].
+    pub fn feed(&mut self, token: u32) -> Result<String, TextError> {
+        self.window.push(token);
+        let text = self.tokenizer.decode(&self.window, self.skip_special_tokens)?;
+        let safe = safe_bytes(&text);
+        let piece = self.take(&text, safe);
+        if self.window.len() >= WINDOW_TOKENS {
+            self.shorten(text.len() - self.emitted_bytes.min(text.len()))?;
+        }
+        Ok(piece)
+    }
+
+    /// What is withheld: at a reply's end an unfinished character becomes U+FFFD. The detokenizer starts anew.
+    ///
+    /// # Errors
+    /// [`TextError::Decode`].
+    pub fn flush(&mut self) -> Result<String, TextError> {
+        let text = self.tokenizer.decode(&self.window, self.skip_special_tokens)?;
+        let piece = self.take(&text, text.len());
+        self.window.clear();
+        self.emitted_bytes = 0;
+        Ok(piece)
+    }
+
+    fn take(&mut self, text: &str, until: usize) -> String {
+        // A decoder that rewrites what it gave before (none known does) would yield nothing rather than a panic.
+        let piece = text.get(self.emitted_bytes..until).unwrap_or("").to_owned();
+        self.emitted_bytes = self.emitted_bytes.max(until);
+        piece
+    }
+
+    /// Keeps the last tokens, of whose text all but the `withheld_bytes` at the end was emitted.
+    fn shorten(&mut self, withheld_bytes: usize) -> Result<(), TextError> {
+        let context = &self.window[self.window.len() - CONTEXT_TOKENS..];
+        let text = self.tokenizer.decode(context, self.skip_special_tokens)?;
+        if let Some(emitted) = text.len().checked_sub(withheld_bytes).filter(|&at| text.is_char_boundary(at)) {
+            self.window.drain(..self.window.len() - CONTEXT_TOKENS);
+            self.emitted_bytes = emitted;
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of `text` that later tokens cannot change.
+fn safe_bytes(text: &str) -> usize {
+    let unfinished = text.chars().rev().take(UNFINISHED_MAX).take_while(|&char| char == char::REPLACEMENT_CHARACTER);
+    text.len() - unfinished.map(char::len_utf8).sum::<usize>()
+}

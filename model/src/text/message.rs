@@ -1,0 +1,97 @@
+//! Messages: what was said in a conversation, by whom, with which pictures in between.
+
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
+
+/// Who speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// The operator.
+    System,
+    /// The person who asks.
+    User,
+    /// The model.
+    Assistant,
+    /// A function's result.
+    Tool,
+}
+
+/// A piece of a message.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Part {
+    /// Plain text; names of special tokens in it stay text.
+    Text(String),
+    /// A picture's place. The pictures themselves travel beside the messages, in the order of their places.
+    Image,
+}
+
+/// One turn of a conversation.
+///
+/// Serialises to what Hugging Face's templates expect: `{"role": .., "content": ..}`, where content is a string when there
+/// is only text (templates of text-only models concatenate it), else a list of `{"type": "text", "text": ..}` and
+/// `{"type": "image"}`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// Who speaks.
+    pub role: Role,
+    /// What is said, in order.
+    pub content: Vec<Part>,
+}
+
+impl Message {
+    /// A message of text alone.
+    pub fn text(role: Role, text: impl Into<String>) -> Self {
+        Message { role, content: vec![Part::Text(text.into())] }
+    }
+
+    /// How many pictures it has places for.
+    pub fn images(&self) -> usize {
+        self.content.iter().filter(|part| matches!(part, Part::Image)).count()
+    }
+
+    /// All texts.
+    pub fn texts(&self) -> impl Iterator<Item = &str> {
+        self.content.iter().filter_map(|part| match part {
+            Part::Text(text) => Some(text.as_str()),
+            Part::Image => None,
+        })
+    }
+}
+
+/// Never the text itself: it is the user's.
+impl std::fmt::Debug for Part {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Part::Text(text) => write!(formatter, "Text({} bytes)", text.len()),
+            Part::Image => formatter.write_str("Image"),
+        }
+    }
+}
+
+impl Serialize for Part {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        match self {
+            Part::Text(text) => {
+                map.serialize_entry("type", "text")?;
+                map.serialize_entry("text", text)?;
+            }
+            Part::Image => map.serialize_entry("type", "image")?,
+        }
+        map.end()
+    }
+}
+
+impl Serialize for Message {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(2))?;
+        map.serialize_entry("role", &self.role)?;
+        if self.images() == 0 {
+            map.serialize_entry("content", &self.texts().collect::<String>())?;
+        } else {
+            map.serialize_entry("content", &self.content)?;
+        }
+        map.end()
+    }
+}

@@ -1,0 +1,21 @@
+//! Text: messages -> prompt -> token ids, and token ids -> text again.
+
+pub mod chat_template;
+pub mod detokenizer;
+pub(crate) mod error;
+pub mod message;
+pub mod prompt;
+pub(crate) mod python_value;
+pub mod special_guard;
+pub mod stop_rules;
+pub(crate) mod strftime;
+pub mod template_source;
+pub mod tokenizer;
+
+pub use chat_template::{ChatTemplate, TemplateInputs, TemplateLimits};
+pub use detokenizer::Detokenizer;
+pub use message::{Message, Part, Role};
+pub use prompt::PromptEncoder;
+pub use stop_rules::{StopFilter, StopReason, StopRules};
+pub use template_source::TemplateSources;
+pub use tokenizer::Tokenizer;

@@ -1,0 +1,129 @@
+//! Prompts: a conversation to token ids, in which only the template can write special tokens.
+
+use std::sync::Arc;
+
+use super::chat_template::{ChatTemplate, TemplateInputs};
+use super::message::{Message, Part};
+use super::special_guard::SpecialGuard;
+use super::tokenizer::Tokenizer;
+use crate::error::TextError;
+
+/// Renders and encodes conversations. Cloning shares the tokenizer and the template.
+///
+/// For text that names no special token this is Hugging Face's `apply_chat_template` to the token. A text that does name
+/// one (`<|im_start|>`, `<|image_pad|>`) is encoded as the characters it consists of, so that nobody can forge a turn or
+/// a picture; there Hugging Face differs, by design.
+#[derive(Clone, Debug)]
+pub struct PromptEncoder {
+    tokenizer: Tokenizer,
+    template: Arc<ChatTemplate>,
+}
+
+impl PromptEncoder {
+    /// Joins a checkpoint's tokenizer and template.
+    pub fn new(tokenizer: Tokenizer, template: ChatTemplate) -> Self {
+        PromptEncoder { tokenizer, template: Arc::new(template) }
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// The template.
+    pub fn template(&self) -> &ChatTemplate {
+        &self.template
+    }
+
+    /// Token ids of a conversation: one placeholder a picture, which the family repeats for the picture's embeddings.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render`] and [`Tokenizer::encode`].
+    pub fn encode(&self, messages: &[Message], inputs: &TemplateInputs) -> Result<Vec<u32>, TextError> {
+        let written = written_texts(messages, inputs);
+        if !written.iter().any(|text| self.is_suspect(text)) {
+            return self.tokenizer.encode(&self.template.render(messages, inputs)?, false);
+        }
+        let sources = self.template.sources().templates.values().map(String::as_str);
+        let mark = SpecialGuard::unused_mark(written.iter().copied().chain(sources))
+            .ok_or(TextError::Encode { bytes: written.iter().map(|text| text.len()).sum() })?;
+        let guard = self.tokenizer.guard();
+        let messages: Vec<_> = messages.iter().map(|message| marked_message(message, guard, mark)).collect();
+        let mut inputs = inputs.clone();
+        inputs.tools.iter_mut().flatten().for_each(|tool| mark_json(tool, guard, mark));
+        inputs.variables.values_mut().for_each(|value| mark_json(value, guard, mark));
+        self.encode_marked(&self.template.render(&messages, &inputs)?, mark)
+    }
+
+    /// A normalizer may turn full-width letters into the ASCII of a special token's name: look at both.
+    fn is_suspect(&self, text: &str) -> bool {
+        let guard = self.tokenizer.guard();
+        guard.finds(text) || guard.finds(&self.tokenizer.normalized(text))
+    }
+
+    /// Added tokens as the library finds them (the first to start, then the longest); what is between, without marks, as
+    /// plain text. Tokens that swallow white space beside them (`lstrip`, `rstrip`) do not do so here.
+    fn encode_marked(&self, rendered: &str, mark: char) -> Result<Vec<u32>, TextError> {
+        let added = self.tokenizer.added_tokens();
+        let mut ids = Vec::new();
+        let mut rest = rendered;
+        while !rest.is_empty() {
+            let found = added.iter().filter_map(|token| {
+                rest.find(token.content.as_str()).map(|at| (at, std::cmp::Reverse(token.content.len()), token.id))
+            });
+            let (at, length, id) = match found.min() {
+                Some((at, std::cmp::Reverse(length), id)) => (at, length, Some(id)),
+                None => (rest.len(), 0, None),
+            };
+            if at > 0 {
+                ids.extend(self.tokenizer.encode_plain(&rest[..at].replace(mark, ""))?);
+            }
+            ids.extend(id);
+            rest = &rest[at + length..];
+        }
+        Ok(ids)
+    }
+}
+
+/// Every text in the prompt that neither we nor the checkpoint wrote.
+fn written_texts<'a>(messages: &'a [Message], inputs: &'a TemplateInputs) -> Vec<&'a str> {
+    let mut texts: Vec<_> = messages.iter().flat_map(Message::texts).collect();
+    let values = inputs.tools.iter().flatten().chain(inputs.variables.values());
+    values.for_each(|value| collect_json(value, &mut texts));
+    texts
+}
+
+fn collect_json<'a>(value: &'a serde_json::Value, texts: &mut Vec<&'a str>) {
+    match value {
+        serde_json::Value::String(text) => texts.push(text),
+        serde_json::Value::Array(items) => items.iter().for_each(|item| collect_json(item, texts)),
+        serde_json::Value::Object(map) => map.iter().for_each(|(key, value)| {
+            texts.push(key);
+            collect_json(value, texts);
+        }),
+        _ => {}
+    }
+}
+
+fn mark_json(value: &mut serde_json::Value, guard: &SpecialGuard, mark: char) {
+    match value {
+        serde_json::Value::String(text) => *text = guard.mark(text, mark),
+        serde_json::Value::Array(items) => items.iter_mut().for_each(|item| mark_json(item, guard, mark)),
+        serde_json::Value::Object(map) => {
+            let entries = std::mem::take(map).into_iter().map(|(key, mut value)| {
+                mark_json(&mut value, guard, mark);
+                (guard.mark(&key, mark), value)
+            });
+            *map = entries.collect();
+        }
+        _ => {}
+    }
+}
+
+fn marked_message(message: &Message, guard: &SpecialGuard, mark: char) -> Message {
+    let content = message.content.iter().map(|part| match part {
+        Part::Text(text) => Part::Text(guard.mark(text, mark)),
+        Part::Image => Part::Image,
+    });
+    Message { role: message.role, content: content.collect() }
+}

@@ -1,0 +1,42 @@
+//! A projection: a matrix with or without a bias.
+
+use bursar_kernels::{Backend, KernelError, Scope, Tensor};
+
+/// `x @ weight^T + bias`.
+pub struct Linear {
+    /// `[out_features, in_features]`
+    pub weight: Tensor<'static>,
+    /// `[out_features]`
+    pub bias: Option<Tensor<'static>>,
+}
+
+impl Linear {
+    /// `x` `[rows, in_features]`; gives `[rows, out_features]`.
+    pub fn forward<'s, B: Backend>(
+        &self,
+        scope: &'s Scope<'_, B>,
+        x: &Tensor<'_>,
+    ) -> Result<Tensor<'s>, KernelError> {
+        scope.linear(x, &self.weight, self.bias.as_ref())
+    }
+
+    /// As [`forward`](Linear::forward), into `out` `[rows, out_features]`.
+    pub fn forward_into<B: Backend>(
+        &self,
+        scope: &Scope<'_, B>,
+        x: &Tensor<'_>,
+        out: &mut Tensor<'_>,
+    ) -> Result<(), KernelError> {
+        scope.linear_into(x, &self.weight, self.bias.as_ref(), out)
+    }
+
+    /// As [`forward`](Linear::forward), added to `sum` `[rows, out_features]`.
+    pub fn forward_add<B: Backend>(
+        &self,
+        scope: &Scope<'_, B>,
+        x: &Tensor<'_>,
+        sum: &mut Tensor<'_>,
+    ) -> Result<(), KernelError> {
+        scope.linear_add(x, &self.weight, self.bias.as_ref(), sum)
+    }
+}

@@ -1,0 +1,187 @@
+//! The map of a weight segment: which tensor lies where.
+
+use std::collections::BTreeSet;
+
+use bursar_budgets::{Address, Bytes};
+use bursar_kernels::{DType, Shape, Tensor};
+use thiserror::Error;
+
+use super::Linear;
+use crate::checkpoint::{Checkpoint, CheckpointError};
+
+/// Each tensor starts at a multiple of this, as tensor-core loads want it.
+const ALIGNMENT: u64 = 256;
+
+/// Where the segment would start in a map that only measures. Nothing is ever read or written there.
+const NOWHERE: Address = Address(1 << 40);
+
+/// A tensor of the checkpoint that is not what the model's configuration asks for.
+#[derive(Debug, Error)]
+pub enum WeightError {
+    /// It is missing, or the file is broken.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// It has another shape.
+    #[error("tensor {name} has shape {found:?}, but config.json asks for {expected:?}")]
+    Shape {
+        /// The tensor.
+        name: String,
+        /// What the configuration implies.
+        expected: Vec<usize>,
+        /// What the file has.
+        found: Vec<usize>,
+    },
+    /// Tensors that are put side by side have different element types.
+    #[error("tensor {name} holds {found}, but its neighbours hold {expected}")]
+    Mixed {
+        /// The tensor.
+        name: String,
+        /// The first neighbour's type.
+        expected: DType,
+        /// This one's type.
+        found: DType,
+    },
+}
+
+/// What is copied to one place of the segment.
+#[derive(Clone, Debug)]
+pub struct WeightCopy {
+    /// Where to.
+    pub to: Address,
+    /// How much.
+    pub bytes: Bytes,
+    /// What.
+    pub source: WeightSource,
+}
+
+/// Where a copy comes from.
+#[derive(Clone, Debug)]
+pub enum WeightSource {
+    /// The checkpoint's tensor of this name.
+    Tensor(String),
+    /// Numbers that the configuration implies.
+    Constant(Vec<f32>),
+}
+
+/// Hands out places in the segment, one claim after the other.
+pub struct WeightMap<'c> {
+    checkpoint: &'c Checkpoint,
+    base: Address,
+    used: Bytes,
+    copies: Vec<WeightCopy>,
+    claimed: BTreeSet<String>,
+}
+
+impl<'c> WeightMap<'c> {
+    /// A map that only measures: its tensors may be planned with, never computed with.
+    pub fn dry(checkpoint: &'c Checkpoint) -> Self {
+        WeightMap { checkpoint, base: NOWHERE, used: Bytes(0), copies: Vec::new(), claimed: BTreeSet::new() }
+    }
+
+    /// A map of the segment that starts at `base`.
+    ///
+    /// # Safety
+    /// `base` must start as much backed memory as [`used`](WeightMap::used) says after the claims, and it must stay
+    /// there for as long as a tensor of the map is used.
+    pub unsafe fn at(checkpoint: &'c Checkpoint, base: Address) -> Self {
+        WeightMap { base, ..WeightMap::dry(checkpoint) }
+    }
+
+    /// Claims one tensor.
+    pub fn tensor(&mut self, name: &str, shape: impl Into<Shape>) -> Result<Tensor<'static>, WeightError> {
+        let shape = shape.into();
+        self.stacked(&[(name.to_owned(), shape.rows())], shape)
+    }
+
+    /// Claims a projection `name.weight` `[out_features, in_features]`, and `name.bias` if it has one.
+    pub fn linear(
+        &mut self,
+        name: &str,
+        out_features: usize,
+        in_features: usize,
+        bias: bool,
+    ) -> Result<Linear, WeightError> {
+        self.fused_linear(&[(name, out_features)], in_features, bias)
+    }
+
+    /// Claims projections of the same input as one, their rows one after the other.
+    pub fn fused_linear(
+        &mut self,
+        parts: &[(&str, usize)],
+        in_features: usize,
+        bias: bool,
+    ) -> Result<Linear, WeightError> {
+        let rows: usize = parts.iter().map(|(_, rows)| rows).sum();
+        let named = |suffix: &str| -> Vec<(String, usize)> {
+            parts.iter().map(|(name, rows)| (format!("{name}.{suffix}"), *rows)).collect()
+        };
+        let weight = self.stacked(&named("weight"), [rows, in_features].into())?;
+        let bias = match bias {
+            true => Some(self.stacked(&named("bias"), [rows].into())?),
+            false => None,
+        };
+        Ok(Linear { weight, bias })
+    }
+
+    /// Claims a place for `numbers`.
+    pub fn constant(&mut self, numbers: &[f32]) -> Tensor<'static> {
+        self.align();
+        let bytes = DType::F32.bytes(numbers.len());
+        let to = self.place(bytes, WeightSource::Constant(numbers.to_vec()));
+        // SAFETY: whoever made the map vouched for the segment.
+        unsafe { Tensor::persistent(to, [numbers.len()], DType::F32) }
+    }
+
+    /// Bytes of all claims.
+    pub fn used(&self) -> Bytes {
+        self.used
+    }
+
+    /// What is to be copied, in the order of the claims.
+    pub fn copies(&self) -> &[WeightCopy] {
+        &self.copies
+    }
+
+    /// Tensors of the checkpoint that nobody claimed.
+    pub fn unclaimed(&self) -> Vec<String> {
+        self.checkpoint.names().filter(|name| !self.claimed.contains(*name)).map(str::to_owned).collect()
+    }
+
+    /// Claims tensors of the given rows as one tensor of `shape`. The inner extents of `shape` may fold those of the
+    /// file: a convolution's kernel is a matrix here.
+    fn stacked(&mut self, parts: &[(String, usize)], shape: Shape) -> Result<Tensor<'static>, WeightError> {
+        self.align();
+        let mut whole: Option<(Address, DType)> = None;
+        for (name, rows) in parts {
+            let found = self.checkpoint.tensor(name)?;
+            let folded = [found.shape.first().copied().unwrap_or(1), found.shape.iter().skip(1).product()];
+            if folded != [*rows, shape.columns()] {
+                let mut expected = shape.extents().to_vec();
+                expected[0] = *rows;
+                return Err(WeightError::Shape { name: name.clone(), expected, found: found.shape.to_vec() });
+            }
+            let dtype = found.dtype;
+            let first = whole.map_or(dtype, |(_, dtype)| dtype);
+            if dtype != first {
+                return Err(WeightError::Mixed { name: name.clone(), expected: first, found: dtype });
+            }
+            let to = self.place(Bytes(found.bytes.len() as u64), WeightSource::Tensor(name.clone()));
+            whole.get_or_insert((to, dtype));
+            self.claimed.insert(name.clone());
+        }
+        let (to, dtype) = whole.expect("a claim names at least one tensor");
+        // SAFETY: whoever made the map vouched for the segment.
+        Ok(unsafe { Tensor::persistent(to, shape, dtype) })
+    }
+
+    fn align(&mut self) {
+        self.used = Bytes(self.used.0.next_multiple_of(ALIGNMENT));
+    }
+
+    fn place(&mut self, bytes: Bytes, source: WeightSource) -> Address {
+        let to = self.base.offset(self.used);
+        self.copies.push(WeightCopy { to, bytes, source });
+        self.used += bytes;
+        to
+    }
+}

