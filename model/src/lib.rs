@@ -11,6 +11,7 @@
 pub mod blocks;
 pub mod checkpoint;
 pub mod corners;
+pub mod demo;
 mod envelope;
 pub mod error;
 mod families;

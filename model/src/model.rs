@@ -1,12 +1,13 @@
 //! A model: its family's weights in one segment, or a plan of them.
 
 use bursar_budgets::{Bytes, Segment};
-use bursar_kernels::{Backend, DType, KernelError, KvShape, Scope, Target, Tensor, ops::transfer::Upload};
+use bursar_kernels::{Backend, DType, KernelError, KvShape, Scope, Target, Tensor, ops::transfer};
 use thiserror::Error;
 
 use crate::{
     blocks::{ConfigError, decoder::StepCaches},
-    checkpoint::{Checkpoint, CheckpointError},
+    checkpoint::Checkpoint,
+    error::CheckpointError,
     flow::{Patches, StepBatch},
     registry::{Family, FamilyConfig, PictureBatch, UnknownArchitecture},
     weights::{WeightCopy, WeightError, WeightMap, WeightSource},
@@ -55,7 +56,7 @@ impl Model {
     /// Lays the checkpoint's weights out without reading them: every name, shape and type is checked, nothing is
     /// loaded.
     pub fn plan(checkpoint: &Checkpoint) -> Result<Self, LoadError> {
-        let config = FamilyConfig::read(checkpoint.config(), checkpoint.architectures())??;
+        let config = FamilyConfig::of(checkpoint)?;
         let mut map = WeightMap::dry(checkpoint);
         let family = config.clone().claim(&mut map)?;
         Ok(Model { config, family, weight_bytes: map.used(), segment: None })
@@ -72,7 +73,7 @@ impl Model {
         segment: Segment,
         mut progress: impl FnMut(Bytes, Bytes),
     ) -> Result<Self, LoadError> {
-        let config = FamilyConfig::read(checkpoint.config(), checkpoint.architectures())??;
+        let config = FamilyConfig::of(checkpoint)?;
         // SAFETY: the model keeps the segment for as long as it keeps the tensors, and the assertion below holds
         // before a tensor is used.
         let mut map = unsafe { WeightMap::at(checkpoint, segment.address()) };
@@ -152,8 +153,8 @@ fn upload<B: Backend>(checkpoint: &Checkpoint, backend: &B, copy: &WeightCopy) -
     // A copy moves bytes whatever they mean; f16 is the narrowest type there is, and every weight has an even size.
     let elements = source.len() / DType::F16.size();
     // SAFETY: the map laid this copy out inside the segment, which `load` holds and has checked to be backed.
-    let out = unsafe { Tensor::persistent(copy.to, [elements], DType::F16) };
-    Ok(backend.upload(Upload { source, out })?)
+    let mut out = unsafe { Tensor::persistent(copy.to, [elements], DType::F16) };
+    Ok(transfer::fill(backend, source, &mut out)?)
 }
 
 impl From<CheckpointError> for LoadError {

@@ -1,15 +1,13 @@
 //! The only list of families: which code serves which checkpoint.
 
 use bursar_kernels::{Backend, KernelError, Scope, Tensor};
-use serde_json::Value;
 use thiserror::Error;
 
 pub use crate::families::qwen2_5_vl::PictureBatch;
 use crate::{
-    blocks::{
-        ConfigError,
-        decoder::{Decoder, DecoderConfig},
-    },
+    LoadError,
+    blocks::decoder::{Decoder, DecoderConfig},
+    checkpoint::Checkpoint,
     families::{qwen2, qwen2_5_vl},
     flow::{Grid, LayoutError, Patches, PromptLayout},
     weights::{WeightError, WeightMap},
@@ -36,16 +34,21 @@ pub enum FamilyConfig {
 
 impl FamilyConfig {
     /// Reads `config.json` with the family that serves one of its `architectures`.
-    pub fn read(config: &Value, architectures: &[String]) -> Result<Result<Self, ConfigError>, UnknownArchitecture> {
-        let serves = |known: &[&str]| architectures.iter().any(|name| known.contains(&name.as_str()));
+    ///
+    /// # Errors
+    /// No family serves it, or its family cannot build what it describes.
+    pub fn of(checkpoint: &Checkpoint) -> Result<Self, LoadError> {
+        let config = &checkpoint.config;
+        let serves = |known: &[&str]| checkpoint.architectures().any(|name| known.contains(&name));
         if serves(qwen2_5_vl::ARCHITECTURES) {
-            Ok(qwen2_5_vl::Config::read(config).map(FamilyConfig::Qwen2_5Vl))
-        } else if serves(qwen2::ARCHITECTURES) {
-            Ok(qwen2::Config::read(config).map(FamilyConfig::Qwen2))
-        } else {
-            let known = [qwen2_5_vl::ARCHITECTURES, qwen2::ARCHITECTURES].concat().join(", ");
-            Err(UnknownArchitecture { found: architectures.to_vec(), known })
+            return Ok(FamilyConfig::Qwen2_5Vl(qwen2_5_vl::Config::read(config)?));
         }
+        if serves(qwen2::ARCHITECTURES) {
+            return Ok(FamilyConfig::Qwen2(qwen2::Config::read(config)?));
+        }
+        let known = [qwen2_5_vl::ARCHITECTURES, qwen2::ARCHITECTURES].concat().join(", ");
+        let found = checkpoint.architectures().map(str::to_owned).collect();
+        Err(UnknownArchitecture { found, known }.into())
     }
 
     /// The numbers of the decoder.

@@ -2,6 +2,7 @@
 
 mod common;
 
+use bursar_model::error::ImageError;
 use bursar_model::flow::{image_bytes::ImageBytes, image_bytes::ImageLimits, rgb_image::RgbImage};
 use bursar_model::processor::{ImageProcessor, ImageProcessorConfig, PixelBounds, Size, smart_resize};
 use common::{golden, golden_bytes, golden_json, golden_png};
@@ -54,6 +55,11 @@ fn smart_resize_gives_the_recorded_sizes_and_refuses_the_recorded_ones() {
     let rows = table["rows"].as_array().expect("rows");
     assert!(rows.len() > 50);
     for row in rows {
+        if numbers(&row["out"]).contains(&0) {
+            // The reference returns an empty picture here and fails later; we say so at once.
+            assert!(matches!(call(row), Err(ImageError::NoSize { .. })), "{row}");
+            continue;
+        }
         let size = call(row).unwrap_or_else(|error| panic!("{row}: {error}"));
         assert_eq!(numbers(&row["out"]), [u64::from(size.height), u64::from(size.width)], "{row}");
     }

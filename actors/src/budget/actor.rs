@@ -104,7 +104,11 @@ impl Actor for BudgetActor {
             BudgetMessage::Withdraw(id) => state.step(Input::Withdraw { id }),
             BudgetMessage::OwnerDied { owner, reply } => {
                 state.clearing.push((owner.clone(), reply));
-                state.step(Input::OwnerDied { owner });
+                state.step(Input::OwnerDied { owner: owner.clone() });
+                // One that was cleared before is not announced again.
+                if state.ledger.is_cleared(&owner) {
+                    state.answer_cleared(&owner);
+                }
             }
             BudgetMessage::Canary(bytes) => state.step(Input::Canary(bytes)),
             BudgetMessage::Gate { model, to, reply } => reply.answer(state.move_gate(Input::Gate { model, to })),
@@ -113,7 +117,7 @@ impl Actor for BudgetActor {
             BudgetMessage::Notes => {}
             BudgetMessage::Poll => state.polling = false,
         }
-        state.read_notes();
+        state.read_notes()?;
         state.look_at_fences()?;
         if state.watch.waiting() > 0 && !state.polling {
             state.polling = true;
@@ -124,9 +128,13 @@ impl Actor for BudgetActor {
 }
 
 impl BudgetState {
-    fn read_notes(&mut self) {
+    fn read_notes(&mut self) -> Result<(), ActorProcessingErr> {
         for note in self.desk.take_notes() {
             match note {
+                // A dead owner's thread came late: its lease is gone, and so is the memory.
+                Note::Segment(lease, revoker) if self.ledger.holding(lease).is_none() => {
+                    revoker.revoke()?;
+                }
                 Note::Segment(lease, revoker) => self.watch.segment_reserved(lease, revoker),
                 Note::Released(note) => {
                     let lease = note.lease;
@@ -135,6 +143,7 @@ impl BudgetState {
                 }
             }
         }
+        Ok(())
     }
 
     fn look_at_fences(&mut self) -> Result<(), ActorProcessingErr> {

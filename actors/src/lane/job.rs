@@ -108,6 +108,8 @@ pub enum Job {
     Encode(Box<EncodeJob>),
     /// A corner.
     Stress(Box<StressJob>),
+    /// Nothing; it rings the bell of a lane that is to look up.
+    Wake,
 }
 
 impl Job {
@@ -116,6 +118,7 @@ impl Job {
             Job::Step(job) => job.answer.give(Err(error)),
             Job::Encode(job) => job.answer.give(Err(error)),
             Job::Stress(job) => job.answer.give(Err(error)),
+            Job::Wake => {}
         }
     }
 }

@@ -7,6 +7,7 @@ mod job;
 use std::{
     sync::{
         Arc,
+        atomic::{AtomicBool, Ordering},
         mpsc::{SyncSender, TrySendError, sync_channel},
     },
     thread,
@@ -14,6 +15,8 @@ use std::{
 
 use bursar_budgets::Timeline;
 use bursar_kernels::Backend;
+
+use tokio::sync::watch;
 
 pub use bench::Bench;
 pub use job::{Answer, Choice, EncodeJob, Job, LaneError, StepJob, StressJob};
@@ -25,7 +28,8 @@ const QUEUE: usize = 4;
 #[derive(Clone)]
 pub struct Lane {
     queue: SyncSender<Job>,
-    alive: Arc<()>,
+    quenched: Arc<AtomicBool>,
+    ended: watch::Receiver<()>,
 }
 
 impl Lane {
@@ -33,14 +37,20 @@ impl Lane {
     /// it had is then answered with [`LaneError::Gone`].
     pub fn start<B: Backend + Send + 'static>(name: &str, bench: Bench<B>, timeline: Timeline) -> Lane {
         let (queue, jobs) = sync_channel::<Job>(QUEUE);
-        let alive = Arc::new(());
-        let running = alive.clone();
+        let quenched = Arc::new(AtomicBool::new(false));
+        let is_quenched = quenched.clone();
+        let (running, ended) = watch::channel(());
         thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || {
+                // Dropped in reverse: the timeline settles and the memory goes before the end is known.
                 let _running = running;
+                let bench = bench;
                 let _settled = SettleOnExit(timeline.clone());
                 for job in jobs {
+                    if is_quenched.load(Ordering::Acquire) {
+                        break;
+                    }
                     let ticket = timeline.issue();
                     let answer = bench.run(job);
                     timeline.complete(ticket);
@@ -48,7 +58,7 @@ impl Lane {
                 }
             })
             .expect("the operating system starts a lane's thread");
-        Lane { queue, alive }
+        Lane { queue, quenched, ended }
     }
 
     /// Hands a job to the lane. A job that cannot be taken is answered at once.
@@ -62,7 +72,17 @@ impl Lane {
 
     /// Whether the thread still runs.
     pub fn is_alive(&self) -> bool {
-        Arc::strong_count(&self.alive) > 1
+        self.ended.has_changed().is_ok()
+    }
+
+    /// Lets the thread finish its job, fail those behind it, and end; returns when it has let go of its memory. A lane is
+    /// quenched before its memory may be revoked.
+    pub async fn quench(&self) {
+        self.quenched.store(true, Ordering::Release);
+        // A full queue is as good a bell as this job.
+        drop(self.queue.try_send(Job::Wake));
+        let mut ended = self.ended.clone();
+        while ended.changed().await.is_ok() {}
     }
 }
 

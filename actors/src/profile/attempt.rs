@@ -12,7 +12,7 @@ use bursar_model::{
 use super::{Needs, ProfileError, ProfileRecord, Sizing};
 use crate::{
     budget::Budget,
-    engine::{Lanes, Progress, ProgressSink},
+    engine::{Lanes, Progress, ProgressSink, Shelf},
     lane::{Answer, Job, Lane, StressJob},
     memory::{EngineMemory, KvMemory, VisionCache},
     reply::Reply,
@@ -46,6 +46,8 @@ pub struct Attempt {
     pub threads: usize,
     /// Who watches.
     pub progress: ProgressSink,
+    /// Where the lanes are found if this attempt dies.
+    pub shelf: Shelf,
 }
 
 /// A sized model: memory, threads that work in it, and what they may do at once.
@@ -66,6 +68,7 @@ impl Attempt {
     pub async fn run(&self) -> Result<Profiled, ProfileError> {
         let memory = Arc::new(self.lease_memory().await?);
         let lanes = Lanes::start(&self.device, &self.model, &memory, self.threads);
+        self.shelf.keep_lanes(lanes.clone());
         let peaks = self.stress(&lanes).await?;
         let blocks = self.settle(&memory).await?;
         self.validate(&lanes).await?;

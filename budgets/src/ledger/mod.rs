@@ -210,6 +210,13 @@ impl Ledger {
         self.leases.get(&lease).map(|entry| &entry.holding)
     }
 
+    /// Whether all that this owner and its predecessors held is home, and nothing more can be granted to them: true from
+    /// [`Effect::OwnerCleared`] on.
+    pub fn is_cleared(&self, owner: &Owner) -> bool {
+        self.dead.get(&owner.name).is_some_and(|dead| owner.generation <= *dead)
+            && !self.holdings().any(|h| h.owner.name == owner.name && h.owner.generation <= owner.generation)
+    }
+
     /// What a name holds, in all generations, with what is on its way home.
     pub fn held_by(&self, name: &str) -> Bytes {
         self.holdings().filter(|holding| holding.owner.name.as_str() == name).map(|holding| holding.bytes).sum()

@@ -65,6 +65,27 @@ pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     sums.iter().sum::<f32>() + rest
 }
 
+/// The sum, in partial sums that fill registers.
+pub(super) fn sum(numbers: &[f32]) -> f32 {
+    let (chunks, rest) = numbers.as_chunks::<16>();
+    let mut sums = [0.0f32; 16];
+    for chunk in chunks {
+        sums.iter_mut().zip(chunk).for_each(|(sum, number)| *sum += number);
+    }
+    sums.iter().sum::<f32>() + rest.iter().sum::<f32>()
+}
+
+/// The largest that is a number; minus infinity if there is none.
+pub(super) fn largest(numbers: &[f32]) -> f32 {
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let (chunks, rest) = numbers.as_chunks::<16>();
+    let mut lanes = [f32::NEG_INFINITY; 16];
+    for chunk in chunks {
+        lanes.iter_mut().zip(chunk).for_each(|(lane, number)| *lane = larger(*lane, *number));
+    }
+    lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, larger)
+}
+
 /// `e^x` to within two units in the last place, for `x` clamped to -87..88 (so that it is never 0 or infinite); not a
 /// number stays so. The constants are those of Cephes' `expf` (Moshier).
 #[inline(always)]

@@ -1,7 +1,7 @@
 //! Attention of a tile of queries over tiles of keys, as both attention operations use it: scores live for one tile
 //! of keys and are folded into a running softmax (Milakov and Gimelshein 2018; FlashAttention).
 
-use super::arithmetic::{Matrix, exp, multiply};
+use super::arithmetic::{Matrix, exp, largest, multiply, sum};
 use crate::target::{CPU_TILE_KEYS as KEYS, CPU_TILE_QUERIES as QUERIES};
 
 /// One thread's scratch, cut up.
@@ -104,7 +104,7 @@ impl Running<'_> {
         if seen.is_empty() {
             return;
         }
-        let largest = seen.iter().fold(self.largest[query], |a, b| if *b > a { *b } else { a });
+        let largest = largest(seen).max(self.largest[query]);
         seen.iter_mut().for_each(|score| *score = exp(*score - largest));
         let shrink = if self.weights[query] == 0.0 { 0.0 } else { exp(self.largest[query] - largest) };
         if shrink != 1.0 {
@@ -130,13 +130,4 @@ impl Vectors<'_> {
         let end = count.saturating_sub(1) * self.pitch + head_dim;
         assert!(self.elements.len() >= end, "{count} vectors in {} elements", self.elements.len());
     }
-}
-
-fn sum(numbers: &[f32]) -> f32 {
-    let (chunks, rest) = numbers.as_chunks::<8>();
-    let mut sums = [0.0f32; 8];
-    for chunk in chunks {
-        sums.iter_mut().zip(chunk).for_each(|(sum, number)| *sum += number);
-    }
-    sums.iter().sum::<f32>() + rest.iter().sum::<f32>()
 }

@@ -33,7 +33,7 @@ pub(super) fn attention_packed(threads: &Threads, call: Call<'_>) {
         for start in (first..end).step_by(CPU_TILE_KEYS) {
             let rows = start..end.min(start + CPU_TILE_KEYS);
             let vectors =
-                |part| Vectors { elements: &qkv.span(rows.clone(), place(part), head_dim), pitch: qkv.pitch() };
+                |part| Vectors { elements: qkv.span(rows.clone(), place(part), head_dim), pitch: qkv.pitch() };
             running.fold(rows.len(), vectors(1), vectors(2), |_| rows.len());
         }
         for (index, row) in queries.enumerate() {

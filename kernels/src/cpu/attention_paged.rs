@@ -68,10 +68,8 @@ fn items(call: &Call<'_>) -> Vec<Item> {
     let group = call.heads / call.layer.shape.kv_heads;
     let heads_step = group.min(CPU_TILE_QUERIES);
     let rows_step = CPU_TILE_QUERIES / heads_step;
-    assert!(
-        starts.is_sorted() && starts[starts.len() - 1] as usize <= call.queries.rows(),
-        "rows of sequences: {starts:?}"
-    );
+    let (rows, end) = (call.queries.rows(), starts[starts.len() - 1] as usize);
+    assert!(starts.is_sorted() && end <= rows, "the sequences have the rows {starts:?} of {rows}");
     let mut items = Vec::new();
     for (sequence, (bounds, context)) in starts.windows(2).zip(contexts).enumerate() {
         let (first, end, context) = (bounds[0] as usize, bounds[1] as usize, *context as usize);

@@ -52,6 +52,15 @@ impl<B: Backend> Scope<'_, B> {
     }
 }
 
+/// Copies `source`, the bytes of `out`'s elements row after row, into `out`: how weights get to their place, outside any
+/// pass.
+pub fn fill<B: Backend>(backend: &B, source: &[u8], out: &mut Tensor<'_>) -> Result<(), KernelError> {
+    const OP: &str = "fill";
+    check::holds(out.is_contiguous(), OP, "out", out, "contiguous rows")?;
+    check::holds(out.bytes().0 == source.len() as u64, OP, "out", out, "as many bytes as the source")?;
+    backend.upload(Upload { source, out: out.view() })
+}
+
 fn as_bytes<E: Element>(elements: &[E]) -> &[u8] {
     // SAFETY: an `Element` is plain data without padding, and bytes have no alignment.
     unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }

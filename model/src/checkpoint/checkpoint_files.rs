@@ -57,10 +57,7 @@ impl CheckpointSource {
     }
 }
 
-pub(super) fn embedded(
-    files: &'static [(&'static str, &'static [u8])],
-    file: &str,
-) -> Option<&'static [u8]> {
+pub(super) fn embedded(files: &'static [(&'static str, &'static [u8])], file: &str) -> Option<&'static [u8]> {
     files.iter().find(|(name, _)| *name == file).map(|&(_, content)| content)
 }
 

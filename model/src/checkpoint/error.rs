@@ -115,7 +115,9 @@ impl CheckpointError {
                 format!("download {file} again; a partial download looks like this")
             }
             CheckpointError::ShardName { .. } => "do not trust this checkpoint".into(),
-            CheckpointError::Inconsistent { .. } => "shards of different downloads are mixed; download all again".into(),
+            CheckpointError::Inconsistent { .. } => {
+                "shards of different downloads are mixed; download all again".into()
+            }
             CheckpointError::MissingTensor { nearest, .. } if nearest.is_empty() => "the checkpoint is empty".into(),
             CheckpointError::MissingTensor { nearest, .. } => format!("the nearest names are {}", nearest.join(", ")),
             CheckpointError::TensorType { .. } => "load a checkpoint that is not quantised".into(),

@@ -68,9 +68,8 @@ impl Checkpoint {
             tokenizer_config: tokenizer_config.as_deref(),
         })?;
         let template = ChatTemplate::new(templates, TemplateLimits::default())?;
-        let image_processor = processor_json
-            .map(|json| ImageProcessor::new(ImageProcessorConfig::from_json(&json)?))
-            .transpose()?;
+        let image_processor =
+            processor_json.map(|json| ImageProcessor::new(ImageProcessorConfig::from_json(&json)?)).transpose()?;
         Ok(Checkpoint {
             generation: generation_defaults(generation_json.as_deref(), &config)?,
             prompts: PromptEncoder::new(Tokenizer::from_bytes(&tokenizer_json)?, template),

@@ -116,8 +116,7 @@ impl TensorIndex {
     /// # Errors
     /// [`CheckpointError::MissingTensor`] with the nearest names, [`CheckpointError::TensorType`].
     pub fn tensor(&self, name: &str) -> Result<TensorInfo<'_>, CheckpointError> {
-        let missing =
-            || CheckpointError::MissingTensor { tensor: name.to_owned(), nearest: self.nearest(name) };
+        let missing = || CheckpointError::MissingTensor { tensor: name.to_owned(), nearest: self.nearest(name) };
         let shard = &self.shards[*self.places.get(name).ok_or_else(missing)?];
         let info = shard.metadata().info(name).ok_or_else(missing)?;
         let dtype = match info.dtype {

@@ -82,7 +82,9 @@ pub enum ImageError {
         ratio_max: f64,
     },
     /// The processor may not resize, and the picture does not divide into whole patches.
-    #[error("the picture is {width} x {height} pixels and must be a multiple of {multiple} a side, as `do_resize` is off")]
+    #[error(
+        "the picture is {width} x {height} pixels and must be a multiple of {multiple} a side, as `do_resize` is off"
+    )]
     NotAMultiple {
         /// Pixels in a row.
         width: u32,
@@ -173,7 +175,9 @@ impl ProcessorError {
             ProcessorError::UnknownProcessor { known, .. } => {
                 format!("this checkpoint's family is not supported; load one whose `image_processor_type` is {known}")
             }
-            ProcessorError::UnknownResample { .. } => "set `resample` to 3 if the model was trained with bicubic".into(),
+            ProcessorError::UnknownResample { .. } => {
+                "set `resample` to 3 if the model was trained with bicubic".into()
+            }
             ProcessorError::OutOfRange { setting, range, .. } => {
                 format!("correct `{setting}` in preprocessor_config.json: {range}")
             }

@@ -169,10 +169,19 @@ fn scratch_bytes(format: ImageFormat, encoded: &[u8], width: u32, height: u32, c
             let rows = if frame.progressive { down } else { 4 * 32 };
             encoded_bytes + across * rows * frame.components * 2 + across * 4 * 32 * 4
         }
-        // Lossy: the planes of YCbCr in whole macroblocks and the alpha; lossless: BGRA; animated: the canvas besides.
-        ImageFormat::WebP => encoded_bytes * 2 + width.next_multiple_of(16) * height.next_multiple_of(16) * 10,
+        // Lossy: the planes of YCbCr in whole macroblocks; lossless: four bytes a pixel. Alpha is a picture of its own, and
+        // an animation has a canvas besides.
+        ImageFormat::WebP => {
+            let pixel_bytes = if color.has_alpha() || is_animated_webp(encoded) { 10 } else { 5 };
+            encoded_bytes * 2 + width.next_multiple_of(16) * height.next_multiple_of(16) * pixel_bytes
+        }
     };
     FIXED_BYTES + varying
+}
+
+/// The flag in the extended header (RFC 9649, section 2.7).
+fn is_animated_webp(encoded: &[u8]) -> bool {
+    encoded.get(12..16) == Some(b"VP8X") && encoded.get(20).is_some_and(|flags| flags & 2 != 0)
 }
 
 struct JpegFrame {

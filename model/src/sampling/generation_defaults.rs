@@ -64,9 +64,8 @@ impl GenerationDefaults {
 
 /// One id, a list of ids, or null.
 fn ids(value: &Value, setting: &'static str) -> Result<Vec<u32>, SamplingError> {
-    let one = |value: &Value| {
-        value.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or(SamplingError::Defaults { setting })
-    };
+    let one =
+        |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or(SamplingError::Defaults { setting });
     match value {
         Value::Null => Ok(Vec::new()),
         Value::Array(list) => list.iter().map(one).collect(),

@@ -7,7 +7,7 @@ use std::io;
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde};
-use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior, Value};
 
 use super::message::Message;
 use super::python_value::{display, tojson};
@@ -75,10 +75,10 @@ impl ChatTemplate {
     pub fn new(sources: TemplateSources, limits: TemplateLimits) -> Result<Self, TextError> {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        environment.set_syntax(syntax.map_err(|error| TextError::TemplateSource {
-            line: 0,
-            kind: error.kind().to_string(),
-        })?);
+        environment
+            .set_syntax(syntax.map_err(|error| TextError::TemplateSource { line: 0, kind: error.kind().to_string() })?);
+        // Jinja2's default: an undefined name prints nothing and is false, an attribute of it is an error.
+        environment.set_undefined_behavior(UndefinedBehavior::Lenient);
         environment.set_debug(false); // errors would quote the messages
         environment.set_fuel(Some(limits.steps_max));
         environment.set_auto_escape_callback(|_| AutoEscape::None);
@@ -159,9 +159,10 @@ impl ChatTemplate {
             ("add_generation_prompt", Value::from(inputs.add_generation_prompt)),
             ("strftime_now", Value::from_function(move |format: String| strftime(&format, now))),
         ];
-        let special = self.sources.special_tokens.iter().map(|(name, token)| (name.clone(), Value::from(token.as_str())));
+        let special =
+            self.sources.special_tokens.iter().map(|(name, token)| (name.clone(), Value::from(token.as_str())));
         let variables = inputs.variables.iter().map(|(name, value)| (name.clone(), Value::from(Serde(value))));
-        special.chain(variables).chain(own.map(|(name, value)| (name.to_owned(), value))).collect()
+        Value::from_pairs(special.chain(variables).chain(own.map(|(name, value)| (name.to_owned(), value))))
     }
 
     fn failure(&self, error: &Error) -> TextError {

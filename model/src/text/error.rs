@@ -75,7 +75,9 @@ pub enum TextError {
         bytes_max: usize,
     },
     /// A stop string that would stop at once, or too many of them.
-    #[error("stop strings: {count} of at most {bytes_max} bytes are given, with {empty} empty; the limit is {count_max}")]
+    #[error(
+        "stop strings: {count} of at most {bytes_max} bytes are given, with {empty} empty; the limit is {count_max}"
+    )]
     StopStrings {
         /// How many were given.
         count: usize,

@@ -69,7 +69,14 @@ fn number(value: &Value) -> String {
 /// The shortest digits that read back the same, laid out as CPython's `repr`: scientific below 1e-4 and from 1e16.
 fn python_float(float: f64) -> String {
     if !float.is_finite() {
-        return if float.is_nan() { "nan" } else if float > 0.0 { "inf" } else { "-inf" }.into();
+        return if float.is_nan() {
+            "nan"
+        } else if float > 0.0 {
+            "inf"
+        } else {
+            "-inf"
+        }
+        .into();
     }
     let scientific = format!("{float:e}");
     let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));

@@ -3,16 +3,26 @@
 use std::fmt::Write;
 
 const MONTHS: [&str; 12] = [
-    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
     "December",
 ];
 const WEEKDAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
 struct Moment {
     year: i64,
-    month: usize, // from 0
-    day: i64,     // from 1
-    year_day: i64, // from 1
+    month: usize,   // from 0
+    day: i64,       // from 1
+    year_day: i64,  // from 1
     weekday: usize, // from Sunday
     hour: i64,
     minute: i64,

@@ -40,13 +40,16 @@ impl TemplateSources {
         const JSON: &str = "chat_template.json";
         let settings = files.tokenizer_config.map(|bytes| parse(bytes, SETTINGS)).transpose()?;
         let templates = if let Some(bytes) = files.jinja {
-            let source = std::str::from_utf8(bytes)
-                .map_err(|_| TextError::TemplateShape { file: "chat_template.jinja" })?;
+            let source =
+                std::str::from_utf8(bytes).map_err(|_| TextError::TemplateShape { file: "chat_template.jinja" })?;
             BTreeMap::from([(DEFAULT_TEMPLATE.to_owned(), source.to_owned())])
         } else if let Some(bytes) = files.json {
             named(parse(bytes, JSON)?.get("chat_template").unwrap_or(&Value::Null), JSON)?
         } else {
-            named(settings.as_ref().and_then(|settings| settings.get("chat_template")).unwrap_or(&Value::Null), SETTINGS)?
+            named(
+                settings.as_ref().and_then(|settings| settings.get("chat_template")).unwrap_or(&Value::Null),
+                SETTINGS,
+            )?
         };
         let special_tokens = settings.as_ref().map(special_tokens).unwrap_or_default();
         Ok(TemplateSources { templates, special_tokens })
@@ -68,9 +71,7 @@ fn named(value: &Value, file: &'static str) -> Result<BTreeMap<String, String>, 
         Value::Null => Ok(BTreeMap::new()),
         Value::String(source) => Ok(BTreeMap::from([(DEFAULT_TEMPLATE.to_owned(), source.clone())])),
         Value::Array(list) => list.iter().map(|entry| pair(&entry["name"], &entry["template"])).collect(),
-        Value::Object(map) => {
-            map.iter().map(|(name, source)| pair(&Value::String(name.clone()), source)).collect()
-        }
+        Value::Object(map) => map.iter().map(|(name, source)| pair(&Value::String(name.clone()), source)).collect(),
         _ => Err(shape()),
     }
 }

@@ -60,8 +60,7 @@ impl Tokenizer {
     /// # Errors
     /// [`TextError::Tokenizer`].
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, TextError> {
-        let json =
-            std::fs::read(path).map_err(|error| TextError::Tokenizer { reason: error.kind().to_string() })?;
+        let json = std::fs::read(path).map_err(|error| TextError::Tokenizer { reason: error.kind().to_string() })?;
         Tokenizer::from_bytes(&json)
     }
 

@@ -7,7 +7,10 @@ use bursar_kernels::{DType, Shape, Tensor};
 use thiserror::Error;
 
 use super::Linear;
-use crate::checkpoint::{Checkpoint, CheckpointError};
+use crate::{
+    checkpoint::{Checkpoint, TensorType},
+    error::CheckpointError,
+};
 
 /// Each tensor starts at a multiple of this, as tensor-core loads want it.
 const ALIGNMENT: u64 = 256;
@@ -144,7 +147,7 @@ impl<'c> WeightMap<'c> {
 
     /// Tensors of the checkpoint that nobody claimed.
     pub fn unclaimed(&self) -> Vec<String> {
-        self.checkpoint.names().filter(|name| !self.claimed.contains(*name)).map(str::to_owned).collect()
+        self.checkpoint.tensors.names().filter(|name| !self.claimed.contains(*name)).map(str::to_owned).collect()
     }
 
     /// Claims tensors of the given rows as one tensor of `shape`. The inner extents of `shape` may fold those of the
@@ -160,7 +163,7 @@ impl<'c> WeightMap<'c> {
                 expected[0] = *rows;
                 return Err(WeightError::Shape { name: name.clone(), expected, found: found.shape.to_vec() });
             }
-            let dtype = found.dtype;
+            let dtype = dtype(found.dtype);
             let first = whole.map_or(dtype, |(_, dtype)| dtype);
             if dtype != first {
                 return Err(WeightError::Mixed { name: name.clone(), expected: first, found: dtype });
@@ -183,5 +186,13 @@ impl<'c> WeightMap<'c> {
         self.copies.push(WeightCopy { to, bytes, source });
         self.used += bytes;
         to
+    }
+}
+
+fn dtype(found: TensorType) -> DType {
+    match found {
+        TensorType::BF16 => DType::BF16,
+        TensorType::F16 => DType::F16,
+        TensorType::F32 => DType::F32,
     }
 }

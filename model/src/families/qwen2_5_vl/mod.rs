@@ -6,7 +6,7 @@ mod placeholder;
 mod vision;
 mod windows;
 
-pub use config::{Config, VisionConfig};
+pub use config::Config;
 pub use placeholder::lay_out;
 pub use vision::{PictureBatch, VisionTower};
 

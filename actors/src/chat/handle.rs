@@ -1,0 +1,89 @@
+//! A loaded model, as users hold it.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use tokio::sync::{mpsc, watch};
+
+use super::{Chat, ChatError, Reply, driver::Driver, preparation::Preparation};
+use crate::{
+    credit::Credits,
+    engine::{Serving, Status},
+    kv::SequenceId,
+};
+
+/// A loaded model. Cloning shares it; the model stays loaded until its runtime unloads it.
+#[derive(Clone)]
+pub struct ModelHandle {
+    status: watch::Receiver<Status>,
+    credits: Credits,
+    next_sequence: Arc<AtomicU64>,
+}
+
+/// Events that a driver may be ahead of its caller. A slower caller holds its own reply back and nobody else's.
+const EVENTS_AHEAD: usize = 64;
+
+impl ModelHandle {
+    pub(crate) fn new(status: watch::Receiver<Status>, requests: usize) -> Self {
+        ModelHandle { status, credits: Credits::new(requests), next_sequence: Arc::default() }
+    }
+
+    /// Asks the model.
+    ///
+    /// # Errors
+    /// At once, with the limit, the value and a hint, whatever is outside the envelope; [`ChatError::Overloaded`] when
+    /// as many requests are under way as may be. What goes wrong later comes as the reply's last event.
+    pub async fn chat(&self, chat: Chat) -> Result<Reply, ChatError> {
+        let credit = self.credits.take().ok_or(ChatError::Overloaded { limit: self.credits.limit() })?;
+        let serving = self.serving().await?;
+        let kv_tokens = serving.record.kv_tokens();
+        let (kit, for_preparation) = (serving.kit.clone(), serving.kit.clone());
+        // Templates and tokenizers take their time on long conversations.
+        let prepared = tokio::task::spawn_blocking(move || Preparation::of(&chat, &for_preparation, kv_tokens)).await;
+        let preparation = prepared.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
+        let (events, reply) = mpsc::channel(EVENTS_AHEAD);
+        let driver = Driver::new(self.clone(), kit, preparation, events);
+        tokio::spawn(async move {
+            driver.run().await;
+            drop(credit);
+        });
+        Ok(Reply::new(reply))
+    }
+
+    /// The actors that serve now: to link to them, ask them, or kill them. Waits while they are being replaced.
+    ///
+    /// # Errors
+    /// The model did not start, or has stopped.
+    pub async fn serving(&self) -> Result<Serving, ChatError> {
+        self.serving_after(0).await
+    }
+
+    /// Actors of a later generation than `generation`.
+    pub(super) async fn serving_after(&self, generation: u64) -> Result<Serving, ChatError> {
+        let mut status = self.status.clone();
+        let is_settled = |status: &Status| match status {
+            Status::Starting => false,
+            Status::Ready(serving) => serving.generation > generation,
+            Status::Failed(_) | Status::Stopped { .. } => true,
+        };
+        let settled = status.wait_for(is_settled).await.map(|status| status.clone());
+        match settled {
+            Ok(Status::Ready(serving)) => Ok(serving),
+            Ok(Status::Failed(error)) => Err(ChatError::NotStarted(error)),
+            Ok(Status::Stopped { reason }) => Err(ChatError::Stopped { reason }),
+            Ok(Status::Starting) => unreachable!("waited for something else"),
+            Err(_) => Err(ChatError::Stopped { reason: "the runtime is gone".into() }),
+        }
+    }
+
+    /// Requests under way or waiting, and how many there may be.
+    pub fn requests(&self) -> (usize, usize) {
+        (self.credits.taken(), self.credits.limit())
+    }
+
+    pub(super) fn next_sequence(&self) -> SequenceId {
+        SequenceId(self.next_sequence.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+}

@@ -1,0 +1,18 @@
+//! Chats: a request from its first check to its last event.
+//!
+//! A request is driven by a task of its own, outside the supervision tree. Actors that die take no request with them:
+//! its driver comes again with the prompt and the tokens so far, and the caller sees a pause.
+
+mod driver;
+mod error;
+mod event;
+mod handle;
+mod preparation;
+mod request;
+mod stream;
+
+pub use error::ChatError;
+pub use event::{ChatEvent, FinishReason, Usage};
+pub use handle::ModelHandle;
+pub use request::{Chat, Content, Image};
+pub use stream::Reply;

@@ -1,0 +1,155 @@
+//! A chat as a user writes it.
+
+use std::path::Path;
+
+use bursar_model::{
+    error::ImageError,
+    flow::{ImageBytes, ImageLimits},
+    text::{Message, Part, Role},
+};
+
+/// A picture for a chat: encoded as PNG, JPEG or WebP.
+#[derive(Clone, Debug)]
+pub struct Image(pub(super) ImageBytes);
+
+impl Image {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// It cannot be read, or is larger than any picture may be.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, ImageError> {
+        ImageBytes::open(path, &ImageLimits::default()).map(Image)
+    }
+
+    /// Takes encoded bytes. They are looked at when the chat is.
+    pub fn from_bytes(encoded: impl Into<std::sync::Arc<[u8]>>) -> Self {
+        Image(ImageBytes::new(encoded))
+    }
+}
+
+/// A piece of a turn.
+#[derive(Clone, Debug)]
+pub enum Content {
+    /// Text.
+    Text(String),
+    /// A picture.
+    Image(Image),
+}
+
+/// A conversation and how it is to be answered.
+///
+/// ```
+/// use bursar_actors::chat::{Chat, Image};
+/// let chat = Chat::new()
+///     .system("Answer in one word.")
+///     .user("What is in this picture?")
+///     .image(Image::from_bytes(&b"..."[..]))
+///     .max_tokens(16);
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Chat {
+    turns: Vec<(Role, Vec<Content>)>,
+    pub(super) max_tokens: Option<usize>,
+    pub(super) temperature: Option<f64>,
+    pub(super) top_p: Option<f64>,
+    pub(super) top_k: Option<usize>,
+    pub(super) seed: Option<u64>,
+    pub(super) stop: Vec<String>,
+}
+
+impl Chat {
+    /// An empty conversation, answered as the checkpoint's `generation_config.json` says.
+    pub fn new() -> Self {
+        Chat::default()
+    }
+
+    /// What the operator says.
+    pub fn system(self, text: impl Into<String>) -> Self {
+        self.turn(Role::System, vec![Content::Text(text.into())])
+    }
+
+    /// What the user says. A picture that follows belongs to the same turn and stands before its text.
+    pub fn user(self, text: impl Into<String>) -> Self {
+        self.turn(Role::User, vec![Content::Text(text.into())])
+    }
+
+    /// What the model said.
+    pub fn assistant(self, text: impl Into<String>) -> Self {
+        self.turn(Role::Assistant, vec![Content::Text(text.into())])
+    }
+
+    /// A picture in the last user's turn, behind its other pictures and before its text: the order that models are
+    /// trained with. For another order see [`turn`](Chat::turn).
+    pub fn image(mut self, image: Image) -> Self {
+        if !matches!(self.turns.last(), Some((Role::User, _))) {
+            self.turns.push((Role::User, Vec::new()));
+        }
+        if let Some((_, contents)) = self.turns.last_mut() {
+            let pictures = contents.iter().take_while(|content| matches!(content, Content::Image(_))).count();
+            contents.insert(pictures, Content::Image(image));
+        }
+        self
+    }
+
+    /// A turn with its pieces in this order.
+    pub fn turn(mut self, role: Role, contents: Vec<Content>) -> Self {
+        self.turns.push((role, contents));
+        self
+    }
+
+    /// Tokens that the reply may have at most; by default as many as the context holds.
+    pub fn max_tokens(mut self, tokens: usize) -> Self {
+        self.max_tokens = Some(tokens);
+        self
+    }
+
+    /// 0 takes the likeliest token; more makes less likely ones more likely.
+    pub fn temperature(mut self, temperature: f64) -> Self {
+        self.temperature = Some(temperature);
+        self
+    }
+
+    /// Only the likeliest tokens that together reach this probability.
+    pub fn top_p(mut self, top_p: f64) -> Self {
+        self.top_p = Some(top_p);
+        self
+    }
+
+    /// Only so many of the likeliest tokens.
+    pub fn top_k(mut self, top_k: usize) -> Self {
+        self.top_k = Some(top_k);
+        self
+    }
+
+    /// Equal seeds give equal replies, whatever else is going on.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = Some(seed);
+        self
+    }
+
+    /// The reply ends before this text.
+    pub fn stop(mut self, text: impl Into<String>) -> Self {
+        self.stop.push(text.into());
+        self
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.turns.is_empty()
+    }
+
+    /// The turns as templates take them, and the pictures in the order of their places.
+    pub(super) fn split(&self) -> (Vec<Message>, Vec<ImageBytes>) {
+        let mut pictures = Vec::new();
+        let messages = self.turns.iter().map(|(role, contents)| {
+            let content = contents.iter().map(|content| match content {
+                Content::Text(text) => Part::Text(text.clone()),
+                Content::Image(image) => {
+                    pictures.push(image.0.clone());
+                    Part::Image
+                }
+            });
+            Message { role: *role, content: content.collect() }
+        });
+        (messages.collect(), pictures)
+    }
+}

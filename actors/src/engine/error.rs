@@ -1,0 +1,76 @@
+//! Why a model did not start.
+
+use bursar_budgets::{DeviceError, DoesNotFit, Hint};
+use bursar_kernels::KernelError;
+use bursar_model::{
+    LoadError,
+    error::CheckpointError,
+};
+use thiserror::Error;
+
+use crate::{budget::LeaseError, profile::ProfileError, reply::AskError};
+
+/// Why a model did not start. Everything that it had leased is home.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// The checkpoint's files.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// The checkpoint's model.
+    #[error(transparent)]
+    Model(#[from] LoadError),
+    /// By plan it does not fit the device.
+    #[error("the model does not fit: {0}")]
+    DoesNotFit(#[from] DoesNotFit),
+    /// A pass of the envelope's corners does not go together.
+    #[error("the envelope cannot be planned: {0}")]
+    Plan(#[from] KernelError),
+    /// A limit contradicts another or the model.
+    #[error("{limit} is {value}, {required}")]
+    Limit {
+        /// Which limit.
+        limit: &'static str,
+        /// Its value.
+        value: String,
+        /// What it would have to be.
+        required: String,
+    },
+    /// No lease for the weights.
+    #[error("while leasing the weights: {0}")]
+    Lease(#[from] LeaseError),
+    /// No memory for the weights.
+    #[error("while backing the weights: {0}")]
+    Device(#[from] DeviceError),
+    /// Sizing failed in every attempt.
+    #[error("sizing failed in attempt {attempt}: {source}")]
+    Profile {
+        /// How many attempts there were.
+        attempt: u32,
+        /// The last one's evidence.
+        source: ProfileError,
+    },
+    /// An actor did not answer.
+    #[error(transparent)]
+    Unanswered(#[from] AskError),
+    /// A thread died while it loaded.
+    #[error("the model's loader died: {0}")]
+    Died(String),
+}
+
+impl StartError {
+    /// What to change.
+    pub fn hint(&self) -> String {
+        let report = || "this is a bug in Bursar; please report it".to_owned();
+        match self {
+            StartError::Checkpoint(error) => error.hint(),
+            StartError::Model(error) => error.hint(),
+            StartError::DoesNotFit(error) => error.hint().unwrap_or_else(|| "use a larger device".to_owned()),
+            StartError::Limit { limit, required, .. } => format!("set {limit} so that it is {required}"),
+            StartError::Lease(error) => error.hint(),
+            StartError::Device(error) => error.hint().unwrap_or_else(|| "raise the capacity".to_owned()),
+            StartError::Profile { source, .. } => source.hint(),
+            StartError::Unanswered(_) => "the runtime is shutting down; start it again".to_owned(),
+            StartError::Plan(_) | StartError::Died(_) => report(),
+        }
+    }
+}

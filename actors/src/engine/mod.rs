@@ -1,0 +1,21 @@
+//! The engine: the supervisor of one model's actors, from its checkpoint to READY and through deaths.
+
+mod actor;
+mod error;
+mod kit;
+mod lanes;
+mod message;
+mod options;
+mod serving;
+mod shelf;
+mod status;
+
+pub use actor::{EngineActor, EngineArguments};
+pub use error::StartError;
+pub use kit::Kit;
+pub use lanes::Lanes;
+pub use message::EngineMessage;
+pub use options::LoadOptions;
+pub use serving::Serving;
+pub use shelf::Shelf;
+pub use status::{Progress, ProgressSink, Status};

@@ -1,0 +1,25 @@
+//! The actors that serve, as requests see them.
+
+use std::sync::Arc;
+
+use ractor::ActorRef;
+
+use super::Kit;
+use crate::{kv::KvMessage, profile::ProfileRecord, scheduler::SchedulerMessage, vision::VisionMessage};
+
+/// One generation of a model's actors. After a death there is another.
+#[derive(Clone)]
+pub struct Serving {
+    /// Larger than that of any that served before.
+    pub generation: u64,
+    /// Pictures; none for a model that takes none.
+    pub vision: Option<ActorRef<VisionMessage>>,
+    /// Blocks.
+    pub kv: ActorRef<KvMessage>,
+    /// Steps.
+    pub scheduler: ActorRef<SchedulerMessage>,
+    /// The model's host side.
+    pub kit: Arc<Kit>,
+    /// What may be done at once.
+    pub record: Arc<ProfileRecord>,
+}

@@ -1,0 +1,51 @@
+//! How far a model is, for everybody who waits for it.
+
+use std::sync::Arc;
+
+use bursar_budgets::Bytes;
+
+use super::{Serving, StartError};
+
+/// What a model's handles see.
+#[derive(Clone)]
+pub enum Status {
+    /// Not yet ready, or between a death and its successors.
+    Starting,
+    /// Requests may come.
+    Ready(Serving),
+    /// It could not be started.
+    Failed(Arc<StartError>),
+    /// It is over: shut down, or a crash loop.
+    Stopped {
+        /// Why.
+        reason: Arc<str>,
+    },
+}
+
+/// A moment of the start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Files are checked and worst cases planned.
+    Planning,
+    /// Weights are copied.
+    Loading {
+        /// So far.
+        done: Bytes,
+        /// In all.
+        total: Bytes,
+    },
+    /// Worst cases are run.
+    Profiling {
+        /// Which, or what else is being done.
+        what: &'static str,
+        /// Steps so far.
+        done: usize,
+        /// Steps in all.
+        total: usize,
+    },
+    /// Requests may come.
+    Ready,
+}
+
+/// Hears of every moment; it must not block.
+pub type ProgressSink = Arc<dyn Fn(Progress) + Send + Sync>;

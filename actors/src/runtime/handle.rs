@@ -1,0 +1,202 @@
+//! The runtime, as users hold it.
+
+use std::sync::Arc;
+
+use bursar_budgets::{Bytes, Device, DeviceError, HostConfig, HostDevice, LedgerConfig};
+use bursar_model::checkpoint::CheckpointSource;
+use ractor::{Actor, ActorRef};
+use thiserror::Error;
+
+use super::{RuntimeActor, RuntimeArguments, RuntimeMessage};
+use crate::{
+    budget::{Budget, Desk},
+    chat::ModelHandle,
+    engine::{LoadOptions, Progress, ProgressSink, StartError},
+    reply::AskError,
+    tree,
+};
+
+/// Which device a runtime leases.
+#[derive(Clone)]
+pub enum DeviceChoice {
+    /// Host memory of this capacity, standing in for a GPU.
+    Host(Bytes),
+    /// A device of the caller's own, for tests with faults.
+    Custom(Arc<dyn Device>),
+}
+
+/// How a runtime starts.
+#[derive(Clone)]
+pub struct RuntimeConfig {
+    /// The device.
+    pub device: DeviceChoice,
+    /// Bytes kept free of use: the first thing given up when another process takes memory. By default 256 MiB, and at
+    /// most a sixteenth of the device.
+    pub canary: Option<Bytes>,
+    /// Host memory that decoded pictures may take together.
+    pub host_bytes: Bytes,
+}
+
+impl Default for RuntimeConfig {
+    fn default() -> Self {
+        RuntimeConfig { device: DeviceChoice::Host(Bytes::mib(512)), canary: None, host_bytes: Bytes::gib(1) }
+    }
+}
+
+/// Why a runtime did not start or did not do what it was asked.
+#[derive(Debug, Error)]
+pub enum RuntimeError {
+    /// The device.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The runtime supervisor could not be started.
+    #[error("the runtime supervisor did not start: {0}")]
+    Spawn(String),
+    /// A model did not start.
+    #[error(transparent)]
+    Start(#[from] Arc<StartError>),
+    /// The runtime supervisor did not answer.
+    #[error(transparent)]
+    Unanswered(#[from] AskError),
+    /// Panics end the process in this build, so no supervisor could act on one.
+    #[error("this program is built with panic = \"abort\", which takes supervision away")]
+    PanicAborts,
+}
+
+impl RuntimeError {
+    /// What to change.
+    pub fn hint(&self) -> String {
+        match self {
+            RuntimeError::Start(error) => error.hint(),
+            RuntimeError::PanicAborts => "set panic = \"unwind\" in the profile of Cargo.toml".to_owned(),
+            RuntimeError::Device(error) => {
+                bursar_budgets::Hint::hint(error).unwrap_or_else(|| "choose another device".to_owned())
+            }
+            RuntimeError::Spawn(_) | RuntimeError::Unanswered(_) => "start the runtime again".to_owned(),
+        }
+    }
+}
+
+/// One device with its budget and its models. Cloning shares it. When the last clone is dropped everything ends without
+/// waiting; [`shutdown`](Runtime::shutdown) waits.
+#[derive(Clone)]
+pub struct Runtime {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    actor: ActorRef<RuntimeMessage>,
+    budget: Budget,
+    device: Arc<dyn Device>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.actor.stop(None);
+    }
+}
+
+impl Runtime {
+    /// Starts a runtime. It must be called within a tokio runtime with threads.
+    ///
+    /// # Errors
+    /// The device is not there, or the program is built with `panic = "abort"`.
+    pub async fn start(config: RuntimeConfig) -> Result<Self, RuntimeError> {
+        if cfg!(panic = "abort") {
+            return Err(RuntimeError::PanicAborts);
+        }
+        let device: Arc<dyn Device> = match config.device {
+            DeviceChoice::Host(capacity) => Arc::new(HostDevice::new(HostConfig::new(capacity))?),
+            DeviceChoice::Custom(device) => device,
+        };
+        let total = device.memory()?.total;
+        let ledger = LedgerConfig { host_total: config.host_bytes, ..LedgerConfig::of(device.as_ref()) };
+        let desk = Arc::new(Desk::default());
+        let arguments = RuntimeArguments {
+            canary: config.canary.unwrap_or(Bytes::mib(256).min(Bytes(total.0 / 16))),
+            device: device.clone(),
+            ledger,
+            desk: desk.clone(),
+        };
+        let spawned = RuntimeActor::spawn(None, RuntimeActor, arguments).await;
+        let (actor, _) = spawned.map_err(|error| RuntimeError::Spawn(error.to_string()))?;
+        Ok(Runtime { inner: Arc::new(Inner { actor, budget: Budget::at(desk), device }) })
+    }
+
+    /// Loads a model with the default options.
+    ///
+    /// # Errors
+    /// As [`load_with`](Runtime::load_with).
+    pub async fn load(&self, source: ModelSource) -> Result<ModelHandle, RuntimeError> {
+        self.load_with(source, LoadOptions::default(), |_| {}).await
+    }
+
+    /// Loads a model: plan, weights, stress, READY. `progress` hears of every moment and must not block.
+    ///
+    /// # Errors
+    /// [`RuntimeError::Start`] with the reason and a hint; nothing stays leased then.
+    pub async fn load_with(
+        &self,
+        source: ModelSource,
+        options: LoadOptions,
+        progress: impl Fn(Progress) + Send + Sync + 'static,
+    ) -> Result<ModelHandle, RuntimeError> {
+        let progress: ProgressSink = Arc::new(progress);
+        let name = options.name.clone().unwrap_or_else(|| source.name());
+        let (source, options) = (source.checkpoint, Box::new(options));
+        let loaded = tree::LOAD_MODEL
+            .ask(&self.inner.actor, |reply| RuntimeMessage::Load { name, source, options, progress, reply })
+            .await?;
+        Ok(loaded?)
+    }
+
+    /// Ends a model by its name; returns when every byte that it had is home.
+    ///
+    /// # Errors
+    /// The runtime supervisor did not answer.
+    pub async fn unload(&self, name: impl Into<String>) -> Result<(), RuntimeError> {
+        let name = name.into();
+        Ok(tree::SHUT_DOWN.ask(&self.inner.actor, |reply| RuntimeMessage::Unload { name, reply }).await?)
+    }
+
+    /// Ends everything and waits for it.
+    pub async fn shutdown(self) {
+        drop(self.inner.actor.stop_and_wait(None, None).await);
+    }
+
+    /// The ledger of this device.
+    pub fn budget(&self) -> &Budget {
+        &self.inner.budget
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.inner.device
+    }
+}
+
+/// Where a model comes from.
+#[derive(Clone, Debug)]
+pub struct ModelSource {
+    checkpoint: CheckpointSource,
+    name: String,
+}
+
+impl ModelSource {
+    /// A Hugging Face checkpoint folder. Its last component is the model's name.
+    pub fn folder(path: impl Into<std::path::PathBuf>) -> Self {
+        let path = path.into();
+        let name = path.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned());
+        ModelSource { checkpoint: CheckpointSource::Folder(path), name }
+    }
+
+    /// The demo model that is embedded in the library.
+    pub fn demo() -> Self {
+        ModelSource { checkpoint: bursar_model::demo::checkpoint(), name: "demo".to_owned() }
+    }
+
+    /// Its name, unless the options give another.
+    pub fn name(&self) -> String {
+        self.name.clone()
+    }
+}

@@ -1,0 +1,139 @@
+//! Each operation computes its definition.
+
+mod ground;
+
+use bursar_kernels::{DType, ops::attention_packed::Stretches};
+use candle_core::{D, Device, Tensor as Candle};
+
+use ground::{Pass, Random, assert_close, compute, passes, widened};
+
+/// What is only copied is not off at all; a sum of `n` products of numbers below one is off by less than `n` times half a
+/// unit in the last place of one.
+fn tolerance(pass: &Pass) -> f64 {
+    match pass {
+        Pass::Embed { .. } | Pass::GatherRows { .. } | Pass::ScatterRows { .. } => 0.0,
+        Pass::Argmax { .. } | Pass::AllReduce { .. } => 0.0,
+        Pass::Linear { in_features, .. } => (in_features + 2) as f64 * f64::from(f32::EPSILON) / 2.0,
+        _ => 2e-6,
+    }
+}
+
+#[test]
+fn every_operation_gives_what_its_definition_gives_and_touches_nothing_else() {
+    for pass in passes() {
+        let found = compute(2, |scope| pass.run(scope));
+        assert_close(&format!("{pass:?}"), &found, &pass.expected(), tolerance(&pass));
+    }
+}
+
+#[test]
+fn a_product_is_candles_product() {
+    let mut random = Random::new(1);
+    let (rows, in_features, out_features) = (37, 211, 149);
+    let (x, weight) = (random.floats(rows * in_features), random.floats(out_features * in_features));
+    let candle = |numbers: &[f32], shape| Candle::from_slice(numbers, shape, &Device::Cpu).unwrap();
+    let expected =
+        candle(&x, (rows, in_features)).matmul(&candle(&weight, (out_features, in_features)).t().unwrap()).unwrap();
+    let found = compute(2, |scope| {
+        let x = scope.upload([rows, in_features], &x)?;
+        let weight = scope.upload([out_features, in_features], &weight)?;
+        scope.download(&scope.linear(&x, &weight, None)?)
+    });
+    let expected: Vec<f32> = expected.flatten_all().unwrap().to_vec1().unwrap();
+    assert_close("linear", &found, &widened(&expected), 1e-5);
+}
+
+#[test]
+fn the_activations_are_candles() {
+    let numbers: Vec<f32> = Random::new(2).floats(2 * 997).iter().map(|number| number * 30.0).collect();
+    let candle = Candle::from_slice(&numbers, (1, 2 * 997), &Device::Cpu).unwrap();
+    let expected = candle.gelu_erf().unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    let found = compute(1, |scope| {
+        let mut x = scope.upload([2, 997], &numbers)?;
+        scope.gelu(&mut x)?;
+        scope.download(&x)
+    });
+    assert_close("gelu", &found, &widened(&expected), 1e-6);
+    let (gate, up) = (candle.narrow(1, 0, 997).unwrap(), candle.narrow(1, 997, 997).unwrap());
+    let expected = (gate.silu().unwrap() * up).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    let found = compute(1, |scope| scope.download(&scope.silu_mul(&scope.upload([1, 2 * 997], &numbers)?)?));
+    assert_close("silu_mul", &found, &widened(&expected), 1e-6);
+}
+
+#[test]
+fn attention_over_a_picture_is_candles_softmax_of_products() {
+    let (rows, heads, head_dim) = (197, 3, 80);
+    let qkv = Random::new(3).floats(rows * 3 * heads * head_dim);
+    let parts =
+        Candle::from_slice(&qkv, (rows, 3, heads, head_dim), &Device::Cpu).unwrap().permute((1, 2, 0, 3)).unwrap();
+    let part = |index: usize| parts.get(index).unwrap().contiguous().unwrap();
+    let scores = (part(0).matmul(&part(1).t().unwrap()).unwrap() * (head_dim as f64).powf(-0.5)).unwrap();
+    let weights = scores.broadcast_sub(&scores.max_keepdim(D::Minus1).unwrap()).unwrap().exp().unwrap();
+    let weights = weights.broadcast_div(&weights.sum_keepdim(D::Minus1).unwrap()).unwrap();
+    let expected = weights.matmul(&part(2)).unwrap().transpose(0, 1).unwrap().flatten_all().unwrap();
+    let found = compute(2, |scope| {
+        let starts = scope.upload([2], &[0u32, rows as u32])?;
+        let stretches = Stretches { starts, query_key_pairs: (rows * rows) as u64 };
+        scope.download(&scope.attention_packed(
+            &scope.upload([rows, 3 * heads * head_dim], &qkv)?,
+            heads,
+            &stretches,
+        )?)
+    });
+    assert_close("attention_packed", &found, &widened(&expected.to_vec1::<f32>().unwrap()), 1e-6);
+}
+
+#[test]
+fn scores_far_apart_neither_overflow_nor_vanish() {
+    // Scores of some thousands: without the running maximum, exp of them is infinite.
+    let mut qkv = Random::new(4).floats(150 * 3 * 32);
+    qkv.chunks_mut(96).for_each(|row| row[..32].iter_mut().for_each(|query| *query *= 5000.0));
+    let found: Vec<f32> = compute(1, |scope| {
+        let stretches = Stretches { starts: scope.upload([2], &[0u32, 150])?, query_key_pairs: 150 * 150 };
+        scope.download(&scope.attention_packed(&scope.upload([150, 96], &qkv)?, 1, &stretches)?)
+    });
+    let vector = |row: usize, part: usize| &qkv[(row * 3 + part) * 32..][..32];
+    let [keys, values] = [1, 2].map(|part| (0..150).map(|row| vector(row, part)).collect::<Vec<_>>());
+    let expected: Vec<f64> = (0..150).flat_map(|row| ground::attend(vector(row, 0), &keys, &values)).collect();
+    // A score of thousands is itself rounded to some 1e-4.
+    assert_close("attention_packed", &found, &expected, 1e-3);
+}
+
+#[test]
+fn the_first_of_several_largest_elements_is_chosen_and_what_is_no_number_never() {
+    let nan = f32::NAN;
+    let rows = [
+        [1.0, 3.0, 3.0, 2.0],
+        [nan, 1.0, nan, 1.0],
+        [nan, f32::NEG_INFINITY, nan, f32::NEG_INFINITY],
+        [0.0, -0.0, nan, 0.0],
+        [-1.0, f32::INFINITY, f32::INFINITY, nan],
+        [nan; 4],
+    ];
+    let found: Vec<u32> = compute(1, |scope| {
+        let x = scope.upload([rows.len(), 4], rows.as_flattened())?;
+        scope.download(&scope.argmax(&x)?)
+    });
+    assert_eq!(found, [1, 1, 1, 0, 1, 0]);
+}
+
+#[test]
+fn uploads_come_back_as_they_were() {
+    let numbers = [half::bf16::from_f32(1.5), half::bf16::NAN, half::bf16::MIN];
+    let found: Vec<half::bf16> = compute(1, |scope| {
+        let tensor = scope.upload([3], &numbers)?;
+        assert_eq!(tensor.dtype(), DType::BF16);
+        scope.download(&tensor)
+    });
+    assert_eq!(found.map_bits(), numbers.to_vec().map_bits());
+}
+
+trait MapBits {
+    fn map_bits(self) -> Vec<u16>;
+}
+
+impl MapBits for Vec<half::bf16> {
+    fn map_bits(self) -> Vec<u16> {
+        self.into_iter().map(half::bf16::to_bits).collect()
+    }
+}

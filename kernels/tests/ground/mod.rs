@@ -1,0 +1,129 @@
+//! What the stories stand on: leased memory full of NaNs, seeded numbers, and [`Pass`]: each operation as code that
+//! runs on any backend, with what it must give computed in `f64`.
+#![allow(dead_code, reason = "no story uses all of it")]
+
+mod pass;
+
+use std::sync::Arc;
+
+use bursar_budgets::*;
+use bursar_kernels::*;
+use half::{bf16, f16};
+
+pub use pass::{How, Pass, passes};
+
+struct Nobody;
+
+impl ReleaseNotes for Nobody {
+    fn post(&self, _: ReleaseNote) {}
+}
+
+/// A workspace of host memory in which every element not yet written is not a number, or an index out of all bounds.
+pub fn poisoned(bytes: Bytes) -> Workspace {
+    let bytes = bytes.round_up(Bytes::kib(64));
+    let mut ledger = Ledger::new(LedgerConfig::new(bytes));
+    let request = Request::new(Owner::new("story", 0), Class::StepWorkspace, "none", bytes);
+    let effects = ledger.step(Input::Ask { id: RequestId(1), request, wait: false });
+    let Effect::Granted(grant) = &effects[0] else { panic!("{effects:?}") };
+    let device = HostDevice::new(HostConfig::small(bytes)).unwrap();
+    let segment = Segment::reserve(Arc::new(device), bytes, Lease::issue(grant, Arc::new(Nobody))).unwrap();
+    segment.back_to(bytes).unwrap();
+    // SAFETY: the segment has backed so much, and nobody else uses it yet.
+    unsafe { std::ptr::write_bytes(segment.address().0 as *mut u8, 0xff, segment.backed().as_usize()) };
+    Workspace::over(segment)
+}
+
+/// Runs `pass` on the CPU in poisoned memory.
+pub fn compute<T>(threads: usize, pass: impl FnOnce(&Scope<'_, Cpu>) -> Result<T, KernelError>) -> T {
+    let (cpu, workspace, tally) = (Cpu::new(threads), poisoned(Bytes::mib(16)), Tally::default());
+    pass(&Scope::new(&cpu, &workspace, &tally)).unwrap()
+}
+
+/// Runs `pass` on shapes alone. Gives the workspace's peak and the work beside its result.
+pub fn plan<T>(threads: usize, pass: impl FnOnce(&Scope<'_, Plan>) -> T) -> (T, Bytes, Work) {
+    let (plan, workspace, tally) = (Plan::new(Target::Cpu { threads }), Workspace::dry(), Tally::default());
+    let result = pass(&Scope::new(&plan, &workspace, &tally));
+    (result, workspace.high_water(), tally.total())
+}
+
+/// Numbers that a seed decides (xorshift, Marsaglia 2003).
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub fn below(&mut self, end: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        ((self.0 >> 11) % end as u64) as usize
+    }
+
+    /// Between -1 and 1.
+    pub fn floats(&mut self, count: usize) -> Vec<f32> {
+        (0..count).map(|_| self.below(1 << 24) as f32 / (1 << 23) as f32 - 1.0).collect()
+    }
+
+    pub fn indices(&mut self, count: usize, end: usize) -> Vec<u32> {
+        (0..count).map(|_| self.below(end) as u32).collect()
+    }
+
+    /// The numbers below `count` in disorder.
+    pub fn shuffled(&mut self, count: usize) -> Vec<u32> {
+        let mut numbers: Vec<u32> = (0..count as u32).collect();
+        (1..count).rev().for_each(|last| numbers.swap(last, self.below(last + 1)));
+        numbers
+    }
+}
+
+/// Uploads `numbers` as elements of `dtype`.
+pub fn narrowed<'s, B: Backend>(
+    scope: &'s Scope<'_, B>,
+    shape: impl Into<Shape>,
+    dtype: DType,
+    numbers: &[f32],
+) -> Result<Tensor<'s>, KernelError> {
+    match dtype {
+        DType::F16 => scope.upload(shape, &numbers.iter().map(|number| f16::from_f32(*number)).collect::<Vec<_>>()),
+        DType::BF16 => scope.upload(shape, &numbers.iter().map(|number| bf16::from_f32(*number)).collect::<Vec<_>>()),
+        _ => scope.upload(shape, numbers),
+    }
+}
+
+/// What `numbers` are once stored as `dtype`.
+pub fn rounded(dtype: DType, numbers: &[f32]) -> Vec<f64> {
+    let round = |number: f32| match dtype {
+        DType::F16 => f16::from_f32(number).to_f64(),
+        DType::BF16 => bf16::from_f32(number).to_f64(),
+        _ => f64::from(number),
+    };
+    numbers.iter().map(|number| round(*number)).collect()
+}
+
+/// Softmax attention of one query over keys and values, in `f64`.
+pub fn attend(query: &[f32], keys: &[&[f32]], values: &[&[f32]]) -> Vec<f64> {
+    let scale = (query.len() as f64).powf(-0.5);
+    let product = |key: &&[f32]| query.iter().zip(*key).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+    let scores: Vec<f64> = keys.iter().map(|key| scale * product(key)).collect();
+    let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let weights: Vec<f64> = scores.iter().map(|score| (score - largest).exp()).collect();
+    let total: f64 = weights.iter().sum();
+    let element =
+        |at: usize| weights.iter().zip(values).map(|(weight, value)| weight * f64::from(value[at])).sum::<f64>();
+    (0..query.len()).map(|at| element(at) / total).collect()
+}
+
+/// Asserts that no number is further from the expected one than `tolerance` times one and its size.
+pub fn assert_close(what: &str, found: &[f32], expected: &[f64], tolerance: f64) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (place, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let error = (f64::from(*found) - expected).abs();
+        assert!(error <= tolerance * (1.0 + expected.abs()), "{what}: {found} at {place}, expected {expected}");
+    }
+}
+
+pub fn widened(numbers: &[f32]) -> Vec<f64> {
+    numbers.iter().map(|number| f64::from(*number)).collect()
+}

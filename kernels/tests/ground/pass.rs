@@ -1,0 +1,441 @@
+//! Each operation as a pass that runs on any backend, and what it must give.
+
+use bursar_kernels::{
+    ops::{attention_packed::Stretches, attention_paged::PagedSequences, kv_write::NO_SLOT, rotary::Rope},
+    *,
+};
+
+use super::{Random, attend, narrowed, rounded, widened};
+
+/// Columns before and behind a view in the tensor that it is a view of.
+const BEFORE: usize = 3;
+const BEHIND: usize = 2;
+
+/// How a product reaches its output.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum How {
+    New,
+    Into,
+    Add,
+}
+
+/// One operation at one size. Inputs that may have gaps between their rows are views of wider tensors.
+#[derive(Clone, Debug)]
+pub enum Pass {
+    Embed { vocabulary: usize, hidden: usize, tokens: usize, dtype: DType },
+    RmsNorm { rows: usize, hidden: usize, dtype: DType },
+    Linear { rows: usize, in_features: usize, out_features: usize, dtype: DType, bias: bool, how: How },
+    Rotary { rows: usize, heads: usize, head_dim: usize, sections: Vec<usize> },
+    Paged { heads: usize, kv_heads: usize, head_dim: usize, sequences: Vec<(usize, usize)>, padding: [usize; 2] },
+    Packed { heads: usize, head_dim: usize, lengths: Vec<usize> },
+    SiluMul { rows: usize, features: usize },
+    Gelu { rows: usize, features: usize },
+    GatherRows { rows: usize, columns: usize, chosen: usize },
+    ScatterRows { rows: usize, columns: usize, chosen: usize },
+    Argmax { rows: usize, columns: usize },
+    AllReduce { rows: usize, columns: usize },
+}
+
+/// Every operation at sizes that divide nothing, and at the sizes of real models' heads.
+pub fn passes() -> Vec<Pass> {
+    let mut passes = Vec::new();
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        passes.push(Pass::Embed { vocabulary: 53, hidden: 37, tokens: 19, dtype });
+        passes.push(Pass::Embed { vocabulary: 7, hidden: 4099, tokens: 41, dtype });
+        passes.push(Pass::RmsNorm { rows: 11, hidden: 61, dtype });
+        passes.push(Pass::RmsNorm { rows: 257, hidden: 1031, dtype });
+        for how in [How::New, How::Into, How::Add] {
+            for (rows, in_features, out_features) in
+                [(1, 1, 1), (1, 67, 301), (3, 193, 129), (5, 17, 128), (71, 1031, 263)]
+            {
+                passes.push(Pass::Linear { rows, in_features, out_features, dtype, bias: rows != 3, how });
+            }
+        }
+        passes.push(Pass::Linear { rows: 0, in_features: 5, out_features: 9, dtype, bias: true, how: How::New });
+    }
+    for (heads, head_dim) in [(5, 32), (3, 64), (2, 80), (2, 128), (1, 2), (2, 34)] {
+        passes.push(Pass::Rotary { rows: 23, heads, head_dim, sections: vec![head_dim / 2] });
+        passes.push(Pass::Packed { heads, head_dim, lengths: vec![1, 64, 7, 0, 33, 129, 31] });
+        // Decoding beside prefill chunks, first chunks and later ones, and a sequence with nothing to do.
+        let sequences = vec![(1, 1), (1, 333), (37, 37), (18, 150), (0, 40), (1, 16), (16, 32), (3, 129)];
+        passes.push(Pass::Paged { heads, kv_heads: heads, head_dim, sequences: sequences.clone(), padding: [0, 0] });
+        passes.push(Pass::Paged { heads: 7 * heads, kv_heads: heads, head_dim, sequences, padding: [2, 5] });
+    }
+    passes.push(Pass::Rotary { rows: 300, heads: 9, head_dim: 48, sections: vec![8, 11, 5] });
+    passes.push(Pass::Packed { heads: 3, head_dim: 32, lengths: vec![300, 211] });
+    passes.push(Pass::Paged { heads: 33, kv_heads: 1, head_dim: 20, sequences: vec![(5, 47)], padding: [0, 1] });
+    passes.push(Pass::Paged { heads: 2, kv_heads: 1, head_dim: 8, sequences: vec![], padding: [0, 3] });
+    passes.push(Pass::SiluMul { rows: 13, features: 41 });
+    passes.push(Pass::SiluMul { rows: 301, features: 523 });
+    passes.push(Pass::Gelu { rows: 13, features: 41 });
+    passes.push(Pass::Gelu { rows: 101, features: 523 });
+    passes.push(Pass::GatherRows { rows: 29, columns: 37, chosen: 61 });
+    passes.push(Pass::GatherRows { rows: 29, columns: 2053, chosen: 67 });
+    passes.push(Pass::ScatterRows { rows: 29, columns: 37, chosen: 11 });
+    passes.push(Pass::ScatterRows { rows: 83, columns: 2053, chosen: 71 });
+    passes.push(Pass::Argmax { rows: 17, columns: 1009 });
+    passes.push(Pass::AllReduce { rows: 7, columns: 11 });
+    passes
+}
+
+impl Pass {
+    fn random(&self) -> Random {
+        Random::new(format!("{self:?}").bytes().fold(7, |seed, byte| seed * 31 % 1_000_003 + u64::from(byte)))
+    }
+
+    /// Runs it; gives all that it wrote, what lies beside a view it wrote included.
+    pub fn run<B: Backend>(&self, scope: &Scope<'_, B>) -> Result<Vec<f32>, KernelError> {
+        let mut random = self.random();
+        match self.clone() {
+            Pass::Embed { vocabulary, hidden, tokens, dtype } => {
+                let table = narrowed(scope, [vocabulary, hidden], dtype, &random.floats(vocabulary * hidden))?;
+                let ids = scope.upload([tokens], &random.indices(tokens, vocabulary))?;
+                scope.download(&scope.embed(&table, &ids)?)
+            }
+            Pass::RmsNorm { rows, hidden, dtype } => {
+                let wide = wide(scope, rows, hidden, &mut random)?;
+                let weight = narrowed(scope, [hidden], dtype, &random.floats(hidden))?;
+                scope.download(&scope.rms_norm(&inside(&wide), &weight, 1e-5)?)
+            }
+            Pass::Linear { rows, in_features, out_features, dtype, bias, how } => {
+                let x = wide(scope, rows, in_features, &mut random)?;
+                let numbers = random.floats(out_features * in_features);
+                let weight = narrowed(scope, [out_features, in_features], dtype, &numbers)?;
+                let bias_numbers = random.floats(out_features);
+                let bias = if bias { Some(narrowed(scope, [out_features], dtype, &bias_numbers)?) } else { None };
+                if how == How::New {
+                    return scope.download(&scope.linear(&inside(&x), &weight, bias.as_ref())?);
+                }
+                let mut out = wide(scope, rows, out_features, &mut random)?;
+                let mut place = out.column_range_mut(BEFORE..BEFORE + out_features);
+                match how {
+                    How::Add => scope.linear_add(&inside(&x), &weight, bias.as_ref(), &mut place)?,
+                    _ => scope.linear_into(&inside(&x), &weight, bias.as_ref(), &mut place)?,
+                }
+                scope.download(&out)
+            }
+            Pass::Rotary { rows, heads, head_dim, sections } => {
+                let mut x = wide(scope, rows, heads * head_dim, &mut random)?;
+                let positions = random.indices(sections.len() * rows, 5000);
+                let positions = scope.upload([sections.len(), rows], &positions)?;
+                let frequencies = scope.upload([head_dim / 2], &random.floats(head_dim / 2))?;
+                let mut place = x.column_range_mut(BEFORE..x.columns());
+                scope.rotary(&mut place, heads, &positions, &Rope { frequencies, sections })?;
+                scope.download(&x)
+            }
+            Pass::Paged { heads, kv_heads, head_dim, sequences, padding } => {
+                let data = PagedData::new(heads, kv_heads, head_dim, &sequences, padding, &mut random);
+                data.run(scope)
+            }
+            Pass::Packed { heads, head_dim, lengths } => {
+                let rows: usize = lengths.iter().sum();
+                let qkv = wide(scope, rows, 3 * heads * head_dim, &mut random)?;
+                let bounds = starts(0, &lengths);
+                let pairs = lengths.iter().map(|length| (length * length) as u64).sum();
+                let stretches = Stretches { starts: scope.upload([bounds.len()], &bounds)?, query_key_pairs: pairs };
+                scope.download(&scope.attention_packed(&inside(&qkv), heads, &stretches)?)
+            }
+            Pass::SiluMul { rows, features } => {
+                let gate_up = wide(scope, rows, 2 * features, &mut random)?;
+                scope.download(&scope.silu_mul(&inside(&gate_up))?)
+            }
+            Pass::Gelu { rows, features } => {
+                let mut x = wide(scope, rows, features, &mut random)?;
+                scope.gelu(&mut x.column_range_mut(BEFORE..BEFORE + features))?;
+                scope.download(&x)
+            }
+            Pass::GatherRows { rows, columns, chosen } => {
+                let x = wide(scope, rows, columns, &mut random)?;
+                let chosen = scope.upload([chosen], &random.indices(chosen, rows))?;
+                scope.download(&scope.gather_rows(&inside(&x), &chosen)?)
+            }
+            Pass::ScatterRows { rows, columns, chosen } => {
+                let x = wide(scope, chosen, columns, &mut random)?;
+                let places = scope.upload([chosen], &random.shuffled(rows)[..chosen])?;
+                let mut out = wide(scope, rows, columns, &mut random)?;
+                scope.scatter_rows(&inside(&x), &places, &mut out.column_range_mut(BEFORE..BEFORE + columns))?;
+                scope.download(&out)
+            }
+            Pass::Argmax { rows, columns } => {
+                let x = wide(scope, rows, columns, &mut random)?;
+                let places: Vec<u32> = scope.download(&scope.argmax(&inside(&x))?)?;
+                Ok(places.into_iter().map(|place| place as f32).collect())
+            }
+            Pass::AllReduce { rows, columns } => {
+                let mut x = wide(scope, rows, columns, &mut random)?;
+                scope.all_reduce(&mut x)?;
+                scope.download(&x)
+            }
+        }
+    }
+
+    /// What [`run`](Pass::run) must give, by the definition of the operation, in `f64`.
+    pub fn expected(&self) -> Vec<f64> {
+        let mut random = self.random();
+        match self.clone() {
+            Pass::Embed { vocabulary, hidden, tokens, dtype } => {
+                let table = rounded(dtype, &random.floats(vocabulary * hidden));
+                let ids = random.indices(tokens, vocabulary);
+                ids.iter().flat_map(|id| table[*id as usize * hidden..][..hidden].to_vec()).collect()
+            }
+            Pass::RmsNorm { rows, hidden, dtype } => {
+                let x = Wide::new(rows, hidden, &mut random);
+                let weight = rounded(dtype, &random.floats(hidden));
+                let row = |row: usize| {
+                    let x = x.row(row);
+                    let mean = x.iter().map(|x| x * x).sum::<f64>() / hidden as f64;
+                    x.iter().zip(&weight).map(|(x, weight)| x / (mean + 1e-5).sqrt() * weight).collect::<Vec<_>>()
+                };
+                (0..rows).flat_map(row).collect()
+            }
+            Pass::Linear { rows, in_features, out_features, dtype, bias, how } => {
+                let x = Wide::new(rows, in_features, &mut random);
+                let weight = rounded(dtype, &random.floats(out_features * in_features));
+                let bias_numbers = rounded(dtype, &random.floats(out_features));
+                let product = |row: usize, out: usize| {
+                    let weight = &weight[out * in_features..][..in_features];
+                    let sum: f64 = x.row(row).iter().zip(weight).map(|(x, weight)| x * weight).sum();
+                    if bias { sum + bias_numbers[out] } else { sum }
+                };
+                if how == How::New {
+                    return (0..rows * out_features).map(|at| product(at / out_features, at % out_features)).collect();
+                }
+                Wide::new(rows, out_features, &mut random).changed(|row, out, before| match how {
+                    How::Add => before + product(row, out),
+                    _ => product(row, out),
+                })
+            }
+            Pass::Rotary { rows, heads, head_dim, sections } => {
+                let x = Wide::new(rows, heads * head_dim, &mut random);
+                let positions = random.indices(sections.len() * rows, 5000);
+                let frequencies = random.floats(head_dim / 2);
+                let axes: Vec<usize> = (0..sections.len()).flat_map(|axis| vec![axis; sections[axis]]).collect();
+                x.clone().changed(|row, column, before| {
+                    let (pair, second) = (column % head_dim % (head_dim / 2), column % head_dim >= head_dim / 2);
+                    // The angle is rounded to f32, as it is in the models.
+                    let angle = f64::from(positions[axes[pair] * rows + row] as f32 * frequencies[pair]);
+                    let other = |offset: isize| x.row(row)[(column as isize + offset) as usize];
+                    match second {
+                        false => before * angle.cos() - other(head_dim as isize / 2) * angle.sin(),
+                        true => before * angle.cos() + other(-(head_dim as isize) / 2) * angle.sin(),
+                    }
+                })
+            }
+            Pass::Paged { heads, kv_heads, head_dim, sequences, padding } => {
+                PagedData::new(heads, kv_heads, head_dim, &sequences, padding, &mut random).expected()
+            }
+            Pass::Packed { heads, head_dim, lengths } => {
+                let qkv = Wide::new(lengths.iter().sum(), 3 * heads * head_dim, &mut random);
+                let vector = |row: usize, part: usize, head: usize| {
+                    &qkv.numbers[row * qkv.pitch() + BEFORE + (part * heads + head) * head_dim..][..head_dim]
+                };
+                let bounds = starts(0, &lengths);
+                let mut out = Vec::new();
+                for bounds in bounds.windows(2) {
+                    let stretch = bounds[0] as usize..bounds[1] as usize;
+                    for (row, head) in stretch.clone().flat_map(|row| (0..heads).map(move |head| (row, head))) {
+                        let [keys, values] =
+                            [1, 2].map(|part| stretch.clone().map(|row| vector(row, part, head)).collect::<Vec<_>>());
+                        out.extend(attend(vector(row, 0, head), &keys, &values));
+                    }
+                }
+                out
+            }
+            Pass::SiluMul { rows, features } => {
+                let gate_up = Wide::new(rows, 2 * features, &mut random);
+                let element = |at: usize| {
+                    let (gate, up) = gate_up.row(at / features).split_at(features).clone_at(at % features);
+                    gate / (1.0 + (-gate).exp()) * up
+                };
+                (0..rows * features).map(element).collect()
+            }
+            Pass::Gelu { rows, features } => Wide::new(rows, features, &mut random)
+                .changed(|_, _, x| 0.5 * x * (1.0 + libm::erf(x * std::f64::consts::FRAC_1_SQRT_2))),
+            Pass::GatherRows { rows, columns, chosen } => {
+                let x = Wide::new(rows, columns, &mut random);
+                random.indices(chosen, rows).iter().flat_map(|row| x.row(*row as usize)).collect()
+            }
+            Pass::ScatterRows { rows, columns, chosen } => {
+                let x = Wide::new(chosen, columns, &mut random);
+                let places = random.shuffled(rows)[..chosen].to_vec();
+                Wide::new(rows, columns, &mut random).changed(|row, column, before| {
+                    let source = places.iter().position(|place| *place as usize == row);
+                    source.map_or(before, |source| x.row(source)[column])
+                })
+            }
+            Pass::Argmax { rows, columns } => {
+                let x = Wide::new(rows, columns, &mut random);
+                let largest =
+                    |row: Vec<f64>| (0..columns).rev().max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap() as f64;
+                (0..rows).map(|row| largest(x.row(row))).collect()
+            }
+            Pass::AllReduce { rows, columns } => widened(&Wide::new(rows, columns, &mut random).numbers),
+        }
+    }
+}
+
+/// A tensor of which the columns from [`BEFORE`] on are an operand.
+#[derive(Clone)]
+struct Wide {
+    columns: usize,
+    numbers: Vec<f32>,
+}
+
+impl Wide {
+    fn new(rows: usize, columns: usize, random: &mut Random) -> Self {
+        Wide { columns, numbers: random.floats(rows * (BEFORE + columns + BEHIND)) }
+    }
+
+    fn pitch(&self) -> usize {
+        BEFORE + self.columns + BEHIND
+    }
+
+    fn row(&self, row: usize) -> Vec<f64> {
+        widened(&self.numbers[row * self.pitch() + BEFORE..][..self.columns])
+    }
+
+    /// All of it, with the operand's elements changed.
+    fn changed(self, change: impl Fn(usize, usize, f64) -> f64) -> Vec<f64> {
+        let pitch = self.pitch();
+        let element = |(at, number): (usize, &f32)| {
+            let (row, column) = (at / pitch, (at % pitch).wrapping_sub(BEFORE));
+            if column < self.columns { change(row, column, f64::from(*number)) } else { f64::from(*number) }
+        };
+        self.numbers.iter().enumerate().map(element).collect()
+    }
+}
+
+fn wide<'s, B: Backend>(
+    scope: &'s Scope<'_, B>,
+    rows: usize,
+    columns: usize,
+    random: &mut Random,
+) -> Result<Tensor<'s>, KernelError> {
+    let wide = Wide::new(rows, columns, random);
+    scope.upload([rows, wide.pitch()], &wide.numbers)
+}
+
+fn inside<'t>(wide: &'t Tensor<'_>) -> Tensor<'t> {
+    wide.column_range(BEFORE..wide.columns() - BEHIND)
+}
+
+fn starts(first: usize, lengths: &[usize]) -> Vec<u32> {
+    let mut starts = vec![first as u32];
+    lengths.iter().for_each(|length| starts.push(starts[starts.len() - 1] + *length as u32));
+    starts
+}
+
+trait ClonedAt {
+    fn clone_at(self, at: usize) -> (f64, f64);
+}
+
+impl ClonedAt for (&[f64], &[f64]) {
+    fn clone_at(self, at: usize) -> (f64, f64) {
+        (self.0[at], self.1[at])
+    }
+}
+
+/// Sequences over a cache of which only what they wrote is a number.
+pub struct PagedData {
+    heads: usize,
+    shape: KvShape,
+    sequences: Vec<(usize, usize)>,
+    padding: [usize; 2],
+    queries: Vec<f32>,
+    keys_values: Vec<f32>, // [tokens of all contexts and two of padding, 2 * kv_heads * head_dim]
+    slots: Vec<u32>,
+    tables: Vec<u32>,
+    table_columns: usize,
+    blocks: usize,
+}
+
+impl PagedData {
+    pub fn new(
+        heads: usize,
+        kv_heads: usize,
+        head_dim: usize,
+        sequences: &[(usize, usize)],
+        padding: [usize; 2],
+        random: &mut Random,
+    ) -> Self {
+        let shape = KvShape { layers: 1, kv_heads, head_dim, dtype: DType::F32 };
+        let needed: Vec<usize> = sequences.iter().map(|(_, context)| context.div_ceil(BLOCK_TOKENS)).collect();
+        let blocks = needed.iter().sum::<usize>() + 3;
+        let table_columns = needed.iter().copied().max().unwrap_or(0) + 1;
+        let mut free = random.shuffled(blocks).into_iter();
+        let (mut tables, mut slots) = (Vec::new(), Vec::new());
+        for ((_, context), needed) in sequences.iter().zip(needed) {
+            let table: Vec<u32> = free.by_ref().take(needed).collect();
+            slots.extend((0..*context).map(|token| table[token / BLOCK_TOKENS] * 16 + (token % BLOCK_TOKENS) as u32));
+            tables.extend(&table);
+            tables.extend(vec![u32::MAX; table_columns - needed]);
+        }
+        slots.extend([NO_SLOT; 2]);
+        let rows = padding.iter().sum::<usize>() + sequences.iter().map(|(rows, _)| rows).sum::<usize>();
+        PagedData {
+            heads,
+            shape,
+            sequences: sequences.to_vec(),
+            padding,
+            queries: Wide::new(rows, heads * head_dim, random).numbers,
+            keys_values: random.floats(slots.len() * 2 * kv_heads * head_dim),
+            slots,
+            tables,
+            table_columns,
+            blocks,
+        }
+    }
+
+    fn run<B: Backend>(&self, scope: &Scope<'_, B>) -> Result<Vec<f32>, KernelError> {
+        let (count, half) = (self.sequences.len(), self.shape.kv_heads * self.shape.head_dim);
+        let cache = scope.empty([self.blocks, self.shape.block_bytes().as_usize() / 4])?;
+        // SAFETY: the cache lives as long as the layer, and nothing else uses it.
+        let layer = unsafe { KvLayer::new(cache.address(), self.blocks, self.shape) };
+        let keys_values = scope.upload([self.slots.len(), 2 * half], &self.keys_values)?;
+        let slots = scope.upload([self.slots.len()], &self.slots)?;
+        scope.kv_write(
+            &keys_values.column_range(0..half),
+            &keys_values.column_range(half..2 * half),
+            &slots,
+            &layer,
+        )?;
+        let lengths: Vec<usize> = self.sequences.iter().map(|(rows, _)| *rows).collect();
+        let contexts: Vec<u32> = self.sequences.iter().map(|(_, context)| *context as u32).collect();
+        let sequences = PagedSequences {
+            query_starts: scope.upload([count + 1], &starts(self.padding[0], &lengths))?,
+            context_lengths: scope.upload([count], &contexts)?,
+            block_tables: scope.upload([count, self.table_columns], &self.tables)?,
+            query_key_pairs: 1,
+        };
+        let pitch = BEFORE + self.heads * self.shape.head_dim + BEHIND;
+        let queries = scope.upload([self.queries.len() / pitch, pitch], &self.queries)?;
+        scope.download(&scope.attention_paged(&inside(&queries), &layer, &sequences)?)
+    }
+
+    fn expected(&self) -> Vec<f64> {
+        let (kv_heads, head_dim) = (self.shape.kv_heads, self.shape.head_dim);
+        let columns = self.heads * head_dim;
+        let [before, behind] = self.padding.map(|rows| vec![0.0; rows * columns]);
+        let (mut out, mut row, mut token) = (before, self.padding[0], 0);
+        for (rows, context) in &self.sequences {
+            for index in 0..*rows {
+                for head in 0..self.heads {
+                    let kv_head = head / (self.heads / kv_heads);
+                    let seen = token..token + context - rows + index + 1;
+                    let vector = |token: usize, half: usize| {
+                        &self.keys_values[((token * 2 + half) * kv_heads + kv_head) * head_dim..][..head_dim]
+                    };
+                    let [keys, values] =
+                        [0, 1].map(|half| seen.clone().map(|token| vector(token, half)).collect::<Vec<_>>());
+                    let query =
+                        &self.queries[row * (BEFORE + columns + BEHIND) + BEFORE + head * head_dim..][..head_dim];
+                    out.extend(attend(query, &keys, &values));
+                }
+                row += 1;
+            }
+            token += context;
+        }
+        out.extend(behind);
+        out
+    }
+}

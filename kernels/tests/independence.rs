@@ -1,0 +1,124 @@
+//! A result depends on its operands: not on the threads, not on how a prompt was cut, not on the neighbours.
+
+mod ground;
+
+use bursar_kernels::{ops::attention_paged::PagedSequences, *};
+
+use ground::{Random, assert_close, compute, passes, widened};
+
+#[test]
+fn any_number_of_threads_gives_the_same_bits() {
+    for pass in passes() {
+        let bits =
+            |threads| -> Vec<u32> { compute(threads, |scope| pass.run(scope)).into_iter().map(f32::to_bits).collect() };
+        let one = bits(1);
+        assert!(one == bits(2) && one == bits(3), "{pass:?}");
+    }
+}
+
+const HEADS: usize = 14;
+const SHAPE: KvShape = KvShape { layers: 1, kv_heads: 2, head_dim: 32, dtype: DType::F32 };
+
+/// One step: each sequence's new rows, of a prompt that its seed decides, written and attended to.
+fn step(
+    scope: &Scope<'_, Cpu>,
+    layer: &KvLayer,
+    sequences: &[(u64, std::ops::Range<usize>)],
+) -> Result<Vec<Vec<f32>>, KernelError> {
+    let (heads, half) = (HEADS * SHAPE.head_dim, SHAPE.kv_heads * SHAPE.head_dim);
+    let (mut qkv, mut slots, mut starts) = (Vec::new(), Vec::new(), vec![0u32]);
+    for (seed, rows) in sequences {
+        let prompt = Random::new(*seed).floats(400 * (heads + 2 * half));
+        qkv.extend_from_slice(&prompt[rows.start * (heads + 2 * half)..rows.end * (heads + 2 * half)]);
+        slots.extend(rows.clone().map(|token| (*seed as usize * 400 + token) as u32));
+        starts.push(slots.len() as u32);
+    }
+    let pass = scope.scope();
+    let qkv = pass.upload([slots.len(), heads + 2 * half], &qkv)?;
+    let slots = pass.upload([slots.len()], &slots)?;
+    let (keys, values) = (qkv.column_range(heads..heads + half), qkv.column_range(heads + half..heads + 2 * half));
+    pass.kv_write(&keys, &values, &slots, layer)?;
+    let contexts: Vec<u32> = sequences.iter().map(|(_, rows)| rows.end as u32).collect();
+    let tables: Vec<u32> = sequences.iter().flat_map(|(seed, _)| *seed as u32 * 25..(*seed as u32 + 1) * 25).collect();
+    let paged = PagedSequences {
+        query_starts: pass.upload([starts.len()], &starts)?,
+        context_lengths: pass.upload([contexts.len()], &contexts)?,
+        block_tables: pass.upload([contexts.len(), 25], &tables)?,
+        query_key_pairs: 1,
+    };
+    let out: Vec<f32> = pass.download(&pass.attention_paged(&qkv.column_range(0..heads), layer, &paged)?)?;
+    Ok(starts.windows(2).map(|at| out[at[0] as usize * heads..at[1] as usize * heads].to_vec()).collect())
+}
+
+/// Runs `steps` over a fresh cache.
+fn over_a_cache<T>(steps: impl FnOnce(&Scope<'_, Cpu>, &KvLayer) -> Result<T, KernelError>) -> T {
+    compute(2, |scope| {
+        let blocks = 75;
+        let cache = scope.empty([blocks, SHAPE.block_bytes().as_usize() / 4])?;
+        // SAFETY: the cache outlives the layer, and nothing else uses it.
+        let layer = unsafe { KvLayer::new(cache.address(), blocks, SHAPE) };
+        steps(scope, &layer)
+    })
+}
+
+#[test]
+fn a_prompt_in_chunks_gives_what_the_whole_prompt_gives() {
+    let whole = over_a_cache(|scope, layer| step(scope, layer, &[(1, 0..391)])).remove(0);
+    let cuts = [0, 1, 17, 64, 65, 200, 390, 391];
+    let chunked = over_a_cache(|scope, layer| {
+        let mut rows = Vec::new();
+        for cut in cuts.windows(2) {
+            rows.extend(step(scope, layer, &[(1, cut[0]..cut[1])])?.remove(0));
+        }
+        Ok(rows)
+    });
+    assert_close("chunked prefill", &chunked, &widened(&whole), 1e-6);
+}
+
+#[test]
+fn neighbours_in_the_batch_leave_a_sequences_attention_as_it_is() {
+    let alone = over_a_cache(|scope, layer| {
+        step(scope, layer, &[(1, 0..123)])?;
+        step(scope, layer, &[(1, 123..124)])
+    });
+    let beside = over_a_cache(|scope, layer| {
+        step(scope, layer, &[(0, 0..30), (1, 0..123), (2, 0..399)])?;
+        step(scope, layer, &[(2, 399..400), (1, 123..124), (0, 30..95)])
+    });
+    assert_eq!(alone[0], beside[1], "an item of work is one sequence's, so even the bits agree");
+}
+
+#[test]
+fn neighbours_in_the_batch_change_a_rows_product_by_no_more_than_rounding() {
+    let mut random = Random::new(5);
+    let (in_features, out_features) = (391, 203);
+    let (x, weight) = (random.floats(300 * in_features), random.floats(out_features * in_features));
+    let product = |rows: usize| -> Vec<f32> {
+        compute(2, |scope| {
+            let x = scope.upload([rows, in_features], &x[..rows * in_features])?;
+            let weight = ground::narrowed(scope, [out_features, in_features], DType::BF16, &weight)?;
+            scope.download(&scope.linear(&x, &weight, None)?)
+        })
+    };
+    let alone = product(1);
+    for rows in [2, 4, 5, 33, 300] {
+        assert_close("a row among others", &product(rows)[..out_features], &widened(&alone), 2e-5);
+    }
+}
+
+#[test]
+fn a_row_that_is_no_number_spoils_no_other() {
+    let (rows, hidden) = (9, 67);
+    let mut x = Random::new(6).floats(rows * hidden);
+    x[4 * hidden..5 * hidden].fill(f32::NAN);
+    let weight = Random::new(7).floats(131 * hidden);
+    let found: Vec<f32> = compute(2, |scope| {
+        let x = scope.upload([rows, hidden], &x)?;
+        let normed = scope.rms_norm(&x, &scope.upload([hidden], &[1.0f32; 67])?, 1e-6)?;
+        let product = scope.linear(&normed, &scope.upload([131, hidden], &weight)?, None)?;
+        scope.download(&product)
+    });
+    for (row, elements) in found.chunks(131).enumerate() {
+        assert!(elements.iter().all(|element| element.is_nan() == (row == 4)), "row {row}");
+    }
+}

@@ -1,0 +1,121 @@
+//! The plan equals the measurement, to the byte, and what a pass costs is counted.
+
+mod ground;
+
+use bursar_budgets::{Bytes, Hint};
+use bursar_kernels::{ops::attention_packed::Stretches, ops::attention_paged::PagedSequences, *};
+
+use ground::{passes, plan, poisoned};
+
+#[test]
+fn every_operation_takes_what_its_plan_says_to_the_byte() {
+    for threads in [1, 2, 3] {
+        let cpu = Cpu::new(threads);
+        for pass in passes() {
+            let (result, planned, planned_work) = plan(threads, |scope| pass.run(scope).map(|_| ()));
+            result.unwrap();
+            let (workspace, tally) = (poisoned(planned + Bytes(1)), Tally::default());
+            pass.run(&Scope::new(&cpu, &workspace, &tally)).unwrap();
+            assert_eq!(workspace.high_water(), planned, "{pass:?} on {threads} threads");
+            assert_eq!(tally.total(), planned_work, "{pass:?} on {threads} threads");
+            assert_eq!(workspace.used(), Bytes(0));
+        }
+    }
+}
+
+#[test]
+fn a_workspace_of_the_planned_size_is_enough_and_one_of_256_bytes_less_is_not() {
+    let cpu = Cpu::new(2);
+    for pass in passes() {
+        let (_, planned, _) = plan(2, |scope| pass.run(scope).map(|_| ()));
+        let workspace = poisoned(planned.max(Bytes(1)));
+        // Segments are whole pages, so something else holds what is left of the last one.
+        let spare = workspace.capacity() - planned;
+        {
+            let others = workspace.frame();
+            others.take(spare).unwrap();
+            pass.run(&Scope::new(&cpu, &workspace, &Tally::default())).unwrap();
+            assert_eq!(workspace.high_water(), workspace.capacity(), "{pass:?}");
+        }
+        let others = workspace.frame();
+        others.take(spare + Bytes(256)).unwrap();
+        match pass.run(&Scope::new(&cpu, &workspace, &Tally::default())) {
+            Err(KernelError::Workspace(full)) => {
+                assert_eq!(full.used + full.asked, full.capacity + Bytes(256), "{pass:?}");
+                assert_eq!(full.hint().unwrap(), "plan the workspace 256 B larger, or lower the envelope");
+            }
+            other => panic!("{pass:?} gave {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn inner_scopes_give_back_and_the_next_one_takes_the_same_bytes() {
+    let ((), high_water, _) = plan(2, |scope| {
+        let _hidden = scope.empty([3, 64]).unwrap(); // 768 bytes
+        let first = scope.scope();
+        first.empty([1000]).unwrap(); // 4,096 bytes
+        drop(first);
+        scope.scope().empty([500]).unwrap(); // 2,048 bytes
+    });
+    assert_eq!(high_water, Bytes(768 + 4096));
+}
+
+#[test]
+fn a_product_declares_one_panel_of_widened_weight_rows_a_thread() {
+    let scratch = |threads, dtype| Target::Cpu { threads }.linear_scratch(300, 50, dtype);
+    let panel = |threads: usize| scratch(threads, DType::BF16);
+    assert_eq!(scratch(2, DType::F32), Bytes(0));
+    assert_eq!(panel(2), panel(1) * 2);
+    assert_eq!(panel(64), panel(1) * 300u64.div_ceil(panel(1).0 / 200), "no more panels than there are");
+}
+
+#[test]
+fn a_product_costs_two_operations_for_each_weight_and_row_and_each_operand_once() {
+    let work = |how: usize| {
+        plan(1, |scope| {
+            let (x, weight) = (scope.empty([7, 5]).unwrap(), scope.upload([3, 5], &[half::bf16::ZERO; 15]).unwrap());
+            let (bias, mut out) = (scope.empty([3]).unwrap(), scope.empty([7, 3]).unwrap());
+            match how {
+                0 => {}
+                1 => scope.linear_into(&x, &weight, None, &mut out).unwrap(),
+                _ => scope.linear_add(&x, &weight, Some(&bias), &mut out).unwrap(),
+            }
+        })
+        .2
+    };
+    let upload = work(0);
+    assert_eq!(upload, Work { flops: 0, bytes: Bytes(30) });
+    let written = 4 * 35 + 2 * 15 + 4 * 21;
+    assert_eq!(work(1), Work { flops: 2 * 7 * 5 * 3, bytes: upload.bytes + Bytes(written) });
+    let added = written + 4 * 3 + 4 * 21;
+    assert_eq!(work(2), Work { flops: 2 * 7 * 5 * 3, bytes: upload.bytes + Bytes(added) });
+}
+
+#[test]
+fn attention_costs_four_operations_for_each_pair_and_element_and_reads_what_lies_in_the_cache() {
+    // Four heads of eight elements over two: a sequence that decodes at 100 tokens beside one at 37.
+    let ((), _, work) = plan(1, |scope| {
+        let shape = KvShape { layers: 1, kv_heads: 2, head_dim: 8, dtype: DType::F32 };
+        let cache = scope.empty([9, shape.block_bytes().as_usize() / 4]).unwrap();
+        // SAFETY: a plan touches no memory.
+        let layer = unsafe { KvLayer::new(cache.address(), 9, shape) };
+        let zeros = [0u32; 14];
+        let sequences = PagedSequences {
+            query_starts: scope.upload([3], &zeros[..3]).unwrap(),
+            context_lengths: scope.upload([2], &zeros[..2]).unwrap(),
+            block_tables: scope.upload([2, 7], &zeros).unwrap(),
+            query_key_pairs: 137,
+        };
+        scope.attention_paged(&scope.empty([2, 32]).unwrap(), &layer, &sequences).unwrap();
+    });
+    let (uploads, tables, queries_and_out, cache) = (4 * (3 + 2 + 14), 4 * 14, 2 * 4 * 64, 137 * 2 * 2 * 8 * 4);
+    assert_eq!(work, Work { flops: 4 * 137 * 32, bytes: Bytes(uploads + tables + queries_and_out + cache) });
+
+    let ((), _, work) = plan(1, |scope| {
+        let starts = scope.upload([3], &[0u32, 2, 5]).unwrap();
+        let stretches = Stretches { starts, query_key_pairs: 4 + 9 };
+        scope.attention_packed(&scope.empty([5, 3 * 12]).unwrap(), 3, &stretches).unwrap();
+    });
+    assert_eq!(work, Work { flops: 4 * 13 * 12, bytes: Bytes(4 * 3 + 4 * 5 * 36 + 4 * 5 * 12) });
+}

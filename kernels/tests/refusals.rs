@@ -1,0 +1,211 @@
+//! What is wrong is noticed before memory is touched: by a typed error where shapes disagree, by an assertion where only
+//! our own bug can bring it.
+
+mod ground;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use bursar_kernels::{
+    ops::{attention_packed::Stretches, attention_paged::PagedSequences, rotary::Rope},
+    *,
+};
+
+use ground::{compute, plan};
+
+/// The texts of the errors that a plan of `pass` gives.
+fn text<T>(pass: impl for<'s> FnOnce(&'s Scope<'_, Plan>) -> Result<T, KernelError>) -> String {
+    plan(1, |scope| pass(scope).err().expect("shapes that disagree are refused").to_string()).0
+}
+
+#[test]
+fn shapes_and_types_that_disagree_are_refused_in_words() {
+    let indices = [0u32; 12];
+    let layer = |dtype| {
+        // SAFETY: a plan touches no memory.
+        unsafe { KvLayer::new(bursar_budgets::Address(0), 4, KvShape { layers: 1, kv_heads: 2, head_dim: 8, dtype }) }
+    };
+    let texts = [
+        text(|scope| scope.embed(&scope.upload([3, 4], &indices)?, &scope.upload([12], &indices)?).map(drop)),
+        text(|scope| scope.embed(&scope.empty([3, 4])?, &scope.upload([3, 4], &indices)?).map(drop)),
+        text(|scope| scope.rms_norm(&scope.empty([3, 4])?, &scope.empty([5])?, 1e-6).map(drop)),
+        text(|scope| scope.linear(&scope.empty([3, 4])?, &scope.empty([7, 5])?, None).map(drop)),
+        text(|scope| scope.linear(&scope.empty([3, 5])?, &scope.empty([7, 5])?, Some(&scope.empty([8])?)).map(drop)),
+        text(|scope| scope.linear(&scope.empty([3, 5])?, &scope.empty([7, 6])?.column_range(0..5), None).map(drop)),
+        text(|scope| scope.linear_into(&scope.empty([3, 5])?, &scope.empty([7, 5])?, None, &mut scope.empty([3, 8])?)),
+        text(|scope| scope.linear_add(&scope.empty([3, 5])?, &scope.empty([7, 5])?, None, &mut scope.empty([4, 7])?)),
+        text(|scope| {
+            let rope = Rope { frequencies: scope.empty([4])?, sections: vec![1, 2] };
+            scope.rotary(&mut scope.empty([6, 8])?, 1, &scope.upload([2, 6], &indices)?, &rope)
+        }),
+        text(|scope| {
+            let rope = Rope { frequencies: scope.upload([4], &indices[..4])?, sections: vec![4] };
+            scope.rotary(&mut scope.empty([6, 8])?, 1, &scope.upload([1, 6], &indices[..6])?, &rope)
+        }),
+        text(|scope| {
+            let (kv, slots) = (scope.empty([3, 15])?, scope.upload([3], &indices[..3])?);
+            scope.kv_write(&kv, &kv, &slots, &layer(DType::F32))
+        }),
+        text(|scope| {
+            let (kv, slots) = (scope.empty([3, 16])?, scope.upload([3], &indices[..3])?);
+            scope.kv_write(&kv, &kv, &slots, &layer(DType::BF16))
+        }),
+        text(|scope| {
+            let sequences = PagedSequences {
+                query_starts: scope.upload([3], &indices[..3])?,
+                context_lengths: scope.upload([2], &indices[..2])?,
+                block_tables: scope.upload([3, 2], &indices[..6])?,
+                query_key_pairs: 1,
+            };
+            scope.attention_paged(&scope.empty([5, 32])?, &layer(DType::F32), &sequences).map(drop)
+        }),
+        text(|scope| {
+            let stretches = Stretches { starts: scope.upload([2], &indices[..2])?, query_key_pairs: 1 };
+            scope.attention_packed(&scope.empty([5, 32])?, 2, &stretches).map(drop)
+        }),
+        text(|scope| scope.silu_mul(&scope.empty([5, 3])?).map(drop)),
+        text(|scope| scope.gelu(&mut scope.upload([12], &indices)?)),
+        text(|scope| scope.gather_rows(&scope.empty([5, 3])?, &scope.empty([2])?).map(drop)),
+        text(|scope| {
+            let rows = scope.upload([3], &indices[..3])?;
+            scope.scatter_rows(&scope.empty([2, 4])?, &rows, &mut scope.empty([5, 4])?)
+        }),
+        text(|scope| scope.argmax(&scope.empty([2, 0])?).map(drop)),
+        text(|scope| scope.all_reduce(&mut scope.upload([12], &indices)?)),
+        text(|scope| scope.download::<f32>(&scope.empty([2, 4])?.column_range(0..3)).map(drop)),
+        text(|scope| scope.download::<u32>(&scope.empty([2, 4])?).map(drop)),
+    ];
+    assert_eq!(
+        texts.join("\n"),
+        "embed: table holds u32, expected floating-point numbers
+embed: ids is [3, 4], expected [3]
+rms_norm: weight is [5], expected [4]
+linear: x is [3, 4], expected [3, 5]
+linear: bias is [8], expected [7]
+linear: weight is [7, 5], expected contiguous rows
+linear: out is [3, 8], expected [3, 7]
+linear: sum is [4, 7], expected [3, 7]
+rotary: frequencies is [4], expected as many pairs as the sections have together
+rotary: frequencies holds u32, expected f32
+kv_write: keys is [3, 15], expected [3, 16]
+kv_write: layer holds bf16, expected the target's activations
+attention_paged: block_tables is [3, 2], expected one row a sequence
+attention_packed: qkv is [5, 32], expected queries, keys and values of as many whole heads
+silu_mul: gate_up is [5, 3], expected an even number of columns
+gelu: x holds u32, expected the target's activations
+gather_rows: rows holds f32, expected u32 indices
+scatter_rows: rows is [3], expected [2]
+argmax: x is [2, 0], expected at least one column
+all_reduce: x holds u32, expected the target's activations
+download: source is [2, 3], expected contiguous rows
+download: source holds f32, expected the host's type"
+    );
+}
+
+/// The text of the assertion that `pass` breaks on the CPU.
+fn panics(pass: impl for<'s> FnOnce(&'s Scope<'_, Cpu>) -> Result<(), KernelError>) -> String {
+    let result = catch_unwind(AssertUnwindSafe(|| compute(2, pass)));
+    let cause = result.expect_err("it is noticed");
+    cause.downcast_ref::<String>().cloned().or(cause.downcast_ref::<&str>().map(|text| text.to_string())).unwrap()
+}
+
+/// Attention of rows `starts` over `contexts` in a cache of four blocks.
+fn paged(scope: &Scope<'_, Cpu>, starts: &[u32], contexts: &[u32], tables: &[u32]) -> Result<(), KernelError> {
+    let shape = KvShape { layers: 1, kv_heads: 2, head_dim: 8, dtype: DType::F32 };
+    let cache = scope.upload([4, 512], &[0.0f32; 2048])?;
+    // SAFETY: the cache outlives the layer, and nothing else uses it.
+    let layer = unsafe { KvLayer::new(cache.address(), 4, shape) };
+    let sequences = PagedSequences {
+        query_starts: scope.upload([starts.len()], starts)?,
+        context_lengths: scope.upload([contexts.len()], contexts)?,
+        block_tables: scope.upload([contexts.len(), tables.len() / contexts.len()], tables)?,
+        query_key_pairs: 1,
+    };
+    scope.attention_paged(&scope.upload([5, 32], &[0.0f32; 160])?, &layer, &sequences).map(drop)
+}
+
+#[test]
+fn an_index_outside_of_its_tensor_touches_no_memory() {
+    let table = [0.0f32; 12];
+    let embed = panics(|scope| scope.embed(&scope.upload([3, 4], &table)?, &scope.upload([1], &[3u32])?).map(drop));
+    assert_eq!(embed, "row 3 of 3");
+    let gather =
+        panics(|scope| scope.gather_rows(&scope.upload([3, 4], &table)?, &scope.upload([1], &[u32::MAX])?).map(drop));
+    assert_eq!(gather, "row 4294967295 of 3");
+    let scatter = |rows: [u32; 3]| {
+        panics(|scope| {
+            let rows = scope.upload([3], &rows)?;
+            scope.scatter_rows(&scope.upload([3, 4], &table)?, &rows, &mut scope.empty([3, 4])?)
+        })
+    };
+    assert_eq!(scatter([0, 1, 3]), "row 3 of 3");
+    assert_eq!(scatter([0, 2, 0]), "row 0 is named twice");
+    let write = panics(|scope| {
+        let shape = KvShape { layers: 1, kv_heads: 2, head_dim: 2, dtype: DType::F32 };
+        let cache = scope.empty([4, 128])?;
+        // SAFETY: the cache outlives the layer, and nothing else uses it.
+        let layer = unsafe { KvLayer::new(cache.address(), 4, shape) };
+        let keys = scope.upload([3, 4], &table)?;
+        scope.kv_write(&keys, &keys, &scope.upload([3], &[0u32, 63, 64])?, &layer)
+    });
+    assert_eq!(write, "block 4 of a layer of 4 blocks");
+}
+
+#[test]
+fn sequences_that_contradict_themselves_touch_no_memory() {
+    let cases = [
+        panics(|scope| paged(scope, &[0, 1], &[20], &[0, 4])),
+        panics(|scope| paged(scope, &[0, 1], &[33], &[0, 1])),
+        panics(|scope| paged(scope, &[0, 5], &[4], &[0, 1])),
+        panics(|scope| paged(scope, &[0, 6], &[32], &[0, 1])),
+        panics(|scope| paged(scope, &[0, 3, 2], &[32, 32], &[0, 1, 2, 3])),
+        panics(|scope| paged(scope, &[0, u32::MAX], &[u32::MAX], &[0, 1])),
+    ];
+    let expected = "block 4 of a layer of 4 blocks
+sequence 0 has a context of 33 in blocks for 32
+sequence 0 has 5 rows in a context of 4
+the sequences have the rows [0, 6] of 5
+the sequences have the rows [0, 3, 2] of 5
+the sequences have the rows [0, 4294967295] of 5";
+    assert_eq!(cases.join("\n"), expected);
+}
+
+#[test]
+fn stretches_that_leave_rows_out_are_noticed() {
+    let packed = |starts: &[u32]| {
+        panics(|scope| {
+            let stretches = Stretches { starts: scope.upload([starts.len()], starts)?, query_key_pairs: 1 };
+            scope.attention_packed(&scope.upload([5, 12], &[0.0f32; 60])?, 2, &stretches).map(drop)
+        })
+    };
+    assert!(packed(&[0, 4]).contains("the stretches end with the last row"));
+    assert!(packed(&[0, 6]).contains("the stretches end with the last row"));
+    assert!(packed(&[1, 5]).contains("the stretches start with the first row"));
+    assert!(packed(&[0, 7, 5]).contains("the stretches follow each other"));
+}
+
+#[test]
+fn a_view_that_others_may_have_too_is_not_worked_on_in_place() {
+    let shared = "is a view that others may have too; make it with a `_mut` method";
+    let add = panics(|scope| {
+        let (sum, weight) = (scope.empty([4, 8])?, scope.empty([8, 8])?);
+        let (x, mut same) = (sum.row_range(0..4), sum.row_range(0..4));
+        scope.linear_add(&x, &weight, None, &mut same)
+    });
+    assert_eq!(add, format!("linear: sum {shared}"));
+    let gelu = panics(|scope| scope.gelu(&mut scope.empty([4, 8])?.reshape([32])));
+    assert_eq!(gelu, format!("gelu: x {shared}"));
+    let scatter = panics(|scope| {
+        let rows = scope.upload([2], &[0u32, 1])?;
+        scope.scatter_rows(&scope.empty([2, 4])?, &rows, &mut scope.empty([4, 8])?.column_range(0..4))
+    });
+    assert_eq!(scatter, format!("scatter_rows: out {shared}"));
+}
+
+#[test]
+fn a_tensor_of_a_plan_is_not_computed_with() {
+    let text = plan(1, |dry| {
+        let planned = dry.empty([3, 4]).unwrap();
+        panics(|scope| scope.argmax(&planned).map(drop))
+    });
+    assert_eq!(text.0, "a view that a plan has made, on no memory");
+}

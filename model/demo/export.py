@@ -1,0 +1,203 @@
+"""Writes the checkpoint as a Hugging Face folder, laid out like the released Qwen2.5-VL ones, and holds it (or random
+weights) against transformers."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+import draw
+import feed
+import questions
+import talk
+import tokenizer as tokenizers_here
+from network import Network, configuration
+
+# As released with Qwen2.5-VL, but for the shorter system prompt.
+CHAT_TEMPLATE = (
+    "{% set image_count = namespace(value=0) %}{% set video_count = namespace(value=0) %}{% for message in messages %}"
+    "{% if loop.first and message['role'] != 'system' %}<|im_start|>system\n" + talk.SYSTEM + "<|im_end|>\n{% endif %}"
+    "<|im_start|>{{ message['role'] }}\n{% if message['content'] is string %}{{ message['content'] }}<|im_end|>\n"
+    "{% else %}{% for content in message['content'] %}{% if content['type'] == 'image' or 'image' in content or "
+    "'image_url' in content %}{% set image_count.value = image_count.value + 1 %}{% if add_vision_id %}Picture "
+    "{{ image_count.value }}: {% endif %}<|vision_start|><|image_pad|><|vision_end|>{% elif content['type'] == 'video' "
+    "or 'video' in content %}{% set video_count.value = video_count.value + 1 %}{% if add_vision_id %}Video "
+    "{{ video_count.value }}: {% endif %}<|vision_start|><|video_pad|><|vision_end|>{% elif 'text' in content %}"
+    "{{ content['text'] }}{% endif %}{% endfor %}<|im_end|>\n{% endif %}{% endfor %}{% if add_generation_prompt %}"
+    "<|im_start|>assistant\n{% endif %}"
+)
+
+PREPROCESSOR = {
+    "min_pixels": feed.MIN_PIXELS,
+    "max_pixels": feed.MAX_PIXELS,
+    "patch_size": 14,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+    "resample": 3,
+    "rescale_factor": 1 / 255,
+    "do_convert_rgb": True,
+    "do_normalize": True,
+    "do_rescale": True,
+    "do_resize": True,
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "processor_class": "Qwen2_5_VLProcessor",
+}
+
+
+def tokenizer_configuration(tokenizer) -> dict:
+    added = {
+        str(tokenizer.token_to_id(token)): {
+            "content": token,
+            "lstrip": False,
+            "normalized": False,
+            "rstrip": False,
+            "single_word": False,
+            "special": True,
+        }
+        for token in tokenizers_here.SPECIAL
+    }
+    return {
+        "add_bos_token": False,
+        "add_prefix_space": False,
+        "added_tokens_decoder": added,
+        "additional_special_tokens": list(tokenizers_here.SPECIAL[1:]),
+        "bos_token": None,
+        "chat_template": CHAT_TEMPLATE,
+        "clean_up_tokenization_spaces": False,
+        "eos_token": "<|im_end|>",
+        "errors": "replace",
+        "model_max_length": 4096,
+        "pad_token": "<|endoftext|>",
+        "split_special_tokens": False,
+        "tokenizer_class": "Qwen2Tokenizer",
+        "unk_token": None,
+    }
+
+
+def write_folder(network: Network, folder: Path, kind: torch.dtype) -> None:
+    """The whole folder, written beside its place and moved there, so that a reader never sees half of one."""
+    tokenizer = tokenizers_here.build()
+    fresh = folder.with_name(folder.name + ".writing")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    settings = configuration(network.sizes, tokenizer.token_to_id)
+    settings["torch_dtype"] = str(kind).removeprefix("torch.")
+    generation = {
+        "bos_token_id": tokenizer.token_to_id("<|endoftext|>"),
+        "do_sample": False,
+        "eos_token_id": [tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")],
+        "pad_token_id": tokenizer.token_to_id("<|endoftext|>"),
+        "transformers_version": "4.41.2",
+    }
+    tokenizer.save(str(fresh / "tokenizer.json"))
+    for name, content in (
+        ("config.json", settings),
+        ("generation_config.json", generation),
+        ("preprocessor_config.json", PREPROCESSOR),
+        ("tokenizer_config.json", tokenizer_configuration(tokenizer)),
+        ("chat_template.json", {"chat_template": CHAT_TEMPLATE}),
+    ):
+        (fresh / name).write_text(json.dumps(content, indent=2) + "\n")
+    tensors = {name: value.to(kind).contiguous() for name, value in network.released().items()}
+    save_file(tensors, fresh / "model.safetensors", metadata={"format": "pt"})
+    old = folder.with_name(folder.name + ".old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    fresh.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def written(state: Path, folder: Path) -> Path:
+    """Exports the running average of the weights in bf16."""
+    network = Network()
+    network.load_state_dict(load_file(state / "average.safetensors"), strict=True)
+    write_folder(network, folder, torch.bfloat16)
+    return folder
+
+
+def check_random() -> None:
+    """Random f32 weights, odd sizes, two pictures: every answer's logits equal transformers'."""
+    torch.manual_seed(7)
+    network = Network()
+    with torch.no_grad():  # the start's zeros and ones would hide a bias or norm that is left out
+        for parameter in network.parameters():
+            if parameter.dim() < 2:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+    folder = Path("/tmp/bursar-demo-check")
+    write_folder(network, folder, torch.float32)
+    check(folder, network)
+
+
+def check(folder: Path, network: Network | None = None) -> None:
+    """Compares packed logits with transformers' on the same folder, from picture files to logits."""
+    from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
+
+    import train
+
+    if network is None:
+        network = Network()
+        weights = {name: value.float() for name, value in load_file(folder / "model.safetensors").items()}
+        network.load_state_dict(weights, strict=False)
+    processor = AutoProcessor.from_pretrained(folder)
+    reference = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer = tokenizers_here.build()
+    slot = feed.slot_views(bytearray(feed.slot_bytes()))
+    packer = feed.Packer(slot, tokenizer)
+    chats = []
+    for index, (width, height) in enumerate(((112, 113), (431, 301), (150, 447), (640, 480))):
+        rng = draw.random_of("evaluate", 5, index)
+        scene, image = draw.draw_scene(rng)
+        image = image.resize((width, height), Image.Resampling.BICUBIC)
+        chats.append((image, packer.add_picture(scene, image), questions.one_question(rng, scene)))
+    images, pictures = [chat[0] for chat in chats], [chat[1] for chat in chats]
+    for places in ((0,), (1,), (2,), (3,), (1, 0)):
+        parts = [*(pictures[i] for i in places), chats[places[0]][2][1]]
+        turns = [(parts, chats[places[0]][2][2], "describe"), (["How many stars are there?"], "0", "count_kind")]
+        packer.add_conversation(talk.SYSTEM, turns)
+    packer.close()
+    batch = {name: torch.from_numpy(array.astype(np.int64) if array.dtype != np.uint8 else array) for name, array in slot.items()}
+    # Only what is used: the empty rest of the slot would take minutes on a CPU.
+    batch = shortened(batch, packer)
+    with torch.no_grad():
+        ours, _ = network.eval()({**batch, "patch": train.normalised(batch["patch"])})
+    worst = 0.0
+    for row, places in enumerate(((0,), (1,), (2,), (3,), (1, 0))):
+        question, answer = chats[places[0]][2][1:]
+        content = [{"type": "image"} for _ in places] + [{"type": "text", "text": question}]
+        messages = [
+            {"role": "user", "content": content},
+            {"role": "assistant", "content": answer},
+            {"role": "user", "content": "How many stars are there?"},
+            {"role": "assistant", "content": "0"},
+        ]
+        text = processor.apply_chat_template(messages, tokenize=False)
+        inputs = processor(text=[text], images=[images[i] for i in places], return_tensors="pt")
+        start, end = batch["cu_conversation"][row].item(), batch["cu_conversation"][row + 1].item()
+        assert inputs["input_ids"][0].tolist() == batch["token"][start:end].tolist(), "the prompts differ"
+        with torch.no_grad():
+            theirs = reference(**inputs).logits[0]
+        chosen = (batch["answer_at"] >= start) & (batch["answer_at"] < end) & (batch["answer"] >= 0)
+        expected = theirs[batch["answer_at"][chosen] - start]
+        difference = (ours[chosen] - expected).abs().max().item() / expected.abs().max().item()
+        worst = max(worst, difference)
+        print(f"pictures {[images[i].size for i in places]} tokens {end - start}: relative difference {difference:.2e}")
+    # A resize may round one 8-bit level apart (Pillow here, torchvision there), so equal is not expected to the bit.
+    assert worst < 2e-3, worst
+
+
+def shortened(batch: dict[str, torch.Tensor], packer: feed.Packer) -> dict[str, torch.Tensor]:
+    """A slot's arrays without the padding behind what was put in."""
+    patches, tokens = packer.patches, packer.tokens
+    limits = {"patch": patches, "patch_position": patches, "token": tokens, "unit": tokens}
+    cut = {name: value[: limits[name]] if name in limits else value for name, value in batch.items()}
+    cut["position"] = batch["position"][:, :tokens]
+    for name, total in (("cu_window", patches), ("cu_picture", patches), ("cu_conversation", tokens)):
+        cut[name] = batch[name][batch[name] <= total]
+    return cut

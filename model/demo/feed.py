@@ -1,0 +1,356 @@
+"""Turns scenes into conversations and conversations into packed batches, in worker processes.
+
+A batch is a slot of shared memory with fixed places for every array. Each picture is resized and cut into patches as
+the image processor does it, but left as bytes: the GPU normalises. Several conversations share one picture, because
+drawing it is the dear part. Batch b comes from worker b modulo their number and depends on the seed and b alone.
+"""
+
+import functools
+import math
+import mmap
+import multiprocessing
+import os
+
+import numpy as np
+from PIL import Image
+
+import draw
+import questions
+import talk
+
+MIN_PIXELS, MAX_PIXELS = 64 * 28 * 28, 256 * 28 * 28
+
+PATCHES, TOKENS, WINDOWS, PICTURES, CONVERSATIONS, ANSWERS, TURNS = 49152, 65536, 3072, 1024, 1536, 8192, 2048
+TOKENS_OF_ONE = 1024  # the longest conversation
+
+FIELDS = {  # name: (shape, type)
+    "patch": ((PATCHES, 588), np.uint8),
+    "patch_position": ((PATCHES, 2), np.int16),
+    "cu_window": ((WINDOWS + 1,), np.int32),
+    "cu_picture": ((PICTURES + 1,), np.int32),
+    "thing": ((PATCHES // 4,), np.uint8),  # 0 nothing, 1-4 a shape, 5-14 a digit
+    "colour": ((PATCHES // 4,), np.uint8),  # 0 none, 1-8
+    "token": ((TOKENS,), np.int32),
+    "position": ((3, TOKENS), np.int16),
+    "unit": ((TOKENS,), np.int32),
+    "cu_conversation": ((CONVERSATIONS + 1,), np.int32),
+    "answer_at": ((ANSWERS,), np.int32),
+    "answer": ((ANSWERS,), np.int32),  # -100 where there is none
+    "turn": ((ANSWERS,), np.int32),  # which turn an answer's token belongs to
+    "turn_kind": ((TURNS,), np.int16),  # -1 unused
+    "drawn": ((2,), np.int32),  # pictures, conversations
+}
+KIND_NAMES = [*questions.ASK, "talk", "two_pictures"]
+
+
+def smart_resize(height: int, width: int) -> tuple[int, int]:
+    """Hugging Face's: both sides multiples of 28, the area within the limits, the aspect kept as well as may be."""
+    rows, columns = round(height / 28) * 28, round(width / 28) * 28
+    if rows * columns > MAX_PIXELS:
+        beta = math.sqrt(height * width / MAX_PIXELS)
+        rows, columns = (max(28, math.floor(side / beta / 28) * 28) for side in (height, width))
+    elif rows * columns < MIN_PIXELS:
+        beta = math.sqrt(MIN_PIXELS / (height * width))
+        rows, columns = (math.ceil(side * beta / 28) * 28 for side in (height, width))
+    return rows, columns
+
+
+@functools.lru_cache(maxsize=4096)
+def layout(rows: int, columns: int):
+    """For a grid of rows x columns units: window order, its inverse, patch positions, window lengths in patches."""
+    row, column = (axis.ravel() for axis in np.divmod(np.arange(rows * columns).reshape(rows, columns), columns))
+    window = (row // 4) * (-(-columns // 4)) + column // 4
+    order = np.argsort(window, kind="stable")
+    inverse = np.argsort(order)
+    inner = np.array([(0, 0), (0, 1), (1, 0), (1, 1)])
+    corners = np.stack((row, column), axis=1)[order] * 2
+    positions = (corners[:, None] + inner[None]).reshape(-1, 2).astype(np.int16)
+    lengths = np.bincount(window) * 4
+    return order, inverse, positions, lengths[lengths > 0]
+
+
+def cut(image: Image.Image):
+    """(patches in window order as bytes, rows and columns of units) of a picture, resized."""
+    height, width = smart_resize(image.height, image.width)
+    if (width, height) != image.size:
+        image = image.resize((width, height), Image.Resampling.BICUBIC)
+    rows, columns = height // 28, width // 28
+    pixels = np.asarray(image).reshape(rows, 2, 14, columns, 2, 14, 3).transpose(0, 3, 1, 4, 6, 2, 5)
+    units = pixels.reshape(rows * columns, 4 * 588)[layout(rows, columns)[0]]
+    return units.reshape(-1, 588), rows, columns
+
+
+def what_covers(scene: draw.Scene, rows: int, columns: int):
+    """Which thing and which colour lie at each unit's middle (or have their own middle in it), row by row."""
+    unit_x, unit_y = scene.width / columns, scene.height / rows
+    x = (np.arange(columns) + 0.5)[None, :] * unit_x
+    y = (np.arange(rows) + 0.5)[:, None] * unit_y
+    thing, colour = np.zeros((rows, columns), np.uint8), np.zeros((rows, columns), np.uint8)
+    for shape in scene.shapes:
+        inside = np.hypot(x - shape.x, y - shape.y) < shape.radius * 0.7
+        inside |= (abs(x - shape.x) < unit_x / 2) & (abs(y - shape.y) < unit_y / 2)
+        thing[inside] = 1 + draw.KINDS.index(shape.kind)
+        colour[inside] = 1 + list(draw.COLOURS).index(shape.colour)
+    if scene.number is not None:
+        for digit, (at_x, at_y, half_width, half_height) in zip(scene.number.text, scene.number.digits):
+            inside = (abs(x - at_x) < max(half_width, unit_x / 2)) & (abs(y - at_y) < max(half_height, unit_y / 2))
+            thing[inside] = 5 + int(digit)
+    return thing.ravel(), colour.ravel()
+
+
+class Packer:
+    """Fills one slot."""
+
+    def __init__(self, slot: dict[str, np.ndarray], tokenizer):
+        self.id_of = tokenizer.token_to_id
+        self.encode = functools.lru_cache(maxsize=65536)(lambda text: tokenizer.encode(text).ids)
+        self.open(slot)
+
+    def open(self, slot: dict[str, np.ndarray]) -> None:
+        self.slot = slot
+        self.patches = self.tokens = self.answers = self.turns = 0
+        self.windows, self.pictures, self.conversations = [0], [], [0]
+        self.slot["unit"].fill(-1)
+        self.slot["answer"].fill(-100)
+        self.slot["turn_kind"].fill(-1)
+        for name in ("token", "position", "answer_at", "turn", "patch_position", "thing", "colour"):
+            self.slot[name].fill(0)
+
+    def add_picture(self, scene: draw.Scene, image: Image.Image) -> int | None:
+        """The picture's index in the batch; None where it does not fit any more."""
+        patches, rows, columns = cut(image)
+        end = self.patches + len(patches)
+        order, inverse, positions, lengths = layout(rows, columns)
+        if end > PATCHES - 64 or len(self.windows) + len(lengths) > WINDOWS - 64 or len(self.pictures) > PICTURES - 64:
+            return None
+        self.slot["patch"][self.patches : end] = patches
+        self.slot["patch_position"][self.patches : end] = positions
+        thing, colour = what_covers(scene, rows, columns)
+        self.slot["thing"][self.patches // 4 : end // 4] = thing[order]
+        self.slot["colour"][self.patches // 4 : end // 4] = colour[order]
+        self.windows += (self.windows[-1] + np.cumsum(lengths)).tolist()
+        self.pictures.append((self.patches // 4 + inverse, rows, columns, end))
+        self.patches = end
+        return len(self.pictures) - 1
+
+    def add_conversation(self, system: str | None, turns) -> bool:
+        """Turns are (user's parts, answer, kind name); a part is text or a picture's index. False: does not fit."""
+        ids, units, position, learnt = [], [], [], []
+        start, end = self.id_of("<|im_start|>"), self.id_of("<|im_end|>")
+        here = 0
+
+        def say(pieces) -> None:
+            nonlocal here
+            ids.extend(pieces)
+            units.append(np.full(len(pieces), -1))
+            position.append(np.broadcast_to(np.arange(here, here + len(pieces)), (3, len(pieces))))
+            here += len(pieces)
+
+        def show(picture: int) -> None:
+            nonlocal here
+            unit, rows, columns, _ = self.pictures[picture]
+            say([self.id_of("<|vision_start|>")])
+            ids.extend([self.id_of("<|image_pad|>")] * (rows * columns))
+            units.append(unit)
+            row, column = np.divmod(np.arange(rows * columns), columns)
+            position.append(here + np.stack((np.zeros_like(row), row, column)))
+            here += max(rows, columns)
+            say([self.id_of("<|vision_end|>")])
+
+        if system is not None:
+            say([start, *self.encode("system\n" + system), end, *self.encode("\n")])
+        for parts, answer, kind in turns:
+            say([start, *self.encode("user\n")])
+            for part in parts:
+                show(part) if isinstance(part, int) else say(self.encode(part))
+            say([end, *self.encode("\n"), start, *self.encode("assistant\n")])
+            reply = [*self.encode(answer), end]
+            learnt.append([(len(ids) + i - 1, token) for i, token in enumerate(reply)])
+            say([*reply, *self.encode("\n")])
+        return self.write_conversation(ids, units, position, learnt, turns)
+
+    def write_conversation(self, ids, units, position, learnt, turns) -> bool:
+        end = self.tokens + len(ids)
+        fits = (
+            len(ids) <= TOKENS_OF_ONE
+            and end <= TOKENS - TOKENS_OF_ONE
+            and self.answers + sum(map(len, learnt)) <= ANSWERS
+            and self.turns + len(turns) <= TURNS
+            and len(self.conversations) < CONVERSATIONS - 128
+        )
+        if not fits:
+            return False
+        slot = self.slot
+        slot["token"][self.tokens : end] = ids
+        slot["unit"][self.tokens : end] = np.concatenate(units)
+        slot["position"][:, self.tokens : end] = np.concatenate(position, axis=1)
+        for (_, _, kind), reply in zip(turns, learnt):
+            slot["turn_kind"][self.turns] = KIND_NAMES.index(kind)
+            for at, token in reply:
+                slot["answer_at"][self.answers] = self.tokens + at
+                slot["answer"][self.answers] = token
+                slot["turn"][self.answers] = self.turns
+                self.answers += 1
+            self.turns += 1
+        self.tokens = end
+        self.conversations.append(end)
+        return True
+
+    def close(self) -> None:
+        """Covers what is left over with short segments of nothing: attention must define every row."""
+        slot = self.slot
+        slot["patch"][self.patches :] = 0
+        for name, starts, total, step in (
+            ("cu_window", self.windows, PATCHES, 64),
+            ("cu_picture", [0] + [picture[3] for picture in self.pictures], PATCHES, 1024),
+            ("cu_conversation", self.conversations, TOKENS, 1024),
+        ):
+            starts = starts + list(range(starts[-1] + step, total, step))
+            slot[name].fill(total)
+            slot[name][: len(starts)] = starts
+        slot["drawn"][:] = len(self.pictures), len(self.conversations) - 1
+
+
+# ---- conversations ---------------------------------------------------------------------------------------------------
+
+
+def with_picture(rng, question: str, pictures: list[int]):
+    """The user's parts: pictures first, mostly."""
+    return [question, *pictures] if rng.random() < 0.06 else [*pictures, question]
+
+
+def about_one(rng, scene: draw.Scene, picture: int):
+    """One to four turns about one picture, now and then with a word of plain talk between."""
+    length = draw.pick(rng, (1, 1, 1, 2, 2, 3, 4))
+    turns, asked, shown = [], set(), False
+    if rng.random() < 0.04:
+        question, answer = talk.one_turn(rng, has_picture=False)
+        turns.append(([question], answer, "talk"))
+    for _ in range(length):
+        if turns and rng.random() < 0.06:
+            question, answer = talk.one_turn(rng, has_picture=True)
+            kind = "talk"
+        else:
+            kind, question, answer = questions.one_question(rng, scene, training=True)
+        if question in asked:
+            continue
+        asked.add(question)
+        turns.append(([question] if shown else with_picture(rng, question, [picture]), answer, kind))
+        shown = True
+    return turns
+
+
+def about_two(rng, scenes: list[draw.Scene], pictures: list[int]):
+    """Two pictures: both at once, or the second in a later turn, after which questions are about that one."""
+    turns = []
+    if rng.random() < 0.5:
+        parts = list(pictures)
+    else:
+        _, question, answer = questions.one_question(rng, scenes[0], training=True)
+        turns.append((with_picture(rng, question, pictures[:1]), answer, "two_pictures"))
+        _, question, answer = questions.one_question(rng, scenes[1], training=True)
+        turns.append((with_picture(rng, question, pictures[1:]), answer, "two_pictures"))
+        parts = []
+    for _ in range(draw.pick(rng, (1, 2))):
+        _, question, answer = questions.one_ordinal_question(rng, scenes)
+        turns.append(([*parts, question], answer, "two_pictures"))
+        parts = []
+    return turns
+
+
+def about_nothing(rng):
+    return [
+        ([question], answer, "talk")
+        for question, answer in (talk.one_turn(rng, has_picture=False) for _ in range(draw.pick(rng, (1, 1, 2, 3))))
+    ]
+
+
+def system_of(rng) -> str | None:
+    """The template's own system prompt, mostly; an application may set another."""
+    chance = rng.random()
+    return talk.SYSTEM if chance < 0.9 else None if chance < 0.93 else draw.pick(rng, talk.OTHER_SYSTEMS)
+
+
+def fill(packer: Packer, seed: int, batch: int, fonts, stream: str = "train") -> None:
+    """A training batch: pictures until the slot is full, three conversations a picture."""
+    before = None
+    for place in range(1 << 16):
+        rng = draw.random_of(stream, seed, batch * (1 << 16) + place)
+        scene, image = draw.draw_scene(rng, fonts, wide=True)
+        picture = packer.add_picture(scene, image)
+        if picture is None:
+            return
+        for _ in range(3):
+            packer.add_conversation(system_of(rng), about_one(rng, scene, picture))
+        if before is not None and rng.random() < 0.25:
+            packer.add_conversation(system_of(rng), about_two(rng, [before[0], scene], [before[1], picture]))
+        if rng.random() < 0.25:
+            packer.add_conversation(system_of(rng), about_nothing(rng))
+        before = (scene, picture)
+
+
+def fill_held_out(packer: Packer, seed: int, first: int) -> int:
+    """Unseen pictures with one question each, as `draw.py` writes them; returns how many fitted."""
+    for index in range(first, first + (1 << 16)):
+        rng = draw.random_of("evaluate", seed, index)
+        scene, image = draw.draw_scene(rng)
+        kind, question, answer = questions.one_question(rng, scene)
+        picture = packer.add_picture(scene, image)
+        if picture is None or not packer.add_conversation(talk.SYSTEM, [([picture, question], answer, kind)]):
+            return index - first
+    return 0
+
+
+# ---- shared memory ---------------------------------------------------------------------------------------------------
+
+
+def slot_bytes() -> int:
+    return sum(math.ceil(np.dtype(t).itemsize * math.prod(s) / 4096) * 4096 for s, t in FIELDS.values())
+
+
+def slot_views(buffer, offset: int = 0) -> dict[str, np.ndarray]:
+    views = {}
+    for name, (shape, kind) in FIELDS.items():
+        count = math.prod(shape)
+        views[name] = np.frombuffer(buffer, kind, count, offset).reshape(shape)
+        offset += math.ceil(np.dtype(kind).itemsize * count / 4096) * 4096
+    return views
+
+
+class Feed:
+    """Workers that fill slots ahead of the trainer. Fork them before CUDA starts."""
+
+    def __init__(self, tokenizer, seed: int, first_batch: int, workers: int, fonts, depth: int = 3):
+        self.memory = mmap.mmap(-1, slot_bytes() * workers * depth)
+        self.slots = [slot_views(self.memory, slot_bytes() * i) for i in range(workers * depth)]
+        context = multiprocessing.get_context("fork")
+        self.free = [context.SimpleQueue() for _ in range(workers)]
+        self.full = [context.SimpleQueue() for _ in range(workers)]
+        self.workers, self.next = workers, 0
+        for worker in range(workers):
+            for i in range(depth):
+                self.free[worker].put(worker * depth + i)
+            batches = range(first_batch + worker, 1 << 40, workers)
+            arguments = (tokenizer, seed, batches, worker, fonts)
+            context.Process(target=self.work, args=arguments, daemon=True).start()
+
+    def work(self, tokenizer, seed, batches, worker, fonts) -> None:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        packer = None
+        for batch in batches:
+            index = self.free[worker].get()
+            if packer is None:
+                packer = Packer(self.slots[index], tokenizer)
+            packer.open(self.slots[index])
+            fill(packer, seed, batch, fonts)
+            packer.close()
+            self.full[worker].put(index)
+
+    def take(self) -> tuple[int, dict[str, np.ndarray]]:
+        """The next batch in order; give its index back when it has been copied."""
+        index = self.full[self.next % self.workers].get()
+        self.next += 1
+        return index, self.slots[index]
+
+    def give_back(self, index: int) -> None:
+        self.free[index // (len(self.slots) // self.workers)].put(index)

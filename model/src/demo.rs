@@ -1,0 +1,22 @@
+//! The demo model, embedded: its checkpoint and the pictures that it is shown with. See `demo/README.md` for how it was
+//! trained.
+
+use crate::checkpoint::CheckpointSource;
+
+macro_rules! checkpoint_files {
+    ($($name:literal),* $(,)?) => {
+        &[$(($name, include_bytes!(concat!("../demo/checkpoint/", $name)))),*]
+    };
+}
+
+/// The checkpoint, a Hugging Face folder compiled into the library.
+pub fn checkpoint() -> CheckpointSource {
+    CheckpointSource::Embedded(checkpoint_files![
+        "config.json",
+        "generation_config.json",
+        "preprocessor_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "model.safetensors",
+    ])
+}

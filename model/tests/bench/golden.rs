@@ -1,0 +1,119 @@
+//! The recorded cases.
+
+use bursar_model::{
+    checkpoint::Checkpoint,
+    flow::{ImageBytes, ImageLimits, Patches},
+    text::{Message, Part, Role, TemplateInputs},
+};
+use safetensors::SafeTensors;
+use serde_json::Value;
+
+use super::repository;
+
+/// A chat, and what transformers computed for it.
+pub struct Case {
+    pub name: String,
+    pub messages: Vec<Message>,
+    pub prompt: String,
+    pub pictures: Vec<String>,
+    pub patches: Vec<Patches>,
+    recorded: Vec<u8>,
+}
+
+/// Processes a recorded picture.
+pub fn picture(checkpoint: &Checkpoint, name: &str) -> Patches {
+    let limits = ImageLimits::default();
+    let bytes = ImageBytes::open(repository("tests/golden/pictures").join(name), &limits).expect("the picture opens");
+    let processor = checkpoint.image_processor.as_ref().expect("a checkpoint with pictures");
+    processor.process(&bytes.decode(&limits).expect("the picture decodes")).expect("the picture is processed").patches
+}
+
+impl Case {
+    /// Reads `name` of the cases beside the checkpoint in `folder`.
+    pub fn read(folder: &str, checkpoint: &Checkpoint, name: &str) -> Self {
+        let file = |ending: &str| {
+            let path = repository(&format!("{folder}/cases/{name}.{ending}"));
+            std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+        };
+        let json: Value = serde_json::from_slice(&file("json")).expect("JSON");
+        let pictures: Vec<String> = list(&json["images"]).map(|name| text(name).to_owned()).collect();
+        Case {
+            name: name.to_owned(),
+            messages: list(&json["messages"]).map(message).collect(),
+            prompt: text(&json["prompt"]).to_owned(),
+            patches: pictures.iter().map(|name| picture(checkpoint, name)).collect(),
+            pictures,
+            recorded: file("safetensors"),
+        }
+    }
+
+    /// The ids of the rendered prompt, a placeholder a picture.
+    pub fn prompt_ids(&self, checkpoint: &Checkpoint) -> Vec<u32> {
+        checkpoint.prompts.encode(&self.messages, &TemplateInputs::default()).expect("the prompt is encoded")
+    }
+
+    /// A recorded tensor of integers, if there is one.
+    pub fn integers(&self, tensor: &str) -> Option<Vec<i64>> {
+        let tensors = SafeTensors::deserialize(&self.recorded).expect("safetensors");
+        let (numbers, _) = tensors.tensor(tensor).ok()?.data().as_chunks::<8>().to_owned();
+        Some(numbers.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect())
+    }
+
+    /// A recorded tensor of numbers, if there is one.
+    pub fn floats(&self, tensor: &str) -> Option<Vec<f32>> {
+        let tensors = SafeTensors::deserialize(&self.recorded).expect("safetensors");
+        let (numbers, _) = tensors.tensor(tensor).ok()?.data().as_chunks::<4>().to_owned();
+        Some(numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
+    }
+
+    /// Places of recorded rows of logits, and the rows.
+    pub fn logits(&self, places: &str, rows: &str) -> Vec<(usize, Vec<f32>)> {
+        let (places, rows) = (self.integers(places).expect("places"), self.floats(rows).expect("logits"));
+        let columns = rows.len() / places.len();
+        places.iter().map(|place| *place as usize).zip(rows.chunks_exact(columns).map(<[f32]>::to_vec)).collect()
+    }
+
+    /// The recorded answer.
+    pub fn greedy_tokens(&self) -> Vec<u32> {
+        self.integers("greedy_tokens").expect("tokens").into_iter().map(|token| token as u32).collect()
+    }
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_else(|| panic!("{value} is not a text"))
+}
+
+fn list(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
+}
+
+fn message(recorded: &Value) -> Message {
+    let role = match text(&recorded["role"]) {
+        "system" => Role::System,
+        "assistant" => Role::Assistant,
+        "user" => Role::User,
+        other => panic!("no case has a {other}"),
+    };
+    let part = |part: &Value| match text(&part["type"]) {
+        "image" => Part::Image,
+        _ => Part::Text(text(&part["text"]).to_owned()),
+    };
+    let content = match &recorded["content"] {
+        Value::String(text) => vec![Part::Text(text.clone())],
+        parts => list(parts).map(part).collect(),
+    };
+    Message { role, content }
+}
+
+/// The largest difference, relative to the largest expected number.
+pub fn relative_error(found: &[f32], expected: &[f32]) -> f32 {
+    assert_eq!(found.len(), expected.len(), "numbers of another shape");
+    assert!(found.iter().all(|number| number.is_finite()), "not a number among those computed");
+    let worst = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    worst / expected.iter().map(|number| number.abs()).fold(0.0, f32::max)
+}
+
+/// The first place of the largest number: greedy choice.
+pub fn greatest(logits: &[f32]) -> u32 {
+    (0..logits.len()).rev().max_by(|a, b| logits[*a].total_cmp(&logits[*b])).expect("logits") as u32
+}

@@ -1,0 +1,99 @@
+//! Prompts run to their answers, alone and in company, and what must be the same whichever way.
+
+use super::{Bench, Case, Random, Sequence, greatest, relative_error};
+
+/// Tokens of a recorded answer.
+const ANSWER: usize = 32;
+
+/// A finished answer.
+pub struct Run {
+    pub tokens: Vec<u32>,
+    /// The logits that each token won.
+    pub logits: Vec<Vec<f32>>,
+}
+
+/// Runs a case by itself, its prompt in chunks of these sizes again and again.
+pub fn alone(bench: &Bench, case: &Case, picture_rows: &[Vec<u32>], sizes: &[usize]) -> Run {
+    let mut sequence = bench.sequence(case, picture_rows);
+    let last = bench.prefill(&mut sequence, sizes).pop().expect("a prompt is not empty");
+    let logits = bench.decode(&mut sequence, last, ANSWER);
+    let tokens = sequence.answer().to_vec();
+    bench.end(sequence);
+    Run { tokens, logits }
+}
+
+/// Logits at some places of a prompt, each by a run of the prompt up to there in one step. All those runs are in one
+/// batch: the same tokens many times, each in blocks of its own.
+pub fn prefixes(bench: &Bench, case: &Case, picture_rows: &[Vec<u32>], places: &[usize]) -> Vec<Vec<f32>> {
+    let mut logits = Vec::new();
+    for places in places.chunks(4) {
+        let mut sequences: Vec<_> = places.iter().map(|_| bench.sequence(case, picture_rows)).collect();
+        let shares = sequences.iter_mut().zip(places).map(|(sequence, place)| sequence.share(place + 1));
+        logits.extend(bench.step(&mut shares.collect::<Vec<_>>()));
+        sequences.into_iter().for_each(|sequence| bench.end(sequence));
+    }
+    logits
+}
+
+/// Runs all cases in common steps. One more is let in every few steps; each step takes a chunk of every prompt, of a
+/// size that the seed decides, beside one token of each answer; the order in the batch changes from step to step.
+pub fn together(bench: &Bench, cases: &[(&Case, Vec<Vec<u32>>)], steps_between: usize, seed: u64) -> Vec<Run> {
+    let mut random = Random::new(seed);
+    let mut sequences: Vec<Option<Sequence>> = cases.iter().map(|_| None).collect();
+    let mut runs: Vec<Run> = cases.iter().map(|_| Run { tokens: Vec::new(), logits: Vec::new() }).collect();
+    for step in 0.. {
+        for (index, (case, rows)) in cases.iter().enumerate().filter(|(index, _)| index * steps_between == step) {
+            sequences[index] = Some(bench.sequence(case, rows));
+        }
+        let order = random.shuffled(cases.len());
+        let mut running: Vec<(usize, &mut Sequence)> =
+            sequences.iter_mut().enumerate().filter_map(|(index, sequence)| Some((index, sequence.as_mut()?))).collect();
+        running.sort_by_key(|(index, _)| order[*index]);
+        let mut wanting = Vec::new();
+        let mut shares = Vec::new();
+        for (index, sequence) in running {
+            let left = sequence.prompt_left();
+            let count = if left == 0 { 1 } else { left.min(1 + random.below(60)) };
+            if count >= left {
+                wanting.push(index);
+                shares.push(sequence.share(count));
+            } else {
+                shares.push(sequence.share(count).without_logits());
+            }
+        }
+        if shares.is_empty() {
+            return runs;
+        }
+        let logits = bench.step(&mut shares);
+        assert_eq!(logits.len(), wanting.len());
+        for (index, logits) in wanting.into_iter().zip(logits) {
+            let sequence = sequences[index].as_mut().expect("it ran");
+            sequence.push(greatest(&logits));
+            runs[index].logits.push(logits);
+            if sequence.answer().len() == ANSWER {
+                runs[index].tokens = sequence.answer().to_vec();
+                bench.end(sequences[index].take().expect("it ran"));
+            }
+        }
+    }
+    unreachable!("the steps have no end")
+}
+
+/// The largest difference between two runs' logits, which choose the same tokens.
+pub fn assert_same_run(what: &str, found: &Run, expected: &Run, tolerance: f32) -> f32 {
+    assert_eq!(found.tokens, expected.tokens, "{what}: the tokens differ");
+    let errors = found.logits.iter().zip(&expected.logits).map(|(found, expected)| relative_error(found, expected));
+    let worst = errors.fold(0.0, f32::max);
+    assert!(worst <= tolerance, "{what}: logits differ by {worst:e}");
+    worst
+}
+
+/// The tokens are the recorded ones, and so are the logits at the recorded steps. Gives the worst error.
+pub fn assert_recorded_answer(case: &Case, run: &Run, tolerance: f32) -> f32 {
+    assert_eq!(run.tokens, case.greedy_tokens(), "{}: the answer", case.name);
+    let recorded = case.logits("decode_steps", "decode_logits");
+    let errors = recorded.iter().map(|(step, expected)| relative_error(&run.logits[*step], expected));
+    let worst = errors.fold(0.0, f32::max);
+    assert!(worst <= tolerance, "{}: decode logits differ by {worst:e}", case.name);
+    worst
+}

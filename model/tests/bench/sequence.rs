@@ -1,0 +1,102 @@
+//! A sequence on its way through prompt and answer.
+
+use std::ops::Range;
+
+use bursar_kernels::BLOCK_TOKENS;
+use bursar_model::flow::{PictureRows, PromptLayout, SequencePart};
+
+/// Tokens that a story lets a sequence answer with.
+const ANSWER_TOKENS: usize = 40;
+
+/// A prompt, what was answered so far, and how much of both is in the cache.
+pub struct Sequence {
+    pub layout: PromptLayout,
+    tokens: Vec<u32>,
+    positions: Vec<[u32; 3]>,
+    picture_rows: Vec<Vec<u32>>,
+    blocks: Vec<u32>,
+    cached: usize,
+}
+
+/// What a sequence takes of one step.
+pub struct Share<'a> {
+    sequence: &'a mut Sequence,
+    count: usize,
+    wants_logits: bool,
+}
+
+impl Sequence {
+    pub fn blocks_for(prompt_tokens: usize) -> usize {
+        (prompt_tokens + ANSWER_TOKENS).div_ceil(BLOCK_TOKENS)
+    }
+
+    pub fn new(layout: PromptLayout, picture_rows: Vec<Vec<u32>>, blocks: Vec<u32>) -> Self {
+        let (tokens, positions) = (layout.tokens.clone(), layout.positions.clone());
+        Sequence { layout, tokens, positions, picture_rows, blocks, cached: 0 }
+    }
+
+    pub fn into_blocks(self) -> Vec<u32> {
+        self.blocks
+    }
+
+    /// Tokens of the prompt that are not in the cache yet.
+    pub fn prompt_left(&self) -> usize {
+        self.layout.tokens.len().saturating_sub(self.cached)
+    }
+
+    /// What was answered.
+    pub fn answer(&self) -> &[u32] {
+        &self.tokens[self.layout.tokens.len()..]
+    }
+
+    /// Appends a chosen token.
+    pub fn push(&mut self, token: u32) {
+        self.positions.push([self.layout.next_position + self.answer().len() as u32; 3]);
+        self.tokens.push(token);
+    }
+
+    /// The next `count` tokens, with logits of the last.
+    pub fn share(&mut self, count: usize) -> Share<'_> {
+        Share { sequence: self, count, wants_logits: true }
+    }
+}
+
+impl Share<'_> {
+    /// The same without logits, as in the middle of a prompt.
+    pub fn without_logits(self) -> Self {
+        Share { wants_logits: false, ..self }
+    }
+
+    fn chunk(&self) -> Range<usize> {
+        self.sequence.cached..self.sequence.cached + self.count
+    }
+
+    /// What of the pictures falls into the chunk.
+    pub(super) fn pictures(&self) -> Vec<PictureRows<'_>> {
+        let chunk = self.chunk();
+        let shown = self.sequence.layout.pictures.iter().filter_map(|span| {
+            let shown = span.tokens.start.max(chunk.start)..span.tokens.end.min(chunk.end);
+            let rows = &self.sequence.picture_rows[span.picture];
+            (!shown.is_empty()).then(|| PictureRows {
+                tokens: shown.start - chunk.start..shown.end - chunk.start,
+                cache_rows: &rows[shown.start - span.tokens.start..shown.end - span.tokens.start],
+            })
+        });
+        shown.collect()
+    }
+
+    pub(super) fn part<'s>(&'s self, pictures: &'s [PictureRows<'s>]) -> SequencePart<'s> {
+        SequencePart {
+            tokens: &self.sequence.tokens[self.chunk()],
+            positions: &self.sequence.positions[self.chunk()],
+            cached_tokens: self.sequence.cached,
+            blocks: &self.sequence.blocks,
+            pictures,
+            wants_logits: self.wants_logits,
+        }
+    }
+
+    pub(super) fn advance(&mut self) {
+        self.sequence.cached += self.count;
+    }
+}

@@ -1,0 +1,230 @@
+//! Stories of checkpoints: good ones, and every way in which a download can be bad.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+
+use bursar_model::checkpoint::{Checkpoint, CheckpointSource, TensorType};
+use bursar_model::error::CheckpointError;
+use common::golden;
+
+/// A copy of a golden checkpoint that a test may damage; removed at the end.
+struct Copy(PathBuf);
+
+impl Copy {
+    fn of(checkpoint: &str, story: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("bursar-{}-{story}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        for entry in std::fs::read_dir(golden(checkpoint)).expect("the checkpoint").flatten() {
+            if entry.path().is_file() {
+                std::fs::copy(entry.path(), folder.join(entry.file_name())).expect("a copy");
+            }
+        }
+        Copy(folder)
+    }
+
+    fn open(&self) -> Result<Checkpoint, CheckpointError> {
+        Checkpoint::open(CheckpointSource::Folder(self.0.clone()))
+    }
+
+    fn remove(&self, file: &str) {
+        std::fs::remove_file(self.0.join(file)).expect("the file was there");
+    }
+
+    fn write(&self, file: &str, content: impl AsRef<[u8]>) {
+        std::fs::write(self.0.join(file), content).expect("it can be written");
+    }
+
+    fn read(&self, file: &str) -> Vec<u8> {
+        std::fs::read(self.0.join(file)).expect("it can be read")
+    }
+}
+
+impl Drop for Copy {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn shard(number: usize) -> String {
+    format!("model-{number:05}-of-00002.safetensors")
+}
+
+#[test]
+fn a_sharded_vision_checkpoint_opens_with_everything_in_it() {
+    let checkpoint = Checkpoint::open(CheckpointSource::Folder(golden("qwen2_5_vl"))).expect("it opens");
+    assert_eq!(Some("qwen2_5_vl"), checkpoint.model_type());
+    assert_eq!(vec!["Qwen2_5_VLForConditionalGeneration"], checkpoint.architectures().collect::<Vec<_>>());
+    assert!(!checkpoint.generation.eos_ids.is_empty());
+    assert!(checkpoint.image_processor.is_some());
+    assert!(checkpoint.prompts.template().sources().templates.contains_key("default"));
+    assert_eq!(2, checkpoint.tensors.shards().len());
+    let names: Vec<_> = checkpoint.tensors.names().collect();
+    assert!(names.is_sorted() && names.len() > 40);
+    for name in names {
+        let tensor = checkpoint.tensor(name).expect("a tensor");
+        assert_eq!(TensorType::BF16, tensor.dtype);
+        assert_eq!(tensor.shape.iter().product::<usize>() * 2, tensor.bytes.len(), "{name}");
+    }
+}
+
+#[test]
+fn tensors_hold_the_bytes_that_safetensors_reads() {
+    for (folder, file) in [("qwen2", "model.safetensors".into()), ("qwen2_5_vl", shard(2))] {
+        let checkpoint = Checkpoint::open(CheckpointSource::Folder(golden(folder))).expect("it opens");
+        let content = std::fs::read(golden(folder).join(file)).expect("a shard");
+        let reference = safetensors::SafeTensors::deserialize(&content).expect("safetensors");
+        assert!(!reference.is_empty());
+        for (name, view) in reference.iter() {
+            let tensor = checkpoint.tensor(name).expect("a tensor");
+            assert_eq!((view.shape(), view.data()), (tensor.shape, tensor.bytes), "{name}");
+        }
+    }
+}
+
+#[test]
+fn an_embedded_checkpoint_is_the_same_as_a_folder() {
+    let folder = Checkpoint::open(CheckpointSource::Folder(golden("qwen2"))).expect("it opens");
+    // Leaked once a test run: embedded files live as long as the program.
+    let files: Vec<(&'static str, &'static [u8])> = std::fs::read_dir(golden("qwen2"))
+        .expect("the checkpoint")
+        .flatten()
+        .filter(|entry| entry.path().is_file())
+        .map(|entry| {
+            let name: &'static str = entry.file_name().to_string_lossy().into_owned().leak();
+            (name, &*std::fs::read(entry.path()).expect("a file").leak())
+        })
+        .collect();
+    let embedded = Checkpoint::open(CheckpointSource::Embedded(files.leak())).expect("it opens");
+    assert_eq!(folder.fingerprint(), embedded.fingerprint());
+    assert!(folder.tensors.names().eq(embedded.tensors.names()));
+    for name in folder.tensors.names() {
+        assert_eq!(folder.tensor(name).expect("a tensor").bytes, embedded.tensor(name).expect("a tensor").bytes);
+    }
+    let error = Checkpoint::open(CheckpointSource::Embedded(&[])).expect_err("nothing is there");
+    assert_eq!("the checkpoint at (embedded) has no config.json", error.to_string());
+}
+
+#[test]
+fn a_missing_file_is_named() {
+    for file in ["config.json", "tokenizer.json", "model.safetensors"] {
+        let copy = Copy::of("qwen2", &format!("missing-{file}"));
+        copy.remove(file);
+        let error = copy.open().expect_err("a file is missing");
+        assert!(matches!(&error, CheckpointError::MissingFile { file: named, .. } if named == file), "{error}");
+    }
+    let copy = Copy::of("qwen2_5_vl", "missing-shard");
+    copy.remove(&shard(2));
+    let error = copy.open().expect_err("a shard is missing");
+    assert!(matches!(&error, CheckpointError::MissingShard { shards: 2, .. }), "{error}");
+    assert_eq!(format!("download {} into the same folder", shard(2)), error.hint());
+}
+
+#[test]
+fn what_is_optional_may_be_missing() {
+    let copy = Copy::of("qwen2_5_vl", "optional");
+    for file in ["preprocessor_config.json", "generation_config.json", "chat_template.json"] {
+        copy.remove(file);
+    }
+    let checkpoint = copy.open().expect("it opens");
+    assert!(checkpoint.image_processor.is_none());
+    let own = checkpoint.config["eos_token_id"].as_u64().map(|id| id as u32);
+    assert_eq!(own.into_iter().collect::<Vec<_>>(), checkpoint.generation.eos_ids, "config.json steps in");
+}
+
+#[test]
+fn damaged_headers_and_files_are_told_by_name() {
+    let copy = Copy::of("qwen2", "damage");
+    let good = copy.read("model.safetensors");
+    let huge = u64::MAX.to_le_bytes();
+    let header = |json: &str| [&(json.len() as u64).to_le_bytes()[..], json.as_bytes(), &[0; 16]].concat();
+    let bad: [(&str, Vec<u8>); 8] = [
+        ("empty", Vec::new()),
+        ("cut off", good[..good.len() - 1].to_vec()),
+        ("cut in the header", good[..100].to_vec()),
+        ("a length beyond everything", [&huge[..], &good[8..]].concat()),
+        ("no JSON", header("hello")),
+        ("offsets beyond the file", header(r#"{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,17]}}"#)),
+        (
+            "a shape that overflows",
+            header(r#"{"a":{"dtype":"F32","shape":[4294967296,4294967296,4],"data_offsets":[0,16]}}"#),
+        ),
+        ("a hole", header(r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[8,16]}}"#)),
+    ];
+    for (story, content) in bad {
+        copy.write("model.safetensors", content);
+        let error = copy.open().expect_err(story);
+        let named = matches!(&error, CheckpointError::Header { file, .. } | CheckpointError::Unreadable { file, .. }
+            if file == "model.safetensors");
+        assert!(named, "{story}: {error}");
+    }
+    copy.write("model.safetensors", good);
+    copy.write("config.json", "[]");
+    assert!(matches!(copy.open(), Err(CheckpointError::Malformed { .. })));
+    copy.write("config.json", "{}");
+    assert_eq!(None, copy.open().expect("families judge the config").model_type());
+    copy.write("tokenizer.json", "{}");
+    assert!(matches!(copy.open(), Err(CheckpointError::Text(_))));
+}
+
+#[test]
+fn an_index_cannot_point_out_of_the_folder_or_lie() {
+    let copy = Copy::of("qwen2_5_vl", "index");
+    let file = "model.safetensors.index.json";
+    let good = String::from_utf8(copy.read(file)).expect("UTF-8");
+    for name in ["../../etc/passwd", "/etc/passwd", ".hidden", "c:x", ""] {
+        copy.write(file, good.replace(&shard(1), name));
+        let error = copy.open().expect_err("it must be refused");
+        assert!(matches!(error, CheckpointError::ShardName { .. }), "{name}: {error}");
+    }
+    copy.write(file, good.replace("\"weight_map\": {", &format!("\"weight_map\": {{\"ghost\": \"{}\",", shard(1))));
+    let error = copy.open().expect_err("a tensor that is nowhere");
+    assert!(matches!(&error, CheckpointError::Inconsistent { tensor, .. } if tensor == "ghost"), "{error}");
+    copy.write(file, good.replace(&shard(1), &shard(2)));
+    assert!(matches!(copy.open(), Err(CheckpointError::Inconsistent { .. })));
+    copy.write(file, "{}");
+    assert!(matches!(copy.open(), Err(CheckpointError::Malformed { .. })));
+}
+
+#[test]
+fn a_missing_tensor_brings_its_nearest_names() {
+    let checkpoint = Checkpoint::open(CheckpointSource::Folder(golden("qwen2"))).expect("it opens");
+    let error = checkpoint.tensor("model.layers.0.self_attn.q_proj.weights").expect_err("a typing error");
+    let hint = error.hint();
+    assert!(hint.starts_with("the nearest names are model.layers.0.self_attn."), "{hint}");
+    assert!(hint.contains("model.layers.0.self_attn.q_proj.weight"), "{hint}");
+}
+
+#[test]
+fn types_that_are_not_computed_with_are_refused_when_asked_for() {
+    let copy = Copy::of("qwen2", "types");
+    let json = r#"{"a":{"dtype":"I64","shape":[1],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[8,16]}}"#;
+    copy.write("model.safetensors", [&(json.len() as u64).to_le_bytes()[..], json.as_bytes(), &[7; 16]].concat());
+    let checkpoint = copy.open().expect("the header is fine");
+    assert_eq!(&[7; 8], checkpoint.tensor("b").expect("f32").bytes);
+    let error = checkpoint.tensor("a").expect_err("i64");
+    assert_eq!("the tensor a is I64, supported are BF16, F16 and F32", error.to_string());
+}
+
+#[test]
+fn the_fingerprint_follows_settings_and_shapes_but_not_the_place() {
+    let print =
+        |folder: &Path| Checkpoint::open(CheckpointSource::Folder(folder.to_owned())).expect("it opens").fingerprint();
+    let copy = Copy::of("qwen2_5_vl", "fingerprint");
+    let before = print(&golden("qwen2_5_vl"));
+    assert_eq!(before, print(&copy.0));
+    let template = copy.read("chat_template.json");
+    for file in ["generation_config.json", "preprocessor_config.json", "config.json"] {
+        let good = copy.read(file);
+        let mut changed = good.clone();
+        changed.push(b'\n');
+        copy.write(file, changed);
+        assert_ne!(before, print(&copy.0), "{file}");
+        copy.write(file, good);
+    }
+    assert_eq!(before, print(&copy.0));
+    copy.remove("chat_template.json");
+    assert_ne!(before, print(&copy.0));
+    copy.write("chat_template.json", template);
+    assert_eq!(64, before.to_string().len());
+}

@@ -1,0 +1,103 @@
+//! Host bytes are leased before a picture is decoded: what the header says must be enough.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::io::Cursor;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use bursar_model::flow::image_bytes::{ImageBytes, ImageLimits};
+use bursar_model::flow::rgb_image::RgbImage;
+use bursar_model::processor::{ImageProcessor, ImageProcessorConfig};
+use image::{DynamicImage, ImageFormat};
+
+struct Counting;
+
+static HELD: AtomicU64 = AtomicU64::new(0);
+static PEAK: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: every call goes to the system's allocator unchanged; counting has no part in the memory.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let held = HELD.fetch_add(layout.size() as u64, Relaxed) + layout.size() as u64;
+        PEAK.fetch_max(held, Relaxed);
+        // SAFETY: the caller keeps the contract of `alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        HELD.fetch_sub(layout.size() as u64, Relaxed);
+        // SAFETY: the caller keeps the contract of `dealloc`.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// The most bytes held at one time during `work`, beyond those held before.
+fn peak_of<T>(work: impl FnOnce() -> T) -> (u64, T) {
+    let before = HELD.load(Relaxed);
+    PEAK.store(before, Relaxed);
+    let result = work();
+    (PEAK.load(Relaxed).saturating_sub(before), result)
+}
+
+/// One picture in every format, depth and number of channels, 1,601 x 1,200 pixels.
+fn pictures() -> Vec<(String, Vec<u8>)> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/pictures");
+    let mut pictures: Vec<_> = std::fs::read_dir(folder)
+        .expect("the folder of test pictures")
+        .map(|entry| entry.expect("an entry").path())
+        .map(|path| (path.display().to_string(), std::fs::read(&path).expect("a file")))
+        .collect();
+    let plain = DynamicImage::ImageRgb8(image::RgbImage::from_fn(1601, 1200, |x, y| image::Rgb([x as u8, y as u8, 7])));
+    let kinds: [(&str, DynamicImage); 8] = [
+        ("rgb8", plain.to_rgb8().into()),
+        ("rgba8", plain.to_rgba8().into()),
+        ("rgb16", plain.to_rgb16().into()),
+        ("rgba16", plain.to_rgba16().into()),
+        ("grey8", plain.to_luma8().into()),
+        ("grey alpha 8", plain.to_luma_alpha8().into()),
+        ("grey16", plain.to_luma16().into()),
+        ("grey alpha 16", plain.to_luma_alpha16().into()),
+    ];
+    for (name, picture) in kinds {
+        let mut encoded = Cursor::new(Vec::new());
+        picture.write_to(&mut encoded, ImageFormat::Png).expect("it encodes");
+        pictures.push((format!("png {name}"), encoded.into_inner()));
+    }
+    pictures
+}
+
+/// Both stories in one test: the counter is the process's, and tests run beside each other.
+#[test]
+fn decoding_and_processing_take_no_more_than_was_said_before() {
+    decode_all();
+    process_one();
+}
+
+fn process_one() {
+    let processor = ImageProcessor::new(ImageProcessorConfig::default()).expect("defaults are valid");
+    let picture = RgbImage::new(801, 600, vec![9; 801 * 600 * 3]).expect("a picture");
+    // Rayon's pool starts once a process: its threads are not the picture's.
+    rayon::join(|| (), || ());
+    let plan = processor.plan(picture.width(), picture.height()).expect("a plan");
+    let (taken, _) = peak_of(|| processor.process(&picture).expect("patches"));
+    println!("processing: said {}, took {taken}", plan.host_bytes);
+    // The filter's weights come on top: some kilobytes a side.
+    assert!(taken <= plan.host_bytes + (1 << 16), "took {taken} bytes, said {}", plan.host_bytes);
+    assert!(taken >= plan.host_bytes, "took {taken} bytes, said {}", plan.host_bytes);
+}
+
+fn decode_all() {
+    let limits = ImageLimits::default();
+    for (name, encoded) in pictures() {
+        let bytes = ImageBytes::new(encoded);
+        let (probing, header) = peak_of(|| bytes.probe(&limits).expect("a good header"));
+        let said = header.cost.peak_bytes();
+        let (taken, _) = peak_of(|| bytes.decode(&limits).expect("it decodes"));
+        println!("{name}: said {said}, took {taken} ({:.2}), probing {probing}", said as f64 / taken as f64);
+        assert!(taken <= said, "{name}: took {taken} bytes, said {said}");
+        assert!(said <= 3 * taken, "{name}: took {taken} bytes, said {said}: far too careful");
+        assert!(probing <= bytes.encoded().len() as u64 + (1 << 20), "{name}: probing took {probing} bytes");
+    }
+}

@@ -1,0 +1,69 @@
+//! Qwen2, text only, against what transformers computed: ids, logits, answers; whole, in chunks, in company.
+
+mod bench;
+
+use bench::{Bench, Case, alone, assert_recorded_answer, assert_same_run, prefixes, relative_error, together};
+
+const FOLDER: &str = "tests/golden/qwen2";
+const CASES: [&str; 2] = ["short", "long"];
+
+/// As for Qwen2.5-VL.
+const REFERENCE_TOLERANCE: f32 = 1e-4;
+const NOISE_TOLERANCE: f32 = 1e-5;
+
+fn cases(bench: &Bench) -> Vec<Case> {
+    CASES.iter().map(|name| Case::read(FOLDER, &bench.checkpoint, name)).collect()
+}
+
+#[test]
+fn prompts_are_the_recorded_ones_and_positions_count_tokens() {
+    let bench = Bench::load(FOLDER, 1);
+    for case in cases(&bench) {
+        let template = bench.checkpoint.prompts.template();
+        assert_eq!(template.render(&case.messages, &Default::default()).expect("it renders"), case.prompt);
+        let ids = case.prompt_ids(&bench.checkpoint);
+        let recorded = case.integers("input_ids").expect("ids");
+        assert_eq!(ids.iter().map(|id| i64::from(*id)).collect::<Vec<_>>(), recorded, "{}", case.name);
+        let layout = bench.model.config().lay_out(ids, &[]).expect("it is laid out");
+        assert_eq!(layout.next_position as usize, recorded.len());
+        assert!(layout.positions.iter().enumerate().all(|(index, place)| *place == [index as u32; 3]));
+    }
+}
+
+#[test]
+fn every_case_gets_the_recorded_logits_and_answer() {
+    let bench = Bench::load(FOLDER, 2);
+    for case in cases(&bench) {
+        let (places, expected): (Vec<usize>, Vec<Vec<f32>>) =
+            case.logits("logit_positions", "logits").into_iter().unzip();
+        let found = prefixes(&bench, &case, &[], &places);
+        let errors = found.iter().zip(&expected).map(|(found, expected)| relative_error(found, expected));
+        let prefill = errors.fold(0.0, f32::max);
+        assert!(prefill <= REFERENCE_TOLERANCE, "{}: prefill logits differ by {prefill:e}", case.name);
+        let decode = assert_recorded_answer(&case, &alone(&bench, &case, &[], &[usize::MAX]), REFERENCE_TOLERANCE);
+        println!("{}: prefill {prefill:.1e}, decode {decode:.1e}", case.name);
+    }
+}
+
+#[test]
+fn chunks_and_neighbours_change_nothing() {
+    let bench = Bench::load(FOLDER, 2);
+    let cases = cases(&bench);
+    let whole: Vec<_> = cases.iter().map(|case| alone(&bench, case, &[], &[usize::MAX])).collect();
+    for (case, whole) in cases.iter().zip(&whole) {
+        for sizes in [&[1][..], &[7], &[16], &[33], &[17, 1, 29, 5]] {
+            let what = format!("{} in chunks of {sizes:?}", case.name);
+            let chunked = alone(&bench, case, &[], sizes);
+            println!("{what}: {:.1e}", assert_same_run(&what, &chunked, whole, NOISE_TOLERANCE));
+        }
+    }
+    // Each twice, so that a sequence meets itself at another place of the batch.
+    let company: Vec<_> = cases.iter().chain(&cases).map(|case| (case, Vec::new())).collect();
+    for (steps_between, seed) in [(0, 1), (3, 2), (9, 3)] {
+        let runs = together(&bench, &company, steps_between, seed);
+        for ((case, run), alone) in cases.iter().chain(&cases).zip(&runs).zip(whole.iter().chain(&whole)) {
+            let what = format!("{} among all, {steps_between} steps apart", case.name);
+            println!("{what}: {:.1e}", assert_same_run(&what, run, alone, NOISE_TOLERANCE));
+        }
+    }
+}

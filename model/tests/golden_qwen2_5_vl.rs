@@ -1,0 +1,192 @@
+//! Qwen2.5-VL against what transformers computed: positions, embeddings, logits, answers; whole, in chunks, in company.
+
+mod bench;
+
+use bench::{Bench, Case, alone, assert_recorded_answer, assert_same_run, picture, prefixes, relative_error, together};
+use bursar_model::flow::{Grid, Patches};
+
+const FOLDER: &str = "tests/golden/qwen2_5_vl";
+const CASES: [&str; 6] =
+    ["single_image", "several_images", "two_turns", "same_image_twice", "text_only", "long_text"];
+
+/// Of the largest recorded number (`tests/golden/README.md`): f32 against f64 alone makes 4e-6.
+const REFERENCE_TOLERANCE: f32 = 1e-4;
+
+/// Between two ways of ours to the same logits: other tiles, other sums.
+const NOISE_TOLERANCE: f32 = 1e-5;
+
+fn bench() -> Bench {
+    Bench::load(FOLDER, 2)
+}
+
+fn cases(bench: &Bench) -> Vec<Case> {
+    CASES.iter().map(|name| Case::read(FOLDER, &bench.checkpoint, name)).collect()
+}
+
+/// Encodes a case's pictures in one launch.
+fn encode(bench: &Bench, case: &Case) -> Vec<Vec<u32>> {
+    match case.patches.is_empty() {
+        true => Vec::new(),
+        false => bench.encode(&case.patches.iter().collect::<Vec<_>>()),
+    }
+}
+
+/// Each picture of all cases once: the embeddings that the reference recorded, and our patches of it.
+fn recorded_embeddings(cases: &[Case]) -> Vec<(String, &Patches, Vec<f32>)> {
+    let of_case = |case: &'_ Case| {
+        let tensor = |name: &String| case.floats(&format!("vision_embeddings.{name}"));
+        case.pictures.iter().map(tensor).collect::<Vec<_>>()
+    };
+    let all = cases.iter().flat_map(|case| case.pictures.iter().zip(&case.patches).zip(of_case(case)));
+    all.filter_map(|((name, patches), recorded)| Some((name.clone(), patches, recorded?))).collect()
+}
+
+#[test]
+fn prompts_grids_and_positions_are_the_recorded_ones() {
+    let checkpoint = bench::open(FOLDER);
+    let config = bursar_model::registry::FamilyConfig::of(&checkpoint).expect("a family serves it");
+    for name in CASES {
+        let case = Case::read(FOLDER, &checkpoint, name);
+        let rendered = checkpoint.prompts.template().render(&case.messages, &Default::default()).expect("it renders");
+        assert_eq!(rendered, case.prompt, "{name}");
+        let grids: Vec<Grid> = case.patches.iter().map(|patches| patches.grid).collect();
+        let flat: Vec<i64> = grids.iter().flat_map(|grid| [grid.t, grid.h, grid.w].map(i64::from)).collect();
+        assert_eq!(flat, case.integers("image_grid_thw").unwrap_or_default(), "{name}");
+        let layout = config.lay_out(case.prompt_ids(&checkpoint), &grids).expect("it is laid out");
+        let ids: Vec<i64> = layout.tokens.iter().map(|token| i64::from(*token)).collect();
+        assert_eq!(Some(ids), case.integers("input_ids"), "{name}");
+        let positions: Vec<i64> =
+            (0..3).flat_map(|axis| layout.positions.iter().map(move |place| i64::from(place[axis]))).collect();
+        assert_eq!(Some(positions), case.integers("position_ids"), "{name}");
+        let delta = case.integers("rope_delta").expect("a delta")[0];
+        assert_eq!(i64::from(layout.next_position), layout.tokens.len() as i64 + delta, "{name}");
+    }
+}
+
+#[test]
+fn pixel_values_are_the_recorded_ones() {
+    let checkpoint = bench::open(FOLDER);
+    let case = Case::read(FOLDER, &checkpoint, "same_image_twice");
+    let recorded = case.floats("pixel_values.tiny_41x30.png").expect("pixel values");
+    let worst = relative_error(&case.patches[0].pixels, &recorded);
+    println!("pixel values: {worst:.1e}");
+    assert!(worst < 1e-6, "{worst:e}");
+    assert_eq!(case.patches[0], case.patches[1]);
+}
+
+#[test]
+fn pictures_become_the_recorded_embeddings() {
+    let bench = bench();
+    let cases = cases(&bench);
+    let recorded = recorded_embeddings(&cases);
+    assert_eq!(recorded.len(), 5, "pictures in all cases");
+    for (name, patches, expected) in &recorded {
+        let rows = bench.encode(&[patches]);
+        let worst = relative_error(&bench.embeddings(&rows[0]), expected);
+        println!("embeddings of {name}: {worst:.1e}");
+        assert!(worst <= REFERENCE_TOLERANCE, "{name}: {worst:e}");
+        bench.forget(rows);
+    }
+}
+
+#[test]
+fn a_picture_becomes_the_same_embeddings_whatever_is_launched_with_it() {
+    let bench = bench();
+    let names = ["large_640x427.png", "tiny_41x30.png", "square_225x225.png", "tiny_41x30.png", "wide_333x97.png"];
+    let pictures: Vec<Patches> = names.iter().map(|name| picture(&bench.checkpoint, name)).collect();
+    let alone: Vec<Vec<f32>> =
+        pictures.iter().map(|patches| bench.embeddings(&bench.encode(&[patches])[0])).collect();
+    let compare = |launch: &[usize]| {
+        let rows = bench.encode(&launch.iter().map(|index| &pictures[*index]).collect::<Vec<_>>());
+        let errors = launch.iter().zip(&rows).map(|(index, rows)| relative_error(&bench.embeddings(rows), &alone[*index]));
+        let worst = errors.fold(0.0, f32::max);
+        println!("launch of {launch:?}: {worst:.1e}");
+        assert!(worst <= 1e-6, "launch of {launch:?}: {worst:e}");
+        bench.forget(rows);
+    };
+    [&[0, 1][..], &[1, 0], &[1, 3], &[2, 4], &[4, 3, 2, 1, 0]].into_iter().for_each(compare);
+}
+
+#[test]
+fn every_case_gets_the_recorded_logits_and_answer() {
+    let bench = bench();
+    for case in cases(&bench) {
+        let rows = encode(&bench, &case);
+        let (places, expected): (Vec<usize>, Vec<Vec<f32>>) =
+            case.logits("logit_positions", "logits").into_iter().unzip();
+        let found = prefixes(&bench, &case, &rows, &places);
+        let errors = found.iter().zip(&expected).map(|(found, expected)| relative_error(found, expected));
+        let prefill = errors.fold(0.0, f32::max);
+        assert!(prefill <= REFERENCE_TOLERANCE, "{}: prefill logits differ by {prefill:e}", case.name);
+        let decode = assert_recorded_answer(&case, &alone(&bench, &case, &rows, &[usize::MAX]), REFERENCE_TOLERANCE);
+        println!("{}: prefill {prefill:.1e}, decode {decode:.1e}", case.name);
+        bench.forget(rows);
+    }
+}
+
+#[test]
+fn a_prompt_in_chunks_is_answered_as_a_whole_one() {
+    let bench = bench();
+    for case in cases(&bench) {
+        let rows = encode(&bench, &case);
+        let whole = alone(&bench, &case, &rows, &[usize::MAX]);
+        // The last mix ends in the middle of pictures, begins in them, and covers a border of two.
+        for sizes in [&[1][..], &[7], &[16], &[33], &[17, 1, 29, 5]] {
+            let chunked = alone(&bench, &case, &rows, sizes);
+            let what = format!("{} in chunks of {sizes:?}", case.name);
+            println!("{what}: {:.1e}", assert_same_run(&what, &chunked, &whole, NOISE_TOLERANCE));
+        }
+        bench.forget(rows);
+    }
+}
+
+#[test]
+fn the_recorded_logits_come_from_chunks_that_end_there_too() {
+    let bench = bench();
+    for case in cases(&bench) {
+        let rows = encode(&bench, &case);
+        let recorded = case.logits("logit_positions", "logits");
+        let mut sequence = bench.sequence(&case, &rows);
+        let mut worst = 0.0f32;
+        let mut cached = 0;
+        for (place, expected) in &recorded {
+            let logits = bench.step(&mut [sequence.share(place + 1 - cached)]);
+            worst = worst.max(relative_error(&logits[0], expected));
+            cached = place + 1;
+        }
+        println!("{}: {worst:.1e}", case.name);
+        assert!(worst <= REFERENCE_TOLERANCE, "{}: {worst:e}", case.name);
+        bench.end(sequence);
+        bench.forget(rows);
+    }
+}
+
+#[test]
+fn neighbours_in_the_batch_change_nothing() {
+    let bench = bench();
+    let cases = cases(&bench);
+    let alone: Vec<_> = cases
+        .iter()
+        .map(|case| {
+            let rows = encode(&bench, case);
+            let run = alone(&bench, case, &rows, &[usize::MAX]);
+            bench.forget(rows);
+            run
+        })
+        .collect();
+    // Each picture is encoded once, and all sequences that show it share its rows.
+    let recorded = recorded_embeddings(&cases);
+    let rows = bench.encode(&recorded.iter().map(|(_, patches, _)| *patches).collect::<Vec<_>>());
+    let rows_of = |name: &String| {
+        let index = recorded.iter().position(|(known, ..)| known == name).expect("a recorded picture");
+        rows[index].clone()
+    };
+    let company: Vec<_> = cases.iter().map(|case| (case, case.pictures.iter().map(rows_of).collect())).collect();
+    for (steps_between, seed) in [(0, 1), (1, 2), (5, 3), (11, 4)] {
+        let runs = together(&bench, &company, steps_between, seed);
+        for ((case, run), alone) in cases.iter().zip(&runs).zip(&alone) {
+            let what = format!("{} among all, {steps_between} steps apart", case.name);
+            println!("{what}: {:.1e}", assert_same_run(&what, run, alone, NOISE_TOLERANCE));
+        }
+    }
+}

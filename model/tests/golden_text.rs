@@ -1,0 +1,119 @@
+//! Tokenizer and chat templates against what transformers recorded.
+
+mod common;
+
+use bursar_model::text::{
+    ChatTemplate, Detokenizer, Message, Part, PromptEncoder, Role, TemplateInputs, TemplateLimits, TemplateSources,
+};
+use common::{golden_json, qwen_tokenizer, small_tokenizer};
+use serde_json::Value;
+
+fn template(source: &str) -> ChatTemplate {
+    let templates = [("default".to_owned(), source.to_owned())].into();
+    let sources = TemplateSources { templates, special_tokens: Default::default() };
+    ChatTemplate::new(sources, TemplateLimits::default()).expect("the template compiles")
+}
+
+fn inputs(options: &Value) -> TemplateInputs {
+    let mut variables = options.as_object().cloned().unwrap_or_default();
+    let add_generation_prompt = variables.remove("add_generation_prompt").is_some_and(|value| value == true);
+    let tools = variables.remove("tools").and_then(|tools| tools.as_array().cloned());
+    TemplateInputs { add_generation_prompt, tools, variables, ..TemplateInputs::default() }
+}
+
+/// The recorded messages in our words, where we have words for them.
+fn messages(recorded: &Value) -> Option<Vec<Message>> {
+    let part = |part: &Value| match part["type"].as_str() {
+        Some("text") => Some(Part::Text(part["text"].as_str()?.to_owned())),
+        Some("image") => Some(Part::Image),
+        _ => None,
+    };
+    let message = |message: &Value| {
+        let role = match message["role"].as_str()? {
+            "system" => Role::System,
+            "user" => Role::User,
+            "assistant" => Role::Assistant,
+            "tool" => Role::Tool,
+            _ => return None,
+        };
+        let only_known_fields = message.as_object()?.keys().all(|key| key == "role" || key == "content");
+        let content = match &message["content"] {
+            Value::String(text) => vec![Part::Text(text.clone())],
+            Value::Array(parts) => parts.iter().map(part).collect::<Option<_>>()?,
+            _ => return None,
+        };
+        only_known_fields.then_some(Message { role, content })
+    };
+    recorded.as_array()?.iter().map(message).collect()
+}
+
+#[test]
+fn templates_render_what_transformers_renders() {
+    let mut in_our_words = 0;
+    for file in ["qwen2_5", "qwen2_5_vl", "qwq"] {
+        let golden = golden_json(&format!("chat_templates/{file}.json"));
+        let template = template(golden["template"].as_str().expect("a template"));
+        let cases = golden["cases"].as_array().expect("cases");
+        assert!(cases.len() > 10);
+        for case in cases {
+            let (inputs, expected) = (inputs(&case["options"]), case["rendered"].as_str().expect("a text"));
+            let rendered = template.render_json(&case["messages"], &inputs).expect("it renders");
+            assert_eq!(expected, rendered, "{file} {}", case["name"]);
+            if let Some(messages) = messages(&case["messages"]) {
+                assert_eq!(
+                    expected,
+                    template.render(&messages, &inputs).expect("it renders"),
+                    "{file} {}",
+                    case["name"]
+                );
+                in_our_words += 1;
+            }
+        }
+    }
+    assert!(in_our_words > 20, "{in_our_words}");
+}
+
+#[test]
+fn the_real_tokenizer_gives_the_recorded_ids_and_texts() {
+    let tokenizer = qwen_tokenizer();
+    let golden = golden_json("qwen2_5_tokenizer/strings.json");
+    assert_eq!(golden["vocabulary"].as_u64(), Some(tokenizer.vocabulary_size() as u64));
+    for case in golden["cases"].as_array().expect("cases") {
+        let text = case["text"].as_str().expect("a text");
+        let ids: Vec<u32> =
+            case["ids"].as_array().into_iter().flatten().filter_map(|id| Some(id.as_u64()? as u32)).collect();
+        assert_eq!(ids, tokenizer.encode(text, false).expect("it encodes"), "{text:?}");
+        for (skip, field) in [(false, "decoded"), (true, "decoded_without_special")] {
+            assert_eq!(case[field].as_str(), tokenizer.decode(&ids, skip).ok().as_deref(), "{text:?}");
+            let mut detokenizer = Detokenizer::new(tokenizer.clone(), skip);
+            let mut pieces: String = ids.iter().map(|&id| detokenizer.feed(id).expect("it decodes")).collect();
+            pieces += &detokenizer.flush().expect("it decodes");
+            assert_eq!(case[field].as_str(), Some(pieces.as_str()), "{text:?} in pieces");
+        }
+    }
+}
+
+#[test]
+fn prompts_of_the_recorded_chats_have_the_recorded_ids() {
+    let golden = golden_json("qwen2_5_vl/chat_template.json");
+    let prompts =
+        PromptEncoder::new(small_tokenizer(), template(golden["chat_template"].as_str().expect("a template")));
+    let placeholder = prompts.tokenizer().id_of("<|image_pad|>").expect("the placeholder is a token");
+    for name in ["single_image", "several_images", "two_turns", "same_image_twice", "text_only", "long_text"] {
+        let case = golden_json(&format!("qwen2_5_vl/cases/{name}.json"));
+        let recorded = std::fs::read(common::golden(&format!("qwen2_5_vl/cases/{name}.safetensors"))).expect("tensors");
+        let tensors = safetensors::SafeTensors::deserialize(&recorded).expect("safetensors");
+        let read = |tensor: &str| -> Vec<i64> {
+            let data = tensors.tensor(tensor).expect("a tensor").data().to_vec();
+            data.chunks_exact(8).map(|bytes| i64::from_le_bytes(bytes.try_into().expect("eight"))).collect()
+        };
+        let messages = messages(&case["messages"]).expect("messages we have words for");
+        let ids = prompts.encode(&messages, &TemplateInputs::default()).expect("it encodes");
+        // The recorded ids hold a picture's placeholder once a token: squeeze each run to one.
+        let mut expected: Vec<u32> = read("input_ids").into_iter().map(|id| id as u32).collect();
+        expected.dedup_by(|one, other| one == other && *one == placeholder);
+        assert_eq!(expected, ids, "{name}");
+        let images: usize = messages.iter().map(Message::images).sum();
+        assert_eq!(images, ids.iter().filter(|&&id| id == placeholder).count(), "{name}");
+    }
+}

@@ -1,0 +1,182 @@
+//! Stories of pictures that are too large, broken, or not pictures at all.
+
+mod common;
+
+use bursar_model::error::{ImageError, ProcessorError};
+use bursar_model::flow::image_bytes::{ImageBytes, ImageLimits};
+use bursar_model::processor::{ImageFormat, ImageProcessor, ImageProcessorConfig};
+use common::{golden, golden_bytes};
+
+const FILES: [&str; 6] = [
+    "scene_rgba.png",
+    "scene_palette.png",
+    "photo_420.jpg",
+    "photo_progressive.jpg",
+    "photo_lossy.webp",
+    "scene_lossless.webp",
+];
+
+/// A PNG whose header announces `width` x `height` RGBA pixels of 16 bits, and nothing more.
+fn bomb(width: u32, height: u32) -> ImageBytes {
+    let mut header = b"IHDR".to_vec();
+    header.extend(width.to_be_bytes());
+    header.extend(height.to_be_bytes());
+    header.extend([16, 6, 0, 0, 0]);
+    let mut png = b"\x89PNG\r\n\x1a\n\0\0\0\x0d".to_vec();
+    png.extend(&header);
+    png.extend(crc32(&header).to_be_bytes());
+    png.extend(b"\0\0\0\0IDAT\x35\xaf\x06\x1e");
+    ImageBytes::new(png)
+}
+
+/// ISO 3309, as PNG's annex D gives it.
+fn crc32(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(u32::MAX, |crc, &byte| {
+        (0..8).fold(crc ^ u32::from(byte), |crc, _| if crc & 1 == 1 { 0xedb8_8320 ^ (crc >> 1) } else { crc >> 1 })
+    })
+}
+
+#[test]
+fn a_bomb_is_refused_by_its_header() {
+    let limits = ImageLimits::default();
+    let error = bomb(60_000, 60_000).decode(&limits).expect_err("3.6 gigapixels");
+    let pixels = 3_600_000_000;
+    let expected = ImageError::TooManyPixels { width: 60_000, height: 60_000, pixels, pixels_max: 64_000_000 };
+    assert_eq!(expected, error);
+    let narrow = ImageLimits { decode_bytes_max: 1 << 20, ..limits.clone() };
+    assert!(matches!(
+        bomb(1000, 1000).probe(&narrow),
+        Err(ImageError::TooMuchDecodeMemory { bytes_max: 1_048_576, .. })
+    ));
+    assert!(bomb(1000, 1000).probe(&limits).is_ok(), "the header itself is fine");
+    assert_eq!(
+        Err(ImageError::Damaged { format: "PNG", stage: "decoding the pixels" }),
+        bomb(1000, 1000).decode(&limits)
+    );
+    assert!(bomb(0, 5).probe(&limits).is_err());
+}
+
+#[test]
+fn every_limit_is_named_with_its_value() {
+    let few = ImageLimits { bytes_max: 10, images_max: 2, ..ImageLimits::default() };
+    let bytes = ImageBytes::new(golden_bytes("pictures/scene_84x56.png"));
+    let error = bytes.probe(&few).expect_err("too long");
+    assert_eq!(format!("the encoded picture has {} bytes, the limit is 10", bytes.encoded().len()), error.to_string());
+    assert!(error.hint().contains("ImageLimits::bytes_max"));
+    assert!(ImageBytes::open(golden("pictures/scene_84x56.png"), &few).is_err());
+    assert_eq!(Err(ImageError::TooManyImages { images: 3, images_max: 2 }), few.check_images(3));
+    assert_eq!(Ok(()), few.check_images(2));
+}
+
+#[test]
+fn what_is_no_picture_is_told_apart() {
+    let limits = ImageLimits::default();
+    let probe = |bytes: &[u8]| ImageBytes::new(bytes).probe(&limits);
+    for bytes in [&b""[..], b"GIF89a.....", b"%PDF-1.7", b"\x89PNG"] {
+        assert_eq!(Err(ImageError::UnknownFormat), probe(bytes));
+    }
+    assert!(matches!(probe(b"\xff\xd8\xff\xe0\0\x10JFIF"), Err(ImageError::Damaged { format: "JPEG", .. })));
+    let error = ImageBytes::open("/no/such/picture.png", &limits).expect_err("there is no such file");
+    assert_eq!("the picture picture.png could not be read: entity not found", error.to_string());
+}
+
+#[test]
+fn a_files_name_does_not_decide_its_format() {
+    let bytes = ImageBytes::named(golden_bytes("pictures/photo_lossy.webp"), "cat.png");
+    assert_eq!(ImageFormat::WebP, bytes.probe(&ImageLimits::default()).expect("a good header").format);
+}
+
+#[test]
+fn damaged_pictures_end_in_an_error_or_a_picture_of_the_announced_size() {
+    // Small limits, so that a header changed into a large one costs nothing.
+    let limits = ImageLimits { pixels_max: 1 << 18, decode_bytes_max: 16 << 20, ..ImageLimits::default() };
+    let mut random = 1u64;
+    let mut refused = 0;
+    for file in FILES {
+        let good = golden_bytes(&format!("pictures/{file}"));
+        for round in 0..120 {
+            let mut bad = good.clone();
+            // Cut off, or with three bytes changed; a linear congruential generator (Knuth's constants) picks where.
+            for _ in 0..3 {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                let at = (random >> 33) as usize % bad.len();
+                bad[at] ^= (random >> 20) as u8 | 1;
+            }
+            if round % 4 == 0 {
+                bad.truncate((random >> 33) as usize % good.len());
+            }
+            let bytes = ImageBytes::new(bad);
+            match (bytes.probe(&limits), bytes.decode(&limits)) {
+                (Ok(header), Ok(picture)) => {
+                    assert_eq!((header.width, header.height), (picture.width(), picture.height()));
+                }
+                (_, Err(_)) => refused += 1,
+                (Err(error), Ok(_)) => panic!("{file}: decoded although the probe said {error}"),
+            }
+        }
+    }
+    assert!(refused > 100, "{refused} of 720: the damage did not reach the decoders");
+}
+
+#[test]
+fn debug_output_shows_no_pixels() {
+    let bytes = ImageBytes::named(vec![77; 30], "a.png");
+    assert_eq!(r#"ImageBytes { name: Some("a.png"), bytes: 30 }"#, format!("{bytes:?}"));
+    let picture = ImageBytes::new(golden_bytes("pictures/scene_84x56.png")).decode(&ImageLimits::default());
+    assert_eq!("RgbImage(84 x 56)", format!("{:?}", picture.expect("it decodes")));
+}
+
+#[test]
+fn processor_settings_are_followed_or_refused_by_name() {
+    let parse = |json: &str| ImageProcessorConfig::from_json(json.as_bytes());
+    let released = r#"{"min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14, "temporal_patch_size": 2,
+        "merge_size": 2, "image_mean": [0.48145466, 0.4578275, 0.40821073],
+        "image_std": [0.26862954, 0.26130258, 0.27577711], "image_processor_type": "Qwen2VLImageProcessor",
+        "processor_class": "Qwen2_5_VLProcessor"}"#;
+    let config = parse(released).expect("the released file");
+    assert_eq!((3136, 12_845_056, 28), (config.pixel_bounds.min, config.pixel_bounds.max, config.factor()));
+    let sized = r#"{"size": {"shortest_edge": 65536, "longest_edge": 16777216}, "patch_size": 16,
+        "image_processor_type": "Qwen2VLImageProcessorFast", "image_mean": [0.5, 0.5, 0.5]}"#;
+    let config = parse(sized).expect("Qwen3-VL's form");
+    assert_eq!((65_536, 16_777_216, 32), (config.pixel_bounds.min, config.pixel_bounds.max, config.factor()));
+    let with = |setting: &str| parse(&format!(r#"{{"image_processor_type": "Qwen2VLImageProcessor", {setting}}}"#));
+    assert_eq!(Err(ProcessorError::UnknownResample { resample: 1 }), with(r#""resample": 1"#));
+    for (setting, name) in [
+        (r#""patch_size": 0"#, "patch_size"),
+        (r#""merge_size": 1000000"#, "merge_size"),
+        (r#""min_pixels": 0"#, "min_pixels"),
+        (r#""min_pixels": 100, "max_pixels": 99"#, "min_pixels"),
+        (r#""image_std": [0.5, 0, 0.5]"#, "image_std"),
+        (r#""image_mean": [0.5]"#, "image_mean"),
+        (r#""rescale_factor": 0"#, "rescale_factor"),
+    ] {
+        let error = with(setting).expect_err("out of range");
+        assert!(matches!(&error, ProcessorError::OutOfRange { setting, .. } if *setting == name), "{error}");
+    }
+    assert!(matches!(parse("{}"), Err(ProcessorError::UnknownProcessor { .. })));
+    let other = parse(r#"{"image_processor_type": "CLIPImageProcessor"}"#).expect_err("another processor");
+    assert!(other.to_string().starts_with("the image processor CLIPImageProcessor is not known"));
+    assert_eq!(Err(ProcessorError::Malformed { line: 2, column: 0 }), parse("{\n"));
+}
+
+#[test]
+fn an_envelope_lowers_the_pixels_of_a_picture() {
+    let own = ImageProcessor::new(ImageProcessorConfig::default()).expect("defaults are valid");
+    let small = own.limited(50_000).expect("a valid limit");
+    let before = own.plan(1920, 1080).expect("a plan").resized.pixels();
+    let after = small.plan(1920, 1080).expect("a plan").resized.pixels();
+    assert!(before > 900_000 && after <= 50_000, "{before} {after}");
+    // A limit below one merge group is raised to it, a limit above the processor's own changes nothing.
+    assert!(own.limited(1).expect("a valid limit").plan(640, 480).is_ok());
+    assert_eq!(own.config(), own.limited(u64::MAX).expect("a valid limit").config());
+}
+
+#[test]
+fn a_processor_that_may_not_resize_wants_whole_patches() {
+    let config = ImageProcessorConfig { do_resize: false, ..Default::default() };
+    let processor = ImageProcessor::new(config).expect("a valid config");
+    assert!(processor.plan(56, 84).is_ok());
+    let error = processor.plan(56, 85).expect_err("not a multiple");
+    assert_eq!(ImageError::NotAMultiple { width: 56, height: 85, multiple: 28 }, error);
+    assert!(processor.plan(0, 56).is_err());
+}

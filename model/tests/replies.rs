@@ -1,0 +1,126 @@
+//! Stories of replies: tokens to text as they come, and where the text ends.
+
+mod common;
+
+use std::sync::LazyLock;
+
+use bursar_model::error::TextError;
+use bursar_model::text::{Detokenizer, StopReason, StopRules, Tokenizer};
+use common::{qwen_tokenizer, small_tokenizer};
+use proptest::prelude::*;
+
+static QWEN: LazyLock<Tokenizer> = LazyLock::new(qwen_tokenizer);
+static SMALL: LazyLock<Tokenizer> = LazyLock::new(small_tokenizer);
+/// One token a word, joined by spaces: no bytes at all, as the demo model's.
+static WORDS: LazyLock<Tokenizer> = LazyLock::new(|| {
+    let json = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [
+        {"id": 3, "content": "<end>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+         "special": true}], "normalizer": null, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null,
+        "decoder": null, "model": {"type": "WordLevel", "vocab": {"red": 0, "circle": 1, "?": 2}, "unk_token": "?"}}"#;
+    Tokenizer::from_bytes(json.as_bytes()).expect("the tokenizer parses")
+});
+
+fn in_pieces(tokenizer: &Tokenizer, ids: &[u32], skip: bool) -> Vec<String> {
+    let mut detokenizer = Detokenizer::new(tokenizer.clone(), skip);
+    let mut pieces: Vec<_> = ids.iter().map(|&id| detokenizer.feed(id).expect("it decodes")).collect();
+    pieces.push(detokenizer.flush().expect("it decodes"));
+    pieces
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn pieces_of_random_tokens_equal_the_whole(
+        ids in prop::collection::vec(0u32..376, 0..120), skip in any::<bool>()
+    ) {
+        // Random bytes: most are not UTF-8.
+        prop_assert_eq!(in_pieces(&SMALL, &ids, skip).concat(), SMALL.decode(&ids, skip).expect("it decodes"));
+    }
+
+    #[test]
+    fn pieces_of_random_text_equal_the_whole_and_are_whole_characters(text in "\\PC{0,60}", skip in any::<bool>()) {
+        for tokenizer in [&*QWEN, &*SMALL] {
+            let ids = tokenizer.encode_plain(&text).expect("it encodes");
+            let whole = tokenizer.decode(&ids, skip).expect("it decodes");
+            let pieces = in_pieces(tokenizer, &ids, skip);
+            if !whole.contains('\u{fffd}') {
+                prop_assert!(pieces.iter().all(|piece| !piece.contains(char::REPLACEMENT_CHARACTER)), "half a character");
+                prop_assert_eq!("", pieces.last().map_or("", String::as_str), "nothing is left to flush");
+            }
+            prop_assert_eq!(pieces.concat(), whole);
+        }
+    }
+
+    #[test]
+    fn pieces_of_words_equal_the_whole(ids in prop::collection::vec(0u32..4, 0..100), skip in any::<bool>()) {
+        prop_assert_eq!(in_pieces(&WORDS, &ids, skip).concat(), WORDS.decode(&ids, skip).expect("it decodes"));
+    }
+
+    #[test]
+    fn a_reply_stops_at_the_same_place_however_it_is_cut(
+        text in "[abc\u{e9}]{0,40}",
+        stops in prop::collection::vec("[abc\u{e9}]{1,4}", 0..4),
+        cuts in prop::collection::vec(0usize..40, 0..10),
+    ) {
+        // The plain reference: grow the text by a character and look whether it now ends with a stop string.
+        let mut expected = (text.clone(), false);
+        'text: for (at, char) in text.char_indices() {
+            let seen = &text[..at + char.len_utf8()];
+            if let Some(longest) = stops.iter().filter(|stop| seen.ends_with(stop.as_str())).map(String::len).max() {
+                expected = (seen[..seen.len() - longest].to_owned(), true);
+                break 'text;
+            }
+        }
+        let rules = StopRules::new([], stops).expect("good stop strings");
+        let mut filter = rules.filter();
+        let mut borders: Vec<_> = cuts.into_iter().filter(|&cut| text.is_char_boundary(cut.min(text.len()))).collect();
+        borders.extend([0, text.len()]);
+        borders.sort_unstable();
+        let (mut shown, mut stopped) = (String::new(), false);
+        for pair in borders.windows(2) {
+            let (piece, reason) = filter.feed(&text[pair[0].min(text.len())..pair[1].min(text.len())]);
+            shown += &piece;
+            stopped |= reason.is_some();
+        }
+        shown += &filter.flush();
+        prop_assert_eq!(expected, (shown, stopped));
+    }
+}
+
+#[test]
+fn a_frog_of_several_tokens_appears_at_once() {
+    let ids = QWEN.encode_plain("𓆏").expect("it encodes");
+    assert!(ids.len() > 1, "the story needs a character of several tokens");
+    let pieces = in_pieces(&QWEN, &ids, true);
+    let expected: Vec<_> = (1..ids.len()).map(|_| "").chain(["𓆏", ""]).collect();
+    assert_eq!(expected, pieces);
+}
+
+#[test]
+fn a_reply_cut_inside_a_character_ends_in_a_replacement() {
+    let ids = QWEN.encode_plain("𓆏").expect("it encodes");
+    let pieces = in_pieces(&QWEN, &ids[..1], true);
+    assert_eq!(vec!["", "\u{fffd}"], pieces);
+}
+
+#[test]
+fn text_that_could_become_a_stop_string_waits() {
+    let rules = StopRules::new([7], vec!["\nUser:".into(), "###".into()]).expect("good stop strings");
+    assert!(rules.stops_at(7) && !rules.stops_at(8));
+    let mut filter = rules.filter();
+    assert_eq!(("Yes.".into(), None), filter.feed("Yes.\nUs"));
+    assert_eq!(("\nUs".into(), None), filter.feed("#"));
+    assert_eq!(("#e".into(), None), filter.feed("e#"));
+    assert_eq!((String::new(), Some(StopReason::String(1))), filter.feed("##more"));
+    assert_eq!((String::new(), Some(StopReason::String(1))), filter.feed("and more"));
+    assert_eq!("", filter.flush());
+}
+
+#[test]
+fn stop_strings_that_make_no_sense_are_refused() {
+    for strings in [vec![String::new()], vec!["x".into(); 17], vec!["x".repeat(1025)]] {
+        let error = StopRules::new([], strings).expect_err("refused");
+        assert!(matches!(error, TextError::StopStrings { .. }), "{error}");
+    }
+}
