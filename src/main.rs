@@ -1,1 +1,47 @@
-fn main() {}
+//! The command line.
+
+mod chat;
+mod failure;
+mod model;
+mod progress;
+mod tour;
+
+use std::process::ExitCode;
+
+use bursar::Bytes;
+use clap::{Args, Parser, Subcommand};
+
+/// Serves vision-language models and leases every byte of device memory.
+///
+/// Without a command: a tour with the embedded demo model.
+#[derive(Parser)]
+#[command(version, about)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    device: DeviceOptions,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Asks a model a question, or talks with it.
+    Chat(chat::Options),
+}
+
+/// The device that is leased.
+#[derive(Args, Clone)]
+struct DeviceOptions {
+    /// Capacity of the host memory that stands in for a GPU, such as 512MiB or 2GiB.
+    #[arg(long, default_value = "512MiB", global = true)]
+    capacity: Bytes,
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match cli.command {
+        None => failure::report(tour::run(&cli.device).await),
+        Some(Command::Chat(options)) => chat::run(&cli.device, options).await,
+    }
+}

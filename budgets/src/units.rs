@@ -250,6 +250,13 @@ impl Hint for ParseBytesError {
     }
 }
 
+impl From<u64> for Bytes {
+    /// So that `2 * GIB` is a size.
+    fn from(bytes: u64) -> Self {
+        Bytes(bytes)
+    }
+}
+
 impl FromStr for Bytes {
     type Err = ParseBytesError;
 

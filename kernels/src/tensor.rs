@@ -58,7 +58,7 @@ impl<'m> Tensor<'m> {
     /// A view on memory that outlives every pass: weights, caches, fixed input buffers.
     ///
     /// # Safety
-    /// For as long as the view or any view made from it is used, `address` must start
+    /// For as long as the view or any view made from it is computed with, `address` must start
     /// `shape.elements() * dtype.size()` bytes of backed device memory that is aligned to the element and that
     /// nothing else writes while an operation reads it, or reads while an operation writes it.
     pub unsafe fn persistent(address: Address, shape: impl Into<Shape>, dtype: DType) -> Tensor<'static> {

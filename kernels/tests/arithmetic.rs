@@ -2,13 +2,16 @@
 
 mod ground;
 
-use bursar_kernels::{DType, ops::attention_packed::Stretches};
+use bursar_kernels::{
+    Cpu, DType,
+    ops::{attention_packed::Stretches, transfer},
+};
 use candle_core::{D, Device, Tensor as Candle};
 
 use ground::{Pass, Random, assert_close, compute, passes, widened};
 
-/// What is only copied is not off at all; a sum of `n` products of numbers below one is off by less than `n` times half a
-/// unit in the last place of one.
+/// What is only copied is not off at all; a sum of `n` products of numbers below one is off by less than `n` times half
+/// a unit in the last place of one.
 fn tolerance(pass: &Pass) -> f64 {
     match pass {
         Pass::Embed { .. } | Pass::GatherRows { .. } | Pass::ScatterRows { .. } => 0.0,
@@ -125,15 +128,17 @@ fn uploads_come_back_as_they_were() {
         assert_eq!(tensor.dtype(), DType::BF16);
         scope.download(&tensor)
     });
-    assert_eq!(found.map_bits(), numbers.to_vec().map_bits());
+    let bits = |numbers: &[half::bf16]| numbers.iter().map(|number| number.to_bits()).collect::<Vec<_>>();
+    assert_eq!(bits(&found), bits(&numbers));
 }
 
-trait MapBits {
-    fn map_bits(self) -> Vec<u16>;
-}
-
-impl MapBits for Vec<half::bf16> {
-    fn map_bits(self) -> Vec<u16> {
-        self.into_iter().map(half::bf16::to_bits).collect()
-    }
+#[test]
+fn a_tensor_is_filled_with_the_bytes_of_its_elements_and_its_neighbours_are_left() {
+    let found: Vec<f32> = compute(1, |scope| {
+        let mut weights = scope.upload([3, 2], &[9.0f32; 6])?;
+        let source: Vec<u8> = [1.0f32, 2.0].iter().flat_map(|number| number.to_le_bytes()).collect();
+        transfer::fill(&Cpu::new(1), &source, &mut weights.row_range_mut(1..2))?;
+        scope.download(&weights)
+    });
+    assert_eq!(found, [9.0, 9.0, 1.0, 2.0, 9.0, 9.0]);
 }

@@ -6,7 +6,7 @@ mod ground;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use bursar_kernels::{
-    ops::{attention_packed::Stretches, attention_paged::PagedSequences, rotary::Rope},
+    ops::{attention_packed::Stretches, attention_paged::PagedSequences, rotary::Rope, transfer},
     *,
 };
 
@@ -72,6 +72,7 @@ fn shapes_and_types_that_disagree_are_refused_in_words() {
         text(|scope| scope.argmax(&scope.empty([2, 0])?).map(drop)),
         text(|scope| scope.all_reduce(&mut scope.upload([12], &indices)?)),
         text(|scope| scope.download::<f32>(&scope.empty([2, 4])?.column_range(0..3)).map(drop)),
+        text(|scope| transfer::fill(&Plan::new(*scope.target()), &[0; 31], &mut scope.empty([2, 4])?)),
         text(|scope| scope.download::<u32>(&scope.empty([2, 4])?).map(drop)),
     ];
     assert_eq!(
@@ -97,6 +98,7 @@ scatter_rows: rows is [3], expected [2]
 argmax: x is [2, 0], expected at least one column
 all_reduce: x holds u32, expected the target's activations
 download: source is [2, 3], expected contiguous rows
+fill: out is [2, 4], expected as many bytes as the source
 download: source holds f32, expected the host's type"
     );
 }
@@ -194,6 +196,9 @@ fn a_view_that_others_may_have_too_is_not_worked_on_in_place() {
     assert_eq!(add, format!("linear: sum {shared}"));
     let gelu = panics(|scope| scope.gelu(&mut scope.empty([4, 8])?.reshape([32])));
     assert_eq!(gelu, format!("gelu: x {shared}"));
+    let fill =
+        panics(|scope| transfer::fill(&Cpu::new(1), &[0; 8], &mut scope.empty([4, 8])?.reshape([32]).row_range(0..2)));
+    assert_eq!(fill, format!("fill: out {shared}"));
     let scatter = panics(|scope| {
         let rows = scope.upload([2], &[0u32, 1])?;
         scope.scatter_rows(&scope.empty([2, 4])?, &rows, &mut scope.empty([4, 8])?.column_range(0..4))

@@ -38,13 +38,14 @@ pub struct Footprint {
     pub work: Work,
 }
 
-/// How many blocks and rows a corner may name. Those that need more name some of them several times, as a probe that
-/// is smaller than the final cache must.
+/// How many blocks and rows a corner may name.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
-    /// Blocks of keys and values.
+    /// Blocks of keys and values. Sequences that need more name some of them several times, as a probe that is smaller
+    /// than the final cache must.
     pub blocks: usize,
-    /// Rows of the vision cache.
+    /// Rows of the vision cache. A launch writes each row once, so a cache of fewer rows than the envelope's launch has
+    /// embeddings makes the launch smaller; steps read rows as often as they like.
     pub cache_rows: usize,
 }
 
@@ -52,16 +53,19 @@ pub struct Room {
 pub fn corners(model: &Model, envelope: &Envelope, room: Room) -> Vec<Corner> {
     let mut corners = Vec::new();
     if let Some(merged) = model.config().merged_patches() {
-        let smallest = still(merged.isqrt(), merged.isqrt());
-        let largest = largest_grid(envelope, merged);
-        corners.push(Corner {
-            name: "vision: as many of the largest pictures as a launch takes",
-            pass: Pass::Encode(pictures(model, envelope, room, largest)),
-        });
-        corners.push(Corner {
-            name: "vision: a launch of the smallest pictures",
-            pass: Pass::Encode(pictures(model, envelope, room, smallest)),
-        });
+        let launch = envelope.launch_patches.min(room.cache_rows * merged);
+        let largest = envelope.picture_patches.min(launch);
+        // Where not even the smallest picture fits nothing is ever launched.
+        if largest >= merged {
+            corners.push(Corner {
+                name: "vision: as many of the largest pictures as a launch takes",
+                pass: Pass::Encode(pictures(model, launch, largest_grid(largest, merged))),
+            });
+            corners.push(Corner {
+                name: "vision: a launch of the smallest pictures",
+                pass: Pass::Encode(pictures(model, launch, smallest_grid(merged))),
+            });
+        }
     }
     corners.push(Corner {
         name: "step: prompts in every sequence, all of it pictures",
@@ -69,7 +73,7 @@ pub fn corners(model: &Model, envelope: &Envelope, room: Room) -> Vec<Corner> {
     });
     corners.push(Corner {
         name: "step: every sequence decodes at the full context",
-        pass: Pass::Step(step(model, envelope, room, envelope.sequences)),
+        pass: Pass::Step(step(model, envelope, room, envelope.sequences.min(envelope.step_tokens))),
     });
     corners
 }
@@ -116,30 +120,33 @@ fn still(rows: usize, columns: usize) -> Grid {
     Grid { t: 1, h: rows as u32, w: columns as u32 }
 }
 
-/// The grid, as square as can be, of the largest picture that the envelope lets through.
-fn largest_grid(envelope: &Envelope, merged: usize) -> Grid {
+/// A picture that becomes one embedding.
+fn smallest_grid(merged: usize) -> Grid {
+    still(merged.isqrt(), merged.isqrt())
+}
+
+/// The grid, as square as can be, of the largest picture of at most so many patches.
+fn largest_grid(patches: usize, merged: usize) -> Grid {
     let merge = merged.isqrt();
-    let patches = envelope.picture_patches.min(envelope.launch_patches);
-    let side = (patches / merged).isqrt().max(1);
-    let width = (patches / merged / side).max(1);
+    let side = (patches / merged).isqrt();
+    let width = patches / merged / side;
     still(side * merge, width * merge)
 }
 
-/// As many pictures of `grid` as one launch takes, and its rest filled with the smallest ones.
-fn pictures(model: &Model, envelope: &Envelope, room: Room, grid: Grid) -> PictureBatch {
+/// As many pictures of `grid` as a launch of so many patches takes, and its rest filled with the smallest ones.
+fn pictures(model: &Model, launch_patches: usize, grid: Grid) -> PictureBatch {
     let merged = model.config().merged_patches().expect("only a family with pictures has this corner");
     let features = model.config().patch_features().expect("as above");
-    let smallest = still(merged.isqrt(), merged.isqrt());
-    let whole = envelope.launch_patches / grid.patches();
-    let rest = envelope.launch_patches % grid.patches() / smallest.patches();
+    let smallest = smallest_grid(merged);
+    let whole = launch_patches / grid.patches();
+    let rest = launch_patches % grid.patches() / smallest.patches();
     let grids = std::iter::repeat_n(grid, whole).chain(std::iter::repeat_n(smallest, rest));
-    let mut next_row = 0usize;
+    let mut next_row = 0;
     let pictures: Vec<(Patches, Vec<u32>)> = grids
         .map(|grid| {
-            let rows = (0..grid.patches() / merged).map(|row| ((next_row + row) % room.cache_rows.max(1)) as u32);
-            let rows: Vec<u32> = rows.collect();
-            next_row += rows.len();
-            (Patches { pixels: vec![0.0; grid.patches() * features], grid }, rows)
+            let rows = next_row..next_row + (grid.patches() / merged) as u32;
+            next_row = rows.end;
+            (Patches { pixels: vec![0.0; grid.patches() * features], grid }, rows.collect())
         })
         .collect();
     let views: Vec<_> = pictures.iter().map(|(patches, rows)| (patches, rows.as_slice())).collect();
@@ -147,9 +154,12 @@ fn pictures(model: &Model, envelope: &Envelope, room: Room, grid: Grid) -> Pictu
 }
 
 /// A step of `tokens` tokens shared by as many sequences as the envelope allows, each ending at the full context and
-/// wanting logits, and every token of it a picture's where the model takes pictures.
+/// wanting logits, and every token of it a picture's where the model takes pictures. A context shorter than a
+/// sequence's share of the step makes the step smaller.
 fn step(model: &Model, envelope: &Envelope, room: Room, tokens: usize) -> StepBatch {
+    assert!(tokens > 0 && envelope.context_tokens > 0, "an envelope lets a token through: {envelope:?}");
     let sequences = envelope.sequences.min(tokens);
+    let tokens = tokens.min(sequences * envelope.context_tokens);
     let blocks: Vec<u32> = (0..envelope.context_tokens.div_ceil(BLOCK_TOKENS))
         .map(|block| (block % room.blocks.max(1)) as u32)
         .collect();
@@ -158,10 +168,10 @@ fn step(model: &Model, envelope: &Envelope, room: Room, tokens: usize) -> StepBa
     let ids = vec![0u32; longest];
     let positions = vec![[0u32; 3]; longest];
     let rows: Vec<u32> = (0..longest).map(|row| (row % room.cache_rows.max(1)) as u32).collect();
-    let has_pictures = model.config().image_token().is_some();
+    let shows_pictures = model.config().image_token().is_some() && room.cache_rows > 0;
     let pictures: Vec<Vec<PictureRows<'_>>> = shares
         .iter()
-        .map(|share| match has_pictures {
+        .map(|share| match shows_pictures {
             true => vec![PictureRows { tokens: 0..*share, cache_rows: &rows[..*share] }],
             false => Vec::new(),
         })
@@ -172,7 +182,7 @@ fn step(model: &Model, envelope: &Envelope, room: Room, tokens: usize) -> StepBa
         .map(|(share, pictures)| SequencePart {
             tokens: &ids[..*share],
             positions: &positions[..*share],
-            cached_tokens: envelope.context_tokens.saturating_sub(*share),
+            cached_tokens: envelope.context_tokens - share,
             blocks: &blocks,
             pictures,
             wants_logits: true,

@@ -20,3 +20,19 @@ pub fn checkpoint() -> CheckpointSource {
         "model.safetensors",
     ])
 }
+
+/// A bundled picture with a question about it.
+#[derive(Clone, Copy, Debug)]
+pub struct Picture {
+    /// Its file name.
+    pub name: &'static str,
+    /// Its content.
+    pub bytes: &'static [u8],
+    /// What may be asked.
+    pub question: &'static str,
+}
+
+/// The bundled pictures.
+pub fn pictures() -> &'static [Picture] {
+    &[]
+}

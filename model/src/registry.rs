@@ -6,10 +6,14 @@ use thiserror::Error;
 pub use crate::families::qwen2_5_vl::PictureBatch;
 use crate::{
     LoadError,
-    blocks::decoder::{Decoder, DecoderConfig},
+    blocks::{
+        ConfigError,
+        decoder::{Decoder, DecoderConfig},
+    },
     checkpoint::Checkpoint,
     families::{qwen2, qwen2_5_vl},
     flow::{Grid, LayoutError, Patches, PromptLayout},
+    processor::ImageProcessor,
     weights::{WeightError, WeightMap},
 };
 
@@ -36,12 +40,23 @@ impl FamilyConfig {
     /// Reads `config.json` with the family that serves one of its `architectures`.
     ///
     /// # Errors
-    /// No family serves it, or its family cannot build what it describes.
+    /// No family serves it, its family cannot build what it describes, or the checkpoint's tokenizer or image
+    /// processor is another model's.
     pub fn of(checkpoint: &Checkpoint) -> Result<Self, LoadError> {
+        let config = Self::read(checkpoint)?;
+        let (ids, rows) = (checkpoint.tokenizer().vocabulary_size(), config.decoder().vocabulary);
+        if ids > rows {
+            return Err(ConfigError::Contradiction(format!("vocab_size is {rows}, but the tokenizer has {ids} ids")).into());
+        }
+        Ok(config)
+    }
+
+    fn read(checkpoint: &Checkpoint) -> Result<Self, LoadError> {
         let config = &checkpoint.config;
         let serves = |known: &[&str]| checkpoint.architectures().any(|name| known.contains(&name));
         if serves(qwen2_5_vl::ARCHITECTURES) {
-            return Ok(FamilyConfig::Qwen2_5Vl(qwen2_5_vl::Config::read(config)?));
+            let processor = checkpoint.image_processor.as_ref().map(ImageProcessor::config);
+            return Ok(FamilyConfig::Qwen2_5Vl(qwen2_5_vl::Config::read(config, processor)?));
         }
         if serves(qwen2::ARCHITECTURES) {
             return Ok(FamilyConfig::Qwen2(qwen2::Config::read(config)?));

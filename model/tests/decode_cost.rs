@@ -83,8 +83,8 @@ fn process_one() {
     let plan = processor.plan(picture.width(), picture.height()).expect("a plan");
     let (taken, _) = peak_of(|| processor.process(&picture).expect("patches"));
     println!("processing: said {}, took {taken}", plan.host_bytes);
-    // The filter's weights come on top: some kilobytes a side.
-    assert!(taken <= plan.host_bytes + (1 << 16), "took {taken} bytes, said {}", plan.host_bytes);
+    // The filter's weights come on top, and a band of eight rows for each thread: some kilobytes each.
+    assert!(taken <= plan.host_bytes + (1 << 20), "took {taken} bytes, said {}", plan.host_bytes);
     assert!(taken >= plan.host_bytes, "took {taken} bytes, said {}", plan.host_bytes);
 }
 

@@ -6,8 +6,7 @@ use bench::{Bench, Case, alone, assert_recorded_answer, assert_same_run, picture
 use bursar_model::flow::{Grid, Patches};
 
 const FOLDER: &str = "tests/golden/qwen2_5_vl";
-const CASES: [&str; 6] =
-    ["single_image", "several_images", "two_turns", "same_image_twice", "text_only", "long_text"];
+const CASES: [&str; 6] = ["single_image", "several_images", "two_turns", "same_image_twice", "text_only", "long_text"];
 
 /// Of the largest recorded number (`tests/golden/README.md`): f32 against f64 alone makes 4e-6.
 const REFERENCE_TOLERANCE: f32 = 1e-4;
@@ -94,14 +93,15 @@ fn a_picture_becomes_the_same_embeddings_whatever_is_launched_with_it() {
     let bench = bench();
     let names = ["large_640x427.png", "tiny_41x30.png", "square_225x225.png", "tiny_41x30.png", "wide_333x97.png"];
     let pictures: Vec<Patches> = names.iter().map(|name| picture(&bench.checkpoint, name)).collect();
-    let alone: Vec<Vec<f32>> =
-        pictures.iter().map(|patches| bench.embeddings(&bench.encode(&[patches])[0])).collect();
+    let alone: Vec<Vec<f32>> = pictures.iter().map(|patches| bench.embeddings(&bench.encode(&[patches])[0])).collect();
     let compare = |launch: &[usize]| {
         let rows = bench.encode(&launch.iter().map(|index| &pictures[*index]).collect::<Vec<_>>());
-        let errors = launch.iter().zip(&rows).map(|(index, rows)| relative_error(&bench.embeddings(rows), &alone[*index]));
+        let errors =
+            launch.iter().zip(&rows).map(|(index, rows)| relative_error(&bench.embeddings(rows), &alone[*index]));
         let worst = errors.fold(0.0, f32::max);
         println!("launch of {launch:?}: {worst:.1e}");
-        assert!(worst <= 1e-6, "launch of {launch:?}: {worst:e}");
+        // Not to the bit: how a matrix product is cut into tiles depends on its rows.
+        assert!(worst <= NOISE_TOLERANCE, "launch of {launch:?}: {worst:e}");
         bench.forget(rows);
     };
     [&[0, 1][..], &[1, 0], &[1, 3], &[2, 4], &[4, 3, 2, 1, 0]].into_iter().for_each(compare);

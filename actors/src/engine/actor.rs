@@ -147,14 +147,14 @@ impl Actor for EngineActor {
                 Err(error) => state.fail(&myself, error),
             },
             EngineMessage::Profiled(Ok(profiled)) => {
-                state.profile = None;
+                state.end_profile();
                 state.profiled = Some(Arc::new(profiled));
                 state.move_gate(Gate::Frozen).await?;
                 state.start_children(&myself, 0).await?;
                 (state.arguments.progress)(Progress::Ready);
             }
             EngineMessage::Profiled(Err(error)) => {
-                state.profile = None;
+                state.end_profile();
                 state.attempt_failed(&myself, error).await?;
             }
             EngineMessage::Restart { first } => state.start_children(&myself, first).await?,
@@ -264,6 +264,12 @@ impl EngineState {
         let (profile, _) = ProfileActor::spawn_linked(None, ProfileActor, arguments, myself.get_cell()).await?;
         self.profile = Some(profile.get_cell());
         Ok(())
+    }
+
+    fn end_profile(&mut self) {
+        if let Some(profile) = self.profile.take() {
+            profile.stop(None);
+        }
     }
 
     /// What the attempt held is brought home first; then a smaller one, or the end.

@@ -35,14 +35,14 @@ impl Actor for ProfileActor {
 
     async fn handle(
         &self,
-        myself: ActorRef<Begin>,
+        _: ActorRef<Begin>,
         _: Begin,
         state: &mut ProfileArguments,
     ) -> Result<(), ActorProcessingErr> {
-        // What can be expected to go wrong is an answer; a panic is heard of as a death.
+        // What can be expected to go wrong is an answer; a panic is heard of as a death. The engine stops this actor when it
+        // has heard: news of a death overtakes messages, so one that stopped by itself would seem to have died.
         let outcome = state.attempt.run().await;
         state.engine.send_message(EngineMessage::Profiled(outcome))?;
-        myself.stop(None);
         Ok(())
     }
 }

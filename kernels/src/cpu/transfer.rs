@@ -5,7 +5,7 @@ use crate::ops::transfer::{Download, Upload};
 
 pub(super) fn upload(_: &Threads, call: Upload<'_>) {
     assert_eq!(call.source.len() as u64, call.out.bytes().0, "upload of another size");
-    // SAFETY: the maker of `out` vouches for its bytes, and host memory that the caller owns does not overlap a segment.
+    // SAFETY: the maker of `out` vouches for its bytes, and the caller's own memory does not overlap a segment.
     unsafe { std::ptr::copy_nonoverlapping(call.source.as_ptr(), host_bytes(&call.out), call.source.len()) };
 }
 

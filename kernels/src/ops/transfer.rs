@@ -56,6 +56,7 @@ impl<B: Backend> Scope<'_, B> {
 /// pass.
 pub fn fill<B: Backend>(backend: &B, source: &[u8], out: &mut Tensor<'_>) -> Result<(), KernelError> {
     const OP: &str = "fill";
+    check::writable(OP, "out", out);
     check::holds(out.is_contiguous(), OP, "out", out, "contiguous rows")?;
     check::holds(out.bytes().0 == source.len() as u64, OP, "out", out, "as many bytes as the source")?;
     backend.upload(Upload { source, out: out.view() })

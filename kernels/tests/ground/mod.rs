@@ -10,7 +10,8 @@ use bursar_budgets::*;
 use bursar_kernels::*;
 use half::{bf16, f16};
 
-pub use pass::{How, Pass, passes};
+#[allow(unused_imports, reason = "no story uses all of it")]
+pub use pass::{Pass, passes};
 
 struct Nobody;
 

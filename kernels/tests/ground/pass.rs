@@ -46,7 +46,7 @@ pub fn passes() -> Vec<Pass> {
         passes.push(Pass::RmsNorm { rows: 257, hidden: 1031, dtype });
         for how in [How::New, How::Into, How::Add] {
             for (rows, in_features, out_features) in
-                [(1, 1, 1), (1, 67, 301), (3, 193, 129), (5, 17, 128), (71, 1031, 263)]
+                [(1, 1, 1), (1, 67, 301), (3, 193, 129), (5, 17, 128), (37, 517, 263)]
             {
                 passes.push(Pass::Linear { rows, in_features, out_features, dtype, bias: rows != 3, how });
             }
@@ -58,7 +58,8 @@ pub fn passes() -> Vec<Pass> {
         passes.push(Pass::Packed { heads, head_dim, lengths: vec![1, 64, 7, 0, 33, 129, 31] });
         // Decoding beside prefill chunks, first chunks and later ones, and a sequence with nothing to do.
         let sequences = vec![(1, 1), (1, 333), (37, 37), (18, 150), (0, 40), (1, 16), (16, 32), (3, 129)];
-        passes.push(Pass::Paged { heads, kv_heads: heads, head_dim, sequences: sequences.clone(), padding: [0, 0] });
+        passes.push(Pass::Paged { heads, kv_heads: heads, head_dim, sequences, padding: [0, 0] });
+        let sequences = vec![(1, 261), (21, 37), (0, 40), (1, 16), (3, 129)];
         passes.push(Pass::Paged { heads: 7 * heads, kv_heads: heads, head_dim, sequences, padding: [2, 5] });
     }
     passes.push(Pass::Rotary { rows: 300, heads: 9, head_dim: 48, sections: vec![8, 11, 5] });
@@ -194,7 +195,7 @@ impl Pass {
                 let bias_numbers = rounded(dtype, &random.floats(out_features));
                 let product = |row: usize, out: usize| {
                     let weight = &weight[out * in_features..][..in_features];
-                    let sum: f64 = x.row(row).iter().zip(weight).map(|(x, weight)| x * weight).sum();
+                    let sum: f64 = weight.iter().enumerate().map(|(at, weight)| x.at(row, at) * weight).sum();
                     if bias { sum + bias_numbers[out] } else { sum }
                 };
                 if how == How::New {
@@ -214,7 +215,7 @@ impl Pass {
                     let (pair, second) = (column % head_dim % (head_dim / 2), column % head_dim >= head_dim / 2);
                     // The angle is rounded to f32, as it is in the models.
                     let angle = f64::from(positions[axes[pair] * rows + row] as f32 * frequencies[pair]);
-                    let other = |offset: isize| x.row(row)[(column as isize + offset) as usize];
+                    let other = |offset: isize| x.at(row, (column as isize + offset) as usize);
                     match second {
                         false => before * angle.cos() - other(head_dim as isize / 2) * angle.sin(),
                         true => before * angle.cos() + other(-(head_dim as isize) / 2) * angle.sin(),
@@ -244,7 +245,8 @@ impl Pass {
             Pass::SiluMul { rows, features } => {
                 let gate_up = Wide::new(rows, 2 * features, &mut random);
                 let element = |at: usize| {
-                    let (gate, up) = gate_up.row(at / features).split_at(features).clone_at(at % features);
+                    let (row, feature) = (at / features, at % features);
+                    let (gate, up) = (gate_up.at(row, feature), gate_up.at(row, features + feature));
                     gate / (1.0 + (-gate).exp()) * up
                 };
                 (0..rows * features).map(element).collect()
@@ -260,7 +262,7 @@ impl Pass {
                 let places = random.shuffled(rows)[..chosen].to_vec();
                 Wide::new(rows, columns, &mut random).changed(|row, column, before| {
                     let source = places.iter().position(|place| *place as usize == row);
-                    source.map_or(before, |source| x.row(source)[column])
+                    source.map_or(before, |source| x.at(source, column))
                 })
             }
             Pass::Argmax { rows, columns } => {
@@ -288,6 +290,10 @@ impl Wide {
 
     fn pitch(&self) -> usize {
         BEFORE + self.columns + BEHIND
+    }
+
+    fn at(&self, row: usize, column: usize) -> f64 {
+        f64::from(self.numbers[row * self.pitch() + BEFORE + column])
     }
 
     fn row(&self, row: usize) -> Vec<f64> {
@@ -323,16 +329,6 @@ fn starts(first: usize, lengths: &[usize]) -> Vec<u32> {
     let mut starts = vec![first as u32];
     lengths.iter().for_each(|length| starts.push(starts[starts.len() - 1] + *length as u32));
     starts
-}
-
-trait ClonedAt {
-    fn clone_at(self, at: usize) -> (f64, f64);
-}
-
-impl ClonedAt for (&[f64], &[f64]) {
-    fn clone_at(self, at: usize) -> (f64, f64) {
-        (self.0[at], self.1[at])
-    }
 }
 
 /// Sequences over a cache of which only what they wrote is a number.

@@ -27,6 +27,22 @@ pub enum ConfigError {
     Contradiction(String),
 }
 
+/// Widths that no model reaches. Below them no product of a configuration's numbers overflows.
+pub const WIDTH_MAX: usize = 1 << 20;
+
+/// Heads, and elements of one, likewise.
+const HEAD_MAX: usize = 1 << 12;
+
+impl ConfigError {
+    /// Refuses a size that is zero or larger than any model's: it would overflow, or ask for absurd tensors.
+    pub fn check_size(field: &'static str, value: usize, most: usize) -> Result<(), ConfigError> {
+        match (1..=most).contains(&value) {
+            true => Ok(()),
+            false => Err(ConfigError::Contradiction(format!("{field} is {value}, not from 1 to {most}"))),
+        }
+    }
+}
+
 #[derive(Deserialize)]
 struct Fields {
     vocab_size: usize,
@@ -65,13 +81,16 @@ impl DecoderConfig {
     pub fn read(config: &Value) -> Result<Self, ConfigError> {
         let fields: Fields = serde_json::from_value(with_text_config(config))?;
         refuse_unsupported(&fields)?;
+        check_sizes(&fields)?;
         let heads = fields.num_attention_heads;
         let kv_heads = fields.num_key_value_heads.unwrap_or(heads);
-        if heads == 0 || kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+        ConfigError::check_size("num_key_value_heads", kv_heads, HEAD_MAX)?;
+        if !heads.is_multiple_of(kv_heads) {
             return Err(ConfigError::Contradiction(format!("{heads} query heads do not share {kv_heads} key heads")));
         }
         let head_dim = fields.head_dim.unwrap_or(fields.hidden_size / heads);
-        if head_dim == 0 || !head_dim.is_multiple_of(2) {
+        ConfigError::check_size("head_dim", head_dim, HEAD_MAX)?;
+        if !head_dim.is_multiple_of(2) {
             return Err(ConfigError::Contradiction(format!("a head of {head_dim} elements cannot be rotated in pairs")));
         }
         let rope = fields.rope_parameters.or(fields.rope_scaling).unwrap_or_default();
@@ -107,6 +126,14 @@ fn with_text_config(config: &Value) -> Value {
     fields
 }
 
+fn check_sizes(fields: &Fields) -> Result<(), ConfigError> {
+    ConfigError::check_size("vocab_size", fields.vocab_size, 1 << 24)?;
+    ConfigError::check_size("hidden_size", fields.hidden_size, WIDTH_MAX)?;
+    ConfigError::check_size("intermediate_size", fields.intermediate_size, WIDTH_MAX)?;
+    ConfigError::check_size("num_hidden_layers", fields.num_hidden_layers, HEAD_MAX)?;
+    ConfigError::check_size("num_attention_heads", fields.num_attention_heads, HEAD_MAX)
+}
+
 fn refuse_unsupported(fields: &Fields) -> Result<(), ConfigError> {
     if let Some(act) = fields.hidden_act.as_ref().filter(|act| *act != "silu") {
         return Err(ConfigError::Unsupported { field: "hidden_act", value: act.clone(), supported: "silu" });
@@ -133,8 +160,8 @@ fn refuse_unsupported(fields: &Fields) -> Result<(), ConfigError> {
 
 fn sections(sections: Option<Vec<usize>>, head_dim: usize) -> Result<Vec<usize>, ConfigError> {
     let sections = sections.unwrap_or_else(|| vec![head_dim / 2]);
-    let pairs: usize = sections.iter().sum();
-    if pairs != head_dim / 2 || !matches!(sections.len(), 1 | 3) {
+    let pairs = sections.iter().try_fold(0usize, |pairs, section| pairs.checked_add(*section));
+    if pairs != Some(head_dim / 2) || !matches!(sections.len(), 1 | 3) {
         return Err(ConfigError::Contradiction(format!(
             "mrope_section {sections:?} does not share the {} pairs of a head among one or three axes",
             head_dim / 2

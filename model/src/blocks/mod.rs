@@ -5,4 +5,4 @@ mod decoder_config;
 pub mod gated_mlp;
 pub mod paged_attention;
 
-pub use decoder_config::ConfigError;
+pub use decoder_config::{ConfigError, WIDTH_MAX};

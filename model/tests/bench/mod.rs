@@ -1,6 +1,6 @@
 //! Where model stories run: a checkpoint loaded into leased memory of a host device, with caches and workspaces that
 //! hold nothing but not-a-numbers until something is computed into them.
-#![allow(dead_code, reason = "no story uses all of it")]
+#![allow(dead_code, unused_imports, reason = "no story uses all of it")]
 
 mod golden;
 mod memory;
@@ -20,7 +20,7 @@ use bursar_model::{
 
 pub use golden::{Case, greatest, picture, relative_error};
 pub use memory::Memory;
-pub use run::{Run, alone, assert_same_run, assert_recorded_answer, prefixes, together};
+pub use run::{Run, alone, assert_recorded_answer, assert_same_run, prefixes, together};
 pub use sequence::{Sequence, Share};
 
 /// Blocks of the caches of keys and values: more than all recorded cases take at once.

@@ -46,8 +46,11 @@ pub fn together(bench: &Bench, cases: &[(&Case, Vec<Vec<u32>>)], steps_between: 
             sequences[index] = Some(bench.sequence(case, rows));
         }
         let order = random.shuffled(cases.len());
-        let mut running: Vec<(usize, &mut Sequence)> =
-            sequences.iter_mut().enumerate().filter_map(|(index, sequence)| Some((index, sequence.as_mut()?))).collect();
+        let mut running: Vec<(usize, &mut Sequence)> = sequences
+            .iter_mut()
+            .enumerate()
+            .filter_map(|(index, sequence)| Some((index, sequence.as_mut()?)))
+            .collect();
         running.sort_by_key(|(index, _)| order[*index]);
         let mut wanting = Vec::new();
         let mut shares = Vec::new();

@@ -3,7 +3,10 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::blocks::{ConfigError, decoder::DecoderConfig};
+use crate::{
+    blocks::{ConfigError, WIDTH_MAX, decoder::DecoderConfig},
+    processor::ImageProcessorConfig,
+};
 
 /// The family's configuration.
 #[derive(Clone, Debug, PartialEq)]
@@ -78,6 +81,7 @@ impl VisionConfig {
 
     fn check(&self, decoder_hidden: usize) -> Result<(), ConfigError> {
         let contradiction = |text: String| Err(ConfigError::Contradiction(text));
+        self.check_sizes()?;
         if self.hidden_act != "silu" {
             return Err(ConfigError::Unsupported {
                 field: "vision_config.hidden_act",
@@ -85,13 +89,13 @@ impl VisionConfig {
                 supported: "silu",
             });
         }
-        if self.num_heads == 0 || !self.hidden_size.is_multiple_of(4 * self.num_heads) {
+        if !self.hidden_size.is_multiple_of(4 * self.num_heads) {
             return contradiction(format!(
                 "vision_config: {} heads of {} elements cannot be rotated along two axes",
                 self.num_heads, self.hidden_size
             ));
         }
-        if self.spatial_merge_size == 0 || self.patch_size == 0 || self.window_side() == 0 {
+        if self.window_side() == 0 {
             return contradiction("vision_config: a window holds no merged patch".to_owned());
         }
         if self.out_hidden_size != decoder_hidden {
@@ -100,13 +104,46 @@ impl VisionConfig {
                 self.out_hidden_size
             ));
         }
+        if let Some(index) = self.fullatt_block_indexes.iter().find(|index| **index >= self.depth) {
+            return contradiction(format!(
+                "vision_config.fullatt_block_indexes names layer {index}, but its depth is {}",
+                self.depth
+            ));
+        }
         Ok(())
+    }
+
+    fn check_sizes(&self) -> Result<(), ConfigError> {
+        ConfigError::check_size("vision_config.depth", self.depth, 1 << 12)?;
+        ConfigError::check_size("vision_config.hidden_size", self.hidden_size, WIDTH_MAX)?;
+        ConfigError::check_size("vision_config.intermediate_size", self.intermediate_size, WIDTH_MAX)?;
+        ConfigError::check_size("vision_config.num_heads", self.num_heads, 1 << 12)?;
+        ConfigError::check_size("vision_config.in_channels", self.in_channels, 16)?;
+        ConfigError::check_size("vision_config.patch_size", self.patch_size, 256)?;
+        ConfigError::check_size("vision_config.spatial_merge_size", self.spatial_merge_size, 16)?;
+        ConfigError::check_size("vision_config.temporal_patch_size", self.temporal_patch_size, 16)
+    }
+
+    /// Refuses an image processor that cuts other patches than the tower reads.
+    fn check_processor(&self, processor: &ImageProcessorConfig) -> Result<(), ConfigError> {
+        let pairs = [
+            ("patch_size", self.patch_size, processor.patch_size),
+            ("spatial_merge_size", self.spatial_merge_size, processor.merge_size),
+            ("temporal_patch_size", self.temporal_patch_size, processor.temporal_patch_size),
+            ("in_channels", self.in_channels, 3),
+        ];
+        match pairs.iter().find(|(_, tower, processor)| *tower != *processor as usize) {
+            None => Ok(()),
+            Some((field, tower, processor)) => Err(ConfigError::Contradiction(format!(
+                "vision_config.{field} is {tower}, but the image processor's is {processor}"
+            ))),
+        }
     }
 }
 
 impl Config {
-    /// Reads `config.json`.
-    pub fn read(config: &Value) -> Result<Self, ConfigError> {
+    /// Reads `config.json`, and holds the checkpoint's image processor against it.
+    pub fn read(config: &Value, processor: Option<&ImageProcessorConfig>) -> Result<Self, ConfigError> {
         #[derive(Deserialize)]
         struct Fields {
             vision_config: VisionConfig,
@@ -115,6 +152,15 @@ impl Config {
         let fields: Fields = serde_json::from_value(config.clone())?;
         let decoder = DecoderConfig::read(config)?;
         fields.vision_config.check(decoder.hidden)?;
+        if let Some(processor) = processor {
+            fields.vision_config.check_processor(processor)?;
+        }
+        if fields.image_token_id as usize >= decoder.vocabulary {
+            return Err(ConfigError::Contradiction(format!(
+                "image_token_id is {}, but vocab_size is {}",
+                fields.image_token_id, decoder.vocabulary
+            )));
+        }
         Ok(Config { decoder, vision: fields.vision_config, image_token: fields.image_token_id })
     }
 }

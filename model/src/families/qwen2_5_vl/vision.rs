@@ -78,11 +78,6 @@ impl VisionTower {
         Ok(VisionTower { config, patch_embedding, layers, merger_norm, merger_up, merger_down, rope })
     }
 
-    /// The numbers that define it.
-    pub fn config(&self) -> &VisionConfig {
-        &self.config
-    }
-
     /// Embeddings that a picture of `grid` becomes.
     pub fn embeddings(&self, grid: Grid) -> usize {
         grid.patches() / self.config.merged_patches()

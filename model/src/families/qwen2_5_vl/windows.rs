@@ -62,4 +62,32 @@ mod tests {
         let places: Vec<_> = patch_places(Grid { t: 1, h: 2, w: 4 }, 2).collect();
         assert_eq!(places, [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (0, 3), (1, 2), (1, 3)]);
     }
+
+    /// A recorded tensor of integers, if the case has it.
+    fn recorded(case: &str, tensor: &str) -> Option<Vec<usize>> {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/qwen2_5_vl/cases");
+        let file = std::fs::read(format!("{folder}/{case}.safetensors")).expect("the golden case is there");
+        let tensors = safetensors::SafeTensors::deserialize(&file).expect("safetensors");
+        let numbers = tensors.tensor(tensor).ok()?.data().chunks_exact(8).map(|bytes| bytes.try_into().expect("eight"));
+        Some(numbers.map(|bytes| i64::from_le_bytes(bytes) as usize).collect())
+    }
+
+    #[test]
+    fn windows_are_those_that_the_reference_recorded() {
+        for case in ["single_image", "several_images", "two_turns", "same_image_twice", "long_text"] {
+            let grids = recorded(case, "image_grid_thw").expect("grids");
+            let (mut index, mut ends) = (Vec::new(), vec![0]);
+            for grid in grids.chunks_exact(3) {
+                let [t, h, w] = [0, 1, 2].map(|axis| grid[axis] as u32);
+                let order = WindowOrder::of(Grid { t, h, w }, 2, 4);
+                let first = index.len();
+                index.extend(order.merged.iter().map(|merged| first + merged));
+                for length in order.lengths {
+                    ends.push(ends[ends.len() - 1] + 4 * length);
+                }
+            }
+            assert_eq!(Some(index), recorded(case, "window_index"), "{case}");
+            assert_eq!(Some(ends), recorded(case, "window_ends"), "{case}");
+        }
+    }
 }

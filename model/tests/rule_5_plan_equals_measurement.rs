@@ -1,0 +1,271 @@
+//! Rule 5: the plan equals the measurement, to the byte, for every corner; and no pass inside the envelope takes more
+//! than the corners do.
+
+mod bench;
+
+use std::cell::Cell;
+
+use bench::{Memory, Random, repository};
+use bursar_budgets::{Bytes, Class, Segment, Workspace};
+use bursar_kernels::{BLOCK_TOKENS, Backend, Cpu, KernelError, KvLayer, Scope, Tally, Target, Tensor};
+use bursar_model::{
+    Envelope, Model,
+    corners::{self, Footprint, Pass, Room},
+    flow::{Grid, Patches, PictureRows, SequencePart, StepBatch},
+};
+use proptest::prelude::*;
+
+const QWEN2_5_VL: &str = "tests/golden/qwen2_5_vl";
+const QWEN2: &str = "tests/golden/qwen2";
+const DEMO: &str = "model/demo/checkpoint";
+
+/// Envelopes whose numbers divide nothing: launches smaller and larger than a picture, steps with more sequences than
+/// tokens, contexts shorter than a sequence's share.
+fn envelopes() -> Vec<Envelope> {
+    let envelope = |context_tokens, sequences, step_tokens, picture_patches, launch_patches| Envelope {
+        context_tokens,
+        sequences,
+        step_tokens,
+        picture_patches,
+        pictures: 3,
+        launch_patches,
+    };
+    vec![
+        envelope(100, 3, 33, 96, 300),
+        envelope(257, 7, 131, 36, 500),
+        envelope(16, 1, 45, 4, 4),
+        envelope(31, 3, 200, 1000, 150),
+        envelope(64, 7, 5, 60, 63),
+    ]
+}
+
+/// A model loaded on so many threads, with caches of `room`.
+struct Machine {
+    model: Model,
+    cpu: Cpu,
+    room: Room,
+    kv: Vec<Segment>,
+    cache: Segment,
+    /// Larger than any story's pass: stories pile ballast on it until a pass barely fits.
+    workspace: Workspace,
+}
+
+impl Machine {
+    fn load(folder: &str, threads: usize, room: Room) -> Self {
+        let (checkpoint, cpu, memory) = (bench::open(folder), Cpu::new(threads), Memory::new(Bytes::mib(160)));
+        let planned = Model::plan(&checkpoint).expect("it can be planned");
+        let weights = memory.poisoned(Class::Weights, planned.weight_bytes());
+        let model = Model::load(&checkpoint, &cpu, weights, |_, _| {}).expect("it loads");
+        let shape = model.kv_shape(cpu.target());
+        let layer = |_| memory.poisoned(Class::Kv, shape.block_bytes() * room.blocks as u64);
+        let kv = (0..shape.layers).map(layer).collect();
+        let row = model.embedding_bytes(cpu.target());
+        let cache = memory.poisoned(Class::VisionCache, row * room.cache_rows as u64);
+        let workspace = Workspace::over(memory.poisoned(Class::StepWorkspace, Bytes::mib(64)));
+        Machine { model, cpu, room, kv, cache, workspace }
+    }
+
+    /// Runs a pass for real in a workspace of `bytes`.
+    fn run(&self, pass: &Pass, bytes: Bytes) -> Result<Footprint, KernelError> {
+        let ballast = self.workspace.frame();
+        ballast.take(self.workspace.capacity() - bytes)?;
+        self.workspace.reset_high_water();
+        let below = self.workspace.used();
+        let shape = self.model.kv_shape(self.cpu.target());
+        // SAFETY: the machine's segments are backed for so many blocks and rows, and a story is one thread.
+        let layers: Vec<KvLayer> =
+            self.kv.iter().map(|segment| unsafe { KvLayer::new(segment.address(), self.room.blocks, shape) }).collect();
+        let cache_shape = [self.room.cache_rows, self.model.config().decoder().hidden];
+        // SAFETY: as above.
+        let mut cache = unsafe { Tensor::persistent(self.cache.address(), cache_shape, shape.dtype) };
+        let tally = Tally::default();
+        let scope = Scope::new(&self.cpu, &self.workspace, &tally);
+        corners::run(&self.model, &scope, pass, &layers, &mut cache)?;
+        Ok(Footprint { workspace: self.workspace.high_water() - below, work: tally.total() })
+    }
+}
+
+fn every_corner_takes_what_its_plan_says(folder: &str) {
+    // Fewer blocks than the longest context: corners name some of them several times.
+    let room = Room { blocks: 11, cache_rows: 130 };
+    for threads in [1, 2] {
+        let machine = Machine::load(folder, threads, room);
+        for envelope in envelopes() {
+            for corner in corners::corners(&machine.model, &envelope, room) {
+                let what = format!("{folder}, {threads} threads, {envelope:?}, {}", corner.name);
+                let planned = corners::plan(&machine.model, *machine.cpu.target(), &corner.pass);
+                let planned = planned.unwrap_or_else(|error| panic!("{what}: {error}"));
+                let measured = machine.run(&corner.pass, planned.workspace);
+                assert_eq!(measured.unwrap_or_else(|error| panic!("{what}: {error}")), planned, "{what}");
+                let short = machine.run(&corner.pass, planned.workspace - Bytes(256));
+                assert!(matches!(short, Err(KernelError::Workspace(_))), "{what}: {short:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_corner_of_qwen2_5_vl_takes_what_its_plan_says() {
+    every_corner_takes_what_its_plan_says(QWEN2_5_VL);
+}
+
+#[test]
+fn every_corner_of_qwen2_takes_what_its_plan_says() {
+    every_corner_takes_what_its_plan_says(QWEN2);
+}
+
+#[test]
+fn every_corner_of_the_demo_takes_what_its_plan_says() {
+    if !repository(DEMO).join("config.json").exists() {
+        println!("skipped: the demo's checkpoint is not in {DEMO}");
+        return;
+    }
+    every_corner_takes_what_its_plan_says(DEMO);
+}
+
+#[test]
+fn a_launch_has_no_more_embeddings_than_the_cache_has_rows() {
+    let model = Model::plan(&bench::open(QWEN2_5_VL)).expect("it can be planned");
+    let envelope = Envelope { launch_patches: 400, picture_patches: 100, ..Envelope::default() };
+    let embeddings = |cache_rows| -> Vec<usize> {
+        let corners = corners::corners(&model, &envelope, Room { blocks: 4, cache_rows });
+        let launches = corners.iter().filter_map(|corner| match &corner.pass {
+            Pass::Encode(batch) => Some(batch.embeddings()),
+            Pass::Step(_) => None,
+        });
+        launches.collect()
+    };
+    assert_eq!(embeddings(1000), [100, 100]);
+    assert_eq!(embeddings(30), [30, 30]);
+    assert_eq!(embeddings(7), [7, 7]);
+    assert!(embeddings(0).is_empty(), "nothing is launched that has nowhere to go");
+}
+
+#[test]
+fn an_envelope_larger_than_this_machine_can_be_planned() {
+    let model = Model::plan(&bench::open(QWEN2_5_VL)).expect("it can be planned");
+    let envelope = Envelope { context_tokens: 1 << 20, sequences: 4096, step_tokens: 1 << 20, ..Envelope::default() };
+    let room = Room { blocks: 512, cache_rows: 2048 };
+    let corners = corners::corners(&model, &envelope, room);
+    let peaks = corners.iter().map(|corner| peak(&model, Target::Cpu { threads: 2 }, &corner.pass));
+    let largest = peaks.max().expect("there are corners");
+    // Block tables of 65,536 blocks for 4,096 sequences are 1 GiB by themselves.
+    assert!(largest > Bytes::gib(5), "{largest}");
+}
+
+/// A pass that the envelope lets through, as `random` wills it.
+struct Within<'m> {
+    model: &'m Model,
+    envelope: Envelope,
+    room: Room,
+    random: Random,
+}
+
+impl Within<'_> {
+    fn up_to(&mut self, most: usize) -> usize {
+        // Often at the limit itself: that is where plans break.
+        if self.random.below(3) == 0 { most } else { 1 + self.random.below(most) }
+    }
+
+    fn step(&mut self) -> Pass {
+        let mut left = self.up_to(self.envelope.step_tokens);
+        let sequences = self.up_to(self.envelope.sequences);
+        let mut shares = Vec::new();
+        while left > 0 && shares.len() < sequences {
+            let count = self.up_to(left.min(self.envelope.context_tokens));
+            let cached = self.random.below(self.envelope.context_tokens - count + 1);
+            let shown = if self.model.config().image_token().is_some() { self.random.below(count + 1) } else { 0 };
+            shares.push((count, cached, shown, self.random.below(2) == 0));
+            left -= count;
+        }
+        let longest = self.envelope.context_tokens;
+        let (tokens, positions) = (vec![0u32; longest], vec![[0u32; 3]; longest]);
+        let blocks: Vec<u32> =
+            (0..longest.div_ceil(BLOCK_TOKENS)).map(|block| (block % self.room.blocks) as u32).collect();
+        let rows: Vec<u32> = (0..longest).map(|row| (row % self.room.cache_rows) as u32).collect();
+        let pictures: Vec<[PictureRows<'_>; 1]> = shares
+            .iter()
+            .map(|(.., shown, _)| [PictureRows { tokens: 0..*shown, cache_rows: &rows[..*shown] }])
+            .collect();
+        let parts = shares.iter().zip(&pictures).map(|((count, cached, _, wants_logits), pictures)| SequencePart {
+            tokens: &tokens[..*count],
+            positions: &positions[..*count],
+            cached_tokens: *cached,
+            blocks: &blocks,
+            pictures,
+            wants_logits: *wants_logits,
+        });
+        Pass::Step(StepBatch::pack(&parts.collect::<Vec<_>>()))
+    }
+
+    fn launch(&mut self) -> Option<Pass> {
+        let (merged, features) = (self.model.config().merged_patches()?, self.model.config().patch_features()?);
+        let launch = self.envelope.launch_patches.min(self.room.cache_rows * merged);
+        let most = launch.min(self.envelope.picture_patches) / merged;
+        let mut left = launch / merged;
+        let mut pictures = Vec::new();
+        let next = Cell::new(0u32);
+        while left > 0 && (pictures.is_empty() || self.random.below(12) > 0) {
+            let rows = self.up_to(most.min(left));
+            let columns = self.up_to(most.min(left) / rows);
+            left -= rows * columns;
+            let side = merged.isqrt();
+            let grid = Grid { t: 1, h: (rows * side) as u32, w: (columns * side) as u32 };
+            let first = next.replace(next.get() + (rows * columns) as u32);
+            let patches = Patches { pixels: vec![0.0; grid.patches() * features], grid };
+            pictures.push((patches, (first..next.get()).collect::<Vec<u32>>()));
+        }
+        let views: Vec<_> = pictures.iter().map(|(patches, rows)| (patches, rows.as_slice())).collect();
+        Some(Pass::Encode(self.model.pack(&views)))
+    }
+}
+
+fn peak(model: &Model, target: Target, pass: &Pass) -> Bytes {
+    corners::plan(model, target, pass).expect("shapes agree").workspace
+}
+
+fn no_pass_exceeds_the_corners(model: &Model, envelope: Envelope, threads: usize, seed: u64) {
+    let (target, room) = (Target::Cpu { threads }, Room { blocks: 9, cache_rows: 90 });
+    let corners = corners::corners(model, &envelope, room);
+    let largest = |is_step: bool| {
+        let of_lane = corners.iter().filter(|corner| matches!(corner.pass, Pass::Step(_)) == is_step);
+        of_lane.map(|corner| peak(model, target, &corner.pass)).max().unwrap_or_default()
+    };
+    let (step_peak, launch_peak) = (largest(true), largest(false));
+    let mut within = Within { model, envelope: envelope.clone(), room, random: Random::new(seed) };
+    for _ in 0..20 {
+        let step = within.step();
+        let taken = peak(model, target, &step);
+        assert!(taken <= step_peak, "a step takes {taken}, the corners {step_peak}, in {envelope:?}: {step:?}");
+        let Some(launch) = within.launch() else { continue };
+        let taken = peak(model, target, &launch);
+        assert!(taken <= launch_peak, "a launch takes {taken}, the corners {launch_peak}, in {envelope:?}");
+    }
+}
+
+fn any_envelope() -> impl Strategy<Value = Envelope> {
+    (1usize..300, 1usize..12, 1usize..200, 4usize..200, 4usize..400).prop_map(
+        |(context_tokens, sequences, step_tokens, picture_patches, launch_patches)| Envelope {
+            context_tokens,
+            sequences,
+            step_tokens,
+            picture_patches,
+            pictures: 2,
+            launch_patches,
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_pass_inside_an_envelope_takes_more_than_its_corners(
+        envelope in any_envelope(), threads in 1usize..4, seed in any::<u64>(),
+    ) {
+        for folder in [QWEN2_5_VL, QWEN2] {
+            let model = Model::plan(&bench::open(folder)).expect("it can be planned");
+            no_pass_exceeds_the_corners(&model, envelope.clone(), threads, seed);
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! Checkpoints that contradict themselves: errors say which tensor or field, what was expected and what was found.
+
+mod bench;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+};
+
+use bench::repository;
+use bursar_model::{
+    LoadError, Model,
+    blocks::ConfigError,
+    checkpoint::{Checkpoint, CheckpointSource},
+    error::CheckpointError,
+    weights::WeightError,
+};
+use serde_json::{Value, json};
+
+const QWEN2: &str = "tests/golden/qwen2";
+const QWEN2_5_VL: &str = "tests/golden/qwen2_5_vl";
+
+/// A copy of a golden checkpoint that goes when it is dropped.
+struct Copy(PathBuf);
+
+impl Copy {
+    fn of(folder: &str) -> Self {
+        static COPIES: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("weights-{}-{}", std::process::id(), COPIES.fetch_add(1, Relaxed));
+        let copy = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        fs::create_dir_all(&copy).expect("a temporary folder");
+        for entry in fs::read_dir(repository(folder)).expect("the golden checkpoint") {
+            let entry = entry.expect("an entry");
+            if entry.file_type().expect("a type").is_file() {
+                fs::copy(entry.path(), copy.join(entry.file_name())).expect("a copy");
+            }
+        }
+        Copy(copy)
+    }
+
+    /// Changes a field of a JSON file; `null` removes it.
+    fn set(self, file: &str, pointer: &[&str], value: Value) -> Self {
+        let path = self.0.join(file);
+        let mut json: Value = serde_json::from_slice(&fs::read(&path).expect("a file")).expect("JSON");
+        let (last, folders) = pointer.split_last().expect("a field");
+        let object = folders.iter().fold(&mut json, |json, name| &mut json[*name]).as_object_mut().expect("an object");
+        match value {
+            Value::Null => drop(object.remove(*last)),
+            value => drop(object.insert((*last).to_owned(), value)),
+        }
+        fs::write(path, json.to_string()).expect("it is written");
+        self
+    }
+
+    /// Changes a tensor's entry in a safetensors header; the data stay. Gives it another name if asked.
+    fn retell(self, file: &str, tensor: &str, name: &str, change: impl FnOnce(&mut Value)) -> Self {
+        let path = self.0.join(file);
+        let bytes = fs::read(&path).expect("a file");
+        let (length, rest) = bytes.split_first_chunk::<8>().expect("a length");
+        let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
+        let mut header: Value = serde_json::from_slice(header).expect("a header");
+        let mut entry = header.as_object_mut().expect("an object").remove(tensor).expect("the tensor");
+        change(&mut entry);
+        header[name] = entry;
+        let header = header.to_string();
+        let parts = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data];
+        fs::write(path, parts.concat()).expect("it is written");
+        self
+    }
+
+    fn error(&self) -> LoadError {
+        let checkpoint = Checkpoint::open(CheckpointSource::Folder(self.0.clone())).expect("the files are well formed");
+        match Model::plan(&checkpoint) {
+            Ok(_) => panic!("the broken checkpoint was planned"),
+            Err(error) => {
+                assert!(!error.hint().is_empty());
+                error
+            }
+        }
+    }
+}
+
+impl Drop for Copy {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+const FILE: &str = "model.safetensors";
+
+#[test]
+fn the_copies_themselves_are_good() {
+    for folder in [QWEN2, QWEN2_5_VL] {
+        let copy = Copy::of(folder);
+        let checkpoint = Checkpoint::open(CheckpointSource::Folder(copy.0.clone())).expect("it opens");
+        Model::plan(&checkpoint).expect("it can be planned");
+    }
+}
+
+#[test]
+fn a_missing_tensor_is_named_with_its_nearest() {
+    let name = "model.layers.1.mlp.up_proj.weight";
+    let error = Copy::of(QWEN2).retell(FILE, name, "model.layers.1.mlp.upp_proj.weight", |_| {}).error();
+    let LoadError::Weights(WeightError::Checkpoint(CheckpointError::MissingTensor { tensor, nearest })) = &error else {
+        panic!("{error:?}");
+    };
+    assert_eq!(tensor, name);
+    assert!(nearest.contains(&"model.layers.1.mlp.upp_proj.weight".to_owned()), "{nearest:?}");
+    assert_eq!(error.to_string(), "there is no tensor model.layers.1.mlp.up_proj.weight");
+    assert!(error.hint().contains("upp_proj"), "{}", error.hint());
+}
+
+#[test]
+fn more_layers_than_the_file_has_end_at_the_first_missing_tensor() {
+    let error = Copy::of(QWEN2).set("config.json", &["num_hidden_layers"], json!(3)).error();
+    assert_eq!(error.to_string(), "there is no tensor model.layers.2.input_layernorm.weight");
+}
+
+#[test]
+fn a_tensor_of_another_shape_is_named_with_both_shapes() {
+    let name = "model.layers.0.self_attn.o_proj.weight"; // [48, 896]
+    let transposed = |entry: &mut Value| entry["shape"].as_array_mut().expect("a shape").reverse();
+    let error = Copy::of(QWEN2).retell(FILE, name, name, transposed).error();
+    assert!(matches!(&error, LoadError::Weights(WeightError::Shape { name: found, .. }) if found == name), "{error:?}");
+    assert_eq!(
+        error.to_string(),
+        "tensor model.layers.0.self_attn.o_proj.weight has shape [896, 48], but config.json asks for [48, 896]"
+    );
+}
+
+#[test]
+fn a_part_of_a_fused_projection_is_named_with_its_own_shape() {
+    let error = Copy::of(QWEN2).set("config.json", &["num_key_value_heads"], json!(1)).error();
+    assert_eq!(
+        error.to_string(),
+        "tensor model.layers.0.self_attn.k_proj.weight has shape [128, 48], but config.json asks for [64, 48]"
+    );
+}
+
+#[test]
+fn mixed_types_in_a_fused_projection_are_refused() {
+    let name = "model.layers.0.self_attn.v_proj.weight";
+    let error = Copy::of(QWEN2).retell(FILE, name, name, |entry| entry["dtype"] = json!("BF16")).error();
+    assert!(matches!(&error, LoadError::Weights(WeightError::Mixed { name: found, .. }) if found == name), "{error:?}");
+    let expected = "tensor model.layers.0.self_attn.v_proj.weight holds bf16, but its neighbours hold f16";
+    assert_eq!(error.to_string(), expected);
+}
+
+#[test]
+fn a_type_that_is_not_computed_with_is_named() {
+    let name = "model.norm.weight";
+    let error = Copy::of(QWEN2).retell(FILE, name, name, |entry| entry["dtype"] = json!("I16")).error();
+    assert!(
+        matches!(error, LoadError::Weights(WeightError::Checkpoint(CheckpointError::TensorType { .. }))),
+        "{error:?}"
+    );
+    assert!(error.to_string().contains("model.norm.weight is I16"), "{error}");
+}
+
+#[test]
+fn an_unknown_architecture_is_told_what_is_known() {
+    let error = Copy::of(QWEN2).set("config.json", &["architectures"], json!(["LlamaForCausalLM"])).error();
+    assert!(matches!(error, LoadError::Architecture(_)), "{error:?}");
+    assert_eq!(
+        error.to_string(),
+        "no family serves the architecture [\"LlamaForCausalLM\"]; \
+         known: Qwen2_5_VLForConditionalGeneration, Qwen2ForCausalLM"
+    );
+    let error = Copy::of(QWEN2).set("config.json", &["architectures"], Value::Null).error();
+    assert!(error.to_string().starts_with("no family serves the architecture []"), "{error}");
+}
+
+#[test]
+fn configurations_that_contradict_themselves_are_refused_with_both_numbers() {
+    let refused = |folder: &str, field: &[&str], value: Value| {
+        let error = Copy::of(folder).set("config.json", field, value).error();
+        assert!(matches!(error, LoadError::Config(_)), "{error:?}");
+        error.to_string()
+    };
+    let text = |field: &str, value: Value| refused(QWEN2, &[field], value);
+    assert_eq!(text("num_key_value_heads", json!(4)), "config.json: 14 query heads do not share 4 key heads");
+    assert_eq!(text("head_dim", json!(63)), "config.json: a head of 63 elements cannot be rotated in pairs");
+    assert_eq!(text("hidden_act", json!("gelu")), "config.json: hidden_act is gelu, supported: silu");
+    assert_eq!(text("use_sliding_window", json!(true)), "config.json: use_sliding_window is true, supported: false");
+    assert_eq!(text("vocab_size", json!(300)), "config.json: vocab_size is 300, but the tokenizer has 376 ids");
+    assert_eq!(text("vocab_size", Value::Null), "config.json: missing field `vocab_size`");
+    assert_eq!(text("num_attention_heads", json!(0)), "config.json: num_attention_heads is 0, not from 1 to 4096");
+    let absurd = text("hidden_size", json!(u64::MAX));
+    assert_eq!(absurd, format!("config.json: hidden_size is {}, not from 1 to 1048576", u64::MAX));
+    let yarn = text("rope_scaling", json!({ "type": "yarn", "factor": 4.0 }));
+    assert_eq!(yarn, "config.json: rope_scaling.type is yarn, supported: default, mrope");
+
+    let vision = |field: &str, value: Value| refused(QWEN2_5_VL, &["vision_config", field], value);
+    let sections = refused(QWEN2_5_VL, &["rope_scaling", "mrope_section"], json!([16, 24, 25]));
+    assert!(sections.contains("[16, 24, 25] does not share the 64 pairs"), "{sections}");
+    assert_eq!(
+        refused(QWEN2_5_VL, &["image_token_id"], json!(384)),
+        "config.json: image_token_id is 384, but vocab_size is 384"
+    );
+    assert_eq!(
+        vision("out_hidden_size", json!(128)),
+        "config.json: vision_config.out_hidden_size 128 is not hidden_size 256"
+    );
+    assert_eq!(
+        vision("num_heads", json!(3)),
+        "config.json: vision_config: 3 heads of 160 elements cannot be rotated along two axes"
+    );
+    assert_eq!(vision("window_size", json!(27)), "config.json: vision_config: a window holds no merged patch");
+    assert_eq!(
+        vision("fullatt_block_indexes", json!([1, 3])),
+        "config.json: vision_config.fullatt_block_indexes names layer 3, but its depth is 3"
+    );
+    assert_eq!(
+        vision("patch_size", json!(16)),
+        "config.json: vision_config.patch_size is 16, but the image processor's is 14"
+    );
+}
+
+#[test]
+fn an_image_processor_of_another_model_is_refused() {
+    let error = Copy::of(QWEN2_5_VL).set("preprocessor_config.json", &["merge_size"], json!(1)).error();
+    assert!(matches!(error, LoadError::Config(ConfigError::Contradiction(_))), "{error:?}");
+    let expected = "config.json: vision_config.spatial_merge_size is 2, but the image processor's is 1";
+    assert_eq!(error.to_string(), expected);
+}

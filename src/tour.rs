@@ -1,0 +1,75 @@
+//! The tour: a runtime, the demo model, the budget, two answers, and the budget again.
+
+use std::{
+    io::{Write, stdout},
+    time::{Duration, Instant},
+};
+
+use bursar::{Chat, Image, ModelHandle, Runtime, Snapshot, demo};
+
+use crate::{DeviceOptions, failure::Failure, model};
+
+/// How long the ledger may take to get back to where it was after the last answer: leases are returned by note.
+const SETTLING_MAX: Duration = Duration::from_secs(5);
+
+/// Runs the tour.
+pub async fn run(device: &DeviceOptions) -> Result<(), Failure> {
+    let runtime = model::start(device).await?;
+    println!("A host device of {} stands in for a GPU. Loading the embedded demo model.\n", device.capacity);
+    let started = Instant::now();
+    let demo = model::load(&runtime, "demo", true).await?;
+    println!("READY after {:.1} s: planned, loaded, stressed, sized.\n", started.elapsed().as_secs_f64());
+    let before = snapshot(&runtime).await?;
+    println!("{before}\n");
+    for picture in demo::pictures() {
+        answer(&demo, picture).await?;
+    }
+    let after = settled(&runtime, &before).await?;
+    println!("{after}\n");
+    let verdict = if after == before { "The ledger is back to where it was." } else { "The ledger has changed!" };
+    println!("{verdict}");
+    runtime.shutdown().await;
+    if after != before {
+        return Err(Failure {
+            error: "bytes were leased for the answers and did not come back".to_owned(),
+            hint: "this is a bug in Bursar; please report it with the tables above".to_owned(),
+        });
+    }
+    Ok(())
+}
+
+async fn answer(demo: &ModelHandle, picture: &demo::Picture) -> Result<(), Failure> {
+    println!("[{}] {}", picture.name, picture.question);
+    print!("> ");
+    let chat = Chat::new().user(picture.question).image(Image::from_bytes(picture.bytes));
+    let (asked, mut first) = (Instant::now(), None);
+    let mut reply = demo.chat(chat).await?;
+    while let Some(event) = reply.next().await {
+        let event = event?;
+        first.get_or_insert_with(|| asked.elapsed());
+        print!("{}", event.text());
+        stdout().flush()?;
+    }
+    let first = first.unwrap_or_default().as_millis();
+    println!("\n  (first token after {first} ms, all after {} ms)\n", asked.elapsed().as_millis());
+    Ok(())
+}
+
+async fn snapshot(runtime: &Runtime) -> Result<Snapshot, Failure> {
+    runtime.budget().snapshot().await.map_err(|error| Failure {
+        error: error.to_string(),
+        hint: "the runtime is gone; start again".to_owned(),
+    })
+}
+
+/// The ledger once it equals `before`, or as it is when the patience ends.
+async fn settled(runtime: &Runtime, before: &Snapshot) -> Result<Snapshot, Failure> {
+    let patience = Instant::now() + SETTLING_MAX;
+    loop {
+        let now = snapshot(runtime).await?;
+        if now == *before || Instant::now() > patience {
+            return Ok(now);
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
