@@ -20,12 +20,12 @@ pub async fn run(device: &DeviceOptions) -> Result<(), Failure> {
     let demo = model::load(&runtime, "demo", true).await?;
     println!("READY after {:.1} s: planned, loaded, stressed, sized.\n", started.elapsed().as_secs_f64());
     let before = snapshot(&runtime).await?;
-    println!("{before}\n");
+    println!("{before}");
     for picture in demo::pictures() {
         answer(&demo, picture).await?;
     }
     let after = settled(&runtime, &before).await?;
-    println!("{after}\n");
+    println!("{after}");
     let verdict = if after == before { "The ledger is back to where it was." } else { "The ledger has changed!" };
     println!("{verdict}");
     runtime.shutdown().await;
@@ -56,10 +56,11 @@ async fn answer(demo: &ModelHandle, picture: &demo::Picture) -> Result<(), Failu
 }
 
 async fn snapshot(runtime: &Runtime) -> Result<Snapshot, Failure> {
-    runtime.budget().snapshot().await.map_err(|error| Failure {
-        error: error.to_string(),
-        hint: "the runtime is gone; start again".to_owned(),
-    })
+    runtime
+        .budget()
+        .snapshot()
+        .await
+        .map_err(|error| Failure { error: error.to_string(), hint: "the runtime is gone; start again".to_owned() })
 }
 
 /// The ledger once it equals `before`, or as it is when the patience ends.

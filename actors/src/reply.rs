@@ -21,6 +21,11 @@ impl<T> Reply<T> {
     pub fn answer(self, answer: T) {
         drop(self.0.send(answer));
     }
+
+    /// Returns when the asker has given up.
+    pub async fn given_up(&mut self) {
+        self.0.closed().await;
+    }
 }
 
 /// A question that was not answered.
@@ -52,14 +57,17 @@ impl Question {
         AskError::Gone { role: self.to, what: self.what }
     }
 
+    /// The deadline passed.
+    pub fn timed_out(&self) -> AskError {
+        AskError::TimedOut { role: self.to, what: self.what, seconds: self.deadline.as_secs() }
+    }
+
     /// Waits for an answer until the deadline.
     pub async fn wait<T>(&self, answer: oneshot::Receiver<T>) -> Result<T, AskError> {
         match tokio::time::timeout(self.deadline, answer).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(_)) => Err(self.gone()),
-            Err(_) => {
-                Err(AskError::TimedOut { role: self.to, what: self.what, seconds: self.deadline.as_secs() })
-            }
+            Err(_) => Err(self.timed_out()),
         }
     }
 

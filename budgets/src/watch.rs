@@ -87,6 +87,11 @@ impl FenceWatch {
         Ok(passed)
     }
 
+    /// Whether this lease still waits for its fence.
+    pub fn waits_for(&self, lease: LeaseId) -> bool {
+        self.pending.contains_key(&lease)
+    }
+
     /// How many leases still wait.
     pub fn waiting(&self) -> usize {
         self.pending.len()

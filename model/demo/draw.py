@@ -49,6 +49,7 @@ class Shape:
     radius: float  # of the circle around it, in pixels
     rotation: float  # radians
     star_depth: float = 0.45  # inner over outer radius; only a star has one
+    squeeze: tuple[float, float] = (1.0, 1.0)  # width and height over the regular shape's; only triangles differ
 
     @property
     def size(self) -> float:
@@ -56,7 +57,7 @@ class Shape:
         area = {
             "circle": math.pi,
             "square": 2.0,
-            "triangle": 1.299,
+            "triangle": 1.299 * self.squeeze[0] * self.squeeze[1],
             "star": 2.939 * self.star_depth,
         }[self.kind]
         return self.radius * math.sqrt(area)
@@ -283,7 +284,7 @@ def place_number(rng, width: int, height: int, alone: bool, fonts):
     if len(text) == 1 and rng.random() < 0.1:
         text = "0"
     scale = math.sqrt(width * height)
-    tall = scale * between(rng, 0.14, 0.5 if alone else 0.3)
+    tall = scale * between(rng, 0.115, 0.5 if alone else 0.3)
     tall = min(tall, 0.8 * height, 0.88 * width / (0.72 * len(text)))
     mask, boxes = mask_of_number(rng, text, max(14, round(tall)), fonts)
     room_x, room_y = width * 0.96, height * 0.96
@@ -325,9 +326,12 @@ def place_shapes(rng, width, height, count, taken) -> list[Shape]:
         kind = pick(rng, KINDS)
         colour = pick(rng, few_colours or list(COLOURS))
         depth = between(rng, 0.38, 0.52)
+        squeeze = (1.0, 1.0)
+        if kind == "triangle" and rng.random() < 0.5:
+            squeeze = pick(rng, ((between(rng, 0.6, 1.0), 1.0), (1.0, between(rng, 0.65, 1.0))))
         for attempt in range(25):
-            radius = scale * between(rng, 0.075, largest * (1 - 0.02 * attempt))
-            radius = max(9.0, min(radius, 0.46 * min(width, height)))
+            radius = scale * between(rng, 0.065, largest * (1 - 0.02 * attempt))
+            radius = max(8.0, min(radius, 0.46 * min(width, height)))
             rotation = between(rng, 0, 2 * math.pi) if rng.random() < 0.5 else 0.0
             shape = Shape(
                 kind,
@@ -337,6 +341,7 @@ def place_shapes(rng, width, height, count, taken) -> list[Shape]:
                 radius,
                 rotation,
                 depth,
+                squeeze,
             )
             if room_for(shape, shapes, taken, width, height):
                 shapes.append(shape)
@@ -364,7 +369,7 @@ def ink_of(rng, colour: str) -> tuple[int, int, int]:
     return tuple(round(255 * channel) for channel in colorsys.hsv_to_rgb((hue / 360) % 1.0, saturation, value))
 
 
-def outline(shape: Shape, radius: float, middle: float) -> list[tuple[float, float]]:
+def outline(shape: Shape, radius: float) -> list[tuple[float, float]]:
     if shape.kind == "star":
         corners = 10
         radii = [radius if i % 2 == 0 else radius * shape.star_depth for i in range(10)]
@@ -373,8 +378,11 @@ def outline(shape: Shape, radius: float, middle: float) -> list[tuple[float, flo
         corners = 4 if shape.kind == "square" else 3
         radii = [radius] * corners
         start = -math.pi / 4 if shape.kind == "square" else -math.pi / 2
-    angles = [start + shape.rotation + 2 * math.pi * i / corners for i in range(corners)]
-    return [(middle + r * math.cos(a), middle + r * math.sin(a)) for r, a in zip(radii, angles)]
+    angles = [start + 2 * math.pi * i / corners for i in range(corners)]
+    # Squeezed along the shape's own axes, then turned.
+    cosine, sine = math.cos(shape.rotation), math.sin(shape.rotation)
+    own = [(r * math.cos(a) * shape.squeeze[0], r * math.sin(a) * shape.squeeze[1]) for r, a in zip(radii, angles)]
+    return [(x * cosine - y * sine, x * sine + y * cosine) for x, y in own]
 
 
 def paint_shape(image: Image.Image, shape: Shape, radius: float, ink) -> None:
@@ -392,7 +400,7 @@ def paint_shape(image: Image.Image, shape: Shape, radius: float, ink) -> None:
             (shift_x - reach_fine, shift_y - reach_fine, shift_x + reach_fine, shift_y + reach_fine), fill=255
         )
     else:
-        points = outline(shape, radius * fine, 0.0)
+        points = outline(shape, radius * fine)
         draw.polygon([(x + shift_x, y + shift_y) for x, y in points], fill=255)
     image.paste(ink, (left, top), mask.reduce(fine))
 
@@ -400,14 +408,17 @@ def paint_shape(image: Image.Image, shape: Shape, radius: float, ink) -> None:
 def paint_background(rng, scene: Scene) -> Image.Image:
     light = scene.background == "light"
     base = between(rng, 205, 255) if light else between(rng, 0, 55)
-    if rng.random() < 0.25:
+    chance = rng.random()
+    if chance < 0.25:
         base = 255.0 if light else 0.0
-    tint = rng.normal(0, 5, 3) if rng.random() < 0.6 else np.zeros(3)
-    shade = np.clip(base + tint, 198 if light else 0, 255 if light else 62)
+    elif chance < 0.4:
+        base = between(rng, 165, 210) if light else between(rng, 50, 95)
+    tint = rng.normal(0, 5 if rng.random() < 0.75 else 14, 3) if rng.random() < 0.6 else np.zeros(3)
+    shade = np.clip(base + tint, 155 if light else 0, 255 if light else 105)
     if rng.random() < 0.6:
         return Image.new("RGB", (scene.width, scene.height), tuple(int(c) for c in shade))
     corners = shade + rng.normal(0, 7, (2, 2, 1))
-    corners = np.clip(corners, 190 if light else 0, 255 if light else 68).astype(np.uint8)
+    corners = np.clip(corners, 150 if light else 0, 255 if light else 110).astype(np.uint8)
     return Image.fromarray(corners).resize((scene.width, scene.height), Image.Resampling.BILINEAR)
 
 

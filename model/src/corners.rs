@@ -160,9 +160,8 @@ fn step(model: &Model, envelope: &Envelope, room: Room, tokens: usize) -> StepBa
     assert!(tokens > 0 && envelope.context_tokens > 0, "an envelope lets a token through: {envelope:?}");
     let sequences = envelope.sequences.min(tokens);
     let tokens = tokens.min(sequences * envelope.context_tokens);
-    let blocks: Vec<u32> = (0..envelope.context_tokens.div_ceil(BLOCK_TOKENS))
-        .map(|block| (block % room.blocks.max(1)) as u32)
-        .collect();
+    let blocks: Vec<u32> =
+        (0..envelope.context_tokens.div_ceil(BLOCK_TOKENS)).map(|block| (block % room.blocks.max(1)) as u32).collect();
     let shares: Vec<usize> = (0..sequences).map(|s| tokens / sequences + usize::from(s < tokens % sequences)).collect();
     let longest = shares[0];
     let ids = vec![0u32; longest];

@@ -34,5 +34,16 @@ pub struct Picture {
 
 /// The bundled pictures.
 pub fn pictures() -> &'static [Picture] {
-    &[]
+    &[
+        Picture {
+            name: "shapes.png",
+            bytes: include_bytes!("../demo/pictures/shapes.png"),
+            question: "Describe the picture.",
+        },
+        Picture {
+            name: "number.png",
+            bytes: include_bytes!("../demo/pictures/number.png"),
+            question: "What number is written?",
+        },
+    ]
 }

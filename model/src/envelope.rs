@@ -19,15 +19,46 @@ pub struct Envelope {
     pub launch_patches: usize,
 }
 
+/// A limit that contradicts another, or that no request could live with.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{limit} is {value}, it must be {required}")]
+pub struct LimitError {
+    /// Which limit.
+    pub limit: &'static str,
+    /// Its value.
+    pub value: usize,
+    /// What it would have to be.
+    pub required: String,
+}
+
+impl Envelope {
+    /// Whether the limits go together.
+    ///
+    /// # Errors
+    /// The first that does not.
+    pub fn check(&self) -> Result<(), LimitError> {
+        let require = |limit, value: usize, least: usize, why: &str| match value >= least {
+            true => Ok(()),
+            false => Err(LimitError { limit, value, required: format!("at least {least}: {why}") }),
+        };
+        require("context_tokens", self.context_tokens, 2, "one token is read and one written")?;
+        require("sequences", self.sequences, 1, "somebody is served")?;
+        require("step_tokens", self.step_tokens, self.sequences, "each sequence has a token in a step")?;
+        require("picture_patches", self.picture_patches, 4, "a picture has at least one token")?;
+        require("pictures", self.pictures, 1, "a request may show something")?;
+        require("launch_patches", self.launch_patches, self.picture_patches, "a launch takes the largest picture")
+    }
+}
+
 impl Default for Envelope {
     fn default() -> Self {
         Envelope {
             context_tokens: 4096,
             sequences: 16,
             step_tokens: 512,
-            picture_patches: 5476,
+            picture_patches: 4096,
             pictures: 8,
-            launch_patches: 8192,
+            launch_patches: 4096,
         }
     }
 }

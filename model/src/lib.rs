@@ -23,5 +23,5 @@ pub mod sampling;
 pub mod text;
 pub mod weights;
 
-pub use envelope::Envelope;
+pub use envelope::{Envelope, LimitError};
 pub use model::{LoadError, Model};

@@ -46,7 +46,9 @@ impl FamilyConfig {
         let config = Self::read(checkpoint)?;
         let (ids, rows) = (checkpoint.tokenizer().vocabulary_size(), config.decoder().vocabulary);
         if ids > rows {
-            return Err(ConfigError::Contradiction(format!("vocab_size is {rows}, but the tokenizer has {ids} ids")).into());
+            return Err(
+                ConfigError::Contradiction(format!("vocab_size is {rows}, but the tokenizer has {ids} ids")).into()
+            );
         }
         Ok(config)
     }
@@ -118,6 +120,7 @@ impl FamilyConfig {
 }
 
 /// A family's weights.
+#[expect(clippy::large_enum_variant, reason = "a model has one of it, and never moves it")]
 pub(crate) enum Family {
     Qwen2(qwen2::Model),
     Qwen2_5Vl(qwen2_5_vl::Model),

@@ -171,11 +171,13 @@ impl Within<'_> {
         let mut left = self.up_to(self.envelope.step_tokens);
         let sequences = self.up_to(self.envelope.sequences);
         let mut shares = Vec::new();
+        let (evenly, all_want) = (self.random.below(2) == 0, self.random.below(2) == 0);
         while left > 0 && shares.len() < sequences {
-            let count = self.up_to(left.min(self.envelope.context_tokens));
-            let cached = self.random.below(self.envelope.context_tokens - count + 1);
+            let most = left.min(self.envelope.context_tokens);
+            let count = if evenly { left.div_ceil(sequences - shares.len()).min(most) } else { self.up_to(most) };
+            let cached = self.up_to(self.envelope.context_tokens - count + 1) - 1;
             let shown = if self.model.config().image_token().is_some() { self.random.below(count + 1) } else { 0 };
-            shares.push((count, cached, shown, self.random.below(2) == 0));
+            shares.push((count, cached, shown, all_want || self.random.below(2) == 0));
             left -= count;
         }
         let longest = self.envelope.context_tokens;
@@ -203,9 +205,12 @@ impl Within<'_> {
         let launch = self.envelope.launch_patches.min(self.room.cache_rows * merged);
         let most = launch.min(self.envelope.picture_patches) / merged;
         let mut left = launch / merged;
+        // Many small pictures or a few large ones, a full launch or not.
+        let most = if self.random.below(2) == 0 { 1 } else { most };
+        let full = self.random.below(2) == 0;
         let mut pictures = Vec::new();
         let next = Cell::new(0u32);
-        while left > 0 && (pictures.is_empty() || self.random.below(12) > 0) {
+        while left > 0 && (full || pictures.is_empty() || self.random.below(12) > 0) {
             let rows = self.up_to(most.min(left));
             let columns = self.up_to(most.min(left) / rows);
             left -= rows * columns;

@@ -3,15 +3,12 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use bursar_budgets::{
-    Bytes, Device, Effect, FenceWatch, GateError, Input, Ledger, LedgerConfig, Lease, LeaseId, Memory, Owner, Refusal,
+    Bytes, Device, Effect, Gate, GateError, Input, Label, Lease, LeaseId, Ledger, LedgerConfig, Memory, Owner, Refusal,
     RequestId, Resized,
 };
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 
-use super::{
-    BudgetMessage, Desk,
-    desk::Note,
-};
+use super::{BudgetMessage, Desk, desk::Note};
 use crate::reply::Reply;
 
 /// How often fences are looked at while a lease waits for one.
@@ -35,7 +32,6 @@ pub struct BudgetArguments {
 /// Its state.
 pub struct BudgetState {
     ledger: Ledger,
-    watch: FenceWatch,
     device: Arc<dyn Device>,
     desk: Arc<Desk>,
     asked: BTreeMap<RequestId, Asked>,
@@ -71,7 +67,6 @@ impl Actor for BudgetActor {
         let live: Vec<_> = desk.leases().iter().map(|entry| entry.value().clone()).collect();
         let mut state = BudgetState {
             ledger: Ledger::rebuild(config, live),
-            watch: FenceWatch::default(),
             device,
             desk,
             asked: BTreeMap::new(),
@@ -79,6 +74,7 @@ impl Actor for BudgetActor {
             polling: false,
         };
         state.step(Input::Canary(canary));
+        state.pick_up();
         state.desk.seat(myself.clone());
         // Whatever was posted while nobody sat there.
         drop(myself.send_message(BudgetMessage::Notes));
@@ -111,15 +107,24 @@ impl Actor for BudgetActor {
                 }
             }
             BudgetMessage::Canary(bytes) => state.step(Input::Canary(bytes)),
-            BudgetMessage::Gate { model, to, reply } => reply.answer(state.move_gate(Input::Gate { model, to })),
-            BudgetMessage::Available(reply) => reply.answer(state.ledger.available(Memory::Device)),
+            BudgetMessage::Gate { model, to, reply } => {
+                if to == Gate::Open {
+                    // While a gate is open a gain is ignored, so what is long gone is forgotten before.
+                    state.measure()?;
+                }
+                reply.answer(state.move_gate(model, to));
+            }
+            BudgetMessage::Available(reply) => {
+                state.measure()?;
+                reply.answer(state.ledger.available(Memory::Device));
+            }
             BudgetMessage::Snapshot(reply) => reply.answer(state.ledger.snapshot()),
             BudgetMessage::Notes => {}
             BudgetMessage::Poll => state.polling = false,
         }
         state.read_notes()?;
         state.look_at_fences()?;
-        if state.watch.waiting() > 0 && !state.polling {
+        if state.desk.books().watch.waiting() > 0 && !state.polling {
             state.polling = true;
             myself.send_after(FENCE_POLL, || BudgetMessage::Poll);
         }
@@ -128,18 +133,44 @@ impl Actor for BudgetActor {
 }
 
 impl BudgetState {
+    /// Takes up what a predecessor left: gates that were frozen, leases that were on their way home.
+    fn pick_up(&mut self) {
+        let (gates, ending, last_lease) = {
+            let books = self.desk.books();
+            (books.gates.clone(), books.ending.clone(), books.last_lease)
+        };
+        if let Some(last) = last_lease {
+            self.ledger.number_leases_after(last);
+        }
+        for (model, to) in gates {
+            self.step(Input::Gate { model, to });
+        }
+        for lease in ending {
+            // Those whose fence was being waited for are told of again; the others have no memory left to wait for.
+            let passed = !self.desk.books().watch.waits_for(lease);
+            self.step(Input::Release { lease, passed });
+        }
+    }
+
     fn read_notes(&mut self) -> Result<(), ActorProcessingErr> {
-        for note in self.desk.take_notes() {
+        while let Some(note) = self.desk.take_note() {
             match note {
                 // A dead owner's thread came late: its lease is gone, and so is the memory.
                 Note::Segment(lease, revoker) if self.ledger.holding(lease).is_none() => {
                     revoker.revoke()?;
                 }
-                Note::Segment(lease, revoker) => self.watch.segment_reserved(lease, revoker),
+                Note::Segment(lease, revoker) => self.desk.books().watch.segment_reserved(lease, revoker),
                 Note::Released(note) => {
                     let lease = note.lease;
-                    let passed = self.watch.released(note);
+                    let passed = {
+                        let mut books = self.desk.books();
+                        books.ending.insert(lease);
+                        books.watch.released(note)
+                    };
                     self.step(Input::Release { lease, passed });
+                    if self.ledger.holding(lease).is_none() {
+                        self.desk.books().ending.remove(&lease);
+                    }
                 }
             }
         }
@@ -147,9 +178,21 @@ impl BudgetState {
     }
 
     fn look_at_fences(&mut self) -> Result<(), ActorProcessingErr> {
-        for lease in self.watch.passed()? {
+        let passed = self.desk.books().watch.passed()?;
+        for lease in passed {
             self.step(Input::FencePassed { lease });
         }
+        Ok(())
+    }
+
+    /// What other processes hold at least: what is used and was never granted. Leases that are not backed yet hide as
+    /// much of it.
+    fn measure(&mut self) -> Result<(), ActorProcessingErr> {
+        let memory = self.device.memory()?;
+        let account = self.ledger.account(Memory::Device);
+        let ours = account.overhead + account.granted;
+        let foreign = (memory.total - memory.free).saturating_sub(ours);
+        self.step(Input::Foreign(foreign));
         Ok(())
     }
 
@@ -159,9 +202,9 @@ impl BudgetState {
         }
     }
 
-    fn move_gate(&mut self, input: Input) -> Result<(), GateError> {
+    fn move_gate(&mut self, model: Label, to: Gate) -> Result<(), GateError> {
         let mut outcome = Ok(());
-        for effect in self.ledger.step(input) {
+        for effect in self.ledger.step(Input::Gate { model, to }) {
             match effect {
                 Effect::GateStuck(error) => outcome = Err(error),
                 effect => self.act(effect),
@@ -174,6 +217,7 @@ impl BudgetState {
         match effect {
             Effect::Granted(grant) => {
                 let lease = Lease::issue(&grant, self.desk.clone());
+                self.desk.books().last_lease = Some(lease.id());
                 self.desk.leases().insert(lease.id(), lease.holding());
                 match self.asked.remove(&grant.request()) {
                     Some(Asked::Lease(reply)) => reply.answer(Ok(lease)),
@@ -194,23 +238,28 @@ impl BudgetState {
                     asked.refuse(refused.reason);
                 }
             }
-            Effect::Revoking { lease } => self.watch.revoke(lease, self.device.fence_here()),
+            Effect::Revoking { lease } => {
+                let mut books = self.desk.books();
+                books.ending.insert(lease);
+                books.watch.revoke(lease, self.device.fence_here());
+            }
             Effect::Freed { lease, .. } => self.forget(lease),
             Effect::OwnerCleared { owner } => self.answer_cleared(&owner),
             Effect::Deficit { short_by, .. } => metrics::gauge!("bursar_deficit_bytes").set(short_by.0 as f64),
             Effect::DeficitOver => metrics::gauge!("bursar_deficit_bytes").set(0.0),
+            Effect::GateMoved { model, to } => drop(self.desk.books().gates.insert(model, to)),
             // Nobody shrinks after READY yet; the profile's issue gives these a reader.
             Effect::GiveUp { .. }
             | Effect::CanaryGiven { .. }
             | Effect::CanaryTaken { .. }
             | Effect::Waiting { .. }
-            | Effect::GateMoved { .. }
             | Effect::GateStuck(_) => {}
         }
     }
 
     fn forget(&mut self, lease: LeaseId) {
         self.desk.leases().remove(&lease);
+        self.desk.books().ending.remove(&lease);
     }
 
     fn answer_cleared(&mut self, owner: &Owner) {

@@ -1,24 +1,43 @@
-//! The desk: what survives a budget actor. Notes that leases post, the table of live leases, and who sits there now.
+//! The desk: what survives a budget actor. Notes that leases post, the table of live leases, the fences that leases wait
+//! for, the gates, and who sits there now.
 
-use std::sync::{
-    Mutex, MutexGuard,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
-use bursar_budgets::{Holding, LeaseId, ReleaseNote, ReleaseNotes, RequestId, Revoker};
+use bursar_budgets::{FenceWatch, Gate, Holding, Label, LeaseId, ReleaseNote, ReleaseNotes, RequestId, Revoker};
 use dashmap::DashMap;
-use ractor::ActorRef;
+use ractor::{ActorId, ActorRef};
+use tokio::sync::watch;
 
 use super::BudgetMessage;
 
 /// Shared by the budget actor, its successors, and every lease.
-#[derive(Default)]
 pub struct Desk {
-    notes: Mutex<Vec<Note>>,
-    actor: Mutex<Option<ActorRef<BudgetMessage>>>,
+    notes: Mutex<VecDeque<Note>>,
+    seat: watch::Sender<Seat>,
     next_request: AtomicU64,
     /// Written by the budget actor alone; read by metrics, and by a successor that rebuilds the ledger.
     leases: DashMap<LeaseId, Holding>,
+    books: Mutex<Books>,
+}
+
+/// What the ledger is told and a successor has to be told again. Used by the budget actor alone.
+#[derive(Default)]
+pub(super) struct Books {
+    /// Revokers of live segments, and memory that waits for its fence: a successor without them would call bytes free
+    /// that are backed.
+    pub(super) watch: FenceWatch,
+    /// Leases that are on their way home.
+    pub(super) ending: BTreeSet<LeaseId>,
+    /// The last lease that was granted.
+    pub(super) last_lease: Option<LeaseId>,
+    /// How far each model's startup is.
+    pub(super) gates: BTreeMap<Label, Gate>,
 }
 
 /// What a lease has to say. There are never more than two for each live lease.
@@ -29,15 +48,61 @@ pub(super) enum Note {
     Segment(LeaseId, Revoker),
 }
 
+/// Who answers for the budget.
+#[derive(Clone, Default)]
+pub(super) enum Seat {
+    /// Nobody yet.
+    #[default]
+    Empty,
+    /// This one, or its successor soon.
+    Taken(ActorRef<BudgetMessage>),
+    /// Nobody ever again.
+    Closed,
+}
+
+impl Default for Desk {
+    fn default() -> Self {
+        Desk {
+            notes: Mutex::default(),
+            seat: watch::Sender::new(Seat::Empty),
+            next_request: AtomicU64::default(),
+            leases: DashMap::default(),
+            books: Mutex::default(),
+        }
+    }
+}
+
 impl Desk {
     /// An actor takes its seat.
     pub(super) fn seat(&self, actor: ActorRef<BudgetMessage>) {
-        *lock(&self.actor) = Some(actor);
+        self.seat.send_replace(Seat::Taken(actor));
+    }
+
+    /// The runtime is over: whoever asks from now on, or still waits, hears so at once.
+    pub(crate) fn close(&self) {
+        self.seat.send_replace(Seat::Closed);
     }
 
     /// Who sits there now.
     pub(super) fn actor(&self) -> Option<ActorRef<BudgetMessage>> {
-        lock(&self.actor).clone()
+        match &*self.seat.borrow() {
+            Seat::Taken(actor) => Some(actor.clone()),
+            Seat::Empty | Seat::Closed => None,
+        }
+    }
+
+    /// Somebody other than `dead`, as soon as there is one; none if there never will be.
+    pub(super) async fn actor_after(&self, dead: Option<ActorId>) -> Option<ActorRef<BudgetMessage>> {
+        let mut seat = self.seat.subscribe();
+        let is_settled = |seat: &Seat| match seat {
+            Seat::Empty => false,
+            Seat::Taken(actor) => Some(actor.get_id()) != dead,
+            Seat::Closed => true,
+        };
+        match seat.wait_for(is_settled).await.as_deref() {
+            Ok(Seat::Taken(actor)) => Some(actor.clone()),
+            _ => None,
+        }
     }
 
     /// A number that no question has had.
@@ -45,8 +110,13 @@ impl Desk {
         RequestId(self.next_request.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
-    pub(super) fn take_notes(&self) -> Vec<Note> {
-        std::mem::take(&mut *lock(&self.notes))
+    /// The oldest note. One at a time: an actor that dies with a note in its hand loses no other.
+    pub(super) fn take_note(&self) -> Option<Note> {
+        lock(&self.notes).pop_front()
+    }
+
+    pub(super) fn books(&self) -> MutexGuard<'_, Books> {
+        lock(&self.books)
     }
 
     /// The live leases.
@@ -56,7 +126,7 @@ impl Desk {
 
     /// Puts a note on the desk and rings. If nobody sits there, a successor finds it.
     fn put(&self, note: Note) {
-        lock(&self.notes).push(note);
+        lock(&self.notes).push_back(note);
         if let Some(actor) = self.actor() {
             drop(actor.send_message(BudgetMessage::Notes));
         }
@@ -74,6 +144,6 @@ impl ReleaseNotes for Desk {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics while it holds one of these.
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    // Each change is one call that either happens or does not.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -64,7 +64,7 @@ impl Budget {
     /// # Errors
     /// If the budget actor does not answer.
     pub async fn snapshot(&self) -> Result<Snapshot, AskError> {
-        self.put(tree::SNAPSHOT_FOR_USER, BudgetMessage::Snapshot).await
+        self.put(tree::SNAPSHOT_FOR_USER, |_, reply| BudgetMessage::Snapshot(reply)).await
     }
 
     /// What live leases hold, without asking: a view for metrics, a moment old.
@@ -74,70 +74,92 @@ impl Budget {
 
     /// A lease for an actor.
     pub async fn ask(&self, question: Question, request: Request, wait: bool) -> Result<Lease, LeaseError> {
-        let pending = Pending::new(self);
-        let id = pending.id;
-        let lease = self.put(question, |reply| BudgetMessage::Ask { id, request, wait, reply }).await??;
-        pending.answered();
-        Ok(lease)
+        let lease = self.put(question, |pending, reply| BudgetMessage::Ask {
+            id: pending.open(),
+            request: request.clone(),
+            wait,
+            reply,
+        });
+        Ok(lease.await??)
     }
 
     /// Another size for a lease. To shrink, shrink its segment first.
     pub async fn resize(&self, question: Question, lease: &Lease, to: Bytes) -> Result<(), LeaseError> {
-        let (pending, id) = (Pending::new(self), lease.id());
-        let request = pending.id;
-        let resized: Resized = self
-            .put(question, |reply| BudgetMessage::Resize { id: request, lease: id, to, wait: false, reply })
-            .await??;
-        pending.answered();
+        let id = lease.id();
+        let resized = self.put(question, |pending, reply| BudgetMessage::Resize {
+            id: pending.open(),
+            lease: id,
+            to,
+            wait: false,
+            reply,
+        });
+        let resized: Resized = resized.await??;
         lease.resize(&resized);
         Ok(())
     }
 
     /// Takes back everything a dead owner held; returns when all of it is home.
     pub async fn clear(&self, owner: Owner) -> Result<(), AskError> {
-        self.put(tree::CLEAR_OWNER, |reply| BudgetMessage::OwnerDied { owner, reply }).await
+        self.put(tree::CLEAR_OWNER, |_, reply| BudgetMessage::OwnerDied { owner: owner.clone(), reply }).await
     }
 
     /// Moves a model's gate.
     pub async fn move_gate(&self, model: Label, to: Gate) -> Result<Result<(), GateError>, AskError> {
-        self.put(tree::MOVE_GATE, |reply| BudgetMessage::Gate { model, to, reply }).await
+        self.put(tree::MOVE_GATE, |_, reply| BudgetMessage::Gate { model: model.clone(), to, reply }).await
     }
 
     /// Bytes that a new lease of device memory could have now.
     pub async fn available(&self) -> Result<Bytes, AskError> {
-        self.put(tree::ROOM_FOR_PROFILE, BudgetMessage::Available).await
+        self.put(tree::ROOM_FOR_PROFILE, |_, reply| BudgetMessage::Available(reply)).await
     }
 
+    /// Asks whoever sits at the desk. One that dies with the question has done nothing that its successor would not
+    /// find: it is asked again, until the deadline.
     async fn put<T>(
         &self,
         question: Question,
-        message: impl FnOnce(Reply<T>) -> BudgetMessage,
+        mut message: impl FnMut(&mut Pending<'_>, Reply<T>) -> BudgetMessage,
     ) -> Result<T, AskError> {
-        let actor = self.desk.actor().ok_or(question.gone())?;
-        question.ask(&actor, message).await
+        let mut pending = Pending { desk: &self.desk, id: RequestId(0), open: false };
+        let asking = async {
+            let mut dead = None;
+            loop {
+                let actor = self.desk.actor_after(dead).await.ok_or(question.gone())?;
+                let (reply, answer) = Reply::new();
+                if actor.send_message(message(&mut pending, reply)).is_ok()
+                    && let Ok(answer) = answer.await
+                {
+                    pending.open = false;
+                    return Ok(answer);
+                }
+                dead = Some(actor.get_id());
+            }
+        };
+        match tokio::time::timeout(question.deadline, asking).await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(question.timed_out()),
+        }
     }
 }
 
 /// A question that is withdrawn if its asker goes before the answer.
-struct Pending<'b> {
-    budget: &'b Budget,
+struct Pending<'d> {
+    desk: &'d Desk,
     id: RequestId,
     open: bool,
 }
 
-impl<'b> Pending<'b> {
-    fn new(budget: &'b Budget) -> Self {
-        Pending { budget, id: budget.desk.next_request(), open: true }
-    }
-
-    fn answered(mut self) {
-        self.open = false;
+impl Pending<'_> {
+    /// The question has a number of its own each time it is asked.
+    fn open(&mut self) -> RequestId {
+        (self.id, self.open) = (self.desk.next_request(), true);
+        self.id
     }
 }
 
 impl Drop for Pending<'_> {
     fn drop(&mut self) {
-        if let (true, Some(actor)) = (self.open, self.budget.desk.actor()) {
+        if let (true, Some(actor)) = (self.open, self.desk.actor()) {
             drop(actor.send_message(BudgetMessage::Withdraw(self.id)));
         }
     }

@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 
 use super::{ChatError, ChatEvent, FinishReason, ModelHandle, Usage, preparation::Preparation};
 use crate::{
+    credit::Credit,
     engine::{Kit, Serving},
     kv::SequenceId,
     scheduler::{Admission, Delivery, Finish, NewSequence, PicturePlace, SchedulerMessage},
@@ -60,8 +61,9 @@ impl Driver {
         }
     }
 
-    /// Runs the request to its one end.
-    pub(super) async fn run(mut self) {
+    /// Runs the request to its one end. The credit is free again before the caller can hear of that end: whoever asks
+    /// one question after the other never finds the door shut.
+    pub(super) async fn run(mut self, credit: Credit) {
         let outcome = self.lives().await;
         let end = match outcome {
             Ok(None) => return,
@@ -69,7 +71,10 @@ impl Driver {
             Err(error) => Err(error),
         };
         // A caller that has gone does not wait for the end.
-        drop(self.events.send(end).await);
+        if let Ok(place) = self.events.reserve().await {
+            drop(credit);
+            place.send(end);
+        }
     }
 
     /// Lives until it ends by itself; none if the caller has gone.
@@ -99,8 +104,11 @@ impl Driver {
     async fn live(&mut self, serving: &Serving) -> Result<Life, ChatError> {
         let events = self.events.clone();
         let pins = tokio::select! {
-            pins = self.embed(serving) => pins?,
+            biased;
+            // What the actors say while they are being replaced is about themselves and not about this request.
+            () = self.model.superseded(serving.generation) => return Ok(Life::Lost),
             () = events.closed() => return Ok(Life::Cancelled),
+            pins = self.embed(serving) => pins?,
         };
         let Some(pins) = pins else { return Ok(Life::Lost) };
         let id = self.model.next_sequence();
@@ -149,10 +157,7 @@ impl Driver {
             pictures: prompt
                 .pictures
                 .iter()
-                .map(|span| PicturePlace {
-                    tokens: span.tokens.clone(),
-                    cache_rows: pinned[span.picture].rows.clone(),
-                })
+                .map(|span| PicturePlace { tokens: span.tokens.clone(), cache_rows: pinned[span.picture].rows.clone() })
                 .collect(),
             stop_tokens: self.preparation.stop_tokens.clone(),
             sampler: self.preparation.sampler.clone(),

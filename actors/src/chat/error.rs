@@ -61,6 +61,9 @@ pub enum ChatError {
     /// The pictures did not get into the cache.
     #[error(transparent)]
     Vision(Arc<VisionError>),
+    /// The thread that made the prompt panicked.
+    #[error("the conversation could not be turned into a prompt")]
+    PreparationDied,
     /// An actor did not answer in time.
     #[error(transparent)]
     Unanswered(#[from] AskError),
@@ -92,11 +95,18 @@ impl ChatError {
             ChatError::TooLong { .. } => "shorten the conversation, or raise `context_tokens`".to_owned(),
             ChatError::NoTokens => "ask for at least one token".to_owned(),
             ChatError::Text(error) => error.hint(),
-            ChatError::Layout(LayoutError::TextOnly { .. }) => "leave the pictures out, or load a vision model".to_owned(),
-            ChatError::Layout(_) => "the chat template does not place pictures as the model's processor does".to_owned(),
+            ChatError::Layout(LayoutError::TextOnly { .. }) => {
+                "leave the pictures out, or load a vision model".to_owned()
+            }
+            ChatError::Layout(_) => {
+                "the chat template does not place pictures as the model's processor does".to_owned()
+            }
             ChatError::Sampling(error) => error.hint(),
             ChatError::Vision(error) => error.hint(),
-            ChatError::Unanswered(_) => "the device is too slow for the deadline, or shutting down; ask again".to_owned(),
+            ChatError::Unanswered(_) => {
+                "the device is too slow for the deadline, or shutting down; ask again".to_owned()
+            }
+            ChatError::PreparationDied => "this is a bug in Bursar; please report it with the chat template".to_owned(),
             ChatError::NotStarted(error) => error.hint(),
             ChatError::Stopped { .. } => "load the model again".to_owned(),
             ChatError::GivenUp { .. } => "look at the model's restarts; this request may be what kills it".to_owned(),

@@ -42,13 +42,9 @@ impl ModelHandle {
         let (kit, for_preparation) = (serving.kit.clone(), serving.kit.clone());
         // Templates and tokenizers take their time on long conversations.
         let prepared = tokio::task::spawn_blocking(move || Preparation::of(&chat, &for_preparation, kv_tokens)).await;
-        let preparation = prepared.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
+        let preparation = prepared.map_err(|_| ChatError::PreparationDied)??;
         let (events, reply) = mpsc::channel(EVENTS_AHEAD);
-        let driver = Driver::new(self.clone(), kit, preparation, events);
-        tokio::spawn(async move {
-            driver.run().await;
-            drop(credit);
-        });
+        tokio::spawn(Driver::new(self.clone(), kit, preparation, events).run(credit));
         Ok(Reply::new(reply))
     }
 
@@ -76,6 +72,17 @@ impl ModelHandle {
             Ok(Status::Starting) => unreachable!("waited for something else"),
             Err(_) => Err(ChatError::Stopped { reason: "the runtime is gone".into() }),
         }
+    }
+
+    /// Returns when the actors of `generation` serve no longer, or are about not to.
+    pub(super) async fn superseded(&self, generation: u64) {
+        let mut status = self.status.clone();
+        let is_other = |status: &Status| match status {
+            Status::Ready(serving) => serving.generation != generation,
+            Status::Starting | Status::Failed(_) | Status::Stopped { .. } => true,
+        };
+        // A runtime that is gone serves nothing either.
+        drop(status.wait_for(is_other).await);
     }
 
     /// Requests under way or waiting, and how many there may be.

@@ -48,18 +48,35 @@ pub struct EngineArguments {
     pub progress: ProgressSink,
 }
 
+impl EngineArguments {
+    /// The owner of the last attempt that this engine could make, and so of all that it holds apart from weights.
+    pub(crate) fn last_owner(&self) -> Owner {
+        Owner::new(format!("{} engine", self.label), (self.generation + 1) * u64::from(ATTEMPTS_MAX) - 1)
+    }
+
+    /// As whom host memory for pictures is leased.
+    pub(crate) fn vision_owner(&self) -> Owner {
+        Owner::new(format!("{} vision", self.label), self.generation)
+    }
+}
+
 /// Its state.
 pub struct EngineState {
     arguments: EngineArguments,
     planned: Option<Planned>,
     /// Attempts at sizing that have failed.
     attempts: u32,
+    /// How many of them for want of memory.
+    shrinks: u32,
     profile: Option<ActorCell>,
     profiled: Option<Arc<Profiled>>,
     children: Children,
     restarts: RestartLog,
     born: Instant,
     servings: u64,
+    deaths: u64,
+    /// A restart that is waited for: its number, and the first of the children that it starts.
+    restarting: Option<(u64, usize)>,
 }
 
 /// What is known before sizing.
@@ -71,7 +88,8 @@ struct Planned {
 }
 
 /// The serving actors, in the order in which they start: each may hold what the ones before it gave out, so the death
-/// of one ends those behind it.
+/// of one ends those behind it. The scheduler's death ends the kv actor too: nobody else could tell it which of its
+/// tables nobody needs any more.
 #[derive(Default)]
 struct Children {
     vision: Option<ActorRef<VisionMessage>>,
@@ -80,6 +98,7 @@ struct Children {
 }
 
 const CHILDREN: usize = 3;
+const KV: usize = 1;
 
 impl Children {
     fn cells(&self) -> [Option<ActorCell>; CHILDREN] {
@@ -100,9 +119,7 @@ impl Children {
         if first == 0 {
             self.vision = None;
         }
-        if first <= 1 {
-            self.kv = None;
-        }
+        self.kv = None;
         self.scheduler = None;
         cells.into_iter().skip(first).flatten().rev().collect()
     }
@@ -124,11 +141,14 @@ impl Actor for EngineActor {
             arguments,
             planned: None,
             attempts: 0,
+            shrinks: 0,
             profile: None,
             profiled: None,
             children: Children::default(),
             born: Instant::now(),
             servings: 0,
+            deaths: 0,
+            restarting: None,
         })
     }
 
@@ -146,18 +166,23 @@ impl Actor for EngineActor {
                 }
                 Err(error) => state.fail(&myself, error),
             },
-            EngineMessage::Profiled(Ok(profiled)) => {
+            EngineMessage::Profiled { generation, .. } if generation != state.owner().generation => {}
+            EngineMessage::Profiled { outcome: Ok(profiled), .. } => {
                 state.end_profile();
                 state.profiled = Some(Arc::new(profiled));
                 state.move_gate(Gate::Frozen).await?;
                 state.start_children(&myself, 0).await?;
                 (state.arguments.progress)(Progress::Ready);
             }
-            EngineMessage::Profiled(Err(error)) => {
+            EngineMessage::Profiled { outcome: Err(error), .. } => {
                 state.end_profile();
                 state.attempt_failed(&myself, error).await?;
             }
-            EngineMessage::Restart { first } => state.start_children(&myself, first).await?,
+            EngineMessage::Restart { restart } => {
+                if let Some((_, first)) = state.restarting.take_if(|(number, _)| *number == restart) {
+                    state.start_children(&myself, first).await?;
+                }
+            }
         }
         Ok(())
     }
@@ -170,7 +195,9 @@ impl Actor for EngineActor {
     ) -> Result<(), ActorProcessingErr> {
         let (cell, reason) = match event {
             SupervisionEvent::ActorFailed(cell, error) => (cell, error.to_string()),
-            SupervisionEvent::ActorTerminated(cell, _, reason) => (cell, reason.unwrap_or_else(|| "stopped".to_owned())),
+            SupervisionEvent::ActorTerminated(cell, _, reason) => {
+                (cell, reason.unwrap_or_else(|| "stopped".to_owned()))
+            }
             _ => return Ok(()),
         };
         if state.profile.as_ref().is_some_and(|profile| profile.get_id() == cell.get_id()) {
@@ -197,7 +224,9 @@ impl EngineState {
             // Rule 10: weights that are still on the device are not loaded again.
             Some(model) => model,
             None => {
-                needs.fits(self.arguments.budget.available().await?, &kit.envelope)?;
+                if let Some(unfinished) = self.arguments.shelf.take_unfinished() {
+                    self.arguments.budget.clear(unfinished).await?;
+                }
                 let model = Arc::new(self.load(checkpoint, needs.clone()).await?);
                 self.arguments.shelf.keep_model(model.clone());
                 model
@@ -209,11 +238,19 @@ impl EngineState {
     async fn plan(&self) -> Result<(Arc<Checkpoint>, Arc<Kit>, Arc<Needs>), StartError> {
         let (source, options) = (self.arguments.source.clone(), self.arguments.options.clone());
         let (name, target, page) = (self.arguments.label.to_string(), self.target(), self.arguments.device.page());
+        // Weights that are there already have been weighed.
+        let available = match self.arguments.shelf.model() {
+            Some(_) => None,
+            None => Some(self.arguments.budget.available().await?),
+        };
         off_actor(move || {
             let checkpoint = Checkpoint::open(source)?;
             let model = Model::plan(&checkpoint)?;
             let kit = Kit::new(name, &checkpoint, model.config().clone(), &options)?;
             let needs = Needs::plan(&model, target, &kit.envelope, page)?;
+            if let Some(available) = available {
+                needs.fits(&model, target, &kit.envelope, available)?;
+            }
             Ok((Arc::new(checkpoint), Arc::new(kit), Arc::new(needs)))
         })
         .await
@@ -223,10 +260,12 @@ impl EngineState {
         let EngineArguments { label, budget, device, progress, .. } = self.arguments.clone();
         // The weights outlive engines, so no engine owns them.
         let owner = Owner::new(format!("{label} weights"), self.arguments.generation);
-        self.arguments.shelf.keep_weights_owner(owner.clone());
+        let loading = self.arguments.shelf.begin_loading(self.owner().generation, owner.clone());
+        let loading = loading.ok_or_else(|| StartError::Died("its engine has ended".to_owned()))?;
         let request = Request::new(owner, Class::Weights, label, needs.weights).priority(Priority::Startup);
         let lease = budget.ask(tree::LEASE_FOR_ENGINE, request, false).await?;
         off_actor(move || {
+            let _loading = loading;
             let segment = Segment::reserve(device, needs.weights, lease)?;
             segment.back_to(needs.weights)?;
             // Copies need no threads of their own.
@@ -255,7 +294,7 @@ impl EngineState {
             envelope: kit.envelope.clone(),
             memory_fraction: options.memory_fraction,
             kv_tokens: options.kv_tokens,
-            attempt: self.attempts,
+            shrinks: self.shrinks,
             threads: options.threads,
             progress: self.arguments.progress.clone(),
             shelf: self.arguments.shelf.clone(),
@@ -278,10 +317,11 @@ impl EngineState {
         myself: &ActorRef<EngineMessage>,
         error: ProfileError,
     ) -> Result<(), ActorProcessingErr> {
-        self.arguments.shelf.quench_lanes().await;
+        self.arguments.shelf.quench(self.owner().generation).await;
         self.arguments.budget.clear(self.owner()).await?;
         self.attempts += 1;
-        if error.is_out_of_memory() && self.attempts < ATTEMPTS_MAX {
+        self.shrinks += u32::from(error.is_out_of_memory());
+        if (error.is_out_of_memory() || error.is_death()) && self.attempts < ATTEMPTS_MAX {
             return self.start_attempt(myself).await;
         }
         self.fail(myself, StartError::Profile { attempt: self.attempts, source: error });
@@ -304,19 +344,14 @@ impl EngineState {
         myself: &ActorRef<EngineMessage>,
         first: usize,
     ) -> Result<(), ActorProcessingErr> {
-        self.revive_lanes();
+        self.revive_lanes().await;
         if first == 0 {
             self.children.vision = self.spawn_vision(myself).await?;
         }
         let profiled = self.profiled.clone().expect("sized before served");
         let model = self.arguments.label.clone();
-        let kv = match &self.children.kv {
-            Some(kv) if first > 1 => kv.clone(),
-            _ => {
-                let arguments = KvArguments { blocks: profiled.record.kv_blocks, model: model.clone() };
-                KvActor::spawn_linked(None, KvActor, arguments, myself.get_cell()).await?.0
-            }
-        };
+        let arguments = KvArguments { blocks: profiled.record.kv_blocks, model: model.clone() };
+        let (kv, _) = KvActor::spawn_linked(None, KvActor, arguments, myself.get_cell()).await?;
         self.children.kv = Some(kv.clone());
         let limits = Limits {
             sequences: profiled.record.sequences,
@@ -324,8 +359,7 @@ impl EngineState {
             kv_tokens: profiled.record.kv_tokens(),
         };
         let arguments = SchedulerArguments { limits, kv: kv.clone(), lane: profiled.lanes.step.clone(), model };
-        let (scheduler, _) =
-            SchedulerActor::spawn_linked(None, SchedulerActor, arguments, myself.get_cell()).await?;
+        let (scheduler, _) = SchedulerActor::spawn_linked(None, SchedulerActor, arguments, myself.get_cell()).await?;
         self.children.scheduler = Some(scheduler.clone());
         self.servings += 1;
         let Planned { kit, .. } = self.planned.clone().expect("planned before served");
@@ -352,7 +386,7 @@ impl EngineState {
         let arguments = VisionArguments {
             budget: self.arguments.budget.clone(),
             // Its leases of host memory are held by tasks and end with them, whatever becomes of the actor.
-            owner: Owner::new(format!("{} vision", self.arguments.label), 0),
+            owner: self.arguments.vision_owner(),
             model_label: self.arguments.label.clone(),
             model,
             processor,
@@ -365,21 +399,22 @@ impl EngineState {
         Ok(Some(VisionActor::spawn_linked(None, VisionActor, arguments, myself.get_cell()).await?.0))
     }
 
-    /// A lane whose thread has died starts again on the same memory.
-    fn revive_lanes(&mut self) {
-        let profiled = self.profiled.as_ref().expect("sized before served");
+    /// What dead actors left on the lanes ends first: it still writes where their successors will. A lane whose thread
+    /// has died starts again on the same memory.
+    async fn revive_lanes(&mut self) {
+        let profiled = self.profiled.clone().expect("sized before served");
+        profiled.lanes.idle().await;
         if profiled.lanes.are_alive() {
             return;
         }
         let Planned { model, .. } = self.planned.clone().expect("planned before served");
-        let threads = self.arguments.options.threads;
-        let lanes = Lanes::start(&self.arguments.device, &model, &profiled.memory, threads);
-        self.arguments.shelf.keep_lanes(lanes.clone());
-        self.profiled = Some(Arc::new(Profiled {
-            lanes,
-            record: profiled.record.clone(),
-            memory: profiled.memory.clone(),
-        }));
+        let (device, threads) = (&self.arguments.device, self.arguments.options.threads);
+        let lanes = Lanes::start_beside(Some(&profiled.lanes), device, &model, &profiled.memory, threads);
+        if !self.arguments.shelf.keep_lanes(self.owner().generation, lanes.clone()) {
+            return; // An end is being put to this engine.
+        }
+        self.profiled =
+            Some(Arc::new(Profiled { lanes, record: profiled.record.clone(), memory: profiled.memory.clone() }));
     }
 
     async fn child_died(
@@ -390,14 +425,18 @@ impl EngineState {
     ) -> Result<(), ActorProcessingErr> {
         self.arguments.status.send_replace(Status::Starting);
         metrics::counter!("bursar_restarts", "model" => self.arguments.label.to_string()).increment(1);
-        match self.restarts.died(place, self.born.elapsed()) {
+        match self.restarts.died(place.min(KV), self.born.elapsed()) {
             Decision::Restart { children, after } => {
                 for child in self.children.take_from(children.start) {
                     // The dead one answers at once; the others are stopped before a successor starts.
                     drop(child.kill_and_wait(None).await);
                 }
-                let first = children.start;
-                myself.send_after(after, move || EngineMessage::Restart { first });
+                // One that is waited for already is part of this one.
+                let first = self.restarting.map_or(children.start, |(_, first)| first.min(children.start));
+                self.deaths += 1;
+                let restart = self.deaths;
+                self.restarting = Some((restart, first));
+                myself.send_after(after, move || EngineMessage::Restart { restart });
             }
             Decision::GiveUp { restarts, within } => {
                 let reason = format!("{restarts} restarts within {} s, the last after: {reason}", within.as_secs());

@@ -2,10 +2,7 @@
 
 use bursar_budgets::{DeviceError, DoesNotFit, Hint};
 use bursar_kernels::KernelError;
-use bursar_model::{
-    LoadError,
-    error::CheckpointError,
-};
+use bursar_model::{LimitError, LoadError, error::CheckpointError};
 use thiserror::Error;
 
 use crate::{budget::LeaseError, profile::ProfileError, reply::AskError};
@@ -25,15 +22,14 @@ pub enum StartError {
     /// A pass of the envelope's corners does not go together.
     #[error("the envelope cannot be planned: {0}")]
     Plan(#[from] KernelError),
-    /// A limit contradicts another or the model.
-    #[error("{limit} is {value}, {required}")]
-    Limit {
-        /// Which limit.
-        limit: &'static str,
+    /// Limits contradict each other.
+    #[error("the envelope cannot be served: {0}")]
+    Limit(#[from] LimitError),
+    /// The share of memory is no share.
+    #[error("memory_fraction is {value}, it must be above 0 and at most 1")]
+    MemoryFraction {
         /// Its value.
-        value: String,
-        /// What it would have to be.
-        required: String,
+        value: f64,
     },
     /// No lease for the weights.
     #[error("while leasing the weights: {0}")]
@@ -55,6 +51,12 @@ pub enum StartError {
     /// A thread died while it loaded.
     #[error("the model's loader died: {0}")]
     Died(String),
+    /// It was ended while it started: unloaded, shut down, or a crash loop.
+    #[error("the model was stopped while it started: {reason}")]
+    Stopped {
+        /// Why.
+        reason: std::sync::Arc<str>,
+    },
 }
 
 impl StartError {
@@ -65,10 +67,12 @@ impl StartError {
             StartError::Checkpoint(error) => error.hint(),
             StartError::Model(error) => error.hint(),
             StartError::DoesNotFit(error) => error.hint().unwrap_or_else(|| "use a larger device".to_owned()),
-            StartError::Limit { limit, required, .. } => format!("set {limit} so that it is {required}"),
+            StartError::Limit(LimitError { limit, required, .. }) => format!("set {limit} to {required}"),
+            StartError::MemoryFraction { .. } => "0.9 leaves a tenth to others".to_owned(),
             StartError::Lease(error) => error.hint(),
             StartError::Device(error) => error.hint().unwrap_or_else(|| "raise the capacity".to_owned()),
             StartError::Profile { source, .. } => source.hint(),
+            StartError::Stopped { .. } => "load the model again".to_owned(),
             StartError::Unanswered(_) => "the runtime is shutting down; start it again".to_owned(),
             StartError::Plan(_) | StartError::Died(_) => report(),
         }

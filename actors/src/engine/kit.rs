@@ -3,13 +3,8 @@
 use std::sync::Arc;
 
 use bursar_model::{
-    Envelope,
-    checkpoint::Checkpoint,
-    flow::ImageLimits,
-    processor::ImageProcessor,
-    registry::FamilyConfig,
-    sampling::GenerationDefaults,
-    text::PromptEncoder,
+    Envelope, checkpoint::Checkpoint, flow::ImageLimits, processor::ImageProcessor, registry::FamilyConfig,
+    sampling::GenerationDefaults, text::PromptEncoder,
 };
 
 use super::{LoadOptions, StartError};
@@ -66,28 +61,17 @@ impl Kit {
 fn limit_pictures(processor: &ImageProcessor, envelope: &mut Envelope) -> Result<ImageProcessor, StartError> {
     let patch_pixels = u64::from(processor.config().patch_size).pow(2);
     let patches = envelope.picture_patches.min(envelope.launch_patches);
-    let limited = processor
-        .limited(patches as u64 * patch_pixels)
-        .map_err(|error| bursar_model::error::CheckpointError::from(error))?;
+    let limited =
+        processor.limited(patches as u64 * patch_pixels).map_err(bursar_model::error::CheckpointError::from)?;
     let pixels = limited.config().pixel_bounds.max;
     envelope.picture_patches = patches.min(pixels.div_ceil(patch_pixels) as usize);
     Ok(limited)
 }
 
 fn check(envelope: &Envelope, memory_fraction: f64) -> Result<(), StartError> {
-    let require = |holds: bool, limit, value: String, required: &str| match holds {
-        true => Ok(()),
-        false => Err(StartError::Limit { limit, value, required: required.to_owned() }),
-    };
-    let Envelope { context_tokens, sequences, step_tokens, picture_patches, pictures, launch_patches } = *envelope;
-    require(context_tokens >= 2, "context_tokens", context_tokens.to_string(), "at least 2: one read, one written")?;
-    require(sequences >= 1, "sequences", sequences.to_string(), "at least 1")?;
-    let enough = format!("at least as many as sequences, {sequences}");
-    require(step_tokens >= sequences, "step_tokens", step_tokens.to_string(), &enough)?;
-    require(picture_patches >= 4, "picture_patches", picture_patches.to_string(), "at least 4: one token")?;
-    require(pictures >= 1, "pictures", pictures.to_string(), "at least 1")?;
-    let enough = format!("at least a picture's patches, {picture_patches}");
-    require(launch_patches >= picture_patches, "launch_patches", launch_patches.to_string(), &enough)?;
-    let is_share = memory_fraction > 0.0 && memory_fraction <= 1.0;
-    require(is_share, "memory_fraction", memory_fraction.to_string(), "above 0 and at most 1")
+    envelope.check()?;
+    if memory_fraction > 0.0 && memory_fraction <= 1.0 {
+        return Ok(());
+    }
+    Err(StartError::MemoryFraction { value: memory_fraction })
 }

@@ -23,13 +23,37 @@ pub struct Lanes {
 impl Lanes {
     /// Starts the threads on `memory`.
     pub fn start(device: &Arc<dyn Device>, model: &Arc<Model>, memory: &Arc<EngineMemory>, threads: usize) -> Self {
-        let start = |name: &str, workspace: &Arc<Segment>| {
-            let bench = Bench::new(Cpu::new(threads), workspace.clone(), model.clone(), memory.clone());
-            Lane::start(name, bench, device.timeline())
+        Lanes::start_beside(None, device, model, memory, threads)
+    }
+
+    /// The same, but threads of `before` that still run go on: two threads must not share a workspace.
+    pub fn start_beside(
+        before: Option<&Lanes>,
+        device: &Arc<dyn Device>,
+        model: &Arc<Model>,
+        memory: &Arc<EngineMemory>,
+        threads: usize,
+    ) -> Self {
+        let start = |name: &str, before: Option<&Lane>, workspace: &Arc<Segment>| match before {
+            Some(lane) if lane.is_alive() => lane.clone(),
+            _ => {
+                let bench = Bench::new(Cpu::new(threads), workspace.clone(), model.clone(), memory.clone());
+                Lane::start(name, bench, device.timeline())
+            }
         };
+        let before_vision = before.and_then(|lanes| lanes.vision.as_ref());
+        let start_vision = |workspace| start("bursar-vision", before_vision, workspace);
         Lanes {
-            step: start("bursar-step", &memory.step_workspace),
-            vision: memory.vision_workspace.as_ref().map(|workspace| start("bursar-vision", workspace)),
+            step: start("bursar-step", before.map(|lanes| &lanes.step), &memory.step_workspace),
+            vision: memory.vision_workspace.as_ref().map(start_vision),
+        }
+    }
+
+    /// Returns when no job is under way on either.
+    pub async fn idle(&self) {
+        self.step.idle().await;
+        if let Some(vision) = &self.vision {
+            vision.idle().await;
         }
     }
 

@@ -7,10 +7,16 @@ pub enum EngineMessage {
     /// Plan, load, and start the first attempt at sizing.
     Begin,
     /// An attempt has ended.
-    Profiled(Result<Profiled, ProfileError>),
+    Profiled {
+        /// Of its owner. News of an attempt's death overtakes this message, which then is of no use any more: the memory
+        /// in it has been taken back.
+        generation: u64,
+        /// What came of it.
+        outcome: Result<Profiled, ProfileError>,
+    },
     /// The wait before a restart is over.
     Restart {
-        /// The first of the children to start again.
-        first: usize,
+        /// Which: another death in the meantime makes another.
+        restart: u64,
     },
 }

@@ -179,7 +179,7 @@ mod tests {
                     1 => {
                         next += 1;
                         let shared = kv.fork(SequenceId(sequence), SequenceId(next), tokens);
-                        prop_assert!(shared <= tokens && shared % BLOCK_TOKENS == 0);
+                        prop_assert!(shared <= tokens && shared.is_multiple_of(BLOCK_TOKENS));
                         kv.release(SequenceId(next));
                     }
                     _ => {

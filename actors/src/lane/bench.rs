@@ -41,7 +41,7 @@ impl<B: Backend> Bench<B> {
                 Box::new(move || job.answer.give(outcome))
             }
             Job::Stress(job) => {
-                let outcome = self.stress(&job.pass);
+                let outcome = self.stress(&job.corner.pass);
                 Box::new(move || job.answer.give(outcome))
             }
             Job::Wake => Box::new(|| {}),

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use bursar_kernels::KernelError;
 use bursar_model::{
-    corners::{Footprint, Pass},
+    corners::{Corner, Footprint},
+    error::SamplingError,
     flow::StepBatch,
     registry::PictureBatch,
-    error::SamplingError,
     sampling::Sampler,
 };
 use thiserror::Error;
@@ -33,7 +33,9 @@ pub enum LaneError {
 }
 
 /// Where the answer to a job goes: called once, whatever happens. It must not block.
-pub struct Answer<T>(Option<Box<dyn FnOnce(Result<T, LaneError>) + Send>>);
+pub struct Answer<T>(Option<Deliver<T>>);
+
+type Deliver<T> = Box<dyn FnOnce(Result<T, LaneError>) + Send>;
 
 impl<T> Answer<T> {
     /// Calls `deliver` with the outcome.
@@ -95,7 +97,7 @@ pub struct EncodeJob {
 /// A corner of the envelope.
 pub struct StressJob {
     /// What is run.
-    pub pass: Pass,
+    pub corner: Arc<Corner>,
     /// What it took.
     pub answer: Answer<Footprint>,
 }

@@ -29,8 +29,12 @@ const QUEUE: usize = 4;
 pub struct Lane {
     queue: SyncSender<Job>,
     quenched: Arc<AtomicBool>,
+    /// Jobs taken and not yet answered.
+    under_way: Arc<UnderWay>,
     ended: watch::Receiver<()>,
 }
+
+type UnderWay = watch::Sender<usize>;
 
 impl Lane {
     /// Starts a thread that runs jobs on `bench`. The thread ends when the last handle is gone, or with a panic; a job
@@ -40,6 +44,8 @@ impl Lane {
         let quenched = Arc::new(AtomicBool::new(false));
         let is_quenched = quenched.clone();
         let (running, ended) = watch::channel(());
+        let under_way = Arc::new(UnderWay::new(0));
+        let counted = under_way.clone();
         thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || {
@@ -55,18 +61,33 @@ impl Lane {
                     let answer = bench.run(job);
                     timeline.complete(ticket);
                     answer();
+                    counted.send_modify(|jobs| *jobs -= 1);
                 }
             })
             .expect("the operating system starts a lane's thread");
-        Lane { queue, quenched, ended }
+        Lane { queue, quenched, under_way, ended }
     }
 
     /// Hands a job to the lane. A job that cannot be taken is answered at once.
     pub fn submit(&self, job: Job) {
-        match self.queue.try_send(job) {
-            Ok(()) => {}
-            Err(TrySendError::Full(job)) => job.fail(LaneError::Full { limit: QUEUE }),
-            Err(TrySendError::Disconnected(job)) => job.fail(LaneError::Gone),
+        // Counted first: the thread may be done with it before this returns.
+        self.under_way.send_modify(|jobs| *jobs += 1);
+        let (job, error) = match self.queue.try_send(job) {
+            Ok(()) => return,
+            Err(TrySendError::Full(job)) => (job, LaneError::Full { limit: QUEUE }),
+            Err(TrySendError::Disconnected(job)) => (job, LaneError::Gone),
+        };
+        self.under_way.send_modify(|jobs| *jobs -= 1);
+        job.fail(error);
+    }
+
+    /// Returns when no job is under way, or the thread has ended. Whoever takes over from a dead actor waits for this:
+    /// what its predecessor submitted still reads and writes.
+    pub async fn idle(&self) {
+        let (mut under_way, mut ended) = (self.under_way.subscribe(), self.ended.clone());
+        tokio::select! {
+            _ = under_way.wait_for(|jobs| *jobs == 0) => {}
+            () = async { while ended.changed().await.is_ok() {} } => {}
         }
     }
 
@@ -80,7 +101,7 @@ impl Lane {
     pub async fn quench(&self) {
         self.quenched.store(true, Ordering::Release);
         // A full queue is as good a bell as this job.
-        drop(self.queue.try_send(Job::Wake));
+        self.submit(Job::Wake);
         let mut ended = self.ended.clone();
         while ended.changed().await.is_ok() {}
     }

@@ -42,7 +42,8 @@ impl Actor for ProfileActor {
         // What can be expected to go wrong is an answer; a panic is heard of as a death. The engine stops this actor when it
         // has heard: news of a death overtakes messages, so one that stopped by itself would seem to have died.
         let outcome = state.attempt.run().await;
-        state.engine.send_message(EngineMessage::Profiled(outcome))?;
+        let generation = state.attempt.owner.generation;
+        state.engine.send_message(EngineMessage::Profiled { generation, outcome })?;
         Ok(())
     }
 }

@@ -40,8 +40,8 @@ pub struct Attempt {
     pub memory_fraction: f64,
     /// A size fixed by the user.
     pub kv_tokens: Option<usize>,
-    /// Attempts before this one.
-    pub attempt: u32,
+    /// Attempts before this one that were refused memory.
+    pub shrinks: u32,
     /// Threads of the CPU backend.
     pub threads: usize,
     /// Who watches.
@@ -68,7 +68,9 @@ impl Attempt {
     pub async fn run(&self) -> Result<Profiled, ProfileError> {
         let memory = Arc::new(self.lease_memory().await?);
         let lanes = Lanes::start(&self.device, &self.model, &memory, self.threads);
-        self.shelf.keep_lanes(lanes.clone());
+        if !self.shelf.keep_lanes(self.owner.generation, lanes.clone()) {
+            return Err(ProfileError::Died { reason: "its engine has ended".to_owned() });
+        }
         let peaks = self.stress(&lanes).await?;
         let blocks = self.settle(&memory).await?;
         self.validate(&lanes).await?;
@@ -88,7 +90,8 @@ impl Attempt {
         let step_workspace = self.backed_segment(Class::StepWorkspace, needs.step_workspace).await?;
         let (mut vision_workspace, mut vision_cache) = (None, None);
         if needs.cache_rows > 0 {
-            vision_workspace = Some(Arc::new(self.backed_segment(Class::VisionWorkspace, needs.vision_workspace).await?));
+            vision_workspace =
+                Some(Arc::new(self.backed_segment(Class::VisionWorkspace, needs.vision_workspace).await?));
             let segment = self.backed_segment(Class::VisionCache, needs.vision_cache).await?;
             let decoder = self.model.config().decoder();
             vision_cache = Some(VisionCache::over(segment, decoder.hidden, self.activation()));
@@ -106,9 +109,13 @@ impl Attempt {
         Ok(segment)
     }
 
-    async fn lease(&self, class: Class, bytes: Bytes, phase: &'static str) -> Result<bursar_budgets::Lease, ProfileError> {
-        let request =
-            Request::new(self.owner.clone(), class, self.label.clone(), bytes).priority(Priority::Startup);
+    async fn lease(
+        &self,
+        class: Class,
+        bytes: Bytes,
+        phase: &'static str,
+    ) -> Result<bursar_budgets::Lease, ProfileError> {
+        let request = Request::new(self.owner.clone(), class, self.label.clone(), bytes).priority(Priority::Startup);
         let asked = self.budget.ask(tree::LEASE_FOR_PROFILE, request, false).await;
         asked.map_err(|source| ProfileError::Lease { phase, source })
     }
@@ -154,7 +161,7 @@ impl Attempt {
             available: self.budget.available().await?,
             probe: memory.kv.lease().bytes(),
             memory_fraction: self.memory_fraction,
-            attempt: self.attempt,
+            shrinks: self.shrinks,
             pinned_tokens: self.kv_tokens,
         };
         let blocks = sizing.blocks(shape, page);
@@ -194,9 +201,9 @@ impl Attempt {
         Ok(())
     }
 
-    async fn run_corner(&self, lanes: &Lanes, corner: &Corner) -> Result<Footprint, ProfileError> {
+    async fn run_corner(&self, lanes: &Lanes, corner: &Arc<Corner>) -> Result<Footprint, ProfileError> {
         let (reply, answer) = Reply::new();
-        let job = StressJob { pass: corner.pass.clone(), answer: Answer::to(|outcome| reply.answer(outcome)) };
+        let job = StressJob { corner: corner.clone(), answer: Answer::to(|outcome| reply.answer(outcome)) };
         self.lane(lanes, corner).submit(Job::Stress(Box::new(job)));
         let outcome = tree::STRESS.wait(answer).await?;
         outcome.map_err(|source| ProfileError::Stress { corner: corner.name, source })

@@ -44,8 +44,8 @@ pub struct Sizing {
     pub probe: Bytes,
     /// The share of both that the cache takes.
     pub memory_fraction: f64,
-    /// Attempts before this one.
-    pub attempt: u32,
+    /// Attempts before this one that were refused memory.
+    pub shrinks: u32,
     /// A size fixed by the user, in tokens.
     pub pinned_tokens: Option<usize>,
 }
@@ -57,7 +57,7 @@ impl Sizing {
         if let Some(tokens) = self.pinned_tokens {
             return tokens.div_ceil(BLOCK_TOKENS);
         }
-        let share = self.memory_fraction * SHRINK.powi(self.attempt as i32);
+        let share = self.memory_fraction * SHRINK.powi(self.shrinks as i32);
         let bytes = Bytes(((self.available + self.probe).0 as f64 * share) as u64);
         KvMemory::blocks_in(shape, bytes, page)
     }
@@ -77,7 +77,7 @@ mod tests {
             available: Bytes::mib(90),
             probe: Bytes::mib(10),
             memory_fraction: 0.9,
-            attempt: 0,
+            shrinks: 0,
             pinned_tokens: None,
         }
     }
@@ -93,13 +93,13 @@ mod tests {
     #[test]
     fn each_refused_attempt_asks_for_five_per_cent_less() {
         let first = sizing().blocks(SHAPE, PAGE) as f64;
-        let third = Sizing { attempt: 2, ..sizing() }.blocks(SHAPE, PAGE) as f64;
+        let third = Sizing { shrinks: 2, ..sizing() }.blocks(SHAPE, PAGE) as f64;
         assert!((third / first - 0.95 * 0.95).abs() < 0.01, "{third} of {first}");
     }
 
     #[test]
     fn a_pinned_size_is_not_sized() {
-        let pinned = Sizing { pinned_tokens: Some(100), attempt: 3, ..sizing() };
+        let pinned = Sizing { pinned_tokens: Some(100), shrinks: 3, ..sizing() };
         assert_eq!(pinned.blocks(SHAPE, PAGE), 7);
     }
 }

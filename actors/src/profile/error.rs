@@ -3,11 +3,7 @@
 use bursar_budgets::{Bytes, DeviceError, Hint};
 use thiserror::Error;
 
-use crate::{
-    budget::LeaseError,
-    lane::LaneError,
-    reply::AskError,
-};
+use crate::{budget::LeaseError, lane::LaneError, reply::AskError};
 
 /// Why an attempt failed, with its evidence.
 #[derive(Debug, Error)]
@@ -78,9 +74,15 @@ impl ProfileError {
         }
     }
 
+    /// Whether the same may succeed when it is tried again.
+    pub fn is_death(&self) -> bool {
+        matches!(self, ProfileError::Died { .. } | ProfileError::Stress { source: LaneError::Gone, .. })
+    }
+
     /// What to change.
     pub fn hint(&self) -> String {
-        let smaller = || "lower step_tokens, sequences, launch_patches or context_tokens, or raise the capacity".to_owned();
+        let smaller =
+            || "lower step_tokens, sequences, launch_patches or context_tokens, or raise the capacity".to_owned();
         match self {
             ProfileError::Lease { source, .. } => source.hint(),
             ProfileError::Device { source, .. } => source.hint().unwrap_or_else(smaller),

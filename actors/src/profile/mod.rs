@@ -4,6 +4,7 @@ mod actor;
 mod attempt;
 mod core;
 mod error;
+mod knobs;
 mod needs;
 
 pub use actor::{ProfileActor, ProfileArguments};

@@ -1,12 +1,15 @@
 //! What a model needs on a device, by plan: one line a claimant, before a byte is taken.
 
-use bursar_budgets::{Bytes, Class, DoesNotFit, Knob, MemoryPlan};
+use std::sync::Arc;
+
+use bursar_budgets::{Bytes, Class, DoesNotFit, MemoryPlan};
 use bursar_kernels::{BLOCK_TOKENS, KernelError, KvShape, Target};
 use bursar_model::{
     Envelope, Model,
     corners::{self, Corner, Footprint, Pass, Room},
 };
 
+use super::knobs::knobs;
 use crate::memory::KvMemory;
 
 /// The sizes that the plan of an envelope's corners leads to. All are whole pages.
@@ -27,7 +30,7 @@ pub struct Needs {
     /// What a token takes there.
     pub kv_shape: KvShape,
     /// The corners with their planned footprints.
-    pub corners: Vec<(Corner, Footprint)>,
+    pub corners: Vec<(Arc<Corner>, Footprint)>,
     page: Bytes,
 }
 
@@ -42,7 +45,10 @@ impl Needs {
     pub fn plan(model: &Model, target: Target, envelope: &Envelope, page: Bytes) -> Result<Self, KernelError> {
         let merged = model.config().merged_patches();
         let picture_rows = merged.map_or(0, |merged| envelope.picture_patches / merged);
-        let cache_rows = 2 * envelope.pictures * picture_rows;
+        // Whole pages are leased, and all of their rows are used.
+        let row_bytes = model.embedding_bytes(&target);
+        let vision_cache = (row_bytes * (2 * envelope.pictures * picture_rows) as u64).round_up(page);
+        let cache_rows = (vision_cache.0 / row_bytes.0) as usize;
         let reach = envelope.sequences * envelope.context_tokens;
         let probe_tokens = (envelope.step_tokens + envelope.sequences).max(PROBE_TOKENS.min(reach));
         let probe_blocks = probe_tokens.max(envelope.context_tokens).div_ceil(BLOCK_TOKENS);
@@ -50,7 +56,7 @@ impl Needs {
             .into_iter()
             .map(|corner| {
                 let footprint = corners::plan(model, target, &corner.pass)?;
-                Ok((corner, footprint))
+                Ok((Arc::new(corner), footprint))
             })
             .collect::<Result<Vec<_>, KernelError>>()?;
         let peak = |is_step: bool| {
@@ -61,7 +67,7 @@ impl Needs {
             weights: model.weight_bytes().round_up(page),
             step_workspace: peak(true),
             vision_workspace: peak(false),
-            vision_cache: (model.embedding_bytes(&target) * cache_rows as u64).round_up(page),
+            vision_cache,
             cache_rows,
             probe_blocks,
             kv_shape: model.kv_shape(&target),
@@ -77,8 +83,14 @@ impl Needs {
 
     /// One line a claimant. The probe stands for the least that keys and values can do with.
     pub fn memory_plan(&self) -> MemoryPlan {
-        let mut plan = MemoryPlan::new().claim(Class::Weights, "checkpoint", self.weights, "sum of tensors, 256-byte steps");
-        plan.push(Class::StepWorkspace, "largest step", self.step_workspace, "peak of the dry run of both step corners");
+        let mut plan =
+            MemoryPlan::new().claim(Class::Weights, "checkpoint", self.weights, "sum of tensors, 256-byte steps");
+        plan.push(
+            Class::StepWorkspace,
+            "largest step",
+            self.step_workspace,
+            "peak of the dry run of both step corners",
+        );
         if self.cache_rows > 0 {
             let how = "peak of the dry run of both launch corners";
             plan.push(Class::VisionWorkspace, "largest launch", self.vision_workspace, how);
@@ -94,15 +106,7 @@ impl Needs {
     ///
     /// # Errors
     /// By how much it does not fit.
-    pub fn fits(&self, available: Bytes, envelope: &Envelope) -> Result<(), DoesNotFit> {
-        self.memory_plan().fits(available, || {
-            let now = self.memory_plan().total();
-            vec![
-                Knob::new("capacity", available, available + (now - available)),
-                Knob::new("step_tokens", envelope.step_tokens, envelope.step_tokens / 2),
-                Knob::new("launch_patches", envelope.launch_patches, envelope.launch_patches / 2),
-                Knob::new("context_tokens", envelope.context_tokens, envelope.context_tokens / 2),
-            ]
-        })
+    pub fn fits(&self, model: &Model, target: Target, envelope: &Envelope, available: Bytes) -> Result<(), DoesNotFit> {
+        self.memory_plan().fits(available, || knobs(model, target, envelope, self.page, available))
     }
 }

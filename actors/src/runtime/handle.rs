@@ -160,8 +160,14 @@ impl Runtime {
     }
 
     /// Ends everything and waits for it.
+    ///
+    /// Requests under way end with [`ChatError::Stopped`](crate::chat::ChatError::Stopped); every byte of every model is
+    /// home when this returns. Leases of your own stay yours until you drop them.
     pub async fn shutdown(self) {
-        drop(self.inner.actor.stop_and_wait(None, None).await);
+        // One that does not answer is gone already, or is stopped below.
+        let _ = tree::SHUT_DOWN.ask(&self.inner.actor, RuntimeMessage::ShutDown).await;
+        self.inner.actor.stop(None);
+        drop(self.inner.actor.wait(None).await);
     }
 
     /// The ledger of this device.

@@ -10,7 +10,7 @@ use crate::{
     reply::Reply,
 };
 
-/// From users; few and far between.
+/// From users, few and far between, and from itself.
 pub enum RuntimeMessage {
     /// Load a model; answered when it is READY or has failed.
     Load {
@@ -32,11 +32,31 @@ pub enum RuntimeMessage {
         /// All is home.
         reply: Reply<()>,
     },
-    /// A model's name is free again after a start that failed.
+    /// A model did not start, or nobody waits for it any more: end it.
     Forget {
         /// Its name.
         name: String,
-        /// Which engine of that name.
-        generation: u64,
+        /// Which model of that name.
+        load: u64,
+        /// Called when every byte that it had is home.
+        home: Box<dyn FnOnce() + Send>,
     },
+    /// What a dead engine had is home, and the wait is over.
+    Respawn {
+        /// Its name.
+        name: String,
+        /// Which model of that name.
+        load: u64,
+    },
+    /// What an ended model had is home.
+    Ended {
+        /// Its name.
+        name: String,
+        /// Which model of that name.
+        load: u64,
+    },
+    /// The wait before the budget starts again is over.
+    RespawnBudget,
+    /// End every model, then the runtime; answered when every byte is home.
+    ShutDown(Reply<()>),
 }

@@ -97,7 +97,7 @@ impl SchedulerState {
                     tree::ALLOT_BLOCKS.ask(&self.arguments.kv, |reply| KvMessage::Allot { demands, reply }).await?;
                 return Ok(self.core.step(Input::Allotted(allotment)));
             }
-            Effect::Run(plan) => self.run(myself.clone(), plan),
+            Effect::Run(plan) => self.run(myself.clone(), *plan),
             Effect::Token(sequence, token) => {
                 if !self.deliver(sequence, Delivery::Token(token)) {
                     self.callers.remove(&sequence);

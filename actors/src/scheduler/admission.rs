@@ -44,7 +44,7 @@ impl AnswerLength {
 
     /// Tokens still to come for a sequence with `remaining` tokens to its limit, of which `produced` were produced: the
     /// limit while the pool is busy or nothing is known, else the average, but at least a tenth of what is there.
-    pub(super) fn to_come(&self, produced: usize, remaining: usize, busy: bool) -> usize {
+    pub(super) fn expected(&self, produced: usize, remaining: usize, busy: bool) -> usize {
         if busy || self.answers == 0 {
             return remaining;
         }
@@ -89,11 +89,11 @@ mod tests {
     #[test]
     fn the_average_is_trusted_only_while_the_pool_is_not_busy() {
         let mut lengths = AnswerLength::default();
-        assert_eq!(lengths.to_come(0, 500, false), 500, "nothing is known yet");
+        assert_eq!(lengths.expected(0, 500, false), 500, "nothing is known yet");
         lengths.record(40);
         lengths.record(60);
-        assert_eq!(lengths.to_come(0, 500, false), 50);
-        assert_eq!(lengths.to_come(100, 400, false), 10, "it has outgrown the average");
-        assert_eq!(lengths.to_come(0, 500, true), 500);
+        assert_eq!(lengths.expected(0, 500, false), 50);
+        assert_eq!(lengths.expected(100, 400, false), 10, "it has outgrown the average");
+        assert_eq!(lengths.expected(0, 500, true), 500);
     }
 }

@@ -42,7 +42,7 @@ pub enum Effect {
     /// Ask the kv actor for blocks; the answer comes as [`Input::Allotted`].
     Allot(Vec<Demand>),
     /// Run a step; the answer comes as [`Input::Stepped`].
-    Run(StepPlan),
+    Run(Box<StepPlan>),
     /// A sequence has a new token.
     Token(SequenceId, u32),
     /// A sequence has ended by itself.
@@ -156,7 +156,10 @@ impl SchedulerCore {
         }
         let demands = shares
             .iter()
-            .map(|share| Demand { sequence: share.sequence, tokens: self.running[&share.sequence].cached + share.tokens })
+            .map(|share| Demand {
+                sequence: share.sequence,
+                tokens: self.running[&share.sequence].cached + share.tokens,
+            })
             .collect();
         self.phase = Phase::Allotting(shares);
         effects.push(Effect::Allot(demands));
@@ -177,7 +180,7 @@ impl SchedulerCore {
             .chain([next])
             .map(|sequence| Outlook {
                 held: sequence.spec.tokens.len(),
-                to_come: self.answers.to_come(sequence.spec.produced, sequence.remaining(), busy),
+                to_come: self.answers.expected(sequence.spec.produced, sequence.remaining(), busy),
             })
             .collect();
         predicted_peak(&mut outlooks, BLOCK_TOKENS) <= self.limits.kv_tokens
@@ -203,7 +206,10 @@ impl SchedulerCore {
             panic!("blocks came without being asked for");
         };
         if allotment.short_by > 0 {
-            return self.preempt_youngest(effects);
+            if !self.drop_cancelled(effects) {
+                self.preempt_youngest(effects);
+            }
+            return;
         }
         let parts: Vec<_> = shares.iter().map(|share| (share, &self.running[&share.sequence])).collect();
         let pictures: Vec<_> = parts.iter().map(|(share, s)| s.pictures_in_next(share.tokens)).collect();
@@ -227,8 +233,19 @@ impl SchedulerCore {
                 }
             })
             .collect();
-        effects.push(Effect::Run(StepPlan { batch: StepBatch::pack(&parts), rows }));
+        effects.push(Effect::Run(Box::new(StepPlan { batch: StepBatch::pack(&parts), rows })));
         self.phase = Phase::Running(shares);
+    }
+
+    /// Nobody is preempted while somebody holds blocks that no caller waits for. Whether there was one.
+    fn drop_cancelled(&mut self, effects: &mut Vec<Effect>) -> bool {
+        let cancelled: Vec<_> = self.running.values().filter(|s| s.cancelled).map(Sequence::id).collect();
+        cancelled.iter().for_each(|id| drop(self.running.remove(id)));
+        let any = !cancelled.is_empty();
+        if any {
+            effects.push(Effect::Release(cancelled));
+        }
+        any
     }
 
     /// The youngest gives its blocks back and is computed again later, so that the oldest always gets on.
@@ -237,10 +254,8 @@ impl SchedulerCore {
         assert!(!self.running.is_empty(), "{id} alone does not fit the pool; it should have been refused at the door");
         effects.push(Effect::Release(vec![id]));
         self.admission_paused = true;
-        if !youngest.cancelled {
-            youngest.forget_cache();
-            self.waiting.push_front(youngest);
-        }
+        youngest.forget_cache();
+        self.waiting.push_front(youngest);
     }
 
     fn stepped(&mut self, tokens: &[u32], effects: &mut Vec<Effect>) {
@@ -273,7 +288,13 @@ impl SchedulerCore {
             }
         }
         // Cancelled while the step ran, but not part of it.
-        ended.extend(self.running.values().filter(|s| s.cancelled && !ended.contains(&s.id())).map(Sequence::id).collect::<Vec<_>>());
+        ended.extend(
+            self.running
+                .values()
+                .filter(|s| s.cancelled && !ended.contains(&s.id()))
+                .map(Sequence::id)
+                .collect::<Vec<_>>(),
+        );
         if !ended.is_empty() {
             ended.iter().for_each(|id| drop(self.running.remove(id)));
             effects.push(Effect::Release(ended));

@@ -71,7 +71,7 @@ impl RestartLog {
         if self.restarts.len() >= self.intensity.restarts_max {
             return Decision::GiveUp { restarts: self.restarts.len(), within: self.intensity.within };
         }
-        let after = self.intensity.back_off * 2u32.pow(self.restarts.len() as u32);
+        let after = self.intensity.back_off.saturating_mul(2u32.saturating_pow(self.restarts.len() as u32));
         self.restarts.push_back(now);
         let end = match self.policy {
             Policy::OneForOne => index + 1,

@@ -53,6 +53,8 @@ pub struct VisionState {
     arguments: VisionArguments,
     core: VisionCore,
     pixels: BTreeMap<PictureKey, Pixels>,
+    /// What pays for the pixels on the lane.
+    launched: Vec<Arc<Lease>>,
     pending: BTreeMap<Ticket, Pending>,
     next_ticket: u64,
     decoding: Arc<Semaphore>,
@@ -61,7 +63,7 @@ pub struct VisionState {
 /// Pixels that wait for their launch, and the lease that pays for them.
 struct Pixels {
     patches: Patches,
-    _host: Arc<Lease>,
+    host: Arc<Lease>,
 }
 
 struct Pending {
@@ -84,6 +86,7 @@ impl Actor for VisionActor {
             core: VisionCore::new(arguments.cache_rows, arguments.launch_patches),
             decoding: Arc::new(Semaphore::new(arguments.decode_threads.max(1))),
             pixels: BTreeMap::new(),
+            launched: Vec::new(),
             pending: BTreeMap::new(),
             next_ticket: 0,
             arguments,
@@ -104,6 +107,7 @@ impl Actor for VisionActor {
             VisionMessage::Prepared { pictures, host, reply } => state.prepared(pictures, host, reply),
             VisionMessage::Encoded(outcome) => {
                 outcome?;
+                state.launched.clear();
                 state.core.step(Input::Encoded)
             }
             VisionMessage::Unpin(keys) => state.core.step(Input::Unpin(keys)),
@@ -140,7 +144,8 @@ impl VisionState {
                     let each = pictures.iter().map(|picture| processor.process(&picture.decode(&limits)?));
                     each.collect::<Result<Vec<_>, _>>()
                 });
-                let pictures = decoded.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
+                // A panic is this request's own: answered, or its driver would wait for a successor of a living actor.
+                let pictures = decoded.await.map_err(|_| VisionError::DecoderDied)??;
                 Ok::<_, VisionError>((pictures, host))
             };
             match prepare.await {
@@ -169,7 +174,7 @@ impl VisionState {
             wanted.push(Wanted { key: hash.0, rows: grid.tokens(merge), patches: grid.patches() });
             pending.grids.push(grid);
             pending.keys.push(hash.0);
-            self.pixels.entry(hash.0).or_insert_with(|| Pixels { patches, _host: host.clone() });
+            self.pixels.entry(hash.0).or_insert_with(|| Pixels { patches, host: host.clone() });
         }
         self.pending.insert(ticket, pending);
         self.core.step(Input::Want(ticket, wanted))
@@ -179,7 +184,8 @@ impl VisionState {
         match effect {
             Effect::Launch(pictures) => self.launch(myself.clone(), &pictures),
             Effect::Ready(ticket, rows) => {
-                let Pending { grids, keys, reply } = self.pending.remove(&ticket).expect("each ticket is answered once");
+                let Pending { grids, keys, reply } =
+                    self.pending.remove(&ticket).expect("each ticket is answered once");
                 let pictures = grids.into_iter().zip(rows).map(|(grid, rows)| PinnedPicture { grid, rows }).collect();
                 reply.answer(Ok(PinnedPictures { pictures, keys, vision: myself.clone() }));
             }
@@ -193,10 +199,11 @@ impl VisionState {
     fn launch(&mut self, myself: ActorRef<VisionMessage>, pictures: &[(PictureKey, Arc<[u32]>)]) {
         let pixels: Vec<_> = pictures
             .iter()
-            .map(|(key, rows)| (self.pixels.remove(key).expect("a launch comes before its pixels go"), rows))
+            .map(|(key, rows)| (self.pixels.get(key).expect("a launch comes before its pixels go"), rows))
             .collect();
         let views: Vec<_> = pixels.iter().map(|(pixels, rows)| (&pixels.patches, &rows[..])).collect();
         let batch = self.arguments.model.pack(&views);
+        self.launched = pixels.iter().map(|(pixels, _)| pixels.host.clone()).collect();
         let answer = Answer::to(move |outcome| {
             // An actor that is gone does not wait for it.
             drop(myself.send_message(VisionMessage::Encoded(outcome)));
@@ -206,11 +213,7 @@ impl VisionState {
 }
 
 /// Host bytes that a request's pictures take at most: the pixels of all of them, and the decoding of the largest.
-fn host_bytes(
-    processor: &ImageProcessor,
-    limits: &ImageLimits,
-    pictures: &[ImageBytes],
-) -> Result<Bytes, VisionError> {
+fn host_bytes(processor: &ImageProcessor, limits: &ImageLimits, pictures: &[ImageBytes]) -> Result<Bytes, VisionError> {
     let mut pixels = 0;
     let mut decoding = 0;
     for picture in pictures {

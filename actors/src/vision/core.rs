@@ -120,13 +120,11 @@ impl VisionCore {
         (self.free.len(), self.entries.len())
     }
 
-    /// Whether a launch to come will ask for the pixels of this picture.
+    /// Whether a launch to come may ask for the pixels of this picture. One that is in the cache now may have made room
+    /// for others by the time a request that waits for it has its turn.
     pub fn needs_pixels(&self, key: &PictureKey) -> bool {
-        let waiting = || self.waiting.iter().flat_map(|(_, pictures)| pictures).any(|picture| picture.key == *key);
-        match self.entries.get(key) {
-            Some(entry) => !entry.encoded && !self.launched.contains(key),
-            None => waiting(),
-        }
+        let is_queued = self.entries.get(key).is_some_and(|entry| !entry.encoded) && !self.launched.contains(key);
+        is_queued || self.waiting.iter().flat_map(|(_, pictures)| pictures).any(|picture| picture.key == *key)
     }
 
     fn want(&mut self, ticket: Ticket, pictures: Vec<Wanted>, effects: &mut Vec<Effect>) {
@@ -198,8 +196,7 @@ impl VisionCore {
             return;
         }
         let rows: Vec<u32> = self.free.drain(self.free.len() - picture.rows..).rev().collect();
-        let entry =
-            Entry { rows: rows.into(), patches: picture.patches, pins: 1, encoded: false, used: self.clock };
+        let entry = Entry { rows: rows.into(), patches: picture.patches, pins: 1, encoded: false, used: self.clock };
         self.entries.insert(picture.key, entry);
         self.queue.push_back(picture.key);
     }
@@ -237,7 +234,11 @@ impl VisionCore {
 
 /// Each picture once, however often a request names it.
 fn distinct(pictures: &[Wanted]) -> impl Iterator<Item = &Wanted> {
-    pictures.iter().enumerate().filter(|(index, picture)| pictures[..*index].iter().all(|p| p.key != picture.key)).map(|(_, p)| p)
+    pictures
+        .iter()
+        .enumerate()
+        .filter(|(index, picture)| pictures[..*index].iter().all(|p| p.key != picture.key))
+        .map(|(_, p)| p)
 }
 
 #[cfg(test)]
@@ -286,11 +287,10 @@ mod tests {
         vision.step(Input::Unpin(vec![[2; 32]]));
         assert_eq!(vision.counts(), (1, 2), "the second made room for the third, the first is pinned");
         vision.step(Input::Encoded);
-        assert_eq!(vision.step(Input::Want(Ticket(4), vec![picture(4, 11)])), [Effect::Refused {
-            ticket: Ticket(4),
-            rows: 11,
-            limit: 10
-        }]);
+        assert_eq!(
+            vision.step(Input::Want(Ticket(4), vec![picture(4, 11)])),
+            [Effect::Refused { ticket: Ticket(4), rows: 11, limit: 10 }]
+        );
     }
 
     #[test]

@@ -3,11 +3,7 @@
 use std::sync::Arc;
 
 use bursar_budgets::Lease;
-use bursar_model::{
-    error::ImageError,
-    flow::ImageBytes,
-    processor::ProcessedPicture,
-};
+use bursar_model::{error::ImageError, flow::ImageBytes, processor::ProcessedPicture};
 use thiserror::Error;
 
 use super::{PictureKey, PinnedPictures};
@@ -54,6 +50,9 @@ pub enum VisionError {
     /// Host memory for the pixels could not be leased.
     #[error(transparent)]
     Host(#[from] LeaseError),
+    /// The thread that decoded the pictures panicked.
+    #[error("the decoder died of a picture")]
+    DecoderDied,
 }
 
 impl VisionError {
@@ -63,6 +62,9 @@ impl VisionError {
             VisionError::Image(error) => error.hint(),
             VisionError::TooLarge { .. } => "send fewer or smaller pictures, or enlarge the vision cache".to_owned(),
             VisionError::Host(error) => error.hint(),
+            VisionError::DecoderDied => {
+                "this is a bug in Bursar; please report it, if you can with the picture".to_owned()
+            }
         }
     }
 }

@@ -152,6 +152,12 @@ impl Ledger {
         ledger
     }
 
+    /// No lease granted from now on has a number up to `last`: notes about leases that a predecessor of this ledger freed
+    /// may still come, and must hit nobody.
+    pub fn number_leases_after(&mut self, last: LeaseId) {
+        self.next_lease = self.next_lease.max(LeaseId(last.0 + 1));
+    }
+
     /// Takes one input and says what follows from it.
     pub fn step(&mut self, input: Input) -> Vec<Effect> {
         self.check();

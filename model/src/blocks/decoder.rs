@@ -46,12 +46,7 @@ pub struct DecoderConfig {
 impl DecoderConfig {
     /// What a token's keys and values look like on `target`.
     pub fn kv_shape(&self, target: &Target) -> KvShape {
-        KvShape {
-            layers: self.layers,
-            kv_heads: self.kv_heads,
-            head_dim: self.head_dim,
-            dtype: target.activation(),
-        }
+        KvShape { layers: self.layers, kv_heads: self.kv_heads, head_dim: self.head_dim, dtype: target.activation() }
     }
 }
 
@@ -60,7 +55,7 @@ pub struct Decoder {
     config: DecoderConfig,
     embedding: Tensor<'static>, // [vocabulary, hidden]
     layers: Vec<Layer>,
-    norm: Tensor<'static>,         // [hidden]
+    norm: Tensor<'static>,               // [hidden]
     projection: Option<Tensor<'static>>, // [vocabulary, hidden], if not the embedding
     rope: Rope<'static>,
 }
@@ -130,8 +125,7 @@ impl Decoder {
         scope: &'s Scope<'_, B>,
         batch: &StepBatch,
     ) -> Result<StepInputs<'s>, KernelError> {
-        let (tokens, sequences, axes) =
-            (batch.token_count(), batch.sequence_count(), self.config.rope_sections.len());
+        let (tokens, sequences, axes) = (batch.token_count(), batch.sequence_count(), self.config.rope_sections.len());
         Ok(StepInputs {
             // A decoder with one axis takes the first: text moves along all of them at once.
             positions: scope.upload([axes, tokens], &batch.positions[..axes * tokens])?,
@@ -182,10 +176,7 @@ impl Layer {
             mlp_norm: map.tensor(&name("post_attention_layernorm.weight"), [hidden])?,
             mlp: GatedMlp {
                 gate_up: map.fused_linear(
-                    &[
-                        (&name("mlp.gate_proj"), config.intermediate),
-                        (&name("mlp.up_proj"), config.intermediate),
-                    ],
+                    &[(&name("mlp.gate_proj"), config.intermediate), (&name("mlp.up_proj"), config.intermediate)],
                     hidden,
                     false,
                 )?,

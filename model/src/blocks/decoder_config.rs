@@ -91,7 +91,9 @@ impl DecoderConfig {
         let head_dim = fields.head_dim.unwrap_or(fields.hidden_size / heads);
         ConfigError::check_size("head_dim", head_dim, HEAD_MAX)?;
         if !head_dim.is_multiple_of(2) {
-            return Err(ConfigError::Contradiction(format!("a head of {head_dim} elements cannot be rotated in pairs")));
+            return Err(ConfigError::Contradiction(format!(
+                "a head of {head_dim} elements cannot be rotated in pairs"
+            )));
         }
         let rope = fields.rope_parameters.or(fields.rope_scaling).unwrap_or_default();
         Ok(DecoderConfig {
@@ -145,7 +147,8 @@ fn refuse_unsupported(fields: &Fields) -> Result<(), ConfigError> {
             supported: "false",
         });
     }
-    let kinds = [&fields.rope_scaling, &fields.rope_parameters].into_iter().flatten().filter_map(|r| r.rope_type.as_ref());
+    let kinds =
+        [&fields.rope_scaling, &fields.rope_parameters].into_iter().flatten().filter_map(|r| r.rope_type.as_ref());
     for kind in kinds {
         if kind != "default" && kind != "mrope" {
             return Err(ConfigError::Unsupported {

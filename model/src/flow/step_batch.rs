@@ -78,9 +78,10 @@ impl StepBatch {
         let needed = part.blocks_needed();
         assert!(needed <= part.blocks.len(), "{} blocks for {} tokens", part.blocks.len(), cached + count);
         self.tokens.extend_from_slice(part.tokens);
-        self.slots.extend((cached..cached + count).map(|token| {
-            part.blocks[token / BLOCK_TOKENS] * BLOCK_TOKENS as u32 + (token % BLOCK_TOKENS) as u32
-        }));
+        self.slots.extend(
+            (cached..cached + count)
+                .map(|token| part.blocks[token / BLOCK_TOKENS] * BLOCK_TOKENS as u32 + (token % BLOCK_TOKENS) as u32),
+        );
         self.query_starts.push((first_row + count) as u32);
         self.context_lengths.push((cached + count) as u32);
         self.block_tables.extend_from_slice(&part.blocks[..needed]);

@@ -12,11 +12,7 @@ pub struct Linear {
 
 impl Linear {
     /// `x` `[rows, in_features]`; gives `[rows, out_features]`.
-    pub fn forward<'s, B: Backend>(
-        &self,
-        scope: &'s Scope<'_, B>,
-        x: &Tensor<'_>,
-    ) -> Result<Tensor<'s>, KernelError> {
+    pub fn forward<'s, B: Backend>(&self, scope: &'s Scope<'_, B>, x: &Tensor<'_>) -> Result<Tensor<'s>, KernelError> {
         scope.linear(x, &self.weight, self.bias.as_ref())
     }
 

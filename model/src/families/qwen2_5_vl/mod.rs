@@ -29,9 +29,6 @@ pub struct Model {
 impl Model {
     /// Claims the weights.
     pub fn claim(config: Config, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
-        Ok(Model {
-            vision: VisionTower::claim(config.vision, map)?,
-            decoder: Decoder::claim(config.decoder, map)?,
-        })
+        Ok(Model { vision: VisionTower::claim(config.vision, map)?, decoder: Decoder::claim(config.decoder, map)? })
     }
 }

@@ -54,7 +54,10 @@ mod tests {
     #[test]
     fn placeholders_and_pictures_must_match() {
         let grid = Grid { t: 1, h: 2, w: 2 };
-        assert!(matches!(lay_out(&[IMAGE, IMAGE], &[grid], IMAGE, 2), Err(LayoutError::MorePlaceholders { pictures: 1 })));
+        assert!(matches!(
+            lay_out(&[IMAGE, IMAGE], &[grid], IMAGE, 2),
+            Err(LayoutError::MorePlaceholders { pictures: 1 })
+        ));
         assert!(matches!(
             lay_out(&[1], &[grid], IMAGE, 2),
             Err(LayoutError::FewerPlaceholders { placeholders: 0, pictures: 1 })

@@ -15,7 +15,8 @@ impl WindowOrder {
     /// Cuts a grid of patches into windows of `side` by `side` merged patches, frame by frame, row by row.
     pub(super) fn of(grid: Grid, merge: usize, side: usize) -> Self {
         let (rows, columns) = (grid.h as usize / merge, grid.w as usize / merge);
-        let mut order = WindowOrder { merged: Vec::with_capacity(grid.t as usize * rows * columns), lengths: Vec::new() };
+        let mut order =
+            WindowOrder { merged: Vec::with_capacity(grid.t as usize * rows * columns), lengths: Vec::new() };
         for frame in 0..grid.t as usize {
             for top in (0..rows).step_by(side) {
                 for left in (0..columns).step_by(side) {
@@ -37,9 +38,8 @@ pub(super) fn patch_places(grid: Grid, merge: usize) -> impl Iterator<Item = (u3
     let (rows, columns) = (grid.h as usize / merge, grid.w as usize / merge);
     (0..rows * columns).flat_map(move |merged| {
         let (row, column) = (merged / columns, merged % columns);
-        (0..merge * merge).map(move |inner| {
-            ((row * merge + inner / merge) as u32, (column * merge + inner % merge) as u32)
-        })
+        (0..merge * merge)
+            .map(move |inner| ((row * merge + inner / merge) as u32, (column * merge + inner % merge) as u32))
     })
 }
 

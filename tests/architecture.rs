@@ -1,0 +1,161 @@
+//! The rules that are about source: who may know what, who takes memory, what decides without a clock.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+const CRATES: [&str; 4] = ["budgets", "kernels", "model", "actors"];
+
+/// Every Rust file below a folder of the repository, with its path from the root and its text.
+fn sources(folder: &str) -> Vec<(String, String)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut folders = vec![root.join(folder)];
+    let mut files: Vec<PathBuf> = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).expect("a folder of this repository") {
+            let path = entry.expect("an entry of it").path();
+            match path.is_dir() {
+                true => folders.push(path),
+                false if path.extension().is_some_and(|extension| extension == "rs") => files.push(path),
+                false => {}
+            }
+        }
+    }
+    files.sort();
+    let name = |path: &Path| path.strip_prefix(root).expect("below the root").display().to_string().replace('\\', "/");
+    let sources: Vec<_> =
+        files.iter().map(|path| (name(path), fs::read_to_string(path).expect("a readable source"))).collect();
+    assert!(!sources.is_empty(), "there are sources in {folder}");
+    sources
+}
+
+/// A file's code: no comments, and nothing from its test module on.
+fn code(text: &str) -> String {
+    let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+    code.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
+}
+
+/// The files of `folder` whose code contains one of `words`, except those that `allowed` names.
+fn offenders(folder: &str, words: &[&str], allowed: &[&str]) -> Vec<String> {
+    sources(folder)
+        .into_iter()
+        .filter(|(name, _)| !allowed.iter().any(|allowed| name.starts_with(allowed)))
+        .filter_map(|(name, text)| {
+            let code = code(&text);
+            words.iter().find(|word| code.contains(**word)).map(|word| format!("{name}: {word}"))
+        })
+        .collect()
+}
+
+#[track_caller]
+fn assert_none(offenders: Vec<String>, rule: &str) {
+    assert!(offenders.is_empty(), "{rule}:\n  {}", offenders.join("\n  "));
+}
+
+#[test]
+fn crates_depend_downwards_only() {
+    for (place, name) in CRATES.iter().enumerate() {
+        let manifest = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(name).join("Cargo.toml"))
+            .expect("each crate has a manifest");
+        for above in &CRATES[place..] {
+            let dependency = format!("bursar-{above}.workspace");
+            assert!(!manifest.contains(&dependency), "{name} must not depend on {above}");
+        }
+    }
+}
+
+#[test]
+fn each_crate_knows_only_what_it_may() {
+    assert_none(
+        offenders("budgets/src", &["candle", "ractor", "tokio", "async fn", "bursar_kernels", "Tensor"], &[]),
+        "budgets knows bytes and owners, never tensors, async or actors",
+    );
+    assert_none(
+        offenders("kernels/src", &["ractor", "tokio", "std::fs", "safetensors", "tokenizer"], &[]),
+        "kernels knows shapes and launches, never files or actors",
+    );
+    assert_none(offenders("model/src", &["ractor", "tokio::"], &[]), "model knows no actor");
+    assert_none(
+        offenders("actors/src", &["candle", "gemm", "std::fs", "File::open", "include_bytes!"], &[]),
+        "actors knows messages and deaths, never mathematics or files",
+    );
+}
+
+#[test]
+fn memory_is_taken_in_one_place() {
+    let words = ["mmap(", "mprotect(", "munmap(", "cuMem", "cudaMalloc", "alloc_zeroed"];
+    for name in CRATES {
+        assert_none(
+            offenders(&format!("{name}/src"), &words, &["budgets/src/device/"]),
+            "only the device files of budgets take memory",
+        );
+    }
+}
+
+#[test]
+fn unsafe_code_stands_where_views_become_memory_and_nowhere_else() {
+    let allowed = [
+        "budgets/src/device/",
+        "kernels/src/cpu/",
+        "kernels/src/kv_layer.rs",
+        "kernels/src/ops/transfer.rs",
+        "kernels/src/tensor.rs",
+        "model/src/checkpoint/shard.rs",
+        "model/src/corners.rs",
+        "model/src/model.rs",
+        "model/src/processor/resample.rs",
+        "model/src/weights/map.rs",
+        "actors/src/lane/bench.rs",
+        "actors/src/memory.rs",
+    ];
+    for folder in ["budgets/src", "kernels/src", "model/src", "actors/src", "src"] {
+        assert_none(offenders(folder, &["unsafe ", "unsafe{"], &allowed), "unsafe code has its places");
+    }
+}
+
+#[test]
+fn families_are_named_in_their_folder_and_in_the_registry() {
+    let words = ["qwen2::", "qwen2_5_vl::", "Qwen2ForCausalLM", "Qwen2_5_VLForConditionalGeneration"];
+    for name in CRATES {
+        assert_none(
+            offenders(&format!("{name}/src"), &words, &["model/src/families/", "model/src/registry.rs"]),
+            "all knowledge of a family is in its folder",
+        );
+    }
+    for (family, others) in [("qwen2/", ["qwen2_5_vl"]), ("qwen2_5_vl/", ["families::qwen2::"])] {
+        assert_none(offenders(&format!("model/src/families/{family}"), &others, &[]), "no family imports another");
+    }
+}
+
+#[test]
+fn decisions_have_no_clock_no_device_and_no_actor_inside() {
+    let pure = ["core.rs", "admission.rs", "sequence.rs", "policy.rs"];
+    let words = ["async ", "ractor", "tokio", "Instant::now", "SystemTime", "dyn Device", "HashMap", "metrics::"];
+    let impure = offenders("actors/src", &words, &[]);
+    assert_none(
+        impure.into_iter().filter(|found| pure.iter().any(|name| found.contains(&format!("/{name}:")))).collect(),
+        "rule 12: decisions are pure",
+    );
+    assert_none(
+        offenders("budgets/src/ledger", &["Instant", "SystemTime", "std::thread", "HashMap", "rand::"], &[]),
+        "rule 12: the ledger is pure",
+    );
+}
+
+#[test]
+fn every_file_says_what_it_is_and_stays_readable() {
+    for folder in ["budgets", "kernels", "model", "actors", "src", "tests", "examples"] {
+        for (name, text) in sources(folder) {
+            assert!(text.starts_with("//!"), "{name} opens with what it is");
+            let lines = text.lines().count();
+            assert!(lines <= 600, "{name} has {lines} lines: a hub wants splitting while it is small");
+        }
+    }
+}
+
+#[test]
+fn actors_ask_only_what_the_table_of_questions_allows() {
+    let asks = offenders("actors/src", &["RpcReplyPort", "call!(", "call_t!(", ".call("], &[]);
+    assert_none(asks, "questions go through tree.rs, with their deadline");
+}
