@@ -1,0 +1,201 @@
+//! Chats that go well.
+
+use std::time::Duration;
+
+use bursar::{Chat, ChatError, ChatEvent, FinishReason, LoadOptions};
+
+use crate::stage::{Stage, about, answer, ask, listen, picture, small, story, text};
+
+#[test]
+fn a_chat_streams_text_and_ends_with_done_and_usage() {
+    story(async {
+        let stage = Stage::set(small()).await;
+        let before = stage.snapshot().await;
+        let whole = ask(&stage.model, about(1)).await.expect("it answers");
+        assert!(!whole.text.is_empty());
+        assert_eq!(whole.pieces.concat(), whole.text, "the pieces are the whole");
+        assert!(whole.usage.picture_tokens > 0 && whole.usage.prompt_tokens > whole.usage.picture_tokens);
+        assert!((1..=24).contains(&whole.usage.completion_tokens));
+        stage.settled(&before).await;
+    });
+}
+
+#[test]
+fn a_length_limit_ends_a_reply_after_so_many_tokens() {
+    story(async {
+        let stage = Stage::set(small()).await;
+        let whole = ask(&stage.model, about(1).max_tokens(2)).await.expect("it answers");
+        assert_eq!((whole.usage.completion_tokens, whole.finish_reason), (2, FinishReason::Length));
+    });
+}
+
+#[test]
+fn greedy_replies_repeat_and_seeds_repeat_and_differ() {
+    story(async {
+        let stage = Stage::set(small()).await;
+        assert_eq!(answer(&stage.model, about(2)).await, answer(&stage.model, about(2)).await);
+        // Hot enough that two seeds agree on 24 tokens only if they are not looked at.
+        let hot = |seed| text("Tell me something.").temperature(20.0).top_k(0).top_p(1.0).seed(seed);
+        let first = answer(&stage.model, hot(7)).await;
+        assert_eq!(first, answer(&stage.model, hot(7)).await, "the same seed");
+        assert_ne!(first, answer(&stage.model, hot(8)).await, "another seed");
+        let warm = |seed| text("Tell me something.").temperature(1.0).seed(seed);
+        assert_eq!(answer(&stage.model, warm(3)).await, answer(&stage.model, warm(3)).await);
+    });
+}
+
+#[test]
+fn text_alone_and_pictures_in_two_turns_are_answered() {
+    story(async {
+        let stage = Stage::set(small()).await;
+        let before = stage.snapshot().await;
+        let plain = ask(&stage.model, text("Who are you?")).await.expect("it answers");
+        assert_eq!(plain.usage.picture_tokens, 0);
+        let first = answer(&stage.model, about(3)).await;
+        let second = about(3).assistant(first).user("And now?").image(picture(4));
+        let whole = ask(&stage.model, second).await.expect("it answers");
+        assert!(whole.usage.picture_tokens > plain.usage.picture_tokens);
+        stage.settled(&before).await;
+    });
+}
+
+#[test]
+fn the_same_picture_twice_in_one_request_is_two_pictures_to_the_prompt() {
+    story(async {
+        let stage = Stage::set(small()).await;
+        let once = ask(&stage.model, about(5)).await.expect("it answers").usage.picture_tokens;
+        let twice = ask(&stage.model, about(5).image(picture(5))).await.expect("it answers").usage.picture_tokens;
+        assert_eq!(twice, 2 * once);
+    });
+}
+
+/// A mix of chats: pictures that repeat, pictures of their own, plain text, long and short.
+fn mixed(number: u32) -> Chat {
+    match number % 4 {
+        0 => about(number),
+        1 => text("Who are you?").max_tokens(8 + number as usize),
+        2 => about(number % 3),
+        _ => about(number % 5).image(picture(number)),
+    }
+}
+
+#[test]
+fn many_chats_at_once_give_the_same_replies_as_one_after_the_other() {
+    story(async {
+        // A pool in which not all of them fit: some wait, some are preempted and computed again.
+        let stage = Stage::set(LoadOptions { kv_tokens: Some(512), ..small() }).await;
+        let before = stage.snapshot().await;
+        let mut alone = Vec::new();
+        for number in 0..24 {
+            alone.push(answer(&stage.model, mixed(number)).await);
+        }
+        let together: Vec<_> = (0..24)
+            .map(|number| {
+                let model = stage.model.clone();
+                tokio::spawn(async move { answer(&model, mixed(number)).await })
+            })
+            .collect();
+        for (number, reply) in together.into_iter().enumerate() {
+            assert_eq!(reply.await.expect("no panic"), alone[number], "chat {number} alone and among others");
+        }
+        stage.settled(&before).await;
+    });
+}
+
+#[test]
+fn dropping_a_reply_cancels_and_others_go_on() {
+    story(async {
+        let stage = Stage::set(small()).await;
+        let before = stage.snapshot().await;
+        let expected = answer(&stage.model, about(1)).await;
+        for round in 0..4 {
+            let others: Vec<_> = (0..4)
+                .map(|_| {
+                    let model = stage.model.clone();
+                    tokio::spawn(async move { answer(&model, about(1)).await })
+                })
+                .collect();
+            for number in 0..6 {
+                let mut dropped = stage.model.chat(about(10 + number).max_tokens(100)).await.expect("accepted");
+                // At once, while its picture is encoded, or after its first words.
+                if (number + round) % 2 == 0 {
+                    drop(dropped.next().await);
+                }
+            }
+            for other in others {
+                assert_eq!(other.await.expect("no panic"), expected);
+            }
+        }
+        stage.settled(&before).await;
+    });
+}
+
+#[test]
+fn one_request_more_than_allowed_is_refused_at_once_and_the_next_after_an_end_is_not() {
+    story(async {
+        let stage = Stage::set(LoadOptions { requests: 2, ..small() }).await;
+        for round in 0..3 {
+            let first = stage.model.chat(about(1)).await.expect("the first");
+            let second = stage.model.chat(about(2)).await.expect("the second");
+            let third = stage.model.chat(about(3)).await.expect_err("the third");
+            assert!(matches!(third, ChatError::Overloaded { limit: 2 }), "{third}");
+            assert!(third.hint().contains("requests"));
+            listen(first).await.expect("it answers");
+            let next = stage.model.chat(about(4)).await.unwrap_or_else(|error| panic!("round {round}: {error}"));
+            listen(second).await.expect("it answers");
+            listen(next).await.expect("it answers");
+        }
+    });
+}
+
+#[test]
+fn a_stop_string_across_tokens_ends_the_reply_before_it() {
+    story(async {
+        let stage = Stage::set(small()).await;
+        let free = ask(&stage.model, about(1)).await.expect("it answers");
+        // From the middle of one piece into the next.
+        let [first, second, ..] = &free.pieces[..] else { panic!("two pieces at least: {free:?}") };
+        let half = |text: &str| text.chars().count() / 2;
+        let stop: String = first.chars().skip(half(first)).chain(second.chars().take(half(second).max(1))).collect();
+        let stopped = ask(&stage.model, about(1).stop(&stop)).await.expect("it answers");
+        let expected = free.text.split(&stop).next().expect("the text before it");
+        assert_eq!(stopped.text, expected);
+        assert_eq!(stopped.pieces.concat(), expected, "nothing of the stop string was shown");
+        assert_eq!(stopped.finish_reason, FinishReason::Stop);
+    });
+}
+
+#[test]
+fn a_slow_reader_holds_back_only_its_own_reply() {
+    story(async {
+        let stage = Stage::set(small()).await;
+        let before = stage.snapshot().await;
+        let long = || text("Tell me something.").temperature(20.0).top_k(0).top_p(1.0).seed(1).max_tokens(200);
+        let expected = answer(&stage.model, long()).await;
+        let slow = stage.model.chat(long()).await.expect("accepted");
+        for number in 0..4 {
+            answer(&stage.model, about(number)).await;
+        }
+        let mut slow = slow;
+        let mut text = String::new();
+        while let Some(event) = slow.next().await {
+            match event.expect("it answers") {
+                ChatEvent::Text(piece) => text.push_str(&piece),
+                ChatEvent::Done { text: whole, .. } => assert_eq!(whole, text),
+            }
+        }
+        assert_eq!(text, expected);
+        stage.settled(&before).await;
+    });
+}
+
+#[test]
+fn an_unread_reply_does_not_keep_the_model_from_ending() {
+    story(async {
+        let stage = Stage::set(small()).await;
+        let unread = stage.model.chat(text("Who are you?")).await.expect("accepted");
+        tokio::time::timeout(Duration::from_secs(20), stage.runtime.clone().shutdown()).await.expect("it ends");
+        // It had ended before or was ended: one end in any case.
+        drop(listen(unread).await);
+    });
+}

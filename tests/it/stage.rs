@@ -1,0 +1,175 @@
+//! What the stories share: small devices, small envelopes, pictures, and waiting for a condition.
+
+use std::{
+    collections::BTreeMap,
+    future::Future,
+    io::Cursor,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use bursar::{
+    Bytes, Chat, ChatError, ChatEvent, DeviceChoice, Envelope, FinishReason, HostConfig, HostDevice, Image,
+    LoadOptions, ModelHandle, ModelSource, Runtime, RuntimeConfig, Snapshot, Usage,
+};
+use image::{ImageFormat, Rgb, RgbImage};
+
+/// No story takes as long; one that does hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Runs a story on threads of its own.
+pub fn story(story: impl Future<Output = ()>) {
+    let threads = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("threads");
+    threads.block_on(async {
+        tokio::time::timeout(PATIENCE, story).await.expect("the story hangs");
+    });
+    threads.shutdown_background();
+}
+
+/// A device of small pages.
+pub fn device_of(capacity: Bytes) -> Arc<HostDevice> {
+    Arc::new(HostDevice::new(HostConfig::small(capacity)).expect("small pages are powers of two"))
+}
+
+/// A device that holds the demo model with room to spare.
+pub fn device() -> Arc<HostDevice> {
+    device_of(Bytes::mib(64))
+}
+
+/// A runtime on `device`.
+pub async fn runtime_on(device: &Arc<HostDevice>) -> Runtime {
+    let config = RuntimeConfig { device: DeviceChoice::Custom(device.clone()), ..RuntimeConfig::default() };
+    Runtime::start(config).await.expect("a host device starts")
+}
+
+/// Limits that are stressed in a moment.
+pub fn small() -> LoadOptions {
+    LoadOptions {
+        envelope: Envelope {
+            context_tokens: 256,
+            sequences: 8,
+            step_tokens: 48,
+            picture_patches: 64,
+            pictures: 2,
+            launch_patches: 128,
+        },
+        kv_tokens: Some(1024),
+        threads: 1,
+        ..LoadOptions::default()
+    }
+}
+
+/// The demo model with these limits.
+pub async fn demo(runtime: &Runtime, options: LoadOptions) -> ModelHandle {
+    runtime.load_with(ModelSource::demo(), options, |_| {}).await.expect("the demo model starts")
+}
+
+/// A runtime with the demo model, as most stories want them.
+pub struct Stage {
+    pub device: Arc<HostDevice>,
+    pub runtime: Runtime,
+    pub model: ModelHandle,
+}
+
+impl Stage {
+    pub async fn set(options: LoadOptions) -> Stage {
+        let device = device();
+        let runtime = runtime_on(&device).await;
+        let model = demo(&runtime, options).await;
+        Stage { device, runtime, model }
+    }
+
+    pub async fn snapshot(&self) -> Snapshot {
+        self.runtime.budget().snapshot().await.expect("the budget answers")
+    }
+
+    /// Waits until the ledger is as it was.
+    pub async fn settled(&self, before: &Snapshot) {
+        eventually("the ledger is as before", async || self.snapshot().await == *before).await;
+        let serving = self.model.serving().await.expect("the model serves");
+        eventually("all blocks are home", async || {
+            let (reply, count) = bursar::crates::actors::reply::Reply::new();
+            drop(serving.kv.send_message(bursar::crates::actors::kv::KvMessage::Count(reply)));
+            count.await.is_ok_and(|(free, all)| free == all)
+        })
+        .await;
+        assert_eq!(self.model.requests().0, 0, "all credits are free");
+    }
+}
+
+/// Waits for a condition. The story's patience is its end.
+pub async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let mut looks = tokio::time::interval(Duration::from_millis(2));
+    let deadline = tokio::time::Instant::now() + PATIENCE / 2;
+    while !holds().await {
+        assert!(looks.tick().await < deadline, "never true: {what}");
+    }
+}
+
+/// A reply to its end.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Whole {
+    pub pieces: Vec<String>,
+    pub text: String,
+    pub finish_reason: FinishReason,
+    pub usage: Usage,
+}
+
+/// Listens to the end; checks that it is one and the last.
+pub async fn listen(mut reply: bursar::Reply) -> Result<Whole, ChatError> {
+    let (mut pieces, mut end) = (Vec::new(), None);
+    while let Some(event) = reply.next().await {
+        assert!(end.is_none(), "nothing comes after the end");
+        match event {
+            Ok(ChatEvent::Text(text)) => pieces.push(text),
+            Ok(ChatEvent::Done { text, finish_reason, usage }) => {
+                end = Some(Ok(Whole { pieces: std::mem::take(&mut pieces), text, finish_reason, usage }));
+            }
+            Err(error) => end = Some(Err(error)),
+        }
+    }
+    assert!(reply.next().await.is_none(), "an ended reply stays ended");
+    end.expect("a reply has an end")
+}
+
+/// Asks and listens.
+pub async fn ask(model: &ModelHandle, chat: Chat) -> Result<Whole, ChatError> {
+    listen(model.chat(chat).await?).await
+}
+
+/// The text of the answer.
+pub async fn answer(model: &ModelHandle, chat: Chat) -> String {
+    ask(model, chat).await.expect("the model answers").text
+}
+
+/// A PNG with a coloured square on it; no two numbers give the same picture.
+pub fn picture(number: u32) -> Image {
+    static DRAWN: OnceLock<std::sync::Mutex<BTreeMap<u32, Arc<[u8]>>>> = OnceLock::new();
+    let mut drawn = DRAWN.get_or_init(Default::default).lock().expect("nobody panics while drawing");
+    let bytes = drawn.entry(number).or_insert_with(|| {
+        let colour = Rgb([(number * 83 % 256) as u8, (number * 47 % 256) as u8, 200]);
+        let side = 56 + number % 60;
+        png(&RgbImage::from_fn(side, 112, |x, y| match (20..40).contains(&x) && (30..70).contains(&y) {
+            true => colour,
+            false => Rgb([(number % 30) as u8, 10, 30]),
+        }))
+    });
+    Image::from_bytes(bytes.clone())
+}
+
+/// Encoded.
+pub fn png(picture: &RgbImage) -> Arc<[u8]> {
+    let mut encoded = Cursor::new(Vec::new());
+    picture.write_to(&mut encoded, ImageFormat::Png).expect("a PNG can be written to memory");
+    encoded.into_inner().into()
+}
+
+/// A greedy question about a picture.
+pub fn about(number: u32) -> Chat {
+    text("Describe the picture.").image(picture(number))
+}
+
+/// A greedy question without one.
+pub fn text(question: &str) -> Chat {
+    Chat::new().user(question).temperature(0.0).max_tokens(24)
+}
