@@ -27,8 +27,7 @@ const AT_ONCE: usize = 16;
 async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let folder = PathBuf::from(std::env::args_os().nth(1).ok_or("name the folder that draw.py wrote")?);
     let lines = fs::read_to_string(folder.join("questions.jsonl"))?;
-    let mut questions =
-        lines.lines().map(serde_json::from_str).collect::<Result<Vec<Question>, _>>()?.into_iter();
+    let mut questions = lines.lines().map(serde_json::from_str).collect::<Result<Vec<Question>, _>>()?.into_iter();
 
     let runtime = Runtime::start(RuntimeConfig::default()).await?;
     let model = runtime.load(ModelSource::demo()).await?;
@@ -44,7 +43,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let (question, reply) = answered??;
         let right = reply.trim() == question.answer;
         if !right {
-            println!("{} {:?}\n  expected {:?}\n  got      {reply:?}", question.image, question.question, question.answer);
+            println!(
+                "{} {:?}\n  expected {:?}\n  got      {reply:?}",
+                question.image, question.question, question.answer
+            );
         }
         let (correct, total) = kinds.entry(question.kind).or_default();
         *correct += usize::from(right);

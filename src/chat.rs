@@ -137,9 +137,9 @@ async fn stream(model: &ModelHandle, chat: Chat, json: bool) -> Result<String, F
     while let Some(event) = reply.next().await {
         let event = event?;
         if json {
-            println!("{}", as_json(&event));
+            writeln!(stdout(), "{}", as_json(&event))?;
         } else {
-            print!("{}", event.text());
+            write!(stdout(), "{}", event.text())?;
             stdout().flush()?;
         }
         if let ChatEvent::Done { text, .. } = event {
@@ -147,7 +147,7 @@ async fn stream(model: &ModelHandle, chat: Chat, json: bool) -> Result<String, F
         }
     }
     if !json {
-        println!();
+        writeln!(stdout())?;
     }
     Ok(whole)
 }

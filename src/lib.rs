@@ -4,18 +4,19 @@
 //! measured under stress; a supervisor restarts what dies, and a request sees a pause.
 //!
 //! ```no_run
-//! use bursar::{Chat, ChatEvent, Class, GIB, Image, ModelSource, Runtime, RuntimeConfig};
+//! use bursar::{Chat, Class, Image, LoadOptions, MIB, ModelSource, Runtime, RuntimeConfig};
 //!
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-//! let runtime = Runtime::start(RuntimeConfig::default()).await?;
-//! let model = runtime.load(ModelSource::demo()).await?; // plan, load, stress, READY
+//! let runtime = Runtime::start(RuntimeConfig::default()).await?; // host memory of 512 MiB
+//! let options = LoadOptions { memory_fraction: 0.5, ..LoadOptions::default() }; // leaves room for others
+//! let model = runtime.load_with(ModelSource::demo(), options, |_| {}).await?; // plan, load, stress, READY
 //! let chat = Chat::new().user("What is in this picture?").image(Image::open("shapes.png")?);
 //! let mut reply = model.chat(chat).await?;
 //! while let Some(event) = reply.next().await {
 //!     print!("{}", event?.text());
 //! }
 //! println!("{}", runtime.budget().snapshot().await?); // every byte, by class and model
-//! let lease = runtime.budget().lease(Class::tenant("my-index"), 2 * GIB).await?; // for your own code
+//! let lease = runtime.budget().lease(Class::tenant("my-index"), 64 * MIB).await?; // for your own code
 //! # Ok(())
 //! # }
 //! ```

@@ -66,11 +66,12 @@ async fn snapshot(runtime: &Runtime) -> Result<Snapshot, Failure> {
 /// The ledger once it equals `before`, or as it is when the patience ends.
 async fn settled(runtime: &Runtime, before: &Snapshot) -> Result<Snapshot, Failure> {
     let patience = Instant::now() + SETTLING_MAX;
+    let mut looks = tokio::time::interval(Duration::from_millis(5));
     loop {
+        looks.tick().await;
         let now = snapshot(runtime).await?;
         if now == *before || Instant::now() > patience {
             return Ok(now);
         }
-        tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }

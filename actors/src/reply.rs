@@ -22,6 +22,11 @@ impl<T> Reply<T> {
         drop(self.0.send(answer));
     }
 
+    /// Whether the asker has given up.
+    pub fn is_given_up(&self) -> bool {
+        self.0.is_closed()
+    }
+
     /// Returns when the asker has given up.
     pub async fn given_up(&mut self) {
         self.0.closed().await;

@@ -67,6 +67,8 @@ questions! {
     LOAD_MODEL: User -> Runtime, "load a model", 3600;
     /// A user unloads a model or ends the runtime.
     SHUT_DOWN: User -> Runtime, "shut down", 60;
+    /// A user looks at the tree.
+    SUPERVISED: User -> Runtime, "supervised actors", 5;
     /// A user's own lease. It may wait for others to give back.
     LEASE_FOR_USER: User -> Budget, "lease", 3600;
     /// A user looks at the ledger.
@@ -84,7 +86,7 @@ questions! {
     /// A corner of the envelope, run for real.
     STRESS: Profile -> Lane, "run a corner", 600;
     /// Host memory for a picture.
-    LEASE_FOR_VISION: Vision -> Budget, "lease host memory", 60;
+    LEASE_FOR_VISION: Vision -> Budget, "lease host memory", 600;
     /// Pictures into the vision cache.
     EMBED_PICTURES: Chat -> Vision, "embed pictures", 600;
     /// Blocks for the next step.

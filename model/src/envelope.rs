@@ -15,9 +15,12 @@ pub struct Envelope {
     pub picture_patches: usize,
     /// Pictures of a request, over all turns.
     pub pictures: usize,
-    /// Patches in one launch of the vision encoder, over all pictures.
+    /// Patches in one launch of the vision encoder, over all pictures. A larger `picture_patches` is lowered to it.
     pub launch_patches: usize,
 }
+
+/// More of anything than a device will hold for a while; below it no product of two limits overflows.
+const MOST: usize = 1 << 30;
 
 /// A limit that contradicts another, or that no request could live with.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -32,14 +35,20 @@ pub struct LimitError {
 }
 
 impl Envelope {
+    /// The same with pictures that a launch takes.
+    pub fn with_pictures_that_fit_a_launch(self) -> Self {
+        Envelope { picture_patches: self.picture_patches.min(self.launch_patches), ..self }
+    }
+
     /// Whether the limits go together.
     ///
     /// # Errors
     /// The first that does not.
     pub fn check(&self) -> Result<(), LimitError> {
-        let require = |limit, value: usize, least: usize, why: &str| match value >= least {
-            true => Ok(()),
-            false => Err(LimitError { limit, value, required: format!("at least {least}: {why}") }),
+        let require = |limit, value: usize, least: usize, why: &str| match value {
+            value if value < least => Err(LimitError { limit, value, required: format!("at least {least}: {why}") }),
+            value if value > MOST => Err(LimitError { limit, value, required: format!("at most {MOST}") }),
+            _ => Ok(()),
         };
         require("context_tokens", self.context_tokens, 2, "one token is read and one written")?;
         require("sequences", self.sequences, 1, "somebody is served")?;

@@ -5,5 +5,5 @@ mod bad_input;
 mod chats;
 mod deaths;
 mod memory;
-mod starts;
 mod stage;
+mod starts;

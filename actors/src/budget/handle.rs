@@ -25,6 +25,12 @@ pub enum LeaseError {
     /// The ledger refused it.
     #[error(transparent)]
     Refused(#[from] Refusal),
+    /// A class that only models hold.
+    #[error("leases of class {class} belong to models")]
+    NotATenant {
+        /// Which.
+        class: Class,
+    },
     /// The budget actor did not answer.
     #[error(transparent)]
     Unanswered(#[from] AskError),
@@ -35,13 +41,17 @@ impl LeaseError {
     pub fn hint(&self) -> String {
         match self {
             LeaseError::Refused(refusal) => refusal.hint().unwrap_or_else(|| "ask again later".to_owned()),
-            LeaseError::Unanswered(_) => "the runtime is shutting down or restarting its budget; ask again".to_owned(),
+            LeaseError::NotATenant { .. } => "ask for Class::tenant(\"a name of yours\")".to_owned(),
+            LeaseError::Unanswered(AskError::TimedOut { .. }) => {
+                "nobody gave back enough in time; ask for less, or when others have ended".to_owned()
+            }
+            LeaseError::Unanswered(AskError::Gone { .. }) => "the runtime is gone; start another".to_owned(),
         }
     }
 }
 
 /// The label of leases that belong to no model.
-const NO_MODEL: &str = "user";
+pub(crate) const NO_MODEL: &str = "user";
 
 impl Budget {
     /// A handle to whoever sits at `desk`.
@@ -49,14 +59,31 @@ impl Budget {
         Budget { desk }
     }
 
-    /// A lease for your own code: `bytes` of `class`, usually [`Class::tenant`]. Waits until there is room; dropping
-    /// the future withdraws the question, dropping the lease gives the bytes back.
+    /// A lease for your own code: `bytes` of a [`Class::tenant`]. Waits until others give back what is missing; models
+    /// give back when they are unloaded. Dropping the future withdraws the question, dropping the lease gives the bytes
+    /// back.
     ///
     /// # Errors
-    /// [`LeaseError::Refused`] at once if there can never be room, or too many wait already.
+    /// [`LeaseError::Refused`] at once if the device is too small for it, or too many wait already;
+    /// [`LeaseError::NotATenant`] for a class of a model's own.
     pub async fn lease(&self, class: Class, bytes: impl Into<Bytes>) -> Result<Lease, LeaseError> {
+        self.tenant_lease(class, bytes.into(), true).await
+    }
+
+    /// As [`lease`](Budget::lease), but refused at once, by how much, if there is no room now.
+    ///
+    /// # Errors
+    /// As [`lease`](Budget::lease).
+    pub async fn try_lease(&self, class: Class, bytes: impl Into<Bytes>) -> Result<Lease, LeaseError> {
+        self.tenant_lease(class, bytes.into(), false).await
+    }
+
+    async fn tenant_lease(&self, class: Class, bytes: Bytes, wait: bool) -> Result<Lease, LeaseError> {
+        if !matches!(class, Class::Tenant(_)) {
+            return Err(LeaseError::NotATenant { class });
+        }
         let owner = Owner::new(class.label(), 0);
-        self.ask(tree::LEASE_FOR_USER, Request::new(owner, class, NO_MODEL, bytes.into()), true).await
+        self.ask(tree::LEASE_FOR_USER, Request::new(owner, class, NO_MODEL, bytes), wait).await
     }
 
     /// Every byte, by class, owner and model.

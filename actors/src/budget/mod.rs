@@ -7,5 +7,6 @@ mod message;
 
 pub use actor::{BudgetActor, BudgetArguments};
 pub use desk::Desk;
+pub(crate) use handle::NO_MODEL;
 pub use handle::{Budget, LeaseError};
 pub use message::BudgetMessage;

@@ -18,8 +18,9 @@ use crate::{
     vision::{PinnedPictures, VisionMessage},
 };
 
-/// Deaths under one request after which it is given up: it may well be what kills them.
-const DEATHS_MAX: u32 = 5;
+/// Deaths under one request after which it is given up: it may well be what kills them, and the model's own patience
+/// (`Intensity`, five restarts a minute) is for all requests together.
+const DEATHS_MAX: u32 = 2;
 
 /// One request under way.
 pub(super) struct Driver {
@@ -175,6 +176,7 @@ impl Driver {
                 None => return Ok(Life::Lost),
                 Some(Delivery::Finished(Finish::Stop)) => return Ok(Life::Finished(FinishReason::Stop)),
                 Some(Delivery::Finished(Finish::Length)) => return Ok(Life::Finished(FinishReason::Length)),
+                Some(Delivery::Finished(Finish::Broken)) => return Err(ChatError::NotNumbers),
                 Some(Delivery::Token(token)) => {
                     self.produced.push(token);
                     let piece = self.detokenizer.feed(token)?;

@@ -30,6 +30,16 @@ pub enum ChatError {
         /// What is wrong with it.
         source: Arc<ImageError>,
     },
+    /// A picture is larger than the envelope even after resizing, because it is so thin.
+    #[error("picture {index} takes {patches} patches after resizing, at most {limit} are allowed")]
+    PictureTooLarge {
+        /// Which picture of the chat, from 0.
+        index: usize,
+        /// It would have.
+        patches: usize,
+        /// Of the envelope.
+        limit: usize,
+    },
     /// More pictures than a request may have.
     #[error("the chat has {pictures} pictures, at most {limit} are allowed")]
     TooManyPictures {
@@ -70,6 +80,9 @@ pub enum ChatError {
     /// The model did not start.
     #[error("the model did not start: {0}")]
     NotStarted(Arc<StartError>),
+    /// The model's arithmetic broke down under this request.
+    #[error("the model's logits are not numbers, so no token can be chosen")]
+    NotNumbers,
     /// The model is gone.
     #[error("the model has stopped: {reason}")]
     Stopped {
@@ -91,6 +104,9 @@ impl ChatError {
             ChatError::Empty => "add a user turn".to_owned(),
             ChatError::Overloaded { .. } => "ask again when a reply has ended, or raise `requests`".to_owned(),
             ChatError::Picture { source, .. } => source.hint(),
+            ChatError::PictureTooLarge { .. } => {
+                "cut the picture so that it is less thin, or raise `picture_patches`".to_owned()
+            }
             ChatError::TooManyPictures { limit, .. } => format!("send at most {limit} pictures, or raise `pictures`"),
             ChatError::TooLong { .. } => "shorten the conversation, or raise `context_tokens`".to_owned(),
             ChatError::NoTokens => "ask for at least one token".to_owned(),
@@ -108,6 +124,7 @@ impl ChatError {
             }
             ChatError::PreparationDied => "this is a bug in Bursar; please report it with the chat template".to_owned(),
             ChatError::NotStarted(error) => error.hint(),
+            ChatError::NotNumbers => "check the checkpoint's files; its weights may be damaged".to_owned(),
             ChatError::Stopped { .. } => "load the model again".to_owned(),
             ChatError::GivenUp { .. } => "look at the model's restarts; this request may be what kills it".to_owned(),
         }

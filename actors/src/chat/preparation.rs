@@ -1,9 +1,12 @@
 //! A chat checked against the envelope and turned into tokens, before anything is decoded or queued.
 
-use std::sync::Arc;
+use std::{
+    hash::{BuildHasher, Hasher, RandomState},
+    sync::Arc,
+};
 
 use bursar_model::{
-    flow::{Grid, ImageBytes, PromptLayout},
+    flow::{Grid, ImageBytes, LayoutError, PromptLayout},
     sampling::{Sampler, SamplingParams},
     text::{StopRules, TemplateInputs},
 };
@@ -55,16 +58,28 @@ fn plan_pictures(kit: &Kit, pictures: &[ImageBytes]) -> Result<Vec<Grid>, ChatEr
     if pictures.len() > limit {
         return Err(ChatError::TooManyPictures { pictures: pictures.len(), limit });
     }
-    let Some(processor) = &kit.processor else {
-        // The layout refuses them with the right words.
-        return Ok(vec![Grid { t: 1, h: 2, w: 2 }; pictures.len()]);
-    };
+    if pictures.is_empty() {
+        return Ok(Vec::new());
+    }
+    // Templates of text models fail at pictures with words that help nobody.
+    let processor = kit.processor.as_ref().ok_or(LayoutError::TextOnly { pictures: pictures.len() })?;
     let plan = |(index, picture): (usize, &ImageBytes)| {
         let error = |source| ChatError::Picture { index, source: Arc::new(source) };
         let header = picture.probe(&kit.image_limits).map_err(error)?;
-        Ok(processor.plan(header.width, header.height).map_err(error)?.grid)
+        let grid = processor.plan(header.width, header.height).map_err(error)?.grid;
+        // A very thin picture comes out of the resizing larger than it was limited to.
+        let (patches, limit) = (grid.patches(), kit.envelope.picture_patches);
+        if patches > limit {
+            return Err(ChatError::PictureTooLarge { index, patches, limit });
+        }
+        Ok(grid)
     };
     pictures.iter().enumerate().map(plan).collect()
+}
+
+/// A seed that nobody chose: the standard library's own source of randomness, that of its hash maps.
+fn any_seed() -> u64 {
+    RandomState::new().build_hasher().finish()
 }
 
 fn sampling(chat: &Chat, kit: &Kit) -> SamplingParams {
@@ -73,7 +88,7 @@ fn sampling(chat: &Chat, kit: &Kit) -> SamplingParams {
         temperature: chat.temperature.unwrap_or(defaults.temperature),
         top_p: chat.top_p.unwrap_or(defaults.top_p),
         top_k: chat.top_k.unwrap_or(defaults.top_k),
-        seed: chat.seed.unwrap_or(defaults.seed),
+        seed: chat.seed.unwrap_or_else(any_seed),
         ..defaults
     }
 }

@@ -121,7 +121,7 @@ impl Chat {
         self
     }
 
-    /// Equal seeds give equal replies, whatever else is going on.
+    /// Equal seeds give equal replies, whatever else is going on. Without one, sampled replies differ from each other.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
         self

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bursar_model::{
-    Envelope, checkpoint::Checkpoint, flow::ImageLimits, processor::ImageProcessor, registry::FamilyConfig,
+    Envelope, LimitError, checkpoint::Checkpoint, flow::ImageLimits, processor::ImageProcessor, registry::FamilyConfig,
     sampling::GenerationDefaults, text::PromptEncoder,
 };
 
@@ -38,9 +38,9 @@ impl Kit {
         family: FamilyConfig,
         options: &LoadOptions,
     ) -> Result<Self, StartError> {
-        let mut envelope = options.envelope.clone();
+        let mut envelope = options.envelope.clone().with_pictures_that_fit_a_launch();
         envelope.context_tokens = envelope.context_tokens.min(family.decoder().context_tokens);
-        check(&envelope, options.memory_fraction)?;
+        check(&envelope, options)?;
         let processor = match (&checkpoint.image_processor, family.merged_patches()) {
             (Some(processor), Some(_)) => Some(Arc::new(limit_pictures(processor, &mut envelope)?)),
             _ => None,
@@ -68,8 +68,15 @@ fn limit_pictures(processor: &ImageProcessor, envelope: &mut Envelope) -> Result
     Ok(limited)
 }
 
-fn check(envelope: &Envelope, memory_fraction: f64) -> Result<(), StartError> {
+/// More than any device holds; below it no size in bytes overflows.
+const KV_TOKENS_MOST: usize = 1 << 36;
+
+fn check(envelope: &Envelope, options: &LoadOptions) -> Result<(), StartError> {
     envelope.check()?;
+    if let Some(value) = options.kv_tokens.filter(|tokens| *tokens > KV_TOKENS_MOST) {
+        return Err(LimitError { limit: "kv_tokens", value, required: format!("at most {KV_TOKENS_MOST}") }.into());
+    }
+    let memory_fraction = options.memory_fraction;
     if memory_fraction > 0.0 && memory_fraction <= 1.0 {
         return Ok(());
     }

@@ -3,7 +3,7 @@
 use std::{cell::RefCell, sync::Arc};
 
 use bursar_budgets::{Segment, Workspace};
-use bursar_kernels::{Backend, Scope, Tally, Tensor};
+use bursar_kernels::{Backend, Scope, Tally, Tensor, ops::argmax::NO_CHOICE};
 use bursar_model::{
     Model,
     blocks::decoder::StepCaches,
@@ -62,9 +62,11 @@ impl<B: Backend> Bench<B> {
             let choices = rows.chunks_exact(logits.columns()).zip(&job.choices);
             let pick = |(row, choice): (&[f32], &Choice)| {
                 let history = choice.history.as_deref().unwrap_or_default();
-                Ok(choice.sampler.sample(row, history, choice.position, &mut scratch)?.id)
+                let chosen = choice.sampler.sample(row, history, choice.position, &mut scratch);
+                // One row without a choice is its own sequence's misfortune.
+                chosen.map_or(NO_CHOICE, |token| token.id)
             };
-            choices.map(pick).collect()
+            Ok(choices.map(pick).collect())
         })
     }
 

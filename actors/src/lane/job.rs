@@ -5,7 +5,6 @@ use std::sync::Arc;
 use bursar_kernels::KernelError;
 use bursar_model::{
     corners::{Corner, Footprint},
-    error::SamplingError,
     flow::StepBatch,
     registry::PictureBatch,
     sampling::Sampler,
@@ -27,9 +26,6 @@ pub enum LaneError {
     /// An operation failed.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// A token could not be chosen from the logits.
-    #[error(transparent)]
-    Sampling(#[from] SamplingError),
 }
 
 /// Where the answer to a job goes: called once, whatever happens. It must not block.
@@ -82,7 +78,8 @@ pub struct StepJob {
     pub batch: StepBatch,
     /// One a row of logits.
     pub choices: Vec<Choice>,
-    /// The chosen tokens, in the same order.
+    /// The chosen tokens, in the same order; [`NO_CHOICE`](bursar_kernels::ops::argmax::NO_CHOICE) for a row whose
+    /// logits are not numbers.
     pub answer: Answer<Vec<u32>>,
 }
 

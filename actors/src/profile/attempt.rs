@@ -134,20 +134,12 @@ impl Attempt {
         Ok(kv)
     }
 
-    /// Every corner for real, one after the other; each must take what the plan says, to the byte.
+    /// Every corner for real, one after the other.
     async fn stress(&self, lanes: &Lanes) -> Result<Vec<(&'static str, Bytes)>, ProfileError> {
         let mut peaks = Vec::new();
         for (done, (corner, planned)) in self.needs.corners.iter().enumerate() {
             self.report(corner.name, done);
-            let measured = self.run_corner(lanes, corner).await?;
-            if measured.workspace != planned.workspace {
-                return Err(ProfileError::PlanDiffers {
-                    corner: corner.name,
-                    planned: planned.workspace,
-                    measured: measured.workspace,
-                });
-            }
-            peaks.push((corner.name, measured.workspace));
+            peaks.push((corner.name, self.run_corner(lanes, corner, planned).await?));
         }
         Ok(peaks)
     }
@@ -182,18 +174,17 @@ impl Attempt {
     async fn validate(&self, lanes: &Lanes) -> Result<(), ProfileError> {
         self.report("validating at the final size", self.needs.corners.len() + 1);
         let of_lane = |is_step: bool| {
-            let corners = self.needs.corners.iter().map(|(corner, _)| corner);
-            corners.filter(move |corner| matches!(corner.pass, Pass::Step(_)) == is_step)
+            self.needs.corners.iter().filter(move |(corner, _)| matches!(corner.pass, Pass::Step(_)) == is_step)
         };
         let steps = async {
-            for corner in of_lane(true) {
-                self.run_corner(lanes, corner).await?;
+            for (corner, planned) in of_lane(true) {
+                self.run_corner(lanes, corner, planned).await?;
             }
             Ok::<_, ProfileError>(())
         };
         let launches = async {
-            for corner in of_lane(false) {
-                self.run_corner(lanes, corner).await?;
+            for (corner, planned) in of_lane(false) {
+                self.run_corner(lanes, corner, planned).await?;
             }
             Ok(())
         };
@@ -201,12 +192,22 @@ impl Attempt {
         Ok(())
     }
 
-    async fn run_corner(&self, lanes: &Lanes, corner: &Arc<Corner>) -> Result<Footprint, ProfileError> {
+    /// Runs a corner for real; it must take what the plan says, to the byte.
+    async fn run_corner(
+        &self,
+        lanes: &Lanes,
+        corner: &Arc<Corner>,
+        planned: &Footprint,
+    ) -> Result<Bytes, ProfileError> {
         let (reply, answer) = Reply::new();
         let job = StressJob { corner: corner.clone(), answer: Answer::to(|outcome| reply.answer(outcome)) };
         self.lane(lanes, corner).submit(Job::Stress(Box::new(job)));
         let outcome = tree::STRESS.wait(answer).await?;
-        outcome.map_err(|source| ProfileError::Stress { corner: corner.name, source })
+        let measured = outcome.map_err(|source| ProfileError::Stress { corner: corner.name, source })?.workspace;
+        if measured == planned.workspace {
+            return Ok(measured);
+        }
+        Err(ProfileError::PlanDiffers { corner: corner.name, planned: planned.workspace, measured })
     }
 
     fn lane<'l>(&self, lanes: &'l Lanes, corner: &Corner) -> &'l Lane {

@@ -87,7 +87,9 @@ impl ProfileError {
             ProfileError::Lease { source, .. } => source.hint(),
             ProfileError::Device { source, .. } => source.hint().unwrap_or_else(smaller),
             ProfileError::PlanDiffers { .. } => "this is a bug in Bursar; please report it".to_owned(),
-            ProfileError::TooSmall { tokens, .. } => format!("lower context_tokens to {tokens}, or raise the capacity"),
+            ProfileError::TooSmall { tokens, .. } => {
+                format!("lower context_tokens to {tokens}, or raise memory_fraction, kv_tokens or the capacity")
+            }
             ProfileError::Unanswered(_) | ProfileError::Died { .. } => "start the model again".to_owned(),
             ProfileError::Stress { .. } => smaller(),
         }

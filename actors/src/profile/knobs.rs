@@ -45,5 +45,5 @@ pub(super) fn knobs(model: &Model, target: Target, envelope: &Envelope, page: By
 fn with(envelope: &Envelope, limit: fn(&mut Envelope) -> &mut usize, value: usize) -> Envelope {
     let mut smaller = envelope.clone();
     *limit(&mut smaller) = value;
-    smaller
+    smaller.with_pictures_that_fit_a_launch()
 }

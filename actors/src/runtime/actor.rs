@@ -6,9 +6,9 @@ use bursar_budgets::{Bytes, Device, Gate, Label, LedgerConfig};
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::sync::watch;
 
-use super::RuntimeMessage;
+use super::{RuntimeMessage, Supervised};
 use crate::{
-    budget::{Budget, BudgetActor, BudgetArguments, Desk},
+    budget::{Budget, BudgetActor, BudgetArguments, Desk, NO_MODEL},
     chat::{ChatError, ModelHandle},
     engine::{EngineActor, EngineArguments, Shelf, StartError, Status},
     reply::Reply,
@@ -123,6 +123,10 @@ impl Actor for RuntimeActor {
             RuntimeMessage::Unload { name, reply } => {
                 state.end(&myself, &name, "it was unloaded", Box::new(move || reply.answer(())));
             }
+            RuntimeMessage::Supervised(reply) => {
+                let engines = state.engines.iter().map(|(name, engine)| (name.clone(), engine.cell.clone()));
+                reply.answer(Supervised { budget: state.budget.clone(), engines: engines.collect() });
+            }
             RuntimeMessage::Forget { name, load, home } => {
                 if state.engines.get(&name).is_some_and(|engine| engine.load == load) {
                     state.end(&myself, &name, "it did not start", home);
@@ -225,11 +229,10 @@ async fn await_start(
 
 impl RuntimeState {
     fn free_name(&self, name: String) -> String {
-        if !self.engines.contains_key(&name) {
-            return name;
-        }
+        // A model named as the tenants' leases are would share a gate with them.
+        let is_free = |name: &String| !self.engines.contains_key(name) && name != NO_MODEL;
         let numbered = (2u64..).map(|number| format!("{name} {number}"));
-        numbered.into_iter().find(|name| !self.engines.contains_key(name)).expect("numbers do not end")
+        std::iter::once(name.clone()).chain(numbered).find(is_free).expect("numbers do not end")
     }
 
     async fn spawn_engine(
@@ -287,7 +290,8 @@ impl RuntimeState {
         let (load, cell, arguments) = (engine.load, engine.cell.clone(), engine.arguments.clone());
         tokio::spawn(async move {
             let budget = &arguments.budget;
-            // Late claims are refused. The gate is in the way of nothing else, so it may be where it is.
+            // Late claims are refused; the next model of this name opens it again. The gate of a name that never had
+            // one stays where it is, and is in nobody's way.
             drop(budget.move_gate(arguments.label.clone(), Gate::Teardown).await);
             // Its children die with it.
             drop(cell.kill_and_wait(None).await);
@@ -300,10 +304,9 @@ impl RuntimeState {
                 !is_over
             });
             bring_home(&arguments).await;
-            for owner in arguments.shelf.clear().into_iter().chain([arguments.vision_owner()]) {
-                let _ = budget.clear(owner).await;
+            if let Some(weights) = arguments.shelf.clear() {
+                let _ = budget.clear(weights).await;
             }
-            drop(budget.move_gate(arguments.label.clone(), Gate::Open).await);
             drop(myself.send_message(RuntimeMessage::Ended { name, load }));
         });
     }
@@ -330,8 +333,10 @@ impl RuntimeState {
 async fn bring_home(arguments: &EngineArguments) {
     let owner = arguments.last_owner();
     arguments.shelf.quench(owner.generation).await;
-    // Only a runtime that is gone has no budget, and then there is no ledger to bring anything home to.
-    let _ = arguments.budget.clear(owner).await;
+    for owner in [owner, arguments.vision_owner()] {
+        // Only a runtime that is gone has no budget, and then there is no ledger to bring anything home to.
+        let _ = arguments.budget.clear(owner).await;
+    }
 }
 
 async fn spawn_budget(

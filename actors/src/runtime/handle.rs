@@ -7,7 +7,7 @@ use bursar_model::checkpoint::CheckpointSource;
 use ractor::{Actor, ActorRef};
 use thiserror::Error;
 
-use super::{RuntimeActor, RuntimeArguments, RuntimeMessage};
+use super::{RuntimeActor, RuntimeArguments, RuntimeMessage, Supervised};
 use crate::{
     budget::{Budget, Desk},
     chat::ModelHandle,
@@ -157,6 +157,15 @@ impl Runtime {
     pub async fn unload(&self, name: impl Into<String>) -> Result<(), RuntimeError> {
         let name = name.into();
         Ok(tree::SHUT_DOWN.ask(&self.inner.actor, |reply| RuntimeMessage::Unload { name, reply }).await?)
+    }
+
+    /// The actors that the runtime supervises, to link to, watch, or kill; a model's own are found through its handle's
+    /// [`serving`](ModelHandle::serving).
+    ///
+    /// # Errors
+    /// The runtime supervisor did not answer.
+    pub async fn supervised(&self) -> Result<Supervised, RuntimeError> {
+        Ok(tree::SUPERVISED.ask(&self.inner.actor, RuntimeMessage::Supervised).await?)
     }
 
     /// Ends everything and waits for it.

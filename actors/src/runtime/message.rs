@@ -1,14 +1,25 @@
 //! What may be asked of the runtime supervisor.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use bursar_model::checkpoint::CheckpointSource;
+
+use ractor::ActorCell;
 
 use crate::{
     chat::ModelHandle,
     engine::{LoadOptions, ProgressSink, StartError},
     reply::Reply,
 };
+
+/// Whom the runtime supervises, to link to, watch, or kill.
+#[derive(Clone, Debug)]
+pub struct Supervised {
+    /// The budget actor.
+    pub budget: ActorCell,
+    /// The engine of each model.
+    pub engines: BTreeMap<String, ActorCell>,
+}
 
 /// From users, few and far between, and from itself.
 pub enum RuntimeMessage {
@@ -32,6 +43,8 @@ pub enum RuntimeMessage {
         /// All is home.
         reply: Reply<()>,
     },
+    /// Who is supervised now.
+    Supervised(Reply<Supervised>),
     /// A model did not start, or nobody waits for it any more: end it.
     Forget {
         /// Its name.

@@ -6,4 +6,4 @@ mod message;
 
 pub use actor::{RuntimeActor, RuntimeArguments};
 pub use handle::{DeviceChoice, ModelSource, Runtime, RuntimeConfig, RuntimeError};
-pub use message::RuntimeMessage;
+pub use message::{RuntimeMessage, Supervised};

@@ -278,7 +278,7 @@ impl SchedulerCore {
             }
             let Some(token) = chosen else { continue };
             let finish = sequence.push(token);
-            if finish != Some(Finish::Stop) {
+            if matches!(finish, None | Some(Finish::Length)) {
                 effects.push(Effect::Token(share.sequence, token));
             }
             if let Some(finish) = finish {

@@ -2,6 +2,7 @@
 
 use std::{ops::Range, sync::Arc};
 
+use bursar_kernels::ops::argmax::NO_CHOICE;
 use bursar_model::{
     flow::{POSITION_AXES, PictureRows},
     sampling::Sampler,
@@ -48,6 +49,8 @@ pub enum Finish {
     Stop,
     /// It produced all it may.
     Length,
+    /// Its logits were not numbers, so that no token could be chosen.
+    Broken,
 }
 
 /// A sequence in the scheduler.
@@ -92,6 +95,9 @@ impl Sequence {
 
     /// Takes the token that follows; says whether the sequence has ended.
     pub(super) fn push(&mut self, token: u32) -> Option<Finish> {
+        if token == NO_CHOICE {
+            return Some(Finish::Broken);
+        }
         let spec = &mut self.spec;
         spec.tokens.push(token);
         spec.positions.push([spec.next_position; POSITION_AXES]);

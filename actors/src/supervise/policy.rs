@@ -18,7 +18,7 @@ pub struct Intensity {
     pub restarts_max: usize,
     /// The window.
     pub within: Duration,
-    /// Wait before the first restart of a window; each further one waits twice as long.
+    /// Wait before the first restart of a window; each further one waits twice as long, up to 5 s.
     pub back_off: Duration,
 }
 
@@ -27,6 +27,9 @@ impl Default for Intensity {
         Intensity { restarts_max: 5, within: Duration::from_secs(60), back_off: Duration::from_millis(10) }
     }
 }
+
+/// Where the doubling of waits ends: requests wait too.
+const BACK_OFF_MAX: Duration = Duration::from_secs(5);
 
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,7 +74,8 @@ impl RestartLog {
         if self.restarts.len() >= self.intensity.restarts_max {
             return Decision::GiveUp { restarts: self.restarts.len(), within: self.intensity.within };
         }
-        let after = self.intensity.back_off.saturating_mul(2u32.saturating_pow(self.restarts.len() as u32));
+        let doubled = self.intensity.back_off.saturating_mul(2u32.saturating_pow(self.restarts.len() as u32));
+        let after = doubled.min(BACK_OFF_MAX.max(self.intensity.back_off));
         self.restarts.push_back(now);
         let end = match self.policy {
             Policy::OneForOne => index + 1,
@@ -103,6 +107,19 @@ mod tests {
         let mut log = log(Policy::RestForOne);
         assert_eq!(log.died(1, SECOND), Decision::Restart { children: 1..3, after: SECOND });
         assert_eq!(log.died(2, 2 * SECOND), Decision::Restart { children: 2..3, after: 2 * SECOND });
+    }
+
+    #[test]
+    fn waits_double_up_to_a_limit_however_many_restarts_are_allowed() {
+        let intensity = Intensity { restarts_max: 100, within: 1000 * SECOND, back_off: SECOND };
+        let mut log = RestartLog::new(Policy::OneForOne, intensity, 1);
+        let waits = (0..50).map(|_| match log.died(0, SECOND) {
+            Decision::Restart { after, .. } => after,
+            decision => panic!("{decision:?}"),
+        });
+        let waits: Vec<_> = waits.collect();
+        assert_eq!(waits[..4], [SECOND, 2 * SECOND, 4 * SECOND, 5 * SECOND]);
+        assert_eq!(waits[49], 5 * SECOND);
     }
 
     #[test]

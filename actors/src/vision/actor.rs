@@ -113,6 +113,7 @@ impl Actor for VisionActor {
             VisionMessage::Unpin(keys) => state.core.step(Input::Unpin(keys)),
         };
         effects.into_iter().for_each(|effect| state.act(&myself, effect));
+        state.forget_cancelled(&myself);
         let VisionState { core, pixels, .. } = state;
         pixels.retain(|key, _| core.needs_pixels(key));
         let (free, cached) = state.core.counts();
@@ -129,15 +130,15 @@ impl VisionState {
         &self,
         myself: ActorRef<VisionMessage>,
         pictures: Vec<ImageBytes>,
-        reply: Reply<Result<PinnedPictures, VisionError>>,
+        mut reply: Reply<Result<PinnedPictures, VisionError>>,
     ) {
         let (budget, owner) = (self.arguments.budget.clone(), self.arguments.owner.clone());
         let (label, limits) = (self.arguments.model_label.clone(), self.arguments.limits.clone());
         let (processor, decoding) = (self.arguments.processor.clone(), self.decoding.clone());
         tokio::spawn(async move {
             let prepare = async {
-                let bytes = host_bytes(&processor, &limits, &pictures)?;
-                let request = Request::new(owner, Class::Host, label, bytes);
+                let host_bytes = host_bytes(&processor, &limits, &pictures)?;
+                let request = Request::new(owner, Class::Host, label, host_bytes.pixels + host_bytes.decoding);
                 let host = Arc::new(budget.ask(tree::LEASE_FOR_VISION, request, true).await?);
                 let _slot = decoding.acquire().await.expect("the semaphore is never closed");
                 let decoded = tokio::task::spawn_blocking(move || {
@@ -146,9 +147,14 @@ impl VisionState {
                 });
                 // A panic is this request's own: answered, or its driver would wait for a successor of a living actor.
                 let pictures = decoded.await.map_err(|_| VisionError::DecoderDied)??;
+                budget.resize(tree::LEASE_FOR_VISION, &host, host_bytes.pixels).await?;
                 Ok::<_, VisionError>((pictures, host))
             };
-            match prepare.await {
+            let prepared = tokio::select! {
+                prepared = prepare => prepared,
+                () = reply.given_up() => return,
+            };
+            match prepared {
                 Ok((pictures, host)) => {
                     // An actor that is gone drops the reply, which tells the request to come again.
                     drop(myself.send_message(VisionMessage::Prepared { pictures, host, reply }));
@@ -178,6 +184,17 @@ impl VisionState {
         }
         self.pending.insert(ticket, pending);
         self.core.step(Input::Want(ticket, wanted))
+    }
+
+    /// Requests whose caller has gone make room for those behind them.
+    fn forget_cancelled(&mut self, myself: &ActorRef<VisionMessage>) {
+        let gone: Vec<Ticket> =
+            self.pending.iter().filter(|(_, pending)| pending.reply.is_given_up()).map(|(ticket, _)| *ticket).collect();
+        for ticket in gone {
+            self.pending.remove(&ticket);
+            let effects = self.core.step(Input::Withdraw(ticket));
+            effects.into_iter().for_each(|effect| self.act(myself, effect));
+        }
     }
 
     fn act(&mut self, myself: &ActorRef<VisionMessage>, effect: Effect) {
@@ -212,15 +229,26 @@ impl VisionState {
     }
 }
 
-/// Host bytes that a request's pictures take at most: the pixels of all of them, and the decoding of the largest.
-fn host_bytes(processor: &ImageProcessor, limits: &ImageLimits, pictures: &[ImageBytes]) -> Result<Bytes, VisionError> {
+/// Host bytes that a request's pictures take at most.
+struct HostBytes {
+    /// The patches of all of them, until their launch, which packs a copy.
+    pixels: Bytes,
+    /// The decoding of the largest, until all are decoded.
+    decoding: Bytes,
+}
+
+fn host_bytes(
+    processor: &ImageProcessor,
+    limits: &ImageLimits,
+    pictures: &[ImageBytes],
+) -> Result<HostBytes, VisionError> {
     let mut pixels = 0;
     let mut decoding = 0;
     for picture in pictures {
         let header = picture.probe(limits)?;
         let plan = processor.plan(header.width, header.height)?;
-        pixels += plan.patches_bytes();
+        pixels += 2 * plan.patches_bytes();
         decoding = decoding.max(header.cost.peak_bytes().max(header.cost.rgb_bytes + plan.host_bytes));
     }
-    Ok(Bytes(pixels + decoding))
+    Ok(HostBytes { pixels: Bytes(pixels), decoding: Bytes(decoding) })
 }

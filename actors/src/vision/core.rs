@@ -32,6 +32,8 @@ pub enum Input {
     Encoded,
     /// A holder of these pictures is gone.
     Unpin(Vec<PictureKey>),
+    /// Nobody waits for this request any more. One that was answered is unknown here.
+    Withdraw(Ticket),
 }
 
 /// What is to be done, in order.
@@ -107,6 +109,7 @@ impl VisionCore {
                     self.entries.get_mut(&key).expect("a launched picture keeps its rows").encoded = true;
                 }
             }
+            Input::Withdraw(ticket) => self.withdraw(ticket),
             Input::Unpin(keys) => keys.iter().for_each(|key| self.unpin(key)),
         }
         self.serve_waiting();
@@ -134,6 +137,14 @@ impl VisionCore {
             effects.push(Effect::Refused { ticket, rows, limit: self.rows_total });
         } else {
             self.waiting.push_back((ticket, pictures));
+        }
+    }
+
+    fn withdraw(&mut self, ticket: Ticket) {
+        self.waiting.retain(|(waiting, _)| *waiting != ticket);
+        if let Some(place) = self.pending.iter().position(|(pending, _)| *pending == ticket) {
+            let (_, keys) = self.pending.remove(place).expect("just found");
+            keys.iter().for_each(|key| self.unpin(key));
         }
     }
 

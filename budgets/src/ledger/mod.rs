@@ -395,6 +395,11 @@ impl Ledger {
         if let Err(error) = post.gate.check_move(&model, to, held.iter().map(|holding| holding.bytes).sum()) {
             return effects.push(Effect::GateStuck(error));
         }
+        if post.gate == Gate::Teardown {
+            // The model is gone with its last byte; an open gate that nobody starts behind would count as profiling.
+            self.gates.remove(&model);
+            return effects.push(Effect::GateMoved { model, to });
+        }
         (post.gate, post.seats) = (to, Seats::default());
         if to == Gate::Frozen {
             for holding in &held {

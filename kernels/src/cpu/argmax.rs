@@ -6,7 +6,7 @@ use super::{
     memory::{Rows, start_of},
     threads::Threads,
 };
-use crate::ops::argmax::Call;
+use crate::ops::argmax::{Call, NO_CHOICE};
 
 pub(super) fn argmax(_: &Threads, call: Call<'_>) {
     let x = Rows::<f32>::of(&call.x);
@@ -15,6 +15,6 @@ pub(super) fn argmax(_: &Threads, call: Call<'_>) {
     for (row, out) in out.iter_mut().enumerate() {
         let numbers = x.row(row).iter().enumerate().filter(|(_, value)| !value.is_nan());
         let best = numbers.reduce(|best, next| if next.1 > best.1 { next } else { best });
-        *out = best.map_or(0, |(column, _)| column as u32);
+        *out = best.map_or(NO_CHOICE, |(column, _)| column as u32);
     }
 }

@@ -4,8 +4,11 @@ use crate::{Backend, DType, KernelError, Scope, Tensor, Work};
 
 use super::check;
 
+/// The answer for a row that has no number at all.
+pub const NO_CHOICE: u32 = u32::MAX;
+
 /// What a backend is asked to compute: `out[i]` is the first place of the largest element of row `i`; an element that
-/// is not a number is never chosen before one that is (a row with nothing else gives 0).
+/// is not a number is never chosen before one that is (a row with nothing else gives [`NO_CHOICE`]).
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[rows, columns]` activations.

@@ -66,8 +66,9 @@ struct Fields {
 
 #[derive(Clone, Default, Deserialize)]
 struct Rope {
-    #[serde(alias = "type")]
     rope_type: Option<String>,
+    /// The older spelling of `rope_type`; files that were saved again have both.
+    r#type: Option<String>,
     rope_theta: Option<f64>,
     mrope_section: Option<Vec<usize>>,
 }
@@ -147,8 +148,8 @@ fn refuse_unsupported(fields: &Fields) -> Result<(), ConfigError> {
             supported: "false",
         });
     }
-    let kinds =
-        [&fields.rope_scaling, &fields.rope_parameters].into_iter().flatten().filter_map(|r| r.rope_type.as_ref());
+    let ropes = [&fields.rope_scaling, &fields.rope_parameters].into_iter().flatten();
+    let kinds = ropes.flat_map(|rope| [&rope.rope_type, &rope.r#type]).flatten();
     for kind in kinds {
         if kind != "default" && kind != "mrope" {
             return Err(ConfigError::Unsupported {

@@ -68,7 +68,9 @@ impl ImageProcessor {
     pub fn limited(&self, pixels_max: u64) -> Result<Self, ProcessorError> {
         let own = self.config.pixel_bounds;
         let max = own.max.min(pixels_max.max(u64::from(self.config.factor()).pow(2)));
-        let bounds = PixelBounds { min: own.min.min(max), max };
+        // Enlarging rounds up: towards a minimum close to the maximum it would overshoot that with ordinary pictures.
+        let min = if own.min > max / 2 { max / 4 } else { own.min };
+        let bounds = PixelBounds { min, max };
         ImageProcessor::new(ImageProcessorConfig { pixel_bounds: bounds, ..self.config.clone() })
     }
 

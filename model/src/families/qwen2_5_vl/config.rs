@@ -31,8 +31,10 @@ pub struct VisionConfig {
     /// Attention heads.
     pub num_heads: usize,
     /// Colours of a pixel.
-    #[serde(alias = "in_chans", default = "colours")]
+    #[serde(default = "colours")]
     pub in_channels: usize,
+    /// The older spelling of `in_channels`; files that were saved again have both.
+    in_chans: Option<usize>,
     /// Pixels along a side of a patch.
     pub patch_size: usize,
     /// Patches along a side of a merged patch.
@@ -144,17 +146,21 @@ impl VisionConfig {
 impl Config {
     /// Reads `config.json`, and holds the checkpoint's image processor against it.
     pub fn read(config: &Value, processor: Option<&ImageProcessorConfig>) -> Result<Self, ConfigError> {
+        let processor = processor.ok_or_else(|| {
+            ConfigError::Contradiction("the model takes pictures, but there is no preprocessor_config.json".to_owned())
+        })?;
         #[derive(Deserialize)]
         struct Fields {
             vision_config: VisionConfig,
             image_token_id: u32,
         }
-        let fields: Fields = serde_json::from_value(config.clone())?;
+        let mut fields: Fields = serde_json::from_value(config.clone())?;
+        if let Some(channels) = fields.vision_config.in_chans {
+            fields.vision_config.in_channels = channels;
+        }
         let decoder = DecoderConfig::read(config)?;
         fields.vision_config.check(decoder.hidden)?;
-        if let Some(processor) = processor {
-            fields.vision_config.check_processor(processor)?;
-        }
+        fields.vision_config.check_processor(processor)?;
         if fields.image_token_id as usize >= decoder.vocabulary {
             return Err(ConfigError::Contradiction(format!(
                 "image_token_id is {}, but vocab_size is {}",

@@ -1,0 +1,518 @@
+//! Seeded simulation of the pure cores together, with a lane that takes as long as the seed says and no device: pictures
+//! through the vision core, sequences through the scheduler, blocks from the kv core; callers come and go, actors die.
+//! The same seed gives the same trace. `one_seed` repeats a failure: put the printed seed there.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    fmt::Write,
+    sync::Arc,
+};
+
+use bursar_actors::{
+    kv::{KvCore, SequenceId},
+    scheduler::{Effect, Finish, Input, Limits, NewSequence, PicturePlace, SchedulerCore, StepPlan},
+    vision::{self, PictureKey, Ticket, VisionCore, Wanted},
+};
+use bursar_kernels::BLOCK_TOKENS;
+use bursar_model::sampling::{Sampler, SamplingParams};
+
+/// SplitMix64 (Steele, Lea and Flood, OOPSLA'14).
+struct Chance(u64);
+
+impl Chance {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit as u64) as usize
+    }
+
+    fn between(&mut self, low: usize, high: usize) -> usize {
+        low + self.below(high - low + 1)
+    }
+
+    fn one_in(&mut self, times: usize) -> bool {
+        self.below(times) == 0
+    }
+}
+
+const STOP: u32 = 0;
+const PATCHES_A_ROW: usize = 4;
+
+/// The token that a sequence's model chooses after so many tokens: a function of the request alone, so that a reply can
+/// be compared with what it would have been without neighbours, preemption or deaths.
+fn chosen(request: u64, position: usize) -> u32 {
+    let mut chance = Chance(request.wrapping_mul(7919) ^ position as u64);
+    if chance.one_in(12) { STOP } else { 1 + chance.below(500) as u32 }
+}
+
+/// One caller, and the driver of its request.
+struct Request {
+    number: u64,
+    text_tokens: usize,
+    pictures: Vec<Wanted>,
+    tokens_max: usize,
+    produced: Vec<u32>,
+    end: Option<Finish>,
+    cancelled: bool,
+    /// In the scheduler under this identity.
+    sequence: Option<SequenceId>,
+    /// Asked of the vision core.
+    ticket: Option<Ticket>,
+}
+
+impl Request {
+    fn prompt_tokens(&self) -> usize {
+        self.text_tokens + self.pictures.iter().map(|picture| picture.rows).sum::<usize>()
+    }
+
+    fn is_over(&self) -> bool {
+        self.cancelled || self.end.is_some()
+    }
+
+    /// What it must be at its end.
+    fn expected(&self) -> (Vec<u32>, Finish) {
+        let mut tokens = Vec::new();
+        loop {
+            match chosen(self.number, tokens.len()) {
+                STOP => return (tokens, Finish::Stop),
+                token => tokens.push(token),
+            }
+            if tokens.len() == self.tokens_max {
+                return (tokens, Finish::Length);
+            }
+        }
+    }
+}
+
+struct World {
+    chance: Chance,
+    limits: Limits,
+    launch_patches: usize,
+    cache_rows: usize,
+    scheduler: SchedulerCore,
+    kv: KvCore,
+    vision: VisionCore,
+    requests: BTreeMap<u64, Request>,
+    /// The step on the lane.
+    step: Option<Box<StepPlan>>,
+    launch: Option<Vec<(PictureKey, Arc<[u32]>)>>,
+    /// What the vision cache holds, by row: written by launches only.
+    rows: Vec<Option<PictureKey>>,
+    /// Pixels as the vision actor keeps them.
+    pixels: BTreeSet<PictureKey>,
+    /// Pictures that each live sequence holds, and the rows that it reads.
+    pins: BTreeMap<SequenceId, (Vec<PictureKey>, Vec<u32>)>,
+    next_request: u64,
+    next_sequence: u64,
+    next_ticket: u64,
+    trace: String,
+    steps: usize,
+}
+
+impl World {
+    fn new(seed: u64) -> World {
+        let mut chance = Chance(seed);
+        let sequences = chance.between(1, 8);
+        let blocks = chance.between(4, 40);
+        let limits = Limits { sequences, step_tokens: sequences + chance.below(60), kv_tokens: blocks * BLOCK_TOKENS };
+        let cache_rows = chance.between(8, 30);
+        let launch_patches = PATCHES_A_ROW * chance.between(8, 20);
+        World {
+            limits,
+            launch_patches,
+            cache_rows,
+            scheduler: SchedulerCore::new(limits),
+            kv: KvCore::new(blocks),
+            vision: VisionCore::new(cache_rows, launch_patches),
+            requests: BTreeMap::new(),
+            step: None,
+            launch: None,
+            rows: vec![None; cache_rows],
+            pixels: BTreeSet::new(),
+            pins: BTreeMap::new(),
+            next_request: 0,
+            next_sequence: 0,
+            next_ticket: 0,
+            trace: String::new(),
+            steps: 0,
+            chance,
+        }
+    }
+
+    fn note(&mut self, what: impl std::fmt::Display) {
+        writeln!(self.trace, "{what}").expect("a string takes it");
+    }
+
+    /// A request that the door would let in: alone it fits the pool.
+    fn arrive(&mut self) {
+        self.next_request += 1;
+        let pictures = (0..self.chance.below(4))
+            .map(|_| {
+                // Few names, so that pictures repeat; a name decides the size.
+                let name = self.chance.below(7) as u8;
+                let rows = 1 + usize::from(name) % 7;
+                Wanted { key: [name; 32], rows, patches: rows * PATCHES_A_ROW }
+            })
+            .collect();
+        let mut request = Request {
+            number: self.next_request,
+            text_tokens: self.chance.between(1, 40),
+            pictures,
+            tokens_max: 0,
+            produced: Vec::new(),
+            end: None,
+            cancelled: false,
+            sequence: None,
+            ticket: None,
+        };
+        let room = self.limits.kv_tokens.saturating_sub(request.prompt_tokens());
+        if room == 0 {
+            return;
+        }
+        request.tokens_max = self.chance.between(1, room.min(60));
+        let number = request.number;
+        self.note(format_args!("request {number} arrives"));
+        self.requests.insert(number, request);
+        self.live(number);
+    }
+
+    /// What the driver does at the beginning of each life.
+    fn live(&mut self, number: u64) {
+        let request = self.requests.get_mut(&number).expect("it lives");
+        if request.produced.len() == request.tokens_max {
+            // The actors died between its last token and the word that it was.
+            request.end = Some(Finish::Length);
+            return;
+        }
+        if request.pictures.is_empty() {
+            return self.admit(number, &[], Vec::new());
+        }
+        self.next_ticket += 1;
+        let ticket = Ticket(self.next_ticket);
+        request.ticket = Some(ticket);
+        let wanted = request.pictures.clone();
+        self.pixels.extend(wanted.iter().map(|picture| picture.key));
+        self.vision_step(vision::Input::Want(ticket, wanted));
+    }
+
+    fn admit(&mut self, number: u64, rows: &[Arc<[u32]>], keys: Vec<PictureKey>) {
+        self.next_sequence += 1;
+        let id = SequenceId(self.next_sequence);
+        let request = self.requests.get_mut(&number).expect("it lives");
+        request.sequence = Some(id);
+        // Pictures first, then text, then what was produced in an earlier life.
+        let mut pictures = Vec::new();
+        let mut start = 0;
+        for rows in rows {
+            pictures.push(PicturePlace { tokens: start..start + rows.len(), cache_rows: rows.clone() });
+            start += rows.len();
+        }
+        let prompt = request.prompt_tokens();
+        let tokens: Vec<u32> = (0..prompt).map(|_| 999).chain(request.produced.iter().copied()).collect();
+        let sequence = NewSequence {
+            id,
+            positions: vec![[number as u32; 3]; tokens.len()],
+            next_position: tokens.len() as u32,
+            tokens,
+            produced: request.produced.len(),
+            tokens_max: request.tokens_max,
+            pictures,
+            stop_tokens: [STOP].into(),
+            sampler: Arc::new(Sampler::new(SamplingParams::default()).expect("greedy")),
+        };
+        self.pins.insert(id, (keys, rows.iter().flat_map(|rows| rows.iter().copied()).collect()));
+        self.scheduler_step(Input::Admit(sequence));
+    }
+
+    fn of_sequence(&mut self, id: SequenceId) -> Option<&mut Request> {
+        self.requests.values_mut().find(|request| request.sequence == Some(id))
+    }
+
+    fn vision_step(&mut self, input: vision::Input) {
+        let effects = self.vision.step(input);
+        let mut answers = Vec::new();
+        for effect in effects {
+            match effect {
+                vision::Effect::Launch(pictures) => {
+                    assert!(self.launch.is_none(), "one launch at a time");
+                    let patches: usize = pictures.iter().map(|(_, rows)| rows.len() * PATCHES_A_ROW).sum();
+                    assert!(patches <= self.launch_patches, "{patches} patches of {} permits", self.launch_patches);
+                    for (key, rows) in &pictures {
+                        assert!(self.pixels.contains(key), "the pixels of a launch are still there");
+                        let held = |row: &u32| self.pins.values().any(|(_, rows)| rows.contains(row));
+                        assert!(!rows.iter().any(held), "a row that somebody reads is written");
+                    }
+                    self.launch = Some(pictures);
+                }
+                vision::Effect::Ready(ticket, rows) => answers.push((ticket, Some(rows))),
+                vision::Effect::Refused { ticket, rows, limit } => {
+                    assert!(rows > limit || limit == self.cache_rows, "refused for a reason");
+                    answers.push((ticket, None));
+                }
+            }
+        }
+        let vision = &self.vision;
+        self.pixels.retain(|key| vision.needs_pixels(key));
+        for (ticket, rows) in answers {
+            self.answered(ticket, rows);
+        }
+    }
+
+    fn answered(&mut self, ticket: Ticket, rows: Option<Vec<Arc<[u32]>>>) {
+        let request = self.requests.values_mut().find(|request| request.ticket == Some(ticket));
+        let request = request.expect("each ticket is answered once, and only asked ones are");
+        request.ticket = None;
+        let (number, is_over) = (request.number, request.is_over());
+        let keys: Vec<_> = request.pictures.iter().map(|picture| picture.key).collect();
+        let Some(rows) = rows else {
+            // The envelope refuses such a request at the door.
+            request.cancelled = true;
+            return;
+        };
+        for (picture, rows) in request.pictures.iter().zip(&rows) {
+            assert_eq!(picture.rows, rows.len());
+            for row in rows.iter() {
+                assert_eq!(self.rows[*row as usize], Some(picture.key), "the rows hold the picture");
+            }
+        }
+        if is_over {
+            return self.vision_step(vision::Input::Unpin(keys));
+        }
+        self.admit(number, &rows, keys);
+    }
+
+    fn scheduler_step(&mut self, input: Input) {
+        let mut effects: VecDeque<Effect> = self.scheduler.step(input).into();
+        while let Some(effect) = effects.pop_front() {
+            effects.extend(self.act(effect));
+        }
+    }
+
+    fn act(&mut self, effect: Effect) -> Vec<Effect> {
+        match effect {
+            Effect::Allot(demands) => {
+                let allotment = self.kv.allot(&demands);
+                return self.scheduler.step(Input::Allotted(allotment));
+            }
+            Effect::Run(plan) => self.check_plan(plan),
+            Effect::Token(id, token) => {
+                let Some(request) = self.of_sequence(id).filter(|request| !request.cancelled) else {
+                    return self.scheduler.step(Input::Cancel(id));
+                };
+                assert!(request.end.is_none(), "no token after the end");
+                request.produced.push(token);
+            }
+            Effect::Finished(id, finish) => {
+                if let Some(request) = self.of_sequence(id).filter(|request| !request.cancelled) {
+                    assert!(request.end.replace(finish).is_none(), "one end");
+                }
+            }
+            Effect::Release(sequences) => {
+                for id in sequences {
+                    self.kv.release(id);
+                    if !self.scheduler.is_known(id)
+                        && let Some((keys, _)) = self.pins.remove(&id)
+                    {
+                        self.vision_step(vision::Input::Unpin(keys));
+                    }
+                }
+            }
+        }
+        Vec::new()
+    }
+
+    /// Rule 4, and that a step touches nobody else's memory.
+    fn check_plan(&mut self, plan: Box<StepPlan>) {
+        assert!(self.step.is_none(), "one step at a time");
+        let batch = &plan.batch;
+        assert!(batch.token_count() <= self.limits.step_tokens, "{} tokens", batch.token_count());
+        assert!(batch.sequence_count() <= self.limits.sequences, "{} sequences", batch.sequence_count());
+        assert!(batch.token_count() > 0);
+        let distinct: BTreeSet<_> = batch.slots.iter().collect();
+        assert_eq!(distinct.len(), batch.slots.len(), "two tokens are written to one place");
+        let mut owners: BTreeMap<u32, usize> = BTreeMap::new();
+        for (sequence, length) in batch.context_lengths.iter().enumerate() {
+            let blocks = (*length as usize).div_ceil(BLOCK_TOKENS);
+            for block in &batch.block_tables[sequence * batch.blocks_max()..][..blocks] {
+                assert_eq!(*owners.entry(*block).or_insert(sequence), sequence, "a block of two sequences");
+            }
+        }
+        let distinct: BTreeSet<_> = plan.rows.iter().collect();
+        assert_eq!(
+            (distinct.len(), plan.rows.len()),
+            (plan.rows.len(), batch.logit_rows.len()),
+            "one token a sequence"
+        );
+        for row in &batch.picture_cache_rows {
+            assert!(self.rows[*row as usize].is_some(), "a row that was never written is read");
+        }
+        let (tokens, rows) = (batch.token_count(), plan.rows.len());
+        self.note(format_args!("step of {tokens} tokens, {rows} chosen"));
+        self.steps += 1;
+        self.step = Some(plan);
+    }
+
+    fn step_ends(&mut self) {
+        let Some(plan) = self.step.take() else { return };
+        let tokens = plan
+            .rows
+            .iter()
+            .map(|id| {
+                let position = self.scheduler.sequence(*id).expect("a sequence stays while its step runs").produced;
+                // The request of a cancelled sequence is unknown; any token will do.
+                self.of_sequence(*id).map_or(7, |request| chosen(request.number, position))
+            })
+            .collect();
+        self.scheduler_step(Input::Stepped(tokens));
+    }
+
+    fn launch_ends(&mut self) {
+        let Some(pictures) = self.launch.take() else { return };
+        for (key, rows) in pictures {
+            rows.iter().for_each(|row| self.rows[*row as usize] = Some(key));
+        }
+        self.note("launch ends");
+        self.vision_step(vision::Input::Encoded);
+    }
+
+    fn cancel_somebody(&mut self) {
+        let live: Vec<u64> = self.requests.values().filter(|request| !request.is_over()).map(|r| r.number).collect();
+        if live.is_empty() {
+            return;
+        }
+        let number = live[self.chance.below(live.len())];
+        self.note(format_args!("request {number} is cancelled"));
+        let request = self.requests.get_mut(&number).expect("it lives");
+        request.cancelled = true;
+        if let Some(id) = request.sequence {
+            self.scheduler_step(Input::Cancel(id));
+            // The actor lets go of a cancelled caller's pictures at once, as its step does not count any more, or with
+            // the step: either is allowed. Here it is at once if nothing runs.
+            if !self.scheduler.is_known(id)
+                && let Some((keys, _)) = self.pins.remove(&id)
+            {
+                self.vision_step(vision::Input::Unpin(keys));
+            }
+        }
+    }
+
+    /// The scheduler and kv actors die, and with `all` the vision actor before them; what was on the lanes ends first.
+    fn die(&mut self, all: bool) {
+        self.note(if all { "all die" } else { "scheduler and kv die" });
+        self.step = None;
+        self.scheduler = SchedulerCore::new(self.limits);
+        self.kv = KvCore::new(self.kv.blocks());
+        let pins = std::mem::take(&mut self.pins);
+        if all {
+            self.launch = None;
+            self.vision = VisionCore::new(self.cache_rows, self.launch_patches);
+            self.rows = vec![None; self.cache_rows];
+            self.pixels.clear();
+        } else {
+            pins.into_values().for_each(|(keys, _)| self.vision_step(vision::Input::Unpin(keys)));
+        }
+        let lost: Vec<u64> = self
+            .requests
+            .values_mut()
+            .filter(|request| !request.is_over() && (request.sequence.is_some() || (all && request.ticket.is_some())))
+            .map(|request| {
+                (request.sequence, request.ticket) = (None, None);
+                request.number
+            })
+            .collect();
+        if all {
+            self.requests.values_mut().for_each(|request| request.ticket = None);
+        }
+        lost.into_iter().for_each(|number| self.live(number));
+    }
+
+    fn something_happens(&mut self) {
+        match self.chance.below(20) {
+            0..5 => self.arrive(),
+            5..6 => self.cancel_somebody(),
+            6..7 if self.chance.one_in(8) => {
+                let all = self.chance.one_in(2);
+                self.die(all);
+            }
+            7..14 => self.step_ends(),
+            _ => self.launch_ends(),
+        }
+    }
+
+    /// Nothing comes any more; all that is there ends within a bounded number of steps.
+    fn drain(&mut self) {
+        let tokens: usize = self.requests.values().map(|r| r.prompt_tokens() + r.tokens_max + 2).sum();
+        // Each sequence might be computed again after each other's end.
+        let bound = self.steps + 4 * tokens * (1 + self.requests.len());
+        while self.step.is_some() || self.launch.is_some() {
+            self.launch_ends();
+            self.step_ends();
+            assert!(self.steps < bound, "it does not come to an end");
+        }
+    }
+
+    fn check_end(&self) {
+        assert_eq!(self.scheduler.counts(), (0, 0), "nobody waits or runs");
+        assert_eq!(self.kv.free_blocks(), self.kv.blocks(), "all blocks are home");
+        assert!(self.pins.is_empty() && self.pixels.is_empty(), "pins and pixels are let go");
+        for request in self.requests.values() {
+            assert!(request.is_over(), "request {} has no end", request.number);
+            if !request.cancelled {
+                let (tokens, finish) = request.expected();
+                assert_eq!(request.produced, tokens, "request {}", request.number);
+                assert_eq!(request.end, Some(finish), "request {}", request.number);
+            }
+        }
+    }
+}
+
+/// Runs a seed to its end; gives its trace.
+fn run(seed: u64) -> String {
+    let mut world = World::new(seed);
+    for _ in 0..world.chance.between(20, 300) {
+        world.something_happens();
+    }
+    world.drain();
+    world.check_end();
+    world.trace
+}
+
+fn run_and_say(seed: u64) -> String {
+    struct Say(u64);
+    impl Drop for Say {
+        fn drop(&mut self) {
+            if std::thread::panicking() {
+                eprintln!("seed {}", self.0);
+            }
+        }
+    }
+    let _say = Say(seed);
+    run(seed)
+}
+
+#[test]
+fn thousands_of_seeds_end_with_every_request_answered_and_everything_home() {
+    for seed in 0..4000 {
+        run_and_say(seed);
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_trace() {
+    for seed in 0..50 {
+        let trace = run_and_say(seed);
+        assert_eq!(trace, run_and_say(seed), "seed {seed}");
+        assert!(!trace.is_empty());
+    }
+}
+
+#[test]
+fn one_seed() {
+    run_and_say(0);
+}

@@ -1,0 +1,339 @@
+//! Starts that go wrong, and starts again.
+
+use std::sync::{Arc, Mutex};
+
+use bursar::{Bytes, LoadOptions, ModelSource, Progress, RuntimeError, Script, Snapshot, StartError};
+
+use crate::stage::{about, answer, ask, demo, device, device_of, eventually, listen, runtime_on, small, story, text};
+
+async fn snapshot(runtime: &bursar::Runtime) -> Snapshot {
+    runtime.budget().snapshot().await.expect("the budget answers")
+}
+
+/// All bytes are home: in the ledger and on the device.
+async fn assert_all_home(runtime: &bursar::Runtime, device: &bursar::HostDevice, when: &str) {
+    let ledger = snapshot(runtime).await;
+    assert!(ledger.leases.is_empty() && ledger.granted.is_zero(), "{when}: {ledger}");
+    // Handles of the dead may drop their reservations a moment later, but nothing is backed.
+    assert_eq!(device.counts().backed, Bytes::ZERO, "{when}");
+}
+
+#[test]
+fn a_device_too_small_says_by_how_much_and_what_would_help() {
+    story(async {
+        let device = device_of(Bytes::mib(6));
+        let runtime = runtime_on(&device).await;
+        let error = runtime.load_with(ModelSource::demo(), small(), |_| {}).await.err().expect("it cannot fit");
+        let RuntimeError::Start(start) = &error else { panic!("{error:?}") };
+        let StartError::DoesNotFit(unfit) = start.as_ref() else { panic!("{start:?}") };
+        assert_eq!(unfit.short_by, unfit.needed - unfit.available);
+        assert!(error.to_string().contains(&unfit.short_by.0.to_string()[..1]), "{error}");
+        assert!(error.hint().contains("device memory"), "{}", error.hint());
+        assert_all_home(&runtime, &device, "after a start that could not be").await;
+        assert_eq!(device.counts().backs, 0, "nothing was tried");
+    });
+}
+
+#[test]
+fn a_model_whose_start_failed_can_be_loaded_with_other_limits_under_the_same_name() {
+    story(async {
+        let device = device_of(Bytes::mib(24));
+        let runtime = runtime_on(&device).await;
+        let greedy = LoadOptions { kv_tokens: Some(4_000_000), ..small() };
+        let error = runtime.load_with(ModelSource::demo(), greedy, |_| {}).await.err().expect("it cannot fit");
+        assert!(
+            matches!(&error, RuntimeError::Start(start) if matches!(**start, StartError::Profile { .. })),
+            "{error:?}"
+        );
+        assert_all_home(&runtime, &device, "after a start that was refused").await;
+        let model = demo(&runtime, small()).await;
+        assert_eq!(model.serving().await.expect("it serves").kit.name, "demo");
+        answer(&model, about(1)).await;
+    });
+}
+
+#[test]
+fn a_back_refused_at_any_moment_of_a_start_ends_in_a_smaller_cache_or_a_typed_error() {
+    story(async {
+        let sized = || LoadOptions { kv_tokens: None, ..small() };
+        let undisturbed = {
+            let device = device();
+            let runtime = runtime_on(&device).await;
+            let blocks = demo(&runtime, sized()).await.serving().await.expect("it serves").record.kv_blocks;
+            runtime.shutdown().await;
+            (device.counts().backs, blocks)
+        };
+        let (mut ready, mut failed) = (0, 0);
+        for nth in 1..=undisturbed.0 {
+            let device = device();
+            device.play(Script::new().refuse_back(nth));
+            let runtime = runtime_on(&device).await;
+            match runtime.load_with(ModelSource::demo(), sized(), |_| {}).await {
+                Ok(model) => {
+                    ready += 1;
+                    let blocks = model.serving().await.expect("it serves").record.kv_blocks;
+                    assert!(blocks < undisturbed.1, "back {nth}: {blocks} of {}", undisturbed.1);
+                    assert!(!answer(&model, text("Who are you?").max_tokens(2)).await.is_empty(), "back {nth}");
+                    let ledger = snapshot(&runtime).await;
+                    assert_eq!(
+                        ledger.granted,
+                        device.counts().backed,
+                        "back {nth}: no byte of the failed attempt is left"
+                    );
+                }
+                Err(error) => {
+                    failed += 1;
+                    assert!(matches!(error, RuntimeError::Start(_)), "back {nth}: {error:?}");
+                    assert!(!error.hint().is_empty(), "back {nth}");
+                    assert_all_home(&runtime, &device, &format!("back {nth} refused")).await;
+                }
+            }
+            runtime.shutdown().await;
+            assert_eq!(device.counts().backed, Bytes::ZERO, "back {nth}, after the end");
+        }
+        assert!(ready > failed, "{ready} ready, {failed} failed: only weights are not tried again");
+    });
+}
+
+#[test]
+fn backs_refused_in_every_attempt_end_in_an_error_after_four() {
+    story(async {
+        let device = device();
+        // The first back is the weights'; all the others are refused.
+        device.play((2..200).fold(Script::new(), Script::refuse_back));
+        let runtime = runtime_on(&device).await;
+        let error = runtime.load_with(ModelSource::demo(), small(), |_| {}).await.err().expect("refused");
+        let RuntimeError::Start(start) = &error else { panic!("{error:?}") };
+        assert!(matches!(start.as_ref(), StartError::Profile { attempt: 4, .. }), "{start:?}");
+        assert_all_home(&runtime, &device, "after four attempts").await;
+    });
+}
+
+#[test]
+fn a_device_that_is_lost_during_a_start_fails_it_with_that_word() {
+    story(async {
+        for nth in [1, 3, 6] {
+            let device = device();
+            device.play(Script::new().lose_at_back(nth));
+            let runtime = runtime_on(&device).await;
+            let error = runtime.load_with(ModelSource::demo(), small(), |_| {}).await.err().expect("lost");
+            assert!(error.to_string().contains("lost") || error.hint().contains("again"), "back {nth}: {error}");
+        }
+    });
+}
+
+#[test]
+fn another_process_that_takes_memory_during_sizing_makes_the_cache_smaller() {
+    story(async {
+        let sized = || LoadOptions { kv_tokens: None, ..small() };
+        let device = device();
+        let runtime = runtime_on(&device).await;
+        let undisturbed = demo(&runtime, sized()).await.serving().await.expect("it serves").record.kv_blocks;
+        let backs = device.counts().backs;
+        runtime.shutdown().await;
+        for nth in 2..=backs {
+            let device = crate::stage::device();
+            device.play(Script::new().foreign_takes_before_back(nth, Bytes::mib(16)));
+            let runtime = runtime_on(&device).await;
+            match runtime.load_with(ModelSource::demo(), sized(), |_| {}).await {
+                Ok(model) => {
+                    let serving = model.serving().await.expect("it serves");
+                    assert!(serving.record.kv_blocks < undisturbed, "back {nth}");
+                    assert!(device.counts().backed + device.counts().foreign <= Bytes::mib(64));
+                }
+                Err(error) => assert!(matches!(error, RuntimeError::Start(_)), "back {nth}: {error:?}"),
+            }
+            runtime.shutdown().await;
+        }
+    });
+}
+
+#[test]
+fn what_another_process_gives_back_after_a_start_is_there_for_the_next_model() {
+    story(async {
+        let device = device();
+        assert_eq!(device.foreign_takes(Bytes::mib(16)), Bytes::mib(16));
+        let runtime = runtime_on(&device).await;
+        let sized = || LoadOptions { kv_tokens: None, ..small() };
+        let before = demo(&runtime, sized()).await.serving().await.expect("it serves").record.kv_blocks;
+        runtime.unload("demo").await.expect("it unloads");
+        device.foreign_gives_back(Bytes::mib(16));
+        let after = demo(&runtime, sized()).await.serving().await.expect("it serves").record.kv_blocks;
+        assert!(after > before, "{before} blocks while it held 16 MiB, {after} afterwards");
+    });
+}
+
+#[test]
+fn unloading_brings_every_byte_home_and_loading_again_works() {
+    story(async {
+        let device = device();
+        let runtime = runtime_on(&device).await;
+        let first = demo(&runtime, small()).await;
+        let expected = answer(&first, about(1)).await;
+        let loaded = snapshot(&runtime).await;
+        for _ in 0..3 {
+            runtime.unload("demo").await.expect("it unloads");
+            assert_all_home(&runtime, &device, "after unloading").await;
+            let again = demo(&runtime, small()).await;
+            assert_eq!(answer(&again, about(1)).await, expected);
+            eventually("as much is leased as before", async || snapshot(&runtime).await.granted == loaded.granted)
+                .await;
+        }
+        let gone = first.chat(about(1)).await.expect_err("its model is gone");
+        assert!(matches!(gone, bursar::ChatError::Stopped { .. }), "{gone:?}");
+        runtime.unload("nobody").await.expect("an unknown name is nobody's loss");
+    });
+}
+
+#[test]
+fn unloading_with_requests_under_way_ends_each_once() {
+    story(async {
+        let device = device();
+        let runtime = runtime_on(&device).await;
+        let model = demo(&runtime, small()).await;
+        let mut replies = Vec::new();
+        for number in 0..12 {
+            replies.push(model.chat(about(number).max_tokens(150)).await.expect("accepted"));
+        }
+        drop(replies[0].next().await);
+        runtime.unload("demo").await.expect("it unloads");
+        assert_all_home(&runtime, &device, "after unloading under load").await;
+        for reply in replies {
+            if let Err(error) = listen(reply).await {
+                assert!(matches!(error, bursar::ChatError::Stopped { .. }), "{error:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn unloading_at_any_moment_of_a_start_leaves_nothing_behind() {
+    story(async {
+        // Every moment that a start reports, and the one before it.
+        let moments = Arc::new(Mutex::new(Vec::new()));
+        {
+            let device = device();
+            let runtime = runtime_on(&device).await;
+            let seen = moments.clone();
+            let note = move |progress| seen.lock().expect("no panic").push(progress);
+            runtime.load_with(ModelSource::demo(), small(), note).await.expect("it starts");
+        }
+        let moments: Vec<Progress> = std::mem::take(&mut moments.lock().expect("no panic"));
+        let step = (moments.len() / 12).max(1);
+        for (index, moment) in moments.iter().enumerate().step_by(step) {
+            let device = device();
+            let runtime = runtime_on(&device).await;
+            let (reached, mut at_moment) = tokio::sync::mpsc::channel(1);
+            let seen = Mutex::new(0);
+            let note = move |_| {
+                let mut seen = seen.lock().expect("no panic");
+                if *seen == index {
+                    let _ = reached.try_send(());
+                }
+                *seen += 1;
+            };
+            let loading = {
+                let runtime = runtime.clone();
+                tokio::spawn(async move { runtime.load_with(ModelSource::demo(), small(), note).await.map(drop) })
+            };
+            at_moment.recv().await;
+            runtime.unload("demo").await.expect("it unloads");
+            assert_all_home(&runtime, &device, &format!("unloaded at {moment:?}")).await;
+            if let Err(error) = loading.await.expect("no panic") {
+                assert!(matches!(error, RuntimeError::Start(_)), "at {moment:?}: {error:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_load_that_nobody_waits_for_any_more_is_given_up() {
+    story(async {
+        let device = device();
+        let runtime = runtime_on(&device).await;
+        let (reached, mut loading) = tokio::sync::mpsc::channel(1);
+        let note = move |progress| {
+            if matches!(progress, Progress::Profiling { .. }) {
+                let _ = reached.try_send(());
+            }
+        };
+        let abandoned = {
+            let runtime = runtime.clone();
+            tokio::spawn(async move { runtime.load_with(ModelSource::demo(), small(), note).await.map(drop) })
+        };
+        loading.recv().await;
+        abandoned.abort();
+        eventually("its bytes are home", async || snapshot(&runtime).await.leases.is_empty()).await;
+        eventually("its memory is home", async || device.counts().backed.is_zero()).await;
+        answer(&demo(&runtime, small()).await, about(1)).await;
+    });
+}
+
+#[test]
+fn a_runtime_starts_and_ends_three_times_in_one_process_on_one_device() {
+    story(async {
+        let device = device();
+        let mut texts = Vec::new();
+        for round in 0..3 {
+            let runtime = runtime_on(&device).await;
+            texts.push(answer(&demo(&runtime, small()).await, about(1)).await);
+            runtime.clone().shutdown().await;
+            assert_eq!(device.counts().backed, Bytes::ZERO, "round {round}");
+            let error = runtime.load_with(ModelSource::demo(), small(), |_| {}).await.err().expect("it is over");
+            assert!(!error.hint().is_empty());
+            // Twice is no harm.
+            runtime.shutdown().await;
+        }
+        assert!(texts.windows(2).all(|pair| pair[0] == pair[1]), "{texts:?}");
+    });
+}
+
+#[test]
+fn shutting_down_ends_every_request_with_one_error_and_frees_everything() {
+    story(async {
+        let device = device();
+        let runtime = runtime_on(&device).await;
+        let model = demo(&runtime, small()).await;
+        let mut replies = Vec::new();
+        for number in 0..10 {
+            replies.push(model.chat(about(number).max_tokens(150)).await.expect("accepted"));
+        }
+        runtime.shutdown().await;
+        assert_eq!(device.counts().backed, Bytes::ZERO);
+        for reply in replies {
+            if let Err(error) = listen(reply).await {
+                assert!(matches!(error, bursar::ChatError::Stopped { .. }), "{error:?}");
+            }
+        }
+        let error = model.chat(about(1)).await.expect_err("it is over");
+        assert!(matches!(error, bursar::ChatError::Stopped { .. }), "{error:?}");
+    });
+}
+
+#[test]
+fn dropping_the_last_runtime_handle_ends_requests_too() {
+    story(async {
+        let device = device();
+        let runtime = runtime_on(&device).await;
+        let model = demo(&runtime, small()).await;
+        let reply = model.chat(about(1).max_tokens(150)).await.expect("accepted");
+        drop(runtime);
+        drop(listen(reply).await);
+        eventually("its memory is home", async || device.counts().backed.is_zero()).await;
+        let error = ask(&model, about(1)).await.expect_err("it is over");
+        assert!(matches!(error, bursar::ChatError::Stopped { .. }), "{error:?}");
+    });
+}
+
+#[test]
+fn two_runtimes_in_one_process_do_not_know_of_each_other() {
+    story(async {
+        let (one, two) = (device(), device());
+        let (first, second) = (runtime_on(&one).await, runtime_on(&two).await);
+        let (model, other) = (demo(&first, small()).await, demo(&second, small()).await);
+        let expected = answer(&model, about(1)).await;
+        assert_eq!(answer(&other, about(1)).await, expected);
+        first.shutdown().await;
+        assert_eq!(answer(&other, about(1)).await, expected, "the other goes on");
+    });
+}
