@@ -36,3 +36,27 @@ impl Credits {
         self.limit - self.free.available_permits()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_credit_is_free_again_when_it_is_dropped_and_never_twice() {
+        let credits = Credits::new(2);
+        let (first, second) = (credits.take(), credits.clone().take());
+        assert!(first.is_some() && second.is_some());
+        assert!(credits.take().is_none(), "full is an answer");
+        assert_eq!((credits.taken(), credits.limit()), (2, 2));
+        drop(first);
+        assert_eq!(credits.taken(), 1);
+        assert!(credits.take().is_some());
+        drop(second);
+        assert_eq!(credits.taken(), 0);
+    }
+
+    #[test]
+    fn without_credits_everything_is_too_much() {
+        assert!(Credits::new(0).take().is_none());
+    }
+}

@@ -87,3 +87,42 @@ impl Question {
         self.wait(answer).await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const QUESTION: Question =
+        Question { from: Role::User, to: Role::Budget, what: "the time", deadline: Duration::from_secs(3) };
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reply_that_is_dropped_is_gone_at_once() {
+        let (reply, answer) = Reply::<u8>::new();
+        drop(reply);
+        let asked = tokio::time::Instant::now();
+        assert_eq!(QUESTION.wait(answer).await, Err(AskError::Gone { role: Role::Budget, what: "the time" }));
+        assert_eq!(asked.elapsed(), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_question_times_out_at_its_deadline_and_not_before() {
+        let (reply, answer) = Reply::<u8>::new();
+        let asked = tokio::time::Instant::now();
+        let error = QUESTION.wait(answer).await.expect_err("nobody answers");
+        assert_eq!(error, AskError::TimedOut { role: Role::Budget, what: "the time", seconds: 3 });
+        assert_eq!(asked.elapsed(), Duration::from_secs(3));
+        reply.answer(1); // Too late, and no harm.
+    }
+
+    #[tokio::test]
+    async fn an_answer_is_heard_and_an_asker_that_gives_up_is_noticed() {
+        let (reply, answer) = Reply::new();
+        reply.answer(7);
+        assert_eq!(QUESTION.wait(answer).await, Ok(7));
+        let (mut reply, answer) = Reply::<u8>::new();
+        drop(answer);
+        reply.given_up().await;
+    }
+}

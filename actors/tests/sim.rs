@@ -48,7 +48,9 @@ const PATCHES_A_ROW: usize = 4;
 /// be compared with what it would have been without neighbours, preemption or deaths.
 fn chosen(request: u64, position: usize) -> u32 {
     let mut chance = Chance(request.wrapping_mul(7919) ^ position as u64);
-    if chance.one_in(12) { STOP } else { 1 + chance.below(500) as u32 }
+    // Most answers are short; now and then one is as long as it may be, and no average foresees it.
+    let ends = if request.is_multiple_of(4) { 1000 } else { 4 };
+    if chance.one_in(ends) { STOP } else { 1 + chance.below(500) as u32 }
 }
 
 /// One caller, and the driver of its request.
@@ -113,6 +115,7 @@ struct World {
     next_ticket: u64,
     trace: String,
     steps: usize,
+    preemptions: usize,
 }
 
 impl World {
@@ -141,6 +144,7 @@ impl World {
             next_ticket: 0,
             trace: String::new(),
             steps: 0,
+            preemptions: 0,
             chance,
         }
     }
@@ -175,7 +179,7 @@ impl World {
         if room == 0 {
             return;
         }
-        request.tokens_max = self.chance.between(1, room.min(60));
+        request.tokens_max = self.chance.between(1, room.min(150));
         let number = request.number;
         self.note(format_args!("request {number} arrives"));
         self.requests.insert(number, request);
@@ -316,6 +320,7 @@ impl World {
             Effect::Release(sequences) => {
                 for id in sequences {
                     self.kv.release(id);
+                    self.preemptions += usize::from(self.scheduler.is_known(id));
                     if !self.scheduler.is_known(id)
                         && let Some((keys, _)) = self.pins.remove(&id)
                     {
@@ -390,6 +395,10 @@ impl World {
         self.note(format_args!("request {number} is cancelled"));
         let request = self.requests.get_mut(&number).expect("it lives");
         request.cancelled = true;
+        // The vision actor notices sooner or later that nobody waits: before the answer, or by it.
+        if let Some(ticket) = request.ticket.take_if(|_| number.is_multiple_of(2)) {
+            return self.vision_step(vision::Input::Withdraw(ticket));
+        }
         if let Some(id) = request.sequence {
             self.scheduler_step(Input::Cancel(id));
             // The actor lets go of a cancelled caller's pictures at once, as its step does not count any more, or with
@@ -472,18 +481,18 @@ impl World {
     }
 }
 
-/// Runs a seed to its end; gives its trace.
-fn run(seed: u64) -> String {
+/// Runs a seed to its end.
+fn run(seed: u64) -> World {
     let mut world = World::new(seed);
     for _ in 0..world.chance.between(20, 300) {
         world.something_happens();
     }
     world.drain();
     world.check_end();
-    world.trace
+    world
 }
 
-fn run_and_say(seed: u64) -> String {
+fn run_and_say(seed: u64) -> World {
     struct Say(u64);
     impl Drop for Say {
         fn drop(&mut self) {
@@ -498,16 +507,15 @@ fn run_and_say(seed: u64) -> String {
 
 #[test]
 fn thousands_of_seeds_end_with_every_request_answered_and_everything_home() {
-    for seed in 0..4000 {
-        run_and_say(seed);
-    }
+    let preemptions: usize = (0..1000).map(|seed| run_and_say(seed).preemptions).sum();
+    assert!(preemptions > 100, "pools were scarce: {preemptions} preemptions");
 }
 
 #[test]
 fn the_same_seed_gives_the_same_trace() {
     for seed in 0..50 {
-        let trace = run_and_say(seed);
-        assert_eq!(trace, run_and_say(seed), "seed {seed}");
+        let trace = run_and_say(seed).trace;
+        assert_eq!(trace, run_and_say(seed).trace, "seed {seed}");
         assert!(!trace.is_empty());
     }
 }

@@ -224,3 +224,23 @@ fn an_image_processor_of_another_model_is_refused() {
     let expected = "config.json: vision_config.spatial_merge_size is 2, but the image processor's is 1";
     assert_eq!(error.to_string(), expected);
 }
+
+#[test]
+fn a_vision_model_without_an_image_processor_is_refused_before_anybody_shows_it_a_picture() {
+    let copy = Copy::of(QWEN2_5_VL);
+    fs::remove_file(copy.0.join("preprocessor_config.json")).expect("it was there");
+    let expected = "config.json: the model takes pictures, but there is no preprocessor_config.json";
+    assert_eq!(copy.error().to_string(), expected);
+}
+
+#[test]
+fn a_config_that_was_saved_again_has_both_spellings_of_a_field() {
+    let copy = Copy::of(QWEN2_5_VL)
+        .set("config.json", &["rope_scaling", "rope_type"], json!("default"))
+        .set("config.json", &["vision_config", "in_channels"], json!(3))
+        .set("config.json", &["vision_config", "in_chans"], json!(3));
+    let checkpoint = Checkpoint::open(CheckpointSource::Folder(copy.0.clone())).expect("well formed");
+    Model::plan(&checkpoint).expect("both spellings say the same");
+    let error = copy.set("config.json", &["rope_scaling", "type"], json!("yarn")).error();
+    assert_eq!(error.to_string(), "config.json: rope_scaling.type is yarn, supported: default, mrope");
+}

@@ -228,8 +228,14 @@ fn a_crash_loop_ends_in_stopped_with_the_reason_and_everything_home() {
         let serving = stage.model.serving().await.expect("it serves");
         strike(&serving, "scheduler", "kill");
         if let Err(error) = listen(waiting).await {
-            let ChatError::Stopped { reason } = &error else { panic!("{error:?}") };
-            assert!(reason.contains("2 restarts") && reason.contains("killed"), "{reason}");
+            match &error {
+                ChatError::Stopped { reason } => {
+                    assert!(reason.contains("2 restarts") && reason.contains("killed"), "{reason}");
+                }
+                // It was there at every death, and gave up before the model did.
+                ChatError::GivenUp { deaths } => assert_eq!(*deaths, 3),
+                error => panic!("{error:?}"),
+            }
         }
         eventually("the model has stopped", async || {
             matches!(stage.model.chat(about(1)).await, Err(ChatError::Stopped { .. }))
@@ -326,6 +332,48 @@ fn a_budget_that_is_killed_during_a_start_is_replaced_and_the_start_goes_on() {
             answer(&model, about(1)).await;
             runtime.shutdown().await;
             assert_eq!(device.counts().backed, Bytes::ZERO);
+        }
+    });
+}
+
+#[test]
+fn a_lane_that_dies_or_fails_at_a_step_is_replaced_and_others_go_on() {
+    use bursar::crates::{
+        actors::{
+            kv::SequenceId,
+            scheduler::{Admission, NewSequence, PicturePlace},
+        },
+        model::sampling::{Sampler, SamplingParams},
+    };
+    story(async {
+        let intensity = Intensity { restarts_max: 100, back_off: Duration::ZERO, ..Intensity::default() };
+        let stage = Stage::set(LoadOptions { intensity, ..small() }).await;
+        let before = stage.snapshot().await;
+        let expected = answer(&stage.model, long(1)).await;
+        let backs = stage.device.counts().backs;
+        // Sequences that no driver would make: a token outside the vocabulary, a row outside the vision cache.
+        let place = PicturePlace { tokens: 0..1, cache_rows: [u32::MAX].into() };
+        for (token, pictures) in [(u32::MAX, Vec::new()), (5, vec![place])] {
+            let serving = stage.model.serving().await.expect("it serves");
+            let reply = stage.model.chat(long(1)).await.expect("accepted");
+            let sequence = NewSequence {
+                id: SequenceId(u64::MAX),
+                tokens: vec![token; 3],
+                positions: vec![[0; 3]; 3],
+                next_position: 3,
+                produced: 0,
+                tokens_max: 4,
+                pictures,
+                stop_tokens: [].into(),
+                sampler: std::sync::Arc::new(Sampler::new(SamplingParams::default()).expect("greedy")),
+            };
+            let (deliveries, _delivered) = tokio::sync::mpsc::channel(8);
+            let admission = Admission { sequence, pins: None, deliveries };
+            drop(serving.scheduler.send_message(SchedulerMessage::Admit(admission)));
+            replaced(&stage.model, serving.generation).await;
+            assert_eq!(listen(reply).await.expect("it answers").text, expected);
+            assert_eq!(stage.device.counts().backs, backs, "on the memory that was there");
+            stage.settled(&before).await;
         }
     });
 }

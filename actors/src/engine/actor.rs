@@ -321,8 +321,7 @@ impl EngineState {
         self.arguments.budget.clear(self.owner()).await?;
         self.attempts += 1;
         self.shrinks += u32::from(error.is_out_of_memory());
-        let may_shrink = error.is_out_of_memory() && self.arguments.options.kv_tokens.is_none();
-        if (may_shrink || error.is_death()) && self.attempts < ATTEMPTS_MAX {
+        if (error.is_out_of_memory() || error.is_death()) && self.attempts < ATTEMPTS_MAX {
             return self.start_attempt(myself).await;
         }
         self.fail(myself, StartError::Profile { attempt: self.attempts, source: error });

@@ -301,3 +301,6 @@ impl SchedulerCore {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,206 @@
+//! Stories of a budget whose actor dies, and of askers that go away.
+
+use bursar_budgets::{Device, HostConfig, HostDevice, LeaseState, LedgerConfig, Priority, Segment};
+use ractor::{Actor, ActorRef};
+
+use super::*;
+use crate::budget::{BudgetActor, BudgetArguments};
+
+/// A budget of 64 MiB without a supervisor: the test is who starts a successor.
+struct Bed {
+    device: Arc<HostDevice>,
+    desk: Arc<Desk>,
+    budget: Budget,
+    actor: ActorRef<BudgetMessage>,
+}
+
+impl Bed {
+    async fn new() -> Bed {
+        let device = Arc::new(HostDevice::new(HostConfig::small(Bytes::mib(64))).expect("small pages"));
+        let desk = Arc::new(Desk::default());
+        let actor = spawn(&device, &desk).await;
+        Bed { device, budget: Budget::at(desk.clone()), desk, actor }
+    }
+
+    async fn kill(&self) {
+        self.actor.kill_and_wait(None).await.expect("it ends");
+    }
+
+    async fn succeed(&mut self) {
+        self.actor = spawn(&self.device, &self.desk).await;
+    }
+
+    async fn snapshot(&self) -> Snapshot {
+        self.budget.snapshot().await.expect("it answers")
+    }
+
+    async fn lease(&self, owner: &Owner, bytes: Bytes) -> Result<Lease, LeaseError> {
+        let request = Request::new(owner.clone(), Class::Kv, "demo", bytes).priority(Priority::Serving);
+        self.budget.ask(tree::LEASE_FOR_ENGINE, request, true).await
+    }
+}
+
+async fn spawn(device: &Arc<HostDevice>, desk: &Arc<Desk>) -> ActorRef<BudgetMessage> {
+    let device: Arc<dyn Device> = device.clone();
+    let config = LedgerConfig::of(device.as_ref());
+    let arguments = BudgetArguments { device, desk: desk.clone(), config, canary: Bytes::mib(4) };
+    BudgetActor::spawn(None, BudgetActor, arguments).await.expect("it starts").0
+}
+
+fn owner(generation: u64) -> Owner {
+    Owner::new("engine", generation)
+}
+
+#[tokio::test]
+async fn a_question_whose_asker_has_gone_is_withdrawn() {
+    let bed = Bed::new().await;
+    let all = bed.lease(&owner(0), Bytes::mib(60)).await.expect("there is room");
+    let asker = tokio::spawn({
+        let budget = bed.budget.clone();
+        async move { budget.lease(Class::tenant("mine"), Bytes::mib(1)).await.map(drop) }
+    });
+    while bed.snapshot().await.waiting.is_empty() {
+        tokio::task::yield_now().await;
+    }
+    asker.abort();
+    assert!(asker.await.expect_err("aborted").is_cancelled());
+    assert!(bed.snapshot().await.waiting.is_empty(), "the withdrawal came before this question");
+    drop(all);
+    assert!(bed.snapshot().await.leases.is_empty());
+}
+
+#[tokio::test]
+async fn a_lease_that_is_granted_to_nobody_comes_back() {
+    let bed = Bed::new().await;
+    let (reply, answer) = Reply::new();
+    drop(answer);
+    let request = Request::new(owner(0), Class::Kv, "demo", Bytes::mib(2));
+    let ask = BudgetMessage::Ask { id: RequestId(900), request, wait: false, reply };
+    bed.actor.send_message(ask).expect("it lives");
+    assert!(bed.snapshot().await.leases.is_empty());
+    assert_eq!(bed.budget.leased_bytes(), Bytes::ZERO);
+}
+
+#[tokio::test]
+async fn a_death_is_answered_also_when_it_is_told_again() {
+    let bed = Bed::new().await;
+    let lease = bed.lease(&owner(3), Bytes::mib(2)).await.expect("there is room");
+    for _ in 0..3 {
+        bed.budget.clear(owner(3)).await.expect("it answers");
+        assert!(bed.snapshot().await.leases.is_empty());
+    }
+    bed.budget.clear(Owner::new("stranger", 9)).await.expect("also for strangers");
+    drop(lease);
+    let refused = bed.lease(&owner(2), Bytes::mib(1)).await.expect_err("a generation that is over");
+    assert!(matches!(refused, LeaseError::Refused(Refusal::OwnerDead { .. })), "{refused:?}");
+    bed.lease(&owner(4), Bytes::mib(1)).await.expect("its successor is welcome");
+}
+
+#[tokio::test]
+async fn notes_that_are_posted_while_nobody_sits_there_are_found_by_the_successor() {
+    let mut bed = Bed::new().await;
+    let (kept, dropped) = (bed.lease(&owner(0), Bytes::mib(2)).await, bed.lease(&owner(0), Bytes::mib(3)).await);
+    let kept = kept.expect("there is room");
+    bed.kill().await;
+    drop(dropped);
+    bed.succeed().await;
+    let ledger = bed.snapshot().await;
+    assert_eq!((ledger.granted, ledger.leases.len()), (Bytes::mib(2), 1), "{ledger}");
+    assert_eq!(ledger.canary, Bytes::mib(4));
+    drop(kept);
+    assert!(bed.snapshot().await.leases.is_empty());
+}
+
+#[tokio::test]
+async fn a_question_is_asked_again_when_its_answerer_dies() {
+    let mut bed = Bed::new().await;
+    let all = bed.lease(&owner(0), Bytes::mib(60)).await.expect("there is room");
+    let waiting = tokio::spawn({
+        let budget = bed.budget.clone();
+        async move { budget.lease(Class::tenant("mine"), Bytes::mib(1)).await }
+    });
+    while bed.snapshot().await.waiting.is_empty() {
+        tokio::task::yield_now().await;
+    }
+    bed.kill().await;
+    let asked_meanwhile = tokio::spawn({
+        let budget = bed.budget.clone();
+        async move { budget.snapshot().await }
+    });
+    bed.succeed().await;
+    asked_meanwhile.await.expect("no panic").expect("the successor answers");
+    drop(all);
+    let lease = waiting.await.expect("no panic").expect("the successor grants it");
+    assert_eq!(lease.bytes(), Bytes::mib(1));
+}
+
+#[tokio::test]
+async fn a_desk_that_is_closed_answers_whoever_waits() {
+    let bed = Bed::new().await;
+    bed.kill().await;
+    let waiting = tokio::spawn({
+        let budget = bed.budget.clone();
+        async move { budget.snapshot().await }
+    });
+    bed.desk.close();
+    let error = waiting.await.expect("no panic").expect_err("nobody will come");
+    assert!(matches!(error, AskError::Gone { .. }));
+    assert!(matches!(bed.budget.snapshot().await, Err(AskError::Gone { .. })));
+}
+
+#[tokio::test]
+async fn a_successor_takes_back_memory_that_its_predecessor_had_backed() {
+    let mut bed = Bed::new().await;
+    let lease = bed.lease(&owner(0), Bytes::mib(2)).await.expect("there is room");
+    let device: Arc<dyn Device> = bed.device.clone();
+    let segment = Segment::reserve(device, Bytes::mib(2), lease).expect("addresses cost nothing");
+    segment.back_to(Bytes::mib(2)).expect("there is room");
+    bed.snapshot().await; // The note about the segment has been read.
+    bed.kill().await;
+    bed.succeed().await;
+    bed.budget.clear(owner(0)).await.expect("it answers");
+    assert_eq!(bed.device.counts().backed, Bytes::ZERO, "what the ledger calls free is free");
+    drop(segment);
+    assert!(bed.snapshot().await.leases.is_empty());
+}
+
+#[tokio::test]
+async fn a_lease_that_waits_for_its_fence_is_waited_for_by_the_successor_too() {
+    let mut bed = Bed::new().await;
+    let lane = bed.device.timeline();
+    let lease = bed.lease(&owner(0), Bytes::mib(2)).await.expect("there is room");
+    let step = lane.issue();
+    let clearing = tokio::spawn({
+        let budget = bed.budget.clone();
+        async move { budget.clear(owner(0)).await }
+    });
+    while bed.snapshot().await.leases.iter().all(|line| line.state != LeaseState::Revoking) {
+        tokio::task::yield_now().await;
+    }
+    bed.kill().await;
+    bed.succeed().await;
+    let ledger = bed.snapshot().await;
+    assert_eq!(ledger.granted, Bytes::mib(2), "the device still uses it: {ledger}");
+    lane.complete(step);
+    clearing.await.expect("no panic").expect("the successor answers");
+    assert!(bed.snapshot().await.leases.is_empty());
+    drop(lease);
+}
+
+#[tokio::test]
+async fn a_frozen_gate_stays_frozen_and_lease_numbers_are_not_used_twice() {
+    let mut bed = Bed::new().await;
+    let kept = bed.lease(&owner(0), Bytes::mib(2)).await.expect("there is room");
+    let gone = bed.lease(&owner(0), Bytes::mib(1)).await.expect("there is room");
+    let number = gone.id();
+    bed.budget.clear(Owner::new("nobody", 0)).await.expect("it answers");
+    bed.budget.move_gate(Label::from("demo"), Gate::Frozen).await.expect("it answers").expect("it moves");
+    drop(gone);
+    bed.snapshot().await;
+    bed.kill().await;
+    bed.succeed().await;
+    assert_eq!(bed.snapshot().await.gates[0].gate, Gate::Frozen);
+    let mine = bed.budget.lease(Class::tenant("mine"), Bytes::mib(1)).await.expect("tenants are let in");
+    assert!(mine.id() > number, "a late note about {number} must hit nobody");
+    drop((kept, mine));
+}

@@ -1,0 +1,358 @@
+//! Stories of the scheduler with its blocks and a step that ends when the story says so.
+
+use std::sync::Arc;
+
+use bursar_model::sampling::{Sampler, SamplingParams};
+
+use super::*;
+use crate::{kv::KvCore, scheduler::PicturePlace};
+
+const STOP: u32 = 0;
+
+fn limits(sequences: usize, step_tokens: usize, blocks: usize) -> Limits {
+    Limits { sequences, step_tokens, kv_tokens: blocks * BLOCK_TOKENS }
+}
+
+/// Its tokens are `1000 * id`, and so on upwards; so are their positions.
+fn sequence(id: u64, prompt: usize, tokens_max: usize) -> NewSequence {
+    let tokens: Vec<u32> = (0..prompt as u32).map(|token| id as u32 * 1000 + token).collect();
+    NewSequence {
+        id: SequenceId(id),
+        positions: tokens.iter().map(|token| [*token; 3]).collect(),
+        next_position: prompt as u32,
+        tokens,
+        produced: 0,
+        tokens_max,
+        pictures: Vec::new(),
+        stop_tokens: [STOP].into(),
+        sampler: Arc::new(Sampler::new(SamplingParams::default()).expect("greedy")),
+    }
+}
+
+/// The scheduler with its blocks, and with everything that it said.
+struct Bed {
+    scheduler: SchedulerCore,
+    kv: KvCore,
+    heard: Vec<Effect>,
+    running: Option<StepPlan>,
+}
+
+impl Bed {
+    fn new(limits: Limits) -> Bed {
+        let kv = KvCore::new(limits.kv_tokens / BLOCK_TOKENS);
+        Bed { scheduler: SchedulerCore::new(limits), kv, heard: Vec::new(), running: None }
+    }
+
+    fn give(&mut self, input: Input) -> &mut Bed {
+        let mut effects: VecDeque<Effect> = self.scheduler.step(input).into();
+        while let Some(effect) = effects.pop_front() {
+            match effect {
+                Effect::Allot(demands) => {
+                    let allotment = self.kv.allot(&demands);
+                    effects.extend(self.scheduler.step(Input::Allotted(allotment)));
+                }
+                Effect::Run(plan) => assert!(self.running.replace(*plan).is_none(), "one step at a time"),
+                Effect::Release(sequences) => {
+                    sequences.iter().for_each(|id| self.kv.release(*id));
+                    self.heard.push(Effect::Release(sequences));
+                }
+                effect => self.heard.push(effect),
+            }
+        }
+        self
+    }
+
+    fn admit(&mut self, sequence: NewSequence) -> &mut Bed {
+        self.give(Input::Admit(sequence))
+    }
+
+    fn cancel(&mut self, id: u64) -> &mut Bed {
+        self.give(Input::Cancel(SequenceId(id)))
+    }
+
+    /// The step under way ends; every row gets this token.
+    fn stepped(&mut self, token: u32) -> &mut Bed {
+        let plan = self.running.take().expect("a step is under way");
+        self.give(Input::Stepped(vec![token; plan.rows.len()]))
+    }
+
+    /// Sequence and tokens of each part of the step under way.
+    fn parts(&self) -> Vec<usize> {
+        let plan = self.running.as_ref().expect("a step is under way");
+        plan.batch.query_starts.windows(2).map(|pair| (pair[1] - pair[0]) as usize).collect()
+    }
+
+    fn wanted(&self) -> Vec<u64> {
+        self.running.as_ref().expect("a step is under way").rows.iter().map(|id| id.0).collect()
+    }
+
+    fn heard(&mut self) -> Vec<Effect> {
+        std::mem::take(&mut self.heard)
+    }
+
+    fn assert_all_home(&self) {
+        assert_eq!(self.scheduler.counts(), (0, 0));
+        assert_eq!(self.kv.free_blocks(), self.kv.blocks());
+        assert!(self.running.is_none());
+    }
+}
+
+fn token(id: u64, token: u32) -> Effect {
+    Effect::Token(SequenceId(id), token)
+}
+
+fn finished(id: u64, finish: Finish) -> Effect {
+    Effect::Finished(SequenceId(id), finish)
+}
+
+fn released(ids: &[u64]) -> Effect {
+    Effect::Release(ids.iter().map(|id| SequenceId(*id)).collect())
+}
+
+#[test]
+fn a_prompt_longer_than_a_step_comes_in_chunks_and_only_the_last_is_asked_for_a_token() {
+    let mut bed = Bed::new(limits(2, 10, 8));
+    bed.admit(sequence(1, 25, 2));
+    assert_eq!((bed.parts(), bed.wanted()), (vec![10], vec![]));
+    assert_eq!(bed.running.as_ref().expect("a step").batch.tokens[..2], [1000, 1001]);
+    bed.stepped(5);
+    let second = &bed.running.as_ref().expect("a step").batch;
+    assert_eq!((second.tokens[0], second.context_lengths[0]), (1010, 20));
+    assert_eq!(second.slots[..7], [10, 11, 12, 13, 14, 15, 16], "over the border of a block");
+    bed.stepped(5);
+    assert_eq!((bed.parts(), bed.wanted()), (vec![5], vec![1]));
+    bed.stepped(5);
+    assert_eq!((bed.parts(), bed.wanted()), (vec![1], vec![1]), "then it decodes");
+    assert_eq!(bed.running.as_ref().expect("a step").batch.positions, [25, 25, 25]);
+    bed.stepped(6);
+    assert_eq!(bed.heard(), [token(1, 5), token(1, 6), finished(1, Finish::Length), released(&[1])]);
+    bed.assert_all_home();
+}
+
+#[test]
+fn a_prompt_that_ends_with_a_step_is_asked_for_its_token_then() {
+    let mut bed = Bed::new(limits(1, 10, 8));
+    bed.admit(sequence(1, 20, 1));
+    bed.stepped(5);
+    assert_eq!((bed.parts(), bed.wanted()), (vec![10], vec![1]));
+    bed.stepped(9);
+    assert_eq!(bed.heard(), [token(1, 9), finished(1, Finish::Length), released(&[1])]);
+}
+
+#[test]
+fn decoding_goes_before_prompts_and_prompts_take_what_is_left_oldest_first() {
+    let mut bed = Bed::new(limits(4, 10, 32));
+    bed.admit(sequence(1, 4, 9)).stepped(5);
+    bed.admit(sequence(2, 30, 9)).admit(sequence(3, 30, 9)).stepped(5);
+    assert_eq!(bed.parts(), [1, 9], "one token of the first, the rest of the step for the second");
+    bed.stepped(5).stepped(5).stepped(5);
+    assert_eq!(bed.parts(), [1, 3, 6], "the end of the second's prompt, and the third begins");
+    assert_eq!(bed.wanted(), [1, 2]);
+}
+
+#[test]
+fn no_more_sequences_run_than_were_stressed() {
+    let mut bed = Bed::new(limits(2, 64, 32));
+    (1..=5).for_each(|id| {
+        bed.admit(sequence(id, 3, 4));
+    });
+    bed.stepped(5);
+    assert_eq!(bed.scheduler.counts(), (3, 2));
+    assert_eq!(bed.parts(), [1, 3]);
+}
+
+#[test]
+fn a_stop_token_ends_a_sequence_and_is_not_told() {
+    let mut bed = Bed::new(limits(2, 64, 8));
+    bed.admit(sequence(1, 3, 9)).stepped(7).stepped(STOP);
+    assert_eq!(bed.heard(), [token(1, 7), finished(1, Finish::Stop), released(&[1])]);
+    bed.assert_all_home();
+}
+
+#[test]
+fn a_row_without_numbers_ends_its_own_sequence_and_no_other() {
+    let mut bed = Bed::new(limits(2, 64, 8));
+    bed.admit(sequence(1, 3, 1)).admit(sequence(2, 3, 9)).stepped(7);
+    bed.heard();
+    bed.stepped(bursar_kernels::ops::argmax::NO_CHOICE);
+    assert_eq!(bed.heard(), [finished(2, Finish::Broken), released(&[2])]);
+    bed.assert_all_home();
+}
+
+#[test]
+fn one_that_waits_is_cancelled_without_a_word() {
+    let mut bed = Bed::new(limits(1, 64, 8));
+    bed.admit(sequence(1, 3, 2)).admit(sequence(2, 3, 2)).cancel(2);
+    bed.stepped(5).stepped(5);
+    assert_eq!(bed.heard().last(), Some(&released(&[1])));
+    bed.assert_all_home();
+}
+
+#[test]
+fn one_that_is_in_the_step_is_cancelled_when_it_ends_and_says_nothing_more() {
+    let mut bed = Bed::new(limits(2, 64, 8));
+    bed.admit(sequence(1, 3, 9)).admit(sequence(2, 3, 1)).stepped(5);
+    bed.heard();
+    bed.cancel(1);
+    assert_eq!(bed.heard(), [], "its blocks are being written");
+    bed.stepped(6);
+    let heard = bed.heard();
+    assert_eq!(heard, [token(2, 6), finished(2, Finish::Length), released(&[1, 2])]);
+    bed.assert_all_home();
+}
+
+#[test]
+fn one_that_runs_but_is_not_in_the_step_is_cancelled_with_it() {
+    let mut bed = Bed::new(limits(2, 4, 8));
+    bed.admit(sequence(1, 6, 9)).admit(sequence(2, 6, 9)).stepped(5);
+    // 2 of the first and 2 of the second; then cancel while the step of only those runs.
+    bed.admit(sequence(3, 6, 9)).cancel(2).cancel(1);
+    bed.stepped(5);
+    assert_eq!(bed.heard(), [released(&[1, 2])]);
+    assert_eq!(bed.scheduler.counts(), (0, 1), "the third goes on");
+}
+
+#[test]
+fn a_caller_that_goes_while_its_token_is_told_is_no_trouble() {
+    // The actor hears of it between the effects of a step, when the next step's blocks are asked for already.
+    let mut scheduler = SchedulerCore::new(limits(2, 64, 8));
+    let mut kv = KvCore::new(8);
+    let mut allot = |effects: &[Effect]| {
+        let Some(Effect::Allot(demands)) = effects.last() else { panic!("{effects:?}") };
+        kv.allot(demands)
+    };
+    let effects = scheduler.step(Input::Admit(sequence(1, 3, 9)));
+    scheduler.step(Input::Allotted(allot(&effects)));
+    let effects = scheduler.step(Input::Stepped(vec![5]));
+    assert_eq!(effects[0], token(1, 5));
+    assert_eq!(scheduler.step(Input::Cancel(SequenceId(1))), []);
+    let allotment = allot(&effects);
+    assert!(matches!(scheduler.step(Input::Allotted(allotment))[..], [Effect::Run(_)]));
+    assert_eq!(scheduler.step(Input::Stepped(vec![6])), [released(&[1])]);
+}
+
+#[test]
+fn cancelling_a_stranger_or_twice_is_nobodys_loss() {
+    let mut bed = Bed::new(limits(2, 64, 8));
+    bed.cancel(9).admit(sequence(1, 3, 2)).cancel(1).cancel(1).stepped(5).cancel(1);
+    assert_eq!(bed.heard(), [released(&[1])]);
+    bed.assert_all_home();
+}
+
+/// Two that were expected to be short, in a pool that does not hold both to their ends.
+fn two_that_outgrow_the_pool() -> Bed {
+    let mut bed = Bed::new(limits(4, 64, 4));
+    // Answers have been short so far.
+    bed.admit(sequence(1, 2, 9)).stepped(STOP);
+    bed.heard();
+    bed.admit(sequence(2, 15, 40)).admit(sequence(3, 15, 40)).stepped(5);
+    bed
+}
+
+#[test]
+fn the_youngest_is_preempted_returns_to_the_front_and_is_computed_again_with_its_tokens() {
+    let mut bed = two_that_outgrow_the_pool();
+    while bed.scheduler.counts().1 == 2 || bed.scheduler.counts().0 == 0 {
+        bed.admit(sequence(4, 5, 3));
+        if bed.scheduler.counts().0 > 0 && bed.heard.contains(&released(&[3])) {
+            break;
+        }
+        bed.cancel(4).stepped(6);
+    }
+    assert_eq!(bed.scheduler.waiting.front().map(Sequence::id), Some(SequenceId(3)), "in front of later ones");
+    let produced = bed.scheduler.waiting.front().expect("seen above").spec.produced;
+    assert!(produced > 0);
+    while bed.running.is_some() {
+        bed.stepped(6);
+    }
+    let heard = bed.heard();
+    for id in [2, 3] {
+        let tokens = heard.iter().filter(|effect| matches!(effect, Effect::Token(of, _) if of.0 == id)).count();
+        assert_eq!(tokens, 40, "sequence {id} told every token once");
+        assert_eq!(heard.iter().filter(|effect| **effect == finished(id, Finish::Length)).count(), 1);
+    }
+    bed.assert_all_home();
+}
+
+#[test]
+fn nobody_comes_in_between_a_preemption_and_the_next_step() {
+    let mut scheduler = SchedulerCore::new(limits(4, 64, 4));
+    scheduler.step(Input::Admit(sequence(1, 8, 8)));
+    let short =
+        |scheduler: &mut SchedulerCore| scheduler.step(Input::Allotted(Allotment { tables: Vec::new(), short_by: 1 }));
+    scheduler.running.insert(SequenceId(2), Sequence::new(sequence(2, 8, 8)));
+    let effects = short(&mut scheduler);
+    assert_eq!(effects[0], released(&[2]));
+    let Effect::Allot(demands) = &effects[1] else { panic!("{effects:?}") };
+    assert_eq!(demands.len(), 1, "the preempted one would fit by the prediction, and is not taken in again at once");
+    assert_eq!(scheduler.counts(), (1, 1));
+}
+
+#[test]
+fn nobody_is_preempted_while_a_cancelled_one_holds_blocks() {
+    let mut scheduler = SchedulerCore::new(limits(4, 64, 4));
+    scheduler.step(Input::Admit(sequence(1, 8, 8)));
+    scheduler.running.insert(SequenceId(2), Sequence::new(sequence(2, 8, 8)));
+    scheduler.step(Input::Cancel(SequenceId(1)));
+    let effects = scheduler.step(Input::Allotted(Allotment { tables: Vec::new(), short_by: 1 }));
+    assert_eq!(effects[0], released(&[1]));
+    assert_eq!(scheduler.counts(), (0, 1), "the second was spared");
+}
+
+#[test]
+fn a_long_prompt_does_not_keep_decoding_sequences_waiting() {
+    // Buckets by length preempted everyone else (mistral.rs 2024).
+    let mut bed = Bed::new(limits(4, 8, 64));
+    bed.admit(sequence(1, 2, 50)).stepped(5);
+    bed.admit(sequence(2, 200, 5));
+    bed.heard();
+    for _ in 0..20 {
+        bed.stepped(5);
+        assert!(bed.heard().contains(&token(1, 5)), "a token with every step");
+    }
+}
+
+#[test]
+fn pictures_are_cut_where_chunks_are() {
+    let mut bed = Bed::new(limits(1, 10, 8));
+    let mut spec = sequence(1, 24, 1);
+    // The second picture lies over the first border, the third over the second; two are the same picture.
+    let place = |tokens: std::ops::Range<usize>, first: u32| PicturePlace {
+        cache_rows: (first..).take(tokens.len()).collect(),
+        tokens,
+    };
+    spec.pictures = vec![place(2..4, 50), place(8..13, 70), place(18..23, 70)];
+    bed.admit(spec);
+    let seen = |bed: &Bed| {
+        let batch = &bed.running.as_ref().expect("a step").batch;
+        (batch.picture_rows.clone(), batch.picture_cache_rows.clone())
+    };
+    assert_eq!(seen(&bed), (vec![2, 3, 8, 9], vec![50, 51, 70, 71]));
+    bed.stepped(5);
+    assert_eq!(seen(&bed), (vec![0, 1, 2, 8, 9], vec![72, 73, 74, 70, 71]));
+    bed.stepped(5);
+    assert_eq!(seen(&bed), (vec![0, 1, 2], vec![72, 73, 74]));
+    bed.stepped(5);
+    bed.assert_all_home();
+}
+
+#[test]
+fn a_sequence_that_comes_again_goes_on_where_it_was() {
+    let mut bed = Bed::new(limits(1, 64, 8));
+    let mut again = sequence(1, 6, 5);
+    again.produced = 3;
+    bed.admit(again).stepped(5);
+    assert_eq!(bed.scheduler.sequence(SequenceId(1)).expect("it runs").produced, 4);
+    bed.stepped(5);
+    assert_eq!(bed.heard(), [token(1, 5), token(1, 5), finished(1, Finish::Length), released(&[1])]);
+}
+
+#[test]
+fn a_sequence_that_fills_the_pool_alone_runs_to_its_end() {
+    let mut bed = Bed::new(limits(4, 64, 2));
+    bed.admit(sequence(1, 20, 12)).admit(sequence(2, 20, 12));
+    for _ in 0..24 {
+        bed.stepped(5);
+    }
+    bed.assert_all_home();
+}

@@ -1,0 +1,215 @@
+//! Stories of the vision cache, and random ones against a careful reader of its effects.
+
+use super::*;
+
+fn picture(name: u8, rows: usize) -> Wanted {
+    Wanted { key: [name; 32], rows, patches: rows * 4 }
+}
+
+fn rows(rows: &[u32]) -> Arc<[u32]> {
+    rows.into()
+}
+
+#[test]
+fn the_same_picture_twice_in_one_request_is_encoded_once() {
+    let mut vision = VisionCore::new(10, 100);
+    let effects = vision.step(Input::Want(Ticket(1), vec![picture(1, 3), picture(1, 3)]));
+    assert_eq!(effects, [Effect::Launch(vec![([1; 32], rows(&[0, 1, 2]))])]);
+    assert_eq!(vision.step(Input::Encoded), [Effect::Ready(Ticket(1), vec![rows(&[0, 1, 2]); 2])]);
+    vision.step(Input::Unpin(vec![[1; 32], [1; 32]]));
+    assert_eq!(vision.counts(), (7, 1), "it stays cached though nobody holds it");
+}
+
+#[test]
+fn two_requests_for_one_picture_share_the_launch() {
+    let mut vision = VisionCore::new(10, 100);
+    vision.step(Input::Want(Ticket(1), vec![picture(1, 3)]));
+    assert_eq!(vision.step(Input::Want(Ticket(2), vec![picture(1, 3)])), []);
+    assert!(!vision.needs_pixels(&[1; 32]), "the launch under way has them");
+    let effects = vision.step(Input::Encoded);
+    assert_eq!(
+        effects,
+        [Effect::Ready(Ticket(1), vec![rows(&[0, 1, 2])]), Effect::Ready(Ticket(2), vec![rows(&[0, 1, 2])])]
+    );
+}
+
+#[test]
+fn a_request_waits_for_all_of_its_rows_and_the_longest_unused_pictures_make_room() {
+    let mut vision = VisionCore::new(10, 100);
+    vision.step(Input::Want(Ticket(1), vec![picture(1, 4)]));
+    vision.step(Input::Encoded);
+    vision.step(Input::Want(Ticket(2), vec![picture(2, 4)]));
+    vision.step(Input::Encoded);
+    assert_eq!(vision.step(Input::Want(Ticket(3), vec![picture(3, 5)])), [], "both are still pinned");
+    vision.step(Input::Unpin(vec![[2; 32]]));
+    assert_eq!(vision.counts(), (1, 2), "the second made room for the third, the first is pinned");
+    vision.step(Input::Encoded);
+    assert_eq!(
+        vision.step(Input::Want(Ticket(4), vec![picture(4, 11)])),
+        [Effect::Refused { ticket: Ticket(4), rows: 11, limit: 10 }]
+    );
+}
+
+#[test]
+fn a_launch_never_takes_more_patches_than_there_are_permits() {
+    let mut vision = VisionCore::new(100, 40);
+    vision.step(Input::Want(Ticket(1), vec![picture(1, 5)]));
+    vision.step(Input::Want(Ticket(2), vec![picture(2, 6)]));
+    vision.step(Input::Want(Ticket(3), vec![picture(3, 4)]));
+    vision.step(Input::Want(Ticket(4), vec![picture(4, 4)]));
+    let effects = vision.step(Input::Encoded);
+    let Some(Effect::Launch(pictures)) = effects.last() else { panic!("{effects:?}") };
+    let keys: Vec<u8> = pictures.iter().map(|(key, _)| key[0]).collect();
+    assert_eq!(keys, [2, 3], "24 + 16 patches fill the launch, the fourth waits");
+}
+
+#[test]
+fn a_request_whose_caller_has_gone_makes_room_wherever_it_waits() {
+    let mut vision = VisionCore::new(10, 100);
+    vision.step(Input::Want(Ticket(1), vec![picture(1, 8)]));
+    vision.step(Input::Want(Ticket(2), vec![picture(2, 5)]));
+    vision.step(Input::Want(Ticket(3), vec![picture(3, 2)]));
+    // It waits for rows: the one behind it has them now.
+    assert_eq!(vision.step(Input::Withdraw(Ticket(2))), []);
+    assert!(!vision.needs_pixels(&[2; 32]) && vision.counts() == (0, 2));
+    // It waits for its launch, which goes on; its rows are free for others after it.
+    assert_eq!(vision.step(Input::Withdraw(Ticket(1))), []);
+    assert_eq!(vision.step(Input::Encoded), [Effect::Launch(vec![([3; 32], rows(&[8, 9]))])]);
+    assert_eq!(vision.step(Input::Want(Ticket(4), vec![picture(4, 7)])), [], "the launch is under way");
+    assert_eq!(vision.counts(), (1, 2), "the first made room for the fourth");
+    assert_eq!(vision.step(Input::Withdraw(Ticket(9))), [], "a stranger is nobody's loss");
+}
+
+#[test]
+fn nobody_overtakes_a_request_that_waits_for_rows() {
+    let mut vision = VisionCore::new(10, 100);
+    vision.step(Input::Want(Ticket(1), vec![picture(1, 8)]));
+    assert_eq!(vision.step(Input::Want(Ticket(2), vec![picture(2, 5)])), []);
+    assert_eq!(vision.step(Input::Want(Ticket(3), vec![picture(3, 1)])), [], "though it would fit");
+}
+
+#[test]
+fn a_request_that_waits_finds_its_pixels_though_its_picture_was_cached_when_it_came() {
+    let mut vision = VisionCore::new(10, 100);
+    vision.step(Input::Want(Ticket(1), vec![picture(1, 4)]));
+    vision.step(Input::Encoded);
+    vision.step(Input::Want(Ticket(2), vec![picture(2, 6)]));
+    vision.step(Input::Encoded);
+    // The third needs all rows, so the fourth waits behind it for a picture that is there.
+    vision.step(Input::Want(Ticket(3), vec![picture(3, 10)]));
+    vision.step(Input::Want(Ticket(4), vec![picture(1, 4)]));
+    assert!(vision.needs_pixels(&[1; 32]), "it will have made room by then");
+    vision.step(Input::Unpin(vec![[1; 32]]));
+    vision.step(Input::Unpin(vec![[2; 32]]));
+    vision.step(Input::Encoded);
+    assert!(vision.needs_pixels(&[1; 32]));
+    let effects = vision.step(Input::Unpin(vec![[3; 32]]));
+    assert!(matches!(&effects[..], [Effect::Launch(pictures)] if pictures[0].0 == [1; 32]), "{effects:?}");
+}
+
+/// Pictures of a request, and their rows.
+type Held = (Vec<PictureKey>, Vec<Arc<[u32]>>);
+
+#[derive(Clone, Debug)]
+enum Event {
+    Want(Vec<u8>),
+    Encoded,
+    /// The so-maniest holder lets go.
+    Unpin(usize),
+    /// The so-maniest that waits gives up.
+    Withdraw(usize),
+}
+
+fn event() -> impl proptest::strategy::Strategy<Value = Event> {
+    use proptest::prelude::*;
+    prop_oneof![
+        proptest::collection::vec(1u8..8, 1..4).prop_map(Event::Want),
+        Just(Event::Encoded),
+        (0usize..50).prop_map(Event::Unpin),
+        (0usize..50).prop_map(Event::Withdraw),
+    ]
+}
+
+proptest::proptest! {
+    /// Against what a careful reader of the effects sees: rows of live pictures never overlap, a launch keeps to its
+    /// permits and finds its pixels, each ticket is answered once, and when all let go all are answered.
+    #[test]
+    fn pictures_never_share_rows_and_nobody_waits_for_ever(
+        events in proptest::collection::vec(event(), 1..120),
+        cache_rows in 7usize..20,
+        permits in 7usize..20,
+    ) {
+        let mut vision = VisionCore::new(cache_rows, permits * 4);
+        let mut open: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
+        let mut held: Vec<Held> = Vec::new();
+        let mut launched: Option<Vec<(PictureKey, Arc<[u32]>)>> = None;
+        let mut contents: Vec<Option<PictureKey>> = vec![None; cache_rows];
+        let mut pixels: Vec<PictureKey> = Vec::new();
+        let mut next = 0;
+        // Whatever happened, at the end everybody lets go and every launch ends.
+        let ending = (0..400).map(|index| if index % 2 == 0 { Event::Encoded } else { Event::Unpin(0) });
+        for event in events.into_iter().chain(ending) {
+            let effects = match event {
+                Event::Want(names) => {
+                    next += 1;
+                    let wanted: Vec<_> = names.iter().map(|name| picture(*name, usize::from(*name))).collect();
+                    pixels.extend(wanted.iter().map(|picture| picture.key));
+                    open.insert(next, names);
+                    vision.step(Input::Want(Ticket(next), wanted))
+                }
+                Event::Encoded => match launched.take() {
+                    None => continue,
+                    Some(pictures) => {
+                        for (key, rows) in pictures {
+                            rows.iter().for_each(|row| contents[*row as usize] = Some(key));
+                        }
+                        vision.step(Input::Encoded)
+                    }
+                },
+                Event::Withdraw(_) if open.is_empty() => continue,
+                Event::Withdraw(which) => {
+                    let ticket = *open.keys().nth(which % open.len()).expect("not empty");
+                    open.remove(&ticket);
+                    vision.step(Input::Withdraw(Ticket(ticket)))
+                }
+                Event::Unpin(_) if held.is_empty() => continue,
+                Event::Unpin(which) => {
+                    let (keys, _) = held.remove(which % held.len());
+                    vision.step(Input::Unpin(keys))
+                }
+            };
+            for effect in effects {
+                match effect {
+                    Effect::Launch(pictures) => {
+                        proptest::prop_assert!(launched.is_none(), "one launch at a time");
+                        let patches: usize = pictures.iter().map(|(_, rows)| rows.len() * 4).sum();
+                        proptest::prop_assert!(patches <= permits * 4);
+                        for (key, rows) in &pictures {
+                            proptest::prop_assert!(pixels.contains(key), "pixels went before their launch");
+                            let read = |row: &u32| held.iter().any(|(_, rows)| rows.iter().any(|r| r.contains(row)));
+                            proptest::prop_assert!(!rows.iter().any(read), "a row that is read is written");
+                        }
+                        launched = Some(pictures);
+                    }
+                    Effect::Ready(ticket, rows) => {
+                        let names = open.remove(&ticket.0).expect("answered once");
+                        for (name, rows) in names.iter().zip(&rows) {
+                            proptest::prop_assert_eq!(rows.len(), usize::from(*name));
+                            let holds = rows.iter().all(|row| contents[*row as usize] == Some([*name; 32]));
+                            proptest::prop_assert!(holds, "the rows hold the picture");
+                        }
+                        held.push((names.iter().map(|name| [*name; 32]).collect(), rows));
+                    }
+                    Effect::Refused { ticket, rows, limit } => {
+                        let names = open.remove(&ticket.0).expect("answered once");
+                        let too_large = names.iter().any(|name| usize::from(*name) > permits);
+                        proptest::prop_assert!(rows > limit || too_large);
+                    }
+                }
+            }
+            pixels.retain(|key| vision.needs_pixels(key));
+        }
+        proptest::prop_assert!(open.is_empty(), "these still wait: {:?}", open);
+        proptest::prop_assert!(held.is_empty() && pixels.is_empty());
+    }
+}
