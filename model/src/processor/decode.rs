@@ -10,7 +10,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use image::metadata::Orientation;
 use image::{ColorType, DynamicImage};
 
-use super::header::OpenImage;
+use super::decode_jpeg::decode_jpeg;
+use super::header::{ImageFormat, OpenImage, jpeg_frame};
 use crate::error::ImageError;
 use crate::flow::image_bytes::{ImageBytes, ImageLimits};
 use crate::flow::rgb_image::RgbImage;
@@ -29,9 +30,16 @@ impl ImageBytes {
         let color = decoder.color_type();
         let mut raw = vec![0; usize::try_from(header.cost.raw_bytes).map_err(|_| damaged())?];
         // A decoder's panic on a hostile picture must not take the actor that holds other people's pictures with it.
-        catch_unwind(AssertUnwindSafe(|| decoder.read_image_boxed(&mut raw)))
-            .map_err(|_| damaged())?
-            .map_err(|_| damaged())?;
+        let decoded = catch_unwind(AssertUnwindSafe(|| match header.format {
+            // Of the four printing colours libjpeg makes no RGB.
+            ImageFormat::Jpeg if jpeg_frame(self.encoded()).is_some_and(|frame| frame.components < 4) => {
+                decode_jpeg(self.encoded(), width, height, &mut raw).is_some()
+            }
+            _ => decoder.read_image_boxed(&mut raw).is_ok(),
+        }));
+        if !matches!(decoded, Ok(true)) {
+            return Err(damaged());
+        }
         let data = to_rgb(raw, color).ok_or_else(damaged)?;
         let (width, height, data) = orient(width, height, data, orientation).ok_or_else(damaged)?;
         RgbImage::new(width, height, data).ok_or_else(damaged)

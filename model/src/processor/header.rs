@@ -153,20 +153,21 @@ fn turns(orientation: Orientation) -> bool {
     matches!(orientation, Rotate90 | Rotate270 | Rotate90FlipH | Rotate270FlipH)
 }
 
-/// What a decoder holds beside its output. From the sources of png 0.18, zune-jpeg 0.5 and image-webp 0.2;
-/// `tests/decode_cost.rs` counts allocations against it.
+/// What a decoder holds beside its output. From the sources of png 0.18, libjpeg-turbo and image-webp 0.2;
+/// `tests/decode_cost.rs` counts Rust's allocations against it.
 fn scratch_bytes(format: ImageFormat, encoded: &[u8], width: u32, height: u32, color: ColorType) -> u64 {
     const FIXED_BYTES: u64 = 1 << 20;
     let (encoded_bytes, width, height) = (encoded.len() as u64, u64::from(width), u64::from(height));
     let varying = match format {
         // Rows being unfiltered, and an interlaced pass.
         ImageFormat::Png => 8 * width * u64::from(color.bytes_per_pixel()),
-        // The decoder copies its input. A progressive picture keeps two bytes for each coefficient of whole MCUs of up
-        // to 32 x 32 pixels; a baseline one keeps a few rows of MCUs.
+        // The header's decoder copies its input. A picture of several scans keeps two bytes for each coefficient of whole
+        // MCUs of up to 32 x 32 pixels; one of a single scan keeps a few rows of MCUs.
         ImageFormat::Jpeg => {
             let frame = jpeg_frame(encoded).unwrap_or(JpegFrame { progressive: true, components: 4 });
             let (across, down) = (width.next_multiple_of(32), height.next_multiple_of(32));
-            let rows = if frame.progressive { down } else { 4 * 32 };
+            let scans = encoded.windows(2).filter(|pair| *pair == [0xff, 0xda]).count();
+            let rows = if frame.progressive || scans > 1 { down } else { 4 * 32 };
             encoded_bytes + across * rows * frame.components * 2 + across * 4 * 32 * 4
         }
         // Lossy: the planes of YCbCr in whole macroblocks; lossless: four bytes a pixel. Alpha is a picture of its own, and
@@ -184,13 +185,13 @@ fn is_animated_webp(encoded: &[u8]) -> bool {
     encoded.get(12..16) == Some(b"VP8X") && encoded.get(20).is_some_and(|flags| flags & 2 != 0)
 }
 
-struct JpegFrame {
+pub(super) struct JpegFrame {
     progressive: bool,
-    components: u64,
+    pub(super) components: u64,
 }
 
 /// Finds the start-of-frame segment (ITU T.81, B.2.2).
-fn jpeg_frame(encoded: &[u8]) -> Option<JpegFrame> {
+pub(super) fn jpeg_frame(encoded: &[u8]) -> Option<JpegFrame> {
     let mut at = 2;
     loop {
         let &[mark, kind] = encoded.get(at..at + 2)? else { return None };

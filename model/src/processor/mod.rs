@@ -5,6 +5,7 @@
 
 pub mod config;
 pub mod decode;
+mod decode_jpeg;
 pub(crate) mod error;
 pub mod header;
 pub mod image_processor;
