@@ -83,7 +83,8 @@ pub struct EngineState {
 #[derive(Clone)]
 struct Planned {
     kit: Arc<Kit>,
-    needs: Arc<Needs>,
+    /// Until READY: its corners hold blank pictures, which are large.
+    needs: Option<Arc<Needs>>,
     model: Arc<Model>,
 }
 
@@ -169,6 +170,7 @@ impl Actor for EngineActor {
             EngineMessage::Profiled { generation, .. } if generation != state.owner().generation => {}
             EngineMessage::Profiled { outcome: Ok(profiled), .. } => {
                 state.end_profile();
+                state.planned.iter_mut().for_each(|planned| planned.needs = None);
                 state.profiled = Some(Arc::new(profiled));
                 state.move_gate(Gate::Frozen).await?;
                 state.start_children(&myself, 0).await?;
@@ -232,7 +234,7 @@ impl EngineState {
                 model
             }
         };
-        Ok(Planned { kit, needs, model })
+        Ok(Planned { kit, needs: Some(needs), model })
     }
 
     async fn plan(&self) -> Result<(Arc<Checkpoint>, Arc<Kit>, Arc<Needs>), StartError> {
@@ -290,7 +292,7 @@ impl EngineState {
             owner: self.owner(),
             label: self.arguments.label.clone(),
             model,
-            needs,
+            needs: needs.expect("the needs are kept until READY"),
             envelope: kit.envelope.clone(),
             memory_fraction: options.memory_fraction,
             kv_tokens: options.kv_tokens,
