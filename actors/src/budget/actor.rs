@@ -106,7 +106,6 @@ impl Actor for BudgetActor {
                     state.answer_cleared(&owner);
                 }
             }
-            BudgetMessage::Canary(bytes) => state.step(Input::Canary(bytes)),
             BudgetMessage::Gate { model, to, reply } => {
                 if to == Gate::Open {
                     // While a gate is open a gain is ignored, so what is long gone is forgotten before.

@@ -39,8 +39,6 @@ pub enum BudgetMessage {
         /// All is home.
         reply: Reply<()>,
     },
-    /// How much is to be kept free of use.
-    Canary(Bytes),
     /// How far a model's startup is.
     Gate {
         /// Which model.

@@ -61,7 +61,7 @@ impl fmt::Debug for ImageBytes {
     }
 }
 
-/// What a request's pictures may be before anything is decoded.
+/// What a picture may be before anything is decoded. How many a request may have is the envelope's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageLimits {
     /// Encoded bytes of a picture.
@@ -70,14 +70,12 @@ pub struct ImageLimits {
     pub pixels_max: u64,
     /// Host bytes that decoding a picture may take at its peak.
     pub decode_bytes_max: u64,
-    /// Pictures of a request.
-    pub images_max: usize,
 }
 
 /// 20 MiB encoded and 64 megapixels let a phone's photograph through; 768 MiB decode even 64 megapixels of 16-bit RGBA.
 impl Default for ImageLimits {
     fn default() -> Self {
-        ImageLimits { bytes_max: 20 << 20, pixels_max: 64_000_000, decode_bytes_max: 768 << 20, images_max: 16 }
+        ImageLimits { bytes_max: 20 << 20, pixels_max: 64_000_000, decode_bytes_max: 768 << 20 }
     }
 }
 
@@ -87,15 +85,6 @@ impl ImageLimits {
     pub fn check_bytes(&self, bytes: u64) -> Result<(), ImageError> {
         if bytes > self.bytes_max {
             return Err(ImageError::TooManyBytes { bytes, bytes_max: self.bytes_max });
-        }
-        Ok(())
-    }
-
-    /// # Errors
-    /// [`ImageError::TooManyImages`].
-    pub fn check_images(&self, images: usize) -> Result<(), ImageError> {
-        if images > self.images_max {
-            return Err(ImageError::TooManyImages { images, images_max: self.images_max });
         }
         Ok(())
     }

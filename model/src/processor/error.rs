@@ -42,14 +42,6 @@ pub enum ImageError {
         /// Their limit.
         bytes_max: u64,
     },
-    /// More pictures in a request than allowed.
-    #[error("the request has {images} pictures, the limit is {images_max}")]
-    TooManyImages {
-        /// Pictures in the request.
-        images: usize,
-        /// Their limit.
-        images_max: usize,
-    },
     /// Neither PNG nor JPEG nor WebP.
     #[error("the picture is neither PNG nor JPEG nor WebP")]
     UnknownFormat,
@@ -112,9 +104,6 @@ impl ImageError {
             ImageError::TooManyPixels { .. } => "scale the picture down, or raise `ImageLimits::pixels_max`".into(),
             ImageError::TooMuchDecodeMemory { .. } => {
                 "scale the picture down, or raise `ImageLimits::decode_bytes_max` and the budget of host bytes".into()
-            }
-            ImageError::TooManyImages { images_max, .. } => {
-                format!("send at most {images_max} pictures a request, or raise `ImageLimits::images_max`")
             }
             ImageError::UnknownFormat => "convert the picture to PNG, JPEG or WebP".into(),
             ImageError::Empty { .. } | ImageError::Damaged { .. } => "save the picture again from its source".into(),

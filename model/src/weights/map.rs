@@ -1,7 +1,5 @@
 //! The map of a weight segment: which tensor lies where.
 
-use std::collections::BTreeSet;
-
 use bursar_budgets::{Address, Bytes};
 use bursar_kernels::{DType, Shape, Tensor};
 use thiserror::Error;
@@ -72,13 +70,12 @@ pub struct WeightMap<'c> {
     base: Address,
     used: Bytes,
     copies: Vec<WeightCopy>,
-    claimed: BTreeSet<String>,
 }
 
 impl<'c> WeightMap<'c> {
     /// A map that only measures: its tensors may be planned with, never computed with.
     pub fn dry(checkpoint: &'c Checkpoint) -> Self {
-        WeightMap { checkpoint, base: NOWHERE, used: Bytes(0), copies: Vec::new(), claimed: BTreeSet::new() }
+        WeightMap { checkpoint, base: NOWHERE, used: Bytes(0), copies: Vec::new() }
     }
 
     /// A map of the segment that starts at `base`.
@@ -145,11 +142,6 @@ impl<'c> WeightMap<'c> {
         &self.copies
     }
 
-    /// Tensors of the checkpoint that nobody claimed.
-    pub fn unclaimed(&self) -> Vec<String> {
-        self.checkpoint.tensors.names().filter(|name| !self.claimed.contains(*name)).map(str::to_owned).collect()
-    }
-
     /// Claims tensors of the given rows as one tensor of `shape`. The inner extents of `shape` may fold those of the
     /// file: a convolution's kernel is a matrix here.
     fn stacked(&mut self, parts: &[(String, usize)], shape: Shape) -> Result<Tensor<'static>, WeightError> {
@@ -170,7 +162,6 @@ impl<'c> WeightMap<'c> {
             }
             let to = self.place(Bytes(found.bytes.len() as u64), WeightSource::Tensor(name.clone()));
             whole.get_or_insert((to, dtype));
-            self.claimed.insert(name.clone());
         }
         let (to, dtype) = whole.expect("a claim names at least one tensor");
         // SAFETY: whoever made the map vouched for the segment.
