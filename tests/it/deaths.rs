@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use bursar::{
-    Bytes, ChatError, LoadOptions, ModelHandle,
+    Bytes, ChatError, LoadOptions, ModelHandle, Runtime, RuntimeError,
     crates::actors::{engine::Serving, kv::KvMessage, reply::Reply, scheduler::SchedulerMessage, supervise::Intensity},
 };
+use tokio::task::JoinHandle;
 
 use crate::stage::{Stage, Whole, about, answer, eventually, listen, small, story};
 
@@ -172,31 +173,30 @@ fn an_engine_that_is_killed_comes_back_with_the_weights_it_had() {
     });
 }
 
+/// Begins to load the demo, and returns at the moment of its start that has this number.
+async fn loading_at(runtime: &Runtime, at: usize) -> JoinHandle<Result<ModelHandle, RuntimeError>> {
+    let (reached, mut at_moment) = tokio::sync::mpsc::channel::<()>(1);
+    let seen = std::sync::Mutex::new(0usize);
+    let note = move |_| {
+        let mut seen = seen.lock().expect("no panic");
+        if *seen == at {
+            let _ = reached.try_send(());
+        }
+        *seen += 1;
+    };
+    let runtime = runtime.clone();
+    let loading = tokio::spawn(async move { runtime.load_with(bursar::ModelSource::demo(), small(), note).await });
+    at_moment.recv().await;
+    loading
+}
+
 #[test]
 fn a_profile_or_engine_that_is_killed_during_a_start_is_replaced() {
     story(async {
         for at in 0..12usize {
             let device = crate::stage::device();
             let runtime = crate::stage::runtime_on(&device).await;
-            let (reached, mut at_moment) = tokio::sync::mpsc::channel::<()>(1);
-            let seen = std::sync::Mutex::new(0usize);
-            let note = move |_| {
-                let mut seen = seen.lock().expect("no panic");
-                if *seen == at {
-                    let _ = reached.try_send(());
-                }
-                *seen += 1;
-            };
-            let loading = {
-                let runtime = runtime.clone();
-                tokio::spawn(async move {
-                    runtime
-                        .load_with(bursar::ModelSource::demo(), small(), note)
-                        .await
-                        .map_err(|error| error.to_string())
-                })
-            };
-            at_moment.recv().await;
+            let loading = loading_at(&runtime, at).await;
             let engine = runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
             if at % 2 == 0 {
                 engine.kill();
@@ -312,20 +312,7 @@ fn a_budget_that_is_killed_during_a_start_is_replaced_and_the_start_goes_on() {
         for at in [0usize, 1, 3, 5, 7] {
             let device = crate::stage::device();
             let runtime = crate::stage::runtime_on(&device).await;
-            let (reached, mut at_moment) = tokio::sync::mpsc::channel::<()>(1);
-            let seen = std::sync::Mutex::new(0usize);
-            let note = move |_| {
-                let mut seen = seen.lock().expect("no panic");
-                if *seen == at {
-                    let _ = reached.try_send(());
-                }
-                *seen += 1;
-            };
-            let loading = {
-                let runtime = runtime.clone();
-                tokio::spawn(async move { runtime.load_with(bursar::ModelSource::demo(), small(), note).await })
-            };
-            at_moment.recv().await;
+            let loading = loading_at(&runtime, at).await;
             runtime.supervised().await.expect("the runtime answers").budget.kill();
             let model =
                 loading.await.expect("no panic").unwrap_or_else(|error| panic!("killed at moment {at}: {error}"));
