@@ -15,7 +15,6 @@ use std::{
 
 use bursar_budgets::Timeline;
 use bursar_kernels::Backend;
-
 use tokio::sync::watch;
 
 pub use bench::Bench;

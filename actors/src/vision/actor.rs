@@ -140,13 +140,15 @@ impl VisionState {
                 let host_bytes = host_bytes(&processor, &limits, &pictures)?;
                 let request = Request::new(owner, Class::Host, label, host_bytes.pixels + host_bytes.decoding);
                 let host = Arc::new(budget.ask(tree::LEASE_FOR_VISION, request, true).await?);
-                let _slot = decoding.acquire().await.expect("the semaphore is never closed");
+                let slot = decoding.acquire_owned().await.expect("the semaphore is never closed");
                 let decoded = tokio::task::spawn_blocking(move || {
+                    // The lease and the slot are the thread's: it decodes on though nobody waits for it any more.
+                    let _slot = slot;
                     let each = pictures.iter().map(|picture| processor.process(&picture.decode(&limits)?));
-                    each.collect::<Result<Vec<_>, _>>()
+                    each.collect::<Result<Vec<_>, _>>().map(|pictures| (pictures, host))
                 });
                 // A panic is this request's own: answered, or its driver would wait for a successor of a living actor.
-                let pictures = decoded.await.map_err(|_| VisionError::DecoderDied)??;
+                let (pictures, host) = decoded.await.map_err(|_| VisionError::DecoderDied)??;
                 budget.resize(tree::LEASE_FOR_VISION, &host, host_bytes.pixels).await?;
                 Ok::<_, VisionError>((pictures, host))
             };
