@@ -162,6 +162,29 @@ fn the_recorded_logits_come_from_chunks_that_end_there_too() {
 }
 
 #[test]
+fn a_scored_prompt_has_the_recorded_logits_at_every_token_however_it_is_chunked() {
+    let bench = bench();
+    for case in cases(&bench) {
+        let rows = encode(&bench, &case);
+        for size in [usize::MAX, 41] {
+            let mut sequence = bench.sequence(&case, &rows);
+            let mut scores = Vec::new();
+            while sequence.prompt_left() > 0 {
+                let count = size.min(sequence.prompt_left());
+                scores.extend(bench.step_and_score(&mut [sequence.share(count).scored()]).1);
+            }
+            let recorded = case.logits("logit_positions", "logits");
+            let errors = recorded.iter().map(|(place, expected)| relative_error(&scores[*place], expected));
+            let worst = errors.fold(0.0, f32::max);
+            println!("{}: {} tokens scored, {worst:.1e}", case.name, scores.len());
+            assert!(worst <= REFERENCE_TOLERANCE, "{}: {worst:e}", case.name);
+            bench.end(sequence);
+        }
+        bench.forget(rows);
+    }
+}
+
+#[test]
 fn neighbours_in_the_batch_change_nothing() {
     let bench = bench();
     let cases = cases(&bench);

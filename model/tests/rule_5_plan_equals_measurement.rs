@@ -189,6 +189,7 @@ impl Within<'_> {
             .iter()
             .map(|(.., shown, _)| [PictureRows { tokens: 0..*shown, cache_rows: &rows[..*shown] }])
             .collect();
+        let scored = self.random.below(2) == 0;
         let parts = shares.iter().zip(&pictures).map(|((count, cached, _, wants_logits), pictures)| SequencePart {
             tokens: &tokens[..*count],
             positions: &positions[..*count],
@@ -196,6 +197,7 @@ impl Within<'_> {
             blocks: &blocks,
             pictures,
             wants_logits: *wants_logits,
+            scored_tokens: if scored { *count } else { 0 },
         });
         Pass::Step(StepBatch::pack(&parts.collect::<Vec<_>>()))
     }

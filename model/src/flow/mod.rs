@@ -5,6 +5,7 @@
 
 pub mod image_bytes;
 pub mod patches;
+mod prefix_key;
 mod prompt_layout;
 pub mod rgb_image;
 mod step_batch;
@@ -12,6 +13,7 @@ pub mod token;
 
 pub use image_bytes::{ImageBytes, ImageLimits};
 pub use patches::{Grid, Patches, PictureHash};
+pub use prefix_key::{PictureContent, PrefixKey, PrefixKeys};
 pub use prompt_layout::{LayoutError, PictureSpan, PromptLayout};
 pub use rgb_image::RgbImage;
 pub use step_batch::{POSITION_AXES, PictureRows, SequencePart, StepBatch};
