@@ -186,7 +186,7 @@ fn step(model: &Model, envelope: &Envelope, room: Room, tokens: usize, are_score
             blocks: &blocks,
             pictures,
             wants_logits: true,
-            scored_tokens: if are_scored { *share } else { 0 },
+            scored: 0..if are_scored { *share } else { 0 },
         })
         .collect();
     StepBatch::pack(&parts)

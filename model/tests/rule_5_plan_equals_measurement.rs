@@ -197,7 +197,7 @@ impl Within<'_> {
             blocks: &blocks,
             pictures,
             wants_logits: *wants_logits,
-            scored_tokens: if scored { *count } else { 0 },
+            scored: 0..if scored { *count } else { 0 },
         });
         Pass::Step(StepBatch::pack(&parts.collect::<Vec<_>>()))
     }

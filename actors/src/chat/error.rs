@@ -1,9 +1,9 @@
 //! Why a chat was not answered.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use bursar_model::{
-    error::{ImageError, SamplingError, TextError},
+    error::{GrammarError, ImageError, SamplingError, TextError},
     flow::LayoutError,
 };
 use thiserror::Error;
@@ -59,6 +59,34 @@ pub enum ChatError {
     /// `max_tokens` is zero.
     #[error("max_tokens is 0")]
     NoTokens,
+    /// The reply would have to be longer than it may.
+    #[error("min_tokens is {tokens_min}, but the reply may have {tokens_max} tokens at most")]
+    MinTokens {
+        /// `min_tokens`.
+        tokens_min: usize,
+        /// `max_tokens`, or what the context leaves.
+        tokens_max: usize,
+    },
+    /// No samples, or more than requests may be under way.
+    #[error("{samples} samples were asked for, from 1 to {limit} are possible")]
+    Samples {
+        /// Asked for.
+        samples: usize,
+        /// Possible.
+        limit: usize,
+    },
+    /// What ends a formatted reply is its form.
+    #[error("a reply of a given form ends when the form is complete; it cannot ignore its end")]
+    FormatWithoutEnd,
+    /// The form cannot be compiled.
+    #[error(transparent)]
+    Format(Arc<GrammarError>),
+    /// The reply was not complete in time.
+    #[error("the reply was not complete within its deadline of {} ms", .deadline.as_millis())]
+    TooLate {
+        /// The chat's deadline.
+        deadline: Duration,
+    },
     /// The template or the tokenizer refused the conversation.
     #[error(transparent)]
     Text(Arc<TextError>),
@@ -110,6 +138,13 @@ impl ChatError {
             ChatError::TooManyPictures { limit, .. } => format!("send at most {limit} pictures, or raise `pictures`"),
             ChatError::TooLong { .. } => "shorten the conversation, or raise `context_tokens`".to_owned(),
             ChatError::NoTokens => "ask for at least one token".to_owned(),
+            ChatError::MinTokens { .. } => "lower min_tokens, or raise max_tokens".to_owned(),
+            ChatError::Samples { .. } => "ask for fewer samples at a time, or raise `requests`".to_owned(),
+            ChatError::FormatWithoutEnd => "leave out ignore_end, or the format".to_owned(),
+            ChatError::Format(error) => error.hint(),
+            ChatError::TooLate { .. } => {
+                "allow more time, ask for fewer tokens, or ask when less is going on".to_owned()
+            }
             ChatError::Text(error) => error.hint(),
             ChatError::Layout(LayoutError::TextOnly { .. }) => {
                 "leave the pictures out, or load a vision model".to_owned()
@@ -131,6 +166,18 @@ impl ChatError {
     }
 }
 
+impl ChatError {
+    /// Why no token could be chosen.
+    pub(super) fn broken(error: Arc<SamplingError>) -> Self {
+        match &*error {
+            SamplingError::NotNumbers | SamplingError::BadLogit { .. } | SamplingError::NoLogits => {
+                ChatError::NotNumbers
+            }
+            _ => ChatError::Sampling(error),
+        }
+    }
+}
+
 impl From<TextError> for ChatError {
     fn from(error: TextError) -> Self {
         ChatError::Text(Arc::new(error))
@@ -140,5 +187,11 @@ impl From<TextError> for ChatError {
 impl From<SamplingError> for ChatError {
     fn from(error: SamplingError) -> Self {
         ChatError::Sampling(Arc::new(error))
+    }
+}
+
+impl From<GrammarError> for ChatError {
+    fn from(error: GrammarError) -> Self {
+        ChatError::Format(Arc::new(error))
     }
 }

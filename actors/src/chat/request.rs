@@ -8,6 +8,8 @@ use bursar_model::{
     text::{Message, Part, Role},
 };
 
+use super::generation::Generation;
+
 /// A picture for a chat: encoded as PNG, JPEG or WebP.
 #[derive(Clone, Debug)]
 pub struct Image(pub(super) ImageBytes);
@@ -49,12 +51,9 @@ pub enum Content {
 #[derive(Clone, Debug, Default)]
 pub struct Chat {
     turns: Vec<(Role, Vec<Content>)>,
-    pub(super) max_tokens: Option<usize>,
-    pub(super) temperature: Option<f64>,
-    pub(super) top_p: Option<f64>,
-    pub(super) top_k: Option<usize>,
-    pub(super) seed: Option<u64>,
-    pub(super) stop: Vec<String>,
+    pub(super) tools: Vec<serde_json::Value>,
+    pub(super) template_variables: serde_json::Map<String, serde_json::Value>,
+    pub(super) generation: Generation,
 }
 
 impl Chat {
@@ -97,39 +96,16 @@ impl Chat {
         self
     }
 
-    /// Tokens that the reply may have at most; by default as many as the context holds.
-    pub fn max_tokens(mut self, tokens: usize) -> Self {
-        self.max_tokens = Some(tokens);
+    /// Functions that the model may call, each as the JSON that its chat template expects: usually OpenAI's
+    /// `{"type": "function", "function": {"name": .., "description": .., "parameters": ..}}`.
+    pub fn tools(mut self, tools: impl IntoIterator<Item = serde_json::Value>) -> Self {
+        self.tools.extend(tools);
         self
     }
 
-    /// 0 takes the likeliest token; more makes less likely ones more likely.
-    pub fn temperature(mut self, temperature: f64) -> Self {
-        self.temperature = Some(temperature);
-        self
-    }
-
-    /// Only the likeliest tokens that together reach this probability.
-    pub fn top_p(mut self, top_p: f64) -> Self {
-        self.top_p = Some(top_p);
-        self
-    }
-
-    /// Only so many of the likeliest tokens.
-    pub fn top_k(mut self, top_k: usize) -> Self {
-        self.top_k = Some(top_k);
-        self
-    }
-
-    /// Equal seeds give equal replies, whatever else is going on. Without one, sampled replies differ from each other.
-    pub fn seed(mut self, seed: u64) -> Self {
-        self.seed = Some(seed);
-        self
-    }
-
-    /// The reply ends before this text.
-    pub fn stop(mut self, text: impl Into<String>) -> Self {
-        self.stop.push(text.into());
+    /// A variable that the chat template reads, such as `enable_thinking`.
+    pub fn template_variable(mut self, name: impl Into<String>, value: impl Into<serde_json::Value>) -> Self {
+        self.template_variables.insert(name.into(), value.into());
         self
     }
 

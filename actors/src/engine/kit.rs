@@ -1,10 +1,16 @@
 //! What a request needs to know of its model, apart from the actors: read-only and shared.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bursar_model::{
-    Envelope, LimitError, checkpoint::Checkpoint, flow::ImageLimits, processor::ImageProcessor, registry::FamilyConfig,
-    sampling::GenerationDefaults, text::PromptEncoder,
+    Envelope, LimitError,
+    checkpoint::Checkpoint,
+    error::GrammarError,
+    flow::ImageLimits,
+    processor::ImageProcessor,
+    registry::FamilyConfig,
+    sampling::{GenerationDefaults, GrammarCompiler},
+    text::PromptEncoder,
 };
 
 use super::{LoadOptions, StartError};
@@ -25,6 +31,8 @@ pub struct Kit {
     pub envelope: Envelope,
     /// What a picture may be.
     pub image_limits: ImageLimits,
+    /// Made when the first reply is to have a form.
+    grammars: OnceLock<Result<GrammarCompiler, Arc<GrammarError>>>,
 }
 
 impl Kit {
@@ -53,7 +61,21 @@ impl Kit {
             generation: checkpoint.generation.clone(),
             envelope,
             image_limits: options.image_limits.clone(),
+            grammars: OnceLock::new(),
         })
+    }
+
+    /// Makes grammars of the forms that replies are to have. The first call takes a moment, as it goes through the
+    /// whole vocabulary.
+    ///
+    /// # Errors
+    /// The vocabulary cannot be followed.
+    pub fn grammars(&self) -> Result<&GrammarCompiler, Arc<GrammarError>> {
+        let compiler = self.grammars.get_or_init(|| {
+            let vocabulary = self.family.decoder().vocabulary;
+            GrammarCompiler::new(self.prompts.tokenizer(), vocabulary, &self.generation.eos_ids).map_err(Arc::new)
+        });
+        compiler.as_ref().map_err(Clone::clone)
     }
 }
 

@@ -45,7 +45,7 @@ pub enum Effect {
     Run(Box<StepPlan>),
     /// Blocks have become whole: others may take them.
     Name(Vec<Filled>),
-    /// So many tokens of a sequence that has not run before need not be computed.
+    /// So many tokens of a sequence that begins need not be computed. Said once of each.
     Found(SequenceId, usize),
     /// A sequence has a new token.
     Token(SequenceId, u32),
@@ -60,6 +60,8 @@ pub enum Effect {
 pub struct StepPlan {
     /// The arrays.
     pub batch: StepBatch,
+    /// The sequence of each part of the batch.
+    pub parts: Vec<SequenceId>,
     /// The sequence of each row of logits.
     pub rows: Vec<SequenceId>,
     /// Whose tokens the scored rows are followed by, in their order.
@@ -170,9 +172,13 @@ impl SchedulerCore {
             self.running.insert(sequence.id(), sequence);
         }
         let shares = self.shares();
-        if shares.is_empty() {
-            return;
+        if !shares.is_empty() {
+            self.ask(shares, effects);
         }
+    }
+
+    /// Asks for the blocks that `shares` need.
+    fn ask(&mut self, shares: Vec<Share>, effects: &mut Vec<Effect>) {
         let demands = shares
             .iter()
             .map(|share| {
@@ -235,6 +241,7 @@ impl SchedulerCore {
         let Phase::Allotting(mut shares) = std::mem::replace(&mut self.phase, Phase::Idle) else {
             panic!("blocks came without being asked for");
         };
+        let asked: usize = shares.iter().map(|share| share.tokens).sum();
         for (share, table) in shares.iter_mut().zip(&allotment.tables) {
             self.take_found(share, table, effects);
         }
@@ -243,6 +250,14 @@ impl SchedulerCore {
                 self.preempt_youngest(effects);
             }
             return;
+        }
+        let left: usize = shares.iter().map(|share| share.tokens).sum();
+        if left < asked {
+            // What was found leaves the step room for more. Each sequence finds once, so this comes to an end.
+            let more = self.shares();
+            if more.iter().map(|share| share.tokens).sum::<usize>() > left {
+                return self.ask(more, effects);
+            }
         }
         let parts: Vec<_> = shares.iter().map(|share| (share, &self.running[&share.sequence])).collect();
         let pictures: Vec<_> = parts.iter().map(|(share, s)| s.pictures_in_next(share.tokens)).collect();
@@ -255,10 +270,10 @@ impl SchedulerCore {
                 let next = sequence.cached..sequence.cached + share.tokens;
                 let wants_logits = share.tokens == sequence.pending();
                 rows.extend(wants_logits.then_some(share.sequence));
-                let scored_tokens = sequence.scored_in_next(share.tokens);
-                if let (Some(top), 1..) = (sequence.spec.score_prompt, scored_tokens) {
-                    let first = next.start + 1;
-                    let tokens = sequence.spec.tokens[first..first + scored_tokens].to_vec();
+                let scored_part = sequence.scored_in_next(share.tokens);
+                if let (Some(top), false) = (sequence.spec.score_prompt, scored_part.is_empty()) {
+                    let first = next.start + scored_part.start + 1;
+                    let tokens = sequence.spec.tokens[first..first + scored_part.len()].to_vec();
                     scored.push(Scored { sequence: share.sequence, first, tokens, top });
                 }
                 SequencePart {
@@ -268,11 +283,13 @@ impl SchedulerCore {
                     blocks: &table.blocks,
                     pictures,
                     wants_logits,
-                    scored_tokens,
+                    scored: scored_part,
                 }
             })
             .collect();
-        effects.push(Effect::Run(Box::new(StepPlan { batch: StepBatch::pack(&parts), rows, scored })));
+        let batch = StepBatch::pack(&parts);
+        let parts = shares.iter().map(|share| share.sequence).collect();
+        effects.push(Effect::Run(Box::new(StepPlan { batch, parts, rows, scored })));
         self.phase = Phase::Running(shares);
     }
 
@@ -283,6 +300,9 @@ impl SchedulerCore {
         if table.held > sequence.cached {
             sequence.cached = table.held;
             share.tokens = share.tokens.min(sequence.pending());
+        }
+        if !sequence.has_begun {
+            sequence.has_begun = true;
             effects.push(Effect::Found(share.sequence, table.held));
         }
     }
@@ -319,6 +339,7 @@ impl SchedulerCore {
             let sequence = self.running.get_mut(&share.sequence).expect("a sequence stays while its step runs");
             let before = sequence.cached;
             sequence.cached += share.tokens;
+            sequence.scored = sequence.scored.max(sequence.cached);
             let chosen = match sequence.pending() {
                 0 => Some(*tokens.next().expect("a token for each row of logits")),
                 _ => None,

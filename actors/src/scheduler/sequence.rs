@@ -78,6 +78,10 @@ pub(super) struct Sequence {
     pub(super) prompt: usize,
     /// Tokens whose keys and values are in the cache.
     pub(super) cached: usize,
+    /// Tokens whose logits have scored the one that follows.
+    pub(super) scored: usize,
+    /// What others had computed of it has been told.
+    pub(super) has_begun: bool,
     /// Forgotten by its caller; it ends with the step it is in.
     pub(super) cancelled: bool,
 }
@@ -87,7 +91,14 @@ impl Sequence {
         assert_eq!(spec.tokens.len(), spec.positions.len(), "each token has a position");
         assert!(!spec.tokens.is_empty(), "a sequence has at least one token");
         spec.name_blocks();
-        Sequence { prompt: spec.tokens.len() - spec.produced, spec, cached: 0, cancelled: false }
+        Sequence {
+            prompt: spec.tokens.len() - spec.produced,
+            spec,
+            cached: 0,
+            scored: 0,
+            has_begun: false,
+            cancelled: false,
+        }
     }
 
     pub(super) fn id(&self) -> SequenceId {
@@ -128,12 +139,14 @@ impl Sequence {
         (self.prompt - 1) / BLOCK_TOKENS * BLOCK_TOKENS
     }
 
-    /// Of the next `count` tokens, how many are followed by one of the prompt that is to be scored.
-    pub(super) fn scored_in_next(&self, count: usize) -> usize {
-        match self.spec.score_prompt {
-            Some(_) => (self.prompt - 1).saturating_sub(self.cached).min(count),
-            None => 0,
+    /// Which of the next `count` tokens are followed by one of the prompt that is to be scored. None is scored twice,
+    /// even if it is computed again.
+    pub(super) fn scored_in_next(&self, count: usize) -> Range<usize> {
+        if self.spec.score_prompt.is_none() {
+            return 0..0;
         }
+        let end = (self.prompt - 1).min(self.cached + count).saturating_sub(self.cached);
+        self.scored.saturating_sub(self.cached).min(end)..end
     }
 
     /// All is to be computed again: its blocks are gone.

@@ -205,8 +205,9 @@ impl VisionState {
             Effect::Ready(ticket, rows) => {
                 let Pending { grids, keys, reply } =
                     self.pending.remove(&ticket).expect("each ticket is answered once");
-                let pictures = grids.into_iter().zip(rows).map(|(grid, rows)| PinnedPicture { grid, rows }).collect();
-                reply.answer(Ok(PinnedPictures { pictures, keys, vision: myself.clone() }));
+                let pictures = grids.into_iter().zip(keys).zip(rows);
+                let pictures = pictures.map(|((grid, key), rows)| PinnedPicture { key, grid, rows }).collect();
+                reply.answer(Ok(PinnedPictures { pictures, vision: myself.clone() }));
             }
             Effect::Refused { ticket, rows, limit } => {
                 let pending = self.pending.remove(&ticket).expect("each ticket is answered once");

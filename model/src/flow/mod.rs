@@ -17,4 +17,4 @@ pub use prefix_key::{PictureContent, PrefixKey, PrefixKeys};
 pub use prompt_layout::{LayoutError, PictureSpan, PromptLayout};
 pub use rgb_image::RgbImage;
 pub use step_batch::{POSITION_AXES, PictureRows, SequencePart, StepBatch};
-pub use token::Token;
+pub use token::{LogProbabilities, LogProbability, Token};

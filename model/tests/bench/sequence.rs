@@ -99,7 +99,7 @@ impl Share<'_> {
             blocks: &self.sequence.blocks,
             pictures,
             wants_logits: self.wants_logits,
-            scored_tokens: if self.is_scored { self.count } else { 0 },
+            scored: 0..if self.is_scored { self.count } else { 0 },
         }
     }
 
