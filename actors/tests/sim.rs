@@ -228,7 +228,7 @@ impl World {
             tokens_max: request.tokens_max,
             pictures,
             stop_tokens: [STOP].into(),
-            sampler: Arc::new(Sampler::new(SamplingParams::default()).expect("greedy")),
+            sampler: Arc::new(Sampler::new(SamplingParams::default(), 1).expect("greedy")),
         };
         self.pins.insert(id, (keys, rows.iter().flat_map(|rows| rows.iter().copied()).collect()));
         self.scheduler_step(Input::Admit(sequence));

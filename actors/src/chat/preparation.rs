@@ -35,7 +35,7 @@ impl Preparation {
         if chat.max_tokens == Some(0) {
             return Err(ChatError::NoTokens);
         }
-        let sampler = Arc::new(Sampler::new(sampling(chat, kit))?);
+        let sampler = Arc::new(Sampler::new(sampling(chat, kit), kit.family.decoder().vocabulary)?);
         let stop = StopRules::new(kit.generation.eos_ids.iter().copied(), chat.stop.clone())?;
         let (messages, pictures) = chat.split();
         let grids = plan_pictures(kit, &pictures)?;

@@ -61,8 +61,7 @@ impl<B: Backend> Bench<B> {
             let mut scratch = self.scratch.borrow_mut();
             let choices = rows.chunks_exact(logits.columns()).zip(&job.choices);
             let pick = |(row, choice): (&[f32], &Choice)| {
-                let history = choice.history.as_deref().unwrap_or_default();
-                let chosen = choice.sampler.sample(row, history, choice.position, &mut scratch);
+                let chosen = choice.sampler.sample(row, choice.past(), &mut scratch);
                 // One row without a choice is its own sequence's misfortune.
                 chosen.map_or(NO_CHOICE, |token| token.id)
             };

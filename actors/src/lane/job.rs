@@ -7,7 +7,7 @@ use bursar_model::{
     corners::{Corner, Footprint},
     flow::StepBatch,
     registry::PictureBatch,
-    sampling::Sampler,
+    sampling::{Past, Sampler},
 };
 use thiserror::Error;
 
@@ -61,14 +61,21 @@ pub struct Choice {
     pub sampler: Arc<Sampler>,
     /// Which of the sequence's tokens this is: a seed repeats, whatever the batch or a restart.
     pub position: u64,
-    /// Tokens so far, if a penalty asks for them.
+    /// Prompt and reply so far, if the sampler reads them.
     pub history: Option<Vec<u32>>,
 }
 
 impl Choice {
     /// Whether it is the place of the largest logit.
     pub(super) fn is_largest_logit(&self) -> bool {
-        self.history.is_none() && self.sampler.params().is_greedy()
+        self.sampler.is_plain_argmax()
+    }
+
+    /// What stands before the token.
+    pub(super) fn past(&self) -> Past<'_> {
+        let Some(tokens) = &self.history else { return Past::at(self.position) };
+        let (prompt, produced) = tokens.split_at(tokens.len() - self.position as usize);
+        Past::new(prompt, produced)
     }
 }
 

@@ -134,11 +134,10 @@ impl SchedulerState {
 
     fn choice(&self, sequence: SequenceId) -> Choice {
         let spec = self.core.sequence(sequence).expect("a planned sequence runs");
-        let penalised = spec.sampler.params().repetition_penalty != 1.0;
         Choice {
             sampler: spec.sampler.clone(),
             position: spec.produced as u64,
-            history: penalised.then(|| spec.tokens.clone()),
+            history: spec.sampler.reads_past().then(|| spec.tokens.clone()),
         }
     }
 }

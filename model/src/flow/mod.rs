@@ -15,4 +15,4 @@ pub use patches::{Grid, Patches, PictureHash};
 pub use prompt_layout::{LayoutError, PictureSpan, PromptLayout};
 pub use rgb_image::RgbImage;
 pub use step_batch::{POSITION_AXES, PictureRows, SequencePart, StepBatch};
-pub use token::Token;
+pub use token::{LogProbabilities, LogProbability, Token};

@@ -25,7 +25,7 @@ fn sequence(id: u64, prompt: usize, tokens_max: usize) -> NewSequence {
         tokens_max,
         pictures: Vec::new(),
         stop_tokens: [STOP].into(),
-        sampler: Arc::new(Sampler::new(SamplingParams::default()).expect("greedy")),
+        sampler: Arc::new(Sampler::new(SamplingParams::default(), 1).expect("greedy")),
     }
 }
 
