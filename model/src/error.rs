@@ -7,6 +7,7 @@ use thiserror::Error;
 pub use crate::checkpoint::error::CheckpointError;
 pub use crate::processor::error::{ImageError, ProcessorError};
 pub use crate::sampling::error::SamplingError;
+pub use crate::sampling::grammar::GrammarError;
 pub use crate::text::error::{PrivateText, TextError};
 
 /// Any error of pictures, text, sampling or checkpoints.

@@ -352,7 +352,7 @@ fn a_lane_that_dies_or_fails_at_a_step_is_replaced_and_others_go_on() {
                 tokens_max: 4,
                 pictures,
                 stop_tokens: [].into(),
-                sampler: std::sync::Arc::new(Sampler::new(SamplingParams::default()).expect("greedy")),
+                sampler: std::sync::Arc::new(Sampler::new(SamplingParams::default(), 1).expect("greedy")),
             };
             let (deliveries, _delivered) = tokio::sync::mpsc::channel(8);
             let admission = Admission { sequence, pins: None, deliveries };
