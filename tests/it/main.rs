@@ -4,6 +4,7 @@
 mod bad_input;
 mod chats;
 mod deaths;
+mod generation;
 mod memory;
 mod stage;
 mod starts;

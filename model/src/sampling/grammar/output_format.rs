@@ -15,7 +15,7 @@ const REGEX_BYTES_MAX: usize = 16 * 1024;
 const CHOICES_MAX: usize = 2048;
 const CHOICES_BYTES_MAX: usize = 64 * 1024;
 /// Space between JSON's parts. Without a bound a model can write spaces for ever.
-const JSON_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,64}";
+const JSON_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,32}";
 
 /// The form that a reply is to have.
 #[derive(Clone, PartialEq)]
