@@ -33,7 +33,7 @@ pub struct Sampler {
     top: Option<usize>,
 }
 
-/// Buffers that are reused from token to token: 28 bytes for each of the vocabulary's tokens at most.
+/// Buffers that are reused from token to token: 24 bytes for each of the vocabulary's tokens at most.
 #[derive(Clone, Debug, Default)]
 pub struct SamplerScratch {
     logits: Vec<f32>,

@@ -1,15 +1,10 @@
 //! The grammar compiler: output formats to grammars over one model's vocabulary.
 
-use llguidance::{Matcher, ParserFactory, api::ParserLimits, api::StopReason};
-
 use std::sync::Arc;
 
-use super::{
-    error::GrammarError,
-    output_format::OutputFormat,
-    state::{Grammar, failure},
-    vocabulary::Vocabulary,
-};
+use llguidance::{ParserFactory, api::ParserLimits};
+
+use super::{error::GrammarError, output_format::OutputFormat, parser::Parser, state::Grammar, vocabulary::Vocabulary};
 use crate::text::{Tokenizer, error::PrivateText};
 
 /// Bytes of a reason that is passed on.
@@ -43,22 +38,23 @@ impl GrammarCompiler {
     pub fn compile(&self, format: &OutputFormat) -> Result<Grammar, GrammarError> {
         let parser = self.factory.create_parser(format.grammar()?);
         let parser = parser.map_err(|error| refusal(format, &error.to_string()))?;
-        let mut matcher = Matcher::new(Ok(parser));
-        // What is too complex for the first token is so for the caller, not for the lane. It also warms the lexer up.
-        if matcher.compute_mask_or_eos().is_err() {
-            return Err(match matcher.stop_reason() {
-                StopReason::NoExtensionBias => refusal(format, "nothing has this form"),
-                reason => failure(reason, 0),
-            });
-        }
-        Ok(Grammar::new(matcher, self.vocabulary.clone()))
+        // What is too complex for the first token is so for the caller, not for the lane. It also warms the caches up.
+        let grammar = Grammar::new(Parser::new(parser), self.vocabulary.clone());
+        grammar.allowed(&[]).map_err(|error| match error {
+            GrammarError::DeadEnd { .. } => refusal(format, "nothing that the vocabulary can spell has this form"),
+            error => error,
+        })?;
+        Ok(grammar)
     }
 }
 
-/// What one form may take, against those that were made to take much. llguidance's defaults bound a token's time well
-/// (14 lexer steps and 20 items a microsecond), but not memory: 250,000 lexer states are some 400 MB.
+/// What one form may take, against those that were made to take much: neighbours wait for each token. Of a token's fuel
+/// 1,000 are up to a millisecond; llguidance's default is 200,000. Its 250,000 lexer states are some 400 MB.
 fn limits() -> ParserLimits {
     ParserLimits {
+        max_items_in_row: 1_000,
+        step_lexer_fuel: 80_000,
+        step_max_items: 20_000,
         max_lexer_states: 32_768,
         max_grammar_size: 200_000,
         // Errors are not to quote what was generated.
@@ -77,12 +73,13 @@ fn refusal(format: &OutputFormat, error: &str) -> GrammarError {
     if LIMITS.iter().any(|word| first_line.contains(word)) {
         return GrammarError::TooComplex;
     }
+    // What made the library panic says nothing to a caller.
+    let first_line = if first_line.starts_with("panic") { "the form is not understood" } else { first_line };
     let end = (0..=REASON_BYTES_MAX.min(first_line.len())).rev().find(|&end| first_line.is_char_boundary(end));
     let reason = PrivateText(first_line[..end.unwrap_or(0)].to_owned());
     match format {
         OutputFormat::JsonSchema(_) => GrammarError::Schema { reason },
         OutputFormat::Regex(_) | OutputFormat::Choice(_) => GrammarError::UnsupportedRegex { reason },
-        OutputFormat::Lark(_) => GrammarError::Lark { reason },
     }
 }
 

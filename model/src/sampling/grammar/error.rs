@@ -44,18 +44,18 @@ pub enum GrammarError {
         /// Why. It may quote the pattern: it is for the caller, never for a log.
         reason: PrivateText,
     },
-    /// The grammar in Lark's notation cannot be followed.
-    #[error("the Lark grammar cannot be followed")]
-    Lark {
-        /// Where and why. It may quote the grammar: it is for the caller, never for a log.
-        reason: PrivateText,
-    },
     /// It would take too much time or memory, at once or for one token.
     #[error("the form takes more work than is allowed for it")]
     TooComplex,
     /// The tokens produced so far do not follow the grammar.
     #[error("of {produced} tokens produced, one does not follow the grammar")]
     NotFollowed {
+        /// How many tokens were produced.
+        produced: usize,
+    },
+    /// No token of the vocabulary spells what must come next.
+    #[error("after {produced} tokens the vocabulary has none that the form allows")]
+    DeadEnd {
         /// How many tokens were produced.
         produced: usize,
     },
@@ -98,10 +98,10 @@ impl GrammarError {
             GrammarError::UnsupportedRegex { .. } => {
                 "the whole reply must match already: leave out look-around, word boundaries and inner anchors".into()
             }
-            GrammarError::Lark { .. } => "the reason names the line; see llguidance's notes on its Lark dialect".into(),
             GrammarError::TooComplex => {
                 "lower counts of repetition and numbers of properties or alternatives, or bound what is unbounded".into()
             }
+            GrammarError::DeadEnd { .. } => "ask for a form in characters that the model's tokenizer knows".into(),
             GrammarError::NotFollowed { .. } | GrammarError::Broken { .. } => {
                 "this is a bug in Bursar; please report it with the schema or pattern, if it is not private".into()
             }

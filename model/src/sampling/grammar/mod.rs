@@ -7,6 +7,7 @@
 mod compiler;
 mod error;
 mod output_format;
+mod parser;
 mod state;
 mod vocabulary;
 

@@ -4,9 +4,10 @@ use llguidance::{JsonCompileOptions, api::TopLevelGrammar};
 use serde_json::Value;
 
 use super::error::GrammarError;
+use crate::text::error::PrivateText;
 
-/// Bytes of a schema, written compactly, or of a Lark grammar.
-const SOURCE_BYTES_MAX: usize = 64 * 1024;
+/// Bytes of a schema, written compactly.
+const SCHEMA_BYTES_MAX: usize = 64 * 1024;
 /// Values inside values of a schema.
 const SCHEMA_DEPTH_MAX: usize = 64;
 /// Bytes of a regular expression.
@@ -14,6 +15,8 @@ const REGEX_BYTES_MAX: usize = 16 * 1024;
 /// Choices, and bytes of all together.
 const CHOICES_MAX: usize = 2048;
 const CHOICES_BYTES_MAX: usize = 64 * 1024;
+/// The largest `multipleOf`: remainders of larger ones overflow in the lexer.
+const MULTIPLE_OF_MAX: f64 = 1e8;
 /// Space between JSON's parts. Without a bound a model can write spaces for ever.
 const JSON_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,32}";
 
@@ -26,8 +29,6 @@ pub enum OutputFormat {
     Regex(String),
     /// One of these texts.
     Choice(Vec<String>),
-    /// A text of a context-free grammar in llguidance's dialect of Lark. Special tokens cannot be asked for.
-    Lark(String),
 }
 
 /// Kinds and sizes: what is in it is the user's.
@@ -37,7 +38,6 @@ impl std::fmt::Debug for OutputFormat {
             OutputFormat::JsonSchema(_) => write!(formatter, "JsonSchema(..)"),
             OutputFormat::Regex(pattern) => write!(formatter, "Regex({} bytes)", pattern.len()),
             OutputFormat::Choice(choices) => write!(formatter, "Choice({} texts)", choices.len()),
-            OutputFormat::Lark(grammar) => write!(formatter, "Lark({} bytes)", grammar.len()),
         }
     }
 }
@@ -46,16 +46,15 @@ impl OutputFormat {
     /// The grammar in llguidance's terms, once it is within bounds.
     ///
     /// # Errors
-    /// [`GrammarError::TooLarge`], [`GrammarError::NoChoice`], [`GrammarError::Regex`].
+    /// [`GrammarError::TooLarge`], [`GrammarError::NoChoice`], [`GrammarError::Regex`], [`GrammarError::Schema`].
     pub(super) fn grammar(&self) -> Result<TopLevelGrammar, GrammarError> {
         match self {
             OutputFormat::JsonSchema(schema) => Ok(TopLevelGrammar::from_json_schema(json_schema(schema)?)),
-            OutputFormat::Regex(pattern) => regex(pattern),
-            OutputFormat::Choice(choices) => regex(&pattern_of(choices)?),
-            OutputFormat::Lark(grammar) => {
-                require("grammar", grammar.len(), "bytes", SOURCE_BYTES_MAX)?;
-                Ok(TopLevelGrammar::from_lark(grammar.clone()))
+            OutputFormat::Regex(pattern) => {
+                require("regular expression", pattern.len(), "bytes", REGEX_BYTES_MAX)?;
+                regex(pattern)
             }
+            OutputFormat::Choice(choices) => regex(&pattern_of(choices)?),
         }
     }
 }
@@ -64,7 +63,10 @@ impl OutputFormat {
 fn json_schema(schema: &Value) -> Result<Value, GrammarError> {
     // Depth first: writing a value out recurses into it.
     require("schema", depth(schema), "levels", SCHEMA_DEPTH_MAX)?;
-    require("schema", schema.to_string().len(), "bytes", SOURCE_BYTES_MAX)?;
+    require("schema", schema.to_string().len(), "bytes", SCHEMA_BYTES_MAX)?;
+    if has_large_multiple(schema) {
+        return Err(GrammarError::Schema { reason: PrivateText(format!("`multipleOf` is above {MULTIPLE_OF_MAX}")) });
+    }
     let mut schema = match schema {
         Value::Bool(true) => Value::Object(serde_json::Map::new()),
         Value::Object(_) => schema.clone(),
@@ -88,6 +90,11 @@ fn depth(value: &Value) -> usize {
     SCHEMA_DEPTH_MAX + 1
 }
 
+fn has_large_multiple(value: &Value) -> bool {
+    value["multipleOf"].as_f64().is_some_and(|multiple| multiple > MULTIPLE_OF_MAX)
+        || inner(value).into_iter().any(has_large_multiple)
+}
+
 fn inner(value: &Value) -> Vec<&Value> {
     match value {
         Value::Array(values) => values.iter().collect(),
@@ -98,7 +105,6 @@ fn inner(value: &Value) -> Vec<&Value> {
 
 fn regex(pattern: &str) -> Result<TopLevelGrammar, GrammarError> {
     use regex_syntax::Error;
-    require("regular expression", pattern.len(), "bytes", REGEX_BYTES_MAX.max(8 * CHOICES_BYTES_MAX))?;
     if let Err(error) = regex_syntax::parse(pattern) {
         // The library's own words quote the pattern; the kind does not.
         let (at, kind) = match &error {

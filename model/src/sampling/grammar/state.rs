@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use llguidance::{Matcher, api::StopReason, toktrie::SimpleVob};
+use llguidance::toktrie::SimpleVob;
 
-use super::{error::GrammarError, vocabulary::Vocabulary};
+use super::{error::GrammarError, parser::Parser, vocabulary::Vocabulary};
 
 /// A compiled form, for the tokens of one sequence.
 ///
@@ -18,9 +18,9 @@ pub struct Grammar {
 
 struct State {
     /// A parser that has read nothing.
-    fresh: Matcher,
+    fresh: Parser,
     /// A parser that has read `seen`.
-    matcher: Matcher,
+    parser: Parser,
     seen: Vec<u32>,
 }
 
@@ -32,8 +32,8 @@ pub struct AllowedTokens {
 }
 
 impl Grammar {
-    pub(super) fn new(fresh: Matcher, vocabulary: Arc<Vocabulary>) -> Self {
-        let state = State { matcher: fresh.clone(), fresh, seen: Vec::new() };
+    pub(super) fn new(fresh: Parser, vocabulary: Arc<Vocabulary>) -> Self {
+        let state = State { parser: fresh.clone(), fresh, seen: Vec::new() };
         Grammar { vocabulary, state: Mutex::new(state) }
     }
 
@@ -41,28 +41,28 @@ impl Grammar {
     /// tokens never.
     ///
     /// # Errors
-    /// [`GrammarError::TooComplex`], [`GrammarError::NotFollowed`] for tokens that were not allowed, and
-    /// [`GrammarError::Broken`]. The grammar can be asked again, about other tokens.
+    /// [`GrammarError::TooComplex`], [`GrammarError::DeadEnd`], [`GrammarError::NotFollowed`] for tokens that were not
+    /// allowed, and [`GrammarError::Broken`]. The grammar can be asked again, about other tokens.
     pub fn allowed(&self, produced: &[u32]) -> Result<AllowedTokens, GrammarError> {
         let mut set = self.state().ask(produced)?;
         set.and(&self.vocabulary.allowed);
+        if set.is_zero() {
+            return Err(GrammarError::DeadEnd { produced: produced.len() });
+        }
         let mut others = set.clone();
         others.sub(&self.vocabulary.ends);
         Ok(AllowedTokens { only_ends: others.is_zero(), set })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // The matcher catches its own panics; and a state that was left half-way is found out by what it has seen.
+        // The parser catches its own panics; and a state that was left half-way is found out by what it has seen.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
     fn ask(&mut self, produced: &[u32]) -> Result<SimpleVob, GrammarError> {
-        let answer = self.advance(produced).and_then(|()| {
-            let mask = self.matcher.compute_mask_or_eos();
-            mask.map_err(|_| failure(self.matcher.stop_reason(), produced.len()))
-        });
+        let answer = self.advance(produced).and_then(|()| self.parser.mask());
         if answer.is_err() {
             self.begin_again();
         }
@@ -74,36 +74,22 @@ impl State {
             self.begin_again();
         }
         for &token in &produced[self.seen.len()..] {
-            let follows =
-                !self.matcher.is_stopped() && self.matcher.validate_tokens(&[token]).is_ok_and(|count| count == 1);
-            if !follows && !self.matcher.is_error() {
-                return Err(GrammarError::NotFollowed { produced: produced.len() });
-            }
-            let read = self.matcher.consume_token(token);
-            read.map_err(|_| failure(self.matcher.stop_reason(), produced.len()))?;
+            self.parser.read(token)?;
             self.seen.push(token);
         }
         Ok(())
     }
 
     fn begin_again(&mut self) {
-        self.matcher = self.fresh.clone();
+        self.parser = self.fresh.clone();
         self.seen.clear();
-    }
-}
-
-/// Why a parser stopped, without its words: they may quote what was generated.
-pub(super) fn failure(reason: StopReason, produced: usize) -> GrammarError {
-    match reason {
-        StopReason::LexerTooComplex | StopReason::ParserTooComplex => GrammarError::TooComplex,
-        _ => GrammarError::Broken { produced },
     }
 }
 
 /// An independent parser with caches of its own, so that neighbours cannot use up each other's limits.
 impl Clone for Grammar {
     fn clone(&self) -> Self {
-        let fresh = self.state().fresh.deep_clone();
+        let fresh = self.state().fresh.apart();
         Grammar::new(fresh, self.vocabulary.clone())
     }
 }
