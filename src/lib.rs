@@ -28,12 +28,17 @@
 
 pub use bursar_actors::{
     budget::{Budget, LeaseError},
-    chat::{Chat, ChatError, ChatEvent, Content, FinishReason, Image, ModelHandle, Reply, Usage},
+    chat::{Chat, ChatError, ChatEvent, Content, FinishReason, Image, ModelHandle, Reply, Usage, Video},
     engine::{LoadOptions, Progress, StartError},
     runtime::{DeviceChoice, ModelSource, Runtime, RuntimeConfig, RuntimeError},
 };
 pub use bursar_budgets::{Bytes, Class, Device, GIB, HostConfig, HostDevice, KIB, Lease, MIB, Script, Snapshot};
-pub use bursar_model::{Envelope, demo, error::ImageError, flow::ImageLimits, text::Role};
+pub use bursar_model::{
+    Envelope, demo,
+    error::{ImageError, VideoError},
+    flow::ImageLimits,
+    text::Role,
+};
 
 /// The crates that this one is a facade of.
 pub mod crates {

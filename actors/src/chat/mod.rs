@@ -14,5 +14,5 @@ mod stream;
 pub use error::ChatError;
 pub use event::{ChatEvent, FinishReason, Usage};
 pub use handle::ModelHandle;
-pub use request::{Chat, Content, Image};
+pub use request::{Chat, Content, Image, Video};
 pub use stream::Reply;

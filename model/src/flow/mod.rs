@@ -9,6 +9,7 @@ mod prompt_layout;
 pub mod rgb_image;
 mod step_batch;
 pub mod token;
+pub mod video;
 
 pub use image_bytes::{ImageBytes, ImageLimits};
 pub use patches::{Grid, Patches, PictureHash};
@@ -16,3 +17,4 @@ pub use prompt_layout::{LayoutError, PictureSpan, PromptLayout};
 pub use rgb_image::RgbImage;
 pub use step_batch::{POSITION_AXES, PictureRows, SequencePart, StepBatch};
 pub use token::Token;
+pub use video::{Video, Visual, VisualGrid};
