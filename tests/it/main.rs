@@ -7,3 +7,4 @@ mod deaths;
 mod memory;
 mod stage;
 mod starts;
+mod videos;
