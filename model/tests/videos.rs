@@ -88,8 +88,7 @@ fn a_step_takes_frames_in_their_order_and_repeats_the_last() {
     assert_eq!(odd[1].patches, steps(vec![a.clone(), a.clone()])[0].patches, "a lone frame is shown twice");
     // A lone frame is the picture that it is, and shares its place in the cache.
     let decoded = a.decode(&limits()).expect("a PNG");
-    let picture = ImageProcessor::new(config()).and_then(|own| Ok(own.process(&decoded).expect("a picture")));
-    let picture = picture.expect("valid settings");
+    let picture = ImageProcessor::new(config()).expect("valid settings").process(&decoded).expect("a picture");
     assert_eq!((odd[1].hash, &odd[1].patches), (picture.hash, &picture.patches));
     assert_ne!(odd[0].hash, picture.hash);
 }
