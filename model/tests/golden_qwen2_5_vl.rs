@@ -51,7 +51,7 @@ fn prompts_grids_and_positions_are_the_recorded_ones() {
         let grids: Vec<Grid> = case.patches.iter().map(|patches| patches.grid).collect();
         let flat: Vec<i64> = grids.iter().flat_map(|grid| [grid.t, grid.h, grid.w].map(i64::from)).collect();
         assert_eq!(flat, case.integers("image_grid_thw").unwrap_or_default(), "{name}");
-        let layout = config.lay_out(case.prompt_ids(&checkpoint), &grids).expect("it is laid out");
+        let layout = config.lay_out(case.prompt_ids(&checkpoint), &case.visuals).expect("it is laid out");
         let ids: Vec<i64> = layout.tokens.iter().map(|token| i64::from(*token)).collect();
         assert_eq!(Some(ids), case.integers("input_ids"), "{name}");
         let positions: Vec<i64> =

@@ -28,6 +28,7 @@ fn envelopes() -> Vec<Envelope> {
         step_tokens,
         picture_patches,
         pictures: 3,
+        video_frames: 8,
         launch_patches,
     };
     vec![
@@ -258,6 +259,7 @@ fn any_envelope() -> impl Strategy<Value = Envelope> {
             step_tokens,
             picture_patches,
             pictures: 2,
+            video_frames: 8,
             launch_patches,
         },
     )

@@ -8,3 +8,4 @@ mod generation;
 mod memory;
 mod stage;
 mod starts;
+mod videos;

@@ -51,6 +51,7 @@ pub fn small() -> LoadOptions {
             step_tokens: 48,
             picture_patches: 64,
             pictures: 2,
+            video_frames: 8,
             launch_patches: 128,
         },
         kv_tokens: Some(1024),

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use bursar_model::{
-    error::{GrammarError, ImageError, SamplingError, TextError},
+    error::{GrammarError, ImageError, SamplingError, TextError, VideoError, VisualError},
     flow::LayoutError,
 };
 use thiserror::Error;
@@ -39,6 +39,14 @@ pub enum ChatError {
         patches: usize,
         /// Of the envelope.
         limit: usize,
+    },
+    /// A video is broken or outside the limits.
+    #[error("video {index}: {source}")]
+    Video {
+        /// Which video of the chat, from 0.
+        index: usize,
+        /// What is wrong with it.
+        source: Arc<VideoError>,
     },
     /// More pictures than a request may have.
     #[error("the chat has {pictures} pictures, at most {limit} are allowed")]
@@ -132,6 +140,7 @@ impl ChatError {
             ChatError::Empty => "add a user turn".to_owned(),
             ChatError::Overloaded { .. } => "ask again when a reply has ended, or raise `requests`".to_owned(),
             ChatError::Picture { source, .. } => source.hint(),
+            ChatError::Video { source, .. } => source.hint(),
             ChatError::PictureTooLarge { .. } => {
                 "cut the picture so that it is less thin, or raise `picture_patches`".to_owned()
             }
@@ -147,7 +156,10 @@ impl ChatError {
             }
             ChatError::Text(error) => error.hint(),
             ChatError::Layout(LayoutError::TextOnly { .. }) => {
-                "leave the pictures out, or load a vision model".to_owned()
+                "leave the pictures and videos out, or load a vision model".to_owned()
+            }
+            ChatError::Layout(LayoutError::NoVideos { .. }) => {
+                "show single frames as pictures, or load a model that takes videos".to_owned()
             }
             ChatError::Layout(_) => {
                 "the chat template does not place pictures as the model's processor does".to_owned()
@@ -181,6 +193,19 @@ impl ChatError {
 impl From<TextError> for ChatError {
     fn from(error: TextError) -> Self {
         ChatError::Text(Arc::new(error))
+    }
+}
+
+impl From<VisualError> for ChatError {
+    fn from(error: VisualError) -> Self {
+        match error {
+            VisualError::TooManyPictures { pictures, limit } => ChatError::TooManyPictures { pictures, limit },
+            VisualError::Picture { index, source } => ChatError::Picture { index, source: Arc::new(source) },
+            VisualError::PictureTooLarge { index, patches, limit } => {
+                ChatError::PictureTooLarge { index, patches, limit }
+            }
+            VisualError::Video { index, source } => ChatError::Video { index, source: Arc::new(source) },
+        }
     }
 }
 

@@ -74,9 +74,9 @@ impl FinishReason {
 /// What a reply took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Tokens of the prompt, those of pictures included.
+    /// Tokens of the prompt, those of pictures and videos included.
     pub prompt_tokens: usize,
-    /// Of those, tokens that stand for pictures.
+    /// Of those, tokens that stand for pictures and videos.
     pub picture_tokens: usize,
     /// Of those, tokens that were not computed, as another request had begun alike.
     pub cached_tokens: usize,

@@ -16,5 +16,5 @@ mod stream;
 pub use error::ChatError;
 pub use event::{ChatEvent, FinishReason, ScoredToken, TokenScore, Usage};
 pub use handle::ModelHandle;
-pub use request::{Chat, Content, Image};
+pub use request::{Chat, Content, Image, Video};
 pub use stream::Reply;

@@ -8,7 +8,8 @@ use std::{
 
 use bursar_model::{
     error::SamplingError,
-    flow::{Grid, ImageBytes, LayoutError, PromptLayout},
+    flow::{LayoutError, PromptLayout, Visual, VisualGrid},
+    processor::{VisualLimits, VisualPlan},
     sampling::{Sampler, TOP_LOG_PROBABILITIES_MAX},
     text::{StopRules, TemplateInputs},
 };
@@ -20,7 +21,7 @@ use crate::engine::Kit;
 #[derive(Clone)]
 pub(super) struct Preparation {
     pub(super) prompt: Arc<PromptLayout>,
-    pub(super) pictures: Vec<ImageBytes>,
+    pub(super) pictures: Vec<VisualPlan>,
     pub(super) tokens_min: usize,
     pub(super) tokens_max: usize,
     pub(super) stop: StopRules,
@@ -46,8 +47,9 @@ impl Preparation {
         let stop = StopRules::new(ends.copied(), asked.stop.clone())?;
         let stop_tokens: Arc<[u32]> = stop.ids().collect();
         let samplers = samplers(chat, kit, &stop_tokens, samples)?;
-        let (messages, pictures) = chat.split();
-        let grids = plan_pictures(kit, &pictures)?;
+        let (messages, visuals) = chat.split();
+        let pictures = plan_pictures(kit, &visuals)?;
+        let grids: Vec<VisualGrid> = pictures.iter().map(VisualPlan::grid).collect();
         let inputs = TemplateInputs {
             tools: (!chat.tools.is_empty()).then(|| chat.tools.clone()),
             variables: chat.template_variables.clone(),
@@ -124,28 +126,13 @@ fn now_unix_seconds() -> i64 {
 }
 
 /// Sizes from headers alone; the same cost function that the profile's envelope was made with.
-fn plan_pictures(kit: &Kit, pictures: &[ImageBytes]) -> Result<Vec<Grid>, ChatError> {
-    let limit = kit.envelope.pictures;
-    if pictures.len() > limit {
-        return Err(ChatError::TooManyPictures { pictures: pictures.len(), limit });
-    }
-    if pictures.is_empty() {
+fn plan_pictures(kit: &Kit, visuals: &[Visual]) -> Result<Vec<VisualPlan>, ChatError> {
+    if visuals.is_empty() {
         return Ok(Vec::new());
     }
     // Templates of text models fail at pictures with words that help nobody.
-    let processor = kit.processor.as_ref().ok_or(LayoutError::TextOnly { pictures: pictures.len() })?;
-    let plan = |(index, picture): (usize, &ImageBytes)| {
-        let error = |source| ChatError::Picture { index, source: Arc::new(source) };
-        let header = picture.probe(&kit.image_limits).map_err(error)?;
-        let grid = processor.plan(header.width, header.height).map_err(error)?.grid;
-        // A very thin picture comes out of the resizing larger than it was limited to.
-        let (patches, limit) = (grid.patches(), kit.envelope.picture_patches);
-        if patches > limit {
-            return Err(ChatError::PictureTooLarge { index, patches, limit });
-        }
-        Ok(grid)
-    };
-    pictures.iter().enumerate().map(plan).collect()
+    let processors = kit.processors.as_ref().ok_or(LayoutError::TextOnly { pictures: visuals.len() })?;
+    Ok(processors.plan(visuals, VisualLimits { envelope: &kit.envelope, image: &kit.image_limits })?)
 }
 
 /// A seed that nobody chose: the standard library's own source of randomness, that of its hash maps.

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use bursar_model::{
     error::ImageError,
-    flow::{ImageBytes, ImageLimits},
+    flow::{self, ImageBytes, ImageLimits, Visual},
     text::{Message, Part, Role},
 };
 
@@ -29,6 +29,19 @@ impl Image {
     }
 }
 
+/// A video for a chat, as its frames: encoded pictures of one size, in the order they are shown.
+#[derive(Clone, Debug)]
+pub struct Video(pub(super) flow::Video);
+
+impl Video {
+    /// Takes frames and how many of *these* frames make a second: a film of 24 frames a second of which every twelfth was
+    /// picked has 2. The model reads the time between them from it. They are looked at when the chat is.
+    pub fn from_frames(frames: impl IntoIterator<Item = Image>, frames_per_second: f64) -> Self {
+        let frames: Vec<ImageBytes> = frames.into_iter().map(|frame| frame.0).collect();
+        Video(flow::Video::new(frames, frames_per_second))
+    }
+}
+
 /// A piece of a turn.
 #[derive(Clone, Debug)]
 pub enum Content {
@@ -36,6 +49,8 @@ pub enum Content {
     Text(String),
     /// A picture.
     Image(Image),
+    /// A video.
+    Video(Video),
 }
 
 /// A conversation and how it is to be answered.
@@ -77,15 +92,24 @@ impl Chat {
         self.turn(Role::Assistant, vec![Content::Text(text.into())])
     }
 
-    /// A picture in the last user's turn, behind its other pictures and before its text: the order that models are
+    /// A picture in the last user's turn, behind its other pictures and videos and before its text: the order that models are
     /// trained with. For another order see [`turn`](Chat::turn).
-    pub fn image(mut self, image: Image) -> Self {
+    pub fn image(self, image: Image) -> Self {
+        self.show(Content::Image(image))
+    }
+
+    /// A video in the last user's turn, placed as [`image`](Chat::image) places a picture.
+    pub fn video(self, video: Video) -> Self {
+        self.show(Content::Video(video))
+    }
+
+    fn show(mut self, visual: Content) -> Self {
         if !matches!(self.turns.last(), Some((Role::User, _))) {
             self.turns.push((Role::User, Vec::new()));
         }
         if let Some((_, contents)) = self.turns.last_mut() {
-            let pictures = contents.iter().take_while(|content| matches!(content, Content::Image(_))).count();
-            contents.insert(pictures, Content::Image(image));
+            let shown = contents.iter().take_while(|content| !matches!(content, Content::Text(_))).count();
+            contents.insert(shown, visual);
         }
         self
     }
@@ -113,19 +137,23 @@ impl Chat {
         self.turns.is_empty()
     }
 
-    /// The turns as templates take them, and the pictures in the order of their places.
-    pub(super) fn split(&self) -> (Vec<Message>, Vec<ImageBytes>) {
-        let mut pictures = Vec::new();
+    /// The turns as templates take them, and the pictures and videos in the order of their places.
+    pub(super) fn split(&self) -> (Vec<Message>, Vec<Visual>) {
+        let mut visuals = Vec::new();
         let messages = self.turns.iter().map(|(role, contents)| {
             let content = contents.iter().map(|content| match content {
                 Content::Text(text) => Part::Text(text.clone()),
                 Content::Image(image) => {
-                    pictures.push(image.0.clone());
+                    visuals.push(Visual::Image(image.0.clone()));
                     Part::Image
+                }
+                Content::Video(video) => {
+                    visuals.push(Visual::Video(video.0.clone()));
+                    Part::Video
                 }
             });
             Message { role: *role, content: content.collect() }
         });
-        (messages.collect(), pictures)
+        (messages.collect(), visuals)
     }
 }

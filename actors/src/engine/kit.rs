@@ -7,7 +7,7 @@ use bursar_model::{
     checkpoint::Checkpoint,
     error::GrammarError,
     flow::ImageLimits,
-    processor::ImageProcessor,
+    processor::{ImageProcessor, VisualProcessors},
     registry::FamilyConfig,
     sampling::{GenerationDefaults, GrammarCompiler},
     text::PromptEncoder,
@@ -23,8 +23,8 @@ pub struct Kit {
     pub family: FamilyConfig,
     /// Text to tokens and back.
     pub prompts: PromptEncoder,
-    /// Pictures to patches, within the envelope; none for a model that takes no pictures.
-    pub processor: Option<Arc<ImageProcessor>>,
+    /// Pictures and videos to patches, within the envelope; none for a model that takes no pictures.
+    pub processors: Option<Arc<VisualProcessors>>,
     /// What a request that says nothing gets.
     pub generation: GenerationDefaults,
     /// The limits that were planned for.
@@ -49,15 +49,18 @@ impl Kit {
         let mut envelope = options.envelope.clone().with_pictures_that_fit_a_launch();
         envelope.context_tokens = envelope.context_tokens.min(family.decoder().context_tokens);
         check(&envelope, options)?;
-        let processor = match (&checkpoint.image_processor, family.merged_patches()) {
-            (Some(processor), Some(_)) => Some(Arc::new(limit_pictures(processor, &mut envelope)?)),
+        let processors = match (&checkpoint.image_processor, &checkpoint.video_processor, family.merged_patches()) {
+            (Some(pictures), Some(videos), Some(_)) => {
+                let pictures = limit_pictures(pictures, &mut envelope)?;
+                Some(Arc::new(VisualProcessors { pictures, videos: videos.clone() }))
+            }
             _ => None,
         };
         Ok(Kit {
             name,
             family,
             prompts: checkpoint.prompts.clone(),
-            processor,
+            processors,
             generation: checkpoint.generation.clone(),
             envelope,
             image_limits: options.image_limits.clone(),

@@ -10,6 +10,7 @@ mod prompt_layout;
 pub mod rgb_image;
 mod step_batch;
 pub mod token;
+pub mod video;
 
 pub use image_bytes::{ImageBytes, ImageLimits};
 pub use patches::{Grid, Patches, PictureHash};
@@ -18,3 +19,4 @@ pub use prompt_layout::{LayoutError, PictureSpan, PromptLayout};
 pub use rgb_image::RgbImage;
 pub use step_batch::{POSITION_AXES, PictureRows, SequencePart, StepBatch};
 pub use token::{LogProbabilities, LogProbability, Token};
+pub use video::{Video, Visual, VisualGrid};

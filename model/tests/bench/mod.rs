@@ -18,7 +18,7 @@ use bursar_model::{
     flow::{Patches, StepBatch},
 };
 
-pub use golden::{Case, greatest, picture, relative_error};
+pub use golden::{Case, greatest, picture, relative_error, video};
 pub use memory::Memory;
 pub use run::{Run, alone, assert_recorded_answer, assert_same_run, prefixes, together};
 pub use sequence::{Sequence, Share};
@@ -143,8 +143,8 @@ impl Bench {
 
     /// A sequence at the start of its prompt, in blocks that lie apart and in disorder.
     pub fn sequence(&self, case: &Case, picture_rows: &[Vec<u32>]) -> Sequence {
-        let grids: Vec<_> = case.patches.iter().map(|patches| patches.grid).collect();
-        let layout = self.model.config().lay_out(case.prompt_ids(&self.checkpoint), &grids).expect("it is laid out");
+        let ids = case.prompt_ids(&self.checkpoint);
+        let layout = self.model.config().lay_out(ids, &case.visuals).expect("it is laid out");
         let blocks = Sequence::blocks_for(layout.tokens.len());
         let mut free = self.free_blocks.borrow_mut();
         let kept = free.len() - blocks;
