@@ -771,7 +771,7 @@ def video_cases():
     return {
         "video_even": [parts("user", video("even", 2.0), "What is in this video?")],
         "video_odd_slow": [parts("user", video("odd", 1.0), "Describe the video in one word.")],
-        "video_fraction": [parts("user", video("long", 3.0), "Which shape moves?")],
+        "video_fraction": [parts("user", video("long", 3.0), "Which of the shapes moves?")],
         "video_and_picture": [
             text("system", "Be brief."),
             parts("user", "First ", video("even", 1.0), " then ", scene, " Compare the two."),
@@ -784,26 +784,39 @@ def video_cases():
     }
 
 
-def with_fractions_of_seconds(model, config):
-    """transformers 5.17 cuts the seconds of a step to a whole number, so that all steps of a video of more than 2 frames
-    a second stand at the same time. The model's release did not, nor does transformers since its pull request 48669
-    (merged): `floor(step * tokens_per_second * seconds)`. Only the time axis of videos and the delta depend on it."""
+def as_released(model, config):
+    """Positions of videos as the model was released with (transformers' pull request 35569, by the model's authors), and
+    as vLLM has them: a step stands at `floor(step * tokens_per_second * seconds)`, and what follows a video begins behind
+    all its axes. transformers 5.17 differs twice: it cuts the seconds of a step to a whole number first (mended by its
+    pull request 48669), and lets text begin beside a video's later steps, behind rows and columns only."""
     shipped = model.get_rope_index
 
-    def get_rope_index(input_ids, mm_token_type_ids, video_grid_thw=None, second_per_grid_ts=None, **more):
-        found, delta = shipped(input_ids, mm_token_type_ids=mm_token_type_ids, video_grid_thw=video_grid_thw,
-                               second_per_grid_ts=second_per_grid_ts, **more)  # fmt: skip
+    def get_rope_index(input_ids, mm_token_type_ids, image_grid_thw=None, video_grid_thw=None, second_per_grid_ts=None,
+                       **more):  # fmt: skip
+        found, delta = shipped(input_ids, mm_token_type_ids=mm_token_type_ids, image_grid_thw=image_grid_thw,
+                               video_grid_thw=video_grid_thw, second_per_grid_ts=second_per_grid_ts, **more)  # fmt: skip
         if video_grid_thw is None:
             return found, delta
-        positions, kinds = found.clone(), mm_token_type_ids[0].tolist()
-        starts = [p for p, kind in enumerate(kinds) if kind == 2 and kinds[p - 1] != 2]
-        for start, (t, h, w), seconds in zip(starts, video_grid_thw.tolist(), second_per_grid_ts.tolist(), strict=True):
-            times = (torch.arange(t) * (config.vision_config.tokens_per_second * seconds)).long()
-            count = t * h * w // MERGE**2
-            first = positions[1, 0, start]  # rows begin where the video does
-            positions[0, 0, start : start + count] = first + times.repeat_interleave(count // t)
-        whole = all(float(seconds).is_integer() for seconds in second_per_grid_ts)
-        assert torch.equal(positions, found) or not whole, "only fractions of seconds are placed otherwise"
+        kinds = mm_token_type_ids[0].tolist()
+        images = iter([] if image_grid_thw is None else image_grid_thw.tolist())
+        videos = iter(zip(video_grid_thw.tolist(), second_per_grid_ts.tolist(), strict=True))
+        pieces, place, begin, videos_seen = [], 0, 0, 0
+        while place < len(kinds):
+            if kinds[place] == 0:
+                piece = torch.full((3, 1), begin)
+            else:
+                (t, h, w), seconds = (next(images), 0.0) if kinds[place] == 1 else next(videos)
+                times = (torch.arange(t) * (config.vision_config.tokens_per_second * seconds)).long()
+                axes = torch.meshgrid(times, torch.arange(h // MERGE), torch.arange(w // MERGE), indexing="ij")
+                piece = begin + torch.stack(axes).reshape(3, -1)
+                videos_seen += kinds[place] == 2
+            pieces.append(piece)
+            place += piece.shape[1]
+            begin = int(piece.max()) + 1
+            if videos_seen == 0 or (videos_seen == 1 and kinds[place - 1] == 2 and float(seconds).is_integer()):
+                same = torch.equal(torch.cat(pieces, 1), found[:, 0, :place])
+                assert same, "up to the end of the first video only fractions of seconds are placed otherwise"
+        positions = torch.cat(pieces, 1)[:, None]
         return positions, (positions.max() + 1 - len(kinds)).reshape(1, 1)
 
     model.get_rope_index = get_rope_index
@@ -820,7 +833,7 @@ def record_videos(root):
     oracle = Oracle(Qwen2_5_VLForConditionalGeneration, folder)
     config = oracle.model.config
     for model in (oracle.model, oracle.eager, oracle.exact):
-        with_fractions_of_seconds(model.model, config)
+        as_released(model.model, config)
     stored = set()
     for name, messages in video_cases().items():
         contents = [p for m in messages if isinstance(m["content"], list) for p in m["content"]]

@@ -47,9 +47,9 @@ impl Placeholders {
 /// token its position: text moves along all axes at once, a picture spans rows and columns, a video spans time as well.
 /// The n-th image token stands for the n-th picture of `visuals`, and the n-th video token for the n-th video.
 ///
-/// Text goes on behind the rows and columns of what it follows, however long a video lasts, and the answer behind the
-/// largest position of the prompt: so says `get_rope_index` of transformers 5.17. (Earlier releases let text begin behind
-/// the last step's time too.)
+/// Text goes on behind the largest position of what it follows, on whichever axis that is. So it was when the model was
+/// trained (`get_rope_index` of transformers' pull request 35569, by its authors) and so it is in vLLM; transformers 5.17
+/// lets text begin beside a video's later steps.
 pub fn lay_out(tokens: &[u32], visuals: &[VisualGrid], words: &Placeholders) -> Result<PromptLayout, LayoutError> {
     let (pictures, videos) = by_kind(visuals);
     if let (None, false) = (words.video, videos.is_empty()) {
@@ -63,7 +63,7 @@ pub fn lay_out(tokens: &[u32], visuals: &[VisualGrid], words: &Placeholders) -> 
             let (first, grid) =
                 pictures_left.next().ok_or(LayoutError::MorePlaceholders { pictures: pictures.len() })?;
             layout.push_step(*first, *token, grid, [next; 3], words.merge);
-            next += longest_side(grid, words.merge);
+            next = layout.behind();
         } else if Some(*token) == words.video {
             let placeholders = || tokens.iter().filter(|token| Some(**token) == words.video).count();
             let (first, step, steps, frames_per_second) = videos_left
@@ -73,7 +73,7 @@ pub fn lay_out(tokens: &[u32], visuals: &[VisualGrid], words: &Placeholders) -> 
                 let begin = [next + words.time(index, *frames_per_second), next, next];
                 layout.push_step(first + index, *token, step, begin, words.merge);
             }
-            next += longest_side(step, words.merge);
+            next = layout.behind();
         } else {
             layout.tokens.push(*token);
             layout.positions.push([next; 3]);
@@ -88,7 +88,7 @@ pub fn lay_out(tokens: &[u32], visuals: &[VisualGrid], words: &Placeholders) -> 
         let placeholders = videos.len() - videos_left.len();
         return Err(LayoutError::VideoPlaceholders { placeholders, videos: videos.len() });
     }
-    layout.next_position = layout.positions.iter().flatten().max().map_or(0, |largest| largest + 1);
+    layout.next_position = next;
     Ok(layout)
 }
 
@@ -112,11 +112,13 @@ fn by_kind(visuals: &[VisualGrid]) -> (Vec<(usize, Grid)>, Vec<PlacedVideo>) {
     (pictures, videos)
 }
 
-fn longest_side(grid: &Grid, merge: usize) -> u32 {
-    grid.h.max(grid.w) / merge as u32
-}
-
 impl PromptLayout {
+    /// The first position behind all that the last picture or step spans. Its last merged patch is the furthest on each
+    /// axis, and of a video the last step.
+    fn behind(&self) -> u32 {
+        self.positions.last().into_iter().flatten().max().map_or(0, |largest| largest + 1)
+    }
+
     /// A picture, or a step of a video, whose first merged patch stands at `begin`.
     fn push_step(&mut self, picture: usize, token: u32, grid: &Grid, begin: [u32; 3], merge: usize) {
         let (rows, columns) = (grid.h / merge as u32, grid.w / merge as u32);
@@ -167,8 +169,8 @@ mod tests {
         assert_eq!(layout.pictures, spans);
         // Two seconds a step, two positions a second.
         assert_eq!(layout.positions[1..7], [[1, 1, 1], [1, 1, 2], [5, 1, 1], [5, 1, 2], [9, 1, 1], [9, 1, 2]]);
-        // Text beside the video's steps, the answer behind all of them.
-        assert_eq!((layout.positions[7], layout.next_position), ([3, 3, 3], 10));
+        // Text goes on behind the last step's time.
+        assert_eq!((layout.positions[7], layout.next_position), ([10, 10, 10], 11));
     }
 
     #[test]
