@@ -46,6 +46,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ledger.step(Input::Release { lease, passed });
     }
     println!("{}", ledger.snapshot());
+    if !ledger.snapshot().leases.is_empty() || device.memory()?.free != device.memory()?.total {
+        return Err("the lease was dropped, but its bytes are not home".into());
+    }
     Ok(())
 }
 
@@ -62,5 +65,9 @@ fn use_it(device: &Arc<dyn Device>, lease: Lease) -> Result<(), Box<dyn std::err
         attention.take(Bytes::mib(2))?;
     }
     println!("{bytes}: granted, used as a stack up to {}", workspace.high_water());
+    // What the frames took is given back; the mark stays at the most that was used at once.
+    if (workspace.used(), workspace.high_water()) != (Bytes::ZERO, Bytes::mib(3)) {
+        return Err("a workspace is a stack".into());
+    }
     Ok(())
 }

@@ -3,7 +3,7 @@
 //! `cargo run --example 2_plan_without_running -- [CHECKPOINT FOLDER]`
 
 use bursar::{
-    Bytes, Envelope,
+    Bytes, Envelope, Hint,
     crates::{
         actors::profile::Needs,
         kernels::Target,
@@ -28,5 +28,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         println!();
     }
-    Ok(())
+    // A plan depends on shapes alone, so making it again gives every byte again; a server can refuse by it at once.
+    let envelope = Envelope { context_tokens: 1 << 20, ..Envelope::default() };
+    let needs = Needs::plan(&model, Target::Cpu { threads: 2 }, &envelope, Bytes::mib(2))?;
+    match needs.fits(&model, Target::Cpu { threads: 2 }, &envelope, Bytes::mib(64)) {
+        Ok(()) => Err("contexts of a million tokens cannot fit 64 MiB".into()),
+        Err(error) => {
+            println!("a context of a million tokens on 64 MiB: {error}");
+            println!("{}", error.hint().unwrap_or_default());
+            Ok(())
+        }
+    }
 }

@@ -1,30 +1,82 @@
-//! A chat about a picture, streamed, and a second turn about the same picture.
+//! A chat about a picture: streamed, a second turn, a reply of a given form, several samples, and how sure the model is.
 //!
 //! `cargo run --release --example 3_chat`
 
 use std::io::Write;
 
-use bursar::{Chat, Image, ModelHandle, ModelSource, Runtime, RuntimeConfig, demo};
+use bursar::{
+    Chat, ChatEvent, Image, LoadOptions, ModelHandle, ModelSource, OutputFormat, Runtime, RuntimeConfig, demo,
+};
+use serde_json::{Value, json};
+
+type Failure = Box<dyn std::error::Error>;
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn std::error::Error>> {
+async fn main() -> Result<(), Failure> {
     let runtime = Runtime::start(RuntimeConfig::default()).await?;
-    let model = runtime.load(ModelSource::demo()).await?;
+    let model = runtime.load_with(ModelSource::demo(), LoadOptions::small(), |_| {}).await?;
+    let picture = Image::from_bytes(demo::pictures()[0].bytes);
+    let about = |question: &str| Chat::new().user(question).image(picture.clone());
 
-    let picture = &demo::pictures()[0];
-    let first = Chat::new().user("Describe the picture.").image(Image::from_bytes(picture.bytes));
+    println!("? Describe the picture.");
+    let first = about("Describe the picture.");
     let answer = stream(&model, first.clone()).await?;
 
+    // The next turn finds its beginning computed: only what is new is.
+    println!("? How many shapes are there?");
     let second = first.assistant(answer).user("How many shapes are there?");
     stream(&model, second).await?;
 
+    println!("\nThe same as JSON, whatever the model would rather say:");
+    let schema = json!({
+        "type": "object",
+        "properties": { "shapes": { "type": "integer", "minimum": 0, "maximum": 9 } },
+        "required": ["shapes"],
+        "additionalProperties": false,
+    });
+    let formed = about("How many shapes are there?").format(OutputFormat::JsonSchema(schema)).temperature(0.0);
+    let value: Value = serde_json::from_str(&model.chat(formed).await?.text().await?)?;
+    println!("{value}");
+    value["shapes"].as_u64().ok_or("the schema asks for a whole number")?;
+
+    println!("\nOne of three words, with how likely the model held each token:");
+    let words = ["red", "green", "blue"].map(str::to_owned);
+    let chosen = about("What colour is the star?").format(OutputFormat::Choice(words.to_vec())).temperature(0.0);
+    let mut reply = model.chat(chosen.log_probabilities(2)).await?;
+    let mut word = String::new();
+    while let Some(event) = reply.next().await {
+        match event? {
+            ChatEvent::Token(score) => {
+                let share = |log_probability: f32| 100.0 * log_probability.exp();
+                let top = score.top.iter().map(|top| format!("{:?} {:.1} %", top.text, share(top.log_probability)));
+                println!("{:?} (likeliest: {})", score.token.text, top.collect::<Vec<_>>().join(", "));
+            }
+            event => word.push_str(event.text()),
+        }
+    }
+    if !words.contains(&word) {
+        return Err(format!("{word:?} is none of {words:?}").into());
+    }
+
+    println!("\nThree samples, far too warm; their prompt and picture are computed once:");
+    let warm = about("Describe the picture.").temperature(3.0).top_k(0).top_p(1.0).seed(7).max_tokens(12);
+    for mut reply in model.samples(warm, 3).await? {
+        while let Some(event) = reply.next().await {
+            if let ChatEvent::Done { text, usage, .. } = event? {
+                let (cached, prompt) = (usage.cached_tokens, usage.prompt_tokens);
+                println!("{text:?} ({cached} of {prompt} tokens of the prompt were there)");
+            }
+        }
+    }
     runtime.shutdown().await;
     Ok(())
 }
 
-async fn stream(model: &ModelHandle, chat: Chat) -> Result<String, Box<dyn std::error::Error>> {
+/// Prints a reply as it comes; gives its text.
+async fn stream(model: &ModelHandle, chat: Chat) -> Result<String, Failure> {
     let mut reply = model.chat(chat).await?;
     let mut answer = String::new();
+    print!("> ");
     while let Some(event) = reply.next().await {
         let event = event?;
         answer.push_str(event.text());

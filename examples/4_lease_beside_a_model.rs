@@ -1,25 +1,48 @@
-//! Memory for your own code, under the same ledger as a model.
+//! Memory for your own code under the same ledger as a model: a lease, a segment behind it, a refusal that says by how
+//! much, and a lease that waits until another ends.
 //!
 //! `cargo run --release --example 4_lease_beside_a_model`
 
-use bursar::{Class, LoadOptions, MIB, ModelSource, Runtime, RuntimeConfig};
+use bursar::{Bytes, Class, LoadOptions, MIB, ModelSource, Runtime, RuntimeConfig, Segment};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let runtime = Runtime::start(RuntimeConfig::default()).await?;
     // Half of what is left goes to the model's cache, the rest stays for others.
-    let options = LoadOptions { memory_fraction: 0.5, ..LoadOptions::default() };
+    let options = LoadOptions { memory_fraction: 0.5, ..LoadOptions::small() };
     runtime.load_with(ModelSource::demo(), options, |_| {}).await?;
 
-    let lease = runtime.budget().lease(Class::tenant("my-index"), 64 * MIB).await?;
-    println!("{}\n", runtime.budget().snapshot().await?);
-    println!("{} of {} are mine until I drop the lease.", lease.bytes(), lease.class());
-    drop(lease);
+    // A lease is the right to bytes. A segment makes memory of it, at addresses that never change; a workspace
+    // (`bursar::Workspace`) would use it as a stack.
+    let budget = runtime.budget();
+    let lease = budget.lease(Class::tenant("my-index"), 64 * MIB).await?;
+    let index = Segment::reserve(runtime.device().clone(), lease.bytes(), lease)?;
+    index.back_to(index.lease().bytes())?;
+    println!("{}", budget.snapshot().await?);
+    println!("{} of {} are mine, at {}.\n", index.backed(), index.lease().class(), index.address());
 
-    match runtime.budget().lease(Class::tenant("my-index"), 4096 * MIB).await {
-        Ok(_) => unreachable!("the device is smaller than that"),
-        Err(error) => println!("4 GiB: {error}\n hint: {}", error.hint()),
+    match budget.lease(Class::tenant("my-index"), 4096 * MIB).await {
+        Ok(_) => return Err("the device is smaller than 4 GiB".into()),
+        Err(error) => println!("4 GiB: {error}\n hint: {}\n", error.hint()),
     }
+
+    // What could be had, but not now, is refused at once by `try_lease`, and waited for by `lease`.
+    let free = budget.snapshot().await?.free;
+    let error = budget.try_lease(Class::tenant("cache"), free + Bytes::mib(16)).await.expect_err("some of it is taken");
+    println!("{} more than is free: {error}\n", Bytes::mib(16));
+    let waiting = tokio::spawn({
+        let budget = budget.clone();
+        async move { budget.lease(Class::tenant("cache"), free + Bytes::mib(16)).await }
+    });
+    while budget.snapshot().await?.waiting.is_empty() {
+        tokio::task::yield_now().await;
+    }
+    println!(
+        "The cache waits. The index ends; its memory goes back to the device first, then its bytes to the ledger."
+    );
+    drop(index);
+    let cache = waiting.await??;
+    println!("{} of {} are mine until I drop the lease.", cache.bytes(), cache.class());
     runtime.shutdown().await;
     Ok(())
 }

@@ -3,46 +3,113 @@
 //! Every byte of device memory belongs to a lease that one budget actor issued; concurrency is bounded by what was
 //! measured under stress; a supervisor restarts what dies, and a request sees a pause.
 //!
-//! ```no_run
-//! use bursar::{Chat, Class, Image, LoadOptions, MIB, ModelSource, Runtime, RuntimeConfig};
+//! ```
+//! use bursar::{Chat, Class, Image, LoadOptions, MIB, ModelSource, Runtime, RuntimeConfig, demo};
 //!
-//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! # #[tokio::main]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let runtime = Runtime::start(RuntimeConfig::default()).await?; // host memory of 512 MiB
-//! let options = LoadOptions { memory_fraction: 0.5, ..LoadOptions::default() }; // leaves room for others
+//! let options = LoadOptions { memory_fraction: 0.5, ..LoadOptions::small() }; // leaves room for others
 //! let model = runtime.load_with(ModelSource::demo(), options, |_| {}).await?; // plan, load, stress, READY
-//! let chat = Chat::new().user("What is in this picture?").image(Image::open("shapes.png")?);
-//! let mut reply = model.chat(chat).await?;
+//!
+//! let picture = Image::from_bytes(demo::pictures()[1].bytes); // or Image::open("cat.jpg")?
+//! let mut reply = model.chat(Chat::new().user("What number is written?").image(picture)).await?;
+//! # let mut heard = String::new();
 //! while let Some(event) = reply.next().await {
+//! #   let event = event?; heard += event.text(); let event: Result<_, bursar::ChatError> = Ok(event);
 //!     print!("{}", event?.text());
 //! }
+//! # assert_eq!(heard, "427");
+//!
 //! println!("{}", runtime.budget().snapshot().await?); // every byte, by class and model
 //! let lease = runtime.budget().lease(Class::tenant("my-index"), 64 * MIB).await?; // for your own code
+//! # drop(lease);
+//! # runtime.shutdown().await;
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! The crates below are public too: `bursar-budgets` (ledger, leases, segments, workspaces), `bursar-kernels`
-//! (operations), `bursar-model` (checkpoints, pictures, text) and `bursar-actors`.
+//! [`Runtime`] holds one device, its ledger and its models; [`LoadOptions`] says how large inputs may be and how much memory
+//! a model takes; [`ModelHandle`] answers [`Chat`]s with [`Reply`]s; [`Budget`] leases memory to your own code, which
+//! makes a [`Segment`] of it. Sizes are [`Bytes`], text is counted in tokens of the model, and pictures in patches (of
+//! 14 x 14 pixels in Qwen2.5-VL). Handles are `Clone + Send + 'static`. All of it wants a tokio runtime with threads.
+//!
+//! Errors are enums: each names the limit and the value, and its `hint()` says what to change.
+//!
+//! # Actors of your own
+//!
+//! Everything runs on [`ractor`], which this crate exports so that both mean the same version. [`ModelHandle::serving`]
+//! gives the references of the actors that serve a model now, [`Runtime::supervised`] those above them, and [`messages`]
+//! is what they may be asked. An actor has one supervisor, and ours restart ours: link *your* actor under one of ours
+//! (`mine.link(theirs)`) to end with it, or watch ours (`mine.monitor(theirs)`) to hear of its death. Linking one of ours
+//! under yours would take it from the supervisor that restarts it.
+//!
+//! # Further down
+//!
+//! The crates below are public too, in [`crates`]: `bursar-budgets` (ledger, leases, segments, workspaces),
+//! `bursar-kernels` (operations), `bursar-model` (checkpoints, pictures, text) and `bursar-actors`.
 
 #![deny(missing_docs)]
 
 pub use bursar_actors::{
     budget::{Budget, LeaseError},
     chat::{
-        Chat, ChatError, ChatEvent, Content, FinishReason, Image, ModelHandle, Reply, ScoredToken, TokenScore, Usage,
-        Video,
+        Chat, ChatError, ChatEvent, Content, Fault, FinishReason, Image, ModelHandle, Reply, ScoredToken, TokenScore,
+        Usage, Video,
     },
-    engine::{LoadOptions, Progress, StartError},
-    runtime::{DeviceChoice, ModelSource, Runtime, RuntimeConfig, RuntimeError},
+    engine::{LoadOptions, Progress, Serving, StartError},
+    profile::{ProfileError, ProfileRecord},
+    ractor,
+    reply::AskError,
+    runtime::{DeviceChoice, ModelSource, Runtime, RuntimeConfig, RuntimeError, Supervised},
+    supervise::Intensity,
+    vision::VisionError,
 };
-pub use bursar_budgets::{Bytes, Class, Device, GIB, HostConfig, HostDevice, KIB, Lease, MIB, Script, Snapshot};
+pub use bursar_budgets::{
+    Address, Bytes, Class, Device, DeviceError, Frame, GIB, Hint, HostConfig, HostDevice, KIB, Label, Lease, LeaseId,
+    LeaseLine, LeaseState, MIB, Owner, Refusal, Script, Segment, Snapshot, Workspace, WorkspaceFull,
+};
 pub use bursar_model::{
-    Envelope, demo,
-    error::{ImageError, VideoError},
-    flow::ImageLimits,
+    Envelope, LimitError, demo,
+    error::{CheckpointError, GrammarError, ImageError, SamplingError, TextError, VideoError},
+    flow::{ImageLimits, LayoutError},
     sampling::OutputFormat,
     text::Role,
 };
+
+/// What our actors may be asked, for actors of your own.
+///
+/// Most of it is for actors among themselves: an actor that is told what its peers would never say fails as it would by
+/// a bug, and is replaced. These are meant for everybody: [`KvMessage::Usage`](messages::KvMessage::Usage), and all that
+/// [`Budget`] and [`Runtime`] ask on your behalf.
+///
+/// ```
+/// # use bursar::{ModelSource, Runtime, RuntimeConfig};
+/// use bursar::messages::{KvMessage, Reply};
+/// # #[tokio::main(flavor = "multi_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let runtime = Runtime::start(RuntimeConfig::default()).await?;
+/// # let model = runtime.load_with(ModelSource::demo(), bursar::LoadOptions::small(), |_| {}).await?;
+/// let (reply, answer) = Reply::new();
+/// model.serving().await?.kv.send_message(KvMessage::Usage(reply))?;
+/// let blocks = answer.await?; // of 16 tokens each, over all layers
+/// assert_eq!(blocks.held, 0, "nobody asks the model anything");
+/// # runtime.shutdown().await;
+/// # Ok(())
+/// # }
+/// ```
+pub mod messages {
+    pub use bursar_actors::{
+        budget::BudgetMessage,
+        engine::EngineMessage,
+        kv::{KvMessage, KvUse},
+        reply::{AskError, Reply},
+        runtime::RuntimeMessage,
+        scheduler::SchedulerMessage,
+        tree::{QUESTIONS, Question, Role},
+        vision::VisionMessage,
+    };
+}
 
 /// The crates that this one is a facade of.
 pub mod crates {

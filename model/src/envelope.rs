@@ -38,6 +38,20 @@ pub struct LimitError {
 }
 
 impl Envelope {
+    /// Limits that are stressed in a moment: contexts of 512 tokens, 4 sequences at once, two pictures of 448 x 448
+    /// pixels (at 14 a patch) a request.
+    pub fn small() -> Self {
+        Envelope {
+            context_tokens: 512,
+            sequences: 4,
+            step_tokens: 128,
+            picture_patches: 1024,
+            pictures: 2,
+            video_frames: 8,
+            launch_patches: 1024,
+        }
+    }
+
     /// The same with pictures that a launch takes.
     pub fn with_pictures_that_fit_a_launch(self) -> Self {
         Envelope { picture_patches: self.picture_patches.min(self.launch_patches), ..self }

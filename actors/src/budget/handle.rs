@@ -14,6 +14,23 @@ use crate::{
 };
 
 /// Asks the budget actor of one device.
+///
+/// ```
+/// use bursar_actors::runtime::{Runtime, RuntimeConfig};
+/// use bursar_budgets::{Bytes, Class, MIB};
+/// # #[tokio::main(flavor = "multi_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let runtime = Runtime::start(RuntimeConfig::default()).await?; // host memory of 512 MiB
+/// let lease = runtime.budget().lease(Class::tenant("my-index"), 64 * MIB).await?;
+/// assert_eq!(runtime.budget().snapshot().await?.granted, Bytes::mib(64));
+///
+/// let error = runtime.budget().try_lease(Class::tenant("my-index"), 480 * MIB).await.expect_err("32 MiB are kept free");
+/// println!("{error}\nhint: {}", error.hint());
+/// drop(lease); // gives its bytes back
+/// # runtime.shutdown().await;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Budget {
     desk: Arc<Desk>,
@@ -99,7 +116,10 @@ impl Budget {
         self.desk.leases().iter().map(|entry| entry.value().bytes).sum()
     }
 
-    /// A lease for an actor.
+    /// A lease for one of our own actors, of any class. With `wait` until others give back, else refused at once.
+    ///
+    /// # Errors
+    /// [`LeaseError::Refused`], or [`LeaseError::Unanswered`] after the question's deadline.
     pub async fn ask(&self, question: Question, request: Request, wait: bool) -> Result<Lease, LeaseError> {
         let lease = self.put(question, |pending, reply| BudgetMessage::Ask {
             id: pending.open(),
@@ -110,7 +130,10 @@ impl Budget {
         Ok(lease.await??)
     }
 
-    /// Another size for a lease. To shrink, shrink its segment first.
+    /// Another size for a lease; more of it is refused at once if there is no room. To shrink, shrink its segment first.
+    ///
+    /// # Errors
+    /// As [`ask`](Budget::ask); the lease then has its size.
     pub async fn resize(&self, question: Question, lease: &Lease, to: Bytes) -> Result<(), LeaseError> {
         let id = lease.id();
         let resized = self.put(question, |pending, reply| BudgetMessage::Resize {
@@ -126,16 +149,25 @@ impl Budget {
     }
 
     /// Takes back everything a dead owner held; returns when all of it is home.
+    ///
+    /// # Errors
+    /// The budget actor did not answer.
     pub async fn clear(&self, owner: Owner) -> Result<(), AskError> {
         self.put(tree::CLEAR_OWNER, |_, reply| BudgetMessage::OwnerDied { owner: owner.clone(), reply }).await
     }
 
-    /// Moves a model's gate.
+    /// Moves a model's gate: open while it starts, frozen from READY on, in teardown while it ends.
+    ///
+    /// # Errors
+    /// The budget actor did not answer; or, in its answer, the gate does not move there.
     pub async fn move_gate(&self, model: Label, to: Gate) -> Result<Result<(), GateError>, AskError> {
         self.put(tree::MOVE_GATE, |_, reply| BudgetMessage::Gate { model: model.clone(), to, reply }).await
     }
 
     /// Bytes that a new lease of device memory could have now.
+    ///
+    /// # Errors
+    /// The budget actor did not answer.
     pub async fn available(&self) -> Result<Bytes, AskError> {
         self.put(tree::ROOM_FOR_PROFILE, |_, reply| BudgetMessage::Available(reply)).await
     }

@@ -178,7 +178,49 @@ impl ChatError {
     }
 }
 
+/// Who can do something about an error: what a server makes a status of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The chat. It is malformed or outside the limits; asked again it fails again.
+    Chat,
+    /// The moment. Too much is going on; the same chat may be answered later.
+    Moment,
+    /// The model or the runtime. No chat will be answered better until somebody looks after them.
+    Model,
+}
+
 impl ChatError {
+    /// Who can do something about it.
+    pub fn fault(&self) -> Fault {
+        match self {
+            ChatError::Empty
+            | ChatError::Picture { .. }
+            | ChatError::PictureTooLarge { .. }
+            | ChatError::Video { .. }
+            | ChatError::TooManyPictures { .. }
+            | ChatError::TooLong { .. }
+            | ChatError::NoTokens
+            | ChatError::MinTokens { .. }
+            | ChatError::Samples { .. }
+            | ChatError::FormatWithoutEnd
+            | ChatError::Format(_)
+            | ChatError::Text(_)
+            | ChatError::Layout(_)
+            | ChatError::Sampling(_) => Fault::Chat,
+            ChatError::Vision(error) => match &**error {
+                VisionError::Visual(_) | VisionError::TooLarge { .. } => Fault::Chat,
+                VisionError::Host(_) => Fault::Moment,
+                VisionError::DecoderDied => Fault::Model,
+            },
+            ChatError::Overloaded { .. } | ChatError::TooLate { .. } | ChatError::Unanswered(_) => Fault::Moment,
+            ChatError::NotStarted(_)
+            | ChatError::NotNumbers
+            | ChatError::PreparationDied
+            | ChatError::Stopped { .. }
+            | ChatError::GivenUp { .. } => Fault::Model,
+        }
+    }
+
     /// Why no token could be chosen.
     pub(super) fn broken(error: Arc<SamplingError>) -> Self {
         match &*error {

@@ -20,6 +20,29 @@ use crate::{
 };
 
 /// A loaded model. Cloning shares it; the model stays loaded until its runtime unloads it.
+///
+/// ```
+/// use bursar_actors::{
+///     chat::{Chat, Image},
+///     engine::LoadOptions,
+///     runtime::{ModelSource, Runtime, RuntimeConfig},
+/// };
+/// # #[tokio::main(flavor = "multi_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let runtime = Runtime::start(RuntimeConfig::default()).await?;
+/// let model = runtime.load_with(ModelSource::demo(), LoadOptions::small(), |_| {}).await?;
+///
+/// let picture = Image::from_bytes(bursar_model::demo::pictures()[1].bytes);
+/// let chat = Chat::new().user("What number is written?").image(picture).max_tokens(8);
+/// assert_eq!(model.chat(chat.clone()).await?.text().await?, "427");
+///
+/// let samples = model.samples(chat.temperature(0.7).seed(1), 2).await?;
+/// assert_eq!((samples.len(), model.requests()), (2, (2, 16)));
+/// # drop(samples);
+/// # runtime.shutdown().await;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct ModelHandle {
     status: watch::Receiver<Status>,
@@ -88,16 +111,24 @@ impl ModelHandle {
         Ok((kit, prepared.map_err(|_| ChatError::PreparationDied)??))
     }
 
-    /// The actors that serve now: to link to them, ask them, or kill them. Waits while they are being replaced.
+    /// The actors that serve now: to ask them, to watch them, to link yours to them, or to kill them. Waits while they are
+    /// being replaced.
+    ///
+    /// Watch with `mine.monitor(theirs)`, and link with `mine.link(theirs)`, which ends yours with theirs. An actor has
+    /// one supervisor: `theirs.link(mine)` would take it from the engine, which could no longer replace it.
     ///
     /// # Errors
-    /// The model did not start, or has stopped.
+    /// [`ChatError::NotStarted`] or [`ChatError::Stopped`].
     pub async fn serving(&self) -> Result<Serving, ChatError> {
         self.serving_after(0).await
     }
 
-    /// Actors of a later generation than `generation`.
-    pub(super) async fn serving_after(&self, generation: u64) -> Result<Serving, ChatError> {
+    /// The actors that serve, of a later [`generation`](Serving::generation) than this: the successors of dead ones, as
+    /// soon as they are there.
+    ///
+    /// # Errors
+    /// As [`serving`](ModelHandle::serving).
+    pub async fn serving_after(&self, generation: u64) -> Result<Serving, ChatError> {
         let mut status = self.status.clone();
         let is_settled = |status: &Status| match status {
             Status::Starting => false,

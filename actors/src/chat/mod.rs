@@ -13,7 +13,7 @@ mod preparation;
 mod request;
 mod stream;
 
-pub use error::ChatError;
+pub use error::{ChatError, Fault};
 pub use event::{ChatEvent, FinishReason, ScoredToken, TokenScore, Usage};
 pub use handle::ModelHandle;
 pub use request::{Chat, Content, Image, Video};

@@ -29,7 +29,15 @@ impl Image {
     }
 }
 
-/// A video for a chat, as its frames: encoded pictures of one size, in the order they are shown.
+/// A video for a chat, as its frames: encoded pictures of one size, in the order they are shown. Decoding a film and
+/// picking frames is the caller's.
+///
+/// ```
+/// use bursar_actors::chat::{Chat, Image, Video};
+/// let frame = Image::from_bytes(bursar_model::demo::pictures()[0].bytes);
+/// let video = Video::from_frames(vec![frame; 4], 2.0); // two seconds
+/// let chat = Chat::new().user("What happens?").video(video);
+/// ```
 #[derive(Clone, Debug)]
 pub struct Video(pub(super) flow::Video);
 

@@ -10,7 +10,29 @@ use tokio::sync::mpsc;
 
 use super::{ChatError, ChatEvent};
 
-/// The events of one reply: texts and what else was asked for, then exactly one end, `Done` or an error. Dropping it cancels the request.
+/// The events of one reply: texts and what else was asked for, then exactly one end, [`ChatEvent::Done`] or an error.
+/// Dropping it cancels the request. It is a [`Stream`] too.
+///
+/// ```
+/// # use bursar_actors::{chat::{Chat, ChatError, ChatEvent}, engine::LoadOptions};
+/// # use bursar_actors::runtime::{ModelSource, Runtime, RuntimeConfig};
+/// # #[tokio::main(flavor = "multi_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let runtime = Runtime::start(RuntimeConfig::default()).await?;
+/// # let model = runtime.load_with(ModelSource::demo(), LoadOptions::small(), |_| {}).await?;
+/// let mut reply = model.chat(Chat::new().user("Hello!").max_tokens(5)).await?;
+/// let mut heard = String::new();
+/// while let Some(event) = reply.next().await {
+///     match event? {
+///         ChatEvent::Text(piece) => heard += &piece,
+///         ChatEvent::Done { text, usage, .. } => assert!(text == heard && usage.completion_tokens <= 5),
+///         _ => {} // Log-probabilities, which nobody asked for.
+///     }
+/// }
+/// # runtime.shutdown().await;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Reply {
     events: mpsc::Receiver<Result<ChatEvent, ChatError>>,

@@ -39,3 +39,11 @@ impl Default for LoadOptions {
         }
     }
 }
+
+impl LoadOptions {
+    /// Limits that are stressed in a moment, for tests, examples and small programs: contexts of 512 tokens, 4 sequences
+    /// at once, two pictures of 448 x 448 pixels a request, 16 requests under way.
+    pub fn small() -> Self {
+        LoadOptions { envelope: Envelope::small(), requests: 16, ..LoadOptions::default() }
+    }
+}

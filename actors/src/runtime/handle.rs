@@ -19,7 +19,7 @@ use crate::{
 /// Which device a runtime leases.
 #[derive(Clone)]
 pub enum DeviceChoice {
-    /// Host memory of this capacity, standing in for a GPU.
+    /// Host memory of this capacity, in pages of 2 MiB, standing in for a GPU.
     Host(Bytes),
     /// A device of the caller's own, for tests with faults.
     Custom(Arc<dyn Device>),
@@ -30,8 +30,8 @@ pub enum DeviceChoice {
 pub struct RuntimeConfig {
     /// The device.
     pub device: DeviceChoice,
-    /// Bytes kept free of use: the first thing given up when another process takes memory. By default 256 MiB, and at
-    /// most a sixteenth of the device.
+    /// Device bytes kept free of use: the first thing given up when another process takes memory. By default 256 MiB, or a
+    /// sixteenth of a device smaller than 4 GiB.
     pub canary: Option<Bytes>,
     /// Host memory that decoded pictures may take together.
     pub host_bytes: Bytes,
@@ -79,6 +79,32 @@ impl RuntimeError {
 
 /// One device with its budget and its models. Cloning shares it. When the last clone is dropped everything ends without
 /// waiting; [`shutdown`](Runtime::shutdown) waits.
+///
+/// ```
+/// use bursar_actors::{
+///     engine::{LoadOptions, Progress},
+///     runtime::{DeviceChoice, ModelSource, Runtime, RuntimeConfig},
+/// };
+/// use bursar_budgets::Bytes;
+/// # #[tokio::main(flavor = "multi_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let config = RuntimeConfig { device: DeviceChoice::Host(Bytes::mib(128)), ..RuntimeConfig::default() };
+/// let runtime = Runtime::start(config).await?;
+/// let options = LoadOptions { name: Some("eyes".into()), ..LoadOptions::small() };
+/// let model = runtime
+///     .load_with(ModelSource::demo(), options, |progress| match progress {
+///         Progress::Loading { done, total } => println!("{done} of {total} are loaded"),
+///         _ => {}
+///     })
+///     .await?;
+/// println!("{}", runtime.budget().snapshot().await?); // every byte, by class and model
+/// runtime.unload("eyes").await?;
+/// assert_eq!(runtime.budget().snapshot().await?.granted, Bytes::ZERO);
+/// runtime.shutdown().await;
+/// # drop(model);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Runtime {
     inner: Arc<Inner>,
@@ -160,7 +186,7 @@ impl Runtime {
     }
 
     /// The actors that the runtime supervises, to link to, watch, or kill; a model's own are found through its handle's
-    /// [`serving`](ModelHandle::serving).
+    /// [`serving`](ModelHandle::serving), which says how to link and watch.
     ///
     /// # Errors
     /// The runtime supervisor did not answer.

@@ -20,7 +20,21 @@ const MULTIPLE_OF_MAX: f64 = 1e8;
 /// Space between JSON's parts. Without a bound a model can write spaces for ever.
 const JSON_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,32}";
 
-/// The form that a reply is to have.
+/// The form that a reply is to have: tokens that would break it cannot be chosen. A reply that reaches `max_tokens` is cut
+/// off in the middle of its form, and says so by its finish reason.
+///
+/// ```
+/// use bursar_model::sampling::OutputFormat;
+/// use serde_json::json;
+/// let count = OutputFormat::JsonSchema(json!({
+///     "type": "object",
+///     "properties": { "count": { "type": "integer", "minimum": 0 } },
+///     "required": ["count"],
+/// }));
+/// let date = OutputFormat::Regex(r"\d{4}-\d{2}-\d{2}".into());
+/// let colour = OutputFormat::Choice(vec!["red".into(), "green".into()]);
+/// assert_eq!(format!("{date:?}"), "Regex(17 bytes)"); // what is in a format is the user's
+/// ```
 #[derive(Clone, PartialEq)]
 pub enum OutputFormat {
     /// A JSON value that a JSON schema (2020-12 and earlier drafts) describes. `true` or `{}` is any JSON value.

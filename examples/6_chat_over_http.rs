@@ -1,0 +1,188 @@
+//! A chat streamed from an axum handler as server-sent events. The body of a request is a picture, or nothing.
+//!
+//! ```sh
+//! cargo run --release --example 6_chat_over_http            # serves on port 8080 until it is interrupted
+//! curl -N --data-binary @model/demo/pictures/shapes.png '127.0.0.1:8080/chat?question=Describe+the+picture.'
+//! cargo run --release --example 6_chat_over_http -- --once  # asks itself, and ends
+//! ```
+//!
+//! An event is one of `text` (`{"text":…}`), `done` (`{"finish_reason":…,"usage":{…}}`) and `error`
+//! (`{"error":…,"hint":…}`). A chat that is refused has a status instead: 400 if it is the chat, 503 if it is the moment
+//! or the model. A client that goes away cancels its chat.
+
+use std::{convert::Infallible, time::Duration};
+
+use axum::{
+    Json, Router,
+    body::Bytes,
+    extract::{DefaultBodyLimit, Query, State},
+    http::StatusCode,
+    response::{
+        IntoResponse, Response, Sse,
+        sse::{Event, KeepAlive},
+    },
+    routing::post,
+};
+use bursar::{
+    Chat, ChatError, ChatEvent, Fault, Image, LoadOptions, ModelHandle, ModelSource, Runtime, RuntimeConfig, demo,
+};
+use futures_util::{Stream, StreamExt};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    net::{TcpListener, TcpStream},
+};
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// Chats that may be under way. A server takes more; two are soon too many for the client below.
+const REQUESTS: usize = 2;
+
+/// What may stand in the query.
+#[derive(Deserialize)]
+struct Question {
+    question: String,
+    max_tokens: Option<usize>,
+    min_tokens: Option<usize>,
+}
+
+/// The whole of the server.
+fn app(model: ModelHandle) -> Router {
+    Router::new().route("/chat", post(chat)).layer(DefaultBodyLimit::max(20 << 20)).with_state(model)
+}
+
+async fn chat(
+    State(model): State<ModelHandle>,
+    Query(asked): Query<Question>,
+    picture: Bytes,
+) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Refused> {
+    let mut chat = Chat::new().user(asked.question);
+    if !picture.is_empty() {
+        chat = chat.image(Image::from_bytes(&picture[..]));
+    }
+    chat = asked.max_tokens.into_iter().fold(chat, Chat::max_tokens);
+    chat = asked.min_tokens.into_iter().fold(chat, Chat::min_tokens);
+    // The reply is a stream itself. It is dropped with the connection, and that cancels the chat.
+    let events = model.chat(chat).await?.map(|event| Ok(as_event(event)));
+    Ok(Sse::new(events).keep_alive(KeepAlive::default()))
+}
+
+fn as_event(event: Result<ChatEvent, ChatError>) -> Event {
+    let (name, data) = match event {
+        Ok(ChatEvent::Done { finish_reason, usage, .. }) => {
+            let usage = json!({ "prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens });
+            ("done", json!({ "finish_reason": finish_reason.label(), "usage": usage }))
+        }
+        Ok(event) => ("text", json!({ "text": event.text() })),
+        // The status has been sent long ago.
+        Err(error) => ("error", explained(&error)),
+    };
+    Event::default().event(name).data(data.to_string())
+}
+
+fn explained(error: &ChatError) -> Value {
+    json!({ "error": error.to_string(), "hint": error.hint() })
+}
+
+/// A chat that was not accepted.
+struct Refused(ChatError);
+
+impl From<ChatError> for Refused {
+    fn from(error: ChatError) -> Self {
+        Refused(error)
+    }
+}
+
+impl IntoResponse for Refused {
+    fn into_response(self) -> Response {
+        let body = Json(explained(&self.0));
+        match self.0.fault() {
+            Fault::Chat => (StatusCode::BAD_REQUEST, body).into_response(),
+            Fault::Moment => (StatusCode::SERVICE_UNAVAILABLE, [("retry-after", "1")], body).into_response(),
+            Fault::Model => (StatusCode::SERVICE_UNAVAILABLE, body).into_response(),
+        }
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Failure> {
+    let runtime = Runtime::start(RuntimeConfig::default()).await?;
+    let options = LoadOptions { requests: REQUESTS, ..LoadOptions::small() };
+    let model = runtime.load_with(ModelSource::demo(), options, |_| {}).await?;
+    if std::env::args().any(|argument| argument == "--once") {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
+        let port = listener.local_addr()?.port();
+        let server = tokio::spawn(axum::serve(listener, app(model.clone())).into_future());
+        let asked = tokio::time::timeout(Duration::from_secs(60), ask_myself(port, &model)).await;
+        server.abort();
+        runtime.shutdown().await;
+        return asked?;
+    }
+    let listener = TcpListener::bind(("127.0.0.1", 8080)).await?;
+    println!("POST a picture to http://{}/chat?question=Describe+the+picture.", listener.local_addr()?);
+    axum::serve(listener, app(model)).await?;
+    Ok(())
+}
+
+/// The server's only client, over plain sockets.
+async fn ask_myself(port: u16, model: &ModelHandle) -> Result<(), Failure> {
+    println!("A picture, and its reply as it comes:");
+    let whole = Answer::to(port, "question=Describe+the+picture.", demo::pictures()[0].bytes).await?.whole().await?;
+    println!("{whole}");
+    expect("a stream that ends well", whole.contains("200 OK") && whole.contains("event: done"))?;
+
+    println!("A chat that cannot be:");
+    let whole = Answer::to(port, "question=Hello&max_tokens=0", b"").await?.whole().await?;
+    println!("{whole}\n");
+    expect("the chat is at fault", whole.contains("400 Bad Request") && whole.contains("max_tokens is 0"))?;
+
+    println!("Two long chats, and one more than may be under way:");
+    let mut long = Vec::new();
+    for _ in 0..REQUESTS {
+        long.push(Answer::to(port, "question=Tell+me+something.&min_tokens=400", b"").await?);
+    }
+    let whole = Answer::to(port, "question=Hello", b"").await?.whole().await?;
+    println!("{whole}\n");
+    expect("the moment is at fault", whole.contains("503 Service Unavailable") && whole.contains("retry-after"))?;
+
+    println!("{} chats are under way. Their connections are dropped.", model.requests().0);
+    drop(long);
+    let mut looks = tokio::time::interval(Duration::from_millis(1));
+    while model.requests().0 > 0 {
+        looks.tick().await;
+    }
+    println!("No chat is under way.");
+    Ok(())
+}
+
+fn expect(what: &str, holds: bool) -> Result<(), Failure> {
+    if holds { Ok(()) } else { Err(format!("expected: {what}").into()) }
+}
+
+/// An answer whose first line has come.
+struct Answer {
+    connection: BufReader<TcpStream>,
+    status: String,
+}
+
+impl Answer {
+    async fn to(port: u16, query: &str, body: &[u8]) -> Result<Answer, Failure> {
+        let mut connection = BufReader::new(TcpStream::connect(("127.0.0.1", port)).await?);
+        let head = format!(
+            "POST /chat?{query} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        connection.write_all(head.as_bytes()).await?;
+        connection.write_all(body).await?;
+        let mut status = String::new();
+        connection.read_line(&mut status).await?;
+        Ok(Answer { connection, status })
+    }
+
+    async fn whole(mut self) -> Result<String, Failure> {
+        let mut rest = String::new();
+        self.connection.read_to_string(&mut rest).await?;
+        Ok(self.status + &rest)
+    }
+}

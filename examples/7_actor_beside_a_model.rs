@@ -1,0 +1,273 @@
+//! An actor of your own beside a model, under one ledger. An album asks the model for a caption of each picture that it
+//! is shown and writes it into memory that it leases. It watches the model's scheduler, is refused memory without harm,
+//! and when it dies its bytes come home and its supervisor, yours too, starts another.
+//!
+//! `cargo run --release --example 7_actor_beside_a_model`
+
+use std::{slice, sync::Arc, time::Duration};
+
+use bursar::{
+    Budget, Bytes, Chat, ChatError, Class, Device, Image, LeaseError, LoadOptions, ModelHandle, ModelSource, Runtime,
+    RuntimeConfig, Segment, demo,
+    messages::{KvMessage, Reply},
+    ractor::{Actor, ActorProcessingErr, ActorRef, RpcReplyPort, SupervisionEvent, call_t},
+};
+use tokio::sync::watch;
+
+type Failure = Box<dyn std::error::Error>;
+
+/// Bytes that a caption has in the album: its length, then its text.
+const SLOT: usize = 256;
+/// Pages are what a device backs.
+const PAGE: Bytes = Bytes::mib(2);
+
+/// What the album may be asked.
+enum AlbumMessage {
+    /// Ask the model what is in a picture, and write that down.
+    Add(Image, RpcReplyPort<Result<usize, ChatError>>),
+    /// Read a caption.
+    Read(usize, RpcReplyPort<Option<String>>),
+    /// Take memory for more captions, or say that there is none.
+    Grow(Bytes, RpcReplyPort<Result<Bytes, Busy>>),
+    /// How many blocks of keys and values the model's requests hold.
+    Blocks(RpcReplyPort<Option<usize>>),
+    /// How many schedulers have died under it.
+    Deaths(RpcReplyPort<usize>),
+    /// A bug.
+    Fall,
+}
+
+/// There is no room now, and what to do about it.
+#[derive(Debug)]
+struct Busy {
+    why: String,
+    hint: String,
+}
+
+impl From<LeaseError> for Busy {
+    fn from(error: LeaseError) -> Self {
+        Busy { hint: error.hint(), why: error.to_string() }
+    }
+}
+
+struct Album;
+
+#[derive(Clone)]
+struct AlbumArguments {
+    model: ModelHandle,
+    budget: Budget,
+    device: Arc<dyn Device>,
+}
+
+struct AlbumState {
+    arguments: AlbumArguments,
+    /// Leased and backed. It goes with this state, however the actor ends.
+    segments: Vec<Segment>,
+    captions: usize,
+    /// Of the actors that it watches.
+    generation: u64,
+    deaths: usize,
+}
+
+impl Actor for Album {
+    type Msg = AlbumMessage;
+    type State = AlbumState;
+    type Arguments = AlbumArguments;
+
+    async fn pre_start(
+        &self,
+        myself: ActorRef<AlbumMessage>,
+        arguments: AlbumArguments,
+    ) -> Result<AlbumState, ActorProcessingErr> {
+        // Watching is not linking: the scheduler's supervisor stays the engine, which replaces it.
+        let serving = arguments.model.serving().await?;
+        myself.monitor(serving.scheduler.get_cell());
+        let (segments, generation) = (Vec::new(), serving.generation);
+        let mut state = AlbumState { arguments, segments, captions: 0, generation, deaths: 0 };
+        state.grow(PAGE).await.map_err(|busy| busy.why)?;
+        Ok(state)
+    }
+
+    async fn handle(
+        &self,
+        _: ActorRef<AlbumMessage>,
+        message: AlbumMessage,
+        state: &mut AlbumState,
+    ) -> Result<(), ActorProcessingErr> {
+        match message {
+            AlbumMessage::Add(picture, reply) => {
+                let answer = reply.send(state.add(picture).await);
+                Ok(answer?)
+            }
+            AlbumMessage::Read(caption, reply) => Ok(reply.send(state.read(caption))?),
+            AlbumMessage::Grow(bytes, reply) => {
+                let grown = state.grow(bytes).await;
+                Ok(reply.send(grown)?)
+            }
+            AlbumMessage::Blocks(reply) => {
+                let (question, answer) = Reply::new();
+                state.arguments.model.serving().await?.kv.send_message(KvMessage::Usage(question))?;
+                Ok(reply.send(answer.await.ok().map(|blocks| blocks.held))?)
+            }
+            AlbumMessage::Deaths(reply) => Ok(reply.send(state.deaths)?),
+            AlbumMessage::Fall => Err("the album has a bug".into()),
+        }
+    }
+
+    async fn handle_supervisor_evt(
+        &self,
+        myself: ActorRef<AlbumMessage>,
+        event: SupervisionEvent,
+        state: &mut AlbumState,
+    ) -> Result<(), ActorProcessingErr> {
+        if let SupervisionEvent::ActorTerminated(dead, ..) | SupervisionEvent::ActorFailed(dead, _) = event {
+            let serving = state.arguments.model.serving_after(state.generation).await?;
+            let successor = serving.scheduler.get_cell();
+            println!("  album: scheduler {} is dead, {} works", dead.get_id(), successor.get_id());
+            myself.monitor(successor);
+            (state.generation, state.deaths) = (serving.generation, state.deaths + 1);
+        }
+        Ok(())
+    }
+}
+
+impl AlbumState {
+    /// The model's words about a picture, written down; gives their number.
+    async fn add(&mut self, picture: Image) -> Result<usize, ChatError> {
+        let chat = Chat::new().user("Describe the picture.").image(picture).max_tokens(40);
+        let caption = self.arguments.model.chat(chat).await?.text().await?;
+        let number = self.captions;
+        if let Some(slot) = self.slot(number) {
+            let length = caption.floor_char_boundary(SLOT - 1);
+            slot[0] = length as u8;
+            slot[1..=length].copy_from_slice(&caption.as_bytes()[..length]);
+            self.captions += 1;
+        }
+        Ok(number)
+    }
+
+    fn read(&mut self, caption: usize) -> Option<String> {
+        let slot = (caption < self.captions).then(|| self.slot(caption)).flatten()?;
+        Some(String::from_utf8_lossy(&slot[1..=usize::from(slot[0])]).into_owned())
+    }
+
+    /// Memory for more captions, if the ledger has it now.
+    async fn grow(&mut self, bytes: Bytes) -> Result<Bytes, Busy> {
+        let lease = self.arguments.budget.try_lease(Class::tenant("album"), bytes.round_up(PAGE)).await?;
+        let refused = |error| Busy { why: format!("{error}"), hint: "the device broke its word".into() };
+        let segment = Segment::reserve(self.arguments.device.clone(), lease.bytes(), lease).map_err(refused)?;
+        segment.back_to(segment.reserved()).map_err(refused)?;
+        let backed = segment.backed();
+        self.segments.push(segment);
+        Ok(backed)
+    }
+
+    /// Where a caption stands; none behind the end of the memory.
+    fn slot(&mut self, number: usize) -> Option<&mut [u8]> {
+        let mut first = 0;
+        let segment = self.segments.iter().find(|segment| {
+            let slots = segment.backed().0 as usize / SLOT;
+            first += slots;
+            number < first
+        })?;
+        let slots = segment.backed().0 as usize / SLOT;
+        let address = segment.address().0 as usize + (number + slots - first) * SLOT;
+        // SAFETY: the slot lies in the backed part of a segment of host memory that lives as long as this state, which
+        // is borrowed for as long as the slot; nobody else has the segment's address.
+        Some(unsafe { slice::from_raw_parts_mut(address as *mut u8, SLOT) })
+    }
+}
+
+/// Your own supervisor: it starts an album again when one dies.
+struct Curator;
+
+impl Actor for Curator {
+    type Msg = ();
+    type State = (AlbumArguments, watch::Sender<Option<ActorRef<AlbumMessage>>>);
+    type Arguments = Self::State;
+
+    async fn pre_start(&self, myself: ActorRef<()>, state: Self::State) -> Result<Self::State, ActorProcessingErr> {
+        let (album, _) = Album::spawn_linked(None, Album, state.0.clone(), myself.get_cell()).await?;
+        state.1.send_replace(Some(album));
+        Ok(state)
+    }
+
+    async fn handle_supervisor_evt(
+        &self,
+        myself: ActorRef<()>,
+        event: SupervisionEvent,
+        (arguments, albums): &mut Self::State,
+    ) -> Result<(), ActorProcessingErr> {
+        if let SupervisionEvent::ActorFailed(dead, error) = event {
+            println!("  curator: album {} has failed: {error}", dead.get_id());
+            let (album, _) = Album::spawn_linked(None, Album, arguments.clone(), myself.get_cell()).await?;
+            println!("  curator: album {} takes its place", album.get_id());
+            albums.send_replace(Some(album));
+        }
+        Ok(())
+    }
+}
+
+/// Patience with an album, which may be waiting for the model.
+const PATIENCE_MS: u64 = 30_000;
+
+#[tokio::main]
+async fn main() -> Result<(), Failure> {
+    let runtime = Runtime::start(RuntimeConfig::default()).await?;
+    let options = LoadOptions { memory_fraction: 0.5, ..LoadOptions::small() };
+    let model = runtime.load_with(ModelSource::demo(), options, |_| {}).await?;
+    let before = runtime.budget().snapshot().await?;
+
+    let (albums, mut album_now) = watch::channel(None);
+    let arguments =
+        AlbumArguments { model: model.clone(), budget: runtime.budget().clone(), device: runtime.device().clone() };
+    let (curator, _) = Curator::spawn(None, Curator, (arguments, albums)).await?;
+    let album = album_now.wait_for(Option::is_some).await?.clone().ok_or("waited for one")?;
+
+    println!("The album asks the model in its handler and writes the answers into memory that it leases:");
+    for picture in demo::pictures() {
+        let number = call_t!(album, AlbumMessage::Add, PATIENCE_MS, Image::from_bytes(picture.bytes))??;
+        let caption = call_t!(album, AlbumMessage::Read, PATIENCE_MS, number)?.ok_or("it was written")?;
+        println!("  {}: {caption}", picture.name);
+    }
+    let blocks = call_t!(album, AlbumMessage::Blocks, PATIENCE_MS)?.ok_or("the kv actor answers")?;
+    println!("  kv: {blocks} blocks are held now\n\n{}", runtime.budget().snapshot().await?);
+
+    println!("It asks for more than there is:");
+    let Err(Busy { why, hint }) = call_t!(album, AlbumMessage::Grow, PATIENCE_MS, Bytes::gib(4))? else {
+        return Err("the device is smaller than 4 GiB".into());
+    };
+    println!("  busy: {why}\n  hint: {hint}");
+    let more = call_t!(album, AlbumMessage::Grow, PATIENCE_MS, Bytes::mib(4))?.map_err(|busy| busy.why)?;
+    println!("  and for what there is: {more}\n");
+
+    println!("The scheduler is killed; the album hears of it and the next caption comes all the same:");
+    model.serving().await?.scheduler.kill();
+    let mut looks = tokio::time::interval(Duration::from_millis(1));
+    while call_t!(album, AlbumMessage::Deaths, PATIENCE_MS)? == 0 {
+        looks.tick().await;
+    }
+    let picture = Image::from_bytes(demo::pictures()[1].bytes);
+    let number = call_t!(album, AlbumMessage::Add, PATIENCE_MS, picture)??;
+    println!("  caption {number}: {}\n", call_t!(album, AlbumMessage::Read, PATIENCE_MS, number)?.ok_or("written")?);
+
+    println!("The album falls over a bug of its own:");
+    album.send_message(AlbumMessage::Fall)?;
+    let is_another =
+        |now: &Option<ActorRef<AlbumMessage>>| now.as_ref().is_some_and(|now| now.get_id() != album.get_id());
+    drop(tokio::time::timeout(Duration::from_millis(PATIENCE_MS), album_now.wait_for(is_another)).await??);
+    let ledger = runtime.budget().snapshot().await?;
+    let held = ledger.of_class(&Class::tenant("album"));
+    println!("  the album holds {held}: the {} of the dead one are home", PAGE + more);
+
+    curator.stop_and_wait(None, None).await?;
+    tokio::time::timeout(Duration::from_millis(PATIENCE_MS), async {
+        while runtime.budget().snapshot().await.is_ok_and(|now| now != before) {
+            looks.tick().await;
+        }
+    })
+    .await?;
+    println!("\nThe curator has left, its album with it, and the ledger is as it was before.");
+    runtime.shutdown().await;
+    if held == PAGE { Ok(()) } else { Err(format!("the album holds {held}").into()) }
+}

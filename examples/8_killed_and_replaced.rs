@@ -1,0 +1,108 @@
+//! Actors are killed in the middle of a reply and replaced in front of your eyes: the reply goes on after a pause, word
+//! for word as it would have.
+//!
+//! `cargo run --release --example 8_killed_and_replaced`
+
+use std::{
+    io::Write,
+    time::{Duration, Instant},
+};
+
+use bursar::{Chat, LoadOptions, ModelHandle, ModelSource, Runtime, RuntimeConfig, Snapshot, ractor::ActorCell};
+
+type Failure = Box<dyn std::error::Error>;
+
+/// Pieces of text that are heard before the blow.
+const HEARD: usize = 12;
+/// Tokens of the reply: many more than the model is ahead of its listener.
+const TOKENS: usize = 450;
+
+#[tokio::main]
+async fn main() -> Result<(), Failure> {
+    let runtime = Runtime::start(RuntimeConfig::default()).await?;
+    let model = runtime.load_with(ModelSource::demo(), LoadOptions::small(), |_| {}).await?;
+    // So warm that the reply is nonsense: whoever repeats it has kept every token and the place in the random numbers.
+    let chat = Chat::new().user("Tell me something.").temperature(4.0).top_k(0).top_p(1.0).seed(5);
+    let chat = chat.ignore_end().max_tokens(TOKENS);
+    let expected = model.chat(chat.clone()).await?.text().await?;
+    let before = runtime.budget().snapshot().await?;
+    let beginning: String = expected.chars().take(160).collect();
+    println!("Undisturbed:\n{} ...\n\nWho holds what:", beginning.escape_debug());
+    show(&before);
+
+    for victim in ["scheduler", "kv", "vision", "budget", "engine"] {
+        let cell = find(&runtime, &model, victim).await?;
+        let (dead, generation) = (cell.get_id(), model.serving().await?.generation);
+        println!("\nThe {victim} (actor {dead}) is killed:");
+        let (heard, pause) = interrupted(&model, chat.clone(), cell).await?;
+        if heard != expected {
+            return Err(format!("the death of the {victim} changed the reply").into());
+        }
+        // Chats do not need the budget. Of the others' deaths a reply that is not complete notices the wait before a
+        // restart.
+        if victim != "budget" && pause < LoadOptions::default().intensity.back_off {
+            return Err(format!("the {victim} was killed too late to be missed").into());
+        }
+        let successor = find(&runtime, &model, victim).await?.get_id();
+        let now = model.serving().await?.generation;
+        println!("its successor is actor {successor}; serving generation {generation:#x} -> {now:#x}");
+        if successor == dead {
+            return Err(format!("the {victim} was not replaced").into());
+        }
+    }
+
+    println!("\nWho holds what now. The weights were not loaded again; an engine's other leases are its successor's:");
+    let after = runtime.budget().snapshot().await?;
+    show(&after);
+    if after.granted != before.granted {
+        return Err("the ledger is not as it was".into());
+    }
+    runtime.shutdown().await;
+    Ok(())
+}
+
+/// The actor of this name that lives now.
+async fn find(runtime: &Runtime, model: &ModelHandle, victim: &str) -> Result<ActorCell, Failure> {
+    let serving = model.serving().await?;
+    let supervised = runtime.supervised().await?;
+    Ok(match victim {
+        "scheduler" => serving.scheduler.get_cell(),
+        "kv" => serving.kv.get_cell(),
+        "vision" => serving.vision.ok_or("the demo model takes pictures")?.get_cell(),
+        "budget" => supervised.budget,
+        _ => supervised.engines["demo"].clone(),
+    })
+}
+
+/// Listens to a reply and kills `victim` in the middle of it; gives the reply and the longest pause behind the blow.
+async fn interrupted(model: &ModelHandle, chat: Chat, victim: ActorCell) -> Result<(String, Duration), Failure> {
+    let mut reply = model.chat(chat).await?;
+    let (mut whole, mut pieces, mut pause, mut last) = (String::new(), 0, Duration::ZERO, Instant::now());
+    while let Some(event) = reply.next().await {
+        let event = event?;
+        if pieces >= HEARD && last.elapsed() > pause {
+            pause = last.elapsed();
+        }
+        last = Instant::now();
+        whole.push_str(event.text());
+        pieces += 1;
+        match pieces {
+            ..HEARD => print!("{}", event.text().escape_debug()),
+            HEARD => {
+                victim.kill();
+                print!("{} [killed] ", event.text().escape_debug());
+            }
+            _ if pieces < 2 * HEARD => print!("{}", event.text().escape_debug()),
+            _ => {}
+        }
+        std::io::stdout().flush()?;
+    }
+    println!(" ... and so on, {pieces} pieces in all; the longest pause was {} ms", pause.as_millis());
+    Ok((whole, pause))
+}
+
+fn show(ledger: &Snapshot) {
+    for lease in &ledger.leases {
+        println!("  {:<17} {:<18} {:>10}", lease.class.label(), lease.owner.to_string(), lease.bytes.to_string());
+    }
+}

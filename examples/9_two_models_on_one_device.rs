@@ -1,0 +1,54 @@
+//! Two models on one device: each with limits of its own, all under one ledger. A third does not fit, is refused with
+//! what would make it fit, and starts when another has gone.
+//!
+//! `cargo run --release --example 9_two_models_on_one_device`
+
+use bursar::{
+    Bytes, Chat, DeviceChoice, Envelope, Image, LoadOptions, ModelHandle, ModelSource, Runtime, RuntimeConfig, demo,
+};
+
+type Failure = Box<dyn std::error::Error>;
+
+#[tokio::main]
+async fn main() -> Result<(), Failure> {
+    let config = RuntimeConfig { device: DeviceChoice::Host(Bytes::mib(96)), ..RuntimeConfig::default() };
+    let runtime = Runtime::start(config).await?;
+
+    // The first says how much it wants: keys and values of 2,048 tokens. The second takes most of what is left.
+    let thrifty = LoadOptions { name: Some("thrifty".into()), kv_tokens: Some(2048), ..LoadOptions::small() };
+    let thrifty = runtime.load_with(ModelSource::demo(), thrifty, |_| {}).await?;
+    let hungry = LoadOptions { name: Some("hungry".into()), memory_fraction: 0.95, ..LoadOptions::small() };
+    let hungry = runtime.load_with(ModelSource::demo(), hungry, |_| {}).await?;
+    println!("{}", runtime.budget().snapshot().await?);
+    for (name, model) in [("thrifty", &thrifty), ("hungry", &hungry)] {
+        let serving = model.serving().await?;
+        println!("{name} holds {} tokens of keys and values", serving.record.kv_tokens());
+    }
+
+    // Both at once: they share the device, and nothing else.
+    let [shapes, number] = demo::pictures() else { return Err("there are two bundled pictures".into()) };
+    let (first, second) = tokio::join!(ask(&thrifty, shapes), ask(&hungry, number));
+    println!("\nthrifty on {}: {}\nhungry on {}: {}\n", shapes.name, first?, number.name, second?);
+
+    let third = || LoadOptions {
+        name: Some("third".into()),
+        envelope: Envelope { sequences: 2, ..Envelope::small() },
+        ..LoadOptions::small()
+    };
+    match runtime.load_with(ModelSource::demo(), third(), |_| {}).await {
+        Ok(_) => return Err("the device is full".into()),
+        Err(error) => println!("third: {error}\n hint: {}\n", error.hint()),
+    }
+    runtime.unload("hungry").await?;
+    println!("hungry is unloaded; every byte that it had is home. The third fits now:");
+    let third = runtime.load_with(ModelSource::demo(), third(), |_| {}).await?;
+    println!("third on {}: {}", number.name, ask(&third, number).await?);
+    println!("thrifty has noticed nothing: {}", ask(&thrifty, shapes).await?);
+    runtime.shutdown().await;
+    Ok(())
+}
+
+async fn ask(model: &ModelHandle, picture: &demo::Picture) -> Result<String, Failure> {
+    let chat = Chat::new().user(picture.question).image(Image::from_bytes(picture.bytes)).temperature(0.0);
+    Ok(model.chat(chat).await?.text().await?)
+}
