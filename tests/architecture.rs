@@ -159,3 +159,33 @@ fn actors_ask_only_what_the_table_of_questions_allows() {
     let asks = offenders("actors/src", &["RpcReplyPort", "call!(", "call_t!(", ".call("], &[]);
     assert_none(asks, "questions go through tree.rs, with their deadline");
 }
+
+#[test]
+fn examples_are_numbered_say_how_they_run_and_are_run() {
+    let script = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(".ci/run")).expect("the script");
+    let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).expect("the README");
+    let mut examples = Vec::new();
+    for (path, text) in sources("examples") {
+        let name = path.trim_start_matches("examples/").trim_end_matches(".rs").to_owned();
+        let number: usize = name.split('_').next().and_then(|number| number.parse().ok()).unwrap_or(0);
+        let opening: String = text.lines().take_while(|line| line.starts_with("//!")).collect();
+        let is_told = opening.contains(&format!("cargo run --example {name}"))
+            || opening.contains(&format!("cargo run --release --example {name}"));
+        assert!(is_told, "{path} says how it is run in its first lines");
+        let is_run = script.lines().any(|line| line.split(' ').take(2).eq(["example", &name]));
+        assert!(is_run, ".ci/run runs {path}");
+        assert!(readme.contains(&format!("`{name}`")), "README.md says what {path} shows");
+        examples.push(number);
+    }
+    examples.sort_unstable();
+    assert!(examples.iter().copied().eq(1..=examples.len()), "examples are numbered from 1: {examples:?}");
+}
+
+#[test]
+fn every_crate_denies_what_is_not_documented() {
+    for folder in ["budgets/src", "kernels/src", "model/src", "actors/src", "src"] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder).join("lib.rs");
+        let text = fs::read_to_string(path).expect("a library");
+        assert!(text.contains("#![deny(missing_docs)]"), "{folder}/lib.rs denies missing documentation");
+    }
+}

@@ -3,6 +3,7 @@
 
 mod bad_input;
 mod chats;
+mod command_line;
 mod deaths;
 mod generation;
 mod memory;

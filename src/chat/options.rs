@@ -1,0 +1,195 @@
+//! What `bursar chat` can be told, and the chat that it makes of it.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use bursar::{Chat, Image, OutputFormat, Video};
+use clap::{ArgGroup, Args};
+use serde_json::Value;
+
+use crate::failure::Failure;
+
+/// Options of `bursar chat`.
+#[derive(Args)]
+#[command(group(ArgGroup::new("form").args(["json_schema", "regex", "choice"])))]
+pub struct Options {
+    /// A Hugging Face checkpoint folder, or `demo`.
+    #[arg(long, default_value = "demo")]
+    pub model: String,
+    /// One JSON event a line.
+    #[arg(long)]
+    pub json: bool,
+    /// The question. Without it: a session with history.
+    pub question: Option<String>,
+
+    /// What the operator says before the user.
+    #[arg(long, value_name = "TEXT", help_heading = "What is asked")]
+    system: Option<String>,
+    /// A picture (PNG, JPEG, WebP); may be given several times.
+    #[arg(long, value_name = "FILE", help_heading = "What is asked")]
+    image: Vec<PathBuf>,
+    /// A folder of frames, a video by itself in the order of their names, or a frame; frames together are one video. May
+    /// be given several times.
+    #[arg(long, value_name = "DIR|FILE", help_heading = "What is asked")]
+    video: Vec<PathBuf>,
+    /// Frames of the videos in a second.
+    #[arg(long, value_name = "RATE", default_value_t = 2.0, help_heading = "What is asked")]
+    fps: f64,
+
+    /// Tokens that a reply may have at most.
+    #[arg(long, value_name = "N", help_heading = "How it ends")]
+    max_tokens: Option<usize>,
+    /// Tokens that a reply has at least.
+    #[arg(long, value_name = "N", help_heading = "How it ends")]
+    min_tokens: Option<usize>,
+    /// A text before which a reply ends; may be given several times.
+    #[arg(long, value_name = "TEXT", help_heading = "How it ends")]
+    stop: Vec<String>,
+    /// Seconds in which a reply must be complete.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, help_heading = "How it ends")]
+    deadline: Option<Duration>,
+
+    /// 0 takes the likeliest token.
+    #[arg(long, value_name = "T", help_heading = "How tokens are chosen")]
+    temperature: Option<f64>,
+    /// Only the likeliest tokens that together reach this probability.
+    #[arg(long, value_name = "P", help_heading = "How tokens are chosen")]
+    top_p: Option<f64>,
+    /// Only so many of the likeliest tokens; 0 for all.
+    #[arg(long, value_name = "N", help_heading = "How tokens are chosen")]
+    top_k: Option<usize>,
+    /// Only tokens at least this times as likely as the likeliest.
+    #[arg(long, value_name = "P", help_heading = "How tokens are chosen")]
+    min_p: Option<f64>,
+    /// Above 1 makes tokens of the prompt and the reply so far less likely.
+    #[arg(long, value_name = "R", help_heading = "How tokens are chosen")]
+    repetition_penalty: Option<f64>,
+    /// Taken from the logit of each token that the reply has; -2 to 2.
+    #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = "How tokens are chosen")]
+    presence_penalty: Option<f64>,
+    /// Taken from the logit of each token as often as the reply has it; -2 to 2.
+    #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = "How tokens are chosen")]
+    frequency_penalty: Option<f64>,
+    /// Equal seeds give equal replies.
+    #[arg(long, value_name = "N", help_heading = "How tokens are chosen")]
+    seed: Option<u64>,
+
+    /// The reply is JSON that the schema in this file describes.
+    #[arg(long, value_name = "FILE", help_heading = "What the reply is")]
+    json_schema: Option<PathBuf>,
+    /// The reply matches this regular expression as a whole.
+    #[arg(long, value_name = "PATTERN", help_heading = "What the reply is")]
+    regex: Option<String>,
+    /// The reply is one of the texts given so.
+    #[arg(long, value_name = "TEXT", help_heading = "What the reply is")]
+    choice: Vec<String>,
+    /// How likely the model held each token, and so many of the likeliest in its place; at most 20.
+    #[arg(long, value_name = "N", help_heading = "What the reply is")]
+    pub logprobs: Option<usize>,
+    /// Several replies to the question, with seeds one apart.
+    #[arg(
+        short,
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        requires = "question",
+        help_heading = "What the reply is"
+    )]
+    pub n: usize,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "a number of seconds is wanted".to_owned())?;
+    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
+}
+
+/// Pictures and videos for the next question.
+#[derive(Clone, Default)]
+pub struct Shown {
+    pub images: Vec<Image>,
+    pub videos: Vec<Video>,
+}
+
+impl Shown {
+    /// A question about them.
+    pub fn ask(&self, chat: Chat, question: &str) -> Chat {
+        let chat = self.images.iter().cloned().fold(chat.user(question), Chat::image);
+        self.videos.iter().cloned().fold(chat, Chat::video)
+    }
+}
+
+impl Options {
+    /// The pictures and videos that are named.
+    pub fn shown(&self) -> Result<Shown, Failure> {
+        let images = self.image.iter().map(Image::open).collect::<Result<_, _>>()?;
+        let (folders, files): (Vec<_>, Vec<_>) = self.video.iter().partition(|path| path.is_dir());
+        let mut videos = folders.into_iter().map(|folder| self.video(folder)).collect::<Result<Vec<_>, _>>()?;
+        if !files.is_empty() {
+            let frames = files.iter().map(Image::open).collect::<Result<Vec<_>, _>>()?;
+            videos.push(Video::from_frames(frames, self.fps));
+        }
+        Ok(Shown { images, videos })
+    }
+
+    /// A folder of frames, in the order of their names.
+    pub fn video(&self, folder: &Path) -> Result<Video, Failure> {
+        let unreadable = |error: std::io::Error| Failure {
+            error: format!("{}: {error}", folder.display()),
+            hint: "name a folder of PNG, JPEG or WebP frames".to_owned(),
+        };
+        let entries = fs::read_dir(folder).map_err(unreadable)?.collect::<Result<Vec<_>, _>>().map_err(unreadable)?;
+        let is_frame = |path: &PathBuf| {
+            let extension = path.extension().unwrap_or_default().to_string_lossy().to_lowercase();
+            path.is_file() && ["png", "jpg", "jpeg", "webp"].contains(&extension.as_str())
+        };
+        let mut paths: Vec<_> = entries.into_iter().map(|entry| entry.path()).filter(is_frame).collect();
+        paths.sort();
+        if paths.is_empty() {
+            return Err(Failure {
+                error: format!("{} holds no frame", folder.display()),
+                hint: "frames are files that end in .png, .jpg, .jpeg or .webp".to_owned(),
+            });
+        }
+        let frames = paths.iter().map(Image::open).collect::<Result<Vec<_>, _>>()?;
+        Ok(Video::from_frames(frames, self.fps))
+    }
+
+    /// A chat without questions, answered as the options say.
+    pub fn blank(&self) -> Result<Chat, Failure> {
+        let mut chat = self.system.iter().fold(Chat::new(), Chat::system);
+        chat = self.max_tokens.into_iter().fold(chat, Chat::max_tokens);
+        chat = self.min_tokens.into_iter().fold(chat, Chat::min_tokens);
+        chat = self.stop.iter().fold(chat, Chat::stop);
+        chat = self.deadline.into_iter().fold(chat, Chat::deadline);
+        chat = self.temperature.into_iter().fold(chat, Chat::temperature);
+        chat = self.top_p.into_iter().fold(chat, Chat::top_p);
+        chat = self.top_k.into_iter().fold(chat, Chat::top_k);
+        chat = self.min_p.into_iter().fold(chat, Chat::min_p);
+        chat = self.repetition_penalty.into_iter().fold(chat, Chat::repetition_penalty);
+        chat = self.presence_penalty.into_iter().fold(chat, Chat::presence_penalty);
+        chat = self.frequency_penalty.into_iter().fold(chat, Chat::frequency_penalty);
+        chat = self.seed.into_iter().fold(chat, Chat::seed);
+        chat = self.logprobs.into_iter().fold(chat, Chat::log_probabilities);
+        Ok(self.format()?.into_iter().fold(chat, Chat::format))
+    }
+
+    fn format(&self) -> Result<Option<OutputFormat>, Failure> {
+        if let Some(path) = &self.json_schema {
+            return Ok(Some(OutputFormat::JsonSchema(schema(path)?)));
+        }
+        let choice = (!self.choice.is_empty()).then(|| OutputFormat::Choice(self.choice.clone()));
+        Ok(self.regex.clone().map(OutputFormat::Regex).or(choice))
+    }
+}
+
+fn schema(path: &Path) -> Result<Value, Failure> {
+    let failure = |error: String| Failure {
+        error: format!("{}: {error}", path.display()),
+        hint: "name a file that holds a JSON schema".to_owned(),
+    };
+    let text = fs::read_to_string(path).map_err(|error| failure(error.to_string()))?;
+    serde_json::from_str(&text).map_err(|error| failure(error.to_string()))
+}

@@ -1,0 +1,136 @@
+//! The command line, as somebody who types it sees it.
+
+use std::{
+    fs,
+    io::Write,
+    path::PathBuf,
+    process::{Command, Output, Stdio},
+};
+
+use serde_json::{Value, json};
+
+/// A file of this repository.
+fn path(name: &str) -> String {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(name).display().to_string()
+}
+
+/// Runs `bursar chat` with these lines on its standard input.
+fn chat(arguments: &[&str], lines: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
+    command.arg("chat").args(arguments);
+    let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = child.expect("the binary is there");
+    // One that ends early does not read them.
+    drop(child.stdin.take().expect("it was piped").write_all(lines.as_bytes()));
+    child.wait_with_output().expect("it ends")
+}
+
+/// What it printed, an event a line.
+fn events(output: &Output) -> Vec<Value> {
+    let printed = String::from_utf8(output.stdout.clone()).expect("UTF-8");
+    printed.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("no event: {line}"))).collect()
+}
+
+fn of_type(events: &[Value], kind: &str) -> Vec<Value> {
+    events.iter().filter(|event| event["type"] == kind).cloned().collect()
+}
+
+#[test]
+fn a_session_tells_its_events_and_its_failures_and_goes_on() {
+    let picture = path("model/demo/pictures/shapes.png");
+    let lines = "Describe the picture.\n/image nowhere.png\n/video nowhere\nHow many shapes are there?\n/quit\nnever\n";
+    let output = chat(&["--json", "--temperature", "0", "--image", &picture], lines);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let events = events(&output);
+    let [first, second] = of_type(&events, "done").try_into().expect("two replies end");
+    assert_eq!(first["text"], "a red circle, a blue star and an orange triangle on a light background");
+    assert_eq!((&second["text"], &second["finish_reason"]), (&json!("3"), &json!("stop")));
+    let pieces = of_type(&events, "token");
+    let said: String = pieces.iter().map(|piece| piece["text"].as_str().expect("text")).collect();
+    assert_eq!(said, format!("{}3", first["text"].as_str().expect("text")));
+    let usage = &second["usage"];
+    assert_eq!(usage["picture_tokens"], first["usage"]["picture_tokens"], "the picture is shown once");
+    assert!(usage["cached_tokens"].as_u64().expect("a number") > 0, "the first turn was computed: {usage}");
+    let [image, video] = of_type(&events, "error").try_into().expect("two files are not there");
+    for (error, name) in [(image, "nowhere.png"), (video, "nowhere")] {
+        assert!(error["error"].as_str().expect("text").contains(name), "{error}");
+        assert!(!error["hint"].as_str().expect("text").is_empty(), "{error}");
+    }
+}
+
+#[test]
+fn a_chat_that_fails_is_told_as_an_event_and_by_the_exit_code() {
+    let output = chat(&["--json", "--top-p", "7", "Hello"], "");
+    assert_eq!(output.status.code(), Some(1));
+    let [error] = events(&output).try_into().expect("one event");
+    assert_eq!(error["type"], "error");
+    let said = |part: &str| error[part].as_str().expect("text").to_owned();
+    assert!(said("error").contains('7') && said("hint").contains("top_p"), "{error}");
+}
+
+#[test]
+fn what_cannot_be_meant_is_refused_before_a_model_is_loaded() {
+    let refused = [
+        (&["--temperature", "hot", "Hello"][..], "--temperature"),
+        (&["--deadline=-3", "Hello"], "--deadline"),
+        (&["--regex", "a", "--choice", "b", "Hello"], "--choice"),
+        (&["-n", "2"], "QUESTION"),
+    ];
+    for (arguments, named) in refused {
+        let output = chat(arguments, "");
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(told.contains(named), "{arguments:?}: {told}");
+    }
+    let files = [
+        (["--json-schema", "nowhere.json"], "nowhere.json"),
+        (["--video", "nowhere.png"], "nowhere.png"),
+        // A folder, but of sources.
+        (["--video", env!("CARGO_MANIFEST_DIR")], "holds no frame"),
+    ];
+    for (arguments, named) in files {
+        let output = chat(&[&arguments[..], &["--json", "Hello"]].concat(), "");
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        let [error] = events(&output).try_into().expect("one event");
+        assert!(error["error"].as_str().expect("text").contains(named), "{arguments:?}: {error}");
+    }
+}
+
+#[test]
+fn samples_of_a_video_in_a_given_form_are_told_apart_and_scored() {
+    let folder = std::env::temp_dir().join(format!("bursar-command-line-{}", std::process::id()));
+    fs::create_dir_all(&folder).expect("a temporary folder");
+    let frames = folder.join("frames");
+    fs::create_dir_all(&frames).expect("a folder of frames");
+    for frame in 0..4 {
+        let name = format!("even_{frame}.png");
+        fs::copy(path(&format!("tests/golden/videos/{name}")), frames.join(name)).expect("a frame is copied");
+    }
+    let schema = folder.join("schema.json");
+    let shape = json!({
+        "type": "object",
+        "properties": { "shapes": { "type": "integer", "minimum": 0, "maximum": 9 } },
+        "required": ["shapes"],
+        "additionalProperties": false,
+    });
+    fs::write(&schema, shape.to_string()).expect("a file is written");
+    let (frames, schema) = (frames.display().to_string(), schema.display().to_string());
+    let arguments =
+        ["--json", "-n", "2", "--video", &frames, "--fps", "2", "--json-schema", &schema, "--logprobs", "1"];
+    let output = chat(&[&arguments[..], &["--system", "Be brief.", "How many shapes are there?"]].concat(), "");
+    drop(fs::remove_dir_all(&folder));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    let events = events(&output);
+    for sample in 0..2 {
+        let own: Vec<_> = events.iter().filter(|event| event["sample"] == sample).cloned().collect();
+        let [done] = of_type(&own, "done").try_into().expect("each sample ends once");
+        let reply: Value = serde_json::from_str(done["text"].as_str().expect("text")).expect("JSON");
+        assert!(reply["shapes"].is_u64(), "{reply}");
+        let shown = done["usage"]["picture_tokens"].as_u64().expect("a number");
+        assert!(shown > 0 && shown % 2 == 0, "four frames are two steps of one size: {shown}");
+        let scores = of_type(&own, "score");
+        assert_eq!(scores.len() as u64, done["usage"]["completion_tokens"].as_u64().expect("a number"));
+        assert!(scores.iter().all(|score| score["token"]["top"].as_array().is_some_and(|top| top.len() == 1)));
+    }
+    assert!(events.iter().all(|event| event["sample"].is_u64()));
+}
