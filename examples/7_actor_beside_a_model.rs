@@ -138,7 +138,7 @@ impl AlbumState {
         let caption = self.arguments.model.chat(chat).await?.text().await?;
         let number = self.captions;
         if let Some(slot) = self.slot(number) {
-            let length = caption.floor_char_boundary(SLOT - 1);
+            let length = caption.len().min(SLOT - 1);
             slot[0] = length as u8;
             slot[1..=length].copy_from_slice(&caption.as_bytes()[..length]);
             self.captions += 1;

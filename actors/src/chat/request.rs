@@ -61,15 +61,22 @@ pub enum Content {
     Video(Video),
 }
 
-/// A conversation and how it is to be answered.
+/// A conversation and how it is to be answered: a value that can be kept, cloned and gone on with. Nothing is checked
+/// before a model is asked; then what is outside its limits is refused with the limit, the value and a hint.
 ///
 /// ```
 /// use bursar_actors::chat::{Chat, Image};
+/// use bursar_model::sampling::OutputFormat;
+/// use std::time::Duration;
 /// let chat = Chat::new()
 ///     .system("Answer in one word.")
-///     .user("What is in this picture?")
-///     .image(Image::from_bytes(&b"..."[..]))
+///     .user("What colour is the star?")
+///     .image(Image::from_bytes(bursar_model::demo::pictures()[0].bytes))
 ///     .max_tokens(16);
+/// let colours = ["red", "blue"].map(str::to_owned).to_vec();
+/// let formed = chat.clone().format(OutputFormat::Choice(colours));
+/// let scored = chat.clone().log_probabilities(5).deadline(Duration::from_secs(10)).stop("\n\n");
+/// let next_turn = chat.assistant("blue").user("And the circle?"); // what was computed before is found again
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Chat {
