@@ -60,49 +60,51 @@ impl Chat {
         self
     }
 
-    /// 0 takes the likeliest token; more makes less likely ones more likely.
+    /// From 0, which takes the likeliest token, to 100; more makes less likely ones more likely. It divides the logits.
     pub fn temperature(mut self, temperature: f64) -> Self {
         self.generation.temperature = Some(temperature);
         self
     }
 
-    /// Only the likeliest tokens that together reach this probability.
+    /// Only the likeliest tokens that together reach this probability: above 0, and up to 1, which is no limit.
     pub fn top_p(mut self, top_p: f64) -> Self {
         self.generation.top_p = Some(top_p);
         self
     }
 
-    /// Only so many of the likeliest tokens.
+    /// Only so many of the likeliest tokens; 0 is no limit.
     pub fn top_k(mut self, top_k: usize) -> Self {
         self.generation.top_k = Some(top_k);
         self
     }
 
-    /// Only tokens at least this times as likely as the likeliest.
+    /// Only tokens at least this times as likely as the likeliest: from 0, which is no limit, to 1.
     pub fn min_p(mut self, min_p: f64) -> Self {
         self.generation.min_p = Some(min_p);
         self
     }
 
-    /// Makes tokens of the prompt and the reply so far less likely (above 1) or more: logits are divided by it.
+    /// Makes tokens of the prompt and the reply so far less likely (above 1) or more: logits above 0 are divided by it, those
+    /// below multiplied. From 0.01 to 100.
     pub fn repetition_penalty(mut self, penalty: f64) -> Self {
         self.generation.repetition_penalty = Some(penalty);
         self
     }
 
-    /// Taken once from the logit of each token that the reply has already; -2 to 2.
+    /// Taken once from the logit of each token that the reply has already; from -2 to 2.
     pub fn presence_penalty(mut self, penalty: f64) -> Self {
         self.generation.presence_penalty = Some(penalty);
         self
     }
 
-    /// Taken from the logit of each token as often as the reply has it already; -2 to 2.
+    /// Taken from the logit of each token as often as the reply has it already; from -2 to 2.
     pub fn frequency_penalty(mut self, penalty: f64) -> Self {
         self.generation.frequency_penalty = Some(penalty);
         self
     }
 
-    /// Added to the logit of this token; -100 to 100.
+    /// Added to the logit of this token of the model's vocabulary; from -100, which all but forbids it, to 100, which all
+    /// but demands it.
     pub fn logit_bias(mut self, token: u32, bias: f64) -> Self {
         self.generation.logit_bias.insert(token, bias);
         self
@@ -114,7 +116,7 @@ impl Chat {
         self
     }
 
-    /// The reply ends before this text.
+    /// The reply ends before this text, of at most 1,024 bytes; a chat may have 16 of them.
     pub fn stop(mut self, text: impl Into<String>) -> Self {
         self.generation.stop.push(text.into());
         self

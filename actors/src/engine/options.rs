@@ -7,7 +7,8 @@ use crate::supervise::Intensity;
 /// How a model is loaded. The default fits a small model on a small device.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
-    /// The model's name in tables and metrics; by default that of its source.
+    /// The model's name in tables and metrics, by which it is unloaded; by default that of its source. One that is taken
+    /// gets a number behind it.
     pub name: Option<String>,
     /// The largest inputs that may reach the device. The model's own limits lower it.
     pub envelope: Envelope,
@@ -15,11 +16,11 @@ pub struct LoadOptions {
     pub image_limits: ImageLimits,
     /// The share of what is left after everything else that keys and values take, above 0 and up to 1.
     pub memory_fraction: f64,
-    /// A size of the cache of keys and values in tokens, instead of the share.
+    /// A size of the cache of keys and values in tokens (whole blocks of 16), instead of the share.
     pub kv_tokens: Option<usize>,
     /// Requests that may be under way or wait; one more is refused with `Overloaded`.
     pub requests: usize,
-    /// Threads that compute on the host device, and that decode pictures.
+    /// Threads that compute on the host device, and as many again that decode pictures; by default one a CPU.
     pub threads: usize,
     /// When restarts become a crash loop.
     pub intensity: Intensity,

@@ -20,9 +20,9 @@ pub struct ProfileRecord {
     pub step_tokens: usize,
     /// Patches in a launch.
     pub launch_patches: usize,
-    /// Rows of the vision cache.
+    /// Rows of the vision cache: embeddings, each of which stands for a token of a prompt.
     pub cache_rows: usize,
-    /// Blocks of keys and values.
+    /// Blocks of keys and values, each of 16 tokens over all layers.
     pub kv_blocks: usize,
     /// Each corner with its workspace's peak, by plan and by measurement alike.
     pub peaks: Vec<(&'static str, Bytes)>,
