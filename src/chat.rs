@@ -19,7 +19,7 @@ use crate::{
 /// Options of `bursar chat`.
 #[derive(Args)]
 pub struct Options {
-    /// A Hugging Face checkpoint folder, or `demo`.
+    /// A Hugging Face checkpoint folder, a model of the hub (`org/name` or `org/name@revision`), or `demo`.
     #[arg(long, default_value = "demo")]
     model: String,
     /// A picture (PNG, JPEG, WebP); may be given several times.

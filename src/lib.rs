@@ -33,6 +33,8 @@ pub use bursar_actors::{
     runtime::{DeviceChoice, ModelSource, Runtime, RuntimeConfig, RuntimeError},
 };
 pub use bursar_budgets::{Bytes, Class, Device, GIB, HostConfig, HostDevice, KIB, Lease, MIB, Script, Snapshot};
+#[cfg(feature = "hub")]
+pub use bursar_model::checkpoint::{HubError, HubModel, HubOptions};
 pub use bursar_model::{Envelope, demo, error::ImageError, flow::ImageLimits, text::Role};
 
 /// The crates that this one is a facade of.

@@ -6,12 +6,14 @@ use bursar_budgets::{Class, Device, Gate, Label, Owner, Priority, Request, Segme
 use bursar_kernels::{Cpu, Target};
 use bursar_model::{
     Model,
-    checkpoint::{Checkpoint, CheckpointSource},
+    checkpoint::{Checkpoint, CheckpointOrigin},
 };
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::sync::watch;
 
-use super::{EngineMessage, Kit, Lanes, LoadOptions, Progress, ProgressSink, Serving, Shelf, StartError, Status};
+use super::{
+    EngineMessage, Kit, Lanes, LoadOptions, Progress, ProgressSink, Serving, Shelf, StartError, Status, fetch::fetch,
+};
 use crate::{
     budget::Budget,
     kv::{KvActor, KvArguments, KvMessage},
@@ -30,8 +32,8 @@ pub struct EngineActor;
 pub struct EngineArguments {
     /// The model's name.
     pub label: Label,
-    /// Where its files are.
-    pub source: CheckpointSource,
+    /// Where its files come from.
+    pub source: CheckpointOrigin,
     /// What the user chose.
     pub options: LoadOptions,
     /// Where leases come from.
@@ -238,7 +240,8 @@ impl EngineState {
     }
 
     async fn plan(&self) -> Result<(Arc<Checkpoint>, Arc<Kit>, Arc<Needs>), StartError> {
-        let (source, options) = (self.arguments.source.clone(), self.arguments.options.clone());
+        let source = fetch(self.arguments.source.clone(), self.arguments.progress.clone()).await?;
+        let options = self.arguments.options.clone();
         let (name, target, page) = (self.arguments.label.to_string(), self.target(), self.arguments.device.page());
         // Weights that are there already have been weighed.
         let available = match self.arguments.shelf.model() {

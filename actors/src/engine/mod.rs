@@ -2,6 +2,7 @@
 
 mod actor;
 mod error;
+mod fetch;
 mod kit;
 mod lanes;
 mod message;

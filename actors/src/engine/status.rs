@@ -23,8 +23,17 @@ pub enum Status {
 }
 
 /// A moment of the start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
+    /// A file of the checkpoint is fetched from the hub.
+    Fetching {
+        /// Its name.
+        file: Arc<str>,
+        /// So far, with what was here before.
+        done: Bytes,
+        /// In all.
+        total: Bytes,
+    },
     /// Files are checked and worst cases planned.
     Planning,
     /// Weights are copied.

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use bursar_budgets::{Bytes, Device, DeviceError, HostConfig, HostDevice, LedgerConfig};
-use bursar_model::checkpoint::CheckpointSource;
+use bursar_model::checkpoint::{CheckpointOrigin, CheckpointSource};
+#[cfg(feature = "hub")]
+use bursar_model::checkpoint::{HubModel, HubOptions};
 use ractor::{Actor, ActorRef};
 use thiserror::Error;
 
@@ -193,7 +195,7 @@ impl Runtime {
 /// Where a model comes from.
 #[derive(Clone, Debug)]
 pub struct ModelSource {
-    checkpoint: CheckpointSource,
+    checkpoint: CheckpointOrigin,
     name: String,
 }
 
@@ -202,12 +204,26 @@ impl ModelSource {
     pub fn folder(path: impl Into<std::path::PathBuf>) -> Self {
         let path = path.into();
         let name = path.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned());
-        ModelSource { checkpoint: CheckpointSource::Folder(path), name }
+        ModelSource { checkpoint: CheckpointOrigin::Local(CheckpointSource::Folder(path)), name }
+    }
+
+    /// A model on the Hugging Face hub, `org/name` or `org/name@revision`, from the public hub into the user's own
+    /// cache. What is in the cache is not fetched again. The part behind the slash is the model's name.
+    #[cfg(feature = "hub")]
+    pub fn hub(id: &str) -> Self {
+        ModelSource::hub_with(id, HubOptions::default())
+    }
+
+    /// The same with another hub, a token, another cache.
+    #[cfg(feature = "hub")]
+    pub fn hub_with(id: &str, options: HubOptions) -> Self {
+        let model = HubModel::new(id, options);
+        ModelSource { name: model.name().to_owned(), checkpoint: CheckpointOrigin::Hub(model) }
     }
 
     /// The demo model that is embedded in the library.
     pub fn demo() -> Self {
-        ModelSource { checkpoint: bursar_model::demo::checkpoint(), name: "demo".to_owned() }
+        ModelSource { checkpoint: CheckpointOrigin::Local(bursar_model::demo::checkpoint()), name: "demo".to_owned() }
     }
 
     /// Its name, unless the options give another.

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use bursar_model::checkpoint::CheckpointSource;
+use bursar_model::checkpoint::CheckpointOrigin;
 
 use ractor::ActorCell;
 
@@ -28,7 +28,7 @@ pub enum RuntimeMessage {
         /// Its name.
         name: String,
         /// Its files.
-        source: CheckpointSource,
+        source: CheckpointOrigin,
         /// Its limits.
         options: Box<LoadOptions>,
         /// Who watches.
