@@ -63,8 +63,8 @@ macro_rules! questions {
 }
 
 questions! {
-    /// A user loads a model.
-    LOAD_MODEL: User -> Runtime, "load a model", 3600;
+    /// A user loads a model. A day, because its files may have to be fetched first.
+    LOAD_MODEL: User -> Runtime, "load a model", 86_400;
     /// A user unloads a model or ends the runtime.
     SHUT_DOWN: User -> Runtime, "shut down", 60;
     /// A user looks at the tree.

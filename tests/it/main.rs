@@ -4,6 +4,8 @@
 mod bad_input;
 mod chats;
 mod deaths;
+#[cfg(feature = "hub")]
+mod hub;
 mod memory;
 mod stage;
 mod starts;
