@@ -122,9 +122,11 @@ impl<'a> OpenImage<'a> {
         // A broken EXIF block does not make the picture unreadable: Pillow ignores it too.
         let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
         let color = decoder.color_type();
+        // The header's decoder would convert four colours itself; libjpeg gives them as they are.
+        let is_printed = format == ImageFormat::Jpeg && jpeg_frame(encoded).is_some_and(|frame| frame.components == 4);
         let second = color.channel_count() < 3 || !matches!(orientation, Orientation::NoTransforms);
         let cost = DecodeCost {
-            raw_bytes: decoder.total_bytes(),
+            raw_bytes: if is_printed { pixels * 4 } else { decoder.total_bytes() },
             scratch_bytes: scratch_bytes(format, encoded, width, height, color),
             rgb_bytes: pixels * 3,
             second_rgb_bytes: if second { pixels * 3 } else { 0 },
@@ -185,13 +187,13 @@ fn is_animated_webp(encoded: &[u8]) -> bool {
     encoded.get(12..16) == Some(b"VP8X") && encoded.get(20).is_some_and(|flags| flags & 2 != 0)
 }
 
-pub(super) struct JpegFrame {
+struct JpegFrame {
     progressive: bool,
-    pub(super) components: u64,
+    components: u64,
 }
 
 /// Finds the start-of-frame segment (ITU T.81, B.2.2).
-pub(super) fn jpeg_frame(encoded: &[u8]) -> Option<JpegFrame> {
+fn jpeg_frame(encoded: &[u8]) -> Option<JpegFrame> {
     let mut at = 2;
     loop {
         let &[mark, kind] = encoded.get(at..at + 2)? else { return None };
