@@ -7,5 +7,6 @@ mod deaths;
 #[cfg(feature = "hub")]
 mod hub;
 mod memory;
+mod pictures;
 mod stage;
 mod starts;

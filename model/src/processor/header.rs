@@ -105,6 +105,9 @@ impl<'a> OpenImage<'a> {
         limits.check_bytes(encoded.len() as u64)?;
         let format = ImageFormat::guess(encoded).ok_or(ImageError::UnknownFormat)?;
         let damaged = |_| ImageError::Damaged { format: format.name(), stage: "reading the header" };
+        if format == ImageFormat::WebP && riff_bytes(encoded) > encoded.len() as u64 {
+            return Err(ImageError::Damaged { format: format.name(), stage: "reading the header" });
+        }
         let reader = Cursor::new(encoded);
         let mut decoder: Box<dyn ImageDecoder + 'a> = match format {
             ImageFormat::Png => Box::new(PngDecoder::with_limits(reader, allocation_limit(limits)).map_err(damaged)?),
@@ -140,6 +143,13 @@ impl<'a> OpenImage<'a> {
         let (width, height) = if turns(orientation) { (height, width) } else { (width, height) };
         Ok(OpenImage { decoder, orientation, header: ImageHeader { format, width, height, cost } })
     }
+}
+
+/// How long a WebP says it is. Of an animation that was cut off the first frame may be whole; libwebp refuses it all the
+/// same, and so do we.
+fn riff_bytes(encoded: &[u8]) -> u64 {
+    let size = encoded.get(4..8).and_then(|size| size.try_into().ok()).map_or(0, u32::from_le_bytes);
+    u64::from(size) + 8
 }
 
 /// Bounds what side chunks of a PNG (colour profiles, texts) may unpack to.
