@@ -9,6 +9,8 @@ pub(crate) mod python_value;
 pub mod special_guard;
 pub mod stop_rules;
 pub(crate) mod strftime;
+mod template_meter;
+mod template_metering;
 pub mod template_source;
 pub mod tokenizer;
 
