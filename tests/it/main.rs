@@ -3,6 +3,7 @@
 
 mod bad_input;
 mod chats;
+mod checkpoints;
 mod deaths;
 #[cfg(feature = "hub")]
 mod hub;
