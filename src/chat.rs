@@ -6,7 +6,7 @@ use std::{
     process::ExitCode,
 };
 
-use bursar::{Chat, ChatEvent, Image, ModelHandle, Usage};
+use bursar::{Chat, ChatEvent, Image, ModelHandle, ScoredToken, TokenScore, Usage};
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -155,12 +155,29 @@ async fn stream(model: &ModelHandle, chat: Chat, json: bool) -> Result<String, F
 fn as_json(event: &ChatEvent) -> Value {
     match event {
         ChatEvent::Text(text) => json!({"type": "token", "text": text}),
+        ChatEvent::Prompt(scores) => {
+            json!({"type": "prompt", "tokens": scores.iter().map(score_json).collect::<Vec<_>>()})
+        }
+        ChatEvent::Token(score) => json!({"type": "score", "token": score_json(&Some(score.clone()))}),
         ChatEvent::Done { text, finish_reason, usage } => json!({
             "type": "done",
             "text": text,
             "finish_reason": finish_reason.label(),
             "usage": usage_json(usage),
         }),
+        _ => json!({"type": "other"}),
+    }
+}
+
+fn score_json(score: &Option<TokenScore>) -> Value {
+    let token = |token: &ScoredToken| json!({"id": token.id, "text": token.text, "logprob": token.log_probability});
+    match score {
+        None => Value::Null,
+        Some(score) => {
+            let mut scored = token(&score.token);
+            scored["top"] = score.top.iter().map(token).collect();
+            scored
+        }
     }
 }
 
@@ -168,6 +185,7 @@ fn usage_json(usage: &Usage) -> Value {
     json!({
         "prompt_tokens": usage.prompt_tokens,
         "picture_tokens": usage.picture_tokens,
+        "cached_tokens": usage.cached_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     })

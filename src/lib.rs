@@ -28,14 +28,23 @@
 
 pub use bursar_actors::{
     budget::{Budget, LeaseError},
-    chat::{Chat, ChatError, ChatEvent, Content, FinishReason, Image, ModelHandle, Reply, Usage},
+    chat::{
+        Chat, ChatError, ChatEvent, Content, FinishReason, Image, ModelHandle, Reply, ScoredToken, TokenScore, Usage,
+        Video,
+    },
     engine::{LoadOptions, Progress, StartError},
     runtime::{DeviceChoice, ModelSource, Runtime, RuntimeConfig, RuntimeError},
 };
 pub use bursar_budgets::{Bytes, Class, Device, GIB, HostConfig, HostDevice, KIB, Lease, MIB, Script, Snapshot};
 #[cfg(feature = "hub")]
 pub use bursar_model::checkpoint::{HubError, HubModel, HubOptions};
-pub use bursar_model::{Envelope, demo, error::ImageError, flow::ImageLimits, text::Role};
+pub use bursar_model::{
+    Envelope, demo,
+    error::{ImageError, VideoError},
+    flow::ImageLimits,
+    sampling::OutputFormat,
+    text::Role,
+};
 
 /// The crates that this one is a facade of.
 pub mod crates {

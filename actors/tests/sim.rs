@@ -5,6 +5,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     fmt::Write,
+    hash::{DefaultHasher, Hash, Hasher},
     sync::Arc,
 };
 
@@ -14,7 +15,10 @@ use bursar_actors::{
     vision::{self, PictureKey, Ticket, VisionCore, Wanted},
 };
 use bursar_kernels::BLOCK_TOKENS;
-use bursar_model::sampling::{Sampler, SamplingParams};
+use bursar_model::{
+    flow::{PictureContent, PictureHash, PrefixKeys},
+    sampling::{Sampler, SamplingParams},
+};
 
 /// SplitMix64 (Steele, Lea and Flood, OOPSLA'14).
 struct Chance(u64);
@@ -56,6 +60,8 @@ fn chosen(request: u64, position: usize) -> u32 {
 /// One caller, and the driver of its request.
 struct Request {
     number: u64,
+    /// What its text says; few topics, so that prompts begin alike.
+    topic: u32,
     text_tokens: usize,
     pictures: Vec<Wanted>,
     tokens_max: usize,
@@ -113,9 +119,24 @@ struct World {
     next_request: u64,
     next_sequence: u64,
     next_ticket: u64,
+    /// What each slot of the cache of keys and values holds: a hash over all that it was computed from.
+    slots: Vec<Option<u64>>,
     trace: String,
     steps: usize,
     preemptions: usize,
+    found_tokens: usize,
+}
+
+/// What each token of a sequence puts into the cache: a function of all tokens, positions and pictures up to there.
+fn content(sequence: &NewSequence) -> Vec<u64> {
+    let mut hasher = DefaultHasher::new();
+    let of_token = |(token, id): (usize, &u32)| {
+        let picture = sequence.pictures.iter().find(|picture| picture.content.tokens.contains(&token));
+        (id, sequence.positions[token], picture.map(|p| (p.content.hash, token - p.content.tokens.start)))
+            .hash(&mut hasher);
+        hasher.finish()
+    };
+    sequence.tokens.iter().enumerate().map(of_token).collect()
 }
 
 impl World {
@@ -137,6 +158,7 @@ impl World {
             step: None,
             launch: None,
             rows: vec![None; cache_rows],
+            slots: vec![None; blocks * BLOCK_TOKENS],
             pixels: BTreeSet::new(),
             pins: BTreeMap::new(),
             next_request: 0,
@@ -145,6 +167,7 @@ impl World {
             trace: String::new(),
             steps: 0,
             preemptions: 0,
+            found_tokens: 0,
             chance,
         }
     }
@@ -166,7 +189,8 @@ impl World {
             .collect();
         let mut request = Request {
             number: self.next_request,
-            text_tokens: self.chance.between(1, 40),
+            topic: self.chance.below(3) as u32,
+            text_tokens: self.chance.between(1, 60),
             pictures,
             tokens_max: 0,
             produced: Vec::new(),
@@ -214,21 +238,27 @@ impl World {
         let mut pictures = Vec::new();
         let mut start = 0;
         for rows in rows {
-            pictures.push(PicturePlace { tokens: start..start + rows.len(), cache_rows: rows.clone() });
+            let hash = PictureHash(keys[pictures.len()]);
+            let content = PictureContent { tokens: start..start + rows.len(), hash };
+            pictures.push(PicturePlace { content, cache_rows: rows.clone() });
             start += rows.len();
         }
         let prompt = request.prompt_tokens();
-        let tokens: Vec<u32> = (0..prompt).map(|_| 999).chain(request.produced.iter().copied()).collect();
+        let text = |token| if token < start { 999 } else { 1000 + request.topic };
+        let tokens: Vec<u32> = (0..prompt).map(text).chain(request.produced.iter().copied()).collect();
         let sequence = NewSequence {
             id,
-            positions: vec![[number as u32; 3]; tokens.len()],
+            positions: (0..tokens.len() as u32).map(|position| [position; 3]).collect(),
             next_position: tokens.len() as u32,
             tokens,
             produced: request.produced.len(),
             tokens_max: request.tokens_max,
             pictures,
             stop_tokens: [STOP].into(),
-            sampler: Arc::new(Sampler::new(SamplingParams::default()).expect("greedy")),
+            sampler: Arc::new(Sampler::new(SamplingParams::default(), 100_000).expect("greedy")),
+            prefix: PrefixKeys::default(),
+            group: None,
+            score_prompt: None,
         };
         self.pins.insert(id, (keys, rows.iter().flat_map(|rows| rows.iter().copied()).collect()));
         self.scheduler_step(Input::Admit(sequence));
@@ -305,6 +335,8 @@ impl World {
                 return self.scheduler.step(Input::Allotted(allotment));
             }
             Effect::Run(plan) => self.check_plan(plan),
+            Effect::Name(filled) => filled.iter().for_each(|filled| self.kv.name(filled)),
+            Effect::Found(_, tokens) => self.found_tokens += tokens,
             Effect::Token(id, token) => {
                 let Some(request) = self.of_sequence(id).filter(|request| !request.cancelled) else {
                     return self.scheduler.step(Input::Cancel(id));
@@ -341,11 +373,20 @@ impl World {
         assert!(batch.token_count() > 0);
         let distinct: BTreeSet<_> = batch.slots.iter().collect();
         assert_eq!(distinct.len(), batch.slots.len(), "two tokens are written to one place");
-        let mut owners: BTreeMap<u32, usize> = BTreeMap::new();
-        for (sequence, length) in batch.context_lengths.iter().enumerate() {
-            let blocks = (*length as usize).div_ceil(BLOCK_TOKENS);
-            for block in &batch.block_tables[sequence * batch.blocks_max()..][..blocks] {
-                assert_eq!(*owners.entry(*block).or_insert(sequence), sequence, "a block of two sequences");
+        // What is read is what the sequence would have computed itself, and nobody reads what is written.
+        for (part, id) in plan.parts.iter().enumerate() {
+            let content = content(self.scheduler.sequence(*id).expect("a planned sequence runs"));
+            let table = &batch.block_tables[part * batch.blocks_max()..];
+            let length = batch.context_lengths[part] as usize;
+            let new = (batch.query_starts[part + 1] - batch.query_starts[part]) as usize;
+            for (token, content) in content.iter().enumerate().take(length) {
+                let slot = table[token / BLOCK_TOKENS] * BLOCK_TOKENS as u32 + (token % BLOCK_TOKENS) as u32;
+                let is_written = token >= length - new;
+                assert_eq!(distinct.contains(&slot), is_written, "token {token} of {id} lies where another writes");
+                match is_written {
+                    true => self.slots[slot as usize] = Some(*content),
+                    false => assert_eq!(self.slots[slot as usize], Some(*content), "token {token} of {id}"),
+                }
             }
         }
         let distinct: BTreeSet<_> = plan.rows.iter().collect();
@@ -507,8 +548,14 @@ fn run_and_say(seed: u64) -> World {
 
 #[test]
 fn thousands_of_seeds_end_with_every_request_answered_and_everything_home() {
-    let preemptions: usize = (0..1000).map(|seed| run_and_say(seed).preemptions).sum();
+    let (mut preemptions, mut found_tokens) = (0, 0);
+    for seed in 0..1000 {
+        let world = run_and_say(seed);
+        preemptions += world.preemptions;
+        found_tokens += world.found_tokens;
+    }
     assert!(preemptions > 100, "pools were scarce: {preemptions} preemptions");
+    assert!(found_tokens > 10_000, "prompts began alike: {found_tokens} tokens found");
 }
 
 #[test]

@@ -68,12 +68,12 @@ pub fn corners(model: &Model, envelope: &Envelope, room: Room) -> Vec<Corner> {
         }
     }
     corners.push(Corner {
-        name: "step: prompts in every sequence, all of it pictures",
-        pass: Pass::Step(step(model, envelope, room, envelope.step_tokens)),
+        name: "step: prompts in every sequence, all of it pictures, every token scored",
+        pass: Pass::Step(step(model, envelope, room, envelope.step_tokens, true)),
     });
     corners.push(Corner {
         name: "step: every sequence decodes at the full context",
-        pass: Pass::Step(step(model, envelope, room, envelope.sequences.min(envelope.step_tokens))),
+        pass: Pass::Step(step(model, envelope, room, envelope.sequences.min(envelope.step_tokens), false)),
     });
     corners
 }
@@ -95,7 +95,7 @@ pub fn plan(model: &Model, target: Target, pass: &Pass) -> Result<Footprint, Ker
     Ok(Footprint { workspace: workspace.high_water(), work: tally.total() })
 }
 
-/// Runs a pass as serving runs it; for a step that is the decoder and the greedy choice.
+/// Runs a pass as serving runs it; for a step that is the decoder, its scores and the greedy choice.
 pub fn run<B: Backend>(
     model: &Model,
     scope: &Scope<'_, B>,
@@ -106,7 +106,8 @@ pub fn run<B: Backend>(
     match pass {
         Pass::Encode(batch) => model.encode(scope, batch, cache),
         Pass::Step(batch) => {
-            let logits = model.step(scope, batch, &StepCaches { layers, pictures: Some(cache) })?;
+            let score = |scope: &Scope<'_, B>, logits: &Tensor<'_>| scope.download::<f32>(logits).map(drop);
+            let logits = model.step(scope, batch, &StepCaches { layers, pictures: Some(cache) }, score)?;
             let chosen = scope.argmax(&logits)?;
             scope.download::<u32>(&chosen)?;
             scope.download::<f32>(&logits)?;
@@ -156,7 +157,7 @@ fn pictures(model: &Model, launch_patches: usize, grid: Grid) -> PictureBatch {
 /// A step of `tokens` tokens shared by as many sequences as the envelope allows, each ending at the full context and
 /// wanting logits, and every token of it a picture's where the model takes pictures. A context shorter than a
 /// sequence's share of the step makes the step smaller.
-fn step(model: &Model, envelope: &Envelope, room: Room, tokens: usize) -> StepBatch {
+fn step(model: &Model, envelope: &Envelope, room: Room, tokens: usize, are_scored: bool) -> StepBatch {
     assert!(tokens > 0 && envelope.context_tokens > 0, "an envelope lets a token through: {envelope:?}");
     let sequences = envelope.sequences.min(tokens);
     let tokens = tokens.min(sequences * envelope.context_tokens);
@@ -185,6 +186,7 @@ fn step(model: &Model, envelope: &Envelope, room: Room, tokens: usize) -> StepBa
             blocks: &blocks,
             pictures,
             wants_logits: true,
+            scored: 0..if are_scored { *share } else { 0 },
         })
         .collect();
     StepBatch::pack(&parts)

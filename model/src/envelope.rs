@@ -15,6 +15,9 @@ pub struct Envelope {
     pub picture_patches: usize,
     /// Pictures of a request, over all turns.
     pub pictures: usize,
+    /// Frames of a request's videos, over all turns. They have no room of their own: they are resized to
+    /// what the pictures leave of [`video_patches`](Self::video_patches).
+    pub video_frames: usize,
     /// Patches in one launch of the vision encoder, over all pictures. A larger `picture_patches` is lowered to it.
     pub launch_patches: usize,
 }
@@ -40,6 +43,18 @@ impl Envelope {
         Envelope { picture_patches: self.picture_patches.min(self.launch_patches), ..self }
     }
 
+    /// Patches that the pictures and videos of one request may take together, where `merged` patches make an embedding:
+    /// those of as many of the largest pictures as it may show. The vision cache is made for it.
+    pub fn visual_patches(&self, merged: usize) -> usize {
+        self.pictures * (self.picture_patches / merged * merged)
+    }
+
+    /// Of those, patches that videos are resized to: no more than fill three quarters of the context, so that text and
+    /// answer have the rest. Pictures, which a user chooses one by one, may fill it all.
+    pub fn video_patches(&self, merged: usize) -> usize {
+        self.visual_patches(merged).min(self.context_tokens * 3 / 4 * merged)
+    }
+
     /// Whether the limits go together.
     ///
     /// # Errors
@@ -55,6 +70,7 @@ impl Envelope {
         require("step_tokens", self.step_tokens, self.sequences, "each sequence has a token in a step")?;
         require("picture_patches", self.picture_patches, 4, "a picture has at least one token")?;
         require("pictures", self.pictures, 1, "a request may show something")?;
+        require("video_frames", self.video_frames, 1, "a video has at least one frame")?;
         require("launch_patches", self.launch_patches, self.picture_patches, "a launch takes the largest picture")
     }
 }
@@ -67,6 +83,7 @@ impl Default for Envelope {
             step_tokens: 512,
             picture_patches: 4096,
             pictures: 8,
+            video_frames: 32,
             launch_patches: 4096,
         }
     }

@@ -5,8 +5,9 @@
 use thiserror::Error;
 
 pub use crate::checkpoint::error::CheckpointError;
-pub use crate::processor::error::{ImageError, ProcessorError};
+pub use crate::processor::error::{ImageError, ProcessorError, VideoError, VisualError};
 pub use crate::sampling::error::SamplingError;
+pub use crate::sampling::grammar::GrammarError;
 pub use crate::text::error::{PrivateText, TextError};
 
 /// Any error of pictures, text, sampling or checkpoints.
@@ -16,6 +17,9 @@ pub enum ModelError {
     /// A picture was refused or broken.
     #[error(transparent)]
     Image(#[from] ImageError),
+    /// What a request shows was refused or broken.
+    #[error(transparent)]
+    Visual(#[from] VisualError),
     /// The image processor's settings cannot be followed.
     #[error(transparent)]
     Processor(#[from] ProcessorError),
@@ -35,6 +39,7 @@ impl ModelError {
     pub fn hint(&self) -> String {
         match self {
             ModelError::Image(error) => error.hint(),
+            ModelError::Visual(error) => error.hint(),
             ModelError::Processor(error) => error.hint(),
             ModelError::Text(error) => error.hint(),
             ModelError::Sampling(error) => error.hint(),

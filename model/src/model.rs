@@ -131,15 +131,17 @@ impl Model {
         self.family.encode(scope, batch, cache)
     }
 
-    /// Runs one step of the decoder; gives `[logit_rows, vocabulary]`.
+    /// Runs one step of the decoder; gives `[logit_rows, vocabulary]`. `score` hears the logits of the scored rows, a few
+    /// rows at a time; see [`Decoder::step`](crate::blocks::decoder::Decoder::step).
     pub fn step<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
         batch: &StepBatch,
         caches: &StepCaches<'_>,
+        score: impl FnMut(&Scope<'_, B>, &Tensor<'_>) -> Result<(), KernelError>,
     ) -> Result<Tensor<'s>, KernelError> {
         self.assert_loaded::<B>();
-        self.family.decoder().step(scope, batch, caches)
+        self.family.decoder().step(scope, batch, caches, score)
     }
 
     fn assert_loaded<B: Backend>(&self) {

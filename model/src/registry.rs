@@ -11,9 +11,12 @@ use crate::{
         decoder::{Decoder, DecoderConfig},
     },
     checkpoint::Checkpoint,
-    families::{qwen2, qwen2_5_vl},
-    flow::{Grid, LayoutError, Patches, PromptLayout},
-    processor::ImageProcessor,
+    families::{
+        qwen2,
+        qwen2_5_vl::{self, Placeholders},
+    },
+    flow::{LayoutError, Patches, PromptLayout, VisualGrid},
+    processor::{ImageProcessor, VideoProcessor},
     weights::{WeightError, WeightMap},
 };
 
@@ -58,7 +61,8 @@ impl FamilyConfig {
         let serves = |known: &[&str]| checkpoint.architectures().any(|name| known.contains(&name));
         if serves(qwen2_5_vl::ARCHITECTURES) {
             let processor = checkpoint.image_processor.as_ref().map(ImageProcessor::config);
-            return Ok(FamilyConfig::Qwen2_5Vl(qwen2_5_vl::Config::read(config, processor)?));
+            let videos = checkpoint.video_processor.as_ref().map(VideoProcessor::config);
+            return Ok(FamilyConfig::Qwen2_5Vl(qwen2_5_vl::Config::read(config, processor, videos)?));
         }
         if serves(qwen2::ARCHITECTURES) {
             return Ok(FamilyConfig::Qwen2(qwen2::Config::read(config)?));
@@ -100,14 +104,16 @@ impl FamilyConfig {
         }
     }
 
-    /// Lets placeholders grow to their pictures' size and gives every token its position.
-    pub fn lay_out(&self, tokens: Vec<u32>, grids: &[Grid]) -> Result<PromptLayout, LayoutError> {
+    /// Lets placeholders grow to the size of the pictures and videos that they stand for, and gives every token its
+    /// position. A video takes one span a step.
+    ///
+    /// # Errors
+    /// Placeholders of pictures or of videos are not as many as `visuals` has, or the family takes none.
+    pub fn lay_out(&self, tokens: Vec<u32>, visuals: &[VisualGrid]) -> Result<PromptLayout, LayoutError> {
         match self {
-            FamilyConfig::Qwen2(_) if grids.is_empty() => Ok(qwen2::lay_out(tokens)),
-            FamilyConfig::Qwen2(_) => Err(LayoutError::TextOnly { pictures: grids.len() }),
-            FamilyConfig::Qwen2_5Vl(config) => {
-                qwen2_5_vl::lay_out(&tokens, grids, config.image_token, config.vision.spatial_merge_size)
-            }
+            FamilyConfig::Qwen2(_) if visuals.is_empty() => Ok(qwen2::lay_out(tokens)),
+            FamilyConfig::Qwen2(_) => Err(LayoutError::TextOnly { pictures: visuals.len() }),
+            FamilyConfig::Qwen2_5Vl(config) => qwen2_5_vl::lay_out(&tokens, visuals, &Placeholders::of(config)),
         }
     }
 

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bursar_model::flow::image_bytes::{ImageBytes, ImageLimits};
 use bursar_model::flow::rgb_image::RgbImage;
-use bursar_model::processor::{ImageProcessor, ImageProcessorConfig};
+use bursar_model::flow::video::Video;
+use bursar_model::processor::{ImageProcessor, ImageProcessorConfig, VideoProcessor};
 use image::{DynamicImage, ImageFormat};
 
 struct Counting;
@@ -73,6 +74,23 @@ fn pictures() -> Vec<(String, Vec<u8>)> {
 fn decoding_and_processing_take_no_more_than_was_said_before() {
     decode_all();
     process_one();
+    process_video();
+}
+
+/// Nine frames of 801 x 600: decoded one by one, each step's patches kept.
+fn process_video() {
+    let processor = VideoProcessor::new(ImageProcessorConfig::default()).expect("defaults are valid");
+    let limits = ImageLimits::default();
+    let frame = image::RgbImage::from_fn(801, 600, |x, y| image::Rgb([x as u8, y as u8, 7]));
+    let mut encoded = Cursor::new(Vec::new());
+    frame.write_to(&mut encoded, ImageFormat::Png).expect("it encodes");
+    let video = Video::new(vec![ImageBytes::new(encoded.into_inner()); 9], 2.0);
+    let plan = processor.plan(&video, &limits, 200).expect("a plan");
+    let (taken, _) = peak_of(|| processor.process(&video, &plan, &limits).expect("patches"));
+    let said = plan.decoding_bytes + plan.patches_bytes();
+    println!("a video: said {said}, took {taken}");
+    assert!(taken <= said, "took {taken} bytes, said {said}");
+    assert!(said <= 2 * taken, "took {taken} bytes, said {said}: far too careful");
 }
 
 fn process_one() {

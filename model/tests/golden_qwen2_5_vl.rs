@@ -51,7 +51,7 @@ fn prompts_grids_and_positions_are_the_recorded_ones() {
         let grids: Vec<Grid> = case.patches.iter().map(|patches| patches.grid).collect();
         let flat: Vec<i64> = grids.iter().flat_map(|grid| [grid.t, grid.h, grid.w].map(i64::from)).collect();
         assert_eq!(flat, case.integers("image_grid_thw").unwrap_or_default(), "{name}");
-        let layout = config.lay_out(case.prompt_ids(&checkpoint), &grids).expect("it is laid out");
+        let layout = config.lay_out(case.prompt_ids(&checkpoint), &case.visuals).expect("it is laid out");
         let ids: Vec<i64> = layout.tokens.iter().map(|token| i64::from(*token)).collect();
         assert_eq!(Some(ids), case.integers("input_ids"), "{name}");
         let positions: Vec<i64> =
@@ -157,6 +157,29 @@ fn the_recorded_logits_come_from_chunks_that_end_there_too() {
         println!("{}: {worst:.1e}", case.name);
         assert!(worst <= REFERENCE_TOLERANCE, "{}: {worst:e}", case.name);
         bench.end(sequence);
+        bench.forget(rows);
+    }
+}
+
+#[test]
+fn a_scored_prompt_has_the_recorded_logits_at_every_token_however_it_is_chunked() {
+    let bench = bench();
+    for case in cases(&bench) {
+        let rows = encode(&bench, &case);
+        for size in [usize::MAX, 41] {
+            let mut sequence = bench.sequence(&case, &rows);
+            let mut scores = Vec::new();
+            while sequence.prompt_left() > 0 {
+                let count = size.min(sequence.prompt_left());
+                scores.extend(bench.step_and_score(&mut [sequence.share(count).scored()]).1);
+            }
+            let recorded = case.logits("logit_positions", "logits");
+            let errors = recorded.iter().map(|(place, expected)| relative_error(&scores[*place], expected));
+            let worst = errors.fold(0.0, f32::max);
+            println!("{}: {} tokens scored, {worst:.1e}", case.name, scores.len());
+            assert!(worst <= REFERENCE_TOLERANCE, "{}: {worst:e}", case.name);
+            bench.end(sequence);
+        }
         bench.forget(rows);
     }
 }

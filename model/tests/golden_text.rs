@@ -26,6 +26,7 @@ fn messages(recorded: &Value) -> Option<Vec<Message>> {
     let part = |part: &Value| match part["type"].as_str() {
         Some("text") => Some(Part::Text(part["text"].as_str()?.to_owned())),
         Some("image") => Some(Part::Image),
+        Some("video") => Some(Part::Video),
         _ => None,
     };
     let message = |message: &Value| {

@@ -28,6 +28,7 @@ fn envelopes() -> Vec<Envelope> {
         step_tokens,
         picture_patches,
         pictures: 3,
+        video_frames: 8,
         launch_patches,
     };
     vec![
@@ -189,6 +190,7 @@ impl Within<'_> {
             .iter()
             .map(|(.., shown, _)| [PictureRows { tokens: 0..*shown, cache_rows: &rows[..*shown] }])
             .collect();
+        let scored = self.random.below(2) == 0;
         let parts = shares.iter().zip(&pictures).map(|((count, cached, _, wants_logits), pictures)| SequencePart {
             tokens: &tokens[..*count],
             positions: &positions[..*count],
@@ -196,6 +198,7 @@ impl Within<'_> {
             blocks: &blocks,
             pictures,
             wants_logits: *wants_logits,
+            scored: 0..if scored { *count } else { 0 },
         });
         Pass::Step(StepBatch::pack(&parts.collect::<Vec<_>>()))
     }
@@ -256,6 +259,7 @@ fn any_envelope() -> impl Strategy<Value = Envelope> {
             step_tokens,
             picture_patches,
             pictures: 2,
+            video_frames: 8,
             launch_patches,
         },
     )

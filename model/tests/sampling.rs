@@ -1,143 +1,139 @@
-//! Stories of sampling: distributions against a plain reference, and seeds that repeat.
+//! Stories of sampling: seeds that repeat, what is forbidden, what is refused, and log-probabilities. Distributions have
+//! their own file.
 
 use bursar_model::error::SamplingError;
-use bursar_model::sampling::{GenerationDefaults, Sampler, SamplerScratch, SamplingParams};
+use bursar_model::flow::{LogProbability, Token};
+use bursar_model::sampling::{
+    GenerationDefaults, Past, Sampler, SamplerScratch, SamplingParams, TOP_LOG_PROBABILITIES_MAX, log_probabilities,
+};
 use proptest::prelude::*;
 
-const DRAWS: u64 = 20_000;
+/// What the method gives at positions from 0, computed apart from this code, as the first version drew it.
+const DRAWN_BY_SEED_42: [u32; 16] = [3, 0, 5, 5, 1, 1, 1, 1, 3, 1, 3, 1, 1, 1, 1, 5];
 
 fn logits() -> Vec<f32> {
     vec![1.0, 3.0, -0.5, 2.5, f32::NEG_INFINITY, 2.5, 0.0, -4.0]
 }
 
-/// Probabilities by the book: sort, cut, normalise, one step after another in f64.
-fn reference(logits: &[f32], params: &SamplingParams, history: &[u32]) -> Vec<f64> {
-    let mut scores: Vec<f64> = logits.iter().map(|&logit| f64::from(logit)).collect();
-    for (id, score) in scores.iter_mut().enumerate().filter(|(id, _)| history.contains(&(*id as u32))) {
-        let penalty = params.repetition_penalty;
-        *score = if *score < 0.0 { *score * penalty } else { *score / penalty };
-        assert!(id < logits.len());
-    }
-    scores.iter_mut().for_each(|score| *score /= params.temperature);
-    let mut descending = scores.clone();
-    descending.sort_by(|a, b| b.total_cmp(a));
-    if params.top_k > 0 {
-        let least = descending[params.top_k.min(scores.len()) - 1];
-        scores.iter_mut().filter(|score| **score < least).for_each(|score| *score = f64::NEG_INFINITY);
-    }
-    let softmax = |scores: &[f64]| {
-        let weights: Vec<f64> = scores.iter().map(|score| (score - descending[0]).exp()).collect();
-        let total: f64 = weights.iter().sum();
-        weights.into_iter().map(|weight| weight / total).collect::<Vec<_>>()
-    };
-    let probabilities = softmax(&scores);
-    let mut order: Vec<usize> = (0..scores.len()).collect();
-    order.sort_by(|&a, &b| probabilities[b].total_cmp(&probabilities[a]).then(a.cmp(&b)));
-    let mut before = 0.0;
-    for id in order {
-        if before >= params.top_p {
-            scores[id] = f64::NEG_INFINITY;
-        }
-        before += probabilities[id];
-    }
-    let probabilities = softmax(&scores);
-    let bound = params.min_p * probabilities.iter().copied().fold(0.0, f64::max);
-    probabilities.iter().zip(&mut scores).filter(|(p, _)| **p < bound).for_each(|(_, s)| *s = f64::NEG_INFINITY);
-    softmax(&scores)
+fn sampler(params: SamplingParams, vocabulary: usize) -> Sampler {
+    Sampler::new(params, vocabulary).expect("valid parameters")
 }
 
-fn counts(params: &SamplingParams, history: &[u32]) -> Vec<u64> {
-    let sampler = Sampler::new(params.clone()).expect("valid parameters");
-    let (logits, mut scratch) = (logits(), SamplerScratch::default());
-    let mut counts = vec![0; logits.len()];
-    for position in 0..DRAWS {
-        let token = sampler.sample(&logits, history, position, &mut scratch).expect("a token");
-        counts[token.id as usize] += 1;
-    }
-    counts
-}
-
-#[test]
-fn draws_follow_the_distribution_of_a_plain_reference() {
-    let warm = SamplingParams { temperature: 1.0, seed: 11, ..Default::default() };
-    let cases = [
-        (warm.clone(), vec![]),
-        (SamplingParams { temperature: 0.6, ..warm.clone() }, vec![]),
-        (SamplingParams { top_k: 2, ..warm.clone() }, vec![]), // a tie: three stay
-        (SamplingParams { top_k: 100, top_p: 0.8, ..warm.clone() }, vec![]),
-        (SamplingParams { min_p: 0.2, ..warm.clone() }, vec![]),
-        (SamplingParams { repetition_penalty: 1.5, top_p: 0.95, ..warm.clone() }, vec![1, 1, 2, 99]),
-        (SamplingParams { temperature: 1.7, top_k: 4, top_p: 0.9, min_p: 0.05, ..warm }, vec![3]),
-    ];
-    for (params, history) in cases {
-        let expected = reference(&logits(), &params, &history);
-        let counts = counts(&params, &history);
-        let mut chi_square = 0.0;
-        for (&probability, &count) in expected.iter().zip(&counts) {
-            let mean = probability * DRAWS as f64;
-            if probability == 0.0 {
-                assert_eq!(0, count, "{params:?}: a forbidden token was drawn");
-            } else {
-                chi_square += (count as f64 - mean).powi(2) / mean;
-            }
-        }
-        // Seven degrees of freedom exceed 29.9 once in 10,000; the seeds are fixed, so this does not flicker.
-        assert!(chi_square < 29.9, "{params:?}: {chi_square}, {counts:?} for {expected:?}");
-    }
-}
-
-#[test]
-fn the_log_probability_is_that_of_the_drawn_token() {
-    let params = SamplingParams { temperature: 0.7, top_k: 4, seed: 5, ..Default::default() };
-    let expected = reference(&logits(), &params, &[]);
-    let sampler = Sampler::new(params).expect("valid parameters");
-    for position in 0..50 {
-        let token = sampler.sample(&logits(), &[], position, &mut SamplerScratch::default()).expect("a token");
-        let log = expected[token.id as usize].ln() as f32;
-        assert!((log - token.log_probability).abs() < 1e-5, "{log} {token:?}");
-    }
+fn sample(sampler: &Sampler, logits: &[f32], past: Past<'_>) -> Result<Token, SamplingError> {
+    sampler.sample(logits, past, &mut SamplerScratch::default())
 }
 
 #[test]
 fn a_seed_repeats_whatever_was_sampled_in_between() {
-    let params = SamplingParams { temperature: 1.0, seed: 42, ..Default::default() };
-    let sampler = Sampler::new(params.clone()).expect("valid parameters");
+    let params = SamplingParams { temperature: 1.0, presence_penalty: 0.5, seed: 42, ..Default::default() };
+    let produced = [3u32; 200];
+    let draw = |sampler: &Sampler, at: usize, scratch: &mut SamplerScratch| {
+        sampler.sample(&logits(), Past::new(&[], &produced[..at]), scratch).expect("a token")
+    };
+    let ours = sampler(params.clone(), 8);
+    let neighbour = sampler(SamplingParams { frequency_penalty: 1.0, ..params.clone() }, 33);
     let mut scratch = SamplerScratch::default();
-    let forward: Vec<_> =
-        (0..200).map(|at| sampler.sample(&logits(), &[], at, &mut scratch).expect("a token")).collect();
+    let forward: Vec<_> = (0..200).map(|at| draw(&ours, at, &mut scratch)).collect();
     let mut backward: Vec<_> = (0..200)
         .rev()
         .map(|at| {
-            sampler.sample(&[0.5; 33], &[], at, &mut scratch).expect("a neighbour's token");
-            sampler.clone().sample(&logits(), &[], at, &mut scratch).expect("a token")
+            let past = Past::new(&[], &produced[..at]);
+            neighbour.sample(&[0.5; 33], past, &mut scratch).expect("a neighbour's token");
+            draw(&ours.clone(), at, &mut scratch)
         })
         .collect();
     backward.reverse();
     assert_eq!(forward, backward);
-    let other = Sampler::new(SamplingParams { seed: 43, ..params }).expect("valid parameters");
-    let others: Vec<_> = (0..200).map(|at| other.sample(&logits(), &[], at, &mut scratch).expect("a token")).collect();
+    let other = sampler(SamplingParams { seed: 43, ..params }, 8);
+    let others: Vec<_> = (0..200).map(|at| draw(&other, at, &mut scratch)).collect();
     assert_ne!(forward, others);
+}
+
+/// Written down once: these must stay what they are from one version to the next.
+#[test]
+fn a_seed_draws_what_it_drew_in_earlier_versions() {
+    let params = SamplingParams { temperature: 1.0, top_p: 0.95, seed: 42, ..Default::default() };
+    let sampler = sampler(params, 8);
+    let draw = |at| sample(&sampler, &logits(), Past::at(at)).expect("a token").id;
+    let drawn: Vec<_> = (0..16).map(draw).collect();
+    assert_eq!(DRAWN_BY_SEED_42, drawn[..]);
 }
 
 #[test]
 fn no_temperature_takes_the_first_of_the_likeliest() {
-    let greedy = Sampler::new(SamplingParams::default()).expect("valid parameters");
-    let mut scratch = SamplerScratch::default();
-    assert_eq!(1, greedy.sample(&[0.0, 2.0, 2.0], &[], 0, &mut scratch).expect("a token").id);
+    let greedy = sampler(SamplingParams::default(), 3);
+    assert_eq!(1, sample(&greedy, &[0.0, 2.0, 2.0], Past::at(0)).expect("a token").id);
     // A temperature as small as Qwen2.5-VL's 1e-6 is greedy in effect and computes no NaN.
-    let cold = SamplingParams { temperature: 1e-6, top_p: 0.001, ..Default::default() };
-    let token = Sampler::new(cold).expect("valid").sample(&logits(), &[], 9, &mut scratch).expect("a token");
-    assert_eq!((1, 0.0), (token.id, token.log_probability));
+    let cold = sampler(SamplingParams { temperature: 1e-6, top_p: 0.001, ..Default::default() }, 8);
+    assert_eq!(1, sample(&cold, &logits(), Past::at(9)).expect("a token").id);
+}
+
+#[test]
+fn penalties_count_what_was_produced_and_only_repetition_counts_the_prompt() {
+    let greedy = |params| sampler(params, 3);
+    let row = [1.0, 1.5, 1.2];
+    let pick = |params, prompt: &[u32], produced: &[u32]| {
+        sample(&greedy(params), &row, Past::new(prompt, produced)).expect("a token").id
+    };
+    let presence = || SamplingParams { presence_penalty: 0.4, ..Default::default() };
+    assert_eq!(1, pick(presence(), &[1, 1, 1], &[]), "the prompt is free");
+    assert_eq!(2, pick(presence(), &[], &[1]));
+    assert_eq!(2, pick(presence(), &[], &[1, 1, 1, 1]), "once, however often");
+    let frequency = || SamplingParams { frequency_penalty: 0.2, ..Default::default() };
+    assert_eq!(1, pick(frequency(), &[1, 1, 1], &[1]));
+    assert_eq!(2, pick(frequency(), &[], &[1, 1]), "0.4 for twice");
+    assert_eq!(0, pick(frequency(), &[], &[1, 1, 1, 2, 2]));
+    let repetition = SamplingParams { repetition_penalty: 1.3, ..Default::default() };
+    assert_eq!(2, pick(repetition, &[1], &[]));
+}
+
+#[test]
+fn a_bias_decides_and_never_revives_what_the_model_forbids() {
+    let biased =
+        |pairs: &[(u32, f64)]| SamplingParams { logit_bias: pairs.iter().copied().collect(), ..Default::default() };
+    let pick = |params| sample(&sampler(params, 8), &logits(), Past::at(0)).expect("a token").id;
+    assert_eq!(7, pick(biased(&[(7, 100.0)])));
+    assert_eq!(3, pick(biased(&[(1, -100.0), (4, 100.0)])), "token 4 is -infinity");
+}
+
+#[test]
+fn end_tokens_wait_until_enough_was_produced() {
+    let ends: std::sync::Arc<[u32]> = [1, 3, 5, 4_000].into();
+    let sampler = sampler(SamplingParams::default(), 8).with_tokens_min(2, ends.clone());
+    let at = |position| sample(&sampler, &logits(), Past::at(position)).expect("a token").id;
+    assert_eq!([0, 0, 1, 1], [at(0), at(1), at(2), at(100)]);
+    let all = self::sampler(SamplingParams::default(), 2).with_tokens_min(2, [0, 1].into());
+    assert_eq!(Err(SamplingError::NothingAllowed { logits: 2 }), sample(&all, &[0.0, 1.0], Past::at(0)));
+}
+
+#[test]
+fn a_sampler_says_what_it_needs() {
+    let with = |params| sampler(params, 8);
+    let plain = with(SamplingParams::default());
+    assert!(plain.is_plain_argmax() && !plain.reads_past() && !plain.reads_prompt());
+    assert!(with(SamplingParams { temperature: 1.0, top_k: 1, ..Default::default() }).is_plain_argmax());
+    let biased = with(SamplingParams { logit_bias: [(1, 1.0)].into(), ..Default::default() });
+    assert!(!biased.is_plain_argmax() && !biased.reads_past());
+    assert!(!plain.clone().with_tokens_min(1, [0].into()).is_plain_argmax());
+    assert!(!plain.clone().with_log_probabilities(0).expect("none of the others").is_plain_argmax());
+    let present = with(SamplingParams { presence_penalty: 0.1, ..Default::default() });
+    assert!(!present.is_plain_argmax() && present.reads_past() && !present.reads_prompt());
+    let repeated = with(SamplingParams { repetition_penalty: 1.1, ..Default::default() });
+    assert!(!repeated.is_plain_argmax() && repeated.reads_past() && repeated.reads_prompt());
+    assert_eq!(Err(SamplingError::PastMissing), sample(&present, &logits(), Past::at(3)));
 }
 
 #[test]
 fn what_is_no_distribution_is_a_typed_error() {
-    let sampler = Sampler::new(SamplingParams { temperature: 1.0, ..Default::default() }).expect("valid parameters");
-    let sample = |logits: &[f32]| sampler.sample(logits, &[], 0, &mut SamplerScratch::default());
+    let sample = |logits: &[f32]| {
+        let sampler = sampler(SamplingParams { temperature: 1.0, ..Default::default() }, 2);
+        sample(&sampler, logits, Past::at(0))
+    };
     assert_eq!(Err(SamplingError::NoLogits), sample(&[]));
     assert_eq!(Err(SamplingError::BadLogit { token: 1 }), sample(&[0.0, f32::NAN]));
     assert_eq!(Err(SamplingError::BadLogit { token: 0 }), sample(&[f32::INFINITY, 0.0]));
     assert_eq!(Err(SamplingError::NothingAllowed { logits: 2 }), sample(&[f32::NEG_INFINITY; 2]));
+    assert_eq!(Err(SamplingError::Width { logits: 3, vocabulary: 2 }), sample(&[0.0; 3]));
 }
 
 #[test]
@@ -152,13 +148,73 @@ fn parameters_out_of_range_are_refused_by_name() {
         ("min_p", SamplingParams { min_p: -0.1, ..default() }),
         ("min_p", SamplingParams { min_p: f64::NAN, ..default() }),
         ("repetition_penalty", SamplingParams { repetition_penalty: 0.0, ..default() }),
+        ("repetition_penalty", SamplingParams { repetition_penalty: -1.0, ..default() }),
+        ("repetition_penalty", SamplingParams { repetition_penalty: f64::NAN, ..default() }),
+        ("presence_penalty", SamplingParams { presence_penalty: 2.1, ..default() }),
+        ("presence_penalty", SamplingParams { presence_penalty: f64::NAN, ..default() }),
+        ("frequency_penalty", SamplingParams { frequency_penalty: -2.1, ..default() }),
+        ("frequency_penalty", SamplingParams { frequency_penalty: f64::INFINITY, ..default() }),
+        ("logit_bias", SamplingParams { logit_bias: [(0, 0.0), (1, 100.5)].into(), ..default() }),
+        ("logit_bias", SamplingParams { logit_bias: [(0, f64::NAN)].into(), ..default() }),
     ];
     for (name, params) in bad {
-        let error = Sampler::new(params).expect_err("refused");
+        let error = Sampler::new(params, 8).expect_err("refused");
         let SamplingError::OutOfRange { parameter, .. } = error else { panic!("{error}") };
         assert_eq!(name, parameter);
         assert!(error.hint().contains(name));
     }
+    let unknown = SamplingParams { logit_bias: [(7, 1.0), (8, 1.0)].into(), ..default() };
+    let error = Sampler::new(unknown, 8).expect_err("refused");
+    assert_eq!(SamplingError::UnknownToken { token: 8, vocabulary: 8 }, error);
+    assert!(error.hint().contains("below 8"));
+}
+
+#[test]
+fn parameters_that_were_written_down_before_the_penalties_came_can_be_read() {
+    let written =
+        r#"{"temperature": 0.5, "top_k": 3, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "seed": 9}"#;
+    let params: SamplingParams = serde_json::from_str(written).expect("it parses");
+    assert_eq!(SamplingParams { temperature: 0.5, top_k: 3, seed: 9, ..Default::default() }, params);
+    let biased = SamplingParams { logit_bias: [(3, -1.5)].into(), ..params };
+    let again = serde_json::from_str(&serde_json::to_string(&biased).expect("it is written")).expect("it parses");
+    assert_eq!(biased, again);
+}
+
+#[test]
+fn log_probabilities_are_those_of_the_model_whatever_chose_the_token() {
+    let params = SamplingParams {
+        temperature: 0.3,
+        top_k: 2,
+        presence_penalty: 2.0,
+        logit_bias: [(7, 100.0)].into(),
+        ..Default::default()
+    };
+    let sampler = sampler(params, 8).with_log_probabilities(4).expect("four");
+    let token = sample(&sampler, &logits(), Past::new(&[], &[1])).expect("a token");
+    assert_eq!(7, token.id, "the bias decides");
+    let total = logits().iter().map(|&logit| f64::from(logit).exp()).sum::<f64>().ln();
+    let of = |id: u32| LogProbability { id, log_probability: (f64::from(logits()[id as usize]) - total) as f32 };
+    let close =
+        |a: LogProbability, b: LogProbability| a.id == b.id && (a.log_probability - b.log_probability).abs() < 1e-6;
+    let reported = token.log_probabilities.expect("asked for");
+    assert!(close(of(7), reported.chosen), "{reported:?}");
+    let expected = [1, 3, 5, 0].map(of); // 3 and 5 are equal
+    assert_eq!(4, reported.top.len());
+    assert!(expected.iter().zip(&reported.top).all(|(a, b)| close(*a, *b)), "{reported:?}");
+    // What really followed in a prompt gets the same, and a model may hold it impossible.
+    assert_eq!(*reported, log_probabilities(&logits(), 7, 4).expect("a row"));
+    let impossible = log_probabilities(&logits(), 4, 20).expect("a row");
+    assert_eq!(f32::NEG_INFINITY, impossible.chosen.log_probability);
+    assert_eq!(7, impossible.top.len(), "the impossible one is not among the likeliest");
+    assert_eq!(Vec::<LogProbability>::new(), log_probabilities(&logits(), 1, 0).expect("a row").top);
+}
+
+#[test]
+fn too_many_log_probabilities_and_unknown_tokens_are_refused() {
+    let too_many = SamplingError::TooManyLogProbabilities { asked: 21, limit: TOP_LOG_PROBABILITIES_MAX };
+    assert_eq!(too_many, sampler(SamplingParams::default(), 8).with_log_probabilities(21).expect_err("refused"));
+    assert_eq!(Err(too_many), log_probabilities(&logits(), 0, 21));
+    assert_eq!(Err(SamplingError::UnknownToken { token: 8, vocabulary: 8 }), log_probabilities(&logits(), 8, 1));
 }
 
 #[test]
@@ -182,22 +238,81 @@ fn generation_config_gives_the_defaults_of_a_checkpoint() {
     }
 }
 
-proptest! {
-    #[test]
-    fn any_finite_logits_and_valid_parameters_yield_an_allowed_token(
-        logits in prop::collection::vec(prop_oneof![-1e30f32..1e30, Just(f32::NEG_INFINITY), Just(0.0)], 1..50),
+fn row() -> impl Strategy<Value = Vec<f32>> {
+    let logit = prop_oneof![-1e30f32..1e30, -20.0f32..20.0, Just(f32::NEG_INFINITY), Just(0.0), Just(f32::MAX)];
+    prop::collection::vec(logit, 1..50).prop_filter("one is allowed", |row| row.iter().any(|logit| logit.is_finite()))
+}
+
+prop_compose! {
+    fn params(tokens: u32)(
         temperature in prop_oneof![Just(0.0), Just(1e-6), 0.01f64..100.0],
         top_k in 0usize..60,
         top_p in 0.001f64..=1.0,
         min_p in 0.0f64..=1.0,
-        repetition_penalty in 0.5f64..2.0,
+        repetition_penalty in prop_oneof![Just(1.0), 0.01f64..100.0],
+        presence_penalty in prop_oneof![Just(0.0), -2.0f64..=2.0],
+        frequency_penalty in prop_oneof![Just(0.0), -2.0f64..=2.0],
+        logit_bias in prop::collection::btree_map(0..tokens, -100.0f64..=100.0, 0..4),
+        seed in any::<u64>(),
+    ) -> SamplingParams {
+        SamplingParams {
+            temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, logit_bias, seed,
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_row_and_valid_parameters_yield_an_allowed_token(
+        (row, params) in row().prop_flat_map(|row| { let tokens = row.len() as u32; (Just(row), params(tokens)) }),
+        prompt in prop::collection::vec(0u32..60, 0..20),
+        produced in prop::collection::vec(0u32..60, 0..20),
+        top in 0usize..=20,
+    ) {
+        let sampler = sampler(params, row.len()).with_log_probabilities(top).expect("at most 20");
+        let mut scratch = SamplerScratch::default();
+        let past = Past::new(&prompt, &produced);
+        let token = sampler.sample(&row, past, &mut scratch).expect("a token");
+        prop_assert!(row[token.id as usize].is_finite());
+        prop_assert_eq!(produced.len() as u64, token.position);
+        // Nothing of one row stays in the buffers.
+        prop_assert_eq!(&token, &sampler.sample(&row, past, &mut scratch).expect("again"));
+        let log = token.log_probabilities.expect("asked for");
+        prop_assert!(log.chosen.log_probability <= 0.0 && log.top.len() <= top);
+        let mut by_sorting: Vec<(f32, u32)> = row.iter().copied().zip(0..).filter(|(logit, _)| logit.is_finite()).collect();
+        by_sorting.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        let expected: Vec<_> = by_sorting.iter().take(top).map(|(_, id)| *id).collect();
+        prop_assert_eq!(expected, log.top.iter().map(|one| one.id).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_token_with_a_bias_of_minus_100_is_all_but_forbidden(
+        row in prop::collection::vec(-20.0f32..20.0, 2..40),
+        temperature in prop_oneof![Just(0.0), 0.1f64..2.0],
         seed in any::<u64>(),
     ) {
-        prop_assume!(logits.iter().any(|logit| logit.is_finite()));
-        let params = SamplingParams { temperature, top_k, top_p, min_p, repetition_penalty, seed };
-        let token = Sampler::new(params).expect("valid").sample(&logits, &[0, 3], 1, &mut SamplerScratch::default());
-        let token = token.expect("a token");
-        prop_assert!(logits[token.id as usize].is_finite());
-        prop_assert!(token.log_probability <= 0.0);
+        let forbidden = (seed % row.len() as u64) as u32;
+        let params = SamplingParams { temperature, seed, logit_bias: [(forbidden, -100.0)].into(), ..Default::default() };
+        let sampler = sampler(params, row.len());
+        for position in 0..50 {
+            prop_assert_ne!(forbidden, sample(&sampler, &row, Past::at(position)).expect("a token").id);
+        }
+    }
+
+    #[test]
+    fn no_reply_ends_too_soon(
+        row in prop::collection::vec(-20.0f32..20.0, 4..40),
+        temperature in prop_oneof![Just(0.0), 0.1f64..5.0],
+        tokens_min in 1usize..30,
+        seed in any::<u64>(),
+    ) {
+        let params = SamplingParams { temperature, seed, logit_bias: [(0, 100.0)].into(), ..Default::default() };
+        let sampler = sampler(params, row.len()).with_tokens_min(tokens_min, [0, 2].into());
+        for position in 0..tokens_min as u64 {
+            let id = sample(&sampler, &row, Past::at(position)).expect("a token").id;
+            prop_assert!(id != 0 && id != 2);
+        }
+        // The bias demands it as soon as it may be.
+        prop_assert_eq!(0, sample(&sampler, &row, Past::at(tokens_min as u64)).expect("a token").id);
     }
 }

@@ -239,6 +239,18 @@ fn configurations_that_contradict_themselves_are_refused_with_both_numbers() {
         "config.json: image_token_id is 384, but vocab_size is 384"
     );
     assert_eq!(
+        refused(QWEN2_5_VL, &["video_token_id"], json!(4000)),
+        "config.json: video_token_id is 4000, but vocab_size is 384"
+    );
+    assert_eq!(
+        refused(QWEN2_5_VL, &["video_token_id"], json!(366)),
+        "config.json: image_token_id and video_token_id are both 366"
+    );
+    assert_eq!(
+        vision("tokens_per_second", json!(0)),
+        "config.json: vision_config.tokens_per_second is 0, not from 1 to 1024"
+    );
+    assert_eq!(
         vision("out_hidden_size", json!(128)),
         "config.json: vision_config.out_hidden_size 128 is not hidden_size 256"
     );
@@ -263,6 +275,26 @@ fn an_image_processor_of_another_model_is_refused() {
     assert!(matches!(error, LoadError::Config(ConfigError::Contradiction(_))), "{error:?}");
     let expected = "config.json: vision_config.spatial_merge_size is 2, but the image processor's is 1";
     assert_eq!(error.to_string(), expected);
+}
+
+#[test]
+fn a_video_processor_of_another_model_is_refused_and_one_of_its_own_is_followed() {
+    let file = |merge: u32| {
+        format!(r#"{{"video_processor_type": "Qwen2VLVideoProcessor", "merge_size": {merge}, "max_pixels": 200704}}"#)
+    };
+    let copy = Copy::of(QWEN2_5_VL);
+    let before = Checkpoint::open(CheckpointSource::Folder(copy.0.clone())).expect("well formed");
+    fs::write(copy.0.join("video_preprocessor_config.json"), file(2)).expect("it can be written");
+    let checkpoint = Checkpoint::open(CheckpointSource::Folder(copy.0.clone())).expect("well formed");
+    Model::plan(&checkpoint).expect("the tower reads such patches");
+    let pixels = |checkpoint: &Checkpoint| {
+        checkpoint.video_processor.as_ref().expect("a video processor").config().pixel_bounds.max
+    };
+    assert_eq!((pixels(&before), pixels(&checkpoint)), (31360, 200_704));
+    assert_ne!(before.fingerprint(), checkpoint.fingerprint(), "a profile depends on it");
+    fs::write(copy.0.join("video_preprocessor_config.json"), file(1)).expect("it can be written");
+    let expected = "config.json: vision_config.spatial_merge_size is 2, but the video processor's is 1";
+    assert_eq!(copy.error().to_string(), expected);
 }
 
 #[test]

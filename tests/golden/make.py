@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes the golden reference data of this folder: Hugging Face transformers is the oracle.
 
-    python3 make.py [--cache /tmp/golden] [--only models,processor,smart_resize,templates,tokenizer]
+    python3 make.py [--cache /tmp/golden] [--only models,videos,processor,smart_resize,templates,tokenizer]
 
 Everything beside this file and README.md is written by it, the same bytes each time on the same machine and versions
 (another CPU may round the last bits of the f32 arrays differently). Recorded with
@@ -591,12 +591,13 @@ def qwen2_cases():
     }
 
 
-def kept_positions(input_ids, image_token):
-    """Where prefill logits are kept: both ends, both sides of each block of 16, and of each picture's edges."""
+def kept_positions(input_ids, pads):
+    """Where prefill logits are kept: both ends, both sides of each block of 16, and of each picture's edges. `pads` are
+    the tokens that stand for pictures and videos."""
     n = len(input_ids)
     keep = {0, 1, n - 4, n - 3, n - 2, n - 1}
     keep |= {p for block in range(16, n, 48) for p in (block - 1, block)}
-    keep |= {p for p in range(1, n) if (input_ids[p] == image_token) != (input_ids[p - 1] == image_token)}
+    keep |= {p for p in range(1, n) if (input_ids[p] in pads) != (input_ids[p - 1] in pads)}
     return sorted(p for p in keep if 0 <= p < n)
 
 
@@ -643,11 +644,11 @@ class Oracle:
         for model in (self.model, self.eager, self.exact):
             model.eval()
 
-    def record(self, name, inputs, prompt, image_token):
+    def record(self, name, inputs, prompt, pads):
         """What both model families have: logits and greedy tokens, checked three ways."""
         plain = self.tokenizer.encode(prompt, add_special_tokens=False).ids
         squeezed = [t for t, before in zip(inputs["input_ids"][0].tolist(), [-1] + inputs["input_ids"][0].tolist())
-                    if not t == before == image_token]  # fmt: skip
+                    if not (t == before and t in pads)]  # fmt: skip
         assert plain == squeezed, "transformers and tokenizer.json tokenize the prompt differently"
         inputs = {key: value for key, value in inputs.items() if key != "attention_mask"}
         prefill, tokens, logits = greedy(self.model, inputs)
@@ -669,7 +670,7 @@ class Oracle:
         assert int(tokens.max()) < self.tokenizer.token_to_id("<|endoftext|>"), "a greedy token has no text"
         assert margin > 1e-3, f"a greedy step of {name} is nearly a tie ({margin:.1e}): choose another seed"
         assert max(value for key, value in checks.items() if "_vs_" in key) < 1e-5, checks
-        positions = kept_positions(inputs["input_ids"][0].tolist(), image_token)
+        positions = kept_positions(inputs["input_ids"][0].tolist(), pads)
         tensors = {
             "input_ids": inputs["input_ids"][0],  # [tokens]
             "logit_positions": torch.tensor(positions),  # [kept]
@@ -709,7 +710,7 @@ def record_qwen2_5_vl(root):
         images = [Image.open(pictures / file).convert("RGB") for file in files]
         inputs = dict(processor(text=[prompt], images=images or None, return_tensors="pt"))
         oracle.model.model.rope_deltas = oracle.eager.model.rope_deltas = oracle.exact.model.rope_deltas = None
-        tensors, checks = oracle.record(name, inputs, prompt, image_token)
+        tensors, checks = oracle.record(name, inputs, prompt, {image_token})
         tokens = inputs["input_ids"].shape[1]
         positions = torch.arange(tokens).expand(3, 1, -1)
         delta = torch.zeros(1, 1, dtype=torch.long)
@@ -741,13 +742,150 @@ def record_qwen2_5_vl(root):
         write_case(cases, name, tensors, facts | {"checks": clean_checks(checks)})
 
 
+# -------------------------------------------------------------------------------------------------------------- videos
+
+VIDEOS = {  # name: (frames, width, height, seed)
+    "even": (4, 84, 56, 21),
+    "odd": (3, 70, 61, 22),  # its last frame is shown twice
+    "long": (7, 52, 75, 23),
+}
+
+
+def draw_video(frames, width, height, seed):
+    """A scene that a square crosses: no two frames are the same."""
+    scene = draw_scene(width, height, seed)
+    for index in range(frames):
+        frame = scene.copy()
+        left, top = index * (width - 20) // max(1, frames - 1), 6 + 5 * index
+        ImageDraw.Draw(frame).rectangle((left, top, left + 18, top + 18), fill=(250, 240 - 30 * index, 20 * index))
+        yield frame
+
+
+def video(name, frames_per_second):
+    return {"type": "video", "video": name, "frames_per_second": frames_per_second}
+
+
+def video_cases():
+    """Seconds a step are 2 frames by the rate: 1 s at 2, 2 s at 1, and a fraction at 3 and 8 frames a second."""
+    scene = picture("scene_101x157.png")
+    return {
+        "video_even": [parts("user", video("even", 2.0), "What is in this video?")],
+        "video_odd_slow": [parts("user", video("odd", 1.0), "Describe the video in one word.")],
+        "video_fraction": [parts("user", video("long", 3.0), "Which of the shapes moves?")],
+        "video_and_picture": [
+            text("system", "Be brief."),
+            parts("user", "First ", video("even", 1.0), " then ", scene, " Compare the two."),
+        ],
+        "two_videos": [
+            parts("user", video("odd", 8.0), "What is this?"),
+            text("assistant", "A square."),
+            parts("user", "And ", video("long", 0.5), " in this?"),
+        ],
+    }
+
+
+def as_released(model, config):
+    """Positions of videos as the model was released with (transformers' pull request 35569, by the model's authors), and
+    as vLLM has them: a step stands at `floor(step * tokens_per_second * seconds)`, and what follows a video begins behind
+    all its axes. transformers 5.17 differs twice: it cuts the seconds of a step to a whole number first (mended by its
+    pull request 48669), and lets text begin beside a video's later steps, behind rows and columns only."""
+    shipped = model.get_rope_index
+
+    def get_rope_index(input_ids, mm_token_type_ids, image_grid_thw=None, video_grid_thw=None, second_per_grid_ts=None,
+                       **more):  # fmt: skip
+        found, delta = shipped(input_ids, mm_token_type_ids=mm_token_type_ids, image_grid_thw=image_grid_thw,
+                               video_grid_thw=video_grid_thw, second_per_grid_ts=second_per_grid_ts, **more)  # fmt: skip
+        if video_grid_thw is None:
+            return found, delta
+        kinds = mm_token_type_ids[0].tolist()
+        images = iter([] if image_grid_thw is None else image_grid_thw.tolist())
+        videos = iter(zip(video_grid_thw.tolist(), second_per_grid_ts.tolist(), strict=True))
+        pieces, place, begin, videos_seen = [], 0, 0, 0
+        while place < len(kinds):
+            if kinds[place] == 0:
+                piece = torch.full((3, 1), begin)
+            else:
+                (t, h, w), seconds = (next(images), 0.0) if kinds[place] == 1 else next(videos)
+                times = (torch.arange(t) * (config.vision_config.tokens_per_second * seconds)).long()
+                axes = torch.meshgrid(times, torch.arange(h // MERGE), torch.arange(w // MERGE), indexing="ij")
+                piece = begin + torch.stack(axes).reshape(3, -1)
+                videos_seen += kinds[place] == 2
+            pieces.append(piece)
+            place += piece.shape[1]
+            begin = int(piece.max()) + 1
+            if videos_seen == 0 or (videos_seen == 1 and kinds[place - 1] == 2 and float(seconds).is_integer()):
+                same = torch.equal(torch.cat(pieces, 1), found[:, 0, :place])
+                assert same, "up to the end of the first video only fractions of seconds are placed otherwise"
+        positions = torch.cat(pieces, 1)[:, None]
+        return positions, (positions.max() + 1 - len(kinds)).reshape(1, 1)
+
+    model.get_rope_index = get_rope_index
+
+
+@torch.no_grad()
+def record_videos(root):
+    folder, cases, films = root / "qwen2_5_vl", root / "qwen2_5_vl/cases", root / "videos"
+    frames = {name: list(draw_video(*how)) for name, how in VIDEOS.items()}
+    for name, pictures in frames.items():
+        for index, frame in enumerate(pictures):
+            write_png(films / f"{name}_{index}.png", frame)
+    processor = AutoProcessor.from_pretrained(folder)
+    oracle = Oracle(Qwen2_5_VLForConditionalGeneration, folder)
+    config = oracle.model.config
+    for model in (oracle.model, oracle.eager, oracle.exact):
+        as_released(model.model, config)
+    stored = set()
+    for name, messages in video_cases().items():
+        contents = [p for m in messages if isinstance(m["content"], list) for p in m["content"]]
+        files = [p["image"] for p in contents if p["type"] == "image"]
+        shown = [p for p in contents if p["type"] == "video"]
+        bare = [m if isinstance(m["content"], str) else m | {"content": [
+            {"type": "video"} if p["type"] == "video" else p for p in m["content"]]} for m in messages]  # fmt: skip
+        prompt = processor.apply_chat_template(bare, tokenize=False, add_generation_prompt=True)
+        images = [Image.open(root / "pictures" / file).convert("RGB") for file in files]
+        arrays = [np.stack([np.asarray(frame) for frame in frames[p["video"]]]) for p in shown]
+        metadata = [{"fps": p["frames_per_second"], "total_num_frames": len(a)} for p, a in zip(shown, arrays)]
+        options = dict(video_metadata=metadata, do_sample_frames=False, cap_pixels_per_frame=False, return_tensors="pt")
+        inputs = dict(processor(text=[prompt], images=images or None, videos=arrays, **options))
+        for model in (oracle.model, oracle.eager, oracle.exact):
+            model.model.rope_deltas = None
+        tensors, checks = oracle.record(name, inputs, prompt, {config.image_token_id, config.video_token_id})
+        positions, delta = oracle.model.model.get_rope_index(
+            inputs["input_ids"], mm_token_type_ids=inputs["mm_token_type_ids"], video_grid_thw=inputs["video_grid_thw"],
+            second_per_grid_ts=inputs["second_per_grid_ts"], image_grid_thw=inputs.get("image_grid_thw"))  # fmt: skip
+        tensors |= {"position_ids": positions[:, 0], "rope_delta": delta[0], "video_grid_thw": inputs["video_grid_thw"],
+                    "second_per_grid_ts": inputs["second_per_grid_ts"]}  # fmt: skip
+        if images:
+            tensors["image_grid_thw"] = inputs["image_grid_thw"]
+        raw = processor.video_processor(videos=arrays, do_rescale=False, do_normalize=False, **options)
+        patches = raw["video_grid_thw"].prod(1).tolist()
+        embeddings = oracle.model.model.visual(inputs["pixel_values_videos"], inputs["video_grid_thw"]).pooler_output
+        split = zip(shown, raw["pixel_values_videos"].split(patches), inputs["pixel_values_videos"].split(patches),
+                    embeddings.split([count // MERGE**2 for count in patches]))  # fmt: skip
+        for p, rows, values, embedded in split:
+            if p["video"] in stored:
+                continue
+            stored.add(p["video"])
+            assert rows.dtype == torch.uint8
+            if p["video"] == "odd":  # all of the smallest one
+                tensors["levels.odd"] = rows  # u8 [patches, 1176]: pixel_values_videos before they are normalised
+            tensors[f"pixel_probes.{p['video']}"] = values.flatten()[::997]  # f32, every 997th value
+            tensors[f"vision_embeddings.{p['video']}"] = embedded  # [patches / 4, hidden]
+        facts = {"messages": messages, "prompt": prompt, "images": files,
+                 "videos": [{"name": p["video"], "frames": len(a), "frames_per_second": p["frames_per_second"]}
+                            for p, a in zip(shown, arrays)]}  # fmt: skip
+        facts["greedy_text"] = processor.tokenizer.decode(tensors["greedy_tokens"], skip_special_tokens=False)
+        print(f"  {'':18} grids {inputs['video_grid_thw'].tolist()}, seconds {inputs['second_per_grid_ts'].tolist()}")
+        write_case(cases, name, tensors, facts | {"checks": clean_checks(checks)})
+
+
 def record_qwen2(root):
     folder = root / "qwen2"
     tokenizer = AutoTokenizer.from_pretrained(folder)
     oracle = Oracle(Qwen2ForCausalLM, folder)
     for name, messages in qwen2_cases().items():
         prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        tensors, checks = oracle.record(name, dict(tokenizer(prompt, return_tensors="pt")), prompt, image_token=-1)
+        tensors, checks = oracle.record(name, dict(tokenizer(prompt, return_tensors="pt")), prompt, pads=set())
         facts = {"messages": messages, "prompt": prompt, "checks": clean_checks(checks)}
         facts["greedy_text"] = tokenizer.decode(tensors["greedy_tokens"], skip_special_tokens=False)
         write_case(folder / "cases", name, tensors, facts)
@@ -967,7 +1105,7 @@ def make_models(real_config):
     record_qwen2(HERE)
 
 
-MADE = ["qwen2_5_vl", "qwen2", "pictures", "image_processor", "chat_templates", "qwen2_5_tokenizer", "smart_resize.json"]
+MADE = ["qwen2_5_vl", "qwen2", "pictures", "videos", "image_processor", "chat_templates", "qwen2_5_tokenizer", "smart_resize.json"]
 
 
 def main():
@@ -984,6 +1122,7 @@ def main():
     photograph = read_photograph(wheel)
     steps = {
         "models": lambda: make_models(real_config),
+        "videos": lambda: record_videos(HERE),
         "processor": lambda: make_processor_cases(photograph),
         "printed": make_printed_pictures,
         "animations": make_animations,

@@ -182,6 +182,7 @@ fn a_slow_reader_holds_back_only_its_own_reply() {
             match event.expect("it answers") {
                 ChatEvent::Text(piece) => text.push_str(&piece),
                 ChatEvent::Done { text: whole, .. } => assert_eq!(whole, text),
+                event => panic!("nothing else was asked for: {event:?}"),
             }
         }
         assert_eq!(text, expected);

@@ -92,7 +92,7 @@ fn the_table_of_deaths_while_serving() {
                     // It may all have ended before the blow was felt; whoever serves next is not in question.
                     replaced(&stage.model, serving.generation).await;
                     for (number, reply) in replies.into_iter().enumerate() {
-                        let Whole { pieces, text, finish_reason, usage } =
+                        let Whole { pieces, text, finish_reason, usage, .. } =
                             listen(reply).await.unwrap_or_else(|error| panic!("{case}: {error}"));
                         assert_eq!(text, expected[number].text, "{case}, chat {number}");
                         assert_eq!(
@@ -259,7 +259,7 @@ fn a_request_under_which_actors_die_again_and_again_is_given_up_alone() {
             let serving = stage.model.serving().await.expect("it serves");
             // One that is seen to serve has the request, or gets it before it dies.
             let (reply, count) = Reply::new();
-            drop(serving.kv.send_message(KvMessage::Count(reply)));
+            drop(serving.kv.send_message(KvMessage::Usage(reply)));
             drop(count.await);
             strike(&serving, "kv", "kill");
             replaced(&stage.model, serving.generation).await;
@@ -330,7 +330,10 @@ fn a_lane_that_dies_or_fails_at_a_step_is_replaced_and_others_go_on() {
             kv::SequenceId,
             scheduler::{Admission, NewSequence, PicturePlace},
         },
-        model::sampling::{Sampler, SamplingParams},
+        model::{
+            flow::{PictureContent, PictureHash, PrefixKeys},
+            sampling::{Sampler, SamplingParams},
+        },
     };
     story(async {
         let intensity = Intensity { restarts_max: 100, back_off: Duration::ZERO, ..Intensity::default() };
@@ -339,7 +342,8 @@ fn a_lane_that_dies_or_fails_at_a_step_is_replaced_and_others_go_on() {
         let expected = answer(&stage.model, long(1)).await;
         let backs = stage.device.counts().backs;
         // Sequences that no driver would make: a token outside the vocabulary, a row outside the vision cache.
-        let place = PicturePlace { tokens: 0..1, cache_rows: [u32::MAX].into() };
+        let content = PictureContent { tokens: 0..1, hash: PictureHash([0; 32]) };
+        let place = PicturePlace { content, cache_rows: [u32::MAX].into() };
         for (token, pictures) in [(u32::MAX, Vec::new()), (5, vec![place])] {
             let serving = stage.model.serving().await.expect("it serves");
             let reply = stage.model.chat(long(1)).await.expect("accepted");
@@ -351,8 +355,11 @@ fn a_lane_that_dies_or_fails_at_a_step_is_replaced_and_others_go_on() {
                 produced: 0,
                 tokens_max: 4,
                 pictures,
+                prefix: PrefixKeys::default(),
+                group: None,
+                score_prompt: None,
                 stop_tokens: [].into(),
-                sampler: std::sync::Arc::new(Sampler::new(SamplingParams::default()).expect("greedy")),
+                sampler: std::sync::Arc::new(Sampler::new(SamplingParams::default(), 1).expect("greedy")),
             };
             let (deliveries, _delivered) = tokio::sync::mpsc::channel(8);
             let admission = Admission { sequence, pins: None, deliveries };

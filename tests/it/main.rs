@@ -5,9 +5,12 @@ mod bad_input;
 mod chats;
 mod checkpoints;
 mod deaths;
+mod generation;
 #[cfg(feature = "hub")]
 mod hub;
 mod memory;
 mod pictures;
+mod requests;
 mod stage;
 mod starts;
+mod videos;

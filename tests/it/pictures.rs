@@ -4,7 +4,7 @@ use std::path::Path;
 
 use bursar::{
     Bytes, ChatError, DeviceChoice, Image, ImageError, ImageLimits, LoadOptions, Runtime, RuntimeConfig,
-    crates::actors::vision::VisionError,
+    crates::{actors::vision::VisionError, model::error::VisualError},
 };
 use image::{DynamicImage, Rgb, RgbImage};
 
@@ -135,7 +135,7 @@ fn of_picture(error: &ChatError) -> &ImageError {
         ChatError::Picture { index: 1, source } => source,
         // What only the pixels tell is found while decoding.
         ChatError::Vision(vision) => match &**vision {
-            VisionError::Image(source) => source,
+            VisionError::Visual(VisualError::Picture { index: 1, source }) => source,
             other => panic!("{other:?}"),
         },
         other => panic!("{other:?}"),

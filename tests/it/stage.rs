@@ -14,7 +14,7 @@ use std::{
 
 use bursar::{
     Bytes, Chat, ChatError, ChatEvent, DeviceChoice, Envelope, FinishReason, HostConfig, HostDevice, Image,
-    LoadOptions, ModelHandle, ModelSource, Runtime, RuntimeConfig, Snapshot, Usage,
+    LoadOptions, ModelHandle, ModelSource, Runtime, RuntimeConfig, Snapshot, TokenScore, Usage,
 };
 use image::{ImageFormat, Rgb, RgbImage};
 
@@ -55,6 +55,7 @@ pub fn small() -> LoadOptions {
             step_tokens: 48,
             picture_patches: 64,
             pictures: 2,
+            video_frames: 8,
             launch_patches: 128,
         },
         kv_tokens: Some(1024),
@@ -93,8 +94,8 @@ impl Stage {
         let serving = self.model.serving().await.expect("the model serves");
         eventually("all blocks are home", async || {
             let (reply, count) = bursar::crates::actors::reply::Reply::new();
-            drop(serving.kv.send_message(bursar::crates::actors::kv::KvMessage::Count(reply)));
-            count.await.is_ok_and(|(free, all)| free == all)
+            drop(serving.kv.send_message(bursar::crates::actors::kv::KvMessage::Usage(reply)));
+            count.await.is_ok_and(|usage| usage.held == 0)
         })
         .await;
         assert_eq!(self.model.requests().0, 0, "all credits are free");
@@ -116,19 +117,34 @@ pub struct Whole {
     pub pieces: Vec<String>,
     pub text: String,
     pub finish_reason: FinishReason,
+    /// Without the tokens that others had computed: they depend on what else went on.
     pub usage: Usage,
+    pub cached_tokens: usize,
+    /// What was asked for beside the text.
+    pub prompt: Option<Vec<Option<TokenScore>>>,
+    pub tokens: Vec<TokenScore>,
 }
 
 /// Listens to the end; checks that it is one and the last.
 pub async fn listen(mut reply: bursar::Reply) -> Result<Whole, ChatError> {
-    let (mut pieces, mut end) = (Vec::new(), None);
+    let (mut pieces, mut prompt, mut tokens, mut end) = (Vec::new(), None, Vec::new(), None);
     while let Some(event) = reply.next().await {
         assert!(end.is_none(), "nothing comes after the end");
         match event {
+            Ok(ChatEvent::Prompt(scores)) => {
+                assert!(pieces.is_empty() && tokens.is_empty(), "the prompt comes first");
+                assert!(prompt.replace(scores).is_none(), "the prompt comes once");
+            }
+            Ok(ChatEvent::Token(score)) => tokens.push(score),
             Ok(ChatEvent::Text(text)) => pieces.push(text),
             Ok(ChatEvent::Done { text, finish_reason, usage }) => {
-                end = Some(Ok(Whole { pieces: std::mem::take(&mut pieces), text, finish_reason, usage }));
+                let (pieces, tokens) = (std::mem::take(&mut pieces), std::mem::take(&mut tokens));
+                let cached_tokens = usage.cached_tokens;
+                let usage = Usage { cached_tokens: 0, ..usage };
+                let prompt = prompt.take();
+                end = Some(Ok(Whole { pieces, text, finish_reason, usage, cached_tokens, prompt, tokens }));
             }
+            Ok(event) => panic!("an event that no story knows: {event:?}"),
             Err(error) => end = Some(Err(error)),
         }
     }

@@ -3,16 +3,22 @@
 use std::sync::Arc;
 
 use bursar_model::{
-    flow::POSITION_AXES,
-    text::{Detokenizer, StopFilter},
+    flow::{LogProbabilities, LogProbability, POSITION_AXES, PictureContent, PictureHash, PrefixKeys, Token},
+    text::{Detokenizer, StopFilter, Tokenizer},
 };
-use tokio::sync::mpsc;
+use ractor::ActorRef;
+use tokio::{sync::mpsc, time::Instant};
 
-use super::{ChatError, ChatEvent, FinishReason, ModelHandle, Usage, preparation::Preparation};
+use super::{
+    ChatError, ChatEvent, FinishReason, ModelHandle, ScoredToken, TokenScore, Usage,
+    lead::{Lead, Part},
+    preparation::Preparation,
+};
 use crate::{
     credit::Credit,
     engine::{Kit, Serving},
     kv::SequenceId,
+    reply::AskError,
     scheduler::{Admission, Delivery, Finish, NewSequence, PicturePlace, SchedulerMessage},
     tree,
     vision::{PinnedPictures, VisionMessage},
@@ -26,9 +32,17 @@ const DEATHS_MAX: u32 = 2;
 pub(super) struct Driver {
     model: ModelHandle,
     preparation: Preparation,
+    part: Part,
+    /// Shared with the other samples of its prompt.
+    group: Option<u64>,
     events: mpsc::Sender<Result<ChatEvent, ChatError>>,
+    tokenizer: Tokenizer,
     /// Tokens so far. They survive every actor.
     produced: Vec<u32>,
+    /// The prompt's scores so far, one a token; none if they are not wanted or have been told.
+    scores: Option<Vec<Option<LogProbabilities>>>,
+    /// Tokens of the prompt that need not be computed when it first began.
+    cached_tokens: Option<usize>,
     detokenizer: Detokenizer,
     filter: StopFilter,
     text: String,
@@ -44,28 +58,51 @@ enum Life {
     Lost,
 }
 
+/// A sequence in a scheduler. Letting go of it, by whatever way, tells the scheduler that nobody wants the rest.
+struct Admitted {
+    scheduler: ActorRef<SchedulerMessage>,
+    id: SequenceId,
+}
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        // One that has ended is unknown there, and a scheduler that is gone has forgotten it.
+        drop(self.scheduler.send_message(SchedulerMessage::Cancel(self.id)));
+    }
+}
+
 impl Driver {
     pub(super) fn new(
         model: ModelHandle,
-        kit: Arc<Kit>,
+        kit: &Kit,
         preparation: Preparation,
+        (part, group): (Part, Option<u64>),
         events: mpsc::Sender<Result<ChatEvent, ChatError>>,
     ) -> Self {
+        let tokenizer = kit.prompts.tokenizer().clone();
         Driver {
             model,
-            detokenizer: Detokenizer::new(kit.prompts.tokenizer().clone(), true),
+            detokenizer: Detokenizer::new(tokenizer.clone(), true),
+            tokenizer,
             filter: preparation.stop.filter(),
+            scores: preparation.score_prompt.map(|_| vec![None; preparation.prompt.tokens.len()]),
             preparation,
+            part,
+            group,
             events,
             produced: Vec::new(),
+            cached_tokens: None,
             text: String::new(),
         }
     }
 
     /// Runs the request to its one end. The credit is free again before the caller can hear of that end: whoever asks
     /// one question after the other never finds the door shut.
-    pub(super) async fn run(mut self, credit: Credit) {
-        let outcome = self.lives().await;
+    pub(super) async fn run(mut self, deadline: Option<Deadline>, credit: Credit) {
+        let outcome = match deadline {
+            None => self.lives().await,
+            Some(deadline) => deadline.hold(self.lives()).await.unwrap_or_else(Err),
+        };
         let end = match outcome {
             Ok(None) => return,
             Ok(Some(finish_reason)) => self.finish(finish_reason).await,
@@ -80,9 +117,13 @@ impl Driver {
 
     /// Lives until it ends by itself; none if the caller has gone.
     async fn lives(&mut self) -> Result<Option<FinishReason>, ChatError> {
+        let events = self.events.clone();
+        let mut lead = tokio::select! {
+            lead = self.part.wait() => lead,
+            () = events.closed() => return Ok(None),
+        };
         let mut generation = 0;
         for _ in 0..=DEATHS_MAX {
-            let events = self.events.clone();
             let serving = tokio::select! {
                 serving = self.model.serving_after(generation) => serving?,
                 () = events.closed() => return Ok(None),
@@ -92,7 +133,8 @@ impl Driver {
                 // Its actors died between its last token and the word that it was the last.
                 return Ok(Some(FinishReason::Length));
             }
-            match self.live(&serving).await? {
+            let lead = lead.take().filter(|lead| lead.generation == generation);
+            match self.live(&serving, lead).await? {
                 Life::Finished(reason) => return Ok(Some(reason)),
                 Life::Cancelled => return Ok(None),
                 Life::Lost => metrics::counter!("bursar_requests_redone").increment(1),
@@ -102,30 +144,34 @@ impl Driver {
     }
 
     /// One life, with the actors of one generation.
-    async fn live(&mut self, serving: &Serving) -> Result<Life, ChatError> {
+    async fn live(&mut self, serving: &Serving, lead: Option<Lead>) -> Result<Life, ChatError> {
         let events = self.events.clone();
-        let pins = tokio::select! {
-            biased;
-            // What the actors say while they are being replaced is about themselves and not about this request.
-            () = self.model.superseded(serving.generation) => return Ok(Life::Lost),
-            () = events.closed() => return Ok(Life::Cancelled),
-            pins = self.embed(serving) => pins?,
+        let pins = match lead {
+            Some(lead) => lead.pins,
+            None => tokio::select! {
+                biased;
+                // What the actors say while they are being replaced is about themselves and not about this request.
+                () = self.model.superseded(serving.generation) => return Ok(Life::Lost),
+                () = events.closed() => return Ok(Life::Cancelled),
+                pins = self.embed(serving) => match pins? {
+                    Some(pins) => pins.map(Arc::new),
+                    None => return Ok(Life::Lost),
+                },
+            },
         };
-        let Some(pins) = pins else { return Ok(Life::Lost) };
         let id = self.model.next_sequence();
-        let sequence = self.sequence(id, pins.as_ref());
-        // Room for every token and the end: the scheduler never waits for a caller.
-        let (deliveries, mut delivered) = mpsc::channel(self.preparation.tokens_max - self.produced.len() + 1);
-        let admission = Admission { sequence, pins, deliveries };
+        let sequence = self.sequence(id, pins.as_deref());
+        // The scheduler never waits for a caller: there is room for every token and the end, for what was found, and
+        // for scores that come one by one.
+        let scores = if self.scores.is_some() { self.preparation.prompt.tokens.len() } else { 0 };
+        let room = self.preparation.tokens_max - self.produced.len() + 2 + scores;
+        let (deliveries, mut delivered) = mpsc::channel(room);
+        let admission = Admission { sequence, pins: pins.clone(), deliveries };
         if serving.scheduler.send_message(SchedulerMessage::Admit(admission)).is_err() {
             return Ok(Life::Lost);
         }
-        let life = self.listen(&mut delivered).await;
-        if !matches!(life, Ok(Life::Lost)) {
-            // It has ended already, or nobody wants the rest.
-            drop(serving.scheduler.send_message(SchedulerMessage::Cancel(id)));
-        }
-        life
+        let _admitted = Admitted { scheduler: serving.scheduler.clone(), id };
+        self.listen(&mut delivered, Lead { generation: serving.generation, pins }).await
     }
 
     /// The pictures' places in the cache; nothing if the vision actor died. The inner nothing is a request without
@@ -138,7 +184,7 @@ impl Driver {
         match tree::EMBED_PICTURES.ask(vision, |reply| VisionMessage::Embed { pictures, reply }).await {
             Ok(Ok(pins)) => Ok(Some(Some(pins))),
             Ok(Err(error)) => Err(ChatError::Vision(Arc::new(error))),
-            Err(crate::reply::AskError::Gone { .. }) => Ok(None),
+            Err(AskError::Gone { .. }) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
@@ -148,48 +194,110 @@ impl Driver {
         let produced = self.produced.len() as u32;
         let positions = (0..produced).map(|token| [prompt.next_position + token; POSITION_AXES]);
         let pinned = pins.map_or(&[][..], |pins| &pins.pictures);
-        NewSequence {
+        let place = |span: &bursar_model::flow::PictureSpan| {
+            let pinned = &pinned[span.picture];
+            let content = PictureContent { tokens: span.tokens.clone(), hash: PictureHash(pinned.key) };
+            PicturePlace { content, cache_rows: pinned.rows.clone() }
+        };
+        let mut sequence = NewSequence {
             id,
             tokens: [&prompt.tokens[..], &self.produced].concat(),
             positions: prompt.positions.iter().copied().chain(positions).collect(),
             next_position: prompt.next_position + produced,
             produced: self.produced.len(),
             tokens_max: self.preparation.tokens_max,
-            pictures: prompt
-                .pictures
-                .iter()
-                .map(|span| PicturePlace { tokens: span.tokens.clone(), cache_rows: pinned[span.picture].rows.clone() })
-                .collect(),
+            pictures: prompt.pictures.iter().map(place).collect(),
+            prefix: PrefixKeys::default(),
+            group: self.group,
+            score_prompt: self.preparation.score_prompt.filter(|_| self.scores.is_some()),
             stop_tokens: self.preparation.stop_tokens.clone(),
             sampler: self.preparation.sampler.clone(),
-        }
+        };
+        // Here and not in the scheduler: every other request would wait for it.
+        sequence.name_blocks();
+        sequence
     }
 
-    async fn listen(&mut self, delivered: &mut mpsc::Receiver<Delivery>) -> Result<Life, ChatError> {
+    async fn listen(&mut self, delivered: &mut mpsc::Receiver<Delivery>, lead: Lead) -> Result<Life, ChatError> {
         let events = self.events.clone();
         loop {
             let delivery = tokio::select! {
                 delivery = delivered.recv() => delivery,
                 () = events.closed() => return Ok(Life::Cancelled),
             };
-            match delivery {
+            let goes_on = match delivery {
                 None => return Ok(Life::Lost),
-                Some(Delivery::Finished(Finish::Stop)) => return Ok(Life::Finished(FinishReason::Stop)),
-                Some(Delivery::Finished(Finish::Length)) => return Ok(Life::Finished(FinishReason::Length)),
-                Some(Delivery::Finished(Finish::Broken)) => return Err(ChatError::NotNumbers),
-                Some(Delivery::Token(token)) => {
-                    self.produced.push(token);
-                    let piece = self.detokenizer.feed(token)?;
-                    let (text, stopped) = self.filter.feed(&piece);
-                    if !self.say(text).await {
+                Some(Delivery::Found(tokens)) => {
+                    self.cached_tokens.get_or_insert(tokens);
+                    continue;
+                }
+                Some(Delivery::Scores { first, scores }) => {
+                    self.keep_scores(first, scores);
+                    continue;
+                }
+                // Whatever comes now, the prompt is computed.
+                Some(delivery) => {
+                    self.part.announce(|| lead.clone());
+                    if !self.tell_scores().await {
                         return Ok(Life::Cancelled);
                     }
-                    if stopped.is_some() {
-                        return Ok(Life::Finished(FinishReason::Stop));
+                    match delivery {
+                        Delivery::Token(token) => self.take(token).await?,
+                        Delivery::Finished(Finish::Stop) => Some(Life::Finished(FinishReason::Stop)),
+                        Delivery::Finished(Finish::Length) => Some(Life::Finished(FinishReason::Length)),
+                        Delivery::Finished(Finish::Broken) => return Err(ChatError::NotNumbers),
+                        Delivery::Broken(error) => return Err(ChatError::broken(error)),
+                        Delivery::Found(_) | Delivery::Scores { .. } => unreachable!("taken above"),
                     }
                 }
+            };
+            if let Some(life) = goes_on {
+                return Ok(life);
             }
         }
+    }
+
+    /// Takes the next token; says how this life ends, if it does.
+    async fn take(&mut self, token: Token) -> Result<Option<Life>, ChatError> {
+        self.produced.push(token.id);
+        if let Some(scores) = token.log_probabilities {
+            let score = self.readable(&scores)?;
+            if self.events.send(Ok(ChatEvent::Token(score))).await.is_err() {
+                return Ok(Some(Life::Cancelled));
+            }
+        }
+        let piece = self.detokenizer.feed(token.id)?;
+        // Until a reply is as long as it must be no stop string ends it.
+        let (text, stopped) = match self.produced.len() < self.preparation.tokens_min {
+            true => (piece, None),
+            false => self.filter.feed(&piece),
+        };
+        if !self.say(text).await {
+            return Ok(Some(Life::Cancelled));
+        }
+        Ok(stopped.map(|_| Life::Finished(FinishReason::Stop)))
+    }
+
+    fn keep_scores(&mut self, first: usize, scores: Vec<Option<LogProbabilities>>) {
+        if let Some(kept) = &mut self.scores {
+            kept[first..first + scores.len()].clone_from_slice(&scores);
+        }
+    }
+
+    /// Tells the prompt's scores once; whether the caller is still there.
+    async fn tell_scores(&mut self) -> bool {
+        let Some(scores) = self.scores.take() else { return true };
+        let readable = scores.iter().map(|scores| scores.as_ref().and_then(|scores| self.readable(scores).ok()));
+        let event = ChatEvent::Prompt(readable.collect());
+        self.events.send(Ok(event)).await.is_ok()
+    }
+
+    fn readable(&self, LogProbabilities { chosen, top }: &LogProbabilities) -> Result<TokenScore, ChatError> {
+        let readable = |scored: &LogProbability| {
+            let text = self.tokenizer.decode(&[scored.id], false)?;
+            Ok(ScoredToken { id: scored.id, text, log_probability: scored.log_probability })
+        };
+        Ok(TokenScore { token: readable(chosen)?, top: top.iter().map(readable).collect::<Result<_, ChatError>>()? })
     }
 
     /// Whether the caller is still there.
@@ -211,8 +319,33 @@ impl Driver {
         let usage = Usage {
             prompt_tokens: prompt.tokens.len(),
             picture_tokens: prompt.pictures.iter().map(|span| span.tokens.len()).sum(),
+            cached_tokens: self.cached_tokens.unwrap_or(0),
             completion_tokens: self.produced.len(),
         };
         Ok(ChatEvent::Done { text: std::mem::take(&mut self.text), finish_reason, usage })
     }
 }
+
+/// When a reply must be complete.
+#[derive(Clone, Copy)]
+pub(super) struct Deadline {
+    pub(super) at: Instant,
+    pub(super) after: std::time::Duration,
+}
+
+impl Deadline {
+    /// From now on.
+    pub(super) fn after(after: std::time::Duration) -> Self {
+        // One that no clock can show is none that could be missed: a century.
+        let at = Instant::now().checked_add(after).unwrap_or_else(|| Instant::now() + CENTURY);
+        Deadline { at, after }
+    }
+
+    /// What `work` comes to, or that it came too late.
+    pub(super) async fn hold<T>(self, work: impl Future<Output = T>) -> Result<T, ChatError> {
+        let late = |_| ChatError::TooLate { deadline: self.after };
+        tokio::time::timeout_at(self.at, work).await.map_err(late)
+    }
+}
+
+const CENTURY: std::time::Duration = std::time::Duration::from_secs(100 * 365 * 86_400);

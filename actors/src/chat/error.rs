@@ -1,9 +1,9 @@
 //! Why a chat was not answered.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use bursar_model::{
-    error::{ImageError, SamplingError, TextError},
+    error::{GrammarError, ImageError, SamplingError, TextError, VideoError, VisualError},
     flow::LayoutError,
 };
 use thiserror::Error;
@@ -40,6 +40,14 @@ pub enum ChatError {
         /// Of the envelope.
         limit: usize,
     },
+    /// A video is broken or outside the limits.
+    #[error("video {index}: {source}")]
+    Video {
+        /// Which video of the chat, from 0.
+        index: usize,
+        /// What is wrong with it.
+        source: Arc<VideoError>,
+    },
     /// More pictures than a request may have.
     #[error("the chat has {pictures} pictures, at most {limit} are allowed")]
     TooManyPictures {
@@ -59,6 +67,34 @@ pub enum ChatError {
     /// `max_tokens` is zero.
     #[error("max_tokens is 0")]
     NoTokens,
+    /// The reply would have to be longer than it may.
+    #[error("min_tokens is {tokens_min}, but the reply may have {tokens_max} tokens at most")]
+    MinTokens {
+        /// `min_tokens`.
+        tokens_min: usize,
+        /// `max_tokens`, or what the context leaves.
+        tokens_max: usize,
+    },
+    /// No samples, or more than requests may be under way.
+    #[error("{samples} samples were asked for, from 1 to {limit} are possible")]
+    Samples {
+        /// Asked for.
+        samples: usize,
+        /// Possible.
+        limit: usize,
+    },
+    /// What ends a formatted reply is its form.
+    #[error("a reply of a given form ends when the form is complete; it cannot ignore its end")]
+    FormatWithoutEnd,
+    /// The form cannot be compiled.
+    #[error(transparent)]
+    Format(Arc<GrammarError>),
+    /// The reply was not complete in time.
+    #[error("the reply was not complete within its deadline of {} ms", .deadline.as_millis())]
+    TooLate {
+        /// The chat's deadline.
+        deadline: Duration,
+    },
     /// The template or the tokenizer refused the conversation.
     #[error(transparent)]
     Text(Arc<TextError>),
@@ -104,15 +140,26 @@ impl ChatError {
             ChatError::Empty => "add a user turn".to_owned(),
             ChatError::Overloaded { .. } => "ask again when a reply has ended, or raise `requests`".to_owned(),
             ChatError::Picture { source, .. } => source.hint(),
+            ChatError::Video { source, .. } => source.hint(),
             ChatError::PictureTooLarge { .. } => {
                 "cut the picture so that it is less thin, or raise `picture_patches`".to_owned()
             }
             ChatError::TooManyPictures { limit, .. } => format!("send at most {limit} pictures, or raise `pictures`"),
             ChatError::TooLong { .. } => "shorten the conversation, or raise `context_tokens`".to_owned(),
             ChatError::NoTokens => "ask for at least one token".to_owned(),
+            ChatError::MinTokens { .. } => "lower min_tokens, or raise max_tokens".to_owned(),
+            ChatError::Samples { .. } => "ask for fewer samples at a time, or raise `requests`".to_owned(),
+            ChatError::FormatWithoutEnd => "leave out ignore_end, or the format".to_owned(),
+            ChatError::Format(error) => error.hint(),
+            ChatError::TooLate { .. } => {
+                "allow more time, ask for fewer tokens, or ask when less is going on".to_owned()
+            }
             ChatError::Text(error) => error.hint(),
             ChatError::Layout(LayoutError::TextOnly { .. }) => {
-                "leave the pictures out, or load a vision model".to_owned()
+                "leave the pictures and videos out, or load a vision model".to_owned()
+            }
+            ChatError::Layout(LayoutError::NoVideos { .. }) => {
+                "show single frames as pictures, or load a model that takes videos".to_owned()
             }
             ChatError::Layout(_) => {
                 "the chat template does not place pictures as the model's processor does".to_owned()
@@ -131,14 +178,45 @@ impl ChatError {
     }
 }
 
+impl ChatError {
+    /// Why no token could be chosen.
+    pub(super) fn broken(error: Arc<SamplingError>) -> Self {
+        match &*error {
+            SamplingError::NotNumbers | SamplingError::BadLogit { .. } | SamplingError::NoLogits => {
+                ChatError::NotNumbers
+            }
+            _ => ChatError::Sampling(error),
+        }
+    }
+}
+
 impl From<TextError> for ChatError {
     fn from(error: TextError) -> Self {
         ChatError::Text(Arc::new(error))
     }
 }
 
+impl From<VisualError> for ChatError {
+    fn from(error: VisualError) -> Self {
+        match error {
+            VisualError::TooManyPictures { pictures, limit } => ChatError::TooManyPictures { pictures, limit },
+            VisualError::Picture { index, source } => ChatError::Picture { index, source: Arc::new(source) },
+            VisualError::PictureTooLarge { index, patches, limit } => {
+                ChatError::PictureTooLarge { index, patches, limit }
+            }
+            VisualError::Video { index, source } => ChatError::Video { index, source: Arc::new(source) },
+        }
+    }
+}
+
 impl From<SamplingError> for ChatError {
     fn from(error: SamplingError) -> Self {
         ChatError::Sampling(Arc::new(error))
+    }
+}
+
+impl From<GrammarError> for ChatError {
+    fn from(error: GrammarError) -> Self {
+        ChatError::Format(Arc::new(error))
     }
 }

@@ -7,10 +7,15 @@ use std::sync::{
 
 use tokio::sync::{mpsc, watch};
 
-use super::{Chat, ChatError, Reply, driver::Driver, preparation::Preparation};
+use super::{
+    Chat, ChatError, Reply,
+    driver::{Deadline, Driver},
+    lead::Part,
+    preparation::Preparation,
+};
 use crate::{
     credit::Credits,
-    engine::{Serving, Status},
+    engine::{Kit, Serving, Status},
     kv::SequenceId,
 };
 
@@ -36,16 +41,51 @@ impl ModelHandle {
     /// At once, with the limit, the value and a hint, whatever is outside the envelope; [`ChatError::Overloaded`] when
     /// as many requests are under way as may be. What goes wrong later comes as the reply's last event.
     pub async fn chat(&self, chat: Chat) -> Result<Reply, ChatError> {
-        let credit = self.credits.take().ok_or(ChatError::Overloaded { limit: self.credits.limit() })?;
+        let mut replies = self.samples(chat, 1).await?;
+        Ok(replies.pop().expect("one sample is one reply"))
+    }
+
+    /// Asks the model once and takes several replies. They share their prompt: it is computed by the first, and its
+    /// blocks of keys and values are there once. Each sample is a request and a reply of its own; the seed of each is
+    /// one more than that of the one before, so that each is what [`chat`](ModelHandle::chat) with that seed gives.
+    /// Log-probabilities of the prompt come with the first.
+    ///
+    /// # Errors
+    /// As [`chat`](ModelHandle::chat), and [`ChatError::Samples`] for none or for more than may be under way.
+    pub async fn samples(&self, chat: Chat, samples: usize) -> Result<Vec<Reply>, ChatError> {
+        let limit = self.credits.limit();
+        if samples == 0 || samples > limit {
+            return Err(ChatError::Samples { samples, limit });
+        }
+        // All or none: whoever held some and waited for the rest would keep others out.
+        let credits: Vec<_> = std::iter::from_fn(|| self.credits.take()).take(samples).collect();
+        if credits.len() < samples {
+            return Err(ChatError::Overloaded { limit });
+        }
+        let deadline = chat.generation.deadline.map(Deadline::after);
+        let prepared = self.prepared(chat, samples);
+        let (kit, prepared) = match deadline {
+            Some(deadline) => deadline.hold(prepared).await??,
+            None => prepared.await?,
+        };
+        let group = (samples > 1).then(|| self.next_sequence().0);
+        let drivers = prepared.into_iter().zip(Part::of(samples)).zip(credits);
+        let replies = drivers.map(|((preparation, part), credit)| {
+            let (events, reply) = mpsc::channel(EVENTS_AHEAD);
+            tokio::spawn(Driver::new(self.clone(), &kit, preparation, (part, group), events).run(deadline, credit));
+            Reply::new(reply)
+        });
+        Ok(replies.collect())
+    }
+
+    async fn prepared(&self, chat: Chat, samples: usize) -> Result<(Arc<Kit>, Vec<Preparation>), ChatError> {
         let serving = self.serving().await?;
         let kv_tokens = serving.record.kv_tokens();
         let (kit, for_preparation) = (serving.kit.clone(), serving.kit.clone());
-        // Templates and tokenizers take their time on long conversations.
-        let prepared = tokio::task::spawn_blocking(move || Preparation::of(&chat, &for_preparation, kv_tokens)).await;
-        let preparation = prepared.map_err(|_| ChatError::PreparationDied)??;
-        let (events, reply) = mpsc::channel(EVENTS_AHEAD);
-        tokio::spawn(Driver::new(self.clone(), kit, preparation, events).run(credit));
-        Ok(Reply::new(reply))
+        // Templates, tokenizers and grammars take their time.
+        let prepare = move || Preparation::of(&chat, &for_preparation, kv_tokens, samples);
+        let prepared = tokio::task::spawn_blocking(prepare).await;
+        Ok((kit, prepared.map_err(|_| ChatError::PreparationDied)??))
     }
 
     /// The actors that serve now: to link to them, ask them, or kill them. Waits while they are being replaced.

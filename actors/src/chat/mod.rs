@@ -6,13 +6,15 @@
 mod driver;
 mod error;
 mod event;
+mod generation;
 mod handle;
+mod lead;
 mod preparation;
 mod request;
 mod stream;
 
 pub use error::ChatError;
-pub use event::{ChatEvent, FinishReason, Usage};
+pub use event::{ChatEvent, FinishReason, ScoredToken, TokenScore, Usage};
 pub use handle::ModelHandle;
-pub use request::{Chat, Content, Image};
+pub use request::{Chat, Content, Image, Video};
 pub use stream::Reply;

@@ -3,11 +3,14 @@
 use std::{
     hash::{BuildHasher, Hasher, RandomState},
     sync::Arc,
+    time::SystemTime,
 };
 
 use bursar_model::{
-    flow::{Grid, ImageBytes, LayoutError, PromptLayout},
-    sampling::{Sampler, SamplingParams},
+    error::SamplingError,
+    flow::{LayoutError, PromptLayout, Visual, VisualGrid},
+    processor::{VisualLimits, VisualPlan},
+    sampling::{Sampler, TOP_LOG_PROBABILITIES_MAX},
     text::{StopRules, TemplateInputs},
 };
 
@@ -17,29 +20,42 @@ use crate::engine::Kit;
 /// A chat that may be served.
 #[derive(Clone)]
 pub(super) struct Preparation {
-    pub(super) prompt: PromptLayout,
-    pub(super) pictures: Vec<ImageBytes>,
+    pub(super) prompt: Arc<PromptLayout>,
+    pub(super) pictures: Vec<VisualPlan>,
+    pub(super) tokens_min: usize,
     pub(super) tokens_max: usize,
     pub(super) stop: StopRules,
     pub(super) stop_tokens: Arc<[u32]>,
     pub(super) sampler: Arc<Sampler>,
+    pub(super) score_prompt: Option<usize>,
 }
 
 impl Preparation {
+    /// Prepares `samples` replies to one chat; the seed of each is one more than that of the one before.
+    ///
     /// # Errors
     /// Whatever is outside the envelope, with the limit, the value and a hint.
-    pub(super) fn of(chat: &Chat, kit: &Kit, kv_tokens: usize) -> Result<Self, ChatError> {
+    pub(super) fn of(chat: &Chat, kit: &Kit, kv_tokens: usize, samples: usize) -> Result<Vec<Self>, ChatError> {
+        let asked = &chat.generation;
         if chat.is_empty() {
             return Err(ChatError::Empty);
         }
-        if chat.max_tokens == Some(0) {
+        if asked.tokens_max == Some(0) {
             return Err(ChatError::NoTokens);
         }
-        let sampler = Arc::new(Sampler::new(sampling(chat, kit))?);
-        let stop = StopRules::new(kit.generation.eos_ids.iter().copied(), chat.stop.clone())?;
-        let (messages, pictures) = chat.split();
-        let grids = plan_pictures(kit, &pictures)?;
-        let inputs = TemplateInputs { add_generation_prompt: true, ..TemplateInputs::default() };
+        let ends = kit.generation.eos_ids.iter().filter(|_| !asked.ignores_end).chain(&asked.stop_tokens);
+        let stop = StopRules::new(ends.copied(), asked.stop.clone())?;
+        let stop_tokens: Arc<[u32]> = stop.ids().collect();
+        let samplers = samplers(chat, kit, &stop_tokens, samples)?;
+        let (messages, visuals) = chat.split();
+        let pictures = plan_pictures(kit, &visuals)?;
+        let grids: Vec<VisualGrid> = pictures.iter().map(VisualPlan::grid).collect();
+        let inputs = TemplateInputs {
+            tools: (!chat.tools.is_empty()).then(|| chat.tools.clone()),
+            variables: chat.template_variables.clone(),
+            now_unix_seconds: now_unix_seconds(),
+            ..TemplateInputs::default()
+        };
         let tokens = kit.prompts.encode(&messages, &inputs)?;
         let prompt = kit.family.lay_out(tokens, &grids)?;
         let limit = kit.envelope.context_tokens.min(kv_tokens);
@@ -47,48 +63,79 @@ impl Preparation {
         if count == 0 || count >= limit {
             return Err(ChatError::TooLong { tokens: count, limit });
         }
-        let tokens_max = chat.max_tokens.unwrap_or(usize::MAX).min(limit - count);
-        Ok(Preparation { prompt, pictures, tokens_max, stop_tokens: stop.ids().collect(), stop, sampler })
+        let tokens_max = asked.tokens_max.unwrap_or(usize::MAX).min(limit - count);
+        if asked.tokens_min > tokens_max {
+            return Err(ChatError::MinTokens { tokens_min: asked.tokens_min, tokens_max });
+        }
+        let prompt = Arc::new(prompt);
+        let prepared = samplers.into_iter().map(|sampler| Preparation {
+            prompt: prompt.clone(),
+            pictures: pictures.clone(),
+            tokens_min: asked.tokens_min,
+            tokens_max,
+            stop: stop.clone(),
+            stop_tokens: stop_tokens.clone(),
+            sampler: Arc::new(sampler),
+            score_prompt: None,
+        });
+        let mut prepared: Vec<_> = prepared.collect();
+        // Scores of the prompt are the same for all.
+        if let Some(first) = prepared.first_mut() {
+            first.score_prompt = asked.prompt_log_probabilities;
+        }
+        Ok(prepared)
     }
 }
 
-/// Sizes from headers alone; the same cost function that the profile's envelope was made with.
-fn plan_pictures(kit: &Kit, pictures: &[ImageBytes]) -> Result<Vec<Grid>, ChatError> {
-    let limit = kit.envelope.pictures;
-    if pictures.len() > limit {
-        return Err(ChatError::TooManyPictures { pictures: pictures.len(), limit });
+/// How the tokens of each sample are chosen. A grammar remembers where its own sample is.
+fn samplers(chat: &Chat, kit: &Kit, ends: &Arc<[u32]>, samples: usize) -> Result<Vec<Sampler>, ChatError> {
+    let asked = &chat.generation;
+    let vocabulary = kit.family.decoder().vocabulary;
+    for token in &asked.stop_tokens {
+        if *token as usize >= vocabulary {
+            return Err(SamplingError::UnknownToken { token: *token, vocabulary }.into());
+        }
     }
-    if pictures.is_empty() {
+    if let Some(top) = asked.prompt_log_probabilities.filter(|top| *top > TOP_LOG_PROBABILITIES_MAX) {
+        return Err(SamplingError::TooManyLogProbabilities { asked: top, limit: TOP_LOG_PROBABILITIES_MAX }.into());
+    }
+    if asked.format.is_some() && asked.ignores_end {
+        return Err(ChatError::FormatWithoutEnd);
+    }
+    let compile = |format| Ok::<_, ChatError>(kit.grammars().map_err(ChatError::Format)?.compile(format)?);
+    let grammar = asked.format.as_ref().map(compile).transpose()?;
+    let seed = asked.seed.unwrap_or_else(any_seed);
+    let sampler = |sample: usize| {
+        let params = asked.sampling(&kit.generation.sampling, seed.wrapping_add(sample as u64));
+        let mut sampler = Sampler::new(params, vocabulary)?.with_tokens_min(asked.tokens_min, ends.clone());
+        if let Some(grammar) = &grammar {
+            sampler = sampler.with_grammar(grammar.clone());
+        }
+        if let Some(top) = asked.log_probabilities {
+            sampler = sampler.with_log_probabilities(top)?;
+        }
+        Ok(sampler)
+    };
+    (0..samples).map(sampler).collect()
+}
+
+/// For templates that tell the model the date.
+fn now_unix_seconds() -> i64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs() as i64)
+}
+
+/// Sizes from headers alone; the same cost function that the profile's envelope was made with.
+fn plan_pictures(kit: &Kit, visuals: &[Visual]) -> Result<Vec<VisualPlan>, ChatError> {
+    if visuals.is_empty() {
         return Ok(Vec::new());
     }
     // Templates of text models fail at pictures with words that help nobody.
-    let processor = kit.processor.as_ref().ok_or(LayoutError::TextOnly { pictures: pictures.len() })?;
-    let plan = |(index, picture): (usize, &ImageBytes)| {
-        let error = |source| ChatError::Picture { index, source: Arc::new(source) };
-        let header = picture.probe(&kit.image_limits).map_err(error)?;
-        let grid = processor.plan(header.width, header.height).map_err(error)?.grid;
-        // A very thin picture comes out of the resizing larger than it was limited to.
-        let (patches, limit) = (grid.patches(), kit.envelope.picture_patches);
-        if patches > limit {
-            return Err(ChatError::PictureTooLarge { index, patches, limit });
-        }
-        Ok(grid)
-    };
-    pictures.iter().enumerate().map(plan).collect()
+    let processors = kit.processors.as_ref().ok_or(LayoutError::TextOnly { pictures: visuals.len() })?;
+    Ok(processors.plan(visuals, VisualLimits { envelope: &kit.envelope, image: &kit.image_limits })?)
 }
 
 /// A seed that nobody chose: the standard library's own source of randomness, that of its hash maps.
 fn any_seed() -> u64 {
     RandomState::new().build_hasher().finish()
-}
-
-fn sampling(chat: &Chat, kit: &Kit) -> SamplingParams {
-    let defaults = kit.generation.sampling.clone();
-    SamplingParams {
-        temperature: chat.temperature.unwrap_or(defaults.temperature),
-        top_p: chat.top_p.unwrap_or(defaults.top_p),
-        top_k: chat.top_k.unwrap_or(defaults.top_k),
-        seed: chat.seed.unwrap_or_else(any_seed),
-        ..defaults
-    }
 }

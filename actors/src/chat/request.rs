@@ -4,9 +4,11 @@ use std::path::Path;
 
 use bursar_model::{
     error::ImageError,
-    flow::{ImageBytes, ImageLimits},
+    flow::{self, ImageBytes, ImageLimits, Visual},
     text::{Message, Part, Role},
 };
+
+use super::generation::Generation;
 
 /// A picture for a chat: encoded as PNG, JPEG or WebP.
 #[derive(Clone, Debug)]
@@ -27,6 +29,19 @@ impl Image {
     }
 }
 
+/// A video for a chat, as its frames: encoded pictures of one size, in the order they are shown.
+#[derive(Clone, Debug)]
+pub struct Video(pub(super) flow::Video);
+
+impl Video {
+    /// Takes frames and how many of *these* frames make a second: a film of 24 frames a second of which every twelfth was
+    /// picked has 2. The model reads the time between them from it. They are looked at when the chat is.
+    pub fn from_frames(frames: impl IntoIterator<Item = Image>, frames_per_second: f64) -> Self {
+        let frames: Vec<ImageBytes> = frames.into_iter().map(|frame| frame.0).collect();
+        Video(flow::Video::new(frames, frames_per_second))
+    }
+}
+
 /// A piece of a turn.
 #[derive(Clone, Debug)]
 pub enum Content {
@@ -34,6 +49,8 @@ pub enum Content {
     Text(String),
     /// A picture.
     Image(Image),
+    /// A video.
+    Video(Video),
 }
 
 /// A conversation and how it is to be answered.
@@ -49,12 +66,9 @@ pub enum Content {
 #[derive(Clone, Debug, Default)]
 pub struct Chat {
     turns: Vec<(Role, Vec<Content>)>,
-    pub(super) max_tokens: Option<usize>,
-    pub(super) temperature: Option<f64>,
-    pub(super) top_p: Option<f64>,
-    pub(super) top_k: Option<usize>,
-    pub(super) seed: Option<u64>,
-    pub(super) stop: Vec<String>,
+    pub(super) tools: Vec<serde_json::Value>,
+    pub(super) template_variables: serde_json::Map<String, serde_json::Value>,
+    pub(super) generation: Generation,
 }
 
 impl Chat {
@@ -78,15 +92,24 @@ impl Chat {
         self.turn(Role::Assistant, vec![Content::Text(text.into())])
     }
 
-    /// A picture in the last user's turn, behind its other pictures and before its text: the order that models are
+    /// A picture in the last user's turn, behind its other pictures and videos and before its text: the order that models are
     /// trained with. For another order see [`turn`](Chat::turn).
-    pub fn image(mut self, image: Image) -> Self {
+    pub fn image(self, image: Image) -> Self {
+        self.show(Content::Image(image))
+    }
+
+    /// A video in the last user's turn, placed as [`image`](Chat::image) places a picture.
+    pub fn video(self, video: Video) -> Self {
+        self.show(Content::Video(video))
+    }
+
+    fn show(mut self, visual: Content) -> Self {
         if !matches!(self.turns.last(), Some((Role::User, _))) {
             self.turns.push((Role::User, Vec::new()));
         }
         if let Some((_, contents)) = self.turns.last_mut() {
-            let pictures = contents.iter().take_while(|content| matches!(content, Content::Image(_))).count();
-            contents.insert(pictures, Content::Image(image));
+            let shown = contents.iter().take_while(|content| !matches!(content, Content::Text(_))).count();
+            contents.insert(shown, visual);
         }
         self
     }
@@ -97,39 +120,16 @@ impl Chat {
         self
     }
 
-    /// Tokens that the reply may have at most; by default as many as the context holds.
-    pub fn max_tokens(mut self, tokens: usize) -> Self {
-        self.max_tokens = Some(tokens);
+    /// Functions that the model may call, each as the JSON that its chat template expects: usually OpenAI's
+    /// `{"type": "function", "function": {"name": .., "description": .., "parameters": ..}}`.
+    pub fn tools(mut self, tools: impl IntoIterator<Item = serde_json::Value>) -> Self {
+        self.tools.extend(tools);
         self
     }
 
-    /// 0 takes the likeliest token; more makes less likely ones more likely.
-    pub fn temperature(mut self, temperature: f64) -> Self {
-        self.temperature = Some(temperature);
-        self
-    }
-
-    /// Only the likeliest tokens that together reach this probability.
-    pub fn top_p(mut self, top_p: f64) -> Self {
-        self.top_p = Some(top_p);
-        self
-    }
-
-    /// Only so many of the likeliest tokens.
-    pub fn top_k(mut self, top_k: usize) -> Self {
-        self.top_k = Some(top_k);
-        self
-    }
-
-    /// Equal seeds give equal replies, whatever else is going on. Without one, sampled replies differ from each other.
-    pub fn seed(mut self, seed: u64) -> Self {
-        self.seed = Some(seed);
-        self
-    }
-
-    /// The reply ends before this text.
-    pub fn stop(mut self, text: impl Into<String>) -> Self {
-        self.stop.push(text.into());
+    /// A variable that the chat template reads, such as `enable_thinking`.
+    pub fn template_variable(mut self, name: impl Into<String>, value: impl Into<serde_json::Value>) -> Self {
+        self.template_variables.insert(name.into(), value.into());
         self
     }
 
@@ -137,19 +137,23 @@ impl Chat {
         self.turns.is_empty()
     }
 
-    /// The turns as templates take them, and the pictures in the order of their places.
-    pub(super) fn split(&self) -> (Vec<Message>, Vec<ImageBytes>) {
-        let mut pictures = Vec::new();
+    /// The turns as templates take them, and the pictures and videos in the order of their places.
+    pub(super) fn split(&self) -> (Vec<Message>, Vec<Visual>) {
+        let mut visuals = Vec::new();
         let messages = self.turns.iter().map(|(role, contents)| {
             let content = contents.iter().map(|content| match content {
                 Content::Text(text) => Part::Text(text.clone()),
                 Content::Image(image) => {
-                    pictures.push(image.0.clone());
+                    visuals.push(Visual::Image(image.0.clone()));
                     Part::Image
+                }
+                Content::Video(video) => {
+                    visuals.push(Visual::Video(video.0.clone()));
+                    Part::Video
                 }
             });
             Message { role: *role, content: content.collect() }
         });
-        (messages.collect(), pictures)
+        (messages.collect(), visuals)
     }
 }

@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 use super::{ChatError, ChatEvent};
 
-/// The events of one reply: texts, then exactly one end, `Done` or an error. Dropping it cancels the request.
+/// The events of one reply: texts and what else was asked for, then exactly one end, `Done` or an error. Dropping it cancels the request.
 #[derive(Debug)]
 pub struct Reply {
     events: mpsc::Receiver<Result<ChatEvent, ChatError>>,
@@ -35,8 +35,8 @@ impl Reply {
         let mut whole = String::new();
         while let Some(event) = self.next().await {
             match event? {
-                ChatEvent::Text(_) => {}
                 ChatEvent::Done { text, .. } => whole = text,
+                ChatEvent::Prompt(_) | ChatEvent::Token(_) | ChatEvent::Text(_) => {}
             }
         }
         Ok(whole)
@@ -49,7 +49,7 @@ impl Reply {
         let event = std::task::ready!(self.events.poll_recv(context));
         // A driver that is gone without an end was dropped with its tokio runtime.
         let event = event.unwrap_or_else(|| Err(ChatError::Stopped { reason: "the runtime is gone".into() }));
-        self.ended = !matches!(event, Ok(ChatEvent::Text(_)));
+        self.ended = matches!(event, Ok(ChatEvent::Done { .. }) | Err(_));
         Poll::Ready(Some(event))
     }
 }

@@ -385,7 +385,7 @@ impl EngineState {
     ) -> Result<Option<ActorRef<VisionMessage>>, ActorProcessingErr> {
         let profiled = self.profiled.as_ref().expect("sized before served");
         let Planned { kit, model, .. } = self.planned.clone().expect("planned before served");
-        let (Some(lane), Some(processor)) = (profiled.lanes.vision.clone(), kit.processor.clone()) else {
+        let (Some(lane), Some(processors)) = (profiled.lanes.vision.clone(), kit.processors.clone()) else {
             return Ok(None);
         };
         let arguments = VisionArguments {
@@ -394,7 +394,7 @@ impl EngineState {
             owner: self.arguments.vision_owner(),
             model_label: self.arguments.label.clone(),
             model,
-            processor,
+            processors,
             limits: kit.image_limits.clone(),
             lane,
             cache_rows: profiled.record.cache_rows,

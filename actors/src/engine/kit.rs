@@ -1,10 +1,16 @@
 //! What a request needs to know of its model, apart from the actors: read-only and shared.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bursar_model::{
-    Envelope, LimitError, checkpoint::Checkpoint, flow::ImageLimits, processor::ImageProcessor, registry::FamilyConfig,
-    sampling::GenerationDefaults, text::PromptEncoder,
+    Envelope, LimitError,
+    checkpoint::Checkpoint,
+    error::GrammarError,
+    flow::ImageLimits,
+    processor::{ImageProcessor, VisualProcessors},
+    registry::FamilyConfig,
+    sampling::{GenerationDefaults, GrammarCompiler},
+    text::PromptEncoder,
 };
 
 use super::{LoadOptions, StartError};
@@ -17,14 +23,16 @@ pub struct Kit {
     pub family: FamilyConfig,
     /// Text to tokens and back.
     pub prompts: PromptEncoder,
-    /// Pictures to patches, within the envelope; none for a model that takes no pictures.
-    pub processor: Option<Arc<ImageProcessor>>,
+    /// Pictures and videos to patches, within the envelope; none for a model that takes no pictures.
+    pub processors: Option<Arc<VisualProcessors>>,
     /// What a request that says nothing gets.
     pub generation: GenerationDefaults,
     /// The limits that were planned for.
     pub envelope: Envelope,
     /// What a picture may be.
     pub image_limits: ImageLimits,
+    /// Made when the first reply is to have a form.
+    grammars: OnceLock<Result<GrammarCompiler, Arc<GrammarError>>>,
 }
 
 impl Kit {
@@ -41,19 +49,36 @@ impl Kit {
         let mut envelope = options.envelope.clone().with_pictures_that_fit_a_launch();
         envelope.context_tokens = envelope.context_tokens.min(family.decoder().context_tokens);
         check(&envelope, options)?;
-        let processor = match (&checkpoint.image_processor, family.merged_patches()) {
-            (Some(processor), Some(_)) => Some(Arc::new(limit_pictures(processor, &mut envelope)?)),
+        let processors = match (&checkpoint.image_processor, &checkpoint.video_processor, family.merged_patches()) {
+            (Some(pictures), Some(videos), Some(_)) => {
+                let pictures = limit_pictures(pictures, &mut envelope)?;
+                Some(Arc::new(VisualProcessors { pictures, videos: videos.clone() }))
+            }
             _ => None,
         };
         Ok(Kit {
             name,
             family,
             prompts: checkpoint.prompts.clone(),
-            processor,
+            processors,
             generation: checkpoint.generation.clone(),
             envelope,
             image_limits: options.image_limits.clone(),
+            grammars: OnceLock::new(),
         })
+    }
+
+    /// Makes grammars of the forms that replies are to have. The first call takes a moment, as it goes through the
+    /// whole vocabulary.
+    ///
+    /// # Errors
+    /// The vocabulary cannot be followed.
+    pub fn grammars(&self) -> Result<&GrammarCompiler, Arc<GrammarError>> {
+        let compiler = self.grammars.get_or_init(|| {
+            let vocabulary = self.family.decoder().vocabulary;
+            GrammarCompiler::new(self.prompts.tokenizer(), vocabulary, &self.generation.eos_ids).map_err(Arc::new)
+        });
+        compiler.as_ref().map_err(Clone::clone)
     }
 }
 

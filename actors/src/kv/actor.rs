@@ -3,7 +3,7 @@
 use bursar_budgets::Label;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 
-use super::{KvCore, KvMessage};
+use super::{KvCore, KvMessage, KvUse};
 
 /// Keeps block tables and reference counts.
 pub struct KvActor;
@@ -39,11 +39,13 @@ impl Actor for KvActor {
     ) -> Result<(), ActorProcessingErr> {
         match message {
             KvMessage::Allot { demands, reply } => reply.answer(state.core.allot(&demands)),
+            KvMessage::Name(filled) => filled.iter().for_each(|filled| state.core.name(filled)),
             KvMessage::Release(sequences) => sequences.into_iter().for_each(|id| state.core.release(id)),
-            KvMessage::Count(reply) => reply.answer((state.core.free_blocks(), state.core.blocks())),
+            KvMessage::Usage(reply) => reply.answer(state.core.usage()),
         }
-        metrics::gauge!("bursar_kv_blocks_free", "model" => state.model.to_string())
-            .set(state.core.free_blocks() as f64);
+        let (KvUse { blocks, held, cached }, model) = (state.core.usage(), state.model.to_string());
+        metrics::gauge!("bursar_kv_blocks_free", "model" => model.clone()).set((blocks - held) as f64);
+        metrics::gauge!("bursar_kv_blocks_cached", "model" => model).set(cached as f64);
         Ok(())
     }
 }

@@ -1,8 +1,17 @@
-//! Who holds which block: reference counts and block tables, pure.
+//! Who holds which block, and what blocks that nobody holds still contain: pure.
+//!
+//! Whole blocks are named by their content (a [`PrefixKey`] covers all that stands before), so that a sequence that
+//! begins as another did takes the blocks of the other: automatic prefix caching, as vLLM and SGLang (RadixAttention,
+//! arXiv 2312.07104) do it. Blocks that nobody holds keep their content until their place is needed; the longest unused
+//! go first, and of one sequence's blocks the last.
 
-use std::{collections::BTreeMap, fmt};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 use bursar_kernels::BLOCK_TOKENS;
+use bursar_model::flow::PrefixKey;
 
 /// One sequence of an engine, never used again for another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -14,181 +23,221 @@ impl fmt::Display for SequenceId {
     }
 }
 
-/// How long a sequence will be after the next step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a sequence needs for the next step.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Demand {
     /// Whose.
     pub sequence: SequenceId,
-    /// Tokens that must have a place, those already held included.
+    /// Tokens whose keys and values are in its blocks.
+    pub held: usize,
+    /// Tokens that the step is to compute.
+    pub more: usize,
+    /// All its tokens: with what others have computed, fewer than `more` may be left.
     pub tokens: usize,
+    /// For one that holds nothing: the keys of its first blocks, which may be taken from others. They leave at least
+    /// one token to compute.
+    pub prefix: Vec<PrefixKey>,
+}
+
+/// A sequence whose demand was met.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Table {
+    /// Whose.
+    pub sequence: SequenceId,
+    /// All its blocks, in order.
+    pub blocks: Vec<u32>,
+    /// Tokens whose keys and values are in them: those it held, or those that others had computed.
+    pub held: usize,
 }
 
 /// The answer to a list of demands: those that were met, in order. What follows the first that could not be met was
 /// not tried, so that a short demand never overtakes a long one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allotment {
-    /// The whole table of each sequence whose demand was met.
-    pub tables: Vec<(SequenceId, Vec<u32>)>,
+    /// One entry for each demand that was met.
+    pub tables: Vec<Table>,
     /// Blocks that the first demand that was not met is short of; zero if all were met.
     pub short_by: usize,
+}
+
+/// Blocks of a sequence that have become whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Filled {
+    /// Whose.
+    pub sequence: SequenceId,
+    /// The first of them, in its table.
+    pub first: usize,
+    /// Their names.
+    pub keys: Vec<PrefixKey>,
+}
+
+/// How the blocks are used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KvUse {
+    /// All blocks.
+    pub blocks: usize,
+    /// Blocks that sequences hold.
+    pub held: usize,
+    /// Of the others, those whose content may serve again.
+    pub cached: usize,
+}
+
+/// One block.
+#[derive(Clone, Debug, Default)]
+struct Block {
+    /// How many tables name it.
+    references: u32,
+    /// What it holds, if another may take it for that.
+    key: Option<PrefixKey>,
+    /// When it was last let go.
+    idle_since: u64,
 }
 
 /// The pool of blocks.
 #[derive(Clone, Debug)]
 pub struct KvCore {
-    /// How many tables name each block.
-    references: Vec<u32>,
-    /// Blocks that no table names; the last is taken next, so that few pages are touched.
-    free: Vec<u32>,
+    pool: Vec<Block>,
+    /// Blocks of no content; the last is taken next, so that few pages are touched.
+    blank: Vec<u32>,
+    /// Blocks that nobody holds, by when they were let go; the first gives its place next.
+    idle: BTreeSet<(u64, u32)>,
+    named: BTreeMap<PrefixKey, u32>,
     tables: BTreeMap<SequenceId, Vec<u32>>,
+    clock: u64,
 }
 
 impl KvCore {
-    /// A pool of `blocks` blocks, all free.
+    /// A pool of `blocks` blocks, all blank.
     pub fn new(blocks: usize) -> Self {
-        KvCore { references: vec![0; blocks], free: (0..blocks as u32).rev().collect(), tables: BTreeMap::new() }
+        KvCore {
+            pool: vec![Block::default(); blocks],
+            blank: (0..blocks as u32).rev().collect(),
+            idle: BTreeSet::new(),
+            named: BTreeMap::new(),
+            tables: BTreeMap::new(),
+            clock: 0,
+        }
     }
 
-    /// Blocks that no table names.
+    /// Blocks that no table names, whatever they contain.
     pub fn free_blocks(&self) -> usize {
-        self.free.len()
+        self.blank.len() + self.idle.len()
     }
 
     /// All blocks.
     pub fn blocks(&self) -> usize {
-        self.references.len()
+        self.pool.len()
+    }
+
+    /// How they are used.
+    pub fn usage(&self) -> KvUse {
+        KvUse { blocks: self.blocks(), held: self.blocks() - self.free_blocks(), cached: self.idle.len() }
     }
 
     /// Meets demands in order, up to the first that cannot be met; that one and those behind it change nothing.
     pub fn allot(&mut self, demands: &[Demand]) -> Allotment {
         let mut allotment = Allotment::default();
         for demand in demands {
-            let held = self.tables.get(&demand.sequence).map_or(0, Vec::len);
-            let more = demand.tokens.div_ceil(BLOCK_TOKENS).saturating_sub(held);
-            if more > self.free.len() {
-                allotment.short_by = more - self.free.len();
-                break;
+            match self.meet(demand) {
+                Ok(table) => allotment.tables.push(table),
+                Err(short_by) => {
+                    allotment.short_by = short_by;
+                    break;
+                }
             }
-            let table = self.tables.entry(demand.sequence).or_default();
-            for block in self.free.drain(self.free.len() - more..).rev() {
-                self.references[block as usize] += 1;
-                table.push(block);
-            }
-            allotment.tables.push((demand.sequence, table.clone()));
         }
         self.check();
         allotment
     }
 
-    /// A new sequence shares the whole blocks of the first `tokens` tokens of another; gives the tokens shared. A
-    /// block that is only begun is not shared, as both would write into it.
-    pub fn fork(&mut self, from: SequenceId, to: SequenceId, tokens: usize) -> usize {
-        assert!(!self.tables.contains_key(&to), "{to} has a table already");
-        let Some(table) = self.tables.get(&from) else { return 0 };
-        let shared: Vec<u32> = table.iter().take(tokens / BLOCK_TOKENS).copied().collect();
-        for block in &shared {
-            self.references[*block as usize] += 1;
+    /// Gives a sequence what it needs, or says how many blocks are missing.
+    fn meet(&mut self, demand: &Demand) -> Result<Table, usize> {
+        let table = self.tables.get(&demand.sequence).cloned();
+        let shared: Vec<u32> = match table {
+            Some(_) => Vec::new(),
+            None => demand.prefix.iter().map_while(|key| self.named.get(key).copied()).collect(),
+        };
+        let held = demand.held.max(shared.len() * BLOCK_TOKENS);
+        let places = (held + demand.more).min(demand.tokens).div_ceil(BLOCK_TOKENS);
+        let mut blocks = table.unwrap_or_default();
+        let fresh = places.saturating_sub(blocks.len() + shared.len());
+        // Shared blocks that nobody holds cannot make room for the others.
+        let woken = shared.iter().filter(|block| self.pool[**block as usize].references == 0).count();
+        let available = self.free_blocks() - woken;
+        if fresh > available {
+            return Err(fresh - available);
         }
-        let count = shared.len() * BLOCK_TOKENS;
-        self.tables.insert(to, shared);
-        self.check();
-        count
+        shared.iter().for_each(|block| self.hold(*block));
+        blocks.extend(shared);
+        blocks.extend((0..fresh).map(|_| self.take()));
+        self.tables.insert(demand.sequence, blocks.clone());
+        Ok(Table { sequence: demand.sequence, blocks, held })
     }
 
-    /// Forgets a sequence; blocks that no other shares are free again. Unknown sequences are nobody's loss.
-    pub fn release(&mut self, sequence: SequenceId) {
-        for block in self.tables.remove(&sequence).into_iter().flatten().rev() {
-            let references = &mut self.references[block as usize];
-            *references -= 1;
-            if *references == 0 {
-                self.free.push(block);
+    fn hold(&mut self, block: u32) {
+        let entry = &mut self.pool[block as usize];
+        if entry.references == 0 {
+            self.idle.remove(&(entry.idle_since, block));
+        }
+        entry.references += 1;
+    }
+
+    /// A block to write: a blank one, or the longest unused, whose content is forgotten.
+    fn take(&mut self) -> u32 {
+        let block = self.blank.pop().unwrap_or_else(|| {
+            let (_, block) = self.idle.pop_first().expect("counted before");
+            let key = self.pool[block as usize].key.take().expect("an idle block has content");
+            self.named.remove(&key);
+            block
+        });
+        self.pool[block as usize].references = 1;
+        block
+    }
+
+    /// Names blocks that a step has filled, so that others may take them. What another has filled with the same in the
+    /// meantime stays the one that is taken; sequences that are gone are nobody's loss.
+    pub fn name(&mut self, filled: &Filled) {
+        let Some(table) = self.tables.get(&filled.sequence) else { return };
+        for (block, key) in table[filled.first..].iter().zip(&filled.keys) {
+            let entry = &mut self.pool[*block as usize];
+            if entry.key.is_none() && !self.named.contains_key(key) {
+                entry.key = Some(*key);
+                self.named.insert(*key, *block);
             }
         }
         self.check();
     }
 
-    /// Every block is either free or named, and free ones are listed once.
+    /// Forgets a sequence. Blocks that no other holds are free; those with a name keep their content for now. Unknown
+    /// sequences are nobody's loss.
+    pub fn release(&mut self, sequence: SequenceId) {
+        // The last first: without its beginning the end of a sequence is of no use.
+        for block in self.tables.remove(&sequence).into_iter().flatten().rev() {
+            let entry = &mut self.pool[block as usize];
+            entry.references -= 1;
+            match (entry.references, entry.key) {
+                (0, None) => self.blank.push(block),
+                (0, Some(_)) => {
+                    self.clock += 1;
+                    entry.idle_since = self.clock;
+                    self.idle.insert((self.clock, block));
+                }
+                _ => {}
+            }
+        }
+        self.check();
+    }
+
+    /// Every block is blank, idle or held, and each once. Pools of large devices have 100,000 blocks and a step
+    /// milliseconds: released code goes without.
     fn check(&self) {
-        let named = self.references.iter().filter(|references| **references > 0).count();
-        assert_eq!(named + self.free.len(), self.references.len(), "blocks were lost or doubled");
+        if !cfg!(debug_assertions) {
+            return;
+        }
+        let held = self.pool.iter().filter(|block| block.references > 0).count();
+        assert_eq!(held + self.free_blocks(), self.pool.len(), "blocks were lost or doubled");
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    const A: SequenceId = SequenceId(1);
-    const B: SequenceId = SequenceId(2);
-
-    fn demand(sequence: SequenceId, tokens: usize) -> Demand {
-        Demand { sequence, tokens }
-    }
-
-    #[test]
-    fn a_sequence_takes_a_block_only_when_it_outgrows_the_last() {
-        let mut kv = KvCore::new(4);
-        assert_eq!(kv.allot(&[demand(A, 16)]).tables, [(A, vec![0])]);
-        assert_eq!(kv.allot(&[demand(A, 17), demand(B, 1)]).tables, [(A, vec![0, 1]), (B, vec![2])]);
-        assert_eq!(kv.allot(&[demand(A, 32)]).tables, [(A, vec![0, 1])]);
-    }
-
-    #[test]
-    fn a_demand_that_cannot_be_met_takes_nothing_and_is_not_overtaken() {
-        let mut kv = KvCore::new(3);
-        let allotment = kv.allot(&[demand(A, 20), demand(B, 40), demand(SequenceId(3), 1)]);
-        assert_eq!(allotment.tables, [(A, vec![0, 1])]);
-        assert_eq!((allotment.short_by, kv.free_blocks()), (2, 1));
-    }
-
-    #[test]
-    fn a_shared_block_is_free_only_after_both_have_let_go() {
-        let mut kv = KvCore::new(4);
-        kv.allot(&[demand(A, 40)]);
-        assert_eq!(kv.fork(A, B, 39), 32);
-        kv.release(A);
-        assert_eq!(kv.free_blocks(), 2, "the begun block of A is free, the two shared ones are not");
-        assert_eq!(kv.allot(&[demand(B, 33)]).tables, [(B, vec![0, 1, 2])]);
-        kv.release(B);
-        assert_eq!(kv.free_blocks(), 4);
-    }
-
-    proptest! {
-        /// Against a model that only counts: blocks of a sequence never overlap another's unless shared by a fork.
-        #[test]
-        fn no_block_is_lost_or_given_twice(steps in proptest::collection::vec((0u8..3, 0u64..6, 0usize..90), 1..80)) {
-            let mut kv = KvCore::new(12);
-            let mut lengths: BTreeMap<u64, usize> = BTreeMap::new();
-            let mut next = 100u64;
-            for (kind, sequence, tokens) in steps {
-                match kind {
-                    0 => {
-                        let met = kv.allot(&[demand(SequenceId(sequence), tokens)]);
-                        if let [(_, table)] = &met.tables[..] {
-                            let length = lengths.entry(sequence).or_default();
-                            *length = (*length).max(tokens.div_ceil(BLOCK_TOKENS));
-                            prop_assert_eq!(table.len(), *length);
-                            let distinct: std::collections::BTreeSet<_> = table.iter().collect();
-                            prop_assert_eq!(distinct.len(), table.len());
-                        } else {
-                            prop_assert!(met.short_by > 0);
-                        }
-                    }
-                    1 => {
-                        next += 1;
-                        let shared = kv.fork(SequenceId(sequence), SequenceId(next), tokens);
-                        prop_assert!(shared <= tokens && shared.is_multiple_of(BLOCK_TOKENS));
-                        kv.release(SequenceId(next));
-                    }
-                    _ => {
-                        kv.release(SequenceId(sequence));
-                        lengths.remove(&sequence);
-                    }
-                }
-                prop_assert_eq!(kv.free_blocks() + lengths.values().sum::<usize>(), kv.blocks());
-            }
-        }
-    }
-}
+mod tests;

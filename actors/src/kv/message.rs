@@ -1,6 +1,6 @@
 //! What may be asked of the kv actor.
 
-use super::{Allotment, Demand, SequenceId};
+use super::{Allotment, Demand, Filled, KvUse, SequenceId};
 use crate::reply::Reply;
 
 /// From the scheduler only. Credit: one `Allot` at a time, as a scheduler has one step in preparation.
@@ -13,8 +13,10 @@ pub enum KvMessage {
         /// Those that were met.
         reply: Reply<Allotment>,
     },
+    /// Blocks that a step has filled, for others to take.
+    Name(Vec<Filled>),
     /// Sequences that ended, or were preempted.
     Release(Vec<SequenceId>),
-    /// Blocks that are free, and all blocks: for gauges and tests.
-    Count(Reply<(usize, usize)>),
+    /// How blocks are used: for gauges and tests.
+    Usage(Reply<KvUse>),
 }

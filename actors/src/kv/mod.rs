@@ -5,5 +5,5 @@ mod core;
 mod message;
 
 pub use actor::{KvActor, KvArguments};
-pub use core::{Allotment, Demand, KvCore, SequenceId};
+pub use core::{Allotment, Demand, Filled, KvCore, KvUse, SequenceId, Table};
 pub use message::KvMessage;

@@ -8,10 +8,12 @@ use bursar_model::{
     Model,
     blocks::decoder::StepCaches,
     corners::{self, Footprint, Pass},
-    sampling::SamplerScratch,
+    error::SamplingError,
+    flow::Token,
+    sampling::{SamplerScratch, log_probabilities},
 };
 
-use super::job::{Choice, Job, LaneError, StepJob};
+use super::job::{Choice, Job, LaneError, StepJob, Stepped};
 use crate::memory::EngineMemory;
 
 /// A lane's working place. It belongs to the lane's thread.
@@ -48,26 +50,42 @@ impl<B: Backend> Bench<B> {
         }
     }
 
-    fn step(&self, job: &StepJob) -> Result<Vec<u32>, LaneError> {
-        self.pass(|scope, cache| {
+    fn step(&self, job: &StepJob) -> Result<Stepped, LaneError> {
+        let mut scores = Vec::with_capacity(job.scores.len());
+        let chosen = self.pass(|scope, cache| {
             let layers = self.memory.kv.layers();
             let caches = StepCaches { layers: &layers, pictures: Some(cache) };
-            let logits = self.model.step(scope, &job.batch, &caches)?; // [logit_rows, vocabulary]
-            if job.choices.iter().all(Choice::is_largest_logit) {
-                let chosen = scope.argmax(&logits)?;
-                return Ok(scope.download(&chosen)?);
-            }
-            let rows = scope.download::<f32>(&logits)?;
-            let mut scratch = self.scratch.borrow_mut();
-            let choices = rows.chunks_exact(logits.columns()).zip(&job.choices);
-            let pick = |(row, choice): (&[f32], &Choice)| {
-                let history = choice.history.as_deref().unwrap_or_default();
-                let chosen = choice.sampler.sample(row, history, choice.position, &mut scratch);
-                // One row without a choice is its own sequence's misfortune.
-                chosen.map_or(NO_CHOICE, |token| token.id)
-            };
-            Ok(choices.map(pick).collect())
-        })
+            let mut wanted = job.scores.iter();
+            // [logit_rows, vocabulary]
+            let logits = self.model.step(scope, &job.batch, &caches, |scope, rows| {
+                let logits = scope.download::<f32>(rows)?;
+                let scored = logits.chunks_exact(rows.columns()).zip(wanted.by_ref());
+                scores.extend(scored.map(|(row, score)| log_probabilities(row, score.token, score.top).ok()));
+                Ok(())
+            })?;
+            self.choose(scope, &logits, &job.choices)
+        })?;
+        Ok(Stepped { chosen, scores })
+    }
+
+    fn choose(
+        &self,
+        scope: &Scope<'_, B>,
+        logits: &Tensor<'_>, // [logit_rows, vocabulary]
+        choices: &[Choice],
+    ) -> Result<Vec<Result<Token, SamplingError>>, LaneError> {
+        if choices.iter().all(|choice| choice.sampler.is_plain_argmax()) {
+            let ids = scope.argmax(logits)?;
+            let chosen = scope.download::<u32>(&ids)?.into_iter().zip(choices).map(|(id, choice)| match id {
+                NO_CHOICE => Err(SamplingError::NotNumbers),
+                id => Ok(Token { id, position: choice.position, log_probabilities: None }),
+            });
+            return Ok(chosen.collect());
+        }
+        let rows = scope.download::<f32>(logits)?;
+        let mut scratch = self.scratch.borrow_mut();
+        let choices = rows.chunks_exact(logits.columns()).zip(choices);
+        Ok(choices.map(|(row, choice)| choice.sampler.sample(row, choice.past(), &mut scratch)).collect())
     }
 
     fn stress(&self, pass: &Pass) -> Result<Footprint, LaneError> {

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use bursar_kernels::KernelError;
 use bursar_model::{
     corners::{Corner, Footprint},
-    flow::StepBatch,
+    error::SamplingError,
+    flow::{LogProbabilities, StepBatch, Token},
     registry::PictureBatch,
-    sampling::Sampler,
+    sampling::{Past, Sampler},
 };
 use thiserror::Error;
 
@@ -61,15 +62,53 @@ pub struct Choice {
     pub sampler: Arc<Sampler>,
     /// Which of the sequence's tokens this is: a seed repeats, whatever the batch or a restart.
     pub position: u64,
-    /// Tokens so far, if a penalty asks for them.
-    pub history: Option<Vec<u32>>,
+    /// What stands before it, if the sampler reads that.
+    pub past: Option<PastTokens>,
+}
+
+/// A copy of what stands before a token.
+#[derive(Clone)]
+pub struct PastTokens {
+    /// The prompt's tokens, if the sampler reads them; none otherwise.
+    pub prompt: Vec<u32>,
+    /// The tokens produced so far.
+    pub produced: Vec<u32>,
+}
+
+/// Counts, never the tokens: they are the user's text.
+impl std::fmt::Debug for PastTokens {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "PastTokens({} of the prompt, {} produced)", self.prompt.len(), self.produced.len())
+    }
 }
 
 impl Choice {
-    /// Whether it is the place of the largest logit.
-    pub(super) fn is_largest_logit(&self) -> bool {
-        self.history.is_none() && self.sampler.params().is_greedy()
+    /// As the sampler takes it.
+    pub(super) fn past(&self) -> Past<'_> {
+        match &self.past {
+            Some(PastTokens { prompt, produced }) => Past::new(prompt, produced),
+            None => Past::at(self.position),
+        }
     }
+}
+
+/// A token of a prompt to be scored.
+#[derive(Clone, Copy, Debug)]
+pub struct Score {
+    /// The token.
+    pub token: u32,
+    /// How many of the likeliest are wanted beside it.
+    pub top: usize,
+}
+
+/// What a step yields.
+#[derive(Debug)]
+pub struct Stepped {
+    /// The chosen tokens, one a row of logits; an error for a row that allows none, which is its own sequence's
+    /// misfortune.
+    pub chosen: Vec<Result<Token, SamplingError>>,
+    /// Log-probabilities of the scored tokens, in the job's order; none where the logits are not numbers.
+    pub scores: Vec<Option<LogProbabilities>>,
 }
 
 /// A step of the decoder.
@@ -78,9 +117,10 @@ pub struct StepJob {
     pub batch: StepBatch,
     /// One a row of logits.
     pub choices: Vec<Choice>,
-    /// The chosen tokens, in the same order; [`NO_CHOICE`](bursar_kernels::ops::argmax::NO_CHOICE) for a row whose
-    /// logits are not numbers.
-    pub answer: Answer<Vec<u32>>,
+    /// One a scored row.
+    pub scores: Vec<Score>,
+    /// What came of it.
+    pub answer: Answer<Stepped>,
 }
 
 /// A launch of the vision encoder.

@@ -18,7 +18,7 @@ use bursar_kernels::Backend;
 use tokio::sync::watch;
 
 pub use bench::Bench;
-pub use job::{Answer, Choice, EncodeJob, Job, LaneError, StepJob, StressJob};
+pub use job::{Answer, Choice, EncodeJob, Job, LaneError, PastTokens, Score, StepJob, Stepped, StressJob};
 
 /// Jobs that may wait for a lane. A scheduler and a vision actor each have one under way; the rest is for the profile.
 const QUEUE: usize = 4;

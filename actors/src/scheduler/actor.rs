@@ -1,15 +1,20 @@
 //! The scheduler actor: a thin shell around its core.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+};
 
 use bursar_budgets::Label;
+use bursar_kernels::ops::argmax::NO_CHOICE;
+use bursar_model::{error::SamplingError, flow::Token};
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::sync::mpsc;
 
-use super::{Admission, Delivery, Effect, Input, Limits, SchedulerCore, SchedulerMessage, StepPlan};
+use super::{Admission, Delivery, Effect, Input, Limits, SchedulerCore, SchedulerMessage, Scored, StepPlan};
 use crate::{
     kv::{KvMessage, SequenceId},
-    lane::{Answer, Choice, Job, Lane, StepJob},
+    lane::{Answer, Choice, Job, Lane, PastTokens, Score, StepJob, Stepped},
     tree,
     vision::PinnedPictures,
 };
@@ -34,12 +39,17 @@ pub struct SchedulerState {
     core: SchedulerCore,
     callers: BTreeMap<SequenceId, Caller>,
     arguments: SchedulerArguments,
+    /// Whose rows the step under way has, and whose prompts it scores.
+    rows: Vec<SequenceId>,
+    scored: Vec<Scored>,
+    /// What the step that has just ended chose, beyond what the core needs to know.
+    chosen: BTreeMap<SequenceId, Result<Token, SamplingError>>,
 }
 
 /// Who waits for a sequence, and what is held for it.
 struct Caller {
     deliveries: mpsc::Sender<Delivery>,
-    _pins: Option<PinnedPictures>,
+    _pins: Option<Arc<PinnedPictures>>,
 }
 
 impl Actor for SchedulerActor {
@@ -52,7 +62,14 @@ impl Actor for SchedulerActor {
         _: ActorRef<SchedulerMessage>,
         arguments: SchedulerArguments,
     ) -> Result<SchedulerState, ActorProcessingErr> {
-        Ok(SchedulerState { core: SchedulerCore::new(arguments.limits), callers: BTreeMap::new(), arguments })
+        Ok(SchedulerState {
+            core: SchedulerCore::new(arguments.limits),
+            callers: BTreeMap::new(),
+            arguments,
+            rows: Vec::new(),
+            scored: Vec::new(),
+            chosen: BTreeMap::new(),
+        })
     }
 
     async fn handle(
@@ -71,7 +88,7 @@ impl Actor for SchedulerActor {
                 Input::Cancel(sequence)
             }
             // A step that failed leaves its sequences half done: die, and let their drivers come again.
-            SchedulerMessage::Stepped(outcome) => Input::Stepped(outcome?),
+            SchedulerMessage::Stepped(outcome) => state.stepped(outcome?),
         };
         let mut effects: VecDeque<Effect> = state.core.step(input).into();
         while let Some(effect) = effects.pop_front() {
@@ -98,14 +115,28 @@ impl SchedulerState {
                 return Ok(self.core.step(Input::Allotted(allotment)));
             }
             Effect::Run(plan) => self.run(myself.clone(), *plan),
-            Effect::Token(sequence, token) => {
+            Effect::Name(filled) => self.arguments.kv.send_message(KvMessage::Name(filled))?,
+            Effect::Found(sequence, tokens) => {
+                metrics::counter!("bursar_prefix_cache_found_tokens", "model" => self.arguments.model.to_string())
+                    .increment(tokens as u64);
+                self.deliver(sequence, Delivery::Found(tokens));
+            }
+            Effect::Token(sequence, _) => {
+                let token = match self.chosen.remove(&sequence) {
+                    Some(Ok(token)) => token,
+                    _ => unreachable!("the core passes on what was chosen"),
+                };
                 if !self.deliver(sequence, Delivery::Token(token)) {
                     self.callers.remove(&sequence);
                     return Ok(self.core.step(Input::Cancel(sequence)));
                 }
             }
             Effect::Finished(sequence, finish) => {
-                self.deliver(sequence, Delivery::Finished(finish));
+                let end = match self.chosen.remove(&sequence) {
+                    Some(Err(error)) => Delivery::Broken(Arc::new(error)),
+                    _ => Delivery::Finished(finish),
+                };
+                self.deliver(sequence, end);
             }
             Effect::Release(sequences) => {
                 // A preempted sequence is still waited for; the callers of ended ones are let go.
@@ -116,29 +147,47 @@ impl SchedulerState {
         Ok(Vec::new())
     }
 
+    /// Takes the lane's answer apart: the core hears of tokens, callers of the rest.
+    fn stepped(&mut self, Stepped { chosen, scores }: Stepped) -> Input {
+        let mut scores = scores.into_iter();
+        for Scored { sequence, first, tokens, .. } in std::mem::take(&mut self.scored) {
+            let scores = scores.by_ref().take(tokens.len()).collect();
+            self.deliver(sequence, Delivery::Scores { first, scores });
+        }
+        let tokens = chosen.iter().map(|chosen| chosen.as_ref().map_or(NO_CHOICE, |token| token.id)).collect();
+        self.chosen = std::mem::take(&mut self.rows).into_iter().zip(chosen).collect();
+        Input::Stepped(tokens)
+    }
+
     /// Whether the caller is still there.
     fn deliver(&self, sequence: SequenceId, delivery: Delivery) -> bool {
         self.callers.get(&sequence).is_some_and(|caller| caller.deliveries.try_send(delivery).is_ok())
     }
 
-    fn run(&self, myself: ActorRef<SchedulerMessage>, plan: StepPlan) {
+    fn run(&mut self, myself: ActorRef<SchedulerMessage>, plan: StepPlan) {
         let choices = plan.rows.iter().map(|id| self.choice(*id)).collect();
+        let score = |scored: &Scored| {
+            let top = scored.top;
+            scored.tokens.iter().map(move |token| Score { token: *token, top }).collect::<Vec<_>>()
+        };
+        let scores = plan.scored.iter().flat_map(score).collect();
+        (self.rows, self.scored) = (plan.rows, plan.scored);
         metrics::counter!("bursar_step_tokens", "model" => self.arguments.model.to_string())
             .increment(plan.batch.token_count() as u64);
         let answer = Answer::to(move |outcome| {
             // An actor that is gone does not wait for it.
             drop(myself.send_message(SchedulerMessage::Stepped(outcome)));
         });
-        self.arguments.lane.submit(Job::Step(Box::new(StepJob { batch: plan.batch, choices, answer })));
+        self.arguments.lane.submit(Job::Step(Box::new(StepJob { batch: plan.batch, choices, scores, answer })));
     }
 
     fn choice(&self, sequence: SequenceId) -> Choice {
         let spec = self.core.sequence(sequence).expect("a planned sequence runs");
-        let penalised = spec.sampler.params().repetition_penalty != 1.0;
-        Choice {
-            sampler: spec.sampler.clone(),
-            position: spec.produced as u64,
-            history: penalised.then(|| spec.tokens.clone()),
-        }
+        let (prompt, produced) = spec.tokens.split_at(spec.tokens.len() - spec.produced);
+        let past = spec.sampler.reads_past().then(|| PastTokens {
+            prompt: if spec.sampler.reads_prompt() { prompt.to_vec() } else { Vec::new() },
+            produced: produced.to_vec(),
+        });
+        Choice { sampler: spec.sampler.clone(), position: spec.produced as u64, past }
     }
 }

@@ -1,16 +1,16 @@
 //! The scheduler's decisions: pure. Continuous batching (Orca, OSDI'22) with chunked prefill beside decode (Sarathi,
 //! arXiv 2308.16369); preemption recomputes.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use bursar_kernels::BLOCK_TOKENS;
+use bursar_kernels::{BLOCK_TOKENS, ops::argmax::NO_CHOICE};
 use bursar_model::flow::{SequencePart, StepBatch};
 
 use super::{
     admission::{AnswerLength, Outlook, predicted_peak},
     sequence::{Finish, NewSequence, Sequence},
 };
-use crate::kv::{Allotment, Demand, SequenceId};
+use crate::kv::{Allotment, Demand, Filled, SequenceId, Table};
 
 /// What a step may hold: the profile record's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +43,10 @@ pub enum Effect {
     Allot(Vec<Demand>),
     /// Run a step; the answer comes as [`Input::Stepped`].
     Run(Box<StepPlan>),
+    /// Blocks have become whole: others may take them.
+    Name(Vec<Filled>),
+    /// So many tokens of a sequence that begins need not be computed. Said once of each.
+    Found(SequenceId, usize),
     /// A sequence has a new token.
     Token(SequenceId, u32),
     /// A sequence has ended by itself.
@@ -56,8 +60,25 @@ pub enum Effect {
 pub struct StepPlan {
     /// The arrays.
     pub batch: StepBatch,
+    /// The sequence of each part of the batch.
+    pub parts: Vec<SequenceId>,
     /// The sequence of each row of logits.
     pub rows: Vec<SequenceId>,
+    /// Whose tokens the scored rows are followed by, in their order.
+    pub scored: Vec<Scored>,
+}
+
+/// Tokens of a prompt whose log-probabilities a step yields.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scored {
+    /// Whose prompt.
+    pub sequence: SequenceId,
+    /// Where the first of them stands.
+    pub first: usize,
+    /// The tokens.
+    pub tokens: Vec<u32>,
+    /// How many of the likeliest are wanted beside each.
+    pub top: usize,
 }
 
 /// How much of a sequence runs in the step under way.
@@ -151,14 +172,24 @@ impl SchedulerCore {
             self.running.insert(sequence.id(), sequence);
         }
         let shares = self.shares();
-        if shares.is_empty() {
-            return;
+        if !shares.is_empty() {
+            self.ask(shares, effects);
         }
+    }
+
+    /// Asks for the blocks that `shares` need.
+    fn ask(&mut self, shares: Vec<Share>, effects: &mut Vec<Effect>) {
         let demands = shares
             .iter()
-            .map(|share| Demand {
-                sequence: share.sequence,
-                tokens: self.running[&share.sequence].cached + share.tokens,
+            .map(|share| {
+                let sequence = &self.running[&share.sequence];
+                Demand {
+                    sequence: share.sequence,
+                    held: sequence.cached,
+                    more: share.tokens,
+                    tokens: sequence.spec.tokens.len(),
+                    prefix: sequence.takeable().to_vec(),
+                }
             })
             .collect();
         self.phase = Phase::Allotting(shares);
@@ -174,13 +205,18 @@ impl SchedulerCore {
         }
         let held: usize = self.running.values().map(|s| s.cached.next_multiple_of(BLOCK_TOKENS)).sum();
         let busy = held * 2 > self.limits.kv_tokens;
+        let mut groups = BTreeSet::new();
         let mut outlooks: Vec<Outlook> = self
             .running
             .values()
             .chain([next])
-            .map(|sequence| Outlook {
-                held: sequence.spec.tokens.len(),
-                to_come: self.answers.expected(sequence.spec.produced, sequence.remaining(), busy),
+            .map(|sequence| {
+                // A prompt of several samples takes its whole blocks once.
+                let is_counted = sequence.spec.group.is_some_and(|group| !groups.insert(group));
+                Outlook {
+                    held: sequence.spec.tokens.len() - if is_counted { sequence.shared_tokens() } else { 0 },
+                    to_come: self.answers.expected(sequence.spec.produced, sequence.remaining(), busy),
+                }
             })
             .collect();
         predicted_peak(&mut outlooks, BLOCK_TOKENS) <= self.limits.kv_tokens
@@ -202,39 +238,73 @@ impl SchedulerCore {
     }
 
     fn allotted(&mut self, allotment: Allotment, effects: &mut Vec<Effect>) {
-        let Phase::Allotting(shares) = std::mem::replace(&mut self.phase, Phase::Idle) else {
+        let Phase::Allotting(mut shares) = std::mem::replace(&mut self.phase, Phase::Idle) else {
             panic!("blocks came without being asked for");
         };
+        let asked: usize = shares.iter().map(|share| share.tokens).sum();
+        for (share, table) in shares.iter_mut().zip(&allotment.tables) {
+            self.take_found(share, table, effects);
+        }
         if allotment.short_by > 0 {
             if !self.drop_cancelled(effects) {
                 self.preempt_youngest(effects);
             }
             return;
         }
+        let left: usize = shares.iter().map(|share| share.tokens).sum();
+        if left < asked {
+            // What was found leaves the step room for more. Each sequence finds once, so this comes to an end.
+            let more = self.shares();
+            if more.iter().map(|share| share.tokens).sum::<usize>() > left {
+                return self.ask(more, effects);
+            }
+        }
         let parts: Vec<_> = shares.iter().map(|share| (share, &self.running[&share.sequence])).collect();
         let pictures: Vec<_> = parts.iter().map(|(share, s)| s.pictures_in_next(share.tokens)).collect();
-        let mut rows = Vec::new();
+        let (mut rows, mut scored) = (Vec::new(), Vec::new());
         let parts: Vec<SequencePart<'_>> = parts
             .iter()
             .zip(&allotment.tables)
             .zip(&pictures)
-            .map(|(((share, sequence), (owner, blocks)), pictures)| {
-                assert_eq!(*owner, share.sequence, "the allotment answers the demands in order");
+            .map(|(((share, sequence), table), pictures)| {
                 let next = sequence.cached..sequence.cached + share.tokens;
                 let wants_logits = share.tokens == sequence.pending();
                 rows.extend(wants_logits.then_some(share.sequence));
+                let scored_part = sequence.scored_in_next(share.tokens);
+                if let (Some(top), false) = (sequence.spec.score_prompt, scored_part.is_empty()) {
+                    let first = next.start + scored_part.start + 1;
+                    let tokens = sequence.spec.tokens[first..first + scored_part.len()].to_vec();
+                    scored.push(Scored { sequence: share.sequence, first, tokens, top });
+                }
                 SequencePart {
                     tokens: &sequence.spec.tokens[next.clone()],
                     positions: &sequence.spec.positions[next],
                     cached_tokens: sequence.cached,
-                    blocks,
+                    blocks: &table.blocks,
                     pictures,
                     wants_logits,
+                    scored: scored_part,
                 }
             })
             .collect();
-        effects.push(Effect::Run(Box::new(StepPlan { batch: StepBatch::pack(&parts), rows })));
+        let batch = StepBatch::pack(&parts);
+        let parts = shares.iter().map(|share| share.sequence).collect();
+        effects.push(Effect::Run(Box::new(StepPlan { batch, parts, rows, scored })));
         self.phase = Phase::Running(shares);
+    }
+
+    /// What others have computed of a sequence's beginning need not be computed again.
+    fn take_found(&mut self, share: &mut Share, table: &Table, effects: &mut Vec<Effect>) {
+        assert_eq!(table.sequence, share.sequence, "the allotment answers the demands in order");
+        let sequence = self.running.get_mut(&share.sequence).expect("a sequence stays while its blocks are asked for");
+        if table.held > sequence.cached {
+            sequence.cached = table.held;
+            share.tokens = share.tokens.min(sequence.pending());
+        }
+        if !sequence.has_begun {
+            sequence.has_begun = true;
+            effects.push(Effect::Found(share.sequence, table.held));
+        }
     }
 
     /// Nobody is preempted while somebody holds blocks that no caller waits for. Whether there was one.
@@ -264,14 +334,22 @@ impl SchedulerCore {
         };
         self.admission_paused = false;
         let mut tokens = tokens.iter();
-        let mut ended = Vec::new();
+        let (mut ended, mut filled) = (Vec::new(), Vec::new());
         for share in shares {
             let sequence = self.running.get_mut(&share.sequence).expect("a sequence stays while its step runs");
+            let before = sequence.cached;
             sequence.cached += share.tokens;
+            sequence.scored = sequence.scored.max(sequence.cached);
             let chosen = match sequence.pending() {
                 0 => Some(*tokens.next().expect("a token for each row of logits")),
                 _ => None,
             };
+            // What is no number is passed on to nobody.
+            let keys = if chosen == Some(NO_CHOICE) { &[] } else { sequence.filled_since(before) };
+            if !keys.is_empty() {
+                let first = before / BLOCK_TOKENS;
+                filled.push(Filled { sequence: share.sequence, first, keys: keys.to_vec() });
+            }
             if sequence.cancelled {
                 ended.push(share.sequence);
                 continue;
@@ -295,6 +373,9 @@ impl SchedulerCore {
                 .map(Sequence::id)
                 .collect::<Vec<_>>(),
         );
+        if !filled.is_empty() {
+            effects.push(Effect::Name(filled));
+        }
         if !ended.is_empty() {
             ended.iter().for_each(|id| drop(self.running.remove(id)));
             effects.push(Effect::Release(ended));

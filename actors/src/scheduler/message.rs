@@ -1,9 +1,19 @@
 //! What may be said to the scheduler.
 
+use std::sync::Arc;
+
+use bursar_model::{
+    error::SamplingError,
+    flow::{LogProbabilities, Token},
+};
 use tokio::sync::mpsc;
 
 use super::{Finish, NewSequence};
-use crate::{kv::SequenceId, lane::LaneError, vision::PinnedPictures};
+use crate::{
+    kv::SequenceId,
+    lane::{LaneError, Stepped},
+    vision::PinnedPictures,
+};
 
 /// From chat drivers (credit: one accepted request each) and from the step lane (one answer a step).
 pub enum SchedulerMessage {
@@ -11,8 +21,8 @@ pub enum SchedulerMessage {
     Admit(Admission),
     /// Its caller has gone; nothing more is delivered. Unknown sequences are nobody's loss.
     Cancel(SequenceId),
-    /// The lane's answer to a step: the tokens chosen, in the plan's order.
-    Stepped(Result<Vec<u32>, LaneError>),
+    /// The lane's answer to a step, in the plan's order.
+    Stepped(Result<Stepped, LaneError>),
 }
 
 /// A sequence with what the decisions about it need not know.
@@ -20,16 +30,28 @@ pub struct Admission {
     /// The sequence.
     pub sequence: NewSequence,
     /// Holds its pictures' rows of the vision cache until it ends.
-    pub pins: Option<PinnedPictures>,
-    /// Where tokens go. It must have room for all the sequence may produce and its end: a full one counts as gone.
+    pub pins: Option<Arc<PinnedPictures>>,
+    /// Where tokens go. It must have room for all that the sequence may produce, the scores of its prompt, what was
+    /// found, and its end: a full one counts as gone.
     pub deliveries: mpsc::Sender<Delivery>,
 }
 
 /// What a driver hears of its sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Delivery {
+    /// It begins, and so many of its tokens were computed by others.
+    Found(usize),
+    /// Tokens of the prompt, scored: each once.
+    Scores {
+        /// Where the first of them stands.
+        first: usize,
+        /// Their log-probabilities; none where the logits were not numbers.
+        scores: Vec<Option<LogProbabilities>>,
+    },
     /// The next token.
-    Token(u32),
+    Token(Token),
     /// The end.
     Finished(Finish),
+    /// The end, as no token could be chosen.
+    Broken(Arc<SamplingError>),
 }

@@ -8,6 +8,6 @@ mod sequence;
 
 pub use actor::{SchedulerActor, SchedulerArguments};
 pub use admission::{Outlook, predicted_peak};
-pub use core::{Effect, Input, Limits, SchedulerCore, StepPlan};
+pub use core::{Effect, Input, Limits, SchedulerCore, Scored, StepPlan};
 pub use message::{Admission, Delivery, SchedulerMessage};
 pub use sequence::{Finish, NewSequence, PicturePlace};

@@ -2,9 +2,9 @@
 
 use std::{ops::Range, sync::Arc};
 
-use bursar_kernels::ops::argmax::NO_CHOICE;
+use bursar_kernels::{BLOCK_TOKENS, ops::argmax::NO_CHOICE};
 use bursar_model::{
-    flow::{POSITION_AXES, PictureRows},
+    flow::{POSITION_AXES, PictureContent, PictureRows, PrefixKey, PrefixKeys},
     sampling::Sampler,
 };
 
@@ -27,17 +27,34 @@ pub struct NewSequence {
     pub tokens_max: usize,
     /// Placeholders and the embeddings that replace them.
     pub pictures: Vec<PicturePlace>,
+    /// Names of its whole blocks, as far as they are made already; see [`name_blocks`](NewSequence::name_blocks).
+    pub prefix: PrefixKeys,
+    /// Shared with the other samples of its prompt, if there are any: their prompt takes its blocks once.
+    pub group: Option<u64>,
+    /// Log-probabilities of the prompt's tokens are wanted, each with so many of the likeliest.
+    pub score_prompt: Option<usize>,
     /// Tokens that end it.
     pub stop_tokens: Arc<[u32]>,
     /// How its tokens are chosen.
     pub sampler: Arc<Sampler>,
 }
 
+impl NewSequence {
+    /// Names the blocks that have become whole since it was last called. Whoever hands a long prompt over does it
+    /// before, so that the scheduler need not.
+    pub fn name_blocks(&mut self) {
+        if self.tokens.len() / BLOCK_TOKENS > self.prefix.as_slice().len() {
+            let pictures: Vec<_> = self.pictures.iter().map(|picture| picture.content.clone()).collect();
+            self.prefix.extend(&self.tokens, &self.positions, &pictures);
+        }
+    }
+}
+
 /// Where a picture stands in the prompt, and its embeddings in the vision cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PicturePlace {
-    /// Which tokens of the prompt.
-    pub tokens: Range<usize>,
+    /// Which tokens of the prompt, and what they show.
+    pub content: PictureContent,
     /// The row of the vision cache that each of them takes.
     pub cache_rows: Arc<[u32]>,
 }
@@ -57,17 +74,31 @@ pub enum Finish {
 #[derive(Clone, Debug)]
 pub(super) struct Sequence {
     pub(super) spec: NewSequence,
+    /// Tokens of the prompt.
+    pub(super) prompt: usize,
     /// Tokens whose keys and values are in the cache.
     pub(super) cached: usize,
+    /// Tokens whose logits have scored the one that follows.
+    pub(super) scored: usize,
+    /// What others had computed of it has been told.
+    pub(super) has_begun: bool,
     /// Forgotten by its caller; it ends with the step it is in.
     pub(super) cancelled: bool,
 }
 
 impl Sequence {
-    pub(super) fn new(spec: NewSequence) -> Self {
+    pub(super) fn new(mut spec: NewSequence) -> Self {
         assert_eq!(spec.tokens.len(), spec.positions.len(), "each token has a position");
         assert!(!spec.tokens.is_empty(), "a sequence has at least one token");
-        Sequence { spec, cached: 0, cancelled: false }
+        spec.name_blocks();
+        Sequence {
+            prompt: spec.tokens.len() - spec.produced,
+            spec,
+            cached: 0,
+            scored: 0,
+            has_begun: false,
+            cancelled: false,
+        }
     }
 
     pub(super) fn id(&self) -> SequenceId {
@@ -88,6 +119,36 @@ impl Sequence {
         self.spec.tokens_max - self.spec.produced
     }
 
+    /// Names of the blocks that it may take from others. One token is left to compute, as its logits are wanted; a
+    /// prompt whose every token is to be scored takes none.
+    pub(super) fn takeable(&self) -> &[PrefixKey] {
+        let blocks = match (self.cached, self.spec.score_prompt) {
+            (0, None) => (self.spec.tokens.len() - 1) / BLOCK_TOKENS,
+            _ => 0,
+        };
+        &self.spec.prefix.as_slice()[..blocks]
+    }
+
+    /// Names of the blocks that became whole as it went from `before` computed tokens to what it has now.
+    pub(super) fn filled_since(&self, before: usize) -> &[PrefixKey] {
+        &self.spec.prefix.as_slice()[before / BLOCK_TOKENS..self.cached / BLOCK_TOKENS]
+    }
+
+    /// Tokens of the prompt in whole blocks: what all samples of one prompt share.
+    pub(super) fn shared_tokens(&self) -> usize {
+        (self.prompt - 1) / BLOCK_TOKENS * BLOCK_TOKENS
+    }
+
+    /// Which of the next `count` tokens are followed by one of the prompt that is to be scored. None is scored twice,
+    /// even if it is computed again.
+    pub(super) fn scored_in_next(&self, count: usize) -> Range<usize> {
+        if self.spec.score_prompt.is_none() {
+            return 0..0;
+        }
+        let end = (self.prompt - 1).min(self.cached + count).saturating_sub(self.cached);
+        self.scored.saturating_sub(self.cached).min(end)..end
+    }
+
     /// All is to be computed again: its blocks are gone.
     pub(super) fn forget_cache(&mut self) {
         self.cached = 0;
@@ -103,6 +164,7 @@ impl Sequence {
         spec.positions.push([spec.next_position; POSITION_AXES]);
         spec.next_position += 1;
         spec.produced += 1;
+        spec.name_blocks();
         if spec.stop_tokens.contains(&token) {
             return Some(Finish::Stop);
         }
@@ -116,10 +178,11 @@ impl Sequence {
         self.spec
             .pictures
             .iter()
-            .filter(|picture| !cut(&picture.tokens).is_empty())
+            .filter(|picture| !cut(&picture.content.tokens).is_empty())
             .map(|picture| {
-                let tokens = cut(&picture.tokens);
-                let rows = tokens.start - picture.tokens.start..tokens.end - picture.tokens.start;
+                let first = picture.content.tokens.start;
+                let tokens = cut(&picture.content.tokens);
+                let rows = tokens.start - first..tokens.end - first;
                 PictureRows { tokens: tokens.start - start..tokens.end - start, cache_rows: &picture.cache_rows[rows] }
             })
             .collect()

@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, sync::Arc};
 use bursar_budgets::{Bytes, Class, Label, Lease, Owner, Request};
 use bursar_model::{
     Model,
-    flow::{Grid, ImageBytes, ImageLimits, Patches},
-    processor::{ImageProcessor, ProcessedPicture},
+    flow::{Grid, ImageLimits, Patches},
+    processor::{ProcessedPicture, VisualPlan, VisualProcessors},
 };
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::sync::Semaphore;
@@ -35,7 +35,7 @@ pub struct VisionArguments {
     /// For packing.
     pub model: Arc<Model>,
     /// Sizes, pixels, hashes.
-    pub processor: Arc<ImageProcessor>,
+    pub processors: Arc<VisualProcessors>,
     /// What a picture may be.
     pub limits: ImageLimits,
     /// Where launches run.
@@ -129,23 +129,22 @@ impl VisionState {
     fn prepare(
         &self,
         myself: ActorRef<VisionMessage>,
-        pictures: Vec<ImageBytes>,
+        pictures: Vec<VisualPlan>,
         mut reply: Reply<Result<PinnedPictures, VisionError>>,
     ) {
         let (budget, owner) = (self.arguments.budget.clone(), self.arguments.owner.clone());
         let (label, limits) = (self.arguments.model_label.clone(), self.arguments.limits.clone());
-        let (processor, decoding) = (self.arguments.processor.clone(), self.decoding.clone());
+        let (processors, decoding) = (self.arguments.processors.clone(), self.decoding.clone());
         tokio::spawn(async move {
             let prepare = async {
-                let host_bytes = host_bytes(&processor, &limits, &pictures)?;
+                let host_bytes = HostBytes::of(&pictures);
                 let request = Request::new(owner, Class::Host, label, host_bytes.pixels + host_bytes.decoding);
                 let host = Arc::new(budget.ask(tree::LEASE_FOR_VISION, request, true).await?);
                 let slot = decoding.acquire_owned().await.expect("the semaphore is never closed");
                 let decoded = tokio::task::spawn_blocking(move || {
                     // The lease and the slot are the thread's: it decodes on though nobody waits for it any more.
                     let _slot = slot;
-                    let each = pictures.iter().map(|picture| processor.process(&picture.decode(&limits)?));
-                    each.collect::<Result<Vec<_>, _>>().map(|pictures| (pictures, host))
+                    processors.process(&pictures, &limits).map(|pictures| (pictures, host))
                 });
                 // A panic is this request's own: answered, or its driver would wait for a successor of a living actor.
                 let (pictures, host) = decoded.await.map_err(|_| VisionError::DecoderDied)??;
@@ -176,7 +175,7 @@ impl VisionState {
         let ticket = Ticket(self.next_ticket);
         let mut wanted = Vec::new();
         let mut pending = Pending { grids: Vec::new(), keys: Vec::new(), reply };
-        let merge = self.arguments.processor.config().merge_size;
+        let merge = self.arguments.processors.pictures.config().merge_size;
         for ProcessedPicture { patches, hash } in pictures {
             let grid = patches.grid;
             wanted.push(Wanted { key: hash.0, rows: grid.tokens(merge), patches: grid.patches() });
@@ -205,8 +204,9 @@ impl VisionState {
             Effect::Ready(ticket, rows) => {
                 let Pending { grids, keys, reply } =
                     self.pending.remove(&ticket).expect("each ticket is answered once");
-                let pictures = grids.into_iter().zip(rows).map(|(grid, rows)| PinnedPicture { grid, rows }).collect();
-                reply.answer(Ok(PinnedPictures { pictures, keys, vision: myself.clone() }));
+                let pictures = grids.into_iter().zip(keys).zip(rows);
+                let pictures = pictures.map(|((grid, key), rows)| PinnedPicture { key, grid, rows }).collect();
+                reply.answer(Ok(PinnedPictures { pictures, vision: myself.clone() }));
             }
             Effect::Refused { ticket, rows, limit } => {
                 let pending = self.pending.remove(&ticket).expect("each ticket is answered once");
@@ -231,7 +231,7 @@ impl VisionState {
     }
 }
 
-/// Host bytes that a request's pictures take at most.
+/// Host bytes that a request's pictures and videos take at most.
 struct HostBytes {
     /// The patches of all of them, until their launch, which packs a copy.
     pixels: Bytes,
@@ -239,18 +239,10 @@ struct HostBytes {
     decoding: Bytes,
 }
 
-fn host_bytes(
-    processor: &ImageProcessor,
-    limits: &ImageLimits,
-    pictures: &[ImageBytes],
-) -> Result<HostBytes, VisionError> {
-    let mut pixels = 0;
-    let mut decoding = 0;
-    for picture in pictures {
-        let header = picture.probe(limits)?;
-        let plan = processor.plan(header.width, header.height)?;
-        pixels += 2 * plan.patches_bytes();
-        decoding = decoding.max(header.cost.peak_bytes().max(header.cost.rgb_bytes + plan.host_bytes));
+impl HostBytes {
+    fn of(plans: &[VisualPlan]) -> Self {
+        let pixels = plans.iter().map(|plan| 2 * plan.patches_bytes()).sum();
+        let decoding = plans.iter().map(VisualPlan::decoding_bytes).max().unwrap_or(0);
+        HostBytes { pixels: Bytes(pixels), decoding: Bytes(decoding) }
     }
-    Ok(HostBytes { pixels: Bytes(pixels), decoding: Bytes(decoding) })
 }

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use bursar_budgets::Lease;
-use bursar_model::{error::ImageError, flow::ImageBytes, processor::ProcessedPicture};
+use bursar_model::{
+    error::VisualError,
+    processor::{ProcessedPicture, VisualPlan},
+};
 use thiserror::Error;
 
 use super::{PictureKey, PinnedPictures};
@@ -11,16 +14,16 @@ use crate::{budget::LeaseError, lane::LaneError, reply::Reply};
 
 /// From chat drivers (credit: one accepted request each), from its own CPU threads, and from the vision lane.
 pub enum VisionMessage {
-    /// Pictures of a request, to be held in the cache; see [`crate::tree::EMBED_PICTURES`].
+    /// Pictures and videos of a request, to be held in the cache; see [`crate::tree::EMBED_PICTURES`].
     Embed {
-        /// In the order of the prompt.
-        pictures: Vec<ImageBytes>,
-        /// Their places.
+        /// In the order of the request.
+        pictures: Vec<VisualPlan>,
+        /// The places of the pictures and of each step of the videos.
         reply: Reply<Result<PinnedPictures, VisionError>>,
     },
     /// A request's pictures are decoded and resized.
     Prepared {
-        /// In the order of the prompt.
+        /// In the order of the request; a video is a picture for each of its steps.
         pictures: Vec<ProcessedPicture>,
         /// Pays for their pixels.
         host: Arc<Lease>,
@@ -36,9 +39,9 @@ pub enum VisionMessage {
 /// Pictures that did not get into the cache. The request fails alone.
 #[derive(Debug, Error)]
 pub enum VisionError {
-    /// A picture is broken or outside the limits.
+    /// A picture or a video is broken or outside the limits.
     #[error(transparent)]
-    Image(#[from] ImageError),
+    Visual(#[from] VisualError),
     /// The pictures together are larger than the cache or a launch.
     #[error("the pictures take {rows} rows of the vision cache, which has {limit}")]
     TooLarge {
@@ -59,7 +62,7 @@ impl VisionError {
     /// What to change.
     pub fn hint(&self) -> String {
         match self {
-            VisionError::Image(error) => error.hint(),
+            VisionError::Visual(error) => error.hint(),
             VisionError::TooLarge { .. } => "send fewer or smaller pictures, or enlarge the vision cache".to_owned(),
             VisionError::Host(error) => error.hint(),
             VisionError::DecoderDied => {

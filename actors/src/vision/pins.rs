@@ -10,6 +10,8 @@ use super::{PictureKey, VisionMessage};
 /// One picture's place in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PinnedPicture {
+    /// What it shows.
+    pub key: PictureKey,
     /// Its patches.
     pub grid: Grid,
     /// Its embeddings' rows.
@@ -21,13 +23,12 @@ pub struct PinnedPicture {
 pub struct PinnedPictures {
     /// In the order of the request.
     pub pictures: Vec<PinnedPicture>,
-    pub(super) keys: Vec<PictureKey>,
     pub(super) vision: ActorRef<VisionMessage>,
 }
 
 impl Drop for PinnedPictures {
     fn drop(&mut self) {
         // An actor that is gone has forgotten its pins already.
-        drop(self.vision.send_message(VisionMessage::Unpin(std::mem::take(&mut self.keys))));
+        drop(self.vision.send_message(VisionMessage::Unpin(self.pictures.iter().map(|picture| picture.key).collect())));
     }
 }

@@ -67,6 +67,9 @@ struct Layer {
     mlp: GatedMlp,
 }
 
+/// Rows of logits that a prompt is scored by at a time.
+pub const SCORE_ROWS: usize = 32;
+
 /// The caches a step reads and writes.
 pub struct StepCaches<'a> {
     /// Keys and values, one entry a layer.
@@ -100,12 +103,14 @@ impl Decoder {
     }
 
     /// Runs one step; gives the logits of the rows that want them, `[logit_rows, vocabulary]`. A step in which no row
-    /// wants logits gives a tensor of no rows.
+    /// wants logits gives a tensor of no rows. `score` is called with the logits of the scored rows, `[rows,
+    /// vocabulary]`, at most [`SCORE_ROWS`] of them at a time: those of a whole prompt would take gigabytes.
     pub fn step<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
         batch: &StepBatch,
         caches: &StepCaches<'_>,
+        mut score: impl FnMut(&Scope<'_, B>, &Tensor<'_>) -> Result<(), KernelError>,
     ) -> Result<Tensor<'s>, KernelError> {
         let mut logits = scope.empty([batch.logit_rows.len(), self.config.vocabulary])?;
         let inner = scope.scope();
@@ -115,13 +120,30 @@ impl Decoder {
             layer.forward(&inner, &self.config, &self.rope, &inputs, cache, &mut hidden)?;
         }
         if !batch.logit_rows.is_empty() {
-            let rows = inner.upload([batch.logit_rows.len()], &batch.logit_rows)?;
-            let last = inner.gather_rows(&hidden, &rows)?; // [logit_rows, hidden]
-            let normed = inner.rms_norm(&last, &self.norm, self.config.norm_epsilon)?;
-            let projection = self.projection.as_ref().unwrap_or(&self.embedding);
-            inner.linear_into(&normed, projection, None, &mut logits)?;
+            self.project(&inner, &hidden, &batch.logit_rows, &mut logits)?;
+        }
+        for rows in batch.score_rows.chunks(SCORE_ROWS) {
+            let inner = inner.scope();
+            let mut scored = inner.empty([rows.len(), self.config.vocabulary])?;
+            self.project(&inner, &hidden, rows, &mut scored)?;
+            score(&inner, &scored)?;
         }
         Ok(logits)
+    }
+
+    /// The logits of some rows of `hidden` `[tokens, hidden]`.
+    fn project<B: Backend>(
+        &self,
+        scope: &Scope<'_, B>,
+        hidden: &Tensor<'_>,
+        rows: &[u32],
+        logits: &mut Tensor<'_>, // [rows, vocabulary]
+    ) -> Result<(), KernelError> {
+        let scope = scope.scope();
+        let rows = scope.upload([rows.len()], rows)?;
+        let chosen = scope.gather_rows(hidden, &rows)?; // [rows, hidden]
+        let normed = scope.rms_norm(&chosen, &self.norm, self.config.norm_epsilon)?;
+        scope.linear_into(&normed, self.projection.as_ref().unwrap_or(&self.embedding), None, logits)
     }
 
     fn upload<'s, B: Backend>(

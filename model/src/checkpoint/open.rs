@@ -6,7 +6,7 @@ use super::checkpoint_files::CheckpointSource;
 use super::fingerprint::CheckpointFingerprint;
 use super::tensors::{TensorIndex, TensorInfo};
 use crate::error::CheckpointError;
-use crate::processor::{ImageProcessor, ImageProcessorConfig};
+use crate::processor::{ImageProcessor, ImageProcessorConfig, VideoProcessor};
 use crate::sampling::GenerationDefaults;
 use crate::text::template_source::TemplateFiles;
 use crate::text::{ChatTemplate, PromptEncoder, TemplateLimits, TemplateSources, Tokenizer};
@@ -20,6 +20,9 @@ pub struct Checkpoint {
     pub generation: GenerationDefaults,
     /// `preprocessor_config.json`; absent for models without pictures.
     pub image_processor: Option<ImageProcessor>,
+    /// `video_preprocessor_config.json`, or `preprocessor_config.json` where there is no such file, as transformers reads
+    /// it; absent for models without pictures.
+    pub video_processor: Option<VideoProcessor>,
     /// `tokenizer.json` and the chat templates.
     pub prompts: PromptEncoder,
     /// All weights.
@@ -45,6 +48,7 @@ impl Checkpoint {
         }
         let generation_json = source.read("generation_config.json")?;
         let processor_json = source.read("preprocessor_config.json")?;
+        let video_json = source.read("video_preprocessor_config.json")?;
         let tokenizer_json = source.require("tokenizer.json")?;
         let tokenizer_config = source.read("tokenizer_config.json")?;
         let template_jinja = source.read("chat_template.jinja")?;
@@ -55,6 +59,7 @@ impl Checkpoint {
                 ("config.json", Some(&config_json)),
                 ("generation_config.json", generation_json.as_deref()),
                 ("preprocessor_config.json", processor_json.as_deref()),
+                ("video_preprocessor_config.json", video_json.as_deref()),
                 ("tokenizer.json", Some(&tokenizer_json)),
                 ("tokenizer_config.json", tokenizer_config.as_deref()),
                 ("chat_template.jinja", template_jinja.as_deref()),
@@ -68,13 +73,19 @@ impl Checkpoint {
             tokenizer_config: tokenizer_config.as_deref(),
         })?;
         let template = ChatTemplate::new(templates, TemplateLimits::default())?;
-        let image_processor =
-            processor_json.map(|json| ImageProcessor::new(ImageProcessorConfig::from_json(&json)?)).transpose()?;
+        let video_settings = video_json.as_deref().or(processor_json.as_deref());
+        let video_processor =
+            video_settings.map(|json| VideoProcessor::new(ImageProcessorConfig::from_video_json(json)?)).transpose()?;
+        let image_processor = processor_json
+            .as_deref()
+            .map(|json| ImageProcessor::new(ImageProcessorConfig::from_json(json)?))
+            .transpose()?;
         Ok(Checkpoint {
             generation: generation_defaults(generation_json.as_deref(), &config)?,
             prompts: PromptEncoder::new(Tokenizer::from_bytes(&tokenizer_json)?, template),
             config,
             image_processor,
+            video_processor,
             tensors,
             source,
             fingerprint,

@@ -5,14 +5,18 @@
 
 pub mod image_bytes;
 pub mod patches;
+mod prefix_key;
 mod prompt_layout;
 pub mod rgb_image;
 mod step_batch;
 pub mod token;
+pub mod video;
 
 pub use image_bytes::{ImageBytes, ImageLimits};
 pub use patches::{Grid, Patches, PictureHash};
+pub use prefix_key::{PictureContent, PrefixKey, PrefixKeys};
 pub use prompt_layout::{LayoutError, PictureSpan, PromptLayout};
 pub use rgb_image::RgbImage;
 pub use step_batch::{POSITION_AXES, PictureRows, SequencePart, StepBatch};
-pub use token::Token;
+pub use token::{LogProbabilities, LogProbability, Token};
+pub use video::{Video, Visual, VisualGrid};

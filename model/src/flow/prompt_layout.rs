@@ -1,4 +1,4 @@
-//! A prompt as the decoder takes it: tokens, their positions, and where pictures stand.
+//! A prompt as the decoder takes it: tokens, their positions, and where pictures and videos stand.
 
 use std::ops::Range;
 
@@ -13,22 +13,23 @@ pub struct PromptLayout {
     pub tokens: Vec<u32>,
     /// Time, height, width of each token.
     pub positions: Vec<[u32; POSITION_AXES]>,
-    /// The placeholders of each picture, in order.
+    /// The placeholders of each picture and of each step of a video, in order.
     pub pictures: Vec<PictureSpan>,
     /// The position of the first token of the answer, on all axes.
     pub next_position: u32,
 }
 
-/// The placeholders of one picture.
+/// The placeholders of one picture, or of one step of a video.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PictureSpan {
-    /// Which of the request's pictures.
+    /// Which of the pictures that the vision encoder is asked for: a request's visuals in order, a video as many as it has
+    /// steps.
     pub picture: usize,
     /// Which tokens.
     pub tokens: Range<usize>,
 }
 
-/// Placeholders and pictures that do not match.
+/// Placeholders that do not match the pictures and videos.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum LayoutError {
     /// A placeholder is left without a picture.
@@ -45,10 +46,24 @@ pub enum LayoutError {
         /// Pictures of the request.
         pictures: usize,
     },
+    /// The same with videos.
+    #[error("the prompt has {placeholders} placeholders for videos, the request has {videos} videos")]
+    VideoPlaceholders {
+        /// Placeholders in the rendered prompt.
+        placeholders: usize,
+        /// Videos of the request.
+        videos: usize,
+    },
     /// The model reads text only.
-    #[error("this model takes no pictures, the request has {pictures}")]
+    #[error("this model takes no pictures or videos, the request has {pictures}")]
     TextOnly {
-        /// Pictures of the request.
+        /// Pictures and videos of the request.
         pictures: usize,
+    },
+    /// The model takes pictures, but its configuration names no token for videos.
+    #[error("this model takes no videos, the request has {videos}")]
+    NoVideos {
+        /// Videos of the request.
+        videos: usize,
     },
 }

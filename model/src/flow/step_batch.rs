@@ -22,6 +22,8 @@ pub struct SequencePart<'a> {
     pub pictures: &'a [PictureRows<'a>],
     /// Whether the last token's logits are wanted: not in the middle of a prompt.
     pub wants_logits: bool,
+    /// The logits of these of its tokens are wanted too, to score what follows them.
+    pub scored: Range<usize>,
 }
 
 /// A run of tokens whose embeddings come from the vision cache.
@@ -50,6 +52,8 @@ pub struct StepBatch {
     pub block_tables: Vec<u32>,
     /// Rows of `tokens` whose logits are wanted, at most one a sequence, in the order of the parts.
     pub logit_rows: Vec<u32>,
+    /// Rows of `tokens` whose logits score the token that follows, any number a sequence, in the order of the parts.
+    pub score_rows: Vec<u32>,
     /// Rows of `tokens` that take a picture's embedding.
     pub picture_rows: Vec<u32>,
     /// The rows of the vision cache that they take.
@@ -90,6 +94,8 @@ impl StepBatch {
         if part.wants_logits {
             self.logit_rows.push((first_row + count - 1) as u32);
         }
+        assert!(part.scored.end <= count, "{:?} scored of {count} tokens", part.scored);
+        self.score_rows.extend(part.scored.clone().map(|token| (first_row + token) as u32));
         for picture in part.pictures {
             assert!(picture.tokens.end <= count, "picture tokens {:?} of {count}", picture.tokens);
             assert_eq!(picture.tokens.len(), picture.cache_rows.len(), "each picture token has an embedding");
@@ -140,6 +146,7 @@ mod tests {
                 blocks: &[9, 4, 8],
                 pictures: &[PictureRows { tokens: 1..3, cache_rows: &[40, 7] }],
                 wants_logits: false,
+                scored: 1..4,
             },
             SequencePart {
                 tokens: &[6],
@@ -148,13 +155,14 @@ mod tests {
                 blocks: &[2],
                 pictures: &[],
                 wants_logits: true,
+                scored: 0..0,
             },
         ]);
         assert_eq!(batch.slots, [9 * 16 + 14, 9 * 16 + 15, 4 * 16, 4 * 16 + 1, 4 * 16 + 2, 2 * 16 + 7]);
         assert_eq!(batch.query_starts, [0, 5, 6]);
         assert_eq!(batch.context_lengths, [19, 8]);
         assert_eq!(batch.block_tables, [9, 4, 2, 0], "the unused third block is not uploaded, the short row is padded");
-        assert_eq!(batch.logit_rows, [5]);
+        assert_eq!((batch.logit_rows, batch.score_rows), (vec![5], vec![1, 2, 3]));
         assert_eq!((batch.picture_rows, batch.picture_cache_rows), (vec![1, 2], vec![40, 7]));
         assert_eq!(batch.positions[..7], [14, 15, 16, 17, 18, 7, 114]);
         assert_eq!(batch.query_key_pairs, 15 + 16 + 17 + 18 + 19 + 8);
@@ -171,6 +179,7 @@ mod tests {
             blocks: &[0],
             pictures: &[],
             wants_logits: true,
+            scored: 0..0,
         }]);
     }
 }

@@ -1,4 +1,4 @@
-//! The image processor's settings, from `preprocessor_config.json`.
+//! The image processor's settings, from `preprocessor_config.json`, and the video processor's, which are of the same kind.
 
 use serde::Deserialize;
 
@@ -13,6 +13,9 @@ const KNOWN_PROCESSORS: [&str; 5] = [
     "Qwen2_5_VLImageProcessor",
     "Qwen2_5_VLImageProcessorFast",
 ];
+
+/// The `video_processor_type`s whose arithmetic is this one, frame by frame.
+const KNOWN_VIDEO_PROCESSORS: [&str; 1] = ["Qwen2VLVideoProcessor"];
 
 /// The means and deviations of CLIP, which transformers assumes when the file names none.
 const CLIP_MEAN: [f64; 3] = [0.48145466, 0.4578275, 0.40821073];
@@ -97,6 +100,7 @@ impl Default for ImageProcessorConfig {
 
 #[derive(Deserialize)]
 struct RawConfig {
+    video_processor_type: Option<String>,
     image_processor_type: Option<String>,
     feature_extractor_type: Option<String>,
     min_pixels: Option<u64>,
@@ -129,10 +133,41 @@ impl ImageProcessorConfig {
     /// # Errors
     /// Each variant of [`ProcessorError`].
     pub fn from_json(json: &[u8]) -> Result<Self, ProcessorError> {
-        let raw: RawConfig = serde_json::from_slice(json)
-            .map_err(|error| ProcessorError::Malformed { line: error.line(), column: error.column() })?;
+        let raw = RawConfig::parse(json)?;
         raw.check_type()?;
-        let default = ImageProcessorConfig::default();
+        raw.over(ImageProcessorConfig::default())
+    }
+
+    /// The settings of a video processor, from `video_preprocessor_config.json`, or from `preprocessor_config.json` where
+    /// there is no such file, as transformers reads them. What is absent takes the default of `Qwen2VLVideoProcessor`,
+    /// whose frames are smaller than pictures.
+    ///
+    /// # Errors
+    /// Each variant of [`ProcessorError`].
+    pub fn from_video_json(json: &[u8]) -> Result<Self, ProcessorError> {
+        let raw = RawConfig::parse(json)?;
+        match &raw.video_processor_type {
+            Some(found) if !KNOWN_VIDEO_PROCESSORS.contains(&found.as_str()) => {
+                let known = KNOWN_VIDEO_PROCESSORS.join(", ");
+                return Err(ProcessorError::UnknownProcessor { found: found.clone(), known });
+            }
+            Some(_) => {}
+            None => raw.check_type()?,
+        }
+        let pixel_bounds = PixelBounds { min: 28 * 28 * 128, max: 28 * 28 * 768 };
+        raw.over(ImageProcessorConfig { pixel_bounds, ..ImageProcessorConfig::default() })
+    }
+}
+
+impl RawConfig {
+    fn parse(json: &[u8]) -> Result<Self, ProcessorError> {
+        serde_json::from_slice(json)
+            .map_err(|error| ProcessorError::Malformed { line: error.line(), column: error.column() })
+    }
+
+    /// The file's settings where it has them, else the default's.
+    fn over(self, default: ImageProcessorConfig) -> Result<ImageProcessorConfig, ProcessorError> {
+        let raw = self;
         let size = raw.size.as_ref();
         let min = size.and_then(|size| size.shortest_edge.or(size.min_pixels));
         let max = size.and_then(|size| size.longest_edge.or(size.max_pixels));
@@ -159,7 +194,9 @@ impl ImageProcessorConfig {
         config.check()?;
         Ok(config)
     }
+}
 
+impl ImageProcessorConfig {
     /// Pixels of a merge group's side: what every resized side is a multiple of.
     pub fn factor(&self) -> u32 {
         self.patch_size * self.merge_size

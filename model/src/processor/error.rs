@@ -118,12 +118,136 @@ impl ImageError {
     }
 }
 
-/// Why the settings in `preprocessor_config.json` cannot be followed.
+/// Why a video was refused, before or while decoding it.
+#[derive(Debug, Error, PartialEq)]
+#[non_exhaustive]
+pub enum VideoError {
+    /// It has no frame.
+    #[error("the video has no frames")]
+    NoFrames,
+    /// Its rate is zero, negative, endless or not a number.
+    #[error("the video has {frames_per_second} frames a second, which must be above 0 and finite")]
+    FrameRate {
+        /// The rate.
+        frames_per_second: f64,
+    },
+    /// The request's videos have more frames together than the limit.
+    #[error("the videos have {frames} frames together, the limit is {limit}")]
+    TooManyFrames {
+        /// Of all videos of the request.
+        frames: usize,
+        /// Of the envelope.
+        limit: usize,
+    },
+    /// A frame is broken or outside the limits of pictures.
+    #[error("frame {frame}: {source}")]
+    Frame {
+        /// Which, from 0.
+        frame: usize,
+        /// What is wrong with it.
+        source: ImageError,
+    },
+    /// A frame has another size than the first.
+    #[error("frame {frame} is {width} x {height} pixels, the first is {first_width} x {first_height}")]
+    FrameSize {
+        /// Which, from 0.
+        frame: usize,
+        /// Its pixels in a row.
+        width: u32,
+        /// Its rows.
+        height: u32,
+        /// The first frame's pixels in a row.
+        first_width: u32,
+        /// The first frame's rows.
+        first_height: u32,
+    },
+    /// What a step of the video may take, after the request's pictures, is less than it takes at its smallest.
+    #[error("a step of the video takes {patches} patches after resizing, of which {limit} are left for it")]
+    TooLarge {
+        /// Patches of a step at the smallest.
+        patches: usize,
+        /// Patches that are left, shared by all steps of the request's videos.
+        limit: usize,
+    },
+}
+
+impl VideoError {
+    /// What the user could change.
+    pub fn hint(&self) -> String {
+        match self {
+            VideoError::NoFrames => "give the video at least one frame".into(),
+            VideoError::FrameRate { .. } => "say how many of these frames make a second, 2.0 for example".into(),
+            VideoError::TooManyFrames { limit, .. } => {
+                format!("pick at most {limit} frames, at a lower rate, or raise `video_frames`")
+            }
+            VideoError::Frame { source, .. } => source.hint(),
+            VideoError::FrameSize { .. } => "cut the video where its size changes, or scale its frames alike".into(),
+            VideoError::TooLarge { .. } => {
+                "send fewer frames or pictures, crop thin frames, or raise `pictures` or `picture_patches`".into()
+            }
+        }
+    }
+}
+
+/// Why what a request shows was refused.
+#[derive(Debug, Error, PartialEq)]
+pub enum VisualError {
+    /// More pictures than a request may have.
+    #[error("the chat has {pictures} pictures, at most {limit} are allowed")]
+    TooManyPictures {
+        /// Of the request.
+        pictures: usize,
+        /// Of the envelope.
+        limit: usize,
+    },
+    /// A picture is broken or outside the limits.
+    #[error("picture {index}: {source}")]
+    Picture {
+        /// Which picture of the request, from 0.
+        index: usize,
+        /// What is wrong with it.
+        source: ImageError,
+    },
+    /// A picture is larger than the envelope even after resizing, because it is so thin.
+    #[error("picture {index} takes {patches} patches after resizing, at most {limit} are allowed")]
+    PictureTooLarge {
+        /// Which picture of the request, from 0.
+        index: usize,
+        /// It would have.
+        patches: usize,
+        /// Of the envelope.
+        limit: usize,
+    },
+    /// A video is broken or outside the limits.
+    #[error("video {index}: {source}")]
+    Video {
+        /// Which video of the request, from 0.
+        index: usize,
+        /// What is wrong with it.
+        source: VideoError,
+    },
+}
+
+impl VisualError {
+    /// What the user could change.
+    pub fn hint(&self) -> String {
+        match self {
+            VisualError::TooManyPictures { limit, .. } => format!("send at most {limit} pictures, or raise `pictures`"),
+            VisualError::Picture { source, .. } => source.hint(),
+            VisualError::PictureTooLarge { .. } => {
+                "cut the picture so that it is less thin, or raise `picture_patches`".into()
+            }
+            VisualError::Video { source, .. } => source.hint(),
+        }
+    }
+}
+
+/// Why the settings in `preprocessor_config.json` or `video_preprocessor_config.json` cannot be followed.
 #[derive(Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum ProcessorError {
     /// Not the JSON that is expected.
-    #[error("preprocessor_config.json is not understood at line {line}, column {column}")]
+    #[error("the processor's settings are not understood at line {line}, column {column}")]
     Malformed {
         /// Line, from 1.
         line: usize,
@@ -131,7 +255,7 @@ pub enum ProcessorError {
         column: usize,
     },
     /// Another model family's processor.
-    #[error("the image processor {found} is not known, known are {known}")]
+    #[error("the processor {found} is not known, known are {known}")]
     UnknownProcessor {
         /// The type in the file.
         found: String,
@@ -160,9 +284,11 @@ impl ProcessorError {
     /// What the user could change.
     pub fn hint(&self) -> String {
         match self {
-            ProcessorError::Malformed { .. } => "download preprocessor_config.json again".into(),
+            ProcessorError::Malformed { .. } => {
+                "download preprocessor_config.json (and video_preprocessor_config.json) again".into()
+            }
             ProcessorError::UnknownProcessor { known, .. } => {
-                format!("this checkpoint's family is not supported; load one whose `image_processor_type` is {known}")
+                format!("this checkpoint's family is not supported; load one whose processor is {known}")
             }
             ProcessorError::UnknownResample { .. } => {
                 "set `resample` to 3 if the model was trained with bicubic".into()

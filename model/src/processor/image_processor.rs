@@ -66,12 +66,16 @@ impl ImageProcessor {
     /// The same processor with at most `pixels_max` a picture, where its own limit is not lower: an envelope's way to
     /// have pictures resized. Pictures thinner than a merge group may still exceed it, see [`smart_resize`].
     pub fn limited(&self, pixels_max: u64) -> Result<Self, ProcessorError> {
+        let bounds = self.bounds_within(pixels_max);
+        ImageProcessor::new(ImageProcessorConfig { pixel_bounds: bounds, ..self.config.clone() })
+    }
+
+    fn bounds_within(&self, pixels_max: u64) -> PixelBounds {
         let own = self.config.pixel_bounds;
         let max = own.max.min(pixels_max.max(u64::from(self.config.factor()).pow(2)));
         // Enlarging rounds up: towards a minimum close to the maximum it would overshoot that with ordinary pictures.
         let min = if own.min > max / 2 { max / 4 } else { own.min };
-        let bounds = PixelBounds { min, max };
-        ImageProcessor::new(ImageProcessorConfig { pixel_bounds: bounds, ..self.config.clone() })
+        PixelBounds { min, max }
     }
 
     /// Sizes, patches, tokens and host bytes of a picture of `width x height` pixels, in constant time.
@@ -79,10 +83,19 @@ impl ImageProcessor {
     /// # Errors
     /// As [`smart_resize`]; [`ImageError::NotAMultiple`] when `do_resize` is off and the picture does not fit.
     pub fn plan(&self, width: u32, height: u32) -> Result<PicturePlan, ImageError> {
+        self.plan_bounded(width, height, self.config.pixel_bounds)
+    }
+
+    /// The same with at most `pixels_max`, as of a processor that is [`limited`](Self::limited) to it.
+    pub(super) fn plan_within(&self, width: u32, height: u32, pixels_max: u64) -> Result<PicturePlan, ImageError> {
+        self.plan_bounded(width, height, self.bounds_within(pixels_max))
+    }
+
+    fn plan_bounded(&self, width: u32, height: u32, bounds: PixelBounds) -> Result<PicturePlan, ImageError> {
         let config = &self.config;
         let (source, factor) = (Size { width, height }, config.factor());
         let resized = if config.do_resize {
-            smart_resize(source, factor, config.pixel_bounds)?
+            smart_resize(source, factor, bounds)?
         } else if width == 0 || height == 0 {
             return Err(ImageError::Empty { width, height });
         } else if !width.is_multiple_of(factor) || !height.is_multiple_of(factor) {
@@ -134,9 +147,22 @@ impl ImageProcessor {
     /// When `pixels` has another length than the plan says: the caller's bug.
     pub fn process_into(&self, picture: &RgbImage, pixels: &mut [f32]) -> Result<PictureHash, ImageError> {
         let plan = self.plan(picture.width(), picture.height())?;
-        let resized = resize(picture, plan.resized, self.config.resample);
+        let resized = [self.resize_to(picture, plan.resized)];
         patchify(&resized, plan.grid, self.shape(), &self.levels, pixels);
         Ok(self.hash(&resized, plan.grid))
+    }
+
+    /// A frame in the size that its video is planned to have.
+    pub(super) fn resize_to(&self, frame: &RgbImage, size: Size) -> RgbImage {
+        resize(frame, size, self.config.resample)
+    }
+
+    /// Normalises, cuts and hashes a step of a video: up to `temporal_patch_size` frames, resized already, of which the
+    /// last is repeated where there are fewer. A step of one frame is what that frame is as a picture.
+    pub(super) fn process_step(&self, frames: &[RgbImage], plan: &PicturePlan) -> ProcessedPicture {
+        let mut pixels = vec![0.0; plan.patches * plan.patch_values];
+        patchify(frames, plan.grid, self.shape(), &self.levels, &mut pixels);
+        ProcessedPicture { patches: Patches { pixels, grid: plan.grid }, hash: self.hash(frames, plan.grid) }
     }
 
     fn shape(&self) -> PatchShape {
@@ -147,8 +173,9 @@ impl ImageProcessor {
         }
     }
 
-    /// Over the bytes before normalising, as they are an eighth of the patches, and what turns them into patches.
-    fn hash(&self, resized: &RgbImage, grid: Grid) -> PictureHash {
+    /// Over the bytes before normalising, as they are an eighth of the patches, and what turns them into patches. The
+    /// grid says how long a frame is, so frames need no mark between them.
+    fn hash(&self, resized: &[RgbImage], grid: Grid) -> PictureHash {
         let config = &self.config;
         let mut hasher = blake3::Hasher::new_derive_key("bursar 2026 picture hash v1");
         let sizes = [grid.t, grid.h, grid.w, config.patch_size, config.temporal_patch_size, config.merge_size];
@@ -159,7 +186,9 @@ impl ImageProcessor {
             hasher.update(&number.to_bits().to_le_bytes());
         });
         hasher.update(&[u8::from(config.do_rescale), u8::from(config.do_normalize)]);
-        hasher.update(resized.data());
+        resized.iter().for_each(|frame| {
+            hasher.update(frame.data());
+        });
         PictureHash(*hasher.finalize().as_bytes())
     }
 }

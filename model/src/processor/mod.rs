@@ -1,4 +1,4 @@
-//! The image processor: encoded bytes -> RGB -> resized -> patches, as Hugging Face's does it.
+//! The processors: encoded bytes -> RGB -> resized -> patches, as Hugging Face's do it, for pictures and for videos.
 //!
 //! Work is spread over the rayon pool of the calling thread; callers who want a pool of their own use
 //! `rayon::ThreadPool::install`.
@@ -12,8 +12,12 @@ pub mod image_processor;
 pub mod patchify;
 pub mod resample;
 pub mod smart_resize;
+pub mod video_processor;
+pub mod visual_plan;
 
 pub use config::{ImageProcessorConfig, Resample};
 pub use header::{DecodeCost, ImageFormat, ImageHeader};
 pub use image_processor::{ImageProcessor, PicturePlan, ProcessedPicture};
 pub use smart_resize::{PixelBounds, Size, smart_resize};
+pub use video_processor::{VideoPlan, VideoProcessor};
+pub use visual_plan::{VisualLimits, VisualPlan, VisualProcessors};

@@ -13,7 +13,7 @@ const CHANNELS: usize = 3;
 pub struct PatchShape {
     /// Pixels of a patch's side.
     pub patch: usize,
-    /// Frames of a patch; a still picture is repeated.
+    /// Frames of a patch; where there are fewer the last is repeated.
     pub temporal: usize,
     /// Patches of a merge group's side.
     pub merge: usize,
@@ -50,38 +50,53 @@ impl LevelValues {
     }
 }
 
-/// Writes the patches of `picture` into `pixels`.
+/// Writes the patches of a step of time into `pixels`: of a still picture, or of up to `temporal` frames of one size.
 ///
 /// `pixels` is `[grid.h / merge, grid.w / merge, merge, merge, channels, temporal, patch, patch]`, flattened: patches of
 /// a merge group are neighbours, as `patchify` of transformers' Qwen2VLImageProcessor lays them out.
-pub fn patchify(picture: &RgbImage, grid: Grid, shape: PatchShape, levels: &LevelValues, pixels: &mut [f32]) {
-    let PatchShape { patch, merge, .. } = shape;
+pub fn patchify(frames: &[RgbImage], grid: Grid, shape: PatchShape, levels: &LevelValues, pixels: &mut [f32]) {
+    let PatchShape { patch, temporal, merge } = shape;
+    let picture = frames.first().expect("a step has a frame");
     let row_bytes = picture.width() as usize * CHANNELS;
+    let alike = |frame: &RgbImage| (frame.width(), frame.height()) == (picture.width(), picture.height());
+    assert!(frames.len() <= temporal && frames.iter().all(alike), "a step's frames have one size");
     assert_eq!(pixels.len(), grid.patches() * shape.values(), "the caller sized `pixels` by the grid");
     assert_eq!(row_bytes, grid.w as usize * patch * CHANNELS, "the grid was made for this width");
     let band_values = merge * grid.w as usize * shape.values();
-    let bands = picture.data().par_chunks_exact(merge * patch * row_bytes);
-    bands.zip(pixels.par_chunks_exact_mut(band_values)).for_each(|(rows, band)| {
+    let band_bytes = merge * patch * row_bytes;
+    pixels.par_chunks_exact_mut(band_values).enumerate().for_each(|(place, band)| {
+        let rows: Vec<&[u8]> = frames.iter().map(|frame| &frame.data()[place * band_bytes..][..band_bytes]).collect();
         for (index, values) in band.chunks_exact_mut(shape.values()).enumerate() {
             let (group, inside) = (index / (merge * merge), index % (merge * merge));
             let (down, across) = (inside / merge, group * merge + inside % merge);
             let corner = down * patch * row_bytes + across * patch * CHANNELS;
-            write_patch(&rows[corner..], row_bytes, shape, levels, values);
+            write_patch(&rows, corner, row_bytes, shape, levels, values);
         }
     });
 }
 
-fn write_patch(rows: &[u8], row_bytes: usize, shape: PatchShape, levels: &LevelValues, values: &mut [f32]) {
+/// `frames` are each frame's rows of the band; the patch begins at byte `corner` of them.
+fn write_patch(
+    frames: &[&[u8]],
+    corner: usize,
+    row_bytes: usize,
+    shape: PatchShape,
+    levels: &LevelValues,
+    values: &mut [f32],
+) {
     let PatchShape { patch, temporal, .. } = shape;
-    for (channel, frames) in values.chunks_exact_mut(temporal * patch * patch).enumerate() {
+    for (channel, times) in values.chunks_exact_mut(temporal * patch * patch).enumerate() {
         let level_values = &levels.0[channel];
-        let (first, others) = frames.split_at_mut(patch * patch);
-        for (y, line) in first.chunks_exact_mut(patch).enumerate() {
-            let colors = &rows[y * row_bytes..][..patch * CHANNELS];
-            for (value, color) in line.iter_mut().zip(colors.chunks_exact(CHANNELS)) {
-                *value = level_values[usize::from(color[channel])];
+        let (given, repeated) = times.split_at_mut(frames.len() * patch * patch);
+        for (rows, frame) in frames.iter().zip(given.chunks_exact_mut(patch * patch)) {
+            for (y, line) in frame.chunks_exact_mut(patch).enumerate() {
+                let colors = &rows[corner + y * row_bytes..][..patch * CHANNELS];
+                for (value, color) in line.iter_mut().zip(colors.chunks_exact(CHANNELS)) {
+                    *value = level_values[usize::from(color[channel])];
+                }
             }
         }
-        others.chunks_exact_mut(patch * patch).for_each(|frame| frame.copy_from_slice(first));
+        let last = &given[given.len() - patch * patch..];
+        repeated.chunks_exact_mut(patch * patch).for_each(|frame| frame.copy_from_slice(last));
     }
 }

@@ -51,7 +51,7 @@ impl GenerationDefaults {
             top_p: number("top_p", 1.0)?,
             min_p: number("min_p", 0.0)?,
             repetition_penalty: number("repetition_penalty", 1.0)?,
-            seed: 0,
+            ..SamplingParams::default()
         };
         sampling.check()?;
         Ok(GenerationDefaults {

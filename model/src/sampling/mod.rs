@@ -1,11 +1,19 @@
 //! Sampling: logits on the host to one token, the same for a seed whatever the batch.
 
+mod candidates;
 pub(crate) mod error;
 pub mod generation_defaults;
+pub mod grammar;
+pub mod log_probabilities;
 pub mod parameters;
+pub mod past;
+mod penalties;
 pub mod philox;
 pub mod sampler;
 
 pub use generation_defaults::GenerationDefaults;
+pub use grammar::{Grammar, GrammarCompiler, OutputFormat};
+pub use log_probabilities::{TOP_LOG_PROBABILITIES_MAX, log_probabilities};
 pub use parameters::SamplingParams;
+pub use past::Past;
 pub use sampler::{Sampler, SamplerScratch};

@@ -1,5 +1,7 @@
 //! Sampling parameters: how a token is chosen, checked once when a request comes in.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::error::SamplingError;
@@ -17,6 +19,16 @@ pub struct SamplingParams {
     pub min_p: f64,
     /// Divides the logits of tokens seen before when positive, multiplies them when negative; 1 changes nothing.
     pub repetition_penalty: f64,
+    /// Taken from the logits of tokens that were produced, once; from -2 to 2, 0 changes nothing. The prompt does not count.
+    #[serde(default)]
+    pub presence_penalty: f64,
+    /// Taken from the logits of tokens that were produced, for each time; from -2 to 2, 0 changes nothing. The prompt does
+    /// not count.
+    #[serde(default)]
+    pub frequency_penalty: f64,
+    /// Added to the logits of these tokens; from -100, which all but forbids one, to 100, which all but demands it.
+    #[serde(default)]
+    pub logit_bias: BTreeMap<u32, f64>,
     /// With the position it decides every random choice.
     pub seed: u64,
 }
@@ -24,27 +36,56 @@ pub struct SamplingParams {
 /// The likeliest token, nothing else.
 impl Default for SamplingParams {
     fn default() -> Self {
-        SamplingParams { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0, seed: 0 }
+        SamplingParams {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: BTreeMap::new(),
+            seed: 0,
+        }
     }
 }
 
 impl SamplingParams {
     /// # Errors
-    /// [`SamplingError::OutOfRange`] for what is not a number, negative, or out of its range.
+    /// [`SamplingError::OutOfRange`] for what is not a number or out of its range.
     pub fn check(&self) -> Result<(), SamplingError> {
         let require = |parameter, value: f64, holds: bool, range| {
             if holds { Ok(()) } else { Err(SamplingError::OutOfRange { parameter, value, range }) }
         };
-        let Self { temperature, top_p, min_p, repetition_penalty: penalty, .. } = *self;
+        let Self { temperature, top_p, min_p, repetition_penalty: repetition, .. } = *self;
+        let Self { presence_penalty: presence, frequency_penalty: frequency, .. } = *self;
         // Tiny ones are common: Qwen2.5-VL's generation_config.json asks for 1e-6.
         require("temperature", temperature, (0.0..=100.0).contains(&temperature), "from 0 to 100")?;
         require("top_p", top_p, top_p > 0.0 && top_p <= 1.0, "above 0 and at most 1")?;
         require("min_p", min_p, (0.0..=1.0).contains(&min_p), "from 0 to 1")?;
-        require("repetition_penalty", penalty, (0.01..=100.0).contains(&penalty), "from 0.01 to 100")
+        require("repetition_penalty", repetition, (0.01..=100.0).contains(&repetition), "from 0.01 to 100")?;
+        require("presence_penalty", presence, (-2.0..=2.0).contains(&presence), "from -2 to 2")?;
+        require("frequency_penalty", frequency, (-2.0..=2.0).contains(&frequency), "from -2 to 2")?;
+        let mut biases = self.logit_bias.values();
+        biases.try_for_each(|&bias| require("logit_bias", bias, (-100.0..=100.0).contains(&bias), "from -100 to 100"))
+    }
+
+    /// # Errors
+    /// [`SamplingError::UnknownToken`] for a bias on a token that a model with `vocabulary` logits does not have.
+    pub fn check_tokens(&self, vocabulary: usize) -> Result<(), SamplingError> {
+        match self.logit_bias.keys().next_back() {
+            Some(&token) if token as usize >= vocabulary => Err(SamplingError::UnknownToken { token, vocabulary }),
+            _ => Ok(()),
+        }
     }
 
     /// Whether the likeliest token is taken.
     pub fn is_greedy(&self) -> bool {
         self.temperature == 0.0 || self.top_k == 1
+    }
+
+    /// Whether a penalty counts tokens that were produced.
+    pub(super) fn penalises(&self) -> bool {
+        self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
 }

@@ -1,10 +1,24 @@
-//! The sampler: one row of logits and a sequence's past, to the next token.
+//! The sampler: one row of logits and a sequence's past, to the next token. The one place that chooses.
 //!
-//! Order and rules are those of transformers 5.17 (`generation/logits_process.py`): repetition penalty, temperature, top-k
-//! (ties with the last kept one stay), top-p (the token that crosses the threshold stays), min-p; then a draw.
+//! The order is that of vLLM's `v1/sample/sampler.py`, and of transformers 5.17's `generation/logits_process.py` where both
+//! have a step:
+//!
+//! 1. log-probabilities are read off, before anything is changed;
+//! 2. the grammar forbids what cannot follow;
+//! 3. end tokens are forbidden in a reply that is too short;
+//! 4. biases are added;
+//! 5. repetition, frequency and presence penalties;
+//! 6. greedy choice; or temperature, top-k, top-p, min-p (in transformers' order; vLLM has min-p before top-k), and a
+//!    draw.
 
+use std::sync::Arc;
+
+use super::candidates::Candidates;
+use super::grammar::Grammar;
+use super::log_probabilities::{check_top, log_probabilities};
 use super::parameters::SamplingParams;
-use super::philox;
+use super::past::{Past, Tokens};
+use super::{penalties, philox};
 use crate::error::SamplingError;
 use crate::flow::token::Token;
 
@@ -12,23 +26,55 @@ use crate::flow::token::Token;
 #[derive(Clone, Debug)]
 pub struct Sampler {
     params: SamplingParams,
+    vocabulary: usize,
+    tokens_min: usize,
+    end_tokens: Arc<[u32]>,
+    grammar: Option<Grammar>,
+    top: Option<usize>,
 }
 
-/// Buffers that are reused from token to token: 20 bytes for each of the vocabulary's tokens at most.
+/// Buffers that are reused from token to token: 24 bytes for each of the vocabulary's tokens at most.
 #[derive(Clone, Debug, Default)]
 pub struct SamplerScratch {
     logits: Vec<f32>,
-    seen: Vec<u32>,
-    candidates: Vec<(f32, u32)>,
-    weights: Vec<f64>,
+    tally: Vec<u32>,
+    candidates: Candidates,
 }
 
 impl Sampler {
+    /// For a model with `vocabulary` logits.
+    ///
     /// # Errors
-    /// As [`SamplingParams::check`].
-    pub fn new(params: SamplingParams) -> Result<Self, SamplingError> {
+    /// As [`SamplingParams::check`] and [`SamplingParams::check_tokens`].
+    pub fn new(params: SamplingParams, vocabulary: usize) -> Result<Self, SamplingError> {
         params.check()?;
-        Ok(Sampler { params })
+        params.check_tokens(vocabulary)?;
+        Ok(Sampler { params, vocabulary, tokens_min: 0, end_tokens: Arc::new([]), grammar: None, top: None })
+    }
+
+    /// Forbids `end_tokens` until `tokens_min` tokens were produced. A grammar that is complete goes before: what it does
+    /// not let go on ends.
+    #[must_use]
+    pub fn with_tokens_min(mut self, tokens_min: usize, end_tokens: Arc<[u32]>) -> Self {
+        (self.tokens_min, self.end_tokens) = (tokens_min, end_tokens);
+        self
+    }
+
+    /// Forbids what `grammar` does not let follow. It must have been compiled for the same model.
+    #[must_use]
+    pub fn with_grammar(mut self, grammar: Grammar) -> Self {
+        self.grammar = Some(grammar);
+        self
+    }
+
+    /// Reports how likely the model held each chosen token and the `top` likeliest: at most 20, or none with 0.
+    ///
+    /// # Errors
+    /// [`SamplingError::TooManyLogProbabilities`].
+    pub fn with_log_probabilities(mut self, top: usize) -> Result<Self, SamplingError> {
+        check_top(top)?;
+        self.top = Some(top);
+        Ok(self)
     }
 
     /// The parameters.
@@ -36,103 +82,89 @@ impl Sampler {
         &self.params
     }
 
-    /// The token at `position` of the sequence, after `history` (prompt and reply so far; only the repetition penalty
-    /// reads it, and skips ids beyond the logits).
+    /// Whether it takes the largest logit and reports nothing, whatever the past: the device's argmax will do.
+    pub fn is_plain_argmax(&self) -> bool {
+        let changes = self.reads_past() || !self.params.logit_bias.is_empty() || self.tokens_min > 0;
+        self.params.is_greedy() && !changes && self.top.is_none()
+    }
+
+    /// Whether it reads the tokens produced so far, so that [`Past::at`] is not enough.
+    pub fn reads_past(&self) -> bool {
+        self.params.penalises() || self.grammar.is_some()
+    }
+
+    /// Whether it reads the prompt too.
+    pub fn reads_prompt(&self) -> bool {
+        self.params.repetition_penalty != 1.0
+    }
+
+    /// The token after `past`. The same logits, past and seed give the same token, in whatever batch and life.
     ///
     /// # Errors
-    /// [`SamplingError::NoLogits`], [`SamplingError::BadLogit`] for NaN and +infinity, and
-    /// [`SamplingError::NothingAllowed`] when all are -infinity.
+    /// What is wrong with the logits: [`SamplingError::NoLogits`], [`SamplingError::BadLogit`] for NaN and +infinity,
+    /// [`SamplingError::NothingAllowed`] when all are -infinity or forbidden, [`SamplingError::Width`];
+    /// [`SamplingError::PastMissing`]; and [`SamplingError::Grammar`] when a grammar takes more than its limits.
     pub fn sample(
         &self,
         logits: &[f32], // [vocabulary]
-        history: &[u32],
-        position: u64,
+        past: Past<'_>,
         scratch: &mut SamplerScratch,
     ) -> Result<Token, SamplingError> {
         check_logits(logits)?;
-        let SamplerScratch { logits: penalised, seen, candidates, weights } = scratch;
-        let logits = self.penalise(logits, history, penalised, seen);
-        if self.params.is_greedy() {
-            return Ok(Token { id: likeliest(logits), position, log_probability: 0.0 });
+        if logits.len() != self.vocabulary {
+            return Err(SamplingError::Width { logits: logits.len(), vocabulary: self.vocabulary });
         }
-        self.gather(logits, candidates);
-        self.weigh(candidates, weights);
-        let chosen = draw(weights, philox::uniform(self.params.seed, position));
-        let total: f64 = weights.iter().sum();
-        let log_probability = (weights[chosen] / total).ln() as f32;
-        Ok(Token { id: candidates[chosen].1, position, log_probability })
+        let SamplerScratch { logits: changed, tally, candidates } = scratch;
+        let position = past.position();
+        let allowed = self.change(logits, past, changed, tally)?;
+        let id = match self.params.is_greedy() {
+            true => likeliest(allowed),
+            false => candidates.draw(allowed, &self.params, philox::uniform(self.params.seed, position)),
+        };
+        let log_probabilities = self.top.map(|top| log_probabilities(logits, id, top)).transpose()?.map(Box::new);
+        Ok(Token { id, position, log_probabilities })
     }
 
-    /// `RepetitionPenaltyLogitsProcessor` (Keskar et al. 2019, arXiv 1909.05858): each token seen counts once.
-    fn penalise<'a>(
+    /// The logits that are chosen from; at least one is finite.
+    fn change<'a>(
         &self,
         logits: &'a [f32],
-        history: &[u32],
-        penalised: &'a mut Vec<f32>,
-        seen: &mut Vec<u32>,
-    ) -> &'a [f32] {
-        let penalty = self.params.repetition_penalty as f32;
-        if penalty == 1.0 || history.is_empty() {
-            return logits;
+        past: Past<'_>,
+        changed: &'a mut Vec<f32>,
+        tally: &mut Vec<u32>,
+    ) -> Result<&'a [f32], SamplingError> {
+        let too_short = past.position() < self.tokens_min as u64;
+        if !self.reads_past() && self.params.logit_bias.is_empty() && !too_short {
+            return Ok(logits);
         }
-        penalised.clear();
-        penalised.extend_from_slice(logits);
-        seen.clear();
-        seen.extend(history.iter().filter(|&&id| (id as usize) < logits.len()));
-        seen.sort_unstable();
-        seen.dedup();
-        for &id in seen.iter() {
-            let logit = &mut penalised[id as usize];
-            *logit = if *logit < 0.0 { *logit * penalty } else { *logit / penalty };
+        let tokens = match past.tokens() {
+            None if self.reads_past() => return Err(SamplingError::PastMissing),
+            tokens => tokens.unwrap_or(Tokens { prompt: &[], produced: &[] }),
+        };
+        changed.clear();
+        changed.extend_from_slice(logits);
+        let mut must_end = false;
+        if let Some(grammar) = &self.grammar {
+            let allowed = grammar.allowed(tokens.produced)?;
+            allowed.restrict(changed);
+            must_end = allowed.only_ends();
         }
-        penalised
-    }
-
-    /// The tokens that top-k leaves, likeliest first; equal ones by id, so that the order is one. Without top-k they stay
-    /// in the vocabulary's order unless top-p needs them sorted.
-    fn gather(&self, logits: &[f32], candidates: &mut Vec<(f32, u32)>) {
-        let top_k = self.params.top_k;
-        let allowed = logits.iter().zip(0u32..).filter(|(logit, _)| logit.is_finite());
-        candidates.clear();
-        candidates.extend(allowed.map(|(&logit, id)| (logit, id)));
-        if top_k > 0 && top_k < candidates.len() {
-            let (_, &mut (least, _), _) = candidates.select_nth_unstable_by(top_k - 1, likelier);
-            candidates.retain(|&(logit, _)| logit >= least);
-            // Selecting moves tokens about: one order again.
-            candidates.sort_unstable_by(likelier);
-        } else if self.params.top_p < 1.0 {
-            candidates.sort_unstable_by(likelier);
+        if too_short && !must_end {
+            let known = self.end_tokens.iter().filter(|&&id| (id as usize) < logits.len());
+            known.for_each(|&id| changed[id as usize] = f32::NEG_INFINITY);
         }
-    }
-
-    /// Unnormalised probabilities of the candidates; cuts both lists by top-p and min-p.
-    fn weigh(&self, candidates: &mut Vec<(f32, u32)>, weights: &mut Vec<f64>) {
-        let SamplingParams { temperature, top_p, min_p, .. } = self.params;
-        let largest = candidates.iter().fold(f32::NEG_INFINITY, |largest, &(logit, _)| largest.max(logit));
-        weights.clear();
-        weights.extend(candidates.iter().map(|&(logit, _)| (f64::from(logit - largest) / temperature).exp()));
-        if top_p < 1.0 {
-            let threshold = top_p * weights.iter().sum::<f64>();
-            let mut reached = 0.0;
-            let kept = weights.iter().take_while(|&&weight| {
-                let before = reached;
-                reached += weight;
-                before < threshold
-            });
-            let kept = kept.count().max(1);
-            candidates.truncate(kept);
-            weights.truncate(kept);
+        penalties::add_biases(changed, &self.params);
+        if self.params.penalises() {
+            penalties::penalise(changed, &self.params, tokens, tally);
         }
-        if min_p > 0.0 {
-            // The likeliest has weight 1, so that the bound needs no normalising.
-            let mut keeps = weights.iter().map(|&weight| weight >= min_p);
-            candidates.retain(|_| keeps.next().unwrap_or(false));
-            weights.retain(|&weight| weight >= min_p);
+        match changed.iter().any(|logit| *logit > f32::NEG_INFINITY) {
+            true => Ok(changed),
+            false => Err(SamplingError::NothingAllowed { logits: logits.len() }),
         }
     }
 }
 
-fn check_logits(logits: &[f32]) -> Result<(), SamplingError> {
+pub(super) fn check_logits(logits: &[f32]) -> Result<(), SamplingError> {
     if logits.is_empty() {
         return Err(SamplingError::NoLogits);
     }
@@ -145,10 +177,6 @@ fn check_logits(logits: &[f32]) -> Result<(), SamplingError> {
     Ok(())
 }
 
-fn likelier(one: &(f32, u32), other: &(f32, u32)) -> std::cmp::Ordering {
-    other.0.total_cmp(&one.0).then(one.1.cmp(&other.1))
-}
-
 /// The first of the largest, as `argmax` of torch and numpy on a CPU.
 fn likeliest(logits: &[f32]) -> u32 {
     let mut best = 0;
@@ -158,17 +186,4 @@ fn likeliest(logits: &[f32]) -> u32 {
         }
     }
     best as u32
-}
-
-/// Inverse of the cumulative distribution at `uniform` in [0, 1).
-fn draw(weights: &[f64], uniform: f64) -> usize {
-    let mut rest = uniform * weights.iter().sum::<f64>();
-    for (index, &weight) in weights.iter().enumerate() {
-        if rest < weight {
-            return index;
-        }
-        rest -= weight;
-    }
-    // Rounding can leave a little over: the last token that can be drawn at all.
-    weights.iter().rposition(|&weight| weight > 0.0).unwrap_or(0)
 }

@@ -159,7 +159,7 @@ impl ChatTemplate {
         self.render_values(Value::from(Serde(messages)), inputs)
     }
 
-    /// The same with messages as JSON, for what [`Message`] has no words for yet: calls of functions, videos.
+    /// The same with messages as JSON, for what [`Message`] has no words for yet: calls of functions.
     ///
     /// # Errors
     /// As [`render`](Self::render).

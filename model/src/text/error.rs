@@ -12,6 +12,9 @@ pub enum TextError {
         /// The tokenizers library's words about the file.
         reason: String,
     },
+    /// Tokens spell text in a way that is not known here.
+    #[error("the tokenizer's decoder is of a kind whose tokens cannot be read as bytes")]
+    Spelling,
     /// The library failed on a text; the text is not repeated here.
     #[error("the tokenizer failed on a text of {bytes} bytes")]
     Encode {
@@ -111,6 +114,9 @@ impl TextError {
     pub fn hint(&self) -> String {
         match self {
             TextError::Tokenizer { .. } => "download tokenizer.json again".into(),
+            TextError::Spelling => {
+                "only byte-level, byte-fallback and metaspace tokenizers can follow a grammar".into()
+            }
             TextError::Encode { .. } | TextError::Decode { .. } => {
                 "report this with the tokenizer.json; the text is not needed if another one fails too".into()
             }

@@ -1,4 +1,4 @@
-//! Messages: what was said in a conversation, by whom, with which pictures in between.
+//! Messages: what was said in a conversation, by whom, with which pictures and videos in between.
 
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
@@ -24,13 +24,15 @@ pub enum Part {
     Text(String),
     /// A picture's place. The pictures themselves travel beside the messages, in the order of their places.
     Image,
+    /// A video's place; videos travel likewise.
+    Video,
 }
 
 /// One turn of a conversation.
 ///
 /// Serialises to what Hugging Face's templates expect: `{"role": .., "content": ..}`, where content is a string when there
 /// is only text (templates of text-only models concatenate it), else a list of `{"type": "text", "text": ..}` and
-/// `{"type": "image"}`.
+/// `{"type": "image"}` and `{"type": "video"}`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
     /// Who speaks.
@@ -50,11 +52,16 @@ impl Message {
         self.content.iter().filter(|part| matches!(part, Part::Image)).count()
     }
 
+    /// How many videos it has places for.
+    pub fn videos(&self) -> usize {
+        self.content.iter().filter(|part| matches!(part, Part::Video)).count()
+    }
+
     /// All texts.
     pub fn texts(&self) -> impl Iterator<Item = &str> {
         self.content.iter().filter_map(|part| match part {
             Part::Text(text) => Some(text.as_str()),
-            Part::Image => None,
+            Part::Image | Part::Video => None,
         })
     }
 }
@@ -65,6 +72,7 @@ impl std::fmt::Debug for Part {
         match self {
             Part::Text(text) => write!(formatter, "Text({} bytes)", text.len()),
             Part::Image => formatter.write_str("Image"),
+            Part::Video => formatter.write_str("Video"),
         }
     }
 }
@@ -78,6 +86,7 @@ impl Serialize for Part {
                 map.serialize_entry("text", text)?;
             }
             Part::Image => map.serialize_entry("type", "image")?,
+            Part::Video => map.serialize_entry("type", "video")?,
         }
         map.end()
     }
@@ -87,7 +96,7 @@ impl Serialize for Message {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(Some(2))?;
         map.serialize_entry("role", &self.role)?;
-        if self.images() == 0 {
+        if self.images() + self.videos() == 0 {
             map.serialize_entry("content", &self.texts().collect::<String>())?;
         } else {
             map.serialize_entry("content", &self.content)?;

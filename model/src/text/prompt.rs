@@ -35,7 +35,7 @@ impl PromptEncoder {
         &self.template
     }
 
-    /// Token ids of a conversation: one placeholder a picture, which the family repeats for the picture's embeddings.
+    /// Token ids of a conversation: one placeholder a picture or video, which the family repeats for its embeddings.
     ///
     /// # Errors
     /// As [`ChatTemplate::render`] and [`Tokenizer::encode`].
@@ -123,7 +123,7 @@ fn mark_json(value: &mut serde_json::Value, guard: &SpecialGuard, mark: char) {
 fn marked_message(message: &Message, guard: &SpecialGuard, mark: char) -> Message {
     let content = message.content.iter().map(|part| match part {
         Part::Text(text) => Part::Text(guard.mark(text, mark)),
-        Part::Image => Part::Image,
+        place @ (Part::Image | Part::Video) => place.clone(),
     });
     Message { role: message.role, content: content.collect() }
 }

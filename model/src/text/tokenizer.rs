@@ -126,6 +126,11 @@ impl Tokenizer {
         &self.shared.added
     }
 
+    /// The file's decoder, which says how tokens spell text.
+    pub(super) fn decoder(&self) -> Option<&tokenizers::DecoderWrapper> {
+        self.shared.inner.get_decoder()
+    }
+
     /// What keeps users from writing special tokens.
     pub fn guard(&self) -> &SpecialGuard {
         &self.shared.guard

@@ -2,7 +2,7 @@
 
 use bursar_model::{
     checkpoint::Checkpoint,
-    flow::{ImageBytes, ImageLimits, Patches},
+    flow::{ImageBytes, ImageLimits, Patches, Video, VisualGrid},
     text::{Message, Part, Role, TemplateInputs},
 };
 use safetensors::SafeTensors;
@@ -16,6 +16,9 @@ pub struct Case {
     pub messages: Vec<Message>,
     pub prompt: String,
     pub pictures: Vec<String>,
+    /// What its placeholders stand for, in order.
+    pub visuals: Vec<VisualGrid>,
+    /// Of each picture and each step of a video, in order.
     pub patches: Vec<Patches>,
     recorded: Vec<u8>,
 }
@@ -28,6 +31,35 @@ pub fn picture(checkpoint: &Checkpoint, name: &str) -> Patches {
     processor.process(&bytes.decode(&limits).expect("the picture decodes")).expect("the picture is processed").patches
 }
 
+/// A recorded video's frames.
+pub fn video(name: &str, frames_per_second: f64) -> Video {
+    let folder = repository("tests/golden/videos");
+    let path = |index: usize| folder.join(format!("{name}_{index}.png"));
+    let open = |index| ImageBytes::open(path(index), &ImageLimits::default()).expect("the frame opens");
+    let count = (0..).take_while(|index| path(*index).exists()).count();
+    assert!(count > 0, "no frames of {name}");
+    Video::new((0..count).map(open).collect::<Vec<_>>(), frames_per_second)
+}
+
+/// Processes what a part of a message shows.
+fn show(checkpoint: &Checkpoint, part: &Value) -> Option<(VisualGrid, Vec<Patches>)> {
+    match text(&part["type"]) {
+        "image" => {
+            let patches = picture(checkpoint, text(&part["image"]));
+            Some((VisualGrid::Image(patches.grid), vec![patches]))
+        }
+        "video" => {
+            let rate = part["frames_per_second"].as_f64().expect("a rate");
+            let (video, limits) = (video(text(&part["video"]), rate), ImageLimits::default());
+            let processor = checkpoint.video_processor.as_ref().expect("a checkpoint with videos");
+            let plan = processor.plan(&video, &limits, usize::MAX).expect("the video is planned");
+            let steps = processor.process(&video, &plan, &limits).expect("the video is processed");
+            Some((plan.grid(), steps.into_iter().map(|step| step.patches).collect()))
+        }
+        _ => None,
+    }
+}
+
 impl Case {
     /// Reads `name` of the cases beside the checkpoint in `folder`.
     pub fn read(folder: &str, checkpoint: &Checkpoint, name: &str) -> Self {
@@ -37,11 +69,14 @@ impl Case {
         };
         let json: Value = serde_json::from_slice(&file("json")).expect("JSON");
         let pictures: Vec<String> = list(&json["images"]).map(|name| text(name).to_owned()).collect();
+        let contents = list(&json["messages"]).flat_map(|message| list(&message["content"]));
+        let (visuals, patches): (Vec<_>, Vec<_>) = contents.filter_map(|part| show(checkpoint, part)).unzip();
         Case {
             name: name.to_owned(),
             messages: list(&json["messages"]).map(message).collect(),
             prompt: text(&json["prompt"]).to_owned(),
-            patches: pictures.iter().map(|name| picture(checkpoint, name)).collect(),
+            visuals,
+            patches: patches.concat(),
             pictures,
             recorded: file("safetensors"),
         }
@@ -64,6 +99,12 @@ impl Case {
         let tensors = SafeTensors::deserialize(&self.recorded).expect("safetensors");
         let (numbers, _) = tensors.tensor(tensor).ok()?.data().as_chunks::<4>().to_owned();
         Some(numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
+    }
+
+    /// A recorded tensor of bytes, if there is one.
+    pub fn bytes(&self, tensor: &str) -> Option<Vec<u8>> {
+        let tensors = SafeTensors::deserialize(&self.recorded).expect("safetensors");
+        Some(tensors.tensor(tensor).ok()?.data().to_vec())
     }
 
     /// Places of recorded rows of logits, and the rows.
@@ -96,6 +137,7 @@ fn message(recorded: &Value) -> Message {
     };
     let part = |part: &Value| match text(&part["type"]) {
         "image" => Part::Image,
+        "video" => Part::Video,
         _ => Part::Text(text(&part["text"]).to_owned()),
     };
     let content = match &recorded["content"] {

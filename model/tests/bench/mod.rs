@@ -13,12 +13,12 @@ use bursar_budgets::{Bytes, Class, Segment, Workspace};
 use bursar_kernels::{Backend, Cpu, KernelError, KvLayer, Scope, Tally, Tensor};
 use bursar_model::{
     Model,
-    blocks::decoder::StepCaches,
+    blocks::decoder::{SCORE_ROWS, StepCaches},
     checkpoint::{Checkpoint, CheckpointSource},
     flow::{Patches, StepBatch},
 };
 
-pub use golden::{Case, greatest, picture, relative_error};
+pub use golden::{Case, greatest, picture, relative_error, video};
 pub use memory::Memory;
 pub use run::{Run, alone, assert_recorded_answer, assert_same_run, prefixes, together};
 pub use sequence::{Sequence, Share};
@@ -143,8 +143,8 @@ impl Bench {
 
     /// A sequence at the start of its prompt, in blocks that lie apart and in disorder.
     pub fn sequence(&self, case: &Case, picture_rows: &[Vec<u32>]) -> Sequence {
-        let grids: Vec<_> = case.patches.iter().map(|patches| patches.grid).collect();
-        let layout = self.model.config().lay_out(case.prompt_ids(&self.checkpoint), &grids).expect("it is laid out");
+        let ids = case.prompt_ids(&self.checkpoint);
+        let layout = self.model.config().lay_out(ids, &case.visuals).expect("it is laid out");
         let blocks = Sequence::blocks_for(layout.tokens.len());
         let mut free = self.free_blocks.borrow_mut();
         let kept = free.len() - blocks;
@@ -158,21 +158,32 @@ impl Bench {
 
     /// Runs one step over the next tokens of some sequences. Gives a row of logits for each share that wants one.
     pub fn step(&self, shares: &mut [Share<'_>]) -> Vec<Vec<f32>> {
+        self.step_and_score(shares).0
+    }
+
+    /// The same, and a row of logits for each token of a share that is scored.
+    pub fn step_and_score(&self, shares: &mut [Share<'_>]) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
         let pictures: Vec<_> = shares.iter().map(Share::pictures).collect();
         let parts: Vec<_> = shares.iter().zip(&pictures).map(|(share, pictures)| share.part(pictures)).collect();
         let batch = StepBatch::pack(&parts);
         let (layers, cache) = (self.layers(), self.cache());
         let caches = StepCaches { layers: &layers, pictures: Some(&cache) };
         let vocabulary = self.model.config().decoder().vocabulary;
+        let mut scores = Vec::new();
         let logits = self.pass(|scope| {
-            let logits = self.model.step(scope, &batch, &caches)?;
+            let logits = self.model.step(scope, &batch, &caches, |scope, rows| {
+                assert!(rows.rows() <= SCORE_ROWS);
+                scores.extend(scope.download::<f32>(rows)?);
+                Ok(())
+            })?;
             assert_eq!(logits.shape(), [batch.logit_rows.len(), vocabulary].into());
             scope.download::<f32>(&logits)
         });
         shares.iter_mut().for_each(Share::advance);
         let logits = logits.expect("the step runs");
-        assert!(logits.iter().all(|logit| logit.is_finite()), "poison reached the logits");
-        logits.chunks_exact(vocabulary).map(<[f32]>::to_vec).collect()
+        assert!(logits.iter().chain(&scores).all(|logit| logit.is_finite()), "poison reached the logits");
+        let rows = |logits: Vec<f32>| logits.chunks_exact(vocabulary).map(<[f32]>::to_vec).collect();
+        (rows(logits), rows(scores))
     }
 
     /// Runs the rest of the prompt in chunks of these sizes, again and again; gives the logits at each chunk's end.

@@ -23,6 +23,7 @@ pub struct Share<'a> {
     sequence: &'a mut Sequence,
     count: usize,
     wants_logits: bool,
+    is_scored: bool,
 }
 
 impl Sequence {
@@ -57,7 +58,7 @@ impl Sequence {
 
     /// The next `count` tokens, with logits of the last.
     pub fn share(&mut self, count: usize) -> Share<'_> {
-        Share { sequence: self, count, wants_logits: true }
+        Share { sequence: self, count, wants_logits: true, is_scored: false }
     }
 }
 
@@ -65,6 +66,11 @@ impl Share<'_> {
     /// The same without logits, as in the middle of a prompt.
     pub fn without_logits(self) -> Self {
         Share { wants_logits: false, ..self }
+    }
+
+    /// The same with the logits of all its tokens as scores.
+    pub fn scored(self) -> Self {
+        Share { is_scored: true, ..self }
     }
 
     fn chunk(&self) -> Range<usize> {
@@ -93,6 +99,7 @@ impl Share<'_> {
             blocks: &self.sequence.blocks,
             pictures,
             wants_logits: self.wants_logits,
+            scored: 0..if self.is_scored { self.count } else { 0 },
         }
     }
 

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use bursar_model::sampling::{Sampler, SamplingParams};
+use bursar_model::{
+    flow::{PictureContent, PictureHash, PrefixKeys},
+    sampling::{Sampler, SamplingParams},
+};
 
 use super::*;
 use crate::{kv::KvCore, scheduler::PicturePlace};
@@ -25,7 +28,10 @@ fn sequence(id: u64, prompt: usize, tokens_max: usize) -> NewSequence {
         tokens_max,
         pictures: Vec::new(),
         stop_tokens: [STOP].into(),
-        sampler: Arc::new(Sampler::new(SamplingParams::default()).expect("greedy")),
+        prefix: PrefixKeys::default(),
+        group: None,
+        score_prompt: None,
+        sampler: Arc::new(Sampler::new(SamplingParams::default(), 100_000).expect("greedy")),
     }
 }
 
@@ -56,6 +62,9 @@ impl Bed {
                     sequences.iter().for_each(|id| self.kv.release(*id));
                     self.heard.push(Effect::Release(sequences));
                 }
+                Effect::Name(filled) => filled.iter().for_each(|filled| self.kv.name(filled)),
+                // That nothing was found is no news.
+                Effect::Found(_, 0) => {}
                 effect => self.heard.push(effect),
             }
         }
@@ -319,7 +328,7 @@ fn pictures_are_cut_where_chunks_are() {
     // The second picture lies over the first border, the third over the second; two are the same picture.
     let place = |tokens: std::ops::Range<usize>, first: u32| PicturePlace {
         cache_rows: (first..).take(tokens.len()).collect(),
-        tokens,
+        content: PictureContent { tokens, hash: PictureHash([first as u8; 32]) },
     };
     spec.pictures = vec![place(2..4, 50), place(8..13, 70), place(18..23, 70)];
     bed.admit(spec);
@@ -355,4 +364,116 @@ fn a_sequence_that_fills_the_pool_alone_runs_to_its_end() {
         bed.stepped(5);
     }
     bed.assert_all_home();
+}
+
+/// A sequence whose tokens are those of every other of this kind.
+fn alike(id: u64, prompt: usize, tokens_max: usize) -> NewSequence {
+    NewSequence { id: SequenceId(id), ..sequence(7, prompt, tokens_max) }
+}
+
+#[test]
+fn who_begins_as_another_did_computes_only_the_rest() {
+    let mut bed = Bed::new(limits(4, 64, 16));
+    bed.admit(alike(1, 40, 2)).stepped(5);
+    bed.admit(alike(2, 40, 2));
+    assert_eq!(bed.parts(), [1], "the first decodes");
+    bed.stepped(5);
+    assert_eq!(bed.parts(), [8], "32 of 40 tokens are there");
+    let batch = &bed.running.as_ref().expect("a step").batch;
+    assert_eq!((batch.tokens[0], batch.context_lengths[0], batch.block_tables[..2].to_vec()), (7032, 40, vec![0, 1]));
+    bed.stepped(5).stepped(5);
+    assert!(bed.heard().contains(&Effect::Found(SequenceId(2), 32)));
+    bed.admit(alike(3, 40, 1));
+    assert_eq!(bed.parts(), [8], "long after both have ended");
+    bed.stepped(5);
+    bed.assert_all_home();
+}
+
+#[test]
+fn a_reply_is_found_again_by_the_turn_that_follows_it() {
+    let mut bed = Bed::new(limits(1, 64, 16));
+    bed.admit(sequence(1, 20, 20));
+    (0..20).for_each(|_| _ = bed.stepped(5));
+    let mut second = sequence(1, 20, 1);
+    second.id = SequenceId(2);
+    second.tokens.extend([5; 25]);
+    second.positions.extend((20..45).map(|position| [position; 3]));
+    bed.admit(second);
+    // The last token of the reply was never run, so its block is not whole.
+    assert_eq!(bed.parts(), [45 - 32]);
+    bed.stepped(5);
+    bed.assert_all_home();
+}
+
+#[test]
+fn what_is_found_though_the_rest_must_wait_is_not_written_again() {
+    let mut bed = Bed::new(limits(4, 80, 6));
+    bed.admit(alike(1, 40, 30)).stepped(5);
+    // The second takes two of the first's blocks and one more; the third finds no room and the second is preempted.
+    bed.admit(alike(2, 40, 20)).admit(sequence(3, 40, 3));
+    for _ in 0..200 {
+        let Some(plan) = &bed.running else { break };
+        let mut written: Vec<_> = plan.batch.slots.iter().map(|slot| slot / BLOCK_TOKENS as u32).collect();
+        written.dedup();
+        for (part, id) in plan.parts.iter().enumerate() {
+            let others = (0..plan.parts.len()).filter(|other| *other != part);
+            let table = |part: usize| {
+                let length = plan.batch.context_lengths[part] as usize;
+                plan.batch.block_tables[part * plan.batch.blocks_max()..][..length.div_ceil(BLOCK_TOKENS)].to_vec()
+            };
+            let own: Vec<_> = table(part);
+            let shared = others.flat_map(table).filter(|block| own.contains(block));
+            assert!(shared.into_iter().all(|block| !written.contains(&block)), "{id} writes what another reads");
+        }
+        bed.stepped(5);
+    }
+    bed.assert_all_home();
+}
+
+#[test]
+fn a_scored_prompt_is_scored_once_in_whatever_chunks_and_however_often_it_is_computed() {
+    let mut bed = Bed::new(limits(2, 10, 5));
+    bed.admit(sequence(1, 30, 40));
+    for _ in 0..3 {
+        bed.stepped(5);
+    }
+    let scored = NewSequence { score_prompt: Some(3), ..sequence(2, 33, 3) };
+    bed.admit(scored.clone());
+    let mut heard: Vec<(usize, u32)> = Vec::new();
+    for _ in 0..200 {
+        let Some(plan) = &bed.running else { break };
+        assert_eq!(plan.batch.score_rows.len(), plan.scored.iter().map(|scored| scored.tokens.len()).sum::<usize>());
+        for scored in &plan.scored {
+            assert_eq!((scored.sequence, scored.top), (SequenceId(2), 3));
+            heard.extend((scored.first..).zip(scored.tokens.iter().copied()));
+        }
+        bed.stepped(5);
+    }
+    let expected: Vec<_> = (1..33).zip(scored.tokens[1..].iter().copied()).collect();
+    assert_eq!(heard, expected, "each token but the first, once, in order");
+    bed.assert_all_home();
+}
+
+#[test]
+fn a_prompt_that_is_to_be_scored_is_computed_even_if_it_is_there() {
+    let mut bed = Bed::new(limits(2, 64, 16));
+    bed.admit(alike(1, 40, 1)).stepped(5);
+    bed.admit(NewSequence { score_prompt: Some(0), ..alike(2, 40, 1) });
+    assert_eq!(bed.parts(), [40]);
+    assert_eq!(bed.running.as_ref().expect("a step").batch.score_rows.len(), 39);
+    bed.stepped(5);
+    bed.assert_all_home();
+}
+
+#[test]
+fn samples_of_one_prompt_are_let_in_together_where_strangers_are_not() {
+    // The pool holds one prompt of 96 tokens and four replies, but not two prompts.
+    let run = |group: Option<u64>| {
+        let mut bed = Bed::new(limits(8, 128, 14));
+        let sample = |id| NewSequence { group, ..alike(id, 97, 12) };
+        bed.admit(sample(1)).stepped(5);
+        bed.admit(sample(2)).admit(sample(3)).admit(sample(4)).stepped(5);
+        bed.running.as_ref().expect("a step").parts.len()
+    };
+    assert_eq!((run(Some(1)), run(None)), (4, 1));
 }

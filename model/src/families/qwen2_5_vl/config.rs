@@ -17,6 +17,8 @@ pub struct Config {
     pub vision: VisionConfig,
     /// The token that stands for one merged patch of a picture.
     pub image_token: u32,
+    /// The token that stands for one merged patch of a video's step; none if the checkpoint has no word for videos.
+    pub video_token: Option<u32>,
 }
 
 /// The numbers that define the vision tower.
@@ -41,6 +43,9 @@ pub struct VisionConfig {
     pub spatial_merge_size: usize,
     /// Frames that a patch spans.
     pub temporal_patch_size: usize,
+    /// Positions along the time axis that a second of a video takes.
+    #[serde(default = "tokens_per_second")]
+    pub tokens_per_second: usize,
     /// Pixels along a side of an attention window.
     pub window_size: usize,
     /// Layers whose attention covers the whole picture.
@@ -54,6 +59,11 @@ pub struct VisionConfig {
 
 fn colours() -> usize {
     3
+}
+
+/// What transformers assumes when the file names none.
+fn tokens_per_second() -> usize {
+    4
 }
 
 fn silu() -> String {
@@ -123,11 +133,12 @@ impl VisionConfig {
         ConfigError::check_size("vision_config.in_channels", self.in_channels, 16)?;
         ConfigError::check_size("vision_config.patch_size", self.patch_size, 256)?;
         ConfigError::check_size("vision_config.spatial_merge_size", self.spatial_merge_size, 16)?;
+        ConfigError::check_size("vision_config.tokens_per_second", self.tokens_per_second, 1 << 10)?;
         ConfigError::check_size("vision_config.temporal_patch_size", self.temporal_patch_size, 16)
     }
 
-    /// Refuses an image processor that cuts other patches than the tower reads.
-    fn check_processor(&self, processor: &ImageProcessorConfig) -> Result<(), ConfigError> {
+    /// Refuses a processor, of `what`, that cuts other patches than the tower reads.
+    fn check_processor(&self, what: &str, processor: &ImageProcessorConfig) -> Result<(), ConfigError> {
         let pairs = [
             ("patch_size", self.patch_size, processor.patch_size),
             ("spatial_merge_size", self.spatial_merge_size, processor.merge_size),
@@ -137,15 +148,19 @@ impl VisionConfig {
         match pairs.iter().find(|(_, tower, processor)| *tower != *processor as usize) {
             None => Ok(()),
             Some((field, tower, processor)) => Err(ConfigError::Contradiction(format!(
-                "vision_config.{field} is {tower}, but the image processor's is {processor}"
+                "vision_config.{field} is {tower}, but the {what} processor's is {processor}"
             ))),
         }
     }
 }
 
 impl Config {
-    /// Reads `config.json`, and holds the checkpoint's image processor against it.
-    pub fn read(config: &Value, processor: Option<&ImageProcessorConfig>) -> Result<Self, ConfigError> {
+    /// Reads `config.json`, and holds the checkpoint's processors of pictures and of videos against it.
+    pub fn read(
+        config: &Value,
+        processor: Option<&ImageProcessorConfig>,
+        videos: Option<&ImageProcessorConfig>,
+    ) -> Result<Self, ConfigError> {
         let processor = processor.ok_or_else(|| {
             ConfigError::Contradiction("the model takes pictures, but there is no preprocessor_config.json".to_owned())
         })?;
@@ -153,6 +168,7 @@ impl Config {
         struct Fields {
             vision_config: VisionConfig,
             image_token_id: u32,
+            video_token_id: Option<u32>,
         }
         let mut fields: Fields = serde_json::from_value(config.clone())?;
         if let Some(channels) = fields.vision_config.in_chans {
@@ -160,13 +176,20 @@ impl Config {
         }
         let decoder = DecoderConfig::read(config)?;
         fields.vision_config.check(decoder.hidden)?;
-        fields.vision_config.check_processor(processor)?;
-        if fields.image_token_id as usize >= decoder.vocabulary {
-            return Err(ConfigError::Contradiction(format!(
-                "image_token_id is {}, but vocab_size is {}",
-                fields.image_token_id, decoder.vocabulary
-            )));
+        fields.vision_config.check_processor("image", processor)?;
+        videos.map_or(Ok(()), |videos| fields.vision_config.check_processor("video", videos))?;
+        let (image_token, video_token) = (fields.image_token_id, fields.video_token_id);
+        for (field, token) in [("image_token_id", Some(image_token)), ("video_token_id", video_token)] {
+            if let Some(token) = token.filter(|token| *token as usize >= decoder.vocabulary) {
+                let vocabulary = decoder.vocabulary;
+                let text = format!("{field} is {token}, but vocab_size is {vocabulary}");
+                return Err(ConfigError::Contradiction(text));
+            }
         }
-        Ok(Config { decoder, vision: fields.vision_config, image_token: fields.image_token_id })
+        if video_token == Some(image_token) {
+            let text = format!("image_token_id and video_token_id are both {image_token}");
+            return Err(ConfigError::Contradiction(text));
+        }
+        Ok(Config { decoder, vision: fields.vision_config, image_token, video_token })
     }
 }

@@ -7,7 +7,7 @@ mod vision;
 mod windows;
 
 pub use config::Config;
-pub use placeholder::lay_out;
+pub use placeholder::{Placeholders, lay_out};
 pub use vision::{PictureBatch, VisionTower};
 
 use crate::{

@@ -1,38 +1,134 @@
-//! Where pictures stand in a prompt: one placeholder token a merged patch, and positions in three axes.
+//! Where pictures and videos stand in a prompt: one placeholder token a merged patch, and positions in three axes.
 
-use crate::flow::{Grid, LayoutError, PictureSpan, PromptLayout};
+use super::Config;
+use crate::flow::{Grid, LayoutError, PictureSpan, PromptLayout, VisualGrid};
 
-/// Lets each single image token of `tokens` grow to as many as its picture has embeddings, and gives every token its
-/// position: text moves along all axes at once; a picture spans rows and columns, and text goes on after its largest
-/// position (arXiv 2409.12191, section 2.1).
-pub fn lay_out(tokens: &[u32], grids: &[Grid], image_token: u32, merge: usize) -> Result<PromptLayout, LayoutError> {
+/// What placeholders look like and how far they reach.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placeholders {
+    /// Stands for pictures.
+    pub image: u32,
+    /// Stands for videos, if the checkpoint has a word for them.
+    pub video: Option<u32>,
+    /// Patches along a side of a merged patch.
+    pub merge: usize,
+    /// Frames of a step of time.
+    pub temporal: usize,
+    /// Positions along the time axis that a second takes.
+    pub tokens_per_second: usize,
+}
+
+/// Further along the time axis than this nothing goes: an f32, which rotary angles are computed in, counts no further.
+const TIME_MAX: f64 = (1u32 << 24) as f64;
+
+impl Placeholders {
+    /// Those of a configuration.
+    pub fn of(config: &Config) -> Self {
+        Placeholders {
+            image: config.image_token,
+            video: config.video_token,
+            merge: config.vision.spatial_merge_size,
+            temporal: config.vision.temporal_patch_size,
+            tokens_per_second: config.vision.tokens_per_second,
+        }
+    }
+
+    /// Where a step stands on the time axis, from the video's first: `tokens_per_second` a second, rounded down (arXiv
+    /// 2502.13923, section 2.1.2). transformers 5.17 cuts the seconds of a step to a whole number first, so that the
+    /// steps of a video of more than `temporal` frames a second fall together; the release did not, and transformers
+    /// does not since its pull request 48669. One division of whole numbers: no rounding below a whole position.
+    fn time(&self, step: usize, frames_per_second: f64) -> u32 {
+        let seconds_times_rate = (step * self.temporal * self.tokens_per_second) as f64;
+        (seconds_times_rate / frames_per_second).clamp(0.0, TIME_MAX) as u32
+    }
+}
+
+/// Lets each single placeholder of `tokens` grow to as many as its picture or video has embeddings, and gives every
+/// token its position: text moves along all axes at once, a picture spans rows and columns, a video spans time as well.
+/// The n-th image token stands for the n-th picture of `visuals`, and the n-th video token for the n-th video.
+///
+/// Text goes on behind the largest position of what it follows, on whichever axis that is. So it was when the model was
+/// trained (`get_rope_index` of transformers' pull request 35569, by its authors) and so it is in vLLM; transformers 5.17
+/// lets text begin beside a video's later steps.
+pub fn lay_out(tokens: &[u32], visuals: &[VisualGrid], words: &Placeholders) -> Result<PromptLayout, LayoutError> {
+    let (pictures, videos) = by_kind(visuals);
+    if let (None, false) = (words.video, videos.is_empty()) {
+        return Err(LayoutError::NoVideos { videos: videos.len() });
+    }
+    let (mut pictures_left, mut videos_left) = (pictures.iter(), videos.iter());
     let mut layout = PromptLayout::default();
-    let mut next = 0u32;
-    let mut pictures = grids.iter();
+    let mut next = 0;
     for token in tokens {
-        if *token != image_token {
+        if *token == words.image {
+            let (first, grid) =
+                pictures_left.next().ok_or(LayoutError::MorePlaceholders { pictures: pictures.len() })?;
+            layout.push_step(*first, *token, grid, [next; 3], words.merge);
+            next = layout.behind();
+        } else if Some(*token) == words.video {
+            let placeholders = || tokens.iter().filter(|token| Some(**token) == words.video).count();
+            let (first, step, steps, frames_per_second) = videos_left
+                .next()
+                .ok_or_else(|| LayoutError::VideoPlaceholders { placeholders: placeholders(), videos: videos.len() })?;
+            for index in 0..*steps {
+                let begin = [next + words.time(index, *frames_per_second), next, next];
+                layout.push_step(first + index, *token, step, begin, words.merge);
+            }
+            next = layout.behind();
+        } else {
             layout.tokens.push(*token);
             layout.positions.push([next; 3]);
             next += 1;
-            continue;
         }
-        let picture = layout.pictures.len();
-        let grid = pictures.next().ok_or(LayoutError::MorePlaceholders { pictures: grids.len() })?;
-        let (rows, columns) = (grid.h as usize / merge, grid.w as usize / merge);
-        let first = layout.tokens.len();
-        for place in 0..grid.t as usize * rows * columns {
-            let (frame, row, column) = (place / (rows * columns), place / columns % rows, place % columns);
-            layout.tokens.push(image_token);
-            layout.positions.push([frame, row, column].map(|offset| next + offset as u32));
-        }
-        layout.pictures.push(PictureSpan { picture, tokens: first..layout.tokens.len() });
-        next += grid.t.max(rows as u32).max(columns as u32);
     }
-    if layout.pictures.len() != grids.len() {
-        return Err(LayoutError::FewerPlaceholders { placeholders: layout.pictures.len(), pictures: grids.len() });
+    if pictures_left.len() > 0 {
+        let placeholders = pictures.len() - pictures_left.len();
+        return Err(LayoutError::FewerPlaceholders { placeholders, pictures: pictures.len() });
+    }
+    if videos_left.len() > 0 {
+        let placeholders = videos.len() - videos_left.len();
+        return Err(LayoutError::VideoPlaceholders { placeholders, videos: videos.len() });
     }
     layout.next_position = next;
     Ok(layout)
+}
+
+/// A video with the index of its first step.
+type PlacedVideo = (usize, Grid, usize, f64);
+
+/// Pictures and videos, each with its index (a video: its first step's) among all pictures that the encoder is asked
+/// for.
+fn by_kind(visuals: &[VisualGrid]) -> (Vec<(usize, Grid)>, Vec<PlacedVideo>) {
+    let (mut pictures, mut videos) = (Vec::new(), Vec::new());
+    let mut first = 0;
+    for visual in visuals {
+        match *visual {
+            VisualGrid::Image(grid) => pictures.push((first, grid)),
+            VisualGrid::Video { step, steps, frames_per_second } => {
+                videos.push((first, step, steps, frames_per_second));
+            }
+        }
+        first += visual.pictures();
+    }
+    (pictures, videos)
+}
+
+impl PromptLayout {
+    /// The first position behind all that the last picture or step spans. Its last merged patch is the furthest on each
+    /// axis, and of a video the last step.
+    fn behind(&self) -> u32 {
+        self.positions.last().into_iter().flatten().max().map_or(0, |largest| largest + 1)
+    }
+
+    /// A picture, or a step of a video, whose first merged patch stands at `begin`.
+    fn push_step(&mut self, picture: usize, token: u32, grid: &Grid, begin: [u32; 3], merge: usize) {
+        let (rows, columns) = (grid.h / merge as u32, grid.w / merge as u32);
+        let first = self.tokens.len();
+        for (row, column) in (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column))) {
+            self.tokens.push(token);
+            self.positions.push([begin[0], begin[1] + row, begin[2] + column]);
+        }
+        self.pictures.push(PictureSpan { picture, tokens: first..self.tokens.len() });
+    }
 }
 
 #[cfg(test)]
@@ -40,11 +136,24 @@ mod tests {
     use super::*;
 
     const IMAGE: u32 = 99;
+    const VIDEO: u32 = 98;
+
+    fn words() -> Placeholders {
+        Placeholders { image: IMAGE, video: Some(VIDEO), merge: 2, temporal: 2, tokens_per_second: 2 }
+    }
+
+    fn still(h: u32, w: u32) -> Grid {
+        Grid { t: 1, h, w }
+    }
+
+    fn film(steps: usize, frames_per_second: f64) -> VisualGrid {
+        VisualGrid::Video { step: still(2, 4), steps, frames_per_second } // 1 x 2 embeddings a step
+    }
 
     #[test]
     fn text_goes_on_after_the_largest_position_of_a_picture() {
-        let grid = Grid { t: 1, h: 4, w: 6 }; // 2 x 3 embeddings
-        let layout = lay_out(&[1, IMAGE, 2], &[grid], IMAGE, 2).unwrap();
+        let grid = VisualGrid::Image(still(4, 6)); // 2 x 3 embeddings
+        let layout = lay_out(&[1, IMAGE, 2], &[grid], &words()).unwrap();
         assert_eq!(layout.tokens, [1, 99, 99, 99, 99, 99, 99, 2]);
         assert_eq!(layout.pictures, [PictureSpan { picture: 0, tokens: 1..7 }]);
         assert_eq!(layout.positions[1..7], [[1, 1, 1], [1, 1, 2], [1, 1, 3], [1, 2, 1], [1, 2, 2], [1, 2, 3]]);
@@ -52,15 +161,58 @@ mod tests {
     }
 
     #[test]
-    fn placeholders_and_pictures_must_match() {
-        let grid = Grid { t: 1, h: 2, w: 2 };
-        assert!(matches!(
-            lay_out(&[IMAGE, IMAGE], &[grid], IMAGE, 2),
-            Err(LayoutError::MorePlaceholders { pictures: 1 })
-        ));
-        assert!(matches!(
-            lay_out(&[1], &[grid], IMAGE, 2),
-            Err(LayoutError::FewerPlaceholders { placeholders: 0, pictures: 1 })
-        ));
+    fn a_video_stands_in_one_run_and_its_steps_follow_the_clock() {
+        let layout = lay_out(&[7, VIDEO, 8], &[film(3, 1.0)], &words()).unwrap();
+        assert_eq!(layout.tokens, [7, 98, 98, 98, 98, 98, 98, 8]);
+        let spans = [1..3, 3..5, 5..7].into_iter().enumerate();
+        let spans: Vec<_> = spans.map(|(picture, tokens)| PictureSpan { picture, tokens }).collect();
+        assert_eq!(layout.pictures, spans);
+        // Two seconds a step, two positions a second.
+        assert_eq!(layout.positions[1..7], [[1, 1, 1], [1, 1, 2], [5, 1, 1], [5, 1, 2], [9, 1, 1], [9, 1, 2]]);
+        // Text goes on behind the last step's time.
+        assert_eq!((layout.positions[7], layout.next_position), ([10, 10, 10], 11));
+    }
+
+    #[test]
+    fn fractions_of_a_position_add_up_before_they_are_cut() {
+        let times = |frames_per_second| {
+            let layout = lay_out(&[VIDEO], &[film(4, frames_per_second)], &words()).unwrap();
+            [0, 2, 4, 6].map(|token| layout.positions[token][0])
+        };
+        assert_eq!(times(3.0), [0, 1, 2, 4]);
+        assert_eq!(times(8.0), [0, 0, 1, 1]);
+        assert_eq!(times(24.0), [0, 0, 0, 0]);
+        // 0.6 has no exact double, yet nothing falls below the whole.
+        assert_eq!(times(0.6), [0, 6, 13, 20]);
+        assert_eq!(times(f64::MIN_POSITIVE), [0, 1 << 24, 1 << 24, 1 << 24]);
+    }
+
+    #[test]
+    fn pictures_and_videos_are_counted_apart_and_numbered_together() {
+        let picture = VisualGrid::Image(still(2, 2));
+        // The template shows the video first, the request names the picture first.
+        let layout = lay_out(&[VIDEO, IMAGE, VIDEO], &[picture, film(2, 2.0), film(1, 2.0)], &words()).unwrap();
+        let numbers: Vec<usize> = layout.pictures.iter().map(|span| span.picture).collect();
+        assert_eq!(numbers, [1, 2, 0, 3]);
+        assert_eq!(layout.tokens, [98, 98, 98, 98, 99, 98, 98]);
+    }
+
+    #[test]
+    fn placeholders_pictures_and_videos_must_match() {
+        let picture = VisualGrid::Image(still(2, 2));
+        let refused = |tokens: &[u32], visuals: &[VisualGrid]| lay_out(tokens, visuals, &words()).unwrap_err();
+        assert_eq!(refused(&[IMAGE, IMAGE], &[picture]), LayoutError::MorePlaceholders { pictures: 1 });
+        assert_eq!(refused(&[1], &[picture]), LayoutError::FewerPlaceholders { placeholders: 0, pictures: 1 });
+        assert_eq!(
+            refused(&[VIDEO, VIDEO], &[film(1, 2.0)]),
+            LayoutError::VideoPlaceholders { placeholders: 2, videos: 1 }
+        );
+        assert_eq!(refused(&[IMAGE], &[film(1, 2.0)]), LayoutError::MorePlaceholders { pictures: 0 });
+        assert_eq!(
+            refused(&[VIDEO], &[film(1, 2.0), film(1, 2.0)]),
+            LayoutError::VideoPlaceholders { placeholders: 1, videos: 2 }
+        );
+        let mute = Placeholders { video: None, ..words() };
+        assert_eq!(lay_out(&[VIDEO], &[film(1, 2.0)], &mute), Err(LayoutError::NoVideos { videos: 1 }));
     }
 }

@@ -1,0 +1,160 @@
+//! How a reply is generated: what a chat may ask for beside what it says. What is not said is as the checkpoint's
+//! `generation_config.json` has it.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use bursar_model::sampling::{OutputFormat, SamplingParams};
+
+use super::Chat;
+
+/// What a chat says about its reply.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Generation {
+    pub(super) tokens_max: Option<usize>,
+    pub(super) tokens_min: usize,
+    pub(super) temperature: Option<f64>,
+    pub(super) top_p: Option<f64>,
+    pub(super) top_k: Option<usize>,
+    pub(super) min_p: Option<f64>,
+    pub(super) repetition_penalty: Option<f64>,
+    pub(super) presence_penalty: Option<f64>,
+    pub(super) frequency_penalty: Option<f64>,
+    pub(super) logit_bias: BTreeMap<u32, f64>,
+    pub(super) seed: Option<u64>,
+    pub(super) stop: Vec<String>,
+    pub(super) stop_tokens: Vec<u32>,
+    pub(super) ignores_end: bool,
+    pub(super) log_probabilities: Option<usize>,
+    pub(super) prompt_log_probabilities: Option<usize>,
+    pub(super) format: Option<OutputFormat>,
+    pub(super) deadline: Option<Duration>,
+}
+
+impl Generation {
+    /// The parameters of the reply, with what was not said taken from `defaults`.
+    pub(super) fn sampling(&self, defaults: &SamplingParams, seed: u64) -> SamplingParams {
+        SamplingParams {
+            temperature: self.temperature.unwrap_or(defaults.temperature),
+            top_p: self.top_p.unwrap_or(defaults.top_p),
+            top_k: self.top_k.unwrap_or(defaults.top_k),
+            min_p: self.min_p.unwrap_or(defaults.min_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(defaults.repetition_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(defaults.presence_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(defaults.frequency_penalty),
+            logit_bias: self.logit_bias.clone(),
+            seed,
+        }
+    }
+}
+
+impl Chat {
+    /// Tokens that the reply may have at most; by default as many as the context holds.
+    pub fn max_tokens(mut self, tokens: usize) -> Self {
+        self.generation.tokens_max = Some(tokens);
+        self
+    }
+
+    /// Tokens that the reply has at least: until then nothing ends it, neither the model nor a stop string.
+    pub fn min_tokens(mut self, tokens: usize) -> Self {
+        self.generation.tokens_min = tokens;
+        self
+    }
+
+    /// 0 takes the likeliest token; more makes less likely ones more likely.
+    pub fn temperature(mut self, temperature: f64) -> Self {
+        self.generation.temperature = Some(temperature);
+        self
+    }
+
+    /// Only the likeliest tokens that together reach this probability.
+    pub fn top_p(mut self, top_p: f64) -> Self {
+        self.generation.top_p = Some(top_p);
+        self
+    }
+
+    /// Only so many of the likeliest tokens.
+    pub fn top_k(mut self, top_k: usize) -> Self {
+        self.generation.top_k = Some(top_k);
+        self
+    }
+
+    /// Only tokens at least this times as likely as the likeliest.
+    pub fn min_p(mut self, min_p: f64) -> Self {
+        self.generation.min_p = Some(min_p);
+        self
+    }
+
+    /// Makes tokens of the prompt and the reply so far less likely (above 1) or more: logits are divided by it.
+    pub fn repetition_penalty(mut self, penalty: f64) -> Self {
+        self.generation.repetition_penalty = Some(penalty);
+        self
+    }
+
+    /// Taken once from the logit of each token that the reply has already; -2 to 2.
+    pub fn presence_penalty(mut self, penalty: f64) -> Self {
+        self.generation.presence_penalty = Some(penalty);
+        self
+    }
+
+    /// Taken from the logit of each token as often as the reply has it already; -2 to 2.
+    pub fn frequency_penalty(mut self, penalty: f64) -> Self {
+        self.generation.frequency_penalty = Some(penalty);
+        self
+    }
+
+    /// Added to the logit of this token; -100 to 100.
+    pub fn logit_bias(mut self, token: u32, bias: f64) -> Self {
+        self.generation.logit_bias.insert(token, bias);
+        self
+    }
+
+    /// Equal seeds give equal replies, whatever else is going on. Without one, sampled replies differ from each other.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.generation.seed = Some(seed);
+        self
+    }
+
+    /// The reply ends before this text.
+    pub fn stop(mut self, text: impl Into<String>) -> Self {
+        self.generation.stop.push(text.into());
+        self
+    }
+
+    /// The reply ends before this token, as it does before those that the checkpoint names.
+    pub fn stop_token(mut self, token: u32) -> Self {
+        self.generation.stop_tokens.push(token);
+        self
+    }
+
+    /// The tokens with which the model would end its reply do not: it goes on to `max_tokens`.
+    pub fn ignore_end(mut self) -> Self {
+        self.generation.ignores_end = true;
+        self
+    }
+
+    /// Log-probabilities of the reply's tokens come as events, each with so many of the likeliest: at most 20. They are
+    /// the model's own, before temperature and penalties.
+    pub fn log_probabilities(mut self, top: usize) -> Self {
+        self.generation.log_probabilities = Some(top);
+        self
+    }
+
+    /// Log-probabilities of the prompt's tokens come as the first event, likewise.
+    pub fn prompt_log_probabilities(mut self, top: usize) -> Self {
+        self.generation.prompt_log_probabilities = Some(top);
+        self
+    }
+
+    /// The reply has this form: it follows a JSON schema, matches a regular expression, and so on.
+    pub fn format(mut self, format: OutputFormat) -> Self {
+        self.generation.format = Some(format);
+        self
+    }
+
+    /// The reply must be complete within this time, from when it is asked for; else it ends with
+    /// [`ChatError::TooLate`](super::ChatError::TooLate).
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.generation.deadline = Some(deadline);
+        self
+    }
+}

@@ -1,0 +1,78 @@
+//! Samples of one prompt: the first computes it, the others wait and take its blocks and pictures.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::vision::PinnedPictures;
+
+/// What the first sample leaves to the others.
+#[derive(Clone)]
+pub(super) struct Lead {
+    /// Whose actors computed the prompt.
+    pub(super) generation: u64,
+    /// The prompt's pictures in the cache.
+    pub(super) pins: Option<Arc<PinnedPictures>>,
+}
+
+/// A sample's part among those of its prompt.
+pub(super) enum Part {
+    /// Alone, or not waiting and not waited for any more.
+    Alone,
+    /// Others wait for the prompt.
+    Leads(watch::Sender<Option<Lead>>),
+    /// Waits for the first.
+    Follows(watch::Receiver<Option<Lead>>),
+}
+
+impl Part {
+    /// The parts of so many samples.
+    pub(super) fn of(samples: usize) -> Vec<Part> {
+        if samples < 2 {
+            return (0..samples).map(|_| Part::Alone).collect();
+        }
+        let (leads, follows) = watch::channel(None);
+        let followers = (1..samples).map(|_| Part::Follows(follows.clone()));
+        std::iter::once(Part::Leads(leads)).chain(followers).collect()
+    }
+
+    /// The prompt is computed: whoever waits may go on.
+    pub(super) fn announce(&mut self, lead: impl FnOnce() -> Lead) {
+        if let Part::Leads(followers) = std::mem::replace(self, Part::Alone) {
+            followers.send_replace(Some(lead()));
+        }
+    }
+
+    /// Waits until the prompt is computed, or until whoever was to do that has gone.
+    pub(super) async fn wait(&mut self) -> Option<Lead> {
+        let Part::Follows(leader) = self else { return None };
+        let lead = leader.wait_for(Option::is_some).await.ok().and_then(|lead| lead.clone());
+        // What the first holds for others it holds until all have taken it.
+        *self = Part::Alone;
+        lead
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn followers_wait_for_the_word_and_for_no_one_who_has_gone() {
+        let mut parts = Part::of(3);
+        let mut second = parts.pop().expect("three");
+        let mut third = parts.pop().expect("three");
+        let mut first = parts.pop().expect("three");
+        first.announce(|| Lead { generation: 7, pins: None });
+        first.announce(|| unreachable!("said once"));
+        assert_eq!(second.wait().await.map(|lead| lead.generation), Some(7));
+        assert_eq!(third.wait().await.map(|lead| lead.generation), Some(7));
+        assert!(second.wait().await.is_none(), "nobody waits twice");
+
+        let mut parts = Part::of(2);
+        let mut second = parts.pop().expect("two");
+        drop(parts);
+        assert!(second.wait().await.is_none(), "the first has gone without a word");
+        assert!(Part::of(1).pop().expect("one").wait().await.is_none());
+    }
+}

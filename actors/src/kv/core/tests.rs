@@ -1,0 +1,172 @@
+//! Stories of blocks: who holds them, who shares them, what they still contain.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const A: SequenceId = SequenceId(1);
+const B: SequenceId = SequenceId(2);
+
+/// A sequence that is to grow to `tokens`, of which it holds those in its blocks.
+fn demand(sequence: SequenceId, held: usize, tokens: usize) -> Demand {
+    Demand { sequence, held, more: tokens - held, tokens, prefix: Vec::new() }
+}
+
+/// Keys of the whole blocks of `tokens` tokens that all begin as `name` does.
+fn keys(name: u32, tokens: usize) -> Vec<PrefixKey> {
+    let mut keys = bursar_model::flow::PrefixKeys::default();
+    keys.extend(&vec![name; tokens], &vec![[0; 3]; tokens], &[]);
+    keys.as_slice().to_vec()
+}
+
+/// A new sequence of `tokens` tokens that begins as all of this `name` do.
+fn alike(sequence: SequenceId, name: u32, tokens: usize, more: usize) -> Demand {
+    Demand { sequence, held: 0, more, tokens, prefix: keys(name, tokens - 1) }
+}
+
+fn filled(sequence: SequenceId, name: u32, tokens: usize) -> Filled {
+    Filled { sequence, first: 0, keys: keys(name, tokens) }
+}
+
+fn blocks(allotment: &Allotment) -> Vec<(SequenceId, Vec<u32>)> {
+    allotment.tables.iter().map(|table| (table.sequence, table.blocks.clone())).collect()
+}
+
+#[test]
+fn a_sequence_takes_a_block_only_when_it_outgrows_the_last() {
+    let mut kv = KvCore::new(4);
+    assert_eq!(blocks(&kv.allot(&[demand(A, 0, 16)])), [(A, vec![0])]);
+    assert_eq!(blocks(&kv.allot(&[demand(A, 16, 17), demand(B, 0, 1)])), [(A, vec![0, 1]), (B, vec![2])]);
+    assert_eq!(blocks(&kv.allot(&[demand(A, 17, 32)])), [(A, vec![0, 1])]);
+}
+
+#[test]
+fn a_demand_that_cannot_be_met_takes_nothing_and_is_not_overtaken() {
+    let mut kv = KvCore::new(3);
+    let allotment = kv.allot(&[demand(A, 0, 20), demand(B, 0, 40), demand(SequenceId(3), 0, 1)]);
+    assert_eq!(blocks(&allotment), [(A, vec![0, 1])]);
+    assert_eq!((allotment.short_by, kv.free_blocks()), (2, 1));
+}
+
+#[test]
+fn who_begins_as_another_did_takes_its_blocks_and_computes_the_rest() {
+    let mut kv = KvCore::new(8);
+    kv.allot(&[demand(A, 0, 40)]);
+    kv.name(&filled(A, 7, 40));
+    let table = &kv.allot(&[alike(B, 7, 40, 40)]).tables[0];
+    assert_eq!((table.held, &table.blocks), (32, &vec![0, 1, 3]), "the begun block of A is not shared");
+    assert_eq!(kv.free_blocks(), 4);
+    kv.release(A);
+    assert_eq!(kv.free_blocks(), 5, "the shared ones are still held by B");
+    kv.release(B);
+    assert_eq!(kv.usage(), KvUse { blocks: 8, held: 0, cached: 2 });
+}
+
+#[test]
+fn blocks_that_nobody_holds_serve_again_until_their_place_is_needed() {
+    let mut kv = KvCore::new(3);
+    kv.allot(&[demand(A, 0, 33)]);
+    kv.name(&filled(A, 7, 33));
+    kv.release(A);
+    assert_eq!(kv.usage().cached, 2);
+    let again = kv.allot(&[alike(A, 7, 33, 33)]);
+    assert_eq!(again.tables[0].held, 32);
+    kv.release(A);
+    // Another needs two blocks: the blank one, and of the cached ones that of the end.
+    kv.allot(&[demand(B, 0, 32)]);
+    kv.release(B);
+    assert_eq!(kv.allot(&[alike(A, 7, 33, 33)]).tables[0].held, 16, "the beginning is still there");
+}
+
+#[test]
+fn even_a_sequence_that_is_all_there_has_a_token_to_compute() {
+    let mut kv = KvCore::new(4);
+    kv.allot(&[demand(A, 0, 32)]);
+    kv.name(&filled(A, 7, 32));
+    let table = &kv.allot(&[alike(B, 7, 32, 32)]).tables[0];
+    assert_eq!((table.held, table.blocks.len()), (16, 2));
+    assert_ne!(table.blocks[1], 1, "the last block is written again, so it must be one of its own");
+}
+
+#[test]
+fn shared_blocks_are_not_counted_on_to_make_room() {
+    let mut kv = KvCore::new(3);
+    kv.allot(&[demand(A, 0, 32)]);
+    kv.name(&filled(A, 7, 32));
+    kv.release(A);
+    // Two of three free blocks are those it shares: it would need two more.
+    let allotment = kv.allot(&[alike(B, 7, 64, 64)]);
+    assert_eq!((allotment.tables.len(), allotment.short_by), (0, 1));
+    assert_eq!(kv.usage(), KvUse { blocks: 3, held: 0, cached: 2 }, "and nothing has changed");
+}
+
+#[test]
+fn two_that_computed_the_same_keep_their_own_and_one_is_shared_on() {
+    let mut kv = KvCore::new(6);
+    kv.allot(&[demand(A, 0, 17), demand(B, 0, 17)]);
+    kv.name(&filled(A, 7, 17));
+    kv.name(&filled(B, 7, 17));
+    assert_eq!(kv.allot(&[alike(SequenceId(3), 7, 17, 17)]).tables[0].blocks[0], 0);
+    kv.release(B);
+    assert_eq!(kv.usage().cached, 0, "what B computed is there twice, and its own is blank again");
+}
+
+#[test]
+fn a_step_that_others_have_saved_a_part_of_asks_for_no_more_than_is_left() {
+    let mut kv = KvCore::new(8);
+    kv.allot(&[demand(A, 0, 48)]);
+    kv.name(&filled(A, 7, 48));
+    // It has 50 tokens, and the step has room for 20; 48 of them are there.
+    let table = &kv.allot(&[alike(B, 7, 50, 20)]).tables[0];
+    assert_eq!((table.held, table.blocks.len()), (48, 4));
+}
+
+proptest! {
+    /// Against a model that only remembers what was written where: whoever is told that tokens are held finds the
+    /// content of its own beginning in its blocks, no block of one is written by another, and none is lost.
+    #[test]
+    fn no_block_is_lost_or_given_twice_and_content_is_what_its_name_says(
+        steps in proptest::collection::vec((0u8..3, 0u64..6, 1usize..90, 0u32..3), 1..120),
+    ) {
+        let mut kv = KvCore::new(12);
+        // What each block contains: its name and which block of a sequence it is.
+        let mut content: Vec<Option<(u32, usize)>> = vec![None; 12];
+        let mut alive: BTreeMap<u64, (u32, usize)> = BTreeMap::new();
+        for (kind, number, tokens, name) in steps {
+            let sequence = SequenceId(number);
+            if kind == 0 {
+                kv.release(sequence);
+                alive.remove(&number);
+                continue;
+            }
+            let (name, held) = alive.get(&number).copied().unwrap_or((name, 0));
+            if tokens <= held {
+                continue;
+            }
+            let mut wanted = demand(sequence, held, tokens);
+            if held == 0 {
+                wanted.prefix = keys(name, tokens - 1);
+            }
+            let allotment = kv.allot(&[wanted]);
+            let Some(table) = allotment.tables.first() else {
+                prop_assert!(allotment.short_by > 0);
+                continue;
+            };
+            prop_assert_eq!(table.blocks.len(), tokens.div_ceil(BLOCK_TOKENS));
+            prop_assert!(table.held >= held && table.held < tokens);
+            for (place, block) in table.blocks.iter().enumerate().take(table.held / BLOCK_TOKENS) {
+                prop_assert_eq!(content[*block as usize], Some((name, place)));
+            }
+            for place in table.held / BLOCK_TOKENS..table.blocks.len() {
+                content[table.blocks[place] as usize] = Some((name, place));
+            }
+            alive.insert(number, (name, tokens));
+            kv.name(&Filled { sequence, first: 0, keys: keys(name, tokens) });
+            let held: BTreeSet<u32> = alive
+                .keys()
+                .flat_map(|number| kv.tables[&SequenceId(*number)].clone())
+                .collect();
+            prop_assert_eq!(kv.free_blocks() + held.len(), kv.blocks());
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! Prefix keys: names for the content of blocks of keys and values, by everything that decides it.
+
+use std::{fmt, ops::Range};
+
+use bursar_kernels::BLOCK_TOKENS;
+
+use super::{POSITION_AXES, PictureHash};
+
+/// Names what a whole block holds, and with it all that stands before it in its sequence: equal keys mean equal keys
+/// and values. BLAKE3, for the reason that [`PictureHash`] is: who could make a collision could read another's prompt.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PrefixKey([u8; 32]);
+
+impl fmt::Debug for PrefixKey {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, ..] = self.0;
+        write!(formatter, "PrefixKey({a:02x}{b:02x}{c:02x}{d:02x}..)")
+    }
+}
+
+/// A picture among the tokens of a sequence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PictureContent {
+    /// Which tokens it stands for.
+    pub tokens: Range<usize>,
+    /// What it shows.
+    pub hash: PictureHash,
+}
+
+/// The keys of a sequence's whole blocks, in order. They are a chain: each covers the one before.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PrefixKeys(Vec<PrefixKey>);
+
+impl PrefixKeys {
+    /// Names the blocks that have become whole. Arguments are of the whole sequence, one position a token, pictures in
+    /// the order of their tokens; what was named before must be as it was.
+    pub fn extend(&mut self, tokens: &[u32], positions: &[[u32; POSITION_AXES]], pictures: &[PictureContent]) {
+        assert_eq!(tokens.len(), positions.len(), "each token has a position");
+        for block in self.0.len()..tokens.len() / BLOCK_TOKENS {
+            let range = block * BLOCK_TOKENS..(block + 1) * BLOCK_TOKENS;
+            let mut content = Vec::with_capacity(512);
+            content.extend(self.0.last().iter().flat_map(|before| before.0));
+            content.extend(tokens[range.clone()].iter().flat_map(|token| token.to_le_bytes()));
+            content.extend(positions[range.clone()].iter().flatten().flat_map(|axis| axis.to_le_bytes()));
+            let shown = pictures.iter().filter(|p| p.tokens.start < range.end && p.tokens.end > range.start);
+            for picture in shown {
+                // Where the picture begins, seen from the block: behind the border for one that began before.
+                let start = picture.tokens.start as i64 - range.start as i64;
+                content.extend(start.to_le_bytes());
+                content.extend((picture.tokens.len() as u64).to_le_bytes());
+                content.extend(picture.hash.0);
+            }
+            self.0.push(PrefixKey(*blake3::hash(&content).as_bytes()));
+        }
+    }
+
+    /// The keys, one a whole block.
+    pub fn as_slice(&self) -> &[PrefixKey] {
+        &self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys(tokens: &[u32], first_position: u32, pictures: &[PictureContent]) -> Vec<PrefixKey> {
+        let positions: Vec<_> = (first_position..).take(tokens.len()).map(|position| [position; 3]).collect();
+        let mut keys = PrefixKeys::default();
+        keys.extend(tokens, &positions, pictures);
+        keys.as_slice().to_vec()
+    }
+
+    fn picture(tokens: Range<usize>, name: u8) -> PictureContent {
+        PictureContent { tokens, hash: PictureHash([name; 32]) }
+    }
+
+    #[test]
+    fn equal_beginnings_have_equal_keys_and_a_begun_block_has_none() {
+        let long: Vec<u32> = (0..50).collect();
+        let mut other = long.clone();
+        other[33] = 7;
+        let (long, other) = (keys(&long, 0, &[]), keys(&other, 0, &[]));
+        assert_eq!(long.len(), 3, "two tokens are no block");
+        assert_eq!(long[..2], other[..2]);
+        assert_ne!(long[2], other[2]);
+    }
+
+    #[test]
+    fn a_difference_goes_on_to_all_that_follows() {
+        let (mut one, mut other) = (vec![1; 64], vec![1; 64]);
+        (one[0], other[0]) = (2, 3);
+        let (one, other) = (keys(&one, 0, &[]), keys(&other, 0, &[]));
+        assert!(one.iter().zip(&other).all(|(one, other)| one != other));
+    }
+
+    #[test]
+    fn tokens_of_other_pictures_places_or_positions_are_other_content() {
+        let tokens = [9; 32];
+        let plain = keys(&tokens, 0, &[picture(4..24, 1)]);
+        assert_ne!(plain[0], keys(&tokens, 0, &[picture(4..24, 2)])[0], "another picture");
+        assert_ne!(plain[0], keys(&tokens, 0, &[picture(5..25, 1)])[0], "one token further");
+        assert_ne!(plain[0], keys(&tokens, 1, &[picture(4..24, 1)])[0], "other positions");
+        assert_ne!(plain[0], keys(&tokens, 0, &[])[0], "typed, not shown");
+        assert_ne!(plain[0], keys(&tokens, 0, &[picture(4..14, 1), picture(14..24, 1)])[0], "the same one twice");
+    }
+
+    #[test]
+    fn keys_that_grow_token_by_token_are_those_made_at_once() {
+        let tokens: Vec<u32> = (100..180).collect();
+        let positions: Vec<_> = (0..80).map(|position| [position; 3]).collect();
+        let pictures = [picture(10..40, 1)];
+        let mut grown = PrefixKeys::default();
+        for length in 0..=tokens.len() {
+            grown.extend(&tokens[..length], &positions[..length], &pictures);
+        }
+        assert_eq!(grown.as_slice(), keys(&tokens, 0, &pictures));
+    }
+}

@@ -1,0 +1,93 @@
+//! Videos: frames as the user hands them over, and what stands for pictures and videos in a prompt.
+
+use std::{fmt, sync::Arc};
+
+use super::{Grid, ImageBytes};
+
+/// A video as its frames, each still encoded as PNG, JPEG or WebP, and how fast they follow each other. Cloning shares
+/// the frames. Nothing is checked before a request is planned.
+#[derive(Clone, PartialEq)]
+pub struct Video {
+    frames: Arc<[ImageBytes]>,
+    frames_per_second: f64,
+}
+
+impl Video {
+    /// Takes frames in the order they are shown; `frames_per_second` is the rate of these frames, not of the film that
+    /// they may have been picked from.
+    pub fn new(frames: impl Into<Arc<[ImageBytes]>>, frames_per_second: f64) -> Self {
+        Video { frames: frames.into(), frames_per_second }
+    }
+
+    /// The frames in the order they are shown.
+    pub fn frames(&self) -> &[ImageBytes] {
+        &self.frames
+    }
+
+    /// Frames per second.
+    pub fn frames_per_second(&self) -> f64 {
+        self.frames_per_second
+    }
+}
+
+/// Never the frames themselves: they are the user's.
+impl fmt::Debug for Video {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes: usize = self.frames.iter().map(|frame| frame.encoded().len()).sum();
+        write!(formatter, "Video({} frames, {bytes} bytes, {} a second)", self.frames.len(), self.frames_per_second)
+    }
+}
+
+/// What a request shows at one place.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Visual {
+    /// A still picture.
+    Image(ImageBytes),
+    /// A video.
+    Video(Video),
+}
+
+/// What one placeholder of a rendered prompt stands for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum VisualGrid {
+    /// A still picture.
+    Image(Grid),
+    /// A video: the vision encoder sees one picture a step of time.
+    Video {
+        /// Of each step; its `t` is 1.
+        step: Grid,
+        /// Steps of time.
+        steps: usize,
+        /// Of the frames, of which a step takes several.
+        frames_per_second: f64,
+    },
+}
+
+impl VisualGrid {
+    /// Pictures that the vision encoder is asked for.
+    pub fn pictures(&self) -> usize {
+        match self {
+            VisualGrid::Image(_) => 1,
+            VisualGrid::Video { steps, .. } => *steps,
+        }
+    }
+
+    /// Patches over all steps.
+    pub fn patches(&self) -> usize {
+        match self {
+            VisualGrid::Image(grid) => grid.patches(),
+            VisualGrid::Video { step, steps, .. } => step.patches() * steps,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_video_that_is_printed_shows_nothing_of_its_frames() {
+        let video = Video::new(vec![ImageBytes::named(b"my secret".to_vec(), "diary.png"); 3], 2.0);
+        assert_eq!(format!("{video:?}"), "Video(3 frames, 27 bytes, 2 a second)");
+    }
+}

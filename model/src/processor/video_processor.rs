@@ -1,0 +1,129 @@
+//! The video processor: frames to one picture a step of time, as transformers' `Qwen2VLVideoProcessor` cuts them.
+//!
+//! A step takes `temporal_patch_size` frames; where the last has fewer its last frame is repeated. The vision tower never
+//! looks from one step into another, so a step is a picture to it whose frames differ, and to everything behind it.
+
+use super::config::ImageProcessorConfig;
+use super::image_processor::{ImageProcessor, PicturePlan, ProcessedPicture};
+use super::resample::resize_bytes;
+use super::smart_resize::Size;
+use crate::error::{ImageError, ProcessorError, VideoError};
+use crate::flow::{ImageLimits, RgbImage, Video, VisualGrid};
+
+/// Turns the frames of videos into patches.
+#[derive(Clone, Debug)]
+pub struct VideoProcessor {
+    frames: ImageProcessor,
+}
+
+/// What a video becomes, known from its frames' headers alone.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct VideoPlan {
+    /// Each step: a picture of the frames' size.
+    pub step: PicturePlan,
+    /// Steps of time.
+    pub steps: usize,
+    /// The rate that time is counted by.
+    pub frames_per_second: f64,
+    /// Host bytes that a step takes at most beside the patches: a frame decoded and resized, and the step's frames.
+    pub decoding_bytes: u64,
+}
+
+impl VideoPlan {
+    /// What its placeholder grows to.
+    pub fn grid(&self) -> VisualGrid {
+        let VideoPlan { step, steps, frames_per_second, .. } = *self;
+        VisualGrid::Video { step: step.grid, steps, frames_per_second }
+    }
+
+    /// Bytes of the patches of all steps: what stays when processing is over.
+    pub fn patches_bytes(&self) -> u64 {
+        self.step.patches_bytes() * self.steps as u64
+    }
+}
+
+impl VideoProcessor {
+    /// # Errors
+    /// [`ProcessorError::OutOfRange`] for settings that were built by hand and not by `from_video_json`.
+    pub fn new(config: ImageProcessorConfig) -> Result<Self, ProcessorError> {
+        Ok(VideoProcessor { frames: ImageProcessor::new(config)? })
+    }
+
+    /// The settings it follows.
+    pub fn config(&self) -> &ImageProcessorConfig {
+        self.frames.config()
+    }
+
+    /// Steps of time that so many frames make.
+    pub fn steps(&self, frames: usize) -> usize {
+        frames.div_ceil(self.config().temporal_patch_size as usize)
+    }
+
+    /// Sizes, steps and host bytes of a video whose steps may have at most `step_patches_max` patches, where the
+    /// processor's own limit is not lower. Reads headers and decodes nothing.
+    ///
+    /// # Errors
+    /// Each variant of [`VideoError`] but that of too many frames, which is a request's.
+    pub fn plan(&self, video: &Video, limits: &ImageLimits, step_patches_max: usize) -> Result<VideoPlan, VideoError> {
+        let frames_per_second = video.frames_per_second();
+        if !(frames_per_second.is_finite() && frames_per_second > 0.0) {
+            return Err(VideoError::FrameRate { frames_per_second });
+        }
+        let of_frame = |frame: usize| move |source: ImageError| VideoError::Frame { frame, source };
+        let (mut first, mut costs) = (None, Vec::with_capacity(video.frames().len()));
+        for (frame, bytes) in video.frames().iter().enumerate() {
+            let header = bytes.probe(limits).map_err(of_frame(frame))?;
+            check_size(frame, Size { width: header.width, height: header.height }, &mut first)?;
+            costs.push(header.cost);
+        }
+        let source = first.ok_or(VideoError::NoFrames)?;
+        let patch_pixels = u64::from(self.config().patch_size).pow(2);
+        let pixels_max = (step_patches_max as u64).saturating_mul(patch_pixels);
+        let step = self.frames.plan_within(source.width, source.height, pixels_max).map_err(of_frame(0))?;
+        // A very thin frame comes out of the resizing larger than it was limited to.
+        if step.patches > step_patches_max {
+            return Err(VideoError::TooLarge { patches: step.patches, limit: step_patches_max });
+        }
+        let resizing = resize_bytes(source, step.resized);
+        let decoding = costs.iter().map(|cost| cost.peak_bytes().max(cost.rgb_bytes + resizing)).max().unwrap_or(0);
+        let kept = u64::from(self.config().temporal_patch_size) * step.resized.pixels() * 3;
+        let steps = self.steps(video.frames().len());
+        Ok(VideoPlan { step, steps, frames_per_second, decoding_bytes: decoding.saturating_add(kept) })
+    }
+
+    /// Decodes, resizes, normalises, cuts and hashes the frames: one picture a step. One frame at a time is decoded, and
+    /// the resized frames of one step are kept.
+    ///
+    /// # Errors
+    /// [`VideoError::Frame`] for a frame that is damaged behind its header, [`VideoError::FrameSize`] for one that was not
+    /// planned.
+    pub fn process(
+        &self,
+        video: &Video,
+        plan: &VideoPlan,
+        limits: &ImageLimits,
+    ) -> Result<Vec<ProcessedPicture>, VideoError> {
+        let temporal = self.config().temporal_patch_size as usize;
+        let mut planned = Some(plan.step.source);
+        let mut resized = |(frame, bytes): (usize, &crate::flow::ImageBytes)| {
+            let decoded: RgbImage = bytes.decode(limits).map_err(|source| VideoError::Frame { frame, source })?;
+            check_size(frame, Size { width: decoded.width(), height: decoded.height() }, &mut planned)?;
+            Ok(self.frames.resize_to(&decoded, plan.step.resized))
+        };
+        let frames: Vec<_> = video.frames().iter().enumerate().collect();
+        let steps = frames.chunks(temporal).map(|step| {
+            let step = step.iter().copied().map(&mut resized).collect::<Result<Vec<_>, VideoError>>()?;
+            Ok(self.frames.process_step(&step, &plan.step))
+        });
+        steps.collect()
+    }
+}
+
+/// Holds a frame's size against the first one's, which it becomes where there is none yet.
+fn check_size(frame: usize, Size { width, height }: Size, first: &mut Option<Size>) -> Result<(), VideoError> {
+    let Size { width: first_width, height: first_height } = *first.get_or_insert(Size { width, height });
+    if (width, height) == (first_width, first_height) {
+        return Ok(());
+    }
+    Err(VideoError::FrameSize { frame, width, height, first_width, first_height })
+}

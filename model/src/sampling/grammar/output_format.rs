@@ -1,0 +1,142 @@
+//! Output formats: the form that a caller wants a reply to have, and its bounds.
+
+use llguidance::{JsonCompileOptions, api::TopLevelGrammar};
+use serde_json::Value;
+
+use super::error::GrammarError;
+use crate::text::error::PrivateText;
+
+/// Bytes of a schema, written compactly.
+const SCHEMA_BYTES_MAX: usize = 64 * 1024;
+/// Values inside values of a schema.
+const SCHEMA_DEPTH_MAX: usize = 64;
+/// Bytes of a regular expression.
+const REGEX_BYTES_MAX: usize = 16 * 1024;
+/// Choices, and bytes of all together.
+const CHOICES_MAX: usize = 2048;
+const CHOICES_BYTES_MAX: usize = 64 * 1024;
+/// The largest `multipleOf`: remainders of larger ones overflow in the lexer.
+const MULTIPLE_OF_MAX: f64 = 1e8;
+/// Space between JSON's parts. Without a bound a model can write spaces for ever.
+const JSON_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,32}";
+
+/// The form that a reply is to have.
+#[derive(Clone, PartialEq)]
+pub enum OutputFormat {
+    /// A JSON value that a JSON schema (2020-12 and earlier drafts) describes. `true` or `{}` is any JSON value.
+    JsonSchema(Value),
+    /// A text that a regular expression matches as a whole, in the syntax of Rust's regex crate.
+    Regex(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+}
+
+/// Kinds and sizes: what is in it is the user's.
+impl std::fmt::Debug for OutputFormat {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            OutputFormat::JsonSchema(_) => write!(formatter, "JsonSchema(..)"),
+            OutputFormat::Regex(pattern) => write!(formatter, "Regex({} bytes)", pattern.len()),
+            OutputFormat::Choice(choices) => write!(formatter, "Choice({} texts)", choices.len()),
+        }
+    }
+}
+
+impl OutputFormat {
+    /// The grammar in llguidance's terms, once it is within bounds.
+    ///
+    /// # Errors
+    /// [`GrammarError::TooLarge`], [`GrammarError::NoChoice`], [`GrammarError::Regex`], [`GrammarError::Schema`].
+    pub(super) fn grammar(&self) -> Result<TopLevelGrammar, GrammarError> {
+        match self {
+            OutputFormat::JsonSchema(schema) => Ok(TopLevelGrammar::from_json_schema(json_schema(schema)?)),
+            OutputFormat::Regex(pattern) => {
+                require("regular expression", pattern.len(), "bytes", REGEX_BYTES_MAX)?;
+                regex(pattern)
+            }
+            OutputFormat::Choice(choices) => regex(&pattern_of(choices)?),
+        }
+    }
+}
+
+/// The schema with our own settings in place of any that it brings.
+fn json_schema(schema: &Value) -> Result<Value, GrammarError> {
+    // Depth first: writing a value out recurses into it.
+    require("schema", depth(schema), "levels", SCHEMA_DEPTH_MAX)?;
+    require("schema", schema.to_string().len(), "bytes", SCHEMA_BYTES_MAX)?;
+    if has_large_multiple(schema) {
+        return Err(GrammarError::Schema { reason: PrivateText(format!("`multipleOf` is above {MULTIPLE_OF_MAX}")) });
+    }
+    let mut schema = match schema {
+        Value::Bool(true) => Value::Object(serde_json::Map::new()),
+        Value::Object(_) => schema.clone(),
+        // `false`, which describes nothing, and what is no schema at all: the compiler says so.
+        other => return Ok(other.clone()),
+    };
+    let settings = JsonCompileOptions { whitespace_pattern: Some(JSON_SPACE.into()), ..JsonCompileOptions::default() };
+    settings.apply_to(&mut schema);
+    Ok(schema)
+}
+
+/// Levels of a value; counting ends just above the bound, so that a very deep one does not overflow the stack.
+fn depth(value: &Value) -> usize {
+    let mut level = vec![value];
+    for depth in 0..=SCHEMA_DEPTH_MAX {
+        if level.is_empty() {
+            return depth;
+        }
+        level = level.into_iter().flat_map(inner).collect();
+    }
+    SCHEMA_DEPTH_MAX + 1
+}
+
+fn has_large_multiple(value: &Value) -> bool {
+    value["multipleOf"].as_f64().is_some_and(|multiple| multiple > MULTIPLE_OF_MAX)
+        || inner(value).into_iter().any(has_large_multiple)
+}
+
+fn inner(value: &Value) -> Vec<&Value> {
+    match value {
+        Value::Array(values) => values.iter().collect(),
+        Value::Object(values) => values.values().collect(),
+        _ => Vec::new(),
+    }
+}
+
+fn regex(pattern: &str) -> Result<TopLevelGrammar, GrammarError> {
+    use regex_syntax::Error;
+    if let Err(error) = regex_syntax::parse(pattern) {
+        // The library's own words quote the pattern; the kind does not.
+        let (at, kind) = match &error {
+            Error::Parse(error) => (error.span().start.offset, error.kind().to_string()),
+            Error::Translate(error) => (error.span().start.offset, error.kind().to_string()),
+            _ => (0, "not understood".to_owned()),
+        };
+        return Err(GrammarError::Regex { at, kind });
+    }
+    // Between Lark's slashes there must be something.
+    Ok(TopLevelGrammar::from_regex(if pattern.is_empty() { "(?:)" } else { pattern }))
+}
+
+/// A regular expression of the choices: one lexeme, however many they are.
+fn pattern_of(choices: &[String]) -> Result<String, GrammarError> {
+    if choices.is_empty() {
+        return Err(GrammarError::NoChoice);
+    }
+    require("list of choices", choices.len(), "entries", CHOICES_MAX)?;
+    require("list of choices", choices.iter().map(String::len).sum(), "bytes", CHOICES_BYTES_MAX)?;
+    let escaped = choices.iter().map(|choice| choice.chars().map(escape).collect::<String>());
+    Ok(format!("(?:{})", escaped.collect::<Vec<_>>().join("|")))
+}
+
+/// By number, unless a character is plain: it passes through two notations, in which others may mean something.
+fn escape(character: char) -> String {
+    match character.is_alphanumeric() {
+        true => character.to_string(),
+        false => format!("\\x{{{:x}}}", u32::from(character)),
+    }
+}
+
+fn require(part: &'static str, value: usize, unit: &'static str, limit: usize) -> Result<(), GrammarError> {
+    if value > limit { Err(GrammarError::TooLarge { part, value, unit, limit }) } else { Ok(()) }
+}

@@ -1,0 +1,44 @@
+//! The past: what stands before the token that is chosen.
+
+/// What stands before the token that is chosen. Copies of a sequence's tokens are made only for samplers that read them:
+/// see [`Sampler::reads_past`](super::Sampler::reads_past).
+#[derive(Clone, Copy, Debug)]
+pub struct Past<'a> {
+    position: u64,
+    tokens: Option<Tokens<'a>>,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Tokens<'a> {
+    pub(super) prompt: &'a [u32],
+    pub(super) produced: &'a [u32],
+}
+
+impl<'a> Past<'a> {
+    /// The prompt, and the tokens that were produced so far, in this life or an earlier one. The prompt may be left empty
+    /// unless the sampler [reads it](super::Sampler::reads_prompt).
+    pub fn new(prompt: &'a [u32], produced: &'a [u32]) -> Self {
+        Past { position: produced.len() as u64, tokens: Some(Tokens { prompt, produced }) }
+    }
+
+    /// Only how many tokens were produced so far.
+    pub fn at(position: u64) -> Self {
+        Past { position, tokens: None }
+    }
+
+    /// How many tokens were produced so far. With the seed it decides every random choice.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    pub(super) fn tokens(&self) -> Option<Tokens<'a>> {
+        self.tokens
+    }
+}
+
+/// Counts, never the tokens: they are the user's text.
+impl std::fmt::Debug for Tokens<'_> {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{} prompt tokens, {} produced", self.prompt.len(), self.produced.len())
+    }
+}

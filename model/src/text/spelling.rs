@@ -1,0 +1,135 @@
+//! Spelling: the bytes of text that each token of a vocabulary stands for.
+
+use serde_json::Value;
+
+use super::tokenizer::Tokenizer;
+use crate::error::TextError;
+
+/// How a tokenizer's tokens spell text, as its decoder says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Spelling {
+    /// A character for each byte (Radford et al. 2019, GPT-2).
+    ByteLevel,
+    /// Text as it is, after these replacements; `<0xE4>` stands for a byte if `bytes` holds (Kudo and Richardson 2018,
+    /// arXiv 1808.06226).
+    Plain {
+        /// What is replaced by what.
+        replaced: Vec<(String, String)>,
+        /// Whether there are tokens for single bytes.
+        bytes: bool,
+    },
+}
+
+impl Spelling {
+    /// The spelling of a tokenizer's vocabulary.
+    ///
+    /// # Errors
+    /// [`TextError::Spelling`] for decoders that do more than join tokens (WordPiece, CTC), or for none.
+    pub fn of(tokenizer: &Tokenizer) -> Result<Self, TextError> {
+        let decoder = tokenizer.decoder().and_then(|decoder| serde_json::to_value(decoder).ok());
+        let decoder = decoder.ok_or(TextError::Spelling)?;
+        let steps = match decoder["decoders"].as_array() {
+            Some(steps) => steps.iter().collect(),
+            None => vec![&decoder],
+        };
+        let (mut replaced, mut bytes) = (Vec::new(), false);
+        for step in &steps {
+            match step["type"].as_str() {
+                Some("ByteLevel") => return Ok(Spelling::ByteLevel),
+                Some("ByteFallback") => bytes = true,
+                Some("Replace") => replaced.push(replacement(step).ok_or(TextError::Spelling)?),
+                Some("Metaspace") => {
+                    replaced.push((step["replacement"].as_str().unwrap_or("\u{2581}").to_owned(), " ".to_owned()));
+                }
+                // They work on the whole text: joined tokens, a space less at its beginning.
+                Some("Fuse" | "Strip") => {}
+                _ => return Err(TextError::Spelling),
+            }
+        }
+        match replaced.is_empty() && !bytes {
+            true => Err(TextError::Spelling),
+            false => Ok(Spelling::Plain { replaced, bytes }),
+        }
+    }
+
+    /// The bytes that `token` stands for; the token as the vocabulary spells it.
+    pub fn bytes(&self, token: &str) -> Vec<u8> {
+        match self {
+            // A token with a character that is no byte's is an added one, which stands for itself.
+            Spelling::ByteLevel => token.chars().map(byte_of).collect::<Option<_>>().unwrap_or_else(|| token.into()),
+            Spelling::Plain { replaced, bytes } => match single_byte(token).filter(|_| *bytes) {
+                Some(byte) => vec![byte],
+                None => {
+                    let replace = |text: String, (from, to): &(String, String)| text.replace(from, to);
+                    replaced.iter().fold(token.to_owned(), replace).into_bytes()
+                }
+            },
+        }
+    }
+}
+
+fn replacement(step: &Value) -> Option<(String, String)> {
+    let from = step["pattern"]["String"].as_str().filter(|from| !from.is_empty())?;
+    Some((from.to_owned(), step["content"].as_str()?.to_owned()))
+}
+
+/// Printable bytes of Latin-1 stand for themselves; the others, in order, for the characters from U+0100 on.
+fn byte_of(character: char) -> Option<u8> {
+    let stands_for_itself = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+    match u32::from(character) {
+        code @ 0..=0xFF => Some(code as u8).filter(|byte| stands_for_itself(*byte)),
+        code => (0..=0xFF).filter(|byte| !stands_for_itself(*byte)).nth((code - 0x100) as usize),
+    }
+}
+
+fn single_byte(token: &str) -> Option<u8> {
+    let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
+    (digits.len() == 2).then(|| u8::from_str_radix(digits, 16).ok()).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn byte_level_characters_stand_for_all_bytes_once() {
+        let mut bytes: Vec<u8> = (0..0x200).filter_map(char::from_u32).filter_map(byte_of).collect();
+        bytes.sort_unstable();
+        assert_eq!((0..=255).collect::<Vec<u8>>(), bytes);
+        let spelled = Spelling::ByteLevel.bytes("Ġgrö\u{0100}");
+        assert_eq!(b" gr\xf6\0".to_vec(), spelled);
+        assert_eq!("日本 <x>".as_bytes(), Spelling::ByteLevel.bytes("日本 <x>"));
+    }
+
+    #[test]
+    fn byte_fallback_tokens_are_bytes_and_others_are_text() {
+        let plain = Spelling::Plain { replaced: vec![("▁".into(), " ".into())], bytes: true };
+        assert_eq!(vec![0xE4], plain.bytes("<0xE4>"));
+        assert_eq!(b" the".to_vec(), plain.bytes("▁the"));
+        assert_eq!(b"<0xE4".to_vec(), plain.bytes("<0xE4"));
+    }
+
+    #[test]
+    fn a_spelling_is_read_from_the_decoder_of_the_file() {
+        let tokenizer = |decoder: &str| {
+            let json = format!(
+                r#"{{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+                "pre_tokenizer": null, "post_processor": null, "decoder": {decoder},
+                "model": {{"type": "BPE", "vocab": {{"a": 0, "<0x41>": 1}}, "merges": []}}}}"#
+            );
+            Tokenizer::from_bytes(json.as_bytes()).expect("a tokenizer")
+        };
+        let llama = r#"{"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"},
+            {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]}"#;
+        let expected = Spelling::Plain { replaced: vec![("▁".into(), " ".into())], bytes: true };
+        assert_eq!(expected, Spelling::of(&tokenizer(llama)).expect("a spelling"));
+        let metaspace = r#"{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true}"#;
+        let expected = Spelling::Plain { replaced: vec![("▁".into(), " ".into())], bytes: false };
+        assert_eq!(expected, Spelling::of(&tokenizer(metaspace)).expect("a spelling"));
+        let word_piece = r###"{"type": "WordPiece", "prefix": "##", "cleanup": true}"###;
+        for unknown in [word_piece, "null", r#"{"type": "Fuse"}"#] {
+            assert!(matches!(Spelling::of(&tokenizer(unknown)), Err(TextError::Spelling)), "{unknown}");
+        }
+    }
+}

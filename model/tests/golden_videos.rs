@@ -1,0 +1,149 @@
+//! Videos through Qwen2.5-VL against what transformers computed: frames, positions, embeddings, logits, answers; whole,
+//! in chunks, in company.
+
+mod bench;
+
+use bench::{Bench, Case, alone, assert_recorded_answer, assert_same_run, prefixes, relative_error, together, video};
+use bursar_model::{
+    flow::{ImageLimits, Patches, VisualGrid},
+    processor::{ImageProcessorConfig, VideoProcessor},
+};
+
+const FOLDER: &str = "tests/golden/qwen2_5_vl";
+const CASES: [&str; 5] = ["video_even", "video_odd_slow", "video_fraction", "video_and_picture", "two_videos"];
+
+/// The case that recorded a video's embeddings and pixels, and the video.
+const FIRST_SHOWN: [(&str, &str); 3] = [("video_even", "even"), ("video_odd_slow", "odd"), ("video_fraction", "long")];
+
+/// Of the largest recorded number, as for pictures.
+const REFERENCE_TOLERANCE: f32 = 1e-4;
+
+/// Between two ways of ours to the same logits, as for pictures.
+const NOISE_TOLERANCE: f32 = 1e-5;
+
+fn bench() -> Bench {
+    Bench::load(FOLDER, 2)
+}
+
+fn cases(bench: &Bench) -> Vec<Case> {
+    CASES.iter().map(|name| Case::read(FOLDER, &bench.checkpoint, name)).collect()
+}
+
+/// Each step of a video is encoded as a picture of its own, all in one launch.
+fn encode(bench: &Bench, case: &Case) -> Vec<Vec<u32>> {
+    bench.encode(&case.patches.iter().collect::<Vec<_>>())
+}
+
+#[test]
+fn prompts_grids_and_positions_are_the_recorded_ones() {
+    let checkpoint = bench::open(FOLDER);
+    let config = bursar_model::registry::FamilyConfig::of(&checkpoint).expect("a family serves it");
+    for name in CASES {
+        let case = Case::read(FOLDER, &checkpoint, name);
+        let rendered = checkpoint.prompts.template().render(&case.messages, &Default::default()).expect("it renders");
+        assert_eq!(rendered, case.prompt, "{name}");
+        let (mut pictures, mut videos) = (Vec::new(), Vec::new());
+        for visual in &case.visuals {
+            match visual {
+                VisualGrid::Image(grid) => pictures.extend([grid.t, grid.h, grid.w].map(i64::from)),
+                VisualGrid::Video { step, steps, .. } => {
+                    assert_eq!(step.t, 1, "{name}");
+                    videos.extend([*steps as i64, i64::from(step.h), i64::from(step.w)]);
+                }
+            }
+        }
+        assert_eq!(pictures, case.integers("image_grid_thw").unwrap_or_default(), "{name}");
+        assert_eq!(Some(videos), case.integers("video_grid_thw"), "{name}");
+        let layout = config.lay_out(case.prompt_ids(&checkpoint), &case.visuals).expect("it is laid out");
+        let ids: Vec<i64> = layout.tokens.iter().map(|token| i64::from(*token)).collect();
+        assert_eq!(Some(ids), case.integers("input_ids"), "{name}");
+        let positions: Vec<i64> =
+            (0..3).flat_map(|axis| layout.positions.iter().map(move |place| i64::from(place[axis]))).collect();
+        assert_eq!(Some(positions), case.integers("position_ids"), "{name}");
+        let delta = case.integers("rope_delta").expect("a delta")[0];
+        assert_eq!(i64::from(layout.next_position), layout.tokens.len() as i64 + delta, "{name}");
+    }
+}
+
+#[test]
+fn resized_frames_are_equal_to_the_bit_and_lie_in_the_recorded_order() {
+    let checkpoint = bench::open(FOLDER);
+    let settings = checkpoint.video_processor.as_ref().expect("a video processor").config().clone();
+    let bare = ImageProcessorConfig { do_rescale: false, do_normalize: false, ..settings };
+    let processor = VideoProcessor::new(bare).expect("valid settings");
+    let (video, limits) = (video("odd", 1.0), ImageLimits::default());
+    let plan = processor.plan(&video, &limits, usize::MAX).expect("it is planned");
+    let steps = processor.process(&video, &plan, &limits).expect("it is processed");
+    assert_eq!((video.frames().len(), steps.len()), (3, 2), "the last frame is shown twice");
+    let levels: Vec<f32> = steps.into_iter().flat_map(|step| step.patches.pixels).collect();
+    let recorded = Case::read(FOLDER, &checkpoint, "video_odd_slow").bytes("levels.odd").expect("levels");
+    assert_eq!(levels, recorded.into_iter().map(f32::from).collect::<Vec<_>>());
+}
+
+#[test]
+fn pixel_values_are_the_recorded_ones() {
+    let checkpoint = bench::open(FOLDER);
+    for (name, shown) in FIRST_SHOWN {
+        let case = Case::read(FOLDER, &checkpoint, name);
+        let pixels = case.patches.iter().flat_map(|patches| patches.pixels.iter().copied());
+        let probes: Vec<f32> = pixels.step_by(997).collect();
+        assert_eq!(Some(probes), case.floats(&format!("pixel_probes.{shown}")), "{shown}");
+    }
+}
+
+#[test]
+fn the_steps_of_a_video_become_the_recorded_embeddings() {
+    let bench = bench();
+    for (name, shown) in FIRST_SHOWN {
+        let case = Case::read(FOLDER, &bench.checkpoint, name);
+        let recorded = case.floats(&format!("vision_embeddings.{shown}")).expect("embeddings");
+        let rows = encode(&bench, &case);
+        let found: Vec<f32> = rows.iter().flat_map(|rows| bench.embeddings(rows)).collect();
+        let worst = relative_error(&found, &recorded);
+        println!("embeddings of {shown}: {worst:.1e}");
+        assert!(worst <= REFERENCE_TOLERANCE, "{shown}: {worst:e}");
+        bench.forget(rows);
+        // The reference runs all steps at once; a launch of one step alone gives the same.
+        let first: Vec<&Patches> = case.patches.iter().take(1).collect();
+        let rows = bench.encode(&first);
+        let worst = relative_error(&bench.embeddings(&rows[0]), &found[..found.len() / case.patches.len()]);
+        assert!(worst <= NOISE_TOLERANCE, "the first step of {shown} alone: {worst:e}");
+        bench.forget(rows);
+    }
+}
+
+#[test]
+fn every_case_gets_the_recorded_logits_and_answer() {
+    let bench = bench();
+    for case in cases(&bench) {
+        let rows = encode(&bench, &case);
+        let (places, expected): (Vec<usize>, Vec<Vec<f32>>) =
+            case.logits("logit_positions", "logits").into_iter().unzip();
+        let found = prefixes(&bench, &case, &rows, &places);
+        let errors = found.iter().zip(&expected).map(|(found, expected)| relative_error(found, expected));
+        let prefill = errors.fold(0.0, f32::max);
+        assert!(prefill <= REFERENCE_TOLERANCE, "{}: prefill logits differ by {prefill:e}", case.name);
+        let decode = assert_recorded_answer(&case, &alone(&bench, &case, &rows, &[usize::MAX]), REFERENCE_TOLERANCE);
+        println!("{}: prefill {prefill:.1e}, decode {decode:.1e}", case.name);
+        bench.forget(rows);
+    }
+}
+
+#[test]
+fn videos_in_chunks_and_in_company_are_answered_as_alone() {
+    let bench = bench();
+    let cases = cases(&bench);
+    let rows: Vec<_> = cases.iter().map(|case| encode(&bench, case)).collect();
+    let whole: Vec<_> = cases.iter().zip(&rows).map(|(case, rows)| alone(&bench, case, rows, &[usize::MAX])).collect();
+    for ((case, rows), whole) in cases.iter().zip(&rows).zip(&whole) {
+        // Chunks that end inside a step, at its end, and reach over several.
+        for sizes in [&[1][..], &[17, 1, 29, 5]] {
+            let chunked = alone(&bench, case, rows, sizes);
+            assert_same_run(&format!("{} in chunks of {sizes:?}", case.name), &chunked, whole, NOISE_TOLERANCE);
+        }
+    }
+    let company: Vec<_> = cases.iter().zip(rows).collect();
+    for ((case, run), whole) in cases.iter().zip(together(&bench, &company, 5, 3)).zip(&whole) {
+        assert_same_run(&format!("{} among all", case.name), &run, whole, NOISE_TOLERANCE);
+    }
+}

@@ -1,0 +1,483 @@
+//! Stories of replies that are held to a form: whatever the logits say, the reply has it, and ends by itself.
+
+mod common;
+
+use std::sync::LazyLock;
+
+use bursar_model::error::{GrammarError, SamplingError};
+use bursar_model::sampling::{
+    Grammar, GrammarCompiler, OutputFormat, Past, Sampler, SamplerScratch, SamplingParams, philox,
+};
+use bursar_model::text::Tokenizer;
+use serde_json::{Value, json};
+
+/// A vocabulary with its grammar compiler; the logits are wider than the tokenizer, as files pad them.
+struct Model {
+    name: &'static str,
+    tokenizer: Tokenizer,
+    vocabulary: usize,
+    ends: Vec<u32>,
+    compiler: GrammarCompiler,
+}
+
+impl Model {
+    fn new(name: &'static str, tokenizer: Tokenizer, vocabulary: usize, ends: &[&str]) -> Self {
+        let ends: Vec<u32> = ends.iter().map(|end| tokenizer.id_of(end).expect("an end token")).collect();
+        let compiler = GrammarCompiler::new(&tokenizer, vocabulary, &ends).expect("a byte-level vocabulary");
+        Model { name, tokenizer, vocabulary, ends, compiler }
+    }
+
+    fn grammar(&self, format: &OutputFormat) -> Grammar {
+        self.compiler.compile(format).unwrap_or_else(|error| panic!("{}: {error} {error:?}", self.name))
+    }
+
+    fn is_special(&self, id: u32) -> bool {
+        self.tokenizer.added_tokens().iter().any(|token| token.special && token.id == id)
+    }
+}
+
+static DEMO: LazyLock<Model> = LazyLock::new(|| {
+    let checkpoint = bursar_model::demo::checkpoint();
+    let bursar_model::checkpoint::CheckpointSource::Embedded(files) = checkpoint else { panic!("it is embedded") };
+    let (_, json) = files.iter().find(|(name, _)| *name == "tokenizer.json").expect("a tokenizer");
+    Model::new("demo", Tokenizer::from_bytes(json).expect("it parses"), 864, &["<|im_end|>", "<|endoftext|>"])
+});
+
+static SMALL: LazyLock<Model> = LazyLock::new(|| Model::new("small", common::small_tokenizer(), 384, &["<|im_end|>"]));
+
+/// Qwen2.5's own, with the width of its logits.
+static QWEN: LazyLock<Model> =
+    LazyLock::new(|| Model::new("qwen", common::qwen_tokenizer(), 152_064, &["<|im_end|>", "<|endoftext|>"]));
+
+fn models() -> [&'static Model; 3] {
+    [&DEMO, &SMALL, &QWEN]
+}
+
+/// A row that means nothing, the same for the same seed and step.
+fn random_row(vocabulary: usize, seed: u64, step: usize, row: &mut Vec<f32>) {
+    row.clear();
+    let place = (step as u64) << 32;
+    row.extend((0..vocabulary as u64).map(|id| (philox::uniform(seed, place + id) * 24.0 - 12.0) as f32));
+}
+
+/// A reply to random logits, without its end token; and whether it ended by itself.
+fn reply(model: &Model, grammar: &Grammar, params: SamplingParams, tokens_max: usize) -> (Vec<u32>, bool) {
+    let seed = params.seed;
+    let sampler = Sampler::new(params, model.vocabulary).expect("valid parameters").with_grammar(grammar.clone());
+    assert!(sampler.reads_past() && !sampler.is_plain_argmax());
+    let (mut scratch, mut row, mut produced) = (SamplerScratch::default(), Vec::new(), Vec::new());
+    while produced.len() < tokens_max {
+        random_row(model.vocabulary, seed, produced.len(), &mut row);
+        let token = sampler.sample(&row, Past::new(&[], &produced), &mut scratch).expect("a token");
+        if model.ends.contains(&token.id) {
+            return (produced, true);
+        }
+        assert!(!model.is_special(token.id), "{}: token {} is special", model.name, token.id);
+        produced.push(token.id);
+    }
+    (produced, false)
+}
+
+/// Greedy and sampled replies, which have all ended; as text.
+fn replies(model: &Model, format: &OutputFormat, count: u64) -> Vec<String> {
+    let grammar = model.grammar(format);
+    let params = |seed: u64| SamplingParams {
+        temperature: if seed.is_multiple_of(2) { 0.0 } else { 4.0 },
+        top_p: if seed.is_multiple_of(3) { 0.9 } else { 1.0 },
+        seed,
+        ..Default::default()
+    };
+    let texts = (0..count).map(|seed| {
+        let (produced, ended) = reply(model, &grammar, params(seed), 1_500);
+        assert!(ended, "{}: {format:?} did not end with seed {seed}", model.name);
+        let text = model.tokenizer.decode(&produced, false).expect("it decodes");
+        assert!(!text.contains('\u{fffd}'), "{}: half a character", model.name);
+        text
+    });
+    texts.collect()
+}
+
+fn person() -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "minLength": 1, "maxLength": 12},
+            "größe": {"type": "integer", "minimum": 50, "maximum": 230},
+            "kind": {"enum": ["child", "adult", "日本 🎉"]},
+            "code": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3}$"},
+            "scores": {"type": "array", "minItems": 1, "maxItems": 4, "items": {"$ref": "#/$defs/score"}},
+            "note": {"anyOf": [{"type": "null"}, {"type": "boolean"}]}
+        },
+        "required": ["name", "größe", "kind", "code", "scores"],
+        "additionalProperties": false,
+        "$defs": {"score": {"type": "object", "properties": {"points": {"type": "number", "minimum": 0, "maximum": 9.5}},
+            "required": ["points"], "additionalProperties": false}}
+    })
+}
+
+/// What the schema says, field by field.
+fn is_person(value: &Value) -> bool {
+    let known = ["name", "größe", "kind", "code", "scores", "note"];
+    let object = value.as_object().expect("an object");
+    let name = value["name"].as_str().expect("a name").chars().count();
+    let size = value["größe"].as_i64().expect("a size");
+    let code = value["code"].as_str().expect("a code");
+    let scores = value["scores"].as_array().expect("scores");
+    let score = |score: &Value| {
+        let points = score["points"].as_f64().expect("points");
+        (0.0..=9.5).contains(&points) && score.as_object().expect("an object").len() == 1
+    };
+    object.keys().all(|key| known.contains(&key.as_str()))
+        && (1..=12).contains(&name)
+        && (50..=230).contains(&size)
+        && ["child", "adult", "日本 🎉"].contains(&value["kind"].as_str().expect("a kind"))
+        && matches(r"[A-Z]{2}-[0-9]{3}", code)
+        && (1..=4).contains(&scores.len())
+        && scores.iter().all(score)
+        && object.get("note").is_none_or(|note| note.is_null() || note.is_boolean())
+}
+
+fn matches(pattern: &str, text: &str) -> bool {
+    regex::Regex::new(&format!(r"\A(?:{pattern})\z")).expect("a pattern").is_match(text)
+}
+
+#[test]
+fn a_reply_to_a_schema_parses_and_has_what_the_schema_says() {
+    for (model, count) in models().into_iter().zip([12, 12, 4]) {
+        let texts = replies(model, &OutputFormat::JsonSchema(person()), count);
+        for text in &texts {
+            let value: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{}: {error}", model.name));
+            assert!(is_person(&value), "{}: {value}", model.name);
+        }
+        assert!(texts.iter().collect::<std::collections::BTreeSet<_>>().len() > 2, "chance has its part");
+    }
+}
+
+#[test]
+fn a_recursive_schema_nests_and_closes() {
+    let tree = json!({"$ref": "#/$defs/node", "$defs": {"node": {"type": "object",
+        "properties": {"v": {"type": "integer", "minimum": 0, "maximum": 9},
+            "c": {"type": "array", "maxItems": 1, "items": {"$ref": "#/$defs/node"}}},
+        "required": ["v", "c"], "additionalProperties": false}}});
+    fn depth(node: &Value) -> usize {
+        assert!(node["v"].as_i64().is_some_and(|v| (0..=9).contains(&v)));
+        1 + node["c"].as_array().expect("children").iter().map(depth).max().unwrap_or(0)
+    }
+    let texts = replies(&SMALL, &OutputFormat::JsonSchema(tree), 30);
+    let depths: Vec<_> = texts.iter().map(|text| depth(&serde_json::from_str(text).expect("it parses"))).collect();
+    assert!(depths.iter().any(|&depth| depth > 1), "{depths:?}");
+}
+
+#[test]
+fn a_reply_to_a_pattern_matches_it() {
+    let patterns = [
+        r"[0-9]{3}-[0-9]{4}",
+        r"(?i)straße \d{1,3}[a-c]?",
+        r"[äöü日本🎉]{5,9}",
+        r"\w{1,8}@\w{1,8}\.(org|com)",
+        r"/a\\b/\n",
+        r"",
+        r"(yes|no)(, (yes|no)){0,3}",
+        r"\p{Greek}{2,6}",
+    ];
+    for (model, count) in models().into_iter().zip([6, 6, 2]) {
+        for pattern in patterns {
+            for text in replies(model, &OutputFormat::Regex(pattern.to_owned()), count) {
+                assert!(matches(pattern, &text), "{}: {text:?} for {pattern}", model.name);
+            }
+        }
+    }
+    // Anchors at both ends are what a whole match means anyway.
+    assert!(replies(&DEMO, &OutputFormat::Regex("^[ab]{4}$".into()), 4).iter().all(|text| matches("[ab]{4}", text)));
+}
+
+#[test]
+fn a_reply_to_choices_is_one_of_them() {
+    let choices: Vec<String> =
+        ["yes", "yes!", "größer", "日本 🎉", "a|b(c", "/\\\"\n\0\t# ", "<|im_end|>", ""].map(str::to_owned).into();
+    for (model, count) in models().into_iter().zip([40, 40, 10]) {
+        let texts = replies(model, &OutputFormat::Choice(choices.clone()), count);
+        assert!(texts.iter().all(|text| choices.contains(text)), "{}: {texts:?}", model.name);
+        assert!(texts.iter().collect::<std::collections::BTreeSet<_>>().len() > 1, "{}: {texts:?}", model.name);
+    }
+    // The same text as an end token can be spelled; it does not end the reply.
+    let spelled = replies(&QWEN, &OutputFormat::Choice(vec!["<|im_end|>".into()]), 2);
+    assert!(spelled.iter().all(|text| text == "<|im_end|>"));
+}
+
+#[test]
+fn any_json_is_json() {
+    // Unbounded: a random reply may go on for ever, so that it is only held to be the beginning of one.
+    for schema in [json!(true), json!({})] {
+        let grammar = DEMO.grammar(&OutputFormat::JsonSchema(schema));
+        for seed in 0..20 {
+            let params = SamplingParams { temperature: 1.0, seed, ..Default::default() };
+            let (produced, ended) = reply(&DEMO, &grammar, params, 60);
+            let text = DEMO.tokenizer.decode(&produced, false).expect("it decodes");
+            match serde_json::from_str::<Value>(&text) {
+                Ok(_) => {}
+                // 1e999 is JSON as well, but no number that Rust has.
+                Err(error) if error.to_string().starts_with("number out of range") => {}
+                Err(error) => assert!(!ended && error.is_eof() || text.ends_with('\u{fffd}'), "{error}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn end_tokens_are_allowed_when_the_form_is_complete_and_only_then() {
+    for model in models() {
+        let grammar = model.grammar(&OutputFormat::Regex("[0-9]{2,3}".into()));
+        let digit = model.tokenizer.id_of("7").expect("a digit");
+        let ends = |produced: &[u32]| {
+            let allowed = grammar.allowed(produced).expect("an answer");
+            let counts = model.ends.iter().filter(|end| allowed.contains(**end)).count();
+            assert!(counts == 0 || counts == model.ends.len(), "all or none");
+            (counts > 0, allowed.only_ends())
+        };
+        assert_eq!([(false, false); 2], [ends(&[]), ends(&[digit])]);
+        assert_eq!([(true, false), (true, true)], [ends(&[digit; 2]), ends(&[digit; 3])]);
+        // Whoever asks on after an end is told that it has ended.
+        assert_eq!((true, true), ends(&[digit, digit, model.ends[0]]));
+        let allowed = grammar.allowed(&[digit, digit]).expect("an answer");
+        assert!(allowed.ids().iter().all(|id| model.ends.contains(id) || !model.is_special(*id)));
+        assert_eq!(allowed.ids().len(), allowed.count());
+        assert!(!allowed.contains(u32::MAX) && !allowed.contains(model.vocabulary as u32 - 1));
+    }
+}
+
+#[test]
+fn a_sequence_that_died_is_computed_anew_with_the_same_masks() {
+    for model in [&*SMALL, &*QWEN] {
+        let grammar = model.grammar(&OutputFormat::JsonSchema(person()));
+        let params = SamplingParams { temperature: 4.0, seed: 5, ..Default::default() };
+        let (produced, _) = reply(model, &grammar, params, 60);
+        let masks: Vec<_> =
+            (0..=produced.len()).map(|end| grammar.allowed(&produced[..end]).expect("a mask").ids()).collect();
+        // In leaps and backwards, on the same grammar and on a clone of it; nothing is remembered that should not be.
+        let clone = grammar.clone();
+        let mut place = 0;
+        for _ in 0..40 {
+            place = (place * 31 + 17) % masks.len();
+            for grammar in [&grammar, &clone] {
+                assert!(masks[place] == grammar.allowed(&produced[..place]).expect("a mask").ids(), "after {place}");
+            }
+        }
+        // Each token was one of those that its mask allowed.
+        assert!(produced.iter().zip(&masks).all(|(token, mask)| mask.binary_search(token).is_ok()));
+    }
+}
+
+#[test]
+fn clones_go_their_own_ways() {
+    let grammar = SMALL.grammar(&OutputFormat::Choice(vec!["aa".into(), "bb".into()]));
+    let clone = grammar.clone();
+    let id = |text: &str| SMALL.tokenizer.id_of(text).expect("a letter");
+    let allowed = |grammar: &Grammar, produced: &[u32]| grammar.allowed(produced).expect("a mask");
+    let (a, b) = (allowed(&grammar, &[id("a")]), allowed(&clone, &[id("b")]));
+    assert!(a.contains(id("a")) && !a.contains(id("b")));
+    assert!(b.contains(id("b")) && !b.contains(id("a")));
+    assert!(allowed(&grammar, &[id("a"), id("a")]).only_ends() && allowed(&clone, &[id("b"), id("b")]).only_ends());
+}
+
+#[test]
+fn a_token_that_does_not_follow_is_a_typed_error_and_the_grammar_lives_on() {
+    let grammar = DEMO.grammar(&OutputFormat::Regex("[0-9]+".into()));
+    let id = |text: &str| DEMO.tokenizer.id_of(text).expect("a token");
+    for wrong in [id("a"), id("<|im_start|>"), DEMO.ends[0], 863, u32::MAX] {
+        let error = grammar.allowed(&[wrong]).expect_err("it does not follow");
+        assert!(matches!(error, GrammarError::NotFollowed { produced: 1 } | GrammarError::Broken { .. }), "{error:?}");
+        assert!(grammar.allowed(&[id("1")]).expect("it follows").contains(DEMO.ends[0]));
+    }
+    let sampler = Sampler::new(SamplingParams::default(), 864).expect("valid").with_grammar(grammar);
+    let error = sampler.sample(&[0.0; 864], Past::new(&[], &[id("1"), id("a")]), &mut SamplerScratch::default());
+    let error = error.expect_err("it does not follow");
+    assert_eq!(SamplingError::Grammar(GrammarError::NotFollowed { produced: 2 }), error);
+    assert!(!error.hint().is_empty());
+}
+
+#[test]
+fn a_complete_form_ends_even_if_more_tokens_were_wished_for() {
+    let grammar = DEMO.grammar(&OutputFormat::Regex("[0-9]{1,2}".into()));
+    let sampler = Sampler::new(SamplingParams::default(), 864).expect("valid");
+    let sampler = sampler.with_grammar(grammar).with_tokens_min(10, DEMO.ends.clone().into());
+    let mut row = vec![0.0; 864];
+    DEMO.ends.iter().for_each(|&end| row[end as usize] = 50.0);
+    let next = |produced: &[u32]| {
+        sampler.sample(&row, Past::new(&[], produced), &mut SamplerScratch::default()).expect("a token").id
+    };
+    let first = next(&[]);
+    let second = next(&[first]);
+    assert!(!DEMO.ends.contains(&second), "it may end, and is too short");
+    assert!(DEMO.ends.contains(&next(&[first, second])), "it must end");
+}
+
+#[test]
+fn a_bias_and_penalties_choose_among_what_is_allowed() {
+    let grammar = DEMO.grammar(&OutputFormat::Regex("[ab]{6}".into()));
+    let id = |text: &str| DEMO.tokenizer.id_of(text).expect("a letter");
+    let params = SamplingParams { logit_bias: [(id("c"), 100.0), (id("a"), 50.0)].into(), ..Default::default() };
+    let (produced, ended) = reply(&DEMO, &grammar, params, 10);
+    assert!(ended && produced == [id("a"); 6]);
+}
+
+/// A refused form, the kind of its error, and whether the caller is told why.
+#[test]
+fn forms_that_cannot_be_followed_are_refused_with_a_reason() {
+    let schema = OutputFormat::JsonSchema;
+    let regex = |pattern: &str| OutputFormat::Regex(pattern.to_owned());
+    let deep = (0..200).fold(json!({}), |inner, _| json!({"allOf": [inner]}));
+    let wide: Vec<Value> = (0..300).map(|bound| json!({"type": "string", "maxLength": bound + 5})).collect();
+    let cases = [
+        ("schema", schema(json!("not a schema"))),
+        ("schema", schema(json!(false))),
+        ("schema", schema(json!({"type": "text"}))),
+        ("schema", schema(json!({"if": {"type": "string"}}))),
+        ("schema", schema(json!({"$ref": "https://example.org/schema"}))),
+        ("schema", schema(json!({"$ref": "#"}))),
+        ("schema", schema(json!({"type": "string", "minLength": 5, "maxLength": 4}))),
+        ("schema", schema(json!({"type": "integer", "multipleOf": 4_000_000_000u64}))),
+        ("large", schema(deep)),
+        ("large", schema(json!({"const": "x".repeat(70_000)}))),
+        ("complex", schema(json!({"anyOf": wide}))),
+        ("regex", regex("(a")),
+        ("regex", regex("[z-a]")),
+        ("regex", regex("(?=a)b")),
+        ("regex", regex(r"(?-u:\xff)")),
+        ("unsupported", regex(r"\bfoo\b")),
+        ("unsupported", regex("[a&&b]")),
+        ("large", regex(&"a".repeat(20_000))),
+        ("complex", regex(r"\w{1,1000}\d{1,1000}\pL{1,1000}(a|b)*a(a|b){200}|.*x.{500}y|\pL+\d{900}")),
+        ("none", OutputFormat::Choice(vec![])),
+        ("large", OutputFormat::Choice(vec!["a".into(); 3_000])),
+        ("large", OutputFormat::Choice(vec!["a".repeat(70_000)])),
+    ];
+    for (index, (kind, format)) in cases.into_iter().enumerate() {
+        let error = QWEN.compiler.compile(&format).expect_err(kind);
+        let (found, told) = match &error {
+            GrammarError::Schema { reason } => ("schema", !reason.0.is_empty()),
+            GrammarError::UnsupportedRegex { reason } => ("unsupported", !reason.0.is_empty()),
+            GrammarError::Regex { kind, .. } => ("regex", !kind.is_empty()),
+            GrammarError::TooLarge { value, limit, .. } => ("large", value > limit),
+            GrammarError::TooComplex => ("complex", true),
+            GrammarError::NoChoice => ("none", true),
+            other => panic!("{index}: {other:?}"),
+        };
+        assert_eq!((kind, true), (found, told), "{index}: {error:?}");
+        assert!(!error.hint().is_empty());
+    }
+}
+
+#[test]
+fn errors_and_debug_show_nothing_of_schema_pattern_or_reply() {
+    let secrets = [
+        OutputFormat::JsonSchema(json!({"properties": {"zebra": {"type": "zebra"}}})),
+        OutputFormat::JsonSchema(json!({"$ref": "zebra"})),
+        OutputFormat::Regex("(zebra".into()),
+        OutputFormat::Regex(r"zebra\b!".into()),
+    ];
+    for format in secrets {
+        let error = DEMO.compiler.compile(&format).expect_err("refused");
+        let shown = format!("{format:?} {error} {error:?} {}", error.hint());
+        assert!(!shown.contains("zebra"), "{shown}");
+    }
+    let grammar = DEMO.grammar(&OutputFormat::Choice(vec!["zebra".into()]));
+    let ids = DEMO.tokenizer.encode_plain("zebr").expect("it encodes");
+    let allowed = grammar.allowed(&ids).expect("it follows");
+    let broken = grammar.allowed(&[ids.clone(), ids].concat()).expect_err("it does not follow");
+    let shown = format!("{grammar:?} {allowed:?} {broken:?} {broken} {:?}", DEMO.compiler);
+    assert!(!shown.contains("zebr"), "{shown}");
+}
+
+/// Patterns and schemas that were made to take for ever or to fill memory: each is refused or followed, for a hundred
+/// tokens, within a minute for all on a slow machine. (Seen: two seconds.)
+#[test]
+fn hostile_forms_end_soon() {
+    let regex = |pattern: &str| OutputFormat::Regex(pattern.to_owned());
+    let doubling: serde_json::Map<String, Value> = (1..40)
+        .map(|level| {
+            (format!("d{level}"), json!({"allOf": vec![json!({"$ref": format!("#/$defs/d{}", level - 1)}); 2]}))
+        })
+        .chain([("d0".to_owned(), json!({"type": "object", "properties": {"a": {"type": "integer"}}}))])
+        .collect();
+    let arrays: Vec<Value> =
+        (0..8).map(|i| json!({"type": "array", "items": {"$ref": "#/$defs/a"}, "maxItems": 100 + i})).collect();
+    let formats = [
+        regex("((((x{100}){100}){100}){100}){100}"),
+        regex("(((((a+)+)+)+)+)+b"),
+        regex("(a|b)*a(a|b){400}"),
+        regex(".*a.{400}"),
+        regex(r"\w{1,1000}\d{1,1000}\pL{1,1000}"),
+        regex("(.*x.*){30}"),
+        regex(&"(".repeat(5_000)),
+        OutputFormat::JsonSchema(json!({"type": "array", "items": {"type": "integer"}, "minItems": 1_000_000_000})),
+        OutputFormat::JsonSchema(json!({"type": "string", "minLength": 1_000_000_000})),
+        OutputFormat::JsonSchema(json!({"type": "object", "minProperties": 50_000})),
+        OutputFormat::JsonSchema(json!({"type": "number", "multipleOf": 1e-30})),
+        OutputFormat::JsonSchema(json!({"type": "string", "minLength": "ä".repeat(80)})),
+        OutputFormat::JsonSchema(json!({"$defs": doubling, "$ref": "#/$defs/d39"})),
+        OutputFormat::JsonSchema(json!({"$defs": {"a": {"anyOf": arrays}}, "$ref": "#/$defs/a"})),
+    ];
+    let begin = std::time::Instant::now();
+    for format in formats {
+        let Ok(grammar) = QWEN.compiler.compile(&format) else { continue };
+        let mut produced = Vec::new();
+        for step in 0..100 {
+            match grammar.allowed(&produced) {
+                Ok(allowed) if allowed.only_ends() => break,
+                Ok(allowed) => {
+                    let ids = allowed.ids();
+                    let place = (philox::uniform(3, step) * ids.len() as f64) as usize;
+                    produced.push(ids[place]);
+                    if QWEN.ends.contains(&ids[place]) {
+                        break;
+                    }
+                }
+                Err(error) => {
+                    assert_eq!(GrammarError::TooComplex, error);
+                    break;
+                }
+            }
+        }
+    }
+    assert!(begin.elapsed().as_secs() < 60, "{:?}", begin.elapsed());
+}
+
+#[test]
+fn a_model_without_an_end_or_with_a_strange_tokenizer_cannot_follow_forms() {
+    let tokenizer = common::small_tokenizer();
+    assert_eq!(Some(GrammarError::NoEndToken), GrammarCompiler::new(&tokenizer, 384, &[]).err());
+    assert_eq!(
+        Some(GrammarError::NoEndToken),
+        GrammarCompiler::new(&tokenizer, 384, &[384]).err(),
+        "beyond the logits"
+    );
+    let json = r###"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": null, "post_processor": null, "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": true},
+        "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}}"###;
+    let strange = Tokenizer::from_bytes(json.as_bytes()).expect("a tokenizer");
+    assert_eq!(Some(GrammarError::Spelling), GrammarCompiler::new(&strange, 2, &[1]).err());
+}
+
+/// Llama's way: text with marked spaces, and a token for each byte that has no other.
+#[test]
+fn a_byte_fallback_vocabulary_spells_what_it_has_no_words_for() {
+    let bytes = (0..=255).map(|byte| format!("<0x{byte:02X}>"));
+    let words = ["</s>", "▁", "a", "b", "▁ab", "ü"].map(str::to_owned);
+    let vocabulary: serde_json::Map<_, _> = words.into_iter().chain(bytes).zip((0..).map(Value::from)).collect();
+    let json = json!({"version": "1.0", "truncation": null, "padding": null, "normalizer": null, "pre_tokenizer": null,
+        "added_tokens": [{"id": 0, "content": "</s>", "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true}],
+        "post_processor": null, "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]},
+        "model": {"type": "BPE", "byte_fallback": true, "vocab": vocabulary, "merges": []}});
+    let tokenizer = Tokenizer::from_bytes(json.to_string().as_bytes()).expect("a tokenizer");
+    let model = Model::new("fallback", tokenizer, 262, &["</s>"]);
+    let text = "a ab ü日🎉";
+    for reply in replies(&model, &OutputFormat::Choice(vec![text.into()]), 6) {
+        assert_eq!(text, reply);
+    }
+    for reply in replies(&model, &OutputFormat::JsonSchema(json!({"type": "string", "maxLength": 6})), 6) {
+        assert!(serde_json::from_str::<String>(&reply).expect("a string").chars().count() <= 6);
+    }
+}

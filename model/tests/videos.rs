@@ -1,0 +1,206 @@
+//! Stories of videos on the host side: what is planned, what is refused, what a step is cached by.
+
+mod common;
+
+use bursar_model::{
+    Envelope,
+    error::{ImageError, ProcessorError, VideoError, VisualError},
+    flow::{Grid, ImageBytes, ImageLimits, Video, Visual, VisualGrid},
+    processor::{
+        ImageProcessor, ImageProcessorConfig, PixelBounds, VideoProcessor, VisualLimits, VisualPlan, VisualProcessors,
+    },
+};
+use common::golden_bytes;
+use image::{ImageFormat, Rgb, RgbImage};
+use proptest::prelude::*;
+
+fn png(picture: &RgbImage) -> ImageBytes {
+    let mut encoded = std::io::Cursor::new(Vec::new());
+    picture.write_to(&mut encoded, ImageFormat::Png).expect("a PNG can be written to memory");
+    ImageBytes::new(encoded.into_inner())
+}
+
+/// A frame that no other number gives.
+fn frame(width: u32, height: u32, number: u32) -> ImageBytes {
+    png(&RgbImage::from_fn(width, height, |x, y| Rgb([(x * 3 + number) as u8, (y * 5) as u8, number as u8])))
+}
+
+fn film(frames: u32, width: u32, height: u32) -> Video {
+    Video::new((0..frames).map(|number| frame(width, height, number)).collect::<Vec<_>>(), 2.0)
+}
+
+fn config() -> ImageProcessorConfig {
+    ImageProcessorConfig { pixel_bounds: PixelBounds { min: 28 * 28, max: 40 * 28 * 28 }, ..Default::default() }
+}
+
+fn processor() -> VideoProcessor {
+    VideoProcessor::new(config()).expect("valid settings")
+}
+
+fn limits() -> ImageLimits {
+    ImageLimits::default()
+}
+
+fn processors(envelope: &Envelope) -> VisualProcessors {
+    let pictures = ImageProcessor::new(config()).expect("valid settings");
+    let pictures = pictures.limited(envelope.picture_patches as u64 * 14 * 14).expect("a limit");
+    VisualProcessors { pictures, videos: processor() }
+}
+
+fn plan(envelope: &Envelope, visuals: &[Visual]) -> Result<Vec<VisualPlan>, VisualError> {
+    processors(envelope).plan(visuals, VisualLimits { envelope, image: &limits() })
+}
+
+fn envelope() -> Envelope {
+    Envelope { picture_patches: 64, pictures: 2, video_frames: 12, ..Envelope::default() }
+}
+
+#[test]
+fn a_video_is_planned_from_headers_and_processed_as_planned() {
+    for (frames, steps) in [(1, 1), (2, 1), (3, 2), (8, 4)] {
+        let video = film(frames, 90, 61);
+        let plan = processor().plan(&video, &limits(), usize::MAX).expect("a plan");
+        assert_eq!((plan.steps, plan.step.grid.t), (steps, 1));
+        let processed = processor().process(&video, &plan, &limits()).expect("it is processed");
+        assert_eq!(processed.len(), steps);
+        assert!(processed.iter().all(|step| step.patches.grid == plan.step.grid));
+        let bytes: usize = processed.iter().map(|step| step.patches.pixels.len() * 4).sum();
+        assert_eq!(plan.patches_bytes(), bytes as u64);
+        let VisualGrid::Video { step, steps: counted, frames_per_second } = plan.grid() else {
+            panic!("a video's grid is one");
+        };
+        assert_eq!((step, counted, frames_per_second), (plan.step.grid, steps, 2.0));
+    }
+}
+
+#[test]
+fn a_step_takes_frames_in_their_order_and_repeats_the_last() {
+    let [a, b] = [0, 200].map(|number| frame(56, 56, number));
+    let steps = |frames: Vec<ImageBytes>| {
+        let video = Video::new(frames, 2.0);
+        let plan = processor().plan(&video, &limits(), usize::MAX).expect("a plan");
+        processor().process(&video, &plan, &limits()).expect("it is processed")
+    };
+    let odd = steps(vec![a.clone(), b.clone(), a.clone()]);
+    assert_eq!(odd[0].patches, steps(vec![a.clone(), b.clone()])[0].patches);
+    assert_eq!(odd[0].hash, steps(vec![a.clone(), b.clone()])[0].hash);
+    assert_ne!(odd[0].hash, steps(vec![b.clone(), a.clone()])[0].hash, "another order is another step");
+    assert_eq!(odd[1].patches, steps(vec![a.clone(), a.clone()])[0].patches, "a lone frame is shown twice");
+    // A lone frame is the picture that it is, and shares its place in the cache.
+    let decoded = a.decode(&limits()).expect("a PNG");
+    let picture = ImageProcessor::new(config()).expect("valid settings").process(&decoded).expect("a picture");
+    assert_eq!((odd[1].hash, &odd[1].patches), (picture.hash, &picture.patches));
+    assert_ne!(odd[0].hash, picture.hash);
+}
+
+#[test]
+fn what_is_no_video_is_refused_with_the_value() {
+    let refused = |video: &Video| processor().plan(video, &limits(), usize::MAX).expect_err("no video");
+    assert_eq!(refused(&Video::new(Vec::new(), 2.0)), VideoError::NoFrames);
+    for rate in [0.0, -1.0, f64::INFINITY, f64::NAN] {
+        let error = refused(&Video::new(vec![frame(56, 56, 1)], rate));
+        assert!(matches!(error, VideoError::FrameRate { .. }), "{error:?}");
+        assert!(error.to_string().contains(&rate.to_string()), "{error}");
+    }
+    let mixed = Video::new(vec![frame(56, 84, 1), frame(56, 84, 2), frame(84, 56, 3)], 2.0);
+    let expected = VideoError::FrameSize { frame: 2, width: 84, height: 56, first_width: 56, first_height: 84 };
+    assert_eq!(refused(&mixed), expected);
+    let strange = Video::new(vec![frame(56, 84, 1), ImageBytes::new(&b"a secret text"[..])], 2.0);
+    let error = refused(&strange);
+    assert_eq!(error, VideoError::Frame { frame: 1, source: ImageError::UnknownFormat });
+    assert!(!format!("{error} {error:?} {}", error.hint()).contains("secret"));
+    let thin = refused(&film(2, 3, 900));
+    assert!(matches!(thin, VideoError::Frame { frame: 0, source: ImageError::AspectRatio { .. } }), "{thin:?}");
+}
+
+#[test]
+fn a_frame_that_is_damaged_behind_its_header_is_found_while_decoding_and_named() {
+    let whole = frame(90, 70, 3);
+    let cut = ImageBytes::new(&whole.encoded()[..whole.encoded().len() / 2]);
+    let video = Video::new(vec![whole.clone(), whole, cut], 2.0);
+    let plan = processor().plan(&video, &limits(), usize::MAX).expect("headers are fine");
+    let error = processor().process(&video, &plan, &limits()).expect_err("a damaged frame");
+    assert!(matches!(error, VideoError::Frame { frame: 2, source: ImageError::Damaged { .. } }), "{error:?}");
+}
+
+#[test]
+fn the_steps_of_all_videos_share_what_the_pictures_leave() {
+    let picture = Visual::Image(frame(400, 400, 1));
+    let patches = |visuals: &[Visual]| {
+        let plans = plan(&envelope(), visuals).expect("a plan");
+        plans.iter().map(|plan| plan.grid().patches()).collect::<Vec<_>>()
+    };
+    let video = |frames| Visual::Video(film(frames, 400, 400));
+    // 128 patches are there for two pictures of 64. A step is never larger than a picture.
+    assert_eq!(patches(&[picture.clone(), picture.clone()]), [64, 64]);
+    assert_eq!(patches(&[video(2)]), [64]);
+    assert_eq!(patches(&[video(4)]), [64 + 64]);
+    // 32 patches a step are a square of 16.
+    assert_eq!(patches(&[video(8)]), [4 * 16]);
+    assert_eq!(patches(&[video(4), picture.clone(), video(4)]), [2 * 16, 64, 2 * 16]);
+    let full = plan(&envelope(), &[picture.clone(), video(1), picture.clone()]).expect_err("nothing is left");
+    assert_eq!(full, VisualError::Video { index: 0, source: VideoError::TooLarge { patches: 4, limit: 0 } });
+    assert!(full.hint().contains("fewer"), "{}", full.hint());
+    let many = plan(&envelope(), &[video(7), video(6)]).expect_err("more than twelve frames");
+    assert_eq!(many, VisualError::Video { index: 1, source: VideoError::TooManyFrames { frames: 13, limit: 12 } });
+    // A short context leaves room for text: 12 of 16 tokens.
+    let short = Envelope { context_tokens: 16, ..envelope() };
+    assert_eq!(plan(&short, &[video(2)]).expect("a plan")[0].grid().patches(), 36);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Rule 3: whatever is let through has rows in the cache and fits a launch.
+    #[test]
+    fn what_is_planned_never_exceeds_the_envelope(
+        shown in prop::collection::vec((any::<bool>(), 1u32..8, 1u32..300, 1u32..300), 1..4),
+        picture_patches in 4usize..200,
+        pictures in 1usize..4,
+    ) {
+        let envelope = Envelope { picture_patches, pictures, video_frames: 16, ..Envelope::default() };
+        let visuals: Vec<Visual> = shown
+            .into_iter()
+            .map(|(still, frames, width, height)| match still {
+                true => Visual::Image(frame(width, height, frames)),
+                false => Visual::Video(film(frames, width, height)),
+            })
+            .collect();
+        if let Ok(plans) = plan(&envelope, &visuals) {
+            let all: usize = plans.iter().map(|plan| plan.grid().patches()).sum();
+            prop_assert!(all <= envelope.pictures * envelope.picture_patches, "{all} of {envelope:?}");
+            for plan in &plans {
+                let largest = plan.grid().patches() / plan.grid().pictures();
+                prop_assert!(largest <= envelope.picture_patches, "{largest} of {envelope:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn video_settings_come_from_their_own_file_with_their_own_defaults() {
+    let own =
+        br#"{"video_processor_type": "Qwen2VLVideoProcessor", "size": {"shortest_edge": 4000, "longest_edge": 90000}}"#;
+    let config = ImageProcessorConfig::from_video_json(own).expect("it is read");
+    assert_eq!(config.pixel_bounds, PixelBounds { min: 4000, max: 90000 });
+    let bare = ImageProcessorConfig::from_video_json(br#"{"video_processor_type": "Qwen2VLVideoProcessor"}"#);
+    assert_eq!(bare.expect("it is read").pixel_bounds, PixelBounds { min: 128 * 28 * 28, max: 768 * 28 * 28 });
+    // Checkpoints without that file: the pictures' settings, as transformers falls back.
+    let pictures = golden_bytes("qwen2_5_vl/preprocessor_config.json");
+    let fallen = ImageProcessorConfig::from_video_json(&pictures).expect("it is read");
+    assert_eq!(fallen, ImageProcessorConfig::from_json(&pictures).expect("it is read"));
+    let other = ImageProcessorConfig::from_video_json(br#"{"video_processor_type": "VivitVideoProcessor"}"#);
+    assert!(matches!(other, Err(ProcessorError::UnknownProcessor { .. })), "{other:?}");
+}
+
+#[test]
+fn host_memory_grows_with_the_patches_and_not_with_the_decoded_frames() {
+    let bytes = |frames| {
+        let plan = processor().plan(&film(frames, 1200, 900), &limits(), 16).expect("a plan");
+        assert_eq!(plan.step.grid, Grid { t: 1, h: 2, w: 4 });
+        (plan.decoding_bytes, plan.patches_bytes())
+    };
+    let ((two, step), (twelve, steps)) = (bytes(2), bytes(12));
+    assert_eq!((two, 6 * step), (twelve, steps));
+    assert!(two >= 1200 * 900 * 3, "a decoded frame is counted");
+}
