@@ -30,7 +30,9 @@ pub use bursar_actors::{
     budget::{Budget, LeaseError},
     chat::{Chat, ChatError, ChatEvent, Content, FinishReason, Image, ModelHandle, Reply, Usage},
     engine::{LoadOptions, Progress, StartError},
+    ractor,
     runtime::{DeviceChoice, ModelSource, Runtime, RuntimeConfig, RuntimeError},
+    supervise::{Drill, Intensity},
 };
 pub use bursar_budgets::{Bytes, Class, Device, GIB, HostConfig, HostDevice, KIB, Lease, MIB, Script, Snapshot};
 pub use bursar_model::{Envelope, demo, error::ImageError, flow::ImageLimits, text::Role};

@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::{Chat, ChatError, Reply, driver::Driver, preparation::Preparation};
 use crate::{
-    credit::Credits,
+    credit::{Credits, NoCredit},
     engine::{Serving, Status},
     kv::SequenceId,
 };
@@ -34,9 +34,10 @@ impl ModelHandle {
     ///
     /// # Errors
     /// At once, with the limit, the value and a hint, whatever is outside the envelope; [`ChatError::Overloaded`] when
-    /// as many requests are under way as may be. What goes wrong later comes as the reply's last event.
+    /// as many requests are under way as may be, [`ChatError::ShuttingDown`] when the model only waits for those to end.
+    /// What goes wrong later comes as the reply's last event.
     pub async fn chat(&self, chat: Chat) -> Result<Reply, ChatError> {
-        let credit = self.credits.take().ok_or(ChatError::Overloaded { limit: self.credits.limit() })?;
+        let credit = self.credits.take().map_err(|refusal| self.refused(refusal))?;
         let serving = self.serving().await?;
         let kv_tokens = serving.record.kv_tokens();
         let (kit, for_preparation) = (serving.kit.clone(), serving.kit.clone());
@@ -83,6 +84,20 @@ impl ModelHandle {
         };
         // A runtime that is gone serves nothing either.
         drop(status.wait_for(is_other).await);
+    }
+
+    fn refused(&self, refusal: NoCredit) -> ChatError {
+        match (refusal, &*self.status.borrow()) {
+            (NoCredit::Full, _) => ChatError::Overloaded { limit: self.credits.limit() },
+            (NoCredit::Closed, Status::Failed(error)) => ChatError::NotStarted(error.clone()),
+            (NoCredit::Closed, Status::Stopped { reason }) => ChatError::Stopped { reason: reason.clone() },
+            (NoCredit::Closed, Status::Starting | Status::Ready(_)) => ChatError::ShuttingDown,
+        }
+    }
+
+    /// Its requests, as the runtime counts them.
+    pub(crate) fn credits(&self) -> &Credits {
+        &self.credits
     }
 
     /// Requests under way or waiting, and how many there may be.

@@ -41,6 +41,7 @@ impl Actor for KvActor {
             KvMessage::Allot { demands, reply } => reply.answer(state.core.allot(&demands)),
             KvMessage::Release(sequences) => sequences.into_iter().for_each(|id| state.core.release(id)),
             KvMessage::Count(reply) => reply.answer((state.core.free_blocks(), state.core.blocks())),
+            KvMessage::Drill(drill) => return Err(drill.strike().into()),
         }
         metrics::gauge!("bursar_kv_blocks_free", "model" => state.model.to_string())
             .set(state.core.free_blocks() as f64);

@@ -1,7 +1,7 @@
 //! What may be asked of the kv actor.
 
 use super::{Allotment, Demand, SequenceId};
-use crate::reply::Reply;
+use crate::{reply::Reply, supervise::Drill};
 
 /// From the scheduler only. Credit: one `Allot` at a time, as a scheduler has one step in preparation.
 #[derive(Debug)]
@@ -17,4 +17,6 @@ pub enum KvMessage {
     Release(Vec<SequenceId>),
     /// Blocks that are free, and all blocks: for gauges and tests.
     Count(Reply<(usize, usize)>),
+    /// Die of this.
+    Drill(Drill),
 }

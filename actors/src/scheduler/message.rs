@@ -3,7 +3,7 @@
 use tokio::sync::mpsc;
 
 use super::{Finish, NewSequence};
-use crate::{kv::SequenceId, lane::LaneError, vision::PinnedPictures};
+use crate::{kv::SequenceId, lane::LaneError, supervise::Drill, vision::PinnedPictures};
 
 /// From chat drivers (credit: one accepted request each) and from the step lane (one answer a step).
 pub enum SchedulerMessage {
@@ -13,6 +13,8 @@ pub enum SchedulerMessage {
     Cancel(SequenceId),
     /// The lane's answer to a step: the tokens chosen, in the plan's order.
     Stepped(Result<Vec<u32>, LaneError>),
+    /// Die of this.
+    Drill(Drill),
 }
 
 /// A sequence with what the decisions about it need not know.

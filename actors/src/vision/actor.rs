@@ -111,6 +111,7 @@ impl Actor for VisionActor {
                 state.core.step(Input::Encoded)
             }
             VisionMessage::Unpin(keys) => state.core.step(Input::Unpin(keys)),
+            VisionMessage::Drill(drill) => return Err(drill.strike().into()),
         };
         effects.into_iter().for_each(|effect| state.act(&myself, effect));
         state.forget_cancelled(&myself);
