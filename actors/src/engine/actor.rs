@@ -178,13 +178,20 @@ impl Actor for EngineActor {
                 }
             }
             EngineMessage::Drill(drill) => return Err(drill.strike().into()),
-            EngineMessage::DrillLane(which) => {
+            EngineMessage::DrillLane { which, ended } => {
                 let lanes = state.arguments.shelf.lanes();
                 let lane = lanes.and_then(|lanes| match which {
                     WhichLane::Step => Some(lanes.step),
                     WhichLane::Vision => lanes.vision,
                 });
-                lane.iter().for_each(|lane| lane.submit(Job::Drill));
+                if let Some(lane) = lane {
+                    lane.submit(Job::Drill);
+                    let end = lane.ended();
+                    tokio::spawn(async move {
+                        end.await;
+                        ended.answer(());
+                    });
+                }
             }
         }
         Ok(())

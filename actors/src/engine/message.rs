@@ -3,6 +3,7 @@
 use super::{StartError, start::Planned};
 use crate::{
     profile::{ProfileError, Profiled},
+    reply::Reply,
     supervise::{Drill, ErrandDied},
 };
 
@@ -41,6 +42,11 @@ pub enum EngineMessage {
     },
     /// Die of this.
     Drill(Drill),
-    /// Let a lane's thread die of a panic. While there is none nothing happens.
-    DrillLane(WhichLane),
+    /// Let a lane's thread die of a panic.
+    DrillLane {
+        /// Which.
+        which: WhichLane,
+        /// Answered when the thread has ended; not at all if there is none now.
+        ended: Reply<()>,
+    },
 }

@@ -15,9 +15,9 @@ use super::{
     Effect, Input, PictureKey, PinnedPicture, PinnedPictures, Ticket, VisionCore, VisionError, VisionMessage, Wanted,
 };
 use crate::{
-    budget::Budget,
+    budget::{Budget, LeaseError},
     lane::{Answer, EncodeJob, Job, Lane},
-    reply::Reply,
+    reply::{AskError, Reply},
     tree,
 };
 
@@ -162,6 +162,9 @@ impl VisionState {
                     // An actor that is gone drops the reply, which tells the request to come again.
                     drop(myself.send_message(VisionMessage::Prepared { pictures, host, reply }));
                 }
+                // Only with the runtime there is no budget any more. That is no error of this request's: it hears that this
+                // actor is gone, and from its model why.
+                Err(VisionError::Host(LeaseError::Unanswered(AskError::Gone { .. }))) => drop(reply),
                 Err(error) => reply.answer(Err(error)),
             }
         });
