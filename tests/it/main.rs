@@ -6,6 +6,8 @@ mod bad_input;
 mod chats;
 mod deaths;
 mod drains;
+mod ears;
 mod memory;
+mod rules;
 mod stage;
 mod starts;

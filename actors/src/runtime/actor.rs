@@ -241,10 +241,12 @@ async fn await_start(
     handle: ModelHandle,
     mut reply: Reply<Result<ModelHandle, Arc<StartError>>>,
 ) {
-    let forget = |home| match runtime.send_message(RuntimeMessage::Forget { name, load, home }) {
+    let forget = |home| {
+        let forgotten = runtime.send_message(RuntimeMessage::Forget { name, load, home });
         // With the runtime all that it supervised is gone, but whoever asks hears the reason.
-        Err(MessagingErr::SendErr(RuntimeMessage::Forget { home, .. })) => home(0),
-        _ => {}
+        if let Err(MessagingErr::SendErr(RuntimeMessage::Forget { home, .. })) = forgotten {
+            home(0);
+        }
     };
     let started = tokio::select! {
         started = handle.serving() => started,
