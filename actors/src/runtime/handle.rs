@@ -114,8 +114,10 @@ impl Runtime {
     }
 
     /// Starts a runtime that is supervised by an actor of your own: it hears of the runtime's end as ractor tells of it,
-    /// may start another, and takes the runtime with it when it dies. Use [`ractor`](crate::ractor) as this crate
-    /// exports it, so that both mean the same version.
+    /// may start another, and takes the runtime with it when it dies. It hears of an end too when the last clone of this
+    /// handle is dropped. Requests and leases of a runtime that died are over; memory that they had backed is home when
+    /// their handles are dropped. Use [`ractor`](crate::ractor) as this crate exports it, so that both mean the same
+    /// version.
     ///
     /// # Errors
     /// As [`start`](Runtime::start), or the supervisor is ending.
