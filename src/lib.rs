@@ -33,7 +33,9 @@ pub use bursar_actors::{
         Video,
     },
     engine::{LoadOptions, Progress, StartError},
+    ractor,
     runtime::{DeviceChoice, ModelSource, Runtime, RuntimeConfig, RuntimeError},
+    supervise::{Drill, Intensity},
 };
 pub use bursar_budgets::{Bytes, Class, Device, GIB, HostConfig, HostDevice, KIB, Lease, MIB, Script, Snapshot};
 #[cfg(feature = "hub")]

@@ -21,3 +21,5 @@ pub mod scheduler;
 pub mod supervise;
 pub mod tree;
 pub mod vision;
+
+pub use ractor;

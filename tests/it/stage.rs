@@ -19,7 +19,7 @@ use bursar::{
 use image::{ImageFormat, Rgb, RgbImage};
 
 /// No story takes as long; one that does hangs.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Runs a story on threads of its own.
 pub fn story(story: impl Future<Output = ()>) {

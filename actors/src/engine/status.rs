@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bursar_budgets::Bytes;
+use tokio::sync::watch;
 
 use super::{Serving, StartError};
 
@@ -20,6 +21,24 @@ pub enum Status {
         /// Why.
         reason: Arc<str>,
     },
+}
+
+impl Status {
+    /// Whether nothing comes after it.
+    pub fn is_over(&self) -> bool {
+        matches!(self, Status::Failed(_) | Status::Stopped { .. })
+    }
+
+    /// Lets handles see `next`, unless they have been told that it is over: the first reason stands.
+    pub(crate) fn change(shown: &watch::Sender<Status>, next: Status) {
+        shown.send_if_modified(|status| {
+            let goes_on = !status.is_over();
+            if goes_on {
+                *status = next;
+            }
+            goes_on
+        });
+    }
 }
 
 /// A moment of the start.

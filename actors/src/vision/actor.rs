@@ -15,9 +15,9 @@ use super::{
     Effect, Input, PictureKey, PinnedPicture, PinnedPictures, Ticket, VisionCore, VisionError, VisionMessage, Wanted,
 };
 use crate::{
-    budget::Budget,
+    budget::{Budget, LeaseError},
     lane::{Answer, EncodeJob, Job, Lane},
-    reply::Reply,
+    reply::{AskError, Reply},
     tree,
 };
 
@@ -111,6 +111,7 @@ impl Actor for VisionActor {
                 state.core.step(Input::Encoded)
             }
             VisionMessage::Unpin(keys) => state.core.step(Input::Unpin(keys)),
+            VisionMessage::Drill(drill) => return Err(drill.strike().into()),
         };
         effects.into_iter().for_each(|effect| state.act(&myself, effect));
         state.forget_cancelled(&myself);
@@ -160,6 +161,9 @@ impl VisionState {
                     // An actor that is gone drops the reply, which tells the request to come again.
                     drop(myself.send_message(VisionMessage::Prepared { pictures, host, reply }));
                 }
+                // Only with the runtime there is no budget any more. That is no error of this request's: it hears that this
+                // actor is gone, and from its model why.
+                Err(VisionError::Host(LeaseError::Unanswered(AskError::Gone { .. }))) => drop(reply),
                 Err(error) => reply.answer(Err(error)),
             }
         });

@@ -10,7 +10,7 @@ use bursar_model::{
 use thiserror::Error;
 
 use super::{PictureKey, PinnedPictures};
-use crate::{budget::LeaseError, lane::LaneError, reply::Reply};
+use crate::{budget::LeaseError, lane::LaneError, reply::Reply, supervise::Drill};
 
 /// From chat drivers (credit: one accepted request each), from its own CPU threads, and from the vision lane.
 pub enum VisionMessage {
@@ -34,6 +34,8 @@ pub enum VisionMessage {
     Encoded(Result<(), LaneError>),
     /// A request no longer needs these; one entry a pin.
     Unpin(Vec<PictureKey>),
+    /// Die of this.
+    Drill(Drill),
 }
 
 /// Pictures that did not get into the cache. The request fails alone.
