@@ -196,7 +196,7 @@ impl Metering<'_> {
         self.depth += 1;
         self.parts(expression);
         // Each sum in a long sum would stand in one more pair of parentheses, and the parser takes few.
-        if self.refused.is_none() && !(is_of_sum && sums(expression) % SUMS_UNWEIGHED != 0) {
+        if self.refused.is_none() && (!is_of_sum || sums(expression).is_multiple_of(SUMS_UNWEIGHED)) {
             self.whole(expression);
         }
         self.depth -= 1;
