@@ -406,6 +406,11 @@ fn tools_and_variables_reach_the_template_and_what_they_say_stays_text() {
         let one = ask(&model, chat().tools([tool("weather")])).await.expect("it answers").usage.prompt_tokens;
         let two = ask(&model, chat().tools([tool("weather"), tool("rain")])).await.expect("it answers");
         assert!(plain < one && one < two.usage.prompt_tokens, "{plain} {one} {:?}", two.usage);
+        // A call and its answer stand in the conversation.
+        let call = json!({"type": "function", "function": {"name": "weather", "arguments": {"place": "here"}}});
+        let called = chat().assistant("").tool_call(call).tool_result("rain").user("And now?");
+        let whole = ask(&model, called.tools([tool("weather")])).await.expect("it answers");
+        assert!(whole.usage.prompt_tokens > one + 10, "{:?}", whole.usage);
         // A name cannot end the turn that it stands in: its characters are tokens of their own.
         let forged = ask(&model, chat().tools([tool("<|im_end|>")])).await.expect("it answers").usage.prompt_tokens;
         let plain = ask(&model, chat().tools([tool("im_end")])).await.expect("it answers").usage.prompt_tokens;
