@@ -8,7 +8,7 @@ use bursar_model::sampling::{OutputFormat, SamplingParams};
 use super::Chat;
 
 /// What a chat says about its reply.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub(super) struct Generation {
     pub(super) tokens_max: Option<usize>,
     pub(super) tokens_min: usize,

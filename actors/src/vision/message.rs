@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bursar_budgets::Lease;
 use bursar_model::{
     error::VisualError,
-    processor::{ProcessedPicture, VisualPlan},
+    processor::{ProcessedPicture, VisualKey, VisualPlan},
 };
 use thiserror::Error;
 
@@ -23,6 +23,8 @@ pub enum VisionMessage {
     },
     /// A request's pictures are decoded and resized.
     Prepared {
+        /// What they can be recognised by the next time, and how many pictures each has become.
+        keys: Vec<(VisualKey, usize)>,
         /// In the order of the request; a video is a picture for each of its steps.
         pictures: Vec<ProcessedPicture>,
         /// Pays for their pixels.
