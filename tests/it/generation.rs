@@ -132,6 +132,20 @@ fn the_next_turn_of_a_conversation_finds_what_the_last_computed() {
 }
 
 #[test]
+fn what_is_salted_is_found_by_none_but_those_who_know_the_salt() {
+    story(async {
+        let stage = Stage::set(small()).await;
+        let long = || Chat::new().user("shapes ".repeat(60)).temperature(0.0).max_tokens(4);
+        let mut cached = Vec::new();
+        for salt in [Some("mine"), None, Some("yours"), Some("mine"), None] {
+            let chat = salt.into_iter().fold(long(), Chat::cache_salt);
+            cached.push(ask(&stage.model, chat).await.expect("it answers").cached_tokens > 0);
+        }
+        assert_eq!(cached, [false, false, false, true, true]);
+    });
+}
+
+#[test]
 fn the_picture_of_an_earlier_turn_is_not_decoded_again_while_it_is_in_the_cache() {
     let ears = Ears::open();
     story(async {
