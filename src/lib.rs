@@ -42,7 +42,8 @@
 //! gives the references of the actors that serve a model now, [`Runtime::supervised`] those above them, and [`messages`]
 //! is what they may be asked. An actor has one supervisor, and ours restart ours: link *your* actor under one of ours
 //! (`mine.link(theirs)`) to end with it, or watch ours (`mine.monitor(theirs)`) to hear of its death. Linking one of ours
-//! under yours would take it from the supervisor that restarts it.
+//! under yours would take it from the supervisor that restarts it. [`Runtime::start_linked`] puts a whole runtime under a
+//! supervisor of yours, and a [`Drill`] makes any of ours die, to see what yours then do.
 //!
 //! # Further down
 //!
@@ -62,13 +63,15 @@ pub use bursar_actors::{
     ractor,
     reply::AskError,
     runtime::{DeviceChoice, ModelSource, Runtime, RuntimeConfig, RuntimeError, Supervised},
-    supervise::Intensity,
+    supervise::{Drill, Intensity},
     vision::VisionError,
 };
 pub use bursar_budgets::{
     Address, Bytes, Class, Device, DeviceError, Frame, GIB, Hint, HostConfig, HostDevice, KIB, Label, Lease, LeaseId,
     LeaseLine, LeaseState, MIB, Owner, Refusal, Script, Segment, Snapshot, Workspace, WorkspaceFull,
 };
+#[cfg(feature = "hub")]
+pub use bursar_model::checkpoint::{HubError, HubModel, HubOptions};
 pub use bursar_model::{
     Envelope, LimitError, demo,
     error::{CheckpointError, GrammarError, ImageError, SamplingError, TextError, VideoError},

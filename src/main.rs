@@ -2,6 +2,8 @@
 
 mod chat;
 mod failure;
+#[cfg(feature = "hub")]
+mod hub;
 mod model;
 mod progress;
 mod tour;

@@ -19,6 +19,10 @@ impl Bar {
     /// Draws one moment.
     pub fn show(&self, progress: Progress) {
         match progress {
+            Progress::Fetching { file, done, total } => {
+                self.0.set_message(format!("fetching {file}"));
+                self.draw(done.0, total.0);
+            }
             Progress::Planning => self.0.set_message("planning the worst cases"),
             Progress::Loading { done, total } => {
                 self.0.set_message("loading weights");

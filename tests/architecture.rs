@@ -129,7 +129,7 @@ fn families_are_named_in_their_folder_and_in_the_registry() {
 }
 
 #[test]
-fn decisions_have_no_clock_no_device_and_no_actor_inside() {
+fn rule_12_decisions_have_no_clock_no_device_and_no_actor_inside() {
     let pure = ["core.rs", "admission.rs", "sequence.rs", "policy.rs"];
     let words = ["async ", "ractor::", "tokio", "Instant::now", "SystemTime", "dyn Device", "HashMap", "metrics::"];
     let impure = offenders("actors/src", &words, &[]);
@@ -187,5 +187,52 @@ fn every_crate_denies_what_is_not_documented() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder).join("lib.rs");
         let text = fs::read_to_string(path).expect("a library");
         assert!(text.contains("#![deny(missing_docs)]"), "{folder}/lib.rs denies missing documentation");
+    }
+}
+
+#[test]
+fn rule_9_no_source_makes_a_queue_without_an_end() {
+    // A mailbox of ractor has none either: what may stand in it is limited by credits, one a message that asks for work.
+    let words = ["unbounded", "mpsc::channel()", "SegQueue", "LinkedList", "crossbeam", "flume"];
+    for folder in ["budgets/src", "kernels/src", "model/src", "actors/src", "src"] {
+        assert_none(offenders(folder, &words, &[]), "rule 9: full is an answer");
+    }
+    let bans = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("clippy.toml")).expect("it is there");
+    for banned in ["tokio::sync::mpsc::unbounded_channel", "std::sync::mpsc::channel"] {
+        assert!(bans.contains(banned), "clippy would not mind {banned}");
+    }
+}
+
+#[test]
+fn each_test_and_file_that_the_table_of_rules_names_is_there() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let map = fs::read_to_string(root.join("ARCHITECTURE.md")).expect("the map is there");
+    let tests: String = ["budgets", "kernels", "model", "actors", "src", "tests"]
+        .into_iter()
+        .flat_map(|folder| sources(folder).into_iter().map(|(_, text)| text))
+        .collect();
+    // As a function, or as a name that a macro of ours makes one of.
+    let is_there = |test: &str| match test.strip_suffix('…') {
+        Some(start) => tests.contains(&format!("fn {start}")) || tests.contains(&format!("\n    {start}")),
+        None => tests.contains(&format!("fn {test}(")) || tests.contains(&format!("\n    {test}: ")),
+    };
+    let mut rules = Vec::new();
+    for row in map.lines().filter(|line| line.starts_with("| ") && line.as_bytes()[2].is_ascii_digit()) {
+        let number = row[2..].split(' ').next().expect("a rule has a number");
+        let mut has_named_test = false;
+        for word in row.split('`').skip(1).step_by(2) {
+            if word.contains('/') {
+                assert!(root.join(word).exists(), "rule {number} names {word}, which is not there");
+            } else {
+                assert!(is_there(word), "rule {number} names the test {word}, which is not there");
+                has_named_test |= word.starts_with(&format!("rule_{number}_"));
+            }
+        }
+        if has_named_test {
+            rules.push(number.to_owned());
+        }
+    }
+    for rule in ["1", "4", "7", "9", "11", "12", "13", "15"] {
+        assert!(rules.iter().any(|named| named == rule), "rule {rule} has a test of its name in the table");
     }
 }

@@ -2,28 +2,70 @@
 
 use std::sync::Arc;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::watch;
 
 /// A fixed number of credits. Full is an answer, never a wait.
 #[derive(Clone, Debug)]
 pub struct Credits {
-    free: Arc<Semaphore>,
+    counts: Arc<watch::Sender<Counts>>,
     limit: usize,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    taken: usize,
+    closed: bool,
 }
 
 /// One credit, given back on drop.
 #[derive(Debug)]
-pub struct Credit(#[expect(dead_code, reason = "held for its drop")] OwnedSemaphorePermit);
+pub struct Credit(Arc<watch::Sender<Counts>>);
+
+/// Why there is no credit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoCredit {
+    /// All are taken.
+    Full,
+    /// There will be none any more.
+    Closed,
+}
 
 impl Credits {
     /// `limit` credits.
     pub fn new(limit: usize) -> Self {
-        Credits { free: Arc::new(Semaphore::new(limit)), limit }
+        Credits { counts: Arc::default(), limit }
     }
 
-    /// Takes one, if one is free.
-    pub fn take(&self) -> Option<Credit> {
-        self.free.clone().try_acquire_owned().ok().map(Credit)
+    /// Takes so many, or none: whoever held some and waited for the rest would keep others out.
+    ///
+    /// # Errors
+    /// At once, if fewer are free or none is given out any more.
+    pub fn take(&self, count: usize) -> Result<Vec<Credit>, NoCredit> {
+        let mut outcome = Ok(());
+        self.counts.send_if_modified(|counts| {
+            outcome = match counts {
+                Counts { closed: true, .. } => Err(NoCredit::Closed),
+                Counts { taken, .. } if *taken + count > self.limit => Err(NoCredit::Full),
+                Counts { taken, .. } => {
+                    *taken += count;
+                    Ok(())
+                }
+            };
+            outcome.is_ok()
+        });
+        outcome.map(|()| (0..count).map(|_| Credit(self.counts.clone())).collect())
+    }
+
+    /// Gives none out from now on. Those that are taken stay so until they are dropped.
+    pub fn close(&self) {
+        self.counts.send_modify(|counts| counts.closed = true);
+    }
+
+    /// Returns when none is taken.
+    pub async fn idle(&self) {
+        let mut counts = self.counts.subscribe();
+        // The sender lives as long as this borrow, so there is nothing else to come of it.
+        drop(counts.wait_for(|counts| counts.taken == 0).await);
     }
 
     /// How many there are.
@@ -33,7 +75,13 @@ impl Credits {
 
     /// How many are taken.
     pub fn taken(&self) -> usize {
-        self.limit - self.free.available_permits()
+        self.counts.borrow().taken
+    }
+}
+
+impl Drop for Credit {
+    fn drop(&mut self) {
+        self.0.send_modify(|counts| counts.taken -= 1);
     }
 }
 
@@ -44,19 +92,45 @@ mod tests {
     #[test]
     fn a_credit_is_free_again_when_it_is_dropped_and_never_twice() {
         let credits = Credits::new(2);
-        let (first, second) = (credits.take(), credits.clone().take());
-        assert!(first.is_some() && second.is_some());
-        assert!(credits.take().is_none(), "full is an answer");
+        let (first, second) = (credits.take(1), credits.clone().take(1));
+        assert!(first.is_ok() && second.is_ok());
+        assert_eq!(credits.take(1).err(), Some(NoCredit::Full), "full is an answer");
         assert_eq!((credits.taken(), credits.limit()), (2, 2));
         drop(first);
         assert_eq!(credits.taken(), 1);
-        assert!(credits.take().is_some());
+        assert!(credits.take(1).is_ok());
         drop(second);
         assert_eq!(credits.taken(), 0);
     }
 
     #[test]
+    fn several_are_taken_together_or_not_at_all() {
+        let credits = Credits::new(3);
+        let two = credits.take(2).expect("there are three");
+        assert_eq!(credits.take(2).err(), Some(NoCredit::Full));
+        assert_eq!(credits.taken(), 2, "the one that was free still is");
+        drop(two);
+        assert_eq!(credits.take(3).map(|credits| credits.len()), Ok(3));
+    }
+
+    #[test]
     fn without_credits_everything_is_too_much() {
-        assert!(Credits::new(0).take().is_none());
+        assert_eq!(Credits::new(0).take(1).err(), Some(NoCredit::Full));
+    }
+
+    #[tokio::test]
+    async fn closed_credits_are_idle_when_the_last_is_given_back() {
+        let credits = Credits::new(2);
+        let taken = credits.take(1);
+        credits.close();
+        assert_eq!(credits.take(1).err(), Some(NoCredit::Closed), "closed is an answer too");
+        let waiting = tokio::spawn({
+            let credits = credits.clone();
+            async move { credits.idle().await }
+        });
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished(), "one is still taken");
+        drop(taken);
+        waiting.await.expect("no panic");
     }
 }

@@ -52,6 +52,13 @@ pub struct Question {
     pub deadline: Duration,
 }
 
+impl Question {
+    /// The same, for an answer that itself takes as long as this.
+    pub fn after(self, duration: Duration) -> Question {
+        Question { deadline: self.deadline.saturating_add(duration), ..self }
+    }
+}
+
 macro_rules! questions {
     ($($(#[$doc:meta])* $name:ident: $from:ident -> $to:ident, $what:literal, $seconds:literal;)*) => {
         $($(#[$doc])* pub const $name: Question = Question {
@@ -63,9 +70,9 @@ macro_rules! questions {
 }
 
 questions! {
-    /// A user loads a model.
-    LOAD_MODEL: User -> Runtime, "load a model", 3600;
-    /// A user unloads a model or ends the runtime.
+    /// A user loads a model. A day, because its files may have to be fetched first.
+    LOAD_MODEL: User -> Runtime, "load a model", 86_400;
+    /// A user unloads a model or ends the runtime. What the user allows the requests under way comes on top.
     SHUT_DOWN: User -> Runtime, "shut down", 60;
     /// A user looks at the tree.
     SUPERVISED: User -> Runtime, "supervised actors", 5;

@@ -547,7 +547,7 @@ fn run_and_say(seed: u64) -> World {
 }
 
 #[test]
-fn thousands_of_seeds_end_with_every_request_answered_and_everything_home() {
+fn rule_4_thousands_of_seeds_stay_within_what_was_stressed_and_answer_every_request() {
     let (mut preemptions, mut found_tokens) = (0, 0);
     for seed in 0..1000 {
         let world = run_and_say(seed);
@@ -559,7 +559,7 @@ fn thousands_of_seeds_end_with_every_request_answered_and_everything_home() {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_trace() {
+fn rule_12_the_same_seed_gives_the_same_trace() {
     for seed in 0..50 {
         let trace = run_and_say(seed).trace;
         assert_eq!(trace, run_and_say(seed).trace, "seed {seed}");

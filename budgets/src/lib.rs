@@ -61,7 +61,9 @@ mod workspace;
 pub use account::Account;
 pub use admission::{Admission, Overloaded, Waiting};
 pub use class::{Class, Memory};
-pub use device::{Address, Device, DeviceError, DeviceMemory, HostConfig, HostCounts, HostDevice, Script};
+pub use device::{
+    Address, CudaCounts, CudaDevice, Device, DeviceError, DeviceMemory, HostConfig, HostCounts, HostDevice, Script,
+};
 pub use error::Hint;
 pub use fence::{Fence, Ticket, Timeline, Timelines};
 pub use gate::{Gate, GateError, Seats};

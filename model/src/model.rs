@@ -37,6 +37,11 @@ impl LoadError {
             LoadError::Architecture(error) => format!("use a checkpoint of one of: {}", error.known),
             LoadError::Config(_) => "check config.json against the checkpoint's release".to_owned(),
             LoadError::Weights(WeightError::Checkpoint(error)) => error.hint(),
+            LoadError::Weights(WeightError::Extra { .. }) => {
+                "check config.json against the checkpoint's release; a tensor that no layer reads is left out of the \
+                 answer silently elsewhere, and not here"
+                    .to_owned()
+            }
             LoadError::Weights(_) => "the folder mixes files of different checkpoints; download it again".to_owned(),
             LoadError::Kernel(_) => "the device refused the copy; see its message".to_owned(),
         }
@@ -59,6 +64,7 @@ impl Model {
         let config = FamilyConfig::of(checkpoint)?;
         let mut map = WeightMap::dry(checkpoint);
         let family = config.clone().claim(&mut map)?;
+        map.refuse_extra()?;
         Ok(Model { config, family, weight_bytes: map.used(), segment: None })
     }
 

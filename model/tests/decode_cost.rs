@@ -73,6 +73,7 @@ fn pictures() -> Vec<(String, Vec<u8>)> {
 #[test]
 fn decoding_and_processing_take_no_more_than_was_said_before() {
     decode_all();
+    side_chunks();
     process_one();
     process_video();
 }
@@ -104,6 +105,33 @@ fn process_one() {
     // The filter's weights come on top, and a band of eight rows for each thread: some kilobytes each.
     assert!(taken <= plan.host_bytes + (1 << 20), "took {taken} bytes, said {}", plan.host_bytes);
     assert!(taken >= plan.host_bytes, "took {taken} bytes, said {}", plan.host_bytes);
+}
+
+/// A small picture whose colour profile and text unpack to 200 MB.
+fn side_chunks() {
+    let mut encoded = Cursor::new(Vec::new());
+    DynamicImage::ImageRgb8(image::RgbImage::new(20, 20)).write_to(&mut encoded, ImageFormat::Png).expect("it encodes");
+    let plain = encoded.into_inner();
+    let mut packed = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::best());
+    for _ in 0..200 {
+        std::io::Write::write_all(&mut packed, &vec![0; 1 << 20]).expect("memory takes it");
+    }
+    let packed = packed.finish().expect("memory takes it");
+    let text = [b"\0\0\0", &vec![b'x'; 3 << 20][..]].concat(); // as long as some programs' notes
+    for (kind, data) in [(b"iCCP", &packed), (b"zTXt", &packed), (b"iTXt", &text), (b"eXIf", &text)] {
+        let content = [&kind[..], b"a name\0\0", data].concat();
+        let mut crc = flate2::Crc::new();
+        crc.update(&content);
+        let length = (content.len() as u32 - 4).to_be_bytes();
+        let (header, rest) = plain.split_at(33); // the signature and IHDR
+        let bytes = ImageBytes::new([header, &length, &content, &crc.sum().to_be_bytes(), rest].concat());
+        let limits = ImageLimits::default();
+        let said = bytes.probe(&limits).expect("a good header").cost.peak_bytes();
+        let (taken, outcome) = peak_of(|| bytes.decode(&limits));
+        println!("{}: said {said}, took {taken}, {outcome:?}", String::from_utf8_lossy(kind));
+        assert!(outcome.is_ok(), "the pixels are fine: {outcome:?}");
+        assert!(taken <= said, "took {taken} bytes, said {said}");
+    }
 }
 
 fn decode_all() {

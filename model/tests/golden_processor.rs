@@ -105,6 +105,22 @@ fn jpeg_and_lossy_webp_are_decoded_to_the_recorded_pixels() {
 }
 
 #[test]
+fn the_four_printing_colours_become_the_recorded_ones() {
+    for name in ["cmyk.jpg", "cmyk_progressive.jpg", "cmyk_unmarked.jpg", "ycck.jpg"] {
+        let expected = golden_png(&format!("image_processor/{name}.decoded.png"));
+        assert_eq!((0, 1.0), differences(&decode(&format!("pictures/{name}")), &expected), "{name}");
+    }
+}
+
+#[test]
+fn an_animation_is_its_first_frame() {
+    for name in ["animated.webp", "animated.png"] {
+        let expected = golden_png(&format!("image_processor/{name}.decoded.png"));
+        assert_eq!((0, 1.0), differences(&decode(&format!("pictures/{name}")), &expected), "{name}");
+    }
+}
+
+#[test]
 fn patches_have_the_recorded_grid_order_and_values() {
     let cases = golden_json("image_processor/cases.json");
     for case in cases["cases"].as_array().expect("cases") {

@@ -37,12 +37,15 @@ fn messages(recorded: &Value) -> Option<Vec<Message>> {
             "tool" => Role::Tool,
             _ => return None,
         };
-        let only_known_fields = message.as_object()?.keys().all(|key| key == "role" || key == "content");
-        let content = match &message["content"] {
+        let known = ["role", "content", "tool_calls"];
+        let only_known_fields = message.as_object()?.keys().all(|key| known.contains(&key.as_str()));
+        let calls = message["tool_calls"].as_array().into_iter().flatten().cloned().map(Part::ToolCall);
+        let mut content: Vec<_> = match &message["content"] {
             Value::String(text) => vec![Part::Text(text.clone())],
             Value::Array(parts) => parts.iter().map(part).collect::<Option<_>>()?,
             _ => return None,
         };
+        content.extend(calls);
         only_known_fields.then_some(Message { role, content })
     };
     recorded.as_array()?.iter().map(message).collect()

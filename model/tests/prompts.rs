@@ -171,7 +171,7 @@ fn the_date_is_an_input() {
 
 #[test]
 fn endless_templates_end_in_a_typed_error() {
-    let limits = TemplateLimits { steps_max: 10_000, bytes_max: 1000 };
+    let limits = TemplateLimits { steps_max: 10_000, bytes_max: 1000, ..TemplateLimits::default() };
     let fail = |source: &str| {
         let template = ChatTemplate::new(sources(source), limits).expect("the template compiles");
         template.render(&[], &TemplateInputs::default()).expect_err("it must not end well")

@@ -69,6 +69,20 @@ impl Copy {
         self
     }
 
+    /// Adds an empty tensor to a safetensors header.
+    fn add(self, file: &str, name: &str) -> Self {
+        let path = self.0.join(file);
+        let bytes = fs::read(&path).expect("a file");
+        let (length, rest) = bytes.split_first_chunk::<8>().expect("a length");
+        let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
+        let mut header: Value = serde_json::from_slice(header).expect("a header");
+        header[name] = json!({ "dtype": "F32", "shape": [0], "data_offsets": [data.len(), data.len()] });
+        let header = header.to_string();
+        let parts = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data];
+        fs::write(path, parts.concat()).expect("it is written");
+        self
+    }
+
     fn error(&self) -> LoadError {
         let checkpoint = Checkpoint::open(CheckpointSource::Folder(self.0.clone())).expect("the files are well formed");
         match Model::plan(&checkpoint) {
@@ -115,6 +129,32 @@ fn a_missing_tensor_is_named_with_its_nearest() {
 fn more_layers_than_the_file_has_end_at_the_first_missing_tensor() {
     let error = Copy::of(QWEN2).set("config.json", &["num_hidden_layers"], json!(3)).error();
     assert_eq!(error.to_string(), "there is no tensor model.layers.2.input_layernorm.weight");
+}
+
+#[test]
+fn an_extra_tensor_is_named_and_not_left_out_silently() {
+    let fewer = Copy::of(QWEN2).set("config.json", &["num_hidden_layers"], json!(1)).error();
+    assert!(matches!(fewer, LoadError::Weights(WeightError::Extra { count: 12, .. })), "{fewer:?}");
+    assert_eq!(
+        fewer.to_string(),
+        "config.json has no place for 12 tensors of the checkpoint: model.layers.1.input_layernorm.weight, \
+         model.layers.1.mlp.down_proj.weight, model.layers.1.mlp.gate_proj.weight"
+    );
+    assert!(fewer.hint().contains("config.json"), "{}", fewer.hint());
+}
+
+#[test]
+fn what_released_checkpoints_carry_on_top_is_no_extra_tensor() {
+    let plans = |copy: Copy| {
+        let checkpoint = Checkpoint::open(CheckpointSource::Folder(copy.0.clone())).expect("well formed");
+        Model::plan(&checkpoint).map(drop)
+    };
+    let with = |name| Copy::of(QWEN2).add(FILE, name);
+    // This model's config ties its output projection to the embedding.
+    plans(with("lm_head.weight")).expect("it is not read then");
+    plans(with("model.layers.0.self_attn.rotary_emb.inv_freq")).expect("a buffer");
+    let error = plans(with("model.layers.0.self_attn.rotary_emb.inv_freq_of_another")).expect_err("no buffer");
+    assert!(matches!(error, LoadError::Weights(WeightError::Extra { count: 1, .. })), "{error:?}");
 }
 
 #[test]

@@ -16,7 +16,7 @@ use crate::failure::Failure;
 #[derive(Args)]
 #[command(group(ArgGroup::new("form").args(["json_schema", "regex", "choice"])))]
 pub struct Options {
-    /// A Hugging Face checkpoint folder, or `demo`.
+    /// A Hugging Face checkpoint folder, a model of the hub (`org/name` or `org/name@revision`), or `demo`.
     #[arg(long, default_value = "demo")]
     pub model: String,
     /// One JSON event a line.

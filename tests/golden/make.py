@@ -1061,6 +1061,38 @@ def make_smart_resize():
     write_json(HERE / "smart_resize.json", {"columns": columns, "rows": table, "refused": refused})
 
 
+def make_printed_pictures():
+    """JPEGs of the four printing colours, and what Pillow's `convert("RGB")` makes of them."""
+    folder, pictures = HERE / "image_processor", HERE / "pictures"
+    y, x = np.mgrid[0:43, 0:61]
+    inks = np.stack([x * 4, y * 5, (x + y) * 2, (x * y) // 11], axis=-1).astype(np.uint8)
+    pictures.mkdir(parents=True, exist_ok=True)
+    image = Image.fromarray(inks, "CMYK")
+    for name, options in [("cmyk", {"quality": 90}), ("cmyk_progressive", {"quality": 75, "progressive": True})]:
+        image.save(pictures / f"{name}.jpg", **options)
+    encoded = (pictures / "cmyk.jpg").read_bytes()
+    at = encoded.index(b"\xff\xee\x00\x0eAdobe")
+    # The same numbers, read as brightness, two colour differences and black; and without the word of who wrote them.
+    (pictures / "ycck.jpg").write_bytes(encoded[: at + 15] + b"\x02" + encoded[at + 16 :])
+    (pictures / "cmyk_unmarked.jpg").write_bytes(encoded[:at] + encoded[at + 16 :])
+    for name in ["cmyk", "cmyk_progressive", "ycck", "cmyk_unmarked"]:
+        image = Image.open(pictures / f"{name}.jpg")
+        assert image.mode == "CMYK", name
+        write_png(folder / f"{name}.jpg.decoded.png", image.convert("RGB"))
+
+
+def make_animations():
+    """Animations, and the frame that Pillow shows of them: the first."""
+    folder, pictures = HERE / "image_processor", HERE / "pictures"
+    y, x = np.mgrid[0:43, 0:61]
+    frames = [Image.fromarray(np.stack([x * 4, y * 5, 0 * x + 90 * i], axis=-1).astype(np.uint8)) for i in range(3)]
+    for name, options in [("animated.webp", {"lossless": True}), ("animated.png", {})]:
+        frames[0].save(pictures / name, save_all=True, append_images=frames[1:], duration=40, **options)
+        image = Image.open(pictures / name)
+        assert image.n_frames == 3, name
+        write_png(folder / f"{name}.decoded.png", image.convert("RGB"))
+
+
 # ---------------------------------------------------------------------------------------------------------------- main
 
 
@@ -1092,6 +1124,8 @@ def main():
         "models": lambda: make_models(real_config),
         "videos": lambda: record_videos(HERE),
         "processor": lambda: make_processor_cases(photograph),
+        "printed": make_printed_pictures,
+        "animations": make_animations,
         "smart_resize": make_smart_resize,
         "templates": lambda: make_templates(real_config),
         "tokenizer": lambda: make_real_tokenizer(tokenizer_json),

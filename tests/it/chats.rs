@@ -131,7 +131,7 @@ fn dropping_a_reply_cancels_and_others_go_on() {
 }
 
 #[test]
-fn one_request_more_than_allowed_is_refused_at_once_and_the_next_after_an_end_is_not() {
+fn rule_9_one_request_more_than_allowed_is_refused_at_once_and_the_next_after_an_end_is_not() {
     story(async {
         let stage = Stage::set(LoadOptions { requests: 2, ..small() }).await;
         for round in 0..3 {

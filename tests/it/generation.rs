@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use bursar::{Chat, ChatError, Content, FinishReason, LoadOptions, OutputFormat, Role};
 use serde_json::{Value, json};
 
+use crate::ears::Ears;
 use crate::stage::{Stage, Whole, about, answer, ask, eventually, listen, picture, small, story, text};
 
 /// A question whose answer is a matter of chance: the seed decides.
@@ -127,6 +128,46 @@ fn the_next_turn_of_a_conversation_finds_what_the_last_computed() {
         let fresh = Stage::set(small()).await;
         let again = ask(&fresh.model, second).await.expect("it answers");
         assert_eq!((again.cached_tokens, again.text, again.usage), (0, whole.text, whole.usage));
+    });
+}
+
+#[test]
+fn what_is_salted_is_found_by_none_but_those_who_know_the_salt() {
+    story(async {
+        let stage = Stage::set(small()).await;
+        let long = || Chat::new().user("shapes ".repeat(60)).temperature(0.0).max_tokens(4);
+        let mut cached = Vec::new();
+        for salt in [Some("mine"), None, Some("yours"), Some("mine"), None] {
+            let chat = salt.into_iter().fold(long(), Chat::cache_salt);
+            cached.push(ask(&stage.model, chat).await.expect("it answers").cached_tokens > 0);
+        }
+        assert_eq!(cached, [false, false, false, true, true]);
+    });
+}
+
+#[test]
+fn the_picture_of_an_earlier_turn_is_not_decoded_again_while_it_is_in_the_cache() {
+    let ears = Ears::open();
+    story(async {
+        let name = Some("turns".to_owned());
+        let stage = Stage::set(LoadOptions { name, ..small() }).await;
+        let before = stage.snapshot().await;
+        let recalled = || ears.most("bursar_vision_cache_recalled{model=turns}");
+        let first = about(1).image(picture(2));
+        let said = answer(&stage.model, first.clone()).await;
+        assert_eq!(recalled(), None);
+        let second = first.assistant(&said).user("And how many are there?");
+        let whole = ask(&stage.model, second.clone()).await.expect("it answers");
+        assert_eq!(recalled(), Some(2.0), "both at once");
+        // What was found is what would have been decoded.
+        let fresh = Stage::set(small()).await;
+        assert_eq!(ask(&fresh.model, second).await.expect("it answers").text, whole.text);
+        // Others push it out: then it is decoded again, and says the same.
+        for number in 10..30 {
+            answer(&stage.model, about(number)).await;
+        }
+        assert_eq!(answer(&stage.model, about(1).image(picture(2))).await, said);
+        stage.settled(&before).await;
     });
 }
 
@@ -406,6 +447,11 @@ fn tools_and_variables_reach_the_template_and_what_they_say_stays_text() {
         let one = ask(&model, chat().tools([tool("weather")])).await.expect("it answers").usage.prompt_tokens;
         let two = ask(&model, chat().tools([tool("weather"), tool("rain")])).await.expect("it answers");
         assert!(plain < one && one < two.usage.prompt_tokens, "{plain} {one} {:?}", two.usage);
+        // A call and its answer stand in the conversation.
+        let call = json!({"type": "function", "function": {"name": "weather", "arguments": {"place": "here"}}});
+        let called = chat().assistant("").tool_call(call).tool_result("rain").user("And now?");
+        let whole = ask(&model, called.tools([tool("weather")])).await.expect("it answers");
+        assert!(whole.usage.prompt_tokens > one + 10, "{:?}", whole.usage);
         // A name cannot end the turn that it stands in: its characters are tokens of their own.
         let forged = ask(&model, chat().tools([tool("<|im_end|>")])).await.expect("it answers").usage.prompt_tokens;
         let plain = ask(&model, chat().tools([tool("im_end")])).await.expect("it answers").usage.prompt_tokens;

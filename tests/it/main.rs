@@ -1,12 +1,21 @@
 //! Stories against the public API, with the embedded demo model on small devices. Each waits on conditions or answers,
 //! never on a time that should be enough, and fails with a message when it hangs.
 
+mod abort;
 mod bad_input;
 mod chats;
+mod checkpoints;
 mod command_line;
 mod deaths;
+mod drains;
+mod ears;
 mod generation;
+#[cfg(feature = "hub")]
+mod hub;
 mod memory;
+mod pictures;
+mod requests;
+mod rules;
 mod stage;
 mod starts;
 mod videos;

@@ -4,7 +4,11 @@ use std::{
     collections::BTreeMap,
     future::Future,
     io::Cursor,
-    sync::{Arc, OnceLock},
+    path::{Path, PathBuf},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -15,7 +19,7 @@ use bursar::{
 use image::{ImageFormat, Rgb, RgbImage};
 
 /// No story takes as long; one that does hangs.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Runs a story on threads of its own.
 pub fn story(story: impl Future<Output = ()>) {
@@ -188,4 +192,27 @@ pub fn about(number: u32) -> Chat {
 /// A greedy question without one.
 pub fn text(question: &str) -> Chat {
     Chat::new().user(question).temperature(0.0).max_tokens(24)
+}
+
+/// A folder of its own for a test; removed at the end.
+pub struct Folder(PathBuf);
+
+impl Folder {
+    pub fn empty() -> Folder {
+        static FOLDERS: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("it-{}-{}", std::process::id(), FOLDERS.fetch_add(1, Relaxed));
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        std::fs::create_dir_all(&folder).expect("a temporary folder");
+        Folder(folder)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
 }

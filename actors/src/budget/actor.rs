@@ -120,6 +120,7 @@ impl Actor for BudgetActor {
             BudgetMessage::Snapshot(reply) => reply.answer(state.ledger.snapshot()),
             BudgetMessage::Notes => {}
             BudgetMessage::Poll => state.polling = false,
+            BudgetMessage::Drill(drill) => return Err(drill.strike().into()),
         }
         state.read_notes()?;
         state.look_at_fences()?;

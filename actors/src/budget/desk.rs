@@ -73,9 +73,15 @@ impl Default for Desk {
 }
 
 impl Desk {
-    /// An actor takes its seat.
+    /// An actor takes its seat, unless the runtime ended while it started.
     pub(super) fn seat(&self, actor: ActorRef<BudgetMessage>) {
-        self.seat.send_replace(Seat::Taken(actor));
+        self.seat.send_if_modified(|seat| {
+            let open = !matches!(seat, Seat::Closed);
+            if open {
+                *seat = Seat::Taken(actor);
+            }
+            open
+        });
     }
 
     /// The runtime is over: whoever asks from now on, or still waits, hears so at once.

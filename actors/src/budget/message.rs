@@ -2,7 +2,7 @@
 
 use bursar_budgets::{Bytes, Gate, GateError, Label, Lease, LeaseId, Owner, Refusal, Request, RequestId, Snapshot};
 
-use crate::reply::Reply;
+use crate::{reply::Reply, supervise::Drill};
 
 /// From anybody with a [`Budget`](super::Budget). Credit: the ledger's bounded queue of waiting requests.
 pub enum BudgetMessage {
@@ -56,4 +56,6 @@ pub enum BudgetMessage {
     Notes,
     /// Look at the fences that leases wait for.
     Poll,
+    /// Die of this.
+    Drill(Drill),
 }

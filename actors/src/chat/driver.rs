@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bursar_model::{
-    flow::{LogProbabilities, LogProbability, POSITION_AXES, PictureContent, PictureHash, PrefixKeys, Token},
+    flow::{LogProbabilities, LogProbability, POSITION_AXES, PictureContent, PictureHash, Token},
     text::{Detokenizer, StopFilter, Tokenizer},
 };
 use ractor::ActorRef;
@@ -207,7 +207,7 @@ impl Driver {
             produced: self.produced.len(),
             tokens_max: self.preparation.tokens_max,
             pictures: prompt.pictures.iter().map(place).collect(),
-            prefix: PrefixKeys::default(),
+            prefix: self.preparation.prefix.clone(),
             group: self.group,
             score_prompt: self.preparation.score_prompt.filter(|_| self.scores.is_some()),
             stop_tokens: self.preparation.stop_tokens.clone(),

@@ -125,6 +125,9 @@ pub enum ChatError {
         /// Why.
         reason: Arc<str>,
     },
+    /// The model takes no more requests: it ends when those under way have ended, or at its deadline.
+    #[error("the model is shutting down and takes no more requests")]
+    ShuttingDown,
     /// The request was begun again as often as is reasonable.
     #[error("the model's actors died {deaths} times under this request")]
     GivenUp {
@@ -173,6 +176,7 @@ impl ChatError {
             ChatError::NotStarted(error) => error.hint(),
             ChatError::NotNumbers => "check the checkpoint's files; its weights may be damaged".to_owned(),
             ChatError::Stopped { .. } => "load the model again".to_owned(),
+            ChatError::ShuttingDown => "load the model again when it has ended, or ask another".to_owned(),
             ChatError::GivenUp { .. } => "look at the model's restarts; this request may be what kills it".to_owned(),
         }
     }
@@ -216,6 +220,7 @@ impl ChatError {
             ChatError::NotStarted(_)
             | ChatError::NotNumbers
             | ChatError::PreparationDied
+            | ChatError::ShuttingDown
             | ChatError::Stopped { .. }
             | ChatError::GivenUp { .. } => Fault::Model,
         }

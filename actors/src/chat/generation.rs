@@ -8,7 +8,7 @@ use bursar_model::sampling::{OutputFormat, SamplingParams};
 use super::Chat;
 
 /// What a chat says about its reply.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub(super) struct Generation {
     pub(super) tokens_max: Option<usize>,
     pub(super) tokens_min: usize,
@@ -28,6 +28,7 @@ pub(super) struct Generation {
     pub(super) prompt_log_probabilities: Option<usize>,
     pub(super) format: Option<OutputFormat>,
     pub(super) deadline: Option<Duration>,
+    pub(super) cache_salt: Option<String>,
 }
 
 impl Generation {
@@ -150,6 +151,13 @@ impl Chat {
     /// The reply has this form: it follows a JSON schema, matches a regular expression, and so on.
     pub fn format(mut self, format: OutputFormat) -> Self {
         self.generation.format = Some(format);
+        self
+    }
+
+    /// Only chats with the same salt share what was computed of equal beginnings. Without it equal prompts of different
+    /// callers share, and the time to the first token tells whether somebody has asked the same.
+    pub fn cache_salt(mut self, salt: impl Into<String>) -> Self {
+        self.generation.cache_salt = Some(salt.into());
         self
     }
 

@@ -14,7 +14,7 @@ use super::{
     preparation::Preparation,
 };
 use crate::{
-    credit::Credits,
+    credit::{Credits, NoCredit},
     engine::{Kit, Serving, Status},
     kv::SequenceId,
 };
@@ -62,7 +62,8 @@ impl ModelHandle {
     ///
     /// # Errors
     /// At once, with the limit, the value and a hint, whatever is outside the envelope; [`ChatError::Overloaded`] when
-    /// as many requests are under way as may be. What goes wrong later comes as the reply's last event.
+    /// as many requests are under way as may be, [`ChatError::ShuttingDown`] when the model only waits for those to end.
+    /// What goes wrong later comes as the reply's last event.
     pub async fn chat(&self, chat: Chat) -> Result<Reply, ChatError> {
         let mut replies = self.samples(chat, 1).await?;
         Ok(replies.pop().expect("one sample is one reply"))
@@ -80,11 +81,7 @@ impl ModelHandle {
         if samples == 0 || samples > limit {
             return Err(ChatError::Samples { samples, limit });
         }
-        // All or none: whoever held some and waited for the rest would keep others out.
-        let credits: Vec<_> = std::iter::from_fn(|| self.credits.take()).take(samples).collect();
-        if credits.len() < samples {
-            return Err(ChatError::Overloaded { limit });
-        }
+        let credits = self.credits.take(samples).map_err(|refusal| self.refused(refusal))?;
         let deadline = chat.generation.deadline.map(Deadline::after);
         let prepared = self.prepared(chat, samples);
         let (kit, prepared) = match deadline {
@@ -154,6 +151,20 @@ impl ModelHandle {
         };
         // A runtime that is gone serves nothing either.
         drop(status.wait_for(is_other).await);
+    }
+
+    fn refused(&self, refusal: NoCredit) -> ChatError {
+        match (refusal, &*self.status.borrow()) {
+            (NoCredit::Full, _) => ChatError::Overloaded { limit: self.credits.limit() },
+            (NoCredit::Closed, Status::Failed(error)) => ChatError::NotStarted(error.clone()),
+            (NoCredit::Closed, Status::Stopped { reason }) => ChatError::Stopped { reason: reason.clone() },
+            (NoCredit::Closed, Status::Starting | Status::Ready(_)) => ChatError::ShuttingDown,
+        }
+    }
+
+    /// Its requests, as the runtime counts them.
+    pub(crate) fn credits(&self) -> &Credits {
+        &self.credits
     }
 
     /// Requests under way or waiting, and how many there may be.

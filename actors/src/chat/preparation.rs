@@ -8,7 +8,7 @@ use std::{
 
 use bursar_model::{
     error::SamplingError,
-    flow::{LayoutError, PromptLayout, Visual, VisualGrid},
+    flow::{LayoutError, PrefixKeys, PromptLayout, Visual, VisualGrid},
     processor::{VisualLimits, VisualPlan},
     sampling::{Sampler, TOP_LOG_PROBABILITIES_MAX},
     text::{StopRules, TemplateInputs},
@@ -28,6 +28,8 @@ pub(super) struct Preparation {
     pub(super) stop_tokens: Arc<[u32]>,
     pub(super) sampler: Arc<Sampler>,
     pub(super) score_prompt: Option<usize>,
+    /// Of no tokens yet.
+    pub(super) prefix: PrefixKeys,
 }
 
 impl Preparation {
@@ -77,6 +79,10 @@ impl Preparation {
             stop_tokens: stop_tokens.clone(),
             sampler: Arc::new(sampler),
             score_prompt: None,
+            prefix: asked
+                .cache_salt
+                .as_ref()
+                .map_or_else(PrefixKeys::default, |salt| PrefixKeys::salted(salt.as_bytes())),
         });
         let mut prepared: Vec<_> = prepared.collect();
         // Scores of the prompt are the same for all.

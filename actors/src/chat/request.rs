@@ -1,6 +1,6 @@
 //! A chat as a user writes it.
 
-use std::path::Path;
+use std::{fmt, path::Path};
 
 use bursar_model::{
     error::ImageError,
@@ -51,7 +51,7 @@ impl Video {
 }
 
 /// A piece of a turn.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub enum Content {
     /// Text.
     Text(String),
@@ -59,6 +59,20 @@ pub enum Content {
     Image(Image),
     /// A video.
     Video(Video),
+    /// A call of a function: see [`Chat::tool_call`].
+    ToolCall(serde_json::Value),
+}
+
+/// Kinds and sizes: what is said is the user's.
+impl fmt::Debug for Content {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Content::Text(text) => write!(formatter, "Text({} bytes)", text.len()),
+            Content::Image(image) => write!(formatter, "{image:?}"),
+            Content::Video(video) => write!(formatter, "{video:?}"),
+            Content::ToolCall(_) => formatter.write_str("ToolCall(..)"),
+        }
+    }
 }
 
 /// A conversation and how it is to be answered: a value that can be kept, cloned and gone on with. Nothing is checked
@@ -78,12 +92,23 @@ pub enum Content {
 /// let scored = chat.clone().log_probabilities(5).deadline(Duration::from_secs(10)).stop("\n\n");
 /// let next_turn = chat.assistant("blue").user("And the circle?"); // what was computed before is found again
 /// ```
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct Chat {
     turns: Vec<(Role, Vec<Content>)>,
     pub(super) tools: Vec<serde_json::Value>,
     pub(super) template_variables: serde_json::Map<String, serde_json::Value>,
     pub(super) generation: Generation,
+}
+
+/// What is said by kinds and sizes, what is asked for not at all: stop strings and forms are the user's too.
+impl fmt::Debug for Chat {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("Chat")
+            .field("turns", &self.turns)
+            .field("tools", &self.tools.len())
+            .finish_non_exhaustive()
+    }
 }
 
 impl Chat {
@@ -142,6 +167,24 @@ impl Chat {
         self
     }
 
+    /// A call of a function in the model's last turn, as the chat template expects it: usually OpenAI's `{"type":
+    /// "function", "function": {"name": .., "arguments": {..}}}`. The reply's text is for the caller to parse: models
+    /// write calls in ways of their own.
+    pub fn tool_call(mut self, call: serde_json::Value) -> Self {
+        if !matches!(self.turns.last(), Some((Role::Assistant, _))) {
+            self.turns.push((Role::Assistant, Vec::new()));
+        }
+        if let Some((_, contents)) = self.turns.last_mut() {
+            contents.push(Content::ToolCall(call));
+        }
+        self
+    }
+
+    /// What a function answered.
+    pub fn tool_result(self, text: impl Into<String>) -> Self {
+        self.turn(Role::Tool, vec![Content::Text(text.into())])
+    }
+
     /// A variable that the chat template reads, such as `enable_thinking`.
     pub fn template_variable(mut self, name: impl Into<String>, value: impl Into<serde_json::Value>) -> Self {
         self.template_variables.insert(name.into(), value.into());
@@ -162,6 +205,7 @@ impl Chat {
                     visuals.push(Visual::Image(image.0.clone()));
                     Part::Image
                 }
+                Content::ToolCall(call) => Part::ToolCall(call.clone()),
                 Content::Video(video) => {
                     visuals.push(Visual::Video(video.0.clone()));
                     Part::Video

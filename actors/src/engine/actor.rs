@@ -2,23 +2,22 @@
 
 use std::{sync::Arc, time::Instant};
 
-use bursar_budgets::{Class, Device, Gate, Label, Owner, Priority, Request, Segment};
-use bursar_kernels::{Cpu, Target};
-use bursar_model::{
-    Model,
-    checkpoint::{Checkpoint, CheckpointSource},
-};
+use bursar_budgets::{Device, Gate, Label, Owner};
+use bursar_model::checkpoint::CheckpointOrigin;
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::sync::watch;
 
-use super::{EngineMessage, Kit, Lanes, LoadOptions, Progress, ProgressSink, Serving, Shelf, StartError, Status};
+use super::{
+    EngineMessage, Lanes, LoadOptions, Progress, ProgressSink, Serving, Shelf, StartError, Status, WhichLane,
+    start::Planned,
+};
 use crate::{
     budget::Budget,
     kv::{KvActor, KvArguments, KvMessage},
-    profile::{ATTEMPTS_MAX, Attempt, Needs, ProfileActor, ProfileArguments, ProfileError, Profiled},
+    lane::Job,
+    profile::{ATTEMPTS, Attempt, ProfileActor, ProfileArguments, ProfileError, Profiled},
     scheduler::{Limits, SchedulerActor, SchedulerArguments, SchedulerMessage},
-    supervise::{Decision, Policy, RestartLog},
-    tree,
+    supervise::{Decision, Errand, Policy, RestartLog, end_of},
     vision::{VisionActor, VisionArguments, VisionMessage},
 };
 
@@ -30,8 +29,8 @@ pub struct EngineActor;
 pub struct EngineArguments {
     /// The model's name.
     pub label: Label,
-    /// Where its files are.
-    pub source: CheckpointSource,
+    /// Where its files come from.
+    pub source: CheckpointOrigin,
     /// What the user chose.
     pub options: LoadOptions,
     /// Where leases come from.
@@ -48,24 +47,15 @@ pub struct EngineArguments {
     pub progress: ProgressSink,
 }
 
-impl EngineArguments {
-    /// The owner of the last attempt that this engine could make, and so of all that it holds apart from weights.
-    pub(crate) fn last_owner(&self) -> Owner {
-        Owner::new(format!("{} engine", self.label), (self.generation + 1) * u64::from(ATTEMPTS_MAX) - 1)
-    }
-
-    /// As whom host memory for pictures is leased.
-    pub(crate) fn vision_owner(&self) -> Owner {
-        Owner::new(format!("{} vision", self.label), self.generation)
-    }
-}
-
 /// Its state.
 pub struct EngineState {
     arguments: EngineArguments,
+    /// Planning and loading, while they are under way.
+    errand: Option<Errand>,
     planned: Option<Planned>,
     /// Attempts at sizing that have failed.
     attempts: u32,
+    attempt_log: RestartLog,
     /// How many of them for want of memory.
     shrinks: u32,
     profile: Option<ActorCell>,
@@ -77,15 +67,6 @@ pub struct EngineState {
     deaths: u64,
     /// A restart that is waited for: its number, and the first of the children that it starts.
     restarting: Option<(u64, usize)>,
-}
-
-/// What is known before sizing.
-#[derive(Clone)]
-struct Planned {
-    kit: Arc<Kit>,
-    /// Until READY: its corners hold blank pictures, which are large.
-    needs: Option<Arc<Needs>>,
-    model: Arc<Model>,
 }
 
 /// The serving actors, in the order in which they start: each may hold what the ones before it gave out, so the death
@@ -140,8 +121,10 @@ impl Actor for EngineActor {
         Ok(EngineState {
             restarts: RestartLog::new(Policy::RestForOne, arguments.options.intensity, CHILDREN),
             arguments,
+            errand: None,
             planned: None,
             attempts: 0,
+            attempt_log: RestartLog::new(Policy::OneForOne, ATTEMPTS, 1),
             shrinks: 0,
             profile: None,
             profiled: None,
@@ -160,13 +143,22 @@ impl Actor for EngineActor {
         state: &mut EngineState,
     ) -> Result<(), ActorProcessingErr> {
         match message {
-            EngineMessage::Begin => match state.plan_and_load().await {
+            EngineMessage::Begin => {
+                let start = state.arguments.clone().plan_and_load();
+                state.errand = Some(Errand::begin(&myself, start, EngineMessage::Loaded));
+            }
+            EngineMessage::Loaded(outcome) => match outcome? {
                 Ok(planned) => {
                     state.planned = Some(planned);
                     state.start_attempt(&myself).await?;
                 }
                 Err(error) => state.fail(&myself, error),
             },
+            EngineMessage::Attempt { generation } => {
+                if generation == state.owner().generation {
+                    state.start_attempt(&myself).await?;
+                }
+            }
             EngineMessage::Profiled { generation, .. } if generation != state.owner().generation => {}
             EngineMessage::Profiled { outcome: Ok(profiled), .. } => {
                 state.end_profile();
@@ -185,6 +177,22 @@ impl Actor for EngineActor {
                     state.start_children(&myself, first).await?;
                 }
             }
+            EngineMessage::Drill(drill) => return Err(drill.strike().into()),
+            EngineMessage::DrillLane { which, ended } => {
+                let lanes = state.arguments.shelf.lanes();
+                let lane = lanes.and_then(|lanes| match which {
+                    WhichLane::Step => Some(lanes.step),
+                    WhichLane::Vision => lanes.vision,
+                });
+                if let Some(lane) = lane {
+                    lane.submit(Job::Drill);
+                    let end = lane.ended();
+                    tokio::spawn(async move {
+                        end.await;
+                        ended.answer(());
+                    });
+                }
+            }
         }
         Ok(())
     }
@@ -195,13 +203,8 @@ impl Actor for EngineActor {
         event: SupervisionEvent,
         state: &mut EngineState,
     ) -> Result<(), ActorProcessingErr> {
-        let (cell, reason) = match event {
-            SupervisionEvent::ActorFailed(cell, error) => (cell, error.to_string()),
-            SupervisionEvent::ActorTerminated(cell, _, reason) => {
-                (cell, reason.unwrap_or_else(|| "stopped".to_owned()))
-            }
-            _ => return Ok(()),
-        };
+        // The state of the dead comes with the news and is let go first: it may have work under way.
+        let Some((cell, reason)) = end_of(event) else { return Ok(()) };
         if state.profile.as_ref().is_some_and(|profile| profile.get_id() == cell.get_id()) {
             state.profile = None;
             return state.attempt_failed(&myself, ProfileError::Died { reason }).await;
@@ -213,74 +216,9 @@ impl Actor for EngineActor {
 }
 
 impl EngineState {
-    fn target(&self) -> Target {
-        Target::Cpu { threads: self.arguments.options.threads }
-    }
-
-    async fn plan_and_load(&self) -> Result<Planned, StartError> {
-        (self.arguments.progress)(Progress::Planning);
-        // After an earlier engine of this name it is frozen; one that is open already stays so.
-        drop(self.arguments.budget.move_gate(self.arguments.label.clone(), Gate::Open).await?);
-        let (checkpoint, kit, needs) = self.plan().await?;
-        let model = match self.arguments.shelf.model() {
-            // Rule 10: weights that are still on the device are not loaded again.
-            Some(model) => model,
-            None => {
-                if let Some(unfinished) = self.arguments.shelf.take_unfinished() {
-                    self.arguments.budget.clear(unfinished).await?;
-                }
-                let model = Arc::new(self.load(checkpoint, needs.clone()).await?);
-                self.arguments.shelf.keep_model(model.clone());
-                model
-            }
-        };
-        Ok(Planned { kit, needs: Some(needs), model })
-    }
-
-    async fn plan(&self) -> Result<(Arc<Checkpoint>, Arc<Kit>, Arc<Needs>), StartError> {
-        let (source, options) = (self.arguments.source.clone(), self.arguments.options.clone());
-        let (name, target, page) = (self.arguments.label.to_string(), self.target(), self.arguments.device.page());
-        // Weights that are there already have been weighed.
-        let available = match self.arguments.shelf.model() {
-            Some(_) => None,
-            None => Some(self.arguments.budget.available().await?),
-        };
-        off_actor(move || {
-            let checkpoint = Checkpoint::open(source)?;
-            let model = Model::plan(&checkpoint)?;
-            let kit = Kit::new(name, &checkpoint, model.config().clone(), &options)?;
-            let needs = Needs::plan(&model, target, &kit.envelope, page)?;
-            if let Some(available) = available {
-                needs.fits(&model, target, &kit.envelope, available)?;
-            }
-            Ok((Arc::new(checkpoint), Arc::new(kit), Arc::new(needs)))
-        })
-        .await
-    }
-
-    async fn load(&self, checkpoint: Arc<Checkpoint>, needs: Arc<Needs>) -> Result<Model, StartError> {
-        let EngineArguments { label, budget, device, progress, .. } = self.arguments.clone();
-        // The weights outlive engines, so no engine owns them.
-        let owner = Owner::new(format!("{label} weights"), self.arguments.generation);
-        let loading = self.arguments.shelf.begin_loading(self.owner().generation, owner.clone());
-        let loading = loading.ok_or_else(|| StartError::Died("its engine has ended".to_owned()))?;
-        let request = Request::new(owner, Class::Weights, label, needs.weights).priority(Priority::Startup);
-        let lease = budget.ask(tree::LEASE_FOR_ENGINE, request, false).await?;
-        off_actor(move || {
-            let _loading = loading;
-            let segment = Segment::reserve(device, needs.weights, lease)?;
-            segment.back_to(needs.weights)?;
-            // Copies need no threads of their own.
-            let progress = |done, total| progress(Progress::Loading { done, total });
-            Ok(Model::load(&checkpoint, &Cpu::new(1), segment, progress)?)
-        })
-        .await
-    }
-
-    /// The owner of everything that an attempt leases, and that serving then lives on.
+    /// The owner of everything that this attempt leases, and that serving then lives on.
     fn owner(&self) -> Owner {
-        let generation = self.arguments.generation * u64::from(ATTEMPTS_MAX) + u64::from(self.attempts);
-        Owner::new(format!("{} engine", self.arguments.label), generation)
+        self.arguments.owner(self.attempts)
     }
 
     async fn start_attempt(&mut self, myself: &ActorRef<EngineMessage>) -> Result<(), ActorProcessingErr> {
@@ -323,15 +261,26 @@ impl EngineState {
         self.arguments.budget.clear(self.owner()).await?;
         self.attempts += 1;
         self.shrinks += u32::from(error.is_out_of_memory());
-        if (error.is_out_of_memory() || error.is_death()) && self.attempts < ATTEMPTS_MAX {
+        let decision = self.attempt_log.died(0, self.born.elapsed());
+        if error.is_out_of_memory()
+            && let Decision::Restart { .. } = decision
+        {
+            // A smaller target is another matter: there is nothing to wait for.
             return self.start_attempt(myself).await;
+        }
+        if error.is_death()
+            && let Decision::Restart { after, .. } = decision
+        {
+            let generation = self.owner().generation;
+            myself.send_after(after, move || EngineMessage::Attempt { generation });
+            return Ok(());
         }
         self.fail(myself, StartError::Profile { attempt: self.attempts, source: error });
         Ok(())
     }
 
     fn fail(&self, myself: &ActorRef<EngineMessage>, error: StartError) {
-        self.arguments.status.send_replace(Status::Failed(Arc::new(error)));
+        Status::change(&self.arguments.status, Status::Failed(Arc::new(error)));
         myself.stop(None);
     }
 
@@ -365,14 +314,15 @@ impl EngineState {
         self.children.scheduler = Some(scheduler.clone());
         self.servings += 1;
         let Planned { kit, .. } = self.planned.clone().expect("planned before served");
-        self.arguments.status.send_replace(Status::Ready(Serving {
+        let serving = Serving {
             generation: self.arguments.generation << 32 | self.servings,
             vision: self.children.vision.clone(),
             kv,
             scheduler,
             kit,
             record: Arc::new(profiled.record.clone()),
-        }));
+        };
+        Status::change(&self.arguments.status, Status::Ready(serving));
         Ok(())
     }
 
@@ -425,7 +375,7 @@ impl EngineState {
         place: usize,
         reason: &str,
     ) -> Result<(), ActorProcessingErr> {
-        self.arguments.status.send_replace(Status::Starting);
+        Status::change(&self.arguments.status, Status::Starting);
         metrics::counter!("bursar_restarts", "model" => self.arguments.label.to_string()).increment(1);
         match self.restarts.died(place.min(KV), self.born.elapsed()) {
             Decision::Restart { children, after } => {
@@ -442,20 +392,10 @@ impl EngineState {
             }
             Decision::GiveUp { restarts, within } => {
                 let reason = format!("{restarts} restarts within {} s, the last after: {reason}", within.as_secs());
-                self.arguments.status.send_replace(Status::Stopped { reason: reason.as_str().into() });
+                Status::change(&self.arguments.status, Status::Stopped { reason: reason.as_str().into() });
                 myself.stop(Some(reason));
             }
         }
         Ok(())
-    }
-}
-
-/// Runs blocking work on a thread of its own.
-async fn off_actor<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, StartError> + Send + 'static,
-) -> Result<T, StartError> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(outcome) => outcome,
-        Err(died) => Err(StartError::Died(died.to_string())),
     }
 }

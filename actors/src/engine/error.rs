@@ -51,6 +51,9 @@ pub enum StartError {
     /// A thread died while it loaded.
     #[error("the model's loader died: {0}")]
     Died(String),
+    /// The runtime takes no more models.
+    #[error("the runtime is shutting down and loads no more models")]
+    ShuttingDown,
     /// It was ended while it started: unloaded, shut down, or a crash loop.
     #[error("the model was stopped while it started: {reason}")]
     Stopped {
@@ -73,6 +76,7 @@ impl StartError {
             StartError::Device(error) => error.hint().unwrap_or_else(|| "raise the capacity".to_owned()),
             StartError::Profile { source, .. } => source.hint(),
             StartError::Stopped { .. } => "load the model again".to_owned(),
+            StartError::ShuttingDown => "start another runtime and load it there".to_owned(),
             StartError::Unanswered(_) => "the runtime is shutting down; start it again".to_owned(),
             StartError::Plan(_) | StartError::Died(_) => report(),
         }

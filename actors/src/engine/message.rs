@@ -1,11 +1,32 @@
 //! What may be said to the engine.
 
-use crate::profile::{ProfileError, Profiled};
+use super::{StartError, start::Planned};
+use crate::{
+    profile::{ProfileError, Profiled},
+    reply::Reply,
+    supervise::{Drill, ErrandDied},
+};
+
+/// One of a model's lanes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WhichLane {
+    /// Steps of the decoder.
+    Step,
+    /// Launches of the vision encoder.
+    Vision,
+}
 
 /// From itself, from its profile, and from the runtime.
 pub enum EngineMessage {
     /// Plan, load, and start the first attempt at sizing.
     Begin,
+    /// The weights are loaded.
+    Loaded(Result<Result<Planned, StartError>, ErrandDied>),
+    /// The wait before another attempt is over.
+    Attempt {
+        /// Of its owner.
+        generation: u64,
+    },
     /// An attempt has ended.
     Profiled {
         /// Of its owner. News of an attempt's death overtakes this message, which then is of no use any more: the memory
@@ -18,5 +39,14 @@ pub enum EngineMessage {
     Restart {
         /// Which: another death in the meantime makes another.
         restart: u64,
+    },
+    /// Die of this.
+    Drill(Drill),
+    /// Let a lane's thread die of a panic.
+    DrillLane {
+        /// Which.
+        which: WhichLane,
+        /// Answered when the thread has ended; not at all if there is none now.
+        ended: Reply<()>,
     },
 }

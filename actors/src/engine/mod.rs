@@ -2,19 +2,21 @@
 
 mod actor;
 mod error;
+mod fetch;
 mod kit;
 mod lanes;
 mod message;
 mod options;
 mod serving;
 mod shelf;
+mod start;
 mod status;
 
 pub use actor::{EngineActor, EngineArguments};
 pub use error::StartError;
 pub use kit::Kit;
 pub use lanes::Lanes;
-pub use message::EngineMessage;
+pub use message::{EngineMessage, WhichLane};
 pub use options::LoadOptions;
 pub use serving::Serving;
 pub use shelf::Shelf;

@@ -22,8 +22,10 @@ pub struct LoadOptions {
     pub requests: usize,
     /// Threads that compute on the host device, and as many again that decode pictures; by default one a CPU.
     pub threads: usize,
-    /// When restarts become a crash loop.
+    /// When restarts of its vision, kv and scheduler become a crash loop.
     pub intensity: Intensity,
+    /// When restarts of its engine, which stress anew, become one.
+    pub engine_intensity: Intensity,
 }
 
 impl Default for LoadOptions {
@@ -36,7 +38,8 @@ impl Default for LoadOptions {
             kv_tokens: None,
             requests: 128,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
-            intensity: Intensity::default(),
+            intensity: Intensity::SERVING,
+            engine_intensity: Intensity::ENGINE,
         }
     }
 }

@@ -64,6 +64,11 @@ impl Shelf {
         true
     }
 
+    /// The threads that use an attempt's memory, if there are any.
+    pub(super) fn lanes(&self) -> Option<Lanes> {
+        self.contents().lanes.clone()
+    }
+
     /// Ends the threads of all attempts up to `generation`; returns when nothing uses their memory any more.
     pub async fn quench(&self, generation: u64) {
         let (lanes, loading) = {

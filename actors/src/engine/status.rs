@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bursar_budgets::Bytes;
+use tokio::sync::watch;
 
 use super::{Serving, StartError};
 
@@ -22,9 +23,36 @@ pub enum Status {
     },
 }
 
+impl Status {
+    /// Whether nothing comes after it.
+    pub fn is_over(&self) -> bool {
+        matches!(self, Status::Failed(_) | Status::Stopped { .. })
+    }
+
+    /// Lets handles see `next`, unless they have been told that it is over: the first reason stands.
+    pub(crate) fn change(shown: &watch::Sender<Status>, next: Status) {
+        shown.send_if_modified(|status| {
+            let goes_on = !status.is_over();
+            if goes_on {
+                *status = next;
+            }
+            goes_on
+        });
+    }
+}
+
 /// A moment of the start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
+    /// A file of the checkpoint is fetched from the hub.
+    Fetching {
+        /// Its name.
+        file: Arc<str>,
+        /// So far, with what was here before.
+        done: Bytes,
+        /// In all.
+        total: Bytes,
+    },
     /// Files are checked and worst cases planned.
     Planning,
     /// Weights are copied.

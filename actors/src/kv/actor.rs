@@ -42,6 +42,7 @@ impl Actor for KvActor {
             KvMessage::Name(filled) => filled.iter().for_each(|filled| state.core.name(filled)),
             KvMessage::Release(sequences) => sequences.into_iter().for_each(|id| state.core.release(id)),
             KvMessage::Usage(reply) => reply.answer(state.core.usage()),
+            KvMessage::Drill(drill) => return Err(drill.strike().into()),
         }
         let (KvUse { blocks, held, cached }, model) = (state.core.usage(), state.model.to_string());
         metrics::gauge!("bursar_kv_blocks_free", "model" => model.clone()).set((blocks - held) as f64);

@@ -1,7 +1,7 @@
 //! What may be asked of the kv actor.
 
 use super::{Allotment, Demand, Filled, KvUse, SequenceId};
-use crate::reply::Reply;
+use crate::{reply::Reply, supervise::Drill};
 
 /// From the scheduler only. Credit: one `Allot` at a time, as a scheduler has one step in preparation.
 #[derive(Debug)]
@@ -19,4 +19,6 @@ pub enum KvMessage {
     Release(Vec<SequenceId>),
     /// How blocks are used: for gauges and tests.
     Usage(Reply<KvUse>),
+    /// Die of this.
+    Drill(Drill),
 }

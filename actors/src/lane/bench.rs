@@ -14,7 +14,7 @@ use bursar_model::{
 };
 
 use super::job::{Choice, Job, LaneError, StepJob, Stepped};
-use crate::memory::EngineMemory;
+use crate::{memory::EngineMemory, supervise::Drilled};
 
 /// A lane's working place. It belongs to the lane's thread.
 pub struct Bench<B> {
@@ -47,6 +47,7 @@ impl<B: Backend> Bench<B> {
                 Box::new(move || job.answer.give(outcome))
             }
             Job::Wake => Box::new(|| {}),
+            Job::Drill => panic!("{Drilled}"),
         }
     }
 

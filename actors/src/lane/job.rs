@@ -149,6 +149,8 @@ pub enum Job {
     Stress(Box<StressJob>),
     /// Nothing; it rings the bell of a lane that is to look up.
     Wake,
+    /// The thread dies of a panic, as it would of a bug. A job that fails is an answer and no death.
+    Drill,
 }
 
 impl Job {
@@ -157,7 +159,7 @@ impl Job {
             Job::Step(job) => job.answer.give(Err(error)),
             Job::Encode(job) => job.answer.give(Err(error)),
             Job::Stress(job) => job.answer.give(Err(error)),
-            Job::Wake => {}
+            Job::Wake | Job::Drill => {}
         }
     }
 }

@@ -83,10 +83,10 @@ impl Lane {
     /// Returns when no job is under way, or the thread has ended. Whoever takes over from a dead actor waits for this:
     /// what its predecessor submitted still reads and writes.
     pub async fn idle(&self) {
-        let (mut under_way, mut ended) = (self.under_way.subscribe(), self.ended.clone());
+        let mut under_way = self.under_way.subscribe();
         tokio::select! {
             _ = under_way.wait_for(|jobs| *jobs == 0) => {}
-            () = async { while ended.changed().await.is_ok() {} } => {}
+            () = self.ended() => {}
         }
     }
 
@@ -95,14 +95,19 @@ impl Lane {
         self.ended.has_changed().is_ok()
     }
 
+    /// Returns when the thread has ended and let go of its memory. Waiting does not keep the thread.
+    pub fn ended(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut ended = self.ended.clone();
+        async move { while ended.changed().await.is_ok() {} }
+    }
+
     /// Lets the thread finish its job, fail those behind it, and end; returns when it has let go of its memory. A lane is
     /// quenched before its memory may be revoked.
     pub async fn quench(&self) {
         self.quenched.store(true, Ordering::Release);
         // A full queue is as good a bell as this job.
         self.submit(Job::Wake);
-        let mut ended = self.ended.clone();
-        while ended.changed().await.is_ok() {}
+        self.ended().await;
     }
 }
 

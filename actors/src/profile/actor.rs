@@ -2,8 +2,8 @@
 
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 
-use super::Attempt;
-use crate::engine::EngineMessage;
+use super::{Attempt, ProfileMessage};
+use crate::{engine::EngineMessage, supervise::Errand};
 
 /// Runs one attempt and tells the engine.
 pub struct ProfileActor;
@@ -16,34 +16,47 @@ pub struct ProfileArguments {
     pub engine: ActorRef<EngineMessage>,
 }
 
-/// Nobody speaks to it but itself: go.
-pub struct Begin;
+/// Its state.
+pub struct ProfileState {
+    arguments: ProfileArguments,
+    /// The attempt under way.
+    errand: Option<Errand>,
+}
 
 impl Actor for ProfileActor {
-    type Msg = Begin;
-    type State = ProfileArguments;
+    type Msg = ProfileMessage;
+    type State = ProfileState;
     type Arguments = ProfileArguments;
 
     async fn pre_start(
         &self,
-        myself: ActorRef<Begin>,
+        myself: ActorRef<ProfileMessage>,
         arguments: ProfileArguments,
-    ) -> Result<ProfileArguments, ActorProcessingErr> {
-        myself.send_message(Begin)?;
-        Ok(arguments)
+    ) -> Result<ProfileState, ActorProcessingErr> {
+        myself.send_message(ProfileMessage::Begin)?;
+        Ok(ProfileState { arguments, errand: None })
     }
 
     async fn handle(
         &self,
-        _: ActorRef<Begin>,
-        _: Begin,
-        state: &mut ProfileArguments,
+        myself: ActorRef<ProfileMessage>,
+        message: ProfileMessage,
+        state: &mut ProfileState,
     ) -> Result<(), ActorProcessingErr> {
-        // What can be expected to go wrong is an answer; a panic is heard of as a death. The engine stops this actor when it
-        // has heard: news of a death overtakes messages, so one that stopped by itself would seem to have died.
-        let outcome = state.attempt.run().await;
-        let generation = state.attempt.owner.generation;
-        state.engine.send_message(EngineMessage::Profiled { generation, outcome })?;
+        match message {
+            ProfileMessage::Begin => {
+                let attempt = state.arguments.attempt.clone();
+                let run = async move { attempt.run().await };
+                state.errand = Some(Errand::begin(&myself, run, ProfileMessage::Ended));
+            }
+            // What can be expected to go wrong is an answer; a panic is heard of as a death. The engine stops this actor
+            // when it has heard: news of a death overtakes messages, so one that stopped by itself would seem to have died.
+            ProfileMessage::Ended(outcome) => {
+                let (outcome, generation) = (outcome?, state.arguments.attempt.owner.generation);
+                state.arguments.engine.send_message(EngineMessage::Profiled { generation, outcome })?;
+            }
+            ProfileMessage::Drill(drill) => return Err(drill.strike().into()),
+        }
         Ok(())
     }
 }

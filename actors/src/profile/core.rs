@@ -1,12 +1,18 @@
 //! The arithmetic of sizing: pure.
 
+use std::time::Duration;
+
 use bursar_budgets::Bytes;
 use bursar_kernels::{BLOCK_TOKENS, KvShape};
 
-use crate::memory::KvMemory;
+use crate::{memory::KvMemory, supervise::Intensity};
 
 /// Attempts in all: the first and three smaller ones.
 pub const ATTEMPTS_MAX: u32 = 4;
+
+/// Attempts that die are begun again as often as those that are refused memory, but after a wait.
+pub const ATTEMPTS: Intensity =
+    Intensity { restarts_max: ATTEMPTS_MAX as usize - 1, within: Duration::MAX, back_off: Duration::from_millis(10) };
 
 /// What a refused target is multiplied by for the next attempt.
 pub const SHRINK: f64 = 0.95;

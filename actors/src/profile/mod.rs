@@ -5,10 +5,12 @@ mod attempt;
 mod core;
 mod error;
 mod knobs;
+mod message;
 mod needs;
 
 pub use actor::{ProfileActor, ProfileArguments};
 pub use attempt::{Attempt, Profiled};
-pub use core::{ATTEMPTS_MAX, ProfileRecord, SHRINK, Sizing};
+pub use core::{ATTEMPTS, ATTEMPTS_MAX, ProfileRecord, SHRINK, Sizing};
 pub use error::ProfileError;
+pub use message::ProfileMessage;
 pub use needs::Needs;

@@ -1,18 +1,23 @@
 //! The runtime supervisor.
 
-use std::{collections::BTreeMap, sync::Arc, time::Instant};
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use bursar_budgets::{Bytes, Device, Gate, Label, LedgerConfig};
-use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
+use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, MessagingErr, SupervisionEvent};
 use tokio::sync::watch;
 
-use super::{RuntimeMessage, Supervised};
+use super::{Home, RuntimeMessage, Supervised};
 use crate::{
     budget::{Budget, BudgetActor, BudgetArguments, Desk, NO_MODEL},
     chat::{ChatError, ModelHandle},
+    credit::Credits,
     engine::{EngineActor, EngineArguments, Shelf, StartError, Status},
     reply::Reply,
-    supervise::{Decision, Intensity, Policy, RestartLog},
+    supervise::{Decision, Intensity, Policy, RestartLog, end_of},
 };
 
 /// Supervises one device's budget and its engines.
@@ -28,6 +33,8 @@ pub struct RuntimeArguments {
     pub canary: Bytes,
     /// Where leases post their notes.
     pub desk: Arc<Desk>,
+    /// When restarts of the budget become a crash loop.
+    pub budget_intensity: Intensity,
 }
 
 /// Its state.
@@ -41,8 +48,10 @@ pub struct RuntimeState {
     engines: BTreeMap<String, Engine>,
     next_generation: u64,
     born: Instant,
-    /// Who waits for the end of everything.
-    shutting_down: Vec<Reply<()>>,
+    /// Who waits for the end of everything. Nothing is loaded any more from the first on.
+    shutting_down: Vec<Reply<usize>>,
+    /// Requests that were under way when their model ended, since the first of those asked.
+    cut_off: usize,
 }
 
 struct Engine {
@@ -51,8 +60,12 @@ struct Engine {
     cell: ActorCell,
     arguments: EngineArguments,
     restarts: RestartLog,
-    /// An end is being put to it; who waits for that.
-    ending: Option<Vec<Box<dyn FnOnce() + Send>>>,
+    /// Its requests under way.
+    requests: Credits,
+    /// Who waits for its end, from the time on when it takes no more requests.
+    leaving: Vec<Home>,
+    /// An end is being put to it. So many requests were under way.
+    ending: Option<usize>,
 }
 
 /// Whoever waits for a budget that will never come hears so, however the runtime ends.
@@ -74,7 +87,7 @@ impl Actor for RuntimeActor {
         myself: ActorRef<RuntimeMessage>,
         arguments: RuntimeArguments,
     ) -> Result<RuntimeState, ActorProcessingErr> {
-        let RuntimeArguments { device, ledger, canary, desk } = arguments;
+        let RuntimeArguments { device, ledger, canary, desk, budget_intensity } = arguments;
         let budget = spawn_budget(&myself, &device, &ledger, canary, &desk).await?;
         Ok(RuntimeState {
             device,
@@ -82,11 +95,12 @@ impl Actor for RuntimeActor {
             canary,
             desk: ClosingDesk(desk),
             budget,
-            budget_restarts: RestartLog::new(Policy::OneForOne, Intensity::default(), 1),
+            budget_restarts: RestartLog::new(Policy::OneForOne, budget_intensity, 1),
             engines: BTreeMap::new(),
             next_generation: 0,
             born: Instant::now(),
             shutting_down: Vec::new(),
+            cut_off: 0,
         })
     }
 
@@ -99,7 +113,7 @@ impl Actor for RuntimeActor {
     ) -> Result<(), ActorProcessingErr> {
         match message {
             RuntimeMessage::Load { reply, .. } if !state.shutting_down.is_empty() => {
-                reply.answer(Err(Arc::new(StartError::Stopped { reason: SHUT_DOWN.into() })));
+                reply.answer(Err(Arc::new(StartError::ShuttingDown)));
             }
             RuntimeMessage::Load { name, source, options, progress, reply } => {
                 let name = state.free_name(name);
@@ -117,46 +131,59 @@ impl Actor for RuntimeActor {
                     progress,
                 };
                 let load = state.next_generation;
-                state.spawn_engine(&myself, name.clone(), load, arguments).await?;
+                state.spawn_engine(&myself, name.clone(), load, handle.credits().clone(), arguments).await?;
                 tokio::spawn(await_start(myself.clone(), name, load, handle, reply));
             }
-            RuntimeMessage::Unload { name, reply } => {
-                state.end(&myself, &name, "it was unloaded", Box::new(move || reply.answer(())));
+            RuntimeMessage::Unload { name, within, reply } => {
+                let home = Box::new(move |cut_off| reply.answer(cut_off));
+                state.end_within(&myself, &name, within, UNLOADED, home);
             }
             RuntimeMessage::Supervised(reply) => {
                 let engines = state.engines.iter().map(|(name, engine)| (name.clone(), engine.cell.clone()));
                 reply.answer(Supervised { budget: state.budget.clone(), engines: engines.collect() });
             }
             RuntimeMessage::Forget { name, load, home } => {
-                if state.engines.get(&name).is_some_and(|engine| engine.load == load) {
+                if state.has(&name, load) {
                     state.end(&myself, &name, "it did not start", home);
                 } else {
-                    home();
+                    home(0);
                 }
             }
             RuntimeMessage::Respawn { name, load } => {
                 let waiting = state.engines.get(&name).filter(|engine| engine.load == load && engine.ending.is_none());
                 if let Some(engine) = waiting {
-                    let arguments = engine.arguments.clone();
-                    state.spawn_engine(&myself, name, load, arguments).await?;
+                    let (requests, arguments) = (engine.requests.clone(), engine.arguments.clone());
+                    state.spawn_engine(&myself, name, load, requests, arguments).await?;
                 }
             }
             RuntimeMessage::Ended { name, load } => {
-                if state.engines.get(&name).is_some_and(|engine| engine.load == load) {
+                if state.has(&name, load) {
                     let engine = state.engines.remove(&name).expect("seen above");
-                    engine.ending.into_iter().flatten().for_each(|home| home());
+                    let cut_off = engine.ending.unwrap_or_default();
+                    engine.leaving.into_iter().for_each(|home| home(cut_off));
+                }
+            }
+            RuntimeMessage::Due { name, load } => {
+                if state.has(&name, load) {
+                    let reason = if state.shutting_down.is_empty() { UNLOADED } else { SHUT_DOWN };
+                    state.end(&myself, &name, reason, nobody());
                 }
             }
             RuntimeMessage::RespawnBudget => {
                 let RuntimeState { device, ledger, canary, desk, .. } = &*state;
-                state.budget = spawn_budget(&myself, device, ledger, *canary, &desk.0).await?;
-            }
-            RuntimeMessage::ShutDown(reply) => {
-                state.shutting_down.push(reply);
-                for name in state.engines.keys().cloned().collect::<Vec<_>>() {
-                    state.end(&myself, &name, SHUT_DOWN, Box::new(|| {}));
+                match spawn_budget(&myself, device, ledger, *canary, &desk.0).await {
+                    Ok(budget) => state.budget = budget,
+                    // One that dies while it starts has died all the same.
+                    Err(error) => state.budget_died(&myself, &error.to_string())?,
                 }
             }
+            RuntimeMessage::ShutDown { within, reply } => {
+                state.shutting_down.push(reply);
+                for name in state.engines.keys().cloned().collect::<Vec<_>>() {
+                    state.end_within(&myself, &name, within, SHUT_DOWN, nobody());
+                }
+            }
+            RuntimeMessage::Drill(drill) => return Err(drill.strike().into()),
         }
         if !state.shutting_down.is_empty() && state.engines.is_empty() {
             myself.stop(None);
@@ -170,21 +197,18 @@ impl Actor for RuntimeActor {
         event: SupervisionEvent,
         state: &mut RuntimeState,
     ) -> Result<(), ActorProcessingErr> {
-        let (cell, reason, failed) = match event {
-            SupervisionEvent::ActorFailed(cell, error) => (cell, error.to_string(), true),
-            SupervisionEvent::ActorTerminated(cell, _, reason) => (cell, reason.unwrap_or_default(), false),
-            _ => return Ok(()),
-        };
+        let Some((cell, reason)) = end_of(event) else { return Ok(()) };
         if cell.get_id() == state.budget.get_id() {
             return state.budget_died(&myself, &reason);
         }
         let found = state.engines.iter().find(|(_, engine)| engine.cell.get_id() == cell.get_id());
         let Some(name) = found.map(|(name, _)| name.clone()) else { return Ok(()) };
-        if failed || reason == KILLED {
-            state.engine_died(&myself, &name, &reason);
+        // One that ends by itself has said why before: its start failed, or it gave up. All else is a death, also a stop
+        // by somebody who had hold of it.
+        if state.engines[&name].arguments.status.borrow().is_over() {
+            state.end(&myself, &name, &reason, nobody());
         } else {
-            // One that stops by itself has said why: its start failed, or it gave up.
-            state.end(&myself, &name, &reason, Box::new(|| {}));
+            state.engine_died(&myself, &name, &reason);
         }
         Ok(())
     }
@@ -195,14 +219,18 @@ impl Actor for RuntimeActor {
             drop(state.budget.kill_and_wait(None).await);
         }
         state.desk.0.close();
-        state.shutting_down.drain(..).for_each(|reply| reply.answer(()));
+        let cut_off = state.cut_off;
+        state.shutting_down.drain(..).for_each(|reply| reply.answer(cut_off));
         Ok(())
     }
 }
 
-/// What ractor says of an actor that was killed.
-const KILLED: &str = "killed";
 const SHUT_DOWN: &str = "the runtime was shut down";
+const UNLOADED: &str = "it was unloaded";
+
+fn nobody() -> Home {
+    Box::new(|_| {})
+}
 
 /// Answers the question for a model. One that nobody waits for any more is ended, and a start that failed is answered
 /// when all of it is home.
@@ -213,10 +241,16 @@ async fn await_start(
     handle: ModelHandle,
     mut reply: Reply<Result<ModelHandle, Arc<StartError>>>,
 ) {
-    let forget = |home| drop(runtime.send_message(RuntimeMessage::Forget { name, load, home }));
+    let forget = |home| {
+        let forgotten = runtime.send_message(RuntimeMessage::Forget { name, load, home });
+        // With the runtime all that it supervised is gone, but whoever asks hears the reason.
+        if let Err(MessagingErr::SendErr(RuntimeMessage::Forget { home, .. })) = forgotten {
+            home(0);
+        }
+    };
     let started = tokio::select! {
         started = handle.serving() => started,
-        () = reply.given_up() => return forget(Box::new(|| {})),
+        () = reply.given_up() => return forget(nobody()),
     };
     let error = match started {
         Ok(_) => return reply.answer(Ok(handle)),
@@ -224,7 +258,7 @@ async fn await_start(
         Err(ChatError::Stopped { reason }) => Arc::new(StartError::Stopped { reason }),
         Err(error) => Arc::new(StartError::Stopped { reason: error.to_string().into() }),
     };
-    forget(Box::new(move || reply.answer(Err(error))));
+    forget(Box::new(move |_| reply.answer(Err(error))));
 }
 
 impl RuntimeState {
@@ -240,17 +274,19 @@ impl RuntimeState {
         myself: &ActorRef<RuntimeMessage>,
         name: String,
         load: u64,
+        requests: Credits,
         arguments: EngineArguments,
     ) -> Result<(), ActorProcessingErr> {
         let generation = self.next_generation;
         self.next_generation += 1;
         let arguments = EngineArguments { generation, ..arguments };
         let (engine, _) = EngineActor::spawn_linked(None, EngineActor, arguments.clone(), myself.get_cell()).await?;
-        let restarts = match self.engines.remove(&name) {
-            Some(earlier) => earlier.restarts,
-            None => RestartLog::new(Policy::OneForOne, arguments.options.intensity, 1),
+        let (restarts, leaving) = match self.engines.remove(&name) {
+            Some(earlier) => (earlier.restarts, earlier.leaving),
+            None => (RestartLog::new(Policy::OneForOne, arguments.options.engine_intensity, 1), Vec::new()),
         };
-        self.engines.insert(name, Engine { load, cell: engine.get_cell(), arguments, restarts, ending: None });
+        let cell = engine.get_cell();
+        self.engines.insert(name, Engine { load, cell, arguments, restarts, requests, leaving, ending: None });
         Ok(())
     }
 
@@ -264,7 +300,7 @@ impl RuntimeState {
         let (load, arguments) = (engine.load, engine.arguments.clone());
         match engine.restarts.died(0, now) {
             Decision::Restart { after, .. } => {
-                arguments.status.send_replace(Status::Starting);
+                Status::change(&arguments.status, Status::Starting);
                 let (myself, name) = (myself.clone(), name.to_owned());
                 tokio::spawn(async move {
                     bring_home(&arguments).await;
@@ -273,19 +309,51 @@ impl RuntimeState {
             }
             Decision::GiveUp { restarts, .. } => {
                 let reason = format!("its engine was restarted {restarts} times, the last after: {reason}");
-                self.end(myself, name, &reason, Box::new(|| {}));
+                self.end(myself, name, &reason, nobody());
             }
         }
     }
 
+    /// Lets a model take no more requests, and ends it when those under way have ended or at the deadline.
+    fn end_within(
+        &mut self,
+        myself: &ActorRef<RuntimeMessage>,
+        name: &str,
+        within: Duration,
+        reason: &str,
+        home: Home,
+    ) {
+        let Some(engine) = self.engines.get_mut(name) else { return home(0) };
+        engine.requests.close();
+        if within.is_zero() || engine.requests.taken() == 0 {
+            return self.end(myself, name, reason, home);
+        }
+        engine.leaving.push(home);
+        let (myself, name, load, requests) = (myself.clone(), name.to_owned(), engine.load, engine.requests.clone());
+        tokio::spawn(async move {
+            // Also who comes to be cut off is no error.
+            let _ = tokio::time::timeout(within, requests.idle()).await;
+            drop(myself.send_message(RuntimeMessage::Due { name, load }));
+        });
+    }
+
+    fn has(&self, name: &str, load: u64) -> bool {
+        self.engines.get(name).is_some_and(|engine| engine.load == load)
+    }
+
     /// Stops an engine and what it supervises, and brings every byte home, weights included; then calls `home`. The
     /// name stays taken until then.
-    fn end(&mut self, myself: &ActorRef<RuntimeMessage>, name: &str, reason: &str, home: Box<dyn FnOnce() + Send>) {
-        let Some(engine) = self.engines.get_mut(name) else { return home() };
-        if let Some(waiting) = &mut engine.ending {
-            return waiting.push(home);
+    fn end(&mut self, myself: &ActorRef<RuntimeMessage>, name: &str, reason: &str, home: Home) {
+        let Some(engine) = self.engines.get_mut(name) else { return home(0) };
+        engine.leaving.push(home);
+        if engine.ending.is_some() {
+            return;
         }
-        engine.ending = Some(vec![home]);
+        let cut_off = engine.requests.taken();
+        engine.ending = Some(cut_off);
+        if !self.shutting_down.is_empty() {
+            self.cut_off += cut_off;
+        }
         let (myself, name, reason) = (myself.clone(), name.to_owned(), Arc::<str>::from(reason));
         let (load, cell, arguments) = (engine.load, engine.cell.clone(), engine.arguments.clone());
         tokio::spawn(async move {
@@ -296,13 +364,7 @@ impl RuntimeState {
             // Its children die with it.
             drop(cell.kill_and_wait(None).await);
             // An engine that has said why it ended knows better.
-            arguments.status.send_if_modified(|status| {
-                let is_over = matches!(status, Status::Failed(_) | Status::Stopped { .. });
-                if !is_over {
-                    *status = Status::Stopped { reason };
-                }
-                !is_over
-            });
+            Status::change(&arguments.status, Status::Stopped { reason });
             bring_home(&arguments).await;
             if let Some(weights) = arguments.shelf.clear() {
                 let _ = budget.clear(weights).await;
@@ -320,7 +382,7 @@ impl RuntimeState {
             Decision::GiveUp { restarts, .. } => {
                 let reason = format!("the budget was restarted {restarts} times, the last after: {reason}");
                 for engine in self.engines.values() {
-                    engine.arguments.status.send_replace(Status::Stopped { reason: reason.as_str().into() });
+                    Status::change(&engine.arguments.status, Status::Stopped { reason: reason.as_str().into() });
                 }
                 Err(reason.into())
             }

@@ -1,18 +1,21 @@
 //! The runtime, as users hold it.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use bursar_budgets::{Bytes, Device, DeviceError, HostConfig, HostDevice, LedgerConfig};
-use bursar_model::checkpoint::CheckpointSource;
-use ractor::{Actor, ActorRef};
+use bursar_model::checkpoint::{CheckpointOrigin, CheckpointSource};
+#[cfg(feature = "hub")]
+use bursar_model::checkpoint::{HubModel, HubOptions};
+use ractor::{Actor, ActorCell, ActorRef};
 use thiserror::Error;
 
-use super::{RuntimeActor, RuntimeArguments, RuntimeMessage, Supervised};
+use super::{RuntimeActor, RuntimeArguments, RuntimeMessage, Supervised, unwinding};
 use crate::{
     budget::{Budget, Desk},
     chat::ModelHandle,
     engine::{LoadOptions, Progress, ProgressSink, StartError},
     reply::AskError,
+    supervise::Intensity,
     tree,
 };
 
@@ -35,11 +38,18 @@ pub struct RuntimeConfig {
     pub canary: Option<Bytes>,
     /// Host memory that decoded pictures may take together.
     pub host_bytes: Bytes,
+    /// When restarts of the budget actor become a crash loop, which ends the runtime.
+    pub budget_intensity: Intensity,
 }
 
 impl Default for RuntimeConfig {
     fn default() -> Self {
-        RuntimeConfig { device: DeviceChoice::Host(Bytes::mib(512)), canary: None, host_bytes: Bytes::gib(1) }
+        RuntimeConfig {
+            device: DeviceChoice::Host(Bytes::mib(512)),
+            canary: None,
+            host_bytes: Bytes::gib(1),
+            budget_intensity: Intensity::BUDGET,
+        }
     }
 }
 
@@ -128,7 +138,23 @@ impl Runtime {
     /// # Errors
     /// The device is not there, or the program is built with `panic = "abort"`.
     pub async fn start(config: RuntimeConfig) -> Result<Self, RuntimeError> {
-        if cfg!(panic = "abort") {
+        Runtime::start_under(config, None).await
+    }
+
+    /// Starts a runtime that is supervised by an actor of your own: it hears of the runtime's end as ractor tells of it,
+    /// may start another, and takes the runtime with it when it dies. It hears of an end too when the last clone of this
+    /// handle is dropped. Requests and leases of a runtime that died are over; memory that they had backed is home when
+    /// their handles are dropped. Use [`ractor`](crate::ractor) as this crate exports it, so that both mean the same
+    /// version.
+    ///
+    /// # Errors
+    /// As [`start`](Runtime::start), or the supervisor is ending.
+    pub async fn start_linked(config: RuntimeConfig, supervisor: ActorCell) -> Result<Self, RuntimeError> {
+        Runtime::start_under(config, Some(supervisor)).await
+    }
+
+    async fn start_under(config: RuntimeConfig, supervisor: Option<ActorCell>) -> Result<Self, RuntimeError> {
+        if unwinding::panics_abort() {
             return Err(RuntimeError::PanicAborts);
         }
         let device: Arc<dyn Device> = match config.device {
@@ -143,8 +169,12 @@ impl Runtime {
             device: device.clone(),
             ledger,
             desk: desk.clone(),
+            budget_intensity: config.budget_intensity,
         };
-        let spawned = RuntimeActor::spawn(None, RuntimeActor, arguments).await;
+        let spawned = match supervisor {
+            Some(supervisor) => RuntimeActor::spawn_linked(None, RuntimeActor, arguments, supervisor).await,
+            None => RuntimeActor::spawn(None, RuntimeActor, arguments).await,
+        };
         let (actor, _) = spawned.map_err(|error| RuntimeError::Spawn(error.to_string()))?;
         Ok(Runtime { inner: Arc::new(Inner { actor, budget: Budget::at(desk), device }) })
     }
@@ -176,13 +206,26 @@ impl Runtime {
         Ok(loaded?)
     }
 
-    /// Ends a model by its name; returns when every byte that it had is home.
+    /// Ends a model by its name; returns when every byte that it had is home. Requests under way end with
+    /// [`ChatError::Stopped`](crate::chat::ChatError::Stopped).
     ///
     /// # Errors
     /// The runtime supervisor did not answer.
     pub async fn unload(&self, name: impl Into<String>) -> Result<(), RuntimeError> {
-        let name = name.into();
-        Ok(tree::SHUT_DOWN.ask(&self.inner.actor, |reply| RuntimeMessage::Unload { name, reply }).await?)
+        self.unload_within(name, Duration::ZERO).await.map(drop)
+    }
+
+    /// As [`unload`](Runtime::unload), but requests under way may go on to their end until the deadline; new ones are
+    /// refused from now on with [`ChatError::ShuttingDown`](crate::chat::ChatError::ShuttingDown). Gives how many were
+    /// cut off: those that were under way at the deadline, one counting as under way until its caller has room for its
+    /// end.
+    ///
+    /// # Errors
+    /// The runtime supervisor did not answer.
+    pub async fn unload_within(&self, name: impl Into<String>, deadline: Duration) -> Result<usize, RuntimeError> {
+        let (name, within) = (name.into(), deadline);
+        let question = tree::SHUT_DOWN.after(deadline);
+        Ok(question.ask(&self.inner.actor, |reply| RuntimeMessage::Unload { name, within, reply }).await?)
     }
 
     /// The actors that the runtime supervises, to link to, watch, or kill; a model's own are found through its handle's
@@ -199,10 +242,28 @@ impl Runtime {
     /// Requests under way end with [`ChatError::Stopped`](crate::chat::ChatError::Stopped); every byte of every model is
     /// home when this returns. Leases of your own stay yours until you drop them.
     pub async fn shutdown(self) {
+        self.shutdown_within(Duration::ZERO).await;
+    }
+
+    /// As [`shutdown`](Runtime::shutdown), but requests under way may go on to their end until the deadline. From now on,
+    /// for every clone of this handle, new chats are refused with
+    /// [`ChatError::ShuttingDown`](crate::chat::ChatError::ShuttingDown) and new loads with [`StartError::ShuttingDown`];
+    /// loads under way end at once. Returns as soon as everything has ended; gives how many requests were cut off, as
+    /// [`unload_within`](Runtime::unload_within) counts them. Another call with a shorter deadline, or `shutdown`, cuts
+    /// this one short.
+    pub async fn shutdown_within(self, deadline: Duration) -> usize {
+        let question = tree::SHUT_DOWN.after(deadline);
+        let ask = |reply| RuntimeMessage::ShutDown { within: deadline, reply };
         // One that does not answer is gone already, or is stopped below.
-        let _ = tree::SHUT_DOWN.ask(&self.inner.actor, RuntimeMessage::ShutDown).await;
+        let cut_off = question.ask(&self.inner.actor, ask).await.unwrap_or_default();
         self.inner.actor.stop(None);
         drop(self.inner.actor.wait(None).await);
+        cut_off
+    }
+
+    /// The runtime supervisor itself, to watch or to kill. It takes [`RuntimeMessage`]s.
+    pub fn cell(&self) -> ActorCell {
+        self.inner.actor.get_cell()
     }
 
     /// The ledger of this device.
@@ -219,7 +280,7 @@ impl Runtime {
 /// Where a model comes from.
 #[derive(Clone, Debug)]
 pub struct ModelSource {
-    checkpoint: CheckpointSource,
+    checkpoint: CheckpointOrigin,
     name: String,
 }
 
@@ -228,12 +289,26 @@ impl ModelSource {
     pub fn folder(path: impl Into<std::path::PathBuf>) -> Self {
         let path = path.into();
         let name = path.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned());
-        ModelSource { checkpoint: CheckpointSource::Folder(path), name }
+        ModelSource { checkpoint: CheckpointOrigin::Local(CheckpointSource::Folder(path)), name }
+    }
+
+    /// A model on the Hugging Face hub, `org/name` or `org/name@revision`, from the public hub into the user's own
+    /// cache. What is in the cache is not fetched again. The part behind the slash is the model's name.
+    #[cfg(feature = "hub")]
+    pub fn hub(id: &str) -> Self {
+        ModelSource::hub_with(id, HubOptions::default())
+    }
+
+    /// The same with another hub, a token, another cache.
+    #[cfg(feature = "hub")]
+    pub fn hub_with(id: &str, options: HubOptions) -> Self {
+        let model = HubModel::new(id, options);
+        ModelSource { name: model.name().to_owned(), checkpoint: CheckpointOrigin::Hub(model) }
     }
 
     /// The demo model that is embedded in the library.
     pub fn demo() -> Self {
-        ModelSource { checkpoint: bursar_model::demo::checkpoint(), name: "demo".to_owned() }
+        ModelSource { checkpoint: CheckpointOrigin::Local(bursar_model::demo::checkpoint()), name: "demo".to_owned() }
     }
 
     /// Its name, unless the options give another.

@@ -1,8 +1,8 @@
 //! What may be asked of the runtime supervisor.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use bursar_model::checkpoint::CheckpointSource;
+use bursar_model::checkpoint::CheckpointOrigin;
 
 use ractor::ActorCell;
 
@@ -10,7 +10,11 @@ use crate::{
     chat::ModelHandle,
     engine::{LoadOptions, ProgressSink, StartError},
     reply::Reply,
+    supervise::Drill,
 };
+
+/// Called when every byte of a model is home, with how many requests were cut off.
+pub type Home = Box<dyn FnOnce(usize) + Send>;
 
 /// Whom the runtime supervises, to link to, watch, or kill.
 #[derive(Clone, Debug)]
@@ -28,7 +32,7 @@ pub enum RuntimeMessage {
         /// Its name.
         name: String,
         /// Its files.
-        source: CheckpointSource,
+        source: CheckpointOrigin,
         /// Its limits.
         options: Box<LoadOptions>,
         /// Who watches.
@@ -40,8 +44,10 @@ pub enum RuntimeMessage {
     Unload {
         /// Its name.
         name: String,
-        /// All is home.
-        reply: Reply<()>,
+        /// What requests under way may still take.
+        within: Duration,
+        /// All is home; so many requests were cut off.
+        reply: Reply<usize>,
     },
     /// Who is supervised now.
     Supervised(Reply<Supervised>),
@@ -52,7 +58,7 @@ pub enum RuntimeMessage {
         /// Which model of that name.
         load: u64,
         /// Called when every byte that it had is home.
-        home: Box<dyn FnOnce() + Send>,
+        home: Home,
     },
     /// What a dead engine had is home, and the wait is over.
     Respawn {
@@ -70,6 +76,20 @@ pub enum RuntimeMessage {
     },
     /// The wait before the budget starts again is over.
     RespawnBudget,
+    /// What a model's requests may still take has passed, or they have ended.
+    Due {
+        /// Its name.
+        name: String,
+        /// Which model of that name.
+        load: u64,
+    },
     /// End every model, then the runtime; answered when every byte is home.
-    ShutDown(Reply<()>),
+    ShutDown {
+        /// What requests under way may still take.
+        within: Duration,
+        /// All is home; so many requests were cut off.
+        reply: Reply<usize>,
+    },
+    /// Die of this.
+    Drill(Drill),
 }

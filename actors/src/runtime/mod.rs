@@ -3,7 +3,8 @@
 mod actor;
 mod handle;
 mod message;
+mod unwinding;
 
 pub use actor::{RuntimeActor, RuntimeArguments};
 pub use handle::{DeviceChoice, ModelSource, Runtime, RuntimeConfig, RuntimeError};
-pub use message::{RuntimeMessage, Supervised};
+pub use message::{Home, RuntimeMessage, Supervised};

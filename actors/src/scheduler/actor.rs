@@ -89,6 +89,7 @@ impl Actor for SchedulerActor {
             }
             // A step that failed leaves its sequences half done: die, and let their drivers come again.
             SchedulerMessage::Stepped(outcome) => state.stepped(outcome?),
+            SchedulerMessage::Drill(drill) => return Err(drill.strike().into()),
         };
         let mut effects: VecDeque<Effect> = state.core.step(input).into();
         while let Some(effect) = effects.pop_front() {

@@ -12,6 +12,7 @@ use super::{Finish, NewSequence};
 use crate::{
     kv::SequenceId,
     lane::{LaneError, Stepped},
+    supervise::Drill,
     vision::PinnedPictures,
 };
 
@@ -23,6 +24,8 @@ pub enum SchedulerMessage {
     Cancel(SequenceId),
     /// The lane's answer to a step, in the plan's order.
     Stepped(Result<Stepped, LaneError>),
+    /// Die of this.
+    Drill(Drill),
 }
 
 /// A sequence with what the decisions about it need not know.

@@ -22,9 +22,23 @@ pub struct Intensity {
     pub back_off: Duration,
 }
 
+impl Intensity {
+    /// Of a model's vision, kv and scheduler together: a restart costs the requests under way a prefill.
+    pub const SERVING: Intensity =
+        Intensity { restarts_max: 5, within: Duration::from_secs(60), back_off: Duration::from_millis(10) };
+
+    /// Of a model's engine: a restart stresses anew, so fewer of them are a hiccup, and over a longer time.
+    pub const ENGINE: Intensity =
+        Intensity { restarts_max: 3, within: Duration::from_secs(300), back_off: Duration::from_millis(50) };
+
+    /// Of the budget: a restart rebuilds the ledger, which takes no time; everybody waits for it.
+    pub const BUDGET: Intensity =
+        Intensity { restarts_max: 5, within: Duration::from_secs(60), back_off: Duration::from_millis(1) };
+}
+
 impl Default for Intensity {
     fn default() -> Self {
-        Intensity { restarts_max: 5, within: Duration::from_secs(60), back_off: Duration::from_millis(10) }
+        Intensity::SERVING
     }
 }
 

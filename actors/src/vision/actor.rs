@@ -6,7 +6,7 @@ use bursar_budgets::{Bytes, Class, Label, Lease, Owner, Request};
 use bursar_model::{
     Model,
     flow::{Grid, ImageLimits, Patches},
-    processor::{ProcessedPicture, VisualPlan, VisualProcessors},
+    processor::{ProcessedPicture, VisualKey, VisualPlan, VisualProcessors},
 };
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::sync::Semaphore;
@@ -15,9 +15,9 @@ use super::{
     Effect, Input, PictureKey, PinnedPicture, PinnedPictures, Ticket, VisionCore, VisionError, VisionMessage, Wanted,
 };
 use crate::{
-    budget::Budget,
+    budget::{Budget, LeaseError},
     lane::{Answer, EncodeJob, Job, Lane},
-    reply::Reply,
+    reply::{AskError, Reply},
     tree,
 };
 
@@ -53,6 +53,8 @@ pub struct VisionState {
     arguments: VisionArguments,
     core: VisionCore,
     pixels: BTreeMap<PictureKey, Pixels>,
+    /// What files in the cache were decoded to: the next turn of a conversation shows them again.
+    known: BTreeMap<VisualKey, Vec<(PictureKey, Grid)>>,
     /// What pays for the pixels on the lane.
     launched: Vec<Arc<Lease>>,
     pending: BTreeMap<Ticket, Pending>,
@@ -86,6 +88,7 @@ impl Actor for VisionActor {
             core: VisionCore::new(arguments.cache_rows, arguments.launch_patches),
             decoding: Arc::new(Semaphore::new(arguments.decode_threads.max(1))),
             pixels: BTreeMap::new(),
+            known: BTreeMap::new(),
             launched: Vec::new(),
             pending: BTreeMap::new(),
             next_ticket: 0,
@@ -101,21 +104,26 @@ impl Actor for VisionActor {
     ) -> Result<(), ActorProcessingErr> {
         let effects = match message {
             VisionMessage::Embed { pictures, reply } => {
-                state.prepare(myself.clone(), pictures, reply);
+                match state.recall(&myself, &pictures) {
+                    Some(pins) => reply.answer(Ok(pins)),
+                    None => state.prepare(myself.clone(), pictures, reply),
+                }
                 Vec::new()
             }
-            VisionMessage::Prepared { pictures, host, reply } => state.prepared(pictures, host, reply),
+            VisionMessage::Prepared { keys, pictures, host, reply } => state.prepared(&keys, pictures, host, reply),
             VisionMessage::Encoded(outcome) => {
                 outcome?;
                 state.launched.clear();
                 state.core.step(Input::Encoded)
             }
             VisionMessage::Unpin(keys) => state.core.step(Input::Unpin(keys)),
+            VisionMessage::Drill(drill) => return Err(drill.strike().into()),
         };
         effects.into_iter().for_each(|effect| state.act(&myself, effect));
         state.forget_cancelled(&myself);
-        let VisionState { core, pixels, .. } = state;
+        let VisionState { core, pixels, known, .. } = state;
         pixels.retain(|key, _| core.needs_pixels(key));
+        known.retain(|_, pictures| pictures.iter().all(|(key, _)| core.knows(key)));
         let (free, cached) = state.core.counts();
         let model = state.arguments.model_label.to_string();
         metrics::gauge!("bursar_vision_cache_rows_free", "model" => model.clone()).set(free as f64);
@@ -125,6 +133,18 @@ impl Actor for VisionActor {
 }
 
 impl VisionState {
+    /// A request's pictures, if all of them are in the cache still: nothing is decoded then.
+    fn recall(&mut self, myself: &ActorRef<VisionMessage>, plans: &[VisualPlan]) -> Option<PinnedPictures> {
+        let known: Option<Vec<_>> = plans.iter().map(|plan| self.known.get(&plan.key())).collect();
+        let known: Vec<(PictureKey, Grid)> = known?.into_iter().flatten().copied().collect();
+        let keys: Vec<_> = known.iter().map(|(key, _)| *key).collect();
+        let rows = self.core.recall(&keys)?;
+        let pictures = known.into_iter().zip(rows).map(|((key, grid), rows)| PinnedPicture { key, grid, rows });
+        metrics::counter!("bursar_vision_cache_recalled", "model" => self.arguments.model_label.to_string())
+            .increment(keys.len() as u64);
+        Some(PinnedPictures { pictures: pictures.collect(), vision: myself.clone() })
+    }
+
     /// Leases host memory and decodes, off the actor. What goes wrong there goes to the request alone.
     fn prepare(
         &self,
@@ -135,6 +155,7 @@ impl VisionState {
         let (budget, owner) = (self.arguments.budget.clone(), self.arguments.owner.clone());
         let (label, limits) = (self.arguments.model_label.clone(), self.arguments.limits.clone());
         let (processors, decoding) = (self.arguments.processors.clone(), self.decoding.clone());
+        let keys: Vec<_> = pictures.iter().map(|plan| (plan.key(), plan.grid().pictures())).collect();
         tokio::spawn(async move {
             let prepare = async {
                 let host_bytes = HostBytes::of(&pictures);
@@ -158,8 +179,11 @@ impl VisionState {
             match prepared {
                 Ok((pictures, host)) => {
                     // An actor that is gone drops the reply, which tells the request to come again.
-                    drop(myself.send_message(VisionMessage::Prepared { pictures, host, reply }));
+                    drop(myself.send_message(VisionMessage::Prepared { keys, pictures, host, reply }));
                 }
+                // Only with the runtime there is no budget any more. That is no error of this request's: it hears that this
+                // actor is gone, and from its model why.
+                Err(VisionError::Host(LeaseError::Unanswered(AskError::Gone { .. }))) => drop(reply),
                 Err(error) => reply.answer(Err(error)),
             }
         });
@@ -167,6 +191,7 @@ impl VisionState {
 
     fn prepared(
         &mut self,
+        keys: &[(VisualKey, usize)],
         pictures: Vec<ProcessedPicture>,
         host: Arc<Lease>,
         reply: Reply<Result<PinnedPictures, VisionError>>,
@@ -182,6 +207,10 @@ impl VisionState {
             pending.grids.push(grid);
             pending.keys.push(hash.0);
             self.pixels.entry(hash.0).or_insert_with(|| Pixels { patches, host: host.clone() });
+        }
+        let mut became = pending.keys.iter().copied().zip(pending.grids.iter().copied());
+        for (key, pictures) in keys {
+            self.known.insert(*key, became.by_ref().take(*pictures).collect());
         }
         self.pending.insert(ticket, pending);
         self.core.step(Input::Want(ticket, wanted))

@@ -123,6 +123,29 @@ impl VisionCore {
         (self.free.len(), self.entries.len())
     }
 
+    /// The rows of pictures that are all in the cache, in this order, pinned as if they had been wanted; none if one of
+    /// them is not there or not encoded yet, and then nothing is pinned. Whoever is recalled takes no rows, and so does
+    /// not wait behind those who want some.
+    pub fn recall(&mut self, keys: &[PictureKey]) -> Option<Vec<Arc<[u32]>>> {
+        let is_there = |key: &PictureKey| self.entries.get(key).is_some_and(|entry| entry.encoded);
+        if !keys.iter().all(is_there) {
+            return None;
+        }
+        let recall = |key: &PictureKey| {
+            self.clock += 1;
+            let entry = self.entries.get_mut(key).expect("looked up above");
+            entry.pins += 1;
+            entry.used = self.clock;
+            entry.rows.clone()
+        };
+        Some(keys.iter().map(recall).collect())
+    }
+
+    /// Whether a picture has rows, or somebody waits for it.
+    pub fn knows(&self, key: &PictureKey) -> bool {
+        self.entries.contains_key(key) || self.needs_pixels(key)
+    }
+
     /// Whether a launch to come may ask for the pixels of this picture. One that is in the cache now may have made room
     /// for others by the time a request that waits for it has its turn.
     pub fn needs_pixels(&self, key: &PictureKey) -> bool {

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use bursar_budgets::Lease;
 use bursar_model::{
     error::VisualError,
-    processor::{ProcessedPicture, VisualPlan},
+    processor::{ProcessedPicture, VisualKey, VisualPlan},
 };
 use thiserror::Error;
 
 use super::{PictureKey, PinnedPictures};
-use crate::{budget::LeaseError, lane::LaneError, reply::Reply};
+use crate::{budget::LeaseError, lane::LaneError, reply::Reply, supervise::Drill};
 
 /// From chat drivers (credit: one accepted request each), from its own CPU threads, and from the vision lane.
 pub enum VisionMessage {
@@ -23,6 +23,8 @@ pub enum VisionMessage {
     },
     /// A request's pictures are decoded and resized.
     Prepared {
+        /// What they can be recognised by the next time, and how many pictures each has become.
+        keys: Vec<(VisualKey, usize)>,
         /// In the order of the request; a video is a picture for each of its steps.
         pictures: Vec<ProcessedPicture>,
         /// Pays for their pixels.
@@ -34,6 +36,8 @@ pub enum VisionMessage {
     Encoded(Result<(), LaneError>),
     /// A request no longer needs these; one entry a pin.
     Unpin(Vec<PictureKey>),
+    /// Die of this.
+    Drill(Drill),
 }
 
 /// Pictures that did not get into the cache. The request fails alone.

@@ -1,5 +1,6 @@
 //! The seam to memory: addresses are reserved, pages behind them are backed and unbacked.
 
+mod cuda;
 mod host;
 mod pages;
 
@@ -7,6 +8,7 @@ use std::fmt;
 
 use serde::Serialize;
 
+pub use cuda::{CudaCounts, CudaDevice};
 pub use host::{HostConfig, HostCounts, HostDevice, Script};
 
 use crate::{Bytes, Fence, Hint, Timeline};
@@ -119,6 +121,22 @@ pub enum DeviceError {
         /// What the system said.
         reason: String,
     },
+    /// There is no such device here.
+    #[error("{reason}")]
+    NoDevice {
+        /// What is missing.
+        reason: String,
+        /// What to install or to choose.
+        hint: String,
+    },
+    /// The driver says no, and neither for want of memory nor because the device is lost: a bug of ours.
+    #[error("{call}: {said}")]
+    Driver {
+        /// Which of its calls.
+        call: &'static str,
+        /// What it said.
+        said: String,
+    },
     /// A device cannot be made like this.
     #[error("a page of {} cannot be: {reason}", page.exact())]
     BadPage {
@@ -146,7 +164,8 @@ impl Hint for DeviceError {
         match self {
             DeviceError::Refused { hint, .. } => Some(hint.clone()),
             DeviceError::Lost { .. } => Some("fail every request on this device and build its context anew".into()),
-            DeviceError::BadRange { .. } => None,
+            DeviceError::NoDevice { hint, .. } => Some(hint.clone()),
+            DeviceError::BadRange { .. } | DeviceError::Driver { .. } => None,
             DeviceError::NoAddresses { .. } => Some("raise the limit on address space (ulimit -v)".into()),
             DeviceError::BadPage { .. } => Some("use a power of two that is a multiple of the system's page".into()),
         }

@@ -85,7 +85,11 @@ impl Decoder {
         let layers = (0..config.layers).map(|index| Layer::claim(&config, index, map)).collect::<Result<_, _>>()?;
         let norm = map.tensor("model.norm.weight", [config.hidden])?;
         let projection = match config.tied_embeddings {
-            true => None,
+            true => {
+                // Saved all the same by some tools; it equals the embedding then.
+                map.ignore("lm_head.weight");
+                None
+            }
             false => Some(map.tensor("lm_head.weight", [config.vocabulary, config.hidden])?),
         };
         let frequencies = map.constant(&rope_frequencies(config.rope_theta, config.head_dim));

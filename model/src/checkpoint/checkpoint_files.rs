@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::error::CheckpointError;
 
 /// Configs and vocabularies: the largest known tokenizer.json has 33 MB.
-const TEXT_BYTES_MAX: u64 = 128 << 20;
+pub(super) const TEXT_BYTES_MAX: u64 = 128 << 20;
 
 /// A checkpoint in Hugging Face's layout.
 #[derive(Clone, Debug)]

@@ -90,6 +90,10 @@ pub enum CheckpointError {
         /// Its type in the file.
         found: String,
     },
+    /// It could not be fetched.
+    #[cfg(feature = "hub")]
+    #[error(transparent)]
+    Hub(#[from] crate::checkpoint::HubError),
     /// The tokenizer or the chat template of the checkpoint.
     #[error(transparent)]
     Text(#[from] TextError),
@@ -121,6 +125,8 @@ impl CheckpointError {
             CheckpointError::MissingTensor { nearest, .. } if nearest.is_empty() => "the checkpoint is empty".into(),
             CheckpointError::MissingTensor { nearest, .. } => format!("the nearest names are {}", nearest.join(", ")),
             CheckpointError::TensorType { .. } => "load a checkpoint that is not quantised".into(),
+            #[cfg(feature = "hub")]
+            CheckpointError::Hub(error) => error.hint(),
             CheckpointError::Text(error) => error.hint(),
             CheckpointError::Processor(error) => error.hint(),
             CheckpointError::Sampling(error) => error.hint(),

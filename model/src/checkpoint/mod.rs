@@ -3,11 +3,17 @@
 pub mod checkpoint_files;
 pub(crate) mod error;
 pub mod fingerprint;
+#[cfg(feature = "hub")]
+pub mod hub;
 pub mod open;
+pub mod origin;
 pub mod shard;
 pub mod tensors;
 
 pub use checkpoint_files::CheckpointSource;
 pub use fingerprint::CheckpointFingerprint;
+#[cfg(feature = "hub")]
+pub use hub::{HubError, HubModel, HubOptions};
 pub use open::Checkpoint;
+pub use origin::{CheckpointOrigin, FetchWatch};
 pub use tensors::{TensorIndex, TensorInfo, TensorType};

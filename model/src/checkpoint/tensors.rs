@@ -9,8 +9,8 @@ use super::checkpoint_files::CheckpointSource;
 use super::shard::Shard;
 use crate::error::CheckpointError;
 
-const SINGLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
+pub(super) const SINGLE: &str = "model.safetensors";
+pub(super) const INDEX: &str = "model.safetensors.index.json";
 /// Names that an error about a missing tensor shows.
 const NEAREST_MAX: usize = 3;
 
@@ -59,9 +59,39 @@ pub struct TensorIndex {
     places: BTreeMap<String, usize>, // which shard
 }
 
+/// `model.safetensors.index.json`.
 #[derive(Deserialize)]
-struct IndexFile {
+pub(super) struct IndexFile {
     weight_map: BTreeMap<String, String>,
+}
+
+impl IndexFile {
+    /// # Errors
+    /// [`CheckpointError::Malformed`].
+    pub fn parse(json: &[u8]) -> Result<Self, CheckpointError> {
+        serde_json::from_slice(json)
+            .map_err(|error| CheckpointError::Malformed { file: INDEX.into(), reason: error.to_string() })
+    }
+
+    /// The shards' file names, sorted, each once.
+    ///
+    /// # Errors
+    /// [`CheckpointError::ShardName`]: an index comes with its checkpoint, and may not point elsewhere on this machine,
+    /// nor, as part of an address, elsewhere on the hub.
+    pub fn shards(&self) -> Result<Vec<String>, CheckpointError> {
+        let is_plain = |file: &str| {
+            !file.is_empty()
+                && !file.starts_with('.')
+                && file.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+        };
+        let mut files: Vec<String> = self.weight_map.values().cloned().collect();
+        files.sort_unstable();
+        files.dedup();
+        match files.iter().find(|file| !is_plain(file)) {
+            Some(shard) => Err(CheckpointError::ShardName { shard: shard.clone() }),
+            None => Ok(files),
+        }
+    }
 }
 
 impl TensorIndex {
@@ -72,9 +102,7 @@ impl TensorIndex {
     /// agree on.
     pub fn open(source: &CheckpointSource) -> Result<Self, CheckpointError> {
         if let Some(json) = source.read(INDEX)? {
-            let index: IndexFile = serde_json::from_slice(&json)
-                .map_err(|error| CheckpointError::Malformed { file: INDEX.into(), reason: error.to_string() })?;
-            return TensorIndex::open_shards(source, &index);
+            return TensorIndex::open_shards(source, &IndexFile::parse(&json)?);
         }
         let shard = Shard::open(source, SINGLE)?
             .ok_or_else(|| CheckpointError::MissingFile { place: source.place(), file: SINGLE.into() })?;
@@ -83,23 +111,17 @@ impl TensorIndex {
     }
 
     fn open_shards(source: &CheckpointSource, index: &IndexFile) -> Result<Self, CheckpointError> {
-        let mut files: Vec<&String> = index.weight_map.values().collect();
-        files.sort_unstable();
-        files.dedup();
+        let files = index.shards()?;
         let (mut shards, mut places) = (Vec::new(), BTreeMap::new());
         for file in &files {
-            // The index comes with the checkpoint: it may not point elsewhere on this machine.
-            if file.contains(['/', '\\', ':']) || file.starts_with('.') || file.is_empty() {
-                return Err(CheckpointError::ShardName { shard: (*file).clone() });
-            }
             let shard = Shard::open(source, file)?.ok_or_else(|| CheckpointError::MissingShard {
                 place: source.place(),
-                shard: (*file).clone(),
+                shard: file.clone(),
                 shards: files.len(),
             })?;
             for tensor in shard.metadata().offset_keys() {
-                if index.weight_map.get(&tensor) != Some(*file) {
-                    return Err(CheckpointError::Inconsistent { tensor, file: (*file).clone() });
+                if index.weight_map.get(&tensor) != Some(file) {
+                    return Err(CheckpointError::Inconsistent { tensor, file: file.clone() });
                 }
                 places.insert(tensor, shards.len());
             }

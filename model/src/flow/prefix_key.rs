@@ -29,17 +29,26 @@ pub struct PictureContent {
 
 /// The keys of a sequence's whole blocks, in order. They are a chain: each covers the one before.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PrefixKeys(Vec<PrefixKey>);
+pub struct PrefixKeys {
+    salt: Option<PrefixKey>,
+    keys: Vec<PrefixKey>,
+}
 
 impl PrefixKeys {
+    /// Keys that only sequences of the same salt have: who does not know it cannot find out, by how fast an answer comes,
+    /// whether somebody has asked the same.
+    pub fn salted(salt: &[u8]) -> Self {
+        PrefixKeys { salt: Some(PrefixKey(*blake3::hash(salt).as_bytes())), keys: Vec::new() }
+    }
+
     /// Names the blocks that have become whole. Arguments are of the whole sequence, one position a token, pictures in
     /// the order of their tokens; what was named before must be as it was.
     pub fn extend(&mut self, tokens: &[u32], positions: &[[u32; POSITION_AXES]], pictures: &[PictureContent]) {
         assert_eq!(tokens.len(), positions.len(), "each token has a position");
-        for block in self.0.len()..tokens.len() / BLOCK_TOKENS {
+        for block in self.keys.len()..tokens.len() / BLOCK_TOKENS {
             let range = block * BLOCK_TOKENS..(block + 1) * BLOCK_TOKENS;
             let mut content = Vec::with_capacity(512);
-            content.extend(self.0.last().iter().flat_map(|before| before.0));
+            content.extend(self.keys.last().or(self.salt.as_ref()).iter().flat_map(|before| before.0));
             content.extend(tokens[range.clone()].iter().flat_map(|token| token.to_le_bytes()));
             content.extend(positions[range.clone()].iter().flatten().flat_map(|axis| axis.to_le_bytes()));
             let shown = pictures.iter().filter(|p| p.tokens.start < range.end && p.tokens.end > range.start);
@@ -50,13 +59,13 @@ impl PrefixKeys {
                 content.extend((picture.tokens.len() as u64).to_le_bytes());
                 content.extend(picture.hash.0);
             }
-            self.0.push(PrefixKey(*blake3::hash(&content).as_bytes()));
+            self.keys.push(PrefixKey(*blake3::hash(&content).as_bytes()));
         }
     }
 
     /// The keys, one a whole block.
     pub fn as_slice(&self) -> &[PrefixKey] {
-        &self.0
+        &self.keys
     }
 }
 
@@ -84,6 +93,22 @@ mod tests {
         assert_eq!(long.len(), 3, "two tokens are no block");
         assert_eq!(long[..2], other[..2]);
         assert_ne!(long[2], other[2]);
+    }
+
+    #[test]
+    fn a_salt_is_in_every_key() {
+        let (tokens, positions) = ([1; 32], [[0; 3]; 32]);
+        let keys = [PrefixKeys::default(), PrefixKeys::salted(b"one"), PrefixKeys::salted(b"other")].map(|mut keys| {
+            keys.extend(&tokens, &positions, &[]);
+            keys.as_slice().to_vec()
+        });
+        for block in 0..2 {
+            assert!(
+                keys[0][block] != keys[1][block]
+                    && keys[1][block] != keys[2][block]
+                    && keys[0][block] != keys[2][block]
+            );
+        }
     }
 
     #[test]

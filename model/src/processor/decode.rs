@@ -11,7 +11,7 @@ use image::metadata::Orientation;
 use image::{ColorType, DynamicImage};
 
 use super::decode_jpeg::decode_jpeg;
-use super::header::{ImageFormat, OpenImage, jpeg_frame};
+use super::header::{ImageFormat, OpenImage};
 use crate::error::ImageError;
 use crate::flow::image_bytes::{ImageBytes, ImageLimits};
 use crate::flow::rgb_image::RgbImage;
@@ -31,16 +31,16 @@ impl ImageBytes {
         let mut raw = vec![0; usize::try_from(header.cost.raw_bytes).map_err(|_| damaged())?];
         // A decoder's panic on a hostile picture must not take the actor that holds other people's pictures with it.
         let decoded = catch_unwind(AssertUnwindSafe(|| match header.format {
-            // Of the four printing colours libjpeg makes no RGB.
-            ImageFormat::Jpeg if jpeg_frame(self.encoded()).is_some_and(|frame| frame.components < 4) => {
-                decode_jpeg(self.encoded(), width, height, &mut raw).is_some()
-            }
+            ImageFormat::Jpeg => decode_jpeg(self.encoded(), width, height, &mut raw).is_some(),
             _ => decoder.read_image_boxed(&mut raw).is_ok(),
         }));
         if !matches!(decoded, Ok(true)) {
             return Err(damaged());
         }
-        let data = to_rgb(raw, color).ok_or_else(damaged)?;
+        let data = match header.format {
+            ImageFormat::Jpeg if raw.len() as u64 == 4 * header.pixels() => narrow(raw, 4, printed),
+            _ => to_rgb(raw, color).ok_or_else(damaged)?,
+        };
         let (width, height, data) = orient(width, height, data, orientation).ok_or_else(damaged)?;
         RgbImage::new(width, height, data).ok_or_else(damaged)
     }
@@ -58,6 +58,17 @@ fn to_rgb(raw: Vec<u8>, color: ColorType) -> Option<Vec<u8>> {
         ColorType::L16 => raw.chunks_exact(2).flat_map(|pixel| [high(pixel, 0); 3]).collect(),
         ColorType::La16 => raw.chunks_exact(4).flat_map(|pixel| [high(pixel, 0); 3]).collect(),
         _ => return None,
+    })
+}
+
+/// What the four printing colours give on paper, as Pillow converts them (`libImaging/Convert.c`, `cmyk2rgb`): each
+/// colour takes its share of what black leaves. Files hold them inverted, as Adobe's programs write them; Pillow takes
+/// that for granted, and so do we.
+fn printed(pixel: &[u8]) -> [u8; 3] {
+    let light = u32::from(pixel[3]);
+    [0, 1, 2].map(|colour| {
+        let ink = (255 - u32::from(pixel[colour])) * light + 128;
+        light.saturating_sub(((ink >> 8) + ink) >> 8) as u8
     })
 }
 

@@ -3,20 +3,29 @@
 
 use mozjpeg::{ColorSpace, Decompress};
 
-/// Decodes into `pixels` `[height, width, 1 or 3]`: grey or RGB, as its length says. Nothing, if the file is damaged or
-/// ends too early, or has colours that are not converted here (CMYK); `pixels` then holds nothing of meaning.
+/// Decodes into `pixels` `[height, width, 1, 3 or 4]`: grey, RGB, or the four printing colours as they are stored, as its
+/// length says. Nothing, if the file is damaged or ends too early, or has other colours than that; `pixels` then holds
+/// nothing of meaning.
 pub(super) fn decode_jpeg(encoded: &[u8], width: u32, height: u32, pixels: &mut [u8]) -> Option<()> {
     if !ends_behind_its_scan(encoded) {
         return None;
     }
     let decoder = Decompress::new_mem(encoded).ok()?;
     let channels = pixels.len() / (width as usize * height as usize);
-    let is_convertible =
-        matches!(decoder.color_space(), ColorSpace::JCS_GRAYSCALE | ColorSpace::JCS_YCbCr | ColorSpace::JCS_RGB);
+    let is_convertible = match decoder.color_space() {
+        ColorSpace::JCS_GRAYSCALE | ColorSpace::JCS_YCbCr | ColorSpace::JCS_RGB => matches!(channels, 1 | 3),
+        ColorSpace::JCS_CMYK | ColorSpace::JCS_YCCK => channels == 4,
+        _ => false,
+    };
     if !is_convertible || decoder.size() != (width as usize, height as usize) {
         return None;
     }
-    let mut decoder = if channels == 1 { decoder.grayscale() } else { decoder.rgb() }.ok()?;
+    let mut decoder = match channels {
+        1 => decoder.grayscale(),
+        4 => decoder.to_colorspace(ColorSpace::JCS_CMYK),
+        _ => decoder.rgb(),
+    }
+    .ok()?;
     let read = decoder.read_scanlines_into::<u8>(pixels).ok()?.len();
     decoder.finish().ok()?;
     (read == pixels.len()).then_some(())

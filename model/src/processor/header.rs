@@ -105,9 +105,14 @@ impl<'a> OpenImage<'a> {
         limits.check_bytes(encoded.len() as u64)?;
         let format = ImageFormat::guess(encoded).ok_or(ImageError::UnknownFormat)?;
         let damaged = |_| ImageError::Damaged { format: format.name(), stage: "reading the header" };
+        if format == ImageFormat::WebP && riff_bytes(encoded) > encoded.len() as u64 {
+            return Err(ImageError::Damaged { format: format.name(), stage: "reading the header" });
+        }
         let reader = Cursor::new(encoded);
         let mut decoder: Box<dyn ImageDecoder + 'a> = match format {
-            ImageFormat::Png => Box::new(PngDecoder::with_limits(reader, allocation_limit(limits)).map_err(damaged)?),
+            ImageFormat::Png => {
+                Box::new(PngDecoder::with_limits(reader, png_limits(encoded, limits)).map_err(damaged)?)
+            }
             ImageFormat::Jpeg => Box::new(JpegDecoder::new(reader).map_err(damaged)?),
             ImageFormat::WebP => Box::new(WebPDecoder::new(reader).map_err(damaged)?),
         };
@@ -122,9 +127,11 @@ impl<'a> OpenImage<'a> {
         // A broken EXIF block does not make the picture unreadable: Pillow ignores it too.
         let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
         let color = decoder.color_type();
+        // The header's decoder would convert four colours itself; libjpeg gives them as they are.
+        let is_printed = format == ImageFormat::Jpeg && jpeg_frame(encoded).is_some_and(|frame| frame.components == 4);
         let second = color.channel_count() < 3 || !matches!(orientation, Orientation::NoTransforms);
         let cost = DecodeCost {
-            raw_bytes: decoder.total_bytes(),
+            raw_bytes: if is_printed { pixels * 4 } else { decoder.total_bytes() },
             scratch_bytes: scratch_bytes(format, encoded, width, height, color),
             rgb_bytes: pixels * 3,
             second_rgb_bytes: if second { pixels * 3 } else { 0 },
@@ -140,10 +147,36 @@ impl<'a> OpenImage<'a> {
     }
 }
 
-/// Bounds what side chunks of a PNG (colour profiles, texts) may unpack to.
-fn allocation_limit(limits: &ImageLimits) -> Limits {
+/// How long a WebP says it is. Of an animation that was cut off the first frame may be whole; libwebp refuses it all the
+/// same, and so do we.
+fn riff_bytes(encoded: &[u8]) -> u64 {
+    let size = encoded.get(4..8).and_then(|size| size.try_into().ok()).map_or(0, u32::from_le_bytes);
+    u64::from(size) + 8
+}
+
+/// What the side chunks of a PNG (colour profiles, texts, EXIF) may unpack to beyond what they have: profiles have some
+/// kilobytes, and those that unpack to more are left out, as none is applied. A part of the scratch that is announced.
+const UNPACKED_BYTES: u64 = 512 << 10;
+
+/// What a PNG's side chunks have, packed (PNG, section 5.3: length, name, content, checksum).
+fn side_bytes(encoded: &[u8]) -> u64 {
+    let (mut at, mut bytes) = (8usize, 0);
+    while let Some(&[a, b, c, d, ref name @ ..]) = encoded.get(at..at.saturating_add(8)) {
+        let length = u32::from_be_bytes([a, b, c, d]) as usize;
+        if name != b"IDAT" {
+            bytes += length.min(encoded.len()) as u64;
+        }
+        at = at.saturating_add(length).saturating_add(12);
+    }
+    bytes
+}
+
+/// Bounds the decoder to its side chunks and the few rows that it reserves; the width stands first in the first chunk.
+fn png_limits(encoded: &[u8], limits: &ImageLimits) -> Limits {
+    let width = encoded.get(16..20).and_then(|width| width.try_into().ok()).map_or(0, u32::from_be_bytes);
     let mut allocation = Limits::no_limits();
-    allocation.max_alloc = Some(limits.decode_bytes_max);
+    allocation.max_alloc =
+        Some((u64::from(width) * 16 + UNPACKED_BYTES + 3 * side_bytes(encoded)).min(limits.decode_bytes_max));
     allocation
 }
 
@@ -159,8 +192,11 @@ fn scratch_bytes(format: ImageFormat, encoded: &[u8], width: u32, height: u32, c
     const FIXED_BYTES: u64 = 1 << 20;
     let (encoded_bytes, width, height) = (encoded.len() as u64, u64::from(width), u64::from(height));
     let varying = match format {
-        // Rows being unfiltered, and an interlaced pass.
-        ImageFormat::Png => 8 * width * u64::from(color.bytes_per_pixel()),
+        // Rows being unfiltered, an interlaced pass, and side chunks: read into a buffer that doubles, then
+        // copied.
+        ImageFormat::Png => {
+            8 * width * u64::from(color.bytes_per_pixel()) + 2 * UNPACKED_BYTES + 4 * side_bytes(encoded)
+        }
         // The header's decoder copies its input. A picture of several scans keeps two bytes for each coefficient of whole
         // MCUs of up to 32 x 32 pixels; one of a single scan keeps a few rows of MCUs.
         ImageFormat::Jpeg => {
@@ -185,13 +221,13 @@ fn is_animated_webp(encoded: &[u8]) -> bool {
     encoded.get(12..16) == Some(b"VP8X") && encoded.get(20).is_some_and(|flags| flags & 2 != 0)
 }
 
-pub(super) struct JpegFrame {
+struct JpegFrame {
     progressive: bool,
-    pub(super) components: u64,
+    components: u64,
 }
 
 /// Finds the start-of-frame segment (ITU T.81, B.2.2).
-pub(super) fn jpeg_frame(encoded: &[u8]) -> Option<JpegFrame> {
+fn jpeg_frame(encoded: &[u8]) -> Option<JpegFrame> {
     let mut at = 2;
     loop {
         let &[mark, kind] = encoded.get(at..at + 2)? else { return None };

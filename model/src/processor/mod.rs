@@ -20,4 +20,4 @@ pub use header::{DecodeCost, ImageFormat, ImageHeader};
 pub use image_processor::{ImageProcessor, PicturePlan, ProcessedPicture};
 pub use smart_resize::{PixelBounds, Size, smart_resize};
 pub use video_processor::{VideoPlan, VideoProcessor};
-pub use visual_plan::{VisualLimits, VisualPlan, VisualProcessors};
+pub use visual_plan::{VisualKey, VisualLimits, VisualPlan, VisualProcessors};

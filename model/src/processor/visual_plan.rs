@@ -36,6 +36,8 @@ pub enum VisualPlan {
         plan: PicturePlan,
         /// What decoding it takes.
         cost: DecodeCost,
+        /// The same for the same file and size.
+        key: VisualKey,
     },
     /// A video.
     Video {
@@ -43,7 +45,31 @@ pub enum VisualPlan {
         video: Video,
         /// What it becomes.
         plan: VideoPlan,
+        /// The same for the same files and size.
+        key: VisualKey,
     },
+}
+
+/// BLAKE3 over encoded files and the grid they become: with one processor equal keys mean equal pictures for the encoder,
+/// before anything is decoded. (A [`PictureHash`](crate::flow::PictureHash) finds equal pictures in unequal files too.)
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct VisualKey([u8; 32]);
+
+impl VisualKey {
+    fn of(frames: &[ImageBytes], grid: VisualGrid) -> Self {
+        let step = match grid {
+            VisualGrid::Image(grid) | VisualGrid::Video { step: grid, .. } => grid,
+        };
+        let mut hasher = blake3::Hasher::new();
+        for size in [step.t, step.h, step.w, grid.pictures() as u32, frames.len() as u32] {
+            hasher.update(&size.to_le_bytes());
+        }
+        for frame in frames {
+            hasher.update(&(frame.encoded().len() as u64).to_le_bytes());
+            hasher.update(frame.encoded());
+        }
+        VisualKey(*hasher.finalize().as_bytes())
+    }
 }
 
 impl VisualPlan {
@@ -52,6 +78,13 @@ impl VisualPlan {
         match self {
             VisualPlan::Image { plan, .. } => VisualGrid::Image(plan.grid),
             VisualPlan::Video { plan, .. } => plan.grid(),
+        }
+    }
+
+    /// What it can be recognised by.
+    pub fn key(&self) -> VisualKey {
+        match self {
+            VisualPlan::Image { key, .. } | VisualPlan::Video { key, .. } => *key,
         }
     }
 
@@ -73,7 +106,7 @@ impl VisualPlan {
 }
 
 impl VisualProcessors {
-    /// Plans all that a request shows, from headers alone. Pictures are resized to `picture_patches` each. The steps of
+    /// Plans all that a request shows; of files headers are read, and all is hashed. Pictures are resized to `picture_patches` each. The steps of
     /// the videos share evenly what the pictures leave of [`Envelope::video_patches`], and none has more patches than a
     /// picture may: whatever a request shows, the vision cache has the rows and a launch the patches.
     ///
@@ -96,7 +129,8 @@ impl VisualProcessors {
                 let plan = self.videos.plan(video, limits.image, step_patches_max);
                 let plan = plan.map_err(|source| VisualError::Video { index, source })?;
                 index += 1;
-                Ok(VisualPlan::Video { video: video.clone(), plan })
+                let key = VisualKey::of(video.frames(), plan.grid());
+                Ok(VisualPlan::Video { video: video.clone(), plan, key })
             }
         };
         visuals.iter().map(plan).collect()
@@ -144,7 +178,8 @@ impl VisualProcessors {
         if patches > limit {
             return Err(VisualError::PictureTooLarge { index, patches, limit });
         }
-        Ok(VisualPlan::Image { picture: picture.clone(), plan, cost: header.cost })
+        let key = VisualKey::of(std::slice::from_ref(picture), VisualGrid::Image(plan.grid));
+        Ok(VisualPlan::Image { picture: picture.clone(), plan, cost: header.cost, key })
     }
 
     /// Decodes, resizes, cuts and hashes what was planned: a picture for each picture and for each step of a video, in
@@ -162,7 +197,7 @@ impl VisualProcessors {
                     processed.push(whole.map_err(|source| VisualError::Picture { index: pictures, source })?);
                     pictures += 1;
                 }
-                VisualPlan::Video { video, plan } => {
+                VisualPlan::Video { video, plan, .. } => {
                     let steps = self.videos.process(video, plan, limits);
                     processed.extend(steps.map_err(|source| VisualError::Video { index: videos, source })?);
                     videos += 1;

@@ -3,6 +3,7 @@
 //! Templates are Jinja2 as transformers runs it (`utils/chat_template_utils.py`, 5.17): blocks trimmed, loop controls,
 //! `raise_exception`, `strftime_now`, a plain `tojson`, the tags of `{% generation %}` without effect.
 
+use std::error::Error as _;
 use std::io;
 
 use minijinja::syntax::SyntaxConfig;
@@ -12,6 +13,8 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior, Va
 use super::message::Message;
 use super::python_value::{display, tojson};
 use super::strftime::strftime;
+use super::template_meter::{MeterLimits, TooHeavy};
+use super::template_metering::metered;
 use super::template_source::{DEFAULT_TEMPLATE, TemplateSources};
 use crate::error::{PrivateText, TextError};
 
@@ -22,14 +25,34 @@ pub struct TemplateLimits {
     pub steps_max: u64,
     /// Bytes of the rendered prompt.
     pub bytes_max: usize,
+    /// Bytes of the template itself.
+    pub source_bytes_max: usize,
+    /// Bytes of one value in it, with everything that is in the value.
+    pub value_bytes_max: u64,
+    /// Bytes of all values that it makes, which bounds the host memory that rendering takes.
+    pub values_bytes_max: u64,
 }
 
-/// A turn takes about 50 steps: 5 million are far beyond any conversation, and over in a second.
+/// A turn takes about 50 steps: 5 million are far beyond any conversation, and over in a second. The longest released
+/// template has 20 KB. A text of 4 MiB is a million tokens, and one that is built up turn by turn from a thousand turns to
+/// a megabyte makes 500 MB on its way.
 impl Default for TemplateLimits {
     fn default() -> Self {
-        TemplateLimits { steps_max: 5_000_000, bytes_max: 16 << 20 }
+        TemplateLimits {
+            steps_max: 5_000_000,
+            bytes_max: 16 << 20,
+            source_bytes_max: 256 << 10,
+            value_bytes_max: 4 << 20,
+            values_bytes_max: 512 << 20,
+        }
     }
 }
+
+/// Macros and loops that call themselves, in minijinja's measure: a call of a macro counts four.
+const RECURSION_MAX: usize = 200;
+/// A template of nothing but operators or branches is as deep as it is long, and the parser and the compiler go down all of
+/// it. Reserved, not used: a released template takes some kilobytes.
+const COMPILE_STACK_BYTES: usize = 128 << 20;
 
 /// What a template sees beside the messages.
 #[derive(Clone, Debug, PartialEq)]
@@ -71,29 +94,53 @@ impl ChatTemplate {
     /// Compiles all templates of `sources`.
     ///
     /// # Errors
-    /// [`TextError::TemplateSource`].
+    /// [`TextError::TemplateSource`] and [`TextError::TemplateSourceBytes`].
     pub fn new(sources: TemplateSources, limits: TemplateLimits) -> Result<Self, TextError> {
+        let bytes = sources.templates.values().map(String::len).sum();
+        if bytes > limits.source_bytes_max {
+            return Err(TextError::TemplateSourceBytes { bytes, bytes_max: limits.source_bytes_max });
+        }
+        let deep = std::thread::Builder::new().stack_size(COMPILE_STACK_BYTES);
+        let compiled = deep.spawn(move || ChatTemplate::compile(sources, limits)).map(std::thread::JoinHandle::join);
+        let unknown = || TextError::TemplateSource { line: 0, kind: "the compiler could not run".into() };
+        compiled.map_err(|_| unknown())?.map_err(|_| unknown())?
+    }
+
+    fn compile(sources: TemplateSources, limits: TemplateLimits) -> Result<Self, TextError> {
+        let refused = |error: Error| TextError::TemplateSource {
+            line: error.line().unwrap_or(0),
+            kind: error.kind().to_string(),
+        };
+        let meter = MeterLimits { value_bytes_max: limits.value_bytes_max, total_bytes_max: limits.values_bytes_max };
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        environment
-            .set_syntax(syntax.map_err(|error| TextError::TemplateSource { line: 0, kind: error.kind().to_string() })?);
+        let syntax = syntax.map_err(refused)?;
+        environment.set_syntax(syntax.clone());
+        environment.set_recursion_limit(RECURSION_MAX);
         // Jinja2's default: an undefined name prints nothing and is false, an attribute of it is an error.
         environment.set_undefined_behavior(UndefinedBehavior::Lenient);
         environment.set_debug(false); // errors would quote the messages
         environment.set_fuel(Some(limits.steps_max));
         environment.set_auto_escape_callback(|_| AutoEscape::None);
-        environment.set_formatter(|output, _, value| {
-            output.write_str(&display(value)).map_err(|_| Error::from(ErrorKind::WriteFailure))
+        environment.set_formatter(move |output, state, value| {
+            let text = display(value);
+            // It may be printed into a value.
+            meter.add(state, text.len() as u64)?;
+            output.write_str(&text).map_err(|_| Error::from(ErrorKind::WriteFailure))
         });
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        meter.install(&mut environment);
+        environment.set_unknown_method_callback(move |state, value, method, arguments| {
+            meter.method(state, value, method, arguments)
+        });
         environment.add_filter("tojson", |value: Value, options: Kwargs| tojson(&value, options));
         environment.add_function("raise_exception", |reason: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Raised(reason)))
         });
         for (name, source) in &sources.templates {
-            environment.add_template_owned(name.clone(), without_generation_tags(source)).map_err(|error| {
-                TextError::TemplateSource { line: error.line().unwrap_or(0), kind: error.kind().to_string() }
-            })?;
+            let plain = without_generation_tags(source);
+            // What the source is refused for is told of the source.
+            let metered = metered(&plain, &syntax).map_err(refused)?;
+            environment.add_template_owned(name.clone(), metered).map_err(refused)?;
         }
         Ok(ChatTemplate { environment, sources, limits })
     }
@@ -174,6 +221,9 @@ impl ChatTemplate {
             }
             if let Some(error) = inner.downcast_ref::<Error>() {
                 line = error.line().unwrap_or(line);
+                if let Some(heavy) = error.source().and_then(|source| source.downcast_ref::<TooHeavy>()) {
+                    return TextError::TemplateMemory { line, bytes_max: heavy.bytes_max };
+                }
                 if error.kind() == ErrorKind::OutOfFuel {
                     return TextError::TemplateSteps { steps_max: self.limits.steps_max };
                 }

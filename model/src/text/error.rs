@@ -77,6 +77,22 @@ pub enum TextError {
         /// The limit.
         bytes_max: usize,
     },
+    /// The template's source is longer than any template's.
+    #[error("the chat template has {bytes} bytes, the limit is {bytes_max}")]
+    TemplateSourceBytes {
+        /// Of all templates of the checkpoint.
+        bytes: usize,
+        /// The limit.
+        bytes_max: usize,
+    },
+    /// A value in the template, or all of them together, became too large.
+    #[error("the chat template made values of more than {bytes_max} bytes, line {line}")]
+    TemplateMemory {
+        /// Line, from 1, or 0 when unknown.
+        line: usize,
+        /// The limit that it met: one value's, or that of all.
+        bytes_max: u64,
+    },
     /// A stop string that would stop at once, or too many of them.
     #[error(
         "stop strings: {count} of at most {bytes_max} bytes are given, with {empty} empty; the limit is {count_max}"
@@ -112,7 +128,10 @@ impl TextError {
             TextError::TemplateRefused { .. } => {
                 "usually roles must alternate between user and assistant, with at most one system message first".into()
             }
-            TextError::TemplateSteps { .. } | TextError::TemplateBytes { .. } => {
+            TextError::TemplateSourceBytes { .. } => {
+                "this is no chat template; check it against the checkpoint's source".into()
+            }
+            TextError::TemplateSteps { .. } | TextError::TemplateBytes { .. } | TextError::TemplateMemory { .. } => {
                 "shorten the conversation, or raise `TemplateLimits` if the template is to be trusted".into()
             }
             TextError::StopStrings { count_max, bytes_max, .. } => {

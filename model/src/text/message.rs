@@ -26,13 +26,16 @@ pub enum Part {
     Image,
     /// A video's place; videos travel likewise.
     Video,
+    /// A call of a function, as the template expects it: usually `{"type": "function", "function": {"name": ..,
+    /// "arguments": {..}}}`. Templates get a message's calls apart from what it says.
+    ToolCall(serde_json::Value),
 }
 
 /// One turn of a conversation.
 ///
 /// Serialises to what Hugging Face's templates expect: `{"role": .., "content": ..}`, where content is a string when there
 /// is only text (templates of text-only models concatenate it), else a list of `{"type": "text", "text": ..}` and
-/// `{"type": "image"}` and `{"type": "video"}`.
+/// `{"type": "image"}` and `{"type": "video"}`; calls of functions are in a list of their own, `tool_calls`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
     /// Who speaks.
@@ -61,7 +64,15 @@ impl Message {
     pub fn texts(&self) -> impl Iterator<Item = &str> {
         self.content.iter().filter_map(|part| match part {
             Part::Text(text) => Some(text.as_str()),
-            Part::Image | Part::Video => None,
+            Part::Image | Part::Video | Part::ToolCall(_) => None,
+        })
+    }
+
+    /// All calls of functions.
+    pub fn tool_calls(&self) -> impl Iterator<Item = &serde_json::Value> {
+        self.content.iter().filter_map(|part| match part {
+            Part::ToolCall(call) => Some(call),
+            Part::Text(_) | Part::Image | Part::Video => None,
         })
     }
 }
@@ -73,6 +84,7 @@ impl std::fmt::Debug for Part {
             Part::Text(text) => write!(formatter, "Text({} bytes)", text.len()),
             Part::Image => formatter.write_str("Image"),
             Part::Video => formatter.write_str("Video"),
+            Part::ToolCall(_) => formatter.write_str("ToolCall(..)"),
         }
     }
 }
@@ -87,6 +99,7 @@ impl Serialize for Part {
             }
             Part::Image => map.serialize_entry("type", "image")?,
             Part::Video => map.serialize_entry("type", "video")?,
+            Part::ToolCall(_) => map.serialize_entry("type", "tool_call")?,
         }
         map.end()
     }
@@ -94,12 +107,17 @@ impl Serialize for Part {
 
 impl Serialize for Message {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(2))?;
+        let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("role", &self.role)?;
         if self.images() + self.videos() == 0 {
             map.serialize_entry("content", &self.texts().collect::<String>())?;
         } else {
-            map.serialize_entry("content", &self.content)?;
+            let said: Vec<_> = self.content.iter().filter(|part| !matches!(part, Part::ToolCall(_))).collect();
+            map.serialize_entry("content", &said)?;
+        }
+        let calls: Vec<_> = self.tool_calls().collect();
+        if !calls.is_empty() {
+            map.serialize_entry("tool_calls", &calls)?;
         }
         map.end()
     }

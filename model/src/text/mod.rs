@@ -10,6 +10,8 @@ pub mod special_guard;
 pub mod spelling;
 pub mod stop_rules;
 pub(crate) mod strftime;
+mod template_meter;
+mod template_metering;
 pub mod template_source;
 pub mod tokenizer;
 

@@ -88,7 +88,8 @@ impl PromptEncoder {
 /// Every text in the prompt that neither we nor the checkpoint wrote.
 fn written_texts<'a>(messages: &'a [Message], inputs: &'a TemplateInputs) -> Vec<&'a str> {
     let mut texts: Vec<_> = messages.iter().flat_map(Message::texts).collect();
-    let values = inputs.tools.iter().flatten().chain(inputs.variables.values());
+    let calls = messages.iter().flat_map(Message::tool_calls);
+    let values = inputs.tools.iter().flatten().chain(inputs.variables.values()).chain(calls);
     values.for_each(|value| collect_json(value, &mut texts));
     texts
 }
@@ -123,6 +124,11 @@ fn mark_json(value: &mut serde_json::Value, guard: &SpecialGuard, mark: char) {
 fn marked_message(message: &Message, guard: &SpecialGuard, mark: char) -> Message {
     let content = message.content.iter().map(|part| match part {
         Part::Text(text) => Part::Text(guard.mark(text, mark)),
+        Part::ToolCall(call) => {
+            let mut call = call.clone();
+            mark_json(&mut call, guard, mark);
+            Part::ToolCall(call)
+        }
         place @ (Part::Image | Part::Video) => place.clone(),
     });
     Message { role: message.role, content: content.collect() }

@@ -1,5 +1,7 @@
 //! The map of a weight segment: which tensor lies where.
 
+use std::collections::BTreeSet;
+
 use bursar_budgets::{Address, Bytes};
 use bursar_kernels::{DType, Shape, Tensor};
 use thiserror::Error;
@@ -32,6 +34,14 @@ pub enum WeightError {
         /// What the file has.
         found: Vec<usize>,
     },
+    /// The file has tensors that the model has no place for: it is another model's, or the configuration is.
+    #[error("config.json has no place for {count} tensors of the checkpoint: {}", .first.join(", "))]
+    Extra {
+        /// How many there are.
+        count: usize,
+        /// The first names, in the order of the alphabet.
+        first: Vec<String>,
+    },
     /// Tensors that are put side by side have different element types.
     #[error("tensor {name} holds {found}, but its neighbours hold {expected}")]
     Mixed {
@@ -43,6 +53,13 @@ pub enum WeightError {
         found: DType,
     },
 }
+
+/// Names that an error about extra tensors shows.
+const EXTRA_SHOWN: usize = 3;
+
+/// Buffers that older versions of transformers saved with the weights. They follow from the configuration, and are
+/// computed from it here as transformers itself does now.
+const BUFFERS: [&str; 2] = [".rotary_emb.inv_freq", ".rotary_pos_emb.inv_freq"];
 
 /// What is copied to one place of the segment.
 #[derive(Clone, Debug)]
@@ -64,18 +81,29 @@ pub enum WeightSource {
     Constant(Vec<f32>),
 }
 
+impl WeightSource {
+    /// The checkpoint's name for it.
+    pub fn name(&self) -> Option<&str> {
+        match self {
+            WeightSource::Tensor(name) => Some(name),
+            WeightSource::Constant(_) => None,
+        }
+    }
+}
+
 /// Hands out places in the segment, one claim after the other.
 pub struct WeightMap<'c> {
     checkpoint: &'c Checkpoint,
     base: Address,
     used: Bytes,
     copies: Vec<WeightCopy>,
+    ignored: Vec<&'static str>,
 }
 
 impl<'c> WeightMap<'c> {
     /// A map that only measures: its tensors may be planned with, never computed with.
     pub fn dry(checkpoint: &'c Checkpoint) -> Self {
-        WeightMap { checkpoint, base: NOWHERE, used: Bytes(0), copies: Vec::new() }
+        WeightMap { checkpoint, base: NOWHERE, used: Bytes(0), copies: Vec::new(), ignored: Vec::new() }
     }
 
     /// A map of the segment that starts at `base`.
@@ -130,6 +158,34 @@ impl<'c> WeightMap<'c> {
         let to = self.place(bytes, WeightSource::Constant(numbers.to_vec()));
         // SAFETY: whoever made the map vouched for the segment.
         unsafe { Tensor::persistent(to, [numbers.len()], DType::F32) }
+    }
+
+    /// Lets the checkpoint have a tensor that the model does not read: released checkpoints carry it, and a family says
+    /// why it may.
+    pub fn ignore(&mut self, name: &'static str) {
+        self.ignored.push(name);
+    }
+
+    /// To be called after the last claim. A tensor that nobody claimed is not left out silently: the model would answer,
+    /// and answer wrongly. Only what was [ignored](WeightMap::ignore) and buffers of rotary frequencies may stay behind.
+    ///
+    /// # Errors
+    /// [`WeightError::Extra`].
+    pub fn refuse_extra(&self) -> Result<(), WeightError> {
+        let claimed: BTreeSet<&str> = self.copies.iter().filter_map(|copy| copy.source.name()).collect();
+        let is_extra = |name: &&str| {
+            !claimed.contains(name)
+                && !self.ignored.contains(name)
+                && !BUFFERS.iter().any(|buffer| name.ends_with(buffer))
+        };
+        let extra: Vec<&str> = self.checkpoint.tensors.names().filter(is_extra).collect();
+        match extra.is_empty() {
+            true => Ok(()),
+            false => Err(WeightError::Extra {
+                count: extra.len(),
+                first: extra.iter().take(EXTRA_SHOWN).map(|&name| name.to_owned()).collect(),
+            }),
+        }
     }
 
     /// Bytes of all claims.

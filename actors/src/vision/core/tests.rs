@@ -21,6 +21,25 @@ fn the_same_picture_twice_in_one_request_is_encoded_once() {
 }
 
 #[test]
+fn pictures_that_are_all_there_are_recalled_and_pinned_and_others_change_nothing() {
+    let mut vision = VisionCore::new(10, 100);
+    vision.step(Input::Want(Ticket(1), vec![picture(1, 4), picture(2, 3)]));
+    assert_eq!(vision.recall(&[[1; 32]]), None, "it is not encoded yet");
+    vision.step(Input::Encoded);
+    vision.step(Input::Unpin(vec![[1; 32], [2; 32]]));
+    assert_eq!(vision.recall(&[[1; 32], [3; 32]]), None);
+    assert_eq!(vision.recall(&[[1; 32], [1; 32]]), Some(vec![rows(&[0, 1, 2, 3]); 2]));
+    // The second makes room for a stranger, the recalled one does not, though it was wanted first.
+    vision.step(Input::Want(Ticket(2), vec![picture(4, 6)]));
+    assert!(vision.knows(&[1; 32]) && !vision.knows(&[2; 32]));
+    vision.step(Input::Encoded);
+    vision.step(Input::Unpin(vec![[1; 32]]));
+    assert_eq!(vision.step(Input::Want(Ticket(3), vec![picture(5, 4)])), [], "one of its two pins is left");
+    vision.step(Input::Unpin(vec![[1; 32]]));
+    assert!(!vision.knows(&[1; 32]));
+}
+
+#[test]
 fn two_requests_for_one_picture_share_the_launch() {
     let mut vision = VisionCore::new(10, 100);
     vision.step(Input::Want(Ticket(1), vec![picture(1, 3)]));

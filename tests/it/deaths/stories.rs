@@ -1,4 +1,4 @@
-//! Deaths: whatever dies, every accepted request ends once and as it would have, weights stay, and all blocks come home.
+//! Deaths that the table has no cell for: several at once, again and again, at each moment of a start.
 
 use std::time::Duration;
 
@@ -8,41 +8,17 @@ use bursar::{
 };
 use tokio::task::JoinHandle;
 
-use crate::stage::{Stage, Whole, about, answer, eventually, listen, small, story};
+use crate::stage::{Stage, about, answer, eventually, listen, small, story};
 
-/// Who dies.
-const VICTIMS: [&str; 3] = ["scheduler", "kv", "vision"];
-/// How.
-const WAYS: [&str; 3] = ["kill", "stop", "error"];
-/// When: before anything was asked, before the first word, between words.
+/// When an engine dies: before anything was asked, before the first word, between words.
 const MOMENTS: [&str; 3] = ["idle", "prefilling", "decoding"];
 
-fn strike(serving: &Serving, victim: &str, way: &str) {
-    let vision = serving.vision.as_ref().expect("the demo model takes pictures");
-    let cell = match victim {
-        "scheduler" => serving.scheduler.get_cell(),
-        "kv" => serving.kv.get_cell(),
-        "vision" => vision.get_cell(),
+fn kill(serving: &Serving, victim: &str) {
+    match victim {
+        "scheduler" => serving.scheduler.kill(),
+        "kv" => serving.kv.kill(),
+        "vision" => serving.vision.as_ref().expect("the demo model takes pictures").kill(),
         other => panic!("nobody is called {other}"),
-    };
-    match (way, victim) {
-        ("kill", _) => cell.kill(),
-        ("stop", _) => cell.stop(None),
-        // What an actor would see of a broken lane, or of its own bug: the handler ends in an error or a panic.
-        ("error", "scheduler") => {
-            let gone = bursar::crates::actors::lane::LaneError::Gone;
-            drop(serving.scheduler.send_message(SchedulerMessage::Stepped(Err(gone))));
-        }
-        ("error", "kv") => {
-            // There is no input that a kv actor fails at; being told to end is the nearest.
-            cell.stop(Some("as if by an error".to_owned()));
-        }
-        ("error", "vision") => {
-            use bursar::crates::actors::vision::VisionMessage;
-            // An unpin without a pin is a bug of ours: it panics.
-            drop(vision.send_message(VisionMessage::Unpin(vec![[7; 32]])));
-        }
-        other => panic!("nobody dies like {other:?}"),
     }
 }
 
@@ -62,63 +38,6 @@ fn long(number: u32) -> bursar::Chat {
 }
 
 #[test]
-fn the_table_of_deaths_while_serving() {
-    story(async {
-        let patient = Intensity { restarts_max: 1000, ..Intensity::default() };
-        let stage =
-            Stage::set(LoadOptions { intensity: Intensity { back_off: Duration::ZERO, ..patient }, ..small() }).await;
-        let before = stage.snapshot().await;
-        let mut expected = Vec::new();
-        for number in 0..4 {
-            expected.push(crate::stage::ask(&stage.model, long(number)).await.expect("undisturbed"));
-        }
-        let backs = stage.device.counts().backs;
-        for victim in VICTIMS {
-            for way in WAYS {
-                for moment in MOMENTS {
-                    let case = format!("{victim} by {way} while {moment}");
-                    let serving = stage.model.serving().await.expect("it serves");
-                    let mut replies = Vec::new();
-                    if moment != "idle" {
-                        for number in 0..4 {
-                            replies.push(stage.model.chat(long(number)).await.expect("accepted"));
-                        }
-                    }
-                    let mut first = None;
-                    if moment == "decoding" {
-                        first = replies[0].next().await;
-                    }
-                    strike(&serving, victim, way);
-                    // It may all have ended before the blow was felt; whoever serves next is not in question.
-                    replaced(&stage.model, serving.generation).await;
-                    for (number, reply) in replies.into_iter().enumerate() {
-                        let Whole { pieces, text, finish_reason, usage, .. } =
-                            listen(reply).await.unwrap_or_else(|error| panic!("{case}: {error}"));
-                        assert_eq!(text, expected[number].text, "{case}, chat {number}");
-                        assert_eq!(
-                            (finish_reason, usage),
-                            (expected[number].finish_reason, expected[number].usage),
-                            "{case}"
-                        );
-                        let heard = match (&first, number) {
-                            (Some(Ok(event)), 0) => event.text().to_owned() + &pieces.concat(),
-                            _ => pieces.concat(),
-                        };
-                        assert_eq!(heard, text, "{case}: nothing twice, nothing lost");
-                    }
-                    assert_eq!(
-                        stage.device.counts().backs,
-                        backs,
-                        "{case}: nothing is backed again, weights least of all"
-                    );
-                    stage.settled(&before).await;
-                }
-            }
-        }
-    });
-}
-
-#[test]
 fn several_deaths_at_once_leave_one_of_each() {
     story(async {
         let intensity = Intensity { restarts_max: 100, back_off: Duration::ZERO, ..Intensity::default() };
@@ -128,7 +47,7 @@ fn several_deaths_at_once_leave_one_of_each() {
         for order in [["scheduler", "kv", "vision"], ["vision", "kv", "scheduler"], ["kv", "scheduler", "vision"]] {
             let serving = stage.model.serving().await.expect("it serves");
             let reply = stage.model.chat(long(1)).await.expect("accepted");
-            order.iter().for_each(|victim| strike(&serving, victim, "kill"));
+            order.iter().for_each(|victim| kill(&serving, victim));
             assert_eq!(listen(reply).await.expect("it answers").text, expected, "{order:?}");
             stage.settled(&before).await;
         }
@@ -222,11 +141,11 @@ fn a_crash_loop_ends_in_stopped_with_the_reason_and_everything_home() {
         let waiting = stage.model.chat(about(1).max_tokens(200)).await.expect("accepted");
         for _ in 0..2 {
             let serving = stage.model.serving().await.expect("it serves");
-            strike(&serving, "scheduler", "kill");
+            kill(&serving, "scheduler");
             replaced(&stage.model, serving.generation).await;
         }
         let serving = stage.model.serving().await.expect("it serves");
-        strike(&serving, "scheduler", "kill");
+        kill(&serving, "scheduler");
         if let Err(error) = listen(waiting).await {
             match &error {
                 ChatError::Stopped { reason } => {
@@ -261,7 +180,7 @@ fn a_request_under_which_actors_die_again_and_again_is_given_up_alone() {
             let (reply, count) = Reply::new();
             drop(serving.kv.send_message(KvMessage::Usage(reply)));
             drop(count.await);
-            strike(&serving, "kv", "kill");
+            kill(&serving, "kv");
             replaced(&stage.model, serving.generation).await;
             if listening.is_finished() {
                 break;

@@ -1,0 +1,53 @@
+//! Bringing a checkpoint's files here, beside the actors: a network takes its time.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering::Relaxed},
+};
+
+use bursar_budgets::Bytes;
+use bursar_model::checkpoint::{CheckpointOrigin, CheckpointSource, FetchWatch};
+use tokio::sync::oneshot;
+
+use super::{Progress, ProgressSink, StartError};
+
+/// Fetches what is not here yet. When nobody waits for it any more the fetch ends at its next piece; no lease is held
+/// meanwhile, so nobody needs to wait for that end.
+pub(super) async fn fetch(origin: CheckpointOrigin, progress: ProgressSink) -> Result<CheckpointSource, StartError> {
+    if !origin.is_remote() {
+        return Ok(origin.bring(&())?);
+    }
+    let given_up = GivenUp(Arc::default());
+    let watch = Watch { progress, given_up: given_up.0.clone() };
+    let (answer, brought) = oneshot::channel();
+    // A thread of its own, as a pool's would be waited for when the program ends.
+    let thread = std::thread::Builder::new().name("bursar-fetch".to_owned());
+    let spawned = thread.spawn(move || drop(answer.send(origin.bring(&watch))));
+    spawned.map_err(|error| StartError::Died(error.to_string()))?;
+    let brought = brought.await.map_err(|_| StartError::Died("the thread that fetches died".to_owned()))?;
+    Ok(brought?)
+}
+
+/// Tells the thread when the one who waits is dropped.
+struct GivenUp(Arc<AtomicBool>);
+
+impl Drop for GivenUp {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+struct Watch {
+    progress: ProgressSink,
+    given_up: Arc<AtomicBool>,
+}
+
+impl FetchWatch for Watch {
+    fn fetched(&self, file: &str, bytes: u64, bytes_total: u64) {
+        (self.progress)(Progress::Fetching { file: file.into(), done: Bytes(bytes), total: Bytes(bytes_total) });
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.given_up.load(Relaxed)
+    }
+}

@@ -1,0 +1,128 @@
+//! The driver's calls and what it says no with.
+
+use std::{ffi::CStr, mem::MaybeUninit};
+
+use cudarc::driver::sys::{self, CUresult};
+
+use crate::{Address, Bytes, DeviceError, DeviceMemory};
+
+/// The oldest driver that is served: CUDA 12.4.
+const VERSION_MIN: i32 = 12_040;
+
+/// Loads the driver and looks for a device.
+pub(super) fn load(ordinal: usize) -> Result<sys::CUdevice, DeviceError> {
+    let missing = |reason: String, hint: &str| DeviceError::NoDevice { reason, hint: hint.to_owned() };
+    // SAFETY: it only tries to open libraries by name.
+    if !unsafe { sys::is_culib_present() } {
+        let hint = "install the NVIDIA driver (it brings libcuda.so.1), or use the host device";
+        return Err(missing("there is no CUDA driver: libcuda was not found".to_owned(), hint));
+    }
+    // SAFETY: the library is there, and this is its first call.
+    let initialised = unsafe { sys::cuInit(0) };
+    if initialised != CUresult::CUDA_SUCCESS {
+        let hint = "see whether nvidia-smi finds a device here, and whether driver and kernel module match";
+        return Err(missing(format!("the CUDA driver does not start: {}", describe(initialised)), hint));
+    }
+    let version = value(|out| unsafe { sys::cuDriverGetVersion(out) })?;
+    if version < VERSION_MIN {
+        let (major, minor) = (version / 1000, version % 1000 / 10);
+        let reason = format!("the driver is made for CUDA {major}.{minor}; 12.4 is the oldest that is served");
+        return Err(missing(reason, "install a newer NVIDIA driver (550 or later)"));
+    }
+    let count = value(|out| unsafe { sys::cuDeviceGetCount(out) })?;
+    if ordinal as i64 >= i64::from(count) {
+        let reason = format!("there is no device {ordinal}: the driver shows {count}");
+        return Err(missing(reason, "choose a smaller number, or look at CUDA_VISIBLE_DEVICES"));
+    }
+    value(|out| unsafe { sys::cuDeviceGet(out, ordinal as i32) })
+}
+
+/// Free and total bytes of the current context's device.
+pub(super) fn memory() -> Result<DeviceMemory, DeviceError> {
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: both are there for the driver to write to.
+    check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
+    Ok(DeviceMemory { total: Bytes(total as u64), free: Bytes(free as u64) })
+}
+
+/// What a piece on this device is made of.
+pub(super) fn properties(device: sys::CUdevice) -> sys::CUmemAllocationProp {
+    // SAFETY: all of it is numbers and pointers, for which zero is a value.
+    let mut properties: sys::CUmemAllocationProp = unsafe { MaybeUninit::zeroed().assume_init() };
+    properties.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+    properties.location.id = device;
+    properties
+}
+
+/// Lets the device read and write what is mapped at these addresses.
+pub(super) fn open(device: sys::CUdevice, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
+    let access = sys::CUmemAccessDesc {
+        location: properties(device).location,
+        flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+    };
+    // SAFETY: the caller has mapped all of the stretch; one description is given.
+    check("cuMemSetAccess", unsafe { sys::cuMemSetAccess(address.0, bytes.as_usize(), &access, 1) })
+}
+
+/// The name and text of a result.
+pub(super) fn describe(result: CUresult) -> String {
+    let text = |get: unsafe extern "C" fn(CUresult, *mut *const std::ffi::c_char) -> CUresult| {
+        let mut text = std::ptr::null();
+        // SAFETY: the driver gives a string that lives as long as it does, or null.
+        unsafe {
+            get(result, &mut text);
+            if text.is_null() { None } else { Some(CStr::from_ptr(text).to_string_lossy().into_owned()) }
+        }
+    };
+    let name = text(error_name).unwrap_or_else(|| format!("error {}", result as u32));
+    match text(error_string) {
+        Some(sentence) => format!("{name} ({sentence})"),
+        None => name,
+    }
+}
+
+unsafe extern "C" fn error_name(result: CUresult, out: *mut *const std::ffi::c_char) -> CUresult {
+    // SAFETY: as the caller promises.
+    unsafe { sys::cuGetErrorName(result, out) }
+}
+
+unsafe extern "C" fn error_string(result: CUresult, out: *mut *const std::ffi::c_char) -> CUresult {
+    // SAFETY: as the caller promises.
+    unsafe { sys::cuGetErrorString(result, out) }
+}
+
+/// Calls a function that writes one value.
+pub(super) fn value<T>(call: impl FnOnce(*mut T) -> CUresult) -> Result<T, DeviceError> {
+    let mut value = MaybeUninit::zeroed();
+    check("a driver call", call(value.as_mut_ptr()))?;
+    // SAFETY: a call that succeeds has written it.
+    Ok(unsafe { value.assume_init() })
+}
+
+/// A refusal of memory is for the caller to tell, as it knows how much was asked for: it comes as `Driver` with
+/// [`is_out_of_memory`].
+pub(super) fn check(call: &'static str, result: CUresult) -> Result<(), DeviceError> {
+    use CUresult::*;
+    match result {
+        CUDA_SUCCESS => Ok(()),
+        // Sticky: the context is broken, and every call after it says so.
+        CUDA_ERROR_ILLEGAL_ADDRESS
+        | CUDA_ERROR_LAUNCH_FAILED
+        | CUDA_ERROR_LAUNCH_TIMEOUT
+        | CUDA_ERROR_ILLEGAL_INSTRUCTION
+        | CUDA_ERROR_MISALIGNED_ADDRESS
+        | CUDA_ERROR_INVALID_ADDRESS_SPACE
+        | CUDA_ERROR_INVALID_PC
+        | CUDA_ERROR_HARDWARE_STACK_ERROR
+        | CUDA_ERROR_ASSERT
+        | CUDA_ERROR_ECC_UNCORRECTABLE
+        | CUDA_ERROR_NVLINK_UNCORRECTABLE
+        | CUDA_ERROR_CONTEXT_IS_DESTROYED
+        | CUDA_ERROR_DEVICE_UNAVAILABLE
+        | CUDA_ERROR_DEINITIALIZED
+        | CUDA_ERROR_EXTERNAL_DEVICE
+        | CUDA_ERROR_UNKNOWN => Err(DeviceError::Lost { reason: format!("{call}: {}", describe(result)) }),
+        result => Err(DeviceError::Driver { call, said: describe(result) }),
+    }
+}

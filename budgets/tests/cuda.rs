@@ -1,0 +1,164 @@
+//! A GPU's memory: what the host device promises holds on a real one. Without a GPU each test says so and ends.
+
+use std::sync::Arc;
+
+use bursar_budgets::{Address, Bytes, CudaDevice, Device, DeviceError, Hint};
+use cudarc::driver::sys;
+
+/// The first GPU, if there is one. Tests of one process share a context, and each its own device over it.
+fn gpu() -> Option<CudaDevice> {
+    match CudaDevice::open(0) {
+        Ok(device) => Some(device),
+        Err(error @ DeviceError::NoDevice { .. }) => {
+            println!("skipped, {error}; {}", error.hint().expect("there is something to do"));
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn write(device: &CudaDevice, address: Address, numbers: &[u32]) {
+    device.enter().expect("the device is there");
+    // SAFETY: the tests write where they have backed.
+    let written = unsafe { sys::cuMemcpyHtoD_v2(address.0, numbers.as_ptr().cast(), size_of_val(numbers)) };
+    assert_eq!(written, sys::CUresult::CUDA_SUCCESS);
+}
+
+fn read(device: &CudaDevice, address: Address, count: usize) -> Vec<u32> {
+    device.enter().expect("the device is there");
+    let mut numbers = vec![u32::MAX; count];
+    // SAFETY: the tests read where they have backed.
+    let read = unsafe { sys::cuMemcpyDtoH_v2(numbers.as_mut_ptr().cast(), address.0, 4 * count) };
+    assert_eq!(read, sys::CUresult::CUDA_SUCCESS);
+    numbers
+}
+
+#[test]
+fn memory_that_is_backed_is_zero_and_keeps_its_addresses_and_content_as_its_tail_comes_and_goes() {
+    let Some(device) = gpu() else { return };
+    let page = device.page();
+    assert_eq!(page, Bytes::mib(2));
+    let before = device.memory().expect("it says").free;
+    let address = device.reserve(Bytes::gib(400)).expect("addresses are not memory");
+    assert_eq!(device.memory().expect("it says").free, before);
+    device.back(address, Bytes::mib(70)).expect("there is room");
+    assert_eq!(device.counts().backed, Bytes::mib(70));
+    let pages = 35u64;
+    for number in 0..pages {
+        assert_eq!(read(&device, address.offset(page * number), 4), [0; 4], "page {number}");
+        write(&device, address.offset(page * number), &[number as u32 + 1; 4]);
+    }
+    // Down in steps of one page, through pieces of many, and up again.
+    for left in (1..pages).rev() {
+        device.unback(address.offset(page * left), page).expect("the tail goes");
+        for number in 0..left {
+            assert_eq!(
+                read(&device, address.offset(page * number), 4),
+                [number as u32 + 1; 4],
+                "page {number} of {left}"
+            );
+        }
+        assert_eq!(device.counts().backed, page * left);
+    }
+    device.back(address.offset(page), Bytes::mib(68)).expect("and comes back");
+    assert_eq!(read(&device, address, 4), [1; 4]);
+    assert_eq!(read(&device, address.offset(page * 20), 4), [0; 4], "what comes back is zero again");
+    device.release_reservation(address).expect("it is ours");
+    assert_eq!(device.counts().backed, Bytes::ZERO);
+    let after = device.memory().expect("it says").free;
+    assert!(before.saturating_sub(after) <= Bytes::mib(4), "{before} free before, {after} after");
+}
+
+#[test]
+fn a_hole_in_the_middle_of_a_piece_leaves_both_sides() {
+    let Some(device) = gpu() else { return };
+    let address = device.reserve(Bytes::mib(64)).expect("addresses");
+    device.back(address, Bytes::mib(48)).expect("there is room");
+    let at = |mib: u64| address.offset(Bytes::mib(mib));
+    (0..24).for_each(|page| write(&device, at(2 * page), &[page as u32 + 100]));
+    device.unback(at(20), Bytes::mib(6)).expect("in one piece");
+    device.unback(at(30), Bytes::mib(4)).expect("over a border of two");
+    for page in (0..24).filter(|page| ![10, 11, 12, 15, 16].contains(page)) {
+        assert_eq!(read(&device, at(2 * page), 1), [page as u32 + 100], "page {page}");
+    }
+    for (start, mib) in [(20, 2), (18, 4), (24, 8)] {
+        let error = device.unback(at(start), Bytes::mib(mib)).expect_err("a part is gone");
+        assert!(matches!(error, DeviceError::BadRange { verb: "unbacked", .. }), "{error}");
+    }
+    let error = device.back(at(24), Bytes::mib(8)).expect_err("a part is there");
+    assert!(matches!(error, DeviceError::BadRange { verb: "backed", .. }), "{error}");
+    device.back(at(20), Bytes::mib(6)).expect("the hole is filled");
+    assert_eq!((read(&device, at(20), 1), read(&device, at(26), 1)), (vec![0], vec![113]));
+}
+
+#[test]
+fn a_refusal_says_what_was_asked_and_what_was_free_and_leaves_nothing_behind() {
+    let Some(device) = gpu() else { return };
+    let memory = device.memory().expect("it says");
+    let address = device.reserve(memory.total * 2).expect("addresses are not memory");
+    let asked = (memory.free + Bytes::gib(1)).round_up(device.page());
+    let error = device.back(address, asked).expect_err("more than there is");
+    assert!(error.is_refused() && !error.is_lost(), "{error}");
+    let DeviceError::Refused { asked: said, free, .. } = &error else { unreachable!("looked at above") };
+    assert_eq!(*said, asked);
+    println!("{error}: {}", error.hint().expect("a hint"));
+    assert!(*free <= Bytes::gib(1), "{free} were free when it was refused");
+    assert_eq!(device.counts().backed, Bytes::ZERO);
+    let after = device.memory().expect("it says").free;
+    assert!(memory.free.saturating_sub(after) <= Bytes::mib(8), "{} before, {after} after", memory.free);
+    device.back(address, Bytes::gib(1)).expect("less is there");
+}
+
+#[test]
+fn two_threads_back_and_unback_beside_each_other() {
+    let Some(device) = gpu() else { return };
+    let device = Arc::new(device);
+    let threads: Vec<_> = (0..4u32)
+        .map(|thread| {
+            let device = device.clone();
+            std::thread::spawn(move || {
+                let address = device.reserve(Bytes::gib(1)).expect("addresses");
+                for round in 0..20u64 {
+                    let bytes = Bytes::mib(2 * (1 + (round * 7 + u64::from(thread)) % 30));
+                    device.back(address, bytes).expect("there is room");
+                    write(&device, address, &[thread; 8]);
+                    assert_eq!(read(&device, address, 8), [thread; 8]);
+                    device.unback(address, bytes).expect("it is ours");
+                }
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
+    assert_eq!(device.counts().backed, Bytes::ZERO);
+}
+
+#[test]
+fn the_time_that_memory_takes_to_come_and_go() {
+    let Some(device) = gpu() else { return };
+    println!("{}: {:?}, overhead {}", device.name(), device.memory().expect("it says"), device.overhead());
+    let address = device.reserve(Bytes::gib(512)).expect("addresses");
+    let free = device.memory().expect("it says").free;
+    let all = (free - Bytes::mib(512)).round_down(device.page());
+    for bytes in [Bytes::mib(2), Bytes::mib(64), Bytes::gib(1), Bytes::gib(16), all] {
+        let begun = std::time::Instant::now();
+        device.back(address, bytes).expect("there is room");
+        let backed = begun.elapsed();
+        let tail = device.page();
+        let begun = std::time::Instant::now();
+        device.unback(address.offset(bytes - tail), tail).expect("the tail goes");
+        let shortened = begun.elapsed();
+        let begun = std::time::Instant::now();
+        if bytes > tail {
+            device.unback(address, bytes - tail).expect("and the rest");
+        }
+        println!(
+            "{bytes}: backed in {backed:?}, 2 MiB of the tail gone in {shortened:?}, the rest in {:?}",
+            begun.elapsed()
+        );
+    }
+    let overhead = device.overhead();
+    let memory = device.memory().expect("it says");
+    println!("overhead {overhead}, free {} of {}", memory.free, memory.total);
+    device.with_overhead(|| ()).expect("it says");
+    assert!(device.overhead() - overhead <= Bytes::mib(2), "nothing was made");
+}

@@ -1,0 +1,179 @@
+//! The cache of all Hugging Face tools: blobs by their etag, a snapshot of links for each commit, refs to commits.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use hf_hub::{Cache, CacheRepo, Repo, RepoType};
+
+use super::{HubError, HubOptions};
+use crate::error::CheckpointError;
+
+/// The cache's part of one model at one revision.
+pub(super) struct HubCache {
+    cache: Cache,
+    repository: CacheRepo,
+    folder: PathBuf, // models--org--name
+    locks: PathBuf,
+    revision: String,
+}
+
+impl HubCache {
+    /// `id` and `revision` are checked; nothing is created yet.
+    pub fn open(options: &HubOptions, id: &str, revision: &str) -> Result<Self, HubError> {
+        let own = || std::env::home_dir().map(|home| home.join(".cache/huggingface/hub"));
+        let path = options.cache.clone().or_else(own).ok_or(HubError::NoCache)?;
+        let repository = Repo::with_revision(id.to_owned(), RepoType::Model, revision.to_owned());
+        let name = repository.folder_name();
+        let cache = Cache::new(path.clone());
+        Ok(HubCache {
+            repository: cache.repo(repository),
+            cache,
+            folder: path.join(&name),
+            locks: path.join(".locks").join(name),
+            revision: revision.to_owned(),
+        })
+    }
+
+    /// What `hf auth login` keeps.
+    pub fn token(&self) -> Option<String> {
+        self.cache.token()
+    }
+
+    /// The commit that the revision is known to be: itself, or what its ref says.
+    pub fn commit(&self) -> Option<String> {
+        if is_commit(&self.revision) {
+            return Some(self.revision.clone());
+        }
+        let commit = fs::read_to_string(self.folder.join("refs").join(&self.revision)).ok()?;
+        Some(commit.trim().to_owned()).filter(|commit| is_commit(commit))
+    }
+
+    pub fn remember_commit(&self, commit: &str) -> Result<(), HubError> {
+        match self.revision == commit {
+            true => Ok(()),
+            false => self.repository.create_ref(commit).map_err(failed(&self.revision)),
+        }
+    }
+
+    /// The folder of a commit's files.
+    pub fn folder(&self, commit: &str) -> PathBuf {
+        self.repository.pointer_path(commit)
+    }
+
+    pub fn has(&self, commit: &str, file: &str) -> bool {
+        self.folder(commit).join(file).is_file()
+    }
+
+    pub fn read(&self, commit: Option<&str>, file: &str) -> Result<Option<Vec<u8>>, CheckpointError> {
+        let Some(commit) = commit else { return Ok(None) };
+        match fs::read(self.folder(commit).join(file)) {
+            Ok(content) => Ok(Some(content)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(failed(file)(error).into()),
+        }
+    }
+
+    /// Whether the hub once said that this commit has no such file.
+    pub fn is_known_absent(&self, commit: &str, file: &str) -> bool {
+        self.absent(commit, file).is_file()
+    }
+
+    pub fn remember_absent(&self, commit: &str, file: &str) -> Result<(), HubError> {
+        let path = self.absent(commit, file);
+        fs::create_dir_all(path.parent().expect("a file is in a folder")).map_err(failed(file))?;
+        File::create(path).map(drop).map_err(failed(file))
+    }
+
+    fn absent(&self, commit: &str, file: &str) -> PathBuf {
+        self.folder.join(".no_exist").join(commit).join(file)
+    }
+
+    /// The place of a file's bytes, held against other processes until it is dropped.
+    pub fn blob(&self, etag: &str, file: &str) -> Result<Blob, HubError> {
+        let failed = failed(file);
+        fs::create_dir_all(&self.locks).map_err(&failed)?;
+        let lock = File::create(self.locks.join(format!("{etag}.lock"))).map_err(&failed)?;
+        // Waits for another process that fetches the same file; then it is there.
+        lock.lock().map_err(&failed)?;
+        let path = self.folder.join("blobs").join(etag);
+        fs::create_dir_all(self.folder.join("blobs")).map_err(&failed)?;
+        let partial = self.folder.join("blobs").join(format!("{etag}.incomplete"));
+        Ok(Blob { path, partial, file: file.to_owned(), _lock: lock })
+    }
+
+    /// Lets a commit's file be that blob.
+    pub fn point(&self, commit: &str, file: &str, etag: &str) -> Result<(), HubError> {
+        let folder = self.folder(commit);
+        fs::create_dir_all(&folder).map_err(failed(file))?;
+        let pointer = folder.join(file);
+        match link(&self.folder.join("blobs").join(etag), etag, &pointer) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists && pointer.is_file() => Ok(()),
+            // A link to a blob that was removed.
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                fs::remove_file(&pointer).map_err(failed(file))?;
+                link(&self.folder.join("blobs").join(etag), etag, &pointer).map_err(failed(file))
+            }
+            outcome => outcome.map_err(failed(file)),
+        }
+    }
+}
+
+/// Links from a snapshot are relative, so that a cache can be moved.
+#[cfg(unix)]
+fn link(_blob: &Path, etag: &str, pointer: &Path) -> io::Result<()> {
+    std::os::unix::fs::symlink(Path::new("../../blobs").join(etag), pointer)
+}
+
+#[cfg(not(unix))]
+fn link(blob: &Path, _etag: &str, pointer: &Path) -> io::Result<()> {
+    fs::hard_link(blob, pointer)
+}
+
+/// A file's bytes in the cache, whole or in part.
+pub(super) struct Blob {
+    path: PathBuf,
+    partial: PathBuf,
+    file: String,
+    _lock: File,
+}
+
+impl Blob {
+    pub fn is_complete(&self, bytes: u64) -> bool {
+        fs::metadata(&self.path).is_ok_and(|metadata| metadata.len() == bytes)
+    }
+
+    /// The part that is here, to be continued, and its size.
+    pub fn continued(&self) -> Result<(File, u64), HubError> {
+        let failed = failed(&self.file);
+        let file = OpenOptions::new().append(true).create(true).open(&self.partial).map_err(&failed)?;
+        let bytes = file.metadata().map_err(&failed)?.len();
+        Ok((file, bytes))
+    }
+
+    /// Throws the part away.
+    pub fn discard(&self) -> Result<(), HubError> {
+        match fs::remove_file(&self.partial) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(failed(&self.file)(error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes the part for the whole, if it has that size.
+    pub fn finish(&self, bytes_total: u64) -> Result<(), HubError> {
+        let (file, bytes) = self.continued()?;
+        if bytes != bytes_total {
+            self.discard()?;
+            return Err(HubError::Size { file: self.file.clone(), bytes, bytes_total });
+        }
+        file.sync_all().and_then(|()| fs::rename(&self.partial, &self.path)).map_err(failed(&self.file))
+    }
+}
+
+fn is_commit(text: &str) -> bool {
+    text.len() == 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+pub(super) fn failed(file: &str) -> impl Fn(io::Error) -> HubError {
+    move |error| HubError::Cache { file: file.to_owned(), kind: error.kind() }
+}

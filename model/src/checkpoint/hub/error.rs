@@ -1,0 +1,148 @@
+//! Why a checkpoint could not be brought from the hub.
+
+use thiserror::Error;
+
+/// Why a checkpoint could not be brought from the hub. What was fetched before stays in the cache.
+#[derive(Debug, Error, PartialEq)]
+#[non_exhaustive]
+pub enum HubError {
+    /// Not an id.
+    #[error("{id:?} is not the id of a model on the hub")]
+    Id {
+        /// What was given.
+        id: String,
+    },
+    /// Not a branch, tag or commit.
+    #[error("{revision:?} is not the name of a revision on the hub")]
+    Revision {
+        /// What was given.
+        revision: String,
+    },
+    /// No cache folder was given, and the user has no home folder.
+    #[error("there is no home folder for the hub's cache")]
+    NoCache,
+    /// The proxy's address does not parse.
+    #[error("the address of the proxy is not understood")]
+    Proxy,
+    /// Nobody answers.
+    #[error("{endpoint} could not be reached: {reason}")]
+    Unreachable {
+        /// The hub's address.
+        endpoint: String,
+        /// What the network says.
+        reason: String,
+    },
+    /// There is no such model, or it has no such revision.
+    #[error("the hub has no {repository}")]
+    NoRepository {
+        /// Id and revision.
+        repository: String,
+    },
+    /// The model may not be read with this token, or without one. Of private models the hub says the same as of models
+    /// that do not exist.
+    #[error("the hub refuses {repository} with status {status}")]
+    Refused {
+        /// Id and revision.
+        repository: String,
+        /// 401 or 403.
+        status: u16,
+    },
+    /// The model lacks a file that every checkpoint has.
+    #[error("{repository} has no {file}")]
+    NoFile {
+        /// Id and revision.
+        repository: String,
+        /// The file's name.
+        file: String,
+    },
+    /// Another answer than a file.
+    #[error("the hub answers {status} for {file}")]
+    Status {
+        /// The file's name.
+        file: String,
+        /// HTTP's number.
+        status: u16,
+    },
+    /// An answer that lacks what a hub says of its files, or says it in another form.
+    #[error("the hub's answer for {file} has no usable {header}")]
+    Answer {
+        /// The file's name.
+        file: String,
+        /// What is wrong.
+        header: &'static str,
+    },
+    /// A file that is larger than such a file can sensibly be.
+    #[error("{file} has {bytes} bytes on the hub, the limit is {bytes_max}")]
+    TooLarge {
+        /// The file's name.
+        file: String,
+        /// Its size.
+        bytes: u64,
+        /// The limit.
+        bytes_max: u64,
+    },
+    /// The connection ended again and again.
+    #[error("{file} broke off after {bytes} of {bytes_total} bytes")]
+    Interrupted {
+        /// The file's name.
+        file: String,
+        /// What is here.
+        bytes: u64,
+        /// What was announced.
+        bytes_total: u64,
+    },
+    /// More or other bytes than announced.
+    #[error("{file} has {bytes} bytes, but {bytes_total} were announced")]
+    Size {
+        /// The file's name.
+        file: String,
+        /// What came.
+        bytes: u64,
+        /// What was announced.
+        bytes_total: u64,
+    },
+    /// The cache could not be written or read.
+    #[error("{file} could not be kept in the hub's cache: {kind}")]
+    Cache {
+        /// The file's name.
+        file: String,
+        /// The kind of error.
+        kind: std::io::ErrorKind,
+    },
+    /// Nobody waits for it any more.
+    #[error("the fetch was cancelled")]
+    Cancelled,
+}
+
+impl HubError {
+    /// What the user could change.
+    pub fn hint(&self) -> String {
+        match self {
+            HubError::Id { .. } => "an id is an organisation and a name, as in Qwen/Qwen2.5-VL-7B-Instruct".into(),
+            HubError::Revision { .. } => "name a branch, a tag or a commit, as in org/name@main".into(),
+            HubError::NoCache => "name a folder in `HubOptions::cache`".into(),
+            HubError::Proxy => "an address of a proxy looks like http://host:3128".into(),
+            HubError::Unreachable { .. } => {
+                "check the network, the proxy and `HubOptions::endpoint`; a model that is in the cache needs none"
+                    .into()
+            }
+            HubError::NoRepository { .. } => "check the spelling of the id and the revision".into(),
+            HubError::Refused { .. } => {
+                "check the spelling; for a gated model accept its licence on its page and give a token".into()
+            }
+            HubError::NoFile { .. } => {
+                "choose a repository with safetensors weights and a tokenizer.json; others are converted first".into()
+            }
+            HubError::Status { .. } => "the hub may be busy; load the model again later".into(),
+            HubError::Answer { .. } => "check that `HubOptions::endpoint` is a hub or a full mirror of one".into(),
+            HubError::TooLarge { .. } => "this is no such file as a checkpoint holds; do not trust it".into(),
+            HubError::Interrupted { .. } => "load the model again: what is here is kept and continued".into(),
+            HubError::Size { .. } => "load the model again: the file was thrown away and is fetched anew".into(),
+            HubError::Cache { kind: std::io::ErrorKind::StorageFull, .. } => {
+                "free space on the disk, or name another folder in `HubOptions::cache`; then load again".into()
+            }
+            HubError::Cache { .. } => "check that the cache's folder may be written".into(),
+            HubError::Cancelled => "load the model again: what is here is kept and continued".into(),
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! Asking the hub for a file and moving its bytes. Everything that an answer says is checked before it becomes a path.
+
+use std::io::{Read, Write};
+use std::time::Duration;
+
+use ureq::config::RedirectAuthHeaders;
+use ureq::http::{HeaderMap, Response, Uri, header};
+use ureq::{Agent, Body};
+
+use super::cache::{Blob, failed};
+use super::{HubError, HubOptions};
+use crate::checkpoint::origin::FetchWatch;
+
+/// What one read takes.
+const PIECE_BYTES: usize = 256 << 10;
+/// How often the watch hears of a file.
+const REPORT_BYTES: u64 = 4 << 20;
+/// A hub that says nothing for so long is not there. Reading a cancelled file ends no later.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+/// Redirects within the hub: of a model that was renamed, twice.
+const REDIRECTS_MAX: usize = 4;
+/// Connections in a row that may end without a byte of a file.
+const BARREN_MAX: usize = 3;
+
+/// What the hub says of a file.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub commit: String,
+    pub etag: String,
+    pub bytes: u64,
+}
+
+/// One repository on the hub.
+pub(super) struct Remote<'a> {
+    agent: Agent,
+    endpoint: &'a str,
+    id: &'a str,
+    authorization: Option<String>,
+    watch: &'a dyn FetchWatch,
+}
+
+impl<'a> Remote<'a> {
+    pub fn new(
+        options: &'a HubOptions,
+        id: &'a str,
+        kept_token: Option<String>,
+        watch: &'a dyn FetchWatch,
+    ) -> Result<Self, HubError> {
+        let proxy = options.proxy.as_deref().map(ureq::Proxy::new).transpose().map_err(|_| HubError::Proxy)?;
+        let agent = Agent::config_builder()
+            // Not from the environment, where the library would look.
+            .proxy(proxy)
+            .user_agent(concat!("bursar/", env!("CARGO_PKG_VERSION")))
+            .http_status_as_error(false)
+            // The token is the hub's; those who keep its files get signed addresses instead.
+            .redirect_auth_headers(RedirectAuthHeaders::SameHost)
+            .timeout_resolve(Some(SILENCE_MAX))
+            .timeout_connect(Some(SILENCE_MAX))
+            .timeout_recv_response(Some(SILENCE_MAX))
+            .timeout_per_read(Some(SILENCE_MAX))
+            .timeout_per_write(Some(SILENCE_MAX))
+            .build()
+            .new_agent();
+        let token = options.token.clone().or(kept_token);
+        Ok(Remote {
+            agent,
+            endpoint: options.endpoint.trim_end_matches('/'),
+            id,
+            authorization: token.map(|token| format!("Bearer {}", token.trim())),
+            watch,
+        })
+    }
+
+    pub fn repository(&self) -> &str {
+        self.id
+    }
+
+    /// What the hub says of a file at a revision; nothing, if the repository has no such file.
+    pub fn find(&self, file: &str, revision: &str) -> Result<Option<Found>, HubError> {
+        self.check_cancelled()?;
+        let mut address = self.address(file, revision);
+        for _ in 0..=REDIRECTS_MAX {
+            let mut request = self.agent.head(&address).config().max_redirects(0).build();
+            if let Some(authorization) = &self.authorization {
+                request = request.header(header::AUTHORIZATION, authorization);
+            }
+            let answer = request.call().map_err(|error| self.unreachable(&error))?;
+            let to = text(answer.headers(), "location").unwrap_or_default();
+            // A file's own address is elsewhere, and the hub says here what it is. A path alone is another name of the
+            // repository, and whoever is there knows.
+            if answer.status().is_redirection() && to.starts_with('/') && !to.starts_with("//") {
+                address = format!("{}{to}", self.root());
+                continue;
+            }
+            if self.is_absent(&answer, file, revision)? {
+                return Ok(None);
+            }
+            return read(answer.headers(), file).map(Some);
+        }
+        Err(HubError::Answer { file: file.to_owned(), header: "location: it redirects without end" })
+    }
+
+    /// Continues a file until it is whole, over as many connections as that takes while each brings something.
+    pub fn download(&self, file: &str, commit: &str, found: &Found, blob: &Blob) -> Result<(), HubError> {
+        let (_, mut here) = blob.continued()?;
+        if here > found.bytes {
+            blob.discard()?;
+            here = 0;
+        }
+        self.watch.fetched(file, here, found.bytes);
+        // The most that was here: a hub that cannot continue begins again, and must come further than before.
+        let (mut most, mut barren) = (here, 0);
+        while here < found.bytes {
+            match self.continue_once(file, commit, found, blob) {
+                // A network that goes away in the middle is no other news than one that ends a connection.
+                Err(HubError::Unreachable { .. }) if most > 0 => {}
+                outcome => outcome?,
+            }
+            here = blob.continued()?.1;
+            barren = if here > most { 0 } else { barren + 1 };
+            most = most.max(here);
+            if barren == BARREN_MAX {
+                return Err(HubError::Interrupted { file: file.to_owned(), bytes: here, bytes_total: found.bytes });
+            }
+        }
+        self.watch.fetched(file, here, found.bytes);
+        Ok(())
+    }
+
+    /// One connection's worth of a file. Ends without an error when the connection does.
+    fn continue_once(&self, file: &str, commit: &str, found: &Found, blob: &Blob) -> Result<(), HubError> {
+        self.check_cancelled()?;
+        let (mut part, mut here) = blob.continued()?;
+        let mut request = self.agent.get(self.address(file, commit));
+        if let Some(authorization) = &self.authorization {
+            request = request.header(header::AUTHORIZATION, authorization);
+        }
+        if here > 0 {
+            request = request.header(header::RANGE, format!("bytes={here}-"));
+        }
+        let answer = request.call().map_err(|error| self.unreachable(&error))?;
+        let is_continued = answer.status().as_u16() == 206
+            && text(answer.headers(), "content-range")
+                .is_some_and(|range| range.starts_with(&format!("bytes {here}-")));
+        match answer.status().as_u16() {
+            // It begins again, or what is here is of no use to it.
+            200 | 206 | 416 if here > 0 && !is_continued => return blob.discard(),
+            200 | 206 => {}
+            status => return Err(HubError::Status { file: file.to_owned(), status }),
+        }
+        let mut body = answer.into_body().into_reader();
+        let (mut piece, mut reported) = (vec![0; PIECE_BYTES], here);
+        loop {
+            self.check_cancelled()?;
+            let Ok(read @ 1..) = body.read(&mut piece) else { return Ok(()) };
+            if here + read as u64 > found.bytes {
+                blob.discard()?;
+                let bytes = here + read as u64;
+                return Err(HubError::Size { file: file.to_owned(), bytes, bytes_total: found.bytes });
+            }
+            part.write_all(&piece[..read]).map_err(failed(file))?;
+            here += read as u64;
+            if here - reported >= REPORT_BYTES {
+                self.watch.fetched(file, here, found.bytes);
+                reported = here;
+            }
+        }
+    }
+
+    fn address(&self, file: &str, revision: &str) -> String {
+        format!("{}/{}/resolve/{}/{file}", self.endpoint, self.id, revision.replace('/', "%2F"))
+    }
+
+    /// The endpoint without a path.
+    fn root(&self) -> String {
+        let uri: Option<Uri> = self.endpoint.parse().ok();
+        let parts = uri.as_ref().and_then(|uri| Some((uri.scheme_str()?, uri.authority()?)));
+        parts.map_or_else(|| self.endpoint.to_owned(), |(scheme, host)| format!("{scheme}://{host}"))
+    }
+
+    /// Whether only the file is missing. The hub tells in a header; a mirror without it is taken at its number.
+    fn is_absent(&self, answer: &Response<Body>, file: &str, revision: &str) -> Result<bool, HubError> {
+        let repository = || format!("{}@{revision}", self.id);
+        match (answer.status().as_u16(), text(answer.headers(), "x-error-code")) {
+            (200..=399, _) => Ok(false),
+            (404, Some("RepoNotFound" | "RevisionNotFound")) => {
+                Err(HubError::NoRepository { repository: repository() })
+            }
+            (404, _) => Ok(true),
+            (status @ (401 | 403), _) => Err(HubError::Refused { repository: repository(), status }),
+            (status, _) => Err(HubError::Status { file: file.to_owned(), status }),
+        }
+    }
+
+    fn check_cancelled(&self) -> Result<(), HubError> {
+        if self.watch.is_cancelled() { Err(HubError::Cancelled) } else { Ok(()) }
+    }
+
+    fn unreachable(&self, error: &ureq::Error) -> HubError {
+        HubError::Unreachable { endpoint: self.endpoint.to_owned(), reason: error.to_string() }
+    }
+}
+
+fn text<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
+    headers.get(name)?.to_str().ok()
+}
+
+/// Commit, etag and size: of the file where it is kept elsewhere (`x-linked-..`), else of the answer.
+fn read(headers: &HeaderMap, file: &str) -> Result<Found, HubError> {
+    let lacks = |header| HubError::Answer { file: file.to_owned(), header };
+    let commit = text(headers, "x-repo-commit").filter(|commit| {
+        // It becomes the name of a folder.
+        commit.len() == 40 && commit.bytes().all(|byte| byte.is_ascii_hexdigit())
+    });
+    let etag = text(headers, "x-linked-etag").or_else(|| text(headers, "etag"));
+    let etag = etag.map(|etag| etag.trim_start_matches("W/").trim_matches('"')).filter(|etag| {
+        // And this of a file.
+        (1..=128).contains(&etag.len()) && etag.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+    });
+    let size = text(headers, "x-linked-size").or_else(|| text(headers, "content-length"));
+    Ok(Found {
+        commit: commit.ok_or_else(|| lacks("x-repo-commit"))?.to_owned(),
+        etag: etag.ok_or_else(|| lacks("etag"))?.to_owned(),
+        bytes: size.and_then(|size| size.parse().ok()).ok_or_else(|| lacks("x-linked-size"))?,
+    })
+}

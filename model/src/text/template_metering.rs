@@ -1,0 +1,319 @@
+//! A template rewritten so that every value it makes is weighed.
+//!
+//! minijinja counts steps, and a step may double a text: forty of them fill any machine. It has no place to hook into its
+//! operators, so the source gets one: `a + b` becomes `(a + b)|meter`, and so on. What stands where is minijinja's own
+//! parser's word; only text is inserted, on the same lines, so that errors keep their line numbers.
+
+use minijinja::machinery::ast::{BinOpKind, CallArg, Expr, Stmt};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{Error, ErrorKind};
+
+/// The filter that weighs a value.
+pub(super) const METER: &str = "__bursar_meter";
+/// The filter that weighs what becomes a part of a namespace: that may hold no namespace again.
+pub(super) const KEEP: &str = "__bursar_keep";
+/// The filter that multiplies.
+pub(super) const TIMES: &str = "__bursar_times";
+/// The function that weighs so many bytes of the template's own text.
+pub(super) const TEXT: &str = "__bursar_text";
+
+/// Statements and expressions in each other. Released templates have some ten; without a limit a long one would exhaust
+/// the stack.
+const DEPTH_MAX: usize = 500;
+
+/// Sums in a row of which one is weighed, and the last: the others hold a few values more than the limit for a moment.
+const SUMS_UNWEIGHED: usize = 8;
+
+/// Rewrites a template.
+///
+/// # Errors
+/// Those of the parser, and for what could not be weighed: another template's text inside this one (transformers has none
+/// to offer either), and `{% raw %}` inside what becomes a value.
+pub(super) fn metered(source: &str, syntax: &SyntaxConfig) -> Result<String, Error> {
+    let template = minijinja::machinery::parse(source, "", syntax.clone())?;
+    let mut metering = Metering { source, edits: Vec::new(), captures: 0, depth: 0, refused: None };
+    metering.statement(&template);
+    match metering.refused {
+        Some(what) => Err(Error::new(ErrorKind::SyntaxError, what)),
+        None => Ok(metering.apply()),
+    }
+}
+
+/// Text that takes the place of `bytes` bytes at an offset.
+struct Edit {
+    at: usize,
+    bytes: usize,
+    text: String,
+}
+
+struct Metering<'a> {
+    source: &'a str,
+    /// Inner expressions come before the outer ones that end where they end.
+    edits: Vec<Edit>,
+    /// Blocks around whose text becomes a value.
+    captures: usize,
+    /// Statements and expressions around.
+    depth: usize,
+    refused: Option<&'static str>,
+}
+
+impl Metering<'_> {
+    fn apply(mut self) -> String {
+        self.edits.sort_by_key(|edit| edit.at); // stable
+        let mut rewritten = String::with_capacity(self.source.len() * 2);
+        let mut from = 0;
+        for edit in &self.edits {
+            rewritten.push_str(&self.source[from..edit.at]);
+            rewritten.push_str(&edit.text);
+            from = edit.at + edit.bytes;
+        }
+        rewritten.push_str(&self.source[from..]);
+        rewritten
+    }
+
+    fn insert(&mut self, at: usize, text: impl Into<String>) {
+        self.edits.push(Edit { at, bytes: 0, text: text.into() });
+    }
+
+    /// Parentheses around an expression, a filter behind them, and parentheses around that, as `[0]` may follow. Where the
+    /// expression begins with parentheses of its own, the new ones may come to stand behind them: that reads the same.
+    fn filter(&mut self, expression: &Expr<'_>, filter: &str) {
+        self.insert(start(expression), "((");
+        self.insert(end(expression), format!(")|{filter})"));
+    }
+
+    fn statements(&mut self, statements: &[Stmt<'_>]) {
+        statements.iter().for_each(|statement| self.statement(statement));
+    }
+
+    fn captured(&mut self, statements: &[Stmt<'_>]) {
+        self.captures += 1;
+        self.statements(statements);
+        self.captures -= 1;
+    }
+
+    fn statement(&mut self, statement: &Stmt<'_>) {
+        self.depth += 1;
+        match statement {
+            _ if self.is_too_deep() => {}
+            Stmt::Template(template) => self.statements(&template.children),
+            Stmt::EmitExpr(emit) => self.expression(&emit.expr),
+            // What is printed is bounded where it is printed; what is captured becomes a value.
+            Stmt::EmitRaw(emit) if self.captures > 0 && !emit.raw.is_empty() => {
+                let at = emit.raw.as_ptr() as usize - self.source.as_ptr() as usize;
+                if is_raw_tag(&self.source[..at]) {
+                    self.refused = Some("raw text inside what becomes a value");
+                }
+                self.insert(at, format!("{{{{ {TEXT}({}) }}}}", emit.raw.len()));
+            }
+            Stmt::EmitRaw(_) | Stmt::Continue(_) | Stmt::Break(_) => {}
+            Stmt::ForLoop(each) => {
+                self.expression(&each.iter);
+                each.filter_expr.iter().for_each(|filter| self.expression(filter));
+                // A recursive loop's call gives what its body prints.
+                match each.recursive {
+                    true => self.captured(&each.body),
+                    false => self.statements(&each.body),
+                }
+                self.statements(&each.else_body);
+            }
+            Stmt::IfCond(condition) => {
+                self.expression(&condition.expr);
+                self.statements(&condition.true_body);
+                self.statements(&condition.false_body);
+            }
+            Stmt::WithBlock(with) => {
+                with.assignments.iter().for_each(|(_, value)| self.expression(value));
+                self.statements(&with.body);
+            }
+            Stmt::Set(set) => {
+                self.expression(&set.expr);
+                if matches!(set.target, Expr::GetAttr(_)) {
+                    self.filter(&set.expr, KEEP);
+                }
+            }
+            Stmt::SetBlock(set) => {
+                set.filter.iter().for_each(|filter| self.arguments_of_filters(filter));
+                self.captured(&set.body);
+            }
+            Stmt::FilterBlock(block) => {
+                self.arguments_of_filters(&block.filter);
+                self.captured(&block.body);
+            }
+            Stmt::AutoEscape(block) => self.statements(&block.body),
+            Stmt::Block(block) => self.captured(&block.body),
+            Stmt::Macro(declared) => {
+                declared.defaults.iter().for_each(|default| self.expression(default));
+                self.captured(&declared.body);
+            }
+            Stmt::CallBlock(block) => {
+                self.arguments(&block.call.args);
+                block.macro_decl.defaults.iter().for_each(|default| self.expression(default));
+                self.captured(&block.macro_decl.body);
+            }
+            Stmt::Do(call) => self.arguments(&call.call.args),
+            Stmt::Import(_) | Stmt::FromImport(_) | Stmt::Extends(_) | Stmt::Include(_) => {
+                self.refused = Some("another template inside this one");
+            }
+        }
+        self.depth -= 1;
+    }
+
+    fn is_too_deep(&mut self) -> bool {
+        if self.depth > DEPTH_MAX {
+            self.refused = Some("statements or expressions too deep in each other");
+        }
+        self.refused.is_some()
+    }
+
+    /// `{% filter a|b(c) %}`: the innermost filter has nothing that it is applied to yet.
+    fn arguments_of_filters(&mut self, filter: &Expr<'_>) {
+        if let Expr::Filter(filter) = filter {
+            filter.expr.iter().for_each(|inner| self.arguments_of_filters(inner));
+            self.arguments(&filter.args);
+        }
+    }
+
+    fn arguments(&mut self, arguments: &[CallArg<'_>]) {
+        for argument in arguments {
+            match argument {
+                CallArg::Pos(value)
+                | CallArg::Kwarg(_, value)
+                | CallArg::PosSplat(value)
+                | CallArg::KwargSplat(value) => {
+                    self.expression(value);
+                }
+            }
+        }
+    }
+
+    fn expression(&mut self, expression: &Expr<'_>) {
+        self.operand(expression, false);
+    }
+
+    /// An expression that is the left part of a sum, or is not.
+    fn operand(&mut self, expression: &Expr<'_>, is_of_sum: bool) {
+        self.depth += 1;
+        self.parts(expression);
+        // Each sum in a long sum would stand in one more pair of parentheses, and the parser takes few.
+        if self.refused.is_none() && (!is_of_sum || sums(expression).is_multiple_of(SUMS_UNWEIGHED)) {
+            self.whole(expression);
+        }
+        self.depth -= 1;
+    }
+
+    /// What is inside an expression.
+    fn parts(&mut self, expression: &Expr<'_>) {
+        match expression {
+            _ if self.is_too_deep() => {}
+            Expr::Var(_) | Expr::Const(_) => {}
+            Expr::Slice(slice) => {
+                self.expression(&slice.expr);
+                [&slice.start, &slice.stop, &slice.step].into_iter().flatten().for_each(|part| self.expression(part));
+            }
+            Expr::UnaryOp(operation) => self.expression(&operation.expr),
+            Expr::BinOp(operation) => {
+                self.operand(&operation.left, is_sum(operation.op));
+                self.expression(&operation.right);
+            }
+            Expr::Compare(compare) => {
+                self.expression(&compare.expr);
+                compare.ops.iter().for_each(|operation| self.expression(&operation.expr));
+            }
+            Expr::IfExpr(choice) => {
+                self.expression(&choice.test_expr);
+                self.expression(&choice.true_expr);
+                choice.false_expr.iter().for_each(|otherwise| self.expression(otherwise));
+            }
+            Expr::Filter(filter) => {
+                filter.expr.iter().for_each(|inner| self.expression(inner));
+                self.arguments(&filter.args);
+            }
+            Expr::Test(test) => {
+                self.expression(&test.expr);
+                self.arguments(&test.args);
+            }
+            Expr::GetAttr(attribute) => self.expression(&attribute.expr),
+            Expr::GetItem(item) => {
+                self.expression(&item.expr);
+                self.expression(&item.subscript_expr);
+            }
+            Expr::Call(call) => {
+                self.expression(&call.expr);
+                self.arguments(&call.args);
+            }
+            Expr::List(list) => list.items.iter().for_each(|item| self.expression(item)),
+            Expr::Tuple(tuple) => tuple.items.iter().for_each(|item| self.expression(item)),
+            Expr::Map(map) => map.keys.iter().chain(&map.values).for_each(|part| self.expression(part)),
+        }
+    }
+
+    /// The value that an expression makes, where it makes one.
+    fn whole(&mut self, expression: &Expr<'_>) {
+        match expression {
+            Expr::Slice(_) => self.filter(expression, METER),
+            // Constants weigh what they take in the source.
+            Expr::List(_) | Expr::Tuple(_) | Expr::Map(_) if expression.as_const().is_none() => {
+                self.filter(expression, METER);
+            }
+            Expr::BinOp(operation) => match operation.op {
+                operation if is_sum(operation) => self.filter(expression, METER),
+                BinOpKind::Mul => {
+                    // Between the operands stand parentheses, blanks, and the operator.
+                    let gap = end(&operation.left)..start(&operation.right);
+                    let star = self.source[gap.clone()].find('*').expect("the operator is between its operands");
+                    self.insert(start(expression), "(");
+                    self.edits.push(Edit { at: gap.start + star, bytes: 1, text: format!(")|{TIMES}(") });
+                    self.insert(end(expression), ")");
+                }
+                _ => {}
+            },
+            _ => {}
+        }
+    }
+}
+
+fn is_sum(operation: BinOpKind) -> bool {
+    matches!(operation, BinOpKind::Add | BinOpKind::Concat)
+}
+
+/// Sums in a row along the left: `a + b + c` has two.
+fn sums(expression: &Expr<'_>) -> usize {
+    match expression {
+        Expr::BinOp(operation) if is_sum(operation.op) => 1 + sums(&operation.left),
+        _ => 0,
+    }
+}
+
+/// Whether a text ends with `{% raw %}`.
+fn is_raw_tag(before: &str) -> bool {
+    let tag = before.trim_end().strip_suffix("%}").and_then(|before| Some(&before[before.rfind("{%")? + 2..]));
+    tag.is_some_and(|tag| tag.trim_matches(|char: char| char.is_whitespace() || "-+".contains(char)) == "raw")
+}
+
+/// Where an expression begins. The parser's spans of what is written behind an operand (`.a`, `[0]`, `|f`) begin there.
+fn start(expression: &Expr<'_>) -> usize {
+    let first = match expression {
+        Expr::Slice(slice) => Some(&slice.expr),
+        Expr::Compare(compare) => Some(&compare.expr),
+        Expr::IfExpr(choice) => Some(&choice.true_expr),
+        Expr::Filter(filter) => filter.expr.as_ref(),
+        Expr::Test(test) => Some(&test.expr),
+        Expr::GetAttr(attribute) => Some(&attribute.expr),
+        Expr::GetItem(item) => Some(&item.expr),
+        Expr::Call(call) => Some(&call.expr),
+        Expr::BinOp(_)
+        | Expr::Var(_)
+        | Expr::Const(_)
+        | Expr::UnaryOp(_)
+        | Expr::List(_)
+        | Expr::Tuple(_)
+        | Expr::Map(_) => None,
+    };
+    let own = expression.span().start_offset as usize;
+    first.map_or(own, |first| own.min(start(first)))
+}
+
+fn end(expression: &Expr<'_>) -> usize {
+    expression.span().end_offset as usize
+}

@@ -1,0 +1,127 @@
+//! The blow: who is hit, how, and when it has been felt.
+
+use bursar::{
+    Drill,
+    crates::actors::{
+        budget::BudgetMessage,
+        engine::{EngineMessage, WhichLane},
+        kv::KvMessage,
+        profile::ProfileMessage,
+        reply::Reply,
+        runtime::RuntimeMessage,
+        scheduler::SchedulerMessage,
+        vision::VisionMessage,
+    },
+    ractor::ActorCell,
+};
+
+use super::world::World;
+
+/// Who dies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Victim {
+    Runtime,
+    Engine,
+    Budget,
+    Profile,
+    Vision,
+    Kv,
+    Scheduler,
+    StepLane,
+    VisionLane,
+}
+
+/// How.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    Panic,
+    Fail,
+    Kill,
+    Stop,
+    Supervisor,
+}
+
+/// When: before anything is asked, while weights are copied, while worst cases are run, before the first word of a
+/// reply, between its words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    Idle,
+    Loading,
+    Profiling,
+    Prefilling,
+    Decoding,
+}
+
+pub const WAYS: [Way; 5] = [Way::Panic, Way::Fail, Way::Kill, Way::Stop, Way::Supervisor];
+pub const MOMENTS: [Moment; 5] =
+    [Moment::Idle, Moment::Loading, Moment::Profiling, Moment::Prefilling, Moment::Decoding];
+
+/// Strikes a part of the model `name`, and returns when it has ended.
+pub async fn strike(world: &World, name: &str, victim: Victim, way: Way) {
+    match (victim, way) {
+        (Victim::StepLane, Way::Panic) => drill_lane(&world.engine(name).await, WhichLane::Step).await,
+        (Victim::VisionLane, Way::Panic) => drill_lane(&world.engine(name).await, WhichLane::Vision).await,
+        // Nobody else than its engine supervises a lane.
+        (Victim::StepLane | Victim::VisionLane, Way::Supervisor) => {
+            end(&world.engine(name).await, ActorCell::kill).await
+        }
+        (Victim::StepLane | Victim::VisionLane, _) => panic!("{victim:?} by {way:?} cannot be"),
+        _ => {
+            let cell = cell_of(world, name, victim).await;
+            match way {
+                Way::Panic => end(&cell, |cell| drill(cell, victim, Drill::Panic)).await,
+                Way::Fail => end(&cell, |cell| drill(cell, victim, Drill::Fail)).await,
+                Way::Kill => end(&cell, ActorCell::kill).await,
+                Way::Stop => end(&cell, |cell| cell.stop(None)).await,
+                Way::Supervisor => {
+                    let supervisor = cell.try_get_supervisor().expect("everybody here has a supervisor");
+                    end(&cell, |_| supervisor.kill()).await;
+                }
+            }
+        }
+    }
+}
+
+async fn cell_of(world: &World, name: &str, victim: Victim) -> ActorCell {
+    match victim {
+        Victim::Runtime => world.runtime.cell(),
+        Victim::Budget => world.runtime.supervised().await.expect("the runtime answers").budget,
+        Victim::Engine => world.engine(name).await,
+        Victim::Profile => child::<ProfileMessage>(&world.engine(name).await),
+        Victim::Vision => child::<VisionMessage>(&world.engine(name).await),
+        Victim::Kv => child::<KvMessage>(&world.engine(name).await),
+        Victim::Scheduler => child::<SchedulerMessage>(&world.engine(name).await),
+        Victim::StepLane | Victim::VisionLane => panic!("a lane is no actor"),
+    }
+}
+
+fn child<M: bursar::ractor::Message>(engine: &ActorCell) -> ActorCell {
+    let found = engine.get_children().into_iter().find(|child| child.is_message_type_of::<M>() == Some(true));
+    found.expect("the engine has such a child now")
+}
+
+fn drill(cell: &ActorCell, victim: Victim, drill: Drill) {
+    let sent = match victim {
+        Victim::Runtime => cell.send_message(RuntimeMessage::Drill(drill)).is_ok(),
+        Victim::Budget => cell.send_message(BudgetMessage::Drill(drill)).is_ok(),
+        Victim::Engine => cell.send_message(EngineMessage::Drill(drill)).is_ok(),
+        Victim::Profile => cell.send_message(ProfileMessage::Drill(drill)).is_ok(),
+        Victim::Vision => cell.send_message(VisionMessage::Drill(drill)).is_ok(),
+        Victim::Kv => cell.send_message(KvMessage::Drill(drill)).is_ok(),
+        Victim::Scheduler => cell.send_message(SchedulerMessage::Drill(drill)).is_ok(),
+        Victim::StepLane | Victim::VisionLane => false,
+    };
+    assert!(sent, "{victim:?} lives and takes drills");
+}
+
+/// Strikes, and waits until `cell` has ended.
+async fn end(cell: &ActorCell, strike: impl FnOnce(&ActorCell)) {
+    strike(cell);
+    cell.wait(None).await.expect("no time limit");
+}
+
+async fn drill_lane(engine: &ActorCell, which: WhichLane) {
+    let (ended, end) = Reply::new();
+    assert!(engine.send_message(EngineMessage::DrillLane { which, ended }).is_ok(), "the engine lives");
+    end.await.expect("there is such a lane now");
+}

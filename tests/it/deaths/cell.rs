@@ -1,0 +1,283 @@
+//! One cell of the table: a world, a blow, and what has to be true afterwards.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use bursar::{ChatError, HostDevice, ModelHandle, Reply, RuntimeError, StartError};
+use tokio::task::JoinHandle;
+
+use super::{
+    blow::{Moment, Victim, Way, strike},
+    table::Outcome,
+    world::{BESIDE, HeldLoad, STRUCK, World, expected, long, weights_of},
+};
+use crate::stage::{ask, device, eventually, listen};
+
+/// Requests of the struck model, and one of the other.
+const STRUCK_CHATS: usize = 3;
+const BESIDE_CHAT: usize = 3;
+
+/// Runs the cells of a victim. What goes on is struck again in the same world; what is over needs another.
+pub async fn run_all(victim: Victim, cells: Vec<(Way, Moment, Outcome)>) {
+    let mut world = None;
+    let mut under_blow = 0;
+    // What is struck while it serves is struck again, so those cells come first.
+    let is_start = |moment: Moment| matches!(moment, Moment::Loading | Moment::Profiling);
+    let (starting, serving): (Vec<_>, Vec<_>) = cells.into_iter().partition(|(_, moment, _)| is_start(*moment));
+    for (way, moment, outcome) in serving.into_iter().chain(starting) {
+        let mut here = match world.take() {
+            Some(world) => world,
+            None => World::on(device()).await,
+        };
+        let case = Case { name: format!("{victim:?} by {way:?} while {moment:?}"), victim, way, moment };
+        match outcome {
+            Outcome::GoesOn => {
+                if is_start(moment) {
+                    case.unload(&mut here).await;
+                }
+                let watch = LedgerWatch::begin(&here);
+                under_blow += match is_start(moment) {
+                    true => case.goes_on_starting(&mut here).await,
+                    false => case.goes_on_serving(&mut here).await,
+                };
+                watch.end(&case.name).await;
+                world = Some(here);
+            }
+            Outcome::Over => {
+                let (at_blow, again) = case.is_over(here).await;
+                under_blow += at_blow;
+                world = Some(again);
+            }
+            Outcome::Cannot(reason) => panic!("{}: {reason}", case.name),
+        }
+    }
+    if let Some(World { runtime, device, .. }) = world {
+        runtime.shutdown().await;
+        assert_free(&device, "at the end").await;
+    }
+    assert!(under_blow > 0, "{victim:?} never died under a request, so nothing was seen");
+}
+
+struct Case {
+    name: String,
+    victim: Victim,
+    way: Way,
+    moment: Moment,
+}
+
+/// Requests under way: of the struck model, and one of the model beside it.
+struct UnderWay {
+    replies: Vec<Reply>,
+    beside: Reply,
+    /// The first word, if it was waited for.
+    heard: String,
+}
+
+impl Case {
+    /// Whether an engine ends with this blow: then its model is sized anew.
+    fn ends_the_engine(&self) -> bool {
+        self.victim == Victim::Engine || (self.way == Way::Supervisor && self.victim != Victim::Budget)
+    }
+
+    async fn ask(&self, struck: Option<&ModelHandle>, beside: &ModelHandle) -> UnderWay {
+        let mut replies = Vec::new();
+        if let (Some(model), Moment::Prefilling | Moment::Decoding) = (struck, self.moment) {
+            for number in 0..STRUCK_CHATS {
+                replies.push(model.chat(long(number)).await.expect("accepted"));
+            }
+        }
+        let beside = beside.chat(long(BESIDE_CHAT)).await.expect("accepted");
+        let mut heard = String::new();
+        if self.moment == Moment::Decoding {
+            heard.push_str(replies[0].next().await.expect("an event").expect("a word").text());
+        }
+        UnderWay { replies, beside, heard }
+    }
+
+    /// Every reply ends as it would have, nothing said twice, nothing lost.
+    async fn all_as_expected(&self, under_way: UnderWay) {
+        let case = &self.name;
+        for (number, reply) in under_way.replies.into_iter().enumerate() {
+            let whole = listen(reply).await.unwrap_or_else(|error| panic!("{case}, chat {number}: {error}"));
+            let expected = expected(number).await;
+            let heard = if number == 0 { under_way.heard.clone() } else { String::new() } + &whole.pieces.concat();
+            assert_eq!(heard, expected.text, "{case}, chat {number}: the pieces");
+            assert_eq!(
+                (whole.text, whole.finish_reason, whole.usage),
+                (expected.text.clone(), expected.finish_reason, expected.usage),
+                "{case}, chat {number}"
+            );
+        }
+        let beside = listen(under_way.beside).await.unwrap_or_else(|error| panic!("{case}, beside: {error}"));
+        assert_eq!(beside.text, expected(BESIDE_CHAT).await.text, "{case}: the model beside it");
+    }
+
+    /// Gives how many requests of the struck model were under way when the blow had been felt.
+    async fn goes_on_serving(&self, world: &mut World) -> usize {
+        let case = &self.name;
+        let model = world.struck().await;
+        let before = world.snapshot().await;
+        let (backs, generation) = (world.device.counts().backs, model.serving().await.expect("it serves").generation);
+        let generation_beside = world.beside.serving().await.expect("it serves").generation;
+        let under_way = self.ask(Some(&model), &world.beside).await;
+        strike(world, STRUCK, self.victim, self.way).await;
+        let at_blow = model.requests().0;
+        self.all_as_expected(under_way).await;
+
+        // Whoever comes next sees nothing of it; a picture that no cache has makes both lanes work.
+        let fresh = 1000 + self.way as usize * 10 + self.moment as usize;
+        ask(&model, long(fresh).max_tokens(4)).await.unwrap_or_else(|error| panic!("{case}: the next: {error}"));
+
+        let serving = model.serving().await.expect("it serves");
+        if self.victim != Victim::Budget {
+            eventually("there is a successor", async || {
+                model.serving().await.expect("it serves").generation > generation
+            })
+            .await;
+        } else {
+            assert_eq!(serving.generation, generation, "{case}: the model did not notice");
+        }
+        let beside = world.beside.serving().await.expect("it serves").generation;
+        assert_eq!(beside, generation_beside, "{case}: nothing of the other model died");
+        let after = world.snapshot().await;
+        assert_eq!(weights_of(&after, STRUCK), weights_of(&before, STRUCK), "{case}: rule 10, the weights stay");
+        assert!(weights_of(&after, STRUCK).is_some());
+        if self.ends_the_engine() {
+            eventually("as much is leased as before", async || world.snapshot().await.granted == before.granted).await;
+        } else {
+            assert_eq!(world.device.counts().backs, backs, "{case}: nothing was backed anew");
+            eventually("the ledger is as before", async || world.snapshot().await == before).await;
+        }
+        assert_eq!(world.device.counts().backed, before.granted, "{case}: what is leased is backed");
+        at_blow
+    }
+
+    /// Gives 1 if the start was under way, which it always is.
+    async fn goes_on_starting(&self, world: &mut World) -> usize {
+        let case = &self.name;
+        let held = world.load_until(self.moment).await;
+        let before = world.snapshot().await;
+        let under_way = self.ask(None, &world.beside).await;
+        strike(world, STRUCK, self.victim, self.way).await;
+        let loads = held.loads.clone();
+        let model = held.go_on().await.unwrap_or_else(|error| panic!("{case}: {error}"));
+        assert_eq!(loads.load(Ordering::SeqCst), 1, "{case}: rule 10, weights are copied once");
+        self.all_as_expected(under_way).await;
+        assert!(!ask(&model, long(0).max_tokens(4)).await.expect(case).text.is_empty(), "{case}: it serves");
+        let after = world.snapshot().await;
+        assert_eq!(weights_of(&after, STRUCK), weights_of(&before, STRUCK), "{case}: the weights' lease");
+        assert!(weights_of(&after, STRUCK).is_some());
+        assert_eq!(world.device.counts().backed, after.granted, "{case}: no byte of the dead is left");
+        self.unload(world).await;
+        1
+    }
+
+    /// Every byte of the struck model comes home, also of memory that was backed before the blow.
+    async fn unload(&self, world: &mut World) {
+        world.struck = None;
+        world.runtime.unload(STRUCK).await.expect("it unloads");
+        let ledger = world.snapshot().await;
+        assert!(ledger.leases.iter().all(|line| line.model.to_string() == BESIDE), "{}: {ledger}", self.name);
+        assert_eq!(world.device.counts().backed, ledger.granted, "{}", self.name);
+    }
+
+    /// Everything ends: each request in one event, each start in one answer; another runtime finds the device free.
+    async fn is_over(&self, mut world: World) -> (usize, World) {
+        let case = &self.name;
+        let (mut model, mut held): (Option<ModelHandle>, Option<HeldLoad>) = (None, None);
+        match self.moment {
+            Moment::Loading | Moment::Profiling => held = Some(world.load_until(self.moment).await),
+            _ => model = Some(world.struck().await),
+        }
+        let UnderWay { mut replies, beside, .. } = self.ask(model.as_ref(), &world.beside).await;
+        replies.push(beside);
+        strike(&world, STRUCK, self.victim, self.way).await;
+        let at_blow = model.as_ref().unwrap_or(&world.beside).requests().0;
+        if let Some(held) = held {
+            match held.go_on().await.err().unwrap_or_else(|| panic!("{case}: nobody could answer for it")) {
+                RuntimeError::Unanswered(_) => {}
+                RuntimeError::Start(error) => {
+                    assert!(matches!(*error, StartError::Stopped { .. }), "{case}: {error:?}");
+                }
+                error => panic!("{case}: {error:?}"),
+            }
+        }
+        for reply in replies {
+            match listen(reply).await {
+                Ok(_) | Err(ChatError::Stopped { .. }) => {}
+                Err(error) => panic!("{case}: {error:?}"),
+            }
+        }
+        for model in model.iter().chain([&world.beside]) {
+            let error = ask(model, long(0)).await.expect_err(case);
+            assert!(matches!(error, ChatError::Stopped { .. }), "{case}: {error:?}");
+        }
+        let (device, error) = (world.device.clone(), world.runtime.budget().snapshot().await.expect_err(case));
+        assert!(!error.to_string().is_empty());
+        drop((world, model));
+        assert_free(&device, case).await;
+        let again = World::on(device.clone()).await;
+        assert_eq!(ask(&again.beside, long(0)).await.expect(case).text, expected(0).await.text, "{case}: again");
+        (at_blow, again)
+    }
+}
+
+async fn assert_free(device: &HostDevice, case: &str) {
+    let what = format!("{case}: all memory and all addresses are given back");
+    eventually(&what, async || {
+        let counts = device.counts();
+        counts.backed.is_zero() && counts.reservations == 0
+    })
+    .await;
+}
+
+/// Looks at the ledger and the device again and again while somebody dies.
+struct LedgerWatch {
+    over: Arc<AtomicBool>,
+    watching: JoinHandle<usize>,
+}
+
+impl LedgerWatch {
+    fn begin(world: &World) -> LedgerWatch {
+        let over = Arc::new(AtomicBool::new(false));
+        let (is_over, budget, device) = (over.clone(), world.runtime.budget().clone(), world.device.clone());
+        let watching = tokio::spawn(async move {
+            let mut looks = 0;
+            let mut pause = tokio::time::interval(Duration::from_millis(1));
+            while !is_over.load(Ordering::Relaxed) {
+                let backed = device.counts();
+                let ledger = budget.snapshot().await.expect("the budget answers");
+                let held = ledger.granted + ledger.overhead + ledger.foreign + ledger.canary;
+                assert!(held <= ledger.total && ledger.deficit.is_zero(), "rule 1: {ledger}");
+                // Rule 11: nobody leases while a predecessor still does.
+                let mut generations: BTreeMap<String, BTreeSet<u64>> = BTreeMap::new();
+                for line in ledger.leases.iter().filter(|line| line.class != bursar::Class::Host) {
+                    generations.entry(line.owner.name.to_string()).or_default().insert(line.owner.generation);
+                }
+                for (owner, generations) in generations {
+                    assert_eq!(generations.len(), 1, "rule 11: {owner} has {generations:?} at once: {ledger}");
+                }
+                // Read between two equal looks, what is backed is what that ledger says, or less.
+                if device.counts() == backed && budget.snapshot().await.is_ok_and(|now| now == ledger) {
+                    assert!(backed.backed <= ledger.granted, "{} are backed: {ledger}", backed.backed);
+                }
+                looks += 1;
+                pause.tick().await;
+            }
+            looks
+        });
+        LedgerWatch { over, watching }
+    }
+
+    async fn end(self, case: &str) {
+        self.over.store(true, Ordering::Relaxed);
+        let looks = self.watching.await.unwrap_or_else(|error| panic!("{case}: {error}"));
+        assert!(looks > 0, "{case}: nobody looked");
+    }
+}

@@ -1,0 +1,200 @@
+//! Crash loops: whoever dies again and again is started again as often as its intensity says, later each time, and then
+//! it ends with the reason, with every byte home, and not in a spin.
+
+use std::time::{Duration, Instant};
+
+use bursar::{
+    Chat, ChatError, DeviceChoice, Drill, Intensity, LoadOptions, ModelHandle, ModelSource, Progress, Runtime,
+    RuntimeConfig, RuntimeError, StartError,
+    crates::actors::{
+        budget::BudgetMessage, engine::EngineMessage, kv::KvMessage, profile::ProfileMessage,
+        scheduler::SchedulerMessage, vision::VisionMessage,
+    },
+};
+
+use crate::stage::{about, answer, ask, demo, device, eventually, small, story};
+
+/// Two restarts, the second after twice the wait.
+const TWO: Intensity =
+    Intensity { restarts_max: 2, within: Duration::from_secs(3600), back_off: Duration::from_millis(40) };
+/// What two restarts wait together, at least.
+const WAITS: Duration = Duration::from_millis(40 + 80);
+
+async fn reason_of_the_end(model: &ModelHandle) -> String {
+    eventually("the model has stopped", async || {
+        matches!(ask(model, about(1).max_tokens(1)).await, Err(ChatError::Stopped { .. }))
+    })
+    .await;
+    match ask(model, Chat::new().user("Are you there?")).await {
+        Err(ChatError::Stopped { reason }) => reason.to_string(),
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn assert_home(runtime: &Runtime, device: &bursar::HostDevice) {
+    eventually("the ledger is empty", async || {
+        runtime.budget().snapshot().await.expect("the budget answers").leases.is_empty()
+    })
+    .await;
+    eventually("its memory is home", async || device.counts().backed.is_zero()).await;
+}
+
+async fn replaced(model: &ModelHandle, generation: u64) {
+    eventually("there is a successor", async || {
+        model.serving().await.is_ok_and(|serving| serving.generation > generation)
+    })
+    .await;
+}
+
+#[test]
+fn a_crash_loop_of_each_serving_actor_ends_in_stopped_with_the_reason() {
+    story(async {
+        for victim in ["vision", "kv", "scheduler"] {
+            let device = device();
+            let runtime = crate::stage::runtime_on(&device).await;
+            // Engines may die as often as they like: the serving actors have an intensity of their own.
+            let model = demo(&runtime, LoadOptions { intensity: TWO, ..small() }).await;
+            let begun = Instant::now();
+            for death in 0..3 {
+                let serving = model.serving().await.expect("it serves");
+                let drilled = match victim {
+                    "vision" => serving
+                        .vision
+                        .expect("it takes pictures")
+                        .send_message(VisionMessage::Drill(Drill::Fail))
+                        .is_ok(),
+                    "kv" => serving.kv.send_message(KvMessage::Drill(Drill::Fail)).is_ok(),
+                    _ => serving.scheduler.send_message(SchedulerMessage::Drill(Drill::Fail)).is_ok(),
+                };
+                assert!(drilled, "{victim} lives");
+                if death < 2 {
+                    replaced(&model, serving.generation).await;
+                }
+            }
+            let reason = reason_of_the_end(&model).await;
+            assert!(begun.elapsed() >= WAITS, "{victim}: it waits longer each time: {:?}", begun.elapsed());
+            assert!(reason.contains("2 restarts") && reason.contains("this is a drill"), "{victim}: {reason}");
+            assert_home(&runtime, &device).await;
+            answer(&demo(&runtime, small()).await, about(1)).await;
+        }
+    });
+}
+
+#[test]
+fn a_crash_loop_of_an_engine_ends_in_stopped_with_the_reason() {
+    story(async {
+        let device = device();
+        let runtime = crate::stage::runtime_on(&device).await;
+        let model = demo(&runtime, LoadOptions { engine_intensity: TWO, ..small() }).await;
+        let begun = Instant::now();
+        for death in 0..3 {
+            let serving = model.serving().await.expect("it serves");
+            let engine = runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
+            assert!(engine.send_message(EngineMessage::Drill(Drill::Panic)).is_ok(), "the engine lives");
+            if death < 2 {
+                replaced(&model, serving.generation).await;
+            }
+        }
+        let reason = reason_of_the_end(&model).await;
+        assert!(begun.elapsed() >= WAITS, "it waits longer each time: {:?}", begun.elapsed());
+        assert!(reason.contains("2 times") && reason.contains("this is a drill"), "{reason}");
+        assert_home(&runtime, &device).await;
+        answer(&demo(&runtime, small()).await, about(1)).await;
+    });
+}
+
+#[test]
+fn a_crash_loop_of_the_budget_ends_the_runtime_and_models_say_why() {
+    story(async {
+        let device = device();
+        let config = RuntimeConfig {
+            device: DeviceChoice::Custom(device.clone()),
+            budget_intensity: TWO,
+            ..RuntimeConfig::default()
+        };
+        let runtime = Runtime::start(config).await.expect("a host device starts");
+        let model = demo(&runtime, small()).await;
+        let begun = Instant::now();
+        for _ in 0..3 {
+            runtime.budget().snapshot().await.expect("the budget answers, or its successor");
+            let budget = runtime.supervised().await.expect("the runtime answers").budget;
+            assert!(budget.send_message(BudgetMessage::Drill(Drill::Panic)).is_ok(), "the budget lives");
+            budget.wait(None).await.expect("no time limit");
+        }
+        let reason = reason_of_the_end(&model).await;
+        assert!(begun.elapsed() >= WAITS, "it waits longer each time: {:?}", begun.elapsed());
+        assert!(reason.contains("budget") && reason.contains("2 times") && reason.contains("drill"), "{reason}");
+        let error = runtime.load(ModelSource::demo()).await.err().expect("the runtime is over");
+        assert!(matches!(error, RuntimeError::Unanswered(_)), "{error:?}");
+        runtime.budget().snapshot().await.expect_err("so is its budget");
+        drop(runtime);
+        eventually("its memory is home", async || device.counts().backed.is_zero()).await;
+        answer(&demo(&crate::stage::runtime_on(&device).await, small()).await, about(1)).await;
+    });
+}
+
+#[test]
+fn a_profile_that_dies_in_every_attempt_fails_the_start_with_the_reason() {
+    story(async {
+        let device = device();
+        let runtime = crate::stage::runtime_on(&device).await;
+        let (moments, mut moment) = tokio::sync::mpsc::channel(64);
+        let watch = move |progress| {
+            if matches!(progress, Progress::Profiling { done: 0, .. }) {
+                let _ = moments.try_send(());
+            }
+        };
+        let begun = Instant::now();
+        let loading = {
+            let runtime = runtime.clone();
+            tokio::spawn(async move { runtime.load_with(ModelSource::demo(), small(), watch).await.map(drop) })
+        };
+        for attempt in 0..4 {
+            moment.recv().await.unwrap_or_else(|| panic!("attempt {attempt} comes"));
+            let engine = runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
+            for child in engine.get_children() {
+                assert!(child.send_message(ProfileMessage::Drill(Drill::Fail)).is_ok(), "a profile is all it has");
+            }
+        }
+        let error = loading.await.expect("no panic").expect_err("it died in every attempt");
+        let RuntimeError::Start(start) = &error else { panic!("{error:?}") };
+        assert!(matches!(start.as_ref(), StartError::Profile { attempt: 4, .. }), "{start:?}");
+        assert!(error.to_string().contains("this is a drill"), "{error}");
+        assert!(begun.elapsed() >= Duration::from_millis(10 + 20 + 40), "it waits longer each time");
+        assert_home(&runtime, &device).await;
+        answer(&demo(&runtime, small()).await, about(1)).await;
+    });
+}
+
+#[test]
+fn each_supervised_actor_has_an_intensity_of_its_own() {
+    let defaults = (LoadOptions::default(), RuntimeConfig::default());
+    assert_eq!(defaults.0.intensity, Intensity::SERVING);
+    assert_eq!(defaults.0.engine_intensity, Intensity::ENGINE);
+    assert_eq!(defaults.1.budget_intensity, Intensity::BUDGET);
+    let all = [Intensity::SERVING, Intensity::ENGINE, Intensity::BUDGET];
+    assert!(all.iter().all(|intensity| !intensity.back_off.is_zero() && intensity.restarts_max > 0));
+    assert!(all.iter().enumerate().all(|(place, one)| !all[..place].contains(one)), "no two are the same");
+    story(async {
+        // Deaths of the budget and of the serving actors do not count as the engine's, nor the other way round.
+        let once = Intensity { restarts_max: 1, back_off: Duration::ZERO, ..TWO };
+        let device = device();
+        let config = RuntimeConfig {
+            device: DeviceChoice::Custom(device.clone()),
+            budget_intensity: once,
+            ..RuntimeConfig::default()
+        };
+        let runtime = Runtime::start(config).await.expect("a host device starts");
+        let model = demo(&runtime, LoadOptions { intensity: once, engine_intensity: once, ..small() }).await;
+        let supervised = runtime.supervised().await.expect("the runtime answers");
+        supervised.budget.kill();
+        supervised.budget.wait(None).await.expect("no time limit");
+        let serving = model.serving().await.expect("it serves");
+        serving.kv.kill();
+        replaced(&model, serving.generation).await;
+        let serving = model.serving().await.expect("it serves");
+        supervised.engines["demo"].kill();
+        replaced(&model, serving.generation).await;
+        assert!(!answer(&model, about(1)).await.is_empty(), "each died once, and each may");
+    });
+}

@@ -1,0 +1,9 @@
+//! Deaths: whatever dies, every accepted request ends once and as it would have, weights stay, and all bytes come home.
+
+mod blow;
+mod cell;
+mod loops;
+mod stories;
+mod supervisors;
+mod table;
+mod world;

@@ -1,0 +1,168 @@
+//! Users supervise us: the runtime under an actor of theirs, and their actors beside ours.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use bursar::{
+    Bytes, DeviceChoice, HostDevice, ModelHandle, Runtime, RuntimeConfig,
+    crates::actors::reply::Reply,
+    ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent},
+};
+
+use crate::stage::{about, answer, ask, demo, device, eventually, small, story};
+
+/// A user's supervisor: keeps a runtime with a model, and starts both again when the runtime dies.
+struct Keeper;
+
+struct Kept {
+    device: Arc<HostDevice>,
+    runtime: Runtime,
+    model: ModelHandle,
+    deaths: Arc<AtomicUsize>,
+}
+
+enum Ask {
+    /// For the runtime and the model as they are now.
+    Current(Reply<(Runtime, ModelHandle)>),
+    /// For the bytes granted: a question to our budget from an actor's handler.
+    Granted(Reply<Bytes>),
+    /// For an answer of our model, likewise.
+    Chat(Reply<String>),
+}
+
+async fn start(device: &Arc<HostDevice>, myself: &ActorRef<Ask>) -> Result<(Runtime, ModelHandle), ActorProcessingErr> {
+    let config = RuntimeConfig { device: DeviceChoice::Custom(device.clone()), ..RuntimeConfig::default() };
+    let runtime = Runtime::start_linked(config, myself.get_cell()).await?;
+    let model = demo(&runtime, small()).await;
+    Ok((runtime, model))
+}
+
+impl Actor for Keeper {
+    type Msg = Ask;
+    type State = Kept;
+    type Arguments = (Arc<HostDevice>, Arc<AtomicUsize>);
+
+    async fn pre_start(
+        &self,
+        myself: ActorRef<Ask>,
+        (device, deaths): Self::Arguments,
+    ) -> Result<Kept, ActorProcessingErr> {
+        let (runtime, model) = start(&device, &myself).await?;
+        Ok(Kept { device, runtime, model, deaths })
+    }
+
+    async fn handle(&self, _: ActorRef<Ask>, message: Ask, state: &mut Kept) -> Result<(), ActorProcessingErr> {
+        match message {
+            Ask::Current(reply) => reply.answer((state.runtime.clone(), state.model.clone())),
+            Ask::Granted(reply) => reply.answer(state.runtime.budget().snapshot().await?.granted),
+            Ask::Chat(reply) => reply.answer(answer(&state.model, about(1)).await),
+        }
+        Ok(())
+    }
+
+    async fn handle_supervisor_evt(
+        &self,
+        myself: ActorRef<Ask>,
+        event: SupervisionEvent,
+        state: &mut Kept,
+    ) -> Result<(), ActorProcessingErr> {
+        if let SupervisionEvent::ActorFailed(cell, _) | SupervisionEvent::ActorTerminated(cell, ..) = event
+            && cell.get_id() == state.runtime.cell().get_id()
+        {
+            state.deaths.fetch_add(1, Ordering::SeqCst);
+            (state.runtime, state.model) = start(&state.device, &myself).await?;
+        }
+        Ok(())
+    }
+}
+
+async fn asked<T>(keeper: &ActorRef<Ask>, question: impl FnOnce(Reply<T>) -> Ask) -> T {
+    let (reply, answer) = Reply::new();
+    assert!(keeper.send_message(question(reply)).is_ok(), "the keeper lives");
+    answer.await.expect("the keeper answers")
+}
+
+#[test]
+fn a_users_supervisor_hears_of_the_runtimes_death_and_starts_another_on_the_same_device() {
+    story(async {
+        let (device, deaths) = (device(), Arc::new(AtomicUsize::new(0)));
+        let (keeper, _) = Keeper::spawn(None, Keeper, (device.clone(), deaths.clone())).await.expect("it starts");
+        let expected = asked(&keeper, Ask::Chat).await;
+        for death in 1..=3 {
+            let (runtime, model) = asked(&keeper, Ask::Current).await;
+            let granted = asked(&keeper, Ask::Granted).await;
+            let reply = model.chat(about(1).max_tokens(150)).await.expect("accepted");
+            match death {
+                1 => runtime.cell().kill(),
+                2 => runtime.cell().stop(None),
+                _ => drop(
+                    runtime
+                        .cell()
+                        .send_message(bursar::crates::actors::runtime::RuntimeMessage::Drill(bursar::Drill::Panic)),
+                ),
+            }
+            drop(crate::stage::listen(reply).await);
+            eventually("it has heard", async || deaths.load(Ordering::SeqCst) == death).await;
+            let (another, _) = asked(&keeper, Ask::Current).await;
+            assert_ne!(another.cell().get_id(), runtime.cell().get_id());
+            assert_eq!(asked(&keeper, Ask::Chat).await, expected, "after death {death}");
+            assert_eq!(asked(&keeper, Ask::Granted).await, granted, "after death {death}");
+            drop((runtime, model));
+            eventually("only the living hold memory", async || device.counts().backed == granted).await;
+        }
+        // The supervisor takes the runtime with it.
+        let (runtime, model) = asked(&keeper, Ask::Current).await;
+        keeper.kill();
+        runtime.cell().wait(None).await.expect("no time limit");
+        let error = ask(&model, about(1)).await.expect_err("it is over");
+        assert!(matches!(error, bursar::ChatError::Stopped { .. }), "{error:?}");
+        drop((runtime, model));
+        eventually("its memory is home", async || device.counts().backed.is_zero()).await;
+    });
+}
+
+#[test]
+fn a_supervisor_that_is_ending_gets_no_runtime() {
+    story(async {
+        let device = device();
+        let (keeper, _) = Keeper::spawn(None, Keeper, (device.clone(), Arc::default())).await.expect("it starts");
+        keeper.kill_and_wait(None).await.expect("it ends");
+        let config = RuntimeConfig { device: DeviceChoice::Custom(device.clone()), ..RuntimeConfig::default() };
+        let error = Runtime::start_linked(config, keeper.get_cell()).await.err().expect("nobody would supervise it");
+        assert!(matches!(error, bursar::RuntimeError::Spawn(_)) && !error.hint().is_empty(), "{error:?}");
+        eventually("its memory is home", async || device.counts().backed.is_zero()).await;
+    });
+}
+
+/// A user's actor that depends on ours: it is linked under an engine, and dies with it.
+struct Dependant;
+
+impl Actor for Dependant {
+    type Msg = ();
+    type State = ();
+    type Arguments = ();
+
+    async fn pre_start(&self, _: ActorRef<()>, (): ()) -> Result<(), ActorProcessingErr> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_users_actor_that_is_linked_to_an_engine_dies_with_it_and_its_own_death_disturbs_nobody() {
+    story(async {
+        let stage = crate::stage::Stage::set(small()).await;
+        let before = stage.snapshot().await;
+        let engine = stage.runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
+        let (first, _) = Dependant::spawn_linked(None, Dependant, (), engine.clone()).await.expect("it starts");
+        let (second, _) = Dependant::spawn_linked(None, Dependant, (), engine.clone()).await.expect("it starts");
+        let expected = answer(&stage.model, about(1)).await;
+        first.kill_and_wait(None).await.expect("it ends");
+        assert_eq!(answer(&stage.model, about(1)).await, expected);
+        assert_eq!(stage.snapshot().await, before, "the engine knows no such child and does nothing");
+        engine.kill();
+        second.wait(None).await.expect("no time limit");
+        assert_eq!(answer(&stage.model, about(1)).await, expected, "another engine serves");
+    });
+}

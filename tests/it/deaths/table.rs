@@ -1,0 +1,132 @@
+//! The table of deaths: who dies, how, when, and what comes of it. Every row is run, cell by cell.
+
+use super::{blow::Victim::*, blow::Way::*, blow::*, cell};
+use crate::stage::story;
+
+/// What comes of a death.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Requests and starts under way end as they would have, after a pause at most. Weights stay where they are.
+    GoesOn,
+    /// Each request and start under way ends in one typed error, every byte comes home, and another runtime works.
+    Over,
+    /// There is no such death, for this reason.
+    Cannot(&'static str),
+}
+
+const ON: Outcome = Outcome::GoesOn;
+const OVER: Outcome = Outcome::Over;
+/// Profiles live while a model is sized.
+const NO_PROFILE: Outcome = Outcome::Cannot("a profile lives only while a model is sized");
+const NOT_YET: Outcome = Outcome::Cannot("vision, kv and scheduler start when the model is sized");
+const NO_LANE: Outcome = Outcome::Cannot("lanes start with the first attempt at sizing, behind the weights");
+const NO_ERR: Outcome = Outcome::Cannot("a job that fails is an answer of a living lane; whoever asked dies of it");
+const NO_KILL: Outcome = Outcome::Cannot("a thread cannot be killed");
+const NO_STOP: Outcome = Outcome::Cannot("a lane is stopped only by whoever takes its memory: its supervisor's death");
+
+type Row = (Victim, Way, [Outcome; MOMENTS.len()]);
+
+#[rustfmt::skip]
+const TABLE: [Row; VICTIMS.len() * WAYS.len()] = [
+    //                        idle        loading     profiling   prefilling  decoding
+    (Runtime,    Panic,      [OVER,       OVER,       OVER,       OVER,       OVER]),
+    (Runtime,    Fail,       [OVER,       OVER,       OVER,       OVER,       OVER]),
+    (Runtime,    Kill,       [OVER,       OVER,       OVER,       OVER,       OVER]),
+    (Runtime,    Stop,       [OVER,       OVER,       OVER,       OVER,       OVER]),
+    (Runtime,    Supervisor, [OVER,       OVER,       OVER,       OVER,       OVER]),
+    (Engine,     Panic,      [ON,         ON,         ON,         ON,         ON]),
+    (Engine,     Fail,       [ON,         ON,         ON,         ON,         ON]),
+    (Engine,     Kill,       [ON,         ON,         ON,         ON,         ON]),
+    (Engine,     Stop,       [ON,         ON,         ON,         ON,         ON]),
+    (Engine,     Supervisor, [OVER,       OVER,       OVER,       OVER,       OVER]),
+    (Budget,     Panic,      [ON,         ON,         ON,         ON,         ON]),
+    (Budget,     Fail,       [ON,         ON,         ON,         ON,         ON]),
+    (Budget,     Kill,       [ON,         ON,         ON,         ON,         ON]),
+    (Budget,     Stop,       [ON,         ON,         ON,         ON,         ON]),
+    (Budget,     Supervisor, [OVER,       OVER,       OVER,       OVER,       OVER]),
+    (Profile,    Panic,      [NO_PROFILE, NO_PROFILE, ON,         NO_PROFILE, NO_PROFILE]),
+    (Profile,    Fail,       [NO_PROFILE, NO_PROFILE, ON,         NO_PROFILE, NO_PROFILE]),
+    (Profile,    Kill,       [NO_PROFILE, NO_PROFILE, ON,         NO_PROFILE, NO_PROFILE]),
+    (Profile,    Stop,       [NO_PROFILE, NO_PROFILE, ON,         NO_PROFILE, NO_PROFILE]),
+    (Profile,    Supervisor, [NO_PROFILE, NO_PROFILE, ON,         NO_PROFILE, NO_PROFILE]),
+    (Vision,     Panic,      [ON,         NOT_YET,    NOT_YET,    ON,         ON]),
+    (Vision,     Fail,       [ON,         NOT_YET,    NOT_YET,    ON,         ON]),
+    (Vision,     Kill,       [ON,         NOT_YET,    NOT_YET,    ON,         ON]),
+    (Vision,     Stop,       [ON,         NOT_YET,    NOT_YET,    ON,         ON]),
+    (Vision,     Supervisor, [ON,         NOT_YET,    NOT_YET,    ON,         ON]),
+    (Kv,         Panic,      [ON,         NOT_YET,    NOT_YET,    ON,         ON]),
+    (Kv,         Fail,       [ON,         NOT_YET,    NOT_YET,    ON,         ON]),
+    (Kv,         Kill,       [ON,         NOT_YET,    NOT_YET,    ON,         ON]),
+    (Kv,         Stop,       [ON,         NOT_YET,    NOT_YET,    ON,         ON]),
+    (Kv,         Supervisor, [ON,         NOT_YET,    NOT_YET,    ON,         ON]),
+    (Scheduler,  Panic,      [ON,         NOT_YET,    NOT_YET,    ON,         ON]),
+    (Scheduler,  Fail,       [ON,         NOT_YET,    NOT_YET,    ON,         ON]),
+    (Scheduler,  Kill,       [ON,         NOT_YET,    NOT_YET,    ON,         ON]),
+    (Scheduler,  Stop,       [ON,         NOT_YET,    NOT_YET,    ON,         ON]),
+    (Scheduler,  Supervisor, [ON,         NOT_YET,    NOT_YET,    ON,         ON]),
+    (StepLane,   Panic,      [ON,         NO_LANE,    ON,         ON,         ON]),
+    (StepLane,   Fail,       [NO_ERR,     NO_LANE,    NO_ERR,     NO_ERR,     NO_ERR]),
+    (StepLane,   Kill,       [NO_KILL,    NO_LANE,    NO_KILL,    NO_KILL,    NO_KILL]),
+    (StepLane,   Stop,       [NO_STOP,    NO_LANE,    NO_STOP,    NO_STOP,    NO_STOP]),
+    (StepLane,   Supervisor, [ON,         NO_LANE,    ON,         ON,         ON]),
+    (VisionLane, Panic,      [ON,         NO_LANE,    ON,         ON,         ON]),
+    (VisionLane, Fail,       [NO_ERR,     NO_LANE,    NO_ERR,     NO_ERR,     NO_ERR]),
+    (VisionLane, Kill,       [NO_KILL,    NO_LANE,    NO_KILL,    NO_KILL,    NO_KILL]),
+    (VisionLane, Stop,       [NO_STOP,    NO_LANE,    NO_STOP,    NO_STOP,    NO_STOP]),
+    (VisionLane, Supervisor, [ON,         NO_LANE,    ON,         ON,         ON]),
+];
+
+/// The cells of a victim that can be.
+fn cells(victim: Victim) -> impl Iterator<Item = (Way, Moment, Outcome)> {
+    let rows = TABLE.iter().filter(move |(of, ..)| *of == victim);
+    let cells =
+        rows.flat_map(|(_, way, outcomes)| MOMENTS.into_iter().zip(outcomes).map(|(at, cell)| (*way, at, *cell)));
+    cells.filter(|(_, _, outcome)| !matches!(outcome, Outcome::Cannot(_)))
+}
+
+#[test]
+fn rule_7_the_table_of_deaths_has_every_row_once_and_each_cell_that_cannot_be_says_why() {
+    for victim in VICTIMS {
+        for way in WAYS {
+            let rows = TABLE.iter().filter(|(of, by, _)| (*of, *by) == (victim, way)).count();
+            assert_eq!(rows, 1, "{victim:?} by {way:?}");
+        }
+        assert!(cells(victim).count() > 0, "{victim:?} can die");
+    }
+    for (victim, way, outcomes) in TABLE {
+        for (moment, outcome) in MOMENTS.into_iter().zip(outcomes) {
+            if let Outcome::Cannot(reason) = outcome {
+                assert!(reason.len() > 20, "{victim:?} by {way:?} while {moment:?} cannot be, but why?");
+            }
+        }
+    }
+}
+
+/// One test a victim, so that they run beside each other. A victim without one does not compile: the list of victims is
+/// made here too.
+macro_rules! each_victim {
+    ($($name:ident: $victim:ident;)*) => {
+        pub const VICTIMS: [Victim; [$(Victim::$victim),*].len()] = [$(Victim::$victim),*];
+        $(#[test]
+        fn $name() {
+            story(cell::run_all(Victim::$victim, cells(Victim::$victim).collect()));
+        })*
+        /// Names a new victim here, or this does not compile.
+        #[allow(dead_code)]
+        fn is_listed(victim: Victim) {
+            match victim { $(Victim::$victim => {})* }
+        }
+    };
+}
+
+each_victim! {
+    rule_7_whatever_way_the_runtime_dies_each_request_ends_in_one_error: Runtime;
+    rule_7_whatever_way_an_engine_dies_each_request_ends_as_it_would_have: Engine;
+    rule_7_whatever_way_the_budget_dies_each_request_ends_as_it_would_have: Budget;
+    rule_11_whatever_way_a_profile_dies_its_bytes_are_home_before_the_next: Profile;
+    rule_7_whatever_way_vision_dies_each_request_ends_as_it_would_have: Vision;
+    rule_7_whatever_way_kv_dies_each_request_ends_as_it_would_have: Kv;
+    rule_7_whatever_way_the_scheduler_dies_each_request_ends_as_it_would_have: Scheduler;
+    rule_7_whatever_way_the_step_lane_dies_each_request_ends_as_it_would_have: StepLane;
+    rule_7_whatever_way_the_vision_lane_dies_each_request_ends_as_it_would_have: VisionLane;
+}

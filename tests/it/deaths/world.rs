@@ -1,0 +1,170 @@
+//! A device, a runtime under a supervisor of the user's, a model that is struck, and another beside it that is not.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+        mpsc::{SyncSender, sync_channel},
+    },
+    time::Duration,
+};
+
+use bursar::{
+    Chat, Class, DeviceChoice, HostDevice, Intensity, LoadOptions, ModelHandle, ModelSource, Progress, Runtime,
+    RuntimeConfig, RuntimeError, Snapshot,
+    ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent},
+};
+use tokio::{sync::OnceCell, task::JoinHandle};
+
+use super::blow::Moment;
+use crate::stage::{Whole, about, ask, device, small};
+
+/// The model that is struck, and the one beside it.
+pub const STRUCK: &str = "struck";
+pub const BESIDE: &str = "beside";
+
+pub struct World {
+    pub device: Arc<HostDevice>,
+    pub runtime: Runtime,
+    pub beside: ModelHandle,
+    /// The model that is struck, once it is loaded.
+    pub struck: Option<ModelHandle>,
+}
+
+/// A supervisor that lets its children die.
+struct Guard;
+
+impl Actor for Guard {
+    type Msg = ();
+    type State = ();
+    type Arguments = ();
+
+    async fn pre_start(&self, _: ActorRef<()>, (): ()) -> Result<(), ActorProcessingErr> {
+        Ok(())
+    }
+
+    async fn handle_supervisor_evt(
+        &self,
+        _: ActorRef<()>,
+        _: SupervisionEvent,
+        (): &mut (),
+    ) -> Result<(), ActorProcessingErr> {
+        Ok(())
+    }
+}
+
+/// Never a crash loop, and no waits.
+fn patient() -> Intensity {
+    Intensity { restarts_max: 10_000, back_off: Duration::ZERO, ..Intensity::default() }
+}
+
+pub fn options(name: &str) -> LoadOptions {
+    LoadOptions { name: Some(name.to_owned()), intensity: patient(), engine_intensity: patient(), ..small() }
+}
+
+/// A chat that takes a while, and whose words only a continued seed repeats.
+pub fn long(number: usize) -> Chat {
+    let seed = number as u64;
+    about(number as u32).max_tokens(60).temperature(9.0).top_k(0).top_p(1.0).seed(seed)
+}
+
+/// What each of some long chats is answered when nobody dies. It does not depend on the world.
+pub async fn expected(number: usize) -> &'static Whole {
+    static EXPECTED: OnceCell<Vec<Whole>> = OnceCell::const_new();
+    let ask_all = async || {
+        let runtime = crate::stage::runtime_on(&device()).await;
+        let model = crate::stage::demo(&runtime, small()).await;
+        let mut replies = Vec::new();
+        for number in 0..4 {
+            replies.push(ask(&model, long(number)).await.expect("undisturbed"));
+        }
+        replies
+    };
+    &EXPECTED.get_or_init(ask_all).await[number]
+}
+
+impl World {
+    pub async fn on(device: Arc<HostDevice>) -> World {
+        let (guard, _) = Guard::spawn(None, Guard, ()).await.expect("it starts");
+        let config = RuntimeConfig {
+            device: DeviceChoice::Custom(device.clone()),
+            budget_intensity: patient(),
+            ..RuntimeConfig::default()
+        };
+        let runtime = Runtime::start_linked(config, guard.get_cell()).await.expect("a host device starts");
+        let beside = runtime.load_with(ModelSource::demo(), options(BESIDE), |_| {}).await.expect("it starts");
+        World { device, runtime, beside, struck: None }
+    }
+
+    pub async fn engine(&self, name: &str) -> ActorCell {
+        self.runtime.supervised().await.expect("the runtime answers").engines[name].clone()
+    }
+
+    pub async fn snapshot(&self) -> Snapshot {
+        self.runtime.budget().snapshot().await.expect("the budget answers")
+    }
+
+    /// The model that is struck; loaded if it is not.
+    pub async fn struck(&mut self) -> ModelHandle {
+        if self.struck.is_none() {
+            let loaded = self.runtime.load_with(ModelSource::demo(), options(STRUCK), |_| {}).await;
+            self.struck = Some(loaded.expect("it starts"));
+        }
+        self.struck.clone().expect("loaded above")
+    }
+
+    /// Begins to load the model that will be struck, and stops in the middle of `moment`.
+    pub async fn load_until(&self, moment: Moment) -> HeldLoad {
+        let (reached, mut at_moment) = tokio::sync::mpsc::channel::<()>(1);
+        let (release, released) = sync_channel::<()>(1);
+        let (begun, passes) = (Arc::new(AtomicUsize::new(0)), AtomicUsize::new(0));
+        let released = std::sync::Mutex::new(released);
+        let (loads, last) = (begun.clone(), AtomicU64::new(u64::MAX));
+        let watch = move |progress: Progress| {
+            let here = match progress {
+                Progress::Loading { done, .. } => {
+                    // One that does not go forward begins again.
+                    let begins = last.swap(done.0, Ordering::SeqCst) >= done.0;
+                    loads.fetch_add(usize::from(begins), Ordering::SeqCst);
+                    moment == Moment::Loading
+                }
+                // Some way in: workspaces are leased and a lane has worked.
+                Progress::Profiling { done, .. } => moment == Moment::Profiling && done >= 1,
+                _ => false,
+            };
+            if here && passes.fetch_add(1, Ordering::SeqCst) == 0 {
+                reached.try_send(()).expect("told once");
+                // Until the blow has been felt; or until the test has failed and dropped the other end.
+                let _ = tokio::task::block_in_place(|| released.lock().expect("no panic").recv());
+            }
+        };
+        let runtime = self.runtime.clone();
+        let load = async move { runtime.load_with(ModelSource::demo(), options(STRUCK), watch).await };
+        let loading = tokio::spawn(load);
+        at_moment.recv().await.expect("the moment comes");
+        HeldLoad { loading, release, loads: begun }
+    }
+}
+
+/// A load that stands still.
+pub struct HeldLoad {
+    loading: JoinHandle<Result<ModelHandle, RuntimeError>>,
+    release: SyncSender<()>,
+    /// How often the copying of weights was begun.
+    pub loads: Arc<AtomicUsize>,
+}
+
+impl HeldLoad {
+    /// Lets it go on, to its end.
+    pub async fn go_on(self) -> Result<ModelHandle, RuntimeError> {
+        self.release.send(()).expect("it waits for this");
+        self.loading.await.expect("no panic")
+    }
+}
+
+/// The lease of a model's weights.
+pub fn weights_of(ledger: &Snapshot, model: &str) -> Option<bursar::crates::budgets::LeaseId> {
+    let mut lines = ledger.leases.iter();
+    let of_model = lines.find(|line| line.class == Class::Weights && line.model.to_string() == model);
+    of_model.map(|line| line.id)
+}

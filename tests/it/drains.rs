@@ -1,0 +1,225 @@
+//! Orderly ends: requests under way go on to their end or to the deadline, nothing new begins, every byte comes home.
+
+use std::time::{Duration, Instant};
+
+use bursar::{Bytes, Chat, ChatError, ModelHandle, ModelSource, RuntimeError, StartError};
+
+use crate::stage::{about, answer, ask, demo, device, eventually, listen, runtime_on, small, story};
+
+/// Longer than any story.
+const LONG: Duration = Duration::from_secs(3600);
+
+/// A chat of so many tokens, no stop token among them.
+fn endless(number: u32) -> Chat {
+    about(number).max_tokens(200).temperature(20.0).top_k(0).top_p(1.0).seed(u64::from(number))
+}
+
+async fn refused(model: &ModelHandle) -> ChatError {
+    ask(model, about(1)).await.expect_err("nothing new begins")
+}
+
+/// Waits until the model takes no more requests, and checks what it says then.
+async fn closed(model: &ModelHandle) {
+    eventually("the door is shut", async || {
+        matches!(model.chat(Chat::new()).await, Err(ChatError::ShuttingDown | ChatError::Stopped { .. }))
+    })
+    .await;
+}
+
+#[test]
+fn a_drain_ends_as_soon_as_the_requests_under_way_have_ended_and_begins_nothing_new() {
+    story(async {
+        let device = device();
+        let runtime = runtime_on(&device).await;
+        let model = demo(&runtime, small()).await;
+        let expected = [answer(&model, endless(1)).await, answer(&model, endless(2)).await];
+        let replies =
+            [model.chat(endless(1)).await.expect("accepted"), model.chat(endless(2)).await.expect("accepted")];
+        let draining = tokio::spawn(runtime.clone().shutdown_within(LONG));
+        closed(&model).await;
+        let error = refused(&model).await;
+        assert!(!error.hint().is_empty());
+        let error = runtime.load(ModelSource::demo()).await.err().expect("nothing is loaded any more");
+        match &error {
+            RuntimeError::Start(error) => assert!(matches!(**error, StartError::ShuttingDown), "{error:?}"),
+            // It was faster.
+            error => assert!(matches!(error, RuntimeError::Unanswered(_)), "{error:?}"),
+        }
+        assert!(!error.hint().is_empty());
+        for (reply, expected) in replies.into_iter().zip(expected) {
+            assert_eq!(listen(reply).await.expect("it goes on to its end").text, expected);
+        }
+        assert_eq!(draining.await.expect("no panic"), 0, "nobody was cut off");
+        assert_eq!(device.counts().backed, Bytes::ZERO);
+        assert!(matches!(refused(&model).await, ChatError::Stopped { .. }), "now it is over");
+    });
+}
+
+#[test]
+fn a_drain_without_requests_ends_at_once() {
+    story(async {
+        let device = device();
+        let runtime = runtime_on(&device).await;
+        demo(&runtime, small()).await;
+        assert_eq!(runtime.shutdown_within(LONG).await, 0);
+        assert_eq!(device.counts().backed, Bytes::ZERO);
+    });
+}
+
+#[test]
+fn a_drain_cuts_off_at_its_deadline_and_says_how_many() {
+    story(async {
+        let device = device();
+        let runtime = runtime_on(&device).await;
+        let model = demo(&runtime, small()).await;
+        // A reader who does not read holds its request for ever: its stream has no room for all of it.
+        let mut replies = Vec::new();
+        for number in 0..3 {
+            replies.push(model.chat(endless(number)).await.expect("accepted"));
+        }
+        let begun = Instant::now();
+        let deadline = Duration::from_millis(300);
+        let cut_off = runtime.shutdown_within(deadline).await;
+        assert!(begun.elapsed() >= deadline, "they were given their time");
+        assert_eq!(cut_off, 3, "none could end");
+        assert_eq!(device.counts().backed, Bytes::ZERO);
+        for reply in replies {
+            if let Err(error) = listen(reply).await {
+                assert!(matches!(error, ChatError::Stopped { .. }), "{error:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_model_may_be_drained_alone_and_its_name_is_free_afterwards() {
+    story(async {
+        let device = device();
+        let runtime = runtime_on(&device).await;
+        let (model, beside) = (demo(&runtime, small()).await, demo(&runtime, small()).await);
+        let expected = answer(&beside, endless(1)).await;
+        let reply = model.chat(endless(1)).await.expect("accepted");
+        let draining = {
+            let runtime = runtime.clone();
+            tokio::spawn(async move { runtime.unload_within("demo", LONG).await })
+        };
+        closed(&model).await;
+        assert_eq!(answer(&beside, endless(1)).await, expected, "the other takes requests");
+        assert_eq!(listen(reply).await.expect("it goes on to its end").text, expected);
+        assert_eq!(draining.await.expect("no panic").expect("it answers"), 0);
+        let ledger = runtime.budget().snapshot().await.expect("the budget answers");
+        assert!(ledger.leases.iter().all(|line| line.model.to_string() == "demo 2"), "{ledger}");
+        let again = demo(&runtime, small()).await;
+        assert_eq!(again.serving().await.expect("it serves").kit.name, "demo");
+        assert_eq!(runtime.unload_within("nobody", LONG).await.expect("an unknown name is nobody's loss"), 0);
+        // A wait that is cut short by an end at once.
+        let unread = again.chat(endless(2)).await.expect("accepted");
+        let patient = runtime.unload_within("demo", LONG);
+        let hasty = async {
+            closed(&again).await;
+            runtime.unload("demo").await.expect("it answers");
+        };
+        let (cut_off, ()) = tokio::join!(patient, hasty);
+        assert_eq!(cut_off.expect("it answers"), 1, "the patient one hears of it too");
+        drop(unread);
+    });
+}
+
+#[test]
+fn a_model_that_dies_while_it_is_drained_comes_back_for_its_last_requests() {
+    story(async {
+        let device = device();
+        let runtime = runtime_on(&device).await;
+        let model = demo(&runtime, small()).await;
+        let expected = answer(&model, endless(1)).await;
+        let reply = model.chat(endless(1)).await.expect("accepted");
+        let engine = runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
+        let draining = tokio::spawn(runtime.shutdown_within(LONG));
+        closed(&model).await;
+        engine.kill();
+        assert_eq!(listen(reply).await.expect("it goes on to its end").text, expected);
+        assert_eq!(draining.await.expect("no panic"), 0);
+        assert_eq!(device.counts().backed, Bytes::ZERO);
+    });
+}
+
+#[test]
+fn drains_shutdowns_loads_and_unloads_at_once_all_end_and_leave_nothing() {
+    story(async {
+        for round in 0..6u32 {
+            let device = device();
+            let runtime = runtime_on(&device).await;
+            let model = demo(&runtime, small()).await;
+            let replies = [model.chat(endless(1)).await, model.chat(endless(2)).await];
+            let load = {
+                let runtime = runtime.clone();
+                async move { runtime.load_with(ModelSource::demo(), small(), |_| {}).await.map(drop) }
+            };
+            let unload = {
+                let runtime = runtime.clone();
+                async move { runtime.unload("demo").await }
+            };
+            let (drain, shutdown) = (runtime.clone().shutdown_within(LONG), runtime.clone().shutdown());
+            // Each round another order.
+            let (load, unload, drain, shutdown) = match round % 3 {
+                0 => (tokio::spawn(load), tokio::spawn(unload), tokio::spawn(drain), tokio::spawn(shutdown)),
+                1 => {
+                    let (drain, shutdown) = (tokio::spawn(drain), tokio::spawn(shutdown));
+                    (tokio::spawn(load), tokio::spawn(unload), drain, shutdown)
+                }
+                _ => {
+                    let (shutdown, load) = (tokio::spawn(shutdown), tokio::spawn(load));
+                    (load, tokio::spawn(unload), tokio::spawn(drain), shutdown)
+                }
+            };
+            if let Err(error) = load.await.expect("no panic") {
+                assert!(matches!(error, RuntimeError::Start(_) | RuntimeError::Unanswered(_)), "{error:?}");
+            }
+            if let Err(error) = unload.await.expect("no panic") {
+                assert!(matches!(error, RuntimeError::Unanswered(_)), "the runtime was gone already: {error:?}");
+            }
+            assert!(drain.await.expect("no panic") <= 2);
+            shutdown.await.expect("no panic");
+            for reply in replies {
+                if let Err(error) = listen(reply.expect("accepted")).await {
+                    assert!(matches!(error, ChatError::Stopped { .. }), "{error:?}");
+                }
+            }
+            assert_eq!(device.counts().backed, Bytes::ZERO, "round {round}");
+        }
+    });
+}
+
+#[test]
+fn two_runtimes_with_the_same_names_and_one_dies_while_the_other_answers() {
+    story(async {
+        let (one, two) = (device(), device());
+        let (first, second) = (runtime_on(&one).await, runtime_on(&two).await);
+        let (model, other) = (demo(&first, small()).await, demo(&second, small()).await);
+        let expected = answer(&other, endless(1)).await;
+        let before = second.budget().snapshot().await.expect("the budget answers");
+        for way in ["engine", "runtime"] {
+            let (lost, kept) = (model.chat(endless(2)).await, other.chat(endless(1)).await);
+            match way {
+                "engine" => first.supervised().await.expect("the runtime answers").engines["demo"].kill(),
+                _ => first.cell().kill(),
+            }
+            assert_eq!(listen(kept.expect("accepted")).await.expect("it answers").text, expected, "{way}");
+            match listen(lost.expect("accepted")).await {
+                Ok(_) => {}
+                Err(error) => assert!(matches!(error, ChatError::Stopped { .. }) && way == "runtime", "{error:?}"),
+            }
+        }
+        let after = second.budget().snapshot().await.expect("the budget answers");
+        assert_eq!(after, before, "the other's ledger knows nothing of it");
+        drop((first, model));
+        eventually("the first one's memory is home", async || one.counts().backed.is_zero()).await;
+        assert_eq!(two.counts().backed, before.granted);
+        // Twice in one process, in one's place and beside the other.
+        let again = runtime_on(&one).await;
+        assert_eq!(answer(&demo(&again, small()).await, endless(1)).await, expected);
+        assert_eq!(again.shutdown_within(LONG).await, 0);
+        assert_eq!(second.shutdown_within(LONG).await, 0);
+        assert_eq!((one.counts().backed, two.counts().backed), (Bytes::ZERO, Bytes::ZERO));
+    });
+}

@@ -1,0 +1,302 @@
+//! Models of the hub: fetched once, continued where a connection broke, refused with a typed error.
+
+mod server;
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+};
+
+use bursar::{
+    HubError, HubModel, HubOptions, ModelSource, Progress, RuntimeError, StartError,
+    crates::model::error::CheckpointError,
+};
+
+use self::server::{Asked, COMMIT, Fault, Hub, ID};
+use crate::stage::{Folder, answer, device, runtime_on, small, story, text};
+
+fn golden() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/qwen2_5_vl")
+}
+
+fn options(hub: &Hub, cache: &Folder) -> HubOptions {
+    HubOptions {
+        endpoint: hub.endpoint(),
+        token: Some("a-token".to_owned()),
+        cache: Some(cache.path().to_owned()),
+        ..HubOptions::default()
+    }
+}
+
+fn fetch(hub: &Hub, cache: &Folder) -> Result<PathBuf, CheckpointError> {
+    HubModel::new(ID, options(hub, cache)).fetch(&())
+}
+
+fn is_about_weights(asked: &Asked) -> bool {
+    asked.what.contains("safetensors") && !asked.what.contains("index")
+}
+
+#[test]
+fn a_sharded_model_is_fetched_once_and_then_starts_without_the_network() {
+    story(async {
+        let (hub, cache) = (Hub::of(&golden()), Folder::empty());
+        let runtime = runtime_on(&device()).await;
+        let moments = Arc::new(Mutex::new(Vec::new()));
+        let seen = moments.clone();
+        let note = move |moment| seen.lock().expect("no panic").push(moment);
+        let source = || ModelSource::hub_with(ID, options(&hub, &cache));
+        let model = runtime.load_with(source(), small(), note).await.unwrap_or_else(|error| panic!("{error}"));
+        let said = answer(&model, text("Who are you?").max_tokens(3)).await;
+
+        for file in ["model-00001-of-00002.safetensors", "config.json", "tokenizer.json"] {
+            let bytes = std::fs::metadata(golden().join(file)).expect("a file").len();
+            let is_end = |moment: &Progress| {
+                matches!(moment, Progress::Fetching { file: of, done, total }
+                if &**of == file && done == total && total.0 == bytes)
+            };
+            assert!(moments.lock().expect("no panic").iter().any(is_end), "the end of {file} is heard");
+        }
+        // The layout that all tools share.
+        let folder = cache.path().join("models--tiny--model");
+        assert_eq!(COMMIT, std::fs::read_to_string(folder.join("refs/main")).expect("a ref"));
+        let pointer = folder.join("snapshots").join(COMMIT).join("config.json");
+        assert!(
+            pointer
+                .canonicalize()
+                .expect("no dangling link")
+                .starts_with(folder.join("blobs").canonicalize().expect("blobs"))
+        );
+        assert!(
+            hub.asked().iter().all(|asked| asked.has_token != asked.what.contains("/elsewhere/")),
+            "{:?}",
+            hub.asked()
+        );
+
+        runtime.unload("model").await.expect("it unloads");
+        let questions = hub.asked().len();
+        let offline = source();
+        drop(hub);
+        let model = runtime.load_with(offline, small(), |_| {}).await.unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(said, answer(&model, text("Who are you?").max_tokens(3)).await);
+        assert!(questions > 10, "it was asked for every file");
+        runtime.shutdown().await;
+    });
+}
+
+#[test]
+fn each_refusal_of_a_hub_is_a_typed_error_and_leaves_nothing_behind() {
+    story(async {
+        let (hub, cache) = (Hub::of(&golden()), Folder::empty());
+        let runtime = runtime_on(&device()).await;
+        let before = runtime.budget().snapshot().await.expect("the budget answers");
+        type Says = fn(&HubError) -> bool;
+        let table: Vec<(&str, &str, Fault, Says, &str)> = vec![
+            ("no id", "just-a-name", Fault::Nothing, |e| matches!(e, HubError::Id { .. }), "just-a-name"),
+            ("an id that climbs", "../name", Fault::Nothing, |e| matches!(e, HubError::Id { .. }), "../name"),
+            ("an id of three parts", "a/b/c", Fault::Nothing, |e| matches!(e, HubError::Id { .. }), "a/b/c"),
+            (
+                "a revision that climbs",
+                "tiny/model@../x",
+                Fault::Nothing,
+                |e| matches!(e, HubError::Revision { .. }),
+                "../x",
+            ),
+            (
+                "no such model",
+                "tiny/other",
+                Fault::Nothing,
+                |e| matches!(e, HubError::NoRepository { .. }),
+                "tiny/other@main",
+            ),
+            ("no such revision", "tiny/model@v9", Fault::Nothing, |e| matches!(e, HubError::NoRepository { .. }), "v9"),
+            (
+                "no token",
+                ID,
+                Fault::Status(401, "GatedRepo"),
+                |e| matches!(e, HubError::Refused { status: 401, .. }),
+                "401",
+            ),
+            (
+                "a licence to accept",
+                ID,
+                Fault::Status(403, "GatedRepo"),
+                |e| matches!(e, HubError::Refused { .. }),
+                "403",
+            ),
+            (
+                "a hub that is down",
+                ID,
+                Fault::Status(503, ""),
+                |e| matches!(e, HubError::Status { status: 503, .. }),
+                "503",
+            ),
+            (
+                "no commit",
+                ID,
+                Fault::Header("X-Repo-Commit", None),
+                |e| matches!(e, HubError::Answer { .. }),
+                "x-repo-commit",
+            ),
+            (
+                "a commit that climbs",
+                ID,
+                Fault::Header("X-Repo-Commit", Some("../../../../etc")),
+                |e| matches!(e, HubError::Answer { .. }),
+                "x-repo-commit",
+            ),
+            (
+                "an etag that climbs",
+                ID,
+                Fault::Header("ETag", Some("\"../../config\"")),
+                |e| matches!(e, HubError::Answer { .. }),
+                "etag",
+            ),
+            (
+                "a config of a terabyte",
+                ID,
+                Fault::Header("X-Linked-Size", Some("1000000000000")),
+                |e| matches!(e, HubError::TooLarge { bytes: 1_000_000_000_000, .. }),
+                "134217728",
+            ),
+            (
+                "connections without a byte",
+                ID,
+                Fault::CutAfter(0),
+                |e| matches!(e, HubError::Interrupted { bytes: 0, .. }),
+                "0 of",
+            ),
+            ("a body that is too long", ID, Fault::TooLong, |e| matches!(e, HubError::Size { .. }), "announced"),
+        ];
+        for (name, id, fault, says, word) in table {
+            hub.fail(fault);
+            let error = runtime.load_with(ModelSource::hub_with(id, options(&hub, &cache)), small(), |_| {}).await;
+            let error = error.err().expect(name);
+            let RuntimeError::Start(start) = &error else { panic!("{name}: {error:?}") };
+            let StartError::Checkpoint(CheckpointError::Hub(refusal)) = &**start else { panic!("{name}: {error:?}") };
+            assert!(says(refusal), "{name}: {refusal:?}");
+            assert!(error.to_string().contains(word), "{name} does not say '{word}': {error}");
+            assert!(!error.hint().is_empty(), "{name} has no hint");
+            assert!(!format!("{error:?}").contains("a-token"), "{name} tells the token");
+            let after = runtime.budget().snapshot().await.expect("the budget answers");
+            assert_eq!((after.granted, after.leases), (before.granted, before.leases.clone()), "{name}");
+        }
+        let escaped = ["etc", "config", "x"].map(|name| cache.path().join("..").join(name));
+        assert!(escaped.iter().all(|path| !path.exists()), "nothing was written outside the cache");
+        hub.fail(Fault::Nothing);
+        fetch(&hub, &cache).expect("none of it is in the way of a good answer");
+        runtime.shutdown().await;
+    });
+}
+
+#[test]
+fn a_hub_that_is_not_there_is_told_from_one_that_refuses() {
+    let (hub, cache) = (Hub::of(&golden()), Folder::empty());
+    let closed = options(&hub, &cache);
+    drop(hub);
+    let error = HubModel::new(ID, closed).fetch(&()).expect_err("nobody listens");
+    assert!(matches!(error, CheckpointError::Hub(HubError::Unreachable { .. })), "{error:?}");
+    assert!(error.to_string().contains("127.0.0.1") && error.hint().contains("network"), "{error}: {}", error.hint());
+}
+
+#[test]
+fn a_connection_that_breaks_is_continued_where_it_broke() {
+    let (hub, cache) = (Hub::of(&golden()), Folder::empty());
+    hub.fail(Fault::CutAfter(700_000));
+    let folder = fetch(&hub, &cache).expect("it gets there");
+    let mut continued: Vec<_> = hub.asked().iter().map(|asked| asked.from).filter(|from| *from > 0).collect();
+    continued.dedup(); // A redirect repeats the question elsewhere.
+    assert_eq!(vec![700_000, 1_400_000, 700_000, 1_400_000], continued, "shards of 1.9 and 1.7 MB");
+    for file in ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"] {
+        assert_eq!(
+            std::fs::read(golden().join(file)).expect("golden"),
+            std::fs::read(folder.join(file)).expect("fetched")
+        );
+    }
+}
+
+#[test]
+fn a_hub_that_cannot_continue_is_given_up_with_what_came() {
+    let (hub, cache) = (Hub::of(&golden()), Folder::empty());
+    hub.fail(Fault::NoRanges(700_000));
+    let error = fetch(&hub, &cache).expect_err("it never gets beyond 700,000 bytes");
+    let CheckpointError::Hub(HubError::Interrupted { bytes, bytes_total, .. }) = &error else { panic!("{error:?}") };
+    assert!(*bytes <= 700_000 && *bytes_total > 1_000_000, "{error}");
+    assert!(error.hint().contains("again"), "{}", error.hint());
+    // A later try takes up what is here.
+    hub.fail(Fault::Nothing);
+    fetch(&hub, &cache).expect("it gets there");
+}
+
+#[test]
+fn a_model_that_was_renamed_is_found_under_its_old_name() {
+    let (hub, cache) = (Hub::of(&golden()), Folder::empty());
+    let folder = HubModel::new("old/name", options(&hub, &cache)).fetch(&()).expect("it is redirected");
+    assert!(folder.join("model.safetensors.index.json").is_file());
+}
+
+#[test]
+fn an_index_may_name_only_plain_files_that_are_there() {
+    for (shard, is_right) in [
+        (
+            "../../../../etc/passwd",
+            (|e| matches!(e, CheckpointError::ShardName { .. })) as fn(&CheckpointError) -> bool,
+        ),
+        ("a?b=c", |e| matches!(e, CheckpointError::ShardName { .. })),
+        ("absent.safetensors", |e| matches!(e, CheckpointError::Hub(HubError::NoFile { .. }))),
+    ] {
+        let (hub, cache) = (Hub::of(&golden()), Folder::empty());
+        hub.put("model.safetensors.index.json", &format!(r#"{{"weight_map": {{"a": "{shard}"}}}}"#));
+        let error = fetch(&hub, &cache).expect_err(shard);
+        assert!(is_right(&error), "{shard}: {error:?}");
+        assert!(error.to_string().contains(shard) && !error.hint().is_empty(), "{error}");
+        let asked = hub.asked();
+        assert!(!asked.iter().any(|asked| asked.what.contains("..") || asked.what.contains('?')), "{asked:?}");
+    }
+}
+
+#[test]
+fn what_a_model_does_not_have_is_asked_for_once() {
+    let (hub, cache) = (Hub::of(&golden()), Folder::empty());
+    hub.remove("generation_config.json");
+    fetch(&hub, &cache).expect("it may be missing");
+    let before = hub.asked().len();
+    assert_eq!(fetch(&hub, &cache).expect("all is here"), fetch(&hub, &cache).expect("all is here"));
+    assert_eq!(before, hub.asked().len(), "nobody was asked again");
+    assert!(hub.asked().iter().any(is_about_weights));
+    hub.remove("tokenizer.json");
+    let other = Folder::empty();
+    let error = fetch(&hub, &other).expect_err("every checkpoint has one");
+    assert!(
+        matches!(&error, CheckpointError::Hub(HubError::NoFile { file, .. }) if file == "tokenizer.json"),
+        "{error}"
+    );
+    assert!(!hub.asked().iter().skip(before).any(is_about_weights), "no weight is fetched of what cannot be served");
+}
+
+#[test]
+fn unloading_in_the_middle_of_a_fetch_waits_for_no_download() {
+    story(async {
+        let (hub, cache) = (Hub::of(&golden()), Folder::empty());
+        hub.fail(Fault::Stall);
+        let runtime = runtime_on(&device()).await;
+        let (reached, mut fetching) = tokio::sync::mpsc::channel(1);
+        let note = move |moment: Progress| {
+            if matches!(&moment, Progress::Fetching { file, .. } if file.ends_with(".safetensors")) {
+                let _ = reached.try_send(());
+            }
+        };
+        let source = ModelSource::hub_with(ID, options(&hub, &cache));
+        let loading = {
+            let runtime = runtime.clone();
+            tokio::spawn(async move { runtime.load_with(source, small(), note).await.map(drop) })
+        };
+        fetching.recv().await;
+        let begun = std::time::Instant::now();
+        runtime.unload("model").await.expect("it unloads");
+        assert!(begun.elapsed().as_secs() < 5, "the silence of a hub lasts 30 s");
+        assert!(matches!(loading.await.expect("no panic"), Err(RuntimeError::Start(_))));
+        let ledger = runtime.budget().snapshot().await.expect("the budget answers");
+        assert!(ledger.leases.is_empty(), "{ledger}");
+        runtime.shutdown().await;
+    });
+}

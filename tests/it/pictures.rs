@@ -1,0 +1,232 @@
+//! Pictures of every kind: each is read as the reference reads it, or fails alone with the limit, the value and a hint.
+
+use std::path::Path;
+
+use bursar::{
+    Bytes, ChatError, DeviceChoice, Image, ImageError, ImageLimits, LoadOptions, Runtime, RuntimeConfig,
+    crates::{actors::vision::VisionError, model::error::VisualError},
+};
+use image::{DynamicImage, Rgb, RgbImage};
+
+use crate::stage::{Stage, about, answer, ask, demo, device, eventually, listen, png, small, story, text};
+
+fn golden(file: &str) -> Vec<u8> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/pictures").join(file);
+    std::fs::read(&path).unwrap_or_else(|error| panic!("{file}: {error}"))
+}
+
+fn half(bytes: &[u8]) -> Vec<u8> {
+    bytes[..bytes.len() / 2].to_vec()
+}
+
+/// A PNG that announces so many RGB pixels and has none.
+fn announced(width: u32, height: u32, bits: u8) -> Vec<u8> {
+    let mut header = b"IHDR".to_vec();
+    header.extend(width.to_be_bytes());
+    header.extend(height.to_be_bytes());
+    header.extend([bits, 2, 0, 0, 0]);
+    let mut png = b"\x89PNG\r\n\x1a\n\0\0\0\x0d".to_vec();
+    png.extend(&header);
+    png.extend(crc32(&header).to_be_bytes());
+    png.extend(b"\0\0\0\0IDAT\x35\xaf\x06\x1e");
+    png
+}
+
+/// ISO 3309, as PNG's annex D gives it.
+fn crc32(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(u32::MAX, |crc, &byte| {
+        (0..8).fold(crc ^ u32::from(byte), |crc, _| if crc & 1 == 1 { 0xedb8_8320 ^ (crc >> 1) } else { crc >> 1 })
+    })
+}
+
+fn sixteen_bits() -> Vec<u8> {
+    let picture = RgbImage::from_fn(90, 70, |x, y| Rgb([x as u8, y as u8, 99]));
+    let mut encoded = std::io::Cursor::new(Vec::new());
+    let deep = DynamicImage::from(picture).to_rgb16();
+    DynamicImage::from(deep).write_to(&mut encoded, image::ImageFormat::Png).expect("it encodes");
+    encoded.into_inner()
+}
+
+/// Limits that a small picture can exceed.
+fn limits() -> ImageLimits {
+    ImageLimits { bytes_max: 200_000, pixels_max: 4_000_000, decode_bytes_max: 16 << 20 }
+}
+
+type Says = fn(&ImageError) -> bool;
+
+/// What is refused: name, bytes, whether the error is the right one, and words of the message: the value and the limit.
+fn refused() -> Vec<(&'static str, Vec<u8>, Says, &'static [&'static str])> {
+    let (damaged, unknown): (Says, Says) =
+        (|e| matches!(e, ImageError::Damaged { .. }), |e| matches!(e, ImageError::UnknownFormat));
+    let empty: Says = |e| matches!(e, ImageError::Empty { .. } | ImageError::Damaged { .. });
+    let large = png(&RgbImage::from_fn(400, 400, |x, y| Rgb([(x * y) as u8, (x * x + y) as u8, (y * y * x) as u8])));
+    vec![
+        ("half a PNG", half(&golden("scene_84x56.png")), damaged, &["PNG"]),
+        ("half a JPEG", half(&golden("photo_420.jpg")), damaged, &["JPEG"]),
+        ("half a progressive JPEG", half(&golden("photo_progressive.jpg")), damaged, &["JPEG"]),
+        ("half a JPEG in CMYK", half(&golden("cmyk.jpg")), damaged, &["JPEG"]),
+        ("half a WebP", half(&golden("scene_lossless.webp")), damaged, &["WebP"]),
+        ("half an animation", half(&golden("animated.webp")), damaged, &["WebP"]),
+        ("a PNG's first bytes", golden("scene_84x56.png")[..20].to_vec(), damaged, &["PNG"]),
+        (
+            "more pixels than are decoded",
+            announced(60_000, 60_000, 8),
+            |e| matches!(e, ImageError::TooManyPixels { .. }),
+            &["3600000000", "4000000"],
+        ),
+        (
+            "more memory than decoding may take",
+            announced(2000, 2000, 16),
+            |e| matches!(e, ImageError::TooMuchDecodeMemory { .. }),
+            &["16777216"],
+        ),
+        (
+            "more bytes than a picture may have",
+            large.to_vec(),
+            |e| matches!(e, ImageError::TooManyBytes { .. }),
+            &["200000"],
+        ),
+        ("no width", announced(0, 5, 8), empty, &["PNG"]),
+        ("no height", announced(5, 0, 8), empty, &["PNG"]),
+        (
+            "1 x 20,000",
+            png(&RgbImage::new(1, 20_000)).to_vec(),
+            |e| matches!(e, ImageError::AspectRatio { .. }),
+            &["20000", "200"],
+        ),
+        (
+            "20,000 x 1",
+            png(&RgbImage::new(20_000, 1)).to_vec(),
+            |e| matches!(e, ImageError::AspectRatio { .. }),
+            &["20000", "200"],
+        ),
+        ("a GIF", b"GIF89a\x01\0\x01\0\0\0\0;".to_vec(), unknown, &["neither PNG nor JPEG nor WebP"]),
+        ("a script", b"#!/bin/sh\necho no\n".to_vec(), unknown, &["neither"]),
+        ("nothing", Vec::new(), unknown, &["neither"]),
+    ]
+}
+
+/// What is read, and as how large.
+fn accepted() -> Vec<(&'static str, Vec<u8>)> {
+    let goldens = [
+        ("16-bit grey", "grey_16_bit.png"),
+        ("grey", "scene_grey.png"),
+        ("grey with alpha", "scene_grey_alpha.png"),
+        ("with alpha", "scene_rgba.png"),
+        ("a palette", "scene_palette.png"),
+        ("a palette with a transparent colour", "scene_palette_transparent.png"),
+        ("one bit", "scene_two_colours.png"),
+        ("one pixel", "scene_1x1.png"),
+        ("turned by EXIF", "scene_turned.jpg"),
+        ("progressive", "photo_progressive.jpg"),
+        ("CMYK", "cmyk.jpg"),
+        ("CMYK as YCCK", "ycck.jpg"),
+        ("an animated WebP", "animated.webp"),
+        ("an animated PNG", "animated.png"),
+    ];
+    let mut accepted: Vec<_> = goldens.into_iter().map(|(name, file)| (name, golden(file))).collect();
+    accepted.push(("16-bit RGB", sixteen_bits()));
+    accepted
+}
+
+#[track_caller]
+fn of_picture(error: &ChatError) -> &ImageError {
+    match error {
+        ChatError::Picture { index: 1, source } => source,
+        // What only the pixels tell is found while decoding.
+        ChatError::Vision(vision) => match &**vision {
+            VisionError::Visual(VisualError::Picture { index: 1, source }) => source,
+            other => panic!("{other:?}"),
+        },
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn each_bad_picture_fails_alone_and_at_once_and_its_neighbours_go_on() {
+    story(async {
+        let stage = Stage::set(LoadOptions { image_limits: limits(), ..small() }).await;
+        let expected = answer(&stage.model, about(1)).await;
+        let before = stage.snapshot().await;
+        for (name, bytes, says, words) in refused() {
+            let beside = stage.model.chat(about(1)).await.expect("a good one beside it");
+            // Behind a good picture of the same chat, whose memory comes home too.
+            let error = ask(&stage.model, about(2).image(Image::from_bytes(bytes))).await.expect_err(name);
+            assert!(says(of_picture(&error)), "{name}: {error:?}");
+            for word in words {
+                assert!(error.to_string().contains(word), "{name} does not say '{word}': {error}");
+            }
+            assert!(!error.hint().is_empty(), "{name} has no hint");
+            assert_eq!(listen(beside).await.expect("it answers").text, expected, "beside {name}");
+            stage.settled(&before).await;
+        }
+        assert_eq!(answer(&stage.model, about(1)).await, expected);
+    });
+}
+
+#[test]
+fn every_kind_of_picture_that_the_reference_reads_is_read() {
+    story(async {
+        let stage = Stage::set(LoadOptions { image_limits: limits(), ..small() }).await;
+        let before = stage.snapshot().await;
+        for (name, bytes) in accepted() {
+            let whole = ask(&stage.model, text("What?").image(Image::from_bytes(bytes)).max_tokens(2)).await;
+            let whole = whole.unwrap_or_else(|error| panic!("{name}: {error}"));
+            assert!(whole.usage.picture_tokens > 0, "{name}");
+            stage.settled(&before).await;
+        }
+        // 157 x 101 as stored, 101 x 157 as seen.
+        let turned = ask(&stage.model, text("What?").image(Image::from_bytes(golden("scene_turned.jpg")))).await;
+        let upright = ask(&stage.model, text("What?").image(Image::from_bytes(golden("scene_101x157.png")))).await;
+        let tokens = |whole: Result<crate::stage::Whole, ChatError>| whole.expect("it answers").usage.picture_tokens;
+        assert_eq!(tokens(turned), tokens(upright));
+    });
+}
+
+#[test]
+fn host_memory_for_pictures_is_leased_and_bounded() {
+    story(async {
+        // A picture of 800 x 600 takes about 4 MB of host memory: two at a time fit, eight do not.
+        let config = RuntimeConfig {
+            device: DeviceChoice::Custom(device()),
+            host_bytes: Bytes::mib(10),
+            ..RuntimeConfig::default()
+        };
+        let runtime = Runtime::start(config).await.expect("a host device starts");
+        let model = demo(&runtime, small()).await;
+        let before = runtime.budget().snapshot().await.expect("the budget answers");
+        let photo = |number: u8| Image::from_bytes(png(&RgbImage::from_pixel(800, 600, Rgb([number, 9, 77]))));
+        let asked: Vec<_> = (0..8)
+            .map(|number| {
+                let model = model.clone();
+                tokio::spawn(async move { ask(&model, text("What?").image(photo(number)).max_tokens(2)).await })
+            })
+            .collect();
+        let mut most = Bytes::ZERO;
+        for reply in asked {
+            let mut reply = reply;
+            let mut looks = tokio::time::interval(std::time::Duration::from_millis(1));
+            let whole = loop {
+                tokio::select! {
+                    whole = &mut reply => break whole.expect("no panic"),
+                    _ = looks.tick() => {
+                        let host = runtime.budget().snapshot().await.expect("the budget answers").host_granted;
+                        most = most.max(host);
+                    }
+                }
+            };
+            whole.expect("each gets its turn");
+        }
+        assert!(!most.is_zero() && most <= Bytes::mib(10), "{most} of host memory at most");
+        // One that could never fit is refused with the limit, instead of waiting for ever.
+        let huge = Image::from_bytes(png(&RgbImage::from_pixel(3000, 2000, Rgb([1, 2, 3]))));
+        let error = ask(&model, text("What?").image(huge)).await.expect_err("it needs 18 MB");
+        assert!(matches!(error, ChatError::Vision(_)), "{error:?}");
+        assert!(!error.hint().is_empty() && error.to_string().contains("10"), "{error}: {}", error.hint());
+        eventually("the ledger is as before", async || {
+            runtime.budget().snapshot().await.expect("the budget answers") == before
+        })
+        .await;
+        runtime.shutdown().await;
+    });
+}

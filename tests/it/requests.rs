@@ -1,0 +1,163 @@
+//! Requests out of range: every number that a chat may set, every text that is too much. Each fails alone and at once.
+
+use bursar::{Chat, ChatError, LoadOptions, crates::model::error::TextError};
+
+use crate::stage::{Stage, about, answer, ask, listen, small, story, text};
+
+/// What no parameter takes.
+const NO_NUMBERS: [f64; 3] = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY];
+
+type Set = fn(Chat, f64) -> Chat;
+
+/// Each parameter with values beside those that are no numbers which it does not take, and some that it does.
+fn parameters() -> Vec<(&'static str, Set, &'static [f64], &'static [f64])> {
+    vec![
+        ("temperature", Chat::temperature, &[-1.0, -1e-9, 100.1], &[0.0, 1e-6, 100.0]),
+        ("top_p", Chat::top_p, &[0.0, -0.5, 1.0001], &[1e-9, 1.0]),
+        ("min_p", Chat::min_p, &[-0.1, 1.1], &[0.0, 1.0]),
+        ("repetition_penalty", Chat::repetition_penalty, &[0.0, -1.0, 100.1], &[0.01, 1.0, 100.0]),
+        ("presence_penalty", Chat::presence_penalty, &[-2.1, 2.1], &[-2.0, 0.0, 2.0]),
+        ("frequency_penalty", Chat::frequency_penalty, &[-2.1, 2.1], &[-2.0, 0.0, 2.0]),
+        ("logit_bias", |chat, bias| chat.logit_bias(5, bias), &[-100.1, 100.1], &[-100.0, 0.0, 100.0]),
+    ]
+}
+
+#[test]
+fn each_number_out_of_its_range_is_refused_by_name_and_each_in_it_is_taken() {
+    story(async {
+        let stage = Stage::set(small()).await;
+        let expected = answer(&stage.model, about(1)).await;
+        let before = stage.snapshot().await;
+        for (name, set, refused, taken) in parameters() {
+            for &value in refused.iter().chain(&NO_NUMBERS) {
+                let beside = stage.model.chat(about(1)).await.expect("a good one beside it");
+                let error = ask(&stage.model, set(about(2), value)).await.expect_err(name);
+                assert!(matches!(error, ChatError::Sampling(_)), "{name} {value}: {error:?}");
+                let said = error.to_string();
+                assert!(said.contains(name) && said.contains(&value.to_string()), "{name} {value}: {said}");
+                assert!(error.hint().contains(name), "{name} {value}: {}", error.hint());
+                assert_eq!(listen(beside).await.expect("it answers").text, expected, "beside {name} {value}");
+            }
+            for &value in taken {
+                let whole = ask(&stage.model, set(text("Who are you?").temperature(1.0), value).max_tokens(2)).await;
+                whole.unwrap_or_else(|error| panic!("{name} {value}: {error}"));
+            }
+        }
+        stage.settled(&before).await;
+    });
+}
+
+#[test]
+fn counts_of_nothing_and_beyond_everything_have_a_meaning_or_an_error() {
+    story(async {
+        let stage = Stage::set(small()).await;
+        let before = stage.snapshot().await;
+        // No limit at all, one token to choose from, and more than there are.
+        for top_k in [0, 1, usize::MAX] {
+            let whole = ask(&stage.model, text("Who?").temperature(1.0).top_k(top_k).max_tokens(2)).await;
+            whole.unwrap_or_else(|error| panic!("top_k {top_k}: {error}"));
+        }
+        let whole = ask(&stage.model, text("Who?").max_tokens(usize::MAX)).await.expect("as many as the context holds");
+        assert!(whole.usage.prompt_tokens + whole.usage.completion_tokens <= 256);
+        let error = ask(&stage.model, text("Who?").max_tokens(0)).await.expect_err("no tokens");
+        assert!(matches!(error, ChatError::NoTokens) && error.hint().contains("one token"), "{error:?}");
+        let error = ask(&stage.model, text("Who?").min_tokens(usize::MAX)).await.expect_err("too many");
+        assert!(matches!(error, ChatError::MinTokens { tokens_min: usize::MAX, .. }), "{error:?}");
+        let error = ask(&stage.model, text("Who?").logit_bias(u32::MAX, 1.0)).await.expect_err("no such token");
+        assert!(matches!(error, ChatError::Sampling(_)) && error.to_string().contains("4294967295"), "{error}");
+        for samples in [0, 1000, usize::MAX] {
+            let error = stage.model.samples(text("Who?"), samples).await.map(drop).expect_err("out of range");
+            assert!(error.to_string().contains(&samples.to_string()) && !error.hint().is_empty(), "{error}");
+        }
+        stage.settled(&before).await;
+    });
+}
+
+#[test]
+fn stop_strings_are_few_short_and_not_empty() {
+    story(async {
+        let stage = Stage::set(small()).await;
+        let before = stage.snapshot().await;
+        let many =
+            |count: usize| (0..count).fold(text("Who are you?"), |chat, number| chat.stop(format!("so{number}")));
+        let long = |bytes: usize| text("Who are you?").stop("x".repeat(bytes));
+        for (name, chat) in [
+            ("an empty one", text("Who?").stop("")),
+            ("an empty one among others", many(3).stop("")),
+            ("one more than allowed", many(17)),
+            ("a million", many(1_000_000)),
+            ("a long one", long(1025)),
+            ("a huge one", long(64 << 20)),
+        ] {
+            let error = ask(&stage.model, chat).await.expect_err(name);
+            let ChatError::Text(source) = &error else { panic!("{name}: {error:?}") };
+            assert!(
+                matches!(**source, TextError::StopStrings { count_max: 16, bytes_max: 1024, .. }),
+                "{name}: {error:?}"
+            );
+            assert!(error.hint().contains("16") && error.to_string().len() < 200, "{name}: {error}");
+        }
+        for chat in [many(16), long(1024)] {
+            ask(&stage.model, chat.max_tokens(2)).await.expect("just within");
+        }
+        stage.settled(&before).await;
+    });
+}
+
+#[test]
+fn turns_without_words_and_words_without_end_do_no_harm() {
+    story(async {
+        let stage = Stage::set(small()).await;
+        let expected = answer(&stage.model, about(1)).await;
+        let before = stage.snapshot().await;
+        // The template decides of these; whatever it says, it says it alone.
+        let only_system = Chat::new().system("Answer briefly.").max_tokens(2);
+        for (name, chat) in [
+            ("an empty question", text("").max_tokens(2)),
+            ("a turn of nothing", Chat::new().turn(bursar::Role::User, Vec::new()).max_tokens(2)),
+            ("only a system turn", only_system),
+            ("only an assistant turn", Chat::new().assistant("I say.").max_tokens(2)),
+        ] {
+            match ask(&stage.model, chat).await {
+                Ok(whole) => assert!(whole.usage.prompt_tokens > 0, "{name}"),
+                Err(error) => {
+                    assert!(matches!(error, ChatError::Text(_)) && !error.hint().is_empty(), "{name}: {error}")
+                }
+            }
+        }
+        // Longer than the context, and longer than any prompt may be written: found without decoding a token.
+        for (bytes, limit) in [(20_000, "256"), (17 << 20, "16777216")] {
+            let error = ask(&stage.model, text(&"so ".repeat(bytes / 3 + 1))).await.expect_err("too long");
+            assert!(matches!(error, ChatError::TooLong { limit: 256, .. } | ChatError::Text(_)), "{error:?}");
+            assert!(error.to_string().contains(limit) && !error.hint().is_empty(), "{bytes} bytes: {error}");
+        }
+        assert_eq!(answer(&stage.model, about(1)).await, expected);
+        stage.settled(&before).await;
+    });
+}
+
+#[test]
+fn a_full_queue_refuses_at_once_and_forgets_it() {
+    story(async {
+        let stage = Stage::set(LoadOptions { requests: 3, ..small() }).await;
+        let before = stage.snapshot().await;
+        let mut accepted = Vec::new();
+        for number in 0..3 {
+            accepted.push(stage.model.chat(about(number)).await.expect("there is room"));
+        }
+        for _ in 0..50 {
+            let error = stage.model.chat(about(9)).await.expect_err("there is none");
+            assert!(matches!(error, ChatError::Overloaded { limit: 3 }), "{error:?}");
+            assert!(error.to_string().contains('3') && error.hint().contains("requests"), "{error}: {}", error.hint());
+        }
+        for reply in accepted {
+            listen(reply).await.expect("those who were there are answered");
+        }
+        // A bad request gives its place back too.
+        for _ in 0..4 {
+            ask(&stage.model, about(1).temperature(f64::NAN)).await.expect_err("no number");
+        }
+        ask(&stage.model, about(1)).await.expect("there is room again");
+        stage.settled(&before).await;
+    });
+}

@@ -1,0 +1,287 @@
+//! Rules of the design that belong to no other story.
+
+use std::{collections::BTreeMap, pin::Pin, time::Duration};
+
+use bursar::{
+    Bytes, Chat, ChatError, Class, Drill, Envelope, Image, LoadOptions, MIB, ModelHandle, ModelSource, Runtime,
+    crates::{
+        actors::{
+            budget::BudgetMessage,
+            kv::KvMessage,
+            lane::Answer,
+            reply::Reply,
+            runtime::RuntimeMessage,
+            scheduler::SchedulerMessage,
+            tree::{self, QUESTIONS, Question},
+            vision::VisionMessage,
+        },
+        budgets::{Gate, Label, Lease, Owner, Request},
+        model::{
+            flow::{ImageBytes, Visual},
+            processor::VisualLimits,
+        },
+    },
+};
+
+use crate::{
+    ears::Ears,
+    stage::{Stage, about, answer, ask, demo, device, eventually, listen, picture, runtime_on, small, story, text},
+};
+
+#[test]
+fn rule_4_no_more_sequences_run_at_once_than_were_stressed() {
+    let ears = Ears::open();
+    story(async {
+        let options = LoadOptions {
+            name: Some("rule 4".to_owned()),
+            envelope: Envelope { sequences: 2, ..small().envelope },
+            ..small()
+        };
+        let stage = Stage::set(options).await;
+        assert_eq!(stage.model.serving().await.expect("it serves").record.sequences, 2);
+        let mut replies = Vec::new();
+        for number in 0..8 {
+            replies.push(stage.model.chat(about(number)).await.expect("accepted"));
+        }
+        for reply in replies {
+            listen(reply).await.expect("it answers");
+        }
+        assert_eq!(ears.most("bursar_sequences_running{model=rule 4}"), Some(2.0), "as many as that, and never more");
+        assert!(ears.most("bursar_sequences_waiting{model=rule 4}") > Some(0.0), "the others waited");
+    });
+}
+
+type Asked<'w> = Pin<Box<dyn Future<Output = Result<(), String>> + Send + 'w>>;
+
+/// Everybody who can be asked.
+struct Answerers {
+    runtime: Runtime,
+    model: ModelHandle,
+    /// To be resized.
+    lease: Lease,
+}
+
+/// Asks a question of the table for real. One that is not listed here fails the test.
+fn put<'w>(question: &'w Question, world: &'w Answerers) -> Asked<'w> {
+    let budget = world.runtime.budget();
+    let request = |class, bytes| Request::new(Owner::new("rule 13", 0), class, "rule 13", bytes);
+    let said = |error: &dyn std::fmt::Display| error.to_string();
+    match (question.what, question.to) {
+        ("load a model", _) => Box::pin(async move {
+            let name = Some("another".to_owned());
+            let loaded = world.runtime.load_with(ModelSource::demo(), LoadOptions { name, ..small() }, |_| {}).await;
+            loaded.map(drop).map_err(|error| said(&error))
+        }),
+        ("shut down", _) => Box::pin(async move { world.runtime.unload("nobody").await.map_err(|error| said(&error)) }),
+        ("supervised actors", _) => {
+            Box::pin(async move { world.runtime.supervised().await.map(drop).map_err(|error| said(&error)) })
+        }
+        ("snapshot", _) => Box::pin(async move { budget.snapshot().await.map(drop).map_err(|error| said(&error)) }),
+        ("clear a dead owner", _) => {
+            Box::pin(async move { budget.clear(Owner::new("nobody", 0)).await.map_err(|error| said(&error)) })
+        }
+        ("move the gate", _) => Box::pin(async move {
+            let moved = budget.move_gate(Label::from("rule 13"), Gate::Open).await;
+            moved.map(drop).map_err(|error| said(&error))
+        }),
+        ("room", _) => Box::pin(async move { budget.available().await.map(drop).map_err(|error| said(&error)) }),
+        ("lease or resize", _) => Box::pin(async move {
+            let resized = budget.resize(*question, &world.lease, Bytes::mib(2)).await;
+            resized.map_err(|error| said(&error))
+        }),
+        ("lease" | "lease host memory", _) => Box::pin(async move {
+            let class = if question.what == "lease" { Class::tenant("rule 13") } else { Class::Host };
+            let lease = budget.ask(*question, request(class, Bytes::mib(1)), true).await;
+            lease.map(drop).map_err(|error| said(&error))
+        }),
+        ("run a corner", _) => Box::pin(async move {
+            // A lane answers through this, also when its thread dies with the job: dropping it is how that looks.
+            let (reply, answer) = Reply::new();
+            drop(Answer::<()>::to(|outcome| reply.answer(outcome)));
+            let outcome = question.wait(answer).await.map_err(|error| said(&error))?;
+            outcome.map_err(|error| said(&error))
+        }),
+        ("embed pictures", _) => Box::pin(async move {
+            let serving = world.model.serving().await.map_err(|error| said(&error))?;
+            let vision = serving.vision.expect("the demo model takes pictures");
+            let picture = ImageBytes::new(crate::stage::png(&image::RgbImage::new(56, 56)));
+            let limits = VisualLimits { envelope: &serving.kit.envelope, image: &serving.kit.image_limits };
+            let processors = serving.kit.processors.as_ref().expect("the demo model takes pictures");
+            let pictures = processors.plan(&[Visual::Image(picture)], limits).map_err(|error| said(&error))?;
+            let embedded = question.ask(&vision, |reply| VisionMessage::Embed { pictures, reply }).await;
+            embedded.map_err(|error| said(&error))?.map(drop).map_err(|error| said(&error))
+        }),
+        ("allot blocks", _) => Box::pin(async move {
+            let serving = world.model.serving().await.map_err(|error| said(&error))?;
+            let demands = Vec::new();
+            let allotted = question.ask(&serving.kv, |reply| KvMessage::Allot { demands, reply }).await;
+            allotted.map(drop).map_err(|error| said(&error))
+        }),
+        other => panic!("{other:?} stands in the table of questions and not here"),
+    }
+}
+
+async fn answerers() -> Answerers {
+    let runtime = runtime_on(&device()).await;
+    let model = demo(&runtime, small()).await;
+    let lease = runtime.budget().lease(Class::tenant("mine"), MIB).await.expect("there is room");
+    Answerers { runtime, model, lease }
+}
+
+#[test]
+fn rule_13_every_question_is_answered_once_also_when_whoever_is_asked_dies_or_shuts_down() {
+    story(async {
+        // Well below any deadline: an answer, and not the end of somebody's patience.
+        let soon = Duration::from_secs(30);
+        for ending in ["nothing", "a death", "an error", "a shutdown", "the end"] {
+            let world = answerers().await;
+            if ending == "the end" {
+                world.runtime.clone().shutdown().await;
+            }
+            let world = &world;
+            let asked = QUESTIONS.iter().map(|question| async move {
+                // Asked without a pause, so that every way of dying meets some that are under way.
+                let mut answers = BTreeMap::new();
+                for _ in 0..3 {
+                    let answer = tokio::time::timeout(soon, put(question, world)).await;
+                    let answer = answer.unwrap_or_else(|_| panic!("{question:?} is not answered, {ending}"));
+                    assert!(!answer.as_ref().is_err_and(String::is_empty), "{question:?}: an error says something");
+                    *answers.entry(answer.is_ok()).or_insert(0usize) += 1;
+                }
+                assert_eq!(answers.values().sum::<usize>(), 3, "{question:?} is answered once each time");
+                // Of whoever lives and is left alone, everything is answered with what was asked for.
+                let refused = answers.contains_key(&false);
+                let is_stress = question.what == tree::STRESS.what;
+                assert!(ending != "nothing" || refused == is_stress, "{question:?}: {answers:?}");
+            });
+            let strike = async {
+                let serving = world.model.serving().await;
+                let Ok(serving) = serving else { return };
+                let supervised = world.runtime.supervised().await;
+                let drill = match ending {
+                    "a death" => Drill::Panic,
+                    "an error" => Drill::Fail,
+                    "a shutdown" => {
+                        world.runtime.clone().shutdown().await;
+                        return;
+                    }
+                    _ => return,
+                };
+                drop(serving.kv.send_message(KvMessage::Drill(drill)));
+                drop(serving.vision.map(|vision| vision.send_message(VisionMessage::Drill(drill))));
+                if let Ok(supervised) = supervised {
+                    drop(supervised.budget.send_message(BudgetMessage::Drill(drill)));
+                }
+                tokio::task::yield_now().await;
+                drop(world.runtime.cell().send_message(RuntimeMessage::Drill(drill)));
+            };
+            tokio::join!(all(asked.collect()), strike);
+        }
+    });
+}
+
+/// All of them beside each other.
+async fn all<F: Future<Output = ()>>(futures: Vec<F>) {
+    let mut futures: Vec<_> = futures.into_iter().map(|future| Some(Box::pin(future))).collect();
+    std::future::poll_fn(|context| {
+        for slot in &mut futures {
+            if slot.as_mut().is_some_and(|future| future.as_mut().poll(context).is_ready()) {
+                *slot = None;
+            }
+        }
+        match futures.iter().all(Option::is_none) {
+            true => std::task::Poll::Ready(()),
+            false => std::task::Poll::Pending,
+        }
+    })
+    .await;
+}
+
+/// Never to be seen outside of its request.
+const SECRET: &str = "Xylophon42";
+
+fn says(error: &ChatError) -> String {
+    format!("{error} {error:?} {}", error.hint())
+}
+
+#[test]
+fn rule_15_no_prompt_picture_or_reply_stands_in_an_error_or_a_metric() {
+    let ears = Ears::open();
+    story(async {
+        let stage = Stage::set(LoadOptions { requests: 3, ..small() }).await;
+        let secret = || text(&format!("The word is {SECRET}. Describe.")).image(picture(1)).stop(SECRET);
+        let bytes = |bytes: &[u8]| Image::from_bytes(bytes);
+        let png = crate::stage::png(&image::RgbImage::from_pixel(90, 70, image::Rgb([1, 2, 3])));
+        let mut cut = png[..png.len() / 2].to_vec();
+        cut.extend(SECRET.as_bytes());
+        let chats: Vec<(&str, Chat)> = vec![
+            ("too long", text(&format!("{SECRET} ").repeat(400))),
+            ("too many pictures", secret().image(picture(2)).image(picture(3))),
+            ("no picture", secret().image(bytes(SECRET.as_bytes()))),
+            ("half a picture", secret().image(bytes(&cut))),
+            ("no temperature", secret().temperature(f64::NAN)),
+            ("no tokens", secret().max_tokens(0)),
+        ];
+        let mut said = Vec::new();
+        for (name, chat) in chats {
+            let error = ask(&stage.model, chat).await.expect_err(name);
+            said.push(says(&error));
+        }
+        let reply = answer(&stage.model, secret().temperature(9.0).top_k(0).seed(1)).await;
+        assert!(reply.len() > 8, "there is something that must not be seen: {} bytes", reply.len());
+
+        // Errors under requests that were accepted: overload, deaths, the end.
+        let under_way = [stage.model.chat(secret().max_tokens(150)).await, stage.model.chat(secret()).await];
+        let mut unread = Vec::new();
+        loop {
+            match stage.model.chat(secret()).await {
+                Ok(reply) => unread.push(reply),
+                Err(error) => break said.push(says(&error)),
+            }
+        }
+        let serving = stage.model.serving().await.expect("it serves");
+        drop(serving.scheduler.send_message(SchedulerMessage::Drill(Drill::Panic)));
+        eventually("it serves again", async || {
+            stage.model.serving().await.is_ok_and(|now| now.generation > serving.generation)
+        })
+        .await;
+        stage.runtime.unload("demo").await.expect("it unloads");
+        for reply in under_way.into_iter().map(|reply| reply.expect("accepted")).chain(unread) {
+            said.extend(listen(reply).await.err().as_ref().map(says));
+        }
+        said.push(says(&ask(&stage.model, secret()).await.expect_err("it is over")));
+
+        assert!(said.len() >= 8, "{} errors", said.len());
+        for error in said {
+            assert!(!error.contains(SECRET) && !error.contains(&reply), "an error shows what it must not");
+        }
+        let names = ears.names();
+        assert!(names.iter().any(|name| name.contains("model=demo")), "metrics were heard: {names:?}");
+        assert!(names.iter().all(|name| !name.contains(SECRET) && !name.contains(&reply)), "a metric shows it");
+    });
+}
+
+#[test]
+fn rule_9_whatever_waits_is_counted_and_one_more_is_refused_with_the_limit() {
+    story(async {
+        let stage = Stage::set(small()).await;
+        let budget = stage.runtime.budget();
+        let free = stage.snapshot().await.free;
+        let all = budget.lease(Class::tenant("all"), free).await.expect("there is room");
+        // Leases wait in a queue of 256; the one behind its end hears so at once.
+        let waiting: Vec<_> = (0..256)
+            .map(|_| {
+                let budget = budget.clone();
+                tokio::spawn(async move { budget.lease(Class::tenant("more"), MIB).await.map(drop) })
+            })
+            .collect();
+        eventually("all of them wait", async || stage.snapshot().await.waiting.len() == 256).await;
+        let refused = budget.lease(Class::tenant("more"), MIB).await.expect_err("there is no room to wait in");
+        assert!(!refused.hint().is_empty() && refused.to_string().contains("256"), "{refused}");
+        assert!(!answer(&stage.model, about(1)).await.is_empty(), "the model has what it needs");
+        drop(all);
+        for waited in waiting {
+            waited.await.expect("no panic").expect("each has its turn");
+        }
+    });
+}
