@@ -73,7 +73,10 @@ mod from_a_task_64_rounds {
 
     const ROUNDS: usize = 64;
 
-    fn many<F: Future<Output = ()> + Send>(bencher: Bencher, round: impl Fn(Runtime) -> F + Send + Sync + Copy + 'static) {
+    fn many<F: Future<Output = ()> + Send>(
+        bencher: Bencher,
+        round: impl Fn(Runtime) -> F + Send + Sync + Copy + 'static,
+    ) {
         let stage = Stage::set();
         bencher.counter(ItemsCount::new(ROUNDS)).bench_local(|| {
             let runtime = stage.runtime.clone();

@@ -71,7 +71,8 @@ impl Soak {
     async fn readings(&self) -> (Vec<Reading>, Ends) {
         // A pool in which not all of them fit: some wait, some are preempted and computed again.
         let envelope = Envelope { context_tokens: 320, ..small().envelope };
-        let stage = Stage::set(LoadOptions { envelope, kv_tokens: Some(640), requests: AT_ONCE * 3 / 2, ..small() }).await;
+        let stage =
+            Stage::set(LoadOptions { envelope, kv_tokens: Some(640), requests: AT_ONCE * 3 / 2, ..small() }).await;
         let ledger = stage.snapshot().await;
         let (mut load, mut readings, mut base) = (Load::new(&stage.model, 20261121), Vec::new(), None);
         let began = Instant::now();

@@ -94,8 +94,7 @@ impl Octave {
 
     fn at(&self, x: usize, y: usize) -> [f32; 3] {
         let (column, row) = (x / self.cell, y / self.cell);
-        let (right, below) =
-            ((x % self.cell) as f32 / self.cell as f32, (y % self.cell) as f32 / self.cell as f32);
+        let (right, below) = ((x % self.cell) as f32 / self.cell as f32, (y % self.cell) as f32 / self.cell as f32);
         let corner = |dx: usize, dy: usize| self.levels[(row + dy) * self.across + column + dx];
         let (a, b, c, d) = (corner(0, 0), corner(1, 0), corner(0, 1), corner(1, 1));
         std::array::from_fn(|channel| {

@@ -156,7 +156,7 @@ impl Load {
 
 /// A picture that no other chat shows; every second one is a photograph.
 fn drawing(number: u32) -> Image {
-    Image::from_bytes(drawn(number, if number % 2 == 0 { ImageFormat::Png } else { ImageFormat::Jpeg }))
+    Image::from_bytes(drawn(number, if number.is_multiple_of(2) { ImageFormat::Png } else { ImageFormat::Jpeg }))
 }
 
 fn drawn(number: u32, format: ImageFormat) -> Vec<u8> {

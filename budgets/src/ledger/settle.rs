@@ -34,8 +34,7 @@ impl Ledger {
             |_| reason(),
             effects,
         );
-        let revoked: Vec<LeaseId> =
-            self.holdings_of(owner.first()..=owner.clone()).map(|holding| holding.id).collect();
+        let revoked: Vec<LeaseId> = self.holdings_of(owner.first()..=owner.clone()).map(|holding| holding.id).collect();
         for lease in revoked {
             let entry = self.leases.get_mut(&lease).expect("listed above");
             let before = std::mem::replace(&mut entry.state, State::Revoking);
