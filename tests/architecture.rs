@@ -145,7 +145,7 @@ fn rule_12_decisions_have_no_clock_no_device_and_no_actor_inside() {
 
 #[test]
 fn every_file_says_what_it_is_and_stays_readable() {
-    for folder in ["budgets", "kernels", "model", "actors", "src", "tests", "examples"] {
+    for folder in ["budgets", "kernels", "model", "actors", "src", "tests", "examples", "benches"] {
         for (name, text) in sources(folder) {
             assert!(text.starts_with("//!"), "{name} opens with what it is");
             let lines = text.lines().count();

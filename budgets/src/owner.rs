@@ -28,6 +28,11 @@ impl Owner {
         Owner { name: name.into(), generation }
     }
 
+    /// The same actor in its first life.
+    pub fn first(&self) -> Self {
+        Owner { name: self.name.clone(), generation: 0 }
+    }
+
     /// The same actor after one more restart.
     pub fn successor(&self) -> Self {
         Owner { name: self.name.clone(), generation: self.generation + 1 }

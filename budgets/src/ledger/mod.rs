@@ -5,7 +5,10 @@ mod effect;
 mod input;
 mod settle;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::RangeBounds,
+};
 
 pub use effect::{Effect, Refusal, Refused};
 pub use input::Input;
@@ -44,7 +47,8 @@ impl LedgerConfig {
 /// The books of one device, and of the host memory leased beside it.
 ///
 /// Pure: no I/O, no clock, no threads; the same inputs give the same effects. Rule 1 (`granted + overhead + foreign +
-/// canary <= total`) is checked on entry and exit of every step, in release builds too. It can be untrue only between an
+/// canary <= total`) is checked on entry and exit of every step, in release builds too; the sums behind it are added up anew once in
+/// as many steps as there are leases, and in debug builds in each. It can be untrue only between an
 /// announced `Deficit` and its `DeficitOver`, since other processes do not ask us.
 ///
 /// The canary is an account, not a lease: it has no owner that could die or hold on to it, and it is given up inside the
@@ -64,6 +68,8 @@ pub struct Ledger {
     device: Account,
     host: Account,
     leases: BTreeMap<LeaseId, Entry>,
+    /// The same by who holds them, so that a claim looks at its own name's leases and at nobody else's.
+    owners: BTreeMap<Owner, BTreeSet<LeaseId>>,
     next_lease: LeaseId,
     device_queue: Admission<Wish>,
     host_queue: Admission<Wish>,
@@ -74,6 +80,8 @@ pub struct Ledger {
     clearing: BTreeSet<Owner>,
     /// The deficit that was last spoken of.
     announced_deficit: Bytes,
+    /// Steps since all books were last audited.
+    unaudited_steps: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -125,6 +133,7 @@ impl Ledger {
             device: Account { total, overhead, ..Account::default() },
             host: Account { total: host_total, ..Account::default() },
             leases: BTreeMap::new(),
+            owners: BTreeMap::new(),
             next_lease: LeaseId(1),
             device_queue: Admission::new(waiting_max),
             host_queue: Admission::new(waiting_max),
@@ -132,6 +141,7 @@ impl Ledger {
             dead: BTreeMap::new(),
             clearing: BTreeSet::new(),
             announced_deficit: Bytes::ZERO,
+            unaudited_steps: 0,
         }
     }
 
@@ -141,13 +151,10 @@ impl Ledger {
         let mut ledger = Ledger::new(config);
         for holding in live {
             ledger.next_lease = ledger.next_lease.max(LeaseId(holding.id.0 + 1));
-            ledger.account_mut(holding.class.memory()).granted += holding.bytes;
             if !holding.class.is_guest() {
                 ledger.gates.entry(holding.model.clone()).or_default();
             }
-            let id = holding.id;
-            let twice = ledger.leases.insert(id, Entry { holding, state: State::Held });
-            assert!(twice.is_none(), "{id} lives twice");
+            ledger.enter(holding);
         }
         ledger
     }
@@ -160,7 +167,7 @@ impl Ledger {
 
     /// Takes one input and says what follows from it.
     pub fn step(&mut self, input: Input) -> Vec<Effect> {
-        self.check();
+        self.check_accounts();
         let mut effects = Vec::new();
         match input {
             Input::Ask { id, request, wait } => self.ask(id, request, wait, &mut effects),
@@ -189,7 +196,8 @@ impl Ledger {
             Input::Gate { model, to } => self.move_gate(model, to, &mut effects),
         }
         self.settle(&mut effects);
-        self.check();
+        self.check_accounts();
+        self.audit_in_turn();
         effects
     }
 
@@ -219,13 +227,13 @@ impl Ledger {
     /// Whether all that this owner and its predecessors held is home, and nothing more can be granted to them: true from
     /// [`Effect::OwnerCleared`] on.
     pub fn is_cleared(&self, owner: &Owner) -> bool {
-        self.dead.get(&owner.name).is_some_and(|dead| owner.generation <= *dead)
-            && !self.holdings().any(|h| h.owner.name == owner.name && h.owner.generation <= owner.generation)
+        self.dead.get(&owner.name).is_some_and(|dead| owner.generation <= *dead) && self.is_home(owner)
     }
 
     /// What a name holds, in all generations, with what is on its way home.
     pub fn held_by(&self, name: &str) -> Bytes {
-        self.holdings().filter(|holding| holding.owner.name.as_str() == name).map(|holding| holding.bytes).sum()
+        let all = Owner::new(name, 0)..=Owner::new(name, u64::MAX);
+        self.holdings_of(all).map(|holding| holding.bytes).sum()
     }
 
     pub(crate) fn entries(&self) -> impl Iterator<Item = &Entry> {
@@ -242,6 +250,37 @@ impl Ledger {
 
     fn holdings(&self) -> impl Iterator<Item = &Holding> {
         self.entries().map(|entry| &entry.holding)
+    }
+
+    /// What these owners hold.
+    fn holdings_of(&self, owners: impl RangeBounds<Owner>) -> impl Iterator<Item = &Holding> {
+        self.owners.range(owners).flat_map(|(_, leases)| leases).map(|lease| &self.leases[lease].holding)
+    }
+
+    /// Whether neither this owner nor a predecessor of it holds anything.
+    fn is_home(&self, owner: &Owner) -> bool {
+        self.owners.range(owner.first()..=owner.clone()).next().is_none()
+    }
+
+    /// Writes a new lease into all books.
+    fn enter(&mut self, holding: Holding) {
+        let id = holding.id;
+        self.account_mut(holding.class.memory()).granted += holding.bytes;
+        self.owners.entry(holding.owner.clone()).or_default().insert(id);
+        let twice = self.leases.insert(id, Entry { holding, state: State::Held });
+        assert!(twice.is_none(), "{id} lives twice");
+    }
+
+    /// Strikes a lease from all books.
+    fn strike(&mut self, lease: LeaseId) -> Holding {
+        let holding = self.leases.remove(&lease).expect("looked up by the caller").holding;
+        self.account_mut(holding.class.memory()).granted -= holding.bytes;
+        let left = self.owners.get_mut(&holding.owner).expect("entered with its owner");
+        left.remove(&lease);
+        if left.is_empty() {
+            self.owners.remove(&holding.owner);
+        }
+        holding
     }
 
     fn account_mut(&mut self, memory: Memory) -> &mut Account {
@@ -290,20 +329,19 @@ impl Ledger {
         if self.dead.get(&owner.name).is_some_and(|dead| owner.generation <= *dead) {
             return Err(Refusal::OwnerDead { owner: owner.clone() });
         }
-        let earlier =
-            |holding: &&Holding| holding.owner.name == owner.name && holding.owner.generation < owner.generation;
-        if self.holdings().any(|holding| earlier(&holding)) {
-            let held = self.holdings().filter(earlier).map(|holding| holding.bytes).sum();
+        let earlier = owner.first()..owner.clone();
+        if self.owners.range(earlier.clone()).next().is_some() {
+            let held = self.holdings_of(earlier).map(|holding| holding.bytes).sum();
             return Err(Refusal::PredecessorHolds { owner: owner.clone(), held });
         }
         self.check_gate(Claim { owner, class, model, more: *bytes })
     }
 
     fn check_gate(&self, claim: Claim<'_>) -> Result<(), Refusal> {
-        let Some(post) = self.gates.get(claim.model) else { return Ok(()) };
+        let Some(post) = self.gates.get(claim.model).filter(|post| post.gate != Gate::Open) else { return Ok(()) };
         let held: Bytes = self
-            .holdings()
-            .filter(|h| h.model == *claim.model && h.class == *claim.class && h.owner.name == claim.owner.name)
+            .holdings_of(claim.owner.first()..=Owner { generation: u64::MAX, ..claim.owner.clone() })
+            .filter(|h| h.model == *claim.model && h.class == *claim.class)
             .map(|holding| holding.bytes)
             .sum();
         let asked = held.saturating_add(claim.more);
@@ -359,8 +397,7 @@ impl Ledger {
                 let id = self.next_lease;
                 self.next_lease = LeaseId(id.0 + 1);
                 let holding = Holding::of(id, request);
-                self.account_mut(holding.class.memory()).granted += holding.bytes;
-                self.leases.insert(id, Entry { holding: holding.clone(), state: State::Held });
+                self.enter(holding.clone());
                 effects.push(Effect::Granted(Grant { request: wish.id, holding }));
             }
             Wish::Grow { lease, to } => self.set_size(wish.id, lease, to, effects),

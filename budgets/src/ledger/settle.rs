@@ -34,8 +34,7 @@ impl Ledger {
             |_| reason(),
             effects,
         );
-        let revoked: Vec<LeaseId> =
-            self.holdings().filter(|holding| is_gone(&holding.owner, &owner)).map(|holding| holding.id).collect();
+        let revoked: Vec<LeaseId> = self.holdings_of(owner.first()..=owner.clone()).map(|holding| holding.id).collect();
         for lease in revoked {
             let entry = self.leases.get_mut(&lease).expect("listed above");
             let before = std::mem::replace(&mut entry.state, State::Revoking);
@@ -74,8 +73,7 @@ impl Ledger {
     }
 
     fn free(&mut self, lease: LeaseId, effects: &mut Vec<Effect>) {
-        let holding = self.leases.remove(&lease).expect("looked up by the caller").holding;
-        self.account_mut(holding.class.memory()).granted -= holding.bytes;
+        let holding = self.strike(lease);
         effects.push(Effect::Freed { lease, bytes: holding.bytes });
     }
 
@@ -92,14 +90,11 @@ impl Ledger {
     }
 
     fn clear_owners(&mut self, effects: &mut Vec<Effect>) {
-        let Ledger { clearing, leases, .. } = self;
-        clearing.retain(|owner| {
-            let is_out = leases.values().any(|entry| is_gone(&entry.holding.owner, owner));
-            if !is_out {
-                effects.push(Effect::OwnerCleared { owner: owner.clone() });
-            }
-            is_out
-        });
+        let home: Vec<Owner> = self.clearing.iter().filter(|owner| self.is_home(owner)).cloned().collect();
+        for owner in home {
+            self.clearing.remove(&owner);
+            effects.push(Effect::OwnerCleared { owner });
+        }
     }
 
     fn settle_canary(&mut self, effects: &mut Vec<Effect>) {

@@ -147,9 +147,7 @@ impl ImageProcessor {
     /// When `pixels` has another length than the plan says: the caller's bug.
     pub fn process_into(&self, picture: &RgbImage, pixels: &mut [f32]) -> Result<PictureHash, ImageError> {
         let plan = self.plan(picture.width(), picture.height())?;
-        let resized = [self.resize_to(picture, plan.resized)];
-        patchify(&resized, plan.grid, self.shape(), &self.levels, pixels);
-        Ok(self.hash(&resized, plan.grid))
+        Ok(self.cut(&[self.resize_to(picture, plan.resized)], plan.grid, pixels))
     }
 
     /// A frame in the size that its video is planned to have.
@@ -161,8 +159,15 @@ impl ImageProcessor {
     /// last is repeated where there are fewer. A step of one frame is what that frame is as a picture.
     pub(super) fn process_step(&self, frames: &[RgbImage], plan: &PicturePlan) -> ProcessedPicture {
         let mut pixels = vec![0.0; plan.patches * plan.patch_values];
-        patchify(frames, plan.grid, self.shape(), &self.levels, &mut pixels);
-        ProcessedPicture { patches: Patches { pixels, grid: plan.grid }, hash: self.hash(frames, plan.grid) }
+        let hash = self.cut(frames, plan.grid, &mut pixels);
+        ProcessedPicture { patches: Patches { pixels, grid: plan.grid }, hash }
+    }
+
+    /// Normalises, cuts and hashes frames that are resized already. Hashing is one thread's work; the others cut
+    /// meanwhile.
+    fn cut(&self, frames: &[RgbImage], grid: Grid, pixels: &mut [f32]) -> PictureHash {
+        let cut = || patchify(frames, grid, self.shape(), &self.levels, pixels);
+        rayon::join(|| self.hash(frames, grid), cut).0
     }
 
     fn shape(&self) -> PatchShape {

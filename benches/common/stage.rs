@@ -1,0 +1,126 @@
+//! The demo model without actors: in leased memory, to run one step or one launch at a time.
+
+use std::sync::Arc;
+
+use bursar::crates::{
+    budgets::{
+        Bytes, Class, Device, Effect, HostConfig, HostDevice, Input, Lease, Ledger, LedgerConfig, Owner, ReleaseNote,
+        ReleaseNotes, Request, RequestId, Segment, Workspace,
+    },
+    kernels::{BLOCK_TOKENS, Backend, Cpu, KvLayer, Scope, Tally, Tensor},
+    model::{
+        Model,
+        blocks::decoder::StepCaches,
+        checkpoint::Checkpoint,
+        demo,
+        flow::{Patches, SequencePart, StepBatch},
+        registry::PictureBatch,
+    },
+};
+
+/// Blocks of the caches of keys and values.
+const BLOCKS: usize = 1024;
+/// Rows of the cache of picture embeddings.
+const CACHE_ROWS: usize = 1024;
+
+struct Nobody;
+
+impl ReleaseNotes for Nobody {
+    fn post(&self, _: ReleaseNote) {}
+}
+
+/// A loaded model and all it computes in.
+pub struct Stage {
+    pub checkpoint: Checkpoint,
+    pub model: Model,
+    cpu: Cpu,
+    kv: Vec<Segment>,
+    cache: Segment,
+    workspace: Workspace,
+}
+
+/// A backed segment of a device.
+fn segment(device: &Arc<dyn Device>, bytes: Bytes) -> Segment {
+    let bytes = bytes.round_up(device.page());
+    let mut ledger = Ledger::new(LedgerConfig::new(bytes));
+    let request = Request::new(Owner::new("bench", 0), Class::tenant("bench"), "user", bytes);
+    let effects = ledger.step(Input::Ask { id: RequestId(1), request, wait: false });
+    let [Effect::Granted(grant)] = &effects[..] else { panic!("{effects:?}") };
+    let lease = Lease::issue(grant, Arc::new(Nobody));
+    let segment = Segment::reserve(device.clone(), bytes, lease).expect("addresses");
+    segment.back_to(bytes).expect("memory");
+    segment
+}
+
+impl Stage {
+    /// Loads the demo model.
+    pub fn demo(threads: usize) -> Self {
+        let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it is embedded");
+        let (cpu, planned) = (Cpu::new(threads), Model::plan(&checkpoint).expect("it can be planned"));
+        let device: Arc<dyn Device> =
+            Arc::new(HostDevice::new(HostConfig::small(Bytes::mib(512))).expect("host memory"));
+        let weights = segment(&device, planned.weight_bytes());
+        let model = Model::load(&checkpoint, &cpu, weights, |_, _| {}).expect("it loads");
+        let shape = model.kv_shape(cpu.target());
+        let kv = (0..shape.layers).map(|_| segment(&device, shape.block_bytes() * BLOCKS as u64)).collect();
+        let cache = segment(&device, model.embedding_bytes(cpu.target()) * CACHE_ROWS as u64);
+        let workspace = Workspace::over(segment(&device, Bytes::mib(64)));
+        Stage { checkpoint, model, cpu, kv, cache, workspace }
+    }
+
+    /// The batch of a step in which each of `sequences` decodes one token behind a context of `context` tokens.
+    pub fn decode_batch(&self, sequences: usize, context: usize) -> StepBatch {
+        let each = (context + 1).div_ceil(BLOCK_TOKENS);
+        assert!(sequences * each <= BLOCKS, "the cache has the blocks");
+        let blocks: Vec<u32> = (0..(sequences * each) as u32).collect();
+        let position = [[context as u32; 3]];
+        let parts: Vec<_> = blocks
+            .chunks_exact(each)
+            .map(|blocks| SequencePart {
+                tokens: &[7],
+                positions: &position,
+                cached_tokens: context,
+                blocks,
+                pictures: &[],
+                wants_logits: true,
+                scored: 0..0,
+            })
+            .collect();
+        StepBatch::pack(&parts)
+    }
+
+    /// Runs a step and chooses the likeliest tokens.
+    pub fn step(&self, batch: &StepBatch) -> Vec<u32> {
+        let shape = self.model.kv_shape(self.cpu.target());
+        // SAFETY: so many blocks are backed for as long as the stage lives, and one thread uses it.
+        let layers: Vec<_> =
+            self.kv.iter().map(|layer| unsafe { KvLayer::new(layer.address(), BLOCKS, shape) }).collect();
+        let cache = self.cache();
+        let caches = StepCaches { layers: &layers, pictures: Some(&cache) };
+        let tally = Tally::default();
+        let scope = Scope::new(&self.cpu, &self.workspace, &tally);
+        let logits = self.model.step(&scope, batch, &caches, |_, _| Ok(())).expect("the step runs");
+        scope.download(&scope.argmax(&logits).expect("logits")).expect("tokens")
+    }
+
+    /// Packs one picture for a launch.
+    pub fn picture_batch(&self, patches: &Patches) -> PictureBatch {
+        let merged = self.model.config().merged_patches().expect("a family with pictures");
+        let rows: Vec<u32> = (0..(patches.grid.patches() / merged) as u32).collect();
+        self.model.pack(&[(patches, &rows)])
+    }
+
+    /// Runs a launch of the vision encoder.
+    pub fn encode(&self, batch: &PictureBatch) {
+        let tally = Tally::default();
+        let scope = Scope::new(&self.cpu, &self.workspace, &tally);
+        self.model.encode(&scope, batch, &mut self.cache()).expect("the launch runs");
+    }
+
+    /// `[CACHE_ROWS, hidden]`
+    fn cache(&self) -> Tensor<'static> {
+        let shape = [CACHE_ROWS, self.model.config().decoder().hidden];
+        // SAFETY: so many rows are backed for as long as the stage lives, and one thread uses it.
+        unsafe { Tensor::persistent(self.cache.address(), shape, self.cpu.target().activation()) }
+    }
+}

@@ -1,0 +1,252 @@
+//! The demo model: a step, a launch and a mask by themselves, and chats through the whole runtime.
+//!
+//! `cargo bench --bench demo`
+
+#[path = "common/photograph.rs"]
+mod photograph;
+#[path = "common/stage.rs"]
+mod stage;
+
+use bursar::{
+    Chat, ChatEvent, Image, ImageLimits, ModelHandle, ModelSource, OutputFormat, Runtime, RuntimeConfig,
+    crates::model::{
+        flow::ImageBytes,
+        processor::ImageProcessor,
+        sampling::{GrammarCompiler, Past, Sampler, SamplerScratch, SamplingParams, philox},
+    },
+};
+use divan::{Bencher, black_box};
+use photograph::Photograph;
+use stage::Stage;
+
+fn main() {
+    divan::main();
+}
+
+/// Cores that the figures are meant for.
+const THREADS: usize = 2;
+
+/// The model by itself: what the lanes spend their time on.
+mod model {
+    use super::*;
+
+    #[divan::bench(args = [1, 16])]
+    fn decode_step_behind_256_tokens(bencher: Bencher, sequences: usize) {
+        let stage = Stage::demo(THREADS);
+        let batch = stage.decode_batch(sequences, 256);
+        bencher.bench_local(|| stage.step(black_box(&batch)));
+    }
+
+    #[divan::bench]
+    fn vision_launch_of_224_pixels(bencher: Bencher) {
+        let stage = Stage::demo(THREADS);
+        let processor: &ImageProcessor = stage.checkpoint.image_processor.as_ref().expect("it takes pictures");
+        let picture = ImageBytes::new(Photograph::draw(224, 224, 1).jpeg(85.0));
+        let decoded = picture.decode(&ImageLimits::default()).expect("it was just encoded");
+        let batch = stage.picture_batch(&processor.process(&decoded).expect("it is processed").patches);
+        bencher.bench_local(|| stage.encode(black_box(&batch)));
+    }
+}
+
+/// Choosing a token of the demo's vocabulary, with a JSON schema and without.
+mod sampling {
+    use super::*;
+
+    fn choose(bencher: Bencher, format: Option<OutputFormat>) {
+        let stage = Stage::demo(1);
+        let vocabulary = stage.model.config().decoder().vocabulary;
+        let tokenizer = stage.checkpoint.prompts.tokenizer();
+        let mut sampler = Sampler::new(SamplingParams::default(), vocabulary).expect("defaults are valid");
+        if let Some(format) = &format {
+            let end = tokenizer.id_of("<|im_end|>").expect("an end");
+            let compiler = GrammarCompiler::new(tokenizer, vocabulary, &[end]).expect("a vocabulary of bytes");
+            sampler = sampler.with_grammar(compiler.compile(format).expect("a schema"));
+        }
+        let rows: Vec<Vec<f32>> = (0..24)
+            .map(|step| (0..vocabulary as u64).map(|id| philox::uniform(step, id) as f32 * 8.0).collect())
+            .collect();
+        let mut scratch = SamplerScratch::default();
+        // A reply from its begin: the mask follows what was produced. Ends are chosen only where nothing else may be.
+        bencher.bench_local(|| {
+            let mut produced = Vec::new();
+            for row in &rows {
+                let token = sampler.sample(row, Past::new(&[], &produced), &mut scratch).expect("a token");
+                produced.push(token.id);
+            }
+            produced
+        });
+    }
+
+    #[divan::bench]
+    fn free_24_tokens(bencher: Bencher) {
+        choose(bencher, None);
+    }
+
+    #[divan::bench]
+    fn json_schema_24_tokens(bencher: Bencher) {
+        choose(bencher, Some(schema()));
+    }
+}
+
+fn schema() -> OutputFormat {
+    OutputFormat::JsonSchema(serde_json::json!({
+        "type": "array",
+        "items": {"type": "object", "properties": {"shape": {"type": "string"}}, "required": ["shape"]},
+        "minItems": 8,
+    }))
+}
+
+/// The demo model in a runtime of its own.
+struct Served {
+    threads: tokio::runtime::Runtime,
+    runtime: Runtime,
+    model: ModelHandle,
+}
+
+impl Served {
+    fn start() -> Self {
+        let threads = tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build();
+        let threads = threads.expect("threads");
+        let (runtime, model) = threads.block_on(async {
+            let runtime = Runtime::start(RuntimeConfig::default()).await.expect("a host device starts");
+            let model = runtime.load(ModelSource::demo()).await.expect("the demo starts");
+            (runtime, model)
+        });
+        Served { threads, runtime, model }
+    }
+
+    /// Until the first text of a reply; the rest is cancelled.
+    fn first_text(&self, chat: Chat) {
+        self.threads.block_on(async {
+            let mut reply = self.model.chat(chat).await.expect("accepted");
+            while let Some(event) = reply.next().await {
+                if matches!(event.expect("it answers"), ChatEvent::Text(_)) {
+                    return;
+                }
+            }
+            panic!("a reply without text");
+        });
+    }
+
+    fn text(&self, chat: Chat) -> String {
+        self.threads.block_on(async { self.model.chat(chat).await?.text().await }).expect("it answers")
+    }
+
+    /// All at once; whole replies.
+    fn at_once(&self, chats: Vec<Chat>) {
+        self.threads.block_on(async {
+            let mut asked = tokio::task::JoinSet::new();
+            for chat in chats {
+                let model = self.model.clone();
+                asked.spawn(async move { model.chat(chat).await?.text().await });
+            }
+            while let Some(answered) = asked.join_next().await {
+                answered.expect("no panic").expect("it answers");
+            }
+        });
+    }
+
+    /// Each when the one before has ended.
+    fn in_turn(&self, chats: Vec<Chat>) {
+        chats.into_iter().for_each(|chat| drop(self.text(chat)));
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.threads.block_on(self.runtime.clone().shutdown());
+    }
+}
+
+/// A number that no chat has had: nothing is found in a cache that should not be.
+fn fresh() -> u32 {
+    static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(1);
+    NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
+}
+
+fn new_picture() -> Image {
+    Image::from_bytes(Photograph::draw(224, 224, fresh()).jpeg(85.0))
+}
+
+fn about(picture: Image) -> Chat {
+    Chat::new().user("Describe the picture.").image(picture).temperature(0.0)
+}
+
+/// A chat with a picture of its own and a reply of 24 tokens, whatever the model would like.
+fn work() -> Chat {
+    about(new_picture()).max_tokens(24).ignore_end()
+}
+
+/// Chats through the runtime, as a program has them.
+mod chats {
+    use super::*;
+
+    #[divan::bench]
+    fn first_text_of_a_224_pixel_picture(bencher: Bencher) {
+        let served = Served::start();
+        bencher.with_inputs(|| about(new_picture())).bench_local_values(|chat| served.first_text(chat));
+    }
+
+    #[divan::bench]
+    fn first_text_of_a_picture_that_is_known(bencher: Bencher) {
+        let served = Served::start();
+        let picture = new_picture();
+        bencher.with_inputs(|| about(picture.clone())).bench_local_values(|chat| served.first_text(chat));
+    }
+
+    #[divan::bench(sample_count = 5)]
+    fn chats_64_at_once(bencher: Bencher) {
+        let served = Served::start();
+        let chats = || (0..64).map(|_| work()).collect::<Vec<_>>();
+        bencher.with_inputs(chats).bench_local_values(|chats| served.at_once(chats));
+    }
+
+    #[divan::bench(sample_count = 5)]
+    fn chats_64_in_turn(bencher: Bencher) {
+        let served = Served::start();
+        let chats = || (0..64).map(|_| work()).collect::<Vec<_>>();
+        bencher.with_inputs(chats).bench_local_values(|chats| served.in_turn(chats));
+    }
+
+    /// Some 500 tokens that begin like no others, answered, and a question behind them.
+    fn second_turn(number: u32) -> (Chat, Chat) {
+        let long = format!("{number} squares and circles. ") + &"Say what is red, what is green. ".repeat(40);
+        let first = Chat::new().user(long).temperature(0.0).max_tokens(1);
+        let second = first.clone().assistant("A square.").user("And now?");
+        (first, second)
+    }
+
+    #[divan::bench(sample_count = 40)]
+    fn second_turn_whose_first_is_cached(bencher: Bencher) {
+        let served = Served::start();
+        let asked = || {
+            let (first, second) = second_turn(fresh());
+            served.text(first);
+            second
+        };
+        bencher.with_inputs(asked).bench_local_values(|chat| served.first_text(chat));
+    }
+
+    #[divan::bench(sample_count = 40)]
+    fn second_turn_whose_first_is_not(bencher: Bencher) {
+        let served = Served::start();
+        bencher.with_inputs(|| second_turn(fresh()).1).bench_local_values(|chat| served.first_text(chat));
+    }
+
+    #[divan::bench(sample_count = 20)]
+    fn reply_of_24_tokens(bencher: Bencher) {
+        let served = Served::start();
+        let chat = || Chat::new().user("Say what is red.").temperature(0.0).max_tokens(24).min_tokens(24);
+        bencher.with_inputs(chat).bench_local_values(|chat| served.text(chat));
+    }
+
+    #[divan::bench(sample_count = 20)]
+    fn reply_of_24_tokens_by_a_json_schema(bencher: Bencher) {
+        let served = Served::start();
+        let chat = || {
+            let chat = Chat::new().user("Say what is red.").temperature(0.0);
+            chat.max_tokens(24).min_tokens(24).format(schema())
+        };
+        bencher.with_inputs(chat).bench_local_values(|chat| served.text(chat));
+    }
+}

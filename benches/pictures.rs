@@ -1,0 +1,152 @@
+//! Encoded bytes to patches, whole and stage by stage, with the limits that Qwen2.5-VL's processor has by default.
+//!
+//! `cargo bench --bench pictures`
+
+#[path = "common/photograph.rs"]
+mod photograph;
+
+use std::sync::LazyLock;
+
+use bursar::{
+    ImageLimits,
+    crates::model::{
+        flow::{Grid, ImageBytes, RgbImage},
+        processor::{
+            ImageProcessor, ImageProcessorConfig, PixelBounds,
+            patchify::{LevelValues, PatchShape, patchify},
+        },
+    },
+};
+use divan::{Bencher, black_box};
+use photograph::Photograph;
+
+fn main() {
+    println!(
+        "1920 x 1080: {} bytes as JPEG, {} progressive, {} as PNG; 224 x 224: {} bytes as JPEG",
+        LARGE.jpeg.encoded().len(),
+        LARGE.progressive.encoded().len(),
+        LARGE.png.encoded().len(),
+        SMALL.jpeg.encoded().len(),
+    );
+    divan::main();
+}
+
+struct Encoded {
+    jpeg: ImageBytes,
+    progressive: ImageBytes,
+    png: ImageBytes,
+    decoded: RgbImage,
+}
+
+impl Encoded {
+    fn of(width: usize, height: usize) -> Self {
+        let drawn = Photograph::draw(width, height, 1);
+        let jpeg = ImageBytes::new(drawn.jpeg(85.0));
+        Encoded {
+            progressive: ImageBytes::new(drawn.progressive_jpeg(85.0)),
+            png: ImageBytes::new(drawn.png()),
+            decoded: jpeg.decode(&ImageLimits::default()).expect("it was just encoded"),
+            jpeg,
+        }
+    }
+}
+
+static LARGE: LazyLock<Encoded> = LazyLock::new(|| Encoded::of(1920, 1080));
+static SMALL: LazyLock<Encoded> = LazyLock::new(|| Encoded::of(224, 224));
+
+fn processor() -> ImageProcessor {
+    ImageProcessor::new(ImageProcessorConfig::default()).expect("defaults are valid")
+}
+
+/// What `Qwen2.5-VL-7B-Instruct` says in its `preprocessor_config.json`: nearly no limit.
+fn checkpoints_processor() -> ImageProcessor {
+    let pixel_bounds = PixelBounds { min: 56 * 56, max: 28 * 28 * 16384 };
+    ImageProcessor::new(ImageProcessorConfig { pixel_bounds, ..ImageProcessorConfig::default() }).expect("valid")
+}
+
+/// All of it: what a request waits for before its picture can be encoded.
+fn to_patches(bencher: Bencher, picture: &ImageBytes, processor: &ImageProcessor) {
+    let limits = ImageLimits::default();
+    bencher.bench(|| {
+        let decoded = black_box(picture).decode(&limits).expect("it decodes");
+        processor.process(&decoded).expect("it is processed")
+    });
+}
+
+#[divan::bench]
+fn jpeg_1920_1080_to_patches(bencher: Bencher) {
+    to_patches(bencher, &LARGE.jpeg, &processor());
+}
+
+#[divan::bench]
+fn jpeg_1920_1080_to_patches_unlimited(bencher: Bencher) {
+    to_patches(bencher, &LARGE.jpeg, &checkpoints_processor());
+}
+
+#[divan::bench]
+fn progressive_jpeg_1920_1080_to_patches(bencher: Bencher) {
+    to_patches(bencher, &LARGE.progressive, &processor());
+}
+
+#[divan::bench]
+fn png_1920_1080_to_patches(bencher: Bencher) {
+    to_patches(bencher, &LARGE.png, &processor());
+}
+
+#[divan::bench]
+fn jpeg_224_to_patches(bencher: Bencher) {
+    to_patches(bencher, &SMALL.jpeg, &processor());
+}
+
+/// The stages of the first, one by one.
+mod stages {
+    use super::*;
+
+    fn decode(bencher: Bencher, picture: &ImageBytes) {
+        let limits = ImageLimits::default();
+        bencher.bench(|| black_box(picture).decode(&limits).expect("it decodes"));
+    }
+
+    #[divan::bench]
+    fn a_header(bencher: Bencher) {
+        let limits = ImageLimits::default();
+        bencher.bench(|| black_box(&LARGE.jpeg).probe(&limits).expect("a good header"));
+    }
+
+    #[divan::bench]
+    fn b_decode_jpeg(bencher: Bencher) {
+        decode(bencher, &LARGE.jpeg);
+    }
+
+    #[divan::bench]
+    fn b_decode_png(bencher: Bencher) {
+        decode(bencher, &LARGE.png);
+    }
+
+    #[divan::bench]
+    fn c_resize(bencher: Bencher) {
+        let processor = processor();
+        bencher.bench(|| processor.resize(black_box(&LARGE.decoded)).expect("it is resized"));
+    }
+
+    #[divan::bench]
+    fn d_patchify(bencher: Bencher) {
+        let processor = processor();
+        let resized = processor.resize(&LARGE.decoded).expect("it is resized");
+        let plan = processor.plan(LARGE.decoded.width(), LARGE.decoded.height()).expect("it is planned");
+        let shape = PatchShape { patch: 14, temporal: 2, merge: 2 };
+        let levels = LevelValues::new(processor.config());
+        let (grid, values): (Grid, usize) = (plan.grid, plan.patches * plan.patch_values);
+        bencher.bench(|| {
+            let mut pixels = vec![0.0; values];
+            patchify(std::slice::from_ref(black_box(&resized)), grid, shape, &levels, &mut pixels);
+            pixels
+        });
+    }
+
+    #[divan::bench]
+    fn e_process_decoded(bencher: Bencher) {
+        let processor = processor();
+        bencher.bench(|| processor.process(black_box(&LARGE.decoded)).expect("it is processed"));
+    }
+}

@@ -1,0 +1,106 @@
+//! Many chats of all kinds, cancelled at random moments: when all are over, everything is as it was, and the process is
+//! no larger.
+//!
+//! The short soak is part of every test run. The long one, ten thousand requests, takes minutes:
+//! `cargo test --release --test soak -- --ignored --nocapture`
+
+#[path = "soak/load.rs"]
+mod load;
+#[path = "soak/reading.rs"]
+mod reading;
+#[allow(dead_code, reason = "stories use more of it")]
+#[path = "it/stage.rs"]
+mod stage;
+
+use std::{sync::Mutex, time::Instant};
+
+use bursar::{Envelope, LoadOptions};
+use load::{Ends, Load};
+use reading::{Counting, Reading};
+use stage::{Stage, small};
+
+#[global_allocator]
+static HEAP: Counting = Counting;
+
+/// Both soaks look at the whole process.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Requests under way at once. Each asks for up to three samples, so that some are refused for want of credits.
+const AT_ONCE: usize = 12;
+
+/// How a soak runs, and what it may leave behind.
+struct Soak {
+    requests: usize,
+    /// Requests between two readings, which are taken when all are over.
+    between_readings: usize,
+    /// Readings at the begin that say nothing: caches fill, pools of threads start.
+    warm_up: usize,
+    /// Bytes that the heap, and the process as a whole, may have more of at the end than behind the warm-up.
+    heap_growth: u64,
+    process_growth: u64,
+}
+
+#[test]
+fn hundreds_of_chats_with_random_cancels_leave_nothing_behind() {
+    Soak { requests: 320, between_readings: 32, warm_up: 4, heap_growth: 1 << 20, process_growth: 16 << 20 }.run();
+}
+
+#[test]
+#[ignore = "takes minutes: cargo test --release --test soak -- --ignored --nocapture"]
+fn ten_thousand_chats_with_random_cancels_leave_nothing_behind() {
+    Soak { requests: 10_000, between_readings: 500, warm_up: 4, heap_growth: 1 << 20, process_growth: 8 << 20 }.run();
+}
+
+impl Soak {
+    fn run(&self) {
+        let _alone = ALONE.lock().unwrap_or_else(|failed| failed.into_inner());
+        // Threads of blocking work end when they have nothing to do; a moment, so that a reading need not wait long.
+        let threads = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .thread_keep_alive(std::time::Duration::from_millis(20))
+            .enable_all()
+            .build()
+            .expect("threads");
+        let (readings, ends) = threads.block_on(self.readings());
+        println!("{ends:?}");
+        assert!(ends.finished > self.requests / 4, "most chats that are not cancelled end by themselves: {ends:?}");
+        assert!(ends.cancelled > self.requests / 10, "cancels are met: {ends:?}");
+        self.compare(&readings[self.warm_up..]);
+    }
+
+    async fn readings(&self) -> (Vec<Reading>, Ends) {
+        // A pool in which not all of them fit: some wait, some are preempted and computed again.
+        let envelope = Envelope { context_tokens: 320, ..small().envelope };
+        let stage =
+            Stage::set(LoadOptions { envelope, kv_tokens: Some(640), requests: AT_ONCE * 3 / 2, ..small() }).await;
+        let ledger = stage.snapshot().await;
+        let (mut load, mut readings, mut base) = (Load::new(&stage.model, 20261121), Vec::new(), None);
+        let began = Instant::now();
+        while load.asked() < self.requests {
+            load.run(self.between_readings.min(self.requests - load.asked()), AT_ONCE).await;
+            stage.settled(&ledger).await;
+            let reading = Reading::of_a_process_at_rest(base.as_ref()).await;
+            println!("{:>6} requests, {:>4} s: {reading}", load.asked(), began.elapsed().as_secs());
+            if readings.len() + 1 == self.warm_up {
+                base = Some(reading.clone());
+            }
+            readings.push(reading);
+        }
+        let ends = load.ends();
+        stage.runtime.shutdown().await;
+        (readings, ends)
+    }
+
+    /// The smallest of the first few readings behind the warm-up against the smallest of the last few: what is really
+    /// kept is in all of them, what an allocator holds for a moment is not.
+    fn compare(&self, readings: &[Reading]) {
+        let few = readings.len() / 2;
+        let (first, last) = (&readings[..few], &readings[readings.len() - few..]);
+        let least = |readings: &[Reading], of: fn(&Reading) -> u64| readings.iter().map(of).min().unwrap_or(0);
+        let grown = |of: fn(&Reading) -> u64| least(last, of).saturating_sub(least(first, of));
+        let (heap, process) = (grown(|reading| reading.heap_bytes), grown(|reading| reading.resident_bytes));
+        println!("grown by {heap} bytes of heap, {process} bytes of the process");
+        assert!(heap <= self.heap_growth, "the heap has {heap} bytes more: {readings:#?}");
+        assert!(process <= self.process_growth, "the process has {process} bytes more: {readings:#?}");
+    }
+}

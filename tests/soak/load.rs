@@ -1,0 +1,213 @@
+//! The chats of a soak: which kinds there are, and how they are given up. A seed decides all but the scheduling.
+
+use std::{io::Cursor, time::Duration};
+
+use bursar::{Chat, ChatError, Image, ModelHandle, OutputFormat, Reply, Video};
+use image::{ImageFormat, Rgb, RgbImage};
+use serde_json::json;
+use tokio::task::JoinSet;
+
+use crate::stage::{picture, text};
+
+/// How requests ended.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Ends {
+    /// By themselves.
+    pub finished: usize,
+    /// Their caller went before the end.
+    pub cancelled: usize,
+    /// They were late for the deadline they had.
+    pub late: usize,
+    /// More were asked for than may be under way.
+    pub overloaded: usize,
+    /// They asked for what cannot be had, and heard so.
+    pub refused: usize,
+}
+
+/// How a caller gives up.
+#[derive(Clone, Copy, Debug)]
+enum Patience {
+    /// It does not.
+    ToTheEnd,
+    /// After so many events.
+    Events(usize),
+    /// After this time, wherever the request then is: before it is accepted, while its picture is decoded, in a step.
+    Time(Duration),
+}
+
+/// Asks one chat after the other, a number of them at once.
+pub struct Load {
+    model: ModelHandle,
+    random: Random,
+    asked: usize,
+    ends: Ends,
+}
+
+impl Load {
+    /// Nothing asked yet.
+    pub fn new(model: &ModelHandle, seed: u64) -> Self {
+        Load { model: model.clone(), random: Random(seed), asked: 0, ends: Ends::default() }
+    }
+
+    /// Requests so far.
+    pub fn asked(&self) -> usize {
+        self.asked
+    }
+
+    /// How they ended.
+    pub fn ends(&self) -> Ends {
+        self.ends
+    }
+
+    /// Asks `count` more, `at_once` at a time, and hears of all their ends.
+    pub async fn run(&mut self, count: usize, at_once: usize) {
+        let mut under_way = JoinSet::new();
+        for _ in 0..count {
+            while under_way.len() == at_once {
+                let overloaded = self.ends.overloaded;
+                self.note(under_way.join_next().await);
+                // Whoever is refused for want of room comes again when another has gone.
+                if self.ends.overloaded > overloaded && !under_way.is_empty() {
+                    self.note(under_way.join_next().await);
+                }
+            }
+            self.asked += 1;
+            let (chat, samples) = self.chat();
+            under_way.spawn(ask(self.model.clone(), chat, samples, self.patience()));
+        }
+        while let Some(ended) = under_way.join_next().await {
+            self.note(Some(ended));
+        }
+    }
+
+    fn note(&mut self, ended: Option<Result<Result<bool, ChatError>, tokio::task::JoinError>>) {
+        match ended.expect("some are under way").expect("no request panics") {
+            Ok(true) => self.ends.finished += 1,
+            Ok(false) => self.ends.cancelled += 1,
+            Err(ChatError::TooLate { .. }) => self.ends.late += 1,
+            Err(ChatError::Overloaded { .. }) => self.ends.overloaded += 1,
+            Err(ChatError::TooLong { .. } | ChatError::Picture { .. } | ChatError::Vision(_)) => {
+                self.ends.refused += 1;
+            }
+            Err(error) => panic!("no chat of this soak ends so: {error:?}"),
+        }
+    }
+
+    fn patience(&mut self) -> Patience {
+        match self.random.below(8) {
+            0..5 => Patience::ToTheEnd,
+            5 => Patience::Events(self.random.below(8)),
+            // Most moments of a short life, and some of a long one.
+            _ => Patience::Time(Duration::from_micros(1 << (5 + self.random.below(13)))),
+        }
+    }
+
+    /// One of each kind there is, with how many samples of it.
+    fn chat(&mut self) -> (Chat, usize) {
+        let number = self.asked as u32;
+        let own = 1000 + number;
+        let chat = match self.random.below(11) {
+            0 => text("Who are you?"),
+            1 => text(&format!("Count from {number} on, please.")).temperature(2.0).top_k(0).top_p(1.0).seed(1),
+            // Pictures that others show too.
+            2 => text("Describe the picture.").image(picture(number % 7)),
+            3 => text("Describe the picture.").image(picture(number % 3)).image(picture(number % 7)),
+            4 => text("Describe the picture.").image(drawing(own)),
+            5 => text("What happens?").video(Video::from_frames((0..4).map(|frame| drawing(own + frame)), 2.0)),
+            6 => return (text("Describe the picture.").image(drawing(own)).temperature(1.0), 3),
+            7 => text("Describe the picture.").image(picture(number % 7)).format(self.format()),
+            8 => text("Say what is red.").log_probabilities(2).prompt_log_probabilities(1),
+            9 => text("Describe the picture.").image(drawing(own)).deadline(Duration::from_millis(number as u64 % 40)),
+            _ => self.bad(),
+        };
+        // Short replies and long ones.
+        (chat.max_tokens(1 + self.random.below(48)), 1)
+    }
+
+    fn format(&mut self) -> OutputFormat {
+        match self.random.below(3) {
+            0 => OutputFormat::Regex("[0-9]{3}-[a-f]{2}".into()),
+            1 => OutputFormat::Choice(vec!["red".into(), "green".into()]),
+            _ => OutputFormat::JsonSchema(json!({"type": "object", "properties": {"count": {"type": "integer"}}})),
+        }
+    }
+
+    /// What is refused: a prompt that is too long, a file that is no picture, one that is cut off, one that is not what
+    /// it says it is.
+    fn bad(&mut self) -> Chat {
+        let about = |file: Vec<u8>| text("Describe the picture.").image(Image::from_bytes(file));
+        match self.random.below(4) {
+            0 => text(&"Say what is red. ".repeat(200)),
+            1 => about(b"no picture".to_vec()),
+            2 => {
+                let whole = drawn(7, ImageFormat::Png);
+                about(whole[..whole.len() / 2].to_vec())
+            }
+            _ => {
+                let mut file = drawn(7, ImageFormat::Jpeg);
+                // The tables of the entropy code: libjpeg finds out while it decodes.
+                let table = file.windows(2).position(|pair| pair == [0xff, 0xc4]).expect("a JPEG has tables");
+                file[table + 5..table + 21].fill(0xff);
+                about(file)
+            }
+        }
+    }
+}
+
+/// A picture that no other chat shows; every second one is a photograph.
+fn drawing(number: u32) -> Image {
+    Image::from_bytes(drawn(number, if number.is_multiple_of(2) { ImageFormat::Png } else { ImageFormat::Jpeg }))
+}
+
+fn drawn(number: u32, format: ImageFormat) -> Vec<u8> {
+    let colour = Rgb([(number % 251) as u8, (number / 251 % 251) as u8, (number / 63_001) as u8 + 100]);
+    let picture = RgbImage::from_fn(56, 56, |x, y| match (x / 8 + y / 8) % 2 {
+        0 => colour,
+        _ => Rgb([20, 20, 30]),
+    });
+    let mut encoded = Cursor::new(Vec::new());
+    picture.write_to(&mut encoded, format).expect("a picture can be written to memory");
+    encoded.into_inner()
+}
+
+/// Whether the chat came to its end.
+async fn ask(model: ModelHandle, chat: Chat, samples: usize, patience: Patience) -> Result<bool, ChatError> {
+    let listen = async {
+        let mut ended = true;
+        for reply in model.samples(chat, samples).await? {
+            ended &= hear(reply, patience).await?;
+        }
+        Ok(ended)
+    };
+    match patience {
+        Patience::Time(time) => tokio::time::timeout(time, listen).await.unwrap_or(Ok(false)),
+        Patience::ToTheEnd | Patience::Events(_) => listen.await,
+    }
+}
+
+async fn hear(mut reply: Reply, patience: Patience) -> Result<bool, ChatError> {
+    let mut heard = 0;
+    loop {
+        if matches!(patience, Patience::Events(events) if heard >= events) {
+            return Ok(false);
+        }
+        match reply.next().await {
+            Some(event) => drop(event?),
+            None => return Ok(true),
+        }
+        heard += 1;
+    }
+}
+
+/// SplitMix64 (Steele, Lea and Flood, 2014).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((mixed ^ (mixed >> 31)) % end as u64) as usize
+    }
+}

@@ -1,0 +1,103 @@
+//! What a process has: heap, memory, threads, open files, tasks.
+
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    fmt, fs,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+use crate::stage::eventually;
+
+static HEAP_BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// The system's allocator, with a count of what it has given out. C code has its own way to it.
+pub struct Counting;
+
+// SAFETY: each call goes to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        HEAP_BYTES.fetch_add(layout.size() as u64, Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        HEAP_BYTES.fetch_add(layout.size() as u64, Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        HEAP_BYTES.fetch_sub(layout.size() as u64, Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(at, layout) }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        HEAP_BYTES.fetch_add(size as u64, Relaxed);
+        HEAP_BYTES.fetch_sub(layout.size() as u64, Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.realloc(at, layout, size) }
+    }
+}
+
+/// A process at one moment.
+#[derive(Clone, Debug)]
+pub struct Reading {
+    /// Given out to Rust code and not given back.
+    pub heap_bytes: u64,
+    /// Pages that are there. Nothing but on Linux, as what follows.
+    pub resident_bytes: u64,
+    threads: usize,
+    files: usize,
+    tasks: usize,
+}
+
+impl Reading {
+    fn now() -> Self {
+        let pages = fs::read_to_string("/proc/self/statm").unwrap_or_default();
+        let resident: u64 = pages.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
+        let entries = |folder: &str| fs::read_dir(folder).map_or(0, Iterator::count);
+        Reading {
+            heap_bytes: HEAP_BYTES.load(Relaxed),
+            resident_bytes: resident * 4096,
+            threads: entries("/proc/self/task"),
+            files: entries("/proc/self/fd"),
+            tasks: tokio::runtime::Handle::current().metrics().num_alive_tasks(),
+        }
+    }
+
+    /// Once there are no more threads, files and tasks than `before`: what does not end on its own would never let it
+    /// return, and the story fails.
+    pub async fn of_a_process_at_rest(before: Option<&Reading>) -> Self {
+        if let Some(before) = before {
+            let what = format!("no more threads, files and tasks than {before}");
+            eventually(&what, async || Reading::now().is_at_rest_as(before)).await;
+        } else {
+            // Idle threads end within their time; until the count stands still.
+            let mut last = Reading::now();
+            eventually("threads and tasks stand still", async || {
+                let earlier = std::mem::replace(&mut last, Reading::now());
+                earlier.is_at_rest_as(&last)
+            })
+            .await;
+        }
+        Reading::now()
+    }
+
+    fn is_at_rest_as(&self, other: &Reading) -> bool {
+        self.threads <= other.threads && self.files <= other.files && self.tasks <= other.tasks
+    }
+}
+
+impl fmt::Display for Reading {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Reading { heap_bytes, resident_bytes, threads, files, tasks } = self;
+        write!(
+            f,
+            "heap {:>7} KiB, process {:>7} KiB, {threads} threads, {files} files, {tasks} tasks",
+            heap_bytes >> 10,
+            resident_bytes >> 10
+        )
+    }
+}
