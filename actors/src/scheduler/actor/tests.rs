@@ -75,7 +75,11 @@ async fn next_step(jobs: &Receiver<Job>) -> Box<StepJob> {
 }
 
 /// All that was said to the scheduler before has been heard.
-async fn heard(scheduler: &ActorRef<SchedulerMessage>, jobs: &Receiver<Job>, unpinned: &mut mpsc::Receiver<Vec<[u8; 32]>>) {
+async fn heard(
+    scheduler: &ActorRef<SchedulerMessage>,
+    jobs: &Receiver<Job>,
+    unpinned: &mut mpsc::Receiver<Vec<[u8; 32]>>,
+) {
     scheduler.send_message(SchedulerMessage::Cancel(SequenceId(999))).expect("it lives");
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert!(jobs.try_recv().is_err(), "one step at a time");
@@ -88,7 +92,8 @@ async fn the_pictures_of_a_cancelled_sequence_stay_until_the_step_that_reads_the
     let (unpinned, mut unpins) = mpsc::channel(4);
     let (vision, _) = Gallery::spawn(None, Gallery, unpinned).await.expect("it starts");
     let model = Label::from("demo");
-    let (kv, _) = KvActor::spawn(None, KvActor, KvArguments { blocks: 4, model: model.clone() }).await.expect("it starts");
+    let (kv, _) =
+        KvActor::spawn(None, KvActor, KvArguments { blocks: 4, model: model.clone() }).await.expect("it starts");
     let limits = Limits { sequences: 2, step_tokens: 8, kv_tokens: 64 };
     let arguments = SchedulerArguments { limits, kv, lane, model };
     let (scheduler, _) = SchedulerActor::spawn(None, SchedulerActor, arguments).await.expect("it starts");
