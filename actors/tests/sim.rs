@@ -442,8 +442,8 @@ impl World {
         }
         if let Some(id) = request.sequence {
             self.scheduler_step(Input::Cancel(id));
-            // The actor lets go of a cancelled caller's pictures at once, as its step does not count any more, or with
-            // the step: either is allowed. Here it is at once if nothing runs.
+            // A cancelled sequence keeps its pictures until it is out of the step, as the actor does: what that computes
+            // may serve others.
             if !self.scheduler.is_known(id)
                 && let Some((keys, _)) = self.pins.remove(&id)
             {

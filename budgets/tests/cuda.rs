@@ -1,14 +1,20 @@
 //! A GPU's memory: what the host device promises holds on a real one. Without a GPU each test says so and ends.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bursar_budgets::{Address, Bytes, CudaDevice, Device, DeviceError, Hint};
 use cudarc::driver::sys;
 
-/// The first GPU, if there is one. Tests of one process share a context, and each its own device over it.
-fn gpu() -> Option<CudaDevice> {
+/// A test's turn on the GPU: each looks at what is free, and one takes all of it.
+type Turn = MutexGuard<'static, ()>;
+
+/// The first GPU, if there is one. Tests of one process share a context, each has its own device over it, and they take
+/// turns.
+fn gpu() -> Option<(Turn, CudaDevice)> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     match CudaDevice::open(0) {
-        Ok(device) => Some(device),
+        Ok(device) => Some((turn, device)),
         Err(error @ DeviceError::NoDevice { .. }) => {
             println!("skipped, {error}; {}", error.hint().expect("there is something to do"));
             None
@@ -35,7 +41,7 @@ fn read(device: &CudaDevice, address: Address, count: usize) -> Vec<u32> {
 
 #[test]
 fn memory_that_is_backed_is_zero_and_keeps_its_addresses_and_content_as_its_tail_comes_and_goes() {
-    let Some(device) = gpu() else { return };
+    let Some((_turn, device)) = gpu() else { return };
     let page = device.page();
     assert_eq!(page, Bytes::mib(2));
     let before = device.memory().expect("it says").free;
@@ -71,7 +77,7 @@ fn memory_that_is_backed_is_zero_and_keeps_its_addresses_and_content_as_its_tail
 
 #[test]
 fn a_hole_in_the_middle_of_a_piece_leaves_both_sides() {
-    let Some(device) = gpu() else { return };
+    let Some((_turn, device)) = gpu() else { return };
     let address = device.reserve(Bytes::mib(64)).expect("addresses");
     device.back(address, Bytes::mib(48)).expect("there is room");
     let at = |mib: u64| address.offset(Bytes::mib(mib));
@@ -93,7 +99,7 @@ fn a_hole_in_the_middle_of_a_piece_leaves_both_sides() {
 
 #[test]
 fn a_refusal_says_what_was_asked_and_what_was_free_and_leaves_nothing_behind() {
-    let Some(device) = gpu() else { return };
+    let Some((_turn, device)) = gpu() else { return };
     let memory = device.memory().expect("it says");
     let address = device.reserve(memory.total * 2).expect("addresses are not memory");
     let asked = (memory.free + Bytes::gib(1)).round_up(device.page());
@@ -111,7 +117,7 @@ fn a_refusal_says_what_was_asked_and_what_was_free_and_leaves_nothing_behind() {
 
 #[test]
 fn two_threads_back_and_unback_beside_each_other() {
-    let Some(device) = gpu() else { return };
+    let Some((_turn, device)) = gpu() else { return };
     let device = Arc::new(device);
     let threads: Vec<_> = (0..4u32)
         .map(|thread| {
@@ -134,7 +140,7 @@ fn two_threads_back_and_unback_beside_each_other() {
 
 #[test]
 fn the_time_that_memory_takes_to_come_and_go() {
-    let Some(device) = gpu() else { return };
+    let Some((_turn, device)) = gpu() else { return };
     println!("{}: {:?}, overhead {}", device.name(), device.memory().expect("it says"), device.overhead());
     let address = device.reserve(Bytes::gib(512)).expect("addresses");
     let free = device.memory().expect("it says").free;

@@ -2,7 +2,7 @@
 
 use bursar::{Chat, ChatError, LoadOptions, crates::model::error::TextError};
 
-use crate::stage::{Stage, about, answer, ask, listen, small, story, text};
+use crate::stage::{Stage, about, answer, ask, eventually, listen, small, story, text};
 
 /// What no parameter takes.
 const NO_NUMBERS: [f64; 3] = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY];
@@ -159,5 +159,22 @@ fn a_full_queue_refuses_at_once_and_forgets_it() {
         }
         ask(&stage.model, about(1)).await.expect("there is room again");
         stage.settled(&before).await;
+    });
+}
+
+#[test]
+fn a_chat_whose_caller_goes_while_it_is_prepared_is_under_way_until_that_has_ended() {
+    story(async {
+        let stage = Stage::set(LoadOptions { requests: 1, ..small() }).await;
+        {
+            let mut asking = std::pin::pin!(stage.model.chat(text(&"so ".repeat(300_000))));
+            let begun = std::future::poll_fn(|context| std::task::Poll::Ready(asking.as_mut().poll(context))).await;
+            assert!(begun.is_pending(), "so many words take their time");
+        }
+        assert_eq!(stage.model.requests().0, 1, "a thread is at work for it still");
+        let error = ask(&stage.model, text("Who?")).await.expect_err("one too many");
+        assert!(matches!(error, ChatError::Overloaded { limit: 1 }), "{error:?}");
+        eventually("it has ended", async || stage.model.requests().0 == 0).await;
+        ask(&stage.model, text("Who?").max_tokens(2)).await.expect("it answers");
     });
 }

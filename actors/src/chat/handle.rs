@@ -14,7 +14,7 @@ use super::{
     preparation::Preparation,
 };
 use crate::{
-    credit::{Credits, NoCredit},
+    credit::{Credit, Credits, NoCredit},
     engine::{Kit, Serving, Status},
     kv::SequenceId,
 };
@@ -83,8 +83,8 @@ impl ModelHandle {
         }
         let credits = self.credits.take(samples).map_err(|refusal| self.refused(refusal))?;
         let deadline = chat.generation.deadline.map(Deadline::after);
-        let prepared = self.prepared(chat, samples);
-        let (kit, prepared) = match deadline {
+        let prepared = self.prepared(chat, credits);
+        let (kit, prepared, credits) = match deadline {
             Some(deadline) => deadline.hold(prepared).await??,
             None => prepared.await?,
         };
@@ -98,14 +98,23 @@ impl ModelHandle {
         Ok(replies.collect())
     }
 
-    async fn prepared(&self, chat: Chat, samples: usize) -> Result<(Arc<Kit>, Vec<Preparation>), ChatError> {
+    async fn prepared(
+        &self,
+        chat: Chat,
+        credits: Vec<Credit>,
+    ) -> Result<(Arc<Kit>, Vec<Preparation>, Vec<Credit>), ChatError> {
         let serving = self.serving().await?;
         let kv_tokens = serving.record.kv_tokens();
         let (kit, for_preparation) = (serving.kit.clone(), serving.kit.clone());
-        // Templates, tokenizers and grammars take their time.
-        let prepare = move || Preparation::of(&chat, &for_preparation, kv_tokens, samples);
+        // Templates, tokenizers and grammars take their time. The credits are the thread's meanwhile: it goes on though
+        // nobody waits for it any more, and such threads are as many as requests may be.
+        let prepare = move || {
+            let prepared = Preparation::of(&chat, &for_preparation, kv_tokens, credits.len())?;
+            Ok::<_, ChatError>((prepared, credits))
+        };
         let prepared = tokio::task::spawn_blocking(prepare).await;
-        Ok((kit, prepared.map_err(|_| ChatError::PreparationDied)??))
+        let (prepared, credits) = prepared.map_err(|_| ChatError::PreparationDied)??;
+        Ok((kit, prepared, credits))
     }
 
     /// The actors that serve now: to ask them, to watch them, to link yours to them, or to kill them. Waits while they are

@@ -40,7 +40,7 @@ impl<T> Answer<T> {
         Answer(Some(Box::new(deliver)))
     }
 
-    pub(super) fn give(mut self, outcome: Result<T, LaneError>) {
+    pub(crate) fn give(mut self, outcome: Result<T, LaneError>) {
         if let Some(deliver) = self.0.take() {
             deliver(outcome);
         }

@@ -67,6 +67,14 @@ impl Lane {
         Lane { queue, quenched, under_way, ended }
     }
 
+    /// A lane whose jobs a test does.
+    #[cfg(test)]
+    pub(crate) fn by_hand() -> (Lane, std::sync::mpsc::Receiver<Job>) {
+        let (queue, jobs) = sync_channel(QUEUE);
+        let ended = watch::channel(()).1;
+        (Lane { queue, quenched: Arc::default(), under_way: Arc::new(UnderWay::new(0)), ended }, jobs)
+    }
+
     /// Hands a job to the lane. A job that cannot be taken is answered at once.
     pub fn submit(&self, job: Job) {
         // Counted first: the thread may be done with it before this returns.

@@ -48,7 +48,8 @@ pub struct SchedulerState {
 
 /// Who waits for a sequence, and what is held for it.
 struct Caller {
-    deliveries: mpsc::Sender<Delivery>,
+    /// None once it has gone.
+    deliveries: Option<mpsc::Sender<Delivery>>,
     _pins: Option<Arc<PinnedPictures>>,
 }
 
@@ -78,20 +79,20 @@ impl Actor for SchedulerActor {
         message: SchedulerMessage,
         state: &mut SchedulerState,
     ) -> Result<(), ActorProcessingErr> {
-        let input = match message {
+        let effects = match message {
             SchedulerMessage::Admit(Admission { sequence, pins, deliveries }) => {
-                state.callers.insert(sequence.id, Caller { deliveries, _pins: pins });
-                Input::Admit(sequence)
+                state.callers.insert(sequence.id, Caller { deliveries: Some(deliveries), _pins: pins });
+                state.core.step(Input::Admit(sequence))
             }
-            SchedulerMessage::Cancel(sequence) => {
-                state.callers.remove(&sequence);
-                Input::Cancel(sequence)
-            }
+            SchedulerMessage::Cancel(sequence) => state.cancel(sequence),
             // A step that failed leaves its sequences half done: die, and let their drivers come again.
-            SchedulerMessage::Stepped(outcome) => state.stepped(outcome?),
+            SchedulerMessage::Stepped(outcome) => {
+                let stepped = state.stepped(outcome?);
+                state.core.step(stepped)
+            }
             SchedulerMessage::Drill(drill) => return Err(drill.strike().into()),
         };
-        let mut effects: VecDeque<Effect> = state.core.step(input).into();
+        let mut effects = VecDeque::from(effects);
         while let Some(effect) = effects.pop_front() {
             effects.extend(state.act(&myself, effect).await?);
         }
@@ -128,8 +129,7 @@ impl SchedulerState {
                     _ => unreachable!("the core passes on what was chosen"),
                 };
                 if !self.deliver(sequence, Delivery::Token(token)) {
-                    self.callers.remove(&sequence);
-                    return Ok(self.core.step(Input::Cancel(sequence)));
+                    return Ok(self.cancel(sequence));
                 }
             }
             Effect::Finished(sequence, finish) => {
@@ -148,6 +148,18 @@ impl SchedulerState {
         Ok(Vec::new())
     }
 
+    /// Nobody hears of it any more. Its pictures stay where they are until it is out of the step under way: that step
+    /// reads them still, and what it computes may serve others.
+    fn cancel(&mut self, sequence: SequenceId) -> Vec<Effect> {
+        let effects = self.core.step(Input::Cancel(sequence));
+        if !self.core.is_known(sequence) {
+            self.callers.remove(&sequence);
+        } else if let Some(caller) = self.callers.get_mut(&sequence) {
+            caller.deliveries = None;
+        }
+        effects
+    }
+
     /// Takes the lane's answer apart: the core hears of tokens, callers of the rest.
     fn stepped(&mut self, Stepped { chosen, scores }: Stepped) -> Input {
         let mut scores = scores.into_iter();
@@ -162,7 +174,8 @@ impl SchedulerState {
 
     /// Whether the caller is still there.
     fn deliver(&self, sequence: SequenceId, delivery: Delivery) -> bool {
-        self.callers.get(&sequence).is_some_and(|caller| caller.deliveries.try_send(delivery).is_ok())
+        let deliveries = self.callers.get(&sequence).and_then(|caller| caller.deliveries.as_ref());
+        deliveries.is_some_and(|deliveries| deliveries.try_send(delivery).is_ok())
     }
 
     fn run(&mut self, myself: ActorRef<SchedulerMessage>, plan: StepPlan) {
@@ -192,3 +205,6 @@ impl SchedulerState {
         Choice { sampler: spec.sampler.clone(), position: spec.produced as u64, past }
     }
 }
+
+#[cfg(test)]
+mod tests;

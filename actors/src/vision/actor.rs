@@ -13,6 +13,7 @@ use tokio::sync::Semaphore;
 
 use super::{
     Effect, Input, PictureKey, PinnedPicture, PinnedPictures, Ticket, VisionCore, VisionError, VisionMessage, Wanted,
+    known::KnownFiles,
 };
 use crate::{
     budget::{Budget, LeaseError},
@@ -54,7 +55,7 @@ pub struct VisionState {
     core: VisionCore,
     pixels: BTreeMap<PictureKey, Pixels>,
     /// What files in the cache were decoded to: the next turn of a conversation shows them again.
-    known: BTreeMap<VisualKey, Vec<(PictureKey, Grid)>>,
+    known: KnownFiles<VisualKey>,
     /// What pays for the pixels on the lane.
     launched: Vec<Arc<Lease>>,
     pending: BTreeMap<Ticket, Pending>,
@@ -88,7 +89,8 @@ impl Actor for VisionActor {
             core: VisionCore::new(arguments.cache_rows, arguments.launch_patches),
             decoding: Arc::new(Semaphore::new(arguments.decode_threads.max(1))),
             pixels: BTreeMap::new(),
-            known: BTreeMap::new(),
+            // Each picture in the cache has a row at least.
+            known: KnownFiles::new(arguments.cache_rows),
             launched: Vec::new(),
             pending: BTreeMap::new(),
             next_ticket: 0,
@@ -123,7 +125,7 @@ impl Actor for VisionActor {
         state.forget_cancelled(&myself);
         let VisionState { core, pixels, known, .. } = state;
         pixels.retain(|key, _| core.needs_pixels(key));
-        known.retain(|_, pictures| pictures.iter().all(|(key, _)| core.knows(key)));
+        known.forget(|key| core.knows(key));
         let (free, cached) = state.core.counts();
         let model = state.arguments.model_label.to_string();
         metrics::gauge!("bursar_vision_cache_rows_free", "model" => model.clone()).set(free as f64);
@@ -135,7 +137,7 @@ impl Actor for VisionActor {
 impl VisionState {
     /// A request's pictures, if all of them are in the cache still: nothing is decoded then.
     fn recall(&mut self, myself: &ActorRef<VisionMessage>, plans: &[VisualPlan]) -> Option<PinnedPictures> {
-        let known: Option<Vec<_>> = plans.iter().map(|plan| self.known.get(&plan.key())).collect();
+        let known: Option<Vec<_>> = plans.iter().map(|plan| self.known.pictures(&plan.key())).collect();
         let known: Vec<(PictureKey, Grid)> = known?.into_iter().flatten().copied().collect();
         let keys: Vec<_> = known.iter().map(|(key, _)| *key).collect();
         let rows = self.core.recall(&keys)?;
@@ -210,7 +212,7 @@ impl VisionState {
         }
         let mut became = pending.keys.iter().copied().zip(pending.grids.iter().copied());
         for (key, pictures) in keys {
-            self.known.insert(*key, became.by_ref().take(*pictures).collect());
+            self.known.learn(*key, became.by_ref().take(*pictures).collect());
         }
         self.pending.insert(ticket, pending);
         self.core.step(Input::Want(ticket, wanted))

@@ -124,9 +124,12 @@ impl VisionCore {
     }
 
     /// The rows of pictures that are all in the cache, in this order, pinned as if they had been wanted; none if one of
-    /// them is not there or not encoded yet, and then nothing is pinned. Whoever is recalled takes no rows, and so does
-    /// not wait behind those who want some.
+    /// them is not there or not encoded yet, and then nothing is pinned. None also while somebody waits for rows: pictures
+    /// that are recalled again and again would never make room for them.
     pub fn recall(&mut self, keys: &[PictureKey]) -> Option<Vec<Arc<[u32]>>> {
+        if !self.waiting.is_empty() {
+            return None;
+        }
         let is_there = |key: &PictureKey| self.entries.get(key).is_some_and(|entry| entry.encoded);
         if !keys.iter().all(is_there) {
             return None;

@@ -2,6 +2,7 @@
 
 mod actor;
 mod core;
+mod known;
 mod message;
 mod pins;
 

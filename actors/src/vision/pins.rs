@@ -23,7 +23,7 @@ pub struct PinnedPicture {
 pub struct PinnedPictures {
     /// In the order of the request.
     pub pictures: Vec<PinnedPicture>,
-    pub(super) vision: ActorRef<VisionMessage>,
+    pub(crate) vision: ActorRef<VisionMessage>,
 }
 
 impl Drop for PinnedPictures {

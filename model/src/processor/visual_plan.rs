@@ -50,18 +50,20 @@ pub enum VisualPlan {
     },
 }
 
-/// BLAKE3 over encoded files and the grid they become: with one processor equal keys mean equal pictures for the encoder,
-/// before anything is decoded. (A [`PictureHash`](crate::flow::PictureHash) finds equal pictures in unequal files too.)
+/// BLAKE3 over encoded files, the grid they become, and whether they are a video: with one model's processors equal keys
+/// mean equal pictures for the encoder, before anything is decoded. (A [`PictureHash`](crate::flow::PictureHash) finds equal pictures in unequal files too.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VisualKey([u8; 32]);
 
 impl VisualKey {
     fn of(frames: &[ImageBytes], grid: VisualGrid) -> Self {
-        let step = match grid {
-            VisualGrid::Image(grid) | VisualGrid::Video { step: grid, .. } => grid,
+        // A video of one frame is not the picture: it has a processor of its own.
+        let (kind, step) = match grid {
+            VisualGrid::Image(grid) => (0, grid),
+            VisualGrid::Video { step, .. } => (1, step),
         };
         let mut hasher = blake3::Hasher::new();
-        for size in [step.t, step.h, step.w, grid.pictures() as u32, frames.len() as u32] {
+        for size in [kind, step.t, step.h, step.w, grid.pictures() as u32, frames.len() as u32] {
             hasher.update(&size.to_le_bytes());
         }
         for frame in frames {
@@ -213,4 +215,22 @@ fn frames_of_videos(visuals: &[Visual]) -> impl Iterator<Item = usize> {
         Visual::Video(video) => Some(video.frames().len()),
         Visual::Image(_) => None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flow::Grid;
+
+    #[test]
+    fn a_file_is_known_by_its_bytes_its_size_and_whether_it_is_a_frame() {
+        let grid = Grid { t: 1, h: 4, w: 8 };
+        let (file, other) = ([ImageBytes::new(&b"one"[..])], [ImageBytes::new(&b"other"[..])]);
+        let key = VisualKey::of(&file, VisualGrid::Image(grid));
+        assert_eq!(key, VisualKey::of(&file, VisualGrid::Image(grid)));
+        assert_ne!(key, VisualKey::of(&other, VisualGrid::Image(grid)));
+        assert_ne!(key, VisualKey::of(&file, VisualGrid::Image(Grid { h: 8, w: 4, ..grid })));
+        let video = VisualGrid::Video { step: grid, steps: 1, frames_per_second: 2.0 };
+        assert_ne!(key, VisualKey::of(&file, video));
+    }
 }

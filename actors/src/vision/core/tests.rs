@@ -40,6 +40,19 @@ fn pictures_that_are_all_there_are_recalled_and_pinned_and_others_change_nothing
 }
 
 #[test]
+fn a_picture_that_is_asked_for_all_the_time_makes_room_for_one_that_waits() {
+    let mut vision = VisionCore::new(10, 100);
+    vision.step(Input::Want(Ticket(1), vec![picture(1, 4)]));
+    vision.step(Input::Encoded);
+    assert_eq!(vision.step(Input::Want(Ticket(2), vec![picture(2, 8)])), [], "the first is held");
+    // Another would hold it on.
+    assert_eq!(vision.recall(&[[1; 32]]), None, "whoever comes now waits behind the second");
+    vision.step(Input::Want(Ticket(3), vec![picture(1, 4)]));
+    let effects = vision.step(Input::Unpin(vec![[1; 32]]));
+    assert!(matches!(&effects[..], [Effect::Launch(pictures)] if pictures[0].0 == [2; 32]), "{effects:?}");
+}
+
+#[test]
 fn two_requests_for_one_picture_share_the_launch() {
     let mut vision = VisionCore::new(10, 100);
     vision.step(Input::Want(Ticket(1), vec![picture(1, 3)]));

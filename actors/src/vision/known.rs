@@ -1,0 +1,67 @@
+//! Known files: what those were decoded to whose pictures are in the cache, so that the next turn of a conversation need
+//! not decode them again. Pure.
+
+use std::collections::BTreeMap;
+
+use bursar_model::flow::Grid;
+
+use super::PictureKey;
+
+/// A bounded memory of files by their keys: many files can become one picture, and a picture may stay for ever.
+pub(super) struct KnownFiles<K> {
+    limit: usize,
+    files: BTreeMap<K, Known>,
+    clock: u64,
+}
+
+struct Known {
+    pictures: Vec<(PictureKey, Grid)>,
+    learned: u64,
+}
+
+impl<K: Ord + Copy> KnownFiles<K> {
+    /// Room for `limit` files.
+    pub(super) fn new(limit: usize) -> Self {
+        KnownFiles { limit, files: BTreeMap::new(), clock: 0 }
+    }
+
+    /// What a file was decoded to.
+    pub(super) fn pictures(&self, file: &K) -> Option<&[(PictureKey, Grid)]> {
+        self.files.get(file).map(|known| &known.pictures[..])
+    }
+
+    /// Remembers a file; where there is no room, in place of the one that was learned first.
+    pub(super) fn learn(&mut self, file: K, pictures: Vec<(PictureKey, Grid)>) {
+        self.clock += 1;
+        self.files.insert(file, Known { pictures, learned: self.clock });
+        if self.files.len() > self.limit {
+            let first = self.files.iter().min_by_key(|(_, known)| known.learned).map(|(file, _)| *file);
+            first.map(|file| self.files.remove(&file));
+        }
+    }
+
+    /// Forgets files of which a picture is gone.
+    pub(super) fn forget(&mut self, is_there: impl Fn(&PictureKey) -> bool) {
+        self.files.retain(|_, known| known.pictures.iter().all(|(picture, _)| is_there(picture)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GRID: Grid = Grid { t: 1, h: 2, w: 2 };
+
+    #[test]
+    fn files_of_one_picture_are_known_up_to_a_limit_and_as_long_as_the_picture_is_there() {
+        let mut known = KnownFiles::new(3);
+        for file in [5, 1, 4, 2, 2, 9] {
+            known.learn(file, vec![([7; 32], GRID)]);
+        }
+        known.learn(9, vec![([8; 32], GRID), ([7; 32], GRID)]);
+        assert_eq!(known.files.keys().copied().collect::<Vec<_>>(), [2, 4, 9], "those learned last");
+        assert_eq!(known.pictures(&9).map(<[_]>::len), Some(2));
+        known.forget(|picture| *picture == [7; 32]);
+        assert!(known.pictures(&9).is_none() && known.pictures(&2).is_some());
+    }
+}
