@@ -122,6 +122,9 @@ impl Driver {
             lead = self.part.wait() => lead,
             () = events.closed() => return Ok(None),
         };
+        if matches!(lead, Some(Lead::GivenUp)) {
+            return Err(ChatError::GivenUp { deaths: DEATHS_MAX + 1 });
+        }
         let mut generation = 0;
         for _ in 0..=DEATHS_MAX {
             let serving = tokio::select! {
@@ -133,21 +136,25 @@ impl Driver {
                 // Its actors died between its last token and the word that it was the last.
                 return Ok(Some(FinishReason::Length));
             }
-            let lead = lead.take().filter(|lead| lead.generation == generation);
-            match self.live(&serving, lead).await? {
+            let pins = match lead.take() {
+                Some(Lead::Computed { generation: of, pins }) if of == generation => Some(pins),
+                _ => None,
+            };
+            match self.live(&serving, pins).await? {
                 Life::Finished(reason) => return Ok(Some(reason)),
                 Life::Cancelled => return Ok(None),
                 Life::Lost => metrics::counter!("bursar_requests_redone").increment(1),
             }
         }
+        self.part.announce(|| Lead::GivenUp);
         Err(ChatError::GivenUp { deaths: DEATHS_MAX + 1 })
     }
 
-    /// One life, with the actors of one generation.
-    async fn live(&mut self, serving: &Serving, lead: Option<Lead>) -> Result<Life, ChatError> {
+    /// One life, with the actors of one generation. The first of several samples leaves its pictures' pins, if it has any.
+    async fn live(&mut self, serving: &Serving, left: Option<Option<Arc<PinnedPictures>>>) -> Result<Life, ChatError> {
         let events = self.events.clone();
-        let pins = match lead {
-            Some(lead) => lead.pins,
+        let pins = match left {
+            Some(pins) => pins,
             None => tokio::select! {
                 biased;
                 // What the actors say while they are being replaced is about themselves and not about this request.
@@ -171,7 +178,7 @@ impl Driver {
             return Ok(Life::Lost);
         }
         let _admitted = Admitted { scheduler: serving.scheduler.clone(), id };
-        self.listen(&mut delivered, Lead { generation: serving.generation, pins }).await
+        self.listen(&mut delivered, Lead::Computed { generation: serving.generation, pins }).await
     }
 
     /// The pictures' places in the cache; nothing if the vision actor died. The inner nothing is a request without
@@ -261,7 +268,7 @@ impl Driver {
     async fn take(&mut self, token: Token) -> Result<Option<Life>, ChatError> {
         self.produced.push(token.id);
         if let Some(scores) = token.log_probabilities {
-            let score = self.readable(&scores)?;
+            let score = readable(&self.tokenizer, &scores)?;
             if self.events.send(Ok(ChatEvent::Token(score))).await.is_err() {
                 return Ok(Some(Life::Cancelled));
             }
@@ -287,17 +294,15 @@ impl Driver {
     /// Tells the prompt's scores once; whether the caller is still there.
     async fn tell_scores(&mut self) -> bool {
         let Some(scores) = self.scores.take() else { return true };
-        let readable = scores.iter().map(|scores| scores.as_ref().and_then(|scores| self.readable(scores).ok()));
-        let event = ChatEvent::Prompt(readable.collect());
-        self.events.send(Ok(event)).await.is_ok()
-    }
-
-    fn readable(&self, LogProbabilities { chosen, top }: &LogProbabilities) -> Result<TokenScore, ChatError> {
-        let readable = |scored: &LogProbability| {
-            let text = self.tokenizer.decode(&[scored.id], false)?;
-            Ok(ScoredToken { id: scored.id, text, log_probability: scored.log_probability })
-        };
-        Ok(TokenScore { token: readable(chosen)?, top: top.iter().map(readable).collect::<Result<_, ChatError>>()? })
+        let tokenizer = self.tokenizer.clone();
+        // Thousands of tokens, each with its rivals.
+        let readable = tokio::task::spawn_blocking(move || {
+            let readable =
+                |scores: Option<LogProbabilities>| scores.and_then(|scores| readable(&tokenizer, &scores).ok());
+            scores.into_iter().map(readable).collect()
+        });
+        let Ok(scores) = readable.await else { return true };
+        self.events.send(Ok(ChatEvent::Prompt(scores))).await.is_ok()
     }
 
     /// Whether the caller is still there.
@@ -324,6 +329,18 @@ impl Driver {
         };
         Ok(ChatEvent::Done { text: std::mem::take(&mut self.text), finish_reason, usage })
     }
+}
+
+/// Token ids with their texts.
+fn readable(
+    tokenizer: &Tokenizer,
+    LogProbabilities { chosen, top }: &LogProbabilities,
+) -> Result<TokenScore, ChatError> {
+    let readable = |scored: &LogProbability| {
+        let text = tokenizer.decode(&[scored.id], false)?;
+        Ok(ScoredToken { id: scored.id, text, log_probability: scored.log_probability })
+    };
+    Ok(TokenScore { token: readable(chosen)?, top: top.iter().map(readable).collect::<Result<_, ChatError>>()? })
 }
 
 /// When a reply must be complete.

@@ -8,11 +8,16 @@ use crate::vision::PinnedPictures;
 
 /// What the first sample leaves to the others.
 #[derive(Clone)]
-pub(super) struct Lead {
-    /// Whose actors computed the prompt.
-    pub(super) generation: u64,
-    /// The prompt's pictures in the cache.
-    pub(super) pins: Option<Arc<PinnedPictures>>,
+pub(super) enum Lead {
+    /// The prompt is computed.
+    Computed {
+        /// By the actors of this generation.
+        generation: u64,
+        /// The prompt's pictures in the cache.
+        pins: Option<Arc<PinnedPictures>>,
+    },
+    /// Actors died under it again and again. The others would be the same to them.
+    GivenUp,
 }
 
 /// A sample's part among those of its prompt.
@@ -36,7 +41,7 @@ impl Part {
         std::iter::once(Part::Leads(leads)).chain(followers).collect()
     }
 
-    /// The prompt is computed: whoever waits may go on.
+    /// The prompt is computed, or given up: whoever waits may go on.
     pub(super) fn announce(&mut self, lead: impl FnOnce() -> Lead) {
         if let Part::Leads(followers) = std::mem::replace(self, Part::Alone) {
             followers.send_replace(Some(lead()));
@@ -63,10 +68,10 @@ mod tests {
         let mut second = parts.pop().expect("three");
         let mut third = parts.pop().expect("three");
         let mut first = parts.pop().expect("three");
-        first.announce(|| Lead { generation: 7, pins: None });
+        first.announce(|| Lead::Computed { generation: 7, pins: None });
         first.announce(|| unreachable!("said once"));
-        assert_eq!(second.wait().await.map(|lead| lead.generation), Some(7));
-        assert_eq!(third.wait().await.map(|lead| lead.generation), Some(7));
+        assert!(matches!(second.wait().await, Some(Lead::Computed { generation: 7, .. })));
+        assert!(matches!(third.wait().await, Some(Lead::Computed { generation: 7, .. })));
         assert!(second.wait().await.is_none(), "nobody waits twice");
 
         let mut parts = Part::of(2);

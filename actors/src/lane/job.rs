@@ -12,6 +12,8 @@ use bursar_model::{
 };
 use thiserror::Error;
 
+use crate::vision::PinnedPictures;
+
 /// A job that was not done.
 #[derive(Debug, Error)]
 pub enum LaneError {
@@ -119,6 +121,8 @@ pub struct StepJob {
     pub choices: Vec<Choice>,
     /// One a scored row.
     pub scores: Vec<Score>,
+    /// Hold the rows of the vision cache that it reads until it has run, whoever dies meanwhile.
+    pub pins: Vec<Arc<PinnedPictures>>,
     /// What came of it.
     pub answer: Answer<Stepped>,
 }

@@ -71,6 +71,12 @@ pub enum RuntimeError {
     /// Panics end the process in this build, so no supervisor could act on one.
     #[error("this program is built with panic = \"abort\", which takes supervision away")]
     PanicAborts,
+    /// Nothing here computes on such a device yet.
+    #[error("{device} has memory of its own, and there is no backend that computes there yet")]
+    NoBackend {
+        /// The device's name.
+        device: String,
+    },
 }
 
 impl RuntimeError {
@@ -78,6 +84,7 @@ impl RuntimeError {
     pub fn hint(&self) -> String {
         match self {
             RuntimeError::Start(error) => error.hint(),
+            RuntimeError::NoBackend { .. } => "choose DeviceChoice::Host".to_owned(),
             RuntimeError::PanicAborts => "set panic = \"unwind\" in the profile of Cargo.toml".to_owned(),
             RuntimeError::Device(error) => {
                 bursar_budgets::Hint::hint(error).unwrap_or_else(|| "choose another device".to_owned())
@@ -161,6 +168,9 @@ impl Runtime {
             DeviceChoice::Host(capacity) => Arc::new(HostDevice::new(HostConfig::new(capacity))?),
             DeviceChoice::Custom(device) => device,
         };
+        if !device.is_host_memory() {
+            return Err(RuntimeError::NoBackend { device: device.name().to_owned() });
+        }
         let total = device.memory()?.total;
         let ledger = LedgerConfig { host_total: config.host_bytes, ..LedgerConfig::of(device.as_ref()) };
         let desk = Arc::new(Desk::default());

@@ -50,7 +50,7 @@ pub struct SchedulerState {
 struct Caller {
     /// None once it has gone.
     deliveries: Option<mpsc::Sender<Delivery>>,
-    _pins: Option<Arc<PinnedPictures>>,
+    pins: Option<Arc<PinnedPictures>>,
 }
 
 impl Actor for SchedulerActor {
@@ -81,7 +81,7 @@ impl Actor for SchedulerActor {
     ) -> Result<(), ActorProcessingErr> {
         let effects = match message {
             SchedulerMessage::Admit(Admission { sequence, pins, deliveries }) => {
-                state.callers.insert(sequence.id, Caller { deliveries: Some(deliveries), _pins: pins });
+                state.callers.insert(sequence.id, Caller { deliveries: Some(deliveries), pins: pins });
                 state.core.step(Input::Admit(sequence))
             }
             SchedulerMessage::Cancel(sequence) => state.cancel(sequence),
@@ -185,6 +185,7 @@ impl SchedulerState {
             scored.tokens.iter().map(move |token| Score { token: *token, top }).collect::<Vec<_>>()
         };
         let scores = plan.scored.iter().flat_map(score).collect();
+        let pins = plan.parts.iter().filter_map(|id| self.callers.get(id)?.pins.clone()).collect();
         (self.rows, self.scored) = (plan.rows, plan.scored);
         metrics::counter!("bursar_step_tokens", "model" => self.arguments.model.to_string())
             .increment(plan.batch.token_count() as u64);
@@ -192,7 +193,7 @@ impl SchedulerState {
             // An actor that is gone does not wait for it.
             drop(myself.send_message(SchedulerMessage::Stepped(outcome)));
         });
-        self.arguments.lane.submit(Job::Step(Box::new(StepJob { batch: plan.batch, choices, scores, answer })));
+        self.arguments.lane.submit(Job::Step(Box::new(StepJob { batch: plan.batch, choices, scores, pins, answer })));
     }
 
     fn choice(&self, sequence: SequenceId) -> Choice {

@@ -299,6 +299,7 @@ impl SchedulerCore {
         let sequence = self.running.get_mut(&share.sequence).expect("a sequence stays while its blocks are asked for");
         if table.held > sequence.cached {
             sequence.cached = table.held;
+            sequence.named = table.held;
             share.tokens = share.tokens.min(sequence.pending());
         }
         if !sequence.has_begun {
@@ -337,18 +338,17 @@ impl SchedulerCore {
         let (mut ended, mut filled) = (Vec::new(), Vec::new());
         for share in shares {
             let sequence = self.running.get_mut(&share.sequence).expect("a sequence stays while its step runs");
-            let before = sequence.cached;
             sequence.cached += share.tokens;
             sequence.scored = sequence.scored.max(sequence.cached);
             let chosen = match sequence.pending() {
                 0 => Some(*tokens.next().expect("a token for each row of logits")),
                 _ => None,
             };
-            // What is no number is passed on to nobody.
-            let keys = if chosen == Some(NO_CHOICE) { &[] } else { sequence.filled_since(before) };
-            if !keys.is_empty() {
-                let first = before / BLOCK_TOKENS;
-                filled.push(Filled { sequence: share.sequence, first, keys: keys.to_vec() });
+            if chosen.is_some_and(|token| token != NO_CHOICE) {
+                let (first, keys) = sequence.name_filled();
+                if !keys.is_empty() {
+                    filled.push(Filled { sequence: share.sequence, first, keys: keys.to_vec() });
+                }
             }
             if sequence.cancelled {
                 ended.push(share.sequence);

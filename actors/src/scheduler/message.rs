@@ -40,7 +40,7 @@ pub struct Admission {
 }
 
 /// What a driver hears of its sequence.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub enum Delivery {
     /// It begins, and so many of its tokens were computed by others.
     Found(usize),
@@ -57,4 +57,17 @@ pub enum Delivery {
     Finished(Finish),
     /// The end, as no token could be chosen.
     Broken(Arc<SamplingError>),
+}
+
+/// Kinds and counts, never the tokens: they are the user's text.
+impl std::fmt::Debug for Delivery {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Delivery::Found(tokens) => write!(formatter, "Found({tokens} tokens)"),
+            Delivery::Scores { first, scores } => write!(formatter, "Scores({} from {first})", scores.len()),
+            Delivery::Token(token) => write!(formatter, "Token(at {})", token.position),
+            Delivery::Finished(finish) => write!(formatter, "Finished({finish:?})"),
+            Delivery::Broken(error) => write!(formatter, "Broken({error})"),
+        }
+    }
 }

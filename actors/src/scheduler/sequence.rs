@@ -1,6 +1,6 @@
 //! A sequence: its tokens, how many of them are computed, and where its pictures lie.
 
-use std::{ops::Range, sync::Arc};
+use std::{fmt, ops::Range, sync::Arc};
 
 use bursar_kernels::{BLOCK_TOKENS, ops::argmax::NO_CHOICE};
 use bursar_model::{
@@ -11,7 +11,7 @@ use bursar_model::{
 use crate::kv::SequenceId;
 
 /// A sequence to admit. One whose work was lost comes again with the tokens it had produced.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct NewSequence {
     /// Never used before.
     pub id: SequenceId,
@@ -37,6 +37,14 @@ pub struct NewSequence {
     pub stop_tokens: Arc<[u32]>,
     /// How its tokens are chosen.
     pub sampler: Arc<Sampler>,
+}
+
+/// Counts, never the tokens: they are the user's text.
+impl fmt::Debug for NewSequence {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let NewSequence { id, tokens, produced, tokens_max, .. } = self;
+        write!(formatter, "NewSequence({id}, {} tokens, {produced} of {tokens_max} produced)", tokens.len())
+    }
 }
 
 impl NewSequence {
@@ -78,6 +86,8 @@ pub(super) struct Sequence {
     pub(super) prompt: usize,
     /// Tokens whose keys and values are in the cache.
     pub(super) cached: usize,
+    /// Tokens whose blocks have been named.
+    pub(super) named: usize,
     /// Tokens whose logits have scored the one that follows.
     pub(super) scored: usize,
     /// What others had computed of it has been told.
@@ -95,6 +105,7 @@ impl Sequence {
             prompt: spec.tokens.len() - spec.produced,
             spec,
             cached: 0,
+            named: 0,
             scored: 0,
             has_begun: false,
             cancelled: false,
@@ -129,9 +140,12 @@ impl Sequence {
         &self.spec.prefix.as_slice()[..blocks]
     }
 
-    /// Names of the blocks that became whole as it went from `before` computed tokens to what it has now.
-    pub(super) fn filled_since(&self, before: usize) -> &[PrefixKey] {
-        &self.spec.prefix.as_slice()[before / BLOCK_TOKENS..self.cached / BLOCK_TOKENS]
+    /// The blocks that may be named now that a token could be chosen: the first of them, and their names. Until then
+    /// nobody knows that what was computed are numbers.
+    pub(super) fn name_filled(&mut self) -> (usize, &[PrefixKey]) {
+        let first = self.named / BLOCK_TOKENS;
+        self.named = self.cached;
+        (first, &self.spec.prefix.as_slice()[first..self.cached / BLOCK_TOKENS])
     }
 
     /// Tokens of the prompt in whole blocks: what all samples of one prompt share.
@@ -152,6 +166,7 @@ impl Sequence {
     /// All is to be computed again: its blocks are gone.
     pub(super) fn forget_cache(&mut self) {
         self.cached = 0;
+        self.named = 0;
     }
 
     /// Takes the token that follows; says whether the sequence has ended.

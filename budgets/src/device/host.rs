@@ -263,6 +263,10 @@ impl Device for HostDevice {
         self.config.page
     }
 
+    fn is_host_memory(&self) -> bool {
+        true
+    }
+
     fn memory(&self) -> Result<DeviceMemory, DeviceError> {
         let state = self.lock();
         state.check_lost()?;

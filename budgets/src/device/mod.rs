@@ -56,6 +56,9 @@ pub trait Device: Send + Sync + 'static {
     /// The smallest piece that can be backed; 2 MiB on CUDA.
     fn page(&self) -> Bytes;
 
+    /// Whether the host can read and write at its addresses.
+    fn is_host_memory(&self) -> bool;
+
     /// What the driver reports now.
     fn memory(&self) -> Result<DeviceMemory, DeviceError>;
 

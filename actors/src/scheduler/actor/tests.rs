@@ -103,7 +103,9 @@ async fn the_pictures_of_a_cancelled_sequence_stay_until_the_step_that_reads_the
     }
     assert!(unpins.try_recv().is_err(), "the step reads the picture still");
     let token = Token { id: 9, position: 0, log_probabilities: None };
-    step.answer.give(Ok(Stepped { chosen: vec![Ok(token)], scores: Vec::new() }));
+    let StepJob { answer, pins, .. } = *step;
+    answer.give(Ok(Stepped { chosen: vec![Ok(token)], scores: Vec::new() }));
+    drop(pins);
     assert_eq!(unpins.recv().await, Some(vec![PICTURE]), "and now the picture");
     scheduler.stop(None);
 }

@@ -455,6 +455,20 @@ fn a_scored_prompt_is_scored_once_in_whatever_chunks_and_however_often_it_is_com
 }
 
 #[test]
+fn what_no_token_could_be_chosen_after_is_found_by_nobody() {
+    let mut bed = Bed::new(limits(2, 32, 16));
+    // Two steps: the first chunk is computed before anybody can know that it is no numbers.
+    bed.admit(alike(1, 60, 4)).stepped(5);
+    bed.stepped(NO_CHOICE);
+    assert!(bed.heard().contains(&finished(1, Finish::Broken)));
+    bed.admit(alike(2, 60, 4));
+    assert_eq!(bed.parts(), [32]);
+    bed.stepped(5).stepped(5);
+    bed.admit(alike(3, 60, 1)).stepped(5);
+    assert_eq!(bed.parts(), [1, 60 - 48], "what a token was chosen after is");
+}
+
+#[test]
 fn a_prompt_that_is_to_be_scored_is_computed_even_if_it_is_there() {
     let mut bed = Bed::new(limits(2, 64, 16));
     bed.admit(alike(1, 40, 1)).stepped(5);

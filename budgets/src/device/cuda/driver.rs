@@ -23,18 +23,18 @@ pub(super) fn load(ordinal: usize) -> Result<sys::CUdevice, DeviceError> {
         let hint = "see whether nvidia-smi finds a device here, and whether driver and kernel module match";
         return Err(missing(format!("the CUDA driver does not start: {}", describe(initialised)), hint));
     }
-    let version = value(|out| unsafe { sys::cuDriverGetVersion(out) })?;
+    let version = value("cuDriverGetVersion", |out| unsafe { sys::cuDriverGetVersion(out) })?;
     if version < VERSION_MIN {
         let (major, minor) = (version / 1000, version % 1000 / 10);
         let reason = format!("the driver is made for CUDA {major}.{minor}; 12.4 is the oldest that is served");
         return Err(missing(reason, "install a newer NVIDIA driver (550 or later)"));
     }
-    let count = value(|out| unsafe { sys::cuDeviceGetCount(out) })?;
+    let count = value("cuDeviceGetCount", |out| unsafe { sys::cuDeviceGetCount(out) })?;
     if ordinal as i64 >= i64::from(count) {
         let reason = format!("there is no device {ordinal}: the driver shows {count}");
         return Err(missing(reason, "choose a smaller number, or look at CUDA_VISIBLE_DEVICES"));
     }
-    value(|out| unsafe { sys::cuDeviceGet(out, ordinal as i32) })
+    value("cuDeviceGet", |out| unsafe { sys::cuDeviceGet(out, ordinal as i32) })
 }
 
 /// Free and total bytes of the current context's device.
@@ -93,19 +93,23 @@ unsafe extern "C" fn error_string(result: CUresult, out: *mut *const std::ffi::c
 }
 
 /// Calls a function that writes one value.
-pub(super) fn value<T>(call: impl FnOnce(*mut T) -> CUresult) -> Result<T, DeviceError> {
+pub(super) fn value<T>(name: &'static str, call: impl FnOnce(*mut T) -> CUresult) -> Result<T, DeviceError> {
     let mut value = MaybeUninit::zeroed();
-    check("a driver call", call(value.as_mut_ptr()))?;
+    check(name, call(value.as_mut_ptr()))?;
     // SAFETY: a call that succeeds has written it.
     Ok(unsafe { value.assume_init() })
 }
 
-/// A refusal of memory is for the caller to tell, as it knows how much was asked for: it comes as `Driver` with
-/// [`is_out_of_memory`].
+/// What a result means. Who was refused memory knows how much it asked for: that is nothing here.
 pub(super) fn check(call: &'static str, result: CUresult) -> Result<(), DeviceError> {
     use CUresult::*;
     match result {
         CUDA_SUCCESS => Ok(()),
+        CUDA_ERROR_OUT_OF_MEMORY => {
+            let hint = "lease less, or end what else uses the device (nvidia-smi shows it)".to_owned();
+            let free = memory().map_or(Bytes::ZERO, |memory| memory.free);
+            Err(DeviceError::Refused { asked: Bytes::ZERO, free, hint })
+        }
         // Sticky: the context is broken, and every call after it says so.
         CUDA_ERROR_ILLEGAL_ADDRESS
         | CUDA_ERROR_LAUNCH_FAILED

@@ -12,7 +12,7 @@ use std::{
     },
 };
 
-use cudarc::driver::sys::{self, CUresult};
+use cudarc::driver::sys;
 
 use super::{Address, Device, DeviceError, DeviceMemory};
 use crate::{Bytes, Fence, Timeline, Timelines};
@@ -81,17 +81,20 @@ impl CudaDevice {
     pub fn open(ordinal: usize) -> Result<CudaDevice, DeviceError> {
         let device = driver::load(ordinal)?;
         let name = device_name(device)?;
-        let uuid = driver::value(|out| unsafe { sys::cuDeviceGetUuid_v2(out, device) })?;
+        let uuid = driver::value("cuDeviceGetUuid", |out| unsafe { sys::cuDeviceGetUuid_v2(out, device) })?;
         // Before there is a context of ours, all that is used is foreign.
         let before = nvml::free_bytes(&uuid.bytes);
-        let context = Context(driver::value(|out| unsafe { sys::cuDevicePrimaryCtxRetain(out, device) })?);
+        let context = Context(driver::value("cuDevicePrimaryCtxRetain", |out| unsafe {
+            sys::cuDevicePrimaryCtxRetain(out, device)
+        })?);
         context.enter()?;
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        let stream = driver::value(|out| unsafe { sys::cuStreamCreate(out, flags) })?;
+        let stream = driver::value("cuStreamCreate", |out| unsafe { sys::cuStreamCreate(out, flags) })?;
         let properties = driver::properties(device);
         let minimum = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
-        let page =
-            driver::value(|out| unsafe { sys::cuMemGetAllocationGranularity(out, &properties, minimum) })? as u64;
+        let page = driver::value("cuMemGetAllocationGranularity", |out| unsafe {
+            sys::cuMemGetAllocationGranularity(out, &properties, minimum)
+        })? as u64;
         let after = driver::memory()?.free;
         let overhead = before.map_or(Bytes::ZERO, |before| before.saturating_sub(after));
         Ok(CudaDevice {
@@ -143,13 +146,7 @@ impl CudaDevice {
         let properties = driver::properties(self.device);
         let mut handle = 0;
         // SAFETY: the handle is there to write to.
-        let created = unsafe { sys::cuMemCreate(&mut handle, bytes.as_usize(), &properties, 0) };
-        if created == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
-            let free = driver::memory()?.free;
-            let hint = "lease less, or end what else uses the device (nvidia-smi shows it)".to_owned();
-            return Err(DeviceError::Refused { asked: bytes, free, hint });
-        }
-        check("cuMemCreate", created)?;
+        check("cuMemCreate", unsafe { sys::cuMemCreate(&mut handle, bytes.as_usize(), &properties, 0) })?;
         // SAFETY: the stretch is reserved by us, and nothing is mapped there.
         let mapped = check("cuMemMap", unsafe { sys::cuMemMap(address.0, bytes.as_usize(), 0, handle, 0) });
         if mapped.is_err() {
@@ -180,14 +177,8 @@ impl CudaDevice {
         match fill() {
             Ok(()) => Ok(mapped),
             Err(error) => {
-                for (offset, piece) in mapped {
-                    // The first error is the one to tell.
-                    drop(self.unmap(start.offset(offset), piece));
-                }
-                Err(match error {
-                    DeviceError::Refused { free, hint, .. } => DeviceError::Refused { asked: to - from, free, hint },
-                    error => error,
-                })
+                self.unmap_all(start, &mapped);
+                Err(asked_for(to - from, error))
             }
         }
     }
@@ -200,6 +191,11 @@ impl CudaDevice {
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.stream) })
     }
 
+    /// Takes back what was mapped for nothing. Whoever calls this has an error to tell already.
+    fn unmap_all(&self, start: Address, pieces: &[(Bytes, Piece)]) {
+        pieces.iter().for_each(|(offset, piece)| drop(self.unmap(start.offset(*offset), *piece)));
+    }
+
     /// Replaces a piece by pages that keep the first `kept` bytes of its content. Until the piece is gone that takes as
     /// much memory beside it.
     fn carve(
@@ -208,32 +204,64 @@ impl CudaDevice {
         (offset, piece): (Bytes, Piece),
         kept: Bytes,
     ) -> Result<Vec<(Bytes, Piece)>, DeviceError> {
-        let aside = Address(driver::value(|out| unsafe { sys::cuMemAddressReserve(out, kept.as_usize(), 0, 0, 0) })?);
-        let pages: Vec<_> = (0..kept.pages(self.page).0).map(|page| (self.page * page, self.page)).collect();
-        let moved = self.fill(aside, &pages).and_then(|copies| {
-            let (from, to) = (start.offset(offset).0, aside.0);
-            // SAFETY: both stretches are mapped and open, and as long.
-            let copied = unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, kept.as_usize(), self.stream) };
-            let copied = check("cuMemcpyDtoDAsync", copied)
-                .and_then(|()| check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.stream) }));
-            copied.map(|()| copies)
-        });
-        let placed = moved.and_then(|copies| {
-            self.unmap(start.offset(offset), piece)?;
-            for (place, copy) in &copies {
-                let (aside, there) = (aside.offset(*place), start.offset(offset + *place));
-                // SAFETY: the handle stays ours while its mapping moves.
-                unsafe {
-                    check("cuMemUnmap", sys::cuMemUnmap(aside.0, copy.bytes.as_usize()))?;
-                    check("cuMemMap", sys::cuMemMap(there.0, copy.bytes.as_usize(), 0, copy.handle, 0))?;
+        let reserve = |out| unsafe { sys::cuMemAddressReserve(out, kept.as_usize(), 0, 0, 0) };
+        let aside = Address(driver::value("cuMemAddressReserve", reserve)?);
+        let there = start.offset(offset);
+        let carved = self.copy_aside(aside, there, kept).and_then(|copies| {
+            match self.unmap(there, piece) {
+                // From here on a failure leaves a hole in what others use.
+                Ok(()) => self.move_home(aside, there, &copies, kept).map(|()| copies),
+                Err(error) => {
+                    self.unmap_all(aside, &copies);
+                    Err(error)
                 }
             }
-            driver::open(self.device, start.offset(offset), kept)?;
-            Ok(copies.into_iter().map(|(place, copy)| (offset + place, copy)).collect())
         });
         // SAFETY: nothing is mapped there any more.
         drop(check("cuMemAddressFree", unsafe { sys::cuMemAddressFree(aside.0, kept.as_usize()) }));
-        placed
+        Ok(carved?.into_iter().map(|(place, copy)| (offset + place, copy)).collect())
+    }
+
+    /// The content of a stretch once more, in pages elsewhere.
+    fn copy_aside(&self, aside: Address, from: Address, bytes: Bytes) -> Result<Vec<(Bytes, Piece)>, DeviceError> {
+        let pages: Vec<_> = (0..bytes.pages(self.page).0).map(|page| (self.page * page, self.page)).collect();
+        let copies = self.fill(aside, &pages)?;
+        // SAFETY: both stretches are mapped and open, and as long; the stream is ours.
+        let copied = unsafe {
+            check("cuMemcpyDtoDAsync", sys::cuMemcpyDtoDAsync_v2(aside.0, from.0, bytes.as_usize(), self.stream))
+                .and_then(|()| check("cuStreamSynchronize", sys::cuStreamSynchronize(self.stream)))
+        };
+        copied.inspect_err(|_| self.unmap_all(aside, &copies))?;
+        Ok(copies)
+    }
+
+    /// Maps pages from where they were filled to where they belong.
+    fn move_home(
+        &self,
+        aside: Address,
+        there: Address,
+        copies: &[(Bytes, Piece)],
+        bytes: Bytes,
+    ) -> Result<(), DeviceError> {
+        let moved = copies.iter().try_for_each(|(place, copy)| {
+            let (from, to, bytes) = (aside.offset(*place), there.offset(*place), copy.bytes.as_usize());
+            // SAFETY: the handle stays ours while its mapping moves, and nothing is mapped where it goes.
+            unsafe {
+                check("cuMemUnmap", sys::cuMemUnmap(from.0, bytes))?;
+                check("cuMemMap", sys::cuMemMap(to.0, bytes, 0, copy.handle, 0))
+            }
+        });
+        let opened = moved.and_then(|()| driver::open(self.device, there, bytes));
+        opened
+            .map_err(|error| DeviceError::Lost { reason: format!("memory in use could not be mapped again: {error}") })
+    }
+}
+
+/// The same refusal, of so many bytes.
+fn asked_for(bytes: Bytes, error: DeviceError) -> DeviceError {
+    match error {
+        DeviceError::Refused { free, hint, .. } => DeviceError::Refused { asked: bytes, free, hint },
+        error => error,
     }
 }
 
@@ -294,6 +322,10 @@ impl Device for CudaDevice {
         self.page
     }
 
+    fn is_host_memory(&self) -> bool {
+        false
+    }
+
     fn memory(&self) -> Result<DeviceMemory, DeviceError> {
         self.enter()?;
         driver::memory()
@@ -312,6 +344,10 @@ impl Device for CudaDevice {
             unsafe { sys::cuMemAddressReserve(&mut address, bytes.as_usize(), pieces::LARGE.as_usize(), 0, 0) };
         match check("cuMemAddressReserve", reserved) {
             Err(DeviceError::Driver { said, .. }) => return Err(DeviceError::NoAddresses { bytes, reason: said }),
+            Err(DeviceError::Refused { .. }) => {
+                let reason = "the driver has no memory for its tables".to_owned();
+                return Err(DeviceError::NoAddresses { bytes, reason });
+            }
             outcome => outcome?,
         }
         let reservation = Reservation { bytes, pieces: BTreeMap::new() };
