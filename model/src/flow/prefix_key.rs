@@ -102,12 +102,10 @@ mod tests {
             keys.extend(&tokens, &positions, &[]);
             keys.as_slice().to_vec()
         });
-        for block in 0..2 {
-            assert!(
-                keys[0][block] != keys[1][block]
-                    && keys[1][block] != keys[2][block]
-                    && keys[0][block] != keys[2][block]
-            );
+        let [unsalted, one, other] = keys;
+        assert_eq!((unsalted.len(), one.len(), other.len()), (2, 2, 2));
+        for ((unsalted, one), other) in unsalted.iter().zip(&one).zip(&other) {
+            assert!(unsalted != one && one != other && unsalted != other);
         }
     }
 
