@@ -81,7 +81,7 @@ impl Actor for SchedulerActor {
     ) -> Result<(), ActorProcessingErr> {
         let effects = match message {
             SchedulerMessage::Admit(Admission { sequence, pins, deliveries }) => {
-                state.callers.insert(sequence.id, Caller { deliveries: Some(deliveries), pins: pins });
+                state.callers.insert(sequence.id, Caller { deliveries: Some(deliveries), pins });
                 state.core.step(Input::Admit(sequence))
             }
             SchedulerMessage::Cancel(sequence) => state.cancel(sequence),
