@@ -50,17 +50,20 @@ pub enum VisualPlan {
     },
 }
 
-/// BLAKE3 over encoded files and the grid they become: with one processor equal keys mean equal pictures for the encoder,
+/// BLAKE3 over encoded files and the grid they become: with one pair of processors equal keys mean equal pictures for the encoder,
 /// before anything is decoded. (A [`PictureHash`](crate::flow::PictureHash) finds equal pictures in unequal files too.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VisualKey([u8; 32]);
 
 impl VisualKey {
     fn of(frames: &[ImageBytes], grid: VisualGrid) -> Self {
-        let step = match grid {
-            VisualGrid::Image(grid) | VisualGrid::Video { step: grid, .. } => grid,
+        // Videos have a processor of their own, so a film of one frame is not the picture that the frame is.
+        let (step, is_video) = match grid {
+            VisualGrid::Image(grid) => (grid, false),
+            VisualGrid::Video { step, .. } => (step, true),
         };
         let mut hasher = blake3::Hasher::new();
+        hasher.update(&[u8::from(is_video)]);
         for size in [step.t, step.h, step.w, grid.pictures() as u32, frames.len() as u32] {
             hasher.update(&size.to_le_bytes());
         }
@@ -106,8 +109,8 @@ impl VisualPlan {
 }
 
 impl VisualProcessors {
-    /// Plans all that a request shows; of files headers are read, and all is hashed. Pictures are resized to `picture_patches` each. The steps of
-    /// the videos share evenly what the pictures leave of [`Envelope::video_patches`], and none has more patches than a
+    /// Plans all that a request shows; of files headers are read, and all is hashed. Pictures are resized to
+    /// `picture_patches` each. The steps of the videos share evenly what the pictures leave of [`Envelope::video_patches`], and none has more patches than a
     /// picture may: whatever a request shows, the vision cache has the rows and a launch the patches.
     ///
     /// # Errors
