@@ -56,6 +56,57 @@ fn a_bomb_is_refused_by_its_header() {
     assert!(bomb(0, 5).probe(&limits).is_err());
 }
 
+/// A segment of a JPEG: marker, length, content.
+fn segment(marker: u8, content: &[u8]) -> Vec<u8> {
+    let length = (content.len() as u16 + 2).to_be_bytes();
+    [&[0xff, marker], &length[..], content].concat()
+}
+
+/// A grey progressive JPEG of 8 x 8 pixels: a scan that says nothing, and `more` that say that nothing is to be refined.
+fn many_scans(more: usize) -> ImageBytes {
+    let mut jpeg = b"\xff\xd8".to_vec();
+    jpeg.extend(segment(0xdb, &[&[0][..], &[1; 64]].concat()));
+    jpeg.extend(segment(0xc2, &[8, 0, 8, 0, 8, 1, 1, 0x11, 0]));
+    // One code each, of one bit: no difference, and the end of the block.
+    for class in [0x00, 0x10] {
+        jpeg.extend(segment(0xc4, &[&[class, 1][..], &[0; 16]].concat()));
+    }
+    jpeg.extend([segment(0xda, &[1, 1, 0, 0, 0, 0]), vec![0x7f]].concat());
+    jpeg.extend([segment(0xda, &[1, 1, 0, 1, 63, 0]), vec![0x7f]].concat().repeat(more));
+    jpeg.extend(b"\xff\xd9");
+    ImageBytes::new(jpeg)
+}
+
+/// A scan of a hundred bytes is a walk over up to 64 megapixels: a file of 20 MiB could ask for an hour of them.
+#[test]
+fn a_jpeg_of_endless_scans_is_refused_by_its_markers() {
+    let limits = ImageLimits::default();
+    assert_eq!(8, many_scans(60).decode(&limits).expect("many, but not endless").width());
+    let refused = Err(ImageError::Damaged { format: "JPEG", stage: "counting its scans" });
+    assert_eq!(refused, many_scans(200_000).probe(&limits));
+    // What a comment holds, or what stands behind the end, is no scan.
+    let good = golden_bytes("pictures/photo_progressive.jpg");
+    let comment = segment(0xfe, &[0xff, 0xda].repeat(1000));
+    let commented = [&good[..2], &comment, &good[2..], &[0xff, 0xda].repeat(1000)].concat();
+    assert!(ImageBytes::new(commented).probe(&limits).is_ok());
+}
+
+/// Where the first scan lacks a colour the decoder keeps all coefficients, be there more scans or none.
+#[test]
+fn a_jpeg_that_begins_with_one_colour_is_leased_for_all_coefficients() {
+    let limits = ImageLimits::default();
+    let mut good = golden_bytes("pictures/photo_420.jpg");
+    let frame = good.windows(2).position(|pair| pair == [0xff, 0xc0]).expect("a frame");
+    good[frame + 5..frame + 7].copy_from_slice(&4000u16.to_be_bytes());
+    let whole = ImageBytes::new(good.clone()).probe(&limits).expect("a good header");
+    let scan = good.windows(2).position(|pair| pair == [0xff, 0xda]).expect("a scan");
+    let lone = [&good[..scan], &segment(0xda, &[1, 1, 0, 0, 63, 0]), b"\x7f\xff\xd9"].concat();
+    let lone = ImageBytes::new(lone).probe(&limits).expect("a good header");
+    let pixels = u64::from(lone.width) * u64::from(lone.height);
+    assert!(lone.cost.scratch_bytes >= 2 * 3 * pixels, "{:?}", lone.cost);
+    assert!(whole.cost.scratch_bytes < (1 << 20) + 2 * pixels, "{:?}", whole.cost);
+}
+
 #[test]
 fn every_limit_is_named_with_its_value() {
     let few = ImageLimits { bytes_max: 10, ..ImageLimits::default() };

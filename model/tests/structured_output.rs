@@ -340,6 +340,12 @@ fn forms_that_cannot_be_followed_are_refused_with_a_reason() {
         ("large", schema(deep)),
         ("large", schema(json!({"const": "x".repeat(70_000)}))),
         ("complex", schema(json!({"anyOf": wide}))),
+        (
+            "complex",
+            schema(
+                json!({"type": "string", "allOf": (0..9).map(|i| json!({"pattern": format!("x{i}")})).collect::<Vec<_>>()}),
+            ),
+        ),
         ("regex", regex("(a")),
         ("regex", regex("[z-a]")),
         ("regex", regex("(?=a)b")),
@@ -365,6 +371,27 @@ fn forms_that_cannot_be_followed_are_refused_with_a_reason() {
         };
         assert_eq!((kind, true), (found, told), "{index}: {error:?}");
         assert!(!error.hint().is_empty());
+    }
+}
+
+/// Only patterns for one and the same text count against each other.
+#[test]
+fn a_schema_may_have_many_patterns_for_many_texts() {
+    let properties: serde_json::Map<String, Value> = (0..30)
+        .map(|i| (format!("p{i}"), json!({"$ref": "#/$defs/id", "description": "a name"})))
+        .chain((0..30).map(|i| (format!("q{i}"), json!({"type": "string", "pattern": format!("^a{i}$")}))))
+        .collect();
+    let id = json!({"type": "string", "pattern": "^[a-z]{1,8}$"});
+    let object = json!({"$defs": {"id": id}, "type": "object", "properties": properties, "required": ["p0", "q7"],
+        "additionalProperties": false});
+    for text in replies(&DEMO, &OutputFormat::JsonSchema(object), 2) {
+        let value: Value = serde_json::from_str(&text).expect("JSON");
+        assert!(matches("[a-z]{1,8}", value["p0"].as_str().expect("a text")) && value["q7"] == "a7", "{text}");
+    }
+    let both = json!({"type": "string", "allOf": [{"pattern": "^a"}, {"pattern": "b$"}, {"maxLength": 6}]});
+    for text in replies(&DEMO, &OutputFormat::JsonSchema(both), 2) {
+        let value: String = serde_json::from_str(&text).expect("JSON");
+        assert!(value.starts_with('a') && value.ends_with('b'), "{text}");
     }
 }
 
@@ -402,7 +429,17 @@ fn hostile_forms_end_soon() {
         .collect();
     let arrays: Vec<Value> =
         (0..8).map(|i| json!({"type": "array", "items": {"$ref": "#/$defs/a"}, "maxItems": 100 + i})).collect();
+    let pattern = |i: usize| json!({"pattern": format!("x{i}y")});
+    let meeting: Vec<Value> = (0..40).map(pattern).collect();
+    let merged: Vec<Value> = (0..40).map(|i| json!({"properties": {"a": pattern(i)}})).collect();
+    let mut chain: serde_json::Map<String, Value> = (1..40)
+        .map(|i| (format!("d{i}"), json!({"pattern": format!("x{i}y"), "$ref": format!("#/$defs/d{}", i - 1)})))
+        .collect();
+    chain.insert("d0".into(), json!({"type": "string"}));
     let formats = [
+        OutputFormat::JsonSchema(json!({"type": "string", "allOf": meeting})),
+        OutputFormat::JsonSchema(json!({"type": "object", "allOf": merged})),
+        OutputFormat::JsonSchema(json!({"$defs": chain, "$ref": "#/$defs/d39"})),
         regex("((((x{100}){100}){100}){100}){100}"),
         regex("(((((a+)+)+)+)+)+b"),
         regex("(a|b)*a(a|b){400}"),

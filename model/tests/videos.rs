@@ -73,6 +73,15 @@ fn a_video_is_planned_from_headers_and_processed_as_planned() {
     }
 }
 
+/// Each has a processor of its own, which may normalise otherwise.
+#[test]
+fn a_film_of_one_frame_is_not_recognised_as_the_picture_that_the_frame_is() {
+    let shown = [Visual::Image(frame(90, 61, 0)), Visual::Video(film(1, 90, 61)), Visual::Image(frame(90, 61, 0))];
+    let keys: Vec<_> = plan(&envelope(), &shown).expect("a plan").iter().map(VisualPlan::key).collect();
+    assert_eq!(keys[0], keys[2]);
+    assert_ne!(keys[0], keys[1]);
+}
+
 #[test]
 fn a_step_takes_frames_in_their_order_and_repeats_the_last() {
     let [a, b] = [0, 200].map(|number| frame(56, 56, number));

@@ -84,6 +84,26 @@ fn a_sharded_model_is_fetched_once_and_then_starts_without_the_network() {
 }
 
 #[test]
+fn what_another_tool_left_half_written_is_not_continued() {
+    let hub = Hub::of(&golden());
+    let (first, second) = (Folder::empty(), Folder::empty());
+    let good = fetch(&hub, &first).unwrap_or_else(|error| panic!("{error}"));
+    // As long as the whole, and full of holes.
+    let blobs = second.path().join("models--tiny--model/blobs");
+    std::fs::create_dir_all(&blobs).expect("a folder");
+    for blob in std::fs::read_dir(first.path().join("models--tiny--model/blobs")).expect("blobs") {
+        let blob = blob.expect("a blob");
+        let bytes = vec![0; blob.metadata().expect("a size").len() as usize];
+        std::fs::write(blobs.join(format!("{}.incomplete", blob.file_name().display())), bytes).expect("a file");
+    }
+    let fetched = fetch(&hub, &second).unwrap_or_else(|error| panic!("{error}"));
+    for file in ["config.json", "model-00001-of-00002.safetensors"] {
+        let content = |folder: &Path| std::fs::read(folder.join(file)).expect("a file");
+        assert!(content(&good) == content(&fetched), "{file} is not the hub's");
+    }
+}
+
+#[test]
 fn each_refusal_of_a_hub_is_a_typed_error_and_leaves_nothing_behind() {
     story(async {
         let (hub, cache) = (Hub::of(&golden()), Folder::empty());

@@ -58,7 +58,7 @@ pub enum ImageError {
     Damaged {
         /// PNG, JPEG or WebP.
         format: &'static str,
-        /// Where it was found: reading the header or decoding the pixels.
+        /// Where it was found: reading the header, counting a JPEG's scans, or decoding the pixels.
         stage: &'static str,
     },
     /// Too long and thin for the model's processor.

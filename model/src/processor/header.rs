@@ -113,6 +113,9 @@ impl<'a> OpenImage<'a> {
             ImageFormat::Png => {
                 Box::new(PngDecoder::with_limits(reader, png_limits(encoded, limits)).map_err(damaged)?)
             }
+            ImageFormat::Jpeg if jpeg_scans(encoded).count > SCANS_MAX => {
+                return Err(ImageError::Damaged { format: format.name(), stage: "counting its scans" });
+            }
             ImageFormat::Jpeg => Box::new(JpegDecoder::new(reader).map_err(damaged)?),
             ImageFormat::WebP => Box::new(WebPDecoder::new(reader).map_err(damaged)?),
         };
@@ -198,12 +201,13 @@ fn scratch_bytes(format: ImageFormat, encoded: &[u8], width: u32, height: u32, c
             8 * width * u64::from(color.bytes_per_pixel()) + 2 * UNPACKED_BYTES + 4 * side_bytes(encoded)
         }
         // The header's decoder copies its input. A picture of several scans keeps two bytes for each coefficient of whole
-        // MCUs of up to 32 x 32 pixels; one of a single scan keeps a few rows of MCUs.
+        // MCUs of up to 32 x 32 pixels; one whose first scan has all colours keeps a few rows of MCUs.
         ImageFormat::Jpeg => {
             let frame = jpeg_frame(encoded).unwrap_or(JpegFrame { progressive: true, components: 4 });
             let (across, down) = (width.next_multiple_of(32), height.next_multiple_of(32));
-            let scans = encoded.windows(2).filter(|pair| *pair == [0xff, 0xda]).count();
-            let rows = if frame.progressive || scans > 1 { down } else { 4 * 32 };
+            let scans = jpeg_scans(encoded);
+            let is_kept = frame.progressive || scans.count > 1 || scans.first_components < frame.components;
+            let rows = if is_kept { down } else { 4 * 32 };
             encoded_bytes + across * rows * frame.components * 2 + across * 4 * 32 * 4
         }
         // Lossy: the planes of YCbCr in whole macroblocks; lossless: four bytes a pixel. Alpha is a picture of its own, and
@@ -248,4 +252,41 @@ fn jpeg_frame(encoded: &[u8]) -> Option<JpegFrame> {
             }
         }
     }
+}
+
+/// Scans of a JPEG. A progressive one has some ten; each is a walk over all pixels, which a hundred bytes can ask for.
+const SCANS_MAX: u64 = 256;
+
+/// A JPEG's scans, up to its end or to one more than [`SCANS_MAX`].
+struct JpegScans {
+    count: u64,
+    /// Colours in the first: where it lacks some, the decoder keeps all coefficients even if no other scan comes.
+    first_components: u64,
+}
+
+/// Walks over the markers as libjpeg does: what is none is skipped (ITU T.81, B.1.1.2 and B.2.3).
+fn jpeg_scans(encoded: &[u8]) -> JpegScans {
+    let mut scans = JpegScans { count: 0, first_components: 0 };
+    let mut at = 2;
+    while let Some(&[mark, kind]) = encoded.get(at..at + 2) {
+        match (mark, kind) {
+            (0xff, 0xd9) => break,
+            (0xff, 0x02..=0xcf | 0xda..=0xfe) => {
+                if kind == 0xda {
+                    if scans.count == 0 {
+                        scans.first_components = encoded.get(at + 4).map_or(0, |&count| count.into());
+                    }
+                    scans.count += 1;
+                    if scans.count > SCANS_MAX {
+                        break;
+                    }
+                }
+                let length = encoded.get(at + 2..at + 4).map_or(2, |bytes| u16::from_be_bytes([bytes[0], bytes[1]]));
+                at += 2 + usize::from(length).max(2);
+            }
+            // Padding, a restart, a zero that says that 255 is a number, or numbers.
+            _ => at += 1,
+        }
+    }
+    scans
 }

@@ -51,7 +51,8 @@ pub enum VisualPlan {
 }
 
 /// BLAKE3 over encoded files, the grid they become, and whether they are a video: with one model's processors equal keys
-/// mean equal pictures for the encoder, before anything is decoded. (A [`PictureHash`](crate::flow::PictureHash) finds equal pictures in unequal files too.)
+/// mean equal pictures for the encoder, before anything is decoded. (A [`PictureHash`](crate::flow::PictureHash) finds
+/// equal pictures in unequal files too.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VisualKey([u8; 32]);
 
@@ -108,8 +109,8 @@ impl VisualPlan {
 }
 
 impl VisualProcessors {
-    /// Plans all that a request shows; of files headers are read, and all is hashed. Pictures are resized to `picture_patches` each. The steps of
-    /// the videos share evenly what the pictures leave of [`Envelope::video_patches`], and none has more patches than a
+    /// Plans all that a request shows; of files headers are read, and all is hashed. Pictures are resized to
+    /// `picture_patches` each. The steps of the videos share evenly what the pictures leave of [`Envelope::video_patches`], and none has more patches than a
     /// picture may: whatever a request shows, the vision cache has the rows and a launch the patches.
     ///
     /// # Errors

@@ -98,7 +98,9 @@ impl HubCache {
         lock.lock().map_err(&failed)?;
         let path = self.folder.join("blobs").join(etag);
         fs::create_dir_all(self.folder.join("blobs")).map_err(&failed)?;
-        let partial = self.folder.join("blobs").join(format!("{etag}.incomplete"));
+        // Our own: other tools leave `<etag>.incomplete` behind, which they write at several places at once, so that its
+        // length says nothing of what is in it.
+        let partial = self.folder.join("blobs").join(format!("{etag}.bursar.incomplete"));
         Ok(Blob { path, partial, file: file.to_owned(), _lock: lock })
     }
 

@@ -70,7 +70,8 @@ pub fn lay_out(tokens: &[u32], visuals: &[VisualGrid], words: &Placeholders) -> 
                 .next()
                 .ok_or_else(|| LayoutError::VideoPlaceholders { placeholders: placeholders(), videos: videos.len() })?;
             for index in 0..*steps {
-                let begin = [next + words.time(index, *frames_per_second), next, next];
+                let time = (next + words.time(index, *frames_per_second)).min((TIME_MAX as u32).max(next));
+                let begin = [time, next, next];
                 layout.push_step(first + index, *token, step, begin, words.merge);
             }
             next = layout.behind();
@@ -185,6 +186,14 @@ mod tests {
         // 0.6 has no exact double, yet nothing falls below the whole.
         assert_eq!(times(0.6), [0, 6, 13, 20]);
         assert_eq!(times(f64::MIN_POSITIVE), [0, 1 << 24, 1 << 24, 1 << 24]);
+    }
+
+    #[test]
+    fn many_videos_of_years_go_no_further_than_one() {
+        let films = vec![film(2, f64::MIN_POSITIVE); 300];
+        let layout = lay_out(&[VIDEO; 300], &films, &words()).expect("each has its place");
+        let furthest = layout.positions.iter().flatten().max().copied();
+        assert!((1 << 24..(1 << 24) + 1200).contains(&furthest.expect("positions")), "{furthest:?}");
     }
 
     #[test]

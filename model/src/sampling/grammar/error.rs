@@ -99,7 +99,7 @@ impl GrammarError {
                 "the whole reply must match already: leave out look-around, word boundaries and inner anchors".into()
             }
             GrammarError::TooComplex => {
-                "lower counts of repetition and numbers of properties or alternatives, or set a bound where there is none".into()
+                "lower counts of repetition and numbers of properties, alternatives or patterns for one text, or set a bound where there is none".into()
             }
             GrammarError::DeadEnd { .. } => "ask for a form in characters that the model's tokenizer knows".into(),
             GrammarError::NotFollowed { .. } | GrammarError::Broken { .. } => {

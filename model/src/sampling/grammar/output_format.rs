@@ -17,6 +17,24 @@ const CHOICES_MAX: usize = 2048;
 const CHOICES_BYTES_MAX: usize = 64 * 1024;
 /// The largest `multipleOf`: remainders of larger ones overflow in the lexer.
 const MULTIPLE_OF_MAX: f64 = 1e8;
+/// Patterns that one text of a reply may have to match at once. The library multiplies their derivatives out, each at least
+/// doubles them, and it looks at its limits only between such steps: thirty patterns take more memory than any machine has.
+const PATTERNS_AT_ONCE_MAX: usize = 8;
+/// What may stand beside an applicator without narrowing it.
+const ANNOTATIONS: [&str; 12] = [
+    "$comment",
+    "$defs",
+    "$id",
+    "$schema",
+    "default",
+    "definitions",
+    "deprecated",
+    "description",
+    "examples",
+    "readOnly",
+    "title",
+    "writeOnly",
+];
 /// Space between JSON's parts. Without a bound a model can write spaces for ever.
 const JSON_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,32}";
 
@@ -81,6 +99,10 @@ fn json_schema(schema: &Value) -> Result<Value, GrammarError> {
     if has_large_multiple(schema) {
         return Err(GrammarError::Schema { reason: PrivateText(format!("`multipleOf` is above {MULTIPLE_OF_MAX}")) });
     }
+    let Patterns { count, meetings } = Patterns::of(schema);
+    if count.min(meetings + 1) > PATTERNS_AT_ONCE_MAX {
+        return Err(GrammarError::TooComplex);
+    }
     let mut schema = match schema {
         Value::Bool(true) => Value::Object(serde_json::Map::new()),
         Value::Object(_) => schema.clone(),
@@ -107,6 +129,39 @@ fn depth(value: &Value) -> usize {
 fn has_large_multiple(value: &Value) -> bool {
     value["multipleOf"].as_f64().is_some_and(|multiple| multiple > MULTIPLE_OF_MAX)
         || inner(value).into_iter().any(has_large_multiple)
+}
+
+/// How many patterns could have to match one text. Never too few; too many where they are of different texts.
+struct Patterns {
+    /// Patterns and formats.
+    count: usize,
+    /// Places where what two schemas say of one value is put together: so many patterns and one can meet in a text.
+    meetings: usize,
+}
+
+impl Patterns {
+    fn of(value: &Value) -> Self {
+        let Value::Object(object) = value else { return Patterns::inside(value) };
+        let Patterns { mut count, mut meetings } = Patterns::inside(value);
+        let has = |keyword: &str| usize::from(object.contains_key(keyword));
+        let length = |keyword: &str| object.get(keyword).and_then(Value::as_array).map_or(0, Vec::len);
+        count += has("pattern") + has("format");
+        // Each of `allOf`, each of the others as a whole, and what stands beside them as a whole.
+        let applied = length("allOf") + has("anyOf") + has("oneOf") + has("$ref");
+        let is_narrowing =
+            |keyword: &str| !ANNOTATIONS.contains(&keyword) && !["allOf", "anyOf", "oneOf", "$ref"].contains(&keyword);
+        let beside = usize::from(object.keys().any(|keyword| is_narrowing(keyword)));
+        meetings += (applied + beside).saturating_sub(1);
+        meetings += has("pattern") * has("format") + has("properties") * has("patternProperties");
+        Patterns { count, meetings }
+    }
+
+    fn inside(value: &Value) -> Self {
+        inner(value).into_iter().map(Patterns::of).fold(Patterns { count: 0, meetings: 0 }, |sum, each| Patterns {
+            count: sum.count + each.count,
+            meetings: sum.meetings + each.meetings,
+        })
+    }
 }
 
 fn inner(value: &Value) -> Vec<&Value> {
