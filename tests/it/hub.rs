@@ -3,13 +3,17 @@
 mod server;
 
 use std::{
+    fs::File,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
 };
 
 use bursar::{
     HubError, HubModel, HubOptions, ModelSource, Progress, RuntimeError, StartError,
-    crates::model::error::CheckpointError,
+    crates::model::{checkpoint::FetchWatch, error::CheckpointError},
 };
 
 use self::server::{Asked, COMMIT, Fault, Hub, ID};
@@ -101,6 +105,38 @@ fn what_another_tool_left_half_written_is_not_continued() {
         let content = |folder: &Path| std::fs::read(folder.join(file)).expect("a file");
         assert!(content(&good) == content(&fetched), "{file} is not the hub's");
     }
+}
+
+/// Has waited long enough when asked so many times.
+struct Waiting(AtomicUsize);
+
+impl FetchWatch for Waiting {
+    fn fetched(&self, _: &str, _: u64, _: u64) {}
+
+    fn is_cancelled(&self) -> bool {
+        self.0.fetch_sub(1, Relaxed) == 1
+    }
+}
+
+#[test]
+fn a_fetch_that_waits_for_another_process_can_be_given_up() {
+    let hub = Hub::of(&golden());
+    let (first, second) = (Folder::empty(), Folder::empty());
+    fetch(&hub, &first).unwrap_or_else(|error| panic!("{error}"));
+    // Another process is at every file.
+    let locks = |cache: &Folder| cache.path().join(".locks/models--tiny--model");
+    std::fs::create_dir_all(locks(&second)).expect("a folder");
+    let held = std::fs::read_dir(locks(&first)).expect("locks").map(|lock| {
+        let lock = File::create(locks(&second).join(lock.expect("a lock").file_name())).expect("a file");
+        lock.lock().expect("nobody has it");
+        lock
+    });
+    let held: Vec<File> = held.collect();
+    assert!(!held.is_empty());
+    let watch = Waiting(AtomicUsize::new(4));
+    let outcome = HubModel::new(ID, options(&hub, &second)).fetch(&watch);
+    assert!(matches!(outcome, Err(CheckpointError::Hub(HubError::Cancelled))), "{outcome:?}");
+    assert!(!second.path().join("models--tiny--model/snapshots").exists(), "nothing was taken from the other's hands");
 }
 
 #[test]

@@ -196,7 +196,7 @@ impl Fetch<'_> {
             return Err(HubError::TooLarge { file: file.to_owned(), bytes: found.bytes, bytes_max });
         }
         let commit = self.commit.clone().unwrap_or_else(|| found.commit.clone());
-        let blob = self.cache.blob(&found.etag, file)?;
+        let blob = self.cache.blob(&found.etag, file, || self.remote.is_cancelled())?;
         if !blob.is_complete(found.bytes) {
             self.remote.download(file, &commit, &found, &blob)?;
             blob.finish(found.bytes)?;

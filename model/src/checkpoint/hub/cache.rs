@@ -1,13 +1,17 @@
 //! The cache of all Hugging Face tools: blobs by their etag, a snapshot of links for each commit, refs to commits.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use hf_hub::{Cache, CacheRepo, Repo, RepoType};
 
 use super::{HubError, HubOptions};
 use crate::error::CheckpointError;
+
+/// How often a file that another process fetches is looked at.
+const LOCK_LOOK: Duration = Duration::from_millis(100);
 
 /// The cache's part of one model at one revision.
 pub(super) struct HubCache {
@@ -89,13 +93,22 @@ impl HubCache {
         self.folder.join(".no_exist").join(commit).join(file)
     }
 
-    /// The place of a file's bytes, held against other processes until it is dropped.
-    pub fn blob(&self, etag: &str, file: &str) -> Result<Blob, HubError> {
+    /// The place of a file's bytes, held against other processes until it is dropped. Waits for another process that
+    /// fetches the same file; then it is there.
+    ///
+    /// # Errors
+    /// [`HubError::Cancelled`] while it waits, [`HubError::Cache`].
+    pub fn blob(&self, etag: &str, file: &str, is_cancelled: impl Fn() -> bool) -> Result<Blob, HubError> {
         let failed = failed(file);
         fs::create_dir_all(&self.locks).map_err(&failed)?;
         let lock = File::create(self.locks.join(format!("{etag}.lock"))).map_err(&failed)?;
-        // Waits for another process that fetches the same file; then it is there.
-        lock.lock().map_err(&failed)?;
+        while let Err(busy) = lock.try_lock() {
+            match busy {
+                TryLockError::WouldBlock if is_cancelled() => return Err(HubError::Cancelled),
+                TryLockError::WouldBlock => std::thread::park_timeout(LOCK_LOOK),
+                TryLockError::Error(error) => return Err(failed(error)),
+            }
+        }
         let path = self.folder.join("blobs").join(etag);
         fs::create_dir_all(self.folder.join("blobs")).map_err(&failed)?;
         // Our own: other tools leave `<etag>.incomplete` behind, which they write at several places at once, so that its

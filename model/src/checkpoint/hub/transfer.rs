@@ -192,8 +192,13 @@ impl<'a> Remote<'a> {
         }
     }
 
+    /// Whether nobody waits for the files any more.
+    pub fn is_cancelled(&self) -> bool {
+        self.watch.is_cancelled()
+    }
+
     fn check_cancelled(&self) -> Result<(), HubError> {
-        if self.watch.is_cancelled() { Err(HubError::Cancelled) } else { Ok(()) }
+        if self.is_cancelled() { Err(HubError::Cancelled) } else { Ok(()) }
     }
 
     fn unreachable(&self, error: &ureq::Error) -> HubError {
