@@ -13,7 +13,8 @@ const NEGLIGIBLE: f32 = -64.0;
 /// How likely a model holds `token` after the text whose last row of `logits` this is, with the `top` likeliest tokens.
 /// For a prompt, `token` is the one that really followed.
 ///
-/// It is the log-softmax of the logits as they come from the model, in f64: vLLM's `raw_logprobs`.
+/// It is the log-softmax of the logits as they come from the model, in f64: vLLM's `raw_logprobs`, but before a grammar
+/// forbids anything too.
 ///
 /// # Errors
 /// [`SamplingError::TooManyLogProbabilities`], [`SamplingError::UnknownToken`] for a token beyond the logits, and what

@@ -33,7 +33,8 @@ pub struct TemplateLimits {
     pub values_bytes_max: u64,
 }
 
-/// A turn takes about 50 steps: 5 million are far beyond any conversation, and over in a second. The longest released
+/// A turn takes about 50 steps: 5 million are far beyond any conversation. They are over in a second unless each reads
+/// megabytes (comparing long texts, looking through long lists), which no limit here counts. The longest released
 /// template has 20 KB. A text of 4 MiB is a million tokens, and one that is built up turn by turn from a thousand turns to
 /// a megabyte makes 500 MB on its way.
 impl Default for TemplateLimits {
