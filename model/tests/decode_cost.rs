@@ -1,46 +1,15 @@
 //! Host bytes are leased before a picture is decoded: what the header says must be enough.
 
-use std::alloc::{GlobalAlloc, Layout, System};
+mod heap;
+
 use std::io::Cursor;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bursar_model::flow::image_bytes::{ImageBytes, ImageLimits};
 use bursar_model::flow::rgb_image::RgbImage;
 use bursar_model::flow::video::Video;
 use bursar_model::processor::{ImageProcessor, ImageProcessorConfig, VideoProcessor};
+use heap::peak_of;
 use image::{DynamicImage, ImageFormat};
-
-struct Counting;
-
-static HELD: AtomicU64 = AtomicU64::new(0);
-static PEAK: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: every call goes to the system's allocator unchanged; counting has no part in the memory.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let held = HELD.fetch_add(layout.size() as u64, Relaxed) + layout.size() as u64;
-        PEAK.fetch_max(held, Relaxed);
-        // SAFETY: the caller keeps the contract of `alloc`.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        HELD.fetch_sub(layout.size() as u64, Relaxed);
-        // SAFETY: the caller keeps the contract of `dealloc`.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-/// The most bytes held at one time during `work`, beyond those held before.
-fn peak_of<T>(work: impl FnOnce() -> T) -> (u64, T) {
-    let before = HELD.load(Relaxed);
-    PEAK.store(before, Relaxed);
-    let result = work();
-    (PEAK.load(Relaxed).saturating_sub(before), result)
-}
 
 /// One picture in every format, depth and number of channels, 1,601 x 1,200 pixels.
 fn pictures() -> Vec<(String, Vec<u8>)> {

@@ -1,34 +1,9 @@
 //! Templates that want all memory, or all of the stack: each ends in a typed error, within bounded host memory.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+mod heap;
 
 use bursar_model::error::TextError;
 use bursar_model::text::{ChatTemplate, Message, Role, TemplateInputs, TemplateLimits, TemplateSources};
-
-struct Counting;
-
-static HELD: AtomicU64 = AtomicU64::new(0);
-static PEAK: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: every call goes to the system's allocator unchanged; counting has no part in the memory.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let held = HELD.fetch_add(layout.size() as u64, Relaxed) + layout.size() as u64;
-        PEAK.fetch_max(held, Relaxed);
-        // SAFETY: the caller keeps the contract of `alloc`.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        HELD.fetch_sub(layout.size() as u64, Relaxed);
-        // SAFETY: the caller keeps the contract of `dealloc`.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 /// Half of what rendering may make, so that the story is short.
 fn limits() -> TemplateLimits {
@@ -150,11 +125,8 @@ fn each_greedy_template_ends_in_a_typed_error_within_bounded_memory() {
     // As small a stack as any thread of ours has.
     let story = std::thread::Builder::new().stack_size(2 << 20).spawn(|| {
         for (name, source) in attacks() {
-            let before = HELD.load(Relaxed);
-            PEAK.store(before, Relaxed);
             let begun = std::time::Instant::now();
-            let outcome = render(&source);
-            let taken = PEAK.load(Relaxed) - before;
+            let (taken, outcome) = heap::peak_of(|| render(&source));
             println!("{name}: {:?} after {:?}, {} MB", outcome.as_ref().map(String::len), begun.elapsed(), taken >> 20);
             // All values that may be made, the printed text, and what one operation holds before it is weighed.
             assert!(taken < 160 << 20, "{name}: {taken} bytes");
