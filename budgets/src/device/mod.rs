@@ -8,7 +8,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-pub use cuda::{CudaCounts, CudaDevice};
+pub use cuda::{CudaCounts, CudaDevice, Pinned};
 pub use host::{HostConfig, HostCounts, HostDevice, Script};
 
 use crate::{Bytes, Fence, Hint, Timeline};
@@ -124,6 +124,14 @@ pub enum DeviceError {
         /// What the system said.
         reason: String,
     },
+    /// The host has no page-locked memory of this size to give.
+    #[error("the host refused {} of page-locked memory: {said}", asked.exact())]
+    HostRefused {
+        /// How much was wanted.
+        asked: Bytes,
+        /// What was said.
+        said: String,
+    },
     /// There is no such device here.
     #[error("{reason}")]
     NoDevice {
@@ -168,6 +176,9 @@ impl Hint for DeviceError {
             DeviceError::Refused { hint, .. } => Some(hint.clone()),
             DeviceError::Lost { .. } => Some("fail every request on this device and build its context anew".into()),
             DeviceError::NoDevice { hint, .. } => Some(hint.clone()),
+            DeviceError::HostRefused { .. } => {
+                Some("free memory of the host, or raise its limit on locked memory (ulimit -l)".into())
+            }
             DeviceError::BadRange { .. } | DeviceError::Driver { .. } => None,
             DeviceError::NoAddresses { .. } => Some("raise the limit on address space (ulimit -v)".into()),
             DeviceError::BadPage { .. } => Some("use a power of two that is a multiple of the system's page".into()),
