@@ -17,6 +17,10 @@ pub trait Backend {
     /// What this backend computes on.
     fn target(&self) -> &Target;
 
+    /// From now on what is computed is thrown away (the stress before READY), or again wanted: a backend may use a
+    /// rehearsal to measure which of several ways is the fastest.
+    fn rehearse(&self, _on: bool) {}
+
     /// Copies host memory to the device.
     fn upload(&self, call: transfer::Upload<'_>) -> Result<(), KernelError>;
     /// Copies device memory to the host, after everything launched before.
@@ -29,8 +33,8 @@ pub trait Backend {
     fn linear(&self, call: linear::Call<'_>) -> Result<(), KernelError>;
     /// Rotates heads in place.
     fn rotary(&self, call: rotary::Call<'_>) -> Result<(), KernelError>;
-    /// Writes keys and values into the cache's blocks.
-    fn kv_write(&self, call: kv_write::Call<'_>) -> Result<(), KernelError>;
+    /// Rotates queries and keys, and writes keys and values into the cache's blocks.
+    fn rotary_kv_write(&self, call: rotary_kv_write::Call<'_>) -> Result<(), KernelError>;
     /// Causal attention of new tokens over the cache's blocks.
     fn attention_paged(&self, call: attention_paged::Call<'_>) -> Result<(), KernelError>;
     /// Attention in both directions within packed stretches of rows.

@@ -36,7 +36,7 @@ impl Backend for Plan {
         rms_norm: rms_norm::Call<'_>,
         linear: linear::Call<'_>,
         rotary: rotary::Call<'_>,
-        kv_write: kv_write::Call<'_>,
+        rotary_kv_write: rotary_kv_write::Call<'_>,
         attention_paged: attention_paged::Call<'_>,
         attention_packed: attention_packed::Call<'_>,
         silu_mul: silu_mul::Call<'_>,

@@ -42,18 +42,23 @@ fn shapes_and_types_that_disagree_are_refused_in_words() {
             scope.rotary(&mut scope.empty([6, 8])?, 1, &scope.upload([1, 6], &indices[..6])?, &rope)
         }),
         text(|scope| {
-            let (kv, slots) = (scope.empty([3, 15])?, scope.upload([3], &indices[..3])?);
-            scope.kv_write(&kv, &kv, &slots, &layer(DType::F32))
+            let (mut qkv, slots) = (scope.empty([3, 39])?, scope.upload([3], &indices[..3])?);
+            let rope = Rope { frequencies: scope.empty([4])?, sections: vec![4] };
+            let positions = scope.upload([1, 3], &indices[..3])?;
+            scope.rotary_kv_write(&mut qkv, 1, &positions, &rope, &slots, &layer(DType::F32))
         }),
         text(|scope| {
-            let (kv, slots) = (scope.empty([3, 16])?, scope.upload([3], &indices[..3])?);
-            scope.kv_write(&kv, &kv, &slots, &layer(DType::BF16))
+            let (mut qkv, slots) = (scope.empty([3, 40])?, scope.upload([3], &indices[..3])?);
+            let rope = Rope { frequencies: scope.empty([4])?, sections: vec![4] };
+            let positions = scope.upload([1, 3], &indices[..3])?;
+            scope.rotary_kv_write(&mut qkv, 1, &positions, &rope, &slots, &layer(DType::BF16))
         }),
         text(|scope| {
             let sequences = PagedSequences {
                 query_starts: scope.upload([3], &indices[..3])?,
                 context_lengths: scope.upload([2], &indices[..2])?,
                 block_tables: scope.upload([3, 2], &indices[..6])?,
+                single_rows: 0,
                 query_key_pairs: 1,
             };
             scope.attention_paged(&scope.empty([5, 32])?, &layer(DType::F32), &sequences).map(drop)
@@ -87,8 +92,8 @@ linear: out is [3, 8], expected [3, 7]
 linear: sum is [4, 7], expected [3, 7]
 rotary: frequencies is [4], expected as many pairs as the sections have together
 rotary: frequencies holds u32, expected f32
-kv_write: keys is [3, 15], expected [3, 16]
-kv_write: layer holds bf16, expected the target's activations
+rotary_kv_write: qkv is [3, 39], expected [3, 40]
+rotary_kv_write: layer holds bf16, expected the target's activations
 attention_paged: block_tables is [3, 2], expected one row a sequence
 attention_packed: qkv is [5, 32], expected queries, keys and values of as many whole heads
 silu_mul: gate_up is [5, 3], expected an even number of columns
@@ -120,6 +125,7 @@ fn paged(scope: &Scope<'_, Cpu>, starts: &[u32], contexts: &[u32], tables: &[u32
         query_starts: scope.upload([starts.len()], starts)?,
         context_lengths: scope.upload([contexts.len()], contexts)?,
         block_tables: scope.upload([contexts.len(), tables.len() / contexts.len()], tables)?,
+        single_rows: 0,
         query_key_pairs: 1,
     };
     scope.attention_paged(&scope.upload([5, 32], &[0.0f32; 160])?, &layer, &sequences).map(drop)
@@ -142,12 +148,15 @@ fn an_index_outside_of_its_tensor_touches_no_memory() {
     assert_eq!(scatter([0, 1, 3]), "row 3 of 3");
     assert_eq!(scatter([0, 2, 0]), "row 0 is named twice");
     let write = panics(|scope| {
-        let shape = KvShape { layers: 1, kv_heads: 2, head_dim: 2, dtype: DType::F32 };
-        let cache = scope.empty([4, 128])?;
+        let shape = KvShape { layers: 1, kv_heads: 2, head_dim: 8, dtype: DType::F32 };
+        let cache = scope.empty([4, 512])?;
         // SAFETY: the cache outlives the layer, and nothing else uses it.
         let layer = unsafe { KvLayer::new(cache.address(), 4, shape) };
-        let keys = scope.upload([3, 4], &table)?;
-        scope.kv_write(&keys, &keys, &scope.upload([3], &[0u32, 63, 64])?, &layer)
+        let mut keys_values = scope.upload([3, 32], &[0.0f32; 96])?;
+        let positions = scope.upload([1, 3], &[0u32; 3])?;
+        let rope = Rope { frequencies: scope.upload([4], &[0.0f32; 4])?, sections: vec![4] };
+        let slots = scope.upload([3], &[0u32, 63, 64])?;
+        scope.rotary_kv_write(&mut keys_values, 0, &positions, &rope, &slots, &layer)
     });
     assert_eq!(write, "block 4 of a layer of 4 blocks");
 }
@@ -155,9 +164,10 @@ fn an_index_outside_of_its_tensor_touches_no_memory() {
 #[test]
 fn sequences_that_contradict_themselves_touch_no_memory() {
     let cases = [
-        panics(|scope| paged(scope, &[0, 1], &[20], &[0, 4])),
-        panics(|scope| paged(scope, &[0, 1], &[33], &[0, 1])),
+        panics(|scope| paged(scope, &[0, 5], &[20], &[0, 4])),
+        panics(|scope| paged(scope, &[0, 5], &[33], &[0, 1])),
         panics(|scope| paged(scope, &[0, 5], &[4], &[0, 1])),
+        panics(|scope| paged(scope, &[0, 4], &[32], &[0, 1])),
         panics(|scope| paged(scope, &[0, 6], &[32], &[0, 1])),
         panics(|scope| paged(scope, &[0, 3, 2], &[32, 32], &[0, 1, 2, 3])),
         panics(|scope| paged(scope, &[0, u32::MAX], &[u32::MAX], &[0, 1])),
@@ -165,6 +175,7 @@ fn sequences_that_contradict_themselves_touch_no_memory() {
     let expected = "block 4 of a layer of 4 blocks
 sequence 0 has a context of 33 in blocks for 32
 sequence 0 has 5 rows in a context of 4
+the sequences have the rows [0, 4] of 5
 the sequences have the rows [0, 6] of 5
 the sequences have the rows [0, 3, 2] of 5
 the sequences have the rows [0, 4294967295] of 5";

@@ -11,7 +11,7 @@ pub const NO_CHOICE: u32 = u32::MAX;
 /// is not a number is never chosen before one that is (a row with nothing else gives [`NO_CHOICE`]).
 #[non_exhaustive]
 pub struct Call<'a> {
-    /// `[rows, columns]` activations.
+    /// `[rows, columns]` activations or f32.
     pub x: Tensor<'a>,
     /// `[rows]` u32.
     pub out: Tensor<'a>,
@@ -20,7 +20,7 @@ pub struct Call<'a> {
 impl<B: Backend> Scope<'_, B> {
     /// The first place of the largest element in each row of `x` `[rows, columns]`; gives `[rows]` u32.
     pub fn argmax(&self, x: &Tensor<'_>) -> Result<Tensor<'_>, KernelError> {
-        check::activation("argmax", "x", x, self.target().activation())?;
+        check::activation_or_f32("argmax", "x", x, self.target())?;
         check::holds(x.columns() > 0, "argmax", "x", x, "at least one column")?;
         let out = self.take([x.rows()], DType::U32)?;
         self.count(Work::over(x.shape().elements() as u64, &[x, &out]));

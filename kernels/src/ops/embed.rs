@@ -19,7 +19,7 @@ impl<B: Backend> Scope<'_, B> {
     /// Looks `ids` `[tokens]` up in `table` `[vocabulary, hidden]`; gives `[tokens, hidden]`.
     pub fn embed(&self, table: &Tensor<'_>, ids: &Tensor<'_>) -> Result<Tensor<'_>, KernelError> {
         const OP: &str = "embed";
-        check::float(OP, "table", table)?;
+        check::weight(OP, "table", table, self.target())?;
         check::index_list(OP, "ids", ids)?;
         let out = self.empty([ids.rows(), table.columns()])?;
         self.count(Work { flops: 0, bytes: table.dtype().bytes(out.shape().elements()) + out.bytes() + ids.bytes() });

@@ -103,7 +103,7 @@ impl Decoder {
     }
 
     /// Runs one step; gives the logits of the rows that want them, `[logit_rows, vocabulary]`. A step in which no row
-    /// wants logits gives a tensor of no rows. `score` is called with the logits of the scored rows, `[rows,
+    /// wants logits gives a tensor of no rows. Logits are f32 on every target. `score` is called with the logits of the scored rows, `[rows,
     /// vocabulary]`, at most [`SCORE_ROWS`] of them at a time: those of a whole prompt would take gigabytes.
     pub fn step<'s, B: Backend>(
         &self,
@@ -112,7 +112,7 @@ impl Decoder {
         caches: &StepCaches<'_>,
         mut score: impl FnMut(&Scope<'_, B>, &Tensor<'_>) -> Result<(), KernelError>,
     ) -> Result<Tensor<'s>, KernelError> {
-        let mut logits = scope.empty([batch.logit_rows.len(), self.config.vocabulary])?;
+        let mut logits = scope.empty_f32([batch.logit_rows.len(), self.config.vocabulary])?;
         let inner = scope.scope();
         let inputs = self.upload(&inner, batch)?;
         let mut hidden = self.embed(&inner, batch, caches)?; // [tokens, hidden]
@@ -124,7 +124,7 @@ impl Decoder {
         }
         for rows in batch.score_rows.chunks(SCORE_ROWS) {
             let inner = inner.scope();
-            let mut scored = inner.empty([rows.len(), self.config.vocabulary])?;
+            let mut scored = inner.empty_f32([rows.len(), self.config.vocabulary])?;
             self.project(&inner, &hidden, rows, &mut scored)?;
             score(&inner, &scored)?;
         }
@@ -160,6 +160,7 @@ impl Decoder {
                 query_starts: scope.upload([sequences + 1], &batch.query_starts)?,
                 context_lengths: scope.upload([sequences], &batch.context_lengths)?,
                 block_tables: scope.upload([sequences, batch.blocks_max()], &batch.block_tables)?,
+                single_rows: batch.single_rows(),
                 query_key_pairs: batch.query_key_pairs,
             },
         })

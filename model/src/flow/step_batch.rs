@@ -114,6 +114,11 @@ impl StepBatch {
         self.context_lengths.len()
     }
 
+    /// Sequences from the first on that bring one token, as those that decode do.
+    pub fn single_rows(&self) -> usize {
+        self.query_starts.windows(2).take_while(|bounds| bounds[1] - bounds[0] == 1).count()
+    }
+
     /// Columns of the block tables.
     pub fn blocks_max(&self) -> usize {
         self.block_tables.len().checked_div(self.sequence_count()).unwrap_or(0)

@@ -9,7 +9,7 @@ mod pinned;
 use std::{
     collections::BTreeMap,
     sync::{
-        Mutex, MutexGuard,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -142,6 +142,23 @@ impl CudaDevice {
     /// The device is lost.
     pub fn enter(&self) -> Result<(), DeviceError> {
         self.context.enter()
+    }
+
+    /// A number that the driver knows about the device, such as how many multiprocessors it has.
+    ///
+    /// # Errors
+    /// The driver does not know it.
+    pub fn attribute(&self, attribute: sys::CUdevice_attribute) -> Result<i32, DeviceError> {
+        let get = |out| unsafe { sys::cuDeviceGetAttribute(out, attribute, self.device) };
+        driver::value("cuDeviceGetAttribute", get)
+    }
+
+    /// What a driver's result means, for code that calls the driver itself: refused, lost, or a bug.
+    ///
+    /// # Errors
+    /// Whatever is not success.
+    pub fn check(call: &'static str, result: sys::CUresult) -> Result<(), DeviceError> {
+        check(call, result)
     }
 
     fn count_allocation(&self) {
@@ -330,6 +347,10 @@ impl Device for CudaDevice {
 
     fn is_host_memory(&self) -> bool {
         false
+    }
+
+    fn as_cuda(self: Arc<Self>) -> Option<Arc<CudaDevice>> {
+        Some(self)
     }
 
     fn memory(&self) -> Result<DeviceMemory, DeviceError> {
