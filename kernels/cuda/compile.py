@@ -31,7 +31,7 @@ COMMON = ["-std=c++17", "-O3", "-Iinclude"]
 # By the end of the compiled file's name. Turing has f16 alone; sm_80's PTX is the floor for all that follows; sm_90a is
 # Hopper's own.
 TARGETS = {
-    "sm_75.ptx": ["-arch=compute_75", "-ptx"],
+    "sm_75.ptx": ["-arch=compute_75", "-DBURSAR_NO_BF16", "-ptx"],
     "sm_80.ptx": ["-arch=compute_80", "-ptx"],
     "sm_90a.cubin": ["-gencode=arch=compute_90a,code=sm_90a", "-cubin"],
 }

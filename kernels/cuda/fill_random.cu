@@ -1,68 +1,33 @@
-// Normally distributed numbers from a counter: weights for benchmarks that need no file.
+// Random numbers in place: weights of a model whose values do not matter. The definition stands in
+// `src/ops/fill_random.rs`; the CPU draws the same bits.
 //
-// out[i] = scale * normal(seed, i), rounded to the element
+// out[i] = round(float(sum of the four quarters of splitmix64(seed, i) - 131070) * factor)
 //
-// out [count] bf16, f16 or f32, aligned to 8 bytes (f32: 16)
+// out [count] bf16, f16 or f32, contiguous, any alignment
 //
-// Philox 4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") gives four words for the counter
-// i / 4 and the key `seed`; Box and Muller make two normals of two words. So an element depends on seed and place alone,
-// never on the launch. The longest a normal can be is 5.9.
+// An element depends on seed and place alone, never on the launch.
 
 #include "element.cuh"
 
-// The four words of one counter.
-__device__ __forceinline__ uint4 philox(uint64_t counter, uint64_t seed) {
-    uint32_t low = static_cast<uint32_t>(seed), high = static_cast<uint32_t>(seed >> 32);
-    uint4 words = make_uint4(static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), 0, 0);
-#pragma unroll
-    for (uint32_t round = 0; round < 10; ++round) {
-        const uint64_t first = static_cast<uint64_t>(0xD2511F53u) * words.x;
-        const uint64_t second = static_cast<uint64_t>(0xCD9E8D57u) * words.z;
-        words = make_uint4(static_cast<uint32_t>(second >> 32) ^ words.y ^ low, static_cast<uint32_t>(second),
-                           static_cast<uint32_t>(first >> 32) ^ words.w ^ high, static_cast<uint32_t>(first));
-        low += 0x9E3779B9u;
-        high += 0xBB67AE85u;
-    }
-    return words;
+// SplitMix64 (Steele, Lea and Flood 2014) at its `i`-th step.
+__device__ __forceinline__ uint64_t split_mix(uint64_t seed, uint64_t i) {
+    uint64_t z = seed + (i + 1) * 0x9E3779B97F4A7C15ull;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return z ^ (z >> 31);
 }
 
-// Two words give two independent normals.
-__device__ __forceinline__ float2 box_muller(uint32_t first, uint32_t second) {
-    // In the open interval from 0 to 1: the logarithm is finite. 24 bits, so that the sum is exact.
-    const float uniform = static_cast<float>(first >> 8) * 0x1p-24f + 0x1p-25f;
-    const float length = sqrtf(-2.0f * logf(uniform));
-    float sine, cosine;
-    sincospif(static_cast<float>(second >> 8) * 0x1p-23f, &sine, &cosine);
-    return make_float2(length * cosine, length * sine);
-}
-
-template <typename Element>
-__device__ __forceinline__ void fill_random(Element* out, uint64_t count, uint64_t seed, float scale) {
-    const uint64_t stride = static_cast<uint64_t>(gridDim.x) * blockDim.x;
-    for (uint64_t group = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; 4 * group < count;
-         group += stride) {
-        const uint4 words = philox(group, seed);
-        const float2 front = box_muller(words.x, words.y), back = box_muller(words.z, words.w);
-        const float values[4] = {scale * front.x, scale * front.y, scale * back.x, scale * back.y};
-        if (4 * group + 4 <= count) {
-            store<4>(out + 4 * group, values);
-        } else {
-#pragma unroll
-            for (uint32_t i = 0; i < 4; ++i) {
-                if (4 * group + i < count) {
-                    out[4 * group + i] = from_float<Element>(values[i]);
-                }
-            }
-        }
-    }
-}
-
-#define KERNEL(name, Element)                                                                       \
-    extern "C" __global__ void __launch_bounds__(256)                                               \
-        fill_random_##name(Element* out, uint64_t count, uint64_t seed, float scale) {              \
-        fill_random(out, count, seed, scale);                                                       \
+#define KERNEL(name, Element)                                                                             \
+    extern "C" __global__ void __launch_bounds__(256)                                                     \
+        fill_random_##name(Element* out, uint64_t count, uint64_t seed, float factor) {                   \
+        const uint64_t stride = static_cast<uint64_t>(gridDim.x) * blockDim.x;                            \
+        for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += stride) { \
+            const uint64_t z = split_mix(seed, i);                                                        \
+            const int32_t sum = static_cast<int32_t>((z & 0xffff) + (z >> 16 & 0xffff) + (z >> 32 & 0xffff) + (z >> 48)); \
+            out[i] = from_float<Element>(__fmul_rn(static_cast<float>(sum - 131070), factor));            \
+        }                                                                                                 \
     }
 FOR_EACH_ACTIVATION(KERNEL)
 KERNEL(f32, float)
 
-// Launch: grid (clamp(div_ceil(count, 1024), 1, 4096)), block (256), no dynamic shared memory.
+// Launch: grid (clamp(div_ceil(count, 256), 1, 8192)), block (256), no dynamic shared memory.

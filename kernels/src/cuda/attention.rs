@@ -1,9 +1,72 @@
-//! Launches of attention.
-use super::Cuda;
+//! Launches of attention: many rows on tensor cores, single rows split over their pasts.
+
+use super::{
+    Cuda,
+    launch::{Extent, at, count},
+};
 use crate::{KernelError, ops};
-pub(super) fn paged(_cuda: &Cuda, _call: ops::attention_paged::Call<'_>) -> Result<(), KernelError> {
-    todo!()
+
+/// Query vectors of a tile, and threads that work on it.
+const TILE_QUERIES: usize = 64;
+const TILE_THREADS: usize = 128;
+
+pub(super) fn paged(cuda: &Cuda, call: ops::attention_paged::Call<'_>) -> Result<(), KernelError> {
+    prefill(cuda, &call, 0)
 }
-pub(super) fn packed(_cuda: &Cuda, _call: ops::attention_packed::Call<'_>) -> Result<(), KernelError> {
-    todo!()
+
+/// Tiles of queries, at most: each sequence but for the first may begin another.
+fn tiles(vectors: usize, sequences: usize) -> usize {
+    (vectors + (TILE_QUERIES - 1) * sequences) / TILE_QUERIES
+}
+
+/// The sequences from `first_sequence` on.
+fn prefill(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, first_sequence: usize) -> Result<(), KernelError> {
+    let shape = call.layer.shape;
+    let sequences = call.sequences.context_lengths.rows();
+    // Each of the first has one row.
+    let (rows, left) = (call.queries.rows() - first_sequence, sequences - first_sequence);
+    if rows == 0 || left == 0 {
+        return Ok(());
+    }
+    let extent = Extent::line(shape.kv_heads * tiles(rows * (call.heads / shape.kv_heads), left), TILE_THREADS);
+    let mut arguments = [
+        at(&call.out.address()),
+        at(&call.queries.address()),
+        at(&call.layer.address),
+        at(&call.sequences.query_starts.address()),
+        at(&call.sequences.context_lengths.address()),
+        at(&call.sequences.block_tables.address()),
+        at(&count(call.out.pitch())),
+        at(&count(call.queries.pitch())),
+        at(&count(call.queries.rows())),
+        at(&count(sequences)),
+        at(&count(first_sequence)),
+        at(&count(call.heads)),
+        at(&count(shape.kv_heads)),
+        at(&count(call.layer.blocks)),
+        at(&count(call.sequences.block_tables.columns())),
+        at(&call.scale),
+    ];
+    let kernel = format!("{}_d{}", cuda.kernel("attention_paged"), shape.head_dim);
+    // SAFETY: these are the kernel's parameters, and the front has checked the shapes.
+    unsafe { cuda.launch(&kernel, extent, &mut arguments) }
+}
+
+pub(super) fn packed(cuda: &Cuda, call: ops::attention_packed::Call<'_>) -> Result<(), KernelError> {
+    let stretches = call.starts.rows() - 1;
+    let extent = Extent::line(call.heads * tiles(call.qkv.rows(), stretches), TILE_THREADS);
+    let mut arguments = [
+        at(&call.out.address()),
+        at(&call.qkv.address()),
+        at(&call.starts.address()),
+        at(&count(call.out.pitch())),
+        at(&count(call.qkv.pitch())),
+        at(&count(call.qkv.rows())),
+        at(&count(stretches)),
+        at(&count(call.heads)),
+        at(&call.scale),
+    ];
+    let kernel = format!("{}_d{}", cuda.kernel("attention_packed"), call.head_dim);
+    // SAFETY: as above.
+    unsafe { cuda.launch(&kernel, extent, &mut arguments) }
 }

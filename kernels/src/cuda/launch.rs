@@ -69,11 +69,6 @@ impl Functions {
     pub(super) fn is_machine_code(&self) -> bool {
         self.is_machine_code
     }
-
-    /// Whether there is a kernel of this name.
-    pub(super) fn has(&self, name: &str) -> bool {
-        self.by_name.contains_key(name)
-    }
 }
 
 impl Drop for Functions {

@@ -112,12 +112,6 @@ pub(super) struct Object {
 // SAFETY: it is plain data behind a pointer that nobody else has.
 unsafe impl Send for Object {}
 
-impl Object {
-    pub(super) fn raw(&self) -> Handle {
-        self.raw
-    }
-}
-
 impl Drop for Object {
     fn drop(&mut self) {
         // SAFETY: it was made once, and this is its last use.
