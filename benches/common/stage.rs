@@ -56,7 +56,8 @@ impl Stage {
     /// Loads the demo model.
     pub fn demo(threads: usize) -> Self {
         let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it is embedded");
-        let (cpu, planned) = (Cpu::new(threads), Model::plan(&checkpoint).expect("it can be planned"));
+        let cpu = Cpu::new(threads);
+        let planned = Model::plan(&checkpoint, cpu.target()).expect("it can be planned");
         let device: Arc<dyn Device> =
             Arc::new(HostDevice::new(HostConfig::small(Bytes::mib(512))).expect("host memory"));
         let weights = segment(&device, planned.weight_bytes());

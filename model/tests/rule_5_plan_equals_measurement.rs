@@ -54,7 +54,7 @@ struct Machine {
 impl Machine {
     fn load(folder: &str, threads: usize, room: Room) -> Self {
         let (checkpoint, cpu, memory) = (bench::open(folder), Cpu::new(threads), Memory::new(Bytes::mib(160)));
-        let planned = Model::plan(&checkpoint).expect("it can be planned");
+        let planned = Model::plan(&checkpoint, cpu.target()).expect("it can be planned");
         let weights = memory.poisoned(Class::Weights, planned.weight_bytes());
         let model = Model::load(&checkpoint, &cpu, weights, |_, _| {}).expect("it loads");
         let shape = model.kv_shape(cpu.target());
@@ -126,7 +126,7 @@ fn every_corner_of_the_demo_takes_what_its_plan_says() {
 
 #[test]
 fn a_launch_has_no_more_embeddings_than_the_cache_has_rows() {
-    let model = Model::plan(&bench::open(QWEN2_5_VL)).expect("it can be planned");
+    let model = Model::plan(&bench::open(QWEN2_5_VL), &Target::Cpu { threads: 2 }).expect("it can be planned");
     let envelope = Envelope { launch_patches: 400, picture_patches: 100, ..Envelope::default() };
     let embeddings = |cache_rows| -> Vec<usize> {
         let corners = corners::corners(&model, &envelope, Room { blocks: 4, cache_rows });
@@ -144,7 +144,7 @@ fn a_launch_has_no_more_embeddings_than_the_cache_has_rows() {
 
 #[test]
 fn an_envelope_larger_than_this_machine_can_be_planned() {
-    let model = Model::plan(&bench::open(QWEN2_5_VL)).expect("it can be planned");
+    let model = Model::plan(&bench::open(QWEN2_5_VL), &Target::Cpu { threads: 2 }).expect("it can be planned");
     let envelope = Envelope { context_tokens: 1 << 20, sequences: 4096, step_tokens: 1 << 20, ..Envelope::default() };
     let room = Room { blocks: 512, cache_rows: 2048 };
     let corners = corners::corners(&model, &envelope, room);
@@ -273,7 +273,7 @@ proptest! {
         envelope in any_envelope(), threads in 1usize..4, seed in any::<u64>(),
     ) {
         for folder in [QWEN2_5_VL, QWEN2] {
-            let model = Model::plan(&bench::open(folder)).expect("it can be planned");
+            let model = Model::plan(&bench::open(folder), &Target::Cpu { threads: 2 }).expect("it can be planned");
             no_pass_exceeds_the_corners(&model, envelope.clone(), threads, seed);
         }
     }

@@ -2,7 +2,7 @@
 
 use super::{
     Cuda,
-    launch::{Extent, at, count},
+    launch::{Extent, arguments, count},
 };
 use crate::{KernelError, ops};
 
@@ -29,44 +29,44 @@ fn prefill(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, first_sequence: u
         return Ok(());
     }
     let extent = Extent::line(shape.kv_heads * tiles(rows * (call.heads / shape.kv_heads), left), TILE_THREADS);
-    let mut arguments = [
-        at(&call.out.address()),
-        at(&call.queries.address()),
-        at(&call.layer.address),
-        at(&call.sequences.query_starts.address()),
-        at(&call.sequences.context_lengths.address()),
-        at(&call.sequences.block_tables.address()),
-        at(&count(call.out.pitch())),
-        at(&count(call.queries.pitch())),
-        at(&count(call.queries.rows())),
-        at(&count(sequences)),
-        at(&count(first_sequence)),
-        at(&count(call.heads)),
-        at(&count(shape.kv_heads)),
-        at(&count(call.layer.blocks)),
-        at(&count(call.sequences.block_tables.columns())),
-        at(&call.scale),
+    let arguments = arguments![
+        call.out.address(),
+        call.queries.address(),
+        call.layer.address,
+        call.sequences.query_starts.address(),
+        call.sequences.context_lengths.address(),
+        call.sequences.block_tables.address(),
+        count(call.out.pitch()),
+        count(call.queries.pitch()),
+        count(call.queries.rows()),
+        count(sequences),
+        count(first_sequence),
+        count(call.heads),
+        count(shape.kv_heads),
+        count(call.layer.blocks),
+        count(call.sequences.block_tables.columns()),
+        call.scale,
     ];
     let kernel = format!("{}_d{}", cuda.kernel("attention_paged"), shape.head_dim);
     // SAFETY: these are the kernel's parameters, and the front has checked the shapes.
-    unsafe { cuda.launch(&kernel, extent, &mut arguments) }
+    unsafe { cuda.launch(&kernel, extent, arguments) }
 }
 
 pub(super) fn packed(cuda: &Cuda, call: ops::attention_packed::Call<'_>) -> Result<(), KernelError> {
     let stretches = call.starts.rows() - 1;
     let extent = Extent::line(call.heads * tiles(call.qkv.rows(), stretches), TILE_THREADS);
-    let mut arguments = [
-        at(&call.out.address()),
-        at(&call.qkv.address()),
-        at(&call.starts.address()),
-        at(&count(call.out.pitch())),
-        at(&count(call.qkv.pitch())),
-        at(&count(call.qkv.rows())),
-        at(&count(stretches)),
-        at(&count(call.heads)),
-        at(&call.scale),
+    let arguments = arguments![
+        call.out.address(),
+        call.qkv.address(),
+        call.starts.address(),
+        count(call.out.pitch()),
+        count(call.qkv.pitch()),
+        count(call.qkv.rows()),
+        count(stretches),
+        count(call.heads),
+        call.scale,
     ];
     let kernel = format!("{}_d{}", cuda.kernel("attention_packed"), call.head_dim);
     // SAFETY: as above.
-    unsafe { cuda.launch(&kernel, extent, &mut arguments) }
+    unsafe { cuda.launch(&kernel, extent, arguments) }
 }

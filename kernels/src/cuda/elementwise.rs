@@ -3,7 +3,7 @@
 
 use super::{
     Cuda,
-    launch::{Extent, at, count},
+    launch::{Extent, arguments, count},
 };
 use crate::{DType, KernelError, Tensor, ops};
 
@@ -22,32 +22,32 @@ pub(super) fn embed(cuda: &Cuda, call: ops::embed::Call<'_>) -> Result<(), Kerne
     let (vocabulary, hidden) = (count(call.table.rows()), columns(&call.table));
     let (previous, previous_count) = (bursar_budgets::Address(0), 0u32);
     let extent = Extent::line(call.ids.rows(), COPY_THREADS);
-    let mut arguments = [
-        at(&call.table.address()),
-        at(&vocabulary),
-        at(&hidden),
-        at(&call.ids.address()),
-        at(&previous),
-        at(&previous_count),
-        at(&call.out.address()),
+    let arguments = arguments![
+        call.table.address(),
+        vocabulary,
+        hidden,
+        call.ids.address(),
+        previous,
+        previous_count,
+        call.out.address(),
     ];
     // SAFETY: these are the kernel's parameters, and the front has checked the shapes.
-    unsafe { cuda.launch(&cuda.kernel("embed"), extent, &mut arguments) }
+    unsafe { cuda.launch(&cuda.kernel("embed"), extent, arguments) }
 }
 
 pub(super) fn rms_norm(cuda: &Cuda, call: ops::rms_norm::Call<'_>) -> Result<(), KernelError> {
     let threads = call.x.columns().div_ceil(16).next_multiple_of(32).clamp(32, 256);
     let extent = Extent::line(call.x.rows(), threads);
-    let mut arguments = [
-        at(&call.x.address()),
-        at(&pitch(&call.x)),
-        at(&call.weight.address()),
-        at(&columns(&call.x)),
-        at(&call.epsilon),
-        at(&call.out.address()),
+    let arguments = arguments![
+        call.x.address(),
+        pitch(&call.x),
+        call.weight.address(),
+        columns(&call.x),
+        call.epsilon,
+        call.out.address(),
     ];
     // SAFETY: as above.
-    unsafe { cuda.launch(&cuda.kernel("rms_norm"), extent, &mut arguments) }
+    unsafe { cuda.launch(&cuda.kernel("rms_norm"), extent, arguments) }
 }
 
 /// Rows in x, and in y as many blocks as their columns want: few rows want more.
@@ -58,47 +58,46 @@ fn over_columns(rows: usize, columns: usize) -> Extent {
 
 pub(super) fn silu_mul(cuda: &Cuda, call: ops::silu_mul::Call<'_>) -> Result<(), KernelError> {
     let extent = over_columns(call.out.rows(), call.out.columns());
-    let mut arguments =
-        [at(&call.gate_up.address()), at(&pitch(&call.gate_up)), at(&columns(&call.out)), at(&call.out.address())];
+    let arguments = arguments![call.gate_up.address(), pitch(&call.gate_up), columns(&call.out), call.out.address()];
     // SAFETY: as above.
-    unsafe { cuda.launch(&cuda.kernel("silu_mul"), extent, &mut arguments) }
+    unsafe { cuda.launch(&cuda.kernel("silu_mul"), extent, arguments) }
 }
 
 pub(super) fn gelu(cuda: &Cuda, call: ops::gelu::Call<'_>) -> Result<(), KernelError> {
     let extent = over_columns(call.x.rows(), call.x.columns());
-    let mut arguments = [at(&call.x.address()), at(&pitch(&call.x)), at(&columns(&call.x))];
+    let arguments = arguments![call.x.address(), pitch(&call.x), columns(&call.x)];
     // SAFETY: as above.
-    unsafe { cuda.launch(&cuda.kernel("gelu"), extent, &mut arguments) }
+    unsafe { cuda.launch(&cuda.kernel("gelu"), extent, arguments) }
 }
 
 pub(super) fn gather_rows(cuda: &Cuda, call: ops::gather_rows::Call<'_>) -> Result<(), KernelError> {
-    let mut arguments = [
-        at(&call.x.address()),
-        at(&count(call.x.rows())),
-        at(&pitch(&call.x)),
-        at(&call.rows.address()),
-        at(&columns(&call.x)),
-        at(&count(call.x.dtype().size())),
-        at(&call.out.address()),
-        at(&pitch(&call.out)),
+    let arguments = arguments![
+        call.x.address(),
+        count(call.x.rows()),
+        pitch(&call.x),
+        call.rows.address(),
+        columns(&call.x),
+        count(call.x.dtype().size()),
+        call.out.address(),
+        pitch(&call.out),
     ];
     // SAFETY: as above.
-    unsafe { cuda.launch("gather_rows", Extent::line(call.rows.rows(), COPY_THREADS), &mut arguments) }
+    unsafe { cuda.launch("gather_rows", Extent::line(call.rows.rows(), COPY_THREADS), arguments) }
 }
 
 pub(super) fn scatter_rows(cuda: &Cuda, call: ops::scatter_rows::Call<'_>) -> Result<(), KernelError> {
-    let mut arguments = [
-        at(&call.x.address()),
-        at(&pitch(&call.x)),
-        at(&call.rows.address()),
-        at(&columns(&call.x)),
-        at(&count(call.x.dtype().size())),
-        at(&call.out.address()),
-        at(&count(call.out.rows())),
-        at(&pitch(&call.out)),
+    let arguments = arguments![
+        call.x.address(),
+        pitch(&call.x),
+        call.rows.address(),
+        columns(&call.x),
+        count(call.x.dtype().size()),
+        call.out.address(),
+        count(call.out.rows()),
+        pitch(&call.out),
     ];
     // SAFETY: as above.
-    unsafe { cuda.launch("scatter_rows", Extent::line(call.rows.rows(), COPY_THREADS), &mut arguments) }
+    unsafe { cuda.launch("scatter_rows", Extent::line(call.rows.rows(), COPY_THREADS), arguments) }
 }
 
 /// Blocks that share a row in the machine code for Hopper, where they are a cluster.
@@ -107,7 +106,7 @@ const ARGMAX_CLUSTER: usize = 8;
 pub(super) fn argmax(cuda: &Cuda, call: ops::argmax::Call<'_>) -> Result<(), KernelError> {
     let kernel = if call.x.dtype() == DType::F32 { "argmax_f32".to_owned() } else { cuda.kernel("argmax") };
     let blocks = if cuda.kernels.functions.is_machine_code() { ARGMAX_CLUSTER } else { 1 };
-    let mut arguments = [at(&call.x.address()), at(&columns(&call.x)), at(&pitch(&call.x)), at(&call.out.address())];
+    let arguments = arguments![call.x.address(), columns(&call.x), pitch(&call.x), call.out.address()];
     // SAFETY: as above.
-    unsafe { cuda.launch(&kernel, Extent::line(call.x.rows() * blocks, 512), &mut arguments) }
+    unsafe { cuda.launch(&kernel, Extent::line(call.x.rows() * blocks, 512), arguments) }
 }

@@ -137,10 +137,45 @@ impl Argument for f32 {}
 impl Argument for Address {}
 impl Argument for super::rotary::Sections {}
 
-/// Where an argument lies.
-pub(super) fn at<A: Argument>(argument: &A) -> *mut std::ffi::c_void {
-    std::ptr::from_ref(argument).cast_mut().cast()
+/// Words of arguments, and arguments, that a launch has room for.
+const WORDS: usize = 32;
+
+/// The arguments of a launch, in the order of the kernel's parameters.
+#[derive(Default)]
+pub(super) struct Arguments {
+    words: [u64; WORDS],
+    /// The first word of each.
+    places: [usize; WORDS],
+    count: usize,
+    used: usize,
 }
+
+impl Arguments {
+    /// The same with one more.
+    pub(super) fn with<A: Argument>(mut self, argument: A) -> Self {
+        let words = size_of::<A>().div_ceil(size_of::<u64>());
+        assert!(align_of::<A>() <= align_of::<u64>() && self.used + words <= WORDS, "a kernel has fewer parameters");
+        // SAFETY: there is room for it, and its alignment is no stricter than a word's.
+        unsafe { self.words.as_mut_ptr().add(self.used).cast::<A>().write(argument) };
+        self.places[self.count] = self.used;
+        self.used += words;
+        self.count += 1;
+        self
+    }
+
+    /// Where each lies, as the driver wants it.
+    fn pointers(&mut self) -> [*mut std::ffi::c_void; WORDS] {
+        let words = self.words.as_mut_ptr();
+        // SAFETY: each place is one of the words.
+        self.places.map(|place| unsafe { words.add(place).cast() })
+    }
+}
+
+/// Spells out a launch's [`Arguments`]. Counts, pitches and extents are turned into the kernels' 32 bits.
+macro_rules! arguments {
+    ($($argument:expr),* $(,)?) => { $crate::cuda::launch::Arguments::default()$(.with($argument))* };
+}
+pub(super) use arguments;
 
 /// A count or pitch as kernels take it. What does not fit was refused long before.
 pub(super) fn count(number: usize) -> u32 {
@@ -156,7 +191,7 @@ impl super::Cuda {
         &self,
         name: &str,
         extent: Extent,
-        arguments: &mut [*mut std::ffi::c_void],
+        mut arguments: Arguments,
     ) -> Result<(), KernelError> {
         if extent.grid.contains(&0) {
             return Ok(());
@@ -167,7 +202,8 @@ impl super::Cuda {
         // SAFETY: as the caller promises; the driver copies the arguments before it returns.
         let launched = unsafe {
             let stream = self.stream.raw();
-            let arguments = arguments.as_mut_ptr();
+            let mut pointers = arguments.pointers();
+            let arguments = pointers.as_mut_ptr();
             sys::cuLaunchKernel(function, x, y, z, threads, 1, 1, shared, stream, arguments, std::ptr::null_mut())
         };
         Ok(CudaDevice::check("cuLaunchKernel", launched)?)

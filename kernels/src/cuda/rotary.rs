@@ -2,7 +2,7 @@
 
 use super::{
     Cuda,
-    launch::{Extent, at, count},
+    launch::{Extent, arguments, count},
 };
 use crate::{KernelError, ops};
 
@@ -31,37 +31,37 @@ fn extent(tokens: usize, elements: usize) -> Extent {
 
 pub(super) fn rotary(cuda: &Cuda, call: ops::rotary::Call<'_>) -> Result<(), KernelError> {
     let head_dim = 2 * call.frequencies.rows();
-    let mut arguments = [
-        at(&call.x.address()),
-        at(&count(call.x.pitch())),
-        at(&count(call.heads)),
-        at(&count(head_dim)),
-        at(&call.positions.address()),
-        at(&count(call.positions.pitch())),
-        at(&call.frequencies.address()),
-        at(&Sections::of(call.sections)),
+    let arguments = arguments![
+        call.x.address(),
+        count(call.x.pitch()),
+        count(call.heads),
+        count(head_dim),
+        call.positions.address(),
+        count(call.positions.pitch()),
+        call.frequencies.address(),
+        Sections::of(call.sections),
     ];
     // SAFETY: these are the kernel's parameters, and the front has checked the shapes.
-    unsafe { cuda.launch(&cuda.kernel("rotary"), extent(call.x.rows(), call.heads * head_dim), &mut arguments) }
+    unsafe { cuda.launch(&cuda.kernel("rotary"), extent(call.x.rows(), call.heads * head_dim), arguments) }
 }
 
 pub(super) fn rotary_kv_write(cuda: &Cuda, call: ops::rotary_kv_write::Call<'_>) -> Result<(), KernelError> {
     let shape = call.layer.shape;
     let elements = (call.heads + 2 * shape.kv_heads) * shape.head_dim;
-    let mut arguments = [
-        at(&call.qkv.address()),
-        at(&count(call.qkv.pitch())),
-        at(&count(call.heads)),
-        at(&count(shape.kv_heads)),
-        at(&count(shape.head_dim)),
-        at(&call.positions.address()),
-        at(&count(call.positions.pitch())),
-        at(&call.frequencies.address()),
-        at(&Sections::of(call.sections)),
-        at(&call.slots.address()),
-        at(&call.layer.address),
-        at(&count(call.layer.blocks)),
+    let arguments = arguments![
+        call.qkv.address(),
+        count(call.qkv.pitch()),
+        count(call.heads),
+        count(shape.kv_heads),
+        count(shape.head_dim),
+        call.positions.address(),
+        count(call.positions.pitch()),
+        call.frequencies.address(),
+        Sections::of(call.sections),
+        call.slots.address(),
+        call.layer.address,
+        count(call.layer.blocks),
     ];
     // SAFETY: as above.
-    unsafe { cuda.launch(&cuda.kernel("rotary_kv_write"), extent(call.qkv.rows(), elements), &mut arguments) }
+    unsafe { cuda.launch(&cuda.kernel("rotary_kv_write"), extent(call.qkv.rows(), elements), arguments) }
 }

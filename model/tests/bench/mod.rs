@@ -79,7 +79,7 @@ impl Bench {
     /// Loads the checkpoint in `folder` of this repository.
     pub fn load(folder: &str, threads: usize) -> Self {
         let (checkpoint, cpu) = (open(folder), Cpu::new(threads));
-        let planned = Model::plan(&checkpoint).expect("the checkpoint can be planned");
+        let planned = Model::plan(&checkpoint, cpu.target()).expect("the checkpoint can be planned");
         let memory = Memory::new(Bytes::mib(256));
         let weights = memory.poisoned(Class::Weights, planned.weight_bytes());
         let model = Model::load(&checkpoint, &cpu, weights, |_, _| {}).expect("the checkpoint loads");

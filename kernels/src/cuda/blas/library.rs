@@ -48,6 +48,9 @@ pub(super) mod number {
     pub const OP_TRANSPOSED: i32 = 1;
     pub const EPILOGUE_BIAS: i32 = 4;
     pub const PREFERENCE_WORKSPACE: i32 = 1;
+    pub const PREFERENCE_REDUCTION: i32 = 3;
+    /// Parts of a sum are added in f32. The other schemes round each of them to the output's type.
+    pub const REDUCTION_IN_COMPUTE_TYPE: u32 = 2;
 }
 
 macro_rules! calls {
@@ -180,6 +183,13 @@ impl Blas {
         said("cublasLtMatmulDescSetAttribute", set)
     }
 
+    fn prefer<T: Copy>(&self, preference: &Object, attribute: i32, value: T) -> Result<(), DeviceError> {
+        let set = self.calls.preference_set;
+        // SAFETY: as above.
+        let set = unsafe { set(preference.raw, attribute, (&raw const value).cast(), size_of::<T>()) };
+        said("cublasLtMatmulPreferenceSetAttribute", set)
+    }
+
     /// A matrix with columns one after the other, which is how the library sees our rows.
     pub(super) fn layout(&self, kind: i32, rows: usize, columns: usize, pitch: usize) -> Result<Object, DeviceError> {
         let mut raw = std::ptr::null_mut();
@@ -201,12 +211,10 @@ impl Blas {
         said("cublasLtMatmulPreferenceCreate", unsafe { (self.calls.preference_create)(&mut raw) })?;
         let preference = self.object(raw, self.calls.preference_destroy);
         let (mut found, mut proposals) = (0, vec![Proposal::NONE; most]);
+        self.prefer(&preference, number::PREFERENCE_WORKSPACE, workspace_bytes)?;
+        self.prefer(&preference, number::PREFERENCE_REDUCTION, number::REDUCTION_IN_COMPUTE_TYPE)?;
         // SAFETY: all objects live, and there is room for so many proposals.
         unsafe {
-            let bytes = (&raw const workspace_bytes).cast();
-            let set =
-                (self.calls.preference_set)(preference.raw, number::PREFERENCE_WORKSPACE, bytes, size_of::<usize>());
-            said("cublasLtMatmulPreferenceSetAttribute", set)?;
             let Operands { desc, weight, x, out } = operands;
             let asked = (self.calls.heuristic)(
                 self.handle,
