@@ -45,7 +45,7 @@
 #include "sampling/listed.cuh"
 
 // 1. Reads the logits once, changes them, and writes down what is known of each slice.
-extern "C" __global__ void __launch_bounds__(SLICE_THREADS)
+extern "C" __global__ void __launch_bounds__(SLICE_THREADS, SLICE_BLOCKS)
 sample_slices_f32(const float* logits, uint64_t pitch, uint32_t vocabulary, const SampleRow* requests,
                   const uint32_t* allowed, uint32_t words_of_mask, const uint32_t* forbidden_starts,
                   const uint32_t* forbidden, const uint32_t* biased_starts, const uint32_t* biased,
@@ -55,6 +55,7 @@ sample_slices_f32(const float* logits, uint64_t pitch, uint32_t vocabulary, cons
     __shared__ Bench bench;
     __shared__ uint32_t largest_of_warp[2][SLICE_WARPS];
     __shared__ uint32_t counts[4];
+    __shared__ uint32_t least_of_warp[SLICE_WARPS];
     __shared__ float sums[2][SLICE_WARPS];
     const uint32_t slice = blockIdx.x, row = blockIdx.y;
     const SampleRow wanted = requests[row];
@@ -78,22 +79,24 @@ sample_slices_f32(const float* logits, uint64_t pitch, uint32_t vocabulary, cons
     Held held;
     load_slice(held, logits + row * pitch, slice, vocabulary);
 
-    bool not_numbers = false;
-    uint32_t finite = 0, largest = 0, raw_largest = 0;
-    for_each_held(held, slice, [&](float logit, uint32_t) {
-        not_numbers |= !(logit < INFINITY);
-        finite += logit > -INFINITY;
-    });
+    // Counting costs an instruction a number: only where somebody asks.
+    const bool counted = reported || (drawn && wanted.top_k > 0);
+    const bool ranged = drawn && (wanted.top_p < 1.0 || wanted.top_k > LIST_GROUPS);
+    const auto finite_of_warp = [&] {
+        uint32_t finite = 0;
+        for_each_held(held, slice, [&](float logit, uint32_t) { finite += logit > -INFINITY; });
+        return warp_count(finite);
+    };
+    float most_of_thread;
     const auto largest_of_groups = [&](uint32_t* groups) {
         uint32_t all = 0;
+        most_of_thread = -INFINITY;
 #pragma unroll
         for (uint32_t load = 0; load < LOADS; ++load) {
-            uint32_t key = 0;
-#pragma unroll
-            for (uint32_t one = 0; one < VECTOR; ++one) {
-                key = max(key, signless_key(held.logit[load][one]));
-            }
-            key = warp_largest(key);
+            const float* four = held.logit[load];
+            const float most = fmaxf(fmaxf(four[0], four[1]), fmaxf(four[2], four[3]));
+            most_of_thread = fmaxf(most_of_thread, most);
+            const uint32_t key = warp_largest(signless_key(most));
             all = max(all, key);
             if (lane_of_thread() == 0) {
                 groups[slice * GROUPS_OF_SLICE + load * SLICE_WARPS + warp_of_thread()] = key;
@@ -101,31 +104,6 @@ sample_slices_f32(const float* logits, uint64_t pitch, uint32_t vocabulary, cons
         }
         return all;
     };
-    raw_largest = largest_of_groups(room.raw_group_largest);
-    const uint32_t raw_finite = warp_count(finite);
-    // A thread's sum of exponentials, relative to the slice's largest.
-    const auto exponentials = [&](uint32_t key, auto of) {
-        const float most = value_of(key);
-        float sum[VECTOR] = {};
-        if (key > KEY_OF_NOTHING) {
-#pragma unroll
-            for (uint32_t load = 0; load < LOADS; ++load) {
-#pragma unroll
-                for (uint32_t one = 0; one < VECTOR; ++one) {
-                    sum[one] += of(held.logit[load][one] - most);
-                }
-            }
-        }
-        return warp_sum((sum[0] + sum[1]) + (sum[2] + sum[3]));
-    };
-    const uint32_t any_not_numbers = __any_sync(EVERY_LANE, not_numbers);
-    __syncthreads();
-    if (lane_of_thread() == 0) {
-        largest_of_warp[0][warp_of_thread()] = raw_largest;
-        atomicAdd(&counts[0], raw_finite);
-        atomicOr(&counts[2], any_not_numbers ? 1u : 0u);
-    }
-    __syncthreads();
     const auto largest_of_block = [&](const uint32_t* warps) {
         uint32_t key = 0;
 #pragma unroll
@@ -134,51 +112,68 @@ sample_slices_f32(const float* logits, uint64_t pitch, uint32_t vocabulary, cons
         }
         return key;
     };
+    // A warp's sum of exponentials, relative to the slice's largest.
+    const auto exponentials = [&](uint32_t key, auto of) {
+        const float most = value_of(key);
+        float sum[VECTOR] = {};
+        if (key > KEY_OF_NOTHING) {
+            for_each_held(held, slice, [&](float logit, uint32_t id) { sum[id % VECTOR] += of(logit - most); });
+        }
+        return warp_sum((sum[0] + sum[1]) + (sum[2] + sum[3]));
+    };
+
+    bool not_numbers = false;
+    for_each_held(held, slice, [&](float logit, uint32_t) { not_numbers |= !(logit < INFINITY); });
+    const bool any_not_numbers = __any_sync(EVERY_LANE, not_numbers);
+    uint32_t raw_largest = largest_of_groups(room.raw_group_largest);
+    const uint32_t raw_finite = counted ? finite_of_warp() : raw_largest > KEY_OF_NOTHING;
+    __syncthreads();
+    if (lane_of_thread() == 0) {
+        largest_of_warp[0][warp_of_thread()] = raw_largest;
+        atomicAdd(&counts[0], raw_finite);
+        atomicOr(&counts[2], any_not_numbers ? 1u : 0u);
+    }
+    __syncthreads();
     raw_largest = largest_of_block(largest_of_warp[0]);
+    uint32_t largest = raw_largest;
     if (reported) {
         const float sum = exponentials(raw_largest, [](float difference) { return expf(difference); });
         if (lane_of_thread() == 0) {
             sums[0][warp_of_thread()] = sum;
         }
     }
-
     if (is_changed) {
         change_slice(held, bench, wanted, wishes, row, slice, vocabulary);
         store_slice(held, changed + row * changed_pitch, slice, vocabulary);
-        finite = 0;
-        for_each_held(held, slice, [&](float logit, uint32_t) { finite += logit > -INFINITY; });
         largest = largest_of_groups(room.group_largest);
-        finite = warp_count(finite);
+        const uint32_t finite = counted ? finite_of_warp() : largest > KEY_OF_NOTHING;
         if (lane_of_thread() == 0) {
             largest_of_warp[1][warp_of_thread()] = largest;
             atomicAdd(&counts[1], finite);
         }
         __syncthreads();
         largest = largest_of_block(largest_of_warp[1]);
-    } else {
-        largest = raw_largest;
     }
     // The first of the largest, and the least finite one.
-    uint32_t least = NONE;
-    for_each_held(held, slice, [&](float logit, uint32_t id) {
-        const uint32_t key = signless_key(logit);
-        if (key == largest) {
-            atomicMin(&counts[3], id);
-        }
-        least = min(least, key > KEY_OF_NOTHING ? key : NONE);
-    });
-    least = warp_least(least);
-    if (drawn && wanted.top_p < 1.0) {
+    if (signless_key(most_of_thread) == largest) {
+        const float most = value_of(largest);
+        for_each_held(held, slice, [&](float logit, uint32_t id) {
+            if (logit == most) {
+                atomicMin(&counts[3], id);
+            }
+        });
+    }
+    if (ranged) {
+        float least = INFINITY;
+        for_each_held(held, slice, [&](float logit, uint32_t) { least = fminf(least, logit > -INFINITY ? logit : least); });
         const Softening softening = softening_of(wanted.temperature);
         const float sum =
             exponentials(largest, [&](float difference) { return likelihood(difference, softening); });
+        const uint32_t least_key = warp_least(order_key(least));
         if (lane_of_thread() == 0) {
             sums[1][warp_of_thread()] = sum;
+            least_of_warp[warp_of_thread()] = least_key;
         }
-    }
-    __syncthreads();
-    if (lane_of_thread() == 0) {
-        largest_of_warp[0][warp_of_thread()] = least;
     }
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -192,8 +187,8 @@ sample_slices_f32(const float* logits, uint64_t pitch, uint32_t vocabulary, cons
         facts.least = NONE;
         for (uint32_t warp = 0; warp < SLICE_WARPS; ++warp) {
             facts.raw_sum += reported ? sums[0][warp] : 0.0f;
-            facts.sum += drawn && wanted.top_p < 1.0 ? sums[1][warp] : 0.0f;
-            facts.least = min(facts.least, largest_of_warp[0][warp]);
+            facts.sum += ranged ? sums[1][warp] : 0.0f;
+            facts.least = min(facts.least, ranged ? least_of_warp[warp] : NONE);
         }
         room.facts[slice] = facts;
         if (slice == 0) {
@@ -356,7 +351,8 @@ sample_plan_f32(uint32_t vocabulary, const SampleRow* requests, void* scratch) {
             plan.reported = plan.fault != 0 || wanted.top == NONE ? 0 : min(min(wanted.top, TOP_MAX), raw_finite);
             plan.listed = 0;
             plan.raw_listed = 0;
-            plan.finite = finite;
+            // A zero may have hidden its equal of the other sign.
+            plan.least = least == NONE ? KEY_OF_LEAST : least == KEY_OF_ZERO ? KEY_OF_MINUS_ZERO : least;
             plan.floor = NONE;
             plan.raw_floor = NONE;
             row_sum = sum;

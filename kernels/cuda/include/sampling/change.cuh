@@ -58,13 +58,27 @@ __device__ __forceinline__ float penalised(float logit, uint32_t tally, const Sa
 template <typename Visit>
 __device__ __forceinline__ void for_each_listed(Ragged ragged, uint32_t row, uint32_t first, uint32_t length,
                                                 Visit visit) {
-    const uint32_t end = ragged.starts[row + 1];
-#pragma unroll 4
-    for (uint32_t at = ragged.starts[row] + threadIdx.x; at < end; at += SLICE_THREADS) {
-        const uint32_t place = ragged.tokens[at] - first;
-        if (place < length) {
-            visit(place, at);
+    const uint32_t start = ragged.starts[row], count = ragged.starts[row + 1] - start;
+    const uint32_t* tokens = ragged.tokens + start;
+    const auto look = [&](uint32_t token, uint32_t at) {
+        if (token - first < length) {
+            visit(token - first, start + at);
         }
+    };
+    // Four at a time from the first aligned one on: a list can be long, and its reading is all delay.
+    const uint32_t ahead = min((4 - static_cast<uint32_t>(reinterpret_cast<uint64_t>(tokens) / 4 % 4)) % 4, count);
+    const uint32_t fours = (count - ahead) / 4, behind = ahead + 4 * fours;
+    if (threadIdx.x < ahead) {
+        look(tokens[threadIdx.x], threadIdx.x);
+    }
+#pragma unroll 2
+    for (uint32_t four = threadIdx.x; four < fours; four += SLICE_THREADS) {
+        const uint4 token = reinterpret_cast<const uint4*>(tokens + ahead)[four];
+        const uint32_t at = ahead + 4 * four;
+        look(token.x, at), look(token.y, at + 1), look(token.z, at + 2), look(token.w, at + 3);
+    }
+    if (threadIdx.x < count - behind) {
+        look(tokens[behind + threadIdx.x], behind + threadIdx.x);
     }
 }
 

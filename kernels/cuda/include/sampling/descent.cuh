@@ -25,22 +25,40 @@ __device__ __forceinline__ uint64_t amount_of(const DescentRow& row, Amount amou
     return amount == COUNTS ? 1 : weight_of(logit - row.plan->largest, row.plan->softening);
 }
 
-// `visit(logit, key, id)` for each finite logit of a row, by all threads of the block.
+// `visit(logit, key, id)` for each logit of a row whose key is `low` to `high`, by all threads of the block. Nearly all
+// are passed over by a comparison of floats, which is exact but for the signs of zeros.
 template <typename Visit>
-__device__ __forceinline__ void for_each_in(const DescentRow& row, Visit visit) {
+__device__ __forceinline__ void for_each_between(const DescentRow& row, uint32_t low, uint32_t high, Visit visit) {
+    const float least = value_of(low), most = value_of(high);
     const auto look = [&](float logit, uint32_t id) {
-        const uint32_t key = row.raw ? signless_key(logit) : order_key(logit);
-        if (key > KEY_OF_NOTHING) {
-            visit(logit, key, id);
+        if (logit >= least && logit <= most) {
+            const uint32_t key = row.raw ? signless_key(logit) : order_key(logit);
+            if (key >= low && key <= high) {
+                visit(logit, key, id);
+            }
         }
     };
     const uint32_t whole =
         reinterpret_cast<uint64_t>(row.logits) % 16 == 0 ? row.vocabulary / 4 : 0;
     const float4* fours = reinterpret_cast<const float4*>(row.logits);
-#pragma unroll 2
-    for (uint32_t at = threadIdx.x; at < whole; at += CHOICE_THREADS) {
-        const float4 four = fours[at];
-        look(four.x, 4 * at), look(four.y, 4 * at + 1), look(four.z, 4 * at + 2), look(four.w, 4 * at + 3);
+    uint32_t at = threadIdx.x;
+#pragma unroll 1
+    for (; at + 3 * CHOICE_THREADS < whole; at += 4 * CHOICE_THREADS) {
+        float4 held[4];
+#pragma unroll
+        for (uint32_t one = 0; one < 4; ++one) {
+            held[one] = fours[at + one * CHOICE_THREADS];
+        }
+#pragma unroll
+        for (uint32_t one = 0; one < 4; ++one) {
+            const uint32_t id = 4 * (at + one * CHOICE_THREADS);
+            look(held[one].x, id), look(held[one].y, id + 1), look(held[one].z, id + 2), look(held[one].w, id + 3);
+        }
+    }
+#pragma unroll 1
+    for (uint32_t id = 4 * at; id < 4 * whole; id += 4 * CHOICE_THREADS) {
+        const float4 four = fours[id / 4];
+        look(four.x, id), look(four.y, id + 1), look(four.z, id + 2), look(four.w, id + 3);
     }
 #pragma unroll 1
     for (uint32_t id = 4 * whole + threadIdx.x; id < row.vocabulary; id += CHOICE_THREADS) {
@@ -108,7 +126,8 @@ __device__ __forceinline__ uint32_t nth_equal(ChoiceRoom& room, const DescentRow
 // spared. The whole block takes part.
 __device__ __forceinline__ uint64_t descend(ChoiceRoom& room, const DescentRow& row, Amount amount, uint64_t target,
                             const uint64_t* bin_weights, const uint32_t* bin_counts, uint64_t& reached) {
-    uint32_t low = KEY_OF_LEAST, high = 0xff7fffffu;
+    uint32_t low = row.raw ? KEY_OF_LEAST : row.plan->least;
+    uint32_t high = signless_key(row.raw ? row.plan->raw_largest : row.plan->largest);
     uint64_t before = 0;
     uint32_t left = row.vocabulary;
     if (bin_weights != nullptr) {
@@ -116,18 +135,16 @@ __device__ __forceinline__ uint64_t descend(ChoiceRoom& room, const DescentRow& 
         const uint32_t bin = bin_that_passes(room, own, target, before);
         left = bin_counts[bin];
         high = key_where_bin_begins(*row.plan, bin);
-        low = bin == BINS - 1 ? KEY_OF_LEAST : key_where_bin_begins(*row.plan, bin + 1) + 1;
+        low = max(low, bin == BINS - 1 ? 0 : key_where_bin_begins(*row.plan, bin + 1) + 1);
     }
     while (left > LIST && low < high) {
         const uint32_t width = (high - low) / BINS + 1;
         room.bins.low[threadIdx.x] = 0, room.bins.high[threadIdx.x] = 0, room.bins.count[threadIdx.x] = 0;
         __syncthreads();
-        for_each_in(row, [&](float logit, uint32_t key, uint32_t) {
-            if (key >= low && key <= high) {
-                const uint32_t bin = (high - key) / width;
-                add_wide(&room.bins.low[bin], &room.bins.high[bin], amount_of(row, amount, logit));
-                atomicAdd(&room.bins.count[bin], 1u);
-            }
+        for_each_between(row, low, high, [&](float logit, uint32_t key, uint32_t) {
+            const uint32_t bin = (high - key) / width;
+            add_wide(&room.bins.low[bin], &room.bins.high[bin], amount_of(row, amount, logit));
+            atomicAdd(&room.bins.count[bin], 1u);
         });
         __syncthreads();
         const uint64_t own = static_cast<uint64_t>(room.bins.high[threadIdx.x]) << 32 | room.bins.low[threadIdx.x];
@@ -147,10 +164,8 @@ __device__ __forceinline__ uint64_t descend(ChoiceRoom& room, const DescentRow& 
         room.gathered = 0;
     }
     __syncthreads();
-    for_each_in(row, [&](float, uint32_t key, uint32_t id) {
-        if (key >= low && key <= high) {
-            room.list[atomicAdd(&room.gathered, 1u)] = candidate(key, id);
-        }
+    for_each_between(row, low, high, [&](float, uint32_t key, uint32_t id) {
+        room.list[atomicAdd(&room.gathered, 1u)] = candidate(key, id);
     });
     __syncthreads();
     const uint32_t count = room.gathered;
@@ -168,7 +183,8 @@ __device__ __forceinline__ uint64_t descend(ChoiceRoom& room, const DescentRow& 
 __device__ __forceinline__ uint64_t weights_up_to(ChoiceRoom& room, const DescentRow& row, uint64_t last,
                                                   float least_difference) {
     uint64_t weights = 0;
-    for_each_in(row, [&](float logit, uint32_t key, uint32_t id) {
+    const uint32_t most = signless_key(row.plan->largest);
+    for_each_between(row, max(key_of(last), KEY_OF_LEAST), most, [&](float logit, uint32_t key, uint32_t id) {
         const bool kept = candidate(key, id) <= last && logit - row.plan->largest >= least_difference;
         weights += kept ? amount_of(row, WEIGHTS, logit) : 0;
     });
@@ -181,7 +197,8 @@ __device__ __forceinline__ void list_up_to(ChoiceRoom& room, const DescentRow& r
         room.gathered = 0;
     }
     __syncthreads();
-    for_each_in(row, [&](float, uint32_t key, uint32_t id) {
+    const uint32_t most = signless_key(row.plan->raw_largest);
+    for_each_between(row, key_of(last), most, [&](float, uint32_t key, uint32_t id) {
         if (candidate(key, id) <= last) {
             room.list[atomicAdd(&room.gathered, 1u)] = candidate(key, id);
         }
@@ -217,7 +234,11 @@ __device__ __forceinline__ uint32_t find_by_descent(ChoiceRoom& room, const RowP
         }
         const DescentRow row = {report ? descents.raw : descents.drawn_from, descents.vocabulary, &plan, report};
         if (step == STEP_TOP_P || (step == STEP_DRAW && (!nucleus || plan.least_difference > -INFINITY))) {
-            weights = weights_up_to(room, row, last, step == STEP_DRAW ? plan.least_difference : -INFINITY);
+            const float least = step == STEP_DRAW ? plan.least_difference : -INFINITY;
+            // The histogram knows the sum of all.
+            weights = descents.binned && last == ~0ull && least == -INFINITY
+                          ? block_sum(scratch.bin_weights[threadIdx.x], room.sums)
+                          : weights_up_to(room, row, last, least);
         }
         const uint64_t target =
             step == STEP_TOP_K   ? plan.top_k - 1

@@ -25,13 +25,13 @@ constexpr uint32_t FAULT_IGNORED = 3;
 // What is known of a slice. "Raw" are the logits as they came, the others those that are chosen from.
 struct SliceFacts {
     uint32_t raw_largest;   // signless key
-    uint32_t raw_finite;    // how many
+    uint32_t raw_finite;    // how many; where none is counted, 0 only if there is none
     float raw_sum;          // of exp(logit - raw_largest)
     uint32_t largest;       // signless key
     uint32_t first_largest; // id
-    uint32_t least;         // key of the least finite one
+    uint32_t least;         // key of the least finite one, for rows that may need a histogram; else NONE
     uint32_t finite;
-    float sum;              // of exp((logit - largest) / temperature), for rows with top-p
+    float sum;              // of exp((logit - largest) / temperature), for the same rows
     uint32_t not_numbers;   // 1 if there is NaN or +infinity
     uint32_t padding;
 };
@@ -61,7 +61,7 @@ struct RowPlan {
     uint32_t reported;      // how many of the likeliest are reported
     uint32_t listed;        // how many were offered to the lists; more than LIST of them do not fit
     uint32_t raw_listed;
-    uint32_t finite;
+    uint32_t least;         // no finite logit has a smaller key
     uint32_t padding[13];
 };
 static_assert(sizeof(RowPlan) == 128, "the launcher's formula counts on it");

@@ -7,6 +7,12 @@
 #include "scratch.cuh"
 
 constexpr uint32_t SLICE_THREADS = 256;
+// Blocks that a multiprocessor of sm_80 and later holds; it bounds their registers.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr uint32_t SLICE_BLOCKS = 1;
+#else
+constexpr uint32_t SLICE_BLOCKS = 5;
+#endif
 constexpr uint32_t SLICE_WARPS = SLICE_THREADS / LANES;
 // Four at a time, one group a warp and time.
 constexpr uint32_t VECTOR = 4;
