@@ -17,7 +17,7 @@
 constexpr uint32_t NO_CHOICE = 0xffffffffu;
 constexpr uint32_t THREADS = 512;
 // Vectors in flight for each thread.
-constexpr uint32_t HELD = 4;
+constexpr uint32_t HELD = 5;
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define CLUSTER 8
@@ -52,33 +52,47 @@ __device__ __forceinline__ Best warp_best(Best best) {
     return best;
 }
 
-// Places come in order here, so that a later equal never wins. Comparisons with what is not a number are false.
-__device__ __forceinline__ void look_at(float value, uint32_t place, Best& best) {
-    if (value > best.value || (best.place == NO_CHOICE && value == best.value)) {
-        best = {value, place};
-    }
-}
-
+// The best of this thread's share. Only the vector of the largest element is remembered on the way; where in it the
+// element stands is looked up at the end.
 template <uint32_t WIDTH, typename Element>
 __device__ __forceinline__ Best best_of(const Element* x, uint32_t columns, uint32_t part) {
     Best best = {-INFINITY, NO_CHOICE};
     const uint32_t vectors = columns / WIDTH;
     constexpr uint32_t STRIDE = CLUSTER * THREADS;
     for (uint32_t first = part * THREADS + threadIdx.x; first < vectors; first += HELD * STRIDE) {
-        float values[HELD][WIDTH];
+        Words<WIDTH, Element> held[HELD];
 #pragma unroll
         for (uint32_t slot = 0; slot < HELD; ++slot) {
             if (first + slot * STRIDE < vectors) {
-                load<WIDTH>(x + (first + slot * STRIDE) * WIDTH, values[slot]);
+                held[slot] = load_words<WIDTH>(x + (first + slot * STRIDE) * WIDTH);
             }
         }
 #pragma unroll
         for (uint32_t slot = 0; slot < HELD; ++slot) {
             if (first + slot * STRIDE < vectors) {
+                float values[WIDTH];
+                widen<WIDTH, Element>(held[slot], values);
+                // fmaxf drops what is not a number, and comparisons with it are false. Places come in order, so a later
+                // equal never wins.
+                float largest = values[0];
 #pragma unroll
-                for (uint32_t i = 0; i < WIDTH; ++i) {
-                    look_at(values[slot][i], (first + slot * STRIDE) * WIDTH + i, best);
+                for (uint32_t i = 1; i < WIDTH; ++i) {
+                    largest = fmaxf(largest, values[i]);
                 }
+                if (largest > best.value || (best.place == NO_CHOICE && largest == best.value)) {
+                    best = {largest, first + slot * STRIDE};
+                }
+            }
+        }
+    }
+    if (best.place != NO_CHOICE) {
+        const uint32_t start = best.place * WIDTH;
+        float values[WIDTH];
+        load<WIDTH>(x + start, values);
+#pragma unroll
+        for (uint32_t i = WIDTH; i > 0; --i) {
+            if (values[i - 1] == best.value) {
+                best.place = start + i - 1;
             }
         }
     }
@@ -127,7 +141,7 @@ __device__ __forceinline__ void argmax(const Element* x, uint32_t columns, uint6
 }
 
 #define KERNEL(name, Element)                                                                       \
-    extern "C" __global__ void SHARE_OF_A_ROW __launch_bounds__(THREADS)                            \
+    extern "C" __global__ void SHARE_OF_A_ROW __launch_bounds__(THREADS, 3)                            \
         argmax_##name(const Element* x, uint32_t columns, uint32_t pitch, uint32_t* out) {          \
         argmax(x, columns, pitch, out);                                                             \
     }

@@ -4,8 +4,8 @@
 //
 // x [rows, columns]   rows pitch elements apart
 //
-// f32 inside, one rounding at the end. Any number of columns and any alignment; 16-byte accesses when rows are aligned
-// to it.
+// f32 inside, one rounding at the end. Any number of columns and any alignment; 16-byte accesses when a row is aligned
+// to it, 8-byte ones where it is aligned to those (3420 columns).
 
 #include "element.cuh"
 
@@ -28,6 +28,8 @@ __device__ __forceinline__ void gelu_row(Element* x, uint32_t columns) {
         x += static_cast<uint64_t>(blockIdx.x) * pitch;                                                        \
         if (aligned_to(x, 16) && columns % VECTOR<Element> == 0) {                                             \
             gelu_row<VECTOR<Element>>(x, columns);                                                             \
+        } else if (aligned_to(x, 8) && columns % (VECTOR<Element> / 2) == 0) {                                 \
+            gelu_row<VECTOR<Element> / 2>(x, columns);                                                         \
         } else {                                                                                               \
             gelu_row<1>(x, columns);                                                                           \
         }                                                                                                      \

@@ -9,119 +9,141 @@
 // out      [rows, hidden]   contiguous; may be x itself where x is contiguous
 //
 // Arithmetic and mean are f32 with one rounding at the end. A NaN in a row makes that row NaN and no other. Any hidden
-// size and alignment; 16-byte accesses when addresses, pitches and hidden are aligned to it. A row of up to 4 vectors
+// size and alignment; 16-byte accesses when addresses, pitches and hidden are aligned to it. A row of up to 2 vectors
 // a thread (8192 elements) stays in registers between the sum and the scaling; what is longer is read again.
 
 #include "element.cuh"
 #include "reduce.cuh"
 
 // Vectors that a thread keeps.
-constexpr uint32_t HELD = 4;
+constexpr uint32_t HELD = 2;
 
-// `WIDTH` elements at a time. `ADDING` is whether there is a residual; without, `residual` is not looked at.
+template <typename Element>
+struct Rows {
+    const Element* x;
+    uint32_t x_pitch;
+    Element* residual;  // null: nothing is added
+    uint32_t residual_pitch;
+    const Element* weight;
+    uint32_t rows, hidden;
+    float epsilon;
+    Element* out;
+};
+
+// `WIDTH` elements at a time, rows a grid apart. Each thread has the same columns in all of them, so the weights are
+// read once; the next row is on its way while this one is summed. What is kept is kept as it stands in memory.
 template <uint32_t WIDTH, bool ADDING, typename Element>
-__device__ __forceinline__ void norm_row(const Element* x, Element* residual, const Element* weight, uint32_t hidden,
-                                         float epsilon, Element* out) {
-    __shared__ float partial[WARPS_MAX];
-    const uint32_t vectors = hidden / WIDTH;
-    float held[HELD][WIDTH];
-    float squares = 0.0f;
-    const auto take = [&](uint32_t vector, float(&values)[WIDTH]) {
-        load<WIDTH>(x + vector * WIDTH, values);
-        if constexpr (ADDING) {
-            float before[WIDTH];
-            load<WIDTH>(residual + vector * WIDTH, before);
+__device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
+    __shared__ float partial[2][WARPS_MAX];
+    using Kept = Words<WIDTH, Element>;
+    const uint32_t vectors = call.hidden / WIDTH;
+    Kept weights[HELD], ahead[HELD], ahead_before[HELD];
+    // Calls `step(slot, column)` for each vector that this thread keeps.
+    const auto each = [&](auto step) {
 #pragma unroll
-            for (uint32_t i = 0; i < WIDTH; ++i) {
-                values[i] = rounded<Element>(before[i] + values[i]);
+        for (uint32_t slot = 0; slot < HELD; ++slot) {
+            const uint32_t vector = threadIdx.x + slot * blockDim.x;
+            if (vector < vectors) {
+                step(slot, vector * WIDTH);
             }
         }
     };
-    const auto keep = [&](uint32_t vector, const float(&values)[WIDTH]) {
+    const auto fetch = [&](uint64_t row) {
+        each([&](uint32_t slot, uint32_t column) {
+            ahead[slot] = load_words<WIDTH>(call.x + row * call.x_pitch + column);
+            if constexpr (ADDING) {
+                ahead_before[slot] = load_words<WIDTH>(call.residual + row * call.residual_pitch + column);
+            }
+        });
+    };
+    // The sum with the residual as it will be read again, and its squares.
+    const auto add = [&](const Kept& added, const Kept& before, Element* to, float& squares) {
+        float values[WIDTH];
+        widen<WIDTH, Element>(added, values);
+        Kept kept = added;
         if constexpr (ADDING) {
-            store<WIDTH>(residual + vector * WIDTH, values);
+            float old[WIDTH];
+            widen<WIDTH, Element>(before, old);
+#pragma unroll
+            for (uint32_t i = 0; i < WIDTH; ++i) {
+                values[i] += old[i];
+            }
+            kept = to_words<WIDTH, Element>(values);
+            *reinterpret_cast<Kept*>(to) = kept;
+            widen<WIDTH, Element>(kept, values);
         }
 #pragma unroll
         for (uint32_t i = 0; i < WIDTH; ++i) {
             squares += values[i] * values[i];
         }
+        return kept;
     };
-    // All loads first: their delays overlap.
-#pragma unroll
-    for (uint32_t slot = 0; slot < HELD; ++slot) {
-        const uint32_t vector = threadIdx.x + slot * blockDim.x;
-        if (vector < vectors) {
-            take(vector, held[slot]);
-        }
-    }
-#pragma unroll
-    for (uint32_t slot = 0; slot < HELD; ++slot) {
-        const uint32_t vector = threadIdx.x + slot * blockDim.x;
-        if (vector < vectors) {
-            keep(vector, held[slot]);
-        }
-    }
-    for (uint32_t vector = threadIdx.x + HELD * blockDim.x; vector < vectors; vector += blockDim.x) {
-        float values[WIDTH];
-        take(vector, values);
-        keep(vector, values);
-    }
-    const float factor = 1.0f / sqrtf(block_sum(squares, partial) / hidden + epsilon);
-    const auto scale = [&](uint32_t vector, float(&values)[WIDTH]) {
-        float weights[WIDTH];
-        load<WIDTH>(weight + vector * WIDTH, weights);
+    const auto scale = [&](const Kept& kept, const Kept& weight, float factor, Element* to) {
+        float values[WIDTH], by[WIDTH];
+        widen<WIDTH, Element>(kept, values);
+        widen<WIDTH, Element>(weight, by);
 #pragma unroll
         for (uint32_t i = 0; i < WIDTH; ++i) {
-            values[i] = values[i] * factor * weights[i];
+            values[i] = values[i] * factor * by[i];
         }
-        store<WIDTH>(out + vector * WIDTH, values);
+        store<WIDTH>(to, values);
     };
-#pragma unroll
-    for (uint32_t slot = 0; slot < HELD; ++slot) {
-        const uint32_t vector = threadIdx.x + slot * blockDim.x;
-        if (vector < vectors) {
-            scale(vector, held[slot]);
+    fetch(blockIdx.x);
+    each([&](uint32_t slot, uint32_t column) { weights[slot] = load_words<WIDTH>(call.weight + column); });
+    uint32_t turn = 0;
+    for (uint64_t row = blockIdx.x; row < call.rows; row += gridDim.x, turn ^= 1) {
+        const Element* x = call.x + row * call.x_pitch;
+        Element* residual = ADDING ? call.residual + row * call.residual_pitch : nullptr;
+        Element* out = call.out + row * call.hidden;
+        const uint32_t rest = threadIdx.x + HELD * blockDim.x;
+        Kept kept[HELD];
+        float squares = 0.0f;
+        each([&](uint32_t slot, uint32_t column) {
+            kept[slot] = add(ahead[slot], ahead_before[slot], residual + column, squares);
+        });
+        if (row + gridDim.x < call.rows) {
+            fetch(row + gridDim.x);
         }
-    }
-    for (uint32_t vector = threadIdx.x + HELD * blockDim.x; vector < vectors; vector += blockDim.x) {
-        // Each thread reads again what it alone has read, and with a residual also written.
-        float values[WIDTH];
-        load<WIDTH>((ADDING ? residual : x) + vector * WIDTH, values);
-        scale(vector, values);
+#pragma unroll 1
+        for (uint32_t vector = rest; vector < vectors; vector += blockDim.x) {
+            const Kept before = load_words<WIDTH>((ADDING ? residual : x) + vector * WIDTH);
+            add(load_words<WIDTH>(x + vector * WIDTH), before, residual + vector * WIDTH, squares);
+        }
+        const float factor = 1.0f / sqrtf(block_sum(squares, partial[turn]) / call.hidden + call.epsilon);
+        each([&](uint32_t slot, uint32_t column) { scale(kept[slot], weights[slot], factor, out + column); });
+#pragma unroll 1
+        for (uint32_t vector = rest; vector < vectors; vector += blockDim.x) {
+            // Each thread reads again what it alone has read, and with a residual also written.
+            const Kept again = load_words<WIDTH>((ADDING ? residual : x) + vector * WIDTH);
+            scale(again, load_words<WIDTH>(call.weight + vector * WIDTH), factor, out + vector * WIDTH);
+        }
     }
 }
 
 template <bool ADDING, typename Element>
-__device__ __forceinline__ void norm_rows(const Element* x, uint32_t x_pitch, Element* residual,
-                                          uint32_t residual_pitch, const Element* weight, uint32_t hidden,
-                                          float epsilon, Element* out) {
-    const uint64_t row = blockIdx.x;
-    x += row * x_pitch;
-    out += row * hidden;
-    if (ADDING) {
-        residual += row * residual_pitch;
-    }
-    const bool aligned = aligned_to(x, 16) && aligned_to(out, 16) && aligned_to(weight, 16)
-        && (!ADDING || aligned_to(residual, 16)) && hidden % VECTOR<Element> == 0;
-    if (aligned) {
-        norm_row<VECTOR<Element>, ADDING>(x, residual, weight, hidden, epsilon, out);
+__device__ __forceinline__ void norm(const Rows<Element>& call) {
+    const uint64_t starts = reinterpret_cast<uint64_t>(call.x) | reinterpret_cast<uint64_t>(call.out)
+        | reinterpret_cast<uint64_t>(call.weight) | reinterpret_cast<uint64_t>(call.residual);
+    const uint64_t steps = call.x_pitch | call.hidden | call.residual_pitch;
+    if (aligned_to(starts, 16) && steps % VECTOR<Element> == 0) {
+        norm_rows<VECTOR<Element>, ADDING>(call);
     } else {
-        norm_row<1, ADDING>(x, residual, weight, hidden, epsilon, out);
+        norm_rows<1, ADDING>(call);
     }
 }
 
-#define KERNEL(name, Element)                                                                                         \
-    extern "C" __global__ void __launch_bounds__(256)                                                                 \
-        rms_norm_##name(const Element* x, uint32_t x_pitch, const Element* weight, uint32_t hidden, float epsilon,    \
-                        Element* out) {                                                                               \
-        norm_rows<false>(x, x_pitch, static_cast<Element*>(nullptr), 0, weight, hidden, epsilon, out);                \
-    }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(256)                                                                 \
-        add_rms_norm_##name(const Element* x, uint32_t x_pitch, Element* residual, uint32_t residual_pitch,           \
-                            const Element* weight, uint32_t hidden, float epsilon, Element* out) {                    \
-        norm_rows<true>(x, x_pitch, residual, residual_pitch, weight, hidden, epsilon, out);                          \
+#define KERNEL(name, Element)                                                                                        \
+    extern "C" __global__ void __launch_bounds__(512, 2)                                                              \
+        rms_norm_##name(const Element* x, uint32_t x_pitch, const Element* weight, uint32_t rows, uint32_t hidden,   \
+                        float epsilon, Element* out) {                                                               \
+        norm<false>(Rows<Element>{x, x_pitch, nullptr, 0, weight, rows, hidden, epsilon, out});                      \
+    }                                                                                                                \
+    extern "C" __global__ void __launch_bounds__(512, 2)                                                              \
+        add_rms_norm_##name(const Element* x, uint32_t x_pitch, Element* residual, uint32_t residual_pitch,          \
+                            const Element* weight, uint32_t rows, uint32_t hidden, float epsilon, Element* out) {    \
+        norm<true>(Rows<Element>{x, x_pitch, residual, residual_pitch, weight, rows, hidden, epsilon, out});         \
     }
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: grid (rows), block (min(256, round_up(div_ceil(hidden, 16), 32))), no dynamic shared memory. rows and
-// hidden > 0. The block must be whole warps, at most 8 of them.
+// Launch: grid (min(rows, 8 * multiprocessors)), block (min(512, round_up(div_ceil(hidden, 16), 32))), no dynamic
+// shared memory. rows and hidden > 0. Any grid is right. The block must be whole warps, at most 16 of them.

@@ -15,8 +15,8 @@
 // cache       [blocks, 2, kv_heads, 16, head_dim]               one layer, keys then values
 //
 // Elements i and i + head_dim / 2 of a head turn as a pair by position * frequency[i] (the halves convention). The
-// angle is an f32 product and its sine and cosine are exact to the last bits also far out (sincosf with its full
-// reduction, not __sinf: at position 2^17 that would be off by whole turns). Rounding happens once, at the store.
+// angle is an f32 product, as on the host; whole turns are taken off it in f64, so its sine and cosine are right to
+// 3e-7 also at position 2^17 and beyond, without the slow path of sincosf. Rounding happens once, at the store.
 // A slot in no block of the cache writes nothing. head_dim is even and at most 256. 16-byte accesses when addresses,
 // pitch and head_dim / 2 are aligned to it.
 
@@ -36,40 +36,65 @@ struct Cache {
     uint32_t kv_heads;  // 0: there is none
 };
 
-// Turns `WIDTH` pairs, or only copies them, from one place to another.
-template <uint32_t WIDTH, typename Element>
-__device__ __forceinline__ void turn(const Element* from, Element* to, uint32_t half, const float* cosines,
-                                     const float* sines) {
-    float left[WIDTH], right[WIDTH], turned_left[WIDTH], turned_right[WIDTH];
-    load<WIDTH>(from, left);
-    load<WIDTH>(from + half, right);
-#pragma unroll
-    for (uint32_t i = 0; i < WIDTH; ++i) {
-        turned_left[i] = left[i] * cosines[i] - right[i] * sines[i];
-        turned_right[i] = right[i] * cosines[i] + left[i] * sines[i];
+// Writes the angles of this token. All threads call it; a barrier follows.
+__device__ __forceinline__ void find_angles(const uint32_t* positions, uint32_t positions_pitch,
+                                            const float* frequencies, const Sections& sections, uint32_t half,
+                                            float* cosines, float* sines) {
+    for (uint32_t pair = threadIdx.x; pair < half; pair += blockDim.x) {
+        const uint32_t second = sections.pairs[0], third = second + sections.pairs[1];
+        const uint32_t axis = (pair >= second) + (pair >= third) + (pair >= third + sections.pairs[2]);
+        const float position = static_cast<float>(positions[axis * positions_pitch + blockIdx.x]);
+        constexpr double TURNS_A_RADIAN = 0.15915494309189535;
+        const double turns = __fmul_rn(position, frequencies[pair]) * TURNS_A_RADIAN;
+        sincospif(2.0f * static_cast<float>(turns - rint(turns)), &sines[pair], &cosines[pair]);
     }
-    store<WIDTH>(to, turned_left);
-    store<WIDTH>(to + half, turned_right);
 }
 
+// One token's row, `WIDTH` pairs an item. The heads behind the queries, keys then values, stand in the cache in the same
+// order and 16 vectors apart, so that all heads are one loop; values do not turn.
 template <uint32_t WIDTH, typename Element>
 __device__ __forceinline__ void turn_row(Element* row, uint32_t heads, uint32_t half, Element* cached,
-                                         uint32_t kv_heads, const float* cosines, const float* sines) {
+                                         uint32_t kv_heads, const uint32_t* positions, uint32_t positions_pitch,
+                                         const float* frequencies, const Sections& sections) {
+    __shared__ float cosines[PAIRS_MAX], sines[PAIRS_MAX];
     const uint32_t steps = half / WIDTH, head_dim = 2 * half;
-    const uint32_t turned = (heads + (cached != nullptr ? kv_heads : 0)) * steps;
-    const uint32_t copied = cached != nullptr ? kv_heads * 2 * steps : 0;
-    for (uint32_t item = threadIdx.x; item < turned + copied; item += blockDim.x) {
-        if (item < turned) {
-            const uint32_t head = item / steps, pair = item % steps * WIDTH;
-            Element* from = row + head * head_dim + pair;
-            Element* to = head < heads ? from : cached + (head - heads) * BLOCK_TOKENS * head_dim + pair;
-            turn<WIDTH>(from, to, half, cosines + pair, sines + pair);
-        } else {
-            const uint32_t head = (item - turned) / (2 * steps), column = (item - turned) % (2 * steps) * WIDTH;
-            float values[WIDTH];
-            load<WIDTH>(row + (heads + kv_heads + head) * head_dim + column, values);
-            store<WIDTH>(cached + (kv_heads + head) * BLOCK_TOKENS * head_dim + column, values);
+    const uint32_t items = (heads + 2 * kv_heads) * steps;
+    Words<WIDTH, Element> left_words, right_words;
+    const auto take = [&](uint32_t item) {
+        const Element* from = row + item / steps * head_dim + item % steps * WIDTH;
+        left_words = load_words<WIDTH>(from);
+        right_words = load_words<WIDTH>(from + half);
+    };
+    // The first item is on its way while the slot is read and the angles are found.
+    if (threadIdx.x < items) {
+        take(threadIdx.x);
+    }
+    find_angles(positions, positions_pitch, frequencies, sections, half, cosines, sines);
+    __syncthreads();
+    for (uint32_t item = threadIdx.x; item < items; item += blockDim.x) {
+        if (item != threadIdx.x) {
+            take(item);
         }
+        const uint32_t head = item / steps, pair = item % steps * WIDTH;
+        if (head >= heads && cached == nullptr) {
+            break;
+        }
+        Element* to = head < heads ? row + head * head_dim : cached + (head - heads) * BLOCK_TOKENS * head_dim;
+        if (head < heads + kv_heads) {
+            float left[WIDTH], right[WIDTH];
+            widen<WIDTH, Element>(left_words, left);
+            widen<WIDTH, Element>(right_words, right);
+#pragma unroll
+            for (uint32_t i = 0; i < WIDTH; ++i) {
+                const float cosine = cosines[pair + i], sine = sines[pair + i], before = left[i];
+                left[i] = before * cosine - right[i] * sine;
+                right[i] = right[i] * cosine + before * sine;
+            }
+            left_words = to_words<WIDTH, Element>(left);
+            right_words = to_words<WIDTH, Element>(right);
+        }
+        *reinterpret_cast<Words<WIDTH, Element>*>(to + pair) = left_words;
+        *reinterpret_cast<Words<WIDTH, Element>*>(to + pair + half) = right_words;
     }
 }
 
@@ -77,15 +102,7 @@ template <typename Element>
 __device__ __forceinline__ void rotary(Element* x, uint32_t pitch, uint32_t heads, uint32_t head_dim,
                                        const uint32_t* positions, uint32_t positions_pitch, const float* frequencies,
                                        Sections sections, const uint32_t* slots, Cache cache) {
-    __shared__ float cosines[PAIRS_MAX], sines[PAIRS_MAX];
     const uint32_t token = blockIdx.x, half = head_dim / 2;
-    for (uint32_t pair = threadIdx.x; pair < half; pair += blockDim.x) {
-        const uint32_t second = sections.pairs[0], third = second + sections.pairs[1];
-        const uint32_t axis = (pair >= second) + (pair >= third) + (pair >= third + sections.pairs[2]);
-        const float position = static_cast<float>(positions[axis * positions_pitch + token]);
-        // The product is rounded before the sine, as on the host.
-        sincosf(__fmul_rn(position, frequencies[pair]), &sines[pair], &cosines[pair]);
-    }
     // Where the first key of this token goes.
     Element* cached = nullptr;
     if (cache.kv_heads > 0) {
@@ -95,12 +112,12 @@ __device__ __forceinline__ void rotary(Element* x, uint32_t pitch, uint32_t head
                 + (static_cast<uint64_t>(block) * 2 * cache.kv_heads * BLOCK_TOKENS + slot % BLOCK_TOKENS) * head_dim;
         }
     }
-    __syncthreads();
     Element* row = x + static_cast<uint64_t>(token) * pitch;
-    if (aligned_to(row, 16) && aligned_to(cached, 16) && half % VECTOR<Element> == 0) {
-        turn_row<VECTOR<Element>>(row, heads, half, cached, cache.kv_heads, cosines, sines);
+    if (aligned_to(row, 16) && aligned_to(cache.start, 16) && half % VECTOR<Element> == 0) {
+        turn_row<VECTOR<Element>>(row, heads, half, cached, cache.kv_heads, positions, positions_pitch,
+                                   frequencies, sections);
     } else {
-        turn_row<1>(row, heads, half, cached, cache.kv_heads, cosines, sines);
+        turn_row<1>(row, heads, half, cached, cache.kv_heads, positions, positions_pitch, frequencies, sections);
     }
 }
 

@@ -95,42 +95,64 @@ struct Word<2> {
     using Type = uint16_t;
 };
 
-// Reads `COUNT` neighbours with one instruction, widened to f32. `from` is aligned to all of them.
+// `COUNT` neighbours as they stand in memory: what is held in registers while something else is waited for.
 template <uint32_t COUNT, typename Element>
-__device__ __forceinline__ void load(const Element* from, float (&values)[COUNT]) {
-    if constexpr (COUNT == 1) {
-        values[0] = to_float(*from);
-    } else if constexpr (sizeof(Element) == 4) {
-        using Loaded = typename Word<COUNT * 4>::Type;
-        *reinterpret_cast<Loaded*>(values) = *reinterpret_cast<const Loaded*>(from);
+using Words = typename Word<COUNT * sizeof(Element)>::Type;
+
+// Reads `COUNT` neighbours with one instruction. `from` is aligned to all of them.
+template <uint32_t COUNT, typename Element>
+__device__ __forceinline__ Words<COUNT, Element> load_words(const Element* from) {
+    return *reinterpret_cast<const Words<COUNT, Element>*>(from);
+}
+
+// Widens what was read to f32.
+template <uint32_t COUNT, typename Element>
+__device__ __forceinline__ void widen(const Words<COUNT, Element>& words, float (&values)[COUNT]) {
+    if constexpr (sizeof(Element) == 4 || COUNT == 1) {
+        const Element* elements = reinterpret_cast<const Element*>(&words);
+#pragma unroll
+        for (uint32_t i = 0; i < COUNT; ++i) {
+            values[i] = to_float(elements[i]);
+        }
     } else {
-        uint32_t pairs[COUNT / 2];
-        using Loaded = typename Word<COUNT * 2>::Type;
-        *reinterpret_cast<Loaded*>(pairs) = *reinterpret_cast<const Loaded*>(from);
+        const uint32_t* pairs = reinterpret_cast<const uint32_t*>(&words);
 #pragma unroll
         for (uint32_t pair = 0; pair < COUNT / 2; ++pair) {
-            float2 both = pair_to_floats<Element>(pairs[pair]);
+            const float2 both = pair_to_floats<Element>(pairs[pair]);
             values[2 * pair] = both.x;
             values[2 * pair + 1] = both.y;
         }
     }
 }
 
-// Writes `COUNT` neighbours with one instruction, rounded to the nearest element.
+// Both in one.
 template <uint32_t COUNT, typename Element>
-__device__ __forceinline__ void store(Element* to, const float (&values)[COUNT]) {
-    if constexpr (COUNT == 1) {
-        *to = from_float<Element>(values[0]);
-    } else if constexpr (sizeof(Element) == 4) {
-        using Stored = typename Word<COUNT * 4>::Type;
-        *reinterpret_cast<Stored*>(to) = *reinterpret_cast<const Stored*>(values);
+__device__ __forceinline__ void load(const Element* from, float (&values)[COUNT]) {
+    widen<COUNT, Element>(load_words<COUNT>(from), values);
+}
+
+// Rounds to the nearest element.
+template <uint32_t COUNT, typename Element>
+__device__ __forceinline__ Words<COUNT, Element> to_words(const float (&values)[COUNT]) {
+    Words<COUNT, Element> words;
+    if constexpr (sizeof(Element) == 4 || COUNT == 1) {
+        Element* elements = reinterpret_cast<Element*>(&words);
+#pragma unroll
+        for (uint32_t i = 0; i < COUNT; ++i) {
+            elements[i] = from_float<Element>(values[i]);
+        }
     } else {
-        uint32_t pairs[COUNT / 2];
+        uint32_t* pairs = reinterpret_cast<uint32_t*>(&words);
 #pragma unroll
         for (uint32_t pair = 0; pair < COUNT / 2; ++pair) {
             pairs[pair] = pair_from_floats<Element>(values[2 * pair], values[2 * pair + 1]);
         }
-        using Stored = typename Word<COUNT * 2>::Type;
-        *reinterpret_cast<Stored*>(to) = *reinterpret_cast<const Stored*>(pairs);
     }
+    return words;
+}
+
+// Writes `COUNT` neighbours with one instruction, rounded to the nearest element. `to` is aligned to all of them.
+template <uint32_t COUNT, typename Element>
+__device__ __forceinline__ void store(Element* to, const float (&values)[COUNT]) {
+    *reinterpret_cast<Words<COUNT, Element>*>(to) = to_words<COUNT, Element>(values);
 }

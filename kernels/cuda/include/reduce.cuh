@@ -16,8 +16,8 @@ __device__ __forceinline__ float warp_sum(float value) {
     return value;
 }
 
-// Every thread of the block gets the sum. The block is whole warps; `partial` is shared memory that no other reduction
-// of the same phase uses, so that one barrier is enough.
+// Every thread of the block gets the sum. The block is whole warps. One barrier is enough if neighbouring reductions use
+// different `partial`s: whoever writes one again has passed the other's barrier, and so has everyone read it.
 __device__ __forceinline__ float block_sum(float value, float (&partial)[WARPS_MAX]) {
     const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
     value = warp_sum(value);
