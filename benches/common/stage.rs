@@ -7,7 +7,7 @@ use bursar::crates::{
         Bytes, Class, Device, Effect, HostConfig, HostDevice, Input, Lease, Ledger, LedgerConfig, Owner, ReleaseNote,
         ReleaseNotes, Request, RequestId, Segment, Workspace,
     },
-    kernels::{BLOCK_TOKENS, Backend, Cpu, KvLayer, Scope, Tally, Tensor},
+    kernels::{BLOCK_TOKENS, Backend, Cpu, DType, KvLayer, Scope, Tally, Tensor},
     model::{
         Model,
         blocks::decoder::StepCaches,
@@ -97,7 +97,9 @@ impl Stage {
         let layers: Vec<_> =
             self.kv.iter().map(|layer| unsafe { KvLayer::new(layer.address(), BLOCKS, shape) }).collect();
         let cache = self.cache();
-        let caches = StepCaches { layers: &layers, pictures: Some(&cache) };
+        // SAFETY: a tensor without rows has no element that could be touched: the host knows all tokens here.
+        let previous = unsafe { Tensor::persistent(self.cache.address(), [0], DType::U32) };
+        let caches = StepCaches { layers: &layers, pictures: Some(&cache), previous: &previous };
         let tally = Tally::default();
         let scope = Scope::new(&self.cpu, &self.workspace, &tally);
         let logits = self.model.step(&scope, batch, &caches, |_, _| Ok(())).expect("the step runs");

@@ -5,8 +5,9 @@
 // previous [previous_count] u32    what the step before chose and the host has not seen yet; may be null if the count is 0
 // out      [tokens, hidden]        contiguous
 //
-// An id that is not below the vocabulary, a place that is not below `previous_count`, and a previous token that is no
-// id (argmax found no number) give a row of NaN: it shows, and nothing outside is read. Any alignment; 16-byte copies
+// A previous token that is none (argmax found no number) gives a row of zeros: its sequence has ended, and the host hears
+// of it later. An id that is not below the vocabulary and a place that is not below `previous_count` give a row of NaN:
+// it shows, and nothing outside is read. Any alignment; 16-byte copies
 // when table, out and row are aligned to it.
 
 #include "copy_row.cuh"
@@ -18,16 +19,18 @@ __device__ __forceinline__ void embed(const Element* table, uint32_t vocabulary,
                                       const uint32_t* previous, uint32_t previous_count, Element* out) {
     const uint32_t token = blockIdx.x;
     uint32_t id = ids[token];
+    bool none = false;
     if (id & FROM_PREVIOUS) {
         const uint32_t place = id & ~FROM_PREVIOUS;
         id = place < previous_count ? previous[place] : ALL_ONES;
+        none = place < previous_count && id == ALL_ONES;
     }
     Element* row = out + static_cast<uint64_t>(token) * hidden;
     const uint32_t bytes = hidden * sizeof(Element);
     if (id < vocabulary) {
         copy_row(table + static_cast<uint64_t>(id) * hidden, row, bytes);
     } else {
-        fill_row(row, bytes, ALL_ONES);
+        fill_row(row, bytes, none ? 0 : ALL_ONES);
     }
 }
 

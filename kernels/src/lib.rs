@@ -7,8 +7,8 @@
 //!
 //! This crate knows shapes, element types and launches. It must never know a model's name, a request, a token's
 //! meaning, an actor or a file. It takes no memory of its own: every temporary is a view on a workspace, also the
-//! scratch an operation needs on a target, and nothing is copied between host and device but by [`Scope::upload`] and
-//! [`Scope::download`].
+//! scratch an operation needs on a target, and nothing is copied between host and device but by [`Scope::upload`],
+//! [`Scope::download`] and [`Scope::download_later`].
 
 #![deny(missing_docs)]
 

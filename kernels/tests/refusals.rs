@@ -6,7 +6,10 @@ mod ground;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use bursar_kernels::{
-    ops::{attention_packed::Stretches, attention_paged::PagedSequences, rotary::Rope, transfer},
+    ops::{
+        argmax::NO_CHOICE, attention_packed::Stretches, attention_paged::PagedSequences, embed::PREVIOUS, rotary::Rope,
+        transfer,
+    },
     *,
 };
 
@@ -25,8 +28,18 @@ fn shapes_and_types_that_disagree_are_refused_in_words() {
         unsafe { KvLayer::new(bursar_budgets::Address(0), 4, KvShape { layers: 1, kv_heads: 2, head_dim: 8, dtype }) }
     };
     let texts = [
-        text(|scope| scope.embed(&scope.upload([3, 4], &indices)?, &scope.upload([12], &indices)?).map(drop)),
-        text(|scope| scope.embed(&scope.empty([3, 4])?, &scope.upload([3, 4], &indices)?).map(drop)),
+        text(|scope| {
+            let ids = scope.upload([12], &indices)?;
+            scope.embed(&scope.upload([3, 4], &indices)?, &ids, &ids).map(drop)
+        }),
+        text(|scope| {
+            let previous = scope.upload([12], &indices)?;
+            scope.embed(&scope.empty([3, 4])?, &scope.upload([3, 4], &indices)?, &previous).map(drop)
+        }),
+        text(|scope| {
+            let ids = scope.upload([12], &indices)?;
+            scope.embed(&scope.empty([3, 4])?, &ids, &scope.empty([12])?).map(drop)
+        }),
         text(|scope| scope.rms_norm(&scope.empty([3, 4])?, &scope.empty([5])?, 1e-6).map(drop)),
         text(|scope| scope.linear(&scope.empty([3, 4])?, &scope.empty([7, 5])?, None).map(drop)),
         text(|scope| scope.linear(&scope.empty([3, 5])?, &scope.empty([7, 5])?, Some(&scope.empty([8])?)).map(drop)),
@@ -75,15 +88,20 @@ fn shapes_and_types_that_disagree_are_refused_in_words() {
             scope.scatter_rows(&scope.empty([2, 4])?, &rows, &mut scope.empty([5, 4])?)
         }),
         text(|scope| scope.argmax(&scope.empty([2, 0])?).map(drop)),
+        text(|scope| scope.argmax_into(&scope.empty([2, 3])?, &mut scope.upload([12], &indices)?)),
+        text(|scope| scope.argmax_into(&scope.empty([2, 3])?, &mut scope.empty([2])?)),
         text(|scope| scope.all_reduce(&mut scope.upload([12], &indices)?)),
         text(|scope| scope.download::<f32>(&scope.empty([2, 4])?.column_range(0..3)).map(drop)),
         text(|scope| transfer::fill(&Plan::new(*scope.target()), &[0; 31], &mut scope.empty([2, 4])?)),
         text(|scope| scope.download::<u32>(&scope.empty([2, 4])?).map(drop)),
+        text(|scope| scope.download_later::<f32>(&scope.empty([2, 4])?.column_range(0..3)).map(drop)),
+        text(|scope| scope.download_later::<u32>(&scope.empty([2, 4])?).map(drop)),
     ];
     assert_eq!(
         texts.join("\n"),
         "embed: table holds u32, expected floating-point numbers
 embed: ids is [3, 4], expected [3]
+embed: previous holds f32, expected u32 indices
 rms_norm: weight is [5], expected [4]
 linear: x is [3, 4], expected [3, 5]
 linear: bias is [8], expected [7]
@@ -101,10 +119,14 @@ gelu: x holds u32, expected the target's activations
 gather_rows: rows holds f32, expected u32 indices
 scatter_rows: rows is [3], expected [2]
 argmax: x is [2, 0], expected at least one column
+argmax: out is [12], expected [2]
+argmax: out holds f32, expected u32 indices
 all_reduce: x holds u32, expected the target's activations
 download: source is [2, 3], expected contiguous rows
 fill: out is [2, 4], expected as many bytes as the source
-download: source holds f32, expected the host's type"
+download: source holds f32, expected the host's type
+download_later: source is [2, 3], expected contiguous rows
+download_later: source holds f32, expected the host's type"
     );
 }
 
@@ -134,8 +156,16 @@ fn paged(scope: &Scope<'_, Cpu>, starts: &[u32], contexts: &[u32], tables: &[u32
 #[test]
 fn an_index_outside_of_its_tensor_touches_no_memory() {
     let table = [0.0f32; 12];
-    let embed = panics(|scope| scope.embed(&scope.upload([3, 4], &table)?, &scope.upload([1], &[3u32])?).map(drop));
-    assert_eq!(embed, "row 3 of 3");
+    let embed = |id: u32, previous: [u32; 2]| {
+        panics(|scope| {
+            let (ids, previous) = (scope.upload([1], &[id])?, scope.upload([2], &previous)?);
+            scope.embed(&scope.upload([3, 4], &table)?, &ids, &previous).map(drop)
+        })
+    };
+    assert_eq!(embed(3, [0, 0]), "row 3 of 3");
+    assert_eq!(embed(PREVIOUS | 1, [0, 3]), "row 3 of 3", "what was chosen is looked at as closely");
+    assert_eq!(embed(PREVIOUS | 2, [0, 0]), "row 2 of 2 choices of the step before");
+    assert_eq!(embed(NO_CHOICE, [0, 0]), "row 2147483647 of 2 choices of the step before", "it is no id itself");
     let gather =
         panics(|scope| scope.gather_rows(&scope.upload([3, 4], &table)?, &scope.upload([1], &[u32::MAX])?).map(drop));
     assert_eq!(gather, "row 4294967295 of 3");
@@ -207,6 +237,11 @@ fn a_view_that_others_may_have_too_is_not_worked_on_in_place() {
     assert_eq!(add, format!("linear: sum {shared}"));
     let gelu = panics(|scope| scope.gelu(&mut scope.empty([4, 8])?.reshape([32])));
     assert_eq!(gelu, format!("gelu: x {shared}"));
+    let argmax = panics(|scope| {
+        let chosen = scope.upload([4], &[0u32; 4])?;
+        scope.argmax_into(&scope.empty([4, 8])?, &mut chosen.row_range(0..4))
+    });
+    assert_eq!(argmax, format!("argmax: out {shared}"));
     let fill =
         panics(|scope| transfer::fill(&Cpu::new(1), &[0; 8], &mut scope.empty([4, 8])?.reshape([32]).row_range(0..2)));
     assert_eq!(fill, format!("fill: out {shared}"));

@@ -7,7 +7,7 @@ use std::cell::Cell;
 
 use bench::{Memory, Random, repository};
 use bursar_budgets::{Bytes, Class, Segment, Workspace};
-use bursar_kernels::{BLOCK_TOKENS, Backend, Cpu, KernelError, KvLayer, Scope, Tally, Target, Tensor};
+use bursar_kernels::{BLOCK_TOKENS, Backend, Cpu, DType, KernelError, KvLayer, Scope, Tally, Target, Tensor};
 use bursar_model::{
     Envelope, Model,
     corners::{self, Footprint, Pass, Room},
@@ -18,6 +18,9 @@ use proptest::prelude::*;
 const QWEN2_5_VL: &str = "tests/golden/qwen2_5_vl";
 const QWEN2: &str = "tests/golden/qwen2";
 const DEMO: &str = "model/demo/checkpoint";
+
+/// The most sequences of an envelope below.
+const SEQUENCES: usize = 7;
 
 /// Envelopes whose numbers divide nothing: launches smaller and larger than a picture, steps with more sequences than
 /// tokens, contexts shorter than a sequence's share.
@@ -47,6 +50,8 @@ struct Machine {
     room: Room,
     kv: Vec<Segment>,
     cache: Segment,
+    /// What steps choose.
+    chosen: Segment,
     /// Larger than any story's pass: stories pile ballast on it until a pass barely fits.
     workspace: Workspace,
 }
@@ -62,8 +67,9 @@ impl Machine {
         let kv = (0..shape.layers).map(layer).collect();
         let row = model.embedding_bytes(cpu.target());
         let cache = memory.poisoned(Class::VisionCache, row * room.cache_rows as u64);
+        let chosen = memory.poisoned(Class::StepWorkspace, Bytes(4 * SEQUENCES as u64));
         let workspace = Workspace::over(memory.poisoned(Class::StepWorkspace, Bytes::mib(64)));
-        Machine { model, cpu, room, kv, cache, workspace }
+        Machine { model, cpu, room, kv, cache, chosen, workspace }
     }
 
     /// Runs a pass for real in a workspace of `bytes`.
@@ -79,9 +85,11 @@ impl Machine {
         let cache_shape = [self.room.cache_rows, self.model.config().decoder().hidden];
         // SAFETY: as above.
         let mut cache = unsafe { Tensor::persistent(self.cache.address(), cache_shape, shape.dtype) };
+        // SAFETY: as above.
+        let mut chosen = unsafe { Tensor::persistent(self.chosen.address(), [SEQUENCES], DType::U32) };
         let tally = Tally::default();
         let scope = Scope::new(&self.cpu, &self.workspace, &tally);
-        corners::run(&self.model, &scope, pass, &layers, &mut cache)?;
+        corners::run(&self.model, &scope, pass, &layers, &mut cache, &mut chosen)?;
         Ok(Footprint { workspace: self.workspace.high_water() - below, work: tally.total() })
     }
 }

@@ -57,6 +57,13 @@ impl Backend for Cpu {
         &self.target
     }
 
+    fn download_later(
+        &self,
+        call: ops::transfer::DownloadLater<'_>,
+    ) -> Result<Box<dyn ops::transfer::Arrival>, KernelError> {
+        Ok(transfer::download_later(&self.threads, call))
+    }
+
     compute! {
         upload: ops::transfer::Upload<'_> => transfer::upload,
         download: ops::transfer::Download<'_> => transfer::download,

@@ -20,15 +20,14 @@ fn columns(tensor: &Tensor<'_>) -> u32 {
 
 pub(super) fn embed(cuda: &Cuda, call: ops::embed::Call<'_>) -> Result<(), KernelError> {
     let (vocabulary, hidden) = (count(call.table.rows()), columns(&call.table));
-    let (previous, previous_count) = (bursar_budgets::Address(0), 0u32);
     let extent = Extent::line(call.ids.rows(), COPY_THREADS);
     let arguments = arguments![
         call.table.address(),
         vocabulary,
         hidden,
         call.ids.address(),
-        previous,
-        previous_count,
+        call.previous.address(),
+        count(call.previous.rows()),
         call.out.address(),
     ];
     // SAFETY: these are the kernel's parameters, and the front has checked the shapes.

@@ -1,6 +1,7 @@
 //! The backend that launches on a GPU: our kernels, compiled ahead, and cuBLASLt's products. Activations, weights and the
 //! cache are bf16 (f16 on Turing); sums are f32.
 
+mod arrivals;
 mod attention;
 mod blas;
 mod elementwise;
@@ -26,7 +27,8 @@ pub use error::OpenError;
 pub use target::CudaTarget;
 pub(crate) use target::{CUDA_HEAD_DIMS, CUDA_LINEAR_SCRATCH};
 
-use crate::{Backend, DType, KernelError, Target, ops};
+use crate::{Backend, DType, KernelError, Target, ops, ops::transfer::Arrival};
+use arrivals::Arrivals;
 use blas::{Blas, Products};
 use launch::Functions;
 use stage::Stage;
@@ -77,6 +79,7 @@ pub struct Cuda {
     stream: Stream,
     stage: RefCell<Stage>,
     products: RefCell<Products>,
+    arrivals: Arrivals,
     /// What is computed is thrown away: products may be measured.
     rehearses: Cell<bool>,
     /// The thread whose context is the device's.
@@ -98,6 +101,7 @@ impl Cuda {
             stream,
             stage: RefCell::new(stage),
             products: RefCell::new(Products::new(device)?),
+            arrivals: Arrivals::default(),
             rehearses: Cell::new(false),
             entered: Cell::new(None),
         })
@@ -141,6 +145,12 @@ impl Backend for Cuda {
     fn download(&self, call: ops::transfer::Download<'_>) -> Result<(), KernelError> {
         self.enter()?;
         Ok(self.stage.borrow_mut().download(&self.stream, call.source.address(), call.out)?)
+    }
+
+    fn download_later(&self, call: ops::transfer::DownloadLater<'_>) -> Result<Box<dyn Arrival>, KernelError> {
+        self.enter()?;
+        let device = &self.kernels.device;
+        Ok(Box::new(arrivals::Coming::begin(&self.arrivals, device, &self.stream, &call.source)?))
     }
 
     fn rehearse(&self, on: bool) {

@@ -86,6 +86,12 @@ impl Event {
         CudaDevice::check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.raw) })
     }
 
+    /// Whether the device is past it. A device that is lost is past everything: whoever waits hears of that.
+    pub(super) fn is_past(&self) -> bool {
+        // SAFETY: it lives.
+        unsafe { sys::cuEventQuery(self.raw) != sys::CUresult::CUDA_ERROR_NOT_READY }
+    }
+
     /// Milliseconds from `before` to this; both are timed and passed.
     pub(super) fn milliseconds_since(&self, before: &Event) -> Result<f32, DeviceError> {
         let mut milliseconds = 0.0;

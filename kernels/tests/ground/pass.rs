@@ -1,7 +1,10 @@
 //! Each operation as a pass that runs on any backend, and what it must give.
 
 use bursar_kernels::{
-    ops::{attention_packed::Stretches, attention_paged::PagedSequences, rotary::Rope, rotary_kv_write::NO_SLOT},
+    ops::{
+        argmax::NO_CHOICE, attention_packed::Stretches, attention_paged::PagedSequences, embed::PREVIOUS, rotary::Rope,
+        rotary_kv_write::NO_SLOT,
+    },
     *,
 };
 
@@ -95,8 +98,9 @@ impl Pass {
         match self.clone() {
             Pass::Embed { vocabulary, hidden, tokens, dtype } => {
                 let table = narrowed(scope, [vocabulary, hidden], dtype, &random.floats(vocabulary * hidden))?;
-                let ids = scope.upload([tokens], &random.indices(tokens, vocabulary))?;
-                floats(scope, &scope.embed(&table, &ids)?)
+                let (ids, previous) = ids(&mut random, tokens, vocabulary);
+                let (ids, previous) = (scope.upload([tokens], &ids)?, scope.upload([previous.len()], &previous)?);
+                floats(scope, &scope.embed(&table, &ids, &previous)?)
             }
             Pass::RmsNorm { rows, hidden, dtype } => {
                 let wide = wide(scope, rows, hidden, &mut random)?;
@@ -184,8 +188,13 @@ impl Pass {
         match self.clone() {
             Pass::Embed { vocabulary, hidden, tokens, dtype } => {
                 let table = rounded(dtype, &random.floats(vocabulary * hidden));
-                let ids = random.indices(tokens, vocabulary);
-                ids.iter().flat_map(|id| table[*id as usize * hidden..][..hidden].to_vec()).collect()
+                let (ids, previous) = ids(&mut random, tokens, vocabulary);
+                let row = |id: u32| match id {
+                    NO_CHOICE => vec![0.0; hidden],
+                    id => table[id as usize * hidden..][..hidden].to_vec(),
+                };
+                let known = |id: &u32| if id & PREVIOUS == 0 { *id } else { previous[(id & !PREVIOUS) as usize] };
+                ids.iter().map(known).flat_map(row).collect()
             }
             Pass::RmsNorm { rows, hidden, dtype } => {
                 let x = Wide::new(activation, rows, hidden, &mut random);
@@ -282,6 +291,14 @@ impl Pass {
             Pass::AllReduce { rows, columns } => widened(&Wide::new(activation, rows, columns, &mut random).numbers),
         }
     }
+}
+
+/// Ids, every third of which is a row of the choices beside them; one of these is none.
+fn ids(random: &mut Random, tokens: usize, vocabulary: usize) -> (Vec<u32>, Vec<u32>) {
+    let (mut ids, mut previous) = (random.indices(tokens, vocabulary), random.indices(11, vocabulary));
+    previous[3] = NO_CHOICE;
+    ids.iter_mut().step_by(3).enumerate().for_each(|(place, id)| *id = PREVIOUS | (place * 5 % 11) as u32);
+    (ids, previous)
 }
 
 /// A tensor of which the columns between the margins are an operand.

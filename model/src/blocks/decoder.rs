@@ -70,12 +70,15 @@ struct Layer {
 /// Rows of logits that a prompt is scored by at a time.
 pub const SCORE_ROWS: usize = 32;
 
-/// The caches a step reads and writes.
+/// The memory of earlier passes that a step reads, and its part of which it writes.
 pub struct StepCaches<'a> {
     /// Keys and values, one entry a layer.
     pub layers: &'a [KvLayer],
     /// `[rows, hidden]`: embeddings of pictures.
     pub pictures: Option<&'a Tensor<'a>>,
+    /// `[rows]` u32: what the step before has chosen, a row of its logits each. Tokens that the host has not seen are
+    /// read from there; see [`StepBatch::tokens`].
+    pub previous: &'a Tensor<'a>,
 }
 
 impl Decoder {
@@ -174,7 +177,7 @@ impl Decoder {
         caches: &StepCaches<'_>,
     ) -> Result<Tensor<'s>, KernelError> {
         let ids = scope.upload([batch.token_count()], &batch.tokens)?;
-        let mut hidden = scope.embed(&self.embedding, &ids)?;
+        let mut hidden = scope.embed(&self.embedding, &ids, caches.previous)?;
         if let (Some(pictures), false) = (caches.pictures, batch.picture_rows.is_empty()) {
             let merge = scope.scope();
             let count = batch.picture_rows.len();

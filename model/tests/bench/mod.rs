@@ -10,7 +10,7 @@ mod sequence;
 use std::{cell::RefCell, path::PathBuf};
 
 use bursar_budgets::{Bytes, Class, Segment, Workspace};
-use bursar_kernels::{Backend, Cpu, KernelError, KvLayer, Scope, Tally, Tensor};
+use bursar_kernels::{Backend, Cpu, DType, KernelError, KvLayer, Scope, Tally, Tensor};
 use bursar_model::{
     Model,
     blocks::decoder::{SCORE_ROWS, StepCaches},
@@ -110,6 +110,12 @@ impl Bench {
         unsafe { Tensor::persistent(self.cache.address(), shape, self.cpu.target().activation()) }
     }
 
+    /// No rows: the host knows all tokens here.
+    pub fn previous(&self) -> Tensor<'static> {
+        // SAFETY: a tensor without rows has no element that could be touched.
+        unsafe { Tensor::persistent(self.cache.address(), [0], DType::U32) }
+    }
+
     /// Encodes pictures in one launch; gives the rows of the cache that each picture's embeddings took.
     pub fn encode(&self, pictures: &[&Patches]) -> Vec<Vec<u32>> {
         let merged = self.model.config().merged_patches().expect("a family with pictures");
@@ -167,7 +173,8 @@ impl Bench {
         let parts: Vec<_> = shares.iter().zip(&pictures).map(|(share, pictures)| share.part(pictures)).collect();
         let batch = StepBatch::pack(&parts);
         let (layers, cache) = (self.layers(), self.cache());
-        let caches = StepCaches { layers: &layers, pictures: Some(&cache) };
+        let previous = self.previous();
+        let caches = StepCaches { layers: &layers, pictures: Some(&cache), previous: &previous };
         let vocabulary = self.model.config().decoder().vocabulary;
         let mut scores = Vec::new();
         let logits = self.pass(|scope| {
