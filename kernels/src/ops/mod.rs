@@ -12,6 +12,7 @@ pub mod gather_rows;
 pub mod gelu;
 pub mod kv_write;
 pub mod linear;
+pub mod patchify;
 pub mod rms_norm;
 pub mod rotary;
 pub mod scatter_rows;
