@@ -172,6 +172,16 @@ fn uploads_come_back_as_they_were() {
 }
 
 #[test]
+fn what_lies_apart_on_the_host_is_uploaded_as_one_tensor() {
+    let found: Vec<u8> = compute(1, |scope| {
+        let tensor = scope.upload_parts(&[&[1u8, 2, 3][..], &[], &[4]])?;
+        assert_eq!((tensor.shape(), tensor.dtype()), ([4].into(), DType::U8));
+        scope.download(&tensor)
+    });
+    assert_eq!(found, [1, 2, 3, 4]);
+}
+
+#[test]
 fn a_tensor_is_filled_with_the_bytes_of_its_elements_and_its_neighbours_are_left() {
     let found: Vec<f32> = compute(1, |scope| {
         let mut weights = scope.upload([3, 2], &[9.0f32; 6])?;

@@ -116,8 +116,8 @@ fn prepare(function: sys::CUfunction, shared_most: i32) -> Result<String, Device
 pub(super) struct Extent {
     /// Blocks in x, y and z.
     pub grid: [usize; 3],
-    /// Threads of a block.
-    pub threads: usize,
+    /// Threads of a block in x and y.
+    pub block: [usize; 2],
     /// Bytes of dynamic shared memory of a block.
     pub shared: usize,
 }
@@ -125,7 +125,7 @@ pub(super) struct Extent {
 impl Extent {
     /// So many blocks in a line.
     pub(super) fn line(blocks: usize, threads: usize) -> Self {
-        Extent { grid: [blocks, 1, 1], threads, shared: 0 }
+        Extent { grid: [blocks, 1, 1], block: [threads, 1], shared: 0 }
     }
 }
 
@@ -138,16 +138,21 @@ impl Argument for Address {}
 impl Argument for super::rotary::Sections {}
 
 /// Words of arguments, and arguments, that a launch has room for.
-const WORDS: usize = 32;
+const WORDS: usize = 40;
 
 /// The arguments of a launch, in the order of the kernel's parameters.
-#[derive(Default)]
 pub(super) struct Arguments {
     words: [u64; WORDS],
     /// The first word of each.
     places: [usize; WORDS],
     count: usize,
     used: usize,
+}
+
+impl Default for Arguments {
+    fn default() -> Self {
+        Arguments { words: [0; WORDS], places: [0; WORDS], count: 0, used: 0 }
+    }
 }
 
 impl Arguments {
@@ -198,13 +203,13 @@ impl super::Cuda {
         }
         let function = self.kernels.functions.get(name);
         let [x, y, z] = extent.grid.map(count);
-        let (threads, shared) = (count(extent.threads), count(extent.shared));
+        let ([wide, tall], shared) = (extent.block.map(count), count(extent.shared));
         // SAFETY: as the caller promises; the driver copies the arguments before it returns.
         let launched = unsafe {
             let stream = self.stream.raw();
             let mut pointers = arguments.pointers();
             let arguments = pointers.as_mut_ptr();
-            sys::cuLaunchKernel(function, x, y, z, threads, 1, 1, shared, stream, arguments, std::ptr::null_mut())
+            sys::cuLaunchKernel(function, x, y, z, wide, tall, 1, shared, stream, arguments, std::ptr::null_mut())
         };
         Ok(CudaDevice::check("cuLaunchKernel", launched)?)
     }

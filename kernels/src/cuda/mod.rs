@@ -157,6 +157,10 @@ impl Backend for Cuda {
         self.rehearses.set(on);
     }
 
+    fn patchify(&self, call: ops::patchify::Call<'_>) -> Result<(), KernelError> {
+        elementwise::patchify(self, call)
+    }
+
     fn embed(&self, call: ops::embed::Call<'_>) -> Result<(), KernelError> {
         elementwise::embed(self, call)
     }
