@@ -58,12 +58,14 @@ pub(super) fn embed(cuda: &Cuda, call: ops::embed::Call<'_>) -> Result<(), Kerne
 }
 
 pub(super) fn rms_norm(cuda: &Cuda, call: ops::rms_norm::Call<'_>) -> Result<(), KernelError> {
-    let threads = call.x.columns().div_ceil(16).next_multiple_of(32).clamp(32, 256);
-    let extent = Extent::line(call.x.rows(), threads);
+    let threads = call.x.columns().div_ceil(16).next_multiple_of(32).clamp(32, 512);
+    // A block keeps its weights over many rows.
+    let extent = Extent::line(call.x.rows().min(8 * cuda.kernels.target.processors), threads);
     let arguments = arguments![
         call.x.address(),
         pitch(&call.x),
         call.weight.address(),
+        count(call.x.rows()),
         columns(&call.x),
         call.epsilon,
         call.out.address(),
