@@ -304,9 +304,9 @@ __device__ __forceinline__ void attention_paged(T* out, const T* queries, const 
                                                 uint32_t blocks_max, float scale) {
     const uint32_t group = heads / kv_heads;
     const uint32_t kv_head = blockIdx.x % kv_heads;
-    uint32_t wanted = blockIdx.x / kv_heads;
+    TileCursor cursor = {first_sequence, 0};
     AttentionTile tile;
-    if (!find_tile<QUERIES>(wanted, query_starts, first_sequence, sequences, rows, group, tile)) {
+    if (!find_tile<QUERIES>(blockIdx.x / kv_heads, query_starts, cursor, sequences, rows, group, tile)) {
         return;
     }
     const int32_t context = static_cast<int32_t>(min(__ldg(context_lengths + tile.sequence), blocks_max * BLOCK_TOKENS));
@@ -327,14 +327,15 @@ template <typename T, int D, bool WINDOWS>
 __device__ __forceinline__ void attention_packed(T* out, const T* qkv, const uint32_t* starts, uint32_t out_pitch, uint32_t pitch,
                                                  uint32_t rows, uint32_t stretches, uint32_t heads, float scale) {
     const uint32_t head = blockIdx.x % heads;
-    uint32_t wanted = blockIdx.x / heads;
+    const uint32_t wanted = blockIdx.x / heads;
+    TileCursor cursor = {};
     AttentionTile tile = {};
     if (WINDOWS) {
         if (wanted >= stretches) {
             return;
         }
         tile.rows = rows_of(starts, wanted, rows, tile.first_row);
-    } else if (!find_tile<QUERIES>(wanted, starts, 0, stretches, rows, 1, tile)) {
+    } else if (!find_tile<QUERIES>(wanted, starts, cursor, stretches, rows, 1, tile)) {
         return;
     }
     const QueryPlaces places = {tile.first_query, tile.rows, 1, head, tile.first_row};
