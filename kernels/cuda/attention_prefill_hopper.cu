@@ -4,9 +4,12 @@
 // there, except what is said here.
 //
 // attention_paged_hopper_<type>_d128, attention_packed_hopper_<type>_d80
-//   The cache and the packed keys and values are read through a tensor map (the first argument, by value), see Launch.
-//   A NaN value at a place that a row may not see can reach earlier rows of its own sequence within 128 tokens.
-//   Tiles are large (128 query vectors, 192 rows): for many short stretches attention_prefill.cu is faster.
+//   The first argument is a tensor map, by value: through it the keys and values are read, see Launch. The others are
+//   those of attention_prefill.cu, less `layer`. A NaN value at a place that a row may not see can reach earlier rows of
+//   its own sequence within 128 tokens. Tiles are large (128 query vectors, 192 rows): attention_windows is faster for
+//   stretches of up to 64 rows, attention_packed up to 128.
+//
+// Targets: sm_90a
 
 #include "include/attention_tiles.cuh"
 #include "include/hopper_copy.cuh"
@@ -19,6 +22,7 @@ namespace {
 constexpr uint32_t BLOCK_TOKENS = 16;
 constexpr uint32_t STAGES = 2;  // of queries, of keys, and of values
 constexpr uint32_t WARPGROUP = 128;
+constexpr uint32_t QUERY_THREADS = 96;  // three warps
 // Names of barriers: one a multiplying warpgroup for its turn at the tensor cores, one for itself.
 constexpr uint32_t TURN = 1;
 constexpr uint32_t ALONE = 5;
@@ -112,142 +116,175 @@ __device__ __forceinline__ int32_t steps_of(const Job& job) {
     return max((job.keys + S::KEYS - 1) / S::KEYS, 1);
 }
 
-// The job of turn number `turn`. Every second round of blocks runs backwards: who had the longest tile of a round has
-// the shortest of the next. Called by whole warps; `tiles` is the number of all tiles (packed only).
+// The jobs of this thread block, turn by turn. Every second round of blocks runs backwards: who had the longest tile of
+// a round has the shortest of the next. Used by whole warps.
 template <typename S>
-__device__ __forceinline__ void find_job(Job& job, uint32_t turn, const Arguments& arguments, uint32_t tiles) {
-    const uint32_t order = turn * gridDim.x + (turn % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
-    AttentionTile tile;
-    uint32_t wanted;
-    if (S::PAGED) {
-        // Heads next to each other: tiles come with falling work.
-        job.head = order % arguments.kv_heads;
-        wanted = order / arguments.kv_heads;
-        job.found = 1;
-    } else {
-        // A head's tiles next to each other: its keys and values stay in the L2 cache.
-        job.found = tiles > 0 && order / max(tiles, 1u) < arguments.kv_heads;
-        job.head = order / max(tiles, 1u);
-        wanted = order % max(tiles, 1u);
+struct Jobs {
+    const Arguments& arguments;
+    uint32_t tiles;  // of one head, packed only
+    TileCursor cursor;
+
+    __device__ __forceinline__ explicit Jobs(const Arguments& arguments) : arguments(arguments), tiles(0) {
+        rewind();
+        if (!S::PAGED) {
+            // A search in vain passes them all.
+            AttentionTile none;
+            find_tile<S::QUERIES>(0xffffffffu, arguments.starts, cursor, arguments.sequences, arguments.rows, 1, none);
+            tiles = cursor.passed;
+        }
     }
-    if (!job.found || !find_tile<S::QUERIES>(wanted, arguments.starts, arguments.first_sequence, arguments.sequences,
-                                             arguments.rows, arguments.group, tile)) {
-        job.found = 0;
-        return;
+
+    __device__ __forceinline__ void rewind() { cursor = {arguments.first_sequence, 0}; }
+
+    __device__ __forceinline__ Job find(uint32_t turn) {
+        Job job = {};
+        const uint32_t order = turn * gridDim.x + (turn % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
+        uint32_t wanted;
+        if (S::PAGED) {
+            // Heads next to each other: tiles come with falling work.
+            job.head = order % arguments.kv_heads;
+            wanted = order / arguments.kv_heads;
+        } else {
+            // A head's tiles next to each other: its keys and values stay in the L2 cache.
+            job.head = order / max(tiles, 1u);
+            wanted = order % max(tiles, 1u);
+            if (job.head >= arguments.kv_heads) {
+                return job;
+            }
+            rewind();
+        }
+        AttentionTile tile;
+        job.found = find_tile<S::QUERIES>(wanted, arguments.starts, cursor, arguments.sequences, arguments.rows, arguments.group, tile);
+        if (!job.found) {
+            return job;
+        }
+        job.sequence = tile.sequence;
+        job.first_row = tile.first_row;
+        job.rows = tile.rows;
+        job.first_query = tile.first_query;
+        if (S::PAGED) {
+            const uint32_t context = min(__ldg(arguments.context_lengths + tile.sequence), arguments.blocks_max * BLOCK_TOKENS);
+            const uint32_t last_row = min((tile.first_query + S::QUERIES - 1) / arguments.group, tile.rows - 1);
+            job.visible = static_cast<int32_t>(context) - static_cast<int32_t>(tile.rows) + 1;
+            job.keys = max(job.visible + static_cast<int32_t>(last_row), 0);
+            // Blocks past the keys come as zeros; within the last block of the context stands what was there before.
+            job.torn = whole_blocks(job.keys) * BLOCK_TOKENS > context;
+        } else {
+            job.keys = static_cast<int32_t>(tile.rows);
+            job.torn = tile.rows % S::KEYS != 0;
+        }
+        return job;
     }
-    job.sequence = tile.sequence;
-    job.first_row = tile.first_row;
-    job.rows = tile.rows;
-    job.first_query = tile.first_query;
-    if (S::PAGED) {
-        const uint32_t context = min(__ldg(arguments.context_lengths + tile.sequence), arguments.blocks_max * BLOCK_TOKENS);
-        const uint32_t last_row = min((tile.first_query + S::QUERIES - 1) / arguments.group, tile.rows - 1);
-        job.visible = static_cast<int32_t>(context) - static_cast<int32_t>(tile.rows) + 1;
-        job.keys = max(job.visible + static_cast<int32_t>(last_row), 0);
-        // Blocks past the keys come as zeros; within the last block of the context stands what was there before.
-        job.torn = whole_blocks(job.keys) * BLOCK_TOKENS > context;
-    } else {
-        job.visible = 0;
-        job.keys = static_cast<int32_t>(tile.rows);
-        job.torn = tile.rows % S::KEYS != 0;
-    }
-}
+};
 
 // Keys and values of all jobs, step by step, into the rings. One warp.
 template <typename S>
-__device__ __forceinline__ void copy_steps(const TensorMap& map, const Arguments& arguments, uint32_t tiles, uint32_t shared,
-                                           Barriers& barriers) {
+__device__ __forceinline__ void copy_steps(const TensorMap& map, const Arguments& arguments, uint32_t shared, Barriers& barriers) {
     const uint32_t lane = threadIdx.x % 32;
     constexpr int STEP_BLOCKS = S::KEYS / BLOCK_TOKENS;
     if (lane == 0) {
         fetch_map(map);
     }
+    // Lane i copies block i of a step. A block that is none lies past the map's end: zeros.
+    const auto block_of = [&](const Job& job, int32_t step) {
+        const int32_t place = step * STEP_BLOCKS + static_cast<int32_t>(lane);
+        uint32_t block = arguments.blocks;
+        if (S::PAGED && job.found && step >= 0 && lane < STEP_BLOCKS && place < static_cast<int32_t>(whole_blocks(job.keys))) {
+            block = min(__ldg(arguments.block_tables + static_cast<size_t>(job.sequence) * arguments.blocks_max + place), block);
+        }
+        return block;
+    };
+    const auto copy = [&](const Job& job, uint32_t to, uint64_t& full, int32_t step, uint32_t block, uint32_t which) {
+        const uint32_t barrier = shared_address(&full);
+        if (lane == 0) {
+            barrier_arrive_expecting(barrier, S::STEP_BYTES);
+        }
+        __syncwarp();
+        if (S::PAGED) {
+            if (lane < STEP_BLOCKS) {
+                copy_box(to + lane * BLOCK_TOKENS * S::D * 2, map, barrier, 0, 0, 0, 0,
+                         static_cast<int32_t>((block * 2 + which) * arguments.kv_heads + job.head));
+            }
+        } else if (lane == 0) {
+            copy_box(to, map, barrier, 0, static_cast<int32_t>(job.first_row) + step * S::KEYS,
+                     static_cast<int32_t>(((1 + which) * arguments.kv_heads + job.head) * S::CHUNKS));
+        }
+    };
     Ring keys, values;
-    for (uint32_t turn = 0;; ++turn) {
-        Job job;
-        find_job<S>(job, turn, arguments, tiles);
-        if (!job.found) {
-            return;
-        }
-        const int32_t steps = steps_of<S>(job);
-        const int32_t filled = static_cast<int32_t>(whole_blocks(job.keys));
-        const uint32_t* table = S::PAGED ? arguments.block_tables + static_cast<size_t>(job.sequence) * arguments.blocks_max : nullptr;
-        // Lane i copies block i of a step. A block that is none lies past the map's end: zeros.
-        const auto piece = [&](int32_t step) {
-            const int32_t place = step * STEP_BLOCKS + static_cast<int32_t>(lane);
-            uint32_t block = arguments.blocks;
-            if (S::PAGED && step >= 0 && lane < STEP_BLOCKS && place < filled) {
-                block = min(__ldg(table + place), arguments.blocks);
-            }
-            return block * 2 * arguments.kv_heads + job.head;
-        };
-        const auto copy = [&](uint32_t to, uint64_t& full, int32_t step, uint32_t block, uint32_t which) {
-            const uint32_t barrier = shared_address(&full);
-            if (lane == 0) {
-                barrier_arrive_expecting(barrier, S::STEP_BYTES);
-            }
-            __syncwarp();
-            if (S::PAGED) {
-                if (lane < STEP_BLOCKS) {
-                    copy_box(to + lane * BLOCK_TOKENS * S::D * 2, map, barrier, 0, 0, 0, 0,
-                             static_cast<int32_t>(block + which * arguments.kv_heads));
-                }
-            } else if (lane == 0) {
-                copy_box(to, map, barrier, 0, static_cast<int32_t>(job.first_row) + step * S::KEYS,
-                         static_cast<int32_t>(((1 + which) * arguments.kv_heads + job.head) * S::CHUNKS));
-            }
-        };
+    const auto copy_keys = [&](const Job& job, int32_t step, uint32_t block) {
+        barrier_wait(shared_address(&barriers.keys_empty[keys.stage]), keys.parity ^ 1);
+        copy(job, shared + S::KEYS_AT + keys.stage * S::STEP_BYTES, barriers.keys_full[keys.stage], step, block, 0);
+        keys.advance();
+    };
+    const auto copy_values = [&](const Job& job, int32_t step, uint32_t block) {
+        barrier_wait(shared_address(&barriers.values_empty[values.stage]), values.parity ^ 1);
+        copy(job, shared + S::VALUES_AT + values.stage * S::STEP_BYTES, barriers.values_full[values.stage], step, block, 1);
+        values.advance();
+    };
+
+    Jobs<S> jobs(arguments);
+    Job job = jobs.find(0);
+    uint32_t block = block_of(job, steps_of<S>(job) - 1);
+    for (uint32_t turn = 1; job.found; ++turn) {
+        int32_t step = steps_of<S>(job) - 1;
+        copy_keys(job, step, block);
+        // The next job is found while there is time, and its first blocks.
+        const Job next = jobs.find(turn);
+        const uint32_t first_of_next = block_of(next, steps_of<S>(next) - 1);
         // Values follow one step behind, as they are needed.
-        uint32_t next = piece(steps - 1);
-        uint32_t last = 0;
-        for (int32_t step = steps - 1; step >= -1; --step) {
-            const uint32_t now = next;
-            next = piece(step - 1);
-            if (step >= 0) {
-                barrier_wait(shared_address(&barriers.keys_empty[keys.stage]), keys.parity ^ 1);
-                copy(shared + S::KEYS_AT + keys.stage * S::STEP_BYTES, barriers.keys_full[keys.stage], step, now, 0);
-                keys.advance();
-            }
-            if (step + 1 < steps) {
-                barrier_wait(shared_address(&barriers.values_empty[values.stage]), values.parity ^ 1);
-                copy(shared + S::VALUES_AT + values.stage * S::STEP_BYTES, barriers.values_full[values.stage], step + 1, last, 1);
-                values.advance();
-            }
-            last = now;
+        while (step > 0) {
+            const uint32_t below = block_of(job, step - 1);
+            copy_keys(job, step - 1, below);
+            copy_values(job, step, block);
+            block = below;
+            step -= 1;
         }
+        copy_values(job, 0, block);
+        job = next;
+        block = first_of_next;
     }
 }
 
 // Queries of all jobs, and what the jobs are. Three warps.
 template <typename S, typename T>
-__device__ __forceinline__ void copy_queries(const T* queries, const Arguments& arguments, uint32_t tiles, uint32_t shared,
-                                             Barriers& barriers, Job (&jobs)[STAGES]) {
+__device__ __forceinline__ void copy_queries(const T* queries, const Arguments& arguments, uint32_t shared, Barriers& barriers,
+                                             Job (&shared_jobs)[STAGES]) {
     const uint32_t thread = threadIdx.x - 32;
+    // A thread copies the same piece of every `ROUND`th query vector.
+    constexpr uint32_t PIECES = S::D / 8;
+    constexpr uint32_t ROUND = QUERY_THREADS / PIECES;
+    const uint32_t piece = thread % PIECES;
+    const uint32_t chunk = piece / (S::CHUNK / 8);
+    const uint32_t round_rows = ROUND / arguments.group;
+    const uint32_t round_heads = ROUND % arguments.group;
+    Jobs<S> jobs(arguments);
     Ring ring;
     for (uint32_t turn = 0;; ++turn) {
-        Job job;
-        find_job<S>(job, turn, arguments, tiles);
-        barrier_wait(shared_address(&barriers.queries_empty[ring.stage]), ring.parity ^ 1);
+        const Job job = jobs.find(turn);
+        uint32_t index = thread / PIECES;
+        uint32_t row = (job.first_query + index) / arguments.group;
+        uint32_t head = (job.first_query + index) % arguments.group;
+        const T* source = queries + static_cast<size_t>(job.first_row) * arguments.query_pitch + job.head * arguments.group * S::D + piece * 8;
+        const uint32_t place = shared + ring.stage * S::QUERY_BYTES + chunk * S::QUERY_ACROSS;
         const uint32_t full = shared_address(&barriers.queries_full[ring.stage]);
+        barrier_wait(shared_address(&barriers.queries_empty[ring.stage]), ring.parity ^ 1);
         if (thread == 0) {
-            jobs[ring.stage] = job;
+            shared_jobs[ring.stage] = job;
         }
         if (!job.found) {
             barrier_arrive(full);
             return;
         }
-        constexpr uint32_t PIECES = S::D / 8;
-        for (uint32_t item = thread; item < S::QUERIES * PIECES; item += 96) {
-            const uint32_t index = item / PIECES;
-            const uint32_t piece = item % PIECES;
-            const uint32_t query = job.first_query + index;
-            const bool valid = query < job.rows * arguments.group;
-            const size_t element = static_cast<size_t>(job.first_row + query / arguments.group) * arguments.query_pitch +
-                                   (job.head * arguments.group + query % arguments.group) * S::D + piece * 8;
-            const uint32_t chunk = piece / (S::CHUNK / 8);
-            const uint32_t place = index / 64 * (64 * S::D * 2) + chunk * S::QUERY_ACROSS +
-                                   Swizzle<S::CHUNK>::place(index % 64, piece % (S::CHUNK / 8));
-            copy_16_bytes(shared + ring.stage * S::QUERY_BYTES + place, valid ? queries + element : queries, valid);
+        for (index = thread < ROUND * PIECES ? index : S::QUERIES; index < S::QUERIES; index += ROUND) {
+            const bool valid = row < job.rows;
+            copy_16_bytes(place + index / 64 * (64 * S::D * 2) + Swizzle<S::CHUNK>::place(index % 64, piece % (S::CHUNK / 8)),
+                          valid ? source + static_cast<size_t>(row) * arguments.query_pitch + head * S::D : queries, valid);
+            row += round_rows;
+            head += round_heads;
+            if (head >= arguments.group) {
+                head -= arguments.group;
+                row += 1;
+            }
         }
         wait_for_copies();
         publish_writes();
@@ -488,7 +525,7 @@ __device__ __forceinline__ void attention(const TensorMap& map, T* out, const T*
     const uint32_t shared = shared_address(tiles_of_shared);
     if (threadIdx.x == 0) {
         for (uint32_t stage = 0; stage < STAGES; ++stage) {
-            barrier_init(shared_address(&barriers.queries_full[stage]), 96);
+            barrier_init(shared_address(&barriers.queries_full[stage]), QUERY_THREADS);
             barrier_init(shared_address(&barriers.queries_empty[stage]), S::MULTIPLIERS);
             barrier_init(shared_address(&barriers.keys_full[stage]), 1);
             barrier_init(shared_address(&barriers.keys_empty[stage]), S::MULTIPLIERS);
@@ -501,18 +538,10 @@ __device__ __forceinline__ void attention(const TensorMap& map, T* out, const T*
     const uint32_t warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
     if (warpgroup == 0) {
         give_registers<S::COPY_REGISTERS>();
-        uint32_t tiles = 0;
-        if (!S::PAGED) {
-            // All tiles that a search can pass over.
-            AttentionTile none;
-            uint32_t wanted = 0xffffffffu;
-            find_tile<S::QUERIES>(wanted, arguments.starts, 0, arguments.sequences, arguments.rows, 1, none);
-            tiles = 0xffffffffu - wanted;
-        }
         if (threadIdx.x < 32) {
-            copy_steps<S>(map, arguments, tiles, shared, barriers);
+            copy_steps<S>(map, arguments, shared, barriers);
         } else {
-            copy_queries<S>(queries, arguments, tiles, shared, barriers, jobs);
+            copy_queries<S>(queries, arguments, shared, barriers, jobs);
         }
     } else {
         take_registers<S::MULTIPLY_REGISTERS>();
@@ -544,3 +573,23 @@ using Packed80 = Sizes<80, 3, 112, false>;
 
 ATTENTION_PREFILL_HOPPER(__half, f16)
 ATTENTION_PREFILL_HOPPER(__nv_bfloat16, bf16)
+
+// Launch. Persistent: grid x = min(multiprocessors, jobs), with an upper bound of the jobs in
+//   attention_paged_hopper_<type>_d128   block 384, dynamic shared memory 196,608 bytes
+//     jobs = kv_heads * ((rows * (heads / kv_heads) + 127 * (sequences - first_sequence)) / 128)
+//   attention_packed_hopper_<type>_d80   block 512, dynamic shared memory 133,120 bytes
+//     jobs = heads * ((rows + 191 * stretches) / 192)
+// A smaller grid is right too, only slower; a grid of 0 is not launched. The limit of dynamic shared memory must be raised
+// once per function (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES). No scratch.
+//
+// The tensor map comes from cuTensorMapEncodeTiled: type BFLOAT16 or FLOAT16, element strides 1, interleave NONE, L2
+// promotion 128 bytes, out of bounds NONE (zeros), and
+//   paged, D = 128, over the layer:  rank 5, swizzle 128B
+//     dimensions  {64, 8, 2, 2, blocks * 2 * kv_heads}   columns of a half, 8 tokens, halves, the next 8 tokens, pieces
+//     strides     {256, 128, 2048, 4096} bytes           of all dimensions but the first
+//     box         {64, 8, 2, 2, 1}                       16 tokens of one head, keys or values: 4096 bytes
+//   packed, D = 80, over qkv:        rank 3, swizzle 32B
+//     dimensions  {16, rows, 15 * heads}                 columns of a fifth of a head, rows, fifths
+//     strides     {2 * pitch, 32} bytes
+//     box         {16, 112, 5}                           112 rows of one head: 17,920 bytes
+// It holds the address, so it belongs to one layer or one qkv; a captured graph keeps a copy.

@@ -76,7 +76,7 @@ fn attention_over_a_picture_is_candles_softmax_of_products() {
     let expected = weights.matmul(&part(2)).unwrap().transpose(0, 1).unwrap().flatten_all().unwrap();
     let found = compute(2, |scope| {
         let starts = scope.upload([2], &[0u32, rows as u32])?;
-        let stretches = Stretches { starts, query_key_pairs: (rows * rows) as u64 };
+        let stretches = Stretches { starts, longest: rows, query_key_pairs: (rows * rows) as u64 };
         scope.download(&scope.attention_packed(
             &scope.upload([rows, 3 * heads * head_dim], &qkv)?,
             heads,
@@ -92,7 +92,7 @@ fn scores_far_apart_neither_overflow_nor_vanish() {
     let mut qkv = Random::new(4).floats(150 * 3 * 32);
     qkv.chunks_mut(96).for_each(|row| row[..32].iter_mut().for_each(|query| *query *= 5000.0));
     let found: Vec<f32> = compute(1, |scope| {
-        let stretches = Stretches { starts: scope.upload([2], &[0u32, 150])?, query_key_pairs: 150 * 150 };
+        let stretches = Stretches { starts: scope.upload([2], &[0u32, 150])?, longest: 150, query_key_pairs: 150 * 150 };
         scope.download(&scope.attention_packed(&scope.upload([150, 96], &qkv)?, 1, &stretches)?)
     });
     let vector = |row: usize, part: usize| &qkv[(row * 3 + part) * 32..][..32];

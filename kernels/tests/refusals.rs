@@ -115,7 +115,7 @@ fn shapes_and_types_that_disagree_are_refused_in_words() {
             scope.attention_paged(&scope.empty([5, 32])?, &layer(DType::F32), &sequences).map(drop)
         }),
         text(|scope| {
-            let stretches = Stretches { starts: scope.upload([2], &indices[..2])?, query_key_pairs: 1 };
+            let stretches = Stretches { starts: scope.upload([2], &indices[..2])?, longest: 1, query_key_pairs: 1 };
             scope.attention_packed(&scope.empty([5, 32])?, 2, &stretches).map(drop)
         }),
         text(|scope| scope.silu_mul(&scope.empty([5, 3])?).map(drop)),
@@ -283,7 +283,7 @@ the sequences have the rows [0, 4294967295] of 5";
 fn stretches_that_leave_rows_out_are_noticed() {
     let packed = |starts: &[u32]| {
         panics(|scope| {
-            let stretches = Stretches { starts: scope.upload([starts.len()], starts)?, query_key_pairs: 1 };
+            let stretches = Stretches { starts: scope.upload([starts.len()], starts)?, longest: 1, query_key_pairs: 1 };
             scope.attention_packed(&scope.upload([5, 12], &[0.0f32; 60])?, 2, &stretches).map(drop)
         })
     };

@@ -1,13 +1,13 @@
 //! The image processor against what transformers recorded.
 
+mod bench;
 mod common;
-mod cut;
 
+use bench::cut;
 use bursar_model::error::ImageError;
 use bursar_model::flow::{image_bytes::ImageBytes, image_bytes::ImageLimits, rgb_image::RgbImage};
 use bursar_model::processor::{ImageProcessor, ImageProcessorConfig, PixelBounds, Size, smart_resize};
 use common::{golden, golden_bytes, golden_json, golden_png};
-use cut::cut;
 use serde_json::Value;
 
 fn numbers(value: &Value) -> Vec<u64> {

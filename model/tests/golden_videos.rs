@@ -2,14 +2,14 @@
 //! in chunks, in company.
 
 mod bench;
-mod cut;
 
-use bench::{Bench, Case, alone, assert_recorded_answer, assert_same_run, prefixes, relative_error, together, video};
+use bench::{
+    Bench, Case, alone, assert_recorded_answer, assert_same_run, cut, prefixes, relative_error, together, video,
+};
 use bursar_model::{
     flow::{ImageLimits, Patches, VisualGrid},
     processor::{ImageProcessorConfig, VideoProcessor},
 };
-use cut::cut;
 
 const FOLDER: &str = "tests/golden/qwen2_5_vl";
 const CASES: [&str; 5] = ["video_even", "video_odd_slow", "video_fraction", "video_and_picture", "two_videos"];

@@ -1,7 +1,7 @@
 //! Stories of videos on the host side: what is planned, what is refused, what a step is cached by.
 
+mod bench;
 mod common;
-mod cut;
 
 use bursar_model::{
     Envelope,
@@ -96,7 +96,7 @@ fn a_step_takes_frames_in_their_order_and_repeats_the_last() {
     assert_eq!(odd[0].hash, steps(vec![a.clone(), b.clone()])[0].hash);
     assert_ne!(odd[0].hash, steps(vec![b.clone(), a.clone()])[0].hash, "another order is another step");
     let twice = steps(vec![a.clone(), a.clone()]);
-    let cut = |step: &Patches| cut::cut(step, &config());
+    let cut = |step: &Patches| bench::cut(step, &config());
     assert_eq!(cut(&odd[1].patches), cut(&twice[0].patches), "a lone frame is shown twice");
     assert_eq!(2 * odd[1].patches.bytes(), twice[0].patches.bytes(), "and kept once");
     // A lone frame is the picture that it is, and shares its place in the cache.

@@ -136,6 +136,7 @@ impl Argument for u64 {}
 impl Argument for f32 {}
 impl Argument for Address {}
 impl Argument for super::rotary::Sections {}
+impl Argument for super::tensor_map::TensorMap {}
 
 /// Words of arguments, and arguments, that a launch has room for.
 const WORDS: usize = 40;

@@ -13,6 +13,7 @@ mod rotary;
 mod stage;
 mod stream;
 mod target;
+mod tensor_map;
 
 use std::{
     cell::{Cell, RefCell},

@@ -155,7 +155,9 @@ impl Pass {
                 let qkv = wide(scope, rows, 3 * heads * head_dim, &mut random)?;
                 let bounds = starts(0, &lengths);
                 let pairs = lengths.iter().map(|length| (length * length) as u64).sum();
-                let stretches = Stretches { starts: scope.upload([bounds.len()], &bounds)?, query_key_pairs: pairs };
+                let longest = lengths.iter().copied().max().unwrap_or(0);
+                let starts = scope.upload([bounds.len()], &bounds)?;
+                let stretches = Stretches { starts, longest, query_key_pairs: pairs };
                 floats(scope, &scope.attention_packed(&inside(&qkv), heads, &stretches)?)
             }
             Pass::Patchify { pictures, side, frames, patches } => {

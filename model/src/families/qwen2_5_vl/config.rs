@@ -72,7 +72,7 @@ fn silu() -> String {
 }
 
 impl VisionConfig {
-    /// What a patch covers. Its colours are three: [`check_processor`](Self::check_processor) refuses others.
+    /// What a patch covers. Its colours are three: a tower of others is refused with the processors.
     pub fn patch(&self) -> PatchSize {
         PatchSize { side: self.patch_size, frames: self.temporal_patch_size }
     }

@@ -219,8 +219,10 @@ impl VisionTower {
 }
 
 fn stretches<'s, B: Backend>(scope: &'s Scope<'_, B>, starts: &[u32]) -> Result<Stretches<'s>, KernelError> {
-    let pairs = starts.windows(2).map(|pair| u64::from(pair[1] - pair[0]).pow(2)).sum();
-    Ok(Stretches { starts: scope.upload([starts.len()], starts)?, query_key_pairs: pairs })
+    let lengths = starts.windows(2).map(|pair| pair[1] - pair[0]);
+    let query_key_pairs = lengths.clone().map(|length| u64::from(length).pow(2)).sum();
+    let longest = lengths.max().unwrap_or(0) as usize;
+    Ok(Stretches { starts: scope.upload([starts.len()], starts)?, longest, query_key_pairs })
 }
 
 impl Layer {

@@ -1,8 +1,5 @@
 //! Patches as the reference records them: cut by the CPU's operation, in the picture's own order.
 
-#[path = "../bench/memory.rs"]
-mod memory;
-
 use bursar_budgets::{Bytes, Class, Workspace};
 use bursar_kernels::{
     Cpu, KernelError, Scope, Tally,
@@ -13,11 +10,13 @@ use bursar_model::{
     processor::ImageProcessorConfig,
 };
 
+use super::Memory;
+
 /// `[patches, values]`, flattened: merge groups row by row, and inside each its patches row by row.
 pub fn cut(patches: &Patches, config: &ImageProcessorConfig) -> Vec<f32> {
     let size = PatchSize { side: config.patch_size as usize, frames: config.temporal_patch_size as usize };
     let values = patches.grid.patches() * size.values();
-    let memory = memory::Memory::new(Bytes::mib(64));
+    let memory = Memory::new(Bytes::mib(64));
     // The values, a byte for each at most, and what is as small as a picture's layout.
     let needed = Bytes(5 * values as u64) + Bytes::kib(64) + Bytes(12 * patches.grid.patches() as u64);
     let workspace = Workspace::over(memory.poisoned(Class::StepWorkspace, needed));
