@@ -34,7 +34,7 @@ fn rule_4_no_more_sequences_run_at_once_than_were_stressed() {
     story(async {
         let options = LoadOptions {
             name: Some("rule 4".to_owned()),
-            envelope: Envelope { sequences: 2, ..small().envelope },
+            envelope: Some(Envelope { sequences: 2, ..small_envelope() }),
             ..small()
         };
         let stage = Stage::set(options).await;

@@ -3,7 +3,7 @@
 use std::{cell::RefCell, sync::Arc};
 
 use bursar_budgets::{Segment, Workspace};
-use bursar_kernels::{Backend, Scope, Tally, Tensor, ops::argmax::NO_CHOICE};
+use bursar_kernels::{Backend, KernelError, Scope, Tally, Tensor, ops::argmax::NO_CHOICE};
 use bursar_model::{
     Model,
     blocks::decoder::StepCaches,
@@ -108,7 +108,7 @@ impl<B: Backend> Bench<B> {
     }
 
     fn with_cache<T>(&self, run: impl FnOnce(&mut Tensor<'_>) -> Result<T, LaneError>) -> Result<T, LaneError> {
-        match &self.memory.vision_cache {
+        let outcome = match &self.memory.vision_cache {
             Some(cache) => run(&mut cache.tensor()),
             None => {
                 let activation = self.backend.target().activation();
@@ -116,6 +116,10 @@ impl<B: Backend> Bench<B> {
                 let mut none = unsafe { Tensor::persistent(self.workspace.address(), [0, 1], activation) };
                 run(&mut none)
             }
-        }
+        };
+        // What was computed on a device that was lost meanwhile is worth nothing.
+        let device = self.workspace.segment().map(|segment| segment.device().check());
+        device.unwrap_or(Ok(())).map_err(KernelError::Device)?;
+        outcome
     }
 }

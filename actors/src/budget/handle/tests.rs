@@ -43,7 +43,7 @@ impl Bed {
 async fn spawn(device: &Arc<HostDevice>, desk: &Arc<Desk>) -> ActorRef<BudgetMessage> {
     let device: Arc<dyn Device> = device.clone();
     let config = LedgerConfig::of(device.as_ref());
-    let arguments = BudgetArguments { device, desk: desk.clone(), config, canary: Bytes::mib(4) };
+    let arguments = BudgetArguments { device, desk: desk.clone(), config, canary: Bytes::mib(4), runtime: None };
     BudgetActor::spawn(None, BudgetActor, arguments).await.expect("it starts").0
 }
 
