@@ -17,7 +17,7 @@ use std::{sync::Mutex, time::Instant};
 use bursar::{Envelope, LoadOptions};
 use load::{Ends, Load};
 use reading::{Counting, Reading};
-use stage::{Stage, small};
+use stage::{Stage, small, small_envelope};
 
 #[global_allocator]
 static HEAP: Counting = Counting;

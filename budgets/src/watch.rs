@@ -59,8 +59,9 @@ impl FenceWatch {
     /// of [`crate::Input::Release`].
     pub fn released(&mut self, note: ReleaseNote) -> bool {
         self.revokers.remove(&note.lease);
-        if note.fence.is_passed() && note.backings.is_empty() && !self.waits_for(note.lease) {
-            return true;
+        if note.fence.is_passed() && note.backings.is_empty() && !self.pending.contains_key(&note.lease) {
+            // What is on its last stretch arrives without this.
+            return !self.is_coming_home(note.lease);
         }
         let pending = self.pending.entry(note.lease).or_default();
         pending.fence = std::mem::take(&mut pending.fence).and(note.fence);

@@ -6,7 +6,7 @@ use bursar::{Chat, ChatError, Content, FinishReason, LoadOptions, OutputFormat, 
 use serde_json::{Value, json};
 
 use crate::ears::Ears;
-use crate::stage::{Stage, Whole, about, answer, ask, eventually, listen, picture, small, story, text};
+use crate::stage::{Stage, Whole, about, answer, ask, eventually, listen, picture, small, small_envelope, story, text};
 
 /// A question whose answer is a matter of chance: the seed decides.
 fn chance(seed: u64) -> Chat {

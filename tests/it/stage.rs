@@ -61,12 +61,7 @@ pub fn small_envelope() -> Envelope {
 
 /// The same as a model is loaded with.
 pub fn small() -> LoadOptions {
-    LoadOptions {
-        envelope: Some(small_envelope()),
-        kv_tokens: Some(1024),
-        threads: 1,
-        ..LoadOptions::default()
-    }
+    LoadOptions { envelope: Some(small_envelope()), kv_tokens: Some(1024), threads: 1, ..LoadOptions::default() }
 }
 
 /// The demo model with these limits.

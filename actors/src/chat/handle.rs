@@ -56,11 +56,7 @@ pub struct ModelHandle {
 const EVENTS_AHEAD: usize = 64;
 
 impl ModelHandle {
-    pub(crate) fn new(
-        status: watch::Receiver<Status>,
-        requests: usize,
-        losses: watch::Receiver<Losses>,
-    ) -> Self {
+    pub(crate) fn new(status: watch::Receiver<Status>, requests: usize, losses: watch::Receiver<Losses>) -> Self {
         ModelHandle { status, credits: Credits::new(requests), next_sequence: Arc::default(), losses }
     }
 

@@ -125,12 +125,7 @@ impl Attempt {
         thread.await.unwrap_or_else(|died| Err(ProfileError::Died { reason: died.to_string() }))
     }
 
-    async fn lease(
-        &self,
-        class: Class,
-        bytes: Bytes,
-        phase: &'static str,
-    ) -> Result<Lease, ProfileError> {
+    async fn lease(&self, class: Class, bytes: Bytes, phase: &'static str) -> Result<Lease, ProfileError> {
         let request = Request::new(self.owner.clone(), class, self.label.clone(), bytes).priority(Priority::Startup);
         let asked = self.budget.ask(tree::LEASE_FOR_PROFILE, request, false).await;
         asked.map_err(|source| ProfileError::Lease { phase, source })

@@ -59,9 +59,7 @@ impl DeviceChoice {
             }
             DeviceChoice::Custom(device) => return Ok(Opened { device, stands_in: None, again: None }),
             DeviceChoice::Cuda(ordinal) => Arc::new(move || Ok(Arc::new(CudaDevice::open(ordinal)?))),
-            DeviceChoice::Host(capacity) => {
-                Arc::new(move || Ok(Arc::new(HostDevice::new(HostConfig::new(capacity))?)))
-            }
+            DeviceChoice::Host(capacity) => Arc::new(move || Ok(Arc::new(HostDevice::new(HostConfig::new(capacity))?))),
             DeviceChoice::Made(make) => make,
         };
         Ok(Opened { device: make()?, stands_in: None, again: Some(make) })

@@ -9,7 +9,9 @@ use bursar_model::checkpoint::{HubModel, HubOptions};
 use ractor::{Actor, ActorCell, ActorRef};
 use thiserror::Error;
 
-use super::{DeviceChoice, device::Opened, RuntimeActor, RuntimeArguments, RuntimeMessage, Shown, Supervised, unwinding};
+use super::{
+    DeviceChoice, RuntimeActor, RuntimeArguments, RuntimeMessage, Shown, Supervised, device::Opened, unwinding,
+};
 use crate::{
     budget::{Budget, Desk},
     chat::ModelHandle,
@@ -202,10 +204,9 @@ impl Runtime {
         match loaded {
             // A runtime that ended with its device has said why.
             Err(AskError::Gone { .. }) if self.inner.shown.losses.borrow().count > 0 => {
-                Err(self.inner.shown.device.borrow().check().map_or_else(Into::into, |()| AskError::Gone {
-                    role: tree::LOAD_MODEL.to,
-                    what: tree::LOAD_MODEL.what,
-                }.into()))
+                Err(self.inner.shown.device.borrow().check().map_or_else(Into::into, |()| {
+                    AskError::Gone { role: tree::LOAD_MODEL.to, what: tree::LOAD_MODEL.what }.into()
+                }))
             }
             loaded => Ok(loaded??),
         }

@@ -106,10 +106,16 @@ impl RuntimeState {
         self.is_lost = false;
         self.budget = spawn_budget(myself, &device, &self.ledger, self.canary, &self.desk.0).await?;
         let goes_on = |engine: &&super::actor::Engine| engine.ending.is_none();
-        let engines: Vec<_> = self.engines.iter().filter(|(_, engine)| goes_on(engine)).map(|(name, engine)| {
-            let arguments = EngineArguments { device: device.clone(), shelf: Shelf::default(), ..engine.arguments.clone() };
-            (name.clone(), engine.load, engine.requests.clone(), arguments)
-        }).collect();
+        let engines: Vec<_> = self
+            .engines
+            .iter()
+            .filter(|(_, engine)| goes_on(engine))
+            .map(|(name, engine)| {
+                let arguments =
+                    EngineArguments { device: device.clone(), shelf: Shelf::default(), ..engine.arguments.clone() };
+                (name.clone(), engine.load, engine.requests.clone(), arguments)
+            })
+            .collect();
         for (name, load, requests, arguments) in engines {
             self.spawn_engine(myself, name, load, requests, arguments).await?;
         }
