@@ -92,7 +92,8 @@ fn scores_far_apart_neither_overflow_nor_vanish() {
     let mut qkv = Random::new(4).floats(150 * 3 * 32);
     qkv.chunks_mut(96).for_each(|row| row[..32].iter_mut().for_each(|query| *query *= 5000.0));
     let found: Vec<f32> = compute(1, |scope| {
-        let stretches = Stretches { starts: scope.upload([2], &[0u32, 150])?, longest: 150, query_key_pairs: 150 * 150 };
+        let stretches =
+            Stretches { starts: scope.upload([2], &[0u32, 150])?, longest: 150, query_key_pairs: 150 * 150 };
         scope.download(&scope.attention_packed(&scope.upload([150, 96], &qkv)?, 1, &stretches)?)
     });
     let vector = |row: usize, part: usize| &qkv[(row * 3 + part) * 32..][..32];

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Instant};
 
-use bursar_budgets::{Device, Gate, Label, Owner};
+use bursar_budgets::{Device, DeviceError, Gate, Label, Owner};
 use bursar_model::checkpoint::CheckpointOrigin;
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::sync::watch;
@@ -152,7 +152,10 @@ impl Actor for EngineActor {
                     state.planned = Some(planned);
                     state.start_attempt(&myself).await?;
                 }
-                Err(error) => state.fail(&myself, error),
+                Err(error) => {
+                    state.check_device()?;
+                    state.fail(&myself, error);
+                }
             },
             EngineMessage::Attempt { generation } => {
                 if generation == state.owner().generation {
@@ -245,6 +248,15 @@ impl EngineState {
         Ok(())
     }
 
+    /// On a device that is lost nothing is tried again: this engine dies of it, and the runtime sees to the rest. The
+    /// driver is asked, as a kernel's fault is heard of at the next call.
+    fn check_device(&self) -> Result<(), DeviceError> {
+        match self.arguments.device.memory() {
+            Err(error) if error.is_lost() => Err(error),
+            _ => Ok(()),
+        }
+    }
+
     fn end_profile(&mut self) {
         if let Some(profile) = self.profile.take() {
             profile.stop(None);
@@ -257,6 +269,7 @@ impl EngineState {
         myself: &ActorRef<EngineMessage>,
         error: ProfileError,
     ) -> Result<(), ActorProcessingErr> {
+        self.check_device()?;
         self.arguments.shelf.quench(self.owner().generation).await;
         self.arguments.budget.clear(self.owner()).await?;
         self.attempts += 1;
@@ -375,6 +388,7 @@ impl EngineState {
         place: usize,
         reason: &str,
     ) -> Result<(), ActorProcessingErr> {
+        self.check_device()?;
         Status::change(&self.arguments.status, Status::Starting);
         metrics::counter!("bursar_restarts", "model" => self.arguments.label.to_string()).increment(1);
         match self.restarts.died(place.min(KV), self.born.elapsed()) {

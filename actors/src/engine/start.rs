@@ -44,6 +44,10 @@ impl EngineArguments {
 
     pub(super) async fn plan_and_load(self) -> Result<Planned, StartError> {
         (self.progress)(Progress::Planning);
+        // The lanes compute on the CPU, which cannot reach any other memory.
+        if !self.device.is_host_memory() {
+            return Err(StartError::NoBackend { device: self.device.name().to_owned() });
+        }
         // After an earlier engine of this name it is frozen; one that is open already stays so.
         drop(self.budget.move_gate(self.label.clone(), Gate::Open).await?);
         let (checkpoint, kit, needs) = self.plan().await?;

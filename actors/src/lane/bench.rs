@@ -3,7 +3,7 @@
 use std::{cell::RefCell, mem, sync::Arc};
 
 use bursar_budgets::{Segment, Workspace};
-use bursar_kernels::{Backend, Scope, Tally, Tensor, ops::transfer::Later};
+use bursar_kernels::{Backend, KernelError, Scope, Tally, Tensor, ops::transfer::Later};
 use bursar_model::{
     Model,
     blocks::decoder::StepCaches,
@@ -113,7 +113,7 @@ impl<B: Backend> Bench<B> {
     }
 
     fn with_cache<T>(&self, run: impl FnOnce(&mut Tensor<'_>) -> Result<T, LaneError>) -> Result<T, LaneError> {
-        match &self.memory.vision_cache {
+        let outcome = match &self.memory.vision_cache {
             Some(cache) => run(&mut cache.tensor()),
             None => {
                 let activation = self.backend.target().activation();
@@ -121,7 +121,11 @@ impl<B: Backend> Bench<B> {
                 let mut none = unsafe { Tensor::persistent(self.workspace.address(), [0, 1], activation) };
                 run(&mut none)
             }
-        }
+        };
+        // What was computed on a device that was lost meanwhile is worth nothing.
+        let device = self.workspace.segment().map(|segment| segment.device().check());
+        device.unwrap_or(Ok(())).map_err(KernelError::Device)?;
+        outcome
     }
 }
 

@@ -51,7 +51,7 @@ impl Functions {
         let mut module = std::ptr::null_mut();
         // SAFETY: the image is a whole cubin, or PTX with a zero at its end.
         let loaded = unsafe { sys::cuModuleLoadData(&mut module, image.code.as_ptr().cast()) };
-        CudaDevice::check("cuModuleLoadData", loaded).map_err(refused)?;
+        CudaDevice::said("cuModuleLoadData", loaded).map_err(refused)?;
         self.modules.push(module);
         for function in functions_of(module)? {
             let name = prepare(function, shared_most)?;
@@ -77,7 +77,7 @@ impl Drop for Functions {
         if self.device.enter().is_ok() {
             for module in &self.modules {
                 // SAFETY: each was loaded once, and no launch of it is under way: lanes end first.
-                drop(CudaDevice::check("cuModuleUnload", unsafe { sys::cuModuleUnload(*module) }));
+                drop(CudaDevice::said("cuModuleUnload", unsafe { sys::cuModuleUnload(*module) }));
             }
         }
     }
@@ -86,11 +86,11 @@ impl Drop for Functions {
 fn functions_of(module: sys::CUmodule) -> Result<Vec<sys::CUfunction>, DeviceError> {
     let mut count = 0;
     // SAFETY: the module is loaded, and the count is there to write to.
-    CudaDevice::check("cuModuleGetFunctionCount", unsafe { sys::cuModuleGetFunctionCount(&mut count, module) })?;
+    CudaDevice::said("cuModuleGetFunctionCount", unsafe { sys::cuModuleGetFunctionCount(&mut count, module) })?;
     let mut functions = vec![std::ptr::null_mut(); count as usize];
     // SAFETY: there is room for so many.
     let listed = unsafe { sys::cuModuleEnumerateFunctions(functions.as_mut_ptr(), count, module) };
-    CudaDevice::check("cuModuleEnumerateFunctions", listed)?;
+    CudaDevice::said("cuModuleEnumerateFunctions", listed)?;
     Ok(functions)
 }
 
@@ -99,14 +99,14 @@ fn prepare(function: sys::CUfunction, shared_most: i32) -> Result<String, Device
     use sys::CUfunction_attribute as Attribute;
     // SAFETY: the function is its module's, and the numbers and the name are there to write to.
     unsafe {
-        CudaDevice::check("cuFuncLoad", sys::cuFuncLoad(function))?;
+        CudaDevice::said("cuFuncLoad", sys::cuFuncLoad(function))?;
         let mut fixed = 0;
         let attribute = Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
-        CudaDevice::check("cuFuncGetAttribute", sys::cuFuncGetAttribute(&mut fixed, attribute, function))?;
+        CudaDevice::said("cuFuncGetAttribute", sys::cuFuncGetAttribute(&mut fixed, attribute, function))?;
         let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        CudaDevice::check("cuFuncSetAttribute", sys::cuFuncSetAttribute(function, attribute, shared_most - fixed))?;
+        CudaDevice::said("cuFuncSetAttribute", sys::cuFuncSetAttribute(function, attribute, shared_most - fixed))?;
         let mut name = MaybeUninit::zeroed();
-        CudaDevice::check("cuFuncGetName", sys::cuFuncGetName(name.as_mut_ptr(), function))?;
+        CudaDevice::said("cuFuncGetName", sys::cuFuncGetName(name.as_mut_ptr(), function))?;
         Ok(CStr::from_ptr(name.assume_init()).to_string_lossy().into_owned())
     }
 }
@@ -212,6 +212,6 @@ impl super::Cuda {
             let arguments = pointers.as_mut_ptr();
             sys::cuLaunchKernel(function, x, y, z, wide, tall, 1, shared, stream, arguments, std::ptr::null_mut())
         };
-        Ok(CudaDevice::check("cuLaunchKernel", launched)?)
+        Ok(CudaDevice::said("cuLaunchKernel", launched)?)
     }
 }

@@ -70,7 +70,7 @@ impl TensorMap {
                 Outside::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
             )
         };
-        CudaDevice::check("cuTensorMapEncodeTiled", encoded)?;
+        CudaDevice::said("cuTensorMapEncodeTiled", encoded)?;
         // SAFETY: both are 128 bytes of numbers.
         Ok(TensorMap(unsafe { std::mem::transmute::<sys::CUtensorMap, [u64; 16]>(map.0) }))
     }
