@@ -94,6 +94,13 @@ impl<B: Backend> Bench<B> {
     }
 
     fn stress(&self, pass: &Pass) -> Result<Footprint, LaneError> {
+        self.backend.rehearse(true);
+        let outcome = self.stress_rehearsed(pass);
+        self.backend.rehearse(false);
+        outcome
+    }
+
+    fn stress_rehearsed(&self, pass: &Pass) -> Result<Footprint, LaneError> {
         self.workspace.reset_high_water();
         let tally = Tally::default();
         let scope = Scope::new(&self.backend, &self.workspace, &tally);

@@ -12,7 +12,7 @@ use bursar_model::{
 use super::{Needs, ProfileError, ProfileRecord, Sizing};
 use crate::{
     budget::Budget,
-    engine::{Lanes, Progress, ProgressSink, Shelf},
+    engine::{Lanes, Processor, Progress, ProgressSink, Shelf},
     lane::{Answer, Job, Lane, StressJob},
     memory::{ChosenTokens, EngineMemory, EngineParts, KvMemory, VisionCache},
     reply::Reply,
@@ -42,8 +42,8 @@ pub struct Attempt {
     pub kv_tokens: Option<usize>,
     /// Attempts before this one that were refused memory.
     pub shrinks: u32,
-    /// Threads of the CPU backend.
-    pub threads: usize,
+    /// What passes run on.
+    pub processor: Processor,
     /// Who watches.
     pub progress: ProgressSink,
     /// Where the lanes are found if this attempt dies.
@@ -67,7 +67,7 @@ impl Attempt {
     /// With the evidence; everything that was leased goes back as what holds it is dropped.
     pub async fn run(&self) -> Result<Profiled, ProfileError> {
         let memory = Arc::new(self.take_memory().await?);
-        let lanes = Lanes::start(&self.device, &self.model, &memory, self.threads);
+        let lanes = Lanes::start(&self.processor, &self.device, &self.model, &memory)?;
         if !self.shelf.keep_lanes(self.owner.generation, lanes.clone()) {
             return Err(ProfileError::Died { reason: "its engine has ended".to_owned() });
         }
