@@ -169,6 +169,7 @@ template <typename T, int D>
 __device__ __forceinline__ void store(T* out, size_t pitch, const QueryPlaces& places, const float (&gathered)[D / 8][4],
                                       const OnlineSoftmax& softmax, T* shared) {
     const float inverse[2] = {softmax.inverse(0), softmax.inverse(1)};
+    __syncwarp();  // what the warp read there is read
     const uint32_t warp = threadIdx.x / 32;
     const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
