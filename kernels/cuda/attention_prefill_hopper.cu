@@ -11,6 +11,8 @@
 //   `parts` [jobs, 128, D + 2] f32 and from there through attention_paged_combine.cu to `out`. That fills the card when few
 //   rows see a long past; with `splits` <= 1 `parts` is not used. Tiles are large (128 query vectors, 192 rows): attention_windows is faster for
 //   stretches of up to 64 rows, attention_packed up to 128.
+//
+// Targets: sm_90a
 
 #include "include/attention_jobs.cuh"
 #include "include/hopper_copy.cuh"
