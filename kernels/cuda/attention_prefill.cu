@@ -167,7 +167,9 @@ __device__ __forceinline__ void add_values(float (&gathered)[D / 8][4], const fl
 // Writes a warp's 16 rows. They pass through shared memory that no other warp uses, so that 16 bytes a lane leave.
 template <typename T, int D>
 __device__ __forceinline__ void store(T* out, size_t pitch, const QueryPlaces& places, const float (&gathered)[D / 8][4],
-                                      const float (&inverse)[2], T* shared) {
+                                      const OnlineSoftmax& softmax, T* shared) {
+    const float inverse[2] = {softmax.inverse(0), softmax.inverse(1)};
+    __syncwarp();  // what the warp read there is read
     const uint32_t warp = threadIdx.x / 32;
     const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
@@ -256,9 +258,8 @@ __device__ __forceinline__ void attend(const T* queries, size_t query_pitch, T* 
         wait_for_copies();
         __syncthreads();  // the next keys are there, and no warp needs these values any more
     }
-    float inverse[2];
-    softmax.finish(inverse);
-    store<T, D>(out, out_pitch, places, gathered, inverse, key_rows);
+    softmax.finish();
+    store<T, D>(out, out_pitch, places, gathered, softmax, key_rows);
 }
 
 // One tile of at most KEYS keys, which all its queries see: everything is copied at once, and little is kept in
@@ -291,9 +292,8 @@ __device__ __forceinline__ void attend_once(const T* queries, size_t query_pitch
     softmax.step(scores, scale * LOG2_E, shrink);
     float gathered[D / 8][4] = {};
     add_values<T, D>(gathered, scores, value_rows);
-    float inverse[2];
-    softmax.finish(inverse);
-    store<T, D>(out, out_pitch, places, gathered, inverse, query_rows);
+    softmax.finish();
+    store<T, D>(out, out_pitch, places, gathered, softmax, query_rows);
 }
 
 template <typename T, int D>

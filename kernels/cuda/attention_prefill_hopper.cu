@@ -6,12 +6,15 @@
 // attention_paged_hopper_<type>_d128, attention_packed_hopper_<type>_d80
 //   The first argument is a tensor map, by value: through it the keys and values are read, see Launch. The others are
 //   those of attention_prefill.cu, less `layer`. A NaN value at a place that a row may not see can reach earlier rows of
-//   its own sequence within 128 tokens. Tiles are large (128 query vectors, 192 rows): attention_windows is faster for
+//   its own sequence within 128 tokens.
+//   The paged one takes two more: with `splits` > 1 the keys of a tile are split among so many jobs, whose results go to
+//   `parts` [jobs, 128, D + 2] f32 and from there through attention_paged_combine.cu to `out`. That fills the card when few
+//   rows see a long past; with `splits` <= 1 `parts` is not used. Tiles are large (128 query vectors, 192 rows): attention_windows is faster for
 //   stretches of up to 64 rows, attention_packed up to 128.
 //
 // Targets: sm_90a
 
-#include "include/attention_tiles.cuh"
+#include "include/attention_jobs.cuh"
 #include "include/hopper_copy.cuh"
 #include "include/online_softmax.cuh"
 #include "include/tensor_core.cuh"
@@ -19,71 +22,10 @@
 
 namespace {
 
-constexpr uint32_t BLOCK_TOKENS = 16;
-constexpr uint32_t STAGES = 2;  // of queries, of keys, and of values
-constexpr uint32_t WARPGROUP = 128;
 constexpr uint32_t QUERY_THREADS = 96;  // three warps
 // Names of barriers: one a multiplying warpgroup for its turn at the tensor cores, one for itself.
 constexpr uint32_t TURN = 1;
 constexpr uint32_t ALONE = 5;
-
-// Sizes of one kernel. `MULTIPLIERS` warpgroups multiply 64 query vectors each; one more warpgroup copies.
-template <int D_, int MULTIPLIERS_, int KEYS_, bool PAGED_>
-struct Sizes {
-    static constexpr int D = D_;
-    static constexpr int MULTIPLIERS = MULTIPLIERS_;
-    static constexpr bool PAGED = PAGED_;
-    static constexpr int KEYS = KEYS_;  // of a step
-    static constexpr int QUERIES = 64 * MULTIPLIERS;
-    static constexpr int THREADS = WARPGROUP * (MULTIPLIERS + 1);
-    static constexpr int CHUNK = D % 64 == 0 ? 64 : 16;  // columns
-    static constexpr int CHUNKS = D / CHUNK;
-    // From 8 rows to the next 8, and from chunk to chunk. A block of the cache comes as one box, 8 rows of all chunks
-    // and then the next 8; packed rows come as one box for all keys of a step, chunk after chunk.
-    static constexpr uint32_t DOWN = PAGED ? 8 * D * 2 : 8 * CHUNK * 2;
-    static constexpr uint32_t ACROSS = PAGED ? 8 * CHUNK * 2 : KEYS * CHUNK * 2;
-    static constexpr uint32_t QUERY_DOWN = 8 * CHUNK * 2;
-    static constexpr uint32_t QUERY_ACROSS = 64 * CHUNK * 2;
-    static constexpr uint32_t QUERY_BYTES = QUERIES * D * 2;
-    static constexpr uint32_t STEP_BYTES = KEYS * D * 2;
-    static constexpr uint32_t KEYS_AT = STAGES * QUERY_BYTES;
-    static constexpr uint32_t VALUES_AT = KEYS_AT + STAGES * STEP_BYTES;
-    static constexpr uint32_t SHARED_BYTES = VALUES_AT + STAGES * STEP_BYTES;
-    static_assert(QUERY_BYTES % (16 * CHUNK) == 0 && STEP_BYTES % (16 * CHUNK) == 0, "a swizzle repeats after so many bytes");
-    static_assert(SHARED_BYTES <= 226 * 1024, "a block's dynamic share of shared memory");
-    // Registers of a thread, out of 65,536 for the block.
-    static constexpr uint32_t COPY_REGISTERS = MULTIPLIERS == 3 ? 32 : 40;
-    static constexpr uint32_t MULTIPLY_REGISTERS = MULTIPLIERS == 3 ? 160 : 232;
-};
-
-// What one turn of a thread block is about.
-struct Job {
-    uint32_t found;
-    uint32_t first_row;    // of the sequence
-    uint32_t rows;         // of the sequence
-    uint32_t first_query;  // of the tile
-    uint32_t head;         // of keys and values
-    uint32_t sequence;
-    int32_t keys;     // that any row of the tile sees
-    int32_t visible;  // to row 0 of the sequence
-    uint32_t torn;    // the last step of keys ends with some that must not be read
-};
-
-struct Arguments {
-    const uint32_t* starts;           // [sequences + 1]
-    const uint32_t* context_lengths;  // [sequences], paged only
-    const uint32_t* block_tables;     // [sequences, blocks_max], paged only
-    uint32_t out_pitch;
-    uint32_t query_pitch;
-    uint32_t rows;
-    uint32_t sequences;
-    uint32_t first_sequence;
-    uint32_t group;
-    uint32_t kv_heads;
-    uint32_t blocks;
-    uint32_t blocks_max;
-    float scale;
-};
 
 struct Barriers {
     uint64_t queries_full[STAGES];
@@ -108,75 +50,6 @@ struct Ring {
     }
 };
 
-__device__ __forceinline__ uint32_t whole_blocks(int32_t keys) { return (keys + BLOCK_TOKENS - 1) / BLOCK_TOKENS; }
-
-// Steps of a job; one of nothing but masked zeros if it has no keys.
-template <typename S>
-__device__ __forceinline__ int32_t steps_of(const Job& job) {
-    return max((job.keys + S::KEYS - 1) / S::KEYS, 1);
-}
-
-// The jobs of this thread block, turn by turn. Every second round of blocks runs backwards: who had the longest tile of
-// a round has the shortest of the next. Used by whole warps.
-template <typename S>
-struct Jobs {
-    const Arguments& arguments;
-    uint32_t tiles;  // of one head, packed only
-    TileCursor cursor;
-
-    __device__ __forceinline__ explicit Jobs(const Arguments& arguments) : arguments(arguments), tiles(0) {
-        rewind();
-        if (!S::PAGED) {
-            // A search in vain passes them all.
-            AttentionTile none;
-            find_tile<S::QUERIES>(0xffffffffu, arguments.starts, cursor, arguments.sequences, arguments.rows, 1, none);
-            tiles = cursor.passed;
-        }
-    }
-
-    __device__ __forceinline__ void rewind() { cursor = {arguments.first_sequence, 0}; }
-
-    __device__ __forceinline__ Job find(uint32_t turn) {
-        Job job = {};
-        const uint32_t order = turn * gridDim.x + (turn % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
-        uint32_t wanted;
-        if (S::PAGED) {
-            // Heads next to each other: tiles come with falling work.
-            job.head = order % arguments.kv_heads;
-            wanted = order / arguments.kv_heads;
-        } else {
-            // A head's tiles next to each other: its keys and values stay in the L2 cache.
-            job.head = order / max(tiles, 1u);
-            wanted = order % max(tiles, 1u);
-            if (job.head >= arguments.kv_heads) {
-                return job;
-            }
-            rewind();
-        }
-        AttentionTile tile;
-        job.found = find_tile<S::QUERIES>(wanted, arguments.starts, cursor, arguments.sequences, arguments.rows, arguments.group, tile);
-        if (!job.found) {
-            return job;
-        }
-        job.sequence = tile.sequence;
-        job.first_row = tile.first_row;
-        job.rows = tile.rows;
-        job.first_query = tile.first_query;
-        if (S::PAGED) {
-            const uint32_t context = min(__ldg(arguments.context_lengths + tile.sequence), arguments.blocks_max * BLOCK_TOKENS);
-            const uint32_t last_row = min((tile.first_query + S::QUERIES - 1) / arguments.group, tile.rows - 1);
-            job.visible = static_cast<int32_t>(context) - static_cast<int32_t>(tile.rows) + 1;
-            job.keys = max(job.visible + static_cast<int32_t>(last_row), 0);
-            // Blocks past the keys come as zeros; within the last block of the context stands what was there before.
-            job.torn = whole_blocks(job.keys) * BLOCK_TOKENS > context;
-        } else {
-            job.keys = static_cast<int32_t>(tile.rows);
-            job.torn = tile.rows % S::KEYS != 0;
-        }
-        return job;
-    }
-};
-
 // Keys and values of all jobs, step by step, into the rings. One warp.
 template <typename S>
 __device__ __forceinline__ void copy_steps(const TensorMap& map, const Arguments& arguments, uint32_t shared, Barriers& barriers) {
@@ -189,7 +62,7 @@ __device__ __forceinline__ void copy_steps(const TensorMap& map, const Arguments
     const auto block_of = [&](const Job& job, int32_t step) {
         const int32_t place = step * STEP_BLOCKS + static_cast<int32_t>(lane);
         uint32_t block = arguments.blocks;
-        if (S::PAGED && job.found && step >= 0 && lane < STEP_BLOCKS && place < static_cast<int32_t>(whole_blocks(job.keys))) {
+        if (S::PAGED && job.found && lane < STEP_BLOCKS && place < static_cast<int32_t>(whole_blocks(job.keys))) {
             block = min(__ldg(arguments.block_tables + static_cast<size_t>(job.sequence) * arguments.blocks_max + place), block);
         }
         return block;
@@ -223,23 +96,23 @@ __device__ __forceinline__ void copy_steps(const TensorMap& map, const Arguments
     };
 
     Jobs<S> jobs(arguments);
-    Job job = jobs.find(0);
-    uint32_t block = block_of(job, steps_of<S>(job) - 1);
-    for (uint32_t turn = 1; job.found; ++turn) {
-        int32_t step = steps_of<S>(job) - 1;
+    Job job = jobs.next();
+    uint32_t block = block_of(job, job.last_step);
+    while (job.found) {
+        int32_t step = job.last_step;
         copy_keys(job, step, block);
         // The next job is found while there is time, and its first blocks.
-        const Job next = jobs.find(turn);
-        const uint32_t first_of_next = block_of(next, steps_of<S>(next) - 1);
+        const Job next = jobs.next();
+        const uint32_t first_of_next = block_of(next, next.last_step);
         // Values follow one step behind, as they are needed.
-        while (step > 0) {
+        while (step > job.first_step) {
             const uint32_t below = block_of(job, step - 1);
             copy_keys(job, step - 1, below);
             copy_values(job, step, block);
             block = below;
             step -= 1;
         }
-        copy_values(job, 0, block);
+        copy_values(job, step, block);
         job = next;
         block = first_of_next;
     }
@@ -259,8 +132,8 @@ __device__ __forceinline__ void copy_queries(const T* queries, const Arguments& 
     const uint32_t round_heads = ROUND % arguments.group;
     Jobs<S> jobs(arguments);
     Ring ring;
-    for (uint32_t turn = 0;; ++turn) {
-        const Job job = jobs.find(turn);
+    while (true) {
+        const Job job = jobs.next();
         uint32_t index = thread / PIECES;
         uint32_t row = (job.first_query + index) / arguments.group;
         uint32_t head = (job.first_query + index) % arguments.group;
@@ -314,9 +187,10 @@ __device__ __forceinline__ void exchange(uint32_t (&words)[4]) {
 
 template <typename S, typename T>
 __device__ __forceinline__ void store(T* out, const Job& job, const Arguments& arguments, const float (&gathered)[S::D / 8][4],
-                                      const float (&inverse)[2], uint32_t own) {
+                                      const OnlineSoftmax& softmax, uint32_t own) {
     using Element = TensorCoreElement<T>;
     const uint32_t lane = threadIdx.x % 4;
+    const float inverse[2] = {softmax.inverse(0), softmax.inverse(1)};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const uint32_t query = job.first_query + own + 8 * half;
@@ -339,6 +213,24 @@ __device__ __forceinline__ void store(T* out, const Job& job, const Arguments& a
     }
 }
 
+// What one part of the keys gave, for attention_paged_combine.cu: the gathered values, the maximum and the sum.
+template <typename S>
+__device__ __forceinline__ void store_part(float* parts, const Job& job, const float (&gathered)[S::D / 8][4],
+                                           const OnlineSoftmax& softmax, uint32_t own) {
+    const uint32_t lane = threadIdx.x % 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        float* row = parts + (static_cast<size_t>(job.slot) * S::QUERIES + own + 8 * half) * (S::D + 2);
+#pragma unroll
+        for (int tile = 0; tile < S::D / 8; ++tile) {
+            *reinterpret_cast<float2*>(row + tile * 8 + lane * 2) = make_float2(gathered[tile][2 * half], gathered[tile][2 * half + 1]);
+        }
+        if (lane == 0) {
+            *reinterpret_cast<float2*>(row + S::D) = make_float2(softmax.maximum[half], softmax.sum[half]);
+        }
+    }
+}
+
 // Values from `first` on must be numbers: their weight is 0. Every warpgroup writes these zeros, and so need not wait for
 // another.
 template <typename S>
@@ -357,7 +249,7 @@ __device__ __forceinline__ void mend(uint32_t values, uint32_t first, uint32_t t
 
 // All jobs of one multiplying warpgroup.
 template <typename S, typename T>
-__device__ __forceinline__ void multiply(T* out, const Arguments& arguments, uint32_t shared, Barriers& barriers,
+__device__ __forceinline__ void multiply(T* out, float* parts, const Arguments& arguments, uint32_t shared, Barriers& barriers,
                                          const Job (&jobs)[STAGES], uint32_t warpgroup) {
     using Element = TensorCoreElement<T>;
     using Products = Warpgroup<T>;
@@ -365,7 +257,7 @@ __device__ __forceinline__ void multiply(T* out, const Arguments& arguments, uin
     const uint32_t thread = threadIdx.x % WARPGROUP;
     const uint32_t lane = threadIdx.x % 32;
     const uint32_t own = warpgroup * 64 + thread / 32 * 16 + lane / 4;  // and own + 8
-    const float factor = arguments.scale * 1.4426950408889634f;
+    const float factor = arguments.scale * LOG2_E;
     constexpr uint64_t QUERY_LAYOUT = matrix_layout<S::CHUNK>(16, S::QUERY_DOWN);
     constexpr uint64_t KEY_LAYOUT = matrix_layout<S::CHUNK>(16, S::DOWN);
     constexpr uint64_t VALUE_LAYOUT = matrix_layout<S::CHUNK>(S::ACROSS, S::DOWN);
@@ -443,7 +335,7 @@ __device__ __forceinline__ void multiply(T* out, const Arguments& arguments, uin
         OnlineSoftmax softmax;
         softmax.begin();
         float shrink[2];
-        int32_t step = steps_of<S>(job) - 1;
+        int32_t step = job.last_step;
         const auto weigh = [&]() {
             if ((step + 1) * S::KEYS > seen_by_all) {
                 OnlineSoftmax::mask(scores, step * S::KEYS + static_cast<int32_t>(lane % 4 * 2), limit);
@@ -466,7 +358,7 @@ __device__ __forceinline__ void multiply(T* out, const Arguments& arguments, uin
             mend<S>(shared + S::VALUES_AT + values.stage * S::STEP_BYTES, job.keys % S::KEYS, thread);
             part_sync(ALONE + warpgroup, WARPGROUP);
         }
-        for (step -= 1; step >= 0; --step) {
+        for (step -= 1; step >= job.first_step; --step) {
             await(barriers.keys_full, keys);
             part_sync(my_turn, 2 * WARPGROUP);
             start_scores();
@@ -502,12 +394,15 @@ __device__ __forceinline__ void multiply(T* out, const Arguments& arguments, uin
         start_gathering();
         start_scores();
         part_arrive(next_turn, 2 * WARPGROUP);
-        float inverse[2];
-        softmax.finish(inverse);
+        softmax.finish();
         products_wait<1>();
         hold(gathered);
         release(barriers.values_empty, values);
-        store<S>(out, job, arguments, gathered, inverse, own);
+        if (S::PAGED && arguments.splits > 1) {
+            store_part<S>(parts, job, gathered, softmax, own);
+        } else {
+            store<S>(out, job, arguments, gathered, softmax, own);
+        }
         products_wait<0>();
         hold(scores);
         if (!next.found) {
@@ -518,7 +413,8 @@ __device__ __forceinline__ void multiply(T* out, const Arguments& arguments, uin
 }
 
 template <typename S, typename T>
-__device__ __forceinline__ void attention(const TensorMap& map, T* out, const T* queries, const Arguments& arguments) {
+__device__ __forceinline__ void attention(const TensorMap& map, T* out, float* parts, const T* queries,
+                                          const Arguments& arguments) {
     extern __shared__ __align__(1024) uint8_t tiles_of_shared[];
     __shared__ Barriers barriers;
     __shared__ Job jobs[STAGES];
@@ -545,30 +441,28 @@ __device__ __forceinline__ void attention(const TensorMap& map, T* out, const T*
         }
     } else {
         take_registers<S::MULTIPLY_REGISTERS>();
-        multiply<S>(out, arguments, shared, barriers, jobs, warpgroup - 1);
+        multiply<S>(out, parts, arguments, shared, barriers, jobs, warpgroup - 1);
     }
 }
 
-using Paged128 = Sizes<128, 2, 128, true>;
-using Packed80 = Sizes<80, 3, 112, false>;
-
 }  // namespace
 
-#define ATTENTION_PREFILL_HOPPER(TYPE, NAME)                                                                                   \
-    extern "C" __global__ void __launch_bounds__(Paged128::THREADS, 1) attention_paged_hopper_##NAME##_d128(                   \
-        const __grid_constant__ TensorMap map, TYPE* out, const TYPE* queries, const uint32_t* query_starts,                   \
-        const uint32_t* context_lengths, const uint32_t* block_tables, uint32_t out_pitch, uint32_t query_pitch,               \
-        uint32_t rows, uint32_t sequences, uint32_t first_sequence, uint32_t heads, uint32_t kv_heads, uint32_t blocks,        \
-        uint32_t blocks_max, float scale) {                                                                                    \
-        const Arguments arguments = {query_starts, context_lengths, block_tables,     out_pitch, query_pitch, rows,      sequences, \
-                                     first_sequence, heads / kv_heads, kv_heads, blocks,    blocks_max,  scale};               \
-        attention<Paged128>(map, out, queries, arguments);                                                                     \
-    }                                                                                                                          \
-    extern "C" __global__ void __launch_bounds__(Packed80::THREADS, 1) attention_packed_hopper_##NAME##_d80(                   \
-        const __grid_constant__ TensorMap map, TYPE* out, const TYPE* qkv, const uint32_t* starts, uint32_t out_pitch,         \
-        uint32_t pitch, uint32_t rows, uint32_t stretches, uint32_t heads, float scale) {                                      \
-        const Arguments arguments = {starts, nullptr, nullptr, out_pitch, pitch, rows, stretches, 0, 1, heads, 0, 0, scale};   \
-        attention<Packed80>(map, out, qkv, arguments);                                                                         \
+#define ATTENTION_PREFILL_HOPPER(TYPE, NAME)                                                                                  \
+    extern "C" __global__ void __launch_bounds__(Paged128::THREADS, 1) attention_paged_hopper_##NAME##_d128(                  \
+        const __grid_constant__ TensorMap map, TYPE* out, const TYPE* queries, const uint32_t* query_starts,                  \
+        const uint32_t* context_lengths, const uint32_t* block_tables, float* parts, uint32_t out_pitch,                      \
+        uint32_t query_pitch, uint32_t rows, uint32_t sequences, uint32_t first_sequence, uint32_t heads, uint32_t kv_heads,  \
+        uint32_t blocks, uint32_t blocks_max, uint32_t splits, float scale) {                                                 \
+        const Arguments arguments = {query_starts, context_lengths, block_tables,     out_pitch, query_pitch,                 \
+                                     rows,         sequences,       first_sequence,   heads / kv_heads, kv_heads,             \
+                                     blocks,       blocks_max,      max(splits, 1u),  scale};                                 \
+        attention<Paged128>(map, out, parts, queries, arguments);                                                             \
+    }                                                                                                                         \
+    extern "C" __global__ void __launch_bounds__(Packed80::THREADS, 1) attention_packed_hopper_##NAME##_d80(                  \
+        const __grid_constant__ TensorMap map, TYPE* out, const TYPE* qkv, const uint32_t* starts, uint32_t out_pitch,        \
+        uint32_t pitch, uint32_t rows, uint32_t stretches, uint32_t heads, float scale) {                                     \
+        const Arguments arguments = {starts, nullptr, nullptr, out_pitch, pitch, rows, stretches, 0, 1, heads, 0, 0, 1, scale}; \
+        attention<Packed80>(map, out, nullptr, qkv, arguments);                                                               \
     }
 
 ATTENTION_PREFILL_HOPPER(__half, f16)
@@ -576,11 +470,13 @@ ATTENTION_PREFILL_HOPPER(__nv_bfloat16, bf16)
 
 // Launch. Persistent: grid x = min(multiprocessors, jobs), with an upper bound of the jobs in
 //   attention_paged_hopper_<type>_d128   block 384, dynamic shared memory 196,608 bytes
-//     jobs = kv_heads * ((rows * (heads / kv_heads) + 127 * (sequences - first_sequence)) / 128)
+//     jobs = splits * kv_heads * ((rows * (heads / kv_heads) + 127 * (sequences - first_sequence)) / 128)
+//     Split if jobs would be less than half of the multiprocessors and contexts reach some thousand tokens, into at most
+//     multiprocessors / jobs: `parts` then has at most multiprocessors * 66,560 bytes.
 //   attention_packed_hopper_<type>_d80   block 512, dynamic shared memory 133,120 bytes
 //     jobs = heads * ((rows + 191 * stretches) / 192)
 // A smaller grid is right too, only slower; a grid of 0 is not launched. The limit of dynamic shared memory must be raised
-// once per function (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES). No scratch.
+// once per function (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES).
 //
 // The tensor map comes from cuTensorMapEncodeTiled: type BFLOAT16 or FLOAT16, element strides 1, interleave NONE, L2
 // promotion 128 bytes, out of bounds NONE (zeros), and
