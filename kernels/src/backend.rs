@@ -21,6 +21,8 @@ pub trait Backend {
     fn upload(&self, call: transfer::Upload<'_>) -> Result<(), KernelError>;
     /// Copies device memory to the host, after everything launched before.
     fn download(&self, call: transfer::Download<'_>) -> Result<(), KernelError>;
+    /// Draws random numbers in place.
+    fn fill_random(&self, call: fill_random::Call<'_>) -> Result<(), KernelError>;
     /// Looks rows of a table up.
     fn embed(&self, call: embed::Call<'_>) -> Result<(), KernelError>;
     /// Normalises rows by their root mean square.
