@@ -73,9 +73,12 @@ pub use bursar_budgets::{
 #[cfg(feature = "hub")]
 pub use bursar_model::checkpoint::{HubError, HubModel, HubOptions};
 pub use bursar_model::{
-    Envelope, LimitError, demo,
+    Envelope, LimitError,
+    checkpoint::RandomCheckpoint,
+    demo,
     error::{CheckpointError, GrammarError, ImageError, SamplingError, TextError, VideoError},
     flow::{ImageLimits, LayoutError},
+    registry::{UnknownShape, random_checkpoint},
     sampling::OutputFormat,
     text::Role,
 };

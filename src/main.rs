@@ -1,5 +1,6 @@
 //! The command line.
 
+mod bench;
 mod chat;
 mod failure;
 #[cfg(feature = "hub")]
@@ -8,7 +9,7 @@ mod model;
 mod progress;
 mod tour;
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Instant};
 
 use bursar::Bytes;
 use clap::{Args, Parser, Subcommand};
@@ -29,6 +30,8 @@ struct Cli {
 enum Command {
     /// Asks a model a question, or talks with it.
     Chat(chat::Options),
+    /// Measures a model on this machine.
+    Bench(bench::Options),
 }
 
 /// The device that is leased.
@@ -41,9 +44,11 @@ struct DeviceOptions {
 
 #[tokio::main]
 async fn main() -> ExitCode {
+    let main = Instant::now();
     let cli = Cli::parse();
     match cli.command {
         None => failure::report(tour::run(&cli.device).await),
         Some(Command::Chat(options)) => chat::run(&cli.device, options).await,
+        Some(Command::Bench(options)) => bench::run(&cli.device, options, main).await,
     }
 }

@@ -80,6 +80,30 @@ pub fn corners(model: &Model, envelope: &Envelope, room: Room) -> Vec<Corner> {
 
 /// Runs a pass on shapes alone: the bytes it takes on `target`, and its work.
 pub fn plan(model: &Model, target: Target, pass: &Pass) -> Result<Footprint, KernelError> {
+    dry(model, target, |scope, layers, cache| run(model, scope, pass, layers, cache))
+}
+
+/// The work of a pass whose tokens are the likeliest ones: of its logits only the choice goes to the host. What a
+/// device needs for it at least is the floor of its time.
+pub fn work(model: &Model, target: Target, pass: &Pass) -> Result<Work, KernelError> {
+    let footprint = dry(model, target, |scope, layers, cache| choose(model, scope, pass, layers, cache, |_| Ok(())));
+    Ok(footprint?.work)
+}
+
+/// `count` pictures of `grid` without content, packed for a launch: for planning it.
+///
+/// # Panics
+/// If the model takes no pictures.
+pub fn blank_pictures(model: &Model, count: usize, grid: Grid) -> PictureBatch {
+    pictures(model, count * grid.patches(), grid)
+}
+
+/// Calls `pass` with memory that nobody may touch.
+fn dry(
+    model: &Model,
+    target: Target,
+    pass: impl FnOnce(&Scope<'_, Plan>, &[KvLayer], &mut Tensor<'_>) -> Result<(), KernelError>,
+) -> Result<Footprint, KernelError> {
     let (workspace, tally, backend) = (Workspace::dry(), Tally::default(), Plan::new(target));
     let kv = model.kv_shape(&target);
     let bytes = kv.block_bytes();
@@ -90,18 +114,30 @@ pub fn plan(model: &Model, target: Target, pass: &Pass) -> Result<Footprint, Ker
     let cache_shape = [u32::MAX as usize, model.config().decoder().hidden];
     // SAFETY: as above.
     let mut cache = unsafe { Tensor::persistent(workspace.address(), cache_shape, target.activation()) };
-    let scope = Scope::new(&backend, &workspace, &tally);
-    run(model, &scope, pass, &layers, &mut cache)?;
+    pass(&Scope::new(&backend, &workspace, &tally), &layers, &mut cache)?;
     Ok(Footprint { workspace: workspace.high_water(), work: tally.total() })
 }
 
-/// Runs a pass as serving runs it; for a step that is the decoder, its scores and the greedy choice.
+/// Runs a pass as serving runs it; for a step that is the decoder, its scores, the greedy choice, and the logits that
+/// sampling asks for.
 pub fn run<B: Backend>(
     model: &Model,
     scope: &Scope<'_, B>,
     pass: &Pass,
     layers: &[KvLayer],
     cache: &mut Tensor<'_>,
+) -> Result<(), KernelError> {
+    choose(model, scope, pass, layers, cache, |logits| scope.download::<f32>(logits).map(drop))
+}
+
+/// The same, but what becomes of the logits is `sample`'s.
+fn choose<B: Backend>(
+    model: &Model,
+    scope: &Scope<'_, B>,
+    pass: &Pass,
+    layers: &[KvLayer],
+    cache: &mut Tensor<'_>,
+    sample: impl FnOnce(&Tensor<'_>) -> Result<(), KernelError>,
 ) -> Result<(), KernelError> {
     match pass {
         Pass::Encode(batch) => model.encode(scope, batch, cache),
@@ -110,8 +146,7 @@ pub fn run<B: Backend>(
             let logits = model.step(scope, batch, &StepCaches { layers, pictures: Some(cache) }, score)?;
             let chosen = scope.argmax(&logits)?;
             scope.download::<u32>(&chosen)?;
-            scope.download::<f32>(&logits)?;
-            Ok(())
+            sample(&logits)
         }
     }
 }

@@ -1,12 +1,18 @@
 //! A model: its family's weights in one segment, or a plan of them.
 
 use bursar_budgets::{Bytes, Segment};
-use bursar_kernels::{Backend, DType, KernelError, KvShape, Scope, Target, Tensor, ops::transfer};
+use bursar_kernels::{
+    Backend, DType, KernelError, KvShape, Scope, Target, Tensor,
+    ops::{fill_random::fill_random, transfer},
+};
 use thiserror::Error;
 
 use crate::{
     blocks::{ConfigError, decoder::StepCaches},
-    checkpoint::Checkpoint,
+    checkpoint::{
+        Checkpoint, RandomCheckpoint, RandomTensor,
+        random_checkpoint::{DEVIATION, ONE},
+    },
     error::CheckpointError,
     flow::{Patches, StepBatch},
     registry::{Family, FamilyConfig, PictureBatch, UnknownArchitecture},
@@ -68,7 +74,7 @@ impl Model {
         Ok(Model { config, family, weight_bytes: map.used(), segment: None })
     }
 
-    /// Copies the checkpoint's weights into `segment`, of which [`weight_bytes`](Model::weight_bytes) must be backed.
+    /// Copies the checkpoint's weights into `segment`, or draws them there if the checkpoint is a random one; [`weight_bytes`](Model::weight_bytes) must be backed.
     /// `progress` hears of each copied tensor: bytes so far, and all bytes.
     ///
     /// # Panics
@@ -150,12 +156,22 @@ impl Model {
 }
 
 fn upload<B: Backend>(checkpoint: &Checkpoint, backend: &B, copy: &WeightCopy) -> Result<(), LoadError> {
-    let constant;
+    let made;
     let source = match &copy.source {
         WeightSource::Tensor(name) => checkpoint.tensor(name).map_err(WeightError::from)?.bytes,
         WeightSource::Constant(numbers) => {
-            constant = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect::<Vec<u8>>();
-            &constant
+            made = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect::<Vec<u8>>();
+            &made
+        }
+        WeightSource::Random(_, RandomTensor::Ones) => {
+            made = ONE.to_ne_bytes().repeat(copy.bytes.as_usize() / size_of_val(&ONE));
+            &made
+        }
+        WeightSource::Random(_, RandomTensor::Drawn { seed }) => {
+            let elements = copy.bytes.as_usize() / RandomCheckpoint::DTYPE.size();
+            // SAFETY: as below.
+            let mut out = unsafe { Tensor::persistent(copy.to, [elements], RandomCheckpoint::DTYPE) };
+            return Ok(fill_random(backend, *seed, DEVIATION, &mut out)?);
         }
     };
     // A copy moves bytes whatever they mean; f16 is the narrowest type there is, and every weight has an even size.

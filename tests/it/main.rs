@@ -3,6 +3,7 @@
 
 mod abort;
 mod bad_input;
+mod bench;
 mod chats;
 mod checkpoints;
 mod command_line;
@@ -18,4 +19,5 @@ mod requests;
 mod rules;
 mod stage;
 mod starts;
+mod tokens;
 mod videos;
