@@ -29,7 +29,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Asks a model a question, or talks with it.
-    Chat(chat::Options),
+    Chat(Box<chat::Options>),
     /// Measures a model on this machine.
     Bench(bench::Options),
 }
@@ -48,7 +48,7 @@ async fn main() -> ExitCode {
     let cli = Cli::parse();
     match cli.command {
         None => failure::report(tour::run(&cli.device).await),
-        Some(Command::Chat(options)) => chat::run(&cli.device, options).await,
+        Some(Command::Chat(options)) => chat::run(&cli.device, *options).await,
         Some(Command::Bench(options)) => bench::run(&cli.device, options, main).await,
     }
 }
