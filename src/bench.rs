@@ -15,9 +15,9 @@ use std::{
 };
 
 use bursar::{
-    Bytes, Device, LoadOptions, ModelSource, RuntimeConfig,
+    Bytes, LoadOptions, ModelSource, Runtime, RuntimeConfig,
     crates::{
-        kernels::{KernelError, Target, Work},
+        kernels::{KernelError, Work},
         model::{LoadError, Model, checkpoint::Checkpoint},
     },
 };
@@ -70,7 +70,6 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
     let runtime =
         model::start_with(device, RuntimeConfig { host_bytes: HOST_BYTES, ..RuntimeConfig::default() }).await?;
     let load = LoadOptions { envelope: options.envelope(), requests: workload.requests(), ..LoadOptions::default() };
-    let threads = load.threads;
     let loaded = model::load_with(&runtime, source.clone(), load, !options.json).await?;
     let ready = since_process_start(main);
     let serving = loaded.serving().await?;
@@ -84,15 +83,13 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
             hint: "the runtime is gone; start again".to_owned(),
         })?;
         figures.extend(report::memory(&snapshot, serving.record.kv_tokens()));
+        figures.extend(driver_free(&runtime, "ready", "at READY"));
     }
-    let planner = match target(runtime.device().as_ref(), threads) {
-        None => None,
-        Some(target) => Some(Planner {
-            model: planned(source.clone()).await?,
-            target,
-            step_tokens: serving.record.step_tokens,
-            launch_patches: serving.record.launch_patches,
-        }),
+    let planner = Planner {
+        model: planned(source.clone()).await?,
+        target: serving.target,
+        step_tokens: serving.record.step_tokens,
+        launch_patches: serving.record.launch_patches,
     };
     let machine = Machine::of(runtime.device().as_ref(), options.commit.clone());
     let mut bench = Bench {
@@ -106,8 +103,12 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
         bar: bar(!options.json),
     };
     bench.run(options).await?;
-    let Bench { rates, figures, left_out, bar, .. } = bench;
+    let Bench { rates, mut figures, left_out, bar, .. } = bench;
     bar.finish_and_clear();
+    if options.wants(Part::Start) {
+        // Less than at READY would be memory that nobody leased.
+        figures.extend(driver_free(&runtime, "end", "at the end"));
+    }
     runtime.shutdown().await;
     Ok(Report {
         model: source.name(),
@@ -121,6 +122,12 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
     })
 }
 
+/// What the driver says is free, whatever the ledger says.
+fn driver_free(runtime: &Runtime, id: &str, when: &str) -> Option<Figure> {
+    let free = runtime.device().memory().ok()?.free.0 as f64;
+    Some(Figure::plain(&format!("driver_free_{id}"), &format!("bytes, free {when} by the driver"), free, Unit::Bytes))
+}
+
 /// Every program that reads JSON keeps whole numbers up to here.
 const SEED_MOST: u64 = (1 << 53) - 1;
 
@@ -132,11 +139,6 @@ fn bar(shown: bool) -> ProgressBar {
     let bar = if shown { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
     bar.set_style(ProgressStyle::with_template("measuring {msg}").expect("the template is valid"));
     bar
-}
-
-/// What a model is planned for on this device, if plans are made for it.
-fn target(device: &dyn Device, threads: usize) -> Option<Target> {
-    device.is_host_memory().then_some(Target::Cpu { threads })
 }
 
 /// The model without its weights.
@@ -158,7 +160,7 @@ async fn planned(source: ModelSource) -> Result<Model, Failure> {
 struct Bench {
     workload: &'static Workload,
     meter: Meter,
-    planner: Option<Planner>,
+    planner: Planner,
     rates: Option<Rates>,
     fits: Fits,
     figures: Vec<Figure>,
@@ -166,7 +168,7 @@ struct Bench {
     bar: ProgressBar,
 }
 
-/// What a figure is called, what a second of the fastest device would make of it, and its runs.
+/// What a figure is called and what it follows from.
 struct Measured {
     id: String,
     name: String,
@@ -210,33 +212,38 @@ impl Bench {
         let name = format!("decode, a step of batch {batch} at {context} to {}", context + steps);
         let prompts = Prompts { count: batch, length: context };
         if let Err(reason) = self.fits.together(prompts, steps + 1) {
-            return self.leave_out(id, name, reason);
+            self.leave_out(id, name, reason);
+            return Ok(());
         }
         self.bar.set_message(name.clone());
         let (short, mut runs) = self.fastest(prompts, 1).await?;
         let (long, more) = self.fastest(prompts, steps + 1).await?;
         runs.extend(more);
         let Some(time) = long.time.checked_sub(short.time).filter(|time| !time.is_zero()) else {
-            return self.leave_out(id, name, "its steps drown in the noise of its prompts".to_owned());
+            self.leave_out(id, name, "its steps drown in the noise of its prompts".to_owned());
+            return Ok(());
         };
         let work = self.plan(|planner| {
             let step = planner.decode(batch, context + steps / 2)?;
             Ok(step.repeat(steps))
         })?;
-        self.tell(Measured { id, name, unit: Unit::Milliseconds, count: steps as f64, time, runs }, work)
+        self.tell(Measured { id, name, unit: Unit::Milliseconds, count: steps as f64, time, runs }, &work);
+        Ok(())
     }
 
     async fn prefill(&mut self, prompts: Prompts) -> Result<(), Failure> {
         let Prompts { count, length } = prompts;
         let (id, name) = (format!("prefill_{count}x{length}"), format!("prefill, {count} prompts of {length} tokens"));
         if let Err(reason) = self.fits.each(length, 1) {
-            return self.leave_out(id, name, reason);
+            self.leave_out(id, name, reason);
+            return Ok(());
         }
         self.bar.set_message(name.clone());
         let (fastest, runs) = self.fastest(prompts, 1).await?;
         let work = self.plan(|planner| planner.prefill(count, length))?;
         let tokens = (count * length) as f64;
-        self.tell(Measured { id, name, unit: Unit::TokensPerSecond, count: tokens, time: fastest.time, runs }, work)
+        self.tell(Measured { id, name, unit: Unit::TokensPerSecond, count: tokens, time: fastest.time, runs }, &work);
+        Ok(())
     }
 
     async fn pictures(&mut self, pictures: &Pictures, reply: usize) -> Result<(), Failure> {
@@ -246,7 +253,10 @@ impl Bench {
         let name = format!("{count} requests with a picture of {width} x {height}, {reply} token{plural} out");
         let grid = match self.fits.picture(width, height, reply) {
             Ok(grid) => grid,
-            Err(reason) => return self.leave_out(id, name, reason),
+            Err(reason) => {
+                self.leave_out(id, name, reason);
+                return Ok(());
+            }
         };
         self.bar.set_message(name.clone());
         let prompt_tokens = self.meter.pictures(pictures, reply).await?.prompt_tokens;
@@ -264,7 +274,8 @@ impl Bench {
             Ok(work)
         })?;
         let time = times[PICTURE_RUNS / 2];
-        self.tell(Measured { id, name, unit: Unit::RequestsPerSecond, count: count as f64, time, runs }, work)
+        self.tell(Measured { id, name, unit: Unit::RequestsPerSecond, count: count as f64, time, runs }, &work);
+        Ok(())
     }
 
     /// The fastest of some runs, and the seconds of all.
@@ -282,32 +293,29 @@ impl Bench {
     }
 
     fn plan(&self, plan: impl FnOnce(&Planner) -> Result<Vec<Work>, KernelError>) -> Result<Vec<Work>, Failure> {
-        let planned = self.planner.as_ref().map_or(Ok(Vec::new()), plan);
-        planned.map_err(|error| Failure {
+        plan(&self.planner).map_err(|error| Failure {
             error: error.to_string(),
             hint: "this is a bug in Bursar; please report it with the model".to_owned(),
         })
     }
 
     /// Makes a figure of it, with the bound of its passes.
-    fn tell(&mut self, measured: Measured, passes: Vec<Work>) -> Result<(), Failure> {
+    fn tell(&mut self, measured: Measured, passes: &[Work]) {
         let Measured { id, name, unit, count, time, runs } = measured;
         let lower_is_better = unit == Unit::Milliseconds;
         let figure = |seconds: f64| if lower_is_better { 1e3 * seconds / count } else { count / seconds };
         let seconds = time.as_secs_f64();
-        let floor = self.rates.as_ref().filter(|_| !passes.is_empty()).map(|rates| rates.floor_seconds(&passes));
+        let floor = self.rates.as_ref().map(|rates| rates.floor_seconds(passes));
         let roofline = floor.map(|floor| Roofline { bound: figure(floor), share: floor / seconds });
-        let work = (!passes.is_empty()).then(|| PlannedWork {
+        let work = PlannedWork {
             flops: passes.iter().map(|work| work.flops).sum(),
             bytes: passes.iter().map(|work| work.bytes).sum(),
-        });
+        };
         let value = figure(seconds);
-        self.figures.push(Figure { id, name, value, unit, lower_is_better, runs, work, roofline });
-        Ok(())
+        self.figures.push(Figure { id, name, value, unit, lower_is_better, runs, work: Some(work), roofline });
     }
 
-    fn leave_out(&mut self, id: String, name: String, reason: String) -> Result<(), Failure> {
+    fn leave_out(&mut self, id: String, name: String, reason: String) {
         self.left_out.push(LeftOut { id, name, reason });
-        Ok(())
     }
 }

@@ -31,7 +31,7 @@ enum Command {
     /// Asks a model a question, or talks with it.
     Chat(Box<chat::Options>),
     /// Measures a model on this machine.
-    Bench(bench::Options),
+    Bench(Box<bench::Options>),
 }
 
 /// The device that is leased.
@@ -49,6 +49,6 @@ async fn main() -> ExitCode {
     match cli.command {
         None => failure::report(tour::run(&cli.device).await),
         Some(Command::Chat(options)) => chat::run(&cli.device, *options).await,
-        Some(Command::Bench(options)) => bench::run(&cli.device, options, main).await,
+        Some(Command::Bench(options)) => bench::run(&cli.device, *options, main).await,
     }
 }

@@ -35,14 +35,18 @@ pub struct Options {
     pub seed: Option<u64>,
 
     /// Sequences in a step.
-    #[arg(long, value_name = "N", help_heading = "The envelope, where it is not to follow from the figures")]
+    #[arg(long, value_name = "N", help_heading = "What is let in, where it is not to follow from the figures")]
     sequences: Option<usize>,
     /// Tokens in a step.
-    #[arg(long, value_name = "N", help_heading = "The envelope, where it is not to follow from the figures")]
+    #[arg(long, value_name = "N", help_heading = "What is let in, where it is not to follow from the figures")]
     step_tokens: Option<usize>,
     /// Patches in a launch of the vision encoder.
-    #[arg(long, value_name = "N", help_heading = "The envelope, where it is not to follow from the figures")]
+    #[arg(long, value_name = "N", help_heading = "What is let in, where it is not to follow from the figures")]
     launch_patches: Option<usize>,
+
+    /// The share of what is left after everything else that keys and values take; by default that of every load.
+    #[arg(long, value_name = "SHARE", help_heading = "What is let in, where it is not to follow from the figures")]
+    pub memory_fraction: Option<f64>,
 
     /// 10^12 floating-point operations that the device does in a second.
     #[arg(long, value_name = "RATE", requires = "terabytes", value_parser = rate, help_heading = "The roofline")]

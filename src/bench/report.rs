@@ -107,7 +107,7 @@ impl Figure {
             name: name.to_owned(),
             value,
             unit,
-            lower_is_better: unit != Unit::Tokens,
+            lower_is_better: unit == Unit::Milliseconds,
             runs: Vec::new(),
             work: None,
             roofline: None,

@@ -34,6 +34,12 @@ fn every_figure_of_the_demo_model_is_measured_or_left_out_by_name() {
     let report = report(&bench(&[&arguments[..], &["--teraflops", "5", "--terabytes", "0.5"]].concat()));
     let figures = figures(&report);
     let measured = |id: &str| figures.get(id).unwrap_or_else(|| panic!("no {id} in {:?}", figures.keys()));
+    // On a machine that others load, sixteen steps of a small model can hide behind the noise of their prompts.
+    let (noisy, left_out): (Vec<&Value>, Vec<&Value>) = report["left_out"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .partition(|left_out| left_out["reason"].as_str().is_some_and(|reason| reason.contains("noise")));
     for (id, unit, runs) in [
         ("decode_1", "ms", 4),
         ("decode_4", "ms", 4),
@@ -43,6 +49,9 @@ fn every_figure_of_the_demo_model_is_measured_or_left_out_by_name() {
         ("pictures_4x224x224_8", "requests/s", 3),
         ("pictures_2x448x336_8", "requests/s", 3),
     ] {
+        if noisy.iter().any(|left_out| left_out["id"] == id) && id.starts_with("decode") {
+            continue;
+        }
         let figure = measured(id);
         assert!(figure["unit"] == unit && number(&figure["value"]) > 0.0, "{figure}");
         assert_eq!(figure["runs"].as_array().expect("a list").len(), runs, "{figure}");
@@ -53,14 +62,16 @@ fn every_figure_of_the_demo_model_is_measured_or_left_out_by_name() {
         let of_bound = if figure["lower_is_better"] == true { 1.0 / ratio } else { ratio };
         assert!((of_bound / share - 1.0).abs() < 1e-6, "{figure}");
     }
-    let [left_out] = &report["left_out"].as_array().expect("a list")[..] else { panic!("{}", report["left_out"]) };
+    let [left_out] = left_out[..] else { panic!("{}", report["left_out"]) };
     assert_eq!((&left_out["id"], &left_out["reason"]), (&"decode_16".into(), &"16 sequences, a step takes 4".into()));
     // Starting takes longer than nothing, and memory adds up to the device's.
     assert!(number(&measured("start")["value"]) > 10.0);
     assert!(number(&measured("kv_tokens")["value"]) >= 4.0 * 81.0);
-    let bytes = figures.values().filter(|figure| figure["unit"] == "bytes");
-    let total: f64 = bytes.map(|figure| number(&figure["value"])).sum();
+    let bytes = figures.iter().filter(|(id, _)| id.starts_with("bytes_"));
+    let total: f64 = bytes.map(|(_, figure)| number(&figure["value"])).sum();
     assert_eq!(total, number(&report["device_bytes"]), "every byte of the device has its line");
+    let free = ["ready", "end"].map(|when| number(&measured(&format!("driver_free_{when}"))["value"]));
+    assert!(free[0] > 0.0 && free[0] == free[1], "the device gives no byte after READY: {free:?}");
     assert_eq!((&report["device"], &report["commit"], &report["seed"]), (&"host".into(), &"c0ffee".into(), &7.into()));
     assert_eq!((&report["model"], &report["random_weights"]), (&"demo".into(), &false.into()));
     assert!(report["date"].as_str().is_some_and(|date| date.starts_with("20") && date.ends_with('Z')));
@@ -91,7 +102,7 @@ fn what_cannot_be_measured_is_told_with_what_would_help() {
     let output = bench(&["--shape", "qwen2.5-vl-7b", "--random", "--quick"]);
     assert_eq!(output.status.code(), Some(1));
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(told.contains("free device memory") || told.contains("512.0 MiB"), "{told}");
+    assert!(told.contains("free device memory 16.5 GiB"), "{told}");
     for arguments in [&["--random"][..], &["--shape", "qwen2.5-vl-7b"], &["--terabytes", "4"], &["--teraflops", "-1"]] {
         assert_eq!(bench(arguments).status.code(), Some(2), "{arguments:?}");
     }

@@ -321,6 +321,7 @@ impl EngineState {
             scheduler,
             kit,
             record: Arc::new(profiled.record.clone()),
+            target: self.arguments.target(),
         };
         Status::change(&self.arguments.status, Status::Ready(serving));
         Ok(())
