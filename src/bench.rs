@@ -17,7 +17,7 @@ use std::{
 use bursar::{
     Bytes, LoadOptions, ModelSource, Runtime, RuntimeConfig,
     crates::{
-        kernels::{KernelError, Work},
+        kernels::{KernelError, Target, Work},
         model::{LoadError, Model, checkpoint::Checkpoint},
     },
 };
@@ -86,7 +86,7 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
         figures.extend(driver_free(&runtime, "ready", "at READY"));
     }
     let planner = Planner {
-        model: planned(source.clone()).await?,
+        model: planned(source.clone(), serving.target).await?,
         target: serving.target,
         step_tokens: serving.record.step_tokens,
         launch_patches: serving.record.launch_patches,
@@ -142,11 +142,11 @@ fn bar(shown: bool) -> ProgressBar {
 }
 
 /// The model without its weights.
-async fn planned(source: ModelSource) -> Result<Model, Failure> {
+async fn planned(source: ModelSource, target: Target) -> Result<Model, Failure> {
     let plan = move || {
         // Its files were fetched when it was loaded.
         let checkpoint = Checkpoint::open(source.origin().clone().bring(&())?)?;
-        Model::plan(&checkpoint)
+        Model::plan(&checkpoint, &target)
     };
     let planned = tokio::task::spawn_blocking(plan).await;
     let planned = planned.map_err(|died| Failure {

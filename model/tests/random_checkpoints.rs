@@ -13,6 +13,8 @@ use bursar_model::{
     text::{Message, Part, Role, TemplateInputs},
 };
 
+const CPU: Target = Target::Cpu { threads: 1 };
+
 fn open(shape: &str, seed: u64) -> Checkpoint {
     let random = registry::random_checkpoint(shape, seed).expect("a known shape");
     Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("its files are in order")
@@ -24,10 +26,10 @@ const PARAMETERS_7B: u64 = 16_584_333_312 / 2;
 #[test]
 fn the_shape_of_7b_has_the_released_models_size_vocabulary_and_cache() {
     let checkpoint = open("qwen2.5-vl-7b", 0);
-    let model = Model::plan(&checkpoint).expect("it is planned without a weight being drawn");
+    let model = Model::plan(&checkpoint, &CPU).expect("it is planned without a weight being drawn");
     let bytes = model.weight_bytes().0;
     assert!((2 * PARAMETERS_7B..2 * PARAMETERS_7B + (1 << 20)).contains(&bytes), "{bytes} bytes of weights");
-    let kv = model.kv_shape(&Target::Cpu { threads: 1 });
+    let kv = model.kv_shape(&CPU);
     assert_eq!((kv.layers, kv.kv_heads, kv.head_dim), (28, 4, 128));
     let tokenizer = checkpoint.tokenizer();
     let ids = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"];
@@ -96,6 +98,6 @@ fn a_shape_that_nobody_wrote_down_is_refused_with_those_there_are() {
     let refused = registry::random_checkpoint("qwen9", 0).expect_err("nobody wrote it down");
     assert!(refused.to_string().contains("qwen9") && refused.hint().contains("qwen2.5-vl-7b"), "{refused}");
     for shape in registry::shapes() {
-        Model::plan(&open(shape, 1)).unwrap_or_else(|error| panic!("{shape}: {error}"));
+        Model::plan(&open(shape, 1), &CPU).unwrap_or_else(|error| panic!("{shape}: {error}"));
     }
 }

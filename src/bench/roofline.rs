@@ -137,7 +137,10 @@ mod tests {
     use std::sync::Arc;
 
     use bursar::{
-        crates::model::checkpoint::{Checkpoint, CheckpointSource},
+        crates::{
+            kernels::{CudaTarget, DType},
+            model::checkpoint::{Checkpoint, CheckpointSource},
+        },
         random_checkpoint,
     };
 
@@ -146,8 +149,9 @@ mod tests {
     fn planner(shape: &str) -> Planner {
         let random = random_checkpoint(shape, 0).expect("a known shape");
         let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens");
-        let model = Model::plan(&checkpoint).expect("it is planned");
-        Planner { model, target: Target::Cpu { threads: 1 }, step_tokens: 8192, launch_patches: 3 * 5476 }
+        let target = Target::Cuda(CudaTarget { capability: (9, 0), processors: 132, activation: DType::BF16 });
+        let model = Model::plan(&checkpoint, &target).expect("it is planned");
+        Planner { model, target, step_tokens: 8192, launch_patches: 3 * 5476 }
     }
 
     #[track_caller]

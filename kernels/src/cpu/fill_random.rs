@@ -15,7 +15,7 @@ pub(super) fn fill_random(threads: &Threads, call: Call<'_>) {
         DType::F32 => draw::<f32>(threads, &call, |number| number),
         DType::F16 => draw(threads, &call, f16::from_f32),
         DType::BF16 => draw(threads, &call, bf16::from_f32),
-        DType::U32 => unreachable!("the front checks for floating point"),
+        DType::U32 | DType::U8 => unreachable!("the front checks for floating point"),
     }
 }
 

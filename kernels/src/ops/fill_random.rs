@@ -38,7 +38,7 @@ pub struct Call<'a> {
 /// outside any pass.
 ///
 /// # Errors
-/// `out` is not floating point, or has gaps between its rows.
+/// `out` is not of a type that the target keeps weights as, or has gaps between its rows.
 pub fn fill_random<B: Backend>(
     backend: &B,
     seed: u64,
@@ -47,7 +47,7 @@ pub fn fill_random<B: Backend>(
 ) -> Result<(), KernelError> {
     const OP: &str = "fill_random";
     check::writable(OP, "out", out);
-    check::float(OP, "out", out)?;
+    check::weight(OP, "out", out, backend.target())?;
     check::holds(out.is_contiguous(), OP, "out", out, "contiguous rows")?;
     let factor = (f64::from(deviation) / SUM_DEVIATION) as f32;
     backend.fill_random(Call { seed, factor, out: out.view() })

@@ -9,9 +9,6 @@ use bursar_kernels::DType;
 /// numbers through any depth, as norms stand between the layers.
 pub const DEVIATION: f32 = 0.02;
 
-/// 1 as bfloat16: the upper half of `0x3f800000`.
-pub(crate) const ONE: u16 = 0x3f80;
-
 /// Settings and vocabulary in memory, and a seed for the weights. No tensor exists before its place on the device does:
 /// there is no file of all weights and no copy of them on the host.
 #[derive(Clone)]
@@ -34,7 +31,7 @@ pub enum RandomTensor {
 }
 
 impl RandomCheckpoint {
-    /// The type of every tensor.
+    /// The type of every tensor, where the target keeps weights as they are.
     pub const DTYPE: DType = DType::BF16;
 
     /// A checkpoint of these `files`, by name as a folder would have them, without weights. Equal seeds give equal
