@@ -21,10 +21,10 @@ use photograph::Photograph;
 fn main() {
     println!(
         "1920 x 1080: {} bytes as JPEG, {} progressive, {} as PNG; 224 x 224: {} bytes as JPEG",
-        LARGE.jpeg.encoded().len(),
-        LARGE.progressive.encoded().len(),
-        LARGE.png.encoded().len(),
-        SMALL.jpeg.encoded().len(),
+        LARGE.jpeg.bytes().len(),
+        LARGE.progressive.bytes().len(),
+        LARGE.png.bytes().len(),
+        SMALL.jpeg.bytes().len(),
     );
     divan::main();
 }

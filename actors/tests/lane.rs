@@ -12,7 +12,7 @@ use std::{
 
 use bursar_actors::{
     lane::{Answer, Bench, Choice, Job, Lane, LaneError, StepJob, Stepped},
-    memory::{ChosenTokens, EngineMemory, KvMemory},
+    memory::{ChosenTokens, EngineMemory, EngineParts, KvMemory},
 };
 use bursar_budgets::*;
 use bursar_kernels::{
@@ -118,7 +118,9 @@ impl Backend for Slow {
         rms_norm: rms_norm::Call<'_>,
         linear: linear::Call<'_>,
         rotary: rotary::Call<'_>,
-        kv_write: kv_write::Call<'_>,
+        rotary_kv_write: rotary_kv_write::Call<'_>,
+        patchify: patchify::Call<'_>,
+        fill_random: fill_random::Call<'_>,
         attention_paged: attention_paged::Call<'_>,
         attention_packed: attention_packed::Call<'_>,
         silu_mul: silu_mul::Call<'_>,
@@ -168,20 +170,20 @@ impl Stage {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/qwen2");
         let checkpoint = Checkpoint::open(CheckpointSource::Folder(folder)).expect("it opens");
         let cpu = Cpu::new(1);
-        let bytes = Model::plan(&checkpoint).expect("it can be planned").weight_bytes();
+        let bytes = Model::plan(&checkpoint, cpu.target()).expect("it can be planned").weight_bytes();
         let model = Model::load(&checkpoint, &cpu, segment(Class::Weights, bytes), |_, _| {}).expect("it loads");
         let shape = model.kv_shape(cpu.target());
         let kv_bytes = KvMemory::bytes(shape, 4, device.page());
         let kv = KvMemory::reserve(&device, shape, 4, Arc::new(lease(Class::Kv, kv_bytes))).expect("addresses");
         kv.grow_to(4).expect("memory");
         let workspace = Arc::new(segment(Class::StepWorkspace, Bytes::mib(8)));
-        let memory = EngineMemory {
+        let memory = EngineMemory::new(EngineParts {
             step_workspace: workspace.clone(),
             chosen: ChosenTokens::over(segment(Class::StepWorkspace, Bytes(16)), 4),
             vision_workspace: None,
             vision_cache: None,
             kv,
-        };
+        });
         let vocabulary = model.config().decoder().vocabulary;
         let clock = Arc::new(Clock::default());
         let bench = Bench::new(Slow { cpu, clock: clock.clone() }, workspace, Arc::new(model), Arc::new(memory));

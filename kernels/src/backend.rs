@@ -26,6 +26,8 @@ pub trait Backend {
     fn upload(&self, call: transfer::Upload<'_>) -> Result<(), KernelError>;
     /// Copies device memory to the host, after everything launched before.
     fn download(&self, call: transfer::Download<'_>) -> Result<(), KernelError>;
+    /// Draws random numbers in place.
+    fn fill_random(&self, call: fill_random::Call<'_>) -> Result<(), KernelError>;
     /// Begins to copy device memory to the host, after everything launched before, and returns at once. What is launched
     /// later may overwrite the source.
     fn download_later(&self, call: transfer::DownloadLater<'_>) -> Result<Box<dyn transfer::Arrival>, KernelError>;

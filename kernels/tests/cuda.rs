@@ -4,9 +4,10 @@ mod ground;
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use bursar_budgets::{Bytes, CudaDevice, DeviceError, Hint, Workspace};
-use bursar_kernels::*;
+use bursar_budgets::{Bytes, CudaDevice, DeviceError, Hint, HostConfig, HostDevice, Workspace};
+use bursar_kernels::{ops::fill_random::fill_random, *};
 use cudarc::driver::sys;
+use half::{bf16, f16};
 
 use ground::{Pass, assert_close, leased, passes};
 
@@ -103,6 +104,36 @@ fn every_operation_gives_what_its_definition_gives_takes_what_its_plan_says_and_
             let what = format!("{pass:?} in {activation}");
             assert_close(&what, &found, &pass.expected(activation), tolerance(&pass, activation));
         }
+    }
+}
+
+/// The elements that are drawn, as bits.
+fn drawn<B: Backend>(backend: &B, workspace: &Workspace, dtype: DType, count: usize) -> Vec<u16> {
+    // SAFETY: the workspace has backed as much, and nobody has taken from it.
+    let mut out = unsafe { Tensor::persistent(workspace.address(), [count], dtype) };
+    fill_random(backend, 7, 0.02, &mut out).expect("a type that weights are kept as");
+    let tally = Tally::default();
+    let scope = Scope::new(backend, workspace, &tally);
+    match dtype {
+        DType::BF16 => scope.download::<bf16>(&out).unwrap().into_iter().map(bf16::to_bits).collect(),
+        _ => scope.download::<f16>(&out).unwrap().into_iter().map(f16::to_bits).collect(),
+    }
+}
+
+#[test]
+fn random_weights_have_the_bits_that_the_cpu_draws() {
+    let Some((_turn, gpu)) = gpu() else { return };
+    // More than the threads of one launch, so that some draw twice.
+    let count = 256 * 8192 + 61;
+    let bytes = Bytes(2 * count as u64);
+    let host = Workspace::over(leased(Arc::new(HostDevice::new(HostConfig::small(Bytes::mib(8))).unwrap()), bytes));
+    for kernels in &gpu.kernels {
+        let dtype = kernels.target().activation();
+        let cuda = Cuda::new(kernels).expect("a stream");
+        let found = drawn(&cuda, &Workspace::over(leased(gpu.device.clone(), bytes)), dtype, count);
+        let expected = drawn(&Cpu::new(2), &host, dtype, count);
+        let other = found.iter().zip(&expected).filter(|(found, expected)| found != expected).count();
+        assert_eq!(other, 0, "of {count} in {dtype}");
     }
 }
 

@@ -80,6 +80,31 @@ pub fn corners(model: &Model, envelope: &Envelope, room: Room) -> Vec<Corner> {
 
 /// Runs a pass on shapes alone: the bytes it takes on `target`, and its work.
 pub fn plan(model: &Model, target: Target, pass: &Pass) -> Result<Footprint, KernelError> {
+    dry(model, target, |scope, layers, cache, previous| run(model, scope, pass, layers, cache, previous))
+}
+
+/// The work of a pass whose tokens are the likeliest ones: of its logits only the choice goes to the host. What a
+/// device needs for it at least is the floor of its time.
+pub fn work(model: &Model, target: Target, pass: &Pass) -> Result<Work, KernelError> {
+    let footprint =
+        dry(model, target, |scope, layers, cache, previous| choose(model, scope, pass, layers, cache, previous, false));
+    Ok(footprint?.work)
+}
+
+/// `count` pictures of `grid` without content, packed for a launch: for planning it.
+///
+/// # Panics
+/// If the model takes no pictures.
+pub fn blank_pictures(model: &Model, count: usize, grid: Grid) -> PictureBatch {
+    pictures(model, count * grid.patches(), grid)
+}
+
+/// Calls `pass` with memory that nobody may touch.
+fn dry(
+    model: &Model,
+    target: Target,
+    pass: impl FnOnce(&Scope<'_, Plan>, &[KvLayer], &mut Tensor<'_>, &mut Tensor<'_>) -> Result<(), KernelError>,
+) -> Result<Footprint, KernelError> {
     let (workspace, tally, backend) = (Workspace::dry(), Tally::default(), Plan::new(target));
     let kv = model.kv_shape(&target);
     let bytes = kv.block_bytes();
@@ -92,8 +117,7 @@ pub fn plan(model: &Model, target: Target, pass: &Pass) -> Result<Footprint, Ker
     let mut cache = unsafe { Tensor::persistent(workspace.address(), cache_shape, target.activation()) };
     // SAFETY: as above.
     let mut previous = unsafe { Tensor::persistent(workspace.address(), [u32::MAX as usize], DType::U32) };
-    let scope = Scope::new(&backend, &workspace, &tally);
-    run(model, &scope, pass, &layers, &mut cache, &mut previous)?;
+    pass(&Scope::new(&backend, &workspace, &tally), &layers, &mut cache, &mut previous)?;
     Ok(Footprint { workspace: workspace.high_water(), work: tally.total() })
 }
 
@@ -107,6 +131,19 @@ pub fn run<B: Backend>(
     cache: &mut Tensor<'_>,
     previous: &mut Tensor<'_>,
 ) -> Result<(), KernelError> {
+    choose(model, scope, pass, layers, cache, previous, true)
+}
+
+/// The same, but logits go to the host only if something `samples` from them there.
+fn choose<B: Backend>(
+    model: &Model,
+    scope: &Scope<'_, B>,
+    pass: &Pass,
+    layers: &[KvLayer],
+    cache: &mut Tensor<'_>,
+    previous: &mut Tensor<'_>,
+    samples: bool,
+) -> Result<(), KernelError> {
     match pass {
         Pass::Encode(batch) => {
             model.encode(scope, batch, cache)?;
@@ -117,9 +154,10 @@ pub fn run<B: Backend>(
             let logits = model.step(scope, batch, &StepCaches { layers, pictures: Some(cache), previous }, score)?;
             let mut chosen = previous.row_range_mut(0..logits.rows());
             scope.argmax_into(&logits, &mut chosen)?;
-            let (ids, rows) = (scope.download_later::<u32>(&chosen)?, scope.download_later::<f32>(&logits)?);
+            let ids = scope.download_later::<u32>(&chosen)?;
+            let rows = samples.then(|| scope.download_later::<f32>(&logits)).transpose()?;
             ids.wait()?;
-            rows.wait().map(drop)
+            rows.map_or(Ok(()), |rows| rows.wait().map(drop))
         }
     }
 }

@@ -1,13 +1,16 @@
 //! A model: its family's weights in one segment, or a plan of them.
 
 use bursar_budgets::{Bytes, Segment};
-use bursar_kernels::{Backend, DType, KernelError, KvShape, Scope, Target, Tensor, ops::transfer};
+use bursar_kernels::{
+    Backend, DType, KernelError, KvShape, Scope, Target, Tensor,
+    ops::{fill_random::fill_random, transfer},
+};
 use half::{bf16, f16};
 use thiserror::Error;
 
 use crate::{
     blocks::{ConfigError, decoder::StepCaches},
-    checkpoint::Checkpoint,
+    checkpoint::{Checkpoint, RandomCheckpoint, RandomTensor, random_checkpoint::DEVIATION},
     error::CheckpointError,
     flow::{Patches, StepBatch},
     registry::{Family, FamilyConfig, PictureBatch, UnknownArchitecture},
@@ -69,7 +72,7 @@ impl Model {
         Ok(Model { config, family, weight_bytes: map.used(), segment: None })
     }
 
-    /// Copies the checkpoint's weights into `segment`, of which [`weight_bytes`](Model::weight_bytes) must be backed.
+    /// Copies the checkpoint's weights into `segment`, or draws them there if the checkpoint is a random one; [`weight_bytes`](Model::weight_bytes) must be backed.
     /// `progress` hears of each copied tensor: bytes so far, and all bytes.
     ///
     /// # Panics
@@ -151,7 +154,7 @@ impl Model {
 }
 
 fn upload<B: Backend>(checkpoint: &Checkpoint, backend: &B, copy: &WeightCopy) -> Result<(), LoadError> {
-    let constant;
+    let made;
     let source = match &copy.source {
         WeightSource::Tensor(name) => {
             let found = checkpoint.tensor(name).map_err(WeightError::from)?;
@@ -161,8 +164,22 @@ fn upload<B: Backend>(checkpoint: &Checkpoint, backend: &B, copy: &WeightCopy) -
             found.bytes
         }
         WeightSource::Constant(numbers) => {
-            constant = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect::<Vec<u8>>();
-            &constant
+            made = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect::<Vec<u8>>();
+            &made
+        }
+        WeightSource::Random(_, RandomTensor::Ones) => {
+            let found = RandomCheckpoint::DTYPE;
+            made = bf16::ONE.to_ne_bytes().repeat(copy.bytes.as_usize() / copy.kept.size());
+            if copy.kept != found {
+                return upload_rounded(backend, &made, found, copy);
+            }
+            &made
+        }
+        WeightSource::Random(_, RandomTensor::Drawn { seed }) => {
+            let elements = copy.bytes.as_usize() / copy.kept.size();
+            // SAFETY: as below.
+            let mut out = unsafe { Tensor::persistent(copy.to, [elements], copy.kept) };
+            return Ok(fill_random(backend, *seed, DEVIATION, &mut out)?);
         }
     };
     // A copy moves bytes whatever they mean; f16 is the narrowest type of a weight, and every weight has an even size.

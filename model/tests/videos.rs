@@ -129,7 +129,7 @@ fn what_is_no_video_is_refused_with_the_value() {
 #[test]
 fn a_frame_that_is_damaged_behind_its_header_is_found_while_decoding_and_named() {
     let whole = frame(90, 70, 3);
-    let cut = ImageBytes::new(&whole.encoded()[..whole.encoded().len() / 2]);
+    let cut = ImageBytes::new(&whole.bytes()[..whole.bytes().len() / 2]);
     let video = Video::new(vec![whole.clone(), whole, cut], 2.0);
     let plan = processor().plan(&video, &limits(), usize::MAX).expect("headers are fine");
     let error = processor().process(&video, &plan, &limits()).expect_err("a damaged frame");

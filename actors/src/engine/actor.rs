@@ -326,7 +326,7 @@ impl EngineState {
         let (scheduler, _) = SchedulerActor::spawn_linked(None, SchedulerActor, arguments, myself.get_cell()).await?;
         self.children.scheduler = Some(scheduler.clone());
         self.servings += 1;
-        let Planned { kit, .. } = self.planned.clone().expect("planned before served");
+        let Planned { kit, processor, .. } = self.planned.clone().expect("planned before served");
         let serving = Serving {
             generation: self.arguments.generation << 32 | self.servings,
             vision: self.children.vision.clone(),
@@ -334,6 +334,7 @@ impl EngineState {
             scheduler,
             kit,
             record: Arc::new(profiled.record.clone()),
+            target: processor.target(),
         };
         Status::change(&self.arguments.status, Status::Ready(serving));
         Ok(())

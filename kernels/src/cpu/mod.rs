@@ -8,6 +8,7 @@ mod attention;
 mod attention_packed;
 mod attention_paged;
 mod embed;
+mod fill_random;
 mod gather_rows;
 mod gelu;
 mod linear;
@@ -68,6 +69,7 @@ impl Backend for Cpu {
     compute! {
         upload: ops::transfer::Upload<'_> => transfer::upload,
         download: ops::transfer::Download<'_> => transfer::download,
+        fill_random: ops::fill_random::Call<'_> => fill_random::fill_random,
         patchify: ops::patchify::Call<'_> => patchify::patchify,
         embed: ops::embed::Call<'_> => embed::embed,
         rms_norm: ops::rms_norm::Call<'_> => rms_norm::rms_norm,

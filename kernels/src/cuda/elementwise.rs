@@ -18,6 +18,16 @@ fn columns(tensor: &Tensor<'_>) -> u32 {
     count(tensor.columns())
 }
 
+pub(super) fn fill_random(cuda: &Cuda, call: ops::fill_random::Call<'_>) -> Result<(), KernelError> {
+    cuda.enter()?;
+    let elements = call.out.shape().elements();
+    let extent = Extent::line(elements.div_ceil(256).min(8192), 256);
+    let arguments = arguments![call.out.address(), elements as u64, call.seed, call.factor];
+    let kernel = format!("fill_random_{}", call.out.dtype());
+    // SAFETY: these are the kernel's parameters, and the front has checked that there are so many elements.
+    unsafe { cuda.launch(&kernel, extent, arguments) }
+}
+
 pub(super) fn patchify(cuda: &Cuda, call: ops::patchify::Call<'_>) -> Result<(), KernelError> {
     let side = call.size.side;
     // Where the side is even a thread takes two by two pixels.

@@ -158,6 +158,10 @@ impl Backend for Cuda {
         self.rehearses.set(on);
     }
 
+    fn fill_random(&self, call: ops::fill_random::Call<'_>) -> Result<(), KernelError> {
+        elementwise::fill_random(self, call)
+    }
+
     fn patchify(&self, call: ops::patchify::Call<'_>) -> Result<(), KernelError> {
         elementwise::patchify(self, call)
     }

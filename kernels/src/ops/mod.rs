@@ -8,6 +8,7 @@ pub mod attention_packed;
 pub mod attention_paged;
 mod check;
 pub mod embed;
+pub mod fill_random;
 pub mod gather_rows;
 pub mod gelu;
 pub mod linear;

@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use super::Linear;
 use crate::{
-    checkpoint::{Checkpoint, TensorType},
+    checkpoint::{Checkpoint, RandomCheckpoint, RandomTensor, TensorType},
     error::CheckpointError,
 };
 
@@ -79,6 +79,8 @@ pub struct WeightCopy {
 pub enum WeightSource {
     /// The checkpoint's tensor of this name.
     Tensor(String),
+    /// The tensor of this name of a random checkpoint.
+    Random(String, RandomTensor),
     /// Numbers that the configuration implies.
     Constant(Vec<f32>),
 }
@@ -87,7 +89,7 @@ impl WeightSource {
     /// The checkpoint's name for it.
     pub fn name(&self) -> Option<&str> {
         match self {
-            WeightSource::Tensor(name) => Some(name),
+            WeightSource::Tensor(name) | WeightSource::Random(name, _) => Some(name),
             WeightSource::Constant(_) => None,
         }
     }
@@ -207,25 +209,34 @@ impl<'c> WeightMap<'c> {
         self.align();
         let mut whole: Option<(Address, DType)> = None;
         for (name, rows) in parts {
-            let found = self.checkpoint.tensor(name)?;
-            let folded = [found.shape.first().copied().unwrap_or(1), found.shape.iter().skip(1).product()];
-            if folded != [*rows, shape.columns()] {
-                let mut expected = shape.extents().to_vec();
-                expected[0] = *rows;
-                return Err(WeightError::Shape { name: name.clone(), expected, found: found.shape.to_vec() });
-            }
-            let dtype = dtype(found.dtype);
+            let (dtype, source) = self.part(name, *rows, shape)?;
             let first = whole.map_or(dtype, |(_, dtype)| dtype);
             if dtype != first {
                 return Err(WeightError::Mixed { name: name.clone(), expected: first, found: dtype });
             }
             let kept = self.target.weight(dtype);
-            let to = self.place(kept.bytes(rows * shape.columns()), kept, WeightSource::Tensor(name.clone()));
+            let to = self.place(kept.bytes(rows * shape.columns()), kept, source);
             whole.get_or_insert((to, dtype));
         }
         let (to, dtype) = whole.expect("a claim names at least one tensor");
         // SAFETY: whoever made the map vouched for the segment.
         Ok(unsafe { Tensor::persistent(to, shape, self.target.weight(dtype)) })
+    }
+
+    /// What the checkpoint has under this name, held against the rows and the inner extents that are claimed. A random
+    /// checkpoint has whatever is claimed.
+    fn part(&self, name: &str, rows: usize, shape: Shape) -> Result<(DType, WeightSource), WeightError> {
+        if let Some(random) = self.checkpoint.tensors.random(name, shape.extents().len()) {
+            return Ok((RandomCheckpoint::DTYPE, WeightSource::Random(name.to_owned(), random)));
+        }
+        let found = self.checkpoint.tensor(name)?;
+        let folded = [found.shape.first().copied().unwrap_or(1), found.shape.iter().skip(1).product()];
+        if folded != [rows, shape.columns()] {
+            let mut expected = shape.extents().to_vec();
+            expected[0] = rows;
+            return Err(WeightError::Shape { name: name.to_owned(), expected, found: found.shape.to_vec() });
+        }
+        Ok((dtype(found.dtype), WeightSource::Tensor(name.to_owned())))
     }
 
     fn align(&mut self) {

@@ -80,7 +80,12 @@ pub struct Bench {
 impl Bench {
     /// Loads the checkpoint in `folder` of this repository.
     pub fn load(folder: &str, threads: usize) -> Self {
-        let (checkpoint, cpu) = (open(folder), Cpu::new(threads));
+        Bench::of(open(folder), threads)
+    }
+
+    /// Loads `checkpoint`.
+    pub fn of(checkpoint: Checkpoint, threads: usize) -> Self {
+        let cpu = Cpu::new(threads);
         let planned = Model::plan(&checkpoint, cpu.target()).expect("the checkpoint can be planned");
         let memory = Memory::new(Bytes::mib(256));
         let weights = memory.poisoned(Class::Weights, planned.weight_bytes());
