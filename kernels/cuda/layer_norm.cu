@@ -156,7 +156,7 @@ __device__ __forceinline__ void norm(const Rows<Element>& call) {
 }
 
 #define KERNEL(name, Element)                                                                                    \
-    extern "C" __global__ void __launch_bounds__(512, 2)                                                          \
+    extern "C" __global__ void __launch_bounds__(512)                                                             \
         layer_norm_##name(const Element* x, uint32_t x_pitch, const Element* weight, const Element* bias,        \
                           uint32_t rows, uint32_t hidden, float epsilon, Element* out) {                         \
         norm(Rows<Element>{x, x_pitch, weight, bias, rows, hidden, epsilon, out});                               \
