@@ -30,6 +30,7 @@
 #include "decode_block.cuh"
 #include "decode_parts.cuh"
 #include "decode_share.cuh"
+#include "kernel_order.cuh"
 #include "tensor_core.cuh"
 
 // Warps of a thread block at most. With twelve of them all registers of a multiprocessor are in use.
@@ -204,20 +205,31 @@ struct WarpPart {
         weights[1] = transposed(Core::pack(scores[2], scores[3]));
     }
 
-    __device__ __forceinline__ void write(float* part) const {
-        const uint32_t lane = threadIdx.x % WARP;
+    // Leaves this part in shared memory for `add_parts`, measured from the highest scores among the first `filled` warps,
+    // which are those with keys. Called by all threads; ends with a barrier.
+    __device__ __forceinline__ void write(uint32_t filled, Highest& highest, float* parts) const {
+        const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, query = 2 * (lane % 4);
+        if (lane < 4) {
+            *reinterpret_cast<float2*>(&highest.of_warps[warp][query]) = make_float2(maximum[0], maximum[1]);
+        }
+        __syncthreads();
+        if (warp < filled) {
 #pragma unroll
-        for (uint32_t column = 0; column < 2; ++column) {
-            float* row = part + part_row(2 * (lane % 4) + column) * PART_PITCH<HEAD_DIM>;
+            for (uint32_t column = 0; column < 2; ++column) {
+                const float most = highest.among(filled, query + column);
+                const float factor = part_factor(maximum[column], sum[column], most);
+                float* row = parts + warp * PART_FLOATS<HEAD_DIM> + part_row(query + column) * PART_PITCH<HEAD_DIM>;
 #pragma unroll
-            for (uint32_t tile = 0; tile < TILES; ++tile) {
-                *reinterpret_cast<float2*>(row + Values::Row::element(lane / 4, tile)) =
-                    make_float2(gathered[tile][column], gathered[tile][2 + column]);
-            }
-            if (lane < 4) {
-                *reinterpret_cast<float2*>(row + HEAD_DIM) = make_float2(maximum[column], sum[column]);
+                for (uint32_t tile = 0; tile < TILES; ++tile) {
+                    *reinterpret_cast<float2*>(row + Values::Row::element(lane / 4, tile)) =
+                        make_float2(factor * gathered[tile][column], factor * gathered[tile][2 + column]);
+                }
+                if (lane < 4) {
+                    *reinterpret_cast<float2*>(row + HEAD_DIM) = make_float2(most, factor * sum[column]);
+                }
             }
         }
+        __syncthreads();
     }
 };
 
@@ -225,21 +237,32 @@ template <uint32_t HEAD_DIM, typename Element>
 __device__ __forceinline__ void attention_decode(const DecodeCall& call, uint32_t piece, float* partials,
                                                  uint32_t* counters, Element* out) {
     extern __shared__ __align__(16) float parts[];  // [warps, 8, head_dim + 2]
+    __shared__ __align__(16) Highest highest;
     __shared__ uint32_t arrived;
     const DecodeBatch& batch = call.batch;
-    const uint32_t warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
+    const uint32_t warps = blockDim.x / WARP;
+    let_next_kernel_start();
     DecodeShare share;
-    if (!find_share(batch, piece, share)) {
+    const bool any = find_share(batch, piece, share);
+    wait_for_previous_kernel();
+    if (!any) {
         return;
     }
     Segment segment;
     segment.sequence = sequence_of(batch, share.sequence);
+#pragma unroll 1
     for (uint32_t at = share.start; at < share.end;) {
-        while (at - share.before >= segment.sequence.runs * share.run_length(segment.sequence)) {
-            share.before += segment.sequence.runs * share.run_length(segment.sequence);
-            segment.sequence = sequence_of(batch, ++share.sequence);
-        }
         const uint32_t blocks = segment.sequence.blocks, run_length = share.run_length(segment.sequence);
+        if (at - share.before >= segment.sequence.runs * run_length) {
+            share.before += segment.sequence.runs * run_length;
+            ++share.sequence;
+            // The gap behind the last run may be all that is left.
+            if (share.sequence == batch.sequences) {
+                break;
+            }
+            segment.sequence = sequence_of(batch, share.sequence);
+            continue;
+        }
         const uint32_t run = (at - share.before) / run_length, run_start = share.before + run * run_length;
         const uint32_t tiles = segment.sequence.runs / batch.kv_heads;
         segment.table = batch.block_tables + static_cast<uint64_t>(share.sequence) * batch.table_blocks;
@@ -248,56 +271,55 @@ __device__ __forceinline__ void attention_decode(const DecodeCall& call, uint32_
         segment.queries = min(TILE_QUERIES, segment.sequence.rows * batch.group - segment.first_query);
         segment.from = at - run_start;
         segment.to = min(blocks, share.end - run_start);
+        at = run_start + run_length;
+        if (segment.from >= blocks) {
+            continue;
+        }
+        const uint32_t filled = min(warps, segment.to - segment.from);
         {
             WarpPart<HEAD_DIM, Element> part;
             part.compute(call, segment);
-            part.write(parts + warp * PART_FLOATS<HEAD_DIM>);
+            part.write(filled, highest, parts);
         }
-        __syncthreads();
         const auto finish = [&](uint32_t query, uint32_t element, float2 value, float, float sum) {
             const uint32_t vector = segment.first_query + query;
             const uint64_t row = segment.sequence.first_row + vector / batch.group;
             const uint32_t head = segment.kv_head * batch.group + vector % batch.group;
-            const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+            const float inverse = sum == 0.0f ? 0.0f : __frcp_rn(sum);
             *reinterpret_cast<uint32_t*>(out + (row * batch.kv_heads * batch.group + head) * HEAD_DIM + element) =
                 pair_from_floats<Element>(value.x * inverse, value.y * inverse);
         };
-        const uint32_t filled = min(warps, segment.to - segment.from);
-        if (segment.from == 0 && segment.to == blocks) {
-            add_parts<HEAD_DIM>(parts, filled, segment.queries, finish);
-        } else {
+        uint32_t to_add = filled;
+        if (segment.from > 0 || segment.to < blocks) {
             // A share has at most two parts to give: one of a run that began before it or at its start, and one of a run
             // that begins inside and ends behind it.
-            float* own = partials + (2 * blockIdx.x + (at > share.start)) * PART_FLOATS<HEAD_DIM>;
+            float* own = partials + (2 * blockIdx.x + (run_start > share.start)) * PART_FLOATS<HEAD_DIM>;
             add_parts<HEAD_DIM>(parts, filled, segment.queries,
-                                [&](uint32_t query, uint32_t element, float2 value, float highest, float sum) {
+                                [&](uint32_t query, uint32_t element, float2 value, float most, float sum) {
                                     float* row = own + part_row(query) * PART_PITCH<HEAD_DIM>;
                                     *reinterpret_cast<float2*>(row + element) = value;
                                     if (element == 0) {
-                                        *reinterpret_cast<float2*>(row + HEAD_DIM) = make_float2(highest, sum);
+                                        *reinterpret_cast<float2*>(row + HEAD_DIM) = make_float2(most, sum);
                                     }
                                 });
-            const uint32_t first = run_start / share.length, last = (run_start + blocks - 1) / share.length;
+            // A share begins at most one run that others end, so that the counter of the first is theirs.
+            const uint32_t first = run_start / share.length, all = (run_start + blocks - 1) / share.length - first + 1;
             __syncthreads();
             if (threadIdx.x == 0) {
-                __threadfence();
-                // The last one sets it back to zero. A share begins at most one run that others end.
-                arrived = atomicInc(counters + first, last - first);
-                __threadfence();
+                arrived = arrive(counters + first, all);
             }
             __syncthreads();
-            if (arrived == last - first) {
-                const uint32_t begins_inside = run_start > first * share.length;
-                const auto part_at = [&](uint32_t part) {
-                    return partials + (2 * (first + part) + (part == 0 && begins_inside)) * PART_FLOATS<HEAD_DIM>;
-                };
-                gather_parts<HEAD_DIM>(part_at, last - first + 1, segment.queries,
-                                       parts + warp * PART_FLOATS<HEAD_DIM>);
-                __syncthreads();
-                add_parts<HEAD_DIM>(parts, min(warps, last - first + 1), segment.queries, finish);
+            if (arrived + 1 < all) {
+                continue;
             }
+            const uint32_t begins_inside = run_start > first * share.length;
+            const auto part_at = [&](uint32_t part) {
+                return partials + (2 * (first + part) + (part == 0 && begins_inside)) * PART_FLOATS<HEAD_DIM>;
+            };
+            gather_parts<HEAD_DIM>(part_at, all, segment.queries, highest, parts);
+            to_add = min(warps, all);
         }
-        at = run_start + (segment.to == blocks ? run_length : segment.to);
+        add_parts<HEAD_DIM>(parts, to_add, segment.queries, finish);
         __syncthreads();
     }
 }
@@ -312,7 +334,7 @@ __device__ __forceinline__ void attention_decode(const DecodeCall& call, uint32_
                                    kv_heads};                                                                         \
         /* Powers of two are cheaper than powers of e. */                                                             \
         const DecodeCall call = {queries, cache, queries_pitch, blocks, batch, scale * 1.44269504f};                  \
-        attention_decode<HEAD_DIM>(call, piece, partials, counters, out);                                                    \
+        attention_decode<HEAD_DIM>(call, piece, partials, counters, out);                                              \
     }
 #define KERNEL(name, Element)    \
     KERNEL_OF(name, Element, 32) \

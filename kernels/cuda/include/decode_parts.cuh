@@ -22,36 +22,50 @@ __device__ __forceinline__ float part_factor(float highest, float sum, float fro
     return sum == 0.0f ? 0.0f : power_of_two(highest - from);
 }
 
-// Some parts of shared memory become one: calls `finish(query, element, value of it, value of the next, highest, sum)`
-// for each pair of neighbours. All threads share the work.
+// The highest score of each query vector in each warp: warps agree on it before they write their parts, so that adding
+// those up is nothing but additions.
+struct Highest {
+    float of_warps[WARPS_MAX][TILE_QUERIES];
+
+    __device__ __forceinline__ float among(uint32_t warps, uint32_t query) const {
+        float highest = -INFINITY;
+#pragma unroll 4
+        for (uint32_t warp = 0; warp < warps; ++warp) {
+            highest = fmaxf(highest, of_warps[warp][query]);
+        }
+        return highest;
+    }
+};
+
+// Parts of `count` warps in shared memory, measured from the same highest scores, become one: calls
+// `finish(query, element, value of it and of the next, highest, sum)`. All threads share the work.
 template <uint32_t HEAD_DIM, typename Finish>
 __device__ __forceinline__ void add_parts(const float* parts, uint32_t count, uint32_t queries, Finish finish) {
     constexpr uint32_t PAIRS = HEAD_DIM / 2;
+#pragma unroll 1
     for (uint32_t item = threadIdx.x; item < queries * PAIRS; item += blockDim.x) {
         const uint32_t query = item / PAIRS, element = item % PAIRS * 2;
         const float* row = parts + part_row(query) * PART_PITCH<HEAD_DIM>;
-        float highest = -INFINITY, sum = 0.0f;
-        for (uint32_t part = 0; part < count; ++part) {
-            highest = fmaxf(highest, row[part * PART_FLOATS<HEAD_DIM> + HEAD_DIM]);
-        }
+        const float highest = row[HEAD_DIM];
         float2 value = make_float2(0.0f, 0.0f);
+        float sum = 0.0f;
+#pragma unroll 4
         for (uint32_t part = 0; part < count; ++part) {
-            const float* own = row + part * PART_FLOATS<HEAD_DIM>;
-            const float2 of_part = *reinterpret_cast<const float2*>(own + element);
-            const float2 scale = *reinterpret_cast<const float2*>(own + HEAD_DIM);
-            const float factor = part_factor(scale.x, scale.y, highest);
-            value.x += factor * of_part.x;
-            value.y += factor * of_part.y;
-            sum += factor * scale.y;
+            const float2 own = *reinterpret_cast<const float2*>(row + element);
+            value.x += own.x;
+            value.y += own.y;
+            sum += row[HEAD_DIM + 1];
+            row += PART_FLOATS<HEAD_DIM>;
         }
         finish(query, element, value, highest, sum);
     }
 }
 
-// Each warp adds up every `warps`-th of the parts that `part_at(i)` names in global memory, and leaves one part in shared
-// memory. Other thread blocks wrote them: the first cache is passed by.
+// Each warp adds up every n-th of the `count` parts that `part_at(i)` names in global memory, and leaves one part in
+// shared memory for `add_parts`. Other thread blocks wrote them: the first cache is passed by. Ends with a barrier.
 template <uint32_t HEAD_DIM, typename PartAt>
-__device__ __forceinline__ void gather_parts(PartAt part_at, uint32_t count, uint32_t queries, float* own) {
+__device__ __forceinline__ void gather_parts(PartAt part_at, uint32_t count, uint32_t queries, Highest& highest,
+                                             float* parts) {
     constexpr uint32_t PAIRS = HEAD_DIM / 2, STEPS = (PAIRS + WARP - 1) / WARP;
     const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
     float2 values[TILE_QUERIES][STEPS], scales[TILE_QUERIES];
@@ -63,40 +77,72 @@ __device__ __forceinline__ void gather_parts(PartAt part_at, uint32_t count, uin
             values[query][step] = make_float2(0.0f, 0.0f);
         }
     }
+#pragma unroll 1
     for (uint32_t part = warp; part < count; part += warps) {
         const float* from = part_at(part);
+        float2 next[TILE_QUERIES][STEPS], next_scales[TILE_QUERIES];
+        // Rows without a query vector were never written: whatever is read there stays in its own row.
 #pragma unroll
         for (uint32_t query = 0; query < TILE_QUERIES; ++query) {
-            if (query >= queries) {
-                break;
-            }
             const float2* row = reinterpret_cast<const float2*>(from + part_row(query) * PART_PITCH<HEAD_DIM>);
-            const float2 scale = __ldcg(row + PAIRS);
-            const float highest = fmaxf(scale.x, scales[query].x);
-            const float old = part_factor(scales[query].x, scales[query].y, highest);
-            const float added = part_factor(scale.x, scale.y, highest);
-            scales[query] = make_float2(highest, old * scales[query].y + added * scale.y);
+            next_scales[query] = __ldcg(row + PAIRS);
 #pragma unroll
             for (uint32_t step = 0; step < STEPS; ++step) {
                 if (step * WARP + lane < PAIRS) {
-                    const float2 next = __ldcg(row + step * WARP + lane);
-                    values[query][step].x = old * values[query][step].x + added * next.x;
-                    values[query][step].y = old * values[query][step].y + added * next.y;
+                    next[query][step] = __ldcg(row + step * WARP + lane);
+                }
+            }
+        }
+#pragma unroll
+        for (uint32_t query = 0; query < TILE_QUERIES; ++query) {
+            const float most = fmaxf(next_scales[query].x, scales[query].x);
+            const float old = part_factor(scales[query].x, scales[query].y, most);
+            const float added = part_factor(next_scales[query].x, next_scales[query].y, most);
+            scales[query] = make_float2(most, old * scales[query].y + added * next_scales[query].y);
+#pragma unroll
+            for (uint32_t step = 0; step < STEPS; ++step) {
+                if (step * WARP + lane < PAIRS) {
+                    values[query][step].x = old * values[query][step].x + added * next[query][step].x;
+                    values[query][step].y = old * values[query][step].y + added * next[query][step].y;
                 }
             }
         }
     }
+    if (lane == 0) {
 #pragma unroll
-    for (uint32_t query = 0; query < TILE_QUERIES; ++query) {
-        float2* row = reinterpret_cast<float2*>(own + part_row(query) * PART_PITCH<HEAD_DIM>);
-#pragma unroll
-        for (uint32_t step = 0; step < STEPS; ++step) {
-            if (step * WARP + lane < PAIRS) {
-                row[step * WARP + lane] = values[query][step];
-            }
-        }
-        if (lane == 0) {
-            row[PAIRS] = scales[query];
+        for (uint32_t query = 0; query < TILE_QUERIES; ++query) {
+            highest.of_warps[warp][query] = scales[query].x;
         }
     }
+    __syncthreads();
+    const uint32_t filled = min(warps, count);
+    if (warp < filled) {
+#pragma unroll
+        for (uint32_t query = 0; query < TILE_QUERIES; ++query) {
+            const float most = highest.among(filled, query);
+            const float factor = part_factor(scales[query].x, scales[query].y, most);
+            float2* row = reinterpret_cast<float2*>(parts + warp * PART_FLOATS<HEAD_DIM>
+                                                    + part_row(query) * PART_PITCH<HEAD_DIM>);
+#pragma unroll
+            for (uint32_t step = 0; step < STEPS; ++step) {
+                if (step * WARP + lane < PAIRS) {
+                    row[step * WARP + lane] =
+                        make_float2(factor * values[query][step].x, factor * values[query][step].y);
+                }
+            }
+            if (lane == 0) {
+                row[PAIRS] = make_float2(most, factor * scales[query].y);
+            }
+        }
+    }
+    __syncthreads();
+}
+
+// One more has arrived of `all`: gives how many had before. What this thread block wrote before the barrier in front is
+// seen by whoever arrives later, and what those wrote who arrived earlier is seen behind the barrier that follows. The
+// last one sets the counter back to zero.
+__device__ __forceinline__ uint32_t arrive(uint32_t* counter, uint32_t all) {
+    uint32_t before;
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(all - 1) : "memory");
+    return before;
 }

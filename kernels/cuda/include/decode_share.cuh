@@ -51,9 +51,12 @@ struct DecodeShare {
     uint32_t start, end;
     uint32_t sequence;  // the one that `start` lies in
     uint32_t before;    // where that one begins in the line
-    uint32_t multiple;  // runs take this many places of the line, or twice as many, and so on
+    uint32_t multiple, gap;  // a run takes a multiple of places, and a gap behind it
 
-    __device__ __forceinline__ uint32_t run_length(const DecodeSequence& of) const { return round_up(of.blocks, multiple); }
+    // Places that a run of the sequence takes.
+    __device__ __forceinline__ uint32_t run_length(const DecodeSequence& of) const {
+        return round_up(of.blocks, multiple) + gap;
+    }
 
     static __device__ __forceinline__ uint32_t round_up(uint32_t blocks, uint32_t multiple) {
         return (blocks + multiple - 1) / multiple * multiple;
@@ -64,7 +67,9 @@ struct DecodeShare {
 //
 // If pieces of `piece` key blocks, each of one run alone, are no more than there are thread blocks, each gets one: runs
 // that are short stay whole, and nobody waits for two. (Runs take whole pieces of the line then; places behind their last
-// key block are empty.) Otherwise all shares are equal, and none is shorter than a piece.
+// key block are empty.) Otherwise all shares are equal, and none is shorter than a piece; a run then takes some empty
+// places behind it for the time that beginning and ending one takes, or a share of many short runs would be the last to
+// end: as many as there are warps, which is about right on an H200 (3 us).
 __device__ __forceinline__ bool find_share(const DecodeBatch& batch, uint32_t piece, DecodeShare& share) {
     __shared__ uint2 of_warps[WARPS_MAX];
     __shared__ uint32_t found_sequence, found_before;
@@ -73,9 +78,10 @@ __device__ __forceinline__ bool find_share(const DecodeBatch& batch, uint32_t pi
     const uint32_t each = (batch.sequences + blockDim.x - 1) / blockDim.x;
     const uint32_t first = min(threadIdx.x * each, batch.sequences), last = min(first + each, batch.sequences);
     uint2 own = make_uint2(0, 0);  // places without and with empty ones
+#pragma unroll 1
     for (uint32_t sequence = first; sequence < last; ++sequence) {
         const DecodeSequence next = sequence_of(batch, sequence);
-        own.x += next.runs * next.blocks;
+        own.x += next.runs * (next.blocks + warps);
         own.y += next.runs * DecodeShare::round_up(next.blocks, piece);
     }
     uint2 up_to = own;
@@ -90,6 +96,7 @@ __device__ __forceinline__ bool find_share(const DecodeBatch& batch, uint32_t pi
     }
     __syncthreads();
     uint2 lower = make_uint2(0, 0), total = make_uint2(0, 0);
+#pragma unroll 1
     for (uint32_t other = 0; other < warps; ++other) {
         const uint2 next = of_warps[other];
         lower.x += other < warp ? next.x : 0;
@@ -100,6 +107,7 @@ __device__ __forceinline__ bool find_share(const DecodeBatch& batch, uint32_t pi
     const bool whole = total.y <= gridDim.x * piece;
     const uint32_t places = whole ? total.y : total.x;
     share.multiple = whole ? piece : 1;
+    share.gap = whole ? 0 : warps;
     share.length = whole ? piece : max(piece, (total.x + gridDim.x - 1) / gridDim.x);
     share.start = blockIdx.x * share.length;
     share.end = min(share.start + share.length, places);
@@ -109,6 +117,7 @@ __device__ __forceinline__ bool find_share(const DecodeBatch& batch, uint32_t pi
     uint32_t before = whole ? lower.y + up_to.y - own.y : lower.x + up_to.x - own.x;
     if (before <= share.start && share.start - before < (whole ? own.y : own.x)) {
         uint32_t sequence = first;
+#pragma unroll 1
         for (;; ++sequence) {
             const DecodeSequence next = sequence_of(batch, sequence);
             const uint32_t taken = next.runs * share.run_length(next);
