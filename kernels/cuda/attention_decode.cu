@@ -21,11 +21,14 @@
 //
 // queries, cache and their pitch are aligned to 16 bytes, out to 4. head_dim 32, 64, 80 or 128.
 //
-// How: a warp takes every n-th key block of a run, with its keys and values in registers as the tensor cores want them
-// (decode_block.cuh), keys along the 16 rows of a product and query vectors along its 8 columns, and the next block's
-// bytes on their way while this one's are worked on. The warps of a thread block meet in shared memory, thread blocks in
-// `partials`: whoever of those that share a run comes last adds up. Who comes last changes, the order of adding does not:
-// the same inputs give the same bits.
+// How: a warp takes every n-th key block of a run. Blocks come through a ring of its own in shared memory, so that warps
+// do not wait for one another, and stand along the 16 rows of the tensor cores' products, query vectors along the 8
+// columns (decode_block.cuh). The warps of a thread block meet in shared memory, thread blocks in `partials`: whoever of
+// those that share a run comes last adds up. Who comes last changes, the order of adding does not: the same inputs give
+// the same bits.
+//
+// With programmatic dependent launch everything up to the first read of queries and cache runs ahead of the kernel in
+// front, which must not write query_starts, context_lengths or block_tables.
 
 #include "decode_block.cuh"
 #include "decode_parts.cuh"
@@ -33,8 +36,8 @@
 #include "kernel_order.cuh"
 #include "tensor_core.cuh"
 
-// Warps of a thread block at most. With twelve of them all registers of a multiprocessor are in use.
-constexpr uint32_t DECODE_WARPS_MAX = 12;
+// Warps of a thread block at most: their rings fill the shared memory of a multiprocessor.
+constexpr uint32_t DECODE_WARPS_MAX = 8;
 
 struct DecodeCall {
     const void* queries;
@@ -58,95 +61,87 @@ template <uint32_t HEAD_DIM, typename Element>
 struct WarpPart {
     static constexpr uint32_t TILES = HEAD_DIM / 16;
     using Core = TensorCoreElement<Element>;
-    using Values = ValueBlock<HEAD_DIM>;
+    using Ring = ::Ring<HEAD_DIM>;
+    using Half = HalfBlock<HEAD_DIM>;
     float gathered[TILES][4];  // columns: query vectors 2 * pair and the next; rows: two neighbouring elements
     float maximum[2], sum[2];  // of those query vectors; the sum of this lane's keys only
 
-    // The query vectors of the tile; a column without one is zeros.
-    static __device__ __forceinline__ void load_queries(const DecodeCall& call, const Segment& segment, uint32_t lane,
-                                                        uint32_t (&words)[KeyBlock<HEAD_DIM>::Row::WORDS]) {
-        const uint32_t query = segment.first_query + lane / 4, group = call.batch.group;
-        if (lane / 4 < segment.queries) {
-            const uint64_t row = segment.sequence.first_row + query / group;
-            const uint32_t head = segment.kv_head * group + query % group;
-            const char* from = static_cast<const char*>(call.queries) + (row * call.queries_pitch + head * HEAD_DIM) * 2;
-            KeyBlock<HEAD_DIM>::Row::load(from, lane % 4, words);
-        } else {
-#pragma unroll
-            for (uint32_t& word : words) {
-                word = 0;
-            }
+    // The query vector of this lane's column of the tile, if there is one.
+    static __device__ __forceinline__ const char* query_at(const DecodeCall& call, const Segment& segment, uint32_t lane) {
+        const uint32_t vector = segment.first_query + lane / 4, group = call.batch.group;
+        if (lane / 4 >= segment.queries) {
+            return nullptr;
         }
+        const uint64_t row = segment.sequence.first_row + vector / group;
+        const uint32_t head = segment.kv_head * group + vector % group;
+        return static_cast<const char*>(call.queries) + (row * call.queries_pitch + head * HEAD_DIM) * 2;
     }
 
-    __device__ __forceinline__ void compute(const DecodeCall& call, const Segment& segment) {
+    // `ring` is this warp's; it is free again when all lanes have returned.
+    __device__ __forceinline__ void compute(const DecodeCall& call, const Segment& segment, char* ring) {
         const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
-        const uint32_t first = segment.from + warp;
-        const uint32_t count = segment.sequence.context > 0 && first < segment.to
-            ? (segment.to - first + warps - 1) / warps
-            : 0;
+        const uint32_t first = segment.from + warp, context = segment.sequence.context;
+        const uint32_t count = context > 0 && first < segment.to ? (segment.to - first + warps - 1) / warps : 0;
+        // Thirty-two places of the table at a time, and the next thirty-two ahead.
+        const auto places = [&](uint32_t start) {
+            return start + lane < count ? segment.table[first + (start + lane) * warps] : 0;
+        };
+        uint32_t ids = places(0), later = places(WARP);
+        const char* query = query_at(call, segment, lane);
 #pragma unroll
         for (uint32_t tile = 0; tile < TILES; ++tile) {
             gathered[tile][0] = gathered[tile][1] = gathered[tile][2] = gathered[tile][3] = 0.0f;
         }
         maximum[0] = maximum[1] = -INFINITY;
         sum[0] = sum[1] = 0.0f;
+        wait_for_previous_kernel();
         if (count == 0) {
             return;
         }
-        // Thirty-two places of the table at a time, and the next thirty-two ahead.
-        const auto places = [&](uint32_t start) {
-            return start + lane < count ? segment.table[first + (start + lane) * warps] : 0;
-        };
-        uint32_t ids = places(0), later = places(WARP);
-        uint32_t queries[KeyBlock<HEAD_DIM>::Row::WORDS];
-        load_queries(call, segment, lane, queries);
-        constexpr uint32_t HEAD_BYTES = BLOCK_TOKENS * HEAD_DIM * 2;
-        const uint32_t half_bytes = call.batch.kv_heads * HEAD_BYTES;
-        const char* of_head = static_cast<const char*>(call.cache) + segment.kv_head * HEAD_BYTES;
-        const auto block_at = [&](uint32_t id) {
-            return of_head + static_cast<uint64_t>(min(id, call.blocks - 1)) * 2 * half_bytes;
-        };
-        KeyBlock<HEAD_DIM> keys;
-        Values values;
-        const char* block = block_at(__shfl_sync(ALL_LANES, ids, 0));
-        keys.load(block, lane);
-        values.load(block + half_bytes, lane);
-        for (uint32_t step = 0; step < count; ++step) {
-            float scores[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-            for (uint32_t tile = 0; tile < TILES; ++tile) {
-                const uint32_t a[4] = {keys.low[2 * tile], keys.high[2 * tile], keys.low[2 * tile + 1],
-                                       keys.high[2 * tile + 1]};
-                Core::multiply_add(scores, a, queries[2 * tile], queries[2 * tile + 1]);
-            }
-            const bool more = step + 1 < count;
-            if (more) {
-                if ((step + 1) % WARP == 0) {
+        const uint32_t half_bytes = call.batch.kv_heads * Half::BYTES, ring_address = shared_address(ring);
+        const char* of_head = static_cast<const char*>(call.cache) + segment.kv_head * Half::BYTES;
+        // Begins to copy the blocks one after the other; behind the last nothing happens.
+        const auto copy = [&](uint32_t step, uint32_t stage) {
+            if (step < count) {
+                if (step > 0 && step % WARP == 0) {
                     ids = later;
-                    later = places(step + 1 + WARP);
+                    later = places(step + WARP);
                 }
-                block = block_at(__shfl_sync(ALL_LANES, ids, (step + 1) % WARP));
-                keys.load(block, lane);
+                const uint32_t id = min(__shfl_sync(ALL_LANES, ids, step % WARP), call.blocks - 1);
+                const char* from = of_head + static_cast<uint64_t>(id) * 2 * half_bytes;
+                const uint32_t to = ring_address + stage * Ring::BLOCK_BYTES;
+                Half::copy(from, to, lane);
+                Half::copy(from + half_bytes, to + Half::BYTES, lane);
             }
+            end_copies();
+        };
+#pragma unroll
+        for (uint32_t step = 0; step < Ring::STAGES - 1; ++step) {
+            copy(step, step);
+        }
+        Queries<HEAD_DIM> queries;
+        queries.load(query, lane);
+        uint32_t stage = 0, free_stage = Ring::STAGES - 1;
+#pragma unroll 1
+        for (uint32_t step = 0; step < count; ++step) {
+            wait_for_all_but<Ring::STAGES - 2>();
+            // Now all lanes' copies of this block have landed, and all lanes have read the block before, whose place in
+            // the ring is the next to be filled.
+            __syncwarp();
+            copy(step + Ring::STAGES - 1, free_stage);
+            const char* keys = ring + stage * Ring::BLOCK_BYTES;
+            float scores[4];
+            multiply_keys<HEAD_DIM, Element>(keys, queries, lane, scores);
             const uint32_t token = (first + step * warps) * BLOCK_TOKENS;
-            const uint32_t context = segment.sequence.context;
             // Only the last blocks have keys that some row does not see.
             if (token + BLOCK_TOKENS + segment.sequence.rows > context + 1) {
                 mask(call, segment, token, lane, scores);
-                values.forget_from(context - token, lane);
             }
             uint32_t weights[2];
             weigh(scores, call.scale, weights);
-#pragma unroll
-            for (uint32_t tile = 0; tile < TILES; ++tile) {
-                uint32_t a[4];
-                values.rows(tile, a);
-                Core::multiply_add(gathered[tile], a, weights[0], weights[1]);
-            }
-            if (more) {
-                values.load(block + half_bytes, lane);
-            }
+            add_values<HEAD_DIM, Element>(keys + Half::BYTES, weights, context - token, lane, gathered);
+            free_stage = stage;
+            stage = stage + 1 == Ring::STAGES ? 0 : stage + 1;
         }
 #pragma unroll
         for (uint32_t column = 0; column < 2; ++column) {
@@ -205,9 +200,9 @@ struct WarpPart {
         weights[1] = transposed(Core::pack(scores[2], scores[3]));
     }
 
-    // Leaves this part in shared memory for `add_parts`, measured from the highest scores among the first `filled` warps,
-    // which are those with keys. Called by all threads; ends with a barrier.
-    __device__ __forceinline__ void write(uint32_t filled, Highest& highest, float* parts) const {
+    // Leaves this part at the start of this warp's ring for `add_parts`, measured from the highest scores among the first
+    // `filled` warps, which are those with keys. Called by all threads; ends with a barrier.
+    __device__ __forceinline__ void write(uint32_t filled, Highest& highest, char* ring) const {
         const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, query = 2 * (lane % 4);
         if (lane < 4) {
             *reinterpret_cast<float2*>(&highest.of_warps[warp][query]) = make_float2(maximum[0], maximum[1]);
@@ -218,10 +213,10 @@ struct WarpPart {
             for (uint32_t column = 0; column < 2; ++column) {
                 const float most = highest.among(filled, query + column);
                 const float factor = part_factor(maximum[column], sum[column], most);
-                float* row = parts + warp * PART_FLOATS<HEAD_DIM> + part_row(query + column) * PART_PITCH<HEAD_DIM>;
+                float* row = reinterpret_cast<float*>(ring) + part_row(query + column) * PART_PITCH<HEAD_DIM>;
 #pragma unroll
                 for (uint32_t tile = 0; tile < TILES; ++tile) {
-                    *reinterpret_cast<float2*>(row + Values::Row::element(lane / 4, tile)) =
+                    *reinterpret_cast<float2*>(row + Pieces<HEAD_DIM, 8>::element(lane / 4, tile)) =
                         make_float2(factor * gathered[tile][column], factor * gathered[tile][2 + column]);
                 }
                 if (lane < 4) {
@@ -233,19 +228,23 @@ struct WarpPart {
     }
 };
 
+static_assert(PART_FLOATS<128> * 4 <= Ring<128>::BYTES && PART_FLOATS<32> * 4 <= Ring<32>::BYTES, "a part fits in a ring");
+
 template <uint32_t HEAD_DIM, typename Element>
 __device__ __forceinline__ void attention_decode(const DecodeCall& call, uint32_t piece, float* partials,
                                                  uint32_t* counters, Element* out) {
-    extern __shared__ __align__(16) float parts[];  // [warps, 8, head_dim + 2]
+    using Part = Slice<HEAD_DIM>;
+    constexpr uint32_t RING = Ring<HEAD_DIM>::BYTES;
+    extern __shared__ __align__(128) char rings[];  // one for each warp
     __shared__ __align__(16) Highest highest;
     __shared__ uint32_t arrived;
     const DecodeBatch& batch = call.batch;
-    const uint32_t warps = blockDim.x / WARP;
+    const uint32_t warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     let_next_kernel_start();
     DecodeShare share;
-    const bool any = find_share(batch, piece, share);
-    wait_for_previous_kernel();
-    if (!any) {
+    if (!find_share(batch, piece, share)) {
+        // Also who has nothing to do ends behind the kernel in front: whatever follows relies on both.
+        wait_for_previous_kernel();
         return;
     }
     Segment segment;
@@ -255,12 +254,7 @@ __device__ __forceinline__ void attention_decode(const DecodeCall& call, uint32_
         const uint32_t blocks = segment.sequence.blocks, run_length = share.run_length(segment.sequence);
         if (at - share.before >= segment.sequence.runs * run_length) {
             share.before += segment.sequence.runs * run_length;
-            ++share.sequence;
-            // The gap behind the last run may be all that is left.
-            if (share.sequence == batch.sequences) {
-                break;
-            }
-            segment.sequence = sequence_of(batch, share.sequence);
+            segment.sequence = sequence_of(batch, ++share.sequence);
             continue;
         }
         const uint32_t run = (at - share.before) / run_length, run_start = share.before + run * run_length;
@@ -278,49 +272,60 @@ __device__ __forceinline__ void attention_decode(const DecodeCall& call, uint32_
         const uint32_t filled = min(warps, segment.to - segment.from);
         {
             WarpPart<HEAD_DIM, Element> part;
-            part.compute(call, segment);
-            part.write(filled, highest, parts);
+            part.compute(call, segment, rings + warp * RING);
+            part.write(filled, highest, rings + warp * RING);
         }
-        const auto finish = [&](uint32_t query, uint32_t element, float2 value, float, float sum) {
-            const uint32_t vector = segment.first_query + query;
-            const uint64_t row = segment.sequence.first_row + vector / batch.group;
-            const uint32_t head = segment.kv_head * batch.group + vector % batch.group;
-            const float inverse = sum == 0.0f ? 0.0f : __frcp_rn(sum);
-            *reinterpret_cast<uint32_t*>(out + (row * batch.kv_heads * batch.group + head) * HEAD_DIM + element) =
-                pair_from_floats<Element>(value.x * inverse, value.y * inverse);
+        const float* parts = reinterpret_cast<const float*>(rings);
+        const auto finish = [&](uint32_t query, uint32_t slice, const Part& all) {
+            uint32_t row = 0, head = segment.first_query + query;
+            if (segment.sequence.rows > 1) {
+                row = head / batch.group;
+                head -= row * batch.group;
+            }
+            const uint32_t heads = batch.kv_heads * batch.group;
+            Element* to = out
+                + (static_cast<uint64_t>(segment.sequence.first_row + row) * heads + segment.kv_head * batch.group + head)
+                    * HEAD_DIM;
+            const float inverse = all.sum == 0.0f ? 0.0f : __fdividef(1.0f, all.sum);
+#pragma unroll
+            for (uint32_t pair = 0; pair < Part::PAIRS; ++pair) {
+                *reinterpret_cast<uint32_t*>(to + Part::element(slice, pair)) =
+                    pair_from_floats<Element>(all.values[pair].x * inverse, all.values[pair].y * inverse);
+            }
         };
-        uint32_t to_add = filled;
-        if (segment.from > 0 || segment.to < blocks) {
-            // A share has at most two parts to give: one of a run that began before it or at its start, and one of a run
-            // that begins inside and ends behind it.
-            float* own = partials + (2 * blockIdx.x + (run_start > share.start)) * PART_FLOATS<HEAD_DIM>;
-            add_parts<HEAD_DIM>(parts, filled, segment.queries,
-                                [&](uint32_t query, uint32_t element, float2 value, float most, float sum) {
-                                    float* row = own + part_row(query) * PART_PITCH<HEAD_DIM>;
-                                    *reinterpret_cast<float2*>(row + element) = value;
-                                    if (element == 0) {
-                                        *reinterpret_cast<float2*>(row + HEAD_DIM) = make_float2(most, sum);
-                                    }
-                                });
-            // A share begins at most one run that others end, so that the counter of the first is theirs.
-            const uint32_t first = run_start / share.length, all = (run_start + blocks - 1) / share.length - first + 1;
+        if (segment.from == 0 && segment.to == blocks) {
+            add_parts<HEAD_DIM>(parts, RING / 4, filled, segment.queries, finish);
             __syncthreads();
-            if (threadIdx.x == 0) {
-                arrived = arrive(counters + first, all);
-            }
-            __syncthreads();
-            if (arrived + 1 < all) {
-                continue;
-            }
+            continue;
+        }
+        // A share has at most two parts to give: one of a run that began before it or at its start, and one of a run that
+        // begins inside and ends behind it.
+        float* own = partials + (2 * blockIdx.x + (run_start > share.start)) * PART_FLOATS<HEAD_DIM>;
+        add_parts<HEAD_DIM>(parts, RING / 4, filled, segment.queries,
+                            [&](uint32_t query, uint32_t slice, const Part& all) {
+                                float* row = own + part_row(query) * PART_PITCH<HEAD_DIM>;
+#pragma unroll
+                                for (uint32_t pair = 0; pair < Part::PAIRS; ++pair) {
+                                    *reinterpret_cast<float2*>(row + Part::element(slice, pair)) = all.values[pair];
+                                }
+                                if (slice == 0) {
+                                    *reinterpret_cast<float2*>(row + HEAD_DIM) = make_float2(all.highest, all.sum);
+                                }
+                            });
+        // A share begins at most one run that others end, so that the counter of the first is theirs.
+        const uint32_t first = run_start / share.length, all = (run_start + blocks - 1) / share.length - first + 1;
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            arrived = arrive(counters + first, all);
+        }
+        __syncthreads();
+        if (arrived + 1 == all) {
             const uint32_t begins_inside = run_start > first * share.length;
             const auto part_at = [&](uint32_t part) {
                 return partials + (2 * (first + part) + (part == 0 && begins_inside)) * PART_FLOATS<HEAD_DIM>;
             };
-            gather_parts<HEAD_DIM>(part_at, all, segment.queries, highest, parts);
-            to_add = min(warps, all);
+            gather_parts<HEAD_DIM>(part_at, all, segment.queries, finish);
         }
-        add_parts<HEAD_DIM>(parts, to_add, segment.queries, finish);
-        __syncthreads();
     }
 }
 
@@ -343,5 +348,5 @@ __device__ __forceinline__ void attention_decode(const DecodeCall& call, uint32_
     KERNEL_OF(name, Element, 128)
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: grid (workers), block (32 * warps), dynamic shared memory warps * 8 * (head_dim + 2) * 4 bytes (above 48 KiB:
+// Launch: grid (workers), block (32 * warps), dynamic shared memory warps * RING bytes (above 48 KiB:
 // raise the limit of the function first). TODO_LAUNCH

@@ -37,105 +37,98 @@ struct Highest {
     }
 };
 
-// Parts of `count` warps in shared memory, measured from the same highest scores, become one: calls
-// `finish(query, element, value of it and of the next, highest, sum)`. All threads share the work.
+// Two neighbours of each quarter of one query vector's elements: what a thread adds up. Lanes beside each other have
+// neighbours, so that they never meet in a bank of shared memory.
+template <uint32_t HEAD_DIM>
+struct Slice {
+    static constexpr uint32_t COUNT = HEAD_DIM / 8, PAIRS = 4;
+    float2 values[PAIRS] = {};
+    float highest = -INFINITY, sum = 0.0f;
+
+    static __device__ __forceinline__ uint32_t element(uint32_t slice, uint32_t pair) { return 2 * (slice + pair * COUNT); }
+};
+
+// Parts of `count` warps in shared memory, `pitch` floats apart and measured from the same highest scores, become one:
+// calls `finish(query, slice's number, slice)`. All threads share the work.
 template <uint32_t HEAD_DIM, typename Finish>
-__device__ __forceinline__ void add_parts(const float* parts, uint32_t count, uint32_t queries, Finish finish) {
-    constexpr uint32_t PAIRS = HEAD_DIM / 2;
+__device__ __forceinline__ void add_parts(const float* parts, uint32_t pitch, uint32_t count, uint32_t queries,
+                                          Finish finish) {
+    using Part = Slice<HEAD_DIM>;
 #pragma unroll 1
-    for (uint32_t item = threadIdx.x; item < queries * PAIRS; item += blockDim.x) {
-        const uint32_t query = item / PAIRS, element = item % PAIRS * 2;
+    for (uint32_t item = threadIdx.x; item < queries * Part::COUNT; item += blockDim.x) {
+        const uint32_t query = item / Part::COUNT, slice = item % Part::COUNT;
         const float* row = parts + part_row(query) * PART_PITCH<HEAD_DIM>;
-        const float highest = row[HEAD_DIM];
-        float2 value = make_float2(0.0f, 0.0f);
-        float sum = 0.0f;
+        Part all;
+        all.highest = row[HEAD_DIM];
 #pragma unroll 4
         for (uint32_t part = 0; part < count; ++part) {
-            const float2 own = *reinterpret_cast<const float2*>(row + element);
-            value.x += own.x;
-            value.y += own.y;
-            sum += row[HEAD_DIM + 1];
-            row += PART_FLOATS<HEAD_DIM>;
+#pragma unroll
+            for (uint32_t pair = 0; pair < Part::PAIRS; ++pair) {
+                const float2 own = *reinterpret_cast<const float2*>(row + Part::element(slice, pair));
+                all.values[pair].x += own.x;
+                all.values[pair].y += own.y;
+            }
+            all.sum += row[HEAD_DIM + 1];
+            row += pitch;
         }
-        finish(query, element, value, highest, sum);
+        finish(query, slice, all);
     }
 }
 
-// Each warp adds up every n-th of the `count` parts that `part_at(i)` names in global memory, and leaves one part in
-// shared memory for `add_parts`. Other thread blocks wrote them: the first cache is passed by. Ends with a barrier.
-template <uint32_t HEAD_DIM, typename PartAt>
-__device__ __forceinline__ void gather_parts(PartAt part_at, uint32_t count, uint32_t queries, Highest& highest,
-                                             float* parts) {
-    constexpr uint32_t PAIRS = HEAD_DIM / 2, STEPS = (PAIRS + WARP - 1) / WARP;
-    const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
-    float2 values[TILE_QUERIES][STEPS], scales[TILE_QUERIES];
-#pragma unroll
-    for (uint32_t query = 0; query < TILE_QUERIES; ++query) {
-        scales[query] = make_float2(-INFINITY, 0.0f);
-#pragma unroll
-        for (uint32_t step = 0; step < STEPS; ++step) {
-            values[query][step] = make_float2(0.0f, 0.0f);
-        }
-    }
+// The same for `count` parts that `part_at(i)` names in global memory, each with highest scores of its own. Other thread
+// blocks wrote them: the first cache is passed by. Eight parts are on their way at a time.
+template <uint32_t HEAD_DIM, typename PartAt, typename Finish>
+__device__ __forceinline__ void gather_parts(PartAt part_at, uint32_t count, uint32_t queries, Finish finish) {
+    using Part = Slice<HEAD_DIM>;
+    constexpr uint32_t AHEAD = 8;
 #pragma unroll 1
-    for (uint32_t part = warp; part < count; part += warps) {
-        const float* from = part_at(part);
-        float2 next[TILE_QUERIES][STEPS], next_scales[TILE_QUERIES];
-        // Rows without a query vector were never written: whatever is read there stays in its own row.
+    for (uint32_t item = threadIdx.x; item < queries * Part::COUNT; item += blockDim.x) {
+        const uint32_t query = item / Part::COUNT, slice = item % Part::COUNT;
+        Part all;
+#pragma unroll 1
+        for (uint32_t first = 0; first < count; first += AHEAD) {
+            float2 values[AHEAD][Part::PAIRS], scales[AHEAD];
+            float highest = all.highest;
 #pragma unroll
-        for (uint32_t query = 0; query < TILE_QUERIES; ++query) {
-            const float2* row = reinterpret_cast<const float2*>(from + part_row(query) * PART_PITCH<HEAD_DIM>);
-            next_scales[query] = __ldcg(row + PAIRS);
+            for (uint32_t part = 0; part < AHEAD; ++part) {
+                scales[part] = make_float2(-INFINITY, 0.0f);
+                if (first + part < count) {
+                    const float* row = part_at(first + part) + part_row(query) * PART_PITCH<HEAD_DIM>;
+                    scales[part] = __ldcg(reinterpret_cast<const float2*>(row + HEAD_DIM));
 #pragma unroll
-            for (uint32_t step = 0; step < STEPS; ++step) {
-                if (step * WARP + lane < PAIRS) {
-                    next[query][step] = __ldcg(row + step * WARP + lane);
+                    for (uint32_t pair = 0; pair < Part::PAIRS; ++pair) {
+                        values[part][pair] =
+                            __ldcg(reinterpret_cast<const float2*>(row + Part::element(slice, pair)));
+                    }
+                }
+            }
+#pragma unroll
+            for (uint32_t part = 0; part < AHEAD; ++part) {
+                highest = fmaxf(highest, scales[part].x);
+            }
+            const float old = part_factor(all.highest, all.sum, highest);
+            all.highest = highest;
+            all.sum *= old;
+#pragma unroll
+            for (uint32_t pair = 0; pair < Part::PAIRS; ++pair) {
+                all.values[pair].x *= old;
+                all.values[pair].y *= old;
+            }
+#pragma unroll
+            for (uint32_t part = 0; part < AHEAD; ++part) {
+                if (first + part < count) {
+                    const float factor = part_factor(scales[part].x, scales[part].y, highest);
+                    all.sum += factor * scales[part].y;
+#pragma unroll
+                    for (uint32_t pair = 0; pair < Part::PAIRS; ++pair) {
+                        all.values[pair].x += factor * values[part][pair].x;
+                        all.values[pair].y += factor * values[part][pair].y;
+                    }
                 }
             }
         }
-#pragma unroll
-        for (uint32_t query = 0; query < TILE_QUERIES; ++query) {
-            const float most = fmaxf(next_scales[query].x, scales[query].x);
-            const float old = part_factor(scales[query].x, scales[query].y, most);
-            const float added = part_factor(next_scales[query].x, next_scales[query].y, most);
-            scales[query] = make_float2(most, old * scales[query].y + added * next_scales[query].y);
-#pragma unroll
-            for (uint32_t step = 0; step < STEPS; ++step) {
-                if (step * WARP + lane < PAIRS) {
-                    values[query][step].x = old * values[query][step].x + added * next[query][step].x;
-                    values[query][step].y = old * values[query][step].y + added * next[query][step].y;
-                }
-            }
-        }
+        finish(query, slice, all);
     }
-    if (lane == 0) {
-#pragma unroll
-        for (uint32_t query = 0; query < TILE_QUERIES; ++query) {
-            highest.of_warps[warp][query] = scales[query].x;
-        }
-    }
-    __syncthreads();
-    const uint32_t filled = min(warps, count);
-    if (warp < filled) {
-#pragma unroll
-        for (uint32_t query = 0; query < TILE_QUERIES; ++query) {
-            const float most = highest.among(filled, query);
-            const float factor = part_factor(scales[query].x, scales[query].y, most);
-            float2* row = reinterpret_cast<float2*>(parts + warp * PART_FLOATS<HEAD_DIM>
-                                                    + part_row(query) * PART_PITCH<HEAD_DIM>);
-#pragma unroll
-            for (uint32_t step = 0; step < STEPS; ++step) {
-                if (step * WARP + lane < PAIRS) {
-                    row[step * WARP + lane] =
-                        make_float2(factor * values[query][step].x, factor * values[query][step].y);
-                }
-            }
-            if (lane == 0) {
-                row[PAIRS] = make_float2(most, factor * scales[query].y);
-            }
-        }
-    }
-    __syncthreads();
 }
 
 // One more has arrived of `all`: gives how many had before. What this thread block wrote before the barrier in front is
