@@ -63,59 +63,79 @@ struct DecodeShare {
     }
 };
 
-// Finds this thread block's share; false if nothing is left for it. Called by all threads, and ends with a barrier.
+// Sizes of pieces that are tried: the smallest, and each twice as long as the one before.
+constexpr uint32_t PIECES = 3;
+
+// Finds this thread block's share; false if nothing is left for it. Called by all threads.
 //
-// If pieces of `piece` key blocks, each of one run alone, are no more than there are thread blocks, each gets one: runs
-// that are short stay whole, and nobody waits for two. (Runs take whole pieces of the line then; places behind their last
-// key block are empty.) Otherwise all shares are equal, and none is shorter than a piece; a run then takes some empty
-// places behind it for the time that beginning and ending one takes, or a share of many short runs would be the last to
-// end: as many as there are warps, which is about right on an H200 (3 us).
+// If pieces of a few key blocks, each of one run alone, are no more than there are thread blocks, each gets one: runs that
+// are short stay whole, and nobody waits for two. (Runs take whole pieces of the line then; places behind their last key
+// block are empty.) The shortest piece that does is taken, beginning with `piece`. If none does, all shares are equal, and
+// a run takes some empty places behind it for the time that beginning and ending one takes, or a share of many short runs
+// would be the last to end: as many as there are warps, which is about right on an H200 (3 us).
 __device__ __forceinline__ bool find_share(const DecodeBatch& batch, uint32_t piece, DecodeShare& share) {
-    __shared__ uint2 of_warps[WARPS_MAX];
+    constexpr uint32_t WAYS = PIECES + 1;  // the last are equal shares
+    __shared__ uint32_t of_warps[WARPS_MAX][WAYS];
     __shared__ uint32_t found_sequence, found_before;
     const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
     // Each thread has neighbouring sequences, so that one of them can walk to the start of the share.
     const uint32_t each = (batch.sequences + blockDim.x - 1) / blockDim.x;
     const uint32_t first = min(threadIdx.x * each, batch.sequences), last = min(first + each, batch.sequences);
-    uint2 own = make_uint2(0, 0);  // places without and with empty ones
+    uint32_t own[WAYS] = {}, up_to[WAYS], total[WAYS] = {};  // places of the line
 #pragma unroll 1
     for (uint32_t sequence = first; sequence < last; ++sequence) {
         const DecodeSequence next = sequence_of(batch, sequence);
-        own.x += next.runs * (next.blocks + warps);
-        own.y += next.runs * DecodeShare::round_up(next.blocks, piece);
-    }
-    uint2 up_to = own;
+        // Rounding up to the double is rounding up the rounded.
+        uint32_t pieces = (next.blocks + piece - 1) / piece;
 #pragma unroll
-    for (uint32_t distance = 1; distance < WARP; distance *= 2) {
-        const uint2 lower = {__shfl_up_sync(ALL_LANES, up_to.x, distance), __shfl_up_sync(ALL_LANES, up_to.y, distance)};
-        up_to.x += lane >= distance ? lower.x : 0;
-        up_to.y += lane >= distance ? lower.y : 0;
+        for (uint32_t way = 0; way < PIECES; ++way) {
+            own[way] += next.runs * pieces * (piece << way);
+            pieces = (pieces + 1) / 2;
+        }
+        own[PIECES] += next.runs * (next.blocks + warps);
     }
-    if (lane == WARP - 1) {
-        of_warps[warp] = up_to;
+#pragma unroll
+    for (uint32_t way = 0; way < WAYS; ++way) {
+        up_to[way] = own[way];
+#pragma unroll
+        for (uint32_t distance = 1; distance < WARP; distance *= 2) {
+            const uint32_t lower = __shfl_up_sync(ALL_LANES, up_to[way], distance);
+            up_to[way] += lane >= distance ? lower : 0;
+        }
+        if (lane == WARP - 1) {
+            of_warps[warp][way] = up_to[way];
+        }
     }
     __syncthreads();
-    uint2 lower = make_uint2(0, 0), total = make_uint2(0, 0);
 #pragma unroll 1
     for (uint32_t other = 0; other < warps; ++other) {
-        const uint2 next = of_warps[other];
-        lower.x += other < warp ? next.x : 0;
-        lower.y += other < warp ? next.y : 0;
-        total.x += next.x;
-        total.y += next.y;
+#pragma unroll
+        for (uint32_t way = 0; way < WAYS; ++way) {
+            const uint32_t next = of_warps[other][way];
+            up_to[way] += other < warp ? next : 0;
+            total[way] += next;
+        }
     }
-    const bool whole = total.y <= gridDim.x * piece;
-    const uint32_t places = whole ? total.y : total.x;
-    share.multiple = whole ? piece : 1;
-    share.gap = whole ? 0 : warps;
-    share.length = whole ? piece : max(piece, (total.x + gridDim.x - 1) / gridDim.x);
+    uint32_t places = total[PIECES], own_places = own[PIECES], before = up_to[PIECES] - own_places;
+    share.multiple = 1;
+    share.gap = warps;
+    share.length = max(piece, (places + gridDim.x - 1) / gridDim.x);
+#pragma unroll
+    for (uint32_t way = PIECES; way-- > 0;) {
+        if (total[way] <= gridDim.x * (piece << way)) {
+            places = total[way];
+            own_places = own[way];
+            before = up_to[way] - own_places;
+            share.multiple = share.length = piece << way;
+            share.gap = 0;
+        }
+    }
     share.start = blockIdx.x * share.length;
     share.end = min(share.start + share.length, places);
     if (share.start >= places) {
         return false;
     }
-    uint32_t before = whole ? lower.y + up_to.y - own.y : lower.x + up_to.x - own.x;
-    if (before <= share.start && share.start - before < (whole ? own.y : own.x)) {
+    if (before <= share.start && share.start - before < own_places) {
         uint32_t sequence = first;
 #pragma unroll 1
         for (;; ++sequence) {
