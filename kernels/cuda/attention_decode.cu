@@ -348,5 +348,15 @@ __device__ __forceinline__ void attention_decode(const DecodeCall& call, uint32_
     KERNEL_OF(name, Element, 128)
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: grid (workers), block (32 * warps), dynamic shared memory warps * RING bytes (above 48 KiB:
-// raise the limit of the function first). TODO_LAUNCH
+// Launch: block (32 * warps), grid (workers), dynamic shared memory warps * ring, where ring is 24576 bytes for head_dim
+// 128 and 64, 20480 for 80 and 12288 for 32. Above 48 KiB the function's limit has to be raised first. Scratch is
+// workers * 2 * 8 * (head_dim + 2) f32 for `partials` and workers u32 for `counters`; all kernels of one stream may use the
+// same. Any warps from 1 to 8, any workers and any piece > 0 give the right result; what was fastest on an H200:
+//
+//   runs = sequences * kv_heads * div_ceil(rows of a sequence * group, 8)
+//   runs <= 32: warps 8, workers = multiprocessors,     piece = 8
+//   else:       warps 4, workers = multiprocessors * 2, piece = 20
+//
+// Where a multiprocessor's shared memory is too small (100 KiB on sm_86 and sm_89, 64 KiB on sm_75), take fewer warps, and
+// one worker a multiprocessor. May be launched with programmatic stream serialization. sequences, rows, blocks,
+// table_blocks > 0.

@@ -1,7 +1,9 @@
 // Letting one kernel of a stream begin before the one in front of it has ended (programmatic dependent launch, sm_90),
 // so that a launch's delay and what needs nothing of the other are hidden behind it.
 //
-// Nothing happens unless the later of the two is launched with CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION.
+// Nothing happens unless the later of the two is launched with CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+// which only kernels that wait below may be. All blocks of a kernel that lets the next one start must wait themselves, so
+// that whoever comes behind may rely on everything in front.
 #pragma once
 
 // The next kernel may be started once all blocks of this one have said so or ended.
