@@ -92,7 +92,9 @@ __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
         biases[slot] = load_words<WIDTH>(call.bias + column);
     });
     wait_for_previous_kernel();
-    fetch(blockIdx.x);
+    if (blockIdx.x < call.rows) {
+        fetch(blockIdx.x);
+    }
     uint32_t turn = 0;
     for (uint64_t row = blockIdx.x; row < call.rows; row += gridDim.x, turn ^= 1) {
         const Element* x = call.x + row * call.x_pitch;

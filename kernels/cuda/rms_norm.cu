@@ -92,7 +92,9 @@ __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
     // No kernel writes weights.
     each([&](uint32_t slot, uint32_t column) { weights[slot] = load_words<WIDTH>(call.weight + column); });
     wait_for_previous_kernel();
-    fetch(blockIdx.x);
+    if (blockIdx.x < call.rows) {
+        fetch(blockIdx.x);
+    }
     uint32_t turn = 0;
     for (uint64_t row = blockIdx.x; row < call.rows; row += gridDim.x, turn ^= 1) {
         const Element* x = call.x + row * call.x_pitch;
