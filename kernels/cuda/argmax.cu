@@ -12,6 +12,7 @@
 // targets have one block a row.
 
 #include "element.cuh"
+#include "kernel_order.cuh"
 #include "reduce.cuh"
 
 constexpr uint32_t NO_CHOICE = 0xffffffffu;
@@ -102,6 +103,8 @@ __device__ __forceinline__ Best best_of(const Element* x, uint32_t columns, uint
 template <typename Element>
 __device__ __forceinline__ void argmax(const Element* x, uint32_t columns, uint64_t pitch, uint32_t* out) {
     __shared__ Best of_warps[THREADS / WARP];
+    let_next_kernel_start();
+    wait_for_previous_kernel();
     const uint32_t row = blockIdx.x / CLUSTER, part = blockIdx.x % CLUSTER;
 #if CLUSTER > 1
     __shared__ Best of_blocks[CLUSTER];

@@ -11,12 +11,15 @@
 // when table, out and row are aligned to it.
 
 #include "copy_row.cuh"
+#include "kernel_order.cuh"
 
 constexpr uint32_t FROM_PREVIOUS = 0x80000000u;
 
 template <typename Element>
 __device__ __forceinline__ void embed(const Element* table, uint32_t vocabulary, uint32_t hidden, const uint32_t* ids,
                                       const uint32_t* previous, uint32_t previous_count, Element* out) {
+    let_next_kernel_start();
+    wait_for_previous_kernel();
     const uint32_t token = blockIdx.x;
     uint32_t id = ids[token];
     bool none = false;

@@ -8,10 +8,13 @@
 // read. Any alignment; 16-byte copies when addresses, pitches and columns are aligned to it.
 
 #include "copy_row.cuh"
+#include "kernel_order.cuh"
 
 extern "C" __global__ void __launch_bounds__(128)
     gather_rows(const char* x, uint32_t x_rows, uint32_t x_pitch, const uint32_t* rows, uint32_t columns,
                 uint32_t element_bytes, char* out, uint32_t out_pitch) {
+    let_next_kernel_start();
+    wait_for_previous_kernel();
     const uint32_t row = rows[blockIdx.x], bytes = columns * element_bytes;
     char* target = out + static_cast<uint64_t>(blockIdx.x) * out_pitch * element_bytes;
     if (row < x_rows) {

@@ -8,6 +8,7 @@
 // to it, 8-byte ones where it is aligned to those (3420 columns).
 
 #include "element.cuh"
+#include "kernel_order.cuh"
 
 template <uint32_t WIDTH, typename Element>
 __device__ __forceinline__ void gelu_row(Element* x, uint32_t columns) {
@@ -23,16 +24,23 @@ __device__ __forceinline__ void gelu_row(Element* x, uint32_t columns) {
     }
 }
 
-#define KERNEL(name, Element)                                                                                  \
+template <typename Element>
+__device__ __forceinline__ void gelu(Element* x, uint32_t pitch, uint32_t columns) {
+    let_next_kernel_start();
+    wait_for_previous_kernel();
+    x += static_cast<uint64_t>(blockIdx.x) * pitch;
+    if (aligned_to(x, 16) && columns % VECTOR<Element> == 0) {
+        gelu_row<VECTOR<Element>>(x, columns);
+    } else if (aligned_to(x, 8) && columns % (VECTOR<Element> / 2) == 0) {
+        gelu_row<VECTOR<Element> / 2>(x, columns);
+    } else {
+        gelu_row<1>(x, columns);
+    }
+}
+
+#define KERNEL(name, Element)                                                                                     \
     extern "C" __global__ void __launch_bounds__(256) gelu_##name(Element* x, uint32_t pitch, uint32_t columns) { \
-        x += static_cast<uint64_t>(blockIdx.x) * pitch;                                                        \
-        if (aligned_to(x, 16) && columns % VECTOR<Element> == 0) {                                             \
-            gelu_row<VECTOR<Element>>(x, columns);                                                             \
-        } else if (aligned_to(x, 8) && columns % (VECTOR<Element> / 2) == 0) {                                 \
-            gelu_row<VECTOR<Element> / 2>(x, columns);                                                         \
-        } else {                                                                                               \
-            gelu_row<1>(x, columns);                                                                           \
-        }                                                                                                      \
+        gelu(x, pitch, columns);                                                                                  \
     }
 FOR_EACH_ACTIVATION(KERNEL)
 

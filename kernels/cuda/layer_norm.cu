@@ -13,6 +13,7 @@
 // vectors a thread (8192 elements) stays in registers; what is longer is read again.
 
 #include "element.cuh"
+#include "kernel_order.cuh"
 #include "reduce.cuh"
 
 // Vectors that a thread keeps.
@@ -85,11 +86,15 @@ __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
         }
         store<WIDTH>(to, values);
     };
-    fetch(blockIdx.x);
+    // No kernel writes weights and biases.
     each([&](uint32_t slot, uint32_t column) {
         weights[slot] = load_words<WIDTH>(call.weight + column);
         biases[slot] = load_words<WIDTH>(call.bias + column);
     });
+    wait_for_previous_kernel();
+    if (blockIdx.x < call.rows) {
+        fetch(blockIdx.x);
+    }
     uint32_t turn = 0;
     for (uint64_t row = blockIdx.x; row < call.rows; row += gridDim.x, turn ^= 1) {
         const Element* x = call.x + row * call.x_pitch;
@@ -146,6 +151,7 @@ __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
 
 template <typename Element>
 __device__ __forceinline__ void norm(const Rows<Element>& call) {
+    let_next_kernel_start();
     const uint64_t starts = reinterpret_cast<uint64_t>(call.x) | reinterpret_cast<uint64_t>(call.out)
         | reinterpret_cast<uint64_t>(call.weight) | reinterpret_cast<uint64_t>(call.bias);
     if (aligned_to(starts, 16) && (call.x_pitch | call.hidden) % VECTOR<Element> == 0) {
@@ -156,7 +162,7 @@ __device__ __forceinline__ void norm(const Rows<Element>& call) {
 }
 
 #define KERNEL(name, Element)                                                                                    \
-    extern "C" __global__ void __launch_bounds__(512, 2)                                                          \
+    extern "C" __global__ void __launch_bounds__(512)                                                             \
         layer_norm_##name(const Element* x, uint32_t x_pitch, const Element* weight, const Element* bias,        \
                           uint32_t rows, uint32_t hidden, float epsilon, Element* out) {                         \
         norm(Rows<Element>{x, x_pitch, weight, bias, rows, hidden, epsilon, out});                               \

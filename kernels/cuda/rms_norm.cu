@@ -13,6 +13,7 @@
 // a thread (8192 elements) stays in registers between the sum and the scaling; what is longer is read again.
 
 #include "element.cuh"
+#include "kernel_order.cuh"
 #include "reduce.cuh"
 
 // Vectors that a thread keeps.
@@ -88,8 +89,12 @@ __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
         }
         store<WIDTH>(to, values);
     };
-    fetch(blockIdx.x);
+    // No kernel writes weights.
     each([&](uint32_t slot, uint32_t column) { weights[slot] = load_words<WIDTH>(call.weight + column); });
+    wait_for_previous_kernel();
+    if (blockIdx.x < call.rows) {
+        fetch(blockIdx.x);
+    }
     uint32_t turn = 0;
     for (uint64_t row = blockIdx.x; row < call.rows; row += gridDim.x, turn ^= 1) {
         const Element* x = call.x + row * call.x_pitch;
@@ -122,6 +127,7 @@ __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
 
 template <bool ADDING, typename Element>
 __device__ __forceinline__ void norm(const Rows<Element>& call) {
+    let_next_kernel_start();
     const uint64_t starts = reinterpret_cast<uint64_t>(call.x) | reinterpret_cast<uint64_t>(call.out)
         | reinterpret_cast<uint64_t>(call.weight) | reinterpret_cast<uint64_t>(call.residual);
     const uint64_t steps = call.x_pitch | call.hidden | call.residual_pitch;

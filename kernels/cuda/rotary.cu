@@ -21,6 +21,7 @@
 // pitch and head_dim / 2 are aligned to it.
 
 #include "element.cuh"
+#include "kernel_order.cuh"
 
 constexpr uint32_t PAIRS_MAX = 128;
 constexpr uint32_t BLOCK_TOKENS = 16;
@@ -102,6 +103,8 @@ template <typename Element>
 __device__ __forceinline__ void rotary(Element* x, uint32_t pitch, uint32_t heads, uint32_t head_dim,
                                        const uint32_t* positions, uint32_t positions_pitch, const float* frequencies,
                                        Sections sections, const uint32_t* slots, Cache cache) {
+    let_next_kernel_start();
+    wait_for_previous_kernel();
     const uint32_t token = blockIdx.x, half = head_dim / 2;
     // Where the first key of this token goes.
     Element* cached = nullptr;

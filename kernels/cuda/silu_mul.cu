@@ -9,6 +9,7 @@
 // row are aligned to it, 8-byte ones where only those are (3420 features: `up` starts 6840 bytes behind `gate`).
 
 #include "element.cuh"
+#include "kernel_order.cuh"
 
 // Vectors in flight for each thread.
 constexpr uint32_t HELD = 2;
@@ -44,6 +45,8 @@ __device__ __forceinline__ void silu_mul_row(const Element* gate, const Element*
 
 template <typename Element>
 __device__ __forceinline__ void silu_mul(const Element* gate_up, uint32_t pitch, uint32_t features, Element* out) {
+    let_next_kernel_start();
+    wait_for_previous_kernel();
     const Element* gate = gate_up + static_cast<uint64_t>(blockIdx.x) * pitch;
     const Element* up = gate + features;
     out += static_cast<uint64_t>(blockIdx.x) * features;
