@@ -1,4 +1,4 @@
-// The second launch of attention_paged_hopper_<type>_d128 when tiles were split: adds up the parts of each query vector
+// The second launch of attention_paged_hopper_split_<type>_d128: adds up the parts of each query vector
 // (Flash-Decoding, Dao et al. 2023).
 //
 // attention_paged_combine_<type>_d128
@@ -6,6 +6,8 @@
 //           of weights; parts that the first launch left out are not read
 //   out     [rows, heads * 128], rows `out_pitch` elements apart
 //   The other arguments, and what happens to strange ones, are those of the first launch, which must be the same.
+//
+// Targets: sm_90a
 
 #include "include/attention_jobs.cuh"
 #include "include/online_softmax.cuh"
@@ -25,8 +27,8 @@ __device__ __forceinline__ void combine(T* out, const float* parts, const Argume
     const uint32_t index = blockIdx.x % BLOCKS_OF_TILE * WARPS + threadIdx.x / 32;
     TileCursor cursor = {arguments.first_sequence, 0};
     AttentionTile tile;
-    if (!find_tile<S::QUERIES>(tile_and_head / arguments.kv_heads, arguments.starts, cursor, arguments.sequences, arguments.rows,
-                               arguments.group, tile)) {
+    if (!find_tile<S::QUERIES>(tile_and_head / arguments.kv_heads, arguments.starts, cursor, arguments.sequences,
+                               arguments.rows, arguments.group, tile)) {
         return;
     }
     const uint32_t query = tile.first_query + index;
@@ -67,17 +69,18 @@ __device__ __forceinline__ void combine(T* out, const float* parts, const Argume
 
 }  // namespace
 
-#define ATTENTION_PAGED_COMBINE(TYPE, NAME)                                                                                   \
-    extern "C" __global__ void __launch_bounds__(32 * WARPS) attention_paged_combine_##NAME##_d128(                           \
-        TYPE* out, const float* parts, const uint32_t* query_starts, const uint32_t* context_lengths, uint32_t out_pitch,     \
-        uint32_t rows, uint32_t sequences, uint32_t first_sequence, uint32_t heads, uint32_t kv_heads, uint32_t blocks_max,   \
-        uint32_t splits, float scale) {                                                                                       \
-        const Arguments arguments = {query_starts, context_lengths,  nullptr,  out_pitch, 0,          rows,            sequences, \
-                                     first_sequence, heads / kv_heads, kv_heads, 0,         blocks_max, max(splits, 1u), scale};  \
-        combine<Paged128>(out, parts, arguments);                                                                             \
+#define ATTENTION_PAGED_COMBINE(TYPE, NAME)                                                             \
+    extern "C" __global__ void __launch_bounds__(32 * WARPS) attention_paged_combine_##NAME##_d128(     \
+        TYPE* out, const float* parts, const uint32_t* query_starts, const uint32_t* context_lengths,   \
+        uint32_t out_pitch, uint32_t rows, uint32_t sequences, uint32_t first_sequence, uint32_t heads, \
+        uint32_t kv_heads, uint32_t blocks_max, uint32_t splits, float scale) {                         \
+        const Arguments arguments = {                                                                   \
+            query_starts,   context_lengths,  nullptr,  out_pitch, 0,          rows,   sequences,       \
+            first_sequence, heads / kv_heads, kv_heads, 0,         blocks_max, splits, scale};          \
+        combine<PagedSplit128>(out, parts, arguments);                                                  \
     }
 
 ATTENTION_PAGED_COMBINE(__half, f16)
 ATTENTION_PAGED_COMBINE(__nv_bfloat16, bf16)
 
-// Launch. Block 256, grid x = 16 * (jobs of the first launch) / splits, no shared memory. Only where splits > 1.
+// Launch. Block 256, grid x = 16 * (jobs of the first launch) / splits, no shared memory.

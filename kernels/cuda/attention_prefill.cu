@@ -92,7 +92,8 @@ constexpr int ROW = D + 8;
 
 // Starts the copy of keys or values first_key .. first_key + KEYS; those from `keys` on become zeros.
 template <typename T, int D, typename Keys>
-__device__ __forceinline__ void copy_keys(T* shared, const Keys& source, size_t offset, uint32_t first_key, uint32_t keys) {
+__device__ __forceinline__ void copy_keys(T* shared, const Keys& source, size_t offset, uint32_t first_key,
+                                          uint32_t keys) {
     constexpr int PIECES = D / 8;
     static_assert(KEYS * PIECES % THREADS == 0, "every thread copies as much");
 #pragma unroll
@@ -130,7 +131,8 @@ __device__ __forceinline__ void load_query(uint32_t (&query)[4], const T* shared
 
 // Adds the products of columns 16 * k and on of queries and keys.
 template <typename T, int D>
-__device__ __forceinline__ void add_scores(float (&scores)[KEYS / 8][4], const uint32_t (&query)[4], const T* shared, int k) {
+__device__ __forceinline__ void add_scores(float (&scores)[KEYS / 8][4], const uint32_t (&query)[4], const T* shared,
+                                           int k) {
     const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (int tile = 0; tile < KEYS / 8; tile += 2) {
@@ -144,7 +146,8 @@ __device__ __forceinline__ void add_scores(float (&scores)[KEYS / 8][4], const u
 
 // Adds the products of weights and values.
 template <typename T, int D>
-__device__ __forceinline__ void add_values(float (&gathered)[D / 8][4], const float (&weights)[KEYS / 8][4], const T* shared) {
+__device__ __forceinline__ void add_values(float (&gathered)[D / 8][4], const float (&weights)[KEYS / 8][4],
+                                           const T* shared) {
     using Element = TensorCoreElement<T>;
     const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
@@ -166,8 +169,8 @@ __device__ __forceinline__ void add_values(float (&gathered)[D / 8][4], const fl
 
 // Writes a warp's 16 rows. They pass through shared memory that no other warp uses, so that 16 bytes a lane leave.
 template <typename T, int D>
-__device__ __forceinline__ void store(T* out, size_t pitch, const QueryPlaces& places, const float (&gathered)[D / 8][4],
-                                      const OnlineSoftmax& softmax, T* shared) {
+__device__ __forceinline__ void store(T* out, size_t pitch, const QueryPlaces& places,
+                                      const float (&gathered)[D / 8][4], const OnlineSoftmax& softmax, T* shared) {
     const float inverse[2] = {softmax.inverse(0), softmax.inverse(1)};
     __syncwarp();  // what the warp read there is read
     const uint32_t warp = threadIdx.x / 32;
@@ -198,8 +201,9 @@ __device__ __forceinline__ void store(T* out, size_t pitch, const QueryPlaces& p
 
 // One tile: its query vectors over the keys 0 .. keys. `CAUSAL`: row r of the sequence sees only visible + r of them.
 template <typename T, int D, bool CAUSAL, typename Keys>
-__device__ __forceinline__ void attend(const T* queries, size_t query_pitch, T* out, size_t out_pitch, const QueryPlaces& places,
-                                       const Keys& source, int32_t keys, int32_t visible, float scale) {
+__device__ __forceinline__ void attend(const T* queries, size_t query_pitch, T* out, size_t out_pitch,
+                                       const QueryPlaces& places, const Keys& source, int32_t keys, int32_t visible,
+                                       float scale) {
     __shared__ __align__(16) T key_rows[KEYS * ROW<D>];
     __shared__ __align__(16) T value_rows[KEYS * ROW<D>];
     const uint32_t lane = threadIdx.x % 32;
@@ -299,9 +303,9 @@ __device__ __forceinline__ void attend_once(const T* queries, size_t query_pitch
 template <typename T, int D>
 __device__ __forceinline__ void attention_paged(T* out, const T* queries, const T* layer, const uint32_t* query_starts,
                                                 const uint32_t* context_lengths, const uint32_t* block_tables,
-                                                uint32_t out_pitch, uint32_t query_pitch, uint32_t rows, uint32_t sequences,
-                                                uint32_t first_sequence, uint32_t heads, uint32_t kv_heads, uint32_t blocks,
-                                                uint32_t blocks_max, float scale) {
+                                                uint32_t out_pitch, uint32_t query_pitch, uint32_t rows,
+                                                uint32_t sequences, uint32_t first_sequence, uint32_t heads,
+                                                uint32_t kv_heads, uint32_t blocks, uint32_t blocks_max, float scale) {
     const uint32_t group = heads / kv_heads;
     const uint32_t kv_head = blockIdx.x % kv_heads;
     TileCursor cursor = {first_sequence, 0};
@@ -309,7 +313,8 @@ __device__ __forceinline__ void attention_paged(T* out, const T* queries, const 
     if (!find_tile<QUERIES>(blockIdx.x / kv_heads, query_starts, cursor, sequences, rows, group, tile)) {
         return;
     }
-    const int32_t context = static_cast<int32_t>(min(__ldg(context_lengths + tile.sequence), blocks_max * BLOCK_TOKENS));
+    const int32_t context =
+        static_cast<int32_t>(min(__ldg(context_lengths + tile.sequence), blocks_max * BLOCK_TOKENS));
     const int32_t visible = context - static_cast<int32_t>(tile.rows) + 1;  // to row 0
     const QueryPlaces places = {tile.first_query, tile.rows * group, group, kv_head * group, tile.first_row};
     const int32_t last_row = min((tile.first_query + QUERIES - 1) / group, tile.rows - 1);
@@ -319,13 +324,15 @@ __device__ __forceinline__ void attention_paged(T* out, const T* queries, const 
     source.head = layer + static_cast<size_t>(kv_head) * BLOCK_TOKENS * D;
     source.table = block_tables + static_cast<size_t>(tile.sequence) * blocks_max;
     source.blocks = blocks;
-    attend<T, D, true>(queries, query_pitch, out, out_pitch, places, source, max(visible + last_row, 0), visible, scale);
+    attend<T, D, true>(queries, query_pitch, out, out_pitch, places, source, max(visible + last_row, 0), visible,
+                       scale);
 }
 
 // `WINDOWS`: each stretch is one tile.
 template <typename T, int D, bool WINDOWS>
-__device__ __forceinline__ void attention_packed(T* out, const T* qkv, const uint32_t* starts, uint32_t out_pitch, uint32_t pitch,
-                                                 uint32_t rows, uint32_t stretches, uint32_t heads, float scale) {
+__device__ __forceinline__ void attention_packed(T* out, const T* qkv, const uint32_t* starts, uint32_t out_pitch,
+                                                 uint32_t pitch, uint32_t rows, uint32_t stretches, uint32_t heads,
+                                                 float scale) {
     const uint32_t head = blockIdx.x % heads;
     const uint32_t wanted = blockIdx.x / heads;
     TileCursor cursor = {};
@@ -354,35 +361,36 @@ __device__ __forceinline__ void attention_packed(T* out, const T* qkv, const uin
 }  // namespace
 
 // At least so many blocks share a multiprocessor: as many as registers allow without spilling.
-#define ATTENTION_PREFILL(TYPE, NAME, D, RESIDENT)                                                                              \
-    extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)                                                             \
-        attention_paged_##NAME##_d##D(TYPE* out, const TYPE* queries, const TYPE* layer, const uint32_t* query_starts,          \
-                                      const uint32_t* context_lengths, const uint32_t* block_tables, uint32_t out_pitch,        \
-                                      uint32_t query_pitch, uint32_t rows, uint32_t sequences, uint32_t first_sequence,         \
-                                      uint32_t heads, uint32_t kv_heads, uint32_t blocks, uint32_t blocks_max, float scale) {   \
-        attention_paged<TYPE, D>(out, queries, layer, query_starts, context_lengths, block_tables, out_pitch, query_pitch,      \
-                                 rows, sequences, first_sequence, heads, kv_heads, blocks, blocks_max, scale);                  \
-    }                                                                                                                           \
-    extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)                                                             \
-        attention_packed_##NAME##_d##D(TYPE* out, const TYPE* qkv, const uint32_t* starts, uint32_t out_pitch, uint32_t pitch,  \
-                                       uint32_t rows, uint32_t stretches, uint32_t heads, float scale) {                        \
-        attention_packed<TYPE, D, false>(out, qkv, starts, out_pitch, pitch, rows, stretches, heads, scale);                    \
+#define ATTENTION_PREFILL(TYPE, NAME, D, RESIDENT)                                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged_##NAME##_d##D(                  \
+        TYPE* out, const TYPE* queries, const TYPE* layer, const uint32_t* query_starts,                            \
+        const uint32_t* context_lengths, const uint32_t* block_tables, uint32_t out_pitch, uint32_t query_pitch,    \
+        uint32_t rows, uint32_t sequences, uint32_t first_sequence, uint32_t heads, uint32_t kv_heads,              \
+        uint32_t blocks, uint32_t blocks_max, float scale) {                                                        \
+        attention_paged<TYPE, D>(out, queries, layer, query_starts, context_lengths, block_tables, out_pitch,       \
+                                 query_pitch, rows, sequences, first_sequence, heads, kv_heads, blocks, blocks_max, \
+                                 scale);                                                                            \
+    }                                                                                                               \
+    extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_packed_##NAME##_d##D(                 \
+        TYPE* out, const TYPE* qkv, const uint32_t* starts, uint32_t out_pitch, uint32_t pitch, uint32_t rows,      \
+        uint32_t stretches, uint32_t heads, float scale) {                                                          \
+        attention_packed<TYPE, D, false>(out, qkv, starts, out_pitch, pitch, rows, stretches, heads, scale);        \
     }
 
-#define ATTENTION_WINDOWS(TYPE, NAME, D)                                                                                        \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                                       \
-        attention_windows_##NAME##_d##D(TYPE* out, const TYPE* qkv, const uint32_t* starts, uint32_t out_pitch, uint32_t pitch, \
-                                        uint32_t rows, uint32_t stretches, uint32_t heads, float scale) {                       \
-        attention_packed<TYPE, D, true>(out, qkv, starts, out_pitch, pitch, rows, stretches, heads, scale);                     \
+#define ATTENTION_WINDOWS(TYPE, NAME, D)                                                                       \
+    extern "C" __global__ void __launch_bounds__(THREADS) attention_windows_##NAME##_d##D(                     \
+        TYPE* out, const TYPE* qkv, const uint32_t* starts, uint32_t out_pitch, uint32_t pitch, uint32_t rows, \
+        uint32_t stretches, uint32_t heads, float scale) {                                                     \
+        attention_packed<TYPE, D, true>(out, qkv, starts, out_pitch, pitch, rows, stretches, heads, scale);    \
     }
 
-#define ATTENTION_ALL(TYPE, NAME)          \
-    ATTENTION_PREFILL(TYPE, NAME, 32, 4)   \
-    ATTENTION_PREFILL(TYPE, NAME, 64, 3)   \
-    ATTENTION_PREFILL(TYPE, NAME, 80, 3)   \
-    ATTENTION_PREFILL(TYPE, NAME, 128, 2)  \
-    ATTENTION_WINDOWS(TYPE, NAME, 32)      \
-    ATTENTION_WINDOWS(TYPE, NAME, 64)      \
+#define ATTENTION_ALL(TYPE, NAME)         \
+    ATTENTION_PREFILL(TYPE, NAME, 32, 4)  \
+    ATTENTION_PREFILL(TYPE, NAME, 64, 3)  \
+    ATTENTION_PREFILL(TYPE, NAME, 80, 3)  \
+    ATTENTION_PREFILL(TYPE, NAME, 128, 2) \
+    ATTENTION_WINDOWS(TYPE, NAME, 32)     \
+    ATTENTION_WINDOWS(TYPE, NAME, 64)     \
     ATTENTION_WINDOWS(TYPE, NAME, 80)
 
 ATTENTION_ALL(__half, f16)

@@ -7,11 +7,14 @@
 //   The first argument is a tensor map, by value: through it the keys and values are read, see Launch. The others are
 //   those of attention_prefill.cu, less `layer`. A NaN value at a place that a row may not see can reach earlier rows of
 //   its own sequence within 128 tokens.
-//   The paged one takes two more: with `splits` > 1 the keys of a tile are split among so many jobs, whose results go to
-//   `parts` [jobs, 128, D + 2] f32 and from there through attention_paged_combine.cu to `out`. That fills the card when few
-//   rows see a long past; with `splits` <= 1 `parts` is not used. Tiles are large (128 query vectors, 192 rows): attention_windows is faster for
-//   stretches of up to 64 rows, attention_packed up to 128.
+//   Tiles are large (128 query vectors, 192 rows): attention_windows is faster for stretches of up to 64 rows,
+//   attention_packed up to 128.
 //
+// attention_paged_hopper_split_<type>_d128
+//   The same for few rows that see a long past, which alone would not fill the card: the keys of a tile are split among
+//   `splits` jobs (at least 1), whose results go to `parts` [jobs, 128, D + 2] f32 and from there, by the launch of
+//   attention_paged_combine.cu, to `out`. `parts` stands after the other pointers, `splits` before `scale`.
+
 // Targets: sm_90a
 
 #include "include/attention_jobs.cuh"
@@ -52,7 +55,8 @@ struct Ring {
 
 // Keys and values of all jobs, step by step, into the rings. One warp.
 template <typename S>
-__device__ __forceinline__ void copy_steps(const TensorMap& map, const Arguments& arguments, uint32_t shared, Barriers& barriers) {
+__device__ __forceinline__ void copy_steps(const TensorMap& map, const Arguments& arguments, uint32_t shared,
+                                           Barriers& barriers) {
     const uint32_t lane = threadIdx.x % 32;
     constexpr int STEP_BLOCKS = S::KEYS / BLOCK_TOKENS;
     if (lane == 0) {
@@ -63,7 +67,9 @@ __device__ __forceinline__ void copy_steps(const TensorMap& map, const Arguments
         const int32_t place = step * STEP_BLOCKS + static_cast<int32_t>(lane);
         uint32_t block = arguments.blocks;
         if (S::PAGED && job.found && lane < STEP_BLOCKS && place < static_cast<int32_t>(whole_blocks(job.keys))) {
-            block = min(__ldg(arguments.block_tables + static_cast<size_t>(job.sequence) * arguments.blocks_max + place), block);
+            block =
+                min(__ldg(arguments.block_tables + static_cast<size_t>(job.sequence) * arguments.blocks_max + place),
+                    block);
         }
         return block;
     };
@@ -91,7 +97,8 @@ __device__ __forceinline__ void copy_steps(const TensorMap& map, const Arguments
     };
     const auto copy_values = [&](const Job& job, int32_t step, uint32_t block) {
         barrier_wait(shared_address(&barriers.values_empty[values.stage]), values.parity ^ 1);
-        copy(job, shared + S::VALUES_AT + values.stage * S::STEP_BYTES, barriers.values_full[values.stage], step, block, 1);
+        copy(job, shared + S::VALUES_AT + values.stage * S::STEP_BYTES, barriers.values_full[values.stage], step, block,
+             1);
         values.advance();
     };
 
@@ -120,8 +127,8 @@ __device__ __forceinline__ void copy_steps(const TensorMap& map, const Arguments
 
 // Queries of all jobs, and what the jobs are. Three warps.
 template <typename S, typename T>
-__device__ __forceinline__ void copy_queries(const T* queries, const Arguments& arguments, uint32_t shared, Barriers& barriers,
-                                             Job (&shared_jobs)[STAGES]) {
+__device__ __forceinline__ void copy_queries(const T* queries, const Arguments& arguments, uint32_t shared,
+                                             Barriers& barriers, Job (&shared_jobs)[STAGES]) {
     const uint32_t thread = threadIdx.x - 32;
     // A thread copies the same piece of every `ROUND`th query vector.
     constexpr uint32_t PIECES = S::D / 8;
@@ -137,7 +144,8 @@ __device__ __forceinline__ void copy_queries(const T* queries, const Arguments& 
         uint32_t index = thread / PIECES;
         uint32_t row = (job.first_query + index) / arguments.group;
         uint32_t head = (job.first_query + index) % arguments.group;
-        const T* source = queries + static_cast<size_t>(job.first_row) * arguments.query_pitch + job.head * arguments.group * S::D + piece * 8;
+        const T* source = queries + static_cast<size_t>(job.first_row) * arguments.query_pitch +
+                          job.head * arguments.group * S::D + piece * 8;
         const uint32_t place = shared + ring.stage * S::QUERY_BYTES + chunk * S::QUERY_ACROSS;
         const uint32_t full = shared_address(&barriers.queries_full[ring.stage]);
         barrier_wait(shared_address(&barriers.queries_empty[ring.stage]), ring.parity ^ 1);
@@ -150,8 +158,9 @@ __device__ __forceinline__ void copy_queries(const T* queries, const Arguments& 
         }
         for (index = thread < ROUND * PIECES ? index : S::QUERIES; index < S::QUERIES; index += ROUND) {
             const bool valid = row < job.rows;
-            copy_16_bytes(place + index / 64 * (64 * S::D * 2) + Swizzle<S::CHUNK>::place(index % 64, piece % (S::CHUNK / 8)),
-                          valid ? source + static_cast<size_t>(row) * arguments.query_pitch + head * S::D : queries, valid);
+            copy_16_bytes(
+                place + index / 64 * (64 * S::D * 2) + Swizzle<S::CHUNK>::place(index % 64, piece % (S::CHUNK / 8)),
+                valid ? source + static_cast<size_t>(row) * arguments.query_pitch + head * S::D : queries, valid);
             row += round_rows;
             head += round_heads;
             if (head >= arguments.group) {
@@ -186,8 +195,9 @@ __device__ __forceinline__ void exchange(uint32_t (&words)[4]) {
 }
 
 template <typename S, typename T>
-__device__ __forceinline__ void store(T* out, const Job& job, const Arguments& arguments, const float (&gathered)[S::D / 8][4],
-                                      const OnlineSoftmax& softmax, uint32_t own) {
+__device__ __forceinline__ void store(T* out, const Job& job, const Arguments& arguments,
+                                      const float (&gathered)[S::D / 8][4], const OnlineSoftmax& softmax,
+                                      uint32_t own) {
     using Element = TensorCoreElement<T>;
     const uint32_t lane = threadIdx.x % 4;
     const float inverse[2] = {softmax.inverse(0), softmax.inverse(1)};
@@ -203,11 +213,13 @@ __device__ __forceinline__ void store(T* out, const Job& job, const Arguments& a
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int tile = first + i < S::D / 8 ? first + i : 0;
-                words[i] = Element::pack(gathered[tile][2 * half] * inverse[half], gathered[tile][2 * half + 1] * inverse[half]);
+                words[i] = Element::pack(gathered[tile][2 * half] * inverse[half],
+                                         gathered[tile][2 * half + 1] * inverse[half]);
             }
             exchange(words);
             if (valid && first + lane < S::D / 8) {
-                *reinterpret_cast<uint4*>(row + (first + lane) * 8) = make_uint4(words[0], words[1], words[2], words[3]);
+                *reinterpret_cast<uint4*>(row + (first + lane) * 8) =
+                    make_uint4(words[0], words[1], words[2], words[3]);
             }
         }
     }
@@ -223,7 +235,8 @@ __device__ __forceinline__ void store_part(float* parts, const Job& job, const f
         float* row = parts + (static_cast<size_t>(job.slot) * S::QUERIES + own + 8 * half) * (S::D + 2);
 #pragma unroll
         for (int tile = 0; tile < S::D / 8; ++tile) {
-            *reinterpret_cast<float2*>(row + tile * 8 + lane * 2) = make_float2(gathered[tile][2 * half], gathered[tile][2 * half + 1]);
+            *reinterpret_cast<float2*>(row + tile * 8 + lane * 2) =
+                make_float2(gathered[tile][2 * half], gathered[tile][2 * half + 1]);
         }
         if (lane == 0) {
             *reinterpret_cast<float2*>(row + S::D) = make_float2(softmax.maximum[half], softmax.sum[half]);
@@ -249,8 +262,8 @@ __device__ __forceinline__ void mend(uint32_t values, uint32_t first, uint32_t t
 
 // All jobs of one multiplying warpgroup.
 template <typename S, typename T>
-__device__ __forceinline__ void multiply(T* out, float* parts, const Arguments& arguments, uint32_t shared, Barriers& barriers,
-                                         const Job (&jobs)[STAGES], uint32_t warpgroup) {
+__device__ __forceinline__ void multiply(T* out, float* parts, const Arguments& arguments, uint32_t shared,
+                                         Barriers& barriers, const Job (&jobs)[STAGES], uint32_t warpgroup) {
     using Element = TensorCoreElement<T>;
     using Products = Warpgroup<T>;
     constexpr int TILES = S::KEYS / 8;
@@ -398,7 +411,7 @@ __device__ __forceinline__ void multiply(T* out, float* parts, const Arguments& 
         products_wait<1>();
         hold(gathered);
         release(barriers.values_empty, values);
-        if (S::PAGED && arguments.splits > 1) {
+        if (S::SPLIT) {
             store_part<S>(parts, job, gathered, softmax, own);
         } else {
             store<S>(out, job, arguments, gathered, softmax, own);
@@ -447,22 +460,34 @@ __device__ __forceinline__ void attention(const TensorMap& map, T* out, float* p
 
 }  // namespace
 
-#define ATTENTION_PREFILL_HOPPER(TYPE, NAME)                                                                                  \
-    extern "C" __global__ void __launch_bounds__(Paged128::THREADS, 1) attention_paged_hopper_##NAME##_d128(                  \
-        const __grid_constant__ TensorMap map, TYPE* out, const TYPE* queries, const uint32_t* query_starts,                  \
-        const uint32_t* context_lengths, const uint32_t* block_tables, float* parts, uint32_t out_pitch,                      \
-        uint32_t query_pitch, uint32_t rows, uint32_t sequences, uint32_t first_sequence, uint32_t heads, uint32_t kv_heads,  \
-        uint32_t blocks, uint32_t blocks_max, uint32_t splits, float scale) {                                                 \
-        const Arguments arguments = {query_starts, context_lengths, block_tables,     out_pitch, query_pitch,                 \
-                                     rows,         sequences,       first_sequence,   heads / kv_heads, kv_heads,             \
-                                     blocks,       blocks_max,      max(splits, 1u),  scale};                                 \
-        attention<Paged128>(map, out, parts, queries, arguments);                                                             \
-    }                                                                                                                         \
-    extern "C" __global__ void __launch_bounds__(Packed80::THREADS, 1) attention_packed_hopper_##NAME##_d80(                  \
-        const __grid_constant__ TensorMap map, TYPE* out, const TYPE* qkv, const uint32_t* starts, uint32_t out_pitch,        \
-        uint32_t pitch, uint32_t rows, uint32_t stretches, uint32_t heads, float scale) {                                     \
-        const Arguments arguments = {starts, nullptr, nullptr, out_pitch, pitch, rows, stretches, 0, 1, heads, 0, 0, 1, scale}; \
-        attention<Packed80>(map, out, nullptr, qkv, arguments);                                                               \
+#define ATTENTION_PREFILL_HOPPER(TYPE, NAME)                                                                           \
+    extern "C" __global__ void __launch_bounds__(Paged128::THREADS, 1) attention_paged_hopper_##NAME##_d128(           \
+        const __grid_constant__ TensorMap map, TYPE* out, const TYPE* queries, const uint32_t* query_starts,           \
+        const uint32_t* context_lengths, const uint32_t* block_tables, uint32_t out_pitch, uint32_t query_pitch,       \
+        uint32_t rows, uint32_t sequences, uint32_t first_sequence, uint32_t heads, uint32_t kv_heads,                 \
+        uint32_t blocks, uint32_t blocks_max, float scale) {                                                           \
+        const Arguments arguments = {                                                                                  \
+            query_starts,   context_lengths,  block_tables, out_pitch, query_pitch, rows, sequences,                   \
+            first_sequence, heads / kv_heads, kv_heads,     blocks,    blocks_max,  1,    scale};                      \
+        attention<Paged128>(map, out, nullptr, queries, arguments);                                                    \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(PagedSplit128::THREADS, 1)                                            \
+        attention_paged_hopper_split_##NAME##_d128(                                                                    \
+            const __grid_constant__ TensorMap map, TYPE* out, const TYPE* queries, const uint32_t* query_starts,       \
+            const uint32_t* context_lengths, const uint32_t* block_tables, float* parts, uint32_t out_pitch,           \
+            uint32_t query_pitch, uint32_t rows, uint32_t sequences, uint32_t first_sequence, uint32_t heads,          \
+            uint32_t kv_heads, uint32_t blocks, uint32_t blocks_max, uint32_t splits, float scale) {                   \
+        const Arguments arguments = {                                                                                  \
+            query_starts,   context_lengths,  block_tables, out_pitch, query_pitch, rows,   sequences,                 \
+            first_sequence, heads / kv_heads, kv_heads,     blocks,    blocks_max,  splits, scale};                    \
+        attention<PagedSplit128>(map, out, parts, queries, arguments);                                                 \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(Packed80::THREADS, 1) attention_packed_hopper_##NAME##_d80(           \
+        const __grid_constant__ TensorMap map, TYPE* out, const TYPE* qkv, const uint32_t* starts, uint32_t out_pitch, \
+        uint32_t pitch, uint32_t rows, uint32_t stretches, uint32_t heads, float scale) {                              \
+        const Arguments arguments = {starts, nullptr, nullptr, out_pitch, pitch, rows, stretches,                      \
+                                     0,      1,       heads,   0,         0,     1,    scale};                         \
+        attention<Packed80>(map, out, nullptr, qkv, arguments);                                                        \
     }
 
 ATTENTION_PREFILL_HOPPER(__half, f16)
@@ -470,9 +495,10 @@ ATTENTION_PREFILL_HOPPER(__nv_bfloat16, bf16)
 
 // Launch. Persistent: grid x = min(multiprocessors, jobs), with an upper bound of the jobs in
 //   attention_paged_hopper_<type>_d128   block 384, dynamic shared memory 196,608 bytes
-//     jobs = splits * kv_heads * ((rows * (heads / kv_heads) + 127 * (sequences - first_sequence)) / 128)
-//     Split if jobs would be less than half of the multiprocessors and contexts reach some thousand tokens, into at most
-//     multiprocessors / jobs: `parts` then has at most multiprocessors * 66,560 bytes.
+//     jobs = kv_heads * ((rows * (heads / kv_heads) + 127 * (sequences - first_sequence)) / 128)
+//   attention_paged_hopper_split_<type>_d128   the same, with splits times as many jobs
+//     Worth it if the jobs of the other would be at most half of the multiprocessors and contexts reach some thousand
+//     tokens: splits = min(multiprocessors / jobs, blocks_max * 16 / 1024), `parts` at most multiprocessors * 66,560 bytes.
 //   attention_packed_hopper_<type>_d80   block 512, dynamic shared memory 133,120 bytes
 //     jobs = heads * ((rows + 191 * stretches) / 192)
 // A smaller grid is right too, only slower; a grid of 0 is not launched. The limit of dynamic shared memory must be raised

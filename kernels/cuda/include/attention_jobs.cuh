@@ -9,11 +9,13 @@ constexpr uint32_t WARPGROUP = 128;
 constexpr float LOG2_E = 1.4426950408889634f;
 
 // Sizes of one kernel. `MULTIPLIERS` warpgroups multiply 64 query vectors each; one more warpgroup copies.
-template <int D_, int MULTIPLIERS_, int KEYS_, bool PAGED_>
+// `SPLIT`: a tile's keys are split among several jobs.
+template <int D_, int MULTIPLIERS_, int KEYS_, bool PAGED_, bool SPLIT_>
 struct Sizes {
     static constexpr int D = D_;
     static constexpr int MULTIPLIERS = MULTIPLIERS_;
     static constexpr bool PAGED = PAGED_;
+    static constexpr bool SPLIT = SPLIT_;
     static constexpr int KEYS = KEYS_;  // of a step
     static constexpr int QUERIES = 64 * MULTIPLIERS;
     static constexpr int THREADS = WARPGROUP * (MULTIPLIERS + 1);
@@ -30,15 +32,17 @@ struct Sizes {
     static constexpr uint32_t KEYS_AT = STAGES * QUERY_BYTES;
     static constexpr uint32_t VALUES_AT = KEYS_AT + STAGES * STEP_BYTES;
     static constexpr uint32_t SHARED_BYTES = VALUES_AT + STAGES * STEP_BYTES;
-    static_assert(QUERY_BYTES % (16 * CHUNK) == 0 && STEP_BYTES % (16 * CHUNK) == 0, "a swizzle repeats after so many bytes");
+    static_assert(QUERY_BYTES % (16 * CHUNK) == 0 && STEP_BYTES % (16 * CHUNK) == 0,
+                  "a swizzle repeats after so many bytes");
     static_assert(SHARED_BYTES <= 226 * 1024, "a block's dynamic share of shared memory");
     // Registers of a thread, out of 65,536 for the block.
     static constexpr uint32_t COPY_REGISTERS = MULTIPLIERS == 3 ? 32 : 40;
     static constexpr uint32_t MULTIPLY_REGISTERS = MULTIPLIERS == 3 ? 160 : 232;
 };
 
-using Paged128 = Sizes<128, 2, 128, true>;
-using Packed80 = Sizes<80, 3, 112, false>;
+using Paged128 = Sizes<128, 2, 128, true, false>;
+using PagedSplit128 = Sizes<128, 2, 128, true, true>;
+using Packed80 = Sizes<80, 3, 112, false, false>;
 
 struct Arguments {
     const uint32_t* starts;           // [sequences + 1]
@@ -53,7 +57,7 @@ struct Arguments {
     uint32_t kv_heads;
     uint32_t blocks;
     uint32_t blocks_max;
-    uint32_t splits;  // of a tile's keys
+    uint32_t splits;  // of a tile's keys; 1 if `SPLIT` is not set
     float scale;
 };
 
@@ -78,13 +82,15 @@ __device__ __forceinline__ uint32_t whole_blocks(int32_t keys) { return (keys + 
 // The keys of a tile, and its steps; one step of nothing but masked zeros if it has no keys. The result is how many
 // parts its steps fall into, which is less than `splits` for a tile of few steps.
 template <typename S>
-__device__ __forceinline__ uint32_t measure(Job& job, const Arguments& arguments, const AttentionTile& tile, int32_t& steps) {
+__device__ __forceinline__ uint32_t measure(Job& job, const Arguments& arguments, const AttentionTile& tile,
+                                            int32_t& steps) {
     job.sequence = tile.sequence;
     job.first_row = tile.first_row;
     job.rows = tile.rows;
     job.first_query = tile.first_query;
     if (S::PAGED) {
-        const uint32_t context = min(__ldg(arguments.context_lengths + tile.sequence), arguments.blocks_max * BLOCK_TOKENS);
+        const uint32_t context =
+            min(__ldg(arguments.context_lengths + tile.sequence), arguments.blocks_max * BLOCK_TOKENS);
         const uint32_t last_row = min((tile.first_query + S::QUERIES - 1) / arguments.group, tile.rows - 1);
         job.visible = static_cast<int32_t>(context) - static_cast<int32_t>(tile.rows) + 1;
         job.keys = max(job.visible + static_cast<int32_t>(last_row), 0);
@@ -95,7 +101,7 @@ __device__ __forceinline__ uint32_t measure(Job& job, const Arguments& arguments
         job.torn = tile.rows % S::KEYS != 0;
     }
     steps = max((job.keys + S::KEYS - 1) / S::KEYS, 1);
-    return min(arguments.splits, static_cast<uint32_t>(steps));
+    return S::SPLIT ? min(arguments.splits, static_cast<uint32_t>(steps)) : 1u;
 }
 
 // The jobs of this thread block, turn by turn. Every second round of blocks runs backwards: who had the longest tile of
@@ -128,9 +134,10 @@ struct Jobs {
             uint32_t part = 0;
             if (S::PAGED) {
                 // Heads next to each other: tiles come with falling work.
-                part = job.slot % arguments.splits;
-                job.head = job.slot / arguments.splits % arguments.kv_heads;
-                wanted = job.slot / arguments.splits / arguments.kv_heads;
+                const uint32_t splits = S::SPLIT ? arguments.splits : 1u;
+                part = job.slot % splits;
+                job.head = job.slot / splits % arguments.kv_heads;
+                wanted = job.slot / splits / arguments.kv_heads;
             } else {
                 // A head's tiles next to each other: its keys and values stay in the L2 cache.
                 job.head = job.slot / max(tiles, 1u);
@@ -141,7 +148,8 @@ struct Jobs {
                 rewind();
             }
             AttentionTile tile;
-            if (!find_tile<S::QUERIES>(wanted, arguments.starts, cursor, arguments.sequences, arguments.rows, arguments.group, tile)) {
+            if (!find_tile<S::QUERIES>(wanted, arguments.starts, cursor, arguments.sequences, arguments.rows,
+                                       arguments.group, tile)) {
                 return job;
             }
             int32_t steps;

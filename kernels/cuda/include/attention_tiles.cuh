@@ -16,7 +16,8 @@ struct AttentionTile {
 };
 
 // Rows of a sequence, kept inside the batch whatever the starts say.
-__device__ __forceinline__ uint32_t rows_of(const uint32_t* starts, uint32_t sequence, uint32_t rows, uint32_t& first_row) {
+__device__ __forceinline__ uint32_t rows_of(const uint32_t* starts, uint32_t sequence, uint32_t rows,
+                                            uint32_t& first_row) {
     first_row = min(__ldg(starts + sequence), rows);
     const uint32_t end = min(__ldg(starts + sequence + 1), rows);
     return end > first_row ? end - first_row : 0u;
@@ -33,8 +34,8 @@ struct TileCursor {
 // search for a later tile need not start again. False if there are not so many tiles; the cursor has then passed all.
 // Called by whole warps.
 template <uint32_t TILE_QUERIES>
-__device__ __forceinline__ bool find_tile(uint32_t wanted, const uint32_t* starts, TileCursor& cursor, uint32_t end, uint32_t rows,
-                                          uint32_t group, AttentionTile& tile) {
+__device__ __forceinline__ bool find_tile(uint32_t wanted, const uint32_t* starts, TileCursor& cursor, uint32_t end,
+                                          uint32_t rows, uint32_t group, AttentionTile& tile) {
     const uint32_t lane = threadIdx.x % 32;
     for (; cursor.base < end; cursor.base += 32) {
         const uint32_t sequence = cursor.base + lane;

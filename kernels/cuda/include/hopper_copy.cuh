@@ -15,7 +15,9 @@ __device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t arrivals
 }
 
 // Makes barriers that were just initialised known to the copy engine.
-__device__ __forceinline__ void barrier_init_done() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void barrier_init_done() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
@@ -37,24 +39,27 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
         "@done bra ended;\n"
         "bra again;\n"
         "ended:\n"
-        "}\n" ::"r"(barrier), "r"(parity) : "memory");
+        "}\n" ::"r"(barrier),
+        "r"(parity)
+        : "memory");
 }
 
 // Starts the copy of the map's box at these coordinates into shared memory; places outside the tensor become zeros and
 // count as copied.
-__device__ __forceinline__ void copy_box(uint32_t destination, const TensorMap& map, uint32_t barrier, int32_t x, int32_t y,
-                                         int32_t z) {
+__device__ __forceinline__ void copy_box(uint32_t destination, const TensorMap& map, uint32_t barrier, int32_t x,
+                                         int32_t y, int32_t z) {
     asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3,%4,%5}], [%2];" ::"r"(
-            destination),
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3,%4,%5}], "
+        "[%2];" ::"r"(destination),
         "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z)
         : "memory");
 }
 
-__device__ __forceinline__ void copy_box(uint32_t destination, const TensorMap& map, uint32_t barrier, int32_t x, int32_t y,
-                                         int32_t z, int32_t u, int32_t v) {
+__device__ __forceinline__ void copy_box(uint32_t destination, const TensorMap& map, uint32_t barrier, int32_t x,
+                                         int32_t y, int32_t z, int32_t u, int32_t v) {
     asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3,%4,%5,%6,%7}], "
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
+        "{%3,%4,%5,%6,%7}], "
         "[%2];" ::"r"(destination),
         "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v)
         : "memory");

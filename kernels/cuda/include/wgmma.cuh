@@ -17,7 +17,9 @@ template <>
 struct Swizzle<64> {
     static constexpr uint64_t KIND = 1;
     // Byte of piece `piece` (of 8) of row `row` in a chunk.
-    static __device__ __forceinline__ uint32_t place(uint32_t row, uint32_t piece) { return row * 128 + ((piece ^ (row & 7)) << 4); }
+    static __device__ __forceinline__ uint32_t place(uint32_t row, uint32_t piece) {
+        return row * 128 + ((piece ^ (row & 7)) << 4);
+    }
 };
 
 template <>
@@ -32,10 +34,13 @@ struct Swizzle<16> {
 // runs over rows), `down` bytes from 8 rows to the next 8.
 template <int CHUNK>
 __host__ __device__ constexpr uint64_t matrix_layout(uint32_t across, uint32_t down) {
-    return (Swizzle<CHUNK>::KIND << 62) | (static_cast<uint64_t>(down >> 4) << 32) | (static_cast<uint64_t>(across >> 4) << 16);
+    return (Swizzle<CHUNK>::KIND << 62) | (static_cast<uint64_t>(down >> 4) << 32) |
+           (static_cast<uint64_t>(across >> 4) << 16);
 }
 
-__device__ __forceinline__ uint64_t matrix_at(uint64_t layout, uint32_t address) { return layout | ((address & 0x3ffff) >> 4); }
+__device__ __forceinline__ uint64_t matrix_at(uint64_t layout, uint32_t address) {
+    return layout | ((address & 0x3ffff) >> 4);
+}
 
 // Registers that the products read or write are settled.
 __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -78,9 +83,9 @@ struct Warpgroup<__nv_bfloat16> {
             "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
             "%48, %49, %50, %51, %52, %53, %54, %55"
             "}, %56, %57, add, 1, 1, 0, 0;\n}\n"
-            : BURSAR_TILE(c[0]), BURSAR_TILE(c[1]), BURSAR_TILE(c[2]), BURSAR_TILE(c[3]), BURSAR_TILE(c[4]), BURSAR_TILE(c[5]),
-              BURSAR_TILE(c[6]), BURSAR_TILE(c[7]), BURSAR_TILE(c[8]), BURSAR_TILE(c[9]), BURSAR_TILE(c[10]), BURSAR_TILE(c[11]),
-              BURSAR_TILE(c[12]), BURSAR_TILE(c[13])
+            : BURSAR_TILE(c[0]), BURSAR_TILE(c[1]), BURSAR_TILE(c[2]), BURSAR_TILE(c[3]), BURSAR_TILE(c[4]),
+              BURSAR_TILE(c[5]), BURSAR_TILE(c[6]), BURSAR_TILE(c[7]), BURSAR_TILE(c[8]), BURSAR_TILE(c[9]),
+              BURSAR_TILE(c[10]), BURSAR_TILE(c[11]), BURSAR_TILE(c[12]), BURSAR_TILE(c[13])
             : "l"(a), "l"(b), "r"(add));
     }
 
@@ -94,9 +99,10 @@ struct Warpgroup<__nv_bfloat16> {
             "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
             "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
             "}, %64, %65, add, 1, 1, 0, 0;\n}\n"
-            : BURSAR_TILE(c[0]), BURSAR_TILE(c[1]), BURSAR_TILE(c[2]), BURSAR_TILE(c[3]), BURSAR_TILE(c[4]), BURSAR_TILE(c[5]),
-              BURSAR_TILE(c[6]), BURSAR_TILE(c[7]), BURSAR_TILE(c[8]), BURSAR_TILE(c[9]), BURSAR_TILE(c[10]), BURSAR_TILE(c[11]),
-              BURSAR_TILE(c[12]), BURSAR_TILE(c[13]), BURSAR_TILE(c[14]), BURSAR_TILE(c[15])
+            : BURSAR_TILE(c[0]), BURSAR_TILE(c[1]), BURSAR_TILE(c[2]), BURSAR_TILE(c[3]), BURSAR_TILE(c[4]),
+              BURSAR_TILE(c[5]), BURSAR_TILE(c[6]), BURSAR_TILE(c[7]), BURSAR_TILE(c[8]), BURSAR_TILE(c[9]),
+              BURSAR_TILE(c[10]), BURSAR_TILE(c[11]), BURSAR_TILE(c[12]), BURSAR_TILE(c[13]), BURSAR_TILE(c[14]),
+              BURSAR_TILE(c[15])
             : "l"(a), "l"(b), "r"(add));
     }
 
@@ -108,8 +114,8 @@ struct Warpgroup<__nv_bfloat16> {
             "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
             "%32, %33, %34, %35, %36, %37, %38, %39"
             "}, {%40, %41, %42, %43}, %44, 1, 1, 1, 1;\n"
-            : BURSAR_TILE(c[0]), BURSAR_TILE(c[1]), BURSAR_TILE(c[2]), BURSAR_TILE(c[3]), BURSAR_TILE(c[4]), BURSAR_TILE(c[5]),
-              BURSAR_TILE(c[6]), BURSAR_TILE(c[7]), BURSAR_TILE(c[8]), BURSAR_TILE(c[9])
+            : BURSAR_TILE(c[0]), BURSAR_TILE(c[1]), BURSAR_TILE(c[2]), BURSAR_TILE(c[3]), BURSAR_TILE(c[4]),
+              BURSAR_TILE(c[5]), BURSAR_TILE(c[6]), BURSAR_TILE(c[7]), BURSAR_TILE(c[8]), BURSAR_TILE(c[9])
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
     }
 
@@ -122,9 +128,10 @@ struct Warpgroup<__nv_bfloat16> {
             "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
             "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
             "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;\n"
-            : BURSAR_TILE(c[0]), BURSAR_TILE(c[1]), BURSAR_TILE(c[2]), BURSAR_TILE(c[3]), BURSAR_TILE(c[4]), BURSAR_TILE(c[5]),
-              BURSAR_TILE(c[6]), BURSAR_TILE(c[7]), BURSAR_TILE(c[8]), BURSAR_TILE(c[9]), BURSAR_TILE(c[10]), BURSAR_TILE(c[11]),
-              BURSAR_TILE(c[12]), BURSAR_TILE(c[13]), BURSAR_TILE(c[14]), BURSAR_TILE(c[15])
+            : BURSAR_TILE(c[0]), BURSAR_TILE(c[1]), BURSAR_TILE(c[2]), BURSAR_TILE(c[3]), BURSAR_TILE(c[4]),
+              BURSAR_TILE(c[5]), BURSAR_TILE(c[6]), BURSAR_TILE(c[7]), BURSAR_TILE(c[8]), BURSAR_TILE(c[9]),
+              BURSAR_TILE(c[10]), BURSAR_TILE(c[11]), BURSAR_TILE(c[12]), BURSAR_TILE(c[13]), BURSAR_TILE(c[14]),
+              BURSAR_TILE(c[15])
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
     }
 };
@@ -141,9 +148,9 @@ struct Warpgroup<__half> {
             "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
             "%48, %49, %50, %51, %52, %53, %54, %55"
             "}, %56, %57, add, 1, 1, 0, 0;\n}\n"
-            : BURSAR_TILE(c[0]), BURSAR_TILE(c[1]), BURSAR_TILE(c[2]), BURSAR_TILE(c[3]), BURSAR_TILE(c[4]), BURSAR_TILE(c[5]),
-              BURSAR_TILE(c[6]), BURSAR_TILE(c[7]), BURSAR_TILE(c[8]), BURSAR_TILE(c[9]), BURSAR_TILE(c[10]), BURSAR_TILE(c[11]),
-              BURSAR_TILE(c[12]), BURSAR_TILE(c[13])
+            : BURSAR_TILE(c[0]), BURSAR_TILE(c[1]), BURSAR_TILE(c[2]), BURSAR_TILE(c[3]), BURSAR_TILE(c[4]),
+              BURSAR_TILE(c[5]), BURSAR_TILE(c[6]), BURSAR_TILE(c[7]), BURSAR_TILE(c[8]), BURSAR_TILE(c[9]),
+              BURSAR_TILE(c[10]), BURSAR_TILE(c[11]), BURSAR_TILE(c[12]), BURSAR_TILE(c[13])
             : "l"(a), "l"(b), "r"(add));
     }
 
@@ -157,9 +164,10 @@ struct Warpgroup<__half> {
             "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
             "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
             "}, %64, %65, add, 1, 1, 0, 0;\n}\n"
-            : BURSAR_TILE(c[0]), BURSAR_TILE(c[1]), BURSAR_TILE(c[2]), BURSAR_TILE(c[3]), BURSAR_TILE(c[4]), BURSAR_TILE(c[5]),
-              BURSAR_TILE(c[6]), BURSAR_TILE(c[7]), BURSAR_TILE(c[8]), BURSAR_TILE(c[9]), BURSAR_TILE(c[10]), BURSAR_TILE(c[11]),
-              BURSAR_TILE(c[12]), BURSAR_TILE(c[13]), BURSAR_TILE(c[14]), BURSAR_TILE(c[15])
+            : BURSAR_TILE(c[0]), BURSAR_TILE(c[1]), BURSAR_TILE(c[2]), BURSAR_TILE(c[3]), BURSAR_TILE(c[4]),
+              BURSAR_TILE(c[5]), BURSAR_TILE(c[6]), BURSAR_TILE(c[7]), BURSAR_TILE(c[8]), BURSAR_TILE(c[9]),
+              BURSAR_TILE(c[10]), BURSAR_TILE(c[11]), BURSAR_TILE(c[12]), BURSAR_TILE(c[13]), BURSAR_TILE(c[14]),
+              BURSAR_TILE(c[15])
             : "l"(a), "l"(b), "r"(add));
     }
 
@@ -171,8 +179,8 @@ struct Warpgroup<__half> {
             "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
             "%32, %33, %34, %35, %36, %37, %38, %39"
             "}, {%40, %41, %42, %43}, %44, 1, 1, 1, 1;\n"
-            : BURSAR_TILE(c[0]), BURSAR_TILE(c[1]), BURSAR_TILE(c[2]), BURSAR_TILE(c[3]), BURSAR_TILE(c[4]), BURSAR_TILE(c[5]),
-              BURSAR_TILE(c[6]), BURSAR_TILE(c[7]), BURSAR_TILE(c[8]), BURSAR_TILE(c[9])
+            : BURSAR_TILE(c[0]), BURSAR_TILE(c[1]), BURSAR_TILE(c[2]), BURSAR_TILE(c[3]), BURSAR_TILE(c[4]),
+              BURSAR_TILE(c[5]), BURSAR_TILE(c[6]), BURSAR_TILE(c[7]), BURSAR_TILE(c[8]), BURSAR_TILE(c[9])
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
     }
 
@@ -185,9 +193,10 @@ struct Warpgroup<__half> {
             "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
             "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
             "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;\n"
-            : BURSAR_TILE(c[0]), BURSAR_TILE(c[1]), BURSAR_TILE(c[2]), BURSAR_TILE(c[3]), BURSAR_TILE(c[4]), BURSAR_TILE(c[5]),
-              BURSAR_TILE(c[6]), BURSAR_TILE(c[7]), BURSAR_TILE(c[8]), BURSAR_TILE(c[9]), BURSAR_TILE(c[10]), BURSAR_TILE(c[11]),
-              BURSAR_TILE(c[12]), BURSAR_TILE(c[13]), BURSAR_TILE(c[14]), BURSAR_TILE(c[15])
+            : BURSAR_TILE(c[0]), BURSAR_TILE(c[1]), BURSAR_TILE(c[2]), BURSAR_TILE(c[3]), BURSAR_TILE(c[4]),
+              BURSAR_TILE(c[5]), BURSAR_TILE(c[6]), BURSAR_TILE(c[7]), BURSAR_TILE(c[8]), BURSAR_TILE(c[9]),
+              BURSAR_TILE(c[10]), BURSAR_TILE(c[11]), BURSAR_TILE(c[12]), BURSAR_TILE(c[13]), BURSAR_TILE(c[14]),
+              BURSAR_TILE(c[15])
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
     }
 };
