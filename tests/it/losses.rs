@@ -4,6 +4,7 @@
 use std::sync::{
     Arc, Mutex,
     atomic::{AtomicUsize, Ordering::SeqCst},
+    mpsc::sync_channel,
 };
 
 use bursar::{
@@ -231,14 +232,13 @@ fn a_load_during_a_loss_that_ends_the_runtime_hears_the_reason() {
 #[test]
 fn a_shutdown_in_the_midst_of_a_loss_ends_everything_once() {
     story(async {
-        let (at_it, goes_on) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(())));
-        let (devices, making, gate) = ([device(), device()], at_it.clone(), goes_on.clone());
-        let held = goes_on.lock().expect("nobody panics");
+        let (at_it, (go_on, told)) = (Arc::new(AtomicUsize::new(0)), sync_channel::<()>(1));
+        let (devices, making, told) = ([device(), device()], at_it.clone(), Mutex::new(told));
         let spares = devices.clone();
         let make = move || {
             let nth = making.fetch_add(1, SeqCst);
             // The second takes until the test says so.
-            drop((nth == 1).then(|| gate.lock().expect("nobody panics")));
+            drop((nth == 1).then(|| told.lock().expect("nobody panics").recv()));
             Ok(spares[nth].clone() as Arc<dyn Device>)
         };
         let config = RuntimeConfig { device: DeviceChoice::Made(Arc::new(make)), ..RuntimeConfig::default() };
@@ -250,7 +250,7 @@ fn a_shutdown_in_the_midst_of_a_loss_ends_everything_once() {
         runtime.shutdown().await;
         let error = model.chat(about(1)).await.expect_err("it is over");
         assert!(matches!(error, ChatError::Stopped { .. }), "{error:?}");
-        drop(held);
+        drop(go_on);
         assert!(devices.iter().all(|device| device.counts().backed.is_zero()));
     });
 }
