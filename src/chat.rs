@@ -36,7 +36,7 @@ async fn talk(device: &DeviceOptions, options: &Options) -> Result<(), Failure> 
     // What can be refused at once is, before a model is loaded.
     let (shown, blank) = (options.shown()?, options.blank()?);
     let runtime = model::start(device).await?;
-    let model = model::load(&runtime, &options.model, !options.json).await?;
+    let model = model::load(&runtime, device, &options.model, !options.json).await?;
     let outcome = match &options.question {
         Some(question) => {
             let chat = shown.ask(blank, question);

@@ -2,10 +2,11 @@
 
 use std::{
     io::{IsTerminal, stderr},
+    path::PathBuf,
     str::FromStr,
 };
 
-use bursar::{Bytes, DeviceChoice, Runtime};
+use bursar::{BlasSearch, Bytes, DeviceChoice, Runtime};
 use clap::Args;
 
 /// The device that is leased.
@@ -17,6 +18,15 @@ pub struct DeviceOptions {
     /// Capacity of the host memory that stands in for a GPU, such as 512MiB or 2GiB.
     #[arg(long, default_value = "512MiB", global = true)]
     capacity: Bytes,
+    /// The folder that has libcublasLt, if it is in no usual place.
+    #[arg(long, value_name = "FOLDER", env = "BURSAR_CUDA_LIB", global = true)]
+    cuda_lib: Option<PathBuf>,
+    /// Where the CUDA toolkit is.
+    #[arg(long, hide = true, env = "CUDA_HOME", global = true)]
+    cuda_home: Option<PathBuf>,
+    /// NVIDIA's wheels bring libraries.
+    #[arg(long, hide = true, env = "VIRTUAL_ENV", global = true)]
+    virtual_env: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +57,14 @@ impl DeviceOptions {
             Named::Host => DeviceChoice::Host(self.capacity),
             Named::Cuda(ordinal) => DeviceChoice::Cuda(ordinal),
         }
+    }
+
+    /// Where cuBLASLt is looked for.
+    pub fn blas(&self) -> BlasSearch {
+        let search = BlasSearch::usual();
+        let search = self.cuda_home.iter().fold(search, BlasSearch::with_toolkit);
+        let search = self.virtual_env.iter().fold(search, BlasSearch::with_python);
+        self.cuda_lib.iter().fold(search, BlasSearch::first_in)
     }
 
     /// What is leased, as a sentence.

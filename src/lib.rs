@@ -70,12 +70,16 @@ pub use bursar_budgets::{
     Address, Bytes, Class, CudaDevice, Device, DeviceError, Frame, GIB, Hint, HostConfig, HostDevice, KIB, Label,
     Lease, LeaseId, LeaseLine, LeaseState, MIB, Owner, Refusal, Script, Segment, Snapshot, Workspace, WorkspaceFull,
 };
+pub use bursar_kernels::BlasSearch;
 #[cfg(feature = "hub")]
 pub use bursar_model::checkpoint::{HubError, HubModel, HubOptions};
 pub use bursar_model::{
-    Envelope, LimitError, demo,
+    Envelope, LimitError,
+    checkpoint::RandomCheckpoint,
+    demo,
     error::{CheckpointError, GrammarError, ImageError, SamplingError, TextError, VideoError},
     flow::{ImageLimits, LayoutError},
+    registry::{UnknownShape, random_checkpoint},
     sampling::OutputFormat,
     text::Role,
 };

@@ -1,5 +1,6 @@
 //! The command line.
 
+mod bench;
 mod chat;
 mod device;
 mod failure;
@@ -9,7 +10,7 @@ mod model;
 mod progress;
 mod tour;
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Instant};
 
 use clap::{Parser, Subcommand};
 use device::DeviceOptions;
@@ -29,14 +30,18 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Asks a model a question, or talks with it.
-    Chat(chat::Options),
+    Chat(Box<chat::Options>),
+    /// Measures a model on this machine.
+    Bench(Box<bench::Options>),
 }
 
 #[tokio::main]
 async fn main() -> ExitCode {
+    let main = Instant::now();
     let cli = Cli::parse();
     match cli.command {
         None => failure::report(tour::run(&cli.device).await),
-        Some(Command::Chat(options)) => chat::run(&cli.device, options).await,
+        Some(Command::Chat(options)) => chat::run(&cli.device, *options).await,
+        Some(Command::Bench(options)) => bench::run(&cli.device, *options, main).await,
     }
 }

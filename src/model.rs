@@ -10,22 +10,41 @@ use crate::{DeviceOptions, failure::Failure, progress::Bar};
 
 /// A runtime on the chosen device.
 pub async fn start(device: &DeviceOptions) -> Result<Runtime, Failure> {
-    let config = RuntimeConfig { device: device.choice(), ..RuntimeConfig::default() };
-    let runtime = Runtime::start(config).await?;
+    start_with(device, RuntimeConfig::default()).await
+}
+
+/// The same with `config` for all but the device.
+pub async fn start_with(device: &DeviceOptions, config: RuntimeConfig) -> Result<Runtime, Failure> {
+    let runtime = Runtime::start(RuntimeConfig { device: device.choice(), ..config }).await?;
     device.tell(&runtime);
     Ok(runtime)
 }
 
-/// Loads `demo`, the checkpoint in a folder, or a model of the hub, with a bar.
-pub async fn load(runtime: &Runtime, model: &str, shown: bool) -> Result<ModelHandle, Failure> {
-    let source = match model {
+/// `demo`, the checkpoint in a folder, or a model of the hub.
+pub fn source(model: &str) -> ModelSource {
+    match model {
         "demo" => ModelSource::demo(),
         // A folder that is there wins over a model of the same name elsewhere.
         folder if Path::new(folder).exists() => ModelSource::folder(folder),
         #[cfg(feature = "hub")]
         id if bursar::HubModel::is_id(id) => ModelSource::hub_with(id, hub::options()),
         folder => ModelSource::folder(folder),
-    };
+    }
+}
+
+/// Loads a model, with a bar.
+pub async fn load(runtime: &Runtime, device: &DeviceOptions, model: &str, shown: bool) -> Result<ModelHandle, Failure> {
+    let options = LoadOptions { blas: device.blas(), ..LoadOptions::default() };
+    load_with(runtime, source(model), options, shown).await
+}
+
+/// The same with options.
+pub async fn load_with(
+    runtime: &Runtime,
+    source: ModelSource,
+    options: LoadOptions,
+    shown: bool,
+) -> Result<ModelHandle, Failure> {
     let bar = Bar::new(shown);
-    Ok(runtime.load_with(source, LoadOptions::default(), move |progress| bar.show(progress)).await?)
+    Ok(runtime.load_with(source, options, move |progress| bar.show(progress)).await?)
 }

@@ -17,7 +17,7 @@ pub async fn run(device: &DeviceOptions) -> Result<(), Failure> {
     let runtime = model::start(device).await?;
     println!("{} Loading the embedded demo model.\n", device.describe(&runtime));
     let started = Instant::now();
-    let demo = model::load(&runtime, "demo", true).await?;
+    let demo = model::load(&runtime, device, "demo", true).await?;
     println!("READY after {:.1} s: planned, loaded, stressed, sized.\n", started.elapsed().as_secs_f64());
     let before = snapshot(&runtime).await?;
     println!("{before}");

@@ -105,6 +105,7 @@ fn attention_costs_four_operations_for_each_pair_and_element_and_reads_what_lies
             query_starts: scope.upload([3], &zeros[..3]).unwrap(),
             context_lengths: scope.upload([2], &zeros[..2]).unwrap(),
             block_tables: scope.upload([2, 7], &zeros).unwrap(),
+            single_rows: 0,
             query_key_pairs: 137,
         };
         scope.attention_paged(&scope.empty([2, 32]).unwrap(), &layer, &sequences).unwrap();
@@ -114,7 +115,7 @@ fn attention_costs_four_operations_for_each_pair_and_element_and_reads_what_lies
 
     let ((), _, work) = plan(1, |scope| {
         let starts = scope.upload([3], &[0u32, 2, 5]).unwrap();
-        let stretches = Stretches { starts, query_key_pairs: 4 + 9 };
+        let stretches = Stretches { starts, longest: 3, query_key_pairs: 4 + 9 };
         scope.attention_packed(&scope.empty([5, 3 * 12]).unwrap(), 3, &stretches).unwrap();
     });
     assert_eq!(work, Work { flops: 4 * 13 * 12, bytes: Bytes(4 * 3 + 4 * 5 * 36 + 4 * 5 * 12) });

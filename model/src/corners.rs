@@ -2,7 +2,7 @@
 //! loaded and run under stress before anything is served, from the same lines of code.
 
 use bursar_budgets::Workspace;
-use bursar_kernels::{BLOCK_TOKENS, Backend, KernelError, KvLayer, Plan, Scope, Tally, Target, Tensor, Work};
+use bursar_kernels::{BLOCK_TOKENS, Backend, DType, KernelError, KvLayer, Plan, Scope, Tally, Target, Tensor, Work};
 
 use crate::{
     Envelope, Model,
@@ -80,6 +80,31 @@ pub fn corners(model: &Model, envelope: &Envelope, room: Room) -> Vec<Corner> {
 
 /// Runs a pass on shapes alone: the bytes it takes on `target`, and its work.
 pub fn plan(model: &Model, target: Target, pass: &Pass) -> Result<Footprint, KernelError> {
+    dry(model, target, |scope, layers, cache, previous| run(model, scope, pass, layers, cache, previous))
+}
+
+/// The work of a pass whose tokens are the likeliest ones: of its logits only the choice goes to the host. What a
+/// device needs for it at least is the floor of its time.
+pub fn work(model: &Model, target: Target, pass: &Pass) -> Result<Work, KernelError> {
+    let footprint =
+        dry(model, target, |scope, layers, cache, previous| choose(model, scope, pass, layers, cache, previous, false));
+    Ok(footprint?.work)
+}
+
+/// `count` pictures of `grid` without content, packed for a launch: for planning it.
+///
+/// # Panics
+/// If the model takes no pictures.
+pub fn blank_pictures(model: &Model, count: usize, grid: Grid) -> PictureBatch {
+    pictures(model, count * grid.patches(), grid)
+}
+
+/// Calls `pass` with memory that nobody may touch.
+fn dry(
+    model: &Model,
+    target: Target,
+    pass: impl FnOnce(&Scope<'_, Plan>, &[KvLayer], &mut Tensor<'_>, &mut Tensor<'_>) -> Result<(), KernelError>,
+) -> Result<Footprint, KernelError> {
     let (workspace, tally, backend) = (Workspace::dry(), Tally::default(), Plan::new(target));
     let kv = model.kv_shape(&target);
     let bytes = kv.block_bytes();
@@ -90,28 +115,49 @@ pub fn plan(model: &Model, target: Target, pass: &Pass) -> Result<Footprint, Ker
     let cache_shape = [u32::MAX as usize, model.config().decoder().hidden];
     // SAFETY: as above.
     let mut cache = unsafe { Tensor::persistent(workspace.address(), cache_shape, target.activation()) };
-    let scope = Scope::new(&backend, &workspace, &tally);
-    run(model, &scope, pass, &layers, &mut cache)?;
+    // SAFETY: as above.
+    let mut previous = unsafe { Tensor::persistent(workspace.address(), [u32::MAX as usize], DType::U32) };
+    pass(&Scope::new(&backend, &workspace, &tally), &layers, &mut cache, &mut previous)?;
     Ok(Footprint { workspace: workspace.high_water(), work: tally.total() })
 }
 
-/// Runs a pass as serving runs it; for a step that is the decoder, its scores and the greedy choice.
+/// Runs a pass as serving runs it; for a step that is the decoder, its scores, the greedy choice into `previous` (u32, a
+/// row for each sequence of the envelope), and what a choice on the host downloads.
 pub fn run<B: Backend>(
     model: &Model,
     scope: &Scope<'_, B>,
     pass: &Pass,
     layers: &[KvLayer],
     cache: &mut Tensor<'_>,
+    previous: &mut Tensor<'_>,
+) -> Result<(), KernelError> {
+    choose(model, scope, pass, layers, cache, previous, true)
+}
+
+/// The same, but logits go to the host only if something `samples` from them there.
+fn choose<B: Backend>(
+    model: &Model,
+    scope: &Scope<'_, B>,
+    pass: &Pass,
+    layers: &[KvLayer],
+    cache: &mut Tensor<'_>,
+    previous: &mut Tensor<'_>,
+    samples: bool,
 ) -> Result<(), KernelError> {
     match pass {
-        Pass::Encode(batch) => model.encode(scope, batch, cache),
+        Pass::Encode(batch) => {
+            model.encode(scope, batch, cache)?;
+            scope.moment()?.wait().map(drop)
+        }
         Pass::Step(batch) => {
             let score = |scope: &Scope<'_, B>, logits: &Tensor<'_>| scope.download::<f32>(logits).map(drop);
-            let logits = model.step(scope, batch, &StepCaches { layers, pictures: Some(cache) }, score)?;
-            let chosen = scope.argmax(&logits)?;
-            scope.download::<u32>(&chosen)?;
-            scope.download::<f32>(&logits)?;
-            Ok(())
+            let logits = model.step(scope, batch, &StepCaches { layers, pictures: Some(cache), previous }, score)?;
+            let mut chosen = previous.row_range_mut(0..logits.rows());
+            scope.argmax_into(&logits, &mut chosen)?;
+            let ids = scope.download_later::<u32>(&chosen)?;
+            let rows = samples.then(|| scope.download_later::<f32>(&logits)).transpose()?;
+            ids.wait()?;
+            rows.map_or(Ok(()), |rows| rows.wait().map(drop))
         }
     }
 }
@@ -134,23 +180,24 @@ fn largest_grid(patches: usize, merged: usize) -> Grid {
     still(side * merge, width * merge)
 }
 
-/// As many pictures of `grid` as a launch of so many patches takes, and its rest filled with the smallest ones.
+/// As many pictures of `grid` as a launch of so many patches takes, and its rest filled with the smallest ones. Each is a
+/// full step of a video, which has more bytes than a still picture.
 fn pictures(model: &Model, launch_patches: usize, grid: Grid) -> PictureBatch {
     let merged = model.config().merged_patches().expect("only a family with pictures has this corner");
-    let features = model.config().patch_features().expect("as above");
-    let smallest = smallest_grid(merged);
+    let patch = model.config().patch().expect("as above");
+    let [large, small] = [grid, smallest_grid(merged)].map(|grid| Patches::blank(grid, patch));
     let whole = launch_patches / grid.patches();
-    let rest = launch_patches % grid.patches() / smallest.patches();
-    let grids = std::iter::repeat_n(grid, whole).chain(std::iter::repeat_n(smallest, rest));
+    let rest = launch_patches % grid.patches() / small.grid.patches();
     let mut next_row = 0;
-    let pictures: Vec<(Patches, Vec<u32>)> = grids
-        .map(|grid| {
-            let rows = next_row..next_row + (grid.patches() / merged) as u32;
+    let pictures: Vec<(&Patches, Vec<u32>)> = std::iter::repeat_n(&large, whole)
+        .chain(std::iter::repeat_n(&small, rest))
+        .map(|patches| {
+            let rows = next_row..next_row + (patches.grid.patches() / merged) as u32;
             next_row = rows.end;
-            (Patches { pixels: vec![0.0; grid.patches() * features], grid }, rows.collect())
+            (patches, rows.collect())
         })
         .collect();
-    let views: Vec<_> = pictures.iter().map(|(patches, rows)| (patches, rows.as_slice())).collect();
+    let views: Vec<_> = pictures.iter().map(|(patches, rows)| (*patches, rows.as_slice())).collect();
     model.pack(&views)
 }
 

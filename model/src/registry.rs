@@ -1,6 +1,6 @@
 //! The only list of families: which code serves which checkpoint.
 
-use bursar_kernels::{Backend, KernelError, Scope, Tensor};
+use bursar_kernels::{Backend, KernelError, Scope, Tensor, ops::patchify::PatchSize};
 use thiserror::Error;
 
 pub use crate::families::qwen2_5_vl::PictureBatch;
@@ -10,7 +10,7 @@ use crate::{
         ConfigError,
         decoder::{Decoder, DecoderConfig},
     },
-    checkpoint::Checkpoint,
+    checkpoint::{Checkpoint, RandomCheckpoint},
     families::{
         qwen2,
         qwen2_5_vl::{self, Placeholders},
@@ -28,6 +28,40 @@ pub struct UnknownArchitecture {
     pub found: Vec<String>,
     /// All that are served.
     pub known: String,
+}
+
+/// A shape that nobody has written down.
+#[derive(Debug, Error)]
+#[error("no shape is called {name:?}; known: {known}")]
+pub struct UnknownShape {
+    /// What was asked for.
+    pub name: String,
+    /// All there are.
+    pub known: String,
+}
+
+impl UnknownShape {
+    /// What to change.
+    pub fn hint(&self) -> String {
+        format!("ask for one of: {}", self.known)
+    }
+}
+
+/// The names of all shapes that [`random_checkpoint`] makes.
+pub fn shapes() -> impl Iterator<Item = &'static str> {
+    qwen2_5_vl::SHAPES.iter().map(|shape| shape.name)
+}
+
+/// A checkpoint with the settings and a vocabulary of the size of a released model, and random weights: what its speed
+/// and its memory are measured with when its 16 GB are not here.
+///
+/// # Errors
+/// No shape has that name.
+pub fn random_checkpoint(shape: &str, seed: u64) -> Result<RandomCheckpoint, UnknownShape> {
+    match qwen2_5_vl::SHAPES.iter().find(|known| known.name == shape) {
+        Some(shape) => Ok(RandomCheckpoint::new(shape.name, seed, shape.files())),
+        None => Err(UnknownShape { name: shape.to_owned(), known: shapes().collect::<Vec<_>>().join(", ") }),
+    }
 }
 
 /// A family's configuration.
@@ -88,11 +122,11 @@ impl FamilyConfig {
         }
     }
 
-    /// Numbers of one patch; none if the family takes no pictures.
-    pub fn patch_features(&self) -> Option<usize> {
+    /// What one patch covers; none if the family takes no pictures.
+    pub fn patch(&self) -> Option<PatchSize> {
         match self {
             FamilyConfig::Qwen2(_) => None,
-            FamilyConfig::Qwen2_5Vl(config) => Some(config.vision.patch_features()),
+            FamilyConfig::Qwen2_5Vl(config) => Some(config.vision.patch()),
         }
     }
 

@@ -112,7 +112,7 @@ fn every_limit_is_named_with_its_value() {
     let few = ImageLimits { bytes_max: 10, ..ImageLimits::default() };
     let bytes = ImageBytes::new(golden_bytes("pictures/scene_84x56.png"));
     let error = bytes.probe(&few).expect_err("too long");
-    assert_eq!(format!("the encoded picture has {} bytes, the limit is 10", bytes.encoded().len()), error.to_string());
+    assert_eq!(format!("the encoded picture has {} bytes, the limit is 10", bytes.bytes().len()), error.to_string());
     assert!(error.hint().contains("ImageLimits::bytes_max"));
     assert!(ImageBytes::open(golden("pictures/scene_84x56.png"), &few).is_err());
 }

@@ -3,6 +3,7 @@
 
 mod abort;
 mod bad_input;
+mod bench;
 mod chats;
 mod checkpoints;
 mod command_line;
@@ -20,4 +21,5 @@ mod rules;
 mod slow_device;
 mod stage;
 mod starts;
+mod tokens;
 mod videos;

@@ -16,6 +16,9 @@ pub enum ChatError {
     /// Nothing was said.
     #[error("the chat has no turn")]
     Empty,
+    /// Both tokens and something that only a template could turn into tokens.
+    #[error("the chat is given as tokens, and has turns of text or tools besides")]
+    TokensAndTurns,
     /// As many requests are under way as may be.
     #[error("{limit} requests are under way or wait already")]
     Overloaded {
@@ -147,6 +150,7 @@ impl ChatError {
     pub fn hint(&self) -> String {
         match self {
             ChatError::Empty => "add a user turn".to_owned(),
+            ChatError::TokensAndTurns => "give all of the prompt as tokens, or all of it as turns".to_owned(),
             ChatError::Overloaded { .. } => "ask again when a reply has ended, or raise `requests`".to_owned(),
             ChatError::Picture { source, .. } => source.hint(),
             ChatError::Video { source, .. } => source.hint(),
@@ -205,6 +209,7 @@ impl ChatError {
     pub fn fault(&self) -> Fault {
         match self {
             ChatError::Empty
+            | ChatError::TokensAndTurns
             | ChatError::Picture { .. }
             | ChatError::PictureTooLarge { .. }
             | ChatError::Video { .. }

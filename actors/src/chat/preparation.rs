@@ -52,13 +52,10 @@ impl Preparation {
         let (messages, visuals) = chat.split();
         let pictures = plan_pictures(kit, &visuals)?;
         let grids: Vec<VisualGrid> = pictures.iter().map(VisualPlan::grid).collect();
-        let inputs = TemplateInputs {
-            tools: (!chat.tools.is_empty()).then(|| chat.tools.clone()),
-            variables: chat.template_variables.clone(),
-            now_unix_seconds: now_unix_seconds(),
-            ..TemplateInputs::default()
+        let tokens = match &chat.tokens {
+            Some(tokens) => checked_tokens(chat, kit, tokens)?,
+            None => kit.prompts.encode(&messages, &template_inputs(chat))?,
         };
-        let tokens = kit.prompts.encode(&messages, &inputs)?;
         let prompt = kit.family.lay_out(tokens, &grids)?;
         let limit = kit.envelope.context_tokens.min(kv_tokens);
         let count = prompt.tokens.len();
@@ -90,6 +87,28 @@ impl Preparation {
             first.score_prompt = asked.prompt_log_probabilities;
         }
         Ok(prepared)
+    }
+}
+
+/// What the template sees beside the turns.
+fn template_inputs(chat: &Chat) -> TemplateInputs {
+    TemplateInputs {
+        tools: (!chat.tools.is_empty()).then(|| chat.tools.clone()),
+        variables: chat.template_variables.clone(),
+        now_unix_seconds: now_unix_seconds(),
+        ..TemplateInputs::default()
+    }
+}
+
+/// A prompt that needs no template, if the model can read it.
+fn checked_tokens(chat: &Chat, kit: &Kit, tokens: &[u32]) -> Result<Vec<u32>, ChatError> {
+    if chat.says_more_than_tokens() {
+        return Err(ChatError::TokensAndTurns);
+    }
+    let vocabulary = kit.family.decoder().vocabulary;
+    match tokens.iter().find(|token| **token as usize >= vocabulary) {
+        Some(&token) => Err(SamplingError::UnknownToken { token, vocabulary }.into()),
+        None => Ok(tokens.to_vec()),
     }
 }
 

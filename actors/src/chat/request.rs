@@ -1,6 +1,6 @@
 //! A chat as a user writes it.
 
-use std::{fmt, path::Path};
+use std::{fmt, path::Path, sync::Arc};
 
 use bursar_model::{
     error::ImageError,
@@ -10,7 +10,7 @@ use bursar_model::{
 
 use super::generation::Generation;
 
-/// A picture for a chat: encoded as PNG, JPEG or WebP.
+/// A picture for a chat: encoded as PNG, JPEG or WebP, or as pixels.
 #[derive(Clone, Debug)]
 pub struct Image(pub(super) ImageBytes);
 
@@ -24,8 +24,17 @@ impl Image {
     }
 
     /// Takes encoded bytes. They are looked at when the chat is.
-    pub fn from_bytes(encoded: impl Into<std::sync::Arc<[u8]>>) -> Self {
+    pub fn from_bytes(encoded: impl Into<Arc<[u8]>>) -> Self {
         Image(ImageBytes::new(encoded))
+    }
+
+    /// Takes decoded pixels: `[height, width, 3]` bytes of red, green and blue, rows from the top. For pictures that a
+    /// camera, a renderer or another decoder has made.
+    ///
+    /// # Errors
+    /// A side is zero, or the bytes are not as many.
+    pub fn from_rgb(width: u32, height: u32, pixels: impl Into<Arc<[u8]>>) -> Result<Self, ImageError> {
+        ImageBytes::from_rgb(width, height, pixels).map(Image)
     }
 }
 
@@ -95,6 +104,8 @@ impl fmt::Debug for Content {
 #[derive(Clone, Default)]
 pub struct Chat {
     turns: Vec<(Role, Vec<Content>)>,
+    /// Instead of what turns are rendered to.
+    pub(super) tokens: Option<Arc<[u32]>>,
     pub(super) tools: Vec<serde_json::Value>,
     pub(super) template_variables: serde_json::Map<String, serde_json::Value>,
     pub(super) generation: Generation,
@@ -106,6 +117,7 @@ impl fmt::Debug for Chat {
         formatter
             .debug_struct("Chat")
             .field("turns", &self.turns)
+            .field("tokens", &self.tokens.as_ref().map(|tokens| tokens.len()))
             .field("tools", &self.tools.len())
             .finish_non_exhaustive()
     }
@@ -115,6 +127,18 @@ impl Chat {
     /// An empty conversation, answered as the checkpoint's `generation_config.json` says.
     pub fn new() -> Self {
         Chat::default()
+    }
+
+    /// A prompt as tokens of the model's vocabulary, which are taken as they are: nothing is rendered, nothing is added.
+    /// The token that stands for a picture or a video in the model's templates stands once for each, and the pictures
+    /// follow by [`image`](Chat::image) in their order. For prompts that were made elsewhere, and for measurements.
+    ///
+    /// ```
+    /// use bursar_actors::chat::Chat;
+    /// let chat = Chat::from_tokens([11, 7, 500]).temperature(0.0).max_tokens(8).ignore_end();
+    /// ```
+    pub fn from_tokens(tokens: impl Into<Arc<[u32]>>) -> Self {
+        Chat { tokens: Some(tokens.into()), ..Chat::default() }
     }
 
     /// What the operator says.
@@ -191,8 +215,15 @@ impl Chat {
         self
     }
 
+    /// Whether it asks for nothing.
     pub(super) fn is_empty(&self) -> bool {
-        self.turns.is_empty()
+        self.turns.is_empty() && self.tokens.as_ref().is_none_or(|tokens| tokens.is_empty())
+    }
+
+    /// Whether something is said that only a template could place beside tokens.
+    pub(super) fn says_more_than_tokens(&self) -> bool {
+        let is_shown = |content: &Content| matches!(content, Content::Image(_) | Content::Video(_));
+        !self.tools.is_empty() || self.turns.iter().any(|(_, contents)| !contents.iter().all(is_shown))
     }
 
     /// The turns as templates take them, and the pictures and videos in the order of their places.

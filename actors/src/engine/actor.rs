@@ -225,7 +225,7 @@ impl EngineState {
     }
 
     async fn start_attempt(&mut self, myself: &ActorRef<EngineMessage>) -> Result<(), ActorProcessingErr> {
-        let Planned { kit, needs, model } = self.planned.clone().expect("the plan comes before an attempt");
+        let Planned { kit, needs, model, processor } = self.planned.clone().expect("the plan comes before an attempt");
         let options = &self.arguments.options;
         let attempt = Attempt {
             budget: self.arguments.budget.clone(),
@@ -238,7 +238,7 @@ impl EngineState {
             memory_fraction: options.memory_fraction,
             kv_tokens: options.kv_tokens,
             shrinks: self.shrinks,
-            threads: options.threads,
+            processor,
             progress: self.arguments.progress.clone(),
             shelf: self.arguments.shelf.clone(),
         };
@@ -308,7 +308,7 @@ impl EngineState {
         myself: &ActorRef<EngineMessage>,
         first: usize,
     ) -> Result<(), ActorProcessingErr> {
-        self.revive_lanes().await;
+        self.revive_lanes().await?;
         if first == 0 {
             self.children.vision = self.spawn_vision(myself).await?;
         }
@@ -326,7 +326,7 @@ impl EngineState {
         let (scheduler, _) = SchedulerActor::spawn_linked(None, SchedulerActor, arguments, myself.get_cell()).await?;
         self.children.scheduler = Some(scheduler.clone());
         self.servings += 1;
-        let Planned { kit, .. } = self.planned.clone().expect("planned before served");
+        let Planned { kit, processor, .. } = self.planned.clone().expect("planned before served");
         let serving = Serving {
             generation: self.arguments.generation << 32 | self.servings,
             vision: self.children.vision.clone(),
@@ -334,6 +334,7 @@ impl EngineState {
             scheduler,
             kit,
             record: Arc::new(profiled.record.clone()),
+            target: processor.target(),
         };
         Status::change(&self.arguments.status, Status::Ready(serving));
         Ok(())
@@ -366,20 +367,21 @@ impl EngineState {
 
     /// What dead actors left on the lanes ends first: it still writes where their successors will. A lane whose thread
     /// has died starts again on the same memory.
-    async fn revive_lanes(&mut self) {
+    async fn revive_lanes(&mut self) -> Result<(), ActorProcessingErr> {
         let profiled = self.profiled.clone().expect("sized before served");
         profiled.lanes.idle().await;
         if profiled.lanes.are_alive() {
-            return;
+            return Ok(());
         }
-        let Planned { model, .. } = self.planned.clone().expect("planned before served");
-        let (device, threads) = (&self.arguments.device, self.arguments.options.threads);
-        let lanes = Lanes::start_beside(Some(&profiled.lanes), device, &model, &profiled.memory, threads);
+        let Planned { model, processor, .. } = self.planned.clone().expect("planned before served");
+        let (before, device) = (Some(&profiled.lanes), &self.arguments.device);
+        let lanes = Lanes::start_beside(before, &processor, device, &model, &profiled.memory)?;
         if !self.arguments.shelf.keep_lanes(self.owner().generation, lanes.clone()) {
-            return; // An end is being put to this engine.
+            return Ok(()); // An end is being put to this engine.
         }
         self.profiled =
             Some(Arc::new(Profiled { lanes, record: profiled.record.clone(), memory: profiled.memory.clone() }));
+        Ok(())
     }
 
     async fn child_died(

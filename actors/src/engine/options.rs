@@ -1,6 +1,7 @@
 //! What a user can choose about one model.
 
 use bursar_budgets::Device;
+use bursar_kernels::BlasSearch;
 use bursar_model::{Envelope, flow::ImageLimits};
 
 use crate::supervise::Intensity;
@@ -24,6 +25,8 @@ pub struct LoadOptions {
     pub requests: usize,
     /// Threads that compute on the host device, and as many again that decode pictures; by default one a CPU.
     pub threads: usize,
+    /// Where cuBLASLt is looked for on a GPU.
+    pub blas: BlasSearch,
     /// When restarts of its vision, kv and scheduler become a crash loop.
     pub intensity: Intensity,
     /// When restarts of its engine, which stress anew, become one.
@@ -40,6 +43,7 @@ impl Default for LoadOptions {
             kv_tokens: None,
             requests: 128,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
+            blas: BlasSearch::usual(),
             intensity: Intensity::SERVING,
             engine_intensity: Intensity::ENGINE,
         }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bursar_kernels::Target;
 use ractor::ActorRef;
 
 use super::Kit;
@@ -22,4 +23,6 @@ pub struct Serving {
     pub kit: Arc<Kit>,
     /// What may be done at once.
     pub record: Arc<ProfileRecord>,
+    /// What passes are planned for and run on.
+    pub target: Target,
 }

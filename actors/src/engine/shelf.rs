@@ -7,7 +7,7 @@ use bursar_budgets::Owner;
 use bursar_model::Model;
 use tokio::sync::watch;
 
-use super::Lanes;
+use super::{Lanes, Processor};
 
 /// Held by the runtime for each model.
 #[derive(Clone, Default)]
@@ -19,6 +19,8 @@ struct Contents {
     closed_through: Option<u64>,
     weights_owner: Option<Owner>,
     model: Option<Arc<Model>>,
+    /// What its passes run on. It outlives the model, so that an engine that starts again loads no kernels anew.
+    processor: Option<Processor>,
     lanes: Option<Lanes>,
     /// Threads that take memory or copy weights.
     at_work: Vec<watch::Receiver<()>>,
@@ -32,6 +34,16 @@ impl Shelf {
     /// The loaded model, if there is one.
     pub fn model(&self) -> Option<Arc<Model>> {
         self.contents().model.clone()
+    }
+
+    /// What was loaded to compute with, if it was.
+    pub fn processor(&self) -> Option<Processor> {
+        self.contents().processor.clone()
+    }
+
+    /// Keeps what was loaded to compute with.
+    pub fn keep_processor(&self, processor: Processor) {
+        self.contents().processor = Some(processor);
     }
 
     /// Keeps a loaded model.

@@ -12,9 +12,9 @@ use bursar_model::{
 use super::{Needs, ProfileError, ProfileRecord, Sizing};
 use crate::{
     budget::Budget,
-    engine::{Lanes, Progress, ProgressSink, Shelf},
+    engine::{Lanes, Processor, Progress, ProgressSink, Shelf},
     lane::{Answer, Job, Lane, StressJob},
-    memory::{EngineMemory, EngineParts, KvMemory, VisionCache},
+    memory::{ChosenTokens, EngineMemory, EngineParts, KvMemory, VisionCache},
     reply::Reply,
     tree,
 };
@@ -42,8 +42,8 @@ pub struct Attempt {
     pub kv_tokens: Option<usize>,
     /// Attempts before this one that were refused memory.
     pub shrinks: u32,
-    /// Threads of the CPU backend.
-    pub threads: usize,
+    /// What passes run on.
+    pub processor: Processor,
     /// Who watches.
     pub progress: ProgressSink,
     /// Where the lanes are found if this attempt dies.
@@ -67,7 +67,7 @@ impl Attempt {
     /// With the evidence; everything that was leased goes back as what holds it is dropped.
     pub async fn run(&self) -> Result<Profiled, ProfileError> {
         let memory = Arc::new(self.take_memory().await?);
-        let lanes = Lanes::start(&self.device, &self.model, &memory, self.threads);
+        let lanes = Lanes::start(&self.processor, &self.device, &self.model, &memory)?;
         if !self.shelf.keep_lanes(self.owner.generation, lanes.clone()) {
             return Err(ProfileError::Died { reason: "its engine has ended".to_owned() });
         }
@@ -89,6 +89,7 @@ impl Attempt {
     async fn take_memory(&self) -> Result<EngineMemory, ProfileError> {
         let (needs, workspaces) = (self.needs.clone(), "leasing workspaces");
         let step = self.lease(Class::StepWorkspace, needs.step_workspace, workspaces).await?;
+        let chosen = self.lease(Class::StepWorkspace, needs.chosen, workspaces).await?;
         let mut vision = None;
         if needs.cache_rows > 0 {
             let workspace = self.lease(Class::VisionWorkspace, needs.vision_workspace, workspaces).await?;
@@ -96,8 +97,10 @@ impl Attempt {
         }
         let probe = Arc::new(self.lease(Class::Kv, needs.probe(), PROBE).await?);
         let (device, hidden) = (self.device.clone(), self.model.config().decoder().hidden);
+        let sequences = self.envelope.sequences;
         self.on_a_thread(move || {
             let step_workspace = Arc::new(backed_segment(&device, needs.step_workspace, step)?);
+            let chosen = ChosenTokens::over(backed_segment(&device, needs.chosen, chosen)?, sequences);
             let (mut vision_workspace, mut vision_cache) = (None, None);
             if let Some((workspace, cache)) = vision {
                 vision_workspace = Some(Arc::new(backed_segment(&device, needs.vision_workspace, workspace)?));
@@ -105,7 +108,7 @@ impl Attempt {
                 vision_cache = Some(VisionCache::over(segment, hidden, needs.kv_shape.dtype));
             }
             let kv = backed_probe(&device, &needs, probe)?;
-            Ok(EngineMemory::new(EngineParts { step_workspace, vision_workspace, vision_cache, kv }))
+            Ok(EngineMemory::new(EngineParts { step_workspace, chosen, vision_workspace, vision_cache, kv }))
         })
         .await
     }

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use bursar_budgets::{Bytes, Device, DeviceError, LedgerConfig};
-use bursar_model::checkpoint::{CheckpointOrigin, CheckpointSource};
+use bursar_model::checkpoint::{CheckpointOrigin, CheckpointSource, RandomCheckpoint};
 #[cfg(feature = "hub")]
 use bursar_model::checkpoint::{HubModel, HubOptions};
 use ractor::{Actor, ActorCell, ActorRef};
@@ -317,6 +317,17 @@ impl ModelSource {
     /// The demo model that is embedded in the library.
     pub fn demo() -> Self {
         ModelSource { checkpoint: CheckpointOrigin::Local(bursar_model::demo::checkpoint()), name: "demo".to_owned() }
+    }
+
+    /// A model of random weights, for measurements: see [`bursar_model::registry::random_checkpoint`].
+    pub fn random(checkpoint: RandomCheckpoint) -> Self {
+        let name = checkpoint.name().to_owned();
+        ModelSource { checkpoint: CheckpointOrigin::Local(CheckpointSource::Random(Arc::new(checkpoint))), name }
+    }
+
+    /// Where its files are, or are fetched from.
+    pub fn origin(&self) -> &CheckpointOrigin {
+        &self.checkpoint
     }
 
     /// Its name, unless the options give another.

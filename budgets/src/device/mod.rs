@@ -60,6 +60,11 @@ pub trait Device: Send + Sync + 'static {
     /// Whether the host can read and write at its addresses.
     fn is_host_memory(&self) -> bool;
 
+    /// This device as a GPU, for the backend that launches on one.
+    fn as_cuda(self: Arc<Self>) -> Option<Arc<CudaDevice>> {
+        None
+    }
+
     /// What the driver reports now.
     fn memory(&self) -> Result<DeviceMemory, DeviceError>;
 

@@ -8,13 +8,15 @@ mod attention;
 mod attention_packed;
 mod attention_paged;
 mod embed;
+mod fill_random;
 mod gather_rows;
 mod gelu;
-mod kv_write;
 mod linear;
 mod memory;
+mod patchify;
 mod rms_norm;
 mod rotary;
+mod rotary_kv_write;
 mod scatter_rows;
 mod silu_mul;
 mod threads;
@@ -57,14 +59,23 @@ impl Backend for Cpu {
         &self.target
     }
 
+    fn download_later(
+        &self,
+        call: ops::transfer::DownloadLater<'_>,
+    ) -> Result<Box<dyn ops::transfer::Arrival>, KernelError> {
+        Ok(transfer::download_later(&self.threads, call))
+    }
+
     compute! {
         upload: ops::transfer::Upload<'_> => transfer::upload,
         download: ops::transfer::Download<'_> => transfer::download,
+        fill_random: ops::fill_random::Call<'_> => fill_random::fill_random,
+        patchify: ops::patchify::Call<'_> => patchify::patchify,
         embed: ops::embed::Call<'_> => embed::embed,
         rms_norm: ops::rms_norm::Call<'_> => rms_norm::rms_norm,
         linear: ops::linear::Call<'_> => linear::linear,
         rotary: ops::rotary::Call<'_> => rotary::rotary,
-        kv_write: ops::kv_write::Call<'_> => kv_write::kv_write,
+        rotary_kv_write: ops::rotary_kv_write::Call<'_> => rotary_kv_write::rotary_kv_write,
         attention_paged: ops::attention_paged::Call<'_> => attention_paged::attention_paged,
         attention_packed: ops::attention_packed::Call<'_> => attention_packed::attention_packed,
         silu_mul: ops::silu_mul::Call<'_> => silu_mul::silu_mul,

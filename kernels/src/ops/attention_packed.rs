@@ -10,6 +10,8 @@ use super::check;
 pub struct Stretches<'m> {
     /// `[stretches + 1]` u32: stretch `s` has the rows `starts[s]..starts[s + 1]`; together all rows, from 0 on.
     pub starts: Tensor<'m>,
+    /// Rows of the longest, at least: backends with a kernel of its own for short ones use it where all are.
+    pub longest: usize,
     /// The sum of the squares of their lengths: what the arithmetic is proportional to.
     pub query_key_pairs: u64,
 }
@@ -27,7 +29,9 @@ pub struct Call<'a> {
     pub scale: f32,
     /// `[stretches + 1]` u32.
     pub starts: Tensor<'a>,
-    /// What the target declared with [`Target::attention_scratch`](crate::Target::attention_scratch).
+    /// Rows of the longest stretch, at least.
+    pub longest: usize,
+    /// What the target declared with [`Target::packed_scratch`](crate::Target::packed_scratch).
     pub scratch: Tensor<'a>,
     /// `[rows, heads * head_dim]` activations.
     pub out: Tensor<'a>,
@@ -55,16 +59,18 @@ impl<B: Backend> Scope<'_, B> {
         check::index_list(OP, "starts", &stretches.starts)?;
         check::holds(stretches.starts.rows() > 0, OP, "starts", &stretches.starts, "a start and an end at least")?;
         let head_dim = hidden / heads;
+        check::head_dim(OP, "qkv", qkv, head_dim, self.target())?;
         let out = self.empty([qkv.rows(), hidden])?;
         self.count(Work::over(4 * stretches.query_key_pairs * hidden as u64, &[qkv, &out]));
         let inner = self.scope();
-        let scratch = inner.take_scratch(self.target().attention_scratch(head_dim))?;
+        let scratch = inner.take_scratch(self.target().packed_scratch(head_dim))?;
         self.backend.attention_packed(Call {
             qkv: qkv.view(),
             heads,
             head_dim,
             scale: (head_dim as f32).powf(-0.5),
             starts: stretches.starts.view(),
+            longest: stretches.longest,
             scratch: scratch.view(),
             out: out.view(),
         })?;

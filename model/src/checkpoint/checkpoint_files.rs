@@ -2,7 +2,9 @@
 
 use std::borrow::Cow;
 use std::path::PathBuf;
+use std::sync::Arc;
 
+use super::random_checkpoint::RandomCheckpoint;
 use crate::error::CheckpointError;
 
 /// Configs and vocabularies: the largest known tokenizer.json has 33 MB.
@@ -15,14 +17,17 @@ pub enum CheckpointSource {
     Folder(PathBuf),
     /// File names and contents, compiled into the binary.
     Embedded(&'static [(&'static str, &'static [u8])]),
+    /// Settings in memory and weights from a seed.
+    Random(Arc<RandomCheckpoint>),
 }
 
 impl CheckpointSource {
-    /// The folder's path, or "embedded": for messages.
+    /// The folder's path, "embedded", or the name of a shape: for messages.
     pub fn place(&self) -> String {
         match self {
             CheckpointSource::Folder(folder) => folder.display().to_string(),
             CheckpointSource::Embedded(_) => "(embedded)".into(),
+            CheckpointSource::Random(random) => format!("({}, random)", random.name()),
         }
     }
 
@@ -33,6 +38,7 @@ impl CheckpointSource {
     pub fn read(&self, file: &str) -> Result<Option<Cow<'static, [u8]>>, CheckpointError> {
         match self {
             CheckpointSource::Embedded(files) => Ok(embedded(files, file).map(Cow::Borrowed)),
+            CheckpointSource::Random(random) => Ok(random.read(file)),
             CheckpointSource::Folder(folder) => {
                 let path = folder.join(file);
                 let bytes = match std::fs::metadata(&path) {

@@ -1,4 +1,4 @@
-//! Checkpoints: Hugging Face folders as they are, on disk or embedded in the binary.
+//! Checkpoints: Hugging Face folders as they are, on disk or embedded in the binary; or only the shape of one.
 
 pub mod checkpoint_files;
 pub(crate) mod error;
@@ -7,6 +7,7 @@ pub mod fingerprint;
 pub mod hub;
 pub mod open;
 pub mod origin;
+pub mod random_checkpoint;
 pub mod shard;
 pub mod tensors;
 
@@ -16,4 +17,5 @@ pub use fingerprint::CheckpointFingerprint;
 pub use hub::{HubError, HubModel, HubOptions};
 pub use open::Checkpoint;
 pub use origin::{CheckpointOrigin, FetchWatch};
+pub use random_checkpoint::{RandomCheckpoint, RandomTensor};
 pub use tensors::{TensorIndex, TensorInfo, TensorType};

@@ -40,6 +40,7 @@ impl Shard {
                 Some(content) => Content::Embedded(content),
                 None => return Ok(None),
             },
+            CheckpointSource::Random(_) => return Ok(None),
             CheckpointSource::Folder(folder) => match File::open(folder.join(file)) {
                 Ok(opened) => Content::Mapped(map(&opened).map_err(|error| unreadable(file, &error))?),
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),

@@ -6,6 +6,7 @@ use safetensors::Dtype;
 use serde::Deserialize;
 
 use super::checkpoint_files::CheckpointSource;
+use super::random_checkpoint::{RandomCheckpoint, RandomTensor};
 use super::shard::Shard;
 use crate::error::CheckpointError;
 
@@ -52,11 +53,12 @@ impl std::fmt::Debug for TensorInfo<'_> {
     }
 }
 
-/// The index over all shards.
+/// The index over all shards; or a seed, from which whatever tensor is asked for is drawn.
 #[derive(Debug)]
 pub struct TensorIndex {
     shards: Vec<Shard>,
     places: BTreeMap<String, usize>, // which shard
+    seed: Option<u64>,
 }
 
 /// `model.safetensors.index.json`.
@@ -95,19 +97,23 @@ impl IndexFile {
 }
 
 impl TensorIndex {
-    /// Opens `model.safetensors`, or the shards that `model.safetensors.index.json` names.
+    /// Opens `model.safetensors`, or the shards that `model.safetensors.index.json` names. A random checkpoint has
+    /// neither: its tensors are known when they are asked for.
     ///
     /// # Errors
     /// Missing or damaged files, shard names that leave the folder, and tensors that the index and the shards do not
     /// agree on.
     pub fn open(source: &CheckpointSource) -> Result<Self, CheckpointError> {
+        if let CheckpointSource::Random(random) = source {
+            return Ok(TensorIndex { shards: Vec::new(), places: BTreeMap::new(), seed: Some(random.seed()) });
+        }
         if let Some(json) = source.read(INDEX)? {
             return TensorIndex::open_shards(source, &IndexFile::parse(&json)?);
         }
         let shard = Shard::open(source, SINGLE)?
             .ok_or_else(|| CheckpointError::MissingFile { place: source.place(), file: SINGLE.into() })?;
         let places = shard.metadata().offset_keys().into_iter().map(|name| (name, 0)).collect();
-        Ok(TensorIndex { shards: vec![shard], places })
+        Ok(TensorIndex { shards: vec![shard], places, seed: None })
     }
 
     fn open_shards(source: &CheckpointSource, index: &IndexFile) -> Result<Self, CheckpointError> {
@@ -129,7 +135,7 @@ impl TensorIndex {
         }
         match index.weight_map.iter().find(|(tensor, _)| !places.contains_key(*tensor)) {
             Some((tensor, file)) => Err(CheckpointError::Inconsistent { tensor: tensor.clone(), file: file.clone() }),
-            None => Ok(TensorIndex { shards, places }),
+            None => Ok(TensorIndex { shards, places, seed: None }),
         }
     }
 
@@ -151,6 +157,11 @@ impl TensorIndex {
         };
         let (start, end) = info.data_offsets;
         Ok(TensorInfo { dtype, shape: &info.shape, bytes: shard.data(start..end) })
+    }
+
+    /// What the tensor of this name and of so many axes holds, if tensors are drawn at random.
+    pub fn random(&self, name: &str, axes: usize) -> Option<RandomTensor> {
+        self.seed.map(|seed| RandomCheckpoint::tensor(seed, name, axes))
     }
 
     /// Whether there is a tensor of this name.

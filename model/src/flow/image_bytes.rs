@@ -1,4 +1,4 @@
-//! Image bytes: a picture as the user hands it over, still encoded, with the limits it must keep to.
+//! Image bytes: a picture as the user hands it over, encoded or as pixels, with the limits it must keep to.
 
 use std::fmt;
 use std::io::Read;
@@ -7,22 +7,47 @@ use std::sync::Arc;
 
 use crate::error::ImageError;
 
-/// A picture's file content: PNG, JPEG or WebP. Cloning shares the bytes.
+/// A picture's file content: PNG, JPEG or WebP; or its pixels. Cloning shares the bytes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ImageBytes {
-    encoded: Arc<[u8]>,
+    bytes: Arc<[u8]>,
+    /// Of a picture that is decoded already.
+    size: Option<PixelSize>,
     name: Option<Arc<str>>,
+}
+
+/// How many pixels decoded bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PixelSize {
+    /// Pixels in a row.
+    pub width: u32,
+    /// Rows.
+    pub height: u32,
 }
 
 impl ImageBytes {
     /// Takes encoded bytes as they are; nothing is checked before [`probe`](Self::probe) or [`decode`](Self::decode).
     pub fn new(encoded: impl Into<Arc<[u8]>>) -> Self {
-        ImageBytes { encoded: encoded.into(), name: None }
+        ImageBytes { bytes: encoded.into(), size: None, name: None }
+    }
+
+    /// Takes decoded pixels, `[height, width, 3]` bytes of red, green and blue, rows from the top.
+    ///
+    /// # Errors
+    /// [`ImageError::Empty`], and [`ImageError::PixelBytes`] for another number of bytes.
+    pub fn from_rgb(width: u32, height: u32, pixels: impl Into<Arc<[u8]>>) -> Result<Self, ImageError> {
+        let bytes = pixels.into();
+        let expected = u64::from(width) * u64::from(height) * 3;
+        match bytes.len() as u64 {
+            _ if expected == 0 => Err(ImageError::Empty { width, height }),
+            found if found != expected => Err(ImageError::PixelBytes { width, height, expected, found }),
+            _ => Ok(ImageBytes { bytes, size: Some(PixelSize { width, height }), name: None }),
+        }
     }
 
     /// The same with a name that errors and progress lines may show.
     pub fn named(encoded: impl Into<Arc<[u8]>>, name: impl Into<Arc<str>>) -> Self {
-        ImageBytes { encoded: encoded.into(), name: Some(name.into()) }
+        ImageBytes { name: Some(name.into()), ..ImageBytes::new(encoded) }
     }
 
     /// Reads a file, at most `limits.bytes_max` bytes of it.
@@ -43,9 +68,14 @@ impl ImageBytes {
         Ok(ImageBytes::named(encoded, name))
     }
 
-    /// The encoded bytes.
-    pub fn encoded(&self) -> &[u8] {
-        &self.encoded
+    /// The bytes as they were handed over: encoded, or pixels.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// How many pixels the bytes are, if they are pixels.
+    pub fn pixel_size(&self) -> Option<PixelSize> {
+        self.size
     }
 
     /// The file's name, when there is one.
@@ -57,7 +87,7 @@ impl ImageBytes {
 /// Never the bytes themselves: they are the user's.
 impl fmt::Debug for ImageBytes {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("ImageBytes").field("name", &self.name).field("bytes", &self.encoded.len()).finish()
+        formatter.debug_struct("ImageBytes").field("name", &self.name).field("bytes", &self.bytes.len()).finish()
     }
 }
 

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use super::{Grid, ImageBytes};
 
-/// A video as its frames, each still encoded as PNG, JPEG or WebP, and how fast they follow each other. Cloning shares
+/// A video as its frames, each encoded as PNG, JPEG or WebP or as pixels, and how fast they follow each other. Cloning shares
 /// the frames. Nothing is checked before a request is planned.
 #[derive(Clone, PartialEq)]
 pub struct Video {
@@ -33,7 +33,7 @@ impl Video {
 /// Never the frames themselves: they are the user's.
 impl fmt::Debug for Video {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bytes: usize = self.frames.iter().map(|frame| frame.encoded().len()).sum();
+        let bytes: usize = self.frames.iter().map(|frame| frame.bytes().len()).sum();
         write!(formatter, "Video({} frames, {bytes} bytes, {} a second)", self.frames.len(), self.frames_per_second)
     }
 }

@@ -17,21 +17,26 @@ use crate::flow::image_bytes::{ImageBytes, ImageLimits};
 use crate::flow::rgb_image::RgbImage;
 
 impl ImageBytes {
-    /// Decodes the picture, turned as it is meant to be seen.
+    /// Decodes the picture, turned as it is meant to be seen. Pixels are taken as they are.
     ///
     /// Takes at most `probe(limits)?.cost.peak_bytes()` of host memory.
     ///
     /// # Errors
     /// As [`probe`](Self::probe), and [`ImageError::Damaged`].
     pub fn decode(&self, limits: &ImageLimits) -> Result<RgbImage, ImageError> {
-        let OpenImage { decoder, orientation, header } = OpenImage::open(self.encoded(), limits)?;
+        if let Some(size) = self.pixel_size() {
+            let header = self.probe(limits)?;
+            let damaged = ImageError::Damaged { format: header.format.name(), stage: "counting them" };
+            return RgbImage::new(size.width, size.height, self.bytes().to_vec()).ok_or(damaged);
+        }
+        let OpenImage { decoder, orientation, header } = OpenImage::open(self.bytes(), limits)?;
         let damaged = || ImageError::Damaged { format: header.format.name(), stage: "decoding the pixels" };
         let (width, height) = decoder.dimensions();
         let color = decoder.color_type();
         let mut raw = vec![0; usize::try_from(header.cost.raw_bytes).map_err(|_| damaged())?];
         // A decoder's panic on a hostile picture must not take the actor that holds other people's pictures with it.
         let decoded = catch_unwind(AssertUnwindSafe(|| match header.format {
-            ImageFormat::Jpeg => decode_jpeg(self.encoded(), width, height, &mut raw).is_some(),
+            ImageFormat::Jpeg => decode_jpeg(self.bytes(), width, height, &mut raw).is_some(),
             _ => decoder.read_image_boxed(&mut raw).is_ok(),
         }));
         if !matches!(decoded, Ok(true)) {

@@ -53,6 +53,18 @@ pub enum ImageError {
         /// Rows.
         height: u32,
     },
+    /// Another number of bytes than the pixels take that they are said to be.
+    #[error("{found} bytes are no {width} x {height} pixels of three bytes, which are {expected}")]
+    PixelBytes {
+        /// Pixels in a row.
+        width: u32,
+        /// Rows.
+        height: u32,
+        /// Bytes that they take.
+        expected: u64,
+        /// Bytes that were given.
+        found: u64,
+    },
     /// The bytes do not follow their format.
     #[error("the {format} picture is damaged or uses what is not supported, found while {stage}")]
     Damaged {
@@ -106,6 +118,9 @@ impl ImageError {
                 "scale the picture down, or raise `ImageLimits::decode_bytes_max` and the budget of host bytes".into()
             }
             ImageError::UnknownFormat => "convert the picture to PNG, JPEG or WebP".into(),
+            ImageError::PixelBytes { .. } => {
+                "give red, green and blue of each pixel, row by row without gaps, and no alpha".into()
+            }
             ImageError::Empty { .. } | ImageError::Damaged { .. } => "save the picture again from its source".into(),
             ImageError::AspectRatio { ratio_max, .. } => {
                 format!("crop the picture or cut it into pieces: no side may be over {ratio_max} times the other")

@@ -7,7 +7,7 @@ use image::metadata::Orientation;
 use image::{ColorType, ImageDecoder, Limits};
 
 use crate::error::ImageError;
-use crate::flow::image_bytes::{ImageBytes, ImageLimits};
+use crate::flow::image_bytes::{ImageBytes, ImageLimits, PixelSize};
 
 /// The formats that are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +18,8 @@ pub enum ImageFormat {
     Jpeg,
     /// Lossy, lossless, with alpha; of an animation the first frame.
     WebP,
+    /// None: red, green and blue as they are.
+    Pixels,
 }
 
 impl ImageFormat {
@@ -37,6 +39,7 @@ impl ImageFormat {
             ImageFormat::Png => "PNG",
             ImageFormat::Jpeg => "JPEG",
             ImageFormat::WebP => "WebP",
+            ImageFormat::Pixels => "pixels",
         }
     }
 }
@@ -89,7 +92,22 @@ impl ImageBytes {
     /// # Errors
     /// Every limit, [`ImageError::UnknownFormat`], [`ImageError::Empty`] and [`ImageError::Damaged`].
     pub fn probe(&self, limits: &ImageLimits) -> Result<ImageHeader, ImageError> {
-        Ok(OpenImage::open(self.encoded(), limits)?.header)
+        match self.pixel_size() {
+            Some(size) => ImageHeader::of_pixels(size, limits),
+            None => Ok(OpenImage::open(self.bytes(), limits)?.header),
+        }
+    }
+}
+
+impl ImageHeader {
+    /// Pixels that are here already are copied once, to be given away resized.
+    fn of_pixels(PixelSize { width, height }: PixelSize, limits: &ImageLimits) -> Result<Self, ImageError> {
+        let pixels = u64::from(width) * u64::from(height);
+        if pixels > limits.pixels_max {
+            return Err(ImageError::TooManyPixels { width, height, pixels, pixels_max: limits.pixels_max });
+        }
+        let cost = DecodeCost { raw_bytes: 0, scratch_bytes: 0, rgb_bytes: pixels * 3, second_rgb_bytes: 0 };
+        Ok(ImageHeader { format: ImageFormat::Pixels, width, height, cost })
     }
 }
 
@@ -118,6 +136,8 @@ impl<'a> OpenImage<'a> {
             }
             ImageFormat::Jpeg => Box::new(JpegDecoder::new(reader).map_err(damaged)?),
             ImageFormat::WebP => Box::new(WebPDecoder::new(reader).map_err(damaged)?),
+            // No file's first bytes say so.
+            ImageFormat::Pixels => return Err(ImageError::UnknownFormat),
         };
         let (width, height) = decoder.dimensions();
         if width == 0 || height == 0 {
@@ -216,6 +236,7 @@ fn scratch_bytes(format: ImageFormat, encoded: &[u8], width: u32, height: u32, c
             let pixel_bytes = if color.has_alpha() || is_animated_webp(encoded) { 10 } else { 5 };
             encoded_bytes * 2 + width.next_multiple_of(16) * height.next_multiple_of(16) * pixel_bytes
         }
+        ImageFormat::Pixels => 0,
     };
     FIXED_BYTES + varying
 }

@@ -30,7 +30,7 @@ pub struct VisualLimits<'a> {
 pub enum VisualPlan {
     /// A still picture.
     Image {
-        /// Still encoded.
+        /// As it was handed over.
         picture: ImageBytes,
         /// What it becomes.
         plan: PicturePlan,
@@ -41,7 +41,7 @@ pub enum VisualPlan {
     },
     /// A video.
     Video {
-        /// Still encoded.
+        /// As it was handed over.
         video: Video,
         /// What it becomes.
         plan: VideoPlan,
@@ -50,7 +50,7 @@ pub enum VisualPlan {
     },
 }
 
-/// BLAKE3 over encoded files, the grid they become, and whether they are a video: with one model's processors equal keys
+/// BLAKE3 over files or pixels as they were handed over, the grid they become, and whether they are a video: with one model's processors equal keys
 /// mean equal pictures for the encoder, before anything is decoded. (A [`PictureHash`](crate::flow::PictureHash) finds
 /// equal pictures in unequal files too.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -68,8 +68,13 @@ impl VisualKey {
             hasher.update(&size.to_le_bytes());
         }
         for frame in frames {
-            hasher.update(&(frame.encoded().len() as u64).to_le_bytes());
-            hasher.update(frame.encoded());
+            // A file whose bytes are another picture's pixels is not that picture.
+            let size = frame.pixel_size().map_or([0; 2], |size| [size.width, size.height]);
+            for side in size {
+                hasher.update(&side.to_le_bytes());
+            }
+            hasher.update(&(frame.bytes().len() as u64).to_le_bytes());
+            hasher.update(frame.bytes());
         }
         VisualKey(*hasher.finalize().as_bytes())
     }
@@ -91,7 +96,7 @@ impl VisualPlan {
         }
     }
 
-    /// Host bytes of its patches, which stay until they are encoded.
+    /// Host bytes of its patches, which stay until they are encoded: its resized frames.
     pub fn patches_bytes(&self) -> u64 {
         match self {
             VisualPlan::Image { plan, .. } => plan.patches_bytes(),
@@ -185,7 +190,7 @@ impl VisualProcessors {
         Ok(VisualPlan::Image { picture: picture.clone(), plan, cost: header.cost, key })
     }
 
-    /// Decodes, resizes, cuts and hashes what was planned: a picture for each picture and for each step of a video, in
+    /// Decodes, resizes and hashes what was planned: a picture for each picture and for each step of a video, in
     /// the order of the request.
     ///
     /// # Errors
@@ -231,6 +236,12 @@ mod tests {
         assert_eq!(key, VisualKey::of(&file, VisualGrid::Image(grid)));
         assert_ne!(key, VisualKey::of(&other, VisualGrid::Image(grid)));
         assert_ne!(key, VisualKey::of(&file, VisualGrid::Image(Grid { h: 8, w: 4, ..grid })));
+        let pixels = |width, height| [ImageBytes::from_rgb(width, height, &b"one two"[..6]).expect("two pixels")];
+        let (wide, tall) = (pixels(2, 1), pixels(1, 2));
+        let key = VisualKey::of(&wide, VisualGrid::Image(grid));
+        assert_ne!(key, VisualKey::of(&tall, VisualGrid::Image(grid)), "the same bytes in other rows");
+        assert_ne!(key, VisualKey::of(&[ImageBytes::new(&b"one tw"[..])], VisualGrid::Image(grid)), "or in a file");
+        let key = VisualKey::of(&file, VisualGrid::Image(grid));
         let video = VisualGrid::Video { step: grid, steps: 1, frames_per_second: 2.0 };
         assert_ne!(key, VisualKey::of(&file, video));
     }

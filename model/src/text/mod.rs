@@ -1,5 +1,6 @@
 //! Text: messages -> prompt -> token ids, and token ids -> text again.
 
+pub(crate) mod byte_level;
 pub mod chat_template;
 pub mod detokenizer;
 pub(crate) mod error;

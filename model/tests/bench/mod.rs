@@ -2,6 +2,7 @@
 //! hold nothing but not-a-numbers until something is computed into them.
 #![allow(dead_code, unused_imports, reason = "no story uses all of it")]
 
+mod cut;
 mod golden;
 mod memory;
 mod run;
@@ -10,7 +11,7 @@ mod sequence;
 use std::{cell::RefCell, path::PathBuf};
 
 use bursar_budgets::{Bytes, Class, Segment, Workspace};
-use bursar_kernels::{Backend, Cpu, KernelError, KvLayer, Scope, Tally, Tensor};
+use bursar_kernels::{Backend, Cpu, DType, KernelError, KvLayer, Scope, Tally, Tensor};
 use bursar_model::{
     Model,
     blocks::decoder::{SCORE_ROWS, StepCaches},
@@ -18,6 +19,7 @@ use bursar_model::{
     flow::{Patches, StepBatch},
 };
 
+pub use cut::cut;
 pub use golden::{Case, greatest, picture, relative_error, video};
 pub use memory::Memory;
 pub use run::{Run, alone, assert_recorded_answer, assert_same_run, prefixes, together};
@@ -78,8 +80,13 @@ pub struct Bench {
 impl Bench {
     /// Loads the checkpoint in `folder` of this repository.
     pub fn load(folder: &str, threads: usize) -> Self {
-        let (checkpoint, cpu) = (open(folder), Cpu::new(threads));
-        let planned = Model::plan(&checkpoint).expect("the checkpoint can be planned");
+        Bench::of(open(folder), threads)
+    }
+
+    /// Loads `checkpoint`.
+    pub fn of(checkpoint: Checkpoint, threads: usize) -> Self {
+        let cpu = Cpu::new(threads);
+        let planned = Model::plan(&checkpoint, cpu.target()).expect("the checkpoint can be planned");
         let memory = Memory::new(Bytes::mib(256));
         let weights = memory.poisoned(Class::Weights, planned.weight_bytes());
         let model = Model::load(&checkpoint, &cpu, weights, |_, _| {}).expect("the checkpoint loads");
@@ -108,6 +115,12 @@ impl Bench {
         let shape = [CACHE_ROWS, self.model.config().decoder().hidden];
         // SAFETY: so many rows are backed for as long as the bench lives, and a story is one thread.
         unsafe { Tensor::persistent(self.cache.address(), shape, self.cpu.target().activation()) }
+    }
+
+    /// No rows: the host knows all tokens here.
+    pub fn previous(&self) -> Tensor<'static> {
+        // SAFETY: a tensor without rows has no element that could be touched.
+        unsafe { Tensor::persistent(self.cache.address(), [0], DType::U32) }
     }
 
     /// Encodes pictures in one launch; gives the rows of the cache that each picture's embeddings took.
@@ -167,7 +180,8 @@ impl Bench {
         let parts: Vec<_> = shares.iter().zip(&pictures).map(|(share, pictures)| share.part(pictures)).collect();
         let batch = StepBatch::pack(&parts);
         let (layers, cache) = (self.layers(), self.cache());
-        let caches = StepCaches { layers: &layers, pictures: Some(&cache) };
+        let previous = self.previous();
+        let caches = StepCaches { layers: &layers, pictures: Some(&cache), previous: &previous };
         let vocabulary = self.model.config().decoder().vocabulary;
         let mut scores = Vec::new();
         let logits = self.pass(|scope| {

@@ -208,6 +208,23 @@ impl CudaDevice {
         })
     }
 
+    /// A number that the driver knows about the device, such as how many multiprocessors it has.
+    ///
+    /// # Errors
+    /// The driver does not know it.
+    pub fn attribute(&self, attribute: sys::CUdevice_attribute) -> Result<i32, DeviceError> {
+        let get = |out| unsafe { sys::cuDeviceGetAttribute(out, attribute, self.device) };
+        driver::value("cuDeviceGetAttribute", get)
+    }
+
+    /// What a driver's result means, for code that calls the driver itself: refused, lost, or a bug.
+    ///
+    /// # Errors
+    /// Whatever is not success.
+    pub fn said(call: &'static str, result: sys::CUresult) -> Result<(), DeviceError> {
+        check(call, result)
+    }
+
     fn count_allocation(&self) {
         self.allocations.fetch_add(1, Ordering::Relaxed);
     }
@@ -367,6 +384,10 @@ impl Device for CudaDevice {
 
     fn is_host_memory(&self) -> bool {
         false
+    }
+
+    fn as_cuda(self: Arc<Self>) -> Option<Arc<CudaDevice>> {
+        Some(self)
     }
 
     fn memory(&self) -> Result<DeviceMemory, DeviceError> {

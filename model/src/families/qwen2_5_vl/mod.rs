@@ -3,11 +3,13 @@
 
 mod config;
 mod placeholder;
+mod shape;
 mod vision;
 mod windows;
 
 pub use config::Config;
 pub use placeholder::{Placeholders, lay_out};
+pub use shape::SHAPES;
 pub use vision::{PictureBatch, VisionTower};
 
 use crate::{

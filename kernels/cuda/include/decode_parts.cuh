@@ -1,0 +1,141 @@
+// Adding up what several warps, or several thread blocks, found for the same eight query vectors over different keys.
+//
+// A part is [8, head_dim + 2] f32: for each query vector its values weighted by 2^(score - highest), the highest score
+// (in powers of two) and the sum of the weights. Query vector q stands in row `part_row(q)`, so that the lanes that hold
+// neighbours write to different banks of shared memory.
+#pragma once
+
+#include "decode_share.cuh"
+#include "element.cuh"
+#include "online_softmax.cuh"
+
+template <uint32_t HEAD_DIM>
+constexpr uint32_t PART_PITCH = HEAD_DIM + 2;
+template <uint32_t HEAD_DIM>
+constexpr uint32_t PART_FLOATS = TILE_QUERIES * PART_PITCH<HEAD_DIM>;
+
+__device__ __forceinline__ uint32_t part_row(uint32_t query) { return query % 2 * (TILE_QUERIES / 2) + query / 2; }
+
+// What to multiply a part by whose weights are measured from `highest`, where the common ones are measured from `from`.
+// A part without a key counts nothing; one with a sum that is no number must show, whatever its highest score is.
+__device__ __forceinline__ float part_factor(float highest, float sum, float from) {
+    return sum == 0.0f ? 0.0f : power_of_two(highest - from);
+}
+
+// The highest score of each query vector in each warp: warps agree on it before they write their parts, so that adding
+// those up is nothing but additions.
+struct Highest {
+    float of_warps[WARPS_MAX][TILE_QUERIES];
+
+    __device__ __forceinline__ float among(uint32_t warps, uint32_t query) const {
+        float highest = -INFINITY;
+#pragma unroll 4
+        for (uint32_t warp = 0; warp < warps; ++warp) {
+            highest = fmaxf(highest, of_warps[warp][query]);
+        }
+        return highest;
+    }
+};
+
+// Two neighbours of each quarter of one query vector's elements: what a thread adds up. Lanes beside each other have
+// neighbours, so that they never meet in a bank of shared memory.
+template <uint32_t HEAD_DIM>
+struct Slice {
+    static constexpr uint32_t COUNT = HEAD_DIM / 8, PAIRS = 4;
+    float2 values[PAIRS] = {};
+    float highest = -INFINITY, sum = 0.0f;
+
+    static __device__ __forceinline__ uint32_t element(uint32_t slice, uint32_t pair) { return 2 * (slice + pair * COUNT); }
+};
+
+// Parts of `count` warps in shared memory, `pitch` floats apart and measured from the same highest scores, become one:
+// calls `finish(query, slice's number, slice)`. All threads share the work.
+template <uint32_t HEAD_DIM, typename Finish>
+__device__ __forceinline__ void add_parts(const float* parts, uint32_t pitch, uint32_t count, uint32_t queries,
+                                          Finish finish) {
+    using Part = Slice<HEAD_DIM>;
+#pragma unroll 1
+    for (uint32_t item = threadIdx.x; item < queries * Part::COUNT; item += blockDim.x) {
+        const uint32_t query = item / Part::COUNT, slice = item % Part::COUNT;
+        const float* row = parts + part_row(query) * PART_PITCH<HEAD_DIM>;
+        Part all;
+        all.highest = row[HEAD_DIM];
+#pragma unroll 4
+        for (uint32_t part = 0; part < count; ++part) {
+#pragma unroll
+            for (uint32_t pair = 0; pair < Part::PAIRS; ++pair) {
+                const float2 own = *reinterpret_cast<const float2*>(row + Part::element(slice, pair));
+                all.values[pair].x += own.x;
+                all.values[pair].y += own.y;
+            }
+            all.sum += row[HEAD_DIM + 1];
+            row += pitch;
+        }
+        finish(query, slice, all);
+    }
+}
+
+// The same for `count` parts that `part_at(i)` names in global memory, each with highest scores of its own. Other thread
+// blocks wrote them: the first cache is passed by. Eight parts are on their way at a time.
+template <uint32_t HEAD_DIM, typename PartAt, typename Finish>
+__device__ __forceinline__ void gather_parts(PartAt part_at, uint32_t count, uint32_t queries, Finish finish) {
+    using Part = Slice<HEAD_DIM>;
+    constexpr uint32_t AHEAD = 8;
+#pragma unroll 1
+    for (uint32_t item = threadIdx.x; item < queries * Part::COUNT; item += blockDim.x) {
+        const uint32_t query = item / Part::COUNT, slice = item % Part::COUNT;
+        Part all;
+#pragma unroll 1
+        for (uint32_t first = 0; first < count; first += AHEAD) {
+            float2 values[AHEAD][Part::PAIRS], scales[AHEAD];
+            float highest = all.highest;
+#pragma unroll
+            for (uint32_t part = 0; part < AHEAD; ++part) {
+                scales[part] = make_float2(-INFINITY, 0.0f);
+                if (first + part < count) {
+                    const float* row = part_at(first + part) + part_row(query) * PART_PITCH<HEAD_DIM>;
+                    scales[part] = __ldcg(reinterpret_cast<const float2*>(row + HEAD_DIM));
+#pragma unroll
+                    for (uint32_t pair = 0; pair < Part::PAIRS; ++pair) {
+                        values[part][pair] =
+                            __ldcg(reinterpret_cast<const float2*>(row + Part::element(slice, pair)));
+                    }
+                }
+            }
+#pragma unroll
+            for (uint32_t part = 0; part < AHEAD; ++part) {
+                highest = fmaxf(highest, scales[part].x);
+            }
+            const float old = part_factor(all.highest, all.sum, highest);
+            all.highest = highest;
+            all.sum *= old;
+#pragma unroll
+            for (uint32_t pair = 0; pair < Part::PAIRS; ++pair) {
+                all.values[pair].x *= old;
+                all.values[pair].y *= old;
+            }
+#pragma unroll
+            for (uint32_t part = 0; part < AHEAD; ++part) {
+                if (first + part < count) {
+                    const float factor = part_factor(scales[part].x, scales[part].y, highest);
+                    all.sum += factor * scales[part].y;
+#pragma unroll
+                    for (uint32_t pair = 0; pair < Part::PAIRS; ++pair) {
+                        all.values[pair].x += factor * values[part][pair].x;
+                        all.values[pair].y += factor * values[part][pair].y;
+                    }
+                }
+            }
+        }
+        finish(query, slice, all);
+    }
+}
+
+// One more has arrived of `all`: gives how many had before. What this thread block wrote before the barrier in front is
+// seen by whoever arrives later, and what those wrote who arrived earlier is seen behind the barrier that follows. The
+// last one sets the counter back to zero.
+__device__ __forceinline__ uint32_t arrive(uint32_t* counter, uint32_t all) {
+    uint32_t before;
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(all - 1) : "memory");
+    return before;
+}

@@ -1,0 +1,156 @@
+// How the key blocks of all sequences are dealt out to the thread blocks of one launch, on the device: the host knows how
+// many sequences there are, but a captured graph does not know how long each has become.
+//
+// All work stands in one line: sequence after sequence, in each its heads of keys and values, for each of those the tiles
+// of eight query vectors, and for each of those the key blocks in order. Such a run of key blocks with one output is a
+// `run`; the line is cut into equal shares, so a context of 100,000 tokens beside contexts of one is spread over all
+// thread blocks (the cut of Stream-K, Osama et al. 2023, arXiv 2301.03598). A run that lies in several shares is added up
+// from parts (Flash-Decoding, Dao et al. 2023).
+#pragma once
+
+#include <stdint.h>
+
+#include "reduce.cuh"
+
+constexpr uint32_t TILE_QUERIES = 8;
+constexpr uint32_t BLOCK_TOKENS = 16;
+
+// What the launch is told about the sequences.
+struct DecodeBatch {
+    const uint32_t* query_starts;     // [sequences + 1]
+    const uint32_t* context_lengths;  // [sequences]
+    const uint32_t* block_tables;     // [sequences, table_blocks]
+    uint32_t sequences, table_blocks;
+    uint32_t rows;   // of the batch
+    uint32_t group;  // query heads that share a head of keys and values
+    uint32_t kv_heads;
+};
+
+// One sequence, kept inside the batch whatever the numbers say.
+struct DecodeSequence {
+    uint32_t first_row, rows, context;
+    uint32_t blocks;  // at least one: a sequence without a past still has zeros to write
+    uint32_t runs;    // 0 if it has no row
+};
+
+__device__ __forceinline__ DecodeSequence sequence_of(const DecodeBatch& batch, uint32_t sequence) {
+    DecodeSequence found;
+    found.first_row = min(batch.query_starts[sequence], batch.rows);
+    const uint32_t end = min(batch.query_starts[sequence + 1], batch.rows);
+    found.rows = end > found.first_row ? end - found.first_row : 0;
+    found.context = min(batch.context_lengths[sequence], batch.table_blocks * BLOCK_TOKENS);
+    found.blocks = max(1u, (found.context + BLOCK_TOKENS - 1) / BLOCK_TOKENS);
+    const uint32_t tiles = (found.rows * batch.group + TILE_QUERIES - 1) / TILE_QUERIES;
+    found.runs = tiles * batch.kv_heads;
+    return found;
+}
+
+// One thread block's part of the line.
+struct DecodeShare {
+    uint32_t length;    // of every share but the last ones
+    uint32_t start, end;
+    uint32_t sequence;  // the one that `start` lies in
+    uint32_t before;    // where that one begins in the line
+    uint32_t multiple, gap;  // a run takes a multiple of places, and a gap behind it
+
+    // Places that a run of the sequence takes.
+    __device__ __forceinline__ uint32_t run_length(const DecodeSequence& of) const {
+        return round_up(of.blocks, multiple) + gap;
+    }
+
+    static __device__ __forceinline__ uint32_t round_up(uint32_t blocks, uint32_t multiple) {
+        return (blocks + multiple - 1) / multiple * multiple;
+    }
+};
+
+// Sizes of pieces that are tried: the smallest, and each twice as long as the one before.
+constexpr uint32_t PIECES = 3;
+
+// Finds this thread block's share; false if nothing is left for it. Called by all threads.
+//
+// If pieces of a few key blocks, each of one run alone, are no more than there are thread blocks, each gets one: runs that
+// are short stay whole, and nobody waits for two. (Runs take whole pieces of the line then; places behind their last key
+// block are empty.) The shortest piece that does is taken, beginning with `piece`. If none does, all shares are equal, and
+// a run takes some empty places behind it for the time that beginning and ending one takes, or a share of many short runs
+// would be the last to end: as many as there are warps, which is about right on an H200 (3 us).
+__device__ __forceinline__ bool find_share(const DecodeBatch& batch, uint32_t piece, DecodeShare& share) {
+    constexpr uint32_t WAYS = PIECES + 1;  // the last are equal shares
+    __shared__ uint32_t of_warps[WARPS_MAX][WAYS];
+    __shared__ uint32_t found_sequence, found_before;
+    const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
+    // Each thread has neighbouring sequences, so that one of them can walk to the start of the share.
+    const uint32_t each = (batch.sequences + blockDim.x - 1) / blockDim.x;
+    const uint32_t first = min(threadIdx.x * each, batch.sequences), last = min(first + each, batch.sequences);
+    uint32_t own[WAYS] = {}, up_to[WAYS], total[WAYS] = {};  // places of the line
+#pragma unroll 1
+    for (uint32_t sequence = first; sequence < last; ++sequence) {
+        const DecodeSequence next = sequence_of(batch, sequence);
+        // Rounding up to the double is rounding up the rounded.
+        uint32_t pieces = (next.blocks + piece - 1) / piece;
+#pragma unroll
+        for (uint32_t way = 0; way < PIECES; ++way) {
+            own[way] += next.runs * pieces * (piece << way);
+            pieces = (pieces + 1) / 2;
+        }
+        own[PIECES] += next.runs * (next.blocks + warps);
+    }
+#pragma unroll
+    for (uint32_t way = 0; way < WAYS; ++way) {
+        up_to[way] = own[way];
+#pragma unroll
+        for (uint32_t distance = 1; distance < WARP; distance *= 2) {
+            const uint32_t lower = __shfl_up_sync(ALL_LANES, up_to[way], distance);
+            up_to[way] += lane >= distance ? lower : 0;
+        }
+        if (lane == WARP - 1) {
+            of_warps[warp][way] = up_to[way];
+        }
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (uint32_t other = 0; other < warps; ++other) {
+#pragma unroll
+        for (uint32_t way = 0; way < WAYS; ++way) {
+            const uint32_t next = of_warps[other][way];
+            up_to[way] += other < warp ? next : 0;
+            total[way] += next;
+        }
+    }
+    uint32_t places = total[PIECES], own_places = own[PIECES], before = up_to[PIECES] - own_places;
+    share.multiple = 1;
+    share.gap = warps;
+    share.length = max(piece, (places + gridDim.x - 1) / gridDim.x);
+#pragma unroll
+    for (uint32_t way = PIECES; way-- > 0;) {
+        if (total[way] <= gridDim.x * (piece << way)) {
+            places = total[way];
+            own_places = own[way];
+            before = up_to[way] - own_places;
+            share.multiple = share.length = piece << way;
+            share.gap = 0;
+        }
+    }
+    share.start = blockIdx.x * share.length;
+    share.end = min(share.start + share.length, places);
+    if (share.start >= places) {
+        return false;
+    }
+    if (before <= share.start && share.start - before < own_places) {
+        uint32_t sequence = first;
+#pragma unroll 1
+        for (;; ++sequence) {
+            const DecodeSequence next = sequence_of(batch, sequence);
+            const uint32_t taken = next.runs * share.run_length(next);
+            if (share.start - before < taken) {
+                break;
+            }
+            before += taken;
+        }
+        found_sequence = sequence;
+        found_before = before;
+    }
+    __syncthreads();
+    share.sequence = found_sequence;
+    share.before = found_before;
+    return true;
+}

@@ -1,0 +1,131 @@
+// Changes: what a grammar, a minimum length, biases and penalties make of a slice of logits.
+//
+// The order and the rounding are those of `sampler.rs` and `penalties.rs`; what the compiler could contract is written
+// with `__fmul_rn` and its like.
+#pragma once
+
+#include <float.h>
+#include <stdint.h>
+
+#include "request.cuh"
+#include "slice.cuh"
+
+// In a token's tally: it stands in the prompt. The lower bits count how often it was produced.
+constexpr uint32_t IN_PROMPT = 0x80000000u;
+
+struct Wishes {
+    const uint32_t* allowed;  // [masks, words_of_mask]: bit id % 32 of word id / 32
+    uint32_t words_of_mask;
+    Ragged forbidden;
+    Ragged biased;            // each token once in its row
+    const float* biases;      // beside biased.tokens
+    Ragged prompt;
+    Ragged produced;
+};
+
+// A slice that is being changed, and how often its tokens were met.
+struct Bench {
+    float logits[SLICE];
+    uint32_t tally[SLICE];
+};
+
+__device__ __forceinline__ bool any_of(Ragged ragged, uint32_t row) {
+    return ragged.starts[row] < ragged.starts[row + 1];
+}
+
+__device__ __forceinline__ bool changes(const SampleRow& wanted, const Wishes& wishes, uint32_t row) {
+    const bool penalised = wanted.repetition != 1.0f ? any_of(wishes.prompt, row) || any_of(wishes.produced, row)
+                                                     : penalises(wanted) && any_of(wishes.produced, row);
+    return penalised || wanted.allowed != NONE || any_of(wishes.forbidden, row) || any_of(wishes.biased, row);
+}
+
+// A very large logit must not become infinity, which has no distribution. What is forbidden stays forbidden.
+__device__ __forceinline__ float bounded(float logit) {
+    return logit == -INFINITY ? logit : fminf(fmaxf(logit, -FLT_MAX), FLT_MAX);
+}
+
+__device__ __forceinline__ float penalised(float logit, uint32_t tally, const SampleRow& wanted) {
+    const float repeated =
+        logit < 0.0f ? __fmul_rn(logit, wanted.repetition) : __fdiv_rn(logit, wanted.repetition);
+    const uint32_t times = tally & ~IN_PROMPT;
+    const double frequency = __dmul_rn(wanted.frequency, static_cast<double>(times));
+    const double presence = times > 0 ? wanted.presence : 0.0;
+    return bounded(__fsub_rn(repeated, static_cast<float>(__dadd_rn(frequency, presence))));
+}
+
+// `visit(place in the slice, place in the list)` for a row's tokens that lie in the slice. Others are other blocks'; ids
+// beyond the vocabulary are nobody's.
+template <typename Visit>
+__device__ __forceinline__ void for_each_listed(Ragged ragged, uint32_t row, uint32_t first, uint32_t length,
+                                                Visit visit) {
+    const uint32_t start = ragged.starts[row], count = ragged.starts[row + 1] - start;
+    const uint32_t* tokens = ragged.tokens + start;
+    const auto look = [&](uint32_t token, uint32_t at) {
+        if (token - first < length) {
+            visit(token - first, start + at);
+        }
+    };
+    // Four at a time from the first aligned one on: a list can be long, and its reading is all delay.
+    const uint32_t ahead = min((4 - static_cast<uint32_t>(reinterpret_cast<uint64_t>(tokens) / 4 % 4)) % 4, count);
+    const uint32_t fours = (count - ahead) / 4, behind = ahead + 4 * fours;
+    if (threadIdx.x < ahead) {
+        look(tokens[threadIdx.x], threadIdx.x);
+    }
+#pragma unroll 2
+    for (uint32_t four = threadIdx.x; four < fours; four += SLICE_THREADS) {
+        const uint4 token = reinterpret_cast<const uint4*>(tokens + ahead)[four];
+        const uint32_t at = ahead + 4 * four;
+        look(token.x, at), look(token.y, at + 1), look(token.z, at + 2), look(token.w, at + 3);
+    }
+    if (threadIdx.x < count - behind) {
+        look(tokens[behind + threadIdx.x], behind + threadIdx.x);
+    }
+}
+
+// The whole block takes part.
+__device__ __forceinline__ void change_slice(Held& held, Bench& bench, const SampleRow& wanted, const Wishes& wishes,
+                                             uint32_t row, uint32_t slice, uint32_t vocabulary) {
+    const uint32_t first = slice * SLICE;
+    const uint32_t length = min(SLICE, vocabulary - first);
+    const bool counted = penalises(wanted);
+#pragma unroll
+    for (uint32_t load = 0; load < LOADS; ++load) {
+        const uint32_t place = place_of(load);
+        uint32_t allowed = 0xfu;
+        if (wanted.allowed != NONE && place < length) {
+            const uint64_t mask = static_cast<uint64_t>(wanted.allowed) * wishes.words_of_mask;
+            allowed = wishes.allowed[mask + (first + place) / 32] >> place % 32;
+        }
+#pragma unroll
+        for (uint32_t one = 0; one < VECTOR; ++one) {
+            bench.logits[place + one] = allowed >> one & 1 ? held.logit[load][one] : -INFINITY;
+            bench.tally[place + one] = 0;
+        }
+    }
+    __syncthreads();
+    for_each_listed(wishes.forbidden, row, first, length,
+                    [&](uint32_t place, uint32_t) { bench.logits[place] = -INFINITY; });
+    if (counted) {
+        if (wanted.repetition != 1.0f) {
+            for_each_listed(wishes.prompt, row, first, length,
+                            [&](uint32_t place, uint32_t) { atomicOr(&bench.tally[place], IN_PROMPT); });
+        }
+        for_each_listed(wishes.produced, row, first, length,
+                        [&](uint32_t place, uint32_t) { atomicAdd(&bench.tally[place], 1u); });
+    }
+    __syncthreads();
+    for_each_listed(wishes.biased, row, first, length, [&](uint32_t place, uint32_t at) {
+        bench.logits[place] = bounded(__fadd_rn(bench.logits[place], wishes.biases[at]));
+    });
+    __syncthreads();
+#pragma unroll
+    for (uint32_t load = 0; load < LOADS; ++load) {
+#pragma unroll
+        for (uint32_t one = 0; one < VECTOR; ++one) {
+            const uint32_t place = place_of(load) + one;
+            const uint32_t tally = bench.tally[place];
+            const float logit = bench.logits[place];
+            held.logit[load][one] = tally > 0 ? penalised(logit, tally, wanted) : logit;
+        }
+    }
+}

@@ -1,0 +1,266 @@
+// Descent: the place in a row's order, likeliest first, where a running sum passes a target, for rows of which too many
+// tokens matter to list them.
+//
+// A histogram narrows the row to the keys of one bin, again and again, until what is left fits a list. Sums are whole
+// numbers, so the place does not depend on the order of additions.
+#pragma once
+
+#include <stdint.h>
+
+#include "choice.cuh"
+#include "philox.cuh"
+#include "request.cuh"
+#include "scratch.cuh"
+
+struct DescentRow {
+    const float* logits;
+    uint32_t vocabulary;
+    const RowPlan* plan;
+    bool raw;  // compare by signless keys, as reports do
+};
+
+enum Amount : uint32_t { COUNTS, WEIGHTS };
+
+__device__ __forceinline__ uint64_t amount_of(const DescentRow& row, Amount amount, float logit) {
+    return amount == COUNTS ? 1 : weight_of(logit - row.plan->largest, row.plan->softening);
+}
+
+// `visit(logit, key, id)` for each logit of a row whose key is `low` to `high`, by all threads of the block. Nearly all
+// are passed over by a comparison of floats, which is exact but for the signs of zeros.
+template <typename Visit>
+__device__ __forceinline__ void for_each_between(const DescentRow& row, uint32_t low, uint32_t high, Visit visit) {
+    const float least = value_of(low), most = value_of(high);
+    const auto look = [&](float logit, uint32_t id) {
+        if (logit >= least && logit <= most) {
+            const uint32_t key = row.raw ? signless_key(logit) : order_key(logit);
+            if (key >= low && key <= high) {
+                visit(logit, key, id);
+            }
+        }
+    };
+    const uint32_t whole =
+        reinterpret_cast<uint64_t>(row.logits) % 16 == 0 ? row.vocabulary / 4 : 0;
+    const float4* fours = reinterpret_cast<const float4*>(row.logits);
+    uint32_t at = threadIdx.x;
+#pragma unroll 1
+    for (; at + 3 * CHOICE_THREADS < whole; at += 4 * CHOICE_THREADS) {
+        float4 held[4];
+#pragma unroll
+        for (uint32_t one = 0; one < 4; ++one) {
+            held[one] = fours[at + one * CHOICE_THREADS];
+        }
+#pragma unroll
+        for (uint32_t one = 0; one < 4; ++one) {
+            const uint32_t id = 4 * (at + one * CHOICE_THREADS);
+            look(held[one].x, id), look(held[one].y, id + 1), look(held[one].z, id + 2), look(held[one].w, id + 3);
+        }
+    }
+#pragma unroll 1
+    for (uint32_t id = 4 * at; id < 4 * whole; id += 4 * CHOICE_THREADS) {
+        const float4 four = fours[id / 4];
+        look(four.x, id), look(four.y, id + 1), look(four.z, id + 2), look(four.w, id + 3);
+    }
+#pragma unroll 1
+    for (uint32_t id = 4 * whole + threadIdx.x; id < row.vocabulary; id += CHOICE_THREADS) {
+        look(row.logits[id], id);
+    }
+}
+
+// The first bin at which the running sum of `own`, one bin a thread, passes the target; `before` becomes what came
+// before it.
+__device__ __forceinline__ uint32_t bin_that_passes(ChoiceRoom& room, uint64_t own, uint64_t target,
+                                                    uint64_t& before) {
+    const uint64_t running = block_running_sum(own, room.sums) + before;
+    if (running > target && running - own <= target) {
+        room.place = threadIdx.x;
+        room.before = running - own;
+    }
+    __syncthreads();
+    before = room.before;
+    const uint32_t bin = room.place;
+    __syncthreads();
+    return bin;
+}
+
+// The largest key of `low` .. `high` whose logit falls in `bin` or a later one. Later bins have smaller keys.
+__device__ __forceinline__ uint32_t key_where_bin_begins(const RowPlan& plan, uint32_t bin) {
+    uint64_t low = KEY_OF_NOTHING, high = order_key(plan.largest);
+    // Keys up to `low` are in it, those above `high` are not.
+#pragma unroll 1
+    while (low < high) {
+        const uint64_t middle = (low + high + 1) / 2;
+        const bool in_it = bin_of(value_of(static_cast<uint32_t>(middle)), plan) >= bin;
+        low = in_it ? middle : low;
+        high = in_it ? high : middle - 1;
+    }
+    return static_cast<uint32_t>(low);
+}
+
+// The id of the `nth` token, counted from 0, whose key is `wanted`: ids in order.
+__device__ __forceinline__ uint32_t nth_equal(ChoiceRoom& room, const DescentRow& row, uint32_t wanted, uint64_t nth) {
+    const uint32_t each = (row.vocabulary + CHOICE_THREADS - 1) / CHOICE_THREADS;
+    const uint32_t first = threadIdx.x * each, end = min(first + each, row.vocabulary);
+    uint64_t own = 0;
+#pragma unroll 4
+    for (uint32_t id = first; id < end; ++id) {
+        own += (row.raw ? signless_key(row.logits[id]) : order_key(row.logits[id])) == wanted;
+    }
+    uint64_t before = block_running_sum(own, room.sums) - own;
+    if (before <= nth && nth < before + own) {
+#pragma unroll 1
+        for (uint32_t id = first; id < end; ++id) {
+            const uint32_t key = row.raw ? signless_key(row.logits[id]) : order_key(row.logits[id]);
+            if (key == wanted && before++ == nth) {
+                room.place = id;
+            }
+        }
+    }
+    __syncthreads();
+    const uint32_t id = room.place;
+    __syncthreads();
+    return id;
+}
+
+// The candidate at which the running sum of amounts passes `target`, which is less than the row's whole sum; `reached`
+// becomes the sum up to it, itself included. With a histogram of the row (`bin_weights` not null) the first pass is
+// spared. The whole block takes part.
+__device__ __forceinline__ uint64_t descend(ChoiceRoom& room, const DescentRow& row, Amount amount, uint64_t target,
+                            const uint64_t* bin_weights, const uint32_t* bin_counts, uint64_t& reached) {
+    uint32_t low = row.raw ? KEY_OF_LEAST : row.plan->least;
+    uint32_t high = signless_key(row.raw ? row.plan->raw_largest : row.plan->largest);
+    uint64_t before = 0;
+    uint32_t left = row.vocabulary;
+    if (bin_weights != nullptr) {
+        const uint64_t own = amount == COUNTS ? bin_counts[threadIdx.x] : bin_weights[threadIdx.x];
+        const uint32_t bin = bin_that_passes(room, own, target, before);
+        left = bin_counts[bin];
+        high = key_where_bin_begins(*row.plan, bin);
+        low = max(low, bin == BINS - 1 ? 0 : key_where_bin_begins(*row.plan, bin + 1) + 1);
+    }
+    while (left > LIST && low < high) {
+        const uint32_t width = (high - low) / BINS + 1;
+        room.bins.low[threadIdx.x] = 0, room.bins.high[threadIdx.x] = 0, room.bins.count[threadIdx.x] = 0;
+        __syncthreads();
+        for_each_between(row, low, high, [&](float logit, uint32_t key, uint32_t) {
+            const uint32_t bin = (high - key) / width;
+            add_wide(&room.bins.low[bin], &room.bins.high[bin], amount_of(row, amount, logit));
+            atomicAdd(&room.bins.count[bin], 1u);
+        });
+        __syncthreads();
+        const uint64_t own = static_cast<uint64_t>(room.bins.high[threadIdx.x]) << 32 | room.bins.low[threadIdx.x];
+        const uint32_t bin = bin_that_passes(room, own, target, before);
+        left = room.bins.count[bin];
+        high -= bin * width;
+        low = high - low < width ? low : high - width + 1;
+        __syncthreads();
+    }
+    if (left > LIST) {
+        const uint64_t each = amount_of(row, amount, value_of(low));
+        const uint64_t nth = (target - before) / each;
+        reached = before + (nth + 1) * each;
+        return candidate(low, nth_equal(room, row, low, nth));
+    }
+    if (threadIdx.x == 0) {
+        room.gathered = 0;
+    }
+    __syncthreads();
+    for_each_between(row, low, high, [&](float, uint32_t key, uint32_t id) {
+        room.list[atomicAdd(&room.gathered, 1u)] = candidate(key, id);
+    });
+    __syncthreads();
+    const uint32_t count = room.gathered;
+    block_sort(room.list, count, power_of_two_from(count));
+    run_sums(room, count, [&](uint32_t place) { return amount_of(row, amount, value_of(key_of(room.list[place]))); });
+    const uint32_t place =
+        first_place(room, count, [&](uint32_t place) { return before + room.running[place] > target; });
+    reached = before + room.running[place];
+    const uint64_t found = room.list[place];
+    __syncthreads();
+    return found;
+}
+
+// The weights of the candidates up to `last`, as far as min-p keeps them.
+__device__ __forceinline__ uint64_t weights_up_to(ChoiceRoom& room, const DescentRow& row, uint64_t last,
+                                                  float least_difference) {
+    uint64_t weights = 0;
+    const uint32_t most = signless_key(row.plan->largest);
+    for_each_between(row, max(key_of(last), KEY_OF_LEAST), most, [&](float logit, uint32_t key, uint32_t id) {
+        const bool kept = candidate(key, id) <= last && logit - row.plan->largest >= least_difference;
+        weights += kept ? amount_of(row, WEIGHTS, logit) : 0;
+    });
+    return block_sum(weights, room.sums);
+}
+
+// The candidates of a row up to `last` into the room's list, as they come.
+__device__ __forceinline__ void list_up_to(ChoiceRoom& room, const DescentRow& row, uint64_t last) {
+    if (threadIdx.x == 0) {
+        room.gathered = 0;
+    }
+    __syncthreads();
+    const uint32_t most = signless_key(row.plan->raw_largest);
+    for_each_between(row, key_of(last), most, [&](float, uint32_t key, uint32_t id) {
+        if (candidate(key, id) <= last) {
+            room.list[atomicAdd(&room.gathered, 1u)] = candidate(key, id);
+        }
+    });
+    __syncthreads();
+}
+
+// What is found by descents, in this order. One loop for all of them, so that a kernel has their code once.
+enum Step : uint32_t { STEP_TOP_K, STEP_TOP_P, STEP_DRAW, STEP_REPORT, STEPS };
+
+struct Descents {
+    bool draws;              // the token is drawn, likeliest first, with top-k, top-p and min-p, whatever is left
+    bool reports;            // the first `reported` of the raw logits are gathered into the room's list, not sorted
+    bool binned;             // a histogram of the logits that are drawn from is there
+    const float* drawn_from;
+    const float* raw;
+    uint32_t vocabulary;
+    uint32_t reported;
+};
+
+// The token, or `token` if none is to be drawn. The whole block takes part.
+__device__ __forceinline__ uint32_t find_by_descent(ChoiceRoom& room, const RowPlan& plan, const SampleRow& wanted,
+                                                    const RowScratch& scratch, const Descents& descents,
+                                                    uint32_t token) {
+    uint64_t last = ~0ull, weights = 0;
+    const bool nucleus = wanted.top_p < 1.0;
+#pragma unroll 1
+    for (uint32_t step = STEP_TOP_K; step < STEPS; ++step) {
+        const bool report = step == STEP_REPORT;
+        if (report ? !descents.reports
+                   : !descents.draws || (step == STEP_TOP_K && plan.top_k == 0) || (step == STEP_TOP_P && !nucleus)) {
+            continue;
+        }
+        const DescentRow row = {report ? descents.raw : descents.drawn_from, descents.vocabulary, &plan, report};
+        if (step == STEP_TOP_P || (step == STEP_DRAW && (!nucleus || plan.least_difference > -INFINITY))) {
+            const float least = step == STEP_DRAW ? plan.least_difference : -INFINITY;
+            // The histogram knows the sum of all.
+            weights = descents.binned && last == ~0ull && least == -INFINITY
+                          ? block_sum(scratch.bin_weights[threadIdx.x], room.sums)
+                          : weights_up_to(room, row, last, least);
+        }
+        const uint64_t target =
+            step == STEP_TOP_K   ? plan.top_k - 1
+            : step == STEP_TOP_P ? threshold_of(wanted.top_p, weights) - 1
+            : step == STEP_DRAW  ? target_of(philox_uniform(wanted.seed, wanted.position), weights)
+                                 : descents.reported - 1;
+        const Amount amount = step == STEP_TOP_K || report ? COUNTS : WEIGHTS;
+        const bool binned = descents.binned && !report;
+        uint64_t reached = 0;
+        const uint64_t found = descend(room, row, amount, target, binned ? scratch.bin_weights : nullptr,
+                                       scratch.bin_counts, reached);
+        if (step == STEP_TOP_K) {
+            // Equals of the last one stay, and -0 is the equal of 0.
+            last = candidate(key_of(found) == KEY_OF_ZERO ? KEY_OF_MINUS_ZERO : key_of(found), NONE);
+        } else if (step == STEP_TOP_P) {
+            last = found;
+            weights = reached;
+        } else if (step == STEP_DRAW) {
+            token = id_of(found);
+        } else {
+            list_up_to(room, row, found);
+        }
+    }
+    return token;
+}

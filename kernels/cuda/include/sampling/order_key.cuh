@@ -1,0 +1,36 @@
+// Keys: a float's bits made into an integer that sorts as the float does.
+#pragma once
+
+#include <stdint.h>
+
+// Of minus infinity, and of the smallest number that is none. What is larger than the first may be drawn.
+constexpr uint32_t KEY_OF_NOTHING = 0x007fffffu;
+constexpr uint32_t KEY_OF_LEAST = 0x00800000u;
+constexpr uint32_t KEY_OF_ZERO = 0x80000000u;
+// -0 sorts right before 0, as Rust's `total_cmp` has it.
+constexpr uint32_t KEY_OF_MINUS_ZERO = 0x7fffffffu;
+
+__device__ __forceinline__ uint32_t order_key(float value) {
+    const uint32_t bits = __float_as_uint(value);
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+// For which -0 equals 0.
+__device__ __forceinline__ uint32_t signless_key(float value) {
+    return order_key(value + 0.0f);
+}
+
+__device__ __forceinline__ float value_of(uint32_t key) {
+    return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
+}
+
+// A candidate: smaller ones come first, and they are the larger logits and then the smaller ids. One order for all.
+__device__ __forceinline__ uint64_t candidate(uint32_t key, uint32_t id) {
+    return static_cast<uint64_t>(~key) << 32 | id;
+}
+__device__ __forceinline__ uint32_t key_of(uint64_t candidate) {
+    return ~static_cast<uint32_t>(candidate >> 32);
+}
+__device__ __forceinline__ uint32_t id_of(uint64_t candidate) {
+    return static_cast<uint32_t>(candidate);
+}

@@ -1,0 +1,39 @@
+// What a row asks for. The host writes it; a captured graph finds the next step's in the same place.
+#pragma once
+
+#include <stdint.h>
+
+constexpr uint32_t NONE = 0xffffffffu;
+// The likeliest tokens that may be asked for.
+constexpr uint32_t TOP_MAX = 20;
+
+// 80 bytes, 8-byte aligned: Rust's `#[repr(C)]` has the same layout. Parameters are in the ranges of `SamplingParams::check`.
+struct SampleRow {
+    double temperature;       // 0 takes the likeliest
+    double top_p;             // 1 is no limit
+    double min_p_logarithm;   // ln(min_p); -infinity is no limit
+    double presence;
+    double frequency;
+    uint64_t seed;
+    uint64_t position;        // tokens produced so far
+    float repetition;         // 1 changes nothing
+    uint32_t top_k;           // 0 is no limit
+    uint32_t top;             // log-probabilities: how many of the likeliest, at most TOP_MAX; NONE for no report at all
+    uint32_t allowed;         // which row of the grammars' masks; NONE for no grammar
+    uint32_t ignored;         // 1: the row is padding of a captured batch, and gets NONE
+    uint32_t padding;
+};
+static_assert(sizeof(SampleRow) == 80, "the host writes this layout");
+
+__device__ __forceinline__ bool is_greedy(const SampleRow& row) {
+    return row.temperature == 0.0 || row.top_k == 1;
+}
+__device__ __forceinline__ bool penalises(const SampleRow& row) {
+    return row.repetition != 1.0f || row.presence != 0.0 || row.frequency != 0.0;
+}
+
+// Tokens of all rows, one after another: those of row i are starts[i] to starts[i + 1].
+struct Ragged {
+    const uint32_t* starts;  // [rows + 1]
+    const uint32_t* tokens;
+};

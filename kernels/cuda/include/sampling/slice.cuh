@@ -1,0 +1,78 @@
+// A slice of a row in a block's registers.
+#pragma once
+
+#include <stdint.h>
+
+#include "block.cuh"
+#include "scratch.cuh"
+
+constexpr uint32_t SLICE_THREADS = 256;
+// Blocks that a multiprocessor of sm_80 and later holds; it bounds their registers.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr uint32_t SLICE_BLOCKS = 1;
+#else
+constexpr uint32_t SLICE_BLOCKS = 5;
+#endif
+constexpr uint32_t SLICE_WARPS = SLICE_THREADS / LANES;
+// Four at a time, one group a warp and time.
+constexpr uint32_t VECTOR = 4;
+constexpr uint32_t LOADS = SLICE / (SLICE_THREADS * VECTOR);
+
+struct Held {
+    float logit[LOADS][VECTOR];
+};
+
+// The place in its slice of a thread's first number of a load.
+__device__ __forceinline__ uint32_t place_of(uint32_t load) {
+    return (load * SLICE_THREADS + threadIdx.x) * VECTOR;
+}
+
+// Beyond the vocabulary stands minus infinity, which nothing chooses or counts.
+__device__ __forceinline__ void load_slice(Held& held, const float* row, uint32_t slice, uint32_t vocabulary) {
+    const bool aligned = reinterpret_cast<uint64_t>(row) % 16 == 0;
+#pragma unroll
+    for (uint32_t load = 0; load < LOADS; ++load) {
+        const uint32_t id = slice * SLICE + place_of(load);
+        if (aligned && id + VECTOR <= vocabulary) {
+            const float4 four = *reinterpret_cast<const float4*>(row + id);
+            held.logit[load][0] = four.x, held.logit[load][1] = four.y;
+            held.logit[load][2] = four.z, held.logit[load][3] = four.w;
+        } else {
+#pragma unroll
+            for (uint32_t one = 0; one < VECTOR; ++one) {
+                held.logit[load][one] = id + one < vocabulary ? row[id + one] : -INFINITY;
+            }
+        }
+    }
+}
+
+__device__ __forceinline__ void store_slice(const Held& held, float* row, uint32_t slice, uint32_t vocabulary) {
+    const bool aligned = reinterpret_cast<uint64_t>(row) % 16 == 0;
+#pragma unroll
+    for (uint32_t load = 0; load < LOADS; ++load) {
+        const uint32_t id = slice * SLICE + place_of(load);
+        if (aligned && id + VECTOR <= vocabulary) {
+            *reinterpret_cast<float4*>(row + id) = make_float4(held.logit[load][0], held.logit[load][1],
+                                                               held.logit[load][2], held.logit[load][3]);
+        } else {
+#pragma unroll
+            for (uint32_t one = 0; one < VECTOR; ++one) {
+                if (id + one < vocabulary) {
+                    row[id + one] = held.logit[load][one];
+                }
+            }
+        }
+    }
+}
+
+// `visit(logit, id)` for each number that a thread holds.
+template <typename Visit>
+__device__ __forceinline__ void for_each_held(const Held& held, uint32_t slice, Visit visit) {
+#pragma unroll
+    for (uint32_t load = 0; load < LOADS; ++load) {
+#pragma unroll
+        for (uint32_t one = 0; one < VECTOR; ++one) {
+            visit(held.logit[load][one], slice * SLICE + place_of(load) + one);
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Random numbers in place; see [`crate::ops::fill_random`] for what each of them is.
+
+use std::slice;
+
+use half::{bf16, f16};
+
+use super::{memory::start_of, threads::Threads};
+use crate::{DType, Element, ops::fill_random::Call};
+
+/// Elements that a thread draws at a time.
+const PIECE: usize = 1 << 14;
+
+pub(super) fn fill_random(threads: &Threads, call: Call<'_>) {
+    match call.out.dtype() {
+        DType::F32 => draw::<f32>(threads, &call, |number| number),
+        DType::F16 => draw(threads, &call, f16::from_f32),
+        DType::BF16 => draw(threads, &call, bf16::from_f32),
+        DType::U32 | DType::U8 => unreachable!("the front checks for floating point"),
+    }
+}
+
+fn draw<E: Element>(threads: &Threads, call: &Call<'_>, narrow: impl Fn(f32) -> E + Sync) {
+    let (start, count) = (start_of::<E>(&call.out) as usize, call.out.shape().elements());
+    threads.share(count.div_ceil(PIECE), count, |_, piece| {
+        let first = piece * PIECE;
+        let length = PIECE.min(count - first);
+        // SAFETY: the front took `out` alone and without gaps, and each piece of it is one item.
+        let out = unsafe { slice::from_raw_parts_mut((start as *mut E).add(first), length) };
+        for (index, out) in out.iter_mut().enumerate() {
+            *out = narrow(sum(call.seed, (first + index) as u64) as f32 * call.factor);
+        }
+    });
+}
+
+/// The whole number of element `index`, from -131070 to 131070.
+fn sum(seed: u64, index: u64) -> i32 {
+    let mut z = seed.wrapping_add((index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^= z >> 31;
+    let quarter = |place: u32| (z >> (16 * place)) as i32 & 0xffff;
+    quarter(0) + quarter(1) + quarter(2) + quarter(3) - 131_070
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The first numbers of SplitMix64 with the seed 1234567, as its authors' C code prints them.
+    const KNOWN: [u64; 3] = [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423];
+
+    #[test]
+    fn the_whole_numbers_are_those_of_splitmix() {
+        for (index, known) in KNOWN.into_iter().enumerate() {
+            let quarters: i64 = (0..4).map(|place| (known >> (16 * place)) as i64 & 0xffff).sum();
+            assert_eq!(i64::from(sum(1_234_567, index as u64)), quarters - 131_070);
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! What a plan for a GPU is made for.
+
+use bursar_budgets::{Bytes, CudaDevice, DeviceError};
+use cudarc::driver::sys::CUdevice_attribute as Attribute;
+
+use crate::{DType, KvShape};
+
+/// What cuBLASLt may use for a product. Products of few rows split their sums and need it; NVIDIA recommends this much
+/// from Hopper on.
+pub(crate) const CUDA_LINEAR_SCRATCH: Bytes = Bytes::mib(32);
+
+/// Elements of a head that the attention kernels are compiled for.
+pub(crate) const CUDA_HEAD_DIMS: [usize; 4] = [32, 64, 80, 128];
+
+/// The generation of a GPU, and how wide it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CudaTarget {
+    /// Compute capability, as (9, 0) for an H200.
+    pub capability: (u32, u32),
+    /// Multiprocessors.
+    pub processors: usize,
+    /// The type of activations, weights and the cache: bf16 where the tensor cores take it (from 8.0 on), else f16; f16
+    /// everywhere if that is asked for.
+    pub activation: DType,
+}
+
+impl CudaTarget {
+    /// The target of a device, with bf16 where it has it.
+    ///
+    /// # Errors
+    /// The driver does not answer.
+    pub fn of(device: &CudaDevice) -> Result<Self, DeviceError> {
+        let number = |attribute| device.attribute(attribute).map(|number| number.max(0) as u32);
+        let capability = (
+            number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        );
+        let processors = number(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize;
+        let activation = if capability >= (8, 0) { DType::BF16 } else { DType::F16 };
+        Ok(CudaTarget { capability, processors, activation })
+    }
+
+    /// What decoding keeps of the keys' shares before they are added up: two parts of eight query vectors a worker, each
+    /// a weighted sum, the largest score and the sum of weights. Workers are as many as the device runs at once, whatever
+    /// the lengths: a captured graph keeps them.
+    pub(crate) fn paged_scratch(&self, shape: KvShape, single_rows: usize) -> Bytes {
+        match single_rows {
+            0 => Bytes::ZERO,
+            _ => DType::F32.bytes(2 * self.processors * 2 * 8 * (shape.head_dim + 2)),
+        }
+    }
+
+    /// The name of the architecture.
+    pub(crate) fn name(&self) -> &'static str {
+        match self.capability {
+            (7, _) => "cuda sm_75",
+            (8, 0) => "cuda sm_80",
+            (8, 6) => "cuda sm_86",
+            (8, 9) => "cuda sm_89",
+            (8, _) => "cuda sm_8x",
+            (9, _) => "cuda sm_90",
+            (10, _) => "cuda sm_100",
+            (12, _) => "cuda sm_120",
+            _ => "cuda",
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! Random numbers in place: the same for everybody, shaped like weights.
+
+mod ground;
+
+use bursar_budgets::Bytes;
+use bursar_kernels::{
+    Cpu, DType, KernelError, Tensor,
+    ops::{fill_random::fill_random, transfer},
+};
+use ground::poisoned;
+use half::{bf16, f16};
+
+/// Numbers of a type, drawn by so many threads.
+fn drawn(threads: usize, count: usize, dtype: DType, seed: u64, deviation: f32) -> Vec<f32> {
+    let (cpu, workspace) = (Cpu::new(threads), poisoned(Bytes::mib(1)));
+    // SAFETY: the workspace has backed as much, and nobody else takes from it.
+    let mut out = unsafe { Tensor::persistent(workspace.address(), [count], dtype) };
+    fill_random(&cpu, seed, deviation, &mut out).expect("a contiguous tensor of floats");
+    // SAFETY: all of it was written just now.
+    let bytes = unsafe { std::slice::from_raw_parts(out.address().0 as *const u8, out.bytes().as_usize()) };
+    let widen = |element: &[u8]| match *element {
+        [low, high] if dtype == DType::BF16 => bf16::from_le_bytes([low, high]).to_f32(),
+        [low, high] => f16::from_le_bytes([low, high]).to_f32(),
+        _ => f32::from_le_bytes(element.try_into().expect("four bytes")),
+    };
+    bytes.chunks_exact(dtype.size()).map(widen).collect()
+}
+
+#[test]
+fn the_same_seed_gives_the_same_numbers_whoever_draws_them_and_another_gives_others() {
+    let count = 3 * (1 << 14) + 61;
+    let alone = drawn(1, count, DType::F32, 7, 0.02);
+    assert_eq!(alone, drawn(3, count, DType::F32, 7, 0.02), "threads do not matter");
+    assert_eq!(alone[..61], drawn(1, 61, DType::F32, 7, 0.02), "nor does what is drawn behind them");
+    let other = drawn(1, count, DType::F32, 8, 0.02);
+    let equal = alone.iter().zip(&other).filter(|(one, other)| one == other).count();
+    assert!(equal < count / 1000, "{equal} of {count} are equal by chance");
+}
+
+#[test]
+fn narrow_types_hold_the_same_numbers_rounded() {
+    let (whole, count) = (drawn(2, 4099, DType::F32, 3, 1.0), 4099);
+    for (dtype, unit) in [(DType::BF16, 2f32.powi(-8)), (DType::F16, 2f32.powi(-11))] {
+        let narrow = drawn(2, count, dtype, 3, 1.0);
+        for (narrow, whole) in narrow.iter().zip(&whole) {
+            assert!((narrow - whole).abs() <= whole.abs() * unit + 1e-7, "{narrow} for {whole} in {dtype}");
+        }
+    }
+}
+
+#[test]
+fn numbers_have_the_mean_the_deviation_and_the_shape_of_weights() {
+    let (count, deviation) = (200_000, 0.02f32);
+    let numbers: Vec<f64> = drawn(2, count, DType::F32, 11, deviation).into_iter().map(f64::from).collect();
+    let moment =
+        |power: i32| numbers.iter().map(|x| (x / f64::from(deviation)).powi(power)).sum::<f64>() / count as f64;
+    assert!(moment(1).abs() < 0.01, "the mean is {} deviations", moment(1));
+    assert!((moment(2) - 1.0).abs() < 0.01, "the variance is {} times the wanted one", moment(2));
+    // Four uniform numbers added have a kurtosis of 3 - 6 / 5 / 4 = 2.7; one has 1.8, a normal one 3.
+    assert!((moment(4) - 2.7).abs() < 0.05, "the kurtosis is {}", moment(4));
+    assert!(numbers.iter().all(|x| x.abs() <= 3.5 * f64::from(deviation)), "nothing is far out");
+    let neighbours = numbers.windows(2).map(|pair| pair[0] * pair[1]).sum::<f64>() / count as f64;
+    assert!(neighbours.abs() < 0.01 * f64::from(deviation * deviation), "neighbours say nothing of each other");
+}
+
+#[test]
+fn indices_are_no_weights() {
+    let workspace = poisoned(Bytes::kib(64));
+    // SAFETY: as above.
+    let mut indices = unsafe { Tensor::persistent(workspace.address(), [4], DType::U32) };
+    transfer::fill(&Cpu::new(1), &[0; 16], &mut indices).expect("they can be uploaded");
+    let refused = fill_random(&Cpu::new(1), 1, 1.0, &mut indices);
+    assert!(matches!(refused, Err(KernelError::Type { op: "fill_random", .. })), "{refused:?}");
+}

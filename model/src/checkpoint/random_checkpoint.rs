@@ -1,0 +1,74 @@
+//! A checkpoint that nobody has trained: settings and vocabulary as a real one has them, weights drawn at random where
+//! they are computed with. It has the speed and the memory of its shape, and nothing to say.
+
+use std::{borrow::Cow, collections::BTreeMap, fmt};
+
+use bursar_kernels::DType;
+
+/// How far weights lie from zero: `initializer_range` of the checkpoints that it stands for. With it activations stay
+/// numbers through any depth, as norms stand between the layers.
+pub const DEVIATION: f32 = 0.02;
+
+/// Settings and vocabulary in memory, and a seed for the weights. No tensor exists before its place on the device does:
+/// there is no file of all weights and no copy of them on the host.
+#[derive(Clone)]
+pub struct RandomCheckpoint {
+    name: String,
+    seed: u64,
+    files: BTreeMap<&'static str, Vec<u8>>,
+}
+
+/// What a tensor of a random checkpoint holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RandomTensor {
+    /// Numbers around zero with the standard deviation [`DEVIATION`], from this seed.
+    Drawn {
+        /// Of this tensor alone.
+        seed: u64,
+    },
+    /// Nothing but ones: what a norm multiplies with.
+    Ones,
+}
+
+impl RandomCheckpoint {
+    /// The type of every tensor, where the target keeps weights as they are.
+    pub const DTYPE: DType = DType::BF16;
+
+    /// A checkpoint of these `files`, by name as a folder would have them, without weights. Equal seeds give equal
+    /// weights.
+    pub fn new(name: impl Into<String>, seed: u64, files: impl IntoIterator<Item = (&'static str, Vec<u8>)>) -> Self {
+        RandomCheckpoint { name: name.into(), seed, files: files.into_iter().collect() }
+    }
+
+    /// The name of its shape.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What the weights are drawn from.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    pub(super) fn read(&self, file: &str) -> Option<Cow<'static, [u8]>> {
+        self.files.get(file).map(|content| Cow::Owned(content.clone()))
+    }
+
+    /// What the tensor of this name holds, of so many axes. A vector that is called a weight scales what a norm has
+    /// made; all else is drawn.
+    pub(super) fn tensor(seed: u64, name: &str, axes: usize) -> RandomTensor {
+        if axes <= 1 && name.ends_with(".weight") {
+            return RandomTensor::Ones;
+        }
+        let mut hasher = blake3::Hasher::new_derive_key("bursar 2026 random tensor v1");
+        hasher.update(&seed.to_le_bytes()).update(name.as_bytes());
+        let [a, b, c, d, e, f, g, h, ..] = *hasher.finalize().as_bytes();
+        RandomTensor::Drawn { seed: u64::from_le_bytes([a, b, c, d, e, f, g, h]) }
+    }
+}
+
+impl fmt::Debug for RandomCheckpoint {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "RandomCheckpoint({}, seed {})", self.name, self.seed)
+    }
+}

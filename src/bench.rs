@@ -1,0 +1,322 @@
+//! `bursar bench`: the figures that a server is judged by, measured through the engine that serves, each with what the
+//! device could do at best.
+
+mod fits;
+mod machine;
+mod measure;
+mod options;
+mod report;
+mod roofline;
+mod workload;
+
+use std::{
+    process::ExitCode,
+    time::{Duration, Instant, SystemTime},
+};
+
+use bursar::{
+    Bytes, LoadOptions, ModelSource, Runtime, RuntimeConfig,
+    crates::{
+        kernels::{KernelError, Target, Work},
+        model::{LoadError, Model, checkpoint::Checkpoint},
+    },
+};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
+
+use self::{
+    fits::Fits,
+    machine::{Machine, since_process_start},
+    measure::{Meter, Run},
+    report::{Figure, LeftOut, PlannedWork, Report, Roofline, Unit},
+    roofline::{Planner, Rates},
+    workload::{Part, Pictures, Prompts, Workload},
+};
+use crate::{
+    DeviceOptions,
+    failure::{Failure, report},
+    model,
+};
+
+pub use options::Options;
+
+/// Host memory for pictures on their way: a limit, so that those of all requests are decoded as fast as the CPUs can.
+const HOST_BYTES: Bytes = Bytes::gib(8);
+
+/// Of text, the fastest of so many runs counts, as the peer's did.
+const TEXT_RUNS: usize = 2;
+
+/// Of pictures, the median of so many after one that warms up.
+const PICTURE_RUNS: usize = 3;
+
+/// Runs the command; `main` is when it began.
+pub async fn run(device: &DeviceOptions, options: Options, main: Instant) -> ExitCode {
+    let told = measure(device, &options, main).await.map(|report| match options.json {
+        true => println!("{}", json!(report)),
+        false => print!("{report}"),
+    });
+    match (options.json, told) {
+        (true, Err(failure)) => {
+            println!("{}", json!({ "error": failure.error, "hint": failure.hint }));
+            ExitCode::FAILURE
+        }
+        (_, told) => report(told),
+    }
+}
+
+async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Result<Report, Failure> {
+    let seed = options.seed.unwrap_or_else(seed_of_now);
+    let (source, workload) = (options.source(seed)?, options.workload());
+    let runtime =
+        model::start_with(device, RuntimeConfig { host_bytes: HOST_BYTES, ..RuntimeConfig::default() }).await?;
+    let (envelope, requests) = (Some(options.envelope()), workload.requests());
+    let load = LoadOptions { envelope, requests, blas: device.blas(), ..LoadOptions::default() };
+    let loaded = model::load_with(&runtime, source.clone(), load, !options.json).await?;
+    let ready = since_process_start(main);
+    let serving = loaded.serving().await?;
+    let fits = Fits::of(&serving);
+    let mut figures = Vec::new();
+    if options.wants(Part::Start) {
+        let milliseconds = ready.as_secs_f64() * 1e3;
+        figures.push(Figure::plain("start", "process start to ready", milliseconds, Unit::Milliseconds));
+        let snapshot = runtime.budget().snapshot().await.map_err(|error| Failure {
+            error: error.to_string(),
+            hint: "the runtime is gone; start again".to_owned(),
+        })?;
+        figures.extend(report::memory(&snapshot, serving.record.kv_tokens()));
+        figures.extend(driver_free(&runtime, "ready", "at READY"));
+    }
+    let planner = Planner {
+        model: planned(source.clone(), serving.target).await?,
+        target: serving.target,
+        step_tokens: serving.record.step_tokens,
+        launch_patches: serving.record.launch_patches,
+    };
+    let machine = Machine::of(runtime.device().as_ref(), options.commit.clone());
+    let mut bench = Bench {
+        workload,
+        meter: Meter::new(loaded.clone(), fits.text_ids, seed),
+        planner,
+        rates: options.rates().or_else(|| Rates::of(&machine.device)),
+        fits,
+        figures,
+        left_out: Vec::new(),
+        bar: bar(!options.json),
+    };
+    bench.run(options).await?;
+    let Bench { rates, mut figures, left_out, bar, .. } = bench;
+    bar.finish_and_clear();
+    if options.wants(Part::Start) {
+        // Less than at READY would be memory that nobody leased.
+        figures.extend(driver_free(&runtime, "end", "at the end"));
+    }
+    runtime.shutdown().await;
+    Ok(Report {
+        model: source.name(),
+        random_weights: options.is_random(),
+        seed,
+        machine,
+        envelope: serving.kit.envelope.clone(),
+        rates,
+        figures,
+        left_out,
+    })
+}
+
+/// What the driver says is free, whatever the ledger says.
+fn driver_free(runtime: &Runtime, id: &str, when: &str) -> Option<Figure> {
+    let free = runtime.device().memory().ok()?.free.0 as f64;
+    Some(Figure::plain(&format!("driver_free_{id}"), &format!("bytes, free {when} by the driver"), free, Unit::Bytes))
+}
+
+/// Every program that reads JSON keeps whole numbers up to here.
+const SEED_MOST: u64 = (1 << 53) - 1;
+
+fn seed_of_now() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos() as u64 & SEED_MOST
+}
+
+fn bar(shown: bool) -> ProgressBar {
+    let bar = if shown { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
+    bar.set_style(ProgressStyle::with_template("measuring {msg}").expect("the template is valid"));
+    bar
+}
+
+/// The model without its weights.
+async fn planned(source: ModelSource, target: Target) -> Result<Model, Failure> {
+    let plan = move || {
+        // Its files were fetched when it was loaded.
+        let checkpoint = Checkpoint::open(source.origin().clone().bring(&())?)?;
+        Model::plan(&checkpoint, &target)
+    };
+    let planned = tokio::task::spawn_blocking(plan).await;
+    let planned = planned.map_err(|died| Failure {
+        error: format!("planning died: {died}"),
+        hint: "this is a bug in Bursar; please report it with the model".to_owned(),
+    })?;
+    planned.map_err(|error: LoadError| Failure { hint: error.hint(), error: error.to_string() })
+}
+
+/// A measurement under way.
+struct Bench {
+    workload: &'static Workload,
+    meter: Meter,
+    planner: Planner,
+    rates: Option<Rates>,
+    fits: Fits,
+    figures: Vec<Figure>,
+    left_out: Vec<LeftOut>,
+    bar: ProgressBar,
+}
+
+/// What a figure is called and what it follows from.
+struct Measured {
+    id: String,
+    name: String,
+    unit: Unit,
+    /// What is counted in `time`: steps, tokens, requests.
+    count: f64,
+    time: Duration,
+    runs: Vec<f64>,
+}
+
+impl Bench {
+    async fn run(&mut self, options: &Options) -> Result<(), Failure> {
+        let warm = Prompts { count: self.fits.sequences.min(8), length: 32 };
+        self.bar.set_message("nothing: warming up");
+        self.meter.text(warm, 8).await?;
+        let workload = self.workload;
+        if options.wants(Part::Decode) {
+            for &batch in workload.batches {
+                self.decode(batch).await?;
+            }
+        }
+        if options.wants(Part::Prefill) {
+            for &prompts in workload.prefill {
+                self.prefill(prompts).await?;
+            }
+        }
+        if options.wants(Part::Pictures) {
+            for pictures in workload.pictures {
+                for &reply in pictures.replies {
+                    self.pictures(pictures, reply).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The difference of long replies and replies of one token, over their steps.
+    async fn decode(&mut self, batch: usize) -> Result<(), Failure> {
+        let Workload { context, steps, .. } = *self.workload;
+        let id = format!("decode_{batch}");
+        let name = format!("decode, a step of batch {batch} at {context} to {}", context + steps);
+        let prompts = Prompts { count: batch, length: context };
+        if let Err(reason) = self.fits.together(prompts, steps + 1) {
+            self.leave_out(id, name, reason);
+            return Ok(());
+        }
+        self.bar.set_message(name.clone());
+        let (short, mut runs) = self.fastest(prompts, 1).await?;
+        let (long, more) = self.fastest(prompts, steps + 1).await?;
+        runs.extend(more);
+        let Some(time) = long.time.checked_sub(short.time).filter(|time| !time.is_zero()) else {
+            self.leave_out(id, name, "its steps drown in the noise of its prompts".to_owned());
+            return Ok(());
+        };
+        let work = self.plan(|planner| {
+            let step = planner.decode(batch, context + steps / 2)?;
+            Ok(step.repeat(steps))
+        })?;
+        self.tell(Measured { id, name, unit: Unit::Milliseconds, count: steps as f64, time, runs }, &work);
+        Ok(())
+    }
+
+    async fn prefill(&mut self, prompts: Prompts) -> Result<(), Failure> {
+        let Prompts { count, length } = prompts;
+        let (id, name) = (format!("prefill_{count}x{length}"), format!("prefill, {count} prompts of {length} tokens"));
+        if let Err(reason) = self.fits.each(length, 1) {
+            self.leave_out(id, name, reason);
+            return Ok(());
+        }
+        self.bar.set_message(name.clone());
+        let (fastest, runs) = self.fastest(prompts, 1).await?;
+        let work = self.plan(|planner| planner.prefill(count, length))?;
+        let tokens = (count * length) as f64;
+        self.tell(Measured { id, name, unit: Unit::TokensPerSecond, count: tokens, time: fastest.time, runs }, &work);
+        Ok(())
+    }
+
+    async fn pictures(&mut self, pictures: &Pictures, reply: usize) -> Result<(), Failure> {
+        let Pictures { count, width, height, .. } = *pictures;
+        let id = format!("pictures_{count}x{width}x{height}_{reply}");
+        let plural = if reply == 1 { "" } else { "s" };
+        let name = format!("{count} requests with a picture of {width} x {height}, {reply} token{plural} out");
+        let grid = match self.fits.picture(width, height, reply) {
+            Ok(grid) => grid,
+            Err(reason) => {
+                self.leave_out(id, name, reason);
+                return Ok(());
+            }
+        };
+        self.bar.set_message(name.clone());
+        let prompt_tokens = self.meter.pictures(pictures, reply).await?.prompt_tokens;
+        let mut times = Vec::new();
+        for _ in 0..PICTURE_RUNS {
+            times.push(self.meter.pictures(pictures, reply).await?.time);
+        }
+        let runs = times.iter().map(Duration::as_secs_f64).collect();
+        times.sort();
+        let work = self.plan(|planner| {
+            let mut work = planner.encode(count, grid)?;
+            work.extend(planner.prefill(count, prompt_tokens)?);
+            let step = planner.decode(count, prompt_tokens + reply / 2)?;
+            work.extend(step.repeat(reply - 1));
+            Ok(work)
+        })?;
+        let time = times[PICTURE_RUNS / 2];
+        self.tell(Measured { id, name, unit: Unit::RequestsPerSecond, count: count as f64, time, runs }, &work);
+        Ok(())
+    }
+
+    /// The fastest of some runs, and the seconds of all.
+    async fn fastest(&mut self, prompts: Prompts, reply: usize) -> Result<(Run, Vec<f64>), Failure> {
+        let mut fastest = self.meter.text(prompts, reply).await?;
+        let mut runs = vec![fastest.time.as_secs_f64()];
+        for _ in 1..TEXT_RUNS {
+            let run = self.meter.text(prompts, reply).await?;
+            runs.push(run.time.as_secs_f64());
+            if run.time < fastest.time {
+                fastest = run;
+            }
+        }
+        Ok((fastest, runs))
+    }
+
+    fn plan(&self, plan: impl FnOnce(&Planner) -> Result<Vec<Work>, KernelError>) -> Result<Vec<Work>, Failure> {
+        plan(&self.planner).map_err(|error| Failure {
+            error: error.to_string(),
+            hint: "this is a bug in Bursar; please report it with the model".to_owned(),
+        })
+    }
+
+    /// Makes a figure of it, with the bound of its passes.
+    fn tell(&mut self, measured: Measured, passes: &[Work]) {
+        let Measured { id, name, unit, count, time, runs } = measured;
+        let lower_is_better = unit == Unit::Milliseconds;
+        let figure = |seconds: f64| if lower_is_better { 1e3 * seconds / count } else { count / seconds };
+        let seconds = time.as_secs_f64();
+        let floor = self.rates.as_ref().map(|rates| rates.floor_seconds(passes));
+        let roofline = floor.map(|floor| Roofline { bound: figure(floor), share: floor / seconds });
+        let work = PlannedWork {
+            flops: passes.iter().map(|work| work.flops).sum(),
+            bytes: passes.iter().map(|work| work.bytes).sum(),
+        };
+        let value = figure(seconds);
+        self.figures.push(Figure { id, name, value, unit, lower_is_better, runs, work: Some(work), roofline });
+    }
+
+    fn leave_out(&mut self, id: String, name: String, reason: String) {
+        self.left_out.push(LeftOut { id, name, reason });
+    }
+}

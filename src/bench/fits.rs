@@ -1,0 +1,77 @@
+//! Whether something can be measured with a model as it is served: sizes that do not fit are named, not shrunk. Pure.
+
+use std::sync::Arc;
+
+use bursar::{
+    Serving,
+    crates::{
+        kernels::BLOCK_TOKENS,
+        model::{flow::Grid, processor::VisualProcessors},
+    },
+};
+
+use super::workload::Prompts;
+
+/// What a served model takes.
+pub struct Fits {
+    /// Sequences in a step.
+    pub sequences: usize,
+    /// Ids below this are text.
+    pub text_ids: u32,
+    context_tokens: usize,
+    kv_tokens: usize,
+    picture_patches: usize,
+    processors: Option<Arc<VisualProcessors>>,
+}
+
+impl Fits {
+    /// As it was stressed.
+    pub fn of(serving: &Serving) -> Self {
+        let tokenizer = serving.kit.prompts.tokenizer();
+        let marks = tokenizer.added_tokens().iter().map(|token| token.id);
+        Fits {
+            sequences: serving.record.sequences,
+            text_ids: marks.min().unwrap_or(tokenizer.vocabulary_size() as u32),
+            context_tokens: serving.kit.envelope.context_tokens,
+            kv_tokens: serving.record.kv_tokens(),
+            picture_patches: serving.kit.envelope.picture_patches,
+            processors: serving.kit.processors.clone(),
+        }
+    }
+
+    /// Whether a sequence of so many tokens is let in.
+    pub fn each(&self, prompt: usize, reply: usize) -> Result<(), String> {
+        let (tokens, limit) = (prompt + reply, self.context_tokens.min(self.kv_tokens));
+        match tokens <= limit {
+            true => Ok(()),
+            false => Err(format!("{tokens} tokens of prompt and reply, a context has {limit}")),
+        }
+    }
+
+    /// Whether all of them run in the same steps to their ends.
+    pub fn together(&self, prompts: Prompts, reply: usize) -> Result<(), String> {
+        self.each(prompts.length, reply)?;
+        if prompts.count > self.sequences {
+            return Err(format!("{} sequences, a step takes {}", prompts.count, self.sequences));
+        }
+        let tokens = prompts.count * (prompts.length + reply).next_multiple_of(BLOCK_TOKENS);
+        match tokens <= self.kv_tokens {
+            true => Ok(()),
+            false => Err(format!("keys and values of {tokens} tokens, there is room for {}", self.kv_tokens)),
+        }
+    }
+
+    /// The patches of a picture that is neither resized nor refused, and room for its reply.
+    pub fn picture(&self, width: u32, height: u32, reply: usize) -> Result<Grid, String> {
+        let processors = self.processors.as_ref().ok_or("the model takes no pictures")?;
+        let plan = processors.pictures.plan(width, height).map_err(|error| error.to_string())?;
+        if plan.resized != plan.source {
+            return Err(format!("it would be resized to {} x {}", plan.resized.width, plan.resized.height));
+        }
+        if plan.patches > self.picture_patches {
+            return Err(format!("{} patches, a picture may have {}", plan.patches, self.picture_patches));
+        }
+        self.each(plan.tokens, reply)?;
+        Ok(plan.grid)
+    }
+}

@@ -1,0 +1,143 @@
+//! Requests through the engine that serves, and how long they take together.
+
+use std::{
+    iter,
+    ops::Range,
+    time::{Duration, Instant},
+};
+
+use bursar::{Chat, ChatEvent, Image, ModelHandle, Usage};
+use tokio::task::JoinSet;
+
+use super::workload::{Pictures, Prompts};
+use crate::failure::Failure;
+
+/// Ids that prompts are drawn from, as the peer's are: text, and none that means something to the model.
+const IDS: Range<u32> = 1000..100_000;
+
+/// What a picture is asked about.
+const QUESTION: &str = "Describe.";
+
+/// Asks a model.
+pub struct Meter {
+    model: ModelHandle,
+    ids: Range<u32>,
+    random: SplitMix,
+}
+
+/// Requests that were answered.
+#[derive(Clone, Copy, Debug)]
+pub struct Run {
+    /// From before the first was asked to the last one's end.
+    pub time: Duration,
+    /// Tokens of one prompt.
+    pub prompt_tokens: usize,
+}
+
+impl Meter {
+    /// Asks `model`, whose text has ids below `text_ids`.
+    pub fn new(model: ModelHandle, text_ids: u32, seed: u64) -> Self {
+        let end = IDS.end.min(text_ids).max(1);
+        Meter { model, ids: IDS.start.min(end / 2)..end, random: SplitMix(seed) }
+    }
+
+    /// Prompts of random tokens that have never been seen, each answered with `reply` tokens.
+    ///
+    /// # Errors
+    /// A request that was not answered as it should have been: the figure would mean something else.
+    pub async fn text(&mut self, prompts: Prompts, reply: usize) -> Result<Run, Failure> {
+        let chat = |random: &mut SplitMix| {
+            let ids = iter::repeat_with(|| self.ids.start + random.below(self.ids.end - self.ids.start));
+            Chat::from_tokens(ids.take(prompts.length).collect::<Vec<u32>>())
+        };
+        let chats = (0..prompts.count).map(|_| chat(&mut self.random)).collect();
+        self.run(chats, reply).await
+    }
+
+    /// Requests with a picture of random pixels each, given as pixels.
+    ///
+    /// # Errors
+    /// As [`text`](Meter::text).
+    pub async fn pictures(&mut self, pictures: &Pictures, reply: usize) -> Result<Run, Failure> {
+        let bytes = 3 * pictures.width as usize * pictures.height as usize;
+        let chats: Result<Vec<_>, Failure> = (0..pictures.count)
+            .map(|_| {
+                let image = Image::from_rgb(pictures.width, pictures.height, self.random.bytes(bytes))?;
+                Ok(Chat::new().user(QUESTION).image(image))
+            })
+            .collect();
+        self.run(chats?, reply).await
+    }
+
+    async fn run(&mut self, chats: Vec<Chat>, reply: usize) -> Result<Run, Failure> {
+        // Nothing that was computed before is found again, not even a system turn that all have.
+        let salted = chats.into_iter().map(|chat| greedy(chat, reply).cache_salt(self.random.next().to_string()));
+        let chats: Vec<Chat> = salted.collect();
+        let started = Instant::now();
+        let mut answers = JoinSet::new();
+        for chat in chats {
+            answers.spawn(answer(self.model.clone(), chat));
+        }
+        let mut prompt_tokens = 0;
+        while let Some(answered) = answers.join_next().await {
+            let usage = answered.map_err(|error| failure(format!("a request died: {error}")))??;
+            check(usage, reply)?;
+            prompt_tokens = usage.prompt_tokens;
+        }
+        Ok(Run { time: started.elapsed(), prompt_tokens })
+    }
+}
+
+/// The likeliest tokens, as many as are asked for, whatever the checkpoint says.
+fn greedy(chat: Chat, reply: usize) -> Chat {
+    let plain = chat.temperature(0.0).repetition_penalty(1.0).presence_penalty(0.0).frequency_penalty(0.0);
+    plain.max_tokens(reply).ignore_end()
+}
+
+async fn answer(model: ModelHandle, chat: Chat) -> Result<Usage, Failure> {
+    let mut reply = model.chat(chat).await?;
+    while let Some(event) = reply.next().await {
+        if let ChatEvent::Done { usage, .. } = event? {
+            return Ok(usage);
+        }
+    }
+    Err(failure("a reply had no end".to_owned()))
+}
+
+fn check(usage: Usage, reply: usize) -> Result<(), Failure> {
+    if usage.completion_tokens != reply {
+        return Err(failure(format!("a reply has {} tokens instead of {reply}", usage.completion_tokens)));
+    }
+    if usage.cached_tokens != 0 {
+        return Err(failure(format!("{} tokens of a prompt were found in a cache", usage.cached_tokens)));
+    }
+    Ok(())
+}
+
+fn failure(error: String) -> Failure {
+    Failure { error, hint: "this is a bug in Bursar; please report it with the figure that was measured".to_owned() }
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014).
+struct SplitMix(u64);
+
+impl SplitMix {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, end: u32) -> u32 {
+        ((u128::from(self.next()) * u128::from(end)) >> 64) as u32
+    }
+
+    fn bytes(&mut self, count: usize) -> Vec<u8> {
+        let mut bytes = vec![0; count];
+        for piece in bytes.chunks_mut(8) {
+            piece.copy_from_slice(&self.next().to_le_bytes()[..piece.len()]);
+        }
+        bytes
+    }
+}

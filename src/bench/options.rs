@@ -1,0 +1,111 @@
+//! What `bursar bench` can be told.
+
+use bursar::{Envelope, ModelSource, random_checkpoint};
+use clap::Args;
+
+use super::{
+    roofline::Rates,
+    workload::{FULL, Part, QUICK, Workload},
+};
+use crate::{failure::Failure, model};
+
+/// Options of `bursar bench`.
+#[derive(Args)]
+pub struct Options {
+    /// A Hugging Face checkpoint folder, a model of the hub, or `demo`.
+    #[arg(long, default_value = "demo", conflicts_with = "shape")]
+    model: String,
+    /// The shape of a model instead of a model: its size and speed without its files.
+    #[arg(long, value_name = "NAME", requires = "random")]
+    shape: Option<String>,
+    /// Its weights are drawn at random, on the device.
+    #[arg(long, requires = "shape")]
+    random: bool,
+    /// One JSON object with every figure.
+    #[arg(long)]
+    pub json: bool,
+    /// Only some kinds of figures.
+    #[arg(long, value_delimiter = ',', value_name = "KIND,..")]
+    only: Vec<Part>,
+    /// Small sizes, in seconds on a CPU.
+    #[arg(long)]
+    quick: bool,
+    /// What prompts, pictures and random weights are drawn from; by default another every time.
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+
+    /// Sequences in a step.
+    #[arg(long, value_name = "N", help_heading = "What is let in, where it is not to follow from the figures")]
+    sequences: Option<usize>,
+    /// Tokens in a step.
+    #[arg(long, value_name = "N", help_heading = "What is let in, where it is not to follow from the figures")]
+    step_tokens: Option<usize>,
+    /// Patches in a launch of the vision encoder.
+    #[arg(long, value_name = "N", help_heading = "What is let in, where it is not to follow from the figures")]
+    launch_patches: Option<usize>,
+
+    /// The share of what is left after everything else that keys and values take; by default that of every load.
+    #[arg(long, value_name = "SHARE", help_heading = "What is let in, where it is not to follow from the figures")]
+    pub memory_fraction: Option<f64>,
+
+    /// 10^12 floating-point operations that the device does in a second.
+    #[arg(long, value_name = "RATE", requires = "terabytes", value_parser = rate, help_heading = "The roofline")]
+    teraflops: Option<f64>,
+    /// 10^12 bytes that cross its memory in a second.
+    #[arg(long, value_name = "RATE", requires = "teraflops", value_parser = rate, help_heading = "The roofline")]
+    terabytes: Option<f64>,
+    /// The commit that the figures are of, where the binary does not know its own.
+    #[arg(long, value_name = "HASH", default_value = option_env!("BURSAR_COMMIT"))]
+    pub commit: Option<String>,
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    let rate: f64 = text.parse().map_err(|_| "a number is wanted".to_owned())?;
+    if rate.is_finite() && rate > 0.0 { Ok(rate) } else { Err("a number above 0 is wanted".to_owned()) }
+}
+
+impl Options {
+    /// The model, or what stands in for one.
+    pub fn source(&self, seed: u64) -> Result<ModelSource, Failure> {
+        match &self.shape {
+            None => Ok(model::source(&self.model)),
+            Some(shape) => {
+                let failure = |error: bursar::UnknownShape| Failure { hint: error.hint(), error: error.to_string() };
+                Ok(ModelSource::random(random_checkpoint(shape, seed).map_err(failure)?))
+            }
+        }
+    }
+
+    /// Whether its weights are nobody's.
+    pub fn is_random(&self) -> bool {
+        self.random
+    }
+
+    /// Whether figures of this kind are wanted.
+    pub fn wants(&self, part: Part) -> bool {
+        self.only.is_empty() || self.only.contains(&part)
+    }
+
+    /// What is measured.
+    pub fn workload(&self) -> &'static Workload {
+        if self.quick { &QUICK } else { &FULL }
+    }
+
+    /// The envelope of the workload, as far as nothing else is asked for.
+    pub fn envelope(&self) -> Envelope {
+        let own = self.workload().envelope();
+        let sequences = self.sequences.unwrap_or(own.sequences);
+        Envelope {
+            sequences,
+            step_tokens: self.step_tokens.unwrap_or(own.step_tokens).max(sequences),
+            launch_patches: self.launch_patches.unwrap_or(own.launch_patches),
+            ..own
+        }
+    }
+
+    /// The rates that were given.
+    pub fn rates(&self) -> Option<Rates> {
+        let (teraflops, terabytes) = (self.teraflops?, self.terabytes?);
+        Some(Rates::new(teraflops * 1e12, terabytes * 1e12, "--teraflops and --terabytes"))
+    }
+}

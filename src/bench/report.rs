@@ -1,0 +1,209 @@
+//! The figures, for people and for programs.
+
+use std::fmt;
+
+use bursar::{Bytes, Envelope, Snapshot};
+use serde::Serialize;
+
+use super::{machine::Machine, roofline::Rates};
+
+/// All that was measured.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// Of what.
+    pub model: String,
+    /// Whether its weights are nobody's.
+    pub random_weights: bool,
+    /// What prompts, pictures and random weights were drawn from.
+    pub seed: u64,
+    /// On what, of which build, when.
+    #[serde(flatten)]
+    pub machine: Machine,
+    /// The largest inputs that were let in.
+    pub envelope: Envelope,
+    /// What the device does in a second, where that is known.
+    pub rates: Option<Rates>,
+    /// What was measured.
+    pub figures: Vec<Figure>,
+    /// What was not.
+    pub left_out: Vec<LeftOut>,
+}
+
+/// Something measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct Figure {
+    /// The same from version to version.
+    pub id: String,
+    /// For people.
+    pub name: String,
+    /// The figure.
+    pub value: f64,
+    /// Its unit.
+    pub unit: Unit,
+    /// Whether less is better.
+    pub lower_is_better: bool,
+    /// Seconds that each run took; of a difference, those of both sides.
+    pub runs: Vec<f64>,
+    /// What its passes take by plan.
+    pub work: Option<PlannedWork>,
+    /// What the device could do.
+    pub roofline: Option<Roofline>,
+}
+
+/// What a figure counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Unit {
+    /// Milliseconds.
+    #[serde(rename = "ms")]
+    Milliseconds,
+    /// Tokens of prompts in a second.
+    #[serde(rename = "tokens/s")]
+    TokensPerSecond,
+    /// Requests in a second.
+    #[serde(rename = "requests/s")]
+    RequestsPerSecond,
+    /// Tokens.
+    #[serde(rename = "tokens")]
+    Tokens,
+    /// Bytes.
+    #[serde(rename = "bytes")]
+    Bytes,
+}
+
+/// Operations and bytes of all passes of a figure.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct PlannedWork {
+    /// Floating-point operations.
+    pub flops: u64,
+    /// Bytes across the device's memory.
+    pub bytes: Bytes,
+}
+
+/// The best that the device could do by its rates.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Roofline {
+    /// In the figure's unit.
+    pub bound: f64,
+    /// How much of it was reached: 1 is all.
+    pub share: f64,
+}
+
+/// Something that could not be measured here.
+#[derive(Clone, Debug, Serialize)]
+pub struct LeftOut {
+    /// The figure's.
+    pub id: String,
+    /// The figure's.
+    pub name: String,
+    /// Why.
+    pub reason: String,
+}
+
+impl Figure {
+    /// A number that follows from nothing that a device does in a second.
+    pub fn plain(id: &str, name: &str, value: f64, unit: Unit) -> Self {
+        Figure {
+            id: id.to_owned(),
+            name: name.to_owned(),
+            value,
+            unit,
+            lower_is_better: unit == Unit::Milliseconds,
+            runs: Vec::new(),
+            work: None,
+            roofline: None,
+        }
+    }
+}
+
+/// What memory is kept for, once a model serves.
+pub fn memory(snapshot: &Snapshot, kv_tokens: usize) -> Vec<Figure> {
+    let bytes = |id: &str, name: &str, bytes: Bytes| Figure::plain(id, name, bytes.0 as f64, Unit::Bytes);
+    let classes = snapshot.classes.iter().map(|line| {
+        let label = line.class.label();
+        bytes(&format!("bytes_{}", label.replace([' ', '-'], "_")), &format!("bytes, {label}"), line.bytes)
+    });
+    let tokens = Figure::plain("kv_tokens", "tokens that keys and values are kept of", kv_tokens as f64, Unit::Tokens);
+    let rest = [
+        bytes("bytes_canary", "bytes, canary", snapshot.canary),
+        bytes("bytes_overhead", "bytes, overhead of the process", snapshot.overhead),
+        bytes("bytes_foreign", "bytes, of other processes", snapshot.foreign),
+        bytes("bytes_free", "bytes, free", snapshot.free),
+    ];
+    [tokens].into_iter().chain(classes).chain(rest).collect()
+}
+
+impl Unit {
+    fn label(self) -> &'static str {
+        match self {
+            Unit::Milliseconds => "ms",
+            Unit::TokensPerSecond => "tokens/s",
+            Unit::RequestsPerSecond => "requests/s",
+            Unit::Tokens => "tokens",
+            Unit::Bytes => "",
+        }
+    }
+
+    /// A number of it, without the unit's name.
+    fn show(self, value: f64) -> String {
+        match self {
+            Unit::Bytes => Bytes(value as u64).to_string(),
+            _ if value >= 100.0 => grouped(value),
+            _ => format!("{value:.2}"),
+        }
+    }
+}
+
+/// Whole, with a comma before every three digits.
+fn grouped(value: f64) -> String {
+    let digits = format!("{value:.0}");
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Machine { device, driver, cpus, version, commit, date, .. } = &self.machine;
+        let weights = if self.random_weights { ", random weights" } else { "" };
+        let driver = driver.as_ref().map(|driver| format!(", driver {driver}")).unwrap_or_default();
+        let commit = commit.as_ref().map(|commit| format!(" ({commit})")).unwrap_or_default();
+        writeln!(f, "{}{weights} on {device}{driver}, {cpus} CPUs", self.model)?;
+        writeln!(f, "bursar {version}{commit}, {date}, seed {}", self.seed)?;
+        if let Some(rates) = &self.rates {
+            let (flops, bytes) = (rates.flops_per_second / 1e12, rates.bytes_per_second / 1e12);
+            writeln!(f, "roofline: {flops} TFLOP/s and {bytes} TB/s ({})", rates.source)?;
+        }
+        writeln!(f)?;
+        let name_columns = self.figures.iter().map(|figure| figure.name.len()).max().unwrap_or(0);
+        for figure in &self.figures {
+            let (value, unit) = (figure.unit.show(figure.value), figure.unit.label());
+            let share = figure.roofline.map(|roofline| {
+                let percent = (100.0 * roofline.share).round();
+                format!("  {percent:>3} % of {}", figure.unit.show(roofline.bound))
+            });
+            let line = format!("{:name_columns$}  {value:>12} {unit:<10}{}", figure.name, share.unwrap_or_default());
+            writeln!(f, "{}", line.trim_end())?;
+        }
+        for left_out in &self.left_out {
+            writeln!(f, "not measured: {}: {}", left_out.name, left_out.reason)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_numbers_are_grouped_and_small_ones_keep_their_digits() {
+        let shown = [99.994, 100.4, 999.0, 1000.0, 2_230_000.0].map(|value| Unit::Tokens.show(value));
+        assert_eq!(shown, ["99.99", "100", "999", "1,000", "2,230,000"]);
+        assert_eq!(Unit::Bytes.show(2_147_483_648.0), "2.0 GiB");
+    }
+}

@@ -1,0 +1,202 @@
+//! The roofline: the least time that a device needs for some work, by the operations and the bytes that a plan of the
+//! same passes counts (Williams, Waterman, Patterson, "Roofline", 2009).
+
+use std::iter;
+
+use bursar::crates::{
+    kernels::{KernelError, Target, Work},
+    model::{
+        Model,
+        corners::{self, Pass},
+        flow::{Grid, SequencePart, StepBatch},
+    },
+};
+use serde::Serialize;
+
+/// What a device does in a second.
+#[derive(Clone, Debug, Serialize)]
+pub struct Rates {
+    /// Floating-point operations.
+    pub flops_per_second: f64,
+    /// Bytes read from and written to its memory.
+    pub bytes_per_second: f64,
+    /// Where the two are from.
+    pub source: &'static str,
+}
+
+/// Devices whose rates were measured: what stands in their names, operations, bytes.
+const KNOWN: [(&str, f64, f64, &str); 1] =
+    [("H200", 780e12, 4.3e12, "measured on one: bf16 products of 8192^3 and copies, see benches/h200.md")];
+
+impl Rates {
+    /// Rates from somewhere.
+    pub fn new(flops_per_second: f64, bytes_per_second: f64, source: &'static str) -> Self {
+        Rates { flops_per_second, bytes_per_second, source }
+    }
+
+    /// The rates of a device of this name, if they were measured.
+    pub fn of(device: &str) -> Option<Self> {
+        let known = KNOWN.iter().find(|(part, ..)| device.contains(part));
+        known.map(|(_, flops, bytes, source)| Rates::new(*flops, *bytes, source))
+    }
+
+    /// Seconds that `passes` take at least, one after the other: each is bound by the slower of its two.
+    pub fn floor_seconds(&self, passes: &[Work]) -> f64 {
+        let seconds = passes.iter().map(|work| {
+            let computing = work.flops as f64 / self.flops_per_second;
+            computing.max(work.bytes.0 as f64 / self.bytes_per_second)
+        });
+        seconds.sum()
+    }
+}
+
+/// Plans the passes that a measurement runs.
+pub struct Planner {
+    /// Without weights.
+    pub model: Model,
+    /// What the model is served on.
+    pub target: Target,
+    /// Tokens of a step.
+    pub step_tokens: usize,
+    /// Patches of a launch.
+    pub launch_patches: usize,
+}
+
+/// A sequence's share of a step: tokens that are there, tokens that are run, and whether one is chosen.
+#[derive(Clone, Copy)]
+struct Share {
+    cached: usize,
+    run: usize,
+    chooses: bool,
+}
+
+impl Planner {
+    /// A step in which `batch` sequences decode, each of so many tokens with the one that is run.
+    pub fn decode(&self, batch: usize, context: usize) -> Result<Vec<Work>, KernelError> {
+        let share = Share { cached: context - 1, run: 1, chooses: true };
+        Ok(vec![self.step(&vec![share; batch])?])
+    }
+
+    /// The steps of `count` prompts of `length` tokens, each filled in the order of the prompts.
+    pub fn prefill(&self, count: usize, length: usize) -> Result<Vec<Work>, KernelError> {
+        let (mut works, mut step, mut room) = (Vec::new(), Vec::new(), self.step_tokens);
+        for _ in 0..count {
+            let mut cached = 0;
+            while cached < length {
+                let run = room.min(length - cached);
+                step.push(Share { cached, run, chooses: cached + run == length });
+                (cached, room) = (cached + run, room - run);
+                if room == 0 {
+                    works.push(self.step(&std::mem::take(&mut step))?);
+                    room = self.step_tokens;
+                }
+            }
+        }
+        if !step.is_empty() {
+            works.push(self.step(&step)?);
+        }
+        Ok(works)
+    }
+
+    /// The launches of `count` pictures of `grid`, as many in each as it takes.
+    pub fn encode(&self, count: usize, grid: Grid) -> Result<Vec<Work>, KernelError> {
+        let at_once = (self.launch_patches / grid.patches()).clamp(1, count);
+        let launch = |pictures| self.work(&Pass::Encode(corners::blank_pictures(&self.model, pictures, grid)));
+        let whole = launch(at_once)?;
+        let rest = match count % at_once {
+            0 => None,
+            rest => Some(launch(rest)?),
+        };
+        Ok(iter::repeat_n(whole, count / at_once).chain(rest).collect())
+    }
+
+    fn step(&self, shares: &[Share]) -> Result<Work, KernelError> {
+        let longest = shares.iter().map(|share| share.run).max().unwrap_or(0);
+        let context = shares.iter().map(|share| share.cached + share.run).max().unwrap_or(0);
+        // A plan looks at how many there are, never at which.
+        let (tokens, positions, blocks) = (vec![0; longest], vec![[0; 3]; longest], vec![0; context]);
+        let part = |share: &Share| SequencePart {
+            tokens: &tokens[..share.run],
+            positions: &positions[..share.run],
+            cached_tokens: share.cached,
+            blocks: &blocks,
+            pictures: &[],
+            wants_logits: share.chooses,
+            scored: 0..0,
+        };
+        self.work(&Pass::Step(StepBatch::pack(&shares.iter().map(part).collect::<Vec<_>>())))
+    }
+
+    fn work(&self, pass: &Pass) -> Result<Work, KernelError> {
+        corners::work(&self.model, self.target, pass)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use bursar::{
+        crates::{
+            kernels::{CudaTarget, DType},
+            model::checkpoint::{Checkpoint, CheckpointSource},
+        },
+        random_checkpoint,
+    };
+
+    use super::*;
+
+    fn planner(shape: &str) -> Planner {
+        let random = random_checkpoint(shape, 0).expect("a known shape");
+        let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens");
+        let target = Target::Cuda(CudaTarget { capability: (9, 0), processors: 132, activation: DType::BF16 });
+        let model = Model::plan(&checkpoint, &target).expect("it is planned");
+        Planner { model, target, step_tokens: 8192, launch_patches: 3 * 5476 }
+    }
+
+    #[track_caller]
+    fn assert_near(what: &str, found: f64, expected: f64, within: f64) {
+        assert!((found / expected - 1.0).abs() < within, "{what}: {found} where {expected} is expected");
+    }
+
+    #[test]
+    fn the_floors_of_7b_on_an_h200_are_those_that_a_pencil_gives() {
+        let (planner, rates) = (planner("qwen2.5-vl-7b"), Rates::of("NVIDIA H200").expect("its rates are known"));
+        // 7.07e9 weights of two bytes, without the embedding, of which a row is read.
+        let step = rates.floor_seconds(&planner.decode(1, 576).expect("it is planned"));
+        assert_near("a step", step, 7.07e9 * 2.0 / 4.3e12, 0.02);
+        // 6.53e9 weights are multiplied for each token, and a few for its attention; a projection only for the last.
+        let tokens = 64 * 512;
+        let prefill = rates.floor_seconds(&planner.prefill(64, 512).expect("it is planned"));
+        assert_near("tokens a second", tokens as f64 / prefill, 780e12 / (2.0 * 6.53e9), 0.03);
+        // 675e6 weights of the tower for each patch (a quarter of it for the merger's), and four layers that see all.
+        let grid = Grid { t: 1, h: 74, w: 74 };
+        let encode = rates.floor_seconds(&planner.encode(1, grid).expect("it is planned"));
+        let (tower, merger) = (32.0 * (4.0 * 1280.0 + 3.0 * 3420.0) * 1280.0, 5120.0 * (5120.0 + 3584.0) / 4.0);
+        let flops = 5476.0 * 2.0 * (tower + merger) + 4.0 * 4.0 * 5476.0 * 5476.0 * 1280.0;
+        assert_near("a picture", encode, flops / 780e12, 0.03);
+    }
+
+    #[test]
+    fn prompts_fill_steps_in_order_and_pictures_fill_launches() {
+        let planner = Planner { step_tokens: 64, launch_patches: 32, ..planner("qwen2.5-vl-tiny") };
+        let steps = planner.prefill(3, 50).expect("they are planned");
+        assert_eq!(steps.len(), 3, "64, 64 and 22 tokens");
+        let alone = Planner { step_tokens: 150, ..self::planner("qwen2.5-vl-tiny") };
+        let together: u64 = alone.prefill(3, 50).expect("it is planned").iter().map(|work| work.flops).sum();
+        let apart: u64 = steps.iter().map(|work| work.flops).sum();
+        assert_eq!(together, apart, "chunks take the same operations");
+        let launches = planner.encode(5, Grid { t: 1, h: 4, w: 4 }).expect("they are planned");
+        assert_eq!(launches.len(), 3, "two, two and one");
+        assert!(launches[0] == launches[1] && launches[2].flops < launches[0].flops);
+        assert_eq!(planner.encode(2, Grid { t: 1, h: 8, w: 8 }).expect("one alone is too large").len(), 2);
+    }
+
+    #[test]
+    fn a_pass_takes_as_long_as_the_slower_of_its_two() {
+        let rates = Rates::new(10.0, 2.0, "a story");
+        let work = |flops, bytes| Work { flops, bytes: bursar::Bytes(bytes) };
+        assert_eq!(rates.floor_seconds(&[work(100, 4), work(10, 6)]), 10.0 + 3.0);
+        assert!(Rates::of("host").is_none());
+    }
+}

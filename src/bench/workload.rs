@@ -1,0 +1,158 @@
+//! What is measured: how many requests of what size, and the envelope that lets them in. Pure.
+
+use bursar::Envelope;
+use clap::ValueEnum;
+
+/// A kind of figure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Part {
+    /// A step of decoding, by batch.
+    Decode,
+    /// Prompts of one length, tokens a second.
+    Prefill,
+    /// Requests with a picture each, requests a second.
+    Pictures,
+    /// From the process's start to the first request that could be taken, and what memory is kept for.
+    Start,
+}
+
+/// Requests of equal prompts.
+#[derive(Clone, Copy, Debug)]
+pub struct Prompts {
+    /// How many at once.
+    pub count: usize,
+    /// Tokens of each.
+    pub length: usize,
+}
+
+/// Requests with a picture each.
+#[derive(Clone, Copy, Debug)]
+pub struct Pictures {
+    /// How many at once.
+    pub count: usize,
+    /// Pixels in a row.
+    pub width: u32,
+    /// Rows.
+    pub height: u32,
+    /// Tokens that each is answered with; a figure for each.
+    pub replies: &'static [usize],
+}
+
+/// All that is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Workload {
+    /// Tokens of a prompt before decoding is measured.
+    pub context: usize,
+    /// Steps that a decoding step is the mean of: replies are one token longer.
+    pub steps: usize,
+    /// Sequences that decode together; a figure for each.
+    pub batches: &'static [usize],
+    /// Prompts that are answered with one token.
+    pub prefill: &'static [Prompts],
+    /// Pictures.
+    pub pictures: &'static [Pictures],
+    /// Tokens in a step.
+    pub step_tokens: usize,
+}
+
+/// As `vllm` was measured on the same card: see `benches/README.md`. Pictures are of whole patches, so none is resized.
+pub const FULL: Workload = Workload {
+    context: 512,
+    steps: 128,
+    batches: &[1, 16, 64, 256],
+    prefill: &[
+        Prompts { count: 64, length: 512 },
+        Prompts { count: 32, length: 2048 },
+        Prompts { count: 8, length: 8000 },
+    ],
+    pictures: &[
+        Pictures { count: 64, width: 1036, height: 1036, replies: &[1, 128] },
+        Pictures { count: 16, width: 1932, height: 1092, replies: &[1, 128] },
+    ],
+    step_tokens: 8192,
+};
+
+/// The same in small, for a CPU and for whoever wants to see whether it runs.
+pub const QUICK: Workload = Workload {
+    context: 64,
+    steps: 16,
+    batches: &[1, 4, 16],
+    prefill: &[Prompts { count: 4, length: 64 }, Prompts { count: 2, length: 256 }],
+    pictures: &[
+        Pictures { count: 4, width: 224, height: 224, replies: &[1, 8] },
+        Pictures { count: 2, width: 448, height: 336, replies: &[1, 8] },
+    ],
+    step_tokens: 256,
+};
+
+/// Pixels along a side of a patch, and patches that become a token, in every family that is served. An envelope has to
+/// be chosen before a model is known; where they differ it is only another envelope.
+const PATCH: u32 = 14;
+const MERGED: usize = 4;
+
+/// Tokens around a picture: the turn's marks and the question, a token a byte at worst.
+const AROUND: usize = 128;
+
+impl Pictures {
+    /// Patches of each.
+    pub fn patches(&self) -> usize {
+        (self.width / PATCH) as usize * (self.height / PATCH) as usize
+    }
+
+    fn tokens(&self) -> usize {
+        self.patches() / MERGED
+    }
+}
+
+impl Workload {
+    /// Requests that are under way at most.
+    pub fn requests(&self) -> usize {
+        let prompts = self.prefill.iter().map(|prompts| prompts.count);
+        let pictures = self.pictures.iter().map(|pictures| pictures.count);
+        self.batches.iter().copied().chain(prompts).chain(pictures).max().unwrap_or(1)
+    }
+
+    /// The smallest envelope that lets everything in at once; the pictures of all requests under way find a place in
+    /// the vision cache, which holds twice what one request may show.
+    pub fn envelope(&self) -> Envelope {
+        let of_text = self.prefill.iter().map(|prompts| prompts.length + 1).chain([self.context + self.steps + 1]);
+        let of_pictures = self
+            .pictures
+            .iter()
+            .map(|pictures| pictures.tokens() + AROUND + pictures.replies.iter().copied().max().unwrap_or_default());
+        let largest = self.pictures.iter().map(Pictures::patches).max().unwrap_or(MERGED);
+        let shown = self.pictures.iter().map(|pictures| (pictures.count * pictures.patches()).div_ceil(2 * largest));
+        Envelope {
+            context_tokens: of_text.chain(of_pictures).max().unwrap_or(2).next_power_of_two(),
+            sequences: self.requests(),
+            step_tokens: self.step_tokens.max(self.requests()),
+            picture_patches: largest,
+            pictures: shown.max().unwrap_or(1).max(1),
+            video_frames: 1,
+            // Two of the largest: one alone leaves parts of a GPU idle, more take workspace from keys and values.
+            launch_patches: 2 * largest,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_envelope_lets_everything_in_at_once() {
+        for workload in [FULL, QUICK] {
+            let envelope = workload.envelope();
+            envelope.check().expect("limits that go together");
+            assert!(workload.batches.iter().all(|batch| *batch <= envelope.sequences));
+            assert!(workload.prefill.iter().all(|prompts| prompts.length < envelope.context_tokens));
+            for pictures in workload.pictures {
+                assert!(pictures.patches() <= envelope.picture_patches);
+                assert!(pictures.count * pictures.patches() <= 2 * envelope.pictures * envelope.picture_patches);
+                let (width, height) = (pictures.width, pictures.height);
+                assert!(width.is_multiple_of(28) && height.is_multiple_of(28), "{width} x {height} would be resized");
+            }
+        }
+        assert_eq!(FULL.envelope().context_tokens, 8192, "as the peer's");
+    }
+}

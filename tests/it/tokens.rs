@@ -1,0 +1,111 @@
+//! What is handed over without a template or a file: prompts as tokens, pictures as pixels, weights as a seed.
+
+use bursar::crates::model::text::{Message, Part, Role, TemplateInputs};
+use bursar::{Chat, ChatError, Image, ImageError, ModelSource, SamplingError, random_checkpoint};
+use image::{Rgb, RgbImage};
+
+use crate::stage::{Stage, about, ask, device, picture, png, runtime_on, small, story, text};
+
+const QUESTION: &str = "Describe the picture.";
+
+/// A question about a picture as tokens, as the model's own template makes them.
+async fn rendered(stage: &Stage) -> Vec<u32> {
+    let kit = stage.model.serving().await.expect("it serves").kit;
+    let content = vec![Part::Image, Part::Text(QUESTION.to_owned())];
+    let messages = [Message { role: Role::User, content }];
+    kit.prompts.encode(&messages, &TemplateInputs::default()).expect("it is rendered")
+}
+
+#[test]
+fn a_prompt_of_tokens_is_answered_as_the_turns_that_render_to_them() {
+    story(async {
+        let stage = Stage::set(small()).await;
+        let before = stage.snapshot().await;
+        let turns = text(QUESTION).image(picture(3)).max_tokens(12);
+        let expected = ask(&stage.model, turns).await.expect("it answers");
+        let tokens = Chat::from_tokens(rendered(&stage).await).image(picture(3)).temperature(0.0).max_tokens(12);
+        let found = ask(&stage.model, tokens.clone()).await.expect("it answers");
+        assert_eq!((found.text, found.usage.prompt_tokens), (expected.text, expected.usage.prompt_tokens));
+        assert!(found.cached_tokens > 0, "they are the same prompt");
+        assert!(format!("{tokens:?}").contains("tokens: Some("), "a prompt is shown by its length: {tokens:?}");
+        stage.settled(&before).await;
+    });
+}
+
+#[test]
+fn a_reply_that_ignores_its_end_has_as_many_tokens_as_were_asked_for() {
+    story(async {
+        let stage = Stage::set(small()).await;
+        let chat = Chat::from_tokens((40..90).collect::<Vec<u32>>()).temperature(0.0).max_tokens(30).ignore_end();
+        let whole = ask(&stage.model, chat).await.expect("it answers");
+        assert_eq!((whole.usage.prompt_tokens, whole.usage.completion_tokens), (50, 30));
+    });
+}
+
+#[test]
+fn tokens_that_the_model_cannot_read_are_refused_alone() {
+    story(async {
+        let stage = Stage::set(small()).await;
+        let before = stage.snapshot().await;
+        let refused = async |chat: Chat| ask(&stage.model, chat).await.expect_err("it is refused");
+        let error = refused(Chat::from_tokens([3, 864])).await;
+        let ChatError::Sampling(source) = &error else { panic!("{error:?}") };
+        assert!(matches!(**source, SamplingError::UnknownToken { token: 864, vocabulary: 864 }), "{error:?}");
+        assert!(matches!(refused(Chat::from_tokens([])).await, ChatError::Empty));
+        for chat in [Chat::from_tokens([3]).user("And this?"), Chat::from_tokens([3]).tools([true.into()])] {
+            let error = refused(chat).await;
+            assert!(matches!(error, ChatError::TokensAndTurns) && error.hint().contains("tokens"), "{error:?}");
+        }
+        let error = refused(Chat::from_tokens([3]).image(picture(1))).await;
+        assert!(matches!(error, ChatError::Layout(_)), "no token stands for the picture: {error:?}");
+        let error = refused(Chat::from_tokens(vec![3; 256])).await;
+        assert!(matches!(error, ChatError::TooLong { tokens: 256, limit: 256 }), "{error:?}");
+        ask(&stage.model, about(1)).await.expect("a good one is answered");
+        stage.settled(&before).await;
+    });
+}
+
+#[test]
+fn pixels_are_the_picture_that_a_lossless_file_of_them_is() {
+    story(async {
+        let stage = Stage::set(small()).await;
+        let before = stage.snapshot().await;
+        let drawn = RgbImage::from_fn(97, 61, |x, y| Rgb([(x * 5) as u8, (y * 3) as u8, (x ^ y) as u8]));
+        // How likely each token was tells pictures apart that are described alike; what is computed is not found again.
+        let chat = |salt: &str| text(QUESTION).max_tokens(16).log_probabilities(3).cache_salt(salt);
+        let file = ask(&stage.model, chat("1").image(Image::from_bytes(png(&drawn)))).await.expect("a file");
+        let pixels = Image::from_rgb(97, 61, drawn.clone().into_raw()).expect("as many bytes as pixels take");
+        assert_eq!(format!("{pixels:?}"), "Image(ImageBytes { name: None, bytes: 17751 })", "pixels are the user's");
+        assert_eq!(ask(&stage.model, chat("2").image(pixels)).await.expect("pixels"), file);
+        let turned = Image::from_rgb(61, 97, drawn.clone().into_raw()).expect("as many bytes");
+        let turned = ask(&stage.model, chat("3").image(turned)).await.expect("pixels");
+        assert_ne!(turned.tokens, file.tokens, "the same bytes in other rows are another picture");
+        let error = Image::from_rgb(97, 62, drawn.into_raw()).expect_err("a row is missing");
+        assert!(matches!(error, ImageError::PixelBytes { expected: 18_042, found: 17_751, .. }), "{error:?}");
+        assert!(error.hint().contains("alpha"), "{}", error.hint());
+        let error = Image::from_rgb(0, 9, Vec::new()).expect_err("nothing to see");
+        assert!(matches!(error, ImageError::Empty { width: 0, height: 9 }), "{error:?}");
+        stage.settled(&before).await;
+    });
+}
+
+#[test]
+fn a_model_of_random_weights_is_planned_stressed_and_served_like_any_other() {
+    story(async {
+        let device = device();
+        let runtime = runtime_on(&device).await;
+        let answers = async |seed: u64| {
+            let checkpoint = random_checkpoint("qwen2.5-vl-tiny", seed).expect("a known shape");
+            let model = runtime.load_with(ModelSource::random(checkpoint), small(), |_| {}).await.expect("it starts");
+            let chat = text(QUESTION).image(picture(2)).max_tokens(24).ignore_end();
+            let whole = ask(&model, chat).await.expect("it answers");
+            runtime.unload("qwen2.5-vl-tiny").await.expect("it ends");
+            assert!(whole.usage.picture_tokens > 0 && whole.usage.completion_tokens == 24, "{:?}", whole.usage);
+            whole.text
+        };
+        let first = answers(1).await;
+        assert_eq!(first, answers(1).await, "the same seed");
+        assert_ne!(first, answers(2).await, "another");
+        runtime.shutdown().await;
+    });
+}
