@@ -39,6 +39,9 @@
 // Warps of a thread block at most: their rings fill the shared memory of a multiprocessor.
 constexpr uint32_t DECODE_WARPS_MAX = 8;
 
+// Counters for whoever launches this in one stream of a loaded module: zero, as they are between launches.
+extern "C" __device__ uint32_t attention_decode_counters[1024] = {};
+
 struct DecodeCall {
     const void* queries;
     const void* cache;

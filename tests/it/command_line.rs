@@ -134,3 +134,15 @@ fn samples_of_a_video_in_a_given_form_are_told_apart_and_scored() {
     }
     assert!(events.iter().all(|event| event["sample"].is_u64()));
 }
+
+#[test]
+fn a_device_is_chosen_by_name_and_one_that_is_not_there_is_told_with_what_to_do() {
+    let output = chat(&["--json", "--device", "host", "--temperature", "0", "--max-tokens", "2", "Who are you?"], "");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let output = chat(&["--json", "--device", "cuda:4096", "Who are you?"], "");
+    assert!(!output.status.success());
+    let [error] = of_type(&events(&output), "error").try_into().expect("one error");
+    assert!(!error["hint"].as_str().expect("text").is_empty(), "{error}");
+    let output = chat(&["--device", "gpu", "Who are you?"], "");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("cuda:0"), "the error says what there is");
+}

@@ -37,6 +37,22 @@ fn equal_seeds_give_equal_replies_whatever_else_goes_on_and_others_give_others()
 }
 
 #[test]
+fn a_step_is_prepared_while_one_runs_unless_the_host_chooses() {
+    let ears = Ears::open();
+    story(async {
+        for (name, chat, steps) in [("greedy", about(1), 2.0), ("drawn", about(1).temperature(1.0).seed(3), 1.0)] {
+            // The prompt fits one step, so that each step of a drawn reply chooses a token.
+            let mut options = LoadOptions { name: Some(name.to_owned()), ..small() };
+            options.envelope.as_mut().expect("small limits").step_tokens = 200;
+            let stage = Stage::set(options).await;
+            let reply = answer(&stage.model, chat).await;
+            assert!(!reply.is_empty());
+            assert_eq!(ears.most(&format!("bursar_steps_under_way{{model={name}}}")), Some(steps), "{name}");
+        }
+    });
+}
+
+#[test]
 fn samples_are_the_replies_of_their_seeds_and_their_prompt_is_computed_once() {
     story(async {
         let stage = Stage::set(small()).await;

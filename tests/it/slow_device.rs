@@ -1,6 +1,8 @@
 //! A device that takes its time to back and unback, as a whole card does: nobody else waits for it.
 
-use bursar::{Bytes, Class, HostDevice, LoadOptions, MIB, ModelSource};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+use bursar::{Bytes, Class, HostDevice, LoadOptions, MIB, ModelSource, Progress};
 
 use crate::stage::{about, answer, demo, device, eventually, runtime_on, small, story, text};
 
@@ -16,26 +18,23 @@ fn a_model_answers_and_leases_are_granted_while_another_model_takes_memory() {
         let runtime = runtime_on(&device).await;
         let model = demo(&runtime, small()).await;
         let expected = answer(&model, about(1)).await;
-        for loads in 1..=3 {
-            device.hold_calls();
-            let loading = tokio::spawn({
-                let (runtime, options) = (runtime.clone(), LoadOptions { name: Some("slow".into()), ..small() });
-                async move { runtime.load_with(ModelSource::demo(), options, |_| {}).await.map(drop) }
-            });
-            // The weights, then the workspaces, then keys and values: each time another call is held.
-            for _ in 0..loads {
-                until_held(&device).await;
-                assert_eq!(answer(&model, about(1)).await, expected);
-                drop(runtime.budget().lease(Class::tenant("mine"), MIB).await.expect("there is room"));
-                let backs = device.counts().backs;
-                device.let_calls_pass();
-                eventually("it has backed", async || device.counts().backs > backs).await;
-                device.hold_calls();
-            }
-            device.let_calls_pass();
-            loading.await.expect("no panic").expect("it starts");
-            runtime.unload("slow").await.expect("it unloads");
+        let undisturbed = device.counts().backs;
+        device.hold_calls();
+        let loading = tokio::spawn({
+            let (runtime, options) = (runtime.clone(), LoadOptions { name: Some("slow".into()), ..small() });
+            async move { runtime.load_with(ModelSource::demo(), options, |_| {}).await.map(drop) }
+        });
+        // Weights, workspaces, keys and values: each back of a start takes its time.
+        for backs in 1..=undisturbed {
+            until_held(&device).await;
+            assert_eq!(answer(&model, about(1)).await, expected);
+            drop(runtime.budget().lease(Class::tenant("mine"), MIB).await.expect("there is room"));
+            assert_eq!(device.counts().backs, undisturbed + backs - 1, "it is still at it");
+            device.let_one_call_pass();
+            eventually("it has backed", async || device.counts().backs == undisturbed + backs).await;
         }
+        device.let_calls_pass();
+        loading.await.expect("no panic").expect("it starts");
     });
 }
 
@@ -72,21 +71,19 @@ fn an_engine_that_is_killed_while_its_attempt_takes_memory_has_a_successor_only_
         let device = device();
         let runtime = runtime_on(&device).await;
         let (reached, mut sizing) = tokio::sync::mpsc::channel(1);
-        let watched = device.clone();
+        let (watched, loads) = (device.clone(), AtomicUsize::new(0));
         let loading = tokio::spawn({
             let runtime = runtime.clone();
-            // What comes after the weights is the attempt's.
+            // The weights are backed before they are copied: what comes next is the attempt's.
             let watch = move |progress| {
-                if let bursar::Progress::Loading { done, total } = progress
-                    && done == total
-                {
+                if matches!(progress, Progress::Loading { .. }) && loads.fetch_add(1, SeqCst) == 0 {
                     watched.hold_calls();
-                    let _ = reached.try_send(());
+                    reached.try_send(()).expect("told once");
                 }
             };
             async move { runtime.load_with(ModelSource::demo(), small(), watch).await }
         });
-        sizing.recv().await.expect("the weights are loaded");
+        sizing.recv().await.expect("the weights are backed");
         until_held(&device).await;
         let backed = device.counts().backed;
         let engine = runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();

@@ -150,7 +150,10 @@ impl Desk {
     pub(crate) fn forget_device(&self) {
         self.leases.clear();
         let mut books = self.books();
-        *books = Books { last_lease: books.last_lease, ..Books::default() };
+        let blank = Books { last_lease: books.last_lease, ..Books::default() };
+        let old = std::mem::replace(&mut *books, blank);
+        // Memory of users may have waited there for its fence.
+        tokio::task::spawn_blocking(move || drop(old));
     }
 
     /// The live leases.

@@ -82,6 +82,9 @@ pub struct KvUse {
     pub cached: usize,
 }
 
+/// Blocks of the largest pool that is counted after each change.
+const CHECKED_MAX: usize = 1 << 14;
+
 /// One block.
 #[derive(Clone, Debug, Default)]
 struct Block {
@@ -229,9 +232,9 @@ impl KvCore {
     }
 
     /// Every block is blank, idle or held, and each once. Pools of large devices have 100,000 blocks and a step
-    /// milliseconds: released code goes without.
+    /// milliseconds: they and released code go without.
     fn check(&self) {
-        if !cfg!(debug_assertions) {
+        if !cfg!(debug_assertions) || self.pool.len() > CHECKED_MAX {
             return;
         }
         let held = self.pool.iter().filter(|block| block.references > 0).count();

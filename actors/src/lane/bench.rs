@@ -88,7 +88,7 @@ impl<B: Backend> Bench<B> {
                 scores.extend(scored.map(|(row, score)| log_probabilities(row, score.token, score.top).ok()));
                 Ok(())
             })?;
-            Ok(choose(scope, &logits, &job.choices, &mut chosen)?)
+            choose(scope, &logits, &job.choices, &mut chosen)
         })?;
         Ok(Launched { choosing, scores })
     }

@@ -65,3 +65,36 @@ impl DeviceChoice {
         Ok(Opened { device: make()?, stands_in: None, again: Some(make) })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use bursar_budgets::Hint;
+
+    use super::*;
+
+    #[test]
+    fn where_there_is_no_gpu_the_host_stands_in_and_says_why() {
+        let opened = DeviceChoice::Auto(Bytes::mib(64)).open().expect("one or the other");
+        assert!(opened.again.is_some(), "either can be made again");
+        match opened.stands_in {
+            Some(why) => {
+                assert!(matches!(why, DeviceError::NoDevice { .. }) && why.hint().is_some(), "{why}");
+                assert_eq!(opened.device.memory().expect("it is there").total, Bytes::mib(64));
+            }
+            None => assert!(!opened.device.is_host_memory(), "a GPU was found"),
+        }
+    }
+
+    #[test]
+    fn a_gpu_that_is_not_there_is_an_error_with_a_hint_and_no_stand_in() {
+        let error = DeviceChoice::Cuda(4096).open().err().expect("no machine has as many");
+        assert!(matches!(error, DeviceError::NoDevice { .. }), "{error:?}");
+        assert!(!error.hint().expect("there is something to do").is_empty());
+    }
+
+    #[test]
+    fn a_device_of_the_callers_own_is_not_made_again() {
+        let device: Arc<dyn Device> = Arc::new(HostDevice::new(HostConfig::small(Bytes::mib(1))).expect("small pages"));
+        assert!(DeviceChoice::Custom(device).open().expect("it is there").again.is_none());
+    }
+}

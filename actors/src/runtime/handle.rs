@@ -201,14 +201,10 @@ impl Runtime {
         let loaded = tree::LOAD_MODEL
             .ask(&self.inner.actor, |reply| RuntimeMessage::Load { name, source, options, progress, reply })
             .await;
-        match loaded {
+        match (loaded, self.device().check()) {
             // A runtime that ended with its device has said why.
-            Err(AskError::Gone { .. }) if self.inner.shown.losses.borrow().count > 0 => {
-                Err(self.inner.shown.device.borrow().check().map_or_else(Into::into, |()| {
-                    AskError::Gone { role: tree::LOAD_MODEL.to, what: tree::LOAD_MODEL.what }.into()
-                }))
-            }
-            loaded => Ok(loaded??),
+            (Err(AskError::Gone { .. }), Err(lost)) => Err(lost.into()),
+            (loaded, _) => Ok(loaded??),
         }
     }
 

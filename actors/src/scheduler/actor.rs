@@ -97,7 +97,8 @@ impl Actor for SchedulerActor {
         let (waiting, running) = state.core.counts();
         let model = state.arguments.model.to_string();
         metrics::gauge!("bursar_sequences_waiting", "model" => model.clone()).set(waiting as f64);
-        metrics::gauge!("bursar_sequences_running", "model" => model).set(running as f64);
+        metrics::gauge!("bursar_sequences_running", "model" => model.clone()).set(running as f64);
+        metrics::gauge!("bursar_steps_under_way", "model" => model).set(state.under_way.len() as f64);
         Ok(())
     }
 }

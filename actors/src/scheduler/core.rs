@@ -219,8 +219,7 @@ impl SchedulerCore {
     /// One token for each decoding sequence, then chunks of prompts, oldest first, up to the step's tokens.
     fn shares(&self) -> Vec<Share> {
         let mut left = self.limits.step_tokens;
-        let runs =
-            |sequence: &&Sequence| !sequence.cancelled && !sequence.is_complete() && !self.finds_more_soon(sequence);
+        let runs = |sequence: &&Sequence| !sequence.is_complete() && !self.finds_more_soon(sequence);
         let (decoding, prefilling): (Vec<_>, Vec<_>) =
             self.running.values().filter(runs).partition(|s| s.is_decoding());
         let mut shares = Vec::new();
@@ -237,6 +236,9 @@ impl SchedulerCore {
     /// Whether the step under way computes what a new sequence begins with: it waits for that one step, as it would
     /// without look-ahead, rather than compute the same again.
     fn finds_more_soon(&self, sequence: &Sequence) -> bool {
+        if sequence.has_begun {
+            return false;
+        }
         let parts = self.under_way.iter().flat_map(|step| &step.parts).filter(|part| part.chooses);
         parts
             .filter_map(|part| Some((self.running.get(&part.sequence)?, part.end)))

@@ -16,7 +16,8 @@ use crate::{
     vision::PinnedPictures,
 };
 
-/// From chat drivers (credit: one accepted request each) and from the step lane (one answer a step).
+/// From chat drivers (credit: one accepted request each) and from the step lane (one answer a step, of
+/// which two at most are under way).
 pub enum SchedulerMessage {
     /// A sequence to run.
     Admit(Admission),

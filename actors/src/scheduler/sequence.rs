@@ -205,13 +205,12 @@ impl Sequence {
         (first, &self.spec.prefix.as_slice()[first..end / BLOCK_TOKENS])
     }
 
-    /// Whether it will be able to take blocks that `other` fills with its first `end` tokens, and can not yet. One that
-    /// has begun takes no more.
+    /// Whether it will be able to take blocks that `other` fills with its first `end` tokens, and can not yet.
     pub(super) fn begins_as(&self, other: &Sequence, end: usize) -> bool {
         let (first, keys) = other.filled(end);
         let wanted = self.takeable().get(first);
         // A name covers all that stands before, so that the first is enough.
-        !self.has_begun && wanted.is_some_and(|wanted| keys.first() == Some(wanted))
+        wanted.is_some_and(|wanted| keys.first() == Some(wanted))
     }
 
     /// Tokens of the prompt in whole blocks: what all samples of one prompt share.

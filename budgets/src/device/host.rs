@@ -123,6 +123,8 @@ struct State {
     script: Script,
     lost: Option<String>,
     holds_calls: bool,
+    /// Calls that may pass though calls are held.
+    passes: u64,
     /// Beyond that of the configuration.
     overhead: Bytes,
 }
@@ -202,9 +204,16 @@ impl HostDevice {
         self.lock().holds_calls = true;
     }
 
+    /// One call that is held ends, or the next one does; those behind it are held.
+    pub fn let_one_call_pass(&self) {
+        self.lock().passes += 1;
+        self.let_pass.notify_one();
+    }
+
     /// Calls that are held end, and later ones take no time.
     pub fn let_calls_pass(&self) {
-        self.lock().holds_calls = false;
+        let mut state = self.lock();
+        (state.holds_calls, state.passes) = (false, 0);
         self.let_pass.notify_all();
     }
 
@@ -217,9 +226,12 @@ impl HostDevice {
     fn lock_at_length(&self) -> MutexGuard<'_, State> {
         let mut state = self.lock();
         state.counts.held_calls += 1;
-        let mut state =
-            self.let_pass.wait_while(state, |state| state.holds_calls).unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut state = self
+            .let_pass
+            .wait_while(state, |state| state.holds_calls && state.passes == 0)
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
         state.counts.held_calls -= 1;
+        state.passes = state.passes.saturating_sub(1);
         state
     }
 

@@ -5,7 +5,7 @@ use super::{
     launch::{Arguments, Extent, arguments, count},
     tensor_map::{Layout, Swizzle, TensorMap},
 };
-use crate::{BLOCK_TOKENS, KernelError, Tensor, ops};
+use crate::{BLOCK_TOKENS, DType, KernelError, Tensor, ops};
 
 /// Query vectors of a tile, and threads that work on it, where no kernel is made for the device.
 const TILE_QUERIES: usize = 64;
@@ -40,8 +40,57 @@ fn tiles(tile: usize, vectors: usize, sequences: usize) -> usize {
     (vectors + (tile - 1) * sequences) / tile
 }
 
+/// Query vectors of a tile of decoding, and the most warps of a block.
+const DECODE_QUERIES: usize = 8;
+
 pub(super) fn paged(cuda: &Cuda, call: ops::attention_paged::Call<'_>) -> Result<(), KernelError> {
-    prefill(cuda, &call, 0)
+    let singles = call.sequences.single_rows;
+    if singles > 0 {
+        decode(cuda, &call, singles)?;
+    }
+    prefill(cuda, &call, singles)
+}
+
+/// The first `sequences`, each of one row.
+fn decode(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, sequences: usize) -> Result<(), KernelError> {
+    let (shape, group) = (call.layer.shape, call.heads / call.layer.shape.kv_heads);
+    let (processors, shared_most) = (cuda.kernels.target.processors, cuda.kernels.functions.shared_most());
+    let runs = sequences * shape.kv_heads * group.div_ceil(DECODE_QUERIES);
+    let ring = match shape.head_dim {
+        64 | 128 => 24_576,
+        80 => 20_480,
+        _ => 12_288,
+    };
+    let (warps, workers, piece) = if runs <= 32 { (8, 1, 8u32) } else { (4, 2, 20) };
+    // Where a multiprocessor has less shared memory than Hopper's, one block of fewer warps fills it.
+    let is_small = warps * workers * ring > shared_most;
+    let (warps, workers) = if is_small { (warps.min(shared_most / ring), 1) } else { (warps, workers) };
+    let workers = workers * processors;
+    let partials = workers * 2 * DECODE_QUERIES * (shape.head_dim + 2) * DType::F32.size();
+    assert!(partials <= call.scratch.bytes().as_usize(), "the target declares what decoding takes");
+    let arguments = arguments![
+        call.queries.address(),
+        count(call.queries.pitch()),
+        count(sequences),
+        call.layer.address,
+        count(call.layer.blocks),
+        count(shape.kv_heads),
+        count(group),
+        call.sequences.query_starts.address(),
+        call.sequences.context_lengths.address(),
+        call.sequences.block_tables.address(),
+        count(sequences),
+        count(call.sequences.block_tables.columns()),
+        call.scale,
+        piece,
+        call.scratch.address(),
+        cuda.kernels.decode_counters,
+        call.out.address(),
+    ];
+    let extent = Extent { grid: [workers, 1, 1], block: [32 * warps, 1], shared: warps * ring };
+    let kernel = format!("{}_d{}", cuda.kernel("attention_decode"), shape.head_dim);
+    // SAFETY: these are the kernel's parameters, and the front has checked the shapes.
+    unsafe { cuda.launch(&kernel, extent, arguments) }
 }
 
 /// The sequences from `first_sequence` on.

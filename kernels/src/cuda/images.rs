@@ -40,8 +40,8 @@ macro_rules! machine_code {
 }
 
 images! {
-    "argmax" "attention_prefill" "embed" "fill_random" "gather_rows" "gelu" "layer_norm" "patchify" "rms_norm" "rotary"
-    "scatter_rows" "silu_mul"
+    "argmax" "attention_decode" "attention_prefill" "embed" "fill_random" "gather_rows" "gelu" "layer_norm" "patchify"
+    "rms_norm" "rotary" "scatter_rows" "silu_mul"
 }
 
 /// The images for a GPU of this capability, best first: an older driver may refuse machine code that a newer compiler

@@ -15,9 +15,31 @@ use crate::KernelError;
 pub(super) struct Functions {
     device: Arc<CudaDevice>,
     modules: Vec<sys::CUmodule>,
-    by_name: HashMap<String, sys::CUfunction>,
+    by_name: HashMap<String, Kernel>,
     is_machine_code: bool,
+    shared_most: usize,
 }
+
+#[derive(Clone, Copy)]
+struct Kernel {
+    function: sys::CUfunction,
+    /// It may be started before the one in front has ended: it waits for that itself.
+    waits: bool,
+}
+
+/// Source files whose kernels all wait for the one in front (`include/kernel_order.cuh`).
+const WAITING: [&str; 10] = [
+    "argmax",
+    "attention_decode",
+    "embed",
+    "gather_rows",
+    "gelu",
+    "layer_norm",
+    "rms_norm",
+    "rotary",
+    "scatter_rows",
+    "silu_mul",
+];
 
 // SAFETY: modules and functions belong to the context, and may be used from any thread that has entered it.
 unsafe impl Send for Functions {}
@@ -31,11 +53,13 @@ impl Functions {
         device.enter()?;
         let shared = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         let shared_most = device.attribute(shared)?;
+        let (is_machine_code, shared) = (images.is_machine_code, shared_most.max(0) as usize);
         let mut functions = Functions {
             device: device.clone(),
             modules: Vec::new(),
             by_name: HashMap::new(),
-            is_machine_code: images.is_machine_code,
+            is_machine_code,
+            shared_most: shared,
         };
         for image in images.modules {
             functions.load_image(image, shared_most)?;
@@ -53,16 +77,36 @@ impl Functions {
         let loaded = unsafe { sys::cuModuleLoadData(&mut module, image.code.as_ptr().cast()) };
         CudaDevice::said("cuModuleLoadData", loaded).map_err(refused)?;
         self.modules.push(module);
+        let waits = self.is_machine_code && WAITING.contains(&image.name);
         for function in functions_of(module)? {
             let name = prepare(function, shared_most)?;
-            self.by_name.insert(name, function);
+            self.by_name.insert(name, Kernel { function, waits });
         }
         Ok(())
     }
 
     /// The kernel of this name. One that is not there is our own bug: the fronts refuse what no kernel serves.
-    fn get(&self, name: &str) -> sys::CUfunction {
+    fn get(&self, name: &str) -> Kernel {
         *self.by_name.get(name).unwrap_or_else(|| panic!("the device code has no kernel {name}"))
+    }
+
+    /// Shared memory that a block can have at most.
+    pub(super) fn shared_most(&self) -> usize {
+        self.shared_most
+    }
+
+    /// Where a variable of the device code lies. One that is not there is our own bug.
+    pub(super) fn variable(&self, name: &CStr) -> Result<Address, DeviceError> {
+        for module in &self.modules {
+            let (mut address, mut bytes) = (0, 0);
+            // SAFETY: the module is loaded, and both numbers are there to write to.
+            let found = unsafe { sys::cuModuleGetGlobal_v2(&mut address, &mut bytes, *module, name.as_ptr()) };
+            match found {
+                sys::CUresult::CUDA_ERROR_NOT_FOUND => {}
+                found => return CudaDevice::said("cuModuleGetGlobal", found).map(|()| Address(address)),
+            }
+        }
+        panic!("the device code has no variable {name:?}")
     }
 
     /// Whether these are the machine code of Hopper, and not PTX that the driver has compiled: some launches differ.
@@ -202,16 +246,35 @@ impl super::Cuda {
         if extent.grid.contains(&0) {
             return Ok(());
         }
-        let function = self.kernels.functions.get(name);
+        let Kernel { function, waits } = self.kernels.functions.get(name);
         let [x, y, z] = extent.grid.map(count);
         let ([wide, tall], shared) = (extent.block.map(count), count(extent.shared));
-        // SAFETY: as the caller promises; the driver copies the arguments before it returns.
-        let launched = unsafe {
-            let stream = self.stream.raw();
-            let mut pointers = arguments.pointers();
-            let arguments = pointers.as_mut_ptr();
-            sys::cuLaunchKernel(function, x, y, z, wide, tall, 1, shared, stream, arguments, std::ptr::null_mut())
+        let mut early = early_start();
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: wide,
+            blockDimY: tall,
+            blockDimZ: 1,
+            sharedMemBytes: shared,
+            hStream: self.stream.raw(),
+            attrs: &mut early,
+            numAttrs: u32::from(waits),
         };
-        Ok(CudaDevice::said("cuLaunchKernel", launched)?)
+        let mut pointers = arguments.pointers();
+        // SAFETY: as the caller promises; the driver copies the arguments before it returns.
+        let launched = unsafe { sys::cuLaunchKernelEx(&config, function, pointers.as_mut_ptr(), std::ptr::null_mut()) };
+        Ok(CudaDevice::said("cuLaunchKernelEx", launched)?)
     }
+}
+
+/// Lets a kernel that waits by itself start before the one in front has ended (programmatic dependent launch), so that a
+/// launch's delay hides behind it.
+fn early_start() -> sys::CUlaunchAttribute {
+    // SAFETY: all of it is numbers, for which zero is a value.
+    let mut attribute: sys::CUlaunchAttribute = unsafe { MaybeUninit::zeroed().assume_init() };
+    attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    attribute.value.programmaticStreamSerializationAllowed = 1;
+    attribute
 }

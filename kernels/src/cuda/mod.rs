@@ -21,7 +21,7 @@ use std::{
     thread::{self, ThreadId},
 };
 
-use bursar_budgets::CudaDevice;
+use bursar_budgets::{Address, CudaDevice};
 
 pub use blas::BlasSearch;
 pub use error::OpenError;
@@ -39,6 +39,9 @@ use stream::Stream;
 pub struct CudaKernels {
     functions: Functions,
     blas: Blas,
+    /// Zero between launches. One stream at a time decodes with these kernels: the step lane of the model they are
+    /// loaded for.
+    decode_counters: Address,
     target: CudaTarget,
     device: Arc<CudaDevice>,
 }
@@ -62,7 +65,8 @@ impl CudaKernels {
         }
         let functions = functions?;
         let blas = device.with_overhead(|| Blas::open(device, search))??;
-        Ok(Arc::new(CudaKernels { functions, blas, target, device: device.clone() }))
+        let decode_counters = functions.variable(c"attention_decode_counters")?;
+        Ok(Arc::new(CudaKernels { functions, blas, decode_counters, target, device: device.clone() }))
     }
 
     /// What plans for it are made for.

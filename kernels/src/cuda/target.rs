@@ -12,9 +12,6 @@ pub(crate) const CUDA_LINEAR_SCRATCH: Bytes = Bytes::mib(32);
 /// Elements of a head that the attention kernels are compiled for.
 pub(crate) const CUDA_HEAD_DIMS: [usize; 4] = [32, 64, 80, 128];
 
-/// Parts that a past may be cut into when one sequence decodes alone.
-const SPLITS_MAX: usize = 64;
-
 /// The generation of a GPU, and how wide it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CudaTarget {
@@ -43,19 +40,13 @@ impl CudaTarget {
         Ok(CudaTarget { capability, processors, activation })
     }
 
-    /// How many parts the pasts of `single_rows` decoding sequences are cut into, so that all multiprocessors have
-    /// something to read (Flash-Decoding, Dao et al. 2023). It follows from the shape of the step alone: a captured graph
-    /// keeps it whatever the lengths become.
-    pub(crate) fn splits(&self, single_rows: usize, kv_heads: usize) -> usize {
-        // Two for each multiprocessor: contexts are of different lengths, and the short ones finish early.
-        (2 * self.processors).div_ceil((single_rows * kv_heads).max(1)).clamp(1, SPLITS_MAX)
-    }
-
-    /// For each head of each decoding sequence and each part: the weighted sum, the largest score, the sum of weights.
-    pub(crate) fn paged_scratch(&self, heads: usize, shape: KvShape, single_rows: usize) -> Bytes {
+    /// What decoding keeps of the keys' shares before they are added up: two parts of eight query vectors a worker, each
+    /// a weighted sum, the largest score and the sum of weights. Workers are as many as the device runs at once, whatever
+    /// the lengths: a captured graph keeps them.
+    pub(crate) fn paged_scratch(&self, shape: KvShape, single_rows: usize) -> Bytes {
         match single_rows {
             0 => Bytes::ZERO,
-            rows => DType::F32.bytes(rows * heads * self.splits(rows, shape.kv_heads) * (shape.head_dim + 2)),
+            _ => DType::F32.bytes(2 * self.processors * 2 * 8 * (shape.head_dim + 2)),
         }
     }
 
