@@ -439,7 +439,7 @@ __device__ __forceinline__ void append(const Held& held, uint32_t slice, uint64_
 }
 
 // 3. Lists the likeliest, and sums the weights of each slice, or of each bin.
-extern "C" __global__ void __launch_bounds__(SLICE_THREADS)
+extern "C" __global__ void __launch_bounds__(SLICE_THREADS, GATHER_BLOCKS)
 sample_gather_f32(const float* logits, uint64_t pitch, const float* changed, uint64_t changed_pitch,
                   uint32_t vocabulary, const SampleRow* requests, void* scratch) {
     __shared__ uint32_t low[BINS], high[BINS], count[BINS];

@@ -7,11 +7,11 @@
 #include "scratch.cuh"
 
 constexpr uint32_t SLICE_THREADS = 256;
-// Blocks that a multiprocessor of sm_80 and later holds; it bounds their registers.
+// Blocks of the first and of the third kernel that a multiprocessor is to hold, which bounds their registers.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-constexpr uint32_t SLICE_BLOCKS = 1;
+constexpr uint32_t SLICE_BLOCKS = 1, GATHER_BLOCKS = 1;
 #else
-constexpr uint32_t SLICE_BLOCKS = 5;
+constexpr uint32_t SLICE_BLOCKS = 6, GATHER_BLOCKS = 5;
 #endif
 constexpr uint32_t SLICE_WARPS = SLICE_THREADS / LANES;
 // Four at a time, one group a warp and time.
