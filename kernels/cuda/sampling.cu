@@ -115,9 +115,9 @@ sample_slices_f32(const float* logits, uint64_t pitch, uint32_t vocabulary, cons
     // A warp's sum of exponentials, relative to the slice's largest.
     const auto exponentials = [&](uint32_t key, auto of) {
         const float most = value_of(key);
-        float sum[VECTOR] = {};
+        float sum[AT_ONCE] = {};
         if (key > KEY_OF_NOTHING) {
-            for_each_held(held, slice, [&](float logit, uint32_t id) { sum[id % VECTOR] += of(logit - most); });
+            for_each_held(held, slice, [&](float logit, uint32_t id) { sum[id % AT_ONCE] += of(logit - most); });
         }
         return warp_sum((sum[0] + sum[1]) + (sum[2] + sum[3]));
     };

@@ -97,7 +97,7 @@ __device__ __forceinline__ void change_slice(Held& held, Bench& bench, const Sam
             allowed = wishes.allowed[mask + (first + place) / 32] >> place % 32;
         }
 #pragma unroll
-        for (uint32_t one = 0; one < VECTOR; ++one) {
+        for (uint32_t one = 0; one < AT_ONCE; ++one) {
             bench.logits[place + one] = allowed >> one & 1 ? held.logit[load][one] : -INFINITY;
             bench.tally[place + one] = 0;
         }
@@ -121,7 +121,7 @@ __device__ __forceinline__ void change_slice(Held& held, Bench& bench, const Sam
 #pragma unroll
     for (uint32_t load = 0; load < LOADS; ++load) {
 #pragma unroll
-        for (uint32_t one = 0; one < VECTOR; ++one) {
+        for (uint32_t one = 0; one < AT_ONCE; ++one) {
             const uint32_t place = place_of(load) + one;
             const uint32_t tally = bench.tally[place];
             const float logit = bench.logits[place];
