@@ -12,12 +12,44 @@ use bursar_kernels::{DType, KvLayer, KvShape, Tensor};
 pub struct EngineMemory {
     /// Temporaries of steps.
     pub step_workspace: Arc<Segment>,
+    /// What steps choose, for the steps behind them.
+    pub chosen: ChosenTokens,
     /// Temporaries of vision launches; none for a model that takes no pictures.
     pub vision_workspace: Option<Arc<Segment>>,
     /// Embeddings of pictures; likewise.
     pub vision_cache: Option<VisionCache>,
     /// Keys and values.
     pub kv: KvMemory,
+}
+
+/// The tokens that the newest step has chosen, one a row of its logits. They stay on the device, where the next step
+/// reads them before the host has.
+pub struct ChosenTokens {
+    segment: Segment,
+    rows: usize,
+}
+
+impl ChosenTokens {
+    /// Bytes of whole pages that the choices of `sequences` sequences take.
+    pub fn bytes(sequences: usize, page: Bytes) -> Bytes {
+        DType::U32.bytes(sequences).round_up(page)
+    }
+
+    /// A segment that is backed for the choices of `sequences` sequences.
+    ///
+    /// # Panics
+    /// If it is backed for fewer.
+    pub fn over(segment: Segment, sequences: usize) -> Self {
+        assert!(DType::U32.bytes(sequences) <= segment.backed(), "{sequences} choices in {}", segment.backed());
+        ChosenTokens { segment, rows: sequences }
+    }
+
+    /// `[sequences]` u32
+    pub fn tensor(&self) -> Tensor<'_> {
+        // SAFETY: the segment is backed for that many rows and lives as long as the borrow; only the step lane touches
+        // it, one pass after the other.
+        unsafe { Tensor::persistent(self.segment.address(), [self.rows], DType::U32) }
+    }
 }
 
 /// Rows of picture embeddings.

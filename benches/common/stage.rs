@@ -7,7 +7,7 @@ use bursar::crates::{
         Bytes, Class, Device, Effect, HostConfig, HostDevice, Input, Lease, Ledger, LedgerConfig, Owner, ReleaseNote,
         ReleaseNotes, Request, RequestId, Segment, Workspace,
     },
-    kernels::{BLOCK_TOKENS, Backend, Cpu, KvLayer, Scope, Tally, Tensor},
+    kernels::{BLOCK_TOKENS, Backend, Cpu, DType, KvLayer, Scope, Tally, Tensor},
     model::{
         Model,
         blocks::decoder::StepCaches,
@@ -56,7 +56,8 @@ impl Stage {
     /// Loads the demo model.
     pub fn demo(threads: usize) -> Self {
         let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it is embedded");
-        let (cpu, planned) = (Cpu::new(threads), Model::plan(&checkpoint).expect("it can be planned"));
+        let cpu = Cpu::new(threads);
+        let planned = Model::plan(&checkpoint, cpu.target()).expect("it can be planned");
         let device: Arc<dyn Device> =
             Arc::new(HostDevice::new(HostConfig::small(Bytes::mib(512))).expect("host memory"));
         let weights = segment(&device, planned.weight_bytes());
@@ -96,7 +97,9 @@ impl Stage {
         let layers: Vec<_> =
             self.kv.iter().map(|layer| unsafe { KvLayer::new(layer.address(), BLOCKS, shape) }).collect();
         let cache = self.cache();
-        let caches = StepCaches { layers: &layers, pictures: Some(&cache) };
+        // SAFETY: a tensor without rows has no element that could be touched: the host knows all tokens here.
+        let previous = unsafe { Tensor::persistent(self.cache.address(), [0], DType::U32) };
+        let caches = StepCaches { layers: &layers, pictures: Some(&cache), previous: &previous };
         let tally = Tally::default();
         let scope = Scope::new(&self.cpu, &self.workspace, &tally);
         let logits = self.model.step(&scope, batch, &caches, |_, _| Ok(())).expect("the step runs");

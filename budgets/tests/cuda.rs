@@ -139,6 +139,44 @@ fn two_threads_back_and_unback_beside_each_other() {
 }
 
 #[test]
+fn pinned_memory_carries_bytes_to_the_device_and_back_and_is_gone_when_it_drops() {
+    let Some((_turn, device)) = gpu() else { return };
+    let device = Arc::new(device);
+    let address = device.reserve(Bytes::mib(2)).expect("addresses");
+    device.back(address, Bytes::mib(2)).expect("there is room");
+    let before = device.counts();
+    let pinned = device.pinned(Bytes(1_000_003)).expect("the host has a megabyte");
+    assert_eq!((pinned.len(), device.counts().pinned), (1_000_003, Bytes(1_000_003)));
+    assert_eq!(device.counts().allocations, before.allocations + 1);
+    assert_eq!(pinned.address() as usize % 4096, 0);
+    // SAFETY: nobody else knows of it.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(pinned.address(), pinned.len()) };
+    bytes.iter_mut().enumerate().for_each(|(index, byte)| *byte = (index * 7 % 251) as u8);
+    // From another thread, as a lane would.
+    std::thread::scope(|threads| {
+        let copied = threads.spawn(|| {
+            device.enter().expect("the device is there");
+            // SAFETY: both are as long, and the copies are over when the stream is synchronised.
+            unsafe {
+                let there =
+                    sys::cuMemcpyHtoDAsync_v2(address.0, pinned.address().cast(), pinned.len(), std::ptr::null_mut());
+                let over = sys::cuStreamSynchronize(std::ptr::null_mut());
+                (there, over)
+            }
+        });
+        assert_eq!(copied.join().expect("no panic"), (sys::CUresult::CUDA_SUCCESS, sys::CUresult::CUDA_SUCCESS));
+    });
+    assert_eq!(read(&device, address, 2), [u32::from_le_bytes([0, 7, 14, 21]), u32::from_le_bytes([28, 35, 42, 49])]);
+    drop(pinned);
+    assert_eq!(device.counts().pinned, Bytes::ZERO);
+    let error = device.pinned(Bytes::gib(1 << 20)).expect_err("no host has a PiB");
+    assert!(matches!(error, DeviceError::HostRefused { .. }) && !error.is_lost(), "{error}");
+    println!("{error}: {}", error.hint().expect("a hint"));
+    assert_eq!(device.counts().pinned, Bytes::ZERO);
+    drop(device.pinned(Bytes::ZERO).expect_err("of nothing"));
+}
+
+#[test]
 fn the_time_that_memory_takes_to_come_and_go() {
     let Some((_turn, device)) = gpu() else { return };
     println!("{}: {:?}, overhead {}", device.name(), device.memory().expect("it says"), device.overhead());

@@ -123,6 +123,7 @@ fn attentions(cpu: &Cpu) {
             query_starts: inner.upload([sequences + 1], &starts).expect("room"),
             context_lengths: inner.upload([sequences], &vec![context as u32; sequences]).expect("room"),
             block_tables: inner.upload([sequences, context / 16], &table).expect("room"),
+            single_rows: 0,
             query_key_pairs: pairs as u64,
         };
         let what = format!("attention_paged {tokens} rows of {context} (6:2 x 32)");

@@ -9,7 +9,8 @@ use crate::{KernelError, Target, ops::*};
 /// views it is given, and leaves the order of calls as it is: one lane, one stream.
 ///
 /// Host memory handed to [`upload`](Backend::upload) may go once the call returns; [`download`](Backend::download)
-/// returns with the data there. No other method may wait for the device.
+/// returns with the data there. No other method may wait for the device: the host prepares the next pass while this one
+/// runs, and [`download_later`](Backend::download_later) is how it reads what a pass has given without stopping the next.
 pub trait Backend {
     /// False for a backend that touches no memory, and so may run over a dry workspace.
     const COMPUTES: bool;
@@ -17,11 +18,18 @@ pub trait Backend {
     /// What this backend computes on.
     fn target(&self) -> &Target;
 
+    /// From now on what is computed is thrown away (the stress before READY), or again wanted: a backend may use a
+    /// rehearsal to measure which of several ways is the fastest.
+    fn rehearse(&self, _on: bool) {}
+
     /// Copies host memory to the device.
     fn upload(&self, call: transfer::Upload<'_>) -> Result<(), KernelError>;
     /// Copies device memory to the host, after everything launched before.
     fn download(&self, call: transfer::Download<'_>) -> Result<(), KernelError>;
-    /// Looks rows of a table up.
+    /// Begins to copy device memory to the host, after everything launched before, and returns at once. What is launched
+    /// later may overwrite the source.
+    fn download_later(&self, call: transfer::DownloadLater<'_>) -> Result<Box<dyn transfer::Arrival>, KernelError>;
+    /// Looks rows of a table up, of ids or of what the pass before has chosen.
     fn embed(&self, call: embed::Call<'_>) -> Result<(), KernelError>;
     /// Normalises rows by their root mean square.
     fn rms_norm(&self, call: rms_norm::Call<'_>) -> Result<(), KernelError>;
@@ -29,8 +37,8 @@ pub trait Backend {
     fn linear(&self, call: linear::Call<'_>) -> Result<(), KernelError>;
     /// Rotates heads in place.
     fn rotary(&self, call: rotary::Call<'_>) -> Result<(), KernelError>;
-    /// Writes keys and values into the cache's blocks.
-    fn kv_write(&self, call: kv_write::Call<'_>) -> Result<(), KernelError>;
+    /// Rotates queries and keys, and writes keys and values into the cache's blocks.
+    fn rotary_kv_write(&self, call: rotary_kv_write::Call<'_>) -> Result<(), KernelError>;
     /// Causal attention of new tokens over the cache's blocks.
     fn attention_paged(&self, call: attention_paged::Call<'_>) -> Result<(), KernelError>;
     /// Attention in both directions within packed stretches of rows.

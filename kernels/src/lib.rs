@@ -2,17 +2,19 @@
 //!
 //! A forward pass is code over a [`Scope`]: each call checks shapes, takes its output from the workspace, counts the
 //! work, and hands a [`Backend`] the arithmetic. [`Plan`] does no arithmetic, so a plan is the same code run on shapes
-//! alone; [`Cpu`] computes on leased host memory. The CUDA backend takes its place beside them.
+//! alone; [`Cpu`] computes on leased host memory; [`Cuda`] launches on a GPU. A plan is made for a [`Target`], and what it
+//! says a target's pass takes is what the pass then takes, to the byte.
 //!
 //! This crate knows shapes, element types and launches. It must never know a model's name, a request, a token's
 //! meaning, an actor or a file. It takes no memory of its own: every temporary is a view on a workspace, also the
-//! scratch an operation needs on a target, and nothing is copied between host and device but by [`Scope::upload`] and
-//! [`Scope::download`].
+//! scratch an operation needs on a target, and nothing is copied between host and device but by [`Scope::upload`],
+//! [`Scope::download`] and [`Scope::download_later`].
 
 #![deny(missing_docs)]
 
 mod backend;
 mod cpu;
+mod cuda;
 mod dtype;
 mod error;
 mod kv_layer;
@@ -26,6 +28,7 @@ mod work;
 
 pub use backend::Backend;
 pub use cpu::Cpu;
+pub use cuda::{BlasSearch, Cuda, CudaKernels, CudaTarget, OpenError};
 pub use dtype::{DType, Element};
 pub use error::KernelError;
 pub use kv_layer::{BLOCK_TOKENS, KvLayer, KvShape};

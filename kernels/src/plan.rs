@@ -16,6 +16,19 @@ impl Plan {
     }
 }
 
+/// What nobody computed has come at once.
+struct Nothing;
+
+impl transfer::Arrival for Nothing {
+    fn has_come(&self) -> bool {
+        true
+    }
+
+    fn wait(self: Box<Self>, _: &mut [u8]) -> Result<(), KernelError> {
+        Ok(())
+    }
+}
+
 macro_rules! nothing_to_compute {
     ($($op:ident: $call:ty,)*) => {
         $(fn $op(&self, _: $call) -> Result<(), KernelError> { Ok(()) })*
@@ -29,6 +42,10 @@ impl Backend for Plan {
         &self.target
     }
 
+    fn download_later(&self, _: transfer::DownloadLater<'_>) -> Result<Box<dyn transfer::Arrival>, KernelError> {
+        Ok(Box::new(Nothing))
+    }
+
     nothing_to_compute! {
         upload: transfer::Upload<'_>,
         download: transfer::Download<'_>,
@@ -36,7 +53,7 @@ impl Backend for Plan {
         rms_norm: rms_norm::Call<'_>,
         linear: linear::Call<'_>,
         rotary: rotary::Call<'_>,
-        kv_write: kv_write::Call<'_>,
+        rotary_kv_write: rotary_kv_write::Call<'_>,
         attention_paged: attention_paged::Call<'_>,
         attention_packed: attention_packed::Call<'_>,
         silu_mul: silu_mul::Call<'_>,

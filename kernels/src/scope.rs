@@ -57,6 +57,11 @@ impl<'w, B: Backend> Scope<'w, B> {
         self.take(shape, self.target().activation())
     }
 
+    /// A tensor of `f32` whose elements are not yet written: logits, whatever the activations are.
+    pub fn empty_f32(&self, shape: impl Into<Shape>) -> Result<Tensor<'_>, KernelError> {
+        self.take(shape, DType::F32)
+    }
+
     pub(crate) fn take(&self, shape: impl Into<Shape>, dtype: DType) -> Result<Tensor<'_>, KernelError> {
         let shape = shape.into();
         let stretch = self.frame.take(dtype.bytes(shape.elements()))?;

@@ -2,7 +2,10 @@
 
 use bursar_budgets::Bytes;
 
-use crate::DType;
+use crate::{
+    CudaTarget, DType, KvShape,
+    cuda::{CUDA_HEAD_DIMS, CUDA_LINEAR_SCRATCH},
+};
 
 /// Output features one step of a CPU matrix product covers: weights that are not `f32` are widened in panels of this
 /// many rows. Fixed, so that a product's rounding does not depend on how many threads share it.
@@ -29,6 +32,8 @@ pub enum Target {
         /// Threads that share one operation.
         threads: usize,
     },
+    /// A GPU.
+    Cuda(CudaTarget),
 }
 
 impl Target {
@@ -36,11 +41,29 @@ impl Target {
     pub fn activation(&self) -> DType {
         match self {
             Target::Cpu { .. } => DType::F32,
+            Target::Cuda(cuda) => cuda.activation,
+        }
+    }
+
+    /// What weights of type `found` are kept as: on the CPU as they are, on CUDA as what the tensor cores multiply
+    /// activations with.
+    pub fn weight(&self, found: DType) -> DType {
+        match self {
+            Target::Cpu { .. } => found,
+            Target::Cuda(cuda) => cuda.activation,
+        }
+    }
+
+    /// Whether attention is computed with heads of so many elements.
+    pub fn has_head_dim(&self, head_dim: usize) -> bool {
+        match self {
+            Target::Cpu { .. } => true,
+            Target::Cuda(_) => CUDA_HEAD_DIMS.contains(&head_dim),
         }
     }
 
     /// Scratch for a product with a `[out_features, in_features]` weight of type `weight`: on the CPU, one panel of
-    /// widened weight rows a thread; nothing when the weight needs no widening.
+    /// widened weight rows a thread; nothing when the weight needs no widening. On CUDA, what cuBLASLt may use.
     pub fn linear_scratch(&self, out_features: usize, in_features: usize, weight: DType) -> Bytes {
         match self {
             Target::Cpu { .. } if weight == DType::F32 => Bytes(0),
@@ -48,14 +71,25 @@ impl Target {
                 let panels = out_features.div_ceil(CPU_PANEL_ROWS).min((*threads).max(1));
                 DType::F32.bytes(panels * CPU_PANEL_ROWS.min(out_features) * in_features)
             }
+            Target::Cuda(_) => CUDA_LINEAR_SCRATCH,
         }
     }
 
-    /// Scratch for attention with heads of `head_dim` elements: on the CPU, one tile of queries, keys and scores a
-    /// thread.
-    pub fn attention_scratch(&self, head_dim: usize) -> Bytes {
+    /// Scratch for attention within packed stretches, with heads of `head_dim` elements: on the CPU, one tile of queries,
+    /// keys and scores a thread.
+    pub fn packed_scratch(&self, head_dim: usize) -> Bytes {
         match self {
             Target::Cpu { threads } => DType::F32.bytes((*threads).max(1) * cpu_attention_tile(head_dim)),
+            Target::Cuda(_) => Bytes::ZERO,
+        }
+    }
+
+    /// Scratch for attention of `heads` heads over blocks of `shape`, where `single_rows` sequences bring one row: on the
+    /// CPU as for packed stretches, on CUDA what the parts of those sequences' pasts come to before they are joined.
+    pub fn paged_scratch(&self, heads: usize, shape: KvShape, single_rows: usize) -> Bytes {
+        match self {
+            Target::Cpu { .. } => self.packed_scratch(shape.head_dim),
+            Target::Cuda(cuda) => cuda.paged_scratch(heads, shape, single_rows),
         }
     }
 
@@ -63,6 +97,7 @@ impl Target {
     pub fn name(&self) -> &'static str {
         match self {
             Target::Cpu { .. } => "cpu",
+            Target::Cuda(cuda) => cuda.name(),
         }
     }
 }

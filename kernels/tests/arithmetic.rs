@@ -3,8 +3,8 @@
 mod ground;
 
 use bursar_kernels::{
-    Cpu, DType,
-    ops::{argmax::NO_CHOICE, attention_packed::Stretches, transfer},
+    Cpu, DType, KernelError,
+    ops::{argmax::NO_CHOICE, attention_packed::Stretches, embed::PREVIOUS, transfer},
 };
 use candle_core::{D, Device, Tensor as Candle};
 
@@ -25,7 +25,7 @@ fn tolerance(pass: &Pass) -> f64 {
 fn every_operation_gives_what_its_definition_gives_and_touches_nothing_else() {
     for pass in passes() {
         let found = compute(2, |scope| pass.run(scope));
-        assert_close(&format!("{pass:?}"), &found, &pass.expected(), tolerance(&pass));
+        assert_close(&format!("{pass:?}"), &found, &pass.expected(DType::F32), tolerance(&pass));
     }
 }
 
@@ -118,6 +118,45 @@ fn the_first_of_several_largest_elements_is_chosen_and_what_is_no_number_never()
         scope.download(&scope.argmax(&x)?)
     });
     assert_eq!(found, [1, 1, 1, 0, 1, NO_CHOICE]);
+}
+
+#[test]
+fn a_pass_embeds_what_the_pass_before_has_chosen_without_the_host_having_seen_it() {
+    let found: (Vec<u32>, Vec<f32>) = compute(1, |scope| {
+        let table = scope.upload([3, 2], &[0.0f32, 1.0, 10.0, 11.0, 20.0, 21.0])?;
+        let mut previous = scope.upload([4], &[9u32; 4])?;
+        let logits = scope.upload([2, 3], &[0.0f32, 1.0, 5.0, 0.0, 7.0, 5.0])?;
+        scope.argmax_into(&logits, &mut previous.row_range_mut(0..2))?;
+        let ids = scope.upload([3], &[PREVIOUS | 1, 0, PREVIOUS])?;
+        let embedded = scope.embed(&table, &ids, &previous)?;
+        Ok((scope.download(&previous)?, scope.download(&embedded)?))
+    });
+    assert_eq!(found.0, [2, 1, 9, 9], "only the rows that were chosen for are written");
+    assert_eq!(found.1, [10.0, 11.0, 0.0, 1.0, 20.0, 21.0]);
+}
+
+#[test]
+fn what_is_downloaded_later_is_what_it_was_when_it_was_asked_for() {
+    let (before, after): (Vec<u32>, Vec<u32>) = compute(1, |scope| {
+        let mut chosen = scope.upload([2], &[7u32, 8])?;
+        let before = scope.download_later(&chosen)?;
+        scope.argmax_into(&scope.upload([2, 3], &[0.0f32, 1.0, 0.0, 1.0, 0.0, 0.0])?, &mut chosen)?;
+        let after = scope.download_later(&chosen)?;
+        let moment = scope.moment()?;
+        assert!(moment.has_come() && before.has_come(), "on the CPU all work is done when its call returns");
+        assert!(moment.wait()?.is_empty());
+        Ok((before.wait()?, after.wait()?))
+    });
+    assert_eq!((before, after), (vec![7, 8], vec![1, 0]));
+}
+
+#[test]
+fn a_plan_downloads_zeros_and_a_moment_takes_no_bytes() {
+    let (found, peak, _) = ground::plan(1, |scope| -> Result<Vec<f32>, KernelError> {
+        scope.moment()?.wait()?;
+        scope.download_later(&scope.empty([2, 3])?)?.wait()
+    });
+    assert_eq!((found.unwrap(), peak.0), (vec![0.0; 6], 256));
 }
 
 #[test]

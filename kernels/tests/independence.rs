@@ -2,7 +2,10 @@
 
 mod ground;
 
-use bursar_kernels::{ops::attention_paged::PagedSequences, *};
+use bursar_kernels::{
+    ops::{attention_paged::PagedSequences, rotary::Rope},
+    *,
+};
 
 use ground::{Random, assert_close, compute, passes, widened};
 
@@ -34,16 +37,19 @@ fn step(
         starts.push(slots.len() as u32);
     }
     let pass = scope.scope();
-    let qkv = pass.upload([slots.len(), heads + 2 * half], &qkv)?;
+    let mut qkv = pass.upload([slots.len(), heads + 2 * half], &qkv)?;
+    let positions = pass.upload([1, slots.len()], &vec![0u32; slots.len()])?;
     let slots = pass.upload([slots.len()], &slots)?;
-    let (keys, values) = (qkv.column_range(heads..heads + half), qkv.column_range(heads + half..heads + 2 * half));
-    pass.kv_write(&keys, &values, &slots, layer)?;
+    let pairs = SHAPE.head_dim / 2;
+    let rope = Rope { frequencies: pass.upload([pairs], &vec![0.0f32; pairs])?, sections: vec![pairs] };
+    pass.rotary_kv_write(&mut qkv, heads / SHAPE.head_dim, &positions, &rope, &slots, layer)?;
     let contexts: Vec<u32> = sequences.iter().map(|(_, rows)| rows.end as u32).collect();
     let tables: Vec<u32> = sequences.iter().flat_map(|(seed, _)| *seed as u32 * 25..(*seed as u32 + 1) * 25).collect();
     let paged = PagedSequences {
         query_starts: pass.upload([starts.len()], &starts)?,
         context_lengths: pass.upload([contexts.len()], &contexts)?,
         block_tables: pass.upload([contexts.len(), 25], &tables)?,
+        single_rows: 0,
         query_key_pairs: 1,
     };
     let out: Vec<f32> = pass.download(&pass.attention_paged(&qkv.column_range(0..heads), layer, &paged)?)?;

@@ -105,6 +105,7 @@ fn attention_costs_four_operations_for_each_pair_and_element_and_reads_what_lies
             query_starts: scope.upload([3], &zeros[..3]).unwrap(),
             context_lengths: scope.upload([2], &zeros[..2]).unwrap(),
             block_tables: scope.upload([2, 7], &zeros).unwrap(),
+            single_rows: 0,
             query_key_pairs: 137,
         };
         scope.attention_paged(&scope.empty([2, 32]).unwrap(), &layer, &sequences).unwrap();

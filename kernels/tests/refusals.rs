@@ -6,7 +6,10 @@ mod ground;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use bursar_kernels::{
-    ops::{attention_packed::Stretches, attention_paged::PagedSequences, rotary::Rope, transfer},
+    ops::{
+        argmax::NO_CHOICE, attention_packed::Stretches, attention_paged::PagedSequences, embed::PREVIOUS, rotary::Rope,
+        transfer,
+    },
     *,
 };
 
@@ -25,8 +28,18 @@ fn shapes_and_types_that_disagree_are_refused_in_words() {
         unsafe { KvLayer::new(bursar_budgets::Address(0), 4, KvShape { layers: 1, kv_heads: 2, head_dim: 8, dtype }) }
     };
     let texts = [
-        text(|scope| scope.embed(&scope.upload([3, 4], &indices)?, &scope.upload([12], &indices)?).map(drop)),
-        text(|scope| scope.embed(&scope.empty([3, 4])?, &scope.upload([3, 4], &indices)?).map(drop)),
+        text(|scope| {
+            let ids = scope.upload([12], &indices)?;
+            scope.embed(&scope.upload([3, 4], &indices)?, &ids, &ids).map(drop)
+        }),
+        text(|scope| {
+            let previous = scope.upload([12], &indices)?;
+            scope.embed(&scope.empty([3, 4])?, &scope.upload([3, 4], &indices)?, &previous).map(drop)
+        }),
+        text(|scope| {
+            let ids = scope.upload([12], &indices)?;
+            scope.embed(&scope.empty([3, 4])?, &ids, &scope.empty([12])?).map(drop)
+        }),
         text(|scope| scope.rms_norm(&scope.empty([3, 4])?, &scope.empty([5])?, 1e-6).map(drop)),
         text(|scope| scope.linear(&scope.empty([3, 4])?, &scope.empty([7, 5])?, None).map(drop)),
         text(|scope| scope.linear(&scope.empty([3, 5])?, &scope.empty([7, 5])?, Some(&scope.empty([8])?)).map(drop)),
@@ -42,18 +55,23 @@ fn shapes_and_types_that_disagree_are_refused_in_words() {
             scope.rotary(&mut scope.empty([6, 8])?, 1, &scope.upload([1, 6], &indices[..6])?, &rope)
         }),
         text(|scope| {
-            let (kv, slots) = (scope.empty([3, 15])?, scope.upload([3], &indices[..3])?);
-            scope.kv_write(&kv, &kv, &slots, &layer(DType::F32))
+            let (mut qkv, slots) = (scope.empty([3, 39])?, scope.upload([3], &indices[..3])?);
+            let rope = Rope { frequencies: scope.empty([4])?, sections: vec![4] };
+            let positions = scope.upload([1, 3], &indices[..3])?;
+            scope.rotary_kv_write(&mut qkv, 1, &positions, &rope, &slots, &layer(DType::F32))
         }),
         text(|scope| {
-            let (kv, slots) = (scope.empty([3, 16])?, scope.upload([3], &indices[..3])?);
-            scope.kv_write(&kv, &kv, &slots, &layer(DType::BF16))
+            let (mut qkv, slots) = (scope.empty([3, 40])?, scope.upload([3], &indices[..3])?);
+            let rope = Rope { frequencies: scope.empty([4])?, sections: vec![4] };
+            let positions = scope.upload([1, 3], &indices[..3])?;
+            scope.rotary_kv_write(&mut qkv, 1, &positions, &rope, &slots, &layer(DType::BF16))
         }),
         text(|scope| {
             let sequences = PagedSequences {
                 query_starts: scope.upload([3], &indices[..3])?,
                 context_lengths: scope.upload([2], &indices[..2])?,
                 block_tables: scope.upload([3, 2], &indices[..6])?,
+                single_rows: 0,
                 query_key_pairs: 1,
             };
             scope.attention_paged(&scope.empty([5, 32])?, &layer(DType::F32), &sequences).map(drop)
@@ -70,15 +88,20 @@ fn shapes_and_types_that_disagree_are_refused_in_words() {
             scope.scatter_rows(&scope.empty([2, 4])?, &rows, &mut scope.empty([5, 4])?)
         }),
         text(|scope| scope.argmax(&scope.empty([2, 0])?).map(drop)),
+        text(|scope| scope.argmax_into(&scope.empty([2, 3])?, &mut scope.upload([12], &indices)?)),
+        text(|scope| scope.argmax_into(&scope.empty([2, 3])?, &mut scope.empty([2])?)),
         text(|scope| scope.all_reduce(&mut scope.upload([12], &indices)?)),
         text(|scope| scope.download::<f32>(&scope.empty([2, 4])?.column_range(0..3)).map(drop)),
         text(|scope| transfer::fill(&Plan::new(*scope.target()), &[0; 31], &mut scope.empty([2, 4])?)),
         text(|scope| scope.download::<u32>(&scope.empty([2, 4])?).map(drop)),
+        text(|scope| scope.download_later::<f32>(&scope.empty([2, 4])?.column_range(0..3)).map(drop)),
+        text(|scope| scope.download_later::<u32>(&scope.empty([2, 4])?).map(drop)),
     ];
     assert_eq!(
         texts.join("\n"),
         "embed: table holds u32, expected floating-point numbers
 embed: ids is [3, 4], expected [3]
+embed: previous holds f32, expected u32 indices
 rms_norm: weight is [5], expected [4]
 linear: x is [3, 4], expected [3, 5]
 linear: bias is [8], expected [7]
@@ -87,8 +110,8 @@ linear: out is [3, 8], expected [3, 7]
 linear: sum is [4, 7], expected [3, 7]
 rotary: frequencies is [4], expected as many pairs as the sections have together
 rotary: frequencies holds u32, expected f32
-kv_write: keys is [3, 15], expected [3, 16]
-kv_write: layer holds bf16, expected the target's activations
+rotary_kv_write: qkv is [3, 39], expected [3, 40]
+rotary_kv_write: layer holds bf16, expected the target's activations
 attention_paged: block_tables is [3, 2], expected one row a sequence
 attention_packed: qkv is [5, 32], expected queries, keys and values of as many whole heads
 silu_mul: gate_up is [5, 3], expected an even number of columns
@@ -96,10 +119,14 @@ gelu: x holds u32, expected the target's activations
 gather_rows: rows holds f32, expected u32 indices
 scatter_rows: rows is [3], expected [2]
 argmax: x is [2, 0], expected at least one column
+argmax: out is [12], expected [2]
+argmax: out holds f32, expected u32 indices
 all_reduce: x holds u32, expected the target's activations
 download: source is [2, 3], expected contiguous rows
 fill: out is [2, 4], expected as many bytes as the source
-download: source holds f32, expected the host's type"
+download: source holds f32, expected the host's type
+download_later: source is [2, 3], expected contiguous rows
+download_later: source holds f32, expected the host's type"
     );
 }
 
@@ -120,6 +147,7 @@ fn paged(scope: &Scope<'_, Cpu>, starts: &[u32], contexts: &[u32], tables: &[u32
         query_starts: scope.upload([starts.len()], starts)?,
         context_lengths: scope.upload([contexts.len()], contexts)?,
         block_tables: scope.upload([contexts.len(), tables.len() / contexts.len()], tables)?,
+        single_rows: 0,
         query_key_pairs: 1,
     };
     scope.attention_paged(&scope.upload([5, 32], &[0.0f32; 160])?, &layer, &sequences).map(drop)
@@ -128,8 +156,16 @@ fn paged(scope: &Scope<'_, Cpu>, starts: &[u32], contexts: &[u32], tables: &[u32
 #[test]
 fn an_index_outside_of_its_tensor_touches_no_memory() {
     let table = [0.0f32; 12];
-    let embed = panics(|scope| scope.embed(&scope.upload([3, 4], &table)?, &scope.upload([1], &[3u32])?).map(drop));
-    assert_eq!(embed, "row 3 of 3");
+    let embed = |id: u32, previous: [u32; 2]| {
+        panics(|scope| {
+            let (ids, previous) = (scope.upload([1], &[id])?, scope.upload([2], &previous)?);
+            scope.embed(&scope.upload([3, 4], &table)?, &ids, &previous).map(drop)
+        })
+    };
+    assert_eq!(embed(3, [0, 0]), "row 3 of 3");
+    assert_eq!(embed(PREVIOUS | 1, [0, 3]), "row 3 of 3", "what was chosen is looked at as closely");
+    assert_eq!(embed(PREVIOUS | 2, [0, 0]), "row 2 of 2 choices of the step before");
+    assert_eq!(embed(NO_CHOICE, [0, 0]), "row 2147483647 of 2 choices of the step before", "it is no id itself");
     let gather =
         panics(|scope| scope.gather_rows(&scope.upload([3, 4], &table)?, &scope.upload([1], &[u32::MAX])?).map(drop));
     assert_eq!(gather, "row 4294967295 of 3");
@@ -142,12 +178,15 @@ fn an_index_outside_of_its_tensor_touches_no_memory() {
     assert_eq!(scatter([0, 1, 3]), "row 3 of 3");
     assert_eq!(scatter([0, 2, 0]), "row 0 is named twice");
     let write = panics(|scope| {
-        let shape = KvShape { layers: 1, kv_heads: 2, head_dim: 2, dtype: DType::F32 };
-        let cache = scope.empty([4, 128])?;
+        let shape = KvShape { layers: 1, kv_heads: 2, head_dim: 8, dtype: DType::F32 };
+        let cache = scope.empty([4, 512])?;
         // SAFETY: the cache outlives the layer, and nothing else uses it.
         let layer = unsafe { KvLayer::new(cache.address(), 4, shape) };
-        let keys = scope.upload([3, 4], &table)?;
-        scope.kv_write(&keys, &keys, &scope.upload([3], &[0u32, 63, 64])?, &layer)
+        let mut keys_values = scope.upload([3, 32], &[0.0f32; 96])?;
+        let positions = scope.upload([1, 3], &[0u32; 3])?;
+        let rope = Rope { frequencies: scope.upload([4], &[0.0f32; 4])?, sections: vec![4] };
+        let slots = scope.upload([3], &[0u32, 63, 64])?;
+        scope.rotary_kv_write(&mut keys_values, 0, &positions, &rope, &slots, &layer)
     });
     assert_eq!(write, "block 4 of a layer of 4 blocks");
 }
@@ -155,9 +194,10 @@ fn an_index_outside_of_its_tensor_touches_no_memory() {
 #[test]
 fn sequences_that_contradict_themselves_touch_no_memory() {
     let cases = [
-        panics(|scope| paged(scope, &[0, 1], &[20], &[0, 4])),
-        panics(|scope| paged(scope, &[0, 1], &[33], &[0, 1])),
+        panics(|scope| paged(scope, &[0, 5], &[20], &[0, 4])),
+        panics(|scope| paged(scope, &[0, 5], &[33], &[0, 1])),
         panics(|scope| paged(scope, &[0, 5], &[4], &[0, 1])),
+        panics(|scope| paged(scope, &[0, 4], &[32], &[0, 1])),
         panics(|scope| paged(scope, &[0, 6], &[32], &[0, 1])),
         panics(|scope| paged(scope, &[0, 3, 2], &[32, 32], &[0, 1, 2, 3])),
         panics(|scope| paged(scope, &[0, u32::MAX], &[u32::MAX], &[0, 1])),
@@ -165,6 +205,7 @@ fn sequences_that_contradict_themselves_touch_no_memory() {
     let expected = "block 4 of a layer of 4 blocks
 sequence 0 has a context of 33 in blocks for 32
 sequence 0 has 5 rows in a context of 4
+the sequences have the rows [0, 4] of 5
 the sequences have the rows [0, 6] of 5
 the sequences have the rows [0, 3, 2] of 5
 the sequences have the rows [0, 4294967295] of 5";
@@ -196,6 +237,11 @@ fn a_view_that_others_may_have_too_is_not_worked_on_in_place() {
     assert_eq!(add, format!("linear: sum {shared}"));
     let gelu = panics(|scope| scope.gelu(&mut scope.empty([4, 8])?.reshape([32])));
     assert_eq!(gelu, format!("gelu: x {shared}"));
+    let argmax = panics(|scope| {
+        let chosen = scope.upload([4], &[0u32; 4])?;
+        scope.argmax_into(&scope.empty([4, 8])?, &mut chosen.row_range(0..4))
+    });
+    assert_eq!(argmax, format!("argmax: out {shared}"));
     let fill =
         panics(|scope| transfer::fill(&Cpu::new(1), &[0; 8], &mut scope.empty([4, 8])?.reshape([32]).row_range(0..2)));
     assert_eq!(fill, format!("fill: out {shared}"));

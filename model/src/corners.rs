@@ -2,7 +2,7 @@
 //! loaded and run under stress before anything is served, from the same lines of code.
 
 use bursar_budgets::Workspace;
-use bursar_kernels::{BLOCK_TOKENS, Backend, KernelError, KvLayer, Plan, Scope, Tally, Target, Tensor, Work};
+use bursar_kernels::{BLOCK_TOKENS, Backend, DType, KernelError, KvLayer, Plan, Scope, Tally, Target, Tensor, Work};
 
 use crate::{
     Envelope, Model,
@@ -90,28 +90,36 @@ pub fn plan(model: &Model, target: Target, pass: &Pass) -> Result<Footprint, Ker
     let cache_shape = [u32::MAX as usize, model.config().decoder().hidden];
     // SAFETY: as above.
     let mut cache = unsafe { Tensor::persistent(workspace.address(), cache_shape, target.activation()) };
+    // SAFETY: as above.
+    let mut previous = unsafe { Tensor::persistent(workspace.address(), [u32::MAX as usize], DType::U32) };
     let scope = Scope::new(&backend, &workspace, &tally);
-    run(model, &scope, pass, &layers, &mut cache)?;
+    run(model, &scope, pass, &layers, &mut cache, &mut previous)?;
     Ok(Footprint { workspace: workspace.high_water(), work: tally.total() })
 }
 
-/// Runs a pass as serving runs it; for a step that is the decoder, its scores and the greedy choice.
+/// Runs a pass as serving runs it; for a step that is the decoder, its scores, the greedy choice into `previous` (u32, a
+/// row for each sequence of the envelope), and what a choice on the host downloads.
 pub fn run<B: Backend>(
     model: &Model,
     scope: &Scope<'_, B>,
     pass: &Pass,
     layers: &[KvLayer],
     cache: &mut Tensor<'_>,
+    previous: &mut Tensor<'_>,
 ) -> Result<(), KernelError> {
     match pass {
-        Pass::Encode(batch) => model.encode(scope, batch, cache),
+        Pass::Encode(batch) => {
+            model.encode(scope, batch, cache)?;
+            scope.moment()?.wait().map(drop)
+        }
         Pass::Step(batch) => {
             let score = |scope: &Scope<'_, B>, logits: &Tensor<'_>| scope.download::<f32>(logits).map(drop);
-            let logits = model.step(scope, batch, &StepCaches { layers, pictures: Some(cache) }, score)?;
-            let chosen = scope.argmax(&logits)?;
-            scope.download::<u32>(&chosen)?;
-            scope.download::<f32>(&logits)?;
-            Ok(())
+            let logits = model.step(scope, batch, &StepCaches { layers, pictures: Some(cache), previous }, score)?;
+            let mut chosen = previous.row_range_mut(0..logits.rows());
+            scope.argmax_into(&logits, &mut chosen)?;
+            let (ids, rows) = (scope.download_later::<u32>(&chosen)?, scope.download_later::<f32>(&logits)?);
+            ids.wait()?;
+            rows.wait().map(drop)
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use bursar_budgets::{Bytes, Segment};
 use bursar_kernels::{Backend, DType, KernelError, KvShape, Scope, Target, Tensor, ops::transfer};
+use half::{bf16, f16};
 use thiserror::Error;
 
 use crate::{
@@ -10,7 +11,7 @@ use crate::{
     error::CheckpointError,
     flow::{Patches, StepBatch},
     registry::{Family, FamilyConfig, PictureBatch, UnknownArchitecture},
-    weights::{WeightCopy, WeightError, WeightMap, WeightSource},
+    weights::{WeightCopy, WeightError, WeightMap, WeightSource, dtype},
 };
 
 /// Why a checkpoint did not become a model.
@@ -58,11 +59,11 @@ pub struct Model {
 }
 
 impl Model {
-    /// Lays the checkpoint's weights out without reading them: every name, shape and type is checked, nothing is
+    /// Lays the checkpoint's weights out for `target` without reading them: every name, shape and type is checked, nothing is
     /// loaded.
-    pub fn plan(checkpoint: &Checkpoint) -> Result<Self, LoadError> {
+    pub fn plan(checkpoint: &Checkpoint, target: &Target) -> Result<Self, LoadError> {
         let config = FamilyConfig::of(checkpoint)?;
-        let mut map = WeightMap::dry(checkpoint);
+        let mut map = WeightMap::dry(checkpoint, *target);
         let family = config.clone().claim(&mut map)?;
         map.refuse_extra()?;
         Ok(Model { config, family, weight_bytes: map.used(), segment: None })
@@ -82,7 +83,7 @@ impl Model {
         let config = FamilyConfig::of(checkpoint)?;
         // SAFETY: the model keeps the segment for as long as it keeps the tensors, and the assertion below holds
         // before a tensor is used.
-        let mut map = unsafe { WeightMap::at(checkpoint, segment.address()) };
+        let mut map = unsafe { WeightMap::at(checkpoint, *backend.target(), segment.address()) };
         let family = config.clone().claim(&mut map)?;
         let total = map.used();
         assert!(total <= segment.backed(), "{total} of weights in a segment of {}", segment.backed());
@@ -152,7 +153,13 @@ impl Model {
 fn upload<B: Backend>(checkpoint: &Checkpoint, backend: &B, copy: &WeightCopy) -> Result<(), LoadError> {
     let constant;
     let source = match &copy.source {
-        WeightSource::Tensor(name) => checkpoint.tensor(name).map_err(WeightError::from)?.bytes,
+        WeightSource::Tensor(name) => {
+            let found = checkpoint.tensor(name).map_err(WeightError::from)?;
+            if dtype(found.dtype) != copy.kept {
+                return upload_rounded(backend, found.bytes, dtype(found.dtype), copy);
+            }
+            found.bytes
+        }
         WeightSource::Constant(numbers) => {
             constant = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect::<Vec<u8>>();
             &constant
@@ -163,6 +170,37 @@ fn upload<B: Backend>(checkpoint: &Checkpoint, backend: &B, copy: &WeightCopy) -
     // SAFETY: the map laid this copy out inside the segment, which `load` holds and has checked to be backed.
     let mut out = unsafe { Tensor::persistent(copy.to, [elements], DType::F16) };
     Ok(transfer::fill(backend, source, &mut out)?)
+}
+
+/// Elements that are rounded on the host at a time.
+const ROUNDED_AT_ONCE: usize = 1 << 20;
+
+/// Copies elements of another type than the target keeps, rounded to the nearest.
+fn upload_rounded<B: Backend>(backend: &B, source: &[u8], found: DType, copy: &WeightCopy) -> Result<(), LoadError> {
+    let mut to = copy.to;
+    for part in source.chunks(ROUNDED_AT_ONCE * found.size()) {
+        let numbers = part.chunks_exact(found.size()).map(|bytes| widened(bytes, found));
+        let rounded: Vec<u8> = match copy.kept {
+            DType::F16 => numbers.flat_map(|number| f16::from_f32(number).to_ne_bytes()).collect(),
+            DType::BF16 => numbers.flat_map(|number| bf16::from_f32(number).to_ne_bytes()).collect(),
+            kept => unreachable!("no target keeps weights as {kept} that were {found}"),
+        };
+        // SAFETY: as below.
+        let mut out = unsafe { Tensor::persistent(to, [rounded.len() / copy.kept.size()], copy.kept) };
+        transfer::fill(backend, &rounded, &mut out)?;
+        to = to.offset(out.bytes());
+    }
+    Ok(())
+}
+
+/// One little-endian number of a file.
+fn widened(bytes: &[u8], dtype: DType) -> f32 {
+    match (dtype, bytes) {
+        (DType::F16, [a, b]) => f16::from_le_bytes([*a, *b]).to_f32(),
+        (DType::BF16, [a, b]) => bf16::from_le_bytes([*a, *b]).to_f32(),
+        (_, [a, b, c, d]) => f32::from_le_bytes([*a, *b, *c, *d]),
+        _ => unreachable!("a number of {} bytes", bytes.len()),
+    }
 }
 
 impl From<CheckpointError> for LoadError {

@@ -7,7 +7,7 @@ use std::cell::Cell;
 
 use bench::{Memory, Random, repository};
 use bursar_budgets::{Bytes, Class, Segment, Workspace};
-use bursar_kernels::{BLOCK_TOKENS, Backend, Cpu, KernelError, KvLayer, Scope, Tally, Target, Tensor};
+use bursar_kernels::{BLOCK_TOKENS, Backend, Cpu, DType, KernelError, KvLayer, Scope, Tally, Target, Tensor};
 use bursar_model::{
     Envelope, Model,
     corners::{self, Footprint, Pass, Room},
@@ -18,6 +18,9 @@ use proptest::prelude::*;
 const QWEN2_5_VL: &str = "tests/golden/qwen2_5_vl";
 const QWEN2: &str = "tests/golden/qwen2";
 const DEMO: &str = "model/demo/checkpoint";
+
+/// The most sequences of an envelope below.
+const SEQUENCES: usize = 7;
 
 /// Envelopes whose numbers divide nothing: launches smaller and larger than a picture, steps with more sequences than
 /// tokens, contexts shorter than a sequence's share.
@@ -47,6 +50,8 @@ struct Machine {
     room: Room,
     kv: Vec<Segment>,
     cache: Segment,
+    /// What steps choose.
+    chosen: Segment,
     /// Larger than any story's pass: stories pile ballast on it until a pass barely fits.
     workspace: Workspace,
 }
@@ -54,7 +59,7 @@ struct Machine {
 impl Machine {
     fn load(folder: &str, threads: usize, room: Room) -> Self {
         let (checkpoint, cpu, memory) = (bench::open(folder), Cpu::new(threads), Memory::new(Bytes::mib(160)));
-        let planned = Model::plan(&checkpoint).expect("it can be planned");
+        let planned = Model::plan(&checkpoint, cpu.target()).expect("it can be planned");
         let weights = memory.poisoned(Class::Weights, planned.weight_bytes());
         let model = Model::load(&checkpoint, &cpu, weights, |_, _| {}).expect("it loads");
         let shape = model.kv_shape(cpu.target());
@@ -62,8 +67,9 @@ impl Machine {
         let kv = (0..shape.layers).map(layer).collect();
         let row = model.embedding_bytes(cpu.target());
         let cache = memory.poisoned(Class::VisionCache, row * room.cache_rows as u64);
+        let chosen = memory.poisoned(Class::StepWorkspace, Bytes(4 * SEQUENCES as u64));
         let workspace = Workspace::over(memory.poisoned(Class::StepWorkspace, Bytes::mib(64)));
-        Machine { model, cpu, room, kv, cache, workspace }
+        Machine { model, cpu, room, kv, cache, chosen, workspace }
     }
 
     /// Runs a pass for real in a workspace of `bytes`.
@@ -79,9 +85,11 @@ impl Machine {
         let cache_shape = [self.room.cache_rows, self.model.config().decoder().hidden];
         // SAFETY: as above.
         let mut cache = unsafe { Tensor::persistent(self.cache.address(), cache_shape, shape.dtype) };
+        // SAFETY: as above.
+        let mut chosen = unsafe { Tensor::persistent(self.chosen.address(), [SEQUENCES], DType::U32) };
         let tally = Tally::default();
         let scope = Scope::new(&self.cpu, &self.workspace, &tally);
-        corners::run(&self.model, &scope, pass, &layers, &mut cache)?;
+        corners::run(&self.model, &scope, pass, &layers, &mut cache, &mut chosen)?;
         Ok(Footprint { workspace: self.workspace.high_water() - below, work: tally.total() })
     }
 }
@@ -126,7 +134,7 @@ fn every_corner_of_the_demo_takes_what_its_plan_says() {
 
 #[test]
 fn a_launch_has_no_more_embeddings_than_the_cache_has_rows() {
-    let model = Model::plan(&bench::open(QWEN2_5_VL)).expect("it can be planned");
+    let model = Model::plan(&bench::open(QWEN2_5_VL), &Target::Cpu { threads: 2 }).expect("it can be planned");
     let envelope = Envelope { launch_patches: 400, picture_patches: 100, ..Envelope::default() };
     let embeddings = |cache_rows| -> Vec<usize> {
         let corners = corners::corners(&model, &envelope, Room { blocks: 4, cache_rows });
@@ -144,7 +152,7 @@ fn a_launch_has_no_more_embeddings_than_the_cache_has_rows() {
 
 #[test]
 fn an_envelope_larger_than_this_machine_can_be_planned() {
-    let model = Model::plan(&bench::open(QWEN2_5_VL)).expect("it can be planned");
+    let model = Model::plan(&bench::open(QWEN2_5_VL), &Target::Cpu { threads: 2 }).expect("it can be planned");
     let envelope = Envelope { context_tokens: 1 << 20, sequences: 4096, step_tokens: 1 << 20, ..Envelope::default() };
     let room = Room { blocks: 512, cache_rows: 2048 };
     let corners = corners::corners(&model, &envelope, room);
@@ -273,7 +281,7 @@ proptest! {
         envelope in any_envelope(), threads in 1usize..4, seed in any::<u64>(),
     ) {
         for folder in [QWEN2_5_VL, QWEN2] {
-            let model = Model::plan(&bench::open(folder)).expect("it can be planned");
+            let model = Model::plan(&bench::open(folder), &Target::Cpu { threads: 2 }).expect("it can be planned");
             no_pass_exceeds_the_corners(&model, envelope.clone(), threads, seed);
         }
     }

@@ -9,6 +9,7 @@ use std::{
 };
 
 use bench::repository;
+use bursar_kernels::Target;
 use bursar_model::{
     LoadError, Model,
     blocks::ConfigError,
@@ -85,7 +86,7 @@ impl Copy {
 
     fn error(&self) -> LoadError {
         let checkpoint = Checkpoint::open(CheckpointSource::Folder(self.0.clone())).expect("the files are well formed");
-        match Model::plan(&checkpoint) {
+        match Model::plan(&checkpoint, &Target::Cpu { threads: 2 }) {
             Ok(_) => panic!("the broken checkpoint was planned"),
             Err(error) => {
                 assert!(!error.hint().is_empty());
@@ -108,7 +109,7 @@ fn the_copies_themselves_are_good() {
     for folder in [QWEN2, QWEN2_5_VL] {
         let copy = Copy::of(folder);
         let checkpoint = Checkpoint::open(CheckpointSource::Folder(copy.0.clone())).expect("it opens");
-        Model::plan(&checkpoint).expect("it can be planned");
+        Model::plan(&checkpoint, &Target::Cpu { threads: 2 }).expect("it can be planned");
     }
 }
 
@@ -147,7 +148,7 @@ fn an_extra_tensor_is_named_and_not_left_out_silently() {
 fn what_released_checkpoints_carry_on_top_is_no_extra_tensor() {
     let plans = |copy: Copy| {
         let checkpoint = Checkpoint::open(CheckpointSource::Folder(copy.0.clone())).expect("well formed");
-        Model::plan(&checkpoint).map(drop)
+        Model::plan(&checkpoint, &Target::Cpu { threads: 2 }).map(drop)
     };
     let with = |name| Copy::of(QWEN2).add(FILE, name);
     // This model's config ties its output projection to the embedding.
@@ -286,7 +287,7 @@ fn a_video_processor_of_another_model_is_refused_and_one_of_its_own_is_followed(
     let before = Checkpoint::open(CheckpointSource::Folder(copy.0.clone())).expect("well formed");
     fs::write(copy.0.join("video_preprocessor_config.json"), file(2)).expect("it can be written");
     let checkpoint = Checkpoint::open(CheckpointSource::Folder(copy.0.clone())).expect("well formed");
-    Model::plan(&checkpoint).expect("the tower reads such patches");
+    Model::plan(&checkpoint, &Target::Cpu { threads: 2 }).expect("the tower reads such patches");
     let pixels = |checkpoint: &Checkpoint| {
         checkpoint.video_processor.as_ref().expect("a video processor").config().pixel_bounds.max
     };
@@ -312,7 +313,7 @@ fn a_config_that_was_saved_again_has_both_spellings_of_a_field() {
         .set("config.json", &["vision_config", "in_channels"], json!(3))
         .set("config.json", &["vision_config", "in_chans"], json!(3));
     let checkpoint = Checkpoint::open(CheckpointSource::Folder(copy.0.clone())).expect("well formed");
-    Model::plan(&checkpoint).expect("both spellings say the same");
+    Model::plan(&checkpoint, &Target::Cpu { threads: 2 }).expect("both spellings say the same");
     let error = copy.set("config.json", &["rope_scaling", "type"], json!("yarn")).error();
     assert_eq!(error.to_string(), "config.json: rope_scaling.type is yarn, supported: default, mrope");
 }

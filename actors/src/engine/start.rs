@@ -71,7 +71,7 @@ impl EngineArguments {
         };
         off_actor(move || {
             let checkpoint = Checkpoint::open(source)?;
-            let model = Model::plan(&checkpoint)?;
+            let model = Model::plan(&checkpoint, &target)?;
             let kit = Kit::new(name, &checkpoint, model.config().clone(), &options)?;
             let needs = Needs::plan(&model, target, &kit.envelope, page)?;
             if let Some(available) = available {

@@ -1,19 +1,20 @@
 //! Where a lane works: a backend, a workspace, the model and the caches.
 
-use std::{cell::RefCell, sync::Arc};
+use std::{cell::RefCell, mem, sync::Arc};
 
 use bursar_budgets::{Segment, Workspace};
-use bursar_kernels::{Backend, Scope, Tally, Tensor, ops::argmax::NO_CHOICE};
+use bursar_kernels::{Backend, Scope, Tally, Tensor, ops::transfer::Later};
 use bursar_model::{
     Model,
     blocks::decoder::StepCaches,
     corners::{self, Footprint, Pass},
-    error::SamplingError,
-    flow::Token,
     sampling::{SamplerScratch, log_probabilities},
 };
 
-use super::job::{Choice, Job, LaneError, StepJob, Stepped};
+use super::{
+    job::{Choice, Job, LaneError, StepJob},
+    pending::{Choosing, Launched, Pending},
+};
 use crate::{memory::EngineMemory, supervise::Drilled};
 
 /// A lane's working place. It belongs to the lane's thread.
@@ -22,7 +23,7 @@ pub struct Bench<B> {
     workspace: Workspace,
     model: Arc<Model>,
     memory: Arc<EngineMemory>,
-    scratch: RefCell<SamplerScratch>,
+    pub(super) scratch: RefCell<SamplerScratch>,
 }
 
 impl<B: Backend> Bench<B> {
@@ -31,31 +32,54 @@ impl<B: Backend> Bench<B> {
         Bench { backend, workspace: Workspace::over(workspace), model, memory, scratch: RefCell::default() }
     }
 
-    /// Does a job; gives the call that answers it, to be made when the work counts as finished.
-    pub(super) fn run(&self, job: Job) -> Box<dyn FnOnce()> {
+    /// Launches all of a job without waiting for the device: what is begun later runs behind it. Only a job that needs
+    /// numbers on the way, as the scores of a prompt or a corner under stress, waits for them here.
+    pub(super) fn begin(&self, job: Job) -> Pending {
         match job {
             Job::Step(job) => {
-                let outcome = self.step(&job);
-                Box::new(move || job.answer.give(outcome))
+                let launched = self.past_on_panic(|| self.step(&job));
+                Pending::Step(job, launched)
             }
             Job::Encode(job) => {
-                let outcome = self.pass(|scope, cache| Ok(self.model.encode(scope, &job.batch, cache)?));
-                Box::new(move || job.answer.give(outcome))
+                let launched = self.past_on_panic(|| {
+                    self.pass(|scope, cache| {
+                        self.model.encode(scope, &job.batch, cache)?;
+                        Ok(scope.moment()?)
+                    })
+                });
+                Pending::Encode(job, launched)
             }
             Job::Stress(job) => {
-                let outcome = self.stress(&job.corner.pass);
-                Box::new(move || job.answer.give(outcome))
+                let outcome = self.past_on_panic(|| self.stress(&job.corner.pass));
+                Pending::Stress(job, outcome)
             }
-            Job::Wake => Box::new(|| {}),
+            Job::Wake => Pending::Nothing,
             Job::Drill => panic!("{Drilled}"),
         }
     }
 
-    fn step(&self, job: &StepJob) -> Result<Stepped, LaneError> {
+    /// Returns when the device is past all that was launched here; past its end if it is lost.
+    pub(super) fn wait_for_device(&self) {
+        let tally = Tally::default();
+        let scope = Scope::new(&self.backend, &self.workspace, &tally);
+        drop(scope.moment().and_then(Later::wait));
+    }
+
+    /// What `run` gives. If it panics, what it has launched so far still reads and writes what its job holds: the device
+    /// is past that before the job is dropped.
+    fn past_on_panic<T>(&self, run: impl FnOnce() -> T) -> T {
+        let past = PastOnDrop(self);
+        let given = run();
+        mem::forget(past);
+        given
+    }
+
+    fn step(&self, job: &StepJob) -> Result<Launched, LaneError> {
         let mut scores = Vec::with_capacity(job.scores.len());
-        let chosen = self.pass(|scope, cache| {
+        let choosing = self.pass(|scope, cache| {
             let layers = self.memory.kv.layers();
-            let caches = StepCaches { layers: &layers, pictures: Some(cache) };
+            let mut chosen = self.memory.chosen.tensor();
+            let caches = StepCaches { layers: &layers, pictures: Some(cache), previous: &chosen };
             let mut wanted = job.scores.iter();
             // [logit_rows, vocabulary]
             let logits = self.model.step(scope, &job.batch, &caches, |scope, rows| {
@@ -64,29 +88,9 @@ impl<B: Backend> Bench<B> {
                 scores.extend(scored.map(|(row, score)| log_probabilities(row, score.token, score.top).ok()));
                 Ok(())
             })?;
-            self.choose(scope, &logits, &job.choices)
+            Ok(choose(scope, &logits, &job.choices, &mut chosen)?)
         })?;
-        Ok(Stepped { chosen, scores })
-    }
-
-    fn choose(
-        &self,
-        scope: &Scope<'_, B>,
-        logits: &Tensor<'_>, // [logit_rows, vocabulary]
-        choices: &[Choice],
-    ) -> Result<Vec<Result<Token, SamplingError>>, LaneError> {
-        if choices.iter().all(|choice| choice.sampler.is_plain_argmax()) {
-            let ids = scope.argmax(logits)?;
-            let chosen = scope.download::<u32>(&ids)?.into_iter().zip(choices).map(|(id, choice)| match id {
-                NO_CHOICE => Err(SamplingError::NotNumbers),
-                id => Ok(Token { id, position: choice.position, log_probabilities: None }),
-            });
-            return Ok(chosen.collect());
-        }
-        let rows = scope.download::<f32>(logits)?;
-        let mut scratch = self.scratch.borrow_mut();
-        let choices = rows.chunks_exact(logits.columns()).zip(choices);
-        Ok(choices.map(|(row, choice)| choice.sampler.sample(row, choice.past(), &mut scratch)).collect())
+        Ok(Launched { choosing, scores })
     }
 
     fn stress(&self, pass: &Pass) -> Result<Footprint, LaneError> {
@@ -94,7 +98,8 @@ impl<B: Backend> Bench<B> {
         let tally = Tally::default();
         let scope = Scope::new(&self.backend, &self.workspace, &tally);
         let layers = self.memory.kv.layers();
-        self.with_cache(|cache| Ok(corners::run(&self.model, &scope, pass, &layers, cache)?))?;
+        let mut chosen = self.memory.chosen.tensor();
+        self.with_cache(|cache| Ok(corners::run(&self.model, &scope, pass, &layers, cache, &mut chosen)?))?;
         Ok(Footprint { workspace: self.workspace.high_water(), work: tally.total() })
     }
 
@@ -117,5 +122,29 @@ impl<B: Backend> Bench<B> {
                 run(&mut none)
             }
         }
+    }
+}
+
+/// Lets the device choose where it can, into `chosen` `[sequences]`, where the next step finds it; else what the host
+/// chooses from is on its way to it.
+fn choose<B: Backend>(
+    scope: &Scope<'_, B>,
+    logits: &Tensor<'_>, // [logit_rows, vocabulary]
+    choices: &[Choice],
+    chosen: &mut Tensor<'_>,
+) -> Result<Choosing, LaneError> {
+    if choices.iter().all(Choice::is_on_device) {
+        let mut ids = chosen.row_range_mut(0..logits.rows());
+        scope.argmax_into(logits, &mut ids)?;
+        return Ok(Choosing::OnDevice(scope.download_later(&ids)?));
+    }
+    Ok(Choosing::OnHost { logits: scope.download_later(logits)?, vocabulary: logits.columns() })
+}
+
+struct PastOnDrop<'b, B: Backend>(&'b Bench<B>);
+
+impl<B: Backend> Drop for PastOnDrop<'_, B> {
+    fn drop(&mut self) {
+        self.0.wait_for_device();
     }
 }

@@ -85,6 +85,11 @@ impl std::fmt::Debug for PastTokens {
 }
 
 impl Choice {
+    /// Whether the device chooses: the host then reads the token when the next step runs already.
+    pub(super) fn is_on_device(&self) -> bool {
+        self.sampler.is_plain_argmax()
+    }
+
     /// As the sampler takes it.
     pub(super) fn past(&self) -> Past<'_> {
         match &self.past {

@@ -1,8 +1,11 @@
-//! A lane: one ordered stream of device work with its own thread and workspace. Its thread waits on its queue alone,
-//! and answers every job once.
+//! A lane: one ordered stream of device work with its own thread and workspace. Its thread waits on its queue and its
+//! device alone, and answers every job once. It begins the next job while the device runs one: the device never waits
+//! for the host between two steps.
 
+mod begun;
 mod bench;
 mod job;
+mod pending;
 
 use std::{
     sync::{
@@ -17,10 +20,11 @@ use bursar_budgets::Timeline;
 use bursar_kernels::Backend;
 use tokio::sync::watch;
 
+use begun::Begun;
 pub use bench::Bench;
 pub use job::{Answer, Choice, EncodeJob, Job, LaneError, PastTokens, Score, StepJob, Stepped, StressJob};
 
-/// Jobs that may wait for a lane. A scheduler and a vision actor each have one under way; the rest is for the profile.
+/// Jobs that may wait for a lane. A scheduler has two under way and a vision actor one; the rest is for the profile.
 const QUEUE: usize = 4;
 
 /// The way to a lane's thread.
@@ -36,8 +40,8 @@ pub struct Lane {
 type UnderWay = watch::Sender<usize>;
 
 impl Lane {
-    /// Starts a thread that runs jobs on `bench`. The thread ends when the last handle is gone, or with a panic; a job
-    /// it had is then answered with [`LaneError::Gone`].
+    /// Starts a thread that runs jobs on `bench`. The thread ends when the last handle is gone, or with a panic; the jobs
+    /// it had are then answered with [`LaneError::Gone`], when the device is past them.
     pub fn start<B: Backend + Send + 'static>(name: &str, bench: Bench<B>, timeline: Timeline) -> Lane {
         let (queue, jobs) = sync_channel::<Job>(QUEUE);
         let quenched = Arc::new(AtomicBool::new(false));
@@ -48,20 +52,12 @@ impl Lane {
         thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || {
-                // Dropped in reverse: the timeline settles and the memory goes before the end is known.
+                // Dropped in reverse: the device is past all work, the timeline settles and the memory goes before the
+                // end is known.
                 let _running = running;
                 let bench = bench;
-                let _settled = SettleOnExit(timeline.clone());
-                for job in jobs {
-                    if is_quenched.load(Ordering::Acquire) {
-                        break;
-                    }
-                    let ticket = timeline.issue();
-                    let answer = bench.run(job);
-                    timeline.complete(ticket);
-                    answer();
-                    counted.send_modify(|jobs| *jobs -= 1);
-                }
+                let jobs = jobs;
+                Begun::new(&bench, timeline).work(&jobs, &is_quenched, &counted);
             })
             .expect("the operating system starts a lane's thread");
         Lane { queue, quenched, under_way, ended }
@@ -109,22 +105,12 @@ impl Lane {
         async move { while ended.changed().await.is_ok() {} }
     }
 
-    /// Lets the thread finish its job, fail those behind it, and end; returns when it has let go of its memory. A lane is
+    /// Lets the thread finish what it has begun, fail what is behind that, and end; returns when it has let go of its memory. A lane is
     /// quenched before its memory may be revoked.
     pub async fn quench(&self) {
         self.quenched.store(true, Ordering::Release);
         // A full queue is as good a bell as this job.
         self.submit(Job::Wake);
         self.ended().await;
-    }
-}
-
-/// A lane that ends, by whatever way, leaves no fence that will never pass: on the host all work is done when its
-/// thread is.
-struct SettleOnExit(Timeline);
-
-impl Drop for SettleOnExit {
-    fn drop(&mut self) {
-        self.0.settle();
     }
 }

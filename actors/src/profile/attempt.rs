@@ -14,7 +14,7 @@ use crate::{
     budget::Budget,
     engine::{Lanes, Progress, ProgressSink, Shelf},
     lane::{Answer, Job, Lane, StressJob},
-    memory::{EngineMemory, KvMemory, VisionCache},
+    memory::{ChosenTokens, EngineMemory, KvMemory, VisionCache},
     reply::Reply,
     tree,
 };
@@ -88,6 +88,8 @@ impl Attempt {
     async fn lease_memory(&self) -> Result<EngineMemory, ProfileError> {
         let needs = &self.needs;
         let step_workspace = self.backed_segment(Class::StepWorkspace, needs.step_workspace).await?;
+        let chosen = self.backed_segment(Class::StepWorkspace, needs.chosen).await?;
+        let chosen = ChosenTokens::over(chosen, self.envelope.sequences);
         let (mut vision_workspace, mut vision_cache) = (None, None);
         if needs.cache_rows > 0 {
             vision_workspace =
@@ -97,7 +99,7 @@ impl Attempt {
             vision_cache = Some(VisionCache::over(segment, decoder.hidden, self.activation()));
         }
         let kv = self.probe().await?;
-        Ok(EngineMemory { step_workspace: Arc::new(step_workspace), vision_workspace, vision_cache, kv })
+        Ok(EngineMemory { step_workspace: Arc::new(step_workspace), chosen, vision_workspace, vision_cache, kv })
     }
 
     async fn backed_segment(&self, class: Class, bytes: Bytes) -> Result<Segment, ProfileError> {

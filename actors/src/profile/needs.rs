@@ -10,7 +10,7 @@ use bursar_model::{
 };
 
 use super::knobs::knobs;
-use crate::memory::KvMemory;
+use crate::memory::{ChosenTokens, KvMemory};
 
 /// The sizes that the plan of an envelope's corners leads to. All are whole pages.
 #[derive(Clone, Debug)]
@@ -19,6 +19,8 @@ pub struct Needs {
     pub weights: Bytes,
     /// The largest step.
     pub step_workspace: Bytes,
+    /// What a step chooses, kept for the next.
+    pub chosen: Bytes,
     /// The largest launch; nothing for a model that takes no pictures.
     pub vision_workspace: Bytes,
     /// Embeddings of twice what one request may bring, so that the next request's pictures are encoded beside it.
@@ -66,6 +68,7 @@ impl Needs {
         Ok(Needs {
             weights: model.weight_bytes().round_up(page),
             step_workspace: peak(true),
+            chosen: ChosenTokens::bytes(envelope.sequences, page),
             vision_workspace: peak(false),
             vision_cache,
             cache_rows,
@@ -91,6 +94,8 @@ impl Needs {
             self.step_workspace,
             "peak of the dry run of both step corners",
         );
+        let how = "a token of each sequence, kept on the device for the next step";
+        plan.push(Class::StepWorkspace, "chosen tokens", self.chosen, how);
         if self.cache_rows > 0 {
             let how = "peak of the dry run of both launch corners";
             plan.push(Class::VisionWorkspace, "largest launch", self.vision_workspace, how);

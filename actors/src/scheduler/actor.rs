@@ -11,7 +11,7 @@ use bursar_model::{error::SamplingError, flow::Token};
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::sync::mpsc;
 
-use super::{Admission, Delivery, Effect, Input, Limits, SchedulerCore, SchedulerMessage, Scored, StepPlan};
+use super::{Admission, ChosenRow, Delivery, Effect, Input, Limits, SchedulerCore, SchedulerMessage, Scored, StepPlan};
 use crate::{
     kv::{KvMessage, SequenceId},
     lane::{Answer, Choice, Job, Lane, PastTokens, Score, StepJob, Stepped},
@@ -39,9 +39,8 @@ pub struct SchedulerState {
     core: SchedulerCore,
     callers: BTreeMap<SequenceId, Caller>,
     arguments: SchedulerArguments,
-    /// Whose rows the step under way has, and whose prompts it scores.
-    rows: Vec<SequenceId>,
-    scored: Vec<Scored>,
+    /// Whose rows each step under way has, and whose prompts it scores; the oldest first.
+    under_way: VecDeque<(Vec<ChosenRow>, Vec<Scored>)>,
     /// What the step that has just ended chose, beyond what the core needs to know.
     chosen: BTreeMap<SequenceId, Result<Token, SamplingError>>,
 }
@@ -67,8 +66,7 @@ impl Actor for SchedulerActor {
             core: SchedulerCore::new(arguments.limits),
             callers: BTreeMap::new(),
             arguments,
-            rows: Vec::new(),
-            scored: Vec::new(),
+            under_way: VecDeque::new(),
             chosen: BTreeMap::new(),
         })
     }
@@ -162,13 +160,14 @@ impl SchedulerState {
 
     /// Takes the lane's answer apart: the core hears of tokens, callers of the rest.
     fn stepped(&mut self, Stepped { chosen, scores }: Stepped) -> Input {
+        let (rows, scored) = self.under_way.pop_front().expect("the lane answers what it was given, in order");
         let mut scores = scores.into_iter();
-        for Scored { sequence, first, tokens, .. } in std::mem::take(&mut self.scored) {
+        for Scored { sequence, first, tokens, .. } in scored {
             let scores = scores.by_ref().take(tokens.len()).collect();
             self.deliver(sequence, Delivery::Scores { first, scores });
         }
         let tokens = chosen.iter().map(|chosen| chosen.as_ref().map_or(NO_CHOICE, |token| token.id)).collect();
-        self.chosen = std::mem::take(&mut self.rows).into_iter().zip(chosen).collect();
+        self.chosen = rows.iter().map(|row| row.sequence).zip(chosen).collect();
         Input::Stepped(tokens)
     }
 
@@ -179,14 +178,14 @@ impl SchedulerState {
     }
 
     fn run(&mut self, myself: ActorRef<SchedulerMessage>, plan: StepPlan) {
-        let choices = plan.rows.iter().map(|id| self.choice(*id)).collect();
+        let choices = plan.rows.iter().map(|row| self.choice(row)).collect();
         let score = |scored: &Scored| {
             let top = scored.top;
             scored.tokens.iter().map(move |token| Score { token: *token, top }).collect::<Vec<_>>()
         };
         let scores = plan.scored.iter().flat_map(score).collect();
         let pins = plan.parts.iter().filter_map(|id| self.callers.get(id)?.pins.clone()).collect();
-        (self.rows, self.scored) = (plan.rows, plan.scored);
+        self.under_way.push_back((plan.rows, plan.scored));
         metrics::counter!("bursar_step_tokens", "model" => self.arguments.model.to_string())
             .increment(plan.batch.token_count() as u64);
         let answer = Answer::to(move |outcome| {
@@ -196,14 +195,14 @@ impl SchedulerState {
         self.arguments.lane.submit(Job::Step(Box::new(StepJob { batch: plan.batch, choices, scores, pins, answer })));
     }
 
-    fn choice(&self, sequence: SequenceId) -> Choice {
-        let spec = self.core.sequence(sequence).expect("a planned sequence runs");
+    fn choice(&self, row: &ChosenRow) -> Choice {
+        let spec = self.core.sequence(row.sequence).expect("a planned sequence runs");
         let (prompt, produced) = spec.tokens.split_at(spec.tokens.len() - spec.produced);
         let past = spec.sampler.reads_past().then(|| PastTokens {
             prompt: if spec.sampler.reads_prompt() { prompt.to_vec() } else { Vec::new() },
             produced: produced.to_vec(),
         });
-        Choice { sampler: spec.sampler.clone(), position: spec.produced as u64, past }
+        Choice { sampler: spec.sampler.clone(), position: row.position as u64, past }
     }
 }
 

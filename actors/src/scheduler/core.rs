@@ -1,5 +1,10 @@
 //! The scheduler's decisions: pure. Continuous batching (Orca, OSDI'22) with chunked prefill beside decode (Sarathi,
 //! arXiv 2308.16369); preemption recomputes.
+//!
+//! The next step is planned while one is under way (look-ahead of exactly one, as NanoFlow, arXiv 2408.12757, and SGLang's
+//! overlap scheduler have it): where a token is still to be chosen, its place in the running step's choices stands for
+//! it. A token that turns out to end its sequence makes the sequence's share of the next step wasted. Nobody is
+//! preempted for a step that is planned ahead, and no block is given back that a step under way uses.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -9,6 +14,7 @@ use bursar_model::flow::{SequencePart, StepBatch};
 use super::{
     admission::{AnswerLength, Outlook, predicted_peak},
     sequence::{Finish, NewSequence, Sequence},
+    step::{ChosenRow, PartUnderWay, Scored, Share, StepPlan, StepUnderWay},
 };
 use crate::kv::{Allotment, Demand, Filled, SequenceId, Table};
 
@@ -32,7 +38,7 @@ pub enum Input {
     Cancel(SequenceId),
     /// The answer to [`Effect::Allot`].
     Allotted(Allotment),
-    /// The step has run: the chosen token of each sequence that wanted one, in the plan's order.
+    /// The oldest step under way has run: the chosen token of each sequence that wanted one, in the plan's order.
     Stepped(Vec<u32>),
 }
 
@@ -41,7 +47,7 @@ pub enum Input {
 pub enum Effect {
     /// Ask the kv actor for blocks; the answer comes as [`Input::Allotted`].
     Allot(Vec<Demand>),
-    /// Run a step; the answer comes as [`Input::Stepped`].
+    /// Run a step behind the one that may be under way; the answer comes as [`Input::Stepped`].
     Run(Box<StepPlan>),
     /// Blocks have become whole: others may take them.
     Name(Vec<Filled>),
@@ -55,46 +61,6 @@ pub enum Effect {
     Release(Vec<SequenceId>),
 }
 
-/// One step to run.
-#[derive(Clone, Debug, PartialEq)]
-pub struct StepPlan {
-    /// The arrays.
-    pub batch: StepBatch,
-    /// The sequence of each part of the batch.
-    pub parts: Vec<SequenceId>,
-    /// The sequence of each row of logits.
-    pub rows: Vec<SequenceId>,
-    /// Whose tokens the scored rows are followed by, in their order.
-    pub scored: Vec<Scored>,
-}
-
-/// Tokens of a prompt whose log-probabilities a step yields.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Scored {
-    /// Whose prompt.
-    pub sequence: SequenceId,
-    /// Where the first of them stands.
-    pub first: usize,
-    /// The tokens.
-    pub tokens: Vec<u32>,
-    /// How many of the likeliest are wanted beside each.
-    pub top: usize,
-}
-
-/// How much of a sequence runs in the step under way.
-#[derive(Clone, Copy, Debug)]
-struct Share {
-    sequence: SequenceId,
-    tokens: usize,
-}
-
-#[derive(Debug)]
-enum Phase {
-    Idle,
-    Allotting(Vec<Share>),
-    Running(Vec<Share>),
-}
-
 /// The scheduler's state.
 #[derive(Debug)]
 pub struct SchedulerCore {
@@ -103,7 +69,14 @@ pub struct SchedulerCore {
     waiting: VecDeque<Sequence>,
     /// By age: identities are given in order of arrival.
     running: BTreeMap<SequenceId, Sequence>,
-    phase: Phase,
+    /// The step that blocks were asked for.
+    asked: Option<Vec<Share>>,
+    /// The steps that the lane has, the older first: two at most.
+    under_way: VecDeque<StepUnderWay>,
+    /// Whether steps are planned while others run at all.
+    looks_ahead: bool,
+    /// The blocks did not suffice for the next step while this one runs: it is planned when this one has ended.
+    look_ahead_paused: bool,
     /// Somebody was preempted for want of blocks: nobody new comes in before a step has run.
     admission_paused: bool,
     answers: AnswerLength,
@@ -117,10 +90,20 @@ impl SchedulerCore {
             limits,
             waiting: VecDeque::new(),
             running: BTreeMap::new(),
-            phase: Phase::Idle,
+            asked: None,
+            under_way: VecDeque::new(),
+            looks_ahead: true,
+            look_ahead_paused: false,
             admission_paused: false,
             answers: AnswerLength::default(),
         }
+    }
+
+    /// Plans each step only when the one before has ended: what comes out must be the same.
+    #[must_use]
+    pub fn without_look_ahead(mut self) -> Self {
+        self.looks_ahead = false;
+        self
     }
 
     /// Takes one input, gives what is to be done.
@@ -132,7 +115,7 @@ impl SchedulerCore {
             Input::Allotted(allotment) => self.allotted(allotment, &mut effects),
             Input::Stepped(tokens) => self.stepped(&tokens, &mut effects),
         }
-        if matches!(self.phase, Phase::Idle) {
+        if self.asked.is_none() && self.may_plan() {
             self.start(&mut effects);
         }
         effects
@@ -156,11 +139,22 @@ impl SchedulerCore {
     fn cancel(&mut self, sequence: SequenceId, effects: &mut Vec<Effect>) {
         self.waiting.retain(|waiting| waiting.id() != sequence);
         if let Some(running) = self.running.get_mut(&sequence) {
-            if matches!(self.phase, Phase::Idle) {
+            if self.asked.is_none() && self.under_way.is_empty() {
                 self.running.remove(&sequence);
                 effects.push(Effect::Release(vec![sequence]));
             } else {
                 running.cancelled = true;
+            }
+        }
+    }
+
+    /// Whether the next step can be planned: behind none, or behind one whose tokens nobody on the host needs for it.
+    fn may_plan(&self) -> bool {
+        match self.under_way.front() {
+            None => true,
+            Some(step) => {
+                let is_next = self.under_way.len() == 1 && step.is_chosen_on_device;
+                self.looks_ahead && is_next && !self.look_ahead_paused
             }
         }
     }
@@ -187,12 +181,12 @@ impl SchedulerCore {
                     sequence: share.sequence,
                     held: sequence.cached,
                     more: share.tokens,
-                    tokens: sequence.spec.tokens.len(),
+                    tokens: sequence.tokens(),
                     prefix: sequence.takeable().to_vec(),
                 }
             })
             .collect();
-        self.phase = Phase::Allotting(shares);
+        self.asked = Some(shares);
         effects.push(Effect::Allot(demands));
     }
 
@@ -214,8 +208,8 @@ impl SchedulerCore {
                 // A prompt of several samples takes its whole blocks once.
                 let is_counted = sequence.spec.group.is_some_and(|group| !groups.insert(group));
                 Outlook {
-                    held: sequence.spec.tokens.len() - if is_counted { sequence.shared_tokens() } else { 0 },
-                    to_come: self.answers.expected(sequence.spec.produced, sequence.remaining(), busy),
+                    held: sequence.tokens() - if is_counted { sequence.shared_tokens() } else { 0 },
+                    to_come: self.answers.expected(sequence.produced(), sequence.remaining(), busy),
                 }
             })
             .collect();
@@ -225,7 +219,10 @@ impl SchedulerCore {
     /// One token for each decoding sequence, then chunks of prompts, oldest first, up to the step's tokens.
     fn shares(&self) -> Vec<Share> {
         let mut left = self.limits.step_tokens;
-        let (decoding, prefilling): (Vec<_>, Vec<_>) = self.running.values().partition(|s| s.is_decoding());
+        let runs =
+            |sequence: &&Sequence| !sequence.cancelled && !sequence.is_complete() && !self.finds_more_soon(sequence);
+        let (decoding, prefilling): (Vec<_>, Vec<_>) =
+            self.running.values().filter(runs).partition(|s| s.is_decoding());
         let mut shares = Vec::new();
         for sequence in decoding.into_iter().chain(prefilling) {
             let tokens = sequence.pending().min(left);
@@ -237,16 +234,26 @@ impl SchedulerCore {
         shares
     }
 
+    /// Whether the step under way computes what a new sequence begins with: it waits for that one step, as it would
+    /// without look-ahead, rather than compute the same again.
+    fn finds_more_soon(&self, sequence: &Sequence) -> bool {
+        let parts = self.under_way.iter().flat_map(|step| &step.parts).filter(|part| part.chooses);
+        parts
+            .filter_map(|part| Some((self.running.get(&part.sequence)?, part.end)))
+            .any(|(other, end)| sequence.begins_as(other, end))
+    }
+
     fn allotted(&mut self, allotment: Allotment, effects: &mut Vec<Effect>) {
-        let Phase::Allotting(mut shares) = std::mem::replace(&mut self.phase, Phase::Idle) else {
-            panic!("blocks came without being asked for");
-        };
+        let mut shares = self.asked.take().expect("blocks came without being asked for");
         let asked: usize = shares.iter().map(|share| share.tokens).sum();
         for (share, table) in shares.iter_mut().zip(&allotment.tables) {
             self.take_found(share, table, effects);
         }
         if allotment.short_by > 0 {
-            if !self.drop_cancelled(effects) {
+            if !self.under_way.is_empty() {
+                // Whom to preempt is decided when it is known who has ended.
+                self.look_ahead_paused = true;
+            } else if !self.drop_cancelled(effects) {
                 self.preempt_youngest(effects);
             }
             return;
@@ -259,38 +266,58 @@ impl SchedulerCore {
                 return self.ask(more, effects);
             }
         }
-        let parts: Vec<_> = shares.iter().map(|share| (share, &self.running[&share.sequence])).collect();
-        let pictures: Vec<_> = parts.iter().map(|(share, s)| s.pictures_in_next(share.tokens)).collect();
+        let plan = self.plan(&shares, &allotment.tables);
+        self.launch(&shares, &plan.rows);
+        effects.push(Effect::Run(Box::new(plan)));
+    }
+
+    /// Packs the step.
+    fn plan(&self, shares: &[Share], tables: &[Table]) -> StepPlan {
+        let parts: Vec<_> = shares.iter().map(|share| (share.tokens, &self.running[&share.sequence])).collect();
+        let pictures: Vec<_> = parts.iter().map(|(count, sequence)| sequence.pictures_in_next(*count)).collect();
+        let next: Vec<_> = parts.iter().map(|(count, sequence)| sequence.next(*count)).collect();
         let (mut rows, mut scored) = (Vec::new(), Vec::new());
-        let parts: Vec<SequencePart<'_>> = parts
-            .iter()
-            .zip(&allotment.tables)
-            .zip(&pictures)
-            .map(|(((share, sequence), table), pictures)| {
-                let next = sequence.cached..sequence.cached + share.tokens;
-                let wants_logits = share.tokens == sequence.pending();
-                rows.extend(wants_logits.then_some(share.sequence));
-                let scored_part = sequence.scored_in_next(share.tokens);
-                if let (Some(top), false) = (sequence.spec.score_prompt, scored_part.is_empty()) {
-                    let first = next.start + scored_part.start + 1;
-                    let tokens = sequence.spec.tokens[first..first + scored_part.len()].to_vec();
-                    scored.push(Scored { sequence: share.sequence, first, tokens, top });
-                }
-                SequencePart {
-                    tokens: &sequence.spec.tokens[next.clone()],
-                    positions: &sequence.spec.positions[next],
-                    cached_tokens: sequence.cached,
-                    blocks: &table.blocks,
-                    pictures,
-                    wants_logits,
-                    scored: scored_part,
-                }
-            })
-            .collect();
-        let batch = StepBatch::pack(&parts);
+        let mut packed = Vec::with_capacity(parts.len());
+        for (place, (count, sequence)) in parts.into_iter().enumerate() {
+            let wants_logits = count == sequence.pending();
+            rows.extend(wants_logits.then(|| ChosenRow { sequence: sequence.id(), position: sequence.produced() }));
+            let scored_part = sequence.scored_in_next(count);
+            if let (Some(top), false) = (sequence.spec.score_prompt, scored_part.is_empty()) {
+                let first = sequence.cached + scored_part.start + 1;
+                let tokens = sequence.spec.tokens[first..first + scored_part.len()].to_vec();
+                scored.push(Scored { sequence: sequence.id(), first, tokens, top });
+            }
+            packed.push(SequencePart {
+                tokens: &next[place].0,
+                positions: &next[place].1,
+                cached_tokens: sequence.cached,
+                blocks: &tables[place].blocks,
+                pictures: &pictures[place],
+                wants_logits,
+                scored: scored_part,
+            });
+        }
         let parts = shares.iter().map(|share| share.sequence).collect();
-        effects.push(Effect::Run(Box::new(StepPlan { batch, parts, rows, scored })));
-        self.phase = Phase::Running(shares);
+        StepPlan { batch: StepBatch::pack(&packed), parts, rows, scored }
+    }
+
+    /// The step is the lane's now.
+    fn launch(&mut self, shares: &[Share], rows: &[ChosenRow]) {
+        let mut step = StepUnderWay {
+            parts: Vec::with_capacity(shares.len()),
+            is_chosen_on_device: true,
+            released_behind: Vec::new(),
+        };
+        let mut next_row = 0;
+        for Share { sequence: id, tokens } in shares {
+            let sequence = self.running.get_mut(id).expect("a sequence stays while its blocks are asked for");
+            let chooses = rows.get(next_row).is_some_and(|row| row.sequence == *id);
+            sequence.launch(*tokens, chooses.then_some(next_row as u32));
+            step.is_chosen_on_device &= !chooses || sequence.spec.is_chosen_on_device();
+            step.parts.push(PartUnderWay { sequence: *id, end: sequence.cached, chooses });
+            next_row += usize::from(chooses);
+        }
+        self.under_way.push_back(step);
     }
 
     /// What others have computed of a sequence's beginning need not be computed again.
@@ -330,55 +357,51 @@ impl SchedulerCore {
     }
 
     fn stepped(&mut self, tokens: &[u32], effects: &mut Vec<Effect>) {
-        let Phase::Running(shares) = std::mem::replace(&mut self.phase, Phase::Idle) else {
-            panic!("a step came back that was not under way");
-        };
-        self.admission_paused = false;
+        assert!(self.asked.is_none(), "a step came back while blocks are asked for");
+        let step = self.under_way.pop_front().expect("a step came back that was not under way");
+        (self.admission_paused, self.look_ahead_paused) = (false, false);
         let mut tokens = tokens.iter();
         let (mut ended, mut filled) = (Vec::new(), Vec::new());
-        for share in shares {
-            let sequence = self.running.get_mut(&share.sequence).expect("a sequence stays while its step runs");
-            sequence.cached += share.tokens;
-            sequence.scored = sequence.scored.max(sequence.cached);
-            let chosen = match sequence.pending() {
-                0 => Some(*tokens.next().expect("a token for each row of logits")),
-                _ => None,
-            };
+        for PartUnderWay { sequence: id, end, chooses } in step.parts {
+            let chosen = chooses.then(|| *tokens.next().expect("a token for each row of logits"));
+            // One that has ended meanwhile: its share is wasted.
+            let Some(sequence) = self.running.get_mut(&id) else { continue };
+            sequence.to_come -= usize::from(chooses);
             if chosen.is_some_and(|token| token != NO_CHOICE) {
-                let (first, keys) = sequence.name_filled();
+                let (first, keys) = sequence.filled(end);
                 if !keys.is_empty() {
-                    filled.push(Filled { sequence: share.sequence, first, keys: keys.to_vec() });
+                    filled.push(Filled { sequence: id, first, keys: keys.to_vec() });
                 }
+                sequence.named = end;
             }
             if sequence.cancelled {
-                ended.push(share.sequence);
                 continue;
             }
             let Some(token) = chosen else { continue };
             let finish = sequence.push(token);
             if matches!(finish, None | Some(Finish::Length)) {
-                effects.push(Effect::Token(share.sequence, token));
+                effects.push(Effect::Token(id, token));
             }
             if let Some(finish) = finish {
                 self.answers.record(sequence.spec.produced);
-                effects.push(Effect::Finished(share.sequence, finish));
-                ended.push(share.sequence);
+                effects.push(Effect::Finished(id, finish));
+                ended.push(id);
             }
         }
-        // Cancelled while the step ran, but not part of it.
-        ended.extend(
-            self.running
-                .values()
-                .filter(|s| s.cancelled && !ended.contains(&s.id()))
-                .map(Sequence::id)
-                .collect::<Vec<_>>(),
-        );
+        ended.extend(self.running.values().filter(|sequence| sequence.cancelled).map(Sequence::id));
         if !filled.is_empty() {
             effects.push(Effect::Name(filled));
         }
-        if !ended.is_empty() {
-            ended.iter().for_each(|id| drop(self.running.remove(id)));
-            effects.push(Effect::Release(ended));
+        ended.iter().for_each(|id| drop(self.running.remove(id)));
+        let mut released = step.released_behind;
+        for id in ended {
+            match self.under_way.front_mut().filter(|next| next.has(id)) {
+                Some(next) => next.released_behind.push(id),
+                None => released.push(id),
+            }
+        }
+        if !released.is_empty() {
+            effects.push(Effect::Release(released));
         }
     }
 }

@@ -5,9 +5,11 @@ mod admission;
 mod core;
 mod message;
 mod sequence;
+mod step;
 
 pub use actor::{SchedulerActor, SchedulerArguments};
 pub use admission::{Outlook, predicted_peak};
-pub use core::{Effect, Input, Limits, SchedulerCore, Scored, StepPlan};
+pub use core::{Effect, Input, Limits, SchedulerCore};
 pub use message::{Admission, Delivery, SchedulerMessage};
 pub use sequence::{Finish, NewSequence, PicturePlace};
+pub use step::{ChosenRow, Scored, StepPlan};

@@ -1,8 +1,11 @@
 //! A sequence: its tokens, how many of them are computed, and where its pictures lie.
 
-use std::{fmt, ops::Range, sync::Arc};
+use std::{borrow::Cow, fmt, ops::Range, sync::Arc};
 
-use bursar_kernels::{BLOCK_TOKENS, ops::argmax::NO_CHOICE};
+use bursar_kernels::{
+    BLOCK_TOKENS,
+    ops::{argmax::NO_CHOICE, embed::PREVIOUS},
+};
 use bursar_model::{
     flow::{POSITION_AXES, PictureContent, PictureRows, PrefixKey, PrefixKeys},
     sampling::Sampler,
@@ -58,6 +61,14 @@ impl NewSequence {
     }
 }
 
+impl NewSequence {
+    /// Whether its next token can be chosen without the host: the step behind the one that chooses it can then be planned
+    /// before anybody has seen it.
+    pub fn is_chosen_on_device(&self) -> bool {
+        self.sampler.is_plain_argmax()
+    }
+}
+
 /// Where a picture stands in the prompt, and its embeddings in the vision cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PicturePlace {
@@ -84,15 +95,19 @@ pub(super) struct Sequence {
     pub(super) spec: NewSequence,
     /// Tokens of the prompt.
     pub(super) prompt: usize,
-    /// Tokens whose keys and values are in the cache.
+    /// Tokens whose keys and values are in the cache when the steps under way have run.
     pub(super) cached: usize,
+    /// Tokens that steps under way are to choose: how many is known, which is not.
+    pub(super) to_come: usize,
+    /// The row of its step's choices in which the last of them will stand.
+    pub(super) chosen_at: u32,
     /// Tokens whose blocks have been named.
     pub(super) named: usize,
     /// Tokens whose logits have scored the one that follows.
     pub(super) scored: usize,
     /// What others had computed of it has been told.
     pub(super) has_begun: bool,
-    /// Forgotten by its caller; it ends with the step it is in.
+    /// Forgotten by its caller; it ends with the steps it is in.
     pub(super) cancelled: bool,
 }
 
@@ -105,6 +120,8 @@ impl Sequence {
             prompt: spec.tokens.len() - spec.produced,
             spec,
             cached: 0,
+            to_come: 0,
+            chosen_at: 0,
             named: 0,
             scored: 0,
             has_begun: false,
@@ -116,18 +133,59 @@ impl Sequence {
         self.spec.id
     }
 
-    /// Tokens that are not computed yet: one while decoding, more before.
+    /// Its tokens, those included that steps under way are to choose.
+    pub(super) fn tokens(&self) -> usize {
+        self.spec.tokens.len() + self.to_come
+    }
+
+    /// How many of them it has produced.
+    pub(super) fn produced(&self) -> usize {
+        self.spec.produced + self.to_come
+    }
+
+    /// Tokens that no step has been planned for: one while decoding, more before.
     pub(super) fn pending(&self) -> usize {
-        self.spec.tokens.len() - self.cached
+        self.tokens() - self.cached
     }
 
     pub(super) fn is_decoding(&self) -> bool {
-        self.pending() == 1 && self.spec.produced > 0
+        self.pending() == 1 && self.produced() > 0
     }
 
     /// Tokens it may still produce.
     pub(super) fn remaining(&self) -> usize {
-        self.spec.tokens_max - self.spec.produced
+        self.spec.tokens_max.saturating_sub(self.produced())
+    }
+
+    /// Whether the steps under way bring it to its end, whatever they choose.
+    pub(super) fn is_complete(&self) -> bool {
+        self.to_come > 0 && self.remaining() == 0
+    }
+
+    /// Its next `count` tokens with their positions, as a step is fed them: one that is not chosen yet stands in the last
+    /// place, as the row of the step before that will choose it.
+    pub(super) fn next(&self, count: usize) -> (Cow<'_, [u32]>, Cow<'_, [[u32; POSITION_AXES]]>) {
+        assert!(self.to_come <= 1, "{} is planned two steps ahead", self.id());
+        let (known, end) = (self.spec.tokens.len(), self.cached + count);
+        let stretch = self.cached..end.min(known);
+        let (tokens, positions) = (&self.spec.tokens[stretch.clone()], &self.spec.positions[stretch]);
+        match end > known {
+            false => (tokens.into(), positions.into()),
+            true => (
+                [tokens, &[PREVIOUS | self.chosen_at]].concat().into(),
+                [positions, &[[self.spec.next_position; POSITION_AXES]]].concat().into(),
+            ),
+        }
+    }
+
+    /// A step has been planned that runs its next `count` tokens, and chooses the one that follows in this row.
+    pub(super) fn launch(&mut self, count: usize, chosen_at: Option<u32>) {
+        self.cached += count;
+        self.scored = self.scored.max(self.cached);
+        if let Some(row) = chosen_at {
+            self.to_come += 1;
+            self.chosen_at = row;
+        }
     }
 
     /// Names of the blocks that it may take from others. One token is left to compute, as its logits are wanted; a
@@ -140,12 +198,20 @@ impl Sequence {
         &self.spec.prefix.as_slice()[..blocks]
     }
 
-    /// The blocks that may be named now that a token could be chosen: the first of them, and their names. Until then
-    /// nobody knows that what was computed are numbers.
-    pub(super) fn name_filled(&mut self) -> (usize, &[PrefixKey]) {
+    /// The blocks that may be named once a token could be chosen after `end` tokens: the first of them, and their names.
+    /// Until then nobody knows that what was computed are numbers.
+    pub(super) fn filled(&self, end: usize) -> (usize, &[PrefixKey]) {
         let first = self.named / BLOCK_TOKENS;
-        self.named = self.cached;
-        (first, &self.spec.prefix.as_slice()[first..self.cached / BLOCK_TOKENS])
+        (first, &self.spec.prefix.as_slice()[first..end / BLOCK_TOKENS])
+    }
+
+    /// Whether it will be able to take blocks that `other` fills with its first `end` tokens, and can not yet. One that
+    /// has begun takes no more.
+    pub(super) fn begins_as(&self, other: &Sequence, end: usize) -> bool {
+        let (first, keys) = other.filled(end);
+        let wanted = self.takeable().get(first);
+        // A name covers all that stands before, so that the first is enough.
+        !self.has_begun && wanted.is_some_and(|wanted| keys.first() == Some(wanted))
     }
 
     /// Tokens of the prompt in whole blocks: what all samples of one prompt share.
@@ -163,8 +229,9 @@ impl Sequence {
         self.scored.saturating_sub(self.cached).min(end)..end
     }
 
-    /// All is to be computed again: its blocks are gone.
+    /// All is to be computed again: its blocks are gone. No step that it is in is under way.
     pub(super) fn forget_cache(&mut self) {
+        assert_eq!(self.to_come, 0, "{} is still to be chosen for", self.id());
         self.cached = 0;
         self.named = 0;
     }

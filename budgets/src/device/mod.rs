@@ -4,11 +4,11 @@ mod cuda;
 mod host;
 mod pages;
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use serde::Serialize;
 
-pub use cuda::{CudaCounts, CudaDevice};
+pub use cuda::{CudaCounts, CudaDevice, Pinned};
 pub use host::{HostConfig, HostCounts, HostDevice, Script};
 
 use crate::{Bytes, Fence, Hint, Timeline};
@@ -58,6 +58,11 @@ pub trait Device: Send + Sync + 'static {
 
     /// Whether the host can read and write at its addresses.
     fn is_host_memory(&self) -> bool;
+
+    /// This device as a GPU, for the backend that launches on one.
+    fn as_cuda(self: Arc<Self>) -> Option<Arc<CudaDevice>> {
+        None
+    }
 
     /// What the driver reports now.
     fn memory(&self) -> Result<DeviceMemory, DeviceError>;
@@ -124,6 +129,14 @@ pub enum DeviceError {
         /// What the system said.
         reason: String,
     },
+    /// The host has no page-locked memory of this size to give.
+    #[error("the host refused {} of page-locked memory: {said}", asked.exact())]
+    HostRefused {
+        /// How much was wanted.
+        asked: Bytes,
+        /// What was said.
+        said: String,
+    },
     /// There is no such device here.
     #[error("{reason}")]
     NoDevice {
@@ -168,6 +181,9 @@ impl Hint for DeviceError {
             DeviceError::Refused { hint, .. } => Some(hint.clone()),
             DeviceError::Lost { .. } => Some("fail every request on this device and build its context anew".into()),
             DeviceError::NoDevice { hint, .. } => Some(hint.clone()),
+            DeviceError::HostRefused { .. } => {
+                Some("free memory of the host, or raise its limit on locked memory (ulimit -l)".into())
+            }
             DeviceError::BadRange { .. } | DeviceError::Driver { .. } => None,
             DeviceError::NoAddresses { .. } => Some("raise the limit on address space (ulimit -v)".into()),
             DeviceError::BadPage { .. } => Some("use a power of two that is a multiple of the system's page".into()),

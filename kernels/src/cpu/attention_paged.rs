@@ -2,8 +2,8 @@
 
 use super::{
     attention::{Gathered, Tile, Vectors},
-    kv_write::cached,
     memory::{Output, Rows, Scratch, indices},
+    rotary_kv_write::cached,
     threads::Threads,
 };
 use crate::{
@@ -68,12 +68,13 @@ fn items(call: &Call<'_>) -> Vec<Item> {
     let group = call.heads / call.layer.shape.kv_heads;
     let heads_step = group.min(CPU_TILE_QUERIES);
     let rows_step = CPU_TILE_QUERIES / heads_step;
-    let (rows, end) = (call.queries.rows(), starts[starts.len() - 1] as usize);
-    assert!(starts.is_sorted() && end <= rows, "the sequences have the rows {starts:?} of {rows}");
+    let rows = call.queries.rows();
+    let covers = starts[0] == 0 && starts[starts.len() - 1] as usize == rows;
+    assert!(starts.is_sorted() && covers, "the sequences have the rows {starts:?} of {rows}");
     let mut items = Vec::new();
     for (sequence, (bounds, context)) in starts.windows(2).zip(contexts).enumerate() {
         let (first, end, context) = (bounds[0] as usize, bounds[1] as usize, *context as usize);
-        if first == end {
+        if first == end || context == 0 {
             continue;
         }
         assert!(end - first <= context, "sequence {sequence} has {} rows in a context of {context}", end - first);
@@ -95,13 +96,14 @@ fn items(call: &Call<'_>) -> Vec<Item> {
     items
 }
 
-/// Rows of padding belong to no sequence.
+/// Rows of sequences without a context are padding.
 fn fill_padding(call: &Call<'_>, out: &Output<'_>) {
     let starts = indices(&call.sequences.query_starts);
-    let (first, end) = (starts[0] as usize, starts[starts.len() - 1] as usize);
-    for row in (0..first).chain(end..call.out.rows()) {
+    let contexts = indices(&call.sequences.context_lengths);
+    let padding = starts.windows(2).zip(contexts).filter(|(_, context)| **context == 0);
+    for row in padding.flat_map(|(bounds, _)| bounds[0]..bounds[1]) {
         // SAFETY: nothing else writes yet.
-        unsafe { out.part(row, 0, call.out.columns()) }.fill(0.0);
+        unsafe { out.part(row as usize, 0, call.out.columns()) }.fill(0.0);
     }
 }
 

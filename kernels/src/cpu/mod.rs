@@ -10,11 +10,11 @@ mod attention_paged;
 mod embed;
 mod gather_rows;
 mod gelu;
-mod kv_write;
 mod linear;
 mod memory;
 mod rms_norm;
 mod rotary;
+mod rotary_kv_write;
 mod scatter_rows;
 mod silu_mul;
 mod threads;
@@ -57,6 +57,13 @@ impl Backend for Cpu {
         &self.target
     }
 
+    fn download_later(
+        &self,
+        call: ops::transfer::DownloadLater<'_>,
+    ) -> Result<Box<dyn ops::transfer::Arrival>, KernelError> {
+        Ok(transfer::download_later(&self.threads, call))
+    }
+
     compute! {
         upload: ops::transfer::Upload<'_> => transfer::upload,
         download: ops::transfer::Download<'_> => transfer::download,
@@ -64,7 +71,7 @@ impl Backend for Cpu {
         rms_norm: ops::rms_norm::Call<'_> => rms_norm::rms_norm,
         linear: ops::linear::Call<'_> => linear::linear,
         rotary: ops::rotary::Call<'_> => rotary::rotary,
-        kv_write: ops::kv_write::Call<'_> => kv_write::kv_write,
+        rotary_kv_write: ops::rotary_kv_write::Call<'_> => rotary_kv_write::rotary_kv_write,
         attention_paged: ops::attention_paged::Call<'_> => attention_paged::attention_paged,
         attention_packed: ops::attention_packed::Call<'_> => attention_packed::attention_packed,
         silu_mul: ops::silu_mul::Call<'_> => silu_mul::silu_mul,

@@ -4,22 +4,34 @@ use super::{
     memory::{Rows, write_rows},
     threads::Threads,
 };
-use crate::ops::rotary::Call;
+use crate::{Tensor, ops::rotary::Call};
 
 pub(super) fn rotary(threads: &Threads, call: Call<'_>) {
-    let positions = Rows::<u32>::of(&call.positions);
-    let frequencies = Rows::<f32>::of(&call.frequencies).all();
+    turn(threads, &call.x, call.heads, &call.positions, &call.frequencies, call.sections);
+}
+
+/// Turns the first `heads` heads of each row of `x`.
+pub(super) fn turn(
+    threads: &Threads,
+    x: &Tensor<'_>,
+    heads: usize,
+    positions: &Tensor<'_>,
+    frequencies: &Tensor<'_>,
+    sections: &[usize],
+) {
+    let positions = Rows::<u32>::of(positions);
+    let frequencies = Rows::<f32>::of(frequencies).all();
     let pairs = frequencies.len();
     // The axis of each pair, spelled out once.
     let axes: Vec<usize> =
-        call.sections.iter().enumerate().flat_map(|(axis, count)| std::iter::repeat_n(axis, *count)).collect();
-    write_rows(threads, &call.x, 8, |row, x| {
+        sections.iter().enumerate().flat_map(|(axis, count)| std::iter::repeat_n(axis, *count)).collect();
+    write_rows(threads, x, 8, |row, x| {
         let turns: Vec<(f32, f32)> = axes
             .iter()
             .zip(frequencies)
             .map(|(axis, frequency)| (positions.row(*axis)[row] as f32 * frequency).sin_cos())
             .collect();
-        for head in x.chunks_exact_mut(2 * pairs).take(call.heads) {
+        for head in x.chunks_exact_mut(2 * pairs).take(heads) {
             let (left, right) = head.split_at_mut(pairs);
             for ((left, right), (sin, cos)) in left.iter_mut().zip(right).zip(&turns) {
                 (*left, *right) = (*left * cos - *right * sin, *right * cos + *left * sin);

@@ -1,7 +1,10 @@
 //! Copies between host and device, which are both host memory here.
 
 use super::{memory::host_bytes, threads::Threads};
-use crate::ops::transfer::{Download, Upload};
+use crate::{
+    KernelError,
+    ops::transfer::{Arrival, Download, DownloadLater, Upload},
+};
 
 pub(super) fn upload(_: &Threads, call: Upload<'_>) {
     assert_eq!(call.source.len() as u64, call.out.bytes().0, "upload of another size");
@@ -13,4 +16,25 @@ pub(super) fn download(_: &Threads, call: Download<'_>) {
     assert_eq!(call.out.len() as u64, call.source.bytes().0, "download of another size");
     // SAFETY: as above, the other way round.
     unsafe { std::ptr::copy_nonoverlapping(host_bytes(&call.source), call.out.as_mut_ptr(), call.out.len()) };
+}
+
+pub(super) fn download_later(threads: &Threads, call: DownloadLater<'_>) -> Box<dyn Arrival> {
+    // Whatever was called before is done: it has come before anybody waits.
+    let mut bytes = vec![0; call.source.bytes().as_usize()];
+    download(threads, Download { source: call.source, out: &mut bytes });
+    Box::new(Copied(bytes))
+}
+
+/// Bytes as they were when they were asked for: work that is called later may write their place again.
+struct Copied(Vec<u8>);
+
+impl Arrival for Copied {
+    fn has_come(&self) -> bool {
+        true
+    }
+
+    fn wait(self: Box<Self>, out: &mut [u8]) -> Result<(), KernelError> {
+        out.copy_from_slice(&self.0);
+        Ok(())
+    }
 }

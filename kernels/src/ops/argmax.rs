@@ -11,7 +11,7 @@ pub const NO_CHOICE: u32 = u32::MAX;
 /// is not a number is never chosen before one that is (a row with nothing else gives [`NO_CHOICE`]).
 #[non_exhaustive]
 pub struct Call<'a> {
-    /// `[rows, columns]` activations.
+    /// `[rows, columns]` activations or f32.
     pub x: Tensor<'a>,
     /// `[rows]` u32.
     pub out: Tensor<'a>,
@@ -20,11 +20,21 @@ pub struct Call<'a> {
 impl<B: Backend> Scope<'_, B> {
     /// The first place of the largest element in each row of `x` `[rows, columns]`; gives `[rows]` u32.
     pub fn argmax(&self, x: &Tensor<'_>) -> Result<Tensor<'_>, KernelError> {
-        check::activation("argmax", "x", x, self.target().activation())?;
-        check::holds(x.columns() > 0, "argmax", "x", x, "at least one column")?;
-        let out = self.take([x.rows()], DType::U32)?;
-        self.count(Work::over(x.shape().elements() as u64, &[x, &out]));
-        self.backend.argmax(Call { x: x.view(), out: out.view() })?;
+        let mut out = self.take([x.rows()], DType::U32)?;
+        self.argmax_into(x, &mut out)?;
         Ok(out)
+    }
+
+    /// The same, into `out` `[rows]` u32: memory that outlives the pass, for the pass behind it to
+    /// [`embed`](Scope::embed) from.
+    pub fn argmax_into(&self, x: &Tensor<'_>, out: &mut Tensor<'_>) -> Result<(), KernelError> {
+        const OP: &str = "argmax";
+        check::activation_or_f32(OP, "x", x, self.target())?;
+        check::holds(x.columns() > 0, OP, "x", x, "at least one column")?;
+        check::indices(OP, "out", out)?;
+        check::shape(OP, "out", out, [x.rows()])?;
+        check::writable(OP, "out", out);
+        self.count(Work::over(x.shape().elements() as u64, &[x, out]));
+        self.backend.argmax(Call { x: x.view(), out: out.view() })
     }
 }

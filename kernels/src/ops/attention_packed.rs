@@ -27,7 +27,7 @@ pub struct Call<'a> {
     pub scale: f32,
     /// `[stretches + 1]` u32.
     pub starts: Tensor<'a>,
-    /// What the target declared with [`Target::attention_scratch`](crate::Target::attention_scratch).
+    /// What the target declared with [`Target::packed_scratch`](crate::Target::packed_scratch).
     pub scratch: Tensor<'a>,
     /// `[rows, heads * head_dim]` activations.
     pub out: Tensor<'a>,
@@ -55,10 +55,11 @@ impl<B: Backend> Scope<'_, B> {
         check::index_list(OP, "starts", &stretches.starts)?;
         check::holds(stretches.starts.rows() > 0, OP, "starts", &stretches.starts, "a start and an end at least")?;
         let head_dim = hidden / heads;
+        check::head_dim(OP, "qkv", qkv, head_dim, self.target())?;
         let out = self.empty([qkv.rows(), hidden])?;
         self.count(Work::over(4 * stretches.query_key_pairs * hidden as u64, &[qkv, &out]));
         let inner = self.scope();
-        let scratch = inner.take_scratch(self.target().attention_scratch(head_dim))?;
+        let scratch = inner.take_scratch(self.target().packed_scratch(head_dim))?;
         self.backend.attention_packed(Call {
             qkv: qkv.view(),
             heads,

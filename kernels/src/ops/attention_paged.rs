@@ -8,13 +8,17 @@ use super::check;
 /// Which rows belong to which sequence, and where each sequence's past lies.
 #[derive(Debug)]
 pub struct PagedSequences<'m> {
-    /// `[sequences + 1]` u32: sequence `s` has the rows `query_starts[s]..query_starts[s + 1]`. Rows before the first
-    /// and after the last are padding, and come out as zeros.
+    /// `[sequences + 1]` u32: sequence `s` has the rows `query_starts[s]..query_starts[s + 1]`; together all rows, from
+    /// 0 on.
     pub query_starts: Tensor<'m>,
-    /// `[sequences]` u32: tokens in the cache, this step's rows included.
+    /// `[sequences]` u32: tokens in the cache, this step's rows included. A sequence of one row and none is padding, which
+    /// comes out as zeros; it stands among the [`single_rows`](Self::single_rows).
     pub context_lengths: Tensor<'m>,
     /// `[sequences, blocks_max]` u32: the blocks of each sequence, in order; unused places are not read.
     pub block_tables: Tensor<'m>,
+    /// How many sequences from the first on have exactly one row, as those that decode do: backends with a kernel of its
+    /// own for them use it. Fewer than there are is slower and not wrong.
+    pub single_rows: usize,
     /// Pairs of a query and a key it sees, over all sequences: what the arithmetic is proportional to.
     pub query_key_pairs: u64,
 }
@@ -32,7 +36,7 @@ pub struct Call<'a> {
     pub layer: &'a KvLayer,
     /// Rows and pasts.
     pub sequences: &'a PagedSequences<'a>,
-    /// What the target declared with [`Target::attention_scratch`](crate::Target::attention_scratch).
+    /// What the target declared with [`Target::paged_scratch`](crate::Target::paged_scratch).
     pub scratch: Tensor<'a>,
     /// `[tokens, heads * head_dim]` activations.
     pub out: Tensor<'a>,
@@ -59,6 +63,7 @@ impl<B: Backend> Scope<'_, B> {
             queries,
             "a whole number of heads in each group",
         )?;
+        check::head_dim(OP, "queries", queries, shape.head_dim, self.target())?;
         let count = sequences.context_lengths.rows();
         check::shape(OP, "query_starts", &sequences.query_starts, [count + 1])?;
         check::holds(
@@ -68,13 +73,20 @@ impl<B: Backend> Scope<'_, B> {
             &sequences.block_tables,
             "one row a sequence",
         )?;
+        check::holds(
+            sequences.single_rows <= count.min(queries.rows()),
+            OP,
+            "queries",
+            queries,
+            "a row for each sequence that has one",
+        )?;
         check::indices(OP, "query_starts", &sequences.query_starts)?;
         check::index_list(OP, "context_lengths", &sequences.context_lengths)?;
         check::indices(OP, "block_tables", &sequences.block_tables)?;
         let out = self.empty([queries.rows(), queries.columns()])?;
         self.count(work(sequences, layer, queries, &out));
         let inner = self.scope();
-        let scratch = inner.take_scratch(self.target().attention_scratch(shape.head_dim))?;
+        let scratch = inner.take_scratch(self.target().paged_scratch(heads, shape, sequences.single_rows))?;
         self.backend.attention_paged(Call {
             queries: queries.view(),
             heads,

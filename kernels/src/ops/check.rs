@@ -1,6 +1,6 @@
 //! The checks that operations share.
 
-use crate::{DType, KernelError, KvLayer, Shape, Tensor};
+use crate::{DType, KernelError, KvLayer, Shape, Target, Tensor};
 
 /// `found` must have the shape `expected`.
 pub(super) fn shape(
@@ -43,12 +43,44 @@ pub(super) fn activation(
     Err(KernelError::Type { op, what, expected: "the target's activations", found: found.dtype() })
 }
 
-/// `found` must hold floating-point numbers of some kind, as weights do.
-pub(super) fn float(op: &'static str, what: &'static str, found: &Tensor<'_>) -> Result<(), KernelError> {
-    if found.dtype().is_float() {
-        return Ok(());
+/// `found` must hold floating-point numbers as the target keeps weights.
+pub(super) fn weight(
+    op: &'static str,
+    what: &'static str,
+    found: &Tensor<'_>,
+    target: &Target,
+) -> Result<(), KernelError> {
+    if !found.dtype().is_float() {
+        return Err(KernelError::Type { op, what, expected: "floating-point numbers", found: found.dtype() });
     }
-    Err(KernelError::Type { op, what, expected: "floating-point numbers", found: found.dtype() })
+    if target.weight(found.dtype()) != found.dtype() {
+        return Err(KernelError::Type { op, what, expected: "what the target keeps weights as", found: found.dtype() });
+    }
+    Ok(())
+}
+
+/// `found` must hold activations, or the f32 in which logits are kept.
+pub(super) fn activation_or_f32(
+    op: &'static str,
+    what: &'static str,
+    found: &Tensor<'_>,
+    target: &Target,
+) -> Result<(), KernelError> {
+    match found.dtype() {
+        DType::F32 => Ok(()),
+        _ => activation(op, what, found, target.activation()),
+    }
+}
+
+/// A head must have as many elements as the target's kernels take.
+pub(super) fn head_dim(
+    op: &'static str,
+    what: &'static str,
+    found: &Tensor<'_>,
+    head_dim: usize,
+    target: &Target,
+) -> Result<(), KernelError> {
+    holds(target.has_head_dim(head_dim), op, what, found, "heads of 32, 64, 80 or 128 elements on this target")
 }
 
 /// `found` must hold indices.

@@ -20,7 +20,7 @@ pub struct Call<'a> {
     pub accumulate: bool,
     /// What the target declared with [`Target::linear_scratch`](crate::Target::linear_scratch); perhaps nothing.
     pub scratch: Tensor<'a>,
-    /// `[rows, out_features]` activations.
+    /// `[rows, out_features]` activations, or f32 where it does not accumulate.
     pub out: Tensor<'a>,
 }
 
@@ -41,7 +41,8 @@ impl<B: Backend> Scope<'_, B> {
         Ok(out)
     }
 
-    /// As [`linear`](Scope::linear), into `out` `[rows, out_features]` of an outer scope.
+    /// As [`linear`](Scope::linear), into `out` `[rows, out_features]` of an outer scope: activations, or f32, as logits
+    /// are.
     pub fn linear_into(
         &self,
         x: &Tensor<'_>,
@@ -50,7 +51,7 @@ impl<B: Backend> Scope<'_, B> {
         out: &mut Tensor<'_>,
     ) -> Result<(), KernelError> {
         self.check(x, weight, bias)?;
-        check::activation(OP, "out", out, self.target().activation())?;
+        check::activation_or_f32(OP, "out", out, self.target())?;
         check::writable(OP, "out", out);
         check::shape(OP, "out", out, [x.rows(), weight.rows()])?;
         self.launch(x, weight, bias, false, out)
@@ -73,11 +74,11 @@ impl<B: Backend> Scope<'_, B> {
 
     fn check(&self, x: &Tensor<'_>, weight: &Tensor<'_>, bias: Option<&Tensor<'_>>) -> Result<(), KernelError> {
         check::activation(OP, "x", x, self.target().activation())?;
-        check::float(OP, "weight", weight)?;
+        check::weight(OP, "weight", weight, self.target())?;
         check::holds(weight.is_contiguous() && weight.columns() > 0, OP, "weight", weight, "contiguous rows")?;
         check::shape(OP, "x", x, [x.rows(), weight.columns()])?;
         let Some(bias) = bias else { return Ok(()) };
-        check::float(OP, "bias", bias)?;
+        check::weight(OP, "bias", bias, self.target())?;
         check::shape(OP, "bias", bias, [weight.rows()])
     }
 

@@ -22,7 +22,7 @@ impl<B: Backend> Scope<'_, B> {
     pub fn rms_norm(&self, x: &Tensor<'_>, weight: &Tensor<'_>, epsilon: f32) -> Result<Tensor<'_>, KernelError> {
         const OP: &str = "rms_norm";
         check::activation(OP, "x", x, self.target().activation())?;
-        check::float(OP, "weight", weight)?;
+        check::weight(OP, "weight", weight, self.target())?;
         check::shape(OP, "weight", weight, [x.columns()])?;
         let out = self.empty(x.shape())?;
         self.count(Work::over(4 * x.shape().elements() as u64, &[x, weight, &out]));

@@ -43,22 +43,8 @@ impl<B: Backend> Scope<'_, B> {
         let pairs = rope.frequencies.rows();
         check::activation(OP, "x", x, self.target().activation())?;
         check::writable(OP, "x", x);
-        if rope.frequencies.dtype() != DType::F32 {
-            let found = rope.frequencies.dtype();
-            return Err(KernelError::Type { op: OP, what: "frequencies", expected: "f32", found });
-        }
-        check::shape(OP, "frequencies", &rope.frequencies, [pairs])?;
-        check::holds(pairs > 0, OP, "frequencies", &rope.frequencies, "at least one pair")?;
-        check::indices(OP, "positions", positions)?;
-        check::shape(OP, "positions", positions, [rope.sections.len(), x.rows()])?;
+        check_rope(OP, x, positions, rope)?;
         check::holds(heads * pairs * 2 <= x.columns(), OP, "x", x, "as many heads as are to be turned")?;
-        check::holds(
-            rope.sections.iter().sum::<usize>() == pairs,
-            OP,
-            "frequencies",
-            &rope.frequencies,
-            "as many pairs as the sections have together",
-        )?;
         let turned = x.rows() * heads * pairs * 2;
         self.count(Work { flops: 3 * turned as u64, bytes: x.dtype().bytes(2 * turned) + positions.bytes() });
         self.backend.rotary(Call {
@@ -69,4 +55,24 @@ impl<B: Backend> Scope<'_, B> {
             sections: &rope.sections,
         })
     }
+}
+
+/// The angles must be those of `x`'s rows.
+pub(super) fn check_rope(
+    op: &'static str,
+    x: &Tensor<'_>,
+    positions: &Tensor<'_>,
+    rope: &Rope<'_>,
+) -> Result<(), KernelError> {
+    let pairs = rope.frequencies.rows();
+    if rope.frequencies.dtype() != DType::F32 {
+        let found = rope.frequencies.dtype();
+        return Err(KernelError::Type { op, what: "frequencies", expected: "f32", found });
+    }
+    check::shape(op, "frequencies", &rope.frequencies, [pairs])?;
+    check::holds(pairs > 0, op, "frequencies", &rope.frequencies, "at least one pair")?;
+    check::indices(op, "positions", positions)?;
+    check::shape(op, "positions", positions, [rope.sections.len(), x.rows()])?;
+    let expected = "as many pairs as the sections have together";
+    check::holds(rope.sections.iter().sum::<usize>() == pairs, op, "frequencies", &rope.frequencies, expected)
 }

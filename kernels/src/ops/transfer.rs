@@ -1,6 +1,8 @@
-//! Copies between host and device: the only two ways across, both in plain sight.
+//! Copies between host and device: the only ways across, all in plain sight.
 
-use crate::{Backend, Element, KernelError, Scope, Shape, Tensor, Work};
+use std::{fmt, marker::PhantomData};
+
+use crate::{Backend, DType, Element, KernelError, Scope, Shape, Tensor, Work};
 
 use super::check;
 
@@ -22,6 +24,59 @@ pub struct Download<'a> {
     pub out: &'a mut [u8],
 }
 
+/// What a backend is asked to begin to download.
+#[non_exhaustive]
+pub struct DownloadLater<'a> {
+    /// Contiguous. Without an element it is the moment alone that is asked for: the end of all work called before.
+    pub source: Tensor<'a>,
+}
+
+/// Bytes on their way to the host. One that is dropped is of no interest any more: what the device still writes of it
+/// must not reach memory that is used for something else.
+pub trait Arrival {
+    /// Whether [`wait`](Arrival::wait) would return at once. It never blocks.
+    fn has_come(&self) -> bool;
+
+    /// Returns when the device is past the copy, and so past all work called before it, with the bytes in `out`, which is
+    /// as long as the source.
+    ///
+    /// # Errors
+    /// What the device says of any of that work.
+    fn wait(self: Box<Self>, out: &mut [u8]) -> Result<(), KernelError>;
+}
+
+/// Elements on their way to the host: the host goes on meanwhile, and so does the device.
+#[must_use = "what is downloaded later comes with `wait`"]
+pub struct Later<E> {
+    arrival: Box<dyn Arrival>,
+    elements: usize,
+    host: PhantomData<E>,
+}
+
+impl<E: Element> Later<E> {
+    /// Whether [`wait`](Later::wait) would return at once.
+    pub fn has_come(&self) -> bool {
+        self.arrival.has_come()
+    }
+
+    /// Returns with the elements when the device is past the copy, and so past all work called before it.
+    ///
+    /// # Errors
+    /// What the device says of any of that work.
+    pub fn wait(self) -> Result<Vec<E>, KernelError> {
+        let mut elements = vec![E::default(); self.elements];
+        self.arrival.wait(as_bytes_mut(&mut elements))?;
+        Ok(elements)
+    }
+}
+
+/// Their count, never the elements.
+impl<E> fmt::Debug for Later<E> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Later({} elements)", self.elements)
+    }
+}
+
 impl<B: Backend> Scope<'_, B> {
     /// Copies `elements` to the device as a tensor of `shape`. Another count of elements is our own bug.
     pub fn upload<E: Element>(&self, shape: impl Into<Shape>, elements: &[E]) -> Result<Tensor<'_>, KernelError> {
@@ -35,21 +90,34 @@ impl<B: Backend> Scope<'_, B> {
 
     /// Copies a contiguous tensor of `E` to the host, after all work called before.
     pub fn download<E: Element>(&self, source: &Tensor<'_>) -> Result<Vec<E>, KernelError> {
-        const OP: &str = "download";
-        if source.dtype() != E::DTYPE {
-            return Err(KernelError::Type {
-                op: OP,
-                what: "source",
-                expected: "the host's type",
-                found: source.dtype(),
-            });
-        }
-        check::holds(source.is_contiguous(), OP, "source", source, "contiguous rows")?;
+        check_source::<E>("download", source)?;
         self.count(Work::over(0, &[source]));
         let mut elements = vec![E::default(); source.shape().elements()];
         self.backend.download(Download { source: source.view(), out: as_bytes_mut(&mut elements) })?;
         Ok(elements)
     }
+
+    /// Begins to copy a contiguous tensor of `E` to the host, after all work called before, and returns without waiting.
+    /// What is called later may write `source` again, and its scope may end: the copy is before that.
+    pub fn download_later<E: Element>(&self, source: &Tensor<'_>) -> Result<Later<E>, KernelError> {
+        check_source::<E>("download_later", source)?;
+        self.count(Work::over(0, &[source]));
+        let arrival = self.backend.download_later(DownloadLater { source: source.view() })?;
+        Ok(Later { arrival, elements: source.shape().elements(), host: PhantomData })
+    }
+
+    /// The end of all work called before, with no elements to it.
+    pub fn moment(&self) -> Result<Later<u32>, KernelError> {
+        let nothing = self.take([0], DType::U32)?;
+        self.download_later(&nothing)
+    }
+}
+
+fn check_source<E: Element>(op: &'static str, source: &Tensor<'_>) -> Result<(), KernelError> {
+    if source.dtype() != E::DTYPE {
+        return Err(KernelError::Type { op, what: "source", expected: "the host's type", found: source.dtype() });
+    }
+    check::holds(source.is_contiguous(), op, "source", source, "contiguous rows")
 }
 
 /// Copies `source`, the bytes of `out`'s elements row after row, into `out`: how weights get to their place, outside any

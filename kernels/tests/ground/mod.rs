@@ -22,16 +22,22 @@ impl ReleaseNotes for Nobody {
 /// A workspace of host memory in which every element not yet written is not a number, or an index out of all bounds.
 pub fn poisoned(bytes: Bytes) -> Workspace {
     let bytes = bytes.round_up(Bytes::kib(64));
+    let segment = leased(Arc::new(HostDevice::new(HostConfig::small(bytes)).unwrap()), bytes);
+    // SAFETY: the segment has backed so much, and nobody else uses it yet.
+    unsafe { std::ptr::write_bytes(segment.address().0 as *mut u8, 0xff, segment.backed().as_usize()) };
+    Workspace::over(segment)
+}
+
+/// A segment of `device`, backed.
+pub fn leased(device: Arc<dyn Device>, bytes: Bytes) -> Segment {
+    let bytes = bytes.round_up(device.page());
     let mut ledger = Ledger::new(LedgerConfig::new(bytes));
     let request = Request::new(Owner::new("story", 0), Class::StepWorkspace, "none", bytes);
     let effects = ledger.step(Input::Ask { id: RequestId(1), request, wait: false });
     let Effect::Granted(grant) = &effects[0] else { panic!("{effects:?}") };
-    let device = HostDevice::new(HostConfig::small(bytes)).unwrap();
-    let segment = Segment::reserve(Arc::new(device), bytes, Lease::issue(grant, Arc::new(Nobody))).unwrap();
+    let segment = Segment::reserve(device, bytes, Lease::issue(grant, Arc::new(Nobody))).unwrap();
     segment.back_to(bytes).unwrap();
-    // SAFETY: the segment has backed so much, and nobody else uses it yet.
-    unsafe { std::ptr::write_bytes(segment.address().0 as *mut u8, 0xff, segment.backed().as_usize()) };
-    Workspace::over(segment)
+    segment
 }
 
 /// Runs `pass` on the CPU in poisoned memory.

@@ -1,15 +1,22 @@
 //! Each operation as a pass that runs on any backend, and what it must give.
 
 use bursar_kernels::{
-    ops::{attention_packed::Stretches, attention_paged::PagedSequences, kv_write::NO_SLOT, rotary::Rope},
+    ops::{
+        argmax::NO_CHOICE, attention_packed::Stretches, attention_paged::PagedSequences, embed::PREVIOUS, rotary::Rope,
+        rotary_kv_write::NO_SLOT,
+    },
     *,
 };
 
+use half::{bf16, f16};
+
 use super::{Random, attend, narrowed, rounded, widened};
 
-/// Columns before and behind a view in the tensor that it is a view of.
-const BEFORE: usize = 3;
-const BEHIND: usize = 2;
+/// Columns before and behind a view in the tensor that it is a view of. Attention on a GPU wants rows that start on 16
+/// bytes.
+fn margins(dtype: DType) -> (usize, usize) {
+    if dtype == DType::F32 { (3, 2) } else { (8, 8) }
+}
 
 /// How a product reaches its output.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,7 +33,7 @@ pub enum Pass {
     RmsNorm { rows: usize, hidden: usize, dtype: DType },
     Linear { rows: usize, in_features: usize, out_features: usize, dtype: DType, bias: bool, how: How },
     Rotary { rows: usize, heads: usize, head_dim: usize, sections: Vec<usize> },
-    Paged { heads: usize, kv_heads: usize, head_dim: usize, sequences: Vec<(usize, usize)>, padding: [usize; 2] },
+    Paged { heads: usize, kv_heads: usize, head_dim: usize, sequences: Vec<(usize, usize)> },
     Packed { heads: usize, head_dim: usize, lengths: Vec<usize> },
     SiluMul { rows: usize, features: usize },
     Gelu { rows: usize, features: usize },
@@ -58,14 +65,14 @@ pub fn passes() -> Vec<Pass> {
         passes.push(Pass::Packed { heads, head_dim, lengths: vec![1, 64, 7, 0, 33, 129, 31] });
         // Decoding beside prefill chunks, first chunks and later ones, and a sequence with nothing to do.
         let sequences = vec![(1, 1), (1, 333), (37, 37), (18, 150), (0, 40), (1, 16), (16, 32), (3, 129)];
-        passes.push(Pass::Paged { heads, kv_heads: heads, head_dim, sequences, padding: [0, 0] });
-        let sequences = vec![(1, 261), (21, 37), (0, 40), (1, 16), (3, 129)];
-        passes.push(Pass::Paged { heads: 7 * heads, kv_heads: heads, head_dim, sequences, padding: [2, 5] });
+        passes.push(Pass::Paged { heads, kv_heads: heads, head_dim, sequences });
+        let sequences = vec![(1, 261), (1, 0), (1, 17), (21, 37), (0, 40), (1, 16), (3, 129)];
+        passes.push(Pass::Paged { heads: 7 * heads, kv_heads: heads, head_dim, sequences });
     }
     passes.push(Pass::Rotary { rows: 300, heads: 9, head_dim: 48, sections: vec![8, 11, 5] });
     passes.push(Pass::Packed { heads: 3, head_dim: 32, lengths: vec![300, 211] });
-    passes.push(Pass::Paged { heads: 33, kv_heads: 1, head_dim: 20, sequences: vec![(5, 47)], padding: [0, 1] });
-    passes.push(Pass::Paged { heads: 2, kv_heads: 1, head_dim: 8, sequences: vec![], padding: [0, 3] });
+    passes.push(Pass::Paged { heads: 33, kv_heads: 1, head_dim: 20, sequences: vec![(1, 0), (5, 47)] });
+    passes.push(Pass::Paged { heads: 2, kv_heads: 1, head_dim: 8, sequences: vec![(1, 0); 3] });
     passes.push(Pass::SiluMul { rows: 13, features: 41 });
     passes.push(Pass::SiluMul { rows: 301, features: 523 });
     passes.push(Pass::Gelu { rows: 13, features: 41 });
@@ -84,19 +91,21 @@ impl Pass {
         Random::new(format!("{self:?}").bytes().fold(7, |seed, byte| seed * 31 % 1_000_003 + u64::from(byte)))
     }
 
-    /// Runs it; gives all that it wrote, what lies beside a view it wrote included.
+    /// Runs it; gives as `f32` all that it wrote, what lies beside a view it wrote included.
     pub fn run<B: Backend>(&self, scope: &Scope<'_, B>) -> Result<Vec<f32>, KernelError> {
         let mut random = self.random();
+        let (before, _) = margins(scope.target().activation());
         match self.clone() {
             Pass::Embed { vocabulary, hidden, tokens, dtype } => {
                 let table = narrowed(scope, [vocabulary, hidden], dtype, &random.floats(vocabulary * hidden))?;
-                let ids = scope.upload([tokens], &random.indices(tokens, vocabulary))?;
-                scope.download(&scope.embed(&table, &ids)?)
+                let (ids, previous) = ids(&mut random, tokens, vocabulary);
+                let (ids, previous) = (scope.upload([tokens], &ids)?, scope.upload([previous.len()], &previous)?);
+                floats(scope, &scope.embed(&table, &ids, &previous)?)
             }
             Pass::RmsNorm { rows, hidden, dtype } => {
                 let wide = wide(scope, rows, hidden, &mut random)?;
                 let weight = narrowed(scope, [hidden], dtype, &random.floats(hidden))?;
-                scope.download(&scope.rms_norm(&inside(&wide), &weight, 1e-5)?)
+                floats(scope, &scope.rms_norm(&inside(&wide), &weight, 1e-5)?)
             }
             Pass::Linear { rows, in_features, out_features, dtype, bias, how } => {
                 let x = wide(scope, rows, in_features, &mut random)?;
@@ -105,27 +114,28 @@ impl Pass {
                 let bias_numbers = random.floats(out_features);
                 let bias = if bias { Some(narrowed(scope, [out_features], dtype, &bias_numbers)?) } else { None };
                 if how == How::New {
-                    return scope.download(&scope.linear(&inside(&x), &weight, bias.as_ref())?);
+                    return floats(scope, &scope.linear(&inside(&x), &weight, bias.as_ref())?);
                 }
                 let mut out = wide(scope, rows, out_features, &mut random)?;
-                let mut place = out.column_range_mut(BEFORE..BEFORE + out_features);
+                let mut place = out.column_range_mut(before..before + out_features);
                 match how {
                     How::Add => scope.linear_add(&inside(&x), &weight, bias.as_ref(), &mut place)?,
                     _ => scope.linear_into(&inside(&x), &weight, bias.as_ref(), &mut place)?,
                 }
-                scope.download(&out)
+                floats(scope, &out)
             }
             Pass::Rotary { rows, heads, head_dim, sections } => {
                 let mut x = wide(scope, rows, heads * head_dim, &mut random)?;
                 let positions = random.indices(sections.len() * rows, 5000);
                 let positions = scope.upload([sections.len(), rows], &positions)?;
                 let frequencies = scope.upload([head_dim / 2], &random.floats(head_dim / 2))?;
-                let mut place = x.column_range_mut(BEFORE..x.columns());
+                let mut place = x.column_range_mut(before..x.columns());
                 scope.rotary(&mut place, heads, &positions, &Rope { frequencies, sections })?;
-                scope.download(&x)
+                floats(scope, &x)
             }
-            Pass::Paged { heads, kv_heads, head_dim, sequences, padding } => {
-                let data = PagedData::new(heads, kv_heads, head_dim, &sequences, padding, &mut random);
+            Pass::Paged { heads, kv_heads, head_dim, sequences } => {
+                let data =
+                    PagedData::new(scope.target().activation(), heads, kv_heads, head_dim, &sequences, &mut random);
                 data.run(scope)
             }
             Pass::Packed { heads, head_dim, lengths } => {
@@ -134,28 +144,28 @@ impl Pass {
                 let bounds = starts(0, &lengths);
                 let pairs = lengths.iter().map(|length| (length * length) as u64).sum();
                 let stretches = Stretches { starts: scope.upload([bounds.len()], &bounds)?, query_key_pairs: pairs };
-                scope.download(&scope.attention_packed(&inside(&qkv), heads, &stretches)?)
+                floats(scope, &scope.attention_packed(&inside(&qkv), heads, &stretches)?)
             }
             Pass::SiluMul { rows, features } => {
                 let gate_up = wide(scope, rows, 2 * features, &mut random)?;
-                scope.download(&scope.silu_mul(&inside(&gate_up))?)
+                floats(scope, &scope.silu_mul(&inside(&gate_up))?)
             }
             Pass::Gelu { rows, features } => {
                 let mut x = wide(scope, rows, features, &mut random)?;
-                scope.gelu(&mut x.column_range_mut(BEFORE..BEFORE + features))?;
-                scope.download(&x)
+                scope.gelu(&mut x.column_range_mut(before..before + features))?;
+                floats(scope, &x)
             }
             Pass::GatherRows { rows, columns, chosen } => {
                 let x = wide(scope, rows, columns, &mut random)?;
                 let chosen = scope.upload([chosen], &random.indices(chosen, rows))?;
-                scope.download(&scope.gather_rows(&inside(&x), &chosen)?)
+                floats(scope, &scope.gather_rows(&inside(&x), &chosen)?)
             }
             Pass::ScatterRows { rows, columns, chosen } => {
                 let x = wide(scope, chosen, columns, &mut random)?;
                 let places = scope.upload([chosen], &random.shuffled(rows)[..chosen])?;
                 let mut out = wide(scope, rows, columns, &mut random)?;
-                scope.scatter_rows(&inside(&x), &places, &mut out.column_range_mut(BEFORE..BEFORE + columns))?;
-                scope.download(&out)
+                scope.scatter_rows(&inside(&x), &places, &mut out.column_range_mut(before..before + columns))?;
+                floats(scope, &out)
             }
             Pass::Argmax { rows, columns } => {
                 let x = wide(scope, rows, columns, &mut random)?;
@@ -165,22 +175,29 @@ impl Pass {
             Pass::AllReduce { rows, columns } => {
                 let mut x = wide(scope, rows, columns, &mut random)?;
                 scope.all_reduce(&mut x)?;
-                scope.download(&x)
+                floats(scope, &x)
             }
         }
     }
 
-    /// What [`run`](Pass::run) must give, by the definition of the operation, in `f64`.
-    pub fn expected(&self) -> Vec<f64> {
+    /// What [`run`](Pass::run) must give, by the definition of the operation, in `f64`, of operands that are kept as
+    /// `activation`.
+    pub fn expected(&self, activation: DType) -> Vec<f64> {
+        let (before, _) = margins(activation);
         let mut random = self.random();
         match self.clone() {
             Pass::Embed { vocabulary, hidden, tokens, dtype } => {
                 let table = rounded(dtype, &random.floats(vocabulary * hidden));
-                let ids = random.indices(tokens, vocabulary);
-                ids.iter().flat_map(|id| table[*id as usize * hidden..][..hidden].to_vec()).collect()
+                let (ids, previous) = ids(&mut random, tokens, vocabulary);
+                let row = |id: u32| match id {
+                    NO_CHOICE => vec![0.0; hidden],
+                    id => table[id as usize * hidden..][..hidden].to_vec(),
+                };
+                let known = |id: &u32| if id & PREVIOUS == 0 { *id } else { previous[(id & !PREVIOUS) as usize] };
+                ids.iter().map(known).flat_map(row).collect()
             }
             Pass::RmsNorm { rows, hidden, dtype } => {
-                let x = Wide::new(rows, hidden, &mut random);
+                let x = Wide::new(activation, rows, hidden, &mut random);
                 let weight = rounded(dtype, &random.floats(hidden));
                 let row = |row: usize| {
                     let x = x.row(row);
@@ -190,7 +207,7 @@ impl Pass {
                 (0..rows).flat_map(row).collect()
             }
             Pass::Linear { rows, in_features, out_features, dtype, bias, how } => {
-                let x = Wide::new(rows, in_features, &mut random);
+                let x = Wide::new(activation, rows, in_features, &mut random);
                 let weight = rounded(dtype, &random.floats(out_features * in_features));
                 let bias_numbers = rounded(dtype, &random.floats(out_features));
                 let product = |row: usize, out: usize| {
@@ -201,34 +218,34 @@ impl Pass {
                 if how == How::New {
                     return (0..rows * out_features).map(|at| product(at / out_features, at % out_features)).collect();
                 }
-                Wide::new(rows, out_features, &mut random).changed(|row, out, before| match how {
-                    How::Add => before + product(row, out),
+                Wide::new(activation, rows, out_features, &mut random).changed(|row, out, held| match how {
+                    How::Add => held + product(row, out),
                     _ => product(row, out),
                 })
             }
             Pass::Rotary { rows, heads, head_dim, sections } => {
-                let x = Wide::new(rows, heads * head_dim, &mut random);
+                let x = Wide::new(activation, rows, heads * head_dim, &mut random);
                 let positions = random.indices(sections.len() * rows, 5000);
                 let frequencies = random.floats(head_dim / 2);
                 let axes: Vec<usize> = (0..sections.len()).flat_map(|axis| vec![axis; sections[axis]]).collect();
-                x.clone().changed(|row, column, before| {
+                x.clone().changed(|row, column, held| {
                     let (pair, second) = (column % head_dim % (head_dim / 2), column % head_dim >= head_dim / 2);
                     // The angle is rounded to f32, as it is in the models.
                     let angle = f64::from(positions[axes[pair] * rows + row] as f32 * frequencies[pair]);
                     let other = |offset: isize| x.at(row, (column as isize + offset) as usize);
                     match second {
-                        false => before * angle.cos() - other(head_dim as isize / 2) * angle.sin(),
-                        true => before * angle.cos() + other(-(head_dim as isize) / 2) * angle.sin(),
+                        false => held * angle.cos() - other(head_dim as isize / 2) * angle.sin(),
+                        true => held * angle.cos() + other(-(head_dim as isize) / 2) * angle.sin(),
                     }
                 })
             }
-            Pass::Paged { heads, kv_heads, head_dim, sequences, padding } => {
-                PagedData::new(heads, kv_heads, head_dim, &sequences, padding, &mut random).expected()
+            Pass::Paged { heads, kv_heads, head_dim, sequences } => {
+                PagedData::new(activation, heads, kv_heads, head_dim, &sequences, &mut random).expected()
             }
             Pass::Packed { heads, head_dim, lengths } => {
-                let qkv = Wide::new(lengths.iter().sum(), 3 * heads * head_dim, &mut random);
+                let qkv = Wide::new(activation, lengths.iter().sum(), 3 * heads * head_dim, &mut random);
                 let vector = |row: usize, part: usize, head: usize| {
-                    &qkv.numbers[row * qkv.pitch() + BEFORE + (part * heads + head) * head_dim..][..head_dim]
+                    &qkv.numbers[row * qkv.pitch() + before + (part * heads + head) * head_dim..][..head_dim]
                 };
                 let bounds = starts(0, &lengths);
                 let mut out = Vec::new();
@@ -243,7 +260,7 @@ impl Pass {
                 out
             }
             Pass::SiluMul { rows, features } => {
-                let gate_up = Wide::new(rows, 2 * features, &mut random);
+                let gate_up = Wide::new(activation, rows, 2 * features, &mut random);
                 let element = |at: usize| {
                     let (row, feature) = (at / features, at % features);
                     let (gate, up) = (gate_up.at(row, feature), gate_up.at(row, features + feature));
@@ -251,60 +268,76 @@ impl Pass {
                 };
                 (0..rows * features).map(element).collect()
             }
-            Pass::Gelu { rows, features } => Wide::new(rows, features, &mut random)
+            Pass::Gelu { rows, features } => Wide::new(activation, rows, features, &mut random)
                 .changed(|_, _, x| 0.5 * x * (1.0 + libm::erf(x * std::f64::consts::FRAC_1_SQRT_2))),
             Pass::GatherRows { rows, columns, chosen } => {
-                let x = Wide::new(rows, columns, &mut random);
+                let x = Wide::new(activation, rows, columns, &mut random);
                 random.indices(chosen, rows).iter().flat_map(|row| x.row(*row as usize)).collect()
             }
             Pass::ScatterRows { rows, columns, chosen } => {
-                let x = Wide::new(chosen, columns, &mut random);
+                let x = Wide::new(activation, chosen, columns, &mut random);
                 let places = random.shuffled(rows)[..chosen].to_vec();
-                Wide::new(rows, columns, &mut random).changed(|row, column, before| {
+                Wide::new(activation, rows, columns, &mut random).changed(|row, column, held| {
                     let source = places.iter().position(|place| *place as usize == row);
-                    source.map_or(before, |source| x.at(source, column))
+                    source.map_or(held, |source| x.at(source, column))
                 })
             }
             Pass::Argmax { rows, columns } => {
-                let x = Wide::new(rows, columns, &mut random);
+                let x = Wide::new(activation, rows, columns, &mut random);
                 let largest =
                     |row: Vec<f64>| (0..columns).rev().max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap() as f64;
                 (0..rows).map(|row| largest(x.row(row))).collect()
             }
-            Pass::AllReduce { rows, columns } => widened(&Wide::new(rows, columns, &mut random).numbers),
+            Pass::AllReduce { rows, columns } => widened(&Wide::new(activation, rows, columns, &mut random).numbers),
         }
     }
 }
 
-/// A tensor of which the columns from [`BEFORE`] on are an operand.
+/// Ids, every third of which is a row of the choices beside them; one of these is none.
+fn ids(random: &mut Random, tokens: usize, vocabulary: usize) -> (Vec<u32>, Vec<u32>) {
+    let (mut ids, mut previous) = (random.indices(tokens, vocabulary), random.indices(11, vocabulary));
+    previous[3] = NO_CHOICE;
+    ids.iter_mut().step_by(3).enumerate().for_each(|(place, id)| *id = PREVIOUS | (place * 5 % 11) as u32);
+    (ids, previous)
+}
+
+/// A tensor of which the columns between the margins are an operand.
 #[derive(Clone)]
 struct Wide {
+    activation: DType,
     columns: usize,
+    /// As they are once stored.
     numbers: Vec<f32>,
 }
 
 impl Wide {
-    fn new(rows: usize, columns: usize, random: &mut Random) -> Self {
-        Wide { columns, numbers: random.floats(rows * (BEFORE + columns + BEHIND)) }
+    fn new(activation: DType, rows: usize, columns: usize, random: &mut Random) -> Self {
+        let (before, behind) = margins(activation);
+        let numbers = rounded(activation, &random.floats(rows * (before + columns + behind)));
+        Wide { activation, columns, numbers: numbers.into_iter().map(|number| number as f32).collect() }
+    }
+
+    fn before(&self) -> usize {
+        margins(self.activation).0
     }
 
     fn pitch(&self) -> usize {
-        BEFORE + self.columns + BEHIND
+        self.columns + margins(self.activation).0 + margins(self.activation).1
     }
 
     fn at(&self, row: usize, column: usize) -> f64 {
-        f64::from(self.numbers[row * self.pitch() + BEFORE + column])
+        f64::from(self.numbers[row * self.pitch() + self.before() + column])
     }
 
     fn row(&self, row: usize) -> Vec<f64> {
-        widened(&self.numbers[row * self.pitch() + BEFORE..][..self.columns])
+        widened(&self.numbers[row * self.pitch() + self.before()..][..self.columns])
     }
 
     /// All of it, with the operand's elements changed.
     fn changed(self, change: impl Fn(usize, usize, f64) -> f64) -> Vec<f64> {
-        let pitch = self.pitch();
+        let (pitch, before) = (self.pitch(), self.before());
         let element = |(at, number): (usize, &f32)| {
-            let (row, column) = (at / pitch, (at % pitch).wrapping_sub(BEFORE));
+            let (row, column) = (at / pitch, (at % pitch).wrapping_sub(before));
             if column < self.columns { change(row, column, f64::from(*number)) } else { f64::from(*number) }
         };
         self.numbers.iter().enumerate().map(element).collect()
@@ -317,12 +350,22 @@ fn wide<'s, B: Backend>(
     columns: usize,
     random: &mut Random,
 ) -> Result<Tensor<'s>, KernelError> {
-    let wide = Wide::new(rows, columns, random);
-    scope.upload([rows, wide.pitch()], &wide.numbers)
+    let wide = Wide::new(scope.target().activation(), rows, columns, random);
+    narrowed(scope, [rows, wide.pitch()], wide.activation, &wide.numbers)
 }
 
 fn inside<'t>(wide: &'t Tensor<'_>) -> Tensor<'t> {
-    wide.column_range(BEFORE..wide.columns() - BEHIND)
+    let (before, behind) = margins(wide.dtype());
+    wide.column_range(before..wide.columns() - behind)
+}
+
+/// Downloads a tensor of activations or indices as `f32`.
+fn floats<B: Backend>(scope: &Scope<'_, B>, tensor: &Tensor<'_>) -> Result<Vec<f32>, KernelError> {
+    Ok(match tensor.dtype() {
+        DType::F16 => scope.download::<f16>(tensor)?.into_iter().map(f32::from).collect(),
+        DType::BF16 => scope.download::<bf16>(tensor)?.into_iter().map(f32::from).collect(),
+        _ => scope.download(tensor)?,
+    })
 }
 
 fn starts(first: usize, lengths: &[usize]) -> Vec<u32> {
@@ -336,7 +379,6 @@ pub struct PagedData {
     heads: usize,
     shape: KvShape,
     sequences: Vec<(usize, usize)>,
-    padding: [usize; 2],
     queries: Vec<f32>,
     keys_values: Vec<f32>, // [tokens of all contexts and two of padding, 2 * kv_heads * head_dim]
     slots: Vec<u32>,
@@ -347,14 +389,14 @@ pub struct PagedData {
 
 impl PagedData {
     pub fn new(
+        activation: DType,
         heads: usize,
         kv_heads: usize,
         head_dim: usize,
         sequences: &[(usize, usize)],
-        padding: [usize; 2],
         random: &mut Random,
     ) -> Self {
-        let shape = KvShape { layers: 1, kv_heads, head_dim, dtype: DType::F32 };
+        let shape = KvShape { layers: 1, kv_heads, head_dim, dtype: activation };
         let needed: Vec<usize> = sequences.iter().map(|(_, context)| context.div_ceil(BLOCK_TOKENS)).collect();
         let blocks = needed.iter().sum::<usize>() + 3;
         let table_columns = needed.iter().copied().max().unwrap_or(0) + 1;
@@ -367,14 +409,16 @@ impl PagedData {
             tables.extend(vec![u32::MAX; table_columns - needed]);
         }
         slots.extend([NO_SLOT; 2]);
-        let rows = padding.iter().sum::<usize>() + sequences.iter().map(|(rows, _)| rows).sum::<usize>();
+        let rows = sequences.iter().map(|(rows, _)| rows).sum::<usize>();
         PagedData {
             heads,
             shape,
             sequences: sequences.to_vec(),
-            padding,
-            queries: Wide::new(rows, heads * head_dim, random).numbers,
-            keys_values: random.floats(slots.len() * 2 * kv_heads * head_dim),
+            queries: Wide::new(activation, rows, heads * head_dim, random).numbers,
+            keys_values: rounded(activation, &random.floats(slots.len() * 2 * kv_heads * head_dim))
+                .into_iter()
+                .map(|number| number as f32)
+                .collect(),
             slots,
             tables,
             table_columns,
@@ -384,36 +428,42 @@ impl PagedData {
 
     fn run<B: Backend>(&self, scope: &Scope<'_, B>) -> Result<Vec<f32>, KernelError> {
         let (count, half) = (self.sequences.len(), self.shape.kv_heads * self.shape.head_dim);
-        let cache = scope.empty([self.blocks, self.shape.block_bytes().as_usize() / 4])?;
+        let cache = scope.empty([self.blocks, self.shape.block_bytes().as_usize() / self.shape.dtype.size()])?;
         // SAFETY: the cache lives as long as the layer, and nothing else uses it.
         let layer = unsafe { KvLayer::new(cache.address(), self.blocks, self.shape) };
-        let keys_values = scope.upload([self.slots.len(), 2 * half], &self.keys_values)?;
+        let mut keys_values = narrowed(scope, [self.slots.len(), 2 * half], self.shape.dtype, &self.keys_values)?;
         let slots = scope.upload([self.slots.len()], &self.slots)?;
-        scope.kv_write(
-            &keys_values.column_range(0..half),
-            &keys_values.column_range(half..2 * half),
-            &slots,
-            &layer,
-        )?;
+        // At position 0 nothing turns.
+        let positions = scope.upload([1, self.slots.len()], &vec![0u32; self.slots.len()])?;
+        let pairs = self.shape.head_dim / 2;
+        let rope = Rope { frequencies: scope.upload([pairs], &vec![1.0f32; pairs])?, sections: vec![pairs] };
+        scope.rotary_kv_write(&mut keys_values, 0, &positions, &rope, &slots, &layer)?;
         let lengths: Vec<usize> = self.sequences.iter().map(|(rows, _)| *rows).collect();
         let contexts: Vec<u32> = self.sequences.iter().map(|(_, context)| *context as u32).collect();
         let sequences = PagedSequences {
-            query_starts: scope.upload([count + 1], &starts(self.padding[0], &lengths))?,
+            query_starts: scope.upload([count + 1], &starts(0, &lengths))?,
             context_lengths: scope.upload([count], &contexts)?,
             block_tables: scope.upload([count, self.table_columns], &self.tables)?,
+            single_rows: lengths.iter().take_while(|rows| **rows == 1).count(),
             query_key_pairs: 1,
         };
-        let pitch = BEFORE + self.heads * self.shape.head_dim + BEHIND;
-        let queries = scope.upload([self.queries.len() / pitch, pitch], &self.queries)?;
-        scope.download(&scope.attention_paged(&inside(&queries), &layer, &sequences)?)
+        let (before, behind) = margins(self.shape.dtype);
+        let pitch = before + self.heads * self.shape.head_dim + behind;
+        let queries = narrowed(scope, [self.queries.len() / pitch, pitch], self.shape.dtype, &self.queries)?;
+        floats(scope, &scope.attention_paged(&inside(&queries), &layer, &sequences)?)
     }
 
     fn expected(&self) -> Vec<f64> {
         let (kv_heads, head_dim) = (self.shape.kv_heads, self.shape.head_dim);
         let columns = self.heads * head_dim;
-        let [before, behind] = self.padding.map(|rows| vec![0.0; rows * columns]);
-        let (mut out, mut row, mut token) = (before, self.padding[0], 0);
+        let (before, behind) = margins(self.shape.dtype);
+        let (mut out, mut row, mut token) = (Vec::new(), 0, 0);
         for (rows, context) in &self.sequences {
+            if *context == 0 {
+                out.extend(vec![0.0; rows * columns]);
+                row += rows;
+                continue;
+            }
             for index in 0..*rows {
                 for head in 0..self.heads {
                     let kv_head = head / (self.heads / kv_heads);
@@ -424,14 +474,13 @@ impl PagedData {
                     let [keys, values] =
                         [0, 1].map(|half| seen.clone().map(|token| vector(token, half)).collect::<Vec<_>>());
                     let query =
-                        &self.queries[row * (BEFORE + columns + BEHIND) + BEFORE + head * head_dim..][..head_dim];
+                        &self.queries[row * (before + columns + behind) + before + head * head_dim..][..head_dim];
                     out.extend(attend(query, &keys, &values));
                 }
                 row += 1;
             }
             token += context;
         }
-        out.extend(behind);
         out
     }
 }

@@ -70,12 +70,15 @@ struct Layer {
 /// Rows of logits that a prompt is scored by at a time.
 pub const SCORE_ROWS: usize = 32;
 
-/// The caches a step reads and writes.
+/// The memory of earlier passes that a step reads, and its part of which it writes.
 pub struct StepCaches<'a> {
     /// Keys and values, one entry a layer.
     pub layers: &'a [KvLayer],
     /// `[rows, hidden]`: embeddings of pictures.
     pub pictures: Option<&'a Tensor<'a>>,
+    /// `[rows]` u32: what the step before has chosen, a row of its logits each. Tokens that the host has not seen are
+    /// read from there; see [`StepBatch::tokens`].
+    pub previous: &'a Tensor<'a>,
 }
 
 impl Decoder {
@@ -103,7 +106,7 @@ impl Decoder {
     }
 
     /// Runs one step; gives the logits of the rows that want them, `[logit_rows, vocabulary]`. A step in which no row
-    /// wants logits gives a tensor of no rows. `score` is called with the logits of the scored rows, `[rows,
+    /// wants logits gives a tensor of no rows. Logits are f32 on every target. `score` is called with the logits of the scored rows, `[rows,
     /// vocabulary]`, at most [`SCORE_ROWS`] of them at a time: those of a whole prompt would take gigabytes.
     pub fn step<'s, B: Backend>(
         &self,
@@ -112,7 +115,7 @@ impl Decoder {
         caches: &StepCaches<'_>,
         mut score: impl FnMut(&Scope<'_, B>, &Tensor<'_>) -> Result<(), KernelError>,
     ) -> Result<Tensor<'s>, KernelError> {
-        let mut logits = scope.empty([batch.logit_rows.len(), self.config.vocabulary])?;
+        let mut logits = scope.empty_f32([batch.logit_rows.len(), self.config.vocabulary])?;
         let inner = scope.scope();
         let inputs = self.upload(&inner, batch)?;
         let mut hidden = self.embed(&inner, batch, caches)?; // [tokens, hidden]
@@ -124,7 +127,7 @@ impl Decoder {
         }
         for rows in batch.score_rows.chunks(SCORE_ROWS) {
             let inner = inner.scope();
-            let mut scored = inner.empty([rows.len(), self.config.vocabulary])?;
+            let mut scored = inner.empty_f32([rows.len(), self.config.vocabulary])?;
             self.project(&inner, &hidden, rows, &mut scored)?;
             score(&inner, &scored)?;
         }
@@ -160,6 +163,7 @@ impl Decoder {
                 query_starts: scope.upload([sequences + 1], &batch.query_starts)?,
                 context_lengths: scope.upload([sequences], &batch.context_lengths)?,
                 block_tables: scope.upload([sequences, batch.blocks_max()], &batch.block_tables)?,
+                single_rows: batch.single_rows(),
                 query_key_pairs: batch.query_key_pairs,
             },
         })
@@ -173,7 +177,7 @@ impl Decoder {
         caches: &StepCaches<'_>,
     ) -> Result<Tensor<'s>, KernelError> {
         let ids = scope.upload([batch.token_count()], &batch.tokens)?;
-        let mut hidden = scope.embed(&self.embedding, &ids)?;
+        let mut hidden = scope.embed(&self.embedding, &ids, caches.previous)?;
         if let (Some(pictures), false) = (caches.pictures, batch.picture_rows.is_empty()) {
             let merge = scope.scope();
             let count = batch.picture_rows.len();

@@ -41,13 +41,10 @@ impl PagedAttention {
     ) -> Result<(), KernelError> {
         let scope = scope.scope();
         let shape = cache.shape();
-        let keys_at = self.heads * shape.head_dim;
-        let values_at = keys_at + shape.kv_heads * shape.head_dim;
+        let query_columns = self.heads * shape.head_dim;
         let mut qkv = self.qkv.forward(&scope, normed)?; // [tokens, (heads + 2 * kv_heads) * head_dim]
-        scope.rotary(&mut qkv, self.heads + shape.kv_heads, &step.positions, rope)?;
-        let queries = qkv.column_range(0..keys_at);
-        let (keys, values) = (qkv.column_range(keys_at..values_at), qkv.column_range(values_at..qkv.columns()));
-        scope.kv_write(&keys, &values, &step.slots, cache)?;
+        scope.rotary_kv_write(&mut qkv, self.heads, &step.positions, rope, &step.slots, cache)?;
+        let queries = qkv.column_range(0..query_columns);
         let attended = scope.attention_paged(&queries, cache, &step.sequences)?; // [tokens, heads * head_dim]
         self.out.forward_add(&scope, &attended, hidden)?;
         scope.all_reduce(hidden)

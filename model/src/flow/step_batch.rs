@@ -10,7 +10,7 @@ pub const POSITION_AXES: usize = 3;
 /// One sequence's share of a step.
 #[derive(Clone, Debug)]
 pub struct SequencePart<'a> {
-    /// Tokens to run, at least one.
+    /// Tokens to run, at least one; see [`StepBatch::tokens`].
     pub tokens: &'a [u32],
     /// Their positions.
     pub positions: &'a [[u32; POSITION_AXES]],
@@ -38,7 +38,8 @@ pub struct PictureRows<'a> {
 /// The arrays of one step, as they are uploaded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepBatch {
-    /// `[tokens]`
+    /// `[tokens]`. One that the step before is still to choose is
+    /// [`PREVIOUS`](bursar_kernels::ops::embed::PREVIOUS)` | row`, with the row of that step's logits.
     pub tokens: Vec<u32>,
     /// `[3, tokens]`
     pub positions: Vec<u32>,
@@ -112,6 +113,11 @@ impl StepBatch {
     /// Sequences in the step.
     pub fn sequence_count(&self) -> usize {
         self.context_lengths.len()
+    }
+
+    /// Sequences from the first on that bring one token, as those that decode do.
+    pub fn single_rows(&self) -> usize {
+        self.query_starts.windows(2).take_while(|bounds| bounds[1] - bounds[0] == 1).count()
     }
 
     /// Columns of the block tables.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use bursar_budgets::{Address, Bytes};
-use bursar_kernels::{DType, Shape, Tensor};
+use bursar_kernels::{DType, Shape, Target, Tensor};
 use thiserror::Error;
 
 use super::Linear;
@@ -66,8 +66,10 @@ const BUFFERS: [&str; 2] = [".rotary_emb.inv_freq", ".rotary_pos_emb.inv_freq"];
 pub struct WeightCopy {
     /// Where to.
     pub to: Address,
-    /// How much.
+    /// How much, there.
     pub bytes: Bytes,
+    /// The type of the elements there: what the target keeps weights as. A file's elements are rounded to it.
+    pub kept: DType,
     /// What.
     pub source: WeightSource,
 }
@@ -94,6 +96,7 @@ impl WeightSource {
 /// Hands out places in the segment, one claim after the other.
 pub struct WeightMap<'c> {
     checkpoint: &'c Checkpoint,
+    target: Target,
     base: Address,
     used: Bytes,
     copies: Vec<WeightCopy>,
@@ -102,8 +105,8 @@ pub struct WeightMap<'c> {
 
 impl<'c> WeightMap<'c> {
     /// A map that only measures: its tensors may be planned with, never computed with.
-    pub fn dry(checkpoint: &'c Checkpoint) -> Self {
-        WeightMap { checkpoint, base: NOWHERE, used: Bytes(0), copies: Vec::new(), ignored: Vec::new() }
+    pub fn dry(checkpoint: &'c Checkpoint, target: Target) -> Self {
+        WeightMap { checkpoint, target, base: NOWHERE, used: Bytes(0), copies: Vec::new(), ignored: Vec::new() }
     }
 
     /// A map of the segment that starts at `base`.
@@ -111,8 +114,8 @@ impl<'c> WeightMap<'c> {
     /// # Safety
     /// `base` must start as much backed memory as [`used`](WeightMap::used) says after the claims, and it must stay
     /// there for as long as a tensor of the map is used.
-    pub unsafe fn at(checkpoint: &'c Checkpoint, base: Address) -> Self {
-        WeightMap { base, ..WeightMap::dry(checkpoint) }
+    pub unsafe fn at(checkpoint: &'c Checkpoint, target: Target, base: Address) -> Self {
+        WeightMap { base, ..WeightMap::dry(checkpoint, target) }
     }
 
     /// Claims one tensor.
@@ -155,7 +158,7 @@ impl<'c> WeightMap<'c> {
     pub fn constant(&mut self, numbers: &[f32]) -> Tensor<'static> {
         self.align();
         let bytes = DType::F32.bytes(numbers.len());
-        let to = self.place(bytes, WeightSource::Constant(numbers.to_vec()));
+        let to = self.place(bytes, DType::F32, WeightSource::Constant(numbers.to_vec()));
         // SAFETY: whoever made the map vouched for the segment.
         unsafe { Tensor::persistent(to, [numbers.len()], DType::F32) }
     }
@@ -216,27 +219,28 @@ impl<'c> WeightMap<'c> {
             if dtype != first {
                 return Err(WeightError::Mixed { name: name.clone(), expected: first, found: dtype });
             }
-            let to = self.place(Bytes(found.bytes.len() as u64), WeightSource::Tensor(name.clone()));
+            let kept = self.target.weight(dtype);
+            let to = self.place(kept.bytes(rows * shape.columns()), kept, WeightSource::Tensor(name.clone()));
             whole.get_or_insert((to, dtype));
         }
         let (to, dtype) = whole.expect("a claim names at least one tensor");
         // SAFETY: whoever made the map vouched for the segment.
-        Ok(unsafe { Tensor::persistent(to, shape, dtype) })
+        Ok(unsafe { Tensor::persistent(to, shape, self.target.weight(dtype)) })
     }
 
     fn align(&mut self) {
         self.used = Bytes(self.used.0.next_multiple_of(ALIGNMENT));
     }
 
-    fn place(&mut self, bytes: Bytes, source: WeightSource) -> Address {
+    fn place(&mut self, bytes: Bytes, kept: DType, source: WeightSource) -> Address {
         let to = self.base.offset(self.used);
-        self.copies.push(WeightCopy { to, bytes, source });
+        self.copies.push(WeightCopy { to, bytes, kept, source });
         self.used += bytes;
         to
     }
 }
 
-fn dtype(found: TensorType) -> DType {
+pub(crate) fn dtype(found: TensorType) -> DType {
     match found {
         TensorType::BF16 => DType::BF16,
         TensorType::F16 => DType::F16,

@@ -8,4 +8,5 @@ mod linear;
 mod map;
 
 pub use linear::Linear;
+pub(crate) use map::dtype;
 pub use map::{WeightCopy, WeightError, WeightMap, WeightSource};

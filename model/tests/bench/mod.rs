@@ -10,7 +10,7 @@ mod sequence;
 use std::{cell::RefCell, path::PathBuf};
 
 use bursar_budgets::{Bytes, Class, Segment, Workspace};
-use bursar_kernels::{Backend, Cpu, KernelError, KvLayer, Scope, Tally, Tensor};
+use bursar_kernels::{Backend, Cpu, DType, KernelError, KvLayer, Scope, Tally, Tensor};
 use bursar_model::{
     Model,
     blocks::decoder::{SCORE_ROWS, StepCaches},
@@ -79,7 +79,7 @@ impl Bench {
     /// Loads the checkpoint in `folder` of this repository.
     pub fn load(folder: &str, threads: usize) -> Self {
         let (checkpoint, cpu) = (open(folder), Cpu::new(threads));
-        let planned = Model::plan(&checkpoint).expect("the checkpoint can be planned");
+        let planned = Model::plan(&checkpoint, cpu.target()).expect("the checkpoint can be planned");
         let memory = Memory::new(Bytes::mib(256));
         let weights = memory.poisoned(Class::Weights, planned.weight_bytes());
         let model = Model::load(&checkpoint, &cpu, weights, |_, _| {}).expect("the checkpoint loads");
@@ -108,6 +108,12 @@ impl Bench {
         let shape = [CACHE_ROWS, self.model.config().decoder().hidden];
         // SAFETY: so many rows are backed for as long as the bench lives, and a story is one thread.
         unsafe { Tensor::persistent(self.cache.address(), shape, self.cpu.target().activation()) }
+    }
+
+    /// No rows: the host knows all tokens here.
+    pub fn previous(&self) -> Tensor<'static> {
+        // SAFETY: a tensor without rows has no element that could be touched.
+        unsafe { Tensor::persistent(self.cache.address(), [0], DType::U32) }
     }
 
     /// Encodes pictures in one launch; gives the rows of the cache that each picture's embeddings took.
@@ -167,7 +173,8 @@ impl Bench {
         let parts: Vec<_> = shares.iter().zip(&pictures).map(|(share, pictures)| share.part(pictures)).collect();
         let batch = StepBatch::pack(&parts);
         let (layers, cache) = (self.layers(), self.cache());
-        let caches = StepCaches { layers: &layers, pictures: Some(&cache) };
+        let previous = self.previous();
+        let caches = StepCaches { layers: &layers, pictures: Some(&cache), previous: &previous };
         let vocabulary = self.model.config().decoder().vocabulary;
         let mut scores = Vec::new();
         let logits = self.pass(|scope| {

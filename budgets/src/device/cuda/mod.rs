@@ -1,13 +1,15 @@
 //! A GPU behind the CUDA driver: virtual addresses reserved, memory mapped behind them piece by piece.
 
+mod context;
 mod driver;
 mod nvml;
 mod pieces;
+mod pinned;
 
 use std::{
     collections::BTreeMap,
     sync::{
-        Mutex, MutexGuard,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -16,7 +18,9 @@ use cudarc::driver::sys;
 
 use super::{Address, Device, DeviceError, DeviceMemory};
 use crate::{Bytes, Fence, Timeline, Timelines};
+use context::{Context, Stream};
 use driver::check;
+pub use pinned::Pinned;
 
 /// What a device was asked to do, for tests and metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,6 +33,11 @@ pub struct CudaCounts {
     pub backed: Bytes,
     /// The most that was ever backed at once.
     pub high_water: Bytes,
+    /// Page-locked host memory that is held now.
+    pub pinned: Bytes,
+    /// Calls that took memory from the driver, of the device or page-locked, refused ones too: each piece that was
+    /// created, each [`Pinned`], and each [`CudaDevice::with_overhead`]. After READY it stands still.
+    pub allocations: u64,
 }
 
 /// One NVIDIA GPU through the driver's virtual-memory calls. The driver is found when this is made: a program that
@@ -39,21 +48,16 @@ pub struct CudaCounts {
 pub struct CudaDevice {
     name: String,
     device: sys::CUdevice,
+    /// Clears what is backed, beside whatever else the device does. It goes before the context that it is of.
+    stream: Stream,
     context: Context,
-    /// Clears what is backed, beside whatever else the device does.
-    stream: sys::CUstream,
     page: Bytes,
     overhead: AtomicU64,
+    allocations: AtomicU64,
+    pinned: AtomicU64,
     timelines: Timelines,
     state: Mutex<State>,
 }
-
-struct Context(sys::CUcontext);
-
-// SAFETY: a context and a stream may be used from any thread; each call below makes the context current first.
-unsafe impl Send for CudaDevice {}
-// SAFETY: as above; the state is behind a lock.
-unsafe impl Sync for CudaDevice {}
 
 #[derive(Default)]
 struct State {
@@ -84,12 +88,8 @@ impl CudaDevice {
         let uuid = driver::value("cuDeviceGetUuid", |out| unsafe { sys::cuDeviceGetUuid_v2(out, device) })?;
         // Before there is a context of ours, all that is used is foreign.
         let before = nvml::free_bytes(&uuid.bytes);
-        let context = Context(driver::value("cuDevicePrimaryCtxRetain", |out| unsafe {
-            sys::cuDevicePrimaryCtxRetain(out, device)
-        })?);
-        context.enter()?;
-        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        let stream = driver::value("cuStreamCreate", |out| unsafe { sys::cuStreamCreate(out, flags) })?;
+        let context = Context::retain(device)?;
+        let stream = Stream::new(&context)?;
         let properties = driver::properties(device);
         let minimum = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
         let page = driver::value("cuMemGetAllocationGranularity", |out| unsafe {
@@ -100,10 +100,12 @@ impl CudaDevice {
         Ok(CudaDevice {
             name,
             device,
-            context,
             stream,
+            context,
             page: Bytes(page),
             overhead: AtomicU64::new(overhead.0),
+            allocations: AtomicU64::default(),
+            pinned: AtomicU64::default(),
             timelines: Timelines::default(),
             state: Mutex::default(),
         })
@@ -111,7 +113,12 @@ impl CudaDevice {
 
     /// What it was asked to do so far.
     pub fn counts(&self) -> CudaCounts {
-        self.lock().counts
+        let counts = self.lock().counts;
+        CudaCounts {
+            pinned: Bytes(self.pinned.load(Ordering::Relaxed)),
+            allocations: self.allocations.load(Ordering::Relaxed),
+            ..counts
+        }
     }
 
     /// Does what takes memory that no lease can hold (loads modules, makes library handles, instantiates graphs), and
@@ -121,6 +128,7 @@ impl CudaDevice {
     /// The driver does not say how much is free.
     pub fn with_overhead<T>(&self, work: impl FnOnce() -> T) -> Result<T, DeviceError> {
         let (free, backed) = (self.memory()?.free, self.counts().backed);
+        self.count_allocation();
         let outcome = work();
         let (now_free, now_backed) = (self.memory()?.free, self.counts().backed);
         let taken = (free + backed).saturating_sub(now_free + now_backed);
@@ -136,6 +144,27 @@ impl CudaDevice {
         self.context.enter()
     }
 
+    /// A number that the driver knows about the device, such as how many multiprocessors it has.
+    ///
+    /// # Errors
+    /// The driver does not know it.
+    pub fn attribute(&self, attribute: sys::CUdevice_attribute) -> Result<i32, DeviceError> {
+        let get = |out| unsafe { sys::cuDeviceGetAttribute(out, attribute, self.device) };
+        driver::value("cuDeviceGetAttribute", get)
+    }
+
+    /// What a driver's result means, for code that calls the driver itself: refused, lost, or a bug.
+    ///
+    /// # Errors
+    /// Whatever is not success.
+    pub fn check(call: &'static str, result: sys::CUresult) -> Result<(), DeviceError> {
+        check(call, result)
+    }
+
+    fn count_allocation(&self) {
+        self.allocations.fetch_add(1, Ordering::Relaxed);
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         // A piece is listed when it is mapped, in one assignment after the driver has done its part.
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -145,6 +174,7 @@ impl CudaDevice {
     fn map(&self, address: Address, bytes: Bytes) -> Result<Piece, DeviceError> {
         let properties = driver::properties(self.device);
         let mut handle = 0;
+        self.count_allocation();
         // SAFETY: the handle is there to write to.
         check("cuMemCreate", unsafe { sys::cuMemCreate(&mut handle, bytes.as_usize(), &properties, 0) })?;
         // SAFETY: the stretch is reserved by us, and nothing is mapped there.
@@ -186,9 +216,9 @@ impl CudaDevice {
     /// Writes zeros and waits for them.
     fn clear(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
         // SAFETY: the stretch is mapped and open, and nobody uses it yet.
-        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(address.0, 0, bytes.as_usize(), self.stream) })?;
+        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(address.0, 0, bytes.as_usize(), self.stream.raw()) })?;
         // SAFETY: the stream is ours.
-        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.stream) })
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.stream.raw()) })
     }
 
     /// Takes back what was mapped for nothing. Whoever calls this has an error to tell already.
@@ -228,8 +258,8 @@ impl CudaDevice {
         let copies = self.fill(aside, &pages)?;
         // SAFETY: both stretches are mapped and open, and as long; the stream is ours.
         let copied = unsafe {
-            check("cuMemcpyDtoDAsync", sys::cuMemcpyDtoDAsync_v2(aside.0, from.0, bytes.as_usize(), self.stream))
-                .and_then(|()| check("cuStreamSynchronize", sys::cuStreamSynchronize(self.stream)))
+            check("cuMemcpyDtoDAsync", sys::cuMemcpyDtoDAsync_v2(aside.0, from.0, bytes.as_usize(), self.stream.raw()))
+                .and_then(|()| check("cuStreamSynchronize", sys::cuStreamSynchronize(self.stream.raw())))
         };
         copied.inspect_err(|_| self.unmap_all(aside, &copies))?;
         Ok(copies)
@@ -270,13 +300,6 @@ fn device_name(device: sys::CUdevice) -> Result<String, DeviceError> {
     // SAFETY: the driver writes at most this many bytes, with a zero at the end.
     check("cuDeviceGetName", unsafe { sys::cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as i32, device) })?;
     Ok(String::from_utf8_lossy(name.split(|byte| *byte == 0).next().unwrap_or_default()).into_owned())
-}
-
-impl Context {
-    fn enter(&self) -> Result<(), DeviceError> {
-        // SAFETY: the context is retained for as long as this lives.
-        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.0) })
-    }
 }
 
 impl State {
@@ -324,6 +347,10 @@ impl Device for CudaDevice {
 
     fn is_host_memory(&self) -> bool {
         false
+    }
+
+    fn as_cuda(self: Arc<Self>) -> Option<Arc<CudaDevice>> {
+        Some(self)
     }
 
     fn memory(&self) -> Result<DeviceMemory, DeviceError> {
@@ -436,18 +463,10 @@ impl Device for CudaDevice {
 
 impl Drop for CudaDevice {
     fn drop(&mut self) {
-        // A context that is lost takes everything with it.
-        if self.enter().is_err() {
-            return;
-        }
+        // The stream and the context follow as they drop.
         let addresses: Vec<Address> = self.lock().reservations.keys().copied().collect();
         for address in addresses {
             drop(self.release_reservation(address));
-        }
-        // SAFETY: the stream and the context are ours, and this is their last use.
-        unsafe {
-            drop(check("cuStreamDestroy", sys::cuStreamDestroy_v2(self.stream)));
-            drop(check("cuDevicePrimaryCtxRelease", sys::cuDevicePrimaryCtxRelease_v2(self.device)));
         }
     }
 }

@@ -1,27 +1,32 @@
-//! Writing keys and values into blocks.
+//! Turning queries and keys, and writing keys and values into blocks.
 
 use std::slice;
 
 use super::{
     memory::{Rows, indices},
+    rotary::turn,
     threads::Threads,
 };
 use crate::{
     BLOCK_TOKENS, DType, KvLayer,
-    ops::kv_write::{Call, NO_SLOT},
+    ops::rotary_kv_write::{Call, NO_SLOT},
 };
 
-pub(super) fn kv_write(_: &Threads, call: Call<'_>) {
-    let (keys, values) = (Rows::<f32>::of(&call.keys), Rows::<f32>::of(&call.values));
-    let head_dim = call.layer.shape.head_dim;
+pub(super) fn rotary_kv_write(threads: &Threads, call: Call<'_>) {
+    let shape = call.layer.shape;
+    turn(threads, &call.qkv, call.heads + shape.kv_heads, &call.positions, &call.frequencies, call.sections);
+    let rows = Rows::<f32>::of(&call.qkv);
+    let columns = shape.kv_heads * shape.head_dim;
     for (row, slot) in indices(&call.slots).iter().enumerate().filter(|(_, slot)| **slot != NO_SLOT) {
         let (block, token) = (*slot as usize / BLOCK_TOKENS, *slot as usize % BLOCK_TOKENS);
-        for (half, source) in [keys, values].into_iter().enumerate() {
-            for (head, vector) in source.row(row).chunks_exact(head_dim).enumerate() {
+        let keys_values = &rows.row(row)[call.heads * shape.head_dim..];
+        for (half, source) in keys_values.chunks_exact(columns).enumerate() {
+            for (head, vector) in source.chunks_exact(shape.head_dim).enumerate() {
                 // SAFETY: the layer's maker vouches that only this lane touches it, and it does nothing else now.
-                let vectors =
-                    unsafe { slice::from_raw_parts_mut(place(call.layer, block, half, head), BLOCK_TOKENS * head_dim) };
-                vectors[token * head_dim..][..head_dim].copy_from_slice(vector);
+                let vectors = unsafe {
+                    slice::from_raw_parts_mut(place(call.layer, block, half, head), BLOCK_TOKENS * shape.head_dim)
+                };
+                vectors[token * shape.head_dim..][..shape.head_dim].copy_from_slice(vector);
             }
         }
     }

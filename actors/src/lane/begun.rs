@@ -1,0 +1,82 @@
+//! The jobs that a lane has begun and not finished, the oldest first, and the loop that begins and finishes them.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        atomic::{AtomicBool, Ordering},
+        mpsc::{Receiver, RecvTimeoutError},
+    },
+    time::Duration,
+};
+
+use bursar_budgets::{Ticket, Timeline};
+use bursar_kernels::Backend;
+
+use super::{Bench, Job, UnderWay, pending::Pending};
+
+/// Jobs that are begun at once: one that the device runs, and one behind it, so that it never waits for the host.
+const BEGUN: usize = 2;
+
+/// How long a job that the device has done may stay unanswered because the lane looks for the next. A decode step takes
+/// milliseconds, and the next one is on the device already.
+const LOOK: Duration = Duration::from_micros(50);
+
+/// Dropping it, by whatever way, waits for the device: what was begun still reads and writes what the jobs hold. Then no
+/// fence of the lane is left that will never pass, and only then do the jobs hear that their lane has gone.
+pub(super) struct Begun<'b, B: Backend> {
+    bench: &'b Bench<B>,
+    timeline: Timeline,
+    jobs: VecDeque<(Ticket, Pending)>,
+}
+
+impl<'b, B: Backend> Begun<'b, B> {
+    pub(super) fn new(bench: &'b Bench<B>, timeline: Timeline) -> Self {
+        Begun { bench, timeline, jobs: VecDeque::with_capacity(BEGUN) }
+    }
+
+    /// Takes jobs until nobody is left to bring one, or the lane is quenched; what it has begun by then it finishes.
+    pub(super) fn work(&mut self, jobs: &Receiver<Job>, quenched: &AtomicBool, under_way: &UnderWay) {
+        loop {
+            // What has come is answered before more is launched: on a device that computes in the launch that takes as
+            // long as a step.
+            let waits = self.jobs.front().is_some_and(|(_, oldest)| !oldest.has_come());
+            let next = match self.jobs.len() {
+                0 => jobs.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                1 if waits && self.jobs[0].1.may_be_followed() => jobs.recv_timeout(LOOK),
+                _ => {
+                    self.finish_oldest(under_way);
+                    continue;
+                }
+            };
+            match next {
+                Ok(job) if !quenched.load(Ordering::Acquire) => self.begin(job),
+                Err(RecvTimeoutError::Timeout) => {}
+                Ok(_) | Err(RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        while !self.jobs.is_empty() {
+            self.finish_oldest(under_way);
+        }
+    }
+
+    fn begin(&mut self, job: Job) {
+        let ticket = self.timeline.issue();
+        let pending = self.bench.begin(job);
+        self.jobs.push_back((ticket, pending));
+    }
+
+    fn finish_oldest(&mut self, under_way: &UnderWay) {
+        let (ticket, pending) = self.jobs.pop_front().expect("a job was begun");
+        let answer = pending.finish(self.bench);
+        self.timeline.complete(ticket);
+        answer();
+        under_way.send_modify(|jobs| *jobs -= 1);
+    }
+}
+
+impl<B: Backend> Drop for Begun<'_, B> {
+    fn drop(&mut self) {
+        self.bench.wait_for_device();
+        self.timeline.settle();
+    }
+}

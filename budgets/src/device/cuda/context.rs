@@ -1,0 +1,77 @@
+//! A device's context and a stream of it, each given back when it drops, however far its making came.
+
+use cudarc::driver::sys;
+
+use super::driver::{self, check};
+use crate::DeviceError;
+
+/// The primary context of a device, retained: our process has one, however many share it.
+pub(super) struct Context {
+    context: sys::CUcontext,
+    device: sys::CUdevice,
+}
+
+/// A stream that does not wait for others.
+pub(super) struct Stream {
+    stream: sys::CUstream,
+    /// Kept by whoever keeps the stream.
+    context: sys::CUcontext,
+}
+
+// SAFETY: a context may be made current on any thread, and is before each call that needs it.
+unsafe impl Send for Context {}
+// SAFETY: as above; the driver locks what it has to.
+unsafe impl Sync for Context {}
+// SAFETY: a stream may be used from any thread.
+unsafe impl Send for Stream {}
+// SAFETY: as above; the driver locks what it has to.
+unsafe impl Sync for Stream {}
+
+impl Context {
+    pub(super) fn retain(device: sys::CUdevice) -> Result<Context, DeviceError> {
+        let retain = |out| unsafe { sys::cuDevicePrimaryCtxRetain(out, device) };
+        let context = driver::value("cuDevicePrimaryCtxRetain", retain)?;
+        Ok(Context { context, device })
+    }
+
+    /// Makes it that of the calling thread.
+    pub(super) fn enter(&self) -> Result<(), DeviceError> {
+        enter(self.context)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: it was retained once, and this is its last use.
+        drop(check("cuDevicePrimaryCtxRelease", unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) }));
+    }
+}
+
+impl Stream {
+    /// A stream of this context, which has to outlive it.
+    pub(super) fn new(context: &Context) -> Result<Stream, DeviceError> {
+        context.enter()?;
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        let stream = driver::value("cuStreamCreate", |out| unsafe { sys::cuStreamCreate(out, flags) })?;
+        Ok(Stream { stream, context: context.context })
+    }
+
+    pub(super) fn raw(&self) -> sys::CUstream {
+        self.stream
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // A context that is lost takes its streams with it.
+        if enter(self.context).is_ok() {
+            // SAFETY: the stream is ours, and this is its last use.
+            drop(check("cuStreamDestroy", unsafe { sys::cuStreamDestroy_v2(self.stream) }));
+        }
+    }
+}
+
+fn enter(context: sys::CUcontext) -> Result<(), DeviceError> {
+    // SAFETY: the context is retained by whoever calls this.
+    check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(context) })
+}

@@ -1,0 +1,153 @@
+// The place of each row's largest element: greedy choice on the device.
+//
+// x   [rows, columns]   f32 or activations' type, rows pitch elements apart
+// out [rows] u32
+//
+// The first of equals; -0 equals 0. What is not a number is never chosen before a number, minus infinity included; a
+// row with no number at all gives 0xffffffff. Any number of columns and any alignment; 16-byte loads when rows are
+// aligned to it.
+//
+// A row of 152,064 numbers is too long for one block: on sm_90 a cluster of eight blocks shares it and the first block
+// of the cluster reads the others' best over its shared memory, so there is neither scratch nor a second launch. Older
+// targets have one block a row.
+
+#include "element.cuh"
+#include "reduce.cuh"
+
+constexpr uint32_t NO_CHOICE = 0xffffffffu;
+constexpr uint32_t THREADS = 512;
+// Vectors in flight for each thread.
+constexpr uint32_t HELD = 5;
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define CLUSTER 8
+#define SHARE_OF_A_ROW __cluster_dims__(CLUSTER, 1, 1)
+#else
+#define CLUSTER 1
+#define SHARE_OF_A_ROW
+#endif
+
+struct Best {
+    float value;
+    uint32_t place;
+};
+
+// Whether `next` is to be chosen before `best`, wherever the two stand.
+__device__ __forceinline__ bool beats(const Best& next, const Best& best) {
+    if (next.place == NO_CHOICE || best.place == NO_CHOICE) {
+        return best.place == NO_CHOICE;
+    }
+    return next.value > best.value || (next.value == best.value && next.place < best.place);
+}
+
+__device__ __forceinline__ Best warp_best(Best best) {
+#pragma unroll
+    for (uint32_t distance = WARP / 2; distance > 0; distance /= 2) {
+        const Best next = {__shfl_xor_sync(ALL_LANES, best.value, distance),
+                           __shfl_xor_sync(ALL_LANES, best.place, distance)};
+        if (beats(next, best)) {
+            best = next;
+        }
+    }
+    return best;
+}
+
+// The best of this thread's share. Only the vector of the largest element is remembered on the way; where in it the
+// element stands is looked up at the end.
+template <uint32_t WIDTH, typename Element>
+__device__ __forceinline__ Best best_of(const Element* x, uint32_t columns, uint32_t part) {
+    Best best = {-INFINITY, NO_CHOICE};
+    const uint32_t vectors = columns / WIDTH;
+    constexpr uint32_t STRIDE = CLUSTER * THREADS;
+    for (uint32_t first = part * THREADS + threadIdx.x; first < vectors; first += HELD * STRIDE) {
+        Words<WIDTH, Element> held[HELD];
+#pragma unroll
+        for (uint32_t slot = 0; slot < HELD; ++slot) {
+            if (first + slot * STRIDE < vectors) {
+                held[slot] = load_words<WIDTH>(x + (first + slot * STRIDE) * WIDTH);
+            }
+        }
+#pragma unroll
+        for (uint32_t slot = 0; slot < HELD; ++slot) {
+            if (first + slot * STRIDE < vectors) {
+                float values[WIDTH];
+                widen<WIDTH, Element>(held[slot], values);
+                // fmaxf drops what is not a number, and comparisons with it are false. Places come in order, so a later
+                // equal never wins.
+                float largest = values[0];
+#pragma unroll
+                for (uint32_t i = 1; i < WIDTH; ++i) {
+                    largest = fmaxf(largest, values[i]);
+                }
+                if (largest > best.value || (best.place == NO_CHOICE && largest == best.value)) {
+                    best = {largest, first + slot * STRIDE};
+                }
+            }
+        }
+    }
+    if (best.place != NO_CHOICE) {
+        const uint32_t start = best.place * WIDTH;
+        float values[WIDTH];
+        load<WIDTH>(x + start, values);
+#pragma unroll
+        for (uint32_t i = WIDTH; i > 0; --i) {
+            if (values[i - 1] == best.value) {
+                best.place = start + i - 1;
+            }
+        }
+    }
+    return best;
+}
+
+template <typename Element>
+__device__ __forceinline__ void argmax(const Element* x, uint32_t columns, uint64_t pitch, uint32_t* out) {
+    __shared__ Best of_warps[THREADS / WARP];
+    const uint32_t row = blockIdx.x / CLUSTER, part = blockIdx.x % CLUSTER;
+#if CLUSTER > 1
+    __shared__ Best of_blocks[CLUSTER];
+    // Nobody writes to the first block's memory before it runs; what lies between here and the wait hides the delay.
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+    x += row * pitch;
+    const bool aligned = aligned_to(x, 16) && columns % VECTOR<Element> == 0;
+    Best best = aligned ? best_of<VECTOR<Element>>(x, columns, part) : best_of<1>(x, columns, part);
+    best = warp_best(best);
+    if (threadIdx.x % WARP == 0) {
+        of_warps[threadIdx.x / WARP] = best;
+    }
+    __syncthreads();
+    if (threadIdx.x < WARP) {
+        best = warp_best(threadIdx.x < THREADS / WARP ? of_warps[threadIdx.x] : Best{-INFINITY, NO_CHOICE});
+    }
+#if CLUSTER > 1
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+    if (threadIdx.x == 0) {
+        const uint32_t here = static_cast<uint32_t>(__cvta_generic_to_shared(&of_blocks[part]));
+        uint32_t there;
+        asm volatile("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(there) : "r"(here));
+        asm volatile("st.shared::cluster.v2.b32 [%0], {%1, %2};" ::"r"(there), "r"(__float_as_uint(best.value)),
+                     "r"(best.place)
+                     : "memory");
+    }
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    if (part == 0 && threadIdx.x < WARP) {
+        best = warp_best(threadIdx.x < CLUSTER ? of_blocks[threadIdx.x] : Best{-INFINITY, NO_CHOICE});
+    }
+#endif
+    if (part == 0 && threadIdx.x == 0) {
+        out[row] = best.place;
+    }
+}
+
+#define KERNEL(name, Element)                                                                       \
+    extern "C" __global__ void SHARE_OF_A_ROW __launch_bounds__(THREADS, 3)                            \
+        argmax_##name(const Element* x, uint32_t columns, uint32_t pitch, uint32_t* out) {          \
+        argmax(x, columns, pitch, out);                                                             \
+    }
+FOR_EACH_ACTIVATION(KERNEL)
+KERNEL(f32, float)
+
+// Launch: grid (rows * blocks), block (512), no dynamic shared memory, where blocks is 8 for the sm_90a image and 1 for
+// the others (the image that was loaded decides, not the device). The cluster is compiled in and needs no launch
+// attribute. rows and columns > 0.

@@ -1,0 +1,303 @@
+// Attention of many query rows, with an online softmax: no matrix of scores is ever stored (FlashAttention-2, Dao 2023,
+// arXiv 2307.08691). Two families, for head_dim D in {32, 64, 80, 128}, bf16 and f16, sums in f32.
+//
+// attention_paged_<type>_d<D>: causal, over the paged cache (PagedAttention, Kwon et al. 2023, arXiv 2309.06180).
+//   queries          [rows, heads * D], rows `query_pitch` elements apart
+//   layer            [blocks, 2 (keys, values), kv_heads, 16 tokens, D], contiguous
+//   query_starts     [sequences + 1] u32: sequence s has the rows query_starts[s] .. query_starts[s + 1]
+//   context_lengths  [sequences] u32: tokens of s in the cache, those of this step's rows included
+//   block_tables     [sequences, blocks_max] u32: the blocks of s in order; places past its context are not read
+//   out              [rows, heads * D], rows `out_pitch` elements apart
+//   Row r of a sequence's n rows sees its first context - n + r + 1 tokens, and comes out as zeros if that is none. Query
+//   head h sees head h / (heads / kv_heads) of keys and values. Sequences before `first_sequence` are left alone, as are
+//   rows of no sequence: their part of `out` is not written. Any number of rows of a sequence is right, also 0 and 1.
+//
+// attention_packed_<type>_d<D>: in both directions, each row over all rows of its own stretch.
+//   qkv              [rows, 3 * heads * D] (queries, keys, values), rows `pitch` elements apart
+//   starts           [stretches + 1] u32: stretch s has the rows starts[s] .. starts[s + 1]
+//   out              [rows, heads * D], rows `out_pitch` elements apart; rows of no stretch are not written
+//
+// Scores are multiplied by `scale` (> 0). Weights are rounded to the activations' type before they meet the values.
+// Pointers are aligned to 16 bytes, pitches are multiples of 8 elements, heads is a multiple of kv_heads.
+// A token no row may see is never added in, whatever bits stand there: past the end of a context the cache may hold NaN.
+// A NaN that a row does see makes NaN of that head of that row; under the causal mask a NaN value may also reach
+// earlier rows of its own sequence within the same 64 tokens (0 * NaN). Starts are clamped to `rows`, a context to
+// blocks_max * 16 tokens, and a block id from `blocks` on reads as zeros: nothing outside the arguments is touched.
+//
+// One code for sm_75 (f16 only: compile with -DBURSAR_NO_BF16) and all later. H200: see attention_prefill_hopper.cu.
+
+#include "include/attention_tiles.cuh"
+#include "include/online_softmax.cuh"
+#include "include/tensor_core.cuh"
+
+namespace {
+
+constexpr int WARPS = 4;
+constexpr int THREADS = 32 * WARPS;
+constexpr int QUERIES = 16 * WARPS;  // of a tile
+constexpr int KEYS = 64;             // of a step
+constexpr uint32_t BLOCK_TOKENS = 16;
+
+// Where the keys and values of one sequence and head stand in the cache.
+template <typename T, int D>
+struct PagedKeys {
+    const T* head;          // this head's place in block 0
+    const uint32_t* table;  // [blocks_max]
+    uint32_t blocks;
+    size_t block_pitch;   // elements from block to block
+    size_t values_after;  // elements from a block's keys to its values
+
+    __device__ __forceinline__ const T* row(uint32_t token, bool& valid) const {
+        const uint32_t block = valid ? __ldg(table + token / BLOCK_TOKENS) : 0u;
+        valid = valid && block < blocks;
+        return valid ? head + block * block_pitch + (token % BLOCK_TOKENS) * D : head;
+    }
+};
+
+// Where those of a stretch stand in the packed rows.
+template <typename T, int D>
+struct PackedKeys {
+    const T* head;  // this head's keys in the stretch's first row
+    size_t pitch;
+    size_t values_after;
+
+    __device__ __forceinline__ const T* row(uint32_t token, bool& valid) const {
+        return valid ? head + token * pitch : head;
+    }
+};
+
+// Query vectors of a tile: a head of a row each.
+struct QueryPlaces {
+    uint32_t first_query;
+    uint32_t queries;  // of the whole sequence
+    uint32_t group;
+    uint32_t first_head;
+    uint32_t first_row;
+
+    __device__ __forceinline__ bool holds(uint32_t index) const { return first_query + index < queries; }
+    __device__ __forceinline__ uint32_t row(uint32_t index) const { return (first_query + index) / group; }
+    __device__ __forceinline__ size_t element(uint32_t index, size_t pitch, uint32_t head_dim) const {
+        const uint32_t query = first_query + index;
+        return (first_row + query / group) * pitch + (first_head + query % group) * head_dim;
+    }
+};
+
+// A row of shared memory is 16 bytes longer than a head: 8 rows then start in 8 different groups of banks.
+template <int D>
+constexpr int ROW = D + 8;
+
+// Starts the copy of keys or values first_key .. first_key + KEYS; those from `keys` on become zeros.
+template <typename T, int D, typename Keys>
+__device__ __forceinline__ void copy_keys(T* shared, const Keys& source, size_t offset, uint32_t first_key, uint32_t keys) {
+    constexpr int PIECES = D / 8;
+    static_assert(KEYS * PIECES % THREADS == 0, "every thread copies as much");
+#pragma unroll
+    for (int i = 0; i < KEYS * PIECES / THREADS; ++i) {
+        const uint32_t piece = threadIdx.x + i * THREADS;
+        const uint32_t key = piece / PIECES;
+        const uint32_t column = piece % PIECES * 8;
+        bool valid = first_key + key < keys;
+        const T* row = source.row(first_key + key, valid);
+        copy_16_bytes(shared_address(shared + key * ROW<D> + column), row + offset + column, valid);
+    }
+}
+
+// One tile: its query vectors over the keys 0 .. keys. `CAUSAL`: row r of the sequence sees only visible + r of them.
+template <typename T, int D, bool CAUSAL, typename Keys>
+__device__ __forceinline__ void attend(const T* queries, size_t query_pitch, T* out, size_t out_pitch, const QueryPlaces& places,
+                                       const Keys& source, int32_t keys, int32_t visible, float scale) {
+    using Element = TensorCoreElement<T>;
+    constexpr int STEPS = D / 16;  // of a product over the head
+    __shared__ __align__(16) T key_rows[KEYS * ROW<D>];
+    __shared__ __align__(16) T value_rows[KEYS * ROW<D>];
+    const uint32_t warp = threadIdx.x / 32;
+    const uint32_t lane = threadIdx.x % 32;
+
+    // The queries pass through the values' place into registers.
+    const int32_t steps = (keys + KEYS - 1) / KEYS;
+    constexpr int PIECES = D / 8;
+#pragma unroll
+    for (int i = 0; i < QUERIES * PIECES / THREADS; ++i) {
+        const uint32_t piece = threadIdx.x + i * THREADS;
+        const uint32_t index = piece / PIECES;
+        const uint32_t column = piece % PIECES * 8;
+        const bool valid = places.holds(index);
+        const T* row = valid ? queries + places.element(index, query_pitch, D) : queries;
+        copy_16_bytes(shared_address(value_rows + index * ROW<D> + column), row + column, valid);
+    }
+    if (steps > 0) {
+        copy_keys<T, D>(key_rows, source, 0, (steps - 1) * KEYS, keys);
+    }
+    wait_for_copies();
+    __syncthreads();
+    uint32_t query[STEPS][4];
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step) {
+        load_quarters(query[step], shared_address(value_rows + (warp * 16 + lane % 16) * ROW<D> + step * 16 + lane / 16 * 8));
+    }
+    __syncthreads();
+
+    const uint32_t own[2] = {warp * 16 + lane / 4, warp * 16 + lane / 4 + 8};
+    int32_t limit[2] = {keys, keys};
+    if (CAUSAL) {
+        limit[0] = min(keys, visible + static_cast<int32_t>(places.row(own[0])));
+        limit[1] = min(keys, visible + static_cast<int32_t>(places.row(own[1])));
+    }
+    const int32_t seen_by_all = CAUSAL ? min(keys, visible + static_cast<int32_t>(places.row(0))) : keys;
+
+    OnlineSoftmax softmax;
+    softmax.begin();
+    float gathered[D / 8][4] = {};
+    for (int32_t step = steps - 1; step >= 0; --step) {
+        copy_keys<T, D>(value_rows, source, source.values_after, step * KEYS, keys);
+
+        float scores[KEYS / 8][4] = {};
+#pragma unroll
+        for (int k = 0; k < STEPS; ++k) {
+#pragma unroll
+            for (int tile = 0; tile < KEYS / 8; tile += 2) {
+                uint32_t key[4];
+                const uint32_t row = tile * 8 + lane / 16 * 8 + lane % 8;
+                load_quarters(key, shared_address(key_rows + row * ROW<D> + k * 16 + lane / 8 % 2 * 8));
+                Element::multiply_add(scores[tile], query[k], key[0], key[1]);
+                Element::multiply_add(scores[tile + 1], query[k], key[2], key[3]);
+            }
+        }
+        if ((step + 1) * KEYS > seen_by_all) {
+            OnlineSoftmax::mask(scores, step * KEYS + static_cast<int32_t>(lane % 4 * 2), limit);
+        }
+        float shrink[2];
+        softmax.step(scores, scale * 1.4426950408889634f, shrink);
+#pragma unroll
+        for (int tile = 0; tile < D / 8; ++tile) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                gathered[tile][i] *= shrink[i / 2];
+            }
+        }
+
+        wait_for_copies();
+        __syncthreads();  // the values are there, and no warp needs these keys any more
+        if (step > 0) {
+            copy_keys<T, D>(key_rows, source, 0, (step - 1) * KEYS, keys);
+        }
+#pragma unroll
+        for (int k = 0; k < KEYS / 16; ++k) {
+            const uint32_t weight[4] = {Element::pack(scores[2 * k][0], scores[2 * k][1]),
+                                        Element::pack(scores[2 * k][2], scores[2 * k][3]),
+                                        Element::pack(scores[2 * k + 1][0], scores[2 * k + 1][1]),
+                                        Element::pack(scores[2 * k + 1][2], scores[2 * k + 1][3])};
+#pragma unroll
+            for (int tile = 0; tile < D / 8; tile += 2) {
+                uint32_t value[4];
+                const uint32_t row = k * 16 + lane % 16;
+                load_quarters_transposed(value, shared_address(value_rows + row * ROW<D> + tile * 8 + lane / 16 * 8));
+                Element::multiply_add(gathered[tile], weight, value[0], value[1]);
+                Element::multiply_add(gathered[tile + 1], weight, value[2], value[3]);
+            }
+        }
+        wait_for_copies();
+        __syncthreads();  // the next keys are there, and no warp needs these values any more
+    }
+
+    // Each warp passes its 16 rows through shared memory, so that they leave 16 bytes a lane.
+    float inverse[2];
+    softmax.finish(inverse);
+#pragma unroll
+    for (int tile = 0; tile < D / 8; ++tile) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const uint32_t both = Element::pack(gathered[tile][2 * half] * inverse[half], gathered[tile][2 * half + 1] * inverse[half]);
+            *reinterpret_cast<uint32_t*>(key_rows + own[half] * ROW<D> + tile * 8 + lane % 4 * 2) = both;
+        }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 16 * PIECES / 32; ++i) {
+        const uint32_t piece = lane + i * 32;
+        const uint32_t index = warp * 16 + piece / PIECES;
+        const uint32_t column = piece % PIECES * 8;
+        if (places.holds(index)) {
+            *reinterpret_cast<uint4*>(out + places.element(index, out_pitch, D) + column) =
+                *reinterpret_cast<const uint4*>(key_rows + index * ROW<D> + column);
+        }
+    }
+}
+
+template <typename T, int D>
+__device__ __forceinline__ void attention_paged(T* out, const T* queries, const T* layer, const uint32_t* query_starts,
+                                                const uint32_t* context_lengths, const uint32_t* block_tables,
+                                                uint32_t out_pitch, uint32_t query_pitch, uint32_t rows, uint32_t sequences,
+                                                uint32_t first_sequence, uint32_t heads, uint32_t kv_heads, uint32_t blocks,
+                                                uint32_t blocks_max, float scale) {
+    const uint32_t group = heads / kv_heads;
+    const uint32_t kv_head = blockIdx.x % kv_heads;
+    uint32_t wanted = blockIdx.x / kv_heads;
+    AttentionTile tile;
+    if (!find_tile<QUERIES>(wanted, query_starts, first_sequence, sequences, rows, group, tile)) {
+        return;
+    }
+    const int32_t context = static_cast<int32_t>(min(__ldg(context_lengths + tile.sequence), blocks_max * BLOCK_TOKENS));
+    const int32_t visible = context - static_cast<int32_t>(tile.rows) + 1;  // to row 0
+    const QueryPlaces places = {tile.first_query, tile.rows * group, group, kv_head * group, tile.first_row};
+    const int32_t last_row = min((tile.first_query + QUERIES - 1) / group, tile.rows - 1);
+    PagedKeys<T, D> source;
+    source.values_after = static_cast<size_t>(kv_heads) * BLOCK_TOKENS * D;
+    source.block_pitch = 2 * source.values_after;
+    source.head = layer + static_cast<size_t>(kv_head) * BLOCK_TOKENS * D;
+    source.table = block_tables + static_cast<size_t>(tile.sequence) * blocks_max;
+    source.blocks = blocks;
+    attend<T, D, true>(queries, query_pitch, out, out_pitch, places, source, max(visible + last_row, 0), visible, scale);
+}
+
+template <typename T, int D>
+__device__ __forceinline__ void attention_packed(T* out, const T* qkv, const uint32_t* starts, uint32_t out_pitch, uint32_t pitch,
+                                                 uint32_t rows, uint32_t stretches, uint32_t heads, float scale) {
+    const uint32_t head = blockIdx.x % heads;
+    uint32_t wanted = blockIdx.x / heads;
+    AttentionTile tile;
+    if (!find_tile<QUERIES>(wanted, starts, 0, stretches, rows, 1, tile)) {
+        return;
+    }
+    const QueryPlaces places = {tile.first_query, tile.rows, 1, head, tile.first_row};
+    PackedKeys<T, D> source;
+    source.pitch = pitch;
+    source.values_after = static_cast<size_t>(heads) * D;
+    source.head = qkv + tile.first_row * source.pitch + source.values_after + head * D;
+    attend<T, D, false>(qkv, pitch, out, out_pitch, places, source, static_cast<int32_t>(tile.rows), 0, scale);
+}
+
+}  // namespace
+
+#define ATTENTION_PREFILL(TYPE, NAME, D)                                                                                        \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                                       \
+        attention_paged_##NAME##_d##D(TYPE* out, const TYPE* queries, const TYPE* layer, const uint32_t* query_starts,          \
+                                      const uint32_t* context_lengths, const uint32_t* block_tables, uint32_t out_pitch,        \
+                                      uint32_t query_pitch, uint32_t rows, uint32_t sequences, uint32_t first_sequence,         \
+                                      uint32_t heads, uint32_t kv_heads, uint32_t blocks, uint32_t blocks_max, float scale) {   \
+        attention_paged<TYPE, D>(out, queries, layer, query_starts, context_lengths, block_tables, out_pitch, query_pitch,      \
+                                 rows, sequences, first_sequence, heads, kv_heads, blocks, blocks_max, scale);                  \
+    }                                                                                                                           \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                                       \
+        attention_packed_##NAME##_d##D(TYPE* out, const TYPE* qkv, const uint32_t* starts, uint32_t out_pitch, uint32_t pitch,  \
+                                       uint32_t rows, uint32_t stretches, uint32_t heads, float scale) {                        \
+        attention_packed<TYPE, D>(out, qkv, starts, out_pitch, pitch, rows, stretches, heads, scale);                           \
+    }
+
+ATTENTION_PREFILL(__half, f16, 32)
+ATTENTION_PREFILL(__half, f16, 64)
+ATTENTION_PREFILL(__half, f16, 80)
+ATTENTION_PREFILL(__half, f16, 128)
+#if !defined(BURSAR_NO_BF16)
+ATTENTION_PREFILL(__nv_bfloat16, bf16, 32)
+ATTENTION_PREFILL(__nv_bfloat16, bf16, 64)
+ATTENTION_PREFILL(__nv_bfloat16, bf16, 80)
+ATTENTION_PREFILL(__nv_bfloat16, bf16, 128)
+#endif
+
+// Launch. Block 128, no dynamic shared memory, all shared memory is static (at most 34,816 bytes); no scratch.
+//   attention_paged:  grid x = kv_heads * ((rows * (heads / kv_heads) + 63 * (sequences - first_sequence)) / 64), where
+//                     `rows` may be only those from query_starts[first_sequence] on, if the host knows them.
+//   attention_packed: grid x = heads * ((rows + 63 * stretches) / 64), or heads times the exact number of tiles of 64
+//                     rows, if the host knows the stretches.
+// Both are upper bounds: a block that finds no tile returns. A grid of 0 is not launched.

@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""Compiles the device code and writes what it came from beside it.
+
+    python3 kernels/cuda/compile.py [name ...]     all files, or these
+
+Needs Python 3 with pip and a package index, and no GPU: the pinned compiler comes from PyPI into target/device-code.
+`compiled/` is committed; `kernels/tests/device_code.rs` fails when it does not fit the sources any more.
+"""
+
+import concurrent.futures
+import hashlib
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import venv
+
+HERE = pathlib.Path(__file__).resolve().parent
+COMPILED = HERE / "compiled"
+TOOLS = HERE.parent.parent / "target" / "device-code"
+WHEELS = [
+    "nvidia-cuda-nvcc==13.0.88",
+    "nvidia-nvvm==13.0.88",
+    "nvidia-cuda-crt==13.0.88",
+    "nvidia-cuda-runtime==13.0.96",
+    "nvidia-cuda-cccl==13.0.85",
+]
+COMMON = ["-std=c++17", "-O3", "-Iinclude"]
+# By the end of the compiled file's name. Turing has f16 alone; sm_80's PTX is the floor for all that follows; sm_90a is
+# Hopper's own.
+TARGETS = {
+    "sm_75.ptx": ["-arch=compute_75", "-DBURSAR_NO_BF16", "-ptx"],
+    "sm_80.ptx": ["-arch=compute_80", "-ptx"],
+    "sm_90a.cubin": ["-gencode=arch=compute_90a,code=sm_90a", "-cubin"],
+}
+# The PTX language of CUDA 12.4, the oldest driver that is served. The compiler writes its own, newer version; what it
+# wrote uses nothing newer, which `ptxas` confirms.
+PTX_VERSION = "8.4"
+
+
+def compiler():
+    """The folder of the pinned compiler, installed if it is not there."""
+    marker = TOOLS / "wheels"
+    if not marker.exists() or marker.read_text() != "\n".join(WHEELS):
+        venv.create(TOOLS / "venv", with_pip=True, clear=True)
+        subprocess.run([TOOLS / "venv/bin/pip", "install", "--quiet", *WHEELS], check=True)
+        marker.write_text("\n".join(WHEELS))
+    return next((TOOLS / "venv/lib").glob("python3*/site-packages/nvidia/cu13"))
+
+
+def sources_of(source):
+    """The file and all of ours that it includes, sorted by path."""
+    found, left = set(), [source]
+    while left:
+        file = left.pop()
+        if file in found:
+            continue
+        found.add(file)
+        for name in re.findall(r'^\s*#include "([^"]+)"', file.read_text(), re.MULTILINE):
+            left.append(next(place for place in (file.parent / name, HERE / "include" / name) if place.exists()))
+    return sorted(found)
+
+
+def digest_of_sources(source):
+    """What a compiled file depends on: sources, options and compiler. `device_code.rs` computes the same."""
+    digest = hashlib.sha256()
+    for file in sources_of(source):
+        digest.update(f"{file.relative_to(HERE).as_posix()}\n".encode() + file.read_bytes())
+    digest.update(options().encode())
+    return digest.hexdigest()
+
+
+def options():
+    """Compiler and options as text; it stands in the manifest."""
+    targets = [" ".join([ending, *arguments]) for ending, arguments in TARGETS.items()]
+    return "\n".join([*WHEELS, " ".join(COMMON), *targets, PTX_VERSION])
+
+
+def compile_one(cuda, source, ending):
+    out = COMPILED / f"{source.stem}.{ending}"
+    environment = {**os.environ, "CUDA_HOME": str(cuda)}
+    command = [cuda / "bin/nvcc", *COMMON, *TARGETS[ending], source.name, "-o", out]
+    done = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True)
+    if done.returncode != 0:
+        return f"{source.name} for {ending}:\n{done.stdout}{done.stderr}"
+    if ending.endswith(".ptx"):
+        text = re.sub(r"^\.version .*$", f".version {PTX_VERSION}", out.read_text(), count=1, flags=re.MULTILINE)
+        # Comments hold the build's own paths.
+        out.write_text("\n".join(line for line in text.splitlines() if not line.startswith("//")) + "\n")
+        arch = ending.removesuffix(".ptx")
+        check = [cuda / "bin/ptxas", f"-arch={arch}", out, "-o", os.devnull]
+        done = subprocess.run(check, env=environment, capture_output=True, text=True)
+        if done.returncode != 0:
+            return f"{out.name} is not PTX {PTX_VERSION}:\n{done.stdout}{done.stderr}"
+    return None
+
+
+def main():
+    cuda = compiler()
+    COMPILED.mkdir(exist_ok=True)
+    sources = sorted(HERE.glob("*.cu"))
+    wanted = [source for source in sources if not sys.argv[1:] or source.stem in sys.argv[1:]]
+    jobs = [(source, ending) for source in wanted for ending in TARGETS]
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        errors = [error for error in pool.map(lambda job: compile_one(cuda, *job), jobs) if error]
+    if errors:
+        sys.exit("\n".join(errors))
+    manifest = COMPILED / "manifest.json"
+    known = json.loads(manifest.read_text())["files"] if manifest.exists() else {}
+    files = {source.stem: known.get(source.stem) for source in sources}
+    for source in wanted:
+        outputs = {
+            ending: hashlib.sha256((COMPILED / f"{source.stem}.{ending}").read_bytes()).hexdigest() for ending in TARGETS
+        }
+        files[source.stem] = {"sources": digest_of_sources(source), "compiled": outputs}
+    manifest.write_text(json.dumps({"options": options(), "files": files}, indent=1) + "\n")
+    for stale in COMPILED.iterdir():
+        if stale.name != "manifest.json" and stale.name.split(".")[0] not in files:
+            stale.unlink()
+    total = sum(file.stat().st_size for file in COMPILED.iterdir())
+    print(f"{len(wanted)} files, {total / 2**20:.2f} MiB compiled in all")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+// Embedding: `out[t] = table[id of t]`.
+//
+// table    [vocabulary, hidden]    activations' type, rows contiguous
+// ids      [tokens] u32            an id, or bit 31 and a place in `previous`: "the token that stands there"
+// previous [previous_count] u32    what the step before chose and the host has not seen yet; may be null if the count is 0
+// out      [tokens, hidden]        contiguous
+//
+// A previous token that is none (argmax found no number) gives a row of zeros: its sequence has ended, and the host hears
+// of it later. An id that is not below the vocabulary and a place that is not below `previous_count` give a row of NaN:
+// it shows, and nothing outside is read. Any alignment; 16-byte copies
+// when table, out and row are aligned to it.
+
+#include "copy_row.cuh"
+
+constexpr uint32_t FROM_PREVIOUS = 0x80000000u;
+
+template <typename Element>
+__device__ __forceinline__ void embed(const Element* table, uint32_t vocabulary, uint32_t hidden, const uint32_t* ids,
+                                      const uint32_t* previous, uint32_t previous_count, Element* out) {
+    const uint32_t token = blockIdx.x;
+    uint32_t id = ids[token];
+    bool none = false;
+    if (id & FROM_PREVIOUS) {
+        const uint32_t place = id & ~FROM_PREVIOUS;
+        id = place < previous_count ? previous[place] : ALL_ONES;
+        none = place < previous_count && id == ALL_ONES;
+    }
+    Element* row = out + static_cast<uint64_t>(token) * hidden;
+    const uint32_t bytes = hidden * sizeof(Element);
+    if (id < vocabulary) {
+        copy_row(table + static_cast<uint64_t>(id) * hidden, row, bytes);
+    } else {
+        fill_row(row, bytes, none ? 0 : ALL_ONES);
+    }
+}
+
+#define KERNEL(name, Element)                                                                                     \
+    extern "C" __global__ void __launch_bounds__(128)                                                             \
+        embed_##name(const Element* table, uint32_t vocabulary, uint32_t hidden, const uint32_t* ids,             \
+                     const uint32_t* previous, uint32_t previous_count, Element* out) {                           \
+        embed(table, vocabulary, hidden, ids, previous, previous_count, out);                                     \
+    }
+FOR_EACH_ACTIVATION(KERNEL)
+
+// Launch: grid (tokens), block (128), no dynamic shared memory. tokens > 0, vocabulary below 2^31.

@@ -1,0 +1,33 @@
+// Random numbers in place: weights of a model whose values do not matter. The definition stands in
+// `src/ops/fill_random.rs`; the CPU draws the same bits.
+//
+// out[i] = round(float(sum of the four quarters of splitmix64(seed, i) - 131070) * factor)
+//
+// out [count] bf16, f16 or f32, contiguous, any alignment
+//
+// An element depends on seed and place alone, never on the launch.
+
+#include "element.cuh"
+
+// SplitMix64 (Steele, Lea and Flood 2014) at its `i`-th step.
+__device__ __forceinline__ uint64_t split_mix(uint64_t seed, uint64_t i) {
+    uint64_t z = seed + (i + 1) * 0x9E3779B97F4A7C15ull;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return z ^ (z >> 31);
+}
+
+#define KERNEL(name, Element)                                                                             \
+    extern "C" __global__ void __launch_bounds__(256)                                                     \
+        fill_random_##name(Element* out, uint64_t count, uint64_t seed, float factor) {                   \
+        const uint64_t stride = static_cast<uint64_t>(gridDim.x) * blockDim.x;                            \
+        for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += stride) { \
+            const uint64_t z = split_mix(seed, i);                                                        \
+            const int32_t sum = static_cast<int32_t>((z & 0xffff) + (z >> 16 & 0xffff) + (z >> 32 & 0xffff) + (z >> 48)); \
+            out[i] = from_float<Element>(__fmul_rn(static_cast<float>(sum - 131070), factor));            \
+        }                                                                                                 \
+    }
+FOR_EACH_ACTIVATION(KERNEL)
+KERNEL(f32, float)
+
+// Launch: grid (clamp(div_ceil(count, 256), 1, 8192)), block (256), no dynamic shared memory.

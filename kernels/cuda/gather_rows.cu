@@ -1,0 +1,24 @@
+// Copying chosen rows: `out[i] = x[rows[i]]`. Bits are copied, so any type of 2 or 4 bytes will do.
+//
+// x    [x_rows, columns]   rows x_pitch elements apart
+// rows [chosen] u32
+// out  [chosen, columns]   rows out_pitch elements apart
+//
+// A row that is not below x_rows gives ones in every bit, a NaN in every float type: it shows, and nothing outside is
+// read. Any alignment; 16-byte copies when addresses, pitches and columns are aligned to it.
+
+#include "copy_row.cuh"
+
+extern "C" __global__ void __launch_bounds__(128)
+    gather_rows(const char* x, uint32_t x_rows, uint32_t x_pitch, const uint32_t* rows, uint32_t columns,
+                uint32_t element_bytes, char* out, uint32_t out_pitch) {
+    const uint32_t row = rows[blockIdx.x], bytes = columns * element_bytes;
+    char* target = out + static_cast<uint64_t>(blockIdx.x) * out_pitch * element_bytes;
+    if (row < x_rows) {
+        copy_row(x + static_cast<uint64_t>(row) * x_pitch * element_bytes, target, bytes);
+    } else {
+        fill_row(target, bytes, ALL_ONES);
+    }
+}
+
+// Launch: grid (chosen), block (128), no dynamic shared memory. chosen > 0, element_bytes 2 or 4.

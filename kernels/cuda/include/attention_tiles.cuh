@@ -1,0 +1,58 @@
+// Which rows a thread block works on, found on the device: the host knows how many rows and sequences there are, but not
+// where one sequence ends and the next begins.
+//
+// Grouped query heads are packed: the `group` heads that share one head of keys and values stand one after the other for
+// each row, so that a tile has `rows * group` query vectors to choose from and reads the keys and values once for all of
+// them. Query vector `q` of a sequence is head `q % group` of its row `q / group`.
+#pragma once
+
+#include <cstdint>
+
+struct AttentionTile {
+    uint32_t sequence;
+    uint32_t first_row;    // of the sequence, in the batch
+    uint32_t rows;         // of the sequence
+    uint32_t first_query;  // of the tile, in the sequence's rows * group query vectors
+};
+
+// Rows of a sequence, kept inside the batch whatever the starts say.
+__device__ __forceinline__ uint32_t rows_of(const uint32_t* starts, uint32_t sequence, uint32_t rows, uint32_t& first_row) {
+    first_row = min(__ldg(starts + sequence), rows);
+    const uint32_t end = min(__ldg(starts + sequence + 1), rows);
+    return end > first_row ? end - first_row : 0u;
+}
+
+// Finds tile number `wanted` of the sequences `first..end`, in order of sequences; within one, its last tile first,
+// because under a causal mask that is the one with the most work. False if there are no so many tiles; `wanted` is then
+// how many tiles are missing from it. Called by whole warps.
+template <uint32_t TILE_QUERIES>
+__device__ __forceinline__ bool find_tile(uint32_t& wanted, const uint32_t* starts, uint32_t first, uint32_t end,
+                                          uint32_t rows, uint32_t group, AttentionTile& tile) {
+    const uint32_t lane = threadIdx.x % 32;
+    for (uint32_t base = first; base < end; base += 32) {
+        uint32_t first_row = 0;
+        uint32_t own_rows = 0;
+        if (base + lane < end) {
+            own_rows = rows_of(starts, base + lane, rows, first_row);
+        }
+        const uint32_t own_tiles = (own_rows * group + TILE_QUERIES - 1) / TILE_QUERIES;
+        uint32_t up_to = own_tiles;
+#pragma unroll
+        for (uint32_t step = 1; step < 32; step *= 2) {
+            const uint32_t before = __shfl_up_sync(0xffffffffu, up_to, step);
+            up_to += lane >= step ? before : 0u;
+        }
+        const uint32_t holders = __ballot_sync(0xffffffffu, wanted < up_to);
+        if (holders != 0) {
+            const int holder = __ffs(holders) - 1;
+            tile.sequence = base + holder;
+            tile.first_row = __shfl_sync(0xffffffffu, first_row, holder);
+            tile.rows = __shfl_sync(0xffffffffu, own_rows, holder);
+            const uint32_t from_the_end = __shfl_sync(0xffffffffu, up_to, holder) - 1 - wanted;
+            tile.first_query = from_the_end * TILE_QUERIES;
+            return true;
+        }
+        wanted -= __shfl_sync(0xffffffffu, up_to, 31);
+    }
+    return false;
+}

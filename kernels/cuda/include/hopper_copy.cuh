@@ -1,0 +1,87 @@
+// Hopper's asynchronous machinery (sm_90a): barriers that count bytes, the bulk tensor copy engine, named barriers of a
+// part of a thread block, and the register budget of a warpgroup. After the PTX ISA manual, sections on mbarrier,
+// cp.async.bulk.tensor and setmaxnreg.
+#pragma once
+
+#include <cstdint>
+
+// The 128 bytes that cuTensorMapEncodeTiled fills in on the host.
+struct alignas(64) TensorMap {
+    uint64_t words[16];
+};
+
+__device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// Makes barriers that were just initialised known to the copy engine.
+__device__ __forceinline__ void barrier_init_done() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Arrives, and lets the phase end only when `bytes` have been copied as well.
+__device__ __forceinline__ void barrier_arrive_expecting(uint32_t barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// Waits for the end of the phase of this parity. A new barrier is in phase 0, and the phase before that one, of parity
+// 1, counts as ended.
+__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@done bra ended;\n"
+        "bra again;\n"
+        "ended:\n"
+        "}\n" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+// Starts the copy of the map's box at these coordinates into shared memory; places outside the tensor become zeros and
+// count as copied.
+__device__ __forceinline__ void copy_box(uint32_t destination, const TensorMap& map, uint32_t barrier, int32_t x, int32_t y,
+                                         int32_t z) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3,%4,%5}], [%2];" ::"r"(
+            destination),
+        "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+        : "memory");
+}
+
+__device__ __forceinline__ void copy_box(uint32_t destination, const TensorMap& map, uint32_t barrier, int32_t x, int32_t y,
+                                         int32_t z, int32_t u, int32_t v) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3,%4,%5,%6,%7}], "
+        "[%2];" ::"r"(destination),
+        "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v)
+        : "memory");
+}
+
+__device__ __forceinline__ void fetch_map(const TensorMap& map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// Orders this thread's ordinary writes to shared memory before later reads by the tensor cores and the copy engine.
+__device__ __forceinline__ void publish_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Barrier `name` (1 to 15; 0 is __syncthreads) of `threads` threads.
+__device__ __forceinline__ void part_sync(uint32_t name, uint32_t threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ void part_arrive(uint32_t name, uint32_t threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+
+template <uint32_t REGISTERS>
+__device__ __forceinline__ void give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+template <uint32_t REGISTERS>
+__device__ __forceinline__ void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}

@@ -1,0 +1,80 @@
+// Softmax of rows whose scores come tile by tile (Milakov and Gimelshein 2018, arXiv 1805.02867): a running maximum and
+// a running sum, and a factor by which what was gathered so far shrinks when the maximum grows.
+//
+// A lane holds two rows, in the layout of tensor_core.cuh: scores[j][0..2] of the first row and scores[j][2..4] of the
+// second, at the columns 8 * j + 2 * (lane % 4) and the next. The four lanes of a quad share their two rows.
+#pragma once
+
+#include <cstdint>
+
+__device__ __forceinline__ float power_of_two(float x) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+
+struct OnlineSoftmax {
+    float maximum[2];  // of the scores seen so far, unscaled; the same in the whole quad
+    float sum[2];      // of this lane's columns only, until `finish`
+
+    __device__ __forceinline__ void begin() {
+        maximum[0] = maximum[1] = -INFINITY;
+        sum[0] = sum[1] = 0.0f;
+    }
+
+    // Scores at columns at or past the row's limit become minus infinity, whatever they were. `column` is that of
+    // scores[0][0] in the sequence.
+    template <int TILES>
+    static __device__ __forceinline__ void mask(float (&scores)[TILES][4], int32_t column, const int32_t (&limit)[2]) {
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                if (column + tile * 8 + i % 2 >= limit[i / 2]) {
+                    scores[tile][i] = -INFINITY;
+                }
+            }
+        }
+    }
+
+    // Turns scores into weights, 2^(factor * (score - maximum)), and gives the factors for what was gathered before.
+    // A NaN score makes a NaN weight and so a NaN row; a row without any visible score keeps the sum 0.
+    template <int TILES>
+    __device__ __forceinline__ void step(float (&scores)[TILES][4], float factor, float (&shrink)[2]) {
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+            float highest = maximum[row];
+#pragma unroll
+            for (int tile = 0; tile < TILES; ++tile) {
+                highest = fmaxf(highest, fmaxf(scores[tile][2 * row], scores[tile][2 * row + 1]));
+            }
+            highest = fmaxf(highest, __shfl_xor_sync(0xffffffffu, highest, 1));
+            highest = fmaxf(highest, __shfl_xor_sync(0xffffffffu, highest, 2));
+            // Minus infinity less itself is no number: a row that has seen nothing measures from 0.
+            const float origin = highest == -INFINITY ? 0.0f : highest * factor;
+            shrink[row] = power_of_two(maximum[row] * factor - origin);
+            maximum[row] = highest;
+            float gathered = sum[row] * shrink[row];
+#pragma unroll
+            for (int tile = 0; tile < TILES; ++tile) {
+#pragma unroll
+                for (int i = 2 * row; i < 2 * row + 2; ++i) {
+                    scores[tile][i] = power_of_two(fmaf(scores[tile][i], factor, -origin));
+                    gathered += scores[tile][i];
+                }
+            }
+            sum[row] = gathered;
+        }
+    }
+
+    // One over the sum of each row, over all columns; 0 for a row that saw nothing, NaN stays NaN.
+    __device__ __forceinline__ void finish(float (&inverse)[2]) {
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+            float total = sum[row];
+            total += __shfl_xor_sync(0xffffffffu, total, 1);
+            total += __shfl_xor_sync(0xffffffffu, total, 2);
+            inverse[row] = total == 0.0f ? 0.0f : 1.0f / total;
+        }
+    }
+};

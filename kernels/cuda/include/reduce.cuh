@@ -1,0 +1,32 @@
+// Sums over a warp and over a block.
+#pragma once
+
+#include <stdint.h>
+
+constexpr uint32_t WARP = 32;
+constexpr uint32_t WARPS_MAX = 32;
+constexpr uint32_t ALL_LANES = 0xffffffffu;
+
+// Every lane gets the sum; the order of the additions is fixed, so the same row gives the same bits every time.
+__device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+    for (uint32_t distance = WARP / 2; distance > 0; distance /= 2) {
+        value += __shfl_xor_sync(ALL_LANES, value, distance);
+    }
+    return value;
+}
+
+// Every thread of the block gets the sum. The block is whole warps. One barrier is enough if neighbouring reductions use
+// different `partial`s: whoever writes one again has passed the other's barrier, and so has everyone read it.
+__device__ __forceinline__ float block_sum(float value, float (&partial)[WARPS_MAX]) {
+    const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
+    value = warp_sum(value);
+    if (warps == 1) {
+        return value;
+    }
+    if (lane == 0) {
+        partial[warp] = value;
+    }
+    __syncthreads();
+    return warp_sum(lane < warps ? partial[lane] : 0.0f);
+}

@@ -1,0 +1,167 @@
+// Layer normalisation (Ba et al. 2016, arXiv 1607.06450).
+//
+// out = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias, row by row
+//
+// x      [rows, hidden]   rows x_pitch elements apart
+// weight [hidden]         activations' type
+// bias   [hidden]         activations' type
+// out    [rows, hidden]   contiguous; may be x itself where x is contiguous
+//
+// Arithmetic is f32 with one rounding at the end; the variance is the mean square of the distances from a mean, never a
+// difference of two large sums, so that a large mean costs no digits. A NaN in a row makes that row NaN and no other.
+// Any hidden size and alignment; 16-byte accesses when addresses, pitch and hidden are aligned to it. A row of up to 2
+// vectors a thread (8192 elements) stays in registers; what is longer is read again.
+
+#include "element.cuh"
+#include "reduce.cuh"
+
+// Vectors that a thread keeps.
+constexpr uint32_t HELD = 2;
+
+// Some numbers' count, mean, and sum of squared distances from that mean.
+struct Moments {
+    float count, mean, squares;
+};
+
+// The moments of the whole block from those of its warps (Chan, Golub and LeVeque 1979): distances of the warps' means
+// from the common one are added to the distances inside. Neighbouring calls use different `partial`s (`block_sum`).
+__device__ __forceinline__ Moments block_moments(const Moments& of_warp, Moments (&partial)[WARPS_MAX]) {
+    const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
+    if (warps == 1) {
+        return of_warp;
+    }
+    if (lane == 0) {
+        partial[warp] = of_warp;
+    }
+    __syncthreads();
+    const Moments one = lane < warps ? partial[lane] : Moments{0.0f, 0.0f, 0.0f};
+    const float count = warp_sum(one.count);
+    const float mean = warp_sum(one.count * one.mean) / count;
+    return {count, mean, warp_sum(one.squares + one.count * (one.mean - mean) * (one.mean - mean))};
+}
+
+template <typename Element>
+struct Rows {
+    const Element* x;
+    uint32_t x_pitch;
+    const Element *weight, *bias;
+    uint32_t rows, hidden;
+    float epsilon;
+    Element* out;
+};
+
+// `WIDTH` elements at a time, rows a grid apart. Each thread has the same columns in all of them, so weights and biases
+// are read once; the next row is on its way while this one is summed. What is kept is kept as it stands in memory.
+template <uint32_t WIDTH, typename Element>
+__device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
+    __shared__ Moments partial[2][WARPS_MAX];
+    using Kept = Words<WIDTH, Element>;
+    const uint32_t vectors = call.hidden / WIDTH, rest = threadIdx.x + HELD * blockDim.x;
+    Kept weights[HELD], biases[HELD], ahead[HELD];
+    // Calls `step(slot, column)` for each vector that this thread keeps.
+    const auto each = [&](auto step) {
+#pragma unroll
+        for (uint32_t slot = 0; slot < HELD; ++slot) {
+            const uint32_t vector = threadIdx.x + slot * blockDim.x;
+            if (vector < vectors) {
+                step(slot, vector * WIDTH);
+            }
+        }
+    };
+    const auto fetch = [&](uint64_t row) {
+        each([&](uint32_t slot, uint32_t column) {
+            ahead[slot] = load_words<WIDTH>(call.x + row * call.x_pitch + column);
+        });
+    };
+    const auto finish = [&](const Kept& kept, const Kept& weight, const Kept& bias, float mean, float factor,
+                            Element* to) {
+        float values[WIDTH], by[WIDTH], shift[WIDTH];
+        widen<WIDTH, Element>(kept, values);
+        widen<WIDTH, Element>(weight, by);
+        widen<WIDTH, Element>(bias, shift);
+#pragma unroll
+        for (uint32_t i = 0; i < WIDTH; ++i) {
+            values[i] = (values[i] - mean) * factor * by[i] + shift[i];
+        }
+        store<WIDTH>(to, values);
+    };
+    fetch(blockIdx.x);
+    each([&](uint32_t slot, uint32_t column) {
+        weights[slot] = load_words<WIDTH>(call.weight + column);
+        biases[slot] = load_words<WIDTH>(call.bias + column);
+    });
+    uint32_t turn = 0;
+    for (uint64_t row = blockIdx.x; row < call.rows; row += gridDim.x, turn ^= 1) {
+        const Element* x = call.x + row * call.x_pitch;
+        Element* out = call.out + row * call.hidden;
+        Kept kept[HELD];
+        each([&](uint32_t slot, uint32_t) { kept[slot] = ahead[slot]; });
+        if (row + gridDim.x < call.rows) {
+            fetch(row + gridDim.x);
+        }
+        // Calls `step(values)` for each vector of this thread.
+        const auto over = [&](auto step) {
+            float values[WIDTH];
+            each([&](uint32_t slot, uint32_t) {
+                widen<WIDTH, Element>(kept[slot], values);
+                step(values);
+            });
+#pragma unroll 1
+            for (uint32_t vector = rest; vector < vectors; vector += blockDim.x) {
+                load<WIDTH>(x + vector * WIDTH, values);
+                step(values);
+            }
+        };
+        Moments moments = {0.0f, 0.0f, 0.0f};
+        over([&](const float(&values)[WIDTH]) {
+            moments.count += WIDTH;
+#pragma unroll
+            for (uint32_t i = 0; i < WIDTH; ++i) {
+                moments.mean += values[i];
+            }
+        });
+        // A warp may have no element at all; its mean is then zero, not zero over zero.
+        moments.count = warp_sum(moments.count);
+        moments.mean = warp_sum(moments.mean) / fmaxf(moments.count, 1.0f);
+        over([&](const float(&values)[WIDTH]) {
+#pragma unroll
+            for (uint32_t i = 0; i < WIDTH; ++i) {
+                moments.squares += (values[i] - moments.mean) * (values[i] - moments.mean);
+            }
+        });
+        moments.squares = warp_sum(moments.squares);
+        moments = block_moments(moments, partial[turn]);
+        const float factor = 1.0f / sqrtf(moments.squares / moments.count + call.epsilon);
+        each([&](uint32_t slot, uint32_t column) {
+            finish(kept[slot], weights[slot], biases[slot], moments.mean, factor, out + column);
+        });
+#pragma unroll 1
+        for (uint32_t vector = rest; vector < vectors; vector += blockDim.x) {
+            const uint32_t column = vector * WIDTH;
+            finish(load_words<WIDTH>(x + column), load_words<WIDTH>(call.weight + column),
+                   load_words<WIDTH>(call.bias + column), moments.mean, factor, out + column);
+        }
+    }
+}
+
+template <typename Element>
+__device__ __forceinline__ void norm(const Rows<Element>& call) {
+    const uint64_t starts = reinterpret_cast<uint64_t>(call.x) | reinterpret_cast<uint64_t>(call.out)
+        | reinterpret_cast<uint64_t>(call.weight) | reinterpret_cast<uint64_t>(call.bias);
+    if (aligned_to(starts, 16) && (call.x_pitch | call.hidden) % VECTOR<Element> == 0) {
+        norm_rows<VECTOR<Element>>(call);
+    } else {
+        norm_rows<1>(call);
+    }
+}
+
+#define KERNEL(name, Element)                                                                                    \
+    extern "C" __global__ void __launch_bounds__(512, 2)                                                          \
+        layer_norm_##name(const Element* x, uint32_t x_pitch, const Element* weight, const Element* bias,        \
+                          uint32_t rows, uint32_t hidden, float epsilon, Element* out) {                         \
+        norm(Rows<Element>{x, x_pitch, weight, bias, rows, hidden, epsilon, out});                               \
+    }
+FOR_EACH_ACTIVATION(KERNEL)
+
+// Launch: grid (min(rows, 8 * multiprocessors)), block (min(512, round_up(div_ceil(hidden, 16), 32))), no dynamic
+// shared memory. rows and hidden > 0. Any grid is right. The block must be whole warps, at most 16 of them.

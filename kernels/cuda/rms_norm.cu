@@ -1,0 +1,149 @@
+// Root-mean-square normalisation (Zhang and Sennrich 2019, arXiv 1910.07467), alone and behind a residual's addition.
+//
+// rms_norm:     out = x / sqrt(mean(x^2) + epsilon) * weight, row by row
+// add_rms_norm: residual = residual + x, rounded to the element; out = rms_norm(residual)
+//
+// x        [rows, hidden]   rows x_pitch elements apart
+// residual [rows, hidden]   rows residual_pitch elements apart, changed in place
+// weight   [hidden]         activations' type
+// out      [rows, hidden]   contiguous; may be x itself where x is contiguous
+//
+// Arithmetic and mean are f32 with one rounding at the end. A NaN in a row makes that row NaN and no other. Any hidden
+// size and alignment; 16-byte accesses when addresses, pitches and hidden are aligned to it. A row of up to 2 vectors
+// a thread (8192 elements) stays in registers between the sum and the scaling; what is longer is read again.
+
+#include "element.cuh"
+#include "reduce.cuh"
+
+// Vectors that a thread keeps.
+constexpr uint32_t HELD = 2;
+
+template <typename Element>
+struct Rows {
+    const Element* x;
+    uint32_t x_pitch;
+    Element* residual;  // null: nothing is added
+    uint32_t residual_pitch;
+    const Element* weight;
+    uint32_t rows, hidden;
+    float epsilon;
+    Element* out;
+};
+
+// `WIDTH` elements at a time, rows a grid apart. Each thread has the same columns in all of them, so the weights are
+// read once; the next row is on its way while this one is summed. What is kept is kept as it stands in memory.
+template <uint32_t WIDTH, bool ADDING, typename Element>
+__device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
+    __shared__ float partial[2][WARPS_MAX];
+    using Kept = Words<WIDTH, Element>;
+    const uint32_t vectors = call.hidden / WIDTH;
+    Kept weights[HELD], ahead[HELD], ahead_before[HELD];
+    // Calls `step(slot, column)` for each vector that this thread keeps.
+    const auto each = [&](auto step) {
+#pragma unroll
+        for (uint32_t slot = 0; slot < HELD; ++slot) {
+            const uint32_t vector = threadIdx.x + slot * blockDim.x;
+            if (vector < vectors) {
+                step(slot, vector * WIDTH);
+            }
+        }
+    };
+    const auto fetch = [&](uint64_t row) {
+        each([&](uint32_t slot, uint32_t column) {
+            ahead[slot] = load_words<WIDTH>(call.x + row * call.x_pitch + column);
+            if constexpr (ADDING) {
+                ahead_before[slot] = load_words<WIDTH>(call.residual + row * call.residual_pitch + column);
+            }
+        });
+    };
+    // The sum with the residual as it will be read again, and its squares.
+    const auto add = [&](const Kept& added, const Kept& before, Element* to, float& squares) {
+        float values[WIDTH];
+        widen<WIDTH, Element>(added, values);
+        Kept kept = added;
+        if constexpr (ADDING) {
+            float old[WIDTH];
+            widen<WIDTH, Element>(before, old);
+#pragma unroll
+            for (uint32_t i = 0; i < WIDTH; ++i) {
+                values[i] += old[i];
+            }
+            kept = to_words<WIDTH, Element>(values);
+            *reinterpret_cast<Kept*>(to) = kept;
+            widen<WIDTH, Element>(kept, values);
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < WIDTH; ++i) {
+            squares += values[i] * values[i];
+        }
+        return kept;
+    };
+    const auto scale = [&](const Kept& kept, const Kept& weight, float factor, Element* to) {
+        float values[WIDTH], by[WIDTH];
+        widen<WIDTH, Element>(kept, values);
+        widen<WIDTH, Element>(weight, by);
+#pragma unroll
+        for (uint32_t i = 0; i < WIDTH; ++i) {
+            values[i] = values[i] * factor * by[i];
+        }
+        store<WIDTH>(to, values);
+    };
+    fetch(blockIdx.x);
+    each([&](uint32_t slot, uint32_t column) { weights[slot] = load_words<WIDTH>(call.weight + column); });
+    uint32_t turn = 0;
+    for (uint64_t row = blockIdx.x; row < call.rows; row += gridDim.x, turn ^= 1) {
+        const Element* x = call.x + row * call.x_pitch;
+        Element* residual = ADDING ? call.residual + row * call.residual_pitch : nullptr;
+        Element* out = call.out + row * call.hidden;
+        const uint32_t rest = threadIdx.x + HELD * blockDim.x;
+        Kept kept[HELD];
+        float squares = 0.0f;
+        each([&](uint32_t slot, uint32_t column) {
+            kept[slot] = add(ahead[slot], ahead_before[slot], residual + column, squares);
+        });
+        if (row + gridDim.x < call.rows) {
+            fetch(row + gridDim.x);
+        }
+#pragma unroll 1
+        for (uint32_t vector = rest; vector < vectors; vector += blockDim.x) {
+            const Kept before = load_words<WIDTH>((ADDING ? residual : x) + vector * WIDTH);
+            add(load_words<WIDTH>(x + vector * WIDTH), before, residual + vector * WIDTH, squares);
+        }
+        const float factor = 1.0f / sqrtf(block_sum(squares, partial[turn]) / call.hidden + call.epsilon);
+        each([&](uint32_t slot, uint32_t column) { scale(kept[slot], weights[slot], factor, out + column); });
+#pragma unroll 1
+        for (uint32_t vector = rest; vector < vectors; vector += blockDim.x) {
+            // Each thread reads again what it alone has read, and with a residual also written.
+            const Kept again = load_words<WIDTH>((ADDING ? residual : x) + vector * WIDTH);
+            scale(again, load_words<WIDTH>(call.weight + vector * WIDTH), factor, out + vector * WIDTH);
+        }
+    }
+}
+
+template <bool ADDING, typename Element>
+__device__ __forceinline__ void norm(const Rows<Element>& call) {
+    const uint64_t starts = reinterpret_cast<uint64_t>(call.x) | reinterpret_cast<uint64_t>(call.out)
+        | reinterpret_cast<uint64_t>(call.weight) | reinterpret_cast<uint64_t>(call.residual);
+    const uint64_t steps = call.x_pitch | call.hidden | call.residual_pitch;
+    if (aligned_to(starts, 16) && steps % VECTOR<Element> == 0) {
+        norm_rows<VECTOR<Element>, ADDING>(call);
+    } else {
+        norm_rows<1, ADDING>(call);
+    }
+}
+
+#define KERNEL(name, Element)                                                                                        \
+    extern "C" __global__ void __launch_bounds__(512, 2)                                                              \
+        rms_norm_##name(const Element* x, uint32_t x_pitch, const Element* weight, uint32_t rows, uint32_t hidden,   \
+                        float epsilon, Element* out) {                                                               \
+        norm<false>(Rows<Element>{x, x_pitch, nullptr, 0, weight, rows, hidden, epsilon, out});                      \
+    }                                                                                                                \
+    extern "C" __global__ void __launch_bounds__(512, 2)                                                              \
+        add_rms_norm_##name(const Element* x, uint32_t x_pitch, Element* residual, uint32_t residual_pitch,          \
+                            const Element* weight, uint32_t rows, uint32_t hidden, float epsilon, Element* out) {    \
+        norm<true>(Rows<Element>{x, x_pitch, residual, residual_pitch, weight, rows, hidden, epsilon, out});         \
+    }
+FOR_EACH_ACTIVATION(KERNEL)
+
+// Launch: grid (min(rows, 8 * multiprocessors)), block (min(512, round_up(div_ceil(hidden, 16), 32))), no dynamic
+// shared memory. rows and hidden > 0. Any grid is right. The block must be whole warps, at most 16 of them.

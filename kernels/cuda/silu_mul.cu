@@ -1,0 +1,70 @@
+// The gate of a gated MLP (SwiGLU, Shazeer 2020, arXiv 2002.05202).
+//
+// out = gate / (1 + exp(-gate)) * up
+//
+// gate_up [rows, 2 * features]   gate, then up; rows pitch elements apart
+// out     [rows, features]       contiguous
+//
+// f32 inside, one rounding at the end. Any number of features and any alignment; 16-byte accesses when all parts of a
+// row are aligned to it, 8-byte ones where only those are (3420 features: `up` starts 6840 bytes behind `gate`).
+
+#include "element.cuh"
+
+// Vectors in flight for each thread.
+constexpr uint32_t HELD = 2;
+
+template <uint32_t WIDTH, typename Element>
+__device__ __forceinline__ void silu_mul_row(const Element* gate, const Element* up, uint32_t features, Element* out) {
+    const uint32_t vectors = features / WIDTH, stride = gridDim.y * blockDim.x;
+    for (uint32_t first = blockIdx.y * blockDim.x + threadIdx.x; first < vectors; first += HELD * stride) {
+        float gates[HELD][WIDTH], ups[HELD][WIDTH];
+#pragma unroll
+        for (uint32_t slot = 0; slot < HELD; ++slot) {
+            const uint32_t vector = first + slot * stride;
+            if (vector < vectors) {
+                load<WIDTH>(gate + vector * WIDTH, gates[slot]);
+                load<WIDTH>(up + vector * WIDTH, ups[slot]);
+            }
+        }
+#pragma unroll
+        for (uint32_t slot = 0; slot < HELD; ++slot) {
+            const uint32_t vector = first + slot * stride;
+            if (vector < vectors) {
+                float values[WIDTH];
+#pragma unroll
+                for (uint32_t i = 0; i < WIDTH; ++i) {
+                    // exp overflows to infinity for a very negative gate, and the quotient is then a zero.
+                    values[i] = __fdividef(gates[slot][i], 1.0f + __expf(-gates[slot][i])) * ups[slot][i];
+                }
+                store<WIDTH>(out + vector * WIDTH, values);
+            }
+        }
+    }
+}
+
+template <typename Element>
+__device__ __forceinline__ void silu_mul(const Element* gate_up, uint32_t pitch, uint32_t features, Element* out) {
+    const Element* gate = gate_up + static_cast<uint64_t>(blockIdx.x) * pitch;
+    const Element* up = gate + features;
+    out += static_cast<uint64_t>(blockIdx.x) * features;
+    const uint64_t together =
+        reinterpret_cast<uint64_t>(gate) | reinterpret_cast<uint64_t>(up) | reinterpret_cast<uint64_t>(out);
+    constexpr uint32_t HALF = VECTOR<Element> / 2;
+    if (aligned_to(together, 16) && features % VECTOR<Element> == 0) {
+        silu_mul_row<VECTOR<Element>>(gate, up, features, out);
+    } else if (aligned_to(together, 8) && features % HALF == 0) {
+        silu_mul_row<HALF>(gate, up, features, out);
+    } else {
+        silu_mul_row<1>(gate, up, features, out);
+    }
+}
+
+#define KERNEL(name, Element)                                                                                  \
+    extern "C" __global__ void __launch_bounds__(256)                                                          \
+        silu_mul_##name(const Element* gate_up, uint32_t pitch, uint32_t features, Element* out) {             \
+        silu_mul(gate_up, pitch, features, out);                                                               \
+    }
+FOR_EACH_ACTIVATION(KERNEL)
+
+// Launch: grid (rows, div_ceil(features, rows < 128 ? 2048 : 4096)), block (256), no dynamic shared memory. rows > 0.
+// Any second grid size is right; few rows want more blocks.

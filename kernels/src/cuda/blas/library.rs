@@ -1,0 +1,323 @@
+//! The library's calls, as its header (`cublasLt.h` of CUDA 12.4 to 13.0) declares them.
+
+use std::{ffi::c_void, sync::Arc};
+
+use bursar_budgets::{CudaDevice, DeviceError};
+use cudarc::driver::sys::CUstream;
+use libloading::Library;
+
+use super::{
+    super::error::OpenError,
+    search::{BlasSearch, NAMES},
+};
+
+/// The library's handles are pointers to what it hides.
+pub(super) type Handle = *mut c_void;
+
+/// An algorithm, opaque and copied as bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Algorithm([u64; 8]);
+
+/// What the library proposes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Proposal {
+    pub algorithm: Algorithm,
+    pub workspace: usize,
+    pub status: i32,
+    waves: f32,
+    reserved: [i32; 4],
+}
+
+impl Proposal {
+    pub(super) const NONE: Proposal =
+        Proposal { algorithm: Algorithm([0; 8]), workspace: 0, status: -1, waves: 0.0, reserved: [0; 4] };
+}
+
+/// The numbers of the header that are used here.
+pub(super) mod number {
+    pub const SUCCESS: i32 = 0;
+    pub const R_32F: i32 = 0;
+    pub const R_16F: i32 = 2;
+    pub const R_16BF: i32 = 14;
+    pub const COMPUTE_32F: i32 = 68;
+    pub const DESC_TRANSA: i32 = 3;
+    pub const DESC_EPILOGUE: i32 = 7;
+    pub const DESC_BIAS_POINTER: i32 = 8;
+    pub const OP_TRANSPOSED: i32 = 1;
+    pub const EPILOGUE_BIAS: i32 = 4;
+    pub const PREFERENCE_WORKSPACE: i32 = 1;
+    pub const PREFERENCE_REDUCTION: i32 = 3;
+    /// Parts of a sum are added in f32. The other schemes round each of them to the output's type.
+    pub const REDUCTION_IN_COMPUTE_TYPE: u32 = 2;
+}
+
+macro_rules! calls {
+    ($($field:ident = $symbol:literal: fn($($argument:ty),*);)*) => {
+        struct Calls {
+            $($field: unsafe extern "C" fn($($argument),*) -> i32,)*
+            /// Behind the calls, which are its.
+            _library: Library,
+        }
+
+        impl Calls {
+            /// # Safety
+            /// The library is cuBLASLt.
+            unsafe fn of(library: Library) -> Result<Self, libloading::Error> {
+                // SAFETY: the symbols have these types in cuBLASLt, as the caller promises that this is.
+                unsafe { Ok(Calls { $($field: *library.get($symbol)?,)* _library: library }) }
+            }
+        }
+    };
+}
+
+calls! {
+    create = b"cublasLtCreate": fn(*mut Handle);
+    destroy = b"cublasLtDestroy": fn(Handle);
+    desc_create = b"cublasLtMatmulDescCreate": fn(*mut Handle, i32, i32);
+    desc_destroy = b"cublasLtMatmulDescDestroy": fn(Handle);
+    desc_set = b"cublasLtMatmulDescSetAttribute": fn(Handle, i32, *const c_void, usize);
+    layout_create = b"cublasLtMatrixLayoutCreate": fn(*mut Handle, i32, u64, u64, i64);
+    layout_destroy = b"cublasLtMatrixLayoutDestroy": fn(Handle);
+    preference_create = b"cublasLtMatmulPreferenceCreate": fn(*mut Handle);
+    preference_destroy = b"cublasLtMatmulPreferenceDestroy": fn(Handle);
+    preference_set = b"cublasLtMatmulPreferenceSetAttribute": fn(Handle, i32, *const c_void, usize);
+    heuristic = b"cublasLtMatmulAlgoGetHeuristic":
+        fn(Handle, Handle, Handle, Handle, Handle, Handle, Handle, i32, *mut Proposal, *mut i32);
+    check = b"cublasLtMatmulAlgoCheck":
+        fn(Handle, Handle, Handle, Handle, Handle, Handle, *const Algorithm, *mut Proposal);
+    matmul = b"cublasLtMatmul":
+        fn(Handle, Handle, *const c_void, *const c_void, Handle, *const c_void, Handle, *const c_void, *const c_void,
+           Handle, *mut c_void, Handle, *const Algorithm, *mut c_void, usize, CUstream);
+}
+
+/// The library with a handle. One serves all lanes of a device.
+pub(in super::super) struct Blas {
+    calls: Arc<Calls>,
+    handle: Handle,
+    device: Arc<CudaDevice>,
+}
+
+// SAFETY: the library's handles may be used by several threads at once; it says so.
+unsafe impl Send for Blas {}
+// SAFETY: as above.
+unsafe impl Sync for Blas {}
+
+/// Something that the library made: a description or a layout.
+pub(super) struct Object {
+    raw: Handle,
+    destroy: unsafe extern "C" fn(Handle) -> i32,
+    /// The call that destroys it is this library's.
+    _calls: Arc<Calls>,
+}
+
+// SAFETY: it is plain data behind a pointer that nobody else has.
+unsafe impl Send for Object {}
+
+impl Drop for Object {
+    fn drop(&mut self) {
+        // SAFETY: it was made once, and this is its last use.
+        unsafe { (self.destroy)(self.raw) };
+    }
+}
+
+/// One product's operands, described.
+pub(super) struct Operands<'a> {
+    pub desc: &'a Object,
+    pub weight: &'a Object,
+    pub x: &'a Object,
+    pub out: &'a Object,
+}
+
+/// One product's memory.
+#[derive(Clone, Copy)]
+pub(super) struct Memory {
+    pub weight: u64,
+    pub x: u64,
+    pub out: u64,
+    /// What `out` is multiplied by before the product is added.
+    pub keep: f32,
+    pub workspace: u64,
+    pub workspace_bytes: usize,
+}
+
+impl Blas {
+    /// Finds and loads the library, and makes a handle.
+    pub(in super::super) fn open(device: &Arc<CudaDevice>, search: &BlasSearch) -> Result<Self, OpenError> {
+        device.enter()?;
+        let mut bad = None;
+        for candidate in search.candidates() {
+            // SAFETY: a library of NVIDIA's, whose initialisers may be run at any time.
+            let Ok(library) = (unsafe { Library::new(&candidate) }) else { continue };
+            // SAFETY: by its name it is cuBLASLt; one that lacks a call is refused.
+            match unsafe { Calls::of(library) } {
+                Ok(calls) => return Blas::begin(device, Arc::new(calls)),
+                Err(error) => bad = Some((candidate.display().to_string(), error.to_string())),
+            }
+        }
+        Err(match bad {
+            Some((library, reason)) => OpenError::BadBlas { library, reason },
+            None => OpenError::NoBlas { names: NAMES.to_vec(), folders: search.folders().to_vec() },
+        })
+    }
+
+    fn begin(device: &Arc<CudaDevice>, calls: Arc<Calls>) -> Result<Self, OpenError> {
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the handle is there to write to, and the context is current.
+        said("cublasLtCreate", unsafe { (calls.create)(&mut handle) })?;
+        Ok(Blas { calls, handle, device: device.clone() })
+    }
+
+    pub(super) fn desc(&self) -> Result<Object, DeviceError> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the description is there to write to.
+        let made = unsafe { (self.calls.desc_create)(&mut raw, number::COMPUTE_32F, number::R_32F) };
+        said("cublasLtMatmulDescCreate", made)?;
+        Ok(self.object(raw, self.calls.desc_destroy))
+    }
+
+    pub(super) fn set<T: Copy>(&self, desc: &Object, attribute: i32, value: T) -> Result<(), DeviceError> {
+        // SAFETY: the value is as long as the attribute wants it: each use here says so by its type.
+        let set = unsafe { (self.calls.desc_set)(desc.raw, attribute, (&raw const value).cast(), size_of::<T>()) };
+        said("cublasLtMatmulDescSetAttribute", set)
+    }
+
+    fn prefer<T: Copy>(&self, preference: &Object, attribute: i32, value: T) -> Result<(), DeviceError> {
+        let set = self.calls.preference_set;
+        // SAFETY: as above.
+        let set = unsafe { set(preference.raw, attribute, (&raw const value).cast(), size_of::<T>()) };
+        said("cublasLtMatmulPreferenceSetAttribute", set)
+    }
+
+    /// A matrix with columns one after the other, which is how the library sees our rows.
+    pub(super) fn layout(&self, kind: i32, rows: usize, columns: usize, pitch: usize) -> Result<Object, DeviceError> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the layout is there to write to.
+        let made = unsafe { (self.calls.layout_create)(&mut raw, kind, rows as u64, columns as u64, pitch as i64) };
+        said("cublasLtMatrixLayoutCreate", made)?;
+        Ok(self.object(raw, self.calls.layout_destroy))
+    }
+
+    /// What the library would use, best guess first.
+    pub(super) fn proposals(
+        &self,
+        operands: &Operands<'_>,
+        workspace_bytes: usize,
+        most: usize,
+    ) -> Result<Vec<Proposal>, DeviceError> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the preference is there to write to.
+        said("cublasLtMatmulPreferenceCreate", unsafe { (self.calls.preference_create)(&mut raw) })?;
+        let preference = self.object(raw, self.calls.preference_destroy);
+        let (mut found, mut proposals) = (0, vec![Proposal::NONE; most]);
+        self.prefer(&preference, number::PREFERENCE_WORKSPACE, workspace_bytes)?;
+        self.prefer(&preference, number::PREFERENCE_REDUCTION, number::REDUCTION_IN_COMPUTE_TYPE)?;
+        // SAFETY: all objects live, and there is room for so many proposals.
+        unsafe {
+            let Operands { desc, weight, x, out } = operands;
+            let asked = (self.calls.heuristic)(
+                self.handle,
+                desc.raw,
+                weight.raw,
+                x.raw,
+                out.raw,
+                out.raw,
+                preference.raw,
+                most as i32,
+                proposals.as_mut_ptr(),
+                &mut found,
+            );
+            said("cublasLtMatmulAlgoGetHeuristic", asked)?;
+        }
+        proposals.truncate(found.max(0) as usize);
+        proposals.retain(|proposal| proposal.status == number::SUCCESS);
+        Ok(proposals)
+    }
+
+    /// Whether an algorithm that serves another product serves this one.
+    pub(super) fn serves(&self, operands: &Operands<'_>, algorithm: &Algorithm, workspace_bytes: usize) -> bool {
+        let mut proposal = Proposal::NONE;
+        let Operands { desc, weight, x, out } = operands;
+        // SAFETY: all objects live, and the proposal is there to write to.
+        let checked = unsafe {
+            let check = self.calls.check;
+            check(self.handle, desc.raw, weight.raw, x.raw, out.raw, out.raw, algorithm, &mut proposal)
+        };
+        checked == number::SUCCESS && proposal.status == number::SUCCESS && proposal.workspace <= workspace_bytes
+    }
+
+    /// Puts a product into the stream.
+    ///
+    /// # Safety
+    /// The memory is as the operands describe it.
+    pub(super) unsafe fn multiply(
+        &self,
+        operands: &Operands<'_>,
+        memory: Memory,
+        algorithm: &Algorithm,
+        stream: CUstream,
+    ) -> Result<(), DeviceError> {
+        let Operands { desc, weight, x, out } = operands;
+        let one = 1.0f32;
+        // SAFETY: as the caller promises; the factors are read before the call returns.
+        said("cublasLtMatmul", unsafe {
+            (self.calls.matmul)(
+                self.handle,
+                desc.raw,
+                (&raw const one).cast(),
+                memory.weight as *const c_void,
+                weight.raw,
+                memory.x as *const c_void,
+                x.raw,
+                (&raw const memory.keep).cast(),
+                memory.out as *const c_void,
+                out.raw,
+                memory.out as *mut c_void,
+                out.raw,
+                algorithm,
+                memory.workspace as *mut c_void,
+                memory.workspace_bytes,
+                stream,
+            )
+        })
+    }
+
+    fn object(&self, raw: Handle, destroy: unsafe extern "C" fn(Handle) -> i32) -> Object {
+        Object { raw, destroy, _calls: self.calls.clone() }
+    }
+}
+
+impl Drop for Blas {
+    fn drop(&mut self) {
+        if self.device.enter().is_ok() {
+            // SAFETY: the handle was made once, and lanes that use it are gone.
+            unsafe { (self.calls.destroy)(self.handle) };
+        }
+    }
+}
+
+/// What a status means. The library takes no memory of the device in the calls that are made after its start.
+fn said(call: &'static str, status: i32) -> Result<(), DeviceError> {
+    let name = match status {
+        number::SUCCESS => return Ok(()),
+        1 => "not initialised",
+        3 => "no memory",
+        7 => "a value that it does not take",
+        8 => "the architecture is not served",
+        11 => "a mapping error",
+        13 => "execution failed",
+        14 => "an internal error",
+        15 => "not supported",
+        _ => "an unknown status",
+    };
+    match status {
+        3 => {
+            let hint = "cuBLASLt found no memory for itself; end what else uses the device".to_owned();
+            Err(DeviceError::Refused { asked: bursar_budgets::Bytes::ZERO, free: bursar_budgets::Bytes::ZERO, hint })
+        }
+        // What ran before has broken the context, and this call is the first to hear of it.
+        13 | 11 => Err(DeviceError::Lost { reason: format!("{call}: {name}") }),
+        _ => Err(DeviceError::Driver { call, said: format!("{name} ({status})") }),
+    }
+}

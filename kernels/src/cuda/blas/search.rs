@@ -1,0 +1,91 @@
+//! Where cuBLASLt may be.
+
+use std::path::{Path, PathBuf};
+
+/// The file's names, newest first. Both are served through the same few calls.
+pub(super) const NAMES: [&str; 3] = ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
+
+/// Folders where cuBLASLt is looked for, beside those that the system searches.
+///
+/// The environment is the program's to read: `bursar` takes `BURSAR_CUDA_LIB`, `CUDA_HOME` and `VIRTUAL_ENV` from it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BlasSearch {
+    folders: Vec<PathBuf>,
+}
+
+impl BlasSearch {
+    /// The system's folders, the toolkit's usual place, and Python packages of the system.
+    pub fn usual() -> Self {
+        let mut search = BlasSearch::default();
+        for toolkit in ["/usr/local/cuda", "/opt/cuda"] {
+            search = search.with_toolkit(toolkit);
+        }
+        for prefix in ["/usr/local", "/usr"] {
+            search = search.with_python(prefix);
+        }
+        search
+    }
+
+    /// Looks in this folder before all others.
+    pub fn first_in(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.folders.insert(0, folder.into());
+        self
+    }
+
+    /// Looks in a CUDA toolkit too.
+    pub fn with_toolkit(mut self, toolkit: impl AsRef<Path>) -> Self {
+        self.folders.extend(["lib64", "targets/x86_64-linux/lib"].map(|folder| toolkit.as_ref().join(folder)));
+        self
+    }
+
+    /// Looks among the Python packages under `prefix` too (a virtual environment, say): NVIDIA's wheels bring the library.
+    pub fn with_python(mut self, prefix: impl AsRef<Path>) -> Self {
+        let versions = std::fs::read_dir(prefix.as_ref().join("lib")).into_iter().flatten().flatten();
+        let pythons = versions.filter(|entry| entry.file_name().to_string_lossy().starts_with("python3"));
+        for python in pythons {
+            for packages in ["site-packages", "dist-packages"] {
+                let nvidia = python.path().join(packages).join("nvidia");
+                self.folders.extend(
+                    ["cu13/lib", "cublas/lib"]
+                        .map(|folder| nvidia.join(folder))
+                        .into_iter()
+                        .filter(|folder| folder.is_dir()),
+                );
+            }
+        }
+        self
+    }
+
+    /// The folders, in the order in which they are looked through.
+    pub fn folders(&self) -> &[PathBuf] {
+        &self.folders
+    }
+
+    /// Files to try, in order: the named folder's come before the system's, those of guessed places after it.
+    pub(super) fn candidates(&self) -> Vec<PathBuf> {
+        let in_folders = self.folders.iter().flat_map(|folder| NAMES.map(|name| folder.join(name)));
+        let in_folders = in_folders.filter(|file| file.is_file());
+        in_folders.chain(NAMES.map(PathBuf::from)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wheel_in_a_virtual_environment_is_found_and_a_named_folder_comes_first() {
+        let place = std::env::temp_dir().join(format!("bursar-blas-search-{}", std::process::id()));
+        let (wheel, named) = (place.join("lib/python3.12/site-packages/nvidia/cu13/lib"), place.join("named"));
+        for folder in [&wheel, &named] {
+            std::fs::create_dir_all(folder).unwrap();
+            std::fs::write(folder.join("libcublasLt.so.13"), "not a library").unwrap();
+        }
+        let search = BlasSearch::default().with_python(&place).first_in(&named);
+        assert_eq!(search.folders(), [named.clone(), wheel.clone()]);
+        let found = search.candidates();
+        assert_eq!(found[..2], [named.join("libcublasLt.so.13"), wheel.join("libcublasLt.so.13")]);
+        assert_eq!(found[2..], NAMES.map(PathBuf::from), "and the system's own search at last");
+        std::fs::remove_dir_all(place).unwrap();
+    }
+}

@@ -1,0 +1,111 @@
+//! Launches of the operations that go over rows once. Their kernels are in `kernels/cuda/`, one file each, with the launch
+//! that each wants at its end.
+
+use super::{
+    Cuda,
+    launch::{Extent, arguments, count},
+};
+use crate::{DType, KernelError, Tensor, ops};
+
+/// Threads of a block that copies rows.
+const COPY_THREADS: usize = 128;
+
+fn pitch(tensor: &Tensor<'_>) -> u32 {
+    count(tensor.pitch())
+}
+
+fn columns(tensor: &Tensor<'_>) -> u32 {
+    count(tensor.columns())
+}
+
+pub(super) fn embed(cuda: &Cuda, call: ops::embed::Call<'_>) -> Result<(), KernelError> {
+    let (vocabulary, hidden) = (count(call.table.rows()), columns(&call.table));
+    let extent = Extent::line(call.ids.rows(), COPY_THREADS);
+    let arguments = arguments![
+        call.table.address(),
+        vocabulary,
+        hidden,
+        call.ids.address(),
+        call.previous.address(),
+        count(call.previous.rows()),
+        call.out.address(),
+    ];
+    // SAFETY: these are the kernel's parameters, and the front has checked the shapes.
+    unsafe { cuda.launch(&cuda.kernel("embed"), extent, arguments) }
+}
+
+pub(super) fn rms_norm(cuda: &Cuda, call: ops::rms_norm::Call<'_>) -> Result<(), KernelError> {
+    let threads = call.x.columns().div_ceil(16).next_multiple_of(32).clamp(32, 256);
+    let extent = Extent::line(call.x.rows(), threads);
+    let arguments = arguments![
+        call.x.address(),
+        pitch(&call.x),
+        call.weight.address(),
+        columns(&call.x),
+        call.epsilon,
+        call.out.address(),
+    ];
+    // SAFETY: as above.
+    unsafe { cuda.launch(&cuda.kernel("rms_norm"), extent, arguments) }
+}
+
+/// Rows in x, and in y as many blocks as their columns want: few rows want more.
+fn over_columns(rows: usize, columns: usize) -> Extent {
+    let step = if rows < 128 { 2048 } else { 4096 };
+    Extent { grid: [rows, columns.div_ceil(step), 1], threads: 256, shared: 0 }
+}
+
+pub(super) fn silu_mul(cuda: &Cuda, call: ops::silu_mul::Call<'_>) -> Result<(), KernelError> {
+    let extent = over_columns(call.out.rows(), call.out.columns());
+    let arguments = arguments![call.gate_up.address(), pitch(&call.gate_up), columns(&call.out), call.out.address()];
+    // SAFETY: as above.
+    unsafe { cuda.launch(&cuda.kernel("silu_mul"), extent, arguments) }
+}
+
+pub(super) fn gelu(cuda: &Cuda, call: ops::gelu::Call<'_>) -> Result<(), KernelError> {
+    let extent = over_columns(call.x.rows(), call.x.columns());
+    let arguments = arguments![call.x.address(), pitch(&call.x), columns(&call.x)];
+    // SAFETY: as above.
+    unsafe { cuda.launch(&cuda.kernel("gelu"), extent, arguments) }
+}
+
+pub(super) fn gather_rows(cuda: &Cuda, call: ops::gather_rows::Call<'_>) -> Result<(), KernelError> {
+    let arguments = arguments![
+        call.x.address(),
+        count(call.x.rows()),
+        pitch(&call.x),
+        call.rows.address(),
+        columns(&call.x),
+        count(call.x.dtype().size()),
+        call.out.address(),
+        pitch(&call.out),
+    ];
+    // SAFETY: as above.
+    unsafe { cuda.launch("gather_rows", Extent::line(call.rows.rows(), COPY_THREADS), arguments) }
+}
+
+pub(super) fn scatter_rows(cuda: &Cuda, call: ops::scatter_rows::Call<'_>) -> Result<(), KernelError> {
+    let arguments = arguments![
+        call.x.address(),
+        pitch(&call.x),
+        call.rows.address(),
+        columns(&call.x),
+        count(call.x.dtype().size()),
+        call.out.address(),
+        count(call.out.rows()),
+        pitch(&call.out),
+    ];
+    // SAFETY: as above.
+    unsafe { cuda.launch("scatter_rows", Extent::line(call.rows.rows(), COPY_THREADS), arguments) }
+}
+
+/// Blocks that share a row in the machine code for Hopper, where they are a cluster.
+const ARGMAX_CLUSTER: usize = 8;
+
+pub(super) fn argmax(cuda: &Cuda, call: ops::argmax::Call<'_>) -> Result<(), KernelError> {
+    let kernel = if call.x.dtype() == DType::F32 { "argmax_f32".to_owned() } else { cuda.kernel("argmax") };
+    let blocks = if cuda.kernels.functions.is_machine_code() { ARGMAX_CLUSTER } else { 1 };
+    let arguments = arguments![call.x.address(), columns(&call.x), pitch(&call.x), call.out.address()];
+    // SAFETY: as above.
+    unsafe { cuda.launch(&kernel, Extent::line(call.x.rows() * blocks, 512), arguments) }
+}

@@ -1,0 +1,54 @@
+//! The compiled device code: made by `kernels/cuda/compile.py` from `kernels/cuda/`, committed, and embedded.
+
+/// One module of device code.
+pub(super) struct Image {
+    pub name: &'static str,
+    /// A cubin, or PTX with a zero at its end.
+    pub code: &'static [u8],
+}
+
+/// All modules for one generation.
+pub(super) struct Images {
+    pub modules: &'static [Image],
+    /// Not PTX.
+    pub is_machine_code: bool,
+}
+
+macro_rules! images {
+    ($($name:literal)*) => {
+        /// For Turing: PTX of f16 kernels, which the driver compiles.
+        const SM_75: &[Image] = &[$(Image {
+            name: $name,
+            code: concat!(include_str!(concat!("../../cuda/compiled/", $name, ".sm_75.ptx")), "\0").as_bytes(),
+        },)*];
+
+        /// For everything from Ampere on that has no machine code of its own: PTX, which the driver compiles.
+        const SM_80: &[Image] = &[$(Image {
+            name: $name,
+            code: concat!(include_str!(concat!("../../cuda/compiled/", $name, ".sm_80.ptx")), "\0").as_bytes(),
+        },)*];
+
+        /// For Hopper: machine code.
+        const SM_90A: &[Image] = &[$(Image {
+            name: $name,
+            code: include_bytes!(concat!("../../cuda/compiled/", $name, ".sm_90a.cubin")),
+        },)*];
+    };
+}
+
+images! {
+    "argmax" "attention_prefill" "embed" "fill_random" "gather_rows" "gelu" "layer_norm" "rms_norm" "rotary" "scatter_rows"
+    "silu_mul"
+}
+
+/// The images for a GPU of this capability, best first: an older driver may refuse machine code that a newer compiler
+/// made, and still compile PTX.
+pub(super) fn images_for(capability: (u32, u32)) -> Vec<Images> {
+    let ptx = |modules| Images { modules, is_machine_code: false };
+    match capability {
+        (7, 5) => vec![ptx(SM_75)],
+        (9, 0) => vec![Images { modules: SM_90A, is_machine_code: true }, ptx(SM_80)],
+        capability if capability >= (8, 0) => vec![ptx(SM_80)],
+        _ => Vec::new(),
+    }
+}

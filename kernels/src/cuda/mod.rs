@@ -1,0 +1,212 @@
+//! The backend that launches on a GPU: our kernels, compiled ahead, and cuBLASLt's products. Activations, weights and the
+//! cache are bf16 (f16 on Turing); sums are f32.
+
+mod arrivals;
+mod attention;
+mod blas;
+mod elementwise;
+mod error;
+mod images;
+mod launch;
+mod linear;
+mod rotary;
+mod stage;
+mod stream;
+mod target;
+
+use std::{
+    cell::{Cell, RefCell},
+    sync::Arc,
+    thread::{self, ThreadId},
+};
+
+use bursar_budgets::CudaDevice;
+
+pub use blas::BlasSearch;
+pub use error::OpenError;
+pub use target::CudaTarget;
+pub(crate) use target::{CUDA_HEAD_DIMS, CUDA_LINEAR_SCRATCH};
+
+use crate::{Backend, DType, KernelError, Target, ops, ops::transfer::Arrival};
+use arrivals::Arrivals;
+use blas::{Blas, Products};
+use launch::Functions;
+use stage::Stage;
+use stream::Stream;
+
+/// What all lanes of a device share: the loaded kernels, the library's handle, and which of its algorithms are fast here.
+pub struct CudaKernels {
+    functions: Functions,
+    blas: Blas,
+    target: CudaTarget,
+    device: Arc<CudaDevice>,
+}
+
+impl CudaKernels {
+    /// Loads the device code and cuBLASLt. What that takes of the device is counted as its overhead.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn load(device: &Arc<CudaDevice>, target: CudaTarget, search: &BlasSearch) -> Result<Arc<Self>, OpenError> {
+        let images = images::images_for(target.capability);
+        if images.is_empty() {
+            return Err(OpenError::TooOld { found: target.capability });
+        }
+        let mut functions = Err(OpenError::TooOld { found: target.capability });
+        for images in images {
+            functions = device.with_overhead(|| Functions::load(device, &images))?;
+            if !matches!(functions, Err(OpenError::Image { .. })) {
+                break;
+            }
+        }
+        let functions = functions?;
+        let blas = device.with_overhead(|| Blas::open(device, search))??;
+        Ok(Arc::new(CudaKernels { functions, blas, target, device: device.clone() }))
+    }
+
+    /// What plans for it are made for.
+    pub fn target(&self) -> Target {
+        Target::Cuda(self.target)
+    }
+}
+
+/// Computes on a GPU, in a stream of its own. It belongs to one lane's thread.
+///
+/// Only views on memory of its device may be given to it.
+pub struct Cuda {
+    kernels: Arc<CudaKernels>,
+    target: Target,
+    stream: Stream,
+    stage: RefCell<Stage>,
+    products: RefCell<Products>,
+    arrivals: Arrivals,
+    /// What is computed is thrown away: products may be measured.
+    rehearses: Cell<bool>,
+    /// The thread whose context is the device's.
+    entered: Cell<Option<ThreadId>>,
+}
+
+impl Cuda {
+    /// A stream of work on the device of `kernels`.
+    ///
+    /// # Errors
+    /// The driver refuses a stream or page-locked memory.
+    pub fn new(kernels: &Arc<CudaKernels>) -> Result<Self, OpenError> {
+        let device = &kernels.device;
+        let made = device.with_overhead(|| Ok::<_, OpenError>((Stream::new(device)?, Stage::new(device)?)))?;
+        let (stream, stage) = made?;
+        Ok(Cuda {
+            kernels: kernels.clone(),
+            target: kernels.target(),
+            stream,
+            stage: RefCell::new(stage),
+            products: RefCell::new(Products::new(device)?),
+            arrivals: Arrivals::default(),
+            rehearses: Cell::new(false),
+            entered: Cell::new(None),
+        })
+    }
+
+    /// Makes the device's context this thread's, once.
+    fn enter(&self) -> Result<(), KernelError> {
+        let this = Some(thread::current().id());
+        if self.entered.get() != this {
+            self.kernels.device.enter()?;
+            self.entered.set(this);
+        }
+        Ok(())
+    }
+
+    /// The name of an operation's kernel for this target's activations.
+    fn kernel(&self, op: &str) -> String {
+        format!("{op}_{}", self.activation_name())
+    }
+
+    fn activation_name(&self) -> &'static str {
+        match self.kernels.target.activation {
+            DType::BF16 => "bf16",
+            _ => "f16",
+        }
+    }
+}
+
+impl Backend for Cuda {
+    const COMPUTES: bool = true;
+
+    fn target(&self) -> &Target {
+        &self.target
+    }
+
+    fn upload(&self, call: ops::transfer::Upload<'_>) -> Result<(), KernelError> {
+        self.enter()?;
+        Ok(self.stage.borrow_mut().upload(&self.stream, call.source, call.out.address())?)
+    }
+
+    fn download(&self, call: ops::transfer::Download<'_>) -> Result<(), KernelError> {
+        self.enter()?;
+        Ok(self.stage.borrow_mut().download(&self.stream, call.source.address(), call.out)?)
+    }
+
+    fn download_later(&self, call: ops::transfer::DownloadLater<'_>) -> Result<Box<dyn Arrival>, KernelError> {
+        self.enter()?;
+        let device = &self.kernels.device;
+        Ok(Box::new(arrivals::Coming::begin(&self.arrivals, device, &self.stream, &call.source)?))
+    }
+
+    fn rehearse(&self, on: bool) {
+        self.rehearses.set(on);
+    }
+
+    fn embed(&self, call: ops::embed::Call<'_>) -> Result<(), KernelError> {
+        elementwise::embed(self, call)
+    }
+
+    fn rms_norm(&self, call: ops::rms_norm::Call<'_>) -> Result<(), KernelError> {
+        elementwise::rms_norm(self, call)
+    }
+
+    fn linear(&self, call: ops::linear::Call<'_>) -> Result<(), KernelError> {
+        linear::linear(self, call)
+    }
+
+    fn rotary(&self, call: ops::rotary::Call<'_>) -> Result<(), KernelError> {
+        rotary::rotary(self, call)
+    }
+
+    fn rotary_kv_write(&self, call: ops::rotary_kv_write::Call<'_>) -> Result<(), KernelError> {
+        rotary::rotary_kv_write(self, call)
+    }
+
+    fn attention_paged(&self, call: ops::attention_paged::Call<'_>) -> Result<(), KernelError> {
+        attention::paged(self, call)
+    }
+
+    fn attention_packed(&self, call: ops::attention_packed::Call<'_>) -> Result<(), KernelError> {
+        attention::packed(self, call)
+    }
+
+    fn silu_mul(&self, call: ops::silu_mul::Call<'_>) -> Result<(), KernelError> {
+        elementwise::silu_mul(self, call)
+    }
+
+    fn gelu(&self, call: ops::gelu::Call<'_>) -> Result<(), KernelError> {
+        elementwise::gelu(self, call)
+    }
+
+    fn gather_rows(&self, call: ops::gather_rows::Call<'_>) -> Result<(), KernelError> {
+        elementwise::gather_rows(self, call)
+    }
+
+    fn scatter_rows(&self, call: ops::scatter_rows::Call<'_>) -> Result<(), KernelError> {
+        elementwise::scatter_rows(self, call)
+    }
+
+    fn argmax(&self, call: ops::argmax::Call<'_>) -> Result<(), KernelError> {
+        elementwise::argmax(self, call)
+    }
+
+    /// At one rank there is nothing to do.
+    fn all_reduce(&self, _: ops::all_reduce::Call<'_>) -> Result<(), KernelError> {
+        Ok(())
+    }
+}

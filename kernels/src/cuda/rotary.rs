@@ -1,0 +1,67 @@
+//! Launches of rotary positions, alone and with the write into the cache.
+
+use super::{
+    Cuda,
+    launch::{Extent, arguments, count},
+};
+use crate::{KernelError, ops};
+
+/// Axes of positions that a kernel takes.
+const AXES_MAX: usize = 4;
+
+/// Pairs that follow each axis, as the kernel takes them by value.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Sections([u32; AXES_MAX]);
+
+impl Sections {
+    /// More axes than there are is our own bug: no model has them.
+    fn of(sections: &[usize]) -> Self {
+        assert!(sections.len() <= AXES_MAX, "{} axes of positions; kernels take {AXES_MAX}", sections.len());
+        let mut pairs = [0; AXES_MAX];
+        pairs.iter_mut().zip(sections).for_each(|(pairs, section)| *pairs = count(*section));
+        Sections(pairs)
+    }
+}
+
+/// One block a token, a thread for every sixteen elements.
+fn extent(tokens: usize, elements: usize) -> Extent {
+    Extent::line(tokens, elements.div_ceil(16).next_multiple_of(32).clamp(64, 320))
+}
+
+pub(super) fn rotary(cuda: &Cuda, call: ops::rotary::Call<'_>) -> Result<(), KernelError> {
+    let head_dim = 2 * call.frequencies.rows();
+    let arguments = arguments![
+        call.x.address(),
+        count(call.x.pitch()),
+        count(call.heads),
+        count(head_dim),
+        call.positions.address(),
+        count(call.positions.pitch()),
+        call.frequencies.address(),
+        Sections::of(call.sections),
+    ];
+    // SAFETY: these are the kernel's parameters, and the front has checked the shapes.
+    unsafe { cuda.launch(&cuda.kernel("rotary"), extent(call.x.rows(), call.heads * head_dim), arguments) }
+}
+
+pub(super) fn rotary_kv_write(cuda: &Cuda, call: ops::rotary_kv_write::Call<'_>) -> Result<(), KernelError> {
+    let shape = call.layer.shape;
+    let elements = (call.heads + 2 * shape.kv_heads) * shape.head_dim;
+    let arguments = arguments![
+        call.qkv.address(),
+        count(call.qkv.pitch()),
+        count(call.heads),
+        count(shape.kv_heads),
+        count(shape.head_dim),
+        call.positions.address(),
+        count(call.positions.pitch()),
+        call.frequencies.address(),
+        Sections::of(call.sections),
+        call.slots.address(),
+        call.layer.address,
+        count(call.layer.blocks),
+    ];
+    // SAFETY: as above.
+    unsafe { cuda.launch(&cuda.kernel("rotary_kv_write"), extent(call.qkv.rows(), elements), arguments) }
+}
