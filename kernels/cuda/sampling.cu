@@ -7,7 +7,9 @@
 //              words_of_mask >= ceil(vocabulary / 32)
 //   forbidden, biased, prompt, produced   ragged lists of token ids, starts [rows + 1] each, not falling (host checks
 //              it); an id beyond the vocabulary is skipped, so pictures' placeholders are harmless; `biased` names a
-//              token once in a row, its bias stands in `biases` at the same place; the other lists may repeat
+//              token once in a row, its bias stands in `biases` at the same place; the other lists may repeat. A produced
+//              token with bit 31 is a place in `previous` [previous_count]: what the step before chose there, which the host
+//              has not seen yet (as in embed.cu). `previous` may be `chosen` itself: it is read before that is written
 // Out:
 //   chosen     [rows] u32; 0xffffffff where there is none
 //   faults     [rows] u32: 0; 1: NaN or +infinity among the logits; 2: all are -infinity or forbidden; 3: padding
@@ -50,8 +52,8 @@ sample_slices_f32(const float* logits, uint64_t pitch, uint32_t vocabulary, cons
                   const uint32_t* allowed, uint32_t words_of_mask, const uint32_t* forbidden_starts,
                   const uint32_t* forbidden, const uint32_t* biased_starts, const uint32_t* biased,
                   const float* biases, const uint32_t* prompt_starts, const uint32_t* prompt,
-                  const uint32_t* produced_starts, const uint32_t* produced, float* changed, uint64_t changed_pitch,
-                  void* scratch) {
+                  const uint32_t* produced_starts, const uint32_t* produced, const uint32_t* previous,
+                  uint32_t previous_count, float* changed, uint64_t changed_pitch, void* scratch) {
     __shared__ Bench bench;
     __shared__ uint32_t largest_of_warp[2][SLICE_WARPS];
     __shared__ uint32_t counts[4];
@@ -68,7 +70,9 @@ sample_slices_f32(const float* logits, uint64_t pitch, uint32_t vocabulary, cons
                            {biased_starts, biased},
                            biases,
                            {prompt_starts, prompt},
-                           {produced_starts, produced}};
+                           {produced_starts, produced},
+                           previous,
+                           previous_count};
     const RowScratch room(scratch, row, gridDim.x);
     const bool reported = wanted.top != NONE, drawn = !is_greedy(wanted);
     const bool is_changed = changes(wanted, wishes, row);
