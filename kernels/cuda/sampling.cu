@@ -1,6 +1,6 @@
 // Sampling: logits to one token a row, with every feature of `model/src/sampling`, without a host decision.
 //
-// In, for `rows` rows (the grid's second or first size) of `vocabulary` tokens (1 to 262,144):
+// In, for `rows` rows (the grid's second or first size) of `vocabulary` tokens (1 to 524,288):
 //   logits     [rows, vocabulary] f32, rows `pitch` elements apart; 16-byte loads when a row is aligned to it
 //   requests   [rows] SampleRow, include/sampling/request.cuh
 //   allowed    [masks, words_of_mask] u32: what a grammar lets follow; rows name a mask by `allowed` (host checks it);
@@ -294,20 +294,15 @@ sample_plan_f32(uint32_t vocabulary, const SampleRow* requests, void* scratch) {
         return;
     }
     if (warp_of_thread() == 0) {
-        // Two slices a lane.
-        SliceFacts facts[2];
         uint32_t raw_largest = 0, largest = 0, raw_finite = 0, finite = 0, not_numbers = 0, least = NONE;
-        for (uint32_t one = 0; one < 2; ++one) {
-            const uint32_t slice = one * LANES + lane_of_thread();
-            if (slice < slices) {
-                facts[one] = room.facts[slice];
-                raw_largest = max(raw_largest, facts[one].raw_largest);
-                largest = max(largest, facts[one].largest);
-                raw_finite += facts[one].raw_finite;
-                finite += facts[one].finite;
-                not_numbers |= facts[one].not_numbers;
-                least = min(least, facts[one].least);
-            }
+        for (uint32_t slice = lane_of_thread(); slice < slices; slice += LANES) {
+            const SliceFacts& facts = room.facts[slice];
+            raw_largest = max(raw_largest, facts.raw_largest);
+            largest = max(largest, facts.largest);
+            raw_finite += facts.raw_finite;
+            finite += facts.finite;
+            not_numbers |= facts.not_numbers;
+            least = min(least, facts.least);
         }
         raw_largest = warp_largest(raw_largest);
         largest = warp_largest(largest);
@@ -319,16 +314,14 @@ sample_plan_f32(uint32_t vocabulary, const SampleRow* requests, void* scratch) {
         uint32_t first = NONE;
         double raw_sum = 0.0;
         float sum = 0.0f;
-        for (uint32_t one = 0; one < 2; ++one) {
-            const uint32_t slice = one * LANES + lane_of_thread();
-            if (slice < slices) {
-                first = min(first, facts[one].largest == largest ? facts[one].first_largest : NONE);
-                const double apart =
-                    static_cast<double>(value_of(facts[one].raw_largest)) - static_cast<double>(value_of(raw_largest));
-                raw_sum += facts[one].raw_finite > 0 ? facts[one].raw_sum * exp(apart) : 0.0;
-                const float here = value_of(facts[one].largest) - value_of(largest);
-                sum += facts[one].finite > 0 ? facts[one].sum * likelihood(here, softening) : 0.0f;
-            }
+        for (uint32_t slice = lane_of_thread(); slice < slices; slice += LANES) {
+            const SliceFacts& facts = room.facts[slice];
+            first = min(first, facts.largest == largest ? facts.first_largest : NONE);
+            const double apart =
+                static_cast<double>(value_of(facts.raw_largest)) - static_cast<double>(value_of(raw_largest));
+            raw_sum += facts.raw_finite > 0 ? facts.raw_sum * exp(apart) : 0.0;
+            const float here = value_of(facts.largest) - value_of(largest);
+            sum += facts.finite > 0 ? facts.sum * likelihood(here, softening) : 0.0f;
         }
         first = warp_least(first);
         raw_sum = warp_sum(raw_sum);
