@@ -582,7 +582,17 @@ sample_choose_f32(const float* logits, uint64_t pitch, const float* changed, uin
     }
 }
 
+// 0. Copies what the step before chose, for steps whose rows are worked on in several goes: the first overwrites it.
+extern "C" __global__ void __launch_bounds__(256)
+sample_previous_u32(const uint32_t* chosen, uint32_t count, uint32_t* previous) {
+    const uint32_t place = blockIdx.x * 256 + threadIdx.x;
+    if (place < count) {
+        previous[place] = chosen[place];
+    }
+}
+
 // Launch: the four in this order on one stream; no dynamic shared memory. slices = ceil(vocabulary / 4096).
+//   sample_previous_u32 grid (ceil(count / 256))   block 256   first, and only if there are several goes
 //   sample_slices_f32   grid (slices, rows)   block 256
 //   sample_plan_f32     grid (rows)           block 512
 //   sample_gather_f32   grid (slices, rows)   block 256

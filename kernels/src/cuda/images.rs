@@ -37,8 +37,8 @@ macro_rules! images {
 }
 
 images! {
-    "argmax" "attention_prefill" "embed" "fill_random" "gather_rows" "gelu" "layer_norm" "rms_norm" "rotary" "scatter_rows"
-    "silu_mul"
+    "argmax" "attention_prefill" "embed" "fill_random" "gather_rows" "gelu" "layer_norm" "rms_norm" "rotary" "sampling"
+    "scatter_rows" "silu_mul"
 }
 
 /// The images for a GPU of this capability, best first: an older driver may refuse machine code that a newer compiler
