@@ -13,7 +13,8 @@ use crate::{
         sample::{Call, report_parts},
     },
     sampling::{
-        Candidate, Distribution, Fault, List, NO_REPORT, ROW_WORDS, Room, SamplePlaces, SampleRow, Wishes, choose, fault_of,
+        Candidate, Distribution, Fault, List, NO_REPORT, ROW_WORDS, Room, SamplePlaces, SampleRow, Wishes, choose,
+        fault_of,
     },
     target::CPU_SAMPLE_ROOM,
 };
@@ -93,8 +94,10 @@ impl Packed<'_> {
         if let Some(fault) = fault_of(logits) {
             return nothing(fault);
         }
-        let biases: Vec<f32> =
-            self.words[self.of_row(&self.places.biased, &self.places.biases, at)].iter().map(|bits| f32::from_bits(*bits)).collect();
+        let biases: Vec<f32> = self.words[self.of_row(&self.places.biased, &self.places.biases, at)]
+            .iter()
+            .map(|bits| f32::from_bits(*bits))
+            .collect();
         let produced = self.seen(self.listed(&self.places.produced, at));
         let wishes = Wishes {
             allowed: self.mask(mask),

@@ -25,8 +25,8 @@ use bursar_budgets::CudaDevice;
 
 pub use blas::BlasSearch;
 pub use error::OpenError;
-pub use target::CudaTarget;
 pub(crate) use sample::cuda_sample_scratch;
+pub use target::CudaTarget;
 pub(crate) use target::{CUDA_HEAD_DIMS, CUDA_LINEAR_SCRATCH};
 
 use crate::{Backend, DType, KernelError, Target, ops, ops::transfer::Arrival};

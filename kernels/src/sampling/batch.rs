@@ -147,7 +147,8 @@ mod tests {
         let row = SampleRow { presence: 1.0, top: 3, ..SampleRow::default() };
         let mask = [7, 8];
         batch.push(&row, &Wishes { allowed: Some(&mask), produced: &[4, 5], prompt: &[1], ..Wishes::default() });
-        batch.push(&SampleRow::default(), &Wishes { biased: &[9], biases: &[0.5], produced: &[6], ..Wishes::default() });
+        batch
+            .push(&SampleRow::default(), &Wishes { biased: &[9], biases: &[0.5], produced: &[6], ..Wishes::default() });
         let (words, places) = batch.pack();
         assert_eq!((places.rows, places.top, places.words), (2, 3, words.len()));
         assert_eq!(words[places.masks], mask);

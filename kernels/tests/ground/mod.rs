@@ -2,6 +2,7 @@
 //! runs on any backend, with what it must give computed in `f64`.
 #![allow(dead_code, reason = "no story uses all of it")]
 
+mod asked;
 mod pass;
 
 use std::sync::Arc;
@@ -10,6 +11,8 @@ use bursar_budgets::*;
 use bursar_kernels::*;
 use half::{bf16, f16};
 
+#[allow(unused_imports, reason = "no story uses all of it")]
+pub use asked::Asked;
 #[allow(unused_imports, reason = "no story uses all of it")]
 pub use pass::{Pass, passes};
 
@@ -42,7 +45,7 @@ pub fn leased(device: Arc<dyn Device>, bytes: Bytes) -> Segment {
 
 /// Runs `pass` on the CPU in poisoned memory.
 pub fn compute<T>(threads: usize, pass: impl FnOnce(&Scope<'_, Cpu>) -> Result<T, KernelError>) -> T {
-    let (cpu, workspace, tally) = (Cpu::new(threads), poisoned(Bytes::mib(16)), Tally::default());
+    let (cpu, workspace, tally) = (Cpu::new(threads), poisoned(Bytes::mib(64)), Tally::default());
     pass(&Scope::new(&cpu, &workspace, &tally)).unwrap()
 }
 
