@@ -45,7 +45,7 @@ pub fn leased(device: Arc<dyn Device>, bytes: Bytes) -> Segment {
 
 /// Runs `pass` on the CPU in poisoned memory.
 pub fn compute<T>(threads: usize, pass: impl FnOnce(&Scope<'_, Cpu>) -> Result<T, KernelError>) -> T {
-    let (cpu, workspace, tally) = (Cpu::new(threads), poisoned(Bytes::mib(64)), Tally::default());
+    let (cpu, workspace, tally) = (Cpu::new(threads), poisoned(Bytes::mib(16)), Tally::default());
     pass(&Scope::new(&cpu, &workspace, &tally)).unwrap()
 }
 
