@@ -1,4 +1,5 @@
-//! Encoded bytes to patches, whole and stage by stage, with the limits that Qwen2.5-VL's processor has by default.
+//! Encoded bytes to resized ones that are ready to be cut, whole and stage by stage, with the limits that Qwen2.5-VL's
+//! processor has by default. Cutting is the encoder's: `cargo run --release -p bursar-kernels --example op_times`.
 //!
 //! `cargo bench --bench pictures`
 
@@ -10,11 +11,8 @@ use std::sync::LazyLock;
 use bursar::{
     ImageLimits,
     crates::model::{
-        flow::{Grid, ImageBytes, RgbImage},
-        processor::{
-            ImageProcessor, ImageProcessorConfig, PixelBounds,
-            patchify::{LevelValues, PatchShape, patchify},
-        },
+        flow::{ImageBytes, RgbImage},
+        processor::{ImageProcessor, ImageProcessorConfig, PixelBounds},
     },
 };
 use divan::{Bencher, black_box};
@@ -130,22 +128,7 @@ mod stages {
     }
 
     #[divan::bench]
-    fn d_patchify(bencher: Bencher) {
-        let processor = processor();
-        let resized = processor.resize(&LARGE.decoded).expect("it is resized");
-        let plan = processor.plan(LARGE.decoded.width(), LARGE.decoded.height()).expect("it is planned");
-        let shape = PatchShape { patch: 14, temporal: 2, merge: 2 };
-        let levels = LevelValues::new(processor.config());
-        let (grid, values): (Grid, usize) = (plan.grid, plan.patches * plan.patch_values);
-        bencher.bench(|| {
-            let mut pixels = vec![0.0; values];
-            patchify(std::slice::from_ref(black_box(&resized)), grid, shape, &levels, &mut pixels);
-            pixels
-        });
-    }
-
-    #[divan::bench]
-    fn e_process_decoded(bencher: Bencher) {
+    fn d_resize_and_hash(bencher: Bencher) {
         let processor = processor();
         bencher.bench(|| processor.process(black_box(&LARGE.decoded)).expect("it is processed"));
     }

@@ -16,7 +16,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // (`bursar::Workspace`) would use it as a stack.
     let budget = runtime.budget();
     let lease = budget.lease(Class::tenant("my-index"), 64 * MIB).await?;
-    let index = Segment::reserve(runtime.device().clone(), lease.bytes(), lease)?;
+    let index = Segment::reserve(runtime.device(), lease.bytes(), lease)?;
     index.back_to(index.lease().bytes())?;
     println!("{}", budget.snapshot().await?);
     println!("{} of {} are mine, at {}.\n", index.backed(), index.lease().class(), index.address());

@@ -219,8 +219,7 @@ async fn main() -> Result<(), Failure> {
     let before = runtime.budget().snapshot().await?;
 
     let (albums, mut album_now) = watch::channel(None);
-    let arguments =
-        AlbumArguments { model: model.clone(), budget: runtime.budget().clone(), device: runtime.device().clone() };
+    let arguments = AlbumArguments { model: model.clone(), budget: runtime.budget().clone(), device: runtime.device() };
     let (curator, _) = Curator::spawn(None, Curator, (arguments, albums)).await?;
     let album = album_now.wait_for(Option::is_some).await?.clone().ok_or("waited for one")?;
 

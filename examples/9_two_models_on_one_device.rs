@@ -32,7 +32,7 @@ async fn main() -> Result<(), Failure> {
 
     let third = || LoadOptions {
         name: Some("third".into()),
-        envelope: Envelope { sequences: 2, ..Envelope::small() },
+        envelope: Some(Envelope { sequences: 2, ..Envelope::small() }),
         ..LoadOptions::small()
     };
     match runtime.load_with(ModelSource::demo(), third(), |_| {}).await {

@@ -8,7 +8,7 @@
 //!
 //! # #[tokio::main]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let runtime = Runtime::start(RuntimeConfig::default()).await?; // host memory of 512 MiB
+//! let runtime = Runtime::start(RuntimeConfig::default()).await?; // a GPU, or host memory of 512 MiB
 //! let options = LoadOptions { memory_fraction: 0.5, ..LoadOptions::small() }; // leaves room for others
 //! let model = runtime.load_with(ModelSource::demo(), options, |_| {}).await?; // plan, load, stress, READY
 //!
@@ -62,13 +62,13 @@ pub use bursar_actors::{
     profile::{ProfileError, ProfileRecord},
     ractor,
     reply::AskError,
-    runtime::{DeviceChoice, ModelSource, Runtime, RuntimeConfig, RuntimeError, Supervised},
+    runtime::{DeviceChoice, MakeDevice, ModelSource, Runtime, RuntimeConfig, RuntimeError, Supervised},
     supervise::{Drill, Intensity},
     vision::VisionError,
 };
 pub use bursar_budgets::{
-    Address, Bytes, Class, Device, DeviceError, Frame, GIB, Hint, HostConfig, HostDevice, KIB, Label, Lease, LeaseId,
-    LeaseLine, LeaseState, MIB, Owner, Refusal, Script, Segment, Snapshot, Workspace, WorkspaceFull,
+    Address, Bytes, Class, CudaDevice, Device, DeviceError, Frame, GIB, Hint, HostConfig, HostDevice, KIB, Label,
+    Lease, LeaseId, LeaseLine, LeaseState, MIB, Owner, Refusal, Script, Segment, Snapshot, Workspace, WorkspaceFull,
 };
 #[cfg(feature = "hub")]
 pub use bursar_model::checkpoint::{HubError, HubModel, HubOptions};

@@ -1,6 +1,7 @@
 //! The command line.
 
 mod chat;
+mod device;
 mod failure;
 #[cfg(feature = "hub")]
 mod hub;
@@ -10,8 +11,8 @@ mod tour;
 
 use std::process::ExitCode;
 
-use bursar::Bytes;
-use clap::{Args, Parser, Subcommand};
+use clap::{Parser, Subcommand};
+use device::DeviceOptions;
 
 /// Serves vision-language models and leases every byte of device memory.
 ///
@@ -29,14 +30,6 @@ struct Cli {
 enum Command {
     /// Asks a model a question, or talks with it.
     Chat(chat::Options),
-}
-
-/// The device that is leased.
-#[derive(Args, Clone)]
-struct DeviceOptions {
-    /// Capacity of the host memory that stands in for a GPU, such as 512MiB or 2GiB.
-    #[arg(long, default_value = "512MiB", global = true)]
-    capacity: Bytes,
 }
 
 #[tokio::main]

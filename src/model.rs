@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use bursar::{DeviceChoice, LoadOptions, ModelHandle, ModelSource, Runtime, RuntimeConfig};
+use bursar::{LoadOptions, ModelHandle, ModelSource, Runtime, RuntimeConfig};
 
 #[cfg(feature = "hub")]
 use crate::hub;
@@ -10,8 +10,10 @@ use crate::{DeviceOptions, failure::Failure, progress::Bar};
 
 /// A runtime on the chosen device.
 pub async fn start(device: &DeviceOptions) -> Result<Runtime, Failure> {
-    let config = RuntimeConfig { device: DeviceChoice::Host(device.capacity), ..RuntimeConfig::default() };
-    Ok(Runtime::start(config).await?)
+    let config = RuntimeConfig { device: device.choice(), ..RuntimeConfig::default() };
+    let runtime = Runtime::start(config).await?;
+    device.tell(&runtime);
+    Ok(runtime)
 }
 
 /// Loads `demo`, the checkpoint in a folder, or a model of the hub, with a bar.

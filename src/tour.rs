@@ -15,7 +15,7 @@ const SETTLING_MAX: Duration = Duration::from_secs(5);
 /// Runs the tour.
 pub async fn run(device: &DeviceOptions) -> Result<(), Failure> {
     let runtime = model::start(device).await?;
-    println!("A host device of {} stands in for a GPU. Loading the embedded demo model.\n", device.capacity);
+    println!("{} Loading the embedded demo model.\n", device.describe(&runtime));
     let started = Instant::now();
     let demo = model::load(&runtime, "demo", true).await?;
     println!("READY after {:.1} s: planned, loaded, stressed, sized.\n", started.elapsed().as_secs_f64());

@@ -17,7 +17,7 @@ use std::{sync::Mutex, time::Instant};
 use bursar::{Envelope, LoadOptions};
 use load::{Ends, Load};
 use reading::{Counting, Reading};
-use stage::{Stage, small};
+use stage::{Stage, small, small_envelope};
 
 #[global_allocator]
 static HEAP: Counting = Counting;
@@ -70,7 +70,7 @@ impl Soak {
 
     async fn readings(&self) -> (Vec<Reading>, Ends) {
         // A pool in which not all of them fit: some wait, some are preempted and computed again.
-        let envelope = Envelope { context_tokens: 320, ..small().envelope };
+        let envelope = Some(Envelope { context_tokens: 320, ..small_envelope() });
         let stage =
             Stage::set(LoadOptions { envelope, kv_tokens: Some(640), requests: AT_ONCE * 3 / 2, ..small() }).await;
         let ledger = stage.snapshot().await;

@@ -1,15 +1,24 @@
 //! The memory that an engine serves from: leased by the profile, held for the lanes.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    ops::Deref,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use bursar_budgets::{Bytes, Device, DeviceError, Lease, Segment};
 use bursar_kernels::{DType, KvLayer, KvShape, Tensor};
 
 /// Everything but the weights.
-pub struct EngineMemory {
+///
+/// To take a whole card back takes a third of a second, so where this is dropped on a thread of tokio another thread does
+/// that. On a lane's own thread it is done when the drop is.
+pub struct EngineMemory(Option<EngineParts>);
+
+/// What is in it.
+pub struct EngineParts {
     /// Temporaries of steps.
     pub step_workspace: Arc<Segment>,
     /// What steps choose, for the steps behind them.
@@ -20,6 +29,31 @@ pub struct EngineMemory {
     pub vision_cache: Option<VisionCache>,
     /// Keys and values.
     pub kv: KvMemory,
+}
+
+impl EngineMemory {
+    /// All of it together.
+    pub fn new(parts: EngineParts) -> Self {
+        EngineMemory(Some(parts))
+    }
+}
+
+impl Deref for EngineMemory {
+    type Target = EngineParts;
+
+    fn deref(&self) -> &EngineParts {
+        self.0.as_ref().expect("it is there until it drops")
+    }
+}
+
+impl Drop for EngineMemory {
+    fn drop(&mut self) {
+        let parts = self.0.take();
+        match tokio::runtime::Handle::try_current() {
+            Ok(threads) => drop(threads.spawn_blocking(move || drop(parts))),
+            Err(_) => drop(parts),
+        }
+    }
 }
 
 /// The tokens that the newest step has chosen, one a row of its logits. They stay on the device, where the next step

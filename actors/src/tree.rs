@@ -80,6 +80,8 @@ questions! {
     LEASE_FOR_USER: User -> Budget, "lease", 3600;
     /// A user looks at the ledger.
     SNAPSHOT_FOR_USER: User -> Budget, "snapshot", 5;
+    /// A user wants to know what other processes hold now.
+    MEASURE_FOR_USER: User -> Budget, "measure", 5;
     /// A model's weights.
     LEASE_FOR_ENGINE: Engine -> Budget, "lease", 60;
     /// A dead actor's bytes are home before its successor starts.

@@ -177,6 +177,65 @@ fn pinned_memory_carries_bytes_to_the_device_and_back_and_is_gone_when_it_drops(
 }
 
 #[test]
+fn what_is_made_beside_leases_is_counted_once_and_the_driver_agrees() {
+    let Some((_turn, device)) = gpu() else { return };
+    let device = Arc::new(device);
+    let (address, counted) = (device.reserve(Bytes::gib(8)).expect("addresses"), device.overhead());
+    let before = device.counts().allocations;
+    // Others back and unback beside it, which must not be counted.
+    std::thread::scope(|threads| {
+        let other = threads.spawn(|| {
+            for _ in 0..20 {
+                device.back(address, Bytes::gib(1)).expect("there is room");
+                device.unback(address, Bytes::gib(1)).expect("it is ours");
+            }
+        });
+        let held = device.with_overhead(|| {
+            let mut taken = 0;
+            // SAFETY: the address is there to write to.
+            let result = unsafe { sys::cuMemAlloc_v2(&mut taken, 64 << 20) };
+            assert_eq!(result, sys::CUresult::CUDA_SUCCESS);
+            taken
+        });
+        other.join().expect("no panic");
+        let held = held.expect("the driver says");
+        let more = device.overhead() - counted;
+        assert!((Bytes::mib(64)..=Bytes::mib(68)).contains(&more), "{more} were counted");
+        // SAFETY: it was taken above.
+        assert_eq!(unsafe { sys::cuMemFree_v2(held) }, sys::CUresult::CUDA_SUCCESS);
+    });
+    assert!(device.counts().allocations > before);
+}
+
+#[test]
+fn a_card_that_is_filled_to_the_last_byte_gives_a_page_of_a_large_piece_back() {
+    let Some((_turn, device)) = gpu() else { return };
+    let page = device.page();
+    let free = device.memory().expect("it says").free;
+    let address = device.reserve(free * 2).expect("addresses are not memory");
+    let most = (free - Bytes::mib(64)).round_down(Bytes::mib(16));
+    device.back(address, most).expect("there is room");
+    write(&device, address.offset(most - page * 2), &[41; 4]);
+    let holes = device.reserve(Bytes::gib(1)).expect("addresses");
+    device.back(holes, Bytes::mib(16)).expect("there is room");
+    write(&device, holes, &[42; 4]);
+    write(&device, holes.offset(Bytes::mib(14)), &[43; 4]);
+    // What is left, page by page, until the driver says no.
+    let rest = device.reserve(Bytes::gib(1)).expect("addresses");
+    let pages = (0..).find(|number| device.back(rest.offset(page * *number), page).is_err()).expect("there is an end");
+    println!("{most} in large pieces, {pages} pages more; free: {}", device.memory().expect("it says").free);
+    // The tail of a large piece, and a hole that leaves both of its sides, with nothing free beside them.
+    device.unback(address.offset(most - page), page).expect("the tail goes");
+    assert_eq!(read(&device, address.offset(most - page * 2), 4), [41; 4]);
+    device.back(rest.offset(page * pages), page).expect("what went can be had");
+    assert!(device.back(rest.offset(page * (pages + 1)), page).expect_err("and no more").is_refused());
+    device.unback(holes.offset(Bytes::mib(4)), page * 2).expect("the hole");
+    assert_eq!(read(&device, holes, 4), [42; 4]);
+    assert_eq!(read(&device, holes.offset(Bytes::mib(14)), 4), [43; 4]);
+    device.back(rest.offset(page * (pages + 1)), page * 2).expect("what went can be had");
+}
+
+#[test]
 fn the_time_that_memory_takes_to_come_and_go() {
     let Some((_turn, device)) = gpu() else { return };
     println!("{}: {:?}, overhead {}", device.name(), device.memory().expect("it says"), device.overhead());

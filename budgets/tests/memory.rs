@@ -365,3 +365,76 @@ fn a_lease_that_ends_while_its_tail_waits_for_a_fence_waits_with_it() {
     assert_eq!(watch.passed().unwrap(), [LeaseId(1)]);
     assert_eq!(watch.waiting(), 0);
 }
+
+#[test]
+fn memory_may_be_brought_home_elsewhere_and_the_ledger_hears_of_it_last() {
+    let mut budget = Budget::new(16);
+    let (lane, segment) = (budget.device.timeline(), budget.segment("dead", 8));
+    let lease = segment.lease().id();
+    let step = lane.issue();
+    budget.settle();
+    for effect in budget.ledger.step(Input::OwnerDied { owner: Owner::new("dead", 0) }) {
+        let Effect::Revoking { lease } = effect else { panic!("{effect:?}") };
+        budget.watch.revoke(lease, budget.device.fence_here());
+    }
+    assert!(budget.watch.due().is_empty(), "the device still uses it");
+    lane.complete(step);
+    let mut due = budget.watch.due();
+    let mut homecoming = due.pop().expect("its fence has passed");
+    assert!(due.is_empty() && !homecoming.is_light() && homecoming.lease() == lease);
+    assert!(budget.watch.due().is_empty() && budget.watch.waits_for(lease) && budget.watch.is_coming_home(lease));
+    // Its owner's handle drops while another thread is at it: not a word of that reaches the ledger before.
+    let bringing = std::thread::spawn(move || {
+        homecoming.bring().unwrap();
+        homecoming
+    });
+    drop(segment);
+    assert!(budget.settle().is_empty(), "the lease is on its way home already");
+    let homecoming = bringing.join().unwrap();
+    assert_eq!(budget.device.counts().backed, Bytes::ZERO);
+    assert_eq!(budget.ledger.snapshot().granted, PAGE * 8, "the ledger has not heard of it");
+    let home = budget.watch.home(homecoming.lease());
+    let effects = budget.ledger.step(Input::FencePassed { lease: home });
+    assert!(effects.contains(&Effect::OwnerCleared { owner: Owner::new("dead", 0) }), "{effects:?}");
+    assert!(!budget.watch.waits_for(lease) && budget.watch.waiting() == 0);
+}
+
+#[test]
+fn a_homecoming_that_failed_is_due_again_with_all_that_it_had() {
+    let mut budget = Budget::new(16);
+    let segment = budget.segment("dead", 8);
+    let lease = segment.lease().id();
+    budget.settle();
+    budget.ledger.step(Input::OwnerDied { owner: Owner::new("dead", 0) });
+    budget.watch.revoke(lease, Fence::passed());
+    for _ in 0..3 {
+        let homecoming = budget.watch.due().pop().expect("it is due");
+        budget.watch.put_back(homecoming);
+    }
+    assert_eq!(budget.device.counts().backed, PAGE * 8);
+    assert_eq!(budget.watch.passed().unwrap(), [lease]);
+    assert_eq!(budget.device.counts().backed, Bytes::ZERO);
+    assert!(budget.watch.due().is_empty());
+}
+
+#[test]
+fn a_device_that_is_lost_takes_back_what_it_gave_and_gives_nothing() {
+    let mut budget = Budget::new(16);
+    let segment = budget.segment("mine", 8);
+    segment.shrink_to(PAGE * 4, &Fence::passed()).unwrap();
+    budget.device.check().unwrap();
+    budget.device.lose("a script says so");
+    for error in [
+        budget.device.check().unwrap_err(),
+        budget.device.memory().unwrap_err(),
+        segment.back_to(PAGE * 8).unwrap_err(),
+        budget.device.reserve(PAGE).unwrap_err(),
+    ] {
+        assert!(error.is_lost(), "{error}");
+    }
+    segment.shrink_to(PAGE * 2, &Fence::passed()).unwrap();
+    assert_eq!(budget.device.counts().backed, PAGE * 2);
+    drop(segment);
+    budget.settle();
+    assert_eq!((budget.device.counts().backed, budget.ledger.snapshot().granted), (Bytes::ZERO, Bytes::ZERO));
+}

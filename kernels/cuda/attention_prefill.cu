@@ -17,6 +17,9 @@
 //   starts           [stretches + 1] u32: stretch s has the rows starts[s] .. starts[s + 1]
 //   out              [rows, heads * D], rows `out_pitch` elements apart; rows of no stretch are not written
 //
+// attention_windows_<type>_d<D> (D <= 80): attention_packed for stretches of at most 64 rows, many of them. Of a longer
+// stretch only the first 64 rows are looked at and written.
+//
 // Scores are multiplied by `scale` (> 0). Weights are rounded to the activations' type before they meet the values.
 // Pointers are aligned to 16 bytes, pitches are multiples of 8 elements, heads is a multiple of kv_heads.
 // A token no row may see is never added in, whatever bits stand there: past the end of a context the cache may hold NaN.
@@ -37,6 +40,7 @@ constexpr int THREADS = 32 * WARPS;
 constexpr int QUERIES = 16 * WARPS;  // of a tile
 constexpr int KEYS = 64;             // of a step
 constexpr uint32_t BLOCK_TOKENS = 16;
+constexpr float LOG2_E = 1.4426950408889634f;
 
 // Where the keys and values of one sequence and head stand in the cache.
 template <typename T, int D>
@@ -102,19 +106,9 @@ __device__ __forceinline__ void copy_keys(T* shared, const Keys& source, size_t 
     }
 }
 
-// One tile: its query vectors over the keys 0 .. keys. `CAUSAL`: row r of the sequence sees only visible + r of them.
-template <typename T, int D, bool CAUSAL, typename Keys>
-__device__ __forceinline__ void attend(const T* queries, size_t query_pitch, T* out, size_t out_pitch, const QueryPlaces& places,
-                                       const Keys& source, int32_t keys, int32_t visible, float scale) {
-    using Element = TensorCoreElement<T>;
-    constexpr int STEPS = D / 16;  // of a product over the head
-    __shared__ __align__(16) T key_rows[KEYS * ROW<D>];
-    __shared__ __align__(16) T value_rows[KEYS * ROW<D>];
-    const uint32_t warp = threadIdx.x / 32;
-    const uint32_t lane = threadIdx.x % 32;
-
-    // The queries pass through the values' place into registers.
-    const int32_t steps = (keys + KEYS - 1) / KEYS;
+// Starts the copy of a tile's query vectors; places past the last become zeros.
+template <typename T, int D>
+__device__ __forceinline__ void copy_queries(T* shared, const T* queries, size_t pitch, const QueryPlaces& places) {
     constexpr int PIECES = D / 8;
 #pragma unroll
     for (int i = 0; i < QUERIES * PIECES / THREADS; ++i) {
@@ -122,52 +116,132 @@ __device__ __forceinline__ void attend(const T* queries, size_t query_pitch, T* 
         const uint32_t index = piece / PIECES;
         const uint32_t column = piece % PIECES * 8;
         const bool valid = places.holds(index);
-        const T* row = valid ? queries + places.element(index, query_pitch, D) : queries;
-        copy_16_bytes(shared_address(value_rows + index * ROW<D> + column), row + column, valid);
+        const T* row = valid ? queries + places.element(index, pitch, D) : queries;
+        copy_16_bytes(shared_address(shared + index * ROW<D> + column), row + column, valid);
     }
+}
+
+// Columns 16 * k and on of the warp's 16 query vectors.
+template <typename T, int D>
+__device__ __forceinline__ void load_query(uint32_t (&query)[4], const T* shared, int k) {
+    const uint32_t row = threadIdx.x / 32 * 16 + threadIdx.x % 16;
+    load_quarters(query, shared_address(shared + row * ROW<D> + k * 16 + threadIdx.x % 32 / 16 * 8));
+}
+
+// Adds the products of columns 16 * k and on of queries and keys.
+template <typename T, int D>
+__device__ __forceinline__ void add_scores(float (&scores)[KEYS / 8][4], const uint32_t (&query)[4], const T* shared, int k) {
+    const uint32_t lane = threadIdx.x % 32;
+#pragma unroll
+    for (int tile = 0; tile < KEYS / 8; tile += 2) {
+        uint32_t key[4];
+        const uint32_t row = tile * 8 + lane / 16 * 8 + lane % 8;
+        load_quarters(key, shared_address(shared + row * ROW<D> + k * 16 + lane / 8 % 2 * 8));
+        TensorCoreElement<T>::multiply_add(scores[tile], query, key[0], key[1]);
+        TensorCoreElement<T>::multiply_add(scores[tile + 1], query, key[2], key[3]);
+    }
+}
+
+// Adds the products of weights and values.
+template <typename T, int D>
+__device__ __forceinline__ void add_values(float (&gathered)[D / 8][4], const float (&weights)[KEYS / 8][4], const T* shared) {
+    using Element = TensorCoreElement<T>;
+    const uint32_t lane = threadIdx.x % 32;
+#pragma unroll
+    for (int k = 0; k < KEYS / 16; ++k) {
+        const uint32_t weight[4] = {Element::pack(weights[2 * k][0], weights[2 * k][1]),
+                                    Element::pack(weights[2 * k][2], weights[2 * k][3]),
+                                    Element::pack(weights[2 * k + 1][0], weights[2 * k + 1][1]),
+                                    Element::pack(weights[2 * k + 1][2], weights[2 * k + 1][3])};
+#pragma unroll
+        for (int tile = 0; tile < D / 8; tile += 2) {
+            uint32_t value[4];
+            const uint32_t row = k * 16 + lane % 16;
+            load_quarters_transposed(value, shared_address(shared + row * ROW<D> + tile * 8 + lane / 16 * 8));
+            Element::multiply_add(gathered[tile], weight, value[0], value[1]);
+            Element::multiply_add(gathered[tile + 1], weight, value[2], value[3]);
+        }
+    }
+}
+
+// Writes a warp's 16 rows. They pass through shared memory that no other warp uses, so that 16 bytes a lane leave.
+template <typename T, int D>
+__device__ __forceinline__ void store(T* out, size_t pitch, const QueryPlaces& places, const float (&gathered)[D / 8][4],
+                                      const OnlineSoftmax& softmax, T* shared) {
+    const float inverse[2] = {softmax.inverse(0), softmax.inverse(1)};
+    __syncwarp();  // what the warp read there is read
+    const uint32_t warp = threadIdx.x / 32;
+    const uint32_t lane = threadIdx.x % 32;
+#pragma unroll
+    for (int tile = 0; tile < D / 8; ++tile) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const uint32_t both = TensorCoreElement<T>::pack(gathered[tile][2 * half] * inverse[half],
+                                                             gathered[tile][2 * half + 1] * inverse[half]);
+            const uint32_t row = warp * 16 + lane / 4 + 8 * half;
+            *reinterpret_cast<uint32_t*>(shared + row * ROW<D> + tile * 8 + lane % 4 * 2) = both;
+        }
+    }
+    __syncwarp();
+    constexpr int PIECES = D / 8;
+#pragma unroll
+    for (int i = 0; i < 16 * PIECES / 32; ++i) {
+        const uint32_t piece = lane + i * 32;
+        const uint32_t index = warp * 16 + piece / PIECES;
+        const uint32_t column = piece % PIECES * 8;
+        if (places.holds(index)) {
+            *reinterpret_cast<uint4*>(out + places.element(index, pitch, D) + column) =
+                *reinterpret_cast<const uint4*>(shared + index * ROW<D> + column);
+        }
+    }
+}
+
+// One tile: its query vectors over the keys 0 .. keys. `CAUSAL`: row r of the sequence sees only visible + r of them.
+template <typename T, int D, bool CAUSAL, typename Keys>
+__device__ __forceinline__ void attend(const T* queries, size_t query_pitch, T* out, size_t out_pitch, const QueryPlaces& places,
+                                       const Keys& source, int32_t keys, int32_t visible, float scale) {
+    __shared__ __align__(16) T key_rows[KEYS * ROW<D>];
+    __shared__ __align__(16) T value_rows[KEYS * ROW<D>];
+    const uint32_t lane = threadIdx.x % 32;
+
+    // The queries pass through the values' place into registers.
+    const int32_t steps = (keys + KEYS - 1) / KEYS;
+    copy_queries<T, D>(value_rows, queries, query_pitch, places);
     if (steps > 0) {
         copy_keys<T, D>(key_rows, source, 0, (steps - 1) * KEYS, keys);
     }
     wait_for_copies();
     __syncthreads();
-    uint32_t query[STEPS][4];
+    uint32_t query[D / 16][4];
 #pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-        load_quarters(query[step], shared_address(value_rows + (warp * 16 + lane % 16) * ROW<D> + step * 16 + lane / 16 * 8));
+    for (int k = 0; k < D / 16; ++k) {
+        load_query<T, D>(query[k], value_rows, k);
     }
     __syncthreads();
 
-    const uint32_t own[2] = {warp * 16 + lane / 4, warp * 16 + lane / 4 + 8};
     int32_t limit[2] = {keys, keys};
+    int32_t seen_by_all = keys;
     if (CAUSAL) {
-        limit[0] = min(keys, visible + static_cast<int32_t>(places.row(own[0])));
-        limit[1] = min(keys, visible + static_cast<int32_t>(places.row(own[1])));
+        const uint32_t own = threadIdx.x / 32 * 16 + lane / 4;
+        limit[0] = min(keys, visible + static_cast<int32_t>(places.row(own)));
+        limit[1] = min(keys, visible + static_cast<int32_t>(places.row(own + 8)));
+        seen_by_all = min(keys, visible + static_cast<int32_t>(places.row(0)));
     }
-    const int32_t seen_by_all = CAUSAL ? min(keys, visible + static_cast<int32_t>(places.row(0))) : keys;
-
     OnlineSoftmax softmax;
     softmax.begin();
     float gathered[D / 8][4] = {};
     for (int32_t step = steps - 1; step >= 0; --step) {
         copy_keys<T, D>(value_rows, source, source.values_after, step * KEYS, keys);
-
         float scores[KEYS / 8][4] = {};
 #pragma unroll
-        for (int k = 0; k < STEPS; ++k) {
-#pragma unroll
-            for (int tile = 0; tile < KEYS / 8; tile += 2) {
-                uint32_t key[4];
-                const uint32_t row = tile * 8 + lane / 16 * 8 + lane % 8;
-                load_quarters(key, shared_address(key_rows + row * ROW<D> + k * 16 + lane / 8 % 2 * 8));
-                Element::multiply_add(scores[tile], query[k], key[0], key[1]);
-                Element::multiply_add(scores[tile + 1], query[k], key[2], key[3]);
-            }
+        for (int k = 0; k < D / 16; ++k) {
+            add_scores<T, D>(scores, query[k], key_rows, k);
         }
         if ((step + 1) * KEYS > seen_by_all) {
             OnlineSoftmax::mask(scores, step * KEYS + static_cast<int32_t>(lane % 4 * 2), limit);
         }
         float shrink[2];
-        softmax.step(scores, scale * 1.4426950408889634f, shrink);
+        softmax.step(scores, scale * LOG2_E, shrink);
 #pragma unroll
         for (int tile = 0; tile < D / 8; ++tile) {
 #pragma unroll
@@ -175,53 +249,51 @@ __device__ __forceinline__ void attend(const T* queries, size_t query_pitch, T* 
                 gathered[tile][i] *= shrink[i / 2];
             }
         }
-
         wait_for_copies();
         __syncthreads();  // the values are there, and no warp needs these keys any more
         if (step > 0) {
             copy_keys<T, D>(key_rows, source, 0, (step - 1) * KEYS, keys);
         }
-#pragma unroll
-        for (int k = 0; k < KEYS / 16; ++k) {
-            const uint32_t weight[4] = {Element::pack(scores[2 * k][0], scores[2 * k][1]),
-                                        Element::pack(scores[2 * k][2], scores[2 * k][3]),
-                                        Element::pack(scores[2 * k + 1][0], scores[2 * k + 1][1]),
-                                        Element::pack(scores[2 * k + 1][2], scores[2 * k + 1][3])};
-#pragma unroll
-            for (int tile = 0; tile < D / 8; tile += 2) {
-                uint32_t value[4];
-                const uint32_t row = k * 16 + lane % 16;
-                load_quarters_transposed(value, shared_address(value_rows + row * ROW<D> + tile * 8 + lane / 16 * 8));
-                Element::multiply_add(gathered[tile], weight, value[0], value[1]);
-                Element::multiply_add(gathered[tile + 1], weight, value[2], value[3]);
-            }
-        }
+        add_values<T, D>(gathered, scores, value_rows);
         wait_for_copies();
         __syncthreads();  // the next keys are there, and no warp needs these values any more
     }
+    softmax.finish();
+    store<T, D>(out, out_pitch, places, gathered, softmax, key_rows);
+}
 
-    // Each warp passes its 16 rows through shared memory, so that they leave 16 bytes a lane.
-    float inverse[2];
-    softmax.finish(inverse);
+// One tile of at most KEYS keys, which all its queries see: everything is copied at once, and little is kept in
+// registers, so that many blocks share a multiprocessor and their copies overlap.
+template <typename T, int D, typename Keys>
+__device__ __forceinline__ void attend_once(const T* queries, size_t query_pitch, T* out, size_t out_pitch,
+                                            const QueryPlaces& places, const Keys& source, int32_t keys, float scale) {
+    __shared__ __align__(16) T query_rows[QUERIES * ROW<D>];
+    __shared__ __align__(16) T key_rows[KEYS * ROW<D>];
+    __shared__ __align__(16) T value_rows[KEYS * ROW<D>];
+    copy_queries<T, D>(query_rows, queries, query_pitch, places);
+    copy_keys<T, D>(key_rows, source, 0, 0, keys);
+    copy_keys<T, D>(value_rows, source, source.values_after, 0, keys);
+    wait_for_copies();
+    __syncthreads();
+    float scores[KEYS / 8][4] = {};
 #pragma unroll
-    for (int tile = 0; tile < D / 8; ++tile) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const uint32_t both = Element::pack(gathered[tile][2 * half] * inverse[half], gathered[tile][2 * half + 1] * inverse[half]);
-            *reinterpret_cast<uint32_t*>(key_rows + own[half] * ROW<D> + tile * 8 + lane % 4 * 2) = both;
-        }
+    for (int k = 0; k < D / 16; ++k) {
+        uint32_t query[4];
+        load_query<T, D>(query, query_rows, k);
+        add_scores<T, D>(scores, query, key_rows, k);
     }
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < 16 * PIECES / 32; ++i) {
-        const uint32_t piece = lane + i * 32;
-        const uint32_t index = warp * 16 + piece / PIECES;
-        const uint32_t column = piece % PIECES * 8;
-        if (places.holds(index)) {
-            *reinterpret_cast<uint4*>(out + places.element(index, out_pitch, D) + column) =
-                *reinterpret_cast<const uint4*>(key_rows + index * ROW<D> + column);
-        }
+    if (keys < KEYS) {
+        const int32_t limit[2] = {keys, keys};
+        OnlineSoftmax::mask(scores, static_cast<int32_t>(threadIdx.x % 4 * 2), limit);
     }
+    OnlineSoftmax softmax;
+    softmax.begin();
+    float shrink[2];
+    softmax.step(scores, scale * LOG2_E, shrink);
+    float gathered[D / 8][4] = {};
+    add_values<T, D>(gathered, scores, value_rows);
+    softmax.finish();
+    store<T, D>(out, out_pitch, places, gathered, softmax, query_rows);
 }
 
 template <typename T, int D>
@@ -232,9 +304,9 @@ __device__ __forceinline__ void attention_paged(T* out, const T* queries, const 
                                                 uint32_t blocks_max, float scale) {
     const uint32_t group = heads / kv_heads;
     const uint32_t kv_head = blockIdx.x % kv_heads;
-    uint32_t wanted = blockIdx.x / kv_heads;
+    TileCursor cursor = {first_sequence, 0};
     AttentionTile tile;
-    if (!find_tile<QUERIES>(wanted, query_starts, first_sequence, sequences, rows, group, tile)) {
+    if (!find_tile<QUERIES>(blockIdx.x / kv_heads, query_starts, cursor, sequences, rows, group, tile)) {
         return;
     }
     const int32_t context = static_cast<int32_t>(min(__ldg(context_lengths + tile.sequence), blocks_max * BLOCK_TOKENS));
@@ -250,13 +322,20 @@ __device__ __forceinline__ void attention_paged(T* out, const T* queries, const 
     attend<T, D, true>(queries, query_pitch, out, out_pitch, places, source, max(visible + last_row, 0), visible, scale);
 }
 
-template <typename T, int D>
+// `WINDOWS`: each stretch is one tile.
+template <typename T, int D, bool WINDOWS>
 __device__ __forceinline__ void attention_packed(T* out, const T* qkv, const uint32_t* starts, uint32_t out_pitch, uint32_t pitch,
                                                  uint32_t rows, uint32_t stretches, uint32_t heads, float scale) {
     const uint32_t head = blockIdx.x % heads;
-    uint32_t wanted = blockIdx.x / heads;
-    AttentionTile tile;
-    if (!find_tile<QUERIES>(wanted, starts, 0, stretches, rows, 1, tile)) {
+    const uint32_t wanted = blockIdx.x / heads;
+    TileCursor cursor = {};
+    AttentionTile tile = {};
+    if (WINDOWS) {
+        if (wanted >= stretches) {
+            return;
+        }
+        tile.rows = rows_of(starts, wanted, rows, tile.first_row);
+    } else if (!find_tile<QUERIES>(wanted, starts, cursor, stretches, rows, 1, tile)) {
         return;
     }
     const QueryPlaces places = {tile.first_query, tile.rows, 1, head, tile.first_row};
@@ -264,13 +343,19 @@ __device__ __forceinline__ void attention_packed(T* out, const T* qkv, const uin
     source.pitch = pitch;
     source.values_after = static_cast<size_t>(heads) * D;
     source.head = qkv + tile.first_row * source.pitch + source.values_after + head * D;
-    attend<T, D, false>(qkv, pitch, out, out_pitch, places, source, static_cast<int32_t>(tile.rows), 0, scale);
+    const int32_t keys = static_cast<int32_t>(tile.rows);
+    if (WINDOWS) {
+        attend_once<T, D>(qkv, pitch, out, out_pitch, places, source, keys, scale);
+    } else {
+        attend<T, D, false>(qkv, pitch, out, out_pitch, places, source, keys, 0, scale);
+    }
 }
 
 }  // namespace
 
-#define ATTENTION_PREFILL(TYPE, NAME, D)                                                                                        \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                                       \
+// At least so many blocks share a multiprocessor: as many as registers allow without spilling.
+#define ATTENTION_PREFILL(TYPE, NAME, D, RESIDENT)                                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)                                                             \
         attention_paged_##NAME##_d##D(TYPE* out, const TYPE* queries, const TYPE* layer, const uint32_t* query_starts,          \
                                       const uint32_t* context_lengths, const uint32_t* block_tables, uint32_t out_pitch,        \
                                       uint32_t query_pitch, uint32_t rows, uint32_t sequences, uint32_t first_sequence,         \
@@ -278,26 +363,37 @@ __device__ __forceinline__ void attention_packed(T* out, const T* qkv, const uin
         attention_paged<TYPE, D>(out, queries, layer, query_starts, context_lengths, block_tables, out_pitch, query_pitch,      \
                                  rows, sequences, first_sequence, heads, kv_heads, blocks, blocks_max, scale);                  \
     }                                                                                                                           \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                                       \
+    extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)                                                             \
         attention_packed_##NAME##_d##D(TYPE* out, const TYPE* qkv, const uint32_t* starts, uint32_t out_pitch, uint32_t pitch,  \
                                        uint32_t rows, uint32_t stretches, uint32_t heads, float scale) {                        \
-        attention_packed<TYPE, D>(out, qkv, starts, out_pitch, pitch, rows, stretches, heads, scale);                           \
+        attention_packed<TYPE, D, false>(out, qkv, starts, out_pitch, pitch, rows, stretches, heads, scale);                    \
     }
 
-ATTENTION_PREFILL(__half, f16, 32)
-ATTENTION_PREFILL(__half, f16, 64)
-ATTENTION_PREFILL(__half, f16, 80)
-ATTENTION_PREFILL(__half, f16, 128)
+#define ATTENTION_WINDOWS(TYPE, NAME, D)                                                                                        \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                                       \
+        attention_windows_##NAME##_d##D(TYPE* out, const TYPE* qkv, const uint32_t* starts, uint32_t out_pitch, uint32_t pitch, \
+                                        uint32_t rows, uint32_t stretches, uint32_t heads, float scale) {                       \
+        attention_packed<TYPE, D, true>(out, qkv, starts, out_pitch, pitch, rows, stretches, heads, scale);                     \
+    }
+
+#define ATTENTION_ALL(TYPE, NAME)          \
+    ATTENTION_PREFILL(TYPE, NAME, 32, 4)   \
+    ATTENTION_PREFILL(TYPE, NAME, 64, 3)   \
+    ATTENTION_PREFILL(TYPE, NAME, 80, 3)   \
+    ATTENTION_PREFILL(TYPE, NAME, 128, 2)  \
+    ATTENTION_WINDOWS(TYPE, NAME, 32)      \
+    ATTENTION_WINDOWS(TYPE, NAME, 64)      \
+    ATTENTION_WINDOWS(TYPE, NAME, 80)
+
+ATTENTION_ALL(__half, f16)
 #if !defined(BURSAR_NO_BF16)
-ATTENTION_PREFILL(__nv_bfloat16, bf16, 32)
-ATTENTION_PREFILL(__nv_bfloat16, bf16, 64)
-ATTENTION_PREFILL(__nv_bfloat16, bf16, 80)
-ATTENTION_PREFILL(__nv_bfloat16, bf16, 128)
+ATTENTION_ALL(__nv_bfloat16, bf16)
 #endif
 
-// Launch. Block 128, no dynamic shared memory, all shared memory is static (at most 34,816 bytes); no scratch.
-//   attention_paged:  grid x = kv_heads * ((rows * (heads / kv_heads) + 63 * (sequences - first_sequence)) / 64), where
-//                     `rows` may be only those from query_starts[first_sequence] on, if the host knows them.
-//   attention_packed: grid x = heads * ((rows + 63 * stretches) / 64), or heads times the exact number of tiles of 64
-//                     rows, if the host knows the stretches.
-// Both are upper bounds: a block that finds no tile returns. A grid of 0 is not launched.
+// Launch. Block 128, no dynamic shared memory (static: at most 34,816 bytes), no scratch.
+//   attention_paged:   grid x = kv_heads * ((rows * (heads / kv_heads) + 63 * (sequences - first_sequence)) / 64), where
+//                      `rows` may be only those from query_starts[first_sequence] on, if the host knows them.
+//   attention_packed:  grid x = heads * ((rows + 63 * stretches) / 64), or heads times the exact number of tiles of 64
+//                      rows, if the host knows the stretches.
+//   attention_windows: grid x = heads * stretches.
+// These are upper bounds: a block that finds no tile returns. A grid of 0 is not launched.

@@ -4,11 +4,17 @@
 // there, except what is said here.
 //
 // attention_paged_hopper_<type>_d128, attention_packed_hopper_<type>_d80
-//   The cache and the packed keys and values are read through a tensor map (the first argument, by value), see Launch.
-//   A NaN value at a place that a row may not see can reach earlier rows of its own sequence within 128 tokens.
-//   Tiles are large (128 query vectors, 192 rows): for many short stretches attention_prefill.cu is faster.
+//   The first argument is a tensor map, by value: through it the keys and values are read, see Launch. The others are
+//   those of attention_prefill.cu, less `layer`. A NaN value at a place that a row may not see can reach earlier rows of
+//   its own sequence within 128 tokens.
+//   The paged one takes two more: with `splits` > 1 the keys of a tile are split among so many jobs, whose results go to
+//   `parts` [jobs, 128, D + 2] f32 and from there through attention_paged_combine.cu to `out`. That fills the card when few
+//   rows see a long past; with `splits` <= 1 `parts` is not used. Tiles are large (128 query vectors, 192 rows): attention_windows is faster for
+//   stretches of up to 64 rows, attention_packed up to 128.
+//
+// Targets: sm_90a
 
-#include "include/attention_tiles.cuh"
+#include "include/attention_jobs.cuh"
 #include "include/hopper_copy.cuh"
 #include "include/online_softmax.cuh"
 #include "include/tensor_core.cuh"
@@ -16,70 +22,10 @@
 
 namespace {
 
-constexpr uint32_t BLOCK_TOKENS = 16;
-constexpr uint32_t STAGES = 2;  // of queries, of keys, and of values
-constexpr uint32_t WARPGROUP = 128;
+constexpr uint32_t QUERY_THREADS = 96;  // three warps
 // Names of barriers: one a multiplying warpgroup for its turn at the tensor cores, one for itself.
 constexpr uint32_t TURN = 1;
 constexpr uint32_t ALONE = 5;
-
-// Sizes of one kernel. `MULTIPLIERS` warpgroups multiply 64 query vectors each; one more warpgroup copies.
-template <int D_, int MULTIPLIERS_, int KEYS_, bool PAGED_>
-struct Sizes {
-    static constexpr int D = D_;
-    static constexpr int MULTIPLIERS = MULTIPLIERS_;
-    static constexpr bool PAGED = PAGED_;
-    static constexpr int KEYS = KEYS_;  // of a step
-    static constexpr int QUERIES = 64 * MULTIPLIERS;
-    static constexpr int THREADS = WARPGROUP * (MULTIPLIERS + 1);
-    static constexpr int CHUNK = D % 64 == 0 ? 64 : 16;  // columns
-    static constexpr int CHUNKS = D / CHUNK;
-    // From 8 rows to the next 8, and from chunk to chunk. A block of the cache comes as one box, 8 rows of all chunks
-    // and then the next 8; packed rows come as one box for all keys of a step, chunk after chunk.
-    static constexpr uint32_t DOWN = PAGED ? 8 * D * 2 : 8 * CHUNK * 2;
-    static constexpr uint32_t ACROSS = PAGED ? 8 * CHUNK * 2 : KEYS * CHUNK * 2;
-    static constexpr uint32_t QUERY_DOWN = 8 * CHUNK * 2;
-    static constexpr uint32_t QUERY_ACROSS = 64 * CHUNK * 2;
-    static constexpr uint32_t QUERY_BYTES = QUERIES * D * 2;
-    static constexpr uint32_t STEP_BYTES = KEYS * D * 2;
-    static constexpr uint32_t KEYS_AT = STAGES * QUERY_BYTES;
-    static constexpr uint32_t VALUES_AT = KEYS_AT + STAGES * STEP_BYTES;
-    static constexpr uint32_t SHARED_BYTES = VALUES_AT + STAGES * STEP_BYTES;
-    static_assert(QUERY_BYTES % (16 * CHUNK) == 0 && STEP_BYTES % (16 * CHUNK) == 0, "a swizzle repeats after so many bytes");
-    static_assert(SHARED_BYTES <= 226 * 1024, "a block's dynamic share of shared memory");
-    // Registers of a thread, out of 65,536 for the block.
-    static constexpr uint32_t COPY_REGISTERS = MULTIPLIERS == 3 ? 32 : 40;
-    static constexpr uint32_t MULTIPLY_REGISTERS = MULTIPLIERS == 3 ? 160 : 232;
-};
-
-// What one turn of a thread block is about.
-struct Job {
-    uint32_t found;
-    uint32_t first_row;    // of the sequence
-    uint32_t rows;         // of the sequence
-    uint32_t first_query;  // of the tile
-    uint32_t head;         // of keys and values
-    uint32_t sequence;
-    int32_t keys;     // that any row of the tile sees
-    int32_t visible;  // to row 0 of the sequence
-    uint32_t torn;    // the last step of keys ends with some that must not be read
-};
-
-struct Arguments {
-    const uint32_t* starts;           // [sequences + 1]
-    const uint32_t* context_lengths;  // [sequences], paged only
-    const uint32_t* block_tables;     // [sequences, blocks_max], paged only
-    uint32_t out_pitch;
-    uint32_t query_pitch;
-    uint32_t rows;
-    uint32_t sequences;
-    uint32_t first_sequence;
-    uint32_t group;
-    uint32_t kv_heads;
-    uint32_t blocks;
-    uint32_t blocks_max;
-    float scale;
-};
 
 struct Barriers {
     uint64_t queries_full[STAGES];
@@ -104,150 +50,114 @@ struct Ring {
     }
 };
 
-__device__ __forceinline__ uint32_t whole_blocks(int32_t keys) { return (keys + BLOCK_TOKENS - 1) / BLOCK_TOKENS; }
-
-// Steps of a job; one of nothing but masked zeros if it has no keys.
-template <typename S>
-__device__ __forceinline__ int32_t steps_of(const Job& job) {
-    return max((job.keys + S::KEYS - 1) / S::KEYS, 1);
-}
-
-// The job of turn number `turn`. Every second round of blocks runs backwards: who had the longest tile of a round has
-// the shortest of the next. Called by whole warps; `tiles` is the number of all tiles (packed only).
-template <typename S>
-__device__ __forceinline__ void find_job(Job& job, uint32_t turn, const Arguments& arguments, uint32_t tiles) {
-    const uint32_t order = turn * gridDim.x + (turn % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
-    AttentionTile tile;
-    uint32_t wanted;
-    if (S::PAGED) {
-        // Heads next to each other: tiles come with falling work.
-        job.head = order % arguments.kv_heads;
-        wanted = order / arguments.kv_heads;
-        job.found = 1;
-    } else {
-        // A head's tiles next to each other: its keys and values stay in the L2 cache.
-        job.found = tiles > 0 && order / max(tiles, 1u) < arguments.kv_heads;
-        job.head = order / max(tiles, 1u);
-        wanted = order % max(tiles, 1u);
-    }
-    if (!job.found || !find_tile<S::QUERIES>(wanted, arguments.starts, arguments.first_sequence, arguments.sequences,
-                                             arguments.rows, arguments.group, tile)) {
-        job.found = 0;
-        return;
-    }
-    job.sequence = tile.sequence;
-    job.first_row = tile.first_row;
-    job.rows = tile.rows;
-    job.first_query = tile.first_query;
-    if (S::PAGED) {
-        const uint32_t context = min(__ldg(arguments.context_lengths + tile.sequence), arguments.blocks_max * BLOCK_TOKENS);
-        const uint32_t last_row = min((tile.first_query + S::QUERIES - 1) / arguments.group, tile.rows - 1);
-        job.visible = static_cast<int32_t>(context) - static_cast<int32_t>(tile.rows) + 1;
-        job.keys = max(job.visible + static_cast<int32_t>(last_row), 0);
-        // Blocks past the keys come as zeros; within the last block of the context stands what was there before.
-        job.torn = whole_blocks(job.keys) * BLOCK_TOKENS > context;
-    } else {
-        job.visible = 0;
-        job.keys = static_cast<int32_t>(tile.rows);
-        job.torn = tile.rows % S::KEYS != 0;
-    }
-}
-
 // Keys and values of all jobs, step by step, into the rings. One warp.
 template <typename S>
-__device__ __forceinline__ void copy_steps(const TensorMap& map, const Arguments& arguments, uint32_t tiles, uint32_t shared,
-                                           Barriers& barriers) {
+__device__ __forceinline__ void copy_steps(const TensorMap& map, const Arguments& arguments, uint32_t shared, Barriers& barriers) {
     const uint32_t lane = threadIdx.x % 32;
     constexpr int STEP_BLOCKS = S::KEYS / BLOCK_TOKENS;
     if (lane == 0) {
         fetch_map(map);
     }
+    // Lane i copies block i of a step. A block that is none lies past the map's end: zeros.
+    const auto block_of = [&](const Job& job, int32_t step) {
+        const int32_t place = step * STEP_BLOCKS + static_cast<int32_t>(lane);
+        uint32_t block = arguments.blocks;
+        if (S::PAGED && job.found && lane < STEP_BLOCKS && place < static_cast<int32_t>(whole_blocks(job.keys))) {
+            block = min(__ldg(arguments.block_tables + static_cast<size_t>(job.sequence) * arguments.blocks_max + place), block);
+        }
+        return block;
+    };
+    const auto copy = [&](const Job& job, uint32_t to, uint64_t& full, int32_t step, uint32_t block, uint32_t which) {
+        const uint32_t barrier = shared_address(&full);
+        if (lane == 0) {
+            barrier_arrive_expecting(barrier, S::STEP_BYTES);
+        }
+        __syncwarp();
+        if (S::PAGED) {
+            if (lane < STEP_BLOCKS) {
+                copy_box(to + lane * BLOCK_TOKENS * S::D * 2, map, barrier, 0, 0, 0, 0,
+                         static_cast<int32_t>((block * 2 + which) * arguments.kv_heads + job.head));
+            }
+        } else if (lane == 0) {
+            copy_box(to, map, barrier, 0, static_cast<int32_t>(job.first_row) + step * S::KEYS,
+                     static_cast<int32_t>(((1 + which) * arguments.kv_heads + job.head) * S::CHUNKS));
+        }
+    };
     Ring keys, values;
-    for (uint32_t turn = 0;; ++turn) {
-        Job job;
-        find_job<S>(job, turn, arguments, tiles);
-        if (!job.found) {
-            return;
-        }
-        const int32_t steps = steps_of<S>(job);
-        const int32_t filled = static_cast<int32_t>(whole_blocks(job.keys));
-        const uint32_t* table = S::PAGED ? arguments.block_tables + static_cast<size_t>(job.sequence) * arguments.blocks_max : nullptr;
-        // Lane i copies block i of a step. A block that is none lies past the map's end: zeros.
-        const auto piece = [&](int32_t step) {
-            const int32_t place = step * STEP_BLOCKS + static_cast<int32_t>(lane);
-            uint32_t block = arguments.blocks;
-            if (S::PAGED && step >= 0 && lane < STEP_BLOCKS && place < filled) {
-                block = min(__ldg(table + place), arguments.blocks);
-            }
-            return block * 2 * arguments.kv_heads + job.head;
-        };
-        const auto copy = [&](uint32_t to, uint64_t& full, int32_t step, uint32_t block, uint32_t which) {
-            const uint32_t barrier = shared_address(&full);
-            if (lane == 0) {
-                barrier_arrive_expecting(barrier, S::STEP_BYTES);
-            }
-            __syncwarp();
-            if (S::PAGED) {
-                if (lane < STEP_BLOCKS) {
-                    copy_box(to + lane * BLOCK_TOKENS * S::D * 2, map, barrier, 0, 0, 0, 0,
-                             static_cast<int32_t>(block + which * arguments.kv_heads));
-                }
-            } else if (lane == 0) {
-                copy_box(to, map, barrier, 0, static_cast<int32_t>(job.first_row) + step * S::KEYS,
-                         static_cast<int32_t>(((1 + which) * arguments.kv_heads + job.head) * S::CHUNKS));
-            }
-        };
+    const auto copy_keys = [&](const Job& job, int32_t step, uint32_t block) {
+        barrier_wait(shared_address(&barriers.keys_empty[keys.stage]), keys.parity ^ 1);
+        copy(job, shared + S::KEYS_AT + keys.stage * S::STEP_BYTES, barriers.keys_full[keys.stage], step, block, 0);
+        keys.advance();
+    };
+    const auto copy_values = [&](const Job& job, int32_t step, uint32_t block) {
+        barrier_wait(shared_address(&barriers.values_empty[values.stage]), values.parity ^ 1);
+        copy(job, shared + S::VALUES_AT + values.stage * S::STEP_BYTES, barriers.values_full[values.stage], step, block, 1);
+        values.advance();
+    };
+
+    Jobs<S> jobs(arguments);
+    Job job = jobs.next();
+    uint32_t block = block_of(job, job.last_step);
+    while (job.found) {
+        int32_t step = job.last_step;
+        copy_keys(job, step, block);
+        // The next job is found while there is time, and its first blocks.
+        const Job next = jobs.next();
+        const uint32_t first_of_next = block_of(next, next.last_step);
         // Values follow one step behind, as they are needed.
-        uint32_t next = piece(steps - 1);
-        uint32_t last = 0;
-        for (int32_t step = steps - 1; step >= -1; --step) {
-            const uint32_t now = next;
-            next = piece(step - 1);
-            if (step >= 0) {
-                barrier_wait(shared_address(&barriers.keys_empty[keys.stage]), keys.parity ^ 1);
-                copy(shared + S::KEYS_AT + keys.stage * S::STEP_BYTES, barriers.keys_full[keys.stage], step, now, 0);
-                keys.advance();
-            }
-            if (step + 1 < steps) {
-                barrier_wait(shared_address(&barriers.values_empty[values.stage]), values.parity ^ 1);
-                copy(shared + S::VALUES_AT + values.stage * S::STEP_BYTES, barriers.values_full[values.stage], step + 1, last, 1);
-                values.advance();
-            }
-            last = now;
+        while (step > job.first_step) {
+            const uint32_t below = block_of(job, step - 1);
+            copy_keys(job, step - 1, below);
+            copy_values(job, step, block);
+            block = below;
+            step -= 1;
         }
+        copy_values(job, step, block);
+        job = next;
+        block = first_of_next;
     }
 }
 
 // Queries of all jobs, and what the jobs are. Three warps.
 template <typename S, typename T>
-__device__ __forceinline__ void copy_queries(const T* queries, const Arguments& arguments, uint32_t tiles, uint32_t shared,
-                                             Barriers& barriers, Job (&jobs)[STAGES]) {
+__device__ __forceinline__ void copy_queries(const T* queries, const Arguments& arguments, uint32_t shared, Barriers& barriers,
+                                             Job (&shared_jobs)[STAGES]) {
     const uint32_t thread = threadIdx.x - 32;
+    // A thread copies the same piece of every `ROUND`th query vector.
+    constexpr uint32_t PIECES = S::D / 8;
+    constexpr uint32_t ROUND = QUERY_THREADS / PIECES;
+    const uint32_t piece = thread % PIECES;
+    const uint32_t chunk = piece / (S::CHUNK / 8);
+    const uint32_t round_rows = ROUND / arguments.group;
+    const uint32_t round_heads = ROUND % arguments.group;
+    Jobs<S> jobs(arguments);
     Ring ring;
-    for (uint32_t turn = 0;; ++turn) {
-        Job job;
-        find_job<S>(job, turn, arguments, tiles);
-        barrier_wait(shared_address(&barriers.queries_empty[ring.stage]), ring.parity ^ 1);
+    while (true) {
+        const Job job = jobs.next();
+        uint32_t index = thread / PIECES;
+        uint32_t row = (job.first_query + index) / arguments.group;
+        uint32_t head = (job.first_query + index) % arguments.group;
+        const T* source = queries + static_cast<size_t>(job.first_row) * arguments.query_pitch + job.head * arguments.group * S::D + piece * 8;
+        const uint32_t place = shared + ring.stage * S::QUERY_BYTES + chunk * S::QUERY_ACROSS;
         const uint32_t full = shared_address(&barriers.queries_full[ring.stage]);
+        barrier_wait(shared_address(&barriers.queries_empty[ring.stage]), ring.parity ^ 1);
         if (thread == 0) {
-            jobs[ring.stage] = job;
+            shared_jobs[ring.stage] = job;
         }
         if (!job.found) {
             barrier_arrive(full);
             return;
         }
-        constexpr uint32_t PIECES = S::D / 8;
-        for (uint32_t item = thread; item < S::QUERIES * PIECES; item += 96) {
-            const uint32_t index = item / PIECES;
-            const uint32_t piece = item % PIECES;
-            const uint32_t query = job.first_query + index;
-            const bool valid = query < job.rows * arguments.group;
-            const size_t element = static_cast<size_t>(job.first_row + query / arguments.group) * arguments.query_pitch +
-                                   (job.head * arguments.group + query % arguments.group) * S::D + piece * 8;
-            const uint32_t chunk = piece / (S::CHUNK / 8);
-            const uint32_t place = index / 64 * (64 * S::D * 2) + chunk * S::QUERY_ACROSS +
-                                   Swizzle<S::CHUNK>::place(index % 64, piece % (S::CHUNK / 8));
-            copy_16_bytes(shared + ring.stage * S::QUERY_BYTES + place, valid ? queries + element : queries, valid);
+        for (index = thread < ROUND * PIECES ? index : S::QUERIES; index < S::QUERIES; index += ROUND) {
+            const bool valid = row < job.rows;
+            copy_16_bytes(place + index / 64 * (64 * S::D * 2) + Swizzle<S::CHUNK>::place(index % 64, piece % (S::CHUNK / 8)),
+                          valid ? source + static_cast<size_t>(row) * arguments.query_pitch + head * S::D : queries, valid);
+            row += round_rows;
+            head += round_heads;
+            if (head >= arguments.group) {
+                head -= arguments.group;
+                row += 1;
+            }
         }
         wait_for_copies();
         publish_writes();
@@ -277,9 +187,10 @@ __device__ __forceinline__ void exchange(uint32_t (&words)[4]) {
 
 template <typename S, typename T>
 __device__ __forceinline__ void store(T* out, const Job& job, const Arguments& arguments, const float (&gathered)[S::D / 8][4],
-                                      const float (&inverse)[2], uint32_t own) {
+                                      const OnlineSoftmax& softmax, uint32_t own) {
     using Element = TensorCoreElement<T>;
     const uint32_t lane = threadIdx.x % 4;
+    const float inverse[2] = {softmax.inverse(0), softmax.inverse(1)};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const uint32_t query = job.first_query + own + 8 * half;
@@ -302,6 +213,24 @@ __device__ __forceinline__ void store(T* out, const Job& job, const Arguments& a
     }
 }
 
+// What one part of the keys gave, for attention_paged_combine.cu: the gathered values, the maximum and the sum.
+template <typename S>
+__device__ __forceinline__ void store_part(float* parts, const Job& job, const float (&gathered)[S::D / 8][4],
+                                           const OnlineSoftmax& softmax, uint32_t own) {
+    const uint32_t lane = threadIdx.x % 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        float* row = parts + (static_cast<size_t>(job.slot) * S::QUERIES + own + 8 * half) * (S::D + 2);
+#pragma unroll
+        for (int tile = 0; tile < S::D / 8; ++tile) {
+            *reinterpret_cast<float2*>(row + tile * 8 + lane * 2) = make_float2(gathered[tile][2 * half], gathered[tile][2 * half + 1]);
+        }
+        if (lane == 0) {
+            *reinterpret_cast<float2*>(row + S::D) = make_float2(softmax.maximum[half], softmax.sum[half]);
+        }
+    }
+}
+
 // Values from `first` on must be numbers: their weight is 0. Every warpgroup writes these zeros, and so need not wait for
 // another.
 template <typename S>
@@ -320,7 +249,7 @@ __device__ __forceinline__ void mend(uint32_t values, uint32_t first, uint32_t t
 
 // All jobs of one multiplying warpgroup.
 template <typename S, typename T>
-__device__ __forceinline__ void multiply(T* out, const Arguments& arguments, uint32_t shared, Barriers& barriers,
+__device__ __forceinline__ void multiply(T* out, float* parts, const Arguments& arguments, uint32_t shared, Barriers& barriers,
                                          const Job (&jobs)[STAGES], uint32_t warpgroup) {
     using Element = TensorCoreElement<T>;
     using Products = Warpgroup<T>;
@@ -328,7 +257,7 @@ __device__ __forceinline__ void multiply(T* out, const Arguments& arguments, uin
     const uint32_t thread = threadIdx.x % WARPGROUP;
     const uint32_t lane = threadIdx.x % 32;
     const uint32_t own = warpgroup * 64 + thread / 32 * 16 + lane / 4;  // and own + 8
-    const float factor = arguments.scale * 1.4426950408889634f;
+    const float factor = arguments.scale * LOG2_E;
     constexpr uint64_t QUERY_LAYOUT = matrix_layout<S::CHUNK>(16, S::QUERY_DOWN);
     constexpr uint64_t KEY_LAYOUT = matrix_layout<S::CHUNK>(16, S::DOWN);
     constexpr uint64_t VALUE_LAYOUT = matrix_layout<S::CHUNK>(S::ACROSS, S::DOWN);
@@ -406,7 +335,7 @@ __device__ __forceinline__ void multiply(T* out, const Arguments& arguments, uin
         OnlineSoftmax softmax;
         softmax.begin();
         float shrink[2];
-        int32_t step = steps_of<S>(job) - 1;
+        int32_t step = job.last_step;
         const auto weigh = [&]() {
             if ((step + 1) * S::KEYS > seen_by_all) {
                 OnlineSoftmax::mask(scores, step * S::KEYS + static_cast<int32_t>(lane % 4 * 2), limit);
@@ -429,7 +358,7 @@ __device__ __forceinline__ void multiply(T* out, const Arguments& arguments, uin
             mend<S>(shared + S::VALUES_AT + values.stage * S::STEP_BYTES, job.keys % S::KEYS, thread);
             part_sync(ALONE + warpgroup, WARPGROUP);
         }
-        for (step -= 1; step >= 0; --step) {
+        for (step -= 1; step >= job.first_step; --step) {
             await(barriers.keys_full, keys);
             part_sync(my_turn, 2 * WARPGROUP);
             start_scores();
@@ -465,12 +394,15 @@ __device__ __forceinline__ void multiply(T* out, const Arguments& arguments, uin
         start_gathering();
         start_scores();
         part_arrive(next_turn, 2 * WARPGROUP);
-        float inverse[2];
-        softmax.finish(inverse);
+        softmax.finish();
         products_wait<1>();
         hold(gathered);
         release(barriers.values_empty, values);
-        store<S>(out, job, arguments, gathered, inverse, own);
+        if (S::PAGED && arguments.splits > 1) {
+            store_part<S>(parts, job, gathered, softmax, own);
+        } else {
+            store<S>(out, job, arguments, gathered, softmax, own);
+        }
         products_wait<0>();
         hold(scores);
         if (!next.found) {
@@ -481,14 +413,15 @@ __device__ __forceinline__ void multiply(T* out, const Arguments& arguments, uin
 }
 
 template <typename S, typename T>
-__device__ __forceinline__ void attention(const TensorMap& map, T* out, const T* queries, const Arguments& arguments) {
+__device__ __forceinline__ void attention(const TensorMap& map, T* out, float* parts, const T* queries,
+                                          const Arguments& arguments) {
     extern __shared__ __align__(1024) uint8_t tiles_of_shared[];
     __shared__ Barriers barriers;
     __shared__ Job jobs[STAGES];
     const uint32_t shared = shared_address(tiles_of_shared);
     if (threadIdx.x == 0) {
         for (uint32_t stage = 0; stage < STAGES; ++stage) {
-            barrier_init(shared_address(&barriers.queries_full[stage]), 96);
+            barrier_init(shared_address(&barriers.queries_full[stage]), QUERY_THREADS);
             barrier_init(shared_address(&barriers.queries_empty[stage]), S::MULTIPLIERS);
             barrier_init(shared_address(&barriers.keys_full[stage]), 1);
             barrier_init(shared_address(&barriers.keys_empty[stage]), S::MULTIPLIERS);
@@ -501,46 +434,58 @@ __device__ __forceinline__ void attention(const TensorMap& map, T* out, const T*
     const uint32_t warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
     if (warpgroup == 0) {
         give_registers<S::COPY_REGISTERS>();
-        uint32_t tiles = 0;
-        if (!S::PAGED) {
-            // All tiles that a search can pass over.
-            AttentionTile none;
-            uint32_t wanted = 0xffffffffu;
-            find_tile<S::QUERIES>(wanted, arguments.starts, 0, arguments.sequences, arguments.rows, 1, none);
-            tiles = 0xffffffffu - wanted;
-        }
         if (threadIdx.x < 32) {
-            copy_steps<S>(map, arguments, tiles, shared, barriers);
+            copy_steps<S>(map, arguments, shared, barriers);
         } else {
-            copy_queries<S>(queries, arguments, tiles, shared, barriers, jobs);
+            copy_queries<S>(queries, arguments, shared, barriers, jobs);
         }
     } else {
         take_registers<S::MULTIPLY_REGISTERS>();
-        multiply<S>(out, arguments, shared, barriers, jobs, warpgroup - 1);
+        multiply<S>(out, parts, arguments, shared, barriers, jobs, warpgroup - 1);
     }
 }
 
-using Paged128 = Sizes<128, 2, 128, true>;
-using Packed80 = Sizes<80, 3, 112, false>;
-
 }  // namespace
 
-#define ATTENTION_PREFILL_HOPPER(TYPE, NAME)                                                                                   \
-    extern "C" __global__ void __launch_bounds__(Paged128::THREADS, 1) attention_paged_hopper_##NAME##_d128(                   \
-        const __grid_constant__ TensorMap map, TYPE* out, const TYPE* queries, const uint32_t* query_starts,                   \
-        const uint32_t* context_lengths, const uint32_t* block_tables, uint32_t out_pitch, uint32_t query_pitch,               \
-        uint32_t rows, uint32_t sequences, uint32_t first_sequence, uint32_t heads, uint32_t kv_heads, uint32_t blocks,        \
-        uint32_t blocks_max, float scale) {                                                                                    \
-        const Arguments arguments = {query_starts, context_lengths, block_tables,     out_pitch, query_pitch, rows,      sequences, \
-                                     first_sequence, heads / kv_heads, kv_heads, blocks,    blocks_max,  scale};               \
-        attention<Paged128>(map, out, queries, arguments);                                                                     \
-    }                                                                                                                          \
-    extern "C" __global__ void __launch_bounds__(Packed80::THREADS, 1) attention_packed_hopper_##NAME##_d80(                   \
-        const __grid_constant__ TensorMap map, TYPE* out, const TYPE* qkv, const uint32_t* starts, uint32_t out_pitch,         \
-        uint32_t pitch, uint32_t rows, uint32_t stretches, uint32_t heads, float scale) {                                      \
-        const Arguments arguments = {starts, nullptr, nullptr, out_pitch, pitch, rows, stretches, 0, 1, heads, 0, 0, scale};   \
-        attention<Packed80>(map, out, qkv, arguments);                                                                         \
+#define ATTENTION_PREFILL_HOPPER(TYPE, NAME)                                                                                  \
+    extern "C" __global__ void __launch_bounds__(Paged128::THREADS, 1) attention_paged_hopper_##NAME##_d128(                  \
+        const __grid_constant__ TensorMap map, TYPE* out, const TYPE* queries, const uint32_t* query_starts,                  \
+        const uint32_t* context_lengths, const uint32_t* block_tables, float* parts, uint32_t out_pitch,                      \
+        uint32_t query_pitch, uint32_t rows, uint32_t sequences, uint32_t first_sequence, uint32_t heads, uint32_t kv_heads,  \
+        uint32_t blocks, uint32_t blocks_max, uint32_t splits, float scale) {                                                 \
+        const Arguments arguments = {query_starts, context_lengths, block_tables,     out_pitch, query_pitch,                 \
+                                     rows,         sequences,       first_sequence,   heads / kv_heads, kv_heads,             \
+                                     blocks,       blocks_max,      max(splits, 1u),  scale};                                 \
+        attention<Paged128>(map, out, parts, queries, arguments);                                                             \
+    }                                                                                                                         \
+    extern "C" __global__ void __launch_bounds__(Packed80::THREADS, 1) attention_packed_hopper_##NAME##_d80(                  \
+        const __grid_constant__ TensorMap map, TYPE* out, const TYPE* qkv, const uint32_t* starts, uint32_t out_pitch,        \
+        uint32_t pitch, uint32_t rows, uint32_t stretches, uint32_t heads, float scale) {                                     \
+        const Arguments arguments = {starts, nullptr, nullptr, out_pitch, pitch, rows, stretches, 0, 1, heads, 0, 0, 1, scale}; \
+        attention<Packed80>(map, out, nullptr, qkv, arguments);                                                               \
     }
 
 ATTENTION_PREFILL_HOPPER(__half, f16)
 ATTENTION_PREFILL_HOPPER(__nv_bfloat16, bf16)
+
+// Launch. Persistent: grid x = min(multiprocessors, jobs), with an upper bound of the jobs in
+//   attention_paged_hopper_<type>_d128   block 384, dynamic shared memory 196,608 bytes
+//     jobs = splits * kv_heads * ((rows * (heads / kv_heads) + 127 * (sequences - first_sequence)) / 128)
+//     Split if jobs would be less than half of the multiprocessors and contexts reach some thousand tokens, into at most
+//     multiprocessors / jobs: `parts` then has at most multiprocessors * 66,560 bytes.
+//   attention_packed_hopper_<type>_d80   block 512, dynamic shared memory 133,120 bytes
+//     jobs = heads * ((rows + 191 * stretches) / 192)
+// A smaller grid is right too, only slower; a grid of 0 is not launched. The limit of dynamic shared memory must be raised
+// once per function (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES).
+//
+// The tensor map comes from cuTensorMapEncodeTiled: type BFLOAT16 or FLOAT16, element strides 1, interleave NONE, L2
+// promotion 128 bytes, out of bounds NONE (zeros), and
+//   paged, D = 128, over the layer:  rank 5, swizzle 128B
+//     dimensions  {64, 8, 2, 2, blocks * 2 * kv_heads}   columns of a half, 8 tokens, halves, the next 8 tokens, pieces
+//     strides     {256, 128, 2048, 4096} bytes           of all dimensions but the first
+//     box         {64, 8, 2, 2, 1}                       16 tokens of one head, keys or values: 4096 bytes
+//   packed, D = 80, over qkv:        rank 3, swizzle 32B
+//     dimensions  {16, rows, 15 * heads}                 columns of a fifth of a head, rows, fifths
+//     strides     {2 * pitch, 32} bytes
+//     box         {16, 112, 5}                           112 rows of one head: 17,920 bytes
+// It holds the address, so it belongs to one layer or one qkv; a captured graph keeps a copy.

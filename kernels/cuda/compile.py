@@ -35,6 +35,8 @@ TARGETS = {
     "sm_80.ptx": ["-arch=compute_80", "-ptx"],
     "sm_90a.cubin": ["-gencode=arch=compute_90a,code=sm_90a", "-cubin"],
 }
+# A file that is not for all of them says so in a line `// Targets: sm_90a`.
+ONLY = re.compile(r"^// Targets: (.+)$", re.MULTILINE)
 # The PTX language of CUDA 12.4, the oldest driver that is served. The compiler writes its own, newer version; what it
 # wrote uses nothing newer, which `ptxas` confirms.
 PTX_VERSION = "8.4"
@@ -72,6 +74,12 @@ def digest_of_sources(source):
     return digest.hexdigest()
 
 
+def endings_of(source):
+    """The targets that the file is compiled for."""
+    only = ONLY.search(source.read_text())
+    return [ending for ending in TARGETS if not only or ending.split(".")[0] in only[1].split(", ")]
+
+
 def options():
     """Compiler and options as text; it stands in the manifest."""
     targets = [" ".join([ending, *arguments]) for ending, arguments in TARGETS.items()]
@@ -102,7 +110,7 @@ def main():
     COMPILED.mkdir(exist_ok=True)
     sources = sorted(HERE.glob("*.cu"))
     wanted = [source for source in sources if not sys.argv[1:] or source.stem in sys.argv[1:]]
-    jobs = [(source, ending) for source in wanted for ending in TARGETS]
+    jobs = [(source, ending) for source in wanted for ending in endings_of(source)]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         errors = [error for error in pool.map(lambda job: compile_one(cuda, *job), jobs) if error]
     if errors:
@@ -112,7 +120,8 @@ def main():
     files = {source.stem: known.get(source.stem) for source in sources}
     for source in wanted:
         outputs = {
-            ending: hashlib.sha256((COMPILED / f"{source.stem}.{ending}").read_bytes()).hexdigest() for ending in TARGETS
+            ending: hashlib.sha256((COMPILED / f"{source.stem}.{ending}").read_bytes()).hexdigest()
+            for ending in endings_of(source)
         }
         files[source.stem] = {"sources": digest_of_sources(source), "compiled": outputs}
     manifest.write_text(json.dumps({"options": options(), "files": files}, indent=1) + "\n")

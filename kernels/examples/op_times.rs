@@ -10,7 +10,11 @@ use std::{
 
 use bursar_budgets::*;
 use bursar_kernels::{
-    ops::{attention_packed::Stretches, attention_paged::PagedSequences},
+    ops::{
+        attention_packed::Stretches,
+        attention_paged::PagedSequences,
+        patchify::{PatchSize, Pixels},
+    },
     *,
 };
 
@@ -102,7 +106,7 @@ fn attentions(cpu: &Cpu) {
         let qkv = inner.upload([rows, 3 * 5 * 32], &numbers(rows * 3 * 5 * 32)).expect("room");
         let bounds: Vec<u32> = (0..=rows / step).map(|index| (index * step) as u32).collect();
         let starts = inner.upload([bounds.len()], &bounds).expect("room");
-        let stretches = Stretches { starts, query_key_pairs: (rows * step) as u64 };
+        let stretches = Stretches { starts, longest: step, query_key_pairs: (rows * step) as u64 };
         report(&format!("attention_packed {rows} x 5 x 32 in {step}s"), cpu, &other, |scope| {
             black_box(scope.attention_packed(&qkv, 5, &stretches).expect("room"));
         });
@@ -139,6 +143,7 @@ fn small(cpu: &Cpu) {
     let outer = Scope::new(cpu, &memory, &tally);
     let other = workspace(Bytes::mib(32));
     let weight = outer.upload([160], &numbers(160)).expect("room");
+    patches(cpu, &other);
     for rows in [1, 1024] {
         let inner = outer.scope();
         let x = inner.upload([rows, 160], &numbers(rows * 160)).expect("room");
@@ -150,4 +155,22 @@ fn small(cpu: &Cpu) {
             black_box(scope.silu_mul(&gate_up).expect("room"));
         });
     }
+}
+
+/// A still picture of 448 x 448 pixels, as Qwen2.5-VL reads it.
+fn patches(cpu: &Cpu, memory: &Workspace) {
+    let (side, size) = (32, PatchSize { side: 14, frames: 2 });
+    let bytes: Vec<u8> = (0..side * side * 588).map(|index| (index * 7919 % 251) as u8).collect();
+    let places: Vec<u32> = (0..3).flat_map(|axis| (0..1024).map(move |at| [0, at / 32, at % 32][axis])).collect();
+    report("patchify 1024 x 1176", cpu, memory, |scope| {
+        let pixels = Pixels {
+            bytes: scope.upload([bytes.len()], &bytes).expect("room"),
+            layout: scope.upload([1, 4], &[0, side as u32, side as u32, 1]).expect("room"),
+            levels: scope.upload([1, 7], &[1.0f32, 122.8, 116.7, 104.1, 68.5, 66.6, 70.3]).expect("room"),
+            places: scope.upload([3, 1024], &places).expect("room"),
+        };
+        let mut out = scope.empty([1024, size.values()]).expect("room");
+        scope.patchify(&pixels, size, &mut out).expect("room");
+        black_box(out);
+    });
 }

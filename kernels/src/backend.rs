@@ -29,6 +29,8 @@ pub trait Backend {
     /// Begins to copy device memory to the host, after everything launched before, and returns at once. What is launched
     /// later may overwrite the source.
     fn download_later(&self, call: transfer::DownloadLater<'_>) -> Result<Box<dyn transfer::Arrival>, KernelError>;
+    /// Cuts pictures into normalised patches.
+    fn patchify(&self, call: patchify::Call<'_>) -> Result<(), KernelError>;
     /// Looks rows of a table up, of ids or of what the pass before has chosen.
     fn embed(&self, call: embed::Call<'_>) -> Result<(), KernelError>;
     /// Normalises rows by their root mean square.

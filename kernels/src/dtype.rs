@@ -15,6 +15,8 @@ pub enum DType {
     BF16,
     /// Indices: token ids, positions, slots, rows, block tables.
     U32,
+    /// Levels of a picture's colours.
+    U8,
 }
 
 impl DType {
@@ -23,6 +25,7 @@ impl DType {
         match self {
             DType::F32 | DType::U32 => 4,
             DType::F16 | DType::BF16 => 2,
+            DType::U8 => 1,
         }
     }
 
@@ -33,7 +36,7 @@ impl DType {
 
     /// True for the types that arithmetic is done in.
     pub const fn is_float(self) -> bool {
-        !matches!(self, DType::U32)
+        !matches!(self, DType::U32 | DType::U8)
     }
 }
 
@@ -44,6 +47,7 @@ impl fmt::Display for DType {
             DType::F16 => "f16",
             DType::BF16 => "bf16",
             DType::U32 => "u32",
+            DType::U8 => "u8",
         })
     }
 }
@@ -54,6 +58,7 @@ mod sealed {
     impl Sealed for half::f16 {}
     impl Sealed for half::bf16 {}
     impl Sealed for u32 {}
+    impl Sealed for u8 {}
 }
 
 /// A Rust type that is the element of a tensor: plain data without padding, for which every bit pattern is a value.
@@ -73,4 +78,7 @@ impl Element for half::bf16 {
 }
 impl Element for u32 {
     const DTYPE: DType = DType::U32;
+}
+impl Element for u8 {
+    const DTYPE: DType = DType::U8;
 }

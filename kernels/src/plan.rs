@@ -49,6 +49,7 @@ impl Backend for Plan {
     nothing_to_compute! {
         upload: transfer::Upload<'_>,
         download: transfer::Download<'_>,
+        patchify: patchify::Call<'_>,
         embed: embed::Call<'_>,
         rms_norm: rms_norm::Call<'_>,
         linear: linear::Call<'_>,

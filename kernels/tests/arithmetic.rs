@@ -76,7 +76,7 @@ fn attention_over_a_picture_is_candles_softmax_of_products() {
     let expected = weights.matmul(&part(2)).unwrap().transpose(0, 1).unwrap().flatten_all().unwrap();
     let found = compute(2, |scope| {
         let starts = scope.upload([2], &[0u32, rows as u32])?;
-        let stretches = Stretches { starts, query_key_pairs: (rows * rows) as u64 };
+        let stretches = Stretches { starts, longest: rows, query_key_pairs: (rows * rows) as u64 };
         scope.download(&scope.attention_packed(
             &scope.upload([rows, 3 * heads * head_dim], &qkv)?,
             heads,
@@ -92,7 +92,8 @@ fn scores_far_apart_neither_overflow_nor_vanish() {
     let mut qkv = Random::new(4).floats(150 * 3 * 32);
     qkv.chunks_mut(96).for_each(|row| row[..32].iter_mut().for_each(|query| *query *= 5000.0));
     let found: Vec<f32> = compute(1, |scope| {
-        let stretches = Stretches { starts: scope.upload([2], &[0u32, 150])?, query_key_pairs: 150 * 150 };
+        let stretches =
+            Stretches { starts: scope.upload([2], &[0u32, 150])?, longest: 150, query_key_pairs: 150 * 150 };
         scope.download(&scope.attention_packed(&scope.upload([150, 96], &qkv)?, 1, &stretches)?)
     });
     let vector = |row: usize, part: usize| &qkv[(row * 3 + part) * 32..][..32];
@@ -169,6 +170,16 @@ fn uploads_come_back_as_they_were() {
     });
     let bits = |numbers: &[half::bf16]| numbers.iter().map(|number| number.to_bits()).collect::<Vec<_>>();
     assert_eq!(bits(&found), bits(&numbers));
+}
+
+#[test]
+fn what_lies_apart_on_the_host_is_uploaded_as_one_tensor() {
+    let found: Vec<u8> = compute(1, |scope| {
+        let tensor = scope.upload_parts(&[&[1u8, 2, 3][..], &[], &[4]])?;
+        assert_eq!((tensor.shape(), tensor.dtype()), ([4].into(), DType::U8));
+        scope.download(&tensor)
+    });
+    assert_eq!(found, [1, 2, 3, 4]);
 }
 
 #[test]

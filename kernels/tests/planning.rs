@@ -115,7 +115,7 @@ fn attention_costs_four_operations_for_each_pair_and_element_and_reads_what_lies
 
     let ((), _, work) = plan(1, |scope| {
         let starts = scope.upload([3], &[0u32, 2, 5]).unwrap();
-        let stretches = Stretches { starts, query_key_pairs: 4 + 9 };
+        let stretches = Stretches { starts, longest: 3, query_key_pairs: 4 + 9 };
         scope.attention_packed(&scope.empty([5, 3 * 12]).unwrap(), 3, &stretches).unwrap();
     });
     assert_eq!(work, Work { flops: 4 * 13 * 12, bytes: Bytes(4 * 3 + 4 * 5 * 36 + 4 * 5 * 12) });

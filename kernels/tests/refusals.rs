@@ -7,7 +7,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use bursar_kernels::{
     ops::{
-        argmax::NO_CHOICE, attention_packed::Stretches, attention_paged::PagedSequences, embed::PREVIOUS, rotary::Rope,
+        argmax::NO_CHOICE,
+        attention_packed::Stretches,
+        attention_paged::PagedSequences,
+        embed::PREVIOUS,
+        patchify::{PatchSize, Pixels},
+        rotary::Rope,
         transfer,
     },
     *,
@@ -20,6 +25,23 @@ fn text<T>(pass: impl for<'s> FnOnce(&'s Scope<'_, Plan>) -> Result<T, KernelErr
     plan(1, |scope| pass(scope).err().expect("shapes that disagree are refused").to_string()).0
 }
 
+const SIZE: PatchSize = PatchSize { side: 2, frames: 2 };
+
+/// One picture of two by two patches.
+fn pixels<'s, B: Backend>(
+    scope: &'s Scope<'_, B>,
+    bytes: Tensor<'s>,
+    levels: usize,
+    patches: usize,
+) -> Result<Pixels<'s>, KernelError> {
+    Ok(Pixels {
+        bytes,
+        layout: scope.upload([1, 4], &[0u32, 2, 2, 1])?,
+        levels: scope.upload([1, levels], &[1.0f32; 7][..levels])?,
+        places: scope.upload([3, patches], &[0u32; 12][..3 * patches])?,
+    })
+}
+
 #[test]
 fn shapes_and_types_that_disagree_are_refused_in_words() {
     let indices = [0u32; 12];
@@ -28,6 +50,22 @@ fn shapes_and_types_that_disagree_are_refused_in_words() {
         unsafe { KvLayer::new(bursar_budgets::Address(0), 4, KvShape { layers: 1, kv_heads: 2, head_dim: 8, dtype }) }
     };
     let texts = [
+        text(|scope| {
+            let bytes = scope.upload([8], &indices[..8])?;
+            scope.patchify(&pixels(scope, bytes, 7, 4)?, SIZE, &mut scope.empty([4, 24])?)
+        }),
+        text(|scope| {
+            let bytes = scope.upload([8], &[0u8; 8])?;
+            scope.patchify(&pixels(scope, bytes, 6, 4)?, SIZE, &mut scope.empty([4, 24])?)
+        }),
+        text(|scope| {
+            let bytes = scope.upload([8], &[0u8; 8])?;
+            scope.patchify(&pixels(scope, bytes, 7, 3)?, SIZE, &mut scope.empty([4, 24])?)
+        }),
+        text(|scope| {
+            let bytes = scope.upload([8], &[0u8; 8])?;
+            scope.patchify(&pixels(scope, bytes, 7, 4)?, SIZE, &mut scope.empty([4, 23])?)
+        }),
         text(|scope| {
             let ids = scope.upload([12], &indices)?;
             scope.embed(&scope.upload([3, 4], &indices)?, &ids, &ids).map(drop)
@@ -77,7 +115,7 @@ fn shapes_and_types_that_disagree_are_refused_in_words() {
             scope.attention_paged(&scope.empty([5, 32])?, &layer(DType::F32), &sequences).map(drop)
         }),
         text(|scope| {
-            let stretches = Stretches { starts: scope.upload([2], &indices[..2])?, query_key_pairs: 1 };
+            let stretches = Stretches { starts: scope.upload([2], &indices[..2])?, longest: 1, query_key_pairs: 1 };
             scope.attention_packed(&scope.empty([5, 32])?, 2, &stretches).map(drop)
         }),
         text(|scope| scope.silu_mul(&scope.empty([5, 3])?).map(drop)),
@@ -99,7 +137,11 @@ fn shapes_and_types_that_disagree_are_refused_in_words() {
     ];
     assert_eq!(
         texts.join("\n"),
-        "embed: table holds u32, expected floating-point numbers
+        "patchify: bytes holds u32, expected u8 levels
+patchify: levels is [1, 6], expected [1, 7]
+patchify: places is [3, 3], expected [3, 4]
+patchify: out is [4, 23], expected [4, 24]
+embed: table holds u32, expected floating-point numbers
 embed: ids is [3, 4], expected [3]
 embed: previous holds f32, expected u32 indices
 rms_norm: weight is [5], expected [4]
@@ -192,6 +234,31 @@ fn an_index_outside_of_its_tensor_touches_no_memory() {
 }
 
 #[test]
+fn a_patch_outside_of_its_picture_touches_no_memory() {
+    // Two by two patches of two by two pixels are 48 bytes.
+    let patchify = |layout: [u32; 4], place: [u32; 3], bytes: usize| {
+        panics(|scope| {
+            let pixels = Pixels {
+                bytes: scope.upload([bytes], &[0u8; 64][..bytes])?,
+                layout: scope.upload([1, 4], &layout)?,
+                levels: scope.upload([1, 7], &[1.0f32; 7])?,
+                places: scope.upload([3, 1], &place)?,
+            };
+            scope.patchify(&pixels, SIZE, &mut scope.empty([1, 24])?)
+        })
+    };
+    assert_eq!(patchify([0, 2, 2, 1], [1, 0, 0], 48), "row 1 of 1");
+    assert_eq!(patchify([0, 2, 2, 1], [0, 2, 0], 48), "patch 2, 0 of a picture of 2 x 2");
+    assert_eq!(patchify([0, 2, 2, 1], [0, 0, u32::MAX], 48), "patch 0, 4294967295 of a picture of 2 x 2");
+    assert_eq!(patchify([0, 2, 2, 3], [0, 0, 0], 48), "a picture of 3 frames, in patches of 2");
+    assert_eq!(patchify([0, 2, 2, 0], [0, 0, 0], 48), "a picture of 0 frames, in patches of 2");
+    let outside = patchify([1, 2, 2, 1], [0, 1, 1], 48);
+    assert!(outside.contains("out of range"), "{outside}");
+    let outside = patchify([0, 2, 2, 2], [0, 0, 0], 48);
+    assert!(outside.contains("out of range"), "{outside}");
+}
+
+#[test]
 fn sequences_that_contradict_themselves_touch_no_memory() {
     let cases = [
         panics(|scope| paged(scope, &[0, 5], &[20], &[0, 4])),
@@ -216,7 +283,7 @@ the sequences have the rows [0, 4294967295] of 5";
 fn stretches_that_leave_rows_out_are_noticed() {
     let packed = |starts: &[u32]| {
         panics(|scope| {
-            let stretches = Stretches { starts: scope.upload([starts.len()], starts)?, query_key_pairs: 1 };
+            let stretches = Stretches { starts: scope.upload([starts.len()], starts)?, longest: 1, query_key_pairs: 1 };
             scope.attention_packed(&scope.upload([5, 12], &[0.0f32; 60])?, 2, &stretches).map(drop)
         })
     };

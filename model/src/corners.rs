@@ -142,23 +142,24 @@ fn largest_grid(patches: usize, merged: usize) -> Grid {
     still(side * merge, width * merge)
 }
 
-/// As many pictures of `grid` as a launch of so many patches takes, and its rest filled with the smallest ones.
+/// As many pictures of `grid` as a launch of so many patches takes, and its rest filled with the smallest ones. Each is a
+/// full step of a video, which has more bytes than a still picture.
 fn pictures(model: &Model, launch_patches: usize, grid: Grid) -> PictureBatch {
     let merged = model.config().merged_patches().expect("only a family with pictures has this corner");
-    let features = model.config().patch_features().expect("as above");
-    let smallest = smallest_grid(merged);
+    let patch = model.config().patch().expect("as above");
+    let [large, small] = [grid, smallest_grid(merged)].map(|grid| Patches::blank(grid, patch));
     let whole = launch_patches / grid.patches();
-    let rest = launch_patches % grid.patches() / smallest.patches();
-    let grids = std::iter::repeat_n(grid, whole).chain(std::iter::repeat_n(smallest, rest));
+    let rest = launch_patches % grid.patches() / small.grid.patches();
     let mut next_row = 0;
-    let pictures: Vec<(Patches, Vec<u32>)> = grids
-        .map(|grid| {
-            let rows = next_row..next_row + (grid.patches() / merged) as u32;
+    let pictures: Vec<(&Patches, Vec<u32>)> = std::iter::repeat_n(&large, whole)
+        .chain(std::iter::repeat_n(&small, rest))
+        .map(|patches| {
+            let rows = next_row..next_row + (patches.grid.patches() / merged) as u32;
             next_row = rows.end;
-            (Patches { pixels: vec![0.0; grid.patches() * features], grid }, rows.collect())
+            (patches, rows.collect())
         })
         .collect();
-    let views: Vec<_> = pictures.iter().map(|(patches, rows)| (patches, rows.as_slice())).collect();
+    let views: Vec<_> = pictures.iter().map(|(patches, rows)| (*patches, rows.as_slice())).collect();
     model.pack(&views)
 }
 

@@ -52,6 +52,22 @@ impl Envelope {
         }
     }
 
+    /// What people expect of a GPU: contexts of 8192 tokens (or the model's own length, if that is less), 256 sequences at
+    /// once, steps of 8192 tokens, and pictures as large as the model's processor makes them, as long as one fills no more
+    /// than a context: 32768 patches are 8192 tokens where four make one. Where a
+    /// card cannot hold the worst of that, the plan says which limit to lower.
+    pub fn gpu() -> Self {
+        Envelope {
+            context_tokens: 8192,
+            sequences: 256,
+            step_tokens: 8192,
+            picture_patches: 32_768,
+            pictures: 8,
+            video_frames: 768,
+            launch_patches: 32_768,
+        }
+    }
+
     /// The same with pictures that a launch takes.
     pub fn with_pictures_that_fit_a_launch(self) -> Self {
         Envelope { picture_patches: self.picture_patches.min(self.launch_patches), ..self }

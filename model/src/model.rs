@@ -165,7 +165,7 @@ fn upload<B: Backend>(checkpoint: &Checkpoint, backend: &B, copy: &WeightCopy) -
             &constant
         }
     };
-    // A copy moves bytes whatever they mean; f16 is the narrowest type there is, and every weight has an even size.
+    // A copy moves bytes whatever they mean; f16 is the narrowest type of a weight, and every weight has an even size.
     let elements = source.len() / DType::F16.size();
     // SAFETY: the map laid this copy out inside the segment, which `load` holds and has checked to be backed.
     let mut out = unsafe { Tensor::persistent(copy.to, [elements], DType::F16) };

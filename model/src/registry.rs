@@ -1,6 +1,6 @@
 //! The only list of families: which code serves which checkpoint.
 
-use bursar_kernels::{Backend, KernelError, Scope, Tensor};
+use bursar_kernels::{Backend, KernelError, Scope, Tensor, ops::patchify::PatchSize};
 use thiserror::Error;
 
 pub use crate::families::qwen2_5_vl::PictureBatch;
@@ -88,11 +88,11 @@ impl FamilyConfig {
         }
     }
 
-    /// Numbers of one patch; none if the family takes no pictures.
-    pub fn patch_features(&self) -> Option<usize> {
+    /// What one patch covers; none if the family takes no pictures.
+    pub fn patch(&self) -> Option<PatchSize> {
         match self {
             FamilyConfig::Qwen2(_) => None,
-            FamilyConfig::Qwen2_5Vl(config) => Some(config.vision.patch_features()),
+            FamilyConfig::Qwen2_5Vl(config) => Some(config.vision.patch()),
         }
     }
 

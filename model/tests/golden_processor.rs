@@ -1,7 +1,9 @@
 //! The image processor against what transformers recorded.
 
+mod bench;
 mod common;
 
+use bench::cut;
 use bursar_model::error::ImageError;
 use bursar_model::flow::{image_bytes::ImageBytes, image_bytes::ImageLimits, rgb_image::RgbImage};
 use bursar_model::processor::{ImageProcessor, ImageProcessorConfig, PixelBounds, Size, smart_resize};
@@ -127,17 +129,18 @@ fn patches_have_the_recorded_grid_order_and_values() {
         // The resized picture fits its own size: only rescaling, normalising and the order of patches are left to differ.
         let resized = golden_png(case["resized"].as_str().expect("a file"));
         let processor = ImageProcessor::new(ImageProcessorConfig { do_resize: false, ..Default::default() });
-        let processed = processor.expect("a valid config").process(&resized).expect("it fits");
+        let processor = processor.expect("a valid config");
+        let processed = processor.process(&resized).expect("it fits");
         let grid = processed.patches.grid;
         let expected_grid = numbers(&case["image_grid_thw"]);
         assert_eq!(expected_grid, [u64::from(grid.t), u64::from(grid.h), u64::from(grid.w)], "{}", case["name"]);
-        let width = processed.patches.row_values();
-        assert_eq!(3 * 2 * 14 * 14, width);
+        let (values, width) = (cut(&processed.patches, processor.config()), 3 * 2 * 14 * 14);
+        assert_eq!(grid.patches() * width, values.len());
         let probes = case["pixel_value_probes"].as_array().expect("probes");
         assert!(!probes.is_empty());
         for probe in probes {
             let at = |index: usize| probe[index].as_u64().expect("an index") as usize;
-            let value = processed.patches.pixels[at(0) * width + at(1)];
+            let value = values[at(0) * width + at(1)];
             let expected = probe[2].as_f64().expect("a value") as f32;
             assert_eq!(expected, value, "{} {probe}", case["name"]);
         }
@@ -160,7 +163,29 @@ fn all_values_of_a_picture_are_equal_to_the_bit() {
         .chunks_exact(4)
         .map(|bytes| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
         .collect();
-    assert_eq!(expected, processed.patches.pixels);
+    assert_eq!(expected, cut(&processed.patches, processor(case).config()));
+}
+
+/// No recorded case does either: what transformers' `rescale` gives, and the levels themselves.
+#[test]
+fn levels_that_are_not_normalised_are_rescaled_or_left() {
+    let settings = |do_rescale| ImageProcessorConfig {
+        pixel_bounds: PixelBounds { min: 28 * 28, max: 28 * 28 },
+        do_rescale,
+        do_normalize: false,
+        ..Default::default()
+    };
+    let every_level = RgbImage::new(28, 28, (0..28 * 28 * 3).map(|at| at as u8).collect()).expect("a picture");
+    let values = |config: ImageProcessorConfig| {
+        let processor = ImageProcessor::new(config.clone()).expect("a valid config");
+        let mut values = cut(&processor.process(&every_level).expect("it fits").patches, &config);
+        values.sort_by(f32::total_cmp);
+        values.dedup();
+        values
+    };
+    let levels = (0..=255u8).map(f32::from);
+    assert_eq!(values(settings(false)), levels.clone().collect::<Vec<_>>());
+    assert_eq!(values(settings(true)), levels.map(|level| level * (1.0f64 / 255.0) as f32).collect::<Vec<_>>());
 }
 
 #[test]
@@ -191,9 +216,10 @@ fn the_plan_tells_the_sizes_of_what_processing_yields() {
         let plan = processor.plan(picture.width(), picture.height()).expect("a plan");
         let processed = processor.process(&picture).expect("patches");
         assert_eq!(plan.grid, processed.patches.grid);
-        assert_eq!(plan.patches * plan.patch_values, processed.patches.pixels.len());
         assert_eq!(plan.tokens * 4, plan.patches);
-        assert_eq!(plan.patches_bytes(), processed.patches.pixels.len() as u64 * 4);
+        assert_eq!(plan.patches_bytes(), processed.patches.bytes() as u64);
+        let frame = &processed.patches.frames[0];
+        assert_eq!((plan.resized.width, plan.resized.height), (frame.width(), frame.height()));
     }
 }
 

@@ -2,7 +2,9 @@
 
 mod bench;
 
-use bench::{Bench, Case, alone, assert_recorded_answer, assert_same_run, picture, prefixes, relative_error, together};
+use bench::{
+    Bench, Case, alone, assert_recorded_answer, assert_same_run, cut, picture, prefixes, relative_error, together,
+};
 use bursar_model::flow::{Grid, Patches};
 
 const FOLDER: &str = "tests/golden/qwen2_5_vl";
@@ -67,7 +69,8 @@ fn pixel_values_are_the_recorded_ones() {
     let checkpoint = bench::open(FOLDER);
     let case = Case::read(FOLDER, &checkpoint, "same_image_twice");
     let recorded = case.floats("pixel_values.tiny_41x30.png").expect("pixel values");
-    let worst = relative_error(&case.patches[0].pixels, &recorded);
+    let processor = checkpoint.image_processor.as_ref().expect("it takes pictures");
+    let worst = relative_error(&cut(&case.patches[0], processor.config()), &recorded);
     println!("pixel values: {worst:.1e}");
     assert!(worst < 1e-6, "{worst:e}");
     assert_eq!(case.patches[0], case.patches[1]);

@@ -3,7 +3,9 @@
 
 mod bench;
 
-use bench::{Bench, Case, alone, assert_recorded_answer, assert_same_run, prefixes, relative_error, together, video};
+use bench::{
+    Bench, Case, alone, assert_recorded_answer, assert_same_run, cut, prefixes, relative_error, together, video,
+};
 use bursar_model::{
     flow::{ImageLimits, Patches, VisualGrid},
     processor::{ImageProcessorConfig, VideoProcessor},
@@ -75,7 +77,7 @@ fn resized_frames_are_equal_to_the_bit_and_lie_in_the_recorded_order() {
     let plan = processor.plan(&video, &limits, usize::MAX).expect("it is planned");
     let steps = processor.process(&video, &plan, &limits).expect("it is processed");
     assert_eq!((video.frames().len(), steps.len()), (3, 2), "the last frame is shown twice");
-    let levels: Vec<f32> = steps.into_iter().flat_map(|step| step.patches.pixels).collect();
+    let levels: Vec<f32> = steps.iter().flat_map(|step| cut(&step.patches, processor.config())).collect();
     let recorded = Case::read(FOLDER, &checkpoint, "video_odd_slow").bytes("levels.odd").expect("levels");
     assert_eq!(levels, recorded.into_iter().map(f32::from).collect::<Vec<_>>());
 }
@@ -83,9 +85,10 @@ fn resized_frames_are_equal_to_the_bit_and_lie_in_the_recorded_order() {
 #[test]
 fn pixel_values_are_the_recorded_ones() {
     let checkpoint = bench::open(FOLDER);
+    let settings = checkpoint.video_processor.as_ref().expect("a video processor").config();
     for (name, shown) in FIRST_SHOWN {
         let case = Case::read(FOLDER, &checkpoint, name);
-        let pixels = case.patches.iter().flat_map(|patches| patches.pixels.iter().copied());
+        let pixels = case.patches.iter().flat_map(|patches| cut(patches, settings));
         let probes: Vec<f32> = pixels.step_by(997).collect();
         assert_eq!(Some(probes), case.floats(&format!("pixel_probes.{shown}")), "{shown}");
     }

@@ -7,7 +7,9 @@ use std::cell::Cell;
 
 use bench::{Memory, Random, repository};
 use bursar_budgets::{Bytes, Class, Segment, Workspace};
-use bursar_kernels::{BLOCK_TOKENS, Backend, Cpu, DType, KernelError, KvLayer, Scope, Tally, Target, Tensor};
+use bursar_kernels::{
+    BLOCK_TOKENS, Backend, Cpu, DType, KernelError, KvLayer, Scope, Tally, Target, Tensor, ops::patchify::PatchSize,
+};
 use bursar_model::{
     Envelope, Model,
     corners::{self, Footprint, Pass, Room},
@@ -212,7 +214,7 @@ impl Within<'_> {
     }
 
     fn launch(&mut self) -> Option<Pass> {
-        let (merged, features) = (self.model.config().merged_patches()?, self.model.config().patch_features()?);
+        let (merged, patch) = (self.model.config().merged_patches()?, self.model.config().patch()?);
         let launch = self.envelope.launch_patches.min(self.room.cache_rows * merged);
         let most = launch.min(self.envelope.picture_patches) / merged;
         let mut left = launch / merged;
@@ -228,7 +230,9 @@ impl Within<'_> {
             let side = merged.isqrt();
             let grid = Grid { t: 1, h: (rows * side) as u32, w: (columns * side) as u32 };
             let first = next.replace(next.get() + (rows * columns) as u32);
-            let patches = Patches { pixels: vec![0.0; grid.patches() * features], grid };
+            // A still picture, or a step of a video with fewer frames than it could have.
+            let frames = 1 + self.random.below(patch.frames);
+            let patches = Patches::blank(grid, PatchSize { frames, ..patch });
             pictures.push((patches, (first..next.get()).collect::<Vec<u32>>()));
         }
         let views: Vec<_> = pictures.iter().map(|(patches, rows)| (patches, rows.as_slice())).collect();

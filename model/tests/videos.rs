@@ -1,11 +1,12 @@
 //! Stories of videos on the host side: what is planned, what is refused, what a step is cached by.
 
+mod bench;
 mod common;
 
 use bursar_model::{
     Envelope,
     error::{ImageError, ProcessorError, VideoError, VisualError},
-    flow::{Grid, ImageBytes, ImageLimits, Video, Visual, VisualGrid},
+    flow::{Grid, ImageBytes, ImageLimits, Patches, Video, Visual, VisualGrid},
     processor::{
         ImageProcessor, ImageProcessorConfig, PixelBounds, VideoProcessor, VisualLimits, VisualPlan, VisualProcessors,
     },
@@ -64,7 +65,7 @@ fn a_video_is_planned_from_headers_and_processed_as_planned() {
         let processed = processor().process(&video, &plan, &limits()).expect("it is processed");
         assert_eq!(processed.len(), steps);
         assert!(processed.iter().all(|step| step.patches.grid == plan.step.grid));
-        let bytes: usize = processed.iter().map(|step| step.patches.pixels.len() * 4).sum();
+        let bytes: usize = processed.iter().map(|step| step.patches.bytes()).sum();
         assert_eq!(plan.patches_bytes(), bytes as u64);
         let VisualGrid::Video { step, steps: counted, frames_per_second } = plan.grid() else {
             panic!("a video's grid is one");
@@ -94,7 +95,10 @@ fn a_step_takes_frames_in_their_order_and_repeats_the_last() {
     assert_eq!(odd[0].patches, steps(vec![a.clone(), b.clone()])[0].patches);
     assert_eq!(odd[0].hash, steps(vec![a.clone(), b.clone()])[0].hash);
     assert_ne!(odd[0].hash, steps(vec![b.clone(), a.clone()])[0].hash, "another order is another step");
-    assert_eq!(odd[1].patches, steps(vec![a.clone(), a.clone()])[0].patches, "a lone frame is shown twice");
+    let twice = steps(vec![a.clone(), a.clone()]);
+    let cut = |step: &Patches| bench::cut(step, &config());
+    assert_eq!(cut(&odd[1].patches), cut(&twice[0].patches), "a lone frame is shown twice");
+    assert_eq!(2 * odd[1].patches.bytes(), twice[0].patches.bytes(), "and kept once");
     // A lone frame is the picture that it is, and shares its place in the cache.
     let decoded = a.decode(&limits()).expect("a PNG");
     let picture = ImageProcessor::new(config()).expect("valid settings").process(&decoded).expect("a picture");

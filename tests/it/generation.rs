@@ -6,7 +6,7 @@ use bursar::{Chat, ChatError, Content, FinishReason, LoadOptions, OutputFormat, 
 use serde_json::{Value, json};
 
 use crate::ears::Ears;
-use crate::stage::{Stage, Whole, about, answer, ask, eventually, listen, picture, small, story, text};
+use crate::stage::{Stage, Whole, about, answer, ask, eventually, listen, picture, small, small_envelope, story, text};
 
 /// A question whose answer is a matter of chance: the seed decides.
 fn chance(seed: u64) -> Chat {
@@ -355,7 +355,7 @@ fn penalties_and_biases_reach_the_sampler() {
 fn a_reply_has_the_form_that_was_asked_for_sampled_or_not_and_whatever_dies() {
     story(async {
         // A model that was not trained for it writes white space wherever it may.
-        let envelope = bursar::Envelope { context_tokens: 600, ..small().envelope };
+        let envelope = Some(bursar::Envelope { context_tokens: 600, ..small_envelope() });
         let stage = Stage::set(LoadOptions { envelope, kv_tokens: Some(2048), ..small() }).await;
         let schema = json!({
             "type": "object",
@@ -432,7 +432,7 @@ fn tools_and_variables_reach_the_template_and_what_they_say_stays_text() {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/qwen2");
         let options = LoadOptions {
             kv_tokens: Some(2048),
-            envelope: bursar::Envelope { context_tokens: 900, ..small().envelope },
+            envelope: Some(bursar::Envelope { context_tokens: 900, ..small_envelope() }),
             ..small()
         };
         let model = runtime.load_with(bursar::ModelSource::folder(folder), options, |_| {}).await;

@@ -12,10 +12,12 @@ mod ears;
 mod generation;
 #[cfg(feature = "hub")]
 mod hub;
+mod losses;
 mod memory;
 mod pictures;
 mod requests;
 mod rules;
+mod slow_device;
 mod stage;
 mod starts;
 mod videos;

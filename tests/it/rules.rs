@@ -25,7 +25,10 @@ use bursar::{
 
 use crate::{
     ears::Ears,
-    stage::{Stage, about, answer, ask, demo, device, eventually, listen, picture, runtime_on, small, story, text},
+    stage::{
+        Stage, about, answer, ask, demo, device, eventually, listen, picture, runtime_on, small, small_envelope, story,
+        text,
+    },
 };
 
 #[test]
@@ -34,7 +37,7 @@ fn rule_4_no_more_sequences_run_at_once_than_were_stressed() {
     story(async {
         let options = LoadOptions {
             name: Some("rule 4".to_owned()),
-            envelope: Envelope { sequences: 2, ..small().envelope },
+            envelope: Some(Envelope { sequences: 2, ..small_envelope() }),
             ..small()
         };
         let stage = Stage::set(options).await;
@@ -76,6 +79,7 @@ fn put<'w>(question: &'w Question, world: &'w Answerers) -> Asked<'w> {
         ("supervised actors", _) => {
             Box::pin(async move { world.runtime.supervised().await.map(drop).map_err(|error| said(&error)) })
         }
+        ("measure", _) => Box::pin(async move { budget.measure().await.map(drop).map_err(|error| said(&error)) }),
         ("snapshot", _) => Box::pin(async move { budget.snapshot().await.map(drop).map_err(|error| said(&error)) }),
         ("clear a dead owner", _) => {
             Box::pin(async move { budget.clear(Owner::new("nobody", 0)).await.map_err(|error| said(&error)) })

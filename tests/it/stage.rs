@@ -47,21 +47,21 @@ pub async fn runtime_on(device: &Arc<HostDevice>) -> Runtime {
 }
 
 /// Limits that are stressed in a moment.
-pub fn small() -> LoadOptions {
-    LoadOptions {
-        envelope: Envelope {
-            context_tokens: 256,
-            sequences: 8,
-            step_tokens: 48,
-            picture_patches: 64,
-            pictures: 2,
-            video_frames: 8,
-            launch_patches: 128,
-        },
-        kv_tokens: Some(1024),
-        threads: 1,
-        ..LoadOptions::default()
+pub fn small_envelope() -> Envelope {
+    Envelope {
+        context_tokens: 256,
+        sequences: 8,
+        step_tokens: 48,
+        picture_patches: 64,
+        pictures: 2,
+        video_frames: 8,
+        launch_patches: 128,
     }
+}
+
+/// The same as a model is loaded with.
+pub fn small() -> LoadOptions {
+    LoadOptions { envelope: Some(small_envelope()), kv_tokens: Some(1024), threads: 1, ..LoadOptions::default() }
 }
 
 /// The demo model with these limits.

@@ -3,13 +3,13 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use bursar_budgets::{
-    Bytes, Device, Effect, Gate, GateError, Input, Label, Lease, LeaseId, Ledger, LedgerConfig, Memory, Owner, Refusal,
-    RequestId, Resized,
+    Bytes, Device, DeviceError, Effect, Gate, GateError, Input, Label, Lease, LeaseId, Ledger, LedgerConfig, Memory,
+    Owner, Refusal, RequestId, Resized,
 };
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 
 use super::{BudgetMessage, Desk, desk::Note};
-use crate::reply::Reply;
+use crate::{reply::Reply, runtime::RuntimeMessage};
 
 /// How often fences are looked at while a lease waits for one.
 const FENCE_POLL: Duration = Duration::from_micros(500);
@@ -27,6 +27,8 @@ pub struct BudgetArguments {
     pub config: LedgerConfig,
     /// Bytes kept free of use.
     pub canary: Bytes,
+    /// Who hears that the device is lost.
+    pub runtime: Option<ActorRef<RuntimeMessage>>,
 }
 
 /// Its state.
@@ -37,6 +39,8 @@ pub struct BudgetState {
     asked: BTreeMap<RequestId, Asked>,
     clearing: Vec<(Owner, Reply<()>)>,
     polling: bool,
+    /// Who has yet to hear that the device is lost.
+    runtime: Option<ActorRef<RuntimeMessage>>,
 }
 
 enum Asked {
@@ -63,7 +67,7 @@ impl Actor for BudgetActor {
         myself: ActorRef<BudgetMessage>,
         arguments: BudgetArguments,
     ) -> Result<BudgetState, ActorProcessingErr> {
-        let BudgetArguments { device, desk, config, canary } = arguments;
+        let BudgetArguments { device, desk, config, canary, runtime } = arguments;
         let live: Vec<_> = desk.leases().iter().map(|entry| entry.value().clone()).collect();
         let mut state = BudgetState {
             ledger: Ledger::rebuild(config, live),
@@ -72,9 +76,13 @@ impl Actor for BudgetActor {
             asked: BTreeMap::new(),
             clearing: Vec::new(),
             polling: false,
+            runtime,
         };
         state.step(Input::Canary(canary));
         state.pick_up();
+        // Before the first grant: others may live on this card.
+        state.look_at_overhead();
+        state.measure()?;
         state.desk.seat(myself.clone());
         // Whatever was posted while nobody sat there.
         drop(myself.send_message(BudgetMessage::Notes));
@@ -87,6 +95,8 @@ impl Actor for BudgetActor {
         message: BudgetMessage,
         state: &mut BudgetState,
     ) -> Result<(), ActorProcessingErr> {
+        // Whatever was loaded since the last question is counted before this one is answered.
+        state.look_at_overhead();
         match message {
             BudgetMessage::Ask { id, request, wait, reply } => {
                 state.asked.insert(id, Asked::Lease(reply));
@@ -117,13 +127,18 @@ impl Actor for BudgetActor {
                 state.measure()?;
                 reply.answer(state.ledger.available(Memory::Device));
             }
+            BudgetMessage::Measure(reply) => {
+                state.measure()?;
+                reply.answer(state.ledger.snapshot());
+            }
             BudgetMessage::Snapshot(reply) => reply.answer(state.ledger.snapshot()),
             BudgetMessage::Notes => {}
             BudgetMessage::Poll => state.polling = false,
             BudgetMessage::Drill(drill) => return Err(drill.strike().into()),
         }
         state.read_notes()?;
-        state.look_at_fences()?;
+        state.look_at_fences();
+        state.tell_of_loss();
         if state.desk.books().watch.waiting() > 0 && !state.polling {
             state.polling = true;
             myself.send_after(FENCE_POLL, || BudgetMessage::Poll);
@@ -155,11 +170,24 @@ impl BudgetState {
     fn read_notes(&mut self) -> Result<(), ActorProcessingErr> {
         while let Some(note) = self.desk.take_note() {
             match note {
-                // A dead owner's thread came late: its lease is gone, and so is the memory.
-                Note::Segment(lease, revoker) if self.ledger.holding(lease).is_none() => {
-                    revoker.revoke()?;
+                Note::Segment(lease, revoker) => {
+                    let watch = &mut self.desk.books().watch;
+                    match self.ledger.holding(lease).is_none() || watch.is_coming_home(lease) {
+                        true => Desk::revoke(revoker),
+                        false => watch.segment_reserved(lease, revoker),
+                    }
                 }
-                Note::Segment(lease, revoker) => self.desk.books().watch.segment_reserved(lease, revoker),
+                Note::Home(homecoming, outcome) => {
+                    let lease = homecoming.lease();
+                    match outcome {
+                        // What a lost device does not take back is gone with it: the ledger has it all the same.
+                        Err(error) if !error.is_lost() => {
+                            self.desk.books().watch.put_back(homecoming);
+                            return Err(error.into());
+                        }
+                        _ => self.arrive(lease),
+                    }
+                }
                 Note::Released(note) => {
                     let lease = note.lease;
                     let passed = {
@@ -177,23 +205,53 @@ impl BudgetState {
         Ok(())
     }
 
-    fn look_at_fences(&mut self) -> Result<(), ActorProcessingErr> {
-        let passed = self.desk.books().watch.passed()?;
-        for lease in passed {
-            self.step(Input::FencePassed { lease });
+    fn look_at_fences(&mut self) {
+        let due = self.desk.books().watch.due();
+        for homecoming in due {
+            match homecoming.is_light() {
+                true => self.arrive(homecoming.lease()),
+                // The device takes its time, and everybody asks this actor.
+                false => self.desk.bring_home(homecoming),
+            }
         }
-        Ok(())
+    }
+
+    /// Nothing of this lease is backed any more.
+    fn arrive(&mut self, lease: LeaseId) {
+        self.desk.books().watch.home(lease);
+        self.step(Input::FencePassed { lease });
+    }
+
+    /// What our process uses beside leases, if that is more or less than the ledger knows.
+    fn look_at_overhead(&mut self) {
+        let overhead = self.device.overhead();
+        if overhead != self.ledger.account(Memory::Device).overhead {
+            self.step(Input::Overhead(overhead));
+        }
     }
 
     /// What other processes hold at least: what is used and was never granted. Leases that are not backed yet hide as
-    /// much of it.
-    fn measure(&mut self) -> Result<(), ActorProcessingErr> {
-        let memory = self.device.memory()?;
+    /// much of it. The driver answers that within microseconds, also while others back.
+    fn measure(&mut self) -> Result<(), DeviceError> {
+        let memory = match self.device.memory() {
+            // Nothing is free on it and nothing is foreign; whoever is told of the loss ends what is left.
+            Err(error) if error.is_lost() => return Ok(()),
+            memory => memory?,
+        };
         let account = self.ledger.account(Memory::Device);
         let ours = account.overhead + account.granted;
         let foreign = (memory.total - memory.free).saturating_sub(ours);
         self.step(Input::Foreign(foreign));
         Ok(())
+    }
+
+    /// This actor goes on, so that what was leased of a lost device comes home; the runtime ends the rest. Told once.
+    fn tell_of_loss(&mut self) {
+        if self.device.check().is_err()
+            && let Some(runtime) = self.runtime.take()
+        {
+            drop(runtime.send_message(RuntimeMessage::DeviceLost));
+        }
     }
 
     fn step(&mut self, input: Input) {

@@ -4,12 +4,14 @@
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
 };
 
-use bursar_budgets::{FenceWatch, Gate, Holding, Label, LeaseId, ReleaseNote, ReleaseNotes, RequestId, Revoker};
+use bursar_budgets::{
+    DeviceError, FenceWatch, Gate, Holding, Homecoming, Label, LeaseId, ReleaseNote, ReleaseNotes, RequestId, Revoker,
+};
 use dashmap::DashMap;
 use ractor::{ActorId, ActorRef};
 use tokio::sync::watch;
@@ -40,12 +42,14 @@ pub(super) struct Books {
     pub(super) gates: BTreeMap<Label, Gate>,
 }
 
-/// What a lease has to say. There are never more than two for each live lease.
+/// What a lease has to say. There are never more than three for each live lease.
 pub(super) enum Note {
     /// It has ended.
     Released(ReleaseNote),
     /// A segment is paid for by it.
     Segment(LeaseId, Revoker),
+    /// Its memory has been given back to the device, or not.
+    Home(Homecoming, Result<(), DeviceError>),
 }
 
 /// Who answers for the budget.
@@ -123,6 +127,30 @@ impl Desk {
 
     pub(super) fn books(&self) -> MutexGuard<'_, Books> {
         lock(&self.books)
+    }
+
+    /// Gives memory back to the device on a thread that may wait for it: a whole card takes a third of a second. What
+    /// came of it is a note, so that a successor hears of it too.
+    pub(super) fn bring_home(self: &Arc<Self>, mut homecoming: Homecoming) {
+        let desk = self.clone();
+        tokio::task::spawn_blocking(move || {
+            let outcome = homecoming.bring();
+            desk.put(Note::Home(homecoming, outcome));
+        });
+    }
+
+    /// A dead owner's thread came late: its lease is gone, and so is the memory.
+    pub(super) fn revoke(revoker: Revoker) {
+        // What a device that is lost does not take back is nobody's any more; anything else shows when it drops.
+        tokio::task::spawn_blocking(move || drop(revoker.revoke()));
+    }
+
+    /// Its device is lost, and another takes its place: what was leased of the first is worth nothing. Notes about it
+    /// may still come and hit nobody.
+    pub(crate) fn forget_device(&self) {
+        self.leases.clear();
+        let mut books = self.books();
+        *books = Books { last_lease: books.last_lease, ..Books::default() };
     }
 
     /// The live leases.

@@ -111,6 +111,15 @@ impl Budget {
         self.put(tree::SNAPSHOT_FOR_USER, |_, reply| BudgetMessage::Snapshot(reply)).await
     }
 
+    /// As [`snapshot`](Budget::snapshot), after a look at what the driver says is free: what other processes hold is right
+    /// for this moment. While a model starts less than before is ignored, as they may take it again.
+    ///
+    /// # Errors
+    /// If the budget actor does not answer.
+    pub async fn measure(&self) -> Result<Snapshot, AskError> {
+        self.put(tree::MEASURE_FOR_USER, |_, reply| BudgetMessage::Measure(reply)).await
+    }
+
     /// What live leases hold, without asking: a view for metrics, a moment old.
     pub fn leased_bytes(&self) -> Bytes {
         self.desk.leases().iter().map(|entry| entry.value().bytes).sum()

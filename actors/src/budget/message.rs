@@ -50,6 +50,8 @@ pub enum BudgetMessage {
     },
     /// Bytes a new lease of device memory could have now.
     Available(Reply<Bytes>),
+    /// Every byte, by class and owner, after a look at what the driver says is free.
+    Measure(Reply<Snapshot>),
     /// Every byte, by class and owner.
     Snapshot(Reply<Snapshot>),
     /// Release notes lie on the desk.

@@ -99,9 +99,18 @@ impl Driver {
     /// Runs the request to its one end. The credit is free again before the caller can hear of that end: whoever asks
     /// one question after the other never finds the door shut.
     pub(super) async fn run(mut self, deadline: Option<Deadline>, credit: Credit) {
-        let outcome = match deadline {
-            None => self.lives().await,
-            Some(deadline) => deadline.hold(self.lives()).await.unwrap_or_else(Err),
+        let loss = self.model.loss();
+        let lives = async {
+            match deadline {
+                None => self.lives().await,
+                Some(deadline) => deadline.hold(self.lives()).await.unwrap_or_else(Err),
+            }
+        };
+        let outcome = tokio::select! {
+            biased;
+            // Before its actors' end can be taken for an ordinary death.
+            lost = loss => Err(lost),
+            outcome = lives => outcome,
         };
         let end = match outcome {
             Ok(None) => return,

@@ -125,6 +125,12 @@ pub enum ChatError {
         /// Why.
         reason: Arc<str>,
     },
+    /// The device that computed it is gone, and with it what was computed. Another may have taken its place.
+    #[error("{reason}")]
+    DeviceLost {
+        /// What was said of it; it has the word "lost".
+        reason: Arc<str>,
+    },
     /// The model takes no more requests: it ends when those under way have ended, or at its deadline.
     #[error("the model is shutting down and takes no more requests")]
     ShuttingDown,
@@ -176,6 +182,7 @@ impl ChatError {
             ChatError::NotStarted(error) => error.hint(),
             ChatError::NotNumbers => "check the checkpoint's files; its weights may be damaged".to_owned(),
             ChatError::Stopped { .. } => "load the model again".to_owned(),
+            ChatError::DeviceLost { .. } => "ask again; if the model has stopped, start the program again".to_owned(),
             ChatError::ShuttingDown => "load the model again when it has ended, or ask another".to_owned(),
             ChatError::GivenUp { .. } => "look at the model's restarts; this request may be what kills it".to_owned(),
         }
@@ -220,6 +227,7 @@ impl ChatError {
             ChatError::NotStarted(_)
             | ChatError::NotNumbers
             | ChatError::PreparationDied
+            | ChatError::DeviceLost { .. }
             | ChatError::ShuttingDown
             | ChatError::Stopped { .. }
             | ChatError::GivenUp { .. } => Fault::Model,

@@ -17,6 +17,7 @@ use crate::{
     credit::{Credit, Credits, NoCredit},
     engine::{Kit, Serving, Status},
     kv::SequenceId,
+    runtime::Losses,
 };
 
 /// A loaded model. Cloning shares it; the model stays loaded until its runtime unloads it.
@@ -48,14 +49,29 @@ pub struct ModelHandle {
     status: watch::Receiver<Status>,
     credits: Credits,
     next_sequence: Arc<AtomicU64>,
+    losses: watch::Receiver<Losses>,
 }
 
 /// Events that a driver may be ahead of its caller. A slower caller holds its own reply back and nobody else's.
 const EVENTS_AHEAD: usize = 64;
 
 impl ModelHandle {
-    pub(crate) fn new(status: watch::Receiver<Status>, requests: usize) -> Self {
-        ModelHandle { status, credits: Credits::new(requests), next_sequence: Arc::default() }
+    pub(crate) fn new(status: watch::Receiver<Status>, requests: usize, losses: watch::Receiver<Losses>) -> Self {
+        ModelHandle { status, credits: Credits::new(requests), next_sequence: Arc::default(), losses }
+    }
+
+    /// Comes to an error when the device is lost that is there now.
+    pub(super) fn loss(&self) -> impl Future<Output = ChatError> + Send + use<> {
+        let mut losses = self.losses.clone();
+        let seen = losses.borrow().count;
+        async move {
+            let lost = losses.wait_for(|losses| losses.count > seen).await.map(|losses| losses.reason.clone());
+            match lost {
+                Ok(reason) => ChatError::DeviceLost { reason },
+                // The runtime is gone, and others say so.
+                Err(_) => std::future::pending().await,
+            }
+        }
     }
 
     /// Asks the model.

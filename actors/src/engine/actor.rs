@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Instant};
 
-use bursar_budgets::{Device, Gate, Label, Owner};
+use bursar_budgets::{Device, DeviceError, Gate, Label, Owner};
 use bursar_model::checkpoint::CheckpointOrigin;
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::sync::watch;
@@ -152,7 +152,10 @@ impl Actor for EngineActor {
                     state.planned = Some(planned);
                     state.start_attempt(&myself).await?;
                 }
-                Err(error) => state.fail(&myself, error),
+                Err(error) => {
+                    state.check_device()?;
+                    state.fail(&myself, error);
+                }
             },
             EngineMessage::Attempt { generation } => {
                 if generation == state.owner().generation {
@@ -222,7 +225,7 @@ impl EngineState {
     }
 
     async fn start_attempt(&mut self, myself: &ActorRef<EngineMessage>) -> Result<(), ActorProcessingErr> {
-        let Planned { kit, needs, model } = self.planned.clone().expect("the plan comes before an attempt");
+        let Planned { kit, needs, model, processor } = self.planned.clone().expect("the plan comes before an attempt");
         let options = &self.arguments.options;
         let attempt = Attempt {
             budget: self.arguments.budget.clone(),
@@ -235,7 +238,7 @@ impl EngineState {
             memory_fraction: options.memory_fraction,
             kv_tokens: options.kv_tokens,
             shrinks: self.shrinks,
-            threads: options.threads,
+            processor,
             progress: self.arguments.progress.clone(),
             shelf: self.arguments.shelf.clone(),
         };
@@ -243,6 +246,15 @@ impl EngineState {
         let (profile, _) = ProfileActor::spawn_linked(None, ProfileActor, arguments, myself.get_cell()).await?;
         self.profile = Some(profile.get_cell());
         Ok(())
+    }
+
+    /// On a device that is lost nothing is tried again: this engine dies of it, and the runtime sees to the rest. The
+    /// driver is asked, as a kernel's fault is heard of at the next call.
+    fn check_device(&self) -> Result<(), DeviceError> {
+        match self.arguments.device.memory() {
+            Err(error) if error.is_lost() => Err(error),
+            _ => Ok(()),
+        }
     }
 
     fn end_profile(&mut self) {
@@ -257,6 +269,7 @@ impl EngineState {
         myself: &ActorRef<EngineMessage>,
         error: ProfileError,
     ) -> Result<(), ActorProcessingErr> {
+        self.check_device()?;
         self.arguments.shelf.quench(self.owner().generation).await;
         self.arguments.budget.clear(self.owner()).await?;
         self.attempts += 1;
@@ -295,7 +308,7 @@ impl EngineState {
         myself: &ActorRef<EngineMessage>,
         first: usize,
     ) -> Result<(), ActorProcessingErr> {
-        self.revive_lanes().await;
+        self.revive_lanes().await?;
         if first == 0 {
             self.children.vision = self.spawn_vision(myself).await?;
         }
@@ -353,20 +366,21 @@ impl EngineState {
 
     /// What dead actors left on the lanes ends first: it still writes where their successors will. A lane whose thread
     /// has died starts again on the same memory.
-    async fn revive_lanes(&mut self) {
+    async fn revive_lanes(&mut self) -> Result<(), ActorProcessingErr> {
         let profiled = self.profiled.clone().expect("sized before served");
         profiled.lanes.idle().await;
         if profiled.lanes.are_alive() {
-            return;
+            return Ok(());
         }
-        let Planned { model, .. } = self.planned.clone().expect("planned before served");
-        let (device, threads) = (&self.arguments.device, self.arguments.options.threads);
-        let lanes = Lanes::start_beside(Some(&profiled.lanes), device, &model, &profiled.memory, threads);
+        let Planned { model, processor, .. } = self.planned.clone().expect("planned before served");
+        let (before, device) = (Some(&profiled.lanes), &self.arguments.device);
+        let lanes = Lanes::start_beside(before, &processor, device, &model, &profiled.memory)?;
         if !self.arguments.shelf.keep_lanes(self.owner().generation, lanes.clone()) {
-            return; // An end is being put to this engine.
+            return Ok(()); // An end is being put to this engine.
         }
         self.profiled =
             Some(Arc::new(Profiled { lanes, record: profiled.record.clone(), memory: profiled.memory.clone() }));
+        Ok(())
     }
 
     async fn child_died(
@@ -375,6 +389,7 @@ impl EngineState {
         place: usize,
         reason: &str,
     ) -> Result<(), ActorProcessingErr> {
+        self.check_device()?;
         Status::change(&self.arguments.status, Status::Starting);
         metrics::counter!("bursar_restarts", "model" => self.arguments.label.to_string()).increment(1);
         match self.restarts.died(place.min(KV), self.born.elapsed()) {

@@ -1,7 +1,7 @@
 //! Why a model did not start.
 
 use bursar_budgets::{DeviceError, DoesNotFit, Hint};
-use bursar_kernels::KernelError;
+use bursar_kernels::{KernelError, OpenError};
 use bursar_model::{LimitError, LoadError, error::CheckpointError};
 use thiserror::Error;
 
@@ -25,6 +25,9 @@ pub enum StartError {
     /// Limits contradict each other.
     #[error("the envelope cannot be served: {0}")]
     Limit(#[from] LimitError),
+    /// The GPU cannot be computed on.
+    #[error("the device's kernels were not loaded: {0}")]
+    Backend(#[from] OpenError),
     /// The share of memory is no share.
     #[error("memory_fraction is {value}, it must be above 0 and at most 1")]
     MemoryFraction {
@@ -71,6 +74,7 @@ impl StartError {
             StartError::Model(error) => error.hint(),
             StartError::DoesNotFit(error) => error.hint().unwrap_or_else(|| "use a larger device".to_owned()),
             StartError::Limit(LimitError { limit, required, .. }) => format!("set {limit} to {required}"),
+            StartError::Backend(error) => error.hint().unwrap_or_else(|| "choose DeviceChoice::Host".to_owned()),
             StartError::MemoryFraction { .. } => "0.9 leaves a tenth to others".to_owned(),
             StartError::Lease(error) => error.hint(),
             StartError::Device(error) => error.hint().unwrap_or_else(|| "raise the capacity".to_owned()),

@@ -46,7 +46,7 @@ impl Kit {
         family: FamilyConfig,
         options: &LoadOptions,
     ) -> Result<Self, StartError> {
-        let mut envelope = options.envelope.clone().with_pictures_that_fit_a_launch();
+        let mut envelope = options.envelope.clone().unwrap_or_default().with_pictures_that_fit_a_launch();
         envelope.context_tokens = envelope.context_tokens.min(family.decoder().context_tokens);
         check(&envelope, options)?;
         let processors = match (&checkpoint.image_processor, &checkpoint.video_processor, family.merged_patches()) {

@@ -3,13 +3,11 @@
 use std::sync::Arc;
 
 use bursar_budgets::{Device, Segment};
-use bursar_kernels::Cpu;
+use bursar_kernels::OpenError;
 use bursar_model::Model;
 
-use crate::{
-    lane::{Bench, Lane},
-    memory::EngineMemory,
-};
+use super::Processor;
+use crate::{lane::Lane, memory::EngineMemory};
 
 /// A model's lanes. Cloning shares the threads; they end when the last clone is gone.
 #[derive(Clone)]
@@ -22,31 +20,39 @@ pub struct Lanes {
 
 impl Lanes {
     /// Starts the threads on `memory`.
-    pub fn start(device: &Arc<dyn Device>, model: &Arc<Model>, memory: &Arc<EngineMemory>, threads: usize) -> Self {
-        Lanes::start_beside(None, device, model, memory, threads)
-    }
-
-    /// The same, but threads of `before` that still run go on: two threads must not share a workspace.
-    pub fn start_beside(
-        before: Option<&Lanes>,
+    ///
+    /// # Errors
+    /// A GPU refuses a stream or page-locked memory.
+    pub fn start(
+        processor: &Processor,
         device: &Arc<dyn Device>,
         model: &Arc<Model>,
         memory: &Arc<EngineMemory>,
-        threads: usize,
-    ) -> Self {
+    ) -> Result<Self, OpenError> {
+        Lanes::start_beside(None, processor, device, model, memory)
+    }
+
+    /// The same, but threads of `before` that still run go on: two threads must not share a workspace.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_beside(
+        before: Option<&Lanes>,
+        processor: &Processor,
+        device: &Arc<dyn Device>,
+        model: &Arc<Model>,
+        memory: &Arc<EngineMemory>,
+    ) -> Result<Self, OpenError> {
         let start = |name: &str, before: Option<&Lane>, workspace: &Arc<Segment>| match before {
-            Some(lane) if lane.is_alive() => lane.clone(),
-            _ => {
-                let bench = Bench::new(Cpu::new(threads), workspace.clone(), model.clone(), memory.clone());
-                Lane::start(name, bench, device.timeline())
-            }
+            Some(lane) if lane.is_alive() => Ok(lane.clone()),
+            _ => processor.start_lane(name, device, workspace, model, memory),
         };
         let before_vision = before.and_then(|lanes| lanes.vision.as_ref());
         let start_vision = |workspace| start("bursar-vision", before_vision, workspace);
-        Lanes {
-            step: start("bursar-step", before.map(|lanes| &lanes.step), &memory.step_workspace),
-            vision: memory.vision_workspace.as_ref().map(start_vision),
-        }
+        Ok(Lanes {
+            step: start("bursar-step", before.map(|lanes| &lanes.step), &memory.step_workspace)?,
+            vision: memory.vision_workspace.as_ref().map(start_vision).transpose()?,
+        })
     }
 
     /// Returns when no job is under way on either.

@@ -1,17 +1,20 @@
 //! What a user can choose about one model.
 
+use bursar_budgets::Device;
+use bursar_kernels::BlasSearch;
 use bursar_model::{Envelope, flow::ImageLimits};
 
 use crate::supervise::Intensity;
 
-/// How a model is loaded. The default fits a small model on a small device.
+/// How a model is loaded. The default fits a small model on a host device, and what people expect of a GPU on one.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
     /// The model's name in tables and metrics, by which it is unloaded; by default that of its source. One that is taken
     /// gets a number behind it.
     pub name: Option<String>,
-    /// The largest inputs that may reach the device. The model's own limits lower it.
-    pub envelope: Envelope,
+    /// The largest inputs that may reach the device. The model's own limits lower it. By default
+    /// [`Envelope::default`] on a host device, which computes on the CPU, and [`Envelope::gpu`] on a GPU.
+    pub envelope: Option<Envelope>,
     /// What a picture may be before it is decoded.
     pub image_limits: ImageLimits,
     /// The share of what is left after everything else that keys and values take, above 0 and up to 1.
@@ -22,6 +25,8 @@ pub struct LoadOptions {
     pub requests: usize,
     /// Threads that compute on the host device, and as many again that decode pictures; by default one a CPU.
     pub threads: usize,
+    /// Where cuBLASLt is looked for on a GPU.
+    pub blas: BlasSearch,
     /// When restarts of its vision, kv and scheduler become a crash loop.
     pub intensity: Intensity,
     /// When restarts of its engine, which stress anew, become one.
@@ -32,12 +37,13 @@ impl Default for LoadOptions {
     fn default() -> Self {
         LoadOptions {
             name: None,
-            envelope: Envelope::default(),
+            envelope: None,
             image_limits: ImageLimits::default(),
             memory_fraction: 0.9,
             kv_tokens: None,
             requests: 128,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
+            blas: BlasSearch::usual(),
             intensity: Intensity::SERVING,
             engine_intensity: Intensity::ENGINE,
         }
@@ -48,6 +54,14 @@ impl LoadOptions {
     /// Limits that are stressed in a moment, for tests, examples and small programs: contexts of 512 tokens, 4 sequences
     /// at once, two pictures of 448 x 448 pixels a request, 16 requests under way.
     pub fn small() -> Self {
-        LoadOptions { envelope: Envelope::small(), requests: 16, ..LoadOptions::default() }
+        LoadOptions { envelope: Some(Envelope::small()), requests: 16, ..LoadOptions::default() }
+    }
+
+    /// The largest inputs by default on a device of this class.
+    pub fn envelope_for(device: &dyn Device) -> Envelope {
+        match device.is_host_memory() {
+            true => Envelope::default(),
+            false => Envelope::gpu(),
+        }
     }
 }

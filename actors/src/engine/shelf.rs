@@ -7,7 +7,7 @@ use bursar_budgets::Owner;
 use bursar_model::Model;
 use tokio::sync::watch;
 
-use super::Lanes;
+use super::{Lanes, Processor};
 
 /// Held by the runtime for each model.
 #[derive(Clone, Default)]
@@ -19,18 +19,31 @@ struct Contents {
     closed_through: Option<u64>,
     weights_owner: Option<Owner>,
     model: Option<Arc<Model>>,
+    /// What its passes run on. It outlives the model, so that an engine that starts again loads no kernels anew.
+    processor: Option<Processor>,
     lanes: Option<Lanes>,
-    loading: Option<watch::Receiver<()>>,
+    /// Threads that take memory or copy weights.
+    at_work: Vec<watch::Receiver<()>>,
 }
 
-/// Weights are being copied for as long as this lives.
+/// Memory is being taken, or weights copied, for as long as this lives.
 #[derive(Debug)]
-pub struct Loading(#[expect(dead_code, reason = "held for its drop")] watch::Sender<()>);
+pub struct AtWork(#[expect(dead_code, reason = "held for its drop")] watch::Sender<()>);
 
 impl Shelf {
     /// The loaded model, if there is one.
     pub fn model(&self) -> Option<Arc<Model>> {
         self.contents().model.clone()
+    }
+
+    /// What was loaded to compute with, if it was.
+    pub fn processor(&self) -> Option<Processor> {
+        self.contents().processor.clone()
+    }
+
+    /// Keeps what was loaded to compute with.
+    pub fn keep_processor(&self, processor: Processor) {
+        self.contents().processor = Some(processor);
     }
 
     /// Keeps a loaded model.
@@ -41,15 +54,18 @@ impl Shelf {
     /// Remembers that weights are being copied for `owner`; to be held by whoever copies. None if an end was put to the
     /// attempt before it began.
     #[must_use]
-    pub fn begin_loading(&self, generation: u64, owner: Owner) -> Option<Loading> {
+    pub fn begin_loading(&self, generation: u64, owner: Owner) -> Option<AtWork> {
         let mut contents = self.contents();
-        if contents.is_closed(generation) {
-            return None;
-        }
-        let (loading, done) = watch::channel(());
+        let work = contents.begin(generation)?;
         contents.weights_owner = Some(owner);
-        contents.loading = Some(done);
-        Some(Loading(loading))
+        Some(work)
+    }
+
+    /// Remembers that memory is being taken for an attempt; to be held by the thread that takes it. None if an end was
+    /// put to the attempt before it began.
+    #[must_use]
+    pub fn begin_backing(&self, generation: u64) -> Option<AtWork> {
+        self.contents().begin(generation)
     }
 
     /// Remembers the threads that use an attempt's memory. False if an end was put to the attempt before: then nothing
@@ -71,16 +87,16 @@ impl Shelf {
 
     /// Ends the threads of all attempts up to `generation`; returns when nothing uses their memory any more.
     pub async fn quench(&self, generation: u64) {
-        let (lanes, loading) = {
+        let (lanes, at_work) = {
             let mut contents = self.contents();
             contents.closed_through = contents.closed_through.max(Some(generation));
-            (contents.lanes.take(), contents.loading.take())
+            (contents.lanes.take(), std::mem::take(&mut contents.at_work))
         };
         if let Some(lanes) = lanes {
             lanes.quench().await;
         }
-        if let Some(mut loading) = loading {
-            while loading.changed().await.is_ok() {}
+        for mut work in at_work {
+            while work.changed().await.is_ok() {}
         }
     }
 
@@ -93,11 +109,11 @@ impl Shelf {
         }
     }
 
-    /// Lets go of the model; gives as whom its weights were leased.
-    pub fn clear(&self) -> Option<Owner> {
+    /// Lets go of the model; gives as whom its weights were leased. Drop the model when that owner is cleared: to take so
+    /// much back takes a while, which is then over.
+    pub fn clear(&self) -> (Option<Owner>, Option<Arc<Model>>) {
         let mut contents = self.contents();
-        contents.model = None;
-        contents.weights_owner.take()
+        (contents.weights_owner.take(), contents.model.take())
     }
 
     fn contents(&self) -> MutexGuard<'_, Contents> {
@@ -107,6 +123,16 @@ impl Shelf {
 }
 
 impl Contents {
+    fn begin(&mut self, generation: u64) -> Option<AtWork> {
+        if self.is_closed(generation) {
+            return None;
+        }
+        let (work, done) = watch::channel(());
+        self.at_work.retain(|work| work.has_changed().is_ok());
+        self.at_work.push(done);
+        Some(AtWork(work))
+    }
+
     fn is_closed(&self, generation: u64) -> bool {
         self.closed_through.is_some_and(|closed| generation <= closed)
     }

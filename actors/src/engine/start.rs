@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use bursar_budgets::{Class, Gate, Owner, Priority, Request, Segment};
-use bursar_kernels::{Cpu, Target};
 use bursar_model::{Model, checkpoint::Checkpoint};
 
-use super::{EngineArguments, Kit, Progress, StartError, fetch::fetch};
+use super::{EngineArguments, Kit, Processor, Progress, StartError, fetch::fetch};
 use crate::{
     profile::{ATTEMPTS_MAX, Needs},
     tree,
@@ -19,6 +18,7 @@ pub struct Planned {
     /// Until READY: its corners hold blank pictures, which are large.
     pub(super) needs: Option<Arc<Needs>>,
     pub(super) model: Arc<Model>,
+    pub(super) processor: Processor,
 }
 
 impl EngineArguments {
@@ -38,15 +38,12 @@ impl EngineArguments {
         Owner::new(format!("{} vision", self.label), self.generation)
     }
 
-    pub(super) fn target(&self) -> Target {
-        Target::Cpu { threads: self.options.threads }
-    }
-
     pub(super) async fn plan_and_load(self) -> Result<Planned, StartError> {
         (self.progress)(Progress::Planning);
         // After an earlier engine of this name it is frozen; one that is open already stays so.
         drop(self.budget.move_gate(self.label.clone(), Gate::Open).await?);
-        let (checkpoint, kit, needs) = self.plan().await?;
+        let processor = self.processor().await?;
+        let (checkpoint, kit, needs) = self.plan(&processor).await?;
         let model = match self.shelf.model() {
             // Rule 10: weights that are still on the device are not loaded again.
             Some(model) => model,
@@ -54,16 +51,27 @@ impl EngineArguments {
                 if let Some(unfinished) = self.shelf.take_unfinished() {
                     self.budget.clear(unfinished).await?;
                 }
-                self.load(checkpoint, needs.clone()).await?
+                self.load(&processor, checkpoint, needs.clone()).await?
             }
         };
-        Ok(Planned { kit, needs: Some(needs), model })
+        Ok(Planned { kit, needs: Some(needs), model, processor })
     }
 
-    async fn plan(&self) -> Result<(Arc<Checkpoint>, Arc<Kit>, Arc<Needs>), StartError> {
+    /// What computes here. It is loaded once a model, whatever becomes of engines.
+    async fn processor(&self) -> Result<Processor, StartError> {
+        if let Some(processor) = self.shelf.processor() {
+            return Ok(processor);
+        }
+        let (device, threads, search) = (self.device.clone(), self.options.threads, self.options.blas.clone());
+        let processor = off_actor(move || Ok(Processor::of(&device, threads, &search)?)).await?;
+        self.shelf.keep_processor(processor.clone());
+        Ok(processor)
+    }
+
+    async fn plan(&self, processor: &Processor) -> Result<(Arc<Checkpoint>, Arc<Kit>, Arc<Needs>), StartError> {
         let source = fetch(self.source.clone(), self.progress.clone()).await?;
         let options = self.options.clone();
-        let (name, target, page) = (self.label.to_string(), self.target(), self.device.page());
+        let (name, target, page) = (self.label.to_string(), processor.target(), self.device.page());
         // Weights that are there already have been weighed.
         let available = match self.shelf.model() {
             Some(_) => None,
@@ -82,7 +90,13 @@ impl EngineArguments {
         .await
     }
 
-    async fn load(&self, checkpoint: Arc<Checkpoint>, needs: Arc<Needs>) -> Result<Arc<Model>, StartError> {
+    async fn load(
+        &self,
+        processor: &Processor,
+        checkpoint: Arc<Checkpoint>,
+        needs: Arc<Needs>,
+    ) -> Result<Arc<Model>, StartError> {
+        let processor = processor.clone();
         let EngineArguments { label, budget, device, progress, shelf, .. } = self.clone();
         // The weights outlive engines, so no engine owns them.
         let owner = Owner::new(format!("{label} weights"), self.generation);
@@ -95,9 +109,8 @@ impl EngineArguments {
             let _loading = loading;
             let segment = Segment::reserve(device, needs.weights, lease)?;
             segment.back_to(needs.weights)?;
-            // Copies need no threads of their own.
             let progress = |done, total| progress(Progress::Loading { done, total });
-            let model = Arc::new(Model::load(&checkpoint, &Cpu::new(1), segment, progress)?);
+            let model = Arc::new(processor.load(&checkpoint, segment, progress)?);
             // Here and not where this is waited for: weights that were loaded while their engine died are good weights.
             shelf.keep_model(model.clone());
             Ok(model)

@@ -3,7 +3,7 @@
 use std::{cell::RefCell, mem, sync::Arc};
 
 use bursar_budgets::{Segment, Workspace};
-use bursar_kernels::{Backend, Scope, Tally, Tensor, ops::transfer::Later};
+use bursar_kernels::{Backend, KernelError, Scope, Tally, Tensor, ops::transfer::Later};
 use bursar_model::{
     Model,
     blocks::decoder::StepCaches,
@@ -94,6 +94,13 @@ impl<B: Backend> Bench<B> {
     }
 
     fn stress(&self, pass: &Pass) -> Result<Footprint, LaneError> {
+        self.backend.rehearse(true);
+        let outcome = self.stress_rehearsed(pass);
+        self.backend.rehearse(false);
+        outcome
+    }
+
+    fn stress_rehearsed(&self, pass: &Pass) -> Result<Footprint, LaneError> {
         self.workspace.reset_high_water();
         let tally = Tally::default();
         let scope = Scope::new(&self.backend, &self.workspace, &tally);
@@ -113,7 +120,7 @@ impl<B: Backend> Bench<B> {
     }
 
     fn with_cache<T>(&self, run: impl FnOnce(&mut Tensor<'_>) -> Result<T, LaneError>) -> Result<T, LaneError> {
-        match &self.memory.vision_cache {
+        let outcome = match &self.memory.vision_cache {
             Some(cache) => run(&mut cache.tensor()),
             None => {
                 let activation = self.backend.target().activation();
@@ -121,7 +128,11 @@ impl<B: Backend> Bench<B> {
                 let mut none = unsafe { Tensor::persistent(self.workspace.address(), [0, 1], activation) };
                 run(&mut none)
             }
-        }
+        };
+        // What was computed on a device that was lost meanwhile is worth nothing.
+        let device = self.workspace.segment().map(|segment| segment.device().check());
+        device.unwrap_or(Ok(())).map_err(KernelError::Device)?;
+        outcome
     }
 }
 

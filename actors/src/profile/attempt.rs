@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use bursar_budgets::{Bytes, Class, Device, Label, Owner, Priority, Request, Segment};
-use bursar_kernels::{BLOCK_TOKENS, DType};
+use bursar_budgets::{Bytes, Class, Device, Label, Lease, Owner, Priority, Request, Segment};
+use bursar_kernels::BLOCK_TOKENS;
 use bursar_model::{
     Envelope, Model,
     corners::{Corner, Footprint, Pass},
@@ -12,9 +12,9 @@ use bursar_model::{
 use super::{Needs, ProfileError, ProfileRecord, Sizing};
 use crate::{
     budget::Budget,
-    engine::{Lanes, Progress, ProgressSink, Shelf},
+    engine::{Lanes, Processor, Progress, ProgressSink, Shelf},
     lane::{Answer, Job, Lane, StressJob},
-    memory::{ChosenTokens, EngineMemory, KvMemory, VisionCache},
+    memory::{ChosenTokens, EngineMemory, EngineParts, KvMemory, VisionCache},
     reply::Reply,
     tree,
 };
@@ -42,8 +42,8 @@ pub struct Attempt {
     pub kv_tokens: Option<usize>,
     /// Attempts before this one that were refused memory.
     pub shrinks: u32,
-    /// Threads of the CPU backend.
-    pub threads: usize,
+    /// What passes run on.
+    pub processor: Processor,
     /// Who watches.
     pub progress: ProgressSink,
     /// Where the lanes are found if this attempt dies.
@@ -66,8 +66,8 @@ impl Attempt {
     /// # Errors
     /// With the evidence; everything that was leased goes back as what holds it is dropped.
     pub async fn run(&self) -> Result<Profiled, ProfileError> {
-        let memory = Arc::new(self.lease_memory().await?);
-        let lanes = Lanes::start(&self.device, &self.model, &memory, self.threads);
+        let memory = Arc::new(self.take_memory().await?);
+        let lanes = Lanes::start(&self.processor, &self.device, &self.model, &memory)?;
         if !self.shelf.keep_lanes(self.owner.generation, lanes.clone()) {
             return Err(ProfileError::Died { reason: "its engine has ended".to_owned() });
         }
@@ -85,55 +85,53 @@ impl Attempt {
         Ok(Profiled { record, memory, lanes })
     }
 
-    async fn lease_memory(&self) -> Result<EngineMemory, ProfileError> {
-        let needs = &self.needs;
-        let step_workspace = self.backed_segment(Class::StepWorkspace, needs.step_workspace).await?;
-        let chosen = self.backed_segment(Class::StepWorkspace, needs.chosen).await?;
-        let chosen = ChosenTokens::over(chosen, self.envelope.sequences);
-        let (mut vision_workspace, mut vision_cache) = (None, None);
+    /// Leases first, then the device: it takes its time, so a thread of its own asks it.
+    async fn take_memory(&self) -> Result<EngineMemory, ProfileError> {
+        let (needs, workspaces) = (self.needs.clone(), "leasing workspaces");
+        let step = self.lease(Class::StepWorkspace, needs.step_workspace, workspaces).await?;
+        let chosen = self.lease(Class::StepWorkspace, needs.chosen, workspaces).await?;
+        let mut vision = None;
         if needs.cache_rows > 0 {
-            vision_workspace =
-                Some(Arc::new(self.backed_segment(Class::VisionWorkspace, needs.vision_workspace).await?));
-            let segment = self.backed_segment(Class::VisionCache, needs.vision_cache).await?;
-            let decoder = self.model.config().decoder();
-            vision_cache = Some(VisionCache::over(segment, decoder.hidden, self.activation()));
+            let workspace = self.lease(Class::VisionWorkspace, needs.vision_workspace, workspaces).await?;
+            vision = Some((workspace, self.lease(Class::VisionCache, needs.vision_cache, workspaces).await?));
         }
-        let kv = self.probe().await?;
-        Ok(EngineMemory { step_workspace: Arc::new(step_workspace), chosen, vision_workspace, vision_cache, kv })
+        let probe = Arc::new(self.lease(Class::Kv, needs.probe(), PROBE).await?);
+        let (device, hidden) = (self.device.clone(), self.model.config().decoder().hidden);
+        let sequences = self.envelope.sequences;
+        self.on_a_thread(move || {
+            let step_workspace = Arc::new(backed_segment(&device, needs.step_workspace, step)?);
+            let chosen = ChosenTokens::over(backed_segment(&device, needs.chosen, chosen)?, sequences);
+            let (mut vision_workspace, mut vision_cache) = (None, None);
+            if let Some((workspace, cache)) = vision {
+                vision_workspace = Some(Arc::new(backed_segment(&device, needs.vision_workspace, workspace)?));
+                let segment = backed_segment(&device, needs.vision_cache, cache)?;
+                vision_cache = Some(VisionCache::over(segment, hidden, needs.kv_shape.dtype));
+            }
+            let kv = backed_probe(&device, &needs, probe)?;
+            Ok(EngineMemory::new(EngineParts { step_workspace, chosen, vision_workspace, vision_cache, kv }))
+        })
+        .await
     }
 
-    async fn backed_segment(&self, class: Class, bytes: Bytes) -> Result<Segment, ProfileError> {
-        let phase = "leasing workspaces";
-        let lease = self.lease(class, bytes, phase).await?;
-        let device = |source| ProfileError::Device { phase, source };
-        let segment = Segment::reserve(self.device.clone(), bytes, lease).map_err(device)?;
-        segment.back_to(bytes).map_err(device)?;
-        Ok(segment)
-    }
-
-    async fn lease(
+    /// Lets a thread take memory; it is waited for when this attempt is ended, so that none is taken behind the back of
+    /// whoever brings its bytes home.
+    async fn on_a_thread<T: Send + 'static>(
         &self,
-        class: Class,
-        bytes: Bytes,
-        phase: &'static str,
-    ) -> Result<bursar_budgets::Lease, ProfileError> {
+        work: impl FnOnce() -> Result<T, ProfileError> + Send + 'static,
+    ) -> Result<T, ProfileError> {
+        let ended = || ProfileError::Died { reason: "its engine has ended".to_owned() };
+        let at_work = self.shelf.begin_backing(self.owner.generation).ok_or_else(ended)?;
+        let thread = tokio::task::spawn_blocking(move || {
+            let _at_work = at_work;
+            work()
+        });
+        thread.await.unwrap_or_else(|died| Err(ProfileError::Died { reason: died.to_string() }))
+    }
+
+    async fn lease(&self, class: Class, bytes: Bytes, phase: &'static str) -> Result<Lease, ProfileError> {
         let request = Request::new(self.owner.clone(), class, self.label.clone(), bytes).priority(Priority::Startup);
         let asked = self.budget.ask(tree::LEASE_FOR_PROFILE, request, false).await;
         asked.map_err(|source| ProfileError::Lease { phase, source })
-    }
-
-    /// Reserves addresses for all the device has, and backs the probe.
-    async fn probe(&self) -> Result<KvMemory, ProfileError> {
-        let phase = "backing the probe";
-        let device = |source| ProfileError::Device { phase, source };
-        let shape = self.needs.kv_shape;
-        let lease = Arc::new(self.lease(Class::Kv, self.needs.probe(), phase).await?);
-        let total = self.device.memory().map_err(device)?.total;
-        let blocks_max = (total.0 / shape.layers as u64 / shape.block_bytes().0) as usize;
-        let blocks_max = blocks_max.max(self.needs.probe_blocks);
-        let kv = KvMemory::reserve(&self.device, shape, blocks_max, lease).map_err(device)?;
-        kv.grow_to(self.needs.probe_blocks).map_err(device)?;
-        Ok(kv)
     }
 
     /// Every corner for real, one after the other.
@@ -147,7 +145,7 @@ impl Attempt {
     }
 
     /// Measures what is left, leases it, and backs it.
-    async fn settle(&self, memory: &EngineMemory) -> Result<usize, ProfileError> {
+    async fn settle(&self, memory: &Arc<EngineMemory>) -> Result<usize, ProfileError> {
         let phase = "backing the keys and values";
         self.report(phase, self.needs.corners.len());
         let (shape, page) = (self.needs.kv_shape, self.device.page());
@@ -168,8 +166,12 @@ impl Attempt {
         let bytes = KvMemory::bytes(shape, blocks, page);
         let resized = self.budget.resize(tree::LEASE_FOR_PROFILE, memory.kv.lease(), bytes).await;
         resized.map_err(|source| ProfileError::Lease { phase, source })?;
-        memory.kv.grow_to(blocks).map_err(|source| ProfileError::Device { phase, source })?;
-        Ok(blocks)
+        let memory = memory.clone();
+        self.on_a_thread(move || {
+            memory.kv.grow_to(blocks).map_err(|source| ProfileError::Device { phase, source })?;
+            Ok(blocks)
+        })
+        .await
     }
 
     /// The worst cases again at the final size, the lanes beside each other.
@@ -219,12 +221,28 @@ impl Attempt {
         }
     }
 
-    fn activation(&self) -> DType {
-        self.needs.kv_shape.dtype
-    }
-
     fn report(&self, what: &'static str, done: usize) {
         // The corners, the backing, and the validation.
         (self.progress)(Progress::Profiling { what, done, total: self.needs.corners.len() + 2 });
     }
+}
+
+const PROBE: &str = "backing the probe";
+
+fn backed_segment(device: &Arc<dyn Device>, bytes: Bytes, lease: Lease) -> Result<Segment, ProfileError> {
+    let device_error = |source| ProfileError::Device { phase: "backing workspaces", source };
+    let segment = Segment::reserve(device.clone(), bytes, lease).map_err(device_error)?;
+    segment.back_to(bytes).map_err(device_error)?;
+    Ok(segment)
+}
+
+/// Reserves addresses for all the device has, and backs the probe.
+fn backed_probe(device: &Arc<dyn Device>, needs: &Needs, lease: Arc<Lease>) -> Result<KvMemory, ProfileError> {
+    let device_error = |source| ProfileError::Device { phase: PROBE, source };
+    let shape = needs.kv_shape;
+    let total = device.memory().map_err(device_error)?.total;
+    let blocks_max = (total.0 / shape.layers as u64 / shape.block_bytes().0) as usize;
+    let kv = KvMemory::reserve(device, shape, blocks_max.max(needs.probe_blocks), lease).map_err(device_error)?;
+    kv.grow_to(needs.probe_blocks).map_err(device_error)?;
+    Ok(kv)
 }

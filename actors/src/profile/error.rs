@@ -1,6 +1,7 @@
 //! Why a model could not be sized.
 
 use bursar_budgets::{Bytes, DeviceError, Hint};
+use bursar_kernels::OpenError;
 use thiserror::Error;
 
 use crate::{budget::LeaseError, lane::LaneError, reply::AskError};
@@ -24,6 +25,9 @@ pub enum ProfileError {
         /// What was said.
         source: DeviceError,
     },
+    /// The lanes could not be started.
+    #[error("while starting the lanes: {0}")]
+    Lanes(#[from] OpenError),
     /// A corner could not be run.
     #[error("while running '{corner}': {source}")]
     Stress {
@@ -65,7 +69,7 @@ impl ProfileError {
     /// Whether a smaller target may succeed.
     pub fn is_out_of_memory(&self) -> bool {
         match self {
-            ProfileError::Device { source, .. } => source.is_refused(),
+            ProfileError::Device { source, .. } | ProfileError::Lanes(OpenError::Device(source)) => source.is_refused(),
             ProfileError::Lease { source, .. } => matches!(source, LeaseError::Refused(_)),
             ProfileError::Stress { source: LaneError::Kernel(bursar_kernels::KernelError::Device(error)), .. } => {
                 error.is_refused()
@@ -84,6 +88,7 @@ impl ProfileError {
         let smaller =
             || "lower step_tokens, sequences, launch_patches or context_tokens, or raise the capacity".to_owned();
         match self {
+            ProfileError::Lanes(error) => error.hint().unwrap_or_else(|| "see the driver's message".to_owned()),
             ProfileError::Lease { source, .. } => source.hint(),
             ProfileError::Device { source, .. } => source.hint().unwrap_or_else(smaller),
             ProfileError::PlanDiffers { .. } => "this is a bug in Bursar; please report it".to_owned(),

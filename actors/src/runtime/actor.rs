@@ -10,12 +10,12 @@ use bursar_budgets::{Bytes, Device, Gate, Label, LedgerConfig};
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, MessagingErr, SupervisionEvent};
 use tokio::sync::watch;
 
-use super::{Home, RuntimeMessage, Supervised};
+use super::{Home, MakeDevice, RuntimeMessage, Shown, Supervised};
 use crate::{
     budget::{Budget, BudgetActor, BudgetArguments, Desk, NO_MODEL},
     chat::{ChatError, ModelHandle},
     credit::Credits,
-    engine::{EngineActor, EngineArguments, Shelf, StartError, Status},
+    engine::{EngineActor, EngineArguments, LoadOptions, Shelf, StartError, Status},
     reply::Reply,
     supervise::{Decision, Intensity, Policy, RestartLog, end_of},
 };
@@ -25,8 +25,12 @@ pub struct RuntimeActor;
 
 /// What it starts with.
 pub struct RuntimeArguments {
-    /// The device.
-    pub device: Arc<dyn Device>,
+    /// The device, and where its successors are shown.
+    pub shown: Shown,
+    /// What makes a successor; without it the runtime ends with its device.
+    pub again: Option<MakeDevice>,
+    /// When losses of the device become too many.
+    pub device_intensity: Intensity,
     /// Its ledger's totals.
     pub ledger: LedgerConfig,
     /// Bytes kept free of use.
@@ -39,37 +43,41 @@ pub struct RuntimeArguments {
 
 /// Its state.
 pub struct RuntimeState {
-    device: Arc<dyn Device>,
-    ledger: LedgerConfig,
-    canary: Bytes,
-    desk: ClosingDesk,
-    budget: ActorCell,
+    pub(super) shown: Shown,
+    pub(super) again: Option<MakeDevice>,
+    pub(super) device_losses: RestartLog,
+    /// The device is lost, and what was on it is being ended.
+    pub(super) is_lost: bool,
+    pub(super) ledger: LedgerConfig,
+    pub(super) canary: Bytes,
+    pub(super) desk: ClosingDesk,
+    pub(super) budget: ActorCell,
     budget_restarts: RestartLog,
-    engines: BTreeMap<String, Engine>,
+    pub(super) engines: BTreeMap<String, Engine>,
     next_generation: u64,
-    born: Instant,
+    pub(super) born: Instant,
     /// Who waits for the end of everything. Nothing is loaded any more from the first on.
-    shutting_down: Vec<Reply<usize>>,
+    pub(super) shutting_down: Vec<Reply<usize>>,
     /// Requests that were under way when their model ended, since the first of those asked.
     cut_off: usize,
 }
 
-struct Engine {
+pub(super) struct Engine {
     /// Names this model for its whole life, over all its engines.
-    load: u64,
-    cell: ActorCell,
-    arguments: EngineArguments,
+    pub(super) load: u64,
+    pub(super) cell: ActorCell,
+    pub(super) arguments: EngineArguments,
     restarts: RestartLog,
     /// Its requests under way.
-    requests: Credits,
+    pub(super) requests: Credits,
     /// Who waits for its end, from the time on when it takes no more requests.
     leaving: Vec<Home>,
     /// An end is being put to it. So many requests were under way.
-    ending: Option<usize>,
+    pub(super) ending: Option<usize>,
 }
 
 /// Whoever waits for a budget that will never come hears so, however the runtime ends.
-struct ClosingDesk(Arc<Desk>);
+pub(super) struct ClosingDesk(pub(super) Arc<Desk>);
 
 impl Drop for ClosingDesk {
     fn drop(&mut self) {
@@ -87,10 +95,14 @@ impl Actor for RuntimeActor {
         myself: ActorRef<RuntimeMessage>,
         arguments: RuntimeArguments,
     ) -> Result<RuntimeState, ActorProcessingErr> {
-        let RuntimeArguments { device, ledger, canary, desk, budget_intensity } = arguments;
+        let RuntimeArguments { shown, again, device_intensity, ledger, canary, desk, budget_intensity } = arguments;
+        let device = shown.device.borrow().clone();
         let budget = spawn_budget(&myself, &device, &ledger, canary, &desk).await?;
         Ok(RuntimeState {
-            device,
+            shown,
+            again,
+            device_losses: RestartLog::new(Policy::OneForOne, device_intensity, 1),
+            is_lost: false,
             ledger,
             canary,
             desk: ClosingDesk(desk),
@@ -115,16 +127,20 @@ impl Actor for RuntimeActor {
             RuntimeMessage::Load { reply, .. } if !state.shutting_down.is_empty() => {
                 reply.answer(Err(Arc::new(StartError::ShuttingDown)));
             }
-            RuntimeMessage::Load { name, source, options, progress, reply } => {
+            // There is nothing to load it on, and soon there is, or nobody to load it.
+            load @ RuntimeMessage::Load { .. } if state.is_lost => drop(myself.send_after(LOSS_POLL, || load)),
+            RuntimeMessage::Load { name, source, mut options, progress, reply } => {
                 let name = state.free_name(name);
                 let (status, watched) = watch::channel(Status::Starting);
-                let handle = ModelHandle::new(watched, options.requests);
+                let handle = ModelHandle::new(watched, options.requests, state.shown.losses.subscribe());
+                let device = state.shown.device.borrow().clone();
+                options.envelope.get_or_insert_with(|| LoadOptions::envelope_for(device.as_ref()));
                 let arguments = EngineArguments {
                     label: Label::from(name.clone()),
                     source,
                     options: *options,
                     budget: Budget::at(state.desk.0.clone()),
-                    device: state.device.clone(),
+                    device,
                     shelf: Shelf::default(),
                     generation: state.next_generation,
                     status: Arc::new(status),
@@ -150,7 +166,8 @@ impl Actor for RuntimeActor {
                 }
             }
             RuntimeMessage::Respawn { name, load } => {
-                let waiting = state.engines.get(&name).filter(|engine| engine.load == load && engine.ending.is_none());
+                let is_due = |engine: &&Engine| engine.load == load && engine.ending.is_none() && !state.is_lost;
+                let waiting = state.engines.get(&name).filter(is_due);
                 if let Some(engine) = waiting {
                     let (requests, arguments) = (engine.requests.clone(), engine.arguments.clone());
                     state.spawn_engine(&myself, name, load, requests, arguments).await?;
@@ -169,9 +186,17 @@ impl Actor for RuntimeActor {
                     state.end(&myself, &name, reason, nobody());
                 }
             }
+            RuntimeMessage::DeviceLost => {
+                // What is said of a predecessor of this device is no news.
+                if let Some(error) = state.loss() {
+                    state.device_lost(&myself, error);
+                }
+            }
+            RuntimeMessage::DeviceMade(made) => state.device_made(&myself, made).await?,
             RuntimeMessage::RespawnBudget => {
-                let RuntimeState { device, ledger, canary, desk, .. } = &*state;
-                match spawn_budget(&myself, device, ledger, *canary, &desk.0).await {
+                let RuntimeState { shown, ledger, canary, desk, .. } = &*state;
+                let device = shown.device.borrow().clone();
+                match spawn_budget(&myself, &device, ledger, *canary, &desk.0).await {
                     Ok(budget) => state.budget = budget,
                     // One that dies while it starts has died all the same.
                     Err(error) => state.budget_died(&myself, &error.to_string())?,
@@ -207,6 +232,8 @@ impl Actor for RuntimeActor {
         // by somebody who had hold of it.
         if state.engines[&name].arguments.status.borrow().is_over() {
             state.end(&myself, &name, &reason, nobody());
+        } else if let Some(error) = state.loss() {
+            state.device_lost(&myself, error);
         } else {
             state.engine_died(&myself, &name, &reason);
         }
@@ -224,6 +251,9 @@ impl Actor for RuntimeActor {
         Ok(())
     }
 }
+
+/// How often a load looks whether there is a device again.
+const LOSS_POLL: Duration = Duration::from_millis(20);
 
 const SHUT_DOWN: &str = "the runtime was shut down";
 const UNLOADED: &str = "it was unloaded";
@@ -269,7 +299,7 @@ impl RuntimeState {
         std::iter::once(name.clone()).chain(numbered).find(is_free).expect("numbers do not end")
     }
 
-    async fn spawn_engine(
+    pub(super) async fn spawn_engine(
         &mut self,
         myself: &ActorRef<RuntimeMessage>,
         name: String,
@@ -365,10 +395,7 @@ impl RuntimeState {
             drop(cell.kill_and_wait(None).await);
             // An engine that has said why it ended knows better.
             Status::change(&arguments.status, Status::Stopped { reason });
-            bring_home(&arguments).await;
-            if let Some(weights) = arguments.shelf.clear() {
-                let _ = budget.clear(weights).await;
-            }
+            bring_all_home(&arguments).await;
             drop(myself.send_message(RuntimeMessage::Ended { name, load }));
         });
     }
@@ -401,14 +428,25 @@ async fn bring_home(arguments: &EngineArguments) {
     }
 }
 
-async fn spawn_budget(
+/// The same, and the weights.
+pub(super) async fn bring_all_home(arguments: &EngineArguments) {
+    bring_home(arguments).await;
+    let (weights, model) = arguments.shelf.clear();
+    if let Some(weights) = weights {
+        let _ = arguments.budget.clear(weights).await;
+    }
+    drop(model);
+}
+
+pub(super) async fn spawn_budget(
     myself: &ActorRef<RuntimeMessage>,
     device: &Arc<dyn Device>,
     ledger: &LedgerConfig,
     canary: Bytes,
     desk: &Arc<Desk>,
 ) -> Result<ActorCell, ActorProcessingErr> {
-    let arguments = BudgetArguments { device: device.clone(), desk: desk.clone(), config: ledger.clone(), canary };
+    let (device, desk, runtime) = (device.clone(), desk.clone(), Some(myself.clone()));
+    let arguments = BudgetArguments { device, desk, config: ledger.clone(), canary, runtime };
     let (budget, _) = BudgetActor::spawn_linked(None, BudgetActor, arguments, myself.get_cell()).await?;
     Ok(budget.get_cell())
 }

@@ -2,14 +2,16 @@
 
 use std::{sync::Arc, time::Duration};
 
-use bursar_budgets::{Bytes, Device, DeviceError, HostConfig, HostDevice, LedgerConfig};
+use bursar_budgets::{Bytes, Device, DeviceError, LedgerConfig};
 use bursar_model::checkpoint::{CheckpointOrigin, CheckpointSource};
 #[cfg(feature = "hub")]
 use bursar_model::checkpoint::{HubModel, HubOptions};
 use ractor::{Actor, ActorCell, ActorRef};
 use thiserror::Error;
 
-use super::{RuntimeActor, RuntimeArguments, RuntimeMessage, Supervised, unwinding};
+use super::{
+    DeviceChoice, RuntimeActor, RuntimeArguments, RuntimeMessage, Shown, Supervised, device::Opened, unwinding,
+};
 use crate::{
     budget::{Budget, Desk},
     chat::ModelHandle,
@@ -18,15 +20,6 @@ use crate::{
     supervise::Intensity,
     tree,
 };
-
-/// Which device a runtime leases.
-#[derive(Clone)]
-pub enum DeviceChoice {
-    /// Host memory of this capacity, in pages of 2 MiB, standing in for a GPU.
-    Host(Bytes),
-    /// A device of the caller's own, for tests with faults.
-    Custom(Arc<dyn Device>),
-}
 
 /// How a runtime starts.
 #[derive(Clone)]
@@ -40,15 +33,18 @@ pub struct RuntimeConfig {
     pub host_bytes: Bytes,
     /// When restarts of the budget actor become a crash loop, which ends the runtime.
     pub budget_intensity: Intensity,
+    /// How often the device may be lost and made again before the runtime ends with the reason.
+    pub device_intensity: Intensity,
 }
 
 impl Default for RuntimeConfig {
     fn default() -> Self {
         RuntimeConfig {
-            device: DeviceChoice::Host(Bytes::mib(512)),
+            device: DeviceChoice::Auto(Bytes::mib(512)),
             canary: None,
             host_bytes: Bytes::gib(1),
             budget_intensity: Intensity::BUDGET,
+            device_intensity: Intensity::DEVICE,
         }
     }
 }
@@ -71,12 +67,6 @@ pub enum RuntimeError {
     /// Panics end the process in this build, so no supervisor could act on one.
     #[error("this program is built with panic = \"abort\", which takes supervision away")]
     PanicAborts,
-    /// Nothing here computes on such a device yet.
-    #[error("{device} has memory of its own, and there is no backend that computes there yet")]
-    NoBackend {
-        /// The device's name.
-        device: String,
-    },
 }
 
 impl RuntimeError {
@@ -84,7 +74,6 @@ impl RuntimeError {
     pub fn hint(&self) -> String {
         match self {
             RuntimeError::Start(error) => error.hint(),
-            RuntimeError::NoBackend { .. } => "choose DeviceChoice::Host".to_owned(),
             RuntimeError::PanicAborts => "set panic = \"unwind\" in the profile of Cargo.toml".to_owned(),
             RuntimeError::Device(error) => {
                 bursar_budgets::Hint::hint(error).unwrap_or_else(|| "choose another device".to_owned())
@@ -130,7 +119,8 @@ pub struct Runtime {
 struct Inner {
     actor: ActorRef<RuntimeMessage>,
     budget: Budget,
-    device: Arc<dyn Device>,
+    shown: Shown,
+    stands_in: Option<DeviceError>,
 }
 
 impl Drop for Inner {
@@ -164,19 +154,17 @@ impl Runtime {
         if unwinding::panics_abort() {
             return Err(RuntimeError::PanicAborts);
         }
-        let device: Arc<dyn Device> = match config.device {
-            DeviceChoice::Host(capacity) => Arc::new(HostDevice::new(HostConfig::new(capacity))?),
-            DeviceChoice::Custom(device) => device,
-        };
-        if !device.is_host_memory() {
-            return Err(RuntimeError::NoBackend { device: device.name().to_owned() });
-        }
+        let choice = config.device;
+        let opened = tokio::task::spawn_blocking(move || choice.open()).await;
+        let Opened { device, stands_in, again } = opened.map_err(|died| RuntimeError::Spawn(died.to_string()))??;
         let total = device.memory()?.total;
         let ledger = LedgerConfig { host_total: config.host_bytes, ..LedgerConfig::of(device.as_ref()) };
-        let desk = Arc::new(Desk::default());
+        let (desk, shown) = (Arc::new(Desk::default()), Shown::new(device));
         let arguments = RuntimeArguments {
             canary: config.canary.unwrap_or(Bytes::mib(256).min(Bytes(total.0 / 16))),
-            device: device.clone(),
+            shown: shown.clone(),
+            again,
+            device_intensity: config.device_intensity,
             ledger,
             desk: desk.clone(),
             budget_intensity: config.budget_intensity,
@@ -186,7 +174,7 @@ impl Runtime {
             None => RuntimeActor::spawn(None, RuntimeActor, arguments).await,
         };
         let (actor, _) = spawned.map_err(|error| RuntimeError::Spawn(error.to_string()))?;
-        Ok(Runtime { inner: Arc::new(Inner { actor, budget: Budget::at(desk), device }) })
+        Ok(Runtime { inner: Arc::new(Inner { actor, budget: Budget::at(desk), shown, stands_in }) })
     }
 
     /// Loads a model with the default options.
@@ -212,8 +200,16 @@ impl Runtime {
         let (source, options) = (source.checkpoint, Box::new(options));
         let loaded = tree::LOAD_MODEL
             .ask(&self.inner.actor, |reply| RuntimeMessage::Load { name, source, options, progress, reply })
-            .await?;
-        Ok(loaded?)
+            .await;
+        match loaded {
+            // A runtime that ended with its device has said why.
+            Err(AskError::Gone { .. }) if self.inner.shown.losses.borrow().count > 0 => {
+                Err(self.inner.shown.device.borrow().check().map_or_else(Into::into, |()| {
+                    AskError::Gone { role: tree::LOAD_MODEL.to, what: tree::LOAD_MODEL.what }.into()
+                }))
+            }
+            loaded => Ok(loaded??),
+        }
     }
 
     /// Ends a model by its name; returns when every byte that it had is home. Requests under way end with
@@ -281,9 +277,15 @@ impl Runtime {
         &self.inner.budget
     }
 
-    /// The device.
-    pub fn device(&self) -> &Arc<dyn Device> {
-        &self.inner.device
+    /// The device that it has now. When one is lost another takes its place, once; leases of the first are then worth
+    /// nothing.
+    pub fn device(&self) -> Arc<dyn Device> {
+        self.inner.shown.device.borrow().clone()
+    }
+
+    /// Why host memory stands in for a GPU, if [`DeviceChoice::Auto`] found none.
+    pub fn stands_in(&self) -> Option<&DeviceError> {
+        self.inner.stands_in.as_ref()
     }
 }
 

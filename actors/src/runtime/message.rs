@@ -2,8 +2,8 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use bursar_budgets::{Device, DeviceError};
 use bursar_model::checkpoint::CheckpointOrigin;
-
 use ractor::ActorCell;
 
 use crate::{
@@ -74,6 +74,10 @@ pub enum RuntimeMessage {
         /// Which model of that name.
         load: u64,
     },
+    /// Somebody heard that the device is lost.
+    DeviceLost,
+    /// What was on the device that was lost has ended, and another is there, or not.
+    DeviceMade(Result<Arc<dyn Device>, DeviceError>),
     /// The wait before the budget starts again is over.
     RespawnBudget,
     /// What a model's requests may still take has passed, or they have ended.

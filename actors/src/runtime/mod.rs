@@ -1,10 +1,14 @@
 //! The runtime: budgets, engines, and the handle that users hold.
 
 mod actor;
+mod device;
 mod handle;
+mod loss;
 mod message;
 mod unwinding;
 
 pub use actor::{RuntimeActor, RuntimeArguments};
-pub use handle::{DeviceChoice, ModelSource, Runtime, RuntimeConfig, RuntimeError};
+pub use device::{DeviceChoice, MakeDevice};
+pub use handle::{ModelSource, Runtime, RuntimeConfig, RuntimeError};
+pub use loss::{Losses, Shown};
 pub use message::{Home, RuntimeMessage, Supervised};

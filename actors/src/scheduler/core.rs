@@ -375,6 +375,7 @@ impl SchedulerCore {
                 sequence.named = end;
             }
             if sequence.cancelled {
+                ended.push(id);
                 continue;
             }
             let Some(token) = chosen else { continue };
@@ -388,7 +389,10 @@ impl SchedulerCore {
                 ended.push(id);
             }
         }
-        ended.extend(self.running.values().filter(|sequence| sequence.cancelled).map(Sequence::id));
+        // Cancelled while the step ran, but not part of it.
+        let cancelled = self.running.values().filter(|sequence| sequence.cancelled).map(Sequence::id);
+        let cancelled: Vec<_> = cancelled.filter(|id| !ended.contains(id)).collect();
+        ended.extend(cancelled);
         if !filled.is_empty() {
             effects.push(Effect::Name(filled));
         }

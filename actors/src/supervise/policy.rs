@@ -31,6 +31,10 @@ impl Intensity {
     pub const ENGINE: Intensity =
         Intensity { restarts_max: 3, within: Duration::from_secs(300), back_off: Duration::from_millis(50) };
 
+    /// Of the device: one that is lost twice within an hour will be lost again.
+    pub const DEVICE: Intensity =
+        Intensity { restarts_max: 1, within: Duration::from_secs(3600), back_off: Duration::ZERO };
+
     /// Of the budget: a restart rebuilds the ledger, which takes no time; everybody waits for it.
     pub const BUDGET: Intensity =
         Intensity { restarts_max: 5, within: Duration::from_secs(60), back_off: Duration::from_millis(1) };

@@ -264,7 +264,7 @@ impl VisionState {
 
 /// Host bytes that a request's pictures and videos take at most.
 struct HostBytes {
-    /// The patches of all of them, until their launch, which packs a copy.
+    /// The resized frames of all of them, until they are encoded. A launch shares them and packs no copy.
     pixels: Bytes,
     /// The decoding of the largest, until all are decoded.
     decoding: Bytes,
@@ -272,7 +272,7 @@ struct HostBytes {
 
 impl HostBytes {
     fn of(plans: &[VisualPlan]) -> Self {
-        let pixels = plans.iter().map(|plan| 2 * plan.patches_bytes()).sum();
+        let pixels = plans.iter().map(VisualPlan::patches_bytes).sum();
         let decoding = plans.iter().map(VisualPlan::decoding_bytes).max().unwrap_or(0);
         HostBytes { pixels: Bytes(pixels), decoding: Bytes(decoding) }
     }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Mutex, MutexGuard},
+    sync::{Condvar, Mutex, MutexGuard},
 };
 
 use serde::Serialize;
@@ -93,6 +93,8 @@ pub struct HostCounts {
     pub high_water: Bytes,
     /// What other processes hold.
     pub foreign: Bytes,
+    /// Calls that are under way and held, as by [`HostDevice::hold_calls`].
+    pub held_calls: u64,
 }
 
 /// Host memory behind reserved addresses, with a fixed capacity: every rule can be tried without a GPU.
@@ -111,6 +113,7 @@ pub struct HostDevice {
     config: HostConfig,
     timelines: Timelines,
     state: Mutex<State>,
+    let_pass: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -119,6 +122,9 @@ struct State {
     counts: HostCounts,
     script: Script,
     lost: Option<String>,
+    holds_calls: bool,
+    /// Beyond that of the configuration.
+    overhead: Bytes,
 }
 
 #[derive(Debug)]
@@ -139,7 +145,7 @@ impl HostDevice {
             let reason = format!("it must be a power of two of at least {system} bytes, the system's page");
             return Err(DeviceError::BadPage { page: config.page, reason });
         }
-        Ok(HostDevice { config, timelines: Timelines::default(), state: Mutex::default() })
+        Ok(HostDevice { config, timelines: Timelines::default(), state: Mutex::default(), let_pass: Condvar::new() })
     }
 
     /// Replaces the faults to come.
@@ -172,6 +178,14 @@ impl HostDevice {
         given
     }
 
+    /// Our process takes up to this much that no lease can hold, as loading a module would, now. Returns how much.
+    pub fn overhead_grows(&self, bytes: Bytes) -> Bytes {
+        let mut state = self.lock();
+        let taken = bytes.min(state.free(&self.config));
+        state.overhead += taken;
+        taken
+    }
+
     /// From now on fences are late.
     pub fn hold_fences(&self) {
         self.timelines.hold();
@@ -182,9 +196,31 @@ impl HostDevice {
         self.timelines.let_pass();
     }
 
+    /// From now on each call that backs or unbacks takes until [`let_calls_pass`](HostDevice::let_calls_pass), as it
+    /// takes a third of a second for a whole card. All other calls are as quick as ever.
+    pub fn hold_calls(&self) {
+        self.lock().holds_calls = true;
+    }
+
+    /// Calls that are held end, and later ones take no time.
+    pub fn let_calls_pass(&self) {
+        self.lock().holds_calls = false;
+        self.let_pass.notify_all();
+    }
+
     /// The device is lost from now on.
     pub fn lose(&self, reason: &str) {
         self.lock().lost = Some(reason.into());
+    }
+
+    /// The state, when calls are no longer held.
+    fn lock_at_length(&self) -> MutexGuard<'_, State> {
+        let mut state = self.lock();
+        state.counts.held_calls += 1;
+        let mut state =
+            self.let_pass.wait_while(state, |state| state.holds_calls).unwrap_or_else(|poisoned| poisoned.into_inner());
+        state.counts.held_calls -= 1;
+        state
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -195,7 +231,8 @@ impl HostDevice {
 
 impl State {
     fn free(&self, config: &HostConfig) -> Bytes {
-        config.capacity.saturating_sub(config.overhead + self.counts.foreign + self.counts.backed)
+        let overhead = config.overhead + self.overhead;
+        config.capacity.saturating_sub(overhead + self.counts.foreign + self.counts.backed)
     }
 
     fn foreign_takes(&mut self, config: &HostConfig, bytes: Bytes) -> Bytes {
@@ -273,8 +310,12 @@ impl Device for HostDevice {
         Ok(DeviceMemory { total: self.config.capacity, free: state.free(&self.config) })
     }
 
+    fn check(&self) -> Result<(), DeviceError> {
+        self.lock().check_lost()
+    }
+
     fn overhead(&self) -> Bytes {
-        self.config.overhead
+        self.lock().overhead + self.config.overhead
     }
 
     fn reserve(&self, bytes: Bytes) -> Result<Address, DeviceError> {
@@ -309,7 +350,7 @@ impl Device for HostDevice {
     }
 
     fn back(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
-        let mut state = self.lock();
+        let mut state = self.lock_at_length();
         state.check_lost()?;
         state.stretch(self.config.page, address, bytes, false, "backed")?;
         state.counts.backs += 1;
@@ -336,7 +377,7 @@ impl Device for HostDevice {
     }
 
     fn unback(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
-        let mut state = self.lock();
+        let mut state = self.lock_at_length();
         state.stretch(self.config.page, address, bytes, true, "unbacked")?;
         // SAFETY: the stretch is backed pages of ours, and the caller says that the device is past their last use.
         unsafe { pages::close(address.0, bytes.0) }

@@ -46,7 +46,8 @@ pub struct DeviceMemory {
 
 /// One GPU, or the host standing in for one.
 ///
-/// The calls are those of the driver's virtual-memory interface: `reserve` is `cuMemAddressReserve`, `back` is
+/// `back`, `unback` and `release_reservation` may take a third of a second for a whole card: call them where a thread may
+/// wait. A device that is lost still takes memory and addresses back (the driver of a GPU does), and gives none. The calls are those of the driver's virtual-memory interface: `reserve` is `cuMemAddressReserve`, `back` is
 /// `cuMemCreate` + `cuMemMap` + `cuMemSetAccess`, `unback` is `cuMemUnmap` + `cuMemRelease`. Sizes and addresses are whole
 /// pages. A call that fails leaves everything as it was.
 pub trait Device: Send + Sync + 'static {
@@ -67,7 +68,15 @@ pub trait Device: Send + Sync + 'static {
     /// What the driver reports now.
     fn memory(&self) -> Result<DeviceMemory, DeviceError>;
 
-    /// Bytes our process uses that no lease can hold: context, loaded modules, library handles.
+    /// Whether it is there, as far as is known without asking the driver. What was computed on a device that is lost is
+    /// worth nothing, whatever the computation itself says.
+    ///
+    /// # Errors
+    /// [`DeviceError::Lost`], from the first call on that was told so.
+    fn check(&self) -> Result<(), DeviceError>;
+
+    /// Bytes our process uses that no lease can hold: context, loaded modules, library handles. Asked often: it takes no
+    /// time.
     fn overhead(&self) -> Bytes;
 
     /// Takes addresses, and no memory, for this many bytes.
@@ -88,6 +97,11 @@ pub trait Device: Send + Sync + 'static {
 
     /// The end of everything issued so far on every lane.
     fn fence_here(&self) -> Fence;
+
+    /// The same device as a GPU, for those who launch on it; none for any other.
+    fn cuda(self: Arc<Self>) -> Option<Arc<CudaDevice>> {
+        None
+    }
 }
 
 /// What a device says no with.
@@ -179,7 +193,9 @@ impl Hint for DeviceError {
     fn hint(&self) -> Option<String> {
         match self {
             DeviceError::Refused { hint, .. } => Some(hint.clone()),
-            DeviceError::Lost { .. } => Some("fail every request on this device and build its context anew".into()),
+            DeviceError::Lost { .. } => {
+                Some("start the program again: a process that lost a GPU gets no other context".into())
+            }
             DeviceError::NoDevice { hint, .. } => Some(hint.clone()),
             DeviceError::HostRefused { .. } => {
                 Some("free memory of the host, or raise its limit on locked memory (ulimit -l)".into())

@@ -22,18 +22,26 @@ __device__ __forceinline__ uint32_t rows_of(const uint32_t* starts, uint32_t seq
     return end > first_row ? end - first_row : 0u;
 }
 
-// Finds tile number `wanted` of the sequences `first..end`, in order of sequences; within one, its last tile first,
-// because under a causal mask that is the one with the most work. False if there are no so many tiles; `wanted` is then
-// how many tiles are missing from it. Called by whole warps.
+// How far a search has come: the tiles of all sequences before `base` are `passed`.
+struct TileCursor {
+    uint32_t base;
+    uint32_t passed;
+};
+
+// Finds tile number `wanted` of the sequences from where the cursor began to `end`, in order of sequences; within one,
+// its last tile first, because under a causal mask that is the one with the most work. The cursor moves up, so that a
+// search for a later tile need not start again. False if there are not so many tiles; the cursor has then passed all.
+// Called by whole warps.
 template <uint32_t TILE_QUERIES>
-__device__ __forceinline__ bool find_tile(uint32_t& wanted, const uint32_t* starts, uint32_t first, uint32_t end,
-                                          uint32_t rows, uint32_t group, AttentionTile& tile) {
+__device__ __forceinline__ bool find_tile(uint32_t wanted, const uint32_t* starts, TileCursor& cursor, uint32_t end, uint32_t rows,
+                                          uint32_t group, AttentionTile& tile) {
     const uint32_t lane = threadIdx.x % 32;
-    for (uint32_t base = first; base < end; base += 32) {
+    for (; cursor.base < end; cursor.base += 32) {
+        const uint32_t sequence = cursor.base + lane;
         uint32_t first_row = 0;
         uint32_t own_rows = 0;
-        if (base + lane < end) {
-            own_rows = rows_of(starts, base + lane, rows, first_row);
+        if (sequence < end) {
+            own_rows = rows_of(starts, sequence, rows, first_row);
         }
         const uint32_t own_tiles = (own_rows * group + TILE_QUERIES - 1) / TILE_QUERIES;
         uint32_t up_to = own_tiles;
@@ -42,17 +50,17 @@ __device__ __forceinline__ bool find_tile(uint32_t& wanted, const uint32_t* star
             const uint32_t before = __shfl_up_sync(0xffffffffu, up_to, step);
             up_to += lane >= step ? before : 0u;
         }
+        up_to += cursor.passed;
         const uint32_t holders = __ballot_sync(0xffffffffu, wanted < up_to);
         if (holders != 0) {
             const int holder = __ffs(holders) - 1;
-            tile.sequence = base + holder;
+            tile.sequence = cursor.base + holder;
             tile.first_row = __shfl_sync(0xffffffffu, first_row, holder);
             tile.rows = __shfl_sync(0xffffffffu, own_rows, holder);
-            const uint32_t from_the_end = __shfl_sync(0xffffffffu, up_to, holder) - 1 - wanted;
-            tile.first_query = from_the_end * TILE_QUERIES;
+            tile.first_query = (__shfl_sync(0xffffffffu, up_to, holder) - 1 - wanted) * TILE_QUERIES;
             return true;
         }
-        wanted -= __shfl_sync(0xffffffffu, up_to, 31);
+        cursor.passed = __shfl_sync(0xffffffffu, up_to, 31);
     }
     return false;
 }

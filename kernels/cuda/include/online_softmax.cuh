@@ -67,14 +67,15 @@ struct OnlineSoftmax {
         }
     }
 
-    // One over the sum of each row, over all columns; 0 for a row that saw nothing, NaN stays NaN.
-    __device__ __forceinline__ void finish(float (&inverse)[2]) {
+    // Adds up the sums of the quad.
+    __device__ __forceinline__ void finish() {
 #pragma unroll
         for (int row = 0; row < 2; ++row) {
-            float total = sum[row];
-            total += __shfl_xor_sync(0xffffffffu, total, 1);
-            total += __shfl_xor_sync(0xffffffffu, total, 2);
-            inverse[row] = total == 0.0f ? 0.0f : 1.0f / total;
+            sum[row] += __shfl_xor_sync(0xffffffffu, sum[row], 1);
+            sum[row] += __shfl_xor_sync(0xffffffffu, sum[row], 2);
         }
     }
+
+    // What the gathered values of a finished row are multiplied by; 0 if it saw nothing, and NaN stays NaN.
+    __device__ __forceinline__ float inverse(int row) const { return sum[row] == 0.0f ? 0.0f : 1.0f / sum[row]; }
 };

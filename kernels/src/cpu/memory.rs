@@ -173,7 +173,7 @@ pub(super) fn widen(tensor: &Tensor<'_>, row: usize, out: &mut [f32]) {
                 *out = f32::from_bits(u32::from(half.to_bits()) << 16);
             }
         }
-        DType::U32 => unreachable!("the front of each operation checks for floating-point weights"),
+        DType::U32 | DType::U8 => unreachable!("the front of each operation checks for floating-point weights"),
     }
 }
 

@@ -12,6 +12,7 @@ mod gather_rows;
 mod gelu;
 mod linear;
 mod memory;
+mod patchify;
 mod rms_norm;
 mod rotary;
 mod rotary_kv_write;
@@ -68,6 +69,7 @@ impl Backend for Cpu {
     compute! {
         upload: ops::transfer::Upload<'_> => transfer::upload,
         download: ops::transfer::Download<'_> => transfer::download,
+        patchify: ops::patchify::Call<'_> => patchify::patchify,
         embed: ops::embed::Call<'_> => embed::embed,
         rms_norm: ops::rms_norm::Call<'_> => rms_norm::rms_norm,
         linear: ops::linear::Call<'_> => linear::linear,

@@ -43,7 +43,7 @@ impl Coming {
             let copied = unsafe {
                 sys::cuMemcpyDtoHAsync_v2(place.memory.address().cast(), source.address().0, bytes, stream.raw())
             };
-            CudaDevice::check("cuMemcpyDtoHAsync", copied)?;
+            CudaDevice::said("cuMemcpyDtoHAsync", copied)?;
         }
         place.come.record(stream)?;
         Ok(Coming { place: Some(place), bytes, free: free.clone() })

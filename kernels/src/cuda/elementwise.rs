@@ -18,6 +18,29 @@ fn columns(tensor: &Tensor<'_>) -> u32 {
     count(tensor.columns())
 }
 
+pub(super) fn patchify(cuda: &Cuda, call: ops::patchify::Call<'_>) -> Result<(), KernelError> {
+    let side = call.size.side;
+    // Where the side is even a thread takes two by two pixels.
+    let units = side * side / if side.is_multiple_of(2) { 4 } else { 1 };
+    let wide = units.min(256);
+    let tall = 256 / wide;
+    let extent = Extent { grid: [call.out.rows().div_ceil(tall), 1, 1], block: [wide, tall], shared: 0 };
+    let arguments = arguments![
+        call.bytes.address(),
+        count(call.bytes.rows()),
+        call.layout.address(),
+        call.levels.address(),
+        count(call.layout.rows()),
+        call.places.address(),
+        count(call.out.rows()),
+        count(side),
+        count(call.size.frames),
+        call.out.address(),
+    ];
+    // SAFETY: these are the kernel's parameters, and the front has checked the shapes.
+    unsafe { cuda.launch(&cuda.kernel("patchify"), extent, arguments) }
+}
+
 pub(super) fn embed(cuda: &Cuda, call: ops::embed::Call<'_>) -> Result<(), KernelError> {
     let (vocabulary, hidden) = (count(call.table.rows()), columns(&call.table));
     let extent = Extent::line(call.ids.rows(), COPY_THREADS);
@@ -35,12 +58,14 @@ pub(super) fn embed(cuda: &Cuda, call: ops::embed::Call<'_>) -> Result<(), Kerne
 }
 
 pub(super) fn rms_norm(cuda: &Cuda, call: ops::rms_norm::Call<'_>) -> Result<(), KernelError> {
-    let threads = call.x.columns().div_ceil(16).next_multiple_of(32).clamp(32, 256);
-    let extent = Extent::line(call.x.rows(), threads);
+    let threads = call.x.columns().div_ceil(16).next_multiple_of(32).clamp(32, 512);
+    // A block keeps its weights over many rows.
+    let extent = Extent::line(call.x.rows().min(8 * cuda.kernels.target.processors), threads);
     let arguments = arguments![
         call.x.address(),
         pitch(&call.x),
         call.weight.address(),
+        count(call.x.rows()),
         columns(&call.x),
         call.epsilon,
         call.out.address(),
@@ -52,7 +77,7 @@ pub(super) fn rms_norm(cuda: &Cuda, call: ops::rms_norm::Call<'_>) -> Result<(),
 /// Rows in x, and in y as many blocks as their columns want: few rows want more.
 fn over_columns(rows: usize, columns: usize) -> Extent {
     let step = if rows < 128 { 2048 } else { 4096 };
-    Extent { grid: [rows, columns.div_ceil(step), 1], threads: 256, shared: 0 }
+    Extent { grid: [rows, columns.div_ceil(step), 1], block: [256, 1], shared: 0 }
 }
 
 pub(super) fn silu_mul(cuda: &Cuda, call: ops::silu_mul::Call<'_>) -> Result<(), KernelError> {

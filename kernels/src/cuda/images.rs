@@ -28,16 +28,23 @@ macro_rules! images {
             code: concat!(include_str!(concat!("../../cuda/compiled/", $name, ".sm_80.ptx")), "\0").as_bytes(),
         },)*];
 
-        /// For Hopper: machine code.
-        const SM_90A: &[Image] = &[$(Image {
-            name: $name,
-            code: include_bytes!(concat!("../../cuda/compiled/", $name, ".sm_90a.cubin")),
-        },)*];
+        /// For Hopper: machine code, and what is made for it alone.
+        const SM_90A: &[Image] = &[$(machine_code!($name),)* machine_code!("attention_prefill_hopper")];
+    };
+}
+
+macro_rules! machine_code {
+    ($name:literal) => {
+        Image { name: $name, code: include_bytes!(concat!("../../cuda/compiled/", $name, ".sm_90a.cubin")) }
     };
 }
 
 images! {
+<<<<<<< HEAD
     "argmax" "attention_prefill" "embed" "fill_random" "gather_rows" "gelu" "layer_norm" "rms_norm" "rotary" "sampling"
+=======
+    "argmax" "attention_prefill" "embed" "fill_random" "gather_rows" "gelu" "layer_norm" "patchify" "rms_norm" "rotary"
+>>>>>>> 76ffe9d699972f30acb1053ec82ea4d4677aa42f
     "scatter_rows" "silu_mul"
 }
 

@@ -51,7 +51,7 @@ impl Functions {
         let mut module = std::ptr::null_mut();
         // SAFETY: the image is a whole cubin, or PTX with a zero at its end.
         let loaded = unsafe { sys::cuModuleLoadData(&mut module, image.code.as_ptr().cast()) };
-        CudaDevice::check("cuModuleLoadData", loaded).map_err(refused)?;
+        CudaDevice::said("cuModuleLoadData", loaded).map_err(refused)?;
         self.modules.push(module);
         for function in functions_of(module)? {
             let name = prepare(function, shared_most)?;
@@ -77,7 +77,7 @@ impl Drop for Functions {
         if self.device.enter().is_ok() {
             for module in &self.modules {
                 // SAFETY: each was loaded once, and no launch of it is under way: lanes end first.
-                drop(CudaDevice::check("cuModuleUnload", unsafe { sys::cuModuleUnload(*module) }));
+                drop(CudaDevice::said("cuModuleUnload", unsafe { sys::cuModuleUnload(*module) }));
             }
         }
     }
@@ -86,11 +86,11 @@ impl Drop for Functions {
 fn functions_of(module: sys::CUmodule) -> Result<Vec<sys::CUfunction>, DeviceError> {
     let mut count = 0;
     // SAFETY: the module is loaded, and the count is there to write to.
-    CudaDevice::check("cuModuleGetFunctionCount", unsafe { sys::cuModuleGetFunctionCount(&mut count, module) })?;
+    CudaDevice::said("cuModuleGetFunctionCount", unsafe { sys::cuModuleGetFunctionCount(&mut count, module) })?;
     let mut functions = vec![std::ptr::null_mut(); count as usize];
     // SAFETY: there is room for so many.
     let listed = unsafe { sys::cuModuleEnumerateFunctions(functions.as_mut_ptr(), count, module) };
-    CudaDevice::check("cuModuleEnumerateFunctions", listed)?;
+    CudaDevice::said("cuModuleEnumerateFunctions", listed)?;
     Ok(functions)
 }
 
@@ -99,14 +99,14 @@ fn prepare(function: sys::CUfunction, shared_most: i32) -> Result<String, Device
     use sys::CUfunction_attribute as Attribute;
     // SAFETY: the function is its module's, and the numbers and the name are there to write to.
     unsafe {
-        CudaDevice::check("cuFuncLoad", sys::cuFuncLoad(function))?;
+        CudaDevice::said("cuFuncLoad", sys::cuFuncLoad(function))?;
         let mut fixed = 0;
         let attribute = Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
-        CudaDevice::check("cuFuncGetAttribute", sys::cuFuncGetAttribute(&mut fixed, attribute, function))?;
+        CudaDevice::said("cuFuncGetAttribute", sys::cuFuncGetAttribute(&mut fixed, attribute, function))?;
         let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        CudaDevice::check("cuFuncSetAttribute", sys::cuFuncSetAttribute(function, attribute, shared_most - fixed))?;
+        CudaDevice::said("cuFuncSetAttribute", sys::cuFuncSetAttribute(function, attribute, shared_most - fixed))?;
         let mut name = MaybeUninit::zeroed();
-        CudaDevice::check("cuFuncGetName", sys::cuFuncGetName(name.as_mut_ptr(), function))?;
+        CudaDevice::said("cuFuncGetName", sys::cuFuncGetName(name.as_mut_ptr(), function))?;
         Ok(CStr::from_ptr(name.assume_init()).to_string_lossy().into_owned())
     }
 }
@@ -116,8 +116,8 @@ fn prepare(function: sys::CUfunction, shared_most: i32) -> Result<String, Device
 pub(super) struct Extent {
     /// Blocks in x, y and z.
     pub grid: [usize; 3],
-    /// Threads of a block.
-    pub threads: usize,
+    /// Threads of a block in x and y.
+    pub block: [usize; 2],
     /// Bytes of dynamic shared memory of a block.
     pub shared: usize,
 }
@@ -125,7 +125,7 @@ pub(super) struct Extent {
 impl Extent {
     /// So many blocks in a line.
     pub(super) fn line(blocks: usize, threads: usize) -> Self {
-        Extent { grid: [blocks, 1, 1], threads, shared: 0 }
+        Extent { grid: [blocks, 1, 1], block: [threads, 1], shared: 0 }
     }
 }
 
@@ -136,18 +136,24 @@ impl Argument for u64 {}
 impl Argument for f32 {}
 impl Argument for Address {}
 impl Argument for super::rotary::Sections {}
+impl Argument for super::tensor_map::TensorMap {}
 
 /// Words of arguments, and arguments, that a launch has room for.
-const WORDS: usize = 32;
+const WORDS: usize = 40;
 
 /// The arguments of a launch, in the order of the kernel's parameters.
-#[derive(Default)]
 pub(super) struct Arguments {
     words: [u64; WORDS],
     /// The first word of each.
     places: [usize; WORDS],
     count: usize,
     used: usize,
+}
+
+impl Default for Arguments {
+    fn default() -> Self {
+        Arguments { words: [0; WORDS], places: [0; WORDS], count: 0, used: 0 }
+    }
 }
 
 impl Arguments {
@@ -198,14 +204,14 @@ impl super::Cuda {
         }
         let function = self.kernels.functions.get(name);
         let [x, y, z] = extent.grid.map(count);
-        let (threads, shared) = (count(extent.threads), count(extent.shared));
+        let ([wide, tall], shared) = (extent.block.map(count), count(extent.shared));
         // SAFETY: as the caller promises; the driver copies the arguments before it returns.
         let launched = unsafe {
             let stream = self.stream.raw();
             let mut pointers = arguments.pointers();
             let arguments = pointers.as_mut_ptr();
-            sys::cuLaunchKernel(function, x, y, z, threads, 1, 1, shared, stream, arguments, std::ptr::null_mut())
+            sys::cuLaunchKernel(function, x, y, z, wide, tall, 1, shared, stream, arguments, std::ptr::null_mut())
         };
-        Ok(CudaDevice::check("cuLaunchKernel", launched)?)
+        Ok(CudaDevice::said("cuLaunchKernel", launched)?)
     }
 }

@@ -14,6 +14,7 @@ mod sample;
 mod stage;
 mod stream;
 mod target;
+mod tensor_map;
 
 use std::{
     cell::{Cell, RefCell},
@@ -157,6 +158,10 @@ impl Backend for Cuda {
 
     fn rehearse(&self, on: bool) {
         self.rehearses.set(on);
+    }
+
+    fn patchify(&self, call: ops::patchify::Call<'_>) -> Result<(), KernelError> {
+        elementwise::patchify(self, call)
     }
 
     fn embed(&self, call: ops::embed::Call<'_>) -> Result<(), KernelError> {

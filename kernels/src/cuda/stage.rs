@@ -48,7 +48,7 @@ impl Stage {
                 let place = self.pieces[self.current].memory.address().add(self.used);
                 std::ptr::copy_nonoverlapping(now.as_ptr(), place, length);
                 let copied = sys::cuMemcpyHtoDAsync_v2(to.0, place.cast(), length, stream.raw());
-                CudaDevice::check("cuMemcpyHtoDAsync", copied)?;
+                CudaDevice::said("cuMemcpyHtoDAsync", copied)?;
             }
             self.used = (self.used + length).next_multiple_of(ALIGNMENT).min(PIECE.as_usize());
             (source, to) = (later, to.offset(Bytes(length as u64)));
@@ -63,7 +63,7 @@ impl Stage {
             let place = self.pieces[self.current].memory.address();
             // SAFETY: the piece is as long, and nothing else uses it.
             let copied = unsafe { sys::cuMemcpyDtoHAsync_v2(place.cast(), from.0, out.len(), stream.raw()) };
-            CudaDevice::check("cuMemcpyDtoHAsync", copied)?;
+            CudaDevice::said("cuMemcpyDtoHAsync", copied)?;
             stream.wait()?;
             // SAFETY: the copy is done.
             unsafe { std::ptr::copy_nonoverlapping(place, out.as_mut_ptr(), out.len()) };

@@ -20,7 +20,7 @@ impl Stream {
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         let mut raw = std::ptr::null_mut();
         // SAFETY: the stream is there to write to.
-        CudaDevice::check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut raw, flags) })?;
+        CudaDevice::said("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut raw, flags) })?;
         Ok(Stream { raw, device: device.clone() })
     }
 
@@ -31,7 +31,7 @@ impl Stream {
     /// Returns when all that was put into it is done.
     pub(super) fn wait(&self) -> Result<(), DeviceError> {
         // SAFETY: the stream lives.
-        CudaDevice::check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) })
+        CudaDevice::said("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) })
     }
 }
 
@@ -41,7 +41,7 @@ impl Drop for Stream {
             // What is under way still uses memory that others will be given.
             drop(self.wait());
             // SAFETY: it was made once, and this is its last use.
-            drop(CudaDevice::check("cuStreamDestroy", unsafe { sys::cuStreamDestroy_v2(self.raw) }));
+            drop(CudaDevice::said("cuStreamDestroy", unsafe { sys::cuStreamDestroy_v2(self.raw) }));
         }
     }
 }
@@ -70,20 +70,20 @@ impl Event {
         device.enter()?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: the event is there to write to.
-        CudaDevice::check("cuEventCreate", unsafe { sys::cuEventCreate(&mut raw, flags) })?;
+        CudaDevice::said("cuEventCreate", unsafe { sys::cuEventCreate(&mut raw, flags) })?;
         Ok(Event { raw, device: device.clone() })
     }
 
     /// Puts the mark behind all that the stream has been given.
     pub(super) fn record(&self, stream: &Stream) -> Result<(), DeviceError> {
         // SAFETY: both live.
-        CudaDevice::check("cuEventRecord", unsafe { sys::cuEventRecord(self.raw, stream.raw) })
+        CudaDevice::said("cuEventRecord", unsafe { sys::cuEventRecord(self.raw, stream.raw) })
     }
 
     /// Returns when the device is past it; at once if it was never recorded.
     pub(super) fn wait(&self) -> Result<(), DeviceError> {
         // SAFETY: it lives.
-        CudaDevice::check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.raw) })
+        CudaDevice::said("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.raw) })
     }
 
     /// Whether the device is past it. A device that is lost is past everything: whoever waits hears of that.
@@ -97,7 +97,7 @@ impl Event {
         let mut milliseconds = 0.0;
         // SAFETY: the number is there to write to, and both live.
         let elapsed = unsafe { sys::cuEventElapsedTime(&mut milliseconds, before.raw, self.raw) };
-        CudaDevice::check("cuEventElapsedTime", elapsed).map(|()| milliseconds)
+        CudaDevice::said("cuEventElapsedTime", elapsed).map(|()| milliseconds)
     }
 }
 
@@ -105,7 +105,7 @@ impl Drop for Event {
     fn drop(&mut self) {
         if self.device.enter().is_ok() {
             // SAFETY: it was made once, and this is its last use; the driver keeps what is under way.
-            drop(CudaDevice::check("cuEventDestroy", unsafe { sys::cuEventDestroy_v2(self.raw) }));
+            drop(CudaDevice::said("cuEventDestroy", unsafe { sys::cuEventDestroy_v2(self.raw) }));
         }
     }
 }

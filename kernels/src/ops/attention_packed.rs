@@ -10,6 +10,8 @@ use super::check;
 pub struct Stretches<'m> {
     /// `[stretches + 1]` u32: stretch `s` has the rows `starts[s]..starts[s + 1]`; together all rows, from 0 on.
     pub starts: Tensor<'m>,
+    /// Rows of the longest, at least: backends with a kernel of its own for short ones use it where all are.
+    pub longest: usize,
     /// The sum of the squares of their lengths: what the arithmetic is proportional to.
     pub query_key_pairs: u64,
 }
@@ -27,6 +29,8 @@ pub struct Call<'a> {
     pub scale: f32,
     /// `[stretches + 1]` u32.
     pub starts: Tensor<'a>,
+    /// Rows of the longest stretch, at least.
+    pub longest: usize,
     /// What the target declared with [`Target::packed_scratch`](crate::Target::packed_scratch).
     pub scratch: Tensor<'a>,
     /// `[rows, heads * head_dim]` activations.
@@ -66,6 +70,7 @@ impl<B: Backend> Scope<'_, B> {
             head_dim,
             scale: (head_dim as f32).powf(-0.5),
             starts: stretches.starts.view(),
+            longest: stretches.longest,
             scratch: scratch.view(),
             out: out.view(),
         })?;

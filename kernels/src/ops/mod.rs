@@ -11,6 +11,7 @@ pub mod embed;
 pub mod gather_rows;
 pub mod gelu;
 pub mod linear;
+pub mod patchify;
 pub mod rms_norm;
 pub mod rotary;
 pub mod rotary_kv_write;

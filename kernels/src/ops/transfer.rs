@@ -88,6 +88,20 @@ impl<B: Backend> Scope<'_, B> {
         Ok(out)
     }
 
+    /// Copies `parts` to the device, one behind the other, as `[elements of all]`: what lies apart on the host need not
+    /// be put together there first.
+    pub fn upload_parts<E: Element>(&self, parts: &[&[E]]) -> Result<Tensor<'_>, KernelError> {
+        let mut out = self.take([parts.iter().map(|part| part.len()).sum()], E::DTYPE)?;
+        self.count(Work::over(0, &[&out]));
+        let mut first = 0;
+        for part in parts {
+            let place = out.row_range_mut(first..first + part.len());
+            self.backend.upload(Upload { source: as_bytes(part), out: place })?;
+            first += part.len();
+        }
+        Ok(out)
+    }
+
     /// Copies a contiguous tensor of `E` to the host, after all work called before.
     pub fn download<E: Element>(&self, source: &Tensor<'_>) -> Result<Vec<E>, KernelError> {
         check_source::<E>("download", source)?;

@@ -2,8 +2,14 @@
 
 use bursar_kernels::{
     ops::{
-        argmax::NO_CHOICE, attention_packed::Stretches, attention_paged::PagedSequences, embed::PREVIOUS, rotary::Rope,
-        rotary_kv_write::NO_SLOT, sample::outcomes,
+        argmax::NO_CHOICE,
+        attention_packed::Stretches,
+        attention_paged::PagedSequences,
+        embed::PREVIOUS,
+        patchify::{PatchSize, Pixels},
+        rotary::Rope,
+        rotary_kv_write::NO_SLOT,
+        sample::outcomes,
     },
     sampling::SampleBatch,
     *,
@@ -30,6 +36,7 @@ pub enum How {
 /// One operation at one size. Inputs that may have gaps between their rows are views of wider tensors.
 #[derive(Clone, Debug)]
 pub enum Pass {
+    Patchify { pictures: Vec<(usize, usize, usize)>, side: usize, frames: usize, patches: usize },
     Embed { vocabulary: usize, hidden: usize, tokens: usize, dtype: DType },
     RmsNorm { rows: usize, hidden: usize, dtype: DType },
     Linear { rows: usize, in_features: usize, out_features: usize, dtype: DType, bias: bool, how: How },
@@ -75,6 +82,12 @@ pub fn passes() -> Vec<Pass> {
     passes.push(Pass::Packed { heads: 3, head_dim: 32, lengths: vec![300, 211] });
     passes.push(Pass::Paged { heads: 33, kv_heads: 1, head_dim: 20, sequences: vec![(1, 0), (5, 47)] });
     passes.push(Pass::Paged { heads: 2, kv_heads: 1, head_dim: 8, sequences: vec![(1, 0); 3] });
+    // Down, across and frames of each picture: still ones, steps of a video, a lone patch.
+    let pictures = vec![(4, 6, 1), (1, 1, 2), (3, 5, 2), (2, 2, 1)];
+    passes.push(Pass::Patchify { pictures: pictures.clone(), side: 14, frames: 2, patches: 101 });
+    passes.push(Pass::Patchify { pictures, side: 3, frames: 5, patches: 23 });
+    passes.push(Pass::Patchify { pictures: vec![(2, 3, 1)], side: 1, frames: 1, patches: 7 });
+    passes.push(Pass::Patchify { pictures: vec![], side: 16, frames: 2, patches: 0 });
     passes.push(Pass::SiluMul { rows: 13, features: 41 });
     passes.push(Pass::SiluMul { rows: 301, features: 523 });
     passes.push(Pass::Gelu { rows: 13, features: 41 });
@@ -149,8 +162,23 @@ impl Pass {
                 let qkv = wide(scope, rows, 3 * heads * head_dim, &mut random)?;
                 let bounds = starts(0, &lengths);
                 let pairs = lengths.iter().map(|length| (length * length) as u64).sum();
-                let stretches = Stretches { starts: scope.upload([bounds.len()], &bounds)?, query_key_pairs: pairs };
+                let longest = lengths.iter().copied().max().unwrap_or(0);
+                let starts = scope.upload([bounds.len()], &bounds)?;
+                let stretches = Stretches { starts, longest, query_key_pairs: pairs };
                 floats(scope, &scope.attention_packed(&inside(&qkv), heads, &stretches)?)
+            }
+            Pass::Patchify { pictures, side, frames, patches } => {
+                let data = PixelData::new(&pictures, side, patches, &mut random);
+                let size = PatchSize { side, frames };
+                let mut out = scope.empty([patches, size.values()])?;
+                let pixels = Pixels {
+                    bytes: scope.upload_parts(&data.bytes.chunks(997).collect::<Vec<_>>())?,
+                    layout: scope.upload([pictures.len(), 4], data.layout.as_flattened())?,
+                    levels: scope.upload([pictures.len(), 7], data.levels.as_flattened())?,
+                    places: scope.upload([3, patches], &data.places.concat())?,
+                };
+                scope.patchify(&pixels, size, &mut out)?;
+                floats(scope, &out)
             }
             Pass::SiluMul { rows, features } => {
                 let gate_up = wide(scope, rows, 2 * features, &mut random)?;
@@ -288,6 +316,15 @@ impl Pass {
                 }
                 out
             }
+            Pass::Patchify { pictures, side, frames, patches } => {
+                let data = PixelData::new(&pictures, side, patches, &mut random);
+                let value = |at: usize| {
+                    let (patch, inside) = (at / (3 * frames * side * side), at % (3 * frames * side * side));
+                    let [channel, frame] = [inside / (frames * side * side), inside / (side * side) % frames];
+                    data.value(patch, channel, frame, side, [inside / side % side, inside % side])
+                };
+                (0..patches * 3 * frames * side * side).map(value).collect()
+            }
             Pass::SiluMul { rows, features } => {
                 let gate_up = Wide::new(activation, rows, 2 * features, &mut random);
                 let element = |at: usize| {
@@ -419,6 +456,52 @@ fn starts(first: usize, lengths: &[usize]) -> Vec<u32> {
     let mut starts = vec![first as u32];
     lengths.iter().for_each(|length| starts.push(starts[starts.len() - 1] + *length as u32));
     starts
+}
+
+/// Pictures behind a few bytes that are nobody's, and patches of them in no order.
+struct PixelData {
+    bytes: Vec<u8>,
+    layout: Vec<[u32; 4]>,
+    levels: Vec<[f32; 7]>,
+    places: [Vec<u32>; 3],
+}
+
+impl PixelData {
+    fn new(pictures: &[(usize, usize, usize)], side: usize, patches: usize, random: &mut Random) -> Self {
+        let (mut end, mut layout) = (12, Vec::new());
+        for (down, across, frames) in pictures {
+            layout.push([end, *down, *across, *frames].map(|number| number as u32));
+            end += down * across * side * side * 3 * frames;
+        }
+        let levels = |random: &mut Random| {
+            let numbers = random.floats(6);
+            let factor = if random.below(2) == 0 { 1.0 } else { 1.0 / 255.0 };
+            std::array::from_fn(|at| match at {
+                0 => factor,
+                1..4 => 128.0 * factor + numbers[at - 1],
+                _ => 64.0 * factor + 0.1 + numbers[at - 1].abs(),
+            })
+        };
+        let mut places = [vec![], vec![], vec![]];
+        for _ in 0..patches {
+            let picture = random.below(pictures.len());
+            let (down, across, _) = pictures[picture];
+            let place = [picture, random.below(down), random.below(across)];
+            places.iter_mut().zip(place).for_each(|(axis, number)| axis.push(number as u32));
+        }
+        let bytes = random.indices(end, 256).into_iter().map(|level| level as u8).collect();
+        PixelData { bytes, layout, levels: pictures.iter().map(|_| levels(random)).collect(), places }
+    }
+
+    /// The pixel that a value of a patch is made of, by its place in the whole picture.
+    fn value(&self, patch: usize, channel: usize, frame: usize, side: usize, [y, x]: [usize; 2]) -> f64 {
+        let [picture, row, column] = [0, 1, 2].map(|axis| self.places[axis][patch] as usize);
+        let [first, down, across, frames] = self.layout[picture].map(|number| number as usize);
+        let (top, left, frame) = (row * side + y, column * side + x, frame.min(frames - 1));
+        let pixel = (frame * down * side + top) * across * side + left;
+        let levels = self.levels[picture].map(f64::from);
+        (f64::from(self.bytes[first + pixel * 3 + channel]) * levels[0] - levels[1 + channel]) / levels[4 + channel]
+    }
 }
 
 /// Sequences over a cache of which only what they wrote is a number.

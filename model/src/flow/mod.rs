@@ -13,7 +13,7 @@ pub mod token;
 pub mod video;
 
 pub use image_bytes::{ImageBytes, ImageLimits};
-pub use patches::{Grid, Patches, PictureHash};
+pub use patches::{Grid, Levels, Patches, PictureHash};
 pub use prefix_key::{PictureContent, PrefixKey, PrefixKeys};
 pub use prompt_layout::{LayoutError, PictureSpan, PromptLayout};
 pub use rgb_image::RgbImage;

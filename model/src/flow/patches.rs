@@ -1,6 +1,10 @@
-//! Patches: a picture as the vision encoder reads it, with the grid they were cut on and the hash they are cached by.
+//! Patches: a picture that is resized and ready to be cut, with the grid it is cut on and the hash it is cached by.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
+
+use bursar_kernels::ops::patchify::{CHANNELS, LEVEL_NUMBERS, PatchSize};
+
+use super::RgbImage;
 
 /// Patches along time, height and width; a still picture has one step of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,25 +29,61 @@ impl Grid {
     }
 }
 
-/// One picture's pixel values, ready for the encoder.
-#[derive(Clone, PartialEq)]
-pub struct Patches {
-    /// `[patches, channels * temporal * patch * patch]` f32, normalised. Rows run over merge groups, then inside them.
-    pub pixels: Vec<f32>,
-    /// The grid that the rows come from.
-    pub grid: Grid,
+/// How a picture's levels become what the encoder reads: `(level * factor - shift) / scale`, in single precision.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Levels {
+    /// What a level is multiplied with.
+    pub factor: f32,
+    /// What is taken from it, a number a channel.
+    pub shift: [f32; CHANNELS],
+    /// What it is divided by, a number a channel.
+    pub scale: [f32; CHANNELS],
 }
 
-impl Patches {
-    /// Values in a row.
-    pub fn row_values(&self) -> usize {
-        self.pixels.len() / self.grid.patches().max(1)
+impl Levels {
+    /// Levels as they are stored.
+    pub const PLAIN: Levels = Levels { factor: 1.0, shift: [0.0; CHANNELS], scale: [1.0; CHANNELS] };
+
+    /// The same in the order that the operation reads: factor, shifts, scales.
+    pub fn numbers(&self) -> [f32; LEVEL_NUMBERS] {
+        let ([red, green, blue], [wide_red, wide_green, wide_blue]) = (self.shift, self.scale);
+        [self.factor, red, green, blue, wide_red, wide_green, wide_blue]
     }
 }
 
+/// A picture that is resized: one still picture, or one step of a video. It is cut into patches and normalised where the
+/// encoder runs (`patchify`), so bytes are kept and moved, and not the numbers that they become. Cloning shares them.
+#[derive(Clone, PartialEq)]
+pub struct Patches {
+    /// One of a still picture, up to as many as a patch covers of a step; the last stands for those that are missing.
+    /// Each has `grid.h x grid.w` patches.
+    pub frames: Arc<[RgbImage]>,
+    /// The grid that it is cut on; its `t` is 1.
+    pub grid: Grid,
+    /// How levels are normalised.
+    pub levels: Levels,
+}
+
+impl Patches {
+    /// A dark picture with as many frames as a patch covers: no picture of this grid has more bytes.
+    pub fn blank(grid: Grid, size: PatchSize) -> Self {
+        let side = size.side as u32;
+        let (width, height) = (grid.w * side, grid.h * side);
+        let bytes = CHANNELS * width as usize * height as usize;
+        let frame = || RgbImage::new(width, height, vec![0; bytes]).expect("a grid has a patch at least");
+        Patches { frames: (0..size.frames).map(|_| frame()).collect(), grid, levels: Levels::PLAIN }
+    }
+
+    /// Host bytes of the frames.
+    pub fn bytes(&self) -> usize {
+        self.frames.iter().map(|frame| frame.data().len()).sum()
+    }
+}
+
+/// Never the pixels themselves: they are the user's.
 impl fmt::Debug for Patches {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("Patches").field("grid", &self.grid).field("values", &self.pixels.len()).finish()
+        formatter.debug_struct("Patches").field("grid", &self.grid).field("frames", &self.frames.len()).finish()
     }
 }
 

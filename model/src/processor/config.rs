@@ -4,6 +4,7 @@ use serde::Deserialize;
 
 use super::smart_resize::PixelBounds;
 use crate::error::ProcessorError;
+use crate::flow::Levels;
 
 /// The `image_processor_type`s whose arithmetic is this one.
 const KNOWN_PROCESSORS: [&str; 5] = [
@@ -197,6 +198,20 @@ impl RawConfig {
 }
 
 impl ImageProcessorConfig {
+    /// How levels are normalised, by `do_rescale`, `rescale_factor`, `do_normalize`, `image_mean` and `image_std`.
+    ///
+    /// transformers fuses rescaling into the mean and the deviation (`_fuse_mean_std_and_rescale_factor`, 5.17):
+    /// `(level - mean / factor) / (std / factor)` in f32.
+    pub fn levels(&self) -> Levels {
+        if !self.do_normalize {
+            let factor = if self.do_rescale { self.rescale_factor as f32 } else { 1.0 };
+            return Levels { factor, ..Levels::PLAIN };
+        }
+        let fused = if self.do_rescale { (1.0 / self.rescale_factor) as f32 } else { 1.0 };
+        let wide = |numbers: [f64; 3]| numbers.map(|number| number as f32 * fused);
+        Levels { factor: 1.0, shift: wide(self.image_mean), scale: wide(self.image_std) }
+    }
+
     /// Pixels of a merge group's side: what every resized side is a multiple of.
     pub fn factor(&self) -> u32 {
         self.patch_size * self.merge_size

@@ -1,18 +1,17 @@
 //! The image processor: sizes before pixels, then pixels.
 
 use super::config::ImageProcessorConfig;
-use super::patchify::{LevelValues, PatchShape, patchify};
 use super::resample::{resize, resize_bytes};
 use super::smart_resize::{PixelBounds, Size, smart_resize};
 use crate::error::{ImageError, ProcessorError};
-use crate::flow::patches::{Grid, Patches, PictureHash};
+use crate::flow::patches::{Grid, Levels, Patches, PictureHash};
 use crate::flow::rgb_image::RgbImage;
 
-/// Turns decoded pictures into patches, as transformers' `Qwen2VLImageProcessor` does.
+/// Resizes decoded pictures for the encoder, as transformers' `Qwen2VLImageProcessor` does.
 #[derive(Clone, Debug)]
 pub struct ImageProcessor {
     config: ImageProcessorConfig,
-    levels: LevelValues,
+    levels: Levels,
 }
 
 /// What a picture becomes, known from its size alone.
@@ -28,16 +27,14 @@ pub struct PicturePlan {
     pub patches: usize,
     /// Tokens it takes in the prompt.
     pub tokens: usize,
-    /// f32 values of one patch.
-    pub patch_values: usize,
-    /// Host bytes that processing takes beside the decoded picture: between the passes, resized, patches.
+    /// Host bytes that processing takes beside the decoded picture: between the passes, and resized.
     pub host_bytes: u64,
 }
 
 impl PicturePlan {
-    /// Bytes of the patches themselves: what stays when processing is over.
+    /// Bytes of one resized frame: what stays of a still picture when processing is over.
     pub fn patches_bytes(&self) -> u64 {
-        self.patches as u64 * self.patch_values as u64 * size_of::<f32>() as u64
+        self.resized.rgb_bytes()
     }
 }
 
@@ -55,7 +52,7 @@ impl ImageProcessor {
     /// [`ProcessorError::OutOfRange`] for settings that were built by hand and not by `from_json`.
     pub fn new(config: ImageProcessorConfig) -> Result<Self, ProcessorError> {
         config.check()?;
-        Ok(ImageProcessor { levels: LevelValues::new(&config), config })
+        Ok(ImageProcessor { levels: config.levels(), config })
     }
 
     /// The settings it follows.
@@ -104,18 +101,8 @@ impl ImageProcessor {
             source
         };
         let grid = Grid { t: 1, h: resized.height / config.patch_size, w: resized.width / config.patch_size };
-        let patch_values = self.shape().values();
-        let mut plan = PicturePlan {
-            source,
-            resized,
-            grid,
-            patches: grid.patches(),
-            tokens: grid.tokens(config.merge_size),
-            patch_values,
-            host_bytes: 0,
-        };
-        plan.host_bytes = resize_bytes(source, resized).saturating_add(plan.patches_bytes());
-        Ok(plan)
+        let (patches, tokens) = (grid.patches(), grid.tokens(config.merge_size));
+        Ok(PicturePlan { source, resized, grid, patches, tokens, host_bytes: resize_bytes(source, resized) })
     }
 
     /// Resizes a picture to its plan: the u8 picture between decoding and normalising.
@@ -127,27 +114,13 @@ impl ImageProcessor {
         Ok(resize(picture, plan.resized, self.config.resample))
     }
 
-    /// Resizes, normalises, cuts and hashes a picture.
+    /// Resizes and hashes a picture.
     ///
     /// # Errors
     /// As [`plan`](Self::plan).
     pub fn process(&self, picture: &RgbImage) -> Result<ProcessedPicture, ImageError> {
         let plan = self.plan(picture.width(), picture.height())?;
-        let mut pixels = vec![0.0; plan.patches * plan.patch_values];
-        let hash = self.process_into(picture, &mut pixels)?;
-        Ok(ProcessedPicture { patches: Patches { pixels, grid: plan.grid }, hash })
-    }
-
-    /// The same into memory of the caller's: `[patches, patch_values]` of the picture's plan.
-    ///
-    /// # Errors
-    /// As [`plan`](Self::plan).
-    ///
-    /// # Panics
-    /// When `pixels` has another length than the plan says: the caller's bug.
-    pub fn process_into(&self, picture: &RgbImage, pixels: &mut [f32]) -> Result<PictureHash, ImageError> {
-        let plan = self.plan(picture.width(), picture.height())?;
-        Ok(self.cut(&[self.resize_to(picture, plan.resized)], plan.grid, pixels))
+        Ok(self.process_step(vec![self.resize_to(picture, plan.resized)], &plan))
     }
 
     /// A frame in the size that its video is planned to have.
@@ -155,31 +128,15 @@ impl ImageProcessor {
         resize(frame, size, self.config.resample)
     }
 
-    /// Normalises, cuts and hashes a step of a video: up to `temporal_patch_size` frames, resized already, of which the
-    /// last is repeated where there are fewer. A step of one frame is what that frame is as a picture.
-    pub(super) fn process_step(&self, frames: &[RgbImage], plan: &PicturePlan) -> ProcessedPicture {
-        let mut pixels = vec![0.0; plan.patches * plan.patch_values];
-        let hash = self.cut(frames, plan.grid, &mut pixels);
-        ProcessedPicture { patches: Patches { pixels, grid: plan.grid }, hash }
+    /// Hashes a step of a video: up to `temporal_patch_size` frames, resized already. A step of one frame is what that
+    /// frame is as a picture.
+    pub(super) fn process_step(&self, frames: Vec<RgbImage>, plan: &PicturePlan) -> ProcessedPicture {
+        let hash = self.hash(&frames, plan.grid);
+        ProcessedPicture { patches: Patches { frames: frames.into(), grid: plan.grid, levels: self.levels }, hash }
     }
 
-    /// Normalises, cuts and hashes frames that are resized already. Hashing is one thread's work; the others cut
-    /// meanwhile.
-    fn cut(&self, frames: &[RgbImage], grid: Grid, pixels: &mut [f32]) -> PictureHash {
-        let cut = || patchify(frames, grid, self.shape(), &self.levels, pixels);
-        rayon::join(|| self.hash(frames, grid), cut).0
-    }
-
-    fn shape(&self) -> PatchShape {
-        PatchShape {
-            patch: self.config.patch_size as usize,
-            temporal: self.config.temporal_patch_size as usize,
-            merge: self.config.merge_size as usize,
-        }
-    }
-
-    /// Over the bytes before normalising, as they are an eighth of the patches, and what turns them into patches. The
-    /// grid says how long a frame is, so frames need no mark between them.
+    /// Over the resized bytes, and what turns them into patches. The grid says how long a frame is, so frames need no mark
+    /// between them.
     fn hash(&self, resized: &[RgbImage], grid: Grid) -> PictureHash {
         let config = &self.config;
         let mut hasher = blake3::Hasher::new_derive_key("bursar 2026 picture hash v1");

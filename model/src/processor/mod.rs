@@ -1,4 +1,5 @@
-//! The processors: encoded bytes -> RGB -> resized -> patches, as Hugging Face's do it, for pictures and for videos.
+//! The processors: encoded bytes -> RGB -> resized, as Hugging Face's do it, for pictures and for videos. What they give
+//! is cut into patches and normalised where the encoder runs.
 //!
 //! Work is spread over the rayon pool of the calling thread; callers who want a pool of their own use
 //! `rayon::ThreadPool::install`.
@@ -9,7 +10,6 @@ mod decode_jpeg;
 pub(crate) mod error;
 pub mod header;
 pub mod image_processor;
-pub mod patchify;
 pub mod resample;
 pub mod smart_resize;
 pub mod video_processor;

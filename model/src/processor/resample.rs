@@ -37,7 +37,7 @@ pub fn resize(picture: &RgbImage, size: Size, filter: Resample) -> RgbImage {
 /// Host bytes that [`resize`] takes beside its input: the picture between the passes, and the result.
 pub fn resize_bytes(source: Size, target: Size) -> u64 {
     let between = Size { width: target.width, height: source.height };
-    (between.pixels() + target.pixels()) * CHANNELS as u64
+    between.rgb_bytes() + target.rgb_bytes()
 }
 
 /// Which inputs make each output along one axis, and with what weights.

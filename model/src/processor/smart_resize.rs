@@ -21,6 +21,11 @@ impl Size {
     pub fn pixels(self) -> u64 {
         u64::from(self.width) * u64::from(self.height)
     }
+
+    /// Bytes of so many pixels, three colours of one byte each.
+    pub fn rgb_bytes(self) -> u64 {
+        3 * self.pixels()
+    }
 }
 
 /// How many pixels a resized picture may have.

@@ -10,7 +10,7 @@ use super::smart_resize::Size;
 use crate::error::{ImageError, ProcessorError, VideoError};
 use crate::flow::{ImageLimits, RgbImage, Video, VisualGrid};
 
-/// Turns the frames of videos into patches.
+/// Resizes the frames of videos for the encoder.
 #[derive(Clone, Debug)]
 pub struct VideoProcessor {
     frames: ImageProcessor,
@@ -21,11 +21,13 @@ pub struct VideoProcessor {
 pub struct VideoPlan {
     /// Each step: a picture of the frames' size.
     pub step: PicturePlan,
+    /// Frames.
+    pub frames: usize,
     /// Steps of time.
     pub steps: usize,
     /// The rate that time is counted by.
     pub frames_per_second: f64,
-    /// Host bytes that a step takes at most beside the patches: a frame decoded and resized, and the step's frames.
+    /// Host bytes that a frame takes at most while it is decoded and resized.
     pub decoding_bytes: u64,
 }
 
@@ -36,9 +38,9 @@ impl VideoPlan {
         VisualGrid::Video { step: step.grid, steps, frames_per_second }
     }
 
-    /// Bytes of the patches of all steps: what stays when processing is over.
+    /// Bytes of all frames, resized: what stays when processing is over.
     pub fn patches_bytes(&self) -> u64 {
-        self.step.patches_bytes() * self.steps as u64
+        self.step.patches_bytes() * self.frames as u64
     }
 }
 
@@ -85,14 +87,13 @@ impl VideoProcessor {
             return Err(VideoError::TooLarge { patches: step.patches, limit: step_patches_max });
         }
         let resizing = resize_bytes(source, step.resized);
-        let decoding = costs.iter().map(|cost| cost.peak_bytes().max(cost.rgb_bytes + resizing)).max().unwrap_or(0);
-        let kept = u64::from(self.config().temporal_patch_size) * step.resized.pixels() * 3;
-        let steps = self.steps(video.frames().len());
-        Ok(VideoPlan { step, steps, frames_per_second, decoding_bytes: decoding.saturating_add(kept) })
+        let decoding = costs.iter().map(|cost| cost.peak_bytes().max(cost.rgb_bytes + resizing));
+        let decoding_bytes = decoding.max().unwrap_or(0);
+        let frames = video.frames().len();
+        Ok(VideoPlan { step, frames, steps: self.steps(frames), frames_per_second, decoding_bytes })
     }
 
-    /// Decodes, resizes, normalises, cuts and hashes the frames: one picture a step. One frame at a time is decoded, and
-    /// the resized frames of one step are kept.
+    /// Decodes, resizes and hashes the frames: one picture a step. One frame at a time is decoded.
     ///
     /// # Errors
     /// [`VideoError::Frame`] for a frame that is damaged behind its header, [`VideoError::FrameSize`] for one that was not
@@ -113,7 +114,7 @@ impl VideoProcessor {
         let frames: Vec<_> = video.frames().iter().enumerate().collect();
         let steps = frames.chunks(temporal).map(|step| {
             let step = step.iter().copied().map(&mut resized).collect::<Result<Vec<_>, VideoError>>()?;
-            Ok(self.frames.process_step(&step, &plan.step))
+            Ok(self.frames.process_step(step, &plan.step))
         });
         steps.collect()
     }

@@ -91,7 +91,7 @@ impl VisualPlan {
         }
     }
 
-    /// Host bytes of its patches, which stay until they are encoded.
+    /// Host bytes of its patches, which stay until they are encoded: its resized frames.
     pub fn patches_bytes(&self) -> u64 {
         match self {
             VisualPlan::Image { plan, .. } => plan.patches_bytes(),
@@ -185,7 +185,7 @@ impl VisualProcessors {
         Ok(VisualPlan::Image { picture: picture.clone(), plan, cost: header.cost, key })
     }
 
-    /// Decodes, resizes, cuts and hashes what was planned: a picture for each picture and for each step of a video, in
+    /// Decodes, resizes and hashes what was planned: a picture for each picture and for each step of a video, in
     /// the order of the request.
     ///
     /// # Errors

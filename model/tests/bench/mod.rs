@@ -2,6 +2,7 @@
 //! hold nothing but not-a-numbers until something is computed into them.
 #![allow(dead_code, unused_imports, reason = "no story uses all of it")]
 
+mod cut;
 mod golden;
 mod memory;
 mod run;
@@ -18,6 +19,7 @@ use bursar_model::{
     flow::{Patches, StepBatch},
 };
 
+pub use cut::cut;
 pub use golden::{Case, greatest, picture, relative_error, video};
 pub use memory::Memory;
 pub use run::{Run, alone, assert_recorded_answer, assert_same_run, prefixes, together};

@@ -43,7 +43,7 @@ impl Bed {
 async fn spawn(device: &Arc<HostDevice>, desk: &Arc<Desk>) -> ActorRef<BudgetMessage> {
     let device: Arc<dyn Device> = device.clone();
     let config = LedgerConfig::of(device.as_ref());
-    let arguments = BudgetArguments { device, desk: desk.clone(), config, canary: Bytes::mib(4) };
+    let arguments = BudgetArguments { device, desk: desk.clone(), config, canary: Bytes::mib(4), runtime: None };
     BudgetActor::spawn(None, BudgetActor, arguments).await.expect("it starts").0
 }
 
@@ -203,4 +203,94 @@ async fn a_frozen_gate_stays_frozen_and_lease_numbers_are_not_used_twice() {
     let mine = bed.budget.lease(Class::tenant("mine"), Bytes::mib(1)).await.expect("tenants are let in");
     assert!(mine.id() > number, "a late note about {number} must hit nobody");
     drop((kept, mine));
+}
+
+/// Waits until the device holds a call, as a whole card would.
+async fn until_held(device: &HostDevice) {
+    while device.counts().held_calls == 0 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_budget_answers_while_memory_is_on_its_way_home_and_so_does_its_successor() {
+    let mut bed = Bed::new().await;
+    let lease = bed.lease(&owner(0), Bytes::mib(8)).await.expect("there is room");
+    let device: Arc<dyn Device> = bed.device.clone();
+    let segment = Segment::reserve(device, Bytes::mib(8), lease).expect("addresses cost nothing");
+    segment.back_to(Bytes::mib(8)).expect("there is room");
+    bed.snapshot().await; // The note about the segment has been read.
+    bed.device.hold_calls();
+    let clearing = tokio::spawn({
+        let budget = bed.budget.clone();
+        async move { budget.clear(owner(0)).await }
+    });
+    until_held(&bed.device).await;
+    let ledger = bed.snapshot().await;
+    assert_eq!(ledger.granted, Bytes::mib(8), "not a byte is free before the device has it: {ledger}");
+    let mine = bed.budget.lease(Class::tenant("mine"), Bytes::mib(1)).await.expect("others are served meanwhile");
+    bed.kill().await;
+    bed.succeed().await;
+    let ledger = bed.snapshot().await;
+    assert_eq!(ledger.granted, Bytes::mib(9), "the successor waits for it as well: {ledger}");
+    assert!(!clearing.is_finished(), "its owner is not cleared yet");
+    bed.device.let_calls_pass();
+    clearing.await.expect("no panic").expect("the successor answers");
+    assert_eq!(bed.device.counts().backed, Bytes::ZERO);
+    assert_eq!(bed.snapshot().await.granted, Bytes::mib(1));
+    drop((segment, mine));
+}
+
+#[tokio::test]
+async fn what_is_loaded_beside_leases_is_counted_before_the_next_grant() {
+    let mut bed = Bed::new().await;
+    assert_eq!(bed.device.overhead_grows(Bytes::mib(10)), Bytes::mib(10));
+    // 64 less the canary's 4 and those 10.
+    let error = bed.budget.try_lease(Class::tenant("mine"), Bytes::mib(51)).await.expect_err("1 MiB too much");
+    assert!(
+        matches!(error, LeaseError::Refused(Refusal::TooLarge { short_by, .. }) if short_by == Bytes::mib(1)),
+        "{error:?}"
+    );
+    let lease = bed.budget.try_lease(Class::tenant("mine"), Bytes::mib(50)).await.expect("what is left");
+    let ledger = bed.snapshot().await;
+    assert_eq!((ledger.overhead, ledger.foreign, ledger.deficit), (Bytes::mib(10), Bytes::ZERO, Bytes::ZERO));
+    bed.kill().await;
+    bed.device.overhead_grows(Bytes::mib(2));
+    bed.succeed().await;
+    let ledger = bed.snapshot().await;
+    assert_eq!((ledger.overhead, ledger.granted), (Bytes::mib(12), Bytes::mib(50)), "a successor knows too: {ledger}");
+    drop(lease);
+}
+
+#[tokio::test]
+async fn what_others_hold_is_known_before_the_first_grant_and_looked_at_when_asked() {
+    let mut bed = Bed::new().await;
+    bed.kill().await;
+    bed.device.foreign_takes(Bytes::mib(20));
+    bed.succeed().await;
+    assert_eq!(bed.snapshot().await.foreign, Bytes::mib(20));
+    let error = bed.budget.try_lease(Class::tenant("mine"), Bytes::mib(41)).await.expect_err("others live here");
+    assert!(
+        matches!(error, LeaseError::Refused(Refusal::Short { short_by, .. }) if short_by == Bytes::mib(1)),
+        "{error:?}"
+    );
+    bed.device.foreign_gives_back(Bytes::mib(15));
+    assert_eq!(bed.snapshot().await.foreign, Bytes::mib(20), "nobody has looked");
+    assert_eq!(bed.budget.measure().await.expect("it answers").foreign, Bytes::mib(5));
+    bed.budget.try_lease(Class::tenant("mine"), Bytes::mib(41)).await.expect("they have left");
+}
+
+#[tokio::test]
+async fn bytes_of_a_lost_device_come_home_in_the_ledger_and_the_budget_goes_on() {
+    let bed = Bed::new().await;
+    let lease = bed.lease(&owner(0), Bytes::mib(8)).await.expect("there is room");
+    let device: Arc<dyn Device> = bed.device.clone();
+    let segment = Segment::reserve(device, Bytes::mib(8), lease).expect("addresses cost nothing");
+    segment.back_to(Bytes::mib(8)).expect("there is room");
+    bed.device.lose("a script says so");
+    bed.budget.clear(owner(0)).await.expect("it answers");
+    bed.budget.measure().await.expect("it answers");
+    assert!(bed.snapshot().await.leases.is_empty());
+    assert_eq!(bed.device.counts().backed, Bytes::ZERO);
+    drop(segment);
 }

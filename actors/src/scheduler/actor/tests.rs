@@ -2,6 +2,7 @@
 
 use std::sync::mpsc::Receiver;
 
+use bursar_kernels::ops::embed::PREVIOUS;
 use bursar_model::{
     flow::{Grid, PictureContent, PictureHash, PrefixKeys},
     sampling::{Sampler, SamplingParams},
@@ -75,7 +76,7 @@ async fn next_step(jobs: &Receiver<Job>) -> Box<StepJob> {
 }
 
 #[tokio::test]
-async fn the_pictures_of_a_cancelled_sequence_stay_until_the_step_that_reads_them_has_ended() {
+async fn the_pictures_of_a_cancelled_sequence_stay_until_the_steps_that_it_is_in_have_ended() {
     let (lane, jobs) = Lane::by_hand();
     let (unpinned, mut unpins) = mpsc::channel(4);
     let (vision, _) = Gallery::spawn(None, Gallery, unpinned).await.expect("it starts");
@@ -93,6 +94,9 @@ async fn the_pictures_of_a_cancelled_sequence_stay_until_the_step_that_reads_the
     scheduler.send_message(SchedulerMessage::Admit(admission)).expect("it lives");
     let step = next_step(&jobs).await;
     assert_eq!(step.batch.picture_cache_rows, [0, 1], "the step reads the picture");
+    let next = next_step(&jobs).await;
+    assert_eq!(next.batch.tokens, [PREVIOUS], "the next is prepared while it runs");
+    assert_eq!(next.choices[0].position, 1);
 
     scheduler.send_message(SchedulerMessage::Cancel(SequenceId(1))).expect("it lives");
     assert_eq!(delivered.recv().await, Some(Delivery::Found(0)));
@@ -102,10 +106,18 @@ async fn the_pictures_of_a_cancelled_sequence_stay_until_the_step_that_reads_the
         tokio::task::yield_now().await;
     }
     assert!(unpins.try_recv().is_err(), "the step reads the picture still");
-    let token = Token { id: 9, position: 0, log_probabilities: None };
-    let StepJob { answer, pins, .. } = *step;
-    answer.give(Ok(Stepped { chosen: vec![Ok(token)], scores: Vec::new() }));
-    drop(pins);
+    let end = |step: Box<StepJob>| {
+        let token = Token { id: 9, position: 0, log_probabilities: None };
+        let StepJob { answer, pins, .. } = *step;
+        answer.give(Ok(Stepped { chosen: vec![Ok(token)], scores: Vec::new() }));
+        drop(pins);
+    };
+    end(step);
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert!(unpins.try_recv().is_err(), "and the one behind it that was planned with it");
+    end(next);
     assert_eq!(unpins.recv().await, Some(vec![PICTURE]), "and now the picture");
     scheduler.stop(None);
 }

@@ -1,4 +1,5 @@
-//! Stories of the scheduler with its blocks and a step that ends when the story says so.
+//! Stories of the scheduler with its blocks and a step that ends when the story says so. Here one runs at a time; those in
+//! which the next is planned meanwhile stand in `ahead.rs`.
 
 use std::sync::Arc;
 
@@ -9,6 +10,8 @@ use bursar_model::{
 
 use super::*;
 use crate::{kv::KvCore, scheduler::PicturePlace};
+
+mod ahead;
 
 const STOP: u32 = 0;
 
@@ -40,13 +43,26 @@ struct Bed {
     scheduler: SchedulerCore,
     kv: KvCore,
     heard: Vec<Effect>,
-    running: Option<StepPlan>,
+    /// The steps under way, the oldest first.
+    running: VecDeque<StepPlan>,
+    /// How many there may be.
+    running_max: usize,
 }
 
 impl Bed {
+    /// One step at a time.
     fn new(limits: Limits) -> Bed {
-        let kv = KvCore::new(limits.kv_tokens / BLOCK_TOKENS);
-        Bed { scheduler: SchedulerCore::new(limits), kv, heard: Vec::new(), running: None }
+        Bed::of(SchedulerCore::new(limits).without_look_ahead(), 1)
+    }
+
+    /// The next step is planned while one runs.
+    fn ahead(limits: Limits) -> Bed {
+        Bed::of(SchedulerCore::new(limits), 2)
+    }
+
+    fn of(scheduler: SchedulerCore, running_max: usize) -> Bed {
+        let kv = KvCore::new(scheduler.limits.kv_tokens / BLOCK_TOKENS);
+        Bed { scheduler, kv, heard: Vec::new(), running: VecDeque::new(), running_max }
     }
 
     fn give(&mut self, input: Input) -> &mut Bed {
@@ -57,8 +73,13 @@ impl Bed {
                     let allotment = self.kv.allot(&demands);
                     effects.extend(self.scheduler.step(Input::Allotted(allotment)));
                 }
-                Effect::Run(plan) => assert!(self.running.replace(*plan).is_none(), "one step at a time"),
+                Effect::Run(plan) => {
+                    self.running.push_back(*plan);
+                    assert!(self.running.len() <= self.running_max, "{} steps at a time", self.running.len());
+                }
                 Effect::Release(sequences) => {
+                    let is_used = |id| self.running.iter().any(|plan| plan.parts.contains(id));
+                    assert!(!sequences.iter().any(is_used), "blocks are given back that a step under way uses");
                     sequences.iter().for_each(|id| self.kv.release(*id));
                     self.heard.push(Effect::Release(sequences));
                 }
@@ -81,18 +102,18 @@ impl Bed {
 
     /// The step under way ends; every row gets this token.
     fn stepped(&mut self, token: u32) -> &mut Bed {
-        let plan = self.running.take().expect("a step is under way");
+        let plan = self.running.pop_front().expect("a step is under way");
         self.give(Input::Stepped(vec![token; plan.rows.len()]))
     }
 
     /// Sequence and tokens of each part of the step under way.
     fn parts(&self) -> Vec<usize> {
-        let plan = self.running.as_ref().expect("a step is under way");
+        let plan = self.running.front().expect("a step is under way");
         plan.batch.query_starts.windows(2).map(|pair| (pair[1] - pair[0]) as usize).collect()
     }
 
     fn wanted(&self) -> Vec<u64> {
-        self.running.as_ref().expect("a step is under way").rows.iter().map(|id| id.0).collect()
+        self.running.front().expect("a step is under way").rows.iter().map(|row| row.sequence.0).collect()
     }
 
     fn heard(&mut self) -> Vec<Effect> {
@@ -102,7 +123,7 @@ impl Bed {
     fn assert_all_home(&self) {
         assert_eq!(self.scheduler.counts(), (0, 0));
         assert_eq!(self.kv.free_blocks(), self.kv.blocks());
-        assert!(self.running.is_none());
+        assert!(self.running.is_empty());
     }
 }
 
@@ -123,16 +144,16 @@ fn a_prompt_longer_than_a_step_comes_in_chunks_and_only_the_last_is_asked_for_a_
     let mut bed = Bed::new(limits(2, 10, 8));
     bed.admit(sequence(1, 25, 2));
     assert_eq!((bed.parts(), bed.wanted()), (vec![10], vec![]));
-    assert_eq!(bed.running.as_ref().expect("a step").batch.tokens[..2], [1000, 1001]);
+    assert_eq!(bed.running.front().expect("a step").batch.tokens[..2], [1000, 1001]);
     bed.stepped(5);
-    let second = &bed.running.as_ref().expect("a step").batch;
+    let second = &bed.running.front().expect("a step").batch;
     assert_eq!((second.tokens[0], second.context_lengths[0]), (1010, 20));
     assert_eq!(second.slots[..7], [10, 11, 12, 13, 14, 15, 16], "over the border of a block");
     bed.stepped(5);
     assert_eq!((bed.parts(), bed.wanted()), (vec![5], vec![1]));
     bed.stepped(5);
     assert_eq!((bed.parts(), bed.wanted()), (vec![1], vec![1]), "then it decodes");
-    assert_eq!(bed.running.as_ref().expect("a step").batch.positions, [25, 25, 25]);
+    assert_eq!(bed.running.front().expect("a step").batch.positions, [25, 25, 25]);
     bed.stepped(6);
     assert_eq!(bed.heard(), [token(1, 5), token(1, 6), finished(1, Finish::Length), released(&[1])]);
     bed.assert_all_home();
@@ -224,7 +245,7 @@ fn one_that_runs_but_is_not_in_the_step_is_cancelled_with_it() {
 #[test]
 fn a_caller_that_goes_while_its_token_is_told_is_no_trouble() {
     // The actor hears of it between the effects of a step, when the next step's blocks are asked for already.
-    let mut scheduler = SchedulerCore::new(limits(2, 64, 8));
+    let mut scheduler = SchedulerCore::new(limits(2, 64, 8)).without_look_ahead();
     let mut kv = KvCore::new(8);
     let mut allot = |effects: &[Effect]| {
         let Some(Effect::Allot(demands)) = effects.last() else { panic!("{effects:?}") };
@@ -271,7 +292,7 @@ fn the_youngest_is_preempted_returns_to_the_front_and_is_computed_again_with_its
     assert_eq!(bed.scheduler.waiting.front().map(Sequence::id), Some(SequenceId(3)), "in front of later ones");
     let produced = bed.scheduler.waiting.front().expect("seen above").spec.produced;
     assert!(produced > 0);
-    while bed.running.is_some() {
+    while !bed.running.is_empty() {
         bed.stepped(6);
     }
     let heard = bed.heard();
@@ -333,7 +354,7 @@ fn pictures_are_cut_where_chunks_are() {
     spec.pictures = vec![place(2..4, 50), place(8..13, 70), place(18..23, 70)];
     bed.admit(spec);
     let seen = |bed: &Bed| {
-        let batch = &bed.running.as_ref().expect("a step").batch;
+        let batch = &bed.running.front().expect("a step").batch;
         (batch.picture_rows.clone(), batch.picture_cache_rows.clone())
     };
     assert_eq!(seen(&bed), (vec![2, 3, 8, 9], vec![50, 51, 70, 71]));
@@ -379,7 +400,7 @@ fn who_begins_as_another_did_computes_only_the_rest() {
     assert_eq!(bed.parts(), [1], "the first decodes");
     bed.stepped(5);
     assert_eq!(bed.parts(), [8], "32 of 40 tokens are there");
-    let batch = &bed.running.as_ref().expect("a step").batch;
+    let batch = &bed.running.front().expect("a step").batch;
     assert_eq!((batch.tokens[0], batch.context_lengths[0], batch.block_tables[..2].to_vec()), (7032, 40, vec![0, 1]));
     bed.stepped(5).stepped(5);
     assert!(bed.heard().contains(&Effect::Found(SequenceId(2), 32)));
@@ -412,7 +433,7 @@ fn what_is_found_though_the_rest_must_wait_is_not_written_again() {
     // The second takes two of the first's blocks and one more; the third finds no room and the second is preempted.
     bed.admit(alike(2, 40, 20)).admit(sequence(3, 40, 3));
     for _ in 0..200 {
-        let Some(plan) = &bed.running else { break };
+        let Some(plan) = bed.running.front() else { break };
         let mut written: Vec<_> = plan.batch.slots.iter().map(|slot| slot / BLOCK_TOKENS as u32).collect();
         written.dedup();
         for (part, id) in plan.parts.iter().enumerate() {
@@ -441,7 +462,7 @@ fn a_scored_prompt_is_scored_once_in_whatever_chunks_and_however_often_it_is_com
     bed.admit(scored.clone());
     let mut heard: Vec<(usize, u32)> = Vec::new();
     for _ in 0..200 {
-        let Some(plan) = &bed.running else { break };
+        let Some(plan) = bed.running.front() else { break };
         assert_eq!(plan.batch.score_rows.len(), plan.scored.iter().map(|scored| scored.tokens.len()).sum::<usize>());
         for scored in &plan.scored {
             assert_eq!((scored.sequence, scored.top), (SequenceId(2), 3));
@@ -474,7 +495,7 @@ fn a_prompt_that_is_to_be_scored_is_computed_even_if_it_is_there() {
     bed.admit(alike(1, 40, 1)).stepped(5);
     bed.admit(NewSequence { score_prompt: Some(0), ..alike(2, 40, 1) });
     assert_eq!(bed.parts(), [40]);
-    assert_eq!(bed.running.as_ref().expect("a step").batch.score_rows.len(), 39);
+    assert_eq!(bed.running.front().expect("a step").batch.score_rows.len(), 39);
     bed.stepped(5);
     bed.assert_all_home();
 }
@@ -487,7 +508,7 @@ fn samples_of_one_prompt_are_let_in_together_where_strangers_are_not() {
         let sample = |id| NewSequence { group, ..alike(id, 97, 12) };
         bed.admit(sample(1)).stepped(5);
         bed.admit(sample(2)).admit(sample(3)).admit(sample(4)).stepped(5);
-        bed.running.as_ref().expect("a step").parts.len()
+        bed.running.front().expect("a step").parts.len()
     };
     assert_eq!((run(Some(1)), run(None)), (4, 1));
 }

@@ -1,7 +1,9 @@
 //! A GPU behind the CUDA driver: virtual addresses reserved, memory mapped behind them piece by piece.
 
+mod carve;
 mod context;
 mod driver;
+mod mapping;
 mod nvml;
 mod pieces;
 mod pinned;
@@ -9,7 +11,7 @@ mod pinned;
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Mutex, MutexGuard,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -57,6 +59,10 @@ pub struct CudaDevice {
     pinned: AtomicU64,
     timelines: Timelines,
     state: Mutex<State>,
+    /// Pages that are nowhere, for [`carve`] on a full card.
+    spare: Mutex<Vec<Piece>>,
+    /// What was said when it was lost.
+    lost: OnceLock<String>,
 }
 
 #[derive(Default)]
@@ -82,6 +88,8 @@ impl CudaDevice {
     ///
     /// # Errors
     /// [`DeviceError::NoDevice`] without a driver, with one older than CUDA 12.4, or without such a device.
+    /// [`DeviceError::Lost`] in a process that has lost this device before: its driver (580) makes no other context there,
+    /// whatever becomes of the first.
     pub fn open(ordinal: usize) -> Result<CudaDevice, DeviceError> {
         let device = driver::load(ordinal)?;
         let name = device_name(device)?;
@@ -95,20 +103,26 @@ impl CudaDevice {
         let page = driver::value("cuMemGetAllocationGranularity", |out| unsafe {
             sys::cuMemGetAllocationGranularity(out, &properties, minimum)
         })? as u64;
-        let after = driver::memory()?.free;
-        let overhead = before.map_or(Bytes::ZERO, |before| before.saturating_sub(after));
-        Ok(CudaDevice {
+        let mut opened = CudaDevice {
             name,
             device,
             stream,
             context,
             page: Bytes(page),
-            overhead: AtomicU64::new(overhead.0),
+            overhead: AtomicU64::default(),
             allocations: AtomicU64::default(),
             pinned: AtomicU64::default(),
             timelines: Timelines::default(),
             state: Mutex::default(),
-        })
+            spare: Mutex::default(),
+            lost: OnceLock::new(),
+        };
+        opened.replenish();
+        let after = driver::memory()?.free;
+        // Without that library the context counts as foreign.
+        let overhead = before.map_or(carve::SPARE, |before| before.saturating_sub(after));
+        *opened.overhead.get_mut() = overhead.0;
+        Ok(opened)
     }
 
     /// What it was asked to do so far.
@@ -127,13 +141,18 @@ impl CudaDevice {
     /// # Errors
     /// The driver does not say how much is free.
     pub fn with_overhead<T>(&self, work: impl FnOnce() -> T) -> Result<T, DeviceError> {
-        let (free, backed) = (self.memory()?.free, self.counts().backed);
+        let before = self.free_and_backed()?;
         self.count_allocation();
         let outcome = work();
-        let (now_free, now_backed) = (self.memory()?.free, self.counts().backed);
-        let taken = (free + backed).saturating_sub(now_free + now_backed);
+        let taken = before.saturating_sub(self.free_and_backed()?);
         self.overhead.fetch_add(taken.0, Ordering::Relaxed);
         Ok(outcome)
+    }
+
+    /// What is neither overhead nor foreign. Nothing is backed or unbacked while it is looked at.
+    fn free_and_backed(&self) -> Result<Bytes, DeviceError> {
+        let state = self.lock();
+        Ok(self.memory()?.free + state.counts.backed)
     }
 
     /// Makes the device's context that of the calling thread, for code that calls the driver itself.
@@ -141,7 +160,32 @@ impl CudaDevice {
     /// # Errors
     /// The device is lost.
     pub fn enter(&self) -> Result<(), DeviceError> {
-        self.context.enter()
+        self.check()?;
+        self.heed(self.context.enter())
+    }
+
+    /// As `enter`, but nothing stands against giving back what a lost device holds: the driver (580) takes all of it.
+    fn enter_if_there(&self) -> Result<(), DeviceError> {
+        match self.enter() {
+            Err(error) if !error.is_lost() => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// The device is lost: for code that calls the driver itself and was told so. The first reason stands; from now on
+    /// every call here fails with it.
+    pub fn lose(&self, reason: &str) {
+        // One that was lost before stays so.
+        drop(self.lost.set(reason.to_owned()));
+    }
+
+    /// The same outcome; a loss is remembered.
+    fn heed<T>(&self, outcome: Result<T, DeviceError>) -> Result<T, DeviceError> {
+        outcome.inspect_err(|error| {
+            if let DeviceError::Lost { reason } = error {
+                self.lose(reason);
+            }
+        })
     }
 
     /// A number that the driver knows about the device, such as how many multiprocessors it has.
@@ -157,7 +201,7 @@ impl CudaDevice {
     ///
     /// # Errors
     /// Whatever is not success.
-    pub fn check(call: &'static str, result: sys::CUresult) -> Result<(), DeviceError> {
+    pub fn said(call: &'static str, result: sys::CUresult) -> Result<(), DeviceError> {
         check(call, result)
     }
 
@@ -168,130 +212,6 @@ impl CudaDevice {
     fn lock(&self) -> MutexGuard<'_, State> {
         // A piece is listed when it is mapped, in one assignment after the driver has done its part.
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    /// One piece, mapped and not yet open.
-    fn map(&self, address: Address, bytes: Bytes) -> Result<Piece, DeviceError> {
-        let properties = driver::properties(self.device);
-        let mut handle = 0;
-        self.count_allocation();
-        // SAFETY: the handle is there to write to.
-        check("cuMemCreate", unsafe { sys::cuMemCreate(&mut handle, bytes.as_usize(), &properties, 0) })?;
-        // SAFETY: the stretch is reserved by us, and nothing is mapped there.
-        let mapped = check("cuMemMap", unsafe { sys::cuMemMap(address.0, bytes.as_usize(), 0, handle, 0) });
-        if mapped.is_err() {
-            // SAFETY: nobody has seen the handle.
-            drop(check("cuMemRelease", unsafe { sys::cuMemRelease(handle) }));
-        }
-        mapped.map(|()| Piece { handle, bytes })
-    }
-
-    fn unmap(&self, address: Address, piece: Piece) -> Result<(), DeviceError> {
-        // SAFETY: the piece is mapped there, and whoever gives it up has said that the device is past its last use.
-        check("cuMemUnmap", unsafe { sys::cuMemUnmap(address.0, piece.bytes.as_usize()) })?;
-        // SAFETY: each handle is released once.
-        check("cuMemRelease", unsafe { sys::cuMemRelease(piece.handle) })
-    }
-
-    /// Maps and opens memory behind pieces that follow each other. On refusal nothing is mapped.
-    fn fill(&self, start: Address, cut: &[(Bytes, Bytes)]) -> Result<Vec<(Bytes, Piece)>, DeviceError> {
-        let (Some((from, _)), Some((last, bytes))) = (cut.first(), cut.last()) else { return Ok(Vec::new()) };
-        let (from, to) = (*from, *last + *bytes);
-        let mut mapped: Vec<(Bytes, Piece)> = Vec::new();
-        let mut fill = || {
-            for (offset, bytes) in cut {
-                mapped.push((*offset, self.map(start.offset(*offset), *bytes)?));
-            }
-            driver::open(self.device, start.offset(from), to - from)
-        };
-        match fill() {
-            Ok(()) => Ok(mapped),
-            Err(error) => {
-                self.unmap_all(start, &mapped);
-                Err(asked_for(to - from, error))
-            }
-        }
-    }
-
-    /// Writes zeros and waits for them.
-    fn clear(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
-        // SAFETY: the stretch is mapped and open, and nobody uses it yet.
-        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(address.0, 0, bytes.as_usize(), self.stream.raw()) })?;
-        // SAFETY: the stream is ours.
-        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.stream.raw()) })
-    }
-
-    /// Takes back what was mapped for nothing. Whoever calls this has an error to tell already.
-    fn unmap_all(&self, start: Address, pieces: &[(Bytes, Piece)]) {
-        pieces.iter().for_each(|(offset, piece)| drop(self.unmap(start.offset(*offset), *piece)));
-    }
-
-    /// Replaces a piece by pages that keep the first `kept` bytes of its content. Until the piece is gone that takes as
-    /// much memory beside it.
-    fn carve(
-        &self,
-        start: Address,
-        (offset, piece): (Bytes, Piece),
-        kept: Bytes,
-    ) -> Result<Vec<(Bytes, Piece)>, DeviceError> {
-        let reserve = |out| unsafe { sys::cuMemAddressReserve(out, kept.as_usize(), 0, 0, 0) };
-        let aside = Address(driver::value("cuMemAddressReserve", reserve)?);
-        let there = start.offset(offset);
-        let carved = self.copy_aside(aside, there, kept).and_then(|copies| {
-            match self.unmap(there, piece) {
-                // From here on a failure leaves a hole in what others use.
-                Ok(()) => self.move_home(aside, there, &copies, kept).map(|()| copies),
-                Err(error) => {
-                    self.unmap_all(aside, &copies);
-                    Err(error)
-                }
-            }
-        });
-        // SAFETY: nothing is mapped there any more.
-        drop(check("cuMemAddressFree", unsafe { sys::cuMemAddressFree(aside.0, kept.as_usize()) }));
-        Ok(carved?.into_iter().map(|(place, copy)| (offset + place, copy)).collect())
-    }
-
-    /// The content of a stretch once more, in pages elsewhere.
-    fn copy_aside(&self, aside: Address, from: Address, bytes: Bytes) -> Result<Vec<(Bytes, Piece)>, DeviceError> {
-        let pages: Vec<_> = (0..bytes.pages(self.page).0).map(|page| (self.page * page, self.page)).collect();
-        let copies = self.fill(aside, &pages)?;
-        // SAFETY: both stretches are mapped and open, and as long; the stream is ours.
-        let copied = unsafe {
-            check("cuMemcpyDtoDAsync", sys::cuMemcpyDtoDAsync_v2(aside.0, from.0, bytes.as_usize(), self.stream.raw()))
-                .and_then(|()| check("cuStreamSynchronize", sys::cuStreamSynchronize(self.stream.raw())))
-        };
-        copied.inspect_err(|_| self.unmap_all(aside, &copies))?;
-        Ok(copies)
-    }
-
-    /// Maps pages from where they were filled to where they belong.
-    fn move_home(
-        &self,
-        aside: Address,
-        there: Address,
-        copies: &[(Bytes, Piece)],
-        bytes: Bytes,
-    ) -> Result<(), DeviceError> {
-        let moved = copies.iter().try_for_each(|(place, copy)| {
-            let (from, to, bytes) = (aside.offset(*place), there.offset(*place), copy.bytes.as_usize());
-            // SAFETY: the handle stays ours while its mapping moves, and nothing is mapped where it goes.
-            unsafe {
-                check("cuMemUnmap", sys::cuMemUnmap(from.0, bytes))?;
-                check("cuMemMap", sys::cuMemMap(to.0, bytes, 0, copy.handle, 0))
-            }
-        });
-        let opened = moved.and_then(|()| driver::open(self.device, there, bytes));
-        opened
-            .map_err(|error| DeviceError::Lost { reason: format!("memory in use could not be mapped again: {error}") })
-    }
-}
-
-/// The same refusal, of so many bytes.
-fn asked_for(bytes: Bytes, error: DeviceError) -> DeviceError {
-    match error {
-        DeviceError::Refused { free, hint, .. } => DeviceError::Refused { asked: bytes, free, hint },
-        error => error,
     }
 }
 
@@ -336,33 +256,9 @@ impl Reservation {
     }
 }
 
-impl Device for CudaDevice {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn page(&self) -> Bytes {
-        self.page
-    }
-
-    fn is_host_memory(&self) -> bool {
-        false
-    }
-
-    fn as_cuda(self: Arc<Self>) -> Option<Arc<CudaDevice>> {
-        Some(self)
-    }
-
-    fn memory(&self) -> Result<DeviceMemory, DeviceError> {
-        self.enter()?;
-        driver::memory()
-    }
-
-    fn overhead(&self) -> Bytes {
-        Bytes(self.overhead.load(Ordering::Relaxed))
-    }
-
-    fn reserve(&self, bytes: Bytes) -> Result<Address, DeviceError> {
+impl CudaDevice {
+    /// Addresses for so many bytes.
+    fn take_addresses(&self, bytes: Bytes) -> Result<Address, DeviceError> {
         self.enter()?;
         let bytes = bytes.round_up(self.page);
         let mut address = 0;
@@ -382,8 +278,9 @@ impl Device for CudaDevice {
         Ok(Address(address))
     }
 
-    fn release_reservation(&self, address: Address) -> Result<(), DeviceError> {
-        self.enter()?;
+    /// Gives addresses back, with the memory behind them.
+    fn give_addresses(&self, address: Address) -> Result<(), DeviceError> {
+        self.enter_if_there()?;
         let mut state = self.lock();
         let reservation = state.reservations.remove(&address).ok_or(DeviceError::BadRange {
             address,
@@ -399,7 +296,8 @@ impl Device for CudaDevice {
         check("cuMemAddressFree", unsafe { sys::cuMemAddressFree(address.0, reservation.bytes.as_usize()) })
     }
 
-    fn back(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
+    /// Puts cleared memory behind addresses.
+    fn fill_in(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
         self.enter()?;
         let mut state = self.lock();
         let (start, reservation, from, to) = state.find(self.page, (address, bytes), "backed")?;
@@ -407,14 +305,15 @@ impl Device for CudaDevice {
             let reason = "some of it is backed already";
             return Err(DeviceError::BadRange { address, bytes, verb: "backed", reason });
         }
-        let filled =
-            self.fill(start, &pieces::cut(from, to, self.page)).and_then(|mapped| match self.clear(address, bytes) {
+        let filled = self.fill(start, &pieces::cut(from, to, self.page), |bytes| self.create(bytes)).and_then(
+            |mapped| match self.clear(address, bytes) {
                 Ok(()) => Ok(mapped),
                 Err(error) => {
-                    mapped.iter().for_each(|(offset, piece)| drop(self.unmap(start.offset(*offset), *piece)));
+                    self.unmap_all(start, &mapped);
                     Err(error)
                 }
-            });
+            },
+        );
         let filled = filled.map(|mapped| reservation.pieces.extend(mapped));
         state.counts.backs += 1;
         filled?;
@@ -423,8 +322,9 @@ impl Device for CudaDevice {
         Ok(())
     }
 
-    fn unback(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
-        self.enter()?;
+    /// Takes the memory behind addresses away.
+    fn clear_out(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
+        self.enter_if_there()?;
         let mut state = self.lock();
         let (start, reservation, from, to) = state.find(self.page, (address, bytes), "unbacked")?;
         if reservation.backed(from, to) != bytes {
@@ -451,6 +351,56 @@ impl Device for CudaDevice {
         state.counts.backed -= bytes;
         Ok(())
     }
+}
+
+impl Device for CudaDevice {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn page(&self) -> Bytes {
+        self.page
+    }
+
+    fn is_host_memory(&self) -> bool {
+        false
+    }
+
+    fn as_cuda(self: Arc<Self>) -> Option<Arc<CudaDevice>> {
+        Some(self)
+    }
+
+    fn memory(&self) -> Result<DeviceMemory, DeviceError> {
+        self.enter()?;
+        self.heed(driver::memory())
+    }
+
+    fn check(&self) -> Result<(), DeviceError> {
+        match self.lost.get() {
+            Some(reason) => Err(DeviceError::Lost { reason: reason.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    fn overhead(&self) -> Bytes {
+        Bytes(self.overhead.load(Ordering::Relaxed))
+    }
+
+    fn reserve(&self, bytes: Bytes) -> Result<Address, DeviceError> {
+        self.heed(self.take_addresses(bytes))
+    }
+
+    fn release_reservation(&self, address: Address) -> Result<(), DeviceError> {
+        self.heed(self.give_addresses(address))
+    }
+
+    fn back(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
+        self.heed(self.fill_in(address, bytes))
+    }
+
+    fn unback(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
+        self.heed(self.clear_out(address, bytes))
+    }
 
     fn timeline(&self) -> Timeline {
         self.timelines.open()
@@ -459,6 +409,10 @@ impl Device for CudaDevice {
     fn fence_here(&self) -> Fence {
         self.timelines.fence_here()
     }
+
+    fn cuda(self: Arc<Self>) -> Option<Arc<CudaDevice>> {
+        Some(self)
+    }
 }
 
 impl Drop for CudaDevice {
@@ -466,7 +420,9 @@ impl Drop for CudaDevice {
         // The stream and the context follow as they drop.
         let addresses: Vec<Address> = self.lock().reservations.keys().copied().collect();
         for address in addresses {
-            drop(self.release_reservation(address));
+            drop(self.give_addresses(address));
         }
+        let spare = std::mem::take(self.spare.get_mut().unwrap_or_else(PoisonError::into_inner));
+        spare.into_iter().for_each(|page| drop(self.release(page)));
     }
 }

@@ -73,11 +73,9 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // With a context that is lost it is not there any more.
-        if self.device.enter().is_ok() {
-            // SAFETY: it was taken once, and whoever used it has said that this is the end.
-            drop(check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(self.address.as_ptr().cast()) }));
-        }
+        drop(self.device.enter_if_there());
+        // SAFETY: it was taken once, and whoever used it has said that this is the end.
+        drop(check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(self.address.as_ptr().cast()) }));
         self.device.pinned.fetch_sub(self.len as u64, Ordering::Relaxed);
     }
 }

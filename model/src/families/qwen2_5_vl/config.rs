@@ -1,5 +1,6 @@
 //! The family's `config.json`.
 
+use bursar_kernels::ops::patchify::PatchSize;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -71,9 +72,9 @@ fn silu() -> String {
 }
 
 impl VisionConfig {
-    /// Numbers of a patch: colours, frames, rows, columns.
-    pub fn patch_features(&self) -> usize {
-        self.in_channels * self.temporal_patch_size * self.patch_size * self.patch_size
+    /// What a patch covers. Its colours are three: a tower of others is refused with the processors.
+    pub fn patch(&self) -> PatchSize {
+        PatchSize { side: self.patch_size, frames: self.temporal_patch_size }
     }
 
     /// Patches that become one token.

@@ -1,8 +1,14 @@
 //! The vision tower: patches to embeddings.
 
+use std::sync::Arc;
+
 use bursar_kernels::{
     Backend, KernelError, Scope, Tensor,
-    ops::{attention_packed::Stretches, rotary::Rope},
+    ops::{
+        attention_packed::Stretches,
+        patchify::{LAYOUT_NUMBERS, LEVEL_NUMBERS, PatchSize, Pixels},
+        rotary::Rope,
+    },
 };
 
 use super::{
@@ -11,7 +17,7 @@ use super::{
 };
 use crate::{
     blocks::{decoder::rope_frequencies, gated_mlp::GatedMlp},
-    flow::{Grid, Patches},
+    flow::{Grid, Patches, RgbImage},
     weights::{Linear, WeightError, WeightMap},
 };
 
@@ -40,20 +46,22 @@ struct Layer {
     mlp: GatedMlp,
 }
 
-/// Pictures packed for one launch, in window order.
+/// Pictures packed for one launch: their frames as they are, and the order in which patches are cut from them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PictureBatch {
-    pixels: Vec<f32>,        // [patches, patch_features]
-    positions: Vec<u32>,     // [2, patches]
-    window_starts: Vec<u32>, // [windows + 1]
-    frame_starts: Vec<u32>,  // [frames + 1]
-    cache_rows: Vec<u32>,    // [merged patches]: where each embedding goes
+    frames: Vec<Arc<[RgbImage]>>,       // [pictures]
+    layout: Vec<[u32; LAYOUT_NUMBERS]>, // [pictures]
+    levels: Vec<[f32; LEVEL_NUMBERS]>,  // [pictures]
+    places: [Vec<u32>; 3],              // [picture, row, column], [patches] each, in window order
+    window_starts: Vec<u32>,            // [windows + 1]
+    frame_starts: Vec<u32>,             // [frames + 1]
+    cache_rows: Vec<u32>,               // [merged patches]: where each embedding goes
 }
 
 impl PictureBatch {
     /// Patches over all pictures.
     pub fn patches(&self) -> usize {
-        self.positions.len() / 2
+        self.places[0].len()
     }
 
     /// Embeddings over all pictures.
@@ -66,7 +74,7 @@ impl VisionTower {
     /// Claims the tower's weights, named as the released checkpoints name them.
     pub fn claim(config: VisionConfig, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
         let (hidden, merged) = (config.hidden_size, config.merged_patches());
-        let patch_embedding = map.linear("visual.patch_embed.proj", hidden, config.patch_features(), false)?;
+        let patch_embedding = map.linear("visual.patch_embed.proj", hidden, config.patch().values(), false)?;
         let layers = (0..config.depth).map(|index| Layer::claim(&config, index, map)).collect::<Result<_, _>>()?;
         let merger_norm = map.tensor("visual.merger.ln_q.weight", [hidden])?;
         let merger_up = map.linear("visual.merger.mlp.0", merged * hidden, merged * hidden, true)?;
@@ -83,30 +91,43 @@ impl VisionTower {
         grid.patches() / self.config.merged_patches()
     }
 
-    /// Packs pictures, each with the rows of the vision cache that its embeddings take.
+    /// Packs pictures, each with the rows of the vision cache that its embeddings take. No pixel is copied.
+    ///
+    /// # Panics
+    /// If a picture was resized by another model's processor, or has not as many rows as embeddings: our own bug.
     pub fn pack(&self, pictures: &[(&Patches, &[u32])]) -> PictureBatch {
         let mut batch = PictureBatch { window_starts: vec![0], frame_starts: vec![0], ..PictureBatch::default() };
-        let mut places = Vec::new();
+        let mut first_byte = 0;
         for (patches, cache_rows) in pictures {
-            self.push(&mut batch, &mut places, patches, cache_rows);
+            self.push(&mut batch, first_byte, patches, cache_rows);
+            first_byte += patches.bytes();
         }
-        batch.positions = places.iter().map(|(row, _)| *row).chain(places.iter().map(|(_, column)| *column)).collect();
         batch
     }
 
-    fn push(&self, batch: &mut PictureBatch, places: &mut Vec<(u32, u32)>, patches: &Patches, cache_rows: &[u32]) {
-        let (merged, features) = (self.config.merged_patches(), self.config.patch_features());
-        let grid = patches.grid;
-        assert_eq!(patches.pixels.len(), grid.patches() * features, "pixels of another model's processor");
-        assert_eq!(cache_rows.len(), self.embeddings(grid), "each embedding has a row");
-        let order = WindowOrder::of(grid, self.config.spatial_merge_size, self.config.window_side());
-        let frame_places: Vec<_> = patch_places(grid, self.config.spatial_merge_size).collect();
+    fn push(&self, batch: &mut PictureBatch, first_byte: usize, patches: &Patches, cache_rows: &[u32]) {
+        let (merged, PatchSize { side, frames }) = (self.config.merged_patches(), self.config.patch());
+        let Patches { frames: given, grid, levels } = patches;
+        let is_of_grid =
+            |frame: &RgbImage| [frame.width(), frame.height()] == [grid.w, grid.h].map(|patches| patches * side as u32);
+        assert!(grid.t == 1 && given.iter().all(is_of_grid), "pixels of another model's processor: {patches:?}");
+        assert!((1..=frames).contains(&given.len()), "a step has up to {frames} frames: {patches:?}");
+        assert_eq!(cache_rows.len(), self.embeddings(*grid), "each embedding has a row");
+        // A launch of more bytes than a u32 counts is refused by the operation, before it reads a layout.
+        batch.layout.push([first_byte as u32, grid.h, grid.w, given.len() as u32]);
+        batch.levels.push(levels.numbers());
+        let order = WindowOrder::of(*grid, self.config.spatial_merge_size, self.config.window_side());
+        let in_order: Vec<_> = patch_places(*grid, self.config.spatial_merge_size).collect();
+        let [pictures, rows, columns] = &mut batch.places;
         for place in &order.merged {
-            let first = place * merged;
-            batch.pixels.extend_from_slice(&patches.pixels[first * features..(first + merged) * features]);
-            places.extend((first..first + merged).map(|patch| frame_places[patch % frame_places.len()]));
+            for (row, column) in &in_order[place * merged..(place + 1) * merged] {
+                pictures.push(batch.frames.len() as u32);
+                rows.push(*row);
+                columns.push(*column);
+            }
             batch.cache_rows.push(cache_rows[*place]);
         }
+        batch.frames.push(given.clone());
         let extend = |starts: &mut Vec<u32>, length: usize| {
             let last = *starts.last().expect("the starts begin with zero");
             starts.push(last + length as u32);
@@ -114,9 +135,7 @@ impl VisionTower {
         for length in &order.lengths {
             extend(&mut batch.window_starts, length * merged);
         }
-        for _ in 0..grid.t {
-            extend(&mut batch.frame_starts, (grid.h * grid.w) as usize);
-        }
+        extend(&mut batch.frame_starts, grid.patches());
     }
 
     /// Runs the tower over `batch` and writes the embeddings to their rows of `cache` `[rows, out_hidden]`.
@@ -127,30 +146,54 @@ impl VisionTower {
         cache: &mut Tensor<'_>,
     ) -> Result<(), KernelError> {
         let scope = scope.scope();
-        let patches = batch.patches();
-        let mut hidden = scope.empty([patches, self.config.hidden_size])?; // [patches, hidden]
+        let rows = batch.patches();
+        let [pictures, down, across] = &batch.places;
+        let places = scope.upload_parts(&[pictures, down, across])?;
+        let places = places.reshape([3, rows]);
+        let mut hidden = scope.empty([rows, self.config.hidden_size])?; // [patches, hidden]
         {
             let scope = scope.scope();
-            let pixels = scope.upload([patches, self.config.patch_features()], &batch.pixels)?;
-            self.patch_embedding.forward_into(&scope, &pixels, &mut hidden)?;
+            let mut patches = scope.empty([rows, self.config.patch().values()])?;
+            self.cut(&scope, batch, &places, &mut patches)?;
+            self.patch_embedding.forward_into(&scope, &patches, &mut hidden)?;
         }
-        self.run_layers(&scope, batch, &mut hidden)?;
+        self.run_layers(&scope, batch, &places.row_range(1..3), &mut hidden)?;
         self.merge(&scope, batch, &hidden, cache)
+    }
+
+    /// Uploads the frames and cuts them into `patches`; the bytes are given back before those are read.
+    fn cut<B: Backend>(
+        &self,
+        scope: &Scope<'_, B>,
+        batch: &PictureBatch,
+        places: &Tensor<'_>,
+        patches: &mut Tensor<'_>,
+    ) -> Result<(), KernelError> {
+        let scope = scope.scope();
+        let frames: Vec<&[u8]> = batch.frames.iter().flat_map(|frames| frames.iter().map(RgbImage::data)).collect();
+        let count = batch.frames.len();
+        let pixels = Pixels {
+            bytes: scope.upload_parts(&frames)?,
+            layout: scope.upload([count, LAYOUT_NUMBERS], batch.layout.as_flattened())?,
+            levels: scope.upload([count, LEVEL_NUMBERS], batch.levels.as_flattened())?,
+            places: places.row_range(0..3),
+        };
+        scope.patchify(&pixels, self.config.patch(), patches)
     }
 
     fn run_layers<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
         batch: &PictureBatch,
+        positions: &Tensor<'_>, // [2, patches]
         hidden: &mut Tensor<'_>,
     ) -> Result<(), KernelError> {
         let scope = scope.scope();
-        let positions = scope.upload([2, batch.patches()], &batch.positions)?;
         let windows = stretches(&scope, &batch.window_starts)?;
         let frames = stretches(&scope, &batch.frame_starts)?;
         for (index, layer) in self.layers.iter().enumerate() {
             let seen = if self.config.fullatt_block_indexes.contains(&index) { &frames } else { &windows };
-            layer.forward(&scope, self.config.num_heads, &self.rope, &positions, seen, hidden)?;
+            layer.forward(&scope, self.config.num_heads, &self.rope, positions, seen, hidden)?;
         }
         Ok(())
     }
@@ -176,8 +219,10 @@ impl VisionTower {
 }
 
 fn stretches<'s, B: Backend>(scope: &'s Scope<'_, B>, starts: &[u32]) -> Result<Stretches<'s>, KernelError> {
-    let pairs = starts.windows(2).map(|pair| u64::from(pair[1] - pair[0]).pow(2)).sum();
-    Ok(Stretches { starts: scope.upload([starts.len()], starts)?, query_key_pairs: pairs })
+    let lengths = starts.windows(2).map(|pair| pair[1] - pair[0]);
+    let query_key_pairs = lengths.clone().map(|length| u64::from(length).pow(2)).sum();
+    let longest = lengths.max().unwrap_or(0) as usize;
+    Ok(Stretches { starts: scope.upload([starts.len()], starts)?, longest, query_key_pairs })
 }
 
 impl Layer {

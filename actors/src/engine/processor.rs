@@ -1,0 +1,93 @@
+//! What a model computes with: the CPU's threads over host memory, or a GPU's kernels.
+
+use std::sync::Arc;
+
+use bursar_budgets::{Device, Segment};
+use bursar_kernels::{BlasSearch, Cpu, Cuda, CudaKernels, CudaTarget, KernelError, OpenError, Target};
+use bursar_model::{LoadError, Model, checkpoint::Checkpoint};
+
+use crate::{
+    lane::{Bench, Lane},
+    memory::EngineMemory,
+};
+
+/// What passes are planned for and run on. Cloning shares it.
+#[derive(Clone)]
+pub enum Processor {
+    /// Threads of the CPU, over host memory.
+    Cpu {
+        /// How many share an operation.
+        threads: usize,
+    },
+    /// The loaded kernels of a GPU.
+    Cuda(Arc<CudaKernels>),
+}
+
+impl Processor {
+    /// What computes where `device` has its memory. On a GPU that loads the kernels and cuBLASLt.
+    ///
+    /// # Errors
+    /// What is missing on a GPU.
+    pub fn of(device: &Arc<dyn Device>, threads: usize, search: &BlasSearch) -> Result<Self, OpenError> {
+        match device.clone().as_cuda() {
+            Some(cuda) => Ok(Processor::Cuda(CudaKernels::load(&cuda, CudaTarget::of(&cuda)?, search)?)),
+            None => Ok(Processor::Cpu { threads }),
+        }
+    }
+
+    /// What plans are made for.
+    pub fn target(&self) -> Target {
+        match self {
+            Processor::Cpu { threads } => Target::Cpu { threads: *threads },
+            Processor::Cuda(kernels) => kernels.target(),
+        }
+    }
+
+    /// Starts a lane's thread over `workspace`, which must be of `memory`.
+    ///
+    /// # Errors
+    /// A GPU refuses a stream or page-locked memory.
+    pub fn start_lane(
+        &self,
+        name: &str,
+        device: &Arc<dyn Device>,
+        workspace: &Arc<Segment>,
+        model: &Arc<Model>,
+        memory: &Arc<EngineMemory>,
+    ) -> Result<Lane, OpenError> {
+        let (workspace, model, memory) = (workspace.clone(), model.clone(), memory.clone());
+        Ok(match self {
+            Processor::Cpu { threads } => {
+                let bench = Bench::new(Cpu::new(*threads), workspace, model, memory);
+                Lane::start(name, bench, device.timeline())
+            }
+            Processor::Cuda(kernels) => {
+                let bench = Bench::new(Cuda::new(kernels)?, workspace, model, memory);
+                Lane::start(name, bench, device.timeline())
+            }
+        })
+    }
+
+    /// Copies a checkpoint's weights into `segment`; see [`Model::load`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn load(
+        &self,
+        checkpoint: &Checkpoint,
+        segment: Segment,
+        progress: impl FnMut(bursar_budgets::Bytes, bursar_budgets::Bytes),
+    ) -> Result<Model, LoadError> {
+        match self {
+            // Copies need no threads of their own.
+            Processor::Cpu { .. } => Model::load(checkpoint, &Cpu::new(1), segment, progress),
+            Processor::Cuda(kernels) => {
+                let cuda = Cuda::new(kernels).map_err(|error| match error {
+                    OpenError::Device(error) => KernelError::Device(error),
+                    error => unreachable!("what is loaded is not looked for again: {error}"),
+                })?;
+                Model::load(checkpoint, &cuda, segment, progress)
+            }
+        }
+    }
+}

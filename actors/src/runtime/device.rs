@@ -1,0 +1,67 @@
+//! Which device a runtime leases, and how it is opened, and opened again when it was lost.
+
+use std::{fmt, sync::Arc};
+
+use bursar_budgets::{Bytes, CudaDevice, Device, DeviceError, HostConfig, HostDevice};
+
+/// Which device a runtime leases.
+#[derive(Clone)]
+pub enum DeviceChoice {
+    /// The first GPU if there is one with a driver that is new enough; otherwise host memory of this capacity stands in
+    /// for it, and [`Runtime::stands_in`](super::Runtime::stands_in) says why. A GPU that is there and fails is an error.
+    Auto(Bytes),
+    /// The GPU of this number, as `CUDA_VISIBLE_DEVICES` numbers them.
+    Cuda(usize),
+    /// Host memory of this capacity, in pages of 2 MiB, standing in for a GPU.
+    Host(Bytes),
+    /// A device of the caller's own, for tests with faults. When it is lost the runtime ends.
+    Custom(Arc<dyn Device>),
+    /// Devices of the caller's own: one at the start, and another when that was lost.
+    Made(MakeDevice),
+}
+
+/// Makes a device; it may block.
+pub type MakeDevice = Arc<dyn Fn() -> Result<Arc<dyn Device>, DeviceError> + Send + Sync>;
+
+impl fmt::Debug for DeviceChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DeviceChoice::Auto(bytes) => write!(f, "Auto({bytes})"),
+            DeviceChoice::Cuda(ordinal) => write!(f, "Cuda({ordinal})"),
+            DeviceChoice::Host(bytes) => write!(f, "Host({bytes})"),
+            DeviceChoice::Custom(device) => write!(f, "Custom({})", device.name()),
+            DeviceChoice::Made(_) => write!(f, "Made"),
+        }
+    }
+}
+
+/// A device that was chosen.
+pub(super) struct Opened {
+    pub(super) device: Arc<dyn Device>,
+    /// Why the host stands in, if a GPU would have been taken.
+    pub(super) stands_in: Option<DeviceError>,
+    /// What makes another of the same kind.
+    pub(super) again: Option<MakeDevice>,
+}
+
+impl DeviceChoice {
+    /// Opens it. A context of a GPU takes some 300 ms: call this where a thread may wait.
+    pub(super) fn open(self) -> Result<Opened, DeviceError> {
+        let make: MakeDevice = match self {
+            DeviceChoice::Auto(capacity) => {
+                return match DeviceChoice::Cuda(0).open() {
+                    Err(why @ DeviceError::NoDevice { .. }) => {
+                        let opened = DeviceChoice::Host(capacity).open()?;
+                        Ok(Opened { stands_in: Some(why), ..opened })
+                    }
+                    opened => opened,
+                };
+            }
+            DeviceChoice::Custom(device) => return Ok(Opened { device, stands_in: None, again: None }),
+            DeviceChoice::Cuda(ordinal) => Arc::new(move || Ok(Arc::new(CudaDevice::open(ordinal)?))),
+            DeviceChoice::Host(capacity) => Arc::new(move || Ok(Arc::new(HostDevice::new(HostConfig::new(capacity))?))),
+            DeviceChoice::Made(make) => make,
+        };
+        Ok(Opened { device: make()?, stands_in: None, again: Some(make) })
+    }
+}

@@ -1,0 +1,360 @@
+//! Stories in which the next step is planned while one runs.
+
+use std::collections::BTreeMap;
+
+use bursar_kernels::ops::embed::PREVIOUS;
+use proptest::prelude::*;
+
+use super::*;
+
+impl Bed {
+    fn plan(&self, place: usize) -> &StepPlan {
+        self.running.get(place).expect("as many steps are under way")
+    }
+
+    /// Whose tokens it chooses.
+    fn wanted_at(&self, place: usize) -> Vec<u64> {
+        self.plan(place).rows.iter().map(|row| row.sequence.0).collect()
+    }
+}
+
+/// A sequence whose tokens the host draws.
+fn drawn(id: u64, prompt: usize, tokens_max: usize) -> NewSequence {
+    let params = SamplingParams { temperature: 1.0, ..SamplingParams::default() };
+    let sampler = Arc::new(Sampler::new(params, 100_000).expect("a sampler"));
+    NewSequence { sampler, ..sequence(id, prompt, tokens_max) }
+}
+
+#[test]
+fn the_next_step_is_planned_with_the_token_that_this_one_is_to_choose() {
+    let mut bed = Bed::ahead(limits(2, 64, 8));
+    bed.admit(sequence(1, 20, 9));
+    assert_eq!(bed.running.len(), 2, "the prompt, and what follows it");
+    let next = bed.plan(1);
+    assert_eq!((next.batch.tokens.clone(), next.batch.positions.clone()), (vec![PREVIOUS], vec![20; 3]));
+    assert_eq!(
+        (next.batch.context_lengths.clone(), next.batch.slots.clone()),
+        (vec![21], vec![20]),
+        "its place is known"
+    );
+    assert_eq!(next.rows, [ChosenRow { sequence: SequenceId(1), position: 1 }]);
+    bed.stepped(5);
+    assert_eq!(bed.heard(), [token(1, 5)]);
+    let third = bed.plan(1);
+    assert_eq!((third.batch.tokens[0], third.batch.positions[0], third.rows[0].position), (PREVIOUS, 21, 2));
+}
+
+#[test]
+fn each_sequence_names_its_own_row_and_a_prompt_goes_on_with_what_is_known() {
+    let mut bed = Bed::ahead(limits(3, 12, 32));
+    bed.admit(sequence(1, 4, 9));
+    bed.admit(sequence(2, 4, 9)).admit(sequence(3, 30, 9)).stepped(5);
+    // 1 decodes; behind it 1 again, the second's prompt and the start of the third's.
+    assert_eq!(bed.plan(0).batch.tokens, [PREVIOUS]);
+    assert_eq!(
+        bed.plan(1).batch.tokens,
+        [&[PREVIOUS, 2000, 2001, 2002, 2003][..], &(3000..3007).collect::<Vec<_>>()].concat()
+    );
+    bed.stepped(5);
+    let third = &bed.plan(1).batch;
+    assert_eq!(third.tokens, [&[PREVIOUS, PREVIOUS | 1][..], &(3007..3017).collect::<Vec<_>>()].concat());
+    assert_eq!(third.logit_rows, [0, 1]);
+    bed.stepped(5).stepped(5);
+    assert_eq!(bed.plan(1).batch.tokens[..2], [PREVIOUS, PREVIOUS | 1]);
+}
+
+#[test]
+fn a_token_that_ends_its_sequence_wastes_its_share_of_the_step_under_way() {
+    let mut bed = Bed::ahead(limits(2, 64, 8));
+    bed.admit(sequence(1, 15, 9)).stepped(7).stepped(STOP);
+    assert_eq!(bed.heard(), [token(1, 7), finished(1, Finish::Stop)], "it is told at once");
+    assert_eq!(bed.wanted_at(0), [1], "the step under way writes its blocks still");
+    assert_eq!(bed.running.len(), 1, "and it is planned for no more");
+    bed.stepped(8);
+    assert_eq!(bed.heard(), [released(&[1])], "what was chosen behind the end is dropped");
+    bed.assert_all_home();
+}
+
+#[test]
+fn an_end_that_is_known_in_advance_wastes_nothing() {
+    let mut bed = Bed::ahead(limits(2, 64, 8));
+    bed.admit(sequence(1, 3, 2));
+    bed.stepped(7);
+    assert_eq!((bed.running.len(), bed.heard()), (1, vec![token(1, 7)]), "its last token is under way");
+    bed.stepped(8);
+    assert_eq!(bed.heard(), [token(1, 8), finished(1, Finish::Length), released(&[1])]);
+    bed.assert_all_home();
+}
+
+#[test]
+fn no_step_is_planned_ahead_of_a_choice_that_the_host_makes() {
+    let mut bed = Bed::ahead(limits(2, 8, 16));
+    bed.admit(drawn(1, 12, 3));
+    assert_eq!(bed.running.len(), 2, "in the middle of a prompt nothing is chosen");
+    bed.stepped(5);
+    assert_eq!((bed.running.len(), bed.wanted_at(0)), (1, vec![1]));
+    bed.admit(sequence(2, 3, 9)).stepped(5);
+    assert_eq!((bed.running.len(), bed.plan(0).batch.tokens[0]), (1, 5), "one that is drawn holds the others back");
+    bed.stepped(5).stepped(5);
+    assert_eq!((bed.running.len(), bed.plan(0).batch.tokens[0]), (2, 5), "until it has ended");
+    assert_eq!(bed.plan(1).batch.tokens, [PREVIOUS]);
+}
+
+#[test]
+fn a_cancelled_sequence_is_let_go_behind_the_last_step_that_it_is_in() {
+    let mut bed = Bed::ahead(limits(2, 64, 8));
+    bed.admit(sequence(1, 3, 9)).admit(sequence(2, 3, 9)).stepped(5);
+    bed.heard();
+    assert_eq!((bed.wanted_at(0), bed.wanted_at(1)), (vec![1], vec![1, 2]));
+    bed.cancel(1).stepped(6);
+    assert_eq!(bed.heard(), [], "it says nothing more, and its blocks are written still");
+    assert_eq!(bed.wanted_at(1), [2]);
+    bed.stepped(6);
+    assert_eq!(bed.heard(), [token(2, 6), released(&[1])]);
+}
+
+#[test]
+fn a_row_without_numbers_ends_its_sequence_though_the_next_step_has_begun_with_it() {
+    let mut bed = Bed::ahead(limits(2, 64, 8));
+    bed.admit(alike(1, 32, 9)).stepped(NO_CHOICE);
+    assert_eq!(bed.heard(), [finished(1, Finish::Broken)]);
+    bed.stepped(7);
+    assert_eq!(bed.heard(), [released(&[1])]);
+    bed.assert_all_home();
+    bed.admit(alike(2, 32, 1));
+    assert_eq!(bed.parts(), [32], "nothing of it is found");
+}
+
+#[test]
+fn nothing_is_named_of_a_wasted_share() {
+    let mut bed = Bed::ahead(limits(2, 64, 8));
+    // The step behind the end would have filled a second block with a token that is no part of the reply.
+    bed.admit(alike(1, 31, 9)).stepped(STOP).stepped(7);
+    bed.assert_all_home();
+    assert_eq!(bed.kv.usage().cached, 1);
+}
+
+#[test]
+fn who_begins_as_what_is_being_computed_waits_for_that_step_and_finds_it() {
+    let mut bed = Bed::ahead(limits(4, 64, 16));
+    bed.admit(alike(1, 40, 9)).admit(alike(2, 40, 9)).admit(sequence(3, 5, 9));
+    assert_eq!((bed.wanted_at(0), bed.wanted_at(1)), (vec![1], vec![1]));
+    bed.stepped(5);
+    assert_eq!(bed.wanted_at(1), [1, 2, 3]);
+    let starts = &bed.plan(1).batch.query_starts;
+    assert_eq!(starts[2] - starts[1], 8, "32 of 40 tokens are there");
+    // Who comes while a step runs that nobody has looked beyond.
+    let mut bed = Bed::ahead(limits(4, 64, 16));
+    bed.admit(alike(1, 40, 1)).admit(alike(2, 40, 9)).admit(sequence(3, 5, 9));
+    assert_eq!(bed.wanted_at(1), [3], "a stranger does not wait");
+    bed.stepped(5);
+    assert!(bed.wanted_at(1).contains(&2));
+    assert_eq!(bed.plan(1).batch.context_lengths.last(), Some(&40));
+}
+
+#[test]
+fn nobody_is_preempted_for_a_step_that_is_planned_ahead() {
+    let mut bed = Bed::ahead(limits(2, 64, 4));
+    // Answers have been short so far.
+    bed.admit(sequence(1, 2, 9)).stepped(STOP).stepped(STOP);
+    bed.heard();
+    bed.admit(sequence(2, 30, 30)).stepped(5);
+    bed.admit(sequence(3, 30, 30)).stepped(5).stepped(5);
+    // The first has 33 tokens now and wants a third block; the two of the second fill the pool.
+    let mut held_back = false;
+    while !bed.heard.contains(&released(&[3])) {
+        held_back |= bed.running.len() == 1;
+        bed.stepped(5);
+    }
+    assert!(held_back, "the step behind was planned when it was known who had ended");
+    while !bed.running.is_empty() {
+        bed.stepped(5);
+    }
+    let heard = bed.heard();
+    for id in [2, 3] {
+        let tokens = heard.iter().filter(|effect| matches!(effect, Effect::Token(of, _) if of.0 == id)).count();
+        assert_eq!(tokens, 30, "sequence {id} told every token once");
+    }
+    bed.assert_all_home();
+}
+
+/// A sequence of a script: what it is like, and what its model chooses.
+#[derive(Clone, Debug)]
+struct Role {
+    prompt: usize,
+    tokens_max: usize,
+    /// It begins as others of this kind do.
+    is_alike: bool,
+    is_drawn: bool,
+    is_scored: bool,
+    /// The token with which it ends, if it gets so far, and whether that is none.
+    ends_at: usize,
+    breaks: bool,
+}
+
+impl Role {
+    fn sequence(&self, id: u64) -> NewSequence {
+        let of_kind = if self.is_drawn { drawn } else { sequence };
+        let name = if self.is_alike { 90 } else { id };
+        let score_prompt = self.is_scored.then_some(1);
+        NewSequence { id: SequenceId(id), score_prompt, ..of_kind(name, self.prompt, self.tokens_max) }
+    }
+
+    fn chosen(&self, id: u64, position: usize) -> u32 {
+        match position == self.ends_at {
+            true if self.breaks => NO_CHOICE,
+            true => STOP,
+            false => 10 + id as u32 * 500 + position as u32,
+        }
+    }
+
+    /// What must be heard of it if nobody cancels it.
+    fn told(&self, id: u64) -> Vec<Effect> {
+        let (finish, count) = match self.ends_at < self.tokens_max {
+            true if self.breaks => (Finish::Broken, self.ends_at),
+            true => (Finish::Stop, self.ends_at),
+            false => (Finish::Length, self.tokens_max),
+        };
+        (0..count).map(|at| token(id, self.chosen(id, at))).chain([finished(id, finish)]).collect()
+    }
+}
+
+/// A script: who plays, on which stage, and in what order things happen.
+#[derive(Clone, Debug)]
+struct Script {
+    limits: Limits,
+    roles: Vec<Role>,
+    events: Vec<u8>,
+}
+
+/// What was heard of each sequence, whom somebody cancelled, and how many steps there were.
+#[derive(Debug, Default)]
+struct Played {
+    heard: BTreeMap<u64, Vec<Effect>>,
+    scored: BTreeMap<u64, Vec<u32>>,
+    cancelled: Vec<u64>,
+    planned_ahead: usize,
+}
+
+impl Script {
+    fn play(&self, mut bed: Bed) -> Played {
+        let (mut played, mut seen) = (Played::default(), 0);
+        // What the device has chosen in the step that was planned last.
+        let mut previous: Vec<u32> = Vec::new();
+        let mut arrived = 0;
+        let endless = std::iter::repeat(&u8::MAX);
+        for event in self.events.iter().chain(endless) {
+            match *event {
+                0..=59 if arrived < self.roles.len() => {
+                    bed.admit(self.roles[arrived].sequence(arrived as u64));
+                    arrived += 1;
+                }
+                60..=79 if arrived > 0 => {
+                    let id = u64::from(*event) % arrived as u64;
+                    played.cancelled.push(id);
+                    bed.cancel(id);
+                }
+                _ if bed.running.is_empty() && arrived == self.roles.len() => break,
+                u8::MAX if bed.running.is_empty() => {
+                    bed.admit(self.roles[arrived].sequence(arrived as u64));
+                    arrived += 1;
+                }
+                _ if bed.running.is_empty() => {}
+                _ => {
+                    let plan = bed.running.pop_front().expect("looked at above");
+                    seen -= 1;
+                    let tokens = plan.rows.iter().map(|row| self.chosen(row)).collect();
+                    bed.give(Input::Stepped(tokens));
+                }
+            }
+            while seen < bed.running.len() {
+                played.planned_ahead += usize::from(seen == 1);
+                let plan = &bed.running[seen];
+                self.check(plan, &previous);
+                for scored in &plan.scored {
+                    let of = played.scored.entry(scored.sequence.0).or_default();
+                    assert_eq!(of.len() + 1, scored.first, "each token but the first is scored once, in order");
+                    of.extend_from_slice(&scored.tokens);
+                }
+                previous = plan.rows.iter().map(|row| self.chosen(row)).collect();
+                seen += 1;
+            }
+        }
+        bed.assert_all_home();
+        for effect in bed.heard() {
+            if let Effect::Token(id, _) | Effect::Finished(id, _) = effect {
+                played.heard.entry(id.0).or_default().push(effect);
+            }
+        }
+        played
+    }
+
+    fn chosen(&self, row: &ChosenRow) -> u32 {
+        self.roles[row.sequence.0 as usize].chosen(row.sequence.0, row.position)
+    }
+
+    /// Each token that a step is fed is the one that stands there, also if the host has not seen it.
+    fn check(&self, plan: &StepPlan, previous: &[u32]) {
+        let batch = &plan.batch;
+        assert!(batch.sequence_count() <= self.limits.sequences && batch.token_count() <= self.limits.step_tokens);
+        let distinct: BTreeSet<_> = batch.slots.iter().collect();
+        assert_eq!(distinct.len(), batch.slots.len(), "two tokens are written to one place");
+        for (part, id) in plan.parts.iter().enumerate() {
+            let role = &self.roles[id.0 as usize];
+            let prompt = role.sequence(id.0).tokens;
+            let rows = batch.query_starts[part] as usize..batch.query_starts[part + 1] as usize;
+            let first = batch.context_lengths[part] as usize - rows.len();
+            for (place, row) in (first..).zip(rows) {
+                let fed = match batch.tokens[row] {
+                    unseen if unseen & PREVIOUS > 0 => previous[(unseen & !PREVIOUS) as usize],
+                    seen => seen,
+                };
+                let stands = prompt.get(place).copied().unwrap_or_else(|| role.chosen(id.0, place - prompt.len()));
+                assert_eq!(fed, stands, "token {place} of {id}");
+            }
+        }
+    }
+}
+
+fn any_role() -> impl Strategy<Value = Role> {
+    (1usize..60, 1usize..30, any::<[bool; 3]>(), 0usize..60, any::<bool>()).prop_map(
+        |(prompt, tokens_max, [is_alike, is_drawn, is_scored], ends_at, breaks)| {
+            // Most are greedy: one that is drawn holds all others back.
+            let is_drawn = is_drawn && ends_at % 3 == 0;
+            Role { prompt, tokens_max, is_alike, is_drawn, is_scored, ends_at, breaks }
+        },
+    )
+}
+
+fn any_script() -> impl Strategy<Value = Script> {
+    let stage = (1usize..6, 0usize..40, 6usize..20);
+    let roles = proptest::collection::vec(any_role(), 1..10);
+    (stage, roles, proptest::collection::vec(0u8..250, 0..150)).prop_map(
+        |((sequences, more, blocks), roles, events)| Script {
+            limits: limits(sequences, sequences + more, blocks),
+            roles,
+            events,
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_same_tokens_come_out_with_look_ahead_and_without(script in any_script()) {
+        let (with, without) = (script.play(Bed::ahead(script.limits)), script.play(Bed::new(script.limits)));
+        prop_assert_eq!(without.planned_ahead, 0);
+        for (id, role) in (0..).zip(&script.roles) {
+            let told = role.told(id);
+            let heard = |played: &Played| played.heard.get(&id).cloned().unwrap_or_default();
+            if !with.cancelled.contains(&id) && !without.cancelled.contains(&id) {
+                prop_assert_eq!(&heard(&with), &heard(&without), "sequence {}", id);
+                prop_assert_eq!(heard(&with), told, "sequence {}", id);
+                prop_assert_eq!(with.scored.get(&id), without.scored.get(&id));
+            } else {
+                prop_assert!(told.starts_with(&heard(&with)) && told.starts_with(&heard(&without)), "sequence {}", id);
+            }
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Who plays in the simulation: requests, what their model says, and the chance that a seed gives them.
+
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::Arc,
+};
+
+use bursar_actors::{
+    kv::SequenceId,
+    scheduler::{Finish, NewSequence},
+    vision::{Ticket, Wanted},
+};
+use bursar_model::sampling::{Sampler, SamplingParams};
+
+/// SplitMix64 (Steele, Lea and Flood, OOPSLA'14).
+pub struct Chance(pub u64);
+
+impl Chance {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit as u64) as usize
+    }
+
+    pub fn between(&mut self, low: usize, high: usize) -> usize {
+        low + self.below(high - low + 1)
+    }
+
+    pub fn one_in(&mut self, times: usize) -> bool {
+        self.below(times) == 0
+    }
+}
+
+pub fn sampler(temperature: f64) -> Arc<Sampler> {
+    let params = SamplingParams { temperature, ..SamplingParams::default() };
+    Arc::new(Sampler::new(params, 100_000).expect("parameters within their limits"))
+}
+
+pub const STOP: u32 = 0;
+pub const PATCHES_A_ROW: usize = 4;
+
+/// The token that a sequence's model chooses after so many tokens: a function of the request alone, so that a reply can
+/// be compared with what it would have been without neighbours, preemption or deaths.
+pub fn chosen(request: u64, position: usize) -> u32 {
+    let mut chance = Chance(request.wrapping_mul(7919) ^ position as u64);
+    // Most answers are short; now and then one is as long as it may be, and no average foresees it.
+    let ends = if request.is_multiple_of(4) { 1000 } else { 4 };
+    if chance.one_in(ends) { STOP } else { 1 + chance.below(500) as u32 }
+}
+
+/// One caller, and the driver of its request.
+pub struct Request {
+    pub number: u64,
+    /// What its text says; few topics, so that prompts begin alike.
+    pub topic: u32,
+    pub text_tokens: usize,
+    pub pictures: Vec<Wanted>,
+    pub tokens_max: usize,
+    pub produced: Vec<u32>,
+    pub end: Option<Finish>,
+    pub cancelled: bool,
+    /// In the scheduler under this identity.
+    pub sequence: Option<SequenceId>,
+    /// Asked of the vision core.
+    pub ticket: Option<Ticket>,
+}
+
+impl Request {
+    pub fn prompt_tokens(&self) -> usize {
+        self.text_tokens + self.pictures.iter().map(|picture| picture.rows).sum::<usize>()
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.cancelled || self.end.is_some()
+    }
+
+    /// What it must be at its end.
+    pub fn expected(&self) -> (Vec<u32>, Finish) {
+        let mut tokens = Vec::new();
+        loop {
+            match chosen(self.number, tokens.len()) {
+                STOP => return (tokens, Finish::Stop),
+                token => tokens.push(token),
+            }
+            if tokens.len() == self.tokens_max {
+                return (tokens, Finish::Length);
+            }
+        }
+    }
+}
+
+/// What each token of a sequence puts into the cache: a function of all tokens, positions and pictures up to there.
+pub fn content(sequence: &NewSequence, unseen: &[u32]) -> Vec<u64> {
+    let mut hasher = DefaultHasher::new();
+    let of_token = |(token, id): (usize, &u32)| {
+        let picture = sequence.pictures.iter().find(|picture| picture.content.tokens.contains(&token));
+        let behind = |known: usize| [sequence.next_position + (token - known) as u32; 3];
+        let position = sequence.positions.get(token).copied().unwrap_or_else(|| behind(sequence.positions.len()));
+        (id, position, picture.map(|p| (p.content.hash, token - p.content.tokens.start))).hash(&mut hasher);
+        hasher.finish()
+    };
+    sequence.tokens.iter().chain(unseen).enumerate().map(of_token).collect()
+}

@@ -1,0 +1,346 @@
+//! Stories of a lane whose device takes as long as the story wills: what is begun while it works, who is answered when,
+//! and what a dying lane waits for.
+
+use std::{
+    path::Path,
+    sync::{
+        Arc, Condvar, Mutex,
+        atomic::{AtomicU64, Ordering},
+        mpsc::{Receiver, sync_channel},
+    },
+};
+
+use bursar_actors::{
+    lane::{Answer, Bench, Choice, Job, Lane, LaneError, StepJob, Stepped},
+    memory::{ChosenTokens, EngineMemory, KvMemory},
+};
+use bursar_budgets::*;
+use bursar_kernels::{
+    Backend, Cpu, KernelError, Target,
+    ops::{embed::PREVIOUS, transfer::Arrival, *},
+};
+use bursar_model::{
+    Model,
+    checkpoint::{Checkpoint, CheckpointSource},
+    flow::{SequencePart, StepBatch},
+    sampling::{Sampler, SamplingParams},
+};
+
+/// How far the device is, by the story's will, and what happened in which order.
+#[derive(Default)]
+struct Clock {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// Downloads that were begun, and how many of them the device may be past.
+    launched: usize,
+    past: usize,
+    log: Vec<String>,
+}
+
+impl Clock {
+    fn note(&self, what: String) {
+        self.state.lock().expect("nobody panics with it").log.push(what);
+        self.changed.notify_all();
+    }
+
+    fn let_past(&self, downloads: usize) {
+        self.state.lock().expect("as above").past = downloads;
+        self.changed.notify_all();
+    }
+
+    /// Returns when so many downloads have been begun.
+    fn launched(&self, downloads: usize) {
+        let state = self.state.lock().expect("as above");
+        drop(self.changed.wait_while(state, |state| state.launched < downloads).expect("as above"));
+    }
+
+    fn log(&self) -> Vec<String> {
+        self.state.lock().expect("as above").log.clone()
+    }
+}
+
+/// The CPU, but what is downloaded later comes when the clock says that the device is past it.
+struct Slow {
+    cpu: Cpu,
+    clock: Arc<Clock>,
+}
+
+struct Coming {
+    number: usize,
+    copied: Box<dyn Arrival>,
+    clock: Arc<Clock>,
+}
+
+impl Arrival for Coming {
+    fn has_come(&self) -> bool {
+        self.number < self.clock.state.lock().expect("as above").past
+    }
+
+    fn wait(self: Box<Self>, out: &mut [u8]) -> Result<(), KernelError> {
+        let state = self.clock.state.lock().expect("as above");
+        drop(self.clock.changed.wait_while(state, |state| state.past <= self.number).expect("as above"));
+        self.copied.wait(out)
+    }
+}
+
+macro_rules! as_the_cpu {
+    ($($op:ident: $call:ty,)*) => {
+        $(fn $op(&self, call: $call) -> Result<(), KernelError> { self.cpu.$op(call) })*
+    };
+}
+
+impl Backend for Slow {
+    const COMPUTES: bool = true;
+
+    fn target(&self) -> &Target {
+        self.cpu.target()
+    }
+
+    fn download_later(&self, call: transfer::DownloadLater<'_>) -> Result<Box<dyn Arrival>, KernelError> {
+        let copied = self.cpu.download_later(call)?;
+        let number = {
+            let mut state = self.clock.state.lock().expect("as above");
+            state.launched += 1;
+            state.launched - 1
+        };
+        self.clock.note(format!("launch {number}"));
+        Ok(Box::new(Coming { number, copied, clock: self.clock.clone() }))
+    }
+
+    as_the_cpu! {
+        upload: transfer::Upload<'_>,
+        download: transfer::Download<'_>,
+        embed: embed::Call<'_>,
+        rms_norm: rms_norm::Call<'_>,
+        linear: linear::Call<'_>,
+        rotary: rotary::Call<'_>,
+        kv_write: kv_write::Call<'_>,
+        attention_paged: attention_paged::Call<'_>,
+        attention_packed: attention_packed::Call<'_>,
+        silu_mul: silu_mul::Call<'_>,
+        gelu: gelu::Call<'_>,
+        gather_rows: gather_rows::Call<'_>,
+        scatter_rows: scatter_rows::Call<'_>,
+        argmax: argmax::Call<'_>,
+        all_reduce: all_reduce::Call<'_>,
+    }
+}
+
+struct Nobody;
+
+impl ReleaseNotes for Nobody {
+    fn post(&self, _: ReleaseNote) {}
+}
+
+/// A lane with a small model on a slow device.
+struct Stage {
+    lane: Lane,
+    clock: Arc<Clock>,
+    device: Arc<dyn Device>,
+    vocabulary: usize,
+}
+
+const PROMPT: usize = 20;
+
+impl Stage {
+    fn set() -> Stage {
+        let capacity = Bytes::mib(96);
+        let device: Arc<dyn Device> = Arc::new(HostDevice::new(HostConfig::small(capacity)).expect("host memory"));
+        let ledger = Mutex::new(Ledger::new(LedgerConfig::new(capacity)));
+        let asked = AtomicU64::new(0);
+        let lease = |class, bytes: Bytes| {
+            let id = RequestId(asked.fetch_add(1, Ordering::Relaxed));
+            let request = Request::new(Owner::new("story", 0), class, "model", bytes);
+            let effects = ledger.lock().expect("one thread").step(Input::Ask { id, request, wait: false });
+            let [Effect::Granted(grant)] = &effects[..] else { panic!("{effects:?}") };
+            Lease::issue(grant, Arc::new(Nobody))
+        };
+        let segment = |class, bytes: Bytes| {
+            let bytes = bytes.round_up(device.page());
+            let segment = Segment::reserve(device.clone(), bytes, lease(class, bytes)).expect("addresses");
+            segment.back_to(bytes).expect("memory");
+            segment
+        };
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/qwen2");
+        let checkpoint = Checkpoint::open(CheckpointSource::Folder(folder)).expect("it opens");
+        let cpu = Cpu::new(1);
+        let bytes = Model::plan(&checkpoint).expect("it can be planned").weight_bytes();
+        let model = Model::load(&checkpoint, &cpu, segment(Class::Weights, bytes), |_, _| {}).expect("it loads");
+        let shape = model.kv_shape(cpu.target());
+        let kv_bytes = KvMemory::bytes(shape, 4, device.page());
+        let kv = KvMemory::reserve(&device, shape, 4, Arc::new(lease(Class::Kv, kv_bytes))).expect("addresses");
+        kv.grow_to(4).expect("memory");
+        let workspace = Arc::new(segment(Class::StepWorkspace, Bytes::mib(8)));
+        let memory = EngineMemory {
+            step_workspace: workspace.clone(),
+            chosen: ChosenTokens::over(segment(Class::StepWorkspace, Bytes(16)), 4),
+            vision_workspace: None,
+            vision_cache: None,
+            kv,
+        };
+        let vocabulary = model.config().decoder().vocabulary;
+        let clock = Arc::new(Clock::default());
+        let bench = Bench::new(Slow { cpu, clock: clock.clone() }, workspace, Arc::new(model), Arc::new(memory));
+        Stage { lane: Lane::start("slow", bench, device.timeline()), clock, device, vocabulary }
+    }
+
+    /// Has the lane run one sequence's next tokens; gives where the answer comes.
+    fn step(&self, name: &'static str, tokens: &[u32], cached: usize, temperature: f64) -> Receiver<Outcome> {
+        let positions: Vec<_> = (cached..cached + tokens.len()).map(|position| [position as u32; 3]).collect();
+        let batch = StepBatch::pack(&[SequencePart {
+            tokens,
+            positions: &positions,
+            cached_tokens: cached,
+            blocks: &[2, 1, 3],
+            pictures: &[],
+            wants_logits: true,
+            scored: 0..0,
+        }]);
+        let params = SamplingParams { temperature, seed: 7, ..SamplingParams::default() };
+        let sampler = Arc::new(Sampler::new(params, self.vocabulary).expect("parameters within their limits"));
+        let position = (cached + tokens.len() - PROMPT) as u64;
+        let choices = vec![Choice { sampler, position, past: None }];
+        let (give, answer) = sync_channel(1);
+        let clock = self.clock.clone();
+        let answer_to = Answer::to(move |outcome: Outcome| {
+            clock.note(format!("answer {name}"));
+            drop(give.send(outcome));
+        });
+        let job = StepJob { batch, choices, scores: Vec::new(), pins: Vec::new(), answer: answer_to };
+        self.lane.submit(Job::Step(Box::new(job)));
+        answer
+    }
+
+    fn prompt(&self, name: &'static str) -> Receiver<Outcome> {
+        self.step(name, &(5..5 + PROMPT as u32).collect::<Vec<_>>(), 0, 0.0)
+    }
+
+    /// Tokens of a reply, each step given once the one before is answered or all at once.
+    fn reply(&self, is_ahead: bool) -> Vec<u32> {
+        let mut answers = vec![self.prompt("prompt")];
+        let mut reply = Vec::new();
+        for cached in PROMPT..PROMPT + 3 {
+            let next = match is_ahead {
+                true => PREVIOUS,
+                false => chosen(&answers.remove(0)),
+            };
+            reply.extend((!is_ahead).then_some(next));
+            answers.push(self.step("step", &[next], cached, 0.0));
+        }
+        reply.extend(answers.iter().map(chosen));
+        reply
+    }
+}
+
+type Outcome = Result<Stepped, LaneError>;
+
+fn chosen(answer: &Receiver<Outcome>) -> u32 {
+    let stepped = answer.recv().expect("each job is answered").expect("the step runs");
+    stepped.chosen[0].as_ref().expect("a number").id
+}
+
+const ALL: usize = usize::MAX;
+
+#[test]
+fn the_next_step_is_begun_while_the_device_runs_one_and_the_third_when_the_first_is_answered() {
+    let stage = Stage::set();
+    let answers =
+        [stage.prompt("A"), stage.step("B", &[PREVIOUS], PROMPT, 0.0), stage.step("C", &[PREVIOUS], PROMPT + 1, 0.0)];
+    stage.clock.launched(2);
+    let behind_both = stage.device.fence_here();
+    assert_eq!(stage.clock.log(), ["launch 0", "launch 1"], "nobody is answered, and nothing is begun behind two");
+    stage.clock.let_past(1);
+    stage.clock.launched(3);
+    assert_eq!(stage.clock.log(), ["launch 0", "launch 1", "answer A", "launch 2"]);
+    assert!(!behind_both.is_passed(), "the second still runs");
+    stage.clock.let_past(ALL);
+    let tokens: Vec<_> = answers.iter().map(chosen).collect();
+    assert!(behind_both.is_passed());
+    assert_eq!(stage.clock.log()[4..], ["answer B", "answer C"]);
+    assert_eq!(tokens, stage.reply(false)[..3], "as if the host had known each token");
+}
+
+#[test]
+fn a_reply_is_the_same_whether_the_host_sees_a_token_before_the_next_step_or_after() {
+    let stage = Stage::set();
+    stage.clock.let_past(ALL);
+    let seen = stage.reply(false);
+    assert_eq!(seen.len(), 4);
+    assert_eq!(seen, stage.reply(true));
+}
+
+#[test]
+fn a_device_that_is_done_when_it_has_launched_is_answered_for_at_once() {
+    let stage = Stage::set();
+    stage.clock.let_past(ALL);
+    [stage.prompt("A"), stage.step("B", &[PREVIOUS], PROMPT, 0.0)].iter().for_each(|answer| _ = chosen(answer));
+    assert_eq!(stage.clock.log(), ["launch 0", "answer A", "launch 1", "answer B"], "not a step late");
+}
+
+#[test]
+fn nothing_is_begun_behind_a_step_that_the_host_chooses_for() {
+    let stage = Stage::set();
+    let prompt = (5..5 + PROMPT as u32).collect::<Vec<_>>();
+    let drawn = stage.step("A", &prompt, 0, 1.0);
+    let next = stage.step("B", &[9], PROMPT, 0.0);
+    stage.clock.launched(1);
+    stage.clock.let_past(ALL);
+    chosen(&next);
+    assert!(drawn.recv().expect("it is answered").is_ok());
+    assert_eq!(stage.clock.log(), ["launch 0", "answer A", "launch 1", "answer B"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lane_that_dies_is_past_all_that_it_has_begun_before_anybody_hears_of_it() {
+    let stage = Stage::set();
+    let begun = stage.prompt("A");
+    stage.clock.launched(1);
+    let behind = stage.device.fence_here();
+    stage.lane.submit(Job::Drill);
+    // The dying lane asks the device how far it is.
+    stage.clock.launched(2);
+    assert!(stage.lane.is_alive() && !behind.is_passed() && begun.try_recv().is_err());
+    stage.clock.let_past(ALL);
+    assert!(matches!(begun.recv().expect("it is answered"), Err(LaneError::Gone)));
+    stage.lane.ended().await;
+    assert!(behind.is_passed(), "no fence is left that will never pass");
+    assert!(matches!(stage.prompt("B").recv().expect("it is answered"), Err(LaneError::Gone)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lane_that_is_quenched_finishes_what_it_has_begun_and_fails_what_is_behind() {
+    let stage = Stage::set();
+    let begun = [stage.prompt("A"), stage.step("B", &[PREVIOUS], PROMPT, 0.0)];
+    let behind = stage.step("C", &[PREVIOUS], PROMPT + 1, 0.0);
+    stage.clock.launched(2);
+    let mut quench = Box::pin(stage.lane.quench());
+    assert!(still_waits(&mut quench).await);
+    stage.clock.let_past(ALL);
+    quench.await;
+    begun.iter().for_each(|answer| _ = chosen(answer));
+    assert!(matches!(behind.recv().expect("it is answered"), Err(LaneError::Gone)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lane_is_idle_when_the_last_step_that_it_has_begun_is_answered() {
+    let stage = Stage::set();
+    let answers = [stage.prompt("A"), stage.step("B", &[PREVIOUS], PROMPT, 0.0)];
+    stage.clock.launched(2);
+    let mut idle = Box::pin(stage.lane.idle());
+    stage.clock.let_past(1);
+    chosen(&answers[0]);
+    assert!(still_waits(&mut idle).await, "the second is under way");
+    stage.clock.let_past(ALL);
+    idle.await;
+    assert!(answers[1].try_recv().is_ok());
+}
+
+/// Whether the future still waits.
+async fn still_waits(future: &mut (impl Future<Output = ()> + Unpin)) -> bool {
+    std::future::poll_fn(|context| std::task::Poll::Ready(std::pin::Pin::new(&mut *future).poll(context).is_pending()))
+        .await
+}

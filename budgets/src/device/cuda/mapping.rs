@@ -1,0 +1,90 @@
+//! Pieces of memory behind reserved addresses: created, mapped, opened, cleared, and taken away.
+
+use cudarc::driver::sys;
+
+use super::{
+    CudaDevice, Piece,
+    driver::{self, check},
+};
+use crate::{Address, Bytes, DeviceError};
+
+impl CudaDevice {
+    /// Memory that is nowhere yet.
+    pub(super) fn create(&self, bytes: Bytes) -> Result<Piece, DeviceError> {
+        let properties = driver::properties(self.device);
+        let mut handle = 0;
+        self.count_allocation();
+        // SAFETY: the handle is there to write to.
+        check("cuMemCreate", unsafe { sys::cuMemCreate(&mut handle, bytes.as_usize(), &properties, 0) })?;
+        Ok(Piece { handle, bytes })
+    }
+
+    /// Gives back memory that is nowhere any more.
+    pub(super) fn release(&self, piece: Piece) -> Result<(), DeviceError> {
+        // SAFETY: each handle is released once.
+        check("cuMemRelease", unsafe { sys::cuMemRelease(piece.handle) })
+    }
+
+    /// Puts a piece behind addresses; it is not open yet.
+    pub(super) fn map(&self, address: Address, piece: Piece) -> Result<(), DeviceError> {
+        // SAFETY: the stretch is reserved by us, and nothing is mapped there.
+        check("cuMemMap", unsafe { sys::cuMemMap(address.0, piece.bytes.as_usize(), 0, piece.handle, 0) })
+    }
+
+    pub(super) fn unmap(&self, address: Address, piece: Piece) -> Result<(), DeviceError> {
+        // SAFETY: the piece is mapped there, and whoever gives it up has said that the device is past its last use.
+        check("cuMemUnmap", unsafe { sys::cuMemUnmap(address.0, piece.bytes.as_usize()) })?;
+        self.release(piece)
+    }
+
+    /// Maps and opens memory behind pieces that follow each other, each as `create` makes it. On refusal nothing is mapped.
+    pub(super) fn fill(
+        &self,
+        start: Address,
+        cut: &[(Bytes, Bytes)],
+        create: impl Fn(Bytes) -> Result<Piece, DeviceError>,
+    ) -> Result<Vec<(Bytes, Piece)>, DeviceError> {
+        let (Some((from, _)), Some((last, bytes))) = (cut.first(), cut.last()) else { return Ok(Vec::new()) };
+        let (from, to) = (*from, *last + *bytes);
+        let mut mapped: Vec<(Bytes, Piece)> = Vec::new();
+        let mut fill = || {
+            for (offset, bytes) in cut {
+                let piece = create(*bytes)?;
+                if let Err(error) = self.map(start.offset(*offset), piece) {
+                    drop(self.release(piece));
+                    return Err(error);
+                }
+                mapped.push((*offset, piece));
+            }
+            driver::open(self.device, start.offset(from), to - from)
+        };
+        match fill() {
+            Ok(()) => Ok(mapped),
+            Err(error) => {
+                self.unmap_all(start, &mapped);
+                Err(asked_for(to - from, error))
+            }
+        }
+    }
+
+    /// Writes zeros and waits for them.
+    pub(super) fn clear(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
+        // SAFETY: the stretch is mapped and open, and nobody uses it yet.
+        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(address.0, 0, bytes.as_usize(), self.stream.raw()) })?;
+        // SAFETY: the stream is ours.
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.stream.raw()) })
+    }
+
+    /// Takes back what was mapped for nothing. Whoever calls this has an error to tell already.
+    pub(super) fn unmap_all(&self, start: Address, pieces: &[(Bytes, Piece)]) {
+        pieces.iter().for_each(|(offset, piece)| drop(self.unmap(start.offset(*offset), *piece)));
+    }
+}
+
+/// The same refusal, of so many bytes.
+fn asked_for(bytes: Bytes, error: DeviceError) -> DeviceError {
+    match error {
+        DeviceError::Refused { free, hint, .. } => DeviceError::Refused { asked: bytes, free, hint },
+        error => error,
+    }
+}

@@ -1,0 +1,84 @@
+//! A GPU that is lost. The driver gives a process that has lost one no other context, so this is a program of its own.
+//! Without a GPU it says so and ends.
+
+use std::sync::Arc;
+
+use bursar_budgets::{Bytes, CudaDevice, Device, DeviceError, Hint};
+use cudarc::driver::sys;
+
+/// A kernel that writes where nothing is.
+const WILD: &std::ffi::CStr = c".version 7.0
+.target sm_52
+.address_size 64
+.visible .entry wild() {
+    .reg .u64 %address;
+    .reg .u32 %value;
+    mov.u64 %address, 16;
+    mov.u32 %value, 1;
+    st.global.u32 [%address], %value;
+    ret;
+}";
+
+/// Runs it; gives what the driver says when it has.
+fn run_wild(device: &CudaDevice) -> sys::CUresult {
+    device.enter().expect("the device is there");
+    let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
+    let (stream, none) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: all of it is there for the driver to read or write; the kernel's fault stays on the device.
+    unsafe {
+        assert_eq!(sys::cuModuleLoadData(&mut module, WILD.as_ptr().cast()), sys::CUresult::CUDA_SUCCESS);
+        let name = c"wild".as_ptr();
+        assert_eq!(sys::cuModuleGetFunction(&mut function, module, name), sys::CUresult::CUDA_SUCCESS);
+        let launched = sys::cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, none, none);
+        assert_eq!(launched, sys::CUresult::CUDA_SUCCESS);
+        sys::cuCtxSynchronize()
+    }
+}
+
+#[test]
+fn a_device_is_lost_by_a_kernel_that_writes_where_nothing_is_and_takes_back_what_it_gave() {
+    let device = match CudaDevice::open(0) {
+        Ok(device) => Arc::new(device),
+        Err(error @ DeviceError::NoDevice { .. }) => {
+            return println!("skipped, {error}; {}", error.hint().expect("there is something to do"));
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let total = Bytes::gib(2);
+    let before = device.memory().expect("it says").free;
+    let address = device.reserve(Bytes::gib(4)).expect("addresses");
+    device.back(address, total).expect("there is room");
+    let pinned = device.pinned(Bytes::mib(1)).expect("the host has a MiB");
+    assert_eq!(run_wild(&device), sys::CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+    for what in ["the first", "and every other"] {
+        let error = device.memory().expect_err("it is lost");
+        assert!(error.is_lost(), "{what} call after it: {error}");
+        println!("{what}: {error}");
+    }
+    assert!(device.check().expect_err("it knows").is_lost());
+    for error in [
+        device.back(address.offset(total), Bytes::mib(2)).expect_err("nothing can be had"),
+        device.reserve(Bytes::gib(1)).map(drop).expect_err("no addresses either"),
+        device.pinned(Bytes::mib(1)).map(drop).expect_err("nor memory of the host"),
+        device.with_overhead(|| ()).expect_err("nor anything else"),
+    ] {
+        assert!(error.is_lost(), "{error}");
+    }
+    device.unback(address, total).expect("what it holds can be given back");
+    device.release_reservation(address).expect("and so can addresses");
+    drop(pinned);
+    assert_eq!((device.counts().backed, device.counts().pinned), (Bytes::ZERO, Bytes::ZERO));
+    drop(Arc::into_inner(device).expect("the last one"));
+    // The driver decides whether this process may go on; if not, it says so and what to do.
+    match CudaDevice::open(0) {
+        Ok(device) => {
+            let after = device.memory().expect("it says").free;
+            assert!(before.saturating_sub(after) <= Bytes::mib(4), "{before} free before the loss, {after} after");
+            println!("this driver makes another context");
+        }
+        Err(error) => {
+            assert!(error.is_lost() && error.hint().expect("a hint").contains("start the program again"), "{error}");
+            println!("this driver makes no other context: {error}");
+        }
+    }
+}

@@ -1,0 +1,158 @@
+// What the attention kernels for Hopper are cut into: the sizes of a kernel, and the jobs of its thread blocks.
+#pragma once
+
+#include "attention_tiles.cuh"
+
+constexpr uint32_t BLOCK_TOKENS = 16;  // of the paged cache
+constexpr uint32_t STAGES = 2;         // of queries, of keys, and of values
+constexpr uint32_t WARPGROUP = 128;
+constexpr float LOG2_E = 1.4426950408889634f;
+
+// Sizes of one kernel. `MULTIPLIERS` warpgroups multiply 64 query vectors each; one more warpgroup copies.
+template <int D_, int MULTIPLIERS_, int KEYS_, bool PAGED_>
+struct Sizes {
+    static constexpr int D = D_;
+    static constexpr int MULTIPLIERS = MULTIPLIERS_;
+    static constexpr bool PAGED = PAGED_;
+    static constexpr int KEYS = KEYS_;  // of a step
+    static constexpr int QUERIES = 64 * MULTIPLIERS;
+    static constexpr int THREADS = WARPGROUP * (MULTIPLIERS + 1);
+    static constexpr int CHUNK = D % 64 == 0 ? 64 : 16;  // columns
+    static constexpr int CHUNKS = D / CHUNK;
+    // From 8 rows to the next 8, and from chunk to chunk. A block of the cache comes as one box, 8 rows of all chunks
+    // and then the next 8; packed rows come as one box for all keys of a step, chunk after chunk.
+    static constexpr uint32_t DOWN = PAGED ? 8 * D * 2 : 8 * CHUNK * 2;
+    static constexpr uint32_t ACROSS = PAGED ? 8 * CHUNK * 2 : KEYS * CHUNK * 2;
+    static constexpr uint32_t QUERY_DOWN = 8 * CHUNK * 2;
+    static constexpr uint32_t QUERY_ACROSS = 64 * CHUNK * 2;
+    static constexpr uint32_t QUERY_BYTES = QUERIES * D * 2;
+    static constexpr uint32_t STEP_BYTES = KEYS * D * 2;
+    static constexpr uint32_t KEYS_AT = STAGES * QUERY_BYTES;
+    static constexpr uint32_t VALUES_AT = KEYS_AT + STAGES * STEP_BYTES;
+    static constexpr uint32_t SHARED_BYTES = VALUES_AT + STAGES * STEP_BYTES;
+    static_assert(QUERY_BYTES % (16 * CHUNK) == 0 && STEP_BYTES % (16 * CHUNK) == 0, "a swizzle repeats after so many bytes");
+    static_assert(SHARED_BYTES <= 226 * 1024, "a block's dynamic share of shared memory");
+    // Registers of a thread, out of 65,536 for the block.
+    static constexpr uint32_t COPY_REGISTERS = MULTIPLIERS == 3 ? 32 : 40;
+    static constexpr uint32_t MULTIPLY_REGISTERS = MULTIPLIERS == 3 ? 160 : 232;
+};
+
+using Paged128 = Sizes<128, 2, 128, true>;
+using Packed80 = Sizes<80, 3, 112, false>;
+
+struct Arguments {
+    const uint32_t* starts;           // [sequences + 1]
+    const uint32_t* context_lengths;  // [sequences], paged only
+    const uint32_t* block_tables;     // [sequences, blocks_max], paged only
+    uint32_t out_pitch;
+    uint32_t query_pitch;
+    uint32_t rows;
+    uint32_t sequences;
+    uint32_t first_sequence;
+    uint32_t group;
+    uint32_t kv_heads;
+    uint32_t blocks;
+    uint32_t blocks_max;
+    uint32_t splits;  // of a tile's keys
+    float scale;
+};
+
+// What one turn of a thread block is about: a tile of query vectors, a head, and some or all steps of keys.
+struct Job {
+    uint32_t found;
+    uint32_t slot;         // of its part, if tiles are split
+    uint32_t first_row;    // of the sequence
+    uint32_t rows;         // of the sequence
+    uint32_t first_query;  // of the tile
+    uint32_t head;         // of keys and values
+    uint32_t sequence;
+    int32_t keys;     // that any row of the tile sees
+    int32_t visible;  // to row 0 of the sequence
+    int32_t first_step;
+    int32_t last_step;
+    uint32_t torn;  // the last step ends with keys that must not be read
+};
+
+__device__ __forceinline__ uint32_t whole_blocks(int32_t keys) { return (keys + BLOCK_TOKENS - 1) / BLOCK_TOKENS; }
+
+// The keys of a tile, and its steps; one step of nothing but masked zeros if it has no keys. The result is how many
+// parts its steps fall into, which is less than `splits` for a tile of few steps.
+template <typename S>
+__device__ __forceinline__ uint32_t measure(Job& job, const Arguments& arguments, const AttentionTile& tile, int32_t& steps) {
+    job.sequence = tile.sequence;
+    job.first_row = tile.first_row;
+    job.rows = tile.rows;
+    job.first_query = tile.first_query;
+    if (S::PAGED) {
+        const uint32_t context = min(__ldg(arguments.context_lengths + tile.sequence), arguments.blocks_max * BLOCK_TOKENS);
+        const uint32_t last_row = min((tile.first_query + S::QUERIES - 1) / arguments.group, tile.rows - 1);
+        job.visible = static_cast<int32_t>(context) - static_cast<int32_t>(tile.rows) + 1;
+        job.keys = max(job.visible + static_cast<int32_t>(last_row), 0);
+        // Blocks past the keys come as zeros; within the last block of the context stands what was there before.
+        job.torn = whole_blocks(job.keys) * BLOCK_TOKENS > context;
+    } else {
+        job.keys = static_cast<int32_t>(tile.rows);
+        job.torn = tile.rows % S::KEYS != 0;
+    }
+    steps = max((job.keys + S::KEYS - 1) / S::KEYS, 1);
+    return min(arguments.splits, static_cast<uint32_t>(steps));
+}
+
+// The jobs of this thread block, turn by turn. Every second round of blocks runs backwards: who had the longest tile of
+// a round has the shortest of the next. Used by whole warps.
+template <typename S>
+struct Jobs {
+    const Arguments& arguments;
+    uint32_t tiles;  // of one head, packed only
+    uint32_t turn;
+    TileCursor cursor;
+
+    __device__ __forceinline__ explicit Jobs(const Arguments& arguments) : arguments(arguments), tiles(0), turn(0) {
+        rewind();
+        if (!S::PAGED) {
+            // A search in vain passes them all.
+            AttentionTile none;
+            find_tile<S::QUERIES>(0xffffffffu, arguments.starts, cursor, arguments.sequences, arguments.rows, 1, none);
+            tiles = cursor.passed;
+        }
+    }
+
+    __device__ __forceinline__ void rewind() { cursor = {arguments.first_sequence, 0}; }
+
+    __device__ __forceinline__ Job next() {
+        while (true) {
+            Job job = {};
+            job.slot = turn * gridDim.x + (turn % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
+            turn += 1;
+            uint32_t wanted;
+            uint32_t part = 0;
+            if (S::PAGED) {
+                // Heads next to each other: tiles come with falling work.
+                part = job.slot % arguments.splits;
+                job.head = job.slot / arguments.splits % arguments.kv_heads;
+                wanted = job.slot / arguments.splits / arguments.kv_heads;
+            } else {
+                // A head's tiles next to each other: its keys and values stay in the L2 cache.
+                job.head = job.slot / max(tiles, 1u);
+                wanted = job.slot % max(tiles, 1u);
+                if (job.head >= arguments.kv_heads) {
+                    return job;
+                }
+                rewind();
+            }
+            AttentionTile tile;
+            if (!find_tile<S::QUERIES>(wanted, arguments.starts, cursor, arguments.sequences, arguments.rows, arguments.group, tile)) {
+                return job;
+            }
+            int32_t steps;
+            const uint32_t parts = measure<S>(job, arguments, tile, steps);
+            if (part < parts) {
+                job.found = 1;
+                job.first_step = steps * part / parts;
+                job.last_step = steps * (part + 1) / parts - 1;
+                job.torn = job.torn && part + 1 == parts;
+                return job;
+            }
+        }
+    }
+};

@@ -1,0 +1,77 @@
+//! Tensor maps: how Hopper's copy engine is told where pieces of a tensor lie.
+
+use bursar_budgets::{Address, CudaDevice, DeviceError};
+use cudarc::driver::sys;
+
+use crate::DType;
+
+/// The driver's own 128 bytes, which a kernel takes by value.
+#[repr(C, align(8))]
+#[derive(Clone, Copy)]
+pub(super) struct TensorMap([u64; 16]);
+
+/// How rows of a box are spread over the banks of shared memory.
+#[derive(Clone, Copy)]
+pub(super) enum Swizzle {
+    /// In 32 bytes.
+    Bytes32,
+    /// In 128 bytes.
+    Bytes128,
+}
+
+/// A tensor as the copy engine sees it, innermost dimension first.
+pub(super) struct Layout<'a> {
+    pub dimensions: &'a [u64],
+    /// Bytes from one to the next in all dimensions but the innermost.
+    pub strides: &'a [u64],
+    /// What one copy brings.
+    pub cube: &'a [u32],
+    pub swizzle: Swizzle,
+}
+
+impl TensorMap {
+    /// A map of the tensor at `address`. The driver writes 128 bytes and asks the device nothing.
+    pub(super) fn new(address: Address, dtype: DType, layout: &Layout<'_>) -> Result<Self, DeviceError> {
+        use sys::{
+            CUtensorMapDataType_enum as Type, CUtensorMapFloatOOBfill_enum as Outside,
+            CUtensorMapInterleave_enum as Interleave, CUtensorMapL2promotion_enum as Promotion,
+            CUtensorMapSwizzle_enum as Pattern,
+        };
+        /// The driver wants its map on 64 bytes.
+        #[repr(C, align(64))]
+        struct Aligned(sys::CUtensorMap);
+        let rank = layout.dimensions.len();
+        assert!(layout.strides.len() + 1 == rank && layout.cube.len() == rank, "a number for each dimension");
+        let element = match dtype {
+            DType::BF16 => Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            _ => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        };
+        let pattern = match layout.swizzle {
+            Swizzle::Bytes32 => Pattern::CU_TENSOR_MAP_SWIZZLE_32B,
+            Swizzle::Bytes128 => Pattern::CU_TENSOR_MAP_SWIZZLE_128B,
+        };
+        let ones = [1u32; 5];
+        // SAFETY: all of it is numbers, for which zero is a value.
+        let mut map: Aligned = unsafe { std::mem::zeroed() };
+        // SAFETY: the map is there to write to, and every list has a number for each dimension.
+        let encoded = unsafe {
+            sys::cuTensorMapEncodeTiled(
+                &mut map.0,
+                element,
+                rank as u32,
+                address.0 as *mut _,
+                layout.dimensions.as_ptr(),
+                layout.strides.as_ptr(),
+                layout.cube.as_ptr(),
+                ones.as_ptr(),
+                Interleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                pattern,
+                Promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                Outside::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+        };
+        CudaDevice::said("cuTensorMapEncodeTiled", encoded)?;
+        // SAFETY: both are 128 bytes of numbers.
+        Ok(TensorMap(unsafe { std::mem::transmute::<sys::CUtensorMap, [u64; 16]>(map.0) }))
+    }
+}

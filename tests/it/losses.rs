@@ -1,0 +1,252 @@
+//! A device that is lost: every request is told so with that word, everything on it ends with the ledger whole, and the
+//! runtime goes on with another, once.
+
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicUsize, Ordering::SeqCst},
+};
+
+use bursar::{
+    Bytes, ChatError, Class, Device, DeviceChoice, DeviceError, HostDevice, LoadOptions, MIB, ModelSource, Progress,
+    Runtime, RuntimeConfig, RuntimeError, Script, Segment, StartError,
+};
+
+use crate::stage::{Whole, about, answer, ask, demo, device, eventually, listen, small, story};
+
+/// A runtime with as many devices as there are in this list.
+struct Spares {
+    devices: Vec<Arc<HostDevice>>,
+    made: Arc<AtomicUsize>,
+    runtime: Runtime,
+}
+
+impl Spares {
+    async fn of(devices: Vec<Arc<HostDevice>>) -> Spares {
+        let made = Arc::new(AtomicUsize::new(0));
+        let (spares, count) = (devices.clone(), made.clone());
+        let make = move || match spares.get(count.fetch_add(1, SeqCst)) {
+            Some(device) => Ok(device.clone() as Arc<dyn Device>),
+            None => Err(DeviceError::Lost { reason: "the driver makes no other context".to_owned() }),
+        };
+        let config = RuntimeConfig { device: DeviceChoice::Made(Arc::new(make)), ..RuntimeConfig::default() };
+        let runtime = Runtime::start(config).await.expect("a host device starts");
+        Spares { devices, made, runtime }
+    }
+
+    /// All is home on the device that was lost, and all that is leased is on the one that took its place.
+    async fn assert_whole(&self) {
+        assert_eq!(self.made.load(SeqCst), 2, "one loss, one other device");
+        assert_eq!(self.devices[0].counts().backed, Bytes::ZERO, "a lost device holds nothing");
+        eventually("the ledger and the device agree", async || {
+            let ledger = self.runtime.budget().snapshot().await.expect("the budget answers");
+            ledger.granted == self.devices[1].counts().backed && ledger.deficit.is_zero()
+        })
+        .await;
+        assert_eq!(
+            self.runtime.device().memory().expect("it is there"),
+            self.devices[1].memory().expect("it is there")
+        );
+    }
+}
+
+fn assert_lost(outcome: Result<Whole, ChatError>, when: &str) {
+    let error = outcome.expect_err(when);
+    assert!(matches!(error, ChatError::DeviceLost { .. }), "{when}: {error:?}");
+    assert!(error.to_string().contains("lost") && !error.hint().is_empty(), "{when}: {error}");
+}
+
+#[test]
+fn every_request_under_way_is_told_and_the_model_comes_back_on_another_device() {
+    story(async {
+        let spares = Spares::of(vec![device(), device()]).await;
+        let model = demo(&spares.runtime, small()).await;
+        let expected = answer(&model, about(1)).await;
+        let mut replies = Vec::new();
+        for number in 0..12 {
+            replies.push(model.chat(about(number).max_tokens(150)).await.expect("accepted"));
+        }
+        // One decodes, some prefill, some wait.
+        drop(replies[0].next().await.expect("it begins").expect("nothing is wrong yet"));
+        spares.devices[0].lose("a script says so");
+        for (number, reply) in replies.into_iter().enumerate() {
+            assert_lost(listen(reply).await, &format!("request {number}"));
+        }
+        assert_eq!(answer(&model, about(1)).await, expected, "the same handle, the same model, another device");
+        assert_eq!(model.requests().0, 0, "all credits are free");
+        spares.assert_whole().await;
+    });
+}
+
+#[test]
+fn a_loss_that_nobody_has_noticed_fails_the_next_request_and_not_the_one_after_it() {
+    story(async {
+        let spares = Spares::of(vec![device(), device()]).await;
+        let model = demo(&spares.runtime, small()).await;
+        spares.devices[0].lose("a script says so");
+        assert_lost(ask(&model, about(1)).await, "its prefill");
+        answer(&model, about(1)).await;
+        spares.assert_whole().await;
+    });
+}
+
+#[test]
+fn a_device_that_is_lost_at_any_back_of_a_start_is_replaced_and_the_start_goes_on() {
+    story(async {
+        let backs = {
+            let device = device();
+            let runtime = crate::stage::runtime_on(&device).await;
+            demo(&runtime, small()).await;
+            runtime.shutdown().await;
+            device.counts().backs
+        };
+        assert!(backs > 4, "weights, workspaces, keys and values");
+        for nth in 1..=backs {
+            let spares = Spares::of(vec![device(), device()]).await;
+            spares.devices[0].play(Script::new().lose_at_back(nth));
+            let model = demo(&spares.runtime, small()).await;
+            answer(&model, about(1)).await;
+            spares.assert_whole().await;
+            spares.runtime.shutdown().await;
+            assert_eq!(spares.devices[1].counts().backed, Bytes::ZERO, "back {nth}, after the end");
+        }
+    });
+}
+
+#[test]
+fn a_device_that_is_lost_while_a_corner_is_stressed_is_replaced_too() {
+    story(async {
+        let spares = Spares::of(vec![device(), device()]).await;
+        let (lost, stressed) = (spares.devices[0].clone(), AtomicUsize::new(0));
+        let watch = move |progress| {
+            if matches!(progress, Progress::Profiling { done: 1, .. }) && stressed.fetch_add(1, SeqCst) == 0 {
+                lost.lose("a script says so");
+            }
+        };
+        let model = spares.runtime.load_with(ModelSource::demo(), small(), watch).await.expect("it starts");
+        answer(&model, about(1)).await;
+        spares.assert_whole().await;
+    });
+}
+
+#[test]
+fn a_device_that_is_lost_while_memory_is_taken_back_leaves_the_ledger_whole() {
+    story(async {
+        let spares = Spares::of(vec![device(), device()]).await;
+        let beside = demo(&spares.runtime, small()).await;
+        let going = LoadOptions { name: Some("going".into()), ..small() };
+        spares.runtime.load_with(ModelSource::demo(), going, |_| {}).await.expect("it starts");
+        let device = &spares.devices[0];
+        device.hold_calls();
+        let unloading = tokio::spawn({
+            let runtime = spares.runtime.clone();
+            async move { runtime.unload("going").await }
+        });
+        eventually("a call is under way", async || device.counts().held_calls > 0).await;
+        device.lose("a script says so");
+        device.let_calls_pass();
+        unloading.await.expect("no panic").expect("it unloads");
+        eventually("another device is there", async || spares.made.load(SeqCst) == 2).await;
+        answer(&beside, about(1)).await;
+        spares.assert_whole().await;
+        let engines = spares.runtime.supervised().await.expect("the runtime answers").engines;
+        assert_eq!(engines.into_keys().collect::<Vec<_>>(), ["demo"], "what was unloaded does not come back");
+    });
+}
+
+#[test]
+fn leases_of_users_on_a_lost_device_are_worth_nothing_and_hit_nobody() {
+    story(async {
+        let spares = Spares::of(vec![device(), device()]).await;
+        let model = demo(&spares.runtime, small()).await;
+        let lease = spares.runtime.budget().lease(Class::tenant("mine"), MIB).await.expect("there is room");
+        let mine = Segment::reserve(spares.runtime.device(), MIB.into(), lease).expect("addresses cost nothing");
+        mine.back_to(MIB.into()).expect("there is room");
+        spares.devices[0].lose("a script says so");
+        assert_lost(ask(&model, about(1)).await, "its prefill");
+        answer(&model, about(1)).await;
+        let before = spares.runtime.budget().snapshot().await.expect("the budget answers");
+        assert_eq!(before.of_class(&Class::tenant("mine")), Bytes::ZERO);
+        let another = spares.runtime.budget().lease(Class::tenant("mine"), MIB).await.expect("there is room");
+        drop(mine);
+        let after = spares.runtime.budget().snapshot().await.expect("the budget answers");
+        assert_eq!(after.of_class(&Class::tenant("mine")), Bytes::mib(1), "the first one's end is not the second's");
+        drop(another);
+        spares.assert_whole().await;
+    });
+}
+
+/// The runtime ends, and whoever asks hears why.
+async fn assert_ended(runtime: &Runtime, model: &bursar::ModelHandle) {
+    let error = model.chat(about(1)).await.expect_err("it is over");
+    assert!(matches!(&error, ChatError::Stopped { reason } if reason.contains("lost")), "{error:?}");
+    eventually("the runtime has ended", async || runtime.supervised().await.is_err()).await;
+    let error = runtime.load_with(ModelSource::demo(), small(), |_| {}).await.err().expect("it is over");
+    assert!(matches!(&error, RuntimeError::Device(DeviceError::Lost { .. })), "{error:?}");
+    assert!(error.hint().contains("start the program again"), "{}", error.hint());
+}
+
+#[test]
+fn a_device_that_cannot_be_made_again_ends_the_runtime_with_the_reason() {
+    story(async {
+        let spares = Spares::of(vec![device()]).await;
+        let model = demo(&spares.runtime, small()).await;
+        spares.devices[0].lose("a script says so");
+        assert_lost(ask(&model, about(1)).await, "its prefill");
+        assert_ended(&spares.runtime, &model).await;
+        assert_eq!((spares.made.load(SeqCst), spares.devices[0].counts().backed), (2, Bytes::ZERO));
+    });
+}
+
+#[test]
+fn a_second_loss_ends_the_runtime_with_the_reason() {
+    story(async {
+        let spares = Spares::of(vec![device(), device(), device()]).await;
+        let model = demo(&spares.runtime, small()).await;
+        for lost in &spares.devices[..2] {
+            lost.lose("a script says so");
+            assert_lost(ask(&model, about(1)).await, "its prefill");
+        }
+        assert_ended(&spares.runtime, &model).await;
+        assert_eq!(spares.made.load(SeqCst), 2, "the third is not tried");
+        assert!(spares.devices.iter().all(|device| device.counts().backed.is_zero()));
+    });
+}
+
+#[test]
+fn a_load_during_a_loss_that_ends_the_runtime_hears_the_reason() {
+    story(async {
+        let spares = Spares::of(vec![device()]).await;
+        spares.devices[0].play(Script::new().lose_at_back(3));
+        let error = spares.runtime.load_with(ModelSource::demo(), small(), |_| {}).await.err().expect("it is lost");
+        let RuntimeError::Start(start) = &error else { panic!("{error:?}") };
+        assert!(matches!(&**start, StartError::Stopped { reason } if reason.contains("lost")), "{start:?}");
+        assert_eq!(spares.devices[0].counts().backed, Bytes::ZERO);
+    });
+}
+
+#[test]
+fn a_shutdown_in_the_midst_of_a_loss_ends_everything_once() {
+    story(async {
+        let (at_it, goes_on) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(())));
+        let (devices, making, gate) = ([device(), device()], at_it.clone(), goes_on.clone());
+        let held = goes_on.lock().expect("nobody panics");
+        let spares = devices.clone();
+        let make = move || {
+            let nth = making.fetch_add(1, SeqCst);
+            // The second takes until the test says so.
+            drop((nth == 1).then(|| gate.lock().expect("nobody panics")));
+            Ok(spares[nth].clone() as Arc<dyn Device>)
+        };
+        let config = RuntimeConfig { device: DeviceChoice::Made(Arc::new(make)), ..RuntimeConfig::default() };
+        let runtime = Runtime::start(config).await.expect("a host device starts");
+        let model = demo(&runtime, small()).await;
+        devices[0].lose("a script says so");
+        assert_lost(ask(&model, about(1)).await, "its prefill");
+        eventually("another is being made", async || at_it.load(SeqCst) == 2).await;
+        runtime.shutdown().await;
+        let error = model.chat(about(1)).await.expect_err("it is over");
+        assert!(matches!(error, ChatError::Stopped { .. }), "{error:?}");
+        drop(held);
+        assert!(devices.iter().all(|device| device.counts().backed.is_zero()));
+    });
+}
