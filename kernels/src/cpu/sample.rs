@@ -36,7 +36,7 @@ pub(super) fn sample(threads: &Threads, call: Call<'_>) {
         let words = |tensor, count| slice::from_raw_parts_mut(start_of::<u32>(tensor), count);
         (words(&call.chosen, call.chosen.rows()), words(&call.report, call.report.rows()))
     };
-    let packed = Packed { words: indices(&call.packed), places: call.places, previous: &chosen.to_vec() };
+    let packed = Packed { words: indices(&call.packed), places: call.places, previous: chosen };
     let (logits, scratch) = (Rows::<f32>::of(&call.logits), Scratch::of(&call.scratch, CPU_SAMPLE_ROOM * vocabulary));
     let answers: Vec<OnceLock<Answer>> = (0..rows).map(|_| OnceLock::new()).collect();
     threads.share(rows, rows * vocabulary * COST, |worker, row| {

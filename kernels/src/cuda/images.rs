@@ -40,12 +40,8 @@ macro_rules! machine_code {
 }
 
 images! {
-<<<<<<< HEAD
-    "argmax" "attention_prefill" "embed" "fill_random" "gather_rows" "gelu" "layer_norm" "rms_norm" "rotary" "sampling"
-=======
     "argmax" "attention_prefill" "embed" "fill_random" "gather_rows" "gelu" "layer_norm" "patchify" "rms_norm" "rotary"
->>>>>>> 76ffe9d699972f30acb1053ec82ea4d4677aa42f
-    "scatter_rows" "silu_mul"
+    "sampling" "scatter_rows" "silu_mul"
 }
 
 /// The images for a GPU of this capability, best first: an older driver may refuse machine code that a newer compiler

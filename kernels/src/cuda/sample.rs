@@ -70,7 +70,7 @@ fn some_rows(cuda: &Cuda, call: &Call<'_>, first: usize, previous: Address) -> R
     let scratch = call.scratch.address();
     let changed = scratch.offset(parts(places.rows, call.chosen.rows(), vocabulary)[1]);
     let changed_pitch = changed_pitch(vocabulary) as u64;
-    let by_slice = Extent { grid: [slices, rows, 1], threads: 256, shared: 0 };
+    let by_slice = Extent { grid: [slices, rows, 1], block: [256, 1], shared: 0 };
     let slices_arguments = arguments![
         logits,
         pitch,
