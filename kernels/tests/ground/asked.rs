@@ -1,16 +1,69 @@
 //! Rows to choose from, and what must be chosen: by sorting all and looking at each token for itself.
 
 use bursar_kernels::{
-    ops::argmax::NO_CHOICE,
-    ops::embed::PREVIOUS,
+    ops::{argmax::NO_CHOICE, embed::PREVIOUS, sample::outcomes},
     sampling::{NO_REPORT, SampleBatch, SampleRow, Wishes, philox},
+    *,
 };
 
 use super::Random;
 
+/// Rows, and what was chosen before them, of which there is more.
+pub struct Batch {
+    vocabulary: usize,
+    asked: Vec<Asked>,
+    previous: Vec<u32>,
+}
+
+impl Batch {
+    pub fn random(random: &mut Random, rows: usize, vocabulary: usize) -> Self {
+        let previous = random.indices(rows + 3, vocabulary);
+        let asked = (0..rows).map(|at| Asked::random(random, at, rows, vocabulary)).collect();
+        Batch { vocabulary, asked, previous }
+    }
+
+    /// Gives of each row the token, the fault, the log-probability or 1, the likeliest tokens and theirs; then what is
+    /// left of what was chosen before.
+    pub fn run<B: Backend>(&self, scope: &Scope<'_, B>) -> Result<Vec<f32>, KernelError> {
+        let Batch { vocabulary, ref asked, ref previous } = *self;
+        let mut batch = SampleBatch::new(vocabulary);
+        asked.iter().for_each(|asked| asked.push(&mut batch));
+        let (words, places) = batch.pack();
+        let packed = scope.upload([words.len()], &words)?;
+        let mut chosen = scope.upload([previous.len()], previous)?;
+        // Rows are not aligned to anything.
+        let wide: Vec<f32> =
+            asked.iter().flat_map(|asked| [&[9.0; 3][..], &asked.logits, &[9.0; 2][..]].concat()).collect();
+        let wide = scope.upload([asked.len(), vocabulary + 5], &wide)?;
+        let logits = wide.column_range(3..vocabulary + 3);
+        let report = scope.sample_into(&logits, &packed, &places, &mut chosen)?;
+        let (chosen, report) = (scope.download(&chosen)?, scope.download(&report)?);
+        let mut found = Vec::new();
+        for (outcome, &id) in outcomes(&chosen, &report, &places).iter().zip(&chosen) {
+            let fault = outcome.chosen.err().map_or(0, |fault| fault as u32);
+            found.extend([id as f32, fault as f32, outcome.log_probability.unwrap_or(1.0)]);
+            found.extend(outcome.top.iter().flat_map(|(id, logarithm)| [*id as f32, *logarithm]));
+        }
+        found.extend(chosen[asked.len()..].iter().map(|id| *id as f32));
+        Ok(found)
+    }
+
+    pub fn expected(&self) -> Vec<f64> {
+        let mut found = Vec::new();
+        for asked in &self.asked {
+            let expected = asked.expected(&self.previous);
+            let logarithm = expected.log_probability.unwrap_or(1.0);
+            found.extend([f64::from(expected.chosen as f32), f64::from(expected.fault), logarithm]);
+            found.extend(expected.top.iter().flat_map(|(id, logarithm)| [f64::from(*id), *logarithm]));
+        }
+        found.extend(self.previous[self.asked.len()..].iter().map(|id| f64::from(*id)));
+        found
+    }
+}
+
 /// One row with its lists.
-pub struct Asked {
-    pub logits: Vec<f32>,
+struct Asked {
+    logits: Vec<f32>,
     row: SampleRow,
     min_p: f64,
     mask: Option<Vec<u32>>,
@@ -22,16 +75,16 @@ pub struct Asked {
 }
 
 /// What must become of a row: the token, the fault, the log-probability, the likeliest and theirs.
-pub struct Expected {
-    pub chosen: u32,
-    pub fault: u32,
-    pub log_probability: Option<f64>,
-    pub top: Vec<(u32, f64)>,
+struct Expected {
+    chosen: u32,
+    fault: u32,
+    log_probability: Option<f64>,
+    top: Vec<(u32, f64)>,
 }
 
 impl Asked {
     /// Row `at` of a batch: each asks for something else, and every seventh for all there is.
-    pub fn random(random: &mut Random, at: usize, rows: usize, vocabulary: usize) -> Self {
+    fn random(random: &mut Random, at: usize, rows: usize, vocabulary: usize) -> Self {
         let scale = [1.0, 4.0, 30.0][at % 3];
         let mut logits: Vec<f32> = random.floats(vocabulary).into_iter().map(|number| number * scale).collect();
         match at % 17 {
@@ -93,7 +146,7 @@ impl Asked {
     }
 
     /// Adds it to a batch.
-    pub fn push(&self, batch: &mut SampleBatch) {
+    fn push(&self, batch: &mut SampleBatch) {
         let wishes = Wishes {
             allowed: self.mask.as_deref(),
             forbidden: &self.forbidden,
@@ -106,7 +159,7 @@ impl Asked {
     }
 
     /// What must become of it, where `previous` was chosen before.
-    pub fn expected(&self, previous: &[u32]) -> Expected {
+    fn expected(&self, previous: &[u32]) -> Expected {
         let Asked { logits, row, .. } = self;
         let nothing = |fault| Expected { chosen: NO_CHOICE, fault, log_probability: None, top: Vec::new() };
         if row.ignored {

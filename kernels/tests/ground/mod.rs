@@ -12,7 +12,7 @@ use bursar_kernels::*;
 use half::{bf16, f16};
 
 #[allow(unused_imports, reason = "no story uses all of it")]
-pub use asked::Asked;
+pub use asked::Batch;
 #[allow(unused_imports, reason = "no story uses all of it")]
 pub use pass::{Pass, passes};
 

@@ -9,15 +9,13 @@ use bursar_kernels::{
         patchify::{PatchSize, Pixels},
         rotary::Rope,
         rotary_kv_write::NO_SLOT,
-        sample::outcomes,
     },
-    sampling::SampleBatch,
     *,
 };
 
 use half::{bf16, f16};
 
-use super::{Asked, Random, attend, narrowed, rounded, widened};
+use super::{Batch, Random, attend, narrowed, rounded, widened};
 
 /// Columns before and behind a view in the tensor that it is a view of. Attention on a GPU wants rows that start on 16
 /// bytes.
@@ -206,29 +204,7 @@ impl Pass {
                 let places: Vec<u32> = scope.download(&scope.argmax(&inside(&x))?)?;
                 Ok(places.into_iter().map(|place| place as f32).collect())
             }
-            Pass::Sample { rows, vocabulary } => {
-                let (asked, previous) = asked(&mut random, rows, vocabulary);
-                let mut batch = SampleBatch::new(vocabulary);
-                asked.iter().for_each(|asked| asked.push(&mut batch));
-                let (words, places) = batch.pack();
-                let packed = scope.upload([words.len()], &words)?;
-                let mut chosen = scope.upload([previous.len()], &previous)?;
-                // Rows are not aligned to anything.
-                let wide: Vec<f32> =
-                    asked.iter().flat_map(|asked| [&[9.0; 3][..], &asked.logits, &[9.0; 2][..]].concat()).collect();
-                let wide = scope.upload([rows, vocabulary + 5], &wide)?;
-                let logits = wide.column_range(3..vocabulary + 3);
-                let report = scope.sample_into(&logits, &packed, &places, &mut chosen)?;
-                let (chosen, report) = (scope.download(&chosen)?, scope.download(&report)?);
-                let mut found = Vec::new();
-                for (outcome, &id) in outcomes(&chosen, &report, &places).iter().zip(&chosen) {
-                    let fault = outcome.chosen.err().map_or(0, |fault| fault as u32);
-                    found.extend([id as f32, fault as f32, outcome.log_probability.unwrap_or(1.0)]);
-                    found.extend(outcome.top.iter().flat_map(|(id, logarithm)| [*id as f32, *logarithm]));
-                }
-                found.extend(chosen[rows..].iter().map(|id| *id as f32));
-                Ok(found)
-            }
+            Pass::Sample { rows, vocabulary } => Batch::random(&mut random, rows, vocabulary).run(scope),
             Pass::AllReduce { rows, columns } => {
                 let mut x = wide(scope, rows, columns, &mut random)?;
                 scope.all_reduce(&mut x)?;
@@ -354,27 +330,10 @@ impl Pass {
                     |row: Vec<f64>| (0..columns).rev().max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap() as f64;
                 (0..rows).map(|row| largest(x.row(row))).collect()
             }
-            Pass::Sample { rows, vocabulary } => {
-                let (asked, previous) = asked(&mut random, rows, vocabulary);
-                let mut found = Vec::new();
-                for asked in asked {
-                    let expected = asked.expected(&previous);
-                    let logarithm = expected.log_probability.unwrap_or(1.0);
-                    found.extend([f64::from(expected.chosen as f32), f64::from(expected.fault), logarithm]);
-                    found.extend(expected.top.iter().flat_map(|(id, logarithm)| [f64::from(*id), *logarithm]));
-                }
-                found.extend(previous[rows..].iter().map(|id| f64::from(*id)));
-                found
-            }
+            Pass::Sample { rows, vocabulary } => Batch::random(&mut random, rows, vocabulary).expected(),
             Pass::AllReduce { rows, columns } => widened(&Wide::new(activation, rows, columns, &mut random).numbers),
         }
     }
-}
-
-/// What is asked of each row, and what was chosen before, of which there is more.
-fn asked(random: &mut Random, rows: usize, vocabulary: usize) -> (Vec<Asked>, Vec<u32>) {
-    let previous = random.indices(rows + 3, vocabulary);
-    ((0..rows).map(|at| Asked::random(random, at, rows, vocabulary)).collect(), previous)
 }
 
 /// Ids, every third of which is a row of the choices beside them; one of these is none.
