@@ -149,7 +149,7 @@ fn shapes_and_types_that_disagree_are_refused_in_words() {
             scope.sample_into(&scope.empty([1, 7])?, &packed, &one_row(), &mut scope.upload([12], &indices)?).map(drop)
         }),
         text(|scope| {
-            let packed = scope.upload([one_row().words], &vec![0; one_row().words])?;
+            let packed = scope.upload([one_row().words], &vec![0u32; one_row().words])?;
             scope.sample_into(&scope.empty([1, 7])?, &packed, &one_row(), &mut scope.upload([0], &[0u32; 0])?).map(drop)
         }),
         text(|scope| scope.all_reduce(&mut scope.upload([12], &indices)?)),
@@ -189,7 +189,7 @@ argmax: out is [12], expected [2]
 argmax: out holds f32, expected u32 indices
 sample: logits holds u32, expected f32
 sample: logits is [1, 8], expected [1, 7]
-sample: packed is [12], expected [30]
+sample: packed is [12], expected [28]
 sample: chosen is [0], expected a place for each row of logits
 all_reduce: x holds u32, expected the target's activations
 download: source is [2, 3], expected contiguous rows
