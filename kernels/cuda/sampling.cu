@@ -26,7 +26,7 @@
 //
 // The same row, request and lists give the same token in any batch, grid position and life: weights are whole numbers
 // (weight.cuh), floating sums have one order, and nothing reads what an atomic's order decided. It is the CPU sampler's
-// token but where rounding decides: its sums are of f64 exponentials, these of f32 exponentials; about 1e-6 of draws.
+// token but where rounding decides, f64 exponentials there and f32 here: 10 of 921,600 draws, 9 of those from 93,000 tokens.
 //
 // Penalties count past tokens anew in each step: each block counts those of its 4096 tokens in shared memory. A table kept
 // for each sequence would spare the reading (64 rows of 8,000 tokens: 80 MB from L2), but cost vocabulary x sequences
