@@ -15,7 +15,7 @@ use bursar_kernels::{
 
 use half::{bf16, f16};
 
-use super::{Random, attend, narrowed, rounded, widened};
+use super::{Batch, Random, attend, narrowed, rounded, widened};
 
 /// Columns before and behind a view in the tensor that it is a view of. Attention on a GPU wants rows that start on 16
 /// bytes.
@@ -46,6 +46,7 @@ pub enum Pass {
     GatherRows { rows: usize, columns: usize, chosen: usize },
     ScatterRows { rows: usize, columns: usize, chosen: usize },
     Argmax { rows: usize, columns: usize },
+    Sample { rows: usize, vocabulary: usize },
     AllReduce { rows: usize, columns: usize },
 }
 
@@ -94,6 +95,10 @@ pub fn passes() -> Vec<Pass> {
     passes.push(Pass::ScatterRows { rows: 29, columns: 37, chosen: 11 });
     passes.push(Pass::ScatterRows { rows: 83, columns: 2053, chosen: 71 });
     passes.push(Pass::Argmax { rows: 17, columns: 1009 });
+    // More rows than a GPU works on at a time; a vocabulary of many slices.
+    for (rows, vocabulary) in [(1, 5), (3, 4096), (76, 1009), (21, 9001), (5, 151_937)] {
+        passes.push(Pass::Sample { rows, vocabulary });
+    }
     passes.push(Pass::AllReduce { rows: 7, columns: 11 });
     passes
 }
@@ -199,6 +204,7 @@ impl Pass {
                 let places: Vec<u32> = scope.download(&scope.argmax(&inside(&x))?)?;
                 Ok(places.into_iter().map(|place| place as f32).collect())
             }
+            Pass::Sample { rows, vocabulary } => Batch::random(&mut random, rows, vocabulary).run(scope),
             Pass::AllReduce { rows, columns } => {
                 let mut x = wide(scope, rows, columns, &mut random)?;
                 scope.all_reduce(&mut x)?;
@@ -324,6 +330,7 @@ impl Pass {
                     |row: Vec<f64>| (0..columns).rev().max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap() as f64;
                 (0..rows).map(|row| largest(x.row(row))).collect()
             }
+            Pass::Sample { rows, vocabulary } => Batch::random(&mut random, rows, vocabulary).expected(),
             Pass::AllReduce { rows, columns } => widened(&Wide::new(activation, rows, columns, &mut random).numbers),
         }
     }
