@@ -88,12 +88,12 @@ impl Target {
         }
     }
 
-    /// Scratch for attention over blocks of `shape`, where `single_rows` sequences bring one row: on the
-    /// CPU as for packed stretches, on CUDA what the parts of those sequences' pasts come to before they are joined.
-    pub fn paged_scratch(&self, shape: KvShape, single_rows: usize) -> Bytes {
+    /// Scratch for attention of `rows` over blocks of `shape`, where `single_rows` sequences bring one row: on the
+    /// CPU as for packed stretches, on CUDA what the parts of long pasts come to before they are joined.
+    pub fn paged_scratch(&self, shape: KvShape, single_rows: usize, rows: usize) -> Bytes {
         match self {
             Target::Cpu { .. } => self.packed_scratch(shape.head_dim),
-            Target::Cuda(cuda) => cuda.paged_scratch(shape, single_rows),
+            Target::Cuda(cuda) => cuda.paged_scratch(shape, single_rows, rows),
         }
     }
 

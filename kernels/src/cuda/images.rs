@@ -29,7 +29,11 @@ macro_rules! images {
         },)*];
 
         /// For Hopper: machine code, and what is made for it alone.
-        const SM_90A: &[Image] = &[$(machine_code!($name),)* machine_code!("attention_prefill_hopper")];
+        const SM_90A: &[Image] = &[
+            $(machine_code!($name),)*
+            machine_code!("attention_prefill_hopper"),
+            machine_code!("attention_paged_combine"),
+        ];
     };
 }
 

@@ -80,6 +80,9 @@ pub fn passes() -> Vec<Pass> {
     passes.push(Pass::Packed { heads: 3, head_dim: 32, lengths: vec![300, 211] });
     passes.push(Pass::Paged { heads: 33, kv_heads: 1, head_dim: 20, sequences: vec![(1, 0), (5, 47)] });
     passes.push(Pass::Paged { heads: 2, kv_heads: 1, head_dim: 8, sequences: vec![(1, 0); 3] });
+    // Few rows that see a long past, which a GPU splits.
+    let sequences = vec![(1, 30), (9, 4500), (0, 5), (3, 2101)];
+    passes.push(Pass::Paged { heads: 7, kv_heads: 1, head_dim: 128, sequences });
     // Down, across and frames of each picture: still ones, steps of a video, a lone patch.
     let pictures = vec![(4, 6, 1), (1, 1, 2), (3, 5, 2), (2, 2, 1)];
     passes.push(Pass::Patchify { pictures: pictures.clone(), side: 14, frames: 2, patches: 101 });
@@ -463,6 +466,11 @@ impl PixelData {
     }
 }
 
+/// Pairs of a row and a token that it sees.
+fn pairs_of(rows: usize, context: usize) -> u64 {
+    (0..rows).map(|behind| context.saturating_sub(behind) as u64).sum()
+}
+
 /// Sequences over a cache of which only what they wrote is a number.
 pub struct PagedData {
     heads: usize,
@@ -534,7 +542,7 @@ impl PagedData {
             context_lengths: scope.upload([count], &contexts)?,
             block_tables: scope.upload([count, self.table_columns], &self.tables)?,
             single_rows: lengths.iter().take_while(|rows| **rows == 1).count(),
-            query_key_pairs: 1,
+            query_key_pairs: self.sequences.iter().map(|(rows, context)| pairs_of(*rows, *context)).sum(),
         };
         let (before, behind) = margins(self.shape.dtype);
         let pitch = before + self.heads * self.shape.head_dim + behind;
