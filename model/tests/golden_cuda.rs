@@ -60,7 +60,8 @@ fn stories(gpu: &Gpu) -> impl Iterator<Item = Story> {
     RECORDED.iter().flat_map(|recorded| gpu.kernels.iter().map(move |kernels| (recorded, kernels))).map(
         |(recorded, kernels)| {
             let bench = gpu.bench(bench::open(recorded.folder), kernels);
-            let cases = recorded.cases.iter().map(|name| Case::read(recorded.folder, &bench.checkpoint, name)).collect();
+            let cases =
+                recorded.cases.iter().map(|name| Case::read(recorded.folder, &bench.checkpoint, name)).collect();
             let activation = bench.backend.target().activation();
             let family = recorded.folder.rsplit('/').next().expect("a folder has a name");
             Story { bench, cases, tolerance: tolerance(activation), name: format!("{family} in {activation}") }
@@ -109,7 +110,8 @@ fn pictures_and_videos_become_the_recorded_embeddings_whatever_is_launched_with_
         let mut worst = [0.0f32; 2];
         for case in &story.cases {
             let recorded = |name: &str| case.floats(&format!("vision_embeddings.{name}"));
-            let pictures = case.pictures.iter().zip(&case.patches).map(|(name, patches)| (recorded(name), vec![patches]));
+            let pictures =
+                case.pictures.iter().zip(&case.patches).map(|(name, patches)| (recorded(name), vec![patches]));
             let videos = ["even", "odd", "long"].map(|name| (recorded(name), case.patches.iter().collect::<Vec<_>>()));
             for (expected, patches) in pictures.chain(videos).filter_map(|(recorded, shown)| Some((recorded?, shown))) {
                 let rows = bench.encode(&patches);
@@ -119,7 +121,8 @@ fn pictures_and_videos_become_the_recorded_embeddings_whatever_is_launched_with_
                 // Behind all others of the case, and so at another place among windows of other sizes.
                 let company: Vec<_> = case.patches.iter().chain(patches.iter().copied()).collect();
                 let rows = bench.encode(&company);
-                let among: Vec<f32> = rows[case.patches.len()..].iter().flat_map(|rows| bench.embeddings(rows)).collect();
+                let among: Vec<f32> =
+                    rows[case.patches.len()..].iter().flat_map(|rows| bench.embeddings(rows)).collect();
                 worst[1] = worst[1].max(relative_error(&among, &found));
                 bench.forget(rows);
             }
@@ -188,7 +191,8 @@ fn chunks_and_neighbours_change_no_more_than_the_types_rounding() {
         // Sequences of all lengths: block tables are padded, and blocks that others have left are taken again.
         let company: Vec<_> = story.cases.iter().zip(rows).collect();
         for (steps_between, seed) in [(0, 1), (5, 3)] {
-            for ((case, run), whole) in story.cases.iter().zip(together(bench, &company, steps_between, seed)).zip(&whole)
+            for ((case, run), whole) in
+                story.cases.iter().zip(together(bench, &company, steps_between, seed)).zip(&whole)
             {
                 let what = format!("{} among all, {steps_between} steps apart", case.name);
                 neighbours = neighbours.max(story.assert_same(&what, &run, whole));
