@@ -39,7 +39,6 @@ const WORSE: f64 = 1.25;
 
 /// Where the checkpoint is, if anywhere.
 fn folder() -> Option<PathBuf> {
-    #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
     let folder = std::env::var_os("BURSAR_SEVEN_BILLION");
     if folder.is_none() {
         println!("skipped, BURSAR_SEVEN_BILLION names no folder; tools/gpu/seven_billion.py makes one");
