@@ -4,7 +4,7 @@ use bursar_budgets::Bytes;
 
 use crate::{
     CudaTarget, DType, KvShape,
-    cuda::{CUDA_HEAD_DIMS, CUDA_LINEAR_SCRATCH, cuda_sample_scratch},
+    cuda::{CUDA_FEATURES, CUDA_HEAD_DIMS, CUDA_LINEAR_SCRATCH, cuda_sample_scratch},
 };
 
 /// Output features one step of a CPU matrix product covers: weights that are not `f32` are widened in panels of this
@@ -55,6 +55,15 @@ impl Target {
         match self {
             Target::Cpu { .. } => found,
             Target::Cuda(cuda) => cuda.activation,
+        }
+    }
+
+    /// Features between two products, `features` of which are the model's: on CUDA rows of whole tiles, as the tensor
+    /// cores' fast ways ask for. The rest are zeros.
+    pub fn padded_features(&self, features: usize) -> usize {
+        match self {
+            Target::Cpu { .. } => features,
+            Target::Cuda(_) => features.next_multiple_of(CUDA_FEATURES),
         }
     }
 

@@ -28,7 +28,7 @@ pub use blas::BlasSearch;
 pub use error::OpenError;
 pub(crate) use sample::cuda_sample_scratch;
 pub use target::CudaTarget;
-pub(crate) use target::{CUDA_HEAD_DIMS, CUDA_LINEAR_SCRATCH};
+pub(crate) use target::{CUDA_FEATURES, CUDA_HEAD_DIMS, CUDA_LINEAR_SCRATCH};
 
 use crate::{Backend, DType, KernelError, Target, ops, ops::transfer::Arrival};
 use arrivals::Arrivals;

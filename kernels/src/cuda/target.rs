@@ -9,6 +9,9 @@ use crate::{DType, KvShape};
 /// from Hopper on.
 pub(crate) const CUDA_LINEAR_SCRATCH: Bytes = Bytes::mib(32);
 
+/// Features that a tile of a product covers at least.
+pub(crate) const CUDA_FEATURES: usize = 64;
+
 /// Elements of a head that the attention kernels are compiled for.
 pub(crate) const CUDA_HEAD_DIMS: [usize; 4] = [32, 64, 80, 128];
 
