@@ -115,3 +115,23 @@ fn fill(fillers: Option<&ThreadPool>, source: &[u8], piece: &mut [MaybeUninit<u8
         _ => copy((source, piece)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_piece_that_several_threads_fill_is_the_source_to_the_last_byte() {
+        let pool = ThreadPoolBuilder::new().num_threads(3).build().expect("threads");
+        for length in [0, 1, FILLED_AT_ONCE, FILLED_AT_ONCE + 1, 5 * FILLED_AT_ONCE - 3] {
+            let source: Vec<u8> = (0..length).map(|place| (place % 251) as u8).collect();
+            for fillers in [None, Some(&pool)] {
+                let mut piece = vec![MaybeUninit::new(0xff); length];
+                fill(fillers, &source, &mut piece);
+                // SAFETY: every byte was made with a value.
+                let filled = piece.iter().map(|byte| unsafe { byte.assume_init() });
+                assert!(filled.eq(source.iter().copied()), "{length} bytes");
+            }
+        }
+    }
+}
