@@ -49,8 +49,8 @@ fn chosen(
     before: &[u32],
 ) -> Vec<Result<Token, SamplingError>> {
     let memory = Memory::new(Bytes::mib(4));
-    let workspace = Workspace::over(memory.poisoned(Class::StepWorkspace, Bytes::mib(2)));
     let (cpu, tally) = (Cpu::new(2), Tally::default());
+    let workspace = Workspace::over(memory.poisoned(&cpu, Class::StepWorkspace, Bytes::mib(2)));
     let scope = Scope::new(&cpu, &workspace, &tally);
     let mut batch = SampleBatch::new(VOCABULARY);
     for (sampler, (prompt, produced)) in samplers.iter().zip(pasts) {

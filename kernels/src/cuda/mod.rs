@@ -67,7 +67,7 @@ impl CudaKernels {
         }
         let functions = functions?;
         let blas = device.with_overhead(|| Blas::open(device, search))??;
-        let decode_counters = functions.variable(c"attention_decode_counters")?;
+        let decode_counters = functions.variable("attention_decode", c"attention_decode_counters")?;
         Ok(Arc::new(CudaKernels { functions, blas, decode_counters, target, device: device.clone() }))
     }
 
