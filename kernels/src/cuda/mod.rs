@@ -114,6 +114,15 @@ impl Cuda {
         })
     }
 
+    /// Returns when all that was put into the stream is done.
+    ///
+    /// # Errors
+    /// What the device says of any of it.
+    pub fn wait(&self) -> Result<(), KernelError> {
+        self.enter()?;
+        Ok(self.stream.wait()?)
+    }
+
     /// Makes the device's context this thread's, once.
     fn enter(&self) -> Result<(), KernelError> {
         let this = Some(thread::current().id());
