@@ -11,6 +11,8 @@ use std::{
 use bursar_budgets::{Bytes, Device, DeviceError, Lease, Segment};
 use bursar_kernels::{DType, KvLayer, KvShape, Tensor};
 
+use crate::graph::GraphInputs;
+
 /// Everything but the weights.
 ///
 /// To take a whole card back takes a third of a second, so where this is dropped on a thread of tokio another thread does
@@ -29,6 +31,8 @@ pub struct EngineParts {
     pub vision_cache: Option<VisionCache>,
     /// Keys and values.
     pub kv: KvMemory,
+    /// What captured steps read, and what pays for them; none where there are no graphs.
+    pub graphs: Option<GraphInputs>,
 }
 
 impl EngineMemory {
@@ -175,12 +179,23 @@ impl KvMemory {
 
     /// One view a layer, on the backed blocks.
     pub fn layers(&self) -> Vec<KvLayer> {
-        let blocks = self.blocks();
+        self.layers_of(self.blocks())
+    }
+
+    /// One view a layer, on all blocks that addresses are reserved for, backed or not: for graphs, which keep the number as
+    /// it is when they are captured and outlive growing and shrinking. The host names no block that is not backed, to a
+    /// graph as to any step; one that it named all the same would fault.
+    pub fn layers_reserved(&self) -> Vec<KvLayer> {
+        let reserved = self.segments.iter().map(Segment::reserved).min().unwrap_or(Bytes::ZERO);
+        self.layers_of((reserved.0 / self.shape.block_bytes().0) as usize)
+    }
+
+    fn layers_of(&self, blocks: usize) -> Vec<KvLayer> {
         self.segments
             .iter()
             .map(|segment| {
-                // SAFETY: that many blocks are backed, the lane that calls this keeps the memory alive while it
-                // computes, and only the step lane touches keys and values.
+                // SAFETY: that many blocks are backed, or those that steps name are; the lane that calls this keeps the
+                // memory alive while it computes, and only the step lane touches keys and values.
                 unsafe { KvLayer::new(segment.address(), blocks, self.shape) }
             })
             .collect()

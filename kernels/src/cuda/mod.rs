@@ -6,6 +6,7 @@ mod attention;
 mod blas;
 mod elementwise;
 mod error;
+mod graph;
 mod images;
 mod launch;
 mod linear;
@@ -28,7 +29,7 @@ pub use error::OpenError;
 pub use target::CudaTarget;
 pub(crate) use target::{CUDA_HEAD_DIMS, CUDA_LINEAR_SCRATCH};
 
-use crate::{Backend, DType, KernelError, Target, ops, ops::transfer::Arrival};
+use crate::{Backend, DType, Graph, KernelError, Target, ops, ops::transfer::Arrival};
 use arrivals::Arrivals;
 use blas::{Blas, Products};
 use launch::Functions;
@@ -81,7 +82,8 @@ impl CudaKernels {
 pub struct Cuda {
     kernels: Arc<CudaKernels>,
     target: Target,
-    stream: Stream,
+    /// Shared with the graphs that were captured in it.
+    stream: Arc<Stream>,
     stage: RefCell<Stage>,
     products: RefCell<Products>,
     arrivals: Arrivals,
@@ -103,7 +105,7 @@ impl Cuda {
         Ok(Cuda {
             kernels: kernels.clone(),
             target: kernels.target(),
-            stream,
+            stream: Arc::new(stream),
             stage: RefCell::new(stage),
             products: RefCell::new(Products::new(device)?),
             arrivals: Arrivals::default(),
@@ -160,6 +162,10 @@ impl Backend for Cuda {
 
     fn rehearse(&self, on: bool) {
         self.rehearses.set(on);
+    }
+
+    fn capture(&self, run: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<Option<Box<dyn Graph>>, KernelError> {
+        Ok(Some(Box::new(graph::Captured::of(self, run)?)))
     }
 
     fn fill_random(&self, call: ops::fill_random::Call<'_>) -> Result<(), KernelError> {
