@@ -185,7 +185,7 @@ mod tests {
     fn decoding(contexts: &[usize]) -> StepBatch {
         let blocks: Vec<u32> = (1..9).collect();
         let positions: Vec<_> = contexts.iter().map(|context| [[*context as u32, 70, 80]]).collect();
-        let parts: Vec<_> = contexts.iter().zip(&positions).map(|(context, position)| SequencePart {
+        let parts = contexts.iter().zip(&positions).map(|(context, position)| SequencePart {
             tokens: &[7],
             positions: position,
             cached_tokens: *context,
@@ -269,11 +269,12 @@ mod tests {
         assert!(layout.takes(&decoding(&[63])) && layout.takes(&decoding(&[10, 50])));
         assert!(!layout.takes(&decoding(&[64])), "a fifth block");
         assert!(!layout.takes(&decoding(&[1, 2, 3])), "a third row");
-        for change in [
-            |batch: &mut StepBatch| batch.score_rows.push(0),
-            |batch: &mut StepBatch| batch.picture_rows.push(0),
-            |batch: &mut StepBatch| drop(batch.logit_rows.pop()),
-        ] {
+        let changes: [fn(&mut StepBatch); 3] = [
+            |batch| batch.score_rows.push(0),
+            |batch| batch.picture_rows.push(0),
+            |batch| drop(batch.logit_rows.pop()),
+        ];
+        for change in changes {
             let mut batch = decoding(&[10, 50]);
             change(&mut batch);
             assert!(!layout.takes(&batch), "{batch:?}");
