@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use bursar_budgets::{Bytes, Device, DeviceError, Lease, Segment};
+use bursar_budgets::{Bytes, Device, DeviceError, Fence, Lease, Segment};
 use bursar_kernels::{DType, KvLayer, KvShape, Tensor};
 
 use crate::graph::GraphInputs;
@@ -159,6 +159,22 @@ impl KvMemory {
             segment.back_to(self.shape.block_bytes() * blocks as u64)?;
         }
         self.blocks.store(blocks, Ordering::Release);
+        Ok(())
+    }
+
+    /// Unbacks all but the first `blocks` blocks of every layer. Graphs that were captured stay valid, as addresses do; a
+    /// step that names a block behind them faults.
+    ///
+    /// # Errors
+    /// What the device says; layers that were unbacked stay so.
+    ///
+    /// # Panics
+    /// If the fence, made behind the last step, has not passed: our own bug.
+    pub fn shrink_to(&self, blocks: usize, last_use: &Fence) -> Result<(), DeviceError> {
+        self.blocks.fetch_min(blocks, Ordering::AcqRel);
+        for segment in &self.segments {
+            segment.shrink_to(self.shape.block_bytes() * blocks as u64, last_use)?;
+        }
         Ok(())
     }
 

@@ -23,7 +23,7 @@ impl Captured {
     pub(super) fn of(cuda: &Cuda, run: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<Captured, KernelError> {
         cuda.enter()?;
         let (stream, kernels) = (&cuda.stream, &cuda.kernels);
-        let capture = Capture::begin(stream)?;
+        let capture = Capture::begin(cuda)?;
         let outcome = run();
         // The end of a capture that went wrong says only that it did; what went wrong says more.
         let recorded = capture.end();
@@ -48,28 +48,31 @@ impl Graph for Captured {
 }
 
 /// A stream that records instead of running. However this ends, the stream runs again.
-struct Capture<'s>(&'s Stream);
+struct Capture<'c>(&'c Cuda);
 
-impl<'s> Capture<'s> {
-    fn begin(stream: &'s Stream) -> Result<Self, DeviceError> {
+impl<'c> Capture<'c> {
+    fn begin(cuda: &'c Cuda) -> Result<Self, DeviceError> {
         // Other lanes may call the driver as they like meanwhile; what this thread must not call fails.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream lives.
-        CudaDevice::said("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(stream.raw(), mode) })?;
-        Ok(Capture(stream))
+        CudaDevice::said("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(cuda.stream.raw(), mode) })?;
+        cuda.captures.set(true);
+        Ok(Capture(cuda))
     }
 
     fn end(self) -> Result<Recorded, DeviceError> {
-        let stream = self.0;
+        let cuda = self.0;
         std::mem::forget(self);
-        end(stream)
+        cuda.captures.set(false);
+        end(&cuda.stream)
     }
 }
 
 impl Drop for Capture<'_> {
     /// What was recorded before a panic is nothing.
     fn drop(&mut self) {
-        drop(end(self.0));
+        self.0.captures.set(false);
+        drop(end(&self.0.stream));
     }
 }
 

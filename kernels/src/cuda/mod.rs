@@ -22,7 +22,7 @@ use std::{
     thread::{self, ThreadId},
 };
 
-use bursar_budgets::{Address, CudaDevice};
+use bursar_budgets::{Address, CudaDevice, DeviceError};
 
 pub use blas::BlasSearch;
 pub use error::OpenError;
@@ -89,6 +89,8 @@ pub struct Cuda {
     arrivals: Arrivals,
     /// What is computed is thrown away: products may be measured.
     rehearses: Cell<bool>,
+    /// What is launched is kept as a graph: copies would be too, with the host's memory as it is then.
+    captures: Cell<bool>,
     /// The thread whose context is the device's.
     entered: Cell<Option<ThreadId>>,
 }
@@ -110,6 +112,7 @@ impl Cuda {
             products: RefCell::new(Products::new(device)?),
             arrivals: Arrivals::default(),
             rehearses: Cell::new(false),
+            captures: Cell::new(false),
             entered: Cell::new(None),
         })
     }
@@ -122,6 +125,15 @@ impl Cuda {
             self.entered.set(this);
         }
         Ok(())
+    }
+
+    /// The same, for a copy between host and device.
+    fn enter_to_copy(&self) -> Result<(), KernelError> {
+        if self.captures.get() {
+            let said = "a copy between host and device cannot be part of a graph".to_owned();
+            return Err(DeviceError::Driver { call: "cuStreamBeginCapture", said }.into());
+        }
+        self.enter()
     }
 
     /// The name of an operation's kernel for this target's activations.
@@ -145,17 +157,17 @@ impl Backend for Cuda {
     }
 
     fn upload(&self, call: ops::transfer::Upload<'_>) -> Result<(), KernelError> {
-        self.enter()?;
+        self.enter_to_copy()?;
         Ok(self.stage.borrow_mut().upload(&self.stream, call.source, call.out.address())?)
     }
 
     fn download(&self, call: ops::transfer::Download<'_>) -> Result<(), KernelError> {
-        self.enter()?;
+        self.enter_to_copy()?;
         Ok(self.stage.borrow_mut().download(&self.stream, call.source.address(), call.out)?)
     }
 
     fn download_later(&self, call: ops::transfer::DownloadLater<'_>) -> Result<Box<dyn Arrival>, KernelError> {
-        self.enter()?;
+        self.enter_to_copy()?;
         let device = &self.kernels.device;
         Ok(Box::new(arrivals::Coming::begin(&self.arrivals, device, &self.stream, &call.source)?))
     }
