@@ -61,6 +61,10 @@ impl<B: Backend> Bench<B> {
                 let outcome = self.past_on_panic(|| self.capture(job.rows));
                 Pending::Capture(job, outcome)
             }
+            Job::Forget { rows } => {
+                self.graphs.forget(rows);
+                Pending::Nothing
+            }
             Job::Wake => Pending::Nothing,
             Job::Drill => panic!("{Drilled}"),
         }

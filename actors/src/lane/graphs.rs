@@ -26,6 +26,13 @@ pub(super) struct Graphs {
     words: Cell<Vec<u32>>,
 }
 
+impl Graphs {
+    /// Lets go of what was captured for so many rows.
+    pub(super) fn forget(&self, rows: usize) {
+        self.by_rows.borrow_mut().remove(&rows);
+    }
+}
+
 /// Where a pass leaves its tokens.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tokens {
@@ -44,7 +51,7 @@ impl<B: Backend> Bench<B> {
         let layout = inputs.shape().layout(rows);
         let layers = self.memory.kv.layers_reserved();
         // The old one's memory is what the new one's lease pays for.
-        self.graphs.by_rows.borrow_mut().remove(&rows);
+        self.graphs.forget(rows);
         self.upload_inputs(&layout, &StepBatch::default())?;
         // Products choose their algorithms, which takes measuring, and that cannot be captured.
         self.backend.rehearse(true);

@@ -169,6 +169,11 @@ pub enum Job {
     Stress(Box<StressJob>),
     /// A graph.
     Capture(CaptureJob),
+    /// The graph of so many rows goes, if there is one.
+    Forget {
+        /// How many.
+        rows: usize,
+    },
     /// Nothing; it rings the bell of a lane that is to look up.
     Wake,
     /// The thread dies of a panic, as it would of a bug. A job that fails is an answer and no death.
@@ -182,7 +187,7 @@ impl Job {
             Job::Encode(job) => job.answer.give(Err(error)),
             Job::Stress(job) => job.answer.give(Err(error)),
             Job::Capture(job) => job.answer.give(Err(error)),
-            Job::Wake | Job::Drill => {}
+            Job::Forget { .. } | Job::Wake | Job::Drill => {}
         }
     }
 }

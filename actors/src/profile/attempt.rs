@@ -13,8 +13,8 @@ use super::{Needs, ProfileError, ProfileRecord, Sizing};
 use crate::{
     budget::Budget,
     engine::{Lanes, Processor, Progress, ProgressSink, Shelf},
-    graph::GraphInputs,
-    lane::{Answer, CaptureJob, Job, Lane, StressJob},
+    graph::{self, GraphInputs},
+    lane::{Answer, Job, Lane, StressJob},
     memory::{ChosenTokens, EngineMemory, EngineParts, KvMemory, VisionCache},
     reply::Reply,
     tree,
@@ -159,15 +159,7 @@ impl Attempt {
     async fn capture(&self, lanes: &Lanes, memory: &EngineMemory) -> Result<(), ProfileError> {
         let Some(inputs) = &memory.graphs else { return Ok(()) };
         self.report(CAPTURING, self.needs.corners.len());
-        let mut taken = Bytes::ZERO;
-        for rows in inputs.shape().buckets() {
-            let (reply, answer) = Reply::new();
-            let job = CaptureJob { rows, answer: Answer::to(|outcome| reply.answer(outcome)) };
-            lanes.step.submit(Job::Capture(job));
-            let captured = tree::CAPTURE.wait(answer).await?;
-            let captured = captured.map_err(|source| ProfileError::Stress { corner: CAPTURING, source })?;
-            taken += captured.unwrap_or(Bytes::ZERO);
-        }
+        let taken = graph::capture(&lanes.step, inputs.shape(), tree::CAPTURE).await?;
         if !taken.is_zero() {
             inputs.pay(self.lease(Class::Graphs, taken, CAPTURING).await?);
         }
@@ -257,7 +249,7 @@ impl Attempt {
     }
 }
 
-const CAPTURING: &str = "capturing decode steps as graphs";
+pub(super) const CAPTURING: &str = "capturing decode steps as graphs";
 
 const PROBE: &str = "backing the probe";
 

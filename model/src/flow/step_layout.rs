@@ -269,11 +269,8 @@ mod tests {
         assert!(layout.takes(&decoding(&[63])) && layout.takes(&decoding(&[10, 50])));
         assert!(!layout.takes(&decoding(&[64])), "a fifth block");
         assert!(!layout.takes(&decoding(&[1, 2, 3])), "a third row");
-        let changes: [fn(&mut StepBatch); 3] = [
-            |batch| batch.score_rows.push(0),
-            |batch| batch.picture_rows.push(0),
-            |batch| drop(batch.logit_rows.pop()),
-        ];
+        let changes: [fn(&mut StepBatch); 3] =
+            [|batch| batch.score_rows.push(0), |batch| batch.picture_rows.push(0), |batch| batch.logit_rows.clear()];
         for change in changes {
             let mut batch = decoding(&[10, 50]);
             change(&mut batch);
