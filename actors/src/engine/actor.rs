@@ -392,8 +392,8 @@ impl EngineState {
         if !self.arguments.shelf.keep_lanes(self.owner().generation, lanes.clone()) {
             return Ok(()); // An end is being put to this engine.
         }
-        if !profiled.lanes.step.is_alive() {
-            let work = recapture(lanes.step.clone(), profiled.memory.clone());
+        if let (Some(inputs), false) = (&profiled.memory.graphs, profiled.lanes.step.is_alive()) {
+            let work = recapture(lanes.step.clone(), inputs.shape(), inputs.paid());
             self.recapture = Some(Errand::begin(myself, work, EngineMessage::Recaptured));
         }
         self.profiled =

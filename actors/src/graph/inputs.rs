@@ -74,8 +74,8 @@ impl GraphInputs {
         drop(self.paid.set(lease));
     }
 
-    /// What pays for the graphs, once they are captured.
-    pub fn paid(&self) -> Option<&Lease> {
-        self.paid.get()
+    /// What is leased for the graphs, once they are captured.
+    pub fn paid(&self) -> Bytes {
+        self.paid.get().map_or(Bytes::ZERO, Lease::bytes)
     }
 }
