@@ -74,6 +74,8 @@ pub trait Backend {
     fn scatter_rows(&self, call: scatter_rows::Call<'_>) -> Result<(), KernelError>;
     /// The place of each row's largest element.
     fn argmax(&self, call: argmax::Call<'_>) -> Result<(), KernelError>;
+    /// A token for each row of logits.
+    fn sample(&self, call: sample::Call<'_>) -> Result<(), KernelError>;
     /// Sums a tensor over the ranks of a model.
     fn all_reduce(&self, call: all_reduce::Call<'_>) -> Result<(), KernelError>;
 }

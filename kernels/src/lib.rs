@@ -20,6 +20,7 @@ mod error;
 mod kv_layer;
 pub mod ops;
 mod plan;
+pub mod sampling;
 mod scope;
 mod shape;
 mod target;

@@ -130,3 +130,26 @@ impl Needs {
         self.memory_plan().fits(available, || knobs(model, target, envelope, self.page, available))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use bursar_model::{checkpoint::Checkpoint, demo};
+
+    use super::*;
+    use crate::engine::{Kit, LoadOptions};
+
+    #[test]
+    fn what_is_expected_of_a_gpu_goes_together_and_can_be_planned() {
+        let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it is embedded");
+        let target = Target::Cpu { threads: 1 };
+        let model = Model::plan(&checkpoint, &target).expect("it is whole");
+        let options = LoadOptions { envelope: Some(Envelope::gpu()), ..LoadOptions::default() };
+        let kit = Kit::new("demo".to_owned(), &checkpoint, model.config().clone(), &options).expect("its limits agree");
+        let limits = &kit.envelope;
+        assert_eq!((limits.sequences, limits.step_tokens), (256, 8192));
+        assert!(limits.context_tokens <= 8192 && limits.picture_patches <= 32_768, "the model's own lower it");
+        let needs = Needs::plan(&model, target, limits, Bytes::mib(2)).expect("its corners go together");
+        needs.fits(&model, target, limits, Bytes::gib(8)).expect("a small model fits a small card");
+        assert!(needs.probe_blocks * BLOCK_TOKENS >= 8192, "the probe holds a whole step");
+    }
+}

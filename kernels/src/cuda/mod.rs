@@ -11,6 +11,7 @@ mod images;
 mod launch;
 mod linear;
 mod rotary;
+mod sample;
 mod stage;
 mod stream;
 mod target;
@@ -26,8 +27,9 @@ use bursar_budgets::{Address, CudaDevice, DeviceError};
 
 pub use blas::BlasSearch;
 pub use error::OpenError;
+pub(crate) use sample::cuda_sample_scratch;
 pub use target::CudaTarget;
-pub(crate) use target::{CUDA_HEAD_DIMS, CUDA_LINEAR_SCRATCH};
+pub(crate) use target::{CUDA_FEATURES, CUDA_HEAD_DIMS, CUDA_LINEAR_SCRATCH};
 
 use crate::{Backend, DType, Graph, KernelError, Target, ops, ops::transfer::Arrival};
 use arrivals::Arrivals;
@@ -234,6 +236,10 @@ impl Backend for Cuda {
 
     fn argmax(&self, call: ops::argmax::Call<'_>) -> Result<(), KernelError> {
         elementwise::argmax(self, call)
+    }
+
+    fn sample(&self, call: ops::sample::Call<'_>) -> Result<(), KernelError> {
+        sample::sample(self, call)
     }
 
     /// At one rank there is nothing to do.

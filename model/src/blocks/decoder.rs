@@ -212,14 +212,11 @@ impl Layer {
                 heads: config.heads,
             },
             mlp_norm: map.tensor(&name("post_attention_layernorm.weight"), [hidden])?,
-            mlp: GatedMlp {
-                gate_up: map.fused_linear(
-                    &[(&name("mlp.gate_proj"), config.intermediate), (&name("mlp.up_proj"), config.intermediate)],
-                    hidden,
-                    false,
-                )?,
-                down: map.linear(&name("mlp.down_proj"), hidden, config.intermediate, false)?,
-            },
+            mlp: map.gated_mlp(
+                ["gate", "up", "down"].map(|part| name(&format!("mlp.{part}_proj"))).each_ref().map(String::as_str),
+                (hidden, config.intermediate),
+                false,
+            )?,
         })
     }
 

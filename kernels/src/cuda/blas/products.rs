@@ -21,6 +21,9 @@ const PROPOSALS: usize = 12;
 /// Times that each is run. The first brings what it needs into the caches and is not counted.
 const RUNS: usize = 5;
 
+/// Rows up to which a product is bound by reading its weight.
+const FEW_ROWS: usize = 256;
+
 /// Descriptions that are kept. Prompts come in any length, and a description is some hundred bytes of the host.
 const KEPT_MAX: usize = 4096;
 
@@ -140,11 +143,16 @@ impl Products {
         Ok(())
     }
 
-    /// The algorithm of the next larger product that was rehearsed, or else of the largest.
+    /// The algorithm of the next larger product that was rehearsed, or else of the largest. What is fast for many rows is
+    /// slow for few: few take none of a product of more than twice as many.
     fn rehearsed_for(&self, product: Product) -> Option<Algorithm> {
         let alike = |rows| Product { rows, ..product };
+        let most = if product.rows <= FEW_ROWS { 2 * product.rows } else { usize::MAX };
         let measured = |(_, known): (&Product, &Known)| known.is_measured.then_some(known.algorithm);
-        let larger = self.known.range(product..=alike(usize::MAX)).find_map(measured);
+        let larger = self.known.range(product..=alike(most)).find_map(measured);
+        if larger.is_none() && product.rows <= FEW_ROWS {
+            return None;
+        }
         larger.or_else(|| self.known.range(alike(0)..product).rev().find_map(measured))
     }
 
