@@ -3,15 +3,16 @@
 use std::{
     ops::Deref,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicUsize, Ordering},
     },
 };
 
 use bursar_budgets::{Bytes, Device, DeviceError, Fence, Lease, Segment};
 use bursar_kernels::{DType, KvLayer, KvShape, Tensor};
+use bursar_model::flow::StepLayout;
 
-use crate::graph::GraphInputs;
+use crate::graph::GraphShape;
 
 /// Everything but the weights.
 ///
@@ -87,6 +88,50 @@ impl ChosenTokens {
         // SAFETY: the segment is backed for that many rows and lives as long as the borrow; only the step lane touches
         // it, one pass after the other.
         unsafe { Tensor::persistent(self.segment.address(), [self.rows], DType::U32) }
+    }
+}
+
+/// Where captured steps find their inputs, one place for all sizes as the steps of a lane are in order; and what pays for the graphs themselves.
+pub struct GraphInputs {
+    segment: Segment,
+    shape: GraphShape,
+    /// The driver holds as much for the graphs, at no address of ours.
+    paid: OnceLock<Lease>,
+}
+
+impl GraphInputs {
+    /// A segment that is backed for the inputs of the largest step of `shape`.
+    ///
+    /// # Panics
+    /// If it is backed for less.
+    pub fn over(segment: Segment, shape: GraphShape) -> Self {
+        let bytes = DType::U32.bytes(shape.layout(shape.sequences).words());
+        assert!(bytes <= segment.backed(), "inputs of {bytes} in {}", segment.backed());
+        GraphInputs { segment, shape, paid: OnceLock::new() }
+    }
+
+    /// What the layouts follow from.
+    pub fn shape(&self) -> GraphShape {
+        self.shape
+    }
+
+    /// `[words]` u32 for a step of `layout`, which must be one of the [shape](Self::shape)'s.
+    pub fn tensor(&self, layout: &StepLayout) -> Tensor<'_> {
+        assert!(layout.tokens <= self.shape.sequences && *layout == self.shape.layout(layout.tokens), "{layout:?}");
+        // SAFETY: the segment is backed for the largest layout and lives as long as the borrow; only the step lane touches
+        // it, one pass after the other.
+        unsafe { Tensor::persistent(self.segment.address(), [layout.words()], DType::U32) }
+    }
+
+    /// Keeps what pays for the graphs, for as long as this lives: longer than any lane that works in this memory, and so
+    /// than its graphs. A second lease is dropped.
+    pub fn pay(&self, lease: Lease) {
+        drop(self.paid.set(lease));
+    }
+
+    /// What is leased for the graphs, once they are captured.
+    pub fn paid(&self) -> Bytes {
+        self.paid.get().map_or(Bytes::ZERO, Lease::bytes)
     }
 }
 

@@ -11,9 +11,9 @@ use std::{
 };
 
 use bursar_actors::{
-    graph::{GraphInputs, GraphShape},
+    graph::GraphShape,
     lane::{Answer, Bench, CaptureJob, Choice, Job, Lane, LaneError, StepJob, Stepped},
-    memory::{ChosenTokens, EngineMemory, EngineParts, KvMemory},
+    memory::{ChosenTokens, EngineMemory, EngineParts, GraphInputs, KvMemory},
 };
 use bursar_budgets::*;
 use bursar_kernels::{BLOCK_TOKENS, BlasSearch, Cuda, CudaKernels, CudaTarget, ops::embed::PREVIOUS};

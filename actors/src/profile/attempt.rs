@@ -13,9 +13,9 @@ use super::{Needs, ProfileError, ProfileRecord, Sizing};
 use crate::{
     budget::Budget,
     engine::{Lanes, Processor, Progress, ProgressSink, Shelf},
-    graph::{self, GraphInputs},
+    graph,
     lane::{Answer, Job, Lane, StressJob},
-    memory::{ChosenTokens, EngineMemory, EngineParts, KvMemory, VisionCache},
+    memory::{ChosenTokens, EngineMemory, EngineParts, GraphInputs, KvMemory, VisionCache},
     reply::Reply,
     tree,
 };
