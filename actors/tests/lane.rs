@@ -184,6 +184,7 @@ impl Stage {
             vision_workspace: None,
             vision_cache: None,
             kv,
+            graphs: None,
         });
         let vocabulary = model.config().decoder().vocabulary;
         let clock = Arc::new(Clock::default());

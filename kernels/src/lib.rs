@@ -27,7 +27,7 @@ mod target;
 mod tensor;
 mod work;
 
-pub use backend::Backend;
+pub use backend::{Backend, Graph};
 pub use cpu::Cpu;
 pub use cuda::{BlasSearch, Cuda, CudaKernels, CudaTarget, OpenError};
 pub use dtype::{DType, Element};

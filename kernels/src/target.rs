@@ -115,6 +115,11 @@ impl Target {
         }
     }
 
+    /// Whether passes can be captured as graphs, so that there is a use for what they want.
+    pub fn has_graphs(&self) -> bool {
+        matches!(self, Target::Cuda(_))
+    }
+
     /// A short name for tables and fingerprints.
     pub fn name(&self) -> &'static str {
         match self {

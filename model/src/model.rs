@@ -14,7 +14,7 @@ use crate::{
     blocks::{ConfigError, decoder::StepCaches},
     checkpoint::{Checkpoint, RandomCheckpoint, RandomTensor, random_checkpoint::DEVIATION},
     error::CheckpointError,
-    flow::{Patches, StepBatch},
+    flow::{Patches, StepBatch, StepLayout},
     registry::{Family, FamilyConfig, PictureBatch, UnknownArchitecture},
     weights::{WeightCopy, WeightError, WeightMap, WeightSource, dtype},
 };
@@ -148,6 +148,19 @@ impl Model {
     ) -> Result<Tensor<'s>, KernelError> {
         self.assert_loaded::<B>();
         self.family.decoder().step(scope, batch, caches, score)
+    }
+
+    /// Launches a step whose arrays lie on the device already, or will when a graph of it is replayed; see
+    /// [`Decoder::step_over`](crate::blocks::decoder::Decoder::step_over).
+    pub fn step_over<'s, B: Backend>(
+        &self,
+        scope: &'s Scope<'_, B>,
+        image: &Tensor<'_>,
+        layout: &StepLayout,
+        caches: &StepCaches<'_>,
+    ) -> Result<Tensor<'s>, KernelError> {
+        self.assert_loaded::<B>();
+        self.family.decoder().step_over(scope, image, layout, caches)
     }
 
     fn assert_loaded<B: Backend>(&self) {

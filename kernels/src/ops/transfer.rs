@@ -144,6 +144,26 @@ pub fn fill<B: Backend>(backend: &B, source: &[u8], out: &mut Tensor<'_>) -> Res
     backend.upload(Upload { source, out: out.view() })
 }
 
+/// Copies `elements` to `out`, which holds as many of their type: inputs of captured work, which lie where they always do.
+///
+/// # Errors
+/// As [`fill`], and for another type.
+pub fn fill_elements<B: Backend, E: Element>(
+    backend: &B,
+    elements: &[E],
+    out: &mut Tensor<'_>,
+) -> Result<(), KernelError> {
+    if out.dtype() != E::DTYPE {
+        return Err(KernelError::Type {
+            op: "fill_elements",
+            what: "out",
+            expected: "the host's type",
+            found: out.dtype(),
+        });
+    }
+    fill(backend, as_bytes(elements), out)
+}
+
 fn as_bytes<E: Element>(elements: &[E]) -> &[u8] {
     // SAFETY: an `Element` is plain data without padding, and bytes have no alignment.
     unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
