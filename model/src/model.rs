@@ -93,6 +93,8 @@ impl Model {
         let total = map.used();
         assert!(total <= segment.backed(), "{total} of weights in a segment of {}", segment.backed());
         let mut done = Bytes(0);
+        // Whatever ends this early: copies that are under way are waited for before the segment goes.
+        let _settled = Settled(backend);
         for copy in map.copies() {
             upload(checkpoint, backend, copy)?;
             done += copy.bytes;
@@ -165,6 +167,16 @@ impl Model {
 
     fn assert_loaded<B: Backend>(&self) {
         assert!(!B::COMPUTES || self.segment.is_some(), "a planned model has no weights to compute with");
+    }
+}
+
+/// Waits for the backend when it drops.
+struct Settled<'b, B: Backend>(&'b B);
+
+impl<B: Backend> Drop for Settled<'_, B> {
+    fn drop(&mut self) {
+        // A device that is lost is past everything; whoever asks it next is told.
+        drop(transfer::settle(self.0));
     }
 }
 

@@ -112,7 +112,7 @@ impl Cuda {
             stream: Arc::new(stream),
             stage: RefCell::new(stage),
             products: RefCell::new(Products::new(device)?),
-            arrivals: Arrivals::default(),
+            arrivals: Arrivals::new(device)?,
             rehearses: Cell::new(false),
             captures: Cell::new(false),
             entered: Cell::new(None),

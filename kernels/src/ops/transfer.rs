@@ -164,6 +164,16 @@ pub fn fill_elements<B: Backend, E: Element>(
     fill(backend, as_bytes(elements), out)
 }
 
+/// Returns when the device is past all that `backend` was given: before memory goes that it may still write.
+///
+/// # Errors
+/// What the device says of any of it.
+pub fn settle<B: Backend>(backend: &B) -> Result<(), KernelError> {
+    // Nothing is copied: it is the moment alone that is asked for.
+    let nothing = Tensor::over(bursar_budgets::Address(64), [0].into(), DType::U32);
+    backend.download_later(DownloadLater { source: nothing })?.wait(&mut [])
+}
+
 fn as_bytes<E: Element>(elements: &[E]) -> &[u8] {
     // SAFETY: an `Element` is plain data without padding, and bytes have no alignment.
     unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }

@@ -5,7 +5,10 @@
 //! fastest. Afterwards a product of a size that was never rehearsed takes the algorithm of the next larger size, so that no
 //! kernel of the library is launched, and loaded, for the first time while serving.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, PoisonError},
+};
 
 use bursar_budgets::{CudaDevice, DeviceError};
 
@@ -115,9 +118,9 @@ impl Products {
         if let Some(bias) = places.bias {
             blas.set(&known.desc, number::DESC_BIAS_POINTER, bias)?;
         }
-        let rehearsed = self
-            .rehearsed_for(product)
-            .filter(|algorithm| !rehearses && blas.serves(&known.operands(), algorithm, places.workspace_bytes));
+        let measured = blas.measured.lock().unwrap_or_else(PoisonError::into_inner).get(&product).copied();
+        let rehearsed = measured.or_else(|| if rehearses { None } else { rehearsed_for(blas, product) });
+        let rehearsed = rehearsed.filter(|algorithm| blas.serves(&known.operands(), algorithm, places.workspace_bytes));
         known.algorithm = match rehearsed {
             Some(algorithm) => algorithm,
             None => {
@@ -127,9 +130,11 @@ impl Products {
                     call: "cublasLtMatmulAlgoGetHeuristic",
                     said: format!("no algorithm for {product:?}"),
                 })?;
-                // SAFETY: as the caller promises.
                 if rehearses {
-                    unsafe { self.fastest(blas, stream, &known, (product, places), &algorithms)? }
+                    // SAFETY: as the caller promises.
+                    let fastest = unsafe { self.fastest(blas, stream, &known, (product, places), &algorithms)? };
+                    blas.measured.lock().unwrap_or_else(PoisonError::into_inner).insert(product, fastest);
+                    fastest
                 } else {
                     first
                 }
@@ -143,19 +148,6 @@ impl Products {
         Ok(())
     }
 
-    /// The algorithm of the next larger product that was rehearsed, or else of the largest. What is fast for many rows is
-    /// slow for few: few take none of a product of more than twice as many.
-    fn rehearsed_for(&self, product: Product) -> Option<Algorithm> {
-        let alike = |rows| Product { rows, ..product };
-        let most = if product.rows <= FEW_ROWS { 2 * product.rows } else { usize::MAX };
-        let measured = |(_, known): (&Product, &Known)| known.is_measured.then_some(known.algorithm);
-        let larger = self.known.range(product..=alike(most)).find_map(measured);
-        if larger.is_none() && product.rows <= FEW_ROWS {
-            return None;
-        }
-        larger.or_else(|| self.known.range(alike(0)..product).rev().find_map(measured))
-    }
-
     unsafe fn fastest(
         &self,
         blas: &Blas,
@@ -164,11 +156,19 @@ impl Products {
         (product, places): (Product, Places),
         algorithms: &[Algorithm],
     ) -> Result<Algorithm, DeviceError> {
-        let mut best = (f32::INFINITY, algorithms[0]);
+        let mut best: Result<(f32, Algorithm), Option<DeviceError>> = Err(None);
         for algorithm in algorithms {
             // SAFETY: as the caller promises.
             let run = || unsafe { blas.multiply(&known.operands(), memory(product, places), algorithm, stream.raw()) };
-            run()?;
+            // One that does not run after all is no reason to go without the others.
+            match run() {
+                Ok(()) => {}
+                Err(error) if error.is_lost() => return Err(error),
+                Err(error) => {
+                    best = best.map_err(|_| Some(error));
+                    continue;
+                }
+            }
             self.before.record(stream)?;
             for _ in 1..RUNS {
                 run()?;
@@ -176,12 +176,24 @@ impl Products {
             self.behind.record(stream)?;
             self.behind.wait()?;
             let milliseconds = self.behind.milliseconds_since(&self.before)?;
-            if milliseconds < best.0 {
-                best = (milliseconds, *algorithm);
+            if best.as_ref().is_ok_and(|(fastest, _)| *fastest <= milliseconds) {
+                continue;
             }
+            best = Ok((milliseconds, *algorithm));
         }
-        Ok(best.1)
+        best.map(|(_, algorithm)| algorithm).map_err(|error| error.expect("there was one to try"))
     }
+}
+
+/// The algorithm of the next larger product that was measured, or else of the largest. What is fast for many rows is
+/// slow for few: few take none of a product of more than twice as many.
+fn rehearsed_for(blas: &Blas, product: Product) -> Option<Algorithm> {
+    let measured = blas.measured.lock().unwrap_or_else(PoisonError::into_inner);
+    let alike = |rows| Product { rows, ..product };
+    let most = if product.rows <= FEW_ROWS { 2 * product.rows } else { usize::MAX };
+    let larger = measured.range(product..=alike(most)).next();
+    let largest = || measured.range(alike(0)..product).next_back().filter(|_| product.rows > FEW_ROWS);
+    larger.or_else(largest).map(|(_, algorithm)| *algorithm)
 }
 
 fn memory(product: Product, places: Places) -> Memory {
