@@ -155,7 +155,7 @@ fn rule_13_every_question_is_answered_once_also_when_whoever_is_asked_dies_or_sh
                 assert_eq!(answers.values().sum::<usize>(), 3, "{question:?} is answered once each time");
                 // Of whoever lives and is left alone, everything is answered with what was asked for.
                 let refused = answers.contains_key(&false);
-                let is_stress =
+                let of_a_lane =
                     [tree::STRESS, tree::CAPTURE, tree::RECAPTURE].iter().any(|lanes| lanes.what == question.what);
                 assert!(ending != "nothing" || refused == of_a_lane, "{question:?}: {answers:?}");
             });
