@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     ffi::c_void,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use bursar_budgets::{CudaDevice, DeviceError};
@@ -103,7 +103,7 @@ pub(in super::super) struct Blas {
     handle: Handle,
     device: Arc<CudaDevice>,
     /// What was measured to be the fastest here, for all lanes and for those that take over from one that died.
-    pub(super) measured: Mutex<BTreeMap<Product, Algorithm>>,
+    measured: Mutex<BTreeMap<Product, Algorithm>>,
 }
 
 // SAFETY: the library's handles may be used by several threads at once; it says so.
@@ -174,6 +174,12 @@ impl Blas {
         // SAFETY: the handle is there to write to, and the context is current.
         said("cublasLtCreate", unsafe { (calls.create)(&mut handle) })?;
         Ok(Blas { calls, handle, device: device.clone(), measured: Mutex::default() })
+    }
+
+    /// What was measured so far.
+    pub(super) fn measured(&self) -> MutexGuard<'_, BTreeMap<Product, Algorithm>> {
+        // An entry is written in one assignment.
+        self.measured.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn desc(&self) -> Result<Object, DeviceError> {

@@ -2,13 +2,11 @@
 //!
 //! The library proposes algorithms by a model of the device; on small batches its first guess is often not its best. In a
 //! rehearsal (the stress before READY, whose results nobody wants) each new product runs all proposals and keeps the
-//! fastest. Afterwards a product of a size that was never rehearsed takes the algorithm of the next larger size, so that no
-//! kernel of the library is launched, and loaded, for the first time while serving.
+//! fastest. Afterwards a product of a size that was never rehearsed takes the algorithm of a larger size that was, so that
+//! no kernel of the library is loaded while serving. Few rows whose next larger size is more than twice theirs are the
+//! exception: they take the first guess.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, PoisonError},
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use bursar_budgets::{CudaDevice, DeviceError};
 
@@ -118,7 +116,7 @@ impl Products {
         if let Some(bias) = places.bias {
             blas.set(&known.desc, number::DESC_BIAS_POINTER, bias)?;
         }
-        let measured = blas.measured.lock().unwrap_or_else(PoisonError::into_inner).get(&product).copied();
+        let measured = blas.measured().get(&product).copied();
         let rehearsed = measured.or_else(|| if rehearses { None } else { rehearsed_for(blas, product) });
         let rehearsed = rehearsed.filter(|algorithm| blas.serves(&known.operands(), algorithm, places.workspace_bytes));
         known.algorithm = match rehearsed {
@@ -133,7 +131,7 @@ impl Products {
                 if rehearses {
                     // SAFETY: as the caller promises.
                     let fastest = unsafe { self.fastest(blas, stream, &known, (product, places), &algorithms)? };
-                    blas.measured.lock().unwrap_or_else(PoisonError::into_inner).insert(product, fastest);
+                    blas.measured().insert(product, fastest);
                     fastest
                 } else {
                     first
@@ -188,7 +186,7 @@ impl Products {
 /// The algorithm of the next larger product that was measured, or else of the largest. What is fast for many rows is
 /// slow for few: few take none of a product of more than twice as many.
 fn rehearsed_for(blas: &Blas, product: Product) -> Option<Algorithm> {
-    let measured = blas.measured.lock().unwrap_or_else(PoisonError::into_inner);
+    let measured = blas.measured();
     let alike = |rows| Product { rows, ..product };
     let most = if product.rows <= FEW_ROWS { 2 * product.rows } else { usize::MAX };
     let larger = measured.range(product..=alike(most)).next();
