@@ -36,18 +36,36 @@ fn gpu() -> Option<(Turn, &'static Gpu)> {
         let best = CudaTarget::of(&device).expect("it says what it is");
         let mut targets = vec![best, CudaTarget { activation: DType::F16, ..best }];
         targets.dedup();
-        // Where it is, the tests' machine says; this is the one place below `main` that asks.
-        #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
-        let folder = std::env::var("BURSAR_CUDA_LIB");
-        let usual = BlasSearch::usual().with_python("/opt/torch/.venv");
-        let search = folder.map_or(usual.clone(), |folder| usual.first_in(folder));
-        let load = |target| CudaKernels::load(&device, target, &search).expect("its kernels load");
-        Some(Gpu { kernels: targets.into_iter().map(load).collect(), device })
+        let mut gpu = Gpu { device, kernels: Vec::new() };
+        gpu.kernels = targets.into_iter().map(|target| gpu.load(target)).collect();
+        Some(gpu)
     });
     Some((turn, gpu.as_ref()?))
 }
 
 impl Gpu {
+    fn load(&self, target: CudaTarget) -> Arc<CudaKernels> {
+        // Where it is, the tests' machine says; this is the one place below `main` that asks.
+        #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
+        let folder = std::env::var("BURSAR_CUDA_LIB");
+        let usual = BlasSearch::usual().with_python("/opt/torch/.venv");
+        let search = folder.map_or(usual.clone(), |folder| usual.first_in(folder));
+        CudaKernels::load(&self.device, target, &search).expect("its kernels load")
+    }
+
+    /// Holds every operation against its definition, and what it takes against its plan.
+    fn compare(&self, kernels: &Arc<CudaKernels>) {
+        let target = kernels.target();
+        let activation = target.activation();
+        for pass in passes().into_iter().filter(|pass| is_served(pass, activation)) {
+            let (plan, dry, tally) = (Plan::new(target), Workspace::dry(), Tally::default());
+            pass.run(&Scope::new(&plan, &dry, &tally)).unwrap();
+            let found = self.compute(kernels, dry.high_water(), |scope| pass.run(scope));
+            let what = format!("{pass:?} in {activation} on {target:?}");
+            assert_close(&what, &found, &pass.expected(activation), tolerance(&pass, activation));
+        }
+    }
+
     /// Runs `pass` in memory in which every element not yet written is not a number.
     fn compute<T>(
         &self,
@@ -95,14 +113,18 @@ fn tolerance(pass: &Pass, activation: DType) -> f64 {
 fn every_operation_gives_what_its_definition_gives_takes_what_its_plan_says_and_touches_nothing_else() {
     let Some((_turn, gpu)) = gpu() else { return };
     for kernels in &gpu.kernels {
-        let target = kernels.target();
-        let activation = target.activation();
-        for pass in passes().into_iter().filter(|pass| is_served(pass, activation)) {
-            let (plan, dry, tally) = (Plan::new(target), Workspace::dry(), Tally::default());
-            pass.run(&Scope::new(&plan, &dry, &tally)).unwrap();
-            let found = gpu.compute(kernels, dry.high_water(), |scope| pass.run(scope));
-            let what = format!("{pass:?} in {activation}");
-            assert_close(&what, &found, &pass.expected(activation), tolerance(&pass, activation));
+        gpu.compare(kernels);
+    }
+}
+
+#[test]
+fn what_is_compiled_for_older_generations_gives_it_too() {
+    let Some((_turn, gpu)) = gpu() else { return };
+    let best = CudaTarget::of(&gpu.device).expect("it says what it is");
+    for (capability, activation) in [((8, 0), DType::BF16), ((8, 0), DType::F16), ((7, 5), DType::F16)] {
+        if capability < best.capability {
+            // The driver compiles the PTX of that generation for this one.
+            gpu.compare(&gpu.load(CudaTarget { capability, activation, ..best }));
         }
     }
 }

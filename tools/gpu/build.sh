@@ -3,7 +3,7 @@
 #
 #     tools/gpu/build.sh [FOLDER] [tests|bench ...]        # .gpu/bin, and both, if not told otherwise
 #
-# FOLDER gets each test that knows of a GPU and the release build of `bursar`, stripped and packed (gzip, since what
+# FOLDER gets each test that knows of a GPU and the release build of `bursar`, stripped and packed (xz, since what
 # travels to such a machine may be limited), and where this repository was when they were built: tests read golden files
 # from there.
 set -euo pipefail
@@ -16,9 +16,9 @@ pwd >"$folder/built_at"
 
 pack() { # FILE NAME
     strip -o "$folder/$2.bin" "$1"
-    gzip -6 -c "$folder/$2.bin" >"$folder/$2.gz"
+    xz -4 -T2 -c "$folder/$2.bin" >"$folder/$2.xz"
     rm "$folder/$2.bin"
-    echo "$folder/$2.gz: $(stat -c %s "$folder/$2.gz") bytes"
+    echo "$folder/$2.xz: $(stat -c %s "$folder/$2.xz") bytes"
 }
 
 # Where cargo put what it has just built: the only executable that it tells of.
@@ -28,7 +28,7 @@ found = [json.loads(line).get("executable") for line in sys.stdin if line.starts
 print([path for path in found if path][-1])'; }
 
 if [[ " $parts " == *" tests "* ]]; then
-    rm -f "$folder"/test-*.gz
+    rm -f "$folder"/test-*.xz
     for source in */tests/*cuda*.rs model/tests/seven_billion.rs; do
         package=bursar-${source%%/*} name=$(basename "$source" .rs)
         built=$(cargo test -p "$package" --test "$name" --no-run --message-format=json | executable)

@@ -18,8 +18,8 @@ root=$(pwd)
 scratch=${SCRATCH:-/tmp}
 bin=$(mktemp -d)
 trap 'rm -rf "$bin"' EXIT
-for packed in "$folder"/*.gz; do
-    gzip -dc "$packed" >"$bin/$(basename "$packed" .gz)"
+for packed in "$folder"/*.xz; do
+    xz -dc "$packed" >"$bin/$(basename "$packed" .xz)"
 done
 chmod +x "$bin"/*
 

@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+"""Reads what tools/gpu/trace.c wrote: each graph's replays and each kernel's share of the time.
+
+    python3 tools/gpu/trace.py trace.txt [FIRST LAST]
+
+FIRST and LAST (seconds since the first record) cut a piece out of it.
+"""
+import collections
+import statistics
+import sys
+
+
+def records(path):
+    for line in open(path):
+        kind, start, end, stream, graph, name = line.split(None, 5)
+        yield kind, int(start), int(end), int(stream), int(graph), name.strip()[:70]
+
+
+def main():
+    found = sorted(records(sys.argv[1]), key=lambda record: record[1])
+    zero = found[0][1]
+    if len(sys.argv) > 3:
+        first, last = (zero + float(second) * 1e9 for second in sys.argv[2:4])
+        found = [record for record in found if first <= record[1] < last]
+    print(f"{len(found)} records over {(found[-1][2] - found[0][1]) / 1e9:.3f} s")
+    replays(found)
+    steps(found)
+    shares(found)
+    idle(found)
+
+
+def replays(found):
+    """With one line a replay: how long it runs, and how long after it the next one starts."""
+    graphs = [record for record in found if record[0] == "graph"]
+    by_graph = collections.defaultdict(list)
+    for this, behind in zip(graphs, graphs[1:]):
+        if this[4] == behind[4]:
+            by_graph[this[4]].append(((this[2] - this[1]) / 1e6, (behind[1] - this[2]) / 1e6))
+    for graph, runs in sorted(by_graph.items()):
+        if len(runs) >= 16:
+            spans, gaps = zip(*runs)
+            print(f"graph {graph}: {len(runs)} replays, median {statistics.median(spans):.3f} ms, "
+                  f"gap to the next {statistics.median(gaps):.3f} ms, mean {statistics.mean(gaps):.3f} ms")
+
+
+def steps(found):
+    """With one line a kernel: a graph's kernels from a replay's first to its last, and their own times by name."""
+    by_graph = collections.defaultdict(list)
+    for record in found:
+        if record[0] == "kernel" and record[4]:
+            by_graph[record[4]].append(record)
+    for graph, kernels in sorted(by_graph.items()):
+        first = kernels[0][5]
+        starts = [at for at, record in enumerate(kernels) if record[5] == first]
+        length = min((b - a for a, b in zip(starts, starts[1:])), default=0)
+        if len(starts) < 16 or not length:
+            continue
+        spans, busy, gaps = [], [], []
+        for a, b in zip(starts, starts[1:]):
+            run = kernels[a:b]
+            spans.append((run[-1][2] - run[0][1]) / 1e6)
+            busy.append(sum(record[2] - record[1] for record in run) / 1e6)
+            gaps.append((kernels[b][1] - run[-1][2]) / 1e6)
+        print(f"graph {graph}: {len(spans)} replays of {length} kernels, median {statistics.median(spans):.3f} ms, "
+              f"kernels {statistics.median(busy):.3f} ms, gap to the next {statistics.median(gaps):.3f} ms")
+        by_name = collections.defaultdict(float)
+        for record in kernels[starts[0]:starts[-1]]:
+            by_name[record[5]] += (record[2] - record[1]) / 1e6 / len(spans)
+        for name, milliseconds in sorted(by_name.items(), key=lambda item: -item[1])[:14]:
+            print(f"    {milliseconds:8.4f} ms a replay  {name}")
+
+
+def shares(found):
+    by_name = collections.defaultdict(lambda: [0, 0.0])
+    for kind, start, end, stream, graph, name in found:
+        if kind != "graph" and not graph:
+            entry = by_name[stream, name if kind == "kernel" else name.split("_of_")[0]]
+            entry[0] += 1
+            entry[1] += (end - start) / 1e6
+    print("outside of graphs:")
+    for (stream, name), (count, milliseconds) in sorted(by_name.items(), key=lambda item: -item[1][1])[:30]:
+        print(f"    {milliseconds:10.3f} ms in {count:6} on stream {stream}: {name}")
+
+
+def idle(found):
+    """When nothing ran: the sum, and the sum by length."""
+    until, gaps = found[0][1], []
+    for record in found:
+        if record[1] > until:
+            gaps.append((record[1] - until) / 1e6)
+        until = max(until, record[2])
+    for least, most in ((0, 0.02), (0.02, 0.1), (0.1, 1), (1, 10), (10, 1e9)):
+        some = [gap for gap in gaps if least <= gap < most]
+        print(f"idle {least} to {most} ms: {len(some)} times, {sum(some):.1f} ms")
+
+
+main()
