@@ -23,7 +23,7 @@ use std::{
     thread::{self, ThreadId},
 };
 
-use bursar_budgets::{Address, CudaDevice, DeviceError};
+use bursar_budgets::{Address, CudaDevice, DeviceError, Overhead};
 
 pub use blas::BlasSearch;
 pub use error::OpenError;
@@ -40,8 +40,8 @@ use stream::Stream;
 
 /// What all lanes of a device share: the loaded kernels, the library's handle, and which of its algorithms are fast here.
 pub struct CudaKernels {
-    functions: Functions,
-    blas: Blas,
+    functions: Overhead<Functions>,
+    blas: Overhead<Blas>,
     /// Zero between launches. One stream at a time decodes with these kernels: the step lane of the model they are
     /// loaded for.
     decode_counters: Address,
@@ -50,7 +50,7 @@ pub struct CudaKernels {
 }
 
 impl CudaKernels {
-    /// Loads the device code and cuBLASLt. What that takes of the device is counted as its overhead.
+    /// Loads the device code and cuBLASLt. What that takes of the device is counted as its overhead until it goes.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -61,13 +61,13 @@ impl CudaKernels {
         }
         let mut functions = Err(OpenError::TooOld { found: target.capability });
         for images in images {
-            functions = device.with_overhead(|| Functions::load(device, &images))?;
+            functions = device.with_overhead(|| Functions::load(device, &images));
             if !matches!(functions, Err(OpenError::Image { .. })) {
                 break;
             }
         }
         let functions = functions?;
-        let blas = device.with_overhead(|| Blas::open(device, search))??;
+        let blas = device.with_overhead(|| Blas::open(device, search))?;
         let decode_counters = functions.variable("attention_decode", c"attention_decode_counters")?;
         Ok(Arc::new(CudaKernels { functions, blas, decode_counters, target, device: device.clone() }))
     }
@@ -85,8 +85,8 @@ pub struct Cuda {
     kernels: Arc<CudaKernels>,
     target: Target,
     /// Shared with the graphs that were captured in it.
-    stream: Arc<Stream>,
-    stage: RefCell<Stage>,
+    stream: Arc<Overhead<Stream>>,
+    stage: RefCell<Overhead<Stage>>,
     products: RefCell<Products>,
     arrivals: Arrivals,
     /// What is computed is thrown away: products may be measured.
@@ -104,8 +104,8 @@ impl Cuda {
     /// The driver refuses a stream or page-locked memory.
     pub fn new(kernels: &Arc<CudaKernels>) -> Result<Self, OpenError> {
         let device = &kernels.device;
-        let made = device.with_overhead(|| Ok::<_, OpenError>((Stream::new(device)?, Stage::new(device)?)))?;
-        let (stream, stage) = made?;
+        let stream = device.with_overhead(|| Stream::new(device))?;
+        let stage = device.with_overhead(|| Stage::new(device))?;
         Ok(Cuda {
             kernels: kernels.clone(),
             target: kernels.target(),
