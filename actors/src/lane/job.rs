@@ -181,6 +181,11 @@ pub enum Job {
 }
 
 impl Job {
+    /// Whether a serving actor asks for it, in memory that it gave out. A successor of the actor waits for these.
+    pub(super) fn is_served(&self) -> bool {
+        matches!(self, Job::Step(_) | Job::Encode(_))
+    }
+
     pub(super) fn fail(self, error: LaneError) {
         match self {
             Job::Step(job) => job.answer.give(Err(error)),

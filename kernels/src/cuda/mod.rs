@@ -167,6 +167,10 @@ impl Backend for Cuda {
         &self.target
     }
 
+    fn wait_for_all(&self) -> Result<(), KernelError> {
+        self.wait()
+    }
+
     fn upload(&self, call: ops::transfer::Upload<'_>) -> Result<(), KernelError> {
         self.enter_to_copy()?;
         Ok(self.stage.borrow_mut().upload(&self.stream, call.source, call.out.address())?)
