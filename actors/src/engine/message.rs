@@ -37,7 +37,12 @@ pub enum EngineMessage {
         outcome: Result<Profiled, ProfileError>,
     },
     /// Decoding was captured again, on a lane that took over from one that died.
-    Recaptured(Result<Result<Recaptured, CaptureError>, ErrandDied>),
+    Recaptured {
+        /// Which time: another lane's death in the meantime makes another.
+        errand: u64,
+        /// What came of it.
+        outcome: Result<Result<Recaptured, CaptureError>, ErrandDied>,
+    },
     /// The wait before a restart is over.
     Restart {
         /// Which: another death in the meantime makes another.
