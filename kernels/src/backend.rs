@@ -49,6 +49,10 @@ pub trait Backend {
         Ok(())
     }
 
+    /// A drill: of the launches from now on, `after` go well, and then `count` are refused by the device as what it has
+    /// no room for. That breaks nothing but their passes. Backends that launch nothing do nothing.
+    fn fail_launches(&self, _after: usize, _count: usize) {}
+
     /// Copies host memory to the device.
     fn upload(&self, call: transfer::Upload<'_>) -> Result<(), KernelError>;
     /// Copies device memory to the host, after everything launched before.

@@ -15,7 +15,7 @@ use crate::{
     budget::Budget,
     graph::{Recaptured, recapture},
     kv::{KvActor, KvArguments, KvMessage},
-    lane::Job,
+    lane::{Job, Lane},
     profile::{ATTEMPTS, Attempt, ProfileActor, ProfileArguments, ProfileError, Profiled},
     scheduler::{Limits, SchedulerActor, SchedulerArguments, SchedulerMessage},
     supervise::{Decision, Errand, Latest, Policy, RestartLog, end_of},
@@ -194,13 +194,13 @@ impl Actor for EngineActor {
                 }
             }
             EngineMessage::Drill(drill) => return Err(drill.strike().into()),
+            EngineMessage::DrillLaunches { which, after, count } => {
+                if let Some(lane) = state.lane(which) {
+                    lane.submit(Job::FailLaunches { after, count });
+                }
+            }
             EngineMessage::DrillLane { which, ended } => {
-                let lanes = state.arguments.shelf.lanes();
-                let lane = lanes.and_then(|lanes| match which {
-                    WhichLane::Step => Some(lanes.step),
-                    WhichLane::Vision => lanes.vision,
-                });
-                if let Some(lane) = lane {
+                if let Some(lane) = state.lane(which) {
                     lane.submit(Job::Drill);
                     let end = lane.ended();
                     tokio::spawn(async move {
@@ -235,6 +235,15 @@ impl EngineState {
     /// The owner of everything that this attempt leases, and that serving then lives on.
     fn owner(&self) -> Owner {
         self.arguments.owner(self.attempts)
+    }
+
+    /// A lane of what serves now, or is being sized.
+    fn lane(&self, which: WhichLane) -> Option<Lane> {
+        let lanes = self.arguments.shelf.lanes()?;
+        match which {
+            WhichLane::Step => Some(lanes.step),
+            WhichLane::Vision => lanes.vision,
+        }
     }
 
     async fn start_attempt(&mut self, myself: &ActorRef<EngineMessage>) -> Result<(), ActorProcessingErr> {

@@ -50,6 +50,16 @@ pub enum EngineMessage {
     },
     /// Die of this.
     Drill(Drill),
+    /// Let a GPU refuse launches of a lane: of those to come, `after` go well, and then `count` do not. On a device that
+    /// launches nothing, nothing follows.
+    DrillLaunches {
+        /// Which lane's.
+        which: WhichLane,
+        /// How many go well.
+        after: usize,
+        /// How many are refused.
+        count: usize,
+    },
     /// Let a lane's thread die of a panic.
     DrillLane {
         /// Which.

@@ -66,6 +66,10 @@ impl<B: Backend> Bench<B> {
                 Pending::Nothing
             }
             Job::Wake => Pending::Nothing,
+            Job::FailLaunches { after, count } => {
+                self.backend.fail_launches(after, count);
+                Pending::Nothing
+            }
             Job::Drill => panic!("{Drilled}"),
         }
     }

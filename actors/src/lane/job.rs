@@ -176,6 +176,14 @@ pub enum Job {
     },
     /// Nothing; it rings the bell of a lane that is to look up.
     Wake,
+    /// Of the launches behind this, `after` go well, and then the device refuses `count`; see
+    /// [`Backend::fail_launches`](bursar_kernels::Backend::fail_launches).
+    FailLaunches {
+        /// How many go well.
+        after: usize,
+        /// How many are refused.
+        count: usize,
+    },
     /// The thread dies of a panic, as it would of a bug. A job that fails is an answer and no death.
     Drill,
 }
@@ -192,7 +200,7 @@ impl Job {
             Job::Encode(job) => job.answer.give(Err(error)),
             Job::Stress(job) => job.answer.give(Err(error)),
             Job::Capture(job) => job.answer.give(Err(error)),
-            Job::Forget { .. } | Job::Wake | Job::Drill => {}
+            Job::Forget { .. } | Job::Wake | Job::FailLaunches { .. } | Job::Drill => {}
         }
     }
 }

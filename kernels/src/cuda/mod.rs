@@ -93,6 +93,8 @@ pub struct Cuda {
     rehearses: Cell<bool>,
     /// What is launched is kept as a graph: copies would be too, with the host's memory as it is then.
     captures: Cell<bool>,
+    /// How many launches go well before how many are refused.
+    drill: Cell<(usize, usize)>,
     /// The thread whose context is the device's.
     entered: Cell<Option<ThreadId>>,
 }
@@ -115,6 +117,7 @@ impl Cuda {
             arrivals: Arrivals::new(device)?,
             rehearses: Cell::new(false),
             captures: Cell::new(false),
+            drill: Cell::default(),
             entered: Cell::new(None),
         })
     }
@@ -136,6 +139,21 @@ impl Cuda {
             self.entered.set(this);
         }
         Ok(())
+    }
+
+    /// Whether the launch that comes is one to be refused.
+    fn is_drilled(&self) -> bool {
+        match self.drill.get() {
+            (_, 0) => false,
+            (0, count) => {
+                self.drill.set((0, count - 1));
+                true
+            }
+            (after, count) => {
+                self.drill.set((after - 1, count));
+                false
+            }
+        }
     }
 
     /// The same, for a copy between host and device.
@@ -169,6 +187,10 @@ impl Backend for Cuda {
 
     fn wait_for_all(&self) -> Result<(), KernelError> {
         self.wait()
+    }
+
+    fn fail_launches(&self, after: usize, count: usize) {
+        self.drill.set((after, count));
     }
 
     fn upload(&self, call: ops::transfer::Upload<'_>) -> Result<(), KernelError> {
