@@ -20,7 +20,7 @@ use bursar_actors::{
     runtime::{ModelSource, RuntimeError},
     supervise::Intensity,
 };
-use bursar_budgets::{Bytes, DoesNotFit, Hint, Snapshot};
+use bursar_budgets::{Bytes, Class, DoesNotFit, Hint, Snapshot};
 use bursar_model::Envelope;
 use gpu::{
     Stage, answer, eventually,
@@ -102,9 +102,9 @@ fn what_the_error_says_would_fit_a_card_with_too_little_memory_is_applied_and_st
         let before = stage.measured().await;
         let mut neighbour = Neighbour::moves_in(NEIGHBOUR);
         // First what it needs at all, then three quarters of that beside what the kernels and the canary take.
-        let first = too_little(&stage, &mut neighbour, Bytes::mib(400)).await;
-        let beside = Bytes::mib(400).saturating_sub(first.available);
-        let error = too_little(&stage, &mut neighbour, Bytes(first.needed.0 / 4 * 3) + beside).await;
+        let (left, first) = too_little(&stage, &mut neighbour, Bytes::mib(300)).await;
+        let beside = left.saturating_sub(first.available);
+        let (_, error) = too_little(&stage, &mut neighbour, Bytes(first.needed.0 / 4 * 3) + beside).await;
         let said = error.hint().expect("it says what would fit");
         println!("{error}; {said}");
         let mut applied = 0;
@@ -116,7 +116,12 @@ fn what_the_error_says_would_fit_a_card_with_too_little_memory_is_applied_and_st
             let started = load(&stage, LoadOptions { envelope: Some(envelope), ..options() }).await;
             let model = started.unwrap_or_else(|error| panic!("{} {value}: {error}; {}", knob.name, error.hint()));
             assert!(!answer(&model, question("Who are you?", 8)).await.expect("it answers").is_empty());
-            println!("{} {value} starts: {}", knob.name, stage.snapshot().await);
+            let now = stage.snapshot().await;
+            let graphs = now.of_class(&Class::Graphs);
+            println!(
+                "{} {value} starts: {} granted, graphs {graphs}, overhead {}",
+                knob.name, now.granted, now.overhead
+            );
             stage.runtime.unload("demo").await.expect("it unloads");
             all_is_home(&stage, &before).await;
             applied += 1;
@@ -125,14 +130,14 @@ fn what_the_error_says_would_fit_a_card_with_too_little_memory_is_applied_and_st
     });
 }
 
-/// Loads with so much left.
-async fn too_little(stage: &Stage, neighbour: &mut Neighbour, left: Bytes) -> DoesNotFit {
+/// Loads with so much left; gives what really was, and what the load said.
+async fn too_little(stage: &Stage, neighbour: &mut Neighbour, left: Bytes) -> (Bytes, DoesNotFit) {
     let left = neighbour.leave(left);
     let error = load(stage, LoadOptions { envelope: Some(large()), ..options() }).await.map(drop);
     let error = error.expect_err("there is too little");
     println!("{left} are left: {error}; {}", error.hint());
     let StartError::DoesNotFit(error) = &*error else { panic!("{error}") };
-    error.clone()
+    (left, error.clone())
 }
 
 fn limit<'e>(envelope: &'e mut Envelope, name: &str) -> &'e mut usize {
