@@ -145,6 +145,7 @@ impl Needs {
 
 #[cfg(test)]
 mod tests {
+    use bursar_kernels::{CudaTarget, DType};
     use bursar_model::{checkpoint::Checkpoint, demo};
 
     use super::*;
@@ -163,5 +164,22 @@ mod tests {
         let needs = Needs::plan(&model, target, limits, Bytes::mib(2)).expect("its corners go together");
         needs.fits(&model, target, limits, Bytes::gib(8)).expect("a small model fits a small card");
         assert!(needs.probe_blocks * BLOCK_TOKENS >= 8192, "the probe holds a whole step");
+    }
+
+    #[test]
+    fn a_plan_for_a_gpu_claims_what_its_driver_will_take_for_graphs_and_lanes() {
+        let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it is embedded");
+        let gpu = CudaTarget { capability: (9, 0), processors: 132, activation: DType::BF16 };
+        let claimed = |target: Target, sequences: usize| {
+            let model = Model::plan(&checkpoint, &target).expect("it is whole");
+            let envelope = Envelope { sequences, step_tokens: 512, ..Envelope::small() };
+            let needs = Needs::plan(&model, target, &envelope, Bytes::mib(2)).expect("its corners go together");
+            let inputs = needs.graphs.map_or(Bytes::ZERO, |shape| shape.bytes(Bytes::mib(2)));
+            needs.memory_plan().of_class(&Class::Graphs).saturating_sub(inputs)
+        };
+        assert_eq!(claimed(Target::Cpu { threads: 1 }, 256), Bytes::ZERO, "a host has neither");
+        // 35 graphs of 4 layers and 8 MiB, in whole pages; 5 graphs.
+        assert_eq!(claimed(Target::Cuda(gpu), 256), Bytes::mib(14));
+        assert_eq!(claimed(Target::Cuda(gpu), 10), Bytes::mib(10));
     }
 }
