@@ -71,7 +71,6 @@ impl Drop for Neighbour {
 /// The neighbour's life, in its own process: leaves as many bytes free as each line says, until there are no more lines.
 /// In any other process it is nothing.
 pub fn live() {
-    #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
     if std::env::var_os(ROLE).is_none() {
         return println!("skipped, this is the neighbour of other stories");
     }
