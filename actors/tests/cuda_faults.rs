@@ -104,29 +104,31 @@ fn what_the_error_says_would_fit_a_card_with_too_little_memory_is_applied_and_st
         // First what it needs at all, then three quarters of that beside what the kernels and the canary take.
         let (left, first) = too_little(&stage, &mut neighbour, Bytes::mib(300)).await;
         let beside = left.saturating_sub(first.available);
-        let (_, error) = too_little(&stage, &mut neighbour, Bytes(first.needed.0 / 4 * 3) + beside).await;
-        let said = error.hint().expect("it says what would fit");
-        println!("{error}; {said}");
+        let left = Bytes(first.needed.0 / 4 * 3) + beside;
         let mut applied = 0;
-        for knob in error.knobs.iter().filter(|knob| knob.name != "free device memory") {
+        for name in first.knobs.iter().map(|knob| &knob.name).filter(|name| *name != "free device memory") {
+            // Asked anew each time: the driver keeps some of what it gave a model that has been unloaded.
+            let (_, error) = too_little(&stage, &mut neighbour, left).await;
+            let knob = error.knobs.iter().find(|knob| knob.name == *name).expect("the same are named");
             let Some(value) = &knob.would_fit else { continue };
-            let value = value.parse().expect("a limit is a number");
+            assert!(error.hint().expect("it says what would fit").contains(&format!("{name} {value} instead of")));
             let mut envelope = large();
-            *limit(&mut envelope, &knob.name) = value;
+            *limit(&mut envelope, name) = value.parse().expect("a limit is a number");
+            let speaks = envelope.context_tokens >= 64;
             let started = load(&stage, LoadOptions { envelope: Some(envelope), ..options() }).await;
-            let model = started.unwrap_or_else(|error| panic!("{} {value}: {error}; {}", knob.name, error.hint()));
-            assert!(!answer(&model, question("Who are you?", 8)).await.expect("it answers").is_empty());
+            let model = started.unwrap_or_else(|error| panic!("{name} {value}: {error}; {}", error.hint()));
+            if speaks {
+                let said = answer(&model, question("Who are you?", 8)).await.expect("it answers");
+                assert!(!said.is_empty());
+            }
             let now = stage.snapshot().await;
-            let graphs = now.of_class(&Class::Graphs);
-            println!(
-                "{} {value} starts: {} granted, graphs {graphs}, overhead {}",
-                knob.name, now.granted, now.overhead
-            );
+            let (granted, graphs, overhead) = (now.granted, now.of_class(&Class::Graphs), now.overhead);
+            println!("{name} {value} starts: {granted} granted, graphs {graphs}, overhead {overhead}");
             stage.runtime.unload("demo").await.expect("it unloads");
             all_is_home(&stage, &before).await;
             applied += 1;
         }
-        assert!(applied > 0, "one of them would fit: {said}");
+        assert!(applied > 0, "one of them would fit");
     });
 }
 

@@ -1,11 +1,12 @@
 //! Stories of a lane whose device takes as long as the story wills: what is begun while it works, who is answered when,
 //! and what a dying lane waits for.
 
+mod leased;
+
 use std::{
     path::Path,
     sync::{
         Arc, Condvar, Mutex,
-        atomic::{AtomicU64, Ordering},
         mpsc::{Receiver, sync_channel},
     },
 };
@@ -26,6 +27,7 @@ use bursar_model::{
     flow::{SequencePart, StepBatch},
     sampling::{Sampler, SamplingParams},
 };
+use leased::Leased;
 
 /// How far the device is, by the story's will, and what happened in which order.
 #[derive(Default)]
@@ -164,12 +166,6 @@ impl Backend for Slow {
     }
 }
 
-struct Nobody;
-
-impl ReleaseNotes for Nobody {
-    fn post(&self, _: ReleaseNote) {}
-}
-
 /// A lane with a small model on a slow device.
 struct Stage {
     lane: Lane,
@@ -184,40 +180,26 @@ impl Stage {
     fn set() -> Stage {
         let capacity = Bytes::mib(96);
         let device: Arc<dyn Device> = Arc::new(HostDevice::new(HostConfig::small(capacity)).expect("host memory"));
-        let ledger = Mutex::new(Ledger::new(LedgerConfig::new(capacity)));
-        let asked = AtomicU64::new(0);
-        let lease = |class, bytes: Bytes| {
-            let id = RequestId(asked.fetch_add(1, Ordering::Relaxed));
-            let request = Request::new(Owner::new("story", 0), class, "model", bytes);
-            let effects = ledger.lock().expect("one thread").step(Input::Ask { id, request, wait: false });
-            let [Effect::Granted(grant)] = &effects[..] else { panic!("{effects:?}") };
-            Lease::issue(grant, Arc::new(Nobody))
-        };
-        let segment = |class, bytes: Bytes| {
-            let bytes = bytes.round_up(device.page());
-            let segment = Segment::reserve(device.clone(), bytes, lease(class, bytes)).expect("addresses");
-            segment.back_to(bytes).expect("memory");
-            segment
-        };
+        let leased = Leased::of(device.clone(), capacity);
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/qwen2");
         let checkpoint = Checkpoint::open(CheckpointSource::Folder(folder)).expect("it opens");
         let cpu = Cpu::new(1);
         let bytes = Model::plan(&checkpoint, cpu.target()).expect("it can be planned").weight_bytes();
-        let model = Model::load(&checkpoint, &cpu, segment(Class::Weights, bytes), |_, _| {}).expect("it loads");
+        let model = Model::load(&checkpoint, &cpu, leased.segment(Class::Weights, bytes), |_, _| {}).expect("it loads");
         let shape = model.kv_shape(cpu.target());
         let kv_bytes = KvMemory::bytes(shape, 4, device.page());
-        let kv = KvMemory::reserve(&device, shape, 4, Arc::new(lease(Class::Kv, kv_bytes))).expect("addresses");
+        let kv = KvMemory::reserve(&device, shape, 4, Arc::new(leased.lease(Class::Kv, kv_bytes))).expect("addresses");
         kv.grow_to(4).expect("memory");
-        let workspace = Arc::new(segment(Class::StepWorkspace, Bytes::mib(8)));
+        let workspace = Arc::new(leased.segment(Class::StepWorkspace, Bytes::mib(8)));
         let axes = model.config().decoder().rope_sections.len();
         let graphs = GraphShape { sequences: 4, context_tokens: 64, axes };
         let memory = EngineMemory::new(EngineParts {
             step_workspace: workspace.clone(),
-            chosen: ChosenTokens::over(segment(Class::StepWorkspace, Bytes(16)), 4),
+            chosen: ChosenTokens::over(leased.segment(Class::StepWorkspace, Bytes(16)), 4),
             vision_workspace: None,
             vision_cache: None,
             kv,
-            graphs: Some(GraphInputs::over(segment(Class::Graphs, graphs.bytes(device.page())), graphs)),
+            graphs: Some(GraphInputs::over(leased.segment(Class::Graphs, graphs.bytes(device.page())), graphs)),
         });
         let vocabulary = model.config().decoder().vocabulary;
         let clock = Arc::new(Clock::default());

@@ -14,9 +14,6 @@ use bursar_actors::{
 use bursar_budgets::{CudaDevice, DeviceError, Hint, Snapshot};
 use bursar_kernels::BlasSearch;
 
-/// A test's turn on the GPU.
-pub type Turn = tokio::sync::MutexGuard<'static, ()>;
-
 /// No story takes as long; one that does hangs.
 const PATIENCE: Duration = Duration::from_secs(90);
 
@@ -24,15 +21,15 @@ const PATIENCE: Duration = Duration::from_secs(90);
 pub struct Stage {
     pub runtime: Runtime,
     pub device: Arc<CudaDevice>,
-    _turn: Turn,
 }
 
 /// Runs a story on the first GPU, if there is one; else says so in one line.
 pub fn story<F: Future<Output = ()>>(story: impl FnOnce(Stage) -> F) {
+    // Tests of one program take turns, each to its runtime's end.
     static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
     let threads = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("threads");
     threads.block_on(async {
-        let turn = TURN.lock().await;
+        let _turn = TURN.lock().await;
         let config = RuntimeConfig { device: DeviceChoice::Cuda(0), ..RuntimeConfig::default() };
         let runtime = match Runtime::start(config).await {
             Ok(runtime) => runtime,
@@ -42,7 +39,7 @@ pub fn story<F: Future<Output = ()>>(story: impl FnOnce(Stage) -> F) {
             Err(error) => panic!("{error}"),
         };
         let device = runtime.device().cuda().expect("a GPU was asked for");
-        let stage = Stage { runtime: runtime.clone(), device, _turn: turn };
+        let stage = Stage { runtime: runtime.clone(), device };
         tokio::time::timeout(PATIENCE, story(stage)).await.expect("the story hangs");
         runtime.shutdown().await;
     });
