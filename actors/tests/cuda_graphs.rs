@@ -1,11 +1,12 @@
 //! Decoding by captured graphs on a GPU gives what it gives launch by launch. Without a GPU each test says so and ends.
 
+mod leased;
+
 use std::{
     collections::BTreeSet,
     path::Path,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
         mpsc::{Receiver, sync_channel},
     },
 };
@@ -23,15 +24,10 @@ use bursar_model::{
     flow::{SequencePart, StepBatch},
     sampling::{Sampler, SamplingParams},
 };
+use leased::Leased;
 
 /// A test's turn on the GPU, which all share.
 type Turn = MutexGuard<'static, ()>;
-
-struct Nobody;
-
-impl ReleaseNotes for Nobody {
-    fn post(&self, _: ReleaseNote) {}
-}
 
 /// A lane with the demo model on a GPU.
 struct Stage {
@@ -70,40 +66,27 @@ impl Stage {
         let target = CudaTarget::of(&cuda).expect("it says what it is");
         let kernels = CudaKernels::load(&cuda, target, &search).expect("its kernels load");
         let device: Arc<dyn Device> = cuda.clone();
-        let ledger = Mutex::new(Ledger::new(LedgerConfig::new(CAPACITY)));
-        let asked = AtomicU64::new(0);
-        let lease = |class, bytes: Bytes| {
-            let id = RequestId(asked.fetch_add(1, Ordering::Relaxed));
-            let request = Request::new(Owner::new("story", 0), class, "model", bytes);
-            let effects = ledger.lock().expect("one thread").step(Input::Ask { id, request, wait: false });
-            let [Effect::Granted(grant)] = &effects[..] else { panic!("{effects:?}") };
-            Lease::issue(grant, Arc::new(Nobody))
-        };
-        let segment = |class, bytes: Bytes| {
-            let bytes = bytes.round_up(device.page());
-            let segment = Segment::reserve(device.clone(), bytes, lease(class, bytes)).expect("addresses");
-            segment.back_to(bytes).expect("memory");
-            segment
-        };
+        let leased = Leased::of(device.clone(), CAPACITY);
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/demo/checkpoint");
         let checkpoint = Checkpoint::open(CheckpointSource::Folder(folder)).expect("it opens");
         let bytes = Model::plan(&checkpoint, &kernels.target()).expect("it can be planned").weight_bytes();
         let backend = Cuda::new(&kernels).expect("a stream");
-        let model = Model::load(&checkpoint, &backend, segment(Class::Weights, bytes), |_, _| {}).expect("it loads");
+        let model =
+            Model::load(&checkpoint, &backend, leased.segment(Class::Weights, bytes), |_, _| {}).expect("it loads");
         let kv_shape = model.kv_shape(&kernels.target());
         // Room for any growth.
         let reserved = 100 * SHAPE.sequences * BLOCKS_EACH;
-        let kv_lease = lease(Class::Kv, KvMemory::bytes(kv_shape, reserved, device.page()));
+        let kv_lease = leased.lease(Class::Kv, KvMemory::bytes(kv_shape, reserved, device.page()));
         let kv = KvMemory::reserve(&device, kv_shape, reserved, Arc::new(kv_lease)).expect("addresses");
         kv.grow_to(blocks).expect("memory");
-        let workspace = Arc::new(segment(Class::StepWorkspace, Bytes::mib(128)));
+        let workspace = Arc::new(leased.segment(Class::StepWorkspace, Bytes::mib(128)));
         let memory = Arc::new(EngineMemory::new(EngineParts {
             step_workspace: workspace.clone(),
-            chosen: ChosenTokens::over(segment(Class::StepWorkspace, Bytes::kib(1)), SHAPE.sequences),
+            chosen: ChosenTokens::over(leased.segment(Class::StepWorkspace, Bytes::kib(1)), SHAPE.sequences),
             vision_workspace: None,
             vision_cache: None,
             kv,
-            graphs: Some(GraphInputs::over(segment(Class::Graphs, SHAPE.bytes(device.page())), SHAPE)),
+            graphs: Some(GraphInputs::over(leased.segment(Class::Graphs, SHAPE.bytes(device.page())), SHAPE)),
         }));
         let vocabulary = model.config().decoder().vocabulary;
         assert_eq!(model.config().decoder().rope_sections.len(), SHAPE.axes);

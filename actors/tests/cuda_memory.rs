@@ -1,99 +1,78 @@
 //! A runtime's ledger on a real GPU. Without one each test says so and ends.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+mod gpu;
 
-use bursar_actors::{
-    runtime::{DeviceChoice, Runtime, RuntimeConfig, RuntimeError},
-    tree,
-};
-use bursar_budgets::{Bytes, Class, CudaDevice, Device, DeviceError, Hint, Owner, Request, Segment};
+use std::time::{Duration, Instant};
 
-/// A test's turn on the GPU.
-type Turn = tokio::sync::MutexGuard<'static, ()>;
+use bursar_actors::tree;
+use bursar_budgets::{Bytes, Class, Device, Owner, Request, Segment};
+use gpu::{Stage, story};
 
-/// A runtime on the first GPU, and the device once more, if there is one.
-async fn gpu() -> Option<(Turn, Runtime, Arc<CudaDevice>)> {
-    static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
-    let turn = TURN.lock().await;
-    let config = RuntimeConfig { device: DeviceChoice::Cuda(0), ..RuntimeConfig::default() };
-    match Runtime::start(config).await {
-        Ok(runtime) => {
-            let device = runtime.device().cuda().expect("a GPU was asked for");
-            Some((turn, runtime, device))
-        }
-        Err(RuntimeError::Device(error @ DeviceError::NoDevice { .. })) => {
-            println!("skipped, {error}; {}", error.hint().expect("there is something to do"));
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
+#[test]
+fn the_ledger_knows_the_context_what_is_loaded_beside_leases_and_who_else_lives_there() {
+    story(async |Stage { runtime, device }| {
+        let budget = runtime.budget();
+        let started = budget.snapshot().await.expect("it answers");
+        println!("{started}");
+        let memory = device.memory().expect("it says");
+        assert_eq!(started.overhead, device.overhead());
+        let unexplained = (memory.total - memory.free).saturating_sub(started.overhead + started.foreign);
+        assert!(unexplained <= Bytes::mib(64), "{unexplained} are neither overhead nor foreign");
+        let pinned = device.pinned(Bytes::mib(64)).expect("the host has some");
+        // A neighbour, as the ledger sees it: memory that no lease pays for.
+        let address = device.reserve(Bytes::gib(3)).expect("addresses");
+        device.back(address, Bytes::gib(3)).expect("there is room");
+        let seen = budget.measure().await.expect("it answers");
+        let more = seen.foreign - started.foreign;
+        assert!((Bytes::gib(3)..=Bytes::gib(3) + Bytes::mib(64)).contains(&more), "{more} more are foreign");
+        let asked = seen.free + Bytes::gib(1);
+        budget.try_lease(Class::tenant("mine"), asked).await.expect_err("the neighbour has it");
+        device.release_reservation(address).expect("it is ours");
+        assert!(budget.measure().await.expect("it answers").foreign < started.foreign + Bytes::mib(64));
+        budget.try_lease(Class::tenant("mine"), asked).await.expect("the neighbour has left");
+        let overhead = device.overhead();
+        let held = device.with_overhead(|| device.pinned(Bytes::mib(1))).expect("the host has some");
+        assert_eq!(budget.snapshot().await.expect("it answers").overhead, device.overhead());
+        println!("{} of overhead, {} of it by with_overhead", device.overhead(), device.overhead() - overhead);
+        drop((pinned, held));
+    });
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_ledger_knows_the_context_what_is_loaded_beside_leases_and_who_else_lives_there() {
-    let Some((_turn, runtime, device)) = gpu().await else { return };
-    let budget = runtime.budget();
-    let started = budget.snapshot().await.expect("it answers");
-    println!("{started}");
-    let memory = device.memory().expect("it says");
-    assert_eq!(started.overhead, device.overhead());
-    let unexplained = (memory.total - memory.free).saturating_sub(started.overhead + started.foreign);
-    assert!(unexplained <= Bytes::mib(64), "{unexplained} are neither overhead nor foreign");
-    let pinned = device.pinned(Bytes::mib(64)).expect("the host has some");
-    // A neighbour, as the ledger sees it: memory that no lease pays for.
-    let address = device.reserve(Bytes::gib(3)).expect("addresses");
-    device.back(address, Bytes::gib(3)).expect("there is room");
-    let seen = budget.measure().await.expect("it answers");
-    let more = seen.foreign - started.foreign;
-    assert!((Bytes::gib(3)..=Bytes::gib(3) + Bytes::mib(64)).contains(&more), "{more} more are foreign");
-    let asked = seen.free + Bytes::gib(1);
-    budget.try_lease(Class::tenant("mine"), asked).await.expect_err("the neighbour has it");
-    device.release_reservation(address).expect("it is ours");
-    assert!(budget.measure().await.expect("it answers").foreign < started.foreign + Bytes::mib(64));
-    budget.try_lease(Class::tenant("mine"), asked).await.expect("the neighbour has left");
-    let overhead = device.overhead();
-    device.with_overhead(|| drop(device.pinned(Bytes::mib(1)))).expect("it says");
-    assert_eq!(budget.snapshot().await.expect("it answers").overhead, device.overhead());
-    println!("{} of overhead, {} of it by with_overhead", device.overhead(), device.overhead() - overhead);
-    drop(pinned);
-    runtime.shutdown().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_budget_answers_at_once_while_a_whole_card_comes_home() {
-    let Some((_turn, runtime, device)) = gpu().await else { return };
-    let budget = runtime.budget();
-    let free = budget.measure().await.expect("it answers").free;
-    let owner = Owner::new("whole card", 0);
-    let bytes = (free - Bytes::gib(1)).round_down(device.page());
-    let request = Request::new(owner.clone(), Class::Kv, "whole card", bytes);
-    let lease = budget.ask(tree::LEASE_FOR_ENGINE, request, false).await.expect("there is room");
-    let on = runtime.device();
-    let segment = tokio::task::spawn_blocking(move || {
-        let segment = Segment::reserve(on, bytes, lease).expect("addresses");
-        segment.back_to(bytes).expect("there is room");
-        segment
+#[test]
+fn the_budget_answers_at_once_while_a_whole_card_comes_home() {
+    story(async |Stage { runtime, device }| {
+        let budget = runtime.budget();
+        let free = budget.measure().await.expect("it answers").free;
+        let owner = Owner::new("whole card", 0);
+        let bytes = (free - Bytes::gib(1)).round_down(device.page());
+        let request = Request::new(owner.clone(), Class::Kv, "whole card", bytes);
+        let lease = budget.ask(tree::LEASE_FOR_ENGINE, request, false).await.expect("there is room");
+        let on = runtime.device();
+        let segment = tokio::task::spawn_blocking(move || {
+            let segment = Segment::reserve(on, bytes, lease).expect("addresses");
+            segment.back_to(bytes).expect("there is room");
+            segment
+        });
+        let (slowest, answers, begun) = (Duration::ZERO, 0, Instant::now());
+        let (slowest, answers) = ask_until(budget, slowest, answers, || segment.is_finished()).await;
+        println!(
+            "{bytes} backed in {:?}; {answers} snapshots meanwhile, the slowest took {slowest:?}",
+            begun.elapsed()
+        );
+        let segment = segment.await.expect("no panic");
+        let begun = Instant::now();
+        let clearing = tokio::spawn({
+            let budget = budget.clone();
+            async move { budget.clear(owner).await }
+        });
+        let (slowest, answers) = ask_until(budget, Duration::ZERO, 0, || clearing.is_finished()).await;
+        let took = begun.elapsed();
+        println!("{bytes} came home in {took:?}; {answers} snapshots meanwhile, the slowest took {slowest:?}");
+        clearing.await.expect("no panic").expect("it answers");
+        assert!(answers > 10 && slowest < took / 4, "whoever asks does not wait for the card");
+        assert_eq!((device.counts().backed, budget.leased_bytes()), (Bytes::ZERO, Bytes::ZERO));
+        drop(segment);
     });
-    let (slowest, answers, begun) = (Duration::ZERO, 0, Instant::now());
-    let (slowest, answers) = ask_until(budget, slowest, answers, || segment.is_finished()).await;
-    println!("{bytes} backed in {:?}; {answers} snapshots meanwhile, the slowest took {slowest:?}", begun.elapsed());
-    let segment = segment.await.expect("no panic");
-    let begun = Instant::now();
-    let clearing = tokio::spawn({
-        let budget = budget.clone();
-        async move { budget.clear(owner).await }
-    });
-    let (slowest, answers) = ask_until(budget, Duration::ZERO, 0, || clearing.is_finished()).await;
-    let took = begun.elapsed();
-    println!("{bytes} came home in {took:?}; {answers} snapshots meanwhile, the slowest took {slowest:?}");
-    clearing.await.expect("no panic").expect("it answers");
-    assert!(answers > 10 && slowest < took / 4, "whoever asks does not wait for the card");
-    assert_eq!((device.counts().backed, budget.leased_bytes()), (Bytes::ZERO, Bytes::ZERO));
-    drop(segment);
-    runtime.shutdown().await;
 }
 
 /// Asks for snapshots until `is_over`; gives the longest that one took, and how many there were.

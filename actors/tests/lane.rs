@@ -1,22 +1,24 @@
 //! Stories of a lane whose device takes as long as the story wills: what is begun while it works, who is answered when,
 //! and what a dying lane waits for.
 
+mod leased;
+
 use std::{
     path::Path,
     sync::{
         Arc, Condvar, Mutex,
-        atomic::{AtomicU64, Ordering},
         mpsc::{Receiver, sync_channel},
     },
 };
 
 use bursar_actors::{
-    lane::{Answer, Bench, Choice, Job, Lane, LaneError, StepJob, Stepped},
-    memory::{ChosenTokens, EngineMemory, EngineParts, KvMemory},
+    graph::GraphShape,
+    lane::{Answer, Bench, CaptureJob, Choice, Job, Lane, LaneError, StepJob, Stepped},
+    memory::{ChosenTokens, EngineMemory, EngineParts, GraphInputs, KvMemory},
 };
 use bursar_budgets::*;
 use bursar_kernels::{
-    Backend, Cpu, KernelError, Target,
+    Backend, Cpu, Graph, KernelError, Target,
     ops::{embed::PREVIOUS, transfer::Arrival, *},
 };
 use bursar_model::{
@@ -25,6 +27,7 @@ use bursar_model::{
     flow::{SequencePart, StepBatch},
     sampling::{Sampler, SamplingParams},
 };
+use leased::Leased;
 
 /// How far the device is, by the story's will, and what happened in which order.
 #[derive(Default)]
@@ -38,6 +41,10 @@ struct State {
     /// Downloads that were begun, and how many of them the device may be past.
     launched: usize,
     past: usize,
+    /// The next download is refused, behind all that its job has launched.
+    refuses: bool,
+    /// Times that the device was asked whether it is past everything.
+    waits: usize,
     log: Vec<String>,
 }
 
@@ -52,10 +59,18 @@ impl Clock {
         self.changed.notify_all();
     }
 
+    fn refuse_next(&self) {
+        self.state.lock().expect("as above").refuses = true;
+    }
+
     /// Returns when so many downloads have been begun.
     fn launched(&self, downloads: usize) {
+        self.until(|state| state.launched >= downloads);
+    }
+
+    fn until(&self, holds: impl Fn(&State) -> bool) {
         let state = self.state.lock().expect("as above");
-        drop(self.changed.wait_while(state, |state| state.launched < downloads).expect("as above"));
+        drop(self.changed.wait_while(state, |state| !holds(state)).expect("as above"));
     }
 
     fn log(&self) -> Vec<String> {
@@ -102,13 +117,31 @@ impl Backend for Slow {
 
     fn download_later(&self, call: transfer::DownloadLater<'_>) -> Result<Box<dyn Arrival>, KernelError> {
         let copied = self.cpu.download_later(call)?;
-        let number = {
+        let (number, refuses) = {
             let mut state = self.clock.state.lock().expect("as above");
             state.launched += 1;
-            state.launched - 1
+            (state.launched - 1, std::mem::take(&mut state.refuses))
         };
         self.clock.note(format!("launch {number}"));
+        if refuses {
+            let said = "there is no more".to_owned();
+            return Err(DeviceError::HostRefused { asked: Bytes::kib(64), said }.into());
+        }
         Ok(Box::new(Coming { number, copied, clock: self.clock.clone() }))
+    }
+
+    fn wait_for_all(&self) -> Result<(), KernelError> {
+        self.clock.state.lock().expect("as above").waits += 1;
+        self.clock.changed.notify_all();
+        self.clock.until(|state| state.past >= state.launched);
+        Ok(())
+    }
+
+    /// Captures take their time, and nothing comes of them.
+    fn capture(&self, _: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<Option<Box<dyn Graph>>, KernelError> {
+        self.clock.note("capture".to_owned());
+        self.clock.until(|state| state.past > 0);
+        Ok(None)
     }
 
     as_the_cpu! {
@@ -133,12 +166,6 @@ impl Backend for Slow {
     }
 }
 
-struct Nobody;
-
-impl ReleaseNotes for Nobody {
-    fn post(&self, _: ReleaseNote) {}
-}
-
 /// A lane with a small model on a slow device.
 struct Stage {
     lane: Lane,
@@ -153,38 +180,26 @@ impl Stage {
     fn set() -> Stage {
         let capacity = Bytes::mib(96);
         let device: Arc<dyn Device> = Arc::new(HostDevice::new(HostConfig::small(capacity)).expect("host memory"));
-        let ledger = Mutex::new(Ledger::new(LedgerConfig::new(capacity)));
-        let asked = AtomicU64::new(0);
-        let lease = |class, bytes: Bytes| {
-            let id = RequestId(asked.fetch_add(1, Ordering::Relaxed));
-            let request = Request::new(Owner::new("story", 0), class, "model", bytes);
-            let effects = ledger.lock().expect("one thread").step(Input::Ask { id, request, wait: false });
-            let [Effect::Granted(grant)] = &effects[..] else { panic!("{effects:?}") };
-            Lease::issue(grant, Arc::new(Nobody))
-        };
-        let segment = |class, bytes: Bytes| {
-            let bytes = bytes.round_up(device.page());
-            let segment = Segment::reserve(device.clone(), bytes, lease(class, bytes)).expect("addresses");
-            segment.back_to(bytes).expect("memory");
-            segment
-        };
+        let leased = Leased::of(device.clone(), capacity);
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/qwen2");
         let checkpoint = Checkpoint::open(CheckpointSource::Folder(folder)).expect("it opens");
         let cpu = Cpu::new(1);
         let bytes = Model::plan(&checkpoint, cpu.target()).expect("it can be planned").weight_bytes();
-        let model = Model::load(&checkpoint, &cpu, segment(Class::Weights, bytes), |_, _| {}).expect("it loads");
+        let model = Model::load(&checkpoint, &cpu, leased.segment(Class::Weights, bytes), |_, _| {}).expect("it loads");
         let shape = model.kv_shape(cpu.target());
         let kv_bytes = KvMemory::bytes(shape, 4, device.page());
-        let kv = KvMemory::reserve(&device, shape, 4, Arc::new(lease(Class::Kv, kv_bytes))).expect("addresses");
+        let kv = KvMemory::reserve(&device, shape, 4, Arc::new(leased.lease(Class::Kv, kv_bytes))).expect("addresses");
         kv.grow_to(4).expect("memory");
-        let workspace = Arc::new(segment(Class::StepWorkspace, Bytes::mib(8)));
+        let workspace = Arc::new(leased.segment(Class::StepWorkspace, Bytes::mib(8)));
+        let axes = model.config().decoder().rope_sections.len();
+        let graphs = GraphShape { sequences: 4, context_tokens: 64, axes };
         let memory = EngineMemory::new(EngineParts {
             step_workspace: workspace.clone(),
-            chosen: ChosenTokens::over(segment(Class::StepWorkspace, Bytes(16)), 4),
+            chosen: ChosenTokens::over(leased.segment(Class::StepWorkspace, Bytes(16)), 4),
             vision_workspace: None,
             vision_cache: None,
             kv,
-            graphs: None,
+            graphs: Some(GraphInputs::over(leased.segment(Class::Graphs, graphs.bytes(device.page())), graphs)),
         });
         let vocabulary = model.config().decoder().vocabulary;
         let clock = Arc::new(Clock::default());
@@ -306,7 +321,7 @@ async fn a_lane_that_dies_is_past_all_that_it_has_begun_before_anybody_hears_of_
     let behind = stage.device.fence_here();
     stage.lane.submit(Job::Drill);
     // The dying lane asks the device how far it is.
-    stage.clock.launched(2);
+    stage.clock.until(|state| state.waits > 0);
     assert!(stage.lane.is_alive() && !behind.is_passed() && begun.try_recv().is_err());
     stage.clock.let_past(ALL);
     assert!(matches!(begun.recv().expect("it is answered"), Err(LaneError::Gone)));
@@ -341,6 +356,41 @@ async fn a_lane_is_idle_when_the_last_step_that_it_has_begun_is_answered() {
     stage.clock.let_past(ALL);
     idle.await;
     assert!(answers[1].try_recv().is_ok());
+}
+
+#[test]
+fn a_job_that_fails_halfway_is_over_when_the_device_is_past_what_it_had_launched() {
+    let stage = Stage::set();
+    stage.clock.refuse_next();
+    let failed = stage.prompt("A");
+    stage.clock.until(|state| state.waits > 0 || state.log.len() > 1);
+    let behind = stage.device.fence_here();
+    assert_eq!(stage.clock.log(), ["launch 0"], "it is not answered, and what it holds stays");
+    assert!(!behind.is_passed() && failed.try_recv().is_err());
+    stage.clock.let_past(ALL);
+    let error = failed.recv().expect("it is answered").expect_err("it failed");
+    assert!(matches!(error, LaneError::Kernel(KernelError::Device(DeviceError::HostRefused { .. }))), "{error}");
+    assert!(behind.is_passed());
+    chosen(&stage.prompt("B"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_waits_for_an_idle_lane_waits_for_steps_and_not_for_captures() {
+    let stage = Stage::set();
+    let (give, captured) = sync_channel(1);
+    let answer = Answer::to(move |outcome: Result<Option<Bytes>, LaneError>| drop(give.send(outcome)));
+    stage.lane.submit(Job::Capture(CaptureJob { rows: 2, answer }));
+    stage.clock.until(|state| !state.log.is_empty());
+    let mut idle = Box::pin(stage.lane.idle());
+    assert!(!still_waits(&mut idle).await, "nobody's successor minds a capture");
+    let step = stage.prompt("A");
+    let mut idle = Box::pin(stage.lane.idle());
+    assert!(still_waits(&mut idle).await, "its pages may not be given to others yet");
+    stage.clock.let_past(ALL);
+    idle.await;
+    assert_eq!(captured.try_recv().expect("it came first").expect("it is no failure"), None);
+    assert!(step.try_recv().is_ok());
+    assert_eq!(stage.clock.log(), ["capture", "launch 0", "answer A"]);
 }
 
 /// Whether the future still waits.

@@ -176,8 +176,27 @@ fn pinned_memory_carries_bytes_to_the_device_and_back_and_is_gone_when_it_drops(
     drop(device.pinned(Bytes::ZERO).expect_err("of nothing"));
 }
 
+/// Memory of the driver's allocator, which no lease can hold.
+struct Beside(sys::CUdeviceptr);
+
+impl Beside {
+    fn take(bytes: Bytes) -> Result<Beside, DeviceError> {
+        let mut taken = 0;
+        // SAFETY: the address is there to write to.
+        CudaDevice::said("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut taken, bytes.as_usize()) })?;
+        Ok(Beside(taken))
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        // SAFETY: it was taken once.
+        assert_eq!(unsafe { sys::cuMemFree_v2(self.0) }, sys::CUresult::CUDA_SUCCESS);
+    }
+}
+
 #[test]
-fn what_is_made_beside_leases_is_counted_once_and_the_driver_agrees() {
+fn what_is_made_beside_leases_is_counted_once_and_until_it_goes_and_the_driver_agrees() {
     let Some((_turn, device)) = gpu() else { return };
     let device = Arc::new(device);
     let (address, counted) = (device.reserve(Bytes::gib(8)).expect("addresses"), device.overhead());
@@ -190,21 +209,39 @@ fn what_is_made_beside_leases_is_counted_once_and_the_driver_agrees() {
                 device.unback(address, Bytes::gib(1)).expect("it is ours");
             }
         });
-        let held = device.with_overhead(|| {
-            let mut taken = 0;
-            // SAFETY: the address is there to write to.
-            let result = unsafe { sys::cuMemAlloc_v2(&mut taken, 64 << 20) };
-            assert_eq!(result, sys::CUresult::CUDA_SUCCESS);
-            taken
-        });
+        let held = device.with_overhead(|| Beside::take(Bytes::mib(64)));
         other.join().expect("no panic");
-        let held = held.expect("the driver says");
+        let held = held.expect("there is room");
         let more = device.overhead() - counted;
         assert!((Bytes::mib(64)..=Bytes::mib(68)).contains(&more), "{more} were counted");
-        // SAFETY: it was taken above.
-        assert_eq!(unsafe { sys::cuMemFree_v2(held) }, sys::CUresult::CUDA_SUCCESS);
+        drop(held);
+        assert!(device.overhead() - counted <= Bytes::mib(4), "{} of it stay counted", device.overhead() - counted);
     });
     assert!(device.counts().allocations > before);
+}
+
+#[test]
+fn two_measurements_at_once_count_no_byte_twice() {
+    let Some((_turn, device)) = gpu() else { return };
+    let (device, each) = (Arc::new(device), Bytes::mib(64));
+    let counted = device.overhead();
+    let begin = std::sync::Barrier::new(3);
+    std::thread::scope(|threads| {
+        let made: Vec<_> = (0..3)
+            .map(|_| {
+                threads.spawn(|| {
+                    device.enter().expect("the device is there");
+                    begin.wait();
+                    device.with_overhead(|| Beside::take(each)).expect("there is room")
+                })
+            })
+            .collect();
+        let made: Vec<_> = made.into_iter().map(|thread| thread.join().expect("no panic")).collect();
+        let more = device.overhead() - counted;
+        assert!((each * 3..=each * 3 + Bytes::mib(8)).contains(&more), "{more} were counted");
+        drop(made);
+    });
+    assert!(device.overhead() - counted <= Bytes::mib(4), "{} stay counted", device.overhead() - counted);
 }
 
 #[test]
@@ -238,6 +275,7 @@ fn a_card_that_is_filled_to_the_last_byte_gives_a_page_of_a_large_piece_back() {
 #[test]
 fn the_time_that_memory_takes_to_come_and_go() {
     let Some((_turn, device)) = gpu() else { return };
+    let device = Arc::new(device);
     println!("{}: {:?}, overhead {}", device.name(), device.memory().expect("it says"), device.overhead());
     let address = device.reserve(Bytes::gib(512)).expect("addresses");
     let free = device.memory().expect("it says").free;
@@ -262,6 +300,7 @@ fn the_time_that_memory_takes_to_come_and_go() {
     let overhead = device.overhead();
     let memory = device.memory().expect("it says");
     println!("overhead {overhead}, free {} of {}", memory.free, memory.total);
-    device.with_overhead(|| ()).expect("it says");
+    let nothing = device.with_overhead(|| Ok::<_, DeviceError>(())).expect("it says");
     assert!(device.overhead() - overhead <= Bytes::mib(2), "nothing was made");
+    drop(nothing);
 }

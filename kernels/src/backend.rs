@@ -11,8 +11,8 @@ use crate::{KernelError, Target, ops::*};
 /// views it is given, and leaves the order of calls as it is: one lane, one stream.
 ///
 /// Host memory handed to [`upload`](Backend::upload) may go once the call returns; [`download`](Backend::download)
-/// returns with the data there. No other method may wait for the device: the host prepares the next pass while this one
-/// runs, and [`download_later`](Backend::download_later) is how it reads what a pass has given without stopping the next.
+/// returns with the data there. No other method but [`wait_for_all`](Backend::wait_for_all) may wait for the device: the
+/// host prepares the next pass while this one runs, and [`download_later`](Backend::download_later) is how it reads what a pass has given without stopping the next.
 pub trait Backend {
     /// False for a backend that touches no memory, and so may run over a dry workspace.
     const COMPUTES: bool;
@@ -38,6 +38,20 @@ pub trait Backend {
     ) -> Result<Option<Box<dyn Graph>>, KernelError> {
         Ok(None)
     }
+
+    /// Returns when the device is past all that was put into this lane, whatever became of it: nothing is asked of the
+    /// device's or the host's memory for it. For a backend whose calls return when they are done there is nothing to wait
+    /// for.
+    ///
+    /// # Errors
+    /// The device is lost: it is past everything then.
+    fn wait_for_all(&self) -> Result<(), KernelError> {
+        Ok(())
+    }
+
+    /// A drill: of the launches from now on, `after` go well, and then `count` are refused by the device as what it has
+    /// no room for. That breaks nothing but their passes. Backends that launch nothing do nothing.
+    fn fail_launches(&self, _after: usize, _count: usize) {}
 
     /// Copies host memory to the device.
     fn upload(&self, call: transfer::Upload<'_>) -> Result<(), KernelError>;

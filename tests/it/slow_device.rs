@@ -1,8 +1,23 @@
 //! A device that takes its time to back and unback, as a whole card does: nobody else waits for it.
 
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    thread::{self, ThreadId},
+};
 
-use bursar::{Bytes, Class, HostDevice, LoadOptions, MIB, ModelSource, Progress};
+use bursar::{
+    Bytes, Class, DeviceChoice, HostDevice, LoadOptions, MIB, ModelSource, Progress, Runtime, RuntimeConfig,
+    crates::{
+        actors::{
+            engine::{EngineMessage, WhichLane},
+            reply::Reply,
+        },
+        budgets::{Address, Device, DeviceError, DeviceMemory, Fence, Timeline},
+    },
+};
 
 use crate::stage::{about, answer, demo, device, eventually, runtime_on, small, story, text};
 
@@ -104,4 +119,86 @@ fn an_engine_that_is_killed_while_its_attempt_takes_memory_has_a_successor_only_
         runtime.shutdown().await;
         eventually("all is home", async || device.counts().backed == Bytes::ZERO).await;
     });
+}
+
+/// Remembers on which threads lanes were made.
+struct Watched {
+    host: Arc<HostDevice>,
+    lanes_made_on: Mutex<Vec<ThreadId>>,
+}
+
+impl Device for Watched {
+    fn timeline(&self) -> Timeline {
+        self.lanes_made_on.lock().expect("nobody panics with it").push(thread::current().id());
+        self.host.timeline()
+    }
+
+    fn name(&self) -> &str {
+        self.host.name()
+    }
+
+    fn page(&self) -> Bytes {
+        self.host.page()
+    }
+
+    fn is_host_memory(&self) -> bool {
+        self.host.is_host_memory()
+    }
+
+    fn memory(&self) -> Result<DeviceMemory, DeviceError> {
+        self.host.memory()
+    }
+
+    fn check(&self) -> Result<(), DeviceError> {
+        self.host.check()
+    }
+
+    fn overhead(&self) -> Bytes {
+        self.host.overhead()
+    }
+
+    fn reserve(&self, bytes: Bytes) -> Result<Address, DeviceError> {
+        self.host.reserve(bytes)
+    }
+
+    fn release_reservation(&self, address: Address) -> Result<(), DeviceError> {
+        self.host.release_reservation(address)
+    }
+
+    fn back(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
+        self.host.back(address, bytes)
+    }
+
+    fn unback(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
+        self.host.unback(address, bytes)
+    }
+
+    fn fence_here(&self) -> Fence {
+        self.host.fence_here()
+    }
+}
+
+#[test]
+fn lanes_which_take_memory_of_their_own_are_not_made_where_actors_run() {
+    let watched = Arc::new(Watched { host: device(), lanes_made_on: Mutex::default() });
+    let made_on = || watched.lanes_made_on.lock().expect("as above").clone();
+    // All actors run on this thread.
+    let actors = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    actors.block_on(async {
+        let config = RuntimeConfig { device: DeviceChoice::Custom(watched.clone()), ..RuntimeConfig::default() };
+        let runtime = Runtime::start(config).await.expect("a host device starts");
+        let model = demo(&runtime, small()).await;
+        let expected = answer(&model, about(1)).await;
+        assert_eq!(made_on().len(), 2, "one for steps and one for pictures");
+        let engine = runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
+        let (ended, end) = Reply::new();
+        let drill = EngineMessage::DrillLane { which: WhichLane::Step, ended };
+        engine.send_message(drill).expect("the engine lives");
+        end.await.expect("it ends");
+        assert_eq!(answer(&model, about(1)).await, expected);
+        assert_eq!(made_on().len(), 3, "another for steps");
+        runtime.shutdown().await;
+    });
+    let here = thread::current().id();
+    assert!(!made_on().contains(&here), "{:?}, and actors run on {here:?}", made_on());
 }

@@ -8,17 +8,17 @@ use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::sync::watch;
 
 use super::{
-    EngineMessage, Lanes, LoadOptions, Progress, ProgressSink, Serving, Shelf, StartError, Status, WhichLane,
-    start::Planned,
+    EngineMessage, Lanes, LanesPlace, LoadOptions, Progress, ProgressSink, Serving, Shelf, StartError, Status,
+    WhichLane, start::Planned,
 };
 use crate::{
     budget::Budget,
     graph::{Recaptured, recapture},
     kv::{KvActor, KvArguments, KvMessage},
-    lane::Job,
+    lane::{Job, Lane},
     profile::{ATTEMPTS, Attempt, ProfileActor, ProfileArguments, ProfileError, Profiled},
     scheduler::{Limits, SchedulerActor, SchedulerArguments, SchedulerMessage},
-    supervise::{Decision, Errand, Policy, RestartLog, end_of},
+    supervise::{Decision, Errand, Latest, Policy, RestartLog, end_of},
     vision::{VisionActor, VisionArguments, VisionMessage},
 };
 
@@ -54,7 +54,7 @@ pub struct EngineState {
     /// Planning and loading, while they are under way.
     errand: Option<Errand>,
     /// Decoding is captured again on a new lane, which decodes launch by launch meanwhile.
-    recapture: Option<Errand>,
+    recapture: Latest,
     planned: Option<Planned>,
     /// Attempts at sizing that have failed.
     attempts: u32,
@@ -125,7 +125,7 @@ impl Actor for EngineActor {
             restarts: RestartLog::new(Policy::RestForOne, arguments.options.intensity, CHILDREN),
             arguments,
             errand: None,
-            recapture: None,
+            recapture: Latest::default(),
             planned: None,
             attempts: 0,
             attempt_log: RestartLog::new(Policy::OneForOne, ATTEMPTS, 1),
@@ -181,8 +181,8 @@ impl Actor for EngineActor {
             }
             // What was not captured is run launch by launch. A lane that died of it is heard of by its scheduler, and its
             // successor captures again.
-            EngineMessage::Recaptured(outcome) => {
-                state.recapture = None;
+            EngineMessage::Recaptured { errand, .. } if !state.recapture.reported(errand) => {}
+            EngineMessage::Recaptured { outcome, .. } => {
                 if !matches!(outcome?, Ok(Recaptured::All)) {
                     let model = state.arguments.label.to_string();
                     metrics::counter!("bursar_graphs_not_recaptured_total", "model" => model).increment(1);
@@ -194,13 +194,13 @@ impl Actor for EngineActor {
                 }
             }
             EngineMessage::Drill(drill) => return Err(drill.strike().into()),
+            EngineMessage::DrillLaunches { which, after, count } => {
+                if let Some(lane) = state.lane(which) {
+                    lane.submit(Job::FailLaunches { after, count });
+                }
+            }
             EngineMessage::DrillLane { which, ended } => {
-                let lanes = state.arguments.shelf.lanes();
-                let lane = lanes.and_then(|lanes| match which {
-                    WhichLane::Step => Some(lanes.step),
-                    WhichLane::Vision => lanes.vision,
-                });
-                if let Some(lane) = lane {
+                if let Some(lane) = state.lane(which) {
                     lane.submit(Job::Drill);
                     let end = lane.ended();
                     tokio::spawn(async move {
@@ -235,6 +235,15 @@ impl EngineState {
     /// The owner of everything that this attempt leases, and that serving then lives on.
     fn owner(&self) -> Owner {
         self.arguments.owner(self.attempts)
+    }
+
+    /// A lane of what serves now, or is being sized.
+    fn lane(&self, which: WhichLane) -> Option<Lane> {
+        let lanes = self.arguments.shelf.lanes()?;
+        match which {
+            WhichLane::Step => Some(lanes.step),
+            WhichLane::Vision => lanes.vision,
+        }
     }
 
     async fn start_attempt(&mut self, myself: &ActorRef<EngineMessage>) -> Result<(), ActorProcessingErr> {
@@ -387,14 +396,15 @@ impl EngineState {
             return Ok(());
         }
         let Planned { model, processor, .. } = self.planned.clone().expect("planned before served");
-        let (before, device) = (Some(&profiled.lanes), &self.arguments.device);
-        let lanes = Lanes::start_beside(before, &processor, device, &model, &profiled.memory)?;
-        if !self.arguments.shelf.keep_lanes(self.owner().generation, lanes.clone()) {
+        let (device, memory) = (self.arguments.device.clone(), profiled.memory.clone());
+        let place = LanesPlace { processor, device, model, memory };
+        let (shelf, generation) = (&self.arguments.shelf, self.owner().generation);
+        let Some(lanes) = Lanes::start(Some(profiled.lanes.clone()), place, shelf, generation).await? else {
             return Ok(()); // An end is being put to this engine.
-        }
+        };
         if let (Some(inputs), false) = (&profiled.memory.graphs, profiled.lanes.step.is_alive()) {
             let work = recapture(lanes.step.clone(), inputs.shape(), inputs.paid());
-            self.recapture = Some(Errand::begin(myself, work, EngineMessage::Recaptured));
+            self.recapture.begin(myself, work, |errand, outcome| EngineMessage::Recaptured { errand, outcome });
         }
         self.profiled =
             Some(Arc::new(Profiled { lanes, record: profiled.record.clone(), memory: profiled.memory.clone() }));

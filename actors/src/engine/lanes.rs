@@ -6,8 +6,8 @@ use bursar_budgets::{Device, Segment};
 use bursar_kernels::OpenError;
 use bursar_model::Model;
 
-use super::Processor;
-use crate::{lane::Lane, memory::EngineMemory};
+use super::{Processor, Shelf};
+use crate::{lane::Lane, memory::EngineMemory, profile::ProfileError};
 
 /// A model's lanes. Cloning shares the threads; they end when the last clone is gone.
 #[derive(Clone)]
@@ -18,41 +18,43 @@ pub struct Lanes {
     pub vision: Option<Lane>,
 }
 
+/// What lanes work on and in.
+#[derive(Clone)]
+pub struct LanesPlace {
+    /// What computes.
+    pub processor: Processor,
+    /// Where the memory is.
+    pub device: Arc<dyn Device>,
+    /// The loaded model.
+    pub model: Arc<Model>,
+    /// What they share.
+    pub memory: Arc<EngineMemory>,
+}
+
 impl Lanes {
-    /// Starts the threads on `memory`.
+    /// Starts the threads at their place and leaves word of them on the shelf. Those of `before` that still run go on: two
+    /// threads must not share a workspace. A lane on a GPU takes page-locked memory, and so do these on a thread of
+    /// tokio's that may wait. None if an end was put to the attempt: then none of the new threads is left, either.
     ///
     /// # Errors
     /// A GPU refuses a stream or page-locked memory.
-    pub fn start(
-        processor: &Processor,
-        device: &Arc<dyn Device>,
-        model: &Arc<Model>,
-        memory: &Arc<EngineMemory>,
-    ) -> Result<Self, OpenError> {
-        Lanes::start_beside(None, processor, device, model, memory)
-    }
-
-    /// The same, but threads of `before` that still run go on: two threads must not share a workspace.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn start_beside(
-        before: Option<&Lanes>,
-        processor: &Processor,
-        device: &Arc<dyn Device>,
-        model: &Arc<Model>,
-        memory: &Arc<EngineMemory>,
-    ) -> Result<Self, OpenError> {
-        let start = |name: &str, before: Option<&Lane>, workspace: &Arc<Segment>| match before {
-            Some(lane) if lane.is_alive() => Ok(lane.clone()),
-            _ => processor.start_lane(name, device, workspace, model, memory),
-        };
-        let before_vision = before.and_then(|lanes| lanes.vision.as_ref());
-        let start_vision = |workspace| start("bursar-vision", before_vision, workspace);
-        Ok(Lanes {
-            step: start("bursar-step", before.map(|lanes| &lanes.step), &memory.step_workspace)?,
-            vision: memory.vision_workspace.as_ref().map(start_vision).transpose()?,
-        })
+    pub async fn start(
+        before: Option<Lanes>,
+        place: LanesPlace,
+        shelf: &Shelf,
+        generation: u64,
+    ) -> Result<Option<Self>, ProfileError> {
+        let kept = shelf.clone();
+        let started = shelf.on_a_thread(generation, move || {
+            let lanes = place.start_lanes(before.as_ref())?;
+            if kept.keep_lanes(generation, lanes.clone()) {
+                return Ok(Some(lanes));
+            }
+            // Whoever has put the end to it waits for this thread, and then takes the memory.
+            tokio::runtime::Handle::current().block_on(lanes.quench());
+            Ok(None)
+        });
+        Ok(started.await?.flatten())
     }
 
     /// Returns when no job is under way on either.
@@ -74,5 +76,21 @@ impl Lanes {
     /// Whether all threads still run.
     pub fn are_alive(&self) -> bool {
         self.step.is_alive() && self.vision.as_ref().is_none_or(Lane::is_alive)
+    }
+}
+
+impl LanesPlace {
+    fn start_lanes(&self, before: Option<&Lanes>) -> Result<Lanes, OpenError> {
+        let LanesPlace { processor, device, model, memory } = self;
+        let start = |name: &str, before: Option<&Lane>, workspace: &Arc<Segment>| match before {
+            Some(lane) if lane.is_alive() => Ok(lane.clone()),
+            _ => processor.start_lane(name, device, workspace, model, memory),
+        };
+        let before_vision = before.and_then(|lanes| lanes.vision.as_ref());
+        let start_vision = |workspace| start("bursar-vision", before_vision, workspace);
+        Ok(Lanes {
+            step: start("bursar-step", before.map(|lanes| &lanes.step), &memory.step_workspace)?,
+            vision: memory.vision_workspace.as_ref().map(start_vision).transpose()?,
+        })
     }
 }

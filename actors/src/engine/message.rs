@@ -37,7 +37,12 @@ pub enum EngineMessage {
         outcome: Result<Profiled, ProfileError>,
     },
     /// Decoding was captured again, on a lane that took over from one that died.
-    Recaptured(Result<Result<Recaptured, CaptureError>, ErrandDied>),
+    Recaptured {
+        /// Which time: another lane's death in the meantime makes another.
+        errand: u64,
+        /// What came of it.
+        outcome: Result<Result<Recaptured, CaptureError>, ErrandDied>,
+    },
     /// The wait before a restart is over.
     Restart {
         /// Which: another death in the meantime makes another.
@@ -45,6 +50,16 @@ pub enum EngineMessage {
     },
     /// Die of this.
     Drill(Drill),
+    /// Let a GPU refuse launches of a lane: of those to come, `after` go well, and then `count` do not. On a device that
+    /// launches nothing, nothing follows.
+    DrillLaunches {
+        /// Which lane's.
+        which: WhichLane,
+        /// How many go well.
+        after: usize,
+        /// How many are refused.
+        count: usize,
+    },
     /// Let a lane's thread die of a panic.
     DrillLane {
         /// Which.

@@ -16,7 +16,7 @@ mod status;
 pub use actor::{EngineActor, EngineArguments};
 pub use error::StartError;
 pub use kit::Kit;
-pub use lanes::Lanes;
+pub use lanes::{Lanes, LanesPlace};
 pub use message::{EngineMessage, WhichLane};
 pub use options::LoadOptions;
 pub use processor::Processor;

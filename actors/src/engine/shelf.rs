@@ -8,6 +8,7 @@ use bursar_model::Model;
 use tokio::sync::watch;
 
 use super::{Lanes, Processor};
+use crate::profile::ProfileError;
 
 /// Held by the runtime for each model.
 #[derive(Clone, Default)]
@@ -64,8 +65,28 @@ impl Shelf {
     /// Remembers that memory is being taken for an attempt; to be held by the thread that takes it. None if an end was
     /// put to the attempt before it began.
     #[must_use]
-    pub fn begin_backing(&self, generation: u64) -> Option<AtWork> {
+    fn begin_backing(&self, generation: u64) -> Option<AtWork> {
         self.contents().begin(generation)
+    }
+
+    /// Lets a thread take memory for an attempt: that takes its time, and is none that a thread of tokio has. It is waited
+    /// for when an end is put to the attempt, so that nothing is taken behind the back of whoever brings its bytes home.
+    /// None if that was before it began.
+    ///
+    /// # Errors
+    /// What `work` says; [`ProfileError::Died`] if it panics.
+    pub async fn on_a_thread<T: Send + 'static>(
+        &self,
+        generation: u64,
+        work: impl FnOnce() -> Result<T, ProfileError> + Send + 'static,
+    ) -> Result<Option<T>, ProfileError> {
+        let Some(at_work) = self.begin_backing(generation) else { return Ok(None) };
+        let thread = tokio::task::spawn_blocking(move || {
+            let _at_work = at_work;
+            work()
+        });
+        let outcome = thread.await.unwrap_or_else(|died| Err(ProfileError::Died { reason: died.to_string() }));
+        outcome.map(Some)
     }
 
     /// Remembers the threads that use an attempt's memory. False if an end was put to the attempt before: then nothing

@@ -67,10 +67,13 @@ impl<'b, B: Backend> Begun<'b, B> {
 
     fn finish_oldest(&mut self, under_way: &UnderWay) {
         let (ticket, pending) = self.jobs.pop_front().expect("a job was begun");
+        let was_counted = pending.is_served();
         let answer = pending.finish(self.bench);
         self.timeline.complete(ticket);
         answer();
-        under_way.send_modify(|jobs| *jobs -= 1);
+        if was_counted {
+            under_way.send_modify(|jobs| *jobs -= 1);
+        }
     }
 }
 

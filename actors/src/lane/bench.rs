@@ -3,7 +3,7 @@
 use std::{cell::RefCell, mem, sync::Arc};
 
 use bursar_budgets::{Segment, Workspace};
-use bursar_kernels::{Backend, KernelError, Scope, Tally, Tensor, ops::transfer::Later};
+use bursar_kernels::{Backend, KernelError, Scope, Tally, Tensor};
 use bursar_model::{
     Model,
     blocks::decoder::StepCaches,
@@ -66,15 +66,22 @@ impl<B: Backend> Bench<B> {
                 Pending::Nothing
             }
             Job::Wake => Pending::Nothing,
+            Job::FailLaunches { after, count } => {
+                self.backend.fail_launches(after, count);
+                Pending::Nothing
+            }
             Job::Drill => panic!("{Drilled}"),
         }
     }
 
     /// Returns when the device is past all that was launched here; past its end if it is lost.
     pub(super) fn wait_for_device(&self) {
-        let tally = Tally::default();
-        let scope = Scope::new(&self.backend, &self.workspace, &tally);
-        drop(scope.moment().and_then(Later::wait));
+        drop(self.backend.wait_for_all());
+    }
+
+    /// The same outcome. Behind one that failed nobody knows what is under way, so the device is past all of it.
+    pub(super) fn past<T>(&self, outcome: Result<T, LaneError>) -> Result<T, LaneError> {
+        outcome.inspect_err(|_| self.wait_for_device())
     }
 
     /// What `run` gives. If it panics, what it has launched so far still reads and writes what its job holds: the device

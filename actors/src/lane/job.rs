@@ -176,18 +176,31 @@ pub enum Job {
     },
     /// Nothing; it rings the bell of a lane that is to look up.
     Wake,
+    /// Of the launches behind this, `after` go well, and then the device refuses `count`; see
+    /// [`Backend::fail_launches`](bursar_kernels::Backend::fail_launches).
+    FailLaunches {
+        /// How many go well.
+        after: usize,
+        /// How many are refused.
+        count: usize,
+    },
     /// The thread dies of a panic, as it would of a bug. A job that fails is an answer and no death.
     Drill,
 }
 
 impl Job {
+    /// Whether a serving actor asks for it, in memory that it gave out. A successor of the actor waits for these.
+    pub(super) fn is_served(&self) -> bool {
+        matches!(self, Job::Step(_) | Job::Encode(_))
+    }
+
     pub(super) fn fail(self, error: LaneError) {
         match self {
             Job::Step(job) => job.answer.give(Err(error)),
             Job::Encode(job) => job.answer.give(Err(error)),
             Job::Stress(job) => job.answer.give(Err(error)),
             Job::Capture(job) => job.answer.give(Err(error)),
-            Job::Forget { .. } | Job::Wake | Job::Drill => {}
+            Job::Forget { .. } | Job::Wake | Job::FailLaunches { .. } | Job::Drill => {}
         }
     }
 }

@@ -33,7 +33,7 @@ const QUEUE: usize = 4;
 pub struct Lane {
     queue: SyncSender<Job>,
     quenched: Arc<AtomicBool>,
-    /// Jobs taken and not yet answered.
+    /// Jobs of serving actors, taken and not yet answered.
     under_way: Arc<UnderWay>,
     ended: watch::Receiver<()>,
 }
@@ -74,19 +74,26 @@ impl Lane {
 
     /// Hands a job to the lane. A job that cannot be taken is answered at once.
     pub fn submit(&self, job: Job) {
+        let is_counted = job.is_served();
         // Counted first: the thread may be done with it before this returns.
-        self.under_way.send_modify(|jobs| *jobs += 1);
+        if is_counted {
+            self.under_way.send_modify(|jobs| *jobs += 1);
+        }
         let (job, error) = match self.queue.try_send(job) {
             Ok(()) => return,
             Err(TrySendError::Full(job)) => (job, LaneError::Full { limit: QUEUE }),
             Err(TrySendError::Disconnected(job)) => (job, LaneError::Gone),
         };
-        self.under_way.send_modify(|jobs| *jobs -= 1);
+        if is_counted {
+            self.under_way.send_modify(|jobs| *jobs -= 1);
+        }
         job.fail(error);
     }
 
-    /// Returns when no job is under way, or the thread has ended. Whoever takes over from a dead actor waits for this:
-    /// what its predecessor submitted still reads and writes.
+    /// Returns when no step and no launch of a serving actor is under way, or the thread has ended. Whoever takes over from
+    /// a dead actor waits for this: what its predecessor submitted still reads and writes. Captures and corners under
+    /// stress are not waited for: no actor that can be replaced asks for them, they touch nothing that it gave out, and
+    /// they come one behind the other.
     pub async fn idle(&self) {
         let mut under_way = self.under_way.subscribe();
         tokio::select! {

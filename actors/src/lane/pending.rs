@@ -52,25 +52,36 @@ impl Pending {
         matches!(self, Pending::Step(_, Ok(Launched { choosing: Choosing::OnDevice(_), .. })))
     }
 
-    /// Waits until the device is past the job. Gives the call that answers it, to be made when the work counts as
-    /// finished.
+    /// Waits until the device is past the job, also past what a job that failed had launched by then: that still reads and
+    /// writes what the job holds. Gives the call that answers it, to be made when the work counts as finished.
     pub(super) fn finish<B: Backend>(self, bench: &Bench<B>) -> Box<dyn FnOnce()> {
         match self {
             Pending::Step(job, launched) => {
-                let outcome = launched.and_then(|launched| launched.finish(&job.choices, bench));
+                let outcome = bench.past(launched.and_then(|launched| launched.finish(&job.choices, bench)));
                 Box::new(move || {
                     let StepJob { answer, .. } = *job;
                     answer.give(outcome);
                 })
             }
             Pending::Encode(job, launched) => {
-                let outcome = launched.and_then(|moment| Ok(moment.wait().map(drop)?));
+                let outcome = bench.past(launched.and_then(|moment| Ok(moment.wait().map(drop)?)));
                 Box::new(move || job.answer.give(outcome))
             }
-            Pending::Stress(job, outcome) => Box::new(move || job.answer.give(outcome)),
-            Pending::Capture(job, outcome) => Box::new(move || job.answer.give(outcome)),
+            Pending::Stress(job, outcome) => {
+                let outcome = bench.past(outcome);
+                Box::new(move || job.answer.give(outcome))
+            }
+            Pending::Capture(job, outcome) => {
+                let outcome = bench.past(outcome);
+                Box::new(move || job.answer.give(outcome))
+            }
             Pending::Nothing => Box::new(|| {}),
         }
+    }
+
+    /// Whether it is work that an actor has asked for while serving, as `Job::is_served` has it.
+    pub(super) fn is_served(&self) -> bool {
+        matches!(self, Pending::Step(..) | Pending::Encode(..))
     }
 }
 

@@ -12,7 +12,7 @@ use bursar_model::{
 use super::{Needs, ProfileError, ProfileRecord, Sizing};
 use crate::{
     budget::Budget,
-    engine::{Lanes, Processor, Progress, ProgressSink, Shelf},
+    engine::{Lanes, LanesPlace, Processor, Progress, ProgressSink, Shelf},
     graph,
     lane::{Answer, Job, Lane, StressJob},
     memory::{ChosenTokens, EngineMemory, EngineParts, GraphInputs, KvMemory, VisionCache},
@@ -68,10 +68,13 @@ impl Attempt {
     /// With the evidence; everything that was leased goes back as what holds it is dropped.
     pub async fn run(&self) -> Result<Profiled, ProfileError> {
         let memory = Arc::new(self.take_memory().await?);
-        let lanes = Lanes::start(&self.processor, &self.device, &self.model, &memory)?;
-        if !self.shelf.keep_lanes(self.owner.generation, lanes.clone()) {
-            return Err(ProfileError::Died { reason: "its engine has ended".to_owned() });
-        }
+        let place = LanesPlace {
+            processor: self.processor.clone(),
+            device: self.device.clone(),
+            model: self.model.clone(),
+            memory: memory.clone(),
+        };
+        let lanes = Lanes::start(None, place, &self.shelf, self.owner.generation).await?.ok_or_else(ended)?;
         let peaks = self.stress(&lanes).await?;
         self.capture(&lanes, &memory).await?;
         let blocks = self.settle(&memory).await?;
@@ -124,19 +127,12 @@ impl Attempt {
         .await
     }
 
-    /// Lets a thread take memory; it is waited for when this attempt is ended, so that none is taken behind the back of
-    /// whoever brings its bytes home.
+    /// As [`Shelf::on_a_thread`].
     async fn on_a_thread<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, ProfileError> + Send + 'static,
     ) -> Result<T, ProfileError> {
-        let ended = || ProfileError::Died { reason: "its engine has ended".to_owned() };
-        let at_work = self.shelf.begin_backing(self.owner.generation).ok_or_else(ended)?;
-        let thread = tokio::task::spawn_blocking(move || {
-            let _at_work = at_work;
-            work()
-        });
-        thread.await.unwrap_or_else(|died| Err(ProfileError::Died { reason: died.to_string() }))
+        self.shelf.on_a_thread(self.owner.generation, work).await?.ok_or_else(ended)
     }
 
     async fn lease(&self, class: Class, bytes: Bytes, phase: &'static str) -> Result<Lease, ProfileError> {
@@ -250,6 +246,10 @@ impl Attempt {
 }
 
 pub(super) const CAPTURING: &str = "capturing decode steps as graphs";
+
+fn ended() -> ProfileError {
+    ProfileError::Died { reason: "its engine has ended".to_owned() }
+}
 
 const PROBE: &str = "backing the probe";
 

@@ -4,7 +4,8 @@ use thiserror::Error;
 
 /// A death as a bug would bring it. Every actor of this crate takes one in a `Drill` message and dies of it, in its
 /// handler and in the middle of whatever else it had under way. A lane dies through its engine's
-/// [`DrillLane`](crate::engine::EngineMessage::DrillLane).
+/// [`DrillLane`](crate::engine::EngineMessage::DrillLane), and a GPU refuses launches by
+/// [`DrillLaunches`](crate::engine::EngineMessage::DrillLaunches).
 ///
 /// ```
 /// use bursar_actors::supervise::Drill;

@@ -38,6 +38,44 @@ impl Drop for Errand {
     }
 }
 
+/// The latest errand of a kind: another takes the place of the one before, which ends. That one may have reported
+/// already, or reports that it was ended: by its number it is told from the one that is under way.
+#[derive(Debug, Default)]
+pub struct Latest {
+    begun: u64,
+    under_way: Option<Errand>,
+}
+
+impl Latest {
+    /// As [`Errand::begin`]; `report` is given the errand's number too.
+    pub fn begin<M: Message, T: Send + 'static>(
+        &mut self,
+        actor: &ActorRef<M>,
+        work: impl Future<Output = T> + Send + 'static,
+        report: impl FnOnce(u64, Result<T, ErrandDied>) -> M + Send + 'static,
+    ) {
+        self.begun += 1;
+        let number = self.begun;
+        self.under_way = Some(Errand::begin(actor, work, move |outcome| report(number, outcome)));
+    }
+
+    /// Takes notice of the report of errand `number`. False for one that another took the place of: nothing follows from
+    /// what it says.
+    #[must_use]
+    pub fn reported(&mut self, number: u64) -> bool {
+        let is_latest = number == self.begun;
+        if is_latest {
+            self.under_way = None;
+        }
+        is_latest
+    }
+
+    /// Whether one is under way.
+    pub fn is_under_way(&self) -> bool {
+        self.under_way.is_some()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use ractor::{Actor, ActorProcessingErr};
@@ -97,5 +135,52 @@ mod tests {
         tokio::task::yield_now().await;
         drop(errand);
         ended.await.expect_err("what it held is dropped");
+    }
+
+    #[tokio::test]
+    async fn a_late_report_is_told_from_that_of_the_errand_that_took_its_place() {
+        struct Ears;
+
+        impl Actor for Ears {
+            type Msg = (u64, Result<u8, ErrandDied>);
+            type State = mpsc::Sender<Self::Msg>;
+            type Arguments = mpsc::Sender<Self::Msg>;
+
+            async fn pre_start(
+                &self,
+                _: ActorRef<Self::Msg>,
+                heard: Self::Arguments,
+            ) -> Result<Self::State, ActorProcessingErr> {
+                Ok(heard)
+            }
+
+            async fn handle(
+                &self,
+                _: ActorRef<Self::Msg>,
+                message: Self::Msg,
+                heard: &mut Self::State,
+            ) -> Result<(), ActorProcessingErr> {
+                Ok(heard.send(message).await?)
+            }
+        }
+
+        let (heard, mut hears) = mpsc::channel(1);
+        let actor = Ears::spawn(None, Ears, heard).await.expect("it starts").0;
+        let mut latest = Latest::default();
+        // The first is done, and its report on the way, when the second takes its place.
+        latest.begin(&actor, async { 1 }, |number, outcome| (number, outcome));
+        let first = hears.recv().await.expect("it reports");
+        latest.begin(&actor, std::future::pending(), |number, outcome: Result<u8, _>| (number, outcome));
+        assert!(!latest.reported(first.0) && latest.is_under_way(), "the second goes on");
+        // The third ends the second, which says so.
+        let (go, told) = oneshot::channel();
+        latest.begin(&actor, async { told.await.expect("it is told") }, |number, outcome| (number, outcome));
+        let second = hears.recv().await.expect("it reports");
+        assert!(second.1.is_err(), "it was ended: {second:?}");
+        assert!(!latest.reported(second.0) && latest.is_under_way(), "which is the death of nobody");
+        go.send(3).expect("it waits");
+        let third = hears.recv().await.expect("it reports");
+        assert_eq!(third.1, Ok(3));
+        assert!(latest.reported(third.0) && !latest.is_under_way());
     }
 }

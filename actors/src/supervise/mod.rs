@@ -6,6 +6,6 @@ mod news;
 mod policy;
 
 pub use drill::{Drill, Drilled};
-pub use errand::{Errand, ErrandDied};
+pub use errand::{Errand, ErrandDied, Latest};
 pub use news::end_of;
 pub use policy::{Decision, Intensity, Policy, RestartLog};

@@ -8,7 +8,7 @@ use std::{fmt, sync::Arc};
 
 use serde::Serialize;
 
-pub use cuda::{CudaCounts, CudaDevice, Pinned};
+pub use cuda::{CudaCounts, CudaDevice, Overhead, Pinned};
 pub use host::{HostConfig, HostCounts, HostDevice, Script};
 
 use crate::{Bytes, Fence, Hint, Timeline};

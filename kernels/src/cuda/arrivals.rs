@@ -9,8 +9,9 @@ use cudarc::driver::sys;
 use super::stream::{Event, Stream};
 use crate::{KernelError, Tensor, ops::transfer::Arrival};
 
-/// Places that are free: page-locked memory with a mark. A lane has two steps under way, so a few are all there ever are;
-/// the stress before READY makes them as large as serving wants them.
+/// Places that are free: page-locked memory with a mark. A lane has two steps under way, so a few are all there ever are,
+/// and one of them is long: the stress before READY makes it as long as the envelope can ask for, since a corner takes
+/// the logits of every sequence home.
 #[derive(Clone)]
 pub(super) struct Arrivals(Arc<Mutex<Vec<Place>>>);
 
@@ -19,8 +20,30 @@ struct Place {
     come: Event,
 }
 
-/// The shortest place: most of what comes is a few tokens.
+/// The shortest place: most of what comes is a few tokens. Others are as many of these as they have to be: the logits of
+/// 256 sequences of a large vocabulary are 149 MiB, and the next power of two would lock 107 more for nothing.
 const SHORTEST: Bytes = Bytes::kib(64);
+
+/// How a copy finds its place.
+#[derive(Debug, PartialEq, Eq)]
+enum Find {
+    /// The free place of this number.
+    Free(usize),
+    /// A new one of so many bytes; the free one of that number is too short for what comes nowadays, and goes.
+    New(Bytes, Option<usize>),
+}
+
+/// The shortest of the `free` places (their lengths) that is long enough for `bytes`, or a new one. Where a long one is
+/// made, the longest that was too short goes, so that there are never more long places than copies at once.
+fn find(free: impl Iterator<Item = usize> + Clone, bytes: usize) -> Find {
+    let fits = free.clone().enumerate().filter(|(_, length)| *length >= bytes);
+    if let Some((index, _)) = fits.min_by_key(|(_, length)| *length) {
+        return Find::Free(index);
+    }
+    let long = free.enumerate().filter(|(_, length)| *length > SHORTEST.as_usize());
+    let outgrown = long.max_by_key(|(_, length)| *length).map(|(index, _)| index);
+    Find::New(Bytes(bytes as u64).round_up(SHORTEST).max(SHORTEST), outgrown)
+}
 
 /// One copy under way.
 pub(super) struct Coming {
@@ -60,14 +83,18 @@ impl Arrivals {
 
     /// The shortest free place that is long enough, or a new one.
     fn take(&self, bytes: usize, device: &Arc<CudaDevice>) -> Result<Place, DeviceError> {
-        let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let fits = free.iter().enumerate().filter(|(_, place)| place.memory.len() >= bytes);
-        if let Some((index, _)) = fits.min_by_key(|(_, place)| place.memory.len()) {
-            return Ok(free.swap_remove(index));
+        let (length, outgrown) = {
+            let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            match find(free.iter().map(|place| place.memory.len()), bytes) {
+                Find::Free(index) => return Ok(free.swap_remove(index)),
+                Find::New(length, outgrown) => (length, outgrown.map(|index| free.swap_remove(index))),
+            }
+        };
+        if let Some(place) = outgrown {
+            // Nobody may have waited for the last copy into it.
+            place.come.wait()?;
         }
-        drop(free);
-        let bytes = Bytes((bytes as u64).next_power_of_two()).max(SHORTEST);
-        Ok(Place { memory: device.pinned(bytes)?, come: Event::new(device)? })
+        Ok(Place { memory: device.pinned(length)?, come: Event::new(device)? })
     }
 }
 
@@ -91,5 +118,46 @@ impl Drop for Coming {
     fn drop(&mut self) {
         let mut free = self.free.0.lock().unwrap_or_else(PoisonError::into_inner);
         free.extend(self.place.take());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROW: usize = 152_064 * 4;
+
+    /// Copies one after the other, from what an engine has at its start; gives the lengths of all places then.
+    fn after(copies: impl IntoIterator<Item = usize>) -> Vec<usize> {
+        let mut places = vec![SHORTEST.as_usize(); 2];
+        for bytes in copies {
+            match find(places.iter().copied(), bytes) {
+                Find::Free(index) => assert!(places[index] >= bytes),
+                Find::New(length, outgrown) => {
+                    outgrown.map(|index| places.swap_remove(index));
+                    places.push(length.as_usize());
+                }
+            }
+        }
+        places
+    }
+
+    #[test]
+    fn what_is_locked_is_the_longest_copy_and_no_more_however_copies_have_grown_until_then() {
+        for places in [after([256 * ROW]), after((1..=256).map(|rows| rows * ROW)), after([16, 256 * ROW, 77 * ROW, 4])]
+        {
+            let in_all: usize = places.iter().sum();
+            assert!(places.len() == 3 && in_all < 256 * ROW + 3 * SHORTEST.as_usize(), "{places:?}");
+        }
+    }
+
+    #[test]
+    fn a_long_place_is_left_to_what_needs_it_and_then_nothing_is_made() {
+        let short = SHORTEST.as_usize();
+        assert_eq!(find([short, 9 * short, short].into_iter(), 4), Find::Free(0));
+        assert_eq!(find([short, 9 * short, 7 * short].into_iter(), 6 * short), Find::Free(2));
+        assert_eq!(find([9 * short].into_iter(), 4), Find::Free(0));
+        assert_eq!(find([].into_iter(), 0), Find::New(SHORTEST, None));
+        assert_eq!(find([short, short].into_iter(), short + 1), Find::New(SHORTEST * 2, None), "short ones stay");
     }
 }

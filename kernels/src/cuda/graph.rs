@@ -3,7 +3,7 @@
 
 use std::{ptr, sync::Arc};
 
-use bursar_budgets::{Bytes, CudaDevice, DeviceError};
+use bursar_budgets::{Bytes, CudaDevice, DeviceError, Overhead};
 use cudarc::driver::sys;
 
 use super::{Cuda, CudaKernels, stream::Stream};
@@ -13,7 +13,7 @@ use crate::{Graph, KernelError};
 pub(super) struct Captured {
     ready: Ready,
     bytes: Bytes,
-    stream: Arc<Stream>,
+    stream: Arc<Overhead<Stream>>,
     /// Its launches are of these modules.
     kernels: Arc<CudaKernels>,
 }
@@ -29,8 +29,15 @@ impl Captured {
         let recorded = capture.end();
         outcome?;
         let recorded = recorded?;
-        let (ready, bytes) = kernels.device.taken_by(|| Ready::from(&recorded, stream, &kernels.device))?;
-        Ok(Captured { ready: ready?, bytes, stream: stream.clone(), kernels: kernels.clone() })
+        let (made, bytes) = kernels.device.taken_by(|| {
+            let ready = Ready::from(&recorded, &kernels.device)?;
+            let there = ready.upload(stream);
+            Ok::<_, DeviceError>((ready, there))
+        })?;
+        // What goes here goes in turn, so not within the measurement.
+        let (ready, there) = made?;
+        there?;
+        Ok(Captured { ready, bytes, stream: stream.clone(), kernels: kernels.clone() })
     }
 }
 
@@ -107,16 +114,19 @@ struct Ready {
 unsafe impl Send for Ready {}
 
 impl Ready {
-    fn from(recorded: &Recorded, stream: &Stream, device: &Arc<CudaDevice>) -> Result<Self, DeviceError> {
+    fn from(recorded: &Recorded, device: &Arc<CudaDevice>) -> Result<Self, DeviceError> {
         let mut raw = ptr::null_mut();
         // SAFETY: the recorded graph lives, and this one is there to write to.
         let made = unsafe { sys::cuGraphInstantiateWithFlags(&mut raw, recorded.0, 0) };
         CudaDevice::said("cuGraphInstantiate", made)?;
-        let ready = Ready { raw, device: device.clone() };
+        Ok(Ready { raw, device: device.clone() })
+    }
+
+    /// Brings it to the device.
+    fn upload(&self, stream: &Stream) -> Result<(), DeviceError> {
         // SAFETY: both live.
-        CudaDevice::said("cuGraphUpload", unsafe { sys::cuGraphUpload(raw, stream.raw()) })?;
-        stream.wait()?;
-        Ok(ready)
+        CudaDevice::said("cuGraphUpload", unsafe { sys::cuGraphUpload(self.raw, stream.raw()) })?;
+        stream.wait()
     }
 }
 
@@ -124,7 +134,8 @@ impl Drop for Ready {
     fn drop(&mut self) {
         if self.device.enter().is_ok() {
             // SAFETY: it was made once, and this is its last use; the driver keeps what is under way.
-            drop(CudaDevice::said("cuGraphExecDestroy", unsafe { sys::cuGraphExecDestroy(self.raw) }));
+            let destroyed = self.device.in_turn(|| unsafe { sys::cuGraphExecDestroy(self.raw) });
+            drop(CudaDevice::said("cuGraphExecDestroy", destroyed));
         }
     }
 }

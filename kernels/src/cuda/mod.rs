@@ -23,7 +23,7 @@ use std::{
     thread::{self, ThreadId},
 };
 
-use bursar_budgets::{Address, CudaDevice, DeviceError};
+use bursar_budgets::{Address, CudaDevice, DeviceError, Overhead};
 
 pub use blas::BlasSearch;
 pub use error::OpenError;
@@ -40,8 +40,8 @@ use stream::Stream;
 
 /// What all lanes of a device share: the loaded kernels, the library's handle, and which of its algorithms are fast here.
 pub struct CudaKernels {
-    functions: Functions,
-    blas: Blas,
+    functions: Overhead<Functions>,
+    blas: Overhead<Blas>,
     /// Zero between launches. One stream at a time decodes with these kernels: the step lane of the model they are
     /// loaded for.
     decode_counters: Address,
@@ -50,7 +50,7 @@ pub struct CudaKernels {
 }
 
 impl CudaKernels {
-    /// Loads the device code and cuBLASLt. What that takes of the device is counted as its overhead.
+    /// Loads the device code and cuBLASLt. What that takes of the device is counted as its overhead until it goes.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -61,13 +61,13 @@ impl CudaKernels {
         }
         let mut functions = Err(OpenError::TooOld { found: target.capability });
         for images in images {
-            functions = device.with_overhead(|| Functions::load(device, &images))?;
+            functions = device.with_overhead(|| Functions::load(device, &images));
             if !matches!(functions, Err(OpenError::Image { .. })) {
                 break;
             }
         }
         let functions = functions?;
-        let blas = device.with_overhead(|| Blas::open(device, search))??;
+        let blas = device.with_overhead(|| Blas::open(device, search))?;
         let decode_counters = functions.variable("attention_decode", c"attention_decode_counters")?;
         Ok(Arc::new(CudaKernels { functions, blas, decode_counters, target, device: device.clone() }))
     }
@@ -85,14 +85,16 @@ pub struct Cuda {
     kernels: Arc<CudaKernels>,
     target: Target,
     /// Shared with the graphs that were captured in it.
-    stream: Arc<Stream>,
-    stage: RefCell<Stage>,
+    stream: Arc<Overhead<Stream>>,
+    stage: RefCell<Overhead<Stage>>,
     products: RefCell<Products>,
     arrivals: Arrivals,
     /// What is computed is thrown away: products may be measured.
     rehearses: Cell<bool>,
     /// What is launched is kept as a graph: copies would be too, with the host's memory as it is then.
     captures: Cell<bool>,
+    /// How many launches go well before how many are refused.
+    drill: Cell<(usize, usize)>,
     /// The thread whose context is the device's.
     entered: Cell<Option<ThreadId>>,
 }
@@ -104,8 +106,8 @@ impl Cuda {
     /// The driver refuses a stream or page-locked memory.
     pub fn new(kernels: &Arc<CudaKernels>) -> Result<Self, OpenError> {
         let device = &kernels.device;
-        let made = device.with_overhead(|| Ok::<_, OpenError>((Stream::new(device)?, Stage::new(device)?)))?;
-        let (stream, stage) = made?;
+        let stream = device.with_overhead(|| Stream::new(device))?;
+        let stage = device.with_overhead(|| Stage::new(device))?;
         Ok(Cuda {
             kernels: kernels.clone(),
             target: kernels.target(),
@@ -115,6 +117,7 @@ impl Cuda {
             arrivals: Arrivals::new(device)?,
             rehearses: Cell::new(false),
             captures: Cell::new(false),
+            drill: Cell::default(),
             entered: Cell::new(None),
         })
     }
@@ -136,6 +139,21 @@ impl Cuda {
             self.entered.set(this);
         }
         Ok(())
+    }
+
+    /// Whether the launch that comes is one to be refused.
+    fn is_drilled(&self) -> bool {
+        match self.drill.get() {
+            (_, 0) => false,
+            (0, count) => {
+                self.drill.set((0, count - 1));
+                true
+            }
+            (after, count) => {
+                self.drill.set((after - 1, count));
+                false
+            }
+        }
     }
 
     /// The same, for a copy between host and device.
@@ -165,6 +183,14 @@ impl Backend for Cuda {
 
     fn target(&self) -> &Target {
         &self.target
+    }
+
+    fn wait_for_all(&self) -> Result<(), KernelError> {
+        self.wait()
+    }
+
+    fn fail_launches(&self, after: usize, count: usize) {
+        self.drill.set((after, count));
     }
 
     fn upload(&self, call: ops::transfer::Upload<'_>) -> Result<(), KernelError> {

@@ -11,7 +11,6 @@ const VERSION_MIN: i32 = 12_040;
 
 /// Loads the driver and looks for a device.
 pub(super) fn load(ordinal: usize) -> Result<sys::CUdevice, DeviceError> {
-    let missing = |reason: String, hint: &str| DeviceError::NoDevice { reason, hint: hint.to_owned() };
     // SAFETY: it only tries to open libraries by name.
     if !unsafe { sys::is_culib_present() } {
         let hint = "install the NVIDIA driver (it brings libcuda.so.1), or use the host device";
@@ -24,17 +23,27 @@ pub(super) fn load(ordinal: usize) -> Result<sys::CUdevice, DeviceError> {
         return Err(missing(format!("the CUDA driver does not start: {}", describe(initialised)), hint));
     }
     let version = value("cuDriverGetVersion", |out| unsafe { sys::cuDriverGetVersion(out) })?;
-    if version < VERSION_MIN {
-        let (major, minor) = (version / 1000, version % 1000 / 10);
-        let reason = format!("the driver is made for CUDA {major}.{minor}; 12.4 is the oldest that is served");
-        return Err(missing(reason, "install a newer NVIDIA driver (550 or later)"));
-    }
+    served(version)?;
     let count = value("cuDeviceGetCount", |out| unsafe { sys::cuDeviceGetCount(out) })?;
     if ordinal as i64 >= i64::from(count) {
         let reason = format!("there is no device {ordinal}: the driver shows {count}");
         return Err(missing(reason, "choose a smaller number, or look at CUDA_VISIBLE_DEVICES"));
     }
     value("cuDeviceGet", |out| unsafe { sys::cuDeviceGet(out, ordinal as i32) })
+}
+
+fn missing(reason: String, hint: &str) -> DeviceError {
+    DeviceError::NoDevice { reason, hint: hint.to_owned() }
+}
+
+/// Whether a driver of this version is new enough. It numbers CUDA 12.4 as 12040.
+fn served(version: i32) -> Result<(), DeviceError> {
+    if version >= VERSION_MIN {
+        return Ok(());
+    }
+    let (major, minor) = (version / 1000, version % 1000 / 10);
+    let reason = format!("the driver is made for CUDA {major}.{minor}; 12.4 is the oldest that is served");
+    Err(missing(reason, "install a newer NVIDIA driver (550 or later)"))
 }
 
 /// Free and total bytes of the current context's device.
@@ -102,12 +111,23 @@ pub(super) fn value<T>(name: &'static str, call: impl FnOnce(*mut T) -> CUresult
 
 /// What a result means. Who was refused memory knows how much it asked for: that is nothing here.
 pub(super) fn check(call: &'static str, result: CUresult) -> Result<(), DeviceError> {
+    if result == CUresult::CUDA_SUCCESS {
+        return Ok(());
+    }
+    let free = match result {
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY => memory().map_or(Bytes::ZERO, |memory| memory.free),
+        _ => Bytes::ZERO,
+    };
+    meaning(call, result, || describe(result), free)
+}
+
+/// What a result means, with the driver's words for it and what was free.
+fn meaning(call: &'static str, result: CUresult, words: impl Fn() -> String, free: Bytes) -> Result<(), DeviceError> {
     use CUresult::*;
     match result {
         CUDA_SUCCESS => Ok(()),
         CUDA_ERROR_OUT_OF_MEMORY => {
             let hint = "lease less, or end what else uses the device (nvidia-smi shows it)".to_owned();
-            let free = memory().map_or(Bytes::ZERO, |memory| memory.free);
             Err(DeviceError::Refused { asked: Bytes::ZERO, free, hint })
         }
         // Sticky: the context is broken, and every call after it says so.
@@ -126,7 +146,50 @@ pub(super) fn check(call: &'static str, result: CUresult) -> Result<(), DeviceEr
         | CUDA_ERROR_DEVICE_UNAVAILABLE
         | CUDA_ERROR_DEINITIALIZED
         | CUDA_ERROR_EXTERNAL_DEVICE
-        | CUDA_ERROR_UNKNOWN => Err(DeviceError::Lost { reason: format!("{call}: {}", describe(result)) }),
-        result => Err(DeviceError::Driver { call, said: describe(result) }),
+        | CUDA_ERROR_UNKNOWN => Err(DeviceError::Lost { reason: format!("{call}: {}", words()) }),
+        _ => Err(DeviceError::Driver { call, said: words() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Hint;
+
+    #[test]
+    fn a_driver_that_is_too_old_is_no_device_and_is_told_which_would_do() {
+        let error = served(12_030).expect_err("a month too old");
+        assert!(matches!(error, DeviceError::NoDevice { .. }));
+        assert_eq!(error.to_string(), "the driver is made for CUDA 12.3; 12.4 is the oldest that is served");
+        assert!(error.hint().expect("there is something to do").contains("550"));
+        for version in [12_040, 12_080, 13_000, 13_010] {
+            served(version).expect("new enough");
+        }
+        assert!(served(11_080).expect_err("years").to_string().contains("CUDA 11.8"));
+    }
+
+    #[test]
+    fn a_machine_without_a_driver_is_no_device_and_is_told_what_to_install() {
+        // SAFETY: it only tries to open libraries by name.
+        if unsafe { sys::is_culib_present() } {
+            return println!("skipped, there is a driver here");
+        }
+        let error = load(0).expect_err("there is none");
+        assert!(matches!(&error, DeviceError::NoDevice { reason, .. } if reason.contains("no CUDA driver")), "{error}");
+        assert!(error.hint().expect("there is something to do").contains("install the NVIDIA driver"));
+    }
+
+    #[test]
+    fn what_the_driver_says_is_refused_lost_or_a_bug() {
+        check("a call", CUresult::CUDA_SUCCESS).expect("success is none");
+        for sticky in [CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, CUresult::CUDA_ERROR_LAUNCH_FAILED] {
+            assert!(meaning("a call", sticky, || "text".to_owned(), Bytes::ZERO).expect_err("it is one").is_lost());
+        }
+        let refused = meaning("a call", CUresult::CUDA_ERROR_OUT_OF_MEMORY, || "text".to_owned(), Bytes::mib(3));
+        let refused = refused.expect_err("it is one");
+        assert!(matches!(refused, DeviceError::Refused { free, .. } if free == Bytes::mib(3)) && !refused.is_lost());
+        let launch = CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
+        let error = meaning("cuLaunchKernel", launch, || "text".to_owned(), Bytes::ZERO).expect_err("it is one");
+        assert!(!error.is_lost() && !error.is_refused(), "a launch that is too large breaks its pass alone: {error}");
     }
 }

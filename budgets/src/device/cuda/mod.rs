@@ -5,6 +5,7 @@ mod context;
 mod driver;
 mod mapping;
 mod nvml;
+mod overhead;
 mod pieces;
 mod pinned;
 
@@ -22,6 +23,8 @@ use super::{Address, Device, DeviceError, DeviceMemory};
 use crate::{Bytes, Fence, Timeline, Timelines};
 use context::{Context, Stream};
 use driver::check;
+use overhead::Meter;
+pub use overhead::Overhead;
 pub use pinned::Pinned;
 
 /// What a context takes, about: 526 MiB on an H200 with driver 580.
@@ -42,7 +45,7 @@ pub struct CudaCounts {
     pub pinned: Bytes,
     /// Calls that took memory from the driver, of the device or page-locked, refused ones too: each piece that was
     /// created, each [`Pinned`], and each
-    /// [`CudaDevice::taken_by`]. After READY it stands still.
+    /// [`CudaDevice::with_overhead`] and [`CudaDevice::taken_by`]. After READY it stands still.
     pub allocations: u64,
 }
 
@@ -58,7 +61,10 @@ pub struct CudaDevice {
     stream: Stream,
     context: Context,
     page: Bytes,
-    overhead: AtomicU64,
+    /// The context and the spare, which are there as long as this is.
+    context_bytes: Bytes,
+    /// What was made beside leases since.
+    meter: Meter,
     allocations: AtomicU64,
     pinned: AtomicU64,
     timelines: Timelines,
@@ -119,7 +125,8 @@ impl CudaDevice {
             stream,
             context,
             page: Bytes(page),
-            overhead: AtomicU64::default(),
+            context_bytes: Bytes::ZERO,
+            meter: Meter::default(),
             allocations: AtomicU64::default(),
             pinned: AtomicU64::default(),
             timelines: Timelines::default(),
@@ -130,8 +137,7 @@ impl CudaDevice {
         opened.replenish();
         let after = driver::memory()?.free;
         // Without that library the context counts as foreign.
-        let overhead = before.map_or(carve::SPARE, |before| before.saturating_sub(after));
-        *opened.overhead.get_mut() = overhead.0;
+        opened.context_bytes = before.map_or(carve::SPARE, |before| before.saturating_sub(after));
         Ok(opened)
     }
 
@@ -145,28 +151,36 @@ impl CudaDevice {
         }
     }
 
-    /// Does what takes memory that no lease can hold (loads modules, makes library handles), and counts as overhead what is
-    /// free no longer: a ledger that looks at [`Device::overhead`] before each grant knows it. What another process takes
-    /// at that moment is counted too.
+    /// Makes what takes memory that no lease can hold (loaded modules, library handles, streams), and counts as overhead
+    /// what is free no longer until it goes: a ledger that looks at [`Device::overhead`] before each grant knows it. What
+    /// another process takes at that moment is counted too. One thread at a time does this.
     ///
     /// # Errors
-    /// The driver does not say how much is free.
-    pub fn with_overhead<T>(&self, work: impl FnOnce() -> T) -> Result<T, DeviceError> {
-        let (outcome, taken) = self.taken_by(work)?;
-        self.overhead.fetch_add(taken.0, Ordering::Relaxed);
-        Ok(outcome)
+    /// What `make` says, or that the driver does not say how much is free. What the driver keeps of an attempt that failed
+    /// stays counted.
+    pub fn with_overhead<T, E: From<DeviceError>>(
+        self: &Arc<Self>,
+        make: impl FnOnce() -> Result<T, E>,
+    ) -> Result<Overhead<T>, E> {
+        self.count_allocation();
+        Ok(Overhead::of(self.meter.count(|| self.free_and_backed(), make)??, self))
     }
 
     /// Does the same and says what is free no longer, but counts it nowhere: for what is then paid for by a lease of that
-    /// size, as instantiated graphs are. Other threads may back and unback meanwhile.
+    /// size, as instantiated graphs are. Other threads may back and unback meanwhile. What was made so goes
+    /// [in turn](Self::in_turn).
     ///
     /// # Errors
     /// The driver does not say how much is free.
     pub fn taken_by<T>(&self, work: impl FnOnce() -> T) -> Result<(T, Bytes), DeviceError> {
-        let before = self.free_and_backed()?;
         self.count_allocation();
-        let outcome = work();
-        Ok((outcome, before.saturating_sub(self.free_and_backed()?)))
+        self.meter.taken_by(|| self.free_and_backed(), work)
+    }
+
+    /// Does `work` while nobody measures: for what gives memory back that [`taken_by`](Self::taken_by) has measured. It
+    /// must not measure itself.
+    pub fn in_turn<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.meter.in_turn(work)
     }
 
     /// What is neither overhead nor foreign. Nothing is backed or unbacked while it is looked at.
@@ -403,7 +417,7 @@ impl Device for CudaDevice {
     }
 
     fn overhead(&self) -> Bytes {
-        Bytes(self.overhead.load(Ordering::Relaxed))
+        self.context_bytes + self.meter.counted()
     }
 
     fn reserve(&self, bytes: Bytes) -> Result<Address, DeviceError> {

@@ -2,7 +2,9 @@
 
 use std::{
     collections::BTreeMap,
+    error::Error,
     ffi::c_void,
+    path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -153,20 +155,8 @@ impl Blas {
     /// Finds and loads the library, and makes a handle.
     pub(in super::super) fn open(device: &Arc<CudaDevice>, search: &BlasSearch) -> Result<Self, OpenError> {
         device.enter()?;
-        let mut bad = None;
-        for candidate in search.candidates() {
-            // SAFETY: a library of NVIDIA's, whose initialisers may be run at any time.
-            let Ok(library) = (unsafe { Library::new(&candidate) }) else { continue };
-            // SAFETY: by its name it is cuBLASLt; one that lacks a call is refused.
-            match unsafe { Calls::of(library) } {
-                Ok(calls) => return Blas::begin(device, Arc::new(calls)),
-                Err(error) => bad = Some((candidate.display().to_string(), error.to_string())),
-            }
-        }
-        Err(match bad {
-            Some((library, reason)) => OpenError::BadBlas { library, reason },
-            None => OpenError::NoBlas { names: NAMES.to_vec(), folders: search.folders().to_vec() },
-        })
+        let calls = find(&search.candidates(), search.folders())?;
+        Blas::begin(device, Arc::new(calls))
     }
 
     fn begin(device: &Arc<CudaDevice>, calls: Arc<Calls>) -> Result<Self, OpenError> {
@@ -301,6 +291,28 @@ impl Blas {
     }
 }
 
+/// The first of the candidates that is the library. `folders` is for the message.
+fn find(candidates: &[PathBuf], folders: &[PathBuf]) -> Result<Calls, OpenError> {
+    let mut bad = None;
+    for candidate in candidates {
+        // SAFETY: a library of NVIDIA's, whose initialisers may be run at any time.
+        let Ok(library) = (unsafe { Library::new(candidate) }) else { continue };
+        // SAFETY: by its name it is cuBLASLt; one that lacks a call is refused.
+        match unsafe { Calls::of(library) } {
+            Ok(calls) => return Ok(calls),
+            Err(error) => {
+                // The system's own words are a level below.
+                let reason = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+                bad = Some((candidate.display().to_string(), reason));
+            }
+        }
+    }
+    Err(match bad {
+        Some((library, reason)) => OpenError::BadBlas { library, reason },
+        None => OpenError::NoBlas { names: NAMES.to_vec(), folders: folders.to_vec() },
+    })
+}
+
 impl Drop for Blas {
     fn drop(&mut self) {
         if self.device.enter().is_ok() {
@@ -332,5 +344,37 @@ fn said(call: &'static str, status: i32) -> Result<(), DeviceError> {
         // What ran before has broken the context, and this call is the first to hear of it.
         13 | 11 => Err(DeviceError::Lost { reason: format!("{call}: {name}") }),
         _ => Err(DeviceError::Driver { call, said: format!("{name} ({status})") }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bursar_budgets::Hint;
+
+    use super::*;
+
+    #[test]
+    fn a_machine_without_cublaslt_is_told_where_it_was_looked_for_and_what_to_install() {
+        let nowhere = PathBuf::from("/nowhere/lib");
+        let candidates = NAMES.map(|name| nowhere.join(name));
+        let error = find(&candidates, &[nowhere]).map(drop).expect_err("it is not there");
+        assert!(matches!(error, OpenError::NoBlas { .. }), "{error:?}");
+        let said = error.to_string();
+        assert!(said.starts_with("cuBLASLt was not found") && said.contains("/nowhere/lib"), "{said}");
+        assert!(NAMES.iter().all(|name| said.contains(name)), "{said}");
+        let hint = error.hint().expect("there is something to do");
+        assert!(hint.contains("pip install nvidia-cublas") && hint.contains("BURSAR_CUDA_LIB"), "{hint}");
+    }
+
+    #[test]
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    fn a_library_that_is_called_cublaslt_and_is_not_it_is_named_with_what_it_lacks() {
+        // Any other library will do.
+        let other = PathBuf::from("libm.so.6");
+        let error =
+            find(&[PathBuf::from("/nowhere/libcublasLt.so.13"), other], &[]).map(drop).expect_err("it is not it");
+        let OpenError::BadBlas { library, reason } = &error else { panic!("{error:?}") };
+        assert!(library == "libm.so.6" && reason.contains("cublasLtCreate"), "{error}");
+        assert!(error.hint().is_some());
     }
 }

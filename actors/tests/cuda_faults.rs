@@ -1,0 +1,199 @@
+//! What goes wrong on a GPU that others use too: each is a typed error or none, nothing hangs, and no byte is lost.
+//! Without a GPU each story says so and ends.
+
+mod gpu;
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use bursar_actors::{
+    chat::{ChatError, ModelHandle},
+    engine::{EngineMessage, LoadOptions, Progress, StartError, WhichLane},
+    kv::KvMessage,
+    profile::ProfileError,
+    reply::Reply,
+    runtime::{ModelSource, RuntimeError},
+    supervise::Intensity,
+};
+use bursar_budgets::{Bytes, Class, DoesNotFit, Hint, Snapshot};
+use bursar_model::Envelope;
+use gpu::{
+    Stage, answer, eventually,
+    neighbour::{self, Neighbour},
+    options, picture, question, story,
+};
+
+/// As the test harness names it.
+const NEIGHBOUR: &str = "a_neighbour_takes_what_it_is_told_to";
+
+#[test]
+fn a_neighbour_takes_what_it_is_told_to() {
+    neighbour::live();
+}
+
+/// The envelope of a GPU, with pictures as `small` has them.
+fn large() -> Envelope {
+    Envelope { step_tokens: 8192, sequences: 256, context_tokens: 512, ..Envelope::small() }
+}
+
+async fn load(stage: &Stage, options: LoadOptions) -> Result<ModelHandle, Arc<StartError>> {
+    match stage.runtime.load_with(ModelSource::demo(), options, |_| {}).await {
+        Ok(model) => Ok(model),
+        Err(RuntimeError::Start(error)) => Err(error),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Nothing is leased or backed, and what the process holds beside is what it held before.
+async fn all_is_home(stage: &Stage, before: &Snapshot) {
+    eventually("all is home", async || {
+        let now = stage.measured().await;
+        now.granted.is_zero() && now.leases.is_empty() && stage.device.counts().backed.is_zero()
+    })
+    .await;
+    let now = stage.measured().await;
+    println!("overhead {} before, {} now", before.overhead, now.overhead);
+    assert!(now.deficit.is_zero(), "{now}");
+}
+
+#[test]
+fn a_neighbour_that_fills_the_card_while_a_model_loads_is_a_typed_error_and_when_it_has_gone_the_load_works() {
+    story(async |stage| {
+        let before = stage.measured().await;
+        let neighbour = Arc::new(Mutex::new(Some(Neighbour::moves_in(NEIGHBOUR))));
+        let (moving, has_filled) = (neighbour.clone(), AtomicBool::new(false));
+        // The weights are leased and backed, and being copied, when the card fills up.
+        let fill = move |progress| {
+            if matches!(progress, Progress::Loading { .. }) && !has_filled.swap(true, Ordering::SeqCst) {
+                let mut neighbour = moving.lock().expect("nobody panics with it");
+                let left = neighbour.as_mut().expect("it is there").leave(Bytes::mib(16));
+                println!("{left} are left while weights are copied");
+            }
+        };
+        let options = LoadOptions { envelope: Some(large()), ..options() };
+        let refused = stage.runtime.load_with(ModelSource::demo(), options.clone(), fill).await;
+        let error = refused.map(drop).expect_err("there is no room");
+        let RuntimeError::Start(error) = error else { panic!("{error}") };
+        println!("{error}; {}", error.hint());
+        let StartError::Profile { source, .. } = &*error else { panic!("{error}") };
+        assert!(matches!(source, ProfileError::Device { .. } | ProfileError::Lease { .. }), "{source:?}");
+        assert!(source.is_out_of_memory() && !error.hint().is_empty());
+        all_is_home(&stage, &before).await;
+        let full = stage.measured().await;
+        assert!(full.foreign * 2 > full.total, "the ledger knows who has it: {full}");
+        // It goes, and the same is asked for once more.
+        drop(neighbour.lock().expect("as above").take());
+        let model = load(&stage, LoadOptions { kv_tokens: Some(1 << 18), ..options }).await.expect("there is room now");
+        let chat = question("Describe the picture.", 20).image(picture(1));
+        assert!(!answer(&model, chat).await.expect("it answers").is_empty());
+        stage.runtime.unload("demo").await.expect("it unloads");
+        all_is_home(&stage, &before).await;
+    });
+}
+
+#[test]
+fn what_the_error_says_would_fit_a_card_with_too_little_memory_is_applied_and_starts() {
+    story(async |stage| {
+        let before = stage.measured().await;
+        let mut neighbour = Neighbour::moves_in(NEIGHBOUR);
+        // First what it needs at all, then three quarters of that beside what the kernels and the canary take.
+        let (left, first) = too_little(&stage, &mut neighbour, Bytes::mib(300)).await;
+        let beside = left.saturating_sub(first.available);
+        let left = Bytes(first.needed.0 / 4 * 3) + beside;
+        let mut applied = 0;
+        for name in first.knobs.iter().map(|knob| &knob.name).filter(|name| *name != "free device memory") {
+            // Asked anew each time: the driver keeps some of what it gave a model that has been unloaded.
+            let (_, error) = too_little(&stage, &mut neighbour, left).await;
+            let knob = error.knobs.iter().find(|knob| knob.name == *name).expect("the same are named");
+            let Some(value) = &knob.would_fit else { continue };
+            assert!(error.hint().expect("it says what would fit").contains(&format!("{name} {value} instead of")));
+            let mut envelope = large();
+            *limit(&mut envelope, name) = value.parse().expect("a limit is a number");
+            let speaks = envelope.context_tokens >= 64;
+            let started = load(&stage, LoadOptions { envelope: Some(envelope), ..options() }).await;
+            let model = started.unwrap_or_else(|error| panic!("{name} {value}: {error}; {}", error.hint()));
+            if speaks {
+                let said = answer(&model, question("Who are you?", 8)).await.expect("it answers");
+                assert!(!said.is_empty());
+            }
+            let now = stage.snapshot().await;
+            let (granted, graphs, overhead) = (now.granted, now.of_class(&Class::Graphs), now.overhead);
+            println!("{name} {value} starts: {granted} granted, graphs {graphs}, overhead {overhead}");
+            stage.runtime.unload("demo").await.expect("it unloads");
+            all_is_home(&stage, &before).await;
+            applied += 1;
+        }
+        assert!(applied > 0, "one of them would fit");
+    });
+}
+
+/// Loads with so much left; gives what really was, and what the load said.
+async fn too_little(stage: &Stage, neighbour: &mut Neighbour, left: Bytes) -> (Bytes, DoesNotFit) {
+    let left = neighbour.leave(left);
+    let error = load(stage, LoadOptions { envelope: Some(large()), ..options() }).await.map(drop);
+    let error = error.expect_err("there is too little");
+    println!("{left} are left: {error}; {}", error.hint());
+    let StartError::DoesNotFit(error) = &*error else { panic!("{error}") };
+    (left, error.clone())
+}
+
+fn limit<'e>(envelope: &'e mut Envelope, name: &str) -> &'e mut usize {
+    match name {
+        "step_tokens" => &mut envelope.step_tokens,
+        "sequences" => &mut envelope.sequences,
+        "context_tokens" => &mut envelope.context_tokens,
+        "launch_patches" => &mut envelope.launch_patches,
+        "picture_patches" => &mut envelope.picture_patches,
+        "pictures" => &mut envelope.pictures,
+        name => panic!("no limit is called {name}"),
+    }
+}
+
+#[test]
+fn a_launch_that_the_device_refuses_in_the_middle_of_a_step_costs_no_reply_and_many_are_a_typed_error() {
+    story(async |stage| {
+        let intensity = Intensity { restarts_max: 100, back_off: Duration::ZERO, ..Intensity::default() };
+        let options = LoadOptions { kv_tokens: Some(4096), intensity, ..options() };
+        let model = load(&stage, options).await.expect("it starts");
+        let chat = || question("Describe the picture.", 30).image(picture(3));
+        let expected = answer(&model, chat().cache_salt("undisturbed")).await.expect("it answers");
+        let (ready, counts) = (stage.snapshot().await, stage.device.counts());
+        let engine = stage.runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
+        let drill = |which, after, count| {
+            let drilled = engine.send_message(EngineMessage::DrillLaunches { which, after, count });
+            drilled.expect("the engine lives");
+        };
+        // Once, in the middle of a prompt and of a launch of the encoder: what was lost is computed again.
+        for (which, after) in [(WhichLane::Step, 7), (WhichLane::Vision, 5)] {
+            let before = model.serving().await.expect("it serves").generation;
+            drill(which, after, 1);
+            let salted = chat().cache_salt(format!("{which:?}"));
+            let fresh = if which == WhichLane::Vision { salted.image(picture(40)) } else { salted };
+            let reply = answer(&model, fresh).await.expect("it answers all the same");
+            assert!(which == WhichLane::Vision || reply == expected, "{reply} instead of {expected}");
+            let serving = model.serving().await.expect("it serves");
+            assert!(serving.generation > before, "{which:?}: nothing was refused");
+        }
+        // Again and again: the request ends with an error that says so, and nobody else's does.
+        drill(WhichLane::Step, 7, 3);
+        let error =
+            answer(&model, chat().cache_salt("again and again")).await.expect_err("each of its lives was cut short");
+        println!("{error}; {}", error.hint());
+        assert!(matches!(error, ChatError::GivenUp { deaths: 3 }), "{error:?}");
+        assert_eq!(answer(&model, chat().cache_salt("behind it")).await.expect("it answers"), expected);
+        assert_eq!(stage.device.counts(), counts, "on the memory that was there");
+        let serving = model.serving().await.expect("it serves");
+        eventually("all blocks are home", async || {
+            let (reply, usage) = Reply::new();
+            drop(serving.kv.send_message(KvMessage::Usage(reply)));
+            usage.await.is_ok_and(|usage| usage.held == 0)
+        })
+        .await;
+        assert_eq!(stage.snapshot().await, ready, "the ledger is as it was");
+    });
+}

@@ -1,0 +1,58 @@
+//! A model that serves on a GPU asks the driver for nothing. Without a GPU the story says so and ends.
+
+mod gpu;
+
+use bursar_actors::{engine::LoadOptions, runtime::ModelSource};
+use bursar_budgets::{Bytes, Class, Device};
+use bursar_model::Envelope;
+use gpu::{answer, options, picture, question, story};
+
+/// Tokens of a reply: each behind the first is a step of its own.
+const TOKENS: usize = 220;
+
+#[test]
+fn rule_2_a_thousand_steps_and_pictures_take_nothing_of_the_driver_after_ready() {
+    story(async |stage| {
+        let envelope = Envelope { sequences: 8, ..Envelope::small() };
+        let options = LoadOptions { envelope: Some(envelope), kv_tokens: Some(8192), ..options() };
+        let loaded = stage.runtime.load_with(ModelSource::demo(), options, |_| {}).await;
+        let model = loaded.expect("the demo model starts on a GPU");
+        let (ready, counts) = (stage.snapshot().await, stage.device.counts());
+        println!("at READY: {counts:?}");
+        let free = stage.device.memory().expect("it says").free;
+        // One after the other, so that each token is a step.
+        let mut steps = 0;
+        let mut replies = Vec::new();
+        for number in 0..5 {
+            let chat = question("Describe the picture.", TOKENS).image(picture(number)).cache_salt("first");
+            replies.push(answer(&model, chat).await.expect("it answers"));
+            steps += TOKENS - 1;
+        }
+        assert!(steps >= 1000, "{steps} steps");
+        // Beside each other: larger steps, several pictures in a launch, draws, penalties, scores, and prompts that end
+        // within chunks.
+        let beside = (0..8u32).map(|number| {
+            let (model, text) = (model.clone(), "Describe the picture. ".repeat(1 + number as usize));
+            let mut chat = question(&text, 30 + 7 * number as usize).image(picture(number)).image(picture(number + 9));
+            if number % 2 == 1 {
+                chat = chat.temperature(0.8).top_p(0.9).seed(7).repetition_penalty(1.1).log_probabilities(3);
+            }
+            tokio::spawn(async move { answer(&model, chat).await })
+        });
+        for reply in beside.collect::<Vec<_>>() {
+            reply.await.expect("no panic").expect("it answers");
+        }
+        assert_eq!(stage.device.counts(), counts, "calls that take memory, of the device or page-locked");
+        let now = stage.snapshot().await;
+        assert_eq!((now.granted, now.overhead), (ready.granted, ready.overhead));
+        let unbacked = now.granted - counts.backed;
+        assert!(unbacked <= now.of_class(&Class::Graphs), "{unbacked} are leased and not backed");
+        let after = stage.device.memory().expect("it says").free;
+        println!("{steps} steps; {free} free at READY, {after} behind them");
+        // And it is the same model that answers as before.
+        let chat = question("Describe the picture.", TOKENS).image(picture(0)).cache_salt("second");
+        assert_eq!(answer(&model, chat).await.expect("it answers"), replies[0]);
+        stage.runtime.unload("demo").await.expect("it unloads");
+        assert_eq!(stage.snapshot().await.granted, Bytes::ZERO);
+    });
+}

@@ -1,0 +1,221 @@
+//! What our process takes of a GPU beside leases: measured when it is made, counted while it is there.
+//!
+//! The driver keeps such memory in pools of its own. What was made may seem to take nothing, as it lies in a pool that
+//! something before it has grown, and to give nothing back when it goes, as something behind it lies there too. So what
+//! is counted is what the driver took and gave back, and not what each thing seemed to take.
+
+use std::{
+    fmt,
+    mem::ManuallyDrop,
+    ops::{Deref, DerefMut},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use super::CudaDevice;
+use crate::{Bytes, DeviceError};
+
+/// Measures what work takes, one after the other: two at once would count the same bytes twice.
+#[derive(Default)]
+pub(super) struct Meter {
+    turn: Mutex<()>,
+    counted: AtomicU64,
+}
+
+impl Meter {
+    /// What is counted now.
+    pub(super) fn counted(&self) -> Bytes {
+        Bytes(self.counted.load(Ordering::Relaxed))
+    }
+
+    /// Does `work` while nobody measures.
+    pub(super) fn in_turn<T>(&self, work: impl FnOnce() -> T) -> T {
+        let _turn = self.turn();
+        work()
+    }
+
+    /// Does `work`; gives what is left no longer behind it. It is counted nowhere.
+    pub(super) fn taken_by<T>(
+        &self,
+        left: impl Fn() -> Result<Bytes, DeviceError>,
+        work: impl FnOnce() -> T,
+    ) -> Result<(T, Bytes), DeviceError> {
+        let _turn = self.turn();
+        let before = left()?;
+        let outcome = work();
+        Ok((outcome, before.saturating_sub(left()?)))
+    }
+
+    /// Does `work`, and counts what is left no longer. That is also so where the work has failed: the driver may keep
+    /// what it had taken by then.
+    pub(super) fn count<T>(
+        &self,
+        left: impl Fn() -> Result<Bytes, DeviceError>,
+        work: impl FnOnce() -> T,
+    ) -> Result<T, DeviceError> {
+        let (outcome, taken) = self.taken_by(left, work)?;
+        self.counted.fetch_add(taken.0, Ordering::Relaxed);
+        Ok(outcome)
+    }
+
+    /// Does `work`, which lets go of what was counted, and counts no longer what is left again: at most what is counted,
+    /// since another process may have let go of something too. Where nobody says what is left, all stays counted.
+    pub(super) fn count_off(&self, left: impl Fn() -> Result<Bytes, DeviceError>, work: impl FnOnce()) {
+        let _turn = self.turn();
+        let before = left();
+        work();
+        if let (Ok(before), Ok(after)) = (before, left()) {
+            let back = after.saturating_sub(before);
+            let counted = self.counted();
+            self.counted.store(counted.saturating_sub(back).0, Ordering::Relaxed);
+        }
+    }
+
+    fn turn(&self) -> MutexGuard<'_, ()> {
+        // Nothing is behind it that a panic could leave half done.
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Something that takes memory of a GPU beside any lease, and is counted as its overhead for as long as it is there.
+///
+/// To drop it waits for whoever measures just then, so it must not be dropped by what [`CudaDevice::with_overhead`] or
+/// [`CudaDevice::taken_by`] is given to do.
+pub struct Overhead<T> {
+    thing: ManuallyDrop<T>,
+    device: Arc<CudaDevice>,
+}
+
+impl<T> Overhead<T> {
+    pub(super) fn of(thing: T, device: &Arc<CudaDevice>) -> Self {
+        Overhead { thing: ManuallyDrop::new(thing), device: device.clone() }
+    }
+}
+
+impl<T> Deref for Overhead<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.thing
+    }
+}
+
+impl<T> DerefMut for Overhead<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.thing
+    }
+}
+
+impl<T> Drop for Overhead<T> {
+    fn drop(&mut self) {
+        let Overhead { thing, device } = self;
+        // SAFETY: this is the drop, which is once, and nobody looks at the thing behind it.
+        device.meter.count_off(|| device.free_and_backed(), || unsafe { ManuallyDrop::drop(thing) });
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Overhead<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Overhead").field(&**self).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+
+    const ALL: Bytes = Bytes::gib(1);
+
+    /// A driver that says what is left.
+    #[derive(Default)]
+    struct Driver {
+        taken: AtomicU64,
+    }
+
+    impl Driver {
+        fn left(&self) -> Result<Bytes, DeviceError> {
+            Ok(ALL - Bytes(self.taken.load(Ordering::SeqCst)))
+        }
+
+        fn take(&self, bytes: Bytes) {
+            self.taken.fetch_add(bytes.0, Ordering::SeqCst);
+        }
+
+        fn give(&self, bytes: Bytes) {
+            self.taken.fetch_sub(bytes.0, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn measurements_on_many_threads_count_each_byte_once() {
+        let (driver, meter, begin) = (Driver::default(), Meter::default(), Barrier::new(8));
+        std::thread::scope(|threads| {
+            for thread in 0..8 {
+                let (driver, meter, begin) = (&driver, &meter, &begin);
+                threads.spawn(move || {
+                    begin.wait();
+                    for round in 0..200 {
+                        let bytes = Bytes::kib(1 + (thread + round) % 7);
+                        let take = || {
+                            driver.take(bytes);
+                            // Room for another to come between.
+                            std::thread::yield_now();
+                        };
+                        meter.count(|| driver.left(), take).expect("it says");
+                        if round % 2 == 0 {
+                            meter.count_off(|| driver.left(), || driver.give(bytes));
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(meter.counted(), Bytes(driver.taken.load(Ordering::SeqCst)));
+        assert!(!meter.counted().is_zero());
+    }
+
+    #[test]
+    fn a_pool_is_counted_until_the_last_that_lies_in_it_has_gone() {
+        let (driver, meter) = (Driver::default(), Meter::default());
+        let left = || driver.left();
+        // The first grows a pool, and the second finds room in it.
+        meter.count(left, || driver.take(Bytes::mib(2))).expect("it says");
+        meter.count(left, || ()).expect("it says");
+        meter.count_off(left, || ());
+        assert_eq!(meter.counted(), Bytes::mib(2), "the driver has given nothing back");
+        meter.count_off(left, || driver.give(Bytes::mib(2)));
+        assert_eq!(meter.counted(), Bytes::ZERO);
+    }
+
+    #[test]
+    fn what_another_process_lets_go_of_meanwhile_is_none_of_ours() {
+        let (driver, meter) = (Driver::default(), Meter::default());
+        let left = || driver.left();
+        driver.take(Bytes::mib(100));
+        meter.count(left, || driver.take(Bytes::mib(2))).expect("it says");
+        meter.count_off(left, || driver.give(Bytes::mib(52)));
+        assert_eq!(meter.counted(), Bytes::ZERO);
+    }
+
+    #[test]
+    fn what_work_that_fails_leaves_behind_is_counted_and_silence_changes_nothing() {
+        let (driver, meter) = (Driver::default(), Meter::default());
+        let failed: Result<(), &str> = meter
+            .count(
+                || driver.left(),
+                || {
+                    driver.take(Bytes::mib(3));
+                    Err("half of it was loaded")
+                },
+            )
+            .expect("it says");
+        assert_eq!((failed.is_err(), meter.counted()), (true, Bytes::mib(3)));
+        let lost = || Err(DeviceError::Lost { reason: "gone".to_owned() });
+        meter.count_off(lost, || driver.give(Bytes::mib(3)));
+        assert_eq!(meter.counted(), Bytes::mib(3));
+        meter.count(lost, || panic!("nothing is made where nobody says what it takes")).expect_err("it is lost");
+    }
+}
