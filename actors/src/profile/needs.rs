@@ -13,6 +13,7 @@ use super::knobs::knobs;
 use crate::{
     graph::GraphShape,
     memory::{ChosenTokens, KvMemory},
+    vision::LAUNCHES,
 };
 
 /// The sizes that the plan of an envelope's corners leads to. All are whole pages.
@@ -26,7 +27,7 @@ pub struct Needs {
     pub chosen: Bytes,
     /// The largest launch; nothing for a model that takes no pictures.
     pub vision_workspace: Bytes,
-    /// Embeddings of twice what one request may bring, so that the next request's pictures are encoded beside it.
+    /// Embeddings of all pictures that are on their way from one lane to the other; see [`rows_on_their_way`].
     pub vision_cache: Bytes,
     /// Rows of that cache.
     pub cache_rows: usize,
@@ -44,17 +45,41 @@ pub struct Needs {
 /// Tokens of the probe at least (LightLLM's figure), where sequences can have as many.
 const PROBE_TOKENS: usize = 8192;
 
+/// Rows of the vision cache that keep both lanes at work, where `merged` patches make a row. Rows are held from before
+/// their launch until the last step has run that reads them, not while the reply is decoded; so there are
+///
+/// - those of launches under way, [`LAUNCHES`] of them, filled to the last patch;
+/// - those of steps under way, two of them (ADR 13), whose every token may be a picture's;
+/// - those of one request more: the oldest prompt may be cut where a step ends, and holds the rest of its pictures.
+///
+/// A request has its rows all at once, so there is room for at least two of the largest: one is read while the next is
+/// written. No request brings more rows than a context has tokens, as each is a token of its prompt.
+///
+/// ```text
+/// request + max(request, launches * launch rows + 2 * step tokens)
+/// ```
+///
+/// More would make nothing faster: a lane that runs further ahead only waits later. It would keep more pictures of ended
+/// requests, which later turns of a conversation show again.
+pub fn rows_on_their_way(envelope: &Envelope, merged: usize) -> usize {
+    let request = (envelope.pictures * (envelope.picture_patches / merged)).min(envelope.context_tokens);
+    let launch = envelope.launch_patches / merged;
+    request + request.max(LAUNCHES * launch + STEPS * envelope.step_tokens)
+}
+
+/// Steps under way at once.
+const STEPS: usize = 2;
+
 impl Needs {
     /// Plans `model` for `envelope` on `target`.
     ///
     /// # Errors
     /// A shape that does not go together; a plan has no memory to run out of.
     pub fn plan(model: &Model, target: Target, envelope: &Envelope, page: Bytes) -> Result<Self, KernelError> {
-        let merged = model.config().merged_patches();
-        let picture_rows = merged.map_or(0, |merged| envelope.picture_patches / merged);
         // Whole pages are leased, and all of their rows are used.
         let row_bytes = model.embedding_bytes(&target);
-        let vision_cache = (row_bytes * (2 * envelope.pictures * picture_rows) as u64).round_up(page);
+        let rows = model.config().merged_patches().map_or(0, |merged| rows_on_their_way(envelope, merged));
+        let vision_cache = (row_bytes * rows as u64).round_up(page);
         let cache_rows = (vision_cache.0 / row_bytes.0) as usize;
         let reach = envelope.sequences * envelope.context_tokens;
         let probe_tokens = (envelope.step_tokens + envelope.sequences).max(PROBE_TOKENS.min(reach));
@@ -114,7 +139,7 @@ impl Needs {
         if self.cache_rows > 0 {
             let how = "peak of the dry run of both launch corners";
             plan.push(Class::VisionWorkspace, "largest launch", self.vision_workspace, how);
-            let how = format!("{} rows: two requests' pictures", self.cache_rows);
+            let how = format!("{} rows: pictures of launches and steps under way", self.cache_rows);
             plan.push(Class::VisionCache, "picture embeddings", self.vision_cache, how);
         }
         let how = format!("{} blocks of {BLOCK_TOKENS} tokens in {} layers", self.probe_blocks, self.kv_shape.layers);

@@ -67,6 +67,8 @@ pub struct Request {
     pub cancelled: bool,
     /// In the scheduler under this identity.
     pub sequence: Option<SequenceId>,
+    /// The identity that it keeps when it comes again.
+    pub returns_as: Option<SequenceId>,
     /// Asked of the vision core.
     pub ticket: Option<Ticket>,
 }
