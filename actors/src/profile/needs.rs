@@ -158,10 +158,67 @@ impl Needs {
 
 #[cfg(test)]
 mod tests {
-    use bursar_model::{checkpoint::Checkpoint, demo};
+    use bursar_kernels::{CudaTarget, DType};
+    use bursar_model::{
+        checkpoint::{Checkpoint, CheckpointSource},
+        demo,
+        registry::random_checkpoint,
+    };
 
     use super::*;
-    use crate::engine::{Kit, LoadOptions};
+    use crate::{
+        engine::{Kit, LoadOptions},
+        profile::{Share, Sizing},
+    };
+
+    /// Of 1,024 rows a picture and launch.
+    fn envelope() -> Envelope {
+        Envelope { pictures: 2, picture_patches: 4096, launch_patches: 4096, ..Envelope::default() }
+    }
+
+    #[test]
+    fn the_vision_cache_holds_what_launches_and_steps_under_way_hold_and_one_request_more() {
+        assert_eq!(rows_on_their_way(&envelope(), 4), 2048 + 2 * 1024 + 2 * 512);
+        let many = Envelope { pictures: 100, ..envelope() };
+        assert_eq!(rows_on_their_way(&many, 4), 2 * 4096, "two of the largest, each of which fills its context");
+        let least =
+            Envelope { pictures: 1, picture_patches: 4, launch_patches: 4, step_tokens: 1, sequences: 1, ..many };
+        assert_eq!(rows_on_their_way(&least, 4), 1 + 2 + 2);
+    }
+
+    #[test]
+    fn seven_billion_parameters_leave_an_h200_room_for_the_tokens_that_are_aimed_at() {
+        let random = random_checkpoint("qwen2.5-vl-7b", 0).expect("a known shape");
+        let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens");
+        let target = Target::Cuda(CudaTarget { capability: (9, 0), processors: 132, activation: DType::BF16 });
+        let model = Model::plan(&checkpoint, &target).expect("it is whole");
+        // What `bursar bench` asks for: a picture of 1932 x 1092 pixels a request, two of them a launch.
+        let envelope = Envelope {
+            context_tokens: 8192,
+            sequences: 256,
+            step_tokens: 8192,
+            picture_patches: 10_764,
+            pictures: 1,
+            video_frames: 1,
+            launch_patches: 2 * 10_764,
+        };
+        let page = Bytes::mib(2);
+        let needs = Needs::plan(&model, target, &envelope, page).expect("its corners go together");
+        assert!(needs.vision_cache <= Bytes::mib(210), "{}", needs.vision_cache);
+        // Measured on the card on 2026-11-21: its total, the context and what is loaded, captured graphs, the canary.
+        let (card, beside) = (Bytes::mib(143_155), Bytes::mib(563 + 34 + 256));
+        let plan = needs.memory_plan();
+        let available = card.saturating_sub(beside).saturating_sub(plan.total());
+        let sizing = Sizing {
+            available,
+            probe: needs.probe(),
+            share: Share::expected_of(false, card),
+            shrinks: 0,
+            pinned_tokens: None,
+        };
+        let tokens = sizing.blocks(needs.kv_shape, page) * BLOCK_TOKENS;
+        assert!(tokens >= 2_230_000, "{tokens} tokens\n{plan}");
+    }
 
     #[test]
     fn what_is_expected_of_a_gpu_goes_together_and_can_be_planned() {
