@@ -159,7 +159,7 @@ impl Attempt {
     async fn capture(&self, lanes: &Lanes, memory: &EngineMemory) -> Result<(), ProfileError> {
         let Some(inputs) = &memory.graphs else { return Ok(()) };
         self.report(CAPTURING, self.needs.corners.len());
-        let taken = graph::capture(&lanes.step, inputs.shape(), tree::CAPTURE).await?;
+        let taken = graph::capture(&lanes.step, inputs.shape(), tree::CAPTURE, &graph::captured(&self.label)).await?;
         if !taken.is_zero() {
             inputs.pay(self.lease(Class::Graphs, taken, CAPTURING).await?);
         }
