@@ -65,7 +65,7 @@ struct Entry {
 }
 
 /// Launches under way at once: one that the device runs, and one behind it, so that it never waits for the host to pack and
-/// move the next pictures. The stress runs them one behind the other too, on the same lane and in the same workspace.
+/// move the next pictures. They are in order on one lane and share its workspace, so both take what one was stressed to.
 pub const LAUNCHES: usize = 2;
 
 /// The cache's state.
