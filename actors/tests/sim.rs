@@ -13,7 +13,7 @@ use std::{
 use bursar_actors::{
     kv::{KvCore, SequenceId},
     scheduler::{ChosenRow, Effect, Finish, Input, Limits, NewSequence, PicturePlace, SchedulerCore, StepPlan},
-    vision::{self, LAUNCHES, PictureKey, Ticket, VisionCore, Wanted},
+    vision::{self, LAUNCHES, PictureKey, Ticket, VisionCore},
 };
 use bursar_kernels::{BLOCK_TOKENS, ops::embed::PREVIOUS};
 use bursar_model::flow::{PictureContent, PictureHash, PrefixKeys};
@@ -117,34 +117,7 @@ impl World {
     /// A request that the door would let in: alone it fits the pool.
     fn arrive(&mut self) {
         self.next_request += 1;
-        // Whatever else happened by then: a request is the same in every run of the seed.
-        let mut chance = Chance(self.seed ^ self.next_request.wrapping_mul(0x2545_F491_4F6C_DD1D));
-        let pictures = (0..chance.below(4))
-            .map(|_| {
-                // Few names, so that pictures repeat; a name decides the size.
-                let name = chance.below(7) as u8;
-                let rows = 1 + usize::from(name) % 7;
-                Wanted { key: [name; 32], rows, patches: rows * PATCHES_A_ROW }
-            })
-            .collect();
-        let mut request = Request {
-            number: self.next_request,
-            topic: chance.below(3) as u32,
-            text_tokens: chance.between(1, 60),
-            pictures,
-            tokens_max: 0,
-            produced: Vec::new(),
-            end: None,
-            cancelled: false,
-            sequence: None,
-            returns_as: None,
-            ticket: None,
-        };
-        let room = self.limits.kv_tokens.saturating_sub(request.prompt_tokens());
-        if room == 0 {
-            return;
-        }
-        request.tokens_max = chance.between(1, room.min(150));
+        let Some(request) = Request::drawn(self.seed, self.next_request, self.limits.kv_tokens) else { return };
         let number = request.number;
         self.note(format_args!("request {number} arrives"));
         self.requests.insert(number, request);
