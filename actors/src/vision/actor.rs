@@ -1,9 +1,6 @@
 //! The vision actor: a thin shell around its core. Files are decoded on CPU threads, launches run on the lane.
 
-use std::{
-    collections::{BTreeMap, VecDeque},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use bursar_budgets::{Bytes, Class, Label, Lease, Owner, Request};
 use bursar_model::{
@@ -59,8 +56,6 @@ pub struct VisionState {
     pixels: BTreeMap<PictureKey, Pixels>,
     /// What files in the cache were decoded to: the next turn of a conversation shows them again.
     known: KnownFiles<VisualKey>,
-    /// What pays for the pixels of each launch on the lane, the oldest first.
-    launched: VecDeque<Vec<Arc<Lease>>>,
     pending: BTreeMap<Ticket, Pending>,
     next_ticket: u64,
     decoding: Arc<Semaphore>,
@@ -94,7 +89,6 @@ impl Actor for VisionActor {
             pixels: BTreeMap::new(),
             // Each picture in the cache has a row at least.
             known: KnownFiles::new(arguments.cache_rows),
-            launched: VecDeque::new(),
             pending: BTreeMap::new(),
             next_ticket: 0,
             arguments,
@@ -118,7 +112,6 @@ impl Actor for VisionActor {
             VisionMessage::Prepared { keys, pictures, host, reply } => state.prepared(&keys, pictures, host, reply),
             VisionMessage::Encoded(outcome) => {
                 outcome?;
-                drop(state.launched.pop_front());
                 state.core.step(Input::Encoded)
             }
             VisionMessage::Unpin(keys) => state.core.step(Input::Unpin(keys)),
@@ -256,12 +249,12 @@ impl VisionState {
             .collect();
         let views: Vec<_> = pixels.iter().map(|(pixels, rows)| (&pixels.patches, &rows[..])).collect();
         let batch = self.arguments.model.pack(&views);
-        self.launched.push_back(pixels.iter().map(|(pixels, _)| pixels.host.clone()).collect());
+        let host = pixels.iter().map(|(pixels, _)| pixels.host.clone()).collect();
         let answer = Answer::to(move |outcome| {
             // An actor that is gone does not wait for it.
             drop(myself.send_message(VisionMessage::Encoded(outcome)));
         });
-        self.arguments.lane.submit(Job::Encode(Box::new(EncodeJob { batch, answer })));
+        self.arguments.lane.submit(Job::Encode(Box::new(EncodeJob { batch, host, answer })));
     }
 }
 
