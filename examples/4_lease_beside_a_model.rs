@@ -9,7 +9,7 @@ use bursar::{Bytes, Class, LoadOptions, MIB, ModelSource, Runtime, RuntimeConfig
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let runtime = Runtime::start(RuntimeConfig::default()).await?;
     // Half of what is left goes to the model's cache, the rest stays for others.
-    let options = LoadOptions { memory_fraction: 0.5, ..LoadOptions::small() };
+    let options = LoadOptions { memory_fraction: Some(0.5), ..LoadOptions::small() };
     runtime.load_with(ModelSource::demo(), options, |_| {}).await?;
 
     // A lease is the right to bytes. A segment makes memory of it, at addresses that never change; a workspace

@@ -214,7 +214,7 @@ const PATIENCE_MS: u64 = 30_000;
 #[tokio::main]
 async fn main() -> Result<(), Failure> {
     let runtime = Runtime::start(RuntimeConfig::default()).await?;
-    let options = LoadOptions { memory_fraction: 0.5, ..LoadOptions::small() };
+    let options = LoadOptions { memory_fraction: Some(0.5), ..LoadOptions::small() };
     let model = runtime.load_with(ModelSource::demo(), options, |_| {}).await?;
     let before = runtime.budget().snapshot().await?;
 

@@ -17,7 +17,7 @@ async fn main() -> Result<(), Failure> {
     // The first says how much it wants: keys and values of 2,048 tokens. The second takes most of what is left.
     let thrifty = LoadOptions { name: Some("thrifty".into()), kv_tokens: Some(2048), ..LoadOptions::small() };
     let thrifty = runtime.load_with(ModelSource::demo(), thrifty, |_| {}).await?;
-    let hungry = LoadOptions { name: Some("hungry".into()), memory_fraction: 0.95, ..LoadOptions::small() };
+    let hungry = LoadOptions { name: Some("hungry".into()), memory_fraction: Some(0.95), ..LoadOptions::small() };
     let hungry = runtime.load_with(ModelSource::demo(), hungry, |_| {}).await?;
     println!("{}", runtime.budget().snapshot().await?);
     for (name, model) in [("thrifty", &thrifty), ("hungry", &hungry)] {

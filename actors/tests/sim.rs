@@ -13,7 +13,7 @@ use std::{
 use bursar_actors::{
     kv::{KvCore, SequenceId},
     scheduler::{ChosenRow, Effect, Finish, Input, Limits, NewSequence, PicturePlace, SchedulerCore, StepPlan},
-    vision::{self, PictureKey, Ticket, VisionCore, Wanted},
+    vision::{self, LAUNCHES, PictureKey, Ticket, VisionCore},
 };
 use bursar_kernels::{BLOCK_TOKENS, ops::embed::PREVIOUS};
 use bursar_model::flow::{PictureContent, PictureHash, PrefixKeys};
@@ -35,13 +35,18 @@ struct World {
     under_way: VecDeque<Box<StepPlan>>,
     /// What the newest of them chooses, as the next finds it on the device.
     previous: Vec<u32>,
-    launch: Option<Vec<(PictureKey, Arc<[u32]>)>>,
+    /// The launches on the lane, the oldest first.
+    launches: VecDeque<Vec<(PictureKey, Arc<[u32]>)>>,
     /// What the vision cache holds, by row: written by launches only.
     rows: Vec<Option<PictureKey>>,
     /// Pixels as the vision actor keeps them.
     pixels: BTreeSet<PictureKey>,
     /// Pictures that each live sequence holds, and the rows that it reads.
-    pins: BTreeMap<SequenceId, (Vec<PictureKey>, Vec<u32>)>,
+    pins: BTreeMap<SequenceId, Pins>,
+    /// Pictures that only a step under way holds any more, the oldest step first.
+    pins_of_steps: VecDeque<Vec<Pins>>,
+    /// Requests that were told to come again and have not yet, with the identities that they keep.
+    returning: VecDeque<(u64, SequenceId)>,
     next_request: u64,
     next_sequence: u64,
     next_ticket: u64,
@@ -51,8 +56,13 @@ struct World {
     steps: usize,
     planned_ahead: usize,
     preemptions: usize,
+    returned: usize,
+    launched_ahead: usize,
     found_tokens: usize,
 }
+
+/// Pictures with the rows that they lie in.
+type Pins = (Vec<PictureKey>, Vec<u32>);
 
 fn scheduler(limits: Limits, looks_ahead: bool) -> SchedulerCore {
     let scheduler = SchedulerCore::new(limits);
@@ -79,11 +89,13 @@ impl World {
             requests: BTreeMap::new(),
             under_way: VecDeque::new(),
             previous: Vec::new(),
-            launch: None,
+            launches: VecDeque::new(),
             rows: vec![None; cache_rows],
             slots: vec![None; blocks * BLOCK_TOKENS],
             pixels: BTreeSet::new(),
             pins: BTreeMap::new(),
+            pins_of_steps: VecDeque::new(),
+            returning: VecDeque::new(),
             next_request: 0,
             next_sequence: 0,
             next_ticket: 0,
@@ -91,6 +103,8 @@ impl World {
             steps: 0,
             planned_ahead: 0,
             preemptions: 0,
+            returned: 0,
+            launched_ahead: 0,
             found_tokens: 0,
             chance,
         }
@@ -103,33 +117,7 @@ impl World {
     /// A request that the door would let in: alone it fits the pool.
     fn arrive(&mut self) {
         self.next_request += 1;
-        // Whatever else happened by then: a request is the same in every run of the seed.
-        let mut chance = Chance(self.seed ^ self.next_request.wrapping_mul(0x2545_F491_4F6C_DD1D));
-        let pictures = (0..chance.below(4))
-            .map(|_| {
-                // Few names, so that pictures repeat; a name decides the size.
-                let name = chance.below(7) as u8;
-                let rows = 1 + usize::from(name) % 7;
-                Wanted { key: [name; 32], rows, patches: rows * PATCHES_A_ROW }
-            })
-            .collect();
-        let mut request = Request {
-            number: self.next_request,
-            topic: chance.below(3) as u32,
-            text_tokens: chance.between(1, 60),
-            pictures,
-            tokens_max: 0,
-            produced: Vec::new(),
-            end: None,
-            cancelled: false,
-            sequence: None,
-            ticket: None,
-        };
-        let room = self.limits.kv_tokens.saturating_sub(request.prompt_tokens());
-        if room == 0 {
-            return;
-        }
-        request.tokens_max = chance.between(1, room.min(150));
+        let Some(request) = Request::drawn(self.seed, self.next_request, self.limits.kv_tokens) else { return };
         let number = request.number;
         self.note(format_args!("request {number} arrives"));
         self.requests.insert(number, request);
@@ -156,9 +144,11 @@ impl World {
     }
 
     fn admit(&mut self, number: u64, rows: &[Arc<[u32]>], keys: Vec<PictureKey>) {
-        self.next_sequence += 1;
-        let id = SequenceId(self.next_sequence);
         let request = self.requests.get_mut(&number).expect("it lives");
+        let id = request.returns_as.take().unwrap_or_else(|| {
+            self.next_sequence += 1;
+            SequenceId(self.next_sequence)
+        });
         request.sequence = Some(id);
         // Pictures first, then text, then what was produced in an earlier life.
         let mut pictures = Vec::new();
@@ -201,15 +191,16 @@ impl World {
         for effect in effects {
             match effect {
                 vision::Effect::Launch(pictures) => {
-                    assert!(self.launch.is_none(), "one launch at a time");
+                    assert!(self.launches.len() < LAUNCHES, "{LAUNCHES} launches at a time");
+                    self.launched_ahead += self.launches.len();
                     let patches: usize = pictures.iter().map(|(_, rows)| rows.len() * PATCHES_A_ROW).sum();
                     assert!(patches <= self.launch_patches, "{patches} patches of {} permits", self.launch_patches);
                     for (key, rows) in &pictures {
                         assert!(self.pixels.contains(key), "the pixels of a launch are still there");
-                        let held = |row: &u32| self.pins.values().any(|(_, rows)| rows.contains(row));
+                        let held = |row: &u32| self.all_pins().any(|(_, rows)| rows.contains(row));
                         assert!(!rows.iter().any(held), "a row that somebody reads is written");
                     }
-                    self.launch = Some(pictures);
+                    self.launches.push_back(pictures);
                 }
                 vision::Effect::Ready(ticket, rows) => answers.push((ticket, Some(rows))),
                 vision::Effect::Refused { ticket, rows, limit } => {
@@ -276,12 +267,21 @@ impl World {
                     assert!(request.end.replace(finish).is_none(), "one end");
                 }
             }
+            Effect::ComeAgain(id) => {
+                assert!(!self.scheduler.is_known(id), "it is forgotten");
+                let Some(request) = self.of_sequence(id) else { return Vec::new() };
+                request.sequence = None;
+                let number = request.number;
+                self.note(format_args!("request {number} is to come again"));
+                self.returning.push_back((number, id));
+            }
             Effect::Release(sequences) => {
                 for id in sequences {
                     let is_used = self.under_way.iter().any(|step| step.parts.contains(&id));
                     assert!(!is_used, "the blocks of {id} are given back while a step uses them");
                     self.kv.release(id);
-                    self.preemptions += usize::from(self.scheduler.is_known(id));
+                    let returns = self.returning.iter().any(|(_, returning)| *returning == id);
+                    self.preemptions += usize::from(returns || self.scheduler.is_known(id));
                     if !self.scheduler.is_known(id)
                         && let Some((keys, _)) = self.pins.remove(&id)
                     {
@@ -335,9 +335,24 @@ impl World {
             (plan.rows.len(), batch.logit_rows.len()),
             "one token a sequence"
         );
-        for row in &batch.picture_cache_rows {
-            assert!(self.rows[*row as usize].is_some(), "a row that was never written is read");
+        let holds = |row: &u32| {
+            let held = plan.shown.read.iter().filter_map(|id| self.pins.get(id));
+            let key = self.rows[*row as usize];
+            held.into_iter().any(|(keys, rows)| rows.contains(row) && key.is_some_and(|key| keys.contains(&key)))
+        };
+        assert!(
+            batch.picture_cache_rows.iter().all(holds),
+            "a row is read that nobody holds, or that was never written"
+        );
+        for id in &plan.shown.read {
+            let sequence = self.scheduler.sequence(*id).expect("a planned sequence runs");
+            for picture in &sequence.pictures {
+                let shows = |row: &u32| self.rows[*row as usize] == Some(picture.content.hash.0);
+                assert!(picture.cache_rows.iter().all(shows), "another picture lies where {id} reads");
+            }
         }
+        let past = plan.shown.past.iter().map(|id| self.pins.remove(id).expect("it held them until now"));
+        self.pins_of_steps.push_back(past.collect());
         let (tokens, rows) = (batch.token_count(), plan.rows.len());
         self.note(format_args!("step of {tokens} tokens, {rows} chosen"));
         self.steps += 1;
@@ -361,11 +376,31 @@ impl World {
             assert!(sequence.is_none_or(|sequence| sequence.produced == row.position), "each token has its place");
         }
         let tokens = self.choices(&plan);
+        // The device is past it.
+        for (keys, _) in self.pins_of_steps.pop_front().expect("each step holds something or nothing") {
+            self.vision_step(vision::Input::Unpin(keys));
+        }
         self.scheduler_step(Input::Stepped(tokens));
     }
 
+    fn all_pins(&self) -> impl Iterator<Item = &Pins> {
+        self.pins.values().chain(self.pins_of_steps.iter().flatten())
+    }
+
+    /// Whoever was told to come again asks for its pictures, as its driver does.
+    fn return_all(&mut self) {
+        while let Some((number, id)) = self.returning.pop_front() {
+            let request = self.requests.get_mut(&number).expect("it is remembered");
+            if !request.is_over() {
+                request.returns_as = Some(id);
+                self.returned += 1;
+                self.live(number);
+            }
+        }
+    }
+
     fn launch_ends(&mut self) {
-        let Some(pictures) = self.launch.take() else { return };
+        let Some(pictures) = self.launches.pop_front() else { return };
         for (key, rows) in pictures {
             rows.iter().for_each(|row| self.rows[*row as usize] = Some(key));
         }
@@ -404,27 +439,32 @@ impl World {
         self.under_way.clear();
         self.scheduler = scheduler(self.limits, self.looks_ahead);
         self.kv = KvCore::new(self.kv.blocks());
+        let returning: Vec<u64> = self.returning.drain(..).map(|(number, _)| number).collect();
         let lost: Vec<u64> = self
             .requests
             .values_mut()
-            .filter(|request| !request.is_over() && (request.sequence.is_some() || (all && request.ticket.is_some())))
+            .filter(|request| {
+                let is_asking = all && request.ticket.is_some();
+                !request.is_over() && (request.sequence.is_some() || returning.contains(&request.number) || is_asking)
+            })
             .map(|request| {
-                (request.sequence, request.ticket) = (None, None);
+                (request.sequence, request.returns_as, request.ticket) = (None, None, None);
                 request.number
             })
             .collect();
         if all {
             self.requests.values_mut().for_each(|request| request.ticket = None);
         }
-        let pins = std::mem::take(&mut self.pins);
+        let pins = std::mem::take(&mut self.pins).into_values();
+        let pins: Vec<Pins> = pins.chain(std::mem::take(&mut self.pins_of_steps).into_iter().flatten()).collect();
         // Behind the list of the lost: room for one picture lets another request in, to the actors that come.
         if all {
-            self.launch = None;
+            self.launches.clear();
             self.vision = VisionCore::new(self.cache_rows, self.launch_patches);
             self.rows = vec![None; self.cache_rows];
             self.pixels.clear();
         } else {
-            pins.into_values().for_each(|(keys, _)| self.vision_step(vision::Input::Unpin(keys)));
+            pins.into_iter().for_each(|(keys, _)| self.vision_step(vision::Input::Unpin(keys)));
         }
         lost.into_iter().for_each(|number| self.live(number));
     }
@@ -438,6 +478,7 @@ impl World {
                 self.die(all);
             }
             7..14 => self.step_ends(),
+            14..15 => self.return_all(),
             _ => self.launch_ends(),
         }
     }
@@ -447,7 +488,8 @@ impl World {
         let tokens: usize = self.requests.values().map(|r| r.prompt_tokens() + r.tokens_max + 2).sum();
         // Each sequence might be computed again after each other's end.
         let bound = self.steps + 4 * tokens * (1 + self.requests.len());
-        while !self.under_way.is_empty() || self.launch.is_some() {
+        while !(self.under_way.is_empty() && self.launches.is_empty() && self.returning.is_empty()) {
+            self.return_all();
             self.launch_ends();
             self.step_ends();
             assert!(self.steps < bound, "it does not come to an end");
@@ -457,7 +499,7 @@ impl World {
     fn check_end(&self) {
         assert_eq!(self.scheduler.counts(), (0, 0), "nobody waits or runs");
         assert_eq!(self.kv.free_blocks(), self.kv.blocks(), "all blocks are home");
-        assert!(self.pins.is_empty() && self.pixels.is_empty(), "pins and pixels are let go");
+        assert!(self.all_pins().next().is_none() && self.pixels.is_empty(), "pins and pixels are let go");
         for request in self.requests.values() {
             assert!(request.is_over(), "request {} has no end", request.number);
             if !request.cancelled {
@@ -496,14 +538,19 @@ fn run_and_say(seed: u64, looks_ahead: bool) -> World {
 #[test]
 fn rule_4_thousands_of_seeds_stay_within_what_was_stressed_and_answer_every_request() {
     let (mut preemptions, mut found_tokens, mut steps, mut planned_ahead) = (0, 0, 0, 0);
+    let (mut returned, mut launched_ahead) = (0, 0);
     for seed in 0..1000 {
         let world = run_and_say(seed, true);
         preemptions += world.preemptions;
+        returned += world.returned;
+        launched_ahead += world.launched_ahead;
         found_tokens += world.found_tokens;
         steps += world.steps;
         planned_ahead += world.planned_ahead;
     }
     assert!(preemptions > 100, "pools were scarce: {preemptions} preemptions");
+    assert!(returned > 100, "some had let go of their pictures: {returned} came again");
+    assert!(launched_ahead > 100, "{launched_ahead} launches were begun behind another");
     assert!(found_tokens > 10_000, "prompts began alike: {found_tokens} tokens found");
     assert!(planned_ahead * 2 > steps, "{planned_ahead} of {steps} steps were planned while another ran");
 }

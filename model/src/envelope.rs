@@ -74,7 +74,8 @@ impl Envelope {
     }
 
     /// Patches that the pictures and videos of one request may take together, where `merged` patches make an embedding:
-    /// those of as many of the largest pictures as it may show. The vision cache is made for it.
+    /// those of as many of the largest pictures as it may show. Where that is more than a context holds, the context is the
+    /// limit. The vision cache is made for it.
     pub fn visual_patches(&self, merged: usize) -> usize {
         self.pictures * (self.picture_patches / merged * merged)
     }

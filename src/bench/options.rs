@@ -44,7 +44,7 @@ pub struct Options {
     #[arg(long, value_name = "N", help_heading = "What is let in, where it is not to follow from the figures")]
     launch_patches: Option<usize>,
 
-    /// The share of what is left after everything else that keys and values take; by default that of every load.
+    /// The share of what is left after everything else that keys and values take; by default what every load takes.
     #[arg(long, value_name = "SHARE", help_heading = "What is let in, where it is not to follow from the figures")]
     pub memory_fraction: Option<f64>,
 

@@ -112,8 +112,7 @@ impl Workload {
         self.batches.iter().copied().chain(prompts).chain(pictures).max().unwrap_or(1)
     }
 
-    /// The smallest envelope that lets everything in at once; the pictures of all requests under way find a place in
-    /// the vision cache, which holds twice what one request may show.
+    /// The smallest envelope that lets everything in at once.
     pub fn envelope(&self) -> Envelope {
         let of_text = self.prefill.iter().map(|prompts| prompts.length + 1).chain([self.context + self.steps + 1]);
         let of_pictures = self
@@ -121,13 +120,12 @@ impl Workload {
             .iter()
             .map(|pictures| pictures.tokens() + AROUND + pictures.replies.iter().copied().max().unwrap_or_default());
         let largest = self.pictures.iter().map(Pictures::patches).max().unwrap_or(MERGED);
-        let shown = self.pictures.iter().map(|pictures| (pictures.count * pictures.patches()).div_ceil(2 * largest));
         Envelope {
             context_tokens: of_text.chain(of_pictures).max().unwrap_or(2).next_power_of_two(),
             sequences: self.requests(),
             step_tokens: self.step_tokens.max(self.requests()),
             picture_patches: largest,
-            pictures: shown.max().unwrap_or(1).max(1),
+            pictures: 1,
             video_frames: 1,
             // Two of the largest: one alone leaves parts of a GPU idle, more take workspace from keys and values.
             launch_patches: 2 * largest,
@@ -155,7 +153,6 @@ mod tests {
             assert!(workload.prefill.iter().all(|prompts| prompts.length < envelope.context_tokens));
             for pictures in workload.pictures {
                 assert!(pictures.patches() <= envelope.picture_patches);
-                assert!(pictures.count * pictures.patches() <= 2 * envelope.pictures * envelope.picture_patches);
                 let (width, height) = (pictures.width, pictures.height);
                 assert!(width.is_multiple_of(28) && height.is_multiple_of(28), "{width} x {height} would be resized");
             }

@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
-use bursar::{Chat, ChatError, ChatEvent, FinishReason, LoadOptions};
+use bursar::{Chat, ChatError, ChatEvent, Envelope, FinishReason, LoadOptions};
 
-use crate::stage::{Stage, about, answer, ask, listen, picture, small, story, text};
+use crate::{
+    ears::Ears,
+    stage::{Stage, about, answer, ask, listen, picture, small, small_envelope, story, text},
+};
 
 #[test]
 fn a_chat_streams_text_and_ends_with_done_and_usage() {
@@ -97,6 +100,41 @@ fn many_chats_at_once_give_the_same_replies_as_one_after_the_other() {
             .collect();
         for (number, reply) in together.into_iter().enumerate() {
             assert_eq!(reply.await.expect("no panic"), alone[number], "chat {number} alone and among others");
+        }
+        stage.settled(&before).await;
+    });
+}
+
+#[test]
+fn a_reply_that_loses_its_blocks_and_its_picture_gets_both_again_and_is_the_same() {
+    let ears = Ears::open();
+    story(async {
+        // Room for half of the replies to come (the probe's 8,192 tokens), but short answers make the scheduler hopeful.
+        let envelope = Envelope { sequences: 22, context_tokens: 512, ..small_envelope() };
+        let options = LoadOptions { name: Some("come again".to_owned()), envelope: Some(envelope), ..small() };
+        let stage = Stage::set(options).await;
+        assert_eq!(stage.model.serving().await.expect("it serves").record.kv_tokens(), 8192);
+        let before = stage.snapshot().await;
+        for number in 20..24 {
+            answer(&stage.model, about(number).max_tokens(1).ignore_end()).await;
+        }
+        let long = |number| about(number).max_tokens(400).ignore_end();
+        let together: Vec<_> = (0..22)
+            .map(|number| {
+                let model = stage.model.clone();
+                tokio::spawn(async move { ask(&model, long(number)).await.expect("it answers") })
+            })
+            .collect();
+        let mut replies = Vec::new();
+        for reply in together {
+            replies.push(reply.await.expect("no panic"));
+        }
+        let wanted_again = ears.most("bursar_pictures_wanted_again{model=come again}");
+        assert!(wanted_again.is_some(), "one had let go of its picture when it was preempted");
+        assert!(replies.iter().all(|reply| reply.usage.completion_tokens == 400));
+        // The youngest are preempted first.
+        for (number, reply) in (0..).zip(replies).skip(18) {
+            assert_eq!(reply.text, answer(&stage.model, long(number)).await, "chat {number} alone and among others");
         }
         stage.settled(&before).await;
     });

@@ -160,34 +160,57 @@ impl Driver {
     }
 
     /// One life, with the actors of one generation. The first of several samples leaves its pictures' pins, if it has any.
-    async fn live(&mut self, serving: &Serving, left: Option<Option<Arc<PinnedPictures>>>) -> Result<Life, ChatError> {
+    async fn live(
+        &mut self,
+        serving: &Serving,
+        mut left: Option<Option<Arc<PinnedPictures>>>,
+    ) -> Result<Life, ChatError> {
         let events = self.events.clone();
-        let pins = match left {
-            Some(pins) => pins,
-            None => tokio::select! {
-                biased;
-                // What the actors say while they are being replaced is about themselves and not about this request.
-                () = self.model.superseded(serving.generation) => return Ok(Life::Lost),
-                () = events.closed() => return Ok(Life::Cancelled),
-                pins = self.embed(serving) => match pins? {
-                    Some(pins) => pins.map(Arc::new),
-                    None => return Ok(Life::Lost),
+        let mut id = None;
+        // Again and again only if it is preempted, which the scheduler bounds: it keeps its age, and the oldest never is.
+        loop {
+            let pins = match left.take() {
+                Some(pins) => pins,
+                None => tokio::select! {
+                    biased;
+                    // What the actors say while they are being replaced is about themselves and not about this request.
+                    () = self.model.superseded(serving.generation) => return Ok(Life::Lost),
+                    () = events.closed() => return Ok(Life::Cancelled),
+                    pins = self.embed(serving) => match pins? {
+                        Some(pins) => pins.map(Arc::new),
+                        None => return Ok(Life::Lost),
+                    },
                 },
-            },
-        };
-        let id = self.model.next_sequence();
+            };
+            let id = *id.get_or_insert_with(|| self.model.next_sequence());
+            if let Some(life) = self.run_sequence(serving, id, pins).await? {
+                return Ok(life);
+            }
+        }
+    }
+
+    /// The sequence from its admission to its end; none if it has lost its blocks and is to come again with its pictures.
+    async fn run_sequence(
+        &mut self,
+        serving: &Serving,
+        id: SequenceId,
+        pins: Option<Arc<PinnedPictures>>,
+    ) -> Result<Option<Life>, ChatError> {
         let sequence = self.sequence(id, pins.as_deref());
-        // The scheduler never waits for a caller: there is room for every token and the end, for what was found, and
-        // for scores that come one by one.
+        // The scheduler never waits for a caller: there is room for every token and the end or the word to come again,
+        // for what was found, and for scores that come one by one.
         let scores = if self.scores.is_some() { self.preparation.prompt.tokens.len() } else { 0 };
         let room = self.preparation.tokens_max - self.produced.len() + 2 + scores;
         let (deliveries, mut delivered) = mpsc::channel(room);
-        let admission = Admission { sequence, pins: pins.clone(), deliveries };
+        // Only for others: its own are let go as soon as no step wants them.
+        let for_others = self.part.leads().then(|| pins.clone()).flatten();
+        let admission = Admission { sequence, pins, deliveries };
         if serving.scheduler.send_message(SchedulerMessage::Admit(admission)).is_err() {
-            return Ok(Life::Lost);
+            return Ok(Some(Life::Lost));
         }
+        // Gone before it comes again: the scheduler has forgotten it then.
         let _admitted = Admitted { scheduler: serving.scheduler.clone(), id };
-        self.listen(&mut delivered, Lead::Computed { generation: serving.generation, pins }).await
+        self.listen(&mut delivered, Lead::Computed { generation: serving.generation, pins: for_others }).await
     }
 
     /// The pictures' places in the cache; nothing if the vision actor died. The inner nothing is a request without
@@ -234,15 +257,21 @@ impl Driver {
         sequence
     }
 
-    async fn listen(&mut self, delivered: &mut mpsc::Receiver<Delivery>, lead: Lead) -> Result<Life, ChatError> {
+    /// Takes what is delivered; none if the sequence is to come again.
+    async fn listen(
+        &mut self,
+        delivered: &mut mpsc::Receiver<Delivery>,
+        lead: Lead,
+    ) -> Result<Option<Life>, ChatError> {
         let events = self.events.clone();
         loop {
             let delivery = tokio::select! {
                 delivery = delivered.recv() => delivery,
-                () = events.closed() => return Ok(Life::Cancelled),
+                () = events.closed() => return Ok(Some(Life::Cancelled)),
             };
             let goes_on = match delivery {
-                None => return Ok(Life::Lost),
+                None => return Ok(Some(Life::Lost)),
+                Some(Delivery::ComeAgain) => return Ok(None),
                 Some(Delivery::Found(tokens)) => {
                     self.cached_tokens.get_or_insert(tokens);
                     continue;
@@ -255,7 +284,7 @@ impl Driver {
                 Some(delivery) => {
                     self.part.announce(|| lead.clone());
                     if !self.tell_scores().await {
-                        return Ok(Life::Cancelled);
+                        return Ok(Some(Life::Cancelled));
                     }
                     match delivery {
                         Delivery::Token(token) => self.take(token).await?,
@@ -263,12 +292,14 @@ impl Driver {
                         Delivery::Finished(Finish::Length) => Some(Life::Finished(FinishReason::Length)),
                         Delivery::Finished(Finish::Broken) => return Err(ChatError::NotNumbers),
                         Delivery::Broken(error) => return Err(ChatError::broken(error)),
-                        Delivery::Found(_) | Delivery::Scores { .. } => unreachable!("taken above"),
+                        Delivery::Found(_) | Delivery::Scores { .. } | Delivery::ComeAgain => {
+                            unreachable!("taken above")
+                        }
                     }
                 }
             };
-            if let Some(life) = goes_on {
-                return Ok(life);
+            if goes_on.is_some() {
+                return Ok(goes_on);
             }
         }
     }

@@ -41,6 +41,11 @@ impl Part {
         std::iter::once(Part::Leads(leads)).chain(followers).collect()
     }
 
+    /// Whether others wait for the prompt.
+    pub(super) fn leads(&self) -> bool {
+        matches!(self, Part::Leads(_))
+    }
+
     /// The prompt is computed, or given up: whoever waits may go on.
     pub(super) fn announce(&mut self, lead: impl FnOnce() -> Lead) {
         if let Part::Leads(followers) = std::mem::replace(self, Part::Alone) {

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     budget::Budget,
-    graph::{Recaptured, recapture},
+    graph::{self, Recaptured, recapture},
     kv::{KvActor, KvArguments, KvMessage},
     lane::{Job, Lane},
     profile::{ATTEMPTS, Attempt, ProfileActor, ProfileArguments, ProfileError, Profiled},
@@ -403,7 +403,8 @@ impl EngineState {
             return Ok(()); // An end is being put to this engine.
         };
         if let (Some(inputs), false) = (&profiled.memory.graphs, profiled.lanes.step.is_alive()) {
-            let work = recapture(lanes.step.clone(), inputs.shape(), inputs.paid());
+            let captured = graph::captured(&self.arguments.label);
+            let work = recapture(lanes.step.clone(), inputs.shape(), inputs.paid(), captured);
             self.recapture.begin(myself, work, |errand, outcome| EngineMessage::Recaptured { errand, outcome });
         }
         self.profiled =

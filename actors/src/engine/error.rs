@@ -75,7 +75,9 @@ impl StartError {
             StartError::DoesNotFit(error) => error.hint().unwrap_or_else(|| "use a larger device".to_owned()),
             StartError::Limit(LimitError { limit, required, .. }) => format!("set {limit} to {required}"),
             StartError::Backend(error) => error.hint().unwrap_or_else(|| "choose DeviceChoice::Host".to_owned()),
-            StartError::MemoryFraction { .. } => "0.9 leaves a tenth to others".to_owned(),
+            StartError::MemoryFraction { .. } => {
+                "0.9 leaves a tenth to others, and without one nearly all of a GPU is taken".to_owned()
+            }
             StartError::Lease(error) => error.hint(),
             StartError::Device(error) => error.hint().unwrap_or_else(|| "raise the capacity".to_owned()),
             StartError::Profile { source, .. } => source.hint(),

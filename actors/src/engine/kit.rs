@@ -101,9 +101,8 @@ fn check(envelope: &Envelope, options: &LoadOptions) -> Result<(), StartError> {
     if let Some(value) = options.kv_tokens.filter(|tokens| *tokens > KV_TOKENS_MOST) {
         return Err(LimitError { limit: "kv_tokens", value, required: format!("at most {KV_TOKENS_MOST}") }.into());
     }
-    let memory_fraction = options.memory_fraction;
-    if memory_fraction > 0.0 && memory_fraction <= 1.0 {
-        return Ok(());
+    match options.memory_fraction {
+        Some(value) if !(value > 0.0 && value <= 1.0) => Err(StartError::MemoryFraction { value }),
+        _ => Ok(()),
     }
-    Err(StartError::MemoryFraction { value: memory_fraction })
 }

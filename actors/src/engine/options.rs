@@ -17,8 +17,10 @@ pub struct LoadOptions {
     pub envelope: Option<Envelope>,
     /// What a picture may be before it is decoded.
     pub image_limits: ImageLimits,
-    /// The share of what is left after everything else that keys and values take, above 0 and up to 1.
-    pub memory_fraction: f64,
+    /// The share of what is left after everything else that keys and values take, above 0 and up to 1. By default 0.9 on a
+    /// host device, and on a GPU all but a small reserve ([`Share::expected_of`](crate::profile::Share::expected_of)):
+    /// whoever wants to lease memory of a GPU beside a model, or to load a second one, says a fraction.
+    pub memory_fraction: Option<f64>,
     /// A size of the cache of keys and values in tokens (whole blocks of 16), instead of the share.
     pub kv_tokens: Option<usize>,
     /// Requests that may be under way or wait; one more is refused with `Overloaded`.
@@ -39,7 +41,7 @@ impl Default for LoadOptions {
             name: None,
             envelope: None,
             image_limits: ImageLimits::default(),
-            memory_fraction: 0.9,
+            memory_fraction: None,
             kv_tokens: None,
             requests: 128,
             threads: std::thread::available_parallelism().map_or(1, usize::from),

@@ -1,6 +1,7 @@
 //! Asking a lane to capture decoding, size after size.
 
-use bursar_budgets::Bytes;
+use bursar_budgets::{Bytes, Label};
+use metrics::Gauge;
 use thiserror::Error;
 
 use super::GraphShape;
@@ -26,15 +27,27 @@ pub enum CaptureError {
     Unanswered(#[from] AskError),
 }
 
+/// How many sizes the step lane of a model has captured: none from its death until its successor has captured again.
+pub fn captured(model: &Label) -> Gauge {
+    metrics::gauge!("bursar_graphs_captured", "model" => model.to_string())
+}
+
 /// Has `lane` capture decoding in every size of `shape`, largest first: what a driver takes for a large one often does for
-/// a small one too. Gives what the driver took for all of them.
+/// a small one too, and counts them in `captured`. Gives what the driver took for all of them.
 ///
 /// # Errors
 /// The first size that was not captured.
-pub async fn capture(lane: &Lane, shape: GraphShape, question: Question) -> Result<Bytes, CaptureError> {
+pub async fn capture(
+    lane: &Lane,
+    shape: GraphShape,
+    question: Question,
+    captured: &Gauge,
+) -> Result<Bytes, CaptureError> {
     let mut taken = Bytes::ZERO;
+    captured.set(0.0);
     for rows in shape.buckets().into_iter().rev() {
         taken += capture_one(lane, rows, question).await?;
+        captured.increment(1.0);
     }
     Ok(taken)
 }
@@ -60,8 +73,14 @@ pub enum Recaptured {
 ///
 /// # Errors
 /// The first size that was not captured, as when this lane dies too.
-pub async fn recapture(lane: Lane, shape: GraphShape, paid: Bytes) -> Result<Recaptured, CaptureError> {
+pub async fn recapture(
+    lane: Lane,
+    shape: GraphShape,
+    paid: Bytes,
+    captured: Gauge,
+) -> Result<Recaptured, CaptureError> {
     let (mut taken, mut smallest) = (Bytes::ZERO, None);
+    captured.set(0.0);
     for rows in shape.buckets().into_iter().rev() {
         taken += capture_one(&lane, rows, tree::RECAPTURE).await?;
         if taken > paid {
@@ -69,15 +88,45 @@ pub async fn recapture(lane: Lane, shape: GraphShape, paid: Bytes) -> Result<Rec
             return Ok(Recaptured::From(smallest));
         }
         smallest = Some(rows);
+        captured.increment(1.0);
     }
     Ok(Recaptured::All)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::thread;
+    use std::{
+        sync::{Arc, Mutex},
+        thread,
+    };
+
+    use metrics::GaugeFn;
 
     use super::*;
+
+    /// A gauge that can be read.
+    #[derive(Default)]
+    struct Heard(Mutex<f64>);
+
+    impl Heard {
+        fn value(&self) -> f64 {
+            *self.0.lock().expect("nobody panics with it")
+        }
+    }
+
+    impl GaugeFn for Heard {
+        fn increment(&self, by: f64) {
+            *self.0.lock().expect("nobody panics with it") += by;
+        }
+
+        fn decrement(&self, by: f64) {
+            self.increment(-by);
+        }
+
+        fn set(&self, to: f64) {
+            *self.0.lock().expect("nobody panics with it") = to;
+        }
+    }
 
     const SHAPE: GraphShape = GraphShape { sequences: 10, context_tokens: 64, axes: 1 };
 
@@ -101,7 +150,11 @@ mod tests {
     #[tokio::test]
     async fn every_size_is_captured_the_largest_first_and_what_they_take_is_told() {
         let (lane, asked) = lane(4);
-        assert_eq!(capture(&lane, SHAPE, tree::CAPTURE).await.expect("it answers"), Bytes::mib(4));
+        let heard = Arc::new(Heard::default());
+        let captured = Gauge::from_arc(heard.clone());
+        captured.set(9.0);
+        assert_eq!(capture(&lane, SHAPE, tree::CAPTURE, &captured).await.expect("it answers"), Bytes::mib(4));
+        assert_eq!(heard.value(), 5.0, "what was captured before counts no more");
         drop(lane);
         let asked = asked.join().expect("it has ended");
         assert_eq!(asked, ["capture 10", "capture 8", "capture 4", "capture 2", "capture 1"]);
@@ -110,11 +163,14 @@ mod tests {
     #[tokio::test]
     async fn capturing_again_takes_no_more_than_is_leased() {
         let (same, asked) = lane(4);
-        let outcome = recapture(same, SHAPE, Bytes::mib(4)).await.expect("it answers");
+        let outcome = recapture(same, SHAPE, Bytes::mib(4), Gauge::noop()).await.expect("it answers");
         assert_eq!(outcome, Recaptured::All);
         assert_eq!(asked.join().expect("it has ended").len(), 5);
         let (larger, asked) = lane(0);
-        let outcome = recapture(larger, SHAPE, Bytes::mib(2)).await.expect("it answers");
+        let heard = Arc::new(Heard::default());
+        let captured = Gauge::from_arc(heard.clone());
+        let outcome = recapture(larger, SHAPE, Bytes::mib(2), captured).await.expect("it answers");
+        assert_eq!(heard.value(), 2.0, "the size that was forgotten is not counted");
         assert_eq!(outcome, Recaptured::From(Some(8)), "what is smaller runs as eight rows");
         assert_eq!(asked.join().expect("it has ended"), ["capture 10", "capture 8", "capture 4", "forget 4"]);
     }
@@ -123,7 +179,7 @@ mod tests {
     async fn a_lane_that_has_gone_ends_it_with_the_size_that_was_asked_for() {
         let (lane, jobs) = Lane::by_hand();
         drop(jobs);
-        let outcome = capture(&lane, SHAPE, tree::CAPTURE).await;
+        let outcome = capture(&lane, SHAPE, tree::CAPTURE, &Gauge::noop()).await;
         assert!(matches!(outcome, Err(CaptureError::Refused { rows: 10, source: LaneError::Gone })), "{outcome:?}");
     }
 }

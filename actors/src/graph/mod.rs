@@ -5,6 +5,6 @@ mod capture;
 mod core;
 mod shape;
 
-pub use capture::{CaptureError, Recaptured, capture, recapture};
+pub use capture::{CaptureError, Recaptured, capture, captured, recapture};
 pub use core::buckets;
 pub use shape::GraphShape;

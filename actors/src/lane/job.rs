@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use bursar_budgets::Bytes;
+use bursar_budgets::{Bytes, Lease};
 use bursar_kernels::KernelError;
 use bursar_model::{
     corners::{Corner, Footprint},
@@ -139,6 +139,8 @@ pub struct StepJob {
 pub struct EncodeJob {
     /// The pictures.
     pub batch: PictureBatch,
+    /// Pay for their pixels until it has run, whoever dies meanwhile.
+    pub host: Vec<Arc<Lease>>,
     /// They are in the cache.
     pub answer: Answer<()>,
 }

@@ -25,7 +25,7 @@ use begun::Begun;
 pub use bench::Bench;
 pub use job::{Answer, CaptureJob, Choice, EncodeJob, Job, LaneError, PastTokens, Score, StepJob, Stepped, StressJob};
 
-/// Jobs that may wait for a lane. A scheduler has two under way and a vision actor one; the rest is for the profile.
+/// Jobs that may wait for a lane. A scheduler and a vision actor have two under way each; the rest is for the profile.
 const QUEUE: usize = 4;
 
 /// The way to a lane's thread.

@@ -47,9 +47,14 @@ impl Pending {
         }
     }
 
-    /// Whether the next job may come before this one is answered: a step whose tokens the host need not know.
+    /// Whether the next job may come before this one is answered: a step whose tokens the host need not know, or a launch
+    /// of pictures.
     pub(super) fn may_be_followed(&self) -> bool {
-        matches!(self, Pending::Step(_, Ok(Launched { choosing: Choosing::OnDevice(_), .. })))
+        match self {
+            Pending::Step(_, Ok(launched)) => matches!(launched.choosing, Choosing::OnDevice(_)),
+            Pending::Encode(_, Ok(_)) => true,
+            _ => false,
+        }
     }
 
     /// Waits until the device is past the job, also past what a job that failed had launched by then: that still reads and

@@ -9,7 +9,7 @@ use bursar_model::{
     corners::{Corner, Footprint, Pass},
 };
 
-use super::{Needs, ProfileError, ProfileRecord, Sizing};
+use super::{Needs, ProfileError, ProfileRecord, Share, Sizing};
 use crate::{
     budget::Budget,
     engine::{Lanes, LanesPlace, Processor, Progress, ProgressSink, Shelf},
@@ -37,8 +37,8 @@ pub struct Attempt {
     pub needs: Arc<Needs>,
     /// The limits that are stressed.
     pub envelope: Envelope,
-    /// Share of what is left that the cache takes.
-    pub memory_fraction: f64,
+    /// Share of what is left that the cache takes, if the user has said one.
+    pub memory_fraction: Option<f64>,
     /// A size fixed by the user.
     pub kv_tokens: Option<usize>,
     /// Attempts before this one that were refused memory.
@@ -155,7 +155,7 @@ impl Attempt {
     async fn capture(&self, lanes: &Lanes, memory: &EngineMemory) -> Result<(), ProfileError> {
         let Some(inputs) = &memory.graphs else { return Ok(()) };
         self.report(CAPTURING, self.needs.corners.len());
-        let taken = graph::capture(&lanes.step, inputs.shape(), tree::CAPTURE).await?;
+        let taken = graph::capture(&lanes.step, inputs.shape(), tree::CAPTURE, &graph::captured(&self.label)).await?;
         if !taken.is_zero() {
             inputs.pay(self.lease(Class::Graphs, taken, CAPTURING).await?);
         }
@@ -164,13 +164,13 @@ impl Attempt {
 
     /// Measures what is left, leases it, and backs it.
     async fn settle(&self, memory: &Arc<EngineMemory>) -> Result<usize, ProfileError> {
-        let phase = "backing the keys and values";
+        let phase = SETTLING;
         self.report(phase, self.needs.corners.len());
         let (shape, page) = (self.needs.kv_shape, self.device.page());
         let sizing = Sizing {
             available: self.budget.available().await?,
             probe: memory.kv.lease().bytes(),
-            memory_fraction: self.memory_fraction,
+            share: self.share()?,
             shrinks: self.shrinks,
             pinned_tokens: self.kv_tokens,
         };
@@ -190,6 +190,15 @@ impl Attempt {
             Ok(blocks)
         })
         .await
+    }
+
+    /// What the user has said, or what is expected of such a device.
+    fn share(&self) -> Result<Share, ProfileError> {
+        if let Some(fraction) = self.memory_fraction {
+            return Ok(Share::Fraction(fraction));
+        }
+        let memory = self.device.memory().map_err(|source| ProfileError::Device { phase: SETTLING, source })?;
+        Ok(Share::expected_of(self.device.is_host_memory(), memory.total))
     }
 
     /// The worst cases again at the final size, the lanes beside each other.
@@ -252,6 +261,8 @@ fn ended() -> ProfileError {
 }
 
 const PROBE: &str = "backing the probe";
+
+const SETTLING: &str = "backing the keys and values";
 
 fn backed_segment(device: &Arc<dyn Device>, bytes: Bytes, lease: Lease) -> Result<Segment, ProfileError> {
     let device_error = |source| ProfileError::Device { phase: "backing workspaces", source };

@@ -41,6 +41,42 @@ impl ProfileRecord {
     }
 }
 
+/// How much of what is left keys and values take.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Share {
+    /// So much of it, above 0 and up to 1: what a user has said, or what is polite on a host that others use.
+    Fraction(f64),
+    /// All of it but so many bytes, which stay free for whatever is taken beside leases later.
+    AllBut(Bytes),
+}
+
+/// What stays free of a GPU at most, beside the canary: see [`Share::expected_of`].
+pub const RESERVE_MAX: Bytes = Bytes::gib(1);
+
+impl Share {
+    /// What is expected of a device where nobody has said anything.
+    ///
+    /// On a host device nine tenths: other programs share that memory, and its capacity is what a user has set aside. On
+    /// a GPU all but a 64th of the card, and no more than [`RESERVE_MAX`]. By then workspaces, graphs and overhead are
+    /// measured, so the reserve is for what comes after READY and belongs to no lease: the stream of a lane that starts
+    /// again, a library kernel that is loaded late, and, by far the largest, the context of another process that only
+    /// looks (524 MiB on an H200 with driver 580). A driver needs nothing: a card that is filled to its last page
+    /// launches, replays and loads. What exceeds the reserve is the canary's to give.
+    pub fn expected_of(is_host: bool, total: Bytes) -> Self {
+        match is_host {
+            true => Share::Fraction(0.9),
+            false => Share::AllBut(RESERVE_MAX.min(Bytes(total.0 / 64))),
+        }
+    }
+
+    fn of(self, left: Bytes) -> Bytes {
+        match self {
+            Share::Fraction(fraction) => Bytes((left.0 as f64 * fraction) as u64),
+            Share::AllBut(reserve) => left.saturating_sub(reserve),
+        }
+    }
+}
+
 /// What the size of the cache follows from.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizing {
@@ -48,8 +84,8 @@ pub struct Sizing {
     pub available: Bytes,
     /// What the probe's lease holds already.
     pub probe: Bytes,
-    /// The share of both that the cache takes.
-    pub memory_fraction: f64,
+    /// How much of both the cache takes.
+    pub share: Share,
     /// Attempts before this one that were refused memory.
     pub shrinks: u32,
     /// A size fixed by the user, in tokens.
@@ -57,15 +93,15 @@ pub struct Sizing {
 }
 
 impl Sizing {
-    /// The blocks to settle on: `floor((available + probe) * fraction / bytes of a block)` in whole pages a layer, five
-    /// per cent less for each attempt that was refused; or what the user has fixed.
+    /// The blocks to settle on: the share of `available + probe`, in whole pages a layer, five per cent less for each
+    /// attempt that was refused; or what the user has fixed.
     pub fn blocks(&self, shape: KvShape, page: Bytes) -> usize {
         if let Some(tokens) = self.pinned_tokens {
             return tokens.div_ceil(BLOCK_TOKENS);
         }
-        let share = self.memory_fraction * SHRINK.powi(self.shrinks as i32);
-        let bytes = Bytes(((self.available + self.probe).0 as f64 * share) as u64);
-        KvMemory::blocks_in(shape, bytes, page)
+        let target = self.share.of(self.available + self.probe);
+        let shrunk = Bytes((target.0 as f64 * SHRINK.powi(self.shrinks as i32)) as u64);
+        KvMemory::blocks_in(shape, shrunk, page)
     }
 }
 
@@ -82,7 +118,7 @@ mod tests {
         Sizing {
             available: Bytes::mib(90),
             probe: Bytes::mib(10),
-            memory_fraction: 0.9,
+            share: Share::Fraction(0.9),
             shrinks: 0,
             pinned_tokens: None,
         }
@@ -94,6 +130,30 @@ mod tests {
         assert_eq!(SHAPE.block_bytes(), Bytes(8192));
         assert_eq!(blocks, 90 * 1024 * 1024 / 4 / 65536 * 8);
         assert!(KvMemory::bytes(SHAPE, blocks, PAGE) <= Bytes::mib(90));
+    }
+
+    #[test]
+    fn a_gpu_keeps_a_stated_reserve_and_nothing_else() {
+        let (card, left) = (Bytes::mib(143_155), Bytes::gib(121));
+        assert_eq!(Share::expected_of(false, card), Share::AllBut(RESERVE_MAX));
+        assert_eq!(Share::expected_of(false, Bytes::gib(8)), Share::AllBut(Bytes::mib(128)), "a small card keeps less");
+        assert_eq!(Share::expected_of(true, card), Share::Fraction(0.9));
+        // As Qwen2.5-VL-7B has them: 57,344 bytes a token.
+        let seven = KvShape { layers: 28, kv_heads: 4, head_dim: 128, dtype: DType::BF16 };
+        let page = Bytes::mib(2);
+        let expected =
+            Sizing { available: left, probe: Bytes::ZERO, share: Share::expected_of(false, card), ..sizing() };
+        let taken = KvMemory::bytes(seven, expected.blocks(seven, page), page);
+        let rest = left.saturating_sub(taken);
+        assert!(rest >= RESERVE_MAX && rest < RESERVE_MAX + page * 28, "whole pages a layer: {rest} are left");
+        let more = Sizing { share: Share::Fraction(1.0), ..expected };
+        assert!(KvMemory::bytes(seven, more.blocks(seven, page), page) > taken, "who says so takes the reserve too");
+    }
+
+    #[test]
+    fn a_reserve_that_exceeds_what_is_left_leaves_no_blocks() {
+        let none = Sizing { share: Share::AllBut(Bytes::gib(1)), ..sizing() };
+        assert_eq!(none.blocks(SHAPE, PAGE), 0);
     }
 
     #[test]

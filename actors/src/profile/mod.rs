@@ -10,7 +10,7 @@ mod needs;
 
 pub use actor::{ProfileActor, ProfileArguments};
 pub use attempt::{Attempt, Profiled};
-pub use core::{ATTEMPTS, ATTEMPTS_MAX, ProfileRecord, SHRINK, Sizing};
+pub use core::{ATTEMPTS, ATTEMPTS_MAX, ProfileRecord, RESERVE_MAX, SHRINK, Share, Sizing};
 pub use error::ProfileError;
 pub use message::ProfileMessage;
-pub use needs::Needs;
+pub use needs::{Needs, rows_on_their_way};

@@ -13,6 +13,7 @@ use super::knobs::knobs;
 use crate::{
     graph::GraphShape,
     memory::{ChosenTokens, KvMemory},
+    vision::LAUNCHES,
 };
 
 /// The sizes that the plan of an envelope's corners leads to. All are whole pages.
@@ -26,7 +27,7 @@ pub struct Needs {
     pub chosen: Bytes,
     /// The largest launch; nothing for a model that takes no pictures.
     pub vision_workspace: Bytes,
-    /// Embeddings of twice what one request may bring, so that the next request's pictures are encoded beside it.
+    /// Embeddings of all pictures that are on their way from one lane to the other; see [`rows_on_their_way`].
     pub vision_cache: Bytes,
     /// Rows of that cache.
     pub cache_rows: usize,
@@ -51,6 +52,30 @@ const GRAPH_LAYER: Bytes = Bytes(32 << 10);
 /// What the driver takes of a GPU for the streams of two lanes and for what it does at their first launches, about. It is
 /// counted as overhead when it is taken, or as foreign where nobody says so.
 const LANES: Bytes = Bytes(8 << 20);
+/// Rows of the vision cache that keep both lanes at work, where `merged` patches make a row. Rows are held from before
+/// their launch until the last step has run that reads them, not while the reply is decoded; so there are
+///
+/// - those of launches under way, [`LAUNCHES`] of them, filled to the last patch;
+/// - those of steps under way, two of them (ADR 13), whose every token may be a picture's;
+/// - those of one request more: the oldest prompt may be cut where a step ends, and holds the rest of its pictures.
+///
+/// A request has its rows all at once, so there is room for at least two of the largest: one is read while the next is
+/// written. No request brings more rows than a context has tokens, as each is a token of its prompt.
+///
+/// ```text
+/// request + max(request, launches * launch rows + 2 * step tokens)
+/// ```
+///
+/// More would make nothing faster: a lane that runs further ahead only waits later. It would keep more pictures of ended
+/// requests, which later turns of a conversation show again.
+pub fn rows_on_their_way(envelope: &Envelope, merged: usize) -> usize {
+    let request = (envelope.pictures * (envelope.picture_patches / merged)).min(envelope.context_tokens);
+    let launch = envelope.launch_patches / merged;
+    request + request.max(LAUNCHES * launch + STEPS * envelope.step_tokens)
+}
+
+/// Steps under way at once.
+const STEPS: usize = 2;
 
 impl Needs {
     /// Plans `model` for `envelope` on `target`.
@@ -58,11 +83,10 @@ impl Needs {
     /// # Errors
     /// A shape that does not go together; a plan has no memory to run out of.
     pub fn plan(model: &Model, target: Target, envelope: &Envelope, page: Bytes) -> Result<Self, KernelError> {
-        let merged = model.config().merged_patches();
-        let picture_rows = merged.map_or(0, |merged| envelope.picture_patches / merged);
         // Whole pages are leased, and all of their rows are used.
         let row_bytes = model.embedding_bytes(&target);
-        let vision_cache = (row_bytes * (2 * envelope.pictures * picture_rows) as u64).round_up(page);
+        let rows = model.config().merged_patches().map_or(0, |merged| rows_on_their_way(envelope, merged));
+        let vision_cache = (row_bytes * rows as u64).round_up(page);
         let cache_rows = (vision_cache.0 / row_bytes.0) as usize;
         let reach = envelope.sequences * envelope.context_tokens;
         let probe_tokens = (envelope.step_tokens + envelope.sequences).max(PROBE_TOKENS.min(reach));
@@ -126,7 +150,7 @@ impl Needs {
         if self.cache_rows > 0 {
             let how = "peak of the dry run of both launch corners";
             plan.push(Class::VisionWorkspace, "largest launch", self.vision_workspace, how);
-            let how = format!("{} rows: two requests' pictures", self.cache_rows);
+            let how = format!("{} rows: pictures of launches and steps under way", self.cache_rows);
             plan.push(Class::VisionCache, "picture embeddings", self.vision_cache, how);
         }
         let how = format!("{} blocks of {BLOCK_TOKENS} tokens in {} layers", self.probe_blocks, self.kv_shape.layers);
@@ -146,10 +170,66 @@ impl Needs {
 #[cfg(test)]
 mod tests {
     use bursar_kernels::{CudaTarget, DType};
-    use bursar_model::{checkpoint::Checkpoint, demo};
+    use bursar_model::{
+        checkpoint::{Checkpoint, CheckpointSource},
+        demo,
+        registry::random_checkpoint,
+    };
 
     use super::*;
-    use crate::engine::{Kit, LoadOptions};
+    use crate::{
+        engine::{Kit, LoadOptions},
+        profile::{Share, Sizing},
+    };
+
+    /// Of 1,024 rows a picture and launch.
+    fn envelope() -> Envelope {
+        Envelope { pictures: 2, picture_patches: 4096, launch_patches: 4096, ..Envelope::default() }
+    }
+
+    #[test]
+    fn the_vision_cache_holds_what_launches_and_steps_under_way_hold_and_one_request_more() {
+        assert_eq!(rows_on_their_way(&envelope(), 4), 2048 + 2 * 1024 + 2 * 512);
+        let many = Envelope { pictures: 100, ..envelope() };
+        assert_eq!(rows_on_their_way(&many, 4), 2 * 4096, "two of the largest, each of which fills its context");
+        let least =
+            Envelope { pictures: 1, picture_patches: 4, launch_patches: 4, step_tokens: 1, sequences: 1, ..many };
+        assert_eq!(rows_on_their_way(&least, 4), 1 + 2 + 2);
+    }
+
+    #[test]
+    fn seven_billion_parameters_leave_an_h200_room_for_the_tokens_that_are_aimed_at() {
+        let random = random_checkpoint("qwen2.5-vl-7b", 0).expect("a known shape");
+        let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens");
+        let target = Target::Cuda(CudaTarget { capability: (9, 0), processors: 132, activation: DType::BF16 });
+        let model = Model::plan(&checkpoint, &target).expect("it is whole");
+        // What `bursar bench` asks for: a picture of 1932 x 1092 pixels a request, two of them a launch.
+        let envelope = Envelope {
+            context_tokens: 8192,
+            sequences: 256,
+            step_tokens: 8192,
+            picture_patches: 10_764,
+            pictures: 1,
+            video_frames: 1,
+            launch_patches: 2 * 10_764,
+        };
+        let page = Bytes::mib(2);
+        let needs = Needs::plan(&model, target, &envelope, page).expect("its corners go together");
+        assert!(needs.vision_cache <= Bytes::mib(210), "{}", needs.vision_cache);
+        // Measured on the card on 2026-11-21: its total, the context and what is loaded, captured graphs, the canary.
+        let (card, beside) = (Bytes::mib(143_155), Bytes::mib(563 + 34 + 256));
+        let plan = needs.memory_plan();
+        let available = card.saturating_sub(beside).saturating_sub(plan.total());
+        let sizing = Sizing {
+            available,
+            probe: needs.probe(),
+            share: Share::expected_of(false, card),
+            shrinks: 0,
+            pinned_tokens: None,
+        };
+        let tokens = sizing.blocks(needs.kv_shape, page) * BLOCK_TOKENS;
+        assert!(tokens >= 2_230_000, "{tokens} tokens\n{plan}");
+    }
 
     #[test]
     fn what_is_expected_of_a_gpu_goes_together_and_can_be_planned() {

@@ -49,6 +49,7 @@ pub struct SchedulerState {
 struct Caller {
     /// None once it has gone.
     deliveries: Option<mpsc::Sender<Delivery>>,
+    /// None once no step to come wants them.
     pins: Option<Arc<PinnedPictures>>,
 }
 
@@ -138,6 +139,11 @@ impl SchedulerState {
                 };
                 self.deliver(sequence, end);
             }
+            Effect::ComeAgain(sequence) => {
+                metrics::counter!("bursar_pictures_wanted_again", "model" => self.arguments.model.to_string())
+                    .increment(1);
+                self.deliver(sequence, Delivery::ComeAgain);
+            }
             Effect::Release(sequences) => {
                 // A preempted sequence is still waited for; the callers of ended ones are let go.
                 sequences.iter().filter(|id| !self.core.is_known(**id)).for_each(|id| drop(self.callers.remove(id)));
@@ -147,8 +153,8 @@ impl SchedulerState {
         Ok(Vec::new())
     }
 
-    /// Nobody hears of it any more. Its pictures stay where they are until it is out of the step under way: that step
-    /// reads them still, and what it computes may serve others.
+    /// Nobody hears of it any more. What a step under way computes of it may serve others; its pictures stay where they are
+    /// until the steps have run that read them.
     fn cancel(&mut self, sequence: SequenceId) -> Vec<Effect> {
         let effects = self.core.step(Input::Cancel(sequence));
         if !self.core.is_known(sequence) {
@@ -190,7 +196,11 @@ impl SchedulerState {
             scored.tokens.iter().map(move |token| Score { token: *token, top }).collect::<Vec<_>>()
         };
         let scores = plan.scored.iter().flat_map(score).collect();
-        let pins = plan.parts.iter().filter_map(|id| self.callers.get(id)?.pins.clone()).collect();
+        let pins = plan.shown.read.iter().filter_map(|id| self.callers.get(id)?.pins.clone()).collect();
+        // From here on only the steps that read them hold them.
+        for past in &plan.shown.past {
+            self.callers.get_mut(past).into_iter().for_each(|caller| caller.pins = None);
+        }
         self.under_way.push_back((plan.rows, plan.scored));
         metrics::counter!("bursar_step_tokens", "model" => self.arguments.model.to_string())
             .increment(plan.batch.token_count() as u64);

@@ -14,7 +14,7 @@ use bursar_model::flow::{SequencePart, StepBatch};
 use super::{
     admission::{AnswerLength, Outlook, predicted_peak},
     sequence::{Finish, NewSequence, Sequence},
-    step::{ChosenRow, PartUnderWay, Scored, Share, StepPlan, StepUnderWay},
+    step::{ChosenRow, PartUnderWay, Scored, Share, Shown, StepPlan, StepUnderWay},
 };
 use crate::kv::{Allotment, Demand, Filled, SequenceId, Table};
 
@@ -57,6 +57,9 @@ pub enum Effect {
     Token(SequenceId, u32),
     /// A sequence has ended by itself.
     Finished(SequenceId, Finish),
+    /// A sequence has lost its blocks, and let go of its pictures before: it is forgotten here, and comes again under the
+    /// same identity when it holds its pictures anew.
+    ComeAgain(SequenceId),
     /// Blocks are no longer needed.
     Release(Vec<SequenceId>),
 }
@@ -65,7 +68,7 @@ pub enum Effect {
 #[derive(Debug)]
 pub struct SchedulerCore {
     limits: Limits,
-    /// In order of arrival; preempted ones go back to the front.
+    /// By age, whether they are new, were preempted or come again.
     waiting: VecDeque<Sequence>,
     /// By age: identities are given in order of arrival.
     running: BTreeMap<SequenceId, Sequence>,
@@ -110,7 +113,7 @@ impl SchedulerCore {
     pub fn step(&mut self, input: Input) -> Vec<Effect> {
         let mut effects = Vec::new();
         match input {
-            Input::Admit(spec) => self.waiting.push_back(Sequence::new(spec)),
+            Input::Admit(spec) => self.wait(Sequence::new(spec)),
             Input::Cancel(sequence) => self.cancel(sequence, &mut effects),
             Input::Allotted(allotment) => self.allotted(allotment, &mut effects),
             Input::Stepped(tokens) => self.stepped(&tokens, &mut effects),
@@ -134,6 +137,12 @@ impl SchedulerCore {
     /// A running sequence's specification, tokens so far included.
     pub fn sequence(&self, sequence: SequenceId) -> Option<&NewSequence> {
         self.running.get(&sequence).map(|sequence| &sequence.spec)
+    }
+
+    /// Behind the older ones: who was there before gets on before.
+    fn wait(&mut self, sequence: Sequence) {
+        let place = self.waiting.partition_point(|waiting| waiting.id() < sequence.id());
+        self.waiting.insert(place, sequence);
     }
 
     fn cancel(&mut self, sequence: SequenceId, effects: &mut Vec<Effect>) {
@@ -269,7 +278,7 @@ impl SchedulerCore {
             }
         }
         let plan = self.plan(&shares, &allotment.tables);
-        self.launch(&shares, &plan.rows);
+        self.launch(&shares, &plan);
         effects.push(Effect::Run(Box::new(plan)));
     }
 
@@ -278,7 +287,7 @@ impl SchedulerCore {
         let parts: Vec<_> = shares.iter().map(|share| (share.tokens, &self.running[&share.sequence])).collect();
         let pictures: Vec<_> = parts.iter().map(|(count, sequence)| sequence.pictures_in_next(*count)).collect();
         let next: Vec<_> = parts.iter().map(|(count, sequence)| sequence.next(*count)).collect();
-        let (mut rows, mut scored) = (Vec::new(), Vec::new());
+        let (mut rows, mut scored, mut shown) = (Vec::new(), Vec::new(), Shown::default());
         let mut packed = Vec::with_capacity(parts.len());
         for (place, (count, sequence)) in parts.into_iter().enumerate() {
             let wants_logits = count == sequence.pending();
@@ -289,6 +298,8 @@ impl SchedulerCore {
                 let tokens = sequence.spec.tokens[first..first + scored_part.len()].to_vec();
                 scored.push(Scored { sequence: sequence.id(), first, tokens, top });
             }
+            shown.read.extend((!pictures[place].is_empty()).then(|| sequence.id()));
+            shown.past.extend(sequence.is_past_pictures_after(count).then(|| sequence.id()));
             packed.push(SequencePart {
                 tokens: &next[place].0,
                 positions: &next[place].1,
@@ -300,11 +311,12 @@ impl SchedulerCore {
             });
         }
         let parts = shares.iter().map(|share| share.sequence).collect();
-        StepPlan { batch: StepBatch::pack(&packed), parts, rows, scored }
+        StepPlan { batch: StepBatch::pack(&packed), parts, rows, scored, shown }
     }
 
     /// The step is the lane's now.
-    fn launch(&mut self, shares: &[Share], rows: &[ChosenRow]) {
+    fn launch(&mut self, shares: &[Share], plan: &StepPlan) {
+        let StepPlan { rows, shown, .. } = plan;
         let mut step = StepUnderWay {
             parts: Vec::with_capacity(shares.len()),
             is_chosen_on_device: true,
@@ -318,6 +330,9 @@ impl SchedulerCore {
             step.is_chosen_on_device &= !chooses || sequence.spec.is_chosen_on_device();
             step.parts.push(PartUnderWay { sequence: *id, end: sequence.cached, chooses });
             next_row += usize::from(chooses);
+        }
+        for past in &shown.past {
+            self.running.get_mut(past).expect("it has a share").holds_pictures = false;
         }
         self.under_way.push_back(step);
     }
@@ -348,14 +363,19 @@ impl SchedulerCore {
         any
     }
 
-    /// The youngest gives its blocks back and is computed again later, so that the oldest always gets on.
+    /// The youngest gives its blocks back and is computed again later, so that the oldest always gets on. Its pictures may
+    /// have made room for others since it read them: nobody here can get them back, but its driver can.
     fn preempt_youngest(&mut self, effects: &mut Vec<Effect>) {
         let (id, mut youngest) = self.running.pop_last().expect("blocks were asked for somebody");
         assert!(!self.running.is_empty(), "{id} alone does not fit the pool; it should have been refused at the door");
-        effects.push(Effect::Release(vec![id]));
         self.admission_paused = true;
-        youngest.forget_cache();
-        self.waiting.push_front(youngest);
+        if youngest.can_begin_again() {
+            youngest.forget_cache();
+            self.wait(youngest);
+        } else {
+            effects.push(Effect::ComeAgain(id));
+        }
+        effects.push(Effect::Release(vec![id]));
     }
 
     fn stepped(&mut self, tokens: &[u32], effects: &mut Vec<Effect>) {

@@ -33,7 +33,7 @@ pub enum SchedulerMessage {
 pub struct Admission {
     /// The sequence.
     pub sequence: NewSequence,
-    /// Holds its pictures' rows of the vision cache until it ends.
+    /// Holds its pictures' rows of the vision cache until no step wants them.
     pub pins: Option<Arc<PinnedPictures>>,
     /// Where tokens go. It must have room for all that the sequence may produce, the scores of its prompt, what was
     /// found, and its end: a full one counts as gone.
@@ -56,6 +56,9 @@ pub enum Delivery {
     Token(Token),
     /// The end.
     Finished(Finish),
+    /// It has lost its blocks and its pictures, and is to come again with all that it has produced. The last of this
+    /// admission.
+    ComeAgain,
     /// The end, as no token could be chosen.
     Broken(Arc<SamplingError>),
 }
@@ -68,6 +71,7 @@ impl std::fmt::Debug for Delivery {
             Delivery::Scores { first, scores } => write!(formatter, "Scores({} from {first})", scores.len()),
             Delivery::Token(token) => write!(formatter, "Token(at {})", token.position),
             Delivery::Finished(finish) => write!(formatter, "Finished({finish:?})"),
+            Delivery::ComeAgain => write!(formatter, "ComeAgain"),
             Delivery::Broken(error) => write!(formatter, "Broken({error})"),
         }
     }

@@ -12,4 +12,4 @@ pub use admission::{Outlook, predicted_peak};
 pub use core::{Effect, Input, Limits, SchedulerCore};
 pub use message::{Admission, Delivery, SchedulerMessage};
 pub use sequence::{Finish, NewSequence, PicturePlace};
-pub use step::{ChosenRow, Scored, StepPlan};
+pub use step::{ChosenRow, Scored, Shown, StepPlan};

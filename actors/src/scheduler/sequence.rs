@@ -16,7 +16,7 @@ use crate::kv::SequenceId;
 /// A sequence to admit. One whose work was lost comes again with the tokens it had produced.
 #[derive(Clone)]
 pub struct NewSequence {
-    /// Never used before.
+    /// Never used before, but by itself if it was told to come again.
     pub id: SequenceId,
     /// The prompt, and what was produced in an earlier life; at least one.
     pub tokens: Vec<u32>,
@@ -109,6 +109,8 @@ pub(super) struct Sequence {
     pub(super) has_begun: bool,
     /// Forgotten by its caller; it ends with the steps it is in.
     pub(super) cancelled: bool,
+    /// Its pictures are held in the vision cache: until the last of them stands in a step.
+    pub(super) holds_pictures: bool,
 }
 
 impl Sequence {
@@ -116,6 +118,7 @@ impl Sequence {
         assert_eq!(spec.tokens.len(), spec.positions.len(), "each token has a position");
         assert!(!spec.tokens.is_empty(), "a sequence has at least one token");
         spec.name_blocks();
+        let holds_pictures = !spec.pictures.is_empty();
         Sequence {
             prompt: spec.tokens.len() - spec.produced,
             spec,
@@ -126,6 +129,7 @@ impl Sequence {
             scored: 0,
             has_begun: false,
             cancelled: false,
+            holds_pictures,
         }
     }
 
@@ -226,6 +230,17 @@ impl Sequence {
         }
         let end = (self.prompt - 1).min(self.cached + count).saturating_sub(self.cached);
         self.scored.saturating_sub(self.cached).min(end)..end
+    }
+
+    /// Whether its next `count` tokens are the last for which it holds its pictures.
+    pub(super) fn is_past_pictures_after(&self, count: usize) -> bool {
+        let end = self.spec.pictures.iter().map(|picture| picture.content.tokens.end).max();
+        self.holds_pictures && end.is_some_and(|end| self.cached + count >= end)
+    }
+
+    /// Whether it could be computed from its beginning without asking for its pictures again.
+    pub(super) fn can_begin_again(&self) -> bool {
+        self.holds_pictures || self.spec.pictures.is_empty()
     }
 
     /// All is to be computed again: its blocks are gone. No step that it is in is under way.

@@ -15,6 +15,17 @@ pub struct StepPlan {
     pub rows: Vec<ChosenRow>,
     /// Whose tokens the scored rows are followed by, in their order.
     pub scored: Vec<Scored>,
+    /// The pictures that it reads, and those that nobody reads behind it.
+    pub shown: Shown,
+}
+
+/// Whose pictures are wanted in the vision cache, and until when.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Shown {
+    /// Sequences whose pictures it reads: they stay until it has run.
+    pub read: Vec<SequenceId>,
+    /// Sequences that want their pictures in no later step, unless they lose their blocks.
+    pub past: Vec<SequenceId>,
 }
 
 /// A row of logits.

@@ -56,8 +56,6 @@ pub struct VisionState {
     pixels: BTreeMap<PictureKey, Pixels>,
     /// What files in the cache were decoded to: the next turn of a conversation shows them again.
     known: KnownFiles<VisualKey>,
-    /// What pays for the pixels on the lane.
-    launched: Vec<Arc<Lease>>,
     pending: BTreeMap<Ticket, Pending>,
     next_ticket: u64,
     decoding: Arc<Semaphore>,
@@ -91,7 +89,6 @@ impl Actor for VisionActor {
             pixels: BTreeMap::new(),
             // Each picture in the cache has a row at least.
             known: KnownFiles::new(arguments.cache_rows),
-            launched: Vec::new(),
             pending: BTreeMap::new(),
             next_ticket: 0,
             arguments,
@@ -115,7 +112,6 @@ impl Actor for VisionActor {
             VisionMessage::Prepared { keys, pictures, host, reply } => state.prepared(&keys, pictures, host, reply),
             VisionMessage::Encoded(outcome) => {
                 outcome?;
-                state.launched.clear();
                 state.core.step(Input::Encoded)
             }
             VisionMessage::Unpin(keys) => state.core.step(Input::Unpin(keys)),
@@ -253,12 +249,12 @@ impl VisionState {
             .collect();
         let views: Vec<_> = pixels.iter().map(|(pixels, rows)| (&pixels.patches, &rows[..])).collect();
         let batch = self.arguments.model.pack(&views);
-        self.launched = pixels.iter().map(|(pixels, _)| pixels.host.clone()).collect();
+        let host = pixels.iter().map(|(pixels, _)| pixels.host.clone()).collect();
         let answer = Answer::to(move |outcome| {
             // An actor that is gone does not wait for it.
             drop(myself.send_message(VisionMessage::Encoded(outcome)));
         });
-        self.arguments.lane.submit(Job::Encode(Box::new(EncodeJob { batch, answer })));
+        self.arguments.lane.submit(Job::Encode(Box::new(EncodeJob { batch, host, answer })));
     }
 }
 

@@ -28,7 +28,7 @@ pub struct Wanted {
 pub enum Input {
     /// A request's pictures are decoded and wanted, all together.
     Want(Ticket, Vec<Wanted>),
-    /// The launch has run.
+    /// The oldest launch under way has run.
     Encoded,
     /// A holder of these pictures is gone.
     Unpin(Vec<PictureKey>),
@@ -64,6 +64,10 @@ struct Entry {
     used: u64,
 }
 
+/// Launches under way at once: one that the device runs, and one behind it, so that it never waits for the host to pack and
+/// move the next pictures. They are in order on one lane and share its workspace, so both take what one was stressed to.
+pub const LAUNCHES: usize = 2;
+
 /// The cache's state.
 #[derive(Debug)]
 pub struct VisionCore {
@@ -78,7 +82,8 @@ pub struct VisionCore {
     pending: VecDeque<(Ticket, Vec<PictureKey>)>,
     /// Pictures with rows that no launch has taken yet.
     queue: VecDeque<PictureKey>,
-    launched: Vec<PictureKey>,
+    /// The launches that the lane has, the oldest first.
+    under_way: VecDeque<Vec<PictureKey>>,
     clock: u64,
 }
 
@@ -94,7 +99,7 @@ impl VisionCore {
             waiting: VecDeque::new(),
             pending: VecDeque::new(),
             queue: VecDeque::new(),
-            launched: Vec::new(),
+            under_way: VecDeque::with_capacity(LAUNCHES),
             clock: 0,
         }
     }
@@ -105,7 +110,7 @@ impl VisionCore {
         match input {
             Input::Want(ticket, pictures) => self.want(ticket, pictures, &mut effects),
             Input::Encoded => {
-                for key in std::mem::take(&mut self.launched) {
+                for key in self.under_way.pop_front().expect("a launch came back that was not under way") {
                     self.entries.get_mut(&key).expect("a launched picture keeps its rows").encoded = true;
                 }
             }
@@ -152,7 +157,8 @@ impl VisionCore {
     /// Whether a launch to come may ask for the pixels of this picture. One that is in the cache now may have made room
     /// for others by the time a request that waits for it has its turn.
     pub fn needs_pixels(&self, key: &PictureKey) -> bool {
-        let is_queued = self.entries.get(key).is_some_and(|entry| !entry.encoded) && !self.launched.contains(key);
+        let is_launched = self.under_way.iter().flatten().any(|launched| launched == key);
+        let is_queued = !is_launched && self.entries.get(key).is_some_and(|entry| !entry.encoded);
         is_queued || self.waiting.iter().flat_map(|(_, pictures)| pictures).any(|picture| picture.key == *key)
     }
 
@@ -248,24 +254,31 @@ impl VisionCore {
         });
     }
 
-    /// One launch at a time, as full as the order of arrival allows.
+    /// Launches are as full as the order of arrival allows. Behind one that is under way only a full one is begun: what
+    /// comes meanwhile would fill it.
     fn launch(&mut self, effects: &mut Vec<Effect>) {
-        if !self.launched.is_empty() {
-            return;
-        }
-        let mut permits = self.launch_patches;
-        while let Some(key) = self.queue.front() {
-            let patches = self.entries[key].patches;
-            if patches > permits {
-                break;
+        while self.under_way.len() < LAUNCHES {
+            let (pictures, is_full) = self.next_launch();
+            if pictures == 0 || (!is_full && !self.under_way.is_empty()) {
+                return;
             }
-            permits -= patches;
-            self.launched.extend(self.queue.pop_front());
-        }
-        if !self.launched.is_empty() {
-            let pictures = self.launched.iter().map(|key| (*key, self.entries[key].rows.clone())).collect();
+            let launched: Vec<_> = self.queue.drain(..pictures).collect();
+            let pictures = launched.iter().map(|key| (*key, self.entries[key].rows.clone())).collect();
+            self.under_way.push_back(launched);
             effects.push(Effect::Launch(pictures));
         }
+    }
+
+    /// How many of the queue go into the next launch, and whether more would not.
+    fn next_launch(&self) -> (usize, bool) {
+        let mut permits = self.launch_patches;
+        for (pictures, key) in self.queue.iter().enumerate() {
+            match permits.checked_sub(self.entries[key].patches) {
+                Some(left) => permits = left,
+                None => return (pictures, true),
+            }
+        }
+        (self.queue.len(), permits == 0)
     }
 }
 

@@ -32,7 +32,7 @@ pub enum VisionMessage {
         /// To the request.
         reply: Reply<Result<PinnedPictures, VisionError>>,
     },
-    /// The lane's answer to a launch.
+    /// The lane's answer to the oldest launch; two at most are under way.
     Encoded(Result<(), LaneError>),
     /// A request no longer needs these; one entry a pin.
     Unpin(Vec<PictureKey>),

@@ -67,11 +67,43 @@ pub struct Request {
     pub cancelled: bool,
     /// In the scheduler under this identity.
     pub sequence: Option<SequenceId>,
+    /// The identity that it keeps when it comes again.
+    pub returns_as: Option<SequenceId>,
     /// Asked of the vision core.
     pub ticket: Option<Ticket>,
 }
 
 impl Request {
+    /// The so-maniest of a seed, or none that a pool of `kv_tokens` could hold. Whatever else happened by then: a request
+    /// is the same in every run of the seed.
+    pub fn drawn(seed: u64, number: u64, kv_tokens: usize) -> Option<Request> {
+        let mut chance = Chance(seed ^ number.wrapping_mul(0x2545_F491_4F6C_DD1D));
+        let pictures = (0..chance.below(4))
+            .map(|_| {
+                // Few names, so that pictures repeat; a name decides the size.
+                let name = chance.below(7) as u8;
+                let rows = 1 + usize::from(name) % 7;
+                Wanted { key: [name; 32], rows, patches: rows * PATCHES_A_ROW }
+            })
+            .collect();
+        let mut request = Request {
+            number,
+            topic: chance.below(3) as u32,
+            text_tokens: chance.between(1, 60),
+            pictures,
+            tokens_max: 0,
+            produced: Vec::new(),
+            end: None,
+            cancelled: false,
+            sequence: None,
+            returns_as: None,
+            ticket: None,
+        };
+        let room = kv_tokens.checked_sub(request.prompt_tokens()).filter(|room| *room > 0)?;
+        request.tokens_max = chance.between(1, room.min(150));
+        Some(request)
+    }
+
     pub fn prompt_tokens(&self) -> usize {
         self.text_tokens + self.pictures.iter().map(|picture| picture.rows).sum::<usize>()
     }

@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::Receiver;
 
-use bursar_kernels::ops::embed::PREVIOUS;
+use bursar_kernels::{BLOCK_TOKENS, ops::embed::PREVIOUS};
 use bursar_model::{
     flow::{Grid, PictureContent, PictureHash, PrefixKeys},
     sampling::{Sampler, SamplingParams},
@@ -75,49 +75,140 @@ async fn next_step(jobs: &Receiver<Job>) -> Box<StepJob> {
     }
 }
 
+/// A scheduler over a lane whose jobs the story does, a vision actor that tells what is let go, and a sequence with a
+/// picture that was admitted.
+struct Bed {
+    scheduler: ActorRef<SchedulerMessage>,
+    jobs: Receiver<Job>,
+    unpinned: mpsc::Receiver<Vec<[u8; 32]>>,
+    vision: ActorRef<VisionMessage>,
+}
+
+impl Bed {
+    async fn new(blocks: usize) -> Bed {
+        let (lane, jobs) = Lane::by_hand();
+        let (unpins, unpinned) = mpsc::channel(8);
+        let (vision, _) = Gallery::spawn(None, Gallery, unpins).await.expect("it starts");
+        let model = Label::from("demo");
+        let (kv, _) =
+            KvActor::spawn(None, KvActor, KvArguments { blocks, model: model.clone() }).await.expect("it starts");
+        let limits = Limits { sequences: 2, step_tokens: 8, kv_tokens: blocks * BLOCK_TOKENS };
+        let arguments = SchedulerArguments { limits, kv, lane, model };
+        let (scheduler, _) = SchedulerActor::spawn(None, SchedulerActor, arguments).await.expect("it starts");
+        Bed { scheduler, jobs, unpinned, vision }
+    }
+
+    /// Admits with the picture held; gives where it is delivered to.
+    fn admit(&self, sequence: NewSequence) -> mpsc::Receiver<Delivery> {
+        let picture = PinnedPicture { key: PICTURE, grid: Grid { t: 1, h: 2, w: 4 }, rows: [0, 1].into() };
+        let pins = Some(Arc::new(PinnedPictures { pictures: vec![picture], vision: self.vision.clone() }));
+        let (deliveries, delivered) = mpsc::channel(64);
+        let admission = Admission { sequence, pins, deliveries };
+        self.scheduler.send_message(SchedulerMessage::Admit(admission)).expect("it lives");
+        delivered
+    }
+
+    async fn holds_the_picture(&mut self) -> bool {
+        // All actors share this thread: each has had its turns.
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        self.unpinned.try_recv().is_err()
+    }
+}
+
+/// The device is past the step.
+fn end(step: Box<StepJob>) {
+    let chosen = (0..step.choices.len()).map(|_| Ok(Token { id: 9, position: 0, log_probabilities: None })).collect();
+    let StepJob { answer, pins, .. } = *step;
+    answer.give(Ok(Stepped { chosen, scores: Vec::new(), is_by_graph: false }));
+    drop(pins);
+}
+
 #[tokio::test]
-async fn the_pictures_of_a_cancelled_sequence_stay_until_the_steps_that_it_is_in_have_ended() {
-    let (lane, jobs) = Lane::by_hand();
-    let (unpinned, mut unpins) = mpsc::channel(4);
-    let (vision, _) = Gallery::spawn(None, Gallery, unpinned).await.expect("it starts");
-    let model = Label::from("demo");
-    let (kv, _) =
-        KvActor::spawn(None, KvActor, KvArguments { blocks: 4, model: model.clone() }).await.expect("it starts");
-    let limits = Limits { sequences: 2, step_tokens: 8, kv_tokens: 64 };
-    let arguments = SchedulerArguments { limits, kv, lane, model };
-    let (scheduler, _) = SchedulerActor::spawn(None, SchedulerActor, arguments).await.expect("it starts");
-
-    let picture = PinnedPicture { key: PICTURE, grid: Grid { t: 1, h: 2, w: 4 }, rows: [0, 1].into() };
-    let pins = Some(Arc::new(PinnedPictures { pictures: vec![picture], vision }));
-    let (deliveries, mut delivered) = mpsc::channel(10);
-    let admission = Admission { sequence: sequence(1), pins, deliveries };
-    scheduler.send_message(SchedulerMessage::Admit(admission)).expect("it lives");
-    let step = next_step(&jobs).await;
+async fn a_picture_is_let_go_when_the_last_step_that_reads_it_has_run_though_the_reply_goes_on() {
+    let mut bed = Bed::new(4).await;
+    let delivered = bed.admit(sequence(1));
+    let step = next_step(&bed.jobs).await;
     assert_eq!(step.batch.picture_cache_rows, [0, 1], "the step reads the picture");
-    let next = next_step(&jobs).await;
-    assert_eq!(next.batch.tokens, [PREVIOUS], "the next is prepared while it runs");
-    assert_eq!(next.choices[0].position, 1);
+    let next = next_step(&bed.jobs).await;
+    assert_eq!((&next.batch.tokens[..], next.pins.len()), (&[PREVIOUS][..], 0), "the next is prepared while it runs");
+    assert!(bed.holds_the_picture().await, "the step reads it still");
+    end(step);
+    assert_eq!(bed.unpinned.recv().await, Some(vec![PICTURE]), "others may have its rows while this one decodes");
+    end(next);
+    end(next_step(&bed.jobs).await);
+    assert!(!delivered.is_closed(), "the reply goes on");
+}
 
-    scheduler.send_message(SchedulerMessage::Cancel(SequenceId(1))).expect("it lives");
+#[tokio::test]
+async fn the_picture_of_a_cancelled_sequence_stays_until_the_step_has_run_that_reads_it() {
+    let mut bed = Bed::new(4).await;
+    let mut delivered = bed.admit(sequence(1));
+    let step = next_step(&bed.jobs).await;
+    let next = next_step(&bed.jobs).await;
+    assert_eq!(next.choices[0].position, 1);
+    bed.scheduler.send_message(SchedulerMessage::Cancel(SequenceId(1))).expect("it lives");
     assert_eq!(delivered.recv().await, Some(Delivery::Found(0)));
     assert_eq!(delivered.recv().await, None, "the caller is let go at once");
-    // All actors share this thread: each has had its turns.
-    for _ in 0..100 {
-        tokio::task::yield_now().await;
-    }
-    assert!(unpins.try_recv().is_err(), "the step reads the picture still");
-    let end = |step: Box<StepJob>| {
-        let token = Token { id: 9, position: 0, log_probabilities: None };
-        let StepJob { answer, pins, .. } = *step;
-        answer.give(Ok(Stepped { chosen: vec![Ok(token)], scores: Vec::new(), is_by_graph: false }));
-        drop(pins);
-    };
+    assert!(bed.holds_the_picture().await, "the step reads it still");
     end(step);
-    for _ in 0..100 {
-        tokio::task::yield_now().await;
-    }
-    assert!(unpins.try_recv().is_err(), "and the one behind it that was planned with it");
+    assert_eq!(bed.unpinned.recv().await, Some(vec![PICTURE]));
     end(next);
-    assert_eq!(unpins.recv().await, Some(vec![PICTURE]), "and now the picture");
-    scheduler.stop(None);
+}
+
+#[tokio::test]
+async fn one_that_is_preempted_behind_its_pictures_is_told_to_come_again_and_may_with_the_same_identity() {
+    // Four blocks for two sequences that want three each in the end: the younger is preempted on the way. Both are let in
+    // as the answer before was short.
+    let bed = Bed::new(4).await;
+    let mut short = bed.admit(NewSequence { tokens_max: 1, ..sequence(1) });
+    end(next_step(&bed.jobs).await);
+    while short.recv().await.is_some() {}
+    let long = |id| NewSequence { tokens_max: 40, ..sequence(id) };
+    let mut older = bed.admit(long(2));
+    let mut younger = bed.admit(long(3));
+    let come_again = async {
+        let mut heard = Vec::new();
+        while let Some(delivery) = younger.recv().await {
+            heard.push(delivery);
+        }
+        heard
+    };
+    tokio::pin!(come_again);
+    let heard = loop {
+        tokio::select! {
+            biased;
+            heard = &mut come_again => break heard,
+            step = next_step(&bed.jobs) => end(step),
+        }
+    };
+    assert_eq!(heard.last(), Some(&Delivery::ComeAgain), "the last that it hears");
+    let tokens = heard.iter().filter(|delivery| matches!(delivery, Delivery::Token(_))).count();
+    assert!(tokens > 0, "it had let go of its picture");
+    // What its driver does, once the picture is in the cache anew.
+    let mut again = long(3);
+    again.tokens.extend(vec![9; tokens]);
+    again.positions.extend(vec![[0; 3]; tokens]);
+    again.next_position += tokens as u32;
+    again.produced = tokens;
+    let mut younger = bed.admit(again);
+    let mut more = 0;
+    loop {
+        tokio::select! {
+            biased;
+            delivery = younger.recv() => match delivery.expect("it is not lost") {
+                Delivery::Token(_) => more += 1,
+                Delivery::Finished(_) => break,
+                delivery => assert!(matches!(delivery, Delivery::Found(_)), "{delivery:?}"),
+            },
+            step = next_step(&bed.jobs) => end(step),
+        }
+    }
+    assert_eq!(tokens + more, 40, "no token is lost and none is made twice");
+    let mut of_older = 0;
+    while let Ok(delivery) = older.try_recv() {
+        of_older += usize::from(matches!(delivery, Delivery::Token(_)));
+    }
+    assert_eq!(of_older, 40);
 }

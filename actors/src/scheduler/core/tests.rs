@@ -12,6 +12,7 @@ use super::*;
 use crate::{kv::KvCore, scheduler::PicturePlace};
 
 mod ahead;
+mod pictures;
 
 const STOP: u32 = 0;
 

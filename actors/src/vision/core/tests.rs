@@ -87,12 +87,34 @@ fn a_launch_never_takes_more_patches_than_there_are_permits() {
     let mut vision = VisionCore::new(100, 40);
     vision.step(Input::Want(Ticket(1), vec![picture(1, 5)]));
     vision.step(Input::Want(Ticket(2), vec![picture(2, 6)]));
-    vision.step(Input::Want(Ticket(3), vec![picture(3, 4)]));
-    vision.step(Input::Want(Ticket(4), vec![picture(4, 4)]));
-    let effects = vision.step(Input::Encoded);
+    let effects = vision.step(Input::Want(Ticket(3), vec![picture(3, 5)]));
     let Some(Effect::Launch(pictures)) = effects.last() else { panic!("{effects:?}") };
     let keys: Vec<u8> = pictures.iter().map(|(key, _)| key[0]).collect();
-    assert_eq!(keys, [2, 3], "24 + 16 patches fill the launch, the fourth waits");
+    assert_eq!(keys, [2], "24 + 20 patches are more than a launch takes: the third waits");
+    vision.step(Input::Want(Ticket(4), vec![picture(4, 6)]));
+    let effects = vision.step(Input::Encoded);
+    let Some(Effect::Launch(pictures)) = effects.last() else { panic!("{effects:?}") };
+    assert_eq!(pictures.len(), 1, "nor do 20 + 24");
+}
+
+#[test]
+fn behind_a_launch_under_way_a_full_one_is_begun_and_no_third() {
+    let mut vision = VisionCore::new(100, 40);
+    vision.step(Input::Want(Ticket(1), vec![picture(1, 5)]));
+    assert_eq!(vision.step(Input::Want(Ticket(2), vec![picture(2, 6)])), [], "what comes next may fill it");
+    let names = |effects: &[Effect]| match effects {
+        [.., Effect::Launch(pictures)] => pictures.iter().map(|(key, _)| key[0]).collect(),
+        effects => panic!("{effects:?}"),
+    };
+    let begun: Vec<u8> = names(&vision.step(Input::Want(Ticket(3), vec![picture(3, 4)])));
+    assert_eq!(begun, [2, 3], "24 + 16 patches are a whole launch");
+    assert_eq!(vision.step(Input::Want(Ticket(4), vec![picture(4, 10)])), [], "two are under way");
+    assert!(!vision.needs_pixels(&[3; 32]) && vision.needs_pixels(&[4; 32]), "only the fourth waits");
+    let effects = vision.step(Input::Encoded);
+    assert_eq!(effects[0], Effect::Ready(Ticket(1), vec![rows(&[0, 1, 2, 3, 4])]), "launches end in their order");
+    assert_eq!(names(&effects), [4]);
+    let effects = vision.step(Input::Encoded);
+    assert!(matches!(effects[..], [Effect::Ready(Ticket(2), _), Effect::Ready(Ticket(3), _)]), "{effects:?}");
 }
 
 #[test]
@@ -174,7 +196,7 @@ proptest::proptest! {
         let mut vision = VisionCore::new(cache_rows, permits * 4);
         let mut open: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
         let mut held: Vec<Held> = Vec::new();
-        let mut launched: Option<Vec<(PictureKey, Arc<[u32]>)>> = None;
+        let mut launched: VecDeque<Vec<(PictureKey, Arc<[u32]>)>> = VecDeque::new();
         let mut contents: Vec<Option<PictureKey>> = vec![None; cache_rows];
         let mut pixels: Vec<PictureKey> = Vec::new();
         let mut next = 0;
@@ -189,7 +211,7 @@ proptest::proptest! {
                     open.insert(next, names);
                     vision.step(Input::Want(Ticket(next), wanted))
                 }
-                Event::Encoded => match launched.take() {
+                Event::Encoded => match launched.pop_front() {
                     None => continue,
                     Some(pictures) => {
                         for (key, rows) in pictures {
@@ -213,7 +235,7 @@ proptest::proptest! {
             for effect in effects {
                 match effect {
                     Effect::Launch(pictures) => {
-                        proptest::prop_assert!(launched.is_none(), "one launch at a time");
+                        proptest::prop_assert!(launched.len() < LAUNCHES, "{} launches under way", launched.len());
                         let patches: usize = pictures.iter().map(|(_, rows)| rows.len() * 4).sum();
                         proptest::prop_assert!(patches <= permits * 4);
                         for (key, rows) in &pictures {
@@ -221,7 +243,7 @@ proptest::proptest! {
                             let read = |row: &u32| held.iter().any(|(_, rows)| rows.iter().any(|r| r.contains(row)));
                             proptest::prop_assert!(!rows.iter().any(read), "a row that is read is written");
                         }
-                        launched = Some(pictures);
+                        launched.push_back(pictures);
                     }
                     Effect::Ready(ticket, rows) => {
                         let names = open.remove(&ticket.0).expect("answered once");

@@ -1,0 +1,93 @@
+//! How long a sequence holds its pictures, and what becomes of one that is preempted before and behind them.
+
+use super::*;
+
+/// A prompt of which the tokens in these places are a picture.
+fn shown(id: u64, prompt: usize, tokens_max: usize, picture: std::ops::Range<usize>) -> NewSequence {
+    let place = PicturePlace {
+        cache_rows: (0..picture.len() as u32).collect(),
+        content: PictureContent { tokens: picture, hash: PictureHash([id as u8; 32]) },
+    };
+    NewSequence { pictures: vec![place], ..sequence(id, prompt, tokens_max) }
+}
+
+/// Who reads pictures in the newest step, and who in no later one.
+fn read_and_past(bed: &Bed) -> (Vec<u64>, Vec<u64>) {
+    let Shown { read, past } = &bed.running.back().expect("a step is under way").shown;
+    (read.iter().map(|id| id.0).collect(), past.iter().map(|id| id.0).collect())
+}
+
+#[test]
+fn pictures_are_held_until_the_last_of_them_stands_in_a_step() {
+    let mut bed = Bed::new(limits(1, 10, 8));
+    let mut spec = shown(1, 34, 3, 2..4);
+    spec.pictures.extend(shown(1, 34, 3, 12..16).pictures);
+    bed.admit(spec);
+    assert_eq!(read_and_past(&bed), (vec![1], vec![]), "the second comes in the next chunk");
+    bed.stepped(5);
+    assert_eq!(read_and_past(&bed), (vec![1], vec![1]));
+    for _ in 0..2 {
+        bed.stepped(5);
+        assert_eq!(read_and_past(&bed), (vec![], vec![]), "the rest is text");
+    }
+    (0..3).for_each(|_| _ = bed.stepped(5));
+    bed.assert_all_home();
+}
+
+#[test]
+fn pictures_are_held_by_the_step_ahead_too_if_that_reads_them() {
+    let mut bed = Bed::ahead(limits(1, 10, 8));
+    bed.admit(shown(1, 24, 3, 4..14));
+    let seen: Vec<_> = bed.running.iter().map(|plan| (plan.shown.read.len(), plan.shown.past.len())).collect();
+    assert_eq!(seen, [(1, 0), (1, 1)], "the picture lies over the border");
+}
+
+#[test]
+fn who_finds_its_pictures_computed_reads_none_and_lets_them_go_at_once() {
+    let mut bed = Bed::new(limits(2, 64, 16));
+    bed.admit(shown(1, 40, 1, 2..30)).stepped(5);
+    let mut again = shown(1, 40, 2, 2..30);
+    again.id = SequenceId(2);
+    bed.admit(again);
+    assert!(bed.heard().contains(&Effect::Found(SequenceId(2), 32)));
+    assert_eq!(read_and_past(&bed), (vec![], vec![2]));
+}
+
+#[test]
+fn who_is_preempted_behind_its_pictures_is_forgotten_and_comes_again_with_its_tokens() {
+    let mut bed = Bed::new(limits(4, 64, 4));
+    // Answers have been short so far, so both are let in though the pool does not hold them to their ends.
+    bed.admit(sequence(1, 2, 9)).stepped(STOP);
+    bed.admit(sequence(2, 15, 40)).admit(shown(3, 15, 40, 3..9));
+    let is_told = |bed: &Bed| bed.heard.contains(&Effect::ComeAgain(SequenceId(3)));
+    while !is_told(&bed) {
+        bed.stepped(6);
+    }
+    assert!(!bed.scheduler.is_known(SequenceId(3)), "its driver has it");
+    let behind = bed.heard.iter().position(|effect| *effect == Effect::ComeAgain(SequenceId(3))).expect("just heard");
+    assert_eq!(bed.heard[behind + 1], released(&[3]), "its caller is told before it is let go");
+    let of_third = |bed: &Bed| bed.heard.iter().filter(|e| matches!(e, Effect::Token(SequenceId(3), _))).count();
+    let produced = of_third(&bed);
+    assert!(produced > 0);
+    bed.admit(sequence(4, 5, 3));
+    let mut again = shown(3, 15 + produced, 40, 3..9);
+    again.produced = produced;
+    bed.admit(again);
+    let waiting: Vec<_> = bed.scheduler.waiting.iter().map(Sequence::id).collect();
+    assert_eq!(waiting.first(), Some(&SequenceId(3)), "it keeps its age, so it is before those that came later");
+    while !bed.running.is_empty() {
+        bed.stepped(6);
+    }
+    assert_eq!(of_third(&bed), 40, "it told every token once");
+    bed.assert_all_home();
+}
+
+#[test]
+fn who_is_preempted_before_its_pictures_keeps_them_and_waits() {
+    let mut scheduler = SchedulerCore::new(limits(4, 64, 4));
+    scheduler.step(Input::Admit(sequence(1, 8, 8)));
+    scheduler.running.insert(SequenceId(2), Sequence::new(shown(2, 8, 8, 1..5)));
+    let effects = scheduler.step(Input::Allotted(Allotment { tables: Vec::new(), short_by: 1 }));
+    assert_eq!(effects[0], released(&[2]));
+    assert!(scheduler.is_known(SequenceId(2)), "it begins again with what it holds");
+}

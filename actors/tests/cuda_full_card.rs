@@ -1,0 +1,164 @@
+//! A model that has taken a whole GPU but for its reserve: it serves, a lane that dies starts again beside it, and all of it
+//! comes home. Without a GPU the test says so and ends.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, OnceLock},
+    time::{Duration, Instant},
+};
+
+use bursar_actors::{
+    chat::{Chat, ChatEvent, Image, ModelHandle},
+    engine::{EngineMessage, LoadOptions, WhichLane},
+    graph::buckets,
+    profile::RESERVE_MAX,
+    reply::Reply,
+    runtime::{DeviceChoice, ModelSource, Runtime, RuntimeConfig, RuntimeError},
+};
+use bursar_budgets::{Bytes, Class, DeviceError, Hint};
+use bursar_model::{Envelope, registry::random_checkpoint};
+use metrics::{Counter, CounterFn, Gauge, GaugeFn, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
+
+/// What every gauge and counter of this process stands at, by its name.
+#[derive(Clone, Default)]
+struct Ears(Arc<Mutex<BTreeMap<String, f64>>>);
+
+struct Heard(String, Ears);
+
+impl Heard {
+    fn change(&self, change: impl FnOnce(f64) -> f64) {
+        let mut all = self.1.0.lock().expect("nobody panics while listening");
+        let value = all.entry(self.0.clone()).or_default();
+        *value = change(*value);
+    }
+}
+
+impl GaugeFn for Heard {
+    fn increment(&self, by: f64) {
+        self.change(|value| value + by);
+    }
+
+    fn decrement(&self, by: f64) {
+        self.change(|value| value - by);
+    }
+
+    fn set(&self, to: f64) {
+        self.change(|_| to);
+    }
+}
+
+impl CounterFn for Heard {
+    fn increment(&self, by: u64) {
+        self.change(|value| value + by as f64);
+    }
+
+    fn absolute(&self, to: u64) {
+        self.change(|_| to as f64);
+    }
+}
+
+impl Recorder for Ears {
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+        Counter::from_arc(Arc::new(Heard(key.name().to_owned(), self.clone())))
+    }
+
+    fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
+        Gauge::from_arc(Arc::new(Heard(key.name().to_owned(), self.clone())))
+    }
+
+    fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+        Histogram::noop()
+    }
+}
+
+impl Ears {
+    fn open() -> Ears {
+        static EARS: OnceLock<Ears> = OnceLock::new();
+        let open = || {
+            let ears = Ears::default();
+            metrics::set_global_recorder(ears.clone()).expect("nobody else records in this process");
+            ears
+        };
+        EARS.get_or_init(open).clone()
+    }
+
+    fn value(&self, name: &str) -> f64 {
+        self.0.lock().expect("nobody panics while listening").get(name).copied().unwrap_or_default()
+    }
+}
+
+/// As many tokens as were asked for, whatever the random weights say.
+async fn answer(model: &ModelHandle, chat: Chat, tokens: usize) {
+    let mut reply = model.chat(chat.temperature(0.0).max_tokens(tokens).ignore_end()).await.expect("accepted");
+    while let Some(event) = reply.next().await {
+        if let ChatEvent::Done { usage, .. } = event.expect("it is served") {
+            return assert_eq!(usage.completion_tokens, tokens);
+        }
+    }
+    panic!("a reply has an end")
+}
+
+fn shown(side: u32) -> Chat {
+    let pixels: Vec<u8> = (0..3 * side * side).map(|place| (place.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    Chat::new().user("Describe.").image(Image::from_rgb(side, side, pixels).expect("as many bytes as pixels"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_model_takes_all_but_its_reserve_serves_and_captures_again_on_the_card_that_it_fills() {
+    let ears = Ears::open();
+    let config = RuntimeConfig { device: DeviceChoice::Cuda(0), ..RuntimeConfig::default() };
+    let runtime = match Runtime::start(config).await {
+        Ok(runtime) => runtime,
+        Err(RuntimeError::Device(error @ DeviceError::NoDevice { .. })) => {
+            println!("skipped, {error}; {}", error.hint().expect("there is something to do"));
+            return;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let budget = runtime.budget().clone();
+    let empty = budget.snapshot().await.expect("it answers");
+    let checkpoint = random_checkpoint("qwen2.5-vl-7b", 7).expect("a known shape");
+    let sequences = 32;
+    let envelope =
+        Envelope { sequences, pictures: 1, picture_patches: 5_476, launch_patches: 10_952, ..Envelope::gpu() };
+    let options = LoadOptions { name: Some("seven".into()), envelope: Some(envelope), ..LoadOptions::default() };
+    let model = runtime.load_with(ModelSource::random(checkpoint), options, |_| {}).await.expect("it starts");
+    let full = budget.measure().await.expect("it answers");
+    println!("{full}\nthe driver has {} free", runtime.device().memory().expect("it says").free);
+    // Whole pages in each of 28 layers.
+    let rounding = Bytes::mib(2 * 28);
+    let reserve = RESERVE_MAX.min(Bytes(full.total.0 / 64));
+    assert!((reserve..=reserve + rounding).contains(&full.free), "{} are free beside the canary", full.free);
+    let sizes = buckets(sequences).len() as f64;
+    assert_eq!(ears.value("bursar_graphs_captured"), sizes);
+
+    answer(&model, Chat::new().user("Who are you?"), 64).await;
+    answer(&model, shown(1036), 8).await;
+    let engine = runtime.supervised().await.expect("it answers").engines.remove("seven").expect("it is loaded");
+    // Pictures that nobody has seen yet: the one before lies in the cache, and no lane is asked for it.
+    for (which, side) in [(WhichLane::Step, 1008), (WhichLane::Vision, 980)] {
+        let (ended, end) = Reply::new();
+        engine.send_message(EngineMessage::DrillLane { which, ended }).expect("the engine lives");
+        end.await.expect("there is such a lane");
+        answer(&model, Chat::new().user("Who are you now?"), 64).await;
+        answer(&model, shown(side), 8).await;
+    }
+    let (deadline, mut looks) =
+        (Instant::now() + Duration::from_secs(30), tokio::time::interval(Duration::from_millis(5)));
+    while ears.value("bursar_graphs_captured") < sizes {
+        assert!(Instant::now() < deadline, "{} of {sizes} sizes again", ears.value("bursar_graphs_captured"));
+        looks.tick().await;
+    }
+    assert_eq!(ears.value("bursar_graphs_not_recaptured_total"), 0.0);
+    let now = budget.measure().await.expect("it answers");
+    println!("after both lanes have died:\n{now}");
+    assert_eq!((now.granted, now.canary), (full.granted, full.canary), "what came meanwhile the reserve had room for");
+    runtime.unload("seven").await.expect("it unloads");
+    let after = budget.measure().await.expect("it answers");
+    assert_eq!((after.granted, after.of_class(&Class::Kv)), (empty.granted, Bytes::ZERO), "{after}");
+    runtime.shutdown().await;
+}
