@@ -248,9 +248,6 @@ __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, co
     Tiles<KIND> tiles(arguments);
     bool first_tile = true;
     while (tiles.advance(rank)) {
-        if (LEAD > 0 && first_tile && warpgroup == 1) {
-            part_sync(BEGIN, MULTIPLIERS * WARPGROUP);
-        }
         if (KIND == Kind::ADDED) {
             const uint32_t own = thread / 32 * 16 + thread % 32 / 4;  // and own + 8
 #pragma unroll
@@ -277,6 +274,9 @@ __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, co
                 ring.advance();
             }
             hold(sums);
+        }
+        if (LEAD > 0 && first_tile && warpgroup == 1) {
+            part_sync(BEGIN, MULTIPLIERS * WARPGROUP);
         }
         uint32_t before = 0;  // the stage of the step in front
         for (uint32_t step = 0; step < tiles.steps; ++step) {
@@ -358,3 +358,15 @@ __device__ __forceinline__ void linear(const TensorMap& x, const TensorMap& weig
     LINEAR_HOPPER(linear_add_hopper_##SUFFIX, Kind::ADDED, TYPE)
 
 FOR_EACH_ACTIVATION(LINEAR_HOPPER_OF)
+
+// Launch. Persistent: block 384, dynamic shared memory 229,376 bytes, grid x = 2 * min(multiprocessors / 2, pairs * across)
+//   pairs = div_ceil(rows, 256), across = div_ceil(columns, 128) for the gated kernel and div_ceil(columns, 256) for the
+//   others. Any even grid is right, only slower; none of `rows`, `columns`, `in_features` and `group` is 0.
+// A cluster is two blocks, which the kernel itself says. The limit of dynamic shared memory must be raised once per
+// function (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES).
+//
+// The tensor maps come from cuTensorMapEncodeTiled: type BFLOAT16 or FLOAT16, rank 2, element strides 1, interleave NONE,
+// swizzle 128B, L2 promotion 256 bytes, out of bounds NONE (zeros), and
+//   x       dimensions {in, rows}, stride {2 * pitch} bytes, box {64, 128}
+//   weight  dimensions {in, its rows}, stride {2 * in} bytes, box {64, 128}
+//   out     dimensions {columns, rows}, stride {2 * pitch} bytes, box {64, 64}

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks and times the products of linear_gated_hopper.cu against cuBLASLt, on a Hopper GPU.
 
-    gated.py [--folder DIR] [--file NAME ...] [--check] [--time SHAPE ...] [--group N] [--milliseconds N]
+    gated.py [--folder DIR] [--file NAME ...] [--check] [--time SHAPE ...] [--group N ...] [--milliseconds N]
 
 DIR (kernels/cuda/compiled) holds linear_gated_hopper.sm_90a.cubin, or what --file names, and silu_mul.sm_90a.cubin. With
 neither --check nor --time both are done, over all shapes. Sizes divide nothing in the check, outputs are poisoned, and
@@ -152,7 +152,19 @@ def check(path, group):
     print("all right" if not bad else f"{bad} WRONG")
 
 
-def time(files, silu_mul, shape, group, milliseconds):
+def graph_of(version, calls, copies):
+    """Calls one after the other without the host between them."""
+    for which in range(copies):
+        version(which)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in range(calls):
+            version(call % copies)
+    return graph
+
+
+def time(files, silu_mul, shape, groups, milliseconds):
     kind, depth, columns, has_bias, all_rows = SHAPES[shape]
     for rows in all_rows:
         x, weight, bias, held = operands(kind, rows, depth, columns, has_bias, torch.bfloat16)
@@ -174,28 +186,32 @@ def time(files, silu_mul, shape, group, milliseconds):
 
         versions = {"cuBLASLt": library}
         for path in files:
-            ours = [Product(path, kind, x, w, bias, held if kind == "add" else out, group) for w in weights]
-            versions[path.name.split(".")[0]] = lambda which, ours=ours: ours[which]()
+            for group in groups:
+                ours = [Product(path, kind, x, w, bias, held if kind == "add" else out, group) for w in weights]
+                name = path.name.split(".")[0] + (f"/{group}" if len(groups) > 1 else "")
+                versions[name] = lambda which, ours=ours: ours[which]()
         if kind == "gated":
             versions["product alone"] = lambda which: torch.mm(x, weights[which].T, out=wide)
         operations = 2 * rows * depth * width
-        calls = max(copies, int(milliseconds * 1e-3 / (operations / 650e12 + 5e-6)))
+        calls = copies * -(-8 // copies)
+        graphs = {name: graph_of(version, calls, copies) for name, version in versions.items()}
+        replays = max(2, int(milliseconds * 1e-3 / calls / (operations / 650e12 + 5e-6)))
         taken = {name: [] for name in versions}
         for round_ in range(4):
-            for name, version in versions.items():
+            for name, graph in graphs.items():
                 begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-                for call in range(calls // 4):
-                    version(call % copies)
+                for _ in range(replays // 4):
+                    graph.replay()
                 begin.record()
-                for call in range(calls):
-                    version(call % copies)
+                for _ in range(replays):
+                    graph.replay()
                 end.record()
                 torch.cuda.synchronize()
                 if round_:
-                    taken[name].append(begin.elapsed_time(end) * 1e3 / calls)
+                    taken[name].append(begin.elapsed_time(end) * 1e3 / calls / replays)
         medians = {name: statistics.median(times) for name, times in taken.items()}
         words = [
-            f"{name} {us:8.1f} us {operations / us / 1e6:5.0f} TFLOP/s {medians['cuBLASLt'] / us:5.3f}x"
+            f"{name} {us:.1f} us {operations / us / 1e6:.0f} ({medians['cuBLASLt'] / us:.3f})"
             for name, us in medians.items()
         ]
         print(f"{shape:>14} {rows:>5} rows | " + " | ".join(words), flush=True)
@@ -207,7 +223,7 @@ def main():
     parser.add_argument("--file", nargs="+", default=["linear_gated_hopper.sm_90a.cubin"])
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--time", nargs="*")
-    parser.add_argument("--group", type=int, default=8)
+    parser.add_argument("--group", nargs="+", type=int, default=[8])
     parser.add_argument("--milliseconds", type=int, default=60)
     options = parser.parse_args()
     torch.manual_seed(4)
@@ -216,7 +232,7 @@ def main():
     neither = not options.check and options.time is None
     if options.check or neither:
         for path in files:
-            check(path, options.group)
+            check(path, options.group[0])
     if options.time is not None or neither:
         silu_mul = load(options.folder / "silu_mul.sm_90a.cubin", "silu_mul_bf16")
         for shape in options.time or SHAPES:
