@@ -158,17 +158,33 @@ __device__ __forceinline__ void store_quarters(uint32_t address, const uint32_t 
                  : "memory");
 }
 
-// Adds a bias to the eight columns of a tile of sums, of which this lane has two; there is none beyond `columns`.
-template <typename T>
-__device__ __forceinline__ void add_bias(float (&sums)[4], const T* bias, uint32_t column, uint32_t columns) {
-    if (column < columns) {
-        const float2 two = pair_to_floats<T>(__ldg(reinterpret_cast<const uint32_t*>(bias + column)));
-        sums[0] += two.x;
-        sums[1] += two.y;
-        sums[2] += two.x;
-        sums[3] += two.y;
+// The biases of a tile's 256 sums a row, loaded when the tile begins, so that nothing waits for them at its end. A warp
+// has them all, lane i the pairs i, i + 32, i + 64 and i + 96.
+template <Kind KIND, typename T>
+struct Biases {
+    uint32_t pairs[4];
+
+    __device__ __forceinline__ void load(const T* bias, uint32_t column, uint32_t columns) {
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+            const uint32_t at = column + threadIdx.x % 32 * 2 + (KIND == Kind::GATED ? i % 2 : i) * 64;
+            const uint32_t skipped = KIND == Kind::GATED ? i / 2 * columns : 0;
+            pairs[i] = at < columns ? __ldg(reinterpret_cast<const uint32_t*>(bias + skipped + at)) : 0;
+        }
     }
-}
+
+    __device__ __forceinline__ void add(float (&sums)[32][4]) const {
+#pragma unroll
+        for (uint32_t tile = 0; tile < 32; ++tile) {
+            const float2 two = pair_to_floats<T>(
+                __shfl_sync(0xffffffffu, pairs[tile / 8], tile % 8 * 4 + threadIdx.x % 4));
+            sums[tile][0] += two.x;
+            sums[tile][1] += two.y;
+            sums[tile][2] += two.x;
+            sums[tile][3] += two.y;
+        }
+    }
+};
 
 __device__ __forceinline__ float gated(float gate, float up) {
     // exp overflows to infinity for a very negative gate, and the quotient is then a zero.
@@ -177,9 +193,8 @@ __device__ __forceinline__ float gated(float gate, float up) {
 
 // One warpgroup's part of a tile, box by box through shared memory.
 template <Kind KIND, typename T>
-__device__ __forceinline__ void write_out(float (&sums)[32][4], const TensorMap& out, const T* bias,
-                                          const Arguments& arguments, uint32_t staging, uint32_t row, uint32_t column,
-                                          uint32_t warpgroup) {
+__device__ __forceinline__ void write_out(const float (&sums)[32][4], const TensorMap& out, uint32_t staging,
+                                          uint32_t row, uint32_t column, uint32_t warpgroup) {
     const uint32_t thread = threadIdx.x % WARPGROUP;
     const uint32_t lane = threadIdx.x % 32;
     // Where this lane's row of a quarter goes: the quarters are top, bottom, and both of the next eight columns.
@@ -193,16 +208,6 @@ __device__ __forceinline__ void write_out(float (&sums)[32][4], const TensorMap&
             stores_read<1>();
         }
         part_sync(ALONE + warpgroup, WARPGROUP);
-        if (bias != nullptr) {
-#pragma unroll
-            for (uint32_t tile = box * 8; tile < box * 8 + 8; ++tile) {
-                const uint32_t at = column + tile * 8 + lane % 4 * 2;
-                add_bias(sums[tile], bias, at, arguments.columns);
-                if constexpr (KIND == Kind::GATED) {
-                    add_bias(sums[tile + 16], bias + arguments.columns, at, arguments.columns);
-                }
-            }
-        }
 #pragma unroll
         for (uint32_t piece = 0; piece < 8; piece += 2) {
             uint32_t words[4];
@@ -246,8 +251,12 @@ __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, co
     };
 
     Tiles<KIND> tiles(arguments);
+    Biases<KIND, T> biases;
     bool first_tile = true;
     while (tiles.advance(rank)) {
+        if (bias != nullptr) {
+            biases.load(bias, tiles.column, arguments.columns);
+        }
         if (KIND == Kind::ADDED) {
             const uint32_t own = thread / 32 * 16 + thread % 32 / 4;  // and own + 8
 #pragma unroll
@@ -305,7 +314,10 @@ __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, co
         products_wait<0>();
         hold(sums);
         release(before);
-        write_out<KIND>(sums, out, bias, arguments, staging, tiles.row + warpgroup * 64, tiles.column, warpgroup);
+        if (bias != nullptr) {
+            biases.add(sums);
+        }
+        write_out<KIND, T>(sums, out, staging, tiles.row + warpgroup * 64, tiles.column, warpgroup);
     }
     if (thread == 0) {
         stores_read<0>();
