@@ -9,7 +9,7 @@
 // bias    [features]            the same type, or null
 // out     [rows, features]      the same type or f32; rows out_pitch elements apart, any alignment
 // parts   [2 * grid, ROWS * 128] f32, scratch: what is in it before does not matter
-// counters [tiles]              u32, zeros before the first launch and after every launch
+// counters [512 + tiles]        u32, zeros before the first launch; the kernels leave behind what they need
 //
 // Sums in f32 on the tensor cores, one rounding at the end (gate and up are not rounded before they are multiplied). The
 // same bits every time for the same shape, kernel and grid: parts of a sum are added in the order of `in`, whoever comes
@@ -31,28 +31,56 @@
 #include "kernel_order.cuh"
 #include "weight_copy.cuh"
 
-constexpr uint32_t COLUMNS = 64;                // of a step, 128 bytes a row
-constexpr uint32_t HALF_TILE = 64;              // rows of the weight that one wgmma takes
-constexpr uint32_t HALF_BYTES = HALF_TILE * COLUMNS * 2;
-constexpr uint32_t MULTIPLIERS = 128;           // threads
+constexpr uint32_t COLUMNS = 64;           // of a step, 128 bytes a row
+constexpr uint32_t ROW_BYTES = COLUMNS * 2;
+constexpr uint32_t TILE_ROWS_MAX = 128;    // of the weight
+constexpr uint32_t HALF_ROWS = 64;         // of a tile, what one wgmma takes
+constexpr uint32_t WARPGROUP = 128;
+constexpr uint32_t MULTIPLIERS = 2 * WARPGROUP;  // threads
 constexpr uint32_t THREADS = MULTIPLIERS + 32;
-constexpr uint32_t STAGES_MAX = 6;
+constexpr uint32_t STAGES_MAX = 24;
+constexpr uint32_t TURNS = 256;  // multiprocessors that have their own
 
 // Bits of `flags`.
 constexpr uint32_t ADD_TO_OUT = 1;
 constexpr uint32_t OUT_IS_F32 = 2;
 
+// Shared memory: stages, then what one warpgroup tells the other, barriers, and a word for all.
 template <uint32_t ROWS>
-struct Stage {
-    static constexpr uint32_t ROW_BYTES = ROWS * COLUMNS * 2;
-    static constexpr uint32_t BYTES = 2 * HALF_BYTES + ROW_BYTES;
-    static constexpr uint32_t COUNT = ROWS <= 16 ? 6 : ROWS <= 32 ? 5 : 4;
-    // Behind the stages: barriers of full and of empty stages, and a word for all multipliers.
-    static constexpr uint32_t FULL_AT = COUNT * BYTES;
+struct Shared {
+    static constexpr uint32_t TOLD_BYTES = HALF_ROWS * ROWS * 4;
+    static constexpr uint32_t BARRIER_BYTES = 2 * 8 * STAGES_MAX + 64;
+    // Two blocks share a multiprocessor.
+    static constexpr uint32_t TOLD_AT = (113 * 1024 - BARRIER_BYTES - TOLD_BYTES) / 1024 * 1024;
+    static constexpr uint32_t FULL_AT = TOLD_AT + TOLD_BYTES;
     static constexpr uint32_t EMPTY_AT = FULL_AT + 8 * STAGES_MAX;
     static constexpr uint32_t WORD_AT = EMPTY_AT + 8 * STAGES_MAX;
-    static constexpr uint32_t SHARED_BYTES = WORD_AT + 32;
-    static_assert(SHARED_BYTES <= 113 * 1024 - 512, "two blocks share a multiprocessor");
+    static constexpr uint32_t BYTES = WORD_AT + 64;
+};
+
+// A stage: a step of a tile's rows of the weight, then the same step of x.
+struct Stages {
+    uint32_t weight_bytes;  // whole swizzles
+    uint32_t bytes;
+    uint32_t count;
+    uint32_t copied;  // bytes
+
+    template <uint32_t ROWS>
+    static __device__ __forceinline__ Stages of(uint32_t tile_rows) {
+        Stages stages;
+        stages.weight_bytes = (tile_rows + 7) / 8 * 8 * ROW_BYTES;
+        stages.bytes = stages.weight_bytes + ROWS * ROW_BYTES;
+        stages.copied = (tile_rows + ROWS) * ROW_BYTES;
+        // wgmma reads 64 rows, or twice as many, whatever stands there; behind the last stage is room for them too.
+        const uint32_t read = (tile_rows <= HALF_ROWS ? HALF_ROWS : TILE_ROWS_MAX) * ROW_BYTES;
+        const uint32_t behind = read > stages.bytes ? read - stages.bytes : 0u;
+        stages.count = min(STAGES_MAX, (Shared<ROWS>::TOLD_AT - behind) / stages.bytes);
+        if (tile_rows <= HALF_ROWS) {
+            // A warpgroup takes every other step: a stage is always the same one's, which then misses no turn of it.
+            stages.count = stages.count / 2 * 2;
+        }
+        return stages;
+    }
 };
 
 // The stretches of the line that blocks take.
@@ -78,120 +106,163 @@ struct Arguments {
     uint32_t rows;
     uint32_t features;
     uint32_t steps;
+    uint32_t tile_rows;
     uint32_t flags;
-    uint32_t ahead;
-    uint32_t lead;
 };
 
-// Where the two halves of a tile begin in the weight.
-template <bool GATED>
-__device__ __forceinline__ uint32_t first_row(uint32_t tile, uint32_t half, uint32_t features) {
-    return GATED ? tile * HALF_TILE + half * features : (2 * tile + half) * HALF_TILE;
-}
-
+// Rows of the weight come in groups of eight; gated, eight of the gate and then the same eight of up, so that one thread
+// has both of a feature.
 template <bool GATED>
 __device__ __forceinline__ void copy_weights(const TensorMap& weight, uint32_t stage, uint32_t barrier, uint32_t unit,
-                                             uint32_t steps, uint32_t features) {
+                                             uint32_t steps, uint32_t tile_rows) {
     const uint32_t tile = unit / steps, column = unit % steps * COLUMNS;
-#pragma unroll
-    for (uint32_t half = 0; half < 2; ++half) {
-        copy_box_once(stage + half * HALF_BYTES, weight, barrier, column, first_row<GATED>(tile, half, features));
+    if (GATED) {
+        copy_box_once(stage, weight, barrier, column, 0, 0, tile * (tile_rows / 16));
+    } else {
+        copy_box_once(stage, weight, barrier, column, tile * tile_rows);
     }
 }
+
+// Blocks of one multiprocessor copy in the order in which they came: a block whose kernel was started early is there long
+// before its turn, and reading its weights then would only slow the other down. Nothing but time depends on it, so that
+// nobody waits for ever.
+struct Turn {
+    uint32_t* words;  // [taken, ended]
+    uint32_t number;
+
+    __device__ __forceinline__ explicit Turn(uint32_t* turns) {
+        uint32_t multiprocessor;
+        asm volatile("mov.u32 %0, %%smid;" : "=r"(multiprocessor));
+        words = turns + 2 * (multiprocessor % TURNS);
+        number = atomicAdd(words, 1u);
+    }
+    __device__ __forceinline__ void wait() const {
+        for (uint32_t tries = 0; tries < 4096; ++tries) {
+            if (static_cast<int32_t>(*static_cast<volatile uint32_t*>(words + 1) - number) >= 0) {
+                return;
+            }
+            __nanosleep(50);
+        }
+    }
+    __device__ __forceinline__ void end() const { atomicAdd(words + 1, 1u); }
+};
 
 // One thread keeps the stages full.
 template <typename Element, uint32_t ROWS, bool GATED>
 __device__ __forceinline__ void copy(const TensorMap& weight, const TensorMap& x, const Arguments<Element>& arguments,
-                                     uint32_t shared, uint32_t first, uint32_t last) {
-    using S = Stage<ROWS>;
-    const uint32_t steps = arguments.steps, features = arguments.features;
-    const uint32_t held = min(S::COUNT, last - first);
+                                     const Stages& stages, uint32_t shared, uint32_t first, uint32_t last) {
+    const uint32_t steps = arguments.steps;
+    const Turn turn(arguments.counters);
+    turn.wait();
+    const uint32_t held = min(stages.count, last - first);
     for (uint32_t stage = 0; stage < held; ++stage) {
-        const uint32_t full = shared + S::FULL_AT + 8 * stage;
-        barrier_arrive_expecting(full, S::BYTES);
-        copy_weights<GATED>(weight, shared + stage * S::BYTES, full, first + stage, steps, features);
-    }
-    // While the kernel in front ends, memory has more to do than the stages can hold.
-    const uint32_t fetched = min(arguments.ahead, last - first - held);
-    for (uint32_t unit = first + held; unit < first + held + fetched; ++unit) {
-        const uint32_t tile = unit / steps, column = unit % steps * COLUMNS;
-        fetch_box(weight, column, first_row<GATED>(tile, 0, features));
-        fetch_box(weight, column, first_row<GATED>(tile, 1, features));
+        const uint32_t full = shared + Shared<ROWS>::FULL_AT + 8 * stage;
+        barrier_arrive_expecting(full, stages.copied);
+        copy_weights<GATED>(weight, shared + stage * stages.bytes, full, first + stage, steps, arguments.tile_rows);
     }
     wait_for_previous_kernel();
     for (uint32_t stage = 0; stage < held; ++stage) {
-        copy_box(shared + stage * S::BYTES + 2 * HALF_BYTES, x, shared + S::FULL_AT + 8 * stage,
+        copy_box(shared + stage * stages.bytes + stages.weight_bytes, x, shared + Shared<ROWS>::FULL_AT + 8 * stage,
                  (first + stage) % steps * COLUMNS, 0);
     }
-    // The next kernel's first copies queue up behind this one's last.
-    const uint32_t asked = last - min(arguments.lead, last - first - held);
     uint32_t stage = 0, parity = 0;
     for (uint32_t unit = first + held; unit < last; ++unit) {
-        if (unit == asked) {
-            let_next_kernel_start();
-        }
-        const uint32_t full = shared + S::FULL_AT + 8 * stage;
-        barrier_wait(shared + S::EMPTY_AT + 8 * stage, parity);
-        barrier_arrive_expecting(full, S::BYTES);
-        copy_weights<GATED>(weight, shared + stage * S::BYTES, full, unit, steps, features);
-        copy_box(shared + stage * S::BYTES + 2 * HALF_BYTES, x, full, unit % steps * COLUMNS, 0);
-        if (++stage == S::COUNT) {
+        const uint32_t full = shared + Shared<ROWS>::FULL_AT + 8 * stage, at = shared + stage * stages.bytes;
+        barrier_wait(shared + Shared<ROWS>::EMPTY_AT + 8 * stage, parity);
+        barrier_arrive_expecting(full, stages.copied);
+        copy_weights<GATED>(weight, at, full, unit, steps, arguments.tile_rows);
+        copy_box(at + stages.weight_bytes, x, full, unit % steps * COLUMNS, 0);
+        if (++stage == stages.count) {
             stage = 0;
             parity ^= 1;
         }
     }
-    if (asked == last) {
-        let_next_kernel_start();
+    // The next block's first copies queue up behind this one's last.
+    turn.end();
+}
+
+__device__ __forceinline__ float silu(float gate) {
+    // exp overflows to infinity for a very negative gate, and the quotient is then a zero.
+    return __fdividef(gate, 1.0f + __expf(-gate));
+}
+
+// Writes COUNT features that a thread has of a tile: values[feature][column of C].
+template <typename Out, typename Element, uint32_t ROWS, uint32_t COUNT>
+__device__ __forceinline__ void write(const float (&values)[COUNT][ROWS / 4], const Arguments<Element>& arguments,
+                                      const uint32_t (&features)[COUNT]) {
+    const uint32_t first_row = threadIdx.x % 4 * 2;
+    Out* out = static_cast<Out*>(arguments.out);
+    const auto at = [&](uint32_t row, uint32_t feature) {
+        return out + static_cast<uint64_t>(row) * arguments.out_pitch + feature;
+    };
+    const auto inside = [&](uint32_t row, uint32_t feature) {
+        return row < arguments.rows && feature < arguments.features;
+    };
+    // All reads before the first write: the compiler cannot know that they do not overlap.
+    Out before[COUNT][ROWS / 4];
+    if (arguments.flags & ADD_TO_OUT) {
+#pragma unroll
+        for (uint32_t i = 0; i < COUNT * (ROWS / 4); ++i) {
+            const uint32_t own = i % COUNT, column = i / COUNT, row = column / 2 * 8 + first_row + column % 2;
+            before[own][column] = inside(row, features[own]) ? *at(row, features[own]) : from_float<Out>(0.0f);
+        }
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < COUNT * (ROWS / 4); ++i) {
+        const uint32_t own = i % COUNT, column = i / COUNT, row = column / 2 * 8 + first_row + column % 2;
+        if (inside(row, features[own])) {
+            const float value = values[own][column];
+            *at(row, features[own]) =
+                from_float<Out>(arguments.flags & ADD_TO_OUT ? to_float(before[own][column]) + value : value);
+        }
     }
 }
 
-// Writes a tile that is summed up.
+// Writes a tile that is summed up; `warp` is the one whose rows of the tile this warp has.
 template <typename Element, uint32_t ROWS, bool GATED>
-__device__ __forceinline__ void finish(const float (&c)[2][ROWS / 8][4], const Arguments<Element>& arguments,
-                                       uint32_t tile) {
-    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+__device__ __forceinline__ void finish(const float (&c)[ROWS / 8][4], const Arguments<Element>& arguments, uint32_t tile,
+                                       uint32_t warp) {
+    constexpr uint32_t COUNT = GATED ? 1 : 2;
+    const uint32_t group = threadIdx.x % 32 / 4;
+    float values[COUNT][ROWS / 4];
+    uint32_t features[COUNT];
+    // Rows behind the tile's are those of another, or nothing.
+    const auto feature_of = [&](uint32_t within, uint32_t tile_features) {
+        return within < tile_features ? tile * tile_features + within : 0xffffffffu;
+    };
+    if constexpr (GATED) {
+        features[0] = feature_of(warp * 8 + group, arguments.tile_rows / 2);
 #pragma unroll
-    for (uint32_t half = 0; half < (GATED ? 1 : 2); ++half) {
+        for (uint32_t column = 0; column < ROWS / 4; ++column) {
+            values[0][column] = silu(c[column / 2][column % 2]) * c[column / 2][2 + column % 2];
+        }
+    } else {
 #pragma unroll
         for (uint32_t low = 0; low < 2; ++low) {
-            const uint32_t feature = first_row<GATED>(tile, half, 0) + warp * 16 + low * 8 + lane / 4;
-            if (feature >= arguments.features) {
-                continue;
-            }
-            const float bias = arguments.bias == nullptr ? 0.0f : to_float(arguments.bias[feature]);
+            features[low] = feature_of(warp * 16 + low * 8 + group, arguments.tile_rows);
+            const bool biased = arguments.bias != nullptr && features[low] < arguments.features;
+            const float bias = biased ? to_float(arguments.bias[features[low]]) : 0.0f;
 #pragma unroll
-            for (uint32_t piece = 0; piece < ROWS / 8 * 2; ++piece) {
-                const uint32_t row = piece / 2 * 8 + lane % 4 * 2 + piece % 2;
-                if (row < arguments.rows) {
-                    const uint64_t at = static_cast<uint64_t>(row) * arguments.out_pitch + feature;
-                    float value = c[half][piece / 2][low * 2 + piece % 2];
-                    if (GATED) {
-                        // exp overflows to infinity for a very negative gate, and the quotient is then a zero.
-                        value = __fdividef(value, 1.0f + __expf(-value)) * c[1][piece / 2][low * 2 + piece % 2];
-                    } else {
-                        value += bias;
-                    }
-                    if (arguments.flags & OUT_IS_F32) {
-                        float* out = static_cast<float*>(arguments.out) + at;
-                        *out = arguments.flags & ADD_TO_OUT ? *out + value : value;
-                    } else {
-                        Element* out = static_cast<Element*>(arguments.out) + at;
-                        *out = from_float<Element>(arguments.flags & ADD_TO_OUT ? to_float(*out) + value : value);
-                    }
-                }
+            for (uint32_t column = 0; column < ROWS / 4; ++column) {
+                values[low][column] = c[column / 2][low * 2 + column % 2] + bias;
             }
         }
+    }
+    if (!GATED && arguments.flags & OUT_IS_F32) {
+        write<float, Element, ROWS>(values, arguments, features);
+    } else {
+        write<Element, Element, ROWS>(values, arguments, features);
     }
 }
 
 // Leaves this block's part of a tile for the last of those that share it; true for that one, which then has the sum.
 template <typename Element, uint32_t ROWS>
-__device__ __forceinline__ bool gather(float (&c)[2][ROWS / 8][4], const Arguments<Element>& arguments, const Line& line,
+__device__ __forceinline__ bool gather(float (&c)[ROWS / 8][4], const Arguments<Element>& arguments, const Line& line,
                                        uint32_t shared, uint32_t tile) {
-    constexpr uint32_t VALUES = ROWS;  // of a thread: ROWS * 128 in all
+    constexpr uint32_t VALUES = ROWS / 2;  // of a thread
     const uint32_t begin = tile * arguments.steps;
     const uint32_t first = line.block_of(begin), last = line.block_of(begin + arguments.steps - 1);
-    float* flat = &c[0][0][0];
+    float* flat = &c[0][0];
     // A block has at most one part that begins inside a tile, its first, and one that does not, its last.
     const auto part = [&](uint32_t block) {
         const uint32_t slot = 2 * block + (line.start(block) <= begin ? 1u : 0u);
@@ -205,11 +276,11 @@ __device__ __forceinline__ bool gather(float (&c)[2][ROWS / 8][4], const Argumen
     }
     __threadfence();
     part_sync(1, MULTIPLIERS);
-    const uint32_t word = shared + Stage<ROWS>::WORD_AT;
+    const uint32_t word = shared + Shared<ROWS>::WORD_AT;
     if (threadIdx.x == 0) {
-        const uint32_t before = atomicAdd(arguments.counters + tile, 1u);
+        const uint32_t before = atomicAdd(arguments.counters + 2 * TURNS + tile, 1u);
         if (before == last - first) {
-            arguments.counters[tile] = 0;
+            arguments.counters[2 * TURNS + tile] = 0;
         }
         asm volatile("st.shared.u32 [%0], %1;" ::"r"(word), "r"(before) : "memory");
     }
@@ -224,7 +295,7 @@ __device__ __forceinline__ bool gather(float (&c)[2][ROWS / 8][4], const Argumen
     for (uint32_t i = 0; i < VALUES; ++i) {
         flat[i] = 0.0f;
     }
-#pragma unroll(ROWS <= 16 ? 4 : 1)
+#pragma unroll 4
     for (uint32_t block = first; block <= last; ++block) {
         const float* from = part(block);
 #pragma unroll
@@ -239,12 +310,15 @@ __device__ __forceinline__ bool gather(float (&c)[2][ROWS / 8][4], const Argumen
     return true;
 }
 
-// A warpgroup multiplies what comes.
+// Two warpgroups multiply what comes: each half of the rows of a tall tile, or every other step of a low one.
 template <typename Element, uint32_t ROWS, bool GATED>
-__device__ __forceinline__ void multiply(const Arguments<Element>& arguments, const Line& line, uint32_t shared,
-                                         uint32_t first, uint32_t last) {
-    using S = Stage<ROWS>;
-    constexpr uint64_t LAYOUT = matrix_layout<64>(0, 8 * COLUMNS * 2);
+__device__ __forceinline__ void multiply(const Arguments<Element>& arguments, const Line& line, const Stages& stages,
+                                         uint32_t shared, uint32_t first, uint32_t last) {
+    constexpr uint64_t LAYOUT = matrix_layout<COLUMNS>(0, 8 * ROW_BYTES);
+    const uint32_t warpgroup = threadIdx.x / WARPGROUP;
+    const bool low = arguments.tile_rows <= HALF_ROWS;
+    const uint32_t half = low ? 0u : warpgroup * HALF_ROWS * ROW_BYTES;
+    const uint32_t told = shared + Shared<ROWS>::TOLD_AT + threadIdx.x % WARPGROUP * 4;
     wait_for_previous_kernel();
     uint32_t stage = 0, parity = 0;
     for (uint32_t unit = first; unit < last;) {
@@ -252,85 +326,118 @@ __device__ __forceinline__ void multiply(const Arguments<Element>& arguments, co
         const uint32_t begin = tile * arguments.steps;
         const uint32_t end = min(begin + arguments.steps, last);
         const bool whole = unit == begin && end == begin + arguments.steps;
-        float c[2][ROWS / 8][4];
-        int add = 0;
+        float c[ROWS / 8][4] = {};
         for (; unit < end; ++unit) {
-            barrier_wait(shared + S::FULL_AT + 8 * stage, parity);
-            const uint32_t at = shared + stage * S::BYTES;
-            hold(c[0]);
-            hold(c[1]);
-            products_begin();
+            if (!low || unit % 2 == warpgroup) {
+                barrier_wait(shared + Shared<ROWS>::FULL_AT + 8 * stage, parity);
+                const uint32_t at = shared + stage * stages.bytes;
+                hold(c);
+                products_begin();
 #pragma unroll
-            for (uint32_t k = 0; k < COLUMNS / 16; ++k) {
-                const uint64_t x = matrix_at(LAYOUT, at + 2 * HALF_BYTES + 32 * k);
-                FewColumns<Element, ROWS>::multiply(c[0], matrix_at(LAYOUT, at + 32 * k), x, add);
-                FewColumns<Element, ROWS>::multiply(c[1], matrix_at(LAYOUT, at + HALF_BYTES + 32 * k), x, add);
-                add = 1;
+                for (uint32_t k = 0; k < COLUMNS / 16; ++k) {
+                    FewColumns<Element, ROWS>::multiply(c, matrix_at(LAYOUT, at + half + 32 * k),
+                                                        matrix_at(LAYOUT, at + stages.weight_bytes + 32 * k), 1);
+                }
+                products_end();
+                products_wait<0>();
+                hold(c);
+                if (threadIdx.x % 32 == 0) {
+                    barrier_arrive(shared + Shared<ROWS>::EMPTY_AT + 8 * stage);
+                }
             }
-            products_end();
-            products_wait<0>();
-            hold(c[0]);
-            hold(c[1]);
-            if (threadIdx.x % 32 == 0) {
-                barrier_arrive(shared + S::EMPTY_AT + 8 * stage);
-            }
-            if (++stage == S::COUNT) {
+            if (++stage == stages.count) {
                 stage = 0;
                 parity ^= 1;
             }
         }
-        if (whole || gather<Element, ROWS>(c, arguments, line, shared, tile)) {
-            finish<Element, ROWS, GATED>(c, arguments, tile);
+        if (!whole && !gather<Element, ROWS>(c, arguments, line, shared, tile)) {
+            continue;
+        }
+        float* flat = &c[0][0];
+        if (low && warpgroup == 1) {
+#pragma unroll
+            for (uint32_t i = 0; i < ROWS / 2; ++i) {
+                asm volatile("st.shared.f32 [%0], %1;" ::"r"(told + i * WARPGROUP * 4), "f"(flat[i]) : "memory");
+            }
+        }
+        if (low) {
+            part_sync(1, MULTIPLIERS);
+        }
+        if (low && warpgroup == 0) {
+#pragma unroll
+            for (uint32_t i = 0; i < ROWS / 2; ++i) {
+                float other;
+                asm volatile("ld.shared.f32 %0, [%1];" : "=f"(other) : "r"(told + i * WARPGROUP * 4) : "memory");
+                flat[i] += other;
+            }
+        }
+        if (!low || warpgroup == 0) {
+            finish<Element, ROWS, GATED>(c, arguments, tile, threadIdx.x / 32);
+        }
+        if (low && unit < last) {
+            part_sync(1, MULTIPLIERS);
         }
     }
 }
 
 template <typename Element, uint32_t ROWS, bool GATED>
 __device__ __forceinline__ void few(const TensorMap& weight, const TensorMap& x, const Arguments<Element>& arguments) {
-    extern __shared__ __align__(1024) uint8_t stages[];
-    using S = Stage<ROWS>;
-    const uint32_t shared = static_cast<uint32_t>(__cvta_generic_to_shared(stages));
+    extern __shared__ __align__(1024) uint8_t stages_bytes[];
+    // At once: while every multiprocessor has a block of this kernel, each has room for one of the next. Started later, two
+    // of them might come to one where this kernel has ended already.
+    let_next_kernel_start();
+    const uint32_t shared = static_cast<uint32_t>(__cvta_generic_to_shared(stages_bytes));
+    const Stages stages = Stages::of<ROWS>(arguments.tile_rows);
     if (threadIdx.x == MULTIPLIERS) {
         fetch_map(weight);
         fetch_map(x);
-        for (uint32_t stage = 0; stage < S::COUNT; ++stage) {
-            barrier_init(shared + S::FULL_AT + 8 * stage, 1);
-            barrier_init(shared + S::EMPTY_AT + 8 * stage, MULTIPLIERS / 32);
+        const uint32_t readers = (arguments.tile_rows <= HALF_ROWS ? WARPGROUP : MULTIPLIERS) / 32;
+        for (uint32_t stage = 0; stage < stages.count; ++stage) {
+            barrier_init(shared + Shared<ROWS>::FULL_AT + 8 * stage, 1);
+            barrier_init(shared + Shared<ROWS>::EMPTY_AT + 8 * stage, readers);
         }
         barrier_init_done();
     }
     __syncthreads();
-    const uint32_t tile_features = GATED ? HALF_TILE : 2 * HALF_TILE;
+    const uint32_t tile_features = arguments.tile_rows / (GATED ? 2 : 1);
     Line line;
-    line.units = (arguments.features + tile_features - 1) / tile_features * arguments.steps;
-    line.blocks = min(gridDim.x, line.units);
+    const uint32_t tiles = (arguments.features + tile_features - 1) / tile_features;
+    line.blocks = min(gridDim.x, tiles * arguments.steps);
+    // If that leaves almost nobody idle, blocks take whole tiles.
+    const uint32_t whole = (tiles + line.blocks - 1) / line.blocks * line.blocks;
+    line.units = ((whole - tiles) * 32 <= whole ? whole : tiles) * arguments.steps;
     if (blockIdx.x >= line.blocks) {
         wait_for_previous_kernel();
         return;
     }
-    const uint32_t first = line.start(blockIdx.x), last = line.start(blockIdx.x + 1);
+    const uint32_t first = line.start(blockIdx.x);
+    const uint32_t last = min(line.start(blockIdx.x + 1), tiles * arguments.steps);
+    if (first >= last) {
+        wait_for_previous_kernel();
+        return;
+    }
     if (threadIdx.x < MULTIPLIERS) {
-        multiply<Element, ROWS, GATED>(arguments, line, shared, first, last);
+        multiply<Element, ROWS, GATED>(arguments, line, stages, shared, first, last);
     } else if (threadIdx.x == MULTIPLIERS) {
-        copy<Element, ROWS, GATED>(weight, x, arguments, shared, first, last);
+        copy<Element, ROWS, GATED>(weight, x, arguments, stages, shared, first, last);
     }
 }
 
 #define LINEAR_FEW(name, Element, ROWS)                                                                                \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                           \
         linear_few_##name##_r##ROWS(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap x,     \
                                     void* out, const Element* bias, float* parts, uint32_t* counters,                  \
                                     uint32_t out_pitch, uint32_t rows, uint32_t features, uint32_t steps,              \
-                                    uint32_t flags, uint32_t ahead, uint32_t lead) {                                   \
+                                    uint32_t tile_rows, uint32_t flags) {                                              \
         few<Element, ROWS, false>(                                                                                     \
-            weight, x, {out, bias, parts, counters, out_pitch, rows, features, steps, flags, ahead, lead});            \
+            weight, x, {out, bias, parts, counters, out_pitch, rows, features, steps, tile_rows, flags});              \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                           \
         gate_up_few_##name##_r##ROWS(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap x,    \
                                      Element* out, float* parts, uint32_t* counters, uint32_t out_pitch,               \
-                                     uint32_t rows, uint32_t features, uint32_t steps, uint32_t ahead,                 \
-                                     uint32_t lead) {                                                                  \
-        few<Element, ROWS, true>(weight, x, {out, nullptr, parts, counters, out_pitch, rows, features, steps, 0, ahead, lead});     \
+                                     uint32_t rows, uint32_t features, uint32_t steps, uint32_t tile_rows) {           \
+        few<Element, ROWS, true>(                                                                                      \
+            weight, x, {out, nullptr, parts, counters, out_pitch, rows, features, steps, tile_rows, 0});               \
     }
 #define KERNEL(name, Element)                                                                                          \
     LINEAR_FEW(name, Element, 8) LINEAR_FEW(name, Element, 16) LINEAR_FEW(name, Element, 32)                           \
