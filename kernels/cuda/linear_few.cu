@@ -1,40 +1,48 @@
 // Products of few rows: a step of decoding, which is bound by reading the weights once.
 // Targets: sm_90a
 //
-// linear_few    out = x * weight^T (+ bias) (+ out)
-// gate_up_few   out = silu(x * gate^T) * (x * up^T)   (SwiGLU, Shazeer 2020, arXiv 2002.05202)
+// linear_few_<type>_r<ROWS>     out = x * weight^T (+ bias) (+ out)
+// gate_up_few_<type>_r<ROWS>    out = silu(x * gate^T) * (x * up^T)   (SwiGLU, Shazeer 2020, arXiv 2002.05202)
 //
-// x       [rows, in]            bf16 or f16, as a tensor map; rows from 1 to ROWS of the kernel (8, 16, 32, 64)
-// weight  [features, in]        the same type, as a tensor map; gate_up_few: [2 * features, in], gate rows, then up rows
-// bias    [features]            the same type, or null
-// out     [rows, features]      the same type or f32; rows out_pitch elements apart, any alignment
-// parts   [2 * grid, ROWS * 128] f32, scratch: what is in it before does not matter
-// counters [512 + tiles]        u32, zeros before the first launch; the kernels leave behind what they need
+// <type> is bf16 or f16, ROWS is 8, 16, 32 or 64: the most rows that the kernel takes.
 //
-// Sums in f32 on the tensor cores, one rounding at the end (gate and up are not rounded before they are multiplied). The
-// same bits every time for the same shape, kernel and grid: parts of a sum are added in the order of `in`, whoever comes
-// last. NaN and infinity go their usual way, and stay in their row of x. `in` is a multiple of 8 and rows of x and weight
-// start at multiples of 16 bytes, which tensor maps ask for; places past an edge are zeros and nothing is written there.
-// out and x must not overlap. Two launches may share parts and counters if one follows the other in a stream.
+// weight    [features, in]          as a tensor map; gate_up_few: [2 * features, in], gate rows, then up rows
+// x         [rows, in]              as a tensor map, 1 <= rows <= ROWS
+// out       [rows, features]        the same type, or f32 if flags say so; rows out_pitch elements apart, any alignment
+// bias      [features]              the same type, or null
+// parts     [2 * grid, ROWS * 128]  f32, scratch: what is in it before does not matter
+// counters  [512 + tiles]           u32, zeros before the first launch; kernels leave what the next one needs
+// steps     div_ceil(in, 64)
+// tile_rows rows of the weight that make a tile, 1 to 128; gate_up_few: a multiple of 16, half gate and half up
+// flags     1: add to what is in out; 2: out is f32
 //
-// The weights must not be written while kernels of this kind may start early: their first copies do not wait for the
-// kernel in front.
+// Sums are f32 on the tensor cores, with one rounding at the end; gate and up are not rounded before they are
+// multiplied. The same bits every time for the same shape, kernel, grid and tile_rows: the order of additions does
+// not depend on who comes last. A NaN stays in its row of x, or in the features whose weights have it. `in` is a
+// multiple of 8, rows of x and weight start at multiples of 16 bytes, and gate_up_few wants features to be a multiple
+// of 8: that is what the tensor maps need. Any other size is right: places past an edge count as zeros, and nothing is
+// written there. out must not overlap x. Launches that follow each other in one stream may share parts and counters;
+// others must not.
 //
-// The work is a line of units, one tile (128 rows of the weight) after the other, each in steps of 64 columns. Thread
-// blocks take equal stretches of that line ("Stream-K", Osama et al. 2023, arXiv 2301.03598), so that all multiprocessors
-// read to the end whatever the shape. Who has only part of a tile leaves it in `parts`; the last to come adds them up. One
-// warp copies, four multiply: the weight is the tall operand of wgmma, x the narrow one. A block takes half of the shared
-// memory, so that the next kernel's block can stand beside it and fill its own stages while this one ends.
+// The first copies of weights do not wait for the kernel in front. Whoever writes weights synchronises before it
+// launches this with programmatic stream serialization.
+//
+// The work is a line of units: one tile after the other, each in steps of 64 columns. Blocks take whole tiles where
+// that leaves almost none idle, and otherwise equal stretches of the line ("Stream-K", Osama et al. 2023, arXiv
+// 2301.03598): who has only part of a tile leaves it in `parts`, and the last to come adds them up. One warp copies,
+// two warpgroups multiply: the weight is the tall operand of wgmma, x the narrow one, so that few rows waste little. A
+// block takes half of the shared memory: the next kernel's block stands beside it and fills its own stages while this
+// kernel ends.
 
 #include "element.cuh"
 #include "few_rows.cuh"
 #include "kernel_order.cuh"
 #include "weight_copy.cuh"
 
-constexpr uint32_t COLUMNS = 64;           // of a step, 128 bytes a row
+constexpr uint32_t COLUMNS = 64;  // of a step
 constexpr uint32_t ROW_BYTES = COLUMNS * 2;
-constexpr uint32_t TILE_ROWS_MAX = 128;    // of the weight
-constexpr uint32_t HALF_ROWS = 64;         // of a tile, what one wgmma takes
+constexpr uint32_t TILE_ROWS_MAX = 128;
+constexpr uint32_t HALF_ROWS = 64;  // of the tallest tile: what one wgmma takes
 constexpr uint32_t WARPGROUP = 128;
 constexpr uint32_t MULTIPLIERS = 2 * WARPGROUP;  // threads
 constexpr uint32_t THREADS = MULTIPLIERS + 32;
@@ -110,8 +118,7 @@ struct Arguments {
     uint32_t flags;
 };
 
-// Rows of the weight come in groups of eight; gated, eight of the gate and then the same eight of up, so that one thread
-// has both of a feature.
+// Gated, the map puts eight rows of up behind the same eight of the gate, so that one thread has both of a feature.
 template <bool GATED>
 __device__ __forceinline__ void copy_weights(const TensorMap& weight, uint32_t stage, uint32_t barrier, uint32_t unit,
                                              uint32_t steps, uint32_t tile_rows) {
@@ -123,9 +130,9 @@ __device__ __forceinline__ void copy_weights(const TensorMap& weight, uint32_t s
     }
 }
 
-// Blocks of one multiprocessor copy in the order in which they came: a block whose kernel was started early is there long
-// before its turn, and reading its weights then would only slow the other down. Nothing but time depends on it, so that
-// nobody waits for ever.
+// Blocks of one multiprocessor copy in the order in which they came. A block whose kernel was started early is there
+// long before its turn; reading its weights then would only slow the other down, and leave nothing to read while that
+// one adds and writes. Nothing but time depends on turns, so nobody waits for ever.
 struct Turn {
     uint32_t* words;  // [taken, ended]
     uint32_t number;
@@ -220,8 +227,8 @@ __device__ __forceinline__ void write(const float (&values)[COUNT][ROWS / 4], co
 
 // Writes a tile that is summed up; `warp` is the one whose rows of the tile this warp has.
 template <typename Element, uint32_t ROWS, bool GATED>
-__device__ __forceinline__ void finish(const float (&c)[ROWS / 8][4], const Arguments<Element>& arguments, uint32_t tile,
-                                       uint32_t warp) {
+__device__ __forceinline__ void finish(const float (&c)[ROWS / 8][4], const Arguments<Element>& arguments,
+                                       uint32_t tile, uint32_t warp) {
     constexpr uint32_t COUNT = GATED ? 1 : 2;
     const uint32_t group = threadIdx.x % 32 / 4;
     float values[COUNT][ROWS / 4];
@@ -383,8 +390,8 @@ __device__ __forceinline__ void multiply(const Arguments<Element>& arguments, co
 template <typename Element, uint32_t ROWS, bool GATED>
 __device__ __forceinline__ void few(const TensorMap& weight, const TensorMap& x, const Arguments<Element>& arguments) {
     extern __shared__ __align__(1024) uint8_t stages_bytes[];
-    // At once: while every multiprocessor has a block of this kernel, each has room for one of the next. Started later, two
-    // of them might come to one where this kernel has ended already.
+    // At once: while every multiprocessor has a block of this kernel, each has room for one of the next. Started later,
+    // two of them might come to one where this kernel has ended already.
     let_next_kernel_start();
     const uint32_t shared = static_cast<uint32_t>(__cvta_generic_to_shared(stages_bytes));
     const Stages stages = Stages::of<ROWS>(arguments.tile_rows);
@@ -443,3 +450,28 @@ __device__ __forceinline__ void few(const TensorMap& weight, const TensorMap& x,
     LINEAR_FEW(name, Element, 8) LINEAR_FEW(name, Element, 16) LINEAR_FEW(name, Element, 32)                           \
     LINEAR_FEW(name, Element, 64)
 FOR_EACH_ACTIVATION(KERNEL)
+
+// Launch: grid (multiprocessors), or tiles * steps if that is less; block (288); dynamic shared memory
+//   (113 * 1024 - 448 - 256 * ROWS) / 1024 * 1024 + 256 * ROWS + 448
+// bytes, for which the function's limit has to be raised first. ROWS is the least of 8, 16, 32, 64 that rows fit in.
+// May be launched with programmatic stream serialization, and should be. tiles is div_ceil(features, tile_rows),
+// gate_up_few: div_ceil(features, tile_rows / 2). parts and counters: see above; 2 * grid * ROWS * 512 bytes, (512 +
+// tiles) * 4 bytes.
+//
+// Any tile_rows in its range is right. All blocks should have equal work and none be without: the next kernel's blocks,
+// which have come already, would else share a multiprocessor two by two (twice as slow, or worse). With P
+// multiprocessors,
+//   linear_few   half = div_ceil(features, P / 2);  tile_rows = div_ceil(half, div_ceil(half, 128))
+//                and one less while P - P / 32 <= tiles < P: two blocks for a tile of a narrow output (55 rows for 3584
+//                features on 132, 70 for 4608), nine whole tiles a block for 152,064
+//   gate_up_few  groups = div_ceil(div_ceil(features, 8), P);  tile_rows = 16 * div_ceil(groups, div_ceil(groups, 8))
+//                (96 rows, three tiles a block, for 18,944)
+// A grid of fewer blocks than multiprocessors is right too, and slow for the same reason.
+//
+// The tensor maps come from cuTensorMapEncodeTiled: type BFLOAT16 or FLOAT16, element strides 1, interleave NONE,
+// swizzle 128B, L2 promotion 128 bytes (256 were slower), out of bounds NONE (zeros), and
+//   weight of linear_few    rank 2, dimensions {in, features}, strides {2 * in} bytes, box {64, tile_rows}
+//   weight of gate_up_few   rank 4, dimensions {in, 8, 2, features / 8}, strides {2 * in, 2 * in * features, 16 * in}
+//                           bytes, box {64, 8, 2, tile_rows / 16}
+//   x                       rank 2, dimensions {in, rows}, strides {2 * pitch} bytes, box {64, ROWS}
+// Those of the weights last as long as the weights; that of x belongs to one address and number of rows.

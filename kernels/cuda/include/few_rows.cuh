@@ -1,7 +1,6 @@
-// Products of a warpgroup of Hopper with few columns: C [64, N] += A [64, 16] * B [N, 16]^T, both in shared memory with
-// the product along their rows, N from 8 to 64. With the weight as A and the activations as B, a step of decoding wastes
-// nothing on rows that are not there. C has the layout of tensor_core.cuh, 16 rows a warp: c[j] are the columns 8 * j and
-// on. Waiting and descriptors are those of wgmma.cuh.
+// Products of a warpgroup of Hopper with few columns (wgmma, sm_90a): C [64, N] += A [64, 16] * B [N, 16]^T, both in
+// shared memory with the product along their rows, N from 8 to 64; without `add`, C is overwritten. C has the layout of
+// tensor_core.cuh, 16 rows a warp: c[j] are the columns 8 * j and on. Waiting and descriptors are those of wgmma.cuh.
 #pragma once
 
 #include "wgmma.cuh"
