@@ -13,7 +13,9 @@
 // parts     [2 * grid, ROWS * 128]  f32, scratch: what is in it before does not matter
 // counters  [512 + tiles]           u32, zeros before the first launch; kernels leave what the next one needs
 // steps     div_ceil(in, 64)
-// tile_rows rows of the weight that make a tile, 1 to 128; gate_up_few: a multiple of 16, half gate and half up
+// tiles     how many tiles the features are cut into, all as tall as can be alike
+// tile_rows rows of the tallest, div_ceil(features, tiles) <= 128; gate_up_few: 16 * div_ceil(features / 8, tiles)
+// ahead     steps of the weight that a block fetches into the L2 cache beyond its stages before it waits
 // flags     1: add to what is in out; 2: out is f32
 //
 // Sums are f32 on the tensor cores, with one rounding at the end; gate and up are not rounded before they are
@@ -27,8 +29,8 @@
 // The first copies of weights do not wait for the kernel in front. Whoever writes weights synchronises before it
 // launches this with programmatic stream serialization.
 //
-// The work is a line of units: one tile after the other, each in steps of 64 columns. Blocks take whole tiles where
-// that leaves almost none idle, and otherwise equal stretches of the line ("Stream-K", Osama et al. 2023, arXiv
+// The work is a line of units: one tile after the other, each in steps of 64 columns. Blocks take
+// equal stretches of the line ("Stream-K", Osama et al. 2023, arXiv
 // 2301.03598): who has only part of a tile leaves it in `parts`, and the last to come adds them up. One warp copies,
 // two warpgroups multiply: the weight is the tall operand of wgmma, x the narrow one, so that few rows waste little. A
 // block takes half of the shared memory: the next kernel's block stands beside it and fills its own stages while this
@@ -114,21 +116,61 @@ struct Arguments {
     uint32_t rows;
     uint32_t features;
     uint32_t steps;
+    uint32_t tiles;
     uint32_t tile_rows;
     uint32_t flags;
+    uint32_t ahead;
 };
 
-// Gated, the map puts eight rows of up behind the same eight of the gate, so that one thread has both of a feature.
-template <bool GATED>
-__device__ __forceinline__ void copy_weights(const TensorMap& weight, uint32_t stage, uint32_t barrier, uint32_t unit,
-                                             uint32_t steps, uint32_t tile_rows) {
-    const uint32_t tile = unit / steps, column = unit % steps * COLUMNS;
-    if (GATED) {
-        copy_box_once(stage, weight, barrier, column, 0, 0, tile * (tile_rows / 16));
-    } else {
-        copy_box_once(stage, weight, barrier, column, tile * tile_rows);
-    }
+// The first feature of a tile. All tiles are as tall as can be alike; a gated one has whole groups of eight.
+template <typename Element, bool GATED>
+__device__ __forceinline__ uint32_t first_feature(const Arguments<Element>& arguments, uint32_t tile) {
+    constexpr uint32_t GROUP = GATED ? 8 : 1;
+    const uint64_t groups = arguments.features / GROUP;
+    return static_cast<uint32_t>(groups * tile / arguments.tiles) * GROUP;
 }
+
+// Gated, the map puts eight rows of up behind the same eight of the gate, so that one thread has both of a feature.
+template <typename Element, bool GATED>
+struct Place {
+    const TensorMap& weight;
+    const Arguments<Element>& arguments;
+    uint32_t tile;
+    uint32_t column;
+    uint32_t row;  // gated: group of eight
+
+    __device__ __forceinline__ Place(const TensorMap& weight, const Arguments<Element>& arguments, uint32_t unit)
+        : weight(weight), arguments(arguments) {
+        tile = unit / arguments.steps;
+        column = unit % arguments.steps * COLUMNS;
+        find_row();
+    }
+    __device__ __forceinline__ void find_row() {
+        row = first_feature<Element, GATED>(arguments, tile) / (GATED ? 8 : 1);
+    }
+    __device__ __forceinline__ void copy(uint32_t stage, uint32_t barrier) const {
+        if (GATED) {
+            copy_box_once(stage, weight, barrier, column, 0, 0, row);
+        } else {
+            copy_box_once(stage, weight, barrier, column, row);
+        }
+    }
+    __device__ __forceinline__ void fetch() const {
+        if (GATED) {
+            fetch_box(weight, column, 0, 0, row);
+        } else {
+            fetch_box(weight, column, row);
+        }
+    }
+    __device__ __forceinline__ void advance() {
+        column += COLUMNS;
+        if (column == arguments.steps * COLUMNS) {
+            column = 0;
+            tile += 1;
+            find_row();
+        }
+    }
+};
 
 // Blocks of one multiprocessor copy in the order in which they came. A block whose kernel was started early is there
 // long before its turn; reading its weights then would only slow the other down, and leave nothing to read while that
@@ -158,27 +200,38 @@ struct Turn {
 template <typename Element, uint32_t ROWS, bool GATED>
 __device__ __forceinline__ void copy(const TensorMap& weight, const TensorMap& x, const Arguments<Element>& arguments,
                                      const Stages& stages, uint32_t shared, uint32_t first, uint32_t last) {
-    const uint32_t steps = arguments.steps;
+    Place<Element, GATED> place(weight, arguments, first);
+    const uint32_t begin = place.column;
     const Turn turn(arguments.counters);
     turn.wait();
     const uint32_t held = min(stages.count, last - first);
     for (uint32_t stage = 0; stage < held; ++stage) {
         const uint32_t full = shared + Shared<ROWS>::FULL_AT + 8 * stage;
         barrier_arrive_expecting(full, stages.copied);
-        copy_weights<GATED>(weight, shared + stage * stages.bytes, full, first + stage, steps, arguments.tile_rows);
+        place.copy(shared + stage * stages.bytes, full);
+        place.advance();
+    }
+    // Memory has more to do than the stages can hold while the kernel in front ends.
+    Place<Element, GATED> later(weight, arguments, first + held);
+    for (uint32_t unit = 0; unit < min(arguments.ahead, last - first - held); ++unit) {
+        later.fetch();
+        later.advance();
     }
     wait_for_previous_kernel();
+    uint32_t column = begin;
     for (uint32_t stage = 0; stage < held; ++stage) {
-        copy_box(shared + stage * stages.bytes + stages.weight_bytes, x, shared + Shared<ROWS>::FULL_AT + 8 * stage,
-                 (first + stage) % steps * COLUMNS, 0);
+        copy_box(shared + stage * stages.bytes + stages.weight_bytes, x, shared + Shared<ROWS>::FULL_AT + 8 * stage, column,
+                 0);
+        column = column + COLUMNS == arguments.steps * COLUMNS ? 0 : column + COLUMNS;
     }
     uint32_t stage = 0, parity = 0;
     for (uint32_t unit = first + held; unit < last; ++unit) {
         const uint32_t full = shared + Shared<ROWS>::FULL_AT + 8 * stage, at = shared + stage * stages.bytes;
         barrier_wait(shared + Shared<ROWS>::EMPTY_AT + 8 * stage, parity);
         barrier_arrive_expecting(full, stages.copied);
-        copy_weights<GATED>(weight, at, full, unit, steps, arguments.tile_rows);
-        copy_box(at + stages.weight_bytes, x, full, unit % steps * COLUMNS, 0);
+        place.copy(at, full);
+        copy_box(at + stages.weight_bytes, x, full, place.column, 0);
+        place.advance();
         if (++stage == stages.count) {
             stage = 0;
             parity ^= 1;
@@ -234,11 +287,11 @@ __device__ __forceinline__ void finish(const float (&c)[ROWS / 8][4], const Argu
     float values[COUNT][ROWS / 4];
     uint32_t features[COUNT];
     // Rows behind the tile's are those of another, or nothing.
-    const auto feature_of = [&](uint32_t within, uint32_t tile_features) {
-        return within < tile_features ? tile * tile_features + within : 0xffffffffu;
-    };
+    const uint32_t first = first_feature<Element, GATED>(arguments, tile);
+    const uint32_t end = first_feature<Element, GATED>(arguments, tile + 1);
+    const auto feature_of = [&](uint32_t within) { return first + within < end ? first + within : 0xffffffffu; };
     if constexpr (GATED) {
-        features[0] = feature_of(warp * 8 + group, arguments.tile_rows / 2);
+        features[0] = feature_of(warp * 8 + group);
 #pragma unroll
         for (uint32_t column = 0; column < ROWS / 4; ++column) {
             values[0][column] = silu(c[column / 2][column % 2]) * c[column / 2][2 + column % 2];
@@ -246,7 +299,7 @@ __device__ __forceinline__ void finish(const float (&c)[ROWS / 8][4], const Argu
     } else {
 #pragma unroll
         for (uint32_t low = 0; low < 2; ++low) {
-            features[low] = feature_of(warp * 16 + low * 8 + group, arguments.tile_rows);
+            features[low] = feature_of(warp * 16 + low * 8 + group);
             const bool biased = arguments.bias != nullptr && features[low] < arguments.features;
             const float bias = biased ? to_float(arguments.bias[features[low]]) : 0.0f;
 #pragma unroll
@@ -406,23 +459,14 @@ __device__ __forceinline__ void few(const TensorMap& weight, const TensorMap& x,
         barrier_init_done();
     }
     __syncthreads();
-    const uint32_t tile_features = arguments.tile_rows / (GATED ? 2 : 1);
     Line line;
-    const uint32_t tiles = (arguments.features + tile_features - 1) / tile_features;
-    line.blocks = min(gridDim.x, tiles * arguments.steps);
-    // If that leaves almost nobody idle, blocks take whole tiles.
-    const uint32_t whole = (tiles + line.blocks - 1) / line.blocks * line.blocks;
-    line.units = ((whole - tiles) * 32 <= whole ? whole : tiles) * arguments.steps;
+    line.units = arguments.tiles * arguments.steps;
+    line.blocks = min(gridDim.x, line.units);
     if (blockIdx.x >= line.blocks) {
         wait_for_previous_kernel();
         return;
     }
-    const uint32_t first = line.start(blockIdx.x);
-    const uint32_t last = min(line.start(blockIdx.x + 1), tiles * arguments.steps);
-    if (first >= last) {
-        wait_for_previous_kernel();
-        return;
-    }
+    const uint32_t first = line.start(blockIdx.x), last = line.start(blockIdx.x + 1);
     if (threadIdx.x < MULTIPLIERS) {
         multiply<Element, ROWS, GATED>(arguments, line, stages, shared, first, last);
     } else if (threadIdx.x == MULTIPLIERS) {
@@ -435,16 +479,17 @@ __device__ __forceinline__ void few(const TensorMap& weight, const TensorMap& x,
         linear_few_##name##_r##ROWS(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap x,     \
                                     void* out, const Element* bias, float* parts, uint32_t* counters,                  \
                                     uint32_t out_pitch, uint32_t rows, uint32_t features, uint32_t steps,              \
-                                    uint32_t tile_rows, uint32_t flags) {                                              \
+                                    uint32_t tiles, uint32_t tile_rows, uint32_t flags, uint32_t ahead) {              \
         few<Element, ROWS, false>(                                                                                     \
-            weight, x, {out, bias, parts, counters, out_pitch, rows, features, steps, tile_rows, flags});              \
+            weight, x, {out, bias, parts, counters, out_pitch, rows, features, steps, tiles, tile_rows, flags, ahead}); \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                           \
         gate_up_few_##name##_r##ROWS(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap x,    \
                                      Element* out, float* parts, uint32_t* counters, uint32_t out_pitch,               \
-                                     uint32_t rows, uint32_t features, uint32_t steps, uint32_t tile_rows) {           \
+                                     uint32_t rows, uint32_t features, uint32_t steps, uint32_t tiles,                 \
+                                     uint32_t tile_rows, uint32_t ahead) {                                             \
         few<Element, ROWS, true>(                                                                                      \
-            weight, x, {out, nullptr, parts, counters, out_pitch, rows, features, steps, tile_rows, 0});               \
+            weight, x, {out, nullptr, parts, counters, out_pitch, rows, features, steps, tiles, tile_rows, 0, ahead}); \
     }
 #define KERNEL(name, Element)                                                                                          \
     LINEAR_FEW(name, Element, 8) LINEAR_FEW(name, Element, 16) LINEAR_FEW(name, Element, 32)                           \
@@ -454,18 +499,10 @@ FOR_EACH_ACTIVATION(KERNEL)
 // Launch: grid (multiprocessors), or tiles * steps if that is less; block (288); dynamic shared memory
 //   (113 * 1024 - 448 - 256 * ROWS) / 1024 * 1024 + 256 * ROWS + 448
 // bytes, for which the function's limit has to be raised first. ROWS is the least of 8, 16, 32, 64 that rows fit in.
-// May be launched with programmatic stream serialization, and should be. tiles is div_ceil(features, tile_rows),
-// gate_up_few: div_ceil(features, tile_rows / 2). parts and counters: see above; 2 * grid * ROWS * 512 bytes, (512 +
-// tiles) * 4 bytes.
+// May be launched with programmatic stream serialization, and should be. parts and counters: see above.
 //
-// Any tile_rows in its range is right. All blocks should have equal work and none be without: the next kernel's blocks,
-// which have come already, would else share a multiprocessor two by two (twice as slow, or worse). With P
-// multiprocessors,
-//   linear_few   half = div_ceil(features, P / 2);  tile_rows = div_ceil(half, div_ceil(half, 128))
-//                and one less while P - P / 32 <= tiles < P: two blocks for a tile of a narrow output (55 rows for 3584
-//                features on 132, 70 for 4608), nine whole tiles a block for 152,064
-//   gate_up_few  groups = div_ceil(div_ceil(features, 8), P);  tile_rows = 16 * div_ceil(groups, div_ceil(groups, 8))
-//                (96 rows, three tiles a block, for 18,944)
+// Any tiles in the range of tile_rows is right. With P multiprocessors, tiles is a multiple of P for whole tiles (132 of 27
+// or 28 rows for 3584 features), or of P / 2 for two blocks a tile; which is faster is NOT MEASURED YET, nor is `ahead`.
 // A grid of fewer blocks than multiprocessors is right too, and slow for the same reason.
 //
 // The tensor maps come from cuTensorMapEncodeTiled: type BFLOAT16 or FLOAT16, element strides 1, interleave NONE,
