@@ -60,8 +60,9 @@ template <uint32_t ROWS>
 struct Shared {
     static constexpr uint32_t TOLD_BYTES = HALF_ROWS * ROWS * 4;
     static constexpr uint32_t BARRIER_BYTES = 2 * 8 * STAGES_MAX + 64;
-    // Two blocks share a multiprocessor.
-    static constexpr uint32_t TOLD_AT = (113 * 1024 - BARRIER_BYTES - TOLD_BYTES) / 1024 * 1024;
+    // Two blocks share a multiprocessor of 228 KiB, with 10 KiB for small kernels that stand between the two in the
+    // stream.
+    static constexpr uint32_t TOLD_AT = (108 * 1024 - BARRIER_BYTES - TOLD_BYTES) / 1024 * 1024;
     static constexpr uint32_t FULL_AT = TOLD_AT + TOLD_BYTES;
     static constexpr uint32_t EMPTY_AT = FULL_AT + 8 * STAGES_MAX;
     static constexpr uint32_t WORD_AT = EMPTY_AT + 8 * STAGES_MAX;
@@ -497,13 +498,16 @@ __device__ __forceinline__ void few(const TensorMap& weight, const TensorMap& x,
 FOR_EACH_ACTIVATION(KERNEL)
 
 // Launch: grid (multiprocessors), or tiles * steps if that is less; block (288); dynamic shared memory
-//   (113 * 1024 - 448 - 256 * ROWS) / 1024 * 1024 + 256 * ROWS + 448
+//   (108 * 1024 - 448 - 256 * ROWS) / 1024 * 1024 + 256 * ROWS + 448
 // bytes, for which the function's limit has to be raised first. ROWS is the least of 8, 16, 32, 64 that rows fit in.
 // May be launched with programmatic stream serialization, and should be. parts and counters: see above.
 //
 // Any tiles in the range of tile_rows is right. With P multiprocessors, tiles is a multiple of P for whole tiles (132 of 27
 // or 28 rows for 3584 features), or of P / 2 for two blocks a tile; which is faster is NOT MEASURED YET, nor is `ahead`.
-// A grid of fewer blocks than multiprocessors is right too, and slow for the same reason.
+// A grid of fewer blocks than multiprocessors is right too, and slow for the same reason. So may be an early start
+// behind a kernel whose blocks leave no room beside them (attention_decode with 8 warps): the first multiprocessor that
+// it frees can take two of these. Launch without the attribute there, unless the step as a whole was measured faster
+// with it.
 //
 // The tensor maps come from cuTensorMapEncodeTiled: type BFLOAT16 or FLOAT16, element strides 1, interleave NONE,
 // swizzle 128B, L2 promotion 128 bytes (256 were slower), out of bounds NONE (zeros), and
