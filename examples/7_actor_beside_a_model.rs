@@ -255,9 +255,14 @@ async fn main() -> Result<(), Failure> {
     let is_another =
         |now: &Option<ActorRef<AlbumMessage>>| now.as_ref().is_some_and(|now| now.get_id() != album.get_id());
     drop(tokio::time::timeout(Duration::from_millis(PATIENCE_MS), album_now.wait_for(is_another)).await??);
-    let ledger = runtime.budget().snapshot().await?;
-    let held = ledger.of_class(&Class::tenant("album"));
-    println!("  the album holds {held}: the {} of the dead one are home", PAGE + more);
+    // They come home behind what the device has been given so far: a step may be under way still.
+    tokio::time::timeout(Duration::from_millis(PATIENCE_MS), async {
+        while runtime.budget().snapshot().await.is_ok_and(|now| now.of_class(&Class::tenant("album")) != PAGE) {
+            looks.tick().await;
+        }
+    })
+    .await?;
+    println!("  the album holds {PAGE}: the {} of the dead one are home", PAGE + more);
 
     curator.stop_and_wait(None, None).await?;
     tokio::time::timeout(Duration::from_millis(PATIENCE_MS), async {
@@ -268,5 +273,5 @@ async fn main() -> Result<(), Failure> {
     .await?;
     println!("\nThe curator has left, its album with it, and the ledger is as it was before.");
     runtime.shutdown().await;
-    if held == PAGE { Ok(()) } else { Err(format!("the album holds {held}").into()) }
+    Ok(())
 }

@@ -69,8 +69,14 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
     let (source, workload) = (options.source(seed)?, options.workload());
     let runtime =
         model::start_with(device, RuntimeConfig { host_bytes: HOST_BYTES, ..RuntimeConfig::default() }).await?;
-    let (envelope, requests) = (Some(options.envelope()), workload.requests());
-    let load = LoadOptions { envelope, requests, blas: device.blas(), ..LoadOptions::default() };
+    let load = LoadOptions::default();
+    let load = LoadOptions {
+        envelope: Some(options.envelope()),
+        requests: workload.requests(),
+        memory_fraction: options.memory_fraction.unwrap_or(load.memory_fraction),
+        blas: device.blas(),
+        ..load
+    };
     let loaded = model::load_with(&runtime, source.clone(), load, !options.json).await?;
     let ready = since_process_start(main);
     let serving = loaded.serving().await?;

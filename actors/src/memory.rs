@@ -3,13 +3,16 @@
 use std::{
     ops::Deref,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicUsize, Ordering},
     },
 };
 
-use bursar_budgets::{Bytes, Device, DeviceError, Lease, Segment};
+use bursar_budgets::{Bytes, Device, DeviceError, Fence, Lease, Segment};
 use bursar_kernels::{DType, KvLayer, KvShape, Tensor};
+use bursar_model::flow::StepLayout;
+
+use crate::graph::GraphShape;
 
 /// Everything but the weights.
 ///
@@ -29,6 +32,8 @@ pub struct EngineParts {
     pub vision_cache: Option<VisionCache>,
     /// Keys and values.
     pub kv: KvMemory,
+    /// What captured steps read, and what pays for them; none where there are no graphs.
+    pub graphs: Option<GraphInputs>,
 }
 
 impl EngineMemory {
@@ -83,6 +88,50 @@ impl ChosenTokens {
         // SAFETY: the segment is backed for that many rows and lives as long as the borrow; only the step lane touches
         // it, one pass after the other.
         unsafe { Tensor::persistent(self.segment.address(), [self.rows], DType::U32) }
+    }
+}
+
+/// Where captured steps find their inputs, one place for all sizes as the steps of a lane are in order; and what pays for the graphs themselves.
+pub struct GraphInputs {
+    segment: Segment,
+    shape: GraphShape,
+    /// The driver holds as much for the graphs, at no address of ours.
+    paid: OnceLock<Lease>,
+}
+
+impl GraphInputs {
+    /// A segment that is backed for the inputs of the largest step of `shape`.
+    ///
+    /// # Panics
+    /// If it is backed for less.
+    pub fn over(segment: Segment, shape: GraphShape) -> Self {
+        let bytes = DType::U32.bytes(shape.layout(shape.sequences).words());
+        assert!(bytes <= segment.backed(), "inputs of {bytes} in {}", segment.backed());
+        GraphInputs { segment, shape, paid: OnceLock::new() }
+    }
+
+    /// What the layouts follow from.
+    pub fn shape(&self) -> GraphShape {
+        self.shape
+    }
+
+    /// `[words]` u32 for a step of `layout`, which must be one of the [shape](Self::shape)'s.
+    pub fn tensor(&self, layout: &StepLayout) -> Tensor<'_> {
+        assert!(layout.tokens <= self.shape.sequences && *layout == self.shape.layout(layout.tokens), "{layout:?}");
+        // SAFETY: the segment is backed for the largest layout and lives as long as the borrow; only the step lane touches
+        // it, one pass after the other.
+        unsafe { Tensor::persistent(self.segment.address(), [layout.words()], DType::U32) }
+    }
+
+    /// Keeps what pays for the graphs, for as long as this lives: longer than any lane that works in this memory, and so
+    /// than its graphs. A second lease is dropped.
+    pub fn pay(&self, lease: Lease) {
+        drop(self.paid.set(lease));
+    }
+
+    /// What is leased for the graphs, once they are captured.
+    pub fn paid(&self) -> Bytes {
+        self.paid.get().map_or(Bytes::ZERO, Lease::bytes)
     }
 }
 
@@ -158,6 +207,22 @@ impl KvMemory {
         Ok(())
     }
 
+    /// Unbacks all but the first `blocks` blocks of every layer. Graphs that were captured stay valid, as addresses do; a
+    /// step that names a block behind them faults.
+    ///
+    /// # Errors
+    /// What the device says; layers that were unbacked stay so.
+    ///
+    /// # Panics
+    /// If the fence, made behind the last step, has not passed: our own bug.
+    pub fn shrink_to(&self, blocks: usize, last_use: &Fence) -> Result<(), DeviceError> {
+        self.blocks.fetch_min(blocks, Ordering::AcqRel);
+        for segment in &self.segments {
+            segment.shrink_to(self.shape.block_bytes() * blocks as u64, last_use)?;
+        }
+        Ok(())
+    }
+
     /// What pays for it.
     pub fn lease(&self) -> &Lease {
         &self.lease
@@ -175,12 +240,23 @@ impl KvMemory {
 
     /// One view a layer, on the backed blocks.
     pub fn layers(&self) -> Vec<KvLayer> {
-        let blocks = self.blocks();
+        self.layers_of(self.blocks())
+    }
+
+    /// One view a layer, on all blocks that addresses are reserved for, backed or not: for graphs, which keep the number as
+    /// it is when they are captured and outlive growing and shrinking. The host names no block that is not backed, to a
+    /// graph as to any step; one that it named all the same would fault.
+    pub fn layers_reserved(&self) -> Vec<KvLayer> {
+        let reserved = self.segments.iter().map(Segment::reserved).min().unwrap_or(Bytes::ZERO);
+        self.layers_of((reserved.0 / self.shape.block_bytes().0) as usize)
+    }
+
+    fn layers_of(&self, blocks: usize) -> Vec<KvLayer> {
         self.segments
             .iter()
             .map(|segment| {
-                // SAFETY: that many blocks are backed, the lane that calls this keeps the memory alive while it
-                // computes, and only the step lane touches keys and values.
+                // SAFETY: that many blocks are backed, or those that steps name are; the lane that calls this keeps the
+                // memory alive while it computes, and only the step lane touches keys and values.
                 unsafe { KvLayer::new(segment.address(), blocks, self.shape) }
             })
             .collect()

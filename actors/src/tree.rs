@@ -94,6 +94,10 @@ questions! {
     ROOM_FOR_PROFILE: Profile -> Budget, "room", 5;
     /// A corner of the envelope, run for real.
     STRESS: Profile -> Lane, "run a corner", 600;
+    /// Decoding of some rows, captured as a graph.
+    CAPTURE: Profile -> Lane, "capture a graph", 600;
+    /// The same on a lane that took over from one that died.
+    RECAPTURE: Engine -> Lane, "capture a graph again", 600;
     /// Host memory for a picture.
     LEASE_FOR_VISION: Vision -> Budget, "lease host memory", 600;
     /// Pictures into the vision cache.

@@ -128,6 +128,7 @@ impl Backend for Slow {
         gather_rows: gather_rows::Call<'_>,
         scatter_rows: scatter_rows::Call<'_>,
         argmax: argmax::Call<'_>,
+        sample: sample::Call<'_>,
         all_reduce: all_reduce::Call<'_>,
     }
 }
@@ -183,6 +184,7 @@ impl Stage {
             vision_workspace: None,
             vision_cache: None,
             kv,
+            graphs: None,
         });
         let vocabulary = model.config().decoder().vocabulary;
         let clock = Arc::new(Clock::default());

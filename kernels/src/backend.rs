@@ -1,5 +1,7 @@
 //! What a backend computes: one method an operation, called with everything checked and the output taken.
 
+use bursar_budgets::Bytes;
+
 use crate::{KernelError, Target, ops::*};
 
 /// The arithmetic of every operation, on one target.
@@ -21,6 +23,21 @@ pub trait Backend {
     /// From now on what is computed is thrown away (the stress before READY), or again wanted: a backend may use a
     /// rehearsal to measure which of several ways is the fastest.
     fn rehearse(&self, _on: bool) {}
+
+    /// Calls `run` once and keeps what it launches as a graph, to be run as often as wanted; nothing of it runs now. `run`
+    /// may launch and nothing else: no upload, no download. All addresses, shapes and numbers are kept as they are. None
+    /// from a backend that has no graphs, which then does not call `run`.
+    ///
+    /// Each product of `run` should have been rehearsed before, in the same shape.
+    ///
+    /// # Errors
+    /// What `run` says, or that the device does not take it as a graph; the backend goes on as if nothing had been asked.
+    fn capture(
+        &self,
+        _run: &mut dyn FnMut() -> Result<(), KernelError>,
+    ) -> Result<Option<Box<dyn Graph>>, KernelError> {
+        Ok(None)
+    }
 
     /// Copies host memory to the device.
     fn upload(&self, call: transfer::Upload<'_>) -> Result<(), KernelError>;
@@ -57,6 +74,24 @@ pub trait Backend {
     fn scatter_rows(&self, call: scatter_rows::Call<'_>) -> Result<(), KernelError>;
     /// The place of each row's largest element.
     fn argmax(&self, call: argmax::Call<'_>) -> Result<(), KernelError>;
+    /// A token for each row of logits.
+    fn sample(&self, call: sample::Call<'_>) -> Result<(), KernelError>;
     /// Sums a tensor over the ranks of a model.
     fn all_reduce(&self, call: all_reduce::Call<'_>) -> Result<(), KernelError>;
+}
+
+/// What a backend has captured: the launches of a pass, run again in one go.
+///
+/// It may be replayed as long as all memory that its launches name is there, on the lane that captured it alone.
+pub trait Graph: Send {
+    /// Puts all of it behind what the lane's stream was given. The device's memory stays as it is: nothing is asked of
+    /// the driver.
+    ///
+    /// # Errors
+    /// The device is lost.
+    fn replay(&self) -> Result<(), KernelError>;
+
+    /// What it takes of the device's memory, beside any lease: as measured when it was made, in the driver's own pieces,
+    /// so that some graphs seem to take nothing and some too much. Sums over many are right.
+    fn bytes(&self) -> Bytes;
 }

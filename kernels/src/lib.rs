@@ -20,13 +20,14 @@ mod error;
 mod kv_layer;
 pub mod ops;
 mod plan;
+pub mod sampling;
 mod scope;
 mod shape;
 mod target;
 mod tensor;
 mod work;
 
-pub use backend::Backend;
+pub use backend::{Backend, Graph};
 pub use cpu::Cpu;
 pub use cuda::{BlasSearch, Cuda, CudaKernels, CudaTarget, OpenError};
 pub use dtype::{DType, Element};

@@ -63,6 +63,7 @@ impl Backend for Plan {
         gather_rows: gather_rows::Call<'_>,
         scatter_rows: scatter_rows::Call<'_>,
         argmax: argmax::Call<'_>,
+        sample: sample::Call<'_>,
         all_reduce: all_reduce::Call<'_>,
     }
 }

@@ -4,7 +4,7 @@ use bursar_budgets::Bytes;
 
 use crate::{
     CudaTarget, DType, KvShape,
-    cuda::{CUDA_HEAD_DIMS, CUDA_LINEAR_SCRATCH},
+    cuda::{CUDA_FEATURES, CUDA_HEAD_DIMS, CUDA_LINEAR_SCRATCH, cuda_sample_scratch},
 };
 
 /// Output features one step of a CPU matrix product covers: weights that are not `f32` are widened in panels of this
@@ -21,6 +21,10 @@ pub(crate) const CPU_TILE_KEYS: usize = 128;
 pub(crate) const fn cpu_attention_tile(head_dim: usize) -> usize {
     2 * (CPU_TILE_QUERIES + CPU_TILE_KEYS) * head_dim + CPU_TILE_QUERIES * CPU_TILE_KEYS + 2 * CPU_TILE_QUERIES
 }
+
+/// Elements of scratch that one thread needs to choose from a row, for each of its logits: a weight, a candidate, a
+/// changed logit, a tally.
+pub(crate) const CPU_SAMPLE_ROOM: usize = 6;
 
 /// The machine that a pass is planned for and run on.
 ///
@@ -54,6 +58,15 @@ impl Target {
         }
     }
 
+    /// Features between two products, `features` of which are the model's: on CUDA rows of whole tiles, as the tensor
+    /// cores' fast ways ask for. The rest are zeros.
+    pub fn padded_features(&self, features: usize) -> usize {
+        match self {
+            Target::Cpu { .. } => features,
+            Target::Cuda(_) => features.next_multiple_of(CUDA_FEATURES),
+        }
+    }
+
     /// Whether attention is computed with heads of so many elements.
     pub fn has_head_dim(&self, head_dim: usize) -> bool {
         match self {
@@ -84,13 +97,27 @@ impl Target {
         }
     }
 
-    /// Scratch for attention over blocks of `shape`, where `single_rows` sequences bring one row: on the
-    /// CPU as for packed stretches, on CUDA what the parts of those sequences' pasts come to before they are joined.
-    pub fn paged_scratch(&self, shape: KvShape, single_rows: usize) -> Bytes {
+    /// Scratch for attention of `rows` over blocks of `shape`, where `single_rows` sequences bring one row: on the
+    /// CPU as for packed stretches, on CUDA what the parts of long pasts come to before they are joined.
+    pub fn paged_scratch(&self, shape: KvShape, single_rows: usize, rows: usize) -> Bytes {
         match self {
             Target::Cpu { .. } => self.packed_scratch(shape.head_dim),
-            Target::Cuda(cuda) => cuda.paged_scratch(shape, single_rows),
+            Target::Cuda(cuda) => cuda.paged_scratch(shape, single_rows, rows),
         }
+    }
+
+    /// Scratch for choosing from `rows` rows of `vocabulary` logits for `sequences` sequences: on the CPU, room for one row
+    /// a thread; on CUDA, what some rows at a time are changed to, what is known of their parts, and what was chosen before.
+    pub fn sample_scratch(&self, rows: usize, sequences: usize, vocabulary: usize) -> Bytes {
+        match self {
+            Target::Cpu { threads } => DType::F32.bytes(CPU_SAMPLE_ROOM * vocabulary * rows.min((*threads).max(1))),
+            Target::Cuda(_) => cuda_sample_scratch(rows, sequences, vocabulary),
+        }
+    }
+
+    /// Whether passes can be captured as graphs, so that there is a use for what they want.
+    pub fn has_graphs(&self) -> bool {
+        matches!(self, Target::Cuda(_))
     }
 
     /// A short name for tables and fingerprints.

@@ -151,6 +151,13 @@ impl<'m> Tensor<'m> {
         self.reshaped(shape.into())
     }
 
+    /// This tensor or view in another shape, as writable as it is. A gap between rows or another count of elements is our
+    /// own bug.
+    pub fn into_shape(self, shape: impl Into<Shape>) -> Tensor<'m> {
+        let Tensor { shape, pitch, .. } = self.reshaped(shape.into());
+        Tensor { shape, pitch, ..self }
+    }
+
     fn rows_at(&self, range: Range<usize>) -> Tensor<'_> {
         assert!(
             range.start <= range.end && range.end <= self.rows(),

@@ -1,5 +1,7 @@
 //! A model: its family's weights in one segment, or a plan of them.
 
+use std::borrow::Cow;
+
 use bursar_budgets::{Bytes, Segment};
 use bursar_kernels::{
     Backend, DType, KernelError, KvShape, Scope, Target, Tensor,
@@ -12,7 +14,7 @@ use crate::{
     blocks::{ConfigError, decoder::StepCaches},
     checkpoint::{Checkpoint, RandomCheckpoint, RandomTensor, random_checkpoint::DEVIATION},
     error::CheckpointError,
-    flow::{Patches, StepBatch},
+    flow::{Patches, StepBatch, StepLayout},
     registry::{Family, FamilyConfig, PictureBatch, UnknownArchitecture},
     weights::{WeightCopy, WeightError, WeightMap, WeightSource, dtype},
 };
@@ -91,6 +93,8 @@ impl Model {
         let total = map.used();
         assert!(total <= segment.backed(), "{total} of weights in a segment of {}", segment.backed());
         let mut done = Bytes(0);
+        // Whatever ends this early: copies that are under way are waited for before the segment goes.
+        let _settled = Settled(backend);
         for copy in map.copies() {
             upload(checkpoint, backend, copy)?;
             done += copy.bytes;
@@ -148,28 +152,57 @@ impl Model {
         self.family.decoder().step(scope, batch, caches, score)
     }
 
+    /// Launches a step whose arrays lie on the device already, or will when a graph of it is replayed; see
+    /// [`Decoder::step_over`](crate::blocks::decoder::Decoder::step_over).
+    pub fn step_over<'s, B: Backend>(
+        &self,
+        scope: &'s Scope<'_, B>,
+        image: &Tensor<'_>,
+        layout: &StepLayout,
+        caches: &StepCaches<'_>,
+    ) -> Result<Tensor<'s>, KernelError> {
+        self.assert_loaded::<B>();
+        self.family.decoder().step_over(scope, image, layout, caches)
+    }
+
     fn assert_loaded<B: Backend>(&self) {
         assert!(!B::COMPUTES || self.segment.is_some(), "a planned model has no weights to compute with");
     }
 }
 
+/// Waits for the backend when it drops.
+struct Settled<'b, B: Backend>(&'b B);
+
+impl<B: Backend> Drop for Settled<'_, B> {
+    fn drop(&mut self) {
+        // A device that is lost is past everything; whoever asks it next is told.
+        drop(transfer::settle(self.0));
+    }
+}
+
 fn upload<B: Backend>(checkpoint: &Checkpoint, backend: &B, copy: &WeightCopy) -> Result<(), LoadError> {
-    let made;
-    let source = match &copy.source {
+    let made: Cow<'_, [u8]>;
+    let source: &[u8] = match &copy.source {
         WeightSource::Tensor(name) => {
             let found = checkpoint.tensor(name).map_err(WeightError::from)?;
+            let padded = padded(found.bytes, dtype(found.dtype), copy.row);
             if dtype(found.dtype) != copy.kept {
-                return upload_rounded(backend, found.bytes, dtype(found.dtype), copy);
+                return upload_rounded(backend, &padded, dtype(found.dtype), copy);
             }
-            found.bytes
+            made = padded;
+            &made
         }
         WeightSource::Constant(numbers) => {
-            made = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect::<Vec<u8>>();
+            made = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
+            &made
+        }
+        WeightSource::Zeros => {
+            made = Cow::Owned(vec![0; copy.bytes.as_usize()]);
             &made
         }
         WeightSource::Random(_, RandomTensor::Ones) => {
             let found = RandomCheckpoint::DTYPE;
-            made = bf16::ONE.to_ne_bytes().repeat(copy.bytes.as_usize() / copy.kept.size());
+            made = Cow::Owned(bf16::ONE.to_ne_bytes().repeat(copy.bytes.as_usize() / copy.kept.size()));
             if copy.kept != found {
                 return upload_rounded(backend, &made, found, copy);
             }
@@ -187,6 +220,15 @@ fn upload<B: Backend>(checkpoint: &Checkpoint, backend: &B, copy: &WeightCopy) -
     // SAFETY: the map laid this copy out inside the segment, which `load` holds and has checked to be backed.
     let mut out = unsafe { Tensor::persistent(copy.to, [elements], DType::F16) };
     Ok(transfer::fill(backend, source, &mut out)?)
+}
+
+/// The rows of a file's tensor, each with its zeros behind it.
+fn padded(bytes: &[u8], dtype: DType, (columns, zeros): (usize, usize)) -> Cow<'_, [u8]> {
+    if zeros == 0 {
+        return Cow::Borrowed(bytes);
+    }
+    let (row, zeros) = (columns * dtype.size(), vec![0; zeros * dtype.size()]);
+    Cow::Owned(bytes.chunks_exact(row).flat_map(|row| row.iter().chain(&zeros)).copied().collect())
 }
 
 /// Elements that are rounded on the host at a time.

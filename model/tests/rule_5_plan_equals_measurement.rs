@@ -62,15 +62,15 @@ impl Machine {
     fn load(folder: &str, threads: usize, room: Room) -> Self {
         let (checkpoint, cpu, memory) = (bench::open(folder), Cpu::new(threads), Memory::new(Bytes::mib(160)));
         let planned = Model::plan(&checkpoint, cpu.target()).expect("it can be planned");
-        let weights = memory.poisoned(Class::Weights, planned.weight_bytes());
+        let weights = memory.poisoned(&cpu, Class::Weights, planned.weight_bytes());
         let model = Model::load(&checkpoint, &cpu, weights, |_, _| {}).expect("it loads");
         let shape = model.kv_shape(cpu.target());
-        let layer = |_| memory.poisoned(Class::Kv, shape.block_bytes() * room.blocks as u64);
+        let layer = |_| memory.poisoned(&cpu, Class::Kv, shape.block_bytes() * room.blocks as u64);
         let kv = (0..shape.layers).map(layer).collect();
         let row = model.embedding_bytes(cpu.target());
-        let cache = memory.poisoned(Class::VisionCache, row * room.cache_rows as u64);
-        let chosen = memory.poisoned(Class::StepWorkspace, Bytes(4 * SEQUENCES as u64));
-        let workspace = Workspace::over(memory.poisoned(Class::StepWorkspace, Bytes::mib(64)));
+        let cache = memory.poisoned(&cpu, Class::VisionCache, row * room.cache_rows as u64);
+        let chosen = memory.poisoned(&cpu, Class::StepWorkspace, Bytes(4 * SEQUENCES as u64));
+        let workspace = Workspace::over(memory.poisoned(&cpu, Class::StepWorkspace, Bytes::mib(64)));
         Machine { model, cpu, room, kv, cache, chosen, workspace }
     }
 

@@ -137,6 +137,13 @@ impl Workload {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use bursar::{
+        crates::model::checkpoint::{Checkpoint, CheckpointSource},
+        random_checkpoint,
+    };
+
     use super::*;
 
     #[test]
@@ -154,5 +161,18 @@ mod tests {
             }
         }
         assert_eq!(FULL.envelope().context_tokens, 8192, "as the peer's");
+    }
+
+    #[test]
+    fn no_picture_of_the_full_workload_is_resized_for_7b() {
+        let random = random_checkpoint("qwen2.5-vl-7b", 0).expect("a known shape");
+        let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens");
+        let processor = checkpoint.image_processor.expect("it takes pictures");
+        let pixels = FULL.envelope().picture_patches as u64 * u64::from(PATCH).pow(2);
+        let processor = processor.limited(pixels).expect("a limit");
+        for pictures in FULL.pictures {
+            let plan = processor.plan(pictures.width, pictures.height).expect("a picture of usual sides");
+            assert_eq!((plan.resized, plan.patches), (plan.source, pictures.patches()));
+        }
     }
 }

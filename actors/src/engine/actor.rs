@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     budget::Budget,
+    graph::{Recaptured, recapture},
     kv::{KvActor, KvArguments, KvMessage},
     lane::Job,
     profile::{ATTEMPTS, Attempt, ProfileActor, ProfileArguments, ProfileError, Profiled},
@@ -52,6 +53,8 @@ pub struct EngineState {
     arguments: EngineArguments,
     /// Planning and loading, while they are under way.
     errand: Option<Errand>,
+    /// Decoding is captured again on a new lane, which decodes launch by launch meanwhile.
+    recapture: Option<Errand>,
     planned: Option<Planned>,
     /// Attempts at sizing that have failed.
     attempts: u32,
@@ -122,6 +125,7 @@ impl Actor for EngineActor {
             restarts: RestartLog::new(Policy::RestForOne, arguments.options.intensity, CHILDREN),
             arguments,
             errand: None,
+            recapture: None,
             planned: None,
             attempts: 0,
             attempt_log: RestartLog::new(Policy::OneForOne, ATTEMPTS, 1),
@@ -174,6 +178,15 @@ impl Actor for EngineActor {
             EngineMessage::Profiled { outcome: Err(error), .. } => {
                 state.end_profile();
                 state.attempt_failed(&myself, error).await?;
+            }
+            // What was not captured is run launch by launch. A lane that died of it is heard of by its scheduler, and its
+            // successor captures again.
+            EngineMessage::Recaptured(outcome) => {
+                state.recapture = None;
+                if !matches!(outcome?, Ok(Recaptured::All)) {
+                    let model = state.arguments.label.to_string();
+                    metrics::counter!("bursar_graphs_not_recaptured_total", "model" => model).increment(1);
+                }
             }
             EngineMessage::Restart { restart } => {
                 if let Some((_, first)) = state.restarting.take_if(|(number, _)| *number == restart) {
@@ -308,7 +321,7 @@ impl EngineState {
         myself: &ActorRef<EngineMessage>,
         first: usize,
     ) -> Result<(), ActorProcessingErr> {
-        self.revive_lanes().await?;
+        self.revive_lanes(myself).await?;
         if first == 0 {
             self.children.vision = self.spawn_vision(myself).await?;
         }
@@ -367,7 +380,7 @@ impl EngineState {
 
     /// What dead actors left on the lanes ends first: it still writes where their successors will. A lane whose thread
     /// has died starts again on the same memory.
-    async fn revive_lanes(&mut self) -> Result<(), ActorProcessingErr> {
+    async fn revive_lanes(&mut self, myself: &ActorRef<EngineMessage>) -> Result<(), ActorProcessingErr> {
         let profiled = self.profiled.clone().expect("sized before served");
         profiled.lanes.idle().await;
         if profiled.lanes.are_alive() {
@@ -378,6 +391,10 @@ impl EngineState {
         let lanes = Lanes::start_beside(before, &processor, device, &model, &profiled.memory)?;
         if !self.arguments.shelf.keep_lanes(self.owner().generation, lanes.clone()) {
             return Ok(()); // An end is being put to this engine.
+        }
+        if let (Some(inputs), false) = (&profiled.memory.graphs, profiled.lanes.step.is_alive()) {
+            let work = recapture(lanes.step.clone(), inputs.shape(), inputs.paid());
+            self.recapture = Some(Errand::begin(myself, work, EngineMessage::Recaptured));
         }
         self.profiled =
             Some(Arc::new(Profiled { lanes, record: profiled.record.clone(), memory: profiled.memory.clone() }));

@@ -2,6 +2,7 @@
 
 use super::{StartError, start::Planned};
 use crate::{
+    graph::{CaptureError, Recaptured},
     profile::{ProfileError, Profiled},
     reply::Reply,
     supervise::{Drill, ErrandDied},
@@ -35,6 +36,8 @@ pub enum EngineMessage {
         /// What came of it.
         outcome: Result<Profiled, ProfileError>,
     },
+    /// Decoding was captured again, on a lane that took over from one that died.
+    Recaptured(Result<Result<Recaptured, CaptureError>, ErrandDied>),
     /// The wait before a restart is over.
     Restart {
         /// Which: another death in the meantime makes another.

@@ -86,7 +86,10 @@ impl Processor {
                     OpenError::Device(error) => KernelError::Device(error),
                     error => unreachable!("what is loaded is not looked for again: {error}"),
                 })?;
-                Model::load(checkpoint, &cuda, segment, progress)
+                let model = Model::load(checkpoint, &cuda, segment, progress)?;
+                // The copies are under way still, and lanes have other streams.
+                cuda.wait()?;
+                Ok(model)
             }
         }
     }

@@ -12,6 +12,7 @@ use bursar_model::{
 };
 
 use super::{
+    graphs::Graphs,
     job::{Choice, Job, LaneError, StepJob},
     pending::{Choosing, Launched, Pending},
 };
@@ -19,17 +20,20 @@ use crate::{memory::EngineMemory, supervise::Drilled};
 
 /// A lane's working place. It belongs to the lane's thread.
 pub struct Bench<B> {
-    backend: B,
-    workspace: Workspace,
-    model: Arc<Model>,
-    memory: Arc<EngineMemory>,
+    /// First to go: they name all that follows.
+    pub(super) graphs: Graphs,
+    pub(super) backend: B,
+    pub(super) workspace: Workspace,
+    pub(super) model: Arc<Model>,
+    pub(super) memory: Arc<EngineMemory>,
     pub(super) scratch: RefCell<SamplerScratch>,
 }
 
 impl<B: Backend> Bench<B> {
     /// A place that computes with `backend` in `workspace`, which must be of `memory`.
     pub fn new(backend: B, workspace: Arc<Segment>, model: Arc<Model>, memory: Arc<EngineMemory>) -> Self {
-        Bench { backend, workspace: Workspace::over(workspace), model, memory, scratch: RefCell::default() }
+        let workspace = Workspace::over(workspace);
+        Bench { graphs: Graphs::default(), backend, workspace, model, memory, scratch: RefCell::default() }
     }
 
     /// Launches all of a job without waiting for the device: what is begun later runs behind it. Only a job that needs
@@ -53,6 +57,14 @@ impl<B: Backend> Bench<B> {
                 let outcome = self.past_on_panic(|| self.stress(&job.corner.pass));
                 Pending::Stress(job, outcome)
             }
+            Job::Capture(job) => {
+                let outcome = self.past_on_panic(|| self.capture(job.rows));
+                Pending::Capture(job, outcome)
+            }
+            Job::Forget { rows } => {
+                self.graphs.forget(rows);
+                Pending::Nothing
+            }
             Job::Wake => Pending::Nothing,
             Job::Drill => panic!("{Drilled}"),
         }
@@ -75,6 +87,9 @@ impl<B: Backend> Bench<B> {
     }
 
     fn step(&self, job: &StepJob) -> Result<Launched, LaneError> {
+        if let Some(launched) = self.replay(job) {
+            return launched;
+        }
         let mut scores = Vec::with_capacity(job.scores.len());
         let choosing = self.pass(|scope, cache| {
             let layers = self.memory.kv.layers();
@@ -90,7 +105,7 @@ impl<B: Backend> Bench<B> {
             })?;
             choose(scope, &logits, &job.choices, &mut chosen)
         })?;
-        Ok(Launched { choosing, scores })
+        Ok(Launched { choosing, scores, is_by_graph: false })
     }
 
     fn stress(&self, pass: &Pass) -> Result<Footprint, LaneError> {
@@ -110,7 +125,7 @@ impl<B: Backend> Bench<B> {
         Ok(Footprint { workspace: self.workspace.high_water(), work: tally.total() })
     }
 
-    fn pass<T>(
+    pub(super) fn pass<T>(
         &self,
         run: impl FnOnce(&Scope<'_, B>, &mut Tensor<'_>) -> Result<T, LaneError>,
     ) -> Result<T, LaneError> {

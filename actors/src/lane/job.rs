@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bursar_budgets::Bytes;
 use bursar_kernels::KernelError;
 use bursar_model::{
     corners::{Corner, Footprint},
@@ -116,6 +117,8 @@ pub struct Stepped {
     pub chosen: Vec<Result<Token, SamplingError>>,
     /// Log-probabilities of the scored tokens, in the job's order; none where the logits are not numbers.
     pub scores: Vec<Option<LogProbabilities>>,
+    /// It was run by a captured graph.
+    pub is_by_graph: bool,
 }
 
 /// A step of the decoder.
@@ -148,6 +151,14 @@ pub struct StressJob {
     pub answer: Answer<Footprint>,
 }
 
+/// Decoding of so many rows, to be captured as a graph.
+pub struct CaptureJob {
+    /// How many: one of the buckets.
+    pub rows: usize,
+    /// What the graph takes of the device's memory, beside any lease yet; none where there are no graphs.
+    pub answer: Answer<Option<Bytes>>,
+}
+
 /// Anything a lane can do.
 pub enum Job {
     /// A step.
@@ -156,6 +167,13 @@ pub enum Job {
     Encode(Box<EncodeJob>),
     /// A corner.
     Stress(Box<StressJob>),
+    /// A graph.
+    Capture(CaptureJob),
+    /// The graph of so many rows goes, if there is one.
+    Forget {
+        /// How many.
+        rows: usize,
+    },
     /// Nothing; it rings the bell of a lane that is to look up.
     Wake,
     /// The thread dies of a panic, as it would of a bug. A job that fails is an answer and no death.
@@ -168,7 +186,8 @@ impl Job {
             Job::Step(job) => job.answer.give(Err(error)),
             Job::Encode(job) => job.answer.give(Err(error)),
             Job::Stress(job) => job.answer.give(Err(error)),
-            Job::Wake | Job::Drill => {}
+            Job::Capture(job) => job.answer.give(Err(error)),
+            Job::Forget { .. } | Job::Wake | Job::Drill => {}
         }
     }
 }

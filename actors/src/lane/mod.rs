@@ -4,6 +4,7 @@
 
 mod begun;
 mod bench;
+mod graphs;
 mod job;
 mod pending;
 
@@ -22,7 +23,7 @@ use tokio::sync::watch;
 
 use begun::Begun;
 pub use bench::Bench;
-pub use job::{Answer, Choice, EncodeJob, Job, LaneError, PastTokens, Score, StepJob, Stepped, StressJob};
+pub use job::{Answer, CaptureJob, Choice, EncodeJob, Job, LaneError, PastTokens, Score, StepJob, Stepped, StressJob};
 
 /// Jobs that may wait for a lane. A scheduler has two under way and a vision actor one; the rest is for the profile.
 const QUEUE: usize = 4;

@@ -1,5 +1,6 @@
 //! A job that has begun: what it has launched, how its results are read, and who waits for them.
 
+use bursar_budgets::Bytes;
 use bursar_kernels::{Backend, ops::argmax::NO_CHOICE, ops::transfer::Later};
 use bursar_model::{
     corners::Footprint,
@@ -9,7 +10,7 @@ use bursar_model::{
 
 use super::{
     Bench,
-    job::{Choice, EncodeJob, LaneError, StepJob, Stepped, StressJob},
+    job::{CaptureJob, Choice, EncodeJob, LaneError, StepJob, Stepped, StressJob},
 };
 
 /// What was launched of a job, and the job: what that holds stays until the device is past it.
@@ -17,6 +18,7 @@ pub(super) enum Pending {
     Step(Box<StepJob>, Result<Launched, LaneError>),
     Encode(Box<EncodeJob>, Result<Later<u32>, LaneError>),
     Stress(Box<StressJob>, Result<Footprint, LaneError>),
+    Capture(CaptureJob, Result<Option<Bytes>, LaneError>),
     Nothing,
 }
 
@@ -24,6 +26,7 @@ pub(super) enum Pending {
 pub(super) struct Launched {
     pub(super) choosing: Choosing,
     pub(super) scores: Vec<Option<LogProbabilities>>,
+    pub(super) is_by_graph: bool,
 }
 
 /// Where a step's tokens are chosen.
@@ -65,6 +68,7 @@ impl Pending {
                 Box::new(move || job.answer.give(outcome))
             }
             Pending::Stress(job, outcome) => Box::new(move || job.answer.give(outcome)),
+            Pending::Capture(job, outcome) => Box::new(move || job.answer.give(outcome)),
             Pending::Nothing => Box::new(|| {}),
         }
     }
@@ -72,8 +76,8 @@ impl Pending {
 
 impl Launched {
     fn finish<B: Backend>(self, choices: &[Choice], bench: &Bench<B>) -> Result<Stepped, LaneError> {
-        let Launched { choosing, scores } = self;
-        Ok(Stepped { chosen: choosing.finish(choices, bench)?, scores })
+        let Launched { choosing, scores, is_by_graph } = self;
+        Ok(Stepped { chosen: choosing.finish(choices, bench)?, scores, is_by_graph })
     }
 }
 

@@ -13,8 +13,9 @@ use super::{Needs, ProfileError, ProfileRecord, Sizing};
 use crate::{
     budget::Budget,
     engine::{Lanes, Processor, Progress, ProgressSink, Shelf},
+    graph,
     lane::{Answer, Job, Lane, StressJob},
-    memory::{ChosenTokens, EngineMemory, EngineParts, KvMemory, VisionCache},
+    memory::{ChosenTokens, EngineMemory, EngineParts, GraphInputs, KvMemory, VisionCache},
     reply::Reply,
     tree,
 };
@@ -72,6 +73,7 @@ impl Attempt {
             return Err(ProfileError::Died { reason: "its engine has ended".to_owned() });
         }
         let peaks = self.stress(&lanes).await?;
+        self.capture(&lanes, &memory).await?;
         let blocks = self.settle(&memory).await?;
         self.validate(&lanes).await?;
         let record = ProfileRecord {
@@ -90,6 +92,11 @@ impl Attempt {
         let (needs, workspaces) = (self.needs.clone(), "leasing workspaces");
         let step = self.lease(Class::StepWorkspace, needs.step_workspace, workspaces).await?;
         let chosen = self.lease(Class::StepWorkspace, needs.chosen, workspaces).await?;
+        let mut graphs = None;
+        if let Some(shape) = needs.graphs {
+            let bytes = shape.bytes(self.device.page());
+            graphs = Some((shape, bytes, self.lease(Class::Graphs, bytes, workspaces).await?));
+        }
         let mut vision = None;
         if needs.cache_rows > 0 {
             let workspace = self.lease(Class::VisionWorkspace, needs.vision_workspace, workspaces).await?;
@@ -101,6 +108,10 @@ impl Attempt {
         self.on_a_thread(move || {
             let step_workspace = Arc::new(backed_segment(&device, needs.step_workspace, step)?);
             let chosen = ChosenTokens::over(backed_segment(&device, needs.chosen, chosen)?, sequences);
+            let graphs = match graphs {
+                Some((shape, bytes, lease)) => Some(GraphInputs::over(backed_segment(&device, bytes, lease)?, shape)),
+                None => None,
+            };
             let (mut vision_workspace, mut vision_cache) = (None, None);
             if let Some((workspace, cache)) = vision {
                 vision_workspace = Some(Arc::new(backed_segment(&device, needs.vision_workspace, workspace)?));
@@ -108,7 +119,7 @@ impl Attempt {
                 vision_cache = Some(VisionCache::over(segment, hidden, needs.kv_shape.dtype));
             }
             let kv = backed_probe(&device, &needs, probe)?;
-            Ok(EngineMemory::new(EngineParts { step_workspace, chosen, vision_workspace, vision_cache, kv }))
+            Ok(EngineMemory::new(EngineParts { step_workspace, chosen, vision_workspace, vision_cache, kv, graphs }))
         })
         .await
     }
@@ -142,6 +153,17 @@ impl Attempt {
             peaks.push((corner.name, self.run_corner(lanes, corner, planned).await?));
         }
         Ok(peaks)
+    }
+
+    /// Captures decoding in every size, and leases what that took: what is left for the cache is known only behind it.
+    async fn capture(&self, lanes: &Lanes, memory: &EngineMemory) -> Result<(), ProfileError> {
+        let Some(inputs) = &memory.graphs else { return Ok(()) };
+        self.report(CAPTURING, self.needs.corners.len());
+        let taken = graph::capture(&lanes.step, inputs.shape(), tree::CAPTURE).await?;
+        if !taken.is_zero() {
+            inputs.pay(self.lease(Class::Graphs, taken, CAPTURING).await?);
+        }
+        Ok(())
     }
 
     /// Measures what is left, leases it, and backs it.
@@ -226,6 +248,8 @@ impl Attempt {
         (self.progress)(Progress::Profiling { what, done, total: self.needs.corners.len() + 2 });
     }
 }
+
+pub(super) const CAPTURING: &str = "capturing decode steps as graphs";
 
 const PROBE: &str = "backing the probe";
 

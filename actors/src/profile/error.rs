@@ -4,7 +4,8 @@ use bursar_budgets::{Bytes, DeviceError, Hint};
 use bursar_kernels::OpenError;
 use thiserror::Error;
 
-use crate::{budget::LeaseError, lane::LaneError, reply::AskError};
+use super::attempt::CAPTURING;
+use crate::{budget::LeaseError, graph::CaptureError, lane::LaneError, reply::AskError};
 
 /// Why an attempt failed, with its evidence.
 #[derive(Debug, Error)]
@@ -63,6 +64,15 @@ pub enum ProfileError {
         /// What it said.
         reason: String,
     },
+}
+
+impl From<CaptureError> for ProfileError {
+    fn from(error: CaptureError) -> Self {
+        match error {
+            CaptureError::Refused { source, .. } => ProfileError::Stress { corner: CAPTURING, source },
+            CaptureError::Unanswered(error) => error.into(),
+        }
+    }
 }
 
 impl ProfileError {

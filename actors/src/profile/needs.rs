@@ -10,7 +10,10 @@ use bursar_model::{
 };
 
 use super::knobs::knobs;
-use crate::memory::{ChosenTokens, KvMemory};
+use crate::{
+    graph::GraphShape,
+    memory::{ChosenTokens, KvMemory},
+};
 
 /// The sizes that the plan of an envelope's corners leads to. All are whole pages.
 #[derive(Clone, Debug)]
@@ -29,6 +32,8 @@ pub struct Needs {
     pub cache_rows: usize,
     /// The first, small cache of keys and values.
     pub probe_blocks: usize,
+    /// What captured steps are made of; none where there are no graphs.
+    pub graphs: Option<GraphShape>,
     /// What a token takes there.
     pub kv_shape: KvShape,
     /// The corners with their planned footprints.
@@ -65,6 +70,11 @@ impl Needs {
             let of_lane = corners.iter().filter(|(corner, _)| matches!(corner.pass, Pass::Step(_)) == is_step);
             of_lane.map(|(_, footprint)| footprint.workspace.round_up(page)).max().unwrap_or(Bytes::ZERO)
         };
+        let graphs = target.has_graphs().then(|| GraphShape {
+            sequences: envelope.sequences,
+            context_tokens: envelope.context_tokens,
+            axes: model.config().decoder().rope_sections.len(),
+        });
         Ok(Needs {
             weights: model.weight_bytes().round_up(page),
             step_workspace: peak(true),
@@ -73,6 +83,7 @@ impl Needs {
             vision_cache,
             cache_rows,
             probe_blocks,
+            graphs,
             kv_shape: model.kv_shape(&target),
             corners,
             page,
@@ -96,6 +107,10 @@ impl Needs {
         );
         let how = "a token of each sequence, kept on the device for the next step";
         plan.push(Class::StepWorkspace, "chosen tokens", self.chosen, how);
+        if let Some(shape) = self.graphs {
+            let how = "the arrays of the largest captured step";
+            plan.push(Class::Graphs, "inputs of captured steps", shape.bytes(self.page), how);
+        }
         if self.cache_rows > 0 {
             let how = "peak of the dry run of both launch corners";
             plan.push(Class::VisionWorkspace, "largest launch", self.vision_workspace, how);
@@ -113,5 +128,28 @@ impl Needs {
     /// By how much it does not fit.
     pub fn fits(&self, model: &Model, target: Target, envelope: &Envelope, available: Bytes) -> Result<(), DoesNotFit> {
         self.memory_plan().fits(available, || knobs(model, target, envelope, self.page, available))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bursar_model::{checkpoint::Checkpoint, demo};
+
+    use super::*;
+    use crate::engine::{Kit, LoadOptions};
+
+    #[test]
+    fn what_is_expected_of_a_gpu_goes_together_and_can_be_planned() {
+        let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it is embedded");
+        let target = Target::Cpu { threads: 1 };
+        let model = Model::plan(&checkpoint, &target).expect("it is whole");
+        let options = LoadOptions { envelope: Some(Envelope::gpu()), ..LoadOptions::default() };
+        let kit = Kit::new("demo".to_owned(), &checkpoint, model.config().clone(), &options).expect("its limits agree");
+        let limits = &kit.envelope;
+        assert_eq!((limits.sequences, limits.step_tokens), (256, 8192));
+        assert!(limits.context_tokens <= 8192 && limits.picture_patches <= 32_768, "the model's own lower it");
+        let needs = Needs::plan(&model, target, limits, Bytes::mib(2)).expect("its corners go together");
+        needs.fits(&model, target, limits, Bytes::gib(8)).expect("a small model fits a small card");
+        assert!(needs.probe_blocks * BLOCK_TOKENS >= 8192, "the probe holds a whole step");
     }
 }

@@ -7,8 +7,8 @@ use std::{
 };
 
 use bursar_budgets::{Bytes, Device, Gate, Label, LedgerConfig};
-use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, MessagingErr, SupervisionEvent};
-use tokio::sync::watch;
+use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
+use tokio::sync::{oneshot, watch};
 
 use super::{Home, MakeDevice, RuntimeMessage, Shown, Supervised};
 use crate::{
@@ -271,13 +271,7 @@ async fn await_start(
     handle: ModelHandle,
     mut reply: Reply<Result<ModelHandle, Arc<StartError>>>,
 ) {
-    let forget = |home| {
-        let forgotten = runtime.send_message(RuntimeMessage::Forget { name, load, home });
-        // With the runtime all that it supervised is gone, but whoever asks hears the reason.
-        if let Err(MessagingErr::SendErr(RuntimeMessage::Forget { home, .. })) = forgotten {
-            home(0);
-        }
-    };
+    let forget = |home| drop(runtime.send_message(RuntimeMessage::Forget { name, load, home }));
     let started = tokio::select! {
         started = handle.serving() => started,
         () = reply.given_up() => return forget(nobody()),
@@ -288,7 +282,14 @@ async fn await_start(
         Err(ChatError::Stopped { reason }) => Arc::new(StartError::Stopped { reason }),
         Err(error) => Arc::new(StartError::Stopped { reason: error.to_string().into() }),
     };
-    forget(Box::new(move |_| reply.answer(Err(error))));
+    let (home, is_home) = oneshot::channel();
+    forget(Box::new(move |_| {
+        let _ = home.send(());
+    }));
+    // With the runtime, also one that ends with this message unread, all that it supervised is gone; but whoever asks
+    // hears the reason.
+    let _ = is_home.await;
+    reply.answer(Err(error));
 }
 
 impl RuntimeState {

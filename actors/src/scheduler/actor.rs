@@ -160,7 +160,12 @@ impl SchedulerState {
     }
 
     /// Takes the lane's answer apart: the core hears of tokens, callers of the rest.
-    fn stepped(&mut self, Stepped { chosen, scores }: Stepped) -> Input {
+    fn stepped(&mut self, Stepped { chosen, scores, is_by_graph }: Stepped) -> Input {
+        let model = self.arguments.model.to_string();
+        match is_by_graph {
+            true => metrics::counter!("bursar_graph_replays_total", "model" => model).increment(1),
+            false => metrics::counter!("bursar_eager_steps_total", "model" => model).increment(1),
+        }
         let (rows, scored) = self.under_way.pop_front().expect("the lane answers what it was given, in order");
         let mut scores = scores.into_iter();
         for Scored { sequence, first, tokens, .. } in scored {

@@ -17,6 +17,7 @@ mod patchify;
 mod rms_norm;
 mod rotary;
 mod rotary_kv_write;
+mod sample;
 mod scatter_rows;
 mod silu_mul;
 mod threads;
@@ -83,6 +84,7 @@ impl Backend for Cpu {
         gather_rows: ops::gather_rows::Call<'_> => gather_rows::gather_rows,
         scatter_rows: ops::scatter_rows::Call<'_> => scatter_rows::scatter_rows,
         argmax: ops::argmax::Call<'_> => argmax::argmax,
+        sample: ops::sample::Call<'_> => sample::sample,
         all_reduce: ops::all_reduce::Call<'_> => all_reduce::all_reduce,
     }
 }

@@ -11,7 +11,7 @@ use crate::{KernelError, Tensor, ops::transfer::Arrival};
 
 /// Places that are free: page-locked memory with a mark. A lane has two steps under way, so a few are all there ever are;
 /// the stress before READY makes them as large as serving wants them.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(super) struct Arrivals(Arc<Mutex<Vec<Place>>>);
 
 struct Place {
@@ -51,6 +51,13 @@ impl Coming {
 }
 
 impl Arrivals {
+    /// Two short places from the start, one for each step under way: the long one that the stress makes is then free for
+    /// what needs it.
+    pub(super) fn new(device: &Arc<CudaDevice>) -> Result<Self, DeviceError> {
+        let place = |_| Ok(Place { memory: device.pinned(SHORTEST)?, come: Event::new(device)? });
+        Ok(Arrivals(Arc::new(Mutex::new((0..2).map(place).collect::<Result<_, DeviceError>>()?))))
+    }
+
     /// The shortest free place that is long enough, or a new one.
     fn take(&self, bytes: usize, device: &Arc<CudaDevice>) -> Result<Place, DeviceError> {
         let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -3,6 +3,7 @@
 use super::{
     Cuda,
     launch::{Arguments, Extent, arguments, count},
+    target::HOPPER_TILE,
     tensor_map::{Layout, Swizzle, TensorMap},
 };
 use crate::{BLOCK_TOKENS, DType, KernelError, Tensor, ops};
@@ -22,16 +23,21 @@ struct Hopper {
 }
 
 /// Over the cache, heads of 128.
-const HOPPER_PAGED: Hopper = Hopper { queries: 128, threads: 384, shared: 196_608 };
+const HOPPER_PAGED: Hopper = Hopper { queries: HOPPER_TILE, threads: 384, shared: 196_608 };
+
+/// The keys that a part of a split tile has at least: fewer are not worth the second launch.
+const SPLIT_KEYS: usize = 512;
+
+/// Warps of a block that adds up parts; each adds up one query vector.
+const COMBINE_WARPS: usize = 8;
 
 /// Over packed rows, heads of 80.
 const HOPPER_PACKED: Hopper = Hopper { queries: 192, threads: 512, shared: 133_120 };
 
 impl Hopper {
-    /// As many blocks as run at once; each takes one tile after the other.
-    fn extent(&self, cuda: &Cuda, heads: usize, vectors: usize, sequences: usize) -> Extent {
-        let blocks = (heads * tiles(self.queries, vectors, sequences)).min(cuda.kernels.target.processors);
-        Extent { grid: [blocks, 1, 1], block: [self.threads, 1], shared: self.shared }
+    /// As many blocks as run at once; each takes one job after the other.
+    fn extent(&self, jobs: usize, processors: usize) -> Extent {
+        Extent { grid: [jobs.min(processors), 1, 1], block: [self.threads, 1], shared: self.shared }
     }
 }
 
@@ -95,7 +101,7 @@ fn decode(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, sequences: usize) 
 
 /// The sequences from `first_sequence` on.
 fn prefill(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, first_sequence: usize) -> Result<(), KernelError> {
-    let shape = call.layer.shape;
+    let (shape, processors) = (call.layer.shape, cuda.kernels.target.processors);
     let sequences = call.sequences.context_lengths.rows();
     // Each of the first has one row.
     let (rows, left) = (call.queries.rows() - first_sequence, sequences - first_sequence);
@@ -104,21 +110,29 @@ fn prefill(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, first_sequence: u
     }
     let vectors = rows * (call.heads / shape.kv_heads);
     let is_hopper = shape.head_dim == 128 && cuda.kernels.functions.is_machine_code();
-    let (arguments, op, extent) = match is_hopper {
-        true => {
-            let arguments = arguments![cache_map(call)?, call.out.address(), call.queries.address()];
-            (arguments, "attention_paged_hopper", HOPPER_PAGED.extent(cuda, shape.kv_heads, vectors, left))
-        }
-        false => {
-            let arguments = arguments![call.out.address(), call.queries.address(), call.layer.address];
-            let blocks = shape.kv_heads * tiles(TILE_QUERIES, vectors, left);
-            (arguments, "attention_paged", Extent::line(blocks, TILE_THREADS))
-        }
+    let jobs = shape.kv_heads * tiles(HOPPER_PAGED.queries, vectors, left);
+    let keys = (call.sequences.query_key_pairs / call.queries.rows() as u64) as usize;
+    let splits = (processors / jobs).min(keys / SPLIT_KEYS);
+    let is_split = is_hopper && splits > 1;
+    let (arguments, op, extent) = if is_hopper {
+        let arguments = arguments![cache_map(call)?, call.out.address(), call.queries.address()];
+        let op = if is_split { "attention_paged_hopper_split" } else { "attention_paged_hopper" };
+        (arguments, op, HOPPER_PAGED.extent(if is_split { jobs * splits } else { jobs }, processors))
+    } else {
+        let arguments = arguments![call.out.address(), call.queries.address(), call.layer.address];
+        let blocks = shape.kv_heads * tiles(TILE_QUERIES, vectors, left);
+        (arguments, "attention_paged", Extent::line(blocks, TILE_THREADS))
     };
-    let arguments = arguments
+    let mut arguments = arguments
         .with(call.sequences.query_starts.address())
         .with(call.sequences.context_lengths.address())
-        .with(call.sequences.block_tables.address())
+        .with(call.sequences.block_tables.address());
+    if is_split {
+        let parts = jobs * splits * HOPPER_TILE * (shape.head_dim + 2) * DType::F32.size();
+        assert!(parts <= call.scratch.bytes().as_usize(), "the target declares what split tiles take");
+        arguments = arguments.with(call.scratch.address());
+    }
+    arguments = arguments
         .with(count(call.out.pitch()))
         .with(count(call.queries.pitch()))
         .with(count(call.queries.rows()))
@@ -127,10 +141,45 @@ fn prefill(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, first_sequence: u
         .with(count(call.heads))
         .with(count(shape.kv_heads))
         .with(count(call.layer.blocks))
-        .with(count(call.sequences.block_tables.columns()))
-        .with(call.scale);
+        .with(count(call.sequences.block_tables.columns()));
+    if is_split {
+        arguments = arguments.with(count(splits));
+    }
     let kernel = format!("{}_d{}", cuda.kernel(op), shape.head_dim);
     // SAFETY: these are the kernel's parameters, and the front has checked the shapes.
+    unsafe { cuda.launch(&kernel, extent, arguments.with(call.scale)) }?;
+    match is_split {
+        true => combine(cuda, call, first_sequence, jobs, splits),
+        false => Ok(()),
+    }
+}
+
+/// Adds up the parts of tiles that were split.
+fn combine(
+    cuda: &Cuda,
+    call: &ops::attention_paged::Call<'_>,
+    first_sequence: usize,
+    jobs: usize,
+    splits: usize,
+) -> Result<(), KernelError> {
+    let arguments = arguments![
+        call.out.address(),
+        call.scratch.address(),
+        call.sequences.query_starts.address(),
+        call.sequences.context_lengths.address(),
+        count(call.out.pitch()),
+        count(call.queries.rows()),
+        count(call.sequences.context_lengths.rows()),
+        count(first_sequence),
+        count(call.heads),
+        count(call.layer.shape.kv_heads),
+        count(call.sequences.block_tables.columns()),
+        count(splits),
+        call.scale,
+    ];
+    let kernel = format!("{}_d{}", cuda.kernel("attention_paged_combine"), call.layer.shape.head_dim);
+    let extent = Extent::line(jobs * (HOPPER_TILE / COMBINE_WARPS), 32 * COMBINE_WARPS);
+    // SAFETY: as above.
     unsafe { cuda.launch(&kernel, extent, arguments) }
 }
 
@@ -164,7 +213,8 @@ pub(super) fn packed(cuda: &Cuda, call: ops::attention_packed::Call<'_>) -> Resu
         (plain(), "attention_windows", Extent::line(call.heads * stretches, TILE_THREADS))
     } else if is_hopper {
         let arguments = arguments![packed_map(&call.qkv, call.heads)?, call.out.address(), call.qkv.address()];
-        (arguments, "attention_packed_hopper", HOPPER_PACKED.extent(cuda, call.heads, rows, stretches))
+        let jobs = call.heads * tiles(HOPPER_PACKED.queries, rows, stretches);
+        (arguments, "attention_packed_hopper", HOPPER_PACKED.extent(jobs, cuda.kernels.target.processors))
     } else {
         let blocks = call.heads * tiles(TILE_QUERIES, rows, stretches);
         (plain(), "attention_packed", Extent::line(blocks, TILE_THREADS))

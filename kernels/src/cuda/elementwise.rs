@@ -30,7 +30,7 @@ pub(super) fn fill_random(cuda: &Cuda, call: ops::fill_random::Call<'_>) -> Resu
 
 pub(super) fn patchify(cuda: &Cuda, call: ops::patchify::Call<'_>) -> Result<(), KernelError> {
     let side = call.size.side;
-    // Where the side is even a thread takes two by two pixels.
+    // Where the side is even a thread takes four pixels that follow each other.
     let units = side * side / if side.is_multiple_of(2) { 4 } else { 1 };
     let wide = units.min(256);
     let tall = 256 / wide;

@@ -29,7 +29,11 @@ macro_rules! images {
         },)*];
 
         /// For Hopper: machine code, and what is made for it alone.
-        const SM_90A: &[Image] = &[$(machine_code!($name),)* machine_code!("attention_prefill_hopper")];
+        const SM_90A: &[Image] = &[
+            $(machine_code!($name),)*
+            machine_code!("attention_prefill_hopper"),
+            machine_code!("attention_paged_combine"),
+        ];
     };
 }
 
@@ -41,7 +45,7 @@ macro_rules! machine_code {
 
 images! {
     "argmax" "attention_decode" "attention_prefill" "embed" "fill_random" "gather_rows" "gelu" "layer_norm" "patchify"
-    "rms_norm" "rotary" "scatter_rows" "silu_mul"
+    "rms_norm" "rotary" "sampling" "scatter_rows" "silu_mul"
 }
 
 /// The images for a GPU of this capability, best first: an older driver may refuse machine code that a newer compiler

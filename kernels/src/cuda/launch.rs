@@ -14,7 +14,8 @@ use crate::KernelError;
 /// All kernels of the device code, loaded.
 pub(super) struct Functions {
     device: Arc<CudaDevice>,
-    modules: Vec<sys::CUmodule>,
+    /// By the name of their source file.
+    modules: Vec<(&'static str, sys::CUmodule)>,
     by_name: HashMap<String, Kernel>,
     is_machine_code: bool,
     shared_most: usize,
@@ -76,7 +77,7 @@ impl Functions {
         // SAFETY: the image is a whole cubin, or PTX with a zero at its end.
         let loaded = unsafe { sys::cuModuleLoadData(&mut module, image.code.as_ptr().cast()) };
         CudaDevice::said("cuModuleLoadData", loaded).map_err(refused)?;
-        self.modules.push(module);
+        self.modules.push((image.name, module));
         let waits = self.is_machine_code && WAITING.contains(&image.name);
         for function in functions_of(module)? {
             let name = prepare(function, shared_most)?;
@@ -95,18 +96,15 @@ impl Functions {
         self.shared_most
     }
 
-    /// Where a variable of the device code lies. One that is not there is our own bug.
-    pub(super) fn variable(&self, name: &CStr) -> Result<Address, DeviceError> {
-        for module in &self.modules {
-            let (mut address, mut bytes) = (0, 0);
-            // SAFETY: the module is loaded, and both numbers are there to write to.
-            let found = unsafe { sys::cuModuleGetGlobal_v2(&mut address, &mut bytes, *module, name.as_ptr()) };
-            match found {
-                sys::CUresult::CUDA_ERROR_NOT_FOUND => {}
-                found => return CudaDevice::said("cuModuleGetGlobal", found).map(|()| Address(address)),
-            }
-        }
-        panic!("the device code has no variable {name:?}")
+    /// Where a variable of a source file lies. One that is not there is our own bug.
+    pub(super) fn variable(&self, file: &str, name: &CStr) -> Result<Address, DeviceError> {
+        // Not by asking all: each that has it not is an error to whoever watches the driver's answers.
+        let module = self.modules.iter().find(|(known, _)| *known == file);
+        let (_, module) = module.unwrap_or_else(|| panic!("the device code has no {file}"));
+        let (mut address, mut bytes) = (0, 0);
+        // SAFETY: the module is loaded, and both numbers are there to write to.
+        let found = unsafe { sys::cuModuleGetGlobal_v2(&mut address, &mut bytes, *module, name.as_ptr()) };
+        CudaDevice::said("cuModuleGetGlobal", found).map(|()| Address(address))
     }
 
     /// Whether these are the machine code of Hopper, and not PTX that the driver has compiled: some launches differ.
@@ -119,7 +117,7 @@ impl Drop for Functions {
     fn drop(&mut self) {
         // A context that is lost has taken them with it.
         if self.device.enter().is_ok() {
-            for module in &self.modules {
+            for (_, module) in &self.modules {
                 // SAFETY: each was loaded once, and no launch of it is under way: lanes end first.
                 drop(CudaDevice::said("cuModuleUnload", unsafe { sys::cuModuleUnload(*module) }));
             }

@@ -6,10 +6,12 @@ mod attention;
 mod blas;
 mod elementwise;
 mod error;
+mod graph;
 mod images;
 mod launch;
 mod linear;
 mod rotary;
+mod sample;
 mod stage;
 mod stream;
 mod target;
@@ -21,14 +23,15 @@ use std::{
     thread::{self, ThreadId},
 };
 
-use bursar_budgets::{Address, CudaDevice};
+use bursar_budgets::{Address, CudaDevice, DeviceError};
 
 pub use blas::BlasSearch;
 pub use error::OpenError;
+pub(crate) use sample::cuda_sample_scratch;
 pub use target::CudaTarget;
-pub(crate) use target::{CUDA_HEAD_DIMS, CUDA_LINEAR_SCRATCH};
+pub(crate) use target::{CUDA_FEATURES, CUDA_HEAD_DIMS, CUDA_LINEAR_SCRATCH};
 
-use crate::{Backend, DType, KernelError, Target, ops, ops::transfer::Arrival};
+use crate::{Backend, DType, Graph, KernelError, Target, ops, ops::transfer::Arrival};
 use arrivals::Arrivals;
 use blas::{Blas, Products};
 use launch::Functions;
@@ -65,7 +68,7 @@ impl CudaKernels {
         }
         let functions = functions?;
         let blas = device.with_overhead(|| Blas::open(device, search))??;
-        let decode_counters = functions.variable(c"attention_decode_counters")?;
+        let decode_counters = functions.variable("attention_decode", c"attention_decode_counters")?;
         Ok(Arc::new(CudaKernels { functions, blas, decode_counters, target, device: device.clone() }))
     }
 
@@ -81,12 +84,15 @@ impl CudaKernels {
 pub struct Cuda {
     kernels: Arc<CudaKernels>,
     target: Target,
-    stream: Stream,
+    /// Shared with the graphs that were captured in it.
+    stream: Arc<Stream>,
     stage: RefCell<Stage>,
     products: RefCell<Products>,
     arrivals: Arrivals,
     /// What is computed is thrown away: products may be measured.
     rehearses: Cell<bool>,
+    /// What is launched is kept as a graph: copies would be too, with the host's memory as it is then.
+    captures: Cell<bool>,
     /// The thread whose context is the device's.
     entered: Cell<Option<ThreadId>>,
 }
@@ -103,13 +109,23 @@ impl Cuda {
         Ok(Cuda {
             kernels: kernels.clone(),
             target: kernels.target(),
-            stream,
+            stream: Arc::new(stream),
             stage: RefCell::new(stage),
             products: RefCell::new(Products::new(device)?),
-            arrivals: Arrivals::default(),
+            arrivals: Arrivals::new(device)?,
             rehearses: Cell::new(false),
+            captures: Cell::new(false),
             entered: Cell::new(None),
         })
+    }
+
+    /// Returns when all that was put into the stream is done.
+    ///
+    /// # Errors
+    /// What the device says of any of it.
+    pub fn wait(&self) -> Result<(), KernelError> {
+        self.enter()?;
+        Ok(self.stream.wait()?)
     }
 
     /// Makes the device's context this thread's, once.
@@ -120,6 +136,15 @@ impl Cuda {
             self.entered.set(this);
         }
         Ok(())
+    }
+
+    /// The same, for a copy between host and device.
+    fn enter_to_copy(&self) -> Result<(), KernelError> {
+        if self.captures.get() {
+            let said = "a copy between host and device cannot be part of a graph".to_owned();
+            return Err(DeviceError::Driver { call: "cuStreamBeginCapture", said }.into());
+        }
+        self.enter()
     }
 
     /// The name of an operation's kernel for this target's activations.
@@ -143,23 +168,27 @@ impl Backend for Cuda {
     }
 
     fn upload(&self, call: ops::transfer::Upload<'_>) -> Result<(), KernelError> {
-        self.enter()?;
+        self.enter_to_copy()?;
         Ok(self.stage.borrow_mut().upload(&self.stream, call.source, call.out.address())?)
     }
 
     fn download(&self, call: ops::transfer::Download<'_>) -> Result<(), KernelError> {
-        self.enter()?;
+        self.enter_to_copy()?;
         Ok(self.stage.borrow_mut().download(&self.stream, call.source.address(), call.out)?)
     }
 
     fn download_later(&self, call: ops::transfer::DownloadLater<'_>) -> Result<Box<dyn Arrival>, KernelError> {
-        self.enter()?;
+        self.enter_to_copy()?;
         let device = &self.kernels.device;
         Ok(Box::new(arrivals::Coming::begin(&self.arrivals, device, &self.stream, &call.source)?))
     }
 
     fn rehearse(&self, on: bool) {
         self.rehearses.set(on);
+    }
+
+    fn capture(&self, run: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<Option<Box<dyn Graph>>, KernelError> {
+        Ok(Some(Box::new(graph::Captured::of(self, run)?)))
     }
 
     fn fill_random(&self, call: ops::fill_random::Call<'_>) -> Result<(), KernelError> {
@@ -216,6 +245,10 @@ impl Backend for Cuda {
 
     fn argmax(&self, call: ops::argmax::Call<'_>) -> Result<(), KernelError> {
         elementwise::argmax(self, call)
+    }
+
+    fn sample(&self, call: ops::sample::Call<'_>) -> Result<(), KernelError> {
+        sample::sample(self, call)
     }
 
     /// At one rank there is nothing to do.

@@ -1,10 +1,11 @@
 //! The way between host and device: page-locked pieces that copies go through, so that the device fetches what it needs
 //! while the host writes the next.
 
-use std::sync::Arc;
+use std::{mem::MaybeUninit, sync::Arc, thread};
 
 use bursar_budgets::{Address, Bytes, CudaDevice, DeviceError, Pinned};
 use cudarc::driver::sys;
+use rayon::{ThreadPool, ThreadPoolBuilder, prelude::*};
 
 use super::stream::{Event, Stream};
 
@@ -15,9 +16,16 @@ const PIECES: usize = 4;
 /// Where uploads start inside a piece: copies from an odd place are slow.
 const ALIGNMENT: usize = 256;
 
+/// Threads that fill a piece together. One of them reads a mapped file at a few GB/s, most of it page faults; the bus
+/// takes ten times that.
+const FILLERS: usize = 8;
+const FILLED_AT_ONCE: usize = 512 << 10;
+
 /// A ring of page-locked pieces.
 pub(super) struct Stage {
     pieces: Vec<Piece>,
+    /// Made by the first copy that is larger than all pieces: the backends that load weights have them, lanes do not.
+    fillers: Option<ThreadPool>,
     current: usize,
     /// How much of the current piece is written.
     used: usize,
@@ -32,11 +40,15 @@ struct Piece {
 impl Stage {
     pub(super) fn new(device: &Arc<CudaDevice>) -> Result<Self, DeviceError> {
         let piece = |_| Ok(Piece { memory: device.pinned(PIECE)?, read: Event::new(device)? });
-        Ok(Stage { pieces: (0..PIECES).map(piece).collect::<Result<_, DeviceError>>()?, current: 0, used: 0 })
+        let pieces = (0..PIECES).map(piece).collect::<Result<_, DeviceError>>()?;
+        Ok(Stage { pieces, fillers: None, current: 0, used: 0 })
     }
 
     /// Copies `source` to `to`, in the order of the stream. The source may change once this returns.
     pub(super) fn upload(&mut self, stream: &Stream, mut source: &[u8], mut to: Address) -> Result<(), DeviceError> {
+        if source.len() > PIECES * PIECE.as_usize() && self.fillers.is_none() {
+            self.fillers = fillers();
+        }
         while !source.is_empty() {
             if self.used == PIECE.as_usize() {
                 self.turn(stream)?;
@@ -46,7 +58,7 @@ impl Stage {
             // SAFETY: the stretch is inside the piece, and the device is past its last copy out of it.
             unsafe {
                 let place = self.pieces[self.current].memory.address().add(self.used);
-                std::ptr::copy_nonoverlapping(now.as_ptr(), place, length);
+                fill(self.fillers.as_ref(), now, std::slice::from_raw_parts_mut(place.cast(), length));
                 let copied = sys::cuMemcpyHtoDAsync_v2(to.0, place.cast(), length, stream.raw());
                 CudaDevice::said("cuMemcpyHtoDAsync", copied)?;
             }
@@ -78,5 +90,48 @@ impl Stage {
         self.current = (self.current + 1) % PIECES;
         self.used = 0;
         self.pieces[self.current].read.wait()
+    }
+}
+
+/// None where the host starts no threads: a load is slower then.
+fn fillers() -> Option<ThreadPool> {
+    let count = thread::available_parallelism().map_or(1, usize::from).min(FILLERS);
+    let named = ThreadPoolBuilder::new().num_threads(count).thread_name(|index| format!("bursar-fill-{index}"));
+    named.build().ok()
+}
+
+/// Copies `source` into a piece.
+fn fill(fillers: Option<&ThreadPool>, source: &[u8], piece: &mut [MaybeUninit<u8>]) {
+    let copy = |(source, piece): (&[u8], &mut [MaybeUninit<u8>])| {
+        assert_eq!(source.len(), piece.len());
+        // SAFETY: both are as long, and the piece is borrowed to be written.
+        unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), piece.as_mut_ptr().cast(), source.len()) };
+    };
+    match fillers {
+        Some(pool) if source.len() > FILLED_AT_ONCE => {
+            let parts = source.par_chunks(FILLED_AT_ONCE).zip(piece.par_chunks_mut(FILLED_AT_ONCE));
+            pool.install(|| parts.for_each(copy));
+        }
+        _ => copy((source, piece)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_piece_that_several_threads_fill_is_the_source_to_the_last_byte() {
+        let pool = ThreadPoolBuilder::new().num_threads(3).build().expect("threads");
+        for length in [0, 1, FILLED_AT_ONCE, FILLED_AT_ONCE + 1, 5 * FILLED_AT_ONCE - 3] {
+            let source: Vec<u8> = (0..length).map(|place| (place % 251) as u8).collect();
+            for fillers in [None, Some(&pool)] {
+                let mut piece = vec![MaybeUninit::new(0xff); length];
+                fill(fillers, &source, &mut piece);
+                // SAFETY: every byte was made with a value.
+                let filled = piece.iter().map(|byte| unsafe { byte.assume_init() });
+                assert!(filled.eq(source.iter().copied()), "{length} bytes");
+            }
+        }
     }
 }

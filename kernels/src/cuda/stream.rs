@@ -13,6 +13,8 @@ pub(super) struct Stream {
 
 // SAFETY: a stream may be used from any thread that has entered its context.
 unsafe impl Send for Stream {}
+// SAFETY: likewise; the driver orders what several threads put into it.
+unsafe impl Sync for Stream {}
 
 impl Stream {
     pub(super) fn new(device: &Arc<CudaDevice>) -> Result<Self, DeviceError> {

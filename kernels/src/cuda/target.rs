@@ -9,8 +9,14 @@ use crate::{DType, KvShape};
 /// from Hopper on.
 pub(crate) const CUDA_LINEAR_SCRATCH: Bytes = Bytes::mib(32);
 
+/// Features that a tile of a product covers at least.
+pub(crate) const CUDA_FEATURES: usize = 64;
+
 /// Elements of a head that the attention kernels are compiled for.
 pub(crate) const CUDA_HEAD_DIMS: [usize; 4] = [32, 64, 80, 128];
+
+/// Query vectors of a tile of attention over the cache, with the kernels for Hopper.
+pub(super) const HOPPER_TILE: usize = 128;
 
 /// The generation of a GPU, and how wide it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -40,14 +46,15 @@ impl CudaTarget {
         Ok(CudaTarget { capability, processors, activation })
     }
 
-    /// What decoding keeps of the keys' shares before they are added up: two parts of eight query vectors a worker, each
-    /// a weighted sum, the largest score and the sum of weights. Workers are as many as the device runs at once, whatever
-    /// the lengths: a captured graph keeps them.
-    pub(crate) fn paged_scratch(&self, shape: KvShape, single_rows: usize) -> Bytes {
-        match single_rows {
-            0 => Bytes::ZERO,
-            _ => DType::F32.bytes(2 * self.processors * 2 * 8 * (shape.head_dim + 2)),
-        }
+    /// What attention keeps of the keys' shares before they are added up, for each query vector a weighted sum, the
+    /// largest score and the sum of weights. Decoding has two parts of eight query vectors a worker; workers are as many
+    /// as the device runs at once, whatever the lengths: a captured graph keeps them. Few rows that see a long past have
+    /// a part of a tile for each multiprocessor at most, where there is a kernel that splits them.
+    pub(crate) fn paged_scratch(&self, shape: KvShape, single_rows: usize, rows: usize) -> Bytes {
+        let vectors = |vectors: usize| DType::F32.bytes(vectors * (shape.head_dim + 2));
+        let decoding = if single_rows > 0 { vectors(2 * self.processors * 2 * 8) } else { Bytes::ZERO };
+        let splits = self.capability == (9, 0) && shape.head_dim == 128 && rows > single_rows;
+        decoding.max(if splits { vectors(self.processors * HOPPER_TILE) } else { Bytes::ZERO })
     }
 
     /// The name of the architecture.

@@ -86,7 +86,7 @@ impl<B: Backend> Scope<'_, B> {
         let out = self.empty([queries.rows(), queries.columns()])?;
         self.count(work(sequences, layer, queries, &out));
         let inner = self.scope();
-        let scratch = inner.take_scratch(self.target().paged_scratch(shape, sequences.single_rows))?;
+        let scratch = inner.take_scratch(self.target().paged_scratch(shape, sequences.single_rows, queries.rows()))?;
         self.backend.attention_paged(Call {
             queries: queries.view(),
             heads,

@@ -16,6 +16,7 @@ pub mod patchify;
 pub mod rms_norm;
 pub mod rotary;
 pub mod rotary_kv_write;
+pub mod sample;
 pub mod scatter_rows;
 pub mod silu_mul;
 pub mod transfer;

@@ -144,6 +144,36 @@ pub fn fill<B: Backend>(backend: &B, source: &[u8], out: &mut Tensor<'_>) -> Res
     backend.upload(Upload { source, out: out.view() })
 }
 
+/// Copies `elements` to `out`, which holds as many of their type: inputs of captured work, which lie where they always do.
+///
+/// # Errors
+/// As [`fill`], and for another type.
+pub fn fill_elements<B: Backend, E: Element>(
+    backend: &B,
+    elements: &[E],
+    out: &mut Tensor<'_>,
+) -> Result<(), KernelError> {
+    if out.dtype() != E::DTYPE {
+        return Err(KernelError::Type {
+            op: "fill_elements",
+            what: "out",
+            expected: "the host's type",
+            found: out.dtype(),
+        });
+    }
+    fill(backend, as_bytes(elements), out)
+}
+
+/// Returns when the device is past all that `backend` was given: before memory goes that it may still write.
+///
+/// # Errors
+/// What the device says of any of it.
+pub fn settle<B: Backend>(backend: &B) -> Result<(), KernelError> {
+    // Nothing is copied: it is the moment alone that is asked for.
+    let nothing = Tensor::over(bursar_budgets::Address(64), [0].into(), DType::U32);
+    backend.download_later(DownloadLater { source: nothing })?.wait(&mut [])
+}
+
 fn as_bytes<E: Element>(elements: &[E]) -> &[u8] {
     // SAFETY: an `Element` is plain data without padding, and bytes have no alignment.
     unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }

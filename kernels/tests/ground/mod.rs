@@ -2,6 +2,7 @@
 //! runs on any backend, with what it must give computed in `f64`.
 #![allow(dead_code, reason = "no story uses all of it")]
 
+mod asked;
 mod pass;
 
 use std::sync::Arc;
@@ -10,6 +11,8 @@ use bursar_budgets::*;
 use bursar_kernels::*;
 use half::{bf16, f16};
 
+#[allow(unused_imports, reason = "no story uses all of it")]
+pub use asked::Batch;
 #[allow(unused_imports, reason = "no story uses all of it")]
 pub use pass::{Pass, passes};
 

@@ -15,7 +15,7 @@ use bursar_kernels::{
 
 use half::{bf16, f16};
 
-use super::{Random, attend, narrowed, rounded, widened};
+use super::{Batch, Random, attend, narrowed, rounded, widened};
 
 /// Columns before and behind a view in the tensor that it is a view of. Attention on a GPU wants rows that start on 16
 /// bytes.
@@ -46,6 +46,7 @@ pub enum Pass {
     GatherRows { rows: usize, columns: usize, chosen: usize },
     ScatterRows { rows: usize, columns: usize, chosen: usize },
     Argmax { rows: usize, columns: usize },
+    Sample { rows: usize, vocabulary: usize },
     AllReduce { rows: usize, columns: usize },
 }
 
@@ -79,6 +80,9 @@ pub fn passes() -> Vec<Pass> {
     passes.push(Pass::Packed { heads: 3, head_dim: 32, lengths: vec![300, 211] });
     passes.push(Pass::Paged { heads: 33, kv_heads: 1, head_dim: 20, sequences: vec![(1, 0), (5, 47)] });
     passes.push(Pass::Paged { heads: 2, kv_heads: 1, head_dim: 8, sequences: vec![(1, 0); 3] });
+    // Few rows that see a long past, which a GPU splits.
+    let sequences = vec![(1, 30), (9, 4500), (0, 5), (3, 2101)];
+    passes.push(Pass::Paged { heads: 7, kv_heads: 1, head_dim: 128, sequences });
     // Down, across and frames of each picture: still ones, steps of a video, a lone patch.
     let pictures = vec![(4, 6, 1), (1, 1, 2), (3, 5, 2), (2, 2, 1)];
     passes.push(Pass::Patchify { pictures: pictures.clone(), side: 14, frames: 2, patches: 101 });
@@ -94,6 +98,10 @@ pub fn passes() -> Vec<Pass> {
     passes.push(Pass::ScatterRows { rows: 29, columns: 37, chosen: 11 });
     passes.push(Pass::ScatterRows { rows: 83, columns: 2053, chosen: 71 });
     passes.push(Pass::Argmax { rows: 17, columns: 1009 });
+    // More rows than a GPU works on at a time; a vocabulary of many slices.
+    for (rows, vocabulary) in [(1, 5), (3, 4096), (76, 1009), (21, 9001), (5, 151_937)] {
+        passes.push(Pass::Sample { rows, vocabulary });
+    }
     passes.push(Pass::AllReduce { rows: 7, columns: 11 });
     passes
 }
@@ -199,6 +207,7 @@ impl Pass {
                 let places: Vec<u32> = scope.download(&scope.argmax(&inside(&x))?)?;
                 Ok(places.into_iter().map(|place| place as f32).collect())
             }
+            Pass::Sample { rows, vocabulary } => Batch::random(&mut random, rows, vocabulary).run(scope),
             Pass::AllReduce { rows, columns } => {
                 let mut x = wide(scope, rows, columns, &mut random)?;
                 scope.all_reduce(&mut x)?;
@@ -324,6 +333,7 @@ impl Pass {
                     |row: Vec<f64>| (0..columns).rev().max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap() as f64;
                 (0..rows).map(|row| largest(x.row(row))).collect()
             }
+            Pass::Sample { rows, vocabulary } => Batch::random(&mut random, rows, vocabulary).expected(),
             Pass::AllReduce { rows, columns } => widened(&Wide::new(activation, rows, columns, &mut random).numbers),
         }
     }
@@ -456,6 +466,11 @@ impl PixelData {
     }
 }
 
+/// Pairs of a row and a token that it sees.
+fn pairs_of(rows: usize, context: usize) -> u64 {
+    (0..rows).map(|behind| context.saturating_sub(behind) as u64).sum()
+}
+
 /// Sequences over a cache of which only what they wrote is a number.
 pub struct PagedData {
     heads: usize,
@@ -527,7 +542,7 @@ impl PagedData {
             context_lengths: scope.upload([count], &contexts)?,
             block_tables: scope.upload([count, self.table_columns], &self.tables)?,
             single_rows: lengths.iter().take_while(|rows| **rows == 1).count(),
-            query_key_pairs: 1,
+            query_key_pairs: self.sequences.iter().map(|(rows, context)| pairs_of(*rows, *context)).sum(),
         };
         let (before, behind) = margins(self.shape.dtype);
         let pitch = before + self.heads * self.shape.head_dim + behind;

@@ -1,16 +1,10 @@
 //! A decoder of equal layers, as Qwen2, QwQ and Qwen2.5-VL have it: embeddings in, logits out.
 
-use bursar_kernels::{
-    Backend, KernelError, KvLayer, KvShape, Scope, Target, Tensor,
-    ops::{attention_paged::PagedSequences, rotary::Rope},
-};
+use bursar_kernels::{Backend, KernelError, KvLayer, KvShape, Scope, Target, Tensor, ops::rotary::Rope};
 
-use super::{
-    gated_mlp::GatedMlp,
-    paged_attention::{PagedAttention, StepInputs},
-};
+use super::{gated_mlp::GatedMlp, paged_attention::PagedAttention, step_inputs::StepInputs};
 use crate::{
-    flow::StepBatch,
+    flow::{StepBatch, StepLayout},
     weights::{WeightError, WeightMap},
 };
 
@@ -117,21 +111,57 @@ impl Decoder {
     ) -> Result<Tensor<'s>, KernelError> {
         let mut logits = scope.empty_f32([batch.logit_rows.len(), self.config.vocabulary])?;
         let inner = scope.scope();
-        let inputs = self.upload(&inner, batch)?;
-        let mut hidden = self.embed(&inner, batch, caches)?; // [tokens, hidden]
-        for (layer, cache) in self.layers.iter().zip(caches.layers) {
-            layer.forward(&inner, &self.config, &self.rope, &inputs, cache, &mut hidden)?;
-        }
-        if !batch.logit_rows.is_empty() {
-            self.project(&inner, &hidden, &batch.logit_rows, &mut logits)?;
-        }
-        for rows in batch.score_rows.chunks(SCORE_ROWS) {
+        let (layout, mut words) = (self.layout(batch), Vec::new());
+        layout.pack(batch, &mut words);
+        let image = inner.upload([layout.words()], &words)?;
+        let inputs = StepInputs::over(&image, &layout);
+        let hidden = self.run(&inner, &inputs, caches)?; // [tokens, hidden]
+        self.project(&inner, &hidden, &inputs.logit_rows, &mut logits)?;
+        let score_rows = layout.score_rows;
+        for first in (0..score_rows).step_by(SCORE_ROWS) {
+            let rows = inputs.score_rows.row_range(first..score_rows.min(first + SCORE_ROWS));
             let inner = inner.scope();
-            let mut scored = inner.empty_f32([rows.len(), self.config.vocabulary])?;
-            self.project(&inner, &hidden, rows, &mut scored)?;
+            let mut scored = inner.empty_f32([rows.rows(), self.config.vocabulary])?;
+            self.project(&inner, &hidden, &rows, &mut scored)?;
             score(&inner, &scored)?;
         }
         Ok(logits)
+    }
+
+    /// Where the arrays of `batch` lie for this decoder.
+    pub fn layout(&self, batch: &StepBatch) -> StepLayout {
+        StepLayout::of(batch, self.config.rope_sections.len())
+    }
+
+    /// Launches a step whose arrays lie in `image` as `layout` says, or will when a graph of this is replayed: nothing is
+    /// uploaded, nothing scored, and no pictures merged. Gives `[logit_rows, vocabulary]` f32.
+    pub fn step_over<'s, B: Backend>(
+        &self,
+        scope: &'s Scope<'_, B>,
+        image: &Tensor<'_>, // [words] u32
+        layout: &StepLayout,
+        caches: &StepCaches<'_>,
+    ) -> Result<Tensor<'s>, KernelError> {
+        let mut logits = scope.empty_f32([layout.logit_rows, self.config.vocabulary])?;
+        let inner = scope.scope();
+        let inputs = StepInputs::over(image, layout);
+        let hidden = self.run(&inner, &inputs, caches)?;
+        self.project(&inner, &hidden, &inputs.logit_rows, &mut logits)?;
+        Ok(logits)
+    }
+
+    /// All layers; gives `[tokens, hidden]`.
+    fn run<'s, B: Backend>(
+        &self,
+        scope: &'s Scope<'_, B>,
+        inputs: &StepInputs<'_>,
+        caches: &StepCaches<'_>,
+    ) -> Result<Tensor<'s>, KernelError> {
+        let mut hidden = self.embed(scope, inputs, caches)?;
+        for (layer, cache) in self.layers.iter().zip(caches.layers) {
+            layer.forward(scope, &self.config, &self.rope, inputs, cache, &mut hidden)?;
+        }
+        Ok(hidden)
     }
 
     /// The logits of some rows of `hidden` `[tokens, hidden]`.
@@ -139,52 +169,30 @@ impl Decoder {
         &self,
         scope: &Scope<'_, B>,
         hidden: &Tensor<'_>,
-        rows: &[u32],
+        rows: &Tensor<'_>,       // [rows] u32
         logits: &mut Tensor<'_>, // [rows, vocabulary]
     ) -> Result<(), KernelError> {
+        if rows.rows() == 0 {
+            return Ok(());
+        }
         let scope = scope.scope();
-        let rows = scope.upload([rows.len()], rows)?;
-        let chosen = scope.gather_rows(hidden, &rows)?; // [rows, hidden]
+        let chosen = scope.gather_rows(hidden, rows)?; // [rows, hidden]
         let normed = scope.rms_norm(&chosen, &self.norm, self.config.norm_epsilon)?;
         scope.linear_into(&normed, self.projection.as_ref().unwrap_or(&self.embedding), None, logits)
-    }
-
-    fn upload<'s, B: Backend>(
-        &self,
-        scope: &'s Scope<'_, B>,
-        batch: &StepBatch,
-    ) -> Result<StepInputs<'s>, KernelError> {
-        let (tokens, sequences, axes) = (batch.token_count(), batch.sequence_count(), self.config.rope_sections.len());
-        Ok(StepInputs {
-            // A decoder with one axis takes the first: text moves along all of them at once.
-            positions: scope.upload([axes, tokens], &batch.positions[..axes * tokens])?,
-            slots: scope.upload([tokens], &batch.slots)?,
-            sequences: PagedSequences {
-                query_starts: scope.upload([sequences + 1], &batch.query_starts)?,
-                context_lengths: scope.upload([sequences], &batch.context_lengths)?,
-                block_tables: scope.upload([sequences, batch.blocks_max()], &batch.block_tables)?,
-                single_rows: batch.single_rows(),
-                query_key_pairs: batch.query_key_pairs,
-            },
-        })
     }
 
     /// Embeds the tokens and lets the pictures' embeddings take their placeholders.
     fn embed<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
-        batch: &StepBatch,
+        inputs: &StepInputs<'_>,
         caches: &StepCaches<'_>,
     ) -> Result<Tensor<'s>, KernelError> {
-        let ids = scope.upload([batch.token_count()], &batch.tokens)?;
-        let mut hidden = scope.embed(&self.embedding, &ids, caches.previous)?;
-        if let (Some(pictures), false) = (caches.pictures, batch.picture_rows.is_empty()) {
+        let mut hidden = scope.embed(&self.embedding, &inputs.tokens, caches.previous)?;
+        if let (Some(pictures), 1..) = (caches.pictures, inputs.picture_rows.rows()) {
             let merge = scope.scope();
-            let count = batch.picture_rows.len();
-            let from = merge.upload([count], &batch.picture_cache_rows)?;
-            let to = merge.upload([count], &batch.picture_rows)?;
-            let rows = merge.gather_rows(pictures, &from)?; // [count, hidden]
-            merge.scatter_rows(&rows, &to, &mut hidden)?;
+            let rows = merge.gather_rows(pictures, &inputs.picture_cache_rows)?; // [picture_rows, hidden]
+            merge.scatter_rows(&rows, &inputs.picture_rows, &mut hidden)?;
         }
         Ok(hidden)
     }
@@ -204,14 +212,11 @@ impl Layer {
                 heads: config.heads,
             },
             mlp_norm: map.tensor(&name("post_attention_layernorm.weight"), [hidden])?,
-            mlp: GatedMlp {
-                gate_up: map.fused_linear(
-                    &[(&name("mlp.gate_proj"), config.intermediate), (&name("mlp.up_proj"), config.intermediate)],
-                    hidden,
-                    false,
-                )?,
-                down: map.linear(&name("mlp.down_proj"), hidden, config.intermediate, false)?,
-            },
+            mlp: map.gated_mlp(
+                ["gate", "up", "down"].map(|part| name(&format!("mlp.{part}_proj"))).each_ref().map(String::as_str),
+                (hidden, config.intermediate),
+                false,
+            )?,
         })
     }
 

@@ -4,5 +4,6 @@ pub mod decoder;
 mod decoder_config;
 pub mod gated_mlp;
 pub mod paged_attention;
+pub mod step_inputs;
 
 pub use decoder_config::{ConfigError, WIDTH_MAX};

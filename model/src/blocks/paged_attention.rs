@@ -1,10 +1,8 @@
 //! Self-attention of a decoder layer over blocks of keys and values.
 
-use bursar_kernels::{
-    Backend, KernelError, KvLayer, Scope, Tensor,
-    ops::{attention_paged::PagedSequences, rotary::Rope},
-};
+use bursar_kernels::{Backend, KernelError, KvLayer, Scope, Tensor, ops::rotary::Rope};
 
+use super::step_inputs::StepInputs;
 use crate::weights::Linear;
 
 /// Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245) with rotary positions.
@@ -15,16 +13,6 @@ pub struct PagedAttention {
     pub out: Linear,
     /// Heads of queries.
     pub heads: usize,
-}
-
-/// What every layer of a step shares.
-pub struct StepInputs<'a> {
-    /// `[axes, tokens]` u32
-    pub positions: Tensor<'a>,
-    /// `[tokens]` u32
-    pub slots: Tensor<'a>,
-    /// Rows and pasts of the sequences.
-    pub sequences: PagedSequences<'a>,
 }
 
 impl PagedAttention {

@@ -9,6 +9,7 @@ mod prefix_key;
 mod prompt_layout;
 pub mod rgb_image;
 mod step_batch;
+mod step_layout;
 pub mod token;
 pub mod video;
 
@@ -18,5 +19,6 @@ pub use prefix_key::{PictureContent, PrefixKey, PrefixKeys};
 pub use prompt_layout::{LayoutError, PictureSpan, PromptLayout};
 pub use rgb_image::RgbImage;
 pub use step_batch::{POSITION_AXES, PictureRows, SequencePart, StepBatch};
+pub use step_layout::{StepArray, StepLayout};
 pub use token::{LogProbabilities, LogProbability, Token};
 pub use video::{Video, Visual, VisualGrid};

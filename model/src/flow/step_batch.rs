@@ -120,6 +120,13 @@ impl StepBatch {
         self.query_starts.windows(2).take_while(|bounds| bounds[1] - bounds[0] == 1).count()
     }
 
+    /// Whether each sequence brings one token and chooses the next, and nothing else is wanted: such steps are captured.
+    pub fn is_decoding_alone(&self) -> bool {
+        let rows = self.token_count();
+        let is_plain = self.score_rows.is_empty() && self.picture_rows.is_empty();
+        is_plain && self.single_rows() == rows && self.sequence_count() == rows && self.logit_rows.len() == rows
+    }
+
     /// Columns of the block tables.
     pub fn blocks_max(&self) -> usize {
         self.block_tables.len().checked_div(self.sequence_count()).unwrap_or(0)

@@ -1,16 +1,14 @@
 //! Sampling: logits on the host to one token, the same for a seed whatever the batch.
 
-mod candidates;
 pub(crate) mod error;
 pub mod generation_defaults;
 pub mod grammar;
 pub mod log_probabilities;
 pub mod parameters;
 pub mod past;
-mod penalties;
-pub mod philox;
 pub mod sampler;
 
+pub use bursar_kernels::sampling::philox;
 pub use generation_defaults::GenerationDefaults;
 pub use grammar::{Grammar, GrammarCompiler, OutputFormat};
 pub use log_probabilities::{TOP_LOG_PROBABILITIES_MAX, log_probabilities};

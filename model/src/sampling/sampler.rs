@@ -1,44 +1,59 @@
-//! The sampler: one row of logits and a sequence's past, to the next token. The one place that chooses.
+//! The sampler: one row of logits and a sequence's past, to the next token.
 //!
-//! The order is that of vLLM's `v1/sample/sampler.py`, and of transformers 5.17's `generation/logits_process.py` where both
-//! have a step:
-//!
-//! 1. log-probabilities are read off, before anything is changed;
-//! 2. the grammar forbids what cannot follow;
-//! 3. end tokens are forbidden in a reply that is too short;
-//! 4. biases are added;
-//! 5. repetition, frequency and presence penalties;
-//! 6. greedy choice; or temperature, top-k, top-p, min-p (in transformers' order; vLLM has min-p before top-k), and a
-//!    draw.
+//! What a request wants becomes a row of numbers and lists here. The arithmetic, and its order, are
+//! [`bursar_kernels::sampling`]'s: on the host by [`Sampler::sample`], or where the logits are by
+//! [`sample_into`](bursar_kernels::Scope::sample_into), for which [`Sampler::ask`] and [`Sampler::answer`] stand at both
+//! ends.
 
 use std::sync::Arc;
 
-use super::candidates::Candidates;
+use bursar_kernels::{
+    ops::sample::Outcome,
+    sampling::{Candidate, Fault, NO_REPORT, Room, SampleBatch, SampleRow, Wishes, choose},
+};
+
 use super::grammar::Grammar;
 use super::log_probabilities::{check_top, log_probabilities};
 use super::parameters::SamplingParams;
 use super::past::{Past, Tokens};
-use super::{penalties, philox};
 use crate::error::SamplingError;
-use crate::flow::token::Token;
+use crate::flow::token::{LogProbabilities, LogProbability, Token};
 
 /// Chooses the tokens of one sequence.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     params: SamplingParams,
     vocabulary: usize,
+    biased: Arc<[u32]>,
+    biases: Arc<[f32]>,
     tokens_min: usize,
     end_tokens: Arc<[u32]>,
     grammar: Option<Grammar>,
     top: Option<usize>,
 }
 
-/// Buffers that are reused from token to token: 24 bytes for each of the vocabulary's tokens at most.
+/// Buffers that are reused from token to token: 24 bytes for each of the vocabulary's tokens.
 #[derive(Clone, Debug, Default)]
 pub struct SamplerScratch {
-    logits: Vec<f32>,
+    weights: Vec<f64>,
+    candidates: Vec<Candidate>,
+    changed: Vec<f32>,
     tally: Vec<u32>,
-    candidates: Candidates,
+}
+
+impl SamplerScratch {
+    fn room(&mut self, vocabulary: usize) -> Room<'_> {
+        self.weights.resize(vocabulary, 0.0);
+        self.candidates.resize(vocabulary, Candidate::default());
+        self.changed.resize(vocabulary, 0.0);
+        self.tally.resize(vocabulary, 0);
+        Room {
+            weights: &mut self.weights,
+            candidates: &mut self.candidates,
+            changed: &mut self.changed,
+            tally: &mut self.tally,
+        }
+    }
 }
 
 impl Sampler {
@@ -49,7 +64,10 @@ impl Sampler {
     pub fn new(params: SamplingParams, vocabulary: usize) -> Result<Self, SamplingError> {
         params.check()?;
         params.check_tokens(vocabulary)?;
-        Ok(Sampler { params, vocabulary, tokens_min: 0, end_tokens: Arc::new([]), grammar: None, top: None })
+        let biased = params.logit_bias.keys().copied().collect();
+        let biases = params.logit_bias.values().map(|&bias| bias as f32).collect();
+        let (end_tokens, grammar) = (Arc::new([]), None);
+        Ok(Sampler { params, vocabulary, biased, biases, tokens_min: 0, end_tokens, grammar, top: None })
     }
 
     /// Forbids `end_tokens` until `tokens_min` tokens were produced. A grammar that is complete goes before: what it does
@@ -114,52 +132,78 @@ impl Sampler {
         if logits.len() != self.vocabulary {
             return Err(SamplingError::Width { logits: logits.len(), vocabulary: self.vocabulary });
         }
-        let SamplerScratch { logits: changed, tally, candidates } = scratch;
-        let position = past.position();
-        let allowed = self.change(logits, past, changed, tally)?;
-        let id = match self.params.is_greedy() {
-            true => likeliest(allowed),
-            false => candidates.draw(allowed, &self.params, philox::uniform(self.params.seed, position)),
-        };
+        let room = scratch.room(self.vocabulary);
+        let chosen = self.wish(past, |row, wishes| choose(logits, row, wishes, room))?;
+        let id = chosen.map_err(|fault| self.error_of(fault))?;
         let log_probabilities = self.top.map(|top| log_probabilities(logits, id, top)).transpose()?.map(Box::new);
+        Ok(Token { id, position: past.position(), log_probabilities })
+    }
+
+    /// Adds what it wants to a batch for [`sample_into`](bursar_kernels::Scope::sample_into), to choose the token after
+    /// `past`.
+    ///
+    /// # Errors
+    /// As [`sample`](Self::sample), but for what is wrong with the logits.
+    pub fn ask(&self, past: Past<'_>, batch: &mut SampleBatch) -> Result<(), SamplingError> {
+        self.wish(past, |row, wishes| batch.push(row, wishes))
+    }
+
+    /// The token at `position` that the device has chosen.
+    ///
+    /// # Errors
+    /// [`SamplingError::NotNumbers`] and [`SamplingError::NothingAllowed`].
+    pub fn answer(&self, outcome: &Outcome, position: u64) -> Result<Token, SamplingError> {
+        let id = outcome.chosen.map_err(|fault| self.error_of(fault))?;
+        let of = |id, log_probability| LogProbability { id, log_probability };
+        let log_probabilities = outcome.log_probability.map(|chosen| {
+            let top = outcome.top.iter().map(|&(id, log_probability)| of(id, log_probability)).collect();
+            Box::new(LogProbabilities { chosen: of(id, chosen), top })
+        });
         Ok(Token { id, position, log_probabilities })
     }
 
-    /// The logits that are chosen from; at least one is finite.
-    fn change<'a>(
-        &self,
-        logits: &'a [f32],
-        past: Past<'_>,
-        changed: &'a mut Vec<f32>,
-        tally: &mut Vec<u32>,
-    ) -> Result<&'a [f32], SamplingError> {
-        let too_short = past.position() < self.tokens_min as u64;
-        if !self.reads_past() && self.params.logit_bias.is_empty() && !too_short {
-            return Ok(logits);
+    fn error_of(&self, fault: Fault) -> SamplingError {
+        match fault {
+            Fault::NotNumbers => SamplingError::NotNumbers,
+            // A row that is ignored is none of a sampler's.
+            Fault::NothingAllowed | Fault::Ignored => SamplingError::NothingAllowed { logits: self.vocabulary },
         }
-        let tokens = match past.tokens() {
+    }
+
+    /// Hands `done` what is wanted of the token after `past`.
+    fn wish<T>(&self, past: Past<'_>, done: impl FnOnce(&SampleRow, &Wishes<'_>) -> T) -> Result<T, SamplingError> {
+        let Tokens { prompt, produced } = match past.tokens() {
             None if self.reads_past() => return Err(SamplingError::PastMissing),
             tokens => tokens.unwrap_or(Tokens { prompt: &[], produced: &[] }),
         };
-        changed.clear();
-        changed.extend_from_slice(logits);
-        let mut must_end = false;
-        if let Some(grammar) = &self.grammar {
-            let allowed = grammar.allowed(tokens.produced)?;
-            allowed.restrict(changed);
-            must_end = allowed.only_ends();
-        }
-        if too_short && !must_end {
-            let known = self.end_tokens.iter().filter(|&&id| (id as usize) < logits.len());
-            known.for_each(|&id| changed[id as usize] = f32::NEG_INFINITY);
-        }
-        penalties::add_biases(changed, &self.params);
-        if self.params.penalises() {
-            penalties::penalise(changed, &self.params, tokens, tally);
-        }
-        match changed.iter().any(|logit| *logit > f32::NEG_INFINITY) {
-            true => Ok(changed),
-            false => Err(SamplingError::NothingAllowed { logits: logits.len() }),
+        let allowed = self.grammar.as_ref().map(|grammar| grammar.allowed(produced)).transpose()?;
+        let must_end = allowed.as_ref().is_some_and(|allowed| allowed.only_ends());
+        let too_short = past.position() < self.tokens_min as u64;
+        let wishes = Wishes {
+            allowed: allowed.as_ref().map(|allowed| allowed.words()),
+            forbidden: if too_short && !must_end { &self.end_tokens } else { &[] },
+            biased: &self.biased,
+            biases: &self.biases,
+            prompt,
+            produced,
+        };
+        Ok(done(&self.row(past.position()), &wishes))
+    }
+
+    fn row(&self, position: u64) -> SampleRow {
+        let params = &self.params;
+        SampleRow {
+            temperature: params.temperature,
+            top_p: params.top_p,
+            min_p_logarithm: params.min_p.ln(),
+            presence: params.presence_penalty,
+            frequency: params.frequency_penalty,
+            seed: params.seed,
+            position,
+            repetition: params.repetition_penalty as f32,
+            top_k: u32::try_from(params.top_k).unwrap_or(u32::MAX),
+            top: self.top.map_or(NO_REPORT, |top| top as u32),
+            ignored: false,
         }
     }
 }
@@ -175,15 +219,4 @@ pub(super) fn check_logits(logits: &[f32]) -> Result<(), SamplingError> {
         return Err(SamplingError::NothingAllowed { logits: logits.len() });
     }
     Ok(())
-}
-
-/// The first of the largest, as `argmax` of torch and numpy on a CPU.
-fn likeliest(logits: &[f32]) -> u32 {
-    let mut best = 0;
-    for (id, &logit) in logits.iter().enumerate() {
-        if logit > logits[best] {
-            best = id;
-        }
-    }
-    best as u32
 }

@@ -8,6 +8,7 @@ use thiserror::Error;
 
 use super::Linear;
 use crate::{
+    blocks::gated_mlp::GatedMlp,
     checkpoint::{Checkpoint, RandomCheckpoint, RandomTensor, TensorType},
     error::CheckpointError,
 };
@@ -68,6 +69,8 @@ pub struct WeightCopy {
     pub to: Address,
     /// How much, there.
     pub bytes: Bytes,
+    /// Elements of a row, and zeros that stand behind each.
+    pub row: (usize, usize),
     /// The type of the elements there: what the target keeps weights as. A file's elements are rounded to it.
     pub kept: DType,
     /// What.
@@ -83,6 +86,17 @@ pub enum WeightSource {
     Random(String, RandomTensor),
     /// Numbers that the configuration implies.
     Constant(Vec<f32>),
+    /// Zeros between tensors.
+    Zeros,
+}
+
+/// Zeros that the target wants around a tensor.
+#[derive(Clone, Copy, Default)]
+struct Padding {
+    /// Rows behind those of each part.
+    rows: usize,
+    /// Columns behind each row.
+    columns: usize,
 }
 
 impl WeightSource {
@@ -90,7 +104,7 @@ impl WeightSource {
     pub fn name(&self) -> Option<&str> {
         match self {
             WeightSource::Tensor(name) | WeightSource::Random(name, _) => Some(name),
-            WeightSource::Constant(_) => None,
+            WeightSource::Constant(_) | WeightSource::Zeros => None,
         }
     }
 }
@@ -123,7 +137,7 @@ impl<'c> WeightMap<'c> {
     /// Claims one tensor.
     pub fn tensor(&mut self, name: &str, shape: impl Into<Shape>) -> Result<Tensor<'static>, WeightError> {
         let shape = shape.into();
-        self.stacked(&[(name.to_owned(), shape.rows())], shape)
+        self.stacked(&[(name.to_owned(), shape.rows())], shape, Padding::default())
     }
 
     /// Claims a projection `name.weight` `[out_features, in_features]`, and `name.bias` if it has one.
@@ -144,13 +158,40 @@ impl<'c> WeightMap<'c> {
         in_features: usize,
         bias: bool,
     ) -> Result<Linear, WeightError> {
+        self.padded_linear(parts, in_features, bias, Padding::default())
+    }
+
+    /// Claims a gated MLP of the three projections `gate`, `up` `[intermediate, hidden]` and `down`
+    /// `[hidden, intermediate]`. Between them the target may want more features than the model has: their gates and
+    /// columns are zeros.
+    pub fn gated_mlp(
+        &mut self,
+        [gate, up, down]: [&str; 3],
+        (hidden, intermediate): (usize, usize),
+        bias: bool,
+    ) -> Result<GatedMlp, WeightError> {
+        let more = self.target.padded_features(intermediate) - intermediate;
+        let (of_gate, of_down) = (Padding { rows: more, columns: 0 }, Padding { rows: 0, columns: more });
+        Ok(GatedMlp {
+            gate_up: self.padded_linear(&[(gate, intermediate), (up, intermediate)], hidden, bias, of_gate)?,
+            down: self.padded_linear(&[(down, hidden)], intermediate, bias, of_down)?,
+        })
+    }
+
+    fn padded_linear(
+        &mut self,
+        parts: &[(&str, usize)],
+        in_features: usize,
+        bias: bool,
+        padding: Padding,
+    ) -> Result<Linear, WeightError> {
         let rows: usize = parts.iter().map(|(_, rows)| rows).sum();
         let named = |suffix: &str| -> Vec<(String, usize)> {
             parts.iter().map(|(name, rows)| (format!("{name}.{suffix}"), *rows)).collect()
         };
-        let weight = self.stacked(&named("weight"), [rows, in_features].into())?;
+        let weight = self.stacked(&named("weight"), [rows, in_features].into(), padding)?;
         let bias = match bias {
-            true => Some(self.stacked(&named("bias"), [rows].into())?),
+            true => Some(self.stacked(&named("bias"), [rows].into(), Padding { columns: 0, ..padding })?),
             false => None,
         };
         Ok(Linear { weight, bias })
@@ -160,7 +201,7 @@ impl<'c> WeightMap<'c> {
     pub fn constant(&mut self, numbers: &[f32]) -> Tensor<'static> {
         self.align();
         let bytes = DType::F32.bytes(numbers.len());
-        let to = self.place(bytes, DType::F32, WeightSource::Constant(numbers.to_vec()));
+        let to = self.place(bytes, (numbers.len(), 0), DType::F32, WeightSource::Constant(numbers.to_vec()));
         // SAFETY: whoever made the map vouched for the segment.
         unsafe { Tensor::persistent(to, [numbers.len()], DType::F32) }
     }
@@ -205,8 +246,14 @@ impl<'c> WeightMap<'c> {
 
     /// Claims tensors of the given rows as one tensor of `shape`. The inner extents of `shape` may fold those of the
     /// file: a convolution's kernel is a matrix here.
-    fn stacked(&mut self, parts: &[(String, usize)], shape: Shape) -> Result<Tensor<'static>, WeightError> {
+    fn stacked(
+        &mut self,
+        parts: &[(String, usize)],
+        shape: Shape,
+        padding: Padding,
+    ) -> Result<Tensor<'static>, WeightError> {
         self.align();
+        let columns = shape.columns() + padding.columns;
         let mut whole: Option<(Address, DType)> = None;
         for (name, rows) in parts {
             let (dtype, source) = self.part(name, *rows, shape)?;
@@ -215,12 +262,25 @@ impl<'c> WeightMap<'c> {
                 return Err(WeightError::Mixed { name: name.clone(), expected: first, found: dtype });
             }
             let kept = self.target.weight(dtype);
-            let to = self.place(kept.bytes(rows * shape.columns()), kept, source);
+            let to = self.place(kept.bytes(rows * columns), (shape.columns(), padding.columns), kept, source);
             whole.get_or_insert((to, dtype));
+            if padding.rows > 0 {
+                self.place(kept.bytes(padding.rows * columns), (columns, 0), kept, WeightSource::Zeros);
+            }
         }
         let (to, dtype) = whole.expect("a claim names at least one tensor");
         // SAFETY: whoever made the map vouched for the segment.
-        Ok(unsafe { Tensor::persistent(to, shape, self.target.weight(dtype)) })
+        let whole = unsafe {
+            let dtype = self.target.weight(dtype);
+            match (padding.rows, padding.columns) {
+                (0, 0) => Tensor::persistent(to, shape, dtype),
+                (more, 0) if shape.extents().len() == 1 => {
+                    Tensor::persistent(to, [shape.rows() + parts.len() * more], dtype)
+                }
+                (more, _) => Tensor::persistent(to, [shape.rows() + parts.len() * more, columns], dtype),
+            }
+        };
+        Ok(whole)
     }
 
     /// What the checkpoint has under this name, held against the rows and the inner extents that are claimed. A random
@@ -243,9 +303,9 @@ impl<'c> WeightMap<'c> {
         self.used = Bytes(self.used.0.next_multiple_of(ALIGNMENT));
     }
 
-    fn place(&mut self, bytes: Bytes, kept: DType, source: WeightSource) -> Address {
+    fn place(&mut self, bytes: Bytes, row: (usize, usize), kept: DType, source: WeightSource) -> Address {
         let to = self.base.offset(self.used);
-        self.copies.push(WeightCopy { to, bytes, kept, source });
+        self.copies.push(WeightCopy { to, bytes, row, kept, source });
         self.used += bytes;
         to
     }

@@ -19,8 +19,8 @@ pub fn cut(patches: &Patches, config: &ImageProcessorConfig) -> Vec<f32> {
     let memory = Memory::new(Bytes::mib(64));
     // The values, a byte for each at most, and what is as small as a picture's layout.
     let needed = Bytes(5 * values as u64) + Bytes::kib(64) + Bytes(12 * patches.grid.patches() as u64);
-    let workspace = Workspace::over(memory.poisoned(Class::StepWorkspace, needed));
     let (cpu, tally) = (Cpu::new(2), Tally::default());
+    let workspace = Workspace::over(memory.poisoned(&cpu, Class::StepWorkspace, needed));
     cut_on(&Scope::new(&cpu, &workspace, &tally), patches, config.merge_size, size).expect("it is cut")
 }
 

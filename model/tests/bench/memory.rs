@@ -1,8 +1,9 @@
-//! Leased memory of a host device.
+//! Leased memory of a device.
 
 use std::{cell::Cell, cell::RefCell, sync::Arc};
 
 use bursar_budgets::*;
+use bursar_kernels::{Backend, DType, Tensor, ops::transfer};
 
 struct Nobody;
 
@@ -10,22 +11,27 @@ impl ReleaseNotes for Nobody {
     fn post(&self, _: ReleaseNote) {}
 }
 
-/// A device with small pages, and the ledger of its bytes.
+/// A device, and the ledger of its bytes.
 pub struct Memory {
-    device: Arc<HostDevice>,
+    device: Arc<dyn Device>,
     ledger: RefCell<Ledger>,
     asked: Cell<u64>,
 }
 
 impl Memory {
+    /// Of a host device with small pages.
     pub fn new(capacity: Bytes) -> Self {
-        let device = Arc::new(HostDevice::new(HostConfig::small(capacity)).expect("host memory"));
+        Memory::of(Arc::new(HostDevice::new(HostConfig::small(capacity)).expect("host memory")), capacity)
+    }
+
+    /// So much of `device`.
+    pub fn of(device: Arc<dyn Device>, capacity: Bytes) -> Self {
         let ledger = RefCell::new(Ledger::new(LedgerConfig::new(capacity)));
         Memory { device, ledger, asked: Cell::new(0) }
     }
 
-    /// A segment of whole pages, backed and full of not-a-numbers.
-    pub fn poisoned(&self, class: Class, bytes: Bytes) -> Segment {
+    /// A segment of whole pages, backed, with whatever is in them.
+    pub fn leased(&self, class: Class, bytes: Bytes) -> Segment {
         let bytes = bytes.max(Bytes(1)).round_up(self.device.page());
         self.asked.set(self.asked.get() + 1);
         let request = Request::new(Owner::new("story", 0), class, "model", bytes);
@@ -35,14 +41,28 @@ impl Memory {
         let segment = Segment::reserve(self.device.clone(), bytes, Lease::issue(grant, Arc::new(Nobody)));
         let segment = segment.expect("addresses");
         segment.back_to(bytes).expect("memory");
-        poison(&segment, segment.backed());
+        segment
+    }
+
+    /// The same, full of not-a-numbers. `backend` is one of this device.
+    pub fn poisoned(&self, backend: &impl Backend, class: Class, bytes: Bytes) -> Segment {
+        let segment = self.leased(class, bytes);
+        poison(backend, &segment, segment.backed());
         segment
     }
 }
 
+/// What is copied into memory that nothing has been computed into.
+static POISON: [u8; 1 << 20] = [0xff; 1 << 20];
+
 /// Makes the first `bytes` of a segment not-a-numbers in every floating-point type, and indices out of all bounds.
-pub fn poison(segment: &Segment, bytes: Bytes) {
+pub fn poison(backend: &impl Backend, segment: &Segment, bytes: Bytes) {
     assert!(bytes <= segment.backed());
-    // SAFETY: so much is backed, and a story is one thread.
-    unsafe { std::ptr::write_bytes(segment.address().0 as *mut u8, 0xff, bytes.as_usize()) };
+    let whole = POISON.len() as u64;
+    for start in (0..bytes.0).step_by(POISON.len()) {
+        let part = &POISON[..whole.min(bytes.0 - start) as usize];
+        // SAFETY: so much is backed, and a story is one thread.
+        let mut out = unsafe { Tensor::persistent(segment.address().offset(Bytes(start)), [part.len()], DType::U8) };
+        transfer::fill(backend, part, &mut out).expect("the poison is copied");
+    }
 }

@@ -1,9 +1,10 @@
-//! Where model stories run: a checkpoint loaded into leased memory of a host device, with caches and workspaces that
-//! hold nothing but not-a-numbers until something is computed into them.
+//! Where model stories run: a checkpoint loaded into leased memory of a device, with caches and workspaces that hold
+//! nothing but not-a-numbers until something is computed into them.
 #![allow(dead_code, unused_imports, reason = "no story uses all of it")]
 
 mod cut;
 mod golden;
+mod gpu;
 mod memory;
 mod run;
 mod sequence;
@@ -11,25 +12,50 @@ mod sequence;
 use std::{cell::RefCell, path::PathBuf};
 
 use bursar_budgets::{Bytes, Class, Segment, Workspace};
-use bursar_kernels::{Backend, Cpu, DType, KernelError, KvLayer, Scope, Tally, Tensor};
+use bursar_kernels::{Backend, Cpu, DType, Element, KernelError, KvLayer, Scope, Tally, Tensor};
 use bursar_model::{
     Model,
     blocks::decoder::{SCORE_ROWS, StepCaches},
     checkpoint::{Checkpoint, CheckpointSource},
-    flow::{Patches, StepBatch},
+    flow::{Patches, PromptLayout, StepBatch},
 };
+use half::{bf16, f16};
 
 pub use cut::cut;
 pub use golden::{Case, greatest, picture, relative_error, video};
+pub use gpu::{Gpu, Turn, gpu};
 pub use memory::Memory;
 pub use run::{Run, alone, assert_recorded_answer, assert_same_run, prefixes, together};
 pub use sequence::{Sequence, Share};
 
-/// Blocks of the caches of keys and values: more than all recorded cases take at once.
-const BLOCKS: usize = 160;
+/// How much a bench has beside the weights.
+#[derive(Clone, Copy)]
+pub struct Room {
+    /// Bytes of everything, the weights too.
+    pub capacity: Bytes,
+    /// Blocks of the caches of keys and values.
+    pub blocks: usize,
+    /// Rows of the cache of picture embeddings.
+    pub cache_rows: usize,
+    /// What one pass takes at most.
+    pub workspace: Bytes,
+}
 
-/// Rows of the cache of picture embeddings.
-const CACHE_ROWS: usize = 600;
+impl Room {
+    /// More than all recorded cases take at once.
+    pub const GOLDEN: Room =
+        Room { capacity: Bytes::mib(256), blocks: 160, cache_rows: 600, workspace: Bytes::mib(48) };
+}
+
+/// Which token an answer goes on with.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum GoesOn {
+    /// The one that won: all that follows depends on it.
+    Chosen,
+    /// The recorded one, whichever won: in a narrow type a near-tie may fall to the other side, and everything behind it
+    /// would be another text.
+    Recorded,
+}
 
 /// A folder of this repository.
 pub fn repository(path: &str) -> PathBuf {
@@ -65,11 +91,13 @@ impl Random {
 }
 
 /// A loaded model and all it computes in.
-pub struct Bench {
+pub struct Bench<B = Cpu> {
     pub checkpoint: Checkpoint,
     pub model: Model,
-    pub cpu: Cpu,
+    pub goes_on: GoesOn,
+    pub backend: B,
     pub memory: Memory,
+    room: Room,
     kv: Vec<Segment>,
     cache: Segment,
     workspace: Workspace,
@@ -85,36 +113,49 @@ impl Bench {
 
     /// Loads `checkpoint`.
     pub fn of(checkpoint: Checkpoint, threads: usize) -> Self {
-        let cpu = Cpu::new(threads);
-        let planned = Model::plan(&checkpoint, cpu.target()).expect("the checkpoint can be planned");
-        let memory = Memory::new(Bytes::mib(256));
-        let weights = memory.poisoned(Class::Weights, planned.weight_bytes());
-        let model = Model::load(&checkpoint, &cpu, weights, |_, _| {}).expect("the checkpoint loads");
+        Bench::on(checkpoint, Cpu::new(threads), Memory::new(Room::GOLDEN.capacity), Room::GOLDEN)
+    }
+}
+
+impl<B: Backend> Bench<B> {
+    /// Loads `checkpoint` for `backend` into `memory` of its device.
+    pub fn on(checkpoint: Checkpoint, backend: B, memory: Memory, room: Room) -> Self {
+        let target = *backend.target();
+        let planned = Model::plan(&checkpoint, &target).expect("the checkpoint can be planned");
+        let weights = memory.poisoned(&backend, Class::Weights, planned.weight_bytes());
+        let model = Model::load(&checkpoint, &backend, weights, |_, _| {}).expect("the checkpoint loads");
         assert_eq!(model.weight_bytes(), planned.weight_bytes());
-        let shape = model.kv_shape(cpu.target());
-        let layer = |_| memory.poisoned(Class::Kv, shape.block_bytes() * BLOCKS as u64);
+        Bench::around(checkpoint, model, backend, memory, room)
+    }
+
+    /// Puts caches and a workspace around a model that is loaded.
+    pub fn around(checkpoint: Checkpoint, model: Model, backend: B, memory: Memory, room: Room) -> Self {
+        let target = *backend.target();
+        let shape = model.kv_shape(&target);
+        let layer = |_| memory.poisoned(&backend, Class::Kv, shape.block_bytes() * room.blocks as u64);
         let kv = (0..shape.layers).map(layer).collect();
-        let row = model.embedding_bytes(cpu.target());
-        let cache = memory.poisoned(Class::VisionCache, row * CACHE_ROWS as u64);
-        let workspace = Workspace::over(memory.poisoned(Class::StepWorkspace, Bytes::mib(48)));
+        let row = model.embedding_bytes(&target);
+        let cache = memory.poisoned(&backend, Class::VisionCache, row * room.cache_rows as u64);
+        let workspace = Workspace::over(memory.poisoned(&backend, Class::StepWorkspace, room.workspace));
         let mut random = Random::new(7);
-        let free_blocks = RefCell::new(random.shuffled(BLOCKS));
-        let free_rows = RefCell::new(random.shuffled(CACHE_ROWS));
-        Bench { checkpoint, model, cpu, memory, kv, cache, workspace, free_blocks, free_rows }
+        let free_blocks = RefCell::new(random.shuffled(room.blocks));
+        let free_rows = RefCell::new(random.shuffled(room.cache_rows));
+        let goes_on = GoesOn::Chosen;
+        Bench { checkpoint, model, goes_on, backend, memory, room, kv, cache, workspace, free_blocks, free_rows }
     }
 
     /// One view a layer on the keys and values.
     pub fn layers(&self) -> Vec<KvLayer> {
-        let shape = self.model.kv_shape(self.cpu.target());
+        let shape = self.model.kv_shape(self.backend.target());
         // SAFETY: so many blocks are backed for as long as the bench lives, and a story is one thread.
-        self.kv.iter().map(|segment| unsafe { KvLayer::new(segment.address(), BLOCKS, shape) }).collect()
+        self.kv.iter().map(|segment| unsafe { KvLayer::new(segment.address(), self.room.blocks, shape) }).collect()
     }
 
-    /// `[CACHE_ROWS, hidden]`
+    /// `[cache rows, hidden]`
     pub fn cache(&self) -> Tensor<'static> {
-        let shape = [CACHE_ROWS, self.model.config().decoder().hidden];
+        let shape = [self.room.cache_rows, self.model.config().decoder().hidden];
         // SAFETY: so many rows are backed for as long as the bench lives, and a story is one thread.
-        unsafe { Tensor::persistent(self.cache.address(), shape, self.cpu.target().activation()) }
+        unsafe { Tensor::persistent(self.cache.address(), shape, self.backend.target().activation()) }
     }
 
     /// No rows: the host knows all tokens here.
@@ -144,7 +185,12 @@ impl Bench {
     pub fn embeddings(&self, rows: &[u32]) -> Vec<f32> {
         self.pass(|scope| {
             let rows = scope.upload([rows.len()], rows)?;
-            scope.download(&scope.gather_rows(&self.cache(), &rows)?)
+            let found = scope.gather_rows(&self.cache(), &rows)?;
+            match found.dtype() {
+                DType::BF16 => widened(scope, &found, bf16::to_f32),
+                DType::F16 => widened(scope, &found, f16::to_f32),
+                _ => scope.download(&found),
+            }
         })
         .expect("the rows are in the cache")
     }
@@ -157,7 +203,11 @@ impl Bench {
     /// A sequence at the start of its prompt, in blocks that lie apart and in disorder.
     pub fn sequence(&self, case: &Case, picture_rows: &[Vec<u32>]) -> Sequence {
         let ids = case.prompt_ids(&self.checkpoint);
-        let layout = self.model.config().lay_out(ids, &case.visuals).expect("it is laid out");
+        self.start(self.model.config().lay_out(ids, &case.visuals).expect("it is laid out"), picture_rows)
+    }
+
+    /// A sequence at the start of a prompt that is laid out.
+    pub fn start(&self, layout: PromptLayout, picture_rows: &[Vec<u32>]) -> Sequence {
         let blocks = Sequence::blocks_for(layout.tokens.len());
         let mut free = self.free_blocks.borrow_mut();
         let kept = free.len() - blocks;
@@ -211,11 +261,11 @@ impl Bench {
         logits
     }
 
-    /// Chooses `count` tokens greedily after a prompt whose last logits are given. Gives the logits that each won.
-    pub fn decode(&self, sequence: &mut Sequence, mut logits: Vec<f32>, count: usize) -> Vec<Vec<f32>> {
+    /// Answers `case` with `count` tokens after a prompt whose last logits are given. Gives the logits of each.
+    pub fn decode(&self, sequence: &mut Sequence, case: &Case, mut logits: Vec<f32>, count: usize) -> Vec<Vec<f32>> {
         let mut won = Vec::new();
-        for _ in 0..count {
-            sequence.push(greatest(&logits));
+        for index in 0..count {
+            sequence.push(self.next(case, index, &logits));
             won.push(std::mem::take(&mut logits));
             // The last chosen token is run as well: a step too many harms nothing.
             logits = self.step(&mut [sequence.share(1)]).remove(0);
@@ -223,16 +273,33 @@ impl Bench {
         won
     }
 
+    /// What goes on after the logits of an answer's token of this index.
+    pub fn next(&self, case: &Case, index: usize, logits: &[f32]) -> u32 {
+        match self.goes_on {
+            GoesOn::Chosen => greatest(logits),
+            GoesOn::Recorded => case.greedy_tokens()[index],
+        }
+    }
+
     /// A pass in poisoned memory.
-    pub fn pass<T>(&self, run: impl FnOnce(&Scope<'_, Cpu>) -> Result<T, KernelError>) -> Result<T, KernelError> {
+    pub fn pass<T>(&self, run: impl FnOnce(&Scope<'_, B>) -> Result<T, KernelError>) -> Result<T, KernelError> {
         self.poison_workspace();
         let tally = Tally::default();
-        run(&Scope::new(&self.cpu, &self.workspace, &tally))
+        run(&Scope::new(&self.backend, &self.workspace, &tally))
     }
 
     fn poison_workspace(&self) {
         let segment = self.workspace.segment().expect("this workspace has memory");
         // What earlier passes wrote is enough: the rest is poisoned still.
-        memory::poison(segment, self.workspace.high_water());
+        memory::poison(&self.backend, segment, self.workspace.high_water());
     }
+}
+
+/// A tensor of a narrow type on the host.
+fn widened<B: Backend, E: Element>(
+    scope: &Scope<'_, B>,
+    found: &Tensor<'_>,
+    widen: fn(E) -> f32,
+) -> Result<Vec<f32>, KernelError> {
+    Ok(scope.download::<E>(found)?.into_iter().map(widen).collect())
 }

@@ -1,5 +1,7 @@
 //! Prompts run to their answers, alone and in company, and what must be the same whichever way.
 
+use bursar_kernels::Backend;
+
 use super::{Bench, Case, Random, Sequence, greatest, relative_error};
 
 /// Tokens of a recorded answer.
@@ -7,24 +9,29 @@ const ANSWER: usize = 32;
 
 /// A finished answer.
 pub struct Run {
+    /// What won, whatever the answer went on with.
     pub tokens: Vec<u32>,
     /// The logits that each token won.
     pub logits: Vec<Vec<f32>>,
 }
 
 /// Runs a case by itself, its prompt in chunks of these sizes again and again.
-pub fn alone(bench: &Bench, case: &Case, picture_rows: &[Vec<u32>], sizes: &[usize]) -> Run {
+pub fn alone(bench: &Bench<impl Backend>, case: &Case, picture_rows: &[Vec<u32>], sizes: &[usize]) -> Run {
     let mut sequence = bench.sequence(case, picture_rows);
     let last = bench.prefill(&mut sequence, sizes).pop().expect("a prompt is not empty");
-    let logits = bench.decode(&mut sequence, last, ANSWER);
-    let tokens = sequence.answer().to_vec();
+    let logits = bench.decode(&mut sequence, case, last, ANSWER);
     bench.end(sequence);
-    Run { tokens, logits }
+    Run { tokens: logits.iter().map(|logits| greatest(logits)).collect(), logits }
 }
 
 /// Logits at some places of a prompt, each by a run of the prompt up to there in one step. All those runs are in one
 /// batch: the same tokens many times, each in blocks of its own.
-pub fn prefixes(bench: &Bench, case: &Case, picture_rows: &[Vec<u32>], places: &[usize]) -> Vec<Vec<f32>> {
+pub fn prefixes(
+    bench: &Bench<impl Backend>,
+    case: &Case,
+    picture_rows: &[Vec<u32>],
+    places: &[usize],
+) -> Vec<Vec<f32>> {
     let mut logits = Vec::new();
     for places in places.chunks(4) {
         let mut sequences: Vec<_> = places.iter().map(|_| bench.sequence(case, picture_rows)).collect();
@@ -37,7 +44,12 @@ pub fn prefixes(bench: &Bench, case: &Case, picture_rows: &[Vec<u32>], places: &
 
 /// Runs all cases in common steps. One more is let in every few steps; each step takes a chunk of every prompt, of a
 /// size that the seed decides, beside one token of each answer; the order in the batch changes from step to step.
-pub fn together(bench: &Bench, cases: &[(&Case, Vec<Vec<u32>>)], steps_between: usize, seed: u64) -> Vec<Run> {
+pub fn together(
+    bench: &Bench<impl Backend>,
+    cases: &[(&Case, Vec<Vec<u32>>)],
+    steps_between: usize,
+    seed: u64,
+) -> Vec<Run> {
     let mut random = Random::new(seed);
     let mut sequences: Vec<Option<Sequence>> = cases.iter().map(|_| None).collect();
     let mut runs: Vec<Run> = cases.iter().map(|_| Run { tokens: Vec::new(), logits: Vec::new() }).collect();
@@ -71,10 +83,10 @@ pub fn together(bench: &Bench, cases: &[(&Case, Vec<Vec<u32>>)], steps_between: 
         assert_eq!(logits.len(), wanting.len());
         for (index, logits) in wanting.into_iter().zip(logits) {
             let sequence = sequences[index].as_mut().expect("it ran");
-            sequence.push(greatest(&logits));
+            runs[index].tokens.push(greatest(&logits));
+            sequence.push(bench.next(cases[index].0, sequence.answer().len(), &logits));
             runs[index].logits.push(logits);
             if sequence.answer().len() == ANSWER {
-                runs[index].tokens = sequence.answer().to_vec();
                 bench.end(sequences[index].take().expect("it ran"));
             }
         }

@@ -23,7 +23,8 @@ pub struct Share<'a> {
     sequence: &'a mut Sequence,
     count: usize,
     wants_logits: bool,
-    is_scored: bool,
+    /// How many of its last tokens are scored.
+    scored: usize,
 }
 
 impl Sequence {
@@ -58,7 +59,7 @@ impl Sequence {
 
     /// The next `count` tokens, with logits of the last.
     pub fn share(&mut self, count: usize) -> Share<'_> {
-        Share { sequence: self, count, wants_logits: true, is_scored: false }
+        Share { sequence: self, count, wants_logits: true, scored: 0 }
     }
 }
 
@@ -70,7 +71,13 @@ impl Share<'_> {
 
     /// The same with the logits of all its tokens as scores.
     pub fn scored(self) -> Self {
-        Share { is_scored: true, ..self }
+        Share { scored: self.count, ..self }
+    }
+
+    /// The same with the logits of its last `rows` tokens as scores.
+    pub fn scored_last(self, rows: usize) -> Self {
+        assert!(rows <= self.count);
+        Share { scored: rows, ..self }
     }
 
     fn chunk(&self) -> Range<usize> {
@@ -99,7 +106,7 @@ impl Share<'_> {
             blocks: &self.sequence.blocks,
             pictures,
             wants_logits: self.wants_logits,
-            scored: 0..if self.is_scored { self.count } else { 0 },
+            scored: self.count - self.scored..self.count,
         }
     }
 

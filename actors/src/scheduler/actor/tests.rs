@@ -109,7 +109,7 @@ async fn the_pictures_of_a_cancelled_sequence_stay_until_the_steps_that_it_is_in
     let end = |step: Box<StepJob>| {
         let token = Token { id: 9, position: 0, log_probabilities: None };
         let StepJob { answer, pins, .. } = *step;
-        answer.give(Ok(Stepped { chosen: vec![Ok(token)], scores: Vec::new() }));
+        answer.give(Ok(Stepped { chosen: vec![Ok(token)], scores: Vec::new(), is_by_graph: false }));
         drop(pins);
     };
     end(step);

@@ -21,7 +21,12 @@ struct Wishes {
     const float* biases;      // beside biased.tokens
     Ragged prompt;
     Ragged produced;
+    const uint32_t* previous; // [previous_count]
+    uint32_t previous_count;
 };
+
+// In a produced token: the rest is a place in `previous`, and the token is what stands there.
+constexpr uint32_t FROM_PREVIOUS = 0x80000000u;
 
 // A slice that is being changed, and how often its tokens were met.
 struct Bench {
@@ -54,13 +59,14 @@ __device__ __forceinline__ float penalised(float logit, uint32_t tally, const Sa
 }
 
 // `visit(place in the slice, place in the list)` for a row's tokens that lie in the slice. Others are other blocks'; ids
-// beyond the vocabulary are nobody's.
-template <typename Visit>
+// beyond the vocabulary are nobody's. `read` makes the token of what stands in the list.
+template <typename Visit, typename Read>
 __device__ __forceinline__ void for_each_listed(Ragged ragged, uint32_t row, uint32_t first, uint32_t length,
-                                                Visit visit) {
+                                                Visit visit, Read read) {
     const uint32_t start = ragged.starts[row], count = ragged.starts[row + 1] - start;
     const uint32_t* tokens = ragged.tokens + start;
-    const auto look = [&](uint32_t token, uint32_t at) {
+    const auto look = [&](uint32_t listed, uint32_t at) {
+        const uint32_t token = read(listed);
         if (token - first < length) {
             visit(token - first, start + at);
         }
@@ -82,6 +88,12 @@ __device__ __forceinline__ void for_each_listed(Ragged ragged, uint32_t row, uin
     }
 }
 
+template <typename Visit>
+__device__ __forceinline__ void for_each_listed(Ragged ragged, uint32_t row, uint32_t first, uint32_t length,
+                                                Visit visit) {
+    for_each_listed(ragged, row, first, length, visit, [](uint32_t token) { return token; });
+}
+
 // The whole block takes part.
 __device__ __forceinline__ void change_slice(Held& held, Bench& bench, const SampleRow& wanted, const Wishes& wishes,
                                              uint32_t row, uint32_t slice, uint32_t vocabulary) {
@@ -97,7 +109,7 @@ __device__ __forceinline__ void change_slice(Held& held, Bench& bench, const Sam
             allowed = wishes.allowed[mask + (first + place) / 32] >> place % 32;
         }
 #pragma unroll
-        for (uint32_t one = 0; one < VECTOR; ++one) {
+        for (uint32_t one = 0; one < AT_ONCE; ++one) {
             bench.logits[place + one] = allowed >> one & 1 ? held.logit[load][one] : -INFINITY;
             bench.tally[place + one] = 0;
         }
@@ -110,8 +122,14 @@ __device__ __forceinline__ void change_slice(Held& held, Bench& bench, const Sam
             for_each_listed(wishes.prompt, row, first, length,
                             [&](uint32_t place, uint32_t) { atomicOr(&bench.tally[place], IN_PROMPT); });
         }
-        for_each_listed(wishes.produced, row, first, length,
-                        [&](uint32_t place, uint32_t) { atomicAdd(&bench.tally[place], 1u); });
+        const auto read = [&](uint32_t token) {
+            const uint32_t place = token & ~FROM_PREVIOUS;
+            return !(token & FROM_PREVIOUS)       ? token
+                   : place < wishes.previous_count ? wishes.previous[place]
+                                                   : NONE;
+        };
+        const auto count = [&](uint32_t place, uint32_t) { atomicAdd(&bench.tally[place], 1u); };
+        for_each_listed(wishes.produced, row, first, length, count, read);
     }
     __syncthreads();
     for_each_listed(wishes.biased, row, first, length, [&](uint32_t place, uint32_t at) {
@@ -121,7 +139,7 @@ __device__ __forceinline__ void change_slice(Held& held, Bench& bench, const Sam
 #pragma unroll
     for (uint32_t load = 0; load < LOADS; ++load) {
 #pragma unroll
-        for (uint32_t one = 0; one < VECTOR; ++one) {
+        for (uint32_t one = 0; one < AT_ONCE; ++one) {
             const uint32_t place = place_of(load) + one;
             const uint32_t tally = bench.tally[place];
             const float logit = bench.logits[place];

@@ -183,8 +183,12 @@ __device__ __forceinline__ uint64_t descend(ChoiceRoom& room, const DescentRow& 
 __device__ __forceinline__ uint64_t weights_up_to(ChoiceRoom& room, const DescentRow& row, uint64_t last,
                                                   float least_difference) {
     uint64_t weights = 0;
-    const uint32_t most = signless_key(row.plan->largest);
-    for_each_between(row, max(key_of(last), KEY_OF_LEAST), most, [&](float logit, uint32_t key, uint32_t id) {
+    const float largest = row.plan->largest;
+    // What min-p surely forbids is passed over; what it may keep is looked at.
+    const float bound = largest + least_difference;
+    const float sure = bound - fabsf(bound) * 1e-6f - fabsf(largest) * 1e-6f;
+    const uint32_t least = max(max(key_of(last), KEY_OF_LEAST), sure > -INFINITY ? order_key(sure) : 0);
+    for_each_between(row, least, signless_key(largest), [&](float logit, uint32_t key, uint32_t id) {
         const bool kept = candidate(key, id) <= last && logit - row.plan->largest >= least_difference;
         weights += kept ? amount_of(row, WEIGHTS, logit) : 0;
     });

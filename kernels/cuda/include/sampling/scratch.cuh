@@ -10,7 +10,6 @@
 constexpr uint32_t SLICE = 4096;
 constexpr uint32_t GROUP = 128;
 constexpr uint32_t GROUPS_OF_SLICE = SLICE / GROUP;
-constexpr uint32_t SLICES_MAX = 64;
 // Candidates that fit a list.
 constexpr uint32_t LIST = 2048;
 // Bins of a histogram.

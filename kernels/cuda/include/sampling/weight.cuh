@@ -2,7 +2,7 @@
 //
 // A weight is exp((logit - largest) / temperature) in units of 2^-44, so that sums are exact and their order, the slices
 // and the batch change nothing. What is less likely than 2^-45 of the likeliest has weight 0 and is never drawn; that is
-// 2^-27 of the whole at most, in a vocabulary of 2^18.
+// 2^-26 of the whole at most, in the largest vocabulary of 2^19, whose weights still fit 64 bits.
 #pragma once
 
 #include <stdint.h>

@@ -1,6 +1,10 @@
 //! The library's calls, as its header (`cublasLt.h` of CUDA 12.4 to 13.0) declares them.
 
-use std::{ffi::c_void, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    ffi::c_void,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use bursar_budgets::{CudaDevice, DeviceError};
 use cudarc::driver::sys::CUstream;
@@ -8,6 +12,7 @@ use libloading::Library;
 
 use super::{
     super::error::OpenError,
+    products::Product,
     search::{BlasSearch, NAMES},
 };
 
@@ -97,6 +102,8 @@ pub(in super::super) struct Blas {
     calls: Arc<Calls>,
     handle: Handle,
     device: Arc<CudaDevice>,
+    /// What was measured to be the fastest here, for all lanes and for those that take over from one that died.
+    measured: Mutex<BTreeMap<Product, Algorithm>>,
 }
 
 // SAFETY: the library's handles may be used by several threads at once; it says so.
@@ -166,7 +173,13 @@ impl Blas {
         let mut handle = std::ptr::null_mut();
         // SAFETY: the handle is there to write to, and the context is current.
         said("cublasLtCreate", unsafe { (calls.create)(&mut handle) })?;
-        Ok(Blas { calls, handle, device: device.clone() })
+        Ok(Blas { calls, handle, device: device.clone(), measured: Mutex::default() })
+    }
+
+    /// What was measured so far.
+    pub(super) fn measured(&self) -> MutexGuard<'_, BTreeMap<Product, Algorithm>> {
+        // An entry is written in one assignment.
+        self.measured.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn desc(&self) -> Result<Object, DeviceError> {

@@ -2,8 +2,9 @@
 //!
 //! The library proposes algorithms by a model of the device; on small batches its first guess is often not its best. In a
 //! rehearsal (the stress before READY, whose results nobody wants) each new product runs all proposals and keeps the
-//! fastest. Afterwards a product of a size that was never rehearsed takes the algorithm of the next larger size, so that no
-//! kernel of the library is launched, and loaded, for the first time while serving.
+//! fastest. Afterwards a product of a size that was never rehearsed takes the algorithm of a larger size that was, so that
+//! no kernel of the library is loaded while serving. Few rows whose next larger size is more than twice theirs are the
+//! exception: they take the first guess.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -20,6 +21,9 @@ const PROPOSALS: usize = 12;
 
 /// Times that each is run. The first brings what it needs into the caches and is not counted.
 const RUNS: usize = 5;
+
+/// Rows up to which a product is bound by reading its weight.
+const FEW_ROWS: usize = 256;
 
 /// Descriptions that are kept. Prompts come in any length, and a description is some hundred bytes of the host.
 const KEPT_MAX: usize = 4096;
@@ -112,9 +116,9 @@ impl Products {
         if let Some(bias) = places.bias {
             blas.set(&known.desc, number::DESC_BIAS_POINTER, bias)?;
         }
-        let rehearsed = self
-            .rehearsed_for(product)
-            .filter(|algorithm| !rehearses && blas.serves(&known.operands(), algorithm, places.workspace_bytes));
+        let measured = blas.measured().get(&product).copied();
+        let rehearsed = measured.or_else(|| if rehearses { None } else { rehearsed_for(blas, product) });
+        let rehearsed = rehearsed.filter(|algorithm| blas.serves(&known.operands(), algorithm, places.workspace_bytes));
         known.algorithm = match rehearsed {
             Some(algorithm) => algorithm,
             None => {
@@ -124,9 +128,11 @@ impl Products {
                     call: "cublasLtMatmulAlgoGetHeuristic",
                     said: format!("no algorithm for {product:?}"),
                 })?;
-                // SAFETY: as the caller promises.
                 if rehearses {
-                    unsafe { self.fastest(blas, stream, &known, (product, places), &algorithms)? }
+                    // SAFETY: as the caller promises.
+                    let fastest = unsafe { self.fastest(blas, stream, &known, (product, places), &algorithms)? };
+                    blas.measured().insert(product, fastest);
+                    fastest
                 } else {
                     first
                 }
@@ -140,14 +146,6 @@ impl Products {
         Ok(())
     }
 
-    /// The algorithm of the next larger product that was rehearsed, or else of the largest.
-    fn rehearsed_for(&self, product: Product) -> Option<Algorithm> {
-        let alike = |rows| Product { rows, ..product };
-        let measured = |(_, known): (&Product, &Known)| known.is_measured.then_some(known.algorithm);
-        let larger = self.known.range(product..=alike(usize::MAX)).find_map(measured);
-        larger.or_else(|| self.known.range(alike(0)..product).rev().find_map(measured))
-    }
-
     unsafe fn fastest(
         &self,
         blas: &Blas,
@@ -156,11 +154,19 @@ impl Products {
         (product, places): (Product, Places),
         algorithms: &[Algorithm],
     ) -> Result<Algorithm, DeviceError> {
-        let mut best = (f32::INFINITY, algorithms[0]);
+        let mut best: Result<(f32, Algorithm), Option<DeviceError>> = Err(None);
         for algorithm in algorithms {
             // SAFETY: as the caller promises.
             let run = || unsafe { blas.multiply(&known.operands(), memory(product, places), algorithm, stream.raw()) };
-            run()?;
+            // One that does not run after all is no reason to go without the others.
+            match run() {
+                Ok(()) => {}
+                Err(error) if error.is_lost() => return Err(error),
+                Err(error) => {
+                    best = best.map_err(|_| Some(error));
+                    continue;
+                }
+            }
             self.before.record(stream)?;
             for _ in 1..RUNS {
                 run()?;
@@ -168,12 +174,24 @@ impl Products {
             self.behind.record(stream)?;
             self.behind.wait()?;
             let milliseconds = self.behind.milliseconds_since(&self.before)?;
-            if milliseconds < best.0 {
-                best = (milliseconds, *algorithm);
+            if best.as_ref().is_ok_and(|(fastest, _)| *fastest <= milliseconds) {
+                continue;
             }
+            best = Ok((milliseconds, *algorithm));
         }
-        Ok(best.1)
+        best.map(|(_, algorithm)| algorithm).map_err(|error| error.expect("there was one to try"))
     }
+}
+
+/// The algorithm of the next larger product that was measured, or else of the largest. What is fast for many rows is
+/// slow for few: few take none of a product of more than twice as many.
+fn rehearsed_for(blas: &Blas, product: Product) -> Option<Algorithm> {
+    let measured = blas.measured();
+    let alike = |rows| Product { rows, ..product };
+    let most = if product.rows <= FEW_ROWS { 2 * product.rows } else { usize::MAX };
+    let larger = measured.range(product..=alike(most)).next();
+    let largest = || measured.range(alike(0)..product).next_back().filter(|_| product.rows > FEW_ROWS);
+    larger.or_else(largest).map(|(_, algorithm)| *algorithm)
 }
 
 fn memory(product: Product, places: Places) -> Memory {

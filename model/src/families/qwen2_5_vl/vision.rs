@@ -234,14 +234,11 @@ impl Layer {
             qkv: map.linear(&name("attn.qkv"), 3 * hidden, hidden, true)?,
             out: map.linear(&name("attn.proj"), hidden, hidden, true)?,
             mlp_norm: map.tensor(&name("norm2.weight"), [hidden])?,
-            mlp: GatedMlp {
-                gate_up: map.fused_linear(
-                    &[(&name("mlp.gate_proj"), intermediate), (&name("mlp.up_proj"), intermediate)],
-                    hidden,
-                    true,
-                )?,
-                down: map.linear(&name("mlp.down_proj"), hidden, intermediate, true)?,
-            },
+            mlp: map.gated_mlp(
+                ["gate", "up", "down"].map(|part| name(&format!("mlp.{part}_proj"))).each_ref().map(String::as_str),
+                (hidden, intermediate),
+                true,
+            )?,
         })
     }
 

@@ -121,19 +121,9 @@ impl AllowedTokens {
         self.only_ends
     }
 
-    /// Makes the logits of all other tokens -infinity.
-    pub fn restrict(&self, logits: &mut [f32]) {
-        // Words of 32 tokens; inside a JSON string most are full, elsewhere most are empty.
-        for (logits, &word) in logits.chunks_mut(u32::BITS as usize).zip(self.set.as_slice()) {
-            match word {
-                u32::MAX => {}
-                0 => logits.fill(f32::NEG_INFINITY),
-                word => {
-                    let forbidden = logits.iter_mut().enumerate().filter(|(bit, _)| word >> bit & 1 == 0);
-                    forbidden.for_each(|(_, logit)| *logit = f32::NEG_INFINITY);
-                }
-            }
-        }
+    /// A bit for each token that may follow, in words of 32.
+    pub fn words(&self) -> &[u32] {
+        self.set.as_slice()
     }
 }
 

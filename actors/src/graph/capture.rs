@@ -1,0 +1,129 @@
+//! Asking a lane to capture decoding, size after size.
+
+use bursar_budgets::Bytes;
+use thiserror::Error;
+
+use super::GraphShape;
+use crate::{
+    lane::{Answer, CaptureJob, Job, Lane, LaneError},
+    reply::{AskError, Reply},
+    tree::{self, Question},
+};
+
+/// A size that was not captured. Those before it were.
+#[derive(Debug, Error)]
+pub enum CaptureError {
+    /// The lane said why.
+    #[error("steps of {rows} rows: {source}")]
+    Refused {
+        /// Which size.
+        rows: usize,
+        /// What it said.
+        source: LaneError,
+    },
+    /// The lane did not answer.
+    #[error(transparent)]
+    Unanswered(#[from] AskError),
+}
+
+/// Has `lane` capture decoding in every size of `shape`, largest first: what a driver takes for a large one often does for
+/// a small one too. Gives what the driver took for all of them.
+///
+/// # Errors
+/// The first size that was not captured.
+pub async fn capture(lane: &Lane, shape: GraphShape, question: Question) -> Result<Bytes, CaptureError> {
+    let mut taken = Bytes::ZERO;
+    for rows in shape.buckets().into_iter().rev() {
+        taken += capture_one(lane, rows, question).await?;
+    }
+    Ok(taken)
+}
+
+async fn capture_one(lane: &Lane, rows: usize, question: Question) -> Result<Bytes, CaptureError> {
+    let (reply, answer) = Reply::new();
+    lane.submit(Job::Capture(CaptureJob { rows, answer: Answer::to(|outcome| reply.answer(outcome)) }));
+    let captured = question.wait(answer).await?;
+    captured.map(Option::unwrap_or_default).map_err(|source| CaptureError::Refused { rows, source })
+}
+
+/// What came of capturing again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recaptured {
+    /// Every size.
+    All,
+    /// The sizes from this one on, or none: what is below it would have taken more than is leased, and runs in this one.
+    From(Option<usize>),
+}
+
+/// Captures again on a lane that took over from one that died, while it decodes: what the old lane had went with it. The
+/// lease of `paid` bytes stays as it is: it was measured for the same graphs, and after READY it could not grow.
+///
+/// # Errors
+/// The first size that was not captured, as when this lane dies too.
+pub async fn recapture(lane: Lane, shape: GraphShape, paid: Bytes) -> Result<Recaptured, CaptureError> {
+    let (mut taken, mut smallest) = (Bytes::ZERO, None);
+    for rows in shape.buckets().into_iter().rev() {
+        taken += capture_one(&lane, rows, tree::RECAPTURE).await?;
+        if taken > paid {
+            lane.submit(Job::Forget { rows });
+            return Ok(Recaptured::From(smallest));
+        }
+        smallest = Some(rows);
+    }
+    Ok(Recaptured::All)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    const SHAPE: GraphShape = GraphShape { sequences: 10, context_tokens: 64, axes: 1 };
+
+    /// A lane whose graphs take a MiB each, but for those of `free` rows; gives what it was asked to do.
+    fn lane(free: usize) -> (Lane, thread::JoinHandle<Vec<String>>) {
+        let (lane, jobs) = Lane::by_hand();
+        let asked = thread::spawn(move || {
+            let done = jobs.into_iter().map(|job| match job {
+                Job::Capture(CaptureJob { rows, answer }) => {
+                    answer.give(Ok(Some(if rows == free { Bytes::ZERO } else { Bytes::mib(1) })));
+                    format!("capture {rows}")
+                }
+                Job::Forget { rows } => format!("forget {rows}"),
+                _ => panic!("nothing else was asked"),
+            });
+            done.collect()
+        });
+        (lane, asked)
+    }
+
+    #[tokio::test]
+    async fn every_size_is_captured_the_largest_first_and_what_they_take_is_told() {
+        let (lane, asked) = lane(4);
+        assert_eq!(capture(&lane, SHAPE, tree::CAPTURE).await.expect("it answers"), Bytes::mib(4));
+        drop(lane);
+        let asked = asked.join().expect("it has ended");
+        assert_eq!(asked, ["capture 10", "capture 8", "capture 4", "capture 2", "capture 1"]);
+    }
+
+    #[tokio::test]
+    async fn capturing_again_takes_no_more_than_is_leased() {
+        let (same, asked) = lane(4);
+        let outcome = recapture(same, SHAPE, Bytes::mib(4)).await.expect("it answers");
+        assert_eq!(outcome, Recaptured::All);
+        assert_eq!(asked.join().expect("it has ended").len(), 5);
+        let (larger, asked) = lane(0);
+        let outcome = recapture(larger, SHAPE, Bytes::mib(2)).await.expect("it answers");
+        assert_eq!(outcome, Recaptured::From(Some(8)), "what is smaller runs as eight rows");
+        assert_eq!(asked.join().expect("it has ended"), ["capture 10", "capture 8", "capture 4", "forget 4"]);
+    }
+
+    #[tokio::test]
+    async fn a_lane_that_has_gone_ends_it_with_the_size_that_was_asked_for() {
+        let (lane, jobs) = Lane::by_hand();
+        drop(jobs);
+        let outcome = capture(&lane, SHAPE, tree::CAPTURE).await;
+        assert!(matches!(outcome, Err(CaptureError::Refused { rows: 10, source: LaneError::Gone })), "{outcome:?}");
+    }
+}

@@ -1,0 +1,38 @@
+//! The sizes that decoding is captured in: pure.
+
+/// Up to here sizes double; behind it they go by as many. A step wastes fewer rows than that, which cost next to nothing
+/// beside the weights that it reads.
+const STEP: usize = 8;
+
+/// The numbers of rows that decode steps of at most `sequences` are captured for: 1, 2, 4, 8, then by 8, and at last
+/// `sequences` itself.
+pub fn buckets(sequences: usize) -> Vec<usize> {
+    let small = [1, 2, 4].into_iter().filter(|rows| *rows < sequences);
+    let large = (STEP..sequences).step_by(STEP);
+    small.chain(large).chain((sequences > 0).then_some(sequences)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_double_to_eight_then_go_by_eight_to_the_envelopes_sequences() {
+        assert_eq!(buckets(1), [1]);
+        assert_eq!(buckets(4), [1, 2, 4]);
+        assert_eq!(buckets(5), [1, 2, 4, 5]);
+        assert_eq!(buckets(8), [1, 2, 4, 8]);
+        assert_eq!(buckets(27), [1, 2, 4, 8, 16, 24, 27]);
+        assert_eq!(buckets(256).len(), 3 + 32);
+        assert!(buckets(0).is_empty());
+    }
+
+    #[test]
+    fn every_number_of_rows_has_the_next_larger_bucket_and_no_more_than_seven_rows_of_padding() {
+        let buckets = buckets(100);
+        for rows in 1..=100 {
+            let bucket = buckets.iter().find(|bucket| **bucket >= rows).expect("there is one");
+            assert!((rows..rows + STEP).contains(bucket), "{rows} rows in {bucket}");
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! The captured graphs of a lane, one a bucket, and the steps that are run by them.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+};
+
+use bursar_budgets::Bytes;
+use bursar_kernels::{Backend, Graph, KernelError, KvLayer, Scope, Tally, Tensor, ops::transfer};
+use bursar_model::{
+    blocks::decoder::StepCaches,
+    flow::{StepBatch, StepLayout},
+};
+
+use super::{
+    Bench,
+    job::{LaneError, StepJob},
+    pending::{Choosing, Launched},
+};
+
+/// What a lane has captured. It goes before the memory that it names.
+#[derive(Default)]
+pub(super) struct Graphs {
+    by_rows: RefCell<BTreeMap<usize, Box<dyn Graph>>>,
+    /// The inputs of a step, on their way: a step of hundreds of long sequences has half a megabyte of them.
+    words: Cell<Vec<u32>>,
+}
+
+impl Graphs {
+    /// Lets go of what was captured for so many rows.
+    pub(super) fn forget(&self, rows: usize) {
+        self.by_rows.borrow_mut().remove(&rows);
+    }
+}
+
+/// Where a pass leaves its tokens.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Tokens {
+    /// Where the next step reads them.
+    Kept,
+    /// Nowhere: a step that is under way may still want what it has chosen.
+    ThrownAway,
+}
+
+impl<B: Backend> Bench<B> {
+    /// Captures decoding of `rows` rows, in place of what was captured for as many before. Gives what the graph takes of
+    /// the device's memory; none where there are no graphs. Nothing that a step reads or leaves is touched, so that it may
+    /// come between any two.
+    pub(super) fn capture(&self, rows: usize) -> Result<Option<Bytes>, LaneError> {
+        let Some(inputs) = &self.memory.graphs else { return Ok(None) };
+        let layout = inputs.shape().layout(rows);
+        let layers = self.memory.kv.layers_reserved();
+        // The old one's memory is what the new one's lease pays for.
+        self.graphs.forget(rows);
+        self.upload_inputs(&layout, &StepBatch::default())?;
+        // Products choose their algorithms, which takes measuring, and that cannot be captured.
+        self.backend.rehearse(true);
+        let rehearsed = self.decode(&layout, &layers, Tokens::ThrownAway);
+        self.backend.rehearse(false);
+        rehearsed?;
+        let captured = self.backend.capture(&mut || self.decode(&layout, &layers, Tokens::Kept))?;
+        let bytes = captured.as_ref().map(|graph| graph.bytes());
+        self.graphs.by_rows.borrow_mut().extend(captured.map(|graph| (rows, graph)));
+        Ok(bytes)
+    }
+
+    /// Runs a step by a graph, if there is one for it: one upload, one replay, and the tokens on their way back.
+    pub(super) fn replay(&self, job: &StepJob) -> Option<Result<Launched, LaneError>> {
+        let inputs = self.memory.graphs.as_ref()?;
+        if !job.batch.is_decoding_alone() || !job.choices.iter().all(super::Choice::is_on_device) {
+            return None;
+        }
+        let graphs = self.graphs.by_rows.borrow();
+        let (rows, graph) = graphs.range(job.batch.token_count()..).next()?;
+        let layout = inputs.shape().layout(*rows);
+        layout.takes(&job.batch).then(|| self.replay_graph(graph.as_ref(), &layout, job))
+    }
+
+    fn replay_graph(&self, graph: &dyn Graph, layout: &StepLayout, job: &StepJob) -> Result<Launched, LaneError> {
+        self.upload_inputs(layout, &job.batch)?;
+        // Its temporaries lie from the workspace's start on, as they did when it was captured.
+        assert!(self.workspace.used().is_zero(), "a graph is replayed in an empty workspace");
+        graph.replay()?;
+        let choosing = self.pass(|scope, _| {
+            let chosen = self.memory.chosen.tensor();
+            Ok(Choosing::OnDevice(scope.download_later(&chosen.row_range(0..job.batch.logit_rows.len()))?))
+        })?;
+        Ok(Launched { choosing, scores: Vec::new(), is_by_graph: true })
+    }
+
+    fn upload_inputs(&self, layout: &StepLayout, batch: &StepBatch) -> Result<(), KernelError> {
+        let inputs = self.memory.graphs.as_ref().expect("whoever has graphs has inputs for them");
+        let mut words = self.graphs.words.take();
+        layout.pack(batch, &mut words);
+        let mut image = inputs.tensor(layout);
+        let uploaded = transfer::fill_elements(&self.backend, &words, &mut image.row_range_mut(0..words.len()));
+        self.graphs.words.set(words);
+        uploaded
+    }
+
+    /// Launches the decoding of one token for each row of `layout`, from the empty workspace's start on.
+    fn decode(&self, layout: &StepLayout, layers: &[KvLayer], tokens: Tokens) -> Result<(), KernelError> {
+        assert!(self.workspace.used().is_zero(), "a graph is captured in an empty workspace");
+        let tally = Tally::default();
+        let scope = Scope::new(&self.backend, &self.workspace, &tally);
+        let inputs = self.memory.graphs.as_ref().expect("as above");
+        let mut chosen = self.memory.chosen.tensor();
+        let caches = StepCaches { layers, pictures: None, previous: &chosen };
+        let logits: Tensor<'_> = self.model.step_over(&scope, &inputs.tensor(layout), layout, &caches)?;
+        match tokens {
+            Tokens::Kept => scope.argmax_into(&logits, &mut chosen.row_range_mut(0..layout.logit_rows)),
+            Tokens::ThrownAway => scope.argmax(&logits).map(drop),
+        }
+    }
+}

@@ -1,0 +1,86 @@
+// The second launch of attention_paged_hopper_split_<type>_d128: adds up the parts of each query vector
+// (Flash-Decoding, Dao et al. 2023).
+//
+// attention_paged_combine_<type>_d128
+//   parts   [jobs, 128 query vectors, 128 + 2] f32: gathered values, then the maximum of the unscaled scores and the sum
+//           of weights; parts that the first launch left out are not read
+//   out     [rows, heads * 128], rows `out_pitch` elements apart
+//   The other arguments, and what happens to strange ones, are those of the first launch, which must be the same.
+//
+// Targets: sm_90a
+
+#include "include/attention_jobs.cuh"
+#include "include/online_softmax.cuh"
+#include "include/tensor_core.cuh"
+
+namespace {
+
+constexpr uint32_t WARPS = 8;
+
+// A warp adds up one query vector; a lane has four of its columns.
+template <typename S, typename T>
+__device__ __forceinline__ void combine(T* out, const float* parts, const Arguments& arguments) {
+    static_assert(S::D == 128, "four columns a lane");
+    constexpr uint32_t BLOCKS_OF_TILE = S::QUERIES / WARPS;
+    const uint32_t lane = threadIdx.x % 32;
+    const uint32_t tile_and_head = blockIdx.x / BLOCKS_OF_TILE;
+    const uint32_t index = blockIdx.x % BLOCKS_OF_TILE * WARPS + threadIdx.x / 32;
+    TileCursor cursor = {arguments.first_sequence, 0};
+    AttentionTile tile;
+    if (!find_tile<S::QUERIES>(tile_and_head / arguments.kv_heads, arguments.starts, cursor, arguments.sequences,
+                               arguments.rows, arguments.group, tile)) {
+        return;
+    }
+    const uint32_t query = tile.first_query + index;
+    if (query >= tile.rows * arguments.group) {
+        return;
+    }
+    Job job;
+    int32_t steps;
+    const uint32_t count = measure<S>(job, arguments, tile, steps);
+    const float factor = arguments.scale * LOG2_E;
+    float maximum = -INFINITY;
+    float sum = 0.0f;
+    float gathered[4] = {};
+    for (uint32_t part = 0; part < count; ++part) {
+        const size_t slot = static_cast<size_t>(tile_and_head) * arguments.splits + part;
+        const float* row = parts + (slot * S::QUERIES + index) * (S::D + 2);
+        const float2 low = __ldg(reinterpret_cast<const float2*>(row) + lane);
+        const float2 high = __ldg(reinterpret_cast<const float2*>(row + 64) + lane);
+        const float2 weight = __ldg(reinterpret_cast<const float2*>(row + S::D));
+        const float highest = fmaxf(maximum, weight.x);
+        const float origin = highest == -INFINITY ? 0.0f : highest * factor;
+        const float before = power_of_two(maximum * factor - origin);
+        const float here = power_of_two(weight.x * factor - origin);
+        maximum = highest;
+        sum = sum * before + weight.y * here;
+        gathered[0] = gathered[0] * before + low.x * here;
+        gathered[1] = gathered[1] * before + low.y * here;
+        gathered[2] = gathered[2] * before + high.x * here;
+        gathered[3] = gathered[3] * before + high.y * here;
+    }
+    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+    const uint32_t head = tile_and_head % arguments.kv_heads * arguments.group + query % arguments.group;
+    T* to = out + static_cast<size_t>(tile.first_row + query / arguments.group) * arguments.out_pitch + head * S::D;
+    using Element = TensorCoreElement<T>;
+    reinterpret_cast<uint32_t*>(to)[lane] = Element::pack(gathered[0] * inverse, gathered[1] * inverse);
+    reinterpret_cast<uint32_t*>(to + 64)[lane] = Element::pack(gathered[2] * inverse, gathered[3] * inverse);
+}
+
+}  // namespace
+
+#define ATTENTION_PAGED_COMBINE(TYPE, NAME)                                                             \
+    extern "C" __global__ void __launch_bounds__(32 * WARPS) attention_paged_combine_##NAME##_d128(     \
+        TYPE* out, const float* parts, const uint32_t* query_starts, const uint32_t* context_lengths,   \
+        uint32_t out_pitch, uint32_t rows, uint32_t sequences, uint32_t first_sequence, uint32_t heads, \
+        uint32_t kv_heads, uint32_t blocks_max, uint32_t splits, float scale) {                         \
+        const Arguments arguments = {                                                                   \
+            query_starts,   context_lengths,  nullptr,  out_pitch, 0,          rows,   sequences,       \
+            first_sequence, heads / kv_heads, kv_heads, 0,         blocks_max, splits, scale};          \
+        combine<PagedSplit128>(out, parts, arguments);                                                  \
+    }
+
+ATTENTION_PAGED_COMBINE(__half, f16)
+ATTENTION_PAGED_COMBINE(__nv_bfloat16, bf16)
+
+// Launch. Block 256, grid x = 16 * (jobs of the first launch) / splits, no shared memory.

@@ -1,0 +1,600 @@
+// Sampling: logits to one token a row, with every feature of `model/src/sampling`, without a host decision.
+//
+// In, for `rows` rows (the grid's second or first size) of `vocabulary` tokens (1 to 524,288):
+//   logits     [rows, vocabulary] f32, rows `pitch` elements apart; 16-byte loads when a row is aligned to it
+//   requests   [rows] SampleRow, include/sampling/request.cuh
+//   allowed    [masks, words_of_mask] u32: what a grammar lets follow; rows name a mask by `allowed` (host checks it);
+//              words_of_mask >= ceil(vocabulary / 32)
+//   forbidden, biased, prompt, produced   ragged lists of token ids, starts [rows + 1] each, not falling (host checks
+//              it); an id beyond the vocabulary is skipped, so pictures' placeholders are harmless; `biased` names a
+//              token once in a row, its bias stands in `biases` at the same place; the other lists may repeat. A produced
+//              token with bit 31 is a place in `previous` [previous_count]: what the step before chose there, which the host
+//              has not seen yet (as in embed.cu). `previous` may be `chosen` itself: it is read before that is written
+// Out:
+//   chosen     [rows] u32; 0xffffffff where there is none
+//   faults     [rows] u32: 0; 1: NaN or +infinity among the logits; 2: all are -infinity or forbidden; 3: padding
+//   log_probabilities [rows] f32: of the chosen token; NaN where none is asked for or chosen
+//   top_ids, top_log_probabilities [rows, top_pitch]: of the likeliest, largest first, equals by id; places beyond what is
+//              asked for, or beyond the finite logits, hold 0xffffffff and NaN. top_pitch may be 0 if no row asks.
+//
+// Rules, in the order of `Sampler::sample`: log-probabilities are read off the logits as they came (log-softmax); then the
+// grammar forbids, then `forbidden` (end tokens of a reply that is too short, unless the grammar must end: the host leaves
+// the list empty then); biases; repetition, frequency and presence penalties; the first of the largest where the
+// temperature is 0 or top-k 1; else temperature, top-k (equals of the last stay), top-p (the token that crosses stays),
+// min-p, and a draw by Philox's number for (seed, position) from the candidates in order: likeliest first after a top-k or
+// top-p that limits, else by id. -0 and 0 are equals where transformers' comparisons say so.
+//
+// The same row, request and lists give the same token in any batch, grid position and life: weights are whole numbers
+// (weight.cuh), floating sums have one order, and nothing reads what an atomic's order decided. It is the CPU sampler's
+// token but where rounding decides, f64 exponentials there and f32 here: 10 of 921,600 draws, 9 of those from 93,000 tokens.
+//
+// Penalties count past tokens anew in each step: each block counts those of its 4096 tokens in shared memory. A table kept
+// for each sequence would spare the reading (64 rows of 8,000 tokens: 80 MB from L2), but cost vocabulary x sequences
+// bytes and have to be made again after every restart and preemption; a table for each step would cost a clearing and a
+// reading of all of it.
+//
+// Scratch:
+//   changed    [rows, changed_pitch] f32, changed_pitch >= vocabulary and a multiple of 4. Only rows that ask for changes are
+//              written. It may be `logits` itself if no row of the launch asks for log-probabilities.
+//   scratch    rows * row_bytes, 128-byte aligned, row_bytes = (45,184 + 304 * ceil(vocabulary / 4096)) rounded up to 128.
+//   Neither needs to be cleared.
+
+#include <math.h>
+#include <stdint.h>
+
+#include "sampling/change.cuh"
+#include "sampling/descent.cuh"
+#include "sampling/listed.cuh"
+
+// 1. Reads the logits once, changes them, and writes down what is known of each slice.
+extern "C" __global__ void __launch_bounds__(SLICE_THREADS, SLICE_BLOCKS)
+sample_slices_f32(const float* logits, uint64_t pitch, uint32_t vocabulary, const SampleRow* requests,
+                  const uint32_t* allowed, uint32_t words_of_mask, const uint32_t* forbidden_starts,
+                  const uint32_t* forbidden, const uint32_t* biased_starts, const uint32_t* biased,
+                  const float* biases, const uint32_t* prompt_starts, const uint32_t* prompt,
+                  const uint32_t* produced_starts, const uint32_t* produced, const uint32_t* previous,
+                  uint32_t previous_count, float* changed, uint64_t changed_pitch, void* scratch) {
+    __shared__ Bench bench;
+    __shared__ uint32_t largest_of_warp[2][SLICE_WARPS];
+    __shared__ uint32_t counts[4];
+    __shared__ uint32_t least_of_warp[SLICE_WARPS];
+    __shared__ float sums[2][SLICE_WARPS];
+    const uint32_t slice = blockIdx.x, row = blockIdx.y;
+    const SampleRow wanted = requests[row];
+    if (wanted.ignored) {
+        return;
+    }
+    const Wishes wishes = {allowed,
+                           words_of_mask,
+                           {forbidden_starts, forbidden},
+                           {biased_starts, biased},
+                           biases,
+                           {prompt_starts, prompt},
+                           {produced_starts, produced},
+                           previous,
+                           previous_count};
+    const RowScratch room(scratch, row, gridDim.x);
+    const bool reported = wanted.top != NONE, drawn = !is_greedy(wanted);
+    const bool is_changed = changes(wanted, wishes, row);
+
+    if (threadIdx.x < 4) {
+        counts[threadIdx.x] = threadIdx.x == 3 ? NONE : 0;
+    }
+    Held held;
+    load_slice(held, logits + row * pitch, slice, vocabulary);
+
+    // Counting costs an instruction a number: only where somebody asks.
+    const bool counted = reported || (drawn && wanted.top_k > 0);
+    const bool ranged = drawn && (wanted.top_p < 1.0 || wanted.top_k > LIST_GROUPS);
+    const auto finite_of_warp = [&] {
+        uint32_t finite = 0;
+        for_each_held(held, slice, [&](float logit, uint32_t) { finite += logit > -INFINITY; });
+        return warp_count(finite);
+    };
+    float most_of_thread;
+    const auto largest_of_groups = [&](uint32_t* groups) {
+        uint32_t all = 0;
+        most_of_thread = -INFINITY;
+#pragma unroll
+        for (uint32_t load = 0; load < LOADS; ++load) {
+            const float* four = held.logit[load];
+            const float most = fmaxf(fmaxf(four[0], four[1]), fmaxf(four[2], four[3]));
+            most_of_thread = fmaxf(most_of_thread, most);
+            const uint32_t key = warp_largest(signless_key(most));
+            all = max(all, key);
+            if (lane_of_thread() == 0) {
+                groups[slice * GROUPS_OF_SLICE + load * SLICE_WARPS + warp_of_thread()] = key;
+            }
+        }
+        return all;
+    };
+    const auto largest_of_block = [&](const uint32_t* warps) {
+        uint32_t key = 0;
+#pragma unroll
+        for (uint32_t warp = 0; warp < SLICE_WARPS; ++warp) {
+            key = max(key, warps[warp]);
+        }
+        return key;
+    };
+    // A warp's sum of exponentials, relative to the slice's largest.
+    const auto exponentials = [&](uint32_t key, auto of) {
+        const float most = value_of(key);
+        float sum[AT_ONCE] = {};
+        if (key > KEY_OF_NOTHING) {
+            for_each_held(held, slice, [&](float logit, uint32_t id) { sum[id % AT_ONCE] += of(logit - most); });
+        }
+        return warp_sum((sum[0] + sum[1]) + (sum[2] + sum[3]));
+    };
+
+    bool not_numbers = false;
+    for_each_held(held, slice, [&](float logit, uint32_t) { not_numbers |= !(logit < INFINITY); });
+    const bool any_not_numbers = __any_sync(EVERY_LANE, not_numbers);
+    uint32_t raw_largest = largest_of_groups(room.raw_group_largest);
+    const uint32_t raw_finite = counted ? finite_of_warp() : raw_largest > KEY_OF_NOTHING;
+    __syncthreads();
+    if (lane_of_thread() == 0) {
+        largest_of_warp[0][warp_of_thread()] = raw_largest;
+        atomicAdd(&counts[0], raw_finite);
+        atomicOr(&counts[2], any_not_numbers ? 1u : 0u);
+    }
+    __syncthreads();
+    raw_largest = largest_of_block(largest_of_warp[0]);
+    uint32_t largest = raw_largest;
+    if (reported) {
+        const float sum = exponentials(raw_largest, [](float difference) { return expf(difference); });
+        if (lane_of_thread() == 0) {
+            sums[0][warp_of_thread()] = sum;
+        }
+    }
+    if (is_changed) {
+        change_slice(held, bench, wanted, wishes, row, slice, vocabulary);
+        store_slice(held, changed + row * changed_pitch, slice, vocabulary);
+        largest = largest_of_groups(room.group_largest);
+        const uint32_t finite = counted ? finite_of_warp() : largest > KEY_OF_NOTHING;
+        if (lane_of_thread() == 0) {
+            largest_of_warp[1][warp_of_thread()] = largest;
+            atomicAdd(&counts[1], finite);
+        }
+        __syncthreads();
+        largest = largest_of_block(largest_of_warp[1]);
+    }
+    // The first of the largest, and the least finite one.
+    if (signless_key(most_of_thread) == largest) {
+        const float most = value_of(largest);
+        for_each_held(held, slice, [&](float logit, uint32_t id) {
+            if (logit == most) {
+                atomicMin(&counts[3], id);
+            }
+        });
+    }
+    if (ranged) {
+        float least = INFINITY;
+        for_each_held(held, slice, [&](float logit, uint32_t) { least = fminf(least, logit > -INFINITY ? logit : least); });
+        const Softening softening = softening_of(wanted.temperature);
+        const float sum =
+            exponentials(largest, [&](float difference) { return likelihood(difference, softening); });
+        const uint32_t least_key = warp_least(order_key(least));
+        if (lane_of_thread() == 0) {
+            sums[1][warp_of_thread()] = sum;
+            least_of_warp[warp_of_thread()] = least_key;
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        SliceFacts facts = {};
+        facts.raw_largest = raw_largest;
+        facts.raw_finite = counts[0];
+        facts.largest = largest;
+        facts.first_largest = counts[3];
+        facts.finite = is_changed ? counts[1] : counts[0];
+        facts.not_numbers = counts[2];
+        facts.least = NONE;
+        for (uint32_t warp = 0; warp < SLICE_WARPS; ++warp) {
+            facts.raw_sum += reported ? sums[0][warp] : 0.0f;
+            facts.sum += ranged ? sums[1][warp] : 0.0f;
+            facts.least = min(facts.least, ranged ? least_of_warp[warp] : NONE);
+        }
+        room.facts[slice] = facts;
+        if (slice == 0) {
+            room.plan->changed = is_changed;
+        }
+    }
+}
+
+constexpr uint32_t PLAN_THREADS = 512;
+// Bins of half a key's leading bits.
+constexpr uint32_t KEY_BINS = 2048;
+
+// The `nth` largest of the groups' keys, counted from 1, cut to 22 bits; the least key of all when fewer groups have one.
+// So many tokens at least have such a key or a larger one: one of each of those groups.
+__device__ __noinline__ uint32_t floor_of(const uint32_t* groups, uint32_t count, uint32_t nth, uint32_t* bins, uint32_t* sums,
+                             uint32_t* found) {
+    uint32_t known = 0, wanted = nth;
+    for (uint32_t digit = 0; digit < 2; ++digit) {
+        const uint32_t shift = digit == 0 ? 21 : 10;
+        for (uint32_t bin = threadIdx.x; bin < KEY_BINS; bin += PLAN_THREADS) {
+            bins[bin] = 0;
+        }
+        if (threadIdx.x == 0) {
+            found[0] = NONE;
+        }
+        __syncthreads();
+        for (uint32_t group = threadIdx.x; group < count; group += PLAN_THREADS) {
+            const uint32_t key = groups[group];
+            if (key > KEY_OF_NOTHING && (digit == 0 || key >> 21 == known >> 21)) {
+                atomicAdd(&bins[KEY_BINS - 1 - (key >> shift) % KEY_BINS], 1u);
+            }
+        }
+        __syncthreads();
+        // Four bins a thread, the largest keys first.
+        uint32_t own = 0;
+        for (uint32_t one = 0; one < 4; ++one) {
+            own += bins[4 * threadIdx.x + one];
+        }
+        uint32_t before = block_running_sum(own, sums) - own;
+        for (uint32_t one = 0; one < 4; ++one) {
+            const uint32_t here = bins[4 * threadIdx.x + one];
+            if (before < wanted && wanted <= before + here) {
+                found[0] = KEY_BINS - 1 - (4 * threadIdx.x + one);
+                found[1] = before;
+            }
+            before += here;
+        }
+        __syncthreads();
+        if (found[0] == NONE) {
+            return KEY_OF_LEAST;
+        }
+        known |= found[0] << shift;
+        wanted -= found[1];
+        __syncthreads();
+    }
+    // A zero's equal may have the sign that sorts before it.
+    known = known == KEY_OF_ZERO ? KEY_OF_MINUS_ZERO : known;
+    return max(known, KEY_OF_LEAST);
+}
+
+// The least f32 difference that min-p keeps, by the CPU sampler's own comparison in f64.
+__device__ float least_difference_of(const SampleRow& wanted) {
+    if (wanted.min_p_logarithm == -INFINITY) {
+        return -INFINITY;
+    }
+    const auto kept = [&](float difference) {
+        return static_cast<double>(difference) / wanted.temperature >= wanted.min_p_logarithm;
+    };
+    float least = -fabsf(static_cast<float>(wanted.min_p_logarithm * wanted.temperature));
+    while (!kept(least) && least < 0.0f) {
+        least = nextafterf(least, 0.0f);
+    }
+    for (float next = nextafterf(least, -INFINITY); next > -INFINITY && kept(next);) {
+        least = next;
+        next = nextafterf(least, -INFINITY);
+    }
+    return least;
+}
+
+// 2. Brings a row's slices together, and decides how its token is found.
+extern "C" __global__ void __launch_bounds__(PLAN_THREADS)
+sample_plan_f32(uint32_t vocabulary, const SampleRow* requests, void* scratch) {
+    __shared__ uint32_t bins[KEY_BINS];
+    __shared__ uint32_t sums[LANES];
+    __shared__ uint32_t found[2];
+    __shared__ RowPlan plan;
+    __shared__ float row_sum;
+    __shared__ float sums_of_warps[PLAN_THREADS / LANES];
+    const uint32_t row = blockIdx.x, slices = slices_of(vocabulary), groups = slices * GROUPS_OF_SLICE;
+    const RowScratch room(scratch, row, slices);
+    const SampleRow wanted = requests[row];
+    if (wanted.ignored) {
+        if (threadIdx.x == 0) {
+            room.plan->way = WAY_DONE;
+            room.plan->fault = FAULT_IGNORED;
+            room.plan->chosen = NONE;
+            room.plan->reported = 0;
+        }
+        return;
+    }
+    if (warp_of_thread() == 0) {
+        uint32_t raw_largest = 0, largest = 0, raw_finite = 0, finite = 0, not_numbers = 0, least = NONE;
+        for (uint32_t slice = lane_of_thread(); slice < slices; slice += LANES) {
+            const SliceFacts& facts = room.facts[slice];
+            raw_largest = max(raw_largest, facts.raw_largest);
+            largest = max(largest, facts.largest);
+            raw_finite += facts.raw_finite;
+            finite += facts.finite;
+            not_numbers |= facts.not_numbers;
+            least = min(least, facts.least);
+        }
+        raw_largest = warp_largest(raw_largest);
+        largest = warp_largest(largest);
+        raw_finite = warp_count(raw_finite);
+        finite = warp_count(finite);
+        not_numbers = warp_largest(not_numbers);
+        least = warp_least(least);
+        const Softening softening = softening_of(wanted.temperature == 0.0 ? 1.0 : wanted.temperature);
+        uint32_t first = NONE;
+        double raw_sum = 0.0;
+        float sum = 0.0f;
+        for (uint32_t slice = lane_of_thread(); slice < slices; slice += LANES) {
+            const SliceFacts& facts = room.facts[slice];
+            first = min(first, facts.largest == largest ? facts.first_largest : NONE);
+            const double apart =
+                static_cast<double>(value_of(facts.raw_largest)) - static_cast<double>(value_of(raw_largest));
+            raw_sum += facts.raw_finite > 0 ? facts.raw_sum * exp(apart) : 0.0;
+            const float here = value_of(facts.largest) - value_of(largest);
+            sum += facts.finite > 0 ? facts.sum * likelihood(here, softening) : 0.0f;
+        }
+        first = warp_least(first);
+        raw_sum = warp_sum(raw_sum);
+        sum = warp_sum(sum);
+        if (lane_of_thread() == 0) {
+            plan.raw_log_total = log(raw_sum);
+            plan.fault = not_numbers ? FAULT_NOT_NUMBERS : finite == 0 || raw_finite == 0 ? FAULT_NOTHING_ALLOWED : 0;
+            plan.chosen = plan.fault == 0 && is_greedy(wanted) ? first : NONE;
+            plan.top_k = wanted.top_k < finite ? wanted.top_k : 0;
+            plan.way = plan.fault != 0 || is_greedy(wanted)         ? WAY_DONE
+                       : plan.top_k == 0 && !(wanted.top_p < 1.0)   ? WAY_IN_ID_ORDER
+                       : plan.top_k > LIST_GROUPS                   ? WAY_BINNED
+                                                                    : WAY_LISTED;
+            plan.changed = room.plan->changed;
+            plan.largest = value_of(largest);
+            plan.raw_largest = value_of(raw_largest);
+            plan.least_difference = plan.way == WAY_DONE ? 0.0f : least_difference_of(wanted);
+            plan.softening = softening;
+            // What weighs nothing need not be told apart, unless it is counted.
+            const float whole = plan.largest - value_of(least);
+            const float weighty = -WEIGHTLESS * static_cast<float>(wanted.temperature);
+            const float range = plan.top_k > 0 ? whole : fminf(whole, weighty);
+            plan.bins_per_unit = range > 0.0f && range < INFINITY ? static_cast<float>(BINS) / range : 0.0f;
+            plan.reported = plan.fault != 0 || wanted.top == NONE ? 0 : min(min(wanted.top, TOP_MAX), raw_finite);
+            plan.listed = 0;
+            plan.raw_listed = 0;
+            // A zero may have hidden its equal of the other sign.
+            plan.least = least == NONE ? KEY_OF_LEAST : least == KEY_OF_ZERO ? KEY_OF_MINUS_ZERO : least;
+            plan.floor = NONE;
+            plan.raw_floor = NONE;
+            row_sum = sum;
+        }
+    }
+    __syncthreads();
+    const Way way = plan.way;
+    const uint32_t reported = plan.reported, top_k = plan.top_k;
+    const uint32_t* chosen_from = plan.changed ? room.group_largest : room.raw_group_largest;
+    if (reported > 0) {
+        const uint32_t floor = floor_of(room.raw_group_largest, groups, reported, bins, sums, found);
+        if (threadIdx.x == 0) {
+            plan.raw_floor = floor;
+        }
+    }
+    if (way == WAY_LISTED) {
+        const uint32_t floor =
+            floor_of(chosen_from, groups, top_k > 0 ? top_k : LIST_GROUPS, bins, sums, found);
+        if (threadIdx.x == 0) {
+            plan.floor = floor;
+        }
+        if (top_k == 0) {
+            // If the listed groups' largest alone make a nucleus, the list will hold it. Else it may not.
+            float sum = 0.0f;
+            for (uint32_t group = threadIdx.x; group < groups; group += PLAN_THREADS) {
+                const uint32_t key = chosen_from[group];
+                const bool listed = key >= floor && key > KEY_OF_NOTHING;
+                sum += listed ? likelihood(value_of(key) - plan.largest, plan.softening) : 0.0f;
+            }
+            sum = warp_sum(sum);
+            if (lane_of_thread() == 0) {
+                sums_of_warps[warp_of_thread()] = sum;
+            }
+            __syncthreads();
+            if (threadIdx.x == 0) {
+                float nucleus = 0.0f;
+                for (uint32_t warp = 0; warp < PLAN_THREADS / LANES; ++warp) {
+                    nucleus += sums_of_warps[warp];
+                }
+                const float needed = static_cast<float>(wanted.top_p) * row_sum * 1.0001f;
+                plan.way = nucleus >= needed || floor == KEY_OF_LEAST ? WAY_LISTED : WAY_BINNED;
+            }
+        }
+    }
+    __syncthreads();
+    if (plan.way == WAY_BINNED) {
+        for (uint32_t bin = threadIdx.x; bin < BINS; bin += PLAN_THREADS) {
+            room.bin_weights[bin] = 0;
+            room.bin_counts[bin] = 0;
+        }
+    }
+    if (threadIdx.x == 0) {
+        *room.plan = plan;
+    }
+}
+
+// Appends what each thread of a warp has to a row's list, one atomic a warp. What does not fit is counted all the same.
+template <typename Belongs, typename KeyOf>
+__device__ __forceinline__ void append(const Held& held, uint32_t slice, uint64_t* list, uint32_t* listed,
+                                       KeyOf key_of_logit, Belongs belongs) {
+    uint32_t own = 0;
+    for_each_held(held, slice, [&](float logit, uint32_t) { own += belongs(key_of_logit(logit)); });
+    if (!__any_sync(EVERY_LANE, own > 0)) {
+        return;
+    }
+    const uint32_t running = warp_running_sum(own);
+    uint32_t place = 0;
+    if (lane_of_thread() == LANES - 1) {
+        place = atomicAdd(listed, running);
+    }
+    place = __shfl_sync(EVERY_LANE, place, LANES - 1) + running - own;
+    if (own == 0) {
+        return;
+    }
+    for_each_held(held, slice, [&](float logit, uint32_t id) {
+        const uint32_t key = key_of_logit(logit);
+        if (belongs(key)) {
+            if (place < LIST) {
+                list[place] = candidate(key, id);
+            }
+            ++place;
+        }
+    });
+}
+
+// 3. Lists the likeliest, and sums the weights of each slice, or of each bin.
+extern "C" __global__ void __launch_bounds__(SLICE_THREADS, GATHER_BLOCKS)
+sample_gather_f32(const float* logits, uint64_t pitch, const float* changed, uint64_t changed_pitch,
+                  uint32_t vocabulary, const SampleRow* requests, void* scratch) {
+    __shared__ uint32_t low[BINS], high[BINS], count[BINS];
+    __shared__ uint64_t sums[LANES];
+    const uint32_t slice = blockIdx.x, row = blockIdx.y;
+    const RowScratch room(scratch, row, gridDim.x);
+    const RowPlan& plan = *room.plan;
+    const Way way = plan.way;
+    const uint32_t reported = plan.reported;
+    if (way == WAY_DONE && reported == 0) {
+        return;
+    }
+    Held held;
+    if (reported > 0) {
+        load_slice(held, logits + row * pitch, slice, vocabulary);
+        append(
+            held, slice, room.raw_list, &room.plan->raw_listed, [](float logit) { return signless_key(logit); },
+            [floor = plan.raw_floor](uint32_t key) { return key >= floor; });
+    }
+    if (way == WAY_DONE) {
+        return;
+    }
+    if (reported == 0 || plan.changed) {
+        const float* row_logits = plan.changed ? changed + row * changed_pitch : logits + row * pitch;
+        load_slice(held, row_logits, slice, vocabulary);
+    }
+    const float largest = plan.largest;
+    const Softening softening = plan.softening;
+    if (way == WAY_LISTED) {
+        append(
+            held, slice, room.list, &room.plan->listed, [](float logit) { return order_key(logit); },
+            [floor = plan.floor](uint32_t key) { return key >= floor; });
+        if (plan.top_k > 0) {
+            return;
+        }
+    }
+    if (way == WAY_BINNED) {
+        for (uint32_t bin = threadIdx.x; bin < BINS; bin += SLICE_THREADS) {
+            low[bin] = 0, high[bin] = 0, count[bin] = 0;
+        }
+        __syncthreads();
+        for_each_held(held, slice, [&](float logit, uint32_t) {
+            if (logit > -INFINITY) {
+                const uint32_t bin = bin_of(logit, plan);
+                atomicAdd(&count[bin], 1u);
+                const uint64_t weight = weight_of(logit - largest, softening);
+                if (weight > 0) {
+                    add_wide(&low[bin], &high[bin], weight);
+                }
+            }
+        });
+        __syncthreads();
+        for (uint32_t bin = threadIdx.x; bin < BINS; bin += SLICE_THREADS) {
+            if (count[bin] > 0) {
+                atomicAdd(&room.bin_counts[bin], count[bin]);
+                const unsigned long long weights = static_cast<unsigned long long>(high[bin]) << 32 | low[bin];
+                atomicAdd(reinterpret_cast<unsigned long long*>(&room.bin_weights[bin]), weights);
+            }
+        }
+        return;
+    }
+    // Top-p is reached before min-p forbids.
+    const float least = way == WAY_IN_ID_ORDER ? plan.least_difference : -INFINITY;
+    uint64_t weights = 0;
+    for_each_held(held, slice, [&](float logit, uint32_t) {
+        const float difference = logit - largest;
+        weights += difference >= least ? weight_of(difference, softening) : 0;
+    });
+    weights = warp_sum(weights);
+    if (lane_of_thread() == 0) {
+        sums[warp_of_thread()] = weights;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        uint64_t all = 0;
+        for (uint32_t warp = 0; warp < SLICE_WARPS; ++warp) {
+            all += sums[warp];
+        }
+        room.slice_weights[slice] = all;
+    }
+}
+
+// 4. Draws, and reports.
+extern "C" __global__ void __launch_bounds__(CHOICE_THREADS)
+sample_choose_f32(const float* logits, uint64_t pitch, const float* changed, uint64_t changed_pitch,
+                  uint32_t vocabulary, const SampleRow* requests, void* scratch, uint32_t* chosen, uint32_t* faults,
+                  float* log_probabilities, uint32_t* top_ids, float* top_log_probabilities, uint32_t top_pitch) {
+    __shared__ ChoiceRoom room;
+    __shared__ RowPlan plan;
+    const uint32_t row = blockIdx.x, slices = slices_of(vocabulary);
+    const RowScratch kept(scratch, row, slices);
+    if (threadIdx.x < sizeof(RowPlan) / 4) {
+        reinterpret_cast<uint32_t*>(&plan)[threadIdx.x] = reinterpret_cast<const uint32_t*>(kept.plan)[threadIdx.x];
+    }
+    __syncthreads();
+    const SampleRow wanted = requests[row];
+    const float* raw = logits + row * pitch;
+    const float* chosen_from = plan.changed ? changed + row * changed_pitch : raw;
+    const uint32_t reported = min(plan.reported, top_pitch);
+    uint32_t token = plan.chosen;
+    Descents descents = {plan.way == WAY_BINNED,
+                         reported > 0 && plan.raw_listed > LIST,
+                         plan.way == WAY_BINNED,
+                         chosen_from,
+                         raw,
+                         vocabulary,
+                         reported};
+    if (plan.way == WAY_IN_ID_ORDER) {
+        token = draw_in_id_order(room, plan, wanted, chosen_from, kept.slice_weights, slices, vocabulary);
+    } else if (plan.way == WAY_LISTED && plan.listed <= LIST) {
+        const uint64_t weights = threadIdx.x < slices && plan.top_k == 0 ? kept.slice_weights[threadIdx.x] : 0;
+        token = draw_from_list(room, plan, wanted, kept.list, block_sum(weights, room.sums));
+        descents.draws = token == NONE;
+    } else if (plan.way == WAY_LISTED) {
+        descents.draws = true;
+    }
+    __syncthreads();
+    if (descents.draws || descents.reports) {
+        token = find_by_descent(room, plan, wanted, kept, descents, token);
+    }
+    const auto log_probability = [&](float logit) {
+        const double apart = static_cast<double>(logit) - static_cast<double>(plan.raw_largest);
+        return static_cast<float>(apart - plan.raw_log_total);
+    };
+    if (threadIdx.x == 0) {
+        chosen[row] = token;
+        faults[row] = plan.fault;
+        const bool asked = token != NONE && wanted.top != NONE;
+        log_probabilities[row] = asked ? log_probability(raw[token]) : NAN;
+    }
+    if (reported > 0) {
+        const uint32_t count = descents.reports ? reported : plan.raw_listed;
+        for (uint32_t place = threadIdx.x; place < count && !descents.reports; place += CHOICE_THREADS) {
+            room.list[place] = kept.raw_list[place];
+        }
+        block_sort(room.list, count, power_of_two_from(count));
+    }
+    for (uint32_t place = threadIdx.x; place < top_pitch; place += CHOICE_THREADS) {
+        const bool known = place < reported;
+        const uint64_t at = static_cast<uint64_t>(row) * top_pitch + place;
+        top_ids[at] = known ? id_of(room.list[place]) : NONE;
+        top_log_probabilities[at] = known ? log_probability(raw[id_of(room.list[place])]) : NAN;
+    }
+}
+
+// 0. Copies what the step before chose, for steps whose rows are worked on in several goes: the first overwrites it.
+extern "C" __global__ void __launch_bounds__(256)
+sample_previous_u32(const uint32_t* chosen, uint32_t count, uint32_t* previous) {
+    const uint32_t place = blockIdx.x * 256 + threadIdx.x;
+    if (place < count) {
+        previous[place] = chosen[place];
+    }
+}
+
+// Launch: the four in this order on one stream; no dynamic shared memory. slices = ceil(vocabulary / 4096).
+//   sample_previous_u32 grid (ceil(count / 256))   block 256   first, and only if there are several goes
+//   sample_slices_f32   grid (slices, rows)   block 256
+//   sample_plan_f32     grid (rows)           block 512
+//   sample_gather_f32   grid (slices, rows)   block 256
+//   sample_choose_f32   grid (rows)           block 1024
+// Nothing is launched for 0 rows.

@@ -1,0 +1,154 @@
+//! A token for each row of logits.
+
+use std::{borrow::Cow, slice, sync::OnceLock};
+
+use super::{
+    memory::{Rows, Scratch, indices, start_of},
+    threads::Threads,
+};
+use crate::{
+    ops::{
+        argmax::NO_CHOICE,
+        embed::PREVIOUS,
+        sample::{Call, report_parts},
+    },
+    sampling::{
+        Candidate, Distribution, Fault, List, NO_REPORT, ROW_WORDS, Room, SamplePlaces, SampleRow, Wishes, choose,
+        fault_of,
+    },
+    target::CPU_SAMPLE_ROOM,
+};
+
+/// Multiply-adds that an element is worth: it is looked at a few times.
+const COST: usize = 8;
+
+/// What became of a row.
+struct Answer {
+    chosen: Result<u32, Fault>,
+    log_probability: f32,
+    top: Vec<(u32, f32)>,
+}
+
+pub(super) fn sample(threads: &Threads, call: Call<'_>) {
+    let SamplePlaces { rows, vocabulary, top, .. } = *call.places;
+    // SAFETY: the front borrows `chosen` alone for this call, and has taken `report` for it.
+    let (chosen, report) = unsafe {
+        let words = |tensor, count| slice::from_raw_parts_mut(start_of::<u32>(tensor), count);
+        (words(&call.chosen, call.chosen.rows()), words(&call.report, call.report.rows()))
+    };
+    let packed = Packed { words: indices(&call.packed), places: call.places, previous: chosen };
+    let (logits, scratch) = (Rows::<f32>::of(&call.logits), Scratch::of(&call.scratch, CPU_SAMPLE_ROOM * vocabulary));
+    let answers: Vec<OnceLock<Answer>> = (0..rows).map(|_| OnceLock::new()).collect();
+    threads.share(rows, rows * vocabulary * COST, |worker, row| {
+        // SAFETY: a worker works on one row at a time.
+        let room = room_in(unsafe { scratch.of_worker(worker) }, vocabulary);
+        let answer = packed.answer(logits.row(row), row, room);
+        assert!(answers[row].set(answer).is_ok(), "each row is worked on once");
+    });
+    let [faults, own, ids, logarithms] = report_parts(call.places);
+    for (row, answer) in answers.into_iter().enumerate() {
+        let answer = answer.into_inner().expect("each row was worked on");
+        chosen[row] = answer.chosen.unwrap_or(NO_CHOICE);
+        report[faults + row] = answer.chosen.err().map_or(0, |fault| fault as u32);
+        report[own + row] = answer.log_probability.to_bits();
+        for place in 0..top {
+            let (id, logarithm) = answer.top.get(place).copied().unwrap_or((NO_CHOICE, f32::NAN));
+            report[ids + row * top + place] = id;
+            report[logarithms + row * top + place] = logarithm.to_bits();
+        }
+    }
+}
+
+/// The room of a worker in its share of the scratch.
+fn room_in(share: &mut [f32], vocabulary: usize) -> Room<'_> {
+    let (weights, share) = share.split_at_mut(2 * vocabulary);
+    let (candidates, share) = share.split_at_mut(2 * vocabulary);
+    let (changed, tally) = share.split_at_mut(vocabulary);
+    assert!(weights.as_ptr().cast::<f64>().is_aligned(), "shares are of whole 8 bytes");
+    // SAFETY: each is as many bytes as what is made of it, aligned for it, and any bits are one of its values.
+    unsafe {
+        Room {
+            weights: slice::from_raw_parts_mut(weights.as_mut_ptr().cast::<f64>(), vocabulary),
+            candidates: slice::from_raw_parts_mut(candidates.as_mut_ptr().cast::<Candidate>(), vocabulary),
+            changed,
+            tally: slice::from_raw_parts_mut(tally.as_mut_ptr().cast::<u32>(), vocabulary),
+        }
+    }
+}
+
+/// A batch as it came to the device.
+struct Packed<'a> {
+    words: &'a [u32],
+    places: &'a SamplePlaces,
+    previous: &'a [u32],
+}
+
+impl Packed<'_> {
+    fn answer(&self, logits: &[f32], at: usize, room: Room<'_>) -> Answer {
+        let words = self.words[at * ROW_WORDS..].first_chunk().expect("the front has checked that all rows are there");
+        let (row, mask) = SampleRow::from_words(words);
+        let nothing = |fault| Answer { chosen: Err(fault), log_probability: f32::NAN, top: Vec::new() };
+        if row.ignored {
+            return nothing(Fault::Ignored);
+        }
+        if let Some(fault) = fault_of(logits) {
+            return nothing(fault);
+        }
+        let biases: Vec<f32> = self.words[self.of_row(&self.places.biased, &self.places.biases, at)]
+            .iter()
+            .map(|bits| f32::from_bits(*bits))
+            .collect();
+        let produced = self.seen(self.listed(&self.places.produced, at));
+        let wishes = Wishes {
+            allowed: self.mask(mask),
+            forbidden: self.listed(&self.places.forbidden, at),
+            biased: self.listed(&self.places.biased, at),
+            biases: &biases,
+            prompt: self.listed(&self.places.prompt, at),
+            produced: &produced,
+        };
+        let chosen = match choose(logits, &row, &wishes, room) {
+            Ok(chosen) => chosen,
+            Err(fault) => return nothing(fault),
+        };
+        if row.top == NO_REPORT {
+            return Answer { chosen: Ok(chosen), log_probability: f32::NAN, top: Vec::new() };
+        }
+        let distribution = Distribution::of(logits);
+        let likeliest = Distribution::likeliest(logits, row.top as usize).into_iter();
+        Answer {
+            chosen: Ok(chosen),
+            log_probability: distribution.log_probability(logits[chosen as usize]),
+            top: likeliest.map(|(logit, id)| (id, distribution.log_probability(logit))).collect(),
+        }
+    }
+
+    /// A row's part of what is as long as a list's tokens.
+    fn of_row(&self, list: &List, whole: &std::ops::Range<usize>, at: usize) -> std::ops::Range<usize> {
+        let starts = &self.words[list.starts.clone()];
+        let (start, end) = (starts[at] as usize, starts[at + 1] as usize);
+        assert!(start <= end && end <= whole.len(), "a list's rows follow each other");
+        whole.start + start..whole.start + end
+    }
+
+    fn listed(&self, list: &List, at: usize) -> &[u32] {
+        &self.words[self.of_row(list, &list.tokens, at)]
+    }
+
+    fn mask(&self, mask: u32) -> Option<&[u32]> {
+        let words = self.places.vocabulary.div_ceil(u32::BITS as usize);
+        (mask != u32::MAX).then(|| &self.words[self.places.masks.clone()][mask as usize * words..][..words])
+    }
+
+    /// Tokens with those in place that the step before has chosen and the host has not seen.
+    fn seen<'t>(&self, tokens: &'t [u32]) -> Cow<'t, [u32]> {
+        if tokens.iter().all(|token| token & PREVIOUS == 0) {
+            return Cow::Borrowed(tokens);
+        }
+        let seen = |&token: &u32| match token & PREVIOUS {
+            0 => token,
+            _ => self.previous.get((token & !PREVIOUS) as usize).copied().unwrap_or(NO_CHOICE),
+        };
+        Cow::Owned(tokens.iter().map(seen).collect())
+    }
+}

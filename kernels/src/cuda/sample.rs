@@ -1,0 +1,121 @@
+//! Launches of sampling: four kernels for some rows at a time.
+
+use bursar_budgets::{Address, Bytes};
+
+use super::{
+    Cuda,
+    launch::{Extent, arguments, count},
+};
+use crate::{
+    DType, KernelError,
+    ops::sample::{Call, report_parts},
+    sampling::{List, ROW_WORDS, SamplePlaces},
+};
+
+/// Rows that are worked on at a time. So many fill every GPU; more would only want more scratch.
+const ROWS: usize = 64;
+
+/// Tokens of a slice, which is one block's share of a row.
+const SLICE: usize = 4096;
+
+/// What the kernels hand on for a row of so many slices: the formula of `kernels/cuda/include/sampling/scratch.cuh`.
+fn row_bytes(slices: usize) -> usize {
+    (45_184 + 304 * slices).next_multiple_of(128)
+}
+
+/// Elements from one changed row to the next: rows are aligned to 16 bytes.
+fn changed_pitch(vocabulary: usize) -> usize {
+    vocabulary.next_multiple_of(4)
+}
+
+/// Where the parts of the scratch begin: what the kernels hand on, the changed rows, what the step before chose; and its
+/// end.
+fn parts(rows: usize, sequences: usize, vocabulary: usize) -> [Bytes; 4] {
+    let at_once = rows.min(ROWS);
+    let changed = Bytes((at_once * row_bytes(vocabulary.div_ceil(SLICE))) as u64);
+    let previous = changed + DType::F32.bytes(at_once * changed_pitch(vocabulary));
+    let kept = if rows > ROWS { sequences } else { 0 };
+    [Bytes::ZERO, changed, previous, previous + DType::U32.bytes(kept)]
+}
+
+pub(crate) fn cuda_sample_scratch(rows: usize, sequences: usize, vocabulary: usize) -> Bytes {
+    parts(rows, sequences, vocabulary)[3]
+}
+
+pub(super) fn sample(cuda: &Cuda, call: Call<'_>) -> Result<(), KernelError> {
+    let SamplePlaces { rows, vocabulary, .. } = *call.places;
+    let sequences = call.chosen.rows();
+    let mut previous = call.chosen.address();
+    if rows > ROWS {
+        // The first rows' choice overwrites what the next rows' lists may name.
+        previous = call.scratch.address().offset(parts(rows, sequences, vocabulary)[2]);
+        let arguments = arguments![call.chosen.address(), count(sequences), previous];
+        // SAFETY: these are the kernel's parameters, and the scratch has room for them.
+        unsafe { cuda.launch("sample_previous_u32", Extent::line(sequences.div_ceil(256), 256), arguments)? };
+    }
+    (0..rows).step_by(ROWS).try_for_each(|first| some_rows(cuda, &call, first, previous))
+}
+
+/// The rows from `first` on, as many as are worked on at a time.
+fn some_rows(cuda: &Cuda, call: &Call<'_>, first: usize, previous: Address) -> Result<(), KernelError> {
+    let places = call.places;
+    let (rows, vocabulary) = (ROWS.min(places.rows - first), places.vocabulary);
+    let slices = vocabulary.div_ceil(SLICE);
+    let word = |place: usize| call.packed.address().offset(DType::U32.bytes(place));
+    let starts = |list: &List| word(list.starts.start + first);
+    let tokens = |list: &List| word(list.tokens.start);
+    let requests = word(first * ROW_WORDS);
+    let logits = call.logits.address().offset(DType::F32.bytes(first * call.logits.pitch()));
+    let pitch = call.logits.pitch() as u64;
+    let scratch = call.scratch.address();
+    let changed = scratch.offset(parts(places.rows, call.chosen.rows(), vocabulary)[1]);
+    let changed_pitch = changed_pitch(vocabulary) as u64;
+    let by_slice = Extent { grid: [slices, rows, 1], block: [256, 1], shared: 0 };
+    let slices_arguments = arguments![
+        logits,
+        pitch,
+        count(vocabulary),
+        requests,
+        word(places.masks.start),
+        count(vocabulary.div_ceil(32)),
+        starts(&places.forbidden),
+        tokens(&places.forbidden),
+        starts(&places.biased),
+        tokens(&places.biased),
+        word(places.biases.start),
+        starts(&places.prompt),
+        tokens(&places.prompt),
+        starts(&places.produced),
+        tokens(&places.produced),
+        previous,
+        count(call.chosen.rows()),
+        changed,
+        changed_pitch,
+        scratch,
+    ];
+    let [faults, own, ids, logarithms] = report_parts(places);
+    let report = |place: usize| call.report.address().offset(DType::U32.bytes(place));
+    let choose_arguments = arguments![
+        logits,
+        pitch,
+        changed,
+        changed_pitch,
+        count(vocabulary),
+        requests,
+        scratch,
+        call.chosen.address().offset(DType::U32.bytes(first)),
+        report(faults + first),
+        report(own + first),
+        report(ids + first * places.top),
+        report(logarithms + first * places.top),
+        count(places.top),
+    ];
+    let gather_arguments = arguments![logits, pitch, changed, changed_pitch, count(vocabulary), requests, scratch];
+    // SAFETY: these are the kernels' parameters, the front has checked the shapes, and who packed the batch its indices.
+    unsafe {
+        cuda.launch("sample_slices_f32", by_slice, slices_arguments)?;
+        cuda.launch("sample_plan_f32", Extent::line(rows, 512), arguments![count(vocabulary), requests, scratch])?;
+        cuda.launch("sample_gather_f32", by_slice, gather_arguments)?;
+        cuda.launch("sample_choose_f32", Extent::line(rows, 1024), choose_arguments)
+    }
+}

@@ -1,0 +1,114 @@
+//! Candidates: the tokens that top-k, top-p and min-p leave of a row, and the draw among them.
+
+use super::{philox, row::SampleRow};
+
+/// Tokens that top-p looks at first, and by how much it widens its look: a nucleus is mostly small, and sorting a
+/// vocabulary of 150,000 takes longer than all else.
+const NUCLEUS_FIRST: usize = 256;
+const NUCLEUS_GROWTH: usize = 8;
+
+/// A token that may be drawn.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct Candidate {
+    /// Finite.
+    pub logit: f32,
+    /// The token.
+    pub id: u32,
+}
+
+/// Draws one of the tokens that `row` leaves of `logits`, of which one at least is finite.
+///
+/// Order and rules are those of transformers 5.17 (`generation/logits_process.py`): temperature, top-k (ties with the last
+/// kept one stay), top-p (the token that crosses the threshold stays), min-p.
+pub(super) fn draw(logits: &[f32], row: &SampleRow, candidates: &mut [Candidate], weights: &mut [f64]) -> u32 {
+    let mut count = 0;
+    for (&logit, id) in logits.iter().zip(0u32..).filter(|(logit, _)| logit.is_finite()) {
+        candidates[count] = Candidate { logit, id };
+        count += 1;
+    }
+    let top_k = row.top_k as usize;
+    if top_k > 0 && top_k < count {
+        count = keep_top_k(&mut candidates[..count], top_k);
+    }
+    let kept = &candidates[..count];
+    let largest = kept.iter().fold(f32::NEG_INFINITY, |largest, candidate| largest.max(candidate.logit));
+    let weight = |logit: f32| (f64::from(logit - largest) / row.temperature).exp();
+    if row.top_p < 1.0 {
+        count = keep_top_p(&mut candidates[..count], row.top_p, weight);
+    }
+    if row.min_p_logarithm > f64::NEG_INFINITY {
+        // The likeliest has weight 1, so that the bound needs no normalising, nor an exponential a token.
+        count = keep(&mut candidates[..count], |candidate| {
+            f64::from(candidate.logit - largest) / row.temperature >= row.min_p_logarithm
+        });
+    }
+    for (out, candidate) in weights.iter_mut().zip(&candidates[..count]) {
+        *out = weight(candidate.logit);
+    }
+    candidates[pick(&weights[..count], philox::uniform(row.seed, row.position))].id
+}
+
+/// Moves what `wanted` keeps to the front, in its order; gives how many.
+fn keep(candidates: &mut [Candidate], wanted: impl Fn(&Candidate) -> bool) -> usize {
+    let mut count = 0;
+    for at in 0..candidates.len() {
+        if wanted(&candidates[at]) {
+            candidates[count] = candidates[at];
+            count += 1;
+        }
+    }
+    count
+}
+
+/// Likeliest first, equal ones by id, so that the order is one. Without top-k they stay in the vocabulary's order.
+fn keep_top_k(candidates: &mut [Candidate], top_k: usize) -> usize {
+    let (_, &mut Candidate { logit: least, .. }, _) = candidates.select_nth_unstable_by(top_k - 1, likelier);
+    let count = keep(candidates, |candidate| candidate.logit >= least);
+    // Selecting moves tokens about: one order again.
+    candidates[..count].sort_unstable_by(likelier);
+    count
+}
+
+/// The likeliest tokens that together reach `top_p`, likeliest first (Holtzman et al. 2019, arXiv 1904.09751).
+fn keep_top_p(candidates: &mut [Candidate], top_p: f64, weight: impl Fn(f32) -> f64) -> usize {
+    let threshold = top_p * candidates.iter().map(|candidate| weight(candidate.logit)).sum::<f64>();
+    let (mut sorted, mut reached) = (0, 0.0);
+    let mut widen = NUCLEUS_FIRST;
+    loop {
+        let rest = &mut candidates[sorted..];
+        if widen < rest.len() {
+            rest.select_nth_unstable_by(widen - 1, likelier);
+        }
+        let next = widen.min(rest.len());
+        rest[..next].sort_unstable_by(likelier);
+        for candidate in &rest[..next] {
+            reached += weight(candidate.logit);
+            sorted += 1;
+            if reached >= threshold {
+                return sorted;
+            }
+        }
+        if sorted == candidates.len() {
+            return sorted;
+        }
+        widen *= NUCLEUS_GROWTH;
+    }
+}
+
+fn likelier(one: &Candidate, other: &Candidate) -> std::cmp::Ordering {
+    other.logit.total_cmp(&one.logit).then(one.id.cmp(&other.id))
+}
+
+/// Inverse of the cumulative distribution at `uniform` in [0, 1).
+fn pick(weights: &[f64], uniform: f64) -> usize {
+    let mut rest = uniform * weights.iter().sum::<f64>();
+    for (index, &weight) in weights.iter().enumerate() {
+        if rest < weight {
+            return index;
+        }
+        rest -= weight;
+    }
+    // Rounding can leave a little over: the last token that can be drawn at all.
+    weights.iter().rposition(|&weight| weight > 0.0).unwrap_or(0)
+}

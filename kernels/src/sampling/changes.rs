@@ -1,0 +1,66 @@
+//! Changes: logits as a grammar, the caller's wishes and what was said already make them.
+
+use super::row::{SampleRow, Wishes};
+
+/// In a token's tally: it stands in the prompt. The lower bits count how often it was produced.
+const IN_PROMPT: u32 = 1 << 31;
+
+/// Changes `logits`. `tally` has a place for each of them.
+pub(super) fn change(logits: &mut [f32], row: &SampleRow, wishes: &Wishes<'_>, tally: &mut [u32]) {
+    let vocabulary = logits.len();
+    if let Some(allowed) = wishes.allowed {
+        restrict(logits, allowed);
+    }
+    let known = |id: &&u32| (**id as usize) < vocabulary;
+    wishes.forbidden.iter().filter(known).for_each(|&id| logits[id as usize] = f32::NEG_INFINITY);
+    for (&id, &bias) in wishes.biased.iter().zip(wishes.biases).filter(|(id, _)| known(id)) {
+        let logit = &mut logits[id as usize];
+        *logit = bounded(*logit + bias);
+    }
+    if row.penalises() {
+        penalise(logits, row, wishes, tally);
+    }
+}
+
+/// Makes the logits of all tokens -infinity whose bit in `allowed`, in words of 32, is not set.
+pub fn restrict(logits: &mut [f32], allowed: &[u32]) {
+    // Inside a JSON string most words are full, elsewhere most are empty.
+    for (logits, &word) in logits.chunks_mut(u32::BITS as usize).zip(allowed) {
+        match word {
+            u32::MAX => {}
+            0 => logits.fill(f32::NEG_INFINITY),
+            word => {
+                let forbidden = logits.iter_mut().enumerate().filter(|(bit, _)| word >> bit & 1 == 0);
+                forbidden.for_each(|(_, logit)| *logit = f32::NEG_INFINITY);
+            }
+        }
+    }
+}
+
+/// Repetition penalty (Keskar et al. 2019, arXiv 1909.05858; each token of prompt and reply once), then OpenAI's
+/// frequency penalty (each time a token was produced) and presence penalty (once for a token that was produced).
+fn penalise<'a>(logits: &mut [f32], row: &SampleRow, wishes: &Wishes<'a>, tally: &mut [u32]) {
+    let vocabulary = logits.len();
+    tally.fill(0);
+    let prompt = if row.repetition == 1.0 { &[] } else { wishes.prompt };
+    let known = |tokens: &'a [u32]| tokens.iter().map(|&id| id as usize).filter(move |&id| id < vocabulary);
+    known(prompt).for_each(|id| tally[id] |= IN_PROMPT);
+    known(wishes.produced).for_each(|id| tally[id] += 1);
+    for id in known(prompt).chain(known(wishes.produced)) {
+        let count = std::mem::take(&mut tally[id]);
+        if count == 0 {
+            continue; // met before
+        }
+        let logit = logits[id];
+        let repeated = if logit < 0.0 { logit * row.repetition } else { logit / row.repetition };
+        let times = count & !IN_PROMPT;
+        let frequency = row.frequency * f64::from(times);
+        let presence = if times > 0 { row.presence } else { 0.0 };
+        logits[id] = bounded(repeated - (frequency + presence) as f32);
+    }
+}
+
+/// A very large logit must not become +infinity, which has no distribution. What is forbidden stays forbidden.
+fn bounded(logit: f32) -> f32 {
+    if logit == f32::NEG_INFINITY { logit } else { logit.clamp(f32::MIN, f32::MAX) }
+}

@@ -1,0 +1,181 @@
+//! What is asked of one row, as numbers that the device reads and lists that go with them.
+
+use std::fmt;
+
+/// The likeliest tokens that may be asked for, as OpenAI's API and vLLM bound them.
+pub const TOP_MAX: usize = 20;
+
+/// In [`SampleRow::top`]: no log-probabilities are asked for.
+pub const NO_REPORT: u32 = u32::MAX;
+
+/// 32-bit words of a [`SampleRow`] on the device.
+pub const ROW_WORDS: usize = 20;
+
+/// How the token of one row is chosen. Its numbers were checked: see the ranges.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SampleRow {
+    /// 0 takes the likeliest token; else logits are divided by it. At least 0, and finite.
+    pub temperature: f64,
+    /// Only the likeliest tokens that together reach this probability; above 0, 1 is no limit.
+    pub top_p: f64,
+    /// Natural logarithm of how likely a token must be beside the likeliest; at most 0, -infinity is no limit.
+    pub min_p_logarithm: f64,
+    /// Taken from the logits of tokens that were produced, once.
+    pub presence: f64,
+    /// Taken from the logits of tokens that were produced, for each time.
+    pub frequency: f64,
+    /// With the position it decides every random choice.
+    pub seed: u64,
+    /// How many tokens were produced so far.
+    pub position: u64,
+    /// Divides the logits of tokens seen before when positive, multiplies them when negative; above 0, 1 changes nothing.
+    pub repetition: f32,
+    /// Only so many of the likeliest tokens; 0 is no limit.
+    pub top_k: u32,
+    /// How many of the likeliest tokens are reported beside the chosen one's log-probability, at most [`TOP_MAX`];
+    /// [`NO_REPORT`] for no report at all.
+    pub top: u32,
+    /// The row is there for its place in a captured batch: nothing is chosen from it.
+    pub ignored: bool,
+}
+
+/// The likeliest token, nothing else.
+impl Default for SampleRow {
+    fn default() -> Self {
+        SampleRow {
+            temperature: 0.0,
+            top_p: 1.0,
+            min_p_logarithm: f64::NEG_INFINITY,
+            presence: 0.0,
+            frequency: 0.0,
+            seed: 0,
+            position: 0,
+            repetition: 1.0,
+            top_k: 0,
+            top: NO_REPORT,
+            ignored: false,
+        }
+    }
+}
+
+impl SampleRow {
+    /// Whether the likeliest token is taken.
+    pub fn is_greedy(&self) -> bool {
+        self.temperature == 0.0 || self.top_k == 1
+    }
+
+    /// Whether a penalty counts tokens that were produced.
+    pub fn penalises(&self) -> bool {
+        self.repetition != 1.0 || self.presence != 0.0 || self.frequency != 0.0
+    }
+
+    /// As `SampleRow` in `kernels/cuda/include/sampling/request.cuh` lies in memory, with the place of its mask.
+    pub(super) fn to_words(self, mask: u32) -> [u32; ROW_WORDS] {
+        let doubles = [self.temperature, self.top_p, self.min_p_logarithm, self.presence, self.frequency];
+        let halves = |long: u64| [long as u32, (long >> 32) as u32];
+        let longs = doubles.map(f64::to_bits).into_iter().chain([self.seed, self.position]);
+        let single = [self.repetition.to_bits(), self.top_k, self.top, mask, u32::from(self.ignored), 0];
+        let mut words = longs.flat_map(halves).chain(single);
+        std::array::from_fn(|_| words.next().expect("so many were written"))
+    }
+
+    /// The row and the place of its mask.
+    pub(crate) fn from_words(words: &[u32; ROW_WORDS]) -> (Self, u32) {
+        let long = |at: usize| u64::from(words[2 * at]) | u64::from(words[2 * at + 1]) << 32;
+        let double = |at| f64::from_bits(long(at));
+        let row = SampleRow {
+            temperature: double(0),
+            top_p: double(1),
+            min_p_logarithm: double(2),
+            presence: double(3),
+            frequency: double(4),
+            seed: long(5),
+            position: long(6),
+            repetition: f32::from_bits(words[14]),
+            top_k: words[15],
+            top: words[16],
+            ignored: words[18] != 0,
+        };
+        (row, words[17])
+    }
+}
+
+/// The lists that go with a row. Ids beyond the logits are skipped: placeholders of pictures may lie there.
+#[derive(Clone, Copy, Default)]
+pub struct Wishes<'a> {
+    /// A bit for each token that may follow, in words of 32; all may where there is none.
+    pub allowed: Option<&'a [u32]>,
+    /// Tokens that may not.
+    pub forbidden: &'a [u32],
+    /// Tokens with a bias, each once.
+    pub biased: &'a [u32],
+    /// Their biases.
+    pub biases: &'a [f32],
+    /// The prompt; read only for a repetition penalty.
+    pub prompt: &'a [u32],
+    /// The tokens produced so far; read only for penalties.
+    pub produced: &'a [u32],
+}
+
+impl Wishes<'_> {
+    /// Whether the row's logits are anything but what is chosen from.
+    pub fn changes(&self, row: &SampleRow) -> bool {
+        self.allowed.is_some() || !self.forbidden.is_empty() || !self.biased.is_empty() || row.penalises()
+    }
+}
+
+/// Counts, never the tokens: they are the user's text.
+impl fmt::Debug for Wishes<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Wishes { allowed, forbidden, biased, prompt, produced, .. } = self;
+        let masked = if allowed.is_some() { ", masked" } else { "" };
+        let counts = [forbidden, biased, prompt, produced].map(|list| list.len());
+        write!(formatter, "Wishes({counts:?} forbidden, biased, of the prompt and produced{masked})")
+    }
+}
+
+/// Why nothing was chosen from a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Fault {
+    /// A logit is NaN or +infinity.
+    NotNumbers = 1,
+    /// Every token is -infinity, or forbidden.
+    NothingAllowed = 2,
+    /// The row is there for its place only.
+    Ignored = 3,
+}
+
+impl Fault {
+    /// What the device has written; none for 0.
+    pub fn from_word(word: u32) -> Option<Self> {
+        [Fault::NotNumbers, Fault::NothingAllowed, Fault::Ignored].into_iter().find(|fault| *fault as u32 == word)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_comes_back_from_its_words() {
+        let row = SampleRow {
+            temperature: 0.7,
+            top_p: 0.9,
+            min_p_logarithm: -3.5,
+            presence: 0.25,
+            frequency: -1.5,
+            seed: 0x0123_4567_89ab_cdef,
+            position: 1 << 40,
+            repetition: 1.1,
+            top_k: 50,
+            top: 5,
+            ignored: true,
+        };
+        assert_eq!((row, 7), SampleRow::from_words(&row.to_words(7)));
+        // The layout that the device code asserts: doubles, then longs, then words.
+        let words = row.to_words(7);
+        assert_eq!(words[10..14], [0x89ab_cdef, 0x0123_4567, 0, 1 << 8]);
+        assert_eq!(words[14..], [1.1f32.to_bits(), 50, 5, 7, 1, 0]);
+    }
+}

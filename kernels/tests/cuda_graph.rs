@@ -1,0 +1,76 @@
+//! Captured graphs on a GPU: they compute from what their inputs hold when they are replayed. Without a GPU each test says
+//! so and ends.
+
+mod ground;
+
+use std::sync::Arc;
+
+use bursar_budgets::{Bytes, CudaDevice, Device, DeviceError, Hint, Workspace};
+use bursar_kernels::{ops::transfer::fill_elements, *};
+
+use ground::leased;
+
+/// The first GPU with its kernels, if there is one.
+fn kernels() -> Option<(Arc<CudaDevice>, Arc<CudaKernels>)> {
+    let device = match CudaDevice::open(0) {
+        Ok(device) => Arc::new(device),
+        Err(error @ DeviceError::NoDevice { .. }) => {
+            println!("skipped, {error}; {}", error.hint().expect("there is something to do"));
+            return None;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    // Where it is, the tests' machine says; this is the one place below `main` that asks.
+    #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
+    let folder = std::env::var("BURSAR_CUDA_LIB");
+    let usual = BlasSearch::usual();
+    let search = folder.map_or(usual.clone(), |folder| usual.first_in(folder));
+    let target = CudaTarget::of(&device).expect("it says what it is");
+    let kernels = CudaKernels::load(&device, target, &search).expect("its kernels load");
+    Some((device, kernels))
+}
+
+#[test]
+fn a_graph_reads_its_inputs_anew_and_a_capture_that_fails_leaves_the_backend_as_it_was() {
+    let Some((device, kernels)) = kernels() else { return };
+    let cuda = Cuda::new(&kernels).expect("a stream");
+    let (inputs, outputs) = (leased(device.clone(), Bytes(1)), leased(device.clone(), Bytes(1)));
+    let workspace = Workspace::over(leased(device.clone(), Bytes::mib(64)));
+    let rows = [3.0f32, 1.0, 2.0, 0.5, 0.25, 9.0];
+    // SAFETY: both are backed for a whole page, and only this thread uses them.
+    let mut x = unsafe { Tensor::persistent(inputs.address(), [2, 3], DType::F32) };
+    // SAFETY: as above.
+    let mut places = unsafe { Tensor::persistent(outputs.address(), [2], DType::U32) };
+    let tally = Tally::default();
+    let read = |places: &Tensor<'_>| Scope::new(&cuda, &workspace, &tally).download::<u32>(places).expect("it comes");
+
+    fill_elements(&cuda, &[7u32, 7], &mut places).expect("it is put there");
+    let captured = cuda.capture(&mut || Scope::new(&cuda, &workspace, &tally).argmax_into(&x, &mut places));
+    let graph = captured.expect("it is captured").expect("a GPU has graphs");
+    assert_eq!(read(&places), [7, 7], "nothing has run");
+    for turn in 0..3 {
+        let turned: Vec<f32> = (0..6).map(|at| rows[(at + turn) % 6]).collect();
+        fill_elements(&cuda, &turned, &mut x).expect("it is put there");
+        graph.replay().expect("it runs");
+        let largest = |row: &[f32]| (0..3).max_by(|a, b| row[*a].total_cmp(&row[*b])).expect("three") as u32;
+        assert_eq!(read(&places), [largest(&turned[..3]), largest(&turned[3..])], "{turned:?}");
+    }
+
+    // What `run` says is what is heard; a copy cannot be captured, and says so instead of breaking the stream.
+    let refused = cuda.capture(&mut || {
+        let scope = Scope::new(&cuda, &workspace, &tally);
+        scope.argmax_into(&x, &mut places)?;
+        scope.download::<u32>(&places).map(drop)
+    });
+    assert!(matches!(refused, Err(KernelError::Device(DeviceError::Driver { .. }))), "{:?}", refused.err());
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        cuda.capture(&mut || panic!("as a bug would")).map(drop)
+    }));
+    assert!(panicked.is_err());
+    graph.replay().expect("it runs");
+    assert_eq!(read(&places).len(), 2);
+    drop(graph);
+    let again = cuda.capture(&mut || Scope::new(&cuda, &workspace, &tally).argmax_into(&x, &mut places));
+    again.expect("it is captured").expect("as before").replay().expect("it runs");
+    device.check().expect("the device is well");
+}

@@ -1,0 +1,51 @@
+//! A step's index arrays on the device, as the layers take them: views on one upload.
+
+use bursar_kernels::{Tensor, ops::attention_paged::PagedSequences};
+
+use crate::flow::{StepArray, StepLayout};
+
+/// What every layer of a step shares, and what its two ends take.
+pub struct StepInputs<'a> {
+    /// `[tokens]` u32
+    pub tokens: Tensor<'a>,
+    /// `[axes, tokens]` u32
+    pub positions: Tensor<'a>,
+    /// `[tokens]` u32
+    pub slots: Tensor<'a>,
+    /// Rows and pasts of the sequences.
+    pub sequences: PagedSequences<'a>,
+    /// `[logit_rows]` u32
+    pub logit_rows: Tensor<'a>,
+    /// `[score_rows]` u32
+    pub score_rows: Tensor<'a>,
+    /// `[picture_rows]` u32
+    pub picture_rows: Tensor<'a>,
+    /// `[picture_rows]` u32
+    pub picture_cache_rows: Tensor<'a>,
+}
+
+impl<'a> StepInputs<'a> {
+    /// The arrays that lie in `image` as `layout` says.
+    ///
+    /// # Panics
+    /// If the image is shorter than the layout.
+    pub fn over(image: &'a Tensor<'_>, layout: &StepLayout) -> Self {
+        let list = |array| image.row_range(layout.place(array));
+        StepInputs {
+            tokens: list(StepArray::Tokens),
+            positions: list(StepArray::Positions).into_shape([layout.axes, layout.tokens]),
+            slots: list(StepArray::Slots),
+            sequences: PagedSequences {
+                query_starts: list(StepArray::QueryStarts),
+                context_lengths: list(StepArray::ContextLengths),
+                block_tables: list(StepArray::BlockTables).into_shape([layout.sequences, layout.blocks_max]),
+                single_rows: layout.single_rows,
+                query_key_pairs: layout.query_key_pairs,
+            },
+            logit_rows: list(StepArray::LogitRows),
+            score_rows: list(StepArray::ScoreRows),
+            picture_rows: list(StepArray::PictureRows),
+            picture_cache_rows: list(StepArray::PictureCacheRows),
+        }
+    }
+}

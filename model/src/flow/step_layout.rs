@@ -1,0 +1,280 @@
+//! The index arrays of a step as one array, so that a step is one upload; and where a captured decode step finds them.
+
+use std::ops::Range;
+
+use bursar_kernels::{BLOCK_TOKENS, ops::rotary_kv_write::NO_SLOT};
+
+use super::StepBatch;
+
+/// What arrays start at a multiple of: a line of a GPU's cache.
+const ALIGNMENT: usize = 32;
+
+/// One of the arrays; see [`StepBatch`] for what stands in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepArray {
+    /// `[tokens]`
+    Tokens,
+    /// `[axes, tokens]`
+    Positions,
+    /// `[tokens]`
+    Slots,
+    /// `[sequences + 1]`
+    QueryStarts,
+    /// `[sequences]`
+    ContextLengths,
+    /// `[logit_rows]`
+    LogitRows,
+    /// `[score_rows]`
+    ScoreRows,
+    /// `[picture_rows]`
+    PictureRows,
+    /// `[picture_rows]`
+    PictureCacheRows,
+    /// `[sequences, blocks_max]`
+    BlockTables,
+}
+
+impl StepArray {
+    /// In the order in which they lie. The tables are the last: of a step that fills a layout only in part, their end need
+    /// not be uploaded.
+    pub const ALL: [StepArray; 10] = [
+        StepArray::Tokens,
+        StepArray::Positions,
+        StepArray::Slots,
+        StepArray::QueryStarts,
+        StepArray::ContextLengths,
+        StepArray::LogitRows,
+        StepArray::ScoreRows,
+        StepArray::PictureRows,
+        StepArray::PictureCacheRows,
+        StepArray::BlockTables,
+    ];
+}
+
+/// The sizes of a step: where each of its arrays lies in one list of u32, and what its launches depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepLayout {
+    /// Rows of the step.
+    pub tokens: usize,
+    /// Sequences.
+    pub sequences: usize,
+    /// Axes of a position that the model has.
+    pub axes: usize,
+    /// Columns of the block tables.
+    pub blocks_max: usize,
+    /// Rows that choose a token.
+    pub logit_rows: usize,
+    /// Rows that score one.
+    pub score_rows: usize,
+    /// Rows that take a picture's embedding.
+    pub picture_rows: usize,
+    /// Sequences from the first on that bring one row.
+    pub single_rows: usize,
+    /// Pairs of a query and a key it sees, at most.
+    pub query_key_pairs: u64,
+}
+
+impl StepLayout {
+    /// A layout that `batch` fills exactly, for a model with so many position axes.
+    pub fn of(batch: &StepBatch, axes: usize) -> Self {
+        StepLayout {
+            tokens: batch.token_count(),
+            sequences: batch.sequence_count(),
+            axes,
+            blocks_max: batch.blocks_max(),
+            logit_rows: batch.logit_rows.len(),
+            score_rows: batch.score_rows.len(),
+            picture_rows: batch.picture_rows.len(),
+            single_rows: batch.single_rows(),
+            query_key_pairs: batch.query_key_pairs,
+        }
+    }
+
+    /// A layout for any step in which at most `rows` sequences of at most `context_tokens` decode one token each.
+    pub fn decode(rows: usize, axes: usize, context_tokens: usize) -> Self {
+        let blocks_max = context_tokens.div_ceil(BLOCK_TOKENS);
+        StepLayout {
+            tokens: rows,
+            sequences: rows,
+            axes,
+            blocks_max,
+            logit_rows: rows,
+            score_rows: 0,
+            picture_rows: 0,
+            single_rows: rows,
+            query_key_pairs: (rows * blocks_max * BLOCK_TOKENS) as u64,
+        }
+    }
+
+    /// Where an array lies.
+    pub fn place(&self, array: StepArray) -> Range<usize> {
+        let before = StepArray::ALL.into_iter().take_while(|other| *other != array);
+        let first = before.map(|other| self.length(other).next_multiple_of(ALIGNMENT)).sum();
+        first..first + self.length(array)
+    }
+
+    /// Elements of all arrays together.
+    pub fn words(&self) -> usize {
+        self.place(StepArray::BlockTables).end
+    }
+
+    fn length(&self, array: StepArray) -> usize {
+        match array {
+            StepArray::Tokens | StepArray::Slots => self.tokens,
+            StepArray::Positions => self.axes * self.tokens,
+            StepArray::QueryStarts => self.sequences + 1,
+            StepArray::ContextLengths => self.sequences,
+            StepArray::LogitRows => self.logit_rows,
+            StepArray::ScoreRows => self.score_rows,
+            StepArray::PictureRows | StepArray::PictureCacheRows => self.picture_rows,
+            StepArray::BlockTables => self.sequences * self.blocks_max,
+        }
+    }
+
+    /// Whether `batch` fills this layout with nothing but padding behind it: decoding alone, and no more of it than there
+    /// is room for.
+    pub fn takes(&self, batch: &StepBatch) -> bool {
+        let is_exact = *self == StepLayout::of(batch, self.axes);
+        let is_decode = *self == StepLayout::decode(self.tokens, self.axes, self.blocks_max * BLOCK_TOKENS);
+        let fits = batch.token_count() <= self.tokens && batch.blocks_max() <= self.blocks_max;
+        is_exact || (is_decode && batch.is_decoding_alone() && fits)
+    }
+
+    /// The arrays of `batch` as one, in `words`. What the batch leaves of the layout is padding: sequences of one row and
+    /// no past, whose keys and values go nowhere. The list ends behind the last table that is read.
+    ///
+    /// # Panics
+    /// If the layout does not [take](Self::takes) the batch: our own bug.
+    pub fn pack(&self, batch: &StepBatch, words: &mut Vec<u32>) {
+        assert!(self.takes(batch), "{self:?} does not take {:?}", StepLayout::of(batch, self.axes));
+        let (rows, sequences, columns) = (batch.token_count(), batch.sequence_count(), batch.blocks_max());
+        words.clear();
+        words.resize(self.place(StepArray::BlockTables).start, 0);
+        let mut put = |array, with: &[u32]| words[self.place(array)][..with.len()].copy_from_slice(with);
+        put(StepArray::Tokens, &batch.tokens);
+        put(StepArray::Slots, &batch.slots);
+        put(StepArray::QueryStarts, &batch.query_starts);
+        put(StepArray::ContextLengths, &batch.context_lengths);
+        put(StepArray::LogitRows, &batch.logit_rows);
+        put(StepArray::ScoreRows, &batch.score_rows);
+        put(StepArray::PictureRows, &batch.picture_rows);
+        put(StepArray::PictureCacheRows, &batch.picture_cache_rows);
+        let positions = &mut words[self.place(StepArray::Positions)];
+        // A decoder with one axis takes the first: text moves along all of them at once.
+        for axis in 0..self.axes {
+            positions[axis * self.tokens..][..rows].copy_from_slice(&batch.positions[axis * rows..][..rows]);
+        }
+        let padding = rows..self.tokens;
+        words[self.place(StepArray::Slots)][padding.clone()].fill(NO_SLOT);
+        for row in padding {
+            words[self.place(StepArray::QueryStarts).start + row + 1] = row as u32 + 1;
+            words[self.place(StepArray::LogitRows).start + row] = row as u32;
+        }
+        for sequence in 0..sequences {
+            words.resize(self.place(StepArray::BlockTables).start + sequence * self.blocks_max, 0);
+            words.extend_from_slice(&batch.block_tables[sequence * columns..][..columns]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flow::{PictureRows, SequencePart};
+
+    fn decoding(contexts: &[usize]) -> StepBatch {
+        let blocks: Vec<u32> = (1..9).collect();
+        let positions: Vec<_> = contexts.iter().map(|context| [[*context as u32, 70, 80]]).collect();
+        let parts = contexts.iter().zip(&positions).map(|(context, position)| SequencePart {
+            tokens: &[7],
+            positions: position,
+            cached_tokens: *context,
+            blocks: &blocks,
+            pictures: &[],
+            wants_logits: true,
+            scored: 0..0,
+        });
+        StepBatch::pack(&parts.collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn arrays_lie_behind_each_other_and_none_over_another() {
+        let layout = StepLayout { score_rows: 3, picture_rows: 5, ..StepLayout::decode(33, 3, 100) };
+        let places: Vec<_> = StepArray::ALL.into_iter().map(|array| layout.place(array)).collect();
+        for pair in places.windows(2) {
+            assert!(pair[0].end <= pair[1].start && pair[1].start.is_multiple_of(ALIGNMENT), "{places:?}");
+        }
+        assert_eq!(places.last().map(|tables| tables.end), Some(layout.words()));
+        assert_eq!(places.iter().map(Range::len).sum::<usize>(), 33 * 6 + 34 + 33 + 3 + 5 + 5 + 33 * 7);
+    }
+
+    #[test]
+    fn a_step_fills_its_own_layout_to_the_last_word() {
+        let positions: Vec<_> = (14..19).map(|p| [p, p + 100, p + 200]).collect();
+        let batch = StepBatch::pack(&[SequencePart {
+            tokens: &[1, 2, 3, 4, 5],
+            positions: &positions,
+            cached_tokens: 14,
+            blocks: &[9, 4],
+            pictures: &[PictureRows { tokens: 1..3, cache_rows: &[40, 7] }],
+            wants_logits: true,
+            scored: 1..4,
+        }]);
+        let (layout, mut words) = (StepLayout::of(&batch, 3), vec![u32::MAX; 3]);
+        layout.pack(&batch, &mut words);
+        assert_eq!(words.len(), layout.words());
+        let found = |array| &words[layout.place(array)];
+        assert_eq!(found(StepArray::Tokens), batch.tokens);
+        assert_eq!(found(StepArray::Positions), batch.positions);
+        assert_eq!(found(StepArray::Slots), batch.slots);
+        assert_eq!(found(StepArray::QueryStarts), batch.query_starts);
+        assert_eq!(found(StepArray::ContextLengths), batch.context_lengths);
+        assert_eq!(found(StepArray::BlockTables), batch.block_tables);
+        assert_eq!(found(StepArray::LogitRows), batch.logit_rows);
+        assert_eq!(found(StepArray::ScoreRows), batch.score_rows);
+        assert_eq!(found(StepArray::PictureRows), batch.picture_rows);
+        assert_eq!(found(StepArray::PictureCacheRows), batch.picture_cache_rows);
+        assert_eq!(StepLayout { axes: 1, ..layout }.place(StepArray::Positions).len(), 5, "one axis takes the first");
+    }
+
+    #[test]
+    fn what_a_bucket_has_too_many_rows_is_padding_that_reads_and_writes_nothing() {
+        let (batch, layout) = (decoding(&[20, 40]), StepLayout::decode(4, 2, 128));
+        assert!(layout.takes(&batch));
+        let mut words = Vec::new();
+        layout.pack(&batch, &mut words);
+        let found = |array| &words[layout.place(array)];
+        assert_eq!(found(StepArray::Tokens), [7, 7, 0, 0]);
+        assert_eq!(found(StepArray::Positions), [20, 40, 0, 0, 70, 70, 0, 0]);
+        assert_eq!(found(StepArray::Slots), [2 * 16 + 4, 3 * 16 + 8, NO_SLOT, NO_SLOT]);
+        assert_eq!(found(StepArray::QueryStarts), [0, 1, 2, 3, 4]);
+        assert_eq!(found(StepArray::ContextLengths), [21, 41, 0, 0]);
+        assert_eq!(found(StepArray::LogitRows), [0, 1, 2, 3]);
+        let tables = &words[layout.place(StepArray::BlockTables).start..];
+        assert_eq!(tables, [1, 2, 0, 0, 0, 0, 0, 0, 1, 2, 3], "and the end of the tables is not uploaded");
+        assert!(words.len() < layout.words());
+    }
+
+    #[test]
+    fn a_step_without_a_sequence_is_all_padding() {
+        let (layout, mut words) = (StepLayout::decode(3, 1, 64), Vec::new());
+        layout.pack(&StepBatch::pack(&[]), &mut words);
+        assert_eq!(words[layout.place(StepArray::ContextLengths)], [0, 0, 0]);
+        assert_eq!(words[layout.place(StepArray::QueryStarts)], [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn a_bucket_takes_decoding_that_fits_and_nothing_else() {
+        let layout = StepLayout::decode(2, 3, 64);
+        assert!(layout.takes(&decoding(&[63])) && layout.takes(&decoding(&[10, 50])));
+        assert!(!layout.takes(&decoding(&[64])), "a fifth block");
+        assert!(!layout.takes(&decoding(&[1, 2, 3])), "a third row");
+        let changes: [fn(&mut StepBatch); 3] =
+            [|batch| batch.score_rows.push(0), |batch| batch.picture_rows.push(0), |batch| batch.logit_rows.clear()];
+        for change in changes {
+            let mut batch = decoding(&[10, 50]);
+            change(&mut batch);
+            assert!(!layout.takes(&batch), "{batch:?}");
+        }
+    }
+}

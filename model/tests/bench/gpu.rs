@@ -1,0 +1,61 @@
+//! The GPU that stories run on, if there is one.
+
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use bursar_budgets::{Bytes, CudaDevice, DeviceError, Hint};
+use bursar_kernels::{BlasSearch, Cuda, CudaKernels, CudaTarget, DType};
+use bursar_model::checkpoint::Checkpoint;
+
+use super::{Bench, GoesOn, Memory, Room};
+
+/// A story's turn on the GPU, which all share.
+pub type Turn = MutexGuard<'static, ()>;
+
+/// The first GPU with its kernels, for bf16 where it has it and for f16.
+pub struct Gpu {
+    pub device: Arc<CudaDevice>,
+    pub kernels: Vec<Arc<CudaKernels>>,
+}
+
+/// Waits for the turn. Without a GPU it says so in one line.
+pub fn gpu() -> Option<(Turn, &'static Gpu)> {
+    static TURN: Mutex<()> = Mutex::new(());
+    static GPU: OnceLock<Option<Gpu>> = OnceLock::new();
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let gpu = GPU.get_or_init(|| {
+        let device = match CudaDevice::open(0) {
+            Ok(device) => Arc::new(device),
+            Err(error @ DeviceError::NoDevice { .. }) => {
+                println!("skipped, {error}; {}", error.hint().expect("there is something to do"));
+                return None;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let best = CudaTarget::of(&device).expect("it says what it is");
+        let mut targets = vec![best, CudaTarget { activation: DType::F16, ..best }];
+        targets.dedup();
+        // Where cuBLASLt is, the tests' machine says.
+        #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
+        let folder = std::env::var("BURSAR_CUDA_LIB");
+        let usual = BlasSearch::usual().with_python("/opt/torch/.venv");
+        let search = folder.map_or(usual.clone(), |folder| usual.first_in(folder));
+        let load = |target| CudaKernels::load(&device, target, &search).expect("its kernels load");
+        Some(Gpu { kernels: targets.into_iter().map(load).collect(), device })
+    });
+    Some((turn, gpu.as_ref()?))
+}
+
+impl Gpu {
+    /// So much of its memory.
+    pub fn memory(&self, room: Room) -> Memory {
+        Memory::of(self.device.clone(), room.capacity)
+    }
+
+    /// Loads a recorded checkpoint. Its answers go on as recorded.
+    pub fn bench(&self, checkpoint: Checkpoint, kernels: &Arc<CudaKernels>) -> Bench<Cuda> {
+        // The library's scratch is beside what the CPU takes.
+        let room = Room { capacity: Bytes::mib(512), workspace: Bytes::mib(96), ..Room::GOLDEN };
+        let bench = Bench::on(checkpoint, Cuda::new(kernels).expect("a stream"), self.memory(room), room);
+        Bench { goes_on: GoesOn::Recorded, ..bench }
+    }
+}

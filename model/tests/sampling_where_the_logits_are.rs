@@ -1,0 +1,118 @@
+//! Stories of sampling where the logits are: a sampler asks, the operation chooses, and the sampler reads the answer.
+
+mod bench;
+
+use bursar_budgets::{Bytes, Class, Workspace};
+use bursar_kernels::{
+    Cpu, Scope, Tally,
+    ops::{embed::PREVIOUS, sample::outcomes},
+    sampling::SampleBatch,
+};
+use bursar_model::{
+    error::SamplingError,
+    flow::Token,
+    sampling::{Past, Sampler, SamplerScratch, SamplingParams, philox},
+};
+
+use bench::Memory;
+
+const VOCABULARY: usize = 300;
+
+fn logits(row: u64) -> Vec<f32> {
+    (0..VOCABULARY as u64).map(|id| (philox::uniform(row, id) * 12.0 - 6.0) as f32).collect()
+}
+
+fn sampler(params: SamplingParams) -> Sampler {
+    Sampler::new(params, VOCABULARY).expect("valid parameters")
+}
+
+/// Samplers that want different things, each of one row.
+fn samplers() -> Vec<Sampler> {
+    let warm = || SamplingParams { temperature: 0.9, seed: 11, ..Default::default() };
+    let reported = |sampler: Sampler, top| sampler.with_log_probabilities(top).expect("few enough");
+    vec![
+        sampler(SamplingParams::default()),
+        sampler(warm()),
+        sampler(SamplingParams { top_k: 5, top_p: 0.8, min_p: 0.01, ..warm() }),
+        reported(sampler(SamplingParams { repetition_penalty: 1.3, frequency_penalty: 0.5, ..warm() }), 7),
+        reported(sampler(SamplingParams { presence_penalty: 1.0, logit_bias: [(7, 3.0)].into(), ..warm() }), 0),
+        sampler(SamplingParams { temperature: 0.0, ..warm() }).with_tokens_min(90, (0..290).collect()),
+        sampler(SamplingParams { top_k: usize::MAX, ..warm() }),
+    ]
+}
+
+/// What the operation chooses from `rows`, where the step before has chosen `before`.
+fn chosen(
+    samplers: &[Sampler],
+    rows: &[Vec<f32>],
+    pasts: &[(Vec<u32>, Vec<u32>)],
+    before: &[u32],
+) -> Vec<Result<Token, SamplingError>> {
+    let memory = Memory::new(Bytes::mib(4));
+    let (cpu, tally) = (Cpu::new(2), Tally::default());
+    let workspace = Workspace::over(memory.poisoned(&cpu, Class::StepWorkspace, Bytes::mib(2)));
+    let scope = Scope::new(&cpu, &workspace, &tally);
+    let mut batch = SampleBatch::new(VOCABULARY);
+    for (sampler, (prompt, produced)) in samplers.iter().zip(pasts) {
+        sampler.ask(Past::new(prompt, produced), &mut batch).expect("the past is given");
+    }
+    let (words, places) = batch.pack();
+    let run = || {
+        let packed = scope.upload([words.len()], &words)?;
+        let logits = scope.upload([rows.len(), VOCABULARY], &rows.concat())?;
+        let mut ids = scope.upload([before.len()], before)?;
+        let report = scope.sample_into(&logits, &packed, &places, &mut ids)?;
+        Ok::<_, bursar_kernels::KernelError>(outcomes(&scope.download(&ids)?, &scope.download(&report)?, &places))
+    };
+    let outcomes = run().expect("it is computed");
+    let answers = outcomes.iter().zip(samplers).zip(pasts);
+    answers.map(|((outcome, sampler), (_, produced))| sampler.answer(outcome, produced.len() as u64)).collect()
+}
+
+#[test]
+fn a_token_is_the_same_on_the_host_and_where_the_logits_are() {
+    let samplers = samplers();
+    let rows: Vec<_> = (0..samplers.len() as u64).map(logits).collect();
+    for position in 0..40u32 {
+        let past = |row: u32| {
+            ((0..9).map(|at| at * 31 % 300).collect(), (0..position).map(|at| (at + row) * 17 % 60).collect())
+        };
+        let pasts: Vec<(Vec<u32>, Vec<u32>)> = (0..samplers.len() as u32).map(past).collect();
+        let found = chosen(&samplers, &rows, &pasts, &[0; 7]);
+        let mut scratch = SamplerScratch::default();
+        for ((sampler, row), ((prompt, produced), found)) in samplers.iter().zip(&rows).zip(pasts.iter().zip(found)) {
+            let expected = sampler.sample(row, Past::new(prompt, produced), &mut scratch);
+            assert_eq!(expected, found, "{:?} at {position}", sampler.params());
+        }
+    }
+}
+
+#[test]
+fn a_token_that_the_host_has_not_seen_counts_as_produced() {
+    let wanted = SamplingParams { presence_penalty: 2.0, ..Default::default() };
+    let mut row = vec![0.0; VOCABULARY];
+    (row[4], row[9]) = (2.0, 1.0);
+    let pick = |produced: u32| {
+        let past = (Vec::new(), vec![produced]);
+        let found = chosen(&[sampler(wanted.clone())], &[row.clone()], &[past], &[8, 4, 8]);
+        found[0].as_ref().expect("a token").id
+    };
+    assert_eq!(9, pick(PREVIOUS | 1), "token 4 stands there");
+    assert_eq!(4, pick(PREVIOUS | 2), "token 8 stands there");
+    assert_eq!(4, pick(PREVIOUS | 3), "nothing stands there");
+}
+
+#[test]
+fn a_row_that_allows_nothing_is_its_own_misfortune() {
+    let samplers = [(); 4].map(|()| sampler(SamplingParams { temperature: 1.0, ..Default::default() }));
+    let mut rows: Vec<_> = (0..4).map(logits).collect();
+    rows[0][17] = f32::NAN;
+    rows[1].fill(f32::NEG_INFINITY);
+    let mut samplers = samplers.to_vec();
+    samplers[2] = samplers[2].clone().with_tokens_min(1, (0..300).collect());
+    let pasts = vec![(Vec::new(), Vec::new()); 4];
+    let found = chosen(&samplers, &rows, &pasts, &[0; 4]);
+    let nothing = || Err(SamplingError::NothingAllowed { logits: VOCABULARY });
+    assert_eq!(found[..3], [Err(SamplingError::NotNumbers), nothing(), nothing()]);
+    assert!(found[3].is_ok());
+}

@@ -1,0 +1,178 @@
+//! A checkpoint of Qwen2.5-VL-7B's shape on a GPU against what transformers computed from it, in bf16 and in f32:
+//! `tools/gpu/seven_billion.py FOLDER` writes both. Without a GPU, or without a folder in `BURSAR_SEVEN_BILLION`, it says
+//! so and ends.
+
+mod bench;
+
+use std::{
+    path::{Path, PathBuf},
+    time::Instant,
+};
+
+use bench::{Bench, Room, gpu, greatest};
+use bursar_budgets::{Bytes, Class};
+use bursar_kernels::{Backend, Cuda};
+use bursar_model::{
+    Model,
+    checkpoint::{Checkpoint, CheckpointSource},
+    flow::{ImageBytes, ImageLimits, Patches, PromptLayout, VisualGrid},
+};
+use safetensors::SafeTensors;
+use serde_json::Value;
+
+const PROMPTS: [&str; 4] = ["text", "one_picture", "four_pictures", "long_text"];
+
+/// Last tokens of a prompt whose logits are recorded.
+const ROWS: usize = 32;
+
+/// Tokens at a prompt's end that are run one by one, as an answer's are.
+const DECODED: usize = 16;
+
+/// Tokens of a chunk: no whole number of blocks.
+const CHUNK: usize = 1000;
+
+/// The weights, 8,192 tokens, four pictures, and passes over all of them at once.
+const ROOM: Room = Room { capacity: Bytes::gib(32), blocks: 600, cache_rows: 3000, workspace: Bytes::gib(4) };
+
+/// How much farther from f32 than transformers in the same type: both round, at other places.
+const WORSE: f64 = 1.25;
+
+/// Where the checkpoint is, if anywhere.
+fn folder() -> Option<PathBuf> {
+    let folder = std::env::var_os("BURSAR_SEVEN_BILLION");
+    if folder.is_none() {
+        println!("skipped, BURSAR_SEVEN_BILLION names no folder; tools/gpu/seven_billion.py makes one");
+    }
+    folder.map(PathBuf::from)
+}
+
+/// Rows of numbers.
+struct Rows {
+    numbers: Vec<f32>,
+    columns: usize,
+}
+
+impl Rows {
+    fn last(&self, rows: usize) -> &[f32] {
+        &self.numbers[self.numbers.len() - rows * self.columns..]
+    }
+
+    fn each<'a>(numbers: &'a [f32], columns: usize) -> impl Iterator<Item = u32> + 'a {
+        numbers.chunks_exact(columns).map(greatest)
+    }
+}
+
+/// What transformers recorded of a prompt.
+struct Prompt {
+    name: &'static str,
+    layout: PromptLayout,
+    patches: Vec<Patches>,
+    recorded: Vec<u8>,
+}
+
+impl Prompt {
+    fn read(folder: &Path, name: &'static str, bench: &Bench<impl Backend>) -> Self {
+        let file = |ending: &str| std::fs::read(folder.join(format!("prompts/{name}.{ending}"))).expect("it is there");
+        let json: Value = serde_json::from_slice(&file("json")).expect("JSON");
+        let list = |key: &str| json[key].as_array().expect("a list").clone();
+        let ids = list("ids").iter().map(|id| id.as_u64().expect("an id") as u32).collect();
+        let (limits, processor) =
+            (ImageLimits::default(), bench.checkpoint.image_processor.as_ref().expect("pictures"));
+        let patches = |file: &Value| {
+            let path = folder.join("prompts").join(file.as_str().expect("a name"));
+            let picture = ImageBytes::open(path, &limits).expect("it opens").decode(&limits).expect("it decodes");
+            processor.process(&picture).expect("it is processed").patches
+        };
+        let patches: Vec<Patches> = list("pictures").iter().map(patches).collect();
+        let grids: Vec<VisualGrid> = patches.iter().map(|patches| VisualGrid::Image(patches.grid)).collect();
+        let layout = bench.model.config().lay_out(ids, &grids).expect("it is laid out");
+        Prompt { name, layout, patches, recorded: file("safetensors") }
+    }
+
+    /// A recorded tensor of two axes.
+    fn rows(&self, name: &str) -> Rows {
+        let tensors = SafeTensors::deserialize(&self.recorded).expect("safetensors");
+        let tensor = tensors.tensor(name).expect("it was recorded");
+        let (numbers, rest) = tensor.data().as_chunks::<4>();
+        assert!(rest.is_empty());
+        Rows { numbers: numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(), columns: tensor.shape()[1] }
+    }
+}
+
+/// `||found - expected|| / ||expected||`
+fn error(found: &[f32], expected: &[f32]) -> f64 {
+    assert_eq!(found.len(), expected.len(), "numbers of another shape");
+    let square = |number: f32| f64::from(number) * f64::from(number);
+    let off: f64 = found.iter().zip(expected).map(|(found, expected)| square(found - expected)).sum();
+    (off / expected.iter().map(|number| square(*number)).sum::<f64>()).sqrt()
+}
+
+/// Says how far numbers are from transformers' and fails where they are farther from f32 than its own bf16.
+fn judge(prompt: &Prompt, what: &str, found: &[f32], tensor: &str) {
+    let [narrow, wide] = ["bf16", "f32"].map(|kind| prompt.rows(&format!("{tensor}.{kind}")));
+    let (columns, rows) = (wide.columns, found.len() / wide.columns);
+    let (narrow, wide) = (narrow.last(rows), wide.last(rows));
+    let last = rows * columns - columns..;
+    let [ours, theirs, between] = [error(found, wide), error(narrow, wide), error(found, narrow)];
+    let [our_last, their_last] = [found, narrow].map(|numbers| error(&numbers[last.clone()], &wide[last.clone()]));
+    let agreed =
+        |a: &[f32], b: &[f32]| Rows::each(a, columns).zip(Rows::each(b, columns)).filter(|(a, b)| a == b).count();
+    let [our_top, their_top, top_between] = [agreed(found, wide), agreed(narrow, wide), agreed(found, narrow)];
+    println!(
+        "{}, {what}, {rows} rows: ours {ours:.2e} off f32, transformers' bf16 {theirs:.2e} (last row {our_last:.2e} and \
+         {their_last:.2e}), ours off theirs {between:.2e}; greatest as in f32: ours {our_top}, theirs {their_top}; ours as \
+         theirs {top_between}",
+        prompt.name
+    );
+    let name = prompt.name;
+    assert!(ours <= WORSE * theirs, "{name}, {what}: {ours:e} off f32 where transformers is {theirs:e}");
+    assert!(our_last <= 1.5 * their_last, "{name}, {what}: the last row is {our_last:e} off, theirs {their_last:e}");
+    if tensor == "logits" {
+        assert!(our_top + rows / 8 >= their_top, "{name}, {what}: {our_top} of {rows} agree, theirs {their_top}");
+    }
+}
+
+fn run<B: Backend>(bench: &Bench<B>, prompt: &Prompt) {
+    let started = Instant::now();
+    let mut rows = Vec::new();
+    if !prompt.patches.is_empty() {
+        rows = bench.encode(&prompt.patches.iter().collect::<Vec<_>>());
+        let embeddings: Vec<f32> = rows.iter().flat_map(|rows| bench.embeddings(rows)).collect();
+        judge(prompt, "embeddings", &embeddings, "embeddings");
+    }
+    let mut whole = bench.start(prompt.layout.clone(), &rows);
+    let tokens = whole.prompt_left();
+    let scores = bench.step_and_score(&mut [whole.share(tokens).scored_last(ROWS)]).1;
+    judge(prompt, "in one step", &scores.concat(), "logits");
+    bench.end(whole);
+    let mut chunked = bench.start(prompt.layout.clone(), &rows);
+    while chunked.prompt_left() > DECODED {
+        let count = CHUNK.min(chunked.prompt_left() - DECODED);
+        bench.step(&mut [chunked.share(count).without_logits()]);
+    }
+    let logits: Vec<f32> = (0..DECODED).flat_map(|_| bench.step(&mut [chunked.share(1)]).concat()).collect();
+    judge(prompt, "in chunks, the last tokens one by one", &logits, "logits");
+    bench.end(chunked);
+    bench.forget(rows);
+    println!("{}: {tokens} tokens, {:.1} s in all", prompt.name, started.elapsed().as_secs_f64());
+}
+
+#[test]
+fn a_checkpoint_of_7b_gives_what_transformers_gives() {
+    let Some(folder) = folder() else { return };
+    let Some((_turn, gpu)) = gpu() else { return };
+    // The first is of bf16, as the checkpoint.
+    let (cuda, memory) = (Cuda::new(&gpu.kernels[0]).expect("a stream"), gpu.memory(ROOM));
+    let started = Instant::now();
+    let checkpoint = Checkpoint::open(CheckpointSource::Folder(folder.clone())).expect("the checkpoint opens");
+    let planned = Model::plan(&checkpoint, cuda.target()).expect("it is planned").weight_bytes();
+    println!("opened and planned in {:.2} s", started.elapsed().as_secs_f64());
+    // Of these every byte is written.
+    let weights = memory.leased(Class::Weights, planned);
+    let started = Instant::now();
+    let model = Model::load(&checkpoint, &cuda, weights, |_, _| {}).expect("it loads");
+    let seconds = started.elapsed().as_secs_f64();
+    println!("loaded {planned} in {seconds:.2} s, {:.1} GB/s", planned.0 as f64 / seconds / 1e9);
+    let bench = Bench::around(checkpoint, model, cuda, memory, ROOM);
+    PROMPTS.into_iter().for_each(|name| run(&bench, &Prompt::read(&folder, name, &bench)));
+}

@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# Everything that wants a GPU, from what `tools/gpu/build.sh` has built, run at the root of this repository:
+#
+#     tools/gpu/check.sh FOLDER [tests|sanitizer|seven|bench ...]        # all four, if not told otherwise
+#
+# tests      every GPU test
+# sanitizer  the kernels' tests under compute-sanitizer
+# seven      a random checkpoint of 7B's shape (16.6 GB below SCRATCH, /tmp if not set): transformers and we compute it
+# bench      `bursar bench` on that shape
+#
+# BURSAR_CUDA_LIB names the folder of cuBLASLt, if it is at no usual place. What was run and whether it passed stands in
+# the last lines; it fails when anything did.
+set -uo pipefail
+folder=$(cd "$1" && pwd)
+shift
+parts=${*:-tests sanitizer seven bench}
+root=$(pwd)
+scratch=${SCRATCH:-/tmp}
+bin=$(mktemp -d)
+trap 'rm -rf "$bin"' EXIT
+for packed in "$folder"/*.gz; do
+    gzip -dc "$packed" >"$bin/$(basename "$packed" .gz)"
+done
+chmod +x "$bin"/*
+
+# Tests read golden files from where they were built.
+built_at=$(cat "$folder/built_at")
+if [[ ! -e $built_at ]]; then
+    mkdir -p "$(dirname "$built_at")"
+    ln -s "$root" "$built_at"
+fi
+
+summary=()
+failed=0
+check() { # NAME COMMAND...
+    echo "=== $1"
+    local started=$SECONDS
+    if "${@:2}"; then summary+=("passed  $1, $((SECONDS - started)) s"); else
+        summary+=("FAILED  $1, $((SECONDS - started)) s")
+        failed=1
+    fi
+}
+
+for part in $parts; do
+    case $part in
+    tests)
+        for test in "$bin"/test-*; do
+            [[ $test == *-seven_billion ]] || check "$(basename "$test")" "$test" --test-threads=1 --nocapture
+        done
+        ;;
+    sanitizer)
+        check "the kernels under compute-sanitizer" compute-sanitizer --tool memcheck --error-exitcode 1 \
+            "$bin/test-kernels-cuda" --test-threads=1
+        ;;
+    seven)
+        checkpoint=$scratch/bursar-seven-billion
+        [[ -e $checkpoint/prompts/long_text.json ]] ||
+            check "transformers on 7B's shape" python3 tools/gpu/seven_billion.py "$checkpoint"
+        BURSAR_SEVEN_BILLION=$checkpoint check "7B's shape" "$bin/test-model-seven_billion" --nocapture
+        ;;
+    bench)
+        check "the bench" "$bin/bursar" bench --shape qwen2.5-vl-7b --random
+        ;;
+    *)
+        echo "$part is none of tests, sanitizer, seven and bench"
+        exit 2
+        ;;
+    esac
+done
+printf '%s\n' "=== in all" "${summary[@]}"
+exit $failed

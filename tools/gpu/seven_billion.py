@@ -1,0 +1,223 @@
+#!/usr/bin/env python3
+"""Writes a checkpoint of Qwen2.5-VL-7B's shape with random weights, and what transformers computes from it.
+
+    seven_billion.py FOLDER [--tiny] [--device cpu]
+
+FOLDER gets 16.6 GB of bf16 safetensors in the released layout, and prompts/<name>.{json,safetensors}: token ids with a
+placeholder a picture, the pictures as PNG, and the logits of the last 32 tokens in bf16 and in f32, both with sdpa.
+`model/tests/seven_billion.rs` reads all of it. --tiny makes the same of two layers, to try the script on a CPU.
+
+Needs torch, transformers 5.17, numpy and Pillow; the 7B shape needs a GPU with 60 GB free.
+"""
+
+import argparse
+import gzip
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from transformers import AutoConfig, AutoImageProcessor, Qwen2_5_VLForConditionalGeneration
+
+GOLDEN = Path(__file__).resolve().parents[2] / "tests/golden"
+SHARDS = 4
+ROWS = 32
+VISION_START, VISION_END, IMAGE = 151652, 151653, 151655
+PLAIN = 151643  # ids below are text
+# Multiples of 28, so that nothing is resized; rows and columns of windows are cut off at the ends.
+PICTURES = {"large": (1036, 1036), "wide": (1092, 616), "middle": (644, 448), "small": (252, 336)}
+# Runs of text between pictures.
+PROMPTS = {
+    "text": [512],
+    "one_picture": [17, "large", 45],
+    "four_pictures": [5, "large", 33, "small", 0, "wide", 120, "middle", 61],
+    "long_text": [8192],
+}
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% if message['content'] is string %}"
+    "{{ message['content'] }}{% else %}{% for part in message['content'] %}{% if part['type'] == 'image' %}"
+    "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def write_json(path, value):
+    path.write_text(json.dumps(value, indent=1))
+
+
+def write_settings(folder, tiny):
+    """All files of a checkpoint but the weights."""
+    text = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
+            "num_key_value_heads": 4, "max_window_layers": 28}  # fmt: skip
+    vision = {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 3584}
+    if tiny:
+        text |= {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 2,
+                 "num_key_value_heads": 1, "max_window_layers": 2}  # fmt: skip
+        vision |= {"depth": 8, "hidden_size": 160, "intermediate_size": 212, "num_heads": 2, "out_hidden_size": 256}
+    vision |= {"model_type": "qwen2_5_vl", "hidden_act": "silu", "in_chans": 3, "patch_size": 14, "window_size": 112,
+               "spatial_merge_size": 2, "spatial_patch_size": 14, "temporal_patch_size": 2, "tokens_per_second": 2,
+               "fullatt_block_indexes": list(range(7, vision["depth"], 8))}  # fmt: skip
+    write_json(folder / "config.json", text | {
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl", "vocab_size": 152064,
+        "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 1e6, "max_position_embeddings": 128000,
+        "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}, "tie_word_embeddings": False,
+        "sliding_window": 32768, "use_sliding_window": False, "torch_dtype": "bfloat16", "bos_token_id": 151643,
+        "eos_token_id": 151645, "vision_start_token_id": VISION_START, "vision_end_token_id": VISION_END,
+        "vision_token_id": 151654, "image_token_id": IMAGE, "video_token_id": 151656, "vision_config": vision,
+    })  # fmt: skip
+    write_json(folder / "preprocessor_config.json", {
+        "image_processor_type": "Qwen2VLImageProcessor", "min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14,
+        "temporal_patch_size": 2, "merge_size": 2, "image_mean": [0.48145466, 0.4578275, 0.40821073],
+        "image_std": [0.26862954, 0.26130258, 0.27577711],
+    })  # fmt: skip
+    write_json(folder / "generation_config.json", {"bos_token_id": 151643, "eos_token_id": [151645, 151643]})
+    write_json(folder / "tokenizer_config.json", {"eos_token": "<|im_end|>", "chat_template": TEMPLATE})
+    (folder / "tokenizer.json").write_bytes(gzip.decompress((GOLDEN / "qwen2_5_tokenizer/tokenizer.json.gz").read_bytes()))
+
+
+@torch.no_grad()
+def draw_weights(model):
+    """Norms about one, biases that are felt, matrices that keep the size of what they multiply."""
+    generator = torch.Generator(next(model.parameters()).device).manual_seed(7)
+    for name, weight in model.named_parameters():
+        if weight.dim() > 1:
+            weight.normal_(0, 0.02, generator=generator)
+        elif name.endswith("bias"):
+            weight.normal_(0, 0.1, generator=generator)
+        else:
+            weight.normal_(1, 0.1, generator=generator)
+
+
+def released_name(name):
+    return name.replace("model.language_model.", "model.").replace("model.visual.", "visual.")
+
+
+def write_safetensors(path, tensors):
+    """The format by hand: the package makes a copy of a shard, and 16 GB are copied often enough here."""
+    header, end = {}, 0
+    kinds = {torch.bfloat16: "BF16", torch.float32: "F32"}
+    for name, tensor in tensors.items():
+        size = tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": kinds[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            tensor.detach().contiguous().flatten().view(torch.uint8).cpu().numpy().tofile(file)
+    return end
+
+
+def write_weights(folder, model):
+    """Shards of about the same bytes with an index, each by a thread."""
+    tensors = {released_name(name): weight for name, weight in model.named_parameters()}
+    total = sum(weight.numel() for weight in tensors.values())
+    shards, used = [{} for _ in range(SHARDS)], 0
+    for name, weight in tensors.items():
+        shards[min(SHARDS - 1, used * SHARDS // total)][name] = weight
+        used += weight.numel()
+    file = lambda index: f"model-{index + 1:05}-of-{SHARDS:05}.safetensors"  # noqa: E731
+    with ThreadPoolExecutor(SHARDS) as pool:
+        sizes = list(pool.map(lambda index: write_safetensors(folder / file(index), shards[index]), range(SHARDS)))
+    weight_map = {name: file(index) for index, shard in enumerate(shards) for name in shard}
+    write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": sum(sizes)}, "weight_map": weight_map})
+    return sum(sizes)
+
+
+def draw_picture(width, height, seed):
+    """Colours that run across, stripes, and noise: no two patches are the same."""
+    random = np.random.default_rng(seed)
+    x, y = np.meshgrid(np.arange(width), np.arange(height))
+    waves = [128 + 90 * np.sin(x * a + y * b) for a, b in random.uniform(-0.15, 0.15, (3, 2))]
+    pixels = np.stack(waves, 2) + random.normal(0, 12, (height, width, 3))
+    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+
+
+def make_prompt(parts, seed):
+    """Ids with a placeholder a picture, and the pictures' names."""
+    random = np.random.default_rng(seed)
+    ids, names = [], []
+    for part in parts:
+        if isinstance(part, int):
+            ids += random.integers(0, PLAIN, part).tolist()
+        else:
+            ids += [VISION_START, IMAGE, VISION_END]
+            names.append(part)
+    return ids, names
+
+
+@torch.no_grad()
+def run(model, processor, ids, pictures):
+    """Logits of the last rows [ROWS, vocabulary], and the pictures' embeddings [tokens of pictures, hidden]."""
+    device = model.device
+    inputs, embeddings = {}, None
+    if pictures:
+        shown = processor(images=pictures, return_tensors="pt").to(device)
+        counts = iter((shown["image_grid_thw"].prod(1) // 4).tolist())
+        ids = [id for known in ids for id in ([IMAGE] * next(counts) if known == IMAGE else [known])]
+        inputs = {"pixel_values": shown["pixel_values"], "image_grid_thw": shown["image_grid_thw"],
+                  "mm_token_type_ids": torch.tensor([[int(id == IMAGE) for id in ids]], device=device)}  # fmt: skip
+        embeddings = model.model.visual(shown["pixel_values"].to(model.dtype), shown["image_grid_thw"]).pooler_output
+        embeddings = embeddings.float().cpu()
+    model.model.rope_deltas = None
+    out = model(input_ids=torch.tensor([ids], device=device), use_cache=False, logits_to_keep=ROWS, **inputs)
+    return out.logits[0].float().cpu(), embeddings, len(ids)
+
+
+def error(found, expected):
+    found, expected = found.double(), expected.double()
+    return float((found - expected).norm() / expected.norm())
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("folder", type=Path)
+    arguments.add_argument("--tiny", action="store_true")
+    arguments.add_argument("--device", default="cuda")
+    arguments = arguments.parse_args()
+    folder, prompts = arguments.folder, arguments.folder / "prompts"
+    prompts.mkdir(parents=True, exist_ok=True)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    started = time.monotonic()
+    said = lambda what: print(f"{time.monotonic() - started:6.1f} s  {what}", flush=True)  # noqa: E731
+
+    write_settings(folder, arguments.tiny)
+    with torch.device(arguments.device):
+        model = Qwen2_5_VLForConditionalGeneration._from_config(
+            AutoConfig.from_pretrained(folder), dtype=torch.bfloat16, attn_implementation="sdpa")  # fmt: skip
+    draw_weights(model.eval())
+    said(f"{sum(weight.numel() for weight in model.parameters()) / 1e9:.2f} billion weights are drawn")
+    said(f"{write_weights(folder, model) / 1e9:.2f} GB are written")
+
+    processor = AutoImageProcessor.from_pretrained(folder)
+    pictures = {name: draw_picture(*size, seed) for seed, (name, size) in enumerate(PICTURES.items())}
+    for name, picture in pictures.items():
+        picture.save(prompts / f"{name}.png", compress_level=1)
+    made = {name: make_prompt(parts, seed) for seed, (name, parts) in enumerate(PROMPTS.items())}
+    found = {name: {} for name in made}
+    for kind in (torch.bfloat16, torch.float32):
+        for weight in model.parameters():  # not the buffers: the rotary frequencies are f32 in either
+            weight.data = weight.data.to(kind)
+        for name, (ids, names) in made.items():
+            logits, embeddings, count = run(model, processor, ids, [pictures[name] for name in names])
+            ending = "bf16" if kind == torch.bfloat16 else "f32"
+            found[name][f"logits.{ending}"] = logits  # [32, vocabulary]
+            if embeddings is not None:
+                found[name][f"embeddings.{ending}"] = embeddings  # [merged patches, hidden], in reading order
+            said(f"{name} of {count} tokens in {ending}")
+    for name, (ids, names) in made.items():
+        write_safetensors(prompts / f"{name}.safetensors", found[name])
+        write_json(prompts / f"{name}.json", {"ids": ids, "pictures": [f"{name}.png" for name in names]})
+        for what in sorted({key.split(".")[0] for key in found[name]}, reverse=True):
+            narrow, wide = found[name][f"{what}.bf16"], found[name][f"{what}.f32"]
+            agreed = int((narrow.argmax(1) == wide.argmax(1)).sum())
+            top = f", {agreed} of {len(wide)} greatest agree" if what == "logits" else ""
+            said(f"{name}: transformers' {what} in bf16 are {error(narrow, wide):.2e} off f32{top}")
+
+
+if __name__ == "__main__":
+    main()
