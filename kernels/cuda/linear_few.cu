@@ -50,6 +50,11 @@ constexpr uint32_t MULTIPLIERS = 2 * WARPGROUP;  // threads
 constexpr uint32_t THREADS = MULTIPLIERS + 32;
 constexpr uint32_t STAGES_MAX = 24;
 constexpr uint32_t TURNS = 256;  // multiprocessors that have their own
+constexpr uint32_t STREAMS = 8;  // that may launch at the same time
+constexpr uint32_t STREAM_COUNTERS = 4096;
+
+// Counters of so many streams. Whoever launches gives each stream its own, or memory of another kind.
+extern "C" __device__ uint32_t linear_few_counters[STREAMS * STREAM_COUNTERS] = {};
 
 // Bits of `flags`.
 constexpr uint32_t ADD_TO_OUT = 1;
