@@ -10,6 +10,8 @@ mod graph;
 mod images;
 mod launch;
 mod linear;
+mod linear_few;
+mod rehearsal;
 mod rotary;
 mod sample;
 mod stage;
@@ -27,6 +29,7 @@ use bursar_budgets::{Address, CudaDevice, DeviceError};
 
 pub use blas::BlasSearch;
 pub use error::OpenError;
+pub use linear_few::FewRows;
 pub(crate) use sample::cuda_sample_scratch;
 pub use target::CudaTarget;
 pub(crate) use target::{CUDA_FEATURES, CUDA_HEAD_DIMS, CUDA_LINEAR_SCRATCH};
@@ -35,8 +38,10 @@ use crate::{Backend, DType, Graph, KernelError, Target, ops, ops::transfer::Arri
 use arrivals::Arrivals;
 use blas::{Blas, Products};
 use launch::Functions;
+use linear_few::{CounterSets, Counters};
+use rehearsal::Rehearsal;
 use stage::Stage;
-use stream::Stream;
+use stream::{Clock, Stream};
 
 /// What all lanes of a device share: the loaded kernels, the library's handle, and which of its algorithms are fast here.
 pub struct CudaKernels {
@@ -45,6 +50,8 @@ pub struct CudaKernels {
     /// Zero between launches. One stream at a time decodes with these kernels: the step lane of the model they are
     /// loaded for.
     decode_counters: Address,
+    /// Those of products of few rows, which every lane has.
+    counter_sets: Arc<CounterSets>,
     target: CudaTarget,
     device: Arc<CudaDevice>,
 }
@@ -69,7 +76,8 @@ impl CudaKernels {
         let functions = functions?;
         let blas = device.with_overhead(|| Blas::open(device, search))??;
         let decode_counters = functions.variable("attention_decode", c"attention_decode_counters")?;
-        Ok(Arc::new(CudaKernels { functions, blas, decode_counters, target, device: device.clone() }))
+        let (counter_sets, device) = (Arc::default(), device.clone());
+        Ok(Arc::new(CudaKernels { functions, blas, decode_counters, counter_sets, target, device }))
     }
 
     /// What plans for it are made for.
@@ -88,9 +96,14 @@ pub struct Cuda {
     stream: Arc<Stream>,
     stage: RefCell<Stage>,
     products: RefCell<Products>,
+    /// For our own products of few rows; none where they are not served.
+    counters: Option<Counters>,
+    few_rows: FewRows,
     arrivals: Arrivals,
     /// What is computed is thrown away: products may be measured.
     rehearses: Cell<bool>,
+    rehearsal: RefCell<Rehearsal>,
+    clock: Clock,
     /// What is launched is kept as a graph: copies would be too, with the host's memory as it is then.
     captures: Cell<bool>,
     /// The thread whose context is the device's.
@@ -106,17 +119,33 @@ impl Cuda {
         let device = &kernels.device;
         let made = device.with_overhead(|| Ok::<_, OpenError>((Stream::new(device)?, Stage::new(device)?)))?;
         let (stream, stage) = made?;
+        let stream = Arc::new(stream);
         Ok(Cuda {
+            counters: Counters::take(&kernels.functions, &kernels.counter_sets, &stream)?,
+            few_rows: FewRows::default(),
             kernels: kernels.clone(),
             target: kernels.target(),
-            stream: Arc::new(stream),
+            stream,
             stage: RefCell::new(stage),
             products: RefCell::new(Products::new(device)?),
             arrivals: Arrivals::new(device)?,
             rehearses: Cell::new(false),
+            rehearsal: RefCell::default(),
+            clock: Clock::new(device)?,
             captures: Cell::new(false),
             entered: Cell::new(None),
         })
+    }
+
+    /// The same with products of few rows as `few_rows` says.
+    pub fn with_few_rows(self, few_rows: FewRows) -> Self {
+        Cuda { few_rows, ..self }
+    }
+
+    /// Products outside of a rehearsal, of sizes met for the first time, that took cuBLASLt's first guess: each may have
+    /// loaded a kernel of it. After a rehearsal there are none.
+    pub fn guesses(&self) -> usize {
+        self.products.borrow().guesses()
     }
 
     /// Returns when all that was put into the stream is done.
@@ -185,6 +214,12 @@ impl Backend for Cuda {
 
     fn rehearse(&self, on: bool) {
         self.rehearses.set(on);
+        // Weights stay where they are only until the end of a rehearsal.
+        self.rehearsal.take();
+    }
+
+    fn measure(&self, call: ops::measure::Call<'_>) -> Result<(), KernelError> {
+        rehearsal::measure(self, call)
     }
 
     fn capture(&self, run: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<Option<Box<dyn Graph>>, KernelError> {
@@ -209,6 +244,10 @@ impl Backend for Cuda {
 
     fn linear(&self, call: ops::linear::Call<'_>) -> Result<(), KernelError> {
         linear::linear(self, call)
+    }
+
+    fn gated_linear(&self, call: ops::gated_linear::Call<'_>) -> Result<(), KernelError> {
+        linear::gated_linear(self, call)
     }
 
     fn rotary(&self, call: ops::rotary::Call<'_>) -> Result<(), KernelError> {
