@@ -43,9 +43,7 @@ constexpr uint32_t STAGES = 4;
 constexpr uint32_t BOX_BYTES = 64 * 64 * 2;                // of the output: 64 rows, 64 columns
 constexpr uint32_t STAGING_AT = STAGES * STAGE_BYTES;      // two boxes a multiplying warpgroup
 // Steps that the first multiplying warpgroup is ahead of the second, so that one multiplies while the other writes out.
-#ifndef LEAD
-#define LEAD 2
-#endif
+constexpr uint32_t LEAD = 3;
 // Names of barriers: one for the second warpgroup's beginning, one a multiplying warpgroup for itself.
 constexpr uint32_t BEGIN = 1;
 constexpr uint32_t ALONE = 2;
@@ -130,8 +128,8 @@ __device__ __forceinline__ void copy(const TensorMap& x, const TensorMap& weight
         if (KIND == Kind::ADDED) {
             // What the tile holds, in two stages of 128 columns.
             for (uint32_t part = 0; part < 2; ++part) {
-                const uint32_t full = begin(4 * BOX_BYTES);
-                for (uint32_t box = 0; box < 4; ++box) {
+                const uint32_t full = begin(2 * MULTIPLIERS * BOX_BYTES);
+                for (uint32_t box = 0; box < 2 * MULTIPLIERS; ++box) {
                     copy_box(shared + ring.stage * STAGE_BYTES + box * BOX_BYTES, out, full,
                              static_cast<int32_t>(tiles.column + part * 128 + box % 2 * 64),
                              static_cast<int32_t>(tiles.row + box / 2 * 64));
@@ -191,7 +189,7 @@ __device__ __forceinline__ float gated(float gate, float up) {
     return __fdividef(gate, 1.0f + __expf(-gate)) * up;
 }
 
-// One warpgroup's part of a tile, box by box through shared memory.
+// One warpgroup's part of a tile, through shared memory, two boxes at a time.
 template <Kind KIND, typename T>
 __device__ __forceinline__ void write_out(const float (&sums)[32][4], const TensorMap& out, uint32_t staging,
                                           uint32_t row, uint32_t column, uint32_t warpgroup) {
@@ -200,34 +198,33 @@ __device__ __forceinline__ void write_out(const float (&sums)[32][4], const Tens
     // Where this lane's row of a quarter goes: the quarters are top, bottom, and both of the next eight columns.
     const uint32_t to_row = thread / 32 * 16 + lane / 8 % 2 * 8 + lane % 8;
     const uint32_t to_piece = lane / 16;
-    constexpr uint32_t BOXES = Tiles<KIND>::COLUMNS / 64;
 #pragma unroll
-    for (uint32_t box = 0; box < BOXES; ++box) {
-        const uint32_t place = staging + box % 2 * BOX_BYTES;
+    for (uint32_t first = 0; first < Tiles<KIND>::COLUMNS; first += 128) {
         if (thread == 0) {
-            stores_read<1>();
+            stores_read<0>();
         }
         part_sync(ALONE + warpgroup, WARPGROUP);
 #pragma unroll
-        for (uint32_t piece = 0; piece < 8; piece += 2) {
+        for (uint32_t piece = 0; piece < 16; piece += 2) {
             uint32_t words[4];
 #pragma unroll
             for (uint32_t i = 0; i < 4; ++i) {
-                const float(&first)[4] = sums[box * 8 + piece + i / 2];
+                const float(&one)[4] = sums[first / 8 + piece + i / 2];
                 if constexpr (KIND == Kind::GATED) {
-                    const float(&second)[4] = sums[box * 8 + piece + i / 2 + 16];
-                    words[i] = TensorCoreElement<T>::pack(gated(first[i % 2 * 2], second[i % 2 * 2]),
-                                                          gated(first[i % 2 * 2 + 1], second[i % 2 * 2 + 1]));
+                    const float(&other)[4] = sums[16 + piece + i / 2];
+                    words[i] = TensorCoreElement<T>::pack(gated(one[i % 2 * 2], other[i % 2 * 2]),
+                                                          gated(one[i % 2 * 2 + 1], other[i % 2 * 2 + 1]));
                 } else {
-                    words[i] = TensorCoreElement<T>::pack(first[i % 2 * 2], first[i % 2 * 2 + 1]);
+                    words[i] = TensorCoreElement<T>::pack(one[i % 2 * 2], one[i % 2 * 2 + 1]);
                 }
             }
-            store_quarters(place + Swizzle<64>::place(to_row, piece + to_piece), words);
+            store_quarters(staging + piece / 8 * BOX_BYTES + Swizzle<64>::place(to_row, piece % 8 + to_piece), words);
         }
         publish_writes();
         part_sync(ALONE + warpgroup, WARPGROUP);
         if (thread == 0) {
-            store_box(out, place, static_cast<int32_t>(column + box * 64), static_cast<int32_t>(row));
+            store_box(out, staging, static_cast<int32_t>(column + first), static_cast<int32_t>(row));
+            store_box(out, staging + BOX_BYTES, static_cast<int32_t>(column + first + 64), static_cast<int32_t>(row));
         }
     }
 }
@@ -284,7 +281,7 @@ __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, co
             }
             hold(sums);
         }
-        if (LEAD > 0 && first_tile && warpgroup == 1) {
+        if (first_tile && warpgroup == 1) {
             part_sync(BEGIN, MULTIPLIERS * WARPGROUP);
         }
         uint32_t before = 0;  // the stage of the step in front
@@ -306,7 +303,7 @@ __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, co
             }
             before = ring.stage;
             ring.advance();
-            if (LEAD > 0 && first_tile && warpgroup == 0 && step + 1 == min(static_cast<uint32_t>(LEAD), tiles.steps)) {
+            if (first_tile && warpgroup == 0 && step + 1 == min(LEAD, tiles.steps)) {
                 part_arrive(BEGIN, MULTIPLIERS * WARPGROUP);
             }
         }
@@ -374,11 +371,12 @@ FOR_EACH_ACTIVATION(LINEAR_HOPPER_OF)
 // Launch. Persistent: block 384, dynamic shared memory 229,376 bytes, grid x = 2 * min(multiprocessors / 2, pairs * across)
 //   pairs = div_ceil(rows, 256), across = div_ceil(columns, 128) for the gated kernel and div_ceil(columns, 256) for the
 //   others. Any even grid is right, only slower; none of `rows`, `columns`, `in_features` and `group` is 0.
+//   `group`: 16 is good.
 // A cluster is two blocks, which the kernel itself says. The limit of dynamic shared memory must be raised once per
 // function (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES).
 //
 // The tensor maps come from cuTensorMapEncodeTiled: type BFLOAT16 or FLOAT16, rank 2, element strides 1, interleave NONE,
-// swizzle 128B, L2 promotion 256 bytes, out of bounds NONE (zeros), and
+// swizzle 128B, L2 promotion 128 bytes, out of bounds NONE (zeros), and
 //   x       dimensions {in, rows}, stride {2 * pitch} bytes, box {64, 128}
 //   weight  dimensions {in, its rows}, stride {2 * in} bytes, box {64, 128}
 //   out     dimensions {columns, rows}, stride {2 * pitch} bytes, box {64, 64}

@@ -77,7 +77,7 @@ def tensor_map(tensor, box):
     said("map", driver.cuTensorMapEncodeTiled(
         ctypes.c_void_p(place), 9 if tensor.dtype == torch.bfloat16 else 6, 2, ctypes.c_void_p(tensor.data_ptr()),
         (ctypes.c_uint64 * 2)(columns, rows), (ctypes.c_uint64 * 1)(tensor.stride(0) * 2),
-        (ctypes.c_uint32 * 2)(64, box), (ctypes.c_uint32 * 2)(1, 1), 0, 3, 3, 0))  # fmt: skip
+        (ctypes.c_uint32 * 2)(64, box), (ctypes.c_uint32 * 2)(1, 1), 0, 3, 2, 0))  # fmt: skip
     return Map.from_buffer_copy(ctypes.string_at(place, 128))
 
 
@@ -223,7 +223,7 @@ def main():
     parser.add_argument("--file", nargs="+", default=["linear_gated_hopper.sm_90a.cubin"])
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--time", nargs="*")
-    parser.add_argument("--group", nargs="+", type=int, default=[8])
+    parser.add_argument("--group", nargs="+", type=int, default=[16])
     parser.add_argument("--milliseconds", type=int, default=60)
     options = parser.parse_args()
     torch.manual_seed(4)
