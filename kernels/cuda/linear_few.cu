@@ -11,11 +11,10 @@
 // out       [rows, features]        the same type, or f32 if flags say so; rows out_pitch elements apart, any alignment
 // bias      [features]              the same type, or null
 // parts     [2 * grid, ROWS * 128]  f32, scratch: what is in it before does not matter
-// counters  [512 + tiles]           u32, zeros before the first launch; kernels leave what the next one needs
+// counters  [tiles]                 u32, zeros before the first launch, and zeros again after each
 // steps     div_ceil(in, 64)
 // tiles     how many tiles the features are cut into, all as tall as can be alike
 // tile_rows rows of the tallest, div_ceil(features, tiles) <= 128; gate_up_few: 16 * div_ceil(features / 8, tiles)
-// ahead     steps of the weight that a block fetches into the L2 cache beyond its stages before it waits
 // flags     1: add to what is in out; 2: out is f32
 //
 // Sums are f32 on the tensor cores, with one rounding at the end; gate and up are not rounded before they are
@@ -33,8 +32,8 @@
 // equal stretches of the line ("Stream-K", Osama et al. 2023, arXiv
 // 2301.03598): who has only part of a tile leaves it in `parts`, and the last to come adds them up. One warp copies,
 // two warpgroups multiply: the weight is the tall operand of wgmma, x the narrow one, so that few rows waste little. A
-// block takes half of the shared memory: the next kernel's block stands beside it and fills its own stages while this
-// kernel ends.
+// block has a multiprocessor without another of its kind: shares are equal only while each has the bandwidth of a whole
+// one. Started early, a block comes where the one in front has just ended, and fills its stages while others end still.
 
 #include "element.cuh"
 #include "few_rows.cuh"
@@ -48,12 +47,11 @@ constexpr uint32_t HALF_ROWS = 64;  // of the tallest tile: what one wgmma takes
 constexpr uint32_t WARPGROUP = 128;
 constexpr uint32_t MULTIPLIERS = 2 * WARPGROUP;  // threads
 constexpr uint32_t THREADS = MULTIPLIERS + 32;
-constexpr uint32_t STAGES_MAX = 24;
-constexpr uint32_t TURNS = 256;  // multiprocessors that have their own
+constexpr uint32_t STAGES_MAX = 40;
 constexpr uint32_t STREAMS = 8;  // that may launch at the same time
 constexpr uint32_t STREAM_COUNTERS = 4096;
 
-// Counters of so many streams. Whoever launches gives each stream its own, or memory of another kind.
+// Counters of so many streams: each must have its own, here or elsewhere.
 extern "C" __device__ uint32_t linear_few_counters[STREAMS * STREAM_COUNTERS] = {};
 
 // Bits of `flags`.
@@ -65,9 +63,9 @@ template <uint32_t ROWS>
 struct Shared {
     static constexpr uint32_t TOLD_BYTES = HALF_ROWS * ROWS * 4;
     static constexpr uint32_t BARRIER_BYTES = 2 * 8 * STAGES_MAX + 64;
-    // Two blocks share a multiprocessor of 228 KiB, with 10 KiB for small kernels that stand between the two in the
-    // stream.
-    static constexpr uint32_t TOLD_AT = (108 * 1024 - BARRIER_BYTES - TOLD_BYTES) / 1024 * 1024;
+    // More than half of a multiprocessor's 228 KiB, so that no two blocks share one, and not all of it: small kernels
+    // that stand between two of these in the stream find room beside them.
+    static constexpr uint32_t TOLD_AT = (160 * 1024 - BARRIER_BYTES - TOLD_BYTES) / 1024 * 1024;
     static constexpr uint32_t FULL_AT = TOLD_AT + TOLD_BYTES;
     static constexpr uint32_t EMPTY_AT = FULL_AT + 8 * STAGES_MAX;
     static constexpr uint32_t WORD_AT = EMPTY_AT + 8 * STAGES_MAX;
@@ -125,7 +123,6 @@ struct Arguments {
     uint32_t tiles;
     uint32_t tile_rows;
     uint32_t flags;
-    uint32_t ahead;
 };
 
 // The first feature of a tile. All tiles are as tall as can be alike; a gated one has whole groups of eight.
@@ -161,13 +158,6 @@ struct Place {
             copy_box_once(stage, weight, barrier, column, row);
         }
     }
-    __device__ __forceinline__ void fetch() const {
-        if (GATED) {
-            fetch_box(weight, column, 0, 0, row);
-        } else {
-            fetch_box(weight, column, row);
-        }
-    }
     __device__ __forceinline__ void advance() {
         column += COLUMNS;
         if (column == arguments.steps * COLUMNS) {
@@ -178,50 +168,18 @@ struct Place {
     }
 };
 
-// Blocks of one multiprocessor copy in the order in which they came. A block whose kernel was started early is there
-// long before its turn; reading its weights then would only slow the other down, and leave nothing to read while that
-// one adds and writes. Nothing but time depends on turns, so nobody waits for ever.
-struct Turn {
-    uint32_t* words;  // [taken, ended]
-    uint32_t number;
-
-    __device__ __forceinline__ explicit Turn(uint32_t* turns) {
-        uint32_t multiprocessor;
-        asm volatile("mov.u32 %0, %%smid;" : "=r"(multiprocessor));
-        words = turns + 2 * (multiprocessor % TURNS);
-        number = atomicAdd(words, 1u);
-    }
-    __device__ __forceinline__ void wait() const {
-        for (uint32_t tries = 0; tries < 4096; ++tries) {
-            if (static_cast<int32_t>(*static_cast<volatile uint32_t*>(words + 1) - number) >= 0) {
-                return;
-            }
-            __nanosleep(50);
-        }
-    }
-    __device__ __forceinline__ void end() const { atomicAdd(words + 1, 1u); }
-};
-
 // One thread keeps the stages full.
 template <typename Element, uint32_t ROWS, bool GATED>
 __device__ __forceinline__ void copy(const TensorMap& weight, const TensorMap& x, const Arguments<Element>& arguments,
                                      const Stages& stages, uint32_t shared, uint32_t first, uint32_t last) {
     Place<Element, GATED> place(weight, arguments, first);
     const uint32_t begin = place.column;
-    const Turn turn(arguments.counters);
-    turn.wait();
     const uint32_t held = min(stages.count, last - first);
     for (uint32_t stage = 0; stage < held; ++stage) {
         const uint32_t full = shared + Shared<ROWS>::FULL_AT + 8 * stage;
         barrier_arrive_expecting(full, stages.copied);
         place.copy(shared + stage * stages.bytes, full);
         place.advance();
-    }
-    // Memory has more to do than the stages can hold while the kernel in front ends.
-    Place<Element, GATED> later(weight, arguments, first + held);
-    for (uint32_t unit = 0; unit < min(arguments.ahead, last - first - held); ++unit) {
-        later.fetch();
-        later.advance();
     }
     wait_for_previous_kernel();
     uint32_t column = begin;
@@ -243,8 +201,6 @@ __device__ __forceinline__ void copy(const TensorMap& weight, const TensorMap& x
             parity ^= 1;
         }
     }
-    // The next block's first copies queue up behind this one's last.
-    turn.end();
 }
 
 __device__ __forceinline__ float silu(float gate) {
@@ -344,9 +300,9 @@ __device__ __forceinline__ bool gather(float (&c)[ROWS / 8][4], const Arguments<
     part_sync(1, MULTIPLIERS);
     const uint32_t word = shared + Shared<ROWS>::WORD_AT;
     if (threadIdx.x == 0) {
-        const uint32_t before = atomicAdd(arguments.counters + 2 * TURNS + tile, 1u);
+        const uint32_t before = atomicAdd(arguments.counters + tile, 1u);
         if (before == last - first) {
-            arguments.counters[2 * TURNS + tile] = 0;
+            arguments.counters[tile] = 0;
         }
         asm volatile("st.shared.u32 [%0], %1;" ::"r"(word), "r"(before) : "memory");
     }
@@ -449,8 +405,6 @@ __device__ __forceinline__ void multiply(const Arguments<Element>& arguments, co
 template <typename Element, uint32_t ROWS, bool GATED>
 __device__ __forceinline__ void few(const TensorMap& weight, const TensorMap& x, const Arguments<Element>& arguments) {
     extern __shared__ __align__(1024) uint8_t stages_bytes[];
-    // At once: while every multiprocessor has a block of this kernel, each has room for one of the next. Started later,
-    // two of them might come to one where this kernel has ended already.
     let_next_kernel_start();
     const uint32_t shared = static_cast<uint32_t>(__cvta_generic_to_shared(stages_bytes));
     const Stages stages = Stages::of<ROWS>(arguments.tile_rows);
@@ -480,22 +434,23 @@ __device__ __forceinline__ void few(const TensorMap& weight, const TensorMap& x,
     }
 }
 
+// Bounds of two blocks, though a multiprocessor has one: registers are left for the small kernels too.
 #define LINEAR_FEW(name, Element, ROWS)                                                                                \
     extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                           \
         linear_few_##name##_r##ROWS(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap x,     \
                                     void* out, const Element* bias, float* parts, uint32_t* counters,                  \
                                     uint32_t out_pitch, uint32_t rows, uint32_t features, uint32_t steps,              \
-                                    uint32_t tiles, uint32_t tile_rows, uint32_t flags, uint32_t ahead) {              \
+                                    uint32_t tiles, uint32_t tile_rows, uint32_t flags) {                              \
         few<Element, ROWS, false>(                                                                                     \
-            weight, x, {out, bias, parts, counters, out_pitch, rows, features, steps, tiles, tile_rows, flags, ahead}); \
+            weight, x, {out, bias, parts, counters, out_pitch, rows, features, steps, tiles, tile_rows, flags});       \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                           \
         gate_up_few_##name##_r##ROWS(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap x,    \
                                      Element* out, float* parts, uint32_t* counters, uint32_t out_pitch,               \
                                      uint32_t rows, uint32_t features, uint32_t steps, uint32_t tiles,                 \
-                                     uint32_t tile_rows, uint32_t ahead) {                                             \
+                                     uint32_t tile_rows) {                                                             \
         few<Element, ROWS, true>(                                                                                      \
-            weight, x, {out, nullptr, parts, counters, out_pitch, rows, features, steps, tiles, tile_rows, 0, ahead}); \
+            weight, x, {out, nullptr, parts, counters, out_pitch, rows, features, steps, tiles, tile_rows, 0});        \
     }
 #define KERNEL(name, Element)                                                                                          \
     LINEAR_FEW(name, Element, 8) LINEAR_FEW(name, Element, 16) LINEAR_FEW(name, Element, 32)                           \
@@ -503,16 +458,14 @@ __device__ __forceinline__ void few(const TensorMap& weight, const TensorMap& x,
 FOR_EACH_ACTIVATION(KERNEL)
 
 // Launch: grid (multiprocessors), or tiles * steps if that is less; block (288); dynamic shared memory
-//   (108 * 1024 - 448 - 256 * ROWS) / 1024 * 1024 + 256 * ROWS + 448
+//   (160 * 1024 - 704 - 256 * ROWS) / 1024 * 1024 + 256 * ROWS + 704
 // bytes, for which the function's limit has to be raised first. ROWS is the least of 8, 16, 32, 64 that rows fit in.
 // May be launched with programmatic stream serialization, and should be. parts and counters: see above.
 //
-// Any tiles in the range of tile_rows is right. With P multiprocessors, tiles is a multiple of P for whole tiles (132 of 27
-// or 28 rows for 3584 features), or of P / 2 for two blocks a tile; which is faster is NOT MEASURED YET, nor is `ahead`.
-// A grid of fewer blocks than multiprocessors is right too, and slow for the same reason. So may be an early start
-// behind a kernel whose blocks leave no room beside them (attention_decode with 8 warps): the first multiprocessor that
-// it frees can take two of these. Launch without the attribute there, unless the step as a whole was measured faster
-// with it.
+// Any tiles in the range of tile_rows is right. Four blocks a tile (a quarter of a multiple of the multiprocessors) were
+// the fastest cut for a whole step; tiles of a block's own are too low there for the copy engine. Two blocks of this on a
+// multiprocessor, started early, took half as long again as one after the other: hence their size. Fetching ahead into
+// the L2 cache while the kernel in front ends was slower, and so were 200 KiB.
 //
 // The tensor maps come from cuTensorMapEncodeTiled: type BFLOAT16 or FLOAT16, element strides 1, interleave NONE,
 // swizzle 128B, L2 promotion 128 bytes (256 were slower), out of bounds NONE (zeros), and

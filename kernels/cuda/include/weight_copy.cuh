@@ -35,15 +35,3 @@ __device__ __forceinline__ void copy_box_once(uint32_t destination, const Tensor
         "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(u), "l"(READ_ONCE)
         : "memory");
 }
-
-// Fetches a box into the L2 cache alone.
-__device__ __forceinline__ void fetch_box(const TensorMap& map, int32_t x, int32_t y) {
-    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1,%2}];" ::"l"(&map), "r"(x), "r"(y)
-                 : "memory");
-}
-
-__device__ __forceinline__ void fetch_box(const TensorMap& map, int32_t x, int32_t y, int32_t z, int32_t u) {
-    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1,%2,%3,%4}];" ::"l"(&map), "r"(x), "r"(y),
-                 "r"(z), "r"(u)
-                 : "memory");
-}

@@ -3,8 +3,9 @@
 //!
 //! A step of decoding reads each weight once, and no cache holds the last layer's when the next step comes. So a trial
 //! goes over the weights of several layers, behind writes to more memory than the L2 cache holds; that also keeps the
-//! device busy until the host has put all of the trial into the stream. What is measured here has run here: nothing of up
-//! to 256 rows has to be loaded later.
+//! device busy until the host has put all of the trial into the stream. Small kernels stand between the products, as they
+//! do in a model: what may start early does it behind one of them. What is measured here has run here: nothing of up to
+//! 256 rows has to be loaded later.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,7 +19,7 @@ use super::{
     Cuda,
     blas::{Described, FEW_ROWS, Places, Product, Way},
     elementwise,
-    linear_few::{self, CUTS},
+    linear_few::{self, CUTS, FewRows},
     target::CUDA_LINEAR_SCRATCH,
 };
 use crate::{DType, KernelError, Shape, Tensor, ops};
@@ -139,9 +140,15 @@ impl<'t> Trial<'t> {
             ways.push(Way::Apart);
         } else {
             let product = described.insert(Described::of(blas, activation, self.product)?);
-            ways.extend(product.proposals(blas, self.places(0))?.into_iter().map(Way::Library));
+            match product.proposals(blas, self.places(0)) {
+                Ok(algorithms) => ways.extend(algorithms.into_iter().map(Way::Library)),
+                Err(error) if error.is_lost() => return Err(error.into()),
+                // It may never be asked for in this size.
+                Err(_) => {}
+            }
         }
-        if linear_few::serves(self.cuda, self.product, self.places(0)) {
+        let may_be_ours = self.cuda.few_rows != FewRows::Library;
+        if may_be_ours && linear_few::serves(self.cuda, self.product, self.places(0)) {
             ways.extend(CUTS.map(Way::Few));
         }
         let mut timed = Vec::new();
@@ -171,7 +178,19 @@ impl<'t> Trial<'t> {
         CudaDevice::said("cuMemsetD8Async", written)?;
         let weight_bytes = 2 * self.product.out_features * self.product.in_features;
         let turns = self.weights.len().min(WEIGHT_BYTES.div_ceil(weight_bytes).max(2));
-        self.cuda.clock.time(&self.cuda.stream, || (0..turns).try_for_each(|turn| self.run(described, way, turn)))
+        self.cuda.clock.time(&self.cuda.stream, || {
+            (0..turns).try_for_each(|turn| {
+                self.stand_between()?;
+                self.run(described, way, turn)
+            })
+        })
+    }
+
+    /// A small kernel that writes what the product reads.
+    fn stand_between(&self) -> Result<(), KernelError> {
+        let (cuda, shape) = (self.cuda, [self.product.rows, self.product.in_features]);
+        let x = Tensor::over(Address(self.x), shape.into(), cuda.kernels.target.activation);
+        elementwise::gelu(cuda, ops::gelu::Call { x })
     }
 
     /// Puts the product with one of the weights into the stream.
@@ -180,7 +199,8 @@ impl<'t> Trial<'t> {
         match (way, described) {
             (Way::Library(algorithm), Some(described)) => {
                 // SAFETY: there is room for the operands, and the weights are those of a pass whose rehearsal lasts.
-                Ok(unsafe { described.multiply(&cuda.kernels.blas, &cuda.stream, places, &algorithm)? })
+                unsafe { described.multiply(&cuda.kernels.blas, &cuda.stream, places, &algorithm) }?;
+                Ok(())
             }
             // SAFETY: as above, and it serves: that was asked first.
             (Way::Few(cut), _) => unsafe { linear_few::launch(cuda, self.product, places, cut) },
