@@ -302,17 +302,18 @@ impl Layers {
 #[test]
 fn a_captured_step_with_products_that_were_measured_is_no_slower_than_with_the_librarys() {
     const LAYERS: usize = 4;
+    const ROWS: [usize; 4] = [1, 16, 64, 2048];
     let Some((_turn, gpu)) = gpu() else { return };
     let target = CudaTarget::of(&gpu.device).expect("it says what it is");
     let workspace = Workspace::over(leased(gpu.device.clone(), Bytes::mib(512)));
-    let memory = leased(gpu.device.clone(), Bytes::mib(2));
+    let memory = leased(gpu.device.clone(), Bytes::mib(16));
     let mut taken = Vec::new();
     for few_rows in [FewRows::Library, FewRows::Measured] {
         // What was measured is kept with the kernels.
         let kernels = CudaKernels::load(&gpu.device, target, &gpu.search).expect("its kernels load");
         let cuda = Cuda::new(&kernels).expect("a stream").with_few_rows(few_rows);
         let (layers, tally) = (Layers::drawn(&cuda, gpu, LAYERS), Tally::default());
-        for rows in [1, 16, 64] {
+        for rows in ROWS {
             let shape = [rows, Layers::HIDDEN];
             // SAFETY: so much is backed, and only this thread uses it.
             let mut hidden = unsafe { Tensor::persistent(memory.address(), shape, target.activation) };
@@ -337,7 +338,7 @@ fn a_captured_step_with_products_that_were_measured_is_no_slower_than_with_the_l
             taken.push(shortest);
         }
     }
-    let (library, measured) = taken.split_at(3);
+    let (library, measured) = taken.split_at(ROWS.len());
     for (library, measured) in library.iter().zip(measured) {
         assert!(*measured <= 1.03 * library, "{measured:.0} us, and by the library {library:.0} us");
     }

@@ -29,7 +29,7 @@ struct Kernel {
 }
 
 /// Source files whose kernels all wait for the one in front (`include/kernel_order.cuh`).
-const WAITING: [&str; 11] = [
+const WAITING: [&str; 12] = [
     "argmax",
     "attention_decode",
     "embed",
@@ -37,6 +37,7 @@ const WAITING: [&str; 11] = [
     "gelu",
     "layer_norm",
     "linear_few",
+    "linear_gated_hopper",
     "rms_norm",
     "rotary",
     "scatter_rows",

@@ -1,9 +1,9 @@
-//! The matrix product: cuBLASLt's, or our own for few rows where that was measured to be faster.
+//! The matrix product: cuBLASLt's, or our own for few rows or for many where that was measured to be faster.
 
 use super::{
     Cuda,
     blas::{Places, Product},
-    elementwise, linear_few,
+    elementwise, linear_few, linear_many,
 };
 use crate::{DType, KernelError, Tensor, ops};
 
@@ -32,14 +32,17 @@ pub(super) fn linear(cuda: &Cuda, call: ops::linear::Call<'_>) -> Result<(), Ker
         // write are waited for before a pass.
         return unsafe { linear_few::launch(cuda, product, places, cut) };
     }
-    let activation = cuda.kernels.target.activation;
-    let mut products = cuda.products.borrow_mut();
-    // SAFETY: the front has checked the shapes, and the tensors' makers vouch for their memory.
-    let put = unsafe {
-        let (blas, stream) = (&cuda.kernels.blas, &cuda.stream);
-        products.multiply(blas, stream, activation, (product, places), cuda.rehearses.get())
+    let by_library = || {
+        let (blas, stream, activation) = (&cuda.kernels.blas, &cuda.stream, cuda.kernels.target.activation);
+        let (mut products, rehearses) = (cuda.products.borrow_mut(), cuda.rehearses.get());
+        // SAFETY: the front has checked the shapes, and the tensors' makers vouch for their memory.
+        Ok(unsafe { products.multiply(blas, stream, activation, (product, places), rehearses)? })
     };
-    Ok(put?)
+    if linear_many::chosen(cuda, product, places, by_library)? {
+        // SAFETY: as above.
+        return unsafe { linear_many::launch(cuda, product, places) };
+    }
+    by_library()
 }
 
 pub(super) fn gated_linear(cuda: &Cuda, call: ops::gated_linear::Call<'_>) -> Result<(), KernelError> {
@@ -66,17 +69,23 @@ pub(super) fn gated_linear(cuda: &Cuda, call: ops::gated_linear::Call<'_>) -> Re
         // SAFETY: as above.
         return unsafe { linear_few::launch(cuda, product, places, cut) };
     }
-    let gate = ops::silu_mul::Call { gate_up: call.gate_up.view(), out: call.out };
-    let product = ops::linear::Call {
-        x: call.x,
-        weight: call.weight,
-        bias: call.bias,
-        accumulate: false,
-        scratch: call.scratch,
-        out: call.gate_up.view(),
+    let apart = || {
+        let product = ops::linear::Call {
+            x: call.x.view(),
+            weight: call.weight.view(),
+            bias: call.bias.as_ref().map(Tensor::view),
+            accumulate: false,
+            scratch: call.scratch.view(),
+            out: call.gate_up.view(),
+        };
+        linear(cuda, product)?;
+        elementwise::silu_mul(cuda, ops::silu_mul::Call { gate_up: call.gate_up.view(), out: call.out.view() })
     };
-    linear(cuda, product)?;
-    elementwise::silu_mul(cuda, gate)
+    if linear_many::chosen(cuda, product, places, apart)? {
+        // SAFETY: as above.
+        return unsafe { linear_many::launch(cuda, product, places) };
+    }
+    apart()
 }
 
 fn places(

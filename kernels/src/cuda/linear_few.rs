@@ -35,7 +35,7 @@ const STREAM_COUNTERS: usize = 4096;
 /// Rows start on so many bytes, for the copy engine.
 const ALIGNMENT: usize = 16;
 
-/// Whose products of few rows are taken.
+/// Whose products are taken, of few rows and of many.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FewRows {
     /// Those that a rehearsal has measured to be faster; cuBLASLt's where there was none.

@@ -11,6 +11,7 @@ mod images;
 mod launch;
 mod linear;
 mod linear_few;
+mod linear_many;
 mod rehearsal;
 mod rotary;
 mod sample;
@@ -137,7 +138,7 @@ impl Cuda {
         })
     }
 
-    /// The same with products of few rows as `few_rows` says.
+    /// The same with products of few rows, and of many, as `few_rows` says.
     pub fn with_few_rows(self, few_rows: FewRows) -> Self {
         Cuda { few_rows, ..self }
     }

@@ -20,6 +20,7 @@ use super::{
     blas::{Described, FEW_ROWS, Places, Product, Way},
     elementwise,
     linear_few::{self, CUTS, FewRows},
+    linear_many,
     target::CUDA_LINEAR_SCRATCH,
 };
 use crate::{DType, KernelError, Shape, Tensor, ops};
@@ -204,6 +205,8 @@ impl<'t> Trial<'t> {
             }
             // SAFETY: as above, and it serves: that was asked first.
             (Way::Few(cut), _) => unsafe { linear_few::launch(cuda, self.product, places, cut) },
+            // SAFETY: as above. It is never tried here, where rows are few.
+            (Way::Many, _) => unsafe { linear_many::launch(cuda, self.product, places) },
             (Way::Apart | Way::Library(_), _) => self.run_apart(places),
         }
     }

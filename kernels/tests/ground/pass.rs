@@ -77,6 +77,14 @@ pub fn passes() -> Vec<Pass> {
         {
             passes.push(Pass::GatedLinear { rows, in_features, features, dtype, bias: rows == 5 });
         }
+        // Many rows as our own kernels for them take them, with tiles that reach beyond rows, columns and depth.
+        let many = [(257, 72, 136), (300, 264, 392), (700, 40, 264)];
+        for (how, (rows, in_features, out_features)) in [How::New, How::Add, How::Into].into_iter().zip(many) {
+            passes.push(Pass::Linear { rows, in_features, out_features, dtype, bias: rows % 2 == 0, how });
+        }
+        for (rows, in_features, features) in [(257, 72, 136), (513, 136, 264)] {
+            passes.push(Pass::GatedLinear { rows, in_features, features, dtype, bias: rows == 257 });
+        }
     }
     for (heads, head_dim) in [(5, 32), (3, 64), (2, 80), (2, 128), (1, 2), (2, 34)] {
         passes.push(Pass::Rotary { rows: 23, heads, head_dim, sections: vec![head_dim / 2] });

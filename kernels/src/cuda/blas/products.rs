@@ -53,6 +53,8 @@ pub(in super::super) enum Way {
     Library(Algorithm),
     /// By our kernel for few rows.
     Few(Cut),
+    /// By our kernel for many rows.
+    Many,
     /// One that gates: as a product that does not, and the gate behind it.
     Apart,
 }
