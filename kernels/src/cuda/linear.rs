@@ -36,7 +36,8 @@ pub(super) fn linear(cuda: &Cuda, call: ops::linear::Call<'_>) -> Result<(), Ker
         let (blas, stream, activation) = (&cuda.kernels.blas, &cuda.stream, cuda.kernels.target.activation);
         let (mut products, rehearses) = (cuda.products.borrow_mut(), cuda.rehearses.get());
         // SAFETY: the front has checked the shapes, and the tensors' makers vouch for their memory.
-        Ok(unsafe { products.multiply(blas, stream, activation, (product, places), rehearses)? })
+        let put = unsafe { products.multiply(blas, stream, activation, (product, places), rehearses) };
+        Ok(put?)
     };
     if linear_many::chosen(cuda, product, places, by_library)? {
         // SAFETY: as above.
