@@ -183,7 +183,7 @@ impl Argument for super::rotary::Sections {}
 impl Argument for super::tensor_map::TensorMap {}
 
 /// Words of arguments, and arguments, that a launch has room for.
-const WORDS: usize = 48;
+const WORDS: usize = 56;
 
 /// The arguments of a launch, in the order of the kernel's parameters.
 pub(super) struct Arguments {
