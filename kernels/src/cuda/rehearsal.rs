@@ -2,10 +2,9 @@
 //! the numbers of rows that it was met with, whose product is the fastest.
 //!
 //! A step of decoding reads each weight once, and no cache holds the last layer's when the next step comes. So a trial
-//! goes over the weights of several layers, behind writes to more memory than the L2 cache holds; that also keeps the
-//! device busy until the host has put all of the trial into the stream. Small kernels stand between the products, as they
-//! do in a model: what may start early does it behind one of them. What is measured here has run here: nothing of up to
-//! 256 rows has to be loaded later.
+//! goes over the weights of several layers. Small kernels stand between the products, as they do in a model: what may
+//! start early does it behind one of them. What is measured here has run here: nothing of up to 256 rows has to be loaded
+//! later.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,15 +24,23 @@ use super::{
 };
 use crate::{DType, KernelError, Shape, Tensor, ops};
 
-/// Weights of one trial at most, and bytes of them that are enough: more than the L2 cache of any GPU here, twice.
+/// Weights of one trial at most.
 const WEIGHTS_MAX: usize = 8;
-const WEIGHT_BYTES: usize = 128 << 20;
 
-/// What is written before a trial: more than the L2 cache holds, and as long as the host takes to launch it.
+/// Weights of so many bytes are not in the L2 cache when their turn comes again: it holds half of them.
+const COLD_BYTES: usize = 96 << 20;
+
+/// What is written before a trial of fewer: more than the L2 cache holds.
 const WRITTEN_MAX: usize = 192 << 20;
 
-/// Ways that are tried more than once, and how often: the shortest of all is what counts.
-const FINALISTS: usize = 3;
+/// Products of a trial, for the first that each way has and for those of the finalists: fewer where so many would read
+/// more than this.
+const FIRST_TURNS: usize = 3;
+const TURNS: usize = 8;
+const READ_MAX: usize = 2 << 30;
+
+/// Ways that are tried more than once, and how often: the shortest is what counts.
+const FINALISTS: usize = 4;
 const TRIALS: usize = 3;
 
 /// The products of a rehearsal.
@@ -156,33 +163,37 @@ impl<'t> Trial<'t> {
         for way in ways {
             // The first run brings what it needs, and is not counted. A way that does not run after all is none.
             match self.run(described.as_ref(), way, 0).and_then(|()| Ok(self.cuda.stream.wait()?)) {
-                Ok(()) => timed.push((self.time(described.as_ref(), way)?, way)),
+                Ok(()) => timed.push((self.time(described.as_ref(), way, FIRST_TURNS)?, way)),
                 Err(KernelError::Device(error)) if !error.is_lost() => {}
                 Err(error) => return Err(error),
             }
         }
         timed.sort_by(|(one, _), (other, _)| one.total_cmp(other));
         timed.truncate(FINALISTS);
-        for _ in 1..TRIALS {
+        timed.iter_mut().for_each(|(shortest, _)| *shortest = f32::INFINITY);
+        for _ in 0..TRIALS {
             for (shortest, way) in &mut timed {
-                *shortest = shortest.min(self.time(described.as_ref(), *way)?);
+                *shortest = shortest.min(self.time(described.as_ref(), *way, TURNS)?);
             }
         }
         Ok(timed.into_iter().min_by(|(one, _), (other, _)| one.total_cmp(other)).map(|(_, way)| way))
     }
 
-    /// Milliseconds of the product with each of the weights, none of which is in the L2 cache.
-    fn time(&self, described: Option<&Described>, way: Way) -> Result<f32, KernelError> {
-        let (address, bytes) = (self.room.0.0, self.room.1.min(WRITTEN_MAX));
-        // SAFETY: the room is this call's, and the stream lives.
-        let written = unsafe { sys::cuMemsetD8Async(address, 0, bytes, self.cuda.stream.raw()) };
-        CudaDevice::said("cuMemsetD8Async", written)?;
+    /// Milliseconds of the product so many times, with weights none of which is in the L2 cache.
+    fn time(&self, described: Option<&Described>, way: Way, turns: usize) -> Result<f32, KernelError> {
         let weight_bytes = 2 * self.product.out_features * self.product.in_features;
-        let turns = self.weights.len().min(WEIGHT_BYTES.div_ceil(weight_bytes).max(2));
+        let mut turns = turns.min(READ_MAX / weight_bytes).max(1);
+        if self.weights.len() * weight_bytes < COLD_BYTES {
+            turns = turns.min(self.weights.len());
+            let (address, bytes) = (self.room.0.0, self.room.1.min(WRITTEN_MAX));
+            // SAFETY: the room is this call's, and the stream lives.
+            let written = unsafe { sys::cuMemsetD8Async(address, 0, bytes, self.cuda.stream.raw()) };
+            CudaDevice::said("cuMemsetD8Async", written)?;
+        }
         self.cuda.clock.time(&self.cuda.stream, || {
             (0..turns).try_for_each(|turn| {
                 self.stand_between()?;
-                self.run(described, way, turn)
+                self.run(described, way, turn % self.weights.len())
             })
         })
     }
