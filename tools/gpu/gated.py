@@ -5,8 +5,8 @@
 
 DIR (kernels/cuda/compiled) holds linear_gated_hopper.sm_90a.cubin, or what --file names, and silu_mul.sm_90a.cubin. With
 neither --check nor --time both are done, over all shapes. Sizes divide nothing in the check, outputs are poisoned, and
-float64 is the reference. Times are medians of rounds in which all versions take turns in any order, on normal random numbers, with
-weights that rotate beyond the cache. Needs torch.
+float64 is the reference. Times are medians of rounds in which all versions take turns in any order, on normal random
+numbers, with weights that rotate beyond the cache: microseconds, TFLOP/s, and how much faster than cuBLASLt. Needs torch.
 """
 
 import argparse
