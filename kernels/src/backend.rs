@@ -21,8 +21,18 @@ pub trait Backend {
     fn target(&self) -> &Target;
 
     /// From now on what is computed is thrown away (the stress before READY), or again wanted: a backend may use a
-    /// rehearsal to measure which of several ways is the fastest.
+    /// rehearsal to measure which of several ways is the fastest. Until its end a backend may remember where the weights
+    /// of products lie: they stay there.
     fn rehearse(&self, _on: bool) {}
+
+    /// Measures how the products that were met since the rehearsal began are computed fastest, also for other numbers of
+    /// rows than were met. Nothing is measured twice.
+    ///
+    /// # Errors
+    /// The device is lost.
+    fn measure(&self, _: measure::Call<'_>) -> Result<(), KernelError> {
+        Ok(())
+    }
 
     /// Calls `run` once and keeps what it launches as a graph, to be run as often as wanted; nothing of it runs now. `run`
     /// may launch and nothing else: no upload, no download. All addresses, shapes and numbers are kept as they are. None
@@ -70,6 +80,19 @@ pub trait Backend {
     fn rms_norm(&self, call: rms_norm::Call<'_>) -> Result<(), KernelError>;
     /// Multiplies by a weight, with bias, onto or into the output.
     fn linear(&self, call: linear::Call<'_>) -> Result<(), KernelError>;
+    /// Multiplies by gate and up, and gates. What does not know better multiplies first.
+    fn gated_linear(&self, call: gated_linear::Call<'_>) -> Result<(), KernelError> {
+        let gated = silu_mul::Call { gate_up: call.gate_up.view(), out: call.out };
+        self.linear(linear::Call {
+            x: call.x,
+            weight: call.weight,
+            bias: call.bias,
+            accumulate: false,
+            scratch: call.scratch,
+            out: call.gate_up.view(),
+        })?;
+        self.silu_mul(gated)
+    }
     /// Rotates heads in place.
     fn rotary(&self, call: rotary::Call<'_>) -> Result<(), KernelError>;
     /// Rotates queries and keys, and writes keys and values into the cache's blocks.

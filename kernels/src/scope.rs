@@ -73,6 +73,12 @@ impl<'w, B: Backend> Scope<'w, B> {
         self.take([bytes.0 as usize / DType::F32.size()], DType::F32)
     }
 
+    /// What a frame could still take.
+    pub(crate) fn left(&self) -> Bytes {
+        let workspace = self.frame.workspace();
+        workspace.capacity() - workspace.used()
+    }
+
     pub(crate) fn count(&self, work: Work) {
         self.tally.add(work);
     }

@@ -17,6 +17,7 @@ fn tolerance(pass: &Pass) -> f64 {
         Pass::Embed { .. } | Pass::GatherRows { .. } | Pass::ScatterRows { .. } => 0.0,
         Pass::Argmax { .. } | Pass::AllReduce { .. } => 0.0,
         Pass::Linear { in_features, .. } => (in_features + 2) as f64 * f64::from(f32::EPSILON) / 2.0,
+        Pass::GatedLinear { in_features, .. } => 4.0 * (in_features + 2) as f64 * f64::from(f32::EPSILON) / 2.0,
         _ => 2e-6,
     }
 }

@@ -2,14 +2,17 @@
 
 mod ground;
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    time::Instant,
+};
 
-use bursar_budgets::{Bytes, CudaDevice, DeviceError, Hint, HostConfig, HostDevice, Workspace};
+use bursar_budgets::{Bytes, CudaDevice, DeviceError, Hint, HostConfig, HostDevice, Segment, Workspace};
 use bursar_kernels::{ops::fill_random::fill_random, *};
 use cudarc::driver::sys;
 use half::{bf16, f16};
 
-use ground::{Pass, assert_close, leased, passes};
+use ground::{How, Pass, Random, assert_close, leased, narrowed, passes, rounded};
 
 /// A test's turn on the GPU, which all share.
 type Turn = MutexGuard<'static, ()>;
@@ -60,9 +63,13 @@ impl Gpu {
         for pass in passes().into_iter().filter(|pass| is_served(pass, activation)) {
             let (plan, dry, tally) = (Plan::new(target), Workspace::dry(), Tally::default());
             pass.run(&Scope::new(&plan, &dry, &tally)).unwrap();
-            let found = self.compute(kernels, dry.high_water(), |scope| pass.run(scope));
-            let what = format!("{pass:?} in {activation} on {target:?}");
-            assert_close(&what, &found, &pass.expected(activation), tolerance(&pass, activation));
+            let expected = pass.expected(activation);
+            let is_product = matches!(pass, Pass::Linear { .. } | Pass::GatedLinear { .. });
+            for few_rows in [FewRows::Library, FewRows::Ours].into_iter().take(1 + usize::from(is_product)) {
+                let found = self.compute(kernels, dry.high_water(), few_rows, |scope| pass.run(scope));
+                let what = format!("{pass:?} in {activation} by {few_rows:?} on {target:?}");
+                assert_close(&what, &found, &expected, tolerance(&pass, activation));
+            }
         }
     }
 
@@ -71,6 +78,7 @@ impl Gpu {
         &self,
         kernels: &Arc<CudaKernels>,
         bytes: Bytes,
+        few_rows: FewRows,
         pass: impl FnOnce(&Scope<'_, Cuda>) -> Result<T, KernelError>,
     ) -> T {
         let segment = leased(self.device.clone(), bytes.max(Bytes(1)));
@@ -78,7 +86,7 @@ impl Gpu {
         // SAFETY: so much is backed, and nobody uses it.
         let poisoned = unsafe { sys::cuMemsetD8_v2(segment.address().0, 0xff, segment.backed().as_usize()) };
         assert_eq!(poisoned, sys::CUresult::CUDA_SUCCESS);
-        let (cuda, tally) = (Cuda::new(kernels).expect("a stream"), Tally::default());
+        let (cuda, tally) = (Cuda::new(kernels).expect("a stream").with_few_rows(few_rows), Tally::default());
         let workspace = Workspace::over(segment);
         let outcome = pass(&Scope::new(&cuda, &workspace, &tally)).unwrap();
         assert!(workspace.high_water() <= bytes.max(Bytes(1)).round_up(Bytes(256)));
@@ -91,6 +99,7 @@ fn is_served(pass: &Pass, activation: DType) -> bool {
     let has_head = |head_dim: &usize| [32, 64, 80, 128].contains(head_dim);
     match pass {
         Pass::Embed { dtype, .. } | Pass::RmsNorm { dtype, .. } | Pass::Linear { dtype, .. } => *dtype == activation,
+        Pass::GatedLinear { dtype, .. } => *dtype == activation,
         Pass::Paged { head_dim, .. } | Pass::Packed { head_dim, .. } => has_head(head_dim),
         _ => true,
     }
@@ -105,6 +114,8 @@ fn tolerance(pass: &Pass, activation: DType) -> f64 {
         Pass::Embed { .. } | Pass::GatherRows { .. } | Pass::ScatterRows { .. } => 0.0,
         Pass::Argmax { .. } | Pass::AllReduce { .. } => 0.0,
         Pass::Paged { .. } | Pass::Packed { .. } | Pass::Linear { .. } => 2.0 * rounding,
+        // Gate and up are rounded before they meet, where they are not computed in one.
+        Pass::GatedLinear { .. } => 4.0 * rounding,
         _ => rounding,
     }
 }
@@ -167,4 +178,188 @@ fn a_kernel_for_a_head_that_none_serves_is_refused_in_words() {
     let error = pass.run(&Scope::new(&plan, &dry, &tally)).unwrap_err();
     let expected = "attention_packed: qkv is [5, 204], expected heads of 32, 64, 80 or 128 elements on this target";
     assert_eq!(error.to_string(), expected);
+}
+
+/// A product and one that gates, of the first rows of the same x.
+struct Products {
+    activation: DType,
+    x: Vec<f32>,
+    plain: Vec<f32>,
+    gated: Vec<f32>,
+}
+
+impl Products {
+    const IN: usize = 264;
+    const OUT: usize = 136;
+    const ROWS: usize = 300;
+
+    fn new(activation: DType) -> Self {
+        let mut random = Random::new(5);
+        let mut floats = |rows: usize| random.floats(rows * Self::IN);
+        Products { activation, x: floats(Self::ROWS), plain: floats(Self::OUT), gated: floats(2 * Self::OUT) }
+    }
+
+    /// Of all rows, the product first.
+    fn expected(&self) -> [Vec<f64>; 2] {
+        let [x, plain, gated] = [&self.x, &self.plain, &self.gated].map(|numbers| rounded(self.activation, numbers));
+        let product = |weight: &[f64], row: usize, out: usize| -> f64 {
+            let (x, weight) = (&x[row * Self::IN..][..Self::IN], &weight[out * Self::IN..][..Self::IN]);
+            x.iter().zip(weight).map(|(x, weight)| x * weight).sum()
+        };
+        let places = || (0..Self::ROWS).flat_map(|row| (0..Self::OUT).map(move |out| (row, out)));
+        let gate = |gate: f64, up: f64| gate / (1.0 + (-gate).exp()) * up;
+        [
+            places().map(|(row, out)| product(&plain, row, out)).collect(),
+            places().map(|(row, out)| gate(product(&gated, row, out), product(&gated, row, Self::OUT + out))).collect(),
+        ]
+    }
+
+    /// Computes the first rows with weights that stay where they are, and holds them against what they must be.
+    fn run(&self, scope: &Scope<'_, Cuda>, weights: &[Tensor<'_>; 2], rows: usize, expected: &[Vec<f64>; 2]) {
+        let x = narrowed(scope, [rows, Self::IN], self.activation, &self.x[..rows * Self::IN]).unwrap();
+        let plain = scope.linear(&x, &weights[0], None).unwrap();
+        let gated = scope.gated_linear(&x, &weights[1], None).unwrap();
+        // As the test of all operations has it.
+        let dtype = self.activation;
+        let passes = [
+            Pass::Linear { rows, in_features: Self::IN, out_features: Self::OUT, dtype, bias: false, how: How::New },
+            Pass::GatedLinear { rows, in_features: Self::IN, features: Self::OUT, dtype, bias: false },
+        ];
+        for ((found, expected), pass) in [plain, gated].iter().zip(expected).zip(passes) {
+            let found: Vec<f32> = match dtype {
+                DType::BF16 => scope.download::<bf16>(found).unwrap().into_iter().map(f32::from).collect(),
+                _ => scope.download::<f16>(found).unwrap().into_iter().map(f32::from).collect(),
+            };
+            assert_close(&format!("{pass:?}"), &found, &expected[..found.len()], tolerance(&pass, dtype));
+        }
+    }
+}
+
+#[test]
+fn after_a_rehearsal_no_product_of_few_rows_is_guessed_and_lanes_beside_each_other_agree() {
+    let Some((_turn, gpu)) = gpu() else { return };
+    for kernels in &gpu.kernels {
+        let products = Products::new(kernels.target().activation());
+        let expected = products.expected();
+        let shelf = Workspace::over(leased(gpu.device.clone(), Bytes::mib(1)));
+        let workspace = Workspace::over(leased(gpu.device.clone(), Bytes::mib(256)));
+        let (cuda, tally) = (Cuda::new(kernels).expect("a stream"), Tally::default());
+        let upload = Scope::new(&cuda, &shelf, &tally);
+        let weight = |rows: usize, numbers: &[f32]| {
+            narrowed(&upload, [rows, Products::IN], products.activation, numbers).expect("there is room")
+        };
+        let weights = [weight(Products::OUT, &products.plain), weight(2 * Products::OUT, &products.gated)];
+        let run = |cuda: &Cuda, rows: usize| {
+            products.run(&Scope::new(cuda, &workspace, &tally), &weights, rows, &expected);
+        };
+        run(&cuda, 3);
+        assert_eq!(cuda.guesses(), 2, "no rehearsal has met them");
+
+        cuda.rehearse(true);
+        run(&cuda, Products::ROWS);
+        Scope::new(&cuda, &workspace, &tally).measure_products().expect("they run");
+        cuda.rehearse(false);
+        for rows in (1..=256).chain([Products::ROWS]) {
+            run(&cuda, rows);
+        }
+        assert_eq!(cuda.guesses(), 2, "each has a way that ran");
+
+        // More lanes than have counters for our own kernel: those that have none take the library's.
+        let lane = |_| Cuda::new(kernels).expect("a stream").with_few_rows(FewRows::Ours);
+        let lanes: Vec<Cuda> = (0..9).map(lane).collect();
+        for lane in &lanes {
+            run(lane, 5);
+            assert_eq!(lane.guesses(), 0, "what one lane has measured all lanes know");
+        }
+    }
+}
+
+/// Layers as Qwen2.5-VL-7B has them, without attention: what a step of decoding multiplies with.
+struct Layers {
+    weights: Vec<[Tensor<'static>; 4]>,
+    bias: Tensor<'static>,
+    norm: Tensor<'static>,
+    _memory: Segment,
+}
+
+impl Layers {
+    const HIDDEN: usize = 3584;
+    const QKV: usize = 4608;
+    const INTERMEDIATE: usize = 18_944;
+
+    fn drawn(cuda: &Cuda, gpu: &Gpu, count: usize) -> Self {
+        let (hidden, intermediate) = (Self::HIDDEN, Self::INTERMEDIATE);
+        let shapes = [[Self::QKV, hidden], [hidden, hidden], [2 * intermediate, hidden], [hidden, intermediate]];
+        let elements = shapes.iter().map(|[out, into]| out * into).sum::<usize>() * count + Self::QKV + hidden;
+        let dtype = cuda.target().activation();
+        let memory = leased(gpu.device.clone(), dtype.bytes(elements));
+        let (mut end, mut seed) = (Bytes(0), 0);
+        let mut tensor = |shape: &[usize], deviation: f32| {
+            // SAFETY: so much is backed, it lives as long as the layers, and each tensor has its own part.
+            let mut tensor = unsafe { Tensor::persistent(memory.address().offset(end), Shape::new(shape), dtype) };
+            (end, seed) = (end + tensor.bytes(), seed + 1);
+            fill_random(cuda, seed, deviation, &mut tensor).expect("a type that weights are kept as");
+            tensor
+        };
+        let weights = (0..count).map(|_| shapes.each_ref().map(|shape| tensor(shape, 0.02))).collect();
+        let (bias, norm) = (tensor(&[Self::QKV], 0.1), tensor(&[hidden], 1.0));
+        cuda.wait().expect("they are drawn");
+        Layers { weights, bias, norm, _memory: memory }
+    }
+
+    fn run(&self, scope: &Scope<'_, Cuda>, hidden: &mut Tensor<'_>) -> Result<(), KernelError> {
+        for [qkv, out, gate_up, down] in &self.weights {
+            let scope = scope.scope();
+            let qkv = scope.linear(&scope.rms_norm(hidden, &self.norm, 1e-6)?, qkv, Some(&self.bias))?;
+            scope.linear_add(&qkv.column_range(0..Self::HIDDEN), out, None, hidden)?;
+            let gated = scope.gated_linear(&scope.rms_norm(hidden, &self.norm, 1e-6)?, gate_up, None)?;
+            scope.linear_add(&gated, down, None, hidden)?;
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_captured_step_with_products_that_were_measured_is_no_slower_than_with_the_librarys() {
+    const LAYERS: usize = 4;
+    const ROWS: [usize; 4] = [1, 16, 64, 2048];
+    let Some((_turn, gpu)) = gpu() else { return };
+    let target = CudaTarget::of(&gpu.device).expect("it says what it is");
+    let workspace = Workspace::over(leased(gpu.device.clone(), Bytes::mib(512)));
+    let memory = leased(gpu.device.clone(), Bytes::mib(16));
+    let mut taken = Vec::new();
+    for few_rows in [FewRows::Library, FewRows::Measured, FewRows::Ours] {
+        // What was measured is kept with the kernels.
+        let kernels = gpu.load(target);
+        let cuda = Cuda::new(&kernels).expect("a stream").with_few_rows(few_rows);
+        let (layers, tally) = (Layers::drawn(&cuda, gpu, LAYERS), Tally::default());
+        for rows in ROWS {
+            let shape = [rows, Layers::HIDDEN];
+            // SAFETY: so much is backed, and only this thread uses it.
+            let mut hidden = unsafe { Tensor::persistent(memory.address(), shape, target.activation) };
+            fill_random(&cuda, 1, 1.0, &mut hidden).expect("activations are what weights are kept as");
+            let started = Instant::now();
+            cuda.rehearse(true);
+            layers.run(&Scope::new(&cuda, &workspace, &tally), &mut hidden).expect("it runs");
+            Scope::new(&cuda, &workspace, &tally).measure_products().expect("they run");
+            cuda.rehearse(false);
+            let rehearsed = started.elapsed();
+            let captured = cuda.capture(&mut || layers.run(&Scope::new(&cuda, &workspace, &tally), &mut hidden));
+            let graph = captured.expect("it is captured").expect("a GPU has graphs");
+            let replay = |times: usize| {
+                let started = Instant::now();
+                (0..times).for_each(|_| graph.replay().expect("it runs"));
+                cuda.wait().expect("it has run");
+                started.elapsed().as_secs_f64() * 1e6 / times as f64
+            };
+            replay(20);
+            let shortest = (0..5).map(|_| replay(50)).min_by(f64::total_cmp).expect("five");
+            println!("{few_rows:?}, {rows} rows: {LAYERS} layers in {shortest:.0} us, rehearsed in {rehearsed:.0?}");
+            taken.push(shortest);
+        }
+    }
+    let (library, measured) = taken.split_at(ROWS.len());
+    for (library, measured) in library.iter().zip(measured) {
+        assert!(*measured <= 1.05 * library, "{measured:.0} us, and by the library {library:.0} us");
+    }
 }

@@ -127,6 +127,7 @@ fn shapes_and_types_that_disagree_are_refused_in_words() {
             scope.attention_packed(&scope.empty([5, 32])?, 2, &stretches).map(drop)
         }),
         text(|scope| scope.silu_mul(&scope.empty([5, 3])?).map(drop)),
+        text(|scope| scope.gated_linear(&scope.empty([5, 4])?, &scope.empty([3, 4])?, None).map(drop)),
         text(|scope| scope.gelu(&mut scope.upload([12], &indices)?)),
         text(|scope| scope.gather_rows(&scope.empty([5, 3])?, &scope.empty([2])?).map(drop)),
         text(|scope| {
@@ -181,6 +182,7 @@ rotary_kv_write: layer holds bf16, expected the target's activations
 attention_paged: block_tables is [3, 2], expected one row a sequence
 attention_packed: qkv is [5, 32], expected queries, keys and values of as many whole heads
 silu_mul: gate_up is [5, 3], expected an even number of columns
+gated_linear: weight is [3, 4], expected an even number of rows
 gelu: x holds u32, expected the target's activations
 gather_rows: rows holds f32, expected u32 indices
 scatter_rows: rows is [3], expected [2]

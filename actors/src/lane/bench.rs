@@ -116,8 +116,18 @@ impl<B: Backend> Bench<B> {
     }
 
     fn stress(&self, pass: &Pass) -> Result<Footprint, LaneError> {
+        self.rehearse(|| self.stress_rehearsed(pass))
+    }
+
+    /// Runs what is thrown away, and has the backend measure the products that it met, in the workspace that it has given
+    /// back.
+    pub(super) fn rehearse<T>(&self, run: impl FnOnce() -> Result<T, LaneError>) -> Result<T, LaneError> {
         self.backend.rehearse(true);
-        let outcome = self.stress_rehearsed(pass);
+        let outcome = run().and_then(|given| {
+            let tally = Tally::default();
+            Scope::new(&self.backend, &self.workspace, &tally).measure_products()?;
+            Ok(given)
+        });
         self.backend.rehearse(false);
         outcome
     }

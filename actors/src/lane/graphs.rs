@@ -54,10 +54,7 @@ impl<B: Backend> Bench<B> {
         self.graphs.forget(rows);
         self.upload_inputs(&layout, &StepBatch::default())?;
         // Products choose their algorithms, which takes measuring, and that cannot be captured.
-        self.backend.rehearse(true);
-        let rehearsed = self.decode(&layout, &layers, Tokens::ThrownAway);
-        self.backend.rehearse(false);
-        rehearsed?;
+        self.rehearse(|| Ok(self.decode(&layout, &layers, Tokens::ThrownAway)?))?;
         let captured = self.backend.capture(&mut || self.decode(&layout, &layers, Tokens::Kept))?;
         let bytes = captured.as_ref().map(|graph| graph.bytes());
         self.graphs.by_rows.borrow_mut().extend(captured.map(|graph| (rows, graph)));

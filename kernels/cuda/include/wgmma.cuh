@@ -106,6 +106,30 @@ struct Warpgroup<__nv_bfloat16> {
             : "l"(a), "l"(b), "r"(add));
     }
 
+    // C [64, 256] = A * B^T, or += if `add`: A [64, 16] and B [256, 16] in shared memory, the product along their rows.
+    static __device__ __forceinline__ void scores(float (&c)[32][4], uint64_t a, uint64_t b, int add) {
+        asm volatile(
+            "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"
+            "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
+            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+            "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+            "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+            "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+            "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+            "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+            "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+            "}, %128, %129, add, 1, 1, 0, 0;\n}\n"
+            : BURSAR_TILE(c[0]), BURSAR_TILE(c[1]), BURSAR_TILE(c[2]), BURSAR_TILE(c[3]), BURSAR_TILE(c[4]),
+              BURSAR_TILE(c[5]), BURSAR_TILE(c[6]), BURSAR_TILE(c[7]), BURSAR_TILE(c[8]), BURSAR_TILE(c[9]),
+              BURSAR_TILE(c[10]), BURSAR_TILE(c[11]), BURSAR_TILE(c[12]), BURSAR_TILE(c[13]), BURSAR_TILE(c[14]),
+              BURSAR_TILE(c[15]), BURSAR_TILE(c[16]), BURSAR_TILE(c[17]), BURSAR_TILE(c[18]), BURSAR_TILE(c[19]),
+              BURSAR_TILE(c[20]), BURSAR_TILE(c[21]), BURSAR_TILE(c[22]), BURSAR_TILE(c[23]), BURSAR_TILE(c[24]),
+              BURSAR_TILE(c[25]), BURSAR_TILE(c[26]), BURSAR_TILE(c[27]), BURSAR_TILE(c[28]), BURSAR_TILE(c[29]),
+              BURSAR_TILE(c[30]), BURSAR_TILE(c[31])
+            : "l"(a), "l"(b), "r"(add));
+    }
+
     // C [64, 80] += A * B: A [64, 16] in registers, B [16, 80] in shared memory, the product along A's rows and down B.
     static __device__ __forceinline__ void gather(float (&c)[10][4], const uint32_t (&a)[4], uint64_t b) {
         asm volatile(
@@ -168,6 +192,30 @@ struct Warpgroup<__half> {
               BURSAR_TILE(c[5]), BURSAR_TILE(c[6]), BURSAR_TILE(c[7]), BURSAR_TILE(c[8]), BURSAR_TILE(c[9]),
               BURSAR_TILE(c[10]), BURSAR_TILE(c[11]), BURSAR_TILE(c[12]), BURSAR_TILE(c[13]), BURSAR_TILE(c[14]),
               BURSAR_TILE(c[15])
+            : "l"(a), "l"(b), "r"(add));
+    }
+
+    // C [64, 256] = A * B^T, or += if `add`: A [64, 16] and B [256, 16] in shared memory, the product along their rows.
+    static __device__ __forceinline__ void scores(float (&c)[32][4], uint64_t a, uint64_t b, int add) {
+        asm volatile(
+            "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"
+            "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
+            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+            "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+            "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+            "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+            "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+            "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+            "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+            "}, %128, %129, add, 1, 1, 0, 0;\n}\n"
+            : BURSAR_TILE(c[0]), BURSAR_TILE(c[1]), BURSAR_TILE(c[2]), BURSAR_TILE(c[3]), BURSAR_TILE(c[4]),
+              BURSAR_TILE(c[5]), BURSAR_TILE(c[6]), BURSAR_TILE(c[7]), BURSAR_TILE(c[8]), BURSAR_TILE(c[9]),
+              BURSAR_TILE(c[10]), BURSAR_TILE(c[11]), BURSAR_TILE(c[12]), BURSAR_TILE(c[13]), BURSAR_TILE(c[14]),
+              BURSAR_TILE(c[15]), BURSAR_TILE(c[16]), BURSAR_TILE(c[17]), BURSAR_TILE(c[18]), BURSAR_TILE(c[19]),
+              BURSAR_TILE(c[20]), BURSAR_TILE(c[21]), BURSAR_TILE(c[22]), BURSAR_TILE(c[23]), BURSAR_TILE(c[24]),
+              BURSAR_TILE(c[25]), BURSAR_TILE(c[26]), BURSAR_TILE(c[27]), BURSAR_TILE(c[28]), BURSAR_TILE(c[29]),
+              BURSAR_TILE(c[30]), BURSAR_TILE(c[31])
             : "l"(a), "l"(b), "r"(add));
     }
 

@@ -33,6 +33,8 @@ macro_rules! images {
             $(machine_code!($name),)*
             machine_code!("attention_prefill_hopper"),
             machine_code!("attention_paged_combine"),
+            machine_code!("linear_few"),
+            machine_code!("linear_gated_hopper"),
         ];
     };
 }

@@ -29,13 +29,15 @@ struct Kernel {
 }
 
 /// Source files whose kernels all wait for the one in front (`include/kernel_order.cuh`).
-const WAITING: [&str; 10] = [
+const WAITING: [&str; 12] = [
     "argmax",
     "attention_decode",
     "embed",
     "gather_rows",
     "gelu",
     "layer_norm",
+    "linear_few",
+    "linear_gated_hopper",
     "rms_norm",
     "rotary",
     "scatter_rows",
@@ -181,7 +183,7 @@ impl Argument for super::rotary::Sections {}
 impl Argument for super::tensor_map::TensorMap {}
 
 /// Words of arguments, and arguments, that a launch has room for.
-const WORDS: usize = 40;
+const WORDS: usize = 56;
 
 /// The arguments of a launch, in the order of the kernel's parameters.
 pub(super) struct Arguments {

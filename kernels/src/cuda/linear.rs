@@ -1,17 +1,19 @@
-//! The matrix product, by cuBLASLt.
+//! The matrix product: cuBLASLt's, or our own for few rows or for many where that was measured to be faster.
 
 use super::{
     Cuda,
     blas::{Places, Product},
+    elementwise, linear_few, linear_many,
 };
-use crate::{DType, KernelError, Tensor, ops::linear::Call};
+use crate::{DType, KernelError, Tensor, ops};
 
-pub(super) fn linear(cuda: &Cuda, call: Call<'_>) -> Result<(), KernelError> {
+pub(super) fn linear(cuda: &Cuda, call: ops::linear::Call<'_>) -> Result<(), KernelError> {
     cuda.enter()?;
     if call.out.shape().elements() == 0 {
         return Ok(());
     }
     let product = Product {
+        gates: false,
         out_features: call.weight.rows(),
         in_features: call.weight.columns(),
         out_pitch: pitch(&call.out),
@@ -21,22 +23,87 @@ pub(super) fn linear(cuda: &Cuda, call: Call<'_>) -> Result<(), KernelError> {
         accumulates: call.accumulate,
         rows: call.x.rows(),
     };
-    let places = Places {
-        weight: call.weight.address().0,
-        x: call.x.address().0,
-        bias: call.bias.as_ref().map(|bias| bias.address().0),
-        out: call.out.address().0,
-        workspace: call.scratch.address().0,
-        workspace_bytes: call.scratch.bytes().as_usize(),
+    let places = places(&call.x, &call.weight, call.bias.as_ref(), &call.scratch, &call.out);
+    if cuda.rehearses.get() {
+        cuda.rehearsal.borrow_mut().meet(product, places);
+    }
+    if let Some(cut) = linear_few::chosen(cuda, product, places) {
+        // SAFETY: the front has checked the shapes, the tensors' makers vouch for their memory, and weights that kernels
+        // write are waited for before a pass.
+        return unsafe { linear_few::launch(cuda, product, places, cut) };
+    }
+    let by_library = || {
+        let (blas, stream, activation) = (&cuda.kernels.blas, &cuda.stream, cuda.kernels.target.activation);
+        let (mut products, rehearses) = (cuda.products.borrow_mut(), cuda.rehearses.get());
+        // SAFETY: the front has checked the shapes, and the tensors' makers vouch for their memory.
+        let put = unsafe { products.multiply(blas, stream, activation, (product, places), rehearses) };
+        Ok(put?)
     };
-    let activation = cuda.kernels.target.activation;
-    let mut products = cuda.products.borrow_mut();
-    // SAFETY: the front has checked the shapes, and the tensors' makers vouch for their memory.
-    let put = unsafe {
-        let (blas, stream) = (&cuda.kernels.blas, &cuda.stream);
-        products.multiply(blas, stream, activation, (product, places), cuda.rehearses.get())
+    if linear_many::chosen(cuda, product, places, by_library)? {
+        // SAFETY: as above.
+        return unsafe { linear_many::launch(cuda, product, places) };
+    }
+    by_library()
+}
+
+pub(super) fn gated_linear(cuda: &Cuda, call: ops::gated_linear::Call<'_>) -> Result<(), KernelError> {
+    cuda.enter()?;
+    if call.out.shape().elements() == 0 {
+        return Ok(());
+    }
+    let product = Product {
+        gates: true,
+        out_features: call.weight.rows(),
+        in_features: call.weight.columns(),
+        out_pitch: pitch(&call.out),
+        x_pitch: pitch(&call.x),
+        out_is_f32: false,
+        has_bias: call.bias.is_some(),
+        accumulates: false,
+        rows: call.x.rows(),
     };
-    Ok(put?)
+    let places = places(&call.x, &call.weight, call.bias.as_ref(), &call.scratch, &call.out);
+    if cuda.rehearses.get() {
+        cuda.rehearsal.borrow_mut().meet(product, places);
+    }
+    if let Some(cut) = linear_few::chosen(cuda, product, places) {
+        // SAFETY: as above.
+        return unsafe { linear_few::launch(cuda, product, places, cut) };
+    }
+    let apart = || {
+        let product = ops::linear::Call {
+            x: call.x.view(),
+            weight: call.weight.view(),
+            bias: call.bias.as_ref().map(Tensor::view),
+            accumulate: false,
+            scratch: call.scratch.view(),
+            out: call.gate_up.view(),
+        };
+        linear(cuda, product)?;
+        elementwise::silu_mul(cuda, ops::silu_mul::Call { gate_up: call.gate_up.view(), out: call.out.view() })
+    };
+    if linear_many::chosen(cuda, product, places, apart)? {
+        // SAFETY: as above.
+        return unsafe { linear_many::launch(cuda, product, places) };
+    }
+    apart()
+}
+
+fn places(
+    x: &Tensor<'_>,
+    weight: &Tensor<'_>,
+    bias: Option<&Tensor<'_>>,
+    scratch: &Tensor<'_>,
+    out: &Tensor<'_>,
+) -> Places {
+    Places {
+        weight: weight.address().0,
+        x: x.address().0,
+        bias: bias.map(|bias| bias.address().0),
+        out: out.address().0,
+        workspace: scratch.address().0,
+        workspace_bytes: scratch.bytes().as_usize(),
+    }
 }
 
 /// One row may have any pitch; the library wants one that is no shorter than the row.

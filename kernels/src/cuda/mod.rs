@@ -10,6 +10,9 @@ mod graph;
 mod images;
 mod launch;
 mod linear;
+mod linear_few;
+mod linear_many;
+mod rehearsal;
 mod rotary;
 mod sample;
 mod stage;
@@ -27,6 +30,7 @@ use bursar_budgets::{Address, CudaDevice, DeviceError, Overhead};
 
 pub use blas::BlasSearch;
 pub use error::OpenError;
+pub use linear_few::FewRows;
 pub(crate) use sample::cuda_sample_scratch;
 pub use target::CudaTarget;
 pub(crate) use target::{CUDA_FEATURES, CUDA_HEAD_DIMS, CUDA_LINEAR_SCRATCH};
@@ -35,8 +39,10 @@ use crate::{Backend, DType, Graph, KernelError, Target, ops, ops::transfer::Arri
 use arrivals::Arrivals;
 use blas::{Blas, Products};
 use launch::Functions;
+use linear_few::{CounterSets, Counters};
+use rehearsal::Rehearsal;
 use stage::Stage;
-use stream::Stream;
+use stream::{Clock, Stream};
 
 /// What all lanes of a device share: the loaded kernels, the library's handle, and which of its algorithms are fast here.
 pub struct CudaKernels {
@@ -45,6 +51,8 @@ pub struct CudaKernels {
     /// Zero between launches. One stream at a time decodes with these kernels: the step lane of the model they are
     /// loaded for.
     decode_counters: Address,
+    /// Those of products of few rows, which every lane has.
+    counter_sets: Arc<CounterSets>,
     target: CudaTarget,
     device: Arc<CudaDevice>,
 }
@@ -69,7 +77,8 @@ impl CudaKernels {
         let functions = functions?;
         let blas = device.with_overhead(|| Blas::open(device, search))?;
         let decode_counters = functions.variable("attention_decode", c"attention_decode_counters")?;
-        Ok(Arc::new(CudaKernels { functions, blas, decode_counters, target, device: device.clone() }))
+        let (counter_sets, device) = (Arc::default(), device.clone());
+        Ok(Arc::new(CudaKernels { functions, blas, decode_counters, counter_sets, target, device }))
     }
 
     /// What plans for it are made for.
@@ -88,9 +97,14 @@ pub struct Cuda {
     stream: Arc<Overhead<Stream>>,
     stage: RefCell<Overhead<Stage>>,
     products: RefCell<Products>,
+    /// For our own products of few rows; none where they are not served.
+    counters: Option<Counters>,
+    few_rows: FewRows,
     arrivals: Arrivals,
     /// What is computed is thrown away: products may be measured.
     rehearses: Cell<bool>,
+    rehearsal: RefCell<Rehearsal>,
+    clock: Clock,
     /// What is launched is kept as a graph: copies would be too, with the host's memory as it is then.
     captures: Cell<bool>,
     /// How many launches go well before how many are refused.
@@ -106,20 +120,35 @@ impl Cuda {
     /// The driver refuses a stream or page-locked memory.
     pub fn new(kernels: &Arc<CudaKernels>) -> Result<Self, OpenError> {
         let device = &kernels.device;
-        let stream = device.with_overhead(|| Stream::new(device))?;
+        let stream = Arc::new(device.with_overhead(|| Stream::new(device))?);
         let stage = device.with_overhead(|| Stage::new(device))?;
         Ok(Cuda {
+            counters: Counters::take(&kernels.functions, &kernels.counter_sets, &stream)?,
+            few_rows: FewRows::default(),
             kernels: kernels.clone(),
             target: kernels.target(),
-            stream: Arc::new(stream),
+            stream,
             stage: RefCell::new(stage),
             products: RefCell::new(Products::new(device)?),
             arrivals: Arrivals::new(device)?,
             rehearses: Cell::new(false),
+            rehearsal: RefCell::default(),
+            clock: Clock::new(device)?,
             captures: Cell::new(false),
             drill: Cell::default(),
             entered: Cell::new(None),
         })
+    }
+
+    /// The same with products of few rows, and of many, as `few_rows` says.
+    pub fn with_few_rows(self, few_rows: FewRows) -> Self {
+        Cuda { few_rows, ..self }
+    }
+
+    /// Products outside of a rehearsal, of sizes met for the first time, that took cuBLASLt's first guess: each may have
+    /// loaded a kernel of it. After a rehearsal there are none.
+    pub fn guesses(&self) -> usize {
+        self.products.borrow().guesses()
     }
 
     /// Returns when all that was put into the stream is done.
@@ -211,6 +240,12 @@ impl Backend for Cuda {
 
     fn rehearse(&self, on: bool) {
         self.rehearses.set(on);
+        // Weights stay where they are only until the end of a rehearsal.
+        self.rehearsal.take();
+    }
+
+    fn measure(&self, call: ops::measure::Call<'_>) -> Result<(), KernelError> {
+        rehearsal::measure(self, call)
     }
 
     fn capture(&self, run: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<Option<Box<dyn Graph>>, KernelError> {
@@ -235,6 +270,10 @@ impl Backend for Cuda {
 
     fn linear(&self, call: ops::linear::Call<'_>) -> Result<(), KernelError> {
         linear::linear(self, call)
+    }
+
+    fn gated_linear(&self, call: ops::gated_linear::Call<'_>) -> Result<(), KernelError> {
+        linear::gated_linear(self, call)
     }
 
     fn rotary(&self, call: ops::rotary::Call<'_>) -> Result<(), KernelError> {

@@ -103,6 +103,31 @@ impl Event {
     }
 }
 
+/// Two marks that measure what lies between them.
+pub(super) struct Clock {
+    before: Event,
+    behind: Event,
+}
+
+impl Clock {
+    pub(super) fn new(device: &Arc<CudaDevice>) -> Result<Self, DeviceError> {
+        Ok(Clock { before: Event::timed(device)?, behind: Event::timed(device)? })
+    }
+
+    /// Milliseconds that the device takes for what `run` puts into the stream, which it then is past.
+    pub(super) fn time<E: From<DeviceError>>(
+        &self,
+        stream: &Stream,
+        run: impl FnOnce() -> Result<(), E>,
+    ) -> Result<f32, E> {
+        self.before.record(stream)?;
+        run()?;
+        self.behind.record(stream)?;
+        self.behind.wait()?;
+        Ok(self.behind.milliseconds_since(&self.before)?)
+    }
+}
+
 impl Drop for Event {
     fn drop(&mut self) {
         if self.device.enter().is_ok() {

@@ -35,7 +35,7 @@ impl<B: Backend> Scope<'_, B> {
         weight: &Tensor<'_>,
         bias: Option<&Tensor<'_>>,
     ) -> Result<Tensor<'_>, KernelError> {
-        self.check(x, weight, bias)?;
+        self.check_product(OP, x, weight, bias)?;
         let out = self.empty([x.rows(), weight.rows()])?;
         self.launch(x, weight, bias, false, &out)?;
         Ok(out)
@@ -50,7 +50,7 @@ impl<B: Backend> Scope<'_, B> {
         bias: Option<&Tensor<'_>>,
         out: &mut Tensor<'_>,
     ) -> Result<(), KernelError> {
-        self.check(x, weight, bias)?;
+        self.check_product(OP, x, weight, bias)?;
         check::activation_or_f32(OP, "out", out, self.target())?;
         check::writable(OP, "out", out);
         check::shape(OP, "out", out, [x.rows(), weight.rows()])?;
@@ -65,21 +65,28 @@ impl<B: Backend> Scope<'_, B> {
         bias: Option<&Tensor<'_>>,
         sum: &mut Tensor<'_>,
     ) -> Result<(), KernelError> {
-        self.check(x, weight, bias)?;
+        self.check_product(OP, x, weight, bias)?;
         check::activation(OP, "sum", sum, self.target().activation())?;
         check::writable(OP, "sum", sum);
         check::shape(OP, "sum", sum, [x.rows(), weight.rows()])?;
         self.launch(x, weight, bias, true, sum)
     }
 
-    fn check(&self, x: &Tensor<'_>, weight: &Tensor<'_>, bias: Option<&Tensor<'_>>) -> Result<(), KernelError> {
-        check::activation(OP, "x", x, self.target().activation())?;
-        check::weight(OP, "weight", weight, self.target())?;
-        check::holds(weight.is_contiguous() && weight.columns() > 0, OP, "weight", weight, "contiguous rows")?;
-        check::shape(OP, "x", x, [x.rows(), weight.columns()])?;
+    /// What all products want of their operands.
+    pub(super) fn check_product(
+        &self,
+        op: &'static str,
+        x: &Tensor<'_>,
+        weight: &Tensor<'_>,
+        bias: Option<&Tensor<'_>>,
+    ) -> Result<(), KernelError> {
+        check::activation(op, "x", x, self.target().activation())?;
+        check::weight(op, "weight", weight, self.target())?;
+        check::holds(weight.is_contiguous() && weight.columns() > 0, op, "weight", weight, "contiguous rows")?;
+        check::shape(op, "x", x, [x.rows(), weight.columns()])?;
         let Some(bias) = bias else { return Ok(()) };
-        check::weight(OP, "bias", bias, self.target())?;
-        check::shape(OP, "bias", bias, [weight.rows()])
+        check::weight(op, "bias", bias, self.target())?;
+        check::shape(op, "bias", bias, [weight.rows()])
     }
 
     /// Everything is checked.

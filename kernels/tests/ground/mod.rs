@@ -14,7 +14,7 @@ use half::{bf16, f16};
 #[allow(unused_imports, reason = "no story uses all of it")]
 pub use asked::Batch;
 #[allow(unused_imports, reason = "no story uses all of it")]
-pub use pass::{Pass, passes};
+pub use pass::{How, Pass, passes};
 
 struct Nobody;
 

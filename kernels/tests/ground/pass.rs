@@ -38,6 +38,7 @@ pub enum Pass {
     Embed { vocabulary: usize, hidden: usize, tokens: usize, dtype: DType },
     RmsNorm { rows: usize, hidden: usize, dtype: DType },
     Linear { rows: usize, in_features: usize, out_features: usize, dtype: DType, bias: bool, how: How },
+    GatedLinear { rows: usize, in_features: usize, features: usize, dtype: DType, bias: bool },
     Rotary { rows: usize, heads: usize, head_dim: usize, sections: Vec<usize> },
     Paged { heads: usize, kv_heads: usize, head_dim: usize, sequences: Vec<(usize, usize)> },
     Packed { heads: usize, head_dim: usize, lengths: Vec<usize> },
@@ -66,6 +67,24 @@ pub fn passes() -> Vec<Pass> {
             }
         }
         passes.push(Pass::Linear { rows: 0, in_features: 5, out_features: 9, dtype, bias: true, how: How::New });
+        // Few rows as our own kernel for them takes them, with tiles that are cut between and within blocks.
+        let few = [(1, 8, 1), (2, 72, 301), (9, 1000, 130), (17, 136, 77), (33, 64, 263), (64, 520, 129), (65, 40, 50)];
+        for (how, (rows, in_features, out_features)) in [How::New, How::Into, How::Add].into_iter().cycle().zip(few) {
+            passes.push(Pass::Linear { rows, in_features, out_features, dtype, bias: rows % 2 == 0, how });
+        }
+        for (rows, in_features, features) in
+            [(0, 8, 3), (1, 8, 8), (5, 67, 31), (7, 1000, 136), (31, 72, 200), (64, 264, 72)]
+        {
+            passes.push(Pass::GatedLinear { rows, in_features, features, dtype, bias: rows == 5 });
+        }
+        // Many rows as our own kernels for them take them, with tiles that reach beyond rows, columns and depth.
+        let many = [(257, 72, 136), (300, 264, 392), (700, 40, 264)];
+        for (how, (rows, in_features, out_features)) in [How::New, How::Add, How::Into].into_iter().zip(many) {
+            passes.push(Pass::Linear { rows, in_features, out_features, dtype, bias: rows % 2 == 0, how });
+        }
+        for (rows, in_features, features) in [(257, 72, 136), (513, 136, 264)] {
+            passes.push(Pass::GatedLinear { rows, in_features, features, dtype, bias: rows == 257 });
+        }
     }
     for (heads, head_dim) in [(5, 32), (3, 64), (2, 80), (2, 128), (1, 2), (2, 34)] {
         passes.push(Pass::Rotary { rows: 23, heads, head_dim, sections: vec![head_dim / 2] });
@@ -143,6 +162,14 @@ impl Pass {
                     _ => scope.linear_into(&inside(&x), &weight, bias.as_ref(), &mut place)?,
                 }
                 floats(scope, &out)
+            }
+            Pass::GatedLinear { rows, in_features, features, dtype, bias } => {
+                let x = wide(scope, rows, in_features, &mut random)?;
+                let numbers = random.floats(2 * features * in_features);
+                let weight = narrowed(scope, [2 * features, in_features], dtype, &numbers)?;
+                let numbers = random.floats(2 * features);
+                let bias = if bias { Some(narrowed(scope, [2 * features], dtype, &numbers)?) } else { None };
+                floats(scope, &scope.gated_linear(&inside(&x), &weight, bias.as_ref())?)
             }
             Pass::Rotary { rows, heads, head_dim, sections } => {
                 let mut x = wide(scope, rows, heads * head_dim, &mut random)?;
@@ -258,6 +285,22 @@ impl Pass {
                     How::Add => held + product(row, out),
                     _ => product(row, out),
                 })
+            }
+            Pass::GatedLinear { rows, in_features, features, dtype, bias } => {
+                let x = Wide::new(activation, rows, in_features, &mut random);
+                let weight = rounded(dtype, &random.floats(2 * features * in_features));
+                let bias_numbers = rounded(dtype, &random.floats(2 * features));
+                let product = |row: usize, out: usize| {
+                    let weight = &weight[out * in_features..][..in_features];
+                    let sum: f64 = weight.iter().enumerate().map(|(at, weight)| x.at(row, at) * weight).sum();
+                    if bias { sum + bias_numbers[out] } else { sum }
+                };
+                let element = |at: usize| {
+                    let (row, feature) = (at / features, at % features);
+                    let (gate, up) = (product(row, feature), product(row, features + feature));
+                    gate / (1.0 + (-gate).exp()) * up
+                };
+                (0..rows * features).map(element).collect()
             }
             Pass::Rotary { rows, heads, head_dim, sections } => {
                 let x = Wide::new(activation, rows, heads * head_dim, &mut random);

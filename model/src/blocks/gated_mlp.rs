@@ -21,8 +21,7 @@ impl GatedMlp {
         hidden: &mut Tensor<'_>,
     ) -> Result<(), KernelError> {
         let scope = scope.scope();
-        let gate_up = self.gate_up.forward(&scope, normed)?; // [rows, 2 * intermediate]
-        let activated = scope.silu_mul(&gate_up)?; // [rows, intermediate]
+        let activated = self.gate_up.forward_gated(&scope, normed)?; // [rows, intermediate]
         self.down.forward_add(&scope, &activated, hidden)?;
         scope.all_reduce(hidden)
     }

@@ -16,6 +16,15 @@ impl Linear {
         scope.linear(x, &self.weight, self.bias.as_ref())
     }
 
+    /// As [`forward`](Linear::forward), of gate and up, and gated: gives `[rows, out_features / 2]`.
+    pub fn forward_gated<'s, B: Backend>(
+        &self,
+        scope: &'s Scope<'_, B>,
+        x: &Tensor<'_>,
+    ) -> Result<Tensor<'s>, KernelError> {
+        scope.gated_linear(x, &self.weight, self.bias.as_ref())
+    }
+
     /// As [`forward`](Linear::forward), into `out` `[rows, out_features]`.
     pub fn forward_into<B: Backend>(
         &self,

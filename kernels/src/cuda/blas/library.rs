@@ -14,7 +14,7 @@ use libloading::Library;
 
 use super::{
     super::error::OpenError,
-    products::Product,
+    products::{Product, Way},
     search::{BlasSearch, NAMES},
 };
 
@@ -24,7 +24,7 @@ pub(super) type Handle = *mut c_void;
 /// An algorithm, opaque and copied as bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Algorithm([u64; 8]);
+pub(in super::super) struct Algorithm([u64; 8]);
 
 /// What the library proposes.
 #[repr(C)]
@@ -105,7 +105,7 @@ pub(in super::super) struct Blas {
     handle: Handle,
     device: Arc<CudaDevice>,
     /// What was measured to be the fastest here, for all lanes and for those that take over from one that died.
-    measured: Mutex<BTreeMap<Product, Algorithm>>,
+    measured: Mutex<BTreeMap<Product, Way>>,
 }
 
 // SAFETY: the library's handles may be used by several threads at once; it says so.
@@ -167,7 +167,7 @@ impl Blas {
     }
 
     /// What was measured so far.
-    pub(super) fn measured(&self) -> MutexGuard<'_, BTreeMap<Product, Algorithm>> {
+    pub(in super::super) fn measured(&self) -> MutexGuard<'_, BTreeMap<Product, Way>> {
         // An entry is written in one assignment.
         self.measured.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -5,5 +5,5 @@ mod products;
 mod search;
 
 pub(super) use library::Blas;
-pub(super) use products::{Places, Product, Products};
+pub(super) use products::{Described, FEW_ROWS, Places, Product, Products, Way};
 pub use search::BlasSearch;

@@ -1,17 +1,20 @@
 //! Products by cuBLASLt, each with the algorithm that was fastest here.
 //!
 //! The library proposes algorithms by a model of the device; on small batches its first guess is often not its best. In a
-//! rehearsal (the stress before READY, whose results nobody wants) each new product runs all proposals and keeps the
-//! fastest. Afterwards a product of a size that was never rehearsed takes the algorithm of a larger size that was, so that
-//! no kernel of the library is loaded while serving. Few rows whose next larger size is more than twice theirs are the
-//! exception: they take the first guess.
+//! rehearsal (the stress before READY, whose results nobody wants) each new product of many rows runs all proposals and
+//! keeps the fastest; what it met is measured at few rows when it ends (`rehearsal.rs`). Afterwards a product of a size
+//! that was never measured takes the algorithm of the next larger size that was and that serves it, so that no kernel of
+//! the library is loaded while serving. Only a product that no rehearsal met takes the first guess.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use bursar_budgets::{CudaDevice, DeviceError};
 
 use super::{
-    super::stream::{Event, Stream},
+    super::{
+        linear_few::Cut,
+        stream::{Clock, Stream},
+    },
     library::{Algorithm, Blas, Memory, Object, Operands, number},
 };
 use crate::DType;
@@ -23,14 +26,16 @@ const PROPOSALS: usize = 12;
 const RUNS: usize = 5;
 
 /// Rows up to which a product is bound by reading its weight.
-const FEW_ROWS: usize = 256;
+pub(in super::super) const FEW_ROWS: usize = 256;
 
 /// Descriptions that are kept. Prompts come in any length, and a description is some hundred bytes of the host.
 const KEPT_MAX: usize = 4096;
 
-/// What a product looks like: all that its algorithm depends on, the rows last.
+/// What a product looks like: all that its way depends on, the rows last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in super::super) struct Product {
+    /// Gates half of its features with the other half; what is written has half as many then.
+    pub gates: bool,
     pub out_features: usize,
     pub in_features: usize,
     pub out_pitch: usize,
@@ -39,6 +44,19 @@ pub(in super::super) struct Product {
     pub has_bias: bool,
     pub accumulates: bool,
     pub rows: usize,
+}
+
+/// How a product was computed fastest.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) enum Way {
+    /// By the library.
+    Library(Algorithm),
+    /// By our kernel for few rows.
+    Few(Cut),
+    /// By our kernel for many rows.
+    Many,
+    /// One that gates: as a product that does not, and the gate behind it.
+    Apart,
 }
 
 /// Where a product's operands lie.
@@ -55,28 +73,39 @@ pub(in super::super) struct Places {
 /// The products of one lane.
 pub(in super::super) struct Products {
     known: BTreeMap<Product, Known>,
-    before: Event,
-    behind: Event,
+    clock: Clock,
+    /// Products outside of a rehearsal that took the library's first guess.
+    guesses: usize,
 }
 
 struct Known {
-    desc: Object,
-    weight: Object,
-    x: Object,
-    out: Object,
+    described: Described,
     algorithm: Algorithm,
     is_measured: bool,
 }
 
-impl Known {
-    fn operands(&self) -> Operands<'_> {
-        Operands { desc: &self.desc, weight: &self.weight, x: &self.x, out: &self.out }
-    }
+/// A product in the library's words.
+pub(in super::super) struct Described {
+    product: Product,
+    desc: Object,
+    weight: Object,
+    x: Object,
+    out: Object,
 }
 
 impl Products {
     pub(in super::super) fn new(device: &Arc<CudaDevice>) -> Result<Self, DeviceError> {
-        Ok(Products { known: BTreeMap::new(), before: Event::timed(device)?, behind: Event::timed(device)? })
+        Ok(Products { known: BTreeMap::new(), clock: Clock::new(device)?, guesses: 0 })
+    }
+
+    /// Products that took an algorithm outside of a rehearsal that no measurement has chosen.
+    pub(in super::super) fn guesses(&self) -> usize {
+        self.guesses
+    }
+
+    /// Forgets how few rows of a product were computed so far: something faster may have been found.
+    pub(in super::super) fn forget_few(&mut self, alike: Product) {
+        self.known.retain(|known, _| known.rows > FEW_ROWS || Product { rows: alike.rows, ..*known } != alike);
     }
 
     /// Puts a product into the stream.
@@ -91,17 +120,15 @@ impl Products {
         (product, places): (Product, Places),
         rehearses: bool,
     ) -> Result<(), DeviceError> {
-        let is_new = self.known.get(&product).is_none_or(|known| rehearses && !known.is_measured);
+        let measures = rehearses && product.rows > FEW_ROWS;
+        let is_new = self.known.get(&product).is_none_or(|known| measures && !known.is_measured);
         if is_new {
             // SAFETY: as the caller promises.
             unsafe { self.meet(blas, stream, activation, (product, places), rehearses)? };
         }
         let known = &self.known[&product];
-        if let Some(bias) = places.bias {
-            blas.set(&known.desc, number::DESC_BIAS_POINTER, bias)?;
-        }
         // SAFETY: as the caller promises.
-        unsafe { blas.multiply(&known.operands(), memory(product, places), &known.algorithm, stream.raw()) }
+        unsafe { known.described.multiply(blas, stream, places, &known.algorithm) }
     }
 
     unsafe fn meet(
@@ -112,37 +139,29 @@ impl Products {
         (product, places): (Product, Places),
         rehearses: bool,
     ) -> Result<(), DeviceError> {
-        let mut known = describe(blas, activation, product)?;
-        if let Some(bias) = places.bias {
-            blas.set(&known.desc, number::DESC_BIAS_POINTER, bias)?;
-        }
-        let measured = blas.measured().get(&product).copied();
-        let rehearsed = measured.or_else(|| if rehearses { None } else { rehearsed_for(blas, product) });
-        let rehearsed = rehearsed.filter(|algorithm| blas.serves(&known.operands(), algorithm, places.workspace_bytes));
-        known.algorithm = match rehearsed {
+        let described = Described::of(blas, activation, product)?;
+        let measures = rehearses && product.rows > FEW_ROWS;
+        let own = measured_for(blas, product);
+        let known = own.or_else(|| (!measures).then(|| rehearsed_for(blas, &described, places)).flatten());
+        let algorithm = match known {
             Some(algorithm) => algorithm,
             None => {
-                let proposals = blas.proposals(&known.operands(), places.workspace_bytes, PROPOSALS)?;
-                let algorithms: Vec<Algorithm> = proposals.iter().map(|proposal| proposal.algorithm).collect();
-                let first = *algorithms.first().ok_or_else(|| DeviceError::Driver {
-                    call: "cublasLtMatmulAlgoGetHeuristic",
-                    said: format!("no algorithm for {product:?}"),
-                })?;
-                if rehearses {
+                let algorithms = described.proposals(blas, places)?;
+                if measures {
                     // SAFETY: as the caller promises.
-                    let fastest = unsafe { self.fastest(blas, stream, &known, (product, places), &algorithms)? };
-                    blas.measured().insert(product, fastest);
+                    let fastest = unsafe { self.fastest(blas, stream, &described, places, &algorithms)? };
+                    blas.measured().insert(product, Way::Library(fastest));
                     fastest
                 } else {
-                    first
+                    self.guesses += usize::from(!rehearses);
+                    algorithms[0]
                 }
             }
         };
-        known.is_measured = rehearses;
         if self.known.len() >= KEPT_MAX {
             self.known.retain(|_, known| known.is_measured);
         }
-        self.known.insert(product, known);
+        self.known.insert(product, Known { described, algorithm, is_measured: measures || own.is_some() });
         Ok(())
     }
 
@@ -150,14 +169,14 @@ impl Products {
         &self,
         blas: &Blas,
         stream: &Stream,
-        known: &Known,
-        (product, places): (Product, Places),
+        described: &Described,
+        places: Places,
         algorithms: &[Algorithm],
     ) -> Result<Algorithm, DeviceError> {
         let mut best: Result<(f32, Algorithm), Option<DeviceError>> = Err(None);
         for algorithm in algorithms {
             // SAFETY: as the caller promises.
-            let run = || unsafe { blas.multiply(&known.operands(), memory(product, places), algorithm, stream.raw()) };
+            let run = || unsafe { described.multiply(blas, stream, places, algorithm) };
             // One that does not run after all is no reason to go without the others.
             match run() {
                 Ok(()) => {}
@@ -167,13 +186,7 @@ impl Products {
                     continue;
                 }
             }
-            self.before.record(stream)?;
-            for _ in 1..RUNS {
-                run()?;
-            }
-            self.behind.record(stream)?;
-            self.behind.wait()?;
-            let milliseconds = self.behind.milliseconds_since(&self.before)?;
+            let milliseconds = self.clock.time(stream, || (1..RUNS).try_for_each(|_| run()))?;
             if best.as_ref().is_ok_and(|(fastest, _)| *fastest <= milliseconds) {
                 continue;
             }
@@ -183,43 +196,100 @@ impl Products {
     }
 }
 
-/// The algorithm of the next larger product that was measured, or else of the largest. What is fast for many rows is
-/// slow for few: few take none of a product of more than twice as many.
-fn rehearsed_for(blas: &Blas, product: Product) -> Option<Algorithm> {
-    let measured = blas.measured();
+/// The library's algorithm that was measured for just this product.
+fn measured_for(blas: &Blas, product: Product) -> Option<Algorithm> {
+    match blas.measured().get(&product) {
+        Some(Way::Library(algorithm)) => Some(*algorithm),
+        _ => None,
+    }
+}
+
+/// The algorithm of the next larger product that was measured and whose algorithm serves this one too, or else of the
+/// next smaller one.
+fn rehearsed_for(blas: &Blas, described: &Described, places: Places) -> Option<Algorithm> {
+    let (measured, product) = (blas.measured(), described.product);
     let alike = |rows| Product { rows, ..product };
-    let most = if product.rows <= FEW_ROWS { 2 * product.rows } else { usize::MAX };
-    let larger = measured.range(product..=alike(most)).next();
-    let largest = || measured.range(alike(0)..product).next_back().filter(|_| product.rows > FEW_ROWS);
-    larger.or_else(largest).map(|(_, algorithm)| *algorithm)
-}
-
-fn memory(product: Product, places: Places) -> Memory {
-    Memory {
-        weight: places.weight,
-        x: places.x,
-        out: places.out,
-        keep: if product.accumulates { 1.0 } else { 0.0 },
-        workspace: places.workspace,
-        workspace_bytes: places.workspace_bytes,
-    }
-}
-
-/// Our rows are the library's columns: it computes `out^T [out, rows] = weight^T^T [out, in] @ x^T [in, rows]`.
-fn describe(blas: &Blas, activation: DType, product: Product) -> Result<Known, DeviceError> {
-    let kind = if activation == DType::BF16 { number::R_16BF } else { number::R_16F };
-    let out_kind = if product.out_is_f32 { number::R_32F } else { kind };
-    let desc = blas.desc()?;
-    blas.set(&desc, number::DESC_TRANSA, number::OP_TRANSPOSED)?;
-    if product.has_bias {
-        blas.set(&desc, number::DESC_EPILOGUE, number::EPILOGUE_BIAS)?;
-    }
-    Ok(Known {
-        desc,
-        weight: blas.layout(kind, product.in_features, product.out_features, product.in_features)?,
-        x: blas.layout(kind, product.in_features, product.rows, product.x_pitch)?,
-        out: blas.layout(out_kind, product.out_features, product.rows, product.out_pitch)?,
-        algorithm: super::library::Proposal::NONE.algorithm,
-        is_measured: false,
+    let larger = measured.range(product..=alike(usize::MAX));
+    let smaller = measured.range(alike(0)..product).rev();
+    larger.chain(smaller).find_map(|(_, way)| match way {
+        Way::Library(algorithm) => {
+            blas.serves(&described.operands(), algorithm, places.workspace_bytes).then_some(*algorithm)
+        }
+        _ => None,
     })
+}
+
+impl Blas {
+    /// How the product was computed fastest, or the next larger one that was measured.
+    pub(in super::super) fn way_of(&self, product: Product) -> Option<Way> {
+        let most = Product { rows: usize::MAX, ..product };
+        self.measured().range(product..=most).next().map(|(_, way)| *way)
+    }
+}
+
+impl Described {
+    /// Our rows are the library's columns: it computes `out^T [out, rows] = weight^T^T [out, in] @ x^T [in, rows]`.
+    pub(in super::super) fn of(blas: &Blas, activation: DType, product: Product) -> Result<Described, DeviceError> {
+        let kind = if activation == DType::BF16 { number::R_16BF } else { number::R_16F };
+        let out_kind = if product.out_is_f32 { number::R_32F } else { kind };
+        let desc = blas.desc()?;
+        blas.set(&desc, number::DESC_TRANSA, number::OP_TRANSPOSED)?;
+        if product.has_bias {
+            blas.set(&desc, number::DESC_EPILOGUE, number::EPILOGUE_BIAS)?;
+        }
+        Ok(Described {
+            product,
+            desc,
+            weight: blas.layout(kind, product.in_features, product.out_features, product.in_features)?,
+            x: blas.layout(kind, product.in_features, product.rows, product.x_pitch)?,
+            out: blas.layout(out_kind, product.out_features, product.rows, product.out_pitch)?,
+        })
+    }
+
+    fn operands(&self) -> Operands<'_> {
+        Operands { desc: &self.desc, weight: &self.weight, x: &self.x, out: &self.out }
+    }
+
+    /// What the library would use, best guess first; one at least.
+    pub(in super::super) fn proposals(&self, blas: &Blas, places: Places) -> Result<Vec<Algorithm>, DeviceError> {
+        // The bias belongs to the description.
+        self.point_at_bias(blas, places)?;
+        let proposals = blas.proposals(&self.operands(), places.workspace_bytes, PROPOSALS)?;
+        let algorithms: Vec<Algorithm> = proposals.iter().map(|proposal| proposal.algorithm).collect();
+        match algorithms.is_empty() {
+            false => Ok(algorithms),
+            true => Err(DeviceError::Driver {
+                call: "cublasLtMatmulAlgoGetHeuristic",
+                said: format!("no algorithm for {:?}", self.product),
+            }),
+        }
+    }
+
+    fn point_at_bias(&self, blas: &Blas, places: Places) -> Result<(), DeviceError> {
+        places.bias.map_or(Ok(()), |bias| blas.set(&self.desc, number::DESC_BIAS_POINTER, bias))
+    }
+
+    /// Puts the product into the stream.
+    ///
+    /// # Safety
+    /// The places are as the product says.
+    pub(in super::super) unsafe fn multiply(
+        &self,
+        blas: &Blas,
+        stream: &Stream,
+        places: Places,
+        algorithm: &Algorithm,
+    ) -> Result<(), DeviceError> {
+        self.point_at_bias(blas, places)?;
+        let memory = Memory {
+            weight: places.weight,
+            x: places.x,
+            out: places.out,
+            keep: if self.product.accumulates { 1.0 } else { 0.0 },
+            workspace: places.workspace,
+            workspace_bytes: places.workspace_bytes,
+        };
+        // SAFETY: as the caller promises.
+        unsafe { blas.multiply(&self.operands(), memory, algorithm, stream.raw()) }
+    }
 }

@@ -1,0 +1,69 @@
+// Two or more blocks of Hopper that work together (sm_90a): copies that land in all of them, barriers across them, and
+// the copy engine's way back to device memory. After the PTX ISA manual, sections on clusters and cp.async.bulk.tensor.
+#pragma once
+
+#include <cstdint>
+
+#include "hopper_copy.cuh"
+
+// This block's place in its cluster.
+__device__ __forceinline__ uint32_t cluster_rank() {
+    uint32_t rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+// Waits for all threads of the cluster; what they wrote to shared memory before is seen after.
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// Arrives at the barrier that stands at this place in block `rank` of the cluster. Whoever waits there may overwrite what
+// this thread has read; what it wrote is not made known (an arrival that releases to the cluster costs a fence each).
+__device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, uint32_t rank) {
+    asm volatile(
+        "{\n"
+        ".reg .b32 place;\n"
+        "mapa.shared::cluster.u32 place, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [place];\n"
+        "}\n" ::"r"(barrier),
+        "r"(rank)
+        : "memory");
+}
+
+// Starts the copy of the map's box, as in hopper_copy.cuh.
+__device__ __forceinline__ void copy_box(uint32_t destination, const TensorMap& map, uint32_t barrier, int32_t x,
+                                         int32_t y) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3,%4}], [%2];" ::"r"(
+            destination),
+        "l"(&map), "r"(barrier), "r"(x), "r"(y)
+        : "memory");
+}
+
+// The same into every block of the cluster whose bit is in `blocks`: to this place there, counted by this barrier there.
+__device__ __forceinline__ void copy_box_to(uint16_t blocks, uint32_t destination, const TensorMap& map,
+                                            uint32_t barrier, int32_t x, int32_t y) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+        "[%1, {%3,%4}], [%2], %5;" ::"r"(destination),
+        "l"(&map), "r"(barrier), "r"(x), "r"(y), "h"(blocks)
+        : "memory");
+}
+
+// Starts the copy of a box out of shared memory; places outside the tensor are not written. One group of copies.
+__device__ __forceinline__ void store_box(const TensorMap& map, uint32_t source, int32_t x, int32_t y) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2,%3}], [%1];\n"
+                 "cp.async.bulk.commit_group;" ::"l"(&map),
+                 "r"(source), "r"(x), "r"(y)
+                 : "memory");
+}
+
+// Waits until at most `GROUPS` of this thread's stores have not read their shared memory yet.
+template <int GROUPS>
+__device__ __forceinline__ void stores_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(GROUPS) : "memory");
+}
+
+// Waits until all of this thread's stores have been made.
+__device__ __forceinline__ void stores_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }

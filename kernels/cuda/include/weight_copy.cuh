@@ -1,0 +1,37 @@
+// Copies of two-dimensional boxes for streams of weights: what is read once in a step makes room in the L2 cache first.
+#pragma once
+
+#include "hopper_copy.cuh"
+
+// The hint that a line is not needed again, as createpolicy.fractional.L2::evict_first makes it.
+constexpr uint64_t READ_ONCE = 0x12f0000000000000ull;
+
+// Starts the copy of the map's box at column x of row y; places outside become zeros and count as copied.
+__device__ __forceinline__ void copy_box(uint32_t destination, const TensorMap& map, uint32_t barrier, int32_t x,
+                                         int32_t y) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3,%4}], [%2];" ::
+            "r"(destination),
+        "l"(&map), "r"(barrier), "r"(x), "r"(y)
+        : "memory");
+}
+
+// The same, of memory that is read once.
+__device__ __forceinline__ void copy_box_once(uint32_t destination, const TensorMap& map, uint32_t barrier, int32_t x,
+                                              int32_t y) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, "
+        "{%3,%4}], [%2], %5;" ::"r"(destination),
+        "l"(&map), "r"(barrier), "r"(x), "r"(y), "l"(READ_ONCE)
+        : "memory");
+}
+
+// In four dimensions.
+__device__ __forceinline__ void copy_box_once(uint32_t destination, const TensorMap& map, uint32_t barrier, int32_t x,
+                                              int32_t y, int32_t z, int32_t u) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, "
+        "{%3,%4,%5,%6}], [%2], %7;" ::"r"(destination),
+        "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(u), "l"(READ_ONCE)
+        : "memory");
+}

@@ -1,0 +1,382 @@
+// Products with many rows on Hopper (sm_90a only), and the gate of a gated MLP (SwiGLU, Shazeer 2020, arXiv 2002.05202)
+// in the product that feeds it, so that what the gate reads is never written. After the warp-specialised persistent
+// products of CUTLASS 3: the copy engine brings tiles, two warpgroups multiply with wgmma, two blocks share the weights
+// that they both need.
+//
+// linear_gated_hopper_<type>
+//   gate = x * weight[0 .. columns]^T + bias[0 .. columns]
+//   up   = x * weight[columns .. 2 * columns]^T + bias[columns .. 2 * columns]
+//   out  = gate / (1 + exp(-gate)) * up
+//   x [rows, in], weight [2 * columns, in], bias [2 * columns] or null, out [rows, columns]
+//
+// linear_hopper_<type>
+//   out = x * weight^T + bias
+//   x [rows, in], weight [columns, in], bias [columns] or null, out [rows, columns]
+//
+// linear_add_hopper_<type>
+//   The same added to what `out` holds.
+//
+// Sums in f32, one rounding at the end: a bias and what `out` held are not rounded in between. `x`, `weight` and `out`
+// come as tensor maps, see Launch: they start on 16 bytes, and their rows are a multiple of 16 bytes apart. `bias` is on
+// 4 bytes; `columns` is even. Any number of rows, of columns and of `in`. A NaN stays in its row and column.
+
+// Targets: sm_90a
+
+#include "include/element.cuh"
+#include "include/hopper_cluster.cuh"
+#include "include/kernel_order.cuh"
+#include "include/tensor_core.cuh"
+#include "include/wgmma.cuh"
+
+namespace {
+
+constexpr uint32_t WARPGROUP = 128;
+constexpr uint32_t MULTIPLIERS = 2;                        // warpgroups that multiply, 64 rows of the tile each
+constexpr uint32_t BLOCKS = 2;                             // of a cluster, one below the other
+constexpr uint32_t TILE_ROWS = 64 * MULTIPLIERS;           // of x
+constexpr uint32_t TILE_WEIGHTS = 256;                     // rows of the weight
+constexpr uint32_t DEPTH = 64;                             // of a step: 128 bytes
+constexpr uint32_t X_BYTES = TILE_ROWS * DEPTH * 2;        // 16 KiB a step
+constexpr uint32_t HALF_BYTES = TILE_WEIGHTS * DEPTH;      // half of the weight's rows: 16 KiB
+constexpr uint32_t STAGE_BYTES = X_BYTES + 2 * HALF_BYTES;
+constexpr uint32_t STAGES = 4;
+constexpr uint32_t BOX_BYTES = 64 * 64 * 2;                // of the output: 64 rows, 64 columns
+constexpr uint32_t STAGING_AT = STAGES * STAGE_BYTES;      // two boxes a multiplying warpgroup
+// Steps that the first multiplying warpgroup is ahead of the second, so that one multiplies while the other writes out.
+constexpr uint32_t LEAD = 3;
+// Names of barriers: one for the second warpgroup's beginning, one a multiplying warpgroup for itself.
+constexpr uint32_t BEGIN = 1;
+constexpr uint32_t ALONE = 2;
+
+enum class Kind { GATED, PLAIN, ADDED };
+
+struct Barriers {
+    uint64_t full[STAGES];
+    uint64_t empty[STAGES];
+};
+
+// A place in the ring of stages.
+struct Ring {
+    uint32_t stage = 0;
+    uint32_t parity = 0;
+
+    __device__ __forceinline__ void advance() {
+        stage += 1;
+        if (stage == STAGES) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+struct Arguments {
+    uint32_t rows;
+    uint32_t columns;
+    uint32_t in_features;
+    uint32_t group;
+};
+
+// The tiles of a cluster. All clusters go through the same list, which runs down `group` pairs of row tiles, then to the
+// next columns: what the clusters work on at a time is about square, and its operands stay in the second-level cache.
+template <Kind KIND>
+struct Tiles {
+    static constexpr uint32_t COLUMNS = KIND == Kind::GATED ? TILE_WEIGHTS / 2 : TILE_WEIGHTS;
+    const uint32_t pairs, across, group, steps;
+    uint32_t next;
+    uint32_t row = 0, column = 0;  // where this block's tile begins
+
+    __device__ __forceinline__ explicit Tiles(const Arguments& arguments)
+        : pairs((arguments.rows + BLOCKS * TILE_ROWS - 1) / (BLOCKS * TILE_ROWS)),
+          across((arguments.columns + COLUMNS - 1) / COLUMNS),
+          group(min(arguments.group, pairs)),
+          steps((arguments.in_features + DEPTH - 1) / DEPTH),
+          next(blockIdx.x / BLOCKS) {}
+
+    __device__ __forceinline__ bool advance(uint32_t rank) {
+        if (next >= pairs * across) {
+            return false;
+        }
+        const uint32_t first = next / (group * across) * group;
+        const uint32_t within = next - first * across;
+        const uint32_t height = min(group, pairs - first);
+        row = ((first + within % height) * BLOCKS + rank) * TILE_ROWS;
+        column = within / height * COLUMNS;
+        next += gridDim.x / BLOCKS;
+        return true;
+    }
+};
+
+// All tiles' operands, step by step, into the ring. One thread.
+template <Kind KIND>
+__device__ __forceinline__ void copy(const TensorMap& x, const TensorMap& weight, const TensorMap& out,
+                                     const Arguments& arguments, uint32_t shared, Barriers& barriers, uint32_t rank) {
+    fetch_map(x);
+    fetch_map(weight);
+    fetch_map(out);
+    wait_for_previous_kernel();
+    Ring ring;
+    const auto begin = [&](uint32_t bytes) {
+        const uint32_t full = shared_address(&barriers.full[ring.stage]);
+        barrier_wait(shared_address(&barriers.empty[ring.stage]), ring.parity ^ 1);
+        barrier_arrive_expecting(full, bytes);
+        return full;
+    };
+    // Each block brings one half of the weight's rows to both: gate or up, or 128 columns.
+    const uint32_t half = rank * (KIND == Kind::GATED ? arguments.columns : TILE_WEIGHTS / 2);
+    Tiles<KIND> tiles(arguments);
+    while (tiles.advance(rank)) {
+        if (KIND == Kind::ADDED) {
+            // What the tile holds, in two stages of 128 columns.
+            for (uint32_t part = 0; part < 2; ++part) {
+                const uint32_t full = begin(2 * MULTIPLIERS * BOX_BYTES);
+                for (uint32_t box = 0; box < 2 * MULTIPLIERS; ++box) {
+                    copy_box(shared + ring.stage * STAGE_BYTES + box * BOX_BYTES, out, full,
+                             static_cast<int32_t>(tiles.column + part * 128 + box % 2 * 64),
+                             static_cast<int32_t>(tiles.row + box / 2 * 64));
+                }
+                ring.advance();
+            }
+        }
+        for (uint32_t step = 0; step < tiles.steps; ++step) {
+            const uint32_t full = begin(STAGE_BYTES);
+            const uint32_t stage = shared + ring.stage * STAGE_BYTES;
+            const int32_t depth = static_cast<int32_t>(step * DEPTH);
+            copy_box(stage, x, full, depth, static_cast<int32_t>(tiles.row));
+            copy_box_to((1 << BLOCKS) - 1, stage + X_BYTES + rank * HALF_BYTES, weight, full, depth,
+                        static_cast<int32_t>(tiles.column + half));
+            ring.advance();
+        }
+    }
+}
+
+// Four 8 x 8 quarters to shared memory; lane i gives the address of row i % 8 of quarter i / 8.
+__device__ __forceinline__ void store_quarters(uint32_t address, const uint32_t (&words)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(words[0]),
+                 "r"(words[1]), "r"(words[2]), "r"(words[3])
+                 : "memory");
+}
+
+// The biases of a tile's 256 sums a row, loaded when the tile begins, so that nothing waits for them at its end. A warp
+// has them all, lane i the pairs i, i + 32, i + 64 and i + 96.
+template <Kind KIND, typename T>
+struct Biases {
+    uint32_t pairs[4];
+
+    __device__ __forceinline__ void load(const T* bias, uint32_t column, uint32_t columns) {
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+            const uint32_t at = column + threadIdx.x % 32 * 2 + (KIND == Kind::GATED ? i % 2 : i) * 64;
+            const uint32_t skipped = KIND == Kind::GATED ? i / 2 * columns : 0;
+            pairs[i] = at < columns ? __ldg(reinterpret_cast<const uint32_t*>(bias + skipped + at)) : 0;
+        }
+    }
+
+    __device__ __forceinline__ void add(float (&sums)[32][4]) const {
+#pragma unroll
+        for (uint32_t tile = 0; tile < 32; ++tile) {
+            const float2 two = pair_to_floats<T>(
+                __shfl_sync(0xffffffffu, pairs[tile / 8], tile % 8 * 4 + threadIdx.x % 4));
+            sums[tile][0] += two.x;
+            sums[tile][1] += two.y;
+            sums[tile][2] += two.x;
+            sums[tile][3] += two.y;
+        }
+    }
+};
+
+__device__ __forceinline__ float gated(float gate, float up) {
+    // exp overflows to infinity for a very negative gate, and the quotient is then a zero.
+    return __fdividef(gate, 1.0f + __expf(-gate)) * up;
+}
+
+// One warpgroup's part of a tile, through shared memory, two boxes at a time.
+template <Kind KIND, typename T>
+__device__ __forceinline__ void write_out(const float (&sums)[32][4], const TensorMap& out, uint32_t staging,
+                                          uint32_t row, uint32_t column, uint32_t warpgroup) {
+    const uint32_t thread = threadIdx.x % WARPGROUP;
+    const uint32_t lane = threadIdx.x % 32;
+    // Where this lane's row of a quarter goes: the quarters are top, bottom, and both of the next eight columns.
+    const uint32_t to_row = thread / 32 * 16 + lane / 8 % 2 * 8 + lane % 8;
+    const uint32_t to_piece = lane / 16;
+#pragma unroll
+    for (uint32_t first = 0; first < Tiles<KIND>::COLUMNS; first += 128) {
+        if (thread == 0) {
+            stores_read<0>();
+        }
+        part_sync(ALONE + warpgroup, WARPGROUP);
+#pragma unroll
+        for (uint32_t piece = 0; piece < 16; piece += 2) {
+            uint32_t words[4];
+#pragma unroll
+            for (uint32_t i = 0; i < 4; ++i) {
+                const float(&one)[4] = sums[first / 8 + piece + i / 2];
+                if constexpr (KIND == Kind::GATED) {
+                    const float(&other)[4] = sums[16 + piece + i / 2];
+                    words[i] = TensorCoreElement<T>::pack(gated(one[i % 2 * 2], other[i % 2 * 2]),
+                                                          gated(one[i % 2 * 2 + 1], other[i % 2 * 2 + 1]));
+                } else {
+                    words[i] = TensorCoreElement<T>::pack(one[i % 2 * 2], one[i % 2 * 2 + 1]);
+                }
+            }
+            store_quarters(staging + piece / 8 * BOX_BYTES + Swizzle<64>::place(to_row, piece % 8 + to_piece), words);
+        }
+        publish_writes();
+        part_sync(ALONE + warpgroup, WARPGROUP);
+        if (thread == 0) {
+            store_box(out, staging, static_cast<int32_t>(column + first), static_cast<int32_t>(row));
+            store_box(out, staging + BOX_BYTES, static_cast<int32_t>(column + first + 64), static_cast<int32_t>(row));
+        }
+    }
+}
+
+// All tiles of one multiplying warpgroup.
+template <Kind KIND, typename T>
+__device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, const Arguments& arguments,
+                                         uint32_t shared, Barriers& barriers, uint32_t rank, uint32_t warpgroup) {
+    constexpr uint64_t LAYOUT = matrix_layout<DEPTH>(16, 8 * DEPTH * 2);
+    const uint32_t thread = threadIdx.x % WARPGROUP;
+    const uint32_t staging = shared + STAGING_AT + warpgroup * 2 * BOX_BYTES;
+    Ring ring;
+    float sums[32][4];
+
+    const auto await = [&]() { barrier_wait(shared_address(&barriers.full[ring.stage]), ring.parity); };
+    // Two warps tell the two blocks, which both copy into this stage.
+    const auto release = [&](uint32_t stage) {
+        if (thread % 32 == 0 && thread / 32 < BLOCKS) {
+            barrier_arrive_at(shared_address(&barriers.empty[stage]), thread / 32);
+        }
+    };
+
+    Tiles<KIND> tiles(arguments);
+    Biases<KIND, T> biases;
+    bool first_tile = true;
+    while (tiles.advance(rank)) {
+        if (bias != nullptr) {
+            biases.load(bias, tiles.column, arguments.columns);
+        }
+        if (KIND == Kind::ADDED) {
+            const uint32_t own = thread / 32 * 16 + thread % 32 / 4;  // and own + 8
+#pragma unroll
+            for (uint32_t part = 0; part < 2; ++part) {
+                await();
+                const uint32_t boxes = shared + ring.stage * STAGE_BYTES + warpgroup * 2 * BOX_BYTES;
+#pragma unroll
+                for (uint32_t tile = 0; tile < 16; ++tile) {
+#pragma unroll
+                    for (uint32_t half = 0; half < 2; ++half) {
+                        uint32_t pair;
+                        asm volatile("ld.shared.u32 %0, [%1];"
+                                     : "=r"(pair)
+                                     : "r"(boxes + tile / 8 * BOX_BYTES +
+                                           Swizzle<64>::place(own + 8 * half, tile % 8) + thread % 4 * 4)
+                                     : "memory");
+                        const float2 held = pair_to_floats<T>(pair);
+                        sums[part * 16 + tile][2 * half] = held.x;
+                        sums[part * 16 + tile][2 * half + 1] = held.y;
+                    }
+                }
+                part_sync(ALONE + warpgroup, WARPGROUP);
+                release(ring.stage);
+                ring.advance();
+            }
+            hold(sums);
+        }
+        if (first_tile && warpgroup == 1) {
+            part_sync(BEGIN, MULTIPLIERS * WARPGROUP);
+        }
+        uint32_t before = 0;  // the stage of the step in front
+        for (uint32_t step = 0; step < tiles.steps; ++step) {
+            await();
+            const uint32_t stage = shared + ring.stage * STAGE_BYTES;
+            hold(sums);
+            products_begin();
+#pragma unroll
+            for (uint32_t k = 0; k < DEPTH / 16; ++k) {
+                Warpgroup<T>::scores(sums, matrix_at(LAYOUT, stage + warpgroup * (X_BYTES / 2) + k * 32),
+                                     matrix_at(LAYOUT, stage + X_BYTES + k * 32),
+                                     KIND == Kind::ADDED || k > 0 || step > 0);
+            }
+            products_end();
+            if (step > 0) {
+                products_wait<1>();
+                release(before);
+            }
+            before = ring.stage;
+            ring.advance();
+            if (first_tile && warpgroup == 0 && step + 1 == min(LEAD, tiles.steps)) {
+                part_arrive(BEGIN, MULTIPLIERS * WARPGROUP);
+            }
+        }
+        first_tile = false;
+        products_wait<0>();
+        hold(sums);
+        release(before);
+        if (bias != nullptr) {
+            biases.add(sums);
+        }
+        write_out<KIND, T>(sums, out, staging, tiles.row + warpgroup * 64, tiles.column, warpgroup);
+    }
+    if (thread == 0) {
+        stores_read<0>();
+    }
+}
+
+template <Kind KIND, typename T>
+__device__ __forceinline__ void linear(const TensorMap& x, const TensorMap& weight, const TensorMap& out, const T* bias,
+                                       const Arguments& arguments) {
+    extern __shared__ __align__(1024) uint8_t tiles_of_shared[];
+    __shared__ Barriers barriers;
+    const uint32_t shared = shared_address(tiles_of_shared);
+    const uint32_t rank = cluster_rank();
+    let_next_kernel_start();
+    if (threadIdx.x == 0) {
+        for (uint32_t stage = 0; stage < STAGES; ++stage) {
+            barrier_init(shared_address(&barriers.full[stage]), 1);
+            barrier_init(shared_address(&barriers.empty[stage]), MULTIPLIERS * BLOCKS);
+        }
+        barrier_init_done();
+    }
+    // The other block may copy into this one's memory from here on, and until all have come to the end.
+    cluster_sync();
+    const uint32_t warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
+    if (warpgroup == 0) {
+        give_registers<40>();
+        if (threadIdx.x == 0) {
+            copy<KIND>(x, weight, out, arguments, shared, barriers, rank);
+        }
+    } else {
+        take_registers<232>();
+        multiply<KIND, T>(out, bias, arguments, shared, barriers, rank, warpgroup - 1);
+    }
+    __syncwarp();
+    cluster_sync();
+}
+
+}  // namespace
+
+#define LINEAR_HOPPER(NAME, KIND, TYPE)                                                                            \
+    extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__((1 + MULTIPLIERS) * WARPGROUP, 1)  \
+        NAME(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap weight,                        \
+             const __grid_constant__ TensorMap out, const TYPE* bias, uint32_t rows, uint32_t columns,             \
+             uint32_t in_features, uint32_t group) {                                                               \
+        linear<KIND, TYPE>(x, weight, out, bias, {rows, columns, in_features, group});                             \
+    }
+#define LINEAR_HOPPER_OF(SUFFIX, TYPE)                                         \
+    LINEAR_HOPPER(linear_gated_hopper_##SUFFIX, Kind::GATED, TYPE)             \
+    LINEAR_HOPPER(linear_hopper_##SUFFIX, Kind::PLAIN, TYPE)                   \
+    LINEAR_HOPPER(linear_add_hopper_##SUFFIX, Kind::ADDED, TYPE)
+
+FOR_EACH_ACTIVATION(LINEAR_HOPPER_OF)
+
+// Launch. Persistent: block 384, dynamic shared memory 229,376 bytes, grid x = 2 * min(multiprocessors / 2, pairs * across)
+//   pairs = div_ceil(rows, 256), across = div_ceil(columns, 128) for the gated kernel and div_ceil(columns, 256) for the
+//   others. Any even grid is right, only slower; none of `rows`, `columns`, `in_features` and `group` is 0.
+//   `group`: 16 is good.
+// A cluster is two blocks, which the kernel itself says. The limit of dynamic shared memory must be raised once per
+// function (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES).
+//
+// The tensor maps come from cuTensorMapEncodeTiled: type BFLOAT16 or FLOAT16, rank 2, element strides 1, interleave NONE,
+// swizzle 128B, L2 promotion 128 bytes, out of bounds NONE (zeros), and
+//   x       dimensions {in, rows}, stride {2 * pitch} bytes, box {64, 128}
+//   weight  dimensions {in, its rows}, stride {2 * in} bytes, box {64, 128}
+//   out     dimensions {columns, rows}, stride {2 * pitch} bytes, box {64, 64}

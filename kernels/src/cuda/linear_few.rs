@@ -1,0 +1,281 @@
+//! Products of few rows by our own kernel for Hopper (`kernels/cuda/linear_few.cu`), which streams the weight once.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU32, Ordering},
+};
+
+use bursar_budgets::{Address, Bytes, DeviceError, Overhead};
+
+use super::{
+    Cuda,
+    blas::{Places, Product, Way},
+    launch::{Extent, Functions, arguments, count},
+    stream::Stream,
+    tensor_map::{Layout, Swizzle, TensorMap},
+};
+use crate::{DType, KernelError};
+
+/// Rows that the kernels are compiled for: the most that each takes.
+const KERNEL_ROWS: [usize; 4] = [8, 16, 32, 64];
+
+/// Rows of the tallest tile, and columns of a step.
+const TILE_ROWS: usize = 128;
+const STEP_COLUMNS: usize = 64;
+
+/// Rows of gate that stand beside as many rows of up.
+const GATE_ROWS: usize = 8;
+
+const THREADS: usize = 288;
+
+/// Streams that have counters of their own, and how many: one a tile.
+const STREAMS: usize = 8;
+const STREAM_COUNTERS: usize = 4096;
+
+/// Rows start on so many bytes, for the copy engine.
+const ALIGNMENT: usize = 16;
+
+/// Whose products are taken, of few rows and of many.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FewRows {
+    /// Those that a rehearsal has measured to be faster; cuBLASLt's where there was none.
+    #[default]
+    Measured,
+    /// Ours, wherever they serve: to compare with.
+    Ours,
+    /// cuBLASLt's alone: to compare with.
+    Library,
+}
+
+/// How the work is cut into tiles: so many blocks have one together, where there are so many. The more they are the
+/// taller are the tiles, up to 128 rows, and the more is added up between blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Cut(usize);
+
+/// What a rehearsal chooses from; `tools/gpu/products.py` times the same. The last makes as few tiles as can be.
+pub(super) const CUTS: [Cut; 4] = [Cut(4), Cut(2), Cut(8), Cut(132)];
+
+/// Which streams' counters are taken.
+#[derive(Default)]
+pub(super) struct CounterSets(AtomicU32);
+
+/// The counters of one stream, zero between launches: kernels of streams that run beside each other must not share them.
+pub(super) struct Counters {
+    address: Address,
+    set: usize,
+    sets: Arc<CounterSets>,
+    stream: Arc<Overhead<Stream>>,
+}
+
+impl Counters {
+    /// Counters for `stream`; none where the kernel is not, or where eight other streams have all there are.
+    pub(super) fn take(
+        functions: &Functions,
+        sets: &Arc<CounterSets>,
+        stream: &Arc<Overhead<Stream>>,
+    ) -> Result<Option<Counters>, DeviceError> {
+        if !functions.is_machine_code() {
+            return Ok(None);
+        }
+        let free = |taken: u32| (taken.trailing_ones() < STREAMS as u32).then(|| taken | (taken + 1));
+        let Ok(taken) = sets.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, free) else { return Ok(None) };
+        let set = taken.trailing_ones() as usize;
+        let mut counters = Counters { address: Address(0), set, sets: sets.clone(), stream: stream.clone() };
+        let first = functions.variable("linear_few", c"linear_few_counters")?;
+        counters.address = first.offset(DType::U32.bytes(set * STREAM_COUNTERS));
+        Ok(Some(counters))
+    }
+}
+
+impl Drop for Counters {
+    fn drop(&mut self) {
+        // What is under way still counts.
+        drop(self.stream.wait());
+        self.sets.0.fetch_and(!(1 << self.set), Ordering::AcqRel);
+    }
+}
+
+/// The extent of a product's work.
+struct Work {
+    blocks: usize,
+    tiles: usize,
+    /// Of the tallest tile; those of up count too.
+    tile_rows: usize,
+    steps: usize,
+}
+
+impl Work {
+    fn of(product: Product, cut: Cut, processors: usize) -> Work {
+        let steps = product.in_features.div_ceil(STEP_COLUMNS);
+        // Tiles are cut between features, or between groups of eight of them with their gates.
+        let (groups, most, rows) = match product.gates {
+            true => (product.out_features / 2 / GATE_ROWS, TILE_ROWS / 2 / GATE_ROWS, 2 * GATE_ROWS),
+            false => (product.out_features, TILE_ROWS, 1),
+        };
+        let blocks = processors.min(groups * cut.0);
+        // As many tiles for each block, or for those that have one together, as make none too tall.
+        let at_once = (blocks / cut.0).max(1);
+        let tiles = at_once * groups.div_ceil(at_once * most);
+        Work { blocks: blocks.min(tiles * steps), tiles, tile_rows: groups.div_ceil(tiles) * rows, steps }
+    }
+
+    /// What blocks leave of tiles that they share.
+    fn parts(&self, kernel_rows: usize) -> Bytes {
+        DType::F32.bytes(2 * self.blocks * kernel_rows * TILE_ROWS)
+    }
+}
+
+fn kernel_rows(rows: usize) -> Option<usize> {
+    KERNEL_ROWS.into_iter().find(|most| (1..=*most).contains(&rows))
+}
+
+/// Whether our kernel serves the product.
+pub(super) fn serves(cuda: &Cuda, product: Product, places: Places) -> bool {
+    let Some(kernel_rows) = kernel_rows(product.rows) else { return false };
+    let row_bytes = |elements: usize| DType::F16.bytes(elements).as_usize();
+    let starts =
+        [places.weight as usize, places.x as usize, row_bytes(product.in_features), row_bytes(x_pitch(product))];
+    let is_aligned = starts.iter().all(|start| start.is_multiple_of(ALIGNMENT));
+    let can_gate = !product.gates || !product.has_bias && product.out_features.is_multiple_of(2 * GATE_ROWS);
+    cuda.counters.is_some()
+        && is_aligned
+        && can_gate
+        && CUTS.iter().all(|cut| {
+            let work = Work::of(product, *cut, cuda.kernels.target.processors);
+            let has_room = work.parts(kernel_rows).as_usize() <= places.workspace_bytes;
+            has_room && work.tiles <= STREAM_COUNTERS
+        })
+}
+
+/// How our kernel cuts the product, where it is the one to compute it.
+pub(super) fn chosen(cuda: &Cuda, product: Product, places: Places) -> Option<Cut> {
+    if !serves(cuda, product, places) {
+        return None;
+    }
+    match cuda.few_rows {
+        FewRows::Library => None,
+        FewRows::Ours => Some(CUTS[0]),
+        FewRows::Measured => match cuda.kernels.blas.way_of(product) {
+            Some(Way::Few(cut)) => Some(cut),
+            _ => None,
+        },
+    }
+}
+
+/// One row may have any pitch; the copy engine wants a multiple of 16 bytes also where it takes no second row.
+fn x_pitch(product: Product) -> usize {
+    if product.rows == 1 { product.in_features } else { product.x_pitch }
+}
+
+/// Launches it.
+///
+/// # Safety
+/// The places are as the product says, [`serves`] says yes, and nothing writes the weight while this is under way or
+/// before it is, since the first copies of weights do not wait for the kernel in front.
+pub(super) unsafe fn launch(cuda: &Cuda, product: Product, places: Places, cut: Cut) -> Result<(), KernelError> {
+    let work = Work::of(product, cut, cuda.kernels.target.processors);
+    let kernel_rows = kernel_rows(product.rows).expect("it is served");
+    let counters = cuda.counters.as_ref().expect("it is served");
+    let x = Layout {
+        dimensions: &[product.in_features as u64, product.rows as u64],
+        strides: &[2 * x_pitch(product) as u64],
+        cube: &[STEP_COLUMNS as u32, kernel_rows as u32],
+        swizzle: Swizzle::Bytes128,
+    };
+    let activation = cuda.kernels.target.activation;
+    let x = TensorMap::new(Address(places.x), activation, &x)?;
+    let (kind, weight) = (cuda.activation_name(), weight_map(product, places, &work, activation)?);
+    let mut arguments = arguments![weight, x, Address(places.out)];
+    if !product.gates {
+        arguments = arguments.with(Address(places.bias.unwrap_or(0)));
+    }
+    arguments = arguments
+        .with(Address(places.workspace))
+        .with(counters.address)
+        .with(count(product.out_pitch))
+        .with(count(product.rows))
+        .with(count(product.out_features / if product.gates { 2 } else { 1 }))
+        .with(count(work.steps))
+        .with(count(work.tiles))
+        .with(count(work.tile_rows));
+    if !product.gates {
+        arguments = arguments.with(u32::from(product.accumulates) | u32::from(product.out_is_f32) << 1);
+    }
+    let op = if product.gates { "gate_up_few" } else { "linear_few" };
+    let kernel = format!("{op}_{kind}_r{kernel_rows}");
+    let extent = Extent { grid: [work.blocks, 1, 1], block: [THREADS, 1], shared: shared(kernel_rows) };
+    // SAFETY: these are the kernel's parameters, and the caller vouches for what they point to.
+    unsafe { cuda.launch(&kernel, extent, arguments) }
+}
+
+/// More than half of a multiprocessor's, so that it has one block at a time, and not all of it, so that small kernels
+/// find room beside that.
+fn shared(kernel_rows: usize) -> usize {
+    let (told, barriers) = (256 * kernel_rows, 704);
+    (160 * 1024 - barriers - told) / 1024 * 1024 + told + barriers
+}
+
+/// The weight as the copy engine sees it: gated, eight rows of up behind the same eight of the gate.
+fn weight_map(product: Product, places: Places, work: &Work, activation: DType) -> Result<TensorMap, DeviceError> {
+    let (columns, rows, tile_rows) =
+        (product.in_features as u64, product.out_features as u64, u32::try_from(work.tile_rows).expect("at most 128"));
+    let (pitch, gates) = (2 * columns, GATE_ROWS as u64);
+    let (dimensions, strides, cube): (&[u64], &[u64], &[u32]) = match product.gates {
+        true => (
+            &[columns, gates, 2, rows / 2 / gates],
+            &[pitch, pitch * (rows / 2), pitch * gates],
+            &[STEP_COLUMNS as u32, GATE_ROWS as u32, 2, tile_rows / (2 * GATE_ROWS as u32)],
+        ),
+        false => (&[columns, rows], &[pitch], &[STEP_COLUMNS as u32, tile_rows]),
+    };
+    TensorMap::new(
+        Address(places.weight),
+        activation,
+        &Layout { dimensions, strides, cube, swizzle: Swizzle::Bytes128 },
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn product(gates: bool, out_features: usize, in_features: usize) -> Product {
+        Product {
+            gates,
+            out_features,
+            in_features,
+            out_pitch: out_features,
+            x_pitch: in_features,
+            out_is_f32: false,
+            has_bias: false,
+            accumulates: false,
+            rows: 1,
+        }
+    }
+
+    #[test]
+    fn the_tiles_of_a_product_hold_all_of_its_features_and_none_is_too_tall() {
+        for (gates, features) in [(false, 3584), (false, 152_064), (false, 1), (false, 77), (true, 37_888), (true, 16)]
+        {
+            for cut in CUTS {
+                let work = Work::of(product(gates, features, 3584), cut, 132);
+                assert!(work.tiles * work.tile_rows >= features, "{features} features, {cut:?}");
+                assert!((1..=TILE_ROWS).contains(&work.tile_rows), "{features} features, {cut:?}: {}", work.tile_rows);
+                assert!((1..=132).contains(&work.blocks) && work.tiles <= STREAM_COUNTERS);
+            }
+        }
+        let shared = Work::of(product(false, 3584, 3584), Cut(4), 132);
+        assert_eq!((shared.blocks, shared.tiles, shared.tile_rows, shared.steps), (132, 33, 109, 56));
+        let gated = Work::of(product(true, 37_888, 3584), Cut(1), 132);
+        assert_eq!((gated.tiles, gated.tile_rows), (396, 96), "gates and ups of 48 features");
+        assert_eq!(Work::of(product(false, 4608, 3584), Cut(132), 132).tiles, 36, "as few as can be");
+    }
+
+    #[test]
+    fn a_block_takes_more_than_half_of_a_multiprocessors_shared_memory() {
+        for rows in KERNEL_ROWS {
+            assert!((114 * 1024..=160 * 1024).contains(&shared(rows)), "{rows} rows: {}", shared(rows));
+        }
+        assert_eq!([0, 1, 8, 9, 64, 65].map(kernel_rows), [None, Some(8), Some(8), Some(16), Some(64), None]);
+    }
+}

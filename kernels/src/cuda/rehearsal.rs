@@ -1,0 +1,257 @@
+//! What a rehearsal finds out about products of few rows: for each that it has met, at every power of two of rows and at
+//! the numbers of rows that it was met with, whose product is the fastest.
+//!
+//! A step of decoding reads each weight once, and no cache holds the last layer's when the next step comes. So a trial
+//! goes over the weights of several layers. Small kernels stand between the products, as they do in a model: what may
+//! start early does it behind one of them. What is measured here has run here: nothing of up to 256 rows has to be loaded
+//! later.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem,
+};
+
+use bursar_budgets::{Address, CudaDevice};
+use cudarc::driver::sys;
+
+use super::{
+    Cuda,
+    blas::{Described, FEW_ROWS, Places, Product, Way},
+    elementwise,
+    linear_few::{self, CUTS, FewRows},
+    linear_many,
+    target::CUDA_LINEAR_SCRATCH,
+};
+use crate::{DType, KernelError, Shape, Tensor, ops};
+
+/// Weights of one trial at most.
+const WEIGHTS_MAX: usize = 8;
+
+/// Weights of so many bytes are not in the L2 cache when their turn comes again: it holds half of them.
+const COLD_BYTES: usize = 96 << 20;
+
+/// What is written before a trial of fewer: more than the L2 cache holds.
+const WRITTEN_MAX: usize = 192 << 20;
+
+/// Products of a trial, for the first that each way has and for those of the finalists: fewer where so many would read
+/// more than this.
+const FIRST_TURNS: usize = 3;
+const TURNS: usize = 8;
+const READ_MAX: usize = 2 << 30;
+
+/// Ways that are tried more than once, and how often: the shortest is what counts.
+const FINALISTS: usize = 4;
+const TRIALS: usize = 3;
+
+/// The products of a rehearsal.
+#[derive(Default)]
+pub(super) struct Rehearsal {
+    /// By how they look, with no rows.
+    met: BTreeMap<Product, Met>,
+}
+
+#[derive(Default)]
+struct Met {
+    /// Weights and biases of some layers.
+    weights: Vec<(u64, Option<u64>)>,
+    /// Numbers of rows that are few.
+    rows: BTreeSet<usize>,
+}
+
+impl Rehearsal {
+    /// Remembers a product.
+    pub(super) fn meet(&mut self, product: Product, places: Places) {
+        let met = self.met.entry(Product { rows: 0, ..product }).or_default();
+        let weight = (places.weight, places.bias);
+        if met.weights.len() < WEIGHTS_MAX && !met.weights.contains(&weight) {
+            met.weights.push(weight);
+        }
+        if product.rows <= FEW_ROWS {
+            met.rows.insert(product.rows);
+        }
+    }
+}
+
+/// Measures what the rehearsal has met and no other has measured.
+pub(super) fn measure(cuda: &Cuda, call: ops::measure::Call<'_>) -> Result<(), KernelError> {
+    cuda.enter()?;
+    let Rehearsal { met } = mem::take(&mut *cuda.rehearsal.borrow_mut());
+    // What gates is held against the product that does not, so that comes first.
+    for gates in [false, true] {
+        for (alike, met) in met.iter().filter(|(alike, _)| alike.gates == gates) {
+            let powers = (0..=FEW_ROWS.ilog2()).map(|power| 1 << power);
+            for rows in powers.chain(met.rows.iter().copied()).collect::<BTreeSet<usize>>() {
+                let product = Product { rows, ..*alike };
+                if cuda.kernels.blas.measured().contains_key(&product) {
+                    continue;
+                }
+                // What has no room here has none in a pass either.
+                let Some(trial) = Trial::within(cuda, product, &met.weights, &call.room) else { break };
+                if let Some(way) = trial.fastest()? {
+                    cuda.kernels.blas.measured().insert(product, way);
+                }
+            }
+            cuda.products.borrow_mut().forget_few(*alike);
+        }
+    }
+    Ok(())
+}
+
+/// One product of one size, and memory to try it in.
+struct Trial<'t> {
+    cuda: &'t Cuda,
+    product: Product,
+    weights: &'t [(u64, Option<u64>)],
+    /// All of it may be written.
+    room: (Address, usize),
+    scratch: u64,
+    x: u64,
+    out: u64,
+    /// What comes between a product and its gate.
+    gate_up: u64,
+}
+
+impl<'t> Trial<'t> {
+    /// A trial in `room`, if that is enough.
+    fn within(
+        cuda: &'t Cuda,
+        product: Product,
+        weights: &'t [(u64, Option<u64>)],
+        room: &Tensor<'_>,
+    ) -> Option<Trial<'t>> {
+        let start = room.address().0;
+        let mut end = start;
+        let mut take = |bytes: usize| {
+            let at = end;
+            end += bytes.next_multiple_of(256) as u64;
+            at
+        };
+        let activation = cuda.kernels.target.activation;
+        let scratch = take(CUDA_LINEAR_SCRATCH.as_usize());
+        let x = take(activation.bytes(product.rows * product.x_pitch).as_usize());
+        let out_type = if product.out_is_f32 { DType::F32 } else { activation };
+        let out = take(out_type.bytes(product.rows * product.out_pitch).as_usize());
+        let between = if product.gates { product.rows * product.out_features } else { 0 };
+        let gate_up = take(activation.bytes(between).as_usize());
+        let has_room = end - start <= room.bytes().0;
+        let room = (room.address(), room.bytes().as_usize());
+        has_room.then_some(Trial { cuda, product, weights, room, scratch, x, out, gate_up })
+    }
+
+    /// The fastest way; none if none runs.
+    fn fastest(&self) -> Result<Option<Way>, KernelError> {
+        let blas = &self.cuda.kernels.blas;
+        let activation = self.cuda.kernels.target.activation;
+        let mut described = None;
+        let mut ways = Vec::new();
+        if self.product.gates {
+            ways.push(Way::Apart);
+        } else {
+            let product = described.insert(Described::of(blas, activation, self.product)?);
+            match product.proposals(blas, self.places(0)) {
+                Ok(algorithms) => ways.extend(algorithms.into_iter().map(Way::Library)),
+                Err(error) if error.is_lost() => return Err(error.into()),
+                // It may never be asked for in this size.
+                Err(_) => {}
+            }
+        }
+        let may_be_ours = self.cuda.few_rows != FewRows::Library;
+        if may_be_ours && linear_few::serves(self.cuda, self.product, self.places(0)) {
+            ways.extend(CUTS.map(Way::Few));
+        }
+        let mut timed = Vec::new();
+        for way in ways {
+            // The first run brings what it needs, and is not counted. A way that does not run after all is none.
+            match self.run(described.as_ref(), way, 0).and_then(|()| Ok(self.cuda.stream.wait()?)) {
+                Ok(()) => timed.push((self.time(described.as_ref(), way, FIRST_TURNS)?, way)),
+                Err(KernelError::Device(error)) if !error.is_lost() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        timed.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+        timed.truncate(FINALISTS);
+        timed.iter_mut().for_each(|(shortest, _)| *shortest = f32::INFINITY);
+        for _ in 0..TRIALS {
+            for (shortest, way) in &mut timed {
+                *shortest = shortest.min(self.time(described.as_ref(), *way, TURNS)?);
+            }
+        }
+        Ok(timed.into_iter().min_by(|(one, _), (other, _)| one.total_cmp(other)).map(|(_, way)| way))
+    }
+
+    /// Milliseconds of the product so many times, with weights none of which is in the L2 cache.
+    fn time(&self, described: Option<&Described>, way: Way, turns: usize) -> Result<f32, KernelError> {
+        let weight_bytes = 2 * self.product.out_features * self.product.in_features;
+        let mut turns = turns.min(READ_MAX / weight_bytes).max(1);
+        if self.weights.len() * weight_bytes < COLD_BYTES {
+            turns = turns.min(self.weights.len());
+            let (address, bytes) = (self.room.0.0, self.room.1.min(WRITTEN_MAX));
+            // SAFETY: the room is this call's, and the stream lives.
+            let written = unsafe { sys::cuMemsetD8Async(address, 0, bytes, self.cuda.stream.raw()) };
+            CudaDevice::said("cuMemsetD8Async", written)?;
+        }
+        self.cuda.clock.time(&self.cuda.stream, || {
+            (0..turns).try_for_each(|turn| {
+                self.stand_between()?;
+                self.run(described, way, turn % self.weights.len())
+            })
+        })
+    }
+
+    /// A small kernel that writes what the product reads.
+    fn stand_between(&self) -> Result<(), KernelError> {
+        let (cuda, shape) = (self.cuda, [self.product.rows, self.product.in_features]);
+        let x = Tensor::over(Address(self.x), shape.into(), cuda.kernels.target.activation);
+        elementwise::gelu(cuda, ops::gelu::Call { x })
+    }
+
+    /// Puts the product with one of the weights into the stream.
+    fn run(&self, described: Option<&Described>, way: Way, turn: usize) -> Result<(), KernelError> {
+        let (cuda, places) = (self.cuda, self.places(turn));
+        match (way, described) {
+            (Way::Library(algorithm), Some(described)) => {
+                // SAFETY: there is room for the operands, and the weights are those of a pass whose rehearsal lasts.
+                unsafe { described.multiply(&cuda.kernels.blas, &cuda.stream, places, &algorithm) }?;
+                Ok(())
+            }
+            // SAFETY: as above, and it serves: that was asked first.
+            (Way::Few(cut), _) => unsafe { linear_few::launch(cuda, self.product, places, cut) },
+            // SAFETY: as above. It is never tried here, where rows are few.
+            (Way::Many, _) => unsafe { linear_many::launch(cuda, self.product, places) },
+            (Way::Apart | Way::Library(_), _) => self.run_apart(places),
+        }
+    }
+
+    /// The product, and the gate behind it, as a pass runs them.
+    fn run_apart(&self, places: Places) -> Result<(), KernelError> {
+        let Product { rows, out_features, in_features, out_pitch, x_pitch, .. } = self.product;
+        let activation = self.cuda.kernels.target.activation;
+        let tensor = |address: u64, shape: [usize; 2], dtype| Tensor::over(Address(address), shape.into(), dtype);
+        let (x, out) =
+            (tensor(places.x, [rows, x_pitch], activation), tensor(places.out, [rows, out_pitch], activation));
+        let scratch = tensor(self.scratch, [1, places.workspace_bytes / DType::F32.size()], DType::F32);
+        let gate_up = tensor(self.gate_up, [rows, out_features], activation);
+        let bias = places.bias.map(|bias| Tensor::over(Address(bias), Shape::new(&[out_features]), activation));
+        super::linear::linear(
+            self.cuda,
+            ops::linear::Call {
+                x: x.column_range(0..in_features),
+                weight: tensor(places.weight, [out_features, in_features], activation),
+                bias,
+                accumulate: false,
+                scratch,
+                out: gate_up.view(),
+            },
+        )?;
+        elementwise::silu_mul(
+            self.cuda,
+            ops::silu_mul::Call { gate_up: gate_up.view(), out: out.column_range(0..out_features / 2) },
+        )
+    }
+
+    fn places(&self, turn: usize) -> Places {
+        let (weight, bias) = self.weights[turn];
+        let workspace_bytes = CUDA_LINEAR_SCRATCH.as_usize();
+        Places { weight, x: self.x, bias, out: self.out, workspace: self.scratch, workspace_bytes }
+    }
+}

@@ -1,0 +1,379 @@
+"""Products of few rows on a Hopper GPU: whether they are right, and what they take beside cuBLASLt's.
+
+    python3 tools/gpu/products.py [check] [sanitize] [time] [--compiled FOLDER]     check and time, if not told otherwise
+
+check     every kernel of linear_few.cubin at odd sizes in poisoned memory, against float64
+sanitize  a small part of that, to be run under compute-sanitizer
+time      a decode step of Qwen2.5-VL-7B (28 layers and the logits) at 1, 16 and 64 rows, weights drawn anew for each
+          layer, as graphs of launches: each product one after the other, then the whole step with norms, attention
+          over 576 tokens and the gate between (no rotary positions), with cuBLASLt's products as torch takes them, with
+          ours cut in each of the ways that Bursar chooses from, and with the faster of each
+
+Wants torch with CUDA and nothing else; our kernels come from kernels/cuda/compiled. KERNELS.md has the figures that
+this gave.
+"""
+
+import argparse
+import ctypes
+import pathlib
+import statistics
+import sys
+
+import torch
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+DRIVER = ctypes.CDLL("libcuda.so.1")
+HIDDEN, QKV, INTERMEDIATE, VOCABULARY, LAYERS = 3584, 4608, 18944, 152064, 28
+CONTEXT = 576  # tokens
+
+# Blocks that share a tile: what Bursar's rehearsal chooses from (`CUTS` of kernels/src/cuda/linear_few.rs).
+CUTS = [2, 4, 8, 132]
+
+
+def said(status, call):
+    if status != 0:
+        text = ctypes.c_char_p()
+        DRIVER.cuGetErrorString(status, ctypes.byref(text))
+        raise RuntimeError(f"{call}: {text.value} ({status})")
+
+
+class Attribute(ctypes.Structure):
+    _fields_ = [("id", ctypes.c_int), ("padding", ctypes.c_char * 4), ("value", ctypes.c_int * 16)]
+
+
+class Launch(ctypes.Structure):
+    _fields_ = [
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(Attribute)),
+        ("attribute_count", ctypes.c_uint),
+    ]
+
+
+class TensorMap(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_uint8 * 128)]
+
+
+def tensor_map(tensor, dimensions, strides, box):
+    """A map with swizzles of 128 bytes; strides in bytes, all innermost first."""
+
+    def numbers(kind, values):
+        return (kind * len(values))(*values)
+
+    room = ctypes.create_string_buffer(192)
+    at = (ctypes.addressof(room) + 63) // 64 * 64
+    kind = 9 if tensor.dtype == torch.bfloat16 else 6
+    status = DRIVER.cuTensorMapEncodeTiled(
+        ctypes.c_void_p(at), kind, len(dimensions), ctypes.c_void_p(tensor.data_ptr()),
+        numbers(ctypes.c_uint64, dimensions), numbers(ctypes.c_uint64, strides), numbers(ctypes.c_uint32, box),
+        numbers(ctypes.c_uint32, [1] * len(dimensions)), 0, 3, 2, 0,
+    )  # fmt: skip
+    said(status, "cuTensorMapEncodeTiled")
+    return TensorMap.from_buffer_copy(ctypes.string_at(at, 128))
+
+
+class Kernels:
+    """Our kernels for Hopper, launched as kernels/src/cuda/ launches them."""
+
+    def __init__(self, folder):
+        torch.cuda.init()
+        torch.zeros(1, device="cuda")
+        self.folder = folder
+        self.modules, self.functions = {}, {}
+        self.processors = torch.cuda.get_device_properties(0).multi_processor_count
+        self.parts = torch.full((2 * self.processors * 64 * 128,), float("nan"), device="cuda")
+        self.counters = torch.zeros(4096, device="cuda", dtype=torch.int32)
+        self.maps = {}
+
+    def function(self, file, name, shared):
+        if file not in self.modules:
+            module = self.modules[file] = ctypes.c_void_p()
+            path = self.folder / f"{file}.sm_90a.cubin"
+            said(DRIVER.cuModuleLoad(ctypes.byref(module), str(path).encode()), f"cuModuleLoad of {path}")
+        if name not in self.functions:
+            function = self.functions[name] = ctypes.c_void_p()
+            said(DRIVER.cuModuleGetFunction(ctypes.byref(function), self.modules[file], name.encode()), name)
+            said(DRIVER.cuFuncSetAttribute(function, 8, shared), "cuFuncSetAttribute")
+        return self.functions[name]
+
+    def launch(self, file, name, grid, block, arguments, shared=0):
+        """Launches a kernel that may start early; a number is a count, a tensor its address."""
+        kinds = {int: ctypes.c_uint32, float: ctypes.c_float}
+        arguments = [
+            ctypes.c_void_p(argument.data_ptr()) if isinstance(argument, torch.Tensor)
+            else kinds.get(type(argument), lambda argument: argument)(argument)
+            for argument in arguments
+        ]  # fmt: skip
+        early = Attribute(id=6)
+        early.value[0] = 1
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        extents = [(ctypes.c_uint * 3)(*extent, *[1] * (3 - len(extent))) for extent in (grid, block)]
+        launch = Launch(*extents, shared, stream, ctypes.pointer(early), 1)
+        pointers = [ctypes.cast(ctypes.pointer(argument), ctypes.c_void_p) for argument in arguments]
+        pointers = (ctypes.c_void_p * len(pointers))(*pointers)
+        function = self.function(file, name, shared)
+        said(DRIVER.cuLaunchKernelEx(ctypes.byref(launch), function, pointers, None), name)
+
+    def cut(self, features, steps, cut, gated, grid=None):
+        """Blocks, tiles, and rows of the tallest of them."""
+        groups, most = (features // 8, 8) if gated else (features, 128)
+        blocks = min(grid or self.processors, groups * cut)
+        columns = max(blocks // cut, 1)
+        tiles = columns * -(-groups // (columns * most))
+        return min(blocks, tiles * steps), tiles, -(-groups // tiles) * (16 if gated else 1)
+
+    def weight_map(self, weight, gated, tile_rows):
+        key = weight.data_ptr(), weight.shape, gated, tile_rows
+        if key not in self.maps:
+            rows, columns = weight.shape
+            pitch = 2 * weight.stride(0)
+            if gated:
+                shape = [columns, 8, 2, rows // 16], [pitch, pitch * (rows // 2), 8 * pitch], [64, 8, 2, tile_rows // 16]
+            else:
+                shape = [columns, rows], [pitch], [64, tile_rows]
+            self.maps[key] = tensor_map(weight, *shape)
+        return self.maps[key]
+
+    def few(self, x, weight, out, bias=None, add=False, gated=False, cut=4, grid=None):
+        """A product of few rows."""
+        rows, columns = x.shape
+        most = next(most for most in (8, 16, 32, 64) if rows <= most)
+        features, steps = out.shape[1], -(-columns // 64)
+        blocks, tiles, tile_rows = self.cut(features, steps, cut, gated, grid)
+        shared = (160 * 1024 - 704 - 256 * most) // 1024 * 1024 + 256 * most + 704
+        arguments = [
+            self.weight_map(weight, gated, tile_rows),
+            tensor_map(x, [columns, rows], [2 * x.stride(0)], [64, most]),
+            out,
+        ]
+        if not gated:
+            arguments.append(ctypes.c_void_p(0) if bias is None else bias)
+        arguments += [self.parts, self.counters, out.stride(0), rows, features, steps, tiles, tile_rows]
+        if not gated:
+            arguments.append((1 if add else 0) | (2 if out.dtype == torch.float32 else 0))
+        kind = "bf16" if x.dtype == torch.bfloat16 else "f16"
+        name = f"{'gate_up' if gated else 'linear'}_few_{kind}_r{most}"
+        self.launch("linear_few", name, [blocks], [288], arguments, shared)
+
+
+# How a product reaches its output: its type, whether it has a bias, is added, is gated.
+WAYS = {
+    "plain": (None, False, False, False),
+    "bias": (None, True, False, False),
+    "added": (None, False, True, False),
+    "f32": (torch.float32, False, False, False),
+    "f32, bias, added": (torch.float32, True, True, False),
+    "gated": (None, False, False, True),
+}
+MARGIN = 776.0  # what lies beside an output
+
+
+def check(kernels, shapes, rows, cuts=CUTS, grid=None):
+    """Every way of every shape [features, in]; prints the worst errors, and says whether all was right."""
+    worst, cases, wrong = {}, 0, 0
+    for dtype in (torch.bfloat16, torch.float16):
+        for features, columns in shapes:
+            kernels.maps.clear()
+            weights = torch.randn(2 * features, columns, device="cuda", dtype=dtype) * columns**-0.5
+            bias = torch.randn(features, device="cuda", dtype=dtype)
+            for count in rows:
+                x = torch.randn(count, columns + 8, device="cuda", dtype=dtype)[:, :columns]
+                both = x.double() @ weights.double().T
+                for way, (out_type, biased, added, gated) in WAYS.items():
+                    if gated and features % 8:
+                        continue
+                    cut = cuts[cases % len(cuts)]
+                    pitch = features + 3
+                    around = torch.full((count * pitch + 64,), MARGIN, device="cuda", dtype=out_type or dtype)
+                    out = around[: count * pitch].view(count, pitch)[:, :features]
+                    out.copy_(torch.randn_like(out)) if added else out.fill_(float("nan"))
+                    gate, up = both[:, :features], both[:, features:]
+                    expected = torch.nn.functional.silu(gate) * up if gated else gate.clone()
+                    expected += (bias.double() if biased else 0) + (out.double() if added else 0)
+                    weight = weights if gated else weights[:features]
+                    kernels.few(x, weight, out, bias if biased else None, added, gated, cut, grid)
+                    torch.cuda.synchronize()
+                    error = float((out.double() - expected).norm() / expected.norm())
+                    limit = 3e-5 if out_type else 4e-3 if dtype == torch.bfloat16 else 6e-4
+                    beside = around[: count * pitch].view(count, pitch)[:, features:]
+                    untouched = bool((beside == MARGIN).all()) and bool((around[count * pitch :] == MARGIN).all())
+                    settled = int(kernels.counters.abs().sum()) == 0
+                    cases += 1
+                    if not (error <= limit and untouched and settled):
+                        wrong += 1
+                        print(f"WRONG {way} {dtype} {count} x {columns} -> {features}, cut {cut}: {error:.1e}, {untouched}, {settled}")
+                    key = f"{way} {str(dtype)[6:]}"
+                    worst[key] = max(worst.get(key, 0), error)
+    print(f"{cases} cases, {wrong} wrong; errors of the norm at worst:", {key: f"{error:.1e}" for key, error in worst.items()})
+    return wrong == 0
+
+
+def repeats(kernels):
+    """The same bits every time, and a NaN stays in its row."""
+    x = torch.randn(3, HIDDEN, device="cuda", dtype=torch.bfloat16)
+    weight = torch.randn(HIDDEN, HIDDEN, device="cuda", dtype=torch.bfloat16)
+    outs = [torch.empty_like(x) for _ in range(20)]
+    for out in outs:
+        kernels.few(x, weight, out)
+    poisoned = torch.empty_like(x)
+    x[1, 5] = float("nan")
+    kernels.few(x, weight, poisoned)
+    torch.cuda.synchronize()
+    same = all(torch.equal(outs[0], out) for out in outs)
+    alone = torch.equal(poisoned[[0, 2]], outs[0][[0, 2]]) and bool(poisoned[1].isnan().all())
+    print(f"the same bits 20 times: {same}; a NaN stays in its row: {alone}")
+    return same and alone
+
+
+def microseconds(work, count, replays=7):
+    """A call of work(0) to work(count - 1) in one graph; the median of some replays."""
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for turn in range(min(count, 3)):
+            work(turn)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for turn in range(count):
+            work(turn)
+    graph.replay()
+    times = []
+    for _ in range(replays):
+        before, behind = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        before.record()
+        graph.replay()
+        behind.record()
+        torch.cuda.synchronize()
+        times.append(before.elapsed_time(behind) * 1000 / count)
+    return statistics.median(times)
+
+
+class Step:
+    """A model's weights, and what lies between its products in a step of so many rows."""
+
+    def __init__(self, kernels):
+        def drawn(*shape):
+            return torch.empty(*shape, device="cuda", dtype=torch.bfloat16).normal_(0, 0.02)
+
+        shapes = {"qkv": (QKV, HIDDEN), "o": (HIDDEN, HIDDEN), "gate_up": (2 * INTERMEDIATE, HIDDEN), "down": (HIDDEN, INTERMEDIATE)}
+        self.kernels = kernels
+        self.layers = {name: [drawn(*shape) for _ in range(LAYERS)] for name, shape in shapes.items()}
+        self.head, self.bias, self.norm_weight = drawn(VOCABULARY, HIDDEN), drawn(QKV), drawn(HIDDEN)
+
+    def resize(self, rows):
+        def drawn(*shape):
+            return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+
+        def indices(*numbers):
+            return torch.tensor(numbers, device="cuda", dtype=torch.int32)
+
+        self.rows, blocks = rows, CONTEXT // 16
+        self.hidden, self.normed, self.attended = drawn(rows, HIDDEN), drawn(rows, HIDDEN), drawn(rows, HIDDEN)
+        self.qkv, self.gate_up, self.gated = drawn(rows, QKV), drawn(rows, 2 * INTERMEDIATE), drawn(rows, INTERMEDIATE)
+        self.logits = drawn(rows, VOCABULARY)
+        self.logits_f32 = self.logits.float()
+        self.caches = [drawn(rows * blocks, 2, 4, 16, 128) for _ in range(LAYERS)]
+        self.starts, self.contexts = indices(*range(rows + 1)), indices(*[CONTEXT] * rows)
+        self.tables = indices(*range(rows * blocks))
+        self.partials = torch.zeros(2 * self.kernels.processors * 2 * 8 * 130, device="cuda")
+        self.decode_counters = torch.zeros(1024, device="cuda", dtype=torch.int32)
+
+    def norm(self):
+        arguments = [self.hidden, HIDDEN, self.norm_weight, self.rows, HIDDEN, 1e-6, self.normed]
+        self.kernels.launch("rms_norm", "rms_norm_bf16", [self.rows], [224], arguments)
+
+    def attend(self, layer):
+        blocks = CONTEXT // 16
+        warps, workers, piece = (8, 1, 8) if self.rows * 4 <= 32 else (4, 2, 20)
+        arguments = [self.qkv, QKV, self.rows, self.caches[layer], self.rows * blocks, 4, 7, self.starts, self.contexts]
+        arguments += [self.tables, self.rows, blocks, 128**-0.5, piece, self.partials, self.decode_counters, self.attended]
+        grid, shared = [workers * self.kernels.processors], warps * 24576
+        self.kernels.launch("attention_decode", "attention_decode_bf16_d128", grid, [32 * warps], arguments, shared)
+
+    def gate(self):
+        arguments = [self.gate_up, 2 * INTERMEDIATE, INTERMEDIATE, self.gated]
+        self.kernels.launch("silu_mul", "silu_mul_bf16", [self.rows, -(-INTERMEDIATE // 2048)], [256], arguments)
+
+    def multiply(self, name, layer, cut):
+        """By our kernel cut like this, gate included, or by cuBLASLt if there is no cut."""
+        weight = self.head if name == "logits" else self.layers[name][layer]
+        x, out, theirs = {
+            "qkv": (self.normed, self.qkv, self.qkv),
+            "o": (self.attended, self.hidden, self.hidden),
+            "gate_up": (self.normed, self.gated, self.gate_up),
+            "down": (self.gated, self.hidden, self.hidden),
+            "logits": (self.normed, self.logits_f32, self.logits),
+        }[name]
+        added, bias = name in ("o", "down"), self.bias if name == "qkv" else None
+        if cut:
+            return self.kernels.few(x, weight, out, bias, added, name == "gate_up", cut)
+        if name == "qkv" or added:
+            torch.addmm(out if added else bias, x, weight.T, out=theirs)
+        else:
+            torch.mm(x, weight.T, out=theirs)
+
+    def run(self, cuts):
+        """All of it, each product cut as `cuts` says."""
+        for layer in range(LAYERS):
+            self.norm()
+            self.multiply("qkv", layer, cuts["qkv"])
+            self.attend(layer)
+            self.multiply("o", layer, cuts["o"])
+            self.norm()
+            self.multiply("gate_up", layer, cuts["gate_up"])
+            if not cuts["gate_up"]:
+                self.gate()
+            self.multiply("down", layer, cuts["down"])
+        self.norm()
+        self.multiply("logits", 0, cuts["logits"])
+
+    def bytes(self, name):
+        weight = self.head if name == "logits" else self.layers[name][0]
+        return weight.numel() * 2
+
+
+def time(kernels):
+    step = Step(kernels)
+    names = [*step.layers, "logits"]
+    for rows in (1, 16, 64):
+        step.resize(rows)
+        best = {}
+        print(f"{rows} rows, microseconds of a product: cuBLASLt's; ours by blocks that share a tile")
+        for name in names:
+            count = 4 if name == "logits" else LAYERS
+            taken = {cut: microseconds(lambda layer: step.multiply(name, layer, cut), count) for cut in [None, *CUTS]}
+            best[name] = min(taken, key=taken.get)
+            rate = step.bytes(name) / min(taken[cut] for cut in CUTS) / 1e6
+            listed = "  ".join(f"{cut}: {taken[cut]:6.1f}" for cut in CUTS)
+            print(f"  {name:8} {taken[None]:6.1f};  {listed}  ({rate:.2f} TB/s)", flush=True)
+        ways = {"cuBLASLt": None, **{f"ours, {cut}": cut for cut in CUTS}}
+        steps = {way: microseconds(lambda _: step.run(dict.fromkeys(names, cut)), 1) for way, cut in ways.items()}
+        steps["the faster of each"] = microseconds(lambda _: step.run(best), 1)
+        listed = "; ".join(f"{way} {taken / 1000:.3f}" for way, taken in steps.items())
+        print(f"  28 layers and logits with what lies between, milliseconds: {listed}", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=[[], "check", "sanitize", "time"])
+    parser.add_argument("--compiled", type=pathlib.Path, default=ROOT / "kernels/cuda/compiled")
+    options = parser.parse_args()
+    parts = options.parts or ["check", "time"]
+    kernels, right = Kernels(options.compiled), True
+    if "sanitize" in parts:
+        right &= check(kernels, [(200, 136), (128, 1000)], (1, 9, 33), grid=5)
+    if "check" in parts:
+        rows = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 33, 64)
+        right &= check(kernels, [(4608, 3584), (3584, 3584), (1000, 18944)], rows)
+        right &= check(kernels, [(1, 8), (77, 72), (136, 64), (130, 64), (129, 1000), (3000, 200)], (1, 5, 17, 64))
+        right &= check(kernels, [(333, 520), (336, 520)], rows, grid=7)
+        right &= repeats(kernels)
+    if "time" in parts:
+        time(kernels)
+    sys.exit(0 if right else 1)
+
+
+if __name__ == "__main__":
+    main()
