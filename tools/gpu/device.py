@@ -97,7 +97,8 @@ def argument(value):
 
 @functools.cache
 class Kernel:
-    """A function of the machine code: `Kernel("embed", "embed_bf16")(grid, block, *arguments)`."""
+    """A function of the machine code: `Kernel("embed", "embed_bf16")(grid, block, *arguments)`. `shared_bytes` is the most
+    dynamic shared memory that a block takes, and what it takes if a launch says nothing else."""
 
     def __init__(self, file, name, shared_bytes=0):
         self.name, self.shared_bytes, self.function = name, shared_bytes, ctypes.c_void_p()
@@ -105,15 +106,16 @@ class Kernel:
         if shared_bytes > 48 << 10:
             expect_success(driver().cuFuncSetAttribute(self.function, _MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes), name)
 
-    def __call__(self, grid, block, *arguments, early=False):
+    def __call__(self, grid, block, *arguments, shared_bytes=None, early=False):
         """On torch's current stream; `grid` and `block` have up to three sizes. `early`: may start before the kernel in
         front has ended."""
+        shared_bytes = self.shared_bytes if shared_bytes is None else shared_bytes
         three = lambda sizes: (ctypes.c_uint * 3)(*sizes, *[1] * (3 - len(sizes)))  # noqa: E731
         held = [argument(value) for value in arguments]
         pointers = (ctypes.c_void_p * len(held))(*[ctypes.addressof(value) for value in held])
         attribute = _Attribute(id=_PROGRAMMATIC_STREAM_SERIALIZATION)
         attribute.value[0] = 1
-        launch = _Launch(three(grid), three(block), self.shared_bytes, torch.cuda.current_stream().cuda_stream,
+        launch = _Launch(three(grid), three(block), shared_bytes, torch.cuda.current_stream().cuda_stream,
                          ctypes.pointer(attribute), int(early))  # fmt: skip
         expect_success(driver().cuLaunchKernelEx(ctypes.byref(launch), self.function, pointers, None), self.name)
 
@@ -153,10 +155,12 @@ class Output:
     def is_untouched(cls, tensor):
         return bool((tensor.contiguous().view(-1).view(torch.uint8) == cls.POISON).all())
 
+    def is_guarded(self):
+        return all(self.is_untouched(tensor) for tensor in (self.before, self.behind, self.gap))
+
     def error(self, wanted, rows=slice(None), untouched=None):
         """Of `rows` against what is wanted there; infinite if a guard, or a row that should not be, was written."""
-        kept = [self.before, self.behind, self.gap] + ([] if untouched is None else [self.tensor[untouched]])
-        if not all(self.is_untouched(tensor) for tensor in kept):
+        if not self.is_guarded() or (untouched is not None and not self.is_untouched(self.tensor[untouched])):
             return float("inf")
         return error(self.tensor[rows], wanted)
 
