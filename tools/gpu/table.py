@@ -1,8 +1,9 @@
 """The table that `kernels.py` prints: what was checked, how long it took, and what failed."""
 
-import torch
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+import torch
 
 from device import microseconds, sets_beyond_l2
 

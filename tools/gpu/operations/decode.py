@@ -64,5 +64,5 @@ def check(table):
 
 def measure(table):
     for count, context in ((1, 576), (16, 576), (64, 576), (256, 576), (64, 1450), (1, 100_000), (64, 2048)):
-        make = lambda: case(Paged([(1, context)] * count, 28, 4, 128, torch.bfloat16, gap=1024))  # noqa: B023, E731
+        make = lambda: case(Paged([(1, context)] * count, 28, 4, 128, torch.bfloat16, gap=1024))  # noqa: E731
         table.row("decode", f"{count} of {context:,}, 28:4 heads of 128", make)

@@ -39,7 +39,14 @@ class Pictures:
             # Past the bytes, no frame, a frame too many, too large, before the bytes.
             layout += [[end - 3, 2, 2, 1], [0, 2, 2, 0], [0, 2, 2, frames + 1], [0, 70_000, 70_000, 1], [2**32 - 4, 1, 1, 1]]
             nowhere = [[len(sizes) + index, 0, 0] for index in range(5)]
-            nowhere += [[len(layout), 0, 0], [0, sizes[0][0], 0], [0, 0, sizes[0][1]], [0, -1, 0], [-5, 0, 0], [0, 0, 70_000]]
+            nowhere += [
+                [len(layout), 0, 0],
+                [0, sizes[0][0], 0],
+                [0, 0, sizes[0][1]],
+                [0, -1, 0],
+                [-5, 0, 0],
+                [0, 0, 70_000],
+            ]
             places = torch.cat((places, torch.tensor(nowhere)))
             places = places[torch.randperm(len(places))]
         self.layout, self.places = layout, places  # [pictures, 4], [patches, 3]
@@ -105,4 +112,6 @@ def check(table):
 
 def measure(table):
     for count in (1, 4):
-        table.row("patchify", f"{count} of 1036 x 1036", lambda: case(Pictures([(74, 74, 1)] * count, 14, 2), torch.bfloat16))
+        table.row(
+            "patchify", f"{count} of 1036 x 1036", lambda: case(Pictures([(74, 74, 1)] * count, 14, 2), torch.bfloat16)
+        )

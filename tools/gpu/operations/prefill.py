@@ -57,9 +57,9 @@ def split(paged, out, splits=None):
     return run
 
 
-def cudnn(sequences, heads, head_dim, kind, causal):
-    """cuDNN's attention of as many sequences of the same rows, with keys and values for each head, contiguous."""
-    count, rows = len(sequences), sequences[0]
+def cudnn(lengths, heads, head_dim, kind, causal):
+    """cuDNN's attention of sequences of one length, contiguous, with keys and values for each head."""
+    count, rows = len(lengths), lengths[0]
     q, k, v = (torch.randn(count, heads, rows, head_dim, device="cuda", dtype=kind) for _ in range(3))
 
     def run():

@@ -1,8 +1,6 @@
 """Sampling: the four kernels of `sampling.cu`."""
 
 import ctypes
-import dataclasses
-import functools
 import math
 
 import numpy as np
@@ -99,7 +97,7 @@ def case(logits, requests):
 
 def draw_logits(shape, kind):
     """As a language model's: `peaked`, a bulk and sixty that stand out; `flat`; or one of the odd ones."""
-    rows, vocabulary = shape
+    vocabulary = shape[1]
     x = torch.randn(shape, device="cuda")
     if kind == "peaked":
         x *= 2.5
@@ -139,12 +137,13 @@ def check(table):
                  {"forbidden": [3], "top_k": 1, "temperature": 1.0, "top": 1}]  # fmt: skip
         requests = [seeded(1, **one)[0] for one in asked]
         for kind in ("peaked", "flat", "bf16", "wide", "equal", "few"):
-            table.check("sampling", f"{kind} of {vocabulary}", case(draw_logits((len(requests), vocabulary), kind), requests))
+            logits = draw_logits((len(requests), vocabulary), kind)
+            table.check("sampling", f"{kind} of {vocabulary}", case(logits, requests))
         broken = draw_logits((4, vocabulary), "flat")
         broken[0, 3], broken[1, 2], broken[2] = float("nan"), float("inf"), -float("inf")
-        nothing = dataclasses.replace(Request(temperature=1.0), mask=torch.zeros(vocabulary, dtype=torch.bool, device="cuda"))
-        asked = [*seeded(3, temperature=1.0, top=5), nothing]
-        table.check("sampling", f"no numbers, of {vocabulary}", case(broken, asked))
+        nothing = Request(temperature=1.0, mask=torch.zeros(vocabulary, dtype=torch.bool, device="cuda"))
+        requests = [*seeded(3, temperature=1.0, top=5), nothing]
+        table.check("sampling", f"no numbers, of {vocabulary}", case(broken, requests))
 
 
 def measure(table):
@@ -166,6 +165,6 @@ def measure(table):
         ("all features", "peaked", 256, every | some | {"top_k": 50}),
     ):
         requests = seeded(rows, **asked)
-        make = functools.partial(lambda shape, kind, requests: case(draw_logits(shape, kind), requests),
-                                 (rows, vocabulary), kind, requests)  # fmt: skip
-        table.row("sampling", f"{rows} rows of {vocabulary:,}, {work}", make)
+        table.row(
+            "sampling", f"{rows} x {vocabulary:,}, {work}", lambda: case(draw_logits((rows, vocabulary), kind), requests)
+        )

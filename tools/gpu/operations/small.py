@@ -145,12 +145,10 @@ def rotary(tokens, heads, head_dim, sections, kind, behind=0):
 
 def rotary_kv_write(tokens, heads, kv_heads, head_dim, sections, kind, gap=0, is_odd=False):
     """`is_odd`: one token's slot is none, another's lies in no block."""
-    qkv = Output((tokens, heads + 2 * kv_heads, head_dim), kind) if not gap else None
-    qkv = qkv or Output((tokens, (heads + 2 * kv_heads) * head_dim), kind, gap)
-    rows = qkv.tensor
-    rows.normal_()
-    pitch = rows.stride(0)
-    before = rows.reshape(tokens, heads + 2 * kv_heads, head_dim).clone()
+    qkv = Output((tokens, (heads + 2 * kv_heads) * head_dim), kind, gap)
+    qkv.tensor.normal_()
+    in_heads = qkv.tensor.unflatten(1, (heads + 2 * kv_heads, head_dim))
+    before = in_heads.clone()
     positions, blocks = Positions(tokens, head_dim, sections), divide_up(tokens, BLOCK_TOKENS) + 2
     cache = Output((blocks, 2, kv_heads, BLOCK_TOKENS, head_dim), kind)
     places = torch.randperm(blocks * BLOCK_TOKENS, device="cuda")[:tokens]
@@ -162,7 +160,7 @@ def rotary_kv_write(tokens, heads, kv_heads, head_dim, sections, kind, gap=0, is
     def wrong():
         wanted = before.double()
         wanted[:, :heads] = positions.turned(before[:, :heads])
-        found = qkv.error(wanted.view(rows.shape))
+        found = qkv.error(wanted.flatten(1))
         here = places[written]
         keys = cache.tensor[here // BLOCK_TOKENS, 0, :, here % BLOCK_TOKENS]
         values = cache.tensor[here // BLOCK_TOKENS, 1, :, here % BLOCK_TOKENS]
@@ -170,14 +168,14 @@ def rotary_kv_write(tokens, heads, kv_heads, head_dim, sections, kind, gap=0, is
         others = torch.ones(blocks * BLOCK_TOKENS, dtype=torch.bool, device="cuda")
         others[here] = False
         rest = cache.tensor.permute(0, 3, 1, 2, 4).flatten(0, 1)[others]
-        is_kept = torch.equal(rows.reshape(before.shape)[:, heads:], before[:, heads:])
+        is_kept = torch.equal(in_heads[:, heads:], before[:, heads:])
         is_copied = torch.equal(values, before[written, heads + kv_heads :])
         is_fine = is_kept and is_copied and Output.is_untouched(rest) and cache.is_guarded()
         return max(found, error(keys, turned)) if is_fine else float("inf")
 
     return Case(
-        run=lambda: kernel((tokens,), rotary_block((heads + 2 * kv_heads) * head_dim), rows, pitch, heads, kv_heads,
-                           head_dim, *positions.arguments, sent, cache.tensor, blocks),
+        run=lambda: kernel((tokens,), rotary_block((heads + 2 * kv_heads) * head_dim), qkv.tensor, qkv.tensor.stride(0),
+                           heads, kv_heads, head_dim, *positions.arguments, sent, cache.tensor, blocks),
         error=wrong,
         limit=LIMITS[kind],
         bytes=2 * kind.itemsize * tokens * (heads + 2 * kv_heads) * head_dim,
@@ -195,7 +193,7 @@ def embed(tokens, hidden, kind, vocabulary, is_odd=False):
     ids = torch.randint(vocabulary, (tokens,), device="cuda")
     sent, nothing = ids.clone(), torch.zeros(tokens, dtype=torch.bool, device="cuda")
     if is_odd:
-        previous[3] = NONE  # a row of zeros: `ids` names it below, and it is cleared in what is wanted
+        previous[3] = NONE  # who names it gets zeros
         sent[2], ids[2] = PREVIOUS | 4, previous[4]
         sent[3], sent[4], sent[5], sent[6] = PREVIOUS | 3, PREVIOUS | 9, vocabulary, NONE
         nothing[4:7] = True
@@ -205,7 +203,7 @@ def embed(tokens, hidden, kind, vocabulary, is_odd=False):
     def wrong():
         wanted = table[ids]
         if is_odd:
-            wanted[3] = 0
+            wanted[3] = 0  # its id is that of previous[3]
         is_fine = bool(out.tensor[nothing].isnan().all()) and torch.equal(out.tensor[~nothing], wanted[~nothing])
         return out.error(wanted[~nothing], rows=~nothing) if is_fine else float("inf")
 
@@ -258,6 +256,12 @@ def scatter_rows(chosen, columns, kind, gap=0, is_odd=False):
 TEXT, VISION = (16, 24, 24, 0), (20, 20, 0, 0)  # pairs of each axis
 
 
+def copy(rows, columns, kind):
+    """torch's: what the card moves."""
+    x, out = random_rows(rows, columns, 0, kind), Output((rows, columns), kind)
+    return Case(lambda: out.tensor.copy_(x), lambda: out.error(x), 0.0, bytes=2 * kind.itemsize * rows * columns)
+
+
 def check(table):
     for kind in (torch.bfloat16, torch.float16):
         for operation in (rms_norm, add_rms_norm, layer_norm):
@@ -272,8 +276,11 @@ def check(table):
             (3, 4, 2, 32, (4, 4, 4, 4), 0), (9, 6, 2, 64, (32, 0, 0, 0), 3), (4, 3, 1, 6, (1, 2, 0, 0), 0),
         ):  # fmt: skip
             work = f"{tokens} of {heads}:{kv_heads} x {head_dim} + {gap}"
-            table.check("rotary_kv_write", work,
-                        rotary_kv_write(tokens, heads, kv_heads, head_dim, sections, kind, gap, is_odd=tokens > 3))
+            table.check(
+                "rotary_kv_write",
+                work,
+                rotary_kv_write(tokens, heads, kv_heads, head_dim, sections, kind, gap, is_odd=tokens > 3),
+            )
             table.check("rotary", work, rotary(tokens, heads, head_dim, sections, kind, behind=gap))  # fmt: skip
         for tokens, hidden, vocabulary in ((257, 3584, 1000), (33, 61, 300), (9, 40, 77)):
             table.check("embed", f"{tokens} x {hidden}", embed(tokens, hidden, kind, vocabulary, is_odd=True))
@@ -285,6 +292,7 @@ def check(table):
 
 def measure(table):
     kind, hidden, features = torch.bfloat16, 3584, 18_944
+    table.row("torch's copy", "64 MiB", lambda: copy(8192, 4096, kind))
     timed = (
         (rms_norm, f"{hidden:,} columns", (hidden, kind)),
         (add_rms_norm, f"{hidden:,} columns", (hidden, kind)),
