@@ -32,7 +32,7 @@ class Table:
         torch.cuda.synchronize()
         found = case.error()
         self.checked += 1
-        self.worst[kernel] = max(self.worst.get(kernel, 0.0), found)
+        self.worst[kernel, case.limit] = max(self.worst.get((kernel, case.limit), 0.0), found)
         if not found <= case.limit:  # nor a NaN
             self.failed.append(f"{kernel}, {work}: error {found:.1e}, at most {case.limit:.1e}")
         return found
@@ -53,6 +53,7 @@ class Table:
 
     def close(self):
         """Whether all is well."""
-        print("\nworst errors, odd sizes too: " + ", ".join(f"{name} {found:.1e}" for name, found in self.worst.items()))
+        worst = (f"{kernel} {found:.1e} of {limit:.0e}" for (kernel, limit), found in self.worst.items() if limit > 0)
+        print("\nworst errors of what is allowed, odd sizes too: " + ", ".join(worst))
         print(f"{self.checked} checks, {len(self.failed)} failed", *self.failed, sep="\n")
         return not self.failed
