@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Everything that wants a GPU, from what `tools/gpu/build.sh` has built, run at the root of this repository:
 #
-#     tools/gpu/check.sh FOLDER [tests|sanitizer|seven|products|bench ...]        # all, if not told otherwise
+#     tools/gpu/check.sh FOLDER [tests|kernels|products|sanitizer|seven|bench ...]        # all, if not told otherwise
 #
 # tests      every GPU test
+# kernels    each kernel alone against torch in f64, and its times (needs no FOLDER's binaries)
 # sanitizer  the kernels' tests under compute-sanitizer, but for the one that takes the time
 # seven      a random checkpoint of 7B's shape (16.6 GB below SCRATCH, /tmp if not set): transformers and we compute it
 # products   products of few rows, checked and timed beside cuBLASLt's (`tools/gpu/products.py`)
@@ -14,7 +15,7 @@
 set -uo pipefail
 folder=$(cd "$1" && pwd)
 shift
-parts=${*:-tests sanitizer seven products bench}
+parts=${*:-tests kernels products sanitizer seven bench}
 root=$(pwd)
 scratch=${SCRATCH:-/tmp}
 bin=$(mktemp -d)
@@ -49,6 +50,9 @@ for part in $parts; do
             [[ $test == *-seven_billion ]] || check "$(basename "$test")" "$test" --test-threads=1 --nocapture
         done
         ;;
+    kernels)
+        check "the kernels alone" python3 tools/gpu/kernels.py
+        ;;
     sanitizer)
         check "the kernels under compute-sanitizer" compute-sanitizer --tool memcheck --error-exitcode 1 \
             "$bin/test-kernels-cuda" --test-threads=1 --skip a_captured_step
@@ -66,7 +70,7 @@ for part in $parts; do
         check "the bench" "$bin/bursar" bench --shape qwen2.5-vl-7b --random
         ;;
     *)
-        echo "$part is none of tests, sanitizer, seven, products and bench"
+        echo "$part is none of tests, kernels, products, sanitizer, seven and bench"
         exit 2
         ;;
     esac

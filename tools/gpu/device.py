@@ -1,0 +1,191 @@
+"""Our machine code on a GPU: loading and launching it, outputs that tell what was not written, and times.
+
+Kernels come out of `kernels/cuda/compiled/`, so this wants a Hopper GPU, its driver and torch. It is what the scripts of
+this folder share, and prints nothing.
+"""
+
+import ctypes
+import functools
+import statistics
+from pathlib import Path
+
+import torch
+
+COMPILED = Path(__file__).resolve().parents[2] / "kernels/cuda/compiled"
+ENDINGS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}  # of kernels' names
+# One rounding of the type makes 1.7e-3 and 2.1e-4; attention also rounds its weights.
+LIMITS = {torch.bfloat16: 3e-3, torch.float16: 4e-4}
+L2_BYTES = 50 << 20
+
+_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6
+_TENSOR_MAP_TYPES = {torch.float16: 6, torch.bfloat16: 9}
+
+
+@functools.cache
+def driver():
+    torch.cuda.init()
+    torch.empty(1, device="cuda")  # torch's context is ours
+    return ctypes.CDLL("libcuda.so.1")
+
+
+@functools.cache
+def processors():
+    return torch.cuda.get_device_properties(0).multi_processor_count
+
+
+def expect_success(code, what):
+    if code != 0:
+        text = ctypes.c_char_p()
+        driver().cuGetErrorString(code, ctypes.byref(text))
+        raise RuntimeError(f"{what}: {code}, {text.value}")
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = [("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_int * 16)]
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = [("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared_bytes", ctypes.c_uint),
+                ("stream", ctypes.c_void_p), ("attributes", ctypes.POINTER(_Attribute)),
+                ("attribute_count", ctypes.c_uint)]  # fmt: skip
+
+
+class TensorMap(ctypes.Structure):
+    """What the copy engine wants to know of a tensor; an argument by value."""
+
+    _fields_ = [("words", ctypes.c_uint64 * 16)]
+
+
+class Sections(ctypes.Structure):
+    """Rotary pairs of each axis; an argument by value."""
+
+    _fields_ = [("pairs", ctypes.c_uint32 * 4)]
+
+    def __init__(self, *pairs):
+        super().__init__((ctypes.c_uint32 * 4)(*pairs))
+
+
+def tensor_map(tensor, dimensions, strides, box, swizzle):
+    """`strides` in bytes, of all dimensions but the first; `swizzle` 1 for 32 bytes, 3 for 128."""
+    aligned = ctypes.create_string_buffer(192)
+    at = (ctypes.addressof(aligned) + 63) // 64 * 64
+    array = lambda kind, values: (kind * len(values))(*values)  # noqa: E731
+    expect_success(driver().cuTensorMapEncodeTiled(
+        ctypes.c_void_p(at), _TENSOR_MAP_TYPES[tensor.dtype], len(dimensions), ctypes.c_void_p(tensor.data_ptr()),
+        array(ctypes.c_uint64, dimensions), array(ctypes.c_uint64, strides), array(ctypes.c_uint32, box),
+        array(ctypes.c_uint32, [1] * len(dimensions)), 0, swizzle, 2, 0), "a tensor map")  # fmt: skip
+    return TensorMap.from_buffer_copy(ctypes.string_at(at, 128))
+
+
+@functools.cache
+def module(file):
+    found = ctypes.c_void_p()
+    path = COMPILED / f"{file}.sm_90a.cubin"
+    driver()
+    expect_success(driver().cuModuleLoad(ctypes.byref(found), str(path).encode()), str(path))
+    return found
+
+
+def argument(value):
+    """A tensor is its address, None a null, an int a u32 and a float an f32; what ctypes knows stays as it is."""
+    if isinstance(value, torch.Tensor):
+        return ctypes.c_void_p(value.data_ptr())
+    kinds = {type(None): ctypes.c_void_p, int: ctypes.c_uint32, float: ctypes.c_float}
+    return kinds[type(value)](value) if type(value) in kinds else value
+
+
+@functools.cache
+class Kernel:
+    """A function of the machine code: `Kernel("embed", "embed_bf16")(grid, block, *arguments)`. `shared_bytes` is the most
+    dynamic shared memory that a block takes, and what it takes if a launch says nothing else."""
+
+    def __init__(self, file, name, shared_bytes=0):
+        self.name, self.shared_bytes, self.function = name, shared_bytes, ctypes.c_void_p()
+        expect_success(driver().cuModuleGetFunction(ctypes.byref(self.function), module(file), name.encode()), name)
+        if shared_bytes > 48 << 10:
+            expect_success(driver().cuFuncSetAttribute(self.function, _MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes), name)
+
+    def __call__(self, grid, block, *arguments, shared_bytes=None, early=False):
+        """On torch's current stream; `grid` and `block` have up to three sizes. `early`: may start before the kernel in
+        front has ended."""
+        shared_bytes = self.shared_bytes if shared_bytes is None else shared_bytes
+        three = lambda sizes: (ctypes.c_uint * 3)(*sizes, *[1] * (3 - len(sizes)))  # noqa: E731
+        held = [argument(value) for value in arguments]
+        pointers = (ctypes.c_void_p * len(held))(*[ctypes.addressof(value) for value in held])
+        attribute = _Attribute(id=_PROGRAMMATIC_STREAM_SERIALIZATION)
+        attribute.value[0] = 1
+        launch = _Launch(three(grid), three(block), shared_bytes, torch.cuda.current_stream().cuda_stream,
+                         ctypes.pointer(attribute), int(early))  # fmt: skip
+        expect_success(driver().cuLaunchKernelEx(ctypes.byref(launch), self.function, pointers, None), self.name)
+
+
+def divide_up(count, size):
+    return -(-count // size)
+
+
+def unsigned(numbers):
+    """Whole numbers below 2^32 in torch's i32, which has their bits."""
+    numbers = torch.as_tensor(numbers, dtype=torch.int64, device="cuda")
+    return torch.where(numbers < 1 << 31, numbers, numbers - (1 << 32)).to(torch.int32)
+
+
+def error(found, wanted):
+    """||found - wanted|| / ||wanted||, in f64; never small with a NaN."""
+    found, wanted = found.double(), wanted.double()
+    return float((found - wanted).norm() / wanted.norm().clamp_min(1e-30))
+
+
+class Output:
+    """A tensor for a kernel to write, each byte 0x7f before: a huge number in bf16, f32 and u32, NaN in f16. Around it,
+    and in the `gap` behind each row, are bytes that nothing may touch."""
+
+    POISON, GUARD_BYTES = 0x7F, 1024
+
+    def __init__(self, shape, kind, gap=0):
+        pitch = shape[-1] + gap
+        size = functools.reduce(int.__mul__, shape[:-1], 1) * pitch * kind.itemsize
+        guard = self.GUARD_BYTES
+        self.all = torch.full((2 * guard + divide_up(size, 16) * 16,), self.POISON, dtype=torch.uint8, device="cuda")
+        rows = self.all[guard : guard + size].view(kind).view(*shape[:-1], pitch)
+        self.tensor, self.gap = rows[..., : shape[-1]], rows[..., shape[-1] :]
+        self.before, self.behind = self.all[:guard], self.all[guard + size :]
+
+    @classmethod
+    def is_untouched(cls, tensor):
+        return bool((tensor.contiguous().view(-1).view(torch.uint8) == cls.POISON).all())
+
+    def is_guarded(self):
+        return all(self.is_untouched(tensor) for tensor in (self.before, self.behind, self.gap))
+
+    def error(self, wanted, rows=slice(None), untouched=None):
+        """Of `rows` against what is wanted there; infinite if a guard, or a row that should not be, was written."""
+        if not self.is_guarded() or (untouched is not None and not self.is_untouched(self.tensor[untouched])):
+            return float("inf")
+        return error(self.tensor[rows], wanted)
+
+
+def sets_beyond_l2(set_bytes):
+    """So many sets of inputs, each used in turn, that none is in the L2 when it comes again."""
+    return min(max(divide_up(5 * L2_BYTES, set_bytes), 1), 256)
+
+
+def microseconds(calls, replays=15):
+    """Of one of `calls`: they are launched one behind the other in a graph, in rounds of at least eight; the median of the
+    graph's replays."""
+    calls = calls * max(1, 8 // len(calls))
+    calls[0]()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    times = []
+    for _ in range(replays + 2):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) * 1000 / len(calls))
+    return statistics.median(times[2:])

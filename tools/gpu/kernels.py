@@ -1,0 +1,51 @@
+#!/usr/bin/env python3
+"""Checks our kernels on a GPU against torch in f64, and times them: "Kernels alone" of `benches/h200.md`.
+
+    tools/gpu/kernels.py [attention|decode|small|patchify|sampling ...] [--check]        # all, if not told otherwise
+
+Wants a Hopper GPU and torch; what it runs is the committed machine code of `kernels/cuda/compiled/`. Each kernel is
+launched as the Launch comment at the end of its source says, at sizes that divide nothing and at those it is timed at,
+into outputs whose every byte is poisoned. A time is the median of fifteen replays of a graph, over sets of inputs that
+together are five times as large as the L2. Rates count what has to be read and written once, or multiplied. --check
+leaves the times out, as for compute-sanitizer (with PYTORCH_NO_CUDA_MEMORY_CACHING=1 each tensor has bounds of its own).
+"""
+
+import argparse
+import sys
+import time
+
+import torch
+
+from device import driver
+from operations import argmax, decode, packed, patchify, prefill, sampling, small
+from table import Table
+
+PARTS = {"attention": [prefill, packed], "decode": [decode], "small": [small], "patchify": [patchify],
+         "sampling": [argmax, sampling]}  # fmt: skip
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    arguments.add_argument("--check", action="store_true", help="check and do not time")
+    arguments.add_argument("--seed", type=int, default=time.time_ns() % 2**32, help="of the inputs; another each time")
+    arguments = arguments.parse_args()
+    unknown = [part for part in arguments.parts if part not in PARTS]
+    if unknown:
+        sys.exit(f"{unknown[0]} is none of {', '.join(PARTS)}")
+    driver()
+    torch.manual_seed(arguments.seed)
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, seed {arguments.seed}\n")
+    table = Table()
+    table.open()
+    for part in arguments.parts or PARTS:
+        for operation in PARTS[part]:
+            operation.check(table)
+            if not arguments.check:
+                operation.measure(table)
+            torch.cuda.empty_cache()
+    sys.exit(0 if table.close() else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""The greatest of each row: `argmax.cu`."""
+
+import torch
+
+from device import ENDINGS, Kernel, Output
+from table import Case
+
+BLOCKS = 8  # of a row, a cluster on sm_90
+NONE = -1  # as torch's i32 shows it
+
+
+def case(rows, columns, kind, gap=0, is_odd=False):
+    """`is_odd`: numbers that are none, infinities, equals and zeros of both signs; greater numbers behind each row."""
+    wide = torch.randn(rows, columns + gap, device="cuda").to(kind)
+    wide[:, columns:] = 1e4
+    x = wide[:, :columns]
+    if is_odd:
+        nan, infinity = float("nan"), float("inf")
+        x[0, columns // 2] = nan
+        x[1] = nan
+        x[2], x[2, :3] = -infinity, nan
+        x[3], x[3, 5] = -0.0, 0.0
+        x[4, 50], x[4, 60] = infinity, infinity
+    out, kernel = Output((rows,), torch.int32), Kernel("argmax", f"argmax_{ENDINGS[kind]}")
+
+    def wrong():
+        """Rows whose place is another."""
+        numbers = x.nan_to_num(nan=-float("inf"), posinf=float("inf"), neginf=-float("inf"))
+        is_greatest = (x == numbers.max(1, keepdim=True).values) & ~x.isnan()
+        first = torch.where(is_greatest.any(1), is_greatest.int().argmax(1), NONE)
+        return float((out.tensor != first).sum()) if out.is_guarded() else float("inf")
+
+    return Case(
+        run=lambda: kernel((rows * BLOCKS,), (512,), x, columns, x.stride(0), out.tensor),
+        error=wrong,
+        limit=0.0,
+        bytes=rows * columns * kind.itemsize,
+        beside={"torch": lambda: x.argmax(1)},
+    )
+
+
+def check(table):
+    for kind in (torch.bfloat16, torch.float16, torch.float32):
+        for rows, columns, gap in ((5, 152_064, 8), (9, 61, 0), (7, 4097, 2), (64, 33_000, 0)):
+            table.check("argmax", f"{rows} x {columns} + {gap}", case(rows, columns, kind, gap, is_odd=True))
+
+
+def measure(table):
+    for rows in (1, 16, 64, 256):
+        table.row("argmax", f"{rows} x 152,064 f32", lambda: case(rows, 152_064, torch.float32))

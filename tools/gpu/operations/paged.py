@@ -1,0 +1,77 @@
+"""Attention over the paged cache: inputs full of NaN where nobody may look, and what has to come out."""
+
+import torch
+
+from device import divide_up
+
+BLOCK_TOKENS = 16
+
+
+class Paged:
+    """Queries and the cache of one layer for sequences of (rows, context), with blocks in any order.
+
+    queries [rows, heads * head_dim], a view of wider rows; cache [blocks, 2, kv_heads, 16, head_dim]
+    """
+
+    def __init__(self, sequences, heads, kv_heads, head_dim, kind, before=0, behind=0, gap=0):
+        self.sequences, self.heads, self.kv_heads, self.head_dim, self.kind = sequences, heads, kv_heads, head_dim, kind
+        self.group, self.scale = heads // kv_heads, head_dim**-0.5
+        self.firsts, end = [], before  # a sequence's first row
+        for rows, _ in sequences:
+            self.firsts.append(end)
+            end += rows
+        self.rows, self.written = end + behind, range(before, end)
+        blocks_of = [divide_up(context, BLOCK_TOKENS) for _, context in sequences]
+        self.blocks = sum(blocks_of) + 5
+        wide = torch.randn(self.rows, heads * head_dim + gap, device="cuda", dtype=kind)
+        self.queries = wide[:, : heads * head_dim]
+        self.cache = torch.randn(self.blocks, 2, kv_heads, BLOCK_TOKENS, head_dim, device="cuda", dtype=kind)
+        order = torch.randperm(self.blocks)
+        tables = torch.full((len(sequences), max(blocks_of) + 2), -1, dtype=torch.int32)
+        at = 0
+        for sequence, (_, context) in enumerate(sequences):
+            count = blocks_of[sequence]
+            tables[sequence, :count] = order[at : at + count]
+            at += count
+            if context % BLOCK_TOKENS:
+                self.cache[order[at - 1], :, :, context % BLOCK_TOKENS :] = float("nan")
+        self.cache[order[at:].cuda()] = float("nan")
+        whole = lambda numbers: torch.tensor(numbers, dtype=torch.int32, device="cuda")  # noqa: E731
+        self.starts, self.contexts = whole([*self.firsts, end]), whole([context for _, context in sequences])
+        self.tables = tables.cuda()
+
+    def some_rows(self, count):
+        """So many rows that are written, or all."""
+        rows = torch.tensor(self.written)
+        return rows if len(rows) <= count else rows[torch.randperm(len(rows))[:count]].sort().values
+
+    def unwritten(self):
+        mask = torch.ones(self.rows, dtype=torch.bool)
+        mask[torch.tensor(self.written)] = False
+        return mask
+
+    def reference(self, chosen):
+        """Of these rows, in f64: [rows, heads * head_dim]."""
+        out = torch.zeros(len(chosen), self.heads * self.head_dim, dtype=torch.float64, device="cuda")
+        for sequence, (rows, context) in enumerate(self.sequences):
+            first = self.firsts[sequence]
+            places = ((chosen >= first) & (chosen < first + rows)).nonzero()[:, 0]
+            if len(places) == 0 or context == 0:
+                continue
+            own = chosen[places]
+            ids = self.tables[sequence, : divide_up(context, BLOCK_TOKENS)].long()
+            # [blocks, 2, kv_heads, 16, head_dim] -> [2, kv_heads, tokens, head_dim]
+            both = self.cache[ids].permute(1, 2, 0, 3, 4).reshape(2, self.kv_heads, -1, self.head_dim)
+            keys, values = both[:, :, :context].double()
+            queries = self.queries[own.cuda()].double().view(len(own), self.kv_heads, self.group, self.head_dim)
+            scores = torch.einsum("nkgd,ktd->nkgt", queries, keys) * self.scale
+            seen = (context - rows + 1 + own - first).cuda()
+            hidden = torch.arange(context, device="cuda")[None] >= seen[:, None]
+            scores.masked_fill_(hidden[:, None, None], -float("inf"))
+            weights = torch.softmax(scores, -1).nan_to_num(0)  # a row that sees nothing
+            out[places.cuda()] = torch.einsum("nkgt,ktd->nkgd", weights, values).reshape(len(own), -1)
+        return out
+
+    def pairs(self):
+        """Of a query and a key that it sees."""
+        return sum(rows * context - rows * (rows - 1) // 2 for rows, context in self.sequences)

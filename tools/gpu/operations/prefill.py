@@ -1,0 +1,114 @@
+"""Attention of many rows over the cache: `attention_prefill.cu`, `attention_prefill_hopper.cu` and its combine."""
+
+import functools
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from device import ENDINGS, LIMITS, Kernel, Output, processors, tensor_map
+from operations.paged import Paged
+from table import Case
+
+TILE, HOPPER_TILE, SPLIT_KEYS = 64, 128, 1024
+ROWS_CHECKED = 64  # of a timed case, which is too large to be computed again in f64
+
+
+def tiles(paged, size):
+    return paged.kv_heads * ((paged.rows * paged.group + (size - 1) * len(paged.sequences)) // size)
+
+
+def sizes(paged, out):
+    return (out.tensor.stride(0), paged.queries.stride(0), paged.rows, len(paged.sequences), 0, paged.heads,
+            paged.kv_heads, paged.blocks, paged.tables.shape[1])  # fmt: skip
+
+
+def general(paged, out):
+    kernel = Kernel("attention_prefill", f"attention_paged_{ENDINGS[paged.kind]}_d{paged.head_dim}")
+    return lambda: kernel((tiles(paged, TILE),), (128,), out.tensor, paged.queries, paged.cache, paged.starts,
+                          paged.contexts, paged.tables, *sizes(paged, out), paged.scale)  # fmt: skip
+
+
+def cache_map(paged):
+    pieces = paged.blocks * 2 * paged.kv_heads
+    return tensor_map(paged.cache, [64, 8, 2, 2, pieces], [256, 128, 2048, 4096], [64, 8, 2, 2, 1], 3)
+
+
+def hopper(paged, out):
+    kernel = Kernel("attention_prefill_hopper", f"attention_paged_hopper_{ENDINGS[paged.kind]}_d128", 196_608)
+    grid, view = min(processors(), tiles(paged, HOPPER_TILE)), cache_map(paged)
+    return lambda: kernel((grid,), (384,), view, out.tensor, paged.queries, paged.starts, paged.contexts, paged.tables,
+                          *sizes(paged, out), paged.scale)  # fmt: skip
+
+
+def split(paged, out, splits=None):
+    ending, jobs, view = ENDINGS[paged.kind], tiles(paged, HOPPER_TILE), cache_map(paged)
+    splits = splits or max(1, min(processors() // jobs, paged.tables.shape[1] * 16 // SPLIT_KEYS))
+    gather = Kernel("attention_prefill_hopper", f"attention_paged_hopper_split_{ending}_d128", 196_608)
+    combine = Kernel("attention_paged_combine", f"attention_paged_combine_{ending}_d128")
+    parts = torch.full((jobs * splits, HOPPER_TILE, 130), float("nan"), device="cuda")
+    grid, (out_pitch, _, *counts, _, table_blocks) = min(processors(), jobs * splits), sizes(paged, out)
+
+    def run():
+        gather((grid,), (384,), view, out.tensor, paged.queries, paged.starts, paged.contexts, paged.tables, parts,
+               *sizes(paged, out), splits, paged.scale)  # fmt: skip
+        combine((16 * jobs,), (256,), out.tensor, parts, paged.starts, paged.contexts, out_pitch, *counts, table_blocks,
+                splits, paged.scale)  # fmt: skip
+
+    return run
+
+
+def cudnn(lengths, heads, head_dim, kind, causal):
+    """cuDNN's attention of sequences of one length, contiguous, with keys and values for each head."""
+    count, rows = len(lengths), lengths[0]
+    q, k, v = (torch.randn(count, heads, rows, head_dim, device="cuda", dtype=kind) for _ in range(3))
+
+    def run():
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    return run
+
+
+def case(launch, paged, gap=0, beside=None):
+    """`launch(paged, out)` makes what runs."""
+    out = Output((paged.rows, paged.heads * paged.head_dim), paged.kind, gap)
+    rows = paged.some_rows(1 << 30 if gap else ROWS_CHECKED)
+    return Case(
+        run=launch(paged, out),
+        error=lambda: out.error(paged.reference(rows), rows.cuda(), paged.unwritten().cuda()),
+        limit=LIMITS[paged.kind],
+        bytes=sum(tensor.numel() * 2 for tensor in (paged.cache, paged.queries, out.tensor)),
+        operations=4 * paged.pairs() * paged.heads * paged.head_dim,
+        beside={name: make(paged, out) for name, make in (beside or {}).items()},
+    )
+
+
+ODD = [  # heads, heads of keys, sequences of (rows, context)
+    (28, 4, [(1, 1), (0, 0), (17, 17), (300, 300), (65, 257), (0, 33), (129, 1129), (1, 700), (2, 64)]),
+    (33, 1, [(5, 9), (31, 131), (200, 200)]),
+    (3, 3, [(16, 16), (64, 128), (63, 130), (190, 1391)]),
+    (7, 1, [(20, 15), (3, 40)]),  # the first rows see nothing
+]
+
+
+def check(table):
+    for kind in (torch.bfloat16, torch.float16):
+        for heads, kv_heads, sequences in ODD:
+            for head_dim in (32, 64, 80, 128):
+                paged = Paged(sequences, heads, kv_heads, head_dim, kind, before=3, behind=5, gap=8)
+                table.check("prefill, mma", f"{sequences}", case(general, paged, gap=8))
+            table.check("prefill", f"{sequences}", case(hopper, paged, gap=8))
+            for splits in (1, 2, 5, 33):
+                launch = functools.partial(split, splits=splits)
+                table.check("prefill, split", f"{sequences} by {splits}", case(launch, paged, gap=8))
+
+
+def measure(table):
+    make = lambda sequences: Paged(sequences, 28, 4, 128, torch.bfloat16, gap=1024)  # noqa: E731
+    for count, rows in ((8, 8000), (32, 2048), (64, 512)):
+        other = {"cuDNN": lambda *_: cudnn([rows] * count, 28, 128, torch.bfloat16, causal=True)}
+        table.row("prefill", f"{count} x {rows}", lambda: case(hopper, make([(rows, rows)] * count), beside=other))
+    for rows, context in ((100, 30_000), (16, 100_000)):
+        other = {"unsplit": hopper}
+        table.row("prefill, split", f"{rows} rows of {context:,}",
+                  lambda: case(split, make([(rows, context)]), beside=other))  # fmt: skip

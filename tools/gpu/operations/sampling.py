@@ -1,0 +1,170 @@
+"""Sampling: the four kernels of `sampling.cu`."""
+
+import ctypes
+import math
+
+import numpy as np
+import torch
+
+from device import Kernel, Output, divide_up, unsigned
+from operations.sampler import NONE, Request, is_right
+from table import Case
+
+SLICE = 4096
+TOP_MAX = 20
+PREVIOUS = 1 << 31
+ROW = np.dtype([("temperature", "f8"), ("top_p", "f8"), ("min_p_logarithm", "f8"), ("presence", "f8"),
+                ("frequency", "f8"), ("seed", "u8"), ("position", "u8"), ("repetition", "f4"), ("top_k", "u4"),
+                ("top", "u4"), ("allowed", "u4"), ("ignored", "u4"), ("padding", "u4")])  # fmt: skip
+
+
+class Lists:
+    """Tokens of all rows one behind the other, and where each row's begin."""
+
+    def __init__(self, of_rows):
+        starts = np.cumsum([0] + [len(row) for row in of_rows])
+        self.starts, self.tokens = unsigned(starts), unsigned([token for row in of_rows for token in row] + [0])
+
+
+class Batch:
+    """What rows ask for, as the device reads it. The last produced token of each row stands in `previous`."""
+
+    def __init__(self, requests, vocabulary):
+        table, masks = np.zeros(len(requests), ROW), []
+        produced = [list(request.produced) for request in requests]
+        previous = [row[-1] if row else NONE for row in produced]
+        for row, request in enumerate(requests):
+            for name in ("temperature", "top_p", "presence", "frequency", "seed", "position", "repetition", "top_k", "top",
+                         "ignored"):  # fmt: skip
+                table[row][name] = getattr(request, name)
+            table[row]["min_p_logarithm"] = math.log(request.min_p) if request.min_p > 0 else -math.inf
+            table[row]["allowed"] = NONE if request.mask is None else len(masks)
+            if request.mask is not None:
+                bits = np.zeros(divide_up(vocabulary, 32) * 32, np.uint8)
+                bits[:vocabulary] = request.mask.cpu().numpy()
+                masks.append(np.packbits(bits, bitorder="little").view(np.uint32).astype(np.int64))
+            if produced[row]:
+                produced[row][-1] = PREVIOUS | row
+        self.table = torch.from_numpy(table.view(np.uint8)).cuda()
+        self.masks, self.mask_words = unsigned(np.stack(masks)) if masks else None, divide_up(vocabulary, 32)
+        self.forbidden = Lists([request.forbidden for request in requests])
+        self.biased = Lists([list(request.bias) for request in requests])
+        biases = [bias for request in requests for bias in request.bias.values()]
+        self.biases = torch.tensor([*biases, 0.0], device="cuda")
+        self.prompt, self.produced = Lists([request.prompt for request in requests]), Lists(produced)
+        self.previous = unsigned(previous)
+
+
+def case(logits, requests):
+    """`logits` [rows, vocabulary] f32."""
+    (rows, vocabulary), u64 = logits.shape, ctypes.c_uint64
+    slices, batch, before = divide_up(vocabulary, SLICE), Batch(requests, vocabulary), logits.clone()
+    changed = torch.full((rows, divide_up(vocabulary, 4) * 4), float("nan"), device="cuda")
+    row_bytes = divide_up(45_184 + 304 * slices, 128) * 128
+    scratch = torch.full((rows * row_bytes,), 0xFF, dtype=torch.uint8, device="cuda")
+    chosen, faults, log_probabilities, top_ids, top_log_probabilities = outputs = [
+        Output(shape, kind) for shape, kind in (((rows,), torch.int32), ((rows,), torch.int32), ((rows,), torch.float32),
+                                                ((rows, TOP_MAX), torch.int32), ((rows, TOP_MAX), torch.float32))
+    ]  # fmt: skip
+    slicing, planning, gathering, choosing = (Kernel("sampling", f"sample_{name}_f32")
+                                              for name in ("slices", "plan", "gather", "choose"))  # fmt: skip
+
+    def run():
+        read = (logits, u64(logits.stride(0)))
+        both = (*read, changed, u64(changed.stride(0)), vocabulary, batch.table, scratch)
+        slicing((slices, rows), (256,), *read, vocabulary, batch.table, batch.masks, batch.mask_words,
+                batch.forbidden.starts, batch.forbidden.tokens, batch.biased.starts, batch.biased.tokens, batch.biases,
+                batch.prompt.starts, batch.prompt.tokens, batch.produced.starts, batch.produced.tokens, batch.previous,
+                rows, changed, u64(changed.stride(0)), scratch)  # fmt: skip
+        planning((rows,), (512,), vocabulary, batch.table, scratch)
+        gathering((slices, rows), (256,), *both)
+        choosing((rows,), (1024,), *both, chosen.tensor, faults.tensor, log_probabilities.tensor, top_ids.tensor,
+                 top_log_probabilities.tensor, TOP_MAX)  # fmt: skip
+
+    def wrong():
+        """Rows that are not as they have to be."""
+        is_kept = torch.equal(before.view(torch.int32), logits.view(torch.int32))
+        if not is_kept or not all(output.is_guarded() for output in outputs):
+            return float("inf")
+        wholes = [(output.tensor.long() & NONE).tolist() for output in (chosen, faults, top_ids)]
+        floats = [output.tensor.tolist() for output in (log_probabilities, top_log_probabilities)]
+        rows_of = zip(before, requests, wholes[0], wholes[1], floats[0], wholes[2], floats[1])
+        return float(sum(not is_right(*row) for row in rows_of))
+
+    read = 1 if all(request.is_greedy() and request.top == NONE for request in requests) else 2
+    return Case(run, wrong, 0.0, bytes=read * logits.numel() * 4)
+
+
+def draw_logits(shape, kind):
+    """As a language model's: `peaked`, a bulk and sixty that stand out; `flat`; or one of the odd ones."""
+    vocabulary = shape[1]
+    x = torch.randn(shape, device="cuda")
+    if kind == "peaked":
+        x *= 2.5
+        places = torch.rand(shape, device="cuda").topk(min(vocabulary, 60)).indices
+        x.scatter_(1, places, 22 - 3 * torch.empty(places.shape, device="cuda").exponential_())
+    elif kind == "wide":
+        x = torch.rand(shape, device="cuda") * 200 - 100
+    elif kind == "equal":
+        x.fill_(1.5)
+    elif kind == "few":
+        x[torch.rand(shape, device="cuda") > 40 / vocabulary] = -float("inf")
+        x[:, 3] = 0.3
+    elif kind == "bf16":
+        x = (x * 3).bfloat16().float()
+    return x
+
+
+def everything(vocabulary):
+    """All that can be asked for but top-k and top-p."""
+    some = lambda count: torch.randint(vocabulary, (count,)).tolist()  # noqa: E731
+    return {"temperature": 0.8, "min_p": 0.01, "repetition": 1.1, "presence": 0.3, "frequency": 0.1, "top": TOP_MAX,
+            "bias": {token: 1.0 for token in range(0, min(vocabulary, 50_000), 1000)}, "forbidden": [5, 6, vocabulary + 3],
+            "mask": torch.rand(vocabulary, device="cuda") < 0.9, "prompt": some(2000) + [vocabulary, NONE],
+            "produced": some(500)}  # fmt: skip
+
+
+def seeded(rows, **asked):
+    return [Request(seed=int(torch.randint(1 << 62, (1,))), position=row, **asked) for row in range(rows)]
+
+
+def check(table):
+    for vocabulary in (5, 1009, 152_063, 262_208):
+        every = everything(vocabulary)
+        asked = [{}, {"top": 5}, {"temperature": 1.0}, {"temperature": 0.7, "min_p": 0.05}, {"temperature": 1.7, "top_k": 50},
+                 {"temperature": 1.0, "top_p": 0.9}, {"temperature": 0.3, "top_k": 3000, "top_p": 0.95, "top": 0}, every,
+                 every | {"top_k": 50, "top_p": 0.9}, every | {"top_p": 0.5}, {"temperature": 1e-6}, {"ignored": True},
+                 {"forbidden": [3], "top_k": 1, "temperature": 1.0, "top": 1}]  # fmt: skip
+        requests = [seeded(1, **one)[0] for one in asked]
+        for kind in ("peaked", "flat", "bf16", "wide", "equal", "few"):
+            logits = draw_logits((len(requests), vocabulary), kind)
+            table.check("sampling", f"{kind} of {vocabulary}", case(logits, requests))
+        broken = draw_logits((4, vocabulary), "flat")
+        broken[0, 3], broken[1, 2], broken[2] = float("nan"), float("inf"), -float("inf")
+        nothing = Request(temperature=1.0, mask=torch.zeros(vocabulary, dtype=torch.bool, device="cuda"))
+        requests = [*seeded(3, temperature=1.0, top=5), nothing]
+        table.check("sampling", f"no numbers, of {vocabulary}", case(broken, requests))
+
+
+def measure(table):
+    vocabulary = 152_064
+    every = everything(vocabulary)
+    some = {"temperature": 0.8, "top_p": 0.9}
+    for work, kind, rows, asked in (
+        ("greedy", "peaked", 64, {}),
+        ("temperature 0.8", "peaked", 64, {"temperature": 0.8}),
+        ("top-p 0.9", "peaked", 64, some),
+        ("top-k 50, top-p 0.9", "peaked", 64, some | {"top_k": 50}),
+        ("top-p 0.9, flat logits", "flat", 64, some),
+        ("all features", "peaked", 64, every | some | {"top_k": 50}),
+        ("all but top-k, flat logits", "flat", 64, every | some),
+        ("greedy", "peaked", 1, {}),
+        ("top-p 0.9", "peaked", 1, some),
+        ("greedy", "peaked", 256, {}),
+        ("top-p 0.9", "peaked", 256, some),
+        ("all features", "peaked", 256, every | some | {"top_k": 50}),
+    ):
+        requests = seeded(rows, **asked)
+        table.row(
+            "sampling", f"{rows} x {vocabulary:,}, {work}", lambda: case(draw_logits((rows, vocabulary), kind), requests)
+        )

@@ -1,0 +1,311 @@
+"""What is bound by reading and writing rows: norms, rotary positions, gates, and rows that are looked up or moved."""
+
+import functools
+
+import torch
+from torch.nn import functional
+
+from device import ENDINGS, LIMITS, Kernel, Output, Sections, divide_up, error, processors, unsigned
+from table import Case
+
+EPSILON = 1e-6
+NONE, PREVIOUS = 0xFFFFFFFF, 1 << 31
+BLOCK_TOKENS = 16
+NAN = float("nan")
+
+
+def random_rows(rows, columns, gap, kind):
+    """A view of wider rows."""
+    return torch.randn(rows, columns + gap, device="cuda", dtype=kind)[:, :columns]
+
+
+def norm_shape(rows, hidden):
+    return (min(rows, 8 * processors()),), (min(512, divide_up(divide_up(hidden, 16), 32) * 32),)
+
+
+def normed(x, weight):
+    x = x.double()
+    return x / (x.pow(2).mean(-1, keepdim=True) + EPSILON).sqrt() * weight.double()
+
+
+def rms_norm(rows, hidden, kind, gap=0):
+    x, weight = random_rows(rows, hidden, gap, kind), torch.randn(hidden, device="cuda", dtype=kind)
+    out, kernel = Output((rows, hidden), kind), Kernel("rms_norm", f"rms_norm_{ENDINGS[kind]}")
+    return Case(
+        run=lambda: kernel(*norm_shape(rows, hidden), x, x.stride(0), weight, rows, hidden, EPSILON, out.tensor),
+        error=lambda: out.error(normed(x, weight)),
+        limit=LIMITS[kind],
+        bytes=2 * kind.itemsize * rows * hidden,
+        beside={"torch": lambda: functional.rms_norm(x, (hidden,), weight, EPSILON)},
+    )
+
+
+def add_rms_norm(rows, hidden, kind, gap=0):
+    x, weight = random_rows(rows, hidden, gap, kind), torch.randn(hidden, device="cuda", dtype=kind)
+    residual, out = Output((rows, hidden), kind, gap), Output((rows, hidden), kind)
+    residual.tensor.normal_()
+    total = (x.float() + residual.tensor.float()).to(kind)
+    kernel = Kernel("rms_norm", f"add_rms_norm_{ENDINGS[kind]}")
+    return Case(
+        run=lambda: kernel(*norm_shape(rows, hidden), x, x.stride(0), residual.tensor, residual.tensor.stride(0), weight,
+                           rows, hidden, EPSILON, out.tensor),
+        error=lambda: max(residual.error(total), out.error(normed(total, weight))),
+        limit=LIMITS[kind],
+        bytes=4 * kind.itemsize * rows * hidden,
+    )  # fmt: skip
+
+
+def layer_norm(rows, hidden, kind, gap=0):
+    x, weight, bias = (random_rows(count, hidden, gap, kind) for count in (rows, 1, 1))
+    weight, bias = weight[0].contiguous(), bias[0].contiguous()
+    out, kernel = Output((rows, hidden), kind), Kernel("layer_norm", f"layer_norm_{ENDINGS[kind]}")
+    wide = lambda tensor: tensor.double()  # noqa: E731
+    return Case(
+        run=lambda: kernel(*norm_shape(rows, hidden), x, x.stride(0), weight, bias, rows, hidden, EPSILON, out.tensor),
+        error=lambda: out.error(functional.layer_norm(wide(x), (hidden,), wide(weight), wide(bias), EPSILON)),
+        limit=LIMITS[kind],
+        bytes=2 * kind.itemsize * rows * hidden,
+        beside={"torch": lambda: functional.layer_norm(x, (hidden,), weight, bias, EPSILON)},
+    )
+
+
+def gate_shape(rows, features):
+    return (rows, divide_up(features, 2048 if rows < 128 else 4096)), (256,)
+
+
+def silu_mul(rows, features, kind, gap=0):
+    gate_up = random_rows(rows, 2 * features, gap, kind)
+    out, kernel = Output((rows, features), kind), Kernel("silu_mul", f"silu_mul_{ENDINGS[kind]}")
+    gate, up = gate_up[:, :features], gate_up[:, features:]
+    return Case(
+        run=lambda: kernel(*gate_shape(rows, features), gate_up, gate_up.stride(0), features, out.tensor),
+        error=lambda: out.error(functional.silu(gate.double()) * up.double()),
+        limit=LIMITS[kind],
+        bytes=3 * kind.itemsize * rows * features,
+        beside={"torch": lambda: functional.silu(gate) * up},
+    )
+
+
+def gelu(rows, columns, kind, gap=0):
+    x, kernel = Output((rows, columns), kind, gap), Kernel("gelu", f"gelu_{ENDINGS[kind]}")
+    x.tensor.normal_()
+    before = x.tensor.clone()
+    return Case(
+        run=lambda: kernel(*gate_shape(rows, columns), x.tensor, x.tensor.stride(0), columns),
+        error=lambda: x.error(functional.gelu(before.double())),
+        limit=LIMITS[kind],
+        bytes=2 * kind.itemsize * rows * columns,
+        beside={"torch": lambda: functional.gelu(before)},
+    )
+
+
+class Positions:
+    """Of tokens on as many axes as there are sections, up to 2^17, and how far each pair of a head turns."""
+
+    def __init__(self, tokens, head_dim, sections):
+        self.pitch = tokens + 3
+        self.numbers = torch.randint(1 << 17, (sum(pairs > 0 for pairs in sections), self.pitch), device="cuda")
+        self.frequencies = (1e6 ** (-torch.arange(0, head_dim, 2, device="cuda").double() / head_dim)).float()
+        axes = torch.repeat_interleave(torch.arange(4), torch.tensor(sections)).cuda()
+        self.angles = (self.numbers[axes, :tokens].T.float() * self.frequencies).double()[:, None]  # [tokens, 1, pairs]
+        self.arguments = (unsigned(self.numbers), self.pitch, self.frequencies, Sections(*sections))
+
+    def turned(self, heads):
+        """[tokens, heads, head_dim] in f64, pairs in halves."""
+        left, right = heads.double().chunk(2, -1)
+        cosine, sine = self.angles.cos(), self.angles.sin()
+        return torch.cat((left * cosine - right * sine, right * cosine + left * sine), -1)
+
+
+def rotary_block(elements):
+    return (min(max(divide_up(divide_up(elements, 16), 32) * 32, 64), 320),)
+
+
+def rotary(tokens, heads, head_dim, sections, kind, behind=0):
+    """Turns the first heads of rows with `behind` columns more."""
+    x, columns = Output((tokens, heads * head_dim + behind), kind), heads * head_dim
+    x.tensor.normal_()
+    before, positions = x.tensor.clone(), Positions(tokens, head_dim, sections)
+    kernel = Kernel("rotary", f"rotary_{ENDINGS[kind]}")
+
+    def wrong():
+        wanted = torch.cat((positions.turned(before[:, :columns].unflatten(1, (heads, head_dim))).flatten(1),
+                            before[:, columns:].double()), 1)  # fmt: skip
+        kept = torch.equal(x.tensor[:, columns:], before[:, columns:])
+        return x.error(wanted) if kept else float("inf")
+
+    return Case(
+        run=lambda: kernel((tokens,), rotary_block(columns), x.tensor, x.tensor.stride(0), heads, head_dim,
+                           *positions.arguments),
+        error=wrong,
+        limit=LIMITS[kind],
+        bytes=2 * kind.itemsize * tokens * columns,
+    )  # fmt: skip
+
+
+def rotary_kv_write(tokens, heads, kv_heads, head_dim, sections, kind, gap=0, is_odd=False):
+    """`is_odd`: one token's slot is none, another's lies in no block."""
+    qkv = Output((tokens, (heads + 2 * kv_heads) * head_dim), kind, gap)
+    qkv.tensor.normal_()
+    in_heads = qkv.tensor.unflatten(1, (heads + 2 * kv_heads, head_dim))
+    before = in_heads.clone()
+    positions, blocks = Positions(tokens, head_dim, sections), divide_up(tokens, BLOCK_TOKENS) + 2
+    cache = Output((blocks, 2, kv_heads, BLOCK_TOKENS, head_dim), kind)
+    places = torch.randperm(blocks * BLOCK_TOKENS, device="cuda")[:tokens]
+    slots, written = places.clone(), torch.ones(tokens, dtype=torch.bool, device="cuda")
+    if is_odd:
+        slots[1], slots[2], written[1:3] = NONE, blocks * BLOCK_TOKENS, False
+    sent, kernel = unsigned(slots), Kernel("rotary", f"rotary_kv_write_{ENDINGS[kind]}")
+
+    def wrong():
+        wanted = before.double()
+        wanted[:, :heads] = positions.turned(before[:, :heads])
+        found = qkv.error(wanted.flatten(1))
+        here = places[written]
+        keys = cache.tensor[here // BLOCK_TOKENS, 0, :, here % BLOCK_TOKENS]
+        values = cache.tensor[here // BLOCK_TOKENS, 1, :, here % BLOCK_TOKENS]
+        turned = positions.turned(before[:, heads : heads + kv_heads])[written]
+        others = torch.ones(blocks * BLOCK_TOKENS, dtype=torch.bool, device="cuda")
+        others[here] = False
+        rest = cache.tensor.permute(0, 3, 1, 2, 4).flatten(0, 1)[others]
+        is_kept = torch.equal(in_heads[:, heads:], before[:, heads:])
+        is_copied = torch.equal(values, before[written, heads + kv_heads :])
+        is_fine = is_kept and is_copied and Output.is_untouched(rest) and cache.is_guarded()
+        return max(found, error(keys, turned)) if is_fine else float("inf")
+
+    return Case(
+        run=lambda: kernel((tokens,), rotary_block((heads + 2 * kv_heads) * head_dim), qkv.tensor, qkv.tensor.stride(0),
+                           heads, kv_heads, head_dim, *positions.arguments, sent, cache.tensor, blocks),
+        error=wrong,
+        limit=LIMITS[kind],
+        bytes=2 * kind.itemsize * tokens * (heads + 2 * kv_heads) * head_dim,
+    )  # fmt: skip
+
+
+@functools.lru_cache(1)
+def embedding_table(vocabulary, hidden, kind):
+    return torch.randn(vocabulary, hidden, device="cuda", dtype=kind)
+
+
+def embed(tokens, hidden, kind, vocabulary, is_odd=False):
+    """`is_odd`: ids that name what was chosen before, and ids of nothing."""
+    table, previous = embedding_table(vocabulary, hidden, kind), torch.randint(vocabulary, (9,), device="cuda")
+    ids = torch.randint(vocabulary, (tokens,), device="cuda")
+    sent, nothing = ids.clone(), torch.zeros(tokens, dtype=torch.bool, device="cuda")
+    if is_odd:
+        previous[3] = NONE  # who names it gets zeros
+        sent[2], ids[2] = PREVIOUS | 4, previous[4]
+        sent[3], sent[4], sent[5], sent[6] = PREVIOUS | 3, PREVIOUS | 9, vocabulary, NONE
+        nothing[4:7] = True
+    sent, chosen = unsigned(sent), unsigned(previous)
+    out, kernel = Output((tokens, hidden), kind), Kernel("embed", f"embed_{ENDINGS[kind]}")
+
+    def wrong():
+        wanted = table[ids]
+        if is_odd:
+            wanted[3] = 0  # its id is that of previous[3]
+        is_fine = bool(out.tensor[nothing].isnan().all()) and torch.equal(out.tensor[~nothing], wanted[~nothing])
+        return out.error(wanted[~nothing], rows=~nothing) if is_fine else float("inf")
+
+    return Case(
+        run=lambda: kernel((tokens,), (128,), table, vocabulary, hidden, sent, chosen, 9, out.tensor),
+        error=wrong,
+        limit=0.0,
+        bytes=2 * kind.itemsize * tokens * hidden,
+        beside={"torch": lambda: functional.embedding(ids, table)},
+    )
+
+
+def gather_rows(chosen, columns, kind, gap=0, is_odd=False):
+    x, rows = random_rows(2 * chosen, columns, gap, kind), torch.randperm(2 * chosen, device="cuda")[:chosen]
+    sent, out, kernel = rows.clone(), Output((chosen, columns), kind), Kernel("gather_rows", "gather_rows")
+    nowhere = 2 if is_odd else 0  # the first two rows are of nothing
+    sent[:nowhere] = torch.tensor([2 * chosen, NONE][:nowhere], device="cuda")
+    sent = unsigned(sent)
+
+    def wrong():
+        is_fine = bool(out.tensor[:nowhere].isnan().all())
+        return out.error(x[rows[nowhere:]], rows=slice(nowhere, None)) if is_fine else float("inf")
+
+    return Case(
+        run=lambda: kernel((chosen,), (128,), x, 2 * chosen, x.stride(0), sent, columns, kind.itemsize, out.tensor,
+                           columns),
+        error=wrong,
+        limit=0.0,
+        bytes=2 * kind.itemsize * chosen * columns,
+        beside={"torch": lambda: x.index_select(0, rows)},
+    )  # fmt: skip
+
+
+def scatter_rows(chosen, columns, kind, gap=0, is_odd=False):
+    x, rows = random_rows(chosen, columns, gap, kind), torch.randperm(2 * chosen, device="cuda")[:chosen]
+    sent, out, kernel = rows.clone(), Output((2 * chosen, columns), kind, gap), Kernel("scatter_rows", "scatter_rows")
+    nowhere = 2 if is_odd else 0
+    sent[:nowhere] = torch.tensor([2 * chosen, NONE][:nowhere], device="cuda")
+    sent, untouched = unsigned(sent), torch.ones(2 * chosen, dtype=torch.bool, device="cuda")
+    untouched[rows[nowhere:]] = False
+    return Case(
+        run=lambda: kernel((chosen,), (128,), x, x.stride(0), sent, columns, kind.itemsize, out.tensor, 2 * chosen,
+                           columns + gap),
+        error=lambda: out.error(x[nowhere:], rows=rows[nowhere:], untouched=untouched),
+        limit=0.0,
+        bytes=2 * kind.itemsize * chosen * columns,
+    )  # fmt: skip
+
+
+TEXT, VISION = (16, 24, 24, 0), (20, 20, 0, 0)  # pairs of each axis
+
+
+def copy(rows, columns, kind):
+    """torch's: what the card moves."""
+    x, out = random_rows(rows, columns, 0, kind), Output((rows, columns), kind)
+    return Case(lambda: out.tensor.copy_(x), lambda: out.error(x), 0.0, bytes=2 * kind.itemsize * rows * columns)
+
+
+def check(table):
+    for kind in (torch.bfloat16, torch.float16):
+        for operation in (rms_norm, add_rms_norm, layer_norm):
+            for rows, hidden, gap in ((1, 3584, 0), (33, 61, 0), (33, 61, 3), (129, 1280, 8), (7, 8192, 0), (5, 9000, 0),
+                                      (5, 20000, 8), (1300, 3584, 1), (3, 16, 0), (3, 5, 0)):  # fmt: skip
+                table.check(operation.__name__, f"{rows} x {hidden} + {gap}", operation(rows, hidden, kind, gap))
+        for operation in (silu_mul, gelu):
+            for rows, columns, gap in ((3, 18944, 0), (65, 3420, 0), (200, 3420, 0), (9, 61, 3), (1, 2048, 8)):
+                table.check(operation.__name__, f"{rows} x {columns} + {gap}", operation(rows, columns, kind, gap))
+        for tokens, heads, kv_heads, head_dim, sections, gap in (
+            (33, 28, 4, 128, TEXT, 0), (5, 28, 4, 128, (64, 0, 0, 0), 8), (17, 16, 16, 80, VISION, 0),
+            (3, 4, 2, 32, (4, 4, 4, 4), 0), (9, 6, 2, 64, (32, 0, 0, 0), 3), (4, 3, 1, 6, (1, 2, 0, 0), 0),
+        ):  # fmt: skip
+            work = f"{tokens} of {heads}:{kv_heads} x {head_dim} + {gap}"
+            table.check(
+                "rotary_kv_write",
+                work,
+                rotary_kv_write(tokens, heads, kv_heads, head_dim, sections, kind, gap, is_odd=tokens > 3),
+            )
+            table.check("rotary", work, rotary(tokens, heads, head_dim, sections, kind, behind=gap))  # fmt: skip
+        for tokens, hidden, vocabulary in ((257, 3584, 1000), (33, 61, 300), (9, 40, 77)):
+            table.check("embed", f"{tokens} x {hidden}", embed(tokens, hidden, kind, vocabulary, is_odd=True))
+        for operation in (gather_rows, scatter_rows):
+            for rows, columns, gap in ((70, 1280, 0), (33, 61, 0), (33, 61, 5), (9, 3584, 8)):
+                table.check(operation.__name__, f"{rows} x {columns} + {gap}",
+                            operation(rows, columns, kind, gap, is_odd=True))  # fmt: skip
+
+
+def measure(table):
+    kind, hidden, features = torch.bfloat16, 3584, 18_944
+    table.row("torch's copy", "64 MiB", lambda: copy(8192, 4096, kind))
+    timed = (
+        (rms_norm, f"{hidden:,} columns", (hidden, kind)),
+        (add_rms_norm, f"{hidden:,} columns", (hidden, kind)),
+        (layer_norm, f"{hidden:,} columns", (hidden, kind)),
+        (rotary_kv_write, "28:4 heads of 128", (28, 4, 128, TEXT, kind)),
+        (rotary, "32 heads of 80", (32, 80, VISION, kind, 1280)),
+        (silu_mul, f"{features:,} features", (features, kind)),
+        (gelu, f"{features:,} columns", (features, kind)),
+        (embed, f"{hidden:,} columns", (hidden, kind, 152_064)),
+        (gather_rows, f"{hidden:,} columns", (hidden, kind)),
+        (scatter_rows, f"{hidden:,} columns", (hidden, kind)),
+    )
+    for operation, work, sizes in timed:
+        for rows in (64, 256, 8192):
+            table.row(operation.__name__, f"{rows:,} rows, {work}", functools.partial(operation, rows, *sizes))
+    embedding_table.cache_clear()

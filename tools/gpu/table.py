@@ -1,0 +1,59 @@
+"""The table that `kernels.py` prints: what was checked, how long it took, and what failed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from device import microseconds, sets_beyond_l2
+
+
+@dataclass
+class Case:
+    """One launch with inputs and outputs of its own."""
+
+    run: Callable[[], None]
+    error: Callable[[], float]  # of what the first run gave, against a reference
+    limit: float
+    bytes: int  # that have to be moved
+    operations: int | None = None  # of arithmetic, where that limits
+    beside: dict[str, Callable[[], None]] = field(default_factory=dict)  # others that do the same
+
+
+class Table:
+    def __init__(self):
+        self.checked, self.failed, self.worst = 0, [], {}
+
+    def open(self):
+        print("| kernel | work | us | rate | beside it | error |\n|---|---|---|---|---|---|", flush=True)
+
+    def check(self, kernel, work, case):
+        case.run()
+        torch.cuda.synchronize()
+        found = case.error()
+        self.checked += 1
+        self.worst[kernel, case.limit] = max(self.worst.get((kernel, case.limit), 0.0), found)
+        if not found <= case.limit:  # nor a NaN
+            self.failed.append(f"{kernel}, {work}: error {found:.1e}, at most {case.limit:.1e}")
+        return found
+
+    def row(self, kernel, work, make):
+        """Checks the first of many cases that `make` makes, and times all."""
+        first = make()
+        found = self.check(kernel, work, first)
+        cases = [first] + [make() for _ in range(sets_beyond_l2(first.bytes) - 1)]
+        rate = lambda time: (f"{first.operations / time / 1e6:.0f} TFLOP/s" if first.operations  # noqa: E731
+                             else f"{first.bytes / time / 1e6:.2f} TB/s")  # fmt: skip
+        time = microseconds([case.run for case in cases])
+        others = []
+        for name in first.beside:
+            other = microseconds([case.beside[name] for case in cases])
+            others.append(f"{name} {other:.1f} us, {rate(other)}")
+        print(f"| {kernel} | {work} | {time:.1f} | {rate(time)} | {'; '.join(others)} | {found:.1e} |", flush=True)
+
+    def close(self):
+        """Whether all is well."""
+        worst = (f"{kernel} {found:.1e} of {limit:.0e}" for (kernel, limit), found in self.worst.items() if limit > 0)
+        print("\nworst errors of what is allowed, odd sizes too: " + ", ".join(worst))
+        print(f"{self.checked} checks, {len(self.failed)} failed", *self.failed, sep="\n")
+        return not self.failed
