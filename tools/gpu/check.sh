@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Everything that wants a GPU, from what `tools/gpu/build.sh` has built, run at the root of this repository:
 #
-#     tools/gpu/check.sh FOLDER [tests|sanitizer|seven|bench ...]        # all four, if not told otherwise
+#     tools/gpu/check.sh FOLDER [tests|sanitizer|seven|products|bench ...]        # all, if not told otherwise
 #
 # tests      every GPU test
-# sanitizer  the kernels' tests under compute-sanitizer
+# sanitizer  the kernels' tests under compute-sanitizer, but for the one that takes the time
 # seven      a random checkpoint of 7B's shape (16.6 GB below SCRATCH, /tmp if not set): transformers and we compute it
+# products   products of few rows, checked and timed beside cuBLASLt's (`tools/gpu/products.py`)
 # bench      `bursar bench` on that shape
 #
 # BURSAR_CUDA_LIB names the folder of cuBLASLt, if it is at no usual place. What was run and whether it passed stands in
@@ -13,7 +14,7 @@
 set -uo pipefail
 folder=$(cd "$1" && pwd)
 shift
-parts=${*:-tests sanitizer seven bench}
+parts=${*:-tests sanitizer seven products bench}
 root=$(pwd)
 scratch=${SCRATCH:-/tmp}
 bin=$(mktemp -d)
@@ -50,7 +51,7 @@ for part in $parts; do
         ;;
     sanitizer)
         check "the kernels under compute-sanitizer" compute-sanitizer --tool memcheck --error-exitcode 1 \
-            "$bin/test-kernels-cuda" --test-threads=1
+            "$bin/test-kernels-cuda" --test-threads=1 --skip a_captured_step
         ;;
     seven)
         checkpoint=$scratch/bursar-seven-billion
@@ -58,11 +59,14 @@ for part in $parts; do
             check "transformers on 7B's shape" python3 tools/gpu/seven_billion.py "$checkpoint"
         BURSAR_SEVEN_BILLION=$checkpoint check "7B's shape" "$bin/test-model-seven_billion" --nocapture
         ;;
+    products)
+        check "products of few rows" python3 tools/gpu/products.py
+        ;;
     bench)
         check "the bench" "$bin/bursar" bench --shape qwen2.5-vl-7b --random
         ;;
     *)
-        echo "$part is none of tests, sanitizer, seven and bench"
+        echo "$part is none of tests, sanitizer, seven, products and bench"
         exit 2
         ;;
     esac

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "no story uses all of it")]
 
 mod asked;
+mod paged;
 mod pass;
 
 use std::sync::Arc;
@@ -13,6 +14,8 @@ use half::{bf16, f16};
 
 #[allow(unused_imports, reason = "no story uses all of it")]
 pub use asked::Batch;
+#[allow(unused_imports, reason = "no story uses all of it")]
+pub use paged::PagedData;
 #[allow(unused_imports, reason = "no story uses all of it")]
 pub use pass::{How, Pass, passes};
 
