@@ -7,7 +7,7 @@
 # kernels    each kernel alone against torch in f64, and its times (needs no FOLDER's binaries)
 # sanitizer  the kernels' tests under compute-sanitizer, but for the one that takes the time
 # seven      a random checkpoint of 7B's shape (16.6 GB below SCRATCH, /tmp if not set): transformers and we compute it
-# products   products of few rows, checked and timed beside cuBLASLt's (`tools/gpu/products.py`)
+# products   products of few rows and of many, checked and timed beside cuBLASLt's (`tools/gpu/{products,gated}.py`)
 # bench      `bursar bench` on that shape
 #
 # BURSAR_CUDA_LIB names the folder of cuBLASLt, if it is at no usual place. What was run and whether it passed stands in
@@ -65,6 +65,7 @@ for part in $parts; do
         ;;
     products)
         check "products of few rows" python3 tools/gpu/products.py
+        check "products of many rows" python3 tools/gpu/gated.py
         ;;
     bench)
         check "the bench" "$bin/bursar" bench --shape qwen2.5-vl-7b --random

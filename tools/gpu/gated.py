@@ -13,6 +13,7 @@ import argparse
 import ctypes
 import random
 import statistics
+import sys
 from pathlib import Path
 
 import torch
@@ -152,6 +153,7 @@ def check(path, group):
                     worst = max(worst, error)
             print(f"{NAMES[kind]}_{SUFFIX[dtype]}: worst relative error {worst:.2e}", flush=True)
     print("all right" if not bad else f"{bad} WRONG")
+    return bad
 
 
 def graph_of(version, calls, copies):
@@ -234,14 +236,15 @@ def main():
     torch.zeros(1, device="cuda")
     files = [options.folder / name for name in options.file]
     neither = not options.check and options.time is None
+    bad = 0
     if options.check or neither:
-        for path in files:
-            check(path, options.group[0])
+        bad = sum(check(path, options.group[0]) for path in files)
     if options.time is not None or neither:
         silu_mul = load(options.folder / "silu_mul.sm_90a.cubin", "silu_mul_bf16")
         for shape in options.time or SHAPES:
             time(files, silu_mul, shape, options.group, options.milliseconds)
+    return 1 if bad else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
