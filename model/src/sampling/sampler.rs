@@ -1,9 +1,9 @@
 //! The sampler: one row of logits and a sequence's past, to the next token.
 //!
 //! What a request wants becomes a row of numbers and lists here. The arithmetic, and its order, are
-//! [`bursar_kernels::sampling`]'s: on the host by [`Sampler::sample`], or where the logits are by
-//! [`sample_into`](bursar_kernels::Scope::sample_into), for which [`Sampler::ask`] and [`Sampler::answer`] stand at both
-//! ends.
+//! [`bursar_kernels::sampling`]'s. Serving chooses where the logits are, by
+//! [`sample_into`](bursar_kernels::Scope::sample_into): [`Sampler::ask`] and [`Sampler::answer`] stand at both ends.
+//! [`Sampler::sample`] is the same for logits that are on the host: what the device is held against.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use bursar_kernels::{
 
 use super::grammar::Grammar;
 use super::log_probabilities::{check_top, log_probabilities};
-use super::parameters::SamplingParams;
+use super::parameters::{SamplingParams, check_listed};
 use super::past::{Past, Tokens};
 use crate::error::SamplingError;
 use crate::flow::token::{LogProbabilities, LogProbability, Token};
@@ -72,10 +72,15 @@ impl Sampler {
 
     /// Forbids `end_tokens` until `tokens_min` tokens were produced. A grammar that is complete goes before: what it does
     /// not let go on ends.
-    #[must_use]
-    pub fn with_tokens_min(mut self, tokens_min: usize, end_tokens: Arc<[u32]>) -> Self {
+    ///
+    /// # Errors
+    /// [`SamplingError::TooManyTokens`] for more than 1,024 end tokens, if there is a minimum.
+    pub fn with_tokens_min(mut self, tokens_min: usize, end_tokens: Arc<[u32]>) -> Result<Self, SamplingError> {
+        if tokens_min > 0 {
+            check_listed("stop_token", end_tokens.len())?;
+        }
         (self.tokens_min, self.end_tokens) = (tokens_min, end_tokens);
-        self
+        Ok(self)
     }
 
     /// Forbids what `grammar` does not let follow. It must have been compiled for the same model.
@@ -104,6 +109,11 @@ impl Sampler {
     pub fn is_plain_argmax(&self) -> bool {
         let changes = self.reads_past() || !self.params.logit_bias.is_empty() || self.tokens_min > 0;
         self.params.is_greedy() && !changes && self.top.is_none()
+    }
+
+    /// Whether the host must have seen each token before the next is chosen: a grammar says what may follow.
+    pub fn must_see(&self) -> bool {
+        self.grammar.is_some()
     }
 
     /// Whether it reads the tokens produced so far, so that [`Past::at`] is not enough.
@@ -140,12 +150,16 @@ impl Sampler {
     }
 
     /// Adds what it wants to a batch for [`sample_into`](bursar_kernels::Scope::sample_into), to choose the token after
-    /// `past`.
+    /// `past`; where that cannot be said, a row that is ignored.
     ///
     /// # Errors
     /// As [`sample`](Self::sample), but for what is wrong with the logits.
     pub fn ask(&self, past: Past<'_>, batch: &mut SampleBatch) -> Result<(), SamplingError> {
-        self.wish(past, |row, wishes| batch.push(row, wishes))
+        let asked = self.wish(past, |row, wishes| batch.push(row, wishes));
+        if asked.is_err() {
+            batch.push_ignored();
+        }
+        asked
     }
 
     /// The token at `position` that the device has chosen.
