@@ -132,7 +132,7 @@ fn samplers(chat: &Chat, kit: &Kit, ends: &Arc<[u32]>, samples: usize) -> Result
     let seed = asked.seed.unwrap_or_else(any_seed);
     let sampler = |sample: usize| {
         let params = asked.sampling(&kit.generation.sampling, seed.wrapping_add(sample as u64));
-        let mut sampler = Sampler::new(params, vocabulary)?.with_tokens_min(asked.tokens_min, ends.clone());
+        let mut sampler = Sampler::new(params, vocabulary)?.with_tokens_min(asked.tokens_min, ends.clone())?;
         if let Some(grammar) = &grammar {
             sampler = sampler.with_grammar(grammar.clone());
         }

@@ -67,7 +67,7 @@ impl<'b, B: Backend> Begun<'b, B> {
 
     fn finish_oldest(&mut self, under_way: &UnderWay) {
         let (ticket, pending) = self.jobs.pop_front().expect("a job was begun");
-        let answer = pending.finish(self.bench);
+        let answer = pending.finish();
         self.timeline.complete(ticket);
         answer();
         under_way.send_modify(|jobs| *jobs -= 1);

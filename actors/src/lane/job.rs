@@ -74,7 +74,8 @@ pub struct Choice {
 pub struct PastTokens {
     /// The prompt's tokens, if the sampler reads them; none otherwise.
     pub prompt: Vec<u32>,
-    /// The tokens produced so far.
+    /// The tokens produced so far. The last may be [`PREVIOUS`](bursar_kernels::ops::embed::PREVIOUS)` | row`, which the step
+    /// before is still to choose, for a sampler that need not [see](Sampler::must_see) it.
     pub produced: Vec<u32>,
 }
 
@@ -86,11 +87,6 @@ impl std::fmt::Debug for PastTokens {
 }
 
 impl Choice {
-    /// Whether the device chooses: the host then reads the token when the next step runs already.
-    pub(super) fn is_on_device(&self) -> bool {
-        self.sampler.is_plain_argmax()
-    }
-
     /// As the sampler takes it.
     pub(super) fn past(&self) -> Past<'_> {
         match &self.past {

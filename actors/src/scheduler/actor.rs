@@ -204,9 +204,10 @@ impl SchedulerState {
     fn choice(&self, row: &ChosenRow) -> Choice {
         let spec = self.core.sequence(row.sequence).expect("a planned sequence runs");
         let (prompt, produced) = spec.tokens.split_at(spec.tokens.len() - spec.produced);
+        assert_eq!(produced.len() + usize::from(row.unseen.is_some()), row.position, "one token at most is unseen");
         let past = spec.sampler.reads_past().then(|| PastTokens {
             prompt: if spec.sampler.reads_prompt() { prompt.to_vec() } else { Vec::new() },
-            produced: produced.to_vec(),
+            produced: produced.iter().copied().chain(row.unseen).collect(),
         });
         Choice { sampler: spec.sampler.clone(), position: row.position as u64, past }
     }
