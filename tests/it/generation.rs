@@ -37,11 +37,13 @@ fn equal_seeds_give_equal_replies_whatever_else_goes_on_and_others_give_others()
 }
 
 #[test]
-fn a_step_is_prepared_while_one_runs_unless_the_host_chooses() {
+fn a_step_is_prepared_while_one_runs_unless_the_host_must_see_its_token_first() {
     let ears = Ears::open();
     story(async {
-        for (name, chat, steps) in [("greedy", about(1), 2.0), ("drawn", about(1).temperature(1.0).seed(3), 1.0)] {
-            // The prompt fits one step, so that each step of a drawn reply chooses a token.
+        let drawn = about(1).temperature(1.0).repetition_penalty(1.1).log_probabilities(2).seed(3);
+        let formed = about(1).format(OutputFormat::Regex("[a-z ]{4,}".to_owned())).max_tokens(20);
+        for (name, chat, steps) in [("greedy", about(1), 2.0), ("drawn", drawn, 2.0), ("formed", formed, 1.0)] {
+            // The prompt fits one step, so that each step of a reply chooses a token.
             let mut options = LoadOptions { name: Some(name.to_owned()), ..small() };
             options.envelope.as_mut().expect("small limits").step_tokens = 200;
             let stage = Stage::set(options).await;
