@@ -177,7 +177,8 @@ impl Stage {
             let choice = |row: usize| {
                 let seen = replies[row].iter().map(|token| token.id);
                 let unseen = (replies[row].len()..position).map(|_| PREVIOUS | row as u32);
-                let past = PastTokens { prompt: prompts[row].clone(), produced: seen.chain(unseen).collect() };
+                let prompt = samplers[row].read_of(&prompts[row]);
+                let past = PastTokens { prompt, produced: seen.chain(unseen).collect() };
                 assert_eq!(past.produced.len(), position);
                 Choice { sampler: samplers[row].clone(), position: position as u64, past: Some(past) }
             };

@@ -252,7 +252,7 @@ impl Stage {
         for position in 0..DRAWN {
             let unseen = (is_ahead && position > 0).then_some(PREVIOUS);
             let produced = seen.iter().map(|token| token.id).chain(unseen).collect();
-            let past = sampler.reads_past().then(|| PastTokens { prompt: prompt.clone(), produced });
+            let past = sampler.reads_past().then(|| PastTokens { prompt: sampler.read_of(&prompt), produced });
             let choice = Choice { sampler: sampler.clone(), position: position as u64, past };
             let cached = if position == 0 { 0 } else { PROMPT + position - 1 };
             answers.push(self.choose("drawn", &fed, cached, choice));

@@ -183,6 +183,7 @@ impl World {
             stop_tokens: [STOP].into(),
             // Now and then the host must see a token first, and no step is planned meanwhile.
             sampler: sampler(number),
+            prompt_read: [].into(),
             prefix: PrefixKeys::default(),
             group: None,
             score_prompt: None,

@@ -316,3 +316,32 @@ proptest! {
         prop_assert_eq!(0, sample(&sampler, &row, Past::at(tokens_min as u64)).expect("a token").id);
     }
 }
+
+#[test]
+fn lists_that_go_with_every_token_have_a_limit_that_is_told() {
+    let biased = |count: u32| {
+        let logit_bias = (0..count).map(|token| (token, 1.0)).collect();
+        Sampler::new(SamplingParams { logit_bias, ..Default::default() }, 5000)
+    };
+    assert!(biased(1024).is_ok());
+    let error = biased(1025).expect_err("one too many");
+    assert_eq!(error, SamplingError::TooManyTokens { parameter: "logit_bias", asked: 1025, limit: 1024 });
+    assert_eq!(error.to_string(), "`logit_bias` names 1025 tokens, of at most 1024");
+    assert!(error.hint().contains("1024") && error.hint().contains("logit_bias"), "{}", error.hint());
+    let ended =
+        |tokens_min, count| sampler(SamplingParams::default(), 5000).with_tokens_min(tokens_min, (0..count).collect());
+    assert!(ended(1, 1024).is_ok() && ended(0, 5000).is_ok(), "without a minimum nothing is forbidden");
+    assert!(matches!(ended(1, 1025), Err(SamplingError::TooManyTokens { parameter: "stop_token", .. })));
+}
+
+#[test]
+fn a_prompt_is_read_once_a_token_and_only_by_who_counts_it() {
+    let repeated = sampler(SamplingParams { repetition_penalty: 1.2, ..Default::default() }, 9);
+    assert_eq!(repeated.read_of(&[7, 3, 7, 7, 3])[..], [3, 7]);
+    assert!(sampler(SamplingParams { presence_penalty: 1.0, ..Default::default() }, 9).read_of(&[7, 3]).is_empty());
+    // The whole prompt and what is read of it come to the same.
+    let row = [1.0, 1.0, -0.2, 1.1, 0.0, 0.3, 0.2, 1.15, -1.0];
+    let choose = |prompt: &[u32]| sample(&repeated, &row, Past::new(prompt, &[0])).expect("a token").id;
+    assert_eq!(choose(&[7, 3, 7, 7, 3]), choose(&[3, 7]));
+    assert_ne!(choose(&[]), choose(&[3, 7]));
+}

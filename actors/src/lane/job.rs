@@ -72,8 +72,8 @@ pub struct Choice {
 /// A copy of what stands before a token.
 #[derive(Clone)]
 pub struct PastTokens {
-    /// The prompt's tokens, if the sampler reads them; none otherwise.
-    pub prompt: Vec<u32>,
+    /// What the sampler [reads](Sampler::read_of) of the prompt.
+    pub prompt: Arc<[u32]>,
     /// The tokens produced so far. The last may be [`PREVIOUS`](bursar_kernels::ops::embed::PREVIOUS)` | row`, which the step
     /// before is still to choose, for a sampler that need not [see](Sampler::must_see) it.
     pub produced: Vec<u32>,

@@ -203,10 +203,10 @@ impl SchedulerState {
 
     fn choice(&self, row: &ChosenRow) -> Choice {
         let spec = self.core.sequence(row.sequence).expect("a planned sequence runs");
-        let (prompt, produced) = spec.tokens.split_at(spec.tokens.len() - spec.produced);
+        let produced = &spec.tokens[spec.tokens.len() - spec.produced..];
         assert_eq!(produced.len() + usize::from(row.unseen.is_some()), row.position, "one token at most is unseen");
         let past = spec.sampler.reads_past().then(|| PastTokens {
-            prompt: if spec.sampler.reads_prompt() { prompt.to_vec() } else { Vec::new() },
+            prompt: spec.prompt_read.clone(),
             produced: produced.iter().copied().chain(row.unseen).collect(),
         });
         Choice { sampler: spec.sampler.clone(), position: row.position as u64, past }

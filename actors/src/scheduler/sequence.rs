@@ -40,6 +40,8 @@ pub struct NewSequence {
     pub stop_tokens: Arc<[u32]>,
     /// How its tokens are chosen.
     pub sampler: Arc<Sampler>,
+    /// What that [reads](Sampler::read_of) of the prompt.
+    pub prompt_read: Arc<[u32]>,
 }
 
 /// Counts, never the tokens: they are the user's text.

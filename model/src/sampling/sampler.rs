@@ -5,7 +5,7 @@
 //! [`sample_into`](bursar_kernels::Scope::sample_into): [`Sampler::ask`] and [`Sampler::answer`] stand at both ends.
 //! [`Sampler::sample`] is the same for logits that are on the host: what the device is held against.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use bursar_kernels::{
     ops::sample::Outcome,
@@ -124,6 +124,15 @@ impl Sampler {
     /// Whether it reads the prompt too.
     pub fn reads_prompt(&self) -> bool {
         self.params.repetition_penalty != 1.0
+    }
+
+    /// What it reads of a prompt: each token once, or none. Penalties ask whether a token stands there, not how often; a
+    /// prompt of pictures is mostly one and the same.
+    pub fn read_of(&self, prompt: &[u32]) -> Arc<[u32]> {
+        match self.reads_prompt() {
+            true => prompt.iter().copied().collect::<BTreeSet<u32>>().into_iter().collect(),
+            false => Arc::new([]),
+        }
     }
 
     /// The token after `past`. The same logits, past and seed give the same token, in whatever batch and life.

@@ -35,6 +35,7 @@ fn sequence(id: u64, prompt: usize, tokens_max: usize) -> NewSequence {
         group: None,
         score_prompt: None,
         sampler: Arc::new(Sampler::new(SamplingParams::default(), 100_000).expect("greedy")),
+        prompt_read: [].into(),
     }
 }
 
