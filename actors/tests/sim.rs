@@ -189,7 +189,7 @@ impl World {
             score_prompt: None,
         };
         self.pins.insert(id, (keys, rows.iter().flat_map(|rows| rows.iter().copied()).collect()));
-        self.scheduler_step(Input::Admit(sequence));
+        self.scheduler_step(Input::Admit(Box::new(sequence)));
     }
 
     fn of_sequence(&mut self, id: SequenceId) -> Option<&mut Request> {

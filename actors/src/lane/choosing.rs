@@ -17,7 +17,7 @@ pub(super) enum Wanted {
         rows: usize,
     },
     /// More than that of one row at least.
-    Asked(Asked),
+    Asked(Box<Asked>),
 }
 
 /// What is asked of each row.
@@ -38,7 +38,7 @@ impl Wanted {
             let asked = choice.sampler.ask(choice.past(), &mut batch);
             refused.extend(asked.err().map(|error| (row, error)));
         }
-        Wanted::Asked(Asked { batch, refused })
+        Wanted::Asked(Box::new(Asked { batch, refused }))
     }
 
     /// What was chosen on `desk` from `rows` rows, or will be by what was launched before, on its way to the host.

@@ -80,7 +80,7 @@ impl Actor for SchedulerActor {
         let effects = match message {
             SchedulerMessage::Admit(Admission { sequence, pins, deliveries }) => {
                 state.callers.insert(sequence.id, Caller { deliveries: Some(deliveries), pins });
-                state.core.step(Input::Admit(sequence))
+                state.core.step(Input::Admit(Box::new(sequence)))
             }
             SchedulerMessage::Cancel(sequence) => state.cancel(sequence),
             // A step that failed leaves its sequences half done: die, and let their drivers come again.

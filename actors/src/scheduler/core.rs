@@ -38,7 +38,7 @@ pub struct Limits {
 #[derive(Clone, Debug)]
 pub enum Input {
     /// A new sequence waits.
-    Admit(NewSequence),
+    Admit(Box<NewSequence>),
     /// A caller has gone.
     Cancel(SequenceId),
     /// The answer to [`Effect::Allot`].
@@ -115,7 +115,7 @@ impl SchedulerCore {
     pub fn step(&mut self, input: Input) -> Vec<Effect> {
         let mut effects = Vec::new();
         match input {
-            Input::Admit(spec) => self.waiting.push_back(Sequence::new(spec)),
+            Input::Admit(spec) => self.waiting.push_back(Sequence::new(*spec)),
             Input::Cancel(sequence) => self.cancel(sequence, &mut effects),
             Input::Allotted(allotment) => self.allotted(allotment, &mut effects),
             Input::Stepped(tokens) => self.stepped(&tokens, &mut effects),
