@@ -96,7 +96,6 @@ impl<B: Backend> Bench<B> {
         let choosing = self.pass(|scope, cache| {
             let layers = self.memory.kv.layers();
             let mut desk = self.memory.desk.desk();
-            let choices = Wanted::of(&job.choices, desk.shape().vocabulary);
             let caches = StepCaches { layers: &layers, pictures: Some(cache), previous: &desk.chosen() };
             let mut wanted = job.scores.iter();
             // [logit_rows, vocabulary]
@@ -107,6 +106,8 @@ impl<B: Backend> Bench<B> {
                 Ok(())
             })?;
             let rows = logits.rows();
+            // Behind the layers' launch: a device computes them while the host makes masks.
+            let choices = Wanted::of(&job.choices, desk.shape().vocabulary);
             match &choices {
                 Wanted::Likeliest { .. } => desk.take_likeliest(scope, &logits)?,
                 Wanted::Asked(asked) => {
