@@ -10,7 +10,10 @@ use std::{
 
 use bursar_budgets::{Bytes, Device, DeviceError, Fence, Lease, Segment};
 use bursar_kernels::{DType, KvLayer, KvShape, Tensor};
-use bursar_model::flow::StepLayout;
+use bursar_model::{
+    flow::StepLayout,
+    sampling::{Desk, DeskShape},
+};
 
 use crate::graph::GraphShape;
 
@@ -24,8 +27,8 @@ pub struct EngineMemory(Option<EngineParts>);
 pub struct EngineParts {
     /// Temporaries of steps.
     pub step_workspace: Arc<Segment>,
-    /// What steps choose, for the steps behind them.
-    pub chosen: ChosenTokens,
+    /// Where steps choose, for the steps behind them.
+    pub desk: DeskMemory,
     /// Temporaries of vision launches; none for a model that takes no pictures.
     pub vision_workspace: Option<Arc<Segment>>,
     /// Embeddings of pictures; likewise.
@@ -61,33 +64,34 @@ impl Drop for EngineMemory {
     }
 }
 
-/// The tokens that the newest step has chosen, one a row of its logits. They stay on the device, where the next step
-/// reads them before the host has.
-pub struct ChosenTokens {
+/// Where steps ask for their choices, make them and report them. What the newest has chosen stays on the device, where
+/// the next step reads it before the host has.
+pub struct DeskMemory {
     segment: Segment,
-    rows: usize,
+    shape: DeskShape,
 }
 
-impl ChosenTokens {
-    /// Bytes of whole pages that the choices of `sequences` sequences take.
-    pub fn bytes(sequences: usize, page: Bytes) -> Bytes {
-        DType::U32.bytes(sequences).round_up(page)
+impl DeskMemory {
+    /// Bytes of whole pages that a desk takes.
+    pub fn bytes(shape: DeskShape, page: Bytes) -> Bytes {
+        DType::U32.bytes(shape.words()).round_up(page)
     }
 
-    /// A segment that is backed for the choices of `sequences` sequences.
+    /// A segment that is backed for a desk of `shape`.
     ///
     /// # Panics
-    /// If it is backed for fewer.
-    pub fn over(segment: Segment, sequences: usize) -> Self {
-        assert!(DType::U32.bytes(sequences) <= segment.backed(), "{sequences} choices in {}", segment.backed());
-        ChosenTokens { segment, rows: sequences }
+    /// If it is backed for less.
+    pub fn over(segment: Segment, shape: DeskShape) -> Self {
+        let bytes = DType::U32.bytes(shape.words());
+        assert!(bytes <= segment.backed(), "a desk of {bytes} in {}", segment.backed());
+        DeskMemory { segment, shape }
     }
 
-    /// `[sequences]` u32
-    pub fn tensor(&self) -> Tensor<'_> {
-        // SAFETY: the segment is backed for that many rows and lives as long as the borrow; only the step lane touches
+    /// The desk.
+    pub fn desk(&self) -> Desk<'_> {
+        // SAFETY: the segment is backed for it, starts a page and lives as long as the borrow; only the step lane touches
         // it, one pass after the other.
-        unsafe { Tensor::persistent(self.segment.address(), [self.rows], DType::U32) }
+        unsafe { Desk::at(self.segment.address(), self.shape) }
     }
 }
 

@@ -13,16 +13,16 @@ use std::{
 
 use bursar_actors::{
     graph::GraphShape,
-    lane::{Answer, Bench, CaptureJob, Choice, Job, Lane, LaneError, StepJob, Stepped},
-    memory::{ChosenTokens, EngineMemory, EngineParts, GraphInputs, KvMemory},
+    lane::{Answer, Bench, CaptureJob, Choice, Job, Lane, LaneError, PastTokens, StepJob, Stepped},
+    memory::{DeskMemory, EngineMemory, EngineParts, GraphInputs, KvMemory},
 };
 use bursar_budgets::*;
 use bursar_kernels::{BLOCK_TOKENS, BlasSearch, Cuda, CudaKernels, CudaTarget, ops::embed::PREVIOUS};
 use bursar_model::{
     Model,
     checkpoint::{Checkpoint, CheckpointSource},
-    flow::{SequencePart, StepBatch},
-    sampling::{Sampler, SamplingParams},
+    flow::{SequencePart, StepBatch, Token},
+    sampling::{DeskShape, Sampler, SamplingParams},
 };
 use leased::Leased;
 
@@ -80,15 +80,17 @@ impl Stage {
         let kv = KvMemory::reserve(&device, kv_shape, reserved, Arc::new(kv_lease)).expect("addresses");
         kv.grow_to(blocks).expect("memory");
         let workspace = Arc::new(leased.segment(Class::StepWorkspace, Bytes::mib(128)));
+        let vocabulary = model.config().decoder().vocabulary;
+        let desk = DeskShape { sequences: SHAPE.sequences, context_tokens: SHAPE.context_tokens, vocabulary };
+        let desk_bytes = DeskMemory::bytes(desk, device.page());
         let memory = Arc::new(EngineMemory::new(EngineParts {
             step_workspace: workspace.clone(),
-            chosen: ChosenTokens::over(leased.segment(Class::StepWorkspace, Bytes::kib(1)), SHAPE.sequences),
+            desk: DeskMemory::over(leased.segment(Class::StepWorkspace, desk_bytes), desk),
             vision_workspace: None,
             vision_cache: None,
             kv,
             graphs: Some(GraphInputs::over(leased.segment(Class::Graphs, SHAPE.bytes(device.page())), SHAPE)),
         }));
-        let vocabulary = model.config().decoder().vocabulary;
         assert_eq!(model.config().decoder().rope_sections.len(), SHAPE.axes);
         let bench = Bench::new(backend, workspace, Arc::new(model), memory.clone());
         let lane = Lane::start("gpu", bench, device.timeline());
@@ -107,25 +109,35 @@ impl Stage {
         captured.sum()
     }
 
-    fn submit(&self, parts: &[SequencePart<'_>], by: By) -> Receiver<Result<Stepped, LaneError>> {
-        let sampler = Sampler::new(SamplingParams::default(), self.vocabulary).expect("within its limits");
-        let sampler = Arc::new(match by {
-            By::Device => sampler,
-            // Only the host tells how likely a token was.
-            By::Host => sampler.with_log_probabilities(0).expect("within its limits"),
-        });
-        let choices = parts.iter().map(|_| Choice { sampler: sampler.clone(), position: 0, past: None }).collect();
-        let (give, answer) = sync_channel(1);
-        let answer = (Answer::to(move |outcome| drop(give.send(outcome))), answer);
-        let batch = StepBatch::pack(parts);
-        let job = StepJob { batch, choices, scores: Vec::new(), pins: Vec::new(), answer: answer.0 };
-        self.lane.submit(Job::Step(Box::new(job)));
-        answer.1
+    /// Lets go of every graph: steps are launched, by the algorithms that were measured.
+    fn forget(&self) {
+        let waiting = tokio::runtime::Builder::new_current_thread().build().expect("one thread");
+        for rows in SHAPE.buckets() {
+            self.lane.submit(Job::Forget { rows });
+            // The queue is short.
+            waiting.block_on(self.lane.idle());
+        }
     }
 
-    /// Replies of `steps` tokens to as many prompts of different lengths, whose first block is `first_block`; and how many
-    /// steps were run by a graph.
-    fn replies(&self, sequences: usize, steps: usize, first_block: usize, by: By) -> (Vec<Vec<u32>>, usize) {
+    fn submit(&self, parts: &[SequencePart<'_>], choices: Vec<Choice>) -> Receiver<Result<Stepped, LaneError>> {
+        let (give, answer) = sync_channel(1);
+        let answer_to = Answer::to(move |outcome| drop(give.send(outcome)));
+        let batch = StepBatch::pack(parts);
+        let job = StepJob { batch, choices, scores: Vec::new(), pins: Vec::new(), answer: answer_to };
+        self.lane.submit(Job::Step(Box::new(job)));
+        answer
+    }
+
+    /// Replies of `steps` tokens behind the first to as many prompts of different lengths as there are samplers, whose
+    /// first block is `first_block`; and how many steps were run by a graph.
+    fn replies(
+        &self,
+        samplers: &[Arc<Sampler>],
+        steps: usize,
+        first_block: usize,
+        named: Named,
+    ) -> (Vec<Vec<Token>>, usize) {
+        let sequences = samplers.len();
         let prompt =
             |sequence: usize| (0..5 + 9 * sequence as u32).map(|at| (at * 7 + sequence as u32) % 300).collect();
         let prompts: Vec<Vec<u32>> = (0..sequences).map(prompt).collect();
@@ -137,29 +149,77 @@ impl Stage {
         let parts: Vec<_> =
             prompts.iter().zip(&positions).enumerate().map(|(s, (t, p))| part(t, p, 0, &blocks[s])).collect();
         let (mut replies, mut replayed) = (vec![Vec::new(); sequences], 0);
-        let mut read = |answer: Receiver<Result<Stepped, LaneError>>| {
+        let mut read = |replies: &mut Vec<Vec<Token>>, answer: Receiver<Result<Stepped, LaneError>>| {
             let stepped = answer.recv().expect("each job is answered").expect("the step runs");
             replayed += usize::from(stepped.is_by_graph);
-            let ids: Vec<u32> = stepped.chosen.iter().map(|token| token.as_ref().expect("a number").id).collect();
-            replies.iter_mut().zip(&ids).for_each(|(reply, id)| reply.push(*id));
-            ids
+            let tokens = stepped.chosen.into_iter().map(|token| token.expect("a number"));
+            replies.iter_mut().zip(tokens).for_each(|(reply, token)| reply.push(token));
         };
-        let mut before = self.submit(&parts, by);
+        // The choices of a step behind which so many tokens of each sequence stand, the last of them not seen.
+        let choices = |replies: &[Vec<Token>], position: usize| -> Vec<Choice> {
+            let choice = |row: usize| {
+                let seen = replies[row].iter().map(|token| token.id);
+                let unseen = (replies[row].len()..position).map(|_| PREVIOUS | row as u32);
+                let prompt = samplers[row].read_of(&prompts[row]);
+                let past = PastTokens { prompt, produced: seen.chain(unseen).collect() };
+                assert_eq!(past.produced.len(), position);
+                Choice { sampler: samplers[row].clone(), position: position as u64, past: Some(past) }
+            };
+            (0..sequences).map(choice).collect()
+        };
+        let mut before = self.submit(&parts, choices(&replies, 0));
         for step in 0..steps {
-            // The device chooses and the host looks a step late, or the host chooses and names what it chose.
-            let (tokens, late): (Vec<u32>, _) = match by {
-                By::Device => ((0..sequences as u32).map(|row| PREVIOUS | row).collect(), Some(before)),
-                By::Host => (read(before), None),
+            // The host looks a step late, or names what it has seen.
+            let (tokens, late): (Vec<u32>, _) = match named {
+                Named::Unseen => ((0..sequences as u32).map(|row| PREVIOUS | row).collect(), Some(before)),
+                Named::Seen => {
+                    read(&mut replies, before);
+                    (replies.iter().map(|reply| reply[step].id).collect(), None)
+                }
             };
             let at: Vec<_> = prompts.iter().map(|prompt| [[(prompt.len() + step) as u32; 3]]).collect();
             let parts: Vec<_> =
                 (0..sequences).map(|s| part(&tokens[s..=s], &at[s], prompts[s].len() + step, &blocks[s])).collect();
-            let next = self.submit(&parts, by);
-            late.map(&mut read);
+            let next = self.submit(&parts, choices(&replies, step + 1));
+            late.into_iter().for_each(|late| read(&mut replies, late));
             before = next;
         }
-        read(before);
+        read(&mut replies, before);
         (replies, replayed)
+    }
+
+    fn sampler(&self, params: SamplingParams) -> Arc<Sampler> {
+        Arc::new(Sampler::new(params, self.vocabulary).expect("within its limits"))
+    }
+
+    /// Samplers that take the likeliest token.
+    fn plain(&self, sequences: usize) -> Vec<Arc<Sampler>> {
+        vec![self.sampler(SamplingParams::default()); sequences]
+    }
+
+    /// Samplers that want different things, one of them no more than the likeliest token.
+    fn samplers(&self, sequences: usize) -> Vec<Arc<Sampler>> {
+        let sampler = |sequence: usize| {
+            let warm = || SamplingParams { temperature: 1.3, seed: 5 + sequence as u64, ..SamplingParams::default() };
+            let limited = || SamplingParams { top_k: 50, top_p: 0.95, min_p: 1e-3, ..warm() };
+            let tired = || SamplingParams {
+                repetition_penalty: 1.3,
+                presence_penalty: 0.5,
+                frequency_penalty: 0.5,
+                logit_bias: [(3, 4.0), (7, -100.0)].into(),
+                ..limited()
+            };
+            let sampler = match sequence % 6 {
+                0 => self.sampler(tired()),
+                1 => self.sampler(warm()),
+                2 => self.sampler(limited()),
+                3 => self.sampler(SamplingParams::default()),
+                4 => self.sampler(SamplingParams { temperature: 0.0, frequency_penalty: 2.0, ..warm() }),
+                _ => return Sampler::new(tired(), self.vocabulary)?.with_tokens_min(20, [856, 858].into()),
+            };
+            Sampler::clone(&sampler).with_log_probabilities(sequence % 4)
+        };
+        (0..sequences).map(|sequence| Arc::new(sampler(sequence).expect("within its limits"))).collect()
     }
 }
 
@@ -168,27 +228,83 @@ fn part<'a>(tokens: &'a [u32], positions: &'a [[u32; 3]], cached_tokens: usize, 
     SequencePart { tokens, positions, cached_tokens, blocks, pictures: &[], wants_logits: true, scored: 0..0 }
 }
 
-/// Who chooses tokens.
+/// As what a step is fed the tokens of the one before.
 #[derive(Clone, Copy)]
-enum By {
-    Device,
-    Host,
+enum Named {
+    /// As the host has seen them.
+    Seen,
+    /// As what stands where they are chosen: the host looks a step late.
+    Unseen,
 }
 
 #[test]
 fn a_reply_by_graphs_is_the_reply_launch_by_launch_however_many_rows_are_padding() {
     let Some(stage) = Stage::set(SHAPE.sequences * BLOCKS_EACH) else { return };
     let taken = stage.capture();
-    println!("{} graphs take {taken}", SHAPE.buckets().len());
-    for sequences in 1..=SHAPE.sequences {
-        let (graphs, replayed) = stage.replies(sequences, 40, 0, By::Device);
+    println!("{} sizes take {taken}", SHAPE.buckets().len());
+    let all = 1..=SHAPE.sequences;
+    let by_graphs: Vec<_> = all.clone().map(|n| stage.replies(&stage.plain(n), 40, 0, Named::Unseen)).collect();
+    stage.forget();
+    for (sequences, (graphs, replayed)) in all.zip(by_graphs) {
         assert_eq!(replayed, 40, "every step but for the prompts");
-        let (eager, replayed) = stage.replies(sequences, 40, 0, By::Host);
-        assert_eq!(replayed, 0, "the host has chosen");
+        let (eager, replayed) = stage.replies(&stage.plain(sequences), 40, 0, Named::Seen);
+        assert_eq!(replayed, 0, "there is no graph");
         assert_eq!(graphs, eager, "{sequences} sequences");
-        let distinct: BTreeSet<_> = graphs.iter().collect();
+        let ids = |reply: &Vec<Token>| reply.iter().map(|token| token.id).collect::<Vec<_>>();
+        let distinct: BTreeSet<_> = graphs.iter().map(ids).collect();
         assert!(distinct.len() > sequences / 2, "replies that are alike could not be told apart: {graphs:?}");
     }
+}
+
+#[test]
+fn what_is_drawn_by_graphs_is_drawn_launch_by_launch_with_the_same_seeds() {
+    let Some(stage) = Stage::set(SHAPE.sequences * BLOCKS_EACH) else { return };
+    stage.capture();
+    // Sizes without padding: with more rows a product may round elsewhere, and a draw fall to the other side.
+    let sizes = SHAPE.buckets();
+    let by_graphs: Vec<_> = sizes.iter().map(|n| stage.replies(&stage.samplers(*n), 40, 0, Named::Unseen)).collect();
+    for (sequences, (graphs, replayed)) in sizes.iter().zip(&by_graphs) {
+        assert_eq!(*replayed, 40, "every step but for the prompts");
+        let (seen, replayed) = stage.replies(&stage.samplers(*sequences), 40, 0, Named::Seen);
+        assert_eq!((&seen, replayed), (graphs, 40), "{sequences} sequences, each token seen before the next step");
+    }
+    stage.forget();
+    for (sequences, (graphs, _)) in sizes.into_iter().zip(by_graphs) {
+        let (eager, replayed) = stage.replies(&stage.samplers(sequences), 40, 0, Named::Unseen);
+        assert_eq!(replayed, 0, "there is no graph");
+        assert_eq!(graphs, eager, "{sequences} sequences");
+        let (plain, _) = stage.replies(&stage.plain(sequences), 40, 0, Named::Unseen);
+        assert_ne!(plain[0], graphs[0], "what is drawn is not always the likeliest");
+    }
+}
+
+#[test]
+fn by_graphs_tokens_are_drawn_as_often_as_they_are_said_to_be_likely() {
+    let Some(stage) = Stage::set(SHAPE.sequences * BLOCKS_EACH) else { return };
+    stage.capture();
+    let (mut surplus, mut variance, mut drawn) = (0.0, 0.0, 0);
+    for round in 0..20 {
+        let sampler = |sequence: u64| {
+            let params = SamplingParams { temperature: 1.0, seed: 100 * round + sequence, ..SamplingParams::default() };
+            let sampler = Sampler::new(params, stage.vocabulary).and_then(|sampler| sampler.with_log_probabilities(1));
+            Arc::new(sampler.expect("within its limits"))
+        };
+        // Eleven in their own size, and nine in the same: two rows of padding.
+        let samplers: Vec<_> = (0..if round % 2 == 0 { 11 } else { 9 }).map(sampler).collect();
+        let (replies, replayed) = stage.replies(&samplers, 60, 0, Named::Unseen);
+        assert_eq!(replayed, 60);
+        for token in replies.iter().flatten() {
+            let reported = token.log_probabilities.as_ref().expect("it was asked for");
+            let likeliest = reported.top[0];
+            let probability = f64::from(likeliest.log_probability).exp();
+            surplus += f64::from(u8::from(token.id == likeliest.id)) - probability;
+            variance += probability * (1.0 - probability);
+            drawn += 1;
+        }
+    }
+    println!("{drawn} drawn, the likeliest {surplus:.1} times too often, with a deviation of {:.1}", variance.sqrt());
+    assert!(variance > 100.0, "the likeliest are not all but certain: {variance} of {drawn}");
+    assert!(surplus.abs() < 5.0 * variance.sqrt(), "{surplus} of {drawn}, with a variance of {variance}");
 }
 
 #[test]
@@ -196,33 +312,37 @@ fn graphs_outlive_growing_and_shrinking_and_replays_ask_the_driver_for_nothing()
     let least = SHAPE.sequences * BLOCKS_EACH;
     let Some(stage) = Stage::set(least) else { return };
     stage.capture();
-    let (first, _) = stage.replies(5, 30, 0, By::Device);
-    stage.memory.kv.grow_to(100 * least).expect("memory");
-    let (free, counts) = (stage.device.memory().expect("it says").free, stage.device.counts());
-    let (grown, replayed) = stage.replies(5, 30, 99 * least, By::Device);
-    assert_eq!((&grown, replayed), (&first, 30), "in blocks that were not there when it was captured");
-    assert_eq!(stage.device.counts(), counts);
-    assert_eq!(stage.device.memory().expect("it says").free, free);
-    stage.memory.kv.shrink_to(least, &stage.device.fence_here()).expect("nothing uses the tail");
-    let (shrunk, replayed) = stage.replies(5, 30, 0, By::Device);
-    assert_eq!((&shrunk, replayed), (&first, 30));
-    assert!(stage.memory.kv.blocks() == least && stage.device.memory().expect("it says").free > free);
+    for samplers in [stage.plain(5), stage.samplers(5)] {
+        let (first, _) = stage.replies(&samplers, 30, 0, Named::Unseen);
+        stage.memory.kv.grow_to(100 * least).expect("memory");
+        let (free, counts) = (stage.device.memory().expect("it says").free, stage.device.counts());
+        let (grown, replayed) = stage.replies(&samplers, 30, 99 * least, Named::Unseen);
+        assert_eq!((&grown, replayed), (&first, 30), "in blocks that were not there when it was captured");
+        assert_eq!(stage.device.counts(), counts);
+        assert_eq!(stage.device.memory().expect("it says").free, free);
+        stage.memory.kv.shrink_to(least, &stage.device.fence_here()).expect("nothing uses the tail");
+        let (shrunk, replayed) = stage.replies(&samplers, 30, 0, Named::Unseen);
+        assert_eq!((&shrunk, replayed), (&first, 30));
+        assert!(stage.memory.kv.blocks() == least && stage.device.memory().expect("it says").free > free);
+    }
 }
 
 #[test]
 fn decoding_may_be_captured_again_between_two_steps_of_a_reply() {
     let Some(stage) = Stage::set(SHAPE.sequences * BLOCKS_EACH) else { return };
     stage.capture();
-    let undisturbed = stage.replies(4, 20, 0, By::Device);
-    assert_eq!(undisturbed.1, 20);
-    let again = std::thread::scope(|threads| {
-        // The queue is short, so that this comes between steps and not behind them.
-        let captures = threads.spawn(|| (0..3).map(|_| stage.capture()).collect::<Vec<_>>());
-        let replies: Vec<_> = (0..20).map(|_| stage.replies(4, 20, 0, By::Device)).collect();
-        captures.join().expect("they are captured");
-        replies
-    });
-    for reply in again {
-        assert_eq!(reply, undisturbed);
+    for samplers in [stage.plain(4), stage.samplers(4)] {
+        let undisturbed = stage.replies(&samplers, 20, 0, Named::Unseen);
+        assert_eq!(undisturbed.1, 20);
+        let again = std::thread::scope(|threads| {
+            // The queue is short, so that this comes between steps and not behind them.
+            let captures = threads.spawn(|| (0..3).map(|_| stage.capture()).collect::<Vec<_>>());
+            let replies: Vec<_> = (0..20).map(|_| stage.replies(&samplers, 20, 0, Named::Unseen)).collect();
+            captures.join().expect("they are captured");
+            replies
+        });
+        for reply in again {
+            assert_eq!(reply, undisturbed);
+        }
     }
 }

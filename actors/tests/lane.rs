@@ -13,8 +13,8 @@ use std::{
 
 use bursar_actors::{
     graph::GraphShape,
-    lane::{Answer, Bench, CaptureJob, Choice, Job, Lane, LaneError, StepJob, Stepped},
-    memory::{ChosenTokens, EngineMemory, EngineParts, GraphInputs, KvMemory},
+    lane::{Answer, Bench, CaptureJob, Choice, Job, Lane, LaneError, PastTokens, StepJob, Stepped},
+    memory::{DeskMemory, EngineMemory, EngineParts, GraphInputs, KvMemory},
 };
 use bursar_budgets::*;
 use bursar_kernels::{
@@ -24,8 +24,8 @@ use bursar_kernels::{
 use bursar_model::{
     Model,
     checkpoint::{Checkpoint, CheckpointSource},
-    flow::{SequencePart, StepBatch},
-    sampling::{Sampler, SamplingParams},
+    flow::{SequencePart, StepBatch, Token},
+    sampling::{DeskShape, Past, Sampler, SamplerScratch, SamplingParams},
 };
 use leased::Leased;
 
@@ -46,6 +46,8 @@ struct State {
     /// Times that the device was asked whether it is past everything.
     waits: usize,
     log: Vec<String>,
+    /// The row of logits of each choice by `sample`.
+    logits: Vec<Vec<f32>>,
 }
 
 impl Clock {
@@ -144,6 +146,14 @@ impl Backend for Slow {
         Ok(None)
     }
 
+    fn sample(&self, call: sample::Call<'_>) -> Result<(), KernelError> {
+        let (logits, count) = (call.logits.address().0 as *const f32, call.logits.shape().elements());
+        // SAFETY: the front has checked that so many were computed, and they lie in host memory.
+        let row = unsafe { std::slice::from_raw_parts(logits, count) }.to_vec();
+        self.clock.state.lock().expect("as above").logits.push(row);
+        self.cpu.sample(call)
+    }
+
     as_the_cpu! {
         upload: transfer::Upload<'_>,
         download: transfer::Download<'_>,
@@ -161,7 +171,6 @@ impl Backend for Slow {
         gather_rows: gather_rows::Call<'_>,
         scatter_rows: scatter_rows::Call<'_>,
         argmax: argmax::Call<'_>,
-        sample: sample::Call<'_>,
         all_reduce: all_reduce::Call<'_>,
     }
 }
@@ -175,6 +184,9 @@ struct Stage {
 }
 
 const PROMPT: usize = 20;
+
+/// Tokens of a drawn reply.
+const DRAWN: usize = 12;
 
 impl Stage {
     fn set() -> Stage {
@@ -193,22 +205,34 @@ impl Stage {
         let workspace = Arc::new(leased.segment(Class::StepWorkspace, Bytes::mib(8)));
         let axes = model.config().decoder().rope_sections.len();
         let graphs = GraphShape { sequences: 4, context_tokens: 64, axes };
+        let vocabulary = model.config().decoder().vocabulary;
+        let desk_shape = DeskShape { sequences: 4, context_tokens: 64, vocabulary };
+        let desk_bytes = DeskMemory::bytes(desk_shape, device.page());
         let memory = EngineMemory::new(EngineParts {
             step_workspace: workspace.clone(),
-            chosen: ChosenTokens::over(leased.segment(Class::StepWorkspace, Bytes(16)), 4),
+            desk: DeskMemory::over(leased.segment(Class::StepWorkspace, desk_bytes), desk_shape),
             vision_workspace: None,
             vision_cache: None,
             kv,
             graphs: Some(GraphInputs::over(leased.segment(Class::Graphs, graphs.bytes(device.page())), graphs)),
         });
-        let vocabulary = model.config().decoder().vocabulary;
         let clock = Arc::new(Clock::default());
         let bench = Bench::new(Slow { cpu, clock: clock.clone() }, workspace, Arc::new(model), Arc::new(memory));
         Stage { lane: Lane::start("slow", bench, device.timeline()), clock, device, vocabulary }
     }
 
-    /// Has the lane run one sequence's next tokens; gives where the answer comes.
-    fn step(&self, name: &'static str, tokens: &[u32], cached: usize, temperature: f64) -> Receiver<Outcome> {
+    fn sampler(&self, params: SamplingParams) -> Arc<Sampler> {
+        Arc::new(Sampler::new(params, self.vocabulary).expect("parameters within their limits"))
+    }
+
+    /// Has the lane run one sequence's next tokens, and take the likeliest; gives where the answer comes.
+    fn step(&self, name: &'static str, tokens: &[u32], cached: usize) -> Receiver<Outcome> {
+        let sampler = self.sampler(SamplingParams::default());
+        let position = (cached + tokens.len() - PROMPT) as u64;
+        self.choose(name, tokens, cached, Choice { sampler, position, past: None })
+    }
+
+    fn choose(&self, name: &'static str, tokens: &[u32], cached: usize, choice: Choice) -> Receiver<Outcome> {
         let positions: Vec<_> = (cached..cached + tokens.len()).map(|position| [position as u32; 3]).collect();
         let batch = StepBatch::pack(&[SequencePart {
             tokens,
@@ -219,23 +243,41 @@ impl Stage {
             wants_logits: true,
             scored: 0..0,
         }]);
-        let params = SamplingParams { temperature, seed: 7, ..SamplingParams::default() };
-        let sampler = Arc::new(Sampler::new(params, self.vocabulary).expect("parameters within their limits"));
-        let position = (cached + tokens.len() - PROMPT) as u64;
-        let choices = vec![Choice { sampler, position, past: None }];
         let (give, answer) = sync_channel(1);
         let clock = self.clock.clone();
         let answer_to = Answer::to(move |outcome: Outcome| {
             clock.note(format!("answer {name}"));
             drop(give.send(outcome));
         });
-        let job = StepJob { batch, choices, scores: Vec::new(), pins: Vec::new(), answer: answer_to };
+        let job = StepJob { batch, choices: vec![choice], scores: Vec::new(), pins: Vec::new(), answer: answer_to };
         self.lane.submit(Job::Step(Box::new(job)));
         answer
     }
 
     fn prompt(&self, name: &'static str) -> Receiver<Outcome> {
-        self.step(name, &(5..5 + PROMPT as u32).collect::<Vec<_>>(), 0, 0.0)
+        self.step(name, &(5..5 + PROMPT as u32).collect::<Vec<_>>(), 0)
+    }
+
+    /// A reply by `sampler`, each step given once the one before is answered or all at once.
+    fn drawn(&self, sampler: &Arc<Sampler>, is_ahead: bool) -> Vec<Token> {
+        let prompt: Vec<u32> = (5..5 + PROMPT as u32).collect();
+        let mut fed = prompt.clone();
+        // What the host has seen of the reply, and what it has not.
+        let (mut seen, mut answers) = (Vec::<Token>::new(), Vec::new());
+        for position in 0..DRAWN {
+            let unseen = (is_ahead && position > 0).then_some(PREVIOUS);
+            let produced = seen.iter().map(|token| token.id).chain(unseen).collect();
+            let past = sampler.reads_past().then(|| PastTokens { prompt: sampler.read_of(&prompt), produced });
+            let choice = Choice { sampler: sampler.clone(), position: position as u64, past };
+            let cached = if position == 0 { 0 } else { PROMPT + position - 1 };
+            answers.push(self.choose("drawn", &fed, cached, choice));
+            if !is_ahead || position > 0 {
+                seen.push(token(&answers.remove(0)));
+            }
+            fed = vec![if is_ahead { PREVIOUS } else { seen[position].id }];
+        }
+        seen.extend(answers.iter().map(token));
+        seen
     }
 
     /// Tokens of a reply, each step given once the one before is answered or all at once.
@@ -248,7 +290,7 @@ impl Stage {
                 false => chosen(&answers.remove(0)),
             };
             reply.extend((!is_ahead).then_some(next));
-            answers.push(self.step("step", &[next], cached, 0.0));
+            answers.push(self.step("step", &[next], cached));
         }
         reply.extend(answers.iter().map(chosen));
         reply
@@ -257,9 +299,13 @@ impl Stage {
 
 type Outcome = Result<Stepped, LaneError>;
 
+fn token(answer: &Receiver<Outcome>) -> Token {
+    let mut stepped = answer.recv().expect("each job is answered").expect("the step runs");
+    stepped.chosen.remove(0).expect("a number")
+}
+
 fn chosen(answer: &Receiver<Outcome>) -> u32 {
-    let stepped = answer.recv().expect("each job is answered").expect("the step runs");
-    stepped.chosen[0].as_ref().expect("a number").id
+    token(answer).id
 }
 
 const ALL: usize = usize::MAX;
@@ -267,8 +313,7 @@ const ALL: usize = usize::MAX;
 #[test]
 fn the_next_step_is_begun_while_the_device_runs_one_and_the_third_when_the_first_is_answered() {
     let stage = Stage::set();
-    let answers =
-        [stage.prompt("A"), stage.step("B", &[PREVIOUS], PROMPT, 0.0), stage.step("C", &[PREVIOUS], PROMPT + 1, 0.0)];
+    let answers = [stage.prompt("A"), stage.step("B", &[PREVIOUS], PROMPT), stage.step("C", &[PREVIOUS], PROMPT + 1)];
     stage.clock.launched(2);
     let behind_both = stage.device.fence_here();
     assert_eq!(stage.clock.log(), ["launch 0", "launch 1"], "nobody is answered, and nothing is begun behind two");
@@ -296,21 +341,83 @@ fn a_reply_is_the_same_whether_the_host_sees_a_token_before_the_next_step_or_aft
 fn a_device_that_is_done_when_it_has_launched_is_answered_for_at_once() {
     let stage = Stage::set();
     stage.clock.let_past(ALL);
-    [stage.prompt("A"), stage.step("B", &[PREVIOUS], PROMPT, 0.0)].iter().for_each(|answer| _ = chosen(answer));
+    [stage.prompt("A"), stage.step("B", &[PREVIOUS], PROMPT)].iter().for_each(|answer| _ = chosen(answer));
     assert_eq!(stage.clock.log(), ["launch 0", "answer A", "launch 1", "answer B"], "not a step late");
 }
 
 #[test]
-fn nothing_is_begun_behind_a_step_that_the_host_chooses_for() {
+fn a_step_that_draws_is_followed_as_any_other() {
     let stage = Stage::set();
+    let sampler = stage.sampler(SamplingParams { temperature: 1.0, seed: 7, ..SamplingParams::default() });
     let prompt = (5..5 + PROMPT as u32).collect::<Vec<_>>();
-    let drawn = stage.step("A", &prompt, 0, 1.0);
-    let next = stage.step("B", &[9], PROMPT, 0.0);
-    stage.clock.launched(1);
+    let drawn = stage.choose("A", &prompt, 0, Choice { sampler, position: 0, past: None });
+    let next = stage.step("B", &[PREVIOUS], PROMPT);
+    stage.clock.launched(2);
     stage.clock.let_past(ALL);
-    chosen(&next);
-    assert!(drawn.recv().expect("it is answered").is_ok());
-    assert_eq!(stage.clock.log(), ["launch 0", "answer A", "launch 1", "answer B"]);
+    assert!([drawn, next].iter().all(|answer| (chosen(answer) as usize) < stage.vocabulary));
+    assert_eq!(stage.clock.log(), ["launch 0", "launch 1", "answer A", "answer B"]);
+}
+
+/// Samplers that want different things.
+fn samplers(stage: &Stage) -> Vec<Arc<Sampler>> {
+    let warm = || SamplingParams { temperature: 1.3, seed: 11, ..SamplingParams::default() };
+    let all = SamplingParams {
+        top_k: 40,
+        top_p: 0.95,
+        min_p: 1e-4,
+        repetition_penalty: 1.4,
+        presence_penalty: 0.5,
+        frequency_penalty: 0.5,
+        logit_bias: [(3, 4.0), (7, -100.0)].into(),
+        ..warm()
+    };
+    let reported = Sampler::new(all.clone(), stage.vocabulary).and_then(|sampler| sampler.with_log_probabilities(5));
+    let long = Sampler::new(warm(), stage.vocabulary).and_then(|sampler| sampler.with_tokens_min(9, [1, 2].into()));
+    vec![
+        stage.sampler(warm()),
+        // Greedy, and it counts what it has said.
+        stage.sampler(SamplingParams { temperature: 0.0, frequency_penalty: 2.0, ..warm() }),
+        stage.sampler(all),
+        Arc::new(reported.expect("few of the likeliest")),
+        Arc::new(long.expect("few ends")),
+    ]
+}
+
+#[test]
+fn what_is_drawn_on_the_device_is_what_the_host_would_draw_from_the_same_logits() {
+    let stage = Stage::set();
+    stage.clock.let_past(ALL);
+    let prompt: Vec<u32> = (5..5 + PROMPT as u32).collect();
+    for sampler in samplers(&stage) {
+        stage.clock.state.lock().expect("nobody panics with it").logits.clear();
+        let drawn = stage.drawn(&sampler, true);
+        let logits = stage.clock.state.lock().expect("as above").logits.clone();
+        assert_eq!((drawn.len(), logits.len()), (DRAWN, DRAWN));
+        let (mut produced, mut scratch) = (Vec::new(), SamplerScratch::default());
+        for (token, logits) in drawn.iter().zip(&logits) {
+            let expected = sampler.sample(logits, Past::new(&prompt, &produced), &mut scratch).expect("a number");
+            assert_eq!(*token, expected, "{:?}", sampler.params());
+            produced.push(token.id);
+        }
+    }
+}
+
+#[test]
+fn a_drawn_reply_is_the_same_whether_the_host_sees_a_token_before_the_next_step_or_after() {
+    let stage = Stage::set();
+    stage.clock.let_past(ALL);
+    let replies: Vec<_> =
+        samplers(&stage).iter().map(|sampler| (stage.drawn(sampler, false), sampler.clone())).collect();
+    for (seen, sampler) in &replies {
+        assert_eq!(*seen, stage.drawn(sampler, true), "{:?}", sampler.params());
+        let positions: Vec<u64> = seen.iter().map(|token| token.position).collect();
+        assert_eq!(positions, (0..DRAWN as u64).collect::<Vec<_>>());
+    }
+    // Penalties that saw nothing would leave the same reply.
+    let ids = |reply: &[Token]| reply.iter().map(|token| token.id).collect::<Vec<_>>();
+    let greedy = stage.drawn(&stage.sampler(SamplingParams::default()), true);
+    assert_ne!(ids(&replies[1].0), ids(&greedy));
+    assert_ne!(ids(&replies[0].0), ids(&replies[2].0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -333,8 +440,8 @@ async fn a_lane_that_dies_is_past_all_that_it_has_begun_before_anybody_hears_of_
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lane_that_is_quenched_finishes_what_it_has_begun_and_fails_what_is_behind() {
     let stage = Stage::set();
-    let begun = [stage.prompt("A"), stage.step("B", &[PREVIOUS], PROMPT, 0.0)];
-    let behind = stage.step("C", &[PREVIOUS], PROMPT + 1, 0.0);
+    let begun = [stage.prompt("A"), stage.step("B", &[PREVIOUS], PROMPT)];
+    let behind = stage.step("C", &[PREVIOUS], PROMPT + 1);
     stage.clock.launched(2);
     let mut quench = Box::pin(stage.lane.quench());
     assert!(still_waits(&mut quench).await);
@@ -347,7 +454,7 @@ async fn a_lane_that_is_quenched_finishes_what_it_has_begun_and_fails_what_is_be
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lane_is_idle_when_the_last_step_that_it_has_begun_is_answered() {
     let stage = Stage::set();
-    let answers = [stage.prompt("A"), stage.step("B", &[PREVIOUS], PROMPT, 0.0)];
+    let answers = [stage.prompt("A"), stage.step("B", &[PREVIOUS], PROMPT)];
     stage.clock.launched(2);
     let mut idle = Box::pin(stage.lane.idle());
     stage.clock.let_past(1);

@@ -171,14 +171,15 @@ impl World {
             tokens_max: request.tokens_max,
             pictures,
             stop_tokens: [STOP].into(),
-            // Now and then the host chooses, and no step is planned meanwhile.
-            sampler: sampler(if number.is_multiple_of(9) { 1.0 } else { 0.0 }),
+            // Now and then the host must see a token first, and no step is planned meanwhile.
+            sampler: sampler(number),
+            prompt_read: [].into(),
             prefix: PrefixKeys::default(),
             group: None,
             score_prompt: None,
         };
         self.pins.insert(id, (keys, rows.iter().flat_map(|rows| rows.iter().copied()).collect()));
-        self.scheduler_step(Input::Admit(sequence));
+        self.scheduler_step(Input::Admit(Box::new(sequence)));
     }
 
     fn of_sequence(&mut self, id: SequenceId) -> Option<&mut Request> {
@@ -314,6 +315,13 @@ impl World {
                 row if row & PREVIOUS > 0 => self.previous[(row & !PREVIOUS) as usize],
                 token => token,
             };
+            if let Some(row) = plan.rows.iter().find(|row| row.sequence == *id) {
+                let known = sequence.produced + usize::from(row.unseen.is_some());
+                assert_eq!(known, row.position, "one token at most is unseen of {id}");
+                let before = row.unseen.map(|unseen| self.previous[(unseen & !PREVIOUS) as usize]);
+                assert!(before.is_none_or(|before| before == unseen[0]), "a draw counts another token of {id}");
+                assert!(before.is_none() || !sequence.must_be_seen(), "the host has not seen the form of {id}");
+            }
             let mut tokens = sequence.tokens.iter().chain(&unseen);
             assert_eq!(tokens.nth(batch.context_lengths[part] as usize - 1), Some(&last), "the last token of {id}");
             let table = &batch.block_tables[part * batch.blocks_max()..];

@@ -2,14 +2,15 @@
 //
 // In, for `rows` rows (the grid's second or first size) of `vocabulary` tokens (1 to 524,288):
 //   logits     [rows, vocabulary] f32, rows `pitch` elements apart; 16-byte loads when a row is aligned to it
-//   requests   [rows] SampleRow, include/sampling/request.cuh
-//   allowed    [masks, words_of_mask] u32: what a grammar lets follow; rows name a mask by `allowed` (host checks it);
-//              words_of_mask >= ceil(vocabulary / 32)
-//   forbidden, biased, prompt, produced   ragged lists of token ids, starts [rows + 1] each, not falling (host checks
-//              it); an id beyond the vocabulary is skipped, so pictures' placeholders are harmless; `biased` names a
-//              token once in a row, its bias stands in `biases` at the same place; the other lists may repeat. A produced
-//              token with bit 31 is a place in `previous` [previous_count]: what the step before chose there, which the host
-//              has not seen yet (as in embed.cu). `previous` may be `chosen` itself: it is read before that is written
+//   asked      u32, 8-byte aligned, laid out as `kernels/src/sampling/layout.rs` says: a SampleRow a row of the whole batch
+//              (include/sampling/request.cuh); then for each kind of list (change.cuh) where each row's begins among these
+//              words, and at last where its last one ends; then the lists and masks themselves, in any order. So a captured
+//              graph finds the next step's in the same place. What it names lies inside of it (the host checks it); an id
+//              beyond the vocabulary is skipped, so pictures' placeholders are harmless; biased tokens stand once in a
+//              row, and as many biases beside them; the other lists may repeat. A produced token with bit 31 is a place in
+//              `previous` [previous_count]: what the step before chose there, which the host has not seen yet (as in
+//              embed.cu). `previous` may be `chosen` itself: it is read before that is written
+//   first      the row of the whole batch that the launch begins with; `batch_rows` are all
 // Out:
 //   chosen     [rows] u32; 0xffffffff where there is none
 //   faults     [rows] u32: 0; 1: NaN or +infinity among the logits; 2: all are -infinity or forbidden; 3: padding
@@ -48,31 +49,20 @@
 
 // 1. Reads the logits once, changes them, and writes down what is known of each slice.
 extern "C" __global__ void __launch_bounds__(SLICE_THREADS, SLICE_BLOCKS)
-sample_slices_f32(const float* logits, uint64_t pitch, uint32_t vocabulary, const SampleRow* requests,
-                  const uint32_t* allowed, uint32_t words_of_mask, const uint32_t* forbidden_starts,
-                  const uint32_t* forbidden, const uint32_t* biased_starts, const uint32_t* biased,
-                  const float* biases, const uint32_t* prompt_starts, const uint32_t* prompt,
-                  const uint32_t* produced_starts, const uint32_t* produced, const uint32_t* previous,
-                  uint32_t previous_count, float* changed, uint64_t changed_pitch, void* scratch) {
+sample_slices_f32(const float* logits, uint64_t pitch, uint32_t vocabulary, const uint32_t* asked,
+                  uint32_t batch_rows, uint32_t first, const uint32_t* previous, uint32_t previous_count,
+                  float* changed, uint64_t changed_pitch, void* scratch) {
     __shared__ Bench bench;
     __shared__ uint32_t largest_of_warp[2][SLICE_WARPS];
     __shared__ uint32_t counts[4];
     __shared__ uint32_t least_of_warp[SLICE_WARPS];
     __shared__ float sums[2][SLICE_WARPS];
     const uint32_t slice = blockIdx.x, row = blockIdx.y;
-    const SampleRow wanted = requests[row];
+    const SampleRow wanted = reinterpret_cast<const SampleRow*>(asked)[first + row];
     if (wanted.ignored) {
         return;
     }
-    const Wishes wishes = {allowed,
-                           words_of_mask,
-                           {forbidden_starts, forbidden},
-                           {biased_starts, biased},
-                           biases,
-                           {prompt_starts, prompt},
-                           {produced_starts, produced},
-                           previous,
-                           previous_count};
+    const Wishes wishes = {asked, asked + ROW_WORDS * batch_rows + first, batch_rows + 1, previous, previous_count};
     const RowScratch room(scratch, row, gridDim.x);
     const bool reported = wanted.top != NONE, drawn = !is_greedy(wanted);
     const bool is_changed = changes(wanted, wishes, row);

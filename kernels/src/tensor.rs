@@ -129,6 +129,11 @@ impl<'m> Tensor<'m> {
         self.rows_at(range)
     }
 
+    /// The rows before `at` and those from there on, both also to work on in place. Out of bounds is our own bug.
+    pub fn split_rows_mut(&mut self, at: usize) -> (Tensor<'_>, Tensor<'_>) {
+        (self.rows_at(0..at), self.rows_at(at..self.rows()))
+    }
+
     /// The columns `range` of every row, as `[rows, range.len()]`, to read. Out of bounds is our own bug.
     pub fn column_range(&self, range: Range<usize>) -> Tensor<'_> {
         Tensor { writable: false, ..self.columns_at(range) }
@@ -210,6 +215,14 @@ mod tests {
         assert!(!keys.is_contiguous());
         let last = keys.row_range(3..5);
         assert_eq!(last.address(), Address(4096 + 16 + 3 * 48));
+    }
+
+    #[test]
+    fn what_is_split_lies_side_by_side() {
+        let mut rows = tensor([5, 12]);
+        let (first, second) = rows.split_rows_mut(2);
+        assert_eq!((first.rows(), second.rows(), second.address()), (2, 3, Address(4096 + 2 * 48)));
+        assert!(first.is_writable() && second.is_writable());
     }
 
     #[test]

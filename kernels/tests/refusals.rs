@@ -15,7 +15,7 @@ use bursar_kernels::{
         rotary::Rope,
         transfer,
     },
-    sampling::{SampleBatch, SamplePlaces, SampleRow, Wishes},
+    sampling::SampleLayout,
     *,
 };
 
@@ -26,11 +26,17 @@ fn text<T>(pass: impl for<'s> FnOnce(&'s Scope<'_, Plan>) -> Result<T, KernelErr
     plan(1, |scope| pass(scope).err().expect("shapes that disagree are refused").to_string()).0
 }
 
-/// Where what is asked of one row of seven tokens lies.
-fn one_row() -> SamplePlaces {
-    let mut batch = SampleBatch::new(7);
-    batch.push(&SampleRow::default(), &Wishes::default());
-    batch.pack().1
+/// One row of seven tokens.
+const ONE_ROW: SampleLayout = SampleLayout { rows: 1, vocabulary: 7 };
+
+/// Chooses from `logits` into `chosen` places, asked with and reported in so many words.
+fn sample(
+    scope: &Scope<'_, Plan>,
+    logits: &Tensor<'_>,
+    [asked, chosen, report]: [usize; 3],
+) -> Result<(), KernelError> {
+    let words = |count: usize| scope.upload([count], &vec![0u32; count]);
+    scope.sample_into(logits, &words(asked)?, ONE_ROW, &mut words(chosen)?, &mut words(report)?)
 }
 
 const SIZE: PatchSize = PatchSize { side: 2, frames: 2 };
@@ -137,22 +143,11 @@ fn shapes_and_types_that_disagree_are_refused_in_words() {
         text(|scope| scope.argmax(&scope.empty([2, 0])?).map(drop)),
         text(|scope| scope.argmax_into(&scope.empty([2, 3])?, &mut scope.upload([12], &indices)?)),
         text(|scope| scope.argmax_into(&scope.empty([2, 3])?, &mut scope.empty([2])?)),
-        text(|scope| {
-            let packed = scope.upload([12], &indices)?;
-            scope.sample_into(&packed, &packed, &one_row(), &mut scope.upload([12], &indices)?).map(drop)
-        }),
-        text(|scope| {
-            let packed = scope.upload([12], &indices)?;
-            scope.sample_into(&scope.empty([1, 8])?, &packed, &one_row(), &mut scope.upload([12], &indices)?).map(drop)
-        }),
-        text(|scope| {
-            let packed = scope.upload([12], &indices)?;
-            scope.sample_into(&scope.empty([1, 7])?, &packed, &one_row(), &mut scope.upload([12], &indices)?).map(drop)
-        }),
-        text(|scope| {
-            let packed = scope.upload([one_row().words], &vec![0u32; one_row().words])?;
-            scope.sample_into(&scope.empty([1, 7])?, &packed, &one_row(), &mut scope.upload([0], &[0u32; 0])?).map(drop)
-        }),
+        text(|scope| sample(scope, &scope.upload([12], &indices)?, [30, 1, 42])),
+        text(|scope| sample(scope, &scope.empty([1, 8])?, [30, 1, 42])),
+        text(|scope| sample(scope, &scope.empty([1, 7])?, [29, 1, 42])),
+        text(|scope| sample(scope, &scope.empty([1, 7])?, [30, 0, 42])),
+        text(|scope| sample(scope, &scope.empty([1, 7])?, [30, 1, 41])),
         text(|scope| scope.all_reduce(&mut scope.upload([12], &indices)?)),
         text(|scope| scope.download::<f32>(&scope.empty([2, 4])?.column_range(0..3)).map(drop)),
         text(|scope| transfer::fill(&Plan::new(*scope.target()), &[0; 31], &mut scope.empty([2, 4])?)),
@@ -191,8 +186,9 @@ argmax: out is [12], expected [2]
 argmax: out holds f32, expected u32 indices
 sample: logits holds u32, expected f32
 sample: logits is [1, 8], expected [1, 7]
-sample: packed is [12], expected [28]
+sample: asked is [29], expected words for each row of logits
 sample: chosen is [0], expected a place for each row of logits
+sample: report is [41], expected a report of each row of logits
 all_reduce: x holds u32, expected the target's activations
 download: source is [2, 3], expected contiguous rows
 fill: out is [2, 4], expected as many bytes as the source

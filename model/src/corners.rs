@@ -2,13 +2,17 @@
 //! loaded and run under stress before anything is served, from the same lines of code.
 
 use bursar_budgets::Workspace;
-use bursar_kernels::{BLOCK_TOKENS, Backend, DType, KernelError, KvLayer, Plan, Scope, Tally, Target, Tensor, Work};
+use bursar_kernels::{
+    BLOCK_TOKENS, Backend, KernelError, KvLayer, Plan, Scope, Tally, Target, Tensor, Work,
+    sampling::{LISTED_MAX, SampleBatch, SampleRow, TOP_MAX, Wishes},
+};
 
 use crate::{
     Envelope, Model,
     blocks::decoder::StepCaches,
     flow::{Grid, Patches, PictureRows, SequencePart, StepBatch},
     registry::PictureBatch,
+    sampling::{Desk, DeskShape},
 };
 
 /// One of the largest passes.
@@ -80,15 +84,16 @@ pub fn corners(model: &Model, envelope: &Envelope, room: Room) -> Vec<Corner> {
 
 /// Runs a pass on shapes alone: the bytes it takes on `target`, and its work.
 pub fn plan(model: &Model, target: Target, pass: &Pass) -> Result<Footprint, KernelError> {
-    dry(model, target, |scope, layers, cache, previous| run(model, scope, pass, layers, cache, previous))
+    dry(model, target, pass, |scope, layers, cache, desk| run(model, scope, pass, layers, cache, desk))
 }
 
 /// The work of a pass whose tokens are the likeliest ones: of its logits only the choice goes to the host. What a
 /// device needs for it at least is the floor of its time.
 pub fn work(model: &Model, target: Target, pass: &Pass) -> Result<Work, KernelError> {
-    let footprint =
-        dry(model, target, |scope, layers, cache, previous| choose(model, scope, pass, layers, cache, previous, false));
-    Ok(footprint?.work)
+    let plain = |scope: &Scope<'_, Plan>, layers: &[KvLayer], cache: &mut Tensor<'_>, desk: &mut Desk<'_>| {
+        run_choosing(model, scope, pass, layers, cache, desk, Wanted::Likeliest)
+    };
+    Ok(dry(model, target, pass, plain)?.work)
 }
 
 /// `count` pictures of `grid` without content, packed for a launch: for planning it.
@@ -103,7 +108,8 @@ pub fn blank_pictures(model: &Model, count: usize, grid: Grid) -> PictureBatch {
 fn dry(
     model: &Model,
     target: Target,
-    pass: impl FnOnce(&Scope<'_, Plan>, &[KvLayer], &mut Tensor<'_>, &mut Tensor<'_>) -> Result<(), KernelError>,
+    pass: &Pass,
+    run: impl FnOnce(&Scope<'_, Plan>, &[KvLayer], &mut Tensor<'_>, &mut Desk<'_>) -> Result<(), KernelError>,
 ) -> Result<Footprint, KernelError> {
     let (workspace, tally, backend) = (Workspace::dry(), Tally::default(), Plan::new(target));
     let kv = model.kv_shape(&target);
@@ -116,33 +122,50 @@ fn dry(
     // SAFETY: as above.
     let mut cache = unsafe { Tensor::persistent(workspace.address(), cache_shape, target.activation()) };
     // SAFETY: as above.
-    let mut previous = unsafe { Tensor::persistent(workspace.address(), [u32::MAX as usize], DType::U32) };
-    pass(&Scope::new(&backend, &workspace, &tally), &layers, &mut cache, &mut previous)?;
+    let mut desk = unsafe { Desk::at(workspace.address(), desk_shape(model, pass)) };
+    run(&Scope::new(&backend, &workspace, &tally), &layers, &mut cache, &mut desk)?;
     Ok(Footprint { workspace: workspace.high_water(), work: tally.total() })
 }
 
-/// Runs a pass as serving runs it; for a step that is the decoder, its scores, the greedy choice into `previous` (u32, a
-/// row for each sequence of the envelope), and what a choice on the host downloads.
+/// A desk for the sequences of `pass`.
+fn desk_shape(model: &Model, pass: &Pass) -> DeskShape {
+    let (sequences, context_tokens) = match pass {
+        Pass::Encode(_) => (0, 0),
+        Pass::Step(batch) => {
+            (batch.logit_rows.len(), batch.context_lengths.iter().max().map_or(0, |most| *most as usize))
+        }
+    };
+    DeskShape { sequences, context_tokens, vocabulary: model.config().decoder().vocabulary }
+}
+
+/// Runs a pass as serving runs it; for a step that is the decoder, its scores, and on `desk`, which has a place for each
+/// sequence of the envelope, a choice of which each row asks for all there is.
 pub fn run<B: Backend>(
     model: &Model,
     scope: &Scope<'_, B>,
     pass: &Pass,
     layers: &[KvLayer],
     cache: &mut Tensor<'_>,
-    previous: &mut Tensor<'_>,
+    desk: &mut Desk<'_>,
 ) -> Result<(), KernelError> {
-    choose(model, scope, pass, layers, cache, previous, true)
+    run_choosing(model, scope, pass, layers, cache, desk, Wanted::Everything)
 }
 
-/// The same, but logits go to the host only if something `samples` from them there.
-fn choose<B: Backend>(
+/// What a step's rows want of their tokens.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    Likeliest,
+    Everything,
+}
+
+fn run_choosing<B: Backend>(
     model: &Model,
     scope: &Scope<'_, B>,
     pass: &Pass,
     layers: &[KvLayer],
     cache: &mut Tensor<'_>,
-    previous: &mut Tensor<'_>,
-    samples: bool,
+    desk: &mut Desk<'_>,
+    wanted: Wanted,
 ) -> Result<(), KernelError> {
     match pass {
         Pass::Encode(batch) => {
@@ -151,15 +174,54 @@ fn choose<B: Backend>(
         }
         Pass::Step(batch) => {
             let score = |scope: &Scope<'_, B>, logits: &Tensor<'_>| scope.download::<f32>(logits).map(drop);
-            let logits = model.step(scope, batch, &StepCaches { layers, pictures: Some(cache), previous }, score)?;
-            let mut chosen = previous.row_range_mut(0..logits.rows());
-            scope.argmax_into(&logits, &mut chosen)?;
-            let ids = scope.download_later::<u32>(&chosen)?;
-            let rows = samples.then(|| scope.download_later::<f32>(&logits)).transpose()?;
-            ids.wait()?;
-            rows.map_or(Ok(()), |rows| rows.wait().map(drop))
+            let caches = StepCaches { layers, pictures: Some(cache), previous: &desk.chosen() };
+            let logits = model.step(scope, batch, &caches, score)?;
+            let mut report_words = 0;
+            match wanted {
+                Wanted::Likeliest => desk.take_likeliest(scope, &logits)?,
+                Wanted::Everything => {
+                    // A plan wants no words, of which there may be gigabytes.
+                    if B::COMPUTES {
+                        desk.ask(scope, &everything(batch, logits.columns()))?;
+                    }
+                    desk.choose(scope, &logits)?;
+                    report_words = desk.shape().layout(logits.rows()).report_words();
+                }
+            }
+            scope.download_later::<u32>(&desk.results(report_words))?.wait().map(drop)
         }
     }
+}
+
+/// What is asked of a step's rows if each asks for all there is: penalties over a past as long as its context, half of it
+/// the prompt, a mask, as many biases and tokens that may not follow as are taken, every limit, and reports.
+fn everything(batch: &StepBatch, vocabulary: usize) -> Vec<u32> {
+    let row = SampleRow {
+        temperature: 0.9,
+        top_p: 0.9,
+        min_p_logarithm: -5.0,
+        presence: 0.5,
+        frequency: 0.5,
+        repetition: 1.1,
+        top_k: 100,
+        top: TOP_MAX as u32,
+        ..SampleRow::default()
+    };
+    let listed: Vec<u32> = (0..vocabulary.min(LISTED_MAX) as u32).collect();
+    let biases = vec![1.0; listed.len()];
+    let mask = vec![u32::MAX; vocabulary.div_ceil(u32::BITS as usize)];
+    let longest = batch.context_lengths.iter().max().map_or(0, |most| *most as usize);
+    let past: Vec<u32> = (0..longest as u32).map(|token| token % vocabulary as u32).collect();
+    let mut asked = SampleBatch::new(vocabulary);
+    for context in batch.context_lengths.iter().take(batch.logit_rows.len()) {
+        let (prompt, produced) = past[..*context as usize].split_at(*context as usize / 2);
+        let forbidden = &listed[..listed.len() / 2];
+        let wishes = Wishes { allowed: Some(&mask), forbidden, biased: &listed, biases: &biases, prompt, produced };
+        asked.push(&row, &wishes);
+    }
+    let mut words = Vec::new();
+    asked.pack(batch.logit_rows.len(), &mut words);
+    words
 }
 
 /// A still picture of so many patches.

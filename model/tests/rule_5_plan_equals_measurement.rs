@@ -14,6 +14,7 @@ use bursar_model::{
     Envelope, Model,
     corners::{self, Footprint, Pass, Room},
     flow::{Grid, Patches, PictureRows, SequencePart, StepBatch},
+    sampling::{Desk, DeskShape},
 };
 use proptest::prelude::*;
 
@@ -52,7 +53,8 @@ struct Machine {
     room: Room,
     kv: Vec<Segment>,
     cache: Segment,
-    /// What steps choose.
+    desk: DeskShape,
+    /// Where steps choose.
     chosen: Segment,
     /// Larger than any story's pass: stories pile ballast on it until a pass barely fits.
     workspace: Workspace,
@@ -69,9 +71,11 @@ impl Machine {
         let kv = (0..shape.layers).map(layer).collect();
         let row = model.embedding_bytes(cpu.target());
         let cache = memory.poisoned(&cpu, Class::VisionCache, row * room.cache_rows as u64);
-        let chosen = memory.poisoned(&cpu, Class::StepWorkspace, Bytes(4 * SEQUENCES as u64));
+        let desk =
+            DeskShape { sequences: SEQUENCES, context_tokens: 300, vocabulary: model.config().decoder().vocabulary };
+        let chosen = memory.poisoned(&cpu, Class::StepWorkspace, DType::U32.bytes(desk.words()));
         let workspace = Workspace::over(memory.poisoned(&cpu, Class::StepWorkspace, Bytes::mib(64)));
-        Machine { model, cpu, room, kv, cache, chosen, workspace }
+        Machine { model, cpu, room, kv, cache, desk, chosen, workspace }
     }
 
     /// Runs a pass for real in a workspace of `bytes`.
@@ -87,11 +91,15 @@ impl Machine {
         let cache_shape = [self.room.cache_rows, self.model.config().decoder().hidden];
         // SAFETY: as above.
         let mut cache = unsafe { Tensor::persistent(self.cache.address(), cache_shape, shape.dtype) };
-        // SAFETY: as above.
-        let mut chosen = unsafe { Tensor::persistent(self.chosen.address(), [SEQUENCES], DType::U32) };
+        let sequences = match pass {
+            Pass::Step(batch) => batch.logit_rows.len(),
+            Pass::Encode(_) => SEQUENCES,
+        };
+        // SAFETY: as above, and it is no larger than what is backed.
+        let mut desk = unsafe { Desk::at(self.chosen.address(), DeskShape { sequences, ..self.desk }) };
         let tally = Tally::default();
         let scope = Scope::new(&self.cpu, &self.workspace, &tally);
-        corners::run(&self.model, &scope, pass, &layers, &mut cache, &mut chosen)?;
+        corners::run(&self.model, &scope, pass, &layers, &mut cache, &mut desk)?;
         Ok(Footprint { workspace: self.workspace.high_water() - below, work: tally.total() })
     }
 }

@@ -99,10 +99,10 @@ fn a_bias_decides_and_never_revives_what_the_model_forbids() {
 #[test]
 fn end_tokens_wait_until_enough_was_produced() {
     let ends: std::sync::Arc<[u32]> = [1, 3, 5, 4_000].into();
-    let sampler = sampler(SamplingParams::default(), 8).with_tokens_min(2, ends.clone());
+    let sampler = sampler(SamplingParams::default(), 8).with_tokens_min(2, ends.clone()).expect("few enough");
     let at = |position| sample(&sampler, &logits(), Past::at(position)).expect("a token").id;
     assert_eq!([0, 0, 1, 1], [at(0), at(1), at(2), at(100)]);
-    let all = self::sampler(SamplingParams::default(), 2).with_tokens_min(2, [0, 1].into());
+    let all = self::sampler(SamplingParams::default(), 2).with_tokens_min(2, [0, 1].into()).expect("few enough");
     assert_eq!(Err(SamplingError::NothingAllowed { logits: 2 }), sample(&all, &[0.0, 1.0], Past::at(0)));
 }
 
@@ -114,7 +114,7 @@ fn a_sampler_says_what_it_needs() {
     assert!(with(SamplingParams { temperature: 1.0, top_k: 1, ..Default::default() }).is_plain_argmax());
     let biased = with(SamplingParams { logit_bias: [(1, 1.0)].into(), ..Default::default() });
     assert!(!biased.is_plain_argmax() && !biased.reads_past());
-    assert!(!plain.clone().with_tokens_min(1, [0].into()).is_plain_argmax());
+    assert!(!plain.clone().with_tokens_min(1, [0].into()).expect("few enough").is_plain_argmax());
     assert!(!plain.clone().with_log_probabilities(0).expect("none of the others").is_plain_argmax());
     let present = with(SamplingParams { presence_penalty: 0.1, ..Default::default() });
     assert!(!present.is_plain_argmax() && present.reads_past() && !present.reads_prompt());
@@ -307,7 +307,7 @@ proptest! {
         seed in any::<u64>(),
     ) {
         let params = SamplingParams { temperature, seed, logit_bias: [(0, 100.0)].into(), ..Default::default() };
-        let sampler = sampler(params, row.len()).with_tokens_min(tokens_min, [0, 2].into());
+        let sampler = sampler(params, row.len()).with_tokens_min(tokens_min, [0, 2].into()).expect("few enough");
         for position in 0..tokens_min as u64 {
             let id = sample(&sampler, &row, Past::at(position)).expect("a token").id;
             prop_assert!(id != 0 && id != 2);
@@ -315,4 +315,33 @@ proptest! {
         // The bias demands it as soon as it may be.
         prop_assert_eq!(0, sample(&sampler, &row, Past::at(tokens_min as u64)).expect("a token").id);
     }
+}
+
+#[test]
+fn lists_that_go_with_every_token_have_a_limit_that_is_told() {
+    let biased = |count: u32| {
+        let logit_bias = (0..count).map(|token| (token, 1.0)).collect();
+        Sampler::new(SamplingParams { logit_bias, ..Default::default() }, 5000)
+    };
+    assert!(biased(1024).is_ok());
+    let error = biased(1025).expect_err("one too many");
+    assert_eq!(error, SamplingError::TooManyTokens { parameter: "logit_bias", asked: 1025, limit: 1024 });
+    assert_eq!(error.to_string(), "`logit_bias` names 1025 tokens, of at most 1024");
+    assert!(error.hint().contains("1024") && error.hint().contains("logit_bias"), "{}", error.hint());
+    let ended =
+        |tokens_min, count| sampler(SamplingParams::default(), 5000).with_tokens_min(tokens_min, (0..count).collect());
+    assert!(ended(1, 1024).is_ok() && ended(0, 5000).is_ok(), "without a minimum nothing is forbidden");
+    assert!(matches!(ended(1, 1025), Err(SamplingError::TooManyTokens { parameter: "stop_token", .. })));
+}
+
+#[test]
+fn a_prompt_is_read_once_a_token_and_only_by_who_counts_it() {
+    let repeated = sampler(SamplingParams { repetition_penalty: 1.2, ..Default::default() }, 9);
+    assert_eq!(repeated.read_of(&[7, 3, 7, 7, 3])[..], [3, 7]);
+    assert!(sampler(SamplingParams { presence_penalty: 1.0, ..Default::default() }, 9).read_of(&[7, 3]).is_empty());
+    // The whole prompt and what is read of it come to the same.
+    let row = [1.0, 1.0, -0.2, 1.1, 0.0, 0.3, 0.2, 1.15, -1.0];
+    let choose = |prompt: &[u32]| sample(&repeated, &row, Past::new(prompt, &[0])).expect("a token").id;
+    assert_eq!(choose(&[7, 3, 7, 7, 3]), choose(&[3, 7]));
+    assert_ne!(choose(&[]), choose(&[3, 7]));
 }

@@ -4,14 +4,14 @@ mod bench;
 
 use bursar_budgets::{Bytes, Class, Workspace};
 use bursar_kernels::{
-    Cpu, Scope, Tally,
+    Cpu, DType, Scope, Tally, Tensor,
     ops::{embed::PREVIOUS, sample::outcomes},
     sampling::SampleBatch,
 };
 use bursar_model::{
     error::SamplingError,
     flow::Token,
-    sampling::{Past, Sampler, SamplerScratch, SamplingParams, philox},
+    sampling::{Desk, DeskShape, Past, Sampler, SamplerScratch, SamplingParams, philox},
 };
 
 use bench::Memory;
@@ -36,7 +36,9 @@ fn samplers() -> Vec<Sampler> {
         sampler(SamplingParams { top_k: 5, top_p: 0.8, min_p: 0.01, ..warm() }),
         reported(sampler(SamplingParams { repetition_penalty: 1.3, frequency_penalty: 0.5, ..warm() }), 7),
         reported(sampler(SamplingParams { presence_penalty: 1.0, logit_bias: [(7, 3.0)].into(), ..warm() }), 0),
-        sampler(SamplingParams { temperature: 0.0, ..warm() }).with_tokens_min(90, (0..290).collect()),
+        sampler(SamplingParams { temperature: 0.0, ..warm() })
+            .with_tokens_min(90, (0..290).collect())
+            .expect("few enough"),
         sampler(SamplingParams { top_k: usize::MAX, ..warm() }),
     ]
 }
@@ -56,13 +58,22 @@ fn chosen(
     for (sampler, (prompt, produced)) in samplers.iter().zip(pasts) {
         sampler.ask(Past::new(prompt, produced), &mut batch).expect("the past is given");
     }
-    let (words, places) = batch.pack();
-    let run = || {
-        let packed = scope.upload([words.len()], &words)?;
+    let shape = DeskShape { sequences: before.len(), context_tokens: 64, vocabulary: VOCABULARY };
+    let desk = memory.poisoned(&cpu, Class::StepWorkspace, DType::U32.bytes(shape.words()));
+    // SAFETY: so much is backed, and this is one thread.
+    let mut desk = unsafe { Desk::at(desk.address(), shape) };
+    let mut words = Vec::new();
+    let layout = batch.pack(rows.len(), &mut words);
+    let mut run = || {
         let logits = scope.upload([rows.len(), VOCABULARY], &rows.concat())?;
-        let mut ids = scope.upload([before.len()], before)?;
-        let report = scope.sample_into(&logits, &packed, &places, &mut ids)?;
-        Ok::<_, bursar_kernels::KernelError>(outcomes(&scope.download(&ids)?, &scope.download(&report)?, &places))
+        // SAFETY: the desk has a place for each, and nothing runs.
+        let mut chosen = unsafe { Tensor::persistent(desk.chosen().address(), [before.len()], DType::U32) };
+        scope.upload_into(before, &mut chosen)?;
+        desk.ask(&scope, &words)?;
+        desk.choose(&scope, &logits)?;
+        let results = scope.download(&desk.results(layout.report_words()))?;
+        let (ids, report) = results.split_at(before.len());
+        Ok::<_, bursar_kernels::KernelError>(outcomes(ids, report, layout))
     };
     let outcomes = run().expect("it is computed");
     let answers = outcomes.iter().zip(samplers).zip(pasts);
@@ -109,7 +120,7 @@ fn a_row_that_allows_nothing_is_its_own_misfortune() {
     rows[0][17] = f32::NAN;
     rows[1].fill(f32::NEG_INFINITY);
     let mut samplers = samplers.to_vec();
-    samplers[2] = samplers[2].clone().with_tokens_min(1, (0..300).collect());
+    samplers[2] = samplers[2].clone().with_tokens_min(1, (0..300).collect()).expect("few enough");
     let pasts = vec![(Vec::new(), Vec::new()); 4];
     let found = chosen(&samplers, &rows, &pasts, &[0; 4]);
     let nothing = || Err(SamplingError::NothingAllowed { logits: VOCABULARY });

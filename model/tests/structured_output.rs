@@ -300,7 +300,7 @@ fn a_token_that_does_not_follow_is_a_typed_error_and_the_grammar_lives_on() {
 fn a_complete_form_ends_even_if_more_tokens_were_wished_for() {
     let grammar = DEMO.grammar(&OutputFormat::Regex("[0-9]{1,2}".into()));
     let sampler = Sampler::new(SamplingParams::default(), 864).expect("valid");
-    let sampler = sampler.with_grammar(grammar).with_tokens_min(10, DEMO.ends.clone().into());
+    let sampler = sampler.with_grammar(grammar).with_tokens_min(10, DEMO.ends.clone().into()).expect("few enough");
     let mut row = vec![0.0; 864];
     DEMO.ends.iter().for_each(|&end| row[end as usize] = 50.0);
     let next = |produced: &[u32]| {

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use bursar::{Chat, ChatError, Content, FinishReason, LoadOptions, OutputFormat, Role};
+use bursar::{Chat, ChatError, ChatEvent, Content, FinishReason, LoadOptions, OutputFormat, Role};
 use serde_json::{Value, json};
 
 use crate::ears::Ears;
@@ -37,11 +37,13 @@ fn equal_seeds_give_equal_replies_whatever_else_goes_on_and_others_give_others()
 }
 
 #[test]
-fn a_step_is_prepared_while_one_runs_unless_the_host_chooses() {
+fn a_step_is_prepared_while_one_runs_unless_the_host_must_see_its_token_first() {
     let ears = Ears::open();
     story(async {
-        for (name, chat, steps) in [("greedy", about(1), 2.0), ("drawn", about(1).temperature(1.0).seed(3), 1.0)] {
-            // The prompt fits one step, so that each step of a drawn reply chooses a token.
+        let drawn = about(1).temperature(1.0).repetition_penalty(1.1).log_probabilities(2).seed(3);
+        let formed = about(1).format(OutputFormat::Regex("[a-z ]{4,}".to_owned())).max_tokens(20);
+        for (name, chat, steps) in [("greedy", about(1), 2.0), ("drawn", drawn, 2.0), ("formed", formed, 1.0)] {
+            // The prompt fits one step, so that each step of a reply chooses a token.
             let mut options = LoadOptions { name: Some(name.to_owned()), ..small() };
             options.envelope.as_mut().expect("small limits").step_tokens = 200;
             let stage = Stage::set(options).await;
@@ -49,6 +51,48 @@ fn a_step_is_prepared_while_one_runs_unless_the_host_chooses() {
             assert!(!reply.is_empty());
             assert_eq!(ears.most(&format!("bursar_steps_under_way{{model={name}}}")), Some(steps), "{name}");
         }
+    });
+}
+
+#[test]
+fn a_reply_that_counts_what_it_has_said_is_the_same_beside_others_preempted_found_again_and_after_a_death() {
+    story(async {
+        let envelope = small_envelope();
+        let stage = Stage::set(LoadOptions { envelope: Some(envelope), kv_tokens: Some(512), ..small() }).await;
+        let before = stage.snapshot().await;
+        let tired = |number: u32| {
+            let chat = about(number).temperature(1.5).seed(u64::from(number)).max_tokens(60).ignore_end();
+            let chat = chat.repetition_penalty(1.3).presence_penalty(0.5).frequency_penalty(0.5);
+            if number.is_multiple_of(2) { chat.log_probabilities(3) } else { chat.logit_bias(number, 5.0) }
+        };
+        let ids = |whole: &Whole| whole.tokens.iter().map(|score| score.token.id).collect::<Vec<_>>();
+        let mut alone = Vec::new();
+        for number in 0..6 {
+            let whole = ask(&stage.model, tired(number)).await.expect("it answers");
+            alone.push((whole.text.clone(), ids(&whole)));
+        }
+        assert_ne!(alone[1].0, answer(&stage.model, tired(1).repetition_penalty(1.0)).await, "it counts");
+        for dies in [false, true] {
+            let mut replies = Vec::new();
+            for number in 0..6 {
+                replies.push(stage.model.chat(tired(number)).await.expect("accepted"));
+            }
+            if dies {
+                let first = replies[0].next().await.expect("an event").expect("a token");
+                assert!(matches!(first, ChatEvent::Token(_)), "it is asked for its scores");
+                stage.model.serving().await.expect("it serves").scheduler.kill();
+            }
+            for (number, reply) in replies.into_iter().enumerate() {
+                let whole = listen(reply).await.expect("it answers");
+                let heard = usize::from(dies && number == 0);
+                assert_eq!(
+                    (&whole.text, &ids(&whole)[..]),
+                    (&alone[number].0, &alone[number].1[heard..]),
+                    "{number}, {dies}"
+                );
+            }
+        }
+        stage.settled(&before).await;
     });
 }
 

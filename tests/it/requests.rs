@@ -65,6 +65,13 @@ fn counts_of_nothing_and_beyond_everything_have_a_meaning_or_an_error() {
         assert!(matches!(error, ChatError::MinTokens { tokens_min: usize::MAX, .. }), "{error:?}");
         let error = ask(&stage.model, text("Who?").logit_bias(u32::MAX, 1.0)).await.expect_err("no such token");
         assert!(matches!(error, ChatError::Sampling(_)) && error.to_string().contains("4294967295"), "{error}");
+        // A list of each goes to the device with every token.
+        let biased =
+            |count: u32| (0..count).fold(text("Who?").max_tokens(2), |chat, token| chat.logit_bias(token, 1.0));
+        let ended =
+            |count: u32| (0..count).fold(text("Who?").max_tokens(2), |chat, token| chat.stop_token(token % 800));
+        ask(&stage.model, biased(850)).await.expect("as many as there are");
+        ask(&stage.model, ended(850).min_tokens(1)).await.expect("none of them twice");
         for samples in [0, 1000, usize::MAX] {
             let error = stage.model.samples(text("Who?"), samples).await.map(drop).expect_err("out of range");
             assert!(error.to_string().contains(&samples.to_string()) && !error.hint().is_empty(), "{error}");

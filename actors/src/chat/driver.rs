@@ -251,6 +251,7 @@ impl Driver {
             score_prompt: self.preparation.score_prompt.filter(|_| self.scores.is_some()),
             stop_tokens: self.preparation.stop_tokens.clone(),
             sampler: self.preparation.sampler.clone(),
+            prompt_read: self.preparation.prompt_read.clone(),
         };
         // Here and not in the scheduler: every other request would wait for it.
         sequence.name_blocks();

@@ -55,7 +55,8 @@ impl Chat {
         self
     }
 
-    /// Tokens that the reply has at least: until then nothing ends it, neither the model nor a stop string.
+    /// Tokens that the reply has at least: until then nothing ends it, neither the model nor a stop string. With it a chat
+    /// may name 1,024 stop tokens, those of the checkpoint included.
     pub fn min_tokens(mut self, tokens: usize) -> Self {
         self.generation.tokens_min = tokens;
         self
@@ -105,7 +106,7 @@ impl Chat {
     }
 
     /// Added to the logit of this token of the model's vocabulary; from -100, which all but forbids it, to 100, which all
-    /// but demands it.
+    /// but demands it. A chat may name 1,024 tokens.
     pub fn logit_bias(mut self, token: u32, bias: f64) -> Self {
         self.generation.logit_bias.insert(token, bias);
         self

@@ -27,6 +27,8 @@ pub(super) struct Preparation {
     pub(super) stop: StopRules,
     pub(super) stop_tokens: Arc<[u32]>,
     pub(super) sampler: Arc<Sampler>,
+    /// What the sampler reads of the prompt.
+    pub(super) prompt_read: Arc<[u32]>,
     pub(super) score_prompt: Option<usize>,
     /// Of no tokens yet.
     pub(super) prefix: PrefixKeys,
@@ -66,6 +68,8 @@ impl Preparation {
         if asked.tokens_min > tokens_max {
             return Err(ChatError::MinTokens { tokens_min: asked.tokens_min, tokens_max });
         }
+        // All samples read the same of it.
+        let prompt_read = samplers.first().map_or_else(|| [].into(), |sampler| sampler.read_of(&prompt.tokens));
         let prompt = Arc::new(prompt);
         let prepared = samplers.into_iter().map(|sampler| Preparation {
             prompt: prompt.clone(),
@@ -75,6 +79,7 @@ impl Preparation {
             stop: stop.clone(),
             stop_tokens: stop_tokens.clone(),
             sampler: Arc::new(sampler),
+            prompt_read: prompt_read.clone(),
             score_prompt: None,
             prefix: asked
                 .cache_salt
@@ -132,7 +137,7 @@ fn samplers(chat: &Chat, kit: &Kit, ends: &Arc<[u32]>, samples: usize) -> Result
     let seed = asked.seed.unwrap_or_else(any_seed);
     let sampler = |sample: usize| {
         let params = asked.sampling(&kit.generation.sampling, seed.wrapping_add(sample as u64));
-        let mut sampler = Sampler::new(params, vocabulary)?.with_tokens_min(asked.tokens_min, ends.clone());
+        let mut sampler = Sampler::new(params, vocabulary)?.with_tokens_min(asked.tokens_min, ends.clone())?;
         if let Some(grammar) = &grammar {
             sampler = sampler.with_grammar(grammar.clone());
         }

@@ -1,20 +1,21 @@
 //! Where a lane works: a backend, a workspace, the model and the caches.
 
-use std::{cell::RefCell, mem, sync::Arc};
+use std::{cell::Cell, mem, sync::Arc};
 
 use bursar_budgets::{Segment, Workspace};
-use bursar_kernels::{Backend, KernelError, Scope, Tally, Tensor};
+use bursar_kernels::{Backend, KernelError, Scope, Tally, Tensor, sampling::SampleBatch};
 use bursar_model::{
     Model,
     blocks::decoder::StepCaches,
     corners::{self, Footprint, Pass},
-    sampling::{SamplerScratch, log_probabilities},
+    sampling::{Desk, log_probabilities},
 };
 
 use super::{
+    choosing::Wanted,
     graphs::Graphs,
-    job::{Choice, Job, LaneError, StepJob},
-    pending::{Choosing, Launched, Pending},
+    job::{Job, LaneError, StepJob},
+    pending::{Launched, Pending},
 };
 use crate::{memory::EngineMemory, supervise::Drilled};
 
@@ -26,14 +27,15 @@ pub struct Bench<B> {
     pub(super) workspace: Workspace,
     pub(super) model: Arc<Model>,
     pub(super) memory: Arc<EngineMemory>,
-    pub(super) scratch: RefCell<SamplerScratch>,
+    /// What is asked of a step, on its way to the desk: pasts of hundreds of sequences are megabytes.
+    pub(super) question: Cell<Vec<u32>>,
 }
 
 impl<B: Backend> Bench<B> {
     /// A place that computes with `backend` in `workspace`, which must be of `memory`.
     pub fn new(backend: B, workspace: Arc<Segment>, model: Arc<Model>, memory: Arc<EngineMemory>) -> Self {
         let workspace = Workspace::over(workspace);
-        Bench { graphs: Graphs::default(), backend, workspace, model, memory, scratch: RefCell::default() }
+        Bench { graphs: Graphs::default(), backend, workspace, model, memory, question: Cell::default() }
     }
 
     /// Launches all of a job without waiting for the device: what is begun later runs behind it. Only a job that needs
@@ -100,8 +102,8 @@ impl<B: Backend> Bench<B> {
         let mut scores = Vec::with_capacity(job.scores.len());
         let choosing = self.pass(|scope, cache| {
             let layers = self.memory.kv.layers();
-            let mut chosen = self.memory.chosen.tensor();
-            let caches = StepCaches { layers: &layers, pictures: Some(cache), previous: &chosen };
+            let mut desk = self.memory.desk.desk();
+            let caches = StepCaches { layers: &layers, pictures: Some(cache), previous: &desk.chosen() };
             let mut wanted = job.scores.iter();
             // [logit_rows, vocabulary]
             let logits = self.model.step(scope, &job.batch, &caches, |scope, rows| {
@@ -110,9 +112,34 @@ impl<B: Backend> Bench<B> {
                 scores.extend(scored.map(|(row, score)| log_probabilities(row, score.token, score.top).ok()));
                 Ok(())
             })?;
-            choose(scope, &logits, &job.choices, &mut chosen)
+            let rows = logits.rows();
+            // Behind the layers' launch: a device computes them while the host makes masks.
+            let choices = Wanted::of(&job.choices, desk.shape().vocabulary);
+            match &choices {
+                Wanted::Likeliest { .. } => desk.take_likeliest(scope, &logits)?,
+                Wanted::Asked(asked) => {
+                    self.ask(scope, &mut desk, &asked.batch, rows)?;
+                    desk.choose(scope, &logits)?;
+                }
+            }
+            Ok(choices.download(scope, &desk, rows)?)
         })?;
         Ok(Launched { choosing, scores, is_by_graph: false })
+    }
+
+    /// Lays on the desk what is asked of a launch that chooses from `rows` rows.
+    pub(super) fn ask(
+        &self,
+        scope: &Scope<'_, B>,
+        desk: &mut Desk<'_>,
+        asked: &SampleBatch,
+        rows: usize,
+    ) -> Result<(), KernelError> {
+        let mut words = self.question.take();
+        asked.pack(rows, &mut words);
+        let uploaded = desk.ask(scope, &words);
+        self.question.set(words);
+        uploaded
     }
 
     fn stress(&self, pass: &Pass) -> Result<Footprint, LaneError> {
@@ -137,8 +164,8 @@ impl<B: Backend> Bench<B> {
         let tally = Tally::default();
         let scope = Scope::new(&self.backend, &self.workspace, &tally);
         let layers = self.memory.kv.layers();
-        let mut chosen = self.memory.chosen.tensor();
-        self.with_cache(|cache| Ok(corners::run(&self.model, &scope, pass, &layers, cache, &mut chosen)?))?;
+        let mut desk = self.memory.desk.desk();
+        self.with_cache(|cache| Ok(corners::run(&self.model, &scope, pass, &layers, cache, &mut desk)?))?;
         Ok(Footprint { workspace: self.workspace.high_water(), work: tally.total() })
     }
 
@@ -166,22 +193,6 @@ impl<B: Backend> Bench<B> {
         device.unwrap_or(Ok(())).map_err(KernelError::Device)?;
         outcome
     }
-}
-
-/// Lets the device choose where it can, into `chosen` `[sequences]`, where the next step finds it; else what the host
-/// chooses from is on its way to it.
-fn choose<B: Backend>(
-    scope: &Scope<'_, B>,
-    logits: &Tensor<'_>, // [logit_rows, vocabulary]
-    choices: &[Choice],
-    chosen: &mut Tensor<'_>,
-) -> Result<Choosing, LaneError> {
-    if choices.iter().all(Choice::is_on_device) {
-        let mut ids = chosen.row_range_mut(0..logits.rows());
-        scope.argmax_into(logits, &mut ids)?;
-        return Ok(Choosing::OnDevice(scope.download_later(&ids)?));
-    }
-    Ok(Choosing::OnHost { logits: scope.download_later(logits)?, vocabulary: logits.columns() })
 }
 
 struct PastOnDrop<'b, B: Backend>(&'b Bench<B>);

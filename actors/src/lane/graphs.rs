@@ -14,16 +14,24 @@ use bursar_model::{
 
 use super::{
     Bench,
+    choosing::Wanted,
     job::{LaneError, StepJob},
-    pending::{Choosing, Launched},
+    pending::Launched,
 };
 
 /// What a lane has captured. It goes before the memory that it names.
 #[derive(Default)]
 pub(super) struct Graphs {
-    by_rows: RefCell<BTreeMap<usize, Box<dyn Graph>>>,
+    by_rows: RefCell<BTreeMap<usize, Captured>>,
     /// The inputs of a step, on their way: a step of hundreds of long sequences has half a megabyte of them.
     words: Cell<Vec<u32>>,
+}
+
+/// Decoding of so many rows. The ways in which tokens are chosen have a graph each: to take the likeliest reads the
+/// logits once, and no parameters.
+struct Captured {
+    likeliest: Box<dyn Graph>,
+    asked: Box<dyn Graph>,
 }
 
 impl Graphs {
@@ -33,12 +41,13 @@ impl Graphs {
     }
 }
 
-/// Where a pass leaves its tokens.
+/// How a captured pass chooses its tokens, onto the desk.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Tokens {
-    /// Where the next step reads them.
-    Kept,
-    /// Nowhere: a step that is under way may still want what it has chosen.
+enum Choice {
+    Likeliest,
+    /// As the desk says when it is replayed.
+    Asked,
+    /// The likeliest, and the desk stays as it is: a step that is under way may still want what it has chosen.
     ThrownAway,
 }
 
@@ -54,33 +63,44 @@ impl<B: Backend> Bench<B> {
         self.graphs.forget(rows);
         self.upload_inputs(&layout, &StepBatch::default())?;
         // Products choose their algorithms, which takes measuring, and that cannot be captured.
-        self.rehearse(|| Ok(self.decode(&layout, &layers, Tokens::ThrownAway)?))?;
-        let captured = self.backend.capture(&mut || self.decode(&layout, &layers, Tokens::Kept))?;
-        let bytes = captured.as_ref().map(|graph| graph.bytes());
-        self.graphs.by_rows.borrow_mut().extend(captured.map(|graph| (rows, graph)));
-        Ok(bytes)
+        self.rehearse(|| Ok(self.decode(&layout, &layers, Choice::ThrownAway)?))?;
+        let capture = |choice| self.backend.capture(&mut || self.decode(&layout, &layers, choice));
+        let (Some(likeliest), Some(asked)) = (capture(Choice::Likeliest)?, capture(Choice::Asked)?) else {
+            return Ok(None);
+        };
+        let bytes = likeliest.bytes() + asked.bytes();
+        self.graphs.by_rows.borrow_mut().insert(rows, Captured { likeliest, asked });
+        Ok(Some(bytes))
     }
 
-    /// Runs a step by a graph, if there is one for it: one upload, one replay, and the tokens on their way back.
+    /// Runs a step by a graph, if there is one for it: an upload, another if its rows ask for more than the likeliest
+    /// tokens, one replay, and the tokens on their way back.
     pub(super) fn replay(&self, job: &StepJob) -> Option<Result<Launched, LaneError>> {
         let inputs = self.memory.graphs.as_ref()?;
-        if !job.batch.is_decoding_alone() || !job.choices.iter().all(super::Choice::is_on_device) {
+        if !job.batch.is_decoding_alone() {
             return None;
         }
         let graphs = self.graphs.by_rows.borrow();
-        let (rows, graph) = graphs.range(job.batch.token_count()..).next()?;
+        let (rows, captured) = graphs.range(job.batch.token_count()..).next()?;
         let layout = inputs.shape().layout(*rows);
-        layout.takes(&job.batch).then(|| self.replay_graph(graph.as_ref(), &layout, job))
+        layout.takes(&job.batch).then(|| self.replay_captured(captured, &layout, job))
     }
 
-    fn replay_graph(&self, graph: &dyn Graph, layout: &StepLayout, job: &StepJob) -> Result<Launched, LaneError> {
+    fn replay_captured(&self, captured: &Captured, layout: &StepLayout, job: &StepJob) -> Result<Launched, LaneError> {
         self.upload_inputs(layout, &job.batch)?;
         // Its temporaries lie from the workspace's start on, as they did when it was captured.
         assert!(self.workspace.used().is_zero(), "a graph is replayed in an empty workspace");
-        graph.replay()?;
         let choosing = self.pass(|scope, _| {
-            let chosen = self.memory.chosen.tensor();
-            Ok(Choosing::OnDevice(scope.download_later(&chosen.row_range(0..job.batch.logit_rows.len()))?))
+            let mut desk = self.memory.desk.desk();
+            let wanted = Wanted::of(&job.choices, desk.shape().vocabulary);
+            match &wanted {
+                Wanted::Likeliest { .. } => captured.likeliest.replay()?,
+                Wanted::Asked(asked) => {
+                    self.ask(scope, &mut desk, &asked.batch, layout.logit_rows)?;
+                    captured.asked.replay()?;
+                }
+            }
+            Ok(wanted.download(scope, &desk, layout.logit_rows)?)
         })?;
         Ok(Launched { choosing, scores: Vec::new(), is_by_graph: true })
     }
@@ -96,17 +116,18 @@ impl<B: Backend> Bench<B> {
     }
 
     /// Launches the decoding of one token for each row of `layout`, from the empty workspace's start on.
-    fn decode(&self, layout: &StepLayout, layers: &[KvLayer], tokens: Tokens) -> Result<(), KernelError> {
+    fn decode(&self, layout: &StepLayout, layers: &[KvLayer], choice: Choice) -> Result<(), KernelError> {
         assert!(self.workspace.used().is_zero(), "a graph is captured in an empty workspace");
         let tally = Tally::default();
         let scope = Scope::new(&self.backend, &self.workspace, &tally);
         let inputs = self.memory.graphs.as_ref().expect("as above");
-        let mut chosen = self.memory.chosen.tensor();
-        let caches = StepCaches { layers, pictures: None, previous: &chosen };
+        let mut desk = self.memory.desk.desk();
+        let caches = StepCaches { layers, pictures: None, previous: &desk.chosen() };
         let logits: Tensor<'_> = self.model.step_over(&scope, &inputs.tensor(layout), layout, &caches)?;
-        match tokens {
-            Tokens::Kept => scope.argmax_into(&logits, &mut chosen.row_range_mut(0..layout.logit_rows)),
-            Tokens::ThrownAway => scope.argmax(&logits).map(drop),
+        match choice {
+            Choice::Likeliest => desk.take_likeliest(&scope, &logits),
+            Choice::Asked => desk.choose(&scope, &logits),
+            Choice::ThrownAway => scope.argmax(&logits).map(drop),
         }
     }
 }

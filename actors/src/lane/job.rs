@@ -72,9 +72,10 @@ pub struct Choice {
 /// A copy of what stands before a token.
 #[derive(Clone)]
 pub struct PastTokens {
-    /// The prompt's tokens, if the sampler reads them; none otherwise.
-    pub prompt: Vec<u32>,
-    /// The tokens produced so far.
+    /// What the sampler [reads](Sampler::read_of) of the prompt.
+    pub prompt: Arc<[u32]>,
+    /// The tokens produced so far. The last may be [`PREVIOUS`](bursar_kernels::ops::embed::PREVIOUS)` | row`, which the step
+    /// before is still to choose, for a sampler that need not [see](Sampler::must_see) it.
     pub produced: Vec<u32>,
 }
 
@@ -86,11 +87,6 @@ impl std::fmt::Debug for PastTokens {
 }
 
 impl Choice {
-    /// Whether the device chooses: the host then reads the token when the next step runs already.
-    pub(super) fn is_on_device(&self) -> bool {
-        self.sampler.is_plain_argmax()
-    }
-
     /// As the sampler takes it.
     pub(super) fn past(&self) -> Past<'_> {
         match &self.past {

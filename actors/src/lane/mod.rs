@@ -4,6 +4,7 @@
 
 mod begun;
 mod bench;
+mod choosing;
 mod graphs;
 mod job;
 mod pending;

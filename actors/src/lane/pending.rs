@@ -1,15 +1,12 @@
 //! A job that has begun: what it has launched, how its results are read, and who waits for them.
 
 use bursar_budgets::Bytes;
-use bursar_kernels::{Backend, ops::argmax::NO_CHOICE, ops::transfer::Later};
-use bursar_model::{
-    corners::Footprint,
-    error::SamplingError,
-    flow::{LogProbabilities, Token},
-};
+use bursar_kernels::{Backend, ops::transfer::Later};
+use bursar_model::{corners::Footprint, flow::LogProbabilities};
 
 use super::{
     Bench,
+    choosing::Choosing,
     job::{CaptureJob, Choice, EncodeJob, LaneError, StepJob, Stepped, StressJob},
 };
 
@@ -29,14 +26,6 @@ pub(super) struct Launched {
     pub(super) is_by_graph: bool,
 }
 
-/// Where a step's tokens are chosen.
-pub(super) enum Choosing {
-    /// On the device, where the next step finds them: here come the ids, one a row of logits.
-    OnDevice(Later<u32>),
-    /// On the host, from `[rows, vocabulary]` logits.
-    OnHost { logits: Later<f32>, vocabulary: usize },
-}
-
 impl Pending {
     /// Whether [`finish`](Pending::finish) would return without waiting.
     pub(super) fn has_come(&self) -> bool {
@@ -47,14 +36,10 @@ impl Pending {
         }
     }
 
-    /// Whether the next job may come before this one is answered: a step whose tokens the host need not know, or a launch
-    /// of pictures.
+    /// Whether the next job may come before this one is answered: a step, whose tokens stay where the next finds them, or a
+    /// launch of pictures.
     pub(super) fn may_be_followed(&self) -> bool {
-        match self {
-            Pending::Step(_, Ok(launched)) => matches!(launched.choosing, Choosing::OnDevice(_)),
-            Pending::Encode(_, Ok(_)) => true,
-            _ => false,
-        }
+        matches!(self, Pending::Step(_, Ok(_)) | Pending::Encode(_, Ok(_)))
     }
 
     /// Waits until the device is past the job, also past what a job that failed had launched by then: that still reads and
@@ -62,7 +47,7 @@ impl Pending {
     pub(super) fn finish<B: Backend>(self, bench: &Bench<B>) -> Box<dyn FnOnce()> {
         match self {
             Pending::Step(job, launched) => {
-                let outcome = bench.past(launched.and_then(|launched| launched.finish(&job.choices, bench)));
+                let outcome = bench.past(launched.and_then(|launched| launched.finish(&job.choices)));
                 Box::new(move || {
                     let StepJob { answer, .. } = *job;
                     answer.give(outcome);
@@ -91,40 +76,8 @@ impl Pending {
 }
 
 impl Launched {
-    fn finish<B: Backend>(self, choices: &[Choice], bench: &Bench<B>) -> Result<Stepped, LaneError> {
+    fn finish(self, choices: &[Choice]) -> Result<Stepped, LaneError> {
         let Launched { choosing, scores, is_by_graph } = self;
-        Ok(Stepped { chosen: choosing.finish(choices, bench)?, scores, is_by_graph })
-    }
-}
-
-impl Choosing {
-    fn has_come(&self) -> bool {
-        match self {
-            Choosing::OnDevice(ids) => ids.has_come(),
-            Choosing::OnHost { logits, .. } => logits.has_come(),
-        }
-    }
-
-    /// A token a choice; an error for a row that allows none.
-    fn finish<B: Backend>(
-        self,
-        choices: &[Choice],
-        bench: &Bench<B>,
-    ) -> Result<Vec<Result<Token, SamplingError>>, LaneError> {
-        match self {
-            Choosing::OnDevice(ids) => {
-                let chosen = ids.wait()?.into_iter().zip(choices).map(|(id, choice)| match id {
-                    NO_CHOICE => Err(SamplingError::NotNumbers),
-                    id => Ok(Token { id, position: choice.position, log_probabilities: None }),
-                });
-                Ok(chosen.collect())
-            }
-            Choosing::OnHost { logits, vocabulary } => {
-                let logits = logits.wait()?;
-                let mut scratch = bench.scratch.borrow_mut();
-                let rows = logits.chunks_exact(vocabulary).zip(choices);
-                Ok(rows.map(|(row, choice)| choice.sampler.sample(row, choice.past(), &mut scratch)).collect())
-            }
-        }
+        Ok(Stepped { chosen: choosing.finish(choices)?, scores, is_by_graph })
     }
 }

@@ -15,7 +15,7 @@ use crate::{
     engine::{Lanes, LanesPlace, Processor, Progress, ProgressSink, Shelf},
     graph,
     lane::{Answer, Job, Lane, StressJob},
-    memory::{ChosenTokens, EngineMemory, EngineParts, GraphInputs, KvMemory, VisionCache},
+    memory::{DeskMemory, EngineMemory, EngineParts, GraphInputs, KvMemory, VisionCache},
     reply::Reply,
     tree,
 };
@@ -94,7 +94,7 @@ impl Attempt {
     async fn take_memory(&self) -> Result<EngineMemory, ProfileError> {
         let (needs, workspaces) = (self.needs.clone(), "leasing workspaces");
         let step = self.lease(Class::StepWorkspace, needs.step_workspace, workspaces).await?;
-        let chosen = self.lease(Class::StepWorkspace, needs.chosen, workspaces).await?;
+        let desk = self.lease(Class::StepWorkspace, needs.desk_bytes(), workspaces).await?;
         let mut graphs = None;
         if let Some(shape) = needs.graphs {
             let bytes = shape.bytes(self.device.page());
@@ -107,10 +107,9 @@ impl Attempt {
         }
         let probe = Arc::new(self.lease(Class::Kv, needs.probe(), PROBE).await?);
         let (device, hidden) = (self.device.clone(), self.model.config().decoder().hidden);
-        let sequences = self.envelope.sequences;
         self.on_a_thread(move || {
             let step_workspace = Arc::new(backed_segment(&device, needs.step_workspace, step)?);
-            let chosen = ChosenTokens::over(backed_segment(&device, needs.chosen, chosen)?, sequences);
+            let desk = DeskMemory::over(backed_segment(&device, needs.desk_bytes(), desk)?, needs.desk);
             let graphs = match graphs {
                 Some((shape, bytes, lease)) => Some(GraphInputs::over(backed_segment(&device, bytes, lease)?, shape)),
                 None => None,
@@ -122,7 +121,7 @@ impl Attempt {
                 vision_cache = Some(VisionCache::over(segment, hidden, needs.kv_shape.dtype));
             }
             let kv = backed_probe(&device, &needs, probe)?;
-            Ok(EngineMemory::new(EngineParts { step_workspace, chosen, vision_workspace, vision_cache, kv, graphs }))
+            Ok(EngineMemory::new(EngineParts { step_workspace, desk, vision_workspace, vision_cache, kv, graphs }))
         })
         .await
     }

@@ -7,12 +7,13 @@ use bursar_kernels::{BLOCK_TOKENS, KernelError, KvShape, Target};
 use bursar_model::{
     Envelope, Model,
     corners::{self, Corner, Footprint, Pass, Room},
+    sampling::DeskShape,
 };
 
 use super::knobs::knobs;
 use crate::{
     graph::GraphShape,
-    memory::{ChosenTokens, KvMemory},
+    memory::{DeskMemory, KvMemory},
     vision::LAUNCHES,
 };
 
@@ -23,8 +24,8 @@ pub struct Needs {
     pub weights: Bytes,
     /// The largest step.
     pub step_workspace: Bytes,
-    /// What a step chooses, kept for the next.
-    pub chosen: Bytes,
+    /// Where steps choose.
+    pub desk: DeskShape,
     /// The largest launch; nothing for a model that takes no pictures.
     pub vision_workspace: Bytes,
     /// Embeddings of all pictures that are on their way from one lane to the other; see [`rows_on_their_way`].
@@ -110,7 +111,11 @@ impl Needs {
         Ok(Needs {
             weights: model.weight_bytes().round_up(page),
             step_workspace: peak(true),
-            chosen: ChosenTokens::bytes(envelope.sequences, page),
+            desk: DeskShape {
+                sequences: envelope.sequences,
+                context_tokens: envelope.context_tokens,
+                vocabulary: model.config().decoder().vocabulary,
+            },
             vision_workspace: peak(false),
             vision_cache,
             cache_rows,
@@ -127,6 +132,11 @@ impl Needs {
         KvMemory::bytes(self.kv_shape, self.probe_blocks, self.page)
     }
 
+    /// Bytes of the desk's lease.
+    pub fn desk_bytes(&self) -> Bytes {
+        DeskMemory::bytes(self.desk, self.page)
+    }
+
     /// One line a claimant. The probe stands for the least that keys and values can do with.
     pub fn memory_plan(&self) -> MemoryPlan {
         let mut plan =
@@ -137,8 +147,8 @@ impl Needs {
             self.step_workspace,
             "peak of the dry run of both step corners",
         );
-        let how = "a token of each sequence, kept on the device for the next step";
-        plan.push(Class::StepWorkspace, "chosen tokens", self.chosen, how);
+        let how = "each sequence's parameters, past and mask, its token for the next step, and a report";
+        plan.push(Class::StepWorkspace, "choices", self.desk_bytes(), how);
         if let Some(shape) = self.graphs {
             let how = "the arrays of the largest captured step";
             plan.push(Class::Graphs, "inputs of captured steps", shape.bytes(self.page), how);

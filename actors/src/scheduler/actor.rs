@@ -81,7 +81,7 @@ impl Actor for SchedulerActor {
         let effects = match message {
             SchedulerMessage::Admit(Admission { sequence, pins, deliveries }) => {
                 state.callers.insert(sequence.id, Caller { deliveries: Some(deliveries), pins });
-                state.core.step(Input::Admit(sequence))
+                state.core.step(Input::Admit(Box::new(sequence)))
             }
             SchedulerMessage::Cancel(sequence) => state.cancel(sequence),
             // A step that failed leaves its sequences half done: die, and let their drivers come again.
@@ -213,10 +213,11 @@ impl SchedulerState {
 
     fn choice(&self, row: &ChosenRow) -> Choice {
         let spec = self.core.sequence(row.sequence).expect("a planned sequence runs");
-        let (prompt, produced) = spec.tokens.split_at(spec.tokens.len() - spec.produced);
+        let produced = &spec.tokens[spec.tokens.len() - spec.produced..];
+        assert_eq!(produced.len() + usize::from(row.unseen.is_some()), row.position, "one token at most is unseen");
         let past = spec.sampler.reads_past().then(|| PastTokens {
-            prompt: if spec.sampler.reads_prompt() { prompt.to_vec() } else { Vec::new() },
-            produced: produced.to_vec(),
+            prompt: spec.prompt_read.clone(),
+            produced: produced.iter().copied().chain(row.unseen).collect(),
         });
         Choice { sampler: spec.sampler.clone(), position: row.position as u64, past }
     }

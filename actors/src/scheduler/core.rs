@@ -18,6 +18,11 @@ use super::{
 };
 use crate::kv::{Allotment, Demand, Filled, SequenceId, Table};
 
+/// A step is planned ahead if no more than one in so many of the running sequences is left out of it, as the host must
+/// see its token first. Such a sequence then has every other step, and the others need not wait for the host, which takes
+/// less than a tenth of a step: what is lost is to be less than what is won.
+const LEFT_OUT: usize = 16;
+
 /// What a step may hold: the profile record's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -33,7 +38,7 @@ pub struct Limits {
 #[derive(Clone, Debug)]
 pub enum Input {
     /// A new sequence waits.
-    Admit(NewSequence),
+    Admit(Box<NewSequence>),
     /// A caller has gone.
     Cancel(SequenceId),
     /// The answer to [`Effect::Allot`].
@@ -113,7 +118,7 @@ impl SchedulerCore {
     pub fn step(&mut self, input: Input) -> Vec<Effect> {
         let mut effects = Vec::new();
         match input {
-            Input::Admit(spec) => self.wait(Sequence::new(spec)),
+            Input::Admit(spec) => self.wait(Sequence::new(*spec)),
             Input::Cancel(sequence) => self.cancel(sequence, &mut effects),
             Input::Allotted(allotment) => self.allotted(allotment, &mut effects),
             Input::Stepped(tokens) => self.stepped(&tokens, &mut effects),
@@ -157,15 +162,21 @@ impl SchedulerCore {
         }
     }
 
-    /// Whether the next step can be planned: behind none, or behind one whose tokens nobody on the host needs for it.
+    /// Whether the next step can be planned: behind none, or behind one whose tokens hardly anybody on the host needs for
+    /// it.
     fn may_plan(&self) -> bool {
-        match self.under_way.front() {
-            None => true,
-            Some(step) => {
-                let is_next = self.under_way.len() == 1 && step.is_chosen_on_device;
-                self.looks_ahead && is_next && !self.look_ahead_paused
-            }
+        match self.under_way.len() {
+            0 => true,
+            1 => self.looks_ahead && !self.look_ahead_paused && self.few_wait_to_be_seen(),
+            _ => false,
         }
+    }
+
+    /// Whether those who would be left out of a step that is planned ahead are few enough.
+    fn few_wait_to_be_seen(&self) -> bool {
+        let would_run = self.running.values().filter(|sequence| !sequence.is_complete());
+        let waiting = would_run.filter(|sequence| sequence.waits_to_be_seen()).count();
+        waiting * LEFT_OUT <= self.running.len()
     }
 
     /// Admits whom the pool has room for, and asks for the next step's blocks.
@@ -228,7 +239,9 @@ impl SchedulerCore {
     /// One token for each decoding sequence, then chunks of prompts, oldest first, up to the step's tokens.
     fn shares(&self) -> Vec<Share> {
         let mut left = self.limits.step_tokens;
-        let runs = |sequence: &&Sequence| !sequence.is_complete() && !self.finds_more_soon(sequence);
+        let runs = |sequence: &&Sequence| {
+            !sequence.is_complete() && !sequence.waits_to_be_seen() && !self.finds_more_soon(sequence)
+        };
         let (decoding, prefilling): (Vec<_>, Vec<_>) =
             self.running.values().filter(runs).partition(|s| s.is_decoding());
         let mut shares = Vec::new();
@@ -291,7 +304,11 @@ impl SchedulerCore {
         let mut packed = Vec::with_capacity(parts.len());
         for (place, (count, sequence)) in parts.into_iter().enumerate() {
             let wants_logits = count == sequence.pending();
-            rows.extend(wants_logits.then(|| ChosenRow { sequence: sequence.id(), position: sequence.produced() }));
+            rows.extend(wants_logits.then(|| ChosenRow {
+                sequence: sequence.id(),
+                position: sequence.produced(),
+                unseen: sequence.unseen(),
+            }));
             let scored_part = sequence.scored_in_next(count);
             if let (Some(top), false) = (sequence.spec.score_prompt, scored_part.is_empty()) {
                 let first = sequence.cached + scored_part.start + 1;
@@ -317,17 +334,12 @@ impl SchedulerCore {
     /// The step is the lane's now.
     fn launch(&mut self, shares: &[Share], plan: &StepPlan) {
         let StepPlan { rows, shown, .. } = plan;
-        let mut step = StepUnderWay {
-            parts: Vec::with_capacity(shares.len()),
-            is_chosen_on_device: true,
-            released_behind: Vec::new(),
-        };
+        let mut step = StepUnderWay { parts: Vec::with_capacity(shares.len()), released_behind: Vec::new() };
         let mut next_row = 0;
         for Share { sequence: id, tokens } in shares {
             let sequence = self.running.get_mut(id).expect("a sequence stays while its blocks are asked for");
             let chooses = rows.get(next_row).is_some_and(|row| row.sequence == *id);
             sequence.launch(*tokens, chooses.then_some(next_row as u32));
-            step.is_chosen_on_device &= !chooses || sequence.spec.is_chosen_on_device();
             step.parts.push(PartUnderWay { sequence: *id, end: sequence.cached, chooses });
             next_row += usize::from(chooses);
         }

@@ -40,6 +40,8 @@ pub struct NewSequence {
     pub stop_tokens: Arc<[u32]>,
     /// How its tokens are chosen.
     pub sampler: Arc<Sampler>,
+    /// What that [reads](Sampler::read_of) of the prompt.
+    pub prompt_read: Arc<[u32]>,
 }
 
 /// Counts, never the tokens: they are the user's text.
@@ -62,10 +64,10 @@ impl NewSequence {
 }
 
 impl NewSequence {
-    /// Whether its next token can be chosen without the host: the step behind the one that chooses it can then be planned
-    /// before anybody has seen it.
-    pub fn is_chosen_on_device(&self) -> bool {
-        self.sampler.is_plain_argmax()
+    /// Whether the host must have seen each token before the next can be chosen, so that no step behind the one that
+    /// chooses it can be planned meanwhile.
+    pub fn must_be_seen(&self) -> bool {
+        self.sampler.must_see()
     }
 }
 
@@ -166,6 +168,16 @@ impl Sequence {
         self.to_come > 0 && self.remaining() == 0
     }
 
+    /// Whether nothing can be planned of it before the host has seen what the steps under way choose.
+    pub(super) fn waits_to_be_seen(&self) -> bool {
+        self.to_come > 0 && self.spec.must_be_seen()
+    }
+
+    /// The last of its tokens, as a step is fed it, if that is not chosen yet.
+    pub(super) fn unseen(&self) -> Option<u32> {
+        (self.to_come > 0).then_some(PREVIOUS | self.chosen_at)
+    }
+
     /// Its next `count` tokens with their positions, as a step is fed them: one that is not chosen yet stands in the last
     /// place, as the row of the step before that will choose it.
     pub(super) fn next(&self, count: usize) -> (Cow<'_, [u32]>, Cow<'_, [[u32; POSITION_AXES]]>) {
@@ -173,10 +185,10 @@ impl Sequence {
         let (known, end) = (self.spec.tokens.len(), self.cached + count);
         let stretch = self.cached..end.min(known);
         let (tokens, positions) = (&self.spec.tokens[stretch.clone()], &self.spec.positions[stretch]);
-        match end > known {
-            false => (tokens.into(), positions.into()),
-            true => (
-                [tokens, &[PREVIOUS | self.chosen_at]].concat().into(),
+        match self.unseen().filter(|_| end > known) {
+            None => (tokens.into(), positions.into()),
+            Some(unseen) => (
+                [tokens, &[unseen]].concat().into(),
                 [positions, &[[self.spec.next_position; POSITION_AXES]]].concat().into(),
             ),
         }

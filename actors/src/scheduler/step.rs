@@ -35,6 +35,8 @@ pub struct ChosenRow {
     pub sequence: SequenceId,
     /// How many tokens that will have produced before this one.
     pub position: usize,
+    /// The last of those, as a step is fed it, if the step before is still to choose it.
+    pub unseen: Option<u32>,
 }
 
 /// Tokens of a prompt whose log-probabilities a step yields.
@@ -61,8 +63,6 @@ pub(super) struct Share {
 #[derive(Debug)]
 pub(super) struct StepUnderWay {
     pub(super) parts: Vec<PartUnderWay>,
-    /// Whether all its tokens are chosen on the device: the next step can then be planned without them.
-    pub(super) is_chosen_on_device: bool,
     /// Those that ended while it had a share of them: their blocks are used until it has run.
     pub(super) released_behind: Vec<SequenceId>,
 }

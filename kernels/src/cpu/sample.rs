@@ -7,14 +7,10 @@ use super::{
     threads::Threads,
 };
 use crate::{
-    ops::{
-        argmax::NO_CHOICE,
-        embed::PREVIOUS,
-        sample::{Call, report_parts},
-    },
+    ops::{argmax::NO_CHOICE, embed::PREVIOUS, sample::Call},
     sampling::{
-        Candidate, Distribution, Fault, List, NO_REPORT, ROW_WORDS, Room, SamplePlaces, SampleRow, Wishes, choose,
-        fault_of,
+        Candidate, Distribution, Fault, NO_MASK, NO_REPORT, ROW_WORDS, Room, SampleLayout, SampleList, SampleRow,
+        TOP_MAX, Wishes, choose, fault_of,
     },
     target::CPU_SAMPLE_ROOM,
 };
@@ -30,31 +26,31 @@ struct Answer {
 }
 
 pub(super) fn sample(threads: &Threads, call: Call<'_>) {
-    let SamplePlaces { rows, vocabulary, top, .. } = *call.places;
-    // SAFETY: the front borrows `chosen` alone for this call, and has taken `report` for it.
+    let SampleLayout { rows, vocabulary } = call.layout;
+    // SAFETY: the front borrows both alone for this call.
     let (chosen, report) = unsafe {
         let words = |tensor, count| slice::from_raw_parts_mut(start_of::<u32>(tensor), count);
         (words(&call.chosen, call.chosen.rows()), words(&call.report, call.report.rows()))
     };
-    let packed = Packed { words: indices(&call.packed), places: call.places, previous: chosen };
+    let asked = Asked { words: indices(&call.asked), layout: call.layout, previous: chosen };
     let (logits, scratch) = (Rows::<f32>::of(&call.logits), Scratch::of(&call.scratch, CPU_SAMPLE_ROOM * vocabulary));
     let answers: Vec<OnceLock<Answer>> = (0..rows).map(|_| OnceLock::new()).collect();
     threads.share(rows, rows * vocabulary * COST, |worker, row| {
         // SAFETY: a worker works on one row at a time.
         let room = room_in(unsafe { scratch.of_worker(worker) }, vocabulary);
-        let answer = packed.answer(logits.row(row), row, room);
+        let answer = asked.answer(logits.row(row), row, room);
         assert!(answers[row].set(answer).is_ok(), "each row is worked on once");
     });
-    let [faults, own, ids, logarithms] = report_parts(call.places);
+    let [faults, own, ids, logarithms] = call.layout.report_parts();
     for (row, answer) in answers.into_iter().enumerate() {
         let answer = answer.into_inner().expect("each row was worked on");
         chosen[row] = answer.chosen.unwrap_or(NO_CHOICE);
         report[faults + row] = answer.chosen.err().map_or(0, |fault| fault as u32);
         report[own + row] = answer.log_probability.to_bits();
-        for place in 0..top {
+        for place in 0..TOP_MAX {
             let (id, logarithm) = answer.top.get(place).copied().unwrap_or((NO_CHOICE, f32::NAN));
-            report[ids + row * top + place] = id;
-            report[logarithms + row * top + place] = logarithm.to_bits();
+            report[ids + row * TOP_MAX + place] = id;
+            report[logarithms + row * TOP_MAX + place] = logarithm.to_bits();
         }
     }
 }
@@ -77,13 +73,13 @@ fn room_in(share: &mut [f32], vocabulary: usize) -> Room<'_> {
 }
 
 /// A batch as it came to the device.
-struct Packed<'a> {
+struct Asked<'a> {
     words: &'a [u32],
-    places: &'a SamplePlaces,
+    layout: SampleLayout,
     previous: &'a [u32],
 }
 
-impl Packed<'_> {
+impl Asked<'_> {
     fn answer(&self, logits: &[f32], at: usize, room: Room<'_>) -> Answer {
         let words = self.words[at * ROW_WORDS..].first_chunk().expect("the front has checked that all rows are there");
         let (row, mask) = SampleRow::from_words(words);
@@ -94,17 +90,14 @@ impl Packed<'_> {
         if let Some(fault) = fault_of(logits) {
             return nothing(fault);
         }
-        let biases: Vec<f32> = self.words[self.of_row(&self.places.biased, &self.places.biases, at)]
-            .iter()
-            .map(|bits| f32::from_bits(*bits))
-            .collect();
-        let produced = self.seen(self.listed(&self.places.produced, at));
+        let biases: Vec<f32> = self.listed(SampleList::Biases, at).iter().map(|bits| f32::from_bits(*bits)).collect();
+        let produced = self.seen(self.listed(SampleList::Produced, at));
         let wishes = Wishes {
-            allowed: self.mask(mask),
-            forbidden: self.listed(&self.places.forbidden, at),
-            biased: self.listed(&self.places.biased, at),
+            allowed: (mask != NO_MASK).then(|| &self.words[mask as usize..][..self.layout.mask_words()]),
+            forbidden: self.listed(SampleList::Forbidden, at),
+            biased: self.listed(SampleList::Biased, at),
             biases: &biases,
-            prompt: self.listed(&self.places.prompt, at),
+            prompt: self.listed(SampleList::Prompt, at),
             produced: &produced,
         };
         let chosen = match choose(logits, &row, &wishes, room) {
@@ -123,21 +116,10 @@ impl Packed<'_> {
         }
     }
 
-    /// A row's part of what is as long as a list's tokens.
-    fn of_row(&self, list: &List, whole: &std::ops::Range<usize>, at: usize) -> std::ops::Range<usize> {
-        let starts = &self.words[list.starts.clone()];
-        let (start, end) = (starts[at] as usize, starts[at + 1] as usize);
-        assert!(start <= end && end <= whole.len(), "a list's rows follow each other");
-        whole.start + start..whole.start + end
-    }
-
-    fn listed(&self, list: &List, at: usize) -> &[u32] {
-        &self.words[self.of_row(list, &list.tokens, at)]
-    }
-
-    fn mask(&self, mask: u32) -> Option<&[u32]> {
-        let words = self.places.vocabulary.div_ceil(u32::BITS as usize);
-        (mask != u32::MAX).then(|| &self.words[self.places.masks.clone()][mask as usize * words..][..words])
+    /// A row's list.
+    fn listed(&self, list: SampleList, at: usize) -> &[u32] {
+        let starts = &self.words[self.layout.starts(list)];
+        &self.words[starts[at] as usize..starts[at + 1] as usize]
     }
 
     /// Tokens with those in place that the step before has chosen and the host has not seen.

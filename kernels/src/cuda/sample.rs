@@ -8,8 +8,8 @@ use super::{
 };
 use crate::{
     DType, KernelError,
-    ops::sample::{Call, report_parts},
-    sampling::{List, ROW_WORDS, SamplePlaces},
+    ops::sample::Call,
+    sampling::{ROW_WORDS, SampleLayout, TOP_MAX},
 };
 
 /// Rows that are worked on at a time. So many fill every GPU; more would only want more scratch.
@@ -43,7 +43,7 @@ pub(crate) fn cuda_sample_scratch(rows: usize, sequences: usize, vocabulary: usi
 }
 
 pub(super) fn sample(cuda: &Cuda, call: Call<'_>) -> Result<(), KernelError> {
-    let SamplePlaces { rows, vocabulary, .. } = *call.places;
+    let SampleLayout { rows, vocabulary } = call.layout;
     let sequences = call.chosen.rows();
     let mut previous = call.chosen.address();
     if rows > ROWS {
@@ -58,42 +58,30 @@ pub(super) fn sample(cuda: &Cuda, call: Call<'_>) -> Result<(), KernelError> {
 
 /// The rows from `first` on, as many as are worked on at a time.
 fn some_rows(cuda: &Cuda, call: &Call<'_>, first: usize, previous: Address) -> Result<(), KernelError> {
-    let places = call.places;
-    let (rows, vocabulary) = (ROWS.min(places.rows - first), places.vocabulary);
+    let SampleLayout { rows: batch_rows, vocabulary } = call.layout;
+    let rows = ROWS.min(batch_rows - first);
     let slices = vocabulary.div_ceil(SLICE);
-    let word = |place: usize| call.packed.address().offset(DType::U32.bytes(place));
-    let starts = |list: &List| word(list.starts.start + first);
-    let tokens = |list: &List| word(list.tokens.start);
-    let requests = word(first * ROW_WORDS);
+    let requests = call.asked.address().offset(DType::U32.bytes(first * ROW_WORDS));
     let logits = call.logits.address().offset(DType::F32.bytes(first * call.logits.pitch()));
     let pitch = call.logits.pitch() as u64;
     let scratch = call.scratch.address();
-    let changed = scratch.offset(parts(places.rows, call.chosen.rows(), vocabulary)[1]);
+    let changed = scratch.offset(parts(batch_rows, call.chosen.rows(), vocabulary)[1]);
     let changed_pitch = changed_pitch(vocabulary) as u64;
     let by_slice = Extent { grid: [slices, rows, 1], block: [256, 1], shared: 0 };
     let slices_arguments = arguments![
         logits,
         pitch,
         count(vocabulary),
-        requests,
-        word(places.masks.start),
-        count(vocabulary.div_ceil(32)),
-        starts(&places.forbidden),
-        tokens(&places.forbidden),
-        starts(&places.biased),
-        tokens(&places.biased),
-        word(places.biases.start),
-        starts(&places.prompt),
-        tokens(&places.prompt),
-        starts(&places.produced),
-        tokens(&places.produced),
+        call.asked.address(),
+        count(batch_rows),
+        count(first),
         previous,
         count(call.chosen.rows()),
         changed,
         changed_pitch,
         scratch,
     ];
-    let [faults, own, ids, logarithms] = report_parts(places);
+    let [faults, own, ids, logarithms] = call.layout.report_parts();
     let report = |place: usize| call.report.address().offset(DType::U32.bytes(place));
     let choose_arguments = arguments![
         logits,
@@ -106,12 +94,13 @@ fn some_rows(cuda: &Cuda, call: &Call<'_>, first: usize, previous: Address) -> R
         call.chosen.address().offset(DType::U32.bytes(first)),
         report(faults + first),
         report(own + first),
-        report(ids + first * places.top),
-        report(logarithms + first * places.top),
-        count(places.top),
+        report(ids + first * TOP_MAX),
+        report(logarithms + first * TOP_MAX),
+        count(TOP_MAX),
     ];
     let gather_arguments = arguments![logits, pitch, changed, changed_pitch, count(vocabulary), requests, scratch];
-    // SAFETY: these are the kernels' parameters, the front has checked the shapes, and who packed the batch its indices.
+    // SAFETY: these are the kernels' parameters, the front has checked the shapes, and who packed the
+    // batch its indices.
     unsafe {
         cuda.launch("sample_slices_f32", by_slice, slices_arguments)?;
         cuda.launch("sample_plan_f32", Extent::line(rows, 512), arguments![count(vocabulary), requests, scratch])?;

@@ -88,6 +88,12 @@ impl<B: Backend> Scope<'_, B> {
         Ok(out)
     }
 
+    /// Copies `elements` to `out`, memory that outlives the pass: see [`fill_elements`]. It counts as no work: how much it
+    /// is depends on more than shapes, which are all that a plan has.
+    pub fn upload_into<E: Element>(&self, elements: &[E], out: &mut Tensor<'_>) -> Result<(), KernelError> {
+        fill_elements(self.backend, elements, out)
+    }
+
     /// Copies `parts` to the device, one behind the other, as `[elements of all]`: what lies apart on the host need not
     /// be put together there first.
     pub fn upload_parts<E: Element>(&self, parts: &[&[E]]) -> Result<Tensor<'_>, KernelError> {

@@ -1,84 +1,36 @@
 //! A batch: what is asked of all rows of a step, in one piece for one upload.
 
-use std::{fmt, ops::Range};
+use std::fmt;
 
-use super::row::{NO_REPORT, ROW_WORDS, SampleRow, TOP_MAX, Wishes};
+use super::{
+    layout::{LISTED_MAX, SampleLayout, SampleList},
+    row::{NO_REPORT, SampleRow, TOP_MAX, Wishes},
+};
 
 /// No mask.
-const NO_MASK: u32 = u32::MAX;
-
-/// Where a ragged list lies among a batch's words.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct List {
-    /// `[rows + 1]`: where each row's tokens begin among all.
-    pub starts: Range<usize>,
-    /// The tokens of all rows, one row after another.
-    pub tokens: Range<usize>,
-}
-
-/// Where everything lies among a batch's words.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SamplePlaces {
-    /// How many rows there are. The words begin with [`ROW_WORDS`] for each.
-    pub rows: usize,
-    /// Tokens of a row of logits.
-    pub vocabulary: usize,
-    /// `[masks, vocabulary / 32, rounded up]`.
-    pub masks: Range<usize>,
-    /// Tokens that may not follow.
-    pub forbidden: List,
-    /// Tokens with a bias.
-    pub biased: List,
-    /// f32, beside the tokens of `biased`.
-    pub biases: Range<usize>,
-    /// Prompts.
-    pub prompt: List,
-    /// What was produced.
-    pub produced: List,
-    /// How many of the likeliest tokens are reported at most.
-    pub top: usize,
-    /// Words in all.
-    pub words: usize,
-}
+pub(crate) const NO_MASK: u32 = u32::MAX;
 
 /// Rows in the order of their logits, to be put together.
 #[derive(Clone, Default)]
 pub struct SampleBatch {
     vocabulary: usize,
-    rows: Vec<[u32; ROW_WORDS]>,
-    top: usize,
+    /// With the number of its mask, if it has one.
+    rows: Vec<(SampleRow, Option<usize>)>,
     masks: Vec<u32>,
-    forbidden: Ragged,
-    biased: Ragged,
-    biases: Vec<u32>,
-    prompt: Ragged,
-    produced: Ragged,
+    lists: [Ragged; SampleList::ALL.len()],
 }
 
 #[derive(Clone, Default)]
 struct Ragged {
-    ends: Vec<u32>,
-    tokens: Vec<u32>,
+    ends: Vec<usize>,
+    words: Vec<u32>,
 }
 
 impl Ragged {
-    fn push(&mut self, tokens: &[u32]) {
-        self.tokens.extend_from_slice(tokens);
-        self.ends.push(u32::try_from(self.tokens.len()).expect("a step's tokens are counted in 32 bits"));
+    fn push(&mut self, words: impl IntoIterator<Item = u32>) {
+        self.words.extend(words);
+        self.ends.push(self.words.len());
     }
-
-    fn pack(&self, words: &mut Vec<u32>) -> List {
-        let starts = words.len()..words.len() + self.ends.len() + 1;
-        words.push(0);
-        words.extend_from_slice(&self.ends);
-        List { starts, tokens: packed(&self.tokens, words) }
-    }
-}
-
-fn packed(what: &[u32], words: &mut Vec<u32>) -> Range<usize> {
-    let start = words.len();
-    words.extend_from_slice(what);
-    start..words.len()
 }
 
 impl SampleBatch {
@@ -87,46 +39,71 @@ impl SampleBatch {
         SampleBatch { vocabulary, ..SampleBatch::default() }
     }
 
-    /// Adds the next row. A mask of another vocabulary, a bias too few or too many of the likeliest are our own bugs.
+    /// How many rows there are.
+    pub fn rows(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Whether a row asks for the likeliest tokens.
+    pub fn wants_top(&self) -> bool {
+        self.rows.iter().any(|(row, _)| row.top != NO_REPORT && row.top > 0)
+    }
+
+    /// Adds the next row. A mask of another vocabulary, a bias too few, a list too long or too many of the likeliest are
+    /// our own bugs.
     ///
     /// Lists that its penalties do not read are left out. A produced token of
     /// [`PREVIOUS`](crate::ops::embed::PREVIOUS)` | row` is one that the host has not seen.
     pub fn push(&mut self, row: &SampleRow, wishes: &Wishes<'_>) {
-        let words_of_mask = self.vocabulary.div_ceil(32);
-        let mask = wishes.allowed.map_or(NO_MASK, |allowed| {
+        let words_of_mask = self.vocabulary.div_ceil(u32::BITS as usize);
+        let mask = wishes.allowed.map(|allowed| {
             assert!(allowed.len() >= words_of_mask, "a mask of {} words for {}", allowed.len(), self.vocabulary);
-            let place = self.masks.len() / words_of_mask.max(1);
             self.masks.extend_from_slice(&allowed[..words_of_mask]);
-            place as u32
+            self.masks.len() / words_of_mask.max(1) - 1
         });
         assert_eq!(wishes.biased.len(), wishes.biases.len(), "a bias for each token");
+        assert!(wishes.biased.len().max(wishes.forbidden.len()) <= LISTED_MAX, "{wishes:?} of {LISTED_MAX} each");
         assert!(row.top == NO_REPORT || row.top as usize <= TOP_MAX, "{} of the likeliest", row.top);
-        self.top = self.top.max(if row.top == NO_REPORT { 0 } else { row.top as usize });
-        self.rows.push(row.to_words(mask));
-        self.forbidden.push(wishes.forbidden);
-        self.biased.push(wishes.biased);
-        self.biases.extend(wishes.biases.iter().map(|bias| bias.to_bits()));
-        self.prompt.push(if row.repetition != 1.0 { wishes.prompt } else { &[] });
-        self.produced.push(if row.penalises() { wishes.produced } else { &[] });
+        self.rows.push((*row, mask));
+        let [forbidden, biased, biases, prompt, produced] = &mut self.lists;
+        forbidden.push(wishes.forbidden.iter().copied());
+        biased.push(wishes.biased.iter().copied());
+        biases.push(wishes.biases.iter().map(|bias| bias.to_bits()));
+        prompt.push(wishes.prompt.iter().copied().filter(|_| row.repetition != 1.0));
+        produced.push(wishes.produced.iter().copied().filter(|_| row.penalises()));
     }
 
-    /// All of it as words, and where what lies. Rows come first: they want to be aligned to 8 bytes.
-    pub fn pack(&self) -> (Vec<u32>, SamplePlaces) {
-        let mut words = self.rows.as_flattened().to_vec();
-        let mut places = SamplePlaces {
-            rows: self.rows.len(),
-            vocabulary: self.vocabulary,
-            masks: packed(&self.masks, &mut words),
-            forbidden: self.forbidden.pack(&mut words),
-            biased: self.biased.pack(&mut words),
-            biases: packed(&self.biases, &mut words),
-            prompt: self.prompt.pack(&mut words),
-            produced: self.produced.pack(&mut words),
-            top: self.top,
-            words: 0,
-        };
-        places.words = words.len();
-        (words, places)
+    /// Adds a row from which nothing is chosen, for the sake of its place.
+    pub fn push_ignored(&mut self) {
+        self.push(&SampleRow { ignored: true, ..SampleRow::default() }, &Wishes::default());
+    }
+
+    /// All of it as words, in place of what is in `words`, for a launch over `rows` rows: those behind the batch's own are
+    /// ignored. Rows come first: they want to be aligned to 8 bytes. A batch of more rows is our own bug.
+    pub fn pack(&self, rows: usize, words: &mut Vec<u32>) -> SampleLayout {
+        let layout = SampleLayout { rows, vocabulary: self.vocabulary };
+        let own = self.rows.len();
+        assert!(own <= rows, "{own} rows in {rows}");
+        let ragged: usize = self.lists.iter().map(|list| list.words.len()).sum();
+        let masks = layout.lists() + ragged;
+        let place = |word: usize| u32::try_from(word).expect("a batch's words are counted in 32 bits");
+        words.clear();
+        for (row, mask) in &self.rows {
+            let mask = mask.map_or(NO_MASK, |mask| place(masks + mask * layout.mask_words()));
+            words.extend(row.to_words(mask));
+        }
+        let padding = SampleRow { ignored: true, ..SampleRow::default() }.to_words(NO_MASK);
+        words.extend(std::iter::repeat_n(padding, rows - own).flatten());
+        let mut first = layout.lists();
+        for list in &self.lists {
+            words.push(place(first));
+            words.extend(list.ends.iter().map(|end| place(first + end)));
+            first += list.words.len();
+            words.extend(std::iter::repeat_n(place(first), rows - own));
+        }
+        self.lists.iter().for_each(|list| words.extend_from_slice(&list.words));
+        words.extend_from_slice(&self.masks);
+        layout
     }
 }
 
@@ -140,23 +117,60 @@ impl fmt::Debug for SampleBatch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sampling::ROW_WORDS;
 
-    #[test]
-    fn a_batch_says_where_everything_lies() {
+    /// Three rows, the last of them ignored, in a launch over five.
+    fn packed() -> (Vec<u32>, SampleLayout) {
         let mut batch = SampleBatch::new(40);
         let row = SampleRow { presence: 1.0, top: 3, ..SampleRow::default() };
-        let mask = [7, 8];
-        batch.push(&row, &Wishes { allowed: Some(&mask), produced: &[4, 5], prompt: &[1], ..Wishes::default() });
+        batch.push(&row, &Wishes { allowed: Some(&[7, 8]), produced: &[4, 5], prompt: &[1], ..Wishes::default() });
         batch
             .push(&SampleRow::default(), &Wishes { biased: &[9], biases: &[0.5], produced: &[6], ..Wishes::default() });
-        let (words, places) = batch.pack();
-        assert_eq!((places.rows, places.top, places.words), (2, 3, words.len()));
-        assert_eq!(words[places.masks], mask);
-        assert_eq!([words[17], words[ROW_WORDS + 17]], [0, NO_MASK]);
-        assert_eq!(words[places.produced.starts], [0, 2, 2], "the second row reads no past");
-        assert_eq!(words[places.produced.tokens], [4, 5]);
-        assert_eq!(words[places.prompt.starts], [0, 0, 0], "presence does not count the prompt");
-        assert_eq!((&words[places.biased.starts], &words[places.biased.tokens]), (&[0, 0, 1][..], &[9][..]));
-        assert_eq!(words[places.biases], [0.5f32.to_bits()]);
+        batch.push_ignored();
+        assert!(batch.wants_top());
+        let mut words = vec![u32::MAX; 2];
+        let layout = batch.pack(5, &mut words);
+        assert_eq!(layout, SampleLayout { rows: 5, vocabulary: 40 });
+        (words, layout)
+    }
+
+    #[test]
+    fn lists_lie_where_it_says_that_they_begin() {
+        let (words, layout) = packed();
+        let listed = |list: SampleList, row: usize| {
+            let starts = &words[layout.starts(list)];
+            &words[starts[row] as usize..starts[row + 1] as usize]
+        };
+        assert_eq!([0, 1, 2, 3, 4].map(|row| listed(SampleList::Produced, row).len()), [2, 0, 0, 0, 0]);
+        assert_eq!(listed(SampleList::Produced, 0), [4, 5], "the second row reads no past");
+        assert_eq!(listed(SampleList::Prompt, 0), [0; 0], "presence does not count the prompt");
+        assert_eq!([0, 1].map(|row| listed(SampleList::Biased, row).len()), [0, 1]);
+        assert_eq!((listed(SampleList::Biased, 1), listed(SampleList::Biases, 1)), (&[9][..], &[0.5f32.to_bits()][..]));
+        let mask = words[17] as usize;
+        assert_eq!(words[mask..], [7, 8], "and the mask is the last");
+    }
+
+    #[test]
+    fn rows_behind_the_batchs_own_are_ignored() {
+        let (words, _) = packed();
+        let rows: Vec<_> =
+            (0..5).map(|row| SampleRow::from_words(words[row * ROW_WORDS..].first_chunk().unwrap())).collect();
+        assert_eq!(rows.iter().map(|(row, _)| row.ignored).collect::<Vec<_>>(), [false, false, true, true, true]);
+        assert!(rows[1..].iter().all(|(_, mask)| *mask == NO_MASK));
+    }
+
+    #[test]
+    fn no_batch_has_more_words_than_its_layout_says() {
+        let many: Vec<u32> = (0..LISTED_MAX as u32).collect();
+        let biases = vec![1.0; LISTED_MAX];
+        let mut batch = SampleBatch::new(77);
+        let row = SampleRow { repetition: 2.0, ..SampleRow::default() };
+        for _ in 0..3 {
+            let (allowed, prompt, produced) = (Some(&[u32::MAX; 3][..]), &many[..30], &many[..12]);
+            batch.push(&row, &Wishes { allowed, forbidden: &many, biased: &many, biases: &biases, prompt, produced });
+        }
+        let mut words = Vec::new();
+        let layout = batch.pack(3, &mut words);
+        assert_eq!(words.len(), layout.words_max(42));
     }
 }

@@ -16,12 +16,15 @@ mod candidates;
 mod changes;
 mod choose;
 mod distribution;
+mod layout;
 pub mod philox;
 mod row;
 
-pub use batch::{List, SampleBatch, SamplePlaces};
+pub(crate) use batch::NO_MASK;
+pub use batch::SampleBatch;
 pub use candidates::Candidate;
 pub use changes::restrict;
 pub use choose::{Room, choose, fault_of};
 pub use distribution::Distribution;
+pub use layout::{LISTED_MAX, SampleLayout, SampleList};
 pub use row::{Fault, NO_REPORT, ROW_WORDS, SampleRow, TOP_MAX, Wishes};

@@ -2,7 +2,7 @@
 
 use bursar_kernels::{
     ops::{argmax::NO_CHOICE, embed::PREVIOUS, sample::outcomes},
-    sampling::{NO_REPORT, SampleBatch, SampleRow, Wishes, philox},
+    sampling::{LISTED_MAX, NO_REPORT, SampleBatch, SampleRow, Wishes, philox},
     *,
 };
 
@@ -28,18 +28,23 @@ impl Batch {
         let Batch { vocabulary, ref asked, ref previous } = *self;
         let mut batch = SampleBatch::new(vocabulary);
         asked.iter().for_each(|asked| asked.push(&mut batch));
-        let (words, places) = batch.pack();
+        let mut words = Vec::new();
+        let layout = batch.pack(asked.len(), &mut words);
+        // There is more of both than is used.
+        words.push(7);
         let packed = scope.upload([words.len()], &words)?;
+        let mut report = scope.upload([layout.report_words() + 1], &vec![9u32; layout.report_words() + 1])?;
         let mut chosen = scope.upload([previous.len()], previous)?;
         // Rows are not aligned to anything.
         let wide: Vec<f32> =
             asked.iter().flat_map(|asked| [&[9.0; 3][..], &asked.logits, &[9.0; 2][..]].concat()).collect();
         let wide = scope.upload([asked.len(), vocabulary + 5], &wide)?;
         let logits = wide.column_range(3..vocabulary + 3);
-        let report = scope.sample_into(&logits, &packed, &places, &mut chosen)?;
-        let (chosen, report) = (scope.download(&chosen)?, scope.download(&report)?);
+        scope.sample_into(&logits, &packed, layout, &mut chosen, &mut report)?;
+        let chosen = scope.download(&chosen)?;
+        let report = scope.download(&report.row_range(0..layout.report_words()))?;
         let mut found = Vec::new();
-        for (outcome, &id) in outcomes(&chosen, &report, &places).iter().zip(&chosen) {
+        for (outcome, &id) in outcomes(&chosen, &report, layout).iter().zip(&chosen) {
             let fault = outcome.chosen.err().map_or(0, |fault| fault as u32);
             found.extend([id as f32, fault as f32, outcome.log_probability.unwrap_or(1.0)]);
             found.extend(outcome.top.iter().flat_map(|(id, logarithm)| [*id as f32, *logarithm]));
@@ -126,7 +131,10 @@ impl Asked {
         }
         row.ignored = at % 19 == 18;
         let mask = (random.below(4) == 0).then(|| random.indices(vocabulary.div_ceil(32), u32::MAX as usize));
-        let biased: Vec<u32> = if on(random) { (0..vocabulary as u32).step_by(3).collect() } else { Vec::new() };
+        let biased: Vec<u32> = match on(random) {
+            true => (0..vocabulary as u32).step_by(3).take(LISTED_MAX).collect(),
+            false => Vec::new(),
+        };
         let biases = random.floats(biased.len());
         // Some lie beyond the vocabulary, as placeholders of pictures may.
         let mut produced = random.indices(23, vocabulary + 3);

@@ -34,6 +34,16 @@ pub enum SamplingError {
         /// How many may be.
         limit: usize,
     },
+    /// A list that goes with each choice is longer than there is room for.
+    #[error("`{parameter}` names {asked} tokens, of at most {limit}")]
+    TooManyTokens {
+        /// The parameter's name.
+        parameter: &'static str,
+        /// How many were named.
+        asked: usize,
+        /// How many may be.
+        limit: usize,
+    },
     /// There is nothing to choose from.
     #[error("the logits are empty")]
     NoLogits,
@@ -80,6 +90,7 @@ impl SamplingError {
         match self {
             SamplingError::OutOfRange { parameter, range, .. } => format!("set `{parameter}` to a number {range}"),
             SamplingError::UnknownToken { vocabulary, .. } => format!("use token ids below {vocabulary}"),
+            SamplingError::TooManyTokens { parameter, limit, .. } => format!("name at most {limit} in `{parameter}`"),
             SamplingError::TooManyLogProbabilities { limit, .. } => format!("ask for at most {limit}"),
             SamplingError::Width { .. } | SamplingError::PastMissing => {
                 "this is a bug in Bursar; please report it".into()

@@ -1,5 +1,6 @@
-//! Sampling: logits on the host to one token, the same for a seed whatever the batch.
+//! Sampling: what a request wants of its tokens, and where a step chooses them; the same for a seed whatever the batch.
 
+pub mod desk;
 pub(crate) mod error;
 pub mod generation_defaults;
 pub mod grammar;
@@ -9,6 +10,7 @@ pub mod past;
 pub mod sampler;
 
 pub use bursar_kernels::sampling::philox;
+pub use desk::{Desk, DeskShape};
 pub use generation_defaults::GenerationDefaults;
 pub use grammar::{Grammar, GrammarCompiler, OutputFormat};
 pub use log_probabilities::{TOP_LOG_PROBABILITIES_MAX, log_probabilities};

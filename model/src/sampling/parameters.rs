@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use bursar_kernels::sampling::LISTED_MAX;
+
 use crate::error::SamplingError;
 
 /// How tokens are chosen. Build it, change fields, and [`check`](Self::check) it; a [`Sampler`](super::Sampler) does too.
@@ -26,7 +28,7 @@ pub struct SamplingParams {
     /// not count.
     #[serde(default)]
     pub frequency_penalty: f64,
-    /// Added to the logits of these tokens; from -100, which all but forbids one, to 100, which all but demands it.
+    /// Added to the logits of these tokens, at most 1,024; from -100, which all but forbids one, to 100, which all but demands it.
     #[serde(default)]
     pub logit_bias: BTreeMap<u32, f64>,
     /// With the position it decides every random choice.
@@ -52,7 +54,8 @@ impl Default for SamplingParams {
 
 impl SamplingParams {
     /// # Errors
-    /// [`SamplingError::OutOfRange`] for what is not a number or out of its range.
+    /// [`SamplingError::OutOfRange`] for what is not a number or out of its range, [`SamplingError::TooManyTokens`] for too
+    /// many biases.
     pub fn check(&self) -> Result<(), SamplingError> {
         let require = |parameter, value: f64, holds: bool, range| {
             if holds { Ok(()) } else { Err(SamplingError::OutOfRange { parameter, value, range }) }
@@ -66,6 +69,7 @@ impl SamplingParams {
         require("repetition_penalty", repetition, (0.01..=100.0).contains(&repetition), "from 0.01 to 100")?;
         require("presence_penalty", presence, (-2.0..=2.0).contains(&presence), "from -2 to 2")?;
         require("frequency_penalty", frequency, (-2.0..=2.0).contains(&frequency), "from -2 to 2")?;
+        check_listed("logit_bias", self.logit_bias.len())?;
         let mut biases = self.logit_bias.values();
         biases.try_for_each(|&bias| require("logit_bias", bias, (-100.0..=100.0).contains(&bias), "from -100 to 100"))
     }
@@ -87,5 +91,14 @@ impl SamplingParams {
     /// Whether a penalty counts tokens that were produced.
     pub(super) fn penalises(&self) -> bool {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
+    }
+}
+
+/// # Errors
+/// [`SamplingError::TooManyTokens`].
+pub(super) fn check_listed(parameter: &'static str, asked: usize) -> Result<(), SamplingError> {
+    match asked <= LISTED_MAX {
+        true => Ok(()),
+        false => Err(SamplingError::TooManyTokens { parameter, asked, limit: LISTED_MAX }),
     }
 }

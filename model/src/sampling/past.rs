@@ -15,8 +15,8 @@ pub(super) struct Tokens<'a> {
 }
 
 impl<'a> Past<'a> {
-    /// The prompt, and the tokens that were produced so far, in this life or an earlier one. The prompt may be left empty
-    /// unless the sampler [reads it](super::Sampler::reads_prompt).
+    /// The prompt, and the tokens that were produced so far, in this life or an earlier one. Of the prompt it is enough what
+    /// the sampler [reads](super::Sampler::read_of).
     pub fn new(prompt: &'a [u32], produced: &'a [u32]) -> Self {
         Past { position: produced.len() as u64, tokens: Some(Tokens { prompt, produced }) }
     }

@@ -1,11 +1,11 @@
 //! The sampler: one row of logits and a sequence's past, to the next token.
 //!
 //! What a request wants becomes a row of numbers and lists here. The arithmetic, and its order, are
-//! [`bursar_kernels::sampling`]'s: on the host by [`Sampler::sample`], or where the logits are by
-//! [`sample_into`](bursar_kernels::Scope::sample_into), for which [`Sampler::ask`] and [`Sampler::answer`] stand at both
-//! ends.
+//! [`bursar_kernels::sampling`]'s. Serving chooses where the logits are, by
+//! [`sample_into`](bursar_kernels::Scope::sample_into): [`Sampler::ask`] and [`Sampler::answer`] stand at both ends.
+//! [`Sampler::sample`] is the same for logits that are on the host: what the device is held against.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use bursar_kernels::{
     ops::sample::Outcome,
@@ -14,7 +14,7 @@ use bursar_kernels::{
 
 use super::grammar::Grammar;
 use super::log_probabilities::{check_top, log_probabilities};
-use super::parameters::SamplingParams;
+use super::parameters::{SamplingParams, check_listed};
 use super::past::{Past, Tokens};
 use crate::error::SamplingError;
 use crate::flow::token::{LogProbabilities, LogProbability, Token};
@@ -72,10 +72,15 @@ impl Sampler {
 
     /// Forbids `end_tokens` until `tokens_min` tokens were produced. A grammar that is complete goes before: what it does
     /// not let go on ends.
-    #[must_use]
-    pub fn with_tokens_min(mut self, tokens_min: usize, end_tokens: Arc<[u32]>) -> Self {
+    ///
+    /// # Errors
+    /// [`SamplingError::TooManyTokens`] for more than 1,024 end tokens, if there is a minimum.
+    pub fn with_tokens_min(mut self, tokens_min: usize, end_tokens: Arc<[u32]>) -> Result<Self, SamplingError> {
+        if tokens_min > 0 {
+            check_listed("stop_token", end_tokens.len())?;
+        }
         (self.tokens_min, self.end_tokens) = (tokens_min, end_tokens);
-        self
+        Ok(self)
     }
 
     /// Forbids what `grammar` does not let follow. It must have been compiled for the same model.
@@ -106,6 +111,11 @@ impl Sampler {
         self.params.is_greedy() && !changes && self.top.is_none()
     }
 
+    /// Whether the host must have seen each token before the next is chosen: a grammar says what may follow.
+    pub fn must_see(&self) -> bool {
+        self.grammar.is_some()
+    }
+
     /// Whether it reads the tokens produced so far, so that [`Past::at`] is not enough.
     pub fn reads_past(&self) -> bool {
         self.params.penalises() || self.grammar.is_some()
@@ -114,6 +124,15 @@ impl Sampler {
     /// Whether it reads the prompt too.
     pub fn reads_prompt(&self) -> bool {
         self.params.repetition_penalty != 1.0
+    }
+
+    /// What it reads of a prompt: each token once, or none. Penalties ask whether a token stands there, not how often; a
+    /// prompt of pictures is mostly one and the same.
+    pub fn read_of(&self, prompt: &[u32]) -> Arc<[u32]> {
+        match self.reads_prompt() {
+            true => prompt.iter().copied().collect::<BTreeSet<u32>>().into_iter().collect(),
+            false => Arc::new([]),
+        }
     }
 
     /// The token after `past`. The same logits, past and seed give the same token, in whatever batch and life.
@@ -140,12 +159,16 @@ impl Sampler {
     }
 
     /// Adds what it wants to a batch for [`sample_into`](bursar_kernels::Scope::sample_into), to choose the token after
-    /// `past`.
+    /// `past`; where that cannot be said, a row that is ignored.
     ///
     /// # Errors
     /// As [`sample`](Self::sample), but for what is wrong with the logits.
     pub fn ask(&self, past: Past<'_>, batch: &mut SampleBatch) -> Result<(), SamplingError> {
-        self.wish(past, |row, wishes| batch.push(row, wishes))
+        let asked = self.wish(past, |row, wishes| batch.push(row, wishes));
+        if asked.is_err() {
+            batch.push_ignored();
+        }
+        asked
     }
 
     /// The token at `position` that the device has chosen.

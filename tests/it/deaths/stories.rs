@@ -279,6 +279,7 @@ fn a_lane_that_dies_or_fails_at_a_step_is_replaced_and_others_go_on() {
                 score_prompt: None,
                 stop_tokens: [].into(),
                 sampler: std::sync::Arc::new(Sampler::new(SamplingParams::default(), 1).expect("greedy")),
+                prompt_read: [].into(),
             };
             let (deliveries, _delivered) = tokio::sync::mpsc::channel(8);
             let admission = Admission { sequence, pins: None, deliveries };

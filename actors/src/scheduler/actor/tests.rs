@@ -62,6 +62,7 @@ fn sequence(id: u64) -> NewSequence {
         score_prompt: None,
         stop_tokens: [].into(),
         sampler: Arc::new(Sampler::new(SamplingParams::default(), 100).expect("greedy")),
+        prompt_read: [].into(),
     }
 }
 

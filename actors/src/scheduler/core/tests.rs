@@ -36,6 +36,7 @@ fn sequence(id: u64, prompt: usize, tokens_max: usize) -> NewSequence {
         group: None,
         score_prompt: None,
         sampler: Arc::new(Sampler::new(SamplingParams::default(), 100_000).expect("greedy")),
+        prompt_read: [].into(),
     }
 }
 
@@ -94,7 +95,7 @@ impl Bed {
     }
 
     fn admit(&mut self, sequence: NewSequence) -> &mut Bed {
-        self.give(Input::Admit(sequence))
+        self.give(Input::Admit(Box::new(sequence)))
     }
 
     fn cancel(&mut self, id: u64) -> &mut Bed {
@@ -252,7 +253,7 @@ fn a_caller_that_goes_while_its_token_is_told_is_no_trouble() {
         let Some(Effect::Allot(demands)) = effects.last() else { panic!("{effects:?}") };
         kv.allot(demands)
     };
-    let effects = scheduler.step(Input::Admit(sequence(1, 3, 9)));
+    let effects = scheduler.step(Input::Admit(Box::new(sequence(1, 3, 9))));
     scheduler.step(Input::Allotted(allot(&effects)));
     let effects = scheduler.step(Input::Stepped(vec![5]));
     assert_eq!(effects[0], token(1, 5));
@@ -308,7 +309,7 @@ fn the_youngest_is_preempted_returns_to_the_front_and_is_computed_again_with_its
 #[test]
 fn nobody_comes_in_between_a_preemption_and_the_next_step() {
     let mut scheduler = SchedulerCore::new(limits(4, 64, 4));
-    scheduler.step(Input::Admit(sequence(1, 8, 8)));
+    scheduler.step(Input::Admit(Box::new(sequence(1, 8, 8))));
     let short =
         |scheduler: &mut SchedulerCore| scheduler.step(Input::Allotted(Allotment { tables: Vec::new(), short_by: 1 }));
     scheduler.running.insert(SequenceId(2), Sequence::new(sequence(2, 8, 8)));
@@ -322,7 +323,7 @@ fn nobody_comes_in_between_a_preemption_and_the_next_step() {
 #[test]
 fn nobody_is_preempted_while_a_cancelled_one_holds_blocks() {
     let mut scheduler = SchedulerCore::new(limits(4, 64, 4));
-    scheduler.step(Input::Admit(sequence(1, 8, 8)));
+    scheduler.step(Input::Admit(Box::new(sequence(1, 8, 8))));
     scheduler.running.insert(SequenceId(2), Sequence::new(sequence(2, 8, 8)));
     scheduler.step(Input::Cancel(SequenceId(1)));
     let effects = scheduler.step(Input::Allotted(Allotment { tables: Vec::new(), short_by: 1 }));

@@ -13,16 +13,22 @@
 // In a token's tally: it stands in the prompt. The lower bits count how often it was produced.
 constexpr uint32_t IN_PROMPT = 0x80000000u;
 
+// The kinds of lists, in the order in which the host lays out where they begin.
+enum List : uint32_t { FORBIDDEN, BIASED, BIASES, PROMPT, PRODUCED };
+
 struct Wishes {
-    const uint32_t* allowed;  // [masks, words_of_mask]: bit id % 32 of word id / 32
-    uint32_t words_of_mask;
-    Ragged forbidden;
-    Ragged biased;            // each token once in its row
-    const float* biases;      // beside biased.tokens
-    Ragged prompt;
-    Ragged produced;
+    const uint32_t* words;    // all that is asked: lists and masks stand in it
+    const uint32_t* starts;   // where among the words the first kind's list of each row begins, and where it ends
+    uint32_t starts_pitch;    // from a kind's to the next
     const uint32_t* previous; // [previous_count]
     uint32_t previous_count;
+
+    __device__ __forceinline__ uint32_t start(List list, uint32_t row) const {
+        return starts[list * starts_pitch + row];
+    }
+    __device__ __forceinline__ uint32_t count(List list, uint32_t row) const {
+        return start(list, row + 1) - start(list, row);
+    }
 };
 
 // In a produced token: the rest is a place in `previous`, and the token is what stands there.
@@ -34,14 +40,11 @@ struct Bench {
     uint32_t tally[SLICE];
 };
 
-__device__ __forceinline__ bool any_of(Ragged ragged, uint32_t row) {
-    return ragged.starts[row] < ragged.starts[row + 1];
-}
-
 __device__ __forceinline__ bool changes(const SampleRow& wanted, const Wishes& wishes, uint32_t row) {
-    const bool penalised = wanted.repetition != 1.0f ? any_of(wishes.prompt, row) || any_of(wishes.produced, row)
-                                                     : penalises(wanted) && any_of(wishes.produced, row);
-    return penalised || wanted.allowed != NONE || any_of(wishes.forbidden, row) || any_of(wishes.biased, row);
+    const auto any_of = [&](List list) { return wishes.count(list, row) > 0; };
+    const bool penalised = wanted.repetition != 1.0f ? any_of(PROMPT) || any_of(PRODUCED)
+                                                     : penalises(wanted) && any_of(PRODUCED);
+    return penalised || wanted.allowed != NONE || any_of(FORBIDDEN) || any_of(BIASED);
 }
 
 // A very large logit must not become infinity, which has no distribution. What is forbidden stays forbidden.
@@ -61,14 +64,14 @@ __device__ __forceinline__ float penalised(float logit, uint32_t tally, const Sa
 // `visit(place in the slice, place in the list)` for a row's tokens that lie in the slice. Others are other blocks'; ids
 // beyond the vocabulary are nobody's. `read` makes the token of what stands in the list.
 template <typename Visit, typename Read>
-__device__ __forceinline__ void for_each_listed(Ragged ragged, uint32_t row, uint32_t first, uint32_t length,
-                                                Visit visit, Read read) {
-    const uint32_t start = ragged.starts[row], count = ragged.starts[row + 1] - start;
-    const uint32_t* tokens = ragged.tokens + start;
+__device__ __forceinline__ void for_each_listed(const Wishes& wishes, List list, uint32_t row, uint32_t first,
+                                                uint32_t length, Visit visit, Read read) {
+    const uint32_t count = wishes.count(list, row);
+    const uint32_t* tokens = wishes.words + wishes.start(list, row);
     const auto look = [&](uint32_t listed, uint32_t at) {
         const uint32_t token = read(listed);
         if (token - first < length) {
-            visit(token - first, start + at);
+            visit(token - first, at);
         }
     };
     // Four at a time from the first aligned one on: a list can be long, and its reading is all delay.
@@ -89,9 +92,9 @@ __device__ __forceinline__ void for_each_listed(Ragged ragged, uint32_t row, uin
 }
 
 template <typename Visit>
-__device__ __forceinline__ void for_each_listed(Ragged ragged, uint32_t row, uint32_t first, uint32_t length,
-                                                Visit visit) {
-    for_each_listed(ragged, row, first, length, visit, [](uint32_t token) { return token; });
+__device__ __forceinline__ void for_each_listed(const Wishes& wishes, List list, uint32_t row, uint32_t first,
+                                                uint32_t length, Visit visit) {
+    for_each_listed(wishes, list, row, first, length, visit, [](uint32_t token) { return token; });
 }
 
 // The whole block takes part.
@@ -105,8 +108,7 @@ __device__ __forceinline__ void change_slice(Held& held, Bench& bench, const Sam
         const uint32_t place = place_of(load);
         uint32_t allowed = 0xfu;
         if (wanted.allowed != NONE && place < length) {
-            const uint64_t mask = static_cast<uint64_t>(wanted.allowed) * wishes.words_of_mask;
-            allowed = wishes.allowed[mask + (first + place) / 32] >> place % 32;
+            allowed = wishes.words[wanted.allowed + (first + place) / 32] >> place % 32;
         }
 #pragma unroll
         for (uint32_t one = 0; one < AT_ONCE; ++one) {
@@ -115,11 +117,11 @@ __device__ __forceinline__ void change_slice(Held& held, Bench& bench, const Sam
         }
     }
     __syncthreads();
-    for_each_listed(wishes.forbidden, row, first, length,
+    for_each_listed(wishes, FORBIDDEN, row, first, length,
                     [&](uint32_t place, uint32_t) { bench.logits[place] = -INFINITY; });
     if (counted) {
         if (wanted.repetition != 1.0f) {
-            for_each_listed(wishes.prompt, row, first, length,
+            for_each_listed(wishes, PROMPT, row, first, length,
                             [&](uint32_t place, uint32_t) { atomicOr(&bench.tally[place], IN_PROMPT); });
         }
         const auto read = [&](uint32_t token) {
@@ -129,11 +131,12 @@ __device__ __forceinline__ void change_slice(Held& held, Bench& bench, const Sam
                                                    : NONE;
         };
         const auto count = [&](uint32_t place, uint32_t) { atomicAdd(&bench.tally[place], 1u); };
-        for_each_listed(wishes.produced, row, first, length, count, read);
+        for_each_listed(wishes, PRODUCED, row, first, length, count, read);
     }
     __syncthreads();
-    for_each_listed(wishes.biased, row, first, length, [&](uint32_t place, uint32_t at) {
-        bench.logits[place] = bounded(__fadd_rn(bench.logits[place], wishes.biases[at]));
+    const uint32_t* biases = wishes.words + wishes.start(BIASES, row);
+    for_each_listed(wishes, BIASED, row, first, length, [&](uint32_t place, uint32_t at) {
+        bench.logits[place] = bounded(__fadd_rn(bench.logits[place], __uint_as_float(biases[at])));
     });
     __syncthreads();
 #pragma unroll

@@ -19,11 +19,12 @@ struct SampleRow {
     float repetition;         // 1 changes nothing
     uint32_t top_k;           // 0 is no limit
     uint32_t top;             // log-probabilities: how many of the likeliest, at most TOP_MAX; NONE for no report at all
-    uint32_t allowed;         // which row of the grammars' masks; NONE for no grammar
+    uint32_t allowed;         // where among the words its grammar's mask begins; NONE for no grammar
     uint32_t ignored;         // 1: the row is padding of a captured batch, and gets NONE
     uint32_t padding;
 };
 static_assert(sizeof(SampleRow) == 80, "the host writes this layout");
+constexpr uint32_t ROW_WORDS = sizeof(SampleRow) / 4;
 
 __device__ __forceinline__ bool is_greedy(const SampleRow& row) {
     return row.temperature == 0.0 || row.top_k == 1;
@@ -31,9 +32,3 @@ __device__ __forceinline__ bool is_greedy(const SampleRow& row) {
 __device__ __forceinline__ bool penalises(const SampleRow& row) {
     return row.repetition != 1.0f || row.presence != 0.0 || row.frequency != 0.0;
 }
-
-// Tokens of all rows, one after another: those of row i are starts[i] to starts[i + 1].
-struct Ragged {
-    const uint32_t* starts;  // [rows + 1]
-    const uint32_t* tokens;
-};

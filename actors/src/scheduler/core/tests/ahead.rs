@@ -1,8 +1,13 @@
 //! Stories in which the next step is planned while one runs.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::OnceLock};
 
 use bursar_kernels::ops::embed::PREVIOUS;
+use bursar_model::{
+    demo,
+    sampling::{GrammarCompiler, OutputFormat},
+    text::Tokenizer,
+};
 use proptest::prelude::*;
 
 use super::*;
@@ -18,11 +23,24 @@ impl Bed {
     }
 }
 
-/// A sequence whose tokens the host draws.
+/// A sequence whose tokens are drawn.
 fn drawn(id: u64, prompt: usize, tokens_max: usize) -> NewSequence {
-    let params = SamplingParams { temperature: 1.0, ..SamplingParams::default() };
+    let params = SamplingParams { temperature: 1.0, repetition_penalty: 1.1, ..SamplingParams::default() };
     let sampler = Arc::new(Sampler::new(params, 100_000).expect("a sampler"));
     NewSequence { sampler, ..sequence(id, prompt, tokens_max) }
+}
+
+/// A sequence whose form says what may follow, once the host has seen a token.
+fn formed(id: u64, prompt: usize, tokens_max: usize) -> NewSequence {
+    static SAMPLER: OnceLock<Arc<Sampler>> = OnceLock::new();
+    let sampler = SAMPLER.get_or_init(|| {
+        let tokenizer = demo::checkpoint().require("tokenizer.json").expect("it is embedded");
+        let tokenizer = Tokenizer::from_bytes(&tokenizer).expect("a tokenizer");
+        let compiler = GrammarCompiler::new(&tokenizer, 864, &[858]).expect("a byte-level vocabulary");
+        let grammar = compiler.compile(&OutputFormat::Regex("a*".to_owned())).expect("it is small");
+        Arc::new(Sampler::new(SamplingParams::default(), 864).expect("a sampler").with_grammar(grammar))
+    });
+    NewSequence { sampler: sampler.clone(), ..sequence(id, prompt, tokens_max) }
 }
 
 #[test]
@@ -37,7 +55,7 @@ fn the_next_step_is_planned_with_the_token_that_this_one_is_to_choose() {
         (vec![21], vec![20]),
         "its place is known"
     );
-    assert_eq!(next.rows, [ChosenRow { sequence: SequenceId(1), position: 1 }]);
+    assert_eq!(next.rows, [ChosenRow { sequence: SequenceId(1), position: 1, unseen: Some(PREVIOUS) }]);
     bed.stepped(5);
     assert_eq!(bed.heard(), [token(1, 5)]);
     let third = bed.plan(1);
@@ -87,17 +105,51 @@ fn an_end_that_is_known_in_advance_wastes_nothing() {
 }
 
 #[test]
-fn no_step_is_planned_ahead_of_a_choice_that_the_host_makes() {
+fn a_draw_names_the_token_before_it_that_nobody_has_seen() {
+    let mut bed = Bed::ahead(limits(3, 64, 16));
+    bed.admit(drawn(1, 12, 4)).admit(sequence(2, 3, 9)).stepped(5);
+    let unseen = |bed: &Bed, place: usize| bed.plan(place).rows.iter().map(|row| row.unseen).collect::<Vec<_>>();
+    assert_eq!(unseen(&bed, 1), [Some(PREVIOUS), None], "the second begins");
+    bed.stepped(5);
+    assert_eq!(unseen(&bed, 1), [Some(PREVIOUS), Some(PREVIOUS | 1)]);
+    assert_eq!(bed.plan(1).rows[0].position, 3);
+    let mut bed = Bed::new(limits(3, 64, 16));
+    bed.admit(drawn(1, 12, 4)).stepped(5);
+    assert_eq!((unseen(&bed, 0), bed.plan(0).batch.tokens[0]), (vec![None], 5), "without look-ahead all are seen");
+}
+
+#[test]
+fn no_step_is_planned_ahead_for_those_whose_tokens_the_host_must_see() {
     let mut bed = Bed::ahead(limits(2, 8, 16));
-    bed.admit(drawn(1, 12, 3));
+    bed.admit(formed(1, 12, 3));
     assert_eq!(bed.running.len(), 2, "in the middle of a prompt nothing is chosen");
     bed.stepped(5);
     assert_eq!((bed.running.len(), bed.wanted_at(0)), (1, vec![1]));
     bed.admit(sequence(2, 3, 9)).stepped(5);
-    assert_eq!((bed.running.len(), bed.plan(0).batch.tokens[0]), (1, 5), "one that is drawn holds the others back");
-    bed.stepped(5).stepped(5);
-    assert_eq!((bed.running.len(), bed.plan(0).batch.tokens[0]), (2, 5), "until it has ended");
-    assert_eq!(bed.plan(1).batch.tokens, [PREVIOUS]);
+    assert_eq!((bed.running.len(), bed.plan(0).batch.tokens[0]), (1, 5), "one of two holds the other back");
+    bed.stepped(5);
+    assert_eq!((bed.running.len(), bed.plan(0).batch.tokens[0]), (2, 5), "until its last is under way");
+    assert_eq!(bed.plan(1).batch.tokens, [PREVIOUS | 1]);
+}
+
+#[test]
+fn where_few_must_be_seen_they_have_every_other_step_and_hold_nobody_back() {
+    let mut bed = Bed::ahead(limits(16, 64, 64));
+    bed.admit(formed(0, 2, 30));
+    (1..16).for_each(|id| _ = bed.admit(sequence(id, 2, 30)));
+    while bed.running.len() < 2 || bed.plan(1).rows.len() < 15 {
+        bed.stepped(5);
+    }
+    for _ in 0..6 {
+        let is_in = |place: usize| bed.wanted_at(place).contains(&0);
+        assert_eq!((bed.running.len(), is_in(0)), (2, !is_in(1)), "it is in one of the two");
+        let both = [0, 1].map(|place| bed.plan(place).rows.len());
+        assert_eq!(both.into_iter().sum::<usize>(), 31, "and all others in both");
+        let seen =
+            [0, 1].map(|place| bed.plan(place).rows.iter().find(|row| row.sequence.0 == 0).map(|row| row.unseen));
+        assert_eq!(seen.into_iter().flatten().collect::<Vec<_>>(), [None]);
+        bed.stepped(5);
+    }
 }
 
 #[test]
@@ -186,6 +238,7 @@ struct Role {
     /// It begins as others of this kind do.
     is_alike: bool,
     is_drawn: bool,
+    is_formed: bool,
     is_scored: bool,
     /// The token with which it ends, if it gets so far, and whether that is none.
     ends_at: usize,
@@ -194,7 +247,11 @@ struct Role {
 
 impl Role {
     fn sequence(&self, id: u64) -> NewSequence {
-        let of_kind = if self.is_drawn { drawn } else { sequence };
+        let of_kind = match (self.is_formed, self.is_drawn) {
+            (true, _) => formed,
+            (_, true) => drawn,
+            _ => sequence,
+        };
         let name = if self.is_alike { 90 } else { id };
         let score_prompt = self.is_scored.then_some(1);
         NewSequence { id: SequenceId(id), score_prompt, ..of_kind(name, self.prompt, self.tokens_max) }
@@ -301,6 +358,11 @@ impl Script {
         assert_eq!(distinct.len(), batch.slots.len(), "two tokens are written to one place");
         for (part, id) in plan.parts.iter().enumerate() {
             let role = &self.roles[id.0 as usize];
+            if let Some(row) = plan.rows.iter().find(|row| row.sequence == *id) {
+                let unseen = row.unseen.map(|unseen| previous[(unseen & !PREVIOUS) as usize]);
+                assert!(unseen.is_none_or(|unseen| unseen == role.chosen(id.0, row.position - 1)), "{row:?}");
+                assert!(unseen.is_none() || !role.is_formed, "a form needs to see {row:?}");
+            }
             let prompt = role.sequence(id.0).tokens;
             let rows = batch.query_starts[part] as usize..batch.query_starts[part + 1] as usize;
             let first = batch.context_lengths[part] as usize - rows.len();
@@ -317,11 +379,11 @@ impl Script {
 }
 
 fn any_role() -> impl Strategy<Value = Role> {
-    (1usize..60, 1usize..30, any::<[bool; 3]>(), 0usize..60, any::<bool>()).prop_map(
-        |(prompt, tokens_max, [is_alike, is_drawn, is_scored], ends_at, breaks)| {
-            // Most are greedy: one that is drawn holds all others back.
-            let is_drawn = is_drawn && ends_at % 3 == 0;
-            Role { prompt, tokens_max, is_alike, is_drawn, is_scored, ends_at, breaks }
+    (1usize..60, 1usize..30, any::<[bool; 4]>(), 0usize..60, any::<bool>()).prop_map(
+        |(prompt, tokens_max, [is_alike, is_drawn, is_formed, is_scored], ends_at, breaks)| {
+            // Few have a form: it holds all others back.
+            let is_formed = is_formed && ends_at % 3 == 0;
+            Role { prompt, tokens_max, is_alike, is_drawn, is_formed, is_scored, ends_at, breaks }
         },
     )
 }

@@ -85,7 +85,7 @@ fn who_is_preempted_behind_its_pictures_is_forgotten_and_comes_again_with_its_to
 #[test]
 fn who_is_preempted_before_its_pictures_keeps_them_and_waits() {
     let mut scheduler = SchedulerCore::new(limits(4, 64, 4));
-    scheduler.step(Input::Admit(sequence(1, 8, 8)));
+    scheduler.step(Input::Admit(Box::new(sequence(1, 8, 8))));
     scheduler.running.insert(SequenceId(2), Sequence::new(shown(2, 8, 8, 1..5)));
     let effects = scheduler.step(Input::Allotted(Allotment { tables: Vec::new(), short_by: 1 }));
     assert_eq!(effects[0], released(&[2]));

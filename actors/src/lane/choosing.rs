@@ -1,0 +1,109 @@
+//! Choosing a step's tokens: what is asked of the device, and how its answer is read.
+
+use bursar_kernels::{
+    Backend, KernelError, Scope,
+    ops::{argmax::NO_CHOICE, sample::outcomes, transfer::Later},
+    sampling::{SampleBatch, SampleLayout},
+};
+use bursar_model::{error::SamplingError, flow::Token, sampling::Desk};
+
+use super::job::Choice;
+
+/// What a step's rows want of their tokens.
+pub(super) enum Wanted {
+    /// The likeliest of each and nothing else, so that argmax will do.
+    Likeliest {
+        /// How many there are.
+        rows: usize,
+    },
+    /// More than that of one row at least.
+    Asked(Box<Asked>),
+}
+
+/// What is asked of each row.
+pub(super) struct Asked {
+    pub(super) batch: SampleBatch,
+    /// Rows of which nothing could be asked, and why: their own sequences' misfortune.
+    refused: Vec<(usize, SamplingError)>,
+}
+
+impl Wanted {
+    /// What `choices` come to, for a model with `vocabulary` logits.
+    pub(super) fn of(choices: &[Choice], vocabulary: usize) -> Self {
+        if choices.iter().all(|choice| choice.sampler.is_plain_argmax()) {
+            return Wanted::Likeliest { rows: choices.len() };
+        }
+        let (mut batch, mut refused) = (SampleBatch::new(vocabulary), Vec::new());
+        for (row, choice) in choices.iter().enumerate() {
+            let asked = choice.sampler.ask(choice.past(), &mut batch);
+            refused.extend(asked.err().map(|error| (row, error)));
+        }
+        Wanted::Asked(Box::new(Asked { batch, refused }))
+    }
+
+    /// What was chosen on `desk` from `rows` rows, or will be by what was launched before, on its way to the host.
+    pub(super) fn download<B: Backend>(
+        self,
+        scope: &Scope<'_, B>,
+        desk: &Desk<'_>,
+        rows: usize,
+    ) -> Result<Choosing, KernelError> {
+        let asked = match self {
+            Wanted::Likeliest { rows } => {
+                let results = scope.download_later(&desk.chosen().row_range(0..rows))?;
+                return Ok(Choosing { results, report: None });
+            }
+            Wanted::Asked(asked) => asked,
+        };
+        let layout = desk.shape().layout(rows);
+        let report_words = match asked.batch.wants_top() {
+            true => layout.report_words(),
+            false => layout.report_words_without_top(),
+        };
+        let results = scope.download_later(&desk.results(report_words))?;
+        Ok(Choosing { results, report: Some(Report { layout, report_words, refused: asked.refused }) })
+    }
+}
+
+/// What a step chooses, on its way to the host. The next step finds it on the desk.
+pub(super) struct Choosing {
+    /// Tokens, and behind those of a whole desk the report, if there is one.
+    results: Later<u32>,
+    report: Option<Report>,
+}
+
+struct Report {
+    layout: SampleLayout,
+    report_words: usize,
+    refused: Vec<(usize, SamplingError)>,
+}
+
+impl Choosing {
+    /// Whether [`finish`](Choosing::finish) would return without waiting.
+    pub(super) fn has_come(&self) -> bool {
+        self.results.has_come()
+    }
+
+    /// A token a choice; an error for a row that allows none.
+    pub(super) fn finish(self, choices: &[Choice]) -> Result<Vec<Result<Token, SamplingError>>, KernelError> {
+        let words = self.results.wait()?;
+        let Some(Report { layout, report_words, refused }) = self.report else {
+            let chosen = words.into_iter().zip(choices).map(|(id, choice)| match id {
+                NO_CHOICE => Err(SamplingError::NotNumbers),
+                id => Ok(Token { id, position: choice.position, log_probabilities: None }),
+            });
+            return Ok(chosen.collect());
+        };
+        let (ids, report) = words.split_at(words.len() - report_words);
+        let answers = outcomes(ids, report, layout);
+        let mut chosen: Vec<_> = choices
+            .iter()
+            .zip(&answers)
+            .map(|(choice, outcome)| choice.sampler.answer(outcome, choice.position))
+            .collect();
+        for (row, error) in refused {
+            chosen[row] = Err(error);
+        }
+        Ok(chosen)
+    }
+}
