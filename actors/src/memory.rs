@@ -91,7 +91,8 @@ impl DeskMemory {
     pub fn desk(&self) -> Desk<'_> {
         // SAFETY: the segment is backed for it, starts a page and lives as long as the borrow; only the step lane touches
         // it, one pass after the other.
-        unsafe { Desk::at(self.segment.address(), self.shape) }
+        let words = unsafe { Tensor::persistent(self.segment.address(), [self.shape.words()], DType::U32) };
+        Desk::over(words, self.shape)
     }
 }
 

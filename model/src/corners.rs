@@ -3,7 +3,7 @@
 
 use bursar_budgets::Workspace;
 use bursar_kernels::{
-    BLOCK_TOKENS, Backend, KernelError, KvLayer, Plan, Scope, Tally, Target, Tensor, Work,
+    BLOCK_TOKENS, Backend, DType, KernelError, KvLayer, Plan, Scope, Tally, Target, Tensor, Work,
     sampling::{LISTED_MAX, SampleBatch, SampleRow, TOP_MAX, Wishes},
 };
 
@@ -121,8 +121,10 @@ fn dry(
     let cache_shape = [u32::MAX as usize, model.config().decoder().hidden];
     // SAFETY: as above.
     let mut cache = unsafe { Tensor::persistent(workspace.address(), cache_shape, target.activation()) };
+    let shape = desk_shape(model, pass);
     // SAFETY: as above.
-    let mut desk = unsafe { Desk::at(workspace.address(), desk_shape(model, pass)) };
+    let words = unsafe { Tensor::persistent(workspace.address(), [shape.words()], DType::U32) };
+    let mut desk = Desk::over(words, shape);
     run(&Scope::new(&backend, &workspace, &tally), &layers, &mut cache, &mut desk)?;
     Ok(Footprint { workspace: workspace.high_water(), work: tally.total() })
 }

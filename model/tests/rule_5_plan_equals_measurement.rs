@@ -95,8 +95,10 @@ impl Machine {
             Pass::Step(batch) => batch.logit_rows.len(),
             Pass::Encode(_) => SEQUENCES,
         };
+        let desk = DeskShape { sequences, ..self.desk };
         // SAFETY: as above, and it is no larger than what is backed.
-        let mut desk = unsafe { Desk::at(self.chosen.address(), DeskShape { sequences, ..self.desk }) };
+        let words = unsafe { Tensor::persistent(self.chosen.address(), [desk.words()], DType::U32) };
+        let mut desk = Desk::over(words, desk);
         let tally = Tally::default();
         let scope = Scope::new(&self.cpu, &self.workspace, &tally);
         corners::run(&self.model, &scope, pass, &layers, &mut cache, &mut desk)?;

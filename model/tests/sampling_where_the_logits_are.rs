@@ -61,7 +61,8 @@ fn chosen(
     let shape = DeskShape { sequences: before.len(), context_tokens: 64, vocabulary: VOCABULARY };
     let desk = memory.poisoned(&cpu, Class::StepWorkspace, DType::U32.bytes(shape.words()));
     // SAFETY: so much is backed, and this is one thread.
-    let mut desk = unsafe { Desk::at(desk.address(), shape) };
+    let words = unsafe { Tensor::persistent(desk.address(), [shape.words()], DType::U32) };
+    let mut desk = Desk::over(words, shape);
     let mut words = Vec::new();
     let layout = batch.pack(rows.len(), &mut words);
     let mut run = || {

@@ -1,8 +1,7 @@
 //! The desk: memory in which a step's choices are asked for, made and reported. It outlives the pass, and lies still, so
 //! that a captured step finds there what the next one asks.
 
-use bursar_budgets::Address;
-use bursar_kernels::{Backend, DType, KernelError, Scope, Tensor, sampling::SampleLayout};
+use bursar_kernels::{Backend, KernelError, Scope, Tensor, sampling::SampleLayout};
 
 /// What parts of a desk start at a multiple of: a line of a GPU's cache, in words.
 const ALIGNMENT: usize = 32;
@@ -38,31 +37,18 @@ impl DeskShape {
     }
 }
 
-/// A desk.
+/// A desk: what is asked, then a token a sequence, then the report; the last two come to the host as one.
 pub struct Desk<'a> {
     shape: DeskShape,
-    question: Tensor<'a>, // [words] u32
-    /// A token a sequence, then the report, so that both come to the host as one.
-    results: Tensor<'a>, // [words] u32
+    words: Tensor<'a>, // [words] u32
 }
 
 impl<'a> Desk<'a> {
-    /// At `address`, which is a multiple of 8.
-    ///
-    /// # Safety
-    /// For as long as the desk lives, the [words](DeskShape::words) from `address` on are backed device memory that nothing
-    /// but passes over this desk touches, one pass after the other.
-    pub unsafe fn at(address: Address, shape: DeskShape) -> Self {
-        let words = shape.question_words();
-        // SAFETY: by the caller's word.
-        let (question, results) = unsafe {
-            let behind = address.offset(DType::U32.bytes(words));
-            (
-                Tensor::persistent(address, [words], DType::U32),
-                Tensor::persistent(behind, [shape.result_words()], DType::U32),
-            )
-        };
-        Desk { shape, question, results }
+    /// In `words` `[words]` u32, whose address is a multiple of 8, and which nothing but passes over this desk touches, one
+    /// pass after the other. Another number of words is our own bug.
+    pub fn over(words: Tensor<'a>, shape: DeskShape) -> Self {
+        assert_eq!(words.rows(), shape.words(), "a desk of {shape:?}");
+        Desk { shape, words }
     }
 
     /// How large it is.
@@ -72,12 +58,13 @@ impl<'a> Desk<'a> {
 
     /// What the newest step has chosen: `[sequences]` u32, a row for each of its rows of logits.
     pub fn chosen(&self) -> Tensor<'_> {
-        self.results.row_range(0..self.shape.sequences)
+        self.results(0)
     }
 
     /// What the newest step has chosen, and the first `report_words` words of its report, as one.
     pub fn results(&self, report_words: usize) -> Tensor<'_> {
-        self.results.row_range(0..self.shape.sequences + report_words)
+        let first = self.shape.question_words();
+        self.words.row_range(first..first + self.shape.sequences + report_words)
     }
 
     /// Takes the likeliest token of each row of `logits` `[rows, vocabulary]`.
@@ -85,7 +72,8 @@ impl<'a> Desk<'a> {
     /// # Errors
     /// As [`argmax_into`](Scope::argmax_into).
     pub fn take_likeliest<B: Backend>(&mut self, scope: &Scope<'_, B>, logits: &Tensor<'_>) -> Result<(), KernelError> {
-        scope.argmax_into(logits, &mut self.results.row_range_mut(0..logits.rows()))
+        let (_, mut results) = self.words.split_rows_mut(self.shape.question_words());
+        scope.argmax_into(logits, &mut results.row_range_mut(0..logits.rows()))
     }
 
     /// Lays down what the next choice asks: a packed [`SampleBatch`](bursar_kernels::sampling::SampleBatch).
@@ -93,7 +81,8 @@ impl<'a> Desk<'a> {
     /// # Errors
     /// What the device says. More words than there is room for are our own bug.
     pub fn ask<B: Backend>(&mut self, scope: &Scope<'_, B>, words: &[u32]) -> Result<(), KernelError> {
-        scope.upload_into(words, &mut self.question.row_range_mut(0..words.len()))
+        let (mut question, _) = self.words.split_rows_mut(self.shape.question_words());
+        scope.upload_into(words, &mut question.row_range_mut(0..words.len()))
     }
 
     /// Chooses from each row of `logits` `[rows, vocabulary]` as it was asked, and reports; see
@@ -102,7 +91,8 @@ impl<'a> Desk<'a> {
     /// # Errors
     /// As the operation.
     pub fn choose<B: Backend>(&mut self, scope: &Scope<'_, B>, logits: &Tensor<'_>) -> Result<(), KernelError> {
-        let (mut chosen, mut report) = self.results.split_rows_mut(self.shape.sequences);
-        scope.sample_into(logits, &self.question, self.shape.layout(logits.rows()), &mut chosen, &mut report)
+        let (question, mut results) = self.words.split_rows_mut(self.shape.question_words());
+        let (mut chosen, mut report) = results.split_rows_mut(self.shape.sequences);
+        scope.sample_into(logits, &question, self.shape.layout(logits.rows()), &mut chosen, &mut report)
     }
 }
