@@ -109,16 +109,20 @@ fn many_chats_at_once_give_the_same_replies_as_one_after_the_other() {
 fn a_reply_that_loses_its_blocks_and_its_picture_gets_both_again_and_is_the_same() {
     let ears = Ears::open();
     story(async {
-        // Room for half of the replies to come (the probe's 8,192 tokens), but short answers make the scheduler hopeful.
-        let envelope = Envelope { sequences: 22, context_tokens: 512, ..small_envelope() };
+        // The pool (the probe's 8,192 tokens) has no room for all to their ends, but short answers make the scheduler
+        // hopeful, and prompts leave half of it free: it lets all of them in.
+        let envelope = Envelope { sequences: 22, context_tokens: 512, step_tokens: 256, ..small_envelope() };
         let options = LoadOptions { name: Some("come again".to_owned()), envelope: Some(envelope), ..small() };
         let stage = Stage::set(options).await;
         assert_eq!(stage.model.serving().await.expect("it serves").record.kv_tokens(), 8192);
         let before = stage.snapshot().await;
-        for number in 20..24 {
+        for number in 30..34 {
             answer(&stage.model, about(number).max_tokens(1).ignore_end()).await;
         }
-        let long = |number| about(number).max_tokens(400).ignore_end();
+        let long = |number| {
+            let question = "Describe the picture. ".repeat(18);
+            text(&question).image(picture(number)).max_tokens(310).ignore_end()
+        };
         let together: Vec<_> = (0..22)
             .map(|number| {
                 let model = stage.model.clone();
@@ -131,7 +135,9 @@ fn a_reply_that_loses_its_blocks_and_its_picture_gets_both_again_and_is_the_same
         }
         let wanted_again = ears.most("bursar_pictures_wanted_again{model=come again}");
         assert!(wanted_again.is_some(), "one had let go of its picture when it was preempted");
-        assert!(replies.iter().all(|reply| reply.usage.completion_tokens == 400));
+        assert!(replies.iter().all(|reply| reply.usage.completion_tokens == 310));
+        let tokens: usize = replies.iter().map(|reply| reply.usage.prompt_tokens + 310).sum();
+        assert!(tokens > 8192, "there was room for all of them: {tokens} tokens");
         // The youngest are preempted first.
         for (number, reply) in (0..).zip(replies).skip(18) {
             assert_eq!(reply.text, answer(&stage.model, long(number)).await, "chat {number} alone and among others");

@@ -265,6 +265,7 @@ impl Driver {
         lead: Lead,
     ) -> Result<Option<Life>, ChatError> {
         let events = self.events.clone();
+        let mut lead = Some(lead);
         loop {
             let delivery = tokio::select! {
                 delivery = delivered.recv() => delivery,
@@ -283,7 +284,10 @@ impl Driver {
                 }
                 // Whatever comes now, the prompt is computed.
                 Some(delivery) => {
-                    self.part.announce(|| lead.clone());
+                    // What it leaves to others it keeps no longer than they do.
+                    if let Some(lead) = lead.take() {
+                        self.part.announce(|| lead);
+                    }
                     if !self.tell_scores().await {
                         return Ok(Some(Life::Cancelled));
                     }
