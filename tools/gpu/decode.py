@@ -4,10 +4,10 @@
     python3 tools/gpu/decode.py [--compiled DIR] [--batches 1 16 64 256] [--context 576] [--layers 28]
 
 Run on a GPU machine with torch; needs no build: `--compiled` is kernels/cuda/compiled of this checkout if not told
-otherwise. Weights, cache and rows are random. For each batch it replays the whole step, then the same step without one
-family of kernels, and prints milliseconds a step (median of replays) and what leaving the family out saves: what a
-kernel costs in its place, launch and waiting included, which is more than it takes alone. Then it checks that the
-kernels give the same bits when none may start early.
+otherwise. Weights, cache and rows are random. For each batch it replays the whole step and the same step without one
+family of kernels in turn, and prints milliseconds a step (median of replays) and what leaving the family out saves:
+what a kernel costs in its place, launch and waiting included, which is not what it takes alone. Then it checks that
+the kernels give the same bits when none may start early.
 
 Products are torch's choice of cuBLASLt, which is not the engine's: compare steps of this script with one another.
 """
@@ -195,16 +195,19 @@ class Step:
             self.run(**options)
         return graph
 
-    def milliseconds(self, replays=9, **options):
-        graph, times = self.captured(**options), []
-        for replay in range(replays + 2):
-            before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            before.record()
-            graph.replay()
-            after.record()
-            torch.cuda.synchronize()
-            times.append(before.elapsed_time(after))
-        return statistics.median(times[2:])
+    def milliseconds(self, families, rounds=25):
+        """Of a whole step, and of one without each of the families: they take turns, so that all meet the same clocks."""
+        graphs = [self.captured()] + [self.captured(without=[family]) for family in families]
+        times = [[] for _ in graphs]
+        for turn in range(rounds + 3):
+            for graph, of_graph in zip(graphs, times):
+                before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                before.record()
+                graph.replay()
+                after.record()
+                torch.cuda.synchronize()
+                of_graph.append(before.elapsed_time(after))
+        return [statistics.median(of_graph[3:]) for of_graph in times]
 
     def same_bits_without_early_start(self):
         found = []
@@ -237,8 +240,8 @@ def main():
     fine = True
     for batch in asked.batches:
         step = Step(kernels, weights, batch, asked.context)
-        whole = step.milliseconds()
-        costs = [whole - step.milliseconds(without=[family]) for family in families]
+        whole, *without = step.milliseconds(families)
+        costs = [whole - milliseconds for milliseconds in without]
         same = step.same_bits_without_early_start()
         fine &= same
         line = f"{batch:6d}{whole:9.3f}" + "".join(f"{cost:11.3f}" for cost in costs)

@@ -67,7 +67,8 @@ fn decode(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, sequences: usize) 
         80 => 20_480,
         _ => 12_288,
     };
-    let launch = DecodeLaunch::of(sequences, call.heads, shape.kv_heads, processors).within(shared_most, ring, processors);
+    let launch =
+        DecodeLaunch::of(sequences, call.heads, shape.kv_heads, processors).within(shared_most, ring, processors);
     let partials = launch.part_numbers(shape.head_dim) * DType::F32.size();
     assert!(partials <= call.scratch.bytes().as_usize(), "the target declares what decoding takes");
     assert!(launch.workers <= DECODE_COUNTERS, "no device has so many multiprocessors");

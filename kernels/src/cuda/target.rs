@@ -54,7 +54,8 @@ impl CudaTarget {
     pub(crate) fn paged_scratch(&self, shape: KvShape, heads: usize, single_rows: usize, rows: usize) -> Bytes {
         let vectors = |vectors: usize| DType::F32.bytes(vectors * (shape.head_dim + 2));
         let launch = DecodeLaunch::of(single_rows, heads, shape.kv_heads, self.processors);
-        let decoding = if single_rows > 0 { DType::F32.bytes(launch.part_numbers(shape.head_dim)) } else { Bytes::ZERO };
+        let decoding =
+            if single_rows > 0 { DType::F32.bytes(launch.part_numbers(shape.head_dim)) } else { Bytes::ZERO };
         let splits = self.capability == (9, 0) && shape.head_dim == 128 && rows > single_rows;
         decoding.max(if splits { vectors(self.processors * HOPPER_TILE) } else { Bytes::ZERO })
     }
