@@ -73,9 +73,10 @@ struct DecodeCut {
 };
 
 // The cut by the piece that gives the longest run as many as each run may have: it always does, if it is `below` what is
-// wanted. `first` and `last` are this thread's sequences. Called by all threads; has barriers.
-__device__ __forceinline__ DecodeCut fitting_cut(const DecodeBatch& batch, uint32_t piece, uint32_t below, uint32_t first,
-                                              uint32_t last) {
+// wanted. `first` and `last` are this thread's sequences, the `alone` warp's together all or the block's. Called by all
+// threads; has barriers unless alone.
+__device__ __forceinline__ DecodeCut fitting_cut(const DecodeBatch& batch, uint32_t piece, uint32_t below, bool alone,
+                                                 uint32_t first, uint32_t last) {
     __shared__ uint32_t of_warps[WARPS_MAX][2];
     const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
     uint32_t longest = 0, runs = 0;
@@ -90,13 +91,15 @@ __device__ __forceinline__ DecodeCut fitting_cut(const DecodeBatch& batch, uint3
         longest = max(longest, __shfl_xor_sync(ALL_LANES, longest, distance));
         runs += __shfl_xor_sync(ALL_LANES, runs, distance);
     }
-    of_warps[warp][0] = longest;
-    of_warps[warp][1] = runs;
-    __syncthreads();
-    longest = runs = 0;
-    for (uint32_t other = 0; other < warps; ++other) {
-        longest = max(longest, of_warps[other][0]);
-        runs += of_warps[other][1];
+    if (!alone) {
+        of_warps[warp][0] = longest;
+        of_warps[warp][1] = runs;
+        __syncthreads();
+        longest = runs = 0;
+        for (uint32_t other = 0; other < warps; ++other) {
+            longest = max(longest, of_warps[other][0]);
+            runs += of_warps[other][1];
+        }
     }
     DecodeCut cut = {};
     if (runs == 0 || runs > gridDim.x) {
@@ -119,12 +122,16 @@ __device__ __forceinline__ DecodeCut fitting_cut(const DecodeBatch& batch, uint3
         const uint32_t lower = __shfl_up_sync(ALL_LANES, up_to, distance);
         up_to += lane >= distance ? lower : 0;
     }
+    cut.before = up_to - cut.own;
+    if (alone) {
+        cut.places = __shfl_sync(ALL_LANES, up_to, WARP - 1);
+        return cut;
+    }
     __syncthreads();
     if (lane == WARP - 1) {
         of_warps[warp][0] = up_to;
     }
     __syncthreads();
-    cut.before = up_to - cut.own;
     for (uint32_t other = 0; other < warps; ++other) {
         cut.before += other < warp ? of_warps[other][0] : 0;
         cut.places += of_warps[other][0];
@@ -146,9 +153,12 @@ __device__ __forceinline__ bool find_share(const DecodeBatch& batch, uint32_t pi
     __shared__ uint32_t of_warps[WARPS_MAX][WAYS];
     __shared__ uint32_t found_sequence, found_before;
     const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
-    // Each thread has neighbouring sequences, so that one of them can walk to the start of the share.
-    const uint32_t each = (batch.sequences + blockDim.x - 1) / blockDim.x;
-    const uint32_t first = min(threadIdx.x * each, batch.sequences), last = min(first + each, batch.sequences);
+    // Each thread has neighbouring sequences, so that one of them can walk to the start of the share. Where a warp has
+    // lanes enough, each warp does the whole of it, and none waits for another.
+    const bool alone = batch.sequences <= WARP;
+    const uint32_t threads = alone ? WARP : blockDim.x, thread = alone ? lane : threadIdx.x;
+    const uint32_t each = (batch.sequences + threads - 1) / threads;
+    const uint32_t first = min(thread * each, batch.sequences), last = min(first + each, batch.sequences);
     uint32_t own[WAYS] = {}, up_to[WAYS], total[WAYS] = {};  // places of the line
 #pragma unroll 1
     for (uint32_t sequence = first; sequence < last; ++sequence) {
@@ -170,18 +180,22 @@ __device__ __forceinline__ bool find_share(const DecodeBatch& batch, uint32_t pi
             const uint32_t lower = __shfl_up_sync(ALL_LANES, up_to[way], distance);
             up_to[way] += lane >= distance ? lower : 0;
         }
-        if (lane == WARP - 1) {
+        if (alone) {
+            total[way] = __shfl_sync(ALL_LANES, up_to[way], WARP - 1);
+        } else if (lane == WARP - 1) {
             of_warps[warp][way] = up_to[way];
         }
     }
-    __syncthreads();
+    if (!alone) {
+        __syncthreads();
 #pragma unroll 1
-    for (uint32_t other = 0; other < warps; ++other) {
+        for (uint32_t other = 0; other < warps; ++other) {
 #pragma unroll
-        for (uint32_t way = 0; way < WAYS; ++way) {
-            const uint32_t next = of_warps[other][way];
-            up_to[way] += other < warp ? next : 0;
-            total[way] += next;
+            for (uint32_t way = 0; way < WAYS; ++way) {
+                const uint32_t next = of_warps[other][way];
+                up_to[way] += other < warp ? next : 0;
+                total[way] += next;
+            }
         }
     }
     uint32_t places = total[PIECES], own_places = own[PIECES], before = up_to[PIECES] - own_places;
@@ -202,7 +216,7 @@ __device__ __forceinline__ bool find_share(const DecodeBatch& batch, uint32_t pi
     const uint32_t runs = batch.rows * batch.kv_heads * ((batch.group + TILE_QUERIES - 1) / TILE_QUERIES);
     if (share.length > piece && places > runs * share.length) {
         const uint32_t below = share.gap > 0 ? share.length + share.length / 4 + 1 : share.length;
-        const DecodeCut cut = fitting_cut(batch, piece, below, first, last);
+        const DecodeCut cut = fitting_cut(batch, piece, below, alone, first, last);
         if (cut.piece > 0) {
             places = cut.places;
             own_places = cut.own;
@@ -216,7 +230,14 @@ __device__ __forceinline__ bool find_share(const DecodeBatch& batch, uint32_t pi
     if (share.start >= places) {
         return false;
     }
-    if (before <= share.start && share.start - before < own_places) {
+    const bool is_here = before <= share.start && share.start - before < own_places;
+    if (alone) {
+        // A lane has one sequence.
+        share.sequence = __ffs(__ballot_sync(ALL_LANES, is_here)) - 1;
+        share.before = __shfl_sync(ALL_LANES, before, share.sequence);
+        return true;
+    }
+    if (is_here) {
         uint32_t sequence = first;
 #pragma unroll 1
         for (;; ++sequence) {
