@@ -6,8 +6,8 @@
 Run on a GPU machine with torch; needs no build: `--compiled` is kernels/cuda/compiled of this checkout if not told
 otherwise. Weights, cache and rows are random. For each batch it replays the whole step and the same step without one
 family of kernels in turn, and prints milliseconds a step (median of replays) and what leaving the family out saves:
-what a kernel costs in its place, launch and waiting included, which is not what it takes alone. Then it checks that
-the kernels give the same bits when none may start early.
+what a kernel costs in its place, launch and waiting included. Beside it what attention takes with nothing else in the graph.
+Then it checks that the kernels give the same bits when none may start early.
 
 Products are torch's choice of cuBLASLt, which is not the engine's: compare steps of this script with one another.
 """
@@ -25,6 +25,7 @@ BLOCK_TOKENS = 16
 RING = 24576  # bytes of shared memory a warp of attention_decode has for heads of 128
 BF16 = dict(device="cuda", dtype=torch.bfloat16)
 U32, F32 = ctypes.c_uint32, ctypes.c_float
+FAMILIES = ["products", "attention", "rotary", "norms", "gates", "rows", "choice"]
 
 # What the driver's header calls them.
 SHARED_MOST, EARLY_START = 8, 6
@@ -155,7 +156,8 @@ class Step:
         k, w, n = self.kernels, self.weights, self.batch
         on = lambda family: family not in without
         embedding = (w["embedding"], U32(VOCABULARY), U32(HIDDEN), self.ids, self.chosen, U32(n), self.hidden)
-        k.launch("embed", "embed_bf16", (n,), 128, *embedding, early=early)
+        if on("rows"):
+            k.launch("embed", "embed_bf16", (n,), 128, *embedding, early=early)
         for layer, cache in enumerate(self.caches):
             if on("norms"):
                 self.norm(early, self.hidden, self.normed)
@@ -178,7 +180,8 @@ class Step:
         if on("norms"):
             self.norm(early, self.hidden, self.normed)
         rows = (self.normed, U32(n), U32(HIDDEN), self.every, U32(HIDDEN), U32(2), self.last, U32(HIDDEN))
-        k.launch("gather_rows", "gather_rows", (n,), 128, *rows, early=early)
+        if on("rows"):
+            k.launch("gather_rows", "gather_rows", (n,), 128, *rows, early=early)
         if on("products"):
             torch.mm(self.last, w["embedding"].T, out_dtype=torch.float32, out=self.logits)
         if on("choice"):
@@ -195,9 +198,9 @@ class Step:
             self.run(**options)
         return graph
 
-    def milliseconds(self, families, rounds=25):
-        """Of a whole step, and of one without each of the families: they take turns, so that all meet the same clocks."""
-        graphs = [self.captured()] + [self.captured(without=[family]) for family in families]
+    def milliseconds(self, left_out, rounds=25):
+        """Of a step without each of the lists of families: they take turns, so that all meet the same clocks."""
+        graphs = [self.captured(without=without) for without in left_out]
         times = [[] for _ in graphs]
         for turn in range(rounds + 3):
             for graph, of_graph in zip(graphs, times):
@@ -234,17 +237,18 @@ def main():
         "down": (HIDDEN, FEATURES),
     }.items()}
     weights |= {"bias": drawn(QKV), "norm": torch.ones(HIDDEN, **BF16), "embedding": drawn(VOCABULARY, HIDDEN)}
-    families = ["products", "attention", "rotary", "norms", "gates", "choice"]
     print(f"milliseconds a step at context {asked.context}, {asked.layers} layers; behind it what each family costs")
-    print("batch".rjust(6) + "step".rjust(9) + "".join(family.rjust(11) for family in families))
+    print("batch".rjust(6) + "step".rjust(9) + "".join(map("{:>11}".format, FAMILIES)) + "  attention alone")
     fine = True
     for batch in asked.batches:
         step = Step(kernels, weights, batch, asked.context)
-        whole, *without = step.milliseconds(families)
+        alone = [family for family in FAMILIES if family != "attention"]
+        whole, attention, *without = step.milliseconds([[], alone] + [[family] for family in FAMILIES])
         costs = [whole - milliseconds for milliseconds in without]
         same = step.same_bits_without_early_start()
         fine &= same
-        line = f"{batch:6d}{whole:9.3f}" + "".join(f"{cost:11.3f}" for cost in costs)
+        layer = 1000 * attention / asked.layers
+        line = f"{batch:6d}{whole:9.3f}" + "".join(f"{cost:11.3f}" for cost in costs) + f"{layer:11.2f} us a layer"
         print(line + ("" if same else "   OTHER BITS without the early start"))
         del step
     raise SystemExit(0 if fine else 1)
