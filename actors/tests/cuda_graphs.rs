@@ -111,11 +111,10 @@ impl Stage {
 
     /// Lets go of every graph: steps are launched, by the algorithms that were measured.
     fn forget(&self) {
-        let waiting = tokio::runtime::Builder::new_current_thread().build().expect("one thread");
         for rows in SHAPE.buckets() {
             self.lane.submit(Job::Forget { rows });
-            // The queue is short.
-            waiting.block_on(self.lane.idle());
+            // The queue is short, and nobody answers.
+            thread::sleep(Duration::from_millis(5));
         }
     }
 

@@ -3,9 +3,8 @@
 #
 #     tools/gpu/build.sh [FOLDER] [tests|bench ...]        # .gpu/bin, and both, if not told otherwise
 #
-# FOLDER gets each test that knows of a GPU and the release build of `bursar`, stripped and packed (xz, since what
-# travels to such a machine may be limited), and where this repository was when they were built: tests read golden files
-# from there.
+# FOLDER gets each test that knows of a GPU and the release build of `bursar`, stripped and packed (what travels to such a
+# machine may be limited), and where this repository was when they were built: tests read golden files from there.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 folder=${1:-.gpu/bin}
@@ -14,12 +13,15 @@ parts=${*:-tests bench}
 mkdir -p "$folder"
 pwd >"$folder/built_at"
 
-pack() { # FILE NAME
-    strip -o "$folder/$2.bin" "$1"
-    xz -4 -T2 -c "$folder/$2.bin" >"$folder/$2.xz"
-    rm "$folder/$2.bin"
-    echo "$folder/$2.xz: $(stat -c %s "$folder/$2.xz") bytes"
+# The programs in a folder, as one archive: they have most of their bytes in common, so the dictionary spans them all.
+pack() { # FOLDER NAME
+    tar c -C "$1" . | xz --lzma2=preset=1,dict=192MiB >"$folder/$2.tar.xz"
+    echo "$folder/$2.tar.xz: $(stat -c %s "$folder/$2.tar.xz") bytes"
 }
+
+programs=$(mktemp -d)
+trap 'rm -rf "$programs"' EXIT
+mkdir "$programs/tests" "$programs/bench"
 
 # Where cargo put what it has just built: the only executable that it tells of.
 executable() { python3 -c '
@@ -28,13 +30,14 @@ found = [json.loads(line).get("executable") for line in sys.stdin if line.starts
 print([path for path in found if path][-1])'; }
 
 if [[ " $parts " == *" tests "* ]]; then
-    rm -f "$folder"/test-*.xz
     for source in */tests/*cuda*.rs model/tests/seven_billion.rs; do
         package=bursar-${source%%/*} name=$(basename "$source" .rs)
         built=$(cargo test -p "$package" --test "$name" --no-run --message-format=json | executable)
-        pack "$built" "test-${source%%/*}-$name"
+        strip -o "$programs/tests/test-${source%%/*}-$name" "$built"
     done
+    pack "$programs/tests" tests
 fi
 if [[ " $parts " == *" bench "* ]]; then
-    pack "$(cargo build --release --bin bursar --message-format=json | executable)" bursar
+    strip -o "$programs/bench/bursar" "$(cargo build --release --bin bursar --message-format=json | executable)"
+    pack "$programs/bench" bench
 fi

@@ -20,10 +20,9 @@ root=$(pwd)
 scratch=${SCRATCH:-/tmp}
 bin=$(mktemp -d)
 trap 'rm -rf "$bin"' EXIT
-for packed in "$folder"/*.xz; do
-    xz -dc "$packed" >"$bin/$(basename "$packed" .xz)"
+for packed in "$folder"/*.tar.xz; do
+    tar xJf "$packed" -C "$bin"
 done
-chmod +x "$bin"/*
 
 # Tests read golden files from where they were built.
 built_at=$(cat "$folder/built_at")

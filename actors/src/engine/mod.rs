@@ -19,7 +19,7 @@ pub use kit::Kit;
 pub use lanes::{Lanes, LanesPlace};
 pub use message::{EngineMessage, WhichLane};
 pub use options::LoadOptions;
-pub use processor::Processor;
+pub use processor::{Loaded, Processor};
 pub use serving::Serving;
 pub use shelf::Shelf;
 pub use status::{Progress, ProgressSink, Status};

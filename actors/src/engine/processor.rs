@@ -1,6 +1,6 @@
 //! What a model computes with: the CPU's threads over host memory, or a GPU's kernels.
 
-use std::sync::Arc;
+use std::{ops::Deref, sync::Arc};
 
 use bursar_budgets::{Device, Segment};
 use bursar_kernels::{BlasSearch, Cpu, Cuda, CudaKernels, CudaTarget, KernelError, OpenError, Target};
@@ -20,7 +20,30 @@ pub enum Processor {
         threads: usize,
     },
     /// The loaded kernels of a GPU.
-    Cuda(Arc<CudaKernels>),
+    Cuda(Loaded),
+}
+
+/// The loaded kernels of a GPU. To let go of them takes a moment, and waits for whoever takes memory of the device or
+/// measures what is left of it; where the last of them drops on a thread of tokio, another thread does that.
+#[derive(Clone)]
+pub struct Loaded(Option<Arc<CudaKernels>>);
+
+impl Deref for Loaded {
+    type Target = Arc<CudaKernels>;
+
+    fn deref(&self) -> &Arc<CudaKernels> {
+        self.0.as_ref().expect("they are there until this drops")
+    }
+}
+
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        let last = self.0.take().and_then(Arc::into_inner);
+        match tokio::runtime::Handle::try_current() {
+            Ok(threads) if last.is_some() => drop(threads.spawn_blocking(move || drop(last))),
+            _ => drop(last),
+        }
+    }
 }
 
 impl Processor {
@@ -30,7 +53,10 @@ impl Processor {
     /// What is missing on a GPU.
     pub fn of(device: &Arc<dyn Device>, threads: usize, search: &BlasSearch) -> Result<Self, OpenError> {
         match device.clone().as_cuda() {
-            Some(cuda) => Ok(Processor::Cuda(CudaKernels::load(&cuda, CudaTarget::of(&cuda)?, search)?)),
+            Some(cuda) => {
+                let kernels = CudaKernels::load(&cuda, CudaTarget::of(&cuda)?, search)?;
+                Ok(Processor::Cuda(Loaded(Some(kernels))))
+            }
             None => Ok(Processor::Cpu { threads }),
         }
     }

@@ -69,10 +69,12 @@ impl Share {
         }
     }
 
-    fn of(self, left: Bytes) -> Bytes {
+    /// Of what is left. A reserve gives way to the probe, which is there and was stressed: a card that is nearly full
+    /// serves a few rather than none.
+    fn of(self, left: Bytes, probe: Bytes) -> Bytes {
         match self {
             Share::Fraction(fraction) => Bytes((left.0 as f64 * fraction) as u64),
-            Share::AllBut(reserve) => left.saturating_sub(reserve),
+            Share::AllBut(reserve) => left.saturating_sub(reserve).max(probe),
         }
     }
 }
@@ -99,7 +101,7 @@ impl Sizing {
         if let Some(tokens) = self.pinned_tokens {
             return tokens.div_ceil(BLOCK_TOKENS);
         }
-        let target = self.share.of(self.available + self.probe);
+        let target = self.share.of(self.available + self.probe, self.probe);
         let shrunk = Bytes((target.0 as f64 * SHRINK.powi(self.shrinks as i32)) as u64);
         KvMemory::blocks_in(shape, shrunk, page)
     }
@@ -151,8 +153,10 @@ mod tests {
     }
 
     #[test]
-    fn a_reserve_that_exceeds_what_is_left_leaves_no_blocks() {
-        let none = Sizing { share: Share::AllBut(Bytes::gib(1)), ..sizing() };
+    fn a_reserve_that_exceeds_what_is_left_leaves_what_the_probe_has() {
+        let scarce = Sizing { share: Share::AllBut(Bytes::gib(1)), ..sizing() };
+        assert_eq!(scarce.blocks(SHAPE, PAGE), 10 * 1024 * 1024 / 4 / 65536 * 8);
+        let none = Sizing { probe: Bytes::ZERO, ..scarce };
         assert_eq!(none.blocks(SHAPE, PAGE), 0);
     }
 
