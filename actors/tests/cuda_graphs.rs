@@ -9,6 +9,8 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         mpsc::{Receiver, sync_channel},
     },
+    thread,
+    time::Duration,
 };
 
 use bursar_actors::{

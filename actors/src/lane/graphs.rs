@@ -1,4 +1,4 @@
-//! The captured graphs of a lane, one a bucket, and the steps that are run by them.
+//! The captured graphs of a lane, two a bucket, and the steps that are run by them.
 
 use std::{
     cell::{Cell, RefCell},
@@ -41,18 +41,18 @@ impl Graphs {
     }
 }
 
-/// How a captured pass chooses its tokens, onto the desk.
+/// Which tokens a captured pass leaves on the desk.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Choice {
+enum Tokens {
     Likeliest,
-    /// As the desk says when it is replayed.
+    /// What the desk asks for when it is replayed.
     Asked,
-    /// The likeliest, and the desk stays as it is: a step that is under way may still want what it has chosen.
+    /// None, and the desk stays as it is: a step that is under way may still want what it has chosen.
     ThrownAway,
 }
 
 impl<B: Backend> Bench<B> {
-    /// Captures decoding of `rows` rows, in place of what was captured for as many before. Gives what the graph takes of
+    /// Captures decoding of `rows` rows, in place of what was captured for as many before. Gives what its graphs take of
     /// the device's memory; none where there are no graphs. Nothing that a step reads or leaves is touched, so that it may
     /// come between any two.
     pub(super) fn capture(&self, rows: usize) -> Result<Option<Bytes>, LaneError> {
@@ -63,9 +63,9 @@ impl<B: Backend> Bench<B> {
         self.graphs.forget(rows);
         self.upload_inputs(&layout, &StepBatch::default())?;
         // Products choose their algorithms, which takes measuring, and that cannot be captured.
-        self.rehearse(|| Ok(self.decode(&layout, &layers, Choice::ThrownAway)?))?;
-        let capture = |choice| self.backend.capture(&mut || self.decode(&layout, &layers, choice));
-        let (Some(likeliest), Some(asked)) = (capture(Choice::Likeliest)?, capture(Choice::Asked)?) else {
+        self.rehearse(|| Ok(self.decode(&layout, &layers, Tokens::ThrownAway)?))?;
+        let capture = |tokens| self.backend.capture(&mut || self.decode(&layout, &layers, tokens));
+        let (Some(likeliest), Some(asked)) = (capture(Tokens::Likeliest)?, capture(Tokens::Asked)?) else {
             return Ok(None);
         };
         let bytes = likeliest.bytes() + asked.bytes();
@@ -116,7 +116,7 @@ impl<B: Backend> Bench<B> {
     }
 
     /// Launches the decoding of one token for each row of `layout`, from the empty workspace's start on.
-    fn decode(&self, layout: &StepLayout, layers: &[KvLayer], choice: Choice) -> Result<(), KernelError> {
+    fn decode(&self, layout: &StepLayout, layers: &[KvLayer], tokens: Tokens) -> Result<(), KernelError> {
         assert!(self.workspace.used().is_zero(), "a graph is captured in an empty workspace");
         let tally = Tally::default();
         let scope = Scope::new(&self.backend, &self.workspace, &tally);
@@ -124,10 +124,10 @@ impl<B: Backend> Bench<B> {
         let mut desk = self.memory.desk.desk();
         let caches = StepCaches { layers, pictures: None, previous: &desk.chosen() };
         let logits: Tensor<'_> = self.model.step_over(&scope, &inputs.tensor(layout), layout, &caches)?;
-        match choice {
-            Choice::Likeliest => desk.take_likeliest(&scope, &logits),
-            Choice::Asked => desk.choose(&scope, &logits),
-            Choice::ThrownAway => scope.argmax(&logits).map(drop),
+        match tokens {
+            Tokens::Likeliest => desk.take_likeliest(&scope, &logits),
+            Tokens::Asked => desk.choose(&scope, &logits),
+            Tokens::ThrownAway => scope.argmax(&logits).map(drop),
         }
     }
 }
