@@ -28,7 +28,8 @@
 // the same bits.
 //
 // With programmatic dependent launch everything up to the first read of queries and cache runs ahead of the kernel in
-// front, which must not write query_starts, context_lengths or block_tables.
+// front, which must not write query_starts, context_lengths or block_tables. With past_is_there not 0 the first whole
+// blocks of a past are read ahead of it too: it must not write what stands in front of a sequence's rows.
 
 #include "decode_block.cuh"
 #include "decode_parts.cuh"
@@ -40,7 +41,7 @@
 constexpr uint32_t DECODE_WARPS_MAX = 8;
 
 // Counters for whoever launches this in one stream of a loaded module: zero, as they are between launches.
-extern "C" __device__ uint32_t attention_decode_counters[1024] = {};
+extern "C" __device__ uint32_t attention_decode_counters[2048] = {};
 
 struct DecodeCall {
     const void* queries;
@@ -48,6 +49,7 @@ struct DecodeCall {
     uint32_t queries_pitch, blocks;
     DecodeBatch batch;
     float scale;
+    bool past_is_there;
 };
 
 // The keys of one run that one thread block works on.
@@ -97,8 +99,8 @@ struct WarpPart {
         }
         maximum[0] = maximum[1] = -INFINITY;
         sum[0] = sum[1] = 0.0f;
-        wait_for_previous_kernel();
         if (count == 0) {
+            wait_for_previous_kernel();
             return;
         }
         const uint32_t half_bytes = call.batch.kv_heads * Half::BYTES, ring_address = shared_address(ring);
@@ -118,9 +120,21 @@ struct WarpPart {
             }
             end_copies();
         };
+        // Whole blocks of the past are there before the kernel in front has ended, which may still write this step's keys.
+        const uint32_t past = call.past_is_there ? (context - min(context, segment.sequence.rows)) / BLOCK_TOKENS : 0;
+        const auto is_past = [&](uint32_t step) { return first + step * warps < past; };
 #pragma unroll
         for (uint32_t step = 0; step < Ring::STAGES - 1; ++step) {
-            copy(step, step);
+            if (is_past(step)) {
+                copy(step, step);
+            }
+        }
+        wait_for_previous_kernel();
+#pragma unroll
+        for (uint32_t step = 0; step < Ring::STAGES - 1; ++step) {
+            if (!is_past(step)) {
+                copy(step, step);
+            }
         }
         Queries<HEAD_DIM> queries;
         queries.load(query, lane);
@@ -337,11 +351,12 @@ __device__ __forceinline__ void attention_decode(const DecodeCall& call, uint32_
         const Element* queries, uint32_t queries_pitch, uint32_t rows, const Element* cache, uint32_t blocks,         \
         uint32_t kv_heads, uint32_t group, const uint32_t* query_starts, const uint32_t* context_lengths,             \
         const uint32_t* block_tables, uint32_t sequences, uint32_t table_blocks, float scale, uint32_t piece,         \
-        float* partials, uint32_t* counters, Element* out) {                                                          \
+        uint32_t past_is_there, float* partials, uint32_t* counters, Element* out) {                                  \
         const DecodeBatch batch = {query_starts, context_lengths, block_tables, sequences, table_blocks, rows, group, \
                                    kv_heads};                                                                         \
         /* Powers of two are cheaper than powers of e. */                                                             \
-        const DecodeCall call = {queries, cache, queries_pitch, blocks, batch, scale * 1.44269504f};                  \
+        const DecodeCall call = {queries, cache, queries_pitch, blocks, batch, scale * 1.44269504f,                   \
+                                 past_is_there != 0};                                                                 \
         attention_decode<HEAD_DIM>(call, piece, partials, counters, out);                                              \
     }
 #define KERNEL(name, Element)    \
@@ -356,9 +371,12 @@ FOR_EACH_ACTIVATION(KERNEL)
 // workers * 2 * 8 * (head_dim + 2) f32 for `partials` and workers u32 for `counters`; all kernels of one stream may use the
 // same. Any warps from 1 to 8, any workers and any piece > 0 give the right result; what was fastest on an H200:
 //
-//   runs = sequences * kv_heads * div_ceil(rows of a sequence * group, 8)
-//   runs <= 32: warps 8, workers = multiprocessors,     piece = 8
-//   else:       warps 4, workers = multiprocessors * 2, piece = 20
+//   runs = sequences * kv_heads * div_ceil(rows of a sequence * group, 8), workers = multiprocessors * 8 / warps
+//   runs <= 32:                             warps 8, piece 8
+//   runs are 70 to 100 percent of workers:  warps 8, piece 20
+//   85 to 100 percent:                      warps 2, piece 20
+//   90 to 100 percent:                      warps 1, piece 20
+//   else:                                   warps 4, piece 20
 //
 // Where a multiprocessor's shared memory is too small (100 KiB on sm_86 and sm_89, 64 KiB on sm_75), take fewer warps, and
 // one worker a multiprocessor. May be launched with programmatic stream serialization. sequences, rows, blocks,

@@ -17,7 +17,8 @@
 // Elements i and i + head_dim / 2 of a head turn as a pair by position * frequency[i] (the halves convention). The
 // angle is an f32 product, as on the host; whole turns are taken off it in f64, so its sine and cosine are right to
 // 3e-7 also at position 2^17 and beyond, without the slow path of sincosf. Rounding happens once, at the store.
-// A slot in no block of the cache writes nothing. head_dim is even and at most 256. 16-byte accesses when addresses,
+// Positions, frequencies and slots are read ahead of the kernel in front (programmatic dependent launch), which must not
+// write them. A slot in no block of the cache writes nothing. head_dim is even and at most 256. 16-byte accesses when addresses,
 // pitch and head_dim / 2 are aligned to it.
 
 #include "element.cuh"
@@ -66,11 +67,12 @@ __device__ __forceinline__ void turn_row(Element* row, uint32_t heads, uint32_t 
         left_words = load_words<WIDTH>(from);
         right_words = load_words<WIDTH>(from + half);
     };
-    // The first item is on its way while the slot is read and the angles are found.
+    // Angles need nothing of the kernel in front.
+    find_angles(positions, positions_pitch, frequencies, sections, half, cosines, sines);
+    wait_for_previous_kernel();
     if (threadIdx.x < items) {
         take(threadIdx.x);
     }
-    find_angles(positions, positions_pitch, frequencies, sections, half, cosines, sines);
     __syncthreads();
     for (uint32_t item = threadIdx.x; item < items; item += blockDim.x) {
         if (item != threadIdx.x) {
@@ -104,7 +106,6 @@ __device__ __forceinline__ void rotary(Element* x, uint32_t pitch, uint32_t head
                                        const uint32_t* positions, uint32_t positions_pitch, const float* frequencies,
                                        Sections sections, const uint32_t* slots, Cache cache) {
     let_next_kernel_start();
-    wait_for_previous_kernel();
     const uint32_t token = blockIdx.x, half = head_dim / 2;
     // Where the first key of this token goes.
     Element* cached = nullptr;

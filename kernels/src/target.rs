@@ -97,12 +97,12 @@ impl Target {
         }
     }
 
-    /// Scratch for attention of `rows` over blocks of `shape`, where `single_rows` sequences bring one row: on the
+    /// Scratch for attention of `rows` of `heads` query heads over blocks of `shape`, where `single_rows` sequences bring one row: on the
     /// CPU as for packed stretches, on CUDA what the parts of long pasts come to before they are joined.
-    pub fn paged_scratch(&self, shape: KvShape, single_rows: usize, rows: usize) -> Bytes {
+    pub fn paged_scratch(&self, shape: KvShape, heads: usize, single_rows: usize, rows: usize) -> Bytes {
         match self {
             Target::Cpu { .. } => self.packed_scratch(shape.head_dim),
-            Target::Cuda(cuda) => cuda.paged_scratch(shape, single_rows, rows),
+            Target::Cuda(cuda) => cuda.paged_scratch(shape, heads, single_rows, rows),
         }
     }
 

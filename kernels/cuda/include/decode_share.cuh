@@ -66,21 +66,99 @@ struct DecodeShare {
 // Sizes of pieces that are tried: the smallest, and each twice as long as the one before.
 constexpr uint32_t PIECES = 3;
 
+// One way to cut the line: what this thread's sequences take of it, what those in front of them take, and all.
+struct DecodeCut {
+    uint32_t piece;  // in places; 0 if there is none
+    uint32_t own, before, places;
+};
+
+// The cut by the piece that gives the longest run as many as each run may have: it always does, if it is `below` what is
+// wanted. `first` and `last` are this thread's sequences, the `alone` warp's together all or the block's. Called by all
+// threads; has barriers unless alone.
+__device__ __forceinline__ DecodeCut fitting_cut(const DecodeBatch& batch, uint32_t piece, uint32_t below, bool alone,
+                                                 uint32_t first, uint32_t last) {
+    __shared__ uint32_t of_warps[WARPS_MAX][2];
+    const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
+    uint32_t longest = 0, runs = 0;
+#pragma unroll 1
+    for (uint32_t sequence = first; sequence < last; ++sequence) {
+        const DecodeSequence next = sequence_of(batch, sequence);
+        longest = max(longest, next.runs > 0 ? next.blocks : 0);
+        runs += next.runs;
+    }
+#pragma unroll
+    for (uint32_t distance = WARP / 2; distance > 0; distance /= 2) {
+        longest = max(longest, __shfl_xor_sync(ALL_LANES, longest, distance));
+        runs += __shfl_xor_sync(ALL_LANES, runs, distance);
+    }
+    if (!alone) {
+        of_warps[warp][0] = longest;
+        of_warps[warp][1] = runs;
+        __syncthreads();
+        longest = runs = 0;
+        for (uint32_t other = 0; other < warps; ++other) {
+            longest = max(longest, of_warps[other][0]);
+            runs += of_warps[other][1];
+        }
+    }
+    DecodeCut cut = {};
+    if (runs == 0 || runs > gridDim.x) {
+        return cut;
+    }
+    const uint32_t of_a_run = gridDim.x / runs;  // pieces
+    const uint32_t fitting = max(piece, (longest + of_a_run - 1) / of_a_run);
+    if (fitting >= below) {
+        return cut;
+    }
+    cut.piece = fitting;
+#pragma unroll 1
+    for (uint32_t sequence = first; sequence < last; ++sequence) {
+        const DecodeSequence next = sequence_of(batch, sequence);
+        cut.own += next.runs * DecodeShare::round_up(next.blocks, fitting);
+    }
+    uint32_t up_to = cut.own;
+#pragma unroll
+    for (uint32_t distance = 1; distance < WARP; distance *= 2) {
+        const uint32_t lower = __shfl_up_sync(ALL_LANES, up_to, distance);
+        up_to += lane >= distance ? lower : 0;
+    }
+    cut.before = up_to - cut.own;
+    if (alone) {
+        cut.places = __shfl_sync(ALL_LANES, up_to, WARP - 1);
+        return cut;
+    }
+    __syncthreads();
+    if (lane == WARP - 1) {
+        of_warps[warp][0] = up_to;
+    }
+    __syncthreads();
+    for (uint32_t other = 0; other < warps; ++other) {
+        cut.before += other < warp ? of_warps[other][0] : 0;
+        cut.places += of_warps[other][0];
+    }
+    return cut;
+}
+
 // Finds this thread block's share; false if nothing is left for it. Called by all threads.
 //
 // If pieces of a few key blocks, each of one run alone, are no more than there are thread blocks, each gets one: runs that
 // are short stay whole, and nobody waits for two. (Runs take whole pieces of the line then; places behind their last key
-// block are empty.) The shortest piece that does is taken, beginning with `piece`. If none does, all shares are equal, and
-// a run takes some empty places behind it for the time that beginning and ending one takes, or a share of many short runs
-// would be the last to end: as many as there are warps, which is about right on an H200 (3 us).
+// block are empty.) The shortest piece that does is taken, beginning with `piece`. Where it is not the first and
+// cuts runs still, a fitting one is looked for, which may be shorter. If none does, and the fitting one is more than a
+// quarter longer than an equal share because runs are unlike, all shares are equal, and a run takes some empty places
+// behind it for the time that beginning and ending one takes, or a share of many short runs would be the last to end: as
+// many as there are warps, which is about right on an H200 (3 us).
 __device__ __forceinline__ bool find_share(const DecodeBatch& batch, uint32_t piece, DecodeShare& share) {
     constexpr uint32_t WAYS = PIECES + 1;  // the last are equal shares
     __shared__ uint32_t of_warps[WARPS_MAX][WAYS];
     __shared__ uint32_t found_sequence, found_before;
     const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
-    // Each thread has neighbouring sequences, so that one of them can walk to the start of the share.
-    const uint32_t each = (batch.sequences + blockDim.x - 1) / blockDim.x;
-    const uint32_t first = min(threadIdx.x * each, batch.sequences), last = min(first + each, batch.sequences);
+    // Each thread has neighbouring sequences, so that one of them can walk to the start of the share. Where a warp has
+    // lanes enough, each warp does the whole of it, and none waits for another.
+    const bool alone = batch.sequences <= WARP;
+    const uint32_t threads = alone ? WARP : blockDim.x, thread = alone ? lane : threadIdx.x;
+    const uint32_t each = (batch.sequences + threads - 1) / threads;
+    const uint32_t first = min(thread * each, batch.sequences), last = min(first + each, batch.sequences);
     uint32_t own[WAYS] = {}, up_to[WAYS], total[WAYS] = {};  // places of the line
 #pragma unroll 1
     for (uint32_t sequence = first; sequence < last; ++sequence) {
@@ -102,18 +180,22 @@ __device__ __forceinline__ bool find_share(const DecodeBatch& batch, uint32_t pi
             const uint32_t lower = __shfl_up_sync(ALL_LANES, up_to[way], distance);
             up_to[way] += lane >= distance ? lower : 0;
         }
-        if (lane == WARP - 1) {
+        if (alone) {
+            total[way] = __shfl_sync(ALL_LANES, up_to[way], WARP - 1);
+        } else if (lane == WARP - 1) {
             of_warps[warp][way] = up_to[way];
         }
     }
-    __syncthreads();
+    if (!alone) {
+        __syncthreads();
 #pragma unroll 1
-    for (uint32_t other = 0; other < warps; ++other) {
+        for (uint32_t other = 0; other < warps; ++other) {
 #pragma unroll
-        for (uint32_t way = 0; way < WAYS; ++way) {
-            const uint32_t next = of_warps[other][way];
-            up_to[way] += other < warp ? next : 0;
-            total[way] += next;
+            for (uint32_t way = 0; way < WAYS; ++way) {
+                const uint32_t next = of_warps[other][way];
+                up_to[way] += other < warp ? next : 0;
+                total[way] += next;
+            }
         }
     }
     uint32_t places = total[PIECES], own_places = own[PIECES], before = up_to[PIECES] - own_places;
@@ -130,12 +212,32 @@ __device__ __forceinline__ bool find_share(const DecodeBatch& batch, uint32_t pi
             share.gap = 0;
         }
     }
+    // Sequences of one row have so many runs; looking for a fitting piece takes as long as it wins where all are whole.
+    const uint32_t runs = batch.rows * batch.kv_heads * ((batch.group + TILE_QUERIES - 1) / TILE_QUERIES);
+    if (share.length > piece && places > runs * share.length) {
+        const uint32_t below = share.gap > 0 ? share.length + share.length / 4 + 1 : share.length;
+        const DecodeCut cut = fitting_cut(batch, piece, below, alone, first, last);
+        if (cut.piece > 0) {
+            places = cut.places;
+            own_places = cut.own;
+            before = cut.before;
+            share.multiple = share.length = cut.piece;
+            share.gap = 0;
+        }
+    }
     share.start = blockIdx.x * share.length;
     share.end = min(share.start + share.length, places);
     if (share.start >= places) {
         return false;
     }
-    if (before <= share.start && share.start - before < own_places) {
+    const bool is_here = before <= share.start && share.start - before < own_places;
+    if (alone) {
+        // A lane has one sequence.
+        share.sequence = __ffs(__ballot_sync(ALL_LANES, is_here)) - 1;
+        share.before = __shfl_sync(ALL_LANES, before, share.sequence);
+        return true;
+    }
+    if (is_here) {
         uint32_t sequence = first;
 #pragma unroll 1
         for (;; ++sequence) {

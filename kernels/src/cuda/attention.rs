@@ -2,6 +2,7 @@
 
 use super::{
     Cuda,
+    decode_launch::DecodeLaunch,
     launch::{Arguments, Extent, arguments, count},
     target::HOPPER_TILE,
     tensor_map::{Layout, Swizzle, TensorMap},
@@ -46,8 +47,8 @@ fn tiles(tile: usize, vectors: usize, sequences: usize) -> usize {
     (vectors + (tile - 1) * sequences) / tile
 }
 
-/// Query vectors of a tile of decoding, and the most warps of a block.
-const DECODE_QUERIES: usize = 8;
+/// Counters that `attention_decode.cu` has: one a worker.
+const DECODE_COUNTERS: usize = 2048;
 
 pub(super) fn paged(cuda: &Cuda, call: ops::attention_paged::Call<'_>) -> Result<(), KernelError> {
     let singles = call.sequences.single_rows;
@@ -61,19 +62,18 @@ pub(super) fn paged(cuda: &Cuda, call: ops::attention_paged::Call<'_>) -> Result
 fn decode(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, sequences: usize) -> Result<(), KernelError> {
     let (shape, group) = (call.layer.shape, call.heads / call.layer.shape.kv_heads);
     let (processors, shared_most) = (cuda.kernels.target.processors, cuda.kernels.functions.shared_most());
-    let runs = sequences * shape.kv_heads * group.div_ceil(DECODE_QUERIES);
     let ring = match shape.head_dim {
         64 | 128 => 24_576,
         80 => 20_480,
         _ => 12_288,
     };
-    let (warps, workers, piece) = if runs <= 32 { (8, 1, 8u32) } else { (4, 2, 20) };
-    // Where a multiprocessor has less shared memory than Hopper's, one block of fewer warps fills it.
-    let is_small = warps * workers * ring > shared_most;
-    let (warps, workers) = if is_small { (warps.min(shared_most / ring), 1) } else { (warps, workers) };
-    let workers = workers * processors;
-    let partials = workers * 2 * DECODE_QUERIES * (shape.head_dim + 2) * DType::F32.size();
+    let launch =
+        DecodeLaunch::of(sequences, call.heads, shape.kv_heads, processors).within(shared_most, ring, processors);
+    let partials = launch.part_numbers(shape.head_dim) * DType::F32.size();
     assert!(partials <= call.scratch.bytes().as_usize(), "the target declares what decoding takes");
+    assert!(launch.workers <= DECODE_COUNTERS, "no device has so many multiprocessors");
+    // A step of single rows alone writes no key that another sequence has in its past, so those are read early.
+    let past_is_there = sequences == call.sequences.context_lengths.rows();
     let arguments = arguments![
         call.queries.address(),
         count(call.queries.pitch()),
@@ -88,12 +88,13 @@ fn decode(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, sequences: usize) 
         count(sequences),
         count(call.sequences.block_tables.columns()),
         call.scale,
-        piece,
+        launch.piece,
+        u32::from(past_is_there),
         call.scratch.address(),
         cuda.kernels.decode_counters,
         call.out.address(),
     ];
-    let extent = Extent { grid: [workers, 1, 1], block: [32 * warps, 1], shared: warps * ring };
+    let extent = Extent { grid: [launch.workers, 1, 1], block: [32 * launch.warps, 1], shared: launch.warps * ring };
     let kernel = format!("{}_d{}", cuda.kernel("attention_decode"), shape.head_dim);
     // SAFETY: these are the kernel's parameters, and the front has checked the shapes.
     unsafe { cuda.launch(&kernel, extent, arguments) }

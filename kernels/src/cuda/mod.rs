@@ -4,6 +4,7 @@
 mod arrivals;
 mod attention;
 mod blas;
+mod decode_launch;
 mod elementwise;
 mod error;
 mod graph;

@@ -3,6 +3,7 @@
 use bursar_budgets::{Bytes, CudaDevice, DeviceError};
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 
+use super::decode_launch::DecodeLaunch;
 use crate::{DType, KvShape};
 
 /// What cuBLASLt may use for a product. Products of few rows split their sums and need it; NVIDIA recommends this much
@@ -50,9 +51,11 @@ impl CudaTarget {
     /// largest score and the sum of weights. Decoding has two parts of eight query vectors a worker; workers are as many
     /// as the device runs at once, whatever the lengths: a captured graph keeps them. Few rows that see a long past have
     /// a part of a tile for each multiprocessor at most, where there is a kernel that splits them.
-    pub(crate) fn paged_scratch(&self, shape: KvShape, single_rows: usize, rows: usize) -> Bytes {
+    pub(crate) fn paged_scratch(&self, shape: KvShape, heads: usize, single_rows: usize, rows: usize) -> Bytes {
         let vectors = |vectors: usize| DType::F32.bytes(vectors * (shape.head_dim + 2));
-        let decoding = if single_rows > 0 { vectors(2 * self.processors * 2 * 8) } else { Bytes::ZERO };
+        let launch = DecodeLaunch::of(single_rows, heads, shape.kv_heads, self.processors);
+        let decoding =
+            if single_rows > 0 { DType::F32.bytes(launch.part_numbers(shape.head_dim)) } else { Bytes::ZERO };
         let splits = self.capability == (9, 0) && shape.head_dim == 128 && rows > single_rows;
         decoding.max(if splits { vectors(self.processors * HOPPER_TILE) } else { Bytes::ZERO })
     }

@@ -32,7 +32,8 @@ pub struct Call<'a> {
     pub heads: usize,
     /// Factor on the products of queries and keys.
     pub scale: f32,
-    /// The layer's keys and values, this step's included.
+    /// The layer's keys and values, this step's included. Where every sequence has one row, what stands in front of that
+    /// row may be read before the operation in front has ended: it was there before this step.
     pub layer: &'a KvLayer,
     /// Rows and pasts.
     pub sequences: &'a PagedSequences<'a>,
@@ -86,7 +87,8 @@ impl<B: Backend> Scope<'_, B> {
         let out = self.empty([queries.rows(), queries.columns()])?;
         self.count(work(sequences, layer, queries, &out));
         let inner = self.scope();
-        let scratch = inner.take_scratch(self.target().paged_scratch(shape, sequences.single_rows, queries.rows()))?;
+        let bytes = self.target().paged_scratch(shape, heads, sequences.single_rows, queries.rows());
+        let scratch = inner.take_scratch(bytes)?;
         self.backend.attention_paged(Call {
             queries: queries.view(),
             heads,

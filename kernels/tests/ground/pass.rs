@@ -97,6 +97,14 @@ pub fn passes() -> Vec<Pass> {
     passes.push(Pass::Packed { heads: 3, head_dim: 32, lengths: vec![300, 211] });
     passes.push(Pass::Paged { heads: 33, kv_heads: 1, head_dim: 20, sequences: vec![(1, 0), (5, 47)] });
     passes.push(Pass::Paged { heads: 2, kv_heads: 1, head_dim: 8, sequences: vec![(1, 0); 3] });
+    // Decoding alone: as many sequences as a GPU gives blocks of eight, four, two and one warps each, one of them long.
+    for count in [14, 32, 60, 125] {
+        let sequences = (0..count).map(|i| (1, if i == 3 { 1501 } else { 37 * i % 90 })).collect();
+        passes.push(Pass::Paged { heads: 64, kv_heads: 1, head_dim: 32, sequences });
+    }
+    // And with pieces of their pasts that fit the longest.
+    let sequences = (0..30).map(|i| (1, 500 + i)).collect();
+    passes.push(Pass::Paged { heads: 2, kv_heads: 1, head_dim: 32, sequences });
     // Few rows that see a long past, which a GPU splits.
     let sequences = vec![(1, 30), (9, 4500), (0, 5), (3, 2101)];
     passes.push(Pass::Paged { heads: 7, kv_heads: 1, head_dim: 128, sequences });

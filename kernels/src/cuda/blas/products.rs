@@ -22,8 +22,11 @@ use crate::DType;
 /// Proposals that a rehearsal measures.
 const PROPOSALS: usize = 12;
 
-/// Times that each is run. The first brings what it needs into the caches and is not counted.
-const RUNS: usize = 5;
+/// Rounds in which all of them take turns, and those of the few that were fastest by then. What comes behind something
+/// that heats the device less runs faster, so that one after the other would be measured by their order.
+const ROUNDS: usize = 3;
+const FINALISTS: usize = 4;
+const FINAL_ROUNDS: usize = 6;
 
 /// Rows up to which a product is bound by reading its weight.
 pub(in super::super) const FEW_ROWS: usize = 256;
@@ -173,26 +176,31 @@ impl Products {
         places: Places,
         algorithms: &[Algorithm],
     ) -> Result<Algorithm, DeviceError> {
-        let mut best: Result<(f32, Algorithm), Option<DeviceError>> = Err(None);
+        // SAFETY: as the caller promises.
+        let run = |algorithm: &Algorithm| unsafe { described.multiply(blas, stream, places, algorithm) };
+        let (mut timed, mut refused) = (Vec::with_capacity(algorithms.len()), None);
         for algorithm in algorithms {
-            // SAFETY: as the caller promises.
-            let run = || unsafe { described.multiply(blas, stream, places, algorithm) };
-            // One that does not run after all is no reason to go without the others.
-            match run() {
-                Ok(()) => {}
+            // The first run brings what it needs, and is not counted. One that does not run after all is no reason to go
+            // without the others.
+            match run(algorithm) {
+                Ok(()) => timed.push((0.0, *algorithm)),
                 Err(error) if error.is_lost() => return Err(error),
-                Err(error) => {
-                    best = best.map_err(|_| Some(error));
-                    continue;
+                Err(error) => refused = Some(error),
+            }
+        }
+        for (rounds, rest) in [(ROUNDS, FINALISTS), (FINAL_ROUNDS, 1)] {
+            for _ in 0..rounds {
+                for (milliseconds, algorithm) in &mut timed {
+                    *milliseconds += self.clock.time(stream, || run(algorithm))?;
                 }
             }
-            let milliseconds = self.clock.time(stream, || (1..RUNS).try_for_each(|_| run()))?;
-            if best.as_ref().is_ok_and(|(fastest, _)| *fastest <= milliseconds) {
-                continue;
-            }
-            best = Ok((milliseconds, *algorithm));
+            timed.sort_by(|(one, _), (other, _): &(f32, Algorithm)| one.total_cmp(other));
+            timed.truncate(rest);
         }
-        best.map(|(_, algorithm)| algorithm).map_err(|error| error.expect("there was one to try"))
+        match (timed.first(), refused) {
+            (Some((_, fastest)), _) => Ok(*fastest),
+            (None, refused) => Err(refused.expect("there was one to try")),
+        }
     }
 }
 

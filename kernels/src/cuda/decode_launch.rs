@@ -1,0 +1,98 @@
+//! How decoding is dealt out over a GPU: warps of a block, blocks, and the pieces that runs of keys are cut into.
+//!
+//! A run is the keys of one sequence and one head of the cache. Where there are about as many runs as the card holds
+//! blocks of eight, four, two or one warps, each block gets a whole run: nothing is added up between blocks. Otherwise
+//! blocks of four warps get equal shares. The borders were measured on an H200 (`benches/h200.md`).
+
+/// Query vectors of a tile.
+pub(super) const DECODE_QUERIES: usize = 8;
+
+/// Warps that a multiprocessor of Hopper holds: each has a ring of cache blocks in shared memory.
+const WARPS: usize = 8;
+
+/// Runs up to which eight warps share one and pieces are short: the card is far from full, and waiting is what counts.
+const FEW_RUNS: usize = 32;
+
+/// One launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct DecodeLaunch {
+    /// Warps of a block.
+    pub warps: usize,
+    /// Blocks.
+    pub workers: usize,
+    /// Cache blocks of the shortest piece of a run.
+    pub piece: u32,
+}
+
+impl DecodeLaunch {
+    /// For so many sequences of one row each, where a multiprocessor has Hopper's shared memory.
+    pub(super) fn of(sequences: usize, heads: usize, kv_heads: usize, processors: usize) -> Self {
+        let runs = sequences * kv_heads * (heads / kv_heads).div_ceil(DECODE_QUERIES);
+        let of_warps = |warps, piece| DecodeLaunch { warps, workers: processors * WARPS / warps, piece };
+        if runs <= FEW_RUNS {
+            return of_warps(8, 8);
+        }
+        // Percent of the blocks that have a run. Fewer warps read at less than the card's rate where some have none.
+        let fills = |warps: usize, percent: usize| {
+            let blocks = processors * WARPS / warps;
+            runs <= blocks && 100 * runs >= percent * blocks
+        };
+        let whole = [(8, 70), (2, 85), (1, 90)].into_iter().find(|(warps, percent)| fills(*warps, *percent));
+        of_warps(whole.map_or(4, |(warps, _)| warps), 20)
+    }
+
+    /// The same where a block of `shared` bytes at most has to hold rings of `ring` bytes: fewer warps, and one block a
+    /// multiprocessor.
+    pub(super) fn within(self, shared: usize, ring: usize, processors: usize) -> Self {
+        if WARPS * ring <= shared {
+            return self;
+        }
+        DecodeLaunch { warps: self.warps.min(shared / ring), workers: processors, piece: self.piece }
+    }
+
+    /// f32 numbers of what blocks leave for one another: two parts each, of eight query vectors with their highest score
+    /// and sum.
+    pub(super) fn part_numbers(&self, head_dim: usize) -> usize {
+        self.workers * 2 * DECODE_QUERIES * (head_dim + 2)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn launch(sequences: usize) -> (usize, usize, u32) {
+        let DecodeLaunch { warps, workers, piece } = DecodeLaunch::of(sequences, 28, 4, 132);
+        (warps, workers, piece)
+    }
+
+    #[test]
+    fn as_many_runs_as_blocks_stay_whole() {
+        for (sequences, warps) in [(33, 8), (64, 4), (66, 4), (132, 2), (128, 2), (264, 1), (256, 1)] {
+            assert_eq!(launch(sequences), (warps, 132 * 8 / warps, 20), "{sequences} sequences");
+        }
+    }
+
+    #[test]
+    fn few_runs_are_cut_short_and_what_fits_nothing_is_shared_equally() {
+        assert_eq!(launch(1), (8, 132, 8));
+        assert_eq!(launch(8), (8, 132, 8));
+        for sequences in [16, 40, 96, 192, 224, 265, 1024] {
+            assert_eq!(launch(sequences), (4, 264, 20), "{sequences} sequences");
+        }
+    }
+
+    #[test]
+    fn groups_of_more_than_eight_heads_are_several_runs() {
+        assert_eq!(DecodeLaunch::of(64, 32, 4, 132), DecodeLaunch::of(64, 28, 4, 132));
+        assert_eq!(DecodeLaunch::of(64, 36, 4, 132), DecodeLaunch::of(128, 28, 4, 132));
+    }
+
+    #[test]
+    fn little_shared_memory_takes_fewer_warps_and_one_block_a_multiprocessor() {
+        let wide = DecodeLaunch::of(64, 28, 4, 80);
+        assert_eq!(wide.within(232_448, 24_576, 80), wide);
+        let narrow = DecodeLaunch::of(1, 28, 4, 80).within(65_536, 24_576, 80);
+        assert_eq!(narrow, DecodeLaunch { warps: 2, workers: 80, piece: 8 });
+    }
+}
