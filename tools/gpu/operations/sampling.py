@@ -16,49 +16,55 @@ PREVIOUS = 1 << 31
 ROW = np.dtype([("temperature", "f8"), ("top_p", "f8"), ("min_p_logarithm", "f8"), ("presence", "f8"),
                 ("frequency", "f8"), ("seed", "u8"), ("position", "u8"), ("repetition", "f4"), ("top_k", "u4"),
                 ("top", "u4"), ("allowed", "u4"), ("ignored", "u4"), ("padding", "u4")])  # fmt: skip
+ROW_WORDS = ROW.itemsize // 4
 
 
-class Lists:
-    """Tokens of all rows one behind the other, and where each row's begin."""
+def starts_and_words(of_rows, first):
+    """Lists of all rows one behind the other from word `first` on: where each row's begins and the last one's ends, and
+    they themselves."""
+    starts = first + np.cumsum([0] + [len(row) for row in of_rows])
+    return starts.astype(np.uint32), np.concatenate([np.asarray(row, np.uint32) for row in of_rows])
 
-    def __init__(self, of_rows):
-        starts = np.cumsum([0] + [len(row) for row in of_rows])
-        self.starts, self.tokens = unsigned(starts), unsigned([token for row in of_rows for token in row] + [0])
 
-
-class Batch:
-    """What rows ask for, as the device reads it. The last produced token of each row stands in `previous`."""
-
-    def __init__(self, requests, vocabulary):
-        table, masks = np.zeros(len(requests), ROW), []
-        produced = [list(request.produced) for request in requests]
-        previous = [row[-1] if row else NONE for row in produced]
-        for row, request in enumerate(requests):
-            for name in ("temperature", "top_p", "presence", "frequency", "seed", "position", "repetition", "top_k", "top",
-                         "ignored"):  # fmt: skip
-                table[row][name] = getattr(request, name)
-            table[row]["min_p_logarithm"] = math.log(request.min_p) if request.min_p > 0 else -math.inf
-            table[row]["allowed"] = NONE if request.mask is None else len(masks)
-            if request.mask is not None:
-                bits = np.zeros(divide_up(vocabulary, 32) * 32, np.uint8)
-                bits[:vocabulary] = request.mask.cpu().numpy()
-                masks.append(np.packbits(bits, bitorder="little").view(np.uint32).astype(np.int64))
-            if produced[row]:
-                produced[row][-1] = PREVIOUS | row
-        self.table = torch.from_numpy(table.view(np.uint8)).cuda()
-        self.masks, self.mask_words = unsigned(np.stack(masks)) if masks else None, divide_up(vocabulary, 32)
-        self.forbidden = Lists([request.forbidden for request in requests])
-        self.biased = Lists([list(request.bias) for request in requests])
-        biases = [bias for request in requests for bias in request.bias.values()]
-        self.biases = torch.tensor([*biases, 0.0], device="cuda")
-        self.prompt, self.produced = Lists([request.prompt for request in requests]), Lists(produced)
-        self.previous = unsigned(previous)
+def pack(requests, vocabulary):
+    """What rows ask for, in one piece of words as `SampleBatch::pack` lays it out: rows, where the lists begin, the lists,
+    the masks. And what the step before chose: the last produced token of each row stands there."""
+    rows, masks = np.zeros(len(requests), ROW), []
+    produced = [list(request.produced) for request in requests]
+    previous = [row[-1] if row else NONE for row in produced]
+    for at, request in enumerate(requests):
+        for name in ("temperature", "top_p", "presence", "frequency", "seed", "position", "repetition", "top_k", "top",
+                     "ignored"):  # fmt: skip
+            rows[at][name] = getattr(request, name)
+        rows[at]["min_p_logarithm"] = math.log(request.min_p) if request.min_p > 0 else -math.inf
+        if produced[at]:
+            produced[at][-1] = PREVIOUS | at
+    biases = [np.asarray(list(request.bias.values()), np.float32).view(np.uint32) for request in requests]
+    kinds = ([request.forbidden for request in requests], [list(request.bias) for request in requests], biases,
+             [request.prompt for request in requests], produced)  # fmt: skip
+    starts, lists = [], []
+    first = ROW_WORDS * len(requests) + len(kinds) * (len(requests) + 1)
+    for of_rows in kinds:
+        of_kind, words = starts_and_words(of_rows, first)
+        starts.append(of_kind)
+        lists.append(words)
+        first += len(words)
+    for at, request in enumerate(requests):
+        rows[at]["allowed"] = NONE if request.mask is None else first
+        if request.mask is not None:
+            bits = np.zeros(divide_up(vocabulary, 32) * 32, np.uint8)
+            bits[:vocabulary] = request.mask.cpu().numpy()
+            masks.append(np.packbits(bits, bitorder="little").view(np.uint32))
+            first += len(masks[-1])
+    return np.concatenate([rows.view(np.uint32), *starts, *lists, *masks]), previous
 
 
 def case(logits, requests):
     """`logits` [rows, vocabulary] f32."""
     (rows, vocabulary), u64 = logits.shape, ctypes.c_uint64
-    slices, batch, before = divide_up(vocabulary, SLICE), Batch(requests, vocabulary), logits.clone()
+    slices, before = divide_up(vocabulary, SLICE), logits.clone()
+    asked, previous = pack(requests, vocabulary)
+    asked, previous = torch.from_numpy(asked.view(np.int32)).cuda(), unsigned(previous)
     changed = torch.full((rows, divide_up(vocabulary, 4) * 4), float("nan"), device="cuda")
     row_bytes = divide_up(45_184 + 304 * slices, 128) * 128
     scratch = torch.full((rows * row_bytes,), 0xFF, dtype=torch.uint8, device="cuda")
@@ -71,12 +77,11 @@ def case(logits, requests):
 
     def run():
         read = (logits, u64(logits.stride(0)))
-        both = (*read, changed, u64(changed.stride(0)), vocabulary, batch.table, scratch)
-        slicing((slices, rows), (256,), *read, vocabulary, batch.table, batch.masks, batch.mask_words,
-                batch.forbidden.starts, batch.forbidden.tokens, batch.biased.starts, batch.biased.tokens, batch.biases,
-                batch.prompt.starts, batch.prompt.tokens, batch.produced.starts, batch.produced.tokens, batch.previous,
-                rows, changed, u64(changed.stride(0)), scratch)  # fmt: skip
-        planning((rows,), (512,), vocabulary, batch.table, scratch)
+        both = (*read, changed, u64(changed.stride(0)), vocabulary, asked, scratch)
+        # All rows in one go: it begins with row 0, whose requests are the first words.
+        slicing((slices, rows), (256,), *read, vocabulary, asked, rows, 0, previous, len(previous), changed,
+                u64(changed.stride(0)), scratch)  # fmt: skip
+        planning((rows,), (512,), vocabulary, asked, scratch)
         gathering((slices, rows), (256,), *both)
         choosing((rows,), (1024,), *both, chosen.tensor, faults.tensor, log_probabilities.tensor, top_ids.tensor,
                  top_log_probabilities.tensor, TOP_MAX)  # fmt: skip
