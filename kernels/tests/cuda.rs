@@ -65,9 +65,9 @@ impl Gpu {
             pass.run(&Scope::new(&plan, &dry, &tally)).unwrap();
             let expected = pass.expected(activation);
             let is_product = matches!(pass, Pass::Linear { .. } | Pass::GatedLinear { .. });
-            for few_rows in [FewRows::Library, FewRows::Ours].into_iter().take(1 + usize::from(is_product)) {
-                let found = self.compute(kernels, dry.high_water(), few_rows, |scope| pass.run(scope));
-                let what = format!("{pass:?} in {activation} by {few_rows:?} on {target:?}");
+            for products_by in [ProductsBy::Library, ProductsBy::Ours].into_iter().take(1 + usize::from(is_product)) {
+                let found = self.compute(kernels, dry.high_water(), products_by, |scope| pass.run(scope));
+                let what = format!("{pass:?} in {activation} by {products_by:?} on {target:?}");
                 assert_close(&what, &found, &expected, tolerance(&pass, activation));
             }
         }
@@ -78,7 +78,7 @@ impl Gpu {
         &self,
         kernels: &Arc<CudaKernels>,
         bytes: Bytes,
-        few_rows: FewRows,
+        products_by: ProductsBy,
         pass: impl FnOnce(&Scope<'_, Cuda>) -> Result<T, KernelError>,
     ) -> T {
         let segment = leased(self.device.clone(), bytes.max(Bytes(1)));
@@ -86,7 +86,7 @@ impl Gpu {
         // SAFETY: so much is backed, and nobody uses it.
         let poisoned = unsafe { sys::cuMemsetD8_v2(segment.address().0, 0xff, segment.backed().as_usize()) };
         assert_eq!(poisoned, sys::CUresult::CUDA_SUCCESS);
-        let (cuda, tally) = (Cuda::new(kernels).expect("a stream").with_few_rows(few_rows), Tally::default());
+        let (cuda, tally) = (Cuda::new(kernels).expect("a stream").with_products_by(products_by), Tally::default());
         let workspace = Workspace::over(segment);
         let outcome = pass(&Scope::new(&cuda, &workspace, &tally)).unwrap();
         assert!(workspace.high_water() <= bytes.max(Bytes(1)).round_up(Bytes(256)));
@@ -265,7 +265,7 @@ fn after_a_rehearsal_no_product_of_few_rows_is_guessed_and_lanes_beside_each_oth
         assert_eq!(cuda.guesses(), 2, "each has a way that ran");
 
         // More lanes than have counters for our own kernel: those that have none take the library's.
-        let lane = |_| Cuda::new(kernels).expect("a stream").with_few_rows(FewRows::Ours);
+        let lane = |_| Cuda::new(kernels).expect("a stream").with_products_by(ProductsBy::Ours);
         let lanes: Vec<Cuda> = (0..9).map(lane).collect();
         for lane in &lanes {
             run(lane, 5);
@@ -328,10 +328,10 @@ fn a_captured_step_with_products_that_were_measured_is_no_slower_than_with_the_l
     let workspace = Workspace::over(leased(gpu.device.clone(), Bytes::mib(512)));
     let memory = leased(gpu.device.clone(), Bytes::mib(16));
     let mut taken = Vec::new();
-    for few_rows in [FewRows::Library, FewRows::Measured, FewRows::Ours] {
+    for products_by in [ProductsBy::Library, ProductsBy::Measured, ProductsBy::Ours] {
         // What was measured is kept with the kernels.
         let kernels = gpu.load(target);
-        let cuda = Cuda::new(&kernels).expect("a stream").with_few_rows(few_rows);
+        let cuda = Cuda::new(&kernels).expect("a stream").with_products_by(products_by);
         let (layers, tally) = (Layers::drawn(&cuda, gpu, LAYERS), Tally::default());
         for rows in ROWS {
             let shape = [rows, Layers::HIDDEN];
@@ -354,7 +354,7 @@ fn a_captured_step_with_products_that_were_measured_is_no_slower_than_with_the_l
             };
             replay(20);
             let shortest = (0..5).map(|_| replay(50)).min_by(f64::total_cmp).expect("five");
-            println!("{few_rows:?}, {rows} rows: {LAYERS} layers in {shortest:.0} us, rehearsed in {rehearsed:.0?}");
+            println!("{products_by:?}, {rows} rows: {LAYERS} layers in {shortest:.0} us, rehearsed in {rehearsed:.0?}");
             taken.push(shortest);
         }
     }

@@ -37,7 +37,7 @@ const ALIGNMENT: usize = 16;
 
 /// Whose products are taken, of few rows and of many.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum FewRows {
+pub enum ProductsBy {
     /// Those that a rehearsal has measured to be faster; cuBLASLt's where there was none.
     #[default]
     Measured,
@@ -152,10 +152,10 @@ pub(super) fn chosen(cuda: &Cuda, product: Product, places: Places) -> Option<Cu
     if !serves(cuda, product, places) {
         return None;
     }
-    match cuda.few_rows {
-        FewRows::Library => None,
-        FewRows::Ours => Some(CUTS[0]),
-        FewRows::Measured => match cuda.kernels.blas.way_of(product) {
+    match cuda.products_by {
+        ProductsBy::Library => None,
+        ProductsBy::Ours => Some(CUTS[0]),
+        ProductsBy::Measured => match cuda.kernels.blas.way_of(product) {
             Some(Way::Few(cut)) => Some(cut),
             _ => None,
         },

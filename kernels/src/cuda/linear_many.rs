@@ -10,7 +10,7 @@ use super::{
     Cuda,
     blas::{FEW_ROWS, Places, Product, Way},
     launch::{Extent, arguments, count},
-    linear_few::FewRows,
+    linear_few::ProductsBy,
     tensor_map::{Layout, Swizzle, TensorMap},
 };
 use crate::{DType, KernelError};
@@ -79,10 +79,10 @@ pub(super) fn chosen(
     if !cuda.kernels.functions.is_machine_code() || !fits(product, places) {
         return Ok(false);
     }
-    match cuda.few_rows {
-        FewRows::Library => return Ok(false),
-        FewRows::Ours => return Ok(true),
-        FewRows::Measured => {}
+    match cuda.products_by {
+        ProductsBy::Library => return Ok(false),
+        ProductsBy::Ours => return Ok(true),
+        ProductsBy::Measured => {}
     }
     let is_measured = || cuda.kernels.blas.measured().contains_key(&product);
     if cuda.rehearses.get() && !is_measured() {

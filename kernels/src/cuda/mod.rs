@@ -31,7 +31,7 @@ use bursar_budgets::{Address, CudaDevice, DeviceError, Overhead};
 
 pub use blas::BlasSearch;
 pub use error::OpenError;
-pub use linear_few::FewRows;
+pub use linear_few::ProductsBy;
 pub(crate) use sample::cuda_sample_scratch;
 pub use target::CudaTarget;
 pub(crate) use target::{CUDA_FEATURES, CUDA_HEAD_DIMS, CUDA_LINEAR_SCRATCH};
@@ -100,7 +100,7 @@ pub struct Cuda {
     products: RefCell<Products>,
     /// For our own products of few rows; none where they are not served.
     counters: Option<Counters>,
-    few_rows: FewRows,
+    products_by: ProductsBy,
     arrivals: Arrivals,
     /// What is computed is thrown away: products may be measured.
     rehearses: Cell<bool>,
@@ -125,7 +125,7 @@ impl Cuda {
         let stage = device.with_overhead(|| Stage::new(device))?;
         Ok(Cuda {
             counters: Counters::take(&kernels.functions, &kernels.counter_sets, &stream)?,
-            few_rows: FewRows::default(),
+            products_by: ProductsBy::default(),
             kernels: kernels.clone(),
             target: kernels.target(),
             stream,
@@ -141,9 +141,9 @@ impl Cuda {
         })
     }
 
-    /// The same with products of few rows, and of many, as `few_rows` says.
-    pub fn with_few_rows(self, few_rows: FewRows) -> Self {
-        Cuda { few_rows, ..self }
+    /// The same, with products computed by whom `products_by` says.
+    pub fn with_products_by(self, products_by: ProductsBy) -> Self {
+        Cuda { products_by, ..self }
     }
 
     /// Products outside of a rehearsal, of sizes met for the first time, that took cuBLASLt's first guess: each may have

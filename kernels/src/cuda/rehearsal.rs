@@ -18,7 +18,7 @@ use super::{
     Cuda,
     blas::{Described, FEW_ROWS, Places, Product, Way},
     elementwise,
-    linear_few::{self, CUTS, FewRows},
+    linear_few::{self, CUTS, ProductsBy},
     linear_many,
     target::CUDA_LINEAR_SCRATCH,
 };
@@ -155,7 +155,7 @@ impl<'t> Trial<'t> {
                 Err(_) => {}
             }
         }
-        let may_be_ours = self.cuda.few_rows != FewRows::Library;
+        let may_be_ours = self.cuda.products_by != ProductsBy::Library;
         if may_be_ours && linear_few::serves(self.cuda, self.product, self.places(0)) {
             ways.extend(CUTS.map(Way::Few));
         }
