@@ -9,8 +9,6 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         mpsc::{Receiver, sync_channel},
     },
-    thread,
-    time::Duration,
 };
 
 use bursar_actors::{
@@ -114,9 +112,10 @@ impl Stage {
     /// Lets go of every graph: steps are launched, by the algorithms that were measured.
     fn forget(&self) {
         for rows in SHAPE.buckets() {
-            self.lane.submit(Job::Forget { rows });
-            // The queue is short, and nobody answers.
-            thread::sleep(Duration::from_millis(5));
+            let (give, answer) = sync_channel(1);
+            let answer_to = Answer::to(move |outcome| drop(give.send(outcome)));
+            self.lane.submit(Job::Forget { rows, answer: answer_to });
+            answer.recv().expect("each job is answered").expect("it is gone");
         }
     }
 

@@ -59,6 +59,13 @@ async fn capture_one(lane: &Lane, rows: usize, question: Question) -> Result<Byt
     captured.map(Option::unwrap_or_default).map_err(|source| CaptureError::Refused { rows, source })
 }
 
+async fn forget(lane: &Lane, rows: usize) -> Result<(), CaptureError> {
+    let (reply, answer) = Reply::new();
+    lane.submit(Job::Forget { rows, answer: Answer::to(|outcome| reply.answer(outcome)) });
+    let forgotten = tree::RECAPTURE.wait(answer).await?;
+    forgotten.map_err(|source| CaptureError::Refused { rows, source })
+}
+
 /// What came of capturing again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recaptured {
@@ -84,7 +91,7 @@ pub async fn recapture(
     for rows in shape.buckets().into_iter().rev() {
         taken += capture_one(&lane, rows, tree::RECAPTURE).await?;
         if taken > paid {
-            lane.submit(Job::Forget { rows });
+            forget(&lane, rows).await?;
             return Ok(Recaptured::From(smallest));
         }
         smallest = Some(rows);
@@ -139,7 +146,10 @@ mod tests {
                     answer.give(Ok(Some(if rows == free { Bytes::ZERO } else { Bytes::mib(1) })));
                     format!("capture {rows}")
                 }
-                Job::Forget { rows } => format!("forget {rows}"),
+                Job::Forget { rows, answer } => {
+                    answer.give(Ok(()));
+                    format!("forget {rows}")
+                }
                 _ => panic!("nothing else was asked"),
             });
             done.collect()

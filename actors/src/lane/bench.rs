@@ -63,9 +63,9 @@ impl<B: Backend> Bench<B> {
                 let outcome = self.past_on_panic(|| self.capture(job.rows));
                 Pending::Capture(job, outcome)
             }
-            Job::Forget { rows } => {
+            Job::Forget { rows, answer } => {
                 self.graphs.forget(rows);
-                Pending::Nothing
+                Pending::Forgotten(answer)
             }
             Job::Wake => Pending::Nothing,
             Job::FailLaunches { after, count } => {

@@ -171,6 +171,8 @@ pub enum Job {
     Forget {
         /// How many.
         rows: usize,
+        /// It is gone.
+        answer: Answer<()>,
     },
     /// Nothing; it rings the bell of a lane that is to look up.
     Wake,
@@ -198,7 +200,8 @@ impl Job {
             Job::Encode(job) => job.answer.give(Err(error)),
             Job::Stress(job) => job.answer.give(Err(error)),
             Job::Capture(job) => job.answer.give(Err(error)),
-            Job::Forget { .. } | Job::Wake | Job::FailLaunches { .. } | Job::Drill => {}
+            Job::Forget { answer, .. } => answer.give(Err(error)),
+            Job::Wake | Job::FailLaunches { .. } | Job::Drill => {}
         }
     }
 }

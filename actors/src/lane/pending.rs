@@ -7,7 +7,7 @@ use bursar_model::{corners::Footprint, flow::LogProbabilities};
 use super::{
     Bench,
     choosing::Choosing,
-    job::{CaptureJob, Choice, EncodeJob, LaneError, StepJob, Stepped, StressJob},
+    job::{Answer, CaptureJob, Choice, EncodeJob, LaneError, StepJob, Stepped, StressJob},
 };
 
 /// What was launched of a job, and the job: what that holds stays until the device is past it.
@@ -16,6 +16,7 @@ pub(super) enum Pending {
     Encode(Box<EncodeJob>, Result<Later<u32>, LaneError>),
     Stress(Box<StressJob>, Result<Footprint, LaneError>),
     Capture(CaptureJob, Result<Option<Bytes>, LaneError>),
+    Forgotten(Answer<()>),
     Nothing,
 }
 
@@ -65,6 +66,7 @@ impl Pending {
                 let outcome = bench.past(outcome);
                 Box::new(move || job.answer.give(outcome))
             }
+            Pending::Forgotten(answer) => Box::new(move || answer.give(Ok(()))),
             Pending::Nothing => Box::new(|| {}),
         }
     }
