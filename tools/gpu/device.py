@@ -78,10 +78,17 @@ def tensor_map(tensor, dimensions, strides, box, swizzle):
     return TensorMap.from_buffer_copy(ctypes.string_at(at, 128))
 
 
+def load_from(folder):
+    """Of this folder instead of `kernels/cuda/compiled/`; wants to be said before the first kernel."""
+    global COMPILED
+    COMPILED = folder
+
+
 @functools.cache
 def module(file):
+    """`file` is the name of a source, or of a .cubin."""
     found = ctypes.c_void_p()
-    path = COMPILED / f"{file}.sm_90a.cubin"
+    path = COMPILED / (file if file.endswith(".cubin") else f"{file}.sm_90a.cubin")
     driver()
     expect_success(driver().cuModuleLoad(ctypes.byref(found), str(path).encode()), str(path))
     return found
@@ -170,10 +177,10 @@ def sets_beyond_l2(set_bytes):
     return min(max(divide_up(5 * L2_BYTES, set_bytes), 1), 256)
 
 
-def microseconds(calls, replays=15):
-    """Of one of `calls`: they are launched one behind the other in a graph, in rounds of at least eight; the median of the
-    graph's replays."""
-    calls = calls * max(1, 8 // len(calls))
+def microseconds(calls, replays=15, least=8):
+    """Of one of `calls`: they are launched one behind the other in a graph, in rounds of at least eight if `least` does
+    not say otherwise; the median of the graph's replays."""
+    calls = calls * max(1, least // len(calls))
     calls[0]()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

@@ -10,7 +10,6 @@ numbers, with weights that rotate beyond the cache: microseconds, TFLOP/s, and h
 """
 
 import argparse
-import ctypes
 import random
 import statistics
 import sys
@@ -19,9 +18,11 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+import device
+from device import ENDINGS, Kernel, driver, processors, tensor_map
+
 ROUNDS = 9
 TILE_ROWS, CLUSTER, THREADS, SHARED = 128, 2, 384, 4 * 49152 + 4 * 8192
-COMPILED = Path(__file__).resolve().parents[2] / "kernels/cuda/compiled"
 # kind, in, columns, bias, rows: of Qwen2.5-VL-7B and its vision tower
 SHAPES = {
     "gate_up": ("gated", 3584, 18944, False, (512, 2048, 8192)),
@@ -34,71 +35,29 @@ SHAPES = {
     "vision.down": ("add", 3456, 1280, True, (5476, 21904)),
 }
 NAMES = {"gated": "linear_gated_hopper", "plain": "linear_hopper", "add": "linear_add_hopper"}
-SUFFIX = {torch.bfloat16: "bf16", torch.float16: "f16"}
-
-driver = ctypes.CDLL("libcuda.so.1")
+TYPES = (torch.bfloat16, torch.float16)
 
 
-class Map(ctypes.Structure):
-    _fields_ = [("bytes", ctypes.c_uint8 * 128)]
-
-
-def said(what, code):
-    if code != 0:
-        name = ctypes.c_char_p()
-        driver.cuGetErrorName(code, ctypes.byref(name))
-        raise SystemExit(f"{what}: {name.value.decode()}")
-
-
-def load(path, name, shared=0):
-    module, function = ctypes.c_void_p(), ctypes.c_void_p()
-    said(f"load {path}", driver.cuModuleLoad(ctypes.byref(module), str(path).encode()))
-    said(name, driver.cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
-    if shared:
-        said("shared memory", driver.cuFuncSetAttribute(function, 8, shared))
-    return function
-
-
-def launch(function, grid, block, shared, arguments):
-    held = [
-        ctypes.c_uint64(a.data_ptr()) if isinstance(a, torch.Tensor)
-        else ctypes.c_uint64(0) if a is None
-        else ctypes.c_uint32(a) if isinstance(a, int)
-        else a
-        for a in arguments
-    ]  # fmt: skip
-    places = (ctypes.c_void_p * len(held))(*[ctypes.cast(ctypes.byref(a), ctypes.c_void_p) for a in held])
-    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-    said("launch", driver.cuLaunchKernel(function, *grid, block, 1, 1, shared, stream, places, None))
-
-
-def tensor_map(tensor, box):
+def rows_map(tensor, box):
     """Rows of 64 columns a copy, pieces exchanged within 128 bytes."""
-    raw = ctypes.create_string_buffer(192)
-    place = (ctypes.addressof(raw) + 63) // 64 * 64
     rows, columns = tensor.shape
-    said("map", driver.cuTensorMapEncodeTiled(
-        ctypes.c_void_p(place), 9 if tensor.dtype == torch.bfloat16 else 6, 2, ctypes.c_void_p(tensor.data_ptr()),
-        (ctypes.c_uint64 * 2)(columns, rows), (ctypes.c_uint64 * 1)(tensor.stride(0) * 2),
-        (ctypes.c_uint32 * 2)(64, box), (ctypes.c_uint32 * 2)(1, 1), 0, 3, 2, 0))  # fmt: skip
-    return Map.from_buffer_copy(ctypes.string_at(place, 128))
+    return tensor_map(tensor, [columns, rows], [2 * tensor.stride(0)], [64, box], 3)
 
 
 class Product:
     """One of our kernels for these operands; calling it launches it."""
 
-    def __init__(self, path, kind, x, weight, bias, out, group):
-        self.function = load(path, f"{NAMES[kind]}_{SUFFIX[x.dtype]}", SHARED)
+    def __init__(self, file, kind, x, weight, bias, out, group):
+        self.kernel = Kernel(file, f"{NAMES[kind]}_{ENDINGS[x.dtype]}", SHARED)
         rows, columns = out.shape
         pairs = -(-rows // (TILE_ROWS * CLUSTER))
         tiles = pairs * -(-columns // (128 if kind == "gated" else 256))
-        processors = torch.cuda.get_device_properties(0).multi_processor_count
-        self.grid = (CLUSTER * min(tiles, processors // CLUSTER), 1, 1)
-        self.arguments = [tensor_map(x, 128), tensor_map(weight, 128), tensor_map(out, 64), bias,
+        self.grid = (CLUSTER * min(tiles, processors() // CLUSTER),)
+        self.arguments = [rows_map(x, 128), rows_map(weight, 128), rows_map(out, 64), bias,
                           rows, columns, x.shape[1], group]  # fmt: skip
 
     def __call__(self):
-        launch(self.function, self.grid, THREADS, SHARED, self.arguments)
+        self.kernel(self.grid, (THREADS,), *self.arguments)
 
 
 def expected(kind, x, weight, bias, held):
@@ -120,12 +79,12 @@ def operands(kind, rows, depth, columns, bias, dtype, gap=0):
     return x, weight, bias, torch.randn(rows, columns, device="cuda").to(dtype)
 
 
-def check(path, group):
+def check(file, group):
     sizes = [(1, 8, 8), (2, 64, 128), (130, 72, 136), (127, 1288, 264), (257, 3584, 1000), (700, 328, 3456),
              (1153, 1280, 520), (2700, 192, 2056), (64, 18944, 72)]  # fmt: skip
     bad = 0
     for kind in NAMES:
-        for dtype in SUFFIX:
+        for dtype in TYPES:
             worst = 0.0
             for number, (rows, depth, columns) in enumerate(sizes):
                 for bias in (False, True):
@@ -139,7 +98,7 @@ def check(path, group):
                             out.copy_(held)
                         else:
                             out.fill_(float("nan"))
-                        Product(path, kind, x, weight, bias, out, group)()
+                        Product(file, kind, x, weight, bias, out, group)()
                         torch.cuda.synchronize()
                         runs.append(out.clone())
                     reference = expected(kind, x, weight, bias, held)
@@ -151,7 +110,7 @@ def check(path, group):
                         print(f"WRONG {kind} {dtype} {rows} x {depth} -> {columns}: {error:.2e}, "
                               f"untouched {bool(untouched)}, twice the same {torch.equal(*runs)}")  # fmt: skip
                     worst = max(worst, error)
-            print(f"{NAMES[kind]}_{SUFFIX[dtype]}: worst relative error {worst:.2e}", flush=True)
+            print(f"{NAMES[kind]}_{ENDINGS[dtype]}: worst relative error {worst:.2e}", flush=True)
     print("all right" if not bad else f"{bad} WRONG")
     return bad
 
@@ -168,7 +127,8 @@ def graph_of(version, calls, copies):
     return graph
 
 
-def time(files, silu_mul, shape, groups, milliseconds):
+def time(files, shape, groups, milliseconds):
+    silu_mul = Kernel("silu_mul", "silu_mul_bf16")
     kind, depth, columns, has_bias, all_rows = SHAPES[shape]
     for rows in all_rows:
         x, weight, bias, held = operands(kind, rows, depth, columns, has_bias, torch.bfloat16)
@@ -185,14 +145,13 @@ def time(files, silu_mul, shape, groups, milliseconds):
             else:
                 torch.addmm(bias, x, weights[which].T, out=wide)
             if kind == "gated":
-                grid = (rows, -(-columns // 4096), 1)
-                launch(silu_mul, grid, 256, 0, [wide, width, columns, out])
+                silu_mul((rows, -(-columns // 4096)), (256,), wide, width, columns, out)
 
         versions = {"cuBLASLt": library}
-        for path in files:
+        for file in files:
             for group in groups:
-                ours = [Product(path, kind, x, w, bias, held if kind == "add" else out, group) for w in weights]
-                name = path.name.split(".")[0] + (f"/{group}" if len(groups) > 1 else "")
+                ours = [Product(file, kind, x, w, bias, held if kind == "add" else out, group) for w in weights]
+                name = Path(file).name.split(".")[0] + (f"/{group}" if len(groups) > 1 else "")
                 versions[name] = lambda which, ours=ours: ours[which]()
         if kind == "gated":
             versions["product alone"] = lambda which: torch.mm(x, weights[which].T, out=wide)
@@ -225,7 +184,7 @@ def time(files, silu_mul, shape, groups, milliseconds):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--folder", type=Path, default=COMPILED)
+    parser.add_argument("--folder", type=Path, default=device.COMPILED)
     parser.add_argument("--file", nargs="+", default=["linear_gated_hopper.sm_90a.cubin"])
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--time", nargs="*")
@@ -233,16 +192,15 @@ def main():
     parser.add_argument("--milliseconds", type=int, default=60)
     options = parser.parse_args()
     torch.manual_seed(4)
-    torch.zeros(1, device="cuda")
-    files = [options.folder / name for name in options.file]
+    device.load_from(options.folder)
+    driver()
     neither = not options.check and options.time is None
     bad = 0
     if options.check or neither:
-        bad = sum(check(path, options.group[0]) for path in files)
+        bad = sum(check(file, options.group[0]) for file in options.file)
     if options.time is not None or neither:
-        silu_mul = load(options.folder / "silu_mul.sm_90a.cubin", "silu_mul_bf16")
         for shape in options.time or SHAPES:
-            time(files, silu_mul, shape, options.group, options.milliseconds)
+            time(options.file, shape, options.group, options.milliseconds)
     return 1 if bad else 0
 
 

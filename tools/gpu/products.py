@@ -14,15 +14,17 @@ this gave.
 """
 
 import argparse
-import ctypes
+import functools
 import pathlib
-import statistics
 import sys
 
 import torch
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-DRIVER = ctypes.CDLL("libcuda.so.1")
+import device
+from device import ENDINGS, Kernel, driver, microseconds, processors, tensor_map
+from operations.decode import Decode, shape_of
+from operations.small import gate_shape, norm_shape
+
 HIDDEN, QKV, INTERMEDIATE, VOCABULARY, LAYERS = 3584, 4608, 18944, 152064, 28
 CONTEXT = 576  # tokens
 
@@ -30,91 +32,19 @@ CONTEXT = 576  # tokens
 CUTS = [2, 4, 8, 132]
 
 
-def said(status, call):
-    if status != 0:
-        text = ctypes.c_char_p()
-        DRIVER.cuGetErrorString(status, ctypes.byref(text))
-        raise RuntimeError(f"{call}: {text.value} ({status})")
-
-
-class Attribute(ctypes.Structure):
-    _fields_ = [("id", ctypes.c_int), ("padding", ctypes.c_char * 4), ("value", ctypes.c_int * 16)]
-
-
-class Launch(ctypes.Structure):
-    _fields_ = [
-        ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3),
-        ("shared", ctypes.c_uint),
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.POINTER(Attribute)),
-        ("attribute_count", ctypes.c_uint),
-    ]
-
-
-class TensorMap(ctypes.Structure):
-    _fields_ = [("bytes", ctypes.c_uint8 * 128)]
-
-
-def tensor_map(tensor, dimensions, strides, box):
-    """A map with swizzles of 128 bytes; strides in bytes, all innermost first."""
-
-    def numbers(kind, values):
-        return (kind * len(values))(*values)
-
-    room = ctypes.create_string_buffer(192)
-    at = (ctypes.addressof(room) + 63) // 64 * 64
-    kind = 9 if tensor.dtype == torch.bfloat16 else 6
-    status = DRIVER.cuTensorMapEncodeTiled(
-        ctypes.c_void_p(at), kind, len(dimensions), ctypes.c_void_p(tensor.data_ptr()),
-        numbers(ctypes.c_uint64, dimensions), numbers(ctypes.c_uint64, strides), numbers(ctypes.c_uint32, box),
-        numbers(ctypes.c_uint32, [1] * len(dimensions)), 0, 3, 2, 0,
-    )  # fmt: skip
-    said(status, "cuTensorMapEncodeTiled")
-    return TensorMap.from_buffer_copy(ctypes.string_at(at, 128))
+SWIZZLE = 3  # of 128 bytes
+REPLAYS = 7
 
 
 class Kernels:
-    """Our kernels for Hopper, launched as kernels/src/cuda/ launches them."""
+    """Our products for Hopper, launched as kernels/src/cuda/ launches them: each may start early."""
 
-    def __init__(self, folder):
-        torch.cuda.init()
-        torch.zeros(1, device="cuda")
-        self.folder = folder
-        self.modules, self.functions = {}, {}
-        self.processors = torch.cuda.get_device_properties(0).multi_processor_count
+    def __init__(self):
+        driver()
+        self.processors = processors()
         self.parts = torch.full((2 * self.processors * 64 * 128,), float("nan"), device="cuda")
         self.counters = torch.zeros(4096, device="cuda", dtype=torch.int32)
         self.maps = {}
-
-    def function(self, file, name, shared):
-        if file not in self.modules:
-            module = self.modules[file] = ctypes.c_void_p()
-            path = self.folder / f"{file}.sm_90a.cubin"
-            said(DRIVER.cuModuleLoad(ctypes.byref(module), str(path).encode()), f"cuModuleLoad of {path}")
-        if name not in self.functions:
-            function = self.functions[name] = ctypes.c_void_p()
-            said(DRIVER.cuModuleGetFunction(ctypes.byref(function), self.modules[file], name.encode()), name)
-            said(DRIVER.cuFuncSetAttribute(function, 8, shared), "cuFuncSetAttribute")
-        return self.functions[name]
-
-    def launch(self, file, name, grid, block, arguments, shared=0):
-        """Launches a kernel that may start early; a number is a count, a tensor its address."""
-        kinds = {int: ctypes.c_uint32, float: ctypes.c_float}
-        arguments = [
-            ctypes.c_void_p(argument.data_ptr()) if isinstance(argument, torch.Tensor)
-            else kinds.get(type(argument), lambda argument: argument)(argument)
-            for argument in arguments
-        ]  # fmt: skip
-        early = Attribute(id=6)
-        early.value[0] = 1
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        extents = [(ctypes.c_uint * 3)(*extent, *[1] * (3 - len(extent))) for extent in (grid, block)]
-        launch = Launch(*extents, shared, stream, ctypes.pointer(early), 1)
-        pointers = [ctypes.cast(ctypes.pointer(argument), ctypes.c_void_p) for argument in arguments]
-        pointers = (ctypes.c_void_p * len(pointers))(*pointers)
-        function = self.function(file, name, shared)
-        said(DRIVER.cuLaunchKernelEx(ctypes.byref(launch), function, pointers, None), name)
 
     def cut(self, features, steps, cut, gated, grid=None):
         """Blocks, tiles, and rows of the tallest of them."""
@@ -133,7 +63,7 @@ class Kernels:
                 shape = [columns, 8, 2, rows // 16], [pitch, pitch * (rows // 2), 8 * pitch], [64, 8, 2, tile_rows // 16]
             else:
                 shape = [columns, rows], [pitch], [64, tile_rows]
-            self.maps[key] = tensor_map(weight, *shape)
+            self.maps[key] = tensor_map(weight, *shape, SWIZZLE)
         return self.maps[key]
 
     def few(self, x, weight, out, bias=None, add=False, gated=False, cut=4, grid=None):
@@ -145,17 +75,16 @@ class Kernels:
         shared = (160 * 1024 - 704 - 256 * most) // 1024 * 1024 + 256 * most + 704
         arguments = [
             self.weight_map(weight, gated, tile_rows),
-            tensor_map(x, [columns, rows], [2 * x.stride(0)], [64, most]),
+            tensor_map(x, [columns, rows], [2 * x.stride(0)], [64, most], SWIZZLE),
             out,
         ]
         if not gated:
-            arguments.append(ctypes.c_void_p(0) if bias is None else bias)
+            arguments.append(bias)
         arguments += [self.parts, self.counters, out.stride(0), rows, features, steps, tiles, tile_rows]
         if not gated:
             arguments.append((1 if add else 0) | (2 if out.dtype == torch.float32 else 0))
-        kind = "bf16" if x.dtype == torch.bfloat16 else "f16"
-        name = f"{'gate_up' if gated else 'linear'}_few_{kind}_r{most}"
-        self.launch("linear_few", name, [blocks], [288], arguments, shared)
+        name = f"{'gate_up' if gated else 'linear'}_few_{ENDINGS[x.dtype]}_r{most}"
+        Kernel("linear_few", name, shared)((blocks,), (288,), *arguments, early=True)
 
 
 # How a product reaches its output: its type, whether it has a bias, is added, is gated.
@@ -227,29 +156,6 @@ def repeats(kernels):
     return same and alone
 
 
-def microseconds(work, count, replays=7):
-    """A call of work(0) to work(count - 1) in one graph; the median of some replays."""
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for turn in range(min(count, 3)):
-            work(turn)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for turn in range(count):
-            work(turn)
-    graph.replay()
-    times = []
-    for _ in range(replays):
-        before, behind = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        before.record()
-        graph.replay()
-        behind.record()
-        torch.cuda.synchronize()
-        times.append(before.elapsed_time(behind) * 1000 / count)
-    return statistics.median(times)
-
-
 class Step:
     """A model's weights, and what lies between its products in a step of so many rows."""
 
@@ -276,25 +182,20 @@ class Step:
         self.logits_f32 = self.logits.float()
         self.caches = [drawn(rows * blocks, 2, 4, 16, 128) for _ in range(LAYERS)]
         self.starts, self.contexts = indices(*range(rows + 1)), indices(*[CONTEXT] * rows)
-        self.tables = indices(*range(rows * blocks))
-        self.partials = torch.zeros(2 * self.kernels.processors * 2 * 8 * 130, device="cuda")
-        self.decode_counters = torch.zeros(1024, device="cuda", dtype=torch.int32)
+        self.tables = indices(*range(rows * blocks)).view(rows, blocks)
+        self.decode = Decode(torch.bfloat16, 128, shape_of(rows, 4, 7))
 
     def norm(self):
-        arguments = [self.hidden, HIDDEN, self.norm_weight, self.rows, HIDDEN, 1e-6, self.normed]
-        self.kernels.launch("rms_norm", "rms_norm_bf16", [self.rows], [224], arguments)
+        arguments = (self.hidden, HIDDEN, self.norm_weight, self.rows, HIDDEN, 1e-6, self.normed)
+        Kernel("rms_norm", "rms_norm_bf16")(*norm_shape(self.rows, HIDDEN), *arguments, early=True)
 
     def attend(self, layer):
-        blocks = CONTEXT // 16
-        warps, workers, piece = (8, 1, 8) if self.rows * 4 <= 32 else (4, 2, 20)
-        arguments = [self.qkv, QKV, self.rows, self.caches[layer], self.rows * blocks, 4, 7, self.starts, self.contexts]
-        arguments += [self.tables, self.rows, blocks, 128**-0.5, piece, self.partials, self.decode_counters, self.attended]
-        grid, shared = [workers * self.kernels.processors], warps * 24576
-        self.kernels.launch("attention_decode", "attention_decode_bf16_d128", grid, [32 * warps], arguments, shared)
+        self.decode(self.qkv, self.caches[layer], 4, 7, self.starts, self.contexts, self.tables, 128**-0.5, self.attended,
+                    past_is_there=True, early=True)  # fmt: skip
 
     def gate(self):
-        arguments = [self.gate_up, 2 * INTERMEDIATE, INTERMEDIATE, self.gated]
-        self.kernels.launch("silu_mul", "silu_mul_bf16", [self.rows, -(-INTERMEDIATE // 2048)], [256], arguments)
+        arguments = (self.gate_up, 2 * INTERMEDIATE, INTERMEDIATE, self.gated)
+        Kernel("silu_mul", "silu_mul_bf16")(*gate_shape(self.rows, INTERMEDIATE), *arguments, early=True)
 
     def multiply(self, name, layer, cut):
         """By our kernel cut like this, gate included, or by cuBLASLt if there is no cut."""
@@ -343,14 +244,16 @@ def time(kernels):
         print(f"{rows} rows, microseconds of a product: cuBLASLt's; ours by blocks that share a tile")
         for name in names:
             count = 4 if name == "logits" else LAYERS
-            taken = {cut: microseconds(lambda layer: step.multiply(name, layer, cut), count) for cut in [None, *CUTS]}
+            calls = lambda cut: [functools.partial(step.multiply, name, layer, cut) for layer in range(count)]  # noqa: E731
+            taken = {cut: microseconds(calls(cut), REPLAYS, least=1) for cut in [None, *CUTS]}
             best[name] = min(taken, key=taken.get)
             rate = step.bytes(name) / min(taken[cut] for cut in CUTS) / 1e6
             listed = "  ".join(f"{cut}: {taken[cut]:6.1f}" for cut in CUTS)
             print(f"  {name:8} {taken[None]:6.1f};  {listed}  ({rate:.2f} TB/s)", flush=True)
         ways = {"cuBLASLt": None, **{f"ours, {cut}": cut for cut in CUTS}}
-        steps = {way: microseconds(lambda _: step.run(dict.fromkeys(names, cut)), 1) for way, cut in ways.items()}
-        steps["the faster of each"] = microseconds(lambda _: step.run(best), 1)
+        whole = lambda cuts: microseconds([lambda: step.run(cuts)], REPLAYS, least=1)  # noqa: E731
+        steps = {way: whole(dict.fromkeys(names, cut)) for way, cut in ways.items()}
+        steps["the faster of each"] = whole(best)
         listed = "; ".join(f"{way} {taken / 1000:.3f}" for way, taken in steps.items())
         print(f"  28 layers and logits with what lies between, milliseconds: {listed}", flush=True)
 
@@ -358,10 +261,11 @@ def time(kernels):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", choices=[[], "check", "sanitize", "time"])
-    parser.add_argument("--compiled", type=pathlib.Path, default=ROOT / "kernels/cuda/compiled")
+    parser.add_argument("--compiled", type=pathlib.Path, default=device.COMPILED)
     options = parser.parse_args()
     parts = options.parts or ["check", "time"]
-    kernels, right = Kernels(options.compiled), True
+    device.load_from(options.compiled)
+    kernels, right = Kernels(), True
     if "sanitize" in parts:
         right &= check(kernels, [(200, 136), (128, 1000)], (1, 9, 33), grid=5)
     if "check" in parts:

@@ -94,4 +94,5 @@ def idle(found):
         print(f"idle {least} to {most} ms: {len(some)} times, {sum(some):.1f} ms")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -10,36 +10,59 @@ TILE_QUERIES, WARPS_MAX = 8, 8
 RING_BYTES = {128: 24_576, 64: 24_576, 80: 20_480, 32: 12_288}
 
 
-def shape_of(paged):
-    """Warps, workers and blocks a piece, as the Launch comment has them."""
-    rows = max(rows for rows, _ in paged.sequences)
-    runs = len(paged.sequences) * paged.kv_heads * divide_up(rows * paged.group, TILE_QUERIES)
-    return (8, processors(), 8) if runs <= 32 else (4, 2 * processors(), 20)
+def shape_of(sequences, kv_heads, group, rows=1):
+    """Warps, workers and blocks a piece for sequences of so many rows: the Launch comment, and `DecodeLaunch::of`."""
+    runs = sequences * kv_heads * divide_up(rows * group, TILE_QUERIES)
+    if runs <= 32:
+        return 8, processors(), 8
+    for warps, percent in ((8, 70), (2, 85), (1, 90)):
+        workers = processors() * WARPS_MAX // warps
+        if runs <= workers and 100 * runs >= percent * workers:
+            return warps, workers, 20
+    return 4, processors() * WARPS_MAX // 4, 20
 
 
-def case(paged, shape=None):
-    warps, workers, piece = shape or shape_of(paged)
-    ring_bytes = RING_BYTES[paged.head_dim]
-    kernel = Kernel("attention_decode", f"attention_decode_{ENDINGS[paged.kind]}_d{paged.head_dim}", WARPS_MAX * ring_bytes)
+class Decode:
+    """Launches for batches of one shape, with scratch of their own."""
+
+    def __init__(self, kind, head_dim, shape):
+        self.warps, self.workers, self.piece = shape
+        self.ring_bytes = RING_BYTES[head_dim]
+        self.kernel = Kernel("attention_decode", f"attention_decode_{ENDINGS[kind]}_d{head_dim}",
+                             WARPS_MAX * self.ring_bytes)  # fmt: skip
+        self.partials = torch.full((self.workers, 2, TILE_QUERIES, head_dim + 2), float("nan"), device="cuda")
+        self.counters = torch.zeros(self.workers, dtype=torch.int32, device="cuda")
+
+    def __call__(self, queries, cache, kv_heads, group, starts, contexts, tables, scale, out, past_is_there, early=False):
+        """`queries` may be the first columns of wider rows, or all of them. The past is there if the kernel in front writes
+        no key that stands in front of a sequence's rows, as in a step of single rows alone."""
+        self.kernel((self.workers,), (32 * self.warps,), queries, queries.stride(0), queries.shape[0], cache,
+                    cache.shape[0], kv_heads, group, starts, contexts, tables, tables.shape[0], tables.shape[1], scale,
+                    self.piece, int(past_is_there), self.partials, self.counters, out, shared_bytes=self.warps * self.ring_bytes,
+                    early=early)  # fmt: skip
+
+
+def case(paged, shape=None, past_is_there=True):
+    """`past_is_there` may always be said here: nothing in front writes keys."""
+    most_rows = max(rows for rows, _ in paged.sequences)
+    shape = shape or shape_of(len(paged.sequences), paged.kv_heads, paged.group, most_rows)
+    decode = Decode(paged.kind, paged.head_dim, shape)
     out = Output((paged.rows, paged.heads * paged.head_dim), paged.kind)
-    partials = torch.full((workers, 2, TILE_QUERIES, paged.head_dim + 2), float("nan"), device="cuda")
-    counters = torch.zeros(workers, dtype=torch.int32, device="cuda")
     rows = paged.some_rows(256)
 
     def run():
-        kernel((workers,), (32 * warps,), paged.queries, paged.queries.stride(0), paged.rows, paged.cache, paged.blocks,
-               paged.kv_heads, paged.group, paged.starts, paged.contexts, paged.tables, len(paged.sequences),
-               paged.tables.shape[1], paged.scale, piece, partials, counters, out.tensor,
-               shared_bytes=warps * ring_bytes)  # fmt: skip
+        decode(paged.queries, paged.cache, paged.kv_heads, paged.group, paged.starts, paged.contexts, paged.tables,
+               paged.scale, out.tensor, past_is_there)  # fmt: skip
 
     def error():
         found = out.error(paged.reference(rows), rows.cuda(), paged.unwritten().cuda())
-        return found if int(counters.abs().sum()) == 0 else float("inf")
+        return found if int(decode.counters.abs().sum()) == 0 else float("inf")
 
     read = sum(context for _, context in paged.sequences) * 2 * paged.kv_heads * paged.head_dim
     return Case(run, error, LIMITS[paged.kind], bytes=2 * (read + paged.queries.numel() + out.tensor.numel()))
 
 
+SHAPES = [None, (8, 132, 8), (4, 264, 16), (2, 528, 20), (1, 1056, 20), (1, 9, 1), (3, 50, 7), (4, 264, 40)]
 ODD = [  # head_dim, heads, heads of keys, sequences of (rows, context)
     (128, 28, 4, [(1, context) for context in (1, 17, 576, 100, 0, 16, 33)]),
     (128, 28, 4, [(1, context) for context in (3000, 1, 5, 40) * 5]),
@@ -57,12 +80,13 @@ def check(table):
     for kind in (torch.bfloat16, torch.float16):
         for head_dim, heads, kv_heads, sequences in ODD:
             paged = Paged(sequences, heads, kv_heads, head_dim, kind, behind=3, gap=8)
-            for shape in (None, (8, 132, 8), (4, 264, 16), (1, 9, 1), (3, 50, 7), (4, 264, 40)):
-                work = f"{sequences[:7]} by {shape}"
-                table.check("decode", work, case(paged, shape))
+            for shape in SHAPES:
+                for past_is_there in (True, False):
+                    work = f"{sequences[:7]} by {shape}" + (", past first" if past_is_there else "")
+                    table.check("decode", work, case(paged, shape, past_is_there))
 
 
 def measure(table):
-    for count, context in ((1, 576), (16, 576), (64, 576), (256, 576), (64, 1450), (1, 100_000), (64, 2048)):
+    for count, context in ((1, 576), (16, 576), (33, 576), (64, 576), (128, 576), (256, 576), (64, 1450), (1, 100_000), (64, 2048)):
         make = lambda: case(Paged([(1, context)] * count, 28, 4, 128, torch.bfloat16, gap=1024))  # noqa: E731
         table.row("decode", f"{count} of {context:,}, 28:4 heads of 128", make)
