@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""The figures of `bursar bench`, of vLLM, to stand beside ours when both run on one card in one go.
+
+    python3 tools/gpu/peer.py MODEL
+
+MODEL is a folder with the configuration and tokenizer of a Qwen2.5-VL checkpoint; weights are drawn at random there too
+(load_format "dummy"). As we are measured: text is the faster of two runs, decoding the difference of replies of 129
+tokens and of one, pictures the median of three runs behind one that warms up; greedy, no prefix cache, 256 sequences,
+8,192 tokens a step. vLLM takes up to nine tenths of the card, as it does by default. Needs vLLM (0.26.0 was measured).
+"""
+
+import os
+import random
+import statistics
+import sys
+import time
+
+# Modules of this folder have names that the standard library has too.
+sys.path.pop(0)
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+STARTED = time.time()
+
+from vllm import LLM, SamplingParams  # noqa: E402 (the settings above come first, and importing is part of the start)
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from PIL import Image  # noqa: E402
+
+PROMPT = "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe.<|im_end|>\n<|im_start|>assistant\n"
+
+
+def timed(model, prompts, tokens):
+    params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0)
+    started = time.time()
+    model.generate(prompts, params, use_tqdm=False)
+    return time.time() - started
+
+
+def text(model, count, length, tokens):
+    ids = [[random.randrange(1000, 100_000) for _ in range(length)] for _ in range(count)]
+    return timed(model, [{"prompt_token_ids": prompt} for prompt in ids], tokens)
+
+
+def pictures(model, count, width, height, tokens):
+    def picture():
+        pixels = np.frombuffer(random.randbytes(3 * width * height), np.uint8).reshape(height, width, 3)
+        return {"prompt": PROMPT, "multi_modal_data": {"image": Image.fromarray(pixels)}}
+
+    return timed(model, [picture() for _ in range(count)], tokens)
+
+
+def tell(what, figure):
+    print(f"{what:60} {figure}", flush=True)
+
+
+def free():
+    return f"{torch.cuda.mem_get_info()[0] / 2**30:.1f} GiB"
+
+
+def main():
+    model = LLM(
+        model=sys.argv[1],
+        load_format="dummy",
+        dtype="bfloat16",
+        max_model_len=8192,
+        limit_mm_per_prompt={"image": 1, "video": 0},
+        enable_prefix_caching=False,
+        max_num_seqs=256,
+        max_num_batched_tokens=8192,
+        disable_log_stats=True,
+    )
+    tell("start of the script to ready", f"{time.time() - STARTED:.1f} s")
+    cache = model.llm_engine.vllm_config.cache_config
+    tell("tokens of keys and values", cache.num_gpu_blocks * cache.block_size)
+    tell("free when ready", free())
+    text(model, 8, 64, 8)
+    for batch in (1, 16, 64, 256):
+        short = min(text(model, batch, 512, 1) for _ in range(2))
+        long = min(text(model, batch, 512, 129) for _ in range(2))
+        tell(f"decode, a step of batch {batch} at 512 to 640", f"{(long - short) / 128 * 1e3:.2f} ms")
+    for count, length in ((64, 512), (32, 2048), (8, 8000)):
+        seconds = min(text(model, count, length, 1) for _ in range(2))
+        tell(f"prefill, {count} prompts of {length} tokens", f"{count * length / seconds:,.0f} tokens/s")
+    for count, width, height in ((64, 1036, 1036), (16, 1932, 1092)):
+        for tokens in (1, 128):
+            pictures(model, count, width, height, tokens)
+            seconds = statistics.median(pictures(model, count, width, height, tokens) for _ in range(3))
+            figure = f"{count / seconds:.2f} requests/s"
+            tell(f"{count} requests with a picture of {width} x {height}, {tokens} out", figure)
+    tell("free at the end", free())
+
+
+main()
