@@ -55,10 +55,10 @@ fn a_step_is_prepared_while_one_runs_unless_the_host_must_see_its_token_first() 
 }
 
 #[test]
-fn a_reply_that_counts_what_it_has_said_is_the_same_beside_others_preempted_found_again_and_after_a_death() {
+fn a_reply_that_counts_what_it_has_said_is_the_same_beside_others_found_again_and_after_a_death() {
     story(async {
         let envelope = small_envelope();
-        let stage = Stage::set(LoadOptions { envelope: Some(envelope), kv_tokens: Some(512), ..small() }).await;
+        let stage = Stage::set(LoadOptions { envelope: Some(envelope), ..small() }).await;
         let before = stage.snapshot().await;
         let tired = |number: u32| {
             let chat = about(number).temperature(1.5).seed(u64::from(number)).max_tokens(60).ignore_end();

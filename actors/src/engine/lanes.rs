@@ -88,9 +88,17 @@ impl LanesPlace {
         };
         let before_vision = before.and_then(|lanes| lanes.vision.as_ref());
         let start_vision = |workspace| start("bursar-vision", before_vision, workspace);
-        Ok(Lanes {
-            step: start("bursar-step", before.map(|lanes| &lanes.step), &memory.step_workspace)?,
-            vision: memory.vision_workspace.as_ref().map(start_vision).transpose()?,
-        })
+        let before_step = before.map(|lanes| &lanes.step);
+        let step = start("bursar-step", before_step, &memory.step_workspace)?;
+        match memory.vision_workspace.as_ref().map(start_vision).transpose() {
+            Ok(vision) => Ok(Lanes { step, vision }),
+            Err(error) => {
+                // Nobody knows of the new one: it lets go of the memory before anybody is told.
+                if before_step.is_none_or(|lane| !lane.is_alive()) {
+                    tokio::runtime::Handle::current().block_on(step.quench());
+                }
+                Err(error)
+            }
+        }
     }
 }

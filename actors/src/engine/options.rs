@@ -21,7 +21,8 @@ pub struct LoadOptions {
     /// host device, and on a GPU all but a small reserve ([`Share::expected_of`](crate::profile::Share::expected_of)):
     /// whoever wants to lease memory of a GPU beside a model, or to load a second one, says a fraction.
     pub memory_fraction: Option<f64>,
-    /// A size of the cache of keys and values in tokens (whole blocks of 16), instead of the share.
+    /// A size of the cache of keys and values in tokens (whole blocks of 16), instead of the share. It has no fewer than
+    /// the profile needs to run the largest inputs: as many as all sequences can have, up to 8,192 and a block each.
     pub kv_tokens: Option<usize>,
     /// Requests that may be under way or wait; one more is refused with `Overloaded`.
     pub requests: usize,

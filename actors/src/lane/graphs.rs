@@ -65,9 +65,8 @@ impl<B: Backend> Bench<B> {
         // Products choose their algorithms, which takes measuring, and that cannot be captured.
         self.rehearse(|| Ok(self.decode(&layout, &layers, Tokens::ThrownAway)?))?;
         let capture = |tokens| self.backend.capture(&mut || self.decode(&layout, &layers, tokens));
-        let (Some(likeliest), Some(asked)) = (capture(Tokens::Likeliest)?, capture(Tokens::Asked)?) else {
-            return Ok(None);
-        };
+        let Some(likeliest) = capture(Tokens::Likeliest)? else { return Ok(None) };
+        let Some(asked) = capture(Tokens::Asked)? else { return Ok(None) };
         let bytes = likeliest.bytes() + asked.bytes();
         self.graphs.by_rows.borrow_mut().insert(rows, Captured { likeliest, asked });
         Ok(Some(bytes))

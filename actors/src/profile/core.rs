@@ -69,12 +69,19 @@ impl Share {
         }
     }
 
-    /// Of what is left. A reserve gives way to the probe, which is there and was stressed: a card that is nearly full
-    /// serves a few rather than none.
-    fn of(self, left: Bytes, probe: Bytes) -> Bytes {
+    fn of(self, left: Bytes) -> Bytes {
         match self {
             Share::Fraction(fraction) => Bytes((left.0 as f64 * fraction) as u64),
-            Share::AllBut(reserve) => left.saturating_sub(reserve).max(probe),
+            Share::AllBut(reserve) => left.saturating_sub(reserve),
+        }
+    }
+
+    /// What is taken at least, if `probe` is there already. A reserve gives way to that, which was stressed: a card that
+    /// is nearly full serves a few rather than none.
+    fn least(self, probe: Bytes) -> Bytes {
+        match self {
+            Share::Fraction(_) => Bytes::ZERO,
+            Share::AllBut(_) => probe,
         }
     }
 }
@@ -101,9 +108,9 @@ impl Sizing {
         if let Some(tokens) = self.pinned_tokens {
             return tokens.div_ceil(BLOCK_TOKENS);
         }
-        let target = self.share.of(self.available + self.probe, self.probe);
+        let target = self.share.of(self.available + self.probe);
         let shrunk = Bytes((target.0 as f64 * SHRINK.powi(self.shrinks as i32)) as u64);
-        KvMemory::blocks_in(shape, shrunk, page)
+        KvMemory::blocks_in(shape, shrunk.max(self.share.least(self.probe)), page)
     }
 }
 
@@ -156,6 +163,8 @@ mod tests {
     fn a_reserve_that_exceeds_what_is_left_leaves_what_the_probe_has() {
         let scarce = Sizing { share: Share::AllBut(Bytes::gib(1)), ..sizing() };
         assert_eq!(scarce.blocks(SHAPE, PAGE), 10 * 1024 * 1024 / 4 / 65536 * 8);
+        let again = Sizing { shrinks: 1, ..scarce };
+        assert_eq!(again.blocks(SHAPE, PAGE), scarce.blocks(SHAPE, PAGE), "it is there whatever else is refused");
         let none = Sizing { probe: Bytes::ZERO, ..scarce };
         assert_eq!(none.blocks(SHAPE, PAGE), 0);
     }

@@ -103,7 +103,9 @@ impl ProfileError {
             ProfileError::Device { source, .. } => source.hint().unwrap_or_else(smaller),
             ProfileError::PlanDiffers { .. } => "this is a bug in Bursar; please report it".to_owned(),
             ProfileError::TooSmall { tokens, .. } => {
-                format!("lower context_tokens to {tokens}, or raise memory_fraction, kv_tokens or the capacity")
+                format!(
+                    "lower context_tokens to {tokens}, or set a larger memory_fraction (1 is all that is left) or kv_tokens, or raise the capacity"
+                )
             }
             ProfileError::Unanswered(_) | ProfileError::Died { .. } => "start the model again".to_owned(),
             ProfileError::Stress { .. } => smaller(),

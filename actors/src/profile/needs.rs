@@ -152,7 +152,8 @@ impl Needs {
         if let Some(shape) = self.graphs {
             let how = "the arrays of the largest captured step";
             plan.push(Class::Graphs, "inputs of captured steps", shape.bytes(self.page), how);
-            let (graphs, layers) = (shape.buckets().len(), self.kv_shape.layers);
+            // Each size in two forms: the likeliest tokens, and whatever is asked.
+            let (graphs, layers) = (2 * shape.buckets().len(), self.kv_shape.layers);
             let driver = (GRAPH_LAYER * (graphs * layers) as u64 + LANES).round_up(self.page);
             let how = format!("{graphs} graphs of {layers} layers, {GRAPH_LAYER} each, and {LANES} for lanes");
             plan.push(Class::Graphs, "captured steps, in the driver", driver, how);
@@ -227,7 +228,7 @@ mod tests {
         let needs = Needs::plan(&model, target, &envelope, page).expect("its corners go together");
         assert!(needs.vision_cache <= Bytes::mib(210), "{}", needs.vision_cache);
         // Measured on the card on 2026-11-21: its total, the context and what is loaded, captured graphs, the canary.
-        let (card, beside) = (Bytes::mib(143_155), Bytes::mib(563 + 34 + 256));
+        let (card, beside) = (Bytes::mib(143_155), Bytes::mib(563 + 256));
         let plan = needs.memory_plan();
         let available = card.saturating_sub(beside).saturating_sub(plan.total());
         let sizing = Sizing {
@@ -268,8 +269,8 @@ mod tests {
             needs.memory_plan().of_class(&Class::Graphs).saturating_sub(inputs)
         };
         assert_eq!(claimed(Target::Cpu { threads: 1 }, 256), Bytes::ZERO, "a host has neither");
-        // 35 graphs of 4 layers and 8 MiB, in whole pages; 5 graphs.
-        assert_eq!(claimed(Target::Cuda(gpu), 256), Bytes::mib(14));
+        // 70 graphs of 4 layers and 8 MiB, in whole pages; 10 graphs.
+        assert_eq!(claimed(Target::Cuda(gpu), 256), Bytes::mib(18));
         assert_eq!(claimed(Target::Cuda(gpu), 10), Bytes::mib(10));
     }
 }

@@ -10,6 +10,9 @@ pub(super) const DECODE_QUERIES: usize = 8;
 /// Warps that a multiprocessor of Hopper holds: each has a ring of cache blocks in shared memory.
 const WARPS: usize = 8;
 
+/// Warps of a block where runs are shared out in equal parts.
+const SHARED_WARPS: usize = 4;
+
 /// Runs up to which eight warps share one and pieces are short: the card is far from full, and waiting is what counts.
 const FEW_RUNS: usize = 32;
 
@@ -38,7 +41,7 @@ impl DecodeLaunch {
             runs <= blocks && 100 * runs >= percent * blocks
         };
         let whole = [(8, 70), (2, 85), (1, 90)].into_iter().find(|(warps, percent)| fills(*warps, *percent));
-        of_warps(whole.map_or(4, |(warps, _)| warps), 20)
+        of_warps(whole.map_or(SHARED_WARPS, |(warps, _)| warps), 20)
     }
 
     /// The same where a block of `shared` bytes at most has to hold rings of `ring` bytes: fewer warps, and one block a
@@ -47,7 +50,8 @@ impl DecodeLaunch {
         if WARPS * ring <= shared {
             return self;
         }
-        DecodeLaunch { warps: self.warps.min(shared / ring), workers: processors, piece: self.piece }
+        // With one block a multiprocessor runs have no blocks of their own, so a block is as wide as where they have none.
+        DecodeLaunch { warps: self.warps.max(SHARED_WARPS).min(shared / ring), workers: processors, piece: self.piece }
     }
 
     /// f32 numbers of what blocks leave for one another: two parts each, of eight query vectors with their highest score
@@ -94,5 +98,9 @@ mod tests {
         assert_eq!(wide.within(232_448, 24_576, 80), wide);
         let narrow = DecodeLaunch::of(1, 28, 4, 80).within(65_536, 24_576, 80);
         assert_eq!(narrow, DecodeLaunch { warps: 2, workers: 80, piece: 8 });
+        // An A100, where whole runs would take blocks of one warp.
+        assert_eq!(DecodeLaunch::of(208, 28, 4, 108).warps, 1);
+        let shared = DecodeLaunch::of(208, 28, 4, 108).within(166_912, 24_576, 108);
+        assert_eq!(shared, DecodeLaunch { warps: 4, workers: 108, piece: 20 });
     }
 }

@@ -1,8 +1,9 @@
 //! Products of many rows by our own kernels for Hopper (`kernels/cuda/linear_gated_hopper.cu`): where a gate follows, what
 //! it reads is never written.
 //!
-//! A rehearsal measures each of them once beside what the library takes, with the operands of its pass, and the faster is
-//! kept for the size and for smaller ones, as the library's algorithms are.
+//! A rehearsal measures each of them once beside what the library takes, with the operands of its pass. With a gate the
+//! faster is kept for the size and for smaller ones, as the library's algorithms are. Without one ours is little faster
+//! where it is faster at all, and much slower where its tall tiles leave processors idle: it is kept for sizes close below.
 
 use bursar_budgets::Address;
 
@@ -38,6 +39,9 @@ const BIAS_ALIGNMENT: u64 = 4;
 /// Times that each way is run at a time, and how often: the shortest of all is what counts.
 const RUNS: usize = 4;
 const TRIALS: usize = 2;
+
+/// Two measurements of the same differ by some per cent.
+const CLEARLY: f32 = 0.97;
 
 /// Features that are written.
 fn columns(product: Product) -> usize {
@@ -98,14 +102,19 @@ pub(super) fn chosen(
         for _ in 0..TRIALS {
             shortest = [shortest[0].min(time(&other)?), shortest[1].min(time(&ours)?)];
         }
-        // Of a product that does not gate, the library's algorithm is there already.
-        let is_ours = shortest[1] < shortest[0];
-        if is_ours || product.gates {
-            let way = if is_ours { Way::Many } else { Way::Apart };
+        if product.gates {
+            let way = if shortest[1] < shortest[0] { Way::Many } else { Way::Apart };
             cuda.kernels.blas.measured().insert(product, way);
+        } else if shortest[1] < CLEARLY * shortest[0] {
+            // The library's algorithm is measured by now, and stays for smaller sizes.
+            cuda.kernels.blas.ours().insert(product);
         }
     }
-    Ok(matches!(cuda.kernels.blas.way_of(product), Some(Way::Many)))
+    if product.gates {
+        return Ok(matches!(cuda.kernels.blas.way_of(product), Some(Way::Many)));
+    }
+    let close = Product { rows: product.rows / 3 * 4, ..product };
+    Ok(cuda.kernels.blas.ours().range(product..=close).next().is_some())
 }
 
 /// Launches it.

@@ -94,12 +94,13 @@ impl CudaKernels {
 pub struct Cuda {
     kernels: Arc<CudaKernels>,
     target: Target,
+    /// For our own products of few rows; none where they are not served. First to go: it waits for the stream, whose work
+    /// still uses what follows.
+    counters: Option<Counters>,
     /// Shared with the graphs that were captured in it.
     stream: Arc<Overhead<Stream>>,
     stage: RefCell<Overhead<Stage>>,
     products: RefCell<Products>,
-    /// For our own products of few rows; none where they are not served.
-    counters: Option<Counters>,
     products_by: ProductsBy,
     arrivals: Arrivals,
     /// What is computed is thrown away: products may be measured.

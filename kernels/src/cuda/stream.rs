@@ -32,6 +32,7 @@ impl Stream {
 
     /// Returns when all that was put into it is done.
     pub(super) fn wait(&self) -> Result<(), DeviceError> {
+        self.device.enter()?;
         // SAFETY: the stream lives.
         CudaDevice::said("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) })
     }

@@ -42,10 +42,13 @@ impl Meter {
         left: impl Fn() -> Result<Bytes, DeviceError>,
         work: impl FnOnce() -> T,
     ) -> Result<(T, Bytes), DeviceError> {
-        let _turn = self.turn();
+        let turn = self.turn();
         let before = left()?;
         let outcome = work();
-        Ok((outcome, before.saturating_sub(left()?)))
+        let after = left();
+        // Where nobody says what is left, the outcome goes, and that may want a turn of its own.
+        drop(turn);
+        Ok((outcome, before.saturating_sub(after?)))
     }
 
     /// Does `work`, and counts what is left no longer. That is also so where the work has failed: the driver may keep

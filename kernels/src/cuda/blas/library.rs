@@ -1,7 +1,7 @@
 //! The library's calls, as its header (`cublasLt.h` of CUDA 12.4 to 13.0) declares them.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     error::Error,
     ffi::c_void,
     path::PathBuf,
@@ -106,6 +106,8 @@ pub(in super::super) struct Blas {
     device: Arc<CudaDevice>,
     /// What was measured to be the fastest here, for all lanes and for those that take over from one that died.
     measured: Mutex<BTreeMap<Product, Way>>,
+    /// Products of many rows without a gate that ours was measured to be faster for.
+    ours: Mutex<BTreeSet<Product>>,
 }
 
 // SAFETY: the library's handles may be used by several threads at once; it says so.
@@ -163,13 +165,18 @@ impl Blas {
         let mut handle = std::ptr::null_mut();
         // SAFETY: the handle is there to write to, and the context is current.
         said("cublasLtCreate", unsafe { (calls.create)(&mut handle) })?;
-        Ok(Blas { calls, handle, device: device.clone(), measured: Mutex::default() })
+        Ok(Blas { calls, handle, device: device.clone(), measured: Mutex::default(), ours: Mutex::default() })
     }
 
     /// What was measured so far.
     pub(in super::super) fn measured(&self) -> MutexGuard<'_, BTreeMap<Product, Way>> {
         // An entry is written in one assignment.
         self.measured.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Of those without a gate, the products of many rows that ours was faster for.
+    pub(in super::super) fn ours(&self) -> MutexGuard<'_, BTreeSet<Product>> {
+        self.ours.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn desc(&self) -> Result<Object, DeviceError> {
