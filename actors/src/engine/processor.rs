@@ -5,6 +5,7 @@ use std::{ops::Deref, sync::Arc};
 use bursar_budgets::{Device, Segment};
 use bursar_kernels::{BlasSearch, Cpu, Cuda, CudaKernels, CudaTarget, KernelError, OpenError, Target};
 use bursar_model::{LoadError, Model, checkpoint::Checkpoint};
+use tokio::runtime::RuntimeFlavor;
 
 use crate::{
     lane::{Bench, Lane},
@@ -24,7 +25,8 @@ pub enum Processor {
 }
 
 /// The loaded kernels of a GPU. To let go of them takes a moment, and waits for whoever takes memory of the device or
-/// measures what is left of it; where the last of them drops on a thread of tokio, another thread does that.
+/// measures what is left of it; where the last of them drops on a thread of tokio, others take over its tasks. It is over
+/// when the drop returns: a program that ended meanwhile would take the driver from under it.
 #[derive(Clone)]
 pub struct Loaded(Option<Arc<CudaKernels>>);
 
@@ -40,7 +42,9 @@ impl Drop for Loaded {
     fn drop(&mut self) {
         let last = self.0.take().and_then(Arc::into_inner);
         match tokio::runtime::Handle::try_current() {
-            Ok(threads) if last.is_some() => drop(threads.spawn_blocking(move || drop(last))),
+            Ok(threads) if last.is_some() && threads.runtime_flavor() == RuntimeFlavor::MultiThread => {
+                tokio::task::block_in_place(|| drop(last));
+            }
             _ => drop(last),
         }
     }

@@ -137,6 +137,13 @@ impl Shelf {
         (contents.weights_owner.take(), contents.model.take())
     }
 
+    /// Lets go of what was loaded to compute with; returns when it is gone, if nobody else has it.
+    pub async fn clear_processor(&self) {
+        let processor = self.contents().processor.take();
+        // A panic of the drop is that thread's, and nothing is left to do about it.
+        drop(tokio::task::spawn_blocking(move || drop(processor)).await);
+    }
+
     fn contents(&self) -> MutexGuard<'_, Contents> {
         // Nothing panics while it holds this.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)

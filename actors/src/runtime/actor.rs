@@ -437,6 +437,7 @@ pub(super) async fn bring_all_home(arguments: &EngineArguments) {
         let _ = arguments.budget.clear(weights).await;
     }
     drop(model);
+    arguments.shelf.clear_processor().await;
 }
 
 pub(super) async fn spawn_budget(

@@ -43,7 +43,8 @@ pub fn story<F: Future<Output = ()>>(story: impl FnOnce(Stage) -> F) {
         tokio::time::timeout(PATIENCE, story(stage)).await.expect("the story hangs");
         runtime.shutdown().await;
     });
-    threads.shutdown_background();
+    // What is still being let go of needs the driver, which goes with the process.
+    threads.shutdown_timeout(PATIENCE / 3);
 }
 
 impl Stage {
