@@ -78,15 +78,18 @@ impl Latest {
 
 #[cfg(test)]
 mod tests {
+    use std::marker::PhantomData;
+
     use ractor::{Actor, ActorProcessingErr};
     use tokio::sync::{mpsc, oneshot};
 
     use super::*;
 
-    struct Ear;
+    /// Tells what it hears.
+    struct Ear<M>(PhantomData<fn() -> M>);
 
-    impl Actor for Ear {
-        type Msg = Result<u8, ErrandDied>;
+    impl<M: Message + Sync> Actor for Ear<M> {
+        type Msg = M;
         type State = mpsc::Sender<Self::Msg>;
         type Arguments = mpsc::Sender<Self::Msg>;
 
@@ -108,9 +111,9 @@ mod tests {
         }
     }
 
-    async fn ear() -> (ActorRef<Result<u8, ErrandDied>>, mpsc::Receiver<Result<u8, ErrandDied>>) {
+    async fn ear<M: Message + Sync>() -> (ActorRef<M>, mpsc::Receiver<M>) {
         let (heard, hears) = mpsc::channel(1);
-        (Ear::spawn(None, Ear, heard).await.expect("it starts").0, hears)
+        (Ear::spawn(None, Ear(PhantomData), heard).await.expect("it starts").0, hears)
     }
 
     #[tokio::test]
@@ -139,33 +142,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_late_report_is_told_from_that_of_the_errand_that_took_its_place() {
-        struct Ears;
-
-        impl Actor for Ears {
-            type Msg = (u64, Result<u8, ErrandDied>);
-            type State = mpsc::Sender<Self::Msg>;
-            type Arguments = mpsc::Sender<Self::Msg>;
-
-            async fn pre_start(
-                &self,
-                _: ActorRef<Self::Msg>,
-                heard: Self::Arguments,
-            ) -> Result<Self::State, ActorProcessingErr> {
-                Ok(heard)
-            }
-
-            async fn handle(
-                &self,
-                _: ActorRef<Self::Msg>,
-                message: Self::Msg,
-                heard: &mut Self::State,
-            ) -> Result<(), ActorProcessingErr> {
-                Ok(heard.send(message).await?)
-            }
-        }
-
-        let (heard, mut hears) = mpsc::channel(1);
-        let actor = Ears::spawn(None, Ears, heard).await.expect("it starts").0;
+        let (actor, mut hears) = ear().await;
         let mut latest = Latest::default();
         // The first is done, and its report on the way, when the second takes its place.
         latest.begin(&actor, async { 1 }, |number, outcome| (number, outcome));

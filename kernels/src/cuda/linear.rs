@@ -8,69 +8,22 @@ use super::{
 use crate::{DType, KernelError, Tensor, ops};
 
 pub(super) fn linear(cuda: &Cuda, call: ops::linear::Call<'_>) -> Result<(), KernelError> {
-    cuda.enter()?;
-    if call.out.shape().elements() == 0 {
-        return Ok(());
-    }
-    let product = Product {
-        gates: false,
-        out_features: call.weight.rows(),
-        in_features: call.weight.columns(),
-        out_pitch: pitch(&call.out),
-        x_pitch: pitch(&call.x),
-        out_is_f32: call.out.dtype() == DType::F32,
-        has_bias: call.bias.is_some(),
-        accumulates: call.accumulate,
-        rows: call.x.rows(),
-    };
+    let product =
+        Product { accumulates: call.accumulate, ..product(&call.x, &call.weight, call.bias.as_ref(), &call.out) };
     let places = places(&call.x, &call.weight, call.bias.as_ref(), &call.scratch, &call.out);
-    if cuda.rehearses.get() {
-        cuda.rehearsal.borrow_mut().meet(product, places);
-    }
-    if let Some(cut) = linear_few::chosen(cuda, product, places) {
-        // SAFETY: the front has checked the shapes, the tensors' makers vouch for their memory, and weights that kernels
-        // write are waited for before a pass.
-        return unsafe { linear_few::launch(cuda, product, places, cut) };
-    }
-    let by_library = || {
+    compute(cuda, product, places, || {
         let (blas, stream, activation) = (&cuda.kernels.blas, &cuda.stream, cuda.kernels.target.activation);
         let (mut products, rehearses) = (cuda.products.borrow_mut(), cuda.rehearses.get());
         // SAFETY: the front has checked the shapes, and the tensors' makers vouch for their memory.
         let put = unsafe { products.multiply(blas, stream, activation, (product, places), rehearses) };
         Ok(put?)
-    };
-    if linear_many::chosen(cuda, product, places, by_library)? {
-        // SAFETY: as above.
-        return unsafe { linear_many::launch(cuda, product, places) };
-    }
-    by_library()
+    })
 }
 
 pub(super) fn gated_linear(cuda: &Cuda, call: ops::gated_linear::Call<'_>) -> Result<(), KernelError> {
-    cuda.enter()?;
-    if call.out.shape().elements() == 0 {
-        return Ok(());
-    }
-    let product = Product {
-        gates: true,
-        out_features: call.weight.rows(),
-        in_features: call.weight.columns(),
-        out_pitch: pitch(&call.out),
-        x_pitch: pitch(&call.x),
-        out_is_f32: false,
-        has_bias: call.bias.is_some(),
-        accumulates: false,
-        rows: call.x.rows(),
-    };
+    let product = Product { gates: true, ..product(&call.x, &call.weight, call.bias.as_ref(), &call.out) };
     let places = places(&call.x, &call.weight, call.bias.as_ref(), &call.scratch, &call.out);
-    if cuda.rehearses.get() {
-        cuda.rehearsal.borrow_mut().meet(product, places);
-    }
-    if let Some(cut) = linear_few::chosen(cuda, product, places) {
-        // SAFETY: as above.
-        return unsafe { linear_few::launch(cuda, product, places, cut) };
-    }
-    let apart = || {
+    compute(cuda, product, places, || {
         let product = ops::linear::Call {
             x: call.x.view(),
             weight: call.weight.view(),
@@ -81,12 +34,48 @@ pub(super) fn gated_linear(cuda: &Cuda, call: ops::gated_linear::Call<'_>) -> Re
         };
         linear(cuda, product)?;
         elementwise::silu_mul(cuda, ops::silu_mul::Call { gate_up: call.gate_up.view(), out: call.out.view() })
-    };
-    if linear_many::chosen(cuda, product, places, apart)? {
+    })
+}
+
+/// By our kernel for few rows or for many where it was chosen, else by `other`.
+fn compute(
+    cuda: &Cuda,
+    product: Product,
+    places: Places,
+    other: impl Fn() -> Result<(), KernelError>,
+) -> Result<(), KernelError> {
+    cuda.enter()?;
+    if product.rows == 0 || product.out_features == 0 {
+        return Ok(());
+    }
+    if cuda.rehearses.get() {
+        cuda.rehearsal.borrow_mut().meet(product, places);
+    }
+    if let Some(cut) = linear_few::chosen(cuda, product, places) {
+        // SAFETY: the front has checked the shapes, the tensors' makers vouch for their memory, and weights that kernels
+        // write are waited for before a pass.
+        return unsafe { linear_few::launch(cuda, product, places, cut) };
+    }
+    if linear_many::chosen(cuda, product, places, &other)? {
         // SAFETY: as above.
         return unsafe { linear_many::launch(cuda, product, places) };
     }
-    apart()
+    other()
+}
+
+/// What the product looks like, with no gate and not added to anything.
+fn product(x: &Tensor<'_>, weight: &Tensor<'_>, bias: Option<&Tensor<'_>>, out: &Tensor<'_>) -> Product {
+    Product {
+        gates: false,
+        out_features: weight.rows(),
+        in_features: weight.columns(),
+        out_pitch: pitch(out),
+        x_pitch: pitch(x),
+        out_is_f32: out.dtype() == DType::F32,
+        has_bias: bias.is_some(),
+        accumulates: false,
+        rows: x.rows(),
+    }
 }
 
 fn places(
