@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use bursar::{Bytes, Chat, ChatError, ModelHandle, ModelSource, RuntimeError, StartError};
+use bursar::{Bytes, Chat, ChatError, ModelHandle, ModelSource, RuntimeError, StartError, crates::budgets::Gate};
 
 use crate::stage::{about, answer, ask, demo, device, eventually, listen, runtime_on, small, story};
 
@@ -140,6 +140,25 @@ fn a_model_that_dies_while_it_is_drained_comes_back_for_its_last_requests() {
         assert_eq!(listen(reply).await.expect("it goes on to its end").text, expected);
         assert_eq!(draining.await.expect("no panic"), 0);
         assert_eq!(device.counts().backed, Bytes::ZERO);
+    });
+}
+
+#[test]
+fn a_request_that_finds_the_gate_of_its_model_closed_hears_from_the_model_why() {
+    story(async {
+        let device = device();
+        let runtime = runtime_on(&device).await;
+        let model = demo(&runtime, small()).await;
+        // As while a model is unloaded: the gate is the first to know.
+        let closed = runtime.budget().move_gate("demo".into(), Gate::Teardown).await;
+        closed.expect("the budget answers").expect("it was frozen");
+        let mut listening = std::pin::pin!(listen(model.chat(endless(1)).await.expect("accepted")));
+        // The refusal is long past by then, and whoever passed it on would end here.
+        let early = tokio::time::timeout(Duration::from_millis(500), &mut listening).await;
+        assert!(early.is_err(), "a request is told that its model has ended, not what the budget said: {early:?}");
+        runtime.unload("demo").await.expect("it answers");
+        let error = listening.await.expect_err("nobody can decode its picture");
+        assert!(matches!(error, ChatError::Stopped { .. }), "{error:?}");
     });
 }
 

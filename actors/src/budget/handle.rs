@@ -54,6 +54,16 @@ pub enum LeaseError {
 }
 
 impl LeaseError {
+    /// Whether this says nothing about what was asked for, but that the runtime, the model or the asker has ended. The
+    /// budget may know of it before they do.
+    pub(crate) fn is_the_end(&self) -> bool {
+        matches!(
+            self,
+            LeaseError::Unanswered(AskError::Gone { .. })
+                | LeaseError::Refused(Refusal::GateClosed { gate: Gate::Teardown, .. } | Refusal::OwnerDead { .. })
+        )
+    }
+
     /// What to change.
     pub fn hint(&self) -> String {
         match self {

@@ -16,9 +16,9 @@ use super::{
     known::KnownFiles,
 };
 use crate::{
-    budget::{Budget, LeaseError},
+    budget::Budget,
     lane::{Answer, EncodeJob, Job, Lane},
-    reply::{AskError, Reply},
+    reply::Reply,
     tree,
 };
 
@@ -179,9 +179,8 @@ impl VisionState {
                     // An actor that is gone drops the reply, which tells the request to come again.
                     drop(myself.send_message(VisionMessage::Prepared { keys, pictures, host, reply }));
                 }
-                // Only with the runtime there is no budget any more. That is no error of this request's: it hears that this
-                // actor is gone, and from its model why.
-                Err(VisionError::Host(LeaseError::Unanswered(AskError::Gone { .. }))) => drop(reply),
+                // The request hears that this actor is gone, as it is or will be, and from its model why.
+                Err(VisionError::Host(error)) if error.is_the_end() => drop(reply),
                 Err(error) => reply.answer(Err(error)),
             }
         });
