@@ -59,6 +59,11 @@ impl DeviceOptions {
         }
     }
 
+    /// Of host memory that stands in for a GPU.
+    pub fn capacity(&self) -> Bytes {
+        self.capacity
+    }
+
     /// Where cuBLASLt is looked for.
     pub fn blas(&self) -> BlasSearch {
         let search = BlasSearch::usual();

@@ -2,7 +2,7 @@
 
 use std::{fmt, io, process::ExitCode};
 
-use bursar::{ChatError, ImageError, RuntimeError};
+use bursar::{ChatError, FaultError, Hint, ImageError, RuntimeError};
 
 /// An error with its hint.
 #[derive(Debug)]
@@ -28,6 +28,12 @@ impl From<RuntimeError> for Failure {
 impl From<ChatError> for Failure {
     fn from(error: ChatError) -> Self {
         Failure { hint: error.hint(), error: error.to_string() }
+    }
+}
+
+impl From<FaultError> for Failure {
+    fn from(error: FaultError) -> Self {
+        Failure { hint: error.hint().unwrap_or_default(), error: error.to_string() }
     }
 }
 

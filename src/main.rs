@@ -3,6 +3,7 @@
 mod bench;
 mod chat;
 mod device;
+mod drill;
 mod failure;
 #[cfg(feature = "hub")]
 mod hub;
@@ -33,6 +34,8 @@ enum Command {
     Chat(Box<chat::Options>),
     /// Measures a model on this machine.
     Bench(Box<bench::Options>),
+    /// Refuses memory on purpose, on host memory, and tells what becomes of each attempt.
+    Drill(Box<drill::Options>),
 }
 
 #[tokio::main]
@@ -42,6 +45,7 @@ async fn main() -> ExitCode {
     match cli.command {
         None => failure::report(tour::run(&cli.device).await),
         Some(Command::Chat(options)) => chat::run(&cli.device, *options).await,
+        Some(Command::Drill(options)) => drill::run(&cli.device, *options).await,
         Some(Command::Bench(options)) => bench::run(&cli.device, *options, main).await,
     }
 }

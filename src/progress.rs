@@ -1,6 +1,6 @@
 //! A bar for loading and profiling, on standard error. Where that is no terminal it stays silent.
 
-use bursar::Progress;
+use bursar::{AttemptReport, Outcome, Progress};
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// Draws the moments of a start.
@@ -32,6 +32,11 @@ impl Bar {
                 self.0.set_message(what);
                 self.draw(done as u64, total as u64);
             }
+            Progress::Phase(_) => {}
+            Progress::Attempt(AttemptReport { attempt, outcome: Outcome::Refused { evidence }, .. }) => {
+                self.0.println(format!("attempt {attempt}: {evidence}"));
+            }
+            Progress::Attempt(_) => {}
             Progress::Ready => self.0.finish_and_clear(),
         }
     }

@@ -86,12 +86,16 @@ questions! {
     LEASE_FOR_ENGINE: Engine -> Budget, "lease", 60;
     /// A dead actor's bytes are home before its successor starts.
     CLEAR_OWNER: Engine -> Budget, "clear a dead owner", 60;
+    /// Keys and values give up a tail.
+    SHRINK_FOR_ENGINE: Engine -> Budget, "resize", 5;
     /// How far startup may go.
     MOVE_GATE: Engine -> Budget, "move the gate", 5;
     /// Workspaces, probe and final cache.
     LEASE_FOR_PROFILE: Profile -> Budget, "lease or resize", 60;
     /// What is left to size the cache by.
     ROOM_FOR_PROFILE: Profile -> Budget, "room", 5;
+    /// Who had what when memory was refused.
+    EVIDENCE_FOR_PROFILE: Profile -> Budget, "evidence", 5;
     /// A corner of the envelope, run for real.
     STRESS: Profile -> Lane, "run a corner", 600;
     /// Decoding of some rows, captured as a graph.

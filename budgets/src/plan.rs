@@ -57,6 +57,15 @@ impl Knob {
     pub fn hopeless(name: &str, now: impl fmt::Display) -> Knob {
         Knob { name: name.into(), now: now.to_string(), would_fit: None }
     }
+
+    /// What they say together, in one sentence; nothing if there are none.
+    pub fn advice(knobs: &[Knob]) -> Option<String> {
+        let advice = knobs.iter().map(|knob| match &knob.would_fit {
+            Some(value) => format!("{} {value} instead of {} would fit", knob.name, knob.now),
+            None => format!("no {} below {} is enough alone", knob.name, knob.now),
+        });
+        Some(advice.collect::<Vec<_>>().join("; ")).filter(|advice| !advice.is_empty())
+    }
 }
 
 /// A plan is larger than what it could get.
@@ -80,11 +89,7 @@ pub struct DoesNotFit {
 
 impl Hint for DoesNotFit {
     fn hint(&self) -> Option<String> {
-        let advice = self.knobs.iter().map(|knob| match &knob.would_fit {
-            Some(value) => format!("{} {value} instead of {} would fit", knob.name, knob.now),
-            None => format!("no {} below {} is enough alone", knob.name, knob.now),
-        });
-        Some(advice.collect::<Vec<_>>().join("; ")).filter(|advice| !advice.is_empty())
+        Knob::advice(&self.knobs)
     }
 }
 

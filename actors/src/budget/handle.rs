@@ -191,6 +191,14 @@ impl Budget {
         self.put(tree::ROOM_FOR_PROFILE, |_, reply| BudgetMessage::Available(reply)).await
     }
 
+    /// The ledger when an attempt at sizing was refused memory, after a look at what others hold.
+    ///
+    /// # Errors
+    /// The budget actor did not answer.
+    pub async fn evidence(&self) -> Result<Snapshot, AskError> {
+        self.put(tree::EVIDENCE_FOR_PROFILE, |_, reply| BudgetMessage::Measure(reply)).await
+    }
+
     /// Asks whoever sits at the desk. One that dies with the question has done nothing that its successor would not
     /// find: it is asked again, until the deadline.
     async fn put<T>(

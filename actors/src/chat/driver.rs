@@ -134,13 +134,21 @@ impl Driver {
         if matches!(lead, Some(Lead::GivenUp)) {
             return Err(ChatError::GivenUp { deaths: DEATHS_MAX + 1 });
         }
-        let mut generation = 0;
-        for _ in 0..=DEATHS_MAX {
+        let (mut generation, mut deaths, mut refusals) = (0, 0, None);
+        loop {
             let serving = tokio::select! {
                 serving = self.model.serving_after(generation) => serving?,
                 () = events.closed() => return Ok(None),
             };
             generation = serving.generation;
+            // A life that was lost because the device had no memory says nothing about this request.
+            if refusals.replace(serving.refusals).is_some_and(|before| before < serving.refusals) {
+                deaths -= 1;
+            }
+            if deaths > DEATHS_MAX {
+                self.part.announce(|| Lead::GivenUp);
+                return Err(ChatError::GivenUp { deaths });
+            }
             if self.produced.len() >= self.preparation.tokens_max {
                 // Its actors died between its last token and the word that it was the last.
                 return Ok(Some(FinishReason::Length));
@@ -152,11 +160,12 @@ impl Driver {
             match self.live(&serving, pins).await? {
                 Life::Finished(reason) => return Ok(Some(reason)),
                 Life::Cancelled => return Ok(None),
-                Life::Lost => metrics::counter!("bursar_requests_redone").increment(1),
+                Life::Lost => {
+                    deaths += 1;
+                    metrics::counter!("bursar_requests_redone").increment(1);
+                }
             }
         }
-        self.part.announce(|| Lead::GivenUp);
-        Err(ChatError::GivenUp { deaths: DEATHS_MAX + 1 })
     }
 
     /// One life, with the actors of one generation. The first of several samples leaves its pictures' pins, if it has any.

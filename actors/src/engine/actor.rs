@@ -1,5 +1,7 @@
 //! The engine supervisor: starts a model's actors and answers for them.
 
+mod sizing;
+
 use std::{sync::Arc, time::Instant};
 
 use bursar_budgets::{Device, DeviceError, Gate, Label, Owner};
@@ -15,8 +17,8 @@ use crate::{
     budget::Budget,
     graph::{self, Recaptured, recapture},
     kv::{KvActor, KvArguments, KvMessage},
-    lane::{Job, Lane},
-    profile::{ATTEMPTS, Attempt, ProfileActor, ProfileArguments, ProfileError, Profiled},
+    lane::{Job, Lane, RefusalSink},
+    profile::{AttemptReport, Attempts, Course, ProfileError, Profiled},
     scheduler::{Limits, SchedulerActor, SchedulerArguments, SchedulerMessage},
     supervise::{Decision, Errand, Latest, Policy, RestartLog, end_of},
     vision::{VisionActor, VisionArguments, VisionMessage},
@@ -56,11 +58,15 @@ pub struct EngineState {
     /// Decoding is captured again on a new lane, which decodes launch by launch meanwhile.
     recapture: Latest,
     planned: Option<Planned>,
-    /// Attempts at sizing that have failed.
-    attempts: u32,
-    attempt_log: RestartLog,
-    /// How many of them for want of memory.
-    shrinks: u32,
+    attempts: Attempts,
+    /// Each attempt that has ended, and that it was ready of the one that serves.
+    reports: Vec<AttemptReport>,
+    /// How far the attempt under way is.
+    course: Course,
+    /// What would make the model fit is being worked out, for the error that its start ends in.
+    advice: Option<Errand>,
+    /// The attempt whose steps were refused memory on purpose.
+    drilled: Option<u32>,
     profile: Option<ActorCell>,
     profiled: Option<Arc<Profiled>>,
     children: Children,
@@ -127,9 +133,11 @@ impl Actor for EngineActor {
             errand: None,
             recapture: Latest::default(),
             planned: None,
-            attempts: 0,
-            attempt_log: RestartLog::new(Policy::OneForOne, ATTEMPTS, 1),
-            shrinks: 0,
+            attempts: Attempts::new(),
+            reports: Vec::new(),
+            course: Course::default(),
+            advice: None,
+            drilled: None,
             profile: None,
             profiled: None,
             children: Children::default(),
@@ -147,23 +155,11 @@ impl Actor for EngineActor {
         state: &mut EngineState,
     ) -> Result<(), ActorProcessingErr> {
         match message {
-            EngineMessage::Begin => {
-                let start = state.arguments.clone().plan_and_load();
-                state.errand = Some(Errand::begin(&myself, start, EngineMessage::Loaded));
-            }
-            EngineMessage::Loaded(outcome) => match outcome? {
-                Ok(planned) => {
-                    state.planned = Some(planned);
-                    state.start_attempt(&myself).await?;
-                }
-                Err(error) => {
-                    state.check_device()?;
-                    state.fail(&myself, error);
-                }
-            },
+            EngineMessage::Begin => state.next_attempt(&myself).await?,
+            EngineMessage::Loaded(outcome) => state.loaded(&myself, outcome?).await?,
             EngineMessage::Attempt { generation } => {
                 if generation == state.owner().generation {
-                    state.start_attempt(&myself).await?;
+                    state.next_attempt(&myself).await?;
                 }
             }
             EngineMessage::Profiled { generation, .. } if generation != state.owner().generation => {}
@@ -172,12 +168,20 @@ impl Actor for EngineActor {
                 state.planned.iter_mut().for_each(|planned| planned.needs = None);
                 state.profiled = Some(Arc::new(profiled));
                 state.move_gate(Gate::Frozen).await?;
-                state.start_children(&myself, 0).await?;
+                state.serve(&myself).await?;
                 (state.arguments.progress)(Progress::Ready);
             }
             EngineMessage::Profiled { outcome: Err(error), .. } => {
                 state.end_profile();
                 state.attempt_failed(&myself, error).await?;
+            }
+            EngineMessage::Advised { error, knobs } => {
+                state.give_up(&myself, error, knobs?);
+            }
+            EngineMessage::Refused { generation, error } => {
+                if generation == state.serving_generation() && state.restarting.is_none() {
+                    state.refused_while_serving(&myself, error).await?;
+                }
             }
             // What was not captured is run launch by launch. A lane that died of it is heard of by its scheduler, and its
             // successor captures again.
@@ -197,6 +201,11 @@ impl Actor for EngineActor {
             EngineMessage::DrillLaunches { which, after, count } => {
                 if let Some(lane) = state.lane(which) {
                     lane.submit(Job::FailLaunches { after, count });
+                }
+            }
+            EngineMessage::DrillRefusal(which) => {
+                if let Some(lane) = state.lane(which) {
+                    lane.submit(Job::Refuse);
                 }
             }
             EngineMessage::DrillLane { which, ended } => {
@@ -234,7 +243,12 @@ impl Actor for EngineActor {
 impl EngineState {
     /// The owner of everything that this attempt leases, and that serving then lives on.
     fn owner(&self) -> Owner {
-        self.arguments.owner(self.attempts)
+        self.arguments.owner(self.attempts.number())
+    }
+
+    /// Of the actors that serve, or are about to.
+    fn serving_generation(&self) -> u64 {
+        self.arguments.generation << 32 | self.servings
     }
 
     /// A lane of what serves now, or is being sized.
@@ -244,30 +258,6 @@ impl EngineState {
             WhichLane::Step => Some(lanes.step),
             WhichLane::Vision => lanes.vision,
         }
-    }
-
-    async fn start_attempt(&mut self, myself: &ActorRef<EngineMessage>) -> Result<(), ActorProcessingErr> {
-        let Planned { kit, needs, model, processor } = self.planned.clone().expect("the plan comes before an attempt");
-        let options = &self.arguments.options;
-        let attempt = Attempt {
-            budget: self.arguments.budget.clone(),
-            device: self.arguments.device.clone(),
-            owner: self.owner(),
-            label: self.arguments.label.clone(),
-            model,
-            needs: needs.expect("the needs are kept until READY"),
-            envelope: kit.envelope.clone(),
-            memory_fraction: options.memory_fraction,
-            kv_tokens: options.kv_tokens,
-            shrinks: self.shrinks,
-            processor,
-            progress: self.arguments.progress.clone(),
-            shelf: self.arguments.shelf.clone(),
-        };
-        let arguments = ProfileArguments { attempt, engine: myself.clone() };
-        let (profile, _) = ProfileActor::spawn_linked(None, ProfileActor, arguments, myself.get_cell()).await?;
-        self.profile = Some(profile.get_cell());
-        Ok(())
     }
 
     /// On a device that is lost nothing is tried again: this engine dies of it, and the runtime sees to the rest. The
@@ -283,35 +273,6 @@ impl EngineState {
         if let Some(profile) = self.profile.take() {
             profile.stop(None);
         }
-    }
-
-    /// What the attempt held is brought home first; then a smaller one, or the end.
-    async fn attempt_failed(
-        &mut self,
-        myself: &ActorRef<EngineMessage>,
-        error: ProfileError,
-    ) -> Result<(), ActorProcessingErr> {
-        self.check_device()?;
-        self.arguments.shelf.quench(self.owner().generation).await;
-        self.arguments.budget.clear(self.owner()).await?;
-        self.attempts += 1;
-        self.shrinks += u32::from(error.is_out_of_memory());
-        let decision = self.attempt_log.died(0, self.born.elapsed());
-        if error.is_out_of_memory()
-            && let Decision::Restart { .. } = decision
-        {
-            // A smaller target is another matter: there is nothing to wait for.
-            return self.start_attempt(myself).await;
-        }
-        if error.is_death()
-            && let Decision::Restart { after, .. } = decision
-        {
-            let generation = self.owner().generation;
-            myself.send_after(after, move || EngineMessage::Attempt { generation });
-            return Ok(());
-        }
-        self.fail(myself, StartError::Profile { attempt: self.attempts, source: error });
-        Ok(())
     }
 
     fn fail(&self, myself: &ActorRef<EngineMessage>, error: StartError) {
@@ -331,8 +292,10 @@ impl EngineState {
         first: usize,
     ) -> Result<(), ActorProcessingErr> {
         self.revive_lanes(myself).await?;
+        self.servings += 1;
+        let refused = self.refusal_sink(myself);
         if first == 0 {
-            self.children.vision = self.spawn_vision(myself).await?;
+            self.children.vision = self.spawn_vision(myself, refused.clone()).await?;
         }
         let profiled = self.profiled.clone().expect("sized before served");
         let model = self.arguments.label.clone();
@@ -344,13 +307,15 @@ impl EngineState {
             step_tokens: profiled.record.step_tokens,
             kv_tokens: profiled.record.kv_tokens(),
         };
-        let arguments = SchedulerArguments { limits, kv: kv.clone(), lane: profiled.lanes.step.clone(), model };
+        let lane = profiled.lanes.step.clone();
+        self.refuse_a_step_if_due(&lane);
+        let arguments = SchedulerArguments { limits, kv: kv.clone(), lane, model, refused };
         let (scheduler, _) = SchedulerActor::spawn_linked(None, SchedulerActor, arguments, myself.get_cell()).await?;
         self.children.scheduler = Some(scheduler.clone());
-        self.servings += 1;
         let Planned { kit, processor, .. } = self.planned.clone().expect("planned before served");
         let serving = Serving {
-            generation: self.arguments.generation << 32 | self.servings,
+            generation: self.serving_generation(),
+            refusals: self.attempts.shrinks(),
             vision: self.children.vision.clone(),
             kv,
             scheduler,
@@ -365,6 +330,7 @@ impl EngineState {
     async fn spawn_vision(
         &self,
         myself: &ActorRef<EngineMessage>,
+        refused: RefusalSink,
     ) -> Result<Option<ActorRef<VisionMessage>>, ActorProcessingErr> {
         let profiled = self.profiled.as_ref().expect("sized before served");
         let Planned { kit, model, .. } = self.planned.clone().expect("planned before served");
@@ -383,6 +349,7 @@ impl EngineState {
             cache_rows: profiled.record.cache_rows,
             launch_patches: profiled.record.launch_patches,
             decode_threads: self.arguments.options.threads,
+            refused,
         };
         Ok(Some(VisionActor::spawn_linked(None, VisionActor, arguments, myself.get_cell()).await?.0))
     }

@@ -1,11 +1,15 @@
 //! Why a model did not start.
 
-use bursar_budgets::{DeviceError, DoesNotFit, Hint};
+use bursar_budgets::{DeviceError, DoesNotFit, Hint, Knob};
 use bursar_kernels::{KernelError, OpenError};
 use bursar_model::{LimitError, LoadError, error::CheckpointError};
 use thiserror::Error;
 
-use crate::{budget::LeaseError, profile::ProfileError, reply::AskError};
+use crate::{
+    budget::LeaseError,
+    profile::{AttemptReport, ProfileError},
+    reply::AskError,
+};
 
 /// Why a model did not start. Everything that it had leased is home.
 #[derive(Debug, Error)]
@@ -45,8 +49,12 @@ pub enum StartError {
     Profile {
         /// How many attempts there were.
         attempt: u32,
-        /// The last one's evidence.
+        /// Each of them.
+        attempts: Vec<AttemptReport>,
+        /// The last one's error.
         source: ProfileError,
+        /// If it was refused memory: each knob with the value that by plan frees as much as it was short of.
+        knobs: Vec<Knob>,
     },
     /// An actor did not answer.
     #[error(transparent)]
@@ -80,7 +88,10 @@ impl StartError {
             }
             StartError::Lease(error) => error.hint(),
             StartError::Device(error) => error.hint().unwrap_or_else(|| "raise the capacity".to_owned()),
-            StartError::Profile { source, .. } => source.hint(),
+            StartError::Profile { source, knobs, .. } => match Knob::advice(knobs) {
+                Some(advice) => format!("{advice}; or leave more memory free on the device"),
+                None => source.hint(),
+            },
             StartError::Stopped { .. } => "load the model again".to_owned(),
             StartError::ShuttingDown => "start another runtime and load it there".to_owned(),
             StartError::Unanswered(_) => "the runtime is shutting down; start it again".to_owned(),

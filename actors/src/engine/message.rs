@@ -1,8 +1,11 @@
 //! What may be said to the engine.
 
-use super::{StartError, start::Planned};
+use bursar_budgets::Knob;
+
+use super::start::{LoadFailed, Planned};
 use crate::{
     graph::{CaptureError, Recaptured},
+    lane::LaneError,
     profile::{ProfileError, Profiled},
     reply::Reply,
     supervise::{Drill, ErrandDied},
@@ -22,7 +25,7 @@ pub enum EngineMessage {
     /// Plan, load, and start the first attempt at sizing.
     Begin,
     /// The weights are loaded.
-    Loaded(Result<Result<Planned, StartError>, ErrandDied>),
+    Loaded(Result<Result<Planned, LoadFailed>, ErrandDied>),
     /// The wait before another attempt is over.
     Attempt {
         /// Of its owner.
@@ -35,6 +38,21 @@ pub enum EngineMessage {
         generation: u64,
         /// What came of it.
         outcome: Result<Profiled, ProfileError>,
+    },
+    /// The device refused memory to a step or a launch of what serves. Nothing of the job is told; whoever was told so
+    /// does nothing more.
+    Refused {
+        /// Of the actors that serve. Successors have nothing to do with it.
+        generation: u64,
+        /// What was said.
+        error: LaneError,
+    },
+    /// What would make the model fit is known: the end of a start.
+    Advised {
+        /// The last attempt's evidence.
+        error: ProfileError,
+        /// What to change.
+        knobs: Result<Vec<Knob>, ErrandDied>,
     },
     /// Decoding was captured again, on a lane that took over from one that died.
     Recaptured {
@@ -60,6 +78,8 @@ pub enum EngineMessage {
         /// How many are refused.
         count: usize,
     },
+    /// Let a lane refuse memory to its next job, as the driver does when it has none for itself.
+    DrillRefusal(WhichLane),
     /// Let a lane's thread die of a panic.
     DrillLane {
         /// Which.

@@ -4,7 +4,7 @@ use bursar_budgets::Device;
 use bursar_kernels::BlasSearch;
 use bursar_model::{Envelope, flow::ImageLimits};
 
-use crate::supervise::Intensity;
+use crate::{profile::Faults, supervise::Intensity};
 
 /// How a model is loaded. The default fits a small model on a host device, and what people expect of a GPU on one.
 #[derive(Clone, Debug)]
@@ -34,6 +34,9 @@ pub struct LoadOptions {
     pub intensity: Intensity,
     /// When restarts of its engine, which stress anew, become one.
     pub engine_intensity: Intensity,
+    /// Memory that is refused on purpose, to see what happens then; none by default. A host device refuses in every
+    /// phase; a GPU where a lane is asked (capture, validate, serve).
+    pub faults: Faults,
 }
 
 impl Default for LoadOptions {
@@ -49,6 +52,7 @@ impl Default for LoadOptions {
             blas: BlasSearch::usual(),
             intensity: Intensity::SERVING,
             engine_intensity: Intensity::ENGINE,
+            faults: Faults::none(),
         }
     }
 }

@@ -13,6 +13,8 @@ use crate::{kv::KvMessage, profile::ProfileRecord, scheduler::SchedulerMessage, 
 pub struct Serving {
     /// Larger than that of any that served before.
     pub generation: u64,
+    /// How often before it the device refused memory to a step or a launch: no request is to blame for that.
+    pub refusals: u32,
     /// Pictures; none for a model that takes none.
     pub vision: Option<ActorRef<VisionMessage>>,
     /// Blocks.

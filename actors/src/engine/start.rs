@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use bursar_budgets::{Class, Gate, Owner, Priority, Request, Segment};
+use bursar_kernels::OpenError;
 use bursar_model::{Model, checkpoint::Checkpoint};
 
 use super::{EngineArguments, Kit, Processor, Progress, StartError, fetch::fetch};
 use crate::{
-    profile::{ATTEMPTS_MAX, Needs},
+    budget::LeaseError,
+    profile::{ATTEMPTS_MAX, Needs, Phase, ProfileError, Refusal, Share, Sizing},
     tree,
 };
 
@@ -19,6 +21,43 @@ pub struct Planned {
     pub(super) needs: Option<Arc<Needs>>,
     pub(super) model: Arc<Model>,
     pub(super) processor: Processor,
+    /// Blocks of keys and values that by plan there is room for.
+    pub(super) expected_blocks: usize,
+}
+
+/// A model that was not loaded.
+#[derive(Debug)]
+pub struct LoadFailed {
+    /// Blocks that by plan there is room for beside it, if it was planned.
+    pub(super) expected_blocks: Option<usize>,
+    pub(super) error: LoadError,
+}
+
+/// Why.
+#[derive(Debug)]
+pub(super) enum LoadError {
+    /// Memory was refused for the weights. Later, or with less asked for behind them, it may not be.
+    Refused(ProfileError),
+    /// By something that no other attempt would change.
+    Start(StartError),
+}
+
+impl<E: Into<StartError>> From<E> for LoadError {
+    fn from(error: E) -> Self {
+        let (class, doing) = (Some(Class::Weights), "loading the weights");
+        match error.into() {
+            StartError::Lease(source @ LeaseError::Refused(_)) => {
+                LoadError::Refused(ProfileError::Lease { doing, class, source })
+            }
+            StartError::Device(source) if source.is_refused() => {
+                LoadError::Refused(ProfileError::Device { doing, class, source })
+            }
+            StartError::Backend(OpenError::Device(source)) if source.is_refused() => {
+                LoadError::Refused(ProfileError::Device { doing: "loading kernels", class: None, source })
+            }
+            error => LoadError::Start(error),
+        }
+    }
 }
 
 impl EngineArguments {
@@ -38,12 +77,20 @@ impl EngineArguments {
         Owner::new(format!("{} vision", self.label), self.generation)
     }
 
-    pub(super) async fn plan_and_load(self) -> Result<Planned, StartError> {
+    /// Everything up to the loaded weights, in attempt `attempt`.
+    pub(super) async fn plan_and_load(self, attempt: u32) -> Result<Planned, LoadFailed> {
+        let mut expected_blocks = None;
+        let loaded = self.plan_then_load(attempt, &mut expected_blocks).await;
+        loaded.map_err(|error| LoadFailed { expected_blocks, error })
+    }
+
+    async fn plan_then_load(&self, attempt: u32, expected: &mut Option<usize>) -> Result<Planned, LoadError> {
         (self.progress)(Progress::Planning);
         // After an earlier engine of this name it is frozen; one that is open already stays so.
         drop(self.budget.move_gate(self.label.clone(), Gate::Open).await?);
         let processor = self.processor().await?;
-        let (checkpoint, kit, needs) = self.plan(&processor).await?;
+        let (checkpoint, kit, needs, expected_blocks) = self.plan(&processor).await?;
+        *expected = Some(expected_blocks);
         let model = match self.shelf.model() {
             // Rule 10: weights that are still on the device are not loaded again.
             Some(model) => model,
@@ -51,10 +98,10 @@ impl EngineArguments {
                 if let Some(unfinished) = self.shelf.take_unfinished() {
                     self.budget.clear(unfinished).await?;
                 }
-                self.load(&processor, checkpoint, needs.clone()).await?
+                self.load(&processor, checkpoint, needs.clone(), attempt).await?
             }
         };
-        Ok(Planned { kit, needs: Some(needs), model, processor })
+        Ok(Planned { kit, needs: Some(needs), model, processor, expected_blocks })
     }
 
     /// What computes here. It is loaded once a model, whatever becomes of engines.
@@ -68,24 +115,36 @@ impl EngineArguments {
         Ok(processor)
     }
 
-    async fn plan(&self, processor: &Processor) -> Result<(Arc<Checkpoint>, Arc<Kit>, Arc<Needs>), StartError> {
+    /// The plan, and the blocks that by it there is room for.
+    async fn plan(
+        &self,
+        processor: &Processor,
+    ) -> Result<(Arc<Checkpoint>, Arc<Kit>, Arc<Needs>, usize), StartError> {
         let source = fetch(self.source.clone(), self.progress.clone()).await?;
         let options = self.options.clone();
         let (name, target, page) = (self.label.to_string(), processor.target(), self.device.page());
         // Weights that are there already have been weighed.
-        let available = match self.shelf.model() {
-            Some(_) => None,
-            None => Some(self.budget.available().await?),
-        };
+        let available = self.budget.available().await?;
+        let is_loaded = self.shelf.model().is_some();
+        let share = Share::of_user_or_expected(self.options.memory_fraction, &*self.device)?;
         off_actor(move || {
             let checkpoint = Checkpoint::open(source)?;
             let model = Model::plan(&checkpoint, &target)?;
             let kit = Kit::new(name, &checkpoint, model.config().clone(), &options)?;
             let needs = Needs::plan(&model, target, &kit.envelope, page)?;
-            if let Some(available) = available {
+            if !is_loaded {
                 needs.fits(&model, target, &kit.envelope, available)?;
             }
-            Ok((Arc::new(checkpoint), Arc::new(kit), Arc::new(needs)))
+            let claimed = needs.memory_plan().total();
+            let to_claim = if is_loaded { claimed.saturating_sub(needs.weights) } else { claimed };
+            let sizing = Sizing {
+                available: available.saturating_sub(to_claim),
+                probe: needs.probe(),
+                share,
+                pinned_tokens: options.kv_tokens,
+            };
+            let expected_blocks = sizing.blocks(needs.kv_shape, page).max(needs.probe_blocks);
+            Ok((Arc::new(checkpoint), Arc::new(kit), Arc::new(needs), expected_blocks))
         })
         .await
     }
@@ -95,20 +154,26 @@ impl EngineArguments {
         processor: &Processor,
         checkpoint: Arc<Checkpoint>,
         needs: Arc<Needs>,
+        attempt: u32,
     ) -> Result<Arc<Model>, StartError> {
+        (self.progress)(Progress::Phase(Phase::Load));
         let processor = processor.clone();
         let EngineArguments { label, budget, device, progress, shelf, .. } = self.clone();
-        // The weights outlive engines, so no engine owns them.
-        let owner = Owner::new(format!("{label} weights"), self.generation);
-        let loading = shelf.begin_loading(self.owner(0).generation, owner.clone());
+        // The weights outlive engines, so no engine owns them. What a refused attempt had of them was cleared.
+        let generation = self.owner(attempt).generation;
+        let owner = Owner::new(format!("{label} weights"), generation);
+        let is_refused = self.options.faults.is_due(Phase::Load, attempt);
+        let loading = shelf.begin_loading(generation, owner.clone());
         let loading = loading.ok_or_else(|| StartError::Died("its engine has ended".to_owned()))?;
         let request = Request::new(owner, Class::Weights, label, needs.weights).priority(Priority::Startup);
         let lease = budget.ask(tree::LEASE_FOR_ENGINE, request, false).await?;
         off_actor(move || {
             // Whoever ends this start waits until this is dropped: behind the model's way onto the shelf.
             let _loading = loading;
+            let refusal = is_refused.then(|| Refusal::armed(device.clone()));
             let segment = Segment::reserve(device, needs.weights, lease)?;
             segment.back_to(needs.weights)?;
+            drop(refusal);
             let progress = |done, total| progress(Progress::Loading { done, total });
             let model = Arc::new(processor.load(&checkpoint, segment, progress)?);
             // Here and not where this is waited for: weights that were loaded while their engine died are good weights.

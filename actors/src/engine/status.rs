@@ -6,6 +6,7 @@ use bursar_budgets::Bytes;
 use tokio::sync::watch;
 
 use super::{Serving, StartError};
+use crate::profile::{AttemptReport, Phase};
 
 /// What a model's handles see.
 #[derive(Clone)]
@@ -42,7 +43,7 @@ impl Status {
 }
 
 /// A moment of the start.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Progress {
     /// A file of the checkpoint is fetched from the hub.
     Fetching {
@@ -71,6 +72,11 @@ pub enum Progress {
         /// Steps in all.
         total: usize,
     },
+    /// An attempt enters a phase.
+    Phase(Phase),
+    /// An attempt has ended. One that was ready and is then refused memory while it serves is told of again, by the same
+    /// number; what serves behind it is another.
+    Attempt(AttemptReport),
     /// Requests may come.
     Ready,
 }

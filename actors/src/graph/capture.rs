@@ -52,7 +52,8 @@ pub async fn capture(
     Ok(taken)
 }
 
-async fn capture_one(lane: &Lane, rows: usize, question: Question) -> Result<Bytes, CaptureError> {
+/// One size; gives what the driver took for it, which is nothing where there are no graphs.
+pub(crate) async fn capture_one(lane: &Lane, rows: usize, question: Question) -> Result<Bytes, CaptureError> {
     let (reply, answer) = Reply::new();
     lane.submit(Job::Capture(CaptureJob { rows, answer: Answer::to(|outcome| reply.answer(outcome)) }));
     let captured = question.wait(answer).await?;

@@ -5,6 +5,7 @@ mod capture;
 mod core;
 mod shape;
 
+pub(crate) use capture::capture_one;
 pub use capture::{CaptureError, Recaptured, capture, captured, recapture};
 pub use core::buckets;
 pub use shape::GraphShape;

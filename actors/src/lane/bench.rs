@@ -2,7 +2,7 @@
 
 use std::{cell::Cell, mem, sync::Arc};
 
-use bursar_budgets::{Segment, Workspace};
+use bursar_budgets::{DeviceError, Segment, Workspace};
 use bursar_kernels::{Backend, KernelError, Scope, Tally, Tensor, sampling::SampleBatch};
 use bursar_model::{
     Model,
@@ -29,13 +29,16 @@ pub struct Bench<B> {
     pub(super) memory: Arc<EngineMemory>,
     /// What is asked of a step, on its way to the desk: pasts of hundreds of sequences are megabytes.
     pub(super) question: Cell<Vec<u32>>,
+    /// The next job is refused memory.
+    refuses: Cell<bool>,
 }
 
 impl<B: Backend> Bench<B> {
     /// A place that computes with `backend` in `workspace`, which must be of `memory`.
     pub fn new(backend: B, workspace: Arc<Segment>, model: Arc<Model>, memory: Arc<EngineMemory>) -> Self {
         let workspace = Workspace::over(workspace);
-        Bench { graphs: Graphs::default(), backend, workspace, model, memory, question: Cell::default() }
+        let (question, refuses) = (Cell::default(), Cell::default());
+        Bench { graphs: Graphs::default(), backend, workspace, model, memory, question, refuses }
     }
 
     /// Launches all of a job without waiting for the device: what is begun later runs behind it. Only a job that needs
@@ -43,11 +46,11 @@ impl<B: Backend> Bench<B> {
     pub(super) fn begin(&self, job: Job) -> Pending {
         match job {
             Job::Step(job) => {
-                let launched = self.past_on_panic(|| self.step(&job));
+                let launched = self.unless_refused(|| self.step(&job));
                 Pending::Step(job, launched)
             }
             Job::Encode(job) => {
-                let launched = self.past_on_panic(|| {
+                let launched = self.unless_refused(|| {
                     self.pass(|scope, cache| {
                         self.model.encode(scope, &job.batch, cache)?;
                         Ok(scope.moment()?)
@@ -56,11 +59,11 @@ impl<B: Backend> Bench<B> {
                 Pending::Encode(job, launched)
             }
             Job::Stress(job) => {
-                let outcome = self.past_on_panic(|| self.stress(&job.corner.pass));
+                let outcome = self.unless_refused(|| self.stress(&job.corner.pass));
                 Pending::Stress(job, outcome)
             }
             Job::Capture(job) => {
-                let outcome = self.past_on_panic(|| self.capture(job.rows));
+                let outcome = self.unless_refused(|| self.capture(job.rows));
                 Pending::Capture(job, outcome)
             }
             Job::Forget { rows, answer } => {
@@ -70,6 +73,10 @@ impl<B: Backend> Bench<B> {
             Job::Wake => Pending::Nothing,
             Job::FailLaunches { after, count } => {
                 self.backend.fail_launches(after, count);
+                Pending::Nothing
+            }
+            Job::Refuse => {
+                self.refuses.set(true);
                 Pending::Nothing
             }
             Job::Drill => panic!("{Drilled}"),
@@ -84,6 +91,18 @@ impl<B: Backend> Bench<B> {
     /// The same outcome. Behind one that failed nobody knows what is under way, so the device is past all of it.
     pub(super) fn past<T>(&self, outcome: Result<T, LaneError>) -> Result<T, LaneError> {
         outcome.inspect_err(|_| self.wait_for_device())
+    }
+
+    /// What `run` gives, unless a drill refuses it memory.
+    fn unless_refused<T>(&self, run: impl FnOnce() -> Result<T, LaneError>) -> Result<T, LaneError> {
+        if !self.refuses.take() {
+            return self.past_on_panic(run);
+        }
+        let device = self.workspace.segment().map(|segment| segment.device());
+        let free = device.and_then(|device| device.memory().ok()).map(|memory| memory.free).unwrap_or_default();
+        let asked = device.map(|device| device.page()).unwrap_or_default();
+        let hint = "this was a drill; ask again".to_owned();
+        Err(KernelError::Device(DeviceError::Refused { asked, free, hint }).into())
     }
 
     /// What `run` gives. If it panics, what it has launched so far still reads and writes what its job holds: the device

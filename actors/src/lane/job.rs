@@ -32,6 +32,9 @@ pub enum LaneError {
     Kernel(#[from] KernelError),
 }
 
+/// Hears that a job of what serves was refused memory; it must not block.
+pub type RefusalSink = Arc<dyn Fn(LaneError) + Send + Sync>;
+
 /// Where the answer to a job goes: called once, whatever happens. It must not block.
 pub struct Answer<T>(Option<Deliver<T>>);
 
@@ -184,8 +187,18 @@ pub enum Job {
         /// How many are refused.
         count: usize,
     },
+    /// The next step, launch, corner or graph is refused memory, as a launch is on a GPU that has none left for the driver
+    /// itself: a drill, on every device. Nothing of the job is begun.
+    Refuse,
     /// The thread dies of a panic, as it would of a bug. A job that fails is an answer and no death.
     Drill,
+}
+
+impl LaneError {
+    /// Whether the device refused memory: what is asked of it again, with less elsewhere, may succeed.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, LaneError::Kernel(KernelError::Device(error)) if error.is_refused())
+    }
 }
 
 impl Job {
@@ -201,7 +214,7 @@ impl Job {
             Job::Stress(job) => job.answer.give(Err(error)),
             Job::Capture(job) => job.answer.give(Err(error)),
             Job::Forget { answer, .. } => answer.give(Err(error)),
-            Job::Wake | Job::FailLaunches { .. } | Job::Drill => {}
+            Job::Wake | Job::FailLaunches { .. } | Job::Refuse | Job::Drill => {}
         }
     }
 }

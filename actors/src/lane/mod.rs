@@ -24,7 +24,9 @@ use tokio::sync::watch;
 
 use begun::Begun;
 pub use bench::Bench;
-pub use job::{Answer, CaptureJob, Choice, EncodeJob, Job, LaneError, PastTokens, Score, StepJob, Stepped, StressJob};
+pub use job::{
+    Answer, CaptureJob, Choice, EncodeJob, Job, LaneError, PastTokens, RefusalSink, Score, StepJob, Stepped, StressJob,
+};
 
 /// Jobs that may wait for a lane. A scheduler and a vision actor have two under way each; the rest is for the profile.
 const QUEUE: usize = 4;

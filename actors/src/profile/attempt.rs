@@ -1,6 +1,6 @@
 //! One attempt at sizing: probe, stress, measure, back, validate.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bursar_budgets::{Bytes, Class, Device, Label, Lease, Owner, Priority, Request, Segment};
 use bursar_kernels::BLOCK_TOKENS;
@@ -9,7 +9,7 @@ use bursar_model::{
     corners::{Corner, Footprint, Pass},
 };
 
-use super::{Needs, ProfileError, ProfileRecord, Share, Sizing};
+use super::{Evidence, Faults, Needs, Phase, ProfileError, ProfileRecord, Share, Sizing, shrunk};
 use crate::{
     budget::Budget,
     engine::{Lanes, LanesPlace, Processor, Progress, ProgressSink, Shelf},
@@ -41,14 +41,68 @@ pub struct Attempt {
     pub memory_fraction: Option<f64>,
     /// A size fixed by the user.
     pub kv_tokens: Option<usize>,
+    /// Its number, from 0.
+    pub number: u32,
     /// Attempts before this one that were refused memory.
     pub shrinks: u32,
+    /// Blocks that the first attempt found room for, if one came so far.
+    pub first: Option<usize>,
+    /// Memory that is refused on purpose.
+    pub faults: Faults,
+    /// How far it comes.
+    pub course: Course,
     /// What passes run on.
     pub processor: Processor,
     /// Who watches.
     pub progress: ProgressSink,
     /// Where the lanes are found if this attempt dies.
     pub shelf: Shelf,
+}
+
+/// How far an attempt is, for whoever is to tell of it when it has ended, by whatever way. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Course(Arc<Mutex<Passed>>);
+
+/// What an attempt has come past.
+#[derive(Clone, Debug, Default)]
+pub struct Passed {
+    /// The phase that it is in; none before the first.
+    pub phase: Option<Phase>,
+    /// Blocks that there was room for.
+    pub measured: Option<usize>,
+    /// Blocks that it settles on.
+    pub target: Option<usize>,
+    /// Of the memory that it was refused.
+    pub evidence: Option<Evidence>,
+}
+
+impl Course {
+    /// What has been passed so far.
+    pub fn passed(&self) -> Passed {
+        self.lock().clone()
+    }
+
+    /// A phase begins.
+    pub fn enter(&self, phase: Phase) {
+        self.lock().phase = Some(phase);
+    }
+
+    /// There was room for so many blocks, if that was looked at, and it settles on so many.
+    pub fn settle(&self, measured: Option<usize>, target: usize) {
+        let mut passed = self.lock();
+        (passed.measured, passed.target) = (measured, Some(target));
+    }
+
+    /// It ends in this phase, with this evidence if it was refused memory.
+    pub fn end_in(&self, phase: Phase, evidence: Option<Evidence>) {
+        let mut passed = self.lock();
+        (passed.phase, passed.evidence) = (Some(phase), evidence);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Passed> {
+        // Each change is one assignment.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// A sized model: memory, threads that work in it, and what they may do at once.
@@ -65,8 +119,21 @@ impl Attempt {
     /// Runs the attempt.
     ///
     /// # Errors
-    /// With the evidence; everything that was leased goes back as what holds it is dropped.
+    /// With the evidence on its [course](Self::course); everything that was leased goes back as what holds it is dropped.
     pub async fn run(&self) -> Result<Profiled, ProfileError> {
+        let outcome = self.run_phases().await;
+        if let Err(error) = &outcome
+            && error.is_out_of_memory()
+        {
+            let phase = self.course.passed().phase.unwrap_or(Phase::Probe);
+            let ledger = self.budget.evidence().await.ok();
+            self.course.lock().evidence = Evidence::of(error, phase, ledger.as_ref());
+        }
+        outcome
+    }
+
+    async fn run_phases(&self) -> Result<Profiled, ProfileError> {
+        self.enter(Phase::Probe);
         let memory = Arc::new(self.take_memory().await?);
         let place = LanesPlace {
             processor: self.processor.clone(),
@@ -76,8 +143,12 @@ impl Attempt {
         };
         let lanes = Lanes::start(None, place, &self.shelf, self.owner.generation).await?.ok_or_else(ended)?;
         let peaks = self.stress(&lanes).await?;
+        self.enter(Phase::Capture);
         self.capture(&lanes, &memory).await?;
+        self.enter(Phase::Back);
         let blocks = self.settle(&memory).await?;
+        self.enter(Phase::Validate);
+        self.refuse_a_job_if_due(&lanes.step, Phase::Validate);
         self.validate(&lanes).await?;
         let record = ProfileRecord {
             sequences: self.envelope.sequences,
@@ -90,8 +161,20 @@ impl Attempt {
         Ok(Profiled { record, memory, lanes })
     }
 
+    fn enter(&self, phase: Phase) {
+        self.course.enter(phase);
+        (self.progress)(Progress::Phase(phase));
+    }
+
+    fn refuse_a_job_if_due(&self, lane: &Lane, phase: Phase) {
+        if self.faults.is_due(phase, self.number) {
+            lane.submit(Job::Refuse);
+        }
+    }
+
     /// Leases first, then the device: it takes its time, so a thread of its own asks it.
     async fn take_memory(&self) -> Result<EngineMemory, ProfileError> {
+        let is_refused = self.faults.is_due(Phase::Probe, self.number);
         let (needs, workspaces) = (self.needs.clone(), "leasing workspaces");
         let step = self.lease(Class::StepWorkspace, needs.step_workspace, workspaces).await?;
         let desk = self.lease(Class::StepWorkspace, needs.desk_bytes(), workspaces).await?;
@@ -108,6 +191,7 @@ impl Attempt {
         let probe = Arc::new(self.lease(Class::Kv, needs.probe(), PROBE).await?);
         let (device, hidden) = (self.device.clone(), self.model.config().decoder().hidden);
         self.on_a_thread(move || {
+            let _refusal = is_refused.then(|| Refusal::armed(device.clone()));
             let step_workspace = Arc::new(backed_segment(&device, needs.step_workspace, step)?);
             let desk = DeskMemory::over(backed_segment(&device, needs.desk_bytes(), desk)?, needs.desk);
             let graphs = match graphs {
@@ -134,10 +218,11 @@ impl Attempt {
         self.shelf.on_a_thread(self.owner.generation, work).await?.ok_or_else(ended)
     }
 
-    async fn lease(&self, class: Class, bytes: Bytes, phase: &'static str) -> Result<Lease, ProfileError> {
-        let request = Request::new(self.owner.clone(), class, self.label.clone(), bytes).priority(Priority::Startup);
+    async fn lease(&self, class: Class, bytes: Bytes, doing: &'static str) -> Result<Lease, ProfileError> {
+        let request =
+            Request::new(self.owner.clone(), class.clone(), self.label.clone(), bytes).priority(Priority::Startup);
         let asked = self.budget.ask(tree::LEASE_FOR_PROFILE, request, false).await;
-        asked.map_err(|source| ProfileError::Lease { phase, source })
+        asked.map_err(|source| ProfileError::Lease { doing, class: Some(class), source })
     }
 
     /// Every corner for real, one after the other.
@@ -152,7 +237,14 @@ impl Attempt {
 
     /// Captures decoding in every size, and leases what that took: what is left for the cache is known only behind it.
     async fn capture(&self, lanes: &Lanes, memory: &EngineMemory) -> Result<(), ProfileError> {
-        let Some(inputs) = &memory.graphs else { return Ok(()) };
+        self.refuse_a_job_if_due(&lanes.step, Phase::Capture);
+        let Some(inputs) = &memory.graphs else {
+            // A device without graphs has nothing to refuse, unless it is asked for one all the same.
+            return match self.faults.is_due(Phase::Capture, self.number) {
+                true => Ok(graph::capture_one(&lanes.step, 1, tree::CAPTURE).await.map(drop)?),
+                false => Ok(()),
+            };
+        };
         self.report(CAPTURING, self.needs.corners.len());
         let taken = graph::capture(&lanes.step, inputs.shape(), tree::CAPTURE, &graph::captured(&self.label)).await?;
         if !taken.is_zero() {
@@ -163,41 +255,44 @@ impl Attempt {
 
     /// Measures what is left, leases it, and backs it.
     async fn settle(&self, memory: &Arc<EngineMemory>) -> Result<usize, ProfileError> {
-        let phase = SETTLING;
-        self.report(phase, self.needs.corners.len());
+        let (doing, class) = (SETTLING, Some(Class::Kv));
+        self.report(doing, self.needs.corners.len());
         let (shape, page) = (self.needs.kv_shape, self.device.page());
         let sizing = Sizing {
             available: self.budget.available().await?,
             probe: memory.kv.lease().bytes(),
             share: self.share()?,
-            shrinks: self.shrinks,
             pinned_tokens: self.kv_tokens,
         };
-        let blocks = sizing.blocks(shape, page);
+        let measured = sizing.blocks(shape, page);
+        // What others have taken since the first attempt is theirs; what they have let go of was not stressed.
+        let blocks = match self.kv_tokens {
+            Some(_) => measured,
+            None => shrunk(self.first.map_or(measured, |first| first.min(measured)), self.shrinks),
+        };
         let context_tokens = self.envelope.context_tokens;
         if blocks * BLOCK_TOKENS < context_tokens {
             return Err(ProfileError::TooSmall { tokens: blocks * BLOCK_TOKENS, context_tokens });
         }
         // The probe stays as it is where the target is smaller: its blocks are backed already.
         let blocks = blocks.max(self.needs.probe_blocks);
+        self.course.settle(Some(measured), blocks);
         let bytes = KvMemory::bytes(shape, blocks, page);
         let resized = self.budget.resize(tree::LEASE_FOR_PROFILE, memory.kv.lease(), bytes).await;
-        resized.map_err(|source| ProfileError::Lease { phase, source })?;
-        let memory = memory.clone();
+        resized.map_err(|source| ProfileError::Lease { doing, class: class.clone(), source })?;
+        let (memory, device) = (memory.clone(), self.device.clone());
+        let is_refused = self.faults.is_due(Phase::Back, self.number);
         self.on_a_thread(move || {
-            memory.kv.grow_to(blocks).map_err(|source| ProfileError::Device { phase, source })?;
+            let _refusal = is_refused.then(|| Refusal::armed(device));
+            memory.kv.grow_to(blocks).map_err(|source| ProfileError::Device { doing, class, source })?;
             Ok(blocks)
         })
         .await
     }
 
-    /// What the user has said, or what is expected of such a device.
     fn share(&self) -> Result<Share, ProfileError> {
-        if let Some(fraction) = self.memory_fraction {
-            return Ok(Share::Fraction(fraction));
-        }
-        let memory = self.device.memory().map_err(|source| ProfileError::Device { phase: SETTLING, source })?;
-        Ok(Share::expected_of(self.device.is_host_memory(), memory.total))
+        let device_error = |source| ProfileError::Device { doing: SETTLING, class: None, source };
+        Share::of_user_or_expected(self.memory_fraction, &*self.device).map_err(device_error)
     }
 
     /// The worst cases again at the final size, the lanes beside each other.
@@ -263,8 +358,26 @@ const PROBE: &str = "backing the probe";
 
 const SETTLING: &str = "backing the keys and values";
 
+/// The device refuses the next memory that it is asked for, once, while this lives: a drill.
+pub(crate) struct Refusal(Arc<dyn Device>);
+
+impl Refusal {
+    /// From now on.
+    pub(crate) fn armed(device: Arc<dyn Device>) -> Self {
+        device.refuse_next_back(true);
+        Refusal(device)
+    }
+}
+
+impl Drop for Refusal {
+    fn drop(&mut self) {
+        self.0.refuse_next_back(false);
+    }
+}
+
 fn backed_segment(device: &Arc<dyn Device>, bytes: Bytes, lease: Lease) -> Result<Segment, ProfileError> {
-    let device_error = |source| ProfileError::Device { phase: "backing workspaces", source };
+    let class = Some(lease.holding().class);
+    let device_error = |source| ProfileError::Device { doing: "backing workspaces", class: class.clone(), source };
     let segment = Segment::reserve(device.clone(), bytes, lease).map_err(device_error)?;
     segment.back_to(bytes).map_err(device_error)?;
     Ok(segment)
@@ -272,7 +385,7 @@ fn backed_segment(device: &Arc<dyn Device>, bytes: Bytes, lease: Lease) -> Resul
 
 /// Reserves addresses for all the device has, and backs the probe.
 fn backed_probe(device: &Arc<dyn Device>, needs: &Needs, lease: Arc<Lease>) -> Result<KvMemory, ProfileError> {
-    let device_error = |source| ProfileError::Device { phase: PROBE, source };
+    let device_error = |source| ProfileError::Device { doing: PROBE, class: Some(Class::Kv), source };
     let shape = needs.kv_shape;
     let total = device.memory().map_err(device_error)?.total;
     let blocks_max = (total.0 / shape.layers as u64 / shape.block_bytes().0) as usize;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bursar_budgets::Bytes;
+use bursar_budgets::{Bytes, Device, DeviceError};
 use bursar_kernels::{BLOCK_TOKENS, KvShape};
 
 use crate::{memory::KvMemory, supervise::Intensity};
@@ -10,12 +10,25 @@ use crate::{memory::KvMemory, supervise::Intensity};
 /// Attempts in all: the first and three smaller ones.
 pub const ATTEMPTS_MAX: u32 = 4;
 
-/// Attempts that die are begun again as often as those that are refused memory, but after a wait.
-pub const ATTEMPTS: Intensity =
-    Intensity { restarts_max: ATTEMPTS_MAX as usize - 1, within: Duration::MAX, back_off: Duration::from_millis(10) };
+/// Attempts that die are begun again as often as those that are refused memory, but after a wait. A model that has been
+/// served for an hour since may be refused anew.
+pub const ATTEMPTS: Intensity = Intensity {
+    restarts_max: ATTEMPTS_MAX as usize - 1,
+    within: Duration::from_secs(3600),
+    back_off: Duration::from_millis(10),
+};
 
-/// What a refused target is multiplied by for the next attempt.
-pub const SHRINK: f64 = 0.95;
+/// Hundredths of the first target that are left of it after each attempt that was refused memory.
+pub const SHRINK_PER_CENT: u64 = 95;
+
+/// The target of so many blocks behind `shrinks` refused attempts: 0.95 to that power of it, whole blocks.
+pub fn shrunk(blocks: usize, shrinks: u32) -> usize {
+    // A hundred to the eighth power leaves room for more blocks than any device has.
+    let at_once = shrinks.min(8);
+    let (of, parts) = (u128::from(SHRINK_PER_CENT).pow(at_once), 100u128.pow(at_once));
+    let left = (blocks as u128 * of / parts) as usize;
+    if shrinks > at_once { shrunk(left, shrinks - at_once) } else { left }
+}
 
 /// What serving may do at once: what was stressed, and nothing more. Permits are made from this, nowhere else.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,6 +82,17 @@ impl Share {
         }
     }
 
+    /// What the user has said, or what is expected of `device`.
+    ///
+    /// # Errors
+    /// The driver does not say how large it is.
+    pub fn of_user_or_expected(fraction: Option<f64>, device: &dyn Device) -> Result<Self, DeviceError> {
+        match fraction {
+            Some(fraction) => Ok(Share::Fraction(fraction)),
+            None => Ok(Share::expected_of(device.is_host_memory(), device.memory()?.total)),
+        }
+    }
+
     fn of(self, left: Bytes) -> Bytes {
         match self {
             Share::Fraction(fraction) => Bytes((left.0 as f64 * fraction) as u64),
@@ -95,22 +119,19 @@ pub struct Sizing {
     pub probe: Bytes,
     /// How much of both the cache takes.
     pub share: Share,
-    /// Attempts before this one that were refused memory.
-    pub shrinks: u32,
     /// A size fixed by the user, in tokens.
     pub pinned_tokens: Option<usize>,
 }
 
 impl Sizing {
-    /// The blocks to settle on: the share of `available + probe`, in whole pages a layer, five per cent less for each
-    /// attempt that was refused; or what the user has fixed.
+    /// The blocks to settle on where nothing was refused before: the share of `available + probe`, in whole pages a
+    /// layer; or what the user has fixed.
     pub fn blocks(&self, shape: KvShape, page: Bytes) -> usize {
         if let Some(tokens) = self.pinned_tokens {
             return tokens.div_ceil(BLOCK_TOKENS);
         }
         let target = self.share.of(self.available + self.probe);
-        let shrunk = Bytes((target.0 as f64 * SHRINK.powi(self.shrinks as i32)) as u64);
-        KvMemory::blocks_in(shape, shrunk.max(self.share.least(self.probe)), page)
+        KvMemory::blocks_in(shape, target.max(self.share.least(self.probe)), page)
     }
 }
 
@@ -128,7 +149,6 @@ mod tests {
             available: Bytes::mib(90),
             probe: Bytes::mib(10),
             share: Share::Fraction(0.9),
-            shrinks: 0,
             pinned_tokens: None,
         }
     }
@@ -163,22 +183,23 @@ mod tests {
     fn a_reserve_that_exceeds_what_is_left_leaves_what_the_probe_has() {
         let scarce = Sizing { share: Share::AllBut(Bytes::gib(1)), ..sizing() };
         assert_eq!(scarce.blocks(SHAPE, PAGE), 10 * 1024 * 1024 / 4 / 65536 * 8);
-        let again = Sizing { shrinks: 1, ..scarce };
-        assert_eq!(again.blocks(SHAPE, PAGE), scarce.blocks(SHAPE, PAGE), "it is there whatever else is refused");
         let none = Sizing { probe: Bytes::ZERO, ..scarce };
         assert_eq!(none.blocks(SHAPE, PAGE), 0);
     }
 
     #[test]
-    fn each_refused_attempt_asks_for_five_per_cent_less() {
-        let first = sizing().blocks(SHAPE, PAGE) as f64;
-        let third = Sizing { shrinks: 2, ..sizing() }.blocks(SHAPE, PAGE) as f64;
-        assert!((third / first - 0.95 * 0.95).abs() < 0.01, "{third} of {first}");
+    fn each_refused_attempt_asks_for_five_per_cent_less_in_whole_blocks() {
+        let targets: Vec<_> = (0..4).map(|shrinks| shrunk(1447, shrinks)).collect();
+        assert_eq!(targets, [1447, 1374, 1305, 1240]);
+        assert_eq!(shrunk(100, 1), 95, "no block is lost to rounding where none need be");
+        assert_eq!((shrunk(0, 3), shrunk(1, 1), shrunk(usize::MAX >> 8, 1) > 0), (0, 0, true));
+        let (often, exact) = (shrunk(1_000_000, 20), 1e6 * 0.95f64.powi(20));
+        assert!((often as f64 - exact).abs() <= 1.0, "{often} of {exact}");
     }
 
     #[test]
     fn a_pinned_size_is_not_sized() {
-        let pinned = Sizing { pinned_tokens: Some(100), shrinks: 3, ..sizing() };
+        let pinned = Sizing { pinned_tokens: Some(100), ..sizing() };
         assert_eq!(pinned.blocks(SHAPE, PAGE), 7);
     }
 }

@@ -1,28 +1,32 @@
 //! Why a model could not be sized.
 
-use bursar_budgets::{Bytes, DeviceError, Hint};
+use bursar_budgets::{Bytes, Class, DeviceError, Hint};
 use bursar_kernels::OpenError;
 use thiserror::Error;
 
-use super::attempt::CAPTURING;
+use super::{Evidence, Phase, attempt::CAPTURING};
 use crate::{budget::LeaseError, graph::CaptureError, lane::LaneError, reply::AskError};
 
 /// Why an attempt failed, with its evidence.
 #[derive(Debug, Error)]
 pub enum ProfileError {
     /// The ledger refused.
-    #[error("while {phase}: {source}")]
+    #[error("while {doing}: {source}")]
     Lease {
         /// What was being done.
-        phase: &'static str,
+        doing: &'static str,
+        /// What the lease was for; none if no lease was asked for by then.
+        class: Option<Class>,
         /// What was said.
         source: LeaseError,
     },
     /// The device refused or is lost.
-    #[error("while {phase}: {source}")]
+    #[error("while {doing}: {source}")]
     Device {
         /// What was being done.
-        phase: &'static str,
+        doing: &'static str,
+        /// Whose memory it was; none for what belongs to no lease.
+        class: Option<Class>,
         /// What was said.
         source: DeviceError,
     },
@@ -78,14 +82,7 @@ impl From<CaptureError> for ProfileError {
 impl ProfileError {
     /// Whether a smaller target may succeed.
     pub fn is_out_of_memory(&self) -> bool {
-        match self {
-            ProfileError::Device { source, .. } | ProfileError::Lanes(OpenError::Device(source)) => source.is_refused(),
-            ProfileError::Lease { source, .. } => matches!(source, LeaseError::Refused(_)),
-            ProfileError::Stress { source: LaneError::Kernel(bursar_kernels::KernelError::Device(error)), .. } => {
-                error.is_refused()
-            }
-            _ => false,
-        }
+        Evidence::of(self, Phase::Probe, None).is_some()
     }
 
     /// Whether the same may succeed when it is tried again.

@@ -2,15 +2,25 @@
 
 mod actor;
 mod attempt;
+mod attempts;
 mod core;
 mod error;
+mod evidence;
+mod faults;
 mod knobs;
 mod message;
 mod needs;
+mod phase;
 
 pub use actor::{ProfileActor, ProfileArguments};
-pub use attempt::{Attempt, Profiled};
-pub use core::{ATTEMPTS, ATTEMPTS_MAX, ProfileRecord, RESERVE_MAX, SHRINK, Share, Sizing};
+pub(crate) use attempt::Refusal;
+pub use attempt::{Attempt, Course, Passed, Profiled};
+pub use attempts::{AttemptReport, Attempts, Outcome};
+pub use core::{ATTEMPTS, ATTEMPTS_MAX, ProfileRecord, RESERVE_MAX, SHRINK_PER_CENT, Share, Sizing, shrunk};
 pub use error::ProfileError;
+pub use evidence::Evidence;
+pub use faults::{FaultError, Faults};
+pub(crate) use knobs::advice;
 pub use message::ProfileMessage;
 pub use needs::{Needs, rows_on_their_way};
+pub use phase::{Phase, UnknownPhase};

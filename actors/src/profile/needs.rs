@@ -235,7 +235,6 @@ mod tests {
             available,
             probe: needs.probe(),
             share: Share::expected_of(false, card),
-            shrinks: 0,
             pinned_tokens: None,
         };
         let tokens = sizing.blocks(needs.kv_shape, page) * BLOCK_TOKENS;

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use super::{Admission, ChosenRow, Delivery, Effect, Input, Limits, SchedulerCore, SchedulerMessage, Scored, StepPlan};
 use crate::{
     kv::{KvMessage, SequenceId},
-    lane::{Answer, Choice, Job, Lane, PastTokens, Score, StepJob, Stepped},
+    lane::{Answer, Choice, Job, Lane, PastTokens, RefusalSink, Score, StepJob, Stepped},
     tree,
     vision::PinnedPictures,
 };
@@ -32,6 +32,8 @@ pub struct SchedulerArguments {
     pub lane: Lane,
     /// For metrics.
     pub model: Label,
+    /// Who sees to it that there is memory again.
+    pub refused: RefusalSink,
 }
 
 /// Its state.
@@ -41,6 +43,8 @@ pub struct SchedulerState {
     arguments: SchedulerArguments,
     /// Whose rows each step under way has, and whose prompts it scores; the oldest first.
     under_way: VecDeque<(Vec<ChosenRow>, Vec<Scored>)>,
+    /// A step was refused memory: whoever was told of it is about to replace this actor.
+    is_refused: bool,
     /// What the step that has just ended chose, beyond what the core needs to know.
     chosen: BTreeMap<SequenceId, Result<Token, SamplingError>>,
 }
@@ -68,6 +72,7 @@ impl Actor for SchedulerActor {
             callers: BTreeMap::new(),
             arguments,
             under_way: VecDeque::new(),
+            is_refused: false,
             chosen: BTreeMap::new(),
         })
     }
@@ -79,6 +84,13 @@ impl Actor for SchedulerActor {
         state: &mut SchedulerState,
     ) -> Result<(), ActorProcessingErr> {
         let effects = match message {
+            // Dropped as it is: its driver comes again to the successor.
+            _ if state.is_refused && !matches!(message, SchedulerMessage::Drill(_)) => return Ok(()),
+            SchedulerMessage::Stepped(Err(error)) if error.is_out_of_memory() => {
+                state.is_refused = true;
+                (state.arguments.refused)(error);
+                return Ok(());
+            }
             SchedulerMessage::Admit(Admission { sequence, pins, deliveries }) => {
                 state.callers.insert(sequence.id, Caller { deliveries: Some(deliveries), pins });
                 state.core.step(Input::Admit(Box::new(sequence)))

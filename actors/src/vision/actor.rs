@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     budget::Budget,
-    lane::{Answer, EncodeJob, Job, Lane},
+    lane::{Answer, EncodeJob, Job, Lane, RefusalSink},
     reply::Reply,
     tree,
 };
@@ -47,6 +47,8 @@ pub struct VisionArguments {
     pub launch_patches: usize,
     /// Pictures decoded at once.
     pub decode_threads: usize,
+    /// Who sees to it that there is memory again.
+    pub refused: RefusalSink,
 }
 
 /// Its state.
@@ -59,6 +61,8 @@ pub struct VisionState {
     pending: BTreeMap<Ticket, Pending>,
     next_ticket: u64,
     decoding: Arc<Semaphore>,
+    /// A launch was refused memory: whoever was told of it is about to replace this actor.
+    is_refused: bool,
 }
 
 /// Pixels that wait for their launch, and the lease that pays for them.
@@ -91,6 +95,7 @@ impl Actor for VisionActor {
             known: KnownFiles::new(arguments.cache_rows),
             pending: BTreeMap::new(),
             next_ticket: 0,
+            is_refused: false,
             arguments,
         })
     }
@@ -110,6 +115,13 @@ impl Actor for VisionActor {
                 Vec::new()
             }
             VisionMessage::Prepared { keys, pictures, host, reply } => state.prepared(&keys, pictures, host, reply),
+            // Dropped as it is: its request comes again to the successor.
+            _ if state.is_refused && !matches!(message, VisionMessage::Drill(_)) => return Ok(()),
+            VisionMessage::Encoded(Err(error)) if error.is_out_of_memory() => {
+                state.is_refused = true;
+                (state.arguments.refused)(error);
+                return Ok(());
+            }
             VisionMessage::Encoded(outcome) => {
                 outcome?;
                 state.core.step(Input::Encoded)

@@ -122,6 +122,7 @@ struct State {
     counts: HostCounts,
     script: Script,
     lost: Option<String>,
+    refuses_next_back: bool,
     holds_calls: bool,
     /// Calls that may pass though calls are held.
     passes: u64,
@@ -366,7 +367,7 @@ impl Device for HostDevice {
         state.check_lost()?;
         state.stretch(self.config.page, address, bytes, false, "backed")?;
         state.counts.backs += 1;
-        let refused_by_script = state.run_script(&self.config);
+        let refused_by_script = state.run_script(&self.config) | std::mem::take(&mut state.refuses_next_back);
         state.check_lost()?;
         let free = state.free(&self.config);
         if refused_by_script || bytes > free {
@@ -398,6 +399,10 @@ impl Device for HostDevice {
         state.counts.unbacks += 1;
         state.counts.backed -= bytes;
         Ok(())
+    }
+
+    fn refuse_next_back(&self, is_refused: bool) {
+        self.lock().refuses_next_back = is_refused;
     }
 
     fn timeline(&self) -> Timeline {

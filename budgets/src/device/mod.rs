@@ -92,6 +92,12 @@ pub trait Device: Send + Sync + 'static {
     /// device must be past their last use.
     fn unback(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError>;
 
+    /// Whether the next [`back`](Device::back) is refused, however much is free: for drills. It is once, and a device that
+    /// knows no drills does nothing.
+    fn refuse_next_back(&self, is_refused: bool) {
+        let _ = is_refused;
+    }
+
     /// A timeline for one more lane of this device.
     fn timeline(&self) -> Timeline;
 

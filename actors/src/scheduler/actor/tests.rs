@@ -94,7 +94,7 @@ impl Bed {
         let (kv, _) =
             KvActor::spawn(None, KvActor, KvArguments { blocks, model: model.clone() }).await.expect("it starts");
         let limits = Limits { sequences: 2, step_tokens: 8, kv_tokens: blocks * BLOCK_TOKENS };
-        let arguments = SchedulerArguments { limits, kv, lane, model };
+        let arguments = SchedulerArguments { limits, kv, lane, model, refused: Arc::new(|_| {}) };
         let (scheduler, _) = SchedulerActor::spawn(None, SchedulerActor, arguments).await.expect("it starts");
         Bed { scheduler, jobs, unpinned, vision }
     }

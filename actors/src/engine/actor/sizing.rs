@@ -1,0 +1,245 @@
+//! The attempts of an engine: each asks for less than one that was refused memory, also when that was while it served.
+
+use std::sync::Arc;
+
+use bursar_budgets::{Class, Knob};
+use bursar_kernels::BLOCK_TOKENS;
+use ractor::{Actor, ActorProcessingErr, ActorRef};
+
+use super::EngineState;
+use crate::{
+    engine::{
+        EngineMessage, Progress, StartError, Status,
+        start::{LoadError, LoadFailed, Planned},
+    },
+    lane::{Job, Lane, LaneError, RefusalSink},
+    memory::KvMemory,
+    profile::{
+        Attempt, Course, Evidence, Faults, Outcome, Passed, Phase, ProfileActor, ProfileArguments, ProfileError,
+        ProfileRecord, Profiled, advice,
+    },
+    supervise::Errand,
+    tree,
+};
+
+impl EngineState {
+    /// The next attempt begins where none has to go further back than it must: weights that are there stay.
+    pub(super) async fn next_attempt(&mut self, myself: &ActorRef<EngineMessage>) -> Result<(), ActorProcessingErr> {
+        self.course = Course::default();
+        if self.planned.is_some() {
+            return self.start_attempt(myself).await;
+        }
+        let start = self.arguments.clone().plan_and_load(self.attempts.number());
+        self.errand = Some(Errand::begin(myself, start, EngineMessage::Loaded));
+        Ok(())
+    }
+
+    pub(super) async fn loaded(
+        &mut self,
+        myself: &ActorRef<EngineMessage>,
+        outcome: Result<Planned, LoadFailed>,
+    ) -> Result<(), ActorProcessingErr> {
+        let LoadFailed { expected_blocks, error } = match outcome {
+            Ok(planned) => {
+                self.attempts.plan(planned.expected_blocks);
+                self.planned = Some(planned);
+                return self.start_attempt(myself).await;
+            }
+            Err(failed) => failed,
+        };
+        expected_blocks.into_iter().for_each(|blocks| self.attempts.plan(blocks));
+        match error {
+            LoadError::Refused(error) => {
+                let ledger = self.arguments.budget.evidence().await.ok();
+                let evidence = Evidence::of(&error, Phase::Load, ledger.as_ref());
+                self.course.end_in(Phase::Load, evidence);
+                self.attempt_failed(myself, error).await
+            }
+            LoadError::Start(error) => {
+                self.check_device()?;
+                self.fail(myself, error);
+                Ok(())
+            }
+        }
+    }
+
+    async fn start_attempt(&mut self, myself: &ActorRef<EngineMessage>) -> Result<(), ActorProcessingErr> {
+        let Planned { kit, needs, model, processor, .. } = self.planned.clone().expect("the plan comes before an attempt");
+        let options = &self.arguments.options;
+        let attempt = Attempt {
+            budget: self.arguments.budget.clone(),
+            device: self.arguments.device.clone(),
+            owner: self.owner(),
+            label: self.arguments.label.clone(),
+            model,
+            needs: needs.expect("the needs are kept until READY"),
+            envelope: kit.envelope.clone(),
+            memory_fraction: options.memory_fraction,
+            kv_tokens: options.kv_tokens,
+            number: self.attempts.number(),
+            shrinks: self.attempts.shrinks(),
+            first: self.attempts.measured(),
+            faults: options.faults.clone(),
+            course: self.course.clone(),
+            processor,
+            progress: self.arguments.progress.clone(),
+            shelf: self.arguments.shelf.clone(),
+        };
+        let arguments = ProfileArguments { attempt, engine: myself.clone() };
+        let (profile, _) = ProfileActor::spawn_linked(None, ProfileActor, arguments, myself.get_cell()).await?;
+        self.profile = Some(profile.get_cell());
+        Ok(())
+    }
+
+    /// What the attempt held is brought home first; then a smaller one, or the end.
+    pub(super) async fn attempt_failed(
+        &mut self,
+        myself: &ActorRef<EngineMessage>,
+        error: ProfileError,
+    ) -> Result<(), ActorProcessingErr> {
+        self.check_device()?;
+        self.arguments.shelf.quench(self.owner().generation).await;
+        self.arguments.budget.clear(self.owner()).await?;
+        let said = error.to_string();
+        let outcome = match (self.course.passed().evidence, error.is_death()) {
+            (Some(evidence), _) => Outcome::Refused { evidence },
+            (None, true) => Outcome::Died { said },
+            (None, false) => Outcome::Failed { said },
+        };
+        let (was_refused, may_go_on) = (error.is_out_of_memory(), !matches!(outcome, Outcome::Failed { .. }));
+        self.report(outcome);
+        let wait = self.attempts.failed(was_refused, self.born.elapsed());
+        let Some(wait) = wait.filter(|_| may_go_on) else {
+            self.work_out_advice(myself, error, was_refused);
+            return Ok(());
+        };
+        if wait.is_zero() {
+            // A smaller target is another matter: there is nothing to wait for.
+            return self.next_attempt(myself).await;
+        }
+        let generation = self.owner().generation;
+        myself.send_after(wait, move || EngineMessage::Attempt { generation });
+        Ok(())
+    }
+
+    /// Tells of the attempt under way, as far as it is by now.
+    fn report(&mut self, outcome: Outcome) {
+        let Passed { phase, measured, target, .. } = self.course.passed();
+        measured.into_iter().for_each(|blocks| self.attempts.measure(blocks));
+        let target = target.unwrap_or_else(|| self.attempts.target());
+        let report = self.attempts.report(target, phase.unwrap_or(Phase::Load), outcome);
+        // One that was ready and is refused memory while it serves is the same attempt.
+        self.reports.retain(|earlier| earlier.attempt != report.attempt);
+        self.reports.push(report.clone());
+        (self.arguments.progress)(Progress::Attempt(report));
+    }
+
+    /// Begins to work out which knobs would have helped: that takes many plans.
+    fn work_out_advice(&mut self, myself: &ActorRef<EngineMessage>, error: ProfileError, was_refused: bool) {
+        let evidence = self.course.passed().evidence.filter(|_| was_refused);
+        let target = self.reports.last().map_or(0, |report| report.target_tokens);
+        let (planned, page) = (self.planned.clone(), self.arguments.device.page());
+        let (evidence, Some(Planned { kit, model, processor, .. })) = (evidence, planned) else {
+            return self.give_up(myself, error, Vec::new());
+        };
+        let Some(evidence) = evidence else { return self.give_up(myself, error, Vec::new()) };
+        let missing = evidence.missing();
+        let knobs = async move {
+            let target_of = processor.target();
+            let work = move || advice(&model, target_of, &kit.envelope, page, target, missing);
+            tokio::task::spawn_blocking(work).await.expect("a plan that was made once can be made again")
+        };
+        self.advice = Some(Errand::begin(myself, knobs, |knobs| EngineMessage::Advised { error, knobs }));
+    }
+
+    pub(super) fn give_up(&self, myself: &ActorRef<EngineMessage>, error: ProfileError, knobs: Vec<Knob>) {
+        let (attempt, attempts) = (self.attempts.number(), self.reports.clone());
+        self.fail(myself, StartError::Profile { attempt, attempts, source: error, knobs });
+    }
+
+    /// Starts all serving actors, behind an attempt that went well or a shrink.
+    pub(super) async fn serve(&mut self, myself: &ActorRef<EngineMessage>) -> Result<(), ActorProcessingErr> {
+        self.start_children(myself, 0).await?;
+        self.course.enter(Phase::Serve);
+        self.report(Outcome::Ready);
+        Ok(())
+    }
+
+    /// Where serving actors tell of memory that was refused.
+    pub(super) fn refusal_sink(&self, myself: &ActorRef<EngineMessage>) -> RefusalSink {
+        let (myself, generation) = (myself.clone(), self.serving_generation());
+        Arc::new(move |error| {
+            // An engine that is gone has taken its actors along.
+            drop(myself.send_message(EngineMessage::Refused { generation, error }));
+        })
+    }
+
+    pub(super) fn refuse_a_step_if_due(&mut self, lane: &Lane) {
+        let number = self.attempts.number();
+        let faults: &Faults = &self.arguments.options.faults;
+        if faults.is_due(Phase::Serve, number) && self.drilled != Some(number) {
+            self.drilled = Some(number);
+            lane.submit(Job::Refuse);
+        }
+    }
+
+    /// The actors make way, keys and values give up five per cent, and their successors do the work again. Weights,
+    /// workspaces and graphs stay as they are.
+    pub(super) async fn refused_while_serving(
+        &mut self,
+        myself: &ActorRef<EngineMessage>,
+        error: LaneError,
+    ) -> Result<(), ActorProcessingErr> {
+        self.check_device()?;
+        Status::change(&self.arguments.status, Status::Starting);
+        let model = self.arguments.label.to_string();
+        metrics::counter!("bursar_oom_total", "model" => model, "phase" => Phase::Serve.name()).increment(1);
+        for child in self.children.take_from(0) {
+            drop(child.kill_and_wait(None).await);
+        }
+        let profiled = self.profiled.clone().expect("sized before served");
+        profiled.lanes.idle().await;
+        let error = ProfileError::Stress { corner: "a request", source: error };
+        let ledger = self.arguments.budget.evidence().await.ok();
+        let evidence = Evidence::of(&error, Phase::Serve, ledger.as_ref()).expect("memory was refused");
+        self.course.end_in(Phase::Serve, Some(evidence.clone()));
+        self.report(Outcome::Refused { evidence: evidence.clone() });
+        let Some(_) = self.attempts.failed(true, self.born.elapsed()) else {
+            let attempts = self.attempts.number();
+            let reason = format!("{evidence}, in {attempts} attempts; leave more memory free on the device");
+            Status::change(&self.arguments.status, Status::Stopped { reason: reason.as_str().into() });
+            myself.stop(Some(reason));
+            return Ok(());
+        };
+        self.course = Course::default();
+        // A size that the user has fixed stays, as it does in a start.
+        if self.arguments.options.kv_tokens.is_none() {
+            self.shrink(&profiled).await?;
+        }
+        self.course.settle(None, profiled.memory.kv.blocks());
+        self.serve(myself).await
+    }
+
+    /// Gives up the tail of keys and values, down to the target of this attempt. Nothing runs meanwhile.
+    async fn shrink(&mut self, profiled: &Profiled) -> Result<(), ActorProcessingErr> {
+        let memory = profiled.memory.clone();
+        let kit = &self.planned.as_ref().expect("planned before served").kit;
+        let floor = kit.envelope.context_tokens.div_ceil(BLOCK_TOKENS);
+        let blocks = self.attempts.target().max(floor).min(memory.kv.blocks());
+        let (device, page) = (self.arguments.device.clone(), self.arguments.device.page());
+        let bytes = KvMemory::bytes(memory.kv.shape(), blocks, page);
+        let (shrinking, doing) = (memory.clone(), "giving up keys and values");
+        let work = move || {
+            let device_error = |source| ProfileError::Device { doing, class: Some(Class::Kv), source };
+            shrinking.kv.shrink_to(blocks, &device.fence_here()).map_err(device_error)
+        };
+        let shelf = &self.arguments.shelf;
+        if shelf.on_a_thread(self.owner().generation, work).await?.is_none() {
+            return Ok(()); // An end is being put to this engine.
+        }
+        self.arguments.budget.resize(tree::SHRINK_FOR_ENGINE, memory.kv.lease(), bytes).await?;
+        let record = ProfileRecord { kv_blocks: blocks, ..profiled.record.clone() };
+        self.profiled = Some(Arc::new(Profiled { record, memory, lanes: profiled.lanes.clone() }));
+        Ok(())
+    }
+}

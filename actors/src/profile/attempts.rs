@@ -1,0 +1,192 @@
+//! What came of the attempts to size a model, and whether there is another: pure.
+
+use std::time::Duration;
+
+use bursar_kernels::BLOCK_TOKENS;
+use serde::Serialize;
+
+use super::{Evidence, Phase, core::ATTEMPTS, core::shrunk};
+use crate::supervise::{Decision, Policy, RestartLog};
+
+/// How an attempt ended.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "outcome")]
+pub enum Outcome {
+    /// The model serves.
+    Ready,
+    /// Memory was refused: the next attempt asks for less.
+    Refused {
+        /// The evidence.
+        evidence: Evidence,
+    },
+    /// Whoever made it died: the next is the same.
+    Died {
+        /// What was said.
+        said: String,
+    },
+    /// By something that no other attempt would change.
+    Failed {
+        /// What was said.
+        said: String,
+    },
+}
+
+/// One attempt.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct AttemptReport {
+    /// From 1.
+    pub attempt: u32,
+    /// Tokens of keys and values that it asked for, or would have asked for had it come so far.
+    pub target_tokens: usize,
+    /// How far it came.
+    pub phase: Phase,
+    /// How it ended.
+    #[serde(flatten)]
+    pub outcome: Outcome,
+}
+
+/// The attempts of one engine: those of its start, and one more for each time that memory is refused while it serves.
+#[derive(Debug)]
+pub struct Attempts {
+    /// Those that have ended.
+    ended: u32,
+    /// How many of them were refused memory.
+    shrinks: u32,
+    /// Blocks of the first target: the plan's, until an attempt has measured what there is.
+    first: Option<First>,
+    /// How long it has been served, and how often it was refused since.
+    log: RestartLog,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct First {
+    blocks: usize,
+    is_measured: bool,
+}
+
+impl Attempts {
+    /// Before the first.
+    pub fn new() -> Self {
+        Attempts { ended: 0, shrinks: 0, first: None, log: RestartLog::new(Policy::OneForOne, ATTEMPTS, 1) }
+    }
+
+    /// The number of the attempt under way, from 0.
+    pub fn number(&self) -> u32 {
+        self.ended
+    }
+
+    /// Attempts so far that were refused memory.
+    pub fn shrinks(&self) -> u32 {
+        self.shrinks
+    }
+
+    /// Blocks that an attempt has found room for before any was refused.
+    pub fn measured(&self) -> Option<usize> {
+        self.first.filter(|first| first.is_measured).map(|first| first.blocks)
+    }
+
+    /// The plan expects room for so many blocks. What was measured before knows better.
+    pub fn plan(&mut self, blocks: usize) {
+        self.first.get_or_insert(First { blocks, is_measured: false });
+    }
+
+    /// An attempt found room for so many. The first that does stands.
+    pub fn measure(&mut self, blocks: usize) {
+        if self.measured().is_none() {
+            self.first = Some(First { blocks, is_measured: true });
+        }
+    }
+
+    /// Blocks that the attempt under way asks for, as far as is known.
+    pub fn target(&self) -> usize {
+        self.first.map_or(0, |first| shrunk(first.blocks, self.shrinks))
+    }
+
+    /// The report of the attempt under way, which asked for `target` blocks.
+    pub fn report(&self, target: usize, phase: Phase, outcome: Outcome) -> AttemptReport {
+        AttemptReport { attempt: self.ended + 1, target_tokens: target * BLOCK_TOKENS, phase, outcome }
+    }
+
+    /// The attempt under way has ended `now` (since whenever). The wait before the next, which is none where it was
+    /// memory that was refused: there is nothing to wait for. None if it was the last.
+    pub fn failed(&mut self, was_refused: bool, now: Duration) -> Option<Duration> {
+        self.ended += 1;
+        self.shrinks += u32::from(was_refused);
+        match self.log.died(0, now) {
+            Decision::Restart { .. } if was_refused => Some(Duration::ZERO),
+            Decision::Restart { after, .. } => Some(after),
+            Decision::GiveUp { .. } => None,
+        }
+    }
+}
+
+impl Default for Attempts {
+    fn default() -> Self {
+        Attempts::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn four_attempts_ask_for_five_per_cent_less_each_and_a_fifth_is_not_made() {
+        let mut attempts = Attempts::new();
+        attempts.plan(1000);
+        let mut targets = Vec::new();
+        let mut now = Duration::ZERO;
+        loop {
+            targets.push(attempts.target());
+            now += SECOND;
+            match attempts.failed(true, now) {
+                Some(wait) => assert_eq!(wait, Duration::ZERO),
+                None => break,
+            }
+        }
+        assert_eq!(targets, [1000, 950, 902, 857]);
+    }
+
+    #[test]
+    fn deaths_are_waited_for_and_ask_for_the_same() {
+        let mut attempts = Attempts::new();
+        attempts.plan(1000);
+        assert_eq!(attempts.failed(false, SECOND), Some(Duration::from_millis(10)));
+        assert_eq!(attempts.failed(true, SECOND), Some(Duration::ZERO));
+        assert_eq!(attempts.failed(false, SECOND), Some(Duration::from_millis(40)));
+        assert_eq!((attempts.number(), attempts.shrinks(), attempts.target()), (3, 1, 950));
+        assert_eq!(attempts.failed(false, SECOND), None);
+    }
+
+    #[test]
+    fn what_was_measured_first_stands_and_the_plan_is_a_guess_until_then() {
+        let mut attempts = Attempts::new();
+        assert_eq!(attempts.target(), 0);
+        attempts.plan(100);
+        attempts.failed(true, SECOND);
+        attempts.measure(200);
+        attempts.plan(300);
+        attempts.measure(400);
+        assert_eq!((attempts.measured(), attempts.target()), (Some(200), 190));
+    }
+
+    #[test]
+    fn refusals_long_ago_are_no_reason_to_give_up_and_stay_a_reason_to_ask_for_less() {
+        let mut attempts = Attempts::new();
+        attempts.plan(1000);
+        for hour in [0, 2, 4, 6, 8] {
+            assert!(attempts.failed(true, SECOND * 3600 * hour).is_some());
+        }
+        assert_eq!(attempts.target(), 773, "five times five per cent");
+    }
+
+    #[test]
+    fn reports_are_numbered_as_people_count() {
+        let attempts = Attempts::new();
+        let report = attempts.report(3, Phase::Validate, Outcome::Ready);
+        let told = serde_json::to_string(&report).expect("it can be written");
+        assert_eq!(told, r#"{"attempt":1,"target_tokens":48,"phase":"validate","outcome":"ready"}"#);
+    }
+}

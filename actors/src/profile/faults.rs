@@ -1,0 +1,130 @@
+//! Memory refused on purpose: how a user finds out what happens then.
+
+use std::str::FromStr;
+
+use bursar_budgets::Hint;
+
+use super::{ATTEMPTS_MAX, Phase, UnknownPhase};
+
+/// In which phases of which attempts memory is refused, once each. Empty by default, and nothing is refused.
+///
+/// Written as `PHASE:N[,PHASE:N]`: once in that phase of each of the first N attempts that come so far.
+///
+/// ```
+/// use bursar_actors::profile::{Faults, Phase};
+/// let faults: Faults = "load:1,validate:2".parse()?;
+/// assert!(faults.is_due(Phase::Load, 0) && !faults.is_due(Phase::Load, 1));
+/// assert!(faults.is_due(Phase::Validate, 1) && !faults.is_due(Phase::Validate, 2));
+/// let error = "stress:1".parse::<Faults>().unwrap_err();
+/// assert_eq!(error.to_string(), "no phase is called \"stress\"");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Faults(Vec<(Phase, u32)>);
+
+impl Faults {
+    /// None.
+    pub fn none() -> Self {
+        Self::default()
+    }
+
+    /// The same, and once in `phase` of each of the first `attempts` attempts.
+    #[must_use]
+    pub fn refuse(mut self, phase: Phase, attempts: u32) -> Self {
+        self.0.push((phase, attempts));
+        self
+    }
+
+    /// Whether memory is refused in `phase` of attempt `attempt`, counted from 0.
+    pub fn is_due(&self, phase: Phase, attempt: u32) -> bool {
+        self.0.iter().any(|(at, attempts)| *at == phase && attempt < *attempts)
+    }
+
+    /// Whether there are any in `phase`.
+    pub fn has(&self, phase: Phase) -> bool {
+        self.is_due(phase, 0)
+    }
+}
+
+/// A script of faults that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FaultError {
+    /// No phase has that name.
+    #[error(transparent)]
+    Phase(#[from] UnknownPhase),
+    /// Not a phase and a number.
+    #[error("{part:?} is not PHASE:N")]
+    Form {
+        /// What was written.
+        part: String,
+    },
+    /// More attempts than there are, or none.
+    #[error("{attempts} attempts cannot be refused, there are 1 to {ATTEMPTS_MAX}")]
+    Attempts {
+        /// What was written.
+        attempts: u64,
+    },
+}
+
+impl Hint for FaultError {
+    fn hint(&self) -> Option<String> {
+        let phases = Phase::ALL.map(Phase::name).join(", ");
+        Some(match self {
+            FaultError::Phase(_) => format!("the phases are {phases}"),
+            FaultError::Form { .. } => "write validate:2, or load:1,validate:2".to_owned(),
+            FaultError::Attempts { .. } => format!("write a number from 1 to {ATTEMPTS_MAX}"),
+        })
+    }
+}
+
+impl FromStr for Faults {
+    type Err = FaultError;
+
+    fn from_str(script: &str) -> Result<Self, FaultError> {
+        let mut faults = Faults::none();
+        for part in script.split(',').map(str::trim) {
+            let form = || FaultError::Form { part: part.to_owned() };
+            let (phase, attempts) = part.split_once(':').ok_or_else(form)?;
+            let phase = phase.trim().parse()?;
+            let attempts: u64 = attempts.trim().parse().map_err(|_| form())?;
+            if attempts == 0 || attempts > u64::from(ATTEMPTS_MAX) {
+                return Err(FaultError::Attempts { attempts });
+            }
+            faults = faults.refuse(phase, attempts as u32);
+        }
+        Ok(faults)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_script_names_phases_and_how_many_attempts_each_refuses() {
+        for phase in Phase::ALL {
+            let faults: Faults = format!(" {phase} : 4 ").parse().expect("every phase can be refused");
+            assert_eq!(faults, Faults::none().refuse(phase, 4));
+            assert!(faults.has(phase) && faults.is_due(phase, 3) && !faults.is_due(phase, 4));
+        }
+        assert!(Phase::ALL.iter().all(|phase| !Faults::none().has(*phase)));
+    }
+
+    #[test]
+    fn what_is_no_script_is_told_with_what_would_be_one() {
+        for (script, said) in [
+            ("", "\"\" is not PHASE:N"),
+            ("load", "\"load\" is not PHASE:N"),
+            ("load:x", "\"load:x\" is not PHASE:N"),
+            ("load:-1", "\"load:-1\" is not PHASE:N"),
+            ("load:1,", "\"\" is not PHASE:N"),
+            ("warmup:1", "no phase is called \"warmup\""),
+            ("load:0", "0 attempts cannot be refused, there are 1 to 4"),
+            ("load:5", "5 attempts cannot be refused, there are 1 to 4"),
+        ] {
+            let error = script.parse::<Faults>().expect_err(script);
+            assert_eq!(error.to_string(), said);
+            assert!(error.hint().is_some());
+        }
+    }
+}

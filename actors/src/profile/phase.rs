@@ -1,0 +1,63 @@
+//! The phases of a start and of what follows it, in each of which memory may be refused.
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+/// A phase.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// Weights are leased, backed and copied.
+    Load,
+    /// Workspaces and a small cache of keys and values are backed, and every corner of the envelope is run.
+    Probe,
+    /// Decode steps are captured as graphs, on devices that have them.
+    Capture,
+    /// What is left is measured, and keys and values are backed up to the target.
+    Back,
+    /// The corners again at the final size, both lanes beside each other.
+    Validate,
+    /// Requests are served.
+    Serve,
+}
+
+impl Phase {
+    /// All of them, in their order.
+    pub const ALL: [Phase; 6] =
+        [Phase::Load, Phase::Probe, Phase::Capture, Phase::Back, Phase::Validate, Phase::Serve];
+
+    /// Its name, as it is written in a fault script, in JSON and in metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Phase::Load => "load",
+            Phase::Probe => "probe",
+            Phase::Capture => "capture",
+            Phase::Back => "back",
+            Phase::Validate => "validate",
+            Phase::Serve => "serve",
+        }
+    }
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// No phase has that name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no phase is called {name:?}")]
+pub struct UnknownPhase {
+    /// What was asked for.
+    pub name: String,
+}
+
+impl FromStr for Phase {
+    type Err = UnknownPhase;
+
+    fn from_str(name: &str) -> Result<Self, UnknownPhase> {
+        Phase::ALL.into_iter().find(|phase| phase.name() == name).ok_or_else(|| UnknownPhase { name: name.to_owned() })
+    }
+}

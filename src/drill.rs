@@ -1,0 +1,141 @@
+//! `bursar drill`: memory is refused on purpose, and each attempt is told of.
+
+use std::{
+    process::ExitCode,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use bursar::{
+    AttemptReport, Bytes, Chat, DeviceChoice, Faults, HostConfig, HostDevice, LoadOptions, ModelSource, Outcome, Phase,
+    Progress, Runtime, RuntimeConfig, RuntimeError,
+};
+use clap::Args;
+use serde::Serialize;
+
+use crate::{
+    DeviceOptions,
+    failure::{Failure, report},
+    model,
+};
+
+/// What happens when the device refuses memory: tried on host memory, phase by phase.
+#[derive(Args)]
+pub struct Options {
+    /// Where memory is refused: once in PHASE of each of the first N attempts. Phases are load, probe, capture, back,
+    /// validate and serve; there are four attempts.
+    #[arg(long, value_name = "PHASE:N[,PHASE:N]")]
+    fault: String,
+    /// `demo`, the checkpoint in a folder, or a model of the hub.
+    #[arg(long, default_value = "demo")]
+    model: String,
+    /// One JSON object instead of text.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What came of a drill.
+#[derive(Debug, Serialize)]
+struct Drilled {
+    /// Each attempt, in order.
+    attempts: Vec<AttemptReport>,
+    /// Whether the model serves at the end.
+    ready: bool,
+    /// Why not.
+    error: Option<String>,
+    /// What to change.
+    hint: Option<String>,
+    /// Bytes that were not home when all was over.
+    leaked_bytes: Bytes,
+}
+
+/// The model's.
+const NAME: &str = "drill";
+
+/// Runs the command. A model that serves in the end is a success, and so is the start error that was asked for: it is
+/// a failure if bytes were lost.
+pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
+    let drilled = match drill(device.capacity(), &options).await {
+        Ok(drilled) => drilled,
+        Err(failure) if options.json => {
+            let Failure { error, hint } = failure;
+            println!("{}", serde_json::json!({ "error": error, "hint": hint }));
+            return ExitCode::FAILURE;
+        }
+        Err(failure) => return report(Err(failure)),
+    };
+    match options.json {
+        true => println!("{}", serde_json::to_string(&drilled).expect("numbers and text")),
+        false => tell(&drilled),
+    }
+    match drilled.leaked_bytes {
+        Bytes::ZERO => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    }
+}
+
+async fn drill(capacity: Bytes, options: &Options) -> Result<Drilled, Failure> {
+    let faults: Faults = options.fault.parse()?;
+    let device = Arc::new(HostDevice::new(HostConfig::small(capacity)).map_err(RuntimeError::from)?);
+    let choice = DeviceChoice::Custom(device.clone());
+    let runtime = Runtime::start(RuntimeConfig { device: choice, ..RuntimeConfig::default() }).await?;
+    let asks = faults.has(Phase::Serve);
+    let load = LoadOptions { name: Some(NAME.to_owned()), faults, ..LoadOptions::small() };
+    let (attempts, outcome) = start(&runtime, model::source(&options.model), load, asks).await;
+    // Looked at before the runtime ends, which would take all of it.
+    runtime.unload(NAME).await?;
+    let ledger = runtime.budget().snapshot().await.map_err(RuntimeError::from)?;
+    let leaked_bytes = ledger.granted.max(device.counts().backed);
+    runtime.shutdown().await;
+    let (error, hint) = match outcome {
+        Ok(()) => (None, None),
+        Err(Failure { error, hint }) => (Some(error), Some(hint)),
+    };
+    Ok(Drilled { attempts, ready: error.is_none(), error, hint, leaked_bytes })
+}
+
+/// Starts the model and, if it is to be refused memory while it serves, has it do some work; gives each attempt.
+async fn start(
+    runtime: &Runtime,
+    source: ModelSource,
+    load: LoadOptions,
+    asks: bool,
+) -> (Vec<AttemptReport>, Result<(), Failure>) {
+    let attempts = Arc::new(Mutex::new(Vec::<AttemptReport>::new()));
+    let heard = attempts.clone();
+    let listen = move |progress| {
+        if let Progress::Attempt(report) = progress {
+            let mut attempts = heard.lock().unwrap_or_else(PoisonError::into_inner);
+            // One that was ready and is refused memory while it serves is told of again.
+            attempts.retain(|earlier| earlier.attempt != report.attempt);
+            attempts.push(report);
+        }
+    };
+    let outcome = async {
+        let model = runtime.load_with(source, load, listen).await?;
+        if asks {
+            let mut reply = model.chat(Chat::new().user("Who are you?").max_tokens(8)).await?;
+            while let Some(event) = reply.next().await {
+                event?;
+            }
+        }
+        Ok(())
+    };
+    let outcome = outcome.await;
+    (std::mem::take(&mut *attempts.lock().unwrap_or_else(PoisonError::into_inner)), outcome)
+}
+
+fn tell(drilled: &Drilled) {
+    for AttemptReport { attempt, target_tokens, phase, outcome } in &drilled.attempts {
+        let came = match outcome {
+            Outcome::Ready => "ready".to_owned(),
+            Outcome::Refused { evidence } => evidence.to_string(),
+            Outcome::Died { said } | Outcome::Failed { said } => format!("ended in phase {phase}: {said}"),
+        };
+        println!("attempt {attempt}, {target_tokens} tokens of keys and values: {came}");
+    }
+    match (&drilled.error, &drilled.hint) {
+        (Some(error), Some(hint)) => println!("not ready: {error}\nhint: {hint}"),
+        _ => println!("the model serves"),
+    }
+    println!("{} are not home", drilled.leaked_bytes.exact());
+}
