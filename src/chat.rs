@@ -25,7 +25,7 @@ pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
     let outcome = talk(device, &options).await;
     match (options.json, outcome) {
         (true, Err(failure)) => {
-            println!("{}", told::failure(&failure));
+            println!("{}", crate::told::failure(&failure));
             ExitCode::FAILURE
         }
         (_, outcome) => report(outcome),
@@ -82,7 +82,7 @@ async fn session(model: &ModelHandle, blank: Chat, shown: Shown, options: &Optio
             }
         };
         match outcome {
-            Err(failure) if options.json => println!("{}", told::failure(&failure)),
+            Err(failure) if options.json => println!("{}", crate::told::failure(&failure)),
             Err(failure) => eprintln!("{failure}"),
             Ok(()) => {}
         }

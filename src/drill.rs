@@ -6,7 +6,7 @@ use std::{
 };
 
 use bursar::{
-    AttemptReport, Bytes, Chat, DeviceChoice, Faults, HostConfig, HostDevice, LoadOptions, ModelSource, Outcome, Phase,
+    AttemptReport, Bytes, Chat, DeviceChoice, Faults, HostConfig, HostDevice, LoadOptions, ModelSource, Phase,
     Progress, Runtime, RuntimeConfig, RuntimeError,
 };
 use clap::Args;
@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::{
     DeviceOptions,
     failure::{Failure, report},
-    model,
+    model, told,
 };
 
 /// What happens when the device refuses memory: tried on host memory, phase by phase.
@@ -57,8 +57,7 @@ pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
     let drilled = match drill(device.capacity(), &options).await {
         Ok(drilled) => drilled,
         Err(failure) if options.json => {
-            let Failure { error, hint } = failure;
-            println!("{}", serde_json::json!({ "error": error, "hint": hint }));
+            println!("{}", told::failure(&failure));
             return ExitCode::FAILURE;
         }
         Err(failure) => return report(Err(failure)),
@@ -125,14 +124,7 @@ async fn start(
 }
 
 fn tell(drilled: &Drilled) {
-    for AttemptReport { attempt, target_tokens, phase, outcome } in &drilled.attempts {
-        let came = match outcome {
-            Outcome::Ready => "ready".to_owned(),
-            Outcome::Refused { evidence } => evidence.to_string(),
-            Outcome::Died { said } | Outcome::Failed { said } => format!("ended in phase {phase}: {said}"),
-        };
-        println!("attempt {attempt}, {target_tokens} tokens of keys and values: {came}");
-    }
+    told::attempts(&drilled.attempts);
     match (&drilled.error, &drilled.hint) {
         (Some(error), Some(hint)) => println!("not ready: {error}\nhint: {hint}"),
         _ => println!("the model serves"),

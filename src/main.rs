@@ -8,7 +8,9 @@ mod failure;
 #[cfg(feature = "hub")]
 mod hub;
 mod model;
+mod profile;
 mod progress;
+mod told;
 mod tour;
 
 use std::{process::ExitCode, time::Instant};
@@ -34,6 +36,8 @@ enum Command {
     Chat(Box<chat::Options>),
     /// Measures a model on this machine.
     Bench(Box<bench::Options>),
+    /// Sizes a model on this device, and prints what was measured.
+    Profile(Box<profile::Options>),
     /// Refuses memory on purpose, on host memory, and tells what becomes of each attempt.
     Drill(Box<drill::Options>),
 }
@@ -45,6 +49,7 @@ async fn main() -> ExitCode {
     match cli.command {
         None => failure::report(tour::run(&cli.device).await),
         Some(Command::Chat(options)) => chat::run(&cli.device, *options).await,
+        Some(Command::Profile(options)) => profile::run(&cli.device, *options).await,
         Some(Command::Drill(options)) => drill::run(&cli.device, *options).await,
         Some(Command::Bench(options)) => bench::run(&cli.device, *options, main).await,
     }

@@ -81,7 +81,7 @@ fn a_neighbour_that_fills_the_card_while_a_model_loads_is_a_typed_error_and_when
         let RuntimeError::Start(error) = error else { panic!("{error}") };
         println!("{error}; {}", error.hint());
         let StartError::Profile { source, .. } = &*error else { panic!("{error}") };
-        assert!(matches!(source, ProfileError::Device { .. } | ProfileError::Lease { .. }), "{source:?}");
+        assert!(matches!(**source, ProfileError::Device { .. } | ProfileError::Lease { .. }), "{source:?}");
         assert!(source.is_out_of_memory() && !error.hint().is_empty());
         all_is_home(&stage, &before).await;
         let full = stage.measured().await;

@@ -81,11 +81,6 @@ async fn events(mut reply: Reply, sample: Option<usize>) -> Result<String, Failu
     Ok(whole)
 }
 
-/// A failure as the last event.
-pub fn failure(failure: &Failure) -> Value {
-    json!({"type": "error", "error": failure.error, "hint": failure.hint})
-}
-
 /// A token and others in its place, with their probabilities.
 fn as_line(score: &TokenScore) -> String {
     let likely = |token: &ScoredToken| format!("{:?} {:.1} %", token.text, 100.0 * token.log_probability.exp());

@@ -14,6 +14,17 @@ fn path(name: &str) -> String {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(name).display().to_string()
 }
 
+/// Runs a command to its end.
+fn bursar(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_bursar")).args(arguments).output().expect("the binary is there")
+}
+
+/// The one object that it printed.
+fn object(output: &Output) -> Value {
+    let printed = String::from_utf8(output.stdout.clone()).expect("UTF-8");
+    serde_json::from_str(&printed).unwrap_or_else(|_| panic!("not one object: {printed}"))
+}
+
 /// Runs `bursar chat` with these lines on its standard input.
 fn chat(arguments: &[&str], lines: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
@@ -145,4 +156,52 @@ fn a_device_is_chosen_by_name_and_one_that_is_not_there_is_told_with_what_to_do(
     assert!(!error["hint"].as_str().expect("text").is_empty(), "{error}");
     let output = chat(&["--device", "gpu", "Who are you?"], "");
     assert!(String::from_utf8_lossy(&output.stderr).contains("cuda:0"), "the error says what there is");
+}
+
+#[test]
+fn a_drill_tells_each_attempt_and_loses_no_byte() {
+    for (fault, attempts, ready) in [("validate:2", 3, true), ("validate:4", 4, false), ("load:1,serve:1", 2, true)] {
+        let output = bursar(&["drill", "--fault", fault, "--json"]);
+        assert!(output.status.success(), "{fault}");
+        let told = object(&output);
+        let targets: Vec<u64> = told["attempts"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(|attempt| attempt["target_tokens"].as_u64().expect("a number"))
+            .collect();
+        assert_eq!(targets.len(), attempts, "{told}");
+        assert!(targets.windows(2).all(|pair| pair[1] < pair[0] && pair[1] * 100 >= pair[0] * 94), "{targets:?}");
+        assert_eq!((&told["ready"], &told["leaked_bytes"]), (&json!(ready), &json!(0)), "{told}");
+        assert_eq!((told["error"].is_null(), told["hint"].is_null()), (ready, ready), "{told}");
+        let outcomes: Vec<_> = told["attempts"].as_array().expect("as above").iter().map(|a| &a["outcome"]).collect();
+        assert_eq!(outcomes.iter().filter(|outcome| **outcome == "refused").count(), attempts - usize::from(ready));
+    }
+}
+
+#[test]
+fn a_drill_that_cannot_be_read_says_what_can() {
+    for (fault, hint) in
+        [("warmup:1", "load, probe, capture, back, validate, serve"), ("load:5", "1 to 4"), ("load", "validate:2")]
+    {
+        let output = bursar(&["drill", "--fault", fault, "--json"]);
+        assert_eq!(output.status.code(), Some(1), "{fault}");
+        assert!(object(&output)["hint"].as_str().expect("text").contains(hint), "{fault}");
+        let output = bursar(&["drill", "--fault", fault]);
+        assert!(String::from_utf8_lossy(&output.stderr).contains(hint), "{fault}");
+    }
+}
+
+#[test]
+fn a_profile_prints_what_was_measured() {
+    let output = bursar(&["profile", "--json", "--device", "host"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let told = object(&output);
+    let record = &told["record"];
+    assert_eq!(told["attempts"][0]["target_tokens"].as_u64(), record["kv_blocks"].as_u64().map(|blocks| blocks * 16));
+    assert!(record["peaks"].as_array().expect("a list").len() >= 4, "{record}");
+    for phase in ["load", "probe", "capture", "back", "validate", "start"] {
+        assert!(told["seconds"][phase].as_f64().expect("seconds") >= 0.0, "{told}");
+    }
+    assert!(told["ledger"]["granted"].as_u64().expect("bytes") > 0, "{told}");
 }

@@ -11,7 +11,8 @@ use tokio::sync::watch;
 
 use super::{
     EngineMessage, Lanes, LanesPlace, LoadOptions, Progress, ProgressSink, Serving, Shelf, StartError, Status,
-    WhichLane, start::Planned,
+    WhichLane,
+    start::{Outlook, Planned},
 };
 use crate::{
     budget::Budget,
@@ -57,6 +58,7 @@ pub struct EngineState {
     errand: Option<Errand>,
     /// Decoding is captured again on a new lane, which decodes launch by launch meanwhile.
     recapture: Latest,
+    outlook: Option<Outlook>,
     planned: Option<Planned>,
     attempts: Attempts,
     /// Each attempt that has ended, and that it was ready of the one that serves.
@@ -129,11 +131,12 @@ impl Actor for EngineActor {
         myself.send_message(EngineMessage::Begin)?;
         Ok(EngineState {
             restarts: RestartLog::new(Policy::RestForOne, arguments.options.intensity, CHILDREN),
+            attempts: Attempts::new(arguments.options.kv_tokens.is_some()),
             arguments,
             errand: None,
             recapture: Latest::default(),
+            outlook: None,
             planned: None,
-            attempts: Attempts::new(),
             reports: Vec::new(),
             course: Course::default(),
             advice: None,
@@ -165,7 +168,8 @@ impl Actor for EngineActor {
             EngineMessage::Profiled { generation, .. } if generation != state.owner().generation => {}
             EngineMessage::Profiled { outcome: Ok(profiled), .. } => {
                 state.end_profile();
-                state.planned.iter_mut().for_each(|planned| planned.needs = None);
+                let planned = state.planned.iter_mut().map(|planned| &mut planned.outlook);
+                planned.chain(&mut state.outlook).for_each(|outlook| outlook.needs = None);
                 state.profiled = Some(Arc::new(profiled));
                 state.move_gate(Gate::Frozen).await?;
                 state.serve(&myself).await?;
@@ -312,7 +316,8 @@ impl EngineState {
         let arguments = SchedulerArguments { limits, kv: kv.clone(), lane, model, refused };
         let (scheduler, _) = SchedulerActor::spawn_linked(None, SchedulerActor, arguments, myself.get_cell()).await?;
         self.children.scheduler = Some(scheduler.clone());
-        let Planned { kit, processor, .. } = self.planned.clone().expect("planned before served");
+        let Planned { outlook: Outlook { kit, .. }, processor, .. } =
+            self.planned.clone().expect("planned before served");
         let serving = Serving {
             generation: self.serving_generation(),
             refusals: self.attempts.shrinks(),
@@ -333,7 +338,7 @@ impl EngineState {
         refused: RefusalSink,
     ) -> Result<Option<ActorRef<VisionMessage>>, ActorProcessingErr> {
         let profiled = self.profiled.as_ref().expect("sized before served");
-        let Planned { kit, model, .. } = self.planned.clone().expect("planned before served");
+        let Planned { outlook: Outlook { kit, .. }, model, .. } = self.planned.clone().expect("planned before served");
         let (Some(lane), Some(processors)) = (profiled.lanes.vision.clone(), kit.processors.clone()) else {
             return Ok(None);
         };

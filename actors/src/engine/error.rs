@@ -45,14 +45,14 @@ pub enum StartError {
     #[error("while backing the weights: {0}")]
     Device(#[from] DeviceError),
     /// Sizing failed in every attempt.
-    #[error("sizing failed in attempt {attempt}: {source}")]
+    #[error("the start failed in attempt {attempt}: {source}")]
     Profile {
         /// How many attempts there were.
         attempt: u32,
         /// Each of them.
         attempts: Vec<AttemptReport>,
         /// The last one's error.
-        source: ProfileError,
+        source: Box<ProfileError>,
         /// If it was refused memory: each knob with the value that by plan frees as much as it was short of.
         knobs: Vec<Knob>,
     },

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bursar_budgets::{Class, Gate, Owner, Priority, Request, Segment};
-use bursar_kernels::OpenError;
+use bursar_kernels::{OpenError, Target};
 use bursar_model::{Model, checkpoint::Checkpoint};
 
 use super::{EngineArguments, Kit, Processor, Progress, StartError, fetch::fetch};
@@ -13,23 +13,31 @@ use crate::{
     tree,
 };
 
-/// What is known before sizing.
+/// What the plan says, before a byte is taken.
 #[derive(Clone)]
-pub struct Planned {
+pub struct Outlook {
     pub(super) kit: Arc<Kit>,
     /// Until READY: its corners hold blank pictures, which are large.
     pub(super) needs: Option<Arc<Needs>>,
-    pub(super) model: Arc<Model>,
-    pub(super) processor: Processor,
-    /// Blocks of keys and values that by plan there is room for.
+    /// The model without weights, to plan again with other limits.
+    pub(super) unloaded: Arc<Model>,
+    pub(super) target: Target,
+    /// Blocks of keys and values that there is room for.
     pub(super) expected_blocks: usize,
 }
 
+/// What is known before sizing.
+#[derive(Clone)]
+pub struct Planned {
+    pub(super) outlook: Outlook,
+    pub(super) model: Arc<Model>,
+    pub(super) processor: Processor,
+}
+
 /// A model that was not loaded.
-#[derive(Debug)]
 pub struct LoadFailed {
-    /// Blocks that by plan there is room for beside it, if it was planned.
-    pub(super) expected_blocks: Option<usize>,
+    /// If it was planned.
+    pub(super) outlook: Option<Outlook>,
     pub(super) error: LoadError,
 }
 
@@ -44,7 +52,7 @@ pub(super) enum LoadError {
 
 impl<E: Into<StartError>> From<E> for LoadError {
     fn from(error: E) -> Self {
-        let (class, doing) = (Some(Class::Weights), "loading the weights");
+        let (class, doing) = (Some(Box::new(Class::Weights)), "loading the weights");
         match error.into() {
             StartError::Lease(source @ LeaseError::Refused(_)) => {
                 LoadError::Refused(ProfileError::Lease { doing, class, source })
@@ -79,18 +87,18 @@ impl EngineArguments {
 
     /// Everything up to the loaded weights, in attempt `attempt`.
     pub(super) async fn plan_and_load(self, attempt: u32) -> Result<Planned, LoadFailed> {
-        let mut expected_blocks = None;
-        let loaded = self.plan_then_load(attempt, &mut expected_blocks).await;
-        loaded.map_err(|error| LoadFailed { expected_blocks, error })
+        let mut outlook = None;
+        let loaded = self.plan_then_load(attempt, &mut outlook).await;
+        loaded.map_err(|error| LoadFailed { outlook, error })
     }
 
-    async fn plan_then_load(&self, attempt: u32, expected: &mut Option<usize>) -> Result<Planned, LoadError> {
+    async fn plan_then_load(&self, attempt: u32, seen: &mut Option<Outlook>) -> Result<Planned, LoadError> {
         (self.progress)(Progress::Planning);
         // After an earlier engine of this name it is frozen; one that is open already stays so.
         drop(self.budget.move_gate(self.label.clone(), Gate::Open).await?);
         let processor = self.processor().await?;
-        let (checkpoint, kit, needs, expected_blocks) = self.plan(&processor).await?;
-        *expected = Some(expected_blocks);
+        let (checkpoint, outlook) = self.plan(&processor).await?;
+        *seen = Some(outlook.clone());
         let model = match self.shelf.model() {
             // Rule 10: weights that are still on the device are not loaded again.
             Some(model) => model,
@@ -98,10 +106,11 @@ impl EngineArguments {
                 if let Some(unfinished) = self.shelf.take_unfinished() {
                     self.budget.clear(unfinished).await?;
                 }
-                self.load(&processor, checkpoint, needs.clone(), attempt).await?
+                let needs = outlook.needs.clone().expect("it was planned just now");
+                self.load(&processor, checkpoint, needs, attempt).await?
             }
         };
-        Ok(Planned { kit, needs: Some(needs), model, processor, expected_blocks })
+        Ok(Planned { outlook, model, processor })
     }
 
     /// What computes here. It is loaded once a model, whatever becomes of engines.
@@ -115,11 +124,7 @@ impl EngineArguments {
         Ok(processor)
     }
 
-    /// The plan, and the blocks that by it there is room for.
-    async fn plan(
-        &self,
-        processor: &Processor,
-    ) -> Result<(Arc<Checkpoint>, Arc<Kit>, Arc<Needs>, usize), StartError> {
+    async fn plan(&self, processor: &Processor) -> Result<(Arc<Checkpoint>, Outlook), StartError> {
         let source = fetch(self.source.clone(), self.progress.clone()).await?;
         let options = self.options.clone();
         let (name, target, page) = (self.label.to_string(), processor.target(), self.device.page());
@@ -144,7 +149,8 @@ impl EngineArguments {
                 pinned_tokens: options.kv_tokens,
             };
             let expected_blocks = sizing.blocks(needs.kv_shape, page).max(needs.probe_blocks);
-            Ok((Arc::new(checkpoint), Arc::new(kit), Arc::new(needs), expected_blocks))
+            let (kit, needs, unloaded) = (Arc::new(kit), Some(Arc::new(needs)), Arc::new(model));
+            Ok((Arc::new(checkpoint), Outlook { kit, needs, unloaded, target, expected_blocks }))
         })
         .await
     }

@@ -222,7 +222,7 @@ impl Attempt {
         let request =
             Request::new(self.owner.clone(), class.clone(), self.label.clone(), bytes).priority(Priority::Startup);
         let asked = self.budget.ask(tree::LEASE_FOR_PROFILE, request, false).await;
-        asked.map_err(|source| ProfileError::Lease { doing, class: Some(class), source })
+        asked.map_err(|source| ProfileError::Lease { doing, class: Some(Box::new(class)), source })
     }
 
     /// Every corner for real, one after the other.
@@ -255,7 +255,7 @@ impl Attempt {
 
     /// Measures what is left, leases it, and backs it.
     async fn settle(&self, memory: &Arc<EngineMemory>) -> Result<usize, ProfileError> {
-        let (doing, class) = (SETTLING, Some(Class::Kv));
+        let (doing, class) = (SETTLING, Some(Box::new(Class::Kv)));
         self.report(doing, self.needs.corners.len());
         let (shape, page) = (self.needs.kv_shape, self.device.page());
         let sizing = Sizing {
@@ -376,7 +376,7 @@ impl Drop for Refusal {
 }
 
 fn backed_segment(device: &Arc<dyn Device>, bytes: Bytes, lease: Lease) -> Result<Segment, ProfileError> {
-    let class = Some(lease.holding().class);
+    let class = Some(Box::new(lease.holding().class));
     let device_error = |source| ProfileError::Device { doing: "backing workspaces", class: class.clone(), source };
     let segment = Segment::reserve(device.clone(), bytes, lease).map_err(device_error)?;
     segment.back_to(bytes).map_err(device_error)?;
@@ -385,7 +385,7 @@ fn backed_segment(device: &Arc<dyn Device>, bytes: Bytes, lease: Lease) -> Resul
 
 /// Reserves addresses for all the device has, and backs the probe.
 fn backed_probe(device: &Arc<dyn Device>, needs: &Needs, lease: Arc<Lease>) -> Result<KvMemory, ProfileError> {
-    let device_error = |source| ProfileError::Device { doing: PROBE, class: Some(Class::Kv), source };
+    let device_error = |source| ProfileError::Device { doing: PROBE, class: Some(Box::new(Class::Kv)), source };
     let shape = needs.kv_shape;
     let total = device.memory().map_err(device_error)?.total;
     let blocks_max = (total.0 / shape.layers as u64 / shape.block_bytes().0) as usize;

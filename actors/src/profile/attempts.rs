@@ -54,6 +54,8 @@ pub struct Attempts {
     shrinks: u32,
     /// Blocks of the first target: the plan's, until an attempt has measured what there is.
     first: Option<First>,
+    /// The user has said how large the target is.
+    is_pinned: bool,
     /// How long it has been served, and how often it was refused since.
     log: RestartLog,
 }
@@ -65,9 +67,9 @@ struct First {
 }
 
 impl Attempts {
-    /// Before the first.
-    pub fn new() -> Self {
-        Attempts { ended: 0, shrinks: 0, first: None, log: RestartLog::new(Policy::OneForOne, ATTEMPTS, 1) }
+    /// Before the first. A target that the user has fixed is asked for again as it is.
+    pub fn new(is_pinned: bool) -> Self {
+        Attempts { ended: 0, shrinks: 0, first: None, is_pinned, log: RestartLog::new(Policy::OneForOne, ATTEMPTS, 1) }
     }
 
     /// The number of the attempt under way, from 0.
@@ -99,7 +101,8 @@ impl Attempts {
 
     /// Blocks that the attempt under way asks for, as far as is known.
     pub fn target(&self) -> usize {
-        self.first.map_or(0, |first| shrunk(first.blocks, self.shrinks))
+        let shrinks = if self.is_pinned { 0 } else { self.shrinks };
+        self.first.map_or(0, |first| shrunk(first.blocks, shrinks))
     }
 
     /// The report of the attempt under way, which asked for `target` blocks.
@@ -120,12 +123,6 @@ impl Attempts {
     }
 }
 
-impl Default for Attempts {
-    fn default() -> Self {
-        Attempts::new()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -134,7 +131,7 @@ mod tests {
 
     #[test]
     fn four_attempts_ask_for_five_per_cent_less_each_and_a_fifth_is_not_made() {
-        let mut attempts = Attempts::new();
+        let mut attempts = Attempts::new(false);
         attempts.plan(1000);
         let mut targets = Vec::new();
         let mut now = Duration::ZERO;
@@ -150,8 +147,16 @@ mod tests {
     }
 
     #[test]
+    fn a_target_that_is_fixed_stays() {
+        let mut attempts = Attempts::new(true);
+        attempts.plan(64);
+        attempts.failed(true, SECOND);
+        assert_eq!((attempts.target(), attempts.shrinks()), (64, 1));
+    }
+
+    #[test]
     fn deaths_are_waited_for_and_ask_for_the_same() {
-        let mut attempts = Attempts::new();
+        let mut attempts = Attempts::new(false);
         attempts.plan(1000);
         assert_eq!(attempts.failed(false, SECOND), Some(Duration::from_millis(10)));
         assert_eq!(attempts.failed(true, SECOND), Some(Duration::ZERO));
@@ -162,7 +167,7 @@ mod tests {
 
     #[test]
     fn what_was_measured_first_stands_and_the_plan_is_a_guess_until_then() {
-        let mut attempts = Attempts::new();
+        let mut attempts = Attempts::new(false);
         assert_eq!(attempts.target(), 0);
         attempts.plan(100);
         attempts.failed(true, SECOND);
@@ -174,7 +179,7 @@ mod tests {
 
     #[test]
     fn refusals_long_ago_are_no_reason_to_give_up_and_stay_a_reason_to_ask_for_less() {
-        let mut attempts = Attempts::new();
+        let mut attempts = Attempts::new(false);
         attempts.plan(1000);
         for hour in [0, 2, 4, 6, 8] {
             assert!(attempts.failed(true, SECOND * 3600 * hour).is_some());
@@ -184,7 +189,7 @@ mod tests {
 
     #[test]
     fn reports_are_numbered_as_people_count() {
-        let attempts = Attempts::new();
+        let attempts = Attempts::new(false);
         let report = attempts.report(3, Phase::Validate, Outcome::Ready);
         let told = serde_json::to_string(&report).expect("it can be written");
         assert_eq!(told, r#"{"attempt":1,"target_tokens":48,"phase":"validate","outcome":"ready"}"#);

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use bursar_budgets::{Bytes, Device, DeviceError};
 use bursar_kernels::{BLOCK_TOKENS, KvShape};
+use serde::Serialize;
 
 use crate::{memory::KvMemory, supervise::Intensity};
 
@@ -31,7 +32,7 @@ pub fn shrunk(blocks: usize, shrinks: u32) -> usize {
 }
 
 /// What serving may do at once: what was stressed, and nothing more. Permits are made from this, nowhere else.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ProfileRecord {
     /// Sequences in a step.
     pub sequences: usize,
@@ -145,12 +146,7 @@ mod tests {
     const PAGE: Bytes = Bytes(64 << 10);
 
     fn sizing() -> Sizing {
-        Sizing {
-            available: Bytes::mib(90),
-            probe: Bytes::mib(10),
-            share: Share::Fraction(0.9),
-            pinned_tokens: None,
-        }
+        Sizing { available: Bytes::mib(90), probe: Bytes::mib(10), share: Share::Fraction(0.9), pinned_tokens: None }
     }
 
     #[test]

@@ -16,7 +16,7 @@ pub enum ProfileError {
         /// What was being done.
         doing: &'static str,
         /// What the lease was for; none if no lease was asked for by then.
-        class: Option<Class>,
+        class: Option<Box<Class>>,
         /// What was said.
         source: LeaseError,
     },
@@ -26,7 +26,7 @@ pub enum ProfileError {
         /// What was being done.
         doing: &'static str,
         /// Whose memory it was; none for what belongs to no lease.
-        class: Option<Class>,
+        class: Option<Box<Class>>,
         /// What was said.
         source: DeviceError,
     },

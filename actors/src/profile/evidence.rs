@@ -30,14 +30,17 @@ impl Evidence {
     /// What `error` says, if it says that memory was refused, beside what the ledger knows.
     pub fn of(error: &ProfileError, phase: Phase, ledger: Option<&Snapshot>) -> Option<Self> {
         let (class, (asked, free)) = match error {
-            ProfileError::Lease { class, source: LeaseError::Refused(refusal), .. } => (class.clone(), ledgers(refusal)),
-            ProfileError::Device { class, source, .. } => (class.clone(), devices(source)?),
+            ProfileError::Lease { class, source: LeaseError::Refused(refusal), .. } => {
+                (class.as_deref(), ledgers(refusal))
+            }
+            ProfileError::Device { class, source, .. } => (class.as_deref(), devices(source)?),
             ProfileError::Lanes(OpenError::Device(source)) => (None, devices(source)?),
             ProfileError::Stress { source, .. } => (None, lanes(source)?),
             _ => return None,
         };
         let free = free.or(ledger.map(|ledger| ledger.free)).unwrap_or_default();
         let foreign = ledger.map(|ledger| ledger.foreign).unwrap_or_default();
+        let class = class.cloned();
         Some(Evidence { phase, class, asked, free, foreign, said: error.to_string() })
     }
 

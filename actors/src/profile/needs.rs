@@ -231,12 +231,8 @@ mod tests {
         let (card, beside) = (Bytes::mib(143_155), Bytes::mib(563 + 256));
         let plan = needs.memory_plan();
         let available = card.saturating_sub(beside).saturating_sub(plan.total());
-        let sizing = Sizing {
-            available,
-            probe: needs.probe(),
-            share: Share::expected_of(false, card),
-            pinned_tokens: None,
-        };
+        let sizing =
+            Sizing { available, probe: needs.probe(), share: Share::expected_of(false, card), pinned_tokens: None };
         let tokens = sizing.blocks(needs.kv_shape, page) * BLOCK_TOKENS;
         assert!(tokens >= 2_230_000, "{tokens} tokens\n{plan}");
     }

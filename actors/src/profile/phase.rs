@@ -24,8 +24,7 @@ pub enum Phase {
 
 impl Phase {
     /// All of them, in their order.
-    pub const ALL: [Phase; 6] =
-        [Phase::Load, Phase::Probe, Phase::Capture, Phase::Back, Phase::Validate, Phase::Serve];
+    pub const ALL: [Phase; 6] = [Phase::Load, Phase::Probe, Phase::Capture, Phase::Back, Phase::Validate, Phase::Serve];
 
     /// Its name, as it is written in a fault script, in JSON and in metrics.
     pub const fn name(self) -> &'static str {

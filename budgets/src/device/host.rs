@@ -35,7 +35,8 @@ impl HostConfig {
     }
 }
 
-/// Faults to come, by the number of a call to `back`, counted from 1 since the device was made.
+/// Faults to come, by the number of a call to `back`, or of one that takes anything, counted from 1 since the device was
+/// made.
 ///
 /// ```
 /// use bursar_budgets::*;
@@ -49,6 +50,7 @@ impl HostConfig {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Script {
     refused_backs: Vec<u64>,
+    refused_calls: Vec<u64>,
     foreign_takes: Vec<(u64, Bytes)>,
     lost_at: Option<u64>,
 }
@@ -62,6 +64,12 @@ impl Script {
     /// The `nth` back is refused, however much is free.
     pub fn refuse_back(mut self, nth: u64) -> Self {
         self.refused_backs.push(nth);
+        self
+    }
+
+    /// The `nth` call that takes anything is refused: addresses (`reserve`) or memory (`back`).
+    pub fn refuse_call(mut self, nth: u64) -> Self {
+        self.refused_calls.push(nth);
         self
     }
 
@@ -81,6 +89,8 @@ impl Script {
 /// What the device was asked to do, for tests and metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct HostCounts {
+    /// Calls to `reserve` and `back`, refused ones too.
+    pub calls: u64,
     /// Calls to `back`, refused ones too.
     pub backs: u64,
     /// Calls to `unback`.
@@ -300,7 +310,13 @@ impl State {
         if self.script.lost_at == Some(nth) {
             self.lost = Some("the script says so".into());
         }
-        self.script.refused_backs.contains(&nth)
+        self.script.refused_backs.contains(&nth) | std::mem::take(&mut self.refuses_next_back)
+    }
+
+    /// Counts a call that takes something, and says whether the script refuses it.
+    fn refuses_call(&mut self) -> bool {
+        self.counts.calls += 1;
+        self.script.refused_calls.contains(&self.counts.calls)
     }
 }
 
@@ -340,6 +356,9 @@ impl Device for HostDevice {
         if bytes.is_zero() || bytes.0 > 1 << 47 {
             return Err(none("a reservation has between one byte and 128 TiB".into()));
         }
+        if state.refuses_call() {
+            return Err(none("a script refused it".into()));
+        }
         let bytes = bytes.round_up(page);
         let address = Address(pages::reserve(bytes.0, page.0).map_err(|error| none(error.to_string()))?);
         state.reservations.insert(address, Reservation { bytes, backed: Vec::new() });
@@ -367,7 +386,7 @@ impl Device for HostDevice {
         state.check_lost()?;
         state.stretch(self.config.page, address, bytes, false, "backed")?;
         state.counts.backs += 1;
-        let refused_by_script = state.run_script(&self.config) | std::mem::take(&mut state.refuses_next_back);
+        let refused_by_script = state.refuses_call() | state.run_script(&self.config);
         state.check_lost()?;
         let free = state.free(&self.config);
         if refused_by_script || bytes > free {

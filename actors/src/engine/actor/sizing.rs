@@ -10,7 +10,7 @@ use super::EngineState;
 use crate::{
     engine::{
         EngineMessage, Progress, StartError, Status,
-        start::{LoadError, LoadFailed, Planned},
+        start::{LoadError, LoadFailed, Outlook, Planned},
     },
     lane::{Job, Lane, LaneError, RefusalSink},
     memory::KvMemory,
@@ -39,15 +39,15 @@ impl EngineState {
         myself: &ActorRef<EngineMessage>,
         outcome: Result<Planned, LoadFailed>,
     ) -> Result<(), ActorProcessingErr> {
-        let LoadFailed { expected_blocks, error } = match outcome {
+        let (outlook, error) = match outcome {
             Ok(planned) => {
-                self.attempts.plan(planned.expected_blocks);
+                self.see(planned.outlook.clone());
                 self.planned = Some(planned);
                 return self.start_attempt(myself).await;
             }
-            Err(failed) => failed,
+            Err(LoadFailed { outlook, error }) => (outlook, error),
         };
-        expected_blocks.into_iter().for_each(|blocks| self.attempts.plan(blocks));
+        outlook.into_iter().for_each(|outlook| self.see(outlook));
         match error {
             LoadError::Refused(error) => {
                 let ledger = self.arguments.budget.evidence().await.ok();
@@ -63,8 +63,13 @@ impl EngineState {
         }
     }
 
+    fn see(&mut self, outlook: Outlook) {
+        self.attempts.plan(outlook.expected_blocks);
+        self.outlook = Some(outlook);
+    }
+
     async fn start_attempt(&mut self, myself: &ActorRef<EngineMessage>) -> Result<(), ActorProcessingErr> {
-        let Planned { kit, needs, model, processor, .. } = self.planned.clone().expect("the plan comes before an attempt");
+        let Planned { outlook, model, processor } = self.planned.clone().expect("the plan comes before an attempt");
         let options = &self.arguments.options;
         let attempt = Attempt {
             budget: self.arguments.budget.clone(),
@@ -72,8 +77,8 @@ impl EngineState {
             owner: self.owner(),
             label: self.arguments.label.clone(),
             model,
-            needs: needs.expect("the needs are kept until READY"),
-            envelope: kit.envelope.clone(),
+            needs: outlook.needs.expect("the needs are kept until READY"),
+            envelope: outlook.kit.envelope.clone(),
             memory_fraction: options.memory_fraction,
             kv_tokens: options.kv_tokens,
             number: self.attempts.number(),
@@ -106,11 +111,12 @@ impl EngineState {
             (None, true) => Outcome::Died { said },
             (None, false) => Outcome::Failed { said },
         };
-        let (was_refused, may_go_on) = (error.is_out_of_memory(), !matches!(outcome, Outcome::Failed { .. }));
+        let (was_refused, may_go_on) =
+            (matches!(outcome, Outcome::Refused { .. }), !matches!(outcome, Outcome::Failed { .. }));
         self.report(outcome);
         let wait = self.attempts.failed(was_refused, self.born.elapsed());
         let Some(wait) = wait.filter(|_| may_go_on) else {
-            self.work_out_advice(myself, error, was_refused);
+            self.work_out_advice(myself, error);
             return Ok(());
         };
         if wait.is_zero() {
@@ -135,26 +141,21 @@ impl EngineState {
     }
 
     /// Begins to work out which knobs would have helped: that takes many plans.
-    fn work_out_advice(&mut self, myself: &ActorRef<EngineMessage>, error: ProfileError, was_refused: bool) {
-        let evidence = self.course.passed().evidence.filter(|_| was_refused);
-        let target = self.reports.last().map_or(0, |report| report.target_tokens);
-        let (planned, page) = (self.planned.clone(), self.arguments.device.page());
-        let (evidence, Some(Planned { kit, model, processor, .. })) = (evidence, planned) else {
+    fn work_out_advice(&mut self, myself: &ActorRef<EngineMessage>, error: ProfileError) {
+        let (Some(evidence), Some(outlook)) = (self.course.passed().evidence, self.outlook.clone()) else {
             return self.give_up(myself, error, Vec::new());
         };
-        let Some(evidence) = evidence else { return self.give_up(myself, error, Vec::new()) };
-        let missing = evidence.missing();
-        let knobs = async move {
-            let target_of = processor.target();
-            let work = move || advice(&model, target_of, &kit.envelope, page, target, missing);
-            tokio::task::spawn_blocking(work).await.expect("a plan that was made once can be made again")
-        };
+        let target_tokens = self.reports.last().map_or(0, |report| report.target_tokens);
+        let (missing, page) = (evidence.missing(), self.arguments.device.page());
+        let Outlook { kit, unloaded, target, .. } = outlook;
+        let work = move || advice(&unloaded, target, &kit.envelope, page, target_tokens, missing);
+        let knobs = async { tokio::task::spawn_blocking(work).await.expect("a plan that was made can be made again") };
         self.advice = Some(Errand::begin(myself, knobs, |knobs| EngineMessage::Advised { error, knobs }));
     }
 
     pub(super) fn give_up(&self, myself: &ActorRef<EngineMessage>, error: ProfileError, knobs: Vec<Knob>) {
         let (attempt, attempts) = (self.attempts.number(), self.reports.clone());
-        self.fail(myself, StartError::Profile { attempt, attempts, source: error, knobs });
+        self.fail(myself, StartError::Profile { attempt, attempts, source: Box::new(error), knobs });
     }
 
     /// Starts all serving actors, behind an attempt that went well or a shrink.
@@ -223,14 +224,14 @@ impl EngineState {
     /// Gives up the tail of keys and values, down to the target of this attempt. Nothing runs meanwhile.
     async fn shrink(&mut self, profiled: &Profiled) -> Result<(), ActorProcessingErr> {
         let memory = profiled.memory.clone();
-        let kit = &self.planned.as_ref().expect("planned before served").kit;
+        let kit = &self.outlook.as_ref().expect("planned before served").kit;
         let floor = kit.envelope.context_tokens.div_ceil(BLOCK_TOKENS);
         let blocks = self.attempts.target().max(floor).min(memory.kv.blocks());
         let (device, page) = (self.arguments.device.clone(), self.arguments.device.page());
         let bytes = KvMemory::bytes(memory.kv.shape(), blocks, page);
         let (shrinking, doing) = (memory.clone(), "giving up keys and values");
         let work = move || {
-            let device_error = |source| ProfileError::Device { doing, class: Some(Class::Kv), source };
+            let device_error = |source| ProfileError::Device { doing, class: Some(Box::new(Class::Kv)), source };
             shrinking.kv.shrink_to(blocks, &device.fence_here()).map_err(device_error)
         };
         let shelf = &self.arguments.shelf;

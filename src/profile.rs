@@ -1,0 +1,125 @@
+//! `bursar profile`: sizes a model on this device and prints what came of it.
+
+use std::{
+    collections::BTreeMap,
+    process::ExitCode,
+    sync::{Arc, Mutex, PoisonError},
+    time::Instant,
+};
+
+use bursar::{AttemptReport, LoadOptions, Phase, ProfileRecord, Progress, Runtime, RuntimeError, Snapshot};
+use clap::Args;
+use serde::Serialize;
+
+use crate::{
+    DeviceOptions,
+    failure::{Failure, report},
+    model,
+    progress::Bar,
+    told,
+};
+
+/// Sizes a model on this device, and prints what was measured.
+#[derive(Args)]
+pub struct Options {
+    /// A Hugging Face checkpoint folder, a model of the hub (`org/name` or `org/name@revision`), or `demo`.
+    #[arg(long, default_value = "demo")]
+    model: String,
+    /// One JSON object instead of text.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What came of it.
+#[derive(Debug, Serialize)]
+struct Profile {
+    /// Each attempt, in order.
+    attempts: Vec<AttemptReport>,
+    /// Seconds of the last attempt, by phase, and of all of the start.
+    seconds: BTreeMap<&'static str, f64>,
+    /// What serving may do at once.
+    record: ProfileRecord,
+    /// Every byte.
+    ledger: Snapshot,
+}
+
+/// The moments of a start, as they come.
+#[derive(Default)]
+struct Heard {
+    attempts: Vec<AttemptReport>,
+    phases: Vec<(Phase, Instant)>,
+}
+
+/// Runs the command.
+pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
+    match profile(device, &options).await {
+        Ok(profile) if options.json => {
+            println!("{}", serde_json::to_string(&profile).expect("numbers and text"));
+            ExitCode::SUCCESS
+        }
+        Ok(profile) => {
+            tell(&profile);
+            ExitCode::SUCCESS
+        }
+        Err(failure) if options.json => {
+            println!("{}", told::failure(&failure));
+            ExitCode::FAILURE
+        }
+        Err(failure) => report(Err(failure)),
+    }
+}
+
+async fn profile(device: &DeviceOptions, options: &Options) -> Result<Profile, Failure> {
+    let runtime = model::start(device).await?;
+    let outcome = size(&runtime, device, options).await;
+    runtime.shutdown().await;
+    outcome
+}
+
+async fn size(runtime: &Runtime, device: &DeviceOptions, options: &Options) -> Result<Profile, Failure> {
+    let heard = Arc::new(Mutex::new(Heard::default()));
+    let (bar, listening, begun) = (Bar::new(!options.json), heard.clone(), Instant::now());
+    let listen = move |progress: Progress| {
+        let mut heard = listening.lock().unwrap_or_else(PoisonError::into_inner);
+        match &progress {
+            Progress::Phase(phase) => heard.phases.push((*phase, Instant::now())),
+            Progress::Attempt(report) => heard.attempts.push(report.clone()),
+            _ => {}
+        }
+        bar.show(progress);
+    };
+    let load = LoadOptions { blas: device.blas(), ..LoadOptions::default() };
+    let model = runtime.load_with(model::source(&options.model), load, listen).await?;
+    let ready = Instant::now();
+    let serving = model.serving().await?;
+    let ledger = runtime.budget().measure().await.map_err(RuntimeError::from)?;
+    let Heard { attempts, phases } = std::mem::take(&mut *heard.lock().unwrap_or_else(PoisonError::into_inner));
+    let ends = phases.iter().skip(1).map(|(_, at)| *at).chain([ready]);
+    // A phase that came again was another attempt's: the last stands.
+    let mut seconds: BTreeMap<_, _> =
+        phases.iter().zip(ends).map(|((phase, at), end)| (phase.name(), (end - *at).as_secs_f64())).collect();
+    seconds.insert("start", (ready - begun).as_secs_f64());
+    Ok(Profile { attempts, seconds, record: (*serving.record).clone(), ledger })
+}
+
+fn tell(Profile { attempts, seconds, record, ledger }: &Profile) {
+    told::attempts(attempts);
+    println!();
+    for (corner, workspace) in &record.peaks {
+        println!("{:>14}  {corner}", workspace.to_string());
+    }
+    println!();
+    println!("{:>14}  tokens of keys and values", record.kv_tokens());
+    println!("{:>14}  sequences in a step", record.sequences);
+    println!("{:>14}  tokens in a step", record.step_tokens);
+    println!("{:>14}  patches in a launch", record.launch_patches);
+    println!("{:>14}  rows of the vision cache", record.cache_rows);
+    println!();
+    for phase in Phase::ALL {
+        if let Some(seconds) = seconds.get(phase.name()) {
+            println!("{seconds:>12.3} s  {phase}");
+        }
+    }
+    println!("{:>12.3} s  from the start to ready", seconds["start"]);
+    println!("\n{ledger}");
+}

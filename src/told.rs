@@ -1,0 +1,23 @@
+//! What several commands tell in the same words.
+
+use bursar::{AttemptReport, Outcome};
+use serde_json::{Value, json};
+
+use crate::failure::Failure;
+
+/// A failure as an object.
+pub fn failure(Failure { error, hint }: &Failure) -> Value {
+    json!({ "type": "error", "error": error, "hint": hint })
+}
+
+/// Each attempt, a line.
+pub fn attempts(attempts: &[AttemptReport]) {
+    for AttemptReport { attempt, target_tokens, phase, outcome } in attempts {
+        let came = match outcome {
+            Outcome::Ready => "ready".to_owned(),
+            Outcome::Refused { evidence } => evidence.to_string(),
+            Outcome::Died { said } | Outcome::Failed { said } => format!("ended in phase {phase}: {said}"),
+        };
+        println!("attempt {attempt}, {target_tokens} tokens of keys and values: {came}");
+    }
+}

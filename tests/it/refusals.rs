@@ -1,0 +1,246 @@
+//! Memory that is refused: in each phase of each attempt, at each call of a start, and while requests are served.
+
+use std::sync::{Arc, Mutex};
+
+use bursar::{
+    AttemptReport, Bytes, Faults, HostDevice, LoadOptions, ModelHandle, ModelSource, Outcome, Phase, Progress, Runtime,
+    RuntimeError, Script, StartError,
+    crates::actors::engine::{EngineMessage, WhichLane},
+};
+
+use crate::stage::{Stage, about, answer, device, eventually, listen, runtime_on, small, story, text};
+
+/// Sized, and not pinned as most stories have it.
+fn sized() -> LoadOptions {
+    LoadOptions { kv_tokens: None, ..small() }
+}
+
+/// A start with its attempts; one that is ready is asked something, so that memory can be refused while it serves.
+struct Tried {
+    attempts: Vec<AttemptReport>,
+    outcome: Result<ModelHandle, RuntimeError>,
+}
+
+async fn try_with(runtime: &Runtime, options: LoadOptions) -> Tried {
+    let heard = Arc::new(Mutex::new(Vec::<AttemptReport>::new()));
+    let attempts = heard.clone();
+    let listen = move |progress| {
+        if let Progress::Attempt(report) = progress {
+            let mut attempts = attempts.lock().expect("nobody panics with it");
+            attempts.retain(|earlier| earlier.attempt != report.attempt);
+            attempts.push(report);
+        }
+    };
+    let outcome = runtime.load_with(ModelSource::demo(), options, listen).await;
+    let attempts = || heard.lock().expect("as above").clone();
+    if let Ok(model) = &outcome {
+        let reply = model.chat(text("Who are you?").max_tokens(4)).await.expect("accepted");
+        let said = crate::stage::listen(reply).await;
+        assert!(said.is_ok() || attempts().len() == 4, "{said:?}");
+    }
+    Tried { attempts: attempts(), outcome }
+}
+
+/// 1, 0.95, 0.95² and 0.95³ of the first, in whole blocks.
+fn assert_targets_shrink(attempts: &[AttemptReport], when: &str) {
+    assert!(!attempts.is_empty() && attempts.len() <= 4, "{when}: {attempts:?}");
+    let first = attempts[0].target_tokens / 16;
+    for (nth, report) in attempts.iter().enumerate() {
+        let (of, parts) = (95usize.pow(nth as u32), 100usize.pow(nth as u32));
+        assert_eq!(report.attempt as usize, nth + 1, "{when}");
+        assert_eq!(report.target_tokens, first * of / parts * 16, "{when}: {attempts:?}");
+    }
+}
+
+async fn assert_nothing_leaks(runtime: &Runtime, device: &HostDevice, when: &str) {
+    runtime.unload("demo").await.expect("it answers");
+    let ledger = runtime.budget().snapshot().await.expect("the budget answers");
+    assert!(ledger.leases.is_empty() && ledger.granted.is_zero(), "{when}: {ledger}");
+    assert_eq!(device.counts().backed, Bytes::ZERO, "{when}");
+}
+
+#[test]
+fn memory_refused_in_any_phase_of_up_to_four_attempts_ends_ready_and_smaller_or_with_what_would_fit() {
+    story(async {
+        for phase in Phase::ALL {
+            for refused in 1..=4 {
+                let when = format!("{phase}:{refused}");
+                let device = device();
+                let runtime = runtime_on(&device).await;
+                let faults = Faults::none().refuse(phase, refused);
+                let Tried { attempts, outcome } = try_with(&runtime, LoadOptions { faults, ..sized() }).await;
+                assert_targets_shrink(&attempts, &when);
+                let refusals = attempts.iter().take(refused as usize);
+                for AttemptReport { phase: at, outcome, .. } in refusals {
+                    let Outcome::Refused { evidence } = outcome else { panic!("{when}: {attempts:?}") };
+                    assert_eq!((*at, evidence.phase), (phase, phase), "{when}");
+                    assert!(!evidence.asked.is_zero() && evidence.foreign.is_zero(), "{when}: {evidence}");
+                }
+                match outcome {
+                    Ok(model) if refused < 4 => {
+                        assert_eq!(attempts.len() as u32, refused + 1, "{when}");
+                        let last = attempts.last().expect("counted");
+                        assert_eq!((&last.outcome, last.phase), (&Outcome::Ready, Phase::Serve), "{when}");
+                        let record = model.serving().await.expect("it serves").record.clone();
+                        assert_eq!(record.kv_tokens(), last.target_tokens, "{when}: it has what was told");
+                        let ledger = runtime.budget().snapshot().await.expect("the budget answers");
+                        assert_eq!(ledger.granted, device.counts().backed, "{when}: {ledger}");
+                    }
+                    Ok(model) => {
+                        assert_eq!((phase, attempts.len()), (Phase::Serve, 4));
+                        let error = model.serving().await.err().expect("it has stopped");
+                        assert!(error.to_string().contains("memory was refused in phase serve"), "{error}");
+                    }
+                    Err(error) => {
+                        assert!(refused == 4 && phase != Phase::Serve, "{when}: {error}");
+                        let RuntimeError::Start(start) = &error else { panic!("{when}: {error:?}") };
+                        let StartError::Profile { attempts: told, knobs, .. } = start.as_ref() else {
+                            panic!("{when}: {start:?}")
+                        };
+                        assert_eq!(told, &attempts, "{when}");
+                        for name in ["kv_tokens", "step_tokens", "sequences", "context_tokens", "launch_patches"] {
+                            assert!(knobs.iter().any(|knob| knob.name == name), "{when}: {name} in {knobs:?}");
+                            assert!(error.hint().contains(name), "{when}: {}", error.hint());
+                        }
+                    }
+                }
+                assert_nothing_leaks(&runtime, &device, &when).await;
+                runtime.shutdown().await;
+            }
+        }
+    });
+}
+
+#[test]
+fn whatever_script_of_refusals_is_played_the_ledger_is_whole_and_targets_shrink_by_the_law() {
+    // Every script of two parts, in a fixed order that mixes them: as many as a story has time for.
+    let parts: Vec<(Phase, u32)> = Phase::ALL.into_iter().flat_map(|phase| (1..=4).map(move |n| (phase, n))).collect();
+    let scripts: Vec<_> = (0..24).map(|nth| (parts[nth * 7 % 24], parts[(nth * 11 + nth / 24 + 5) % 24])).collect();
+    story(async move {
+        for ((one, first), (other, second)) in scripts {
+            let when = format!("{one}:{first},{other}:{second}");
+            let faults: Faults = when.parse().expect("a script");
+            let device = device();
+            let runtime = runtime_on(&device).await;
+            let Tried { attempts, outcome } = try_with(&runtime, LoadOptions { faults, ..sized() }).await;
+            assert_targets_shrink(&attempts, &when);
+            let refused = attempts.iter().filter(|report| matches!(report.outcome, Outcome::Refused { .. })).count();
+            let is_over = refused == 4;
+            assert_eq!(refused + usize::from(!is_over), attempts.len(), "{when}: {attempts:?}");
+            // Attempt n is refused if any part reaches so far, whichever phase comes first.
+            assert_eq!(refused as u32, first.max(second), "{when}: {attempts:?}");
+            assert!(outcome.is_ok() || is_over, "{when}");
+            assert_nothing_leaks(&runtime, &device, &when).await;
+            runtime.shutdown().await;
+        }
+    });
+}
+
+#[test]
+fn steps_and_launches_that_are_refused_memory_are_done_again_and_no_request_hears_of_it() {
+    story(async {
+        let stage = Stage::set(sized()).await;
+        let expected = [answer(&stage.model, about(1)).await, answer(&stage.model, about(2)).await];
+        let before = stage.snapshot().await;
+        let tokens = stage.model.serving().await.expect("it serves").record.kv_tokens();
+        let engine = stage.runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
+        for (round, which) in [WhichLane::Step, WhichLane::Vision, WhichLane::Step].into_iter().enumerate() {
+            let serving = stage.model.serving().await.expect("it serves");
+            assert!(engine.send_message(EngineMessage::DrillRefusal(which)).is_ok(), "it is alive");
+            // Pictures that are not in the cache: a launch and steps are wanted.
+            let numbers = [1, 2, 10 + round as u32, 20 + round as u32];
+            let mut replies = Vec::new();
+            for number in numbers {
+                replies.push(stage.model.chat(about(number)).await.expect("accepted"));
+            }
+            for (number, reply) in numbers.into_iter().zip(replies) {
+                let said = listen(reply).await.expect("it ends well").text;
+                if let Some(expected) = expected.get(number as usize - 1) {
+                    assert_eq!(&said, expected, "round {round}");
+                }
+            }
+            eventually("others serve", async || {
+                stage.model.serving_after(serving.generation).await.is_ok_and(|now| now.refusals as usize == round + 1)
+            })
+            .await;
+        }
+        let after = stage.model.serving().await.expect("it serves").record.kv_tokens();
+        assert_eq!(after, tokens / 16 * 95 * 95 * 95 / 1_000_000 * 16);
+        let ledger = stage.snapshot().await;
+        assert_eq!(ledger.granted, stage.device.counts().backed, "{ledger}");
+        assert!(ledger.granted < before.granted, "keys and values were given up");
+        assert!(stage.device.counts().unbacks > 0);
+        assert_nothing_leaks(&stage.runtime, &stage.device, "at the end").await;
+    });
+}
+
+#[test]
+fn a_request_is_not_given_up_because_memory_was_refused_under_it_three_times() {
+    story(async {
+        let device = device();
+        let runtime = runtime_on(&device).await;
+        let faults = Faults::none().refuse(Phase::Serve, 3);
+        let model = runtime.load_with(ModelSource::demo(), LoadOptions { faults, ..sized() }, |_| {}).await;
+        let said = answer(&model.expect("it starts"), about(1)).await;
+        assert!(!said.is_empty());
+        runtime.shutdown().await;
+    });
+}
+
+#[test]
+fn a_size_that_the_user_has_fixed_is_stressed_and_never_made_smaller() {
+    story(async {
+        for phase in [Phase::Probe, Phase::Validate, Phase::Serve] {
+            let device = device();
+            let runtime = runtime_on(&device).await;
+            let faults = Faults::none().refuse(phase, 2);
+            let Tried { attempts, outcome } = try_with(&runtime, LoadOptions { faults, ..small() }).await;
+            let targets: Vec<_> = attempts.iter().map(|report| report.target_tokens).collect();
+            assert_eq!(targets.len(), 3, "{attempts:?}");
+            let tokens = outcome.expect("it starts").serving().await.expect("it serves").record.kv_tokens();
+            assert_eq!(targets, [tokens; 3], "{phase}");
+            runtime.shutdown().await;
+        }
+    });
+}
+
+#[test]
+fn a_refusal_at_any_call_of_a_start_and_at_any_two_ends_ready_or_in_the_typed_error() {
+    story(async {
+        let calls = {
+            let device = device();
+            let runtime = runtime_on(&device).await;
+            assert!(try_with(&runtime, sized()).await.outcome.is_ok());
+            runtime.shutdown().await;
+            device.counts().calls
+        };
+        // Twice as far as a start goes that nothing is refused: a second attempt has calls of its own.
+        let singles = (1..=calls).map(|one| vec![one]);
+        let pairs = (1..=calls).flat_map(|one| (one + 1..=2 * calls).step_by(5).map(move |other| vec![one, other]));
+        let (mut ready, mut failed) = (0, 0);
+        for refused in singles.chain(pairs) {
+            let when = format!("calls {refused:?} of {calls} refused");
+            let device = device();
+            device.play(refused.iter().fold(Script::new(), |script, nth| script.refuse_call(*nth)));
+            let runtime = runtime_on(&device).await;
+            let Tried { attempts, outcome } = try_with(&runtime, sized()).await;
+            assert!(attempts.len() <= 4, "{when}: {attempts:?}");
+            match outcome {
+                Ok(_) => {
+                    ready += 1;
+                    let ledger = runtime.budget().snapshot().await.expect("the budget answers");
+                    assert_eq!(ledger.granted, device.counts().backed, "{when}: {ledger}");
+                }
+                Err(error) => {
+                    failed += 1;
+                    assert!(matches!(error, RuntimeError::Start(_)), "{when}: {error:?}");
+                    assert!(!error.hint().is_empty(), "{when}");
+                }
+            }
+            assert_nothing_leaks(&runtime, &device, &when).await;
+            runtime.shutdown().await;
+        }
+        println!("{calls} calls a start; {ready} ready, {failed} with a typed error");
+        assert!(ready > 0 && failed > 0, "memory is asked for again, addresses are not");
+    });
+}
