@@ -13,15 +13,24 @@ use crate::{
     flow::{Grid, Patches, PictureRows, SequencePart, StepBatch},
     registry::PictureBatch,
     sampling::{Desk, DeskShape},
+    strain::{Strain, Stress},
 };
 
 /// One of the largest passes.
 #[derive(Clone, Debug)]
 pub struct Corner {
-    /// What it stresses.
+    /// What it is called.
     pub name: &'static str,
+    /// What it stresses.
+    pub strains: &'static [Strain],
     /// What is run.
     pub pass: Pass,
+}
+
+impl Corner {
+    fn of(stress: &Stress, pass: Pass) -> Self {
+        Corner { name: stress.name, strains: stress.strains, pass }
+    }
 }
 
 /// A pass over the vision encoder or the decoder.
@@ -61,24 +70,15 @@ pub fn corners(model: &Model, envelope: &Envelope, room: Room) -> Vec<Corner> {
         let largest = envelope.picture_patches.min(launch);
         // Where not even the smallest picture fits nothing is ever launched.
         if largest >= merged {
-            corners.push(Corner {
-                name: "vision: as many of the largest pictures as a launch takes",
-                pass: Pass::Encode(pictures(model, launch, largest_grid(largest, merged))),
-            });
-            corners.push(Corner {
-                name: "vision: a launch of the smallest pictures",
-                pass: Pass::Encode(pictures(model, launch, smallest_grid(merged))),
-            });
+            let encode = |grid| Pass::Encode(pictures(model, launch, grid));
+            corners.push(Corner::of(&Stress::LARGEST_PICTURES, encode(largest_grid(largest, merged))));
+            corners.push(Corner::of(&Stress::SMALLEST_PICTURES, encode(smallest_grid(merged))));
         }
     }
-    corners.push(Corner {
-        name: "step: prompts in every sequence, all of it pictures, every token scored",
-        pass: Pass::Step(step(model, envelope, room, envelope.step_tokens, true)),
-    });
-    corners.push(Corner {
-        name: "step: every sequence decodes at the full context",
-        pass: Pass::Step(step(model, envelope, room, envelope.sequences.min(envelope.step_tokens), false)),
-    });
+    let prompts = step(model, envelope, room, envelope.step_tokens, true);
+    corners.push(Corner::of(&Stress::PROMPTS, Pass::Step(prompts)));
+    let decodes = step(model, envelope, room, envelope.sequences.min(envelope.step_tokens), false);
+    corners.push(Corner::of(&Stress::DECODES, Pass::Step(decodes)));
     corners
 }
 

@@ -20,6 +20,7 @@ mod model;
 pub mod processor;
 pub mod registry;
 pub mod sampling;
+pub mod strain;
 pub mod text;
 pub mod weights;
 

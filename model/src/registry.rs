@@ -17,6 +17,7 @@ use crate::{
     },
     flow::{LayoutError, Patches, PromptLayout, VisualGrid},
     processor::{ImageProcessor, VideoProcessor},
+    strain::{Strain, stressed},
     weights::{WeightError, WeightMap},
 };
 
@@ -111,6 +112,15 @@ impl FamilyConfig {
         match self {
             FamilyConfig::Qwen2(config) => &config.decoder,
             FamilyConfig::Qwen2_5Vl(config) => &config.decoder,
+        }
+    }
+
+    /// What serving it asks of a device. A family that brings something which no corner of the envelope stresses does not
+    /// compile.
+    pub fn strains(&self) -> &'static [Strain] {
+        match self {
+            FamilyConfig::Qwen2(_) => const { stressed(qwen2::STRAINS) },
+            FamilyConfig::Qwen2_5Vl(_) => const { stressed(qwen2_5_vl::STRAINS) },
         }
     }
 

@@ -15,6 +15,7 @@ use bursar_model::{
     corners::{self, Footprint, Pass, Room},
     flow::{Grid, Patches, PictureRows, SequencePart, StepBatch},
     sampling::{Desk, DeskShape},
+    strain::Strain,
 };
 use proptest::prelude::*;
 
@@ -298,5 +299,20 @@ proptest! {
             let model = Model::plan(&bench::open(folder), &Target::Cpu { threads: 2 }).expect("it can be planned");
             no_pass_exceeds_the_corners(&model, envelope.clone(), threads, seed);
         }
+    }
+}
+
+#[test]
+fn the_corners_of_a_model_stress_what_its_family_asks_of_a_device_and_nothing_else() {
+    let room = Room { blocks: 64, cache_rows: 1024 };
+    for folder in [QWEN2, QWEN2_5_VL] {
+        let model = Model::plan(&bench::open(folder), &Target::Cpu { threads: 1 }).expect("it can be planned");
+        let asked = model.config().strains();
+        let corners = corners::corners(&model, &Envelope::small(), room);
+        let stressed: Vec<Strain> = corners.iter().flat_map(|corner| corner.strains).copied().collect();
+        for strain in asked {
+            assert!(stressed.contains(strain), "{folder}: nothing stresses {strain:?}");
+        }
+        assert_eq!(asked.contains(&Strain::Encode), stressed.contains(&Strain::Encode), "{folder}");
     }
 }

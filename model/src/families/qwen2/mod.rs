@@ -8,11 +8,15 @@ use crate::{
         decoder::{Decoder, DecoderConfig},
     },
     flow::{POSITION_AXES, PromptLayout},
+    strain::Strain,
     weights::{WeightError, WeightMap},
 };
 
 /// `architectures` entries that this family serves.
 pub const ARCHITECTURES: &[&str] = &["Qwen2ForCausalLM"];
+
+/// What serving it asks of a device.
+pub const STRAINS: &[Strain] = &[Strain::Prefill, Strain::Decode, Strain::Score, Strain::Choose];
 
 /// The family's configuration.
 #[derive(Clone, Debug, PartialEq)]

@@ -14,11 +14,16 @@ pub use vision::{PictureBatch, VisionTower};
 
 use crate::{
     blocks::decoder::Decoder,
+    strain::Strain,
     weights::{WeightError, WeightMap},
 };
 
 /// `architectures` entries that this family serves.
 pub const ARCHITECTURES: &[&str] = &["Qwen2_5_VLForConditionalGeneration"];
+
+/// What serving it asks of a device: all there is, as videos are pictures by then.
+pub const STRAINS: &[Strain] =
+    &[Strain::Encode, Strain::Merge, Strain::Prefill, Strain::Decode, Strain::Score, Strain::Choose];
 
 /// The family's weights.
 pub struct Model {
