@@ -3,13 +3,16 @@
 use std::{sync::Arc, time::Instant};
 
 use bursar_budgets::{Device, DeviceError, Gate, Label, Owner};
-use bursar_model::checkpoint::CheckpointOrigin;
+use bursar_kernels::BLOCK_TOKENS;
+use bursar_model::{Envelope, checkpoint::CheckpointOrigin};
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::sync::watch;
 
 use super::{
     EngineMessage, Lanes, LanesPlace, LoadOptions, Progress, ProgressSink, Serving, Shelf, StartError, Status,
-    WhichLane, start::Planned,
+    WhichLane,
+    elastic::{Elastic, Place},
+    start::Planned,
 };
 use crate::{
     budget::Budget,
@@ -63,6 +66,8 @@ pub struct EngineState {
     shrinks: u32,
     profile: Option<ActorCell>,
     profiled: Option<Arc<Profiled>>,
+    /// How many blocks keys and values have, from READY on.
+    elastic: Option<Elastic>,
     children: Children,
     restarts: RestartLog,
     born: Instant,
@@ -132,6 +137,7 @@ impl Actor for EngineActor {
             shrinks: 0,
             profile: None,
             profiled: None,
+            elastic: None,
             children: Children::default(),
             born: Instant::now(),
             servings: 0,
@@ -172,7 +178,9 @@ impl Actor for EngineActor {
                 state.planned.iter_mut().for_each(|planned| planned.needs = None);
                 state.profiled = Some(Arc::new(profiled));
                 state.move_gate(Gate::Frozen).await?;
+                state.elastic = Some(Elastic::new(state.elastic_place(), state.envelope()));
                 state.start_children(&myself, 0).await?;
+                state.elastic.iter().for_each(|elastic| elastic.obey(&myself));
                 (state.arguments.progress)(Progress::Ready);
             }
             EngineMessage::Profiled { outcome: Err(error), .. } => {
@@ -186,6 +194,20 @@ impl Actor for EngineActor {
                 if !matches!(outcome?, Ok(Recaptured::All)) {
                     let model = state.arguments.label.to_string();
                     metrics::counter!("bursar_graphs_not_recaptured_total", "model" => model).increment(1);
+                }
+            }
+            EngineMessage::Ordered(order) => {
+                if let Some(elastic) = &mut state.elastic {
+                    elastic.ordered(order, &myself, state.children.scheduler.as_ref());
+                }
+            }
+            EngineMessage::PoolChanged(outcome) => {
+                let outcome = outcome?;
+                if outcome.is_err() {
+                    state.check_device()?;
+                }
+                if let Some(elastic) = &mut state.elastic {
+                    elastic.ended(outcome?, &myself, state.children.scheduler.as_ref());
                 }
             }
             EngineMessage::Restart { restart } => {
@@ -336,13 +358,14 @@ impl EngineState {
         }
         let profiled = self.profiled.clone().expect("sized before served");
         let model = self.arguments.label.clone();
-        let arguments = KvArguments { blocks: profiled.record.kv_blocks, model: model.clone() };
+        let blocks = self.elastic.as_ref().map_or(profiled.record.kv_blocks, Elastic::blocks);
+        let arguments = KvArguments { blocks, model: model.clone() };
         let (kv, _) = KvActor::spawn_linked(None, KvActor, arguments, myself.get_cell()).await?;
         self.children.kv = Some(kv.clone());
         let limits = Limits {
             sequences: profiled.record.sequences,
             step_tokens: profiled.record.step_tokens,
-            kv_tokens: profiled.record.kv_tokens(),
+            kv_tokens: blocks * BLOCK_TOKENS,
         };
         let arguments = SchedulerArguments { limits, kv: kv.clone(), lane: profiled.lanes.step.clone(), model };
         let (scheduler, _) = SchedulerActor::spawn_linked(None, SchedulerActor, arguments, myself.get_cell()).await?;
@@ -359,7 +382,21 @@ impl EngineState {
             target: processor.target(),
         };
         Status::change(&self.arguments.status, Status::Ready(serving));
+        if let Some(elastic) = &mut self.elastic {
+            elastic.serving(myself, self.children.scheduler.as_ref());
+        }
         Ok(())
+    }
+
+    fn envelope(&self) -> &Envelope {
+        &self.planned.as_ref().expect("planned before served").kit.envelope
+    }
+
+    /// What the size of keys and values is changed with.
+    fn elastic_place(&self) -> Place {
+        let EngineArguments { label, budget, device, shelf, .. } = self.arguments.clone();
+        let memory = self.profiled.as_ref().expect("sized before served").memory.clone();
+        Place { label, memory, budget, device, shelf, generation: self.owner().generation }
     }
 
     async fn spawn_vision(
@@ -429,6 +466,9 @@ impl EngineState {
                 }
                 // One that is waited for already is part of this one.
                 let first = self.restarting.map_or(children.start, |(_, first)| first.min(children.start));
+                if let Some(elastic) = &mut self.elastic {
+                    elastic.serving(myself, None);
+                }
                 self.deaths += 1;
                 let restart = self.deaths;
                 self.restarting = Some((restart, first));

@@ -1,7 +1,8 @@
 //! What may be said to the engine.
 
-use super::{StartError, start::Planned};
+use super::{ElasticError, Outcome, StartError, start::Planned};
 use crate::{
+    budget::Order,
     graph::{CaptureError, Recaptured},
     profile::{ProfileError, Profiled},
     reply::Reply,
@@ -17,7 +18,7 @@ pub enum WhichLane {
     Vision,
 }
 
-/// From itself, from its profile, and from the runtime.
+/// From itself, from its profile, from the budget, and from the runtime.
 pub enum EngineMessage {
     /// Plan, load, and start the first attempt at sizing.
     Begin,
@@ -43,6 +44,11 @@ pub enum EngineMessage {
         /// What came of it.
         outcome: Result<Result<Recaptured, CaptureError>, ErrandDied>,
     },
+    /// The budget has something to say about keys and values. Credit: one a look of the watcher, and one a change of what
+    /// is short.
+    Ordered(Order),
+    /// The keys and values have another size now, or not.
+    PoolChanged(Result<Result<Outcome, ElasticError>, ErrandDied>),
     /// The wait before a restart is over.
     Restart {
         /// Which: another death in the meantime makes another.

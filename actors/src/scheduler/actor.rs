@@ -15,6 +15,7 @@ use super::{Admission, ChosenRow, Delivery, Effect, Input, Limits, SchedulerCore
 use crate::{
     kv::{KvMessage, SequenceId},
     lane::{Answer, Choice, Job, Lane, PastTokens, Score, StepJob, Stepped},
+    reply::Reply,
     tree,
     vision::PinnedPictures,
 };
@@ -43,6 +44,8 @@ pub struct SchedulerState {
     under_way: VecDeque<(Vec<ChosenRow>, Vec<Scored>)>,
     /// What the step that has just ended chose, beyond what the core needs to know.
     chosen: BTreeMap<SequenceId, Result<Token, SamplingError>>,
+    /// Who waits for another number of blocks to be in use.
+    resizing: Vec<Reply<()>>,
 }
 
 /// Who waits for a sequence, and what is held for it.
@@ -69,6 +72,7 @@ impl Actor for SchedulerActor {
             arguments,
             under_way: VecDeque::new(),
             chosen: BTreeMap::new(),
+            resizing: Vec::new(),
         })
     }
 
@@ -88,6 +92,10 @@ impl Actor for SchedulerActor {
             SchedulerMessage::Stepped(outcome) => {
                 let stepped = state.stepped(outcome?);
                 state.core.step(stepped)
+            }
+            SchedulerMessage::Resize { blocks, reply } => {
+                state.resizing.push(reply);
+                state.core.step(Input::Resize(blocks))
             }
             SchedulerMessage::Drill(drill) => return Err(drill.strike().into()),
         };
@@ -149,6 +157,15 @@ impl SchedulerState {
                 sequences.iter().filter(|id| !self.core.is_known(**id)).for_each(|id| drop(self.callers.remove(id)));
                 self.arguments.kv.send_message(KvMessage::Release(sequences))?;
             }
+            Effect::Shrink(to) => {
+                let holders =
+                    tree::SHRINK_BLOCKS.ask(&self.arguments.kv, |reply| KvMessage::Shrink { to, reply }).await?;
+                metrics::counter!("bursar_preempted_by_shrinks", "model" => self.arguments.model.to_string())
+                    .increment(holders.len() as u64);
+                return Ok(self.core.step(Input::Shrunk(holders)));
+            }
+            Effect::Grow(blocks) => self.arguments.kv.send_message(KvMessage::Grow(blocks))?,
+            Effect::Resized => self.resizing.drain(..).for_each(|reply| reply.answer(())),
         }
         Ok(Vec::new())
     }

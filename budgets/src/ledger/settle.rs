@@ -1,6 +1,6 @@
 //! How bytes come home, and what follows from a change: the canary, orders to shrink, the next who wait.
 
-use super::{Claim, Effect, Ledger, Memory, Refusal, State, Wish, refuse};
+use super::{Claim, Effect, Entry, Ledger, Memory, Refusal, State, Wish, refuse};
 use crate::{Bytes, LeaseId, Owner, Waiting};
 
 impl Ledger {
@@ -126,6 +126,18 @@ impl Ledger {
         if short_by.is_zero() {
             return effects.push(Effect::DeficitOver);
         }
+        self.order(short_by, effects);
+    }
+
+    /// Says the deficit and its orders once more, if there is one.
+    pub(super) fn order_again(&self, effects: &mut Vec<Effect>) {
+        if !self.announced_deficit.is_zero() {
+            self.order(self.announced_deficit, effects);
+        }
+    }
+
+    /// Says who gives up what for a deficit.
+    fn order(&self, short_by: Bytes, effects: &mut Vec<Effect>) {
         let on_its_way: Bytes = self
             .entries()
             .map(|entry| match entry.state {
@@ -145,8 +157,8 @@ impl Ledger {
         elastic.sort_unstable();
         let mut orders = Vec::new();
         for (_, std::cmp::Reverse(lease)) in elastic {
-            let holding = &self.leases[&lease].holding;
-            let less = uncovered.min(holding.bytes);
+            let Entry { holding, floor, .. } = &self.leases[&lease];
+            let less = uncovered.min(holding.bytes.saturating_sub(*floor));
             if !less.is_zero() {
                 uncovered -= less;
                 let (owner, class, to) = (holding.owner.clone(), holding.class.clone(), holding.bytes - less);
