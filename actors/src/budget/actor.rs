@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use bursar_budgets::{
-    Bytes, Device, Effect, Gate, GateError, Input, Label, Lease, LeaseId, Ledger, LedgerConfig, Memory,
-    Owner, Refusal, RequestId, Resized,
+    Bytes, Device, Effect, Gate, GateError, Input, Label, Lease, LeaseId, Ledger, LedgerConfig, Memory, Owner, Refusal,
+    RequestId, Resized,
 };
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::time::Instant;
@@ -252,7 +252,6 @@ impl BudgetState {
             self.step(Input::Overhead(overhead));
         }
     }
-
 
     /// This actor goes on, so that what was leased of a lost device comes home; the runtime ends the rest. Told once.
     fn tell_of_loss(&mut self) {

@@ -132,9 +132,12 @@ mod tests {
             ("less than a step", vec![Some(9); 30], 500, &[]),
             ("never above what was stressed", vec![Some(900); 11], 500, &[(10, 1000)]),
             ("nothing is wanted", vec![Some(900); 30], 1000, &[]),
-            ("the least of all looks counts", [vec![Some(200); 5], vec![Some(50)], vec![Some(300); 5]].concat(), 500, &[
-                (10, 550),
-            ]),
+            (
+                "the least of all looks counts",
+                [vec![Some(200); 5], vec![Some(50)], vec![Some(300); 5]].concat(),
+                500,
+                &[(10, 550)],
+            ),
             ("pressure begins anew", [vec![Some(200); 9], vec![None], vec![Some(200); 11]].concat(), 500, &[(20, 700)]),
             ("once taken it has to stay free anew", vec![Some(200); 22], 500, &[(10, 700), (21, 700)]),
         ];

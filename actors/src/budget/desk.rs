@@ -10,8 +10,8 @@ use std::{
 };
 
 use bursar_budgets::{
-    DeviceError, FenceWatch, Gate, Holding, Homecoming, Label, LeaseId, LeaseMeter, ReleaseNote, ReleaseNotes, RequestId,
-    Revoker,
+    DeviceError, FenceWatch, Gate, Holding, Homecoming, Label, LeaseId, LeaseMeter, ReleaseNote, ReleaseNotes,
+    RequestId, Revoker,
 };
 use dashmap::DashMap;
 use ractor::{ActorId, ActorRef};

@@ -36,7 +36,8 @@ pub struct Elastic {
 /// What the owner of an elastic lease is told. It answers by resizing the lease, or not at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Another process has taken memory: keep at most this. It is said again for as long as it is not done.
+    /// Another process has taken the canary's memory, or more: keep at most this, so that there is as much again for it
+    /// to take. It is said at each look for as long as it is not done.
     GiveUp {
         /// The lease's size to come.
         to: Bytes,

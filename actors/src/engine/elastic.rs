@@ -10,8 +10,8 @@ use bursar_model::Envelope;
 use ractor::ActorRef;
 use thiserror::Error;
 
-use self::core::{Change, Input, PoolCore};
 pub use self::core::Outcome;
+use self::core::{Change, Input, PoolCore};
 use super::{EngineMessage, Shelf};
 use crate::{
     budget::{self, Budget, LeaseError, Order},

@@ -98,7 +98,8 @@ impl Actor for RuntimeActor {
         myself: ActorRef<RuntimeMessage>,
         arguments: RuntimeArguments,
     ) -> Result<RuntimeState, ActorProcessingErr> {
-        let RuntimeArguments { shown, again, device_intensity, ledger, canary, desk, budget_intensity, watch } = arguments;
+        let RuntimeArguments { shown, again, device_intensity, ledger, canary, desk, budget_intensity, watch } =
+            arguments;
         let device = shown.device.borrow().clone();
         let budget = spawn_budget(&myself, &device, &ledger, canary, watch, &desk).await?;
         Ok(RuntimeState {

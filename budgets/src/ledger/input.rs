@@ -63,8 +63,8 @@ pub enum Input {
         /// It keeps this much, whatever is ordered.
         to: Bytes,
     },
-    /// While rule 1 is untrue, says again by how much and who gives up what: for owners that have come since, or that have
-    /// lost an order with an actor that died.
+    /// While rule 1 is untrue or the canary is owed, says who gives up what until it is whole again; what was said before
+    /// too, for owners that have come since, or that have lost an order with an actor that died.
     Remind,
     /// What our process uses outside leases now.
     Overhead(Bytes),

@@ -197,7 +197,7 @@ impl Ledger {
                     entry.floor = to;
                 }
             }
-            Input::Remind => self.order_again(&mut effects),
+            Input::Remind => self.remind(&mut effects),
             Input::Overhead(bytes) => self.device.overhead = bytes,
             Input::Canary(bytes) => self.device.canary_wanted = bytes,
             Input::Gate { model, to } => self.move_gate(model, to, &mut effects),

@@ -126,18 +126,27 @@ impl Ledger {
         if short_by.is_zero() {
             return effects.push(Effect::DeficitOver);
         }
-        self.order(short_by, effects);
+        let (uncovered, mut orders) = self.orders(short_by);
+        effects.push(Effect::Deficit { short_by, uncovered });
+        effects.append(&mut orders);
     }
 
-    /// Says the deficit and its orders once more, if there is one.
-    pub(super) fn order_again(&self, effects: &mut Vec<Effect>) {
-        if !self.announced_deficit.is_zero() {
-            self.order(self.announced_deficit, effects);
+    /// Says who gives up what until rule 1 is true and the canary is whole, and the deficit if there is one.
+    pub(super) fn remind(&self, effects: &mut Vec<Effect>) {
+        let (short_by, owed) = (self.device.deficit(), self.device.owed());
+        if owed.is_zero() {
+            return;
         }
+        let (uncovered, mut orders) = self.orders(owed);
+        if !short_by.is_zero() {
+            // What is given up makes rule 1 true first, and then the canary whole.
+            effects.push(Effect::Deficit { short_by, uncovered: uncovered.saturating_sub(owed - short_by) });
+        }
+        effects.append(&mut orders);
     }
 
-    /// Says who gives up what for a deficit.
-    fn order(&self, short_by: Bytes, effects: &mut Vec<Effect>) {
+    /// Who gives up what so that so much becomes free, and what nobody can give up.
+    fn orders(&self, short_by: Bytes) -> (Bytes, Vec<Effect>) {
         let on_its_way: Bytes = self
             .entries()
             .map(|entry| match entry.state {
@@ -165,8 +174,7 @@ impl Ledger {
                 orders.push(Effect::GiveUp { lease, owner, class, to });
             }
         }
-        effects.push(Effect::Deficit { short_by, uncovered });
-        effects.append(&mut orders);
+        (uncovered, orders)
     }
 
     /// Refuses those who wait for what can no longer come: their gate has closed, or overhead and the canary have grown so

@@ -26,6 +26,8 @@ impl BudgetState {
         metrics::gauge!("bursar_device_free_bytes").set(memory.free.0 as f64);
         metrics::gauge!("bursar_foreign_bytes").set(account.foreign.0 as f64);
         metrics::gauge!("bursar_overhead_bytes").set(account.overhead.0 as f64);
+        // What neighbours have taken of the canary, and nobody could give up for it yet: the alarm if it stays.
+        metrics::gauge!("bursar_owed_bytes").set(account.owed().0 as f64);
         self.show_canary();
         if !is_profiling && let Some(drift) = self.drift() {
             metrics::gauge!("bursar_drift_bytes").set(drift.0 as f64);
@@ -99,7 +101,7 @@ impl BudgetState {
         let look = Look {
             at: self.born.elapsed(),
             available: account.available(),
-            is_pressed: !account.deficit().is_zero()
+            is_pressed: !account.owed().is_zero()
                 || account.canary < account.canary_wanted
                 || self.ledger.waiting_for(Memory::Device) > 0
                 || self.ledger.is_profiling(),

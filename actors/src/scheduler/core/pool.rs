@@ -42,7 +42,9 @@ impl SchedulerCore {
 
     /// The pool is smaller, and these have lost their blocks with it: they wait by their age, and are computed again.
     pub(super) fn shrunk(&mut self, holders: &[SequenceId], effects: &mut Vec<Effect>) {
-        let Some(Shrinking::Asked { to }) = self.shrinking.take() else { panic!("the pool shrank without being asked") };
+        let Some(Shrinking::Asked { to }) = self.shrinking.take() else {
+            panic!("the pool shrank without being asked")
+        };
         self.limits.kv_tokens = to * BLOCK_TOKENS;
         for holder in holders {
             let sequence = self.running.remove(holder).expect("who holds blocks runs");
