@@ -1,6 +1,12 @@
 //! What happens when another process takes memory of a card that a model fills, and gives it back.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use bursar::{
     Bytes, Chat, Class, DeviceChoice, HostDevice, Intensity, LoadOptions, ModelHandle, Runtime, RuntimeConfig,
@@ -8,6 +14,7 @@ use bursar::{
 };
 use tokio::task::JoinHandle;
 
+use crate::ears::Ears;
 use crate::stage::{about, answer, demo, device_of, eventually, small, small_envelope, story, text};
 
 mod deaths;
@@ -39,10 +46,11 @@ struct Card {
 
 impl Card {
     async fn filled(watch: WatchOptions) -> Card {
-        Card::of(device_of(Bytes::mib(24)), watch).await
+        Card::with(watch, filling()).await
     }
 
-    async fn of(device: Arc<HostDevice>, watch: WatchOptions) -> Card {
+    async fn with(watch: WatchOptions, options: LoadOptions) -> Card {
+        let device = device_of(Bytes::mib(24));
         let config = RuntimeConfig {
             device: DeviceChoice::Custom(device.clone()),
             watch,
@@ -50,7 +58,7 @@ impl Card {
             ..RuntimeConfig::default()
         };
         let runtime = Runtime::start(config).await.expect("a host device starts");
-        let model = demo(&runtime, filling()).await;
+        let model = demo(&runtime, options).await;
         let before = runtime.budget().snapshot().await.expect("the budget answers");
         Card { device, runtime, model, before }
     }
@@ -103,38 +111,45 @@ impl Card {
 
 /// Chats one after the other, in several tasks, until the story has seen enough.
 struct Crowd {
-    enough: Arc<std::sync::atomic::AtomicBool>,
-    chats: Vec<JoinHandle<usize>>,
+    enough: Arc<AtomicBool>,
+    answers: Arc<AtomicUsize>,
+    chats: Vec<JoinHandle<()>>,
 }
 
 impl Crowd {
     fn of(model: &ModelHandle, expected: &Arc<Vec<String>>, chat: fn(u32) -> Chat) -> Crowd {
-        let enough = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let (enough, answers) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
         let talk = |first: usize| {
-            let (model, expected, enough) = (model.clone(), expected.clone(), enough.clone());
+            let (model, expected) = (model.clone(), expected.clone());
+            let (enough, answers) = (enough.clone(), answers.clone());
             tokio::spawn(async move {
-                let mut asked = 0;
-                while !enough.load(std::sync::atomic::Ordering::Relaxed) {
-                    let number = (first + asked) % expected.len();
+                for number in (0..expected.len()).cycle().skip(first) {
+                    if enough.load(Relaxed) {
+                        return;
+                    }
                     let reply = answer(&model, chat(number as u32)).await;
                     assert_eq!(reply, expected[number], "chat {number}");
-                    asked += 1;
+                    answers.fetch_add(1, Relaxed);
                 }
-                asked
             })
         };
         let chats = (0..6).map(talk).collect();
-        Crowd { enough, chats }
+        Crowd { enough, answers, chats }
     }
 
-    /// How many answers there were; each was as it is undisturbed.
-    async fn home(self) -> usize {
-        self.enough.store(true, std::sync::atomic::Ordering::Relaxed);
-        let mut asked = 0;
+    /// Waits until it has got some more answers.
+    async fn goes_on(&self) {
+        let before = self.answers.load(Relaxed);
+        eventually("chats go on", async || self.answers.load(Relaxed) >= before + 3).await;
+    }
+
+    /// All have ended, and each answer was as it is undisturbed.
+    async fn home(self) {
+        self.enough.store(true, Relaxed);
         for chat in self.chats {
-            asked += chat.await.expect("no request fails, and each answer is the same");
+            chat.await.expect("no request fails, and each answer is the same");
         }
-        asked
+        assert!(self.answers.load(Relaxed) >= 6, "each has had one at least");
     }
 }
 
@@ -170,10 +185,11 @@ fn a_neighbour_takes_memory_in_steps_while_chats_run_and_gives_it_back() {
             let given = kv - now.of_class(&Class::Kv);
             assert!(given >= taken.saturating_sub(free), "{given} for {taken} of which {free} were free: {now}");
             assert!(given <= taken + card.before.canary_wanted, "and hardly more: {now}");
+            crowd.goes_on().await;
         }
         assert_eq!(card.device.foreign_gives_back(taken), taken);
         card.regained().await;
-        assert!(crowd.home().await > 6, "they went on");
+        crowd.home().await;
     });
 }
 
@@ -186,17 +202,19 @@ fn a_neighbour_comes_and_goes_while_chats_have_pictures() {
         for _ in 0..2 {
             card.neighbour_takes(Bytes::mib(6)).await;
             card.quiet().await;
+            crowd.goes_on().await;
             card.device.foreign_gives_back(Bytes::mib(6));
             card.regained().await;
         }
-        assert!(crowd.home().await > 6, "they went on");
+        crowd.home().await;
     });
 }
 
 #[test]
 fn one_that_takes_all_there_is_leaves_the_floor_and_requests_come_to_their_end() {
     story(async {
-        let card = Card::filled(watchful()).await;
+        let (ears, name) = (Ears::open(), Some("floor".to_owned()));
+        let card = Card::with(watchful(), LoadOptions { name, ..filling() }).await;
         let expected = undisturbed(&card.model, 6, long).await;
         let crowd = Crowd::of(&card.model, &expected, long);
         // One sequence of the full context, which is more than a step.
@@ -211,9 +229,13 @@ fn one_that_takes_all_there_is_leaves_the_floor_and_requests_come_to_their_end()
         let ledger = card.runtime.budget().measure().await.expect("the budget answers");
         assert!(ledger.canary.is_zero() && ledger.free.is_zero(), "the alarm is on: {ledger}");
         assert_eq!(ledger.granted, card.device.counts().backed, "{ledger}");
+        let preempted = ears.most("bursar_preempted_by_shrinks{model=floor}");
+        assert!(preempted.is_some_and(|most| most > 0.0), "sequences lay in what went: {preempted:?}");
+        assert_eq!(ears.most("bursar_drift_bytes{}"), Some(0.0));
+        crowd.goes_on().await;
         // One after the other, each has room.
         assert_eq!(answer(&card.model, long(1)).await, expected[1]);
-        assert!(crowd.home().await > 6, "they went on");
+        crowd.home().await;
         card.device.foreign_gives_back(Bytes::gib(1));
         card.regained().await;
         assert_eq!(answer(&card.model, long(2)).await, expected[2]);
