@@ -53,7 +53,7 @@
 #![deny(missing_docs)]
 
 pub use bursar_actors::{
-    budget::{Budget, LeaseError},
+    budget::{Budget, LeaseError, WatchOptions},
     chat::{
         Chat, ChatError, ChatEvent, Content, Fault, FinishReason, Image, ModelHandle, Reply, ScoredToken, TokenScore,
         Usage, Video,

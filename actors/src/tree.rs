@@ -86,8 +86,6 @@ questions! {
     LEASE_FOR_ENGINE: Engine -> Budget, "lease", 60;
     /// A dead actor's bytes are home before its successor starts.
     CLEAR_OWNER: Engine -> Budget, "clear a dead owner", 60;
-    /// Keys and values give up a tail.
-    SHRINK_FOR_ENGINE: Engine -> Budget, "resize", 5;
     /// How far startup may go.
     MOVE_GATE: Engine -> Budget, "move the gate", 5;
     /// Workspaces, probe and final cache.
@@ -108,6 +106,12 @@ questions! {
     EMBED_PICTURES: Chat -> Vision, "embed pictures", 600;
     /// Blocks for the next step.
     ALLOT_BLOCKS: Scheduler -> Kv, "allot blocks", 5;
+    /// Blocks of the tail, when the cache becomes smaller.
+    SHRINK_BLOCKS: Scheduler -> Kv, "give up blocks", 5;
+    /// Another number of blocks, after READY. It is answered when no step under way names one of those that go.
+    RESIZE_POOL: Engine -> Scheduler, "use another number of blocks", 600;
+    /// What keys and values hold from now on, after READY.
+    RESIZE_FOR_ENGINE: Engine -> Budget, "resize keys and values", 60;
 }
 
 #[cfg(test)]

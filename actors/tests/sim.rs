@@ -59,6 +59,7 @@ struct World {
     returned: usize,
     launched_ahead: usize,
     found_tokens: usize,
+    resizes: usize,
 }
 
 /// Pictures with the rows that they lie in.
@@ -106,6 +107,7 @@ impl World {
             returned: 0,
             launched_ahead: 0,
             found_tokens: 0,
+            resizes: 0,
             chance,
         }
     }
@@ -276,6 +278,12 @@ impl World {
                 self.note(format_args!("request {number} is to come again"));
                 self.returning.push_back((number, id));
             }
+            Effect::Shrink(to) => {
+                let holders = self.kv.shrink(to);
+                return self.scheduler.step(Input::Shrunk(holders));
+            }
+            Effect::Grow(to) => self.kv.grow(to),
+            Effect::Resized => self.resizes += 1,
             Effect::Release(sequences) => {
                 for id in sequences {
                     let is_used = self.under_way.iter().any(|step| step.parts.contains(&id));

@@ -40,6 +40,12 @@ impl Account {
         self.spent().saturating_add(self.canary).saturating_sub(self.total)
     }
 
+    /// What has to become free for rule 1 to be true with the whole canary: never less than the deficit. A neighbour can
+    /// only take what is free, so where all leases are backed it shows here, as the canary's loss, and not as a deficit.
+    pub fn owed(&self) -> Bytes {
+        self.spent().saturating_add(self.canary_wanted).saturating_sub(self.total)
+    }
+
     /// Without the canary.
     fn spent(&self) -> Bytes {
         self.granted.saturating_add(self.overhead).saturating_add(self.foreign)

@@ -4,7 +4,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
     },
 };
 
@@ -148,9 +148,33 @@ pub trait ReleaseNotes: Send + Sync {
 pub struct Lease {
     holding: Holding,
     bytes: AtomicU64,
-    backed: AtomicU64,
+    meter: LeaseMeter,
     notes: Arc<dyn ReleaseNotes>,
     parting: Mutex<Parting>,
+}
+
+/// How much of a lease is in use, to be read while its holder works with it: how a budget tells what is ours from what
+/// is not, without asking anybody.
+///
+/// It counts before the device backs and after it has unbacked, so it never shows less than is backed.
+#[derive(Clone, Debug, Default)]
+pub struct LeaseMeter(Arc<Counts>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    backed: AtomicU64,
+    has_segments: AtomicBool,
+}
+
+impl LeaseMeter {
+    /// What is in use of a lease of `granted` bytes: what its segments have backed. One that pays for no segment pays for
+    /// something that has no address of ours (captured graphs, a tenant's own allocations): all of it counts as in use.
+    pub fn used(&self, granted: Bytes) -> Bytes {
+        match self.0.has_segments.load(SeqCst) {
+            true => Bytes(self.0.backed.load(SeqCst)),
+            false => granted,
+        }
+    }
 }
 
 /// What segments left behind that ended before their lease.
@@ -167,7 +191,7 @@ impl Lease {
         Lease {
             bytes: AtomicU64::new(grant.holding.bytes.0),
             holding: grant.holding.clone(),
-            backed: AtomicU64::new(0),
+            meter: LeaseMeter::default(),
             notes,
             parting: Mutex::default(),
         }
@@ -190,7 +214,12 @@ impl Lease {
 
     /// How much of it segments have backed.
     pub fn backed(&self) -> Bytes {
-        Bytes(self.backed.load(SeqCst))
+        Bytes(self.meter.0.backed.load(SeqCst))
+    }
+
+    /// Shows how much of it is in use, for as long as anybody looks.
+    pub fn meter(&self) -> LeaseMeter {
+        self.meter.clone()
     }
 
     /// By whom.
@@ -231,7 +260,7 @@ impl Lease {
 
     /// Counts bytes as backed. Going over the lease is our bug.
     pub(crate) fn spend(&self, bytes: Bytes) {
-        let backed = Bytes(self.backed.fetch_add(bytes.0, SeqCst)) + bytes;
+        let backed = Bytes(self.meter.0.backed.fetch_add(bytes.0, SeqCst)) + bytes;
         assert!(
             backed <= self.bytes(),
             "{} of class {} pays for {}, not for {backed}",
@@ -243,7 +272,7 @@ impl Lease {
 
     /// Counts bytes as no longer backed.
     pub(crate) fn save(&self, bytes: Bytes) {
-        let before = Bytes(self.backed.fetch_sub(bytes.0, SeqCst));
+        let before = Bytes(self.meter.0.backed.fetch_sub(bytes.0, SeqCst));
         assert!(bytes <= before, "{} gave back {bytes} of {before}", self.id());
     }
 
@@ -253,6 +282,7 @@ impl Lease {
     }
 
     pub(crate) fn announce(&self, revoker: Revoker) {
+        self.meter.0.has_segments.store(true, SeqCst);
         self.notes.segment_reserved(self.id(), revoker);
     }
 

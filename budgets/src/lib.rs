@@ -69,7 +69,7 @@ pub use error::Hint;
 pub use fence::{Fence, Ticket, Timeline, Timelines};
 pub use gate::{Gate, GateError, Seats};
 pub use label::Label;
-pub use lease::{Grant, Holding, Lease, LeaseId, ReleaseNote, ReleaseNotes, Resized};
+pub use lease::{Grant, Holding, Lease, LeaseId, LeaseMeter, ReleaseNote, ReleaseNotes, Resized};
 pub use ledger::{Effect, Input, Ledger, LedgerConfig, Refusal, Refused};
 pub use owner::Owner;
 pub use plan::{Claim, DoesNotFit, Knob, MemoryPlan};

@@ -165,6 +165,59 @@ fn foreign_growth_takes_the_canary_then_the_vision_cache_then_kv() {
 }
 
 #[test]
+fn nobody_is_ordered_below_what_its_owner_keeps_and_the_next_gives_the_rest() {
+    let mut ledger = ledger();
+    let older = hold(&mut ledger, 1, request("older", Class::Kv, 400));
+    let younger = hold(&mut ledger, 2, request("younger", Class::Kv, 400));
+    for (lease, to) in [(older, 300), (younger, 350), (LeaseId(99), 1)] {
+        assert!(ledger.step(Input::Floor { lease, to: Bytes(to) }).is_empty());
+    }
+    let order = |lease, name, to| {
+        let (owner, class) = (Owner::new(name, 0), Class::Kv);
+        Effect::GiveUp { lease, owner, class, to: Bytes(to) }
+    };
+    let effects = ledger.step(Input::Foreign(Bytes(320)));
+    let said = Effect::Deficit { short_by: Bytes(120), uncovered: Bytes(0) };
+    assert_eq!(effects, [said, order(younger, "younger", 350), order(older, "older", 330)]);
+    let effects = ledger.step(Input::Foreign(Bytes(400)));
+    let said = Effect::Deficit { short_by: Bytes(200), uncovered: Bytes(50) };
+    assert_eq!(effects, [said, order(younger, "younger", 350), order(older, "older", 300)], "and 50 are nobody's");
+}
+
+#[test]
+fn an_order_that_was_lost_is_said_again_when_it_is_asked_for() {
+    let mut ledger = ledger();
+    let kv = hold(&mut ledger, 1, request("kv", Class::Kv, 900));
+    assert!(ledger.step(Input::Remind).is_empty(), "nothing is short");
+    let effects = ledger.step(Input::Foreign(Bytes(300)));
+    assert_eq!(effects.len(), 2, "{effects:?}");
+    assert!(ledger.step(Input::Foreign(Bytes(300))).is_empty(), "it is said once");
+    assert_eq!(ledger.step(Input::Remind), effects);
+    ledger.step(Input::Resize { id: RequestId(2), lease: kv, to: Bytes(800), wait: false, passed: true });
+    let said = Effect::Deficit { short_by: Bytes(100), uncovered: Bytes(0) };
+    assert_eq!(ledger.step(Input::Remind)[0], said, "what is left of it");
+}
+
+#[test]
+fn what_the_canary_gave_is_asked_back_from_elastic_leases() {
+    let mut ledger = ledger();
+    let kv = hold(&mut ledger, 1, request("kv", Class::Kv, 700));
+    ledger.step(Input::Canary(Bytes(200)));
+    assert!(ledger.step(Input::Remind).is_empty(), "it is whole");
+    // A neighbour can take no more than is free: the canary's.
+    assert_eq!(ledger.step(Input::Foreign(Bytes(260))), [Effect::CanaryGiven { bytes: Bytes(200) }]);
+    let order = |to| Effect::GiveUp { lease: kv, owner: Owner::new("kv", 0), class: Class::Kv, to: Bytes(to) };
+    assert_eq!(ledger.step(Input::Remind), [order(540)]);
+    let shrink = Input::Resize { id: RequestId(2), lease: kv, to: Bytes(540), wait: false, passed: true };
+    assert!(ledger.step(shrink).contains(&Effect::CanaryTaken { bytes: Bytes(200) }));
+    // With more than that, rule 1 comes first: 100 can be given, of which 50 make it true.
+    ledger.step(Input::Floor { lease: kv, to: Bytes(440) });
+    ledger.step(Input::Foreign(Bytes(510)));
+    let said = Effect::Deficit { short_by: Bytes(50), uncovered: Bytes(0) };
+    assert_eq!(ledger.step(Input::Remind), [said, order(440)]);
+}
+
+#[test]
 fn what_no_elastic_lease_covers_is_said() {
     let mut ledger = ledger();
     hold(&mut ledger, 1, request("weights", Class::Weights, 900));

@@ -10,6 +10,7 @@ mod command_line;
 mod deaths;
 mod drains;
 mod ears;
+mod elastic;
 mod generation;
 #[cfg(feature = "hub")]
 mod hub;

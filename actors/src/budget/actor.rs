@@ -3,13 +3,16 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use bursar_budgets::{
-    Bytes, Device, DeviceError, Effect, Gate, GateError, Input, Label, Lease, LeaseId, Ledger, LedgerConfig, Memory,
-    Owner, Refusal, RequestId, Resized,
+    Bytes, Device, Effect, Gate, GateError, Input, Label, Lease, LeaseId, Ledger, LedgerConfig, Memory, Owner, Refusal,
+    RequestId, Resized,
 };
 use ractor::{Actor, ActorProcessingErr, ActorRef};
+use tokio::time::Instant;
 
-use super::{BudgetMessage, Desk, desk::Note};
+use super::{BudgetMessage, Desk, Order, Regrowth, WatchOptions, desk::Note};
 use crate::{reply::Reply, runtime::RuntimeMessage};
+
+mod look;
 
 /// How often fences are looked at while a lease waits for one.
 const FENCE_POLL: Duration = Duration::from_micros(500);
@@ -29,6 +32,8 @@ pub struct BudgetArguments {
     pub canary: Bytes,
     /// Who hears that the device is lost.
     pub runtime: Option<ActorRef<RuntimeMessage>>,
+    /// How often it looks at the device.
+    pub watch: WatchOptions,
 }
 
 /// Its state.
@@ -41,6 +46,9 @@ pub struct BudgetState {
     polling: bool,
     /// Who has yet to hear that the device is lost.
     runtime: Option<ActorRef<RuntimeMessage>>,
+    watch: WatchOptions,
+    regrowth: Regrowth,
+    born: Instant,
 }
 
 enum Asked {
@@ -67,7 +75,7 @@ impl Actor for BudgetActor {
         myself: ActorRef<BudgetMessage>,
         arguments: BudgetArguments,
     ) -> Result<BudgetState, ActorProcessingErr> {
-        let BudgetArguments { device, desk, config, canary, runtime } = arguments;
+        let BudgetArguments { device, desk, config, canary, runtime, watch } = arguments;
         let live: Vec<_> = desk.leases().iter().map(|entry| entry.value().clone()).collect();
         let mut state = BudgetState {
             ledger: Ledger::rebuild(config, live),
@@ -77,6 +85,9 @@ impl Actor for BudgetActor {
             clearing: Vec::new(),
             polling: false,
             runtime,
+            watch,
+            regrowth: Regrowth::new(watch.patience),
+            born: Instant::now(),
         };
         state.step(Input::Canary(canary));
         state.pick_up();
@@ -86,6 +97,7 @@ impl Actor for BudgetActor {
         state.desk.seat(myself.clone());
         // Whatever was posted while nobody sat there.
         drop(myself.send_message(BudgetMessage::Notes));
+        myself.send_after(watch.every, || BudgetMessage::Look);
         Ok(state)
     }
 
@@ -134,6 +146,10 @@ impl Actor for BudgetActor {
             BudgetMessage::Snapshot(reply) => reply.answer(state.ledger.snapshot()),
             BudgetMessage::Notes => {}
             BudgetMessage::Poll => state.polling = false,
+            BudgetMessage::Look => {
+                state.look()?;
+                myself.send_after(state.watch.every, || BudgetMessage::Look);
+            }
             BudgetMessage::Drill(drill) => return Err(drill.strike().into()),
         }
         state.read_notes()?;
@@ -150,12 +166,18 @@ impl Actor for BudgetActor {
 impl BudgetState {
     /// Takes up what a predecessor left: gates that were frozen, leases that were on their way home.
     fn pick_up(&mut self) {
-        let (gates, ending, last_lease) = {
+        let (gates, ending, last_lease, floors) = {
             let books = self.desk.books();
-            (books.gates.clone(), books.ending.clone(), books.last_lease)
+            let floors: BTreeMap<_, _> = books.elastic.iter().map(|(lease, elastic)| (*lease, elastic.floor)).collect();
+            (books.gates.clone(), books.ending.clone(), books.last_lease, floors)
         };
         if let Some(last) = last_lease {
             self.ledger.number_leases_after(last);
+        }
+        let live: Vec<LeaseId> = self.desk.leases().iter().map(|entry| *entry.key()).collect();
+        for lease in live {
+            let to = floors.get(&lease).copied().unwrap_or(Bytes::MAX);
+            self.step(Input::Floor { lease, to });
         }
         for (model, to) in gates {
             self.step(Input::Gate { model, to });
@@ -177,6 +199,7 @@ impl BudgetState {
                         false => watch.segment_reserved(lease, revoker),
                     }
                 }
+                Note::Obeys(lease, elastic) => self.obeyed(lease, elastic),
                 Note::Home(homecoming, outcome) => {
                     let lease = homecoming.lease();
                     match outcome {
@@ -230,21 +253,6 @@ impl BudgetState {
         }
     }
 
-    /// What other processes hold at least: what is used and was never granted. Leases that are not backed yet hide as
-    /// much of it. The driver answers that within microseconds, also while others back.
-    fn measure(&mut self) -> Result<(), DeviceError> {
-        let memory = match self.device.memory() {
-            // Nothing is free on it and nothing is foreign; whoever is told of the loss ends what is left.
-            Err(error) if error.is_lost() => return Ok(()),
-            memory => memory?,
-        };
-        let account = self.ledger.account(Memory::Device);
-        let ours = account.overhead + account.granted;
-        let foreign = (memory.total - memory.free).saturating_sub(ours);
-        self.step(Input::Foreign(foreign));
-        Ok(())
-    }
-
     /// This actor goes on, so that what was leased of a lost device comes home; the runtime ends the rest. Told once.
     fn tell_of_loss(&mut self) {
         if self.device.check().is_err()
@@ -275,8 +283,14 @@ impl BudgetState {
         match effect {
             Effect::Granted(grant) => {
                 let lease = Lease::issue(&grant, self.desk.clone());
-                self.desk.books().last_lease = Some(lease.id());
+                {
+                    let mut books = self.desk.books();
+                    books.last_lease = Some(lease.id());
+                    books.meters.insert(lease.id(), lease.meter());
+                }
                 self.desk.leases().insert(lease.id(), lease.holding());
+                // Until its owner obeys orders, none is counted on.
+                self.step(Input::Floor { lease: lease.id(), to: Bytes::MAX });
                 match self.asked.remove(&grant.request()) {
                     Some(Asked::Lease(reply)) => reply.answer(Ok(lease)),
                     // Nobody waits for it any more: dropping it posts its release.
@@ -306,18 +320,22 @@ impl BudgetState {
             Effect::Deficit { short_by, .. } => metrics::gauge!("bursar_deficit_bytes").set(short_by.0 as f64),
             Effect::DeficitOver => metrics::gauge!("bursar_deficit_bytes").set(0.0),
             Effect::GateMoved { model, to } => drop(self.desk.books().gates.insert(model, to)),
-            // Nobody shrinks after READY yet; the profile's issue gives these a reader.
-            Effect::GiveUp { .. }
-            | Effect::CanaryGiven { .. }
-            | Effect::CanaryTaken { .. }
-            | Effect::Waiting { .. }
-            | Effect::GateStuck(_) => {}
+            Effect::GiveUp { lease, to, .. } => self.order(lease, Order::GiveUp { to }),
+            Effect::CanaryGiven { .. } => {
+                metrics::counter!("bursar_canary_given_total").increment(1);
+                self.show_canary();
+            }
+            Effect::CanaryTaken { .. } => self.show_canary(),
+            Effect::Waiting { .. } | Effect::GateStuck(_) => {}
         }
     }
 
     fn forget(&mut self, lease: LeaseId) {
         self.desk.leases().remove(&lease);
-        self.desk.books().ending.remove(&lease);
+        let mut books = self.desk.books();
+        books.ending.remove(&lease);
+        books.meters.remove(&lease);
+        books.elastic.remove(&lease);
     }
 
     fn answer_cleared(&mut self, owner: &Owner) {

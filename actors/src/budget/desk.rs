@@ -10,13 +10,14 @@ use std::{
 };
 
 use bursar_budgets::{
-    DeviceError, FenceWatch, Gate, Holding, Homecoming, Label, LeaseId, ReleaseNote, ReleaseNotes, RequestId, Revoker,
+    DeviceError, FenceWatch, Gate, Holding, Homecoming, Label, LeaseId, LeaseMeter, ReleaseNote, ReleaseNotes,
+    RequestId, Revoker,
 };
 use dashmap::DashMap;
 use ractor::{ActorId, ActorRef};
 use tokio::sync::watch;
 
-use super::BudgetMessage;
+use super::{BudgetMessage, Elastic};
 
 /// Shared by the budget actor, its successors, and every lease.
 pub struct Desk {
@@ -40,14 +41,20 @@ pub(super) struct Books {
     pub(super) last_lease: Option<LeaseId>,
     /// How far each model's startup is.
     pub(super) gates: BTreeMap<Label, Gate>,
+    /// How much of each lease is in use.
+    pub(super) meters: BTreeMap<LeaseId, LeaseMeter>,
+    /// What owners have said of leases that may become smaller and larger.
+    pub(super) elastic: BTreeMap<LeaseId, Elastic>,
 }
 
-/// What a lease has to say. There are never more than three for each live lease.
+/// What a lease has to say, or its owner of it. There are never more than four for each live lease.
 pub(super) enum Note {
     /// It has ended.
     Released(ReleaseNote),
     /// A segment is paid for by it.
     Segment(LeaseId, Revoker),
+    /// Its owner obeys orders from now on.
+    Obeys(LeaseId, Elastic),
     /// Its memory has been given back to the device, or not.
     Home(Homecoming, Result<(), DeviceError>),
 }
@@ -162,7 +169,7 @@ impl Desk {
     }
 
     /// Puts a note on the desk and rings. If nobody sits there, a successor finds it.
-    fn put(&self, note: Note) {
+    pub(super) fn put(&self, note: Note) {
         lock(&self.notes).push_back(note);
         if let Some(actor) = self.actor() {
             drop(actor.send_message(BudgetMessage::Notes));

@@ -7,7 +7,7 @@ use bursar_budgets::{
 };
 use thiserror::Error;
 
-use super::{BudgetMessage, Desk};
+use super::{BudgetMessage, Desk, Elastic, desk::Note};
 use crate::{
     reply::{AskError, Reply},
     tree::{self, Question},
@@ -165,6 +165,12 @@ impl Budget {
         let resized: Resized = resized.await??;
         lease.resize(&resized);
         Ok(())
+    }
+
+    /// Says that the lease can become smaller and larger from now on, and who hears of it. Orders come for as long as the
+    /// lease lives, whichever budget actor gives them; one that stands already comes at once.
+    pub fn obey(&self, lease: &Lease, elastic: Elastic) {
+        self.desk.put(Note::Obeys(lease.id(), elastic));
     }
 
     /// Takes back everything a dead owner held; returns when all of it is home.

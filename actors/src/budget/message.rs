@@ -58,6 +58,8 @@ pub enum BudgetMessage {
     Notes,
     /// Look at the fences that leases wait for.
     Poll,
+    /// Compare what the driver says is free with the ledger.
+    Look,
     /// Die of this.
     Drill(Drill),
 }

@@ -1,12 +1,16 @@
 //! The budget actor: the only one that says who may have memory. It asks nobody and waits for nobody.
 
 mod actor;
+mod core;
 mod desk;
+mod elastic;
 mod handle;
 mod message;
 
 pub use actor::{BudgetActor, BudgetArguments};
+pub use core::{Look, Offer, Regrowth, Wanting};
 pub use desk::Desk;
+pub use elastic::{Elastic, Order, WatchOptions};
 pub(crate) use handle::NO_MODEL;
 pub use handle::{Budget, LeaseError};
 pub use message::BudgetMessage;

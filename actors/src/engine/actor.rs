@@ -5,13 +5,15 @@ mod sizing;
 use std::{sync::Arc, time::Instant};
 
 use bursar_budgets::{Device, DeviceError, Gate, Label, Owner};
-use bursar_model::checkpoint::CheckpointOrigin;
+use bursar_kernels::BLOCK_TOKENS;
+use bursar_model::{Envelope, checkpoint::CheckpointOrigin};
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::sync::watch;
 
 use super::{
     EngineMessage, Lanes, LanesPlace, LoadOptions, Progress, ProgressSink, Serving, Shelf, StartError, Status,
     WhichLane,
+    elastic::{Elastic, Place},
     start::{Outlook, Planned},
 };
 use crate::{
@@ -67,10 +69,14 @@ pub struct EngineState {
     course: Course,
     /// What would make the model fit is being worked out, for the error that its start ends in.
     advice: Option<Errand>,
+    /// What was refused memory while it served is to be served again when keys and values are smaller.
+    is_redoing: bool,
     /// The attempt whose steps were refused memory on purpose.
     drilled: Option<u32>,
     profile: Option<ActorCell>,
     profiled: Option<Arc<Profiled>>,
+    /// How many blocks keys and values have, from READY on.
+    elastic: Option<Elastic>,
     children: Children,
     restarts: RestartLog,
     born: Instant,
@@ -140,9 +146,11 @@ impl Actor for EngineActor {
             reports: Vec::new(),
             course: Course::default(),
             advice: None,
+            is_redoing: false,
             drilled: None,
             profile: None,
             profiled: None,
+            elastic: None,
             children: Children::default(),
             born: Instant::now(),
             servings: 0,
@@ -172,7 +180,9 @@ impl Actor for EngineActor {
                 planned.chain(&mut state.outlook).for_each(|outlook| outlook.needs = None);
                 state.profiled = Some(Arc::new(profiled));
                 state.move_gate(Gate::Frozen).await?;
+                state.elastic = Some(Elastic::new(state.elastic_place(), state.envelope()));
                 state.serve(&myself).await?;
+                state.elastic.iter().for_each(|elastic| elastic.obey(&myself));
                 (state.arguments.progress)(Progress::Ready);
             }
             EngineMessage::Profiled { outcome: Err(error), .. } => {
@@ -194,6 +204,23 @@ impl Actor for EngineActor {
                 if !matches!(outcome?, Ok(Recaptured::All)) {
                     let model = state.arguments.label.to_string();
                     metrics::counter!("bursar_graphs_not_recaptured_total", "model" => model).increment(1);
+                }
+            }
+            EngineMessage::Ordered(order) => {
+                if let Some(elastic) = &mut state.elastic {
+                    elastic.ordered(order, &myself, state.children.scheduler.as_ref());
+                }
+            }
+            EngineMessage::PoolChanged(outcome) => {
+                let outcome = outcome?;
+                if outcome.is_err() {
+                    state.check_device()?;
+                }
+                if let Some(elastic) = &mut state.elastic {
+                    elastic.ended(outcome?, &myself, state.children.scheduler.as_ref());
+                }
+                if state.is_redoing {
+                    state.serve_again(&myself).await?;
                 }
             }
             EngineMessage::Restart { restart } => {
@@ -303,13 +330,14 @@ impl EngineState {
         }
         let profiled = self.profiled.clone().expect("sized before served");
         let model = self.arguments.label.clone();
-        let arguments = KvArguments { blocks: profiled.record.kv_blocks, model: model.clone() };
+        let blocks = self.elastic.as_ref().map_or(profiled.record.kv_blocks, Elastic::blocks);
+        let arguments = KvArguments { blocks, model: model.clone() };
         let (kv, _) = KvActor::spawn_linked(None, KvActor, arguments, myself.get_cell()).await?;
         self.children.kv = Some(kv.clone());
         let limits = Limits {
             sequences: profiled.record.sequences,
             step_tokens: profiled.record.step_tokens,
-            kv_tokens: profiled.record.kv_tokens(),
+            kv_tokens: blocks * BLOCK_TOKENS,
         };
         let lane = profiled.lanes.step.clone();
         self.refuse_a_step_if_due(&lane);
@@ -329,7 +357,21 @@ impl EngineState {
             target: processor.target(),
         };
         Status::change(&self.arguments.status, Status::Ready(serving));
+        if let Some(elastic) = &mut self.elastic {
+            elastic.serving(myself, self.children.scheduler.as_ref());
+        }
         Ok(())
+    }
+
+    fn envelope(&self) -> &Envelope {
+        &self.outlook.as_ref().expect("planned before served").kit.envelope
+    }
+
+    /// What the size of keys and values is changed with.
+    fn elastic_place(&self) -> Place {
+        let EngineArguments { label, budget, device, shelf, .. } = self.arguments.clone();
+        let memory = self.profiled.as_ref().expect("sized before served").memory.clone();
+        Place { label, memory, budget, device, shelf, generation: self.owner().generation }
     }
 
     async fn spawn_vision(
@@ -401,6 +443,9 @@ impl EngineState {
                 }
                 // One that is waited for already is part of this one.
                 let first = self.restarting.map_or(children.start, |(_, first)| first.min(children.start));
+                if let Some(elastic) = &mut self.elastic {
+                    elastic.serving(myself, None);
+                }
                 self.deaths += 1;
                 let restart = self.deaths;
                 self.restarting = Some((restart, first));

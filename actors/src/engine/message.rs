@@ -2,8 +2,12 @@
 
 use bursar_budgets::Knob;
 
-use super::start::{LoadFailed, Planned};
+use super::{
+    ElasticError, Outcome,
+    start::{LoadFailed, Planned},
+};
 use crate::{
+    budget::Order,
     graph::{CaptureError, Recaptured},
     lane::LaneError,
     profile::{ProfileError, Profiled},
@@ -20,7 +24,7 @@ pub enum WhichLane {
     Vision,
 }
 
-/// From itself, from its profile, and from the runtime.
+/// From itself, from its profile, from the budget, and from the runtime.
 pub enum EngineMessage {
     /// Plan, load, and start the first attempt at sizing.
     Begin,
@@ -61,6 +65,11 @@ pub enum EngineMessage {
         /// What came of it.
         outcome: Result<Result<Recaptured, CaptureError>, ErrandDied>,
     },
+    /// The budget has something to say about keys and values. Credit: one a look of the watcher, and one a change of what
+    /// is short.
+    Ordered(Order),
+    /// The keys and values have another size now, or not.
+    PoolChanged(Result<Result<Outcome, ElasticError>, ErrandDied>),
     /// The wait before a restart is over.
     Restart {
         /// Which: another death in the meantime makes another.

@@ -1,6 +1,7 @@
 //! The engine: the supervisor of one model's actors, from its checkpoint to READY and through deaths.
 
 mod actor;
+mod elastic;
 mod error;
 mod fetch;
 mod kit;
@@ -14,6 +15,7 @@ mod start;
 mod status;
 
 pub use actor::{EngineActor, EngineArguments};
+pub use elastic::{ElasticError, Outcome};
 pub use error::StartError;
 pub use kit::Kit;
 pub use lanes::{Lanes, LanesPlace};

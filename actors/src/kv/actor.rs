@@ -10,7 +10,7 @@ pub struct KvActor;
 
 /// What it starts with.
 pub struct KvArguments {
-    /// Blocks of the profile record.
+    /// Blocks that are backed and stay so for now.
     pub blocks: usize,
     /// For metrics.
     pub model: Label,
@@ -41,6 +41,8 @@ impl Actor for KvActor {
             KvMessage::Allot { demands, reply } => reply.answer(state.core.allot(&demands)),
             KvMessage::Name(filled) => filled.iter().for_each(|filled| state.core.name(filled)),
             KvMessage::Release(sequences) => sequences.into_iter().for_each(|id| state.core.release(id)),
+            KvMessage::Shrink { to, reply } => reply.answer(state.core.shrink(to)),
+            KvMessage::Grow(to) => state.core.grow(to),
             KvMessage::Usage(reply) => reply.answer(state.core.usage()),
             KvMessage::Drill(drill) => return Err(drill.strike().into()),
         }

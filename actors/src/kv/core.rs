@@ -100,8 +100,8 @@ struct Block {
 #[derive(Clone, Debug)]
 pub struct KvCore {
     pool: Vec<Block>,
-    /// Blocks of no content; the last is taken next, so that few pages are touched.
-    blank: Vec<u32>,
+    /// Blocks of no content; the first is taken next, so that few pages are touched and the tail is the last to be held.
+    blank: BTreeSet<u32>,
     /// Blocks that nobody holds, by when they were let go; the first gives its place next.
     idle: BTreeSet<(u64, u32)>,
     named: BTreeMap<PrefixKey, u32>,
@@ -114,7 +114,7 @@ impl KvCore {
     pub fn new(blocks: usize) -> Self {
         KvCore {
             pool: vec![Block::default(); blocks],
-            blank: (0..blocks as u32).rev().collect(),
+            blank: (0..blocks as u32).collect(),
             idle: BTreeSet::new(),
             named: BTreeMap::new(),
             tables: BTreeMap::new(),
@@ -187,7 +187,7 @@ impl KvCore {
 
     /// A block to write: a blank one, or the longest unused, whose content is forgotten.
     fn take(&mut self) -> u32 {
-        let block = self.blank.pop().unwrap_or_else(|| {
+        let block = self.blank.pop_first().unwrap_or_else(|| {
             let (_, block) = self.idle.pop_first().expect("counted before");
             let key = self.pool[block as usize].key.take().expect("an idle block has content");
             self.named.remove(&key);
@@ -219,7 +219,7 @@ impl KvCore {
             let entry = &mut self.pool[block as usize];
             entry.references -= 1;
             match (entry.references, entry.key) {
-                (0, None) => self.blank.push(block),
+                (0, None) => drop(self.blank.insert(block)),
                 (0, Some(_)) => {
                     self.clock += 1;
                     entry.idle_since = self.clock;
@@ -228,6 +228,35 @@ impl KvCore {
                 _ => {}
             }
         }
+        self.check();
+    }
+
+    /// Gives up all blocks but the first `to`. What nobody holds there is forgotten; whoever holds one of them is released
+    /// and named in the answer, youngest first, as it has to be computed again. Other blocks that they let go keep their
+    /// content for now. Nobody is chosen: a block cannot be moved, so each holder of the tail goes and nobody else does.
+    pub fn shrink(&mut self, to: usize) -> Vec<SequenceId> {
+        let tail = to as u32..;
+        let holds = |(_, blocks): &(&SequenceId, &Vec<u32>)| blocks.iter().any(|block| tail.contains(block));
+        let holders: Vec<SequenceId> = self.tables.iter().rev().filter(holds).map(|(id, _)| *id).collect();
+        holders.iter().for_each(|holder| self.release(*holder));
+        for (block, entry) in self.pool.iter().enumerate().skip(to) {
+            assert_eq!(entry.references, 0, "whoever held block {block} has been released");
+            self.idle.remove(&(entry.idle_since, block as u32));
+            if let Some(key) = entry.key {
+                self.named.remove(&key);
+            }
+        }
+        self.blank.split_off(&(to as u32));
+        self.pool.truncate(to);
+        self.check();
+        holders
+    }
+
+    /// Has `to` blocks from now on; the new ones are blank. Nothing happens if there are as many.
+    pub fn grow(&mut self, to: usize) {
+        let before = self.blocks();
+        self.blank.extend(before as u32..to as u32);
+        self.pool.resize(to.max(before), Block::default());
         self.check();
     }
 

@@ -17,6 +17,15 @@ pub enum KvMessage {
     Name(Vec<Filled>),
     /// Sequences that ended, or were preempted.
     Release(Vec<SequenceId>),
+    /// Only the first `to` blocks stay; see [`crate::tree::SHRINK_BLOCKS`].
+    Shrink {
+        /// How many.
+        to: usize,
+        /// Whose blocks were among the others: they hold nothing any more.
+        reply: Reply<Vec<SequenceId>>,
+    },
+    /// There are so many blocks now.
+    Grow(usize),
     /// How blocks are used: for gauges and tests.
     Usage(Reply<KvUse>),
     /// Die of this.

@@ -12,7 +12,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::{Home, MakeDevice, RuntimeMessage, Shown, Supervised};
 use crate::{
-    budget::{Budget, BudgetActor, BudgetArguments, Desk, NO_MODEL},
+    budget::{Budget, BudgetActor, BudgetArguments, Desk, NO_MODEL, WatchOptions},
     chat::{ChatError, ModelHandle},
     credit::Credits,
     engine::{EngineActor, EngineArguments, LoadOptions, Shelf, StartError, Status},
@@ -39,6 +39,8 @@ pub struct RuntimeArguments {
     pub desk: Arc<Desk>,
     /// When restarts of the budget become a crash loop.
     pub budget_intensity: Intensity,
+    /// How the budget watches the device.
+    pub watch: WatchOptions,
 }
 
 /// Its state.
@@ -51,6 +53,7 @@ pub struct RuntimeState {
     pub(super) ledger: LedgerConfig,
     pub(super) canary: Bytes,
     pub(super) desk: ClosingDesk,
+    pub(super) watch: WatchOptions,
     pub(super) budget: ActorCell,
     budget_restarts: RestartLog,
     pub(super) engines: BTreeMap<String, Engine>,
@@ -95,9 +98,10 @@ impl Actor for RuntimeActor {
         myself: ActorRef<RuntimeMessage>,
         arguments: RuntimeArguments,
     ) -> Result<RuntimeState, ActorProcessingErr> {
-        let RuntimeArguments { shown, again, device_intensity, ledger, canary, desk, budget_intensity } = arguments;
+        let RuntimeArguments { shown, again, device_intensity, ledger, canary, desk, budget_intensity, watch } =
+            arguments;
         let device = shown.device.borrow().clone();
-        let budget = spawn_budget(&myself, &device, &ledger, canary, &desk).await?;
+        let budget = spawn_budget(&myself, &device, &ledger, canary, watch, &desk).await?;
         Ok(RuntimeState {
             shown,
             again,
@@ -106,6 +110,7 @@ impl Actor for RuntimeActor {
             ledger,
             canary,
             desk: ClosingDesk(desk),
+            watch,
             budget,
             budget_restarts: RestartLog::new(Policy::OneForOne, budget_intensity, 1),
             engines: BTreeMap::new(),
@@ -194,9 +199,9 @@ impl Actor for RuntimeActor {
             }
             RuntimeMessage::DeviceMade(made) => state.device_made(&myself, made).await?,
             RuntimeMessage::RespawnBudget => {
-                let RuntimeState { shown, ledger, canary, desk, .. } = &*state;
+                let RuntimeState { shown, ledger, canary, desk, watch, .. } = &*state;
                 let device = shown.device.borrow().clone();
-                match spawn_budget(&myself, &device, ledger, *canary, &desk.0).await {
+                match spawn_budget(&myself, &device, ledger, *canary, *watch, &desk.0).await {
                     Ok(budget) => state.budget = budget,
                     // One that dies while it starts has died all the same.
                     Err(error) => state.budget_died(&myself, &error.to_string())?,
@@ -445,10 +450,11 @@ pub(super) async fn spawn_budget(
     device: &Arc<dyn Device>,
     ledger: &LedgerConfig,
     canary: Bytes,
+    watch: WatchOptions,
     desk: &Arc<Desk>,
 ) -> Result<ActorCell, ActorProcessingErr> {
     let (device, desk, runtime) = (device.clone(), desk.clone(), Some(myself.clone()));
-    let arguments = BudgetArguments { device, desk, config: ledger.clone(), canary, runtime };
+    let arguments = BudgetArguments { device, desk, config: ledger.clone(), canary, runtime, watch };
     let (budget, _) = BudgetActor::spawn_linked(None, BudgetActor, arguments, myself.get_cell()).await?;
     Ok(budget.get_cell())
 }

@@ -13,7 +13,7 @@ use super::{
     DeviceChoice, RuntimeActor, RuntimeArguments, RuntimeMessage, Shown, Supervised, device::Opened, unwinding,
 };
 use crate::{
-    budget::{Budget, Desk},
+    budget::{Budget, Desk, WatchOptions},
     chat::ModelHandle,
     engine::{LoadOptions, Progress, ProgressSink, StartError},
     reply::AskError,
@@ -33,6 +33,8 @@ pub struct RuntimeConfig {
     pub host_bytes: Bytes,
     /// When restarts of the budget actor become a crash loop, which ends the runtime.
     pub budget_intensity: Intensity,
+    /// How often the budget looks what other processes hold, and when memory that they gave back is taken.
+    pub watch: WatchOptions,
     /// How often the device may be lost and made again before the runtime ends with the reason.
     pub device_intensity: Intensity,
 }
@@ -44,6 +46,7 @@ impl Default for RuntimeConfig {
             canary: None,
             host_bytes: Bytes::gib(1),
             budget_intensity: Intensity::BUDGET,
+            watch: WatchOptions::default(),
             device_intensity: Intensity::DEVICE,
         }
     }
@@ -168,6 +171,7 @@ impl Runtime {
             ledger,
             desk: desk.clone(),
             budget_intensity: config.budget_intensity,
+            watch: config.watch,
         };
         let spawned = match supervisor {
             Some(supervisor) => RuntimeActor::spawn_linked(None, RuntimeActor, arguments, supervisor).await,

@@ -104,7 +104,7 @@ impl RuntimeState {
         self.ledger = LedgerConfig { host_total, waiting_max, ..LedgerConfig::of(device.as_ref()) };
         self.shown.device.send_replace(device.clone());
         self.is_lost = false;
-        self.budget = spawn_budget(myself, &device, &self.ledger, self.canary, &self.desk.0).await?;
+        self.budget = spawn_budget(myself, &device, &self.ledger, self.canary, self.watch, &self.desk.0).await?;
         let goes_on = |engine: &&super::actor::Engine| engine.ending.is_none();
         let engines: Vec<_> = self
             .engines

@@ -15,6 +15,7 @@ use super::{Admission, ChosenRow, Delivery, Effect, Input, Limits, SchedulerCore
 use crate::{
     kv::{KvMessage, SequenceId},
     lane::{Answer, Choice, Job, Lane, PastTokens, RefusalSink, Score, StepJob, Stepped},
+    reply::Reply,
     tree,
     vision::PinnedPictures,
 };
@@ -47,6 +48,8 @@ pub struct SchedulerState {
     is_refused: bool,
     /// What the step that has just ended chose, beyond what the core needs to know.
     chosen: BTreeMap<SequenceId, Result<Token, SamplingError>>,
+    /// Who waits for another number of blocks to be in use.
+    resizing: Vec<Reply<()>>,
 }
 
 /// Who waits for a sequence, and what is held for it.
@@ -74,6 +77,7 @@ impl Actor for SchedulerActor {
             under_way: VecDeque::new(),
             is_refused: false,
             chosen: BTreeMap::new(),
+            resizing: Vec::new(),
         })
     }
 
@@ -100,6 +104,10 @@ impl Actor for SchedulerActor {
             SchedulerMessage::Stepped(outcome) => {
                 let stepped = state.stepped(outcome?);
                 state.core.step(stepped)
+            }
+            SchedulerMessage::Resize { blocks, reply } => {
+                state.resizing.push(reply);
+                state.core.step(Input::Resize(blocks))
             }
             SchedulerMessage::Drill(drill) => return Err(drill.strike().into()),
         };
@@ -161,6 +169,15 @@ impl SchedulerState {
                 sequences.iter().filter(|id| !self.core.is_known(**id)).for_each(|id| drop(self.callers.remove(id)));
                 self.arguments.kv.send_message(KvMessage::Release(sequences))?;
             }
+            Effect::Shrink(to) => {
+                let holders =
+                    tree::SHRINK_BLOCKS.ask(&self.arguments.kv, |reply| KvMessage::Shrink { to, reply }).await?;
+                metrics::counter!("bursar_preempted_by_shrinks", "model" => self.arguments.model.to_string())
+                    .increment(holders.len() as u64);
+                return Ok(self.core.step(Input::Shrunk(holders)));
+            }
+            Effect::Grow(blocks) => self.arguments.kv.send_message(KvMessage::Grow(blocks))?,
+            Effect::Resized => self.resizing.drain(..).for_each(|reply| reply.answer(())),
         }
         Ok(Vec::new())
     }

@@ -6,6 +6,8 @@
 //! it. A token that turns out to end its sequence makes the sequence's share of the next step wasted. Nobody is
 //! preempted for a step that is planned ahead, and no block is given back that a step under way uses.
 
+mod pool;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use bursar_kernels::{BLOCK_TOKENS, ops::argmax::NO_CHOICE};
@@ -45,6 +47,10 @@ pub enum Input {
     Allotted(Allotment),
     /// The oldest step under way has run: the chosen token of each sequence that wanted one, in the plan's order.
     Stepped(Vec<u32>),
+    /// There are to be so many blocks. Fewer are used when the steps under way have run.
+    Resize(usize),
+    /// The answer to [`Effect::Shrink`]: who has lost its blocks with that.
+    Shrunk(Vec<SequenceId>),
 }
 
 /// What the scheduler wants done, in order.
@@ -67,6 +73,12 @@ pub enum Effect {
     ComeAgain(SequenceId),
     /// Blocks are no longer needed.
     Release(Vec<SequenceId>),
+    /// Let the kv actor give up all but so many blocks; the answer comes as [`Input::Shrunk`].
+    Shrink(usize),
+    /// Let the kv actor have so many blocks.
+    Grow(usize),
+    /// A [`Input::Resize`] is done: nothing under way names other blocks, and nothing will.
+    Resized,
 }
 
 /// The scheduler's state.
@@ -87,7 +99,18 @@ pub struct SchedulerCore {
     look_ahead_paused: bool,
     /// Somebody was preempted for want of blocks: nobody new comes in before a step has run.
     admission_paused: bool,
+    /// Fewer blocks are wanted: nothing is planned until the steps under way have run and the blocks are given up.
+    shrinking: Option<Shrinking>,
     answers: AnswerLength,
+}
+
+/// How far a pool is on its way to fewer blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shrinking {
+    /// Steps under way may name any block.
+    Waits { to: usize },
+    /// The kv actor was asked.
+    Asked { to: usize },
 }
 
 impl SchedulerCore {
@@ -103,6 +126,7 @@ impl SchedulerCore {
             looks_ahead: true,
             look_ahead_paused: false,
             admission_paused: false,
+            shrinking: None,
             answers: AnswerLength::default(),
         }
     }
@@ -122,7 +146,10 @@ impl SchedulerCore {
             Input::Cancel(sequence) => self.cancel(sequence, &mut effects),
             Input::Allotted(allotment) => self.allotted(allotment, &mut effects),
             Input::Stepped(tokens) => self.stepped(&tokens, &mut effects),
+            Input::Resize(blocks) => self.resize(blocks, &mut effects),
+            Input::Shrunk(holders) => self.shrunk(&holders, &mut effects),
         }
+        self.shrink_when_idle(&mut effects);
         if self.asked.is_none() && self.may_plan() {
             self.start(&mut effects);
         }
@@ -166,6 +193,7 @@ impl SchedulerCore {
     /// it.
     fn may_plan(&self) -> bool {
         match self.under_way.len() {
+            _ if self.shrinking.is_some() => false,
             0 => true,
             1 => self.looks_ahead && !self.look_ahead_paused && self.few_wait_to_be_seen(),
             _ => false,
@@ -378,16 +406,21 @@ impl SchedulerCore {
     /// The youngest gives its blocks back and is computed again later, so that the oldest always gets on. Its pictures may
     /// have made room for others since it read them: nobody here can get them back, but its driver can.
     fn preempt_youngest(&mut self, effects: &mut Vec<Effect>) {
-        let (id, mut youngest) = self.running.pop_last().expect("blocks were asked for somebody");
+        let (id, youngest) = self.running.pop_last().expect("blocks were asked for somebody");
         assert!(!self.running.is_empty(), "{id} alone does not fit the pool; it should have been refused at the door");
         self.admission_paused = true;
-        if youngest.can_begin_again() {
-            youngest.forget_cache();
-            self.wait(youngest);
-        } else {
-            effects.push(Effect::ComeAgain(id));
-        }
+        self.begin_again(youngest, effects);
         effects.push(Effect::Release(vec![id]));
+    }
+
+    /// One that has lost its blocks waits for others, or its driver brings it again with its pictures.
+    fn begin_again(&mut self, mut sequence: Sequence, effects: &mut Vec<Effect>) {
+        if sequence.can_begin_again() {
+            sequence.forget_cache();
+            self.wait(sequence);
+        } else {
+            effects.push(Effect::ComeAgain(sequence.id()));
+        }
     }
 
     fn stepped(&mut self, tokens: &[u32], effects: &mut Vec<Effect>) {

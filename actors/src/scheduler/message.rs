@@ -12,6 +12,7 @@ use super::{Finish, NewSequence};
 use crate::{
     kv::SequenceId,
     lane::{LaneError, Stepped},
+    reply::Reply,
     supervise::Drill,
     vision::PinnedPictures,
 };
@@ -25,6 +26,13 @@ pub enum SchedulerMessage {
     Cancel(SequenceId),
     /// The lane's answer to a step, in the plan's order.
     Stepped(Result<Stepped, LaneError>),
+    /// Use so many blocks from now on; see [`crate::tree::RESIZE_POOL`]. Credit: the engine changes one size at a time.
+    Resize {
+        /// How many.
+        blocks: usize,
+        /// No step names another block from now on, and those that did have run.
+        reply: Reply<()>,
+    },
     /// Die of this.
     Drill(Drill),
 }

@@ -79,6 +79,12 @@ pub trait Device: Send + Sync + 'static {
     /// time.
     fn overhead(&self) -> Bytes;
 
+    /// All that our process holds of it by the driver's own count, under leases or not; none where the driver does not
+    /// tell processes apart. What exceeds leases and overhead is drift.
+    fn process_bytes(&self) -> Option<Bytes> {
+        None
+    }
+
     /// Takes addresses, and no memory, for this many bytes.
     fn reserve(&self, bytes: Bytes) -> Result<Address, DeviceError>;
 

@@ -55,6 +55,17 @@ pub enum Input {
     },
     /// What other processes hold now. While any gate is open (a model is being profiled) less than before is ignored.
     Foreign(Bytes),
+    /// The owner of an elastic lease has said how far it can give it up; without a word it is all of it. Orders count on
+    /// no more. Unknown leases are nobody's loss.
+    Floor {
+        /// Which lease.
+        lease: LeaseId,
+        /// It keeps this much, whatever is ordered.
+        to: Bytes,
+    },
+    /// While rule 1 is untrue or the canary is owed, says who gives up what until it is whole again; what was said before
+    /// too, for owners that have come since, or that have lost an order with an actor that died.
+    Remind,
     /// What our process uses outside leases now.
     Overhead(Bytes),
     /// How much to keep free of use.

@@ -88,6 +88,8 @@ pub struct Ledger {
 pub(crate) struct Entry {
     pub(crate) holding: Holding,
     pub(crate) state: State,
+    /// What its owner keeps, whatever it is ordered.
+    floor: Bytes,
 }
 
 /// Where a lease is on its way from granted to freed.
@@ -186,11 +188,16 @@ impl Ledger {
                 self.withdraw(|waiting| waiting.id == id, |_| Refusal::Withdrawn, &mut effects);
             }
             Input::Foreign(bytes) => {
-                let profiling = self.gates.values().any(|post| post.gate == Gate::Open);
                 // What another process frees now it may take again a moment later: a size that was settled on while it
                 // was gone would not hold.
-                self.device.foreign = if profiling { self.device.foreign.max(bytes) } else { bytes };
+                self.device.foreign = if self.is_profiling() { self.device.foreign.max(bytes) } else { bytes };
             }
+            Input::Floor { lease, to } => {
+                if let Some(entry) = self.leases.get_mut(&lease) {
+                    entry.floor = to;
+                }
+            }
+            Input::Remind => self.remind(&mut effects),
             Input::Overhead(bytes) => self.device.overhead = bytes,
             Input::Canary(bytes) => self.device.canary_wanted = bytes,
             Input::Gate { model, to } => self.move_gate(model, to, &mut effects),
@@ -217,6 +224,16 @@ impl Ledger {
     /// A model's gate; open for a model never heard of.
     pub fn gate(&self, model: &str) -> Gate {
         self.gates.get(model).map_or(Gate::Open, |post| post.gate)
+    }
+
+    /// Whether a model is being sized: a gate is open.
+    pub fn is_profiling(&self) -> bool {
+        self.gates.values().any(|post| post.gate == Gate::Open)
+    }
+
+    /// How many requests wait for this memory.
+    pub fn waiting_for(&self, memory: Memory) -> usize {
+        self.queue(memory).iter().count()
     }
 
     /// What a lease holds, until it is freed.
@@ -267,7 +284,7 @@ impl Ledger {
         let id = holding.id;
         self.account_mut(holding.class.memory()).granted += holding.bytes;
         self.owners.entry(holding.owner.clone()).or_default().insert(id);
-        let twice = self.leases.insert(id, Entry { holding, state: State::Held });
+        let twice = self.leases.insert(id, Entry { holding, state: State::Held, floor: Bytes::ZERO });
         assert!(twice.is_none(), "{id} lives twice");
     }
 

@@ -1,6 +1,6 @@
 //! How bytes come home, and what follows from a change: the canary, orders to shrink, the next who wait.
 
-use super::{Claim, Effect, Ledger, Memory, Refusal, State, Wish, refuse};
+use super::{Claim, Effect, Entry, Ledger, Memory, Refusal, State, Wish, refuse};
 use crate::{Bytes, LeaseId, Owner, Waiting};
 
 impl Ledger {
@@ -126,6 +126,27 @@ impl Ledger {
         if short_by.is_zero() {
             return effects.push(Effect::DeficitOver);
         }
+        let (uncovered, mut orders) = self.orders(short_by);
+        effects.push(Effect::Deficit { short_by, uncovered });
+        effects.append(&mut orders);
+    }
+
+    /// Says who gives up what until rule 1 is true and the canary is whole, and the deficit if there is one.
+    pub(super) fn remind(&self, effects: &mut Vec<Effect>) {
+        let (short_by, owed) = (self.device.deficit(), self.device.owed());
+        if owed.is_zero() {
+            return;
+        }
+        let (uncovered, mut orders) = self.orders(owed);
+        if !short_by.is_zero() {
+            // What is given up makes rule 1 true first, and then the canary whole.
+            effects.push(Effect::Deficit { short_by, uncovered: uncovered.saturating_sub(owed - short_by) });
+        }
+        effects.append(&mut orders);
+    }
+
+    /// Who gives up what so that so much becomes free, and what nobody can give up.
+    fn orders(&self, short_by: Bytes) -> (Bytes, Vec<Effect>) {
         let on_its_way: Bytes = self
             .entries()
             .map(|entry| match entry.state {
@@ -145,16 +166,15 @@ impl Ledger {
         elastic.sort_unstable();
         let mut orders = Vec::new();
         for (_, std::cmp::Reverse(lease)) in elastic {
-            let holding = &self.leases[&lease].holding;
-            let less = uncovered.min(holding.bytes);
+            let Entry { holding, floor, .. } = &self.leases[&lease];
+            let less = uncovered.min(holding.bytes.saturating_sub(*floor));
             if !less.is_zero() {
                 uncovered -= less;
                 let (owner, class, to) = (holding.owner.clone(), holding.class.clone(), holding.bytes - less);
                 orders.push(Effect::GiveUp { lease, owner, class, to });
             }
         }
-        effects.push(Effect::Deficit { short_by, uncovered });
-        effects.append(&mut orders);
+        (uncovered, orders)
     }
 
     /// Refuses those who wait for what can no longer come: their gate has closed, or overhead and the canary have grown so

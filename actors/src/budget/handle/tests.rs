@@ -4,7 +4,7 @@ use bursar_budgets::{Device, HostConfig, HostDevice, LeaseState, LedgerConfig, P
 use ractor::{Actor, ActorRef};
 
 use super::*;
-use crate::budget::{BudgetActor, BudgetArguments};
+use crate::budget::{BudgetActor, BudgetArguments, WatchOptions};
 
 /// A budget of 64 MiB without a supervisor: the test is who starts a successor.
 struct Bed {
@@ -43,7 +43,8 @@ impl Bed {
 async fn spawn(device: &Arc<HostDevice>, desk: &Arc<Desk>) -> ActorRef<BudgetMessage> {
     let device: Arc<dyn Device> = device.clone();
     let config = LedgerConfig::of(device.as_ref());
-    let arguments = BudgetArguments { device, desk: desk.clone(), config, canary: Bytes::mib(4), runtime: None };
+    let watch = WatchOptions::default();
+    let arguments = BudgetArguments { device, desk: desk.clone(), config, canary: Bytes::mib(4), runtime: None, watch };
     BudgetActor::spawn(None, BudgetActor, arguments).await.expect("it starts").0
 }
 

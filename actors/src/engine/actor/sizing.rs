@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use bursar_budgets::{Class, Knob};
-use bursar_kernels::BLOCK_TOKENS;
+use bursar_budgets::Knob;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 
 use super::EngineState;
@@ -13,13 +12,11 @@ use crate::{
         start::{LoadError, LoadFailed, Outlook, Planned},
     },
     lane::{Job, Lane, LaneError, RefusalSink},
-    memory::KvMemory,
     profile::{
         Attempt, Course, Evidence, Faults, Outcome, Passed, Phase, ProfileActor, ProfileArguments, ProfileError,
         ProfileRecord, Profiled, advice,
     },
     supervise::Errand,
-    tree,
 };
 
 impl EngineState {
@@ -198,6 +195,7 @@ impl EngineState {
         for child in self.children.take_from(0) {
             drop(child.kill_and_wait(None).await);
         }
+        self.elastic.iter_mut().for_each(|elastic| elastic.serving(myself, None));
         let profiled = self.profiled.clone().expect("sized before served");
         profiled.lanes.idle().await;
         let error = ProfileError::Stress { corner: "a request", source: error };
@@ -213,34 +211,29 @@ impl EngineState {
             return Ok(());
         };
         self.course = Course::default();
+        let elastic = self.elastic.as_mut().expect("it served");
         // A size that the user has fixed stays, as it does in a start.
         if self.arguments.options.kv_tokens.is_none() {
-            self.shrink(&profiled).await?;
+            elastic.cap(self.attempts.target(), myself);
         }
-        self.course.settle(None, profiled.memory.kv.blocks());
-        self.serve(myself).await
+        self.serve_again(myself).await
     }
 
-    /// Gives up the tail of keys and values, down to the target of this attempt. Nothing runs meanwhile.
-    async fn shrink(&mut self, profiled: &Profiled) -> Result<(), ActorProcessingErr> {
-        let memory = profiled.memory.clone();
-        let kit = &self.outlook.as_ref().expect("planned before served").kit;
-        let floor = kit.envelope.context_tokens.div_ceil(BLOCK_TOKENS);
-        let blocks = self.attempts.target().max(floor).min(memory.kv.blocks());
-        let (device, page) = (self.arguments.device.clone(), self.arguments.device.page());
-        let bytes = KvMemory::bytes(memory.kv.shape(), blocks, page);
-        let (shrinking, doing) = (memory.clone(), "giving up keys and values");
-        let work = move || {
-            let device_error = |source| ProfileError::Device { doing, class: Some(Box::new(Class::Kv)), source };
-            shrinking.kv.shrink_to(blocks, &device.fence_here()).map_err(device_error)
-        };
-        let shelf = &self.arguments.shelf;
-        if shelf.on_a_thread(self.owner().generation, work).await?.is_none() {
-            return Ok(()); // An end is being put to this engine.
+    /// What was refused memory is served again, when keys and values have given up what they are to.
+    pub(super) async fn serve_again(&mut self, myself: &ActorRef<EngineMessage>) -> Result<(), ActorProcessingErr> {
+        let elastic = self.elastic.as_ref().expect("it served");
+        if elastic.is_quiet() {
+            self.is_redoing = true;
+            return Ok(());
         }
-        self.arguments.budget.resize(tree::SHRINK_FOR_ENGINE, memory.kv.lease(), bytes).await?;
-        let record = ProfileRecord { kv_blocks: blocks, ..profiled.record.clone() };
-        self.profiled = Some(Arc::new(Profiled { record, memory, lanes: profiled.lanes.clone() }));
-        Ok(())
+        self.is_redoing = false;
+        // The budget lets it grow no further.
+        elastic.obey(myself);
+        let (most, profiled) = (elastic.most(), self.profiled.clone().expect("it served"));
+        let record = ProfileRecord { kv_blocks: most, ..profiled.record.clone() };
+        let (memory, lanes) = (profiled.memory.clone(), profiled.lanes.clone());
+        self.profiled = Some(Arc::new(Profiled { record, memory, lanes }));
+        self.course.settle(None, most);
+        self.serve(myself).await
     }
 }

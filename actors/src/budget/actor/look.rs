@@ -1,0 +1,127 @@
+//! The watcher: what the driver says is free, held against the ledger, and what follows from it.
+
+use std::collections::BTreeMap;
+
+use bursar_budgets::{Bytes, DeviceError, DeviceMemory, Input, LeaseId, Memory};
+
+use super::BudgetState;
+use crate::budget::{Elastic, Look, Order, Wanting};
+
+impl BudgetState {
+    /// Once in a while: what other processes have taken or given back, orders that are not obeyed yet, what may grow, and
+    /// the gauges.
+    pub(super) fn look(&mut self) -> Result<(), DeviceError> {
+        // While a model is sized, what it has taken and not leased yet (graphs as they are captured, modules as they are
+        // loaded) cannot be told from another process, and sizing looks for itself when it settles.
+        let is_profiling = self.ledger.is_profiling();
+        let memory = match is_profiling {
+            true => self.memory()?,
+            false => self.measure()?,
+        };
+        let Some(memory) = memory else { return Ok(()) };
+        self.step(Input::Remind);
+        self.offer_growth();
+        let account = *self.ledger.account(Memory::Device);
+        metrics::gauge!("bursar_device_total_bytes").set(memory.total.0 as f64);
+        metrics::gauge!("bursar_device_free_bytes").set(memory.free.0 as f64);
+        metrics::gauge!("bursar_foreign_bytes").set(account.foreign.0 as f64);
+        metrics::gauge!("bursar_overhead_bytes").set(account.overhead.0 as f64);
+        // What neighbours have taken of the canary, and nobody could give up for it yet: the alarm if it stays.
+        metrics::gauge!("bursar_owed_bytes").set(account.owed().0 as f64);
+        self.show_canary();
+        if !is_profiling && let Some(drift) = self.drift() {
+            metrics::gauge!("bursar_drift_bytes").set(drift.0 as f64);
+        }
+        Ok(())
+    }
+
+    /// What other processes hold at least: what is used and is none of ours. A lease that pays for something without
+    /// addresses (a tenant's own allocations) hides as much of it until that is taken. The driver answers within
+    /// microseconds, also while others back. Gives what it says; none if the device is lost.
+    pub(super) fn measure(&mut self) -> Result<Option<DeviceMemory>, DeviceError> {
+        let before = self.in_use();
+        let Some(memory) = self.memory()? else { return Ok(None) };
+        let ours = self.ledger.account(Memory::Device).overhead + self.ours(&before);
+        self.step(Input::Foreign((memory.total - memory.free).saturating_sub(ours)));
+        Ok(Some(memory))
+    }
+
+    fn memory(&self) -> Result<Option<DeviceMemory>, DeviceError> {
+        match self.device.memory() {
+            // Nothing is free on it and nothing is foreign; whoever is told of the loss ends what is left.
+            Err(error) if error.is_lost() => Ok(None),
+            memory => memory.map(Some),
+        }
+    }
+
+    /// What our process holds beside leases and overhead, if the driver tells processes apart: it has to be nothing.
+    ///
+    /// Without the driver's word (`Device::process_bytes`) drift cannot be told from foreign: both are used and neither is
+    /// ours by the books. For the ledger it is foreign in any case, so that rule 1 is true of it too.
+    fn drift(&self) -> Option<Bytes> {
+        let before = self.in_use();
+        let ours = self.device.process_bytes()?;
+        Some(ours.saturating_sub(self.ledger.account(Memory::Device).overhead + self.ours(&before)))
+    }
+
+    /// What is in use of each device lease.
+    fn in_use(&self) -> BTreeMap<LeaseId, Bytes> {
+        let books = self.desk.books();
+        let used = books.meters.iter().filter_map(|(lease, meter)| {
+            let holding = self.ledger.holding(*lease).filter(|holding| holding.class.memory() == Memory::Device)?;
+            Some((*lease, meter.used(holding.bytes)))
+        });
+        used.collect()
+    }
+
+    /// What our leases used at most since `before` was read. Whoever backs or unbacks meanwhile must not look like
+    /// another process.
+    fn ours(&self, before: &BTreeMap<LeaseId, Bytes>) -> Bytes {
+        self.in_use().iter().map(|(lease, now)| before.get(lease).map_or(*now, |before| *now.max(before))).sum()
+    }
+
+    /// An owner obeys from now on.
+    pub(super) fn obeyed(&mut self, lease: LeaseId, elastic: Elastic) {
+        // One that is revoked meanwhile has no use for it.
+        if self.ledger.holding(lease).is_some() {
+            self.step(Input::Floor { lease, to: elastic.floor });
+            self.desk.books().elastic.insert(lease, elastic);
+            self.step(Input::Remind);
+        }
+    }
+
+    pub(super) fn order(&self, lease: LeaseId, order: Order) {
+        let orders = self.desk.books().elastic.get(&lease).map(|elastic| elastic.orders.clone());
+        orders.iter().for_each(|orders| orders(order));
+    }
+
+    /// What has stayed free goes back to those who gave it up, the eldest lease first.
+    fn offer_growth(&mut self) {
+        let account = *self.ledger.account(Memory::Device);
+        let look = Look {
+            at: self.born.elapsed(),
+            available: account.available(),
+            is_pressed: !account.owed().is_zero()
+                || account.canary < account.canary_wanted
+                || self.ledger.waiting_for(Memory::Device) > 0
+                || self.ledger.is_profiling(),
+        };
+        let wanting: Vec<Wanting> = {
+            let books = self.desk.books();
+            let wanting = books.elastic.iter().filter_map(|(lease, elastic)| {
+                let Elastic { most, step, .. } = *elastic;
+                let bytes = self.ledger.holding(*lease)?.bytes;
+                Some(Wanting { lease: *lease, bytes, most, step })
+            });
+            wanting.collect()
+        };
+        for offer in self.regrowth.look(look, &wanting) {
+            self.order(offer.lease, Order::MayGrow { to: offer.to });
+        }
+    }
+
+    pub(super) fn show_canary(&self) {
+        let account = self.ledger.account(Memory::Device);
+        metrics::gauge!("bursar_canary_bytes").set(account.canary.0 as f64);
+    }
+}

@@ -1,0 +1,194 @@
+//! When memory that has become free goes back to those who gave it up: pure.
+//!
+//! Memory is given up at once and taken back late. What goes back is the least that was free at every look over the
+//! whole patience, so a neighbour that takes and gives in turns keeps what it takes at its highest, and nobody is
+//! preempted for it twice.
+
+use std::{collections::VecDeque, time::Duration};
+
+use bursar_budgets::{Bytes, LeaseId};
+
+/// What is seen at one look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Look {
+    /// Since the watcher was born.
+    pub at: Duration,
+    /// What a lease could have, with the canary whole.
+    pub available: Bytes,
+    /// Something comes before growth: rule 1 is untrue, the canary is owed, somebody waits for a lease, or a model is
+    /// being sized.
+    pub is_pressed: bool,
+}
+
+/// A lease that may be smaller than it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanting {
+    /// Which.
+    pub lease: LeaseId,
+    /// Its size.
+    pub bytes: Bytes,
+    /// The size that it had at READY.
+    pub most: Bytes,
+    /// It grows by whole ones of these.
+    pub step: Bytes,
+}
+
+/// A lease may grow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// Which.
+    pub lease: LeaseId,
+    /// Its size to come.
+    pub to: Bytes,
+}
+
+/// What was free of late.
+#[derive(Clone, Debug)]
+pub struct Regrowth {
+    patience: Duration,
+    /// The first look since the last that was pressed, or that was followed by an offer.
+    since: Option<Duration>,
+    /// The looks within the patience that no later one has undercut; so the first is the least.
+    least: VecDeque<(Duration, Bytes)>,
+}
+
+impl Regrowth {
+    /// Nothing was seen yet.
+    pub fn new(patience: Duration) -> Self {
+        Regrowth { patience, since: None, least: VecDeque::new() }
+    }
+
+    /// Takes a look; gives what may grow, those that were named first before the others.
+    pub fn look(&mut self, look: Look, wanting: &[Wanting]) -> Vec<Offer> {
+        if look.is_pressed {
+            self.forget();
+            return Vec::new();
+        }
+        let since = *self.since.get_or_insert(look.at);
+        while self.least.back().is_some_and(|(_, bytes)| *bytes >= look.available) {
+            self.least.pop_back();
+        }
+        self.least.push_back((look.at, look.available));
+        let begins = look.at.saturating_sub(self.patience);
+        while self.least.front().is_some_and(|(at, _)| *at < begins) {
+            self.least.pop_front();
+        }
+        if look.at - since < self.patience {
+            return Vec::new();
+        }
+        let mut left = self.least.front().map_or(Bytes::ZERO, |(_, bytes)| *bytes);
+        let mut offers = Vec::new();
+        for Wanting { lease, bytes, most, step } in wanting {
+            let more = most.saturating_sub(*bytes).min(left).round_down(*step);
+            if !more.is_zero() {
+                left = left - more;
+                offers.push(Offer { lease: *lease, to: *bytes + more });
+            }
+        }
+        if !offers.is_empty() {
+            // What was seen is spent: the rest has to stay free anew.
+            self.forget();
+        }
+        offers
+    }
+
+    fn forget(&mut self) {
+        self.since = None;
+        self.least.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const STEP: Bytes = Bytes(10);
+
+    fn kv(bytes: u64) -> Wanting {
+        Wanting { lease: LeaseId(1), bytes: Bytes(bytes), most: Bytes(1000), step: STEP }
+    }
+
+    /// Looks once a second at what is free; gives when something was offered, and up to which size.
+    fn offered(free: impl IntoIterator<Item = Option<u64>>, wanting: Wanting) -> Vec<(u64, u64)> {
+        let mut regrowth = Regrowth::new(10 * SECOND);
+        let mut offers = Vec::new();
+        for (second, free) in (0..).zip(free) {
+            let (available, is_pressed) = (Bytes(free.unwrap_or(0)), free.is_none());
+            let look = Look { at: second as u32 * SECOND, available, is_pressed };
+            offers.extend(regrowth.look(look, &[wanting]).into_iter().map(|offer| (second, offer.to.0)));
+        }
+        offers
+    }
+
+    #[test]
+    fn what_stays_free_for_ten_seconds_goes_back_and_not_before() {
+        let table: [(&str, Vec<Option<u64>>, u64, &[(u64, u64)]); 9] = [
+            ("it stays free", vec![Some(200); 11], 500, &[(10, 700)]),
+            ("not long enough", vec![Some(200); 10], 500, &[]),
+            ("whole steps only", vec![Some(209); 11], 500, &[(10, 700)]),
+            ("less than a step", vec![Some(9); 30], 500, &[]),
+            ("never above what was stressed", vec![Some(900); 11], 500, &[(10, 1000)]),
+            ("nothing is wanted", vec![Some(900); 30], 1000, &[]),
+            (
+                "the least of all looks counts",
+                [vec![Some(200); 5], vec![Some(50)], vec![Some(300); 5]].concat(),
+                500,
+                &[(10, 550)],
+            ),
+            ("pressure begins anew", [vec![Some(200); 9], vec![None], vec![Some(200); 11]].concat(), 500, &[(20, 700)]),
+            ("once taken it has to stay free anew", vec![Some(200); 22], 500, &[(10, 700), (21, 700)]),
+        ];
+        for (story, free, bytes, expected) in table {
+            assert_eq!(offered(free, kv(bytes)), expected, "{story}");
+        }
+    }
+
+    #[test]
+    fn a_neighbour_that_takes_and_gives_every_five_seconds_is_left_what_it_takes() {
+        let flapping = (0..120).map(|second| Some(if second / 5 % 2 == 0 { 400 } else { 0 }));
+        assert_eq!(offered(flapping, kv(500)), []);
+        let partly = (0..12).map(|second| Some(if second / 5 % 2 == 0 { 400 } else { 120 }));
+        assert_eq!(offered(partly, kv(500)), [(10, 620)], "what it never takes goes back");
+        let under_pressure = (0..120).map(|second| (second / 5 % 2 == 0).then_some(400));
+        assert_eq!(offered(under_pressure, kv(500)), []);
+    }
+
+    #[test]
+    fn the_first_named_is_served_first_and_no_byte_is_offered_twice() {
+        let mut regrowth = Regrowth::new(SECOND);
+        let both = [kv(800), Wanting { lease: LeaseId(2), ..kv(900) }];
+        let look = |at| Look { at, available: Bytes(250), is_pressed: false };
+        assert!(regrowth.look(look(Duration::ZERO), &both).is_empty());
+        let offers = regrowth.look(look(SECOND), &both);
+        let offer = |lease, to| Offer { lease: LeaseId(lease), to: Bytes(to) };
+        assert_eq!(offers, [offer(1, 1000), offer(2, 950)]);
+    }
+
+    proptest! {
+        /// Against looking back over all that was seen.
+        #[test]
+        fn an_offer_is_what_every_look_of_the_patience_saw(
+            seen in proptest::collection::vec(prop_oneof![1 => Just(None), 12 => (0u64..60).prop_map(Some)], 1..80),
+        ) {
+            let mut regrowth = Regrowth::new(4 * SECOND);
+            let mut begins = 0;
+            for (second, free) in seen.iter().enumerate() {
+                let look = Look {
+                    at: second as u32 * SECOND,
+                    available: Bytes(free.unwrap_or(0)),
+                    is_pressed: free.is_none(),
+                };
+                let offers = regrowth.look(look, &[kv(0)]);
+                let window = (second >= begins + 4).then(|| seen[second - 4..=second].iter().flatten().min());
+                let steady = window.flatten().map_or(0, |least| least / 10 * 10);
+                prop_assert_eq!(offers.first().map_or(0, |offer| offer.to.0), steady, "second {}", second);
+                if free.is_none() || !offers.is_empty() {
+                    begins = second + 1;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! How many blocks keys and values have after READY: pure. One change at a time; what must be given up comes first, and
+//! what may be taken is taken only while nothing has to be given up.
+
+/// What happens to the pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// So many blocks are to be kept at most.
+    GiveUp(usize),
+    /// There may be so many.
+    MayGrow(usize),
+    /// The scheduler is there, or is being replaced.
+    Serving(bool),
+    /// Nobody serves and no lane has work, until as many blocks are left at most: more were refused memory, so there are
+    /// never more again.
+    Cap(usize),
+    /// The change under way has ended.
+    Ended(Outcome),
+}
+
+/// What is to be done now; [`Input::Ended`] must follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Let the scheduler give up all but the first `to` blocks, then unback the others.
+    Shrink {
+        /// Blocks that stay.
+        to: usize,
+    },
+    /// Back more, then let the scheduler have them.
+    Grow {
+        /// Blocks before.
+        from: usize,
+        /// Blocks afterwards.
+        to: usize,
+    },
+}
+
+/// How a change has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It is done.
+    Done,
+    /// The memory is somebody else's by now: all is as before.
+    Refused,
+    /// The scheduler has died with the question, and nothing was unbacked.
+    Interrupted,
+}
+
+/// The pool's size, and where it is going.
+#[derive(Clone, Copy, Debug)]
+pub struct PoolCore {
+    /// Blocks that the serving actors may use: never more than are backed, from the moment on when they are to be fewer.
+    blocks: usize,
+    /// What one sequence of the full context needs, and a whole step.
+    floor: usize,
+    /// What was stressed.
+    most: usize,
+    serving: bool,
+    /// What is to be kept at most, where that has not begun.
+    ordered: Option<usize>,
+    under_way: Option<Change>,
+    /// The change under way waits for a scheduler.
+    interrupted: bool,
+    /// Nobody serves until the change under way, and the one that is ordered, have ended.
+    quiet: bool,
+}
+
+impl PoolCore {
+    /// A pool of `most` blocks, of which `floor` at least always stay.
+    pub fn new(floor: usize, most: usize) -> Self {
+        let floor = floor.min(most);
+        PoolCore {
+            blocks: most,
+            floor,
+            most,
+            serving: false,
+            ordered: None,
+            under_way: None,
+            interrupted: false,
+            quiet: false,
+        }
+    }
+
+    /// Blocks that the serving actors may use.
+    pub fn blocks(&self) -> usize {
+        self.blocks
+    }
+
+    /// What there is at most.
+    pub fn most(&self) -> usize {
+        self.most
+    }
+
+    /// Whether nobody may serve yet, for a change that needs nobody to.
+    pub fn is_quiet(&self) -> bool {
+        self.quiet
+    }
+
+    /// What always stays.
+    pub fn floor(&self) -> usize {
+        self.floor
+    }
+
+    /// Takes one input; gives the change that begins, or begins again.
+    pub fn step(&mut self, input: Input) -> Option<Change> {
+        match input {
+            Input::GiveUp(to) => {
+                let to = to.max(self.floor);
+                if to < self.blocks {
+                    self.ordered = Some(self.ordered.map_or(to, |before| before.min(to)));
+                }
+            }
+            Input::MayGrow(to) => {
+                let to = to.min(self.most);
+                if self.under_way.is_none() && self.ordered.is_none() && to > self.blocks {
+                    self.under_way = Some(Change::Grow { from: self.blocks, to });
+                    return self.under_way;
+                }
+            }
+            Input::Serving(serving) => self.serving = serving,
+            Input::Cap(most) => {
+                assert!(!self.serving, "a pool is capped while nobody serves");
+                (self.most, self.quiet) = (most.clamp(self.floor, self.most), true);
+                if self.most < self.blocks {
+                    self.ordered = Some(self.ordered.map_or(self.most, |before| before.min(self.most)));
+                }
+            }
+            Input::Ended(Outcome::Interrupted) => self.interrupted = true,
+            Input::Ended(outcome) => {
+                let ended = self.under_way.take();
+                if let (Some(Change::Grow { to, .. }), Outcome::Done) = (ended, outcome) {
+                    self.blocks = to;
+                    // A cap came meanwhile.
+                    if to > self.most {
+                        self.ordered = Some(self.ordered.map_or(self.most, |before| before.min(self.most)));
+                    }
+                }
+            }
+        }
+        self.next()
+    }
+
+    fn next(&mut self) -> Option<Change> {
+        if !self.serving && !self.quiet {
+            return None;
+        }
+        if self.under_way.is_some() {
+            return std::mem::take(&mut self.interrupted).then_some(self.under_way).flatten();
+        }
+        let Some(to) = self.ordered.take().filter(|to| *to < self.blocks) else {
+            self.quiet = false;
+            return None;
+        };
+        // From now on, so that a scheduler that has to be replaced meanwhile begins with as many.
+        self.blocks = to;
+        self.under_way = Some(Change::Shrink { to });
+        self.under_way
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn serving() -> PoolCore {
+        let mut pool = PoolCore::new(16, 100);
+        assert_eq!(pool.step(Input::Serving(true)), None);
+        pool
+    }
+
+    #[test]
+    fn an_order_begins_at_once_and_another_when_it_has_ended() {
+        let mut pool = serving();
+        assert_eq!(pool.step(Input::GiveUp(60)), Some(Change::Shrink { to: 60 }));
+        assert_eq!(pool.blocks(), 60, "whoever starts now starts with as many");
+        assert_eq!(pool.step(Input::GiveUp(60)), None, "it is said again");
+        assert_eq!(pool.step(Input::GiveUp(40)), None);
+        assert_eq!(pool.step(Input::GiveUp(50)), None, "the least counts");
+        assert_eq!(pool.step(Input::Ended(Outcome::Done)), Some(Change::Shrink { to: 40 }));
+        assert_eq!(pool.step(Input::Ended(Outcome::Done)), None);
+        assert_eq!(pool.blocks(), 40);
+    }
+
+    #[test]
+    fn the_floor_stays_whatever_is_ordered() {
+        let mut pool = serving();
+        assert_eq!(pool.step(Input::GiveUp(0)), Some(Change::Shrink { to: 16 }));
+        assert_eq!(pool.step(Input::Ended(Outcome::Done)), None);
+        assert_eq!(pool.step(Input::GiveUp(3)), None, "there is nothing left to give");
+    }
+
+    #[test]
+    fn nothing_grows_while_something_shrinks_or_above_what_was_stressed() {
+        let mut pool = serving();
+        assert_eq!(pool.step(Input::MayGrow(200)), None, "it has all that was stressed");
+        assert_eq!(pool.step(Input::GiveUp(50)), Some(Change::Shrink { to: 50 }));
+        assert_eq!(pool.step(Input::MayGrow(80)), None);
+        assert_eq!(pool.step(Input::Ended(Outcome::Done)), None, "and is not remembered");
+        assert_eq!(pool.step(Input::MayGrow(200)), Some(Change::Grow { from: 50, to: 100 }));
+        assert_eq!(pool.blocks(), 50, "until it is backed");
+        assert_eq!(pool.step(Input::GiveUp(40)), None, "when that has ended");
+        assert_eq!(pool.step(Input::Ended(Outcome::Refused)), Some(Change::Shrink { to: 40 }));
+    }
+
+    #[test]
+    fn a_shrink_whose_scheduler_dies_begins_again_with_the_next() {
+        let mut pool = serving();
+        assert_eq!(pool.step(Input::GiveUp(50)), Some(Change::Shrink { to: 50 }));
+        // The news may come before the successor or after it.
+        assert_eq!(pool.step(Input::Serving(false)), None);
+        assert_eq!(pool.step(Input::Ended(Outcome::Interrupted)), None);
+        assert_eq!(pool.step(Input::Serving(true)), Some(Change::Shrink { to: 50 }));
+        assert_eq!(pool.step(Input::Serving(false)), None);
+        assert_eq!(pool.step(Input::Serving(true)), None, "it is under way still");
+        assert_eq!(pool.step(Input::Ended(Outcome::Interrupted)), Some(Change::Shrink { to: 50 }));
+        assert_eq!(pool.step(Input::Ended(Outcome::Done)), None);
+    }
+
+    #[test]
+    fn an_order_that_comes_while_nobody_serves_waits_for_the_scheduler() {
+        let mut pool = PoolCore::new(16, 100);
+        assert_eq!(pool.step(Input::GiveUp(50)), None);
+        assert_eq!(pool.step(Input::Serving(true)), Some(Change::Shrink { to: 50 }));
+    }
+
+    #[test]
+    fn a_cap_takes_effect_while_nobody_serves_and_stays() {
+        let mut pool = serving();
+        pool.step(Input::Serving(false));
+        assert_eq!(pool.step(Input::Cap(95)), Some(Change::Shrink { to: 95 }));
+        assert!(pool.is_quiet(), "whoever serves next waits for it");
+        assert_eq!(pool.step(Input::Ended(Outcome::Done)), None);
+        assert!(!pool.is_quiet());
+        pool.step(Input::Serving(true));
+        assert_eq!((pool.step(Input::MayGrow(100)), pool.most()), (None, 95));
+        // One that is smaller already has nothing to give.
+        assert_eq!(pool.step(Input::GiveUp(40)), Some(Change::Shrink { to: 40 }));
+        pool.step(Input::Ended(Outcome::Done));
+        pool.step(Input::Serving(false));
+        assert_eq!((pool.step(Input::Cap(90)), pool.is_quiet()), (None, false));
+        pool.step(Input::Serving(true));
+        assert_eq!(pool.step(Input::MayGrow(100)), Some(Change::Grow { from: 40, to: 90 }));
+    }
+
+    #[test]
+    fn a_cap_waits_for_the_change_under_way_and_begins_one_again_that_lost_its_scheduler() {
+        let mut pool = serving();
+        pool.step(Input::GiveUp(50));
+        pool.step(Input::Ended(Outcome::Done));
+        assert_eq!(pool.step(Input::MayGrow(100)), Some(Change::Grow { from: 50, to: 100 }));
+        pool.step(Input::Serving(false));
+        assert_eq!((pool.step(Input::Cap(95)), pool.is_quiet()), (None, true));
+        assert_eq!(pool.step(Input::Ended(Outcome::Done)), Some(Change::Shrink { to: 95 }), "it had grown by then");
+        assert_eq!(pool.step(Input::Ended(Outcome::Done)), None);
+        pool.step(Input::Serving(true));
+        assert_eq!(pool.step(Input::GiveUp(60)), Some(Change::Shrink { to: 60 }));
+        pool.step(Input::Serving(false));
+        assert_eq!(pool.step(Input::Cap(90)), None);
+        assert_eq!(pool.step(Input::Ended(Outcome::Interrupted)), Some(Change::Shrink { to: 60 }));
+        assert_eq!((pool.step(Input::Ended(Outcome::Done)), pool.is_quiet()), (None, false));
+    }
+
+    proptest! {
+        #[test]
+        fn one_change_at_a_time_between_the_floor_and_what_was_stressed(
+            inputs in proptest::collection::vec((0u8..7, 0usize..130), 1..60),
+        ) {
+            let mut pool = PoolCore::new(16, 100);
+            // What was begun and has not been heard of.
+            let mut begun: Option<Change> = None;
+            for (kind, blocks) in inputs {
+                let input = match (kind, begun) {
+                    (0 | 1, _) => Input::GiveUp(blocks),
+                    (2, _) => Input::MayGrow(blocks),
+                    (3, _) => Input::Serving(blocks % 2 == 0),
+                    (_, None) => continue,
+                    (4, Some(Change::Shrink { .. })) => Input::Ended(Outcome::Interrupted),
+                    (5, Some(Change::Grow { .. })) => Input::Ended(Outcome::Refused),
+                    (_, Some(_)) => Input::Ended(Outcome::Done),
+                };
+                if matches!(input, Input::Ended(_)) {
+                    begun = None;
+                }
+                if let Some(change) = pool.step(input) {
+                    prop_assert!(begun.is_none(), "{:?} while {:?}", change, begun);
+                    match change {
+                        Change::Shrink { to } => prop_assert!((16..100).contains(&to) && pool.blocks() == to),
+                        Change::Grow { from, to } => prop_assert!(from == pool.blocks() && from < to && to <= 100),
+                    }
+                    begun = Some(change);
+                }
+                prop_assert!((16..=100).contains(&pool.blocks()));
+            }
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! What happens when another process takes memory of a card that a model fills, and gives it back.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use bursar::{
+    Bytes, Chat, Class, DeviceChoice, HostDevice, Intensity, LoadOptions, ModelHandle, Runtime, RuntimeConfig,
+    Snapshot, WatchOptions,
+};
+use tokio::task::JoinHandle;
+
+use crate::ears::Ears;
+use crate::stage::{about, answer, demo, device_of, eventually, small, small_envelope, story, text};
+
+mod deaths;
+
+/// Looks often, and is soon content.
+fn watchful() -> WatchOptions {
+    WatchOptions { every: Duration::from_millis(2), patience: Duration::from_millis(60) }
+}
+
+/// Never a crash loop, and no waits.
+fn patient() -> Intensity {
+    Intensity { restarts_max: 10_000, back_off: Duration::ZERO, ..Intensity::default() }
+}
+
+/// Keys and values take nine tenths of what is left of a device on which a few dozen sequences fit.
+fn filling() -> LoadOptions {
+    let options = small();
+    LoadOptions { kv_tokens: None, intensity: patient(), engine_intensity: patient(), ..options }
+}
+
+/// A device that a model fills, and a neighbour on it.
+struct Card {
+    device: Arc<HostDevice>,
+    runtime: Runtime,
+    model: ModelHandle,
+    /// At READY.
+    before: Snapshot,
+}
+
+impl Card {
+    async fn filled(watch: WatchOptions) -> Card {
+        Card::with(watch, filling()).await
+    }
+
+    async fn with(watch: WatchOptions, options: LoadOptions) -> Card {
+        let device = device_of(Bytes::mib(24));
+        let config = RuntimeConfig {
+            device: DeviceChoice::Custom(device.clone()),
+            watch,
+            budget_intensity: patient(),
+            ..RuntimeConfig::default()
+        };
+        let runtime = Runtime::start(config).await.expect("a host device starts");
+        let model = demo(&runtime, options).await;
+        let before = runtime.budget().snapshot().await.expect("the budget answers");
+        Card { device, runtime, model, before }
+    }
+
+    async fn ledger(&self) -> Snapshot {
+        self.runtime.budget().snapshot().await.expect("the budget answers")
+    }
+
+    async fn kv(&self) -> Bytes {
+        self.ledger().await.of_class(&Class::Kv)
+    }
+
+    /// Takes `bytes` as a process does that takes what is free, and comes again for the rest.
+    async fn neighbour_takes(&self, bytes: Bytes) {
+        let mut left = bytes;
+        eventually("the neighbour gets what it wants", async || {
+            left = left - self.device.foreign_takes(left);
+            left.is_zero()
+        })
+        .await;
+    }
+
+    /// Waits until nothing is owed and nothing under way; what is leased is then what is backed.
+    async fn quiet(&self) -> Snapshot {
+        eventually("the canary is whole, and what is leased is backed", async || {
+            let ledger = self.runtime.budget().measure().await.expect("the budget answers");
+            let foreign = self.device.counts().foreign;
+            ledger.canary == ledger.canary_wanted
+                && ledger.foreign == foreign
+                && ledger.granted == self.device.counts().backed
+        })
+        .await;
+        self.ledger().await
+    }
+
+    /// Waits until all is as it was at READY.
+    async fn regained(&self) {
+        eventually("all is regained", async || {
+            // Leased first, backed then, and used at last.
+            let serving = self.model.serving().await.expect("it serves");
+            let (reply, usage) = bursar::crates::actors::reply::Reply::new();
+            drop(serving.kv.send_message(bursar::crates::actors::kv::KvMessage::Usage(reply)));
+            let is_used = usage.await.is_ok_and(|usage| usage.blocks == serving.record.kv_blocks);
+            is_used && self.ledger().await == self.before
+        })
+        .await;
+        assert_eq!(self.device.counts().backed, self.before.granted);
+    }
+}
+
+/// Chats one after the other, in several tasks, until the story has seen enough.
+struct Crowd {
+    enough: Arc<AtomicBool>,
+    answers: Arc<AtomicUsize>,
+    chats: Vec<JoinHandle<()>>,
+}
+
+impl Crowd {
+    fn of(model: &ModelHandle, expected: &Arc<Vec<String>>, chat: fn(u32) -> Chat) -> Crowd {
+        let (enough, answers) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
+        let talk = |first: usize| {
+            let (model, expected) = (model.clone(), expected.clone());
+            let (enough, answers) = (enough.clone(), answers.clone());
+            tokio::spawn(async move {
+                for number in (0..expected.len()).cycle().skip(first) {
+                    if enough.load(Relaxed) {
+                        return;
+                    }
+                    let reply = answer(&model, chat(number as u32)).await;
+                    assert_eq!(reply, expected[number], "chat {number}");
+                    answers.fetch_add(1, Relaxed);
+                }
+            })
+        };
+        let chats = (0..6).map(talk).collect();
+        Crowd { enough, answers, chats }
+    }
+
+    /// Waits until it has got some more answers.
+    async fn goes_on(&self) {
+        let before = self.answers.load(Relaxed);
+        eventually("chats go on", async || self.answers.load(Relaxed) >= before + 3).await;
+    }
+
+    /// All have ended, and each answer was as it is undisturbed.
+    async fn home(self) {
+        self.enough.store(true, Relaxed);
+        for chat in self.chats {
+            chat.await.expect("no request fails, and each answer is the same");
+        }
+        assert!(self.answers.load(Relaxed) >= 6, "each has had one at least");
+    }
+}
+
+async fn undisturbed(model: &ModelHandle, chats: u32, chat: fn(u32) -> Chat) -> Arc<Vec<String>> {
+    let mut expected = Vec::new();
+    for number in 0..chats {
+        expected.push(answer(model, chat(number)).await);
+    }
+    Arc::new(expected)
+}
+
+/// Greedy, long, and each with another beginning.
+fn long(number: u32) -> Chat {
+    text(&format!("{number} Tell me of {number} things. ").repeat(3)).max_tokens(70).ignore_end()
+}
+
+fn of_a_picture(number: u32) -> Chat {
+    about(number).max_tokens(40).ignore_end()
+}
+
+#[test]
+fn a_neighbour_takes_memory_in_steps_while_chats_run_and_gives_it_back() {
+    story(async {
+        let card = Card::filled(watchful()).await;
+        let expected = undisturbed(&card.model, 9, long).await;
+        let crowd = Crowd::of(&card.model, &expected, long);
+        let (kv, free) = (card.kv().await, card.before.free);
+        let mut taken = Bytes::ZERO;
+        for step in [Bytes::mib(1), Bytes::mib(2), Bytes::mib(4)] {
+            card.neighbour_takes(step).await;
+            taken += step;
+            let now = card.quiet().await;
+            let given = kv - now.of_class(&Class::Kv);
+            assert!(given >= taken.saturating_sub(free), "{given} for {taken} of which {free} were free: {now}");
+            assert!(given <= taken + card.before.canary_wanted, "and hardly more: {now}");
+            crowd.goes_on().await;
+        }
+        assert_eq!(card.device.foreign_gives_back(taken), taken);
+        card.regained().await;
+        crowd.home().await;
+    });
+}
+
+#[test]
+fn a_neighbour_comes_and_goes_while_chats_have_pictures() {
+    story(async {
+        let card = Card::filled(watchful()).await;
+        let expected = undisturbed(&card.model, 8, of_a_picture).await;
+        let crowd = Crowd::of(&card.model, &expected, of_a_picture);
+        for _ in 0..2 {
+            card.neighbour_takes(Bytes::mib(6)).await;
+            card.quiet().await;
+            crowd.goes_on().await;
+            card.device.foreign_gives_back(Bytes::mib(6));
+            card.regained().await;
+        }
+        crowd.home().await;
+    });
+}
+
+#[test]
+fn one_that_takes_all_there_is_leaves_the_floor_and_requests_come_to_their_end() {
+    story(async {
+        let (ears, name) = (Ears::open(), Some("floor".to_owned()));
+        let card = Card::with(watchful(), LoadOptions { name, ..filling() }).await;
+        let expected = undisturbed(&card.model, 6, long).await;
+        let crowd = Crowd::of(&card.model, &expected, long);
+        // One sequence of the full context, which is more than a step.
+        let shape = card.model.serving().await.expect("it serves").kit.envelope.clone();
+        assert_eq!((shape.context_tokens, shape.step_tokens), (256, 48));
+        let floor = Bytes::kib(64) * 4 * 2;
+        eventually("keys and values are at their floor", async || {
+            card.device.foreign_takes(Bytes::gib(1));
+            card.kv().await == floor && card.device.foreign_takes(Bytes::gib(1)).is_zero()
+        })
+        .await;
+        let ledger = card.runtime.budget().measure().await.expect("the budget answers");
+        assert!(ledger.canary.is_zero() && ledger.free.is_zero(), "the alarm is on: {ledger}");
+        assert_eq!(ledger.granted, card.device.counts().backed, "{ledger}");
+        let preempted = ears.most("bursar_preempted_by_shrinks{model=floor}");
+        assert!(preempted.is_some_and(|most| most > 0.0), "sequences lay in what went: {preempted:?}");
+        assert_eq!(ears.most("bursar_drift_bytes{}"), Some(0.0));
+        crowd.goes_on().await;
+        // One after the other, each has room.
+        assert_eq!(answer(&card.model, long(1)).await, expected[1]);
+        crowd.home().await;
+        card.device.foreign_gives_back(Bytes::gib(1));
+        card.regained().await;
+        assert_eq!(answer(&card.model, long(2)).await, expected[2]);
+    });
+}
+
+#[test]
+fn a_neighbour_that_takes_and_gives_in_turns_is_given_way_once() {
+    story(async {
+        let patience = Duration::from_secs(600);
+        let card = Card::filled(WatchOptions { patience, ..watchful() }).await;
+        card.neighbour_takes(Bytes::mib(4)).await;
+        let kv = card.quiet().await.of_class(&Class::Kv);
+        let unbacks = card.device.counts().unbacks;
+        for _ in 0..20 {
+            card.device.foreign_gives_back(Bytes::mib(4));
+            card.quiet().await;
+            card.neighbour_takes(Bytes::mib(4)).await;
+            assert_eq!(card.quiet().await.of_class(&Class::Kv), kv);
+        }
+        assert_eq!(card.device.counts().unbacks, unbacks, "nothing was preempted for it again");
+    });
+}
+
+#[test]
+fn growth_that_the_device_refuses_leaves_all_as_it_was_and_is_tried_again() {
+    story(async {
+        let card = Card::filled(watchful()).await;
+        card.neighbour_takes(Bytes::mib(4)).await;
+        let small = card.quiet().await;
+        // The third layer is refused: two are backed by then.
+        let backs = card.device.counts().backs;
+        card.device.play(bursar::Script::new().refuse_back(backs + 3));
+        card.device.foreign_gives_back(Bytes::mib(4));
+        eventually("growth was tried", async || card.device.counts().backs >= backs + 3).await;
+        card.regained().await;
+        assert!(card.device.counts().unbacks >= 2, "what was backed before the refusal went back: {small}");
+        assert!(card.device.counts().backs >= backs + 7, "and it was tried anew");
+    });
+}
+
+#[test]
+fn what_is_loaded_beside_leases_is_made_room_for_as_well() {
+    story(async {
+        let card = Card::filled(watchful()).await;
+        let kv = card.kv().await;
+        let taken = card.device.overhead_grows(card.before.free + Bytes::mib(1));
+        let now = card.quiet().await;
+        assert_eq!(now.overhead, taken);
+        assert!(kv - now.of_class(&Class::Kv) >= Bytes::mib(1), "{now}");
+        assert!(!answer(&card.model, long(1)).await.is_empty());
+    });
+}
+
+#[test]
+fn two_models_give_way_the_younger_first() {
+    story(async {
+        let device = device_of(Bytes::mib(40));
+        let config = RuntimeConfig {
+            device: DeviceChoice::Custom(device.clone()),
+            watch: watchful(),
+            ..RuntimeConfig::default()
+        };
+        let runtime = Runtime::start(config).await.expect("a host device starts");
+        let older = demo(&runtime, LoadOptions { kv_tokens: Some(2048), ..filling() }).await;
+        let younger = demo(&runtime, filling()).await;
+        assert_eq!(small_envelope().context_tokens, 256);
+        let before = runtime.budget().snapshot().await.expect("the budget answers");
+        let kv = |ledger: &Snapshot, model: &str| {
+            let mut lines = ledger.leases.iter();
+            lines.find(|line| line.class == Class::Kv && line.model.to_string() == model).expect("it has some").bytes
+        };
+        let card = Card { device, runtime, model: younger, before };
+        card.neighbour_takes(card.before.free + Bytes::mib(2)).await;
+        let now = card.quiet().await;
+        assert_eq!(kv(&now, "demo"), kv(&card.before, "demo"), "the older has all: {now}");
+        assert!(kv(&now, "demo 2") < kv(&card.before, "demo 2"), "{now}");
+        let floor = Bytes::kib(64) * 4 * 2;
+        let all = kv(&now, "demo 2") - floor + Bytes::mib(1);
+        card.neighbour_takes(all).await;
+        let now = card.quiet().await;
+        assert_eq!(kv(&now, "demo 2"), floor, "{now}");
+        assert!(kv(&now, "demo") < kv(&card.before, "demo"), "and what it cannot give the older does: {now}");
+        assert_eq!(answer(&older, long(1)).await, answer(&card.model, long(1)).await);
+        card.device.foreign_gives_back(Bytes::gib(1));
+        card.regained().await;
+    });
+}

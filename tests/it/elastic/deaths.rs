@@ -1,0 +1,107 @@
+//! Deaths in the middle of a change: every byte is home, and nobody waits for ever.
+
+use bursar::{Bytes, Class, crates::actors::budget::BudgetMessage};
+
+use super::{Card, Crowd, long, undisturbed, watchful};
+use crate::stage::{answer, eventually, story};
+
+/// Who dies. The last is nobody.
+const VICTIMS: [&str; 5] = ["scheduler", "kv", "vision", "budget", "engine"];
+
+impl Card {
+    async fn kill(&self, victim: &str) {
+        let serving = self.model.serving().await.expect("it serves");
+        let supervised = self.runtime.supervised().await.expect("the runtime answers");
+        let cell = match victim {
+            "scheduler" => serving.scheduler.get_cell(),
+            "kv" => serving.kv.get_cell(),
+            "vision" => serving.vision.expect("the demo takes pictures").get_cell(),
+            "budget" => supervised.budget,
+            "engine" => supervised.engines["demo"].clone(),
+            other => panic!("nobody is called {other}"),
+        };
+        assert!(cell.is_message_type_of::<BudgetMessage>() == Some(victim == "budget"));
+        cell.kill_and_wait(None).await.expect("it ends");
+    }
+
+    async fn until_held(&self) {
+        eventually("the device is at it", async || self.device.counts().held_calls > 0).await;
+    }
+}
+
+#[test]
+fn whoever_dies_in_the_middle_of_a_shrink_all_comes_home_and_chats_go_on() {
+    story(async {
+        for victim in VICTIMS {
+            let card = Card::filled(watchful()).await;
+            let expected = undisturbed(&card.model, 5, long).await;
+            let crowd = Crowd::of(&card.model, &expected, long);
+            card.device.hold_calls();
+            // What is free and the canary: then it has to wait.
+            let taken = card.device.foreign_takes(card.before.free + card.before.canary);
+            card.until_held().await;
+            card.kill(victim).await;
+            card.device.let_calls_pass();
+            let now = card.quiet().await;
+            assert!(now.of_class(&Class::Kv) < card.before.of_class(&Class::Kv), "{victim}: {now}");
+            assert_eq!(answer(&card.model, long(1)).await, expected[1], "{victim}");
+            assert_eq!(card.device.foreign_gives_back(taken), taken);
+            if victim == "engine" {
+                // Its successor was sized while the neighbour was there, and never has more than what was stressed.
+                card.quiet().await;
+            } else {
+                card.regained().await;
+            }
+            crowd.home().await;
+            let Card { device, runtime, .. } = card;
+            runtime.shutdown().await;
+            eventually("all is home", async || device.counts().backed == Bytes::ZERO).await;
+        }
+    });
+}
+
+#[test]
+fn whoever_dies_in_the_middle_of_a_growth_all_comes_home_and_chats_go_on() {
+    story(async {
+        for victim in VICTIMS {
+            let card = Card::filled(watchful()).await;
+            let expected = undisturbed(&card.model, 5, long).await;
+            let crowd = Crowd::of(&card.model, &expected, long);
+            card.neighbour_takes(Bytes::mib(5)).await;
+            card.quiet().await;
+            card.device.hold_calls();
+            card.device.foreign_gives_back(Bytes::mib(5));
+            card.until_held().await;
+            card.kill(victim).await;
+            card.device.let_calls_pass();
+            if victim == "engine" {
+                card.quiet().await;
+            } else {
+                card.regained().await;
+            }
+            assert_eq!(answer(&card.model, long(1)).await, expected[1], "{victim}");
+            crowd.home().await;
+            let Card { device, runtime, .. } = card;
+            runtime.shutdown().await;
+            eventually("all is home", async || device.counts().backed == Bytes::ZERO).await;
+        }
+    });
+}
+
+#[test]
+fn a_model_that_is_unloaded_in_the_middle_of_a_change_leaves_nothing_behind() {
+    story(async {
+        let card = Card::filled(watchful()).await;
+        card.device.hold_calls();
+        card.device.foreign_takes(card.before.free + card.before.canary);
+        card.until_held().await;
+        let unloading = tokio::spawn({
+            let runtime = card.runtime.clone();
+            async move { runtime.unload("demo").await }
+        });
+        card.device.let_calls_pass();
+        unloading.await.expect("no panic").expect("it unloads");
+        let ledger = card.ledger().await;
+        assert_eq!((ledger.granted, card.device.counts().backed), (Bytes::ZERO, Bytes::ZERO), "{ledger}");
+    });
+}
