@@ -18,6 +18,7 @@ use crate::ears::Ears;
 use crate::stage::{about, answer, demo, device_of, eventually, small, small_envelope, story, text};
 
 mod deaths;
+mod refused;
 
 /// Looks often, and is soon content.
 fn watchful() -> WatchOptions {

@@ -1,0 +1,72 @@
+//! Memory that is refused to a step while keys and values are smaller than they were, or on their way.
+
+use bursar::crates::actors::engine::{EngineMessage, WhichLane};
+
+use super::*;
+use crate::stage::listen;
+
+impl Card {
+    /// The next step is refused memory.
+    async fn refuses_a_step(&self) {
+        let engine = self.runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
+        assert!(engine.send_message(EngineMessage::DrillRefusal(WhichLane::Step)).is_ok(), "it is alive");
+    }
+}
+
+#[test]
+fn what_was_refused_is_never_taken_again_also_when_a_neighbour_has_gone() {
+    story(async {
+        let card = Card::filled(watchful()).await;
+        let expected = answer(&card.model, about(1)).await;
+        let blocks = card.model.serving().await.expect("it serves").record.kv_blocks;
+        card.neighbour_takes(Bytes::mib(6)).await;
+        let pressed = card.quiet().await.of_class(&Class::Kv);
+        card.refuses_a_step().await;
+        assert_eq!(answer(&card.model, about(1)).await, expected);
+        let serving = card.model.serving().await.expect("it serves");
+        assert_eq!((serving.refusals, serving.record.kv_blocks), (1, blocks * 95 / 100));
+        assert_eq!(card.quiet().await.of_class(&Class::Kv), pressed, "it was smaller than that already");
+        card.device.foreign_gives_back(Bytes::mib(6));
+        let all = card.before.of_class(&Class::Kv);
+        let most = Bytes(all.0 / blocks as u64 * (blocks * 95 / 100) as u64);
+        eventually("all but what was refused is regained", async || {
+            let (kv, page) = (card.kv().await, Bytes::mib(1));
+            kv >= most && kv <= most + page && kv < all
+        })
+        .await;
+        assert_eq!(answer(&card.model, about(1)).await, expected);
+        card.runtime.shutdown().await;
+        assert_eq!(card.device.counts().backed, Bytes::ZERO);
+    });
+}
+
+#[test]
+fn a_refusal_in_the_middle_of_a_change_waits_for_its_end_and_loses_no_request() {
+    story(async {
+        let card = Card::filled(watchful()).await;
+        let expected = answer(&card.model, about(1)).await;
+        let mut taken = Bytes::ZERO;
+        for is_growing in [false, true] {
+            card.quiet().await;
+            card.device.hold_calls();
+            match is_growing {
+                // All that is free, the canary with it.
+                false => taken = card.device.foreign_takes(Bytes::mib(24)),
+                true => taken = card.device.foreign_gives_back(taken),
+            }
+            eventually("the change is at the device", async || card.device.counts().held_calls > 0).await;
+            card.refuses_a_step().await;
+            let listening = tokio::spawn(listen(card.model.chat(about(1)).await.expect("accepted")));
+            // It cannot end before the change has, and the change not before its call passes.
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            let is_early = listening.is_finished();
+            card.device.let_calls_pass();
+            assert!(!is_early, "growing: {is_growing}");
+            assert_eq!(listening.await.expect("no panic").expect("it ends well").text, expected);
+            let refusals = card.model.serving().await.expect("it serves").refusals;
+            assert_eq!(refusals, 1 + u32::from(is_growing));
+        }
+        card.runtime.shutdown().await;
+        assert_eq!(card.device.counts().backed, Bytes::ZERO);
+    });
+}
