@@ -231,7 +231,6 @@ fn one_that_takes_all_there_is_leaves_the_floor_and_requests_come_to_their_end()
         assert_eq!(ledger.granted, card.device.counts().backed, "{ledger}");
         let preempted = ears.most("bursar_preempted_by_shrinks{model=floor}");
         assert!(preempted.is_some_and(|most| most > 0.0), "sequences lay in what went: {preempted:?}");
-        assert_eq!(ears.most("bursar_drift_bytes{}"), Some(0.0));
         crowd.goes_on().await;
         // One after the other, each has room.
         assert_eq!(answer(&card.model, long(1)).await, expected[1]);
@@ -322,5 +321,32 @@ fn two_models_give_way_the_younger_first() {
         assert_eq!(answer(&older, long(1)).await, answer(&card.model, long(1)).await);
         card.device.foreign_gives_back(Bytes::gib(1));
         card.regained().await;
+    });
+}
+
+#[test]
+fn drift_is_nothing_and_what_nobody_counts_shows_as_drift() {
+    // Gauges of one thread, on which all actors run: other stories set theirs at the same time.
+    let ears = Ears::default();
+    let actors = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    metrics::with_local_recorder(&ears, || {
+        actors.block_on(async {
+            let card = Card::filled(watchful()).await;
+            assert!(!answer(&card.model, about(1)).await.is_empty());
+            card.neighbour_takes(Bytes::mib(5)).await;
+            card.quiet().await;
+            card.device.foreign_gives_back(Bytes::mib(5));
+            card.regained().await;
+            eventually("it was looked at", async || ears.most("bursar_drift_bytes{}").is_some()).await;
+            assert_eq!(ears.most("bursar_drift_bytes{}"), Some(0.0), "no byte is ours and in no lease");
+            assert!(ears.most("bursar_foreign_bytes{}") >= Some(Bytes::mib(5).0 as f64));
+            assert_eq!(ears.most("bursar_device_total_bytes{}"), Some(Bytes::mib(24).0 as f64));
+            assert_eq!(ears.most("bursar_canary_bytes{}"), Some(card.before.canary.0 as f64));
+            let bytes = card.device.drifts(Bytes::kib(100));
+            eventually("it shows", async || ears.most("bursar_drift_bytes{}") == Some(bytes.0 as f64)).await;
+            let ledger = card.runtime.budget().measure().await.expect("the budget answers");
+            assert_eq!(ledger.foreign, bytes, "for rule 1 it is foreign: {ledger}");
+            card.runtime.shutdown().await;
+        });
     });
 }

@@ -182,7 +182,7 @@ mod tests {
                     is_pressed: free.is_none(),
                 };
                 let offers = regrowth.look(look, &[kv(0)]);
-                let window = (second >= begins + 4).then(|| seen[second - 4..=second].iter().flatten().min());
+                let window = (free.is_some() && second >= begins + 4).then(|| seen[second - 4..=second].iter().flatten().min());
                 let steady = window.flatten().map_or(0, |least| least / 10 * 10);
                 prop_assert_eq!(offers.first().map_or(0, |offer| offer.to.0), steady, "second {}", second);
                 if free.is_none() || !offers.is_empty() {
