@@ -75,7 +75,7 @@ impl Card {
     async fn neighbour_takes(&self, bytes: Bytes) {
         let mut left = bytes;
         eventually("the neighbour gets what it wants", async || {
-            left = left - self.device.foreign_takes(left);
+            left -= self.device.foreign_takes(left);
             left.is_zero()
         })
         .await;
@@ -256,6 +256,30 @@ fn a_neighbour_that_takes_and_gives_in_turns_is_given_way_once() {
             assert_eq!(card.quiet().await.of_class(&Class::Kv), kv);
         }
         assert_eq!(card.device.counts().unbacks, unbacks, "nothing was preempted for it again");
+    });
+}
+
+#[test]
+fn nothing_is_unbacked_before_the_device_is_past_what_it_was_given() {
+    story(async {
+        let card = Card::filled(watchful()).await;
+        let expected = answer(&card.model, long(3)).await;
+        let blocks = async || {
+            let serving = card.model.serving().await.expect("it serves");
+            let (reply, usage) = bursar::crates::actors::reply::Reply::new();
+            drop(serving.kv.send_message(bursar::crates::actors::kv::KvMessage::Usage(reply)));
+            usage.await.expect("it answers").blocks
+        };
+        let all = blocks().await;
+        card.device.hold_fences();
+        card.neighbour_takes(card.before.free + card.before.canary).await;
+        eventually("its blocks are named by nobody", async || blocks().await < all).await;
+        assert_eq!(answer(&card.model, long(3)).await, expected, "steps go on in what is left");
+        let ledger = card.ledger().await;
+        assert_eq!((card.device.counts().unbacks, ledger.granted), (0, card.before.granted), "{ledger}");
+        card.device.let_fences_pass();
+        let ledger = card.quiet().await;
+        assert!(ledger.granted < card.before.granted, "{ledger}");
     });
 }
 

@@ -2,7 +2,10 @@
 
 mod core;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use bursar_budgets::{Bytes, Device, DeviceError, Fence, Label};
 use bursar_kernels::BLOCK_TOKENS;
@@ -156,6 +159,7 @@ impl Place {
     /// First nobody names the tail, then it is unbacked, and then the lease is smaller: at no moment is more backed than
     /// leased, and the ledger calls nothing free that is not.
     async fn shrink(self, scheduler: ActorRef<SchedulerMessage>, to: usize) -> Result<Outcome, ElasticError> {
+        let begun = Instant::now();
         match tree::RESIZE_POOL.ask(&scheduler, |reply| SchedulerMessage::Resize { blocks: to, reply }).await {
             Ok(()) => {}
             Err(AskError::Gone { .. }) => return Ok(Outcome::Interrupted),
@@ -171,6 +175,7 @@ impl Place {
         let unback = move |kv: &KvMemory| kv.shrink_to(to, &last_use);
         let Some(()) = self.on_a_thread(unback).await? else { return Ok(Outcome::Interrupted) };
         self.budget.resize(tree::RESIZE_FOR_ENGINE, self.memory.kv.lease(), self.bytes(to)).await?;
+        metrics::histogram!("bursar_kv_shrink_seconds", "model" => self.label.to_string()).record(begun.elapsed());
         Ok(Outcome::Done)
     }
 
