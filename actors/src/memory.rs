@@ -172,7 +172,7 @@ impl VisionCache {
 pub struct KvMemory {
     segments: Vec<Segment>,
     shape: KvShape,
-    /// Backed blocks. It moves only while no step runs.
+    /// Backed blocks. It becomes smaller only when no step names one that goes, and larger at any time.
     blocks: AtomicUsize,
     lease: Arc<Lease>,
 }

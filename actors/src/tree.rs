@@ -11,6 +11,9 @@
 //! lane                    threads of an engine, one for steps and one for pictures; they answer and never ask
 //! chat                    a task a request, outside the tree, so that no death below can lose the request
 //! ```
+//!
+//! Who speaks without asking: the budget orders owners of elastic leases (`Budget::obey`), of which an engine is one, by a
+//! message that nobody answers and that it says again; a resized lease is the answer.
 
 use std::time::Duration;
 

@@ -3,6 +3,7 @@
 //! The same seed gives the same trace. `one_seed` repeats a failure: put the printed seed there.
 
 mod cast;
+mod fates;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -25,6 +26,8 @@ struct World {
     looks_ahead: bool,
     chance: Chance,
     limits: Limits,
+    /// Tokens of a request at most: so many are always there.
+    context: usize,
     launch_patches: usize,
     cache_rows: usize,
     scheduler: SchedulerCore,
@@ -60,6 +63,9 @@ struct World {
     launched_ahead: usize,
     found_tokens: usize,
     resizes: usize,
+    preempted_by_shrinks: usize,
+    /// Blocks that the pool is to have: a scheduler that takes over begins with as many.
+    blocks: usize,
 }
 
 /// Pictures with the rows that they lie in.
@@ -75,6 +81,7 @@ impl World {
         let mut chance = Chance(seed);
         let sequences = chance.between(1, 8);
         let blocks = chance.between(4, 40);
+        let context = chance.between(blocks.div_ceil(2), blocks) * BLOCK_TOKENS;
         let limits = Limits { sequences, step_tokens: sequences + chance.below(60), kv_tokens: blocks * BLOCK_TOKENS };
         let cache_rows = chance.between(8, 30);
         let launch_patches = PATCHES_A_ROW * chance.between(8, 20);
@@ -82,6 +89,7 @@ impl World {
             seed,
             looks_ahead,
             limits,
+            context,
             launch_patches,
             cache_rows,
             scheduler: scheduler(limits, looks_ahead),
@@ -108,6 +116,8 @@ impl World {
             launched_ahead: 0,
             found_tokens: 0,
             resizes: 0,
+            preempted_by_shrinks: 0,
+            blocks,
             chance,
         }
     }
@@ -119,7 +129,7 @@ impl World {
     /// A request that the door would let in: alone it fits the pool.
     fn arrive(&mut self) {
         self.next_request += 1;
-        let Some(request) = Request::drawn(self.seed, self.next_request, self.limits.kv_tokens) else { return };
+        let Some(request) = Request::drawn(self.seed, self.next_request, self.context) else { return };
         let number = request.number;
         self.note(format_args!("request {number} arrives"));
         self.requests.insert(number, request);
@@ -279,10 +289,17 @@ impl World {
                 self.returning.push_back((number, id));
             }
             Effect::Shrink(to) => {
+                assert!(self.under_way.is_empty(), "blocks go that a step under way may name");
                 let holders = self.kv.shrink(to);
+                self.preempted_by_shrinks += holders.len();
+                // Unbacked: whoever reads there finds nothing.
+                self.slots.truncate(to * BLOCK_TOKENS);
                 return self.scheduler.step(Input::Shrunk(holders));
             }
-            Effect::Grow(to) => self.kv.grow(to),
+            Effect::Grow(to) => {
+                self.kv.grow(to);
+                self.slots.resize(to * BLOCK_TOKENS, None);
+            }
             Effect::Resized => self.resizes += 1,
             Effect::Release(sequences) => {
                 for id in sequences {
@@ -424,67 +441,6 @@ impl World {
         self.vision_step(vision::Input::Encoded);
     }
 
-    fn cancel_somebody(&mut self) {
-        let live: Vec<u64> = self.requests.values().filter(|request| !request.is_over()).map(|r| r.number).collect();
-        if live.is_empty() {
-            return;
-        }
-        let number = live[self.chance.below(live.len())];
-        self.note(format_args!("request {number} is cancelled"));
-        let request = self.requests.get_mut(&number).expect("it lives");
-        request.cancelled = true;
-        // The vision actor notices sooner or later that nobody waits: before the answer, or by it.
-        if let Some(ticket) = request.ticket.take_if(|_| number.is_multiple_of(2)) {
-            return self.vision_step(vision::Input::Withdraw(ticket));
-        }
-        if let Some(id) = request.sequence {
-            self.scheduler_step(Input::Cancel(id));
-            // A cancelled sequence keeps its pictures until it is out of the step, as the actor does: what that computes
-            // may serve others.
-            if !self.scheduler.is_known(id)
-                && let Some((keys, _)) = self.pins.remove(&id)
-            {
-                self.vision_step(vision::Input::Unpin(keys));
-            }
-        }
-    }
-
-    /// The scheduler and kv actors die, and with `all` the vision actor before them; what was on the lanes ends first.
-    fn die(&mut self, all: bool) {
-        self.note(if all { "all die" } else { "scheduler and kv die" });
-        self.under_way.clear();
-        self.scheduler = scheduler(self.limits, self.looks_ahead);
-        self.kv = KvCore::new(self.kv.blocks());
-        let returning: Vec<u64> = self.returning.drain(..).map(|(number, _)| number).collect();
-        let lost: Vec<u64> = self
-            .requests
-            .values_mut()
-            .filter(|request| {
-                let is_asking = all && request.ticket.is_some();
-                !request.is_over() && (request.sequence.is_some() || returning.contains(&request.number) || is_asking)
-            })
-            .map(|request| {
-                (request.sequence, request.returns_as, request.ticket) = (None, None, None);
-                request.number
-            })
-            .collect();
-        if all {
-            self.requests.values_mut().for_each(|request| request.ticket = None);
-        }
-        let pins = std::mem::take(&mut self.pins).into_values();
-        let pins: Vec<Pins> = pins.chain(std::mem::take(&mut self.pins_of_steps).into_iter().flatten()).collect();
-        // Behind the list of the lost: room for one picture lets another request in, to the actors that come.
-        if all {
-            self.launches.clear();
-            self.vision = VisionCore::new(self.cache_rows, self.launch_patches);
-            self.rows = vec![None; self.cache_rows];
-            self.pixels.clear();
-        } else {
-            pins.into_iter().for_each(|(keys, _)| self.vision_step(vision::Input::Unpin(keys)));
-        }
-        lost.into_iter().for_each(|number| self.live(number));
-    }
-
     fn something_happens(&mut self) {
         match self.chance.below(20) {
             0..5 => self.arrive(),
@@ -495,6 +451,7 @@ impl World {
             }
             7..14 => self.step_ends(),
             14..15 => self.return_all(),
+            15..16 if self.chance.one_in(2) => self.resize(),
             _ => self.launch_ends(),
         }
     }
@@ -554,12 +511,14 @@ fn run_and_say(seed: u64, looks_ahead: bool) -> World {
 #[test]
 fn rule_4_thousands_of_seeds_stay_within_what_was_stressed_and_answer_every_request() {
     let (mut preemptions, mut found_tokens, mut steps, mut planned_ahead) = (0, 0, 0, 0);
-    let (mut returned, mut launched_ahead) = (0, 0);
+    let (mut returned, mut launched_ahead, mut resizes, mut preempted_by_shrinks) = (0, 0, 0, 0);
     for seed in 0..1000 {
         let world = run_and_say(seed, true);
         preemptions += world.preemptions;
         returned += world.returned;
         launched_ahead += world.launched_ahead;
+        resizes += world.resizes;
+        preempted_by_shrinks += world.preempted_by_shrinks;
         found_tokens += world.found_tokens;
         steps += world.steps;
         planned_ahead += world.planned_ahead;
@@ -567,6 +526,8 @@ fn rule_4_thousands_of_seeds_stay_within_what_was_stressed_and_answer_every_requ
     assert!(preemptions > 100, "pools were scarce: {preemptions} preemptions");
     assert!(returned > 100, "some had let go of their pictures: {returned} came again");
     assert!(launched_ahead > 100, "{launched_ahead} launches were begun behind another");
+    assert!(resizes > 1000, "{resizes} times the pool became smaller or larger");
+    assert!(preempted_by_shrinks > 100, "{preempted_by_shrinks} sequences lost their blocks with the tail");
     assert!(found_tokens > 10_000, "prompts began alike: {found_tokens} tokens found");
     assert!(planned_ahead * 2 > steps, "{planned_ahead} of {steps} steps were planned while another ran");
 }

@@ -25,7 +25,7 @@ pub enum Class {
     StepWorkspace,
     /// Temporaries of a vision launch.
     VisionWorkspace,
-    /// Embeddings of pictures kept for their next use; elastic, the first lease to shrink.
+    /// Embeddings of pictures on their way to a step; elastic, and the first lease to shrink where its owner obeys.
     VisionCache,
     /// Instantiated graphs: driver memory that no address of ours covers.
     Graphs,

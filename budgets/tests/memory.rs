@@ -122,6 +122,27 @@ fn a_refused_back_leaves_everything_as_it_was() {
 }
 
 #[test]
+fn a_meter_shows_what_is_backed_and_all_of_a_lease_without_addresses() {
+    let mut budget = Budget::new(8);
+    let lease = Arc::new(budget.lease("kv", PAGE * 4).unwrap());
+    let (meter, granted) = (lease.meter(), lease.bytes());
+    assert_eq!(meter.used(granted), PAGE * 4, "it may pay for something that has no address of ours");
+    let layers = [(); 2].map(|()| Segment::reserve(budget.device.clone(), PAGE * 8, lease.clone()).unwrap());
+    assert_eq!(meter.used(granted), Bytes::ZERO, "nothing is backed yet");
+    layers.iter().for_each(|layer| layer.back_to(PAGE * 2).unwrap());
+    assert_eq!((meter.used(granted), budget.device.counts().backed), (PAGE * 4, PAGE * 4));
+    layers[0].shrink_to(PAGE, &Fence::passed()).unwrap();
+    assert_eq!((meter.used(granted), lease.bytes()), (PAGE * 3, PAGE * 4), "leased still, and not in use");
+    // Memory that waits for its fence is in use.
+    let lane = budget.device.timeline();
+    let step = lane.issue();
+    drop((layers, lease));
+    assert_eq!((meter.used(granted), budget.device.counts().backed), (PAGE * 3, PAGE * 3));
+    lane.complete(step);
+    assert!(matches!(budget.settle()[..], [Effect::Freed { .. }]));
+}
+
+#[test]
 fn another_process_can_take_memory_between_the_lease_and_the_back() {
     let mut budget = Budget::new(4);
     let lease = budget.lease("kv", PAGE * 4).unwrap();

@@ -76,7 +76,7 @@ impl Card {
     async fn neighbour_takes(&self, bytes: Bytes) {
         let mut left = bytes;
         eventually("the neighbour gets what it wants", async || {
-            left = left - self.device.foreign_takes(left);
+            left -= self.device.foreign_takes(left);
             left.is_zero()
         })
         .await;
@@ -232,7 +232,6 @@ fn one_that_takes_all_there_is_leaves_the_floor_and_requests_come_to_their_end()
         assert_eq!(ledger.granted, card.device.counts().backed, "{ledger}");
         let preempted = ears.most("bursar_preempted_by_shrinks{model=floor}");
         assert!(preempted.is_some_and(|most| most > 0.0), "sequences lay in what went: {preempted:?}");
-        assert_eq!(ears.most("bursar_drift_bytes{}"), Some(0.0));
         crowd.goes_on().await;
         // One after the other, each has room.
         assert_eq!(answer(&card.model, long(1)).await, expected[1]);
@@ -258,6 +257,30 @@ fn a_neighbour_that_takes_and_gives_in_turns_is_given_way_once() {
             assert_eq!(card.quiet().await.of_class(&Class::Kv), kv);
         }
         assert_eq!(card.device.counts().unbacks, unbacks, "nothing was preempted for it again");
+    });
+}
+
+#[test]
+fn nothing_is_unbacked_before_the_device_is_past_what_it_was_given() {
+    story(async {
+        let card = Card::filled(watchful()).await;
+        let expected = answer(&card.model, long(3)).await;
+        let blocks = async || {
+            let serving = card.model.serving().await.expect("it serves");
+            let (reply, usage) = bursar::crates::actors::reply::Reply::new();
+            drop(serving.kv.send_message(bursar::crates::actors::kv::KvMessage::Usage(reply)));
+            usage.await.expect("it answers").blocks
+        };
+        let all = blocks().await;
+        card.device.hold_fences();
+        card.neighbour_takes(card.before.free + card.before.canary).await;
+        eventually("its blocks are named by nobody", async || blocks().await < all).await;
+        assert_eq!(answer(&card.model, long(3)).await, expected, "steps go on in what is left");
+        let ledger = card.ledger().await;
+        assert_eq!((card.device.counts().unbacks, ledger.granted), (0, card.before.granted), "{ledger}");
+        card.device.let_fences_pass();
+        let ledger = card.quiet().await;
+        assert!(ledger.granted < card.before.granted, "{ledger}");
     });
 }
 
@@ -323,5 +346,32 @@ fn two_models_give_way_the_younger_first() {
         assert_eq!(answer(&older, long(1)).await, answer(&card.model, long(1)).await);
         card.device.foreign_gives_back(Bytes::gib(1));
         card.regained().await;
+    });
+}
+
+#[test]
+fn drift_is_nothing_and_what_nobody_counts_shows_as_drift() {
+    // Gauges of one thread, on which all actors run: other stories set theirs at the same time.
+    let ears = Ears::default();
+    let actors = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    metrics::with_local_recorder(&ears, || {
+        actors.block_on(async {
+            let card = Card::filled(watchful()).await;
+            assert!(!answer(&card.model, about(1)).await.is_empty());
+            card.neighbour_takes(Bytes::mib(5)).await;
+            card.quiet().await;
+            card.device.foreign_gives_back(Bytes::mib(5));
+            card.regained().await;
+            eventually("it was looked at", async || ears.most("bursar_drift_bytes{}").is_some()).await;
+            assert_eq!(ears.most("bursar_drift_bytes{}"), Some(0.0), "no byte is ours and in no lease");
+            assert!(ears.most("bursar_foreign_bytes{}") >= Some(Bytes::mib(5).0 as f64));
+            assert_eq!(ears.most("bursar_device_total_bytes{}"), Some(Bytes::mib(24).0 as f64));
+            assert_eq!(ears.most("bursar_canary_bytes{}"), Some(card.before.canary.0 as f64));
+            let bytes = card.device.drifts(Bytes::kib(100));
+            eventually("it shows", async || ears.most("bursar_drift_bytes{}") == Some(bytes.0 as f64)).await;
+            let ledger = card.runtime.budget().measure().await.expect("the budget answers");
+            assert_eq!(ledger.foreign, bytes, "for rule 1 it is foreign: {ledger}");
+            card.runtime.shutdown().await;
+        });
     });
 }

@@ -89,7 +89,7 @@ fn put<'w>(question: &'w Question, world: &'w Answerers) -> Asked<'w> {
             moved.map(drop).map_err(|error| said(&error))
         }),
         ("room", _) => Box::pin(async move { budget.available().await.map(drop).map_err(|error| said(&error)) }),
-        ("lease or resize", _) => Box::pin(async move {
+        ("lease or resize" | "resize keys and values", _) => Box::pin(async move {
             let resized = budget.resize(*question, &world.lease, Bytes::mib(2)).await;
             resized.map_err(|error| said(&error))
         }),
@@ -120,6 +120,18 @@ fn put<'w>(question: &'w Question, world: &'w Answerers) -> Asked<'w> {
             let demands = Vec::new();
             let allotted = question.ask(&serving.kv, |reply| KvMessage::Allot { demands, reply }).await;
             allotted.map(drop).map_err(|error| said(&error))
+        }),
+        ("give up blocks", _) => Box::pin(async move {
+            let serving = world.model.serving().await.map_err(|error| said(&error))?;
+            let to = serving.record.kv_blocks;
+            let shrunk = question.ask(&serving.kv, |reply| KvMessage::Shrink { to, reply }).await;
+            shrunk.map(drop).map_err(|error| said(&error))
+        }),
+        ("use another number of blocks", _) => Box::pin(async move {
+            let serving = world.model.serving().await.map_err(|error| said(&error))?;
+            let blocks = serving.record.kv_blocks;
+            let resized = question.ask(&serving.scheduler, |reply| SchedulerMessage::Resize { blocks, reply }).await;
+            resized.map_err(|error| said(&error))
         }),
         other => panic!("{other:?} stands in the table of questions and not here"),
     }

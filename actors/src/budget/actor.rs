@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use bursar_budgets::{
-    Bytes, Device, Effect, Gate, GateError, Input, Label, Lease, LeaseId, Ledger, LedgerConfig, Memory, Owner, Refusal,
-    RequestId, Resized,
+    Bytes, Device, Effect, Gate, GateError, Holding, Input, Label, Lease, LeaseId, Ledger, LedgerConfig, Memory, Owner,
+    Refusal, RequestId, Resized,
 };
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::time::Instant;
@@ -97,7 +97,7 @@ impl Actor for BudgetActor {
         state.desk.seat(myself.clone());
         // Whatever was posted while nobody sat there.
         drop(myself.send_message(BudgetMessage::Notes));
-        myself.send_after(watch.every, || BudgetMessage::Look);
+        myself.send_after(watch.pause(), || BudgetMessage::Look);
         Ok(state)
     }
 
@@ -148,7 +148,7 @@ impl Actor for BudgetActor {
             BudgetMessage::Poll => state.polling = false,
             BudgetMessage::Look => {
                 state.look()?;
-                myself.send_after(state.watch.every, || BudgetMessage::Look);
+                myself.send_after(state.watch.pause(), || BudgetMessage::Look);
             }
             BudgetMessage::Drill(drill) => return Err(drill.strike().into()),
         }
@@ -174,8 +174,9 @@ impl BudgetState {
         if let Some(last) = last_lease {
             self.ledger.number_leases_after(last);
         }
-        let live: Vec<LeaseId> = self.desk.leases().iter().map(|entry| *entry.key()).collect();
-        for lease in live {
+        let elastic = |holding: &Holding| holding.class.is_elastic().then_some(holding.id);
+        let elastic: Vec<LeaseId> = self.desk.leases().iter().filter_map(|entry| elastic(entry.value())).collect();
+        for lease in elastic {
             let to = floors.get(&lease).copied().unwrap_or(Bytes::MAX);
             self.step(Input::Floor { lease, to });
         }
@@ -286,11 +287,15 @@ impl BudgetState {
                 {
                     let mut books = self.desk.books();
                     books.last_lease = Some(lease.id());
-                    books.meters.insert(lease.id(), lease.meter());
+                    if lease.class().memory() == Memory::Device {
+                        books.meters.insert(lease.id(), lease.meter());
+                    }
                 }
                 self.desk.leases().insert(lease.id(), lease.holding());
-                // Until its owner obeys orders, none is counted on.
-                self.step(Input::Floor { lease: lease.id(), to: Bytes::MAX });
+                if lease.class().is_elastic() {
+                    // Until its owner obeys orders, nothing of it is counted on.
+                    self.step(Input::Floor { lease: lease.id(), to: Bytes::MAX });
+                }
                 match self.asked.remove(&grant.request()) {
                     Some(Asked::Lease(reply)) => reply.answer(Ok(lease)),
                     // Nobody waits for it any more: dropping it posts its release.

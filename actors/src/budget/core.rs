@@ -81,7 +81,7 @@ impl Regrowth {
         for Wanting { lease, bytes, most, step } in wanting {
             let more = most.saturating_sub(*bytes).min(left).round_down(*step);
             if !more.is_zero() {
-                left = left - more;
+                left -= more;
                 offers.push(Offer { lease: *lease, to: *bytes + more });
             }
         }
@@ -104,6 +104,9 @@ mod tests {
 
     use super::*;
 
+    /// What is tried, what is free at each second, the lease's size, and what is offered when.
+    type Row<'r> = (&'r str, Vec<Option<u64>>, u64, &'r [(u64, u64)]);
+
     const SECOND: Duration = Duration::from_secs(1);
     const STEP: Bytes = Bytes(10);
 
@@ -125,7 +128,7 @@ mod tests {
 
     #[test]
     fn what_stays_free_for_ten_seconds_goes_back_and_not_before() {
-        let table: [(&str, Vec<Option<u64>>, u64, &[(u64, u64)]); 9] = [
+        let table: [Row<'_>; 9] = [
             ("it stays free", vec![Some(200); 11], 500, &[(10, 700)]),
             ("not long enough", vec![Some(200); 10], 500, &[]),
             ("whole steps only", vec![Some(209); 11], 500, &[(10, 700)]),
@@ -182,7 +185,7 @@ mod tests {
                     is_pressed: free.is_none(),
                 };
                 let offers = regrowth.look(look, &[kv(0)]);
-                let window = (second >= begins + 4).then(|| seen[second - 4..=second].iter().flatten().min());
+                let window = (free.is_some() && second >= begins + 4).then(|| seen[second - 4..=second].iter().flatten().min());
                 let steady = window.flatten().map_or(0, |least| least / 10 * 10);
                 prop_assert_eq!(offers.first().map_or(0, |offer| offer.to.0), steady, "second {}", second);
                 if free.is_none() || !offers.is_empty() {

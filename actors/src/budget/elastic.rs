@@ -20,6 +20,13 @@ impl Default for WatchOptions {
     }
 }
 
+impl WatchOptions {
+    /// Between two looks. However often somebody wants them, others have to be answered too.
+    pub(super) fn pause(&self) -> Duration {
+        self.every.max(Duration::from_millis(1))
+    }
+}
+
 /// What the owner of an elastic lease says of it. Until then nothing is expected of the lease.
 #[derive(Clone)]
 pub struct Elastic {

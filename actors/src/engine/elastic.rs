@@ -2,7 +2,10 @@
 
 mod core;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use bursar_budgets::{Bytes, Device, DeviceError, Fence, Label};
 use bursar_kernels::BLOCK_TOKENS;
@@ -173,6 +176,7 @@ impl Place {
     ///
     /// Without a scheduler nobody names anything.
     async fn shrink(self, scheduler: Option<ActorRef<SchedulerMessage>>, to: usize) -> Result<Outcome, ElasticError> {
+        let begun = Instant::now();
         if let Some(scheduler) = scheduler {
             match tree::RESIZE_POOL.ask(&scheduler, |reply| SchedulerMessage::Resize { blocks: to, reply }).await {
                 Ok(()) => {}
@@ -190,6 +194,7 @@ impl Place {
         let unback = move |kv: &KvMemory| kv.shrink_to(to, &last_use);
         let Some(()) = self.on_a_thread(unback).await? else { return Ok(Outcome::Interrupted) };
         self.budget.resize(tree::RESIZE_FOR_ENGINE, self.memory.kv.lease(), self.bytes(to)).await?;
+        metrics::histogram!("bursar_kv_shrink_seconds", "model" => self.label.to_string()).record(begun.elapsed());
         Ok(Outcome::Done)
     }
 

@@ -5,7 +5,7 @@ use bursar::{Bytes, Class, crates::actors::budget::BudgetMessage};
 use super::{Card, Crowd, long, undisturbed, watchful};
 use crate::stage::{answer, eventually, story};
 
-/// Who dies. The last is nobody.
+/// Who dies.
 const VICTIMS: [&str; 5] = ["scheduler", "kv", "vision", "budget", "engine"];
 
 impl Card {
@@ -103,5 +103,39 @@ fn a_model_that_is_unloaded_in_the_middle_of_a_change_leaves_nothing_behind() {
         unloading.await.expect("no panic").expect("it unloads");
         let ledger = card.ledger().await;
         assert_eq!((ledger.granted, card.device.counts().backed), (Bytes::ZERO, Bytes::ZERO), "{ledger}");
+    });
+}
+
+#[test]
+fn neighbours_come_and_go_and_actors_die_at_any_time_and_no_answer_differs() {
+    story(async {
+        let card = Card::filled(watchful()).await;
+        let expected = undisturbed(&card.model, 7, long).await;
+        let crowd = Crowd::of(&card.model, &expected, long);
+        // As good as random, and the same each time.
+        let mut chance = 7u64;
+        for round in 0..40 {
+            chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let pick = (chance >> 33) as usize;
+            match pick % 8 {
+                0..3 => drop(card.device.foreign_takes(Bytes::kib(64) * (pick / 8 % 64) as u64)),
+                3..5 => drop(card.device.foreign_gives_back(Bytes::kib(64) * (pick / 8 % 128) as u64)),
+                5 => drop(card.device.foreign_gives_back(Bytes::gib(1))),
+                _ => card.kill("budget").await,
+            }
+            // No request survives a third death of those that serve it. An engine that dies is sized anew, which is
+            // another story.
+            match round {
+                10 => card.kill("scheduler").await,
+                25 => card.kill("kv").await,
+                _ => {}
+            }
+            if round % 8 == 7 {
+                crowd.goes_on().await;
+            }
+        }
+        card.device.foreign_gives_back(Bytes::gib(1));
+        card.regained().await;
+        crowd.home().await;
     });
 }

@@ -6,6 +6,8 @@ use ractor::{Actor, ActorRef};
 use super::*;
 use crate::budget::{BudgetActor, BudgetArguments, WatchOptions};
 
+mod watch;
+
 /// A budget of 64 MiB without a supervisor: the test is who starts a successor.
 struct Bed {
     device: Arc<HostDevice>,

@@ -121,12 +121,51 @@ fn a_step_that_others_have_saved_a_part_of_asks_for_no_more_than_is_left() {
     assert_eq!((table.held, table.blocks.len()), (48, 4));
 }
 
+#[test]
+fn the_tail_goes_with_what_it_contains_and_whoever_holds_it() {
+    let mut kv = KvCore::new(8);
+    kv.allot(&[demand(A, 0, 32), demand(B, 0, 48), demand(SequenceId(3), 0, 16)]);
+    kv.name(&filled(SequenceId(3), 9, 16));
+    kv.name(&filled(B, 7, 48));
+    kv.release(SequenceId(3));
+    assert_eq!(kv.usage(), KvUse { blocks: 8, held: 5, cached: 1 });
+    assert_eq!(kv.shrink(4), [B], "A holds 0 and 1");
+    assert_eq!(kv.usage(), KvUse { blocks: 4, held: 2, cached: 2 }, "of B's blocks 2 and 3 still serve");
+    assert_eq!(kv.allot(&[alike(B, 7, 48, 48)]).short_by, 1, "there is no room for three");
+    assert_eq!(kv.allot(&[alike(B, 7, 33, 33)]).short_by, 1);
+    kv.release(A);
+    assert_eq!(kv.allot(&[alike(B, 7, 48, 48)]).tables[0].held, 32, "and the third was forgotten");
+}
+
+#[test]
+fn a_shared_block_of_the_tail_takes_both_of_its_holders() {
+    let mut kv = KvCore::new(6);
+    kv.allot(&[demand(SequenceId(9), 0, 32), demand(A, 0, 33)]);
+    kv.name(&filled(A, 7, 33));
+    kv.allot(&[alike(B, 7, 33, 33)]);
+    assert_eq!(kv.shrink(3), [SequenceId(9), B, A].into_iter().filter(|id| id.0 != 9).collect::<Vec<_>>());
+    assert_eq!(kv.usage(), KvUse { blocks: 3, held: 2, cached: 1 });
+}
+
+#[test]
+fn new_blocks_are_blank_and_the_lowest_are_taken_first() {
+    let mut kv = KvCore::new(2);
+    kv.allot(&[demand(A, 0, 17)]);
+    kv.grow(5);
+    assert_eq!(kv.usage(), KvUse { blocks: 5, held: 2, cached: 0 });
+    assert_eq!(blocks(&kv.allot(&[demand(B, 0, 33)])), [(B, vec![2, 3, 4])]);
+    kv.release(A);
+    kv.grow(3);
+    assert_eq!(kv.blocks(), 5, "fewer than there are is no growth");
+    assert_eq!(blocks(&kv.allot(&[demand(A, 0, 1)])), [(A, vec![0])]);
+}
+
 proptest! {
     /// Against a model that only remembers what was written where: whoever is told that tokens are held finds the
     /// content of its own beginning in its blocks, no block of one is written by another, and none is lost.
     #[test]
     fn no_block_is_lost_or_given_twice_and_content_is_what_its_name_says(
-        steps in proptest::collection::vec((0u8..3, 0u64..6, 1usize..90, 0u32..3), 1..120),
+        steps in proptest::collection::vec((0u8..5, 0u64..6, 1usize..90, 0u32..3), 1..120),
     ) {
         let mut kv = KvCore::new(12);
         // What each block contains: its name and which block of a sequence it is.
@@ -137,6 +176,34 @@ proptest! {
             if kind == 0 {
                 kv.release(sequence);
                 alive.remove(&number);
+                continue;
+            }
+            if kind == 1 {
+                // A larger or smaller pool. Whoever held a block that is gone is told, and nobody else.
+                let to = tokens / 5;
+                let before = kv.blocks();
+                let tables = kv.tables.clone();
+                let gone = match to < before {
+                    true => kv.shrink(to),
+                    false => {
+                        kv.grow(to);
+                        Vec::new()
+                    }
+                };
+                prop_assert_eq!(kv.blocks(), to);
+                let holds = |id: &SequenceId| tables.get(id).is_some_and(|table| table.iter().any(|block| *block as usize >= to));
+                for id in alive.keys().map(|number| SequenceId(*number)) {
+                    prop_assert_eq!(gone.contains(&id), holds(&id));
+                }
+                alive.retain(|number, _| !gone.contains(&SequenceId(*number)));
+                content.resize(to, None);
+            }
+            if kind == 1 {
+                let held: BTreeSet<u32> =
+                    alive.keys().flat_map(|number| kv.tables[&SequenceId(*number)].clone()).collect();
+                prop_assert!(held.iter().all(|block| (*block as usize) < kv.blocks()));
+                prop_assert_eq!(kv.free_blocks() + held.len(), kv.blocks());
+                prop_assert_eq!(kv.named.len(), kv.pool.iter().filter(|block| block.key.is_some()).count());
                 continue;
             }
             let (name, held) = alive.get(&number).copied().unwrap_or((name, 0));

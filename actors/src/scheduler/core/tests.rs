@@ -13,6 +13,7 @@ use crate::{kv::KvCore, scheduler::PicturePlace};
 
 mod ahead;
 mod pictures;
+mod pool;
 
 const STOP: u32 = 0;
 
@@ -86,6 +87,12 @@ impl Bed {
                     self.heard.push(Effect::Release(sequences));
                 }
                 Effect::Name(filled) => filled.iter().for_each(|filled| self.kv.name(filled)),
+                Effect::Shrink(to) => {
+                    assert!(self.running.is_empty(), "blocks go that a step under way may name");
+                    let holders = self.kv.shrink(to);
+                    effects.extend(self.scheduler.step(Input::Shrunk(holders)));
+                }
+                Effect::Grow(to) => self.kv.grow(to),
                 // That nothing was found is no news.
                 Effect::Found(_, 0) => {}
                 effect => self.heard.push(effect),

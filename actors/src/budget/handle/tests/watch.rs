@@ -1,0 +1,160 @@
+//! Stories of a budget that watches its device, and of leases whose owners obey. Time is the stories' own.
+
+use std::{sync::Mutex, time::Duration};
+
+use bursar_budgets::Fence;
+
+use super::*;
+use crate::budget::{Elastic, Order};
+
+/// Keys and values that fill the device but for its canary of 4 MiB and 2 MiB that are free.
+struct Filled {
+    bed: Bed,
+    lease: Arc<Lease>,
+    segment: Segment,
+    heard: Arc<Mutex<Vec<Order>>>,
+}
+
+const MIB: fn(u64) -> Bytes = Bytes::mib;
+
+impl Filled {
+    async fn new() -> Filled {
+        let bed = Bed::new().await;
+        let lease = Arc::new(bed.lease(&owner(0), MIB(58)).await.expect("there is room"));
+        let segment = Segment::reserve(bed.device.clone(), MIB(64), lease.clone()).expect("addresses");
+        segment.back_to(MIB(58)).expect("it is leased");
+        bed.budget.move_gate(Label::from("demo"), Gate::Frozen).await.expect("it answers").expect("it freezes");
+        let heard = Arc::<Mutex<Vec<Order>>>::default();
+        let listener = heard.clone();
+        let orders = Arc::new(move |order| listener.lock().expect("no panic").push(order));
+        bed.budget.obey(&lease, Elastic { floor: MIB(8), most: MIB(58), step: MIB(1), orders });
+        Filled { bed, lease, segment, heard }
+    }
+
+    /// Lets so many seconds pass, and what was due then happen.
+    async fn pass(&self, seconds: u64) -> Vec<Order> {
+        for _ in 0..seconds {
+            tokio::time::advance(Duration::from_secs(1)).await;
+            // All share this thread: the timer has had its turn, and the look is before this question.
+            for _ in 0..10 {
+                tokio::task::yield_now().await;
+            }
+            self.bed.snapshot().await;
+        }
+        std::mem::take(&mut self.heard.lock().expect("no panic"))
+    }
+
+    async fn resize(&self, to: Bytes) {
+        let shrinks = to < self.lease.bytes();
+        if shrinks {
+            self.segment.shrink_to(to, &Fence::passed()).expect("it is there");
+        }
+        self.bed.budget.resize(tree::RESIZE_FOR_ENGINE, &self.lease, to).await.expect("it answers");
+        if !shrinks {
+            self.segment.back_to(to).expect("it is leased");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_neighbour_takes_is_seen_within_a_second_and_asked_for_until_it_is_given() {
+    let filled = Filled::new().await;
+    assert_eq!(filled.pass(3).await, [], "nobody has taken anything");
+    filled.bed.device.foreign_takes(MIB(5));
+    let give = Order::GiveUp { to: MIB(55) };
+    assert_eq!(filled.pass(1).await, [give], "3 of the canary's 4");
+    assert!(filled.bed.snapshot().await.canary.is_zero(), "it was given first");
+    assert_eq!(filled.pass(2).await, [give, give], "at each look");
+    filled.resize(MIB(55)).await;
+    let ledger = filled.bed.snapshot().await;
+    assert_eq!((ledger.canary, ledger.free, ledger.foreign), (MIB(4), MIB(0), MIB(5)), "{ledger}");
+    assert_eq!(filled.pass(3).await, []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn memory_that_was_unbacked_and_is_still_leased_hides_no_neighbour() {
+    let filled = Filled::new().await;
+    filled.bed.device.foreign_takes(MIB(6));
+    assert_eq!(filled.pass(1).await, [Order::GiveUp { to: MIB(54) }]);
+    filled.segment.shrink_to(MIB(54), &Fence::passed()).expect("it is there");
+    // Half done: the neighbour is as large as before, and the canary does not come and go.
+    assert_eq!(filled.pass(1).await, [Order::GiveUp { to: MIB(54) }]);
+    let ledger = filled.bed.snapshot().await;
+    assert_eq!((ledger.foreign, ledger.canary), (MIB(6), MIB(0)), "{ledger}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_is_asked_for_more_than_its_floor_lets_go() {
+    let filled = Filled::new().await;
+    filled.resize(MIB(10)).await;
+    filled.bed.device.foreign_takes(MIB(64));
+    assert_eq!(filled.pass(1).await, [Order::GiveUp { to: MIB(8) }]);
+    filled.resize(MIB(8)).await;
+    filled.bed.device.foreign_takes(MIB(64));
+    assert_eq!(filled.pass(3).await, [], "it has nothing left to give");
+    let ledger = filled.bed.snapshot().await;
+    assert_eq!((ledger.canary, ledger.granted, ledger.foreign), (MIB(0), MIB(8), MIB(56)), "{ledger}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_stays_free_for_ten_seconds_is_offered_the_canary_first_and_no_more_than_was_stressed() {
+    let filled = Filled::new().await;
+    filled.bed.device.foreign_takes(MIB(6));
+    filled.pass(1).await;
+    filled.resize(MIB(54)).await;
+    assert_eq!(filled.pass(30).await, [], "nothing is free but the canary");
+    filled.bed.device.foreign_gives_back(MIB(3));
+    // The first of the looks that see it is a second later, and the last ten behind that.
+    let may = |to| Order::MayGrow { to: MIB(to) };
+    assert_eq!(filled.pass(10).await, []);
+    assert_eq!(filled.pass(1).await, [may(57)]);
+    assert_eq!(filled.pass(11).await, [may(57)], "nobody took it, and it is offered anew");
+    filled.resize(MIB(57)).await;
+    filled.bed.device.foreign_gives_back(MIB(3));
+    assert_eq!(filled.pass(11).await, [may(58)], "2 were always free");
+    filled.resize(MIB(58)).await;
+    assert_eq!(filled.pass(60).await, [], "it has all that it had");
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_waits_for_a_lease_comes_before_growth() {
+    let filled = Filled::new().await;
+    filled.resize(MIB(50)).await;
+    let waiting = tokio::spawn({
+        let budget = filled.bed.budget.clone();
+        async move { budget.lease(Class::tenant("mine"), MIB(12)).await }
+    });
+    assert_eq!(filled.pass(30).await, [], "10 are free, and it waits for 12");
+    filled.resize(MIB(48)).await;
+    let tenant = waiting.await.expect("no panic").expect("there is room");
+    assert_eq!((tenant.bytes(), filled.pass(30).await), (MIB(12), vec![]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_successor_of_the_budget_gives_the_orders_that_stand() {
+    let mut filled = Filled::new().await;
+    filled.bed.device.foreign_takes(MIB(5));
+    let give = Order::GiveUp { to: MIB(55) };
+    assert_eq!(filled.pass(1).await, [give]);
+    filled.bed.kill().await;
+    filled.bed.succeed().await;
+    // Its clock runs from here on.
+    filled.bed.snapshot().await;
+    assert_eq!(filled.pass(1).await, [give], "the lease was told of before, with its floor");
+    filled.resize(MIB(55)).await;
+    assert_eq!(filled.pass(2).await, []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_a_model_is_sized_what_it_takes_beside_leases_is_not_taken_for_a_neighbour() {
+    let filled = Filled::new().await;
+    let request = Request::new(Owner::new("other", 0), Class::Weights, "other", MIB(1));
+    let other = filled.bed.budget.ask(tree::LEASE_FOR_ENGINE, request, false).await.expect("there is room");
+    // As graphs do while they are captured.
+    filled.bed.device.foreign_takes(MIB(5));
+    assert_eq!(filled.pass(3).await, []);
+    assert!(filled.bed.snapshot().await.foreign.is_zero());
+    filled.bed.budget.move_gate(Label::from("other"), Gate::Frozen).await.expect("it answers").expect("it freezes");
+    assert!(matches!(filled.pass(1).await[..], [Order::GiveUp { .. }]), "what is there at READY is a neighbour");
+    drop(other);
+}

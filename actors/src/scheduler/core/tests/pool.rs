@@ -1,0 +1,111 @@
+//! A pool that becomes smaller and larger while sequences run.
+
+use super::*;
+
+fn resize(bed: &mut Bed, blocks: usize) {
+    bed.give(Input::Resize(blocks));
+}
+
+/// Two that hold three blocks each, and whose steps are under way.
+fn two_of_three_blocks(mut bed: Bed) -> Bed {
+    bed.admit(sequence(1, 40, 9)).admit(sequence(2, 40, 9)).stepped(5);
+    bed.heard();
+    bed
+}
+
+#[test]
+fn whoever_holds_the_tail_is_computed_again_and_nobody_else() {
+    let mut bed = two_of_three_blocks(Bed::new(limits(4, 100, 8)));
+    resize(&mut bed, 4);
+    assert_eq!(bed.heard(), [], "a step is under way");
+    bed.stepped(6);
+    assert_eq!(bed.heard(), [token(1, 6), token(2, 6), released(&[2]), Effect::Resized]);
+    assert_eq!((bed.kv.blocks(), bed.scheduler.blocks(), bed.scheduler.counts()), (4, 4, (1, 1)));
+    assert_eq!(bed.wanted(), [1], "the next step is planned at once");
+    while !bed.running.is_empty() {
+        bed.stepped(6);
+    }
+    let of_second = bed.heard.iter().filter(|effect| matches!(effect, Effect::Token(SequenceId(2), _))).count();
+    assert_eq!(of_second, 8, "with the one that it had, and none twice");
+    bed.assert_all_home();
+}
+
+#[test]
+fn no_step_is_planned_while_a_smaller_pool_is_waited_for() {
+    let mut bed = two_of_three_blocks(Bed::ahead(limits(4, 100, 8)));
+    assert_eq!(bed.running.len(), 2);
+    resize(&mut bed, 6);
+    bed.stepped(6);
+    assert_eq!(bed.running.len(), 1, "the steps under way end");
+    bed.admit(sequence(3, 4, 2));
+    assert_eq!(bed.scheduler.counts(), (1, 2), "and nobody comes in");
+    bed.heard();
+    bed.stepped(6);
+    assert_eq!(bed.heard(), [token(1, 6), token(2, 6), Effect::Resized], "nobody held the tail");
+    assert_eq!(bed.running.len(), 2, "it goes on, and ahead");
+    while !bed.running.is_empty() {
+        bed.stepped(6);
+    }
+    bed.assert_all_home();
+}
+
+#[test]
+fn an_idle_pool_is_smaller_at_once_and_what_nobody_holds_is_forgotten() {
+    let mut bed = Bed::new(limits(2, 64, 8));
+    bed.admit(sequence(1, 40, 1)).stepped(5);
+    bed.heard();
+    assert_eq!(bed.kv.usage().cached, 2);
+    resize(&mut bed, 1);
+    assert_eq!(bed.heard(), [Effect::Resized]);
+    assert_eq!((bed.kv.blocks(), bed.kv.usage().cached), (1, 1));
+    resize(&mut bed, 1);
+    assert_eq!(bed.heard(), [Effect::Resized], "as many as there are is an answer too");
+}
+
+#[test]
+fn a_larger_pool_lets_those_in_who_waited_for_blocks() {
+    let mut bed = Bed::new(limits(4, 100, 3));
+    bed.admit(sequence(1, 40, 5)).admit(sequence(2, 40, 5));
+    assert_eq!(bed.scheduler.counts(), (1, 1));
+    resize(&mut bed, 8);
+    assert_eq!(bed.heard(), [Effect::Resized]);
+    bed.stepped(6);
+    assert_eq!((bed.scheduler.counts(), bed.parts()), ((0, 2), vec![1, 40]));
+}
+
+#[test]
+fn a_cancelled_one_that_holds_the_tail_is_gone() {
+    let mut bed = two_of_three_blocks(Bed::new(limits(4, 100, 8)));
+    bed.cancel(2);
+    resize(&mut bed, 4);
+    bed.stepped(6);
+    assert_eq!(bed.heard(), [token(1, 6), released(&[2]), Effect::Resized]);
+    assert!(!bed.scheduler.is_known(SequenceId(2)));
+}
+
+#[test]
+fn a_smaller_pool_that_is_not_wanted_after_all_is_answered_and_steps_go_on() {
+    let mut bed = two_of_three_blocks(Bed::ahead(limits(4, 100, 8)));
+    resize(&mut bed, 2);
+    bed.stepped(6);
+    resize(&mut bed, 8);
+    assert_eq!(bed.running.len(), 2);
+    assert!(bed.heard().contains(&Effect::Resized));
+    assert_eq!(bed.kv.blocks(), 8);
+}
+
+#[test]
+fn who_loses_the_tail_behind_its_pictures_comes_again() {
+    let mut bed = Bed::new(limits(2, 64, 8));
+    let place = PicturePlace {
+        cache_rows: [0, 1, 2].into(),
+        content: PictureContent { tokens: 1..4, hash: PictureHash([1; 32]) },
+    };
+    bed.admit(NewSequence { pictures: vec![place], ..sequence(1, 40, 9) }).stepped(5);
+    bed.heard();
+    resize(&mut bed, 2);
+    bed.stepped(5);
+    let come_again = Effect::ComeAgain(SequenceId(1));
+    assert_eq!(bed.heard(), [token(1, 5), come_again, released(&[1]), Effect::Resized]);
+    assert!(!bed.scheduler.is_known(SequenceId(1)), "its driver has it");
+}

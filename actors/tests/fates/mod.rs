@@ -1,0 +1,76 @@
+//! What befalls the simulated world: callers that go, actors that die, a pool that becomes smaller and larger.
+
+use super::*;
+
+impl World {
+    pub(super) fn cancel_somebody(&mut self) {
+        let live: Vec<u64> = self.requests.values().filter(|request| !request.is_over()).map(|r| r.number).collect();
+        if live.is_empty() {
+            return;
+        }
+        let number = live[self.chance.below(live.len())];
+        self.note(format_args!("request {number} is cancelled"));
+        let request = self.requests.get_mut(&number).expect("it lives");
+        request.cancelled = true;
+        // The vision actor notices sooner or later that nobody waits: before the answer, or by it.
+        if let Some(ticket) = request.ticket.take_if(|_| number.is_multiple_of(2)) {
+            return self.vision_step(vision::Input::Withdraw(ticket));
+        }
+        if let Some(id) = request.sequence {
+            self.scheduler_step(Input::Cancel(id));
+            // A cancelled sequence keeps its pictures until it is out of the step, as the actor does: what that computes
+            // may serve others.
+            if !self.scheduler.is_known(id)
+                && let Some((keys, _)) = self.pins.remove(&id)
+            {
+                self.vision_step(vision::Input::Unpin(keys));
+            }
+        }
+    }
+
+    /// A neighbour comes or goes: the pool keeps between what the largest request wants and what was stressed.
+    pub(super) fn resize(&mut self) {
+        let (floor, most) = (self.context / BLOCK_TOKENS, self.limits.kv_tokens / BLOCK_TOKENS);
+        let blocks = self.chance.between(floor, most);
+        self.blocks = blocks;
+        self.note(format_args!("{blocks} blocks of {most}"));
+        self.scheduler_step(Input::Resize(blocks));
+    }
+
+    /// The scheduler and kv actors die, and with `all` the vision actor before them; what was on the lanes ends first.
+    pub(super) fn die(&mut self, all: bool) {
+        self.note(if all { "all die" } else { "scheduler and kv die" });
+        self.under_way.clear();
+        self.scheduler = scheduler(Limits { kv_tokens: self.blocks * BLOCK_TOKENS, ..self.limits }, self.looks_ahead);
+        self.kv = KvCore::new(self.blocks);
+        self.slots = vec![None; self.blocks * BLOCK_TOKENS];
+        let returning: Vec<u64> = self.returning.drain(..).map(|(number, _)| number).collect();
+        let lost: Vec<u64> = self
+            .requests
+            .values_mut()
+            .filter(|request| {
+                let is_asking = all && request.ticket.is_some();
+                !request.is_over() && (request.sequence.is_some() || returning.contains(&request.number) || is_asking)
+            })
+            .map(|request| {
+                (request.sequence, request.returns_as, request.ticket) = (None, None, None);
+                request.number
+            })
+            .collect();
+        if all {
+            self.requests.values_mut().for_each(|request| request.ticket = None);
+        }
+        let pins = std::mem::take(&mut self.pins).into_values();
+        let pins: Vec<Pins> = pins.chain(std::mem::take(&mut self.pins_of_steps).into_iter().flatten()).collect();
+        // Behind the list of the lost: room for one picture lets another request in, to the actors that come.
+        if all {
+            self.launches.clear();
+            self.vision = VisionCore::new(self.cache_rows, self.launch_patches);
+            self.rows = vec![None; self.cache_rows];
+            self.pixels.clear();
+        } else {
+            pins.into_iter().for_each(|(keys, _)| self.vision_step(vision::Input::Unpin(keys)));
+        }
+        lost.into_iter().for_each(|number| self.live(number));
+    }
+}
