@@ -59,6 +59,16 @@ impl WrittenProfile {
         }
     }
 
+    /// The difference, if a start that measures anew would find room for another number of blocks, `found`, in the attempt
+    /// that this one is of. A 64th is none: a driver takes a few pages more or less each time, and is not worth all worst
+    /// cases.
+    pub fn differs_from(&self, found: usize) -> Option<Difference> {
+        let tokens = |blocks: usize| Some(format!("{} tokens", blocks * BLOCK_TOKENS));
+        let slack = self.kv_blocks / ROOM_SLACK;
+        let differs = self.kv_blocks.abs_diff(found) > slack;
+        differs.then(|| Difference::of("room for keys and values", tokens(self.kv_blocks), tokens(found)))
+    }
+
     /// Where it is not what a start by this plan and envelope would measure. With an equal basis that happens only if
     /// somebody wrote into the file, or if code changed and its version did not.
     pub fn differences(&self, needs: &Needs, envelope: &Envelope) -> Vec<Difference> {
@@ -85,6 +95,9 @@ impl WrittenProfile {
         differences
     }
 }
+
+/// The part of a written size that another may differ by.
+const ROOM_SLACK: usize = 64;
 
 fn peak(corner: &str) -> String {
     format!("the peak of '{corner}'")
