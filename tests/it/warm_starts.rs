@@ -172,7 +172,7 @@ fn another_envelope_another_share_and_another_canary_are_measured_anew_and_then_
         let wider = || LoadOptions { envelope: Some(Envelope { sequences: 9, ..small_envelope() }), ..usual() };
         let smaller = || LoadOptions { memory_fraction: Some(0.5), ..usual() };
         let runtime = runtime_on(&device()).await;
-        let mut start = async |options: LoadOptions| {
+        let start = async |options: LoadOptions| {
             let start = Start::demo(&runtime, options).await;
             runtime.unload("demo").await.expect("it unloads");
             start
@@ -184,7 +184,11 @@ fn another_envelope_another_share_and_another_canary_are_measured_anew_and_then_
         let first = start(smaller()).await;
         first.assert_ran(2);
         assert_eq!(first.reasons(), ["memory_fraction was not said, is 0.5"]);
-        for known in [usual(), wider(), smaller()] {
+        let pinned = || LoadOptions { kv_tokens: Some(2000), ..usual() };
+        let first = start(pinned()).await;
+        first.assert_ran(2);
+        assert_eq!(first.reasons(), ["kv_tokens was not said, is 2000"]);
+        for known in [usual(), wider(), smaller(), pinned()] {
             let again = start(known).await;
             again.assert_ran(1);
             assert_eq!(again.notices(), []);
@@ -251,7 +255,7 @@ fn a_setting_of_the_processor_that_changed_is_told_by_name_with_what_it_was_and_
     story(async {
         let (profiles, model) = (Folder::empty(), Folder::empty());
         let runtime = runtime_on(&device()).await;
-        let mut start = async |source: ModelSource| {
+        let start = async |source: ModelSource| {
             let name = Some("eyes".to_owned());
             let start = Start::on(&runtime, source, LoadOptions { name, ..sized(profiles.path()) }).await;
             runtime.unload("eyes").await.expect("it unloads");
@@ -386,7 +390,7 @@ fn a_file_that_is_broken_or_was_written_into_is_told_of_and_replaced() {
     story(async {
         let folder = Folder::empty();
         let runtime = runtime_on(&device()).await;
-        let mut start = async || {
+        let start = async || {
             let start = Start::demo(&runtime, sized(folder.path())).await;
             runtime.unload("demo").await.expect("it unloads");
             start
@@ -470,8 +474,7 @@ fn an_engine_that_died_comes_back_by_what_it_has_written_down() {
         let start = Start::demo(&runtime, sized(folder.path())).await;
         let expected = answer(&start.model, about(1)).await;
         let supervised = runtime.supervised().await.expect("the runtime answers");
-        let (_, engine) = supervised.engines.first().cloned().expect("one model");
-        engine.kill();
+        supervised.engines["demo"].kill();
         let again = start.model.serving_after(start.serving.generation).await.expect("it comes back");
         assert!(again.is_warm && !start.serving.is_warm);
         assert_eq!(again.record, start.serving.record);

@@ -63,7 +63,8 @@ impl WrittenProfile {
     /// that this one is of. A 64th is none: a driver takes a few pages more or less each time, and is not worth all worst
     /// cases.
     pub fn differs_from(&self, found: usize) -> Option<Difference> {
-        let tokens = |blocks: usize| Some(format!("{} tokens", blocks * BLOCK_TOKENS));
+        // Somebody may have written any number into the file.
+        let tokens = |blocks: usize| Some(format!("{} tokens", blocks.saturating_mul(BLOCK_TOKENS)));
         let slack = self.kv_blocks / ROOM_SLACK;
         let differs = self.kv_blocks.abs_diff(found) > slack;
         differs.then(|| Difference::of("room for keys and values", tokens(self.kv_blocks), tokens(found)))
