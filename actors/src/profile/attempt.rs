@@ -175,7 +175,11 @@ impl Attempt {
     async fn write_down(&self, record: &ProfileRecord) {
         let (None, Some(records)) = (&self.warm, self.records.clone()) else { return };
         let (record, shrinks) = (record.clone(), self.shrinks);
-        drop(self.on_a_thread(move || Ok(records.keep(&record, shrinks))).await);
+        let work = move || {
+            records.keep(&record, shrinks);
+            Ok(())
+        };
+        drop(self.on_a_thread(work).await);
     }
 
     fn enter(&self, phase: Phase) {

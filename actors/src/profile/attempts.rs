@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn a_profile_that_did_not_hold_is_an_attempt_that_asks_nothing_of_the_next() {
-        let mut attempts = Attempts::new();
+        let mut attempts = Attempts::new(false);
         attempts.plan(1000);
         attempts.measure(900);
         assert_eq!(attempts.forgone(SECOND), Some(Duration::ZERO));
