@@ -74,6 +74,7 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
         requests: workload.requests(),
         memory_fraction: options.memory_fraction,
         blas: device.blas(),
+        profiles: device.said_profiles(),
         ..LoadOptions::default()
     };
     let loaded = model::load_with(&runtime, source.clone(), load, !options.json).await?;

@@ -1,6 +1,8 @@
 //! Which device a command leases, as it is typed.
 
 use std::{
+    env,
+    ffi::OsString,
     io::{IsTerminal, stderr},
     path::PathBuf,
     str::FromStr,
@@ -21,6 +23,10 @@ pub struct DeviceOptions {
     /// The folder that has libcublasLt, if it is in no usual place.
     #[arg(long, value_name = "FOLDER", env = "BURSAR_CUDA_LIB", global = true)]
     cuda_lib: Option<PathBuf>,
+    /// Where profiles of starts are written down, so that the next start is quicker; `none` for nowhere. By default
+    /// bursar/profiles in the user's cache folder.
+    #[arg(long, value_name = "FOLDER|none", global = true)]
+    profile_cache: Option<PathBuf>,
     /// Where the CUDA toolkit is.
     #[arg(long, hide = true, env = "CUDA_HOME", global = true)]
     cuda_home: Option<PathBuf>,
@@ -72,6 +78,20 @@ impl DeviceOptions {
         self.cuda_lib.iter().fold(search, BlasSearch::first_in)
     }
 
+    /// Where profiles are written down.
+    pub fn profiles(&self) -> Option<PathBuf> {
+        match &self.profile_cache {
+            Some(_) => self.said_profiles(),
+            None => profiles_by(env::var_os("XDG_CACHE_HOME"), env::var_os("HOME")),
+        }
+    }
+
+    /// The same where nothing is written down unless somebody says so: for measurements, which are not to depend on what
+    /// was measured before.
+    pub fn said_profiles(&self) -> Option<PathBuf> {
+        self.profile_cache.clone().filter(|said| said.as_os_str() != NOWHERE)
+    }
+
     /// What is leased, as a sentence.
     pub fn describe(&self, runtime: &Runtime) -> String {
         let device = runtime.device();
@@ -89,9 +109,35 @@ impl DeviceOptions {
     }
 }
 
+/// How nowhere is typed.
+const NOWHERE: &str = "none";
+
+/// Bursar's own part of the user's cache folder: `$XDG_CACHE_HOME`, which must be absolute to count (XDG Base Directory
+/// Specification), or `~/.cache`. None where there is neither.
+fn profiles_by(xdg: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
+    let absolute = |path: Option<OsString>| path.map(PathBuf::from).filter(|path| path.is_absolute());
+    let cache = absolute(xdg).or_else(|| absolute(home).map(|home| home.join(".cache")))?;
+    Some(cache.join("bursar").join("profiles"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn profiles_are_kept_where_the_user_keeps_caches() {
+        let by = |xdg: Option<&str>, home: Option<&str>| {
+            let folder = profiles_by(xdg.map(OsString::from), home.map(OsString::from));
+            folder.map(|folder| folder.display().to_string())
+        };
+        let in_home = Some("/home/me/.cache/bursar/profiles".to_owned());
+        assert_eq!(by(Some("/fast"), Some("/home/me")), Some("/fast/bursar/profiles".to_owned()));
+        for xdg in [None, Some(""), Some("relative")] {
+            assert_eq!(by(xdg, Some("/home/me")), in_home, "{xdg:?}");
+        }
+        assert_eq!(by(None, None), None);
+        assert_eq!(by(None, Some("")), None);
+    }
 
     #[test]
     fn a_device_is_named_by_its_kind_and_number() {

@@ -59,7 +59,7 @@ pub use bursar_actors::{
         Usage, Video,
     },
     engine::{LoadOptions, Progress, Serving, StartError},
-    profile::{AttemptReport, Evidence, FaultError, Faults, Outcome, Phase, ProfileError, ProfileRecord},
+    profile::{AttemptReport, Evidence, FaultError, Faults, Notice, Outcome, Phase, ProfileError, ProfileRecord},
     ractor,
     reply::AskError,
     runtime::{DeviceChoice, MakeDevice, ModelSource, Runtime, RuntimeConfig, RuntimeError, Supervised},

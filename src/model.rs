@@ -34,7 +34,7 @@ pub fn source(model: &str) -> ModelSource {
 
 /// Loads a model, with a bar.
 pub async fn load(runtime: &Runtime, device: &DeviceOptions, model: &str, shown: bool) -> Result<ModelHandle, Failure> {
-    let options = LoadOptions { blas: device.blas(), ..LoadOptions::default() };
+    let options = LoadOptions { blas: device.blas(), profiles: device.profiles(), ..LoadOptions::default() };
     load_with(runtime, source(model), options, shown).await
 }
 

@@ -18,7 +18,12 @@ pub async fn run(device: &DeviceOptions) -> Result<(), Failure> {
     println!("{} Loading the embedded demo model.\n", device.describe(&runtime));
     let started = Instant::now();
     let demo = model::load(&runtime, device, "demo", true).await?;
-    println!("READY after {:.1} s: planned, loaded, stressed, sized.\n", started.elapsed().as_secs_f64());
+    let seconds = started.elapsed().as_secs_f64();
+    let how = match demo.serving().await?.is_warm {
+        true => "planned, loaded, sized as an earlier start was, stressed",
+        false => "planned, loaded, stressed, sized",
+    };
+    println!("READY after {seconds:.1} s: {how}.\n");
     let before = snapshot(&runtime).await?;
     println!("{before}");
     for picture in demo::pictures() {

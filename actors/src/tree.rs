@@ -89,6 +89,8 @@ questions! {
     LEASE_FOR_ENGINE: Engine -> Budget, "lease", 60;
     /// A dead actor's bytes are home before its successor starts.
     CLEAR_OWNER: Engine -> Budget, "clear a dead owner", 60;
+    /// What is kept free of use, which a profile depends on.
+    LEDGER_FOR_ENGINE: Engine -> Budget, "snapshot", 5;
     /// How far startup may go.
     MOVE_GATE: Engine -> Budget, "move the gate", 5;
     /// Workspaces, probe and final cache.

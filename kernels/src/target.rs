@@ -120,6 +120,15 @@ impl Target {
         matches!(self, Target::Cuda(_))
     }
 
+    /// What its kernels were made from, as text that is another when they are: for fingerprints. On CUDA the hashes of all
+    /// device code and its compiler's options, on the CPU this crate's version.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Target::Cpu { .. } => concat!("bursar-kernels ", env!("CARGO_PKG_VERSION")),
+            Target::Cuda(_) => include_str!("../cuda/compiled/manifest.json"),
+        }
+    }
+
     /// A short name for tables and fingerprints.
     pub fn name(&self) -> &'static str {
         match self {

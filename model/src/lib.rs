@@ -9,6 +9,7 @@
 #![deny(missing_docs)]
 
 pub mod blocks;
+pub mod cache_file;
 pub mod checkpoint;
 pub mod corners;
 pub mod demo;

@@ -228,3 +228,31 @@ fn the_fingerprint_follows_settings_and_shapes_but_not_the_place() {
     copy.write("chat_template.json", template);
     assert_eq!(64, before.to_string().len());
 }
+
+#[test]
+fn configuration_and_weights_have_fingerprints_of_their_own() {
+    let print = |folder: &Path| {
+        let checkpoint = Checkpoint::open(CheckpointSource::Folder(folder.to_owned())).expect("it opens");
+        (checkpoint.config_fingerprint(), checkpoint.weights_fingerprint())
+    };
+    let copy = Copy::of("qwen2_5_vl", "two-fingerprints");
+    let (config, weights) = print(&copy.0);
+    for file in ["generation_config.json", "preprocessor_config.json", "chat_template.json"] {
+        let mut changed = copy.read(file);
+        changed.push(b'\n');
+        copy.write(file, changed);
+        assert_eq!(print(&copy.0), (config, weights), "no profile depends on {file}'s bytes");
+    }
+    let mut changed = copy.read("config.json");
+    changed.push(b'\n');
+    copy.write("config.json", changed);
+    let after = print(&copy.0);
+    assert!(after.0 != config && after.1 == weights);
+    let mut shard = copy.read("model.safetensors");
+    let header_bytes = u64::from_le_bytes(shard[..8].try_into().expect("eight bytes"));
+    // Spaces may stand behind a header; the tensors move by as many bytes.
+    shard.splice(8 + header_bytes as usize..8 + header_bytes as usize, [b' '; 8]);
+    shard[..8].copy_from_slice(&(header_bytes + 8).to_le_bytes());
+    copy.write("model.safetensors", shard);
+    assert!(print(&copy.0).1 != weights, "another header");
+}

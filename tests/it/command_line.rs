@@ -28,7 +28,8 @@ fn object(output: &Output) -> Value {
 /// Runs `bursar chat` with these lines on its standard input.
 fn chat(arguments: &[&str], lines: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
-    command.arg("chat").args(arguments);
+    // What others have written down of their starts is not to matter here.
+    command.args(["chat", "--profile-cache", "none"]).args(arguments);
     let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = child.expect("the binary is there");
     // One that ends early does not read them.

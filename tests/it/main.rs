@@ -25,3 +25,4 @@ mod stage;
 mod starts;
 mod tokens;
 mod videos;
+mod warm_starts;

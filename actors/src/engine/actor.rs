@@ -344,7 +344,7 @@ impl EngineState {
         let arguments = SchedulerArguments { limits, kv: kv.clone(), lane, model, refused };
         let (scheduler, _) = SchedulerActor::spawn_linked(None, SchedulerActor, arguments, myself.get_cell()).await?;
         self.children.scheduler = Some(scheduler.clone());
-        let Planned { outlook: Outlook { kit, .. }, processor, .. } =
+        let Planned { outlook: Outlook { kit, records, .. }, processor, .. } =
             self.planned.clone().expect("planned before served");
         let serving = Serving {
             generation: self.serving_generation(),
@@ -353,6 +353,7 @@ impl EngineState {
             kv,
             scheduler,
             kit,
+            is_warm: records.is_some_and(|records| records.warm().is_some()),
             record: Arc::new(profiled.record.clone()),
             target: processor.target(),
         };

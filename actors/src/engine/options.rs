@@ -1,5 +1,7 @@
 //! What a user can choose about one model.
 
+use std::path::PathBuf;
+
 use bursar_budgets::Device;
 use bursar_kernels::BlasSearch;
 use bursar_model::{Envelope, flow::ImageLimits};
@@ -28,6 +30,10 @@ pub struct LoadOptions {
     pub requests: usize,
     /// Threads that compute on the host device, and as many again that decode pictures; by default one a CPU.
     pub threads: usize,
+    /// A folder where the profiles of starts are written down, one file a model and device: a later start on the same
+    /// basis runs its worst cases once, at the size that was found, and not twice. None by default: then every start
+    /// measures anew, and nothing is written. It is made when it is not there, and several processes may share it.
+    pub profiles: Option<PathBuf>,
     /// Where cuBLASLt is looked for on a GPU.
     pub blas: BlasSearch,
     /// When restarts of its vision, kv and scheduler become a crash loop.
@@ -49,6 +55,7 @@ impl Default for LoadOptions {
             kv_tokens: None,
             requests: 128,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
+            profiles: None,
             blas: BlasSearch::usual(),
             intensity: Intensity::SERVING,
             engine_intensity: Intensity::ENGINE,

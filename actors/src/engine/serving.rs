@@ -23,6 +23,9 @@ pub struct Serving {
     pub scheduler: ActorRef<SchedulerMessage>,
     /// The model's host side.
     pub kit: Arc<Kit>,
+    /// Whether its size was found by an earlier start that wrote it down: then its worst cases were run once, at that size,
+    /// and not twice.
+    pub is_warm: bool,
     /// What may be done at once.
     pub record: Arc<ProfileRecord>,
     /// What passes are planned for and run on.

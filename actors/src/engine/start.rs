@@ -6,7 +6,7 @@ use bursar_budgets::{Class, Gate, Owner, Priority, Request, Segment};
 use bursar_kernels::{OpenError, Target};
 use bursar_model::{Model, checkpoint::Checkpoint};
 
-use super::{EngineArguments, Kit, Processor, Progress, StartError, fetch::fetch};
+use super::{EngineArguments, Kit, Processor, Progress, Records, StartError, fetch::fetch, records::Sought};
 use crate::{
     budget::LeaseError,
     profile::{ATTEMPTS_MAX, Needs, Phase, ProfileError, Refusal, Share, Sizing},
@@ -24,6 +24,15 @@ pub struct Outlook {
     pub(super) target: Target,
     /// Blocks of keys and values that there is room for.
     pub(super) expected_blocks: usize,
+    /// What earlier starts have written down, and where this one does; none if nobody wants that.
+    pub(super) records: Option<Records>,
+}
+
+impl Outlook {
+    /// Relies on no profile that was written down any more. False if it did not.
+    pub(super) fn drop_warm(&mut self, reason: &str) -> bool {
+        self.records.as_mut().is_some_and(|records| records.drop_warm(reason))
+    }
 }
 
 /// What is known before sizing.
@@ -132,6 +141,7 @@ impl EngineArguments {
         let available = self.budget.available().await?;
         let is_loaded = self.shelf.model().is_some();
         let share = Share::of_user_or_expected(self.options.memory_fraction, &*self.device)?;
+        let search = self.search().await?;
         off_actor(move || {
             let checkpoint = Checkpoint::open(source)?;
             let model = Model::plan(&checkpoint, &target)?;
@@ -149,8 +159,10 @@ impl EngineArguments {
                 pinned_tokens: options.kv_tokens,
             };
             let expected_blocks = sizing.blocks(needs.kv_shape, page).max(needs.probe_blocks);
+            let sought = Sought { checkpoint: &checkpoint, envelope: &kit.envelope, target, needs: &needs };
+            let records = search.map(|search| search.look_up(&sought)).transpose()?;
             let (kit, needs, unloaded) = (Arc::new(kit), Some(Arc::new(needs)), Arc::new(model));
-            Ok((Arc::new(checkpoint), Outlook { kit, needs, unloaded, target, expected_blocks }))
+            Ok((Arc::new(checkpoint), Outlook { kit, needs, unloaded, target, expected_blocks, records }))
         })
         .await
     }

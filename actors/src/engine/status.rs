@@ -6,7 +6,7 @@ use bursar_budgets::Bytes;
 use tokio::sync::watch;
 
 use super::{Serving, StartError};
-use crate::profile::{AttemptReport, Phase};
+use crate::profile::{AttemptReport, Notice, Phase};
 
 /// What a model's handles see.
 #[derive(Clone)]
@@ -77,6 +77,8 @@ pub enum Progress {
     /// An attempt has ended. One that was ready and is then refused memory while it serves is told of again, by the same
     /// number; what serves behind it is another.
     Attempt(AttemptReport),
+    /// It goes on, but not as it was hoped.
+    Notice(Notice),
     /// Requests may come.
     Ready,
 }

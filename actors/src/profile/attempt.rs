@@ -1,6 +1,9 @@
 //! One attempt at sizing: probe, stress, measure, back, validate.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicUsize, Ordering::Relaxed},
+};
 
 use bursar_budgets::{Bytes, Class, Device, Label, Lease, Owner, Priority, Request, Segment};
 use bursar_kernels::BLOCK_TOKENS;
@@ -9,10 +12,10 @@ use bursar_model::{
     corners::{Corner, Footprint, Pass},
 };
 
-use super::{Evidence, Faults, Needs, Phase, ProfileError, ProfileRecord, Share, Sizing, shrunk};
+use super::{Evidence, Faults, Needs, Phase, ProfileError, ProfileRecord, Share, Sizing, WrittenProfile, shrunk};
 use crate::{
     budget::Budget,
-    engine::{Lanes, LanesPlace, Processor, Progress, ProgressSink, Shelf},
+    engine::{Lanes, LanesPlace, Processor, Progress, ProgressSink, Records, Shelf},
     graph,
     lane::{Answer, Job, Lane, StressJob},
     memory::{DeskMemory, EngineMemory, EngineParts, GraphInputs, KvMemory, VisionCache},
@@ -51,6 +54,10 @@ pub struct Attempt {
     pub faults: Faults,
     /// How far it comes.
     pub course: Course,
+    /// A profile that was written down and applies: its size is backed at once, and worst cases are run there alone.
+    pub warm: Option<Arc<WrittenProfile>>,
+    /// Where what is measured is written down, if it is.
+    pub records: Option<Records>,
     /// What passes run on.
     pub processor: Processor,
     /// Who watches.
@@ -142,14 +149,16 @@ impl Attempt {
             memory: memory.clone(),
         };
         let lanes = Lanes::start(None, place, &self.shelf, self.owner.generation).await?.ok_or_else(ended)?;
-        let peaks = self.stress(&lanes).await?;
+        if self.warm.is_none() {
+            self.stress(&lanes).await?;
+        }
         self.enter(Phase::Capture);
         self.capture(&lanes, &memory).await?;
         self.enter(Phase::Back);
         let blocks = self.settle(&memory).await?;
         self.enter(Phase::Validate);
         self.refuse_a_job_if_due(&lanes.step, Phase::Validate);
-        self.validate(&lanes).await?;
+        let peaks = self.validate(&lanes).await?;
         let record = ProfileRecord {
             sequences: self.envelope.sequences,
             step_tokens: self.envelope.step_tokens,
@@ -158,7 +167,19 @@ impl Attempt {
             kv_blocks: blocks,
             peaks,
         };
+        self.write_down(&record).await;
         Ok(Profiled { record, memory, lanes })
+    }
+
+    /// What a start has measured anew is there for the next. Nothing that goes wrong with that is worth a start.
+    async fn write_down(&self, record: &ProfileRecord) {
+        let (None, Some(records)) = (&self.warm, self.records.clone()) else { return };
+        let (record, shrinks) = (record.clone(), self.shrinks);
+        let work = move || {
+            records.keep(&record, shrinks);
+            Ok(())
+        };
+        drop(self.on_a_thread(work).await);
     }
 
     fn enter(&self, phase: Phase) {
@@ -226,13 +247,12 @@ impl Attempt {
     }
 
     /// Every corner for real, one after the other.
-    async fn stress(&self, lanes: &Lanes) -> Result<Vec<(&'static str, Bytes)>, ProfileError> {
-        let mut peaks = Vec::new();
+    async fn stress(&self, lanes: &Lanes) -> Result<(), ProfileError> {
         for (done, (corner, planned)) in self.needs.corners.iter().enumerate() {
             self.report(corner.name, done);
-            peaks.push((corner.name, self.run_corner(lanes, corner, planned).await?));
+            self.run_corner(lanes, corner, planned).await?;
         }
-        Ok(peaks)
+        Ok(())
     }
 
     /// Captures decoding in every size, and leases what that took: what is left for the cache is known only behind it.
@@ -245,7 +265,7 @@ impl Attempt {
                 false => Ok(()),
             };
         };
-        self.report(CAPTURING, self.needs.corners.len());
+        self.report(CAPTURING, self.stressed());
         let taken = graph::capture(&lanes.step, inputs.shape(), tree::CAPTURE, &graph::captured(&self.label)).await?;
         if !taken.is_zero() {
             inputs.pay(self.lease(Class::Graphs, taken, CAPTURING).await?);
@@ -256,7 +276,7 @@ impl Attempt {
     /// Measures what is left, leases it, and backs it.
     async fn settle(&self, memory: &Arc<EngineMemory>) -> Result<usize, ProfileError> {
         let (doing, class) = (SETTLING, Some(Box::new(Class::Kv)));
-        self.report(doing, self.needs.corners.len());
+        self.report(doing, self.stressed());
         let (shape, page) = (self.needs.kv_shape, self.device.page());
         let sizing = Sizing {
             available: self.budget.available().await?,
@@ -266,10 +286,12 @@ impl Attempt {
         };
         let measured = sizing.blocks(shape, page);
         // What others have taken since the first attempt is theirs; what they have let go of was not stressed.
-        let blocks = match self.kv_tokens {
+        let shrinks = self.warm.as_ref().map_or(self.shrinks, |written| written.shrinks);
+        let found = match self.kv_tokens {
             Some(_) => measured,
-            None => shrunk(self.first.map_or(measured, |first| first.min(measured)), self.shrinks),
+            None => shrunk(self.first.map_or(measured, |first| first.min(measured)), shrinks),
         };
+        let blocks = self.written_blocks(found)?.unwrap_or(found);
         let context_tokens = self.envelope.context_tokens;
         if blocks * BLOCK_TOKENS < context_tokens {
             return Err(ProfileError::TooSmall { tokens: blocks * BLOCK_TOKENS, context_tokens });
@@ -290,31 +312,41 @@ impl Attempt {
         .await
     }
 
+    /// The size that was written down, if there is one and it is what this start finds room for: no more than the ledger
+    /// grants, as it is leased like any other, and not much less, as somebody may have let go of memory since.
+    fn written_blocks(&self, found: usize) -> Result<Option<usize>, ProfileError> {
+        let Some(written) = &self.warm else { return Ok(None) };
+        match written.differs_from(found.max(self.needs.probe_blocks)) {
+            Some(difference) => Err(ProfileError::WrittenDiffers(difference)),
+            None => Ok(Some(written.kv_blocks)),
+        }
+    }
+
     fn share(&self) -> Result<Share, ProfileError> {
         let device_error = |source| ProfileError::Device { doing: SETTLING, class: None, source };
         Share::of_user_or_expected(self.memory_fraction, &*self.device).map_err(device_error)
     }
 
-    /// The worst cases again at the final size, the lanes beside each other.
-    async fn validate(&self, lanes: &Lanes) -> Result<(), ProfileError> {
-        self.report("validating at the final size", self.needs.corners.len() + 1);
-        let of_lane = |is_step: bool| {
-            self.needs.corners.iter().filter(move |(corner, _)| matches!(corner.pass, Pass::Step(_)) == is_step)
-        };
-        let steps = async {
-            for (corner, planned) in of_lane(true) {
-                self.run_corner(lanes, corner, planned).await?;
+    /// The worst cases at the final size, the lanes beside each other; gives each with its peak.
+    async fn validate(&self, lanes: &Lanes) -> Result<Vec<(&'static str, Bytes)>, ProfileError> {
+        let before = self.stressed() + 1;
+        self.report("validating at the final size", before);
+        let passed = AtomicUsize::new(0);
+        let all_of = async |is_step: bool| {
+            let mut peaks = Vec::new();
+            for (place, (corner, planned)) in self.needs.corners.iter().enumerate() {
+                if matches!(corner.pass, Pass::Step(_)) == is_step {
+                    self.report(corner.name, before + passed.load(Relaxed));
+                    peaks.push((place, corner.name, self.run_corner(lanes, corner, planned).await?));
+                    passed.fetch_add(1, Relaxed);
+                }
             }
-            Ok::<_, ProfileError>(())
+            Ok::<_, ProfileError>(peaks)
         };
-        let launches = async {
-            for (corner, planned) in of_lane(false) {
-                self.run_corner(lanes, corner, planned).await?;
-            }
-            Ok(())
-        };
-        tokio::try_join!(steps, launches)?;
-        Ok(())
+        let (steps, launches) = tokio::try_join!(all_of(true), all_of(false))?;
+        let mut peaks = [steps, launches].concat();
+        peaks.sort_by_key(|(place, ..)| *place);
+        Ok(peaks.into_iter().map(|(_, corner, peak)| (corner, peak)).collect())
     }
 
     /// Runs a corner for real; it must take what the plan says, to the byte.
@@ -342,9 +374,18 @@ impl Attempt {
         }
     }
 
+    /// Corners that are run before the size is settled.
+    fn stressed(&self) -> usize {
+        match self.warm {
+            Some(_) => 0,
+            None => self.needs.corners.len(),
+        }
+    }
+
     fn report(&self, what: &'static str, done: usize) {
-        // The corners, the backing, and the validation.
-        (self.progress)(Progress::Profiling { what, done, total: self.needs.corners.len() + 2 });
+        // The corners, the backing, and the corners again.
+        let total = self.stressed() + 1 + self.needs.corners.len();
+        (self.progress)(Progress::Profiling { what, done, total });
     }
 }
 

@@ -112,6 +112,8 @@ impl Attempts {
 
     /// The attempt under way has ended `now` (since whenever). The wait before the next, which is none where it was
     /// memory that was refused: there is nothing to wait for. None if it was the last.
+    ///
+    /// Of one that relied on a profile that was written down, see [`forgone`](Self::forgone).
     pub fn failed(&mut self, was_refused: bool, now: Duration) -> Option<Duration> {
         self.ended += 1;
         self.shrinks += u32::from(was_refused);
@@ -120,6 +122,15 @@ impl Attempts {
             Decision::Restart { after, .. } => Some(after),
             Decision::GiveUp { .. } => None,
         }
+    }
+
+    /// The attempt under way relied on a profile that was written down, which did not hold. The next measures
+    /// anew, and as nothing was refused of what it will find, it asks for all of that. There is nothing to wait for; none
+    /// if it was the last.
+    pub fn forgone(&mut self, now: Duration) -> Option<Duration> {
+        self.ended += 1;
+        self.first.iter_mut().for_each(|first| first.is_measured = false);
+        matches!(self.log.died(0, now), Decision::Restart { .. }).then_some(Duration::ZERO)
     }
 }
 
@@ -185,6 +196,25 @@ mod tests {
             assert!(attempts.failed(true, SECOND * 3600 * hour).is_some());
         }
         assert_eq!(attempts.target(), 773, "five times five per cent");
+    }
+
+    #[test]
+    fn a_profile_that_did_not_hold_is_an_attempt_that_asks_nothing_of_the_next() {
+        let mut attempts = Attempts::new(false);
+        attempts.plan(1000);
+        attempts.measure(900);
+        assert_eq!(attempts.forgone(SECOND), Some(Duration::ZERO));
+        assert_eq!((attempts.number(), attempts.shrinks(), attempts.measured()), (1, 0, None));
+        attempts.plan(1000);
+        let mut targets = Vec::new();
+        loop {
+            attempts.measure(800);
+            targets.push(attempts.target());
+            if attempts.failed(true, SECOND).is_none() {
+                break;
+            }
+        }
+        assert_eq!(targets, [800, 760, 722], "four attempts in all");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use bursar_budgets::{Bytes, Class, DeviceError, Hint};
 use bursar_kernels::OpenError;
 use thiserror::Error;
 
-use super::{Evidence, Phase, attempt::CAPTURING};
+use super::{Difference, Evidence, Phase, attempt::CAPTURING};
 use crate::{budget::LeaseError, graph::CaptureError, lane::LaneError, reply::AskError};
 
 /// Why an attempt failed, with its evidence.
@@ -62,6 +62,9 @@ pub enum ProfileError {
         /// Tokens of the envelope.
         context_tokens: usize,
     },
+    /// A size that was written down is not the one that this start would find.
+    #[error("the profile that was written down does not hold: {0}")]
+    WrittenDiffers(Difference),
     /// The attempt died.
     #[error("the profile actor died: {reason}")]
     Died {
@@ -104,6 +107,7 @@ impl ProfileError {
                     "lower context_tokens to {tokens}, or set a larger memory_fraction (1 is all that is left) or kv_tokens, or raise the capacity"
                 )
             }
+            ProfileError::WrittenDiffers(_) => "remove the profile that was written down".to_owned(),
             ProfileError::Unanswered(_) | ProfileError::Died { .. } => "start the model again".to_owned(),
             ProfileError::Stress { .. } => smaller(),
         }

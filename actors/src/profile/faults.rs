@@ -35,6 +35,11 @@ impl Faults {
         self
     }
 
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Whether memory is refused in `phase` of attempt `attempt`, counted from 0.
     pub fn is_due(&self, phase: Phase, attempt: u32) -> bool {
         self.0.iter().any(|(at, attempts)| *at == phase && attempt < *attempts)

@@ -21,12 +21,15 @@ pub struct HostConfig {
     pub page: Bytes,
     /// What its context would take: a stand-in, counted but not allocated.
     pub overhead: Bytes,
+    /// What would be its driver with its version: the system that memory is taken from, unless a test wants another.
+    pub driver: String,
 }
 
 impl HostConfig {
     /// A device with this much memory and CUDA's page of 2 MiB.
     pub fn new(capacity: Bytes) -> Self {
-        HostConfig { name: "host".into(), capacity, page: Bytes::mib(2), overhead: Bytes::ZERO }
+        let driver = format!("{} {}", std::env::consts::OS, std::env::consts::ARCH);
+        HostConfig { name: "host".into(), capacity, page: Bytes::mib(2), overhead: Bytes::ZERO, driver }
     }
 
     /// A device with pages of 64 KiB: for demos and tests of a few MiB.
@@ -334,6 +337,10 @@ impl State {
 impl Device for HostDevice {
     fn name(&self) -> &str {
         &self.config.name
+    }
+
+    fn driver(&self) -> String {
+        self.config.driver.clone()
     }
 
     fn page(&self) -> Bytes {

@@ -54,6 +54,12 @@ pub trait Device: Send + Sync + 'static {
     /// What a person calls it.
     fn name(&self) -> &str;
 
+    /// What stands between it and this process, with its version: what was measured under one need not hold under another.
+    /// It may take a moment. A device that knows none says nothing.
+    fn driver(&self) -> String {
+        String::new()
+    }
+
     /// The smallest piece that can be backed; 2 MiB on CUDA.
     fn page(&self) -> Bytes;
 

@@ -1,6 +1,6 @@
 //! A checkpoint's fingerprint: equal when everything that a profile depends on is equal.
 
-use super::tensors::TensorIndex;
+use super::shard::Shard;
 
 /// BLAKE3 over the settings, the vocabulary, and each shard's name, size and header. Weights' values are not read (that
 /// would take as long as loading); a fine-tuned twin has the same memory profile, which is what this is for.
@@ -9,7 +9,7 @@ pub struct CheckpointFingerprint(pub [u8; 32]);
 
 impl CheckpointFingerprint {
     /// Over named texts and the shards, each with its length, so that nothing can slide from one into the next.
-    pub(super) fn new(texts: &[(&str, Option<&[u8]>)], tensors: &TensorIndex) -> Self {
+    pub(super) fn new(texts: &[(&str, Option<&[u8]>)], shards: &[Shard]) -> Self {
         let mut hasher = blake3::Hasher::new_derive_key("bursar 2026 checkpoint fingerprint v1");
         let mut add = |piece: &[u8]| {
             hasher.update(&(piece.len() as u64).to_le_bytes());
@@ -20,7 +20,7 @@ impl CheckpointFingerprint {
             add(&[u8::from(content.is_some())]);
             add(content.unwrap_or_default());
         }
-        for shard in tensors.shards() {
+        for shard in shards {
             add(shard.file().as_bytes());
             add(&shard.file_bytes().to_le_bytes());
             add(shard.header());

@@ -29,6 +29,7 @@ pub struct Checkpoint {
     pub tensors: TensorIndex,
     source: CheckpointSource,
     fingerprint: CheckpointFingerprint,
+    config_fingerprint: CheckpointFingerprint,
 }
 
 impl Checkpoint {
@@ -65,8 +66,9 @@ impl Checkpoint {
                 ("chat_template.jinja", template_jinja.as_deref()),
                 ("chat_template.json", template_json.as_deref()),
             ],
-            &tensors,
+            tensors.shards(),
         );
+        let config_fingerprint = CheckpointFingerprint::new(&[("config.json", Some(&config_json))], &[]);
         let templates = TemplateSources::read(TemplateFiles {
             jinja: template_jinja.as_deref(),
             json: template_json.as_deref(),
@@ -89,6 +91,7 @@ impl Checkpoint {
             tensors,
             source,
             fingerprint,
+            config_fingerprint,
         })
     }
 
@@ -120,9 +123,21 @@ impl Checkpoint {
         self.tensors.tensor(name)
     }
 
-    /// Over all settings and the shape of the weights: one ingredient of a profile's key.
+    /// Over all settings and the shape of the weights.
     pub fn fingerprint(&self) -> CheckpointFingerprint {
         self.fingerprint
+    }
+
+    /// Over `config.json` alone. What a profile measures follows from this, from
+    /// [`weights_fingerprint`](Self::weights_fingerprint) and from the processors' settings, and not from templates and
+    /// vocabularies.
+    pub fn config_fingerprint(&self) -> CheckpointFingerprint {
+        self.config_fingerprint
+    }
+
+    /// Over the names, types, shapes and places of the weights.
+    pub fn weights_fingerprint(&self) -> CheckpointFingerprint {
+        CheckpointFingerprint::new(&[], self.tensors.shards())
     }
 }
 

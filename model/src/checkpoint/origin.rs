@@ -39,6 +39,19 @@ impl CheckpointOrigin {
         !matches!(self, CheckpointOrigin::Local(_))
     }
 
+    /// Where its files are or come from: one text for one place, by whichever path a folder was named.
+    pub fn place(&self) -> String {
+        match self {
+            CheckpointOrigin::Local(CheckpointSource::Folder(folder)) => {
+                let real = folder.canonicalize();
+                real.as_deref().unwrap_or(folder).display().to_string()
+            }
+            CheckpointOrigin::Local(source) => source.place(),
+            #[cfg(feature = "hub")]
+            CheckpointOrigin::Hub(model) => model.place(),
+        }
+    }
+
     /// Fetches what is not here yet. Blocks.
     ///
     /// # Errors

@@ -212,6 +212,37 @@ impl ImageProcessorConfig {
         Levels { factor: 1.0, shift: wide(self.image_mean), scale: wide(self.image_std) }
     }
 
+    /// Every setting by its name in the file, as text: to say which of them is another than it was.
+    pub fn settings(&self) -> Vec<(&'static str, String)> {
+        let ImageProcessorConfig {
+            pixel_bounds: PixelBounds { min, max },
+            patch_size,
+            temporal_patch_size,
+            merge_size,
+            image_mean,
+            image_std,
+            resample,
+            rescale_factor,
+            do_resize,
+            do_rescale,
+            do_normalize,
+        } = self;
+        vec![
+            ("min_pixels", min.to_string()),
+            ("max_pixels", max.to_string()),
+            ("patch_size", patch_size.to_string()),
+            ("temporal_patch_size", temporal_patch_size.to_string()),
+            ("merge_size", merge_size.to_string()),
+            ("image_mean", format!("{image_mean:?}")),
+            ("image_std", format!("{image_std:?}")),
+            ("resample", format!("{resample:?}").to_lowercase()),
+            ("rescale_factor", rescale_factor.to_string()),
+            ("do_resize", do_resize.to_string()),
+            ("do_rescale", do_rescale.to_string()),
+            ("do_normalize", do_normalize.to_string()),
+        ]
+    }
+
     /// Pixels of a merge group's side: what every resized side is a multiple of.
     pub fn factor(&self) -> u32 {
         self.patch_size * self.merge_size

@@ -8,7 +8,7 @@ use ractor::{Actor, ActorProcessingErr, ActorRef};
 use super::EngineState;
 use crate::{
     engine::{
-        EngineMessage, Progress, StartError, Status,
+        EngineMessage, Progress, Records, StartError, Status,
         start::{LoadError, LoadFailed, Outlook, Planned},
     },
     lane::{Job, Lane, LaneError, RefusalSink},
@@ -66,7 +66,11 @@ impl EngineState {
     }
 
     async fn start_attempt(&mut self, myself: &ActorRef<EngineMessage>) -> Result<(), ActorProcessingErr> {
-        let Planned { outlook, model, processor } = self.planned.clone().expect("the plan comes before an attempt");
+        let planned = self.planned.as_mut().expect("the plan comes before an attempt");
+        if self.attempts.shrinks() > 0 {
+            planned.outlook.drop_warm("memory was refused to an earlier attempt of this start");
+        }
+        let Planned { outlook: Outlook { kit, needs, records, .. }, model, processor } = planned.clone();
         let options = &self.arguments.options;
         let attempt = Attempt {
             budget: self.arguments.budget.clone(),
@@ -74,8 +78,8 @@ impl EngineState {
             owner: self.owner(),
             label: self.arguments.label.clone(),
             model,
-            needs: outlook.needs.expect("the needs are kept until READY"),
-            envelope: outlook.kit.envelope.clone(),
+            needs: needs.expect("the needs are kept until READY"),
+            envelope: kit.envelope.clone(),
             memory_fraction: options.memory_fraction,
             kv_tokens: options.kv_tokens,
             number: self.attempts.number(),
@@ -83,6 +87,8 @@ impl EngineState {
             first: self.attempts.measured(),
             faults: options.faults.clone(),
             course: self.course.clone(),
+            warm: records.as_ref().and_then(Records::warm),
+            records: records.filter(|_| options.faults.is_empty()),
             processor,
             progress: self.arguments.progress.clone(),
             shelf: self.arguments.shelf.clone(),
@@ -111,8 +117,14 @@ impl EngineState {
         let (was_refused, may_go_on) =
             (matches!(outcome, Outcome::Refused { .. }), !matches!(outcome, Outcome::Failed { .. }));
         self.report(outcome);
-        let wait = self.attempts.failed(was_refused, self.born.elapsed());
-        let Some(wait) = wait.filter(|_| may_go_on) else {
+        // Whatever it was: what is measured anew may go well.
+        let said = error.to_string();
+        let was_warm = self.planned.as_mut().is_some_and(|planned| planned.outlook.drop_warm(&said));
+        let wait = match was_warm {
+            true => self.attempts.forgone(self.born.elapsed()),
+            false => self.attempts.failed(was_refused, self.born.elapsed()),
+        };
+        let Some(wait) = wait.filter(|_| may_go_on || was_warm) else {
             self.work_out_advice(myself, error);
             return Ok(());
         };

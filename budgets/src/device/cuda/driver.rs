@@ -22,14 +22,18 @@ pub(super) fn load(ordinal: usize) -> Result<sys::CUdevice, DeviceError> {
         let hint = "see whether nvidia-smi finds a device here, and whether driver and kernel module match";
         return Err(missing(format!("the CUDA driver does not start: {}", describe(initialised)), hint));
     }
-    let version = value("cuDriverGetVersion", |out| unsafe { sys::cuDriverGetVersion(out) })?;
-    served(version)?;
+    served(version()?)?;
     let count = value("cuDeviceGetCount", |out| unsafe { sys::cuDeviceGetCount(out) })?;
     if ordinal as i64 >= i64::from(count) {
         let reason = format!("there is no device {ordinal}: the driver shows {count}");
         return Err(missing(reason, "choose a smaller number, or look at CUDA_VISIBLE_DEVICES"));
     }
     value("cuDeviceGet", |out| unsafe { sys::cuDeviceGet(out, ordinal as i32) })
+}
+
+/// The CUDA that the driver was made for, 12.4 as 12040.
+pub(super) fn version() -> Result<i32, DeviceError> {
+    value("cuDriverGetVersion", |out| unsafe { sys::cuDriverGetVersion(out) })
 }
 
 fn missing(reason: String, hint: &str) -> DeviceError {

@@ -392,6 +392,10 @@ impl Device for CudaDevice {
         &self.name
     }
 
+    fn driver(&self) -> String {
+        nvml::driver_release().unwrap_or_else(|| format!("CUDA {}", driver::version().unwrap_or_default()))
+    }
+
     fn page(&self) -> Bytes {
         self.page
     }

@@ -1,0 +1,110 @@
+//! What was written down of earlier starts of a model on this device, and where this start's profile goes.
+
+use std::{path::PathBuf, sync::Arc};
+
+use bursar_budgets::{Bytes, DeviceError};
+use bursar_kernels::Target;
+use bursar_model::{Envelope, checkpoint::Checkpoint};
+
+use super::{EngineArguments, Progress, ProgressSink};
+use crate::{
+    profile::{Basis, BasisParts, Difference, Found, Needs, Notice, ProfileRecord, RecordPlace, WrittenProfile},
+    reply::AskError,
+};
+
+/// The profiles of a model that are written down. Cloning shares them.
+#[derive(Clone)]
+pub struct Records {
+    place: RecordPlace,
+    basis: Arc<Basis>,
+    /// One that applies, until it did not hold.
+    warm: Option<Arc<WrittenProfile>>,
+    progress: ProgressSink,
+}
+
+/// A plan that a profile is looked for.
+pub(super) struct Sought<'s> {
+    pub(super) checkpoint: &'s Checkpoint,
+    pub(super) envelope: &'s Envelope,
+    pub(super) target: Target,
+    pub(super) needs: &'s Needs,
+}
+
+/// Where to look, and what only actors know.
+pub(super) struct Search {
+    arguments: EngineArguments,
+    folder: PathBuf,
+    canary: Bytes,
+}
+
+impl EngineArguments {
+    /// Where profiles are written down, if the user wants that.
+    pub(super) async fn search(&self) -> Result<Option<Search>, AskError> {
+        let Some(folder) = self.options.profiles.clone() else { return Ok(None) };
+        let canary = self.budget.ledger_for_engine().await?.canary_wanted;
+        Ok(Some(Search { arguments: self.clone(), folder, canary }))
+    }
+}
+
+impl Search {
+    /// Looks for a profile that applies; tells whoever watches the start why there is none where there might be. Blocks.
+    pub(super) fn look_up(self, sought: &Sought<'_>) -> Result<Records, DeviceError> {
+        let EngineArguments { label, source, options, device, progress, .. } = &self.arguments;
+        let basis = Basis::of(&BasisParts {
+            checkpoint: sought.checkpoint,
+            envelope: sought.envelope,
+            target: sought.target,
+            device: device.name(),
+            driver: &device.driver(),
+            total: device.memory()?.total,
+            page: device.page(),
+            canary: self.canary,
+            memory_fraction: options.memory_fraction,
+            kv_tokens: options.kv_tokens,
+        });
+        let place = RecordPlace::new(&self.folder, &label.to_string(), &source.place(), device.name());
+        let (warm, reasons) = match place.find(&basis) {
+            Ok(Found::Nothing) => (None, Vec::new()),
+            Ok(Found::Differs(differences)) => (None, told(&differences)),
+            Ok(Found::Applies(written)) => match &*written.differences(sought.needs, sought.envelope) {
+                [] => (Some(Arc::new(written)), Vec::new()),
+                differences => (None, told(differences)),
+            },
+            Err(error) => (None, vec![error.to_string()]),
+        };
+        if !reasons.is_empty() {
+            progress(Progress::Notice(Notice::ProfileIgnored { file: place.path(), reasons }));
+        }
+        Ok(Records { place, basis: Arc::new(basis), warm, progress: progress.clone() })
+    }
+}
+
+fn told(differences: &[Difference]) -> Vec<String> {
+    differences.iter().map(Difference::to_string).collect()
+}
+
+impl Records {
+    /// The profile that the attempt under way relies on; none if it measures anew.
+    pub(crate) fn warm(&self) -> Option<Arc<WrittenProfile>> {
+        self.warm.clone()
+    }
+
+    /// The attempt that relied on a profile has failed, for whatever reason: the next measures anew. False if none did.
+    pub(super) fn drop_warm(&mut self, reason: &str) -> bool {
+        let did = self.warm.take().is_some();
+        if did {
+            let (file, reason) = (self.place.path(), reason.to_owned());
+            (self.progress)(Progress::Notice(Notice::ProfileDropped { file, reason }));
+        }
+        did
+    }
+
+    /// Writes down what was measured. Where that cannot be, whoever watches the start is told. Blocks.
+    pub(crate) fn keep(&self, record: &ProfileRecord, shrinks: u32) {
+        let written = WrittenProfile::of((*self.basis).clone(), record, shrinks);
+        if let Err(error) = self.place.keep(written) {
+            let (file, reason) = (self.place.path(), error.to_string());
+            (self.progress)(Progress::Notice(Notice::ProfileNotWritten { file, reason }));
+        }
+    }
+}

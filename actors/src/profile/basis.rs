@@ -1,0 +1,285 @@
+//! What a profile depends on, as named facts that are compared one by one. Pure.
+
+use std::{collections::BTreeMap, fmt};
+
+use bursar_budgets::Bytes;
+use bursar_kernels::Target;
+use bursar_model::{
+    Envelope,
+    cache_file::fingerprint,
+    checkpoint::Checkpoint,
+    processor::{ImageProcessor, ImageProcessorConfig, VideoProcessor},
+};
+use serde::{Deserialize, Serialize};
+
+/// What a profile depends on: facts by name, each as text. Two profiles are exchangeable when all of them are equal, and
+/// when they are not, the names say why.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Basis(BTreeMap<String, String>);
+
+/// Where the facts come from.
+#[derive(Clone, Debug)]
+pub struct BasisParts<'p> {
+    /// Its weights' shapes, its configuration, and its processors' settings.
+    pub checkpoint: &'p Checkpoint,
+    /// The limits, as the model's own have lowered them.
+    pub envelope: &'p Envelope,
+    /// What passes are planned for and run on.
+    pub target: Target,
+    /// The device's name.
+    pub device: &'p str,
+    /// Its driver with its version.
+    pub driver: &'p str,
+    /// All of its memory.
+    pub total: Bytes,
+    /// Its smallest piece.
+    pub page: Bytes,
+    /// What is to be kept free of use.
+    pub canary: Bytes,
+    /// The share of what is left that keys and values take, if the user has said one.
+    pub memory_fraction: Option<f64>,
+    /// A size fixed by the user.
+    pub kv_tokens: Option<usize>,
+}
+
+impl Basis {
+    /// The facts of a start.
+    pub fn of(parts: &BasisParts<'_>) -> Self {
+        let BasisParts {
+            checkpoint,
+            envelope,
+            target,
+            device,
+            driver,
+            total,
+            page,
+            canary,
+            memory_fraction,
+            kv_tokens,
+        } = parts;
+        let mut basis = Basis::default();
+        basis.add("bursar", env!("CARGO_PKG_VERSION"));
+        basis.add("weights", short(checkpoint.weights_fingerprint().to_string()));
+        basis.add("config", short(checkpoint.config_fingerprint().to_string()));
+        let pictures = checkpoint.image_processor.as_ref().map(ImageProcessor::config);
+        let videos = checkpoint.video_processor.as_ref().map(VideoProcessor::config);
+        basis.add_settings("processor", pictures);
+        basis.add_settings("video_processor", videos);
+        basis.add_limits(envelope);
+        basis.add("target", format!("{target:?}"));
+        basis.add("kernels", fingerprint(&[target.code()]));
+        basis.add("device", *device);
+        basis.add("driver", *driver);
+        basis.add("total", total.exact().to_string());
+        basis.add("page", page.exact().to_string());
+        basis.add("canary", canary.exact().to_string());
+        basis.add("memory_fraction", said(memory_fraction));
+        basis.add("kv_tokens", said(kv_tokens));
+        basis
+    }
+
+    /// A fact more, or another for one that was there.
+    pub fn add(&mut self, name: impl Into<String>, fact: impl Into<String>) {
+        self.0.insert(name.into(), fact.into());
+    }
+
+    /// Takes a fact away.
+    pub fn remove(&mut self, name: &str) -> Option<String> {
+        self.0.remove(name)
+    }
+
+    /// All facts by name.
+    pub fn facts(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(name, fact)| (name.as_str(), fact.as_str()))
+    }
+
+    /// Every fact that is another now than it was; none if what was measured then holds now.
+    pub fn differences(was: &Basis, is: &Basis) -> Vec<Difference> {
+        let names = was.0.keys().chain(is.0.keys().filter(|name| !was.0.contains_key(*name)));
+        let both = names.map(|name| (name, was.0.get(name), is.0.get(name)));
+        both.filter(|(_, was, is)| was != is).map(|(name, was, is)| Difference::of(name, was, is)).collect()
+    }
+
+    fn add_settings(&mut self, of: &str, processor: Option<&ImageProcessorConfig>) {
+        for (name, setting) in processor.into_iter().flat_map(ImageProcessorConfig::settings) {
+            self.add(format!("{of}.{name}"), setting);
+        }
+    }
+
+    /// Every limit there is, also one that comes later.
+    fn add_limits(&mut self, envelope: &Envelope) {
+        let limits = serde_json::to_value(envelope).expect("limits are numbers with names");
+        for (name, limit) in limits.as_object().into_iter().flatten() {
+            self.add(format!("envelope.{name}"), limit.to_string());
+        }
+    }
+}
+
+/// 64 of its 256 bits: enough against accidents, and short enough for a sentence.
+fn short(digits: String) -> String {
+    digits.chars().take(16).collect()
+}
+
+fn said<T: fmt::Display>(option: &Option<T>) -> String {
+    option.as_ref().map_or_else(|| "not said".to_owned(), T::to_string)
+}
+
+/// Something that is another now than it was: `driver was 580.1, is 580.2`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// Its name.
+    pub what: String,
+    /// What it was; none if nobody knew of it.
+    pub was: Option<String>,
+    /// What it is; none if nobody knows of it any more.
+    pub is: Option<String>,
+}
+
+impl Difference {
+    /// Between two that can be told.
+    pub fn of<T: ToString>(what: &str, was: Option<T>, is: Option<T>) -> Self {
+        let (was, is) = (was.map(|was| was.to_string()), is.map(|is| is.to_string()));
+        Difference { what: what.to_owned(), was, is }
+    }
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let told = |side: &Option<String>| match side.as_deref() {
+            None | Some("") => "unknown".to_owned(),
+            Some(told) => told.to_owned(),
+        };
+        write!(f, "{} was {}, is {}", self.what, told(&self.was), told(&self.is))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bursar_model::demo;
+
+    use super::*;
+
+    /// What the facts of a start of the demo model come from.
+    struct Start {
+        checkpoint: Checkpoint,
+        limits: Envelope,
+        threads: usize,
+        device: &'static str,
+        driver: &'static str,
+        total: Bytes,
+        page: Bytes,
+        canary: Bytes,
+        memory_fraction: Option<f64>,
+        kv_tokens: Option<usize>,
+    }
+
+    /// The basis of a start after `change`.
+    fn basis(change: impl FnOnce(&mut Start)) -> Basis {
+        let mut start = Start {
+            checkpoint: Checkpoint::open(demo::checkpoint()).expect("it is embedded"),
+            limits: Envelope::small(),
+            threads: 2,
+            device: "host",
+            driver: "580.1",
+            total: Bytes::mib(512),
+            page: Bytes::mib(2),
+            canary: Bytes::mib(32),
+            memory_fraction: None,
+            kv_tokens: None,
+        };
+        change(&mut start);
+        Basis::of(&BasisParts {
+            checkpoint: &start.checkpoint,
+            envelope: &start.limits,
+            target: Target::Cpu { threads: start.threads },
+            device: start.device,
+            driver: start.driver,
+            total: start.total,
+            page: start.page,
+            canary: start.canary,
+            memory_fraction: start.memory_fraction,
+            kv_tokens: start.kv_tokens,
+        })
+    }
+
+    /// The processor with one setting changed.
+    fn changed(of: &ImageProcessor, change: impl FnOnce(&mut ImageProcessorConfig)) -> ImageProcessor {
+        let mut config = of.config().clone();
+        change(&mut config);
+        ImageProcessor::new(config).expect("it can be followed")
+    }
+
+    #[test]
+    fn each_fact_alone_changes_the_verdict_and_is_named_with_what_it_was_and_is() {
+        type Change = fn(&mut Start);
+        let changes: &[(&str, Change)] = &[
+            ("envelope.context_tokens was 512, is 511", |start| start.limits.context_tokens -= 1),
+            ("envelope.sequences was 4, is 5", |start| start.limits.sequences += 1),
+            ("envelope.step_tokens was 128, is 129", |start| start.limits.step_tokens += 1),
+            ("envelope.picture_patches was 1024, is 1020", |start| start.limits.picture_patches = 1020),
+            ("envelope.pictures was 2, is 3", |start| start.limits.pictures += 1),
+            ("envelope.video_frames was 8, is 9", |start| start.limits.video_frames += 1),
+            ("envelope.launch_patches was 1024, is 2048", |start| start.limits.launch_patches *= 2),
+            ("target was Cpu { threads: 2 }, is Cpu { threads: 3 }", |start| start.threads = 3),
+            ("device was host, is other", |start| start.device = "other"),
+            ("driver was 580.1, is 580.2", |start| start.driver = "580.2"),
+            ("driver was 580.1, is unknown", |start| start.driver = ""),
+            ("total was 536,870,912 B, is 536,870,913 B", |start| start.total.0 += 1),
+            ("page was 2,097,152 B, is 65,536 B", |start| start.page = Bytes::kib(64)),
+            ("canary was 33,554,432 B, is 0 B", |start| start.canary = Bytes::ZERO),
+            ("memory_fraction was not said, is 0.5", |start| start.memory_fraction = Some(0.5)),
+            ("kv_tokens was not said, is 1024", |start| start.kv_tokens = Some(1024)),
+            ("processor.max_pixels was 200704, is 100352", |Start { checkpoint, .. }| {
+                let pictures = checkpoint.image_processor.as_ref().expect("it sees");
+                checkpoint.image_processor = Some(changed(pictures, |config| config.pixel_bounds.max = 100_352));
+            }),
+            ("processor.do_resize was true, is false", |Start { checkpoint, .. }| {
+                let pictures = checkpoint.image_processor.as_ref().expect("it sees");
+                checkpoint.image_processor = Some(changed(pictures, |config| config.do_resize = false));
+            }),
+            ("video_processor.min_pixels was 50176, is 50177", |Start { checkpoint, .. }| {
+                let mut config = checkpoint.video_processor.as_ref().expect("it sees").config().clone();
+                config.pixel_bounds.min += 1;
+                checkpoint.video_processor = Some(VideoProcessor::new(config).expect("it can be followed"));
+            }),
+        ];
+        let was = basis(|_| {});
+        for (expected, change) in changes {
+            let differences = Basis::differences(&was, &basis(*change));
+            let told: Vec<_> = differences.iter().map(Difference::to_string).collect();
+            assert_eq!(told, [*expected]);
+        }
+        assert_eq!(Basis::differences(&was, &was), []);
+    }
+
+    #[test]
+    fn every_fact_there_is_is_compared_also_one_that_only_one_side_knows() {
+        let was = basis(|_| {});
+        assert!(was.facts().count() >= 40, "weights, settings of two processors, limits, device, knobs");
+        for (name, fact) in was.facts() {
+            let mut changed = was.clone();
+            changed.add(name, format!("{fact}!"));
+            let [difference] = Basis::differences(&was, &changed).try_into().expect("one fact is another");
+            assert_eq!((&*difference.what, difference.was.as_deref()), (name, Some(fact)));
+            changed.remove(name);
+            let [lost] = Basis::differences(&was, &changed).try_into().expect("one fact is missing");
+            assert_eq!(lost.to_string(), format!("{name} was {fact}, is unknown"));
+            let [new] = Basis::differences(&changed, &was).try_into().expect("one fact is new");
+            assert_eq!(new.to_string(), format!("{name} was unknown, is {fact}"));
+        }
+    }
+
+    #[test]
+    fn settings_are_named_as_their_files_name_them_and_a_blind_model_has_none() {
+        let was = basis(|_| {});
+        let blind =
+            basis(|Start { checkpoint, .. }| (checkpoint.image_processor, checkpoint.video_processor) = (None, None));
+        let names: Vec<_> = Basis::differences(&was, &blind).into_iter().map(|difference| difference.what).collect();
+        let settings = ImageProcessorConfig::default().settings().into_iter().map(|(name, _)| name);
+        let both = ["processor", "video_processor"].map(|of| settings.clone().map(move |name| format!("{of}.{name}")));
+        let mut expected: Vec<_> = both.into_iter().flatten().collect();
+        expected.sort();
+        assert_eq!(names, expected);
+    }
+}

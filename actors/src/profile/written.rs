@@ -1,0 +1,110 @@
+//! A profile as it is written down: what was measured, and what that depends on. Pure.
+
+use bursar_budgets::Bytes;
+use bursar_kernels::BLOCK_TOKENS;
+use bursar_model::Envelope;
+use serde::{Deserialize, Serialize};
+
+use super::{ATTEMPTS_MAX, Basis, Difference, Needs, ProfileRecord};
+
+/// What was measured, and on what basis. Permits are made from the [`ProfileRecord`] of the start that uses it, whose
+/// limits come from its own envelope and whose peaks it has measured again; from here it takes the size of the cache, and
+/// the right to run each worst case once and not twice.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WrittenProfile {
+    /// What it depends on.
+    pub basis: Basis,
+    /// Sequences in a step.
+    pub sequences: usize,
+    /// Tokens in a step.
+    pub step_tokens: usize,
+    /// Patches in a launch.
+    pub launch_patches: usize,
+    /// Rows of the vision cache.
+    pub cache_rows: usize,
+    /// Blocks of keys and values.
+    pub kv_blocks: usize,
+    /// Attempts that had been refused memory before this size was reached.
+    pub shrinks: u32,
+    /// Each worst case with what it took.
+    pub peaks: Vec<Peak>,
+}
+
+/// A worst case, run for real.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Peak {
+    /// Its name.
+    pub corner: String,
+    /// Its workspace's high-water mark.
+    pub workspace: Bytes,
+}
+
+impl WrittenProfile {
+    /// Of a start that measured.
+    pub fn of(basis: Basis, record: &ProfileRecord, shrinks: u32) -> Self {
+        let ProfileRecord { sequences, step_tokens, launch_patches, cache_rows, kv_blocks, peaks } = record;
+        let peak =
+            |(corner, workspace): &(&'static str, Bytes)| Peak { corner: (*corner).to_owned(), workspace: *workspace };
+        WrittenProfile {
+            basis,
+            sequences: *sequences,
+            step_tokens: *step_tokens,
+            launch_patches: *launch_patches,
+            cache_rows: *cache_rows,
+            kv_blocks: *kv_blocks,
+            shrinks,
+            peaks: peaks.iter().map(peak).collect(),
+        }
+    }
+
+    /// The difference, if a start that measures anew would find room for another number of blocks, `found`, in the attempt
+    /// that this one is of. A 64th is none: a driver takes a few pages more or less each time, and is not worth all worst
+    /// cases.
+    pub fn differs_from(&self, found: usize) -> Option<Difference> {
+        // Somebody may have written any number into the file.
+        let tokens = |blocks: usize| Some(format!("{} tokens", blocks.saturating_mul(BLOCK_TOKENS)));
+        let slack = self.kv_blocks / ROOM_SLACK;
+        let differs = self.kv_blocks.abs_diff(found) > slack;
+        differs.then(|| Difference::of("room for keys and values", tokens(self.kv_blocks), tokens(found)))
+    }
+
+    /// Where it is not what a start by this plan and envelope would measure. With an equal basis that happens only if
+    /// somebody wrote into the file, or if code changed and its version did not.
+    pub fn differences(&self, needs: &Needs, envelope: &Envelope) -> Vec<Difference> {
+        let numbers = [
+            ("sequences", self.sequences, envelope.sequences),
+            ("step_tokens", self.step_tokens, envelope.step_tokens),
+            ("launch_patches", self.launch_patches, envelope.launch_patches),
+            ("rows of the vision cache", self.cache_rows, needs.cache_rows),
+            ("shrinks", self.shrinks as usize, self.shrinks.min(ATTEMPTS_MAX - 1) as usize),
+            ("kv_blocks", self.kv_blocks, self.kv_blocks.max(least_blocks(needs, envelope))),
+        ];
+        let numbers = numbers.into_iter().filter(|(_, was, is)| was != is);
+        let mut differences: Vec<_> =
+            numbers.map(|(what, was, is)| Difference::of(what, Some(was), Some(is))).collect();
+        let planned = needs.corners.iter().map(|(corner, footprint)| (corner.name, footprint.workspace));
+        let mut planned = planned.peekable();
+        for Peak { corner, workspace } in &self.peaks {
+            let is = planned.next_if(|(name, _)| name == corner).map(|(_, workspace)| workspace);
+            if is != Some(*workspace) {
+                differences.push(Difference::of(&peak(corner), Some(*workspace), is));
+            }
+        }
+        differences.extend(planned.map(|(corner, is)| Difference::of(&peak(corner), None, Some(is))));
+        differences
+    }
+}
+
+/// The part of a written size that another may differ by.
+const ROOM_SLACK: usize = 64;
+
+fn peak(corner: &str) -> String {
+    format!("the peak of '{corner}'")
+}
+
+/// The probe, and a whole context.
+fn least_blocks(needs: &Needs, envelope: &Envelope) -> usize {
+    needs.probe_blocks.max(envelope.context_tokens.div_ceil(BLOCK_TOKENS))
+}

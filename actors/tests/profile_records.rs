@@ -1,0 +1,290 @@
+//! Profiles on disk: what is written is what is read, and whatever else is there is a reason and never an error.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+};
+
+use bursar_actors::profile::{Basis, Found, Peak, RecordError, RecordPlace, WrittenProfile};
+use bursar_budgets::Bytes;
+use bursar_model::cache_file::{BYTES_MAX, CacheFileError};
+use proptest::{collection::vec, prelude::*};
+
+/// A folder of its own for a test; removed at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn empty() -> Self {
+        static FOLDERS: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("records-{}-{}", std::process::id(), FOLDERS.fetch_add(1, Relaxed));
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        fs::create_dir_all(&folder).expect("a temporary folder");
+        Folder(folder)
+    }
+
+    fn place(&self) -> RecordPlace {
+        RecordPlace::new(&self.0, "demo", "(embedded)", "NVIDIA H200")
+    }
+
+    fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(&self.0).expect("it is there").flatten();
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn basis(facts: &[(&str, &str)]) -> Basis {
+    let mut basis = Basis::default();
+    facts.iter().for_each(|(name, fact)| basis.add(*name, *fact));
+    basis
+}
+
+fn profile(basis: Basis) -> WrittenProfile {
+    WrittenProfile {
+        basis,
+        sequences: 8,
+        step_tokens: 48,
+        launch_patches: 128,
+        cache_rows: 96,
+        kv_blocks: 1234,
+        shrinks: 1,
+        peaks: vec![Peak { corner: "largest step".into(), workspace: Bytes(7_777_777) }],
+    }
+}
+
+fn on(driver: &str) -> Basis {
+    basis(&[("driver", driver), ("weights", "c0ffee")])
+}
+
+prop_compose! {
+    fn any_profile()(
+        facts in vec((".{0,24}", ".{0,24}"), 0..12),
+        numbers in any::<[usize; 5]>(),
+        shrinks in any::<u32>(),
+        peaks in vec((".{0,24}", any::<u64>()), 0..8),
+    ) -> WrittenProfile {
+        let mut basis = Basis::default();
+        facts.into_iter().for_each(|(name, fact)| basis.add(name, fact));
+        let [sequences, step_tokens, launch_patches, cache_rows, kv_blocks] = numbers;
+        let peaks = peaks.into_iter().map(|(corner, bytes)| Peak { corner, workspace: Bytes(bytes) }).collect();
+        WrittenProfile { basis, sequences, step_tokens, launch_patches, cache_rows, kv_blocks, shrinks, peaks }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn a_profile_that_is_read_back_equals_the_one_that_was_written(first in any_profile(), second in any_profile()) {
+        let folder = Folder::empty();
+        let place = folder.place();
+        place.keep(first.clone()).expect("it is written");
+        prop_assert_eq!(place.find(&first.basis), Ok(Found::Applies(first.clone())));
+        place.keep(second.clone()).expect("it is written");
+        prop_assert_eq!(place.find(&second.basis), Ok(Found::Applies(second.clone())));
+        if first.basis != second.basis {
+            prop_assert_eq!(place.find(&first.basis), Ok(Found::Applies(first)), "one basis does not replace another");
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_cut_anywhere_is_no_profile_and_no_panic(profile in any_profile(), cut in 0.0..1.0f64) {
+        let folder = Folder::empty();
+        let place = folder.place();
+        place.keep(profile.clone()).expect("it is written");
+        let whole = fs::read(place.path()).expect("it is there");
+        // The last line's end may be missing and the rest be whole.
+        let cut = ((whole.len() - 2) as f64 * cut) as usize;
+        fs::write(place.path(), &whole[..cut]).expect("it is cut");
+        prop_assert!(matches!(place.find(&profile.basis), Err(RecordError::Broken { .. })), "cut at {}", cut);
+    }
+}
+
+#[test]
+fn a_profile_of_another_basis_is_told_with_every_difference() {
+    let folder = Folder::empty();
+    let place = folder.place();
+    assert_eq!(place.find(&on("580.1")), Ok(Found::Nothing));
+    place.keep(profile(on("580.1"))).expect("it is written");
+    let Ok(Found::Differs(differences)) = place.find(&on("580.2")) else { panic!("it is another driver's") };
+    let told: Vec<_> = differences.iter().map(ToString::to_string).collect();
+    assert_eq!(told, ["driver was 580.1, is 580.2"]);
+    let other = basis(&[("driver", "580.2"), ("weights", "decaf"), ("rotation", "on")]);
+    let Ok(Found::Differs(differences)) = place.find(&other) else { panic!("it is another") };
+    let told: Vec<_> = differences.iter().map(ToString::to_string).collect();
+    assert_eq!(told, ["driver was 580.1, is 580.2", "weights was c0ffee, is decaf", "rotation was unknown, is on"]);
+}
+
+#[test]
+fn the_latest_of_four_ways_to_use_a_model_are_kept_and_the_nearest_is_told_of() {
+    let folder = Folder::empty();
+    let place = folder.place();
+    for driver in ["1", "2", "3", "4"] {
+        place.keep(profile(on(driver))).expect("it is written");
+    }
+    // One that is written again is the latest, and not there twice.
+    place.keep(WrittenProfile { kv_blocks: 5, ..profile(on("1")) }).expect("it is written");
+    place.keep(profile(on("5"))).expect("it is written");
+    let kv_blocks = |driver: &str| match place.find(&on(driver)) {
+        Ok(Found::Applies(profile)) => Some(profile.kv_blocks),
+        _ => None,
+    };
+    assert_eq!(["1", "2", "3", "4", "5"].map(kv_blocks), [Some(5), None, Some(1234), Some(1234), Some(1234)]);
+    let near = basis(&[("driver", "3"), ("weights", "decaf")]);
+    let Ok(Found::Differs(differences)) = place.find(&near) else { panic!("none is the same") };
+    assert_eq!(differences.len(), 1, "the nearest has the same driver: {differences:?}");
+}
+
+#[test]
+fn another_model_and_another_device_have_another_file() {
+    let folder = Folder::empty();
+    let of = |model, origin, device| RecordPlace::new(&folder.0, model, origin, device).path();
+    let one = of("demo", "/models/demo", "NVIDIA H200");
+    for other in [
+        of("demo 2", "/models/demo", "NVIDIA H200"),
+        of("demo", "/other/demo", "NVIDIA H200"),
+        of("demo", "/models/demo", "NVIDIA H100"),
+        of("demo/models", "demo", "NVIDIA H200"),
+    ] {
+        assert_ne!(one, other);
+        assert_eq!(other.parent(), Some(&*folder.0), "no name leads out of the folder");
+    }
+    assert_eq!(of("../../etc", "x", "..").parent(), Some(&*folder.0));
+}
+
+#[test]
+fn whatever_is_no_profile_is_ignored_with_a_reason_and_replaced() {
+    let good = |change: fn(serde_json::Value) -> serde_json::Value| {
+        let folder = Folder::empty();
+        folder.place().keep(profile(on("1"))).expect("it is written");
+        let value = serde_json::from_slice(&fs::read(folder.place().path()).expect("there")).expect("JSON");
+        serde_json::to_vec(&change(value)).expect("JSON")
+    };
+    let format = |told: &str| told.starts_with("format was ");
+    let broken = |told: &str| told.starts_with("it is broken in line ");
+    type Told = fn(&str) -> bool;
+    let files: Vec<(&str, Vec<u8>, Told)> = vec![
+        ("nothing", Vec::new(), broken),
+        ("zeros, as after a crash", vec![0; 4096], broken),
+        ("no JSON", b"profile".to_vec(), broken),
+        ("no UTF-8", b"{\"format\": 1, \"profiles\": [\"\xff\"]}".to_vec(), broken),
+        ("another kind of JSON", b"[1, 2]".to_vec(), broken),
+        ("no format", b"{\"profiles\": []}".to_vec(), broken),
+        ("a later format", b"{\"format\": 2, \"measured\": {}}".to_vec(), format),
+        ("a format beyond all", b"{\"format\": 18446744073709551615}".to_vec(), format),
+        ("a format that is text", b"{\"format\": \"1\", \"profiles\": []}".to_vec(), broken),
+        ("two objects", [good(|value| value), b"{}".to_vec()].concat(), broken),
+        (
+            "a field too few",
+            good(|mut value| {
+                value["profiles"][0].as_object_mut().expect("an object").remove("kv_blocks");
+                value
+            }),
+            broken,
+        ),
+        (
+            "a field too many",
+            good(|mut value| {
+                value["profiles"][0]["more"] = 1.into();
+                value
+            }),
+            broken,
+        ),
+        (
+            "a negative size",
+            good(|mut value| {
+                value["profiles"][0]["kv_blocks"] = (-1).into();
+                value
+            }),
+            broken,
+        ),
+        (
+            "a size that is no number",
+            good(|mut value| {
+                value["profiles"][0]["cache_rows"] = "many".into();
+                value
+            }),
+            broken,
+        ),
+        (
+            "a fact that is no text",
+            good(|mut value| {
+                value["profiles"][0]["basis"]["driver"] = 580.into();
+                value
+            }),
+            broken,
+        ),
+        ("deeply nested", [b"{\"format\": 1, \"profiles\": ".to_vec(), b"[".repeat(100_000)].concat(), broken),
+    ];
+    for (what, content, is_told) in files {
+        let folder = Folder::empty();
+        let place = folder.place();
+        fs::write(place.path(), content).expect("it is written");
+        let error = place.find(&on("1")).expect_err(what);
+        assert!(is_told(&error.to_string()), "{what}: {error}");
+        place.keep(profile(on("1"))).expect("it is replaced");
+        assert_eq!(place.find(&on("1")), Ok(Found::Applies(profile(on("1")))), "{what}");
+        assert_eq!(folder.names().len(), 1, "nothing is left beside it");
+    }
+}
+
+#[test]
+fn an_empty_list_is_no_profile() {
+    let folder = Folder::empty();
+    fs::write(folder.place().path(), "{\"format\": 1, \"profiles\": []}").expect("it is written");
+    assert_eq!(folder.place().find(&on("1")), Ok(Found::Nothing));
+}
+
+#[test]
+fn what_is_no_plain_file_or_too_large_is_not_read() {
+    let folder = Folder::empty();
+    let place = folder.place();
+    fs::create_dir(place.path()).expect("a folder of its name");
+    assert_eq!(place.find(&on("1")), Err(CacheFileError::NotAFile.into()));
+    assert!(matches!(place.keep(profile(on("1"))), Err(RecordError::File(CacheFileError::Unwritable { .. }))));
+    assert_eq!(folder.names().len(), 1, "a write that failed leaves nothing behind");
+    fs::remove_dir(place.path()).expect("it is empty");
+    fs::write(place.path(), vec![b' '; BYTES_MAX as usize + 1]).expect("it is written");
+    assert_eq!(place.find(&on("1")), Err(CacheFileError::TooLarge { bytes: BYTES_MAX + 1 }.into()));
+}
+
+#[test]
+fn a_folder_that_cannot_be_is_a_reason() {
+    let folder = Folder::empty();
+    let file = folder.0.join("file");
+    fs::write(&file, "no folder").expect("it is written");
+    let place = RecordPlace::new(&file.join("below"), "demo", "(embedded)", "host");
+    assert!(matches!(place.find(&on("1")), Err(RecordError::File(CacheFileError::Unreadable { .. }))));
+    assert!(matches!(place.keep(profile(on("1"))), Err(RecordError::File(CacheFileError::Unwritable { .. }))));
+    let deep = RecordPlace::new(&folder.0.join("not/yet/there"), "demo", "(embedded)", "host");
+    assert_eq!(deep.find(&on("1")), Ok(Found::Nothing));
+    deep.keep(profile(on("1"))).expect("folders are made");
+    assert_eq!(deep.find(&on("1")), Ok(Found::Applies(profile(on("1")))));
+}
+
+#[test]
+fn many_who_write_and_read_at_once_find_a_whole_profile_each_time() {
+    let folder = Folder::empty();
+    let place = folder.place();
+    place.keep(profile(on("1"))).expect("it is written");
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let place = &place;
+            scope.spawn(move || {
+                for round in 0..50 {
+                    let kv_blocks = thread * 1000 + round;
+                    place.keep(WrittenProfile { kv_blocks, ..profile(on("1")) }).expect("it is written");
+                    let found = place.find(&on("1"));
+                    assert!(matches!(found, Ok(Found::Applies(_))), "{found:?}");
+                }
+            });
+        }
+    });
+    assert_eq!(folder.names().len(), 1, "nothing is left beside it: {:?}", folder.names());
+}

@@ -1,0 +1,171 @@
+//! A small file that outlives a process: read whole, replaced whole, and never worth an error to whoever only hoped for it.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read, Write},
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
+
+use thiserror::Error;
+
+/// More than anything that is written here has; whatever is larger is not ours.
+pub const BYTES_MAX: u64 = 1 << 20;
+
+/// A file that is being written is younger than this. An older one was left behind by a process that died meanwhile.
+const WRITING_MAX: Duration = Duration::from_secs(3600);
+
+/// Characters of each readable part of a name.
+const PART_CHARACTERS: usize = 48;
+
+/// Why a file was not read or written.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum CacheFileError {
+    /// The operating system does not let it be read.
+    #[error("it cannot be read: {kind}")]
+    Unreadable {
+        /// The kind of input error.
+        kind: io::ErrorKind,
+    },
+    /// Something else has its name: a folder, a pipe.
+    #[error("it is no plain file")]
+    NotAFile,
+    /// It is larger than anything that is written here.
+    #[error("it has {bytes} bytes, the limit is {BYTES_MAX}")]
+    TooLarge {
+        /// Its size.
+        bytes: u64,
+    },
+    /// The operating system does not let it be written.
+    #[error("it cannot be written: {kind}")]
+    Unwritable {
+        /// The kind of output error.
+        kind: io::ErrorKind,
+    },
+}
+
+/// A file of a folder that is the user's, for instance `~/.cache/bursar/profiles`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheFile {
+    folder: PathBuf,
+    name: String,
+}
+
+impl CacheFile {
+    /// The file of `folder` that `parts` together name: two lists of parts that differ name two files. As much of `shown`
+    /// as a file's name may have stands in it for people.
+    ///
+    /// ```
+    /// use bursar_model::cache_file::CacheFile;
+    /// let file = CacheFile::named("/tmp/cache", &["demo", "NVIDIA H200"], &["demo", "/models/demo", "NVIDIA H200"]);
+    /// let name = file.path().file_name().unwrap().to_string_lossy().into_owned();
+    /// assert!(name.starts_with("demo-NVIDIA-H200-") && name.ends_with(".json"), "{name}");
+    /// ```
+    pub fn named(folder: impl Into<PathBuf>, shown: &[&str], parts: &[&str]) -> Self {
+        let readable: Vec<String> = shown.iter().map(|part| readable(part)).collect();
+        let name = format!("{}-{}.json", readable.join("-"), fingerprint(parts));
+        CacheFile { folder: folder.into(), name }
+    }
+
+    /// Where it is, or would be.
+    pub fn path(&self) -> PathBuf {
+        self.folder.join(&self.name)
+    }
+
+    /// Its content; none if it is not there. Whoever replaces it meanwhile is not waited for: the content is what it was
+    /// before, or what it is afterwards.
+    ///
+    /// # Errors
+    /// All but [`CacheFileError::Unwritable`].
+    pub fn read(&self) -> Result<Option<Vec<u8>>, CacheFileError> {
+        let unreadable = |error: io::Error| CacheFileError::Unreadable { kind: error.kind() };
+        let path = self.path();
+        // Asked before it is opened: opening a pipe would wait for a writer.
+        let metadata = match fs::metadata(&path) {
+            Ok(metadata) => metadata,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(unreadable(error)),
+        };
+        if !metadata.is_file() {
+            return Err(CacheFileError::NotAFile);
+        }
+        let mut content = Vec::new();
+        let file = File::open(&path).map_err(unreadable)?;
+        file.take(BYTES_MAX + 1).read_to_end(&mut content).map_err(unreadable)?;
+        if content.len() as u64 > BYTES_MAX {
+            return Err(CacheFileError::TooLarge { bytes: metadata.len() });
+        }
+        Ok(Some(content))
+    }
+
+    /// Puts `content` in its place, and makes the folder if it is not there. Whoever reads meanwhile, or after a crash at
+    /// any moment, finds the old content or the new, whole. Of two who do so at once one is the last. Others may read it
+    /// as the user's other files (`umask`).
+    ///
+    /// # Errors
+    /// [`CacheFileError::Unwritable`]; the old content is then as it was.
+    pub fn replace(&self, content: &[u8]) -> Result<(), CacheFileError> {
+        self.write_aside(content).map_err(|error| CacheFileError::Unwritable { kind: error.kind() })
+    }
+
+    fn write_aside(&self, content: &[u8]) -> io::Result<()> {
+        fs::create_dir_all(&self.folder)?;
+        self.remove_leavings();
+        let (path, mut file) = self.create_aside()?;
+        let written = file.write_all(content).and_then(|()| file.sync_all());
+        drop(file);
+        written.and_then(|()| fs::rename(&path, self.path())).inspect_err(|_| drop(fs::remove_file(&path)))
+    }
+
+    /// A new file beside it that nobody else writes: neither a thread of this process, nor another process, nor one of a
+    /// container with the same number that shares the folder.
+    fn create_aside(&self) -> io::Result<(PathBuf, File)> {
+        static WRITES: AtomicU64 = AtomicU64::new(0);
+        loop {
+            let (process, write) = (std::process::id(), WRITES.fetch_add(1, Relaxed));
+            let path = self.folder.join(format!("{}{process}-{write}{ASIDE}", self.aside_start()));
+            match File::create_new(&path) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                created => return Ok((path, created?)),
+            }
+        }
+    }
+
+    fn aside_start(&self) -> String {
+        format!(".{}.", self.name)
+    }
+
+    /// What processes that died while they wrote left behind. What cannot be looked at or removed stays.
+    fn remove_leavings(&self) {
+        let start = self.aside_start();
+        let is_left = |path: &Path| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let age = fs::metadata(path).and_then(|metadata| metadata.modified()).map(|written| written.elapsed());
+            name.starts_with(&start) && name.ends_with(ASIDE) && matches!(age, Ok(Ok(age)) if age > WRITING_MAX)
+        };
+        let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).filter(|path| is_left(path)).for_each(|path| drop(fs::remove_file(path)));
+    }
+}
+
+/// How the name of a file ends that is being written.
+const ASIDE: &str = ".new";
+
+/// 16 hexadecimal digits that are others when a part is another, or ends elsewhere. BLAKE3, cut to 64 bits: enough against
+/// accidents, which is what this is for.
+pub fn fingerprint(parts: &[&str]) -> String {
+    let mut hasher = blake3::Hasher::new_derive_key("bursar 2026 cache file v1");
+    for part in parts {
+        hasher.update(&(part.len() as u64).to_le_bytes());
+        hasher.update(part.as_bytes());
+    }
+    hasher.finalize().to_hex()[..16].to_owned()
+}
+
+/// What any system takes as part of a file's name.
+fn readable(part: &str) -> String {
+    let plain = |character: char| character.is_ascii_alphanumeric() || "._".contains(character);
+    let dashed: String = part.chars().map(|character| if plain(character) { character } else { '-' }).collect();
+    dashed.trim_start_matches('.').chars().take(PART_CHARACTERS).collect()
+}

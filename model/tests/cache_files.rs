@@ -1,0 +1,74 @@
+//! Files that outlive a process: whole or not there, readable as the user's others, and clean after a crash.
+
+use std::{
+    fs::{self, File, FileTimes},
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
+
+use bursar_model::cache_file::{CacheFile, fingerprint};
+
+/// A folder of its own for a test; removed at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn of(story: &str) -> Self {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("cache-{}-{story}", std::process::id()));
+        fs::create_dir_all(&folder).expect("a temporary folder");
+        Folder(folder)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn what_is_replaced_is_what_is_read_and_others_may_read_it_as_the_users_other_files() {
+    let folder = Folder::of("replaced");
+    let file = CacheFile::named(&folder.0, &["demo"], &["demo"]);
+    assert_eq!(file.read(), Ok(None));
+    for content in [&b"first"[..], b"", b"third, which is longer"] {
+        file.replace(content).expect("it is written");
+        assert_eq!(file.read().expect("it is read").as_deref(), Some(content));
+    }
+    let beside = folder.0.join("beside");
+    fs::write(&beside, "as the user's other files").expect("it is written");
+    let permissions = |path: &Path| fs::metadata(path).expect("it is there").permissions();
+    assert_eq!(permissions(&file.path()), permissions(&beside));
+}
+
+#[test]
+fn what_a_process_that_died_left_behind_goes_and_what_another_writes_stays() {
+    let folder = Folder::of("leavings");
+    let file = CacheFile::named(&folder.0, &["demo"], &["demo"]);
+    let name = file.path().file_name().expect("a name").to_string_lossy().into_owned();
+    let aside = |name: &str, hours: u64| {
+        let path = folder.0.join(name);
+        let made = File::create(&path).expect("it is made");
+        let written = SystemTime::now() - Duration::from_secs(hours * 3600);
+        made.set_times(FileTimes::new().set_modified(written)).expect("it has a time");
+        path
+    };
+    let left = aside(&format!(".{name}.12-0.new"), 2);
+    let being_written = aside(&format!(".{name}.13-0.new"), 0);
+    let of_another = aside(".other.json.12-0.new", 2);
+    // This process's own first name is taken, as by another with its number in a container.
+    let taken = aside(&format!(".{name}.{}-0.new", std::process::id()), 0);
+    file.replace(b"new").expect("it is written");
+    assert_eq!(file.read(), Ok(Some(b"new".to_vec())));
+    assert!(!left.exists(), "nobody writes for two hours");
+    assert!(being_written.exists() && of_another.exists() && taken.exists());
+}
+
+#[test]
+fn parts_that_end_elsewhere_are_others() {
+    assert_ne!(fingerprint(&["ab", "c"]), fingerprint(&["a", "bc"]));
+    assert_ne!(fingerprint(&["ab"]), fingerprint(&["ab", ""]));
+    assert_eq!(fingerprint(&["ab", "c"]), fingerprint(&["ab", "c"]));
+    let long = "x".repeat(10_000);
+    let file = CacheFile::named("folder", &[&long, &long], &[&long]);
+    assert!(file.path().file_name().expect("a name").len() < 255, "every system takes such a name");
+}

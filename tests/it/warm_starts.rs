@@ -1,0 +1,505 @@
+//! Starts that rely on what an earlier one has written down, and starts that had better not.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use bursar::{
+    Bytes, DeviceChoice, DeviceError, Envelope, Faults, HostConfig, HostDevice, LoadOptions, ModelHandle, ModelSource,
+    Notice, Phase, Progress, Runtime, RuntimeConfig, Script, Serving,
+};
+
+use crate::stage::{Folder, about, answer, device, runtime_on, small, small_envelope, story};
+
+/// Everything that a start told, when it came, and what it came to.
+struct Start {
+    told: Vec<(Progress, Instant)>,
+    began: Instant,
+    model: ModelHandle,
+    serving: Serving,
+}
+
+/// Limits whose worst cases take a while, with a size that follows from what is left.
+fn sized(profiles: &Path) -> LoadOptions {
+    let profiles = Some(profiles.to_owned());
+    LoadOptions { profiles, kv_tokens: None, envelope: Some(small_envelope()), ..small() }
+}
+
+impl Start {
+    async fn on(runtime: &Runtime, source: ModelSource, options: LoadOptions) -> Start {
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let began = Instant::now();
+        let listen = {
+            let told = told.clone();
+            move |progress| told.lock().expect("no panic").push((progress, Instant::now()))
+        };
+        let model = runtime.load_with(source, options, listen).await.expect("it starts");
+        let serving = model.serving().await.expect("it serves");
+        let told = std::mem::take(&mut *told.lock().expect("no panic"));
+        Start { told, began, model, serving }
+    }
+
+    async fn demo(runtime: &Runtime, options: LoadOptions) -> Start {
+        Start::on(runtime, ModelSource::demo(), options).await
+    }
+
+    /// How often each worst case was run, by its name.
+    fn runs(&self) -> Vec<(&'static str, usize)> {
+        let runs_of = |corner: &str| {
+            let is_run = |(moment, _): &&(Progress, Instant)| matches!(moment, Progress::Profiling { what, .. } if *what == corner);
+            self.told.iter().filter(is_run).count()
+        };
+        self.serving.record.peaks.iter().map(|(corner, _)| (*corner, runs_of(corner))).collect()
+    }
+
+    fn notices(&self) -> Vec<Notice> {
+        let notice = |(moment, _): &(Progress, Instant)| match moment {
+            Progress::Notice(notice) => Some(notice.clone()),
+            _ => None,
+        };
+        self.told.iter().filter_map(notice).collect()
+    }
+
+    /// Why a profile was ignored; nothing if none was.
+    fn reasons(&self) -> Vec<String> {
+        let of = |notice| match notice {
+            Notice::ProfileIgnored { reasons, .. } => reasons,
+            notice => panic!("another notice: {notice}"),
+        };
+        self.notices().into_iter().flat_map(of).collect()
+    }
+
+    #[track_caller]
+    fn assert_ran(&self, times: usize) {
+        let runs = self.runs();
+        assert!(runs.len() >= 3, "a model that sees has several worst cases: {runs:?}");
+        assert!(runs.iter().all(|(_, runs)| *runs == times), "each {times} times: {runs:?}");
+        assert_eq!(self.serving.is_warm, times == 1);
+    }
+
+    /// From the first moment of sizing to READY.
+    fn sizing(&self) -> Duration {
+        let sizes = |(moment, _): &&(Progress, Instant)| matches!(moment, Progress::Profiling { .. });
+        let first = self.told.iter().find(sizes).map_or(self.began, |(_, at)| *at);
+        self.told.last().expect("it told of READY").1 - first
+    }
+}
+
+/// Ends what a start came to, so that the next finds all of the device.
+async fn end(runtime: Runtime) {
+    runtime.shutdown().await;
+}
+
+/// The files of a folder that are there for good.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).collect()
+}
+
+#[test]
+fn a_second_start_runs_each_worst_case_once_at_the_same_size_and_says_the_same() {
+    story(async {
+        let folder = Folder::empty();
+        let runtime = runtime_on(&device()).await;
+        let cold = Start::demo(&runtime, sized(folder.path())).await;
+        cold.assert_ran(2);
+        assert_eq!(cold.notices(), [], "there is nothing to tell of a first start");
+        let expected = answer(&cold.model, about(1)).await;
+        end(runtime).await;
+        assert_eq!(files(folder.path()).len(), 1, "one file a model and device");
+
+        let runtime = runtime_on(&device()).await;
+        let warm = Start::demo(&runtime, sized(folder.path())).await;
+        warm.assert_ran(1);
+        assert_eq!(warm.notices(), []);
+        assert_eq!(warm.serving.record, cold.serving.record, "permits are the same");
+        assert_eq!(answer(&warm.model, about(1)).await, expected);
+        let (cold_lease, warm_lease) = (cold.serving.record.kv_tokens(), warm.serving.record.kv_tokens());
+        assert_eq!(cold_lease, warm_lease);
+        end(runtime).await;
+    });
+}
+
+#[test]
+fn a_warm_start_sizes_in_less_time() {
+    story(async {
+        let folder = Folder::empty();
+        let large = |profiles: Option<PathBuf>| LoadOptions {
+            profiles,
+            envelope: Some(Envelope { context_tokens: 480, sequences: 32, step_tokens: 256, ..small_envelope() }),
+            kv_tokens: None,
+            ..small()
+        };
+        let (mut cold, mut warm) = (Vec::new(), Vec::new());
+        // Others use this machine too: of several, the quickest counts.
+        for round in 0..4 {
+            let runtime = runtime_on(&device()).await;
+            let profiles = (round > 0).then(|| folder.path().to_owned());
+            let start = Start::demo(&runtime, large(profiles.clone())).await;
+            let of_its_kind = if start.serving.is_warm { &mut warm } else { &mut cold };
+            of_its_kind.push(start.sizing());
+            end(runtime).await;
+        }
+        assert_eq!((cold.len(), warm.len()), (2, 2), "two measured anew, two relied on the second");
+        let (cold, warm) = (cold.iter().min().expect("two"), warm.iter().min().expect("two"));
+        println!("sizing took {} ms cold and {} ms warm", cold.as_millis(), warm.as_millis());
+        assert!(warm < cold, "{warm:?} with half the work, {cold:?}");
+    });
+}
+
+#[test]
+fn nothing_is_written_or_read_unless_somebody_says_where() {
+    story(async {
+        let folder = Folder::empty();
+        let runtime = runtime_on(&device()).await;
+        let silent = LoadOptions { profiles: None, ..sized(folder.path()) };
+        Start::demo(&runtime, silent.clone()).await.assert_ran(2);
+        runtime.unload("demo").await.expect("it unloads");
+        Start::demo(&runtime, silent).await.assert_ran(2);
+        assert_eq!(files(folder.path()), [] as [PathBuf; 0]);
+        end(runtime).await;
+    });
+}
+
+#[test]
+fn another_envelope_another_share_and_another_canary_are_measured_anew_and_then_known_too() {
+    story(async {
+        let folder = Folder::empty();
+        let usual = || sized(folder.path());
+        let wider = || LoadOptions { envelope: Some(Envelope { sequences: 9, ..small_envelope() }), ..usual() };
+        let smaller = || LoadOptions { memory_fraction: Some(0.5), ..usual() };
+        let runtime = runtime_on(&device()).await;
+        let start = async |options: LoadOptions| {
+            let start = Start::demo(&runtime, options).await;
+            runtime.unload("demo").await.expect("it unloads");
+            start
+        };
+        start(usual()).await.assert_ran(2);
+        let first = start(wider()).await;
+        first.assert_ran(2);
+        assert_eq!(first.reasons(), ["envelope.sequences was 8, is 9"]);
+        let first = start(smaller()).await;
+        first.assert_ran(2);
+        assert_eq!(first.reasons(), ["memory_fraction was not said, is 0.5"]);
+        let pinned = || LoadOptions { kv_tokens: Some(2000), ..usual() };
+        let first = start(pinned()).await;
+        first.assert_ran(2);
+        assert_eq!(first.reasons(), ["kv_tokens was not said, is 2000"]);
+        for known in [usual(), wider(), smaller(), pinned()] {
+            let again = start(known).await;
+            again.assert_ran(1);
+            assert_eq!(again.notices(), []);
+        }
+        end(runtime).await;
+        let config = RuntimeConfig {
+            device: DeviceChoice::Custom(device()),
+            canary: Some(Bytes::mib(3)),
+            ..RuntimeConfig::default()
+        };
+        let runtime = Runtime::start(config).await.expect("a host device starts");
+        let other = Start::demo(&runtime, usual()).await;
+        other.assert_ran(2);
+        assert_eq!(other.reasons(), ["canary was 4,194,304 B, is 3,145,728 B"]);
+        end(runtime).await;
+    });
+}
+
+#[test]
+fn another_capacity_page_or_driver_is_named() {
+    story(async {
+        let folder = Folder::empty();
+        let start = async |config: HostConfig| {
+            let device = Arc::new(HostDevice::new(config).expect("small pages are powers of two"));
+            let runtime = runtime_on(&device).await;
+            let start = Start::demo(&runtime, sized(folder.path())).await;
+            end(runtime).await;
+            start
+        };
+        let host = || HostConfig { driver: "580.1".into(), ..HostConfig::small(Bytes::mib(64)) };
+        start(host()).await.assert_ran(2);
+        start(host()).await.assert_ran(1);
+        let updated = start(HostConfig { driver: "580.2".into(), ..host() }).await;
+        updated.assert_ran(2);
+        assert_eq!(updated.reasons(), ["driver was 580.1, is 580.2"]);
+        let larger = start(HostConfig { capacity: Bytes::mib(80), ..host() }).await;
+        larger.assert_ran(2);
+        let total = "total was 67,108,864 B, is 83,886,080 B";
+        assert_eq!(larger.reasons(), ["canary was 4,194,304 B, is 5,242,880 B", total]);
+        assert!(larger.serving.record.kv_blocks > updated.serving.record.kv_blocks);
+        let coarser = start(HostConfig { page: Bytes::kib(128), ..host() }).await;
+        coarser.assert_ran(2);
+        assert_eq!(coarser.reasons(), ["page was 65,536 B, is 131,072 B"]);
+        assert!(coarser.notices()[0].to_string().contains(&folder.path().display().to_string()), "it says where");
+    });
+}
+
+/// The demo model in a folder, with `change` made to its processor's settings.
+fn demo_folder(folder: &Folder, change: impl FnOnce(&mut serde_json::Value)) -> ModelSource {
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("model/demo/checkpoint");
+    for file in files(&from) {
+        let name = file.file_name().expect("a file has a name");
+        fs::copy(&file, folder.path().join(name)).expect("it is copied");
+    }
+    let settings = folder.path().join("preprocessor_config.json");
+    let mut json = serde_json::from_slice(&fs::read(&settings).expect("it is there")).expect("JSON");
+    change(&mut json);
+    fs::write(settings, json.to_string()).expect("it is written");
+    ModelSource::folder(folder.path())
+}
+
+#[test]
+fn a_setting_of_the_processor_that_changed_is_told_by_name_with_what_it_was_and_is() {
+    story(async {
+        let (profiles, model) = (Folder::empty(), Folder::empty());
+        let runtime = runtime_on(&device()).await;
+        let start = async |source: ModelSource| {
+            let name = Some("eyes".to_owned());
+            let start = Start::on(&runtime, source, LoadOptions { name, ..sized(profiles.path()) }).await;
+            runtime.unload("eyes").await.expect("it unloads");
+            start
+        };
+        start(demo_folder(&model, |_| {})).await.assert_ran(2);
+        start(demo_folder(&model, |json| json["note"] = "not a setting".into())).await.assert_ran(1);
+        let changed = start(demo_folder(&model, |json| json["max_pixels"] = 100_352.into())).await;
+        changed.assert_ran(2);
+        let told = ["processor.max_pixels was 200704, is 100352", "video_processor.max_pixels was 200704, is 100352"];
+        assert_eq!(changed.reasons(), told);
+        let back = start(demo_folder(&model, |_| {})).await;
+        back.assert_ran(1);
+        end(runtime).await;
+    });
+}
+
+#[test]
+fn memory_that_is_refused_to_a_warm_start_makes_it_a_cold_one() {
+    story(async {
+        let folder = Folder::empty();
+        let runtime = runtime_on(&device()).await;
+        let cold = Start::demo(&runtime, sized(folder.path())).await;
+        end(runtime).await;
+        for phase in [Phase::Probe, Phase::Capture, Phase::Back, Phase::Validate] {
+            let device = device();
+            let runtime = runtime_on(&device).await;
+            let faults = Faults::none().refuse(phase, 1);
+            let start = Start::demo(&runtime, LoadOptions { faults, ..sized(folder.path()) }).await;
+            assert!(!start.serving.is_warm, "{phase}");
+            let [Notice::ProfileDropped { reason, .. }] = &*start.notices() else {
+                panic!("{phase}: {:?}", start.notices())
+            };
+            assert!(reason.contains("refused"), "{phase}: {reason}");
+            assert_eq!(start.serving.record, cold.serving.record, "{phase}: what is measured anew is all there is");
+            assert_eq!(start.serving.refusals, 0, "{phase}: nothing was refused of what was measured");
+            answer(&start.model, about(1)).await;
+            let ledger = runtime.budget().snapshot().await.expect("the budget answers");
+            assert_eq!(ledger.granted, device.counts().backed, "{phase}: no byte of the warm attempt is left");
+            end(runtime).await;
+            assert_eq!(device.counts().backed, Bytes::ZERO, "{phase}");
+        }
+    });
+}
+
+#[test]
+fn a_warm_attempt_is_one_of_four() {
+    story(async {
+        let folder = Folder::empty();
+        let runtime = runtime_on(&device()).await;
+        Start::demo(&runtime, sized(folder.path())).await;
+        runtime.unload("demo").await.expect("it unloads");
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let listen = {
+            let told = told.clone();
+            move |progress| {
+                if let Progress::Attempt(report) = progress {
+                    told.lock().expect("no panic").push(report.target_tokens);
+                }
+            }
+        };
+        let faults = Faults::none().refuse(Phase::Validate, 4);
+        let load = LoadOptions { faults, ..sized(folder.path()) };
+        let error = runtime.load_with(ModelSource::demo(), load, listen).await.err().expect("all are refused");
+        assert!(error.to_string().contains("attempt 4"), "{error}");
+        let told = std::mem::take(&mut *told.lock().expect("no panic"));
+        let [warm, first, second, third] = told.try_into().expect("four attempts");
+        assert_eq!(warm, first, "what was written down is what there is");
+        let of = |blocks: usize, part: usize| blocks / 16 * part / 100 * 16;
+        assert_eq!(second, of(first, 95));
+        assert!(third < second);
+        let ledger = runtime.budget().snapshot().await.expect("the budget answers");
+        assert!(ledger.leases.is_empty(), "{ledger}");
+        end(runtime).await;
+    });
+}
+
+#[test]
+fn a_neighbour_that_came_or_went_since_is_a_reason_to_measure_anew() {
+    story(async {
+        let folder = Folder::empty();
+        let start = async |foreign: Bytes| {
+            let device = device();
+            assert_eq!(device.foreign_takes(foreign), foreign);
+            let runtime = runtime_on(&device).await;
+            let start = Start::demo(&runtime, sized(folder.path())).await;
+            end(runtime).await;
+            start
+        };
+        let alone = start(Bytes::ZERO).await;
+        let beside = start(Bytes::mib(16)).await;
+        assert!(!beside.serving.is_warm && beside.serving.record.kv_blocks < alone.serving.record.kv_blocks);
+        let [Notice::ProfileDropped { reason, .. }] = &*beside.notices() else { panic!("{:?}", beside.notices()) };
+        let tokens = |start: &Start| format!("{} tokens", start.serving.record.kv_tokens());
+        assert!(reason.contains(&format!("was {}, is {}", tokens(&alone), tokens(&beside))), "{reason}");
+        assert!(start(Bytes::mib(16)).await.serving.is_warm, "that is known now");
+        let again = start(Bytes::ZERO).await;
+        assert!(!again.serving.is_warm, "there is room for more");
+        assert_eq!(again.serving.record.kv_blocks, alone.serving.record.kv_blocks);
+        // A few pages are nobody's reason: they come and go.
+        let nearly = start(Bytes::kib(128)).await;
+        assert!(nearly.serving.is_warm, "{:?}", nearly.notices());
+    });
+}
+
+#[test]
+fn a_size_that_was_reached_by_shrinking_is_warm_the_next_time() {
+    story(async {
+        let folder = Folder::empty();
+        let counted = device();
+        let runtime = runtime_on(&counted).await;
+        Start::demo(&runtime, LoadOptions { profiles: None, ..sized(folder.path()) }).await;
+        let backs = counted.counts().backs;
+        end(runtime).await;
+        let scripted = device();
+        // The last is of keys and values at their final size.
+        scripted.play(Script::new().refuse_back(backs));
+        let runtime = runtime_on(&scripted).await;
+        let shrunk = Start::demo(&runtime, sized(folder.path())).await;
+        assert_eq!(shrunk.serving.refusals, 1, "the first attempt was refused");
+        end(runtime).await;
+        let runtime = runtime_on(&device()).await;
+        let warm = Start::demo(&runtime, sized(folder.path())).await;
+        warm.assert_ran(1);
+        assert_eq!(warm.serving.record, shrunk.serving.record, "nobody tries again what was refused");
+        end(runtime).await;
+    });
+}
+
+#[test]
+fn a_file_that_is_broken_or_was_written_into_is_told_of_and_replaced() {
+    story(async {
+        let folder = Folder::empty();
+        let runtime = runtime_on(&device()).await;
+        let start = async || {
+            let start = Start::demo(&runtime, sized(folder.path())).await;
+            runtime.unload("demo").await.expect("it unloads");
+            start
+        };
+        let cold = start().await;
+        let [file] = files(folder.path()).try_into().expect("one file");
+        let good = fs::read_to_string(&file).expect("text");
+        let written = |pointer: &str, value: serde_json::Value| {
+            let mut json: serde_json::Value = serde_json::from_str(&good).expect("JSON");
+            *json.pointer_mut(pointer).expect("it is there") = value;
+            json.to_string()
+        };
+        let huge = u64::MAX.into();
+        for (content, reason) in [
+            (good[..good.len() / 2].to_owned(), "it is broken in line"),
+            (String::new(), "it is broken in line 1, column 0"),
+            (written("/format", 7.into()), "format was 7, is 1"),
+            (written("/profiles/0/sequences", 800.into()), "sequences was 800, is 8"),
+            (written("/profiles/0/kv_blocks", 1.into()), "kv_blocks was 1, is "),
+            (written("/profiles/0/cache_rows", 1.into()), "rows of the vision cache was 1, is "),
+            (written("/profiles/0/shrinks", 4_000_000_000u32.into()), "shrinks was 4000000000, is 3"),
+            (written("/profiles/0/peaks/0/workspace", 1.into()), "the peak of '"),
+            (written("/profiles/0/peaks", serde_json::json!([])), "was unknown, is "),
+            (written("/profiles/0/basis/driver", "old".into()), "driver was old, is "),
+            (written("/profiles/0/kv_blocks", huge), "room for keys and values was "),
+        ] {
+            fs::write(&file, &content).expect("it is written");
+            let told = start().await;
+            told.assert_ran(2);
+            let [notice] = told.notices().try_into().expect("one notice");
+            assert!(notice.to_string().contains(reason), "{reason}: {notice}");
+            assert!(!notice.to_string().contains("sequences\":"), "no line of the file is quoted: {notice}");
+            assert_eq!(told.serving.record, cold.serving.record, "{reason}");
+            start().await.assert_ran(1);
+        }
+        end(runtime).await;
+    });
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_is_told_of_and_no_error() {
+    story(async {
+        let folder = Folder::empty();
+        let file = folder.path().join("a file");
+        fs::write(&file, "no folder").expect("it is written");
+        let runtime = runtime_on(&device()).await;
+        let start = Start::demo(&runtime, sized(&file.join("profiles"))).await;
+        start.assert_ran(2);
+        let told: Vec<_> = start.notices().iter().map(Notice::to_string).collect();
+        assert!(told.iter().any(|told| told.contains("cannot be written")), "{told:?}");
+        answer(&start.model, about(1)).await;
+        end(runtime).await;
+    });
+}
+
+#[test]
+fn two_who_start_at_once_do_not_disturb_each_other() {
+    story(async {
+        let folder = Folder::empty();
+        for round in 0..3 {
+            let (one, two) = (runtime_on(&device()).await, runtime_on(&device()).await);
+            let options = || sized(folder.path());
+            let (first, second) = tokio::join!(Start::demo(&one, options()), Start::demo(&two, options()));
+            assert_eq!(first.serving.record, second.serving.record);
+            for start in [&first, &second] {
+                assert_eq!(start.serving.is_warm, round > 0);
+                assert_eq!(start.notices(), []);
+            }
+            end(one).await;
+            end(two).await;
+            assert_eq!(files(folder.path()).len(), 1, "nothing is left beside the file");
+        }
+    });
+}
+
+#[test]
+fn an_engine_that_died_comes_back_by_what_it_has_written_down() {
+    story(async {
+        let folder = Folder::empty();
+        let runtime = runtime_on(&device()).await;
+        let start = Start::demo(&runtime, sized(folder.path())).await;
+        let expected = answer(&start.model, about(1)).await;
+        let supervised = runtime.supervised().await.expect("the runtime answers");
+        supervised.engines["demo"].kill();
+        let again = start.model.serving_after(start.serving.generation).await.expect("it comes back");
+        assert!(again.is_warm && !start.serving.is_warm);
+        assert_eq!(again.record, start.serving.record);
+        assert_eq!(answer(&start.model, about(1)).await, expected);
+        end(runtime).await;
+    });
+}
+
+#[test]
+fn a_device_that_is_lost_in_a_warm_attempt_ends_the_start_as_in_any() {
+    story(async {
+        let folder = Folder::empty();
+        let counted = device();
+        let runtime = runtime_on(&counted).await;
+        Start::demo(&runtime, sized(folder.path())).await;
+        let backs = counted.counts().backs;
+        end(runtime).await;
+        let losing = device();
+        losing.play(Script::new().lose_at_back(backs));
+        let runtime = runtime_on(&losing).await;
+        let error = runtime.load_with(ModelSource::demo(), sized(folder.path()), |_| {}).await.err().expect("lost");
+        assert!(
+            matches!(&error, bursar::RuntimeError::Device(DeviceError::Lost { .. }))
+                || error.to_string().contains("lost"),
+            "{error}"
+        );
+    });
+}
