@@ -175,7 +175,11 @@ fn run_choosing<B: Backend>(
             scope.moment()?.wait().map(drop)
         }
         Pass::Step(batch) => {
-            let score = |scope: &Scope<'_, B>, logits: &Tensor<'_>| scope.download::<f32>(logits).map(drop);
+            let score = |scope: &Scope<'_, B>, logits: &Tensor<'_>| match B::COMPUTES {
+                true => scope.download::<f32>(logits).map(drop),
+                // The same work, and no host memory: clearing gigabytes of it would be nearly all that a plan does.
+                false => scope.download_later::<f32>(logits).map(drop),
+            };
             let caches = StepCaches { layers, pictures: Some(cache), previous: &desk.chosen() };
             let logits = model.step(scope, batch, &caches, score)?;
             let mut report_words = 0;

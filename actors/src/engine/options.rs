@@ -1,10 +1,10 @@
 //! What a user can choose about one model.
 
-use bursar_budgets::Device;
+use bursar_budgets::{Bytes, Device};
 use bursar_kernels::BlasSearch;
 use bursar_model::{Envelope, flow::ImageLimits};
 
-use crate::supervise::Intensity;
+use crate::{profile::KvChoice, supervise::Intensity};
 
 /// How a model is loaded. The default fits a small model on a host device, and what people expect of a GPU on one.
 #[derive(Clone, Debug)]
@@ -24,6 +24,11 @@ pub struct LoadOptions {
     /// A size of the cache of keys and values in tokens (whole blocks of 16), instead of the share. It has no fewer than
     /// the profile needs to run the largest inputs: as many as all sequences can have, up to 8,192 and a block each.
     pub kv_tokens: Option<usize>,
+    /// A share of the whole device for everything of ours, weights and workspaces and overhead too, above 0 and up to 1;
+    /// instead of `memory_fraction`. What others hold is not counted, so a busy device may give less than that.
+    pub device_fraction: Option<f64>,
+    /// A size of the cache in bytes, instead of `kv_tokens`: whole pages of each layer are taken of it.
+    pub kv_bytes: Option<Bytes>,
     /// Requests that may be under way or wait; one more is refused with `Overloaded`.
     pub requests: usize,
     /// Threads that compute on the host device, and as many again that decode pictures; by default one a CPU.
@@ -44,6 +49,8 @@ impl Default for LoadOptions {
             image_limits: ImageLimits::default(),
             memory_fraction: None,
             kv_tokens: None,
+            device_fraction: None,
+            kv_bytes: None,
             requests: 128,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             blas: BlasSearch::usual(),
@@ -58,6 +65,12 @@ impl LoadOptions {
     /// at once, two pictures of 448 x 448 pixels a request, 16 requests under way.
     pub fn small() -> Self {
         LoadOptions { envelope: Some(Envelope::small()), requests: 16, ..LoadOptions::default() }
+    }
+
+    /// What is said of the size of keys and values.
+    pub fn kv(&self) -> KvChoice {
+        let LoadOptions { memory_fraction, device_fraction, kv_tokens, kv_bytes, .. } = *self;
+        KvChoice { memory_fraction, device_fraction, kv_tokens, kv_bytes }
     }
 
     /// The largest inputs by default on a device of this class.

@@ -9,7 +9,7 @@ use bursar_model::{
     corners::{Corner, Footprint, Pass},
 };
 
-use super::{Needs, ProfileError, ProfileRecord, Share, Sizing};
+use super::{KvChoice, KvRoom, Needs, ProfileError, ProfileRecord};
 use crate::{
     budget::Budget,
     engine::{Lanes, LanesPlace, Processor, Progress, ProgressSink, Shelf},
@@ -37,10 +37,8 @@ pub struct Attempt {
     pub needs: Arc<Needs>,
     /// The limits that are stressed.
     pub envelope: Envelope,
-    /// Share of what is left that the cache takes, if the user has said one.
-    pub memory_fraction: Option<f64>,
-    /// A size fixed by the user.
-    pub kv_tokens: Option<usize>,
+    /// What the user has said of the cache's size.
+    pub kv: KvChoice,
     /// Attempts before this one that were refused memory.
     pub shrinks: u32,
     /// What passes run on.
@@ -166,14 +164,8 @@ impl Attempt {
         let phase = SETTLING;
         self.report(phase, self.needs.corners.len());
         let (shape, page) = (self.needs.kv_shape, self.device.page());
-        let sizing = Sizing {
-            available: self.budget.available().await?,
-            probe: memory.kv.lease().bytes(),
-            share: self.share()?,
-            shrinks: self.shrinks,
-            pinned_tokens: self.kv_tokens,
-        };
-        let blocks = sizing.blocks(shape, page);
+        let room = self.room(memory.kv.lease().bytes()).await?;
+        let blocks = self.kv.sizing(&room, self.shrinks, shape, page).blocks(shape, page);
         let context_tokens = self.envelope.context_tokens;
         if blocks * BLOCK_TOKENS < context_tokens {
             return Err(ProfileError::TooSmall { tokens: blocks * BLOCK_TOKENS, context_tokens });
@@ -191,13 +183,12 @@ impl Attempt {
         .await
     }
 
-    /// What the user has said, or what is expected of such a device.
-    fn share(&self) -> Result<Share, ProfileError> {
-        if let Some(fraction) = self.memory_fraction {
-            return Ok(Share::Fraction(fraction));
-        }
-        let memory = self.device.memory().map_err(|source| ProfileError::Device { phase: SETTLING, source })?;
-        Ok(Share::expected_of(self.device.is_host_memory(), memory.total))
+    /// What there is to be shared, beside what the cache holds already.
+    async fn room(&self, probe: Bytes) -> Result<KvRoom, ProfileError> {
+        let available = self.budget.available().await?;
+        let ledger = self.budget.snapshot_as(tree::SNAPSHOT_FOR_PROFILE).await?;
+        let beside = (ledger.overhead + ledger.granted).saturating_sub(probe);
+        Ok(KvRoom { total: ledger.total, beside, available, probe, is_host: self.device.is_host_memory() })
     }
 
     /// The worst cases again at the final size, the lanes beside each other.

@@ -10,7 +10,7 @@ use bursar_model::{
     sampling::DeskShape,
 };
 
-use super::knobs::knobs;
+use super::suggestion::suggestions;
 use crate::{
     graph::GraphShape,
     memory::{DeskMemory, KvMemory},
@@ -139,6 +139,21 @@ impl Needs {
 
     /// One line a claimant. The probe stands for the least that keys and values can do with.
     pub fn memory_plan(&self) -> MemoryPlan {
+        let how = format!("{} blocks of {BLOCK_TOKENS} tokens in {} layers", self.probe_blocks, self.kv_shape.layers);
+        let mut plan = self.memory_beside_kv();
+        plan.push(Class::Kv, "probe", self.probe(), how);
+        plan
+    }
+
+    /// The same with as many blocks of keys and values as a start settles on.
+    pub fn memory_plan_with(&self, blocks: usize) -> MemoryPlan {
+        let how = format!("{blocks} blocks of {BLOCK_TOKENS} tokens in {} layers", self.kv_shape.layers);
+        let mut plan = self.memory_beside_kv();
+        plan.push(Class::Kv, "keys and values", KvMemory::bytes(self.kv_shape, blocks, self.page), how);
+        plan
+    }
+
+    fn memory_beside_kv(&self) -> MemoryPlan {
         let mut plan =
             MemoryPlan::new().claim(Class::Weights, "checkpoint", self.weights, "sum of tensors, 256-byte steps");
         plan.push(
@@ -164,8 +179,6 @@ impl Needs {
             let how = format!("{} rows: pictures of launches and steps under way", self.cache_rows);
             plan.push(Class::VisionCache, "picture embeddings", self.vision_cache, how);
         }
-        let how = format!("{} blocks of {BLOCK_TOKENS} tokens in {} layers", self.probe_blocks, self.kv_shape.layers);
-        plan.push(Class::Kv, "probe", self.probe(), how);
         plan
     }
 
@@ -174,7 +187,7 @@ impl Needs {
     /// # Errors
     /// By how much it does not fit.
     pub fn fits(&self, model: &Model, target: Target, envelope: &Envelope, available: Bytes) -> Result<(), DoesNotFit> {
-        self.memory_plan().fits(available, || knobs(model, target, envelope, self.page, available))
+        self.memory_plan().fits(available, || suggestions(model, target, envelope, self.page, available))
     }
 }
 
