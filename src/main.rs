@@ -6,7 +6,9 @@ mod device;
 mod failure;
 #[cfg(feature = "hub")]
 mod hub;
+mod knobs;
 mod model;
+mod plan;
 mod progress;
 mod tour;
 
@@ -33,6 +35,8 @@ enum Command {
     Chat(Box<chat::Options>),
     /// Measures a model on this machine.
     Bench(Box<bench::Options>),
+    /// Says what a model would take of a device and serve there, without a GPU: 0 if it fits, 1 if not.
+    Plan(Box<plan::Options>),
 }
 
 #[tokio::main]
@@ -43,5 +47,6 @@ async fn main() -> ExitCode {
         None => failure::report(tour::run(&cli.device).await),
         Some(Command::Chat(options)) => chat::run(&cli.device, *options).await,
         Some(Command::Bench(options)) => bench::run(&cli.device, *options, main).await,
+        Some(Command::Plan(options)) => plan::run(&cli.device, *options).await,
     }
 }

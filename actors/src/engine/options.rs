@@ -4,6 +4,7 @@ use bursar_budgets::{Bytes, Device};
 use bursar_kernels::BlasSearch;
 use bursar_model::{Envelope, flow::ImageLimits};
 
+use super::Limits;
 use crate::{profile::KvChoice, supervise::Intensity};
 
 /// How a model is loaded. The default fits a small model on a host device, and what people expect of a GPU on one.
@@ -15,6 +16,8 @@ pub struct LoadOptions {
     /// The largest inputs that may reach the device. The model's own limits lower it. By default
     /// [`Envelope::default`] on a host device, which computes on the CPU, and [`Envelope::gpu`] on a GPU.
     pub envelope: Option<Envelope>,
+    /// Single limits over that.
+    pub limits: Limits,
     /// What a picture may be before it is decoded.
     pub image_limits: ImageLimits,
     /// The share of what is left after everything else that keys and values take, above 0 and up to 1. By default 0.9 on a
@@ -46,6 +49,7 @@ impl Default for LoadOptions {
         LoadOptions {
             name: None,
             envelope: None,
+            limits: Limits::default(),
             image_limits: ImageLimits::default(),
             memory_fraction: None,
             kv_tokens: None,
