@@ -16,6 +16,7 @@ mod hub;
 mod losses;
 mod memory;
 mod pictures;
+mod plan;
 mod requests;
 mod rules;
 mod slow_device;
