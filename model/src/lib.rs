@@ -11,6 +11,7 @@
 pub mod blocks;
 pub mod checkpoint;
 pub mod corners;
+mod cost;
 pub mod demo;
 mod envelope;
 pub mod error;
@@ -23,5 +24,6 @@ pub mod sampling;
 pub mod text;
 pub mod weights;
 
+pub use cost::{PictureCost, RequestCost};
 pub use envelope::{Envelope, LimitError};
 pub use model::{LoadError, Model};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bursar_budgets::{Bytes, Class, DoesNotFit, MemoryPlan};
 use bursar_kernels::{BLOCK_TOKENS, KernelError, KvShape, Target};
 use bursar_model::{
-    Envelope, Model,
+    Envelope, Model, RequestCost,
     corners::{self, Corner, Footprint, Pass, Room},
     sampling::DeskShape,
 };
@@ -70,7 +70,7 @@ const LANES: Bytes = Bytes(8 << 20);
 /// More would make nothing faster: a lane that runs further ahead only waits later. It would keep more pictures of ended
 /// requests, which later turns of a conversation show again.
 pub fn rows_on_their_way(envelope: &Envelope, merged: usize) -> usize {
-    let request = (envelope.pictures * (envelope.picture_patches / merged)).min(envelope.context_tokens);
+    let request = RequestCost::largest(envelope, Some(merged)).cache_rows;
     let launch = envelope.launch_patches / merged;
     request + request.max(LAUNCHES * launch + STEPS * envelope.step_tokens)
 }
@@ -91,7 +91,8 @@ impl Needs {
         let cache_rows = (vision_cache.0 / row_bytes.0) as usize;
         let reach = envelope.sequences * envelope.context_tokens;
         let probe_tokens = (envelope.step_tokens + envelope.sequences).max(PROBE_TOKENS.min(reach));
-        let probe_blocks = probe_tokens.max(envelope.context_tokens).div_ceil(BLOCK_TOKENS);
+        let request = RequestCost::largest(envelope, model.config().merged_patches());
+        let probe_blocks = probe_tokens.div_ceil(BLOCK_TOKENS).max(request.blocks);
         let corners = corners::corners(model, envelope, Room { blocks: probe_blocks, cache_rows })
             .into_iter()
             .map(|corner| {
