@@ -13,6 +13,7 @@ mod ears;
 mod generation;
 #[cfg(feature = "hub")]
 mod hub;
+mod knobs;
 mod losses;
 mod memory;
 mod pictures;
