@@ -67,16 +67,9 @@ pub async fn run(device: &DeviceOptions, options: Options, main: Instant) -> Exi
 async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Result<Report, Failure> {
     let seed = options.seed.unwrap_or_else(seed_of_now);
     let (source, workload) = (options.source(seed)?, options.workload());
-    let runtime =
-        model::start_with(device, RuntimeConfig { host_bytes: HOST_BYTES, ..RuntimeConfig::default() }).await?;
-    let load = LoadOptions {
-        envelope: Some(options.envelope()),
-        requests: workload.requests(),
-        memory_fraction: options.memory_fraction,
-        blas: device.blas(),
-        profiles: device.said_profiles(),
-        ..LoadOptions::default()
-    };
+    let load = LoadOptions { profiles: device.said_profiles(), ..options.load(device.blas())? };
+    let config = RuntimeConfig { host_bytes: HOST_BYTES, canary: options.knobs.canary()?, ..RuntimeConfig::default() };
+    let runtime = model::start_with(device, config).await?;
     let loaded = model::load_with(&runtime, source.clone(), load, !options.json).await?;
     let ready = since_process_start(main);
     let serving = loaded.serving().await?;

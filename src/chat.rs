@@ -9,7 +9,7 @@ use std::{
     process::ExitCode,
 };
 
-use bursar::{Chat, Image, ModelHandle};
+use bursar::{Chat, Image, LoadOptions, ModelHandle};
 
 pub use options::Options;
 use options::Shown;
@@ -35,8 +35,9 @@ pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
 async fn talk(device: &DeviceOptions, options: &Options) -> Result<(), Failure> {
     // What can be refused at once is, before a model is loaded.
     let (shown, blank) = (options.shown()?, options.blank()?);
-    let runtime = model::start(device).await?;
-    let model = model::load(&runtime, device, &options.model, !options.json).await?;
+    let load = LoadOptions { profiles: device.profiles(), ..options.knobs.options(device.blas())? };
+    let runtime = model::start_knowing(device, &options.knobs).await?;
+    let model = model::load_with(&runtime, model::source(&options.model), load, !options.json).await?;
     let outcome = match &options.question {
         Some(question) => {
             let chat = shown.ask(blank, question);

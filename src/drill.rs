@@ -15,6 +15,7 @@ use serde::Serialize;
 use crate::{
     DeviceOptions,
     failure::{Failure, report},
+    knobs::KnobOptions,
     model, told,
 };
 
@@ -31,6 +32,8 @@ pub struct Options {
     /// One JSON object instead of text.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    knobs: KnobOptions,
 }
 
 /// What came of a drill.
@@ -76,9 +79,10 @@ async fn drill(capacity: Bytes, options: &Options) -> Result<Drilled, Failure> {
     let faults: Faults = options.fault.parse()?;
     let device = Arc::new(HostDevice::new(HostConfig::small(capacity)).map_err(RuntimeError::from)?);
     let choice = DeviceChoice::Custom(device.clone());
-    let runtime = Runtime::start(RuntimeConfig { device: choice, ..RuntimeConfig::default() }).await?;
+    let config = RuntimeConfig { device: choice, canary: options.knobs.canary()?, ..RuntimeConfig::default() };
+    let runtime = Runtime::start(config).await?;
     let asks = faults.has(Phase::Serve);
-    let load = LoadOptions { name: Some(NAME.to_owned()), faults, ..LoadOptions::small() };
+    let load = options.knobs.over(LoadOptions { name: Some(NAME.to_owned()), faults, ..LoadOptions::small() })?;
     let (attempts, outcome) = start(&runtime, model::source(&options.model), load, asks).await;
     // Looked at before the runtime ends, which would take all of it.
     runtime.unload(NAME).await?;

@@ -58,8 +58,11 @@ pub use bursar_actors::{
         Chat, ChatError, ChatEvent, Content, Fault, FinishReason, Image, ModelHandle, Reply, ScoredToken, TokenScore,
         Usage, Video,
     },
-    engine::{LoadOptions, Progress, Serving, StartError},
-    profile::{AttemptReport, Evidence, FaultError, Faults, Notice, Outcome, Phase, ProfileError, ProfileRecord},
+    engine::{Limits, LoadOptions, Progress, Serving, StartError},
+    knobs,
+    profile::{
+        AttemptReport, Evidence, FaultError, Faults, Forecast, Notice, Outcome, Phase, ProfileError, ProfileRecord,
+    },
     ractor,
     reply::AskError,
     runtime::{DeviceChoice, MakeDevice, ModelSource, Runtime, RuntimeConfig, RuntimeError, Supervised},

@@ -7,7 +7,9 @@ mod drill;
 mod failure;
 #[cfg(feature = "hub")]
 mod hub;
+mod knobs;
 mod model;
+mod plan;
 mod profile;
 mod progress;
 mod told;
@@ -40,6 +42,8 @@ enum Command {
     Profile(Box<profile::Options>),
     /// Refuses memory on purpose, on host memory, and tells what becomes of each attempt.
     Drill(Box<drill::Options>),
+    /// Says what a model would take of a device and serve there, without a GPU: 0 if it fits, 1 if not.
+    Plan(Box<plan::Options>),
 }
 
 #[tokio::main]
@@ -52,5 +56,6 @@ async fn main() -> ExitCode {
         Some(Command::Profile(options)) => profile::run(&cli.device, *options).await,
         Some(Command::Drill(options)) => drill::run(&cli.device, *options).await,
         Some(Command::Bench(options)) => bench::run(&cli.device, *options, main).await,
+        Some(Command::Plan(options)) => plan::run(&cli.device, *options).await,
     }
 }

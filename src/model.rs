@@ -2,15 +2,20 @@
 
 use std::path::Path;
 
-use bursar::{LoadOptions, ModelHandle, ModelSource, Runtime, RuntimeConfig};
+use bursar::{LoadOptions, ModelHandle, ModelSource, Runtime, RuntimeConfig, random_checkpoint};
 
 #[cfg(feature = "hub")]
 use crate::hub;
-use crate::{DeviceOptions, failure::Failure, progress::Bar};
+use crate::{DeviceOptions, failure::Failure, knobs::KnobOptions, progress::Bar};
 
 /// A runtime on the chosen device.
 pub async fn start(device: &DeviceOptions) -> Result<Runtime, Failure> {
     start_with(device, RuntimeConfig::default()).await
+}
+
+/// The same with what is said of the runtime among the knobs.
+pub async fn start_knowing(device: &DeviceOptions, knobs: &KnobOptions) -> Result<Runtime, Failure> {
+    start_with(device, RuntimeConfig { canary: knobs.canary()?, ..RuntimeConfig::default() }).await
 }
 
 /// The same with `config` for all but the device.
@@ -30,6 +35,12 @@ pub fn source(model: &str) -> ModelSource {
         id if bursar::HubModel::is_id(id) => ModelSource::hub_with(id, hub::options()),
         folder => ModelSource::folder(folder),
     }
+}
+
+/// A model by its numbers alone, with weights drawn from `seed`.
+pub fn shape(shape: &str, seed: u64) -> Result<ModelSource, Failure> {
+    let failure = |error: bursar::UnknownShape| Failure { hint: error.hint(), error: error.to_string() };
+    Ok(ModelSource::random(random_checkpoint(shape, seed).map_err(failure)?))
 }
 
 /// Loads a model, with a bar.

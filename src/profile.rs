@@ -7,13 +7,16 @@ use std::{
     time::Instant,
 };
 
-use bursar::{AttemptReport, LoadOptions, Phase, ProfileRecord, Progress, Runtime, RuntimeError, Snapshot};
+use bursar::{
+    AttemptReport, LoadOptions, Phase, ProfileRecord, Progress, Runtime, RuntimeConfig, RuntimeError, Snapshot,
+};
 use clap::Args;
 use serde::Serialize;
 
 use crate::{
     DeviceOptions,
     failure::{Failure, report},
+    knobs::KnobOptions,
     model,
     progress::Bar,
     told,
@@ -28,6 +31,8 @@ pub struct Options {
     /// One JSON object instead of text.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    knobs: KnobOptions,
 }
 
 /// What came of it.
@@ -72,7 +77,8 @@ pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
 }
 
 async fn profile(device: &DeviceOptions, options: &Options) -> Result<Profile, Failure> {
-    let runtime = model::start(device).await?;
+    let config = RuntimeConfig { canary: options.knobs.canary()?, ..RuntimeConfig::default() };
+    let runtime = model::start_with(device, config).await?;
     let outcome = size(&runtime, device, options).await;
     runtime.shutdown().await;
     outcome
@@ -90,7 +96,7 @@ async fn size(runtime: &Runtime, device: &DeviceOptions, options: &Options) -> R
         }
         bar.show(progress);
     };
-    let load = LoadOptions { blas: device.blas(), profiles: device.said_profiles(), ..LoadOptions::default() };
+    let load = LoadOptions { profiles: device.said_profiles(), ..options.knobs.options(device.blas())? };
     let model = runtime.load_with(model::source(&options.model), load, listen).await?;
     let ready = Instant::now();
     let serving = model.serving().await?;

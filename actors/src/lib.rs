@@ -12,6 +12,7 @@ pub mod chat;
 pub mod credit;
 pub mod engine;
 pub mod graph;
+pub mod knobs;
 pub mod kv;
 pub mod lane;
 pub mod memory;

@@ -93,6 +93,8 @@ questions! {
     LEDGER_FOR_ENGINE: Engine -> Budget, "snapshot", 5;
     /// How far startup may go.
     MOVE_GATE: Engine -> Budget, "move the gate", 5;
+    /// What is ours already, where everything of ours is to stay within a share of the device.
+    SNAPSHOT_FOR_PROFILE: Profile -> Budget, "snapshot", 5;
     /// Workspaces, probe and final cache.
     LEASE_FOR_PROFILE: Profile -> Budget, "lease or resize", 60;
     /// What is left to size the cache by.

@@ -3,12 +3,12 @@
 
 use bursar_budgets::Workspace;
 use bursar_kernels::{
-    BLOCK_TOKENS, Backend, DType, KernelError, KvLayer, Plan, Scope, Tally, Target, Tensor, Work,
+    Backend, DType, KernelError, KvLayer, Plan, Scope, Tally, Target, Tensor, Work,
     sampling::{LISTED_MAX, SampleBatch, SampleRow, TOP_MAX, Wishes},
 };
 
 use crate::{
-    Envelope, Model,
+    Envelope, Model, RequestCost,
     blocks::decoder::StepCaches,
     flow::{Grid, Patches, PictureRows, SequencePart, StepBatch},
     registry::PictureBatch,
@@ -65,9 +65,10 @@ pub struct Room {
 /// The corners of `envelope` for `model`, within `room`.
 pub fn corners(model: &Model, envelope: &Envelope, room: Room) -> Vec<Corner> {
     let mut corners = Vec::new();
+    let request = RequestCost::largest(envelope, model.config().merged_patches());
     if let Some(merged) = model.config().merged_patches() {
         let launch = envelope.launch_patches.min(room.cache_rows * merged);
-        let largest = envelope.picture_patches.min(launch);
+        let largest = request.picture_patches.min(launch);
         // Where not even the smallest picture fits nothing is ever launched.
         if largest >= merged {
             let encode = |grid| Pass::Encode(pictures(model, launch, grid));
@@ -75,9 +76,9 @@ pub fn corners(model: &Model, envelope: &Envelope, room: Room) -> Vec<Corner> {
             corners.push(Corner::of(&Stress::SMALLEST_PICTURES, encode(smallest_grid(merged))));
         }
     }
-    let prompts = step(model, envelope, room, envelope.step_tokens, true);
+    let prompts = step(model, envelope, room, request, envelope.step_tokens, true);
     corners.push(Corner::of(&Stress::PROMPTS, Pass::Step(prompts)));
-    let decodes = step(model, envelope, room, envelope.sequences.min(envelope.step_tokens), false);
+    let decodes = step(model, envelope, room, request, envelope.sequences.min(envelope.step_tokens), false);
     corners.push(Corner::of(&Stress::DECODES, Pass::Step(decodes)));
     corners
 }
@@ -175,7 +176,11 @@ fn run_choosing<B: Backend>(
             scope.moment()?.wait().map(drop)
         }
         Pass::Step(batch) => {
-            let score = |scope: &Scope<'_, B>, logits: &Tensor<'_>| scope.download::<f32>(logits).map(drop);
+            let score = |scope: &Scope<'_, B>, logits: &Tensor<'_>| match B::COMPUTES {
+                true => scope.download::<f32>(logits).map(drop),
+                // The same work, and no host memory: clearing gigabytes of it would be nearly all that a plan does.
+                false => scope.download_later::<f32>(logits).map(drop),
+            };
             let caches = StepCaches { layers, pictures: Some(cache), previous: &desk.chosen() };
             let logits = model.step(scope, batch, &caches, score)?;
             let mut report_words = 0;
@@ -268,12 +273,18 @@ fn pictures(model: &Model, launch_patches: usize, grid: Grid) -> PictureBatch {
 /// A step of `tokens` tokens shared by as many sequences as the envelope allows, each ending at the full context and
 /// wanting logits, and every token of it a picture's where the model takes pictures. A context shorter than a
 /// sequence's share of the step makes the step smaller.
-fn step(model: &Model, envelope: &Envelope, room: Room, tokens: usize, are_scored: bool) -> StepBatch {
-    assert!(tokens > 0 && envelope.context_tokens > 0, "an envelope lets a token through: {envelope:?}");
+fn step(
+    model: &Model,
+    envelope: &Envelope,
+    room: Room,
+    request: RequestCost,
+    tokens: usize,
+    are_scored: bool,
+) -> StepBatch {
+    assert!(tokens > 0 && request.tokens > 0, "an envelope lets a token through: {envelope:?}");
     let sequences = envelope.sequences.min(tokens);
-    let tokens = tokens.min(sequences * envelope.context_tokens);
-    let blocks: Vec<u32> =
-        (0..envelope.context_tokens.div_ceil(BLOCK_TOKENS)).map(|block| (block % room.blocks.max(1)) as u32).collect();
+    let tokens = tokens.min(sequences * request.tokens);
+    let blocks: Vec<u32> = (0..request.blocks).map(|block| (block % room.blocks.max(1)) as u32).collect();
     let shares: Vec<usize> = (0..sequences).map(|s| tokens / sequences + usize::from(s < tokens % sequences)).collect();
     let longest = shares[0];
     let ids = vec![0u32; longest];
@@ -293,7 +304,7 @@ fn step(model: &Model, envelope: &Envelope, room: Room, tokens: usize, are_score
         .map(|(share, pictures)| SequencePart {
             tokens: &ids[..*share],
             positions: &positions[..*share],
-            cached_tokens: envelope.context_tokens - share,
+            cached_tokens: request.tokens - share,
             blocks: &blocks,
             pictures,
             wants_logits: true,

@@ -12,6 +12,7 @@ pub mod blocks;
 pub mod cache_file;
 pub mod checkpoint;
 pub mod corners;
+mod cost;
 pub mod demo;
 mod envelope;
 pub mod error;
@@ -25,5 +26,6 @@ pub mod strain;
 pub mod text;
 pub mod weights;
 
+pub use cost::{PictureCost, RequestCost};
 pub use envelope::{Envelope, LimitError};
 pub use model::{LoadError, Model};

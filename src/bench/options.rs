@@ -1,13 +1,13 @@
 //! What `bursar bench` can be told.
 
-use bursar::{Envelope, ModelSource, random_checkpoint};
+use bursar::{BlasSearch, LoadOptions, ModelSource};
 use clap::Args;
 
 use super::{
     roofline::Rates,
     workload::{FULL, Part, QUICK, Workload},
 };
-use crate::{failure::Failure, model};
+use crate::{failure::Failure, knobs::KnobOptions, model};
 
 /// Options of `bursar bench`.
 #[derive(Args)]
@@ -34,20 +34,6 @@ pub struct Options {
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
 
-    /// Sequences in a step.
-    #[arg(long, value_name = "N", help_heading = "What is let in, where it is not to follow from the figures")]
-    sequences: Option<usize>,
-    /// Tokens in a step.
-    #[arg(long, value_name = "N", help_heading = "What is let in, where it is not to follow from the figures")]
-    step_tokens: Option<usize>,
-    /// Patches in a launch of the vision encoder.
-    #[arg(long, value_name = "N", help_heading = "What is let in, where it is not to follow from the figures")]
-    launch_patches: Option<usize>,
-
-    /// The share of what is left after everything else that keys and values take; by default what every load takes.
-    #[arg(long, value_name = "SHARE", help_heading = "What is let in, where it is not to follow from the figures")]
-    pub memory_fraction: Option<f64>,
-
     /// 10^12 floating-point operations that the device does in a second.
     #[arg(long, value_name = "RATE", requires = "terabytes", value_parser = rate, help_heading = "The roofline")]
     teraflops: Option<f64>,
@@ -57,6 +43,9 @@ pub struct Options {
     /// The commit that the figures are of, where the binary does not know its own.
     #[arg(long, value_name = "HASH", default_value = option_env!("BURSAR_COMMIT"))]
     pub commit: Option<String>,
+
+    #[command(flatten)]
+    pub knobs: KnobOptions,
 }
 
 fn rate(text: &str) -> Result<f64, String> {
@@ -69,10 +58,7 @@ impl Options {
     pub fn source(&self, seed: u64) -> Result<ModelSource, Failure> {
         match &self.shape {
             None => Ok(model::source(&self.model)),
-            Some(shape) => {
-                let failure = |error: bursar::UnknownShape| Failure { hint: error.hint(), error: error.to_string() };
-                Ok(ModelSource::random(random_checkpoint(shape, seed).map_err(failure)?))
-            }
+            Some(shape) => model::shape(shape, seed),
         }
     }
 
@@ -91,16 +77,11 @@ impl Options {
         if self.quick { &QUICK } else { &FULL }
     }
 
-    /// The envelope of the workload, as far as nothing else is asked for.
-    pub fn envelope(&self) -> Envelope {
-        let own = self.workload().envelope();
-        let sequences = self.sequences.unwrap_or(own.sequences);
-        Envelope {
-            sequences,
-            step_tokens: self.step_tokens.unwrap_or(own.step_tokens).max(sequences),
-            launch_patches: self.launch_patches.unwrap_or(own.launch_patches),
-            ..own
-        }
+    /// What a model is loaded with: what is let in follows from the figures, as far as no knob says otherwise.
+    pub fn load(&self, blas: BlasSearch) -> Result<LoadOptions, Failure> {
+        let workload = self.workload();
+        let (envelope, requests) = (Some(workload.envelope()), workload.requests());
+        self.knobs.over(LoadOptions { envelope, requests, blas, ..LoadOptions::default() })
     }
 
     /// The rates that were given.

@@ -10,7 +10,7 @@ use bursar::{Chat, Image, OutputFormat, Video};
 use clap::{ArgGroup, Args};
 use serde_json::Value;
 
-use crate::failure::Failure;
+use crate::{failure::Failure, knobs::KnobOptions};
 
 /// Options of `bursar chat`.
 #[derive(Args)]
@@ -99,6 +99,9 @@ pub struct Options {
         help_heading = "What the reply is"
     )]
     pub n: usize,
+
+    #[command(flatten)]
+    pub knobs: KnobOptions,
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

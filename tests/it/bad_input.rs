@@ -1,11 +1,11 @@
 //! Bad input: each fails alone, at once, with its typed error, the limit, and a hint; nothing changes for others.
 
-use std::path::Path;
+use std::{fs, path::Path};
 
-use bursar::{Chat, ChatError, Image, ImageError, ModelSource, Role};
+use bursar::{Chat, ChatError, Image, ImageError, Limits, LoadOptions, ModelSource, Role, SamplingError};
 use image::{Rgb, RgbImage};
 
-use crate::stage::{Stage, about, answer, ask, picture, png, runtime_on, small, story, text};
+use crate::stage::{Folder, Stage, about, answer, ask, picture, png, runtime_on, small, story, text};
 
 type Says = fn(&ChatError) -> bool;
 
@@ -19,6 +19,11 @@ fn damaged() -> Image {
     let middle = bytes.len() / 2;
     bytes[middle..middle + 40].fill(0xA5);
     Image::from_bytes(bytes)
+}
+
+fn is_too_many(error: &ChatError) -> bool {
+    let ChatError::Sampling(error) = error else { return false };
+    matches!(error.as_ref(), SamplingError::TooManyLogProbabilities { asked: 21, limit: 20 })
 }
 
 fn thin() -> Image {
@@ -80,6 +85,19 @@ fn table() -> Vec<(&'static str, Chat, Says, &'static str)> {
         ),
         ("a negative temperature", about(1).temperature(-1.0), |e| matches!(e, ChatError::Sampling(_)), "-1"),
         ("a top_p of nothing", about(1).top_p(0.0), |e| matches!(e, ChatError::Sampling(_)), "0"),
+        ("more rivals of a token than a report holds", about(1).log_probabilities(21), is_too_many, "20"),
+        (
+            "more rivals of a prompt's token than a report holds",
+            about(1).prompt_log_probabilities(21),
+            is_too_many,
+            "20",
+        ),
+        (
+            "a reply that must be longer than the context leaves",
+            about(1).min_tokens(400).max_tokens(400),
+            |e| matches!(e, ChatError::MinTokens { tokens_min: 400, .. }),
+            "400",
+        ),
         ("an endless top_p", about(1).top_p(f64::INFINITY), |e| matches!(e, ChatError::Sampling(_)), "inf"),
     ]
 }
@@ -168,6 +186,73 @@ fn a_picture_of_any_size_is_resized_into_the_envelope() {
         let error = ask(&stage.model, text("What?").image(thin)).await.expect_err("too thin");
         assert!(matches!(error, ChatError::PictureTooLarge { index: 0, patches: 65.., limit: 64 }), "{error:?}");
         stage.settled(&before).await;
+    });
+}
+
+/// Of one colour.
+fn plain(width: u32, height: u32) -> Image {
+    Image::from_rgb(width, height, vec![120; 3 * (width * height) as usize]).expect("as many bytes as pixels")
+}
+
+#[test]
+fn pixels_that_a_user_has_set_are_kept_to_and_no_picture_leaves_the_envelope() {
+    story(async {
+        let tokens = async |limits: Limits, width, height| {
+            let stage = Stage::set(LoadOptions { limits, ..small() }).await;
+            let whole = ask(&stage.model, text("What?").image(plain(width, height))).await;
+            let tokens = whole.unwrap_or_else(|error| panic!("{error}")).usage.picture_tokens;
+            stage.runtime.shutdown().await;
+            tokens
+        };
+        let none = Limits::default();
+        // A launch takes 128 patches, 32 tokens; a picture 64 of them if nothing is said.
+        assert_eq!(tokens(none.clone(), 500, 500).await, 16);
+        let fewer = Limits { picture_pixels: Some(9 * 28 * 28 + 100), ..none.clone() };
+        assert_eq!(tokens(fewer.clone(), 500, 500).await, 9, "smaller than the model's own smallest");
+        let more = Limits { picture_pixels: Some(60 * 28 * 28), launch_patches: Some(128), ..none.clone() };
+        assert_eq!(tokens(more, 500, 500).await, 25, "what a launch takes is the limit: 5 x 5 of 32");
+        let larger = Limits { picture_pixels: Some(60 * 28 * 28), ..none.clone() };
+        assert_eq!(tokens(larger, 500, 500).await, 49, "7 x 7 of 60, and a launch takes it");
+        let enlarged = Limits { picture_pixels_min: Some(7 * 28 * 28), ..none.clone() };
+        assert_eq!(tokens(enlarged, 28, 28).await, 9, "a small picture is enlarged");
+        let device = crate::stage::device();
+        let runtime = runtime_on(&device).await;
+        let enlarged = Limits { picture_pixels_min: Some(1 << 20), ..none.clone() };
+        let error = runtime.load_with(ModelSource::demo(), LoadOptions { limits: enlarged, ..small() }, |_| {}).await;
+        let error = error.err().expect("the least is more than the most");
+        assert!(error.to_string().contains("min_pixels") && !error.hint().is_empty(), "{error}");
+    });
+}
+
+#[test]
+fn a_processor_that_does_not_resize_lets_in_what_fits_and_refuses_the_rest_with_the_limit() {
+    story(async {
+        let folder = Folder::empty();
+        let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("model/demo/checkpoint");
+        for entry in fs::read_dir(demo).expect("the demo's checkpoint").flatten() {
+            fs::copy(entry.path(), folder.path().join(entry.file_name())).expect("a copy");
+        }
+        let settings = folder.path().join("preprocessor_config.json");
+        let written = fs::read_to_string(&settings).expect("it was copied");
+        fs::write(&settings, written.replace(r#""do_resize": true"#, r#""do_resize": false"#)).expect("it is written");
+        let device = crate::stage::device();
+        let runtime = runtime_on(&device).await;
+        let model = runtime.load_with(ModelSource::folder(folder.path()), small(), |_| {}).await;
+        let model = model.unwrap_or_else(|error| panic!("{error}: {}", error.hint()));
+        let picture_tokens = async |width, height| {
+            ask(&model, text("What?").image(plain(width, height))).await.map(|whole| whole.usage.picture_tokens)
+        };
+        assert_eq!(picture_tokens(112, 84).await.expect("twelve tokens fit"), 12);
+        assert_eq!(picture_tokens(112, 112).await.expect("and so do as many as there may be"), 16);
+        let error = picture_tokens(140, 112).await.expect_err("five by four are 80 patches");
+        assert!(matches!(error, ChatError::PictureTooLarge { index: 0, patches: 80, limit: 64 }), "{error:?}");
+        let error = picture_tokens(100, 84).await.expect_err("nobody cuts it");
+        let is_no_multiple = |e: &ImageError| matches!(e, ImageError::NotAMultiple { multiple: 28, .. });
+        assert!(
+            matches!(&error, ChatError::Picture { index: 0, source } if is_no_multiple(source.as_ref())),
+            "{error:?}"
+        );
+        assert_eq!(picture_tokens(28, 28).await.expect("the model goes on"), 1);
     });
 }
 

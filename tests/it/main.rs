@@ -14,9 +14,11 @@ mod elastic;
 mod generation;
 #[cfg(feature = "hub")]
 mod hub;
+mod knobs;
 mod losses;
 mod memory;
 mod pictures;
+mod plan;
 mod refusals;
 mod requests;
 mod rules;

@@ -118,7 +118,12 @@ impl Budget {
     /// # Errors
     /// If the budget actor does not answer.
     pub async fn snapshot(&self) -> Result<Snapshot, AskError> {
-        self.put(tree::SNAPSHOT_FOR_USER, |_, reply| BudgetMessage::Snapshot(reply)).await
+        self.snapshot_as(tree::SNAPSHOT_FOR_USER).await
+    }
+
+    /// The same as one of our actors asks it.
+    pub(crate) async fn snapshot_as(&self, question: Question) -> Result<Snapshot, AskError> {
+        self.put(question, |_, reply| BudgetMessage::Snapshot(reply)).await
     }
 
     /// As [`snapshot`](Budget::snapshot), after a look at what the driver says is free: what other processes hold is right

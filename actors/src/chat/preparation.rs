@@ -7,6 +7,7 @@ use std::{
 };
 
 use bursar_model::{
+    RequestCost,
     error::SamplingError,
     flow::{LayoutError, PrefixKeys, PromptLayout, Visual, VisualGrid},
     processor::{VisualLimits, VisualPlan},
@@ -59,7 +60,8 @@ impl Preparation {
             None => kit.prompts.encode(&messages, &template_inputs(chat))?,
         };
         let prompt = kit.family.lay_out(tokens, &grids)?;
-        let limit = kit.envelope.context_tokens.min(kv_tokens);
+        let largest = RequestCost::largest(&kit.envelope, kit.family.merged_patches());
+        let limit = largest.tokens.min(kv_tokens);
         let count = prompt.tokens.len();
         if count == 0 || count >= limit {
             return Err(ChatError::TooLong { tokens: count, limit });
@@ -68,6 +70,10 @@ impl Preparation {
         if asked.tokens_min > tokens_max {
             return Err(ChatError::MinTokens { tokens_min: asked.tokens_min, tokens_max });
         }
+        let merged = kit.family.merged_patches().unwrap_or(1);
+        let cost = RequestCost::of(count + tokens_max, grids.iter().flat_map(|grid| grid.costs(merged)));
+        // Rule 3: whatever is outside was resized or refused above.
+        assert!(cost.is_within(&largest), "a request of {cost:?} was let in where {largest:?} was stressed");
         // All samples read the same of it.
         let prompt_read = samplers.first().map_or_else(|| [].into(), |sampler| sampler.read_of(&prompt.tokens));
         let prompt = Arc::new(prompt);
@@ -155,7 +161,7 @@ fn now_unix_seconds() -> i64 {
     since.map_or(0, |since| since.as_secs() as i64)
 }
 
-/// Sizes from headers alone; the same cost function that the profile's envelope was made with.
+/// Sizes from headers alone; what is outside the envelope is resized or refused.
 fn plan_pictures(kit: &Kit, visuals: &[Visual]) -> Result<Vec<VisualPlan>, ChatError> {
     if visuals.is_empty() {
         return Ok(Vec::new());
@@ -169,3 +175,6 @@ fn plan_pictures(kit: &Kit, visuals: &[Visual]) -> Result<Vec<VisualPlan>, ChatE
 fn any_seed() -> u64 {
     RandomState::new().build_hasher().finish()
 }
+
+#[cfg(test)]
+mod tests;

@@ -137,7 +137,7 @@ impl Actor for EngineActor {
         myself.send_message(EngineMessage::Begin)?;
         Ok(EngineState {
             restarts: RestartLog::new(Policy::RestForOne, arguments.options.intensity, CHILDREN),
-            attempts: Attempts::new(arguments.options.kv_tokens.is_some()),
+            attempts: Attempts::new(arguments.options.kv().is_pinned()),
             arguments,
             errand: None,
             recapture: Latest::default(),

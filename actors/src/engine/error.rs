@@ -33,8 +33,10 @@ pub enum StartError {
     #[error("the device's kernels were not loaded: {0}")]
     Backend(#[from] OpenError),
     /// The share of memory is no share.
-    #[error("memory_fraction is {value}, it must be above 0 and at most 1")]
+    #[error("{name} is {value}, it must be above 0 and at most 1")]
     MemoryFraction {
+        /// Which.
+        name: &'static str,
         /// Its value.
         value: f64,
     },

@@ -2,11 +2,15 @@
 
 use std::path::PathBuf;
 
-use bursar_budgets::Device;
+use bursar_budgets::{Bytes, Device};
 use bursar_kernels::BlasSearch;
 use bursar_model::{Envelope, flow::ImageLimits};
 
-use crate::{profile::Faults, supervise::Intensity};
+use super::Limits;
+use crate::{
+    profile::{Faults, KvChoice},
+    supervise::Intensity,
+};
 
 /// How a model is loaded. The default fits a small model on a host device, and what people expect of a GPU on one.
 #[derive(Clone, Debug)]
@@ -17,6 +21,8 @@ pub struct LoadOptions {
     /// The largest inputs that may reach the device. The model's own limits lower it. By default
     /// [`Envelope::default`] on a host device, which computes on the CPU, and [`Envelope::gpu`] on a GPU.
     pub envelope: Option<Envelope>,
+    /// Single limits over that.
+    pub limits: Limits,
     /// What a picture may be before it is decoded.
     pub image_limits: ImageLimits,
     /// The share of what is left after everything else that keys and values take, above 0 and up to 1. By default 0.9 on a
@@ -26,6 +32,11 @@ pub struct LoadOptions {
     /// A size of the cache of keys and values in tokens (whole blocks of 16), instead of the share. It has no fewer than
     /// the profile needs to run the largest inputs: as many as all sequences can have, up to 8,192 and a block each.
     pub kv_tokens: Option<usize>,
+    /// A share of the whole device for everything of ours, weights and workspaces and overhead too, above 0 and up to 1;
+    /// instead of `memory_fraction`. What others hold is not counted, so a busy device may give less than that.
+    pub device_fraction: Option<f64>,
+    /// A size of the cache in bytes, instead of `kv_tokens`: whole pages of each layer are taken of it.
+    pub kv_bytes: Option<Bytes>,
     /// Requests that may be under way or wait; one more is refused with `Overloaded`.
     pub requests: usize,
     /// Threads that compute on the host device, and as many again that decode pictures; by default one a CPU.
@@ -50,9 +61,12 @@ impl Default for LoadOptions {
         LoadOptions {
             name: None,
             envelope: None,
+            limits: Limits::default(),
             image_limits: ImageLimits::default(),
             memory_fraction: None,
             kv_tokens: None,
+            device_fraction: None,
+            kv_bytes: None,
             requests: 128,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             profiles: None,
@@ -69,6 +83,12 @@ impl LoadOptions {
     /// at once, two pictures of 448 x 448 pixels a request, 16 requests under way.
     pub fn small() -> Self {
         LoadOptions { envelope: Some(Envelope::small()), requests: 16, ..LoadOptions::default() }
+    }
+
+    /// What is said of the size of keys and values.
+    pub fn kv(&self) -> KvChoice {
+        let LoadOptions { memory_fraction, device_fraction, kv_tokens, kv_bytes, .. } = *self;
+        KvChoice { memory_fraction, device_fraction, kv_tokens, kv_bytes }
     }
 
     /// The largest inputs by default on a device of this class.

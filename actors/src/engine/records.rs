@@ -59,8 +59,7 @@ impl Search {
             total: device.memory()?.total,
             page: device.page(),
             canary: self.canary,
-            memory_fraction: options.memory_fraction,
-            kv_tokens: options.kv_tokens,
+            kv: options.kv(),
         });
         let place = RecordPlace::new(&self.folder, &label.to_string(), &source.place(), device.name());
         let (warm, reasons) = match place.find(&basis) {

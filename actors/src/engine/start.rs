@@ -9,7 +9,7 @@ use bursar_model::{Model, checkpoint::Checkpoint};
 use super::{EngineArguments, Kit, Processor, Progress, Records, StartError, fetch::fetch, records::Sought};
 use crate::{
     budget::LeaseError,
-    profile::{ATTEMPTS_MAX, Needs, Phase, ProfileError, Refusal, Share, Sizing},
+    profile::{ATTEMPTS_MAX, KvRoom, Needs, Phase, ProfileError, Refusal},
     tree,
 };
 
@@ -140,7 +140,8 @@ impl EngineArguments {
         // Weights that are there already have been weighed.
         let available = self.budget.available().await?;
         let is_loaded = self.shelf.model().is_some();
-        let share = Share::of_user_or_expected(self.options.memory_fraction, &*self.device)?;
+        let ledger = self.budget.snapshot_as(tree::SNAPSHOT_FOR_PROFILE).await?;
+        let is_host = self.device.is_host_memory();
         let search = self.search().await?;
         off_actor(move || {
             let checkpoint = Checkpoint::open(source)?;
@@ -152,13 +153,15 @@ impl EngineArguments {
             }
             let claimed = needs.memory_plan().total();
             let to_claim = if is_loaded { claimed.saturating_sub(needs.weights) } else { claimed };
-            let sizing = Sizing {
+            let room = KvRoom {
+                total: ledger.total,
+                beside: (ledger.overhead + ledger.granted + to_claim).saturating_sub(needs.probe()),
                 available: available.saturating_sub(to_claim),
                 probe: needs.probe(),
-                share,
-                pinned_tokens: options.kv_tokens,
+                is_host,
             };
-            let expected_blocks = sizing.blocks(needs.kv_shape, page).max(needs.probe_blocks);
+            let expected_blocks =
+                options.kv().sizing(&room, needs.kv_shape, page).blocks(needs.kv_shape, page).max(needs.probe_blocks);
             let sought = Sought { checkpoint: &checkpoint, envelope: &kit.envelope, target, needs: &needs };
             let records = search.map(|search| search.look_up(&sought)).transpose()?;
             let (kit, needs, unloaded) = (Arc::new(kit), Some(Arc::new(needs)), Arc::new(model));

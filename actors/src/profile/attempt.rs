@@ -12,7 +12,7 @@ use bursar_model::{
     corners::{Corner, Footprint, Pass},
 };
 
-use super::{Evidence, Faults, Needs, Phase, ProfileError, ProfileRecord, Share, Sizing, WrittenProfile, shrunk};
+use super::{Evidence, Faults, KvChoice, KvRoom, Needs, Phase, ProfileError, ProfileRecord, WrittenProfile, shrunk};
 use crate::{
     budget::Budget,
     engine::{Lanes, LanesPlace, Processor, Progress, ProgressSink, Records, Shelf},
@@ -40,10 +40,8 @@ pub struct Attempt {
     pub needs: Arc<Needs>,
     /// The limits that are stressed.
     pub envelope: Envelope,
-    /// Share of what is left that the cache takes, if the user has said one.
-    pub memory_fraction: Option<f64>,
-    /// A size fixed by the user.
-    pub kv_tokens: Option<usize>,
+    /// What the user has said of the cache's size.
+    pub kv: KvChoice,
     /// Its number, from 0.
     pub number: u32,
     /// Attempts before this one that were refused memory.
@@ -278,18 +276,13 @@ impl Attempt {
         let (doing, class) = (SETTLING, Some(Box::new(Class::Kv)));
         self.report(doing, self.stressed());
         let (shape, page) = (self.needs.kv_shape, self.device.page());
-        let sizing = Sizing {
-            available: self.budget.available().await?,
-            probe: memory.kv.lease().bytes(),
-            share: self.share()?,
-            pinned_tokens: self.kv_tokens,
-        };
-        let measured = sizing.blocks(shape, page);
+        let room = self.room(memory.kv.lease().bytes()).await?;
+        let measured = self.kv.sizing(&room, shape, page).blocks(shape, page);
         // What others have taken since the first attempt is theirs; what they have let go of was not stressed.
         let shrinks = self.warm.as_ref().map_or(self.shrinks, |written| written.shrinks);
-        let found = match self.kv_tokens {
-            Some(_) => measured,
-            None => shrunk(self.first.map_or(measured, |first| first.min(measured)), shrinks),
+        let found = match self.kv.is_pinned() {
+            true => measured,
+            false => shrunk(self.first.map_or(measured, |first| first.min(measured)), shrinks),
         };
         let blocks = self.written_blocks(found)?.unwrap_or(found);
         let context_tokens = self.envelope.context_tokens;
@@ -322,9 +315,12 @@ impl Attempt {
         }
     }
 
-    fn share(&self) -> Result<Share, ProfileError> {
-        let device_error = |source| ProfileError::Device { doing: SETTLING, class: None, source };
-        Share::of_user_or_expected(self.memory_fraction, &*self.device).map_err(device_error)
+    /// What there is to be shared, beside what the cache holds already.
+    async fn room(&self, probe: Bytes) -> Result<KvRoom, ProfileError> {
+        let available = self.budget.available().await?;
+        let ledger = self.budget.snapshot_as(tree::SNAPSHOT_FOR_PROFILE).await?;
+        let beside = (ledger.overhead + ledger.granted).saturating_sub(probe);
+        Ok(KvRoom { total: ledger.total, beside, available, probe, is_host: self.device.is_host_memory() })
     }
 
     /// The worst cases at the final size, the lanes beside each other; gives each with its peak.

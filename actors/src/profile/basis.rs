@@ -12,6 +12,8 @@ use bursar_model::{
 };
 use serde::{Deserialize, Serialize};
 
+use super::KvChoice;
+
 /// What a profile depends on: facts by name, each as text. Two profiles are exchangeable when all of them are equal, and
 /// when they are not, the names say why.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,27 +39,14 @@ pub struct BasisParts<'p> {
     pub page: Bytes,
     /// What is to be kept free of use.
     pub canary: Bytes,
-    /// The share of what is left that keys and values take, if the user has said one.
-    pub memory_fraction: Option<f64>,
-    /// A size fixed by the user.
-    pub kv_tokens: Option<usize>,
+    /// What the user has said of the size of keys and values.
+    pub kv: KvChoice,
 }
 
 impl Basis {
     /// The facts of a start.
     pub fn of(parts: &BasisParts<'_>) -> Self {
-        let BasisParts {
-            checkpoint,
-            envelope,
-            target,
-            device,
-            driver,
-            total,
-            page,
-            canary,
-            memory_fraction,
-            kv_tokens,
-        } = parts;
+        let BasisParts { checkpoint, envelope, target, device, driver, total, page, canary, kv } = parts;
         let mut basis = Basis::default();
         basis.add("bursar", env!("CARGO_PKG_VERSION"));
         basis.add("weights", short(checkpoint.weights_fingerprint().to_string()));
@@ -74,8 +63,11 @@ impl Basis {
         basis.add("total", total.exact().to_string());
         basis.add("page", page.exact().to_string());
         basis.add("canary", canary.exact().to_string());
+        let KvChoice { memory_fraction, device_fraction, kv_tokens, kv_bytes } = kv;
         basis.add("memory_fraction", said(memory_fraction));
+        basis.add("device_fraction", said(device_fraction));
         basis.add("kv_tokens", said(kv_tokens));
+        basis.add("kv_bytes", said(&kv_bytes.map(Bytes::exact)));
         basis
     }
 
@@ -170,8 +162,7 @@ mod tests {
         total: Bytes,
         page: Bytes,
         canary: Bytes,
-        memory_fraction: Option<f64>,
-        kv_tokens: Option<usize>,
+        kv: KvChoice,
     }
 
     /// The basis of a start after `change`.
@@ -185,8 +176,7 @@ mod tests {
             total: Bytes::mib(512),
             page: Bytes::mib(2),
             canary: Bytes::mib(32),
-            memory_fraction: None,
-            kv_tokens: None,
+            kv: KvChoice::default(),
         };
         change(&mut start);
         Basis::of(&BasisParts {
@@ -198,8 +188,7 @@ mod tests {
             total: start.total,
             page: start.page,
             canary: start.canary,
-            memory_fraction: start.memory_fraction,
-            kv_tokens: start.kv_tokens,
+            kv: start.kv,
         })
     }
 
@@ -228,8 +217,10 @@ mod tests {
             ("total was 536,870,912 B, is 536,870,913 B", |start| start.total.0 += 1),
             ("page was 2,097,152 B, is 65,536 B", |start| start.page = Bytes::kib(64)),
             ("canary was 33,554,432 B, is 0 B", |start| start.canary = Bytes::ZERO),
-            ("memory_fraction was not said, is 0.5", |start| start.memory_fraction = Some(0.5)),
-            ("kv_tokens was not said, is 1024", |start| start.kv_tokens = Some(1024)),
+            ("memory_fraction was not said, is 0.5", |start| start.kv.memory_fraction = Some(0.5)),
+            ("device_fraction was not said, is 0.5", |start| start.kv.device_fraction = Some(0.5)),
+            ("kv_tokens was not said, is 1024", |start| start.kv.kv_tokens = Some(1024)),
+            ("kv_bytes was not said, is 1,024 B", |start| start.kv.kv_bytes = Some(Bytes(1024))),
             ("processor.max_pixels was 200704, is 100352", |Start { checkpoint, .. }| {
                 let pictures = checkpoint.image_processor.as_ref().expect("it sees");
                 checkpoint.image_processor = Some(changed(pictures, |config| config.pixel_bounds.max = 100_352));

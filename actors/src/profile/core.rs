@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bursar_budgets::{Bytes, Device, DeviceError};
+use bursar_budgets::Bytes;
 use bursar_kernels::{BLOCK_TOKENS, KvShape};
 use serde::Serialize;
 
@@ -62,6 +62,8 @@ pub enum Share {
     Fraction(f64),
     /// All of it but so many bytes, which stay free for whatever is taken beside leases later.
     AllBut(Bytes),
+    /// So many bytes of it, or all if it is less.
+    UpTo(Bytes),
 }
 
 /// What stays free of a GPU at most, beside the canary: see [`Share::expected_of`].
@@ -83,21 +85,17 @@ impl Share {
         }
     }
 
-    /// What the user has said, or what is expected of `device`.
-    ///
-    /// # Errors
-    /// The driver does not say how large it is.
-    pub fn of_user_or_expected(fraction: Option<f64>, device: &dyn Device) -> Result<Self, DeviceError> {
-        match fraction {
-            Some(fraction) => Ok(Share::Fraction(fraction)),
-            None => Ok(Share::expected_of(device.is_host_memory(), device.memory()?.total)),
-        }
+    /// What a fraction of the whole device leaves to keys and values, where everything of ours is to stay within it and
+    /// `beside` is what of ours is not keys and values: what vLLM calls `gpu_memory_utilization`.
+    pub fn of_whole(fraction: f64, total: Bytes, beside: Bytes) -> Self {
+        Share::UpTo(Bytes((total.0 as f64 * fraction) as u64).saturating_sub(beside))
     }
 
     fn of(self, left: Bytes) -> Bytes {
         match self {
             Share::Fraction(fraction) => Bytes((left.0 as f64 * fraction) as u64),
             Share::AllBut(reserve) => left.saturating_sub(reserve),
+            Share::UpTo(bytes) => left.min(bytes),
         }
     }
 
@@ -105,7 +103,7 @@ impl Share {
     /// is nearly full serves a few rather than none.
     fn least(self, probe: Bytes) -> Bytes {
         match self {
-            Share::Fraction(_) => Bytes::ZERO,
+            Share::Fraction(_) | Share::UpTo(_) => Bytes::ZERO,
             Share::AllBut(_) => probe,
         }
     }

@@ -1,34 +1,40 @@
 //! Sizing: plan the worst cases, run them for real, measure, and settle on what the device holds.
 
 mod actor;
+mod advice;
 mod attempt;
 mod attempts;
 mod basis;
+mod choice;
 mod core;
 mod error;
 mod evidence;
 mod faults;
-mod knobs;
+mod forecast;
 mod message;
 mod needs;
 mod notice;
 mod phase;
 mod record;
+mod suggestion;
 mod written;
 
 pub use actor::{ProfileActor, ProfileArguments};
+pub(crate) use advice::advice;
 pub(crate) use attempt::Refusal;
 pub use attempt::{Attempt, Course, Passed, Profiled};
 pub use attempts::{AttemptReport, Attempts, Outcome};
 pub use basis::{Basis, BasisParts, Difference};
+pub use choice::{KvChoice, KvRoom};
 pub use core::{ATTEMPTS, ATTEMPTS_MAX, ProfileRecord, RESERVE_MAX, SHRINK_PER_CENT, Share, Sizing, shrunk};
 pub use error::ProfileError;
 pub use evidence::Evidence;
 pub use faults::{FaultError, Faults};
-pub(crate) use knobs::advice;
+pub use forecast::{Forecast, Place, Question, default_canary};
 pub use message::ProfileMessage;
 pub use needs::{Needs, rows_on_their_way};
 pub use notice::Notice;
 pub use phase::{Phase, UnknownPhase};
 pub use record::{Found, RecordError, RecordPlace};
+pub use suggestion::{Change, Suggestion, suggestions};
 pub use written::{Peak, WrittenProfile};

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use bursar_budgets::{Bytes, Class, DoesNotFit, MemoryPlan};
 use bursar_kernels::{BLOCK_TOKENS, KernelError, KvShape, Target};
 use bursar_model::{
-    Envelope, Model,
+    Envelope, Model, RequestCost,
     corners::{self, Corner, Footprint, Pass, Room},
     sampling::DeskShape,
 };
 
-use super::knobs::knobs;
+use super::suggestion::suggestions;
 use crate::{
     graph::GraphShape,
     memory::{DeskMemory, KvMemory},
@@ -70,7 +70,7 @@ const LANES: Bytes = Bytes(8 << 20);
 /// More would make nothing faster: a lane that runs further ahead only waits later. It would keep more pictures of ended
 /// requests, which later turns of a conversation show again.
 pub fn rows_on_their_way(envelope: &Envelope, merged: usize) -> usize {
-    let request = (envelope.pictures * (envelope.picture_patches / merged)).min(envelope.context_tokens);
+    let request = RequestCost::largest(envelope, Some(merged)).cache_rows;
     let launch = envelope.launch_patches / merged;
     request + request.max(LAUNCHES * launch + STEPS * envelope.step_tokens)
 }
@@ -91,7 +91,8 @@ impl Needs {
         let cache_rows = (vision_cache.0 / row_bytes.0) as usize;
         let reach = envelope.sequences * envelope.context_tokens;
         let probe_tokens = (envelope.step_tokens + envelope.sequences).max(PROBE_TOKENS.min(reach));
-        let probe_blocks = probe_tokens.max(envelope.context_tokens).div_ceil(BLOCK_TOKENS);
+        let request = RequestCost::largest(envelope, model.config().merged_patches());
+        let probe_blocks = probe_tokens.div_ceil(BLOCK_TOKENS).max(request.blocks);
         let corners = corners::corners(model, envelope, Room { blocks: probe_blocks, cache_rows })
             .into_iter()
             .map(|corner| {
@@ -139,6 +140,21 @@ impl Needs {
 
     /// One line a claimant. The probe stands for the least that keys and values can do with.
     pub fn memory_plan(&self) -> MemoryPlan {
+        let how = format!("{} blocks of {BLOCK_TOKENS} tokens in {} layers", self.probe_blocks, self.kv_shape.layers);
+        let mut plan = self.memory_beside_kv();
+        plan.push(Class::Kv, "probe", self.probe(), how);
+        plan
+    }
+
+    /// The same with as many blocks of keys and values as a start settles on.
+    pub fn memory_plan_with(&self, blocks: usize) -> MemoryPlan {
+        let how = format!("{blocks} blocks of {BLOCK_TOKENS} tokens in {} layers", self.kv_shape.layers);
+        let mut plan = self.memory_beside_kv();
+        plan.push(Class::Kv, "keys and values", KvMemory::bytes(self.kv_shape, blocks, self.page), how);
+        plan
+    }
+
+    fn memory_beside_kv(&self) -> MemoryPlan {
         let mut plan =
             MemoryPlan::new().claim(Class::Weights, "checkpoint", self.weights, "sum of tensors, 256-byte steps");
         plan.push(
@@ -164,8 +180,6 @@ impl Needs {
             let how = format!("{} rows: pictures of launches and steps under way", self.cache_rows);
             plan.push(Class::VisionCache, "picture embeddings", self.vision_cache, how);
         }
-        let how = format!("{} blocks of {BLOCK_TOKENS} tokens in {} layers", self.probe_blocks, self.kv_shape.layers);
-        plan.push(Class::Kv, "probe", self.probe(), how);
         plan
     }
 
@@ -174,7 +188,7 @@ impl Needs {
     /// # Errors
     /// By how much it does not fit.
     pub fn fits(&self, model: &Model, target: Target, envelope: &Envelope, available: Bytes) -> Result<(), DoesNotFit> {
-        self.memory_plan().fits(available, || knobs(model, target, envelope, self.page, available))
+        self.memory_plan().fits(available, || suggestions(model, target, envelope, self.page, available))
     }
 }
 

@@ -16,6 +16,7 @@ use crate::{
     budget::{Budget, Desk, WatchOptions},
     chat::ModelHandle,
     engine::{LoadOptions, Progress, ProgressSink, StartError},
+    profile::default_canary,
     reply::AskError,
     supervise::Intensity,
     tree,
@@ -164,7 +165,7 @@ impl Runtime {
         let ledger = LedgerConfig { host_total: config.host_bytes, ..LedgerConfig::of(device.as_ref()) };
         let (desk, shown) = (Arc::new(Desk::default()), Shown::new(device));
         let arguments = RuntimeArguments {
-            canary: config.canary.unwrap_or(Bytes::mib(256).min(Bytes(total.0 / 16))),
+            canary: config.canary.unwrap_or_else(|| default_canary(total)),
             shown: shown.clone(),
             again,
             device_intensity: config.device_intensity,

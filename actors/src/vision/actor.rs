@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use bursar_budgets::{Bytes, Class, Label, Lease, Owner, Request};
 use bursar_model::{
-    Model,
+    Model, PictureCost,
     flow::{Grid, ImageLimits, Patches},
     processor::{ProcessedPicture, VisualKey, VisualPlan, VisualProcessors},
 };
@@ -209,10 +209,11 @@ impl VisionState {
         let ticket = Ticket(self.next_ticket);
         let mut wanted = Vec::new();
         let mut pending = Pending { grids: Vec::new(), keys: Vec::new(), reply };
-        let merge = self.arguments.processors.pictures.config().merge_size;
+        let merged = (self.arguments.processors.pictures.config().merge_size as usize).pow(2);
         for ProcessedPicture { patches, hash } in pictures {
             let grid = patches.grid;
-            wanted.push(Wanted { key: hash.0, rows: grid.tokens(merge), patches: grid.patches() });
+            let PictureCost { patches: launched, rows } = PictureCost::of(grid.patches(), merged);
+            wanted.push(Wanted { key: hash.0, rows, patches: launched });
             pending.grids.push(grid);
             pending.keys.push(hash.0);
             self.pixels.entry(hash.0).or_insert_with(|| Pixels { patches, host: host.clone() });

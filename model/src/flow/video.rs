@@ -3,6 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use super::{Grid, ImageBytes};
+use crate::PictureCost;
 
 /// A video as its frames, each encoded as PNG, JPEG or WebP or as pixels, and how fast they follow each other. Cloning shares
 /// the frames. Nothing is checked before a request is planned.
@@ -70,6 +71,14 @@ impl VisualGrid {
             VisualGrid::Image(_) => 1,
             VisualGrid::Video { steps, .. } => *steps,
         }
+    }
+
+    /// What each of them takes, where `merged` patches make an embedding.
+    pub fn costs(&self, merged: usize) -> impl Iterator<Item = PictureCost> + use<> {
+        let picture = match self {
+            VisualGrid::Image(grid) | VisualGrid::Video { step: grid, .. } => grid,
+        };
+        std::iter::repeat_n(PictureCost::of(picture.patches(), merged), self.pictures())
     }
 
     /// Patches over all steps.

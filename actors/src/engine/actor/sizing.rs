@@ -80,8 +80,7 @@ impl EngineState {
             model,
             needs: needs.expect("the needs are kept until READY"),
             envelope: kit.envelope.clone(),
-            memory_fraction: options.memory_fraction,
-            kv_tokens: options.kv_tokens,
+            kv: options.kv(),
             number: self.attempts.number(),
             shrinks: self.attempts.shrinks(),
             first: self.attempts.measured(),
@@ -225,7 +224,7 @@ impl EngineState {
         self.course = Course::default();
         let elastic = self.elastic.as_mut().expect("it served");
         // A size that the user has fixed stays, as it does in a start.
-        if self.arguments.options.kv_tokens.is_none() {
+        if !self.arguments.options.kv().is_pinned() {
             elastic.cap(self.attempts.target(), myself);
         }
         self.serve_again(myself).await

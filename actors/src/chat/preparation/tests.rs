@@ -1,0 +1,129 @@
+//! Whatever is let in takes no more of anything than was stressed, counted without the price that both sides share.
+
+use std::cell::Cell;
+
+use bursar_budgets::Bytes;
+use bursar_kernels::{BLOCK_TOKENS, Target};
+use bursar_model::{Envelope, Model, checkpoint::Checkpoint, corners::Pass, demo};
+use proptest::{prelude::*, test_runner::TestRunner};
+
+use super::*;
+use crate::{
+    chat::{Image, Video},
+    engine::LoadOptions,
+    profile::Needs,
+};
+
+/// What the corners of a start have run.
+struct Stressed {
+    kit: Kit,
+    /// Tokens of the longest sequence, and blocks of its table.
+    tokens: usize,
+    blocks: usize,
+    /// Patches of the largest launch.
+    launch_patches: usize,
+    cache_rows: usize,
+}
+
+fn stressed(envelope: Envelope) -> Stressed {
+    let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it is embedded");
+    let target = Target::Cpu { threads: 1 };
+    let model = Model::plan(&checkpoint, &target).expect("it is whole");
+    let options = LoadOptions { envelope: Some(envelope), ..LoadOptions::default() };
+    let kit = Kit::new("demo".to_owned(), &checkpoint, model.config().clone(), &options).expect("its limits agree");
+    let needs = Needs::plan(&model, target, &kit.envelope, Bytes::kib(64)).expect("its corners go together");
+    let mut stressed =
+        Stressed { kit, tokens: 0, blocks: needs.probe_blocks, launch_patches: 0, cache_rows: needs.cache_rows };
+    for (corner, _) in &needs.corners {
+        match &corner.pass {
+            Pass::Encode(batch) => stressed.launch_patches = stressed.launch_patches.max(batch.patches()),
+            Pass::Step(batch) => {
+                let longest = batch.context_lengths.iter().max().map_or(0, |most| *most as usize);
+                stressed.tokens = stressed.tokens.max(longest);
+            }
+        }
+    }
+    stressed
+}
+
+fn picture((width, height): (u32, u32)) -> Image {
+    Image::from_rgb(width, height, vec![90; 3 * (width * height) as usize]).expect("as many bytes as pixels")
+}
+
+/// A side of a picture, small ones and thin ones among them.
+fn side() -> impl Strategy<Value = u32> {
+    prop_oneof![1u32..60, 28u32..400, 300u32..900]
+}
+
+fn envelopes() -> impl Strategy<Value = Envelope> {
+    let sizes = (40usize..700, 1usize..9, 9usize..200, 4usize..700, 1usize..5, 1usize..9, 4usize..900);
+    sizes.prop_map(
+        |(context_tokens, sequences, step_tokens, picture_patches, pictures, video_frames, launch_patches)| Envelope {
+            context_tokens,
+            sequences,
+            step_tokens,
+            picture_patches,
+            pictures,
+            video_frames,
+            launch_patches,
+        },
+    )
+}
+
+/// What a request says and shows: words, sides of pictures, sides and frames of videos, and the longest reply.
+type Asked = (usize, Vec<(u32, u32)>, Vec<((u32, u32), usize)>, Option<usize>);
+
+fn asked() -> impl Strategy<Value = Asked> {
+    let pictures = proptest::collection::vec((side(), side()), 0..5);
+    let videos = proptest::collection::vec(((side(), side()), 1usize..6), 0..3);
+    (0usize..400, pictures, videos, proptest::option::of(1usize..2000))
+}
+
+fn chat((words, pictures, videos, tokens_max): Asked) -> Chat {
+    let chat = Chat::new().user("shape ".repeat(words));
+    let chat = pictures.into_iter().fold(chat, |chat, sides| chat.image(picture(sides)));
+    let video = |(sides, frames)| Video::from_frames(vec![picture(sides); frames], 2.0);
+    let chat = videos.into_iter().fold(chat, |chat, shown| chat.video(video(shown)));
+    tokens_max.into_iter().fold(chat, Chat::max_tokens)
+}
+
+#[test]
+fn no_request_that_is_let_in_exceeds_what_was_stressed() {
+    let (let_in, shown) = (Cell::new(0), Cell::new(0));
+    let requests = proptest::collection::vec(asked(), 1..6);
+    let mut runner = TestRunner::new(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(96) });
+    let outcome = runner.run(&(envelopes(), requests), |(envelope, requests)| {
+        let stressed = stressed(envelope);
+        let kv_tokens = stressed.blocks * BLOCK_TOKENS;
+        for asked in requests {
+            let Ok(prepared) = Preparation::of(&chat(asked), &stressed.kit, kv_tokens, 1) else { continue };
+            let Preparation { prompt, pictures, tokens_max, .. } = &prepared[0];
+            let tokens = prompt.tokens.len() + tokens_max;
+            prop_assert!(tokens <= stressed.tokens, "{} tokens, {} were stressed", tokens, stressed.tokens);
+            prop_assert!(tokens.div_ceil(BLOCK_TOKENS) <= stressed.blocks);
+            let rows: usize = prompt.pictures.iter().map(|span| span.tokens.len()).sum();
+            prop_assert!(rows <= stressed.cache_rows, "{} rows of {}", rows, stressed.cache_rows);
+            for plan in pictures {
+                let patches = plan.grid().patches() / plan.grid().pictures();
+                prop_assert!(patches <= stressed.launch_patches, "{} patches of {}", patches, stressed.launch_patches);
+            }
+            let_in.set(let_in.get() + 1);
+            shown.set(shown.get() + usize::from(!pictures.is_empty()));
+        }
+        Ok(())
+    });
+    outcome.unwrap_or_else(|error| panic!("{error}"));
+    assert!(let_in.get() >= 20 && shown.get() >= 5, "{} were let in, {} with pictures", let_in.get(), shown.get());
+}
+
+#[test]
+fn requests_of_every_kind_are_let_in() {
+    let envelope = Envelope { context_tokens: 400, video_frames: 8, pictures: 3, ..Envelope::small() };
+    let stressed = stressed(envelope);
+    let chat = Chat::new().user("What?").image(picture((500, 300))).image(picture((30, 30)));
+    let chat = chat.video(Video::from_frames(vec![picture((200, 100)); 5], 2.0));
+    let prepared = Preparation::of(&chat, &stressed.kit, 4096, 1).unwrap_or_else(|error| panic!("{error}"));
+    let Preparation { prompt, tokens_max, .. } = &prepared[0];
+    assert_eq!(prompt.pictures.len(), 2 + 3, "three steps of five frames");
+    assert_eq!(prompt.tokens.len() + tokens_max, 400, "the reply may fill the context");
+}

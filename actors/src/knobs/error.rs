@@ -1,0 +1,135 @@
+//! What cannot be set, and why.
+
+use serde_json::Value;
+use thiserror::Error;
+
+use super::{Knob, NESTED, TABLE};
+
+/// A setting that is refused.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum KnobError {
+    /// No knob has this name.
+    #[error("no knob is called {name:?}; the nearest is {nearest}")]
+    Unknown {
+        /// What was set.
+        name: String,
+        /// The known name that is most like it.
+        nearest: &'static str,
+    },
+    /// A value that the knob does not take.
+    #[error("{name} is {value}, it must be {expected}")]
+    Value {
+        /// As it was set.
+        name: String,
+        /// Its value.
+        value: String,
+        /// What it must be.
+        expected: &'static str,
+    },
+    /// Two names for one knob say different things.
+    #[error("{first} is {first_value} and {second} is {second_value}, but both set {knob}")]
+    Twice {
+        /// The knob.
+        knob: &'static str,
+        /// One name.
+        first: String,
+        /// Its value.
+        first_value: String,
+        /// The other.
+        second: String,
+        /// Its value.
+        second_value: String,
+    },
+    /// Two knobs that exclude each other.
+    #[error("{first} and {second} are both set, and each alone says {what}")]
+    Contradiction {
+        /// One.
+        first: &'static str,
+        /// The other.
+        second: &'static str,
+        /// What both say.
+        what: &'static str,
+    },
+    /// Keys and values are not swapped to the host.
+    #[error("swap_space is {gibibytes} GiB, but keys and values are not swapped to the host")]
+    HostSwap {
+        /// What was asked for.
+        gibibytes: String,
+    },
+    /// A number of videos without their frames.
+    #[error("{name} limits videos to {videos}, but a request's videos are limited by their frames")]
+    Videos {
+        /// As it was set.
+        name: String,
+        /// How many.
+        videos: u64,
+    },
+    /// Something that no model here takes.
+    #[error("{name} is {value}, but no model here takes {what}")]
+    Modality {
+        /// As it was set.
+        name: String,
+        /// Its value.
+        value: String,
+        /// What is not taken.
+        what: String,
+    },
+}
+
+impl KnobError {
+    pub(super) fn unknown(name: &str) -> Self {
+        let known = TABLE.iter().flat_map(|knob| std::iter::once(knob.name).chain(names_of(knob)));
+        let known = known.chain(NESTED.iter().map(|nested| nested.name));
+        let nearest = known.min_by_key(|known| distance(name, known)).expect("the table has lines");
+        KnobError::Unknown { name: name.to_owned(), nearest }
+    }
+
+    pub(super) fn value(name: &str, value: &Value, expected: &'static str) -> Self {
+        KnobError::Value { name: name.to_owned(), value: told(value), expected }
+    }
+
+    /// What to change.
+    pub fn hint(&self) -> String {
+        match self {
+            KnobError::Unknown { nearest, .. } => format!("set {nearest}, or see docs/knobs.md for all names"),
+            KnobError::Value { name, expected, .. } => format!("set {name} to {expected}"),
+            KnobError::Twice { first, second, .. } => format!("leave out {first} or {second}"),
+            KnobError::Contradiction { first, second, .. } => format!("leave out {first} or {second}"),
+            KnobError::HostSwap { .. } => {
+                "set swap_space to 0 or leave it out: a sequence that is preempted is computed again".to_owned()
+            }
+            KnobError::Videos { .. } => {
+                "set video_frames to the frames of all videos of a request, or give count and num_frames".to_owned()
+            }
+            KnobError::Modality { name, .. } => format!("set {name} to 0 or leave it out"),
+        }
+    }
+}
+
+fn names_of(knob: &'static Knob) -> impl Iterator<Item = &'static str> {
+    knob.aliases.iter().map(|alias| alias.name)
+}
+
+/// A value as a person writes it.
+pub(super) fn told(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        value => value.to_string(),
+    }
+}
+
+/// How many letters are put in, left out or changed between two names (Levenshtein, 1965).
+fn distance(typed: &str, known: &str) -> usize {
+    let known: Vec<char> = known.chars().collect();
+    let mut row: Vec<usize> = (0..=known.len()).collect();
+    for (line, letter) in typed.chars().flat_map(char::to_lowercase).enumerate() {
+        let letter = if letter == '-' { '_' } else { letter };
+        let mut diagonal = std::mem::replace(&mut row[0], line + 1);
+        for (place, other) in known.iter().enumerate() {
+            let changed = diagonal + usize::from(letter != *other);
+            diagonal = row[place + 1];
+            row[place + 1] = changed.min(row[place] + 1).min(diagonal + 1);
+        }
+    }
+    row[known.len()]
+}

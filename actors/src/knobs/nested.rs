@@ -1,0 +1,87 @@
+//! Names whose value is an object of other names, taken apart.
+
+use serde_json::{Map, Value};
+
+use super::{Knobs, NESTED, error::KnobError, error::told};
+
+/// A setting, by the name that an error shows.
+type Setting = (String, &'static str, Value);
+
+/// The settings that a nested name comes to: each with its full name, the knob's name, and the value; none if the name is
+/// not nested. A text is read as JSON.
+///
+/// # Errors
+/// What is in it is nobody's.
+pub(super) fn settings(name: &str, value: &Value) -> Option<Result<Vec<Setting>, KnobError>> {
+    NESTED.iter().any(|nested| nested.name == name).then(|| {
+        let object = object(name, value)?;
+        let mut settings = Vec::new();
+        for (inner, value) in &object {
+            let full = format!("{name}.{inner}");
+            match (name, inner.as_str()) {
+                ("mm_processor_kwargs", "max_pixels") => settings.push((full, "picture_pixels", value.clone())),
+                ("mm_processor_kwargs", "min_pixels") => settings.push((full, "picture_pixels_min", value.clone())),
+                ("mm_processor_kwargs", "size") => settings.extend(edges(&full, value)?),
+                ("limit_mm_per_prompt", "image") => settings.push((full, "pictures", count(value))),
+                ("limit_mm_per_prompt", "video") => settings.push(frames(full, value)?),
+                ("limit_mm_per_prompt", _) if count(value) == 0 => {}
+                ("limit_mm_per_prompt", what) => {
+                    return Err(KnobError::Modality { value: told(&count(value)), what: what.to_owned(), name: full });
+                }
+                _ => return Err(KnobError::unknown(&full)),
+            }
+        }
+        Ok(settings)
+    })
+}
+
+fn object(name: &str, value: &Value) -> Result<Map<String, Value>, KnobError> {
+    let read = match value {
+        Value::String(text) => serde_json::from_str(text).unwrap_or(Value::Null),
+        value => value.clone(),
+    };
+    match read {
+        Value::Object(object) => Ok(object),
+        _ => Err(KnobError::value(name, value, "an object of names and values")),
+    }
+}
+
+/// How many, with or without the sizes that vLLM profiles with.
+fn count(value: &Value) -> Value {
+    value.get("count").unwrap_or(value).clone()
+}
+
+fn edges(name: &str, value: &Value) -> Result<Vec<Setting>, KnobError> {
+    let knobs = [("longest_edge", "picture_pixels"), ("shortest_edge", "picture_pixels_min")];
+    let object = object(name, value)?;
+    let setting = |(inner, value): (&String, &Value)| {
+        let full = format!("{name}.{inner}");
+        match knobs.iter().find(|(edge, _)| edge == inner) {
+            Some((_, knob)) => Ok((full, *knob, value.clone())),
+            None => Err(KnobError::unknown(&full)),
+        }
+    };
+    object.iter().map(setting).collect()
+}
+
+/// Frames of all videos together.
+fn frames(name: String, value: &Value) -> Result<Setting, KnobError> {
+    let number = |value: &Value| value.as_u64();
+    let wrong = || KnobError::value(&name, value, "an object of count and num_frames");
+    let videos = number(&count(value)).ok_or_else(wrong)?;
+    match value.get("num_frames") {
+        Some(frames) => {
+            let frames = number(frames).and_then(|frames| frames.checked_mul(videos)).ok_or_else(wrong)?;
+            Ok((name, "video_frames", frames.into()))
+        }
+        None => Err(KnobError::Videos { name, videos }),
+    }
+}
+
+impl TryFrom<Map<String, Value>> for Knobs {
+    type Error = KnobError;
+
+    fn try_from(map: Map<String, Value>) -> Result<Self, KnobError> {
+        Knobs::from_settings(map)
+    }
+}

@@ -1,0 +1,170 @@
+//! Every name is understood, two names never contradict each other in silence, and nothing unknown passes.
+
+use bursar_budgets::Bytes;
+use serde_json::json;
+
+use super::*;
+use crate::knobs::{Kind, NESTED, TABLE};
+
+fn read(json: Value) -> Result<Knobs, KnobError> {
+    let Value::Object(map) = json else { panic!("settings are an object") };
+    Knobs::from_settings(map)
+}
+
+/// A value of this kind, and another.
+fn values(kind: Kind) -> [Value; 2] {
+    match kind {
+        Kind::Count(_) => [json!(640), json!("641")],
+        Kind::Size => [json!("2GiB"), json!(4096)],
+        Kind::Share => [json!(0.5), json!("0.25")],
+        Kind::Gibibytes => [json!(0), json!(0)],
+    }
+}
+
+#[test]
+fn every_name_of_a_knob_sets_it_and_another_value_by_another_name_is_refused_with_both() {
+    for knob in TABLE {
+        let [one, other] = values(knob.kind);
+        let expected = read(json!({ knob.name: one })).unwrap_or_else(|error| panic!("{}: {error}", knob.name));
+        assert_ne!(expected, Knobs::default(), "{} sets something", knob.name);
+        for alias in knob.aliases {
+            assert_eq!(read(json!({ alias.name: one })), Ok(expected.clone()), "{}", alias.name);
+            let both = json!({ knob.name: one, alias.name: one });
+            assert_eq!(read(both), Ok(expected.clone()), "{} says what {} says", alias.name, knob.name);
+            let error = read(json!({ knob.name: one, alias.name: other })).expect_err("they differ");
+            let KnobError::Twice { knob: of, .. } = &error else { panic!("{error:?}") };
+            assert_eq!(*of, knob.name);
+            let (said, hint) = (error.to_string(), error.hint());
+            assert!([knob.name, alias.name].iter().all(|name| said.contains(name) && hint.contains(name)), "{said}");
+        }
+    }
+}
+
+#[test]
+fn no_name_stands_for_two_knobs() {
+    let names = TABLE.iter().flat_map(|knob| std::iter::once(knob.name).chain(knob.aliases.iter().map(|a| a.name)));
+    let mut names: Vec<_> = names.chain(NESTED.iter().map(|nested| nested.name)).collect();
+    let all = names.len();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), all, "{names:?}");
+}
+
+#[test]
+fn an_unknown_name_is_refused_with_the_one_that_it_is_most_like() {
+    for (typed, meant) in [
+        ("step_token", "step_tokens"),
+        ("max-num-seqs", "max_num_seqs"),
+        ("gpu_memory_utilisation", "gpu_memory_utilization"),
+        ("MAX_TOTAL_TOKEN_NUM", "max_total_token_num"),
+        ("swapspace", "swap_space"),
+    ] {
+        let error = read(json!({ typed: 4 })).expect_err("nobody has that name");
+        assert_eq!(error, KnobError::Unknown { name: typed.to_owned(), nearest: meant });
+        assert!(error.hint().contains(meant), "{}", error.hint());
+    }
+}
+
+#[test]
+fn a_value_that_cannot_be_meant_is_refused_with_what_it_must_be() {
+    for wrong in [
+        json!({ "sequences": 0 }),
+        json!({ "sequences": -1 }),
+        json!({ "max_model_len": "auto" }),
+        json!({ "step_tokens": 12.5 }),
+        json!({ "memory_fraction": 0 }),
+        json!({ "gpu_memory_utilization": 1.01 }),
+        json!({ "device_fraction": "NaN" }),
+        json!({ "kv_bytes": "2GB" }),
+        json!({ "mm_processor_kwargs": "max_pixels" }),
+        json!({ "mm_processor_kwargs": { "max_pixels": "large" } }),
+        json!({ "limit_mm_per_prompt": { "image": 0 } }),
+        json!({ "limit_mm_per_prompt": { "video": { "count": 1, "num_frames": "many" } } }),
+    ] {
+        let error = read(wrong.clone()).expect_err("it cannot be meant");
+        let KnobError::Value { name, expected, .. } = &error else { panic!("{wrong}: {error:?}") };
+        assert!(error.to_string().contains(name) && error.hint().contains(expected), "{error}");
+    }
+    assert_eq!(read(json!({ "sequences": 8192.0, "step_tokens": "8_192" })).expect("whole").step_tokens, Some(8192));
+    assert_eq!(read(json!({ "sequences": null })), Ok(Knobs::default()), "as JSON writes what is not set");
+}
+
+#[test]
+fn host_swap_is_refused_with_what_is_done_instead() {
+    assert!(read(json!({ "swap_space": 0 })).is_ok());
+    let error = read(json!({ "swap_space": 4 })).expect_err("it is not there");
+    assert!(matches!(&error, KnobError::HostSwap { gibibytes } if gibibytes == "4"), "{error:?}");
+    assert!(error.hint().contains('0'), "{}", error.hint());
+}
+
+#[test]
+fn what_vllm_nests_is_taken_apart() {
+    let settings = json!({
+        "mm_processor_kwargs": { "max_pixels": 1_003_520, "min_pixels": 3136 },
+        "limit_mm_per_prompt": { "image": 4, "video": { "count": 2, "num_frames": 16 }, "audio": 0 },
+    });
+    let knobs = read(settings).expect("all of it is known");
+    assert_eq!((knobs.picture_pixels, knobs.picture_pixels_min), (Some(1_003_520), Some(3136)));
+    assert_eq!((knobs.pictures, knobs.video_frames), (Some(4), Some(32)));
+    let typed = read(json!({ "mm_processor_kwargs": r#"{"size": {"longest_edge": 9000, "shortest_edge": 800}}"# }));
+    assert_eq!(typed.map(|knobs| (knobs.picture_pixels, knobs.picture_pixels_min)), Ok((Some(9000), Some(800))));
+
+    let error = read(json!({ "mm_processor_kwargs": { "max_pixels": 1 }, "max_pixels": 2 })).expect_err("they differ");
+    assert!(error.to_string().contains("mm_processor_kwargs.max_pixels"), "{error}");
+    let error = read(json!({ "limit_mm_per_prompt": { "video": 2 } })).expect_err("of how many frames?");
+    assert!(matches!(error, KnobError::Videos { videos: 2, .. }) && error.hint().contains("video_frames"), "{error}");
+    let error = read(json!({ "limit_mm_per_prompt": { "audio": 1 } })).expect_err("nobody hears it");
+    assert!(matches!(&error, KnobError::Modality { what, .. } if what == "audio"), "{error}");
+    let error = read(json!({ "mm_processor_kwargs": { "max_pixel": 1 } })).expect_err("nobody has that name");
+    assert!(matches!(error, KnobError::Unknown { nearest: "max_pixels" | "mm_processor_kwargs", .. }), "{error}");
+}
+
+#[test]
+fn knobs_that_exclude_each_other_are_refused_by_our_names() {
+    for (first, second) in [
+        (json!({ "gpu_memory_utilization": 0.9, "memory_fraction": 0.9 }), ["memory_fraction", "device_fraction"]),
+        (json!({ "max_total_token_num": 4096, "kv_cache_memory_bytes": "1GiB" }), ["kv_tokens", "kv_bytes"]),
+        (json!({ "max_pixels": 4096, "picture_patches": 64 }), ["picture_pixels", "picture_patches"]),
+    ] {
+        let error = read(first).expect_err("both say the same");
+        assert!(matches!(error, KnobError::Contradiction { .. }), "{error:?}");
+        assert!(second.iter().all(|name| error.to_string().contains(name) && error.hint().contains(name)), "{error}");
+    }
+}
+
+#[test]
+fn what_is_set_is_loaded_with_and_the_rest_stays() {
+    let settings = json!({
+        "max_model_len": 2048, "max_num_seqs": 32, "batch_max_tokens": 256, "max_pixels": 401_408, "launch_patches": 4096,
+        "gpu_memory_utilization": 0.8, "kv_cache_memory_bytes": "64MiB", "requests": 7, "threads": 2,
+        "picture_file_bytes": "1MiB", "picture_source_pixels": 5_000_000, "canary": "16MiB",
+    });
+    let knobs = read(settings).expect("all of it is known");
+    let base = LoadOptions { memory_fraction: Some(0.5), kv_tokens: Some(64), ..LoadOptions::small() };
+    let options = knobs.over(base.clone()).expect("it goes together");
+    assert_eq!(options.envelope, base.envelope);
+    let expected = Limits {
+        context_tokens: Some(2048),
+        sequences: Some(32),
+        step_tokens: Some(256),
+        picture_pixels: Some(401_408),
+        launch_patches: Some(4096),
+        ..Limits::default()
+    };
+    assert_eq!(options.limits, expected);
+    assert_eq!((options.memory_fraction, options.device_fraction), (None, Some(0.8)), "instead of the base's share");
+    assert_eq!((options.kv_tokens, options.kv_bytes), (None, Some(Bytes::mib(64))), "instead of the base's size");
+    assert_eq!((options.requests, options.threads), (7, 2));
+    assert_eq!((options.image_limits.bytes_max, options.image_limits.pixels_max), (1 << 20, 5_000_000));
+    let untouched = Knobs::default().over(base).expect("nothing is set");
+    assert_eq!((untouched.memory_fraction, untouched.kv_tokens, untouched.requests), (Some(0.5), Some(64), 16));
+}
+
+#[test]
+fn knobs_are_written_by_our_names_and_read_again() {
+    let knobs = read(json!({ "max_num_seqs": 3, "swap_space": 0, "kv_cache_memory_bytes": 4096, "mem_fraction": 0.5 }));
+    let knobs = knobs.expect("all of it is known");
+    let written = serde_json::to_value(&knobs).expect("it can be written");
+    assert_eq!(written, json!({ "sequences": 3, "swap_space": 0.0, "kv_bytes": 4096, "device_fraction": 0.5 }));
+    assert_eq!(serde_json::from_value::<Knobs>(written).expect("it is read"), knobs);
+}

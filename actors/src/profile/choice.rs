@@ -1,0 +1,121 @@
+//! What a user has said of the size of keys and values, and the sizing that follows from it: pure.
+
+use bursar_budgets::Bytes;
+use bursar_kernels::{BLOCK_TOKENS, KvShape};
+
+use super::{Share, Sizing};
+use crate::memory::KvMemory;
+
+/// What a user has said of the cache of keys and values. A size wins over a share; with nothing said the device's class
+/// decides ([`Share::expected_of`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct KvChoice {
+    /// A share of what is left after everything else, above 0 and up to 1.
+    pub memory_fraction: Option<f64>,
+    /// A share of the whole device for everything of ours, above 0 and up to 1.
+    pub device_fraction: Option<f64>,
+    /// A size in tokens.
+    pub kv_tokens: Option<usize>,
+    /// A size in bytes, of which whole pages a layer are taken.
+    pub kv_bytes: Option<Bytes>,
+}
+
+/// What is there to be shared, when keys and values are sized.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvRoom {
+    /// The device's memory.
+    pub total: Bytes,
+    /// What of it is ours and is not keys and values: overhead and all other leases.
+    pub beside: Bytes,
+    /// What the ledger could grant now.
+    pub available: Bytes,
+    /// What keys and values hold already.
+    pub probe: Bytes,
+    /// Whether host memory stands in for a GPU.
+    pub is_host: bool,
+}
+
+impl KvChoice {
+    /// The size that a user has fixed, in tokens.
+    pub fn pinned_tokens(&self, shape: KvShape, page: Bytes) -> Option<usize> {
+        let of_bytes = |bytes| KvMemory::blocks_in(shape, bytes, page) * BLOCK_TOKENS;
+        self.kv_tokens.or_else(|| self.kv_bytes.map(of_bytes))
+    }
+
+    /// How much of what is left the cache takes where no size is fixed.
+    pub fn share(&self, room: &KvRoom) -> Share {
+        match (self.device_fraction, self.memory_fraction) {
+            (Some(fraction), _) => Share::of_whole(fraction, room.total, room.beside),
+            (None, Some(fraction)) => Share::Fraction(fraction),
+            (None, None) => Share::expected_of(room.is_host, room.total),
+        }
+    }
+
+    /// Whether a user has fixed the size.
+    pub fn is_pinned(&self) -> bool {
+        self.kv_tokens.is_some() || self.kv_bytes.is_some()
+    }
+
+    /// The sizing of an attempt.
+    pub fn sizing(&self, room: &KvRoom, shape: KvShape, page: Bytes) -> Sizing {
+        Sizing {
+            available: room.available,
+            probe: room.probe,
+            share: self.share(room),
+            pinned_tokens: self.pinned_tokens(shape, page),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bursar_kernels::DType;
+
+    use super::*;
+
+    const SHAPE: KvShape = KvShape { layers: 4, kv_heads: 2, head_dim: 32, dtype: DType::F32 };
+    const PAGE: Bytes = Bytes(64 << 10);
+
+    /// A device of 100 MiB, 30 of them ours already, 60 to be had.
+    fn room() -> KvRoom {
+        KvRoom {
+            total: Bytes::mib(100),
+            beside: Bytes::mib(30),
+            available: Bytes::mib(50),
+            probe: Bytes::mib(10),
+            is_host: true,
+        }
+    }
+
+    fn bytes(choice: KvChoice) -> Bytes {
+        let blocks = choice.sizing(&room(), SHAPE, PAGE).blocks(SHAPE, PAGE);
+        KvMemory::bytes(SHAPE, blocks, PAGE)
+    }
+
+    #[test]
+    fn a_share_of_the_whole_device_counts_all_that_is_ours() {
+        let of_whole = |fraction| bytes(KvChoice { device_fraction: Some(fraction), ..KvChoice::default() });
+        assert_eq!(of_whole(0.5), Bytes::mib(20), "half of 100 less the 30 that are ours");
+        assert_eq!(of_whole(0.3), Bytes::ZERO, "the rest of ours fills it");
+        assert_eq!(of_whole(0.2), Bytes::ZERO, "or is more than it");
+        assert_eq!(of_whole(1.0), Bytes::mib(60), "no more than can be had: 10 are another's");
+    }
+
+    #[test]
+    fn a_share_of_what_is_left_does_not() {
+        assert_eq!(
+            bytes(KvChoice { memory_fraction: Some(0.5), ..KvChoice::default() }),
+            Bytes::mib(30),
+            "half of what can be had"
+        );
+        assert_eq!(bytes(KvChoice::default()), Bytes::mib(54), "nine tenths on a host");
+    }
+
+    #[test]
+    fn a_size_wins_over_a_share_and_bytes_are_taken_in_whole_pages() {
+        let shared = KvChoice { memory_fraction: Some(0.5), ..KvChoice::default() };
+        assert_eq!(bytes(KvChoice { kv_bytes: Some(Bytes(Bytes::mib(8).0 + 70_000)), ..shared }), Bytes::mib(8));
+        let tokens = KvChoice { kv_tokens: Some(1000), ..shared };
+        assert_eq!(tokens.sizing(&room(), SHAPE, PAGE).blocks(SHAPE, PAGE), 63);
+    }
+}

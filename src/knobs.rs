@@ -1,0 +1,195 @@
+//! Knobs as flags: every line of the table under all of its names.
+
+use std::{fs, path::PathBuf, sync::LazyLock};
+
+use bursar::{
+    BlasSearch, Bytes, LoadOptions,
+    knobs::{Kind, Knob, KnobError, Knobs, NESTED, TABLE},
+};
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, value_parser};
+use serde_json::{Map, Value};
+
+use crate::failure::Failure;
+
+/// What a user has typed of knobs.
+#[derive(Clone, Debug, Default)]
+pub struct KnobOptions {
+    file: Option<PathBuf>,
+    /// Names as the table has them, in its order.
+    typed: Vec<(&'static str, String)>,
+}
+
+impl KnobOptions {
+    /// What a model is loaded with.
+    ///
+    /// # Errors
+    /// A knob that is refused, with what to set instead.
+    pub fn options(&self, blas: BlasSearch) -> Result<LoadOptions, Failure> {
+        self.over(LoadOptions { blas, ..LoadOptions::default() })
+    }
+
+    /// The same over options of a command's own.
+    ///
+    /// # Errors
+    /// As [`options`](Self::options).
+    pub fn over(&self, base: LoadOptions) -> Result<LoadOptions, Failure> {
+        Ok(self.knobs()?.over(base)?)
+    }
+
+    /// Device bytes to keep free of use, if that is said: for the runtime.
+    ///
+    /// # Errors
+    /// As [`options`](Self::options).
+    pub fn canary(&self) -> Result<Option<Bytes>, Failure> {
+        Ok(self.knobs()?.canary)
+    }
+
+    /// All that is said, in the file and by flags.
+    ///
+    /// # Errors
+    /// As [`options`](Self::options), and a file that holds no knobs.
+    pub fn knobs(&self) -> Result<Knobs, Failure> {
+        let of_file = self.file.as_ref().map(read).transpose()?.unwrap_or_default();
+        let typed = self.typed.iter().map(|(name, value)| ((*name).to_owned(), Value::String(value.clone())));
+        Ok(Knobs::from_settings(of_file.into_iter().chain(typed))?)
+    }
+}
+
+fn read(path: &PathBuf) -> Result<Map<String, Value>, Failure> {
+    let failure = |error: String| Failure {
+        error: format!("{}: {error}", path.display()),
+        hint: "name a file that holds a JSON object of knobs".to_owned(),
+    };
+    let text = fs::read_to_string(path).map_err(|error| failure(error.to_string()))?;
+    serde_json::from_str(&text).map_err(|error| failure(error.to_string()))
+}
+
+impl From<KnobError> for Failure {
+    fn from(error: KnobError) -> Self {
+        Failure { hint: error.hint(), error: error.to_string() }
+    }
+}
+
+/// A flag that sets a knob by one of its names.
+struct Flag {
+    /// As the table has it.
+    name: &'static str,
+    /// As it is typed.
+    long: String,
+    help: String,
+    value: String,
+    is_alias: bool,
+}
+
+/// All of them, in the table's order, each alias behind its knob.
+static FLAGS: LazyLock<Vec<Flag>> = LazyLock::new(|| {
+    let of_knob = |knob: &'static Knob| {
+        let aliases = knob.aliases.iter().map(|alias| format!("--{}", hyphens(alias.name))).collect::<Vec<_>>();
+        let also = if aliases.is_empty() { String::new() } else { format!(" [aliases: {}]", aliases.join(", ")) };
+        let flag = |name: &'static str, is_alias| Flag {
+            name,
+            long: hyphens(name),
+            help: format!("{}{also}", knob.sentence().trim_end_matches('.')),
+            value: knob.kind.unit().to_uppercase(),
+            is_alias,
+        };
+        std::iter::once(flag(knob.name, false))
+            .chain(knob.aliases.iter().map(move |a| flag(a.name, true)))
+            .collect::<Vec<_>>()
+    };
+    let nested = NESTED.iter().map(|nested| Flag {
+        name: nested.name,
+        long: hyphens(nested.name),
+        help: nested.meaning.trim_end_matches('.').to_owned(),
+        value: "JSON".to_owned(),
+        is_alias: false,
+    });
+    TABLE.iter().flat_map(of_knob).chain(nested).collect()
+});
+
+fn hyphens(name: &str) -> String {
+    name.replace('_', "-")
+}
+
+const FILE: &str = "knobs";
+
+const HEADING: &str = "What a model may take (docs/knobs.md)";
+
+impl Args for KnobOptions {
+    fn augment_args(command: Command) -> Command {
+        let file = Arg::new(FILE)
+            .long(FILE)
+            .value_name("FILE")
+            .value_parser(value_parser!(PathBuf))
+            .help("A JSON object of the knobs below, by any of their names")
+            .help_heading(HEADING);
+        // A flag for each name: an error can say which of them said what.
+        FLAGS.iter().fold(command.arg(file), |command, flag| {
+            let is_number = Knob::named(flag.name).is_some_and(|knob| knob.kind != Kind::Size);
+            let underscores = flag.name.contains('_').then_some(flag.name);
+            command.arg(
+                Arg::new(flag.name)
+                    .long(flag.long.as_str())
+                    .aliases(underscores)
+                    .value_name(flag.value.as_str())
+                    .help(flag.help.as_str())
+                    .help_heading(HEADING)
+                    .hide(flag.is_alias)
+                    .allow_negative_numbers(is_number)
+                    .action(ArgAction::Append),
+            )
+        })
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for KnobOptions {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let typed = FLAGS.iter().flat_map(|flag| {
+            let values = matches.get_many::<String>(flag.name).into_iter().flatten();
+            values.map(|value| (flag.name, value.clone()))
+        });
+        Ok(KnobOptions { file: matches.get_one(FILE).cloned(), typed: typed.collect() })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn typed(arguments: &[&str]) -> KnobOptions {
+        let command = KnobOptions::augment_args(Command::new("bursar").no_binary_name(true));
+        command.clone().debug_assert();
+        let matches = command.try_get_matches_from(arguments).unwrap_or_else(|error| panic!("{error}"));
+        KnobOptions::from_arg_matches(&matches).expect("they are there")
+    }
+
+    #[test]
+    fn every_name_is_a_flag_with_hyphens_and_with_underscores() {
+        for flag in FLAGS.iter().filter(|flag| flag.value != "JSON") {
+            let value = if Knob::named(flag.name).is_some_and(|knob| knob.kind == Kind::Gibibytes) { "0" } else { "1" };
+            let by_hyphens = typed(&[&format!("--{}", flag.long), value]).knobs();
+            let by_underscores = typed(&[&format!("--{}", flag.name), value]).knobs();
+            let knobs = by_hyphens.unwrap_or_else(|failure| panic!("{}: {failure}", flag.long));
+            assert_ne!(knobs, Knobs::default(), "{}", flag.long);
+            assert_eq!(by_underscores.expect("the same"), knobs, "{}", flag.name);
+        }
+    }
+
+    #[test]
+    fn two_names_with_two_values_are_refused_with_both_names() {
+        let failure = typed(&["--max-num-seqs", "4", "--sequences", "8"]).knobs().expect_err("they differ");
+        assert!(failure.error.contains("max_num_seqs is 4") || failure.error.contains("sequences is 8"), "{failure}");
+        assert!(failure.hint.contains("max_num_seqs") && failure.hint.contains("sequences"), "{failure}");
+        let same = typed(&["--max-num-seqs", "4", "--sequences", "4", "--sequences=4"]).knobs().expect("they agree");
+        assert_eq!(same.sequences, Some(4));
+    }
+}

@@ -1,0 +1,144 @@
+//! `bursar plan`: what a model would take of a device and what it would serve there, without a GPU and without its weights.
+
+mod gpu;
+mod place;
+mod report;
+
+use std::process::ExitCode;
+
+use bursar::{
+    Bytes, Envelope, LoadOptions, ModelSource, StartError,
+    crates::{
+        actors::{
+            engine::Kit,
+            profile::{Forecast, Question},
+        },
+        model::{LoadError, Model, checkpoint::Checkpoint},
+    },
+};
+use clap::Args;
+use serde_json::json;
+
+use self::{gpu::Gpu, place::Planned, place::Wish, report::Report};
+use crate::{DeviceOptions, failure::Failure, knobs::KnobOptions, model};
+
+/// Options of `bursar plan`.
+#[derive(Args)]
+pub struct Options {
+    /// A Hugging Face checkpoint folder, a model of the hub, or `demo`.
+    #[arg(long, default_value = "demo", conflicts_with = "shape")]
+    model: String,
+    /// The shape of a model instead of a model.
+    #[arg(long, value_name = "NAME")]
+    shape: Option<String>,
+    /// The device's memory, such as 80GiB, instead of what it has.
+    #[arg(long, value_name = "BYTES")]
+    total: Option<Bytes>,
+    /// A GPU that need not be here: a product such as h200, or sm_NN, or sm_NN:PROCESSORS. Without it: the GPU that is
+    /// here, or where there is none the host for the demo model and an H200 for any other.
+    #[arg(long, value_name = "GPU")]
+    gpu: Option<Gpu>,
+    /// One JSON object.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    knobs: KnobOptions,
+}
+
+/// What is told of a plan that does not fit; one that cannot be made is another's.
+const DOES_NOT_FIT: u8 = 1;
+const CANNOT_BE_PLANNED: u8 = 2;
+
+/// Runs the command: 0 if the model fits, 1 if it does not, 2 if that cannot be said.
+pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
+    let (device, is_json) = (device.clone(), options.json);
+    let planned = tokio::task::spawn_blocking(move || plan(&device, &options)).await;
+    let planned = planned.unwrap_or_else(|died| {
+        Err(Failure {
+            error: format!("planning died: {died}"),
+            hint: "this is a bug in Bursar; please report it with the model".to_owned(),
+        })
+    });
+    match planned {
+        Ok(ref report) if is_json => println!("{}", json!(report)),
+        Ok(ref report) => print!("{report}"),
+        Err(ref failure) if is_json => println!("{}", json!({ "error": failure.error, "hint": failure.hint })),
+        Err(ref failure) => eprintln!("{failure}"),
+    }
+    match planned {
+        Ok(Report { fits: true, .. }) => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::from(DOES_NOT_FIT),
+        Err(_) => ExitCode::from(CANNOT_BE_PLANNED),
+    }
+}
+
+fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
+    let mut load = options.knobs.options(device.blas())?;
+    let source = options.source()?;
+    let planned = Planned::of(&Wish {
+        choice: device.choice(),
+        gpu: options.gpu.as_ref(),
+        total: options.total,
+        canary: options.knobs.canary()?,
+        threads: load.threads,
+        is_small: options.is_demo(),
+    })?;
+    let (target, place) = (planned.target, planned.place);
+    let checkpoint = Checkpoint::open(source.origin().clone().bring(&())?)?;
+    let model = Model::plan(&checkpoint, &target)?;
+    let kit = kit(&source, &checkpoint, &model, &mut load, place.is_host)?;
+    let question = Question { model: &model, target, envelope: &kit.envelope, kv: load.kv(), place };
+    let forecast = Forecast::of(&question).map_err(StartError::from)?;
+    Ok(Report::of(&kit, &planned, &model, &forecast))
+}
+
+/// The model's host side, with the limits as it lowers them.
+fn kit(
+    source: &ModelSource,
+    checkpoint: &Checkpoint,
+    model: &Model,
+    load: &mut LoadOptions,
+    is_host: bool,
+) -> Result<Kit, Failure> {
+    let expected = if is_host { Envelope::default() } else { Envelope::gpu() };
+    load.envelope.get_or_insert(expected);
+    Ok(Kit::new(source.name(), checkpoint, model.config().clone(), load)?)
+}
+
+impl Options {
+    fn source(&self) -> Result<ModelSource, Failure> {
+        match &self.shape {
+            None => Ok(model::source(&self.model)),
+            Some(shape) => model::shape(shape, 0),
+        }
+    }
+
+    fn is_demo(&self) -> bool {
+        self.shape.is_none() && self.model == "demo"
+    }
+}
+
+impl From<StartError> for Failure {
+    fn from(error: StartError) -> Self {
+        Failure { hint: error.hint(), error: error.to_string() }
+    }
+}
+
+impl From<LoadError> for Failure {
+    fn from(error: LoadError) -> Self {
+        Failure { hint: error.hint(), error: error.to_string() }
+    }
+}
+
+impl From<bursar::CheckpointError> for Failure {
+    fn from(error: bursar::CheckpointError) -> Self {
+        Failure { hint: error.hint(), error: error.to_string() }
+    }
+}
+
+impl From<bursar::DeviceError> for Failure {
+    fn from(error: bursar::DeviceError) -> Self {
+        let hint = bursar::Hint::hint(&error).unwrap_or_else(|| "see the driver's message".to_owned());
+        Failure { hint, error: error.to_string() }
+    }
+}

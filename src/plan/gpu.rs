@@ -1,0 +1,102 @@
+//! GPUs that are not here, by their numbers.
+
+use std::str::FromStr;
+
+use bursar::{
+    Bytes,
+    crates::kernels::{CudaTarget, DType},
+};
+
+/// A GPU by what a plan follows from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gpu {
+    /// What it is called.
+    pub name: String,
+    /// Compute capability.
+    pub capability: (u32, u32),
+    /// Multiprocessors.
+    pub processors: usize,
+    /// Its memory, as its driver reports it, if that is known.
+    pub total: Option<Bytes>,
+}
+
+/// What a process of ours uses of a card outside leases: measured on an H200 with driver 580 at READY (`benches/h200.md`).
+pub const OVERHEAD: Bytes = Bytes::mib(548);
+
+/// Name, compute capability, multiprocessors, and memory in MiB: of an H200 as measured, of the others as their drivers
+/// commonly report it, rounded down.
+const KNOWN: [(&str, (u32, u32), usize, u64); 9] = [
+    ("h200", (9, 0), 132, 143_155),
+    ("h100", (9, 0), 132, 80_900),
+    ("a100", (8, 0), 108, 80_900),
+    ("a100-40gb", (8, 0), 108, 40_300),
+    ("l40s", (8, 9), 142, 45_400),
+    ("l4", (8, 9), 58, 22_400),
+    ("rtx4090", (8, 9), 128, 24_100),
+    ("a10", (8, 6), 72, 22_400),
+    ("t4", (7, 5), 40, 14_900),
+];
+
+impl Gpu {
+    /// What stands in where no GPU is here and none is named.
+    pub fn expected() -> Self {
+        Gpu::of(KNOWN[0])
+    }
+
+    fn of((name, capability, processors, mib): (&str, (u32, u32), usize, u64)) -> Self {
+        Gpu { name: name.to_owned(), capability, processors, total: Some(Bytes::mib(mib)) }
+    }
+
+    /// What a plan for it is made for, as a device of that kind would be.
+    pub fn target(&self) -> CudaTarget {
+        let activation = if self.capability >= (8, 0) { DType::BF16 } else { DType::F16 };
+        CudaTarget { capability: self.capability, processors: self.processors, activation }
+    }
+}
+
+impl FromStr for Gpu {
+    type Err = String;
+
+    /// Reads `h200`, `sm_90` (as wide as the first known of that capability), `sm_90:114`.
+    fn from_str(typed: &str) -> Result<Self, String> {
+        let named = typed.to_ascii_lowercase();
+        if let Some(known) = KNOWN.into_iter().find(|(name, ..)| *name == named) {
+            return Ok(Gpu::of(known));
+        }
+        let names = || KNOWN.map(|(name, ..)| name).join(", ");
+        let wrong = || format!("a GPU is one of {}, or sm_NN, or sm_NN:PROCESSORS, such as sm_90:132", names());
+        let (capability, processors) = match named.strip_prefix("sm_").ok_or_else(wrong)?.split_once(':') {
+            Some((capability, processors)) => (capability, Some(processors)),
+            None => (named.trim_start_matches("sm_"), None),
+        };
+        let number: u32 = capability.parse().map_err(|_| wrong())?;
+        let capability = (number / 10, number % 10);
+        let alike = KNOWN.into_iter().find(|(_, of, ..)| *of == capability);
+        let processors = match (processors, alike) {
+            (Some(processors), _) => processors.parse().ok().filter(|count| *count > 0).ok_or_else(wrong)?,
+            (None, Some((_, _, processors, _))) => processors,
+            (None, None) => return Err(format!("say how many multiprocessors it has: {named}:PROCESSORS")),
+        };
+        Ok(Gpu { name: named, capability, processors, total: None })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_is_named_by_its_product_or_its_architecture() {
+        let numbers = |typed: &str| typed.parse::<Gpu>().map(|gpu| (gpu.capability, gpu.processors));
+        assert_eq!(numbers("H200"), Ok(((9, 0), 132)));
+        assert_eq!(numbers("sm_90"), Ok(((9, 0), 132)));
+        assert_eq!(numbers("sm_86:28"), Ok(((8, 6), 28)));
+        assert_eq!(numbers("sm_120:170"), Ok(((12, 0), 170)));
+        assert_eq!(Gpu::expected().total, Some(Bytes::mib(143_155)));
+        assert_eq!("sm_90".parse::<Gpu>().map(|gpu| gpu.total), Ok(None), "of any of them");
+        for wrong in ["", "sm_", "sm_x", "sm_90:", "sm_90:0", "gtx", "sm_120"] {
+            assert!(numbers(wrong).is_err(), "{wrong}");
+        }
+        assert!(numbers("h300").is_err_and(|error| error.contains("h200")));
+    }
+}

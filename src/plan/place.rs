@@ -1,0 +1,89 @@
+//! Which device a plan is made for: one that is here, or one by its numbers.
+
+use bursar::{
+    Bytes, CudaDevice, Device, DeviceChoice, DeviceError,
+    crates::{
+        actors::profile::Place,
+        kernels::{CudaTarget, Target},
+    },
+};
+
+use super::gpu::{Gpu, OVERHEAD};
+use crate::failure::Failure;
+
+/// The page of a GPU, and of a host device.
+const PAGE: Bytes = Bytes::mib(2);
+
+/// A device to plan for.
+pub struct Planned {
+    /// What it is, and why it.
+    pub name: String,
+    /// Whether it is here.
+    pub is_here: bool,
+    pub target: Target,
+    pub place: Place,
+}
+
+/// What was asked for.
+pub struct Wish<'w> {
+    pub choice: DeviceChoice,
+    pub gpu: Option<&'w Gpu>,
+    pub total: Option<Bytes>,
+    pub canary: Option<Bytes>,
+    /// Of a host device.
+    pub threads: usize,
+    /// Whether the host is what one expects where no GPU is here.
+    pub is_small: bool,
+}
+
+impl Planned {
+    /// The device that is wished for. Opening one that is here takes some 300 ms and takes no memory of it but a context's.
+    pub fn of(wish: &Wish<'_>) -> Result<Self, Failure> {
+        if let Some(gpu) = wish.gpu {
+            return Planned::absent(gpu, &format!("{} by its numbers", gpu.name), wish);
+        }
+        match wish.choice {
+            DeviceChoice::Host(capacity) => Ok(Planned::host(capacity, wish)),
+            DeviceChoice::Cuda(ordinal) => Planned::present(ordinal, wish).map_err(Failure::from),
+            DeviceChoice::Auto(capacity) => match Planned::present(0, wish) {
+                Err(DeviceError::NoDevice { .. }) if wish.is_small => Ok(Planned::host(capacity, wish)),
+                Err(DeviceError::NoDevice { .. }) => {
+                    let gpu = Gpu::expected();
+                    Planned::absent(&gpu, &format!("{} by its numbers, as no GPU is here", gpu.name), wish)
+                }
+                planned => Ok(planned?),
+            },
+            ref custom => unreachable!("the command line makes no {custom:?}"),
+        }
+    }
+
+    fn host(capacity: Bytes, wish: &Wish<'_>) -> Self {
+        let total = wish.total.unwrap_or(capacity);
+        let (overhead, foreign) = (Bytes::ZERO, Bytes::ZERO);
+        let place = Place { total, overhead, foreign, canary: wish.canary, page: PAGE, is_host: true };
+        let name = "the host, standing in for a GPU".to_owned();
+        Planned { name, is_here: true, target: Target::Cpu { threads: wish.threads }, place }
+    }
+
+    fn absent(gpu: &Gpu, name: &str, wish: &Wish<'_>) -> Result<Self, Failure> {
+        let total = wish.total.or(gpu.total).ok_or_else(|| Failure {
+            error: format!("how much memory a GPU of {} has is not known", gpu.name),
+            hint: "say --total, such as --total 80GiB, or name a product, such as --gpu h200".to_owned(),
+        })?;
+        let (overhead, foreign) = (OVERHEAD, Bytes::ZERO);
+        let place = Place { total, overhead, foreign, canary: wish.canary, page: PAGE, is_host: false };
+        Ok(Planned { name: name.to_owned(), is_here: false, target: Target::Cuda(gpu.target()), place })
+    }
+
+    fn present(ordinal: usize, wish: &Wish<'_>) -> Result<Self, DeviceError> {
+        let device = CudaDevice::open(ordinal)?;
+        let target = Target::Cuda(CudaTarget::of(&device)?);
+        let (memory, ours) = (device.memory()?, device.overhead());
+        let foreign = memory.total.saturating_sub(memory.free).saturating_sub(ours);
+        // What is loaded by READY is more than a context.
+        let overhead = ours.max(OVERHEAD);
+        let total = wish.total.unwrap_or(memory.total);
+        let place = Place { total, overhead, foreign, canary: wish.canary, page: device.page(), is_host: false };
+        Ok(Planned { name: device.name().to_owned(), is_here: true, target, place })
+    }
+}

@@ -1,0 +1,91 @@
+//! What is set by anybody's names is what a model is loaded with, and what cannot be is refused before it is loaded.
+
+use std::process::{Command, Output};
+
+use bursar::{Bytes, Class, LoadOptions, knobs::Knobs};
+use serde_json::{Value, json};
+
+use crate::stage::{Folder, Stage, about, answer, small, story};
+
+fn options(settings: Value) -> LoadOptions {
+    let knobs: Knobs = serde_json::from_value(settings).expect("all of it is known");
+    knobs.over(LoadOptions { kv_tokens: None, ..small() }).expect("it goes together")
+}
+
+#[test]
+fn a_share_of_the_whole_device_bounds_everything_of_ours() {
+    story(async {
+        // Of 64 MiB, four of which are the canary's.
+        for (share, most) in [(0.5, Bytes::mib(32)), (0.75, Bytes::mib(48)), (1.0, Bytes::mib(60))] {
+            let stage = Stage::set(options(json!({ "gpu_memory_utilization": share }))).await;
+            let ledger = stage.snapshot().await;
+            let ours = ledger.granted + ledger.overhead;
+            assert!(ours <= most && ours + Bytes::mib(1) > most, "{share} of the device: {ours} of {most}\n{ledger}");
+            assert!(!answer(&stage.model, about(1)).await.is_empty());
+            stage.runtime.shutdown().await;
+        }
+    });
+}
+
+#[test]
+fn a_size_of_keys_and_values_in_bytes_is_what_is_leased_for_them() {
+    story(async {
+        let stage = Stage::set(options(json!({ "kv_cache_memory_bytes": "9MiB", "mem_fraction": 1.0 }))).await;
+        let ledger = stage.snapshot().await;
+        let kv: Bytes = ledger.leases.iter().filter(|line| line.class == Class::Kv).map(|line| line.bytes).sum();
+        assert!(kv <= Bytes::mib(9) && kv + Bytes::mib(1) > Bytes::mib(9), "{kv}: whole pages a layer of it");
+        let tokens = stage.model.serving().await.expect("it serves").record.kv_tokens();
+        assert_eq!(tokens * 2048, kv.as_usize(), "four layers of 512 bytes a token");
+        assert!(!answer(&stage.model, about(1)).await.is_empty());
+    });
+}
+
+#[test]
+fn limits_by_the_names_of_others_are_stressed_and_kept_to() {
+    story(async {
+        let settings = json!({
+            "max_model_len": 200, "running_max_req_size": 3, "batch_max_tokens": 40,
+            "limit_mm_per_prompt": { "image": 1 }, "mm_processor_kwargs": { "max_pixels": 12_544 },
+            "max_total_token_num": 1600,
+        });
+        let stage = Stage::set(options(settings)).await;
+        let serving = stage.model.serving().await.expect("it serves");
+        let (envelope, record) = (&serving.kit.envelope, &serving.record);
+        assert_eq!((envelope.context_tokens, envelope.pictures, envelope.picture_patches), (200, 1, 64));
+        assert_eq!((record.sequences, record.step_tokens, record.kv_tokens()), (3, 40, 1600));
+        assert!(!answer(&stage.model, about(1)).await.is_empty());
+    });
+}
+
+fn chat(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
+    command.args(["chat", "--json", "--device", "host", "--temperature", "0", "--max-tokens", "2"]);
+    command.args(arguments).arg("Who are you?").output().expect("the binary is there")
+}
+
+#[test]
+fn flags_by_any_name_are_loaded_with_and_those_that_contradict_each_other_are_told() {
+    let folder = Folder::empty();
+    let file = folder.path().join("knobs.json");
+    std::fs::write(&file, json!({ "max_model_len": 256, "canary": "1MiB" }).to_string()).expect("it is written");
+    let file = file.display().to_string();
+    let output = chat(&["--knobs", &file, "--max-num-seqs=2", "--step_tokens", "64", "--mem-fraction", "0.5"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    for (arguments, said) in [
+        (&["--max-num-seqs", "4", "--sequences", "8"][..], "both set sequences"),
+        (&["--swap-space", "2"], "swap_space is 2"),
+        (&["--knobs", &file, "--context-tokens", "128"], "max_model_len is 256"),
+        (&["--gpu-memory-utilization", "1.5"], "gpu_memory_utilization is 1.5"),
+        (&["--limit-mm-per-prompt", "{"], "limit_mm_per_prompt"),
+        (&["--mm-processor-kwargs", r#"{"max_pixel": 3}"#], "max_pixel"),
+    ] {
+        let output = chat(arguments);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        let error: Value = serde_json::from_slice(&output.stdout).expect("one event");
+        assert!(error["error"].as_str().is_some_and(|error| error.contains(said)), "{error}");
+        assert!(error["hint"].as_str().is_some_and(|hint| !hint.is_empty()), "{error}");
+    }
+    let output = chat(&["--max-num-seq", "4"]);
+    assert_eq!(output.status.code(), Some(2), "clap knows no such flag");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("--max-num-seqs"), "and says the nearest");
+}
