@@ -56,12 +56,11 @@ fn a_refusal_in_the_middle_of_a_change_waits_for_its_end_and_loses_no_request() 
             }
             eventually("the change is at the device", async || card.device.counts().held_calls > 0).await;
             card.refuses_a_step().await;
-            let listening = tokio::spawn(listen(card.model.chat(about(1)).await.expect("accepted")));
+            let mut listening = tokio::spawn(listen(card.model.chat(about(1)).await.expect("accepted")));
             // It cannot end before the change has, and the change not before its call passes.
-            tokio::time::sleep(Duration::from_millis(50)).await;
-            let is_early = listening.is_finished();
+            let early = tokio::time::timeout(Duration::from_millis(50), &mut listening).await;
             card.device.let_calls_pass();
-            assert!(!is_early, "growing: {is_growing}");
+            assert!(early.is_err(), "growing: {is_growing}");
             assert_eq!(listening.await.expect("no panic").expect("it ends well").text, expected);
             let refusals = card.model.serving().await.expect("it serves").refusals;
             assert_eq!(refusals, 1 + u32::from(is_growing));
