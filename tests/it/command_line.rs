@@ -9,6 +9,8 @@ use std::{
 
 use serde_json::{Value, json};
 
+use crate::stage::Folder;
+
 /// A file of this repository.
 fn path(name: &str) -> String {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(name).display().to_string()
@@ -205,4 +207,29 @@ fn a_profile_prints_what_was_measured() {
         assert!(told["seconds"][phase].as_f64().expect("seconds") >= 0.0, "{told}");
     }
     assert!(told["ledger"]["granted"].as_u64().expect("bytes") > 0, "{told}");
+}
+
+#[test]
+fn what_a_start_measured_is_in_the_users_cache_folder_and_the_next_says_what_has_changed() {
+    let cache = Folder::empty();
+    let chat = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
+        let limits = ["--context-tokens", "128", "--sequences", "2", "--step-tokens", "32", "--launch-patches", "64"];
+        let ask = ["--device", "host", "--temperature", "0", "--max-tokens", "1", "Who are you?"];
+        command.env("XDG_CACHE_HOME", cache.path()).arg("chat").args(arguments).args(limits).args(ask);
+        command.stdin(Stdio::null());
+        let output = command.output().expect("it ends");
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{told}");
+        told
+    };
+    let profiles = cache.path().join("bursar/profiles");
+    chat(&["--profile-cache", "none"]);
+    assert!(!profiles.exists(), "none is nowhere");
+    assert_eq!(chat(&[]), "", "there is nothing to tell of a first start");
+    assert_eq!(fs::read_dir(&profiles).expect("it was made").count(), 1);
+    let told = chat(&["--capacity", "528MiB"]);
+    let changed = ["canary was 33,554,432 B, is 34,603,008 B", "total was 536,870,912 B, is 553,648,128 B"];
+    assert!(changed.iter().all(|change| told.contains(change)), "{told}");
+    assert!(told.contains(&profiles.display().to_string()), "it says where: {told}");
 }

@@ -503,3 +503,39 @@ fn a_device_that_is_lost_in_a_warm_attempt_ends_the_start_as_in_any() {
         );
     });
 }
+
+#[test]
+fn a_profile_that_is_killed_while_it_relies_on_another_is_followed_by_one_that_measures_anew() {
+    story(async {
+        let folder = Folder::empty();
+        let runtime = runtime_on(&device()).await;
+        let cold = Start::demo(&runtime, sized(folder.path())).await;
+        end(runtime).await;
+        let device = device();
+        let runtime = runtime_on(&device).await;
+        let (reached, mut sizing) = tokio::sync::mpsc::channel(1);
+        let (told, mut notices) = tokio::sync::mpsc::channel(4);
+        let listen = move |progress| match progress {
+            // The first moment of a warm attempt: all worst cases are still to come.
+            Progress::Profiling { done: 0, .. } => drop(reached.try_send(())),
+            Progress::Notice(notice) => drop(told.try_send(notice)),
+            _ => {}
+        };
+        let loading = {
+            let (runtime, options) = (runtime.clone(), sized(folder.path()));
+            tokio::spawn(async move { runtime.load_with(ModelSource::demo(), options, listen).await })
+        };
+        sizing.recv().await;
+        let engine = runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
+        engine.get_children().iter().for_each(|child| child.kill());
+        let model = loading.await.expect("no panic").expect("it starts");
+        let serving = model.serving().await.expect("it serves");
+        assert!(!serving.is_warm);
+        assert_eq!(serving.record, cold.serving.record);
+        let notice = notices.recv().await.expect("it tells why");
+        assert!(matches!(notice, Notice::ProfileDropped { .. }), "{notice}");
+        let ledger = runtime.budget().snapshot().await.expect("the budget answers");
+        assert_eq!(ledger.granted, device.counts().backed, "no byte of the dead attempt is left");
+        end(runtime).await;
+    });
+}
