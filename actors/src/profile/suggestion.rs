@@ -62,25 +62,49 @@ impl From<&Suggestion> for Knob {
 }
 
 /// The capacity that would do, and each limit with the largest value that alone would do, where `available` bytes are to be
-/// had and keys and values are content with the least: for an error of somebody who has no more to go by. Whoever knows
-/// the device and what its user has said of keys and values asks [`Forecast`](super::Forecast).
+/// had and keys and values are content with the least; nothing if it fits. For an error of somebody who has no more to go
+/// by: whoever knows what its user has said of keys and values asks [`Question::knobs`], and whoever knows the device
+/// [`Forecast`](super::Forecast).
 pub fn suggestions(model: &Model, target: Target, envelope: &Envelope, page: Bytes, available: Bytes) -> Vec<Knob> {
     let place = Place::of_available(available, page);
-    let question = Question { model, target, envelope, kv: KvChoice::default(), place };
-    let Ok(needs) = Needs::plan(model, target, envelope, page) else { return Vec::new() };
-    let capacity = Knob::new("free device memory", available, needs.memory_plan().total().max(available));
-    let limits = LIMITS.iter().map(|limit| Knob::from(&question.limit(&needs, limit)));
-    std::iter::once(capacity).chain(limits).collect()
+    Question { model, target, envelope, kv: KvChoice::default(), place }.knobs()
 }
+
+impl Question<'_> {
+    /// The capacity that would do, and each knob that a model is loaded with, the size of keys and values and their share
+    /// among them where they are said, with the value nearest to its own that alone would do. Nothing if it fits.
+    pub fn knobs(&self) -> Vec<Knob> {
+        let Ok(needs) = Needs::plan(self.model, self.target, self.envelope, self.place.page) else {
+            return Vec::new();
+        };
+        if self.settles(&needs, self.envelope, &self.kv, &self.place).is_ok() {
+            return Vec::new();
+        }
+        let (available, total) = (self.place.available(), self.total(&needs));
+        let capacity = match total.to {
+            Some(_) => Knob::new(FREE, available, available + total.frees),
+            None => Knob::hopeless(FREE, available),
+        };
+        let own = of_model(self, &needs);
+        std::iter::once(capacity).chain(own.iter().map(Knob::from)).collect()
+    }
+}
+
+/// What an error calls the capacity.
+const FREE: &str = "free device memory";
 
 /// Each knob for a plan of `needs` that does not fit.
 pub(super) fn of(question: &Question<'_>, needs: &Needs) -> Vec<Suggestion> {
     let mut all = vec![question.total(needs)];
     all.extend(question.canary(needs));
-    all.extend(LIMITS.iter().map(|limit| question.limit(needs, limit)));
-    all.extend(question.fixed(needs));
-    all.extend(question.share(needs));
+    all.extend(of_model(question, needs));
     all
+}
+
+/// Those that a model is loaded with.
+fn of_model(question: &Question<'_>, needs: &Needs) -> Vec<Suggestion> {
+    let limits = LIMITS.iter().map(|limit| question.limit(needs, limit));
+    limits.chain(question.fixed(needs)).chain(question.share(needs)).collect()
 }
 
 /// A limit of the envelope: its name, and where it stands.

@@ -143,6 +143,30 @@ fn what_no_value_of_a_knob_can_mend_is_said_to_be_so() {
 }
 
 #[test]
+fn an_error_names_the_capacity_and_what_the_model_was_loaded_with() {
+    let model = planned(demo::checkpoint(), host());
+    let envelope = Envelope::small();
+    let needs = Needs::plan(&model, host(), &envelope, PAGE).expect("it can be planned");
+    let least = needs.memory_plan().total();
+    assert_eq!(suggestions(&model, host(), &envelope, PAGE, least), [], "it fits");
+    let place = Place::of_available(least, PAGE);
+    let kv = KvChoice { kv_tokens: Some(1 << 20), ..KvChoice::default() };
+    let pinned = Question { model: &model, target: host(), envelope: &envelope, kv, place };
+    let knobs = pinned.knobs();
+    let of = |name: &str| knobs.iter().find(|knob| knob.name == name).unwrap_or_else(|| panic!("no {name}"));
+    // As many as the probe's pages hold.
+    let tokens = KvMemory::blocks_in(needs.kv_shape, needs.probe(), PAGE) * BLOCK_TOKENS;
+    assert_eq!(of("kv_tokens").would_fit.as_deref(), Some(tokens.to_string().as_str()));
+    assert_eq!(
+        (of("step_tokens").would_fit.as_deref(), of("free device memory").now.as_str()),
+        (None, &*least.to_string())
+    );
+    let wanted = KvMemory::bytes(needs.kv_shape, (1 << 20) / BLOCK_TOKENS, PAGE) + least;
+    let room = wanted.saturating_sub(needs.probe()).to_string();
+    assert_eq!(of("free device memory").would_fit.as_deref(), Some(room.as_str()));
+}
+
+#[test]
 fn seven_billion_parameters_on_a_card_that_is_too_small_are_told_what_would_fit() {
     let random = random_checkpoint("qwen2.5-vl-7b", 0).expect("a known shape");
     let model = planned(CheckpointSource::Random(Arc::new(random)), h200());
