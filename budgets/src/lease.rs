@@ -168,7 +168,8 @@ struct Counts {
 
 impl LeaseMeter {
     /// What is in use of a lease of `granted` bytes: what its segments have backed. One that pays for no segment pays for
-    /// something that has no address of ours (captured graphs, a tenant's own allocations): all of it counts as in use.
+    /// something that has no address of ours (captured graphs, a tenant's own allocations): all of it counts as in use. A
+    /// lease pays for the one or for the other; what it pays for beside its segments would look like another process.
     pub fn used(&self, granted: Bytes) -> Bytes {
         match self.0.has_segments.load(SeqCst) {
             true => Bytes(self.0.backed.load(SeqCst)),

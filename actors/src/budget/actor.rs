@@ -48,6 +48,8 @@ pub struct BudgetState {
     runtime: Option<ActorRef<RuntimeMessage>>,
     watch: WatchOptions,
     regrowth: Regrowth,
+    /// When the canary was last owed, as far as looks have seen.
+    pressed: Option<Instant>,
     born: Instant,
 }
 
@@ -87,6 +89,7 @@ impl Actor for BudgetActor {
             runtime,
             watch,
             regrowth: Regrowth::new(watch.patience),
+            pressed: None,
             born: Instant::now(),
         };
         state.step(Input::Canary(canary));
@@ -97,7 +100,7 @@ impl Actor for BudgetActor {
         state.desk.seat(myself.clone());
         // Whatever was posted while nobody sat there.
         drop(myself.send_message(BudgetMessage::Notes));
-        myself.send_after(watch.pause(), || BudgetMessage::Look);
+        myself.send_after(watch.pause(None), || BudgetMessage::Look);
         Ok(state)
     }
 
@@ -148,7 +151,8 @@ impl Actor for BudgetActor {
             BudgetMessage::Poll => state.polling = false,
             BudgetMessage::Look => {
                 state.look()?;
-                myself.send_after(state.watch.pause(), || BudgetMessage::Look);
+                let since = state.pressed.map(|pressed| pressed.elapsed());
+                myself.send_after(state.watch.pause(since), || BudgetMessage::Look);
             }
             BudgetMessage::Drill(drill) => return Err(drill.strike().into()),
         }

@@ -7,7 +7,8 @@ use bursar_budgets::Bytes;
 /// How a budget watches its device after READY.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WatchOptions {
-    /// How often the driver's free bytes are compared with the ledger; one second by default.
+    /// How often the driver's free bytes are compared with the ledger; one second by default. While a neighbour takes
+    /// memory, and for so long afterwards, it is sixteen times as often.
     pub every: Duration,
     /// How long memory has to stay free before it goes back to keys and values; ten seconds by default. A neighbour that
     /// takes and gives more often than that is left what it takes.
@@ -20,10 +21,17 @@ impl Default for WatchOptions {
     }
 }
 
+/// How many times as often the device is looked at while a neighbour takes memory: it gets the canary's size a look, and
+/// 256 MiB a second would be slow.
+const HURRY: u32 = 16;
+
 impl WatchOptions {
-    /// Between two looks. However often somebody wants them, others have to be answered too.
-    pub(super) fn pause(&self) -> Duration {
-        self.every.max(Duration::from_millis(1))
+    /// Until the next look, so long after the canary was owed; none if it never was. However often somebody wants to look,
+    /// others have to be answered too.
+    pub(super) fn pause(&self, since_pressed: Option<Duration>) -> Duration {
+        let is_hurried = since_pressed.is_some_and(|since| since < self.every);
+        let pause = if is_hurried { self.every / HURRY } else { self.every };
+        pause.max(Duration::from_millis(1))
     }
 }
 

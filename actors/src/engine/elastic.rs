@@ -106,6 +106,7 @@ impl Elastic {
     /// The serving actors have started, or are being replaced.
     pub(super) fn serving(&mut self, engine: &ActorRef<EngineMessage>, scheduler: Scheduler<'_>) {
         self.step(Input::Serving(scheduler.is_some()), engine, scheduler);
+        self.show();
     }
 
     /// What more would take was refused while it was served: from now on there are `most` blocks at most. Nobody serves and
@@ -130,16 +131,21 @@ impl Elastic {
         let before = self.core.blocks();
         self.step(Input::Ended(outcome), engine, scheduler);
         let blocks = self.core.blocks();
-        let model = self.place.label.to_string();
         if blocks > before {
-            metrics::counter!("bursar_kv_growths_total", "model" => model.clone()).increment(1);
+            let model = self.place.label.to_string();
+            metrics::counter!("bursar_kv_growths_total", "model" => model).increment(1);
             if let Some(scheduler) = scheduler {
                 // One that has died has a successor that begins with as many.
                 let (reply, _) = crate::reply::Reply::new();
                 drop(scheduler.send_message(SchedulerMessage::Resize { blocks, reply }));
             }
         }
-        metrics::gauge!("bursar_kv_blocks", "model" => model).set(blocks as f64);
+        self.show();
+    }
+
+    fn show(&self) {
+        let model = self.place.label.to_string();
+        metrics::gauge!("bursar_kv_blocks", "model" => model).set(self.core.blocks() as f64);
     }
 
     fn step(&mut self, input: Input, engine: &ActorRef<EngineMessage>, scheduler: Scheduler<'_>) {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use bursar_budgets::{Bytes, DeviceError, DeviceMemory, Input, LeaseId, Memory};
+use tokio::time::Instant;
 
 use super::BudgetState;
 use crate::budget::{Elastic, Look, Order, Wanting};
@@ -19,7 +20,10 @@ impl BudgetState {
             false => self.measure()?,
         };
         let Some(memory) = memory else { return Ok(()) };
-        self.step(Input::Remind);
+        if !self.ledger.account(Memory::Device).owed().is_zero() {
+            self.pressed = Some(Instant::now());
+            self.step(Input::Remind);
+        }
         self.offer_growth();
         let account = *self.ledger.account(Memory::Device);
         metrics::gauge!("bursar_device_total_bytes").set(memory.total.0 as f64);

@@ -213,3 +213,52 @@ async fn one_that_is_preempted_behind_its_pictures_is_told_to_come_again_and_may
     }
     assert_eq!(of_older, 40);
 }
+
+#[tokio::test]
+async fn a_smaller_pool_is_answered_when_the_steps_under_way_have_run_and_steps_go_on_in_it() {
+    let bed = Bed::new(8).await;
+    let mut delivered = bed.admit(NewSequence { tokens_max: 40, ..sequence(1) });
+    let (step, next) = (next_step(&bed.jobs).await, next_step(&bed.jobs).await);
+    let (reply, mut answer) = crate::reply::Reply::new();
+    bed.scheduler.send_message(SchedulerMessage::Resize { blocks: 4, reply }).expect("it lives");
+    end(step);
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert!(answer.try_recv().is_err(), "a step under way may name any block");
+    assert!(bed.jobs.try_recv().is_err(), "and none is planned meanwhile");
+    end(next);
+    answer.await.expect("it is answered");
+    let mut tokens = 0;
+    loop {
+        tokio::select! {
+            biased;
+            delivery = delivered.recv() => match delivery.expect("it is not lost") {
+                Delivery::Token(_) => tokens += 1,
+                Delivery::Finished(_) => break,
+                delivery => assert!(matches!(delivery, Delivery::Found(_)), "{delivery:?}"),
+            },
+            step = next_step(&bed.jobs) => {
+                assert!(step.batch.block_tables.iter().all(|block| *block < 4), "no block behind the fourth is named");
+                end(step);
+            }
+        }
+    }
+    assert_eq!(tokens, 40);
+}
+
+#[tokio::test]
+async fn a_scheduler_that_dies_with_the_question_for_a_smaller_pool_is_gone_at_once() {
+    let bed = Bed::new(8).await;
+    let _delivered = bed.admit(sequence(1));
+    let _under_way = next_step(&bed.jobs).await;
+    let asked = tree::RESIZE_POOL.ask(&bed.scheduler, |reply| SchedulerMessage::Resize { blocks: 4, reply });
+    let dies = async {
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        bed.scheduler.kill_and_wait(None).await.expect("it ends");
+    };
+    let (answer, ()) = tokio::join!(asked, dies);
+    assert!(matches!(answer, Err(crate::reply::AskError::Gone { .. })), "{answer:?}");
+}

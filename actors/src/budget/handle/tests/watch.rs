@@ -31,16 +31,26 @@ impl Filled {
         Filled { bed, lease, segment, heard }
     }
 
-    /// Lets so many seconds pass, and what was due then happen.
+    /// Lets so many seconds pass, and what was due then happen. What is said again is heard once.
     async fn pass(&self, seconds: u64) -> Vec<Order> {
         for _ in 0..seconds {
-            tokio::time::advance(Duration::from_secs(1)).await;
-            // All share this thread: the timer has had its turn, and the look is before this question.
-            for _ in 0..10 {
-                tokio::task::yield_now().await;
-            }
-            self.bed.snapshot().await;
+            self.pass_for(Duration::from_secs(1)).await;
         }
+        let mut heard = self.hear();
+        heard.dedup();
+        heard
+    }
+
+    async fn pass_for(&self, time: Duration) {
+        tokio::time::advance(time).await;
+        // All share this thread: the timer has had its turn, and the look is before this question.
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+        self.bed.snapshot().await;
+    }
+
+    fn hear(&self) -> Vec<Order> {
         std::mem::take(&mut self.heard.lock().expect("no panic"))
     }
 
@@ -64,11 +74,34 @@ async fn what_a_neighbour_takes_is_seen_within_a_second_and_asked_for_until_it_i
     let give = Order::GiveUp { to: MIB(55) };
     assert_eq!(filled.pass(1).await, [give], "3 of the canary's 4");
     assert!(filled.bed.snapshot().await.canary.is_zero(), "it was given first");
-    assert_eq!(filled.pass(2).await, [give, give], "at each look");
+    assert_eq!(filled.pass(2).await, [give], "for as long as it is not done");
     filled.resize(MIB(55)).await;
     let ledger = filled.bed.snapshot().await;
     assert_eq!((ledger.canary, ledger.free, ledger.foreign), (MIB(4), MIB(0), MIB(5)), "{ledger}");
     assert_eq!(filled.pass(3).await, []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_neighbour_that_goes_on_taking_is_looked_at_sixteen_times_as_often() {
+    let filled = Filled::new().await;
+    let sixteenth = Duration::from_millis(63);
+    filled.bed.device.foreign_takes(MIB(5));
+    assert_eq!(filled.pass(1).await, [Order::GiveUp { to: MIB(55) }]);
+    // All that it finds, each time.
+    for size in [55, 51, 47] {
+        filled.resize(MIB(size)).await;
+        assert!(filled.bed.device.foreign_takes(MIB(64)) >= MIB(1));
+        filled.pass_for(sixteenth).await;
+        filled.pass_for(sixteenth).await;
+        let order = filled.hear().pop().expect("it was looked at within an eighth of a second");
+        assert_eq!(order, Order::GiveUp { to: MIB(size - 4) });
+    }
+    filled.resize(MIB(43)).await;
+    filled.pass(2).await;
+    filled.bed.device.foreign_takes(MIB(64));
+    filled.pass_for(sixteenth * 4).await;
+    assert_eq!(filled.hear(), [], "it has been quiet for a second: there is no hurry");
+    assert_eq!(filled.pass(1).await.len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
