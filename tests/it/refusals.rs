@@ -145,7 +145,12 @@ fn steps_and_launches_that_are_refused_memory_are_done_again_and_no_request_hear
         let tokens = stage.model.serving().await.expect("it serves").record.kv_tokens();
         let engine = stage.runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
         for (round, which) in [WhichLane::Step, WhichLane::Vision, WhichLane::Step].into_iter().enumerate() {
-            let serving = stage.model.serving().await.expect("it serves");
+            let mut serving = stage.model.serving().await.expect("it serves");
+            if which == WhichLane::Vision {
+                // Its actor outlives the others, and is heard all the same.
+                serving.scheduler.kill();
+                serving = stage.model.serving_after(serving.generation).await.expect("it serves again");
+            }
             assert!(engine.send_message(EngineMessage::DrillRefusal(which)).is_ok(), "it is alive");
             // Pictures that are not in the cache: a launch and steps are wanted.
             let numbers = [1, 2, 10 + round as u32, 20 + round as u32];
@@ -170,6 +175,27 @@ fn steps_and_launches_that_are_refused_memory_are_done_again_and_no_request_hear
         assert_eq!(ledger.granted, stage.device.counts().backed, "{ledger}");
         assert!(ledger.granted < before.granted, "keys and values were given up");
         assert!(stage.device.counts().unbacks > 0);
+        assert_nothing_leaks(&stage.runtime, &stage.device, "at the end").await;
+    });
+}
+
+#[test]
+fn both_lanes_may_be_refused_at_once() {
+    story(async {
+        let stage = Stage::set(sized()).await;
+        let expected = answer(&stage.model, about(1)).await;
+        let engine = stage.runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
+        for which in [WhichLane::Step, WhichLane::Vision] {
+            assert!(engine.send_message(EngineMessage::DrillRefusal(which)).is_ok(), "it is alive");
+        }
+        // One whose picture is in the cache takes a step at once, the other a launch.
+        let replies = [stage.model.chat(about(1)).await, stage.model.chat(about(30)).await];
+        let [known, new] = replies.map(|reply| tokio::spawn(listen(reply.expect("accepted"))));
+        assert_eq!(known.await.expect("no panic").expect("it ends well").text, expected);
+        new.await.expect("no panic").expect("it ends well");
+        // The second is told while the first is being seen to, and then it is about actors that are gone; or later.
+        let refusals = stage.model.serving().await.expect("it serves").refusals;
+        assert!((1..=2).contains(&refusals), "{refusals}");
         assert_nothing_leaks(&stage.runtime, &stage.device, "at the end").await;
     });
 }

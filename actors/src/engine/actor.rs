@@ -20,7 +20,7 @@ use crate::{
     budget::Budget,
     graph::{self, Recaptured, recapture},
     kv::{KvActor, KvArguments, KvMessage},
-    lane::{Job, Lane, RefusalSink},
+    lane::{Job, Lane},
     profile::{AttemptReport, Attempts, Course, ProfileError, Profiled},
     scheduler::{Limits, SchedulerActor, SchedulerArguments, SchedulerMessage},
     supervise::{Decision, Errand, Latest, Policy, RestartLog, end_of},
@@ -69,6 +69,10 @@ pub struct EngineState {
     course: Course,
     /// What would make the model fit is being worked out, for the error that its start ends in.
     advice: Option<Errand>,
+    /// The attempt that serving lives on: all is held in its name, also behind later ones that only made it smaller.
+    served_by: Option<u32>,
+    /// Since which start of serving actors there is this vision actor, which outlives the others.
+    vision_since: u64,
     /// What was refused memory while it served is to be served again when keys and values are smaller.
     is_redoing: bool,
     /// The attempt whose steps were refused memory on purpose.
@@ -146,6 +150,8 @@ impl Actor for EngineActor {
             reports: Vec::new(),
             course: Course::default(),
             advice: None,
+            served_by: None,
+            vision_since: 0,
             is_redoing: false,
             drilled: None,
             profile: None,
@@ -180,6 +186,7 @@ impl Actor for EngineActor {
                 planned.chain(&mut state.outlook).for_each(|outlook| outlook.needs = None);
                 state.profiled = Some(Arc::new(profiled));
                 state.move_gate(Gate::Frozen).await?;
+                state.served_by = Some(state.attempts.number());
                 state.elastic = Some(Elastic::new(state.elastic_place(), state.envelope()));
                 state.serve(&myself).await?;
                 state.elastic.iter().for_each(|elastic| elastic.obey(&myself));
@@ -192,8 +199,8 @@ impl Actor for EngineActor {
             EngineMessage::Advised { error, knobs } => {
                 state.give_up(&myself, error, knobs?);
             }
-            EngineMessage::Refused { generation, error } => {
-                if generation == state.serving_generation() && state.restarting.is_none() {
+            EngineMessage::Refused { which, generation, error } => {
+                if state.serves_on(which, generation) {
                     state.refused_while_serving(&myself, error).await?;
                 }
             }
@@ -274,7 +281,7 @@ impl Actor for EngineActor {
 impl EngineState {
     /// The owner of everything that this attempt leases, and that serving then lives on.
     fn owner(&self) -> Owner {
-        self.arguments.owner(self.attempts.number())
+        self.arguments.owner(self.served_by.unwrap_or(self.attempts.number()))
     }
 
     /// Of the actors that serve, or are about to.
@@ -324,9 +331,9 @@ impl EngineState {
     ) -> Result<(), ActorProcessingErr> {
         self.revive_lanes(myself).await?;
         self.servings += 1;
-        let refused = self.refusal_sink(myself);
         if first == 0 {
-            self.children.vision = self.spawn_vision(myself, refused.clone()).await?;
+            self.vision_since = self.servings;
+            self.children.vision = self.spawn_vision(myself).await?;
         }
         let profiled = self.profiled.clone().expect("sized before served");
         let model = self.arguments.label.clone();
@@ -341,6 +348,7 @@ impl EngineState {
         };
         let lane = profiled.lanes.step.clone();
         self.refuse_a_step_if_due(&lane);
+        let refused = self.refusal_sink(myself, WhichLane::Step);
         let arguments = SchedulerArguments { limits, kv: kv.clone(), lane, model, refused };
         let (scheduler, _) = SchedulerActor::spawn_linked(None, SchedulerActor, arguments, myself.get_cell()).await?;
         self.children.scheduler = Some(scheduler.clone());
@@ -378,7 +386,6 @@ impl EngineState {
     async fn spawn_vision(
         &self,
         myself: &ActorRef<EngineMessage>,
-        refused: RefusalSink,
     ) -> Result<Option<ActorRef<VisionMessage>>, ActorProcessingErr> {
         let profiled = self.profiled.as_ref().expect("sized before served");
         let Planned { outlook: Outlook { kit, .. }, model, .. } = self.planned.clone().expect("planned before served");
@@ -397,7 +404,7 @@ impl EngineState {
             cache_rows: profiled.record.cache_rows,
             launch_patches: profiled.record.launch_patches,
             decode_threads: self.arguments.options.threads,
-            refused,
+            refused: self.refusal_sink(myself, WhichLane::Vision),
         };
         Ok(Some(VisionActor::spawn_linked(None, VisionActor, arguments, myself.get_cell()).await?.0))
     }

@@ -46,7 +46,9 @@ pub enum EngineMessage {
     /// The device refused memory to a step or a launch of what serves. Nothing of the job is told; whoever was told so
     /// does nothing more.
     Refused {
-        /// Of the actors that serve. Successors have nothing to do with it.
+        /// Whose actor was told.
+        which: WhichLane,
+        /// When that was started. Successors have nothing to do with it.
         generation: u64,
         /// What was said.
         error: LaneError,

@@ -8,7 +8,7 @@ use ractor::{Actor, ActorProcessingErr, ActorRef};
 use super::EngineState;
 use crate::{
     engine::{
-        EngineMessage, Progress, Records, StartError, Status,
+        EngineMessage, Progress, Records, StartError, Status, WhichLane,
         start::{LoadError, LoadFailed, Outlook, Planned},
     },
     lane::{Job, Lane, LaneError, RefusalSink},
@@ -142,6 +142,10 @@ impl EngineState {
         measured.into_iter().for_each(|blocks| self.attempts.measure(blocks));
         let target = target.unwrap_or_else(|| self.attempts.target());
         let report = self.attempts.report(target, phase.unwrap_or(Phase::Load), outcome);
+        if let Outcome::Refused { evidence } = &report.outcome {
+            let (model, phase) = (self.arguments.label.to_string(), evidence.phase.name());
+            metrics::counter!("bursar_oom_total", "model" => model, "phase" => phase).increment(1);
+        }
         // One that was ready and is refused memory while it serves is the same attempt.
         self.reports.retain(|earlier| earlier.attempt != report.attempt);
         self.reports.push(report.clone());
@@ -174,13 +178,22 @@ impl EngineState {
         Ok(())
     }
 
-    /// Where serving actors tell of memory that was refused.
-    pub(super) fn refusal_sink(&self, myself: &ActorRef<EngineMessage>) -> RefusalSink {
-        let (myself, generation) = (myself.clone(), self.serving_generation());
+    /// Where the serving actor of a lane that is about to start tells of memory that was refused.
+    pub(super) fn refusal_sink(&self, myself: &ActorRef<EngineMessage>, which: WhichLane) -> RefusalSink {
+        let (myself, generation) = (myself.clone(), self.servings);
         Arc::new(move |error| {
             // An engine that is gone has taken its actors along.
-            drop(myself.send_message(EngineMessage::Refused { generation, error }));
+            drop(myself.send_message(EngineMessage::Refused { which, generation, error }));
         })
+    }
+
+    /// Whether an actor that was started for a lane in that generation is the one that is there now. The other may have
+    /// told of the same, or died since, and then it has a successor, or is to have one.
+    pub(super) fn serves_on(&self, which: WhichLane, generation: u64) -> bool {
+        match which {
+            WhichLane::Step => self.children.scheduler.is_some() && generation == self.servings,
+            WhichLane::Vision => self.children.vision.is_some() && generation == self.vision_since,
+        }
     }
 
     pub(super) fn refuse_a_step_if_due(&mut self, lane: &Lane) {
@@ -201,8 +214,8 @@ impl EngineState {
     ) -> Result<(), ActorProcessingErr> {
         self.check_device()?;
         Status::change(&self.arguments.status, Status::Starting);
-        let model = self.arguments.label.to_string();
-        metrics::counter!("bursar_oom_total", "model" => model, "phase" => Phase::Serve.name()).increment(1);
+        // A restart that is waited for is part of this one.
+        self.restarting = None;
         for child in self.children.take_from(0) {
             drop(child.kill_and_wait(None).await);
         }
