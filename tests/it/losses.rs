@@ -1,18 +1,27 @@
 //! A device that is lost: every request is told so with that word, everything on it ends with the ledger whole, and the
 //! runtime goes on with another, once.
 
-use std::sync::{
-    Arc, Mutex,
-    atomic::{AtomicUsize, Ordering::SeqCst},
-    mpsc::sync_channel,
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+        mpsc::sync_channel,
+    },
+    time::Duration,
 };
 
 use bursar::{
     Bytes, ChatError, Class, Device, DeviceChoice, DeviceError, HostDevice, LoadOptions, MIB, ModelSource, Progress,
-    Runtime, RuntimeConfig, RuntimeError, Script, Segment, StartError,
+    Runtime, RuntimeConfig, RuntimeError, Script, Segment, StartError, WatchOptions,
 };
 
 use crate::stage::{Whole, about, answer, ask, demo, device, eventually, listen, small, story, text};
+
+/// Nobody looks at the device but whom a story makes look: by default the budget does once a second.
+fn unwatched(device: DeviceChoice) -> RuntimeConfig {
+    let watch = WatchOptions { every: Duration::from_secs(3600), ..WatchOptions::default() };
+    RuntimeConfig { device, watch, ..RuntimeConfig::default() }
+}
 
 /// A runtime with as many devices as there are in this list.
 struct Spares {
@@ -29,7 +38,7 @@ impl Spares {
             Some(device) => Ok(device.clone() as Arc<dyn Device>),
             None => Err(DeviceError::Lost { reason: "the driver makes no other context".to_owned() }),
         };
-        let config = RuntimeConfig { device: DeviceChoice::Made(Arc::new(make)), ..RuntimeConfig::default() };
+        let config = unwatched(DeviceChoice::Made(Arc::new(make)));
         let runtime = Runtime::start(config).await.expect("a host device starts");
         Spares { devices, made, runtime }
     }
@@ -244,7 +253,7 @@ fn a_shutdown_in_the_midst_of_a_loss_ends_everything_once() {
             }
             Ok(spares[nth].clone() as Arc<dyn Device>)
         };
-        let config = RuntimeConfig { device: DeviceChoice::Made(Arc::new(make)), ..RuntimeConfig::default() };
+        let config = unwatched(DeviceChoice::Made(Arc::new(make)));
         let runtime = Runtime::start(config).await.expect("a host device starts");
         let model = demo(&runtime, small()).await;
         devices[0].lose("a script says so");
