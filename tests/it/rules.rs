@@ -88,6 +88,7 @@ fn put<'w>(question: &'w Question, world: &'w Answerers) -> Asked<'w> {
             let moved = budget.move_gate(Label::from("rule 13"), Gate::Open).await;
             moved.map(drop).map_err(|error| said(&error))
         }),
+        ("evidence", _) => Box::pin(async move { budget.evidence().await.map(drop).map_err(|error| said(&error)) }),
         ("room", _) => Box::pin(async move { budget.available().await.map(drop).map_err(|error| said(&error)) }),
         ("lease or resize" | "resize keys and values", _) => Box::pin(async move {
             let resized = budget.resize(*question, &world.lease, Bytes::mib(2)).await;
