@@ -98,8 +98,12 @@ impl Driver {
 
     /// Runs the request to its one end. The credit is free again before the caller can hear of that end: whoever asks
     /// one question after the other never finds the door shut.
-    pub(super) async fn run(mut self, deadline: Option<Deadline>, credit: Credit) {
-        let loss = self.model.loss();
+    pub(super) async fn run(
+        mut self,
+        deadline: Option<Deadline>,
+        credit: Credit,
+        loss: impl Future<Output = ChatError>,
+    ) {
         let lives = async {
             match deadline {
                 None => self.lives().await,

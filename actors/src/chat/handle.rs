@@ -98,6 +98,8 @@ impl ModelHandle {
             return Err(ChatError::Samples { samples, limit });
         }
         let credits = self.credits.take(samples).map_err(|refusal| self.refused(refusal))?;
+        // From here on a loss is theirs, also while they are prepared.
+        let losses: Vec<_> = (0..samples).map(|_| self.loss()).collect();
         let deadline = chat.generation.deadline.map(Deadline::after);
         let prepared = self.prepared(chat, credits);
         let (kit, prepared, credits) = match deadline {
@@ -105,10 +107,11 @@ impl ModelHandle {
             None => prepared.await?,
         };
         let group = (samples > 1).then(|| self.next_sequence().0);
-        let drivers = prepared.into_iter().zip(Part::of(samples)).zip(credits);
-        let replies = drivers.map(|((preparation, part), credit)| {
+        let drivers = prepared.into_iter().zip(Part::of(samples)).zip(credits.into_iter().zip(losses));
+        let replies = drivers.map(|((preparation, part), (credit, loss))| {
             let (events, reply) = mpsc::channel(EVENTS_AHEAD);
-            tokio::spawn(Driver::new(self.clone(), &kit, preparation, (part, group), events).run(deadline, credit));
+            let driver = Driver::new(self.clone(), &kit, preparation, (part, group), events);
+            tokio::spawn(driver.run(deadline, credit, loss));
             Reply::new(reply)
         });
         Ok(replies.collect())

@@ -185,11 +185,13 @@ impl Actor for EngineActor {
                 let planned = state.planned.iter_mut().map(|planned| &mut planned.outlook);
                 planned.chain(&mut state.outlook).for_each(|outlook| outlook.needs = None);
                 state.profiled = Some(Arc::new(profiled));
-                state.move_gate(Gate::Frozen).await?;
                 state.served_by = Some(state.attempts.number());
-                state.elastic = Some(Elastic::new(state.elastic_place(), state.envelope()));
+                let elastic = Elastic::new(state.elastic_place(), state.envelope());
+                // Heard of by the budget before it answers for the gate: nothing is left for it to do behind READY.
+                elastic.obey(&myself);
+                state.elastic = Some(elastic);
+                state.move_gate(Gate::Frozen).await?;
                 state.serve(&myself).await?;
-                state.elastic.iter().for_each(|elastic| elastic.obey(&myself));
                 (state.arguments.progress)(Progress::Ready);
             }
             EngineMessage::Profiled { outcome: Err(error), .. } => {
