@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use bursar::{
-    AttemptReport, Bytes, Faults, HostDevice, LoadOptions, ModelHandle, ModelSource, Outcome, Phase, Progress, Runtime,
-    RuntimeError, Script, StartError,
+    AttemptReport, Bytes, ChatError, Faults, HostDevice, LoadOptions, ModelHandle, ModelSource, Outcome, Phase,
+    Progress, Runtime, RuntimeError, Script, StartError,
     crates::actors::engine::{EngineMessage, WhichLane},
 };
 
@@ -89,7 +89,10 @@ fn memory_refused_in_any_phase_of_up_to_four_attempts_ends_ready_and_smaller_or_
                     Ok(model) => {
                         assert_eq!((phase, attempts.len()), (Phase::Serve, 4));
                         let error = model.serving().await.err().expect("it has stopped");
-                        assert!(error.to_string().contains("memory was refused in phase serve"), "{error}");
+                        let ChatError::NotStarted(start) = &error else { panic!("{when}: {error:?}") };
+                        let StartError::Profile { attempts: told, .. } = start.as_ref() else { panic!("{start:?}") };
+                        assert_eq!(told, &attempts, "{when}");
+                        assert!(error.hint().contains("kv_tokens"), "{when}: {}", error.hint());
                     }
                     Err(error) => {
                         assert!(refused == 4 && phase != Phase::Serve, "{when}: {error}");

@@ -117,7 +117,7 @@ pub enum ChatError {
     #[error(transparent)]
     Unanswered(#[from] AskError),
     /// The model did not start.
-    #[error("the model did not start: {0}")]
+    #[error("the model does not serve: {0}")]
     NotStarted(Arc<StartError>),
     /// The model's arithmetic broke down under this request.
     #[error("the model's logits are not numbers, so no token can be chosen")]

@@ -192,7 +192,6 @@ impl Actor for EngineActor {
                 state.elastic = Some(elastic);
                 state.move_gate(Gate::Frozen).await?;
                 state.serve(&myself).await?;
-                (state.arguments.progress)(Progress::Ready);
             }
             EngineMessage::Profiled { outcome: Err(error), .. } => {
                 state.end_profile();
@@ -234,7 +233,8 @@ impl Actor for EngineActor {
             }
             EngineMessage::Restart { restart } => {
                 if let Some((_, first)) = state.restarting.take_if(|(number, _)| *number == restart) {
-                    state.start_children(&myself, first).await?;
+                    let serving = state.start_children(&myself, first).await?;
+                    state.let_in(&myself, serving);
                 }
             }
             EngineMessage::Drill(drill) => return Err(drill.strike().into()),
@@ -325,12 +325,12 @@ impl EngineState {
         Ok(())
     }
 
-    /// Starts the serving actors from `first` on, and tells the requests that wait.
+    /// Starts the serving actors from `first` on.
     async fn start_children(
         &mut self,
         myself: &ActorRef<EngineMessage>,
         first: usize,
-    ) -> Result<(), ActorProcessingErr> {
+    ) -> Result<Serving, ActorProcessingErr> {
         self.revive_lanes(myself).await?;
         self.servings += 1;
         if first == 0 {
@@ -356,7 +356,7 @@ impl EngineState {
         self.children.scheduler = Some(scheduler.clone());
         let Planned { outlook: Outlook { kit, records, .. }, processor, .. } =
             self.planned.clone().expect("planned before served");
-        let serving = Serving {
+        Ok(Serving {
             generation: self.serving_generation(),
             refusals: self.attempts.shrinks(),
             vision: self.children.vision.clone(),
@@ -366,12 +366,15 @@ impl EngineState {
             is_warm: records.is_some_and(|records| records.warm().is_some()),
             record: Arc::new(profiled.record.clone()),
             target: processor.target(),
-        };
+        })
+    }
+
+    /// Tells the requests that wait. Whoever waits for the start goes on from here, so all else is told before.
+    fn let_in(&mut self, myself: &ActorRef<EngineMessage>, serving: Serving) {
         Status::change(&self.arguments.status, Status::Ready(serving));
         if let Some(elastic) = &mut self.elastic {
             elastic.serving(myself, self.children.scheduler.as_ref());
         }
-        Ok(())
     }
 
     fn envelope(&self) -> &Envelope {

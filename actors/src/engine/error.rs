@@ -46,8 +46,8 @@ pub enum StartError {
     /// No memory for the weights.
     #[error("while backing the weights: {0}")]
     Device(#[from] DeviceError),
-    /// Sizing failed in every attempt.
-    #[error("the start failed in attempt {attempt}: {source}")]
+    /// Every attempt failed, or the last of them while it served.
+    #[error("attempt {attempt} was the last: {source}")]
     Profile {
         /// How many attempts there were.
         attempt: u32,

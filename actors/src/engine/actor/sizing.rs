@@ -172,9 +172,11 @@ impl EngineState {
 
     /// Starts all serving actors, behind an attempt that went well or a shrink.
     pub(super) async fn serve(&mut self, myself: &ActorRef<EngineMessage>) -> Result<(), ActorProcessingErr> {
-        self.start_children(myself, 0).await?;
+        let serving = self.start_children(myself, 0).await?;
         self.course.enter(Phase::Serve);
         self.report(Outcome::Ready);
+        (self.arguments.progress)(Progress::Ready);
+        self.let_in(myself, serving);
         Ok(())
     }
 
@@ -226,14 +228,11 @@ impl EngineState {
         let ledger = self.arguments.budget.evidence().await.ok();
         let evidence = Evidence::of(&error, Phase::Serve, ledger.as_ref()).expect("memory was refused");
         self.course.end_in(Phase::Serve, Some(evidence.clone()));
-        self.report(Outcome::Refused { evidence: evidence.clone() });
-        let Some(_) = self.attempts.failed(true, self.born.elapsed()) else {
-            let attempts = self.attempts.number();
-            let reason = format!("{evidence}, in {attempts} attempts; leave more memory free on the device");
-            Status::change(&self.arguments.status, Status::Stopped { reason: reason.as_str().into() });
-            myself.stop(Some(reason));
+        self.report(Outcome::Refused { evidence });
+        if self.attempts.failed(true, self.born.elapsed()).is_none() {
+            self.work_out_advice(myself, error);
             return Ok(());
-        };
+        }
         self.course = Course::default();
         let elastic = self.elastic.as_mut().expect("it served");
         // A size that the user has fixed stays, as it does in a start.
