@@ -4,7 +4,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst},
     },
 };
 
@@ -164,6 +164,17 @@ pub struct LeaseMeter(Arc<Counts>);
 struct Counts {
     backed: AtomicU64,
     has_segments: AtomicBool,
+    /// Calls of the device under way.
+    moving: AtomicUsize,
+}
+
+/// Memory of a lease is on its way in or out for as long as this lives.
+pub(crate) struct Moving<'l>(&'l Counts);
+
+impl Drop for Moving<'_> {
+    fn drop(&mut self) {
+        self.0.moving.fetch_sub(1, SeqCst);
+    }
 }
 
 impl LeaseMeter {
@@ -175,6 +186,12 @@ impl LeaseMeter {
             true => Bytes(self.0.backed.load(SeqCst)),
             false => granted,
         }
+    }
+
+    /// Whether the device is taking or giving memory of it: what it has then is between what this shows now and what it
+    /// shows afterwards.
+    pub fn is_moving(&self) -> bool {
+        self.0.moving.load(SeqCst) > 0
     }
 }
 
@@ -257,6 +274,12 @@ impl Lease {
     /// Ends the lease, but its bytes are free only after this fence.
     pub fn release_after(self, fence: Fence) {
         self.part(fence, None);
+    }
+
+    /// To be held around a call of the device, and what is counted with it.
+    pub(crate) fn moving(&self) -> Moving<'_> {
+        self.meter.0.moving.fetch_add(1, SeqCst);
+        Moving(&self.meter.0)
     }
 
     /// Counts bytes as backed. Going over the lease is our bug.

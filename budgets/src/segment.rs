@@ -96,6 +96,7 @@ impl Segment {
             let reason = "its lease was revoked";
             return Err(DeviceError::BadRange { address: end, bytes: more, verb: "backed", reason });
         }
+        let _moving = self.lease.moving();
         self.lease.spend(more);
         stretch.device.back(end, more).inspect_err(|_| self.lease.save(more))?;
         extent.backed = bytes;
@@ -116,6 +117,7 @@ impl Segment {
         let bytes = bytes.round_up(stretch.device.page());
         let mut extent = stretch.lock();
         let Some(less) = extent.backed.checked_sub(bytes).filter(|less| !less.is_zero()) else { return Ok(()) };
+        let _moving = self.lease.moving();
         stretch.device.unback(stretch.address.offset(bytes), less)?;
         extent.backed = bytes;
         self.lease.save(less);
@@ -168,6 +170,7 @@ impl Drop for Segment {
         let (backed, fence) = (backing.0.lock().backed, backing.0.device.fence_here());
         let fence = self.lease.parting_fence().and(fence);
         if fence.is_passed() {
+            let _moving = self.lease.moving();
             // First the device, then the lease: another segment of the same lease may spend at once what is saved.
             drop(backing);
             self.lease.save(backed);

@@ -133,6 +133,11 @@ impl FenceWatch {
         }
     }
 
+    /// Whether nothing waits for its fence, and nothing is on its way home.
+    pub fn is_idle(&self) -> bool {
+        self.pending.is_empty() && self.coming.is_empty()
+    }
+
     /// Whether its memory is being given back right now: a segment that turns up for it is too late.
     pub fn is_coming_home(&self, lease: LeaseId) -> bool {
         self.coming.contains(&lease)

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use bursar_budgets::{
     Bytes, Device, Effect, Gate, GateError, Holding, Input, Label, Lease, LeaseId, Ledger, LedgerConfig, Memory, Owner,
-    Refusal, RequestId, Resized,
+    Refusal, RequestId, Resized, Snapshot,
 };
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::time::Instant;
@@ -143,8 +143,18 @@ impl Actor for BudgetActor {
                 reply.answer(state.ledger.available(Memory::Device));
             }
             BudgetMessage::Measure(reply) => {
-                state.measure()?;
-                reply.answer(state.ledger.snapshot());
+                // While a model is sized, what it has taken and not leased yet would stay with others in the books.
+                match state.ledger.is_profiling() {
+                    true => {
+                        let seen = state.seen()?.map(|(_, foreign)| foreign);
+                        let ledger = state.ledger.snapshot();
+                        reply.answer(Snapshot { foreign: seen.unwrap_or_default().max(ledger.foreign), ..ledger });
+                    }
+                    false => {
+                        state.measure()?;
+                        reply.answer(state.ledger.snapshot());
+                    }
+                }
             }
             BudgetMessage::Snapshot(reply) => reply.answer(state.ledger.snapshot()),
             BudgetMessage::Notes => {}

@@ -11,8 +11,7 @@ use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::sync::watch;
 
 use super::{
-    EngineMessage, Lanes, LanesPlace, LoadOptions, Progress, ProgressSink, Serving, Shelf, StartError, Status,
-    WhichLane,
+    EngineMessage, Lanes, LanesPlace, LoadOptions, ProgressSink, Serving, Shelf, StartError, Status, WhichLane,
     elastic::{Elastic, Place},
     start::{Outlook, Planned},
 };

@@ -115,6 +115,11 @@ impl Elastic {
         self.step(Input::Cap(most), engine, None);
     }
 
+    /// As [`cap`](Self::cap), for a size that stays: until what was ordered is done.
+    pub(super) fn pause(&mut self, engine: &ActorRef<EngineMessage>) {
+        self.step(Input::Pause, engine, None);
+    }
+
     /// Blocks that there are at most.
     pub(super) fn most(&self) -> usize {
         self.core.most()

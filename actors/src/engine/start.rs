@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use bursar_budgets::{Class, Gate, Owner, Priority, Request, Segment};
 use bursar_kernels::{OpenError, Target};
-use bursar_model::{Model, checkpoint::Checkpoint};
+use bursar_model::{
+    Model,
+    checkpoint::{Checkpoint, CheckpointSource},
+};
 
 use super::{EngineArguments, Kit, Processor, Progress, Records, StartError, fetch::fetch, records::Sought};
 use crate::{
@@ -102,11 +105,13 @@ impl EngineArguments {
     }
 
     async fn plan_then_load(&self, attempt: u32, seen: &mut Option<Outlook>) -> Result<Planned, LoadError> {
+        // Before the gate opens: until it is frozen again nobody counts what other processes take.
+        let files = fetch(self.source.clone(), self.progress.clone()).await?;
         (self.progress)(Progress::Planning);
         // After an earlier engine of this name it is frozen; one that is open already stays so.
         drop(self.budget.move_gate(self.label.clone(), Gate::Open).await?);
         let processor = self.processor().await?;
-        let (checkpoint, outlook) = self.plan(&processor).await?;
+        let (checkpoint, outlook) = self.plan(files, &processor).await?;
         *seen = Some(outlook.clone());
         let model = match self.shelf.model() {
             // Rule 10: weights that are still on the device are not loaded again.
@@ -133,8 +138,11 @@ impl EngineArguments {
         Ok(processor)
     }
 
-    async fn plan(&self, processor: &Processor) -> Result<(Arc<Checkpoint>, Outlook), StartError> {
-        let source = fetch(self.source.clone(), self.progress.clone()).await?;
+    async fn plan(
+        &self,
+        files: CheckpointSource,
+        processor: &Processor,
+    ) -> Result<(Arc<Checkpoint>, Outlook), StartError> {
         let options = self.options.clone();
         let (name, target, page) = (self.label.to_string(), processor.target(), self.device.page());
         // Weights that are there already have been weighed.
@@ -144,7 +152,7 @@ impl EngineArguments {
         let is_host = self.device.is_host_memory();
         let search = self.search().await?;
         off_actor(move || {
-            let checkpoint = Checkpoint::open(source)?;
+            let checkpoint = Checkpoint::open(files)?;
             let model = Model::plan(&checkpoint, &target)?;
             let kit = Kit::new(name, &checkpoint, model.config().clone(), &options)?;
             let needs = Needs::plan(&model, target, &kit.envelope, page)?;

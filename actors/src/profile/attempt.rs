@@ -291,7 +291,9 @@ impl Attempt {
         }
         // The probe stays as it is where the target is smaller: its blocks are backed already.
         let blocks = blocks.max(self.needs.probe_blocks);
-        self.course.settle(Some(measured), blocks);
+        // A warm attempt's own size is the first target of what follows.
+        let first = if self.warm.is_some() { blocks } else { measured };
+        self.course.settle(Some(first), blocks);
         let bytes = KvMemory::bytes(shape, blocks, page);
         let resized = self.budget.resize(tree::LEASE_FOR_PROFILE, memory.kv.lease(), bytes).await;
         resized.map_err(|source| ProfileError::Lease { doing, class: class.clone(), source })?;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use bursar_budgets::{Bytes, DeviceError, DeviceMemory, Input, LeaseId, Memory};
+use bursar_budgets::{Bytes, DeviceError, DeviceMemory, Input, LeaseId, LeaseMeter, Memory};
 use tokio::time::Instant;
 
 use super::BudgetState;
@@ -42,12 +42,30 @@ impl BudgetState {
     /// What other processes hold at least: what is used and is none of ours. A lease that pays for something without
     /// addresses (a tenant's own allocations) hides as much of it until that is taken. The driver answers within
     /// microseconds, also while others back. Gives what it says; none if the device is lost.
+    ///
+    /// While the device takes or gives memory of ours, what is in use is somewhere between two numbers, and the larger
+    /// is believed; so what others hold is not believed to have become less.
     pub(super) fn measure(&mut self) -> Result<Option<DeviceMemory>, DeviceError> {
+        let Some((memory, foreign)) = self.seen()? else { return Ok(None) };
+        self.step(Input::Foreign(foreign));
+        Ok(Some(memory))
+    }
+
+    /// What the driver says, and what of it others hold.
+    pub(super) fn seen(&self) -> Result<Option<(DeviceMemory, Bytes)>, DeviceError> {
+        let is_settled = self.is_settled();
         let before = self.in_use();
         let Some(memory) = self.memory()? else { return Ok(None) };
-        let ours = self.ledger.account(Memory::Device).overhead + self.ours(&before);
-        self.step(Input::Foreign((memory.total - memory.free).saturating_sub(ours)));
-        Ok(Some(memory))
+        let account = self.ledger.account(Memory::Device);
+        let foreign = (memory.total - memory.free).saturating_sub(account.overhead + self.ours(&before));
+        let foreign = if is_settled && self.is_settled() { foreign } else { foreign.max(account.foreign) };
+        Ok(Some((memory, foreign)))
+    }
+
+    /// Whether the device is asked for no memory of ours and is given none.
+    fn is_settled(&self) -> bool {
+        let books = self.desk.books();
+        books.watch.is_idle() && !books.meters.values().any(LeaseMeter::is_moving)
     }
 
     fn memory(&self) -> Result<Option<DeviceMemory>, DeviceError> {

@@ -13,8 +13,8 @@ use crate::{
     },
     lane::{Job, Lane, LaneError, RefusalSink},
     profile::{
-        Attempt, Course, Evidence, Faults, Outcome, Passed, Phase, ProfileActor, ProfileArguments, ProfileError,
-        ProfileRecord, Profiled, advice,
+        Attempt, AttemptReport, Course, Evidence, Faults, Outcome, Passed, Phase, ProfileActor, ProfileArguments,
+        ProfileError, ProfileRecord, Profiled, advice,
     },
     supervise::Errand,
 };
@@ -154,7 +154,13 @@ impl EngineState {
 
     /// Begins to work out which knobs would have helped: that takes many plans.
     fn work_out_advice(&mut self, myself: &ActorRef<EngineMessage>, error: ProfileError) {
-        let (Some(evidence), Some(outlook)) = (self.course.passed().evidence, self.outlook.clone()) else {
+        let refused = |report: &AttemptReport| match &report.outcome {
+            Outcome::Refused { evidence } => Some(evidence.clone()),
+            _ => None,
+        };
+        // One that became too small because others before it were refused memory ends for want of memory too.
+        let evidence = self.reports.iter().rev().find_map(refused);
+        let (Some(evidence), Some(outlook)) = (evidence, self.outlook.clone()) else {
             return self.give_up(myself, error, Vec::new());
         };
         let target_tokens = self.reports.last().map_or(0, |report| report.target_tokens);
@@ -235,9 +241,10 @@ impl EngineState {
         }
         self.course = Course::default();
         let elastic = self.elastic.as_mut().expect("it served");
-        // A size that the user has fixed stays, as it does in a start.
-        if !self.arguments.options.kv().is_pinned() {
-            elastic.cap(self.attempts.target(), myself);
+        match self.arguments.options.kv().is_pinned() {
+            // A size that the user has fixed stays, as it does in a start.
+            true => elastic.pause(myself),
+            false => elastic.cap(self.attempts.target(), myself),
         }
         self.serve_again(myself).await
     }

@@ -1,6 +1,8 @@
 //! How many blocks keys and values have after READY: pure. One change at a time; what must be given up comes first, and
 //! what may be taken is taken only while nothing has to be given up.
 
+use crate::profile::shrunk;
+
 /// What happens to the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Input {
@@ -10,9 +12,11 @@ pub enum Input {
     MayGrow(usize),
     /// The scheduler is there, or is being replaced.
     Serving(bool),
-    /// Nobody serves and no lane has work, until as many blocks are left at most: more were refused memory, so there are
-    /// never more again.
+    /// Nobody serves and no lane has work, until as many blocks are left at most, or five per cent less where there are no
+    /// more already: what was refused is to find something given up. There are never more than this again.
     Cap(usize),
+    /// Nobody serves and no lane has work, until what was ordered is done.
+    Pause,
     /// The change under way has ended.
     Ended(Outcome),
 }
@@ -104,10 +108,7 @@ impl PoolCore {
     pub fn step(&mut self, input: Input) -> Option<Change> {
         match input {
             Input::GiveUp(to) => {
-                let to = to.max(self.floor);
-                if to < self.blocks {
-                    self.ordered = Some(self.ordered.map_or(to, |before| before.min(to)));
-                }
+                self.order(to.max(self.floor));
             }
             Input::MayGrow(to) => {
                 let to = to.min(self.most);
@@ -120,23 +121,35 @@ impl PoolCore {
             Input::Cap(most) => {
                 assert!(!self.serving, "a pool is capped while nobody serves");
                 (self.most, self.quiet) = (most.clamp(self.floor, self.most), true);
-                if self.most < self.blocks {
-                    self.ordered = Some(self.ordered.map_or(self.most, |before| before.min(self.most)));
-                }
+                let to = match self.most < self.blocks {
+                    true => self.most,
+                    // It is as small already, and something was refused all the same.
+                    false => shrunk(self.blocks, 1).max(self.floor),
+                };
+                self.order(to);
+            }
+            Input::Pause => {
+                assert!(!self.serving, "a pool is paused while nobody serves");
+                self.quiet = true;
             }
             Input::Ended(Outcome::Interrupted) => self.interrupted = true,
             Input::Ended(outcome) => {
                 let ended = self.under_way.take();
                 if let (Some(Change::Grow { to, .. }), Outcome::Done) = (ended, outcome) {
                     self.blocks = to;
-                    // A cap came meanwhile.
-                    if to > self.most {
-                        self.ordered = Some(self.ordered.map_or(self.most, |before| before.min(self.most)));
-                    }
+                    // A cap may have come meanwhile.
+                    self.order(self.most);
                 }
             }
         }
         self.next()
+    }
+
+    /// Remembers that there are to be no more than `to`, if there are.
+    fn order(&mut self, to: usize) {
+        if to < self.blocks {
+            self.ordered = Some(self.ordered.map_or(to, |before| before.min(to)));
+        }
     }
 
     fn next(&mut self) -> Option<Change> {
@@ -238,9 +251,16 @@ mod tests {
         assert_eq!(pool.step(Input::GiveUp(40)), Some(Change::Shrink { to: 40 }));
         pool.step(Input::Ended(Outcome::Done));
         pool.step(Input::Serving(false));
-        assert_eq!((pool.step(Input::Cap(90)), pool.is_quiet()), (None, false));
+        assert_eq!(pool.step(Input::Cap(90)), Some(Change::Shrink { to: 38 }), "it gives all the same");
+        assert_eq!((pool.step(Input::Ended(Outcome::Done)), pool.is_quiet()), (None, false));
         pool.step(Input::Serving(true));
-        assert_eq!(pool.step(Input::MayGrow(100)), Some(Change::Grow { from: 40, to: 90 }));
+        assert_eq!(pool.step(Input::MayGrow(100)), Some(Change::Grow { from: 38, to: 90 }));
+        // At the floor nothing is left to give, and nobody waits for it.
+        pool.step(Input::Ended(Outcome::Done));
+        pool.step(Input::GiveUp(0));
+        pool.step(Input::Ended(Outcome::Done));
+        pool.step(Input::Serving(false));
+        assert_eq!((pool.step(Input::Cap(85)), pool.is_quiet(), pool.blocks()), (None, false, 16));
     }
 
     #[test]
@@ -251,34 +271,53 @@ mod tests {
         assert_eq!(pool.step(Input::MayGrow(100)), Some(Change::Grow { from: 50, to: 100 }));
         pool.step(Input::Serving(false));
         assert_eq!((pool.step(Input::Cap(95)), pool.is_quiet()), (None, true));
-        assert_eq!(pool.step(Input::Ended(Outcome::Done)), Some(Change::Shrink { to: 95 }), "it had grown by then");
+        assert_eq!(pool.step(Input::Ended(Outcome::Done)), Some(Change::Shrink { to: 47 }), "50 were too many");
         assert_eq!(pool.step(Input::Ended(Outcome::Done)), None);
         pool.step(Input::Serving(true));
-        assert_eq!(pool.step(Input::GiveUp(60)), Some(Change::Shrink { to: 60 }));
+        assert_eq!(pool.step(Input::GiveUp(30)), Some(Change::Shrink { to: 30 }));
         pool.step(Input::Serving(false));
         assert_eq!(pool.step(Input::Cap(90)), None);
-        assert_eq!(pool.step(Input::Ended(Outcome::Interrupted)), Some(Change::Shrink { to: 60 }));
+        assert_eq!(pool.step(Input::Ended(Outcome::Interrupted)), Some(Change::Shrink { to: 30 }));
+        assert_eq!(pool.step(Input::Ended(Outcome::Done)), Some(Change::Shrink { to: 28 }), "five per cent of 30");
         assert_eq!((pool.step(Input::Ended(Outcome::Done)), pool.is_quiet()), (None, false));
+    }
+
+    #[test]
+    fn a_pause_lasts_until_what_was_ordered_is_done() {
+        let mut pool = PoolCore::new(16, 100);
+        assert_eq!((pool.step(Input::Pause), pool.is_quiet()), (None, false), "nothing was");
+        assert_eq!(pool.step(Input::GiveUp(50)), None);
+        assert_eq!((pool.step(Input::Pause), pool.is_quiet()), (Some(Change::Shrink { to: 50 }), true));
+        assert_eq!((pool.step(Input::Ended(Outcome::Done)), pool.is_quiet(), pool.most()), (None, false, 100));
     }
 
     proptest! {
         #[test]
         fn one_change_at_a_time_between_the_floor_and_what_was_stressed(
-            inputs in proptest::collection::vec((0u8..7, 0usize..130), 1..60),
+            inputs in proptest::collection::vec((0u8..9, 0usize..130), 1..60),
         ) {
             let mut pool = PoolCore::new(16, 100);
             // What was begun and has not been heard of.
             let mut begun: Option<Change> = None;
+            let mut is_serving = false;
             for (kind, blocks) in inputs {
                 let input = match (kind, begun) {
                     (0 | 1, _) => Input::GiveUp(blocks),
                     (2, _) => Input::MayGrow(blocks),
+                    // Nobody is let in while it is quiet.
+                    (3, _) if pool.is_quiet() => continue,
                     (3, _) => Input::Serving(blocks % 2 == 0),
+                    (7 | 8, _) if is_serving => continue,
+                    (7, _) => Input::Cap(blocks),
+                    (8, _) => Input::Pause,
                     (_, None) => continue,
                     (4, Some(Change::Shrink { .. })) => Input::Ended(Outcome::Interrupted),
                     (5, Some(Change::Grow { .. })) => Input::Ended(Outcome::Refused),
                     (_, Some(_)) => Input::Ended(Outcome::Done),
                 };
+                if let Input::Serving(serving) = input {
+                    is_serving = serving;
+                }
                 if matches!(input, Input::Ended(_)) {
                     begun = None;
                 }
@@ -291,6 +330,7 @@ mod tests {
                     begun = Some(change);
                 }
                 prop_assert!((16..=100).contains(&pool.blocks()));
+                prop_assert!(!pool.is_quiet() || begun.is_some(), "whoever waits for it would wait for ever");
             }
         }
     }

@@ -109,3 +109,24 @@ fn who_loses_the_tail_behind_its_pictures_comes_again() {
     assert_eq!(bed.heard(), [token(1, 5), come_again, released(&[1]), Effect::Resized]);
     assert!(!bed.scheduler.is_known(SequenceId(1)), "its driver has it");
 }
+
+#[test]
+fn a_caller_that_goes_while_the_kv_actor_is_asked_to_shrink_hits_nobody() {
+    let mut bed = two_of_three_blocks(Bed::new(limits(4, 100, 8)));
+    resize(&mut bed, 4);
+    let plan = bed.running.pop_front().expect("a step is under way");
+    // What the actor does with the effects of this is interrupted by a token that nobody takes.
+    let effects = bed.scheduler.step(Input::Stepped(vec![6; plan.rows.len()]));
+    assert!(effects.contains(&Effect::Shrink(4)), "{effects:?}");
+    let cancelled = bed.scheduler.step(Input::Cancel(SequenceId(2)));
+    assert_eq!(cancelled, [released(&[2])], "behind the question");
+    let holders = bed.kv.shrink(4);
+    assert_eq!(holders, [SequenceId(2)]);
+    bed.give(Input::Shrunk(holders));
+    bed.kv.release(SequenceId(2));
+    assert_eq!(bed.heard(), [released(&[2]), Effect::Resized]);
+    while !bed.running.is_empty() {
+        bed.stepped(6);
+    }
+    bed.assert_all_home();
+}
