@@ -245,7 +245,9 @@ fn a_refusal_at_any_call_of_a_start_and_at_any_two_ends_ready_or_in_the_typed_er
         };
         // Twice as far as a start goes that nothing is refused: a second attempt has calls of its own.
         let singles = (1..=calls).map(|one| vec![one]);
-        let pairs = (1..=calls).flat_map(|one| (one + 1..=2 * calls).step_by(5).map(move |other| vec![one, other]));
+        // Every ninth, each from another on.
+        let others = |one: u64| (one + 1 + one % 9..=2 * calls).step_by(9);
+        let pairs = (1..=calls).flat_map(|one| others(one).map(move |other| vec![one, other]));
         let (mut ready, mut failed) = (0, 0);
         for refused in singles.chain(pairs) {
             let when = format!("calls {refused:?} of {calls} refused");
