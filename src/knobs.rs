@@ -4,7 +4,7 @@ use std::{fs, path::PathBuf, sync::LazyLock};
 
 use bursar::{
     BlasSearch, Bytes, LoadOptions,
-    knobs::{Kind, Knob, KnobError, Knobs, NESTED, TABLE},
+    knobs::{Kind, Knob, KnobError, Knobs, NESTED, Names, TABLE},
 };
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, value_parser};
 use serde_json::{Map, Value};
@@ -49,9 +49,21 @@ impl KnobOptions {
     /// # Errors
     /// As [`options`](Self::options), and a file that holds no knobs.
     pub fn knobs(&self) -> Result<Knobs, Failure> {
+        Ok(self.named()?.0)
+    }
+
+    /// The names by which it is said.
+    ///
+    /// # Errors
+    /// As [`knobs`](Self::knobs).
+    pub fn names(&self) -> Result<Names, Failure> {
+        Ok(self.named()?.1)
+    }
+
+    fn named(&self) -> Result<(Knobs, Names), Failure> {
         let of_file = self.file.as_ref().map(read).transpose()?.unwrap_or_default();
         let typed = self.typed.iter().map(|(name, value)| ((*name).to_owned(), Value::String(value.clone())));
-        Ok(Knobs::from_settings(of_file.into_iter().chain(typed))?)
+        Ok(Knobs::named_from(of_file.into_iter().chain(typed))?)
     }
 }
 

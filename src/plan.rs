@@ -89,7 +89,7 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
     let kit = kit(&source, &checkpoint, &model, &mut load, place.is_host)?;
     let question = Question { model: &model, target, envelope: &kit.envelope, kv: load.kv(), place };
     let forecast = Forecast::of(&question).map_err(StartError::from)?;
-    Ok(Report::of(&kit, &planned, &model, &forecast))
+    Ok(Report::of(&kit, &planned, &model, &forecast, &options.knobs.names()?))
 }
 
 /// The model's host side, with the limits as it lowers them.
