@@ -38,7 +38,7 @@ enum Command {
     Chat(Box<chat::Options>),
     /// Measures a model on this machine.
     Bench(Box<bench::Options>),
-    /// Sizes a model on this device, and prints what was measured.
+    /// Sizes a model on this device anew, prints what was measured, and writes it down for later starts.
     Profile(Box<profile::Options>),
     /// Refuses memory on purpose, on host memory, and tells what becomes of each attempt.
     Drill(Box<drill::Options>),
