@@ -137,7 +137,7 @@ impl Args for KnobOptions {
             .help_heading(HEADING);
         // A flag for each name: an error can say which of them said what.
         FLAGS.iter().fold(command.arg(file), |command, flag| {
-            let is_number = Knob::named(flag.name).is_some_and(|knob| knob.kind != Kind::Size);
+            let is_number = Knob::named(flag.name).is_some_and(|knob| !matches!(knob.kind, Kind::Size | Kind::SizeOrNone));
             let underscores = flag.name.contains('_').then_some(flag.name);
             command.arg(
                 Arg::new(flag.name)
