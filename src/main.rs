@@ -40,7 +40,8 @@ enum Command {
     Bench(Box<bench::Options>),
     /// Sizes a model on this device anew, prints what was measured, and writes it down for later starts.
     Profile(Box<profile::Options>),
-    /// Refuses memory on purpose, on host memory, and tells what becomes of each attempt.
+    /// Refuses memory on purpose, on host memory whatever --device and --profile-cache say, and tells what becomes of each
+    /// attempt: 1 if a byte was lost, 2 if the faults cannot be read.
     Drill(Box<drill::Options>),
     /// Says what a model would take of a device and serve there, without a GPU: 0 if it fits, 1 if not.
     Plan(Box<plan::Options>),

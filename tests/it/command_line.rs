@@ -188,7 +188,7 @@ fn a_drill_that_cannot_be_read_says_what_can() {
         [("warmup:1", "load, probe, capture, back, validate, serve"), ("load:5", "1 to 4"), ("load", "validate:2")]
     {
         let output = bursar(&["drill", "--fault", fault, "--json"]);
-        assert_eq!(output.status.code(), Some(1), "{fault}");
+        assert_eq!(output.status.code(), Some(2), "{fault}");
         assert!(object(&output)["hint"].as_str().expect("text").contains(hint), "{fault}");
         let output = bursar(&["drill", "--fault", fault]);
         assert!(String::from_utf8_lossy(&output.stderr).contains(hint), "{fault}");

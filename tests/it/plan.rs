@@ -145,6 +145,7 @@ fn what_cannot_be_planned_is_told_by_another_exit_code() {
         let told = object(&output);
         assert!(told["error"].as_str().is_some_and(|error| error.contains(said)), "{told}");
         assert!(told["hint"].as_str().is_some_and(|hint| !hint.is_empty()), "{told}");
+        assert_eq!(told["type"], "error", "as other commands tell it");
     }
     let folder = Folder::empty();
     let file = folder.path().join("knobs.json");
@@ -154,6 +155,10 @@ fn what_cannot_be_planned_is_told_by_another_exit_code() {
         object(&output)["error"].as_str().is_some_and(|error| error.contains("step_tokens")),
         "the nearest is named"
     );
+    std::fs::write(&file, r#"{ "max_num_seqs": 4, "max_num_seqs": 8 }"#).expect("a file is written");
+    let output = plan(&["--json", "--knobs", &file.display().to_string()]);
+    let error = object(&output)["error"].to_string();
+    assert!(error.contains("max_num_seqs is 4 and max_num_seqs is 8"), "{error}");
     std::fs::write(&file, json!({ "max_num_seqs": 3 }).to_string()).expect("a file is written");
     let output = plan(&["--json", "--device", "host", "--knobs", &file.display().to_string(), "--step-tokens", "64"]);
     let envelope = &object(&output)["envelope"];
