@@ -24,7 +24,8 @@ pub struct DeviceOptions {
     #[arg(long, value_name = "FOLDER", env = "BURSAR_CUDA_LIB", global = true)]
     cuda_lib: Option<PathBuf>,
     /// Where profiles of starts are written down, so that the next start is quicker; `none` for nowhere. By default
-    /// bursar/profiles in the user's cache folder.
+    /// bursar/profiles in the user's cache folder; `bench` uses only a folder that is said, and `drill` and `plan` use
+    /// none.
     #[arg(long, value_name = "FOLDER|none", global = true)]
     profile_cache: Option<PathBuf>,
     /// Where the CUDA toolkit is.

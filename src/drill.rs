@@ -6,8 +6,8 @@ use std::{
 };
 
 use bursar::{
-    AttemptReport, Bytes, Chat, DeviceChoice, Faults, HostConfig, HostDevice, LoadOptions, ModelSource, Phase,
-    Progress, Runtime, RuntimeConfig, RuntimeError,
+    AttemptReport, Bytes, Chat, DeviceChoice, FaultError, Faults, HostConfig, HostDevice, LoadOptions, ModelSource,
+    Phase, Progress, Runtime, RuntimeConfig, RuntimeError,
 };
 use clap::Args;
 use serde::Serialize;
@@ -19,7 +19,8 @@ use crate::{
     model, told,
 };
 
-/// What happens when the device refuses memory: tried on host memory, phase by phase.
+/// What happens when the device refuses memory: tried on host memory, phase by phase. Only --capacity is taken of the
+/// device, and no profile is read or written.
 #[derive(Args)]
 pub struct Options {
     /// Where memory is refused: once in PHASE of each of the first N attempts. Phases are load, probe, capture, back,
@@ -57,7 +58,11 @@ const NAME: &str = "drill";
 /// Runs the command. A model that serves in the end is a success, and so is the start error that was asked for: it is
 /// a failure if bytes were lost.
 pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
-    let drilled = match drill(device.capacity(), &options).await {
+    let faults = match options.fault.parse() {
+        Ok(faults) => faults,
+        Err(error) => return refuse(error, options.json),
+    };
+    let drilled = match drill(device.capacity(), faults, &options).await {
         Ok(drilled) => drilled,
         Err(failure) if options.json => {
             println!("{}", told::failure(&failure));
@@ -75,8 +80,19 @@ pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
     }
 }
 
-async fn drill(capacity: Bytes, options: &Options) -> Result<Drilled, Failure> {
-    let faults: Faults = options.fault.parse()?;
+/// What is told of faults that cannot be read, as of any flag that cannot; a drill that lost bytes is another's.
+const CANNOT_BE_READ: u8 = 2;
+
+fn refuse(error: FaultError, is_json: bool) -> ExitCode {
+    let failure = Failure::from(error);
+    match is_json {
+        true => println!("{}", told::failure(&failure)),
+        false => eprintln!("{failure}"),
+    }
+    ExitCode::from(CANNOT_BE_READ)
+}
+
+async fn drill(capacity: Bytes, faults: Faults, options: &Options) -> Result<Drilled, Failure> {
     let device = Arc::new(HostDevice::new(HostConfig::small(capacity)).map_err(RuntimeError::from)?);
     let choice = DeviceChoice::Custom(device.clone());
     let config = RuntimeConfig { device: choice, canary: options.knobs.canary()?, ..RuntimeConfig::default() };

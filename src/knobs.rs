@@ -1,13 +1,17 @@
 //! Knobs as flags: every line of the table under all of its names.
 
-use std::{fs, path::PathBuf, sync::LazyLock};
+use std::{fmt, fs, path::PathBuf, sync::LazyLock};
 
 use bursar::{
     BlasSearch, Bytes, LoadOptions,
-    knobs::{Kind, Knob, KnobError, Knobs, NESTED, TABLE},
+    knobs::{Kind, Knob, KnobError, Knobs, NESTED, Names, TABLE},
 };
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, value_parser};
-use serde_json::{Map, Value};
+use serde::{
+    Deserialize,
+    de::{Deserializer, MapAccess, Visitor},
+};
+use serde_json::Value;
 
 use crate::failure::Failure;
 
@@ -49,13 +53,53 @@ impl KnobOptions {
     /// # Errors
     /// As [`options`](Self::options), and a file that holds no knobs.
     pub fn knobs(&self) -> Result<Knobs, Failure> {
-        let of_file = self.file.as_ref().map(read).transpose()?.unwrap_or_default();
+        Ok(self.named()?.0)
+    }
+
+    /// The names by which it is said.
+    ///
+    /// # Errors
+    /// As [`knobs`](Self::knobs).
+    pub fn names(&self) -> Result<Names, Failure> {
+        Ok(self.named()?.1)
+    }
+
+    fn named(&self) -> Result<(Knobs, Names), Failure> {
+        let of_file = self.file.as_ref().map(read).transpose()?.unwrap_or_default().0;
         let typed = self.typed.iter().map(|(name, value)| ((*name).to_owned(), Value::String(value.clone())));
-        Ok(Knobs::from_settings(of_file.into_iter().chain(typed))?)
+        Ok(Knobs::named_from(of_file.into_iter().chain(typed))?)
     }
 }
 
-fn read(path: &PathBuf) -> Result<Map<String, Value>, Failure> {
+/// The settings of a file, in its order. A name that is there twice stays so, as of two values one would be lost.
+#[derive(Default)]
+struct Settings(Vec<(String, Value)>);
+
+impl<'de> Deserialize<'de> for Settings {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(Pairs)
+    }
+}
+
+struct Pairs;
+
+impl<'de> Visitor<'de> for Pairs {
+    type Value = Settings;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON object of knobs")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Settings, A::Error> {
+        let mut settings = Vec::new();
+        while let Some(setting) = map.next_entry()? {
+            settings.push(setting);
+        }
+        Ok(Settings(settings))
+    }
+}
+
+fn read(path: &PathBuf) -> Result<Settings, Failure> {
     let failure = |error: String| Failure {
         error: format!("{}: {error}", path.display()),
         hint: "name a file that holds a JSON object of knobs".to_owned(),
@@ -125,7 +169,8 @@ impl Args for KnobOptions {
             .help_heading(HEADING);
         // A flag for each name: an error can say which of them said what.
         FLAGS.iter().fold(command.arg(file), |command, flag| {
-            let is_number = Knob::named(flag.name).is_some_and(|knob| knob.kind != Kind::Size);
+            let is_number =
+                Knob::named(flag.name).is_some_and(|knob| !matches!(knob.kind, Kind::Size | Kind::SizeOrNone));
             let underscores = flag.name.contains('_').then_some(flag.name);
             command.arg(
                 Arg::new(flag.name)

@@ -38,9 +38,10 @@ enum Command {
     Chat(Box<chat::Options>),
     /// Measures a model on this machine.
     Bench(Box<bench::Options>),
-    /// Sizes a model on this device, and prints what was measured.
+    /// Sizes a model on this device anew, prints what was measured, and writes it down for later starts.
     Profile(Box<profile::Options>),
-    /// Refuses memory on purpose, on host memory, and tells what becomes of each attempt.
+    /// Refuses memory on purpose, on host memory whatever --device and --profile-cache say, and tells what becomes of each
+    /// attempt: 1 if a byte was lost, 2 if the faults cannot be read.
     Drill(Box<drill::Options>),
     /// Says what a model would take of a device and serve there, without a GPU: 0 if it fits, 1 if not.
     Plan(Box<plan::Options>),

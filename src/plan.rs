@@ -20,7 +20,7 @@ use clap::Args;
 use serde_json::json;
 
 use self::{gpu::Gpu, place::Planned, place::Wish, report::Report};
-use crate::{DeviceOptions, failure::Failure, knobs::KnobOptions, model};
+use crate::{DeviceOptions, failure::Failure, knobs::KnobOptions, model, told};
 
 /// Options of `bursar plan`.
 #[derive(Args)]
@@ -62,7 +62,7 @@ pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
     match planned {
         Ok(ref report) if is_json => println!("{}", json!(report)),
         Ok(ref report) => print!("{report}"),
-        Err(ref failure) if is_json => println!("{}", json!({ "error": failure.error, "hint": failure.hint })),
+        Err(ref failure) if is_json => println!("{}", told::failure(failure)),
         Err(ref failure) => eprintln!("{failure}"),
     }
     match planned {
@@ -89,7 +89,7 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
     let kit = kit(&source, &checkpoint, &model, &mut load, place.is_host)?;
     let question = Question { model: &model, target, envelope: &kit.envelope, kv: load.kv(), place };
     let forecast = Forecast::of(&question).map_err(StartError::from)?;
-    Ok(Report::of(&kit, &planned, &model, &forecast))
+    Ok(Report::of(&kit, &planned, &model, &forecast, &options.knobs.names()?))
 }
 
 /// The model's host side, with the limits as it lowers them.

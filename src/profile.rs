@@ -22,7 +22,8 @@ use crate::{
     told,
 };
 
-/// Sizes a model on this device, and prints what was measured.
+/// Sizes a model on this device, measuring anew whatever earlier starts have found; prints what was measured and writes it
+/// down for later ones.
 #[derive(Args)]
 pub struct Options {
     /// A Hugging Face checkpoint folder, a model of the hub (`org/name` or `org/name@revision`), or `demo`.
@@ -42,8 +43,6 @@ struct Profile {
     attempts: Vec<AttemptReport>,
     /// Seconds of the last attempt, by phase, and of all of the start.
     seconds: BTreeMap<&'static str, f64>,
-    /// Whether an earlier start, written down in `--profile-cache`, had found the size.
-    warm: bool,
     /// What serving may do at once.
     record: ProfileRecord,
     /// Every byte.
@@ -96,7 +95,8 @@ async fn size(runtime: &Runtime, device: &DeviceOptions, options: &Options) -> R
         }
         bar.show(progress);
     };
-    let load = LoadOptions { profiles: device.said_profiles(), ..options.knobs.options(device.blas())? };
+    let load =
+        LoadOptions { profiles: device.profiles(), measures_anew: true, ..options.knobs.options(device.blas())? };
     let model = runtime.load_with(model::source(&options.model), load, listen).await?;
     let ready = Instant::now();
     let serving = model.serving().await?;
@@ -107,14 +107,11 @@ async fn size(runtime: &Runtime, device: &DeviceOptions, options: &Options) -> R
     let mut seconds: BTreeMap<_, _> =
         phases.iter().zip(ends).map(|((phase, at), end)| (phase.name(), (end - *at).as_secs_f64())).collect();
     seconds.insert("start", (ready - begun).as_secs_f64());
-    Ok(Profile { attempts, seconds, warm: serving.is_warm, record: (*serving.record).clone(), ledger })
+    Ok(Profile { attempts, seconds, record: (*serving.record).clone(), ledger })
 }
 
-fn tell(Profile { attempts, seconds, warm, record, ledger }: &Profile) {
+fn tell(Profile { attempts, seconds, record, ledger }: &Profile) {
     told::attempts(attempts);
-    if *warm {
-        println!("the size was found by an earlier start, and each worst case was run once");
-    }
     println!();
     for (corner, workspace) in &record.peaks {
         println!("{:>14}  {corner}", workspace.to_string());

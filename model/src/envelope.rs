@@ -15,7 +15,7 @@ pub struct Envelope {
     pub picture_patches: usize,
     /// Pictures of a request, over all turns.
     pub pictures: usize,
-    /// Frames of a request's videos, over all turns. They have no room of their own: they are resized to
+    /// Frames of a request's videos, over all turns; none for a model that is to be shown no videos. They have no room of their own: they are resized to
     /// what the pictures leave of [`video_patches`](Self::video_patches).
     pub video_frames: usize,
     /// Patches in one launch of the vision encoder, over all pictures. A larger `picture_patches` is lowered to it.
@@ -101,7 +101,7 @@ impl Envelope {
         require("step_tokens", self.step_tokens, self.sequences, "each sequence has a token in a step")?;
         require("picture_patches", self.picture_patches, 4, "a picture has at least one token")?;
         require("pictures", self.pictures, 1, "a request may show something")?;
-        require("video_frames", self.video_frames, 1, "a video has at least one frame")?;
+        require("video_frames", self.video_frames, 0, "none, or some")?;
         require("launch_patches", self.launch_patches, self.picture_patches, "a launch takes the largest picture")
     }
 }

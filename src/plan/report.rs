@@ -12,6 +12,7 @@ use bursar::{
         budgets::MemoryPlan,
         model::Model,
     },
+    knobs::Names,
 };
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -51,6 +52,8 @@ pub struct Report {
     plan: MemoryPlan,
     #[serde(skip)]
     told: Vec<Suggestion>,
+    #[serde(skip)]
+    names: Names,
 }
 
 #[derive(Serialize)]
@@ -86,7 +89,7 @@ struct Picture {
 }
 
 impl Report {
-    pub fn of(kit: &Kit, planned: &Planned, model: &Model, forecast: &Forecast) -> Self {
+    pub fn of(kit: &Kit, planned: &Planned, model: &Model, forecast: &Forecast, names: &Names) -> Self {
         let envelope = kit.envelope.clone();
         let place = &planned.place;
         let mut claims: BTreeMap<_, _> =
@@ -119,10 +122,11 @@ impl Report {
             short_by: forecast.short_by,
             concurrency: lengths.into_iter().filter(|_| forecast.fits).map(concurrency).collect(),
             picture: picture(kit, model),
-            suggestions: told.iter().map(suggestion).collect(),
+            suggestions: told.iter().map(|told| suggestion(told, names)).collect(),
             not_enough_alone: hopeless.iter().map(|suggestion| suggestion.knob).collect(),
             plan: forecast.plan.clone(),
             told,
+            names: names.clone(),
             envelope,
         }
     }
@@ -139,8 +143,27 @@ fn picture(kit: &Kit, model: &Model) -> Option<Picture> {
     Some(Picture { pixels, patches, tokens, side, fits_context: tokens + 2 <= kit.envelope.context_tokens })
 }
 
-fn suggestion(told: &Suggestion) -> Value {
-    json!({ "knob": told.knob, "from": value(&told.from), "to": told.to.as_ref().map(value), "frees": told.frees })
+fn suggestion(told: &Suggestion, names: &Names) -> Value {
+    let mut object = json!({
+        "knob": told.knob, "from": value(&told.from), "to": told.to.as_ref().map(value), "frees": told.frees,
+    });
+    // By another name beside the one that stands there already it would be refused.
+    if let Some(name) = names.of(told.knob) {
+        object["as"] = json!(name);
+    }
+    object
+}
+
+/// What is typed for a knob by this name; one inside an object is typed as an object.
+fn flag(name: &str, to: &str) -> String {
+    let hyphens = |name: &str| name.replace('_', "-");
+    match name.split_once('.') {
+        Some((outer, inner)) => {
+            let object = inner.rsplit('.').fold(to.to_owned(), |value, key| format!("{{\"{key}\": {value}}}"));
+            format!("--{} '{object}'", hyphens(outer))
+        }
+        None => format!("--{} {to}", hyphens(name)),
+    }
 }
 
 fn value(change: &Change) -> Value {
@@ -203,11 +226,16 @@ impl Report {
         }
         for Suggestion { knob, from, to, frees } in &self.told {
             let to = to.as_ref().map(typed).unwrap_or_default();
-            let flag = format!("--{} {to}", knob.replace('_', "-"));
-            let instead = format!("instead of {}", typed(from));
+            let said = self.names.of(knob);
+            let flag = flag(said.unwrap_or(knob), &to);
+            // What is said is replaced, and what is not said is lowered by it.
+            let instead = match said {
+                Some(name) => format!("instead of {name} {}", typed(from)),
+                None => format!("instead of {}", typed(from)),
+            };
             match frees.is_zero() {
                 true => writeln!(f, "  {flag:<30} {instead}")?,
-                false => writeln!(f, "  {flag:<30} {instead:<26} {frees}")?,
+                false => writeln!(f, "  {flag:<30} {instead:<36} {frees}")?,
             }
         }
         if !self.not_enough_alone.is_empty() {

@@ -188,7 +188,7 @@ fn a_drill_that_cannot_be_read_says_what_can() {
         [("warmup:1", "load, probe, capture, back, validate, serve"), ("load:5", "1 to 4"), ("load", "validate:2")]
     {
         let output = bursar(&["drill", "--fault", fault, "--json"]);
-        assert_eq!(output.status.code(), Some(1), "{fault}");
+        assert_eq!(output.status.code(), Some(2), "{fault}");
         assert!(object(&output)["hint"].as_str().expect("text").contains(hint), "{fault}");
         let output = bursar(&["drill", "--fault", fault]);
         assert!(String::from_utf8_lossy(&output.stderr).contains(hint), "{fault}");
@@ -224,6 +224,13 @@ fn what_a_start_measured_is_in_the_users_cache_folder_and_the_next_says_what_has
         told
     };
     let profiles = cache.path().join("bursar/profiles");
+    let measure = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
+        let limits = ["--context-tokens", "128", "--sequences", "2", "--step-tokens", "32", "--launch-patches", "64"];
+        command.env("XDG_CACHE_HOME", cache.path()).args(["profile", "--device", "host"]).args(limits);
+        let output = command.output().expect("it ends");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    };
     chat(&["--profile-cache", "none"]);
     assert!(!profiles.exists(), "none is nowhere");
     assert_eq!(chat(&[]), "", "there is nothing to tell of a first start");
@@ -232,4 +239,14 @@ fn what_a_start_measured_is_in_the_users_cache_folder_and_the_next_says_what_has
     let changed = ["canary was 33,554,432 B, is 34,603,008 B", "total was 536,870,912 B, is 553,648,128 B"];
     assert!(changed.iter().all(|change| told.contains(change)), "{told}");
     assert!(told.contains(&profiles.display().to_string()), "it says where: {told}");
+    // What is measured is kept, also by the command that always measures: it says nothing of what it does not read.
+    fs::remove_dir_all(&profiles).expect("it was made");
+    measure();
+    let files = || fs::read_dir(&profiles).expect("it was made").map(|file| file.expect("a file").path());
+    let [file] = files().collect::<Vec<_>>().try_into().expect("one file");
+    let written = fs::read_to_string(&file).expect("it was written");
+    fs::write(&file, "{").expect("it can be spoilt");
+    measure();
+    assert_eq!(fs::read_to_string(&file).expect("it was written again"), written);
+    assert_eq!(chat(&[]), "", "it applies to a start of the same limits");
 }

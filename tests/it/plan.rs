@@ -34,8 +34,11 @@ fn tried(arguments: &[&str]) -> Vec<String> {
     let suggestions = refused["suggestions"].as_array().expect("a list");
     let knob = |suggestion: &Value| suggestion["knob"].as_str().expect("a name").to_owned();
     for suggestion in suggestions {
-        let flag = format!("--{}", knob(suggestion).replace('_', "-"));
-        let to = suggestion["to"].to_string();
+        // By the name that it was said by.
+        let name = suggestion["as"].as_str().map_or_else(|| knob(suggestion), str::to_owned);
+        let (outer, inner) = name.split_once('.').map_or((&*name, None), |(outer, inner)| (outer, Some(inner)));
+        let flag = format!("--{}", outer.replace('_', "-"));
+        let to = inner.map_or(suggestion["to"].clone(), |inner| json!({ inner: suggestion["to"] })).to_string();
         assert!(suggestion["frees"].is_u64(), "{suggestion}");
         // Its own flag is there once.
         let mut place = 0;
@@ -68,12 +71,40 @@ fn each_suggestion_fits_when_it_is_typed_alone() {
         ("--kv-cache-memory-bytes", "8GiB", "kv_bytes"),
         ("--max-total-token-num", "100", "kv_tokens"),
     ] {
-        // By our own name, as the suggestion's flag replaces it.
-        let own = format!("--{}", knob.replace('_', "-"));
-        assert_eq!(object(&plan(&[&roomy[..], &[name, value]].concat()))["fits"], false, "{name} {value}");
-        let knobs = tried(&[&roomy[..], &[own.as_str(), value]].concat());
+        let knobs = tried(&[&roomy[..], &[name, value]].concat());
         assert!(knobs.iter().any(|found| found == knob), "{knob} is at fault, said was {knobs:?}");
     }
+}
+
+#[test]
+fn a_suggestion_takes_the_place_of_the_name_that_was_typed() {
+    let limits = ["--max-num-seqs", "512", "--limit-mm-per-prompt", r#"{"image": 40}"#, "--max-model-len", "4000"];
+    let tiny = ["--device", "host", "--shape", "qwen2.5-vl-tiny", "--total", "66MiB"];
+    let typed = [&tiny[..], &limits].concat();
+    let typed_for_json = [&typed[..], &["--json"]].concat();
+    let knobs = tried(&typed_for_json);
+    assert!(knobs.len() >= 5, "{knobs:?}");
+    let told = object(&plan(&typed_for_json));
+    let named = |knob: &str| {
+        let suggestions = told["suggestions"].as_array().expect("a list");
+        let suggestion = suggestions.iter().find(|suggestion| suggestion["knob"] == knob);
+        suggestion.unwrap_or_else(|| panic!("no {knob} in {told}")).clone()
+    };
+    assert_eq!(named("sequences")["as"], "max_num_seqs");
+    assert_eq!(named("pictures")["as"], "limit_mm_per_prompt.image");
+    assert_eq!(named("launch_patches").get("as"), None, "nothing was said of it");
+    let text = String::from_utf8(plan(&typed).stdout).expect("UTF-8");
+    let (sequences, pictures) = (named("sequences")["to"].to_string(), named("pictures")["to"].to_string());
+    for line in [
+        format!("--max-num-seqs {sequences}"),
+        "instead of max_num_seqs 512".to_owned(),
+        format!("--limit-mm-per-prompt '{{\"image\": {pictures}}}'"),
+    ] {
+        assert!(text.contains(&line), "{line} is not in {text}");
+    }
+    let seven = ["--json", "--gpu", "h200", "--shape", "qwen2.5-vl-7b", "--total", "20342374400"];
+    let knobs = tried(&[&seven[..], &["--max-num-seqs", "1024"]].concat());
+    assert!(knobs.iter().any(|knob| knob == "sequences"), "{knobs:?}");
 }
 
 #[test]
@@ -114,6 +145,7 @@ fn what_cannot_be_planned_is_told_by_another_exit_code() {
         let told = object(&output);
         assert!(told["error"].as_str().is_some_and(|error| error.contains(said)), "{told}");
         assert!(told["hint"].as_str().is_some_and(|hint| !hint.is_empty()), "{told}");
+        assert_eq!(told["type"], "error", "as other commands tell it");
     }
     let folder = Folder::empty();
     let file = folder.path().join("knobs.json");
@@ -123,6 +155,10 @@ fn what_cannot_be_planned_is_told_by_another_exit_code() {
         object(&output)["error"].as_str().is_some_and(|error| error.contains("step_tokens")),
         "the nearest is named"
     );
+    std::fs::write(&file, r#"{ "max_num_seqs": 4, "max_num_seqs": 8 }"#).expect("a file is written");
+    let output = plan(&["--json", "--knobs", &file.display().to_string()]);
+    let error = object(&output)["error"].to_string();
+    assert!(error.contains("max_num_seqs is 4 and max_num_seqs is 8"), "{error}");
     std::fs::write(&file, json!({ "max_num_seqs": 3 }).to_string()).expect("a file is written");
     let output = plan(&["--json", "--device", "host", "--knobs", &file.display().to_string(), "--step-tokens", "64"]);
     let envelope = &object(&output)["envelope"];

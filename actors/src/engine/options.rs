@@ -45,6 +45,8 @@ pub struct LoadOptions {
     /// basis runs its worst cases once, at the size that was found, and not twice. None by default: then every start
     /// measures anew, and nothing is written. It is made when it is not there, and several processes may share it.
     pub profiles: Option<PathBuf>,
+    /// Measures anew also where a profile is written down that applies, and writes what it finds in its place.
+    pub measures_anew: bool,
     /// Where cuBLASLt is looked for on a GPU.
     pub blas: BlasSearch,
     /// When restarts of its vision, kv and scheduler become a crash loop.
@@ -70,6 +72,7 @@ impl Default for LoadOptions {
             requests: 128,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             profiles: None,
+            measures_anew: false,
             blas: BlasSearch::usual(),
             intensity: Intensity::SERVING,
             engine_intensity: Intensity::ENGINE,

@@ -62,7 +62,8 @@ impl Search {
             kv: options.kv(),
         });
         let place = RecordPlace::new(&self.folder, &label.to_string(), &source.place(), device.name());
-        let (warm, reasons) = match place.find(&basis) {
+        let found = if options.measures_anew { Ok(Found::Nothing) } else { place.find(&basis) };
+        let (warm, reasons) = match found {
             Ok(Found::Nothing) => (None, Vec::new()),
             Ok(Found::Differs(differences)) => (None, told(&differences)),
             Ok(Found::Applies(written)) => match &*written.differences(sought.needs, sought.envelope) {

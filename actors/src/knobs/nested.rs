@@ -67,9 +67,11 @@ fn edges(name: &str, value: &Value) -> Result<Vec<Setting>, KnobError> {
 /// Frames of all videos together.
 fn frames(name: String, value: &Value) -> Result<Setting, KnobError> {
     let number = |value: &Value| value.as_u64();
-    let wrong = || KnobError::value(&name, value, "an object of count and num_frames");
+    let wrong = || KnobError::value(&name, value, "0, or an object of count and num_frames");
     let videos = number(&count(value)).ok_or_else(wrong)?;
     match value.get("num_frames") {
+        // None of any length.
+        _ if videos == 0 => Ok((name, "video_frames", 0.into())),
         Some(frames) => {
             let frames = number(frames).and_then(|frames| frames.checked_mul(videos)).ok_or_else(wrong)?;
             Ok((name, "video_frames", frames.into()))

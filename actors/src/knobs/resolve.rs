@@ -1,9 +1,23 @@
 //! From names and values to what a model is loaded with.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
 
 use super::{Knob, Knobs, error::KnobError, error::told, nested};
 use crate::engine::{Limits, LoadOptions};
+
+/// By which names knobs were set: whoever says another value of one says it by the name that stands there already.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Names(BTreeMap<&'static str, String>);
+
+impl Names {
+    /// The name that this knob was set by, as it was said; of one inside an object the path, such as
+    /// `limit_mm_per_prompt.image`. None if nothing was said of it.
+    pub fn of(&self, knob: &str) -> Option<&str> {
+        self.0.get(knob).map(String::as_str)
+    }
+}
 
 impl Knobs {
     /// Reads settings by any names, as they are written in JSON or typed as text.
@@ -11,6 +25,16 @@ impl Knobs {
     /// # Errors
     /// A name that nobody has, a value that a knob does not take, two names of one knob that say different things.
     pub fn from_settings<N: Into<String>>(settings: impl IntoIterator<Item = (N, Value)>) -> Result<Self, KnobError> {
+        Ok(Knobs::named_from(settings)?.0)
+    }
+
+    /// The same, with the names.
+    ///
+    /// # Errors
+    /// As [`from_settings`](Self::from_settings).
+    pub fn named_from<N: Into<String>>(
+        settings: impl IntoIterator<Item = (N, Value)>,
+    ) -> Result<(Self, Names), KnobError> {
         let mut knobs = Knobs::default();
         let mut said: Vec<(&'static str, String, Value)> = Vec::new();
         for (name, value) in settings {
@@ -42,7 +66,8 @@ impl Knobs {
             }
         }
         knobs.check()?;
-        Ok(knobs)
+        let names = said.into_iter().map(|(knob, name, _)| (knob, name)).collect();
+        Ok((knobs, Names(names)))
     }
 
     /// Whether what is set goes together.

@@ -11,8 +11,12 @@ use super::KnobError;
 pub enum Kind {
     /// A whole number of so-named things, at least one.
     Count(&'static str),
-    /// A size: a number of bytes, or a text such as `2GiB`.
+    /// A whole number of so-named things, 0 for none.
+    CountOrNone(&'static str),
+    /// A size: a number of bytes, or a text such as `2GiB`; at least a byte.
     Size,
+    /// A size, 0 for none.
+    SizeOrNone,
     /// A share, above 0 and up to 1.
     Share,
     /// A number of GiB, as vLLM has it.
@@ -23,8 +27,8 @@ impl Kind {
     /// What is counted, in a word.
     pub fn unit(self) -> &'static str {
         match self {
-            Kind::Count(unit) => unit,
-            Kind::Size => "bytes",
+            Kind::Count(unit) | Kind::CountOrNone(unit) => unit,
+            Kind::Size | Kind::SizeOrNone => "bytes",
             Kind::Share => "share",
             Kind::Gibibytes => "GiB",
         }
@@ -34,7 +38,9 @@ impl Kind {
     pub fn expected(self) -> &'static str {
         match self {
             Kind::Count(_) => "a whole number of at least 1",
-            Kind::Size => "a number of bytes, or a size such as 512MiB",
+            Kind::CountOrNone(_) => "a whole number, 0 for none",
+            Kind::Size => "a number of bytes above 0, or a size such as 512MiB",
+            Kind::SizeOrNone => "a number of bytes, or a size such as 512MiB",
             Kind::Share => "above 0 and at most 1",
             Kind::Gibibytes => "a number of GiB",
         }
@@ -99,12 +105,11 @@ impl Set for usize {
 
 impl Set for u64 {
     fn of(value: &Value) -> Option<Self> {
-        let number = match value {
+        match value {
             Value::String(typed) => typed.trim().replace(['_', ','], "").parse().ok(),
             // 1e3 and 8192.0 are whole numbers too.
             value => value.as_u64().or_else(|| whole(value.as_f64()?)),
-        };
-        number.filter(|number| *number > 0)
+        }
     }
 }
 
@@ -171,7 +176,12 @@ macro_rules! knobs {
                 match knob.name {
                     $(stringify!($name) => {
                         let set = <$type as Set>::of(value).ok_or_else(wrong)?;
-                        if knob.kind == Kind::Share && !is_share(value) {
+                        let is_in_range = match knob.kind {
+                            Kind::Share => is_share(value),
+                            Kind::Count(_) | Kind::Size => set != <$type>::default(),
+                            Kind::CountOrNone(_) | Kind::SizeOrNone | Kind::Gibibytes => true,
+                        };
+                        if !is_in_range {
                             return Err(wrong());
                         }
                         let before = self.$name.replace(set);
@@ -203,8 +213,8 @@ knobs! {
     picture_patches: usize, Kind::Count("patches"), [];
     /// Pictures of a request at most, over all turns.
     pictures: usize, Kind::Count("pictures"), [];
-    /// Frames of all videos of a request at most, over all turns.
-    video_frames: usize, Kind::Count("frames"), [];
+    /// Frames of all videos of a request at most, over all turns; 0 for no videos.
+    video_frames: usize, Kind::CountOrNone("frames"), [];
     /// Patches in one launch of the vision encoder at most, over all pictures.
     launch_patches: usize, Kind::Count("patches"), [];
     /// The share that keys and values take of what is left after everything else.
@@ -218,7 +228,7 @@ knobs! {
     /// Host memory for keys and values of preempted sequences: 0, as they are computed again instead.
     swap_space: f64, Kind::Gibibytes, [];
     /// Bytes of the device that are kept free of use, and given up first when another process takes memory.
-    canary: Bytes, Kind::Size, [];
+    canary: Bytes, Kind::SizeOrNone, [];
     /// Requests that may be under way or wait; one more is refused at once.
     requests: usize, Kind::Count("requests"), [];
     /// Threads that compute where the host stands in for a GPU, and as many again that decode pictures.
@@ -252,6 +262,6 @@ pub const NESTED: &[Nested] = &[
         name: "limit_mm_per_prompt",
         of: &[Peer::Vllm],
         meaning: "An object of image, which sets pictures, and video with count and num_frames, whose product sets \
-                  video_frames.",
+                  video_frames, or video 0.",
     },
 ];

@@ -14,8 +14,8 @@ fn read(json: Value) -> Result<Knobs, KnobError> {
 /// A value of this kind, and another.
 fn values(kind: Kind) -> [Value; 2] {
     match kind {
-        Kind::Count(_) => [json!(640), json!("641")],
-        Kind::Size => [json!("2GiB"), json!(4096)],
+        Kind::Count(_) | Kind::CountOrNone(_) => [json!(640), json!("641")],
+        Kind::Size | Kind::SizeOrNone => [json!("2GiB"), json!(4096)],
         Kind::Share => [json!(0.5), json!("0.25")],
         Kind::Gibibytes => [json!(0), json!(0)],
     }
@@ -111,6 +111,12 @@ fn what_vllm_nests_is_taken_apart() {
 
     let error = read(json!({ "mm_processor_kwargs": { "max_pixels": 1 }, "max_pixels": 2 })).expect_err("they differ");
     assert!(error.to_string().contains("mm_processor_kwargs.max_pixels"), "{error}");
+    for none in [json!(0), json!({ "count": 0 }), json!({ "count": 0, "num_frames": 32 })] {
+        let knobs = read(json!({ "limit_mm_per_prompt": { "image": 2, "video": none } })).expect("no videos");
+        assert_eq!((knobs.pictures, knobs.video_frames), (Some(2), Some(0)));
+    }
+    assert_eq!(read(json!({ "video_frames": 0 })).map(|knobs| knobs.video_frames), Ok(Some(0)));
+
     let error = read(json!({ "limit_mm_per_prompt": { "video": 2 } })).expect_err("of how many frames?");
     assert!(matches!(error, KnobError::Videos { videos: 2, .. }) && error.hint().contains("video_frames"), "{error}");
     let error = read(json!({ "limit_mm_per_prompt": { "audio": 1 } })).expect_err("nobody hears it");
