@@ -87,7 +87,8 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
     let checkpoint = Checkpoint::open(source.origin().clone().bring(&())?)?;
     let model = Model::plan(&checkpoint, &target)?;
     let kit = kit(&source, &checkpoint, &model, &mut load, place.is_host)?;
-    let question = Question { model: &model, target, envelope: &kit.envelope, kv: load.kv(), place };
+    let unsaid = load.limits.unsaid(&load.envelope.clone().unwrap_or_default());
+    let question = Question { model: &model, target, envelope: &kit.envelope, kv: load.kv(), place, unsaid };
     let forecast = Forecast::of(&question).map_err(StartError::from)?;
     Ok(Report::of(&kit, &planned, &model, &forecast, &options.knobs.names()?))
 }

@@ -239,7 +239,7 @@ impl Report {
             }
         }
         if !self.not_enough_alone.is_empty() {
-            writeln!(f, "Not enough alone: {}.", self.not_enough_alone.join(", "))?;
+            writeln!(f, "No value of these alone makes it fit: {}.", self.not_enough_alone.join(", "))?;
         }
         Ok(())
     }
@@ -248,9 +248,10 @@ impl Report {
 impl Picture {
     fn tell(&self, f: &mut fmt::Formatter<'_>, context_tokens: usize) -> fmt::Result {
         let Picture { pixels, tokens, side, .. } = self;
+        let plural = if *tokens == 1 { "token" } else { "tokens" };
         writeln!(
             f,
-            "The largest picture has {pixels} pixels, {side} x {side} where it is square, and takes {tokens} tokens; larger \
+            "The largest picture has {pixels} pixels, {side} x {side} where it is square, and takes {tokens} {plural}; larger \
              ones are resized."
         )?;
         match self.fits_context {

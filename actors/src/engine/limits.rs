@@ -2,6 +2,8 @@
 
 use bursar_model::Envelope;
 
+use crate::profile::Unsaid;
+
 /// What is said of single limits; the others are those of the envelope that it is laid over.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
@@ -27,6 +29,15 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// What nothing is said of among the limits that others raise, as it is in `envelope`.
+    pub fn unsaid(&self, envelope: &Envelope) -> Unsaid {
+        let unless = |said: Option<usize>, expected| if said.is_some() { None } else { Some(expected) };
+        Unsaid {
+            step_tokens: unless(self.step_tokens, envelope.step_tokens),
+            launch_patches: unless(self.launch_patches, envelope.launch_patches),
+        }
+    }
+
     /// `envelope` with these limits, for a model whose patches have so many pixels; none for one that takes no pictures.
     pub fn over(&self, envelope: &Envelope, patch_pixels: Option<u64>) -> Envelope {
         let sequences = self.sequences.unwrap_or(envelope.sequences);

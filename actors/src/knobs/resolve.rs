@@ -39,8 +39,8 @@ impl Knobs {
         let mut said: Vec<(&'static str, String, Value)> = Vec::new();
         for (name, value) in settings {
             let name = name.into();
-            // As JSON writes what is not set.
-            if value.is_null() {
+            // As JSON writes what is not set, and vLLM a context that follows from the model and the device.
+            if value.is_null() || (name == "max_model_len" && told(&value) == "-1") {
                 continue;
             }
             let settings = match nested::settings(&name, &value) {

@@ -61,6 +61,18 @@ pub struct Question<'q> {
     pub kv: KvChoice,
     /// Where.
     pub place: Place,
+    /// What other limits fall back to when the one they were raised for is lowered.
+    pub unsaid: Unsaid,
+}
+
+/// Limits that nobody has said, as they are expected of a device: what is said of others raises them
+/// ([`Limits::over`](crate::engine::Limits::over)). Those that were said, or of which nothing is known, have none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unsaid {
+    /// Tokens in a step, raised to the sequences.
+    pub step_tokens: Option<usize>,
+    /// Patches in a launch, raised to those of a picture.
+    pub launch_patches: Option<usize>,
 }
 
 /// What a start will come to.

@@ -30,7 +30,7 @@ pub use core::{ATTEMPTS, ATTEMPTS_MAX, ProfileRecord, RESERVE_MAX, SHRINK_PER_CE
 pub use error::ProfileError;
 pub use evidence::Evidence;
 pub use faults::{FaultError, Faults};
-pub use forecast::{Forecast, Place, Question, default_canary};
+pub use forecast::{Forecast, Place, Question, Unsaid, default_canary};
 pub use message::ProfileMessage;
 pub use needs::{Needs, rows_on_their_way};
 pub use notice::Notice;

@@ -43,7 +43,7 @@ pub enum RecordError {
     Broken {
         /// Where that was seen, counted from 1.
         line: usize,
-        /// Counted from 1.
+        /// Counted from 1; 0 where the line before ended too soon.
         column: usize,
     },
     /// It is of another version of Bursar, whose fields may mean something else.

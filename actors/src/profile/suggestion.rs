@@ -7,7 +7,7 @@ use bursar_kernels::{BLOCK_TOKENS, Target};
 use bursar_model::{Envelope, Model};
 
 use super::{
-    KvChoice, Needs, Place, Question,
+    KvChoice, Needs, Place, Question, Unsaid,
     forecast::{self, Unfit},
 };
 use crate::memory::KvMemory;
@@ -67,7 +67,7 @@ impl From<&Suggestion> for Knob {
 /// [`Forecast`](super::Forecast).
 pub fn suggestions(model: &Model, target: Target, envelope: &Envelope, page: Bytes, available: Bytes) -> Vec<Knob> {
     let place = Place::of_available(available, page);
-    Question { model, target, envelope, kv: KvChoice::default(), place }.knobs()
+    Question { model, target, envelope, kv: KvChoice::default(), place, unsaid: Unsaid::default() }.knobs()
 }
 
 impl Question<'_> {
@@ -127,9 +127,16 @@ impl Limit {
         *(self.of)(&mut envelope.clone())
     }
 
-    fn set(&self, envelope: &Envelope, value: usize) -> Envelope {
+    fn set(&self, envelope: &Envelope, value: usize, unsaid: &Unsaid) -> Envelope {
         let mut changed = envelope.clone();
         *(self.of)(&mut changed) = value;
+        // What was raised for it comes down with it.
+        let lowered = |now: usize, expected: Option<usize>| expected.map_or(now, |least| now.min(least.max(value)));
+        match self.name {
+            "sequences" => changed.step_tokens = lowered(changed.step_tokens, unsaid.step_tokens),
+            "picture_patches" => changed.launch_patches = lowered(changed.launch_patches, unsaid.launch_patches),
+            _ => {}
+        }
         changed.with_pictures_that_fit_a_launch()
     }
 }
@@ -174,7 +181,7 @@ impl Question<'_> {
     fn limit(&self, needs: &Needs, limit: &Limit) -> Suggestion {
         let now = limit.now(self.envelope);
         let plan = |value| {
-            let envelope = limit.set(self.envelope, value);
+            let envelope = limit.set(self.envelope, value, &self.unsaid);
             envelope.check().ok()?;
             let needs = Needs::plan(self.model, self.target, &envelope, self.place.page).ok()?;
             Some((envelope, needs))
@@ -249,13 +256,16 @@ impl Question<'_> {
     }
 }
 
+/// A shorter context than a chat's template, a question and a word of a reply is of no use to anybody.
+const CONTEXT_TOKENS_LEAST: usize = 64;
+
 /// As [`Share::expected_of`](super::Share::expected_of) a host device.
 const HOST_FRACTION: f64 = 0.9;
 
 impl Limit {
     fn floor(&self) -> usize {
         match self.name {
-            "context_tokens" => 2,
+            "context_tokens" => CONTEXT_TOKENS_LEAST,
             "launch_patches" | "picture_patches" => 4,
             _ => 1,
         }

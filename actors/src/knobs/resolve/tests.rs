@@ -76,6 +76,9 @@ fn a_value_that_cannot_be_meant_is_refused_with_what_it_must_be() {
         json!({ "gpu_memory_utilization": 1.01 }),
         json!({ "device_fraction": "NaN" }),
         json!({ "kv_bytes": "2GB" }),
+        json!({ "kv_cache_memory_bytes": 0 }),
+        json!({ "max_model_len": "16k" }),
+        json!({ "context_tokens": -1 }),
         json!({ "mm_processor_kwargs": "max_pixels" }),
         json!({ "mm_processor_kwargs": { "max_pixels": "large" } }),
         json!({ "limit_mm_per_prompt": { "image": 0 } }),
@@ -86,6 +89,10 @@ fn a_value_that_cannot_be_meant_is_refused_with_what_it_must_be() {
         assert!(error.to_string().contains(name) && error.hint().contains(expected), "{error}");
     }
     assert_eq!(read(json!({ "sequences": 8192.0, "step_tokens": "8_192" })).expect("whole").step_tokens, Some(8192));
+    for unsaid in [json!(-1), json!("-1")] {
+        assert_eq!(read(json!({ "max_model_len": unsaid })), Ok(Knobs::default()), "as vLLM writes it");
+    }
+    assert_eq!(read(json!({ "canary": 0 })).map(|knobs| knobs.canary), Ok(Some(Bytes::ZERO)));
     assert_eq!(read(json!({ "sequences": null })), Ok(Knobs::default()), "as JSON writes what is not set");
 }
 

@@ -10,7 +10,10 @@ use bursar_model::{
 };
 
 use super::*;
-use crate::profile::{Forecast, default_canary};
+use crate::{
+    engine::Limits,
+    profile::{Forecast, default_canary},
+};
 
 const PAGE: Bytes = Bytes::mib(2);
 
@@ -43,7 +46,7 @@ fn with<'q>(question: &Question<'q>, envelope: &'q mut Envelope, knob: &str, to:
         ("device_fraction", Change::Share(share)) => changed.kv.device_fraction = Some(share),
         (knob, Change::Count(value)) => {
             let limit = LIMITS.iter().find(|limit| limit.name == knob).expect("a limit of the envelope");
-            *envelope = limit.set(question.envelope, value);
+            *envelope = limit.set(question.envelope, value, &question.unsaid);
             changed.envelope = envelope;
         }
         (knob, to) => panic!("{knob} {to}"),
@@ -90,6 +93,7 @@ fn whatever_is_suggested_fits_alone_and_nothing_nearer_does() {
         envelope: &envelope,
         kv,
         place: host_of(total),
+        unsaid: Unsaid::default(),
     };
     let least = Needs::plan(&model, host(), &envelope, PAGE).expect("it can be planned").memory_plan().total();
     for short in [1, 8, 16] {
@@ -120,7 +124,9 @@ fn a_smaller_canary_is_suggested_where_it_is_what_stands_in_the_way() {
     let envelope = Envelope::small();
     let least = Needs::plan(&model, host(), &envelope, PAGE).expect("it can be planned").memory_plan().total();
     let place = Place { canary: Some(Bytes::mib(100)), ..host_of(least + Bytes::mib(60)) };
-    let question = Question { model: &model, target: host(), envelope: &envelope, kv: KvChoice::default(), place };
+    let unsaid = Unsaid::default();
+    let question =
+        Question { model: &model, target: host(), envelope: &envelope, kv: KvChoice::default(), place, unsaid };
     let forecast = Forecast::of(&question).expect("it can be planned");
     let canary = forecast.suggestions.iter().find(|suggestion| suggestion.knob == "canary").expect("there is one");
     let Some(Change::Size(to)) = canary.to else { panic!("{canary:?}") };
@@ -133,7 +139,9 @@ fn what_no_value_of_a_knob_can_mend_is_said_to_be_so() {
     let model = planned(demo::checkpoint(), host());
     let envelope = Envelope::small();
     let place = host_of(Bytes::mib(4));
-    let question = Question { model: &model, target: host(), envelope: &envelope, kv: KvChoice::default(), place };
+    let unsaid = Unsaid::default();
+    let question =
+        Question { model: &model, target: host(), envelope: &envelope, kv: KvChoice::default(), place, unsaid };
     let forecast = Forecast::of(&question).expect("it can be planned");
     let helpful: Vec<_> = forecast.suggestions.iter().filter(|suggestion| suggestion.to.is_some()).collect();
     assert!(helpful.len() == 1 && helpful[0].knob == "total", "the weights alone are 7.4 MB: {helpful:?}");
@@ -151,7 +159,8 @@ fn an_error_names_the_capacity_and_what_the_model_was_loaded_with() {
     assert_eq!(suggestions(&model, host(), &envelope, PAGE, least), [], "it fits");
     let place = Place::of_available(least, PAGE);
     let kv = KvChoice { kv_tokens: Some(1 << 20), ..KvChoice::default() };
-    let pinned = Question { model: &model, target: host(), envelope: &envelope, kv, place };
+    let unsaid = Unsaid::default();
+    let pinned = Question { model: &model, target: host(), envelope: &envelope, kv, place, unsaid };
     let knobs = pinned.knobs();
     let of = |name: &str| knobs.iter().find(|knob| knob.name == name).unwrap_or_else(|| panic!("no {name}"));
     // As many as the probe's pages hold.
@@ -173,9 +182,39 @@ fn seven_billion_parameters_on_a_card_that_is_too_small_are_told_what_would_fit(
     let envelope = Envelope::gpu();
     let nothing = host_of(Bytes::ZERO);
     let place = Place { total: Bytes::gib(19), overhead: Bytes::mib(550), is_host: false, ..nothing };
-    let question = Question { model: &model, target: h200(), envelope: &envelope, kv: KvChoice::default(), place };
+    let unsaid = Unsaid::default();
+    let question =
+        Question { model: &model, target: h200(), envelope: &envelope, kv: KvChoice::default(), place, unsaid };
     let helpful = checked(&question);
     for knob in ["total", "step_tokens", "launch_patches"] {
         assert!(helpful.contains(&knob), "{knob} is not among {helpful:?}");
     }
+}
+
+#[test]
+fn as_many_sequences_as_fit_are_suggested_with_the_step_that_was_raised_for_them() {
+    let model = planned(demo::checkpoint(), host());
+    let (expected, said) = (Envelope::small(), Limits { sequences: Some(20_000), ..Limits::default() });
+    let (envelope, kv) = (said.over(&expected, None), KvChoice::default());
+    let question = |unsaid| Question {
+        model: &model,
+        target: host(),
+        envelope: &envelope,
+        kv,
+        place: host_of(Bytes::mib(512)),
+        unsaid,
+    };
+    let most = |unsaid| {
+        let question = question(unsaid);
+        assert!(checked(&question).contains(&"sequences"));
+        let forecast = Forecast::of(&question).expect("it can be planned");
+        let sequences = forecast.suggestions.iter().find(|suggestion| suggestion.knob == "sequences");
+        match sequences.and_then(|suggestion| suggestion.to) {
+            Some(Change::Count(sequences)) => sequences,
+            other => panic!("{other:?}"),
+        }
+    };
+    let raised = most(said.unsaid(&expected));
+    assert!(raised > most(Unsaid::default()), "{raised}: the step stays, or comes down with them");
+    assert!(raised > 1000, "{raised}");
 }
