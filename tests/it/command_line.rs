@@ -18,7 +18,10 @@ fn path(name: &str) -> String {
 
 /// Runs a command to its end.
 fn bursar(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_bursar")).args(arguments).output().expect("the binary is there")
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
+    // What it writes down of a start is no business of the user's.
+    command.env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"));
+    command.args(arguments).output().expect("the binary is there")
 }
 
 /// The one object that it printed.

@@ -60,6 +60,7 @@ fn limits_by_the_names_of_others_are_stressed_and_kept_to() {
 fn chat(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
     command.args(["chat", "--json", "--device", "host", "--temperature", "0", "--max-tokens", "2"]);
+    command.args(["--profile-cache", "none"]);
     command.args(arguments).arg("Who are you?").output().expect("the binary is there")
 }
 
