@@ -210,14 +210,6 @@ impl Budget {
         self.put(tree::EVIDENCE_FOR_PROFILE, |_, reply| BudgetMessage::Measure(reply)).await
     }
 
-    /// The ledger, for an engine that wants to know what is kept free of use.
-    ///
-    /// # Errors
-    /// The budget actor did not answer.
-    pub async fn ledger_for_engine(&self) -> Result<Snapshot, AskError> {
-        self.put(tree::LEDGER_FOR_ENGINE, |_, reply| BudgetMessage::Snapshot(reply)).await
-    }
-
     /// Asks whoever sits at the desk. One that dies with the question has done nothing that its successor would not
     /// find: it is asked again, until the deadline.
     async fn put<T>(

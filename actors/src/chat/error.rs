@@ -116,7 +116,7 @@ pub enum ChatError {
     /// An actor did not answer in time.
     #[error(transparent)]
     Unanswered(#[from] AskError),
-    /// The model did not start.
+    /// The model did not start, or was refused memory too often while it served.
     #[error("the model does not serve: {0}")]
     NotStarted(Arc<StartError>),
     /// The model's arithmetic broke down under this request.

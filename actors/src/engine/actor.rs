@@ -59,6 +59,7 @@ pub struct EngineState {
     errand: Option<Errand>,
     /// Decoding is captured again on a new lane, which decodes launch by launch meanwhile.
     recapture: Latest,
+    /// What the plan says; of the latest attempt that came so far, whether or not it was loaded.
     outlook: Option<Outlook>,
     planned: Option<Planned>,
     attempts: Attempts,
@@ -181,8 +182,7 @@ impl Actor for EngineActor {
             EngineMessage::Profiled { generation, .. } if generation != state.owner().generation => {}
             EngineMessage::Profiled { outcome: Ok(profiled), .. } => {
                 state.end_profile();
-                let planned = state.planned.iter_mut().map(|planned| &mut planned.outlook);
-                planned.chain(&mut state.outlook).for_each(|outlook| outlook.needs = None);
+                state.outlook.iter_mut().for_each(|outlook| outlook.needs = None);
                 state.profiled = Some(Arc::new(profiled));
                 state.served_by = Some(state.attempts.number());
                 let elastic = Elastic::new(state.elastic_place(), state.envelope());
@@ -353,8 +353,8 @@ impl EngineState {
         let arguments = SchedulerArguments { limits, kv: kv.clone(), lane, model, refused };
         let (scheduler, _) = SchedulerActor::spawn_linked(None, SchedulerActor, arguments, myself.get_cell()).await?;
         self.children.scheduler = Some(scheduler.clone());
-        let Planned { outlook: Outlook { kit, records, .. }, processor, .. } =
-            self.planned.clone().expect("planned before served");
+        let Outlook { kit, records, .. } = self.outlook.clone().expect("planned before served");
+        let Planned { processor, .. } = self.planned.as_ref().expect("loaded before served");
         Ok(Serving {
             generation: self.serving_generation(),
             refusals: self.attempts.shrinks(),
@@ -392,7 +392,8 @@ impl EngineState {
         myself: &ActorRef<EngineMessage>,
     ) -> Result<Option<ActorRef<VisionMessage>>, ActorProcessingErr> {
         let profiled = self.profiled.as_ref().expect("sized before served");
-        let Planned { outlook: Outlook { kit, .. }, model, .. } = self.planned.clone().expect("planned before served");
+        let Outlook { kit, .. } = self.outlook.clone().expect("planned before served");
+        let Planned { model, .. } = self.planned.clone().expect("loaded before served");
         let (Some(lane), Some(processors)) = (profiled.lanes.vision.clone(), kit.processors.clone()) else {
             return Ok(None);
         };
@@ -421,7 +422,7 @@ impl EngineState {
         if profiled.lanes.are_alive() {
             return Ok(());
         }
-        let Planned { model, processor, .. } = self.planned.clone().expect("planned before served");
+        let Planned { model, processor } = self.planned.clone().expect("loaded before served");
         let (device, memory) = (self.arguments.device.clone(), profiled.memory.clone());
         let place = LanesPlace { processor, device, model, memory };
         let (shelf, generation) = (&self.arguments.shelf, self.owner().generation);

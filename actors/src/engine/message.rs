@@ -4,7 +4,7 @@ use bursar_budgets::Knob;
 
 use super::{
     ElasticError, Outcome,
-    start::{LoadFailed, Planned},
+    start::{LoadFailed, Outlook, Planned},
 };
 use crate::{
     budget::Order,
@@ -29,7 +29,7 @@ pub enum EngineMessage {
     /// Plan, load, and start the first attempt at sizing.
     Begin,
     /// The weights are loaded.
-    Loaded(Result<Result<Planned, LoadFailed>, ErrandDied>),
+    Loaded(Result<Result<(Outlook, Planned), LoadFailed>, ErrandDied>),
     /// The wait before another attempt is over.
     Attempt {
         /// Of its owner.

@@ -2,15 +2,12 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use bursar_budgets::{Bytes, DeviceError};
+use bursar_budgets::{Bytes, DeviceError, Snapshot};
 use bursar_kernels::Target;
 use bursar_model::{Envelope, checkpoint::Checkpoint};
 
 use super::{EngineArguments, Progress, ProgressSink};
-use crate::{
-    profile::{Basis, BasisParts, Difference, Found, Needs, Notice, ProfileRecord, RecordPlace, WrittenProfile},
-    reply::AskError,
-};
+use crate::profile::{Basis, BasisParts, Difference, Found, Needs, Notice, ProfileRecord, RecordPlace, WrittenProfile};
 
 /// The profiles of a model that are written down. Cloning shares them.
 #[derive(Clone)]
@@ -39,10 +36,9 @@ pub(super) struct Search {
 
 impl EngineArguments {
     /// Where profiles are written down, if the user wants that.
-    pub(super) async fn search(&self) -> Result<Option<Search>, AskError> {
-        let Some(folder) = self.options.profiles.clone() else { return Ok(None) };
-        let canary = self.budget.ledger_for_engine().await?.canary_wanted;
-        Ok(Some(Search { arguments: self.clone(), folder, canary }))
+    pub(super) fn search(&self, ledger: &Snapshot) -> Option<Search> {
+        let folder = self.options.profiles.clone()?;
+        Some(Search { arguments: self.clone(), folder, canary: ledger.canary_wanted })
     }
 }
 

@@ -38,10 +38,9 @@ impl Outlook {
     }
 }
 
-/// What is known before sizing.
+/// What is loaded before sizing.
 #[derive(Clone)]
 pub struct Planned {
-    pub(super) outlook: Outlook,
     pub(super) model: Arc<Model>,
     pub(super) processor: Processor,
 }
@@ -98,13 +97,16 @@ impl EngineArguments {
     }
 
     /// Everything up to the loaded weights, in attempt `attempt`.
-    pub(super) async fn plan_and_load(self, attempt: u32) -> Result<Planned, LoadFailed> {
-        let mut outlook = None;
-        let loaded = self.plan_then_load(attempt, &mut outlook).await;
-        loaded.map_err(|error| LoadFailed { outlook, error })
+    pub(super) async fn plan_and_load(self, attempt: u32) -> Result<(Outlook, Planned), LoadFailed> {
+        let failed = |error| LoadFailed { outlook: None, error };
+        let (processor, checkpoint, outlook) = self.fetch_and_plan().await.map_err(failed)?;
+        match self.load_or_find(&processor, checkpoint, &outlook, attempt).await {
+            Ok(model) => Ok((outlook, Planned { model, processor })),
+            Err(error) => Err(LoadFailed { outlook: Some(outlook), error }),
+        }
     }
 
-    async fn plan_then_load(&self, attempt: u32, seen: &mut Option<Outlook>) -> Result<Planned, LoadError> {
+    async fn fetch_and_plan(&self) -> Result<(Processor, Arc<Checkpoint>, Outlook), LoadError> {
         // Before the gate opens: until it is frozen again nobody counts what other processes take.
         let files = fetch(self.source.clone(), self.progress.clone()).await?;
         (self.progress)(Progress::Planning);
@@ -112,19 +114,25 @@ impl EngineArguments {
         drop(self.budget.move_gate(self.label.clone(), Gate::Open).await?);
         let processor = self.processor().await?;
         let (checkpoint, outlook) = self.plan(files, &processor).await?;
-        *seen = Some(outlook.clone());
-        let model = match self.shelf.model() {
-            // Rule 10: weights that are still on the device are not loaded again.
-            Some(model) => model,
-            None => {
-                if let Some(unfinished) = self.shelf.take_unfinished() {
-                    self.budget.clear(unfinished).await?;
-                }
-                let needs = outlook.needs.clone().expect("it was planned just now");
-                self.load(&processor, checkpoint, needs, attempt).await?
-            }
-        };
-        Ok(Planned { outlook, model, processor })
+        Ok((processor, checkpoint, outlook))
+    }
+
+    async fn load_or_find(
+        &self,
+        processor: &Processor,
+        checkpoint: Arc<Checkpoint>,
+        outlook: &Outlook,
+        attempt: u32,
+    ) -> Result<Arc<Model>, LoadError> {
+        // Rule 10: weights that are still on the device are not loaded again.
+        if let Some(model) = self.shelf.model() {
+            return Ok(model);
+        }
+        if let Some(unfinished) = self.shelf.take_unfinished() {
+            self.budget.clear(unfinished).await?;
+        }
+        let needs = outlook.needs.clone().expect("it was planned just now");
+        Ok(self.load(processor, checkpoint, needs, attempt).await?)
     }
 
     /// What computes here. It is loaded once a model, whatever becomes of engines.
@@ -145,17 +153,17 @@ impl EngineArguments {
     ) -> Result<(Arc<Checkpoint>, Outlook), StartError> {
         let options = self.options.clone();
         let (name, target, page) = (self.label.to_string(), processor.target(), self.device.page());
-        // Weights that are there already have been weighed.
         let available = self.budget.available().await?;
         let is_loaded = self.shelf.model().is_some();
-        let ledger = self.budget.snapshot_as(tree::SNAPSHOT_FOR_PROFILE).await?;
+        let ledger = self.budget.snapshot_as(tree::LEDGER_FOR_ENGINE).await?;
         let is_host = self.device.is_host_memory();
-        let search = self.search().await?;
+        let search = self.search(&ledger);
         off_actor(move || {
             let checkpoint = Checkpoint::open(files)?;
             let model = Model::plan(&checkpoint, &target)?;
             let kit = Kit::new(name, &checkpoint, model.config().clone(), &options)?;
             let needs = Needs::plan(&model, target, &kit.envelope, page)?;
+            // Weights that are there already have been weighed.
             if !is_loaded {
                 needs.fits(&model, target, &kit.envelope, available)?;
             }

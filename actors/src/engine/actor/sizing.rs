@@ -34,11 +34,11 @@ impl EngineState {
     pub(super) async fn loaded(
         &mut self,
         myself: &ActorRef<EngineMessage>,
-        outcome: Result<Planned, LoadFailed>,
+        outcome: Result<(Outlook, Planned), LoadFailed>,
     ) -> Result<(), ActorProcessingErr> {
         let (outlook, error) = match outcome {
-            Ok(planned) => {
-                self.see(planned.outlook.clone());
+            Ok((outlook, planned)) => {
+                self.see(outlook);
                 self.planned = Some(planned);
                 return self.start_attempt(myself).await;
             }
@@ -66,11 +66,12 @@ impl EngineState {
     }
 
     async fn start_attempt(&mut self, myself: &ActorRef<EngineMessage>) -> Result<(), ActorProcessingErr> {
-        let planned = self.planned.as_mut().expect("the plan comes before an attempt");
+        let Planned { model, processor } = self.planned.clone().expect("the weights come before an attempt");
+        let outlook = self.outlook.as_mut().expect("the plan comes before an attempt");
         if self.attempts.shrinks() > 0 {
-            planned.outlook.drop_warm("memory was refused to an earlier attempt of this start");
+            outlook.drop_warm("memory was refused to an earlier attempt of this start");
         }
-        let Planned { outlook: Outlook { kit, needs, records, .. }, model, processor } = planned.clone();
+        let Outlook { kit, needs, records, .. } = outlook.clone();
         let options = &self.arguments.options;
         let attempt = Attempt {
             budget: self.arguments.budget.clone(),
@@ -118,7 +119,8 @@ impl EngineState {
         self.report(outcome);
         // Whatever it was: what is measured anew may go well.
         let said = error.to_string();
-        let was_warm = self.planned.as_mut().is_some_and(|planned| planned.outlook.drop_warm(&said));
+        let outlook = self.outlook.as_mut().filter(|_| self.planned.is_some());
+        let was_warm = outlook.is_some_and(|outlook| outlook.drop_warm(&said));
         let wait = match was_warm {
             true => self.attempts.forgone(self.born.elapsed()),
             false => self.attempts.failed(was_refused, self.born.elapsed()),
