@@ -11,6 +11,8 @@ use std::{
 use bursar::{BlasSearch, Bytes, DeviceChoice, Runtime};
 use clap::Args;
 
+use crate::failure::Failure;
+
 /// The device that is leased.
 #[derive(Args, Clone)]
 pub struct DeviceOptions {
@@ -34,6 +36,9 @@ pub struct DeviceOptions {
     /// NVIDIA's wheels bring libraries.
     #[arg(long, hide = true, env = "VIRTUAL_ENV", global = true)]
     virtual_env: Option<PathBuf>,
+    #[cfg(feature = "prometheus")]
+    #[command(flatten)]
+    metrics: crate::metrics::MetricsOptions,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,8 +107,16 @@ impl DeviceOptions {
         }
     }
 
+    /// What is leased of it is shown from now on, if somebody wants to see it.
+    pub async fn show(&self, runtime: &Runtime) -> Result<(), Failure> {
+        #[cfg(feature = "prometheus")]
+        self.metrics.serve(runtime).await?;
+        self.tell(runtime);
+        Ok(())
+    }
+
     /// Says on a terminal why no GPU was taken, if one would have been.
-    pub fn tell(&self, runtime: &Runtime) {
+    fn tell(&self, runtime: &Runtime) {
         if let (Some(why), true) = (runtime.stands_in(), stderr().is_terminal()) {
             eprintln!("{} ({why})", self.describe(runtime));
         }

@@ -62,7 +62,7 @@ pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
         Ok(faults) => faults,
         Err(error) => return refuse(error, options.json),
     };
-    let drilled = match drill(device.capacity(), faults, &options).await {
+    let drilled = match drill(device, faults, &options).await {
         Ok(drilled) => drilled,
         Err(failure) if options.json => {
             println!("{}", told::failure(&failure));
@@ -92,18 +92,19 @@ fn refuse(error: FaultError, is_json: bool) -> ExitCode {
     ExitCode::from(CANNOT_BE_READ)
 }
 
-async fn drill(capacity: Bytes, faults: Faults, options: &Options) -> Result<Drilled, Failure> {
-    let device = Arc::new(HostDevice::new(HostConfig::small(capacity)).map_err(RuntimeError::from)?);
-    let choice = DeviceChoice::Custom(device.clone());
+async fn drill(device: &DeviceOptions, faults: Faults, options: &Options) -> Result<Drilled, Failure> {
+    let host = Arc::new(HostDevice::new(HostConfig::small(device.capacity())).map_err(RuntimeError::from)?);
+    let choice = DeviceChoice::Custom(host.clone());
     let config = RuntimeConfig { device: choice, canary: options.knobs.canary()?, ..RuntimeConfig::default() };
     let runtime = Runtime::start(config).await?;
+    device.show(&runtime).await?;
     let asks = faults.has(Phase::Serve);
     let load = options.knobs.over(LoadOptions { name: Some(NAME.to_owned()), faults, ..LoadOptions::small() })?;
     let (attempts, outcome) = start(&runtime, model::source(&options.model), load, asks).await;
     // Looked at before the runtime ends, which would take all of it.
     runtime.unload(NAME).await?;
     let ledger = runtime.budget().snapshot().await.map_err(RuntimeError::from)?;
-    let leaked_bytes = ledger.granted.max(device.counts().backed);
+    let leaked_bytes = ledger.granted.max(host.counts().backed);
     runtime.shutdown().await;
     let (error, hint) = match outcome {
         Ok(()) => (None, None),

@@ -52,6 +52,8 @@
 
 #![deny(missing_docs)]
 
+#[cfg(feature = "prometheus")]
+pub use bursar_actors::metric::{MetricsAddress, MetricsServer, NoAddress, ServeMetricsError};
 pub use bursar_actors::{
     budget::{Budget, LeaseError, WatchOptions},
     chat::{
@@ -59,7 +61,7 @@ pub use bursar_actors::{
         Usage, Video,
     },
     engine::{Limits, LoadOptions, Progress, Serving, StartError},
-    knobs,
+    knobs, metric,
     profile::{
         AttemptReport, Evidence, FaultError, Faults, Forecast, Notice, Outcome, Phase, ProfileError, ProfileRecord,
     },

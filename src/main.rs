@@ -8,6 +8,8 @@ mod failure;
 #[cfg(feature = "hub")]
 mod hub;
 mod knobs;
+#[cfg(feature = "prometheus")]
+mod metrics;
 mod model;
 mod plan;
 mod profile;

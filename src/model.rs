@@ -21,7 +21,7 @@ pub async fn start_knowing(device: &DeviceOptions, knobs: &KnobOptions) -> Resul
 /// The same with `config` for all but the device.
 pub async fn start_with(device: &DeviceOptions, config: RuntimeConfig) -> Result<Runtime, Failure> {
     let runtime = Runtime::start(RuntimeConfig { device: device.choice(), ..config }).await?;
-    device.tell(&runtime);
+    device.show(&runtime).await?;
     Ok(runtime)
 }
 

@@ -7,12 +7,22 @@
 //! Values of labels are bounded: names of devices and models, and words of the enums in `label.rs`. No text of a request
 //! is ever one of them (rule 15), and all tenants share one.
 
+#[cfg(feature = "prometheus")]
+mod address;
 mod item;
 mod label;
+#[cfg(feature = "prometheus")]
+mod recorder;
+#[cfg(feature = "prometheus")]
+mod serve;
 mod table;
 
+#[cfg(feature = "prometheus")]
+pub use address::{MetricsAddress, NoAddress};
 pub use item::{Amount, Counter, Gauge, Histogram, Kind, Row};
 pub use label::{AttemptEnd, DeviceLabel, LabelSet, LabelValue, Permit, Preempted, RequestEnd};
+#[cfg(feature = "prometheus")]
+pub use serve::{MetricsServer, ServeMetricsError};
 pub use table::*;
 
 use bursar_budgets::Label;

@@ -1,0 +1,45 @@
+//! The recorder of this process, if it is ours.
+
+use std::{
+    sync::{Mutex, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+
+use super::{ServeMetricsError, buckets, describe};
+
+/// Samples of histograms are put into their buckets this often, also when nobody scrapes: until then each takes memory.
+const UPKEEP: Duration = Duration::from_secs(5);
+
+/// A process has one recorder, whoever installs it, and it stays: a runtime that comes later finds it here.
+static OURS: Mutex<Option<PrometheusHandle>> = Mutex::new(None);
+
+/// Our recorder; installs it if there is none yet.
+pub(super) fn install() -> Result<PrometheusHandle, ServeMetricsError> {
+    let mut ours = OURS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(handle) = ours.as_ref() {
+        return Ok(handle.clone());
+    }
+    let with_buckets = |builder: PrometheusBuilder, (name, edges): (&str, &[f64])| {
+        builder.set_buckets_for_metric(Matcher::Full(name.to_owned()), edges).expect("a histogram of ours has buckets")
+    };
+    let builder = buckets().fold(PrometheusBuilder::new(), with_buckets);
+    let handle = builder.install_recorder().map_err(|_| ServeMetricsError::AnotherRecorder)?;
+    keep_up(handle.clone())?;
+    describe();
+    Ok(ours.insert(handle).clone())
+}
+
+/// A thread and no task: the recorder outlives the tokio runtime that it was installed in.
+fn keep_up(handle: PrometheusHandle) -> Result<(), ServeMetricsError> {
+    let upkeep = move || {
+        loop {
+            thread::park_timeout(UPKEEP);
+            handle.run_upkeep();
+        }
+    };
+    let thread = thread::Builder::new().name("bursar-metrics".to_owned()).spawn(upkeep);
+    thread.map(drop).map_err(ServeMetricsError::Thread)
+}

@@ -1,0 +1,251 @@
+//! Metrics and the last events over HTTP, for Prometheus and for `bursar top`.
+
+use std::{
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    extract::State,
+    http::header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE},
+    response::IntoResponse,
+    routing::get,
+    serve::Listener,
+};
+use metrics_exporter_prometheus::PrometheusHandle;
+use serde_json::{Value, json};
+use thiserror::Error;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore, oneshot},
+    task::JoinHandle,
+    time::{Instant, Sleep, sleep_until},
+};
+
+use super::{MetricsAddress, NoAddress, recorder};
+use crate::runtime::Runtime;
+
+/// So many clients are answered at a time; others wait in the system's queue, which has an end too. A scraper needs one.
+const CONNECTIONS_MAX: usize = 16;
+
+/// A connection is for one answer, and this is all the time that it has, from the greeting to the last byte. A scrape
+/// takes milliseconds, and Prometheus gives up after 10 s.
+const CONNECTION_MAX: Duration = Duration::from_secs(5);
+
+/// Why metrics are not served.
+#[derive(Debug, Error)]
+pub enum ServeMetricsError {
+    /// What was given is no address.
+    #[error(transparent)]
+    NoAddress(#[from] NoAddress),
+    /// The system refuses the address.
+    #[error("metrics cannot be served on {address}: {source}")]
+    Refused {
+        /// The address.
+        address: MetricsAddress,
+        /// What it said.
+        source: io::Error,
+    },
+    /// Somebody else in this process has installed a recorder for all metrics.
+    #[error("this process records its metrics elsewhere: a recorder that is not Bursar's is installed already")]
+    AnotherRecorder,
+    /// The thread that keeps histograms small could not be started.
+    #[error("no thread for the upkeep of histograms: {0}")]
+    Thread(io::Error),
+}
+
+impl ServeMetricsError {
+    /// What to change.
+    pub fn hint(&self) -> String {
+        let hint = match self {
+            ServeMetricsError::NoAddress(_) => "give a port, or an address and a port",
+            ServeMetricsError::Refused { source, .. } => match source.kind() {
+                io::ErrorKind::AddrInUse => {
+                    "end who listens there, or give another port; port 0 takes any that is free"
+                }
+                io::ErrorKind::PermissionDenied => "give a port of 1024 or above",
+                io::ErrorKind::AddrNotAvailable => "give an address of this machine, such as 127.0.0.1",
+                _ => "give another address",
+            },
+            ServeMetricsError::AnotherRecorder => {
+                "your recorder hears Bursar's metrics as it is; if it is a PrometheusBuilder, give it the edges of \
+                 bursar::metric::buckets() with set_buckets_for_metric, call bursar::metric::describe(), and serve its \
+                 own handle"
+            }
+            ServeMetricsError::Thread(_) => "let this process have more threads",
+        };
+        hint.to_owned()
+    }
+}
+
+/// An endpoint that is served: `/metrics` is Prometheus' text, `/events` the last events as JSON. It ends when this is
+/// dropped.
+#[derive(Debug)]
+#[must_use = "the endpoint ends when this is dropped"]
+pub struct MetricsServer {
+    address: SocketAddr,
+    /// Dropping it is the sign to end.
+    stop: oneshot::Sender<()>,
+    serving: JoinHandle<()>,
+}
+
+impl MetricsServer {
+    /// Where it listens; the port that it got if it was asked for port 0.
+    pub fn addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Ends it and waits until the port is free. Clients that are being answered keep the few seconds that they have.
+    pub async fn shutdown(self) {
+        drop(self.stop);
+        drop(self.serving.await);
+    }
+
+    /// Lets it go on without this handle, until the tokio runtime ends.
+    pub fn detach(self) {
+        let mut stop = self.stop;
+        tokio::spawn(async move { stop.closed().await });
+    }
+}
+
+impl Runtime {
+    /// Serves this process' metrics on `address` (`"9464"`, `"127.0.0.1:9464"`, or a [`SocketAddr`]): `GET /metrics` is
+    /// Prometheus' text format, `GET /events` a JSON array of this runtime's last events. A port alone is the
+    /// loopback's, and port 0 any that is free.
+    ///
+    /// The first call of a process installs a recorder with the buckets of [`buckets`](super::buckets); later ones, also
+    /// of other runtimes, share it, so each of their endpoints has the metrics of all. Serve before you load: counts of
+    /// before the recorder was there are not in it.
+    ///
+    /// Nothing guards the endpoint: whoever reaches it may read it. No word of a prompt, no picture and no reply is in
+    /// it, but names of models are, and how much they are asked. Off the loopback, put it behind what guards the rest.
+    ///
+    /// It takes 16 clients at a time and gives each one answer within five seconds. Neither end waits for the other:
+    /// the endpoint stays when the runtime has ended.
+    ///
+    /// ```
+    /// # use bursar_actors::runtime::{DeviceChoice, Runtime, RuntimeConfig};
+    /// # use bursar_budgets::Bytes;
+    /// # #[tokio::main(flavor = "multi_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let config = RuntimeConfig { device: DeviceChoice::Host(Bytes::mib(128)), ..RuntimeConfig::default() };
+    /// let runtime = Runtime::start(config).await?;
+    /// let metrics = runtime.serve_metrics("0").await?;
+    /// println!("http://{}/metrics", metrics.addr());
+    /// # metrics.shutdown().await;
+    /// # runtime.shutdown().await;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// `address` is none or is taken, or another recorder is installed; the error says what to do.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime, or in one without `enable_io` and `enable_time`.
+    pub async fn serve_metrics(&self, address: impl ToString) -> Result<MetricsServer, ServeMetricsError> {
+        let address: MetricsAddress = address.to_string().parse()?;
+        let refused = |source| ServeMetricsError::Refused { address, source };
+        let listener = TcpListener::bind(address.0).await.map_err(refused)?;
+        let bound = listener.local_addr().map_err(refused)?;
+        let recorder = recorder::install()?;
+        // What the device has is in the first scrape, whatever was recorded before there was a recorder.
+        drop(self.budget().measure().await);
+        let shown = Shown { recorder, events: Arc::new(|| json!([])) };
+        let listener = Door { listener, places: Arc::new(Semaphore::new(CONNECTIONS_MAX)) };
+        let (stop, stopped) = oneshot::channel::<()>();
+        let serving = axum::serve(listener, routes(shown)).with_graceful_shutdown(async { drop(stopped.await) });
+        // It ends only when it is stopped: a connection that fails is over, and the next one is taken.
+        let serving = tokio::spawn(async { drop(serving.await) });
+        Ok(MetricsServer { address: bound, stop, serving })
+    }
+}
+
+/// What is shown.
+#[derive(Clone)]
+struct Shown {
+    recorder: PrometheusHandle,
+    /// Must not hold the runtime, which ends with its last clone.
+    events: Arc<dyn Fn() -> Value + Send + Sync>,
+}
+
+fn routes(shown: Shown) -> Router {
+    Router::new().route("/metrics", get(metrics)).route("/events", get(events)).with_state(shown)
+}
+
+async fn metrics(State(shown): State<Shown>) -> impl IntoResponse {
+    answer("text/plain; version=0.0.4; charset=utf-8", shown.recorder.render())
+}
+
+async fn events(State(shown): State<Shown>) -> impl IntoResponse {
+    answer("application/json", (shown.events)().to_string())
+}
+
+fn answer(content: &'static str, body: String) -> impl IntoResponse {
+    ([(CONTENT_TYPE, content), (CACHE_CONTROL, "no-store"), (CONNECTION, "close")], body)
+}
+
+/// Lets in as many clients as there are places.
+struct Door {
+    listener: TcpListener,
+    places: Arc<Semaphore>,
+}
+
+impl Listener for Door {
+    type Io = Visit;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Visit, SocketAddr) {
+        let place = self.places.clone().acquire_owned().await.expect("the places are never closed");
+        let (stream, from) = Listener::accept(&mut self.listener).await;
+        let over = Box::pin(sleep_until(Instant::now() + CONNECTION_MAX));
+        (Visit { stream, over, _place: place }, from)
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+}
+
+/// A connection that has its place, until its time is over.
+struct Visit {
+    stream: TcpStream,
+    over: Pin<Box<Sleep>>,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Visit {
+    /// The stream, while there is time; who waits on it is woken when there is none any more.
+    fn in_time(&mut self, context: &mut Context<'_>) -> io::Result<Pin<&mut TcpStream>> {
+        match self.over.as_mut().poll(context) {
+            Poll::Ready(()) => Err(io::ErrorKind::TimedOut.into()),
+            Poll::Pending => Ok(Pin::new(&mut self.stream)),
+        }
+    }
+}
+
+impl AsyncRead for Visit {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        self.in_time(context)?.poll_read(context, into)
+    }
+}
+
+impl AsyncWrite for Visit {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.in_time(context)?.poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.in_time(context)?.poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.in_time(context)?.poll_shutdown(context)
+    }
+}

@@ -1,0 +1,33 @@
+//! Where a command shows its metrics.
+
+use bursar::{MetricsAddress, Runtime, ServeMetricsError};
+use clap::Args;
+
+use crate::failure::Failure;
+
+/// Where metrics are served.
+#[derive(Args, Clone)]
+pub struct MetricsOptions {
+    /// Serves metrics there while the command runs: a port of the loopback, or an address and a port, such as 9464 or
+    /// 0.0.0.0:9464; port 0 takes any that is free. /metrics is for Prometheus, /events has the last events. No password
+    /// guards them, and nothing of prompts, pictures or replies is in them.
+    #[arg(long, value_name = "ADDR", env = "BURSAR_METRICS", global = true)]
+    metrics: Option<MetricsAddress>,
+}
+
+impl MetricsOptions {
+    /// Serves the metrics of a runtime that has just started, for as long as the command runs, and says where.
+    pub async fn serve(&self, runtime: &Runtime) -> Result<(), Failure> {
+        let Some(address) = self.metrics else { return Ok(()) };
+        let server = runtime.serve_metrics(address).await?;
+        eprintln!("metrics: http://{}/metrics", server.addr());
+        server.detach();
+        Ok(())
+    }
+}
+
+impl From<ServeMetricsError> for Failure {
+    fn from(error: ServeMetricsError) -> Self {
+        Failure { hint: error.hint(), error: error.to_string() }
+    }
+}
