@@ -19,6 +19,8 @@ mod losses;
 mod memory;
 mod pictures;
 mod plan;
+#[cfg(feature = "prometheus")]
+mod prometheus;
 mod refusals;
 mod requests;
 mod rules;

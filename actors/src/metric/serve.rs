@@ -13,7 +13,8 @@ use axum::{
     Router,
     extract::State,
     http::header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE},
-    response::IntoResponse,
+    middleware::map_response,
+    response::{IntoResponse, Response},
     routing::get,
     serve::Listener,
 };
@@ -96,6 +97,15 @@ pub struct MetricsServer {
 }
 
 impl MetricsServer {
+    fn open(address: SocketAddr, listener: TcpListener, shown: Shown) -> Self {
+        let door = Door { listener, places: Arc::new(Semaphore::new(CONNECTIONS_MAX)) };
+        let (stop, stopped) = oneshot::channel::<()>();
+        let serving = axum::serve(door, routes(shown)).with_graceful_shutdown(async { drop(stopped.await) });
+        // It ends only when it is stopped: a connection that fails is over, and the next one is taken.
+        let serving = tokio::spawn(async { drop(serving.await) });
+        MetricsServer { address, stop, serving }
+    }
+
     /// Where it listens; the port that it got if it was asked for port 0.
     pub fn addr(&self) -> SocketAddr {
         self.address
@@ -157,13 +167,7 @@ impl Runtime {
         let recorder = recorder::install()?;
         // What the device has is in the first scrape, whatever was recorded before there was a recorder.
         drop(self.budget().measure().await);
-        let shown = Shown { recorder, events: Arc::new(|| json!([])) };
-        let listener = Door { listener, places: Arc::new(Semaphore::new(CONNECTIONS_MAX)) };
-        let (stop, stopped) = oneshot::channel::<()>();
-        let serving = axum::serve(listener, routes(shown)).with_graceful_shutdown(async { drop(stopped.await) });
-        // It ends only when it is stopped: a connection that fails is over, and the next one is taken.
-        let serving = tokio::spawn(async { drop(serving.await) });
-        Ok(MetricsServer { address: bound, stop, serving })
+        Ok(MetricsServer::open(bound, listener, Shown { recorder, events: Arc::new(|| json!([])) }))
     }
 }
 
@@ -176,7 +180,9 @@ struct Shown {
 }
 
 fn routes(shown: Shown) -> Router {
-    Router::new().route("/metrics", get(metrics)).route("/events", get(events)).with_state(shown)
+    let routes = Router::new().route("/metrics", get(metrics)).route("/events", get(events));
+    // Whatever the answer is, no place is kept for another question.
+    routes.layer(map_response(async |answer: Response| ([(CONNECTION, "close")], answer))).with_state(shown)
 }
 
 async fn metrics(State(shown): State<Shown>) -> impl IntoResponse {
@@ -188,7 +194,7 @@ async fn events(State(shown): State<Shown>) -> impl IntoResponse {
 }
 
 fn answer(content: &'static str, body: String) -> impl IntoResponse {
-    ([(CONTENT_TYPE, content), (CACHE_CONTROL, "no-store"), (CONNECTION, "close")], body)
+    ([(CONTENT_TYPE, content), (CACHE_CONTROL, "no-store")], body)
 }
 
 /// Lets in as many clients as there are places.
@@ -247,5 +253,104 @@ impl AsyncWrite for Visit {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.in_time(context)?.poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use metrics_exporter_prometheus::PrometheusBuilder;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    /// More than any system keeps for a client that does not read.
+    const LARGE: usize = 32 << 20;
+
+    async fn server() -> MetricsServer {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        metrics::with_local_recorder(&recorder, || metrics::gauge!("bursar_here").set(7.0));
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("it is bound");
+        let events: Arc<dyn Fn() -> Value + Send + Sync> = Arc::new(|| Value::String("e".repeat(LARGE)));
+        MetricsServer::open(address, listener, Shown { recorder: recorder.handle(), events })
+    }
+
+    /// A client that has said this.
+    async fn client(server: &MetricsServer, says: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(server.addr()).await.expect("it listens");
+        stream.write_all(says.as_bytes()).await.expect("it reads");
+        stream
+    }
+
+    async fn rest(mut stream: TcpStream) -> String {
+        let mut heard = String::new();
+        stream.read_to_string(&mut heard).await.expect("it ends");
+        heard
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn clients_that_do_not_speak_or_do_not_read_have_their_time_and_the_next_has_its_answer() {
+        let (server, mut slow) = (server().await, Vec::new());
+        for _ in 0..CONNECTIONS_MAX / 2 {
+            slow.push(client(&server, "GET /metrics HTT").await);
+            slow.push(client(&server, "GET /events HTTP/1.1\r\nhost: here\r\n\r\n").await);
+        }
+        let begun = Instant::now();
+        let heard = rest(client(&server, "GET /metrics HTTP/1.1\r\nhost: here\r\n\r\n").await).await;
+        assert!(heard.starts_with("HTTP/1.1 200 OK") && heard.contains("bursar_here 7"), "{heard}");
+        assert!((CONNECTION_MAX..CONNECTION_MAX * 2).contains(&begun.elapsed()), "all places were taken until then");
+        drop(slow);
+        server.shutdown().await;
+    }
+
+    #[tokio::test]
+    async fn what_is_not_there_is_told_and_each_connection_is_for_one_question() {
+        let server = server().await;
+        for (asks, status) in [
+            ("GET /metrics", "200"),
+            ("HEAD /metrics", "200"),
+            ("GET /", "404"),
+            ("GET /metrics/", "404"),
+            ("POST /events", "405"),
+            ("GET metrics", "400"),
+        ] {
+            let said = format!("{asks} HTTP/1.1\r\nhost: here\r\ncontent-length: 0\r\n\r\n");
+            // It ends, though nobody says that it should.
+            let heard = rest(client(&server, &said).await).await;
+            assert!(heard.starts_with(&format!("HTTP/1.1 {status}")), "{asks}: {heard}");
+        }
+        server.shutdown().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_port_is_free_behind_a_shutdown_or_a_drop_whoever_is_still_connected() {
+        for is_dropped in [false, true] {
+            let server = server().await;
+            let address = server.addr();
+            let silent = client(&server, "GET").await;
+            // So it has a place, and is not in the system's queue.
+            rest(client(&server, "GET /metrics HTTP/1.1\r\nhost: here\r\n\r\n").await).await;
+            match is_dropped {
+                true => drop(server),
+                false => server.shutdown().await,
+            }
+            let mut looks = tokio::time::interval(Duration::from_millis(1));
+            while TcpStream::connect(address).await.is_ok() {
+                looks.tick().await;
+            }
+            drop(silent);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_server_that_is_let_go_serves_on() {
+        let server = server().await;
+        let address = server.addr();
+        server.detach();
+        for _ in 0..3 {
+            let mut stream = TcpStream::connect(address).await.expect("it listens");
+            stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: here\r\n\r\n").await.expect("it reads");
+            assert!(rest(stream).await.contains("bursar_here 7"));
+        }
     }
 }

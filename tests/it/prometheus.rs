@@ -1,0 +1,355 @@
+//! The real Prometheus scrapes a demo, and what is shipped for it and for Grafana names what there is.
+//!
+//! A process has one recorder, and stories of this program have another (`ears.rs`): those that want ours run in a process
+//! of their own, which is this program once more.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    env, fs,
+    future::Future,
+    io::{BufRead, BufReader, Read, Write},
+    net::{SocketAddr, TcpListener},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+};
+
+use bursar::{
+    ServeMetricsError,
+    metric::{Kind, TABLE},
+};
+use serde_json::Value;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+
+use crate::{
+    ears::Ears,
+    stage::{Folder, about, answer, demo, device, eventually, runtime_on, small, story},
+};
+
+/// Names the story that a process of its own is for.
+const ALONE: &str = "BURSAR_TEST_ALONE";
+
+/// Tells this story in a process of its own. `name` is its test's.
+fn alone(name: &str, told: impl Future<Output = ()>) {
+    if env::var_os(ALONE).is_some_and(|named| named == name) {
+        return story(told);
+    }
+    let program = env::current_exe().expect("a program knows where it is");
+    let mut command = Command::new(program);
+    command.args(["--exact", name, "--nocapture", "--test-threads=1"]).env(ALONE, name);
+    let output = command.output().expect("it starts");
+    let said = [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
+    assert!(output.status.success() && said[0].contains("1 passed"), "{}\n{}", said[0], said[1]);
+}
+
+/// Whether Debian's package `prometheus` is installed; says so if it is not.
+fn is_here(program: &str) -> bool {
+    let found = Command::new(program).arg("--version").output().is_ok();
+    if !found {
+        // Not by `println!`, which the harness keeps to itself.
+        drop(writeln!(std::io::stderr(), "skipped: there is no {program} here (apt-get install prometheus)"));
+    }
+    found
+}
+
+/// What is shipped beside the dashboard.
+fn shipped(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/grafana").join(name)
+}
+
+fn read(path: impl AsRef<Path>) -> String {
+    let path = path.as_ref();
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The status line and the body of an answer.
+async fn get(address: SocketAddr, path: &str) -> std::io::Result<(String, String)> {
+    let mut stream = TcpStream::connect(address).await?;
+    // Version 1.0 is answered in one piece.
+    stream.write_all(format!("GET {path} HTTP/1.0\r\nhost: {address}\r\n\r\n").as_bytes()).await?;
+    let mut all = String::new();
+    stream.read_to_string(&mut all).await?;
+    let (head, body) = all.split_once("\r\n\r\n").unwrap_or((&all, ""));
+    Ok((head.lines().next().unwrap_or_default().to_owned(), body.to_owned()))
+}
+
+/// Runs promtool in the folder of what is shipped, with `input` on its standard input.
+fn promtool(arguments: &[&str], input: &str) {
+    let mut command = Command::new("promtool");
+    command.args(arguments).current_dir(shipped(""));
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("it is here");
+    child.stdin.take().expect("it was piped").write_all(input.as_bytes()).expect("it reads");
+    let output = child.wait_with_output().expect("it ends");
+    let said = [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned()).concat();
+    assert!(output.status.success(), "promtool {arguments:?}:\n{said}");
+}
+
+/// A Prometheus that scrapes one process.
+struct Prometheus {
+    child: Child,
+    address: SocketAddr,
+    _folder: Folder,
+}
+
+impl Prometheus {
+    async fn of(scraped: SocketAddr) -> Prometheus {
+        let folder = Folder::empty();
+        let at = |name: &str| folder.path().join(name).display().to_string();
+        let rules = shipped("alerts.yml").display().to_string();
+        let config = format!(
+            "global: {{ scrape_interval: 200ms, scrape_timeout: 200ms, evaluation_interval: 200ms }}\n\
+             rule_files: [{rules:?}]\n\
+             scrape_configs: [{{ job_name: bursar, static_configs: [{{ targets: [{:?}] }}] }}]\n",
+            scraped.to_string()
+        );
+        fs::write(at("prometheus.yml"), config).expect("it is written");
+        // It does not say which port it got if it may choose, so it is told one that was free a moment ago.
+        let address = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a free port");
+        let mut command = Command::new("prometheus");
+        command.arg(format!("--config.file={}", at("prometheus.yml")));
+        command.arg(format!("--storage.tsdb.path={}", at("data")));
+        command.arg(format!("--web.listen-address={address}")).arg("--log.level=error");
+        let mut prometheus = Prometheus { child: command.spawn().expect("it is here"), address, _folder: folder };
+        eventually("Prometheus is ready", async || {
+            assert_eq!(prometheus.child.try_wait().expect("it can be asked"), None, "Prometheus ended");
+            get(address, "/-/ready").await.is_ok_and(|(status, _)| status.contains("200"))
+        })
+        .await;
+        prometheus
+    }
+
+    /// What it answers: each series with its labels.
+    async fn asked(&self, query: &str) -> Vec<(BTreeMap<String, String>, f64)> {
+        let coded: String = query.bytes().map(|byte| format!("%{byte:02X}")).collect();
+        let (_, body) = get(self.address, &format!("/api/v1/query?query={coded}")).await.expect("it answers");
+        let answer: Value = serde_json::from_str(&body).unwrap_or_else(|_| panic!("{query}: {body}"));
+        assert_eq!(answer["status"], "success", "{query}: {answer}");
+        let series = answer["data"]["result"].as_array().expect("series");
+        let labels = |labels: &Value| serde_json::from_value(labels.clone()).expect("labels are text");
+        let value = |sample: &Value| sample[1].as_str().and_then(|value| value.parse().ok()).expect("a number");
+        series.iter().map(|series| (labels(&series["metric"]), value(&series["value"]))).collect()
+    }
+
+    /// Waits until a query has this one value.
+    async fn says(&self, query: &str, wanted: f64) {
+        eventually(
+            &format!("{query} is {wanted}"),
+            async || matches!(self.asked(query).await[..], [(_, value)] if value == wanted),
+        )
+        .await;
+    }
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+#[test]
+fn the_real_prometheus_scrapes_a_demo_whose_bytes_sum_up_to_the_ledgers() {
+    if !is_here("prometheus") || !is_here("promtool") {
+        return;
+    }
+    let name = "prometheus::the_real_prometheus_scrapes_a_demo_whose_bytes_sum_up_to_the_ledgers";
+    alone(name, async {
+        let runtime = runtime_on(&device()).await;
+        let metrics = runtime.serve_metrics("0").await.expect("there is a free port");
+        let prometheus = Prometheus::of(metrics.addr()).await;
+        let model = demo(&runtime, small()).await;
+        let record = model.serving().await.expect("it serves").record;
+        prometheus.says("bursar_kv_blocks{model=\"demo\"}", record.kv_blocks as f64).await;
+        prometheus.says("bursar_kv_blocks * bursar_kv_block_tokens", record.kv_tokens() as f64).await;
+        for number in [1, 2, 1] {
+            answer(&model, about(number)).await;
+        }
+        eventually("tokens are generated", async || {
+            let rate = prometheus.asked("rate(bursar_generated_tokens_total[1m])").await;
+            matches!(rate[..], [(_, rate)] if rate > 0.0)
+        })
+        .await;
+        let ledger = runtime.budget().snapshot().await.expect("the budget answers");
+        prometheus.says("sum(bursar_lease_bytes{class!=\"host\"})", ledger.granted.0 as f64).await;
+        for line in ledger.classes {
+            let query = format!("sum(bursar_lease_bytes{{class=\"{}\"}})", line.class.kind());
+            prometheus.says(&query, line.bytes.0 as f64).await;
+        }
+        prometheus.says("bursar_device_total_bytes{device=\"host\"}", ledger.total.0 as f64).await;
+        prometheus.says("sum by (reason) (bursar_requests_total{reason=\"stop\"})", 3.0).await;
+        for query in dashboard_queries() {
+            let answers = prometheus.asked(&query).await;
+            // Nobody has waited for a lease, and nobody was refused one.
+            let is_quiet = query.contains("bursar_lease_wait_seconds") || query.contains("bursar_leases_refused");
+            assert!(is_quiet || !answers.is_empty(), "the dashboard shows nothing for {query}");
+        }
+        assert_eq!(prometheus.asked("ALERTS").await, [], "nothing is wrong");
+        let (status, scraped) = get(metrics.addr(), "/metrics").await.expect("it answers");
+        assert!(status.contains("200"), "{status}");
+        promtool(&["check", "metrics"], &scraped);
+        metrics.shutdown().await;
+        runtime.shutdown().await;
+    });
+}
+
+#[test]
+fn the_shipped_alerts_fire_when_they_should_and_not_when_they_should_not() {
+    if !is_here("promtool") {
+        return;
+    }
+    promtool(&["check", "config", "prometheus.yml"], "");
+    promtool(&["test", "rules", "alerts_test.yml"], "");
+    let (alerts, tests) = (read(shipped("alerts.yml")), read(shipped("alerts_test.yml")));
+    for alert in alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")) {
+        assert!(tests.contains(&format!("alertname=\"{alert}\", alertstate=\"firing\"")), "{alert} never fires");
+        assert!(tests.contains(&format!("alertname: {alert} }}")) || alert == "BursarGone", "{alert} is never quiet");
+    }
+}
+
+/// Every query of the dashboard, with its variables as they are when it is opened.
+fn dashboard_queries() -> Vec<String> {
+    fn collect(value: &Value, queries: &mut Vec<String>) {
+        match value {
+            Value::Object(fields) => {
+                queries.extend(fields.get("expr").and_then(Value::as_str).map(str::to_owned));
+                fields.values().for_each(|value| collect(value, queries));
+            }
+            Value::Array(values) => values.iter().for_each(|value| collect(value, queries)),
+            _ => {}
+        }
+    }
+    let dashboard = serde_json::from_str(&read(shipped("dashboard.json"))).expect("JSON");
+    let mut queries = Vec::new();
+    collect(&dashboard, &mut queries);
+    let all = ["$instance", "$device", "$model"];
+    let opened = |query: String| all.iter().fold(query, |query, variable| query.replace(variable, ".*"));
+    let ranged = |query: String| query.replace("$__rate_interval", "1m").replace("$__range", "15m");
+    assert!(queries.len() > 40, "a dashboard has queries");
+    queries.into_iter().map(opened).map(ranged).collect()
+}
+
+/// Each metric of ours that a text names, with the labels that it is asked by there.
+fn named(text: &str) -> Vec<(String, BTreeSet<String>)> {
+    let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+    let starts = text.match_indices("bursar_").map(|(start, _)| start);
+    let names = starts.filter(|start| *start == 0 || !is_word(text.as_bytes()[start - 1])).map(|start| {
+        let rest = &text[start..];
+        let (name, rest) = rest.split_at(rest.bytes().position(|byte| !is_word(byte)).unwrap_or(rest.len()));
+        let selected =
+            rest.strip_prefix('{').and_then(|rest| rest.split_once('}')).map_or("", |(selected, _)| selected);
+        let labels = selected.split(',').filter_map(|part| part.split(['=', '!']).next()).map(str::trim);
+        (name.to_owned(), labels.filter(|label| !label.is_empty()).map(str::to_owned).collect())
+    });
+    names.collect()
+}
+
+#[test]
+fn whatever_is_shipped_names_only_metrics_and_labels_of_the_table() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let files = [shipped("dashboard.json"), shipped("alerts.yml"), shipped("README.md"), root.join("docs/budget.md")];
+    // What Prometheus itself puts on a series.
+    let given = ["instance", "job", "le"];
+    let mut seen = BTreeSet::new();
+    for path in files {
+        // JSON writes quotes with a backslash.
+        let text = read(&path).replace('\\', "");
+        for (name, labels) in named(&text) {
+            let of_histogram = ["_bucket", "_sum", "_count"].iter().find_map(|part| name.strip_suffix(part));
+            let row = TABLE.iter().find(|row| match of_histogram {
+                Some(base) => row.name == base && row.kind == Kind::Histogram,
+                None => row.name == name && (row.kind != Kind::Histogram || !path.ends_with("dashboard.json")),
+            });
+            let row = row.unwrap_or_else(|| panic!("{} names {name}, which is not recorded", path.display()));
+            for label in labels {
+                let has = row.labels.contains(&&*label) || given.contains(&&*label);
+                assert!(has, "{} asks {name} by {label}, which it has not", path.display());
+            }
+            seen.insert(row.name);
+        }
+        for (_, group) in text.split(" by (").skip(1).map(|rest| ((), rest.split(')').next().unwrap_or_default())) {
+            for label in group.split(", ") {
+                let has = given.contains(&label) || TABLE.iter().any(|row| row.labels.contains(&label));
+                assert!(has, "{} groups by {label}", path.display());
+            }
+        }
+    }
+    // What nobody is shown is a metric too many.
+    let unseen: Vec<_> = TABLE.iter().map(|row| row.name).filter(|name| !seen.contains(name)).collect();
+    assert!(unseen.is_empty(), "neither dashboard, alerts nor docs/budget.md show {unseen:?}");
+}
+
+#[test]
+fn where_metrics_cannot_be_served_the_error_says_what_to_do() {
+    story(async {
+        Ears::open();
+        let runtime = runtime_on(&device()).await;
+        let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let taken_at = taken.local_addr().expect("it is bound");
+        let elsewhere = "192.0.2.1:9464"; // For documentation (RFC 5737), so of no machine.
+        for (address, said, hint) in [
+            ("nowhere".to_owned(), "\"nowhere\"", "a port"),
+            (taken_at.to_string(), &*taken_at.to_string(), "port 0"),
+            (elsewhere.to_owned(), elsewhere, "an address of this machine"),
+            ("0".to_owned(), "recorder", "bursar::metric::buckets"),
+        ] {
+            let error = runtime.serve_metrics(&address).await.expect_err("it cannot be");
+            assert!(error.to_string().contains(said) && error.hint().contains(hint), "{address}: {error:?}");
+            assert_eq!(matches!(error, ServeMetricsError::AnotherRecorder), address == "0");
+        }
+        runtime.shutdown().await;
+    });
+}
+
+#[test]
+fn a_command_serves_its_metrics_while_it_runs() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
+    command.args(["chat", "--json", "--device", "host", "--profile-cache", "none", "--context-tokens", "128"]);
+    command.args(["--sequences", "2", "--step-tokens", "32", "--launch-patches", "64", "--temperature", "0"]);
+    command.env("BURSAR_METRICS", "0").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("the binary is there");
+    let mut told = BufReader::new(child.stderr.take().expect("it was piped"));
+    let mut line = String::new();
+    told.read_line(&mut line).expect("it says where");
+    let address = line.trim().strip_prefix("metrics: http://").and_then(|rest| rest.strip_suffix("/metrics"));
+    let address: SocketAddr = address.and_then(|address| address.parse().ok()).unwrap_or_else(|| panic!("{line}"));
+    assert!(address.ip().is_loopback(), "a port alone is the loopback's: {address}");
+    let mut asks = child.stdin.take().expect("it was piped");
+    asks.write_all(b"Who are you?\n").expect("it listens");
+    story(async {
+        eventually("the answer is counted", async || {
+            let (_, metrics) = get(address, "/metrics").await.expect("it answers");
+            metrics.contains("bursar_requests_total{model=\"demo\",reason=\"stop\"} 1\n")
+        })
+        .await;
+        let (_, metrics) = get(address, "/metrics").await.expect("it answers");
+        assert!(!metrics.contains("Who are you"), "no content");
+        let (_, events) = get(address, "/events").await.expect("it answers");
+        assert!(serde_json::from_str::<Value>(&events).is_ok_and(|events| events.is_array()), "{events}");
+        assert!(get(address, "/").await.expect("it answers").0.contains("404"));
+    });
+    asks.write_all(b"/quit\n").expect("it listens");
+    assert!(child.wait().expect("it ends").success());
+    let mut rest = String::new();
+    told.read_to_string(&mut rest).expect("text");
+    assert_eq!(rest, "", "one line is all");
+    assert!(std::net::TcpStream::connect(address).is_err(), "nobody listens any more");
+}
+
+#[test]
+fn a_command_that_cannot_serve_its_metrics_says_why_and_what_to_do() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let taken = taken.local_addr().map(|address| (taken, address.port().to_string())).expect("it is bound");
+    let chat = |address: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
+        command.args(["chat", "--device", "host", "--metrics", address, "Who are you?"]);
+        let output = command.output().expect("the binary is there");
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (code, said) = chat("localhost:9464");
+    assert!(code == Some(2) && said.contains("127.0.0.1:9464"), "{said}");
+    let (code, said) = chat(&taken.1);
+    assert!(code == Some(1) && said.contains(&taken.1) && said.contains("hint: end who listens there"), "{said}");
+}
