@@ -3,16 +3,21 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use bursar_budgets::{
-    Bytes, Device, Effect, Gate, GateError, Holding, Input, Label, Lease, LeaseId, Ledger, LedgerConfig, Memory, Owner,
-    Refusal, RequestId, Resized, Snapshot,
+    Bytes, Class, Device, Effect, Gate, GateError, Holding, Input, Label, Lease, LeaseId, Ledger, LedgerConfig, Memory,
+    Owner, Refusal, RequestId, Resized, Snapshot,
 };
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::time::Instant;
 
-use super::{BudgetMessage, Desk, Order, Regrowth, WatchOptions, desk::Note};
-use crate::{reply::Reply, runtime::RuntimeMessage};
+use super::{BudgetMessage, Desk, Order, Regrowth, WatchOptions, desk::Note, tally};
+use crate::{
+    metric::{self, DeviceLabel},
+    reply::Reply,
+    runtime::RuntimeMessage,
+};
 
 mod look;
+mod show;
 
 /// How often fences are looked at while a lease waits for one.
 const FENCE_POLL: Duration = Duration::from_micros(500);
@@ -51,19 +56,27 @@ pub struct BudgetState {
     /// When the canary was last owed, as far as looks have seen.
     pressed: Option<Instant>,
     born: Instant,
+    /// The device's, for metrics.
+    name: DeviceLabel,
+    shown: Option<show::Shown>,
 }
 
-enum Asked {
+/// A question that has no answer yet.
+struct Asked {
+    /// What the lease is for; none if there is no such lease.
+    class: Option<Class>,
+    since: Instant,
+    asker: Asker,
+}
+
+enum Asker {
     Lease(Reply<Result<Lease, Refusal>>),
     Resize(Reply<Result<Resized, Refusal>>),
 }
 
 impl Asked {
-    fn refuse(self, reason: Refusal) {
-        match self {
-            Asked::Lease(reply) => reply.answer(Err(reason)),
-            Asked::Resize(reply) => reply.answer(Err(reason)),
-        }
+    fn now(class: Option<Class>, asker: Asker) -> Self {
+        Asked { class, since: Instant::now(), asker }
     }
 }
 
@@ -79,8 +92,10 @@ impl Actor for BudgetActor {
     ) -> Result<BudgetState, ActorProcessingErr> {
         let BudgetArguments { device, desk, config, canary, runtime, watch } = arguments;
         let live: Vec<_> = desk.leases().iter().map(|entry| entry.value().clone()).collect();
+        desk.books().tally.recount(live.iter().cloned());
         let mut state = BudgetState {
             ledger: Ledger::rebuild(config, live),
+            name: DeviceLabel::of(device.as_ref()),
             device,
             desk,
             asked: BTreeMap::new(),
@@ -91,12 +106,15 @@ impl Actor for BudgetActor {
             regrowth: Regrowth::new(watch.patience),
             pressed: None,
             born: Instant::now(),
+            shown: None,
         };
         state.step(Input::Canary(canary));
         state.pick_up();
         // Before the first grant: others may live on this card.
         state.look_at_overhead();
-        state.measure()?;
+        if let Some(memory) = state.measure()? {
+            state.show_all(memory, state.drift());
+        }
         state.desk.seat(myself.clone());
         // Whatever was posted while nobody sat there.
         drop(myself.send_message(BudgetMessage::Notes));
@@ -114,11 +132,12 @@ impl Actor for BudgetActor {
         state.look_at_overhead();
         match message {
             BudgetMessage::Ask { id, request, wait, reply } => {
-                state.asked.insert(id, Asked::Lease(reply));
+                state.asked.insert(id, Asked::now(Some(request.class.clone()), Asker::Lease(reply)));
                 state.step(Input::Ask { id, request, wait });
             }
             BudgetMessage::Resize { id, lease, to, wait, reply } => {
-                state.asked.insert(id, Asked::Resize(reply));
+                let class = state.ledger.holding(lease).map(|holding| holding.class.clone());
+                state.asked.insert(id, Asked::now(class, Asker::Resize(reply)));
                 // Whoever shrinks a lease has shrunk its segment first, behind the fence of its last use.
                 state.step(Input::Resize { id, lease, to, wait, passed: true });
             }
@@ -169,6 +188,7 @@ impl Actor for BudgetActor {
         state.read_notes()?;
         state.look_at_fences();
         state.tell_of_loss();
+        state.show_changes();
         if state.desk.books().watch.waiting() > 0 && !state.polling {
             state.polling = true;
             myself.send_after(FENCE_POLL, || BudgetMessage::Poll);
@@ -305,28 +325,42 @@ impl BudgetState {
                         books.meters.insert(lease.id(), lease.meter());
                     }
                 }
-                self.desk.leases().insert(lease.id(), lease.holding());
+                let holding = lease.holding();
+                self.leased(tally::line(&holding.model, &holding.class), Bytes::ZERO, holding.bytes);
+                self.desk.leases().insert(lease.id(), holding);
                 if lease.class().is_elastic() {
                     // Until its owner obeys orders, nothing of it is counted on.
                     self.step(Input::Floor { lease: lease.id(), to: Bytes::MAX });
                 }
                 match self.asked.remove(&grant.request()) {
-                    Some(Asked::Lease(reply)) => reply.answer(Ok(lease)),
+                    Some(Asked { asker: Asker::Lease(reply), since, .. }) => {
+                        self.show_wait(lease.class(), since.elapsed());
+                        reply.answer(Ok(lease));
+                    }
                     // Nobody waits for it any more: dropping it posts its release.
                     _ => drop(lease),
                 }
             }
             Effect::Resized(resized) => {
                 if let Some(mut entry) = self.desk.leases().get_mut(&resized.lease()) {
-                    entry.bytes = resized.to();
+                    let from = std::mem::replace(&mut entry.bytes, resized.to());
+                    self.leased(tally::line(&entry.model, &entry.class), from, resized.to());
                 }
-                if let Some(Asked::Resize(reply)) = self.asked.remove(&resized.request()) {
+                if let Some(Asked { class, since, asker: Asker::Resize(reply) }) = self.asked.remove(&resized.request())
+                {
+                    if resized.to() > resized.from() {
+                        class.iter().for_each(|class| self.show_wait(class, since.elapsed()));
+                    }
                     reply.answer(Ok(resized));
                 }
             }
             Effect::Refused(refused) => {
-                if let Some(asked) = self.asked.remove(&refused.request) {
-                    asked.refuse(refused.reason);
+                if let Some(Asked { class, asker, .. }) = self.asked.remove(&refused.request) {
+                    class.iter().for_each(|class| self.show_refusal(class, &refused.reason));
+                    match asker {
+                        Asker::Lease(reply) => reply.answer(Err(refused.reason)),
+                        Asker::Resize(reply) => reply.answer(Err(refused.reason)),
+                    }
                 }
             }
             Effect::Revoking { lease } => {
@@ -336,21 +370,22 @@ impl BudgetState {
             }
             Effect::Freed { lease, .. } => self.forget(lease),
             Effect::OwnerCleared { owner } => self.answer_cleared(&owner),
-            Effect::Deficit { short_by, .. } => metrics::gauge!("bursar_deficit_bytes").set(short_by.0 as f64),
-            Effect::DeficitOver => metrics::gauge!("bursar_deficit_bytes").set(0.0),
             Effect::GateMoved { model, to } => drop(self.desk.books().gates.insert(model, to)),
             Effect::GiveUp { lease, to, .. } => self.order(lease, Order::GiveUp { to }),
-            Effect::CanaryGiven { .. } => {
-                metrics::counter!("bursar_canary_given_total").increment(1);
-                self.show_canary();
-            }
-            Effect::CanaryTaken { .. } => self.show_canary(),
-            Effect::Waiting { .. } | Effect::GateStuck(_) => {}
+            Effect::CanaryGiven { .. } => metric::CANARY_GIVEN_TOTAL.add(&self.name, 1),
+            // What there is of them is looked at behind every message.
+            Effect::Deficit { .. }
+            | Effect::DeficitOver
+            | Effect::CanaryTaken { .. }
+            | Effect::Waiting { .. }
+            | Effect::GateStuck(_) => {}
         }
     }
 
     fn forget(&mut self, lease: LeaseId) {
-        self.desk.leases().remove(&lease);
+        if let Some((_, Holding { model, class, bytes, .. })) = self.desk.leases().remove(&lease) {
+            self.leased(tally::line(&model, &class), bytes, Bytes::ZERO);
+        }
         let mut books = self.desk.books();
         books.ending.remove(&lease);
         books.meters.remove(&lease);

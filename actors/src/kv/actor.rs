@@ -1,9 +1,11 @@
 //! The kv actor: a thin shell around its core.
 
-use bursar_budgets::Label;
+use bursar_budgets::{Bytes, Label};
+use bursar_kernels::BLOCK_TOKENS;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 
 use super::{KvCore, KvMessage, KvUse};
+use crate::metric;
 
 /// Keeps block tables and reference counts.
 pub struct KvActor;
@@ -14,12 +16,15 @@ pub struct KvArguments {
     pub blocks: usize,
     /// For metrics.
     pub model: Label,
+    /// A block over all layers, for metrics.
+    pub block_bytes: Bytes,
 }
 
 /// Its state.
 pub struct KvState {
     core: KvCore,
     model: Label,
+    block_bytes: Bytes,
 }
 
 impl Actor for KvActor {
@@ -27,13 +32,19 @@ impl Actor for KvActor {
     type State = KvState;
     type Arguments = KvArguments;
 
-    async fn pre_start(&self, _: ActorRef<KvMessage>, arguments: KvArguments) -> Result<KvState, ActorProcessingErr> {
-        Ok(KvState { core: KvCore::new(arguments.blocks), model: arguments.model })
+    async fn pre_start(
+        &self,
+        myself: ActorRef<KvMessage>,
+        arguments: KvArguments,
+    ) -> Result<KvState, ActorProcessingErr> {
+        let KvArguments { blocks, model, block_bytes } = arguments;
+        myself.send_message(KvMessage::Show)?;
+        Ok(KvState { core: KvCore::new(blocks), model, block_bytes })
     }
 
     async fn handle(
         &self,
-        _: ActorRef<KvMessage>,
+        myself: ActorRef<KvMessage>,
         message: KvMessage,
         state: &mut KvState,
     ) -> Result<(), ActorProcessingErr> {
@@ -44,11 +55,22 @@ impl Actor for KvActor {
             KvMessage::Shrink { to, reply } => reply.answer(state.core.shrink(to)),
             KvMessage::Grow(to) => state.core.grow(to),
             KvMessage::Usage(reply) => reply.answer(state.core.usage()),
+            KvMessage::Show => drop(myself.send_after(metric::SHOWN_EVERY, || KvMessage::Show)),
             KvMessage::Drill(drill) => return Err(drill.strike().into()),
         }
-        let (KvUse { blocks, held, cached }, model) = (state.core.usage(), state.model.to_string());
-        metrics::gauge!("bursar_kv_blocks_free", "model" => model.clone()).set((blocks - held) as f64);
-        metrics::gauge!("bursar_kv_blocks_cached", "model" => model).set(cached as f64);
+        state.show();
         Ok(())
+    }
+}
+
+impl KvState {
+    fn show(&self) {
+        let (KvUse { blocks, held, cached }, model) = (self.core.usage(), &self.model);
+        metric::KV_BLOCKS.set(model, blocks);
+        metric::KV_BLOCKS_USED.set(model, held);
+        metric::KV_BLOCKS_CACHED.set(model, cached);
+        metric::KV_BLOCKS_SWAPPED.set(model, 0);
+        metric::KV_BLOCK_TOKENS.set(model, BLOCK_TOKENS);
+        metric::PREFIX_CACHE_BYTES.set(model, self.block_bytes * cached as u64);
     }
 }

@@ -177,12 +177,22 @@ impl<L: LabelSet> Counter<L> {
 impl<L: LabelSet> Histogram<L> {
     /// One more of this size.
     pub fn record(&self, labels: &L, seconds: Duration) {
-        self.handle(labels).record(seconds.as_secs_f64());
+        self.recording(labels).record(seconds);
     }
 
     /// For whoever records it with every token: looked up once. Keep it no longer than a request, as a recorder that
     /// comes later does not hear of it.
-    pub fn handle(&self, labels: &L) -> metrics::Histogram {
-        self.0.histogram(labels.labels())
+    pub fn recording(&self, labels: &L) -> Recording {
+        Recording(self.0.histogram(labels.labels()))
+    }
+}
+
+/// A histogram with its labels, looked up.
+pub struct Recording(metrics::Histogram);
+
+impl Recording {
+    /// One more of this size.
+    pub fn record(&self, seconds: Duration) {
+        self.0.record(seconds.as_secs_f64());
     }
 }

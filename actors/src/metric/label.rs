@@ -193,11 +193,11 @@ words! { "reason":
         Cancelled = "cancelled",
         /// The chat itself was at fault: malformed, or outside the envelope.
         Refused = "refused",
-        /// As many as may be were under way, or the model took none any more.
+        /// As many as may be were under way.
         Overloaded = "overloaded",
         /// Its deadline had passed.
         TooLate = "too_late",
-        /// The model did not start, or has stopped.
+        /// The model did not start, has stopped, or takes no more.
         Stopped = "stopped",
         /// The device was lost.
         DeviceLost = "device_lost",

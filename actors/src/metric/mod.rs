@@ -19,15 +19,20 @@ mod table;
 
 #[cfg(feature = "prometheus")]
 pub use address::{MetricsAddress, NoAddress};
-pub use item::{Amount, Counter, Gauge, Histogram, Kind, Row};
+pub use item::{Amount, Counter, Gauge, Histogram, Kind, Recording, Row};
 pub use label::{AttemptEnd, DeviceLabel, LabelSet, LabelValue, Permit, Preempted, RequestEnd};
 #[cfg(feature = "prometheus")]
 pub use serve::{MetricsServer, ServeMetricsError};
 pub use table::*;
 
-use bursar_budgets::Label;
+use std::time::Duration;
+
+use bursar_budgets::{Class, Label};
 
 use crate::{profile::Phase, tree::Role};
+
+/// How often each actor sets its gauges though nothing happens: a recorder may have been installed since.
+pub(crate) const SHOWN_EVERY: Duration = Duration::from_secs(1);
 
 /// Tells the recorder that is installed now what each metric is: its help text and unit. Call it once, when it is there.
 pub fn describe() {
@@ -51,6 +56,9 @@ pub fn forget_model(model: &Label) {
         row.gauge(vec![row.label(0, model.value())]).set(0.0);
     });
     Role::OF_A_MODEL.iter().for_each(|actor| ACTOR_UP.set(&(model.clone(), *actor), 0));
+    for class in [Class::StepWorkspace, Class::VisionWorkspace] {
+        PLAN_ERROR_BYTES.set(&(model.clone(), class), 0);
+    }
     for permit in Permit::ALL {
         PERMITS.set(&(model.clone(), permit), 0);
         PERMITS_USED.set(&(model.clone(), permit), 0);

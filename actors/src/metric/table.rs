@@ -67,7 +67,7 @@ table! {
     HOST_TOTAL_BYTES: Gauge<DeviceLabel> = "bursar_host_total_bytes", "Host memory that may be leased.";
     HOST_LEASED_BYTES: Gauge<DeviceLabel> = "bursar_host_leased_bytes", "Host memory that is leased.";
     PERMITS: Gauge<(Label, Permit)> = "bursar_permits", "What may be under way at once, from the profile: sequences of a step, patches of a launch of pictures.";
-    PERMITS_USED: Gauge<(Label, Permit)> = "bursar_permits_used", "What is under way: sequences that run, patches of the largest launch under way.";
+    PERMITS_USED: Gauge<(Label, Permit)> = "bursar_permits_used", "What is under way: sequences that run, patches of the launch that runs.";
     KV_BLOCKS: Gauge<Label> = "bursar_kv_blocks", "Blocks of keys and values that sequences may use.";
     KV_BLOCKS_USED: Gauge<Label> = "bursar_kv_blocks_used", "Blocks that sequences hold.";
     KV_BLOCKS_CACHED: Gauge<Label> = "bursar_kv_blocks_cached", "Blocks that nobody holds and whose content another prompt may find.";
@@ -83,6 +83,7 @@ table! {
     ENCODER_CACHE_HITS_TOTAL: Counter<Label> = "bursar_encoder_cache_hits_total", "Pictures of those whose embeddings were there, or were being computed for another request.";
     ENCODER_CACHE_BYTES: Gauge<Label> = "bursar_encoder_cache_bytes", "Embeddings that are there.";
     ENCODER_CACHE_PICTURES: Gauge<Label> = "bursar_encoder_cache_pictures", "Pictures whose embeddings are there, or being computed.";
+    PICTURES_WANTED_AGAIN_TOTAL: Counter<Label> = "bursar_pictures_wanted_again_total", "Times that a sequence lost its blocks behind its pictures, and had to wait for these again.";
     PLAN_ERROR_BYTES: Gauge<(Label, Class)> = "bursar_plan_error_bytes", "The measured workspace minus the planned one. It has to be 0.";
     PROFILE_ATTEMPTS_TOTAL: Counter<(Label, AttemptEnd)> = "bursar_profile_attempts_total", "Attempts at starting a model, by how they ended.";
     PROFILE_SECONDS: Gauge<Label> = "bursar_profile_seconds", "How long the last attempt took that got ready, loading included.";
@@ -107,7 +108,8 @@ table! {
     GRAPH_REPLAYS_TOTAL: Counter<Label> = "bursar_graph_replays_total", "Steps that ran as a captured graph.";
     EAGER_STEPS_TOTAL: Counter<Label> = "bursar_eager_steps_total", "Steps that ran launch by launch.";
     GRAPHS_CAPTURED: Gauge<Label> = "bursar_graphs_captured", "Sizes of decode steps that are captured as graphs.";
-    STEP_SECONDS: Histogram<Label> = "bursar_step_seconds", "From a step's launch to its answer. One that was launched behind another waits for it first.", STEP;
+    GRAPHS_NOT_RECAPTURED_TOTAL: Counter<Label> = "bursar_graphs_not_recaptured_total", "Lanes that took over from one that died and could not capture all sizes again: decode steps of the others run as a larger one, or launch by launch.";
+    STEP_SECONDS: Histogram<Label> = "bursar_step_seconds", "What a step took, launch and answer included; of one that was launched behind another, from the end of that one.", STEP;
     STEP_TOKENS_TOTAL: Counter<Label> = "bursar_step_tokens_total", "Tokens that steps computed.";
 }
 

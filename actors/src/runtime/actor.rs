@@ -10,14 +10,16 @@ use bursar_budgets::{Bytes, Device, Gate, Label, LedgerConfig};
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::sync::{oneshot, watch};
 
-use super::{Home, MakeDevice, RuntimeMessage, Shown, Supervised};
+use super::{Home, MakeDevice, RuntimeMessage, Shown, Supervised, show::no_model};
 use crate::{
     budget::{Budget, BudgetActor, BudgetArguments, Desk, NO_MODEL, WatchOptions},
     chat::{ChatError, ModelHandle},
     credit::Credits,
     engine::{EngineActor, EngineArguments, LoadOptions, Shelf, StartError, Status},
+    metric,
     reply::Reply,
     supervise::{Decision, Intensity, Policy, RestartLog, end_of},
+    tree::Role,
 };
 
 /// Supervises one device's budget and its engines.
@@ -102,6 +104,7 @@ impl Actor for RuntimeActor {
             arguments;
         let device = shown.device.borrow().clone();
         let budget = spawn_budget(&myself, &device, &ledger, canary, watch, &desk).await?;
+        myself.send_message(RuntimeMessage::Show)?;
         Ok(RuntimeState {
             shown,
             again,
@@ -137,11 +140,12 @@ impl Actor for RuntimeActor {
             RuntimeMessage::Load { name, source, mut options, progress, reply } => {
                 let name = state.free_name(name);
                 let (status, watched) = watch::channel(Status::Starting);
-                let handle = ModelHandle::new(watched, options.requests, state.shown.losses.subscribe());
+                let (label, losses) = (Label::from(name.clone()), state.shown.losses.subscribe());
+                let handle = ModelHandle::new(label.clone(), watched, options.requests, losses);
                 let device = state.shown.device.borrow().clone();
                 options.envelope.get_or_insert_with(|| LoadOptions::envelope_for(device.as_ref()));
                 let arguments = EngineArguments {
-                    label: Label::from(name.clone()),
+                    label,
                     source,
                     options: *options,
                     budget: Budget::at(state.desk.0.clone()),
@@ -182,6 +186,7 @@ impl Actor for RuntimeActor {
                 if state.has(&name, load) {
                     let engine = state.engines.remove(&name).expect("seen above");
                     let cut_off = engine.ending.unwrap_or_default();
+                    metric::forget_model(&engine.arguments.label);
                     engine.leaving.into_iter().for_each(|home| home(cut_off));
                 }
             }
@@ -213,8 +218,10 @@ impl Actor for RuntimeActor {
                     state.end_within(&myself, &name, within, SHUT_DOWN, nobody());
                 }
             }
+            RuntimeMessage::Show => drop(myself.send_after(metric::SHOWN_EVERY, || RuntimeMessage::Show)),
             RuntimeMessage::Drill(drill) => return Err(drill.strike().into()),
         }
+        state.show();
         if !state.shutting_down.is_empty() && state.engines.is_empty() {
             myself.stop(None);
         }
@@ -242,6 +249,7 @@ impl Actor for RuntimeActor {
         } else {
             state.engine_died(&myself, &name, &reason);
         }
+        state.show();
         Ok(())
     }
 
@@ -336,6 +344,7 @@ impl RuntimeState {
         let (load, arguments) = (engine.load, engine.arguments.clone());
         match engine.restarts.died(0, now) {
             Decision::Restart { after, .. } => {
+                metric::RESTARTS_TOTAL.add(&(arguments.label.clone(), Role::Engine), 1);
                 Status::change(&arguments.status, Status::Starting);
                 let (myself, name) = (myself.clone(), name.to_owned());
                 tokio::spawn(async move {
@@ -409,6 +418,8 @@ impl RuntimeState {
     fn budget_died(&mut self, myself: &ActorRef<RuntimeMessage>, reason: &str) -> Result<(), ActorProcessingErr> {
         match self.budget_restarts.died(0, self.born.elapsed()) {
             Decision::Restart { after, .. } => {
+                metric::RESTARTS_TOTAL.add(&(no_model(), Role::Budget), 1);
+                metric::ACTOR_UP.set(&(no_model(), Role::Budget), false);
                 myself.send_after(after, || RuntimeMessage::RespawnBudget);
                 Ok(())
             }

@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     engine::{EngineArguments, Shelf, Status},
+    metric::{self, DeviceLabel},
     supervise::Decision,
 };
 
@@ -52,7 +53,7 @@ impl RuntimeState {
         if std::mem::replace(&mut self.is_lost, true) {
             return;
         }
-        metrics::counter!("bursar_device_losses").increment(1);
+        metric::DEVICE_LOSSES_TOTAL.add(&DeviceLabel::of(self.shown.device.borrow().as_ref()), 1);
         let reason: Arc<str> = error.to_string().into();
         // First of all: a request that hears of its actors' end must not take it for an ordinary death.
         self.shown.losses.send_modify(|losses| *losses = Losses { count: losses.count + 1, reason });
