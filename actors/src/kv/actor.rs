@@ -52,25 +52,39 @@ impl Actor for KvActor {
             KvMessage::Allot { demands, reply } => reply.answer(state.core.allot(&demands)),
             KvMessage::Name(filled) => filled.iter().for_each(|filled| state.core.name(filled)),
             KvMessage::Release(sequences) => sequences.into_iter().for_each(|id| state.core.release(id)),
-            KvMessage::Shrink { to, reply } => reply.answer(state.core.shrink(to)),
-            KvMessage::Grow(to) => state.core.grow(to),
+            KvMessage::Shrink { to, reply } => {
+                let holders = state.core.shrink(to);
+                state.show_pool();
+                reply.answer(holders);
+            }
+            KvMessage::Grow(to) => {
+                state.core.grow(to);
+                state.show_pool();
+            }
             KvMessage::Usage(reply) => reply.answer(state.core.usage()),
-            KvMessage::Show => drop(myself.send_after(metric::SHOWN_EVERY, || KvMessage::Show)),
+            KvMessage::Show => {
+                state.show_pool();
+                myself.send_after(metric::SHOWN_EVERY, || KvMessage::Show);
+            }
             KvMessage::Drill(drill) => return Err(drill.strike().into()),
         }
-        state.show();
+        state.show_use();
         Ok(())
     }
 }
 
 impl KvState {
-    fn show(&self) {
-        let (KvUse { blocks, held, cached }, model) = (self.core.usage(), &self.model);
-        metric::KV_BLOCKS.set(model, blocks);
+    /// What changes with every step.
+    fn show_use(&self) {
+        let (KvUse { held, cached, .. }, model) = (self.core.usage(), &self.model);
         metric::KV_BLOCKS_USED.set(model, held);
         metric::KV_BLOCKS_CACHED.set(model, cached);
-        metric::KV_BLOCKS_SWAPPED.set(model, 0);
-        metric::KV_BLOCK_TOKENS.set(model, BLOCK_TOKENS);
         metric::PREFIX_CACHE_BYTES.set(model, self.block_bytes * cached as u64);
+    }
+
+    fn show_pool(&self) {
+        metric::KV_BLOCKS.set(&self.model, self.core.blocks());
+        metric::KV_BLOCKS_SWAPPED.set(&self.model, 0);
+        metric::KV_BLOCK_TOKENS.set(&self.model, BLOCK_TOKENS);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use bursar_budgets::{Account, Bytes, Class, DeviceMemory, Memory, Refusal};
+use bursar_budgets::{Bytes, Class, DeviceMemory, Label, Memory, Refusal};
 
 use super::BudgetState;
 use crate::{
@@ -13,16 +13,31 @@ use crate::{
 /// What the gauges of the ledger were set to last: it is looked at behind every message, and set when it changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shown {
-    device: Account,
-    host: Account,
+    overhead: Bytes,
+    foreign: Bytes,
+    owed: Bytes,
+    deficit: Bytes,
+    canary: Bytes,
+    canary_wanted: Bytes,
+    host_total: Bytes,
+    host_leased: Bytes,
     waiting: usize,
 }
 
 impl BudgetState {
     fn to_show(&self) -> Shown {
-        let account = |memory| *self.ledger.account(memory);
-        let waiting = self.ledger.waiting_for(Memory::Device) + self.ledger.waiting_for(Memory::Host);
-        Shown { device: account(Memory::Device), host: account(Memory::Host), waiting }
+        let (device, host) = (self.ledger.account(Memory::Device), self.ledger.account(Memory::Host));
+        Shown {
+            overhead: device.overhead,
+            foreign: device.foreign,
+            owed: device.owed(),
+            deficit: device.deficit(),
+            canary: device.canary,
+            canary_wanted: device.canary_wanted,
+            host_total: host.total,
+            host_leased: host.granted,
+            waiting: self.ledger.waiting_for(Memory::Device) + self.ledger.waiting_for(Memory::Host),
+        }
     }
 
     /// Shows what has changed since.
@@ -58,21 +73,21 @@ impl BudgetState {
         }
     }
 
-    fn show_ledger(&self, Shown { device: account, host, waiting }: Shown) {
+    fn show_ledger(&self, shown: Shown) {
         let device = &self.name;
-        metric::OVERHEAD_BYTES.set(device, account.overhead);
-        metric::FOREIGN_BYTES.set(device, account.foreign);
+        metric::OVERHEAD_BYTES.set(device, shown.overhead);
+        metric::FOREIGN_BYTES.set(device, shown.foreign);
         // What neighbours have taken of the canary, and nobody could give up for it yet: the alarm if it stays.
-        metric::OWED_BYTES.set(device, account.owed());
-        metric::DEFICIT_BYTES.set(device, account.deficit());
-        metric::CANARY_BYTES.set(device, account.canary);
-        metric::CANARY_WANTED_BYTES.set(device, account.canary_wanted);
-        metric::HOST_TOTAL_BYTES.set(device, host.total);
-        metric::HOST_LEASED_BYTES.set(device, host.granted);
-        metric::LEASES_WAITING.set(device, waiting);
+        metric::OWED_BYTES.set(device, shown.owed);
+        metric::DEFICIT_BYTES.set(device, shown.deficit);
+        metric::CANARY_BYTES.set(device, shown.canary);
+        metric::CANARY_WANTED_BYTES.set(device, shown.canary_wanted);
+        metric::HOST_TOTAL_BYTES.set(device, shown.host_total);
+        metric::HOST_LEASED_BYTES.set(device, shown.host_leased);
+        metric::LEASES_WAITING.set(device, shown.waiting);
     }
 
-    fn labels(&self, (model, class): &Line) -> (metric::DeviceLabel, bursar_budgets::Label, Class) {
+    fn labels(&self, (model, class): &Line) -> (metric::DeviceLabel, Label, Class) {
         (self.name.clone(), model.clone(), class.clone())
     }
 
