@@ -52,6 +52,7 @@
 
 #![deny(missing_docs)]
 
+pub use bursar_actors::metric;
 #[cfg(feature = "prometheus")]
 pub use bursar_actors::metric::{MetricsAddress, MetricsServer, NoAddress, ServeMetricsError};
 pub use bursar_actors::{
@@ -61,7 +62,7 @@ pub use bursar_actors::{
         Usage, Video,
     },
     engine::{Limits, LoadOptions, Progress, Serving, StartError},
-    knobs, metric,
+    knobs,
     profile::{
         AttemptReport, Evidence, FaultError, Faults, Forecast, Notice, Outcome, Phase, ProfileError, ProfileRecord,
     },
