@@ -3,14 +3,18 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use bursar_budgets::{
-    Bytes, Device, Effect, Gate, GateError, Holding, Input, Label, Lease, LeaseId, Ledger, LedgerConfig, Memory, Owner,
-    Refusal, RequestId, Resized, Snapshot,
+    Bytes, Class, Device, Effect, Gate, GateError, Holding, Input, Label, Lease, LeaseId, Ledger, LedgerConfig, Memory,
+    Owner, Refusal, RequestId, Resized, Snapshot,
 };
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::time::Instant;
 
 use super::{BudgetMessage, Desk, Order, Regrowth, WatchOptions, desk::Note};
-use crate::{reply::Reply, runtime::RuntimeMessage};
+use crate::{
+    event::{Event, Leased},
+    reply::Reply,
+    runtime::RuntimeMessage,
+};
 
 mod look;
 
@@ -54,15 +58,15 @@ pub struct BudgetState {
 }
 
 enum Asked {
-    Lease(Reply<Result<Lease, Refusal>>),
-    Resize(Reply<Result<Resized, Refusal>>),
+    Lease { class: Class, model: Label, bytes: Bytes, reply: Reply<Result<Lease, Refusal>> },
+    Resize { lease: LeaseId, to: Bytes, reply: Reply<Result<Resized, Refusal>> },
 }
 
 impl Asked {
     fn refuse(self, reason: Refusal) {
         match self {
-            Asked::Lease(reply) => reply.answer(Err(reason)),
-            Asked::Resize(reply) => reply.answer(Err(reason)),
+            Asked::Lease { reply, .. } => reply.answer(Err(reason)),
+            Asked::Resize { reply, .. } => reply.answer(Err(reason)),
         }
     }
 }
@@ -114,11 +118,12 @@ impl Actor for BudgetActor {
         state.look_at_overhead();
         match message {
             BudgetMessage::Ask { id, request, wait, reply } => {
-                state.asked.insert(id, Asked::Lease(reply));
+                let (class, model, bytes) = (request.class.clone(), request.model.clone(), request.bytes);
+                state.asked.insert(id, Asked::Lease { class, model, bytes, reply });
                 state.step(Input::Ask { id, request, wait });
             }
             BudgetMessage::Resize { id, lease, to, wait, reply } => {
-                state.asked.insert(id, Asked::Resize(reply));
+                state.asked.insert(id, Asked::Resize { lease, to, reply });
                 // Whoever shrinks a lease has shrunk its segment first, behind the fence of its last use.
                 state.step(Input::Resize { id, lease, to, wait, passed: true });
             }
@@ -306,12 +311,13 @@ impl BudgetState {
                     }
                 }
                 self.desk.leases().insert(lease.id(), lease.holding());
+                self.tell_of_lease(grant.holding(), Event::LeaseGranted);
                 if lease.class().is_elastic() {
                     // Until its owner obeys orders, nothing of it is counted on.
                     self.step(Input::Floor { lease: lease.id(), to: Bytes::MAX });
                 }
                 match self.asked.remove(&grant.request()) {
-                    Some(Asked::Lease(reply)) => reply.answer(Ok(lease)),
+                    Some(Asked::Lease { reply, .. }) => reply.answer(Ok(lease)),
                     // Nobody waits for it any more: dropping it posts its release.
                     _ => drop(lease),
                 }
@@ -319,17 +325,29 @@ impl BudgetState {
             Effect::Resized(resized) => {
                 if let Some(mut entry) = self.desk.leases().get_mut(&resized.lease()) {
                     entry.bytes = resized.to();
+                    let (from, to) = (resized.from(), resized.to());
+                    self.tell_of_lease(&entry, |Leased { lease, model, class, .. }| Event::LeaseResized {
+                        lease,
+                        model,
+                        class,
+                        from,
+                        to,
+                    });
                 }
-                if let Some(Asked::Resize(reply)) = self.asked.remove(&resized.request()) {
+                if let Some(Asked::Resize { reply, .. }) = self.asked.remove(&resized.request()) {
                     reply.answer(Ok(resized));
                 }
             }
             Effect::Refused(refused) => {
                 if let Some(asked) = self.asked.remove(&refused.request) {
+                    self.tell_of_refusal(&asked, &refused.reason);
                     asked.refuse(refused.reason);
                 }
             }
             Effect::Revoking { lease } => {
+                if let Some(entry) = self.desk.leases().get(&lease) {
+                    self.tell_of_lease(&entry, Event::LeaseRevoked);
+                }
                 let mut books = self.desk.books();
                 books.ending.insert(lease);
                 books.watch.revoke(lease, self.device.fence_here());
@@ -340,21 +358,46 @@ impl BudgetState {
             Effect::DeficitOver => metrics::gauge!("bursar_deficit_bytes").set(0.0),
             Effect::GateMoved { model, to } => drop(self.desk.books().gates.insert(model, to)),
             Effect::GiveUp { lease, to, .. } => self.order(lease, Order::GiveUp { to }),
-            Effect::CanaryGiven { .. } => {
+            Effect::CanaryGiven { bytes } => {
+                self.desk.events().tell(Event::CanaryGiven { bytes });
                 metrics::counter!("bursar_canary_given_total").increment(1);
                 self.show_canary();
             }
-            Effect::CanaryTaken { .. } => self.show_canary(),
+            Effect::CanaryTaken { bytes } => {
+                self.desk.events().tell(Event::CanaryTaken { bytes });
+                self.show_canary();
+            }
             Effect::Waiting { .. } | Effect::GateStuck(_) => {}
         }
     }
 
     fn forget(&mut self, lease: LeaseId) {
-        self.desk.leases().remove(&lease);
+        if let Some((_, holding)) = self.desk.leases().remove(&lease) {
+            self.tell_of_lease(&holding, Event::LeaseFreed);
+        }
         let mut books = self.desk.books();
         books.ending.remove(&lease);
         books.meters.remove(&lease);
         books.elastic.remove(&lease);
+    }
+
+    /// Host memory is leased for each picture: nobody wants to hear of that.
+    fn tell_of_lease(&self, holding: &Holding, event: impl Fn(Leased) -> Event) {
+        if holding.class.memory() == Memory::Device {
+            self.desk.events().tell(event(holding.into()));
+        }
+    }
+
+    fn tell_of_refusal(&self, asked: &Asked, reason: &Refusal) {
+        let (model, class, bytes) = match asked {
+            Asked::Lease { class, model, bytes, .. } => (model.clone(), class.clone(), *bytes),
+            Asked::Resize { lease, to, .. } => match self.ledger.holding(*lease) {
+                Some(holding) => (holding.model.clone(), holding.class.clone(), *to),
+                // It is gone, and nothing was refused that anybody wants.
+                None => return,
+            },
+        };
+        self.desk.events().tell(Event::LeaseRefused { model, class, bytes, reason: reason.clone() });
     }
 
     fn answer_cleared(&mut self, owner: &Owner) {

@@ -6,6 +6,7 @@ use std::sync::{
 };
 
 use tokio::sync::{mpsc, watch};
+use tracing::{Instrument, info_span};
 
 use super::{
     Chat, ChatError, Reply,
@@ -110,8 +111,12 @@ impl ModelHandle {
         let drivers = prepared.into_iter().zip(Part::of(samples)).zip(credits.into_iter().zip(losses));
         let replies = drivers.map(|((preparation, part), (credit, loss))| {
             let (events, reply) = mpsc::channel(EVENTS_AHEAD);
+            let request = self.next_sequence();
+            let tokens = preparation.prompt.tokens.len();
+            let span =
+                info_span!("request", id = request.0, prompt_tokens = tokens, files = preparation.pictures.len());
             let driver = Driver::new(self.clone(), &kit, preparation, (part, group), events);
-            tokio::spawn(driver.run(deadline, credit, loss));
+            tokio::spawn(driver.run(deadline, credit, loss).instrument(span));
             Reply::new(reply)
         });
         Ok(replies.collect())

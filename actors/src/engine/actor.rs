@@ -100,11 +100,13 @@ struct Children {
     scheduler: Option<ActorRef<SchedulerMessage>>,
 }
 
-const CHILDREN: usize = 3;
 const KV: usize = 1;
 
+/// The names of those that serve, by place.
+const CHILDREN: [&str; 3] = ["vision", "kv", "scheduler"];
+
 impl Children {
-    fn cells(&self) -> [Option<ActorCell>; CHILDREN] {
+    fn cells(&self) -> [Option<ActorCell>; CHILDREN.len()] {
         [
             self.vision.as_ref().map(ActorRef::get_cell),
             self.kv.as_ref().map(ActorRef::get_cell),
@@ -140,7 +142,7 @@ impl Actor for EngineActor {
     ) -> Result<EngineState, ActorProcessingErr> {
         myself.send_message(EngineMessage::Begin)?;
         Ok(EngineState {
-            restarts: RestartLog::new(Policy::RestForOne, arguments.options.intensity, CHILDREN),
+            restarts: RestartLog::new(Policy::RestForOne, arguments.options.intensity, CHILDREN.len()),
             attempts: Attempts::new(arguments.options.kv().is_pinned()),
             arguments,
             errand: None,
@@ -315,7 +317,7 @@ impl EngineState {
     }
 
     fn fail(&self, myself: &ActorRef<EngineMessage>, error: StartError) {
-        Status::change(&self.arguments.status, Status::Failed(Arc::new(error)));
+        self.arguments.show(Status::Failed(Arc::new(error)));
         myself.stop(None);
     }
 
@@ -361,6 +363,7 @@ impl EngineState {
             vision: self.children.vision.clone(),
             kv,
             scheduler,
+            kv_tokens: limits.kv_tokens,
             kit,
             is_warm: records.is_some_and(|records| records.warm().is_some()),
             record: Arc::new(profiled.record.clone()),
@@ -370,7 +373,7 @@ impl EngineState {
 
     /// Tells the requests that wait. Whoever waits for the start goes on from here, so all else is told before.
     fn let_in(&mut self, myself: &ActorRef<EngineMessage>, serving: Serving) {
-        Status::change(&self.arguments.status, Status::Ready(serving));
+        self.arguments.show(Status::Ready(serving));
         if let Some(elastic) = &mut self.elastic {
             elastic.serving(myself, self.children.scheduler.as_ref());
         }
@@ -446,10 +449,11 @@ impl EngineState {
         reason: &str,
     ) -> Result<(), ActorProcessingErr> {
         self.check_device()?;
-        Status::change(&self.arguments.status, Status::Starting);
+        self.arguments.show(Status::Starting);
         metrics::counter!("bursar_restarts", "model" => self.arguments.label.to_string()).increment(1);
         match self.restarts.died(place.min(KV), self.born.elapsed()) {
             Decision::Restart { children, after } => {
+                self.arguments.tell_of_restart(CHILDREN[place], reason);
                 for child in self.children.take_from(children.start) {
                     // The dead one answers at once; the others are stopped before a successor starts.
                     drop(child.kill_and_wait(None).await);
@@ -466,7 +470,7 @@ impl EngineState {
             }
             Decision::GiveUp { restarts, within } => {
                 let reason = format!("{restarts} restarts within {} s, the last after: {reason}", within.as_secs());
-                Status::change(&self.arguments.status, Status::Stopped { reason: reason.as_str().into() });
+                self.arguments.show(Status::Stopped { reason: reason.as_str().into() });
                 myself.stop(Some(reason));
             }
         }

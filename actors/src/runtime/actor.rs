@@ -16,6 +16,7 @@ use crate::{
     chat::{ChatError, ModelHandle},
     credit::Credits,
     engine::{EngineActor, EngineArguments, LoadOptions, Shelf, StartError, Status},
+    event::Event,
     reply::Reply,
     supervise::{Decision, Intensity, Policy, RestartLog, end_of},
 };
@@ -336,7 +337,8 @@ impl RuntimeState {
         let (load, arguments) = (engine.load, engine.arguments.clone());
         match engine.restarts.died(0, now) {
             Decision::Restart { after, .. } => {
-                Status::change(&arguments.status, Status::Starting);
+                arguments.show(Status::Starting);
+                arguments.tell_of_restart("engine", reason);
                 let (myself, name) = (myself.clone(), name.to_owned());
                 tokio::spawn(async move {
                     bring_home(&arguments).await;
@@ -400,7 +402,7 @@ impl RuntimeState {
             // Its children die with it.
             drop(cell.kill_and_wait(None).await);
             // An engine that has said why it ended knows better.
-            Status::change(&arguments.status, Status::Stopped { reason });
+            arguments.show(Status::Stopped { reason });
             bring_all_home(&arguments).await;
             drop(myself.send_message(RuntimeMessage::Ended { name, load }));
         });
@@ -409,13 +411,15 @@ impl RuntimeState {
     fn budget_died(&mut self, myself: &ActorRef<RuntimeMessage>, reason: &str) -> Result<(), ActorProcessingErr> {
         match self.budget_restarts.died(0, self.born.elapsed()) {
             Decision::Restart { after, .. } => {
+                let reason = reason.to_owned();
+                self.desk.0.events().tell(Event::Restart { model: None, actor: "budget", reason });
                 myself.send_after(after, || RuntimeMessage::RespawnBudget);
                 Ok(())
             }
             Decision::GiveUp { restarts, .. } => {
                 let reason = format!("the budget was restarted {restarts} times, the last after: {reason}");
                 for engine in self.engines.values() {
-                    Status::change(&engine.arguments.status, Status::Stopped { reason: reason.as_str().into() });
+                    engine.arguments.show(Status::Stopped { reason: reason.as_str().into() });
                 }
                 Err(reason.into())
             }

@@ -11,6 +11,7 @@ use crate::{
         EngineMessage, Progress, Records, StartError, Status, WhichLane,
         start::{LoadError, LoadFailed, Outlook, Planned},
     },
+    event::Event,
     lane::{Job, Lane, LaneError, RefusalSink},
     profile::{
         Attempt, AttemptReport, Course, Evidence, Faults, Outcome, Passed, Phase, ProfileActor, ProfileArguments,
@@ -129,6 +130,7 @@ impl EngineState {
             self.work_out_advice(myself, error);
             return Ok(());
         };
+        self.arguments.tell_of_restart("profile", &said);
         if wait.is_zero() {
             // A smaller target is another matter: there is nothing to wait for.
             return self.next_attempt(myself).await;
@@ -146,6 +148,7 @@ impl EngineState {
         let report = self.attempts.report(target, phase.unwrap_or(Phase::Load), outcome);
         if let Outcome::Refused { evidence } = &report.outcome {
             let (model, phase) = (self.arguments.label.to_string(), evidence.phase.name());
+            self.arguments.budget.tell(Event::Oom { model: self.arguments.label.clone(), phase });
             metrics::counter!("bursar_oom_total", "model" => model, "phase" => phase).increment(1);
         }
         // One that was ready and is refused memory while it serves is the same attempt.
@@ -223,7 +226,7 @@ impl EngineState {
         error: LaneError,
     ) -> Result<(), ActorProcessingErr> {
         self.check_device()?;
-        Status::change(&self.arguments.status, Status::Starting);
+        self.arguments.show(Status::Starting);
         // A restart that is waited for is part of this one.
         self.restarting = None;
         for child in self.children.take_from(0) {
