@@ -151,6 +151,14 @@ fn rule_12_decisions_have_no_clock_no_device_and_no_actor_inside() {
 }
 
 #[test]
+fn metrics_are_recorded_through_their_table() {
+    let words = ["use metrics::", "metrics::with_", "gauge!(", "counter!(", "histogram!("];
+    for folder in ["budgets/src", "kernels/src", "model/src", "actors/src", "src"] {
+        assert_none(offenders(folder, &words, &["actors/src/metric/"]), "one table has all metrics");
+    }
+}
+
+#[test]
 fn every_file_says_what_it_is_and_stays_readable() {
     for folder in ["budgets", "kernels", "model", "actors", "src", "tests", "examples", "benches"] {
         for (name, text) in sources(folder) {

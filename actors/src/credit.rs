@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
+use bursar_budgets::Label;
 use tokio::sync::watch;
+
+use crate::metric;
 
 /// A fixed number of credits. Full is an answer, never a wait.
 #[derive(Clone, Debug)]
@@ -15,6 +18,15 @@ pub struct Credits {
 struct Counts {
     taken: usize,
     closed: bool,
+    /// Whose requests they are, if they are requests: then they are shown.
+    model: Option<Label>,
+}
+
+impl Counts {
+    /// Whoever changes a count shows it before another does.
+    fn show(&self) {
+        self.model.iter().for_each(|model| metric::REQUESTS_ACTIVE.set(model, self.taken));
+    }
 }
 
 /// One credit, given back on drop.
@@ -36,6 +48,19 @@ impl Credits {
         Credits { counts: Arc::default(), limit }
     }
 
+    /// `limit` credits, one a request to this model: how many are taken is shown as a gauge.
+    pub fn of_requests(limit: usize, model: Label) -> Self {
+        Credits { counts: Arc::new(watch::Sender::new(Counts { model: Some(model), ..Counts::default() })), limit }
+    }
+
+    /// Sets the gauge again, for a recorder that has come since.
+    pub fn show(&self) {
+        self.counts.send_if_modified(|counts| {
+            counts.show();
+            false
+        });
+    }
+
     /// Takes so many, or none: whoever held some and waited for the rest would keep others out.
     ///
     /// # Errors
@@ -51,6 +76,7 @@ impl Credits {
                     Ok(())
                 }
             };
+            counts.show();
             outcome.is_ok()
         });
         outcome.map(|()| (0..count).map(|_| Credit(self.counts.clone())).collect())
@@ -81,7 +107,10 @@ impl Credits {
 
 impl Drop for Credit {
     fn drop(&mut self) {
-        self.0.send_modify(|counts| counts.taken -= 1);
+        self.0.send_modify(|counts| {
+            counts.taken -= 1;
+            counts.show();
+        });
     }
 }
 

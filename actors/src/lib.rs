@@ -17,6 +17,7 @@ pub mod knobs;
 pub mod kv;
 pub mod lane;
 pub mod memory;
+pub mod metric;
 pub mod profile;
 pub mod reply;
 pub mod runtime;

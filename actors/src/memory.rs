@@ -15,7 +15,7 @@ use bursar_model::{
     sampling::{Desk, DeskShape},
 };
 
-use crate::graph::GraphShape;
+use crate::graph::{Captured, GraphShape};
 
 /// Everything but the weights.
 ///
@@ -102,6 +102,8 @@ pub struct GraphInputs {
     shape: GraphShape,
     /// The driver holds as much for the graphs, at no address of ours.
     paid: OnceLock<Lease>,
+    /// How many sizes the lane that lives has captured.
+    captured: Arc<Captured>,
 }
 
 impl GraphInputs {
@@ -112,7 +114,7 @@ impl GraphInputs {
     pub fn over(segment: Segment, shape: GraphShape) -> Self {
         let bytes = DType::U32.bytes(shape.layout(shape.sequences).words());
         assert!(bytes <= segment.backed(), "inputs of {bytes} in {}", segment.backed());
-        GraphInputs { segment, shape, paid: OnceLock::new() }
+        GraphInputs { segment, shape, paid: OnceLock::new(), captured: Arc::default() }
     }
 
     /// What the layouts follow from.
@@ -134,6 +136,11 @@ impl GraphInputs {
         drop(self.paid.set(lease));
     }
 
+    /// How many sizes are captured.
+    pub fn captured(&self) -> &Arc<Captured> {
+        &self.captured
+    }
+
     /// What is leased for the graphs, once they are captured.
     pub fn paid(&self) -> Bytes {
         self.paid.get().map_or(Bytes::ZERO, Lease::bytes)
@@ -153,6 +160,11 @@ impl VisionCache {
     pub fn over(segment: Segment, hidden: usize, dtype: DType) -> Self {
         let rows = (segment.backed().0 / dtype.bytes(hidden).0) as usize;
         VisionCache { segment, rows, hidden, dtype }
+    }
+
+    /// One embedding.
+    pub fn row_bytes(&self) -> Bytes {
+        self.dtype.bytes(self.hidden)
     }
 
     /// How many embeddings fit.

@@ -42,6 +42,27 @@ pub enum Role {
     Budget,
 }
 
+impl Role {
+    /// The actors of each model; one without pictures has no vision.
+    pub const OF_A_MODEL: [Role; 5] = [Role::Engine, Role::Profile, Role::Vision, Role::Kv, Role::Scheduler];
+
+    /// Its name in metrics and events.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Role::User => "user",
+            Role::Chat => "chat",
+            Role::Runtime => "runtime",
+            Role::Engine => "engine",
+            Role::Profile => "profile",
+            Role::Vision => "vision",
+            Role::Kv => "kv",
+            Role::Scheduler => "scheduler",
+            Role::Lane => "lane",
+            Role::Budget => "budget",
+        }
+    }
+}
+
 /// A question that may be asked: it is answered once, also on error and shutdown, within its deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Question {

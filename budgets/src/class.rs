@@ -64,6 +64,27 @@ impl Class {
         }
     }
 
+    /// The class as one word, whoever the tenant is: there are nine, whatever tenants call themselves.
+    ///
+    /// ```
+    /// use bursar_budgets::Class;
+    /// assert_eq!(Class::StepWorkspace.kind(), "step_workspace");
+    /// assert_eq!(Class::tenant("my-index").kind(), "tenant");
+    /// ```
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Class::Weights => "weights",
+            Class::Kv => "kv",
+            Class::StepWorkspace => "step_workspace",
+            Class::VisionWorkspace => "vision_workspace",
+            Class::VisionCache => "vision_cache",
+            Class::Graphs => "graphs",
+            Class::Canary => "canary",
+            Class::Host => "host",
+            Class::Tenant(_) => "tenant",
+        }
+    }
+
     /// Which memory pays for this class.
     pub fn memory(&self) -> Memory {
         match self {

@@ -38,6 +38,13 @@ impl From<&Label> for Label {
     }
 }
 
+impl From<&Label> for Arc<str> {
+    /// The same text, not copied.
+    fn from(label: &Label) -> Self {
+        label.0.clone()
+    }
+}
+
 impl Borrow<str> for Label {
     fn borrow(&self) -> &str {
         &self.0

@@ -1,50 +1,73 @@
-//! Who hears every metric of this process: names, labels, and the most that a gauge has shown.
+//! Who hears every metric of this process: names, labels, the most that a gauge has shown, what counters have come to.
 
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, OnceLock},
 };
 
-use metrics::{Counter, CounterFn, Gauge, GaugeFn, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
+use metrics::{
+    Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString, Unit,
+};
 
-/// Each metric that was touched, as `name{label=value,...}`, and the largest value it had.
+/// Each metric that was touched, as `name{label=value,...}`.
 #[derive(Clone, Default)]
-pub struct Ears(Arc<Mutex<BTreeMap<String, f64>>>);
+pub struct Ears(Arc<Mutex<BTreeMap<String, Heard>>>);
 
-struct Heard {
+/// What was heard of one metric.
+#[derive(Clone, Copy, Debug)]
+pub struct Heard {
+    /// As `# TYPE` lines write it.
+    pub kind: &'static str,
+    /// A gauge's largest value, a counter's sum, a histogram's count.
+    pub most: f64,
+    /// A gauge's value now; of the others the same.
+    pub now: f64,
+}
+
+struct Ear {
     name: String,
+    kind: &'static str,
     ears: Ears,
 }
 
-impl Heard {
-    fn note(&self, value: f64) {
+impl Ear {
+    /// The value that there is becomes this one.
+    fn note(&self, change: impl FnOnce(f64) -> f64) {
         let mut all = self.ears.0.lock().expect("nobody panics while listening");
-        let most = all.entry(self.name.clone()).or_insert(f64::MIN);
-        *most = most.max(value);
+        let heard = all.entry(self.name.clone()).or_insert(Heard { kind: self.kind, most: f64::MIN, now: 0.0 });
+        heard.now = change(heard.now);
+        heard.most = heard.most.max(heard.now);
     }
 }
 
-impl CounterFn for Heard {
+impl CounterFn for Ear {
     fn increment(&self, value: u64) {
-        self.note(value as f64);
+        self.note(|sum| sum + value as f64);
     }
 
     fn absolute(&self, value: u64) {
-        self.note(value as f64);
+        self.note(|_| value as f64);
     }
 }
 
-impl GaugeFn for Heard {
-    fn increment(&self, value: f64) {
-        self.note(value);
+impl GaugeFn for Ear {
+    fn increment(&self, _: f64) {
+        unreachable!("gauges are set: one that was added to would begin wrong at a recorder that came late");
     }
 
-    fn decrement(&self, value: f64) {
-        self.note(value);
+    fn decrement(&self, _: f64) {
+        unreachable!("as above");
     }
 
     fn set(&self, value: f64) {
-        self.note(value);
+        self.note(|_| value);
+    }
+}
+
+impl HistogramFn for Ear {
+    fn record(&self, value: f64) {
+        assert!(value >= 0.0, "{} took {value} s", self.name);
+        self.note(|count| count + 1.0);
     }
 }
 
@@ -54,16 +77,15 @@ impl Recorder for Ears {
     fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
 
     fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
-        Counter::from_arc(Arc::new(self.of(key)))
+        Counter::from_arc(Arc::new(self.ear(key, "counter")))
     }
 
     fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
-        Gauge::from_arc(Arc::new(self.of(key)))
+        Gauge::from_arc(Arc::new(self.ear(key, "gauge")))
     }
 
     fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
-        self.of(key).note(0.0);
-        Histogram::noop()
+        Histogram::from_arc(Arc::new(self.ear(key, "histogram")))
     }
 }
 
@@ -79,18 +101,28 @@ impl Ears {
         EARS.get_or_init(open).clone()
     }
 
-    fn of(&self, key: &Key) -> Heard {
+    fn ear(&self, key: &Key, kind: &'static str) -> Ear {
         let labels: Vec<_> = key.labels().map(|label| format!("{}={}", label.key(), label.value())).collect();
-        Heard { name: format!("{}{{{}}}", key.name(), labels.join(",")), ears: self.clone() }
+        Ear { name: format!("{}{{{}}}", key.name(), labels.join(",")), kind, ears: self.clone() }
     }
 
     /// All metrics heard so far, with their labels.
     pub fn names(&self) -> Vec<String> {
-        self.0.lock().expect("nobody panics while listening").keys().cloned().collect()
+        self.all().into_keys().collect()
     }
 
-    /// The most that a metric has shown.
+    /// All that was heard so far.
+    pub fn all(&self) -> BTreeMap<String, Heard> {
+        self.0.lock().expect("nobody panics while listening").clone()
+    }
+
+    /// The most that a gauge has shown, or what a counter has come to.
     pub fn most(&self, name: &str) -> Option<f64> {
-        self.0.lock().expect("nobody panics while listening").get(name).copied()
+        self.all().get(name).map(|heard| heard.most)
+    }
+
+    /// What a gauge shows now, or what a counter or a histogram has come to; nothing is 0.
+    pub fn now(&self, name: &str) -> f64 {
+        self.all().get(name).map_or(0.0, |heard| heard.now)
     }
 }

@@ -18,6 +18,7 @@ use crate::ears::Ears;
 use crate::stage::{about, answer, demo, device_of, eventually, small, small_envelope, story, text};
 
 mod deaths;
+mod recorded;
 mod refused;
 mod told;
 
@@ -237,7 +238,7 @@ fn one_that_takes_all_there_is_leaves_the_floor_and_requests_come_to_their_end()
         let ledger = card.runtime.budget().measure().await.expect("the budget answers");
         assert!(ledger.canary.is_zero() && ledger.free.is_zero(), "the alarm is on: {ledger}");
         assert_eq!(ledger.granted, card.device.counts().backed, "{ledger}");
-        let preempted = ears.most("bursar_preempted_by_shrinks{model=floor}");
+        let preempted = ears.most("bursar_preemptions_total{model=floor,reason=shrink}");
         assert!(preempted.is_some_and(|most| most > 0.0), "sequences lay in what went: {preempted:?}");
         crowd.goes_on().await;
         // One after the other, each has room.
@@ -369,13 +370,13 @@ fn drift_is_nothing_and_what_nobody_counts_shows_as_drift() {
             card.quiet().await;
             card.device.foreign_gives_back(Bytes::mib(5));
             card.regained().await;
-            eventually("it was looked at", async || ears.most("bursar_drift_bytes{}").is_some()).await;
-            assert_eq!(ears.most("bursar_drift_bytes{}"), Some(0.0), "no byte is ours and in no lease");
-            assert!(ears.most("bursar_foreign_bytes{}") >= Some(Bytes::mib(5).0 as f64));
-            assert_eq!(ears.most("bursar_device_total_bytes{}"), Some(Bytes::mib(24).0 as f64));
-            assert_eq!(ears.most("bursar_canary_bytes{}"), Some(card.before.canary.0 as f64));
+            eventually("it was looked at", async || ears.most("bursar_drift_bytes{device=host}").is_some()).await;
+            assert_eq!(ears.most("bursar_drift_bytes{device=host}"), Some(0.0), "no byte is ours and in no lease");
+            assert!(ears.most("bursar_foreign_bytes{device=host}") >= Some(Bytes::mib(5).0 as f64));
+            assert_eq!(ears.most("bursar_device_total_bytes{device=host}"), Some(Bytes::mib(24).0 as f64));
+            assert_eq!(ears.most("bursar_canary_bytes{device=host}"), Some(card.before.canary.0 as f64));
             let bytes = card.device.drifts(Bytes::kib(100));
-            eventually("it shows", async || ears.most("bursar_drift_bytes{}") == Some(bytes.0 as f64)).await;
+            eventually("it shows", async || ears.most("bursar_drift_bytes{device=host}") == Some(bytes.0 as f64)).await;
             let ledger = card.runtime.budget().measure().await.expect("the budget answers");
             assert_eq!(ledger.foreign, bytes, "for rule 1 it is foreign: {ledger}");
             card.runtime.shutdown().await;

@@ -212,10 +212,10 @@ fn the_picture_of_an_earlier_turn_is_not_decoded_again_while_it_is_in_the_cache(
         let name = Some("turns".to_owned());
         let stage = Stage::set(LoadOptions { name, ..small() }).await;
         let before = stage.snapshot().await;
-        let recalled = || ears.most("bursar_vision_cache_recalled{model=turns}");
+        let recalled = || ears.most("bursar_encoder_cache_hits_total{model=turns}");
         let first = about(1).image(picture(2));
         let said = answer(&stage.model, first.clone()).await;
-        assert_eq!(recalled(), None);
+        assert_eq!(recalled(), Some(0.0));
         let second = first.assistant(&said).user("And how many are there?");
         let whole = ask(&stage.model, second.clone()).await.expect("it answers");
         assert_eq!(recalled(), Some(2.0), "both at once");

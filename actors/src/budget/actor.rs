@@ -9,14 +9,16 @@ use bursar_budgets::{
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::time::Instant;
 
-use super::{BudgetMessage, Desk, Order, Regrowth, WatchOptions, desk::Note};
+use super::{BudgetMessage, Desk, Order, Regrowth, WatchOptions, desk::Note, tally};
 use crate::{
     event::{Event, Leased},
+    metric::{self, DeviceLabel},
     reply::Reply,
     runtime::RuntimeMessage,
 };
 
 mod look;
+mod show;
 
 /// How often fences are looked at while a lease waits for one.
 const FENCE_POLL: Duration = Duration::from_micros(500);
@@ -55,19 +57,27 @@ pub struct BudgetState {
     /// When the canary was last owed, as far as looks have seen.
     pressed: Option<Instant>,
     born: Instant,
+    /// The device's, for metrics.
+    name: DeviceLabel,
+    shown: Option<show::Shown>,
 }
 
-enum Asked {
-    Lease { class: Class, model: Label, bytes: Bytes, reply: Reply<Result<Lease, Refusal>> },
-    Resize { lease: LeaseId, to: Bytes, reply: Reply<Result<Resized, Refusal>> },
+/// A question that has no answer yet.
+struct Asked {
+    /// Of which model, what for, and how much; none of a lease that is gone.
+    what: Option<(Label, Class, Bytes)>,
+    since: Instant,
+    asker: Asker,
+}
+
+enum Asker {
+    Lease(Reply<Result<Lease, Refusal>>),
+    Resize(Reply<Result<Resized, Refusal>>),
 }
 
 impl Asked {
-    fn refuse(self, reason: Refusal) {
-        match self {
-            Asked::Lease { reply, .. } => reply.answer(Err(reason)),
-            Asked::Resize { reply, .. } => reply.answer(Err(reason)),
-        }
+    fn now(what: Option<(Label, Class, Bytes)>, asker: Asker) -> Self {
+        Asked { what, since: Instant::now(), asker }
     }
 }
 
@@ -83,8 +93,10 @@ impl Actor for BudgetActor {
     ) -> Result<BudgetState, ActorProcessingErr> {
         let BudgetArguments { device, desk, config, canary, runtime, watch } = arguments;
         let live: Vec<_> = desk.leases().iter().map(|entry| entry.value().clone()).collect();
+        desk.books().tally.recount(live.iter().cloned());
         let mut state = BudgetState {
             ledger: Ledger::rebuild(config, live),
+            name: DeviceLabel::of(device.as_ref()),
             device,
             desk,
             asked: BTreeMap::new(),
@@ -95,12 +107,15 @@ impl Actor for BudgetActor {
             regrowth: Regrowth::new(watch.patience),
             pressed: None,
             born: Instant::now(),
+            shown: None,
         };
         state.step(Input::Canary(canary));
         state.pick_up();
         // Before the first grant: others may live on this card.
         state.look_at_overhead();
-        state.measure()?;
+        if let Some(memory) = state.measure()? {
+            state.show_all(memory, state.drift());
+        }
         state.desk.seat(myself.clone());
         // Whatever was posted while nobody sat there.
         drop(myself.send_message(BudgetMessage::Notes));
@@ -118,12 +133,14 @@ impl Actor for BudgetActor {
         state.look_at_overhead();
         match message {
             BudgetMessage::Ask { id, request, wait, reply } => {
-                let (class, model, bytes) = (request.class.clone(), request.model.clone(), request.bytes);
-                state.asked.insert(id, Asked::Lease { class, model, bytes, reply });
+                let what = (request.model.clone(), request.class.clone(), request.bytes);
+                state.asked.insert(id, Asked::now(Some(what), Asker::Lease(reply)));
                 state.step(Input::Ask { id, request, wait });
             }
             BudgetMessage::Resize { id, lease, to, wait, reply } => {
-                state.asked.insert(id, Asked::Resize { lease, to, reply });
+                let what = |holding: &Holding| (holding.model.clone(), holding.class.clone(), to);
+                let what = state.ledger.holding(lease).map(what);
+                state.asked.insert(id, Asked::now(what, Asker::Resize(reply)));
                 // Whoever shrinks a lease has shrunk its segment first, behind the fence of its last use.
                 state.step(Input::Resize { id, lease, to, wait, passed: true });
             }
@@ -174,6 +191,7 @@ impl Actor for BudgetActor {
         state.read_notes()?;
         state.look_at_fences();
         state.tell_of_loss();
+        state.show_changes();
         if state.desk.books().watch.waiting() > 0 && !state.polling {
             state.polling = true;
             myself.send_after(FENCE_POLL, || BudgetMessage::Poll);
@@ -310,22 +328,28 @@ impl BudgetState {
                         books.meters.insert(lease.id(), lease.meter());
                     }
                 }
-                self.desk.leases().insert(lease.id(), lease.holding());
-                self.tell_of_lease(grant.holding(), Event::LeaseGranted);
+                let holding = lease.holding();
+                self.leased(tally::line(&holding.model, &holding.class), Bytes::ZERO, holding.bytes);
+                self.tell_of_lease(&holding, Event::LeaseGranted);
+                self.desk.leases().insert(lease.id(), holding);
                 if lease.class().is_elastic() {
                     // Until its owner obeys orders, nothing of it is counted on.
                     self.step(Input::Floor { lease: lease.id(), to: Bytes::MAX });
                 }
                 match self.asked.remove(&grant.request()) {
-                    Some(Asked::Lease { reply, .. }) => reply.answer(Ok(lease)),
+                    Some(Asked { asker: Asker::Lease(reply), since, .. }) => {
+                        self.show_wait(lease.class(), since.elapsed());
+                        reply.answer(Ok(lease));
+                    }
                     // Nobody waits for it any more: dropping it posts its release.
                     _ => drop(lease),
                 }
             }
             Effect::Resized(resized) => {
                 if let Some(mut entry) = self.desk.leases().get_mut(&resized.lease()) {
-                    entry.bytes = resized.to();
-                    let (from, to) = (resized.from(), resized.to());
+                    let from = std::mem::replace(&mut entry.bytes, resized.to());
+                    let to = resized.to();
+                    self.leased(tally::line(&entry.model, &entry.class), from, to);
                     self.tell_of_lease(&entry, |Leased { lease, model, class, .. }| Event::LeaseResized {
                         lease,
                         model,
@@ -334,14 +358,25 @@ impl BudgetState {
                         to,
                     });
                 }
-                if let Some(Asked::Resize { reply, .. }) = self.asked.remove(&resized.request()) {
+                if let Some(Asked { what, since, asker: Asker::Resize(reply) }) = self.asked.remove(&resized.request())
+                {
+                    if resized.to() > resized.from() {
+                        what.iter().for_each(|(_, class, _)| self.show_wait(class, since.elapsed()));
+                    }
                     reply.answer(Ok(resized));
                 }
             }
             Effect::Refused(refused) => {
-                if let Some(asked) = self.asked.remove(&refused.request) {
-                    self.tell_of_refusal(&asked, &refused.reason);
-                    asked.refuse(refused.reason);
+                if let Some(Asked { what, asker, .. }) = self.asked.remove(&refused.request) {
+                    if let Some((model, class, bytes)) = what {
+                        self.show_refusal(&class, &refused.reason);
+                        let reason = refused.reason.clone();
+                        self.desk.events().tell(Event::LeaseRefused { model, class, bytes, reason });
+                    }
+                    match asker {
+                        Asker::Lease(reply) => reply.answer(Err(refused.reason)),
+                        Asker::Resize(reply) => reply.answer(Err(refused.reason)),
+                    }
                 }
             }
             Effect::Revoking { lease } => {
@@ -354,25 +389,21 @@ impl BudgetState {
             }
             Effect::Freed { lease, .. } => self.forget(lease),
             Effect::OwnerCleared { owner } => self.answer_cleared(&owner),
-            Effect::Deficit { short_by, .. } => metrics::gauge!("bursar_deficit_bytes").set(short_by.0 as f64),
-            Effect::DeficitOver => metrics::gauge!("bursar_deficit_bytes").set(0.0),
             Effect::GateMoved { model, to } => drop(self.desk.books().gates.insert(model, to)),
             Effect::GiveUp { lease, to, .. } => self.order(lease, Order::GiveUp { to }),
             Effect::CanaryGiven { bytes } => {
+                metric::CANARY_GIVEN_TOTAL.add(&self.name, 1);
                 self.desk.events().tell(Event::CanaryGiven { bytes });
-                metrics::counter!("bursar_canary_given_total").increment(1);
-                self.show_canary();
             }
-            Effect::CanaryTaken { bytes } => {
-                self.desk.events().tell(Event::CanaryTaken { bytes });
-                self.show_canary();
-            }
-            Effect::Waiting { .. } | Effect::GateStuck(_) => {}
+            Effect::CanaryTaken { bytes } => self.desk.events().tell(Event::CanaryTaken { bytes }),
+            // What there is of it is looked at behind every message.
+            Effect::Deficit { .. } | Effect::DeficitOver | Effect::Waiting { .. } | Effect::GateStuck(_) => {}
         }
     }
 
     fn forget(&mut self, lease: LeaseId) {
         if let Some((_, holding)) = self.desk.leases().remove(&lease) {
+            self.leased(tally::line(&holding.model, &holding.class), holding.bytes, Bytes::ZERO);
             self.tell_of_lease(&holding, Event::LeaseFreed);
         }
         let mut books = self.desk.books();
@@ -386,18 +417,6 @@ impl BudgetState {
         if holding.class.memory() == Memory::Device {
             self.desk.events().tell(event(holding.into()));
         }
-    }
-
-    fn tell_of_refusal(&self, asked: &Asked, reason: &Refusal) {
-        let (model, class, bytes) = match asked {
-            Asked::Lease { class, model, bytes, .. } => (model.clone(), class.clone(), *bytes),
-            Asked::Resize { lease, to, .. } => match self.ledger.holding(*lease) {
-                Some(holding) => (holding.model.clone(), holding.class.clone(), *to),
-                // It is gone, and nothing was refused that anybody wants.
-                None => return,
-            },
-        };
-        self.desk.events().tell(Event::LeaseRefused { model, class, bytes, reason: reason.clone() });
     }
 
     fn answer_cleared(&mut self, owner: &Owner) {

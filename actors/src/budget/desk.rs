@@ -17,7 +17,7 @@ use dashmap::DashMap;
 use ractor::{ActorId, ActorRef};
 use tokio::sync::watch;
 
-use super::{BudgetMessage, Elastic};
+use super::{BudgetMessage, Elastic, tally::Tally};
 use crate::event::EventLog;
 
 /// Shared by the budget actor, its successors, and every lease.
@@ -47,6 +47,8 @@ pub(super) struct Books {
     pub(super) meters: BTreeMap<LeaseId, LeaseMeter>,
     /// What owners have said of leases that may become smaller and larger.
     pub(super) elastic: BTreeMap<LeaseId, Elastic>,
+    /// What the leases sum up to.
+    pub(super) tally: Tally,
 }
 
 /// What a lease has to say, or its owner of it. There are never more than four for each live lease.
@@ -167,7 +169,9 @@ impl Desk {
     pub(crate) fn forget_device(&self) {
         self.leases.clear();
         let mut books = self.books();
-        let blank = Books { last_lease: books.last_lease, ..Books::default() };
+        let mut tally = std::mem::take(&mut books.tally);
+        tally.recount(std::iter::empty());
+        let blank = Books { last_lease: books.last_lease, tally, ..Books::default() };
         let old = std::mem::replace(&mut *books, blank);
         // Memory of users may have waited there for its fence.
         tokio::task::spawn_blocking(move || drop(old));

@@ -6,6 +6,7 @@ mod desk;
 mod elastic;
 mod handle;
 mod message;
+mod tally;
 
 pub use actor::{BudgetActor, BudgetArguments};
 pub use core::{Look, Offer, Regrowth, Wanting};

@@ -14,11 +14,12 @@ use super::{
     ChatError, ChatEvent, FinishReason, ModelHandle, ScoredToken, TokenScore, Usage,
     lead::{Lead, Part},
     preparation::Preparation,
+    stopwatch::{Stopwatch, end_of},
 };
 use crate::{
-    credit::Credit,
     engine::{Kit, Serving},
     kv::SequenceId,
+    metric::RequestEnd,
     reply::AskError,
     scheduler::{Admission, Delivery, Finish, NewSequence, PicturePlace, SchedulerMessage},
     tree,
@@ -47,6 +48,7 @@ pub(super) struct Driver {
     detokenizer: Detokenizer,
     filter: StopFilter,
     text: String,
+    stopwatch: Stopwatch,
 }
 
 /// How one life of the request ended.
@@ -79,6 +81,7 @@ impl Driver {
         preparation: Preparation,
         (part, group): (Part, Option<u64>),
         events: mpsc::Sender<Result<ChatEvent, ChatError>>,
+        stopwatch: Stopwatch,
     ) -> Self {
         let tokenizer = kit.prompts.tokenizer().clone();
         Driver {
@@ -94,17 +97,13 @@ impl Driver {
             produced: Vec::new(),
             cached_tokens: None,
             text: String::new(),
+            stopwatch,
         }
     }
 
     /// Runs the request to its one end. The credit is free again before the caller can hear of that end: whoever asks
     /// one question after the other never finds the door shut.
-    pub(super) async fn run(
-        mut self,
-        deadline: Option<Deadline>,
-        credit: Credit,
-        loss: impl Future<Output = ChatError>,
-    ) {
+    pub(super) async fn run(mut self, deadline: Option<Deadline>, loss: impl Future<Output = ChatError>) {
         let lives = async {
             match deadline {
                 None => self.lives().await,
@@ -123,15 +122,21 @@ impl Driver {
             Ok(Some(reason)) => info!(generated_tokens, ?reason, "ended"),
             Err(error) => warn!(generated_tokens, %error, "failed"),
         }
-        let end = match outcome {
-            Ok(None) => return,
-            Ok(Some(finish_reason)) => self.finish(finish_reason).await,
-            Err(error) => Err(error),
+        let (end, how) = match outcome {
+            Ok(None) => return self.stopwatch.end(RequestEnd::Cancelled),
+            Ok(Some(finish_reason)) => match self.finish(finish_reason).await {
+                Ok(done) => (Ok(done), finish_reason.into()),
+                Err(error) => (Err(error.clone()), end_of(&error)),
+            },
+            Err(error) => (Err(error.clone()), end_of(&error)),
         };
         // A caller that has gone does not wait for the end.
-        if let Ok(place) = self.events.reserve().await {
-            drop(credit);
-            place.send(end);
+        match self.events.reserve().await {
+            Ok(place) => {
+                self.stopwatch.end(how);
+                place.send(end);
+            }
+            Err(_) => self.stopwatch.end(how),
         }
     }
 
@@ -174,7 +179,7 @@ impl Driver {
                 Life::Lost => {
                     deaths += 1;
                     info!(deaths, "redone: its actors died");
-                    metrics::counter!("bursar_requests_redone").increment(1);
+                    self.stopwatch.redo();
                 }
             }
         }
@@ -226,6 +231,7 @@ impl Driver {
         // Only for others: its own are let go as soon as no step wants them.
         let for_others = self.part.leads().then(|| pins.clone()).flatten();
         let admission = Admission { sequence, pins, deliveries, span: Span::current() };
+        self.stopwatch.queue();
         if serving.scheduler.send_message(SchedulerMessage::Admit(admission)).is_err() {
             return Ok(Some(Life::Lost));
         }
@@ -296,6 +302,7 @@ impl Driver {
                 None => return Ok(Some(Life::Lost)),
                 Some(Delivery::ComeAgain) => return Ok(None),
                 Some(Delivery::Found(tokens)) => {
+                    self.stopwatch.start();
                     self.cached_tokens.get_or_insert(tokens);
                     continue;
                 }
@@ -305,6 +312,7 @@ impl Driver {
                 }
                 // Whatever comes now, the prompt is computed.
                 Some(delivery) => {
+                    self.stopwatch.prompt(self.preparation.prompt.tokens.len(), self.cached_tokens.unwrap_or(0));
                     // What it leaves to others it keeps no longer than they do.
                     if let Some(lead) = lead.take() {
                         self.part.announce(|| lead);
@@ -313,7 +321,7 @@ impl Driver {
                         return Ok(Some(Life::Cancelled));
                     }
                     match delivery {
-                        Delivery::Token(token) => self.take(token).await?,
+                        Delivery::Token(token, at) => self.take(token, at).await?,
                         Delivery::Finished(Finish::Stop) => Some(Life::Finished(FinishReason::Stop)),
                         Delivery::Finished(Finish::Length) => Some(Life::Finished(FinishReason::Length)),
                         Delivery::Finished(Finish::Broken) => return Err(ChatError::NotNumbers),
@@ -331,7 +339,8 @@ impl Driver {
     }
 
     /// Takes the next token; says how this life ends, if it does.
-    async fn take(&mut self, token: Token) -> Result<Option<Life>, ChatError> {
+    async fn take(&mut self, token: Token, at: Instant) -> Result<Option<Life>, ChatError> {
+        self.stopwatch.token(at);
         self.produced.push(token.id);
         if let Some(scores) = token.log_probabilities {
             let score = readable(&self.tokenizer, &scores)?;

@@ -5,7 +5,11 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use tokio::sync::{mpsc, watch};
+use bursar_budgets::Label;
+use tokio::{
+    sync::{mpsc, watch},
+    time::Instant,
+};
 use tracing::{Instrument, info_span};
 
 use super::{
@@ -13,11 +17,13 @@ use super::{
     driver::{Deadline, Driver},
     lead::Part,
     preparation::Preparation,
+    stopwatch::{Stopwatch, end_of},
 };
 use crate::{
-    credit::{Credit, Credits, NoCredit},
+    credit::{Credits, NoCredit},
     engine::{Kit, Serving, Status},
     kv::SequenceId,
+    metric,
     runtime::Losses,
 };
 
@@ -47,6 +53,7 @@ use crate::{
 /// ```
 #[derive(Clone)]
 pub struct ModelHandle {
+    model: Label,
     status: watch::Receiver<Status>,
     credits: Credits,
     next_sequence: Arc<AtomicU64>,
@@ -57,8 +64,14 @@ pub struct ModelHandle {
 const EVENTS_AHEAD: usize = 64;
 
 impl ModelHandle {
-    pub(crate) fn new(status: watch::Receiver<Status>, requests: usize, losses: watch::Receiver<Losses>) -> Self {
-        ModelHandle { status, credits: Credits::new(requests), next_sequence: Arc::default(), losses }
+    pub(crate) fn new(
+        model: Label,
+        status: watch::Receiver<Status>,
+        requests: usize,
+        losses: watch::Receiver<Losses>,
+    ) -> Self {
+        let credits = Credits::of_requests(requests, model.clone());
+        ModelHandle { model, status, credits, next_sequence: Arc::default(), losses }
     }
 
     /// Comes to an error when the device is lost that is there now.
@@ -94,51 +107,70 @@ impl ModelHandle {
     /// # Errors
     /// As [`chat`](ModelHandle::chat), and [`ChatError::Samples`] for none or for more than may be under way.
     pub async fn samples(&self, chat: Chat, samples: usize) -> Result<Vec<Reply>, ChatError> {
+        let asked = Instant::now();
         let limit = self.credits.limit();
         if samples == 0 || samples > limit {
-            return Err(ChatError::Samples { samples, limit });
+            return Err(self.turned_away(1, ChatError::Samples { samples, limit }));
         }
-        let credits = self.credits.take(samples).map_err(|refusal| self.refused(refusal))?;
+        let credits = self.credits.take(samples);
+        let credits = credits.map_err(|refusal| self.turned_away(samples, self.refused(refusal)))?;
         // From here on a loss is theirs, also while they are prepared.
         let losses: Vec<_> = (0..samples).map(|_| self.loss()).collect();
         let deadline = chat.generation.deadline.map(Deadline::after);
-        let prepared = self.prepared(chat, credits);
-        let (kit, prepared, credits) = match deadline {
+        let begin = |credit| Stopwatch::begin(self.model.clone(), credit, deadline, asked);
+        let prepared = self.prepared(chat, credits.into_iter().map(begin).collect());
+        let (kit, prepared, stopwatches) = match deadline {
             Some(deadline) => deadline.hold(prepared).await??,
             None => prepared.await?,
         };
         let group = (samples > 1).then(|| self.next_sequence().0);
-        let drivers = prepared.into_iter().zip(Part::of(samples)).zip(credits.into_iter().zip(losses));
-        let replies = drivers.map(|((preparation, part), (credit, loss))| {
+        let drivers = prepared.into_iter().zip(Part::of(samples)).zip(stopwatches.into_iter().zip(losses));
+        let replies = drivers.map(|((preparation, part), (stopwatch, loss))| {
             let (events, reply) = mpsc::channel(EVENTS_AHEAD);
-            let request = self.next_sequence();
-            let tokens = preparation.prompt.tokens.len();
-            let span =
-                info_span!("request", id = request.0, prompt_tokens = tokens, files = preparation.pictures.len());
-            let driver = Driver::new(self.clone(), &kit, preparation, (part, group), events);
-            tokio::spawn(driver.run(deadline, credit, loss).instrument(span));
+            let span = info_span!(
+                "request",
+                id = self.next_sequence().0,
+                model = %self.model,
+                prompt_tokens = preparation.prompt.tokens.len(),
+                files = preparation.pictures.len(),
+            );
+            let driver = Driver::new(self.clone(), &kit, preparation, (part, group), events, stopwatch);
+            tokio::spawn(driver.run(deadline, loss).instrument(span));
             Reply::new(reply)
         });
         Ok(replies.collect())
     }
 
+    /// So many requests were not accepted, for this.
+    fn turned_away(&self, requests: usize, error: ChatError) -> ChatError {
+        metric::REQUESTS_TOTAL.add(&(self.model.clone(), end_of(&error)), requests);
+        error
+    }
+
     async fn prepared(
         &self,
         chat: Chat,
-        credits: Vec<Credit>,
-    ) -> Result<(Arc<Kit>, Vec<Preparation>, Vec<Credit>), ChatError> {
-        let serving = self.serving().await?;
+        stopwatches: Vec<Stopwatch>,
+    ) -> Result<(Arc<Kit>, Vec<Preparation>, Vec<Stopwatch>), ChatError> {
+        let end_all = |stopwatches: Vec<Stopwatch>, error: ChatError| {
+            stopwatches.into_iter().for_each(|stopwatch| stopwatch.end(end_of(&error)));
+            error
+        };
+        let serving = match self.serving().await {
+            Ok(serving) => serving,
+            Err(error) => return Err(end_all(stopwatches, error)),
+        };
         let kv_tokens = serving.record.kv_tokens();
         let (kit, for_preparation) = (serving.kit.clone(), serving.kit.clone());
         // Templates, tokenizers and grammars take their time. The credits are the thread's meanwhile: it goes on though
         // nobody waits for it any more, and such threads are as many as requests may be.
-        let prepare = move || {
-            let prepared = Preparation::of(&chat, &for_preparation, kv_tokens, credits.len())?;
-            Ok::<_, ChatError>((prepared, credits))
+        let prepare = move || match Preparation::of(&chat, &for_preparation, kv_tokens, stopwatches.len()) {
+            Ok(prepared) => Ok((prepared, stopwatches)),
+            Err(error) => Err(end_all(stopwatches, error)),
         };
         let prepared = tokio::task::spawn_blocking(prepare).await;
-        let (prepared, credits) = prepared.map_err(|_| ChatError::PreparationDied)??;
-        Ok((kit, prepared, credits))
+        let (prepared, stopwatches) = prepared.map_err(|_| ChatError::PreparationDied)??;
+        Ok((kit, prepared, stopwatches))
     }
 
     /// The actors that serve now: to ask them, to watch them, to link yours to them, or to kill them. Waits while they are

@@ -11,6 +11,7 @@ mod handle;
 mod lead;
 mod preparation;
 mod request;
+mod stopwatch;
 mod stream;
 
 pub use error::{ChatError, Fault};

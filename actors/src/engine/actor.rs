@@ -1,10 +1,14 @@
 //! The engine supervisor: starts a model's actors and answers for them.
 
+mod show;
 mod sizing;
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use bursar_budgets::{Device, DeviceError, Gate, Label, Owner};
+use bursar_budgets::{Bytes, Device, DeviceError, Gate, Label, Owner};
 use bursar_kernels::BLOCK_TOKENS;
 use bursar_model::{Envelope, checkpoint::CheckpointOrigin};
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
@@ -17,12 +21,15 @@ use super::{
 };
 use crate::{
     budget::Budget,
-    graph::{self, Recaptured, recapture},
+    graph::{Recaptured, recapture},
     kv::{KvActor, KvArguments, KvMessage},
     lane::{Job, Lane},
+    memory::VisionCache,
+    metric,
     profile::{AttemptReport, Attempts, Course, ProfileError, Profiled},
     scheduler::{Limits, SchedulerActor, SchedulerArguments, SchedulerMessage},
     supervise::{Decision, Errand, Latest, Policy, RestartLog, end_of},
+    tree::Role,
     vision::{VisionActor, VisionArguments, VisionMessage},
 };
 
@@ -84,6 +91,10 @@ pub struct EngineState {
     children: Children,
     restarts: RestartLog,
     born: Instant,
+    /// When the last attempt began.
+    attempted: Instant,
+    /// What the last attempt that got ready took.
+    sized_within: Option<Duration>,
     servings: u64,
     deaths: u64,
     /// A restart that is waited for: its number, and the first of the children that it starts.
@@ -102,8 +113,8 @@ struct Children {
 
 const KV: usize = 1;
 
-/// The names of those that serve, by place.
-const CHILDREN: [&str; 3] = ["vision", "kv", "scheduler"];
+/// Those that serve, by place.
+const CHILDREN: [Role; 3] = [Role::Vision, Role::Kv, Role::Scheduler];
 
 impl Children {
     fn cells(&self) -> [Option<ActorCell>; CHILDREN.len()] {
@@ -141,6 +152,7 @@ impl Actor for EngineActor {
         arguments: EngineArguments,
     ) -> Result<EngineState, ActorProcessingErr> {
         myself.send_message(EngineMessage::Begin)?;
+        myself.send_message(EngineMessage::Show)?;
         Ok(EngineState {
             restarts: RestartLog::new(Policy::RestForOne, arguments.options.intensity, CHILDREN.len()),
             attempts: Attempts::new(arguments.options.kv().is_pinned()),
@@ -161,6 +173,8 @@ impl Actor for EngineActor {
             elastic: None,
             children: Children::default(),
             born: Instant::now(),
+            attempted: Instant::now(),
+            sized_within: None,
             servings: 0,
             deaths: 0,
             restarting: None,
@@ -184,6 +198,7 @@ impl Actor for EngineActor {
             EngineMessage::Profiled { generation, .. } if generation != state.owner().generation => {}
             EngineMessage::Profiled { outcome: Ok(profiled), .. } => {
                 state.end_profile();
+                state.sized_within = Some(state.attempted.elapsed());
                 state.outlook.iter_mut().for_each(|outlook| outlook.needs = None);
                 state.profiled = Some(Arc::new(profiled));
                 state.served_by = Some(state.attempts.number());
@@ -211,8 +226,7 @@ impl Actor for EngineActor {
             EngineMessage::Recaptured { errand, .. } if !state.recapture.reported(errand) => {}
             EngineMessage::Recaptured { outcome, .. } => {
                 if !matches!(outcome?, Ok(Recaptured::All)) {
-                    let model = state.arguments.label.to_string();
-                    metrics::counter!("bursar_graphs_not_recaptured_total", "model" => model).increment(1);
+                    metric::GRAPHS_NOT_RECAPTURED_TOTAL.add(&state.arguments.label, 1);
                 }
             }
             EngineMessage::Ordered(order) => {
@@ -238,6 +252,7 @@ impl Actor for EngineActor {
                     state.let_in(&myself, serving);
                 }
             }
+            EngineMessage::Show => drop(myself.send_after(metric::SHOWN_EVERY, || EngineMessage::Show)),
             EngineMessage::Drill(drill) => return Err(drill.strike().into()),
             EngineMessage::DrillLaunches { which, after, count } => {
                 if let Some(lane) = state.lane(which) {
@@ -260,6 +275,7 @@ impl Actor for EngineActor {
                 }
             }
         }
+        state.show();
         Ok(())
     }
 
@@ -273,11 +289,14 @@ impl Actor for EngineActor {
         let Some((cell, reason)) = end_of(event) else { return Ok(()) };
         if state.profile.as_ref().is_some_and(|profile| profile.get_id() == cell.get_id()) {
             state.profile = None;
-            return state.attempt_failed(&myself, ProfileError::Died { reason }).await;
+            state.show();
+            state.attempt_failed(&myself, ProfileError::Died { reason }).await?;
+        } else if let Some(place) = state.children.place(&cell) {
+            // One that was stopped in the course of another's restart is no longer listed.
+            state.child_died(&myself, place, &reason).await?;
         }
-        // One that was stopped in the course of another's restart is no longer listed.
-        let Some(place) = state.children.place(&cell) else { return Ok(()) };
-        state.child_died(&myself, place, &reason).await
+        state.show();
+        Ok(())
     }
 }
 
@@ -341,7 +360,8 @@ impl EngineState {
         let profiled = self.profiled.clone().expect("sized before served");
         let model = self.arguments.label.clone();
         let blocks = self.elastic.as_ref().map_or(profiled.record.kv_blocks, Elastic::blocks);
-        let arguments = KvArguments { blocks, model: model.clone() };
+        let block_bytes = profiled.memory.kv.shape().token_bytes() * BLOCK_TOKENS as u64;
+        let arguments = KvArguments { blocks, model: model.clone(), block_bytes };
         let (kv, _) = KvActor::spawn_linked(None, KvActor, arguments, myself.get_cell()).await?;
         self.children.kv = Some(kv.clone());
         let limits = Limits {
@@ -373,6 +393,7 @@ impl EngineState {
 
     /// Tells the requests that wait. Whoever waits for the start goes on from here, so all else is told before.
     fn let_in(&mut self, myself: &ActorRef<EngineMessage>, serving: Serving) {
+        self.show();
         self.arguments.show(Status::Ready(serving));
         if let Some(elastic) = &mut self.elastic {
             elastic.serving(myself, self.children.scheduler.as_ref());
@@ -410,6 +431,7 @@ impl EngineState {
             limits: kit.image_limits.clone(),
             lane,
             cache_rows: profiled.record.cache_rows,
+            row_bytes: profiled.memory.vision_cache.as_ref().map_or(Bytes::ZERO, VisionCache::row_bytes),
             launch_patches: profiled.record.launch_patches,
             decode_threads: self.arguments.options.threads,
             refused: self.refusal_sink(myself, WhichLane::Vision),
@@ -433,7 +455,7 @@ impl EngineState {
             return Ok(()); // An end is being put to this engine.
         };
         if let (Some(inputs), false) = (&profiled.memory.graphs, profiled.lanes.step.is_alive()) {
-            let captured = graph::captured(&self.arguments.label);
+            let captured = inputs.captured().clone();
             let work = recapture(lanes.step.clone(), inputs.shape(), inputs.paid(), captured);
             self.recapture.begin(myself, work, |errand, outcome| EngineMessage::Recaptured { errand, outcome });
         }
@@ -450,7 +472,6 @@ impl EngineState {
     ) -> Result<(), ActorProcessingErr> {
         self.check_device()?;
         self.arguments.show(Status::Starting);
-        metrics::counter!("bursar_restarts", "model" => self.arguments.label.to_string()).increment(1);
         match self.restarts.died(place.min(KV), self.born.elapsed()) {
             Decision::Restart { children, after } => {
                 self.arguments.tell_of_restart(CHILDREN[place], reason);

@@ -21,6 +21,7 @@ use crate::{
     budget::{self, Budget, LeaseError, Order},
     event::Event,
     memory::{EngineMemory, KvMemory},
+    metric,
     profile::ProfileError,
     reply::AskError,
     scheduler::SchedulerMessage,
@@ -108,7 +109,6 @@ impl Elastic {
     /// The serving actors have started, or are being replaced.
     pub(super) fn serving(&mut self, engine: &ActorRef<EngineMessage>, scheduler: Scheduler<'_>) {
         self.step(Input::Serving(scheduler.is_some()), engine, scheduler);
-        self.show();
     }
 
     /// What more would take was refused while it was served: from now on there are `most` blocks at most. Nobody serves and
@@ -139,20 +139,13 @@ impl Elastic {
         self.step(Input::Ended(outcome), engine, scheduler);
         let blocks = self.core.blocks();
         if blocks > before {
-            let model = self.place.label.to_string();
-            metrics::counter!("bursar_kv_growths_total", "model" => model).increment(1);
+            metric::KV_GROWTHS_TOTAL.add(&self.place.label, 1);
             if let Some(scheduler) = scheduler {
                 // One that has died has a successor that begins with as many.
                 let (reply, _) = crate::reply::Reply::new();
                 drop(scheduler.send_message(SchedulerMessage::Resize { blocks, reply }));
             }
         }
-        self.show();
-    }
-
-    fn show(&self) {
-        let model = self.place.label.to_string();
-        metrics::gauge!("bursar_kv_blocks", "model" => model).set(self.core.blocks() as f64);
     }
 
     fn step(&mut self, input: Input, engine: &ActorRef<EngineMessage>, scheduler: Scheduler<'_>) {
@@ -168,8 +161,7 @@ impl Elastic {
         }
         match (change, scheduler) {
             (Some(Change::Shrink { to }), scheduler) => {
-                let model = place.label.to_string();
-                metrics::counter!("bursar_kv_shrinks_total", "model" => model).increment(1);
+                metric::KV_SHRINKS_TOTAL.add(&place.label, 1);
                 self.errand = Some(Errand::begin(engine, place.shrink(scheduler.cloned(), to), report));
             }
             (Some(Change::Grow { from, to }), _) => {
@@ -215,7 +207,7 @@ impl Place {
         let unback = move |kv: &KvMemory| kv.shrink_to(to, &last_use);
         let Some(()) = self.on_a_thread(unback).await? else { return Ok(Outcome::Interrupted) };
         self.budget.resize(tree::RESIZE_FOR_ENGINE, self.memory.kv.lease(), self.bytes(to)).await?;
-        metrics::histogram!("bursar_kv_shrink_seconds", "model" => self.label.to_string()).record(begun.elapsed());
+        metric::KV_SHRINK_SECONDS.record(&self.label, begun.elapsed());
         Ok(Outcome::Done)
     }
 

@@ -77,6 +77,8 @@ pub enum EngineMessage {
         /// Which: another death in the meantime makes another.
         restart: u64,
     },
+    /// Set the gauges again: from itself, for a recorder that has come since.
+    Show,
     /// Die of this.
     Drill(Drill),
     /// Let a GPU refuse launches of a lane: of those to come, `after` go well, and then `count` do not. On a device that

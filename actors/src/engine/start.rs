@@ -13,8 +13,9 @@ use super::{EngineArguments, Kit, Processor, Progress, Records, StartError, Stat
 use crate::{
     budget::LeaseError,
     event::Event,
+    metric,
     profile::{ATTEMPTS_MAX, KvRoom, Needs, Phase, ProfileError, Refusal},
-    tree,
+    tree::{self, Role},
 };
 
 /// What the plan says, before a byte is taken.
@@ -95,9 +96,10 @@ impl EngineArguments {
         }
     }
 
-    /// Lets listeners know that another follows one that died.
-    pub(crate) fn tell_of_restart(&self, actor: &'static str, reason: &str) {
-        let (model, reason) = (Some(self.label.clone()), reason.to_owned());
+    /// Another follows one that died.
+    pub(crate) fn tell_of_restart(&self, actor: Role, reason: &str) {
+        metric::RESTARTS_TOTAL.add(&(self.label.clone(), actor), 1);
+        let (model, actor, reason) = (Some(self.label.clone()), actor.name(), reason.to_owned());
         self.budget.tell(Event::Restart { model, actor, reason });
     }
 

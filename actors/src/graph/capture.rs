@@ -1,7 +1,11 @@
 //! Asking a lane to capture decoding, size after size.
 
-use bursar_budgets::{Bytes, Label};
-use metrics::Gauge;
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering::Relaxed},
+};
+
+use bursar_budgets::Bytes;
 use thiserror::Error;
 
 use super::GraphShape;
@@ -27,9 +31,23 @@ pub enum CaptureError {
     Unanswered(#[from] AskError),
 }
 
-/// How many sizes the step lane of a model has captured: none from its death until its successor has captured again.
-pub fn captured(model: &Label) -> Gauge {
-    metrics::gauge!("bursar_graphs_captured", "model" => model.to_string())
+/// How many sizes a model's step lane has captured: none from its death until its successor has captured again.
+#[derive(Debug, Default)]
+pub struct Captured(AtomicUsize);
+
+impl Captured {
+    /// So many.
+    pub fn count(&self) -> usize {
+        self.0.load(Relaxed)
+    }
+
+    fn none(&self) {
+        self.0.store(0, Relaxed);
+    }
+
+    fn one_more(&self) {
+        self.0.fetch_add(1, Relaxed);
+    }
 }
 
 /// Has `lane` capture decoding in every size of `shape`, largest first: what a driver takes for a large one often does for
@@ -41,13 +59,13 @@ pub async fn capture(
     lane: &Lane,
     shape: GraphShape,
     question: Question,
-    captured: &Gauge,
+    captured: &Captured,
 ) -> Result<Bytes, CaptureError> {
     let mut taken = Bytes::ZERO;
-    captured.set(0.0);
+    captured.none();
     for rows in shape.buckets().into_iter().rev() {
         taken += capture_one(lane, rows, question).await?;
-        captured.increment(1.0);
+        captured.one_more();
     }
     Ok(taken)
 }
@@ -85,10 +103,10 @@ pub async fn recapture(
     lane: Lane,
     shape: GraphShape,
     paid: Bytes,
-    captured: Gauge,
+    captured: Arc<Captured>,
 ) -> Result<Recaptured, CaptureError> {
     let (mut taken, mut smallest) = (Bytes::ZERO, None);
-    captured.set(0.0);
+    captured.none();
     for rows in shape.buckets().into_iter().rev() {
         taken += capture_one(&lane, rows, tree::RECAPTURE).await?;
         if taken > paid {
@@ -96,45 +114,16 @@ pub async fn recapture(
             return Ok(Recaptured::From(smallest));
         }
         smallest = Some(rows);
-        captured.increment(1.0);
+        captured.one_more();
     }
     Ok(Recaptured::All)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        sync::{Arc, Mutex},
-        thread,
-    };
-
-    use metrics::GaugeFn;
+    use std::thread;
 
     use super::*;
-
-    /// A gauge that can be read.
-    #[derive(Default)]
-    struct Heard(Mutex<f64>);
-
-    impl Heard {
-        fn value(&self) -> f64 {
-            *self.0.lock().expect("nobody panics with it")
-        }
-    }
-
-    impl GaugeFn for Heard {
-        fn increment(&self, by: f64) {
-            *self.0.lock().expect("nobody panics with it") += by;
-        }
-
-        fn decrement(&self, by: f64) {
-            self.increment(-by);
-        }
-
-        fn set(&self, to: f64) {
-            *self.0.lock().expect("nobody panics with it") = to;
-        }
-    }
 
     const SHAPE: GraphShape = GraphShape { sequences: 10, context_tokens: 64, axes: 1 };
 
@@ -161,11 +150,9 @@ mod tests {
     #[tokio::test]
     async fn every_size_is_captured_the_largest_first_and_what_they_take_is_told() {
         let (lane, asked) = lane(4);
-        let heard = Arc::new(Heard::default());
-        let captured = Gauge::from_arc(heard.clone());
-        captured.set(9.0);
+        let captured = Captured(AtomicUsize::new(9));
         assert_eq!(capture(&lane, SHAPE, tree::CAPTURE, &captured).await.expect("it answers"), Bytes::mib(4));
-        assert_eq!(heard.value(), 5.0, "what was captured before counts no more");
+        assert_eq!(captured.count(), 5, "what was captured before counts no more");
         drop(lane);
         let asked = asked.join().expect("it has ended");
         assert_eq!(asked, ["capture 10", "capture 8", "capture 4", "capture 2", "capture 1"]);
@@ -174,14 +161,13 @@ mod tests {
     #[tokio::test]
     async fn capturing_again_takes_no_more_than_is_leased() {
         let (same, asked) = lane(4);
-        let outcome = recapture(same, SHAPE, Bytes::mib(4), Gauge::noop()).await.expect("it answers");
+        let outcome = recapture(same, SHAPE, Bytes::mib(4), Arc::default()).await.expect("it answers");
         assert_eq!(outcome, Recaptured::All);
         assert_eq!(asked.join().expect("it has ended").len(), 5);
         let (larger, asked) = lane(0);
-        let heard = Arc::new(Heard::default());
-        let captured = Gauge::from_arc(heard.clone());
-        let outcome = recapture(larger, SHAPE, Bytes::mib(2), captured).await.expect("it answers");
-        assert_eq!(heard.value(), 2.0, "the size that was forgotten is not counted");
+        let captured = Arc::<Captured>::default();
+        let outcome = recapture(larger, SHAPE, Bytes::mib(2), captured.clone()).await.expect("it answers");
+        assert_eq!(captured.count(), 2, "the size that was forgotten is not counted");
         assert_eq!(outcome, Recaptured::From(Some(8)), "what is smaller runs as eight rows");
         assert_eq!(asked.join().expect("it has ended"), ["capture 10", "capture 8", "capture 4", "forget 4"]);
     }
@@ -190,7 +176,7 @@ mod tests {
     async fn a_lane_that_has_gone_ends_it_with_the_size_that_was_asked_for() {
         let (lane, jobs) = Lane::by_hand();
         drop(jobs);
-        let outcome = capture(&lane, SHAPE, tree::CAPTURE, &Gauge::noop()).await;
+        let outcome = capture(&lane, SHAPE, tree::CAPTURE, &Captured::default()).await;
         assert!(matches!(outcome, Err(CaptureError::Refused { rows: 10, source: LaneError::Gone })), "{outcome:?}");
     }
 }

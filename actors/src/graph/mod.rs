@@ -6,6 +6,6 @@ mod core;
 mod shape;
 
 pub(crate) use capture::capture_one;
-pub use capture::{CaptureError, Recaptured, capture, captured, recapture};
+pub use capture::{CaptureError, Captured, Recaptured, capture, recapture};
 pub use core::buckets;
 pub use shape::GraphShape;

@@ -1,9 +1,11 @@
 //! The kv actor: a thin shell around its core.
 
-use bursar_budgets::Label;
+use bursar_budgets::{Bytes, Label};
+use bursar_kernels::BLOCK_TOKENS;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 
 use super::{KvCore, KvMessage, KvUse};
+use crate::metric;
 
 /// Keeps block tables and reference counts.
 pub struct KvActor;
@@ -14,12 +16,15 @@ pub struct KvArguments {
     pub blocks: usize,
     /// For metrics.
     pub model: Label,
+    /// A block over all layers, for metrics.
+    pub block_bytes: Bytes,
 }
 
 /// Its state.
 pub struct KvState {
     core: KvCore,
     model: Label,
+    block_bytes: Bytes,
 }
 
 impl Actor for KvActor {
@@ -27,13 +32,19 @@ impl Actor for KvActor {
     type State = KvState;
     type Arguments = KvArguments;
 
-    async fn pre_start(&self, _: ActorRef<KvMessage>, arguments: KvArguments) -> Result<KvState, ActorProcessingErr> {
-        Ok(KvState { core: KvCore::new(arguments.blocks), model: arguments.model })
+    async fn pre_start(
+        &self,
+        myself: ActorRef<KvMessage>,
+        arguments: KvArguments,
+    ) -> Result<KvState, ActorProcessingErr> {
+        let KvArguments { blocks, model, block_bytes } = arguments;
+        myself.send_message(KvMessage::Show)?;
+        Ok(KvState { core: KvCore::new(blocks), model, block_bytes })
     }
 
     async fn handle(
         &self,
-        _: ActorRef<KvMessage>,
+        myself: ActorRef<KvMessage>,
         message: KvMessage,
         state: &mut KvState,
     ) -> Result<(), ActorProcessingErr> {
@@ -41,14 +52,39 @@ impl Actor for KvActor {
             KvMessage::Allot { demands, reply } => reply.answer(state.core.allot(&demands)),
             KvMessage::Name(filled) => filled.iter().for_each(|filled| state.core.name(filled)),
             KvMessage::Release(sequences) => sequences.into_iter().for_each(|id| state.core.release(id)),
-            KvMessage::Shrink { to, reply } => reply.answer(state.core.shrink(to)),
-            KvMessage::Grow(to) => state.core.grow(to),
+            KvMessage::Shrink { to, reply } => {
+                let holders = state.core.shrink(to);
+                state.show_pool();
+                reply.answer(holders);
+            }
+            KvMessage::Grow(to) => {
+                state.core.grow(to);
+                state.show_pool();
+            }
             KvMessage::Usage(reply) => reply.answer(state.core.usage()),
+            KvMessage::Show => {
+                state.show_pool();
+                myself.send_after(metric::SHOWN_EVERY, || KvMessage::Show);
+            }
             KvMessage::Drill(drill) => return Err(drill.strike().into()),
         }
-        let (KvUse { blocks, held, cached }, model) = (state.core.usage(), state.model.to_string());
-        metrics::gauge!("bursar_kv_blocks_free", "model" => model.clone()).set((blocks - held) as f64);
-        metrics::gauge!("bursar_kv_blocks_cached", "model" => model).set(cached as f64);
+        state.show_use();
         Ok(())
+    }
+}
+
+impl KvState {
+    /// What changes with every step.
+    fn show_use(&self) {
+        let (KvUse { held, cached, .. }, model) = (self.core.usage(), &self.model);
+        metric::KV_BLOCKS_USED.set(model, held);
+        metric::KV_BLOCKS_CACHED.set(model, cached);
+        metric::PREFIX_CACHE_BYTES.set(model, self.block_bytes * cached as u64);
+    }
+
+    fn show_pool(&self) {
+        metric::KV_BLOCKS.set(&self.model, self.core.blocks());
+        metric::KV_BLOCKS_SWAPPED.set(&self.model, 0);
+        metric::KV_BLOCK_TOKENS.set(&self.model, BLOCK_TOKENS);
     }
 }

@@ -28,6 +28,8 @@ pub enum KvMessage {
     Grow(usize),
     /// How blocks are used: for gauges and tests.
     Usage(Reply<KvUse>),
+    /// Set the gauges again: from itself, for a recorder that has come since.
+    Show,
     /// Die of this.
     Drill(Drill),
 }

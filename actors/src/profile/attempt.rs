@@ -19,6 +19,7 @@ use crate::{
     graph,
     lane::{Answer, Job, Lane, StressJob},
     memory::{DeskMemory, EngineMemory, EngineParts, GraphInputs, KvMemory, VisionCache},
+    metric,
     reply::Reply,
     tree,
 };
@@ -264,7 +265,7 @@ impl Attempt {
             };
         };
         self.report(CAPTURING, self.stressed());
-        let taken = graph::capture(&lanes.step, inputs.shape(), tree::CAPTURE, &graph::captured(&self.label)).await?;
+        let taken = graph::capture(&lanes.step, inputs.shape(), tree::CAPTURE, inputs.captured()).await?;
         if !taken.is_zero() {
             inputs.pay(self.lease(Class::Graphs, taken, CAPTURING).await?);
         }
@@ -359,6 +360,12 @@ impl Attempt {
         self.lane(lanes, corner).submit(Job::Stress(Box::new(job)));
         let outcome = tree::STRESS.wait(answer).await?;
         let measured = outcome.map_err(|source| ProfileError::Stress { corner: corner.name, source })?.workspace;
+        let class = match &corner.pass {
+            Pass::Step(_) => Class::StepWorkspace,
+            Pass::Encode(_) => Class::VisionWorkspace,
+        };
+        let difference = measured.0 as f64 - planned.workspace.0 as f64;
+        metric::PLAN_ERROR_BYTES.set(&(self.label.clone(), class), difference);
         if measured == planned.workspace {
             return Ok(measured);
         }

@@ -10,15 +10,17 @@ use bursar_budgets::{Bytes, Device, Gate, Label, LedgerConfig};
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::sync::{oneshot, watch};
 
-use super::{Home, MakeDevice, RuntimeMessage, Shown, Supervised};
+use super::{Home, MakeDevice, RuntimeMessage, Shown, Supervised, show::no_model};
 use crate::{
     budget::{Budget, BudgetActor, BudgetArguments, Desk, NO_MODEL, WatchOptions},
     chat::{ChatError, ModelHandle},
     credit::Credits,
     engine::{EngineActor, EngineArguments, LoadOptions, Shelf, StartError, Status},
     event::Event,
+    metric,
     reply::Reply,
     supervise::{Decision, Intensity, Policy, RestartLog, end_of},
+    tree::Role,
 };
 
 /// Supervises one device's budget and its engines.
@@ -103,6 +105,7 @@ impl Actor for RuntimeActor {
             arguments;
         let device = shown.device.borrow().clone();
         let budget = spawn_budget(&myself, &device, &ledger, canary, watch, &desk).await?;
+        myself.send_message(RuntimeMessage::Show)?;
         Ok(RuntimeState {
             shown,
             again,
@@ -138,11 +141,12 @@ impl Actor for RuntimeActor {
             RuntimeMessage::Load { name, source, mut options, progress, reply } => {
                 let name = state.free_name(name);
                 let (status, watched) = watch::channel(Status::Starting);
-                let handle = ModelHandle::new(watched, options.requests, state.shown.losses.subscribe());
+                let (label, losses) = (Label::from(name.clone()), state.shown.losses.subscribe());
+                let handle = ModelHandle::new(label.clone(), watched, options.requests, losses);
                 let device = state.shown.device.borrow().clone();
                 options.envelope.get_or_insert_with(|| LoadOptions::envelope_for(device.as_ref()));
                 let arguments = EngineArguments {
-                    label: Label::from(name.clone()),
+                    label,
                     source,
                     options: *options,
                     budget: Budget::at(state.desk.0.clone()),
@@ -183,6 +187,7 @@ impl Actor for RuntimeActor {
                 if state.has(&name, load) {
                     let engine = state.engines.remove(&name).expect("seen above");
                     let cut_off = engine.ending.unwrap_or_default();
+                    metric::forget_model(&engine.arguments.label);
                     engine.leaving.into_iter().for_each(|home| home(cut_off));
                 }
             }
@@ -214,8 +219,10 @@ impl Actor for RuntimeActor {
                     state.end_within(&myself, &name, within, SHUT_DOWN, nobody());
                 }
             }
+            RuntimeMessage::Show => drop(myself.send_after(metric::SHOWN_EVERY, || RuntimeMessage::Show)),
             RuntimeMessage::Drill(drill) => return Err(drill.strike().into()),
         }
+        state.show();
         if !state.shutting_down.is_empty() && state.engines.is_empty() {
             myself.stop(None);
         }
@@ -243,6 +250,7 @@ impl Actor for RuntimeActor {
         } else {
             state.engine_died(&myself, &name, &reason);
         }
+        state.show();
         Ok(())
     }
 
@@ -338,7 +346,7 @@ impl RuntimeState {
         match engine.restarts.died(0, now) {
             Decision::Restart { after, .. } => {
                 arguments.show(Status::Starting);
-                arguments.tell_of_restart("engine", reason);
+                arguments.tell_of_restart(Role::Engine, reason);
                 let (myself, name) = (myself.clone(), name.to_owned());
                 tokio::spawn(async move {
                     bring_home(&arguments).await;
@@ -411,8 +419,10 @@ impl RuntimeState {
     fn budget_died(&mut self, myself: &ActorRef<RuntimeMessage>, reason: &str) -> Result<(), ActorProcessingErr> {
         match self.budget_restarts.died(0, self.born.elapsed()) {
             Decision::Restart { after, .. } => {
-                let reason = reason.to_owned();
-                self.desk.0.events().tell(Event::Restart { model: None, actor: "budget", reason });
+                metric::RESTARTS_TOTAL.add(&(no_model(), Role::Budget), 1);
+                metric::ACTOR_UP.set(&(no_model(), Role::Budget), false);
+                let (actor, reason) = (Role::Budget.name(), reason.to_owned());
+                self.desk.0.events().tell(Event::Restart { model: None, actor, reason });
                 myself.send_after(after, || RuntimeMessage::RespawnBudget);
                 Ok(())
             }

@@ -14,6 +14,7 @@ use super::{
 use crate::{
     engine::{EngineArguments, Shelf, Status},
     event::Event,
+    metric::{self, DeviceLabel},
     supervise::Decision,
 };
 
@@ -53,7 +54,7 @@ impl RuntimeState {
         if std::mem::replace(&mut self.is_lost, true) {
             return;
         }
-        metrics::counter!("bursar_device_losses").increment(1);
+        metric::DEVICE_LOSSES_TOTAL.add(&DeviceLabel::of(self.shown.device.borrow().as_ref()), 1);
         let reason: Arc<str> = error.to_string().into();
         self.desk.0.events().tell(Event::DeviceLost { reason: error.to_string() });
         // First of all: a request that hears of its actors' end must not take it for an ordinary death.

@@ -94,6 +94,8 @@ pub enum RuntimeMessage {
         /// All is home; so many requests were cut off.
         reply: Reply<usize>,
     },
+    /// Set the gauges again: from itself, for a recorder that has come since.
+    Show,
     /// Die of this.
     Drill(Drill),
 }

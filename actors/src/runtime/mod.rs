@@ -5,6 +5,7 @@ mod device;
 mod handle;
 mod loss;
 mod message;
+mod show;
 mod unwinding;
 
 pub use actor::{RuntimeActor, RuntimeArguments};

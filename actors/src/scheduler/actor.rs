@@ -9,13 +9,14 @@ use bursar_budgets::Label;
 use bursar_kernels::ops::argmax::NO_CHOICE;
 use bursar_model::{error::SamplingError, flow::Token};
 use ractor::{Actor, ActorProcessingErr, ActorRef};
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::Instant};
 use tracing::{Span, debug};
 
 use super::{Admission, ChosenRow, Delivery, Effect, Input, Limits, SchedulerCore, SchedulerMessage, Scored, StepPlan};
 use crate::{
     kv::{KvMessage, SequenceId},
     lane::{Answer, Choice, Job, Lane, PastTokens, RefusalSink, Score, StepJob, Stepped},
+    metric::{self, Permit, Preempted},
     reply::Reply,
     tree,
     vision::PinnedPictures,
@@ -43,14 +44,39 @@ pub struct SchedulerState {
     core: SchedulerCore,
     callers: BTreeMap<SequenceId, Caller>,
     arguments: SchedulerArguments,
-    /// Whose rows each step under way has, and whose prompts it scores; the oldest first.
-    under_way: VecDeque<(Vec<ChosenRow>, Vec<Scored>)>,
+    /// The oldest first.
+    under_way: VecDeque<UnderWay>,
+    /// When the last step ended.
+    stepped_at: Instant,
+    /// What this message has come to, so far.
+    counted: Counted,
     /// A step was refused memory: whoever was told of it is about to replace this actor.
     is_refused: bool,
     /// What the step that has just ended chose, beyond what the core needs to know.
     chosen: BTreeMap<SequenceId, Result<Token, SamplingError>>,
     /// Who waits for another number of blocks to be in use.
     resizing: Vec<Reply<()>>,
+}
+
+/// A step that the lane has.
+struct UnderWay {
+    /// Whose rows it has.
+    rows: Vec<ChosenRow>,
+    /// Whose prompts it scores.
+    scored: Vec<Scored>,
+    launched: Instant,
+}
+
+/// What is counted once a message, and not once a sequence: a step has hundreds.
+#[derive(Default)]
+struct Counted {
+    /// Tokens that were delivered.
+    generated: usize,
+    /// Tokens of sequences that began, and those of them that were found.
+    sought: usize,
+    found: usize,
+    /// Those of the core that were told before.
+    preempted: usize,
 }
 
 /// Who waits for a sequence, and what is held for it.
@@ -69,14 +95,17 @@ impl Actor for SchedulerActor {
 
     async fn pre_start(
         &self,
-        _: ActorRef<SchedulerMessage>,
+        myself: ActorRef<SchedulerMessage>,
         arguments: SchedulerArguments,
     ) -> Result<SchedulerState, ActorProcessingErr> {
+        myself.send_message(SchedulerMessage::Show)?;
         Ok(SchedulerState {
             core: SchedulerCore::new(arguments.limits),
             callers: BTreeMap::new(),
             arguments,
             under_way: VecDeque::new(),
+            stepped_at: Instant::now(),
+            counted: Counted::default(),
             is_refused: false,
             chosen: BTreeMap::new(),
             resizing: Vec::new(),
@@ -112,22 +141,41 @@ impl Actor for SchedulerActor {
                 state.resizing.push(reply);
                 state.core.step(Input::Resize(blocks))
             }
+            SchedulerMessage::Show => {
+                myself.send_after(metric::SHOWN_EVERY, || SchedulerMessage::Show);
+                Vec::new()
+            }
             SchedulerMessage::Drill(drill) => return Err(drill.strike().into()),
         };
         let mut effects = VecDeque::from(effects);
         while let Some(effect) = effects.pop_front() {
             effects.extend(state.act(&myself, effect).await?);
         }
-        let (waiting, running) = state.core.counts();
-        let model = state.arguments.model.to_string();
-        metrics::gauge!("bursar_sequences_waiting", "model" => model.clone()).set(waiting as f64);
-        metrics::gauge!("bursar_sequences_running", "model" => model.clone()).set(running as f64);
-        metrics::gauge!("bursar_steps_under_way", "model" => model).set(state.under_way.len() as f64);
+        state.show();
         Ok(())
     }
 }
 
 impl SchedulerState {
+    fn show(&mut self) {
+        let (waiting, running) = self.core.counts();
+        let model = &self.arguments.model;
+        metric::SEQUENCES_WAITING.set(model, waiting);
+        metric::SEQUENCES_RUNNING.set(model, running);
+        metric::PERMITS_USED.set(&(model.clone(), Permit::Sequences), running);
+        metric::STEPS_UNDER_WAY.set(model, self.under_way.len());
+        let preempted = self.core.preempted();
+        let counted = std::mem::replace(&mut self.counted, Counted { preempted, ..Counted::default() });
+        let some = |count: usize| (count > 0).then_some(count);
+        some(counted.generated).into_iter().for_each(|tokens| metric::GENERATED_TOKENS_TOTAL.add(model, tokens));
+        some(counted.sought).into_iter().for_each(|tokens| metric::PREFIX_CACHE_QUERIES_TOTAL.add(model, tokens));
+        some(counted.found).into_iter().for_each(|tokens| metric::PREFIX_CACHE_HITS_TOTAL.add(model, tokens));
+        let more = preempted - counted.preempted;
+        some(more)
+            .into_iter()
+            .for_each(|more| metric::PREEMPTIONS_TOTAL.add(&(model.clone(), Preempted::Blocks), more));
+    }
+
     async fn act(
         &mut self,
         myself: &ActorRef<SchedulerMessage>,
@@ -143,8 +191,8 @@ impl SchedulerState {
             Effect::Name(filled) => self.arguments.kv.send_message(KvMessage::Name(filled))?,
             Effect::Found(sequence, tokens) => {
                 self.trace(sequence, || debug!(cached_tokens = tokens, "begins"));
-                metrics::counter!("bursar_prefix_cache_found_tokens", "model" => self.arguments.model.to_string())
-                    .increment(tokens as u64);
+                self.counted.found += tokens;
+                self.counted.sought += self.core.sequence(sequence).map_or(0, |spec| spec.tokens.len());
                 self.deliver(sequence, Delivery::Found(tokens));
             }
             Effect::Token(sequence, _) => {
@@ -152,9 +200,10 @@ impl SchedulerState {
                     Some(Ok(token)) => token,
                     _ => unreachable!("the core passes on what was chosen"),
                 };
-                if !self.deliver(sequence, Delivery::Token(token)) {
+                if !self.deliver(sequence, Delivery::Token(token, self.stepped_at)) {
                     return Ok(self.cancel(sequence));
                 }
+                self.counted.generated += 1;
             }
             Effect::Finished(sequence, finish) => {
                 self.trace(sequence, || debug!(?finish, "its last step has run"));
@@ -166,8 +215,7 @@ impl SchedulerState {
             }
             Effect::ComeAgain(sequence) => {
                 self.trace(sequence, || debug!("preempted, and wants its pictures again"));
-                metrics::counter!("bursar_pictures_wanted_again", "model" => self.arguments.model.to_string())
-                    .increment(1);
+                metric::PICTURES_WANTED_AGAIN_TOTAL.add(&self.arguments.model, 1);
                 self.deliver(sequence, Delivery::ComeAgain);
             }
             Effect::Release(sequences) => {
@@ -178,8 +226,8 @@ impl SchedulerState {
             Effect::Shrink(to) => {
                 let holders =
                     tree::SHRINK_BLOCKS.ask(&self.arguments.kv, |reply| KvMessage::Shrink { to, reply }).await?;
-                metrics::counter!("bursar_preempted_by_shrinks", "model" => self.arguments.model.to_string())
-                    .increment(holders.len() as u64);
+                let labels = (self.arguments.model.clone(), Preempted::Shrink);
+                metric::PREEMPTIONS_TOTAL.add(&labels, holders.len());
                 return Ok(self.core.step(Input::Shrunk(holders)));
             }
             Effect::Grow(blocks) => self.arguments.kv.send_message(KvMessage::Grow(blocks))?,
@@ -202,12 +250,16 @@ impl SchedulerState {
 
     /// Takes the lane's answer apart: the core hears of tokens, callers of the rest.
     fn stepped(&mut self, Stepped { chosen, scores, is_by_graph }: Stepped) -> Input {
-        let model = self.arguments.model.to_string();
+        let model = &self.arguments.model;
         match is_by_graph {
-            true => metrics::counter!("bursar_graph_replays_total", "model" => model).increment(1),
-            false => metrics::counter!("bursar_eager_steps_total", "model" => model).increment(1),
+            true => metric::GRAPH_REPLAYS_TOTAL.add(model, 1),
+            false => metric::EAGER_STEPS_TOTAL.add(model, 1),
         }
-        let (rows, scored) = self.under_way.pop_front().expect("the lane answers what it was given, in order");
+        let UnderWay { rows, scored, launched } =
+            self.under_way.pop_front().expect("the lane answers what it was given, in order");
+        // One behind another is begun when that has ended.
+        let begun = launched.max(std::mem::replace(&mut self.stepped_at, Instant::now()));
+        metric::STEP_SECONDS.record(model, self.stepped_at - begun);
         let mut scores = scores.into_iter();
         for Scored { sequence, first, tokens, .. } in scored {
             let scores = scores.by_ref().take(tokens.len()).collect();
@@ -243,9 +295,8 @@ impl SchedulerState {
         for past in &plan.shown.past {
             self.callers.get_mut(past).into_iter().for_each(|caller| caller.pins = None);
         }
-        self.under_way.push_back((plan.rows, plan.scored));
-        metrics::counter!("bursar_step_tokens", "model" => self.arguments.model.to_string())
-            .increment(plan.batch.token_count() as u64);
+        self.under_way.push_back(UnderWay { rows: plan.rows, scored: plan.scored, launched: Instant::now() });
+        metric::STEP_TOKENS_TOTAL.add(&self.arguments.model, plan.batch.token_count());
         let answer = Answer::to(move |outcome| {
             // An actor that is gone does not wait for it.
             drop(myself.send_message(SchedulerMessage::Stepped(outcome)));

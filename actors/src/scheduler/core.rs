@@ -102,6 +102,8 @@ pub struct SchedulerCore {
     /// Fewer blocks are wanted: nothing is planned until the steps under way have run and the blocks are given up.
     shrinking: Option<Shrinking>,
     answers: AnswerLength,
+    /// Sequences that had to give their blocks to older ones so far.
+    preempted: usize,
 }
 
 /// How far a pool is on its way to fewer blocks.
@@ -128,6 +130,7 @@ impl SchedulerCore {
             admission_paused: false,
             shrinking: None,
             answers: AnswerLength::default(),
+            preempted: 0,
         }
     }
 
@@ -159,6 +162,11 @@ impl SchedulerCore {
     /// Sequences that wait, and that run.
     pub fn counts(&self) -> (usize, usize) {
         (self.waiting.len(), self.running.len())
+    }
+
+    /// Sequences that had to give their blocks to older ones, so far.
+    pub fn preempted(&self) -> usize {
+        self.preempted
     }
 
     /// Whether a sequence waits or runs.
@@ -409,6 +417,7 @@ impl SchedulerCore {
         let (id, youngest) = self.running.pop_last().expect("blocks were asked for somebody");
         assert!(!self.running.is_empty(), "{id} alone does not fit the pool; it should have been refused at the door");
         self.admission_paused = true;
+        self.preempted += 1;
         self.begin_again(youngest, effects);
         effects.push(Effect::Release(vec![id]));
     }

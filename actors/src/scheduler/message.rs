@@ -6,7 +6,7 @@ use bursar_model::{
     error::SamplingError,
     flow::{LogProbabilities, Token},
 };
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::Instant};
 use tracing::Span;
 
 use super::{Finish, NewSequence};
@@ -34,6 +34,8 @@ pub enum SchedulerMessage {
         /// No step names another block from now on, and those that did have run.
         reply: Reply<()>,
     },
+    /// Set the gauges again: from itself, for a recorder that has come since.
+    Show,
     /// Die of this.
     Drill(Drill),
 }
@@ -63,8 +65,8 @@ pub enum Delivery {
         /// Their log-probabilities; none where the logits were not numbers.
         scores: Vec<Option<LogProbabilities>>,
     },
-    /// The next token.
-    Token(Token),
+    /// The next token, and when its step had ended: the driver may be held up by its caller.
+    Token(Token, Instant),
     /// The end.
     Finished(Finish),
     /// It has lost its blocks and its pictures, and is to come again with all that it has produced. The last of this
@@ -80,7 +82,7 @@ impl std::fmt::Debug for Delivery {
         match self {
             Delivery::Found(tokens) => write!(formatter, "Found({tokens} tokens)"),
             Delivery::Scores { first, scores } => write!(formatter, "Scores({} from {first})", scores.len()),
-            Delivery::Token(token) => write!(formatter, "Token(at {})", token.position),
+            Delivery::Token(token, _) => write!(formatter, "Token(at {})", token.position),
             Delivery::Finished(finish) => write!(formatter, "Finished({finish:?})"),
             Delivery::ComeAgain => write!(formatter, "ComeAgain"),
             Delivery::Broken(error) => write!(formatter, "Broken({error})"),

@@ -19,6 +19,7 @@ use super::{
 use crate::{
     budget::Budget,
     lane::{Answer, EncodeJob, Job, Lane, RefusalSink},
+    metric::{self, Permit},
     reply::Reply,
     tree,
 };
@@ -44,6 +45,8 @@ pub struct VisionArguments {
     pub lane: Lane,
     /// Rows of the vision cache.
     pub cache_rows: usize,
+    /// A row of it, for metrics.
+    pub row_bytes: Bytes,
     /// Permits: patches in one launch, of the profile record.
     pub launch_patches: usize,
     /// Pictures decoded at once.
@@ -85,9 +88,10 @@ impl Actor for VisionActor {
 
     async fn pre_start(
         &self,
-        _: ActorRef<VisionMessage>,
+        myself: ActorRef<VisionMessage>,
         arguments: VisionArguments,
     ) -> Result<VisionState, ActorProcessingErr> {
+        myself.send_message(VisionMessage::Show)?;
         Ok(VisionState {
             core: VisionCore::new(arguments.cache_rows, arguments.launch_patches),
             decoding: Arc::new(Semaphore::new(arguments.decode_threads.max(1))),
@@ -128,6 +132,10 @@ impl Actor for VisionActor {
                 state.core.step(Input::Encoded)
             }
             VisionMessage::Unpin(keys) => state.core.step(Input::Unpin(keys)),
+            VisionMessage::Show => {
+                myself.send_after(metric::SHOWN_EVERY, || VisionMessage::Show);
+                Vec::new()
+            }
             VisionMessage::Drill(drill) => return Err(drill.strike().into()),
         };
         effects.into_iter().for_each(|effect| state.act(&myself, effect));
@@ -135,15 +143,26 @@ impl Actor for VisionActor {
         let VisionState { core, pixels, known, .. } = state;
         pixels.retain(|key, _| core.needs_pixels(key));
         known.forget(|key| core.knows(key));
-        let (free, cached) = state.core.counts();
-        let model = state.arguments.model_label.to_string();
-        metrics::gauge!("bursar_vision_cache_rows_free", "model" => model.clone()).set(free as f64);
-        metrics::gauge!("bursar_vision_cache_pictures", "model" => model).set(cached as f64);
+        state.show();
         Ok(())
     }
 }
 
 impl VisionState {
+    fn show(&self) {
+        let VisionArguments { model_label: model, cache_rows, row_bytes, .. } = &self.arguments;
+        let (free, cached) = self.core.counts();
+        metric::ENCODER_CACHE_BYTES.set(model, *row_bytes * (cache_rows - free) as u64);
+        metric::ENCODER_CACHE_PICTURES.set(model, cached);
+        metric::PERMITS_USED.set(&(model.clone(), Permit::Patches), self.core.patches_under_way());
+    }
+
+    /// So many pictures were wanted, and so many of them are there already.
+    fn count_query(&self, pictures: usize, hits: usize) {
+        metric::ENCODER_CACHE_QUERIES_TOTAL.add(&self.arguments.model_label, pictures);
+        metric::ENCODER_CACHE_HITS_TOTAL.add(&self.arguments.model_label, hits);
+    }
+
     /// A request's pictures, if all of them are in the cache still: nothing is decoded then.
     fn recall(&mut self, myself: &ActorRef<VisionMessage>, plans: &[VisualPlan]) -> Option<PinnedPictures> {
         let known: Option<Vec<_>> = plans.iter().map(|plan| self.known.pictures(&plan.key())).collect();
@@ -151,8 +170,7 @@ impl VisionState {
         let keys: Vec<_> = known.iter().map(|(key, _)| *key).collect();
         let rows = self.core.recall(&keys)?;
         let pictures = known.into_iter().zip(rows).map(|((key, grid), rows)| PinnedPicture { key, grid, rows });
-        metrics::counter!("bursar_vision_cache_recalled", "model" => self.arguments.model_label.to_string())
-            .increment(keys.len() as u64);
+        self.count_query(keys.len(), keys.len());
         Some(PinnedPictures { pictures: pictures.collect(), vision: myself.clone() })
     }
 
@@ -226,6 +244,8 @@ impl VisionState {
         for (key, pictures) in keys {
             self.known.learn(*key, became.by_ref().take(*pictures).collect());
         }
+        let hits = wanted.iter().filter(|picture| self.core.holds(&picture.key)).count();
+        self.count_query(wanted.len(), hits);
         self.pending.insert(ticket, pending);
         self.core.step(Input::Want(ticket, wanted))
     }

@@ -128,6 +128,16 @@ impl VisionCore {
         (self.free.len(), self.entries.len())
     }
 
+    /// Whether a picture has rows, encoded or about to be.
+    pub fn holds(&self, key: &PictureKey) -> bool {
+        self.entries.contains_key(key)
+    }
+
+    /// Patches of the launch that the device runs.
+    pub fn patches_under_way(&self) -> usize {
+        self.under_way.front().into_iter().flatten().map(|key| self.entries[key].patches).sum()
+    }
+
     /// The rows of pictures that are all in the cache, in this order, pinned as if they had been wanted; none if one of
     /// them is not there or not encoded yet, and then nothing is pinned. None also while somebody waits for rows: pictures
     /// that are recalled again and again would never make room for them.

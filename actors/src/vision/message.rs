@@ -36,6 +36,8 @@ pub enum VisionMessage {
     Encoded(Result<(), LaneError>),
     /// A request no longer needs these; one entry a pin.
     Unpin(Vec<PictureKey>),
+    /// Set the gauges again: from itself, for a recorder that has come since.
+    Show,
     /// Die of this.
     Drill(Drill),
 }

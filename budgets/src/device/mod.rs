@@ -54,6 +54,11 @@ pub trait Device: Send + Sync + 'static {
     /// What a person calls it.
     fn name(&self) -> &str;
 
+    /// Which it is of this machine, in one word, as it is chosen by: `host`, or `cuda:0`.
+    fn label(&self) -> String {
+        if self.is_host_memory() { "host" } else { "device" }.to_owned()
+    }
+
     /// What stands between it and this process, with its version: what was measured under one need not hold under another.
     /// It may take a moment. A device that knows none says nothing.
     fn driver(&self) -> String {

@@ -169,6 +169,25 @@ pub enum Refusal {
     Withdrawn,
 }
 
+impl Refusal {
+    /// The reason as one word, without the numbers.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Refusal::Short { .. } => "short",
+            Refusal::TooLarge { .. } => "too_large",
+            Refusal::Behind { .. } => "behind",
+            Refusal::Overloaded(_) => "overloaded",
+            Refusal::GateClosed { .. } => "gate_closed",
+            Refusal::OwnerDead { .. } => "owner_dead",
+            Refusal::PredecessorHolds { .. } => "predecessor_holds",
+            Refusal::NotHeld { .. } => "not_held",
+            Refusal::Nothing => "nothing",
+            Refusal::CanaryAsked => "canary_asked",
+            Refusal::Withdrawn => "withdrawn",
+        }
+    }
+}
+
 impl Hint for Refusal {
     fn hint(&self) -> Option<String> {
         Some(match self {

@@ -25,17 +25,8 @@ impl BudgetState {
             self.step(Input::Remind);
         }
         self.offer_growth();
-        let account = *self.ledger.account(Memory::Device);
-        metrics::gauge!("bursar_device_total_bytes").set(memory.total.0 as f64);
-        metrics::gauge!("bursar_device_free_bytes").set(memory.free.0 as f64);
-        metrics::gauge!("bursar_foreign_bytes").set(account.foreign.0 as f64);
-        metrics::gauge!("bursar_overhead_bytes").set(account.overhead.0 as f64);
-        // What neighbours have taken of the canary, and nobody could give up for it yet: the alarm if it stays.
-        metrics::gauge!("bursar_owed_bytes").set(account.owed().0 as f64);
-        self.show_canary();
-        if !is_profiling && let Some(drift) = self.drift() {
-            metrics::gauge!("bursar_drift_bytes").set(drift.0 as f64);
-        }
+        let drift = if is_profiling { None } else { self.drift() };
+        self.show_all(memory, drift);
         Ok(())
     }
 
@@ -80,14 +71,14 @@ impl BudgetState {
     ///
     /// Without the driver's word (`Device::process_bytes`) drift cannot be told from foreign: both are used and neither is
     /// ours by the books. For the ledger it is foreign in any case, so that rule 1 is true of it too.
-    fn drift(&self) -> Option<Bytes> {
+    pub(super) fn drift(&self) -> Option<Bytes> {
         let before = self.in_use();
         let ours = self.device.process_bytes()?;
         Some(ours.saturating_sub(self.ledger.account(Memory::Device).overhead + self.ours(&before)))
     }
 
     /// What is in use of each device lease.
-    fn in_use(&self) -> BTreeMap<LeaseId, Bytes> {
+    pub(super) fn in_use(&self) -> BTreeMap<LeaseId, Bytes> {
         let books = self.desk.books();
         let used = books.meters.iter().filter_map(|(lease, meter)| {
             let holding = self.ledger.holding(*lease).filter(|holding| holding.class.memory() == Memory::Device)?;
@@ -140,10 +131,5 @@ impl BudgetState {
         for offer in self.regrowth.look(look, &wanting) {
             self.order(offer.lease, Order::MayGrow { to: offer.to });
         }
-    }
-
-    pub(super) fn show_canary(&self) {
-        let account = self.ledger.account(Memory::Device);
-        metrics::gauge!("bursar_canary_bytes").set(account.canary.0 as f64);
     }
 }

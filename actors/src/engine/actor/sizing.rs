@@ -1,6 +1,6 @@
 //! The attempts of an engine: each asks for less than one that was refused memory, also when that was while it served.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use bursar_budgets::Knob;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
@@ -13,17 +13,20 @@ use crate::{
     },
     event::Event,
     lane::{Job, Lane, LaneError, RefusalSink},
+    metric::{self, AttemptEnd},
     profile::{
         Attempt, AttemptReport, Course, Evidence, Faults, Outcome, Passed, Phase, ProfileActor, ProfileArguments,
         ProfileError, ProfileRecord, Profiled, advice,
     },
     supervise::Errand,
+    tree::Role,
 };
 
 impl EngineState {
     /// The next attempt begins where none has to go further back than it must: weights that are there stay.
     pub(super) async fn next_attempt(&mut self, myself: &ActorRef<EngineMessage>) -> Result<(), ActorProcessingErr> {
         self.course = Course::default();
+        self.attempted = Instant::now();
         if self.planned.is_some() {
             return self.start_attempt(myself).await;
         }
@@ -130,7 +133,7 @@ impl EngineState {
             self.work_out_advice(myself, error);
             return Ok(());
         };
-        self.arguments.tell_of_restart("profile", &said);
+        self.arguments.tell_of_restart(Role::Profile, &said);
         if wait.is_zero() {
             // A smaller target is another matter: there is nothing to wait for.
             return self.next_attempt(myself).await;
@@ -147,11 +150,20 @@ impl EngineState {
         let target = target.unwrap_or_else(|| self.attempts.target());
         let report = self.attempts.report(target, phase.unwrap_or(Phase::Load), outcome);
         if let Outcome::Refused { evidence } = &report.outcome {
-            let (model, phase) = (self.arguments.label.to_string(), evidence.phase.name());
-            self.arguments.budget.tell(Event::Oom { model: self.arguments.label.clone(), phase });
-            metrics::counter!("bursar_oom_total", "model" => model, "phase" => phase).increment(1);
+            let (model, phase) = (self.arguments.label.clone(), evidence.phase);
+            self.arguments.budget.tell(Event::Oom { model: model.clone(), phase: phase.name() });
+            metric::OOM_TOTAL.add(&(model, phase), 1);
         }
+        let reason = match &report.outcome {
+            Outcome::Ready => AttemptEnd::Ready,
+            Outcome::Refused { .. } => AttemptEnd::Memory,
+            Outcome::Died { .. } => AttemptEnd::Died,
+            Outcome::Failed { .. } => AttemptEnd::Error,
+        };
         // One that was ready and is refused memory while it serves is the same attempt.
+        if report.phase != Phase::Serve || report.outcome == Outcome::Ready {
+            metric::PROFILE_ATTEMPTS_TOTAL.add(&(self.arguments.label.clone(), reason), 1);
+        }
         self.reports.retain(|earlier| earlier.attempt != report.attempt);
         self.reports.push(report.clone());
         (self.arguments.progress)(Progress::Attempt(report));

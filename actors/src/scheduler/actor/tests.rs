@@ -2,6 +2,7 @@
 
 use std::sync::mpsc::Receiver;
 
+use bursar_budgets::Bytes;
 use bursar_kernels::{BLOCK_TOKENS, ops::embed::PREVIOUS};
 use bursar_model::{
     flow::{Grid, PictureContent, PictureHash, PrefixKeys},
@@ -91,8 +92,8 @@ impl Bed {
         let (unpins, unpinned) = mpsc::channel(8);
         let (vision, _) = Gallery::spawn(None, Gallery, unpins).await.expect("it starts");
         let model = Label::from("demo");
-        let (kv, _) =
-            KvActor::spawn(None, KvActor, KvArguments { blocks, model: model.clone() }).await.expect("it starts");
+        let arguments = KvArguments { blocks, model: model.clone(), block_bytes: Bytes::kib(4) };
+        let (kv, _) = KvActor::spawn(None, KvActor, arguments).await.expect("it starts");
         let limits = Limits { sequences: 2, step_tokens: 8, kv_tokens: blocks * BLOCK_TOKENS };
         let arguments = SchedulerArguments { limits, kv, lane, model, refused: Arc::new(|_| {}) };
         let (scheduler, _) = SchedulerActor::spawn(None, SchedulerActor, arguments).await.expect("it starts");
@@ -185,7 +186,7 @@ async fn one_that_is_preempted_behind_its_pictures_is_told_to_come_again_and_may
         }
     };
     assert_eq!(heard.last(), Some(&Delivery::ComeAgain), "the last that it hears");
-    let tokens = heard.iter().filter(|delivery| matches!(delivery, Delivery::Token(_))).count();
+    let tokens = heard.iter().filter(|delivery| matches!(delivery, Delivery::Token(..))).count();
     assert!(tokens > 0, "it had let go of its picture");
     // What its driver does, once the picture is in the cache anew.
     let mut again = long(3);
@@ -199,7 +200,7 @@ async fn one_that_is_preempted_behind_its_pictures_is_told_to_come_again_and_may
         tokio::select! {
             biased;
             delivery = younger.recv() => match delivery.expect("it is not lost") {
-                Delivery::Token(_) => more += 1,
+                Delivery::Token(..) => more += 1,
                 Delivery::Finished(_) => break,
                 delivery => assert!(matches!(delivery, Delivery::Found(_)), "{delivery:?}"),
             },
@@ -209,7 +210,7 @@ async fn one_that_is_preempted_behind_its_pictures_is_told_to_come_again_and_may
     assert_eq!(tokens + more, 40, "no token is lost and none is made twice");
     let mut of_older = 0;
     while let Ok(delivery) = older.try_recv() {
-        of_older += usize::from(matches!(delivery, Delivery::Token(_)));
+        of_older += usize::from(matches!(delivery, Delivery::Token(..)));
     }
     assert_eq!(of_older, 40);
 }
@@ -234,7 +235,7 @@ async fn a_smaller_pool_is_answered_when_the_steps_under_way_have_run_and_steps_
         tokio::select! {
             biased;
             delivery = delivered.recv() => match delivery.expect("it is not lost") {
-                Delivery::Token(_) => tokens += 1,
+                Delivery::Token(..) => tokens += 1,
                 Delivery::Finished(_) => break,
                 delivery => assert!(matches!(delivery, Delivery::Found(_)), "{delivery:?}"),
             },

@@ -56,6 +56,7 @@ pub struct CudaCounts {
 /// and not later.
 pub struct CudaDevice {
     name: String,
+    ordinal: usize,
     device: sys::CUdevice,
     /// Clears what is backed, beside whatever else the device does. It goes before the context that it is of.
     stream: Stream,
@@ -121,6 +122,7 @@ impl CudaDevice {
         })? as u64;
         let mut opened = CudaDevice {
             name,
+            ordinal,
             device,
             stream,
             context,
@@ -390,6 +392,10 @@ impl CudaDevice {
 impl Device for CudaDevice {
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn label(&self) -> String {
+        format!("cuda:{}", self.ordinal)
     }
 
     fn driver(&self) -> String {

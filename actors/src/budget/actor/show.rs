@@ -1,0 +1,116 @@
+//! What the budget shows of itself: gauges of the device, of its ledger, and of the leases by model and class.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use bursar_budgets::{Bytes, Class, DeviceMemory, Label, Memory, Refusal};
+
+use super::BudgetState;
+use crate::{
+    budget::tally::{Line, Sum, line},
+    metric,
+};
+
+/// What the gauges of the ledger were set to last: it is looked at behind every message, and set when it changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shown {
+    overhead: Bytes,
+    foreign: Bytes,
+    owed: Bytes,
+    deficit: Bytes,
+    canary: Bytes,
+    canary_wanted: Bytes,
+    host_total: Bytes,
+    host_leased: Bytes,
+    waiting: usize,
+}
+
+impl BudgetState {
+    fn to_show(&self) -> Shown {
+        let (device, host) = (self.ledger.account(Memory::Device), self.ledger.account(Memory::Host));
+        Shown {
+            overhead: device.overhead,
+            foreign: device.foreign,
+            owed: device.owed(),
+            deficit: device.deficit(),
+            canary: device.canary,
+            canary_wanted: device.canary_wanted,
+            host_total: host.total,
+            host_leased: host.granted,
+            waiting: self.ledger.waiting_for(Memory::Device) + self.ledger.waiting_for(Memory::Host),
+        }
+    }
+
+    /// Shows what has changed since.
+    pub(super) fn show_changes(&mut self) {
+        let shown = self.to_show();
+        if self.shown.replace(shown) != Some(shown) {
+            self.show_ledger(shown);
+        }
+    }
+
+    /// Shows everything, also to a recorder that has come since.
+    pub(super) fn show_all(&mut self, memory: DeviceMemory, drift: Option<Bytes>) {
+        let device = &self.name;
+        metric::DEVICE_TOTAL_BYTES.set(device, memory.total);
+        metric::DEVICE_FREE_BYTES.set(device, memory.free);
+        drift.into_iter().for_each(|drift| metric::DRIFT_BYTES.set(device, drift));
+        metric::CANARY_GIVEN_TOTAL.add(device, 0);
+        metric::DEVICE_LOSSES_TOTAL.add(device, 0);
+        let shown = self.to_show();
+        self.shown = Some(shown);
+        self.show_ledger(shown);
+        let mut used: BTreeMap<Line, Bytes> = BTreeMap::new();
+        for (lease, bytes) in self.in_use() {
+            let holding = self.ledger.holding(lease).expect("what is in use is held");
+            *used.entry(line(&holding.model, &holding.class)).or_default() += bytes;
+        }
+        for (line, sum) in self.desk.books().tally.lines() {
+            self.show_line(line, sum);
+            if line.1.memory() == Memory::Device {
+                let used = used.get(line).copied().unwrap_or_default();
+                metric::LEASE_USED_BYTES.set(&self.labels(line), used);
+            }
+        }
+    }
+
+    fn show_ledger(&self, shown: Shown) {
+        let device = &self.name;
+        metric::OVERHEAD_BYTES.set(device, shown.overhead);
+        metric::FOREIGN_BYTES.set(device, shown.foreign);
+        // What neighbours have taken of the canary, and nobody could give up for it yet: the alarm if it stays.
+        metric::OWED_BYTES.set(device, shown.owed);
+        metric::DEFICIT_BYTES.set(device, shown.deficit);
+        metric::CANARY_BYTES.set(device, shown.canary);
+        metric::CANARY_WANTED_BYTES.set(device, shown.canary_wanted);
+        metric::HOST_TOTAL_BYTES.set(device, shown.host_total);
+        metric::HOST_LEASED_BYTES.set(device, shown.host_leased);
+        metric::LEASES_WAITING.set(device, shown.waiting);
+    }
+
+    fn labels(&self, (model, class): &Line) -> (metric::DeviceLabel, Label, Class) {
+        (self.name.clone(), model.clone(), class.clone())
+    }
+
+    fn show_line(&self, line: &Line, sum: Sum) {
+        let labels = self.labels(line);
+        metric::LEASE_BYTES.set(&labels, sum.bytes);
+        metric::LEASE_PEAK_BYTES.set(&labels, sum.peak);
+        if sum.bytes.is_zero() && line.1.memory() == Memory::Device {
+            metric::LEASE_USED_BYTES.set(&labels, Bytes::ZERO);
+        }
+    }
+
+    /// A lease of this line had `from` bytes and has `to`.
+    pub(super) fn leased(&self, line: Line, from: Bytes, to: Bytes) {
+        let sum = self.desk.books().tally.change(line.clone(), from, to);
+        self.show_line(&line, sum);
+    }
+
+    pub(super) fn show_wait(&self, class: &Class, waited: Duration) {
+        metric::LEASE_WAIT_SECONDS.record(&(self.name.clone(), class.clone()), waited);
+    }
+
+    pub(super) fn show_refusal(&self, class: &Class, reason: &Refusal) {
+        metric::LEASES_REFUSED_TOTAL.add(&(self.name.clone(), class.clone(), reason.clone()), 1);
+    }
+}

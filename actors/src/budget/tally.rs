@@ -1,0 +1,101 @@
+//! What the leases of each class of each model sum up to, and the most that they did: pure.
+
+use std::collections::BTreeMap;
+
+use bursar_budgets::{Bytes, Class, Holding, Label};
+
+/// Whose leases are summed up. All tenants are one: they name themselves, and their models too.
+pub(super) type Line = (Label, Class);
+
+/// The sums.
+#[derive(Debug, Default)]
+pub(super) struct Tally(BTreeMap<Line, Sum>);
+
+/// One line's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Sum {
+    /// Now.
+    pub(super) bytes: Bytes,
+    /// The most at once so far.
+    pub(super) peak: Bytes,
+}
+
+/// Where a lease is summed up.
+pub(super) fn line(model: &Label, class: &Class) -> Line {
+    match class {
+        Class::Tenant(_) => (Label::from(""), Class::tenant("")),
+        class => (model.clone(), class.clone()),
+    }
+}
+
+impl Tally {
+    /// Sums up anew what is held; lines that nothing is held of stay, at nothing.
+    pub(super) fn recount(&mut self, held: impl Iterator<Item = Holding>) {
+        self.0.values_mut().for_each(|sum| sum.bytes = Bytes::ZERO);
+        for Holding { model, class, bytes, .. } in held {
+            self.change(line(&model, &class), Bytes::ZERO, bytes);
+        }
+    }
+
+    /// A lease of this line had `from` bytes and has `to`; gives the line's sum.
+    pub(super) fn change(&mut self, line: Line, from: Bytes, to: Bytes) -> Sum {
+        let sum = self.0.entry(line).or_default();
+        sum.bytes = sum.bytes + to - from;
+        sum.peak = sum.peak.max(sum.bytes);
+        *sum
+    }
+
+    /// Every line there ever was.
+    pub(super) fn lines(&self) -> impl Iterator<Item = (&Line, Sum)> {
+        self.0.iter().map(|(line, sum)| (line, *sum))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bursar_budgets::{LeaseId, Owner, Priority};
+
+    use super::*;
+
+    fn holding(class: Class, model: &str, mib: u64) -> Holding {
+        let owner = Owner::new("engine", 0);
+        Holding {
+            id: LeaseId(1),
+            owner,
+            class,
+            model: model.into(),
+            bytes: Bytes::mib(mib),
+            priority: Priority::Serving,
+        }
+    }
+
+    #[test]
+    fn a_line_sums_up_its_leases_keeps_its_peak_and_stays_when_they_have_ended() {
+        let mut tally = Tally::default();
+        let kv = line(&"demo".into(), &Class::Kv);
+        let mut changes = |from, to| {
+            let Sum { bytes, peak } = tally.change(kv.clone(), Bytes::mib(from), Bytes::mib(to));
+            (bytes, peak)
+        };
+        assert_eq!(changes(0, 3), (Bytes::mib(3), Bytes::mib(3)));
+        assert_eq!(changes(0, 2), (Bytes::mib(5), Bytes::mib(5)), "another lease of the same line");
+        assert_eq!(changes(3, 2), (Bytes::mib(4), Bytes::mib(5)), "the first is smaller");
+        assert_eq!(changes(2, 3), (Bytes::mib(5), Bytes::mib(5)), "what it had before is not had twice");
+        tally.change(line(&"demo".into(), &Class::Weights), Bytes::ZERO, Bytes::mib(7));
+        tally.recount([holding(Class::Weights, "demo", 7), holding(Class::Weights, "demo", 1)].into_iter());
+        let lines: Vec<_> = tally.lines().map(|((_, class), sum)| (class.clone(), sum.bytes, sum.peak)).collect();
+        let weights = (Class::Weights, Bytes::mib(8), Bytes::mib(8));
+        assert_eq!(lines, [weights, (Class::Kv, Bytes::ZERO, Bytes::mib(5))]);
+    }
+
+    #[test]
+    fn tenants_make_one_line_whatever_they_call_themselves_and_their_models() {
+        let mut tally = Tally::default();
+        for number in 0..100 {
+            let model = Label::from(format!("model {number}"));
+            tally.change(line(&model, &Class::tenant(format!("index {number}"))), Bytes::ZERO, Bytes::mib(1));
+        }
+        let lines: Vec<_> = tally.lines().map(|(line, sum)| (line.clone(), sum.bytes)).collect();
+        assert_eq!(lines, [(("".into(), Class::tenant("")), Bytes::mib(100))]);
+    }
+}

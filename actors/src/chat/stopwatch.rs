@@ -1,0 +1,121 @@
+//! What is recorded of one request: when it was asked, queued, begun, answered token by token, and how it ended.
+
+use bursar_budgets::Label;
+use tokio::time::Instant;
+
+use super::{ChatError, Fault, driver::Deadline};
+use crate::{
+    credit::Credit,
+    metric::{self, Recording, RequestEnd},
+};
+
+/// One accepted request, from the question on. It holds the request's credit, so whoever holds it is under way; one that
+/// is dropped before anybody has said how it ended has lost its caller, or its deadline has passed.
+pub(super) struct Stopwatch {
+    model: Label,
+    /// None once it has ended.
+    credit: Option<Credit>,
+    deadline: Option<Deadline>,
+    asked: Instant,
+    /// When the scheduler was told of it.
+    queued: Option<Instant>,
+    /// A step that it is part of was planned.
+    has_begun: bool,
+    /// Its prompt was counted.
+    has_read: bool,
+    /// When its last token came.
+    last: Option<Instant>,
+    /// Looked up once: a step has a token for each of hundreds.
+    intervals: Recording,
+}
+
+impl Stopwatch {
+    pub(super) fn begin(model: Label, credit: Credit, deadline: Option<Deadline>, asked: Instant) -> Self {
+        let intervals = metric::TOKEN_INTERVAL_SECONDS.recording(&model);
+        let credit = Some(credit);
+        Stopwatch {
+            model,
+            credit,
+            deadline,
+            asked,
+            queued: None,
+            has_begun: false,
+            has_read: false,
+            last: None,
+            intervals,
+        }
+    }
+
+    /// The scheduler is told of it. In later lives it has waited before.
+    pub(super) fn queue(&mut self) {
+        self.queued.get_or_insert_with(Instant::now);
+    }
+
+    /// It is part of the next step.
+    pub(super) fn start(&mut self) {
+        if let (Some(queued), false) = (self.queued, self.has_begun) {
+            self.has_begun = true;
+            metric::QUEUE_SECONDS.record(&self.model, queued.elapsed());
+        }
+    }
+
+    /// Its prompt is computed, all but so many tokens that others had computed before. Said again it is no news.
+    pub(super) fn prompt(&mut self, tokens: usize, cached: usize) {
+        if !std::mem::replace(&mut self.has_read, true) {
+            metric::PROMPT_TOKENS_TOTAL.add(&self.model, tokens);
+            metric::CACHED_PROMPT_TOKENS_TOTAL.add(&self.model, cached);
+        }
+    }
+
+    /// A token of its reply was there at this moment.
+    pub(super) fn token(&mut self, at: Instant) {
+        match self.last.replace(at) {
+            // Its step may have ended before the driver of another life said so.
+            Some(last) => self.intervals.record(at.saturating_duration_since(last)),
+            None => metric::TIME_TO_FIRST_TOKEN_SECONDS.record(&self.model, at.saturating_duration_since(self.asked)),
+        }
+    }
+
+    /// Actors died under it, and it begins again.
+    pub(super) fn redo(&self) {
+        metric::REQUESTS_REDONE_TOTAL.add(&self.model, 1);
+    }
+
+    /// It has ended so; its credit is free.
+    pub(super) fn end(mut self, how: RequestEnd) {
+        self.close(how);
+    }
+
+    fn close(&mut self, how: RequestEnd) {
+        let Some(credit) = self.credit.take() else { return };
+        if matches!(how, RequestEnd::Stop | RequestEnd::Length) {
+            metric::REQUEST_SECONDS.record(&self.model, self.asked.elapsed());
+        }
+        metric::REQUESTS_TOTAL.add(&(self.model.clone(), how), 1);
+        drop(credit);
+    }
+}
+
+impl Drop for Stopwatch {
+    fn drop(&mut self) {
+        let is_late = self.deadline.is_some_and(|deadline| deadline.at <= Instant::now());
+        self.close(match (std::thread::panicking(), is_late) {
+            (true, _) => RequestEnd::Error,
+            (false, true) => RequestEnd::TooLate,
+            (false, false) => RequestEnd::Cancelled,
+        });
+    }
+}
+
+/// How a request ended that was answered with this.
+pub(super) fn end_of(error: &ChatError) -> RequestEnd {
+    match (error, error.fault()) {
+        (ChatError::Overloaded { .. }, _) => RequestEnd::Overloaded,
+        (ChatError::TooLate { .. }, _) => RequestEnd::TooLate,
+        (ChatError::NotStarted(_) | ChatError::Stopped { .. } | ChatError::ShuttingDown, _) => RequestEnd::Stopped,
+        (ChatError::DeviceLost { .. }, _) => RequestEnd::DeviceLost,
+        (ChatError::GivenUp { .. }, _) => RequestEnd::GivenUp,
+        (_, Fault::Chat) => RequestEnd::Refused,
+        (_, Fault::Moment | Fault::Model) => RequestEnd::Error,
+    }
+}

@@ -1,0 +1,198 @@
+//! One metric: its row of the table, and the typed ways to record it.
+
+use std::{marker::PhantomData, time::Duration};
+
+use metrics::{Key, KeyName, Label, Level, Metadata, SharedString, Unit};
+
+use super::LabelSet;
+
+/// What a metric is to Prometheus.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A value that goes up and down.
+    Gauge,
+    /// A number that only grows; its name ends in `_total`.
+    Counter,
+    /// Numbers, counted by bucket.
+    Histogram,
+}
+
+impl Kind {
+    /// As `# TYPE` lines write it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::Gauge => "gauge",
+            Kind::Counter => "counter",
+            Kind::Histogram => "histogram",
+        }
+    }
+}
+
+/// A row of the table.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Row {
+    /// What Prometheus calls it; it begins with `bursar_`.
+    pub name: &'static str,
+    /// What it is.
+    pub kind: Kind,
+    /// The names of its labels, in order.
+    pub labels: &'static [&'static str],
+    /// What it means, in sentences.
+    pub help: &'static str,
+    /// The upper edges of a histogram's buckets, rising; empty for all others.
+    pub buckets: &'static [f64],
+}
+
+/// Where all of it comes from, as the facade wants to be told.
+static METADATA: Metadata<'static> = Metadata::new("bursar", Level::INFO, Some("bursar"));
+
+impl Row {
+    fn unit(&self) -> Unit {
+        let base = self.name.trim_end_matches("_total");
+        match () {
+            () if base.ends_with("_bytes") => Unit::Bytes,
+            () if base.ends_with("_seconds") => Unit::Seconds,
+            () => Unit::Count,
+        }
+    }
+
+    /// Tells the recorder what this is.
+    pub(super) fn describe(&self) {
+        let (name, unit, help) = (KeyName::from_const_str(self.name), Some(self.unit()), self.help.trim());
+        metrics::with_recorder(|recorder| match self.kind {
+            Kind::Gauge => recorder.describe_gauge(name, unit, help.into()),
+            Kind::Counter => recorder.describe_counter(name, unit, help.into()),
+            Kind::Histogram => recorder.describe_histogram(name, unit, help.into()),
+        });
+    }
+
+    fn key(&self, labels: Vec<Label>) -> Key {
+        Key::from_parts(KeyName::from_const_str(self.name), labels)
+    }
+
+    /// Its label at this place, with this value.
+    pub(super) fn label(&self, place: usize, value: SharedString) -> Label {
+        Label::new(self.labels[place], value)
+    }
+
+    pub(super) fn gauge(&self, labels: Vec<Label>) -> metrics::Gauge {
+        metrics::with_recorder(|recorder| recorder.register_gauge(&self.key(labels), &METADATA))
+    }
+
+    pub(super) fn counter(&self, labels: Vec<Label>) -> metrics::Counter {
+        metrics::with_recorder(|recorder| recorder.register_counter(&self.key(labels), &METADATA))
+    }
+
+    fn histogram(&self, labels: Vec<Label>) -> metrics::Histogram {
+        metrics::with_recorder(|recorder| recorder.register_histogram(&self.key(labels), &METADATA))
+    }
+}
+
+/// What a gauge is set to: bytes, a count, or seconds.
+pub trait Amount {
+    /// As Prometheus keeps it.
+    fn amount(self) -> f64;
+}
+
+impl Amount for bursar_budgets::Bytes {
+    fn amount(self) -> f64 {
+        self.0 as f64
+    }
+}
+
+impl Amount for usize {
+    fn amount(self) -> f64 {
+        self as f64
+    }
+}
+
+impl Amount for f64 {
+    fn amount(self) -> f64 {
+        self
+    }
+}
+
+impl Amount for i32 {
+    fn amount(self) -> f64 {
+        self.into()
+    }
+}
+
+impl Amount for bool {
+    fn amount(self) -> f64 {
+        self.into()
+    }
+}
+
+impl Amount for Duration {
+    fn amount(self) -> f64 {
+        self.as_secs_f64()
+    }
+}
+
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $kind:ident)*) => {
+        $(
+            $(#[$doc])*
+            #[derive(Clone, Copy, Debug)]
+            pub struct $kind<L>(Row, PhantomData<fn(&L)>);
+
+            impl<L: LabelSet> $kind<L> {
+                /// Its row.
+                pub const fn row(&self) -> &Row {
+                    &self.0
+                }
+
+                pub(super) const fn new(name: &'static str, help: &'static str, buckets: &'static [f64]) -> Self {
+                    $kind(Row { name, kind: Kind::$kind, labels: L::NAMES, help, buckets }, PhantomData)
+                }
+            }
+        )*
+    };
+}
+
+kinds! {
+    /// A value that goes up and down.
+    Gauge
+    /// A number that only grows.
+    Counter
+    /// Numbers, counted by bucket.
+    Histogram
+}
+
+impl<L: LabelSet> Gauge<L> {
+    /// It is so much now.
+    pub fn set(&self, labels: &L, to: impl Amount) {
+        self.0.gauge(labels.labels()).set(to.amount());
+    }
+}
+
+impl<L: LabelSet> Counter<L> {
+    /// So many more.
+    pub fn add(&self, labels: &L, more: usize) {
+        self.0.counter(labels.labels()).increment(more as u64);
+    }
+}
+
+impl<L: LabelSet> Histogram<L> {
+    /// One more of this size.
+    pub fn record(&self, labels: &L, seconds: Duration) {
+        self.recording(labels).record(seconds);
+    }
+
+    /// For whoever records it with every token: looked up once. Keep it no longer than a request, as a recorder that
+    /// comes later does not hear of it.
+    pub fn recording(&self, labels: &L) -> Recording {
+        Recording(self.0.histogram(labels.labels()))
+    }
+}
+
+/// A histogram with its labels, looked up.
+pub struct Recording(metrics::Histogram);
+
+impl Recording {
+    /// One more of this size.
+    pub fn record(&self, seconds: Duration) {
+        self.0.record(seconds.as_secs_f64());
+    }
+}

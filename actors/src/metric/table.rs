@@ -1,0 +1,158 @@
+//! The table of metrics. `docs/metrics.md` has the same rows, with what to watch.
+
+use bursar_budgets::{Class, Label, Refusal};
+
+use super::{AttemptEnd, Counter, DeviceLabel, Gauge, Histogram, Permit, Preempted, RequestEnd, Row};
+use crate::{profile::Phase, tree::Role};
+
+macro_rules! table {
+    ($($item:ident: $kind:ident<$labels:ty> = $name:literal, $help:literal $(, $buckets:expr)?;)*) => {
+        $(
+            #[doc = concat!("`", $name, "`: ", $help)]
+            pub const $item: $kind<$labels> = {
+                let buckets: &[f64] = &[];
+                $(let buckets: &[f64] = { let _ = buckets; $buckets };)?
+                $kind::new($name, $help, buckets)
+            };
+        )*
+
+        /// Every metric there is.
+        pub const TABLE: &[Row] = &[$(*$item.row()),*];
+    };
+}
+
+/// To the first token, as vLLM counts it (`vllm/v1/metrics/loggers.py`), so that dashboards carry over.
+const FIRST_TOKEN: &[f64] = &[
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+    160.0, 640.0, 2560.0,
+];
+/// From token to token: vLLM's, and finer ones below its smallest, where a step of ours takes 4 ms.
+const BETWEEN_TOKENS: &[f64] = &[
+    0.001, 0.002, 0.003, 0.004, 0.005, 0.0065, 0.008, 0.01, 0.0125, 0.015, 0.02, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2,
+    0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+];
+/// Of whole requests: vLLM's, and finer ones below its smallest, since most requests wait for no more than a step.
+const REQUEST: &[f64] = &[
+    0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0,
+    50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
+];
+/// Of a step: a decode step of a small model takes 1 ms, a full prompt on a CPU some seconds.
+const STEP: &[f64] = &[
+    0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.008, 0.01, 0.0125, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2,
+    0.5, 1.0, 2.0, 5.0, 10.0, 30.0,
+];
+/// Of a shrink: from the end of a step to backing a whole card.
+const SHRINK: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
+/// Of a lease: granted within the same message, or when somebody else leaves, within the hour.
+const LEASE: &[f64] = &[0.0001, 0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0, 3600.0];
+
+table! {
+    DEVICE_TOTAL_BYTES: Gauge<DeviceLabel> = "bursar_device_total_bytes", "The device's memory, as its driver reports it.";
+    DEVICE_FREE_BYTES: Gauge<DeviceLabel> = "bursar_device_free_bytes", "What nobody uses of it, as its driver reports it.";
+    OVERHEAD_BYTES: Gauge<DeviceLabel> = "bursar_overhead_bytes", "What this process uses that no lease can hold: context, loaded modules, handles of libraries.";
+    FOREIGN_BYTES: Gauge<DeviceLabel> = "bursar_foreign_bytes", "What other processes hold of the device.";
+    DRIFT_BYTES: Gauge<DeviceLabel> = "bursar_drift_bytes", "What this process holds beside leases and overhead. It has to be 0.";
+    OWED_BYTES: Gauge<DeviceLabel> = "bursar_owed_bytes", "What is still to be given up so that all leases and the canary fit beside other processes.";
+    DEFICIT_BYTES: Gauge<DeviceLabel> = "bursar_deficit_bytes", "By how much leases and what others hold exceed the device: nothing is granted meanwhile.";
+    CANARY_BYTES: Gauge<DeviceLabel> = "bursar_canary_bytes", "What is kept free of use, now.";
+    CANARY_WANTED_BYTES: Gauge<DeviceLabel> = "bursar_canary_wanted_bytes", "What should be kept free of use.";
+    CANARY_GIVEN_TOTAL: Counter<DeviceLabel> = "bursar_canary_given_total", "Times that some of the canary was given up.";
+    DEVICE_LOSSES_TOTAL: Counter<DeviceLabel> = "bursar_device_losses_total", "Times that the device was lost.";
+    LEASE_BYTES: Gauge<(DeviceLabel, Label, Class)> = "bursar_lease_bytes", "What is leased now; 0 when the lease has ended.";
+    LEASE_PEAK_BYTES: Gauge<(DeviceLabel, Label, Class)> = "bursar_lease_peak_bytes", "The most that was leased at once so far.";
+    LEASE_USED_BYTES: Gauge<(DeviceLabel, Label, Class)> = "bursar_lease_used_bytes", "What of the leases of device memory is in use: backed, or taken by whoever allocates for itself.";
+    LEASES_WAITING: Gauge<DeviceLabel> = "bursar_leases_waiting", "Requests for leases that wait for memory.";
+    LEASE_WAIT_SECONDS: Histogram<(DeviceLabel, Class)> = "bursar_lease_wait_seconds", "How long those waited that got a lease, or a larger one.", LEASE;
+    LEASES_REFUSED_TOTAL: Counter<(DeviceLabel, Class, Refusal)> = "bursar_leases_refused_total", "Requests for leases that were refused, or taken back by who asked (`withdrawn`).";
+    HOST_TOTAL_BYTES: Gauge<DeviceLabel> = "bursar_host_total_bytes", "Host memory that may be leased.";
+    HOST_LEASED_BYTES: Gauge<DeviceLabel> = "bursar_host_leased_bytes", "Host memory that is leased.";
+    PERMITS: Gauge<(Label, Permit)> = "bursar_permits", "What may be under way at once, from the profile: sequences of a step, patches of a launch of pictures.";
+    PERMITS_USED: Gauge<(Label, Permit)> = "bursar_permits_used", "What is under way: sequences that run, patches of the launch that runs.";
+    KV_BLOCKS: Gauge<Label> = "bursar_kv_blocks", "Blocks of keys and values that sequences may use.";
+    KV_BLOCKS_USED: Gauge<Label> = "bursar_kv_blocks_used", "Blocks that sequences hold.";
+    KV_BLOCKS_CACHED: Gauge<Label> = "bursar_kv_blocks_cached", "Blocks that nobody holds and whose content another prompt may find.";
+    KV_BLOCKS_SWAPPED: Gauge<Label> = "bursar_kv_blocks_swapped", "Blocks that wait in host memory. There is no swap yet, so it is 0.";
+    KV_BLOCK_TOKENS: Gauge<Label> = "bursar_kv_block_tokens", "Tokens of a block.";
+    KV_SHRINKS_TOTAL: Counter<Label> = "bursar_kv_shrinks_total", "Times that keys and values began to become fewer.";
+    KV_GROWTHS_TOTAL: Counter<Label> = "bursar_kv_growths_total", "Times that keys and values became more.";
+    KV_SHRINK_SECONDS: Histogram<Label> = "bursar_kv_shrink_seconds", "From the order to the smaller lease.", SHRINK;
+    PREFIX_CACHE_QUERIES_TOTAL: Counter<Label> = "bursar_prefix_cache_queries_total", "Tokens that began and were looked for among the blocks that are there.";
+    PREFIX_CACHE_HITS_TOTAL: Counter<Label> = "bursar_prefix_cache_hits_total", "Tokens of those that were found and not computed.";
+    PREFIX_CACHE_BYTES: Gauge<Label> = "bursar_prefix_cache_bytes", "Keys and values that nobody holds and that another prompt may find.";
+    ENCODER_CACHE_QUERIES_TOTAL: Counter<Label> = "bursar_encoder_cache_queries_total", "Pictures that requests wanted the embeddings of.";
+    ENCODER_CACHE_HITS_TOTAL: Counter<Label> = "bursar_encoder_cache_hits_total", "Pictures of those whose embeddings were there, or were being computed for another request.";
+    ENCODER_CACHE_BYTES: Gauge<Label> = "bursar_encoder_cache_bytes", "Embeddings that are there.";
+    ENCODER_CACHE_PICTURES: Gauge<Label> = "bursar_encoder_cache_pictures", "Pictures whose embeddings are there, or being computed.";
+    PICTURES_WANTED_AGAIN_TOTAL: Counter<Label> = "bursar_pictures_wanted_again_total", "Times that a sequence lost its blocks behind its pictures, and had to wait for these again.";
+    PLAN_ERROR_BYTES: Gauge<(Label, Class)> = "bursar_plan_error_bytes", "The measured workspace minus the planned one. It has to be 0.";
+    PROFILE_ATTEMPTS_TOTAL: Counter<(Label, AttemptEnd)> = "bursar_profile_attempts_total", "Attempts at starting a model, by how they ended.";
+    PROFILE_SECONDS: Gauge<Label> = "bursar_profile_seconds", "How long the last attempt took that got ready, loading included.";
+    PROFILE_TARGET_TOKENS: Gauge<Label> = "bursar_profile_target_tokens", "Tokens of keys and values that it settled on.";
+    OOM_TOTAL: Counter<(Label, Phase)> = "bursar_oom_total", "Times that memory was refused, by the phase in which it was.";
+    ACTOR_UP: Gauge<(Label, Role)> = "bursar_actor_up", "1 while the actor runs, 0 while it does not. The model is empty for budget and runtime.";
+    RESTARTS_TOTAL: Counter<(Label, Role)> = "bursar_restarts_total", "Deaths of an actor that was to be started again.";
+    SEQUENCES_RUNNING: Gauge<Label> = "bursar_sequences_running", "Sequences that hold blocks and are computed.";
+    SEQUENCES_WAITING: Gauge<Label> = "bursar_sequences_waiting", "Sequences that wait to be computed.";
+    STEPS_UNDER_WAY: Gauge<Label> = "bursar_steps_under_way", "Steps that the lane has: two at most.";
+    REQUESTS_TOTAL: Counter<(Label, RequestEnd)> = "bursar_requests_total", "Requests that have ended, by how they did.";
+    REQUESTS_ACTIVE: Gauge<Label> = "bursar_requests_active", "Requests that were accepted and have not ended.";
+    REQUESTS_REDONE_TOTAL: Counter<Label> = "bursar_requests_redone_total", "Times that a request began again since actors died under it.";
+    PREEMPTIONS_TOTAL: Counter<(Label, Preempted)> = "bursar_preemptions_total", "Times that a sequence lost its blocks before its end.";
+    PROMPT_TOKENS_TOTAL: Counter<Label> = "bursar_prompt_tokens_total", "Tokens of prompts that were computed or found.";
+    CACHED_PROMPT_TOKENS_TOTAL: Counter<Label> = "bursar_cached_prompt_tokens_total", "Tokens of prompts that were found and not computed.";
+    GENERATED_TOKENS_TOTAL: Counter<Label> = "bursar_generated_tokens_total", "Tokens of replies.";
+    TIME_TO_FIRST_TOKEN_SECONDS: Histogram<Label> = "bursar_time_to_first_token_seconds", "From the question to the first token of its reply.", FIRST_TOKEN;
+    TOKEN_INTERVAL_SECONDS: Histogram<Label> = "bursar_token_interval_seconds", "From one token of a reply to the next.", BETWEEN_TOKENS;
+    QUEUE_SECONDS: Histogram<Label> = "bursar_queue_seconds", "From the scheduler's hearing of a request to its first step.", REQUEST;
+    REQUEST_SECONDS: Histogram<Label> = "bursar_request_seconds", "From the question to the end of its reply, of those that ended by themselves.", REQUEST;
+    GRAPH_REPLAYS_TOTAL: Counter<Label> = "bursar_graph_replays_total", "Steps that ran as a captured graph.";
+    EAGER_STEPS_TOTAL: Counter<Label> = "bursar_eager_steps_total", "Steps that ran launch by launch.";
+    GRAPHS_CAPTURED: Gauge<Label> = "bursar_graphs_captured", "Sizes of decode steps that are captured as graphs.";
+    GRAPHS_NOT_RECAPTURED_TOTAL: Counter<Label> = "bursar_graphs_not_recaptured_total", "Lanes that took over from one that died and could not capture all sizes again: decode steps of the others run as a larger one, or launch by launch.";
+    STEP_SECONDS: Histogram<Label> = "bursar_step_seconds", "What a step took, launch and answer included; of one that was launched behind another, from the end of that one.", STEP;
+    STEP_TOKENS_TOTAL: Counter<Label> = "bursar_step_tokens_total", "Tokens that steps computed.";
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::metric::Kind;
+
+    #[test]
+    fn names_follow_the_conventions_of_prometheus() {
+        let names: BTreeSet<_> = TABLE.iter().map(|row| row.name).collect();
+        assert_eq!(names.len(), TABLE.len(), "each name stands once");
+        for Row { name, kind, labels, help, buckets } in TABLE {
+            assert!(name.starts_with("bursar_"), "{name}");
+            assert!(name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'), "{name}");
+            assert_eq!(name.ends_with("_total"), *kind == Kind::Counter, "{name} is a {}", kind.name());
+            assert_eq!(name.ends_with("_seconds") && !buckets.is_empty(), *kind == Kind::Histogram, "{name}");
+            assert!(help.ends_with('.') && !help.contains('\n'), "{name} is told in sentences");
+            assert!(
+                labels
+                    .iter()
+                    .all(|label| ["device", "model", "class", "phase", "reason", "actor", "permit"].contains(label))
+            );
+        }
+    }
+
+    #[test]
+    fn edges_rise_and_those_of_vllm_are_among_them() {
+        for Row { name, buckets, .. } in TABLE {
+            assert!(buckets.is_sorted_by(|edge, next| edge < next), "{name}: {buckets:?}");
+        }
+        // vllm/v1/metrics/loggers.py
+        let between =
+            [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0];
+        let request = [
+            0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0,
+            960.0, 1920.0, 7680.0,
+        ];
+        let has = |row: &Row, edges: &[f64]| edges.iter().all(|edge| row.buckets.contains(edge));
+        assert!(has(TOKEN_INTERVAL_SECONDS.row(), &between));
+        assert!(has(QUEUE_SECONDS.row(), &request) && has(REQUEST_SECONDS.row(), &request));
+        assert_eq!(TIME_TO_FIRST_TOKEN_SECONDS.row().buckets.len(), 22, "vLLM's go down to 1 ms already");
+    }
+}

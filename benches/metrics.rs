@@ -1,0 +1,65 @@
+//! What recording costs with a real recorder beside what is recorded: all that the scheduler, the kv actor and the drivers
+//! record of one decode step.
+//!
+//! `cargo bench --bench metrics`
+
+use std::{hint::black_box, time::Duration};
+
+use bursar::crates::{
+    actors::metric::{self, Permit, Recording},
+    budgets::{Bytes, Label},
+};
+use divan::Bencher;
+use metrics::Recorder;
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
+
+fn main() {
+    divan::main();
+}
+
+/// As an embedder installs it: with our edges.
+fn prometheus() -> impl Recorder {
+    let builder = metric::buckets().fold(PrometheusBuilder::new(), |builder, (name, edges)| {
+        builder.set_buckets_for_metric(Matcher::Full(name.to_owned()), edges).expect("there are edges")
+    });
+    builder.build_recorder()
+}
+
+/// A decode step of as many sequences as there are drivers: the sites that record one, in their order.
+fn decode_step(model: &Label, drivers: &[Recording]) {
+    let sequences = drivers.len();
+    // The scheduler hears of the last step (`scheduler/actor.rs`) …
+    metric::GRAPH_REPLAYS_TOTAL.add(model, 1);
+    metric::STEP_SECONDS.record(model, Duration::from_micros(4_300));
+    // … asks for blocks, and names those that have become whole (`kv/actor.rs`) …
+    for _ in 0..2 {
+        metric::KV_BLOCKS_USED.set(model, 32 * sequences);
+        metric::KV_BLOCKS_CACHED.set(model, 100);
+        metric::PREFIX_CACHE_BYTES.set(model, Bytes::mib(90));
+    }
+    // … and launches the next.
+    metric::STEP_TOKENS_TOTAL.add(model, sequences);
+    metric::SEQUENCES_WAITING.set(model, 0);
+    metric::SEQUENCES_RUNNING.set(model, sequences);
+    metric::PERMITS_USED.set(&(model.clone(), Permit::Sequences), sequences);
+    metric::STEPS_UNDER_WAY.set(model, 2);
+    metric::GENERATED_TOKENS_TOTAL.add(model, sequences);
+    // Each driver has a token (`chat/stopwatch.rs`).
+    drivers.iter().for_each(|intervals| intervals.record(Duration::from_micros(4_300)));
+}
+
+fn recorded(bencher: Bencher, sequences: usize) {
+    let model = Label::from("Qwen/Qwen2.5-VL-7B-Instruct");
+    let drivers: Vec<_> = (0..sequences).map(|_| metric::TOKEN_INTERVAL_SECONDS.recording(&model)).collect();
+    bencher.bench_local(|| decode_step(black_box(&model), black_box(&drivers)));
+}
+
+#[divan::bench(args = [1, 256])]
+fn a_decode_step_with_prometheus(bencher: Bencher, sequences: usize) {
+    metrics::with_local_recorder(&prometheus(), || recorded(bencher, sequences));
+}
+
+#[divan::bench(args = [1, 256])]
+fn a_decode_step_without_a_recorder(bencher: Bencher, sequences: usize) {
+    recorded(bencher, sequences);
+}

@@ -1,0 +1,210 @@
+//! What a run records, held against the table of metrics and its page.
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use bursar::{
+    Device, DeviceError, Drill, MIB,
+    crates::actors::{
+        engine::{EngineMessage, WhichLane},
+        metric::{Kind, Row, TABLE},
+        scheduler::SchedulerMessage,
+    },
+};
+
+use super::*;
+use crate::stage::{Stage, ask, device, listen};
+
+/// Runs a story on one thread, with all of its actors, and with ears of its own: other stories record at the same time.
+fn heard(story: impl AsyncFnOnce(&Ears)) -> Ears {
+    let ears = Ears::default();
+    let actors = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    metrics::with_local_recorder(&ears, || actors.block_on(story(&ears)));
+    ears
+}
+
+/// A name without its labels, and the labels' names and values.
+fn parts(heard: &str) -> (&str, Vec<(&str, &str)>) {
+    let (name, labels) = heard.trim_end_matches('}').split_once('{').expect("ears write it so");
+    (name, labels.split(',').filter_map(|label| label.split_once('=')).collect())
+}
+
+fn row(name: &str) -> Option<&'static Row> {
+    TABLE.iter().find(|row| row.name == name)
+}
+
+/// All that was heard is in the table, as what it is there, with the labels that it has there.
+fn assert_in_the_table(ears: &Ears) {
+    for (heard, what) in ears.all() {
+        let (name, labels) = parts(&heard);
+        let row = row(name).unwrap_or_else(|| panic!("{heard} is not in the table"));
+        assert_eq!(row.kind.name(), what.kind, "{heard}");
+        assert!(labels.iter().map(|(label, _)| *label).eq(row.labels.iter().copied()), "{heard}: {:?}", row.labels);
+    }
+}
+
+#[test]
+fn what_is_recorded_of_requests_is_what_their_callers_saw() {
+    heard(async |ears| {
+        let stage = Stage::set(LoadOptions { requests: 2, ..small() }).await;
+        let count = |name: &str| ears.now(&format!("bursar_{name}{{model=demo}}"));
+        let ended = |reason: &str| ears.now(&format!("bursar_requests_total{{model=demo,reason={reason}}}"));
+        let chat = || about(1).max_tokens(9).ignore_end();
+        let first = ask(&stage.model, chat()).await.expect("it answers");
+        let prompt = first.usage.prompt_tokens as f64;
+        assert_eq!((count("prompt_tokens_total"), count("generated_tokens_total")), (prompt, 9.0));
+        assert_eq!((count("prefix_cache_queries_total"), count("prefix_cache_hits_total")), (prompt, 0.0));
+        assert_eq!((count("encoder_cache_queries_total"), count("encoder_cache_hits_total")), (1.0, 0.0));
+        let second = ask(&stage.model, chat()).await.expect("it answers");
+        let cached = second.cached_tokens as f64;
+        assert!(cached > 0.0, "it is found");
+        assert_eq!((count("prompt_tokens_total"), count("cached_prompt_tokens_total")), (2.0 * prompt, cached));
+        assert_eq!((count("prefix_cache_queries_total"), count("prefix_cache_hits_total")), (2.0 * prompt, cached));
+        assert_eq!((count("encoder_cache_queries_total"), count("encoder_cache_hits_total")), (2.0, 1.0));
+        for (name, times) in [
+            ("time_to_first_token_seconds", 2.0),
+            ("token_interval_seconds", 16.0),
+            ("queue_seconds", 2.0),
+            ("request_seconds", 2.0),
+        ] {
+            assert_eq!(count(name), times, "{name}");
+        }
+        // The last of them is wasted where a step is planned ahead.
+        let (steps, eager) = (count("step_seconds"), count("eager_steps_total"));
+        assert!(steps == eager && (18.0..=24.0).contains(&steps), "{steps} steps, {eager} of them eager");
+        assert_eq!((ended("length"), count("requests_active")), (2.0, 0.0));
+
+        // Each way to end, once or as often as the callers were told.
+        assert!(ask(&stage.model, text("Short.").max_tokens(0)).await.is_err());
+        let held =
+            [stage.model.chat(chat()).await.expect("accepted"), stage.model.chat(chat()).await.expect("accepted")];
+        assert!(matches!(stage.model.chat(chat()).await, Err(bursar::ChatError::Overloaded { .. })));
+        assert_eq!(count("requests_active"), 2.0);
+        drop(held);
+        eventually("both are gone", async || ended("cancelled") == 2.0 && count("requests_active") == 0.0).await;
+        let late = ask(&stage.model, long(1).max_tokens(200).deadline(Duration::from_millis(15))).await;
+        assert!(matches!(late, Err(bursar::ChatError::TooLate { .. })), "{late:?}");
+        let dies = stage.model.chat(long(2)).await.expect("accepted");
+        let scheduler = stage.model.serving().await.expect("it serves").scheduler.clone();
+        drop(scheduler.send_message(SchedulerMessage::Drill(Drill::Panic)));
+        listen(dies).await.expect("it is done again");
+        assert_eq!(count("requests_redone_total"), 1.0);
+        assert_eq!(ears.now("bursar_restarts_total{model=demo,actor=scheduler}"), 1.0);
+        let up = |actor: &str| ears.now(&format!("bursar_actor_up{{model=demo,actor={actor}}}"));
+        assert!(["engine", "vision", "kv", "scheduler"].iter().all(|actor| up(actor) == 1.0));
+        assert_eq!(up("profile"), 0.0);
+        stage.runtime.unload("demo").await.expect("it unloads");
+        assert!(ask(&stage.model, chat()).await.is_err());
+        let expected = [
+            ("stop", 0.0),
+            ("length", 3.0),
+            ("cancelled", 2.0),
+            ("overloaded", 1.0),
+            ("too_late", 1.0),
+            ("stopped", 1.0),
+        ];
+        expected.into_iter().for_each(|(reason, times)| assert_eq!(ended(reason), times, "{reason}"));
+        // Nothing is shown of a model that is gone, but what was counted.
+        for (heard, what) in ears.all() {
+            let (name, labels) = parts(&heard);
+            let is_of_it = labels.contains(&("model", "demo")) && !name.ends_with("_peak_bytes");
+            assert!(what.kind != "gauge" || !is_of_it || what.now == 0.0, "{heard} is {}", what.now);
+        }
+        stage.runtime.shutdown().await;
+        assert_eq!(ears.now("bursar_actor_up{model=,actor=runtime}"), 0.0);
+        assert_in_the_table(ears);
+    });
+}
+
+/// What no run on a host device meets, with why.
+const NOT_MET: [(&str, &str); 3] = [
+    ("bursar_graph_replays_total", "a host device captures no graphs"),
+    ("bursar_graphs_not_recaptured_total", "likewise"),
+    ("bursar_pictures_wanted_again_total", "it wants two dozen long chats at once: `chats.rs` has them"),
+];
+
+#[test]
+fn a_run_with_everything_in_it_records_the_whole_table_and_nothing_else() {
+    let ears = heard(async |ears| {
+        let card = Card::filled(watchful()).await;
+        let (budget, was) = (card.runtime.budget(), card.before.clone());
+        answer(&card.model, about(1)).await;
+        answer(&card.model, about(1)).await;
+        drop(budget.lease(Class::tenant("index"), Bytes::kib(64)).await.expect("there is room"));
+        assert!(budget.try_lease(Class::tenant("index"), 512 * MIB).await.is_err(), "there is not");
+        // A neighbour takes all there is while chats run, and leaves.
+        let expected = undisturbed(&card.model, 6, long).await;
+        let crowd = Crowd::of(&card.model, &expected, long);
+        crowd.goes_on().await;
+        eventually("sequences lay in what went", async || {
+            card.device.foreign_takes(Bytes::gib(1));
+            ears.now("bursar_preemptions_total{model=demo,reason=shrink}") > 0.0
+        })
+        .await;
+        card.device.foreign_gives_back(Bytes::gib(1));
+        card.regained().await;
+        crowd.home().await;
+        // Memory is refused to a step, and somebody dies under a request.
+        let engine = card.runtime.supervised().await.expect("it answers").engines["demo"].clone();
+        assert!(engine.send_message(EngineMessage::DrillRefusal(WhichLane::Step)).is_ok(), "it is alive");
+        answer(&card.model, about(2)).await;
+        let dies = card.model.chat(long(2)).await.expect("accepted");
+        let scheduler = card.model.serving().await.expect("it serves").scheduler.clone();
+        drop(scheduler.send_message(SchedulerMessage::Drill(Drill::Panic)));
+        listen(dies).await.expect("it is done again");
+        let lease =
+            |name: &str| ears.all().get(&format!("bursar_lease_{name}{{device=host,model=demo,class=kv}}")).copied();
+        let kv = was.of_class(&Class::Kv).0 as f64;
+        assert_eq!(lease("peak_bytes").expect("it was leased").now, kv, "as at READY");
+        assert!(lease("used_bytes").expect("it was used").most == kv);
+        card.runtime.shutdown().await;
+        assert_eq!(lease("bytes").expect("it was leased").now, 0.0, "all is home");
+
+        // And a device is lost.
+        let devices = [device(), device()];
+        let (first, spares) = (devices[0].clone(), std::sync::Mutex::new(devices.into_iter()));
+        let make = move || match spares.lock().expect("nobody panics with it").next() {
+            Some(device) => Ok(device as Arc<dyn Device>),
+            None => Err(DeviceError::Lost { reason: "there are two".to_owned() }),
+        };
+        let device = DeviceChoice::Made(Arc::new(make));
+        let runtime = Runtime::start(RuntimeConfig { device, ..RuntimeConfig::default() }).await.expect("it starts");
+        let model = demo(&runtime, small()).await;
+        first.lose("a script says so");
+        assert!(ask(&model, about(1)).await.is_err(), "its device is lost");
+        assert_eq!(ears.now("bursar_device_losses_total{device=host}"), 1.0);
+        assert_eq!(ears.now("bursar_requests_total{model=demo,reason=device_lost}"), 1.0);
+        runtime.shutdown().await;
+    });
+    assert_in_the_table(&ears);
+    let mut met = BTreeMap::<&str, f64>::new();
+    let all = ears.all();
+    for (heard, what) in &all {
+        let most = met.entry(parts(heard).0).or_insert(f64::MIN);
+        *most = most.max(what.most);
+    }
+    for Row { name, kind, .. } in TABLE {
+        let is_met = match (met.get(name), kind) {
+            (None, _) => false,
+            (Some(_), Kind::Gauge) => true,
+            (Some(most), Kind::Counter | Kind::Histogram) => *most > 0.0,
+        };
+        let excuse = NOT_MET.iter().find(|(excused, _)| excused == name);
+        assert_eq!(is_met, excuse.is_none(), "{name}: {:?}, {excuse:?}", met.get(name));
+    }
+}
+
+#[test]
+fn the_page_of_metrics_has_every_row_of_the_table_and_says_what_to_watch() {
+    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/metrics.md")).expect("it is there");
+    let rows = page.lines().filter(|line| line.starts_with("| `bursar_"));
+    let (found, watched): (Vec<_>, Vec<_>) =
+        rows.map(|row| row.trim_end_matches(" |").rsplit_once(" | ").expect("cells")).unzip();
+    let expected: Vec<_> = TABLE
+        .iter()
+        .map(|Row { name, kind, labels, help, .. }| {
+            format!("| `{name}` | {} | {} | {help}", kind.name(), labels.join(", "))
+        })
+        .collect();
+    assert_eq!(found, expected, "the page would be\n{}", expected.join(" | |\n"));
+    assert!(watched.iter().all(|watch| watch.ends_with('.')), "a sentence each");
+}
