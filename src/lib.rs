@@ -62,6 +62,7 @@ pub use bursar_actors::{
         Usage, Video,
     },
     engine::{Limits, LoadOptions, Progress, Serving, StartError},
+    event::{Event, Events, Leased, Missed, Recorded},
     knobs,
     profile::{
         AttemptReport, Evidence, FaultError, Faults, Forecast, Notice, Outcome, Phase, ProfileError, ProfileRecord,

@@ -8,6 +8,7 @@ mod failure;
 #[cfg(feature = "hub")]
 mod hub;
 mod knobs;
+mod logging;
 #[cfg(feature = "prometheus")]
 mod metrics;
 mod model;
@@ -21,6 +22,7 @@ use std::{process::ExitCode, time::Instant};
 
 use clap::{Parser, Subcommand};
 use device::DeviceOptions;
+use logging::LogOptions;
 
 /// Serves vision-language models and leases every byte of device memory.
 ///
@@ -32,6 +34,8 @@ struct Cli {
     command: Option<Command>,
     #[command(flatten)]
     device: DeviceOptions,
+    #[command(flatten)]
+    log: LogOptions,
 }
 
 #[derive(Subcommand)]
@@ -53,6 +57,7 @@ enum Command {
 async fn main() -> ExitCode {
     let main = Instant::now();
     let cli = Cli::parse();
+    cli.log.begin();
     match cli.command {
         None => failure::report(tour::run(&cli.device).await),
         Some(Command::Chat(options)) => chat::run(&cli.device, *options).await,

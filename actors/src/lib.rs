@@ -11,6 +11,7 @@ pub mod budget;
 pub mod chat;
 pub mod credit;
 pub mod engine;
+pub mod event;
 pub mod graph;
 pub mod knobs;
 pub mod kv;

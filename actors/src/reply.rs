@@ -3,33 +3,42 @@
 use ractor::{ActorRef, Message};
 use thiserror::Error;
 use tokio::sync::oneshot;
+use tracing::Span;
 
 use crate::tree::{Question, Role};
 
 /// The other end of a question. Dropping it unanswered tells the asker at once that nobody will answer.
 #[derive(Debug)]
-pub struct Reply<T>(oneshot::Sender<T>);
+pub struct Reply<T> {
+    asker: oneshot::Sender<T>,
+    span: Span,
+}
 
 impl<T> Reply<T> {
     /// A reply, and where its answer arrives.
     pub fn new() -> (Self, oneshot::Receiver<T>) {
         let (sender, receiver) = oneshot::channel();
-        (Reply(sender), receiver)
+        (Reply { asker: sender, span: Span::current() }, receiver)
     }
 
     /// Answers. An asker that has given up does not mind; what the answer holds is then dropped here.
     pub fn answer(self, answer: T) {
-        drop(self.0.send(answer));
+        drop(self.asker.send(answer));
+    }
+
+    /// In the course of what it is asked: what the asked actor tells of it belongs there.
+    pub fn span(&self) -> &Span {
+        &self.span
     }
 
     /// Whether the asker has given up.
     pub fn is_given_up(&self) -> bool {
-        self.0.is_closed()
+        self.asker.is_closed()
     }
 
     /// Returns when the asker has given up.
     pub async fn given_up(&mut self) {
-        self.0.closed().await;
+        self.asker.closed().await;
     }
 }
 

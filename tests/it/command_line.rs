@@ -253,3 +253,39 @@ fn what_a_start_measured_is_in_the_users_cache_folder_and_the_next_says_what_has
     assert_eq!(fs::read_to_string(&file).expect("it was written again"), written);
     assert_eq!(chat(&[]), "", "it applies to a start of the same limits");
 }
+
+#[test]
+fn what_is_logged_follows_a_request_from_actor_to_actor_and_has_nothing_of_its_content() {
+    let picture = path("model/demo/pictures/shapes.png");
+    let logging = ["--log", "json", "--log-level", "debug"];
+    let asked = ["--json", "--temperature", "0", "--image", &picture, "Describe the picture, quetzalcoatl."];
+    let output = chat(&[&logging[..], &asked[..]].concat(), "");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let told = String::from_utf8(output.stderr.clone()).expect("UTF-8");
+    let lines: Vec<Value> = told.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+
+    let message = |line: &Value| line["message"].as_str().unwrap_or_default().to_owned();
+    let in_request = |line: &&Value| {
+        let spans = line["spans"].as_array().cloned().unwrap_or_default();
+        spans.iter().chain([&line["span"]]).any(|span| span["name"] == "request")
+    };
+    let request: Vec<String> = lines.iter().filter(in_request).map(message).collect();
+    for step in ["decoded", "encoded", "waits for blocks", "begins", "its last step has run", "ended", "close"] {
+        assert!(request.iter().any(|told| told == step), "{step}: {request:?}");
+    }
+    let ids = lines.iter().filter(in_request).flat_map(|line| line["spans"].as_array().cloned().unwrap_or_default());
+    let ids: Vec<_> = ids.filter(|span| span["name"] == "request").map(|span| span["id"].clone()).collect();
+    assert!(!ids.is_empty() && ids.iter().all(|id| *id == ids[0]), "one request, one id: {ids:?}");
+
+    let leases: Vec<&Value> = lines.iter().filter(|line| line["span"]["name"] == "lease").collect();
+    let granted = leases.iter().filter(|line| message(line) == "granted").count();
+    let closed = leases.iter().filter(|line| message(line) == "close").count();
+    assert!(granted > 3 && granted == closed, "{granted} leases begin and {closed} end");
+
+    let answer = of_type(&events(&output), "done");
+    let answer = answer[0]["text"].as_str().expect("it answers").to_owned();
+    assert!(answer.len() > 3, "{answer}");
+    for content in ["quetzalcoatl", "Describe", &answer, "shapes.png"] {
+        assert!(!told.contains(content), "{content}: {told}");
+    }
+}

@@ -20,6 +20,7 @@ use crate::stage::{about, answer, demo, device_of, eventually, small, small_enve
 mod deaths;
 mod recorded;
 mod refused;
+mod told;
 
 /// Looks often, and is soon content.
 fn watchful() -> WatchOptions {
@@ -52,6 +53,14 @@ impl Card {
     }
 
     async fn with(watch: WatchOptions, options: LoadOptions) -> Card {
+        let (device, runtime) = Card::empty(watch).await;
+        let model = demo(&runtime, options).await;
+        let before = runtime.budget().snapshot().await.expect("the budget answers");
+        Card { device, runtime, model, before }
+    }
+
+    /// A device with nothing on it yet.
+    async fn empty(watch: WatchOptions) -> (Arc<HostDevice>, Runtime) {
         let device = device_of(Bytes::mib(24));
         let config = RuntimeConfig {
             device: DeviceChoice::Custom(device.clone()),
@@ -60,9 +69,7 @@ impl Card {
             ..RuntimeConfig::default()
         };
         let runtime = Runtime::start(config).await.expect("a host device starts");
-        let model = demo(&runtime, options).await;
-        let before = runtime.budget().snapshot().await.expect("the budget answers");
-        Card { device, runtime, model, before }
+        (device, runtime)
     }
 
     async fn ledger(&self) -> Snapshot {

@@ -17,7 +17,7 @@ use bursar::{
     ServeMetricsError,
     metric::{Kind, TABLE},
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -190,6 +190,11 @@ fn the_real_prometheus_scrapes_a_demo_whose_bytes_sum_up_to_the_ledgers() {
         let (status, scraped) = get(metrics.addr(), "/metrics").await.expect("it answers");
         assert!(status.contains("200"), "{status}");
         promtool(&["check", "metrics"], &scraped);
+        let (_, events) = get(metrics.addr(), "/events").await.expect("it answers");
+        let events: Vec<Value> = serde_json::from_str(&events).expect("a list");
+        assert_eq!(json!(events), json!(runtime.recent_events()));
+        let of = |name: &str| events.iter().filter(|event| event["event"] == name).count();
+        assert!(of("lease_granted") >= ledger.leases.len() && of("ready") == 1, "{events:?}");
         metrics.shutdown().await;
         runtime.shutdown().await;
     });
@@ -327,7 +332,7 @@ fn a_command_serves_its_metrics_while_it_runs() {
         let (_, metrics) = get(address, "/metrics").await.expect("it answers");
         assert!(!metrics.contains("Who are you"), "no content");
         let (_, events) = get(address, "/events").await.expect("it answers");
-        assert!(serde_json::from_str::<Value>(&events).is_ok_and(|events| events.is_array()), "{events}");
+        assert!(events.contains(r#""event":"ready","model":"demo""#), "{events}");
         assert!(get(address, "/").await.expect("it answers").0.contains("404"));
     });
     asks.write_all(b"/quit\n").expect("it listens");

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::{BudgetMessage, Desk, Order, Regrowth, WatchOptions, desk::Note, tally};
 use crate::{
+    event::{Event, Leased},
     metric::{self, DeviceLabel},
     reply::Reply,
     runtime::RuntimeMessage,
@@ -63,8 +64,8 @@ pub struct BudgetState {
 
 /// A question that has no answer yet.
 struct Asked {
-    /// What the lease is for; none if there is no such lease.
-    class: Option<Class>,
+    /// Of which model, what for, and how much; none of a lease that is gone.
+    what: Option<(Label, Class, Bytes)>,
     since: Instant,
     asker: Asker,
 }
@@ -75,8 +76,8 @@ enum Asker {
 }
 
 impl Asked {
-    fn now(class: Option<Class>, asker: Asker) -> Self {
-        Asked { class, since: Instant::now(), asker }
+    fn now(what: Option<(Label, Class, Bytes)>, asker: Asker) -> Self {
+        Asked { what, since: Instant::now(), asker }
     }
 }
 
@@ -132,12 +133,14 @@ impl Actor for BudgetActor {
         state.look_at_overhead();
         match message {
             BudgetMessage::Ask { id, request, wait, reply } => {
-                state.asked.insert(id, Asked::now(Some(request.class.clone()), Asker::Lease(reply)));
+                let what = (request.model.clone(), request.class.clone(), request.bytes);
+                state.asked.insert(id, Asked::now(Some(what), Asker::Lease(reply)));
                 state.step(Input::Ask { id, request, wait });
             }
             BudgetMessage::Resize { id, lease, to, wait, reply } => {
-                let class = state.ledger.holding(lease).map(|holding| holding.class.clone());
-                state.asked.insert(id, Asked::now(class, Asker::Resize(reply)));
+                let what = |holding: &Holding| (holding.model.clone(), holding.class.clone(), to);
+                let what = state.ledger.holding(lease).map(what);
+                state.asked.insert(id, Asked::now(what, Asker::Resize(reply)));
                 // Whoever shrinks a lease has shrunk its segment first, behind the fence of its last use.
                 state.step(Input::Resize { id, lease, to, wait, passed: true });
             }
@@ -327,6 +330,7 @@ impl BudgetState {
                 }
                 let holding = lease.holding();
                 self.leased(tally::line(&holding.model, &holding.class), Bytes::ZERO, holding.bytes);
+                self.tell_of_lease(&holding, Event::LeaseGranted);
                 self.desk.leases().insert(lease.id(), holding);
                 if lease.class().is_elastic() {
                     // Until its owner obeys orders, nothing of it is counted on.
@@ -344,19 +348,31 @@ impl BudgetState {
             Effect::Resized(resized) => {
                 if let Some(mut entry) = self.desk.leases().get_mut(&resized.lease()) {
                     let from = std::mem::replace(&mut entry.bytes, resized.to());
-                    self.leased(tally::line(&entry.model, &entry.class), from, resized.to());
+                    let to = resized.to();
+                    self.leased(tally::line(&entry.model, &entry.class), from, to);
+                    self.tell_of_lease(&entry, |Leased { lease, model, class, .. }| Event::LeaseResized {
+                        lease,
+                        model,
+                        class,
+                        from,
+                        to,
+                    });
                 }
-                if let Some(Asked { class, since, asker: Asker::Resize(reply) }) = self.asked.remove(&resized.request())
+                if let Some(Asked { what, since, asker: Asker::Resize(reply) }) = self.asked.remove(&resized.request())
                 {
                     if resized.to() > resized.from() {
-                        class.iter().for_each(|class| self.show_wait(class, since.elapsed()));
+                        what.iter().for_each(|(_, class, _)| self.show_wait(class, since.elapsed()));
                     }
                     reply.answer(Ok(resized));
                 }
             }
             Effect::Refused(refused) => {
-                if let Some(Asked { class, asker, .. }) = self.asked.remove(&refused.request) {
-                    class.iter().for_each(|class| self.show_refusal(class, &refused.reason));
+                if let Some(Asked { what, asker, .. }) = self.asked.remove(&refused.request) {
+                    if let Some((model, class, bytes)) = what {
+                        self.show_refusal(&class, &refused.reason);
+                        let reason = refused.reason.clone();
+                        self.desk.events().tell(Event::LeaseRefused { model, class, bytes, reason });
+                    }
                     match asker {
                         Asker::Lease(reply) => reply.answer(Err(refused.reason)),
                         Asker::Resize(reply) => reply.answer(Err(refused.reason)),
@@ -364,6 +380,9 @@ impl BudgetState {
                 }
             }
             Effect::Revoking { lease } => {
+                if let Some(entry) = self.desk.leases().get(&lease) {
+                    self.tell_of_lease(&entry, Event::LeaseRevoked);
+                }
                 let mut books = self.desk.books();
                 books.ending.insert(lease);
                 books.watch.revoke(lease, self.device.fence_here());
@@ -372,24 +391,32 @@ impl BudgetState {
             Effect::OwnerCleared { owner } => self.answer_cleared(&owner),
             Effect::GateMoved { model, to } => drop(self.desk.books().gates.insert(model, to)),
             Effect::GiveUp { lease, to, .. } => self.order(lease, Order::GiveUp { to }),
-            Effect::CanaryGiven { .. } => metric::CANARY_GIVEN_TOTAL.add(&self.name, 1),
-            // What there is of them is looked at behind every message.
-            Effect::Deficit { .. }
-            | Effect::DeficitOver
-            | Effect::CanaryTaken { .. }
-            | Effect::Waiting { .. }
-            | Effect::GateStuck(_) => {}
+            Effect::CanaryGiven { bytes } => {
+                metric::CANARY_GIVEN_TOTAL.add(&self.name, 1);
+                self.desk.events().tell(Event::CanaryGiven { bytes });
+            }
+            Effect::CanaryTaken { bytes } => self.desk.events().tell(Event::CanaryTaken { bytes }),
+            // What there is of it is looked at behind every message.
+            Effect::Deficit { .. } | Effect::DeficitOver | Effect::Waiting { .. } | Effect::GateStuck(_) => {}
         }
     }
 
     fn forget(&mut self, lease: LeaseId) {
-        if let Some((_, Holding { model, class, bytes, .. })) = self.desk.leases().remove(&lease) {
-            self.leased(tally::line(&model, &class), bytes, Bytes::ZERO);
+        if let Some((_, holding)) = self.desk.leases().remove(&lease) {
+            self.leased(tally::line(&holding.model, &holding.class), holding.bytes, Bytes::ZERO);
+            self.tell_of_lease(&holding, Event::LeaseFreed);
         }
         let mut books = self.desk.books();
         books.ending.remove(&lease);
         books.meters.remove(&lease);
         books.elastic.remove(&lease);
+    }
+
+    /// Host memory is leased for each picture: nobody wants to hear of that.
+    fn tell_of_lease(&self, holding: &Holding, event: impl Fn(Leased) -> Event) {
+        if holding.class.memory() == Memory::Device {
+            self.desk.events().tell(event(holding.into()));
+        }
     }
 
     fn answer_cleared(&mut self, owner: &Owner) {

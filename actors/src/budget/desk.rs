@@ -18,6 +18,7 @@ use ractor::{ActorId, ActorRef};
 use tokio::sync::watch;
 
 use super::{BudgetMessage, Elastic, tally::Tally};
+use crate::event::EventLog;
 
 /// Shared by the budget actor, its successors, and every lease.
 pub struct Desk {
@@ -27,6 +28,7 @@ pub struct Desk {
     /// Written by the budget actor alone; read by metrics, and by a successor that rebuilds the ledger.
     leases: DashMap<LeaseId, Holding>,
     books: Mutex<Books>,
+    events: EventLog,
 }
 
 /// What the ledger is told and a successor has to be told again. Used by the budget actor alone.
@@ -81,6 +83,7 @@ impl Default for Desk {
             next_request: AtomicU64::default(),
             leases: DashMap::default(),
             books: Mutex::default(),
+            events: EventLog::default(),
         }
     }
 }
@@ -95,11 +98,18 @@ impl Desk {
             }
             open
         });
+        self.events.is_back();
     }
 
     /// The runtime is over: whoever asks from now on, or still waits, hears so at once.
     pub(crate) fn close(&self) {
         self.seat.send_replace(Seat::Closed);
+        self.events.close();
+    }
+
+    /// What has happened.
+    pub(crate) fn events(&self) -> &EventLog {
+        &self.events
     }
 
     /// Who sits there now.

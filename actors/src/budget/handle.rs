@@ -9,6 +9,7 @@ use thiserror::Error;
 
 use super::{BudgetMessage, Desk, Elastic, desk::Note};
 use crate::{
+    event::{Event, EventLog},
     reply::{AskError, Reply},
     tree::{self, Question},
 };
@@ -133,6 +134,16 @@ impl Budget {
     /// If the budget actor does not answer.
     pub async fn measure(&self) -> Result<Snapshot, AskError> {
         self.put(tree::MEASURE_FOR_USER, |_, reply| BudgetMessage::Measure(reply)).await
+    }
+
+    /// Something has happened to a model or its memory.
+    pub(crate) fn tell(&self, event: Event) {
+        self.events().tell(event);
+    }
+
+    /// What has happened on this device.
+    pub(crate) fn events(&self) -> &EventLog {
+        self.desk.events()
     }
 
     /// What live leases hold, without asking: a view for metrics, a moment old.

@@ -8,6 +8,7 @@ use bursar_model::{
 };
 use ractor::ActorRef;
 use tokio::{sync::mpsc, time::Instant};
+use tracing::{Span, info, warn};
 
 use super::{
     ChatError, ChatEvent, FinishReason, ModelHandle, ScoredToken, TokenScore, Usage,
@@ -115,6 +116,12 @@ impl Driver {
             lost = loss => Err(lost),
             outcome = lives => outcome,
         };
+        let generated_tokens = self.produced.len();
+        match &outcome {
+            Ok(None) => info!(generated_tokens, "cancelled"),
+            Ok(Some(reason)) => info!(generated_tokens, ?reason, "ended"),
+            Err(error) => warn!(generated_tokens, %error, "failed"),
+        }
         let (end, how) = match outcome {
             Ok(None) => return self.stopwatch.end(RequestEnd::Cancelled),
             Ok(Some(finish_reason)) => match self.finish(finish_reason).await {
@@ -171,6 +178,7 @@ impl Driver {
                 Life::Cancelled => return Ok(None),
                 Life::Lost => {
                     deaths += 1;
+                    info!(deaths, "redone: its actors died");
                     self.stopwatch.redo();
                 }
             }
@@ -222,7 +230,7 @@ impl Driver {
         let (deliveries, mut delivered) = mpsc::channel(room);
         // Only for others: its own are let go as soon as no step wants them.
         let for_others = self.part.leads().then(|| pins.clone()).flatten();
-        let admission = Admission { sequence, pins, deliveries };
+        let admission = Admission { sequence, pins, deliveries, span: Span::current() };
         self.stopwatch.queue();
         if serving.scheduler.send_message(SchedulerMessage::Admit(admission)).is_err() {
             return Ok(Some(Life::Lost));

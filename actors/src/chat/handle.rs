@@ -10,6 +10,7 @@ use tokio::{
     sync::{mpsc, watch},
     time::Instant,
 };
+use tracing::{Instrument, info_span};
 
 use super::{
     Chat, ChatError, Reply,
@@ -126,8 +127,15 @@ impl ModelHandle {
         let drivers = prepared.into_iter().zip(Part::of(samples)).zip(stopwatches.into_iter().zip(losses));
         let replies = drivers.map(|((preparation, part), (stopwatch, loss))| {
             let (events, reply) = mpsc::channel(EVENTS_AHEAD);
+            let span = info_span!(
+                "request",
+                id = self.next_sequence().0,
+                model = %self.model,
+                prompt_tokens = preparation.prompt.tokens.len(),
+                files = preparation.pictures.len(),
+            );
             let driver = Driver::new(self.clone(), &kit, preparation, (part, group), events, stopwatch);
-            tokio::spawn(driver.run(deadline, loss));
+            tokio::spawn(driver.run(deadline, loss).instrument(span));
             Reply::new(reply)
         });
         Ok(replies.collect())

@@ -111,13 +111,13 @@ struct Children {
     scheduler: Option<ActorRef<SchedulerMessage>>,
 }
 
-const CHILDREN: usize = 3;
 const KV: usize = 1;
 
-impl Children {
-    const ROLES: [Role; CHILDREN] = [Role::Vision, Role::Kv, Role::Scheduler];
+/// Those that serve, by place.
+const CHILDREN: [Role; 3] = [Role::Vision, Role::Kv, Role::Scheduler];
 
-    fn cells(&self) -> [Option<ActorCell>; CHILDREN] {
+impl Children {
+    fn cells(&self) -> [Option<ActorCell>; CHILDREN.len()] {
         [
             self.vision.as_ref().map(ActorRef::get_cell),
             self.kv.as_ref().map(ActorRef::get_cell),
@@ -154,7 +154,7 @@ impl Actor for EngineActor {
         myself.send_message(EngineMessage::Begin)?;
         myself.send_message(EngineMessage::Show)?;
         Ok(EngineState {
-            restarts: RestartLog::new(Policy::RestForOne, arguments.options.intensity, CHILDREN),
+            restarts: RestartLog::new(Policy::RestForOne, arguments.options.intensity, CHILDREN.len()),
             attempts: Attempts::new(arguments.options.kv().is_pinned()),
             arguments,
             errand: None,
@@ -336,7 +336,7 @@ impl EngineState {
     }
 
     fn fail(&self, myself: &ActorRef<EngineMessage>, error: StartError) {
-        Status::change(&self.arguments.status, Status::Failed(Arc::new(error)));
+        self.arguments.show(Status::Failed(Arc::new(error)));
         myself.stop(None);
     }
 
@@ -383,6 +383,7 @@ impl EngineState {
             vision: self.children.vision.clone(),
             kv,
             scheduler,
+            kv_tokens: limits.kv_tokens,
             kit,
             is_warm: records.is_some_and(|records| records.warm().is_some()),
             record: Arc::new(profiled.record.clone()),
@@ -393,7 +394,7 @@ impl EngineState {
     /// Tells the requests that wait. Whoever waits for the start goes on from here, so all else is told before.
     fn let_in(&mut self, myself: &ActorRef<EngineMessage>, serving: Serving) {
         self.show();
-        Status::change(&self.arguments.status, Status::Ready(serving));
+        self.arguments.show(Status::Ready(serving));
         if let Some(elastic) = &mut self.elastic {
             elastic.serving(myself, self.children.scheduler.as_ref());
         }
@@ -470,10 +471,10 @@ impl EngineState {
         reason: &str,
     ) -> Result<(), ActorProcessingErr> {
         self.check_device()?;
-        Status::change(&self.arguments.status, Status::Starting);
+        self.arguments.show(Status::Starting);
         match self.restarts.died(place.min(KV), self.born.elapsed()) {
             Decision::Restart { children, after } => {
-                metric::RESTARTS_TOTAL.add(&(self.arguments.label.clone(), Children::ROLES[place]), 1);
+                self.arguments.tell_of_restart(CHILDREN[place], reason);
                 for child in self.children.take_from(children.start) {
                     // The dead one answers at once; the others are stopped before a successor starts.
                     drop(child.kill_and_wait(None).await);
@@ -490,7 +491,7 @@ impl EngineState {
             }
             Decision::GiveUp { restarts, within } => {
                 let reason = format!("{restarts} restarts within {} s, the last after: {reason}", within.as_secs());
-                Status::change(&self.arguments.status, Status::Stopped { reason: reason.as_str().into() });
+                self.arguments.show(Status::Stopped { reason: reason.as_str().into() });
                 myself.stop(Some(reason));
             }
         }

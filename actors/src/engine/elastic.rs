@@ -3,6 +3,7 @@
 mod core;
 
 use std::{
+    cmp::Ordering,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -18,6 +19,7 @@ use self::core::{Change, Input, PoolCore};
 use super::{EngineMessage, Shelf};
 use crate::{
     budget::{self, Budget, LeaseError, Order},
+    event::Event,
     memory::{EngineMemory, KvMemory},
     metric,
     profile::ProfileError,
@@ -149,7 +151,15 @@ impl Elastic {
     fn step(&mut self, input: Input, engine: &ActorRef<EngineMessage>, scheduler: Scheduler<'_>) {
         let place = self.place.clone();
         let report = EngineMessage::PoolChanged;
-        match (self.core.step(input), scheduler) {
+        let from_blocks = self.core.blocks();
+        let change = self.core.step(input);
+        let (model, to_blocks) = (place.label.clone(), self.core.blocks());
+        match to_blocks.cmp(&from_blocks) {
+            Ordering::Less => place.budget.tell(Event::Shrink { model, from_blocks, to_blocks }),
+            Ordering::Equal => {}
+            Ordering::Greater => place.budget.tell(Event::Growth { model, from_blocks, to_blocks }),
+        }
+        match (change, scheduler) {
             (Some(Change::Shrink { to }), scheduler) => {
                 metric::KV_SHRINKS_TOTAL.add(&place.label, 1);
                 self.errand = Some(Errand::begin(engine, place.shrink(scheduler.cloned(), to), report));

@@ -26,6 +26,8 @@ pub struct Serving {
     /// Whether its size was found by an earlier start that wrote it down: then its worst cases were run once, at that size,
     /// and not twice.
     pub is_warm: bool,
+    /// Tokens whose keys and values there was room for when these began; there may be fewer and more since (ADR 19).
+    pub kv_tokens: usize,
     /// What may be done at once.
     pub record: Arc<ProfileRecord>,
     /// What passes are planned for and run on.

@@ -9,11 +9,13 @@ use bursar_model::{
     checkpoint::{Checkpoint, CheckpointSource},
 };
 
-use super::{EngineArguments, Kit, Processor, Progress, Records, StartError, fetch::fetch, records::Sought};
+use super::{EngineArguments, Kit, Processor, Progress, Records, StartError, Status, fetch::fetch, records::Sought};
 use crate::{
     budget::LeaseError,
+    event::Event,
+    metric,
     profile::{ATTEMPTS_MAX, KvRoom, Needs, Phase, ProfileError, Refusal},
-    tree,
+    tree::{self, Role},
 };
 
 /// What the plan says, before a byte is taken.
@@ -80,6 +82,27 @@ impl<E: Into<StartError>> From<E> for LoadError {
 }
 
 impl EngineArguments {
+    /// Lets handles and listeners see how far the model is, unless it is over.
+    pub(crate) fn show(&self, next: Status) {
+        let model = self.label.clone();
+        let event = match &next {
+            Status::Starting => None,
+            Status::Ready(serving) => Some(Event::Ready { model, kv_tokens: serving.kv_tokens }),
+            Status::Failed(error) => Some(Event::Failed { model, reason: error.to_string() }),
+            Status::Stopped { reason } => Some(Event::Stopped { model, reason: reason.to_string() }),
+        };
+        if Status::change(&self.status, next) {
+            event.into_iter().for_each(|event| self.budget.tell(event));
+        }
+    }
+
+    /// Another follows one that died.
+    pub(crate) fn tell_of_restart(&self, actor: Role, reason: &str) {
+        metric::RESTARTS_TOTAL.add(&(self.label.clone(), actor), 1);
+        let (model, actor, reason) = (Some(self.label.clone()), actor.name(), reason.to_owned());
+        self.budget.tell(Event::Restart { model, actor, reason });
+    }
+
     /// The owner of an attempt, and so of everything that it leases and that serving then lives on.
     pub(super) fn owner(&self, attempt: u32) -> Owner {
         let generation = self.generation * u64::from(ATTEMPTS_MAX) + u64::from(attempt);

@@ -30,15 +30,15 @@ impl Status {
         matches!(self, Status::Failed(_) | Status::Stopped { .. })
     }
 
-    /// Lets handles see `next`, unless they have been told that it is over: the first reason stands.
-    pub(crate) fn change(shown: &watch::Sender<Status>, next: Status) {
+    /// Lets handles see `next`, unless they have been told that it is over: the first reason stands. Whether they see it.
+    pub(super) fn change(shown: &watch::Sender<Status>, next: Status) -> bool {
         shown.send_if_modified(|status| {
             let goes_on = !status.is_over();
             if goes_on {
                 *status = next;
             }
             goes_on
-        });
+        })
     }
 }
 

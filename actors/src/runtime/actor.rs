@@ -16,6 +16,7 @@ use crate::{
     chat::{ChatError, ModelHandle},
     credit::Credits,
     engine::{EngineActor, EngineArguments, LoadOptions, Shelf, StartError, Status},
+    event::Event,
     metric,
     reply::Reply,
     supervise::{Decision, Intensity, Policy, RestartLog, end_of},
@@ -344,8 +345,8 @@ impl RuntimeState {
         let (load, arguments) = (engine.load, engine.arguments.clone());
         match engine.restarts.died(0, now) {
             Decision::Restart { after, .. } => {
-                metric::RESTARTS_TOTAL.add(&(arguments.label.clone(), Role::Engine), 1);
-                Status::change(&arguments.status, Status::Starting);
+                arguments.show(Status::Starting);
+                arguments.tell_of_restart(Role::Engine, reason);
                 let (myself, name) = (myself.clone(), name.to_owned());
                 tokio::spawn(async move {
                     bring_home(&arguments).await;
@@ -409,7 +410,7 @@ impl RuntimeState {
             // Its children die with it.
             drop(cell.kill_and_wait(None).await);
             // An engine that has said why it ended knows better.
-            Status::change(&arguments.status, Status::Stopped { reason });
+            arguments.show(Status::Stopped { reason });
             bring_all_home(&arguments).await;
             drop(myself.send_message(RuntimeMessage::Ended { name, load }));
         });
@@ -420,13 +421,15 @@ impl RuntimeState {
             Decision::Restart { after, .. } => {
                 metric::RESTARTS_TOTAL.add(&(no_model(), Role::Budget), 1);
                 metric::ACTOR_UP.set(&(no_model(), Role::Budget), false);
+                let (actor, reason) = (Role::Budget.name(), reason.to_owned());
+                self.desk.0.events().tell(Event::Restart { model: None, actor, reason });
                 myself.send_after(after, || RuntimeMessage::RespawnBudget);
                 Ok(())
             }
             Decision::GiveUp { restarts, .. } => {
                 let reason = format!("the budget was restarted {restarts} times, the last after: {reason}");
                 for engine in self.engines.values() {
-                    Status::change(&engine.arguments.status, Status::Stopped { reason: reason.as_str().into() });
+                    engine.arguments.show(Status::Stopped { reason: reason.as_str().into() });
                 }
                 Err(reason.into())
             }

@@ -16,6 +16,7 @@ use crate::{
     budget::{Budget, Desk, WatchOptions},
     chat::ModelHandle,
     engine::{LoadOptions, Progress, ProgressSink, StartError},
+    event::{Events, Recorded},
     profile::default_canary,
     reply::AskError,
     supervise::Intensity,
@@ -276,6 +277,36 @@ impl Runtime {
     /// The ledger of this device.
     pub fn budget(&self) -> &Budget {
         &self.inner.budget
+    }
+
+    /// All that happens to the device's memory and its models from now on: leases, shrinks, restarts, models that are
+    /// ready or over.
+    ///
+    /// ```
+    /// # use bursar_actors::{event::Event, runtime::{Runtime, RuntimeConfig}};
+    /// # use bursar_budgets::{Class, MIB};
+    /// # #[tokio::main(flavor = "multi_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let runtime = Runtime::start(RuntimeConfig::default()).await?;
+    /// let mut events = runtime.events();
+    /// drop(runtime.budget().lease(Class::tenant("my-index"), 64 * MIB).await?);
+    /// runtime.shutdown().await;
+    /// while let Some(recorded) = events.next().await {
+    ///     match recorded?.event {
+    ///         Event::LeaseGranted(leased) => println!("{} for {}", leased.bytes, leased.class),
+    ///         other => println!("{}", other.name()),
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn events(&self) -> Events {
+        self.inner.budget.events().listen()
+    }
+
+    /// What happened last, the oldest first: 64 events at most.
+    pub fn recent_events(&self) -> Vec<Recorded> {
+        self.inner.budget.events().recent()
     }
 
     /// The device that it has now. When one is lost another takes its place, once; leases of the first are then worth

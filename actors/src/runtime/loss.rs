@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     engine::{EngineArguments, Shelf, Status},
+    event::Event,
     metric::{self, DeviceLabel},
     supervise::Decision,
 };
@@ -55,6 +56,7 @@ impl RuntimeState {
         }
         metric::DEVICE_LOSSES_TOTAL.add(&DeviceLabel::of(self.shown.device.borrow().as_ref()), 1);
         let reason: Arc<str> = error.to_string().into();
+        self.desk.0.events().tell(Event::DeviceLost { reason: error.to_string() });
         // First of all: a request that hears of its actors' end must not take it for an ordinary death.
         self.shown.losses.send_modify(|losses| *losses = Losses { count: losses.count + 1, reason });
         let again = match self.device_losses.died(0, self.born.elapsed()) {
@@ -63,7 +65,7 @@ impl RuntimeState {
         };
         let mut engines = Vec::new();
         for engine in self.engines.values().filter(|engine| engine.ending.is_none()) {
-            Status::change(&engine.arguments.status, Status::Starting);
+            engine.arguments.show(Status::Starting);
             engines.push((engine.cell.clone(), engine.arguments.clone()));
         }
         let myself = myself.clone();
@@ -93,7 +95,7 @@ impl RuntimeState {
             Err(error) => {
                 let reason: Arc<str> = error.to_string().into();
                 for engine in self.engines.values() {
-                    Status::change(&engine.arguments.status, Status::Stopped { reason: reason.clone() });
+                    engine.arguments.show(Status::Stopped { reason: reason.clone() });
                 }
                 return Err(error.into());
             }

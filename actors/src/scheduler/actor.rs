@@ -10,6 +10,7 @@ use bursar_kernels::ops::argmax::NO_CHOICE;
 use bursar_model::{error::SamplingError, flow::Token};
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::{sync::mpsc, time::Instant};
+use tracing::{Span, debug};
 
 use super::{Admission, ChosenRow, Delivery, Effect, Input, Limits, SchedulerCore, SchedulerMessage, Scored, StepPlan};
 use crate::{
@@ -84,6 +85,7 @@ struct Caller {
     deliveries: Option<mpsc::Sender<Delivery>>,
     /// None once no step to come wants them.
     pins: Option<Arc<PinnedPictures>>,
+    span: Span,
 }
 
 impl Actor for SchedulerActor {
@@ -124,8 +126,9 @@ impl Actor for SchedulerActor {
                 (state.arguments.refused)(error);
                 return Ok(());
             }
-            SchedulerMessage::Admit(Admission { sequence, pins, deliveries }) => {
-                state.callers.insert(sequence.id, Caller { deliveries: Some(deliveries), pins });
+            SchedulerMessage::Admit(Admission { sequence, pins, deliveries, span }) => {
+                span.in_scope(|| debug!(sequence = sequence.id.0, tokens = sequence.tokens.len(), "waits for blocks"));
+                state.callers.insert(sequence.id, Caller { deliveries: Some(deliveries), pins, span });
                 state.core.step(Input::Admit(Box::new(sequence)))
             }
             SchedulerMessage::Cancel(sequence) => state.cancel(sequence),
@@ -187,6 +190,7 @@ impl SchedulerState {
             Effect::Run(plan) => self.run(myself.clone(), *plan),
             Effect::Name(filled) => self.arguments.kv.send_message(KvMessage::Name(filled))?,
             Effect::Found(sequence, tokens) => {
+                self.trace(sequence, || debug!(cached_tokens = tokens, "begins"));
                 self.counted.found += tokens;
                 self.counted.sought += self.core.sequence(sequence).map_or(0, |spec| spec.tokens.len());
                 self.deliver(sequence, Delivery::Found(tokens));
@@ -202,6 +206,7 @@ impl SchedulerState {
                 self.counted.generated += 1;
             }
             Effect::Finished(sequence, finish) => {
+                self.trace(sequence, || debug!(?finish, "its last step has run"));
                 let end = match self.chosen.remove(&sequence) {
                     Some(Err(error)) => Delivery::Broken(Arc::new(error)),
                     _ => Delivery::Finished(finish),
@@ -209,6 +214,7 @@ impl SchedulerState {
                 self.deliver(sequence, end);
             }
             Effect::ComeAgain(sequence) => {
+                self.trace(sequence, || debug!("preempted, and wants its pictures again"));
                 metric::PICTURES_WANTED_AGAIN_TOTAL.add(&self.arguments.model, 1);
                 self.deliver(sequence, Delivery::ComeAgain);
             }
@@ -262,6 +268,13 @@ impl SchedulerState {
         let tokens = chosen.iter().map(|chosen| chosen.as_ref().map_or(NO_CHOICE, |token| token.id)).collect();
         self.chosen = rows.iter().map(|row| row.sequence).zip(chosen).collect();
         Input::Stepped(tokens)
+    }
+
+    /// Tells something in the course of its request.
+    fn trace(&self, sequence: SequenceId, tell: impl FnOnce()) {
+        if let Some(caller) = self.callers.get(&sequence) {
+            caller.span.in_scope(tell);
+        }
     }
 
     /// Whether the caller is still there.

@@ -7,6 +7,7 @@ use bursar_model::{
     flow::{LogProbabilities, Token},
 };
 use tokio::{sync::mpsc, time::Instant};
+use tracing::Span;
 
 use super::{Finish, NewSequence};
 use crate::{
@@ -48,6 +49,8 @@ pub struct Admission {
     /// Where tokens go. It must have room for all that the sequence may produce, the scores of its prompt, what was
     /// found, and its end: a full one counts as gone.
     pub deliveries: mpsc::Sender<Delivery>,
+    /// The request, as `tracing` knows it.
+    pub span: Span,
 }
 
 /// What a driver hears of its sequence.

@@ -10,6 +10,7 @@ use bursar_model::{
 };
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::sync::Semaphore;
+use tracing::{Instrument, debug, debug_span};
 
 use super::{
     Effect, Input, PictureKey, PinnedPicture, PinnedPictures, Ticket, VisionCore, VisionError, VisionMessage, Wanted,
@@ -184,7 +185,8 @@ impl VisionState {
         let (label, limits) = (self.arguments.model_label.clone(), self.arguments.limits.clone());
         let (processors, decoding) = (self.arguments.processors.clone(), self.decoding.clone());
         let keys: Vec<_> = pictures.iter().map(|plan| (plan.key(), plan.grid().pictures())).collect();
-        tokio::spawn(async move {
+        let span = debug_span!(parent: reply.span(), "decode", files = pictures.len());
+        let prepare = async move {
             let prepare = async {
                 let host_bytes = HostBytes::of(&pictures);
                 let request = Request::new(owner, Class::Host, label, host_bytes.pixels + host_bytes.decoding);
@@ -197,6 +199,7 @@ impl VisionState {
                 });
                 // A panic is this request's own: answered, or its driver would wait for a successor of a living actor.
                 let (pictures, host) = decoded.await.map_err(|_| VisionError::DecoderDied)??;
+                debug!(pictures = pictures.len(), "decoded");
                 budget.resize(tree::LEASE_FOR_VISION, &host, host_bytes.pixels).await?;
                 Ok::<_, VisionError>((pictures, host))
             };
@@ -213,7 +216,8 @@ impl VisionState {
                 Err(VisionError::Host(error)) if error.is_the_end() => drop(reply),
                 Err(error) => reply.answer(Err(error)),
             }
-        });
+        };
+        tokio::spawn(prepare.instrument(span));
     }
 
     fn prepared(
@@ -264,7 +268,8 @@ impl VisionState {
                 let Pending { grids, keys, reply } =
                     self.pending.remove(&ticket).expect("each ticket is answered once");
                 let pictures = grids.into_iter().zip(keys).zip(rows);
-                let pictures = pictures.map(|((grid, key), rows)| PinnedPicture { key, grid, rows }).collect();
+                let pictures: Vec<_> = pictures.map(|((grid, key), rows)| PinnedPicture { key, grid, rows }).collect();
+                reply.span().in_scope(|| debug!(pictures = pictures.len(), "encoded"));
                 reply.answer(Ok(PinnedPictures { pictures, vision: myself.clone() }));
             }
             Effect::Refused { ticket, rows, limit } => {

@@ -282,7 +282,7 @@ fn a_lane_that_dies_or_fails_at_a_step_is_replaced_and_others_go_on() {
                 prompt_read: [].into(),
             };
             let (deliveries, _delivered) = tokio::sync::mpsc::channel(8);
-            let admission = Admission { sequence, pins: None, deliveries };
+            let admission = Admission { sequence, pins: None, deliveries, span: tracing::Span::none() };
             drop(serving.scheduler.send_message(SchedulerMessage::Admit(admission)));
             replaced(&stage.model, serving.generation).await;
             assert_eq!(listen(reply).await.expect("it answers").text, expected);

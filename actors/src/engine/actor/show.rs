@@ -3,7 +3,7 @@
 use bursar_budgets::Class;
 use ractor::{ActorCell, ActorStatus};
 
-use super::{Children, EngineState};
+use super::EngineState;
 use crate::{
     metric::{self, Permit},
     tree::Role,
@@ -17,7 +17,7 @@ impl EngineState {
         let up = |role: Role, is_up: bool| metric::ACTOR_UP.set(&(model.clone(), role), is_up);
         up(Role::Engine, true);
         up(Role::Profile, self.profile.as_ref().is_some_and(runs));
-        for (role, cell) in Children::ROLES.into_iter().zip(self.children.cells()) {
+        for (role, cell) in super::CHILDREN.into_iter().zip(self.children.cells()) {
             up(role, cell.as_ref().is_some_and(runs));
         }
         let Some(profiled) = &self.profiled else { return };

@@ -11,6 +11,7 @@ use crate::{
         EngineMessage, Progress, Records, StartError, Status, WhichLane,
         start::{LoadError, LoadFailed, Outlook, Planned},
     },
+    event::Event,
     lane::{Job, Lane, LaneError, RefusalSink},
     metric::{self, AttemptEnd},
     profile::{
@@ -132,11 +133,11 @@ impl EngineState {
             self.work_out_advice(myself, error);
             return Ok(());
         };
+        self.arguments.tell_of_restart(Role::Profile, &said);
         if wait.is_zero() {
             // A smaller target is another matter: there is nothing to wait for.
             return self.next_attempt(myself).await;
         }
-        metric::RESTARTS_TOTAL.add(&(self.arguments.label.clone(), Role::Profile), 1);
         let generation = self.owner().generation;
         myself.send_after(wait, move || EngineMessage::Attempt { generation });
         Ok(())
@@ -149,7 +150,9 @@ impl EngineState {
         let target = target.unwrap_or_else(|| self.attempts.target());
         let report = self.attempts.report(target, phase.unwrap_or(Phase::Load), outcome);
         if let Outcome::Refused { evidence } = &report.outcome {
-            metric::OOM_TOTAL.add(&(self.arguments.label.clone(), evidence.phase), 1);
+            let (model, phase) = (self.arguments.label.clone(), evidence.phase);
+            self.arguments.budget.tell(Event::Oom { model: model.clone(), phase: phase.name() });
+            metric::OOM_TOTAL.add(&(model, phase), 1);
         }
         let reason = match &report.outcome {
             Outcome::Ready => AttemptEnd::Ready,
@@ -235,7 +238,7 @@ impl EngineState {
         error: LaneError,
     ) -> Result<(), ActorProcessingErr> {
         self.check_device()?;
-        Status::change(&self.arguments.status, Status::Starting);
+        self.arguments.show(Status::Starting);
         // A restart that is waited for is part of this one.
         self.restarting = None;
         for child in self.children.take_from(0) {

@@ -105,7 +105,7 @@ impl Bed {
         let picture = PinnedPicture { key: PICTURE, grid: Grid { t: 1, h: 2, w: 4 }, rows: [0, 1].into() };
         let pins = Some(Arc::new(PinnedPictures { pictures: vec![picture], vision: self.vision.clone() }));
         let (deliveries, delivered) = mpsc::channel(64);
-        let admission = Admission { sequence, pins, deliveries };
+        let admission = Admission { sequence, pins, deliveries, span: tracing::Span::none() };
         self.scheduler.send_message(SchedulerMessage::Admit(admission)).expect("it lives");
         delivered
     }

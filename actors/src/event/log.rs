@@ -1,0 +1,182 @@
+//! The last events, and who listens.
+
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, PoisonError},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use serde::{Serialize, Serializer};
+use tokio::sync::broadcast::{self, error::RecvError};
+
+use super::{Event, trace::Spans};
+
+/// Events that a listener may be behind before it misses some.
+const BEHIND_MAX: usize = 1024;
+
+/// Events that are kept for those who ask later.
+const RECENT: usize = 64;
+
+/// An event, with its number and time.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Recorded {
+    /// The first of a runtime is 1, and no number is left out.
+    pub number: u64,
+    /// When, by the clock of the machine; in JSON in seconds since 1970.
+    #[serde(serialize_with = "unix_seconds")]
+    pub at: SystemTime,
+    /// What happened.
+    #[serde(flatten)]
+    pub event: Event,
+}
+
+fn unix_seconds<S: Serializer>(at: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
+    let since: Duration = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    serializer.serialize_f64(since.as_millis() as f64 / 1e3)
+}
+
+/// What happened on one device. Written by actors, and read by whoever likes; nobody is waited for.
+pub struct EventLog {
+    told: Mutex<Told>,
+}
+
+struct Told {
+    next: u64,
+    recent: VecDeque<Recorded>,
+    spans: Spans,
+    /// None when nothing will happen any more.
+    listeners: Option<broadcast::Sender<Recorded>>,
+}
+
+impl Default for EventLog {
+    fn default() -> Self {
+        let listeners = Some(broadcast::channel(BEHIND_MAX).0);
+        EventLog { told: Mutex::new(Told { next: 1, recent: VecDeque::new(), spans: Spans::default(), listeners }) }
+    }
+}
+
+impl EventLog {
+    pub(crate) fn tell(&self, event: Event) {
+        let mut told = self.told();
+        told.spans.hear(&event);
+        let recorded = Recorded { number: told.next, at: SystemTime::now(), event };
+        told.next += 1;
+        if told.recent.len() == RECENT {
+            told.recent.pop_front();
+        }
+        told.recent.push_back(recorded.clone());
+        // Nobody need listen.
+        let _ = told.listeners.as_ref().map(|listeners| listeners.send(recorded));
+    }
+
+    /// All that happens from now on.
+    pub fn listen(&self) -> Events {
+        let told = self.told();
+        let over = || broadcast::channel(1).1;
+        Events { receiver: told.listeners.as_ref().map_or_else(over, broadcast::Sender::subscribe) }
+    }
+
+    /// What happened last, the oldest first: 64 events at most.
+    pub fn recent(&self) -> Vec<Recorded> {
+        self.told().recent.iter().cloned().collect()
+    }
+
+    /// All of the runtime's own actors are there.
+    pub(crate) fn is_back(&self) {
+        self.told().spans.is_back();
+    }
+
+    /// Nothing happens any more: listeners hear what they have not heard yet, and then the end.
+    pub(crate) fn close(&self) {
+        self.told().listeners = None;
+    }
+
+    fn told(&self) -> std::sync::MutexGuard<'_, Told> {
+        // Each change is whole when the lock is let go, also by a panic.
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A listener. It hears every event from the moment on when it was made, in order, or that it has missed some: one that is
+/// 1,024 events behind misses the eldest.
+#[derive(Debug)]
+pub struct Events {
+    receiver: broadcast::Receiver<Recorded>,
+}
+
+/// So many events were not heard, since the listener was too far behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{events} events were missed, since more than {BEHIND_MAX} waited to be read")]
+pub struct Missed {
+    /// How many.
+    pub events: u64,
+}
+
+impl Missed {
+    /// What to change.
+    pub fn hint(&self) -> String {
+        "read events on a task of their own; a snapshot of the budget says what holds now".to_owned()
+    }
+}
+
+impl Events {
+    /// The next event, as soon as there is one; none when the runtime is over. It may be given up and asked again without
+    /// losing anything.
+    ///
+    /// # Errors
+    /// [`Missed`], once for each time that it was too far behind; what follows is what came after.
+    pub async fn next(&mut self) -> Option<Result<Recorded, Missed>> {
+        match self.receiver.recv().await {
+            Ok(recorded) => Some(Ok(recorded)),
+            Err(RecvError::Lagged(events)) => Some(Err(Missed { events })),
+            Err(RecvError::Closed) => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn canary(bytes: u64) -> Event {
+        Event::CanaryGiven { bytes: bursar_budgets::Bytes(bytes) }
+    }
+
+    #[tokio::test]
+    async fn a_listener_hears_all_from_its_first_moment_to_the_end() {
+        let log = EventLog::default();
+        log.tell(canary(1));
+        let mut events = log.listen();
+        (2..=4).for_each(|bytes| log.tell(canary(bytes)));
+        log.close();
+        log.tell(canary(5));
+        for number in 2..=4 {
+            let recorded = events.next().await.expect("not over").expect("none missed");
+            assert_eq!((recorded.number, recorded.event), (number, canary(number)));
+        }
+        assert_eq!(None, events.next().await);
+        assert_eq!(None, log.listen().next().await, "who comes later hears that it is over");
+        assert_eq!((1..=5).collect::<Vec<_>>(), log.recent().iter().map(|event| event.number).collect::<Vec<_>>());
+    }
+
+    #[tokio::test]
+    async fn a_listener_that_is_too_far_behind_is_told_how_many_it_missed() {
+        let log = EventLog::default();
+        let mut events = log.listen();
+        (0..BEHIND_MAX as u64 + 3).for_each(|bytes| log.tell(canary(bytes)));
+        assert_eq!(Some(Err(Missed { events: 3 })), events.next().await);
+        assert_eq!(4, events.next().await.expect("not over").expect("none missed").number);
+        assert_eq!(RECENT, log.recent().len());
+    }
+
+    #[test]
+    fn an_event_is_one_flat_object_of_json() {
+        let log = EventLog::default();
+        let event = Event::Oom { model: "demo".into(), phase: "serve" };
+        log.tell(event.clone());
+        let json = serde_json::to_value(&log.recent()[0]).expect("it serialises");
+        assert_eq!((json["number"].as_u64(), json["event"].as_str()), (Some(1), Some(event.name())));
+        assert_eq!((json["model"].as_str(), json["phase"].as_str()), (Some("demo"), Some("serve")));
+        assert!(json["at"].as_f64().expect("a number") > 1.7e9, "seconds since 1970");
+    }
+}

@@ -1,0 +1,8 @@
+//! What happens to the memory of a device, as it happens: for embedders, and for whoever looks at a process from outside.
+
+mod log;
+mod trace;
+mod what;
+
+pub use log::{EventLog, Events, Missed, Recorded};
+pub use what::{Event, Leased};

@@ -1,0 +1,84 @@
+//! Events as `tracing` has them: a lease is a span from its grant to its end, a restart one from the death until others
+//! serve again. Whoever installs no subscriber pays nothing for it.
+
+use std::collections::BTreeMap;
+
+use bursar_budgets::{Label, LeaseId};
+use tracing::{Span, info, info_span, warn};
+
+use super::{Event, Leased};
+
+/// What is under way.
+#[derive(Default)]
+pub(super) struct Spans {
+    leases: BTreeMap<LeaseId, Span>,
+    /// Deaths of a model, or of the runtime's own actors, that are not made good yet.
+    restarts: BTreeMap<Option<Label>, Vec<Span>>,
+}
+
+impl Spans {
+    pub(super) fn hear(&mut self, event: &Event) {
+        match event {
+            Event::LeaseGranted(leased) => {
+                let Leased { lease, model, class, bytes } = leased;
+                let span = info_span!("lease", lease = lease.0, %model, class = class.label(), bytes = bytes.0);
+                span.in_scope(|| info!("granted"));
+                self.leases.insert(*lease, span);
+            }
+            Event::LeaseResized { lease, from, to, .. } => {
+                let span = self.leases.get(lease).cloned().unwrap_or(Span::none());
+                span.record("bytes", to.0).in_scope(|| info!(from = from.0, to = to.0, "resized"));
+            }
+            Event::LeaseRevoked(leased) => self.in_lease(leased.lease, || info!("revoked")),
+            Event::LeaseFreed(leased) => {
+                self.in_lease(leased.lease, || info!("freed"));
+                self.leases.remove(&leased.lease);
+            }
+            Event::LeaseRefused { model, class, bytes, reason } => {
+                warn!(%model, class = class.label(), bytes = bytes.0, %reason, "lease refused");
+            }
+            Event::CanaryGiven { bytes } => warn!(bytes = bytes.0, "canary given up"),
+            Event::CanaryTaken { bytes } => info!(bytes = bytes.0, "canary taken"),
+            Event::Shrink { model, from_blocks, to_blocks } => info!(%model, from_blocks, to_blocks, "shrink"),
+            Event::Growth { model, from_blocks, to_blocks } => info!(%model, from_blocks, to_blocks, "growth"),
+            Event::Oom { model, phase } => warn!(%model, phase, "memory refused by the device"),
+            Event::Restart { model, actor, reason } => {
+                let name = model.as_ref().map_or("", Label::as_str);
+                let span = info_span!("restart", model = name, actor);
+                span.in_scope(|| warn!(%reason, "died"));
+                self.restarts.entry(model.clone()).or_default().push(span);
+            }
+            Event::Ready { model, kv_tokens } => {
+                self.over(Some(model), || info!("serves again"));
+                info!(%model, kv_tokens, "ready");
+            }
+            Event::Failed { model, reason } => {
+                self.over(Some(model), || {});
+                warn!(%model, %reason, "start failed");
+            }
+            Event::Stopped { model, reason } => {
+                self.over(Some(model), || {});
+                info!(%model, %reason, "stopped");
+            }
+            Event::DeviceLost { reason } => {
+                // What was leased of it is worth nothing, and nobody says so of each.
+                self.leases.clear();
+                warn!(%reason, "device lost");
+            }
+        }
+    }
+
+    /// The runtime's own actors are all there.
+    pub(super) fn is_back(&mut self) {
+        self.over(None, || info!("back"));
+    }
+
+    fn in_lease(&self, lease: LeaseId, tell: impl FnOnce()) {
+        self.leases.get(&lease).unwrap_or(&Span::none()).in_scope(tell);
+    }
+
+    fn over(&mut self, model: Option<&Label>, tell: impl Fn()) {
+        let spans = self.restarts.remove(&model.cloned()).unwrap_or_default();
+        spans.iter().for_each(|span| span.in_scope(&tell));
+    }
+}

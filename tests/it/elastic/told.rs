@@ -1,0 +1,105 @@
+//! Whoever listens to the events of a runtime knows its ledger.
+
+use std::collections::BTreeMap;
+
+use bursar::{Bytes, Class, Drill, Event, Events, LeaseId, messages::KvMessage};
+
+use super::{Card, filling, watchful};
+use crate::stage::{answer, demo, eventually, story, text};
+
+/// What the events say is leased.
+#[derive(Default)]
+struct Books {
+    leases: BTreeMap<LeaseId, Bytes>,
+    heard: Vec<Event>,
+    numbers: u64,
+}
+
+impl Books {
+    fn hear(&mut self, number: u64, event: Event) {
+        assert!(self.numbers == 0 || number == self.numbers + 1, "no number is left out");
+        self.numbers = number;
+        match &event {
+            Event::LeaseGranted(leased) => drop(self.leases.insert(leased.lease, leased.bytes)),
+            Event::LeaseResized { lease, from, to, .. } => {
+                assert_eq!(self.leases.insert(*lease, *to), Some(*from), "{event:?}");
+            }
+            Event::LeaseFreed(leased) => {
+                assert_eq!(self.leases.remove(&leased.lease), Some(leased.bytes), "{event:?}");
+            }
+            _ => {}
+        }
+        self.heard.push(event);
+    }
+
+    /// Listens until `wanted` has happened.
+    async fn until(&mut self, events: &mut Events, wanted: impl Fn(&Event) -> bool) {
+        loop {
+            let recorded = events.next().await.expect("the runtime goes on").expect("nothing is missed");
+            let is_wanted = wanted(&recorded.event);
+            self.hear(recorded.number, recorded.event);
+            if is_wanted {
+                return;
+            }
+        }
+    }
+
+    fn granted(&self) -> Bytes {
+        self.leases.values().copied().sum()
+    }
+}
+
+#[test]
+fn who_listens_from_the_start_knows_the_ledger_by_its_events_alone() {
+    story(async {
+        let (device, runtime) = Card::empty(watchful()).await;
+        let (mut events, mut books) = (runtime.events(), Books::default());
+        let model = demo(&runtime, filling()).await;
+        books.until(&mut events, |event| matches!(event, Event::Ready { .. })).await;
+        let ledger = runtime.budget().snapshot().await.expect("the budget answers");
+        assert_eq!(books.granted(), ledger.granted, "{ledger}");
+        let kv_tokens = model.serving().await.expect("it serves").kv_tokens;
+        assert_eq!(books.heard.last(), Some(&Event::Ready { model: "demo".into(), kv_tokens }));
+
+        // A neighbour comes, and goes.
+        let card = Card { device, runtime, model, before: ledger };
+        card.neighbour_takes(Bytes::mib(4)).await;
+        books.until(&mut events, |event| matches!(event, Event::CanaryGiven { .. })).await;
+        books.until(&mut events, |event| matches!(event, Event::Shrink { .. })).await;
+        card.quiet().await;
+        card.device.foreign_gives_back(Bytes::mib(4));
+        card.regained().await;
+        let is_whole = |event: &Event| matches!(event, Event::Growth { to_blocks, .. } if to_blocks * 16 == kv_tokens);
+        books.until(&mut events, is_whole).await;
+        assert_eq!(books.granted(), card.before.granted);
+        assert!(books.heard.iter().any(|event| matches!(event, Event::CanaryTaken { .. })), "the canary came first");
+
+        // An actor dies.
+        let serving = card.model.serving().await.expect("it serves");
+        serving.kv.send_message(KvMessage::Drill(Drill::Panic)).expect("it lives");
+        let is_of_kv = |event: &Event| matches!(event, Event::Restart { actor: "kv", model: Some(_), .. });
+        books.until(&mut events, is_of_kv).await;
+        books.until(&mut events, |event| matches!(event, Event::Ready { .. })).await;
+        answer(&card.model, text("Are you there?")).await;
+
+        // Somebody wants more than there is.
+        let refused = card.runtime.budget().try_lease(Class::tenant("index"), Bytes::mib(24)).await;
+        refused.expect_err("all of it is taken");
+        books.until(&mut events, |event| matches!(event, Event::LeaseRefused { .. })).await;
+
+        // All ends.
+        let Card { runtime, model, .. } = card;
+        runtime.unload("demo").await.expect("it is unloaded");
+        books.until(&mut events, |event| matches!(event, Event::Stopped { .. })).await;
+        eventually("every lease ends", async || runtime.budget().leased_bytes().is_zero()).await;
+        let recent = runtime.recent_events();
+        assert_eq!(recent.last().map(|last| last.event.name()), Some("lease_freed"), "kept for who comes later");
+        runtime.shutdown().await;
+        drop(model);
+        while let Some(recorded) = events.next().await {
+            let recorded = recorded.expect("nothing is missed");
+            books.hear(recorded.number, recorded.event);
+        }
+        assert!(books.leases.is_empty(), "{:?}", books.leases);
+    });
+}
