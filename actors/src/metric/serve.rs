@@ -134,7 +134,8 @@ impl Runtime {
     /// before the recorder was there are not in it.
     ///
     /// Nothing guards the endpoint: whoever reaches it may read it. No word of a prompt, no picture and no reply is in
-    /// it, but names of models and leases are, and how much they are asked. Off the loopback, put it behind what guards the rest.
+    /// it, but names of models and leases are, and how much they are asked. Off the loopback, put it behind what guards
+    /// the rest.
     ///
     /// It takes 16 clients at a time and gives each one answer within five seconds. The runtime's end does not wait for
     /// it, and it goes on behind that until the server is dropped.
