@@ -14,7 +14,7 @@ use ratatui::{
     Frame,
     layout::{Constraint, Layout, Rect},
     text::{Line, Span},
-    widgets::{Block, Clear, Paragraph},
+    widgets::{Block, Clear, Paragraph, Wrap},
 };
 
 use self::panel::Panel;
@@ -68,7 +68,9 @@ pub fn whole(view: &View, now: Now, width: u16, colours: Colours) -> Vec<Line<'s
     panels.extend(view.models.iter().map(in_one_column));
     panels.push(device::leases(view, width, colours));
     panels.push(events::panel(view, now.unix, width, colours));
-    panels.into_iter().flat_map(|panel| panel.rows(u16::MAX, width)).collect()
+    // A title alone says nothing.
+    let told = panels.into_iter().filter(|panel| panel.lines.len() > 1);
+    told.flat_map(|panel| panel.rows(u16::MAX, width)).collect()
 }
 
 /// Who is looked at, and how fresh it is.
@@ -90,20 +92,20 @@ pub fn header(session: &Session, now: Now, width: u16, colours: Colours) -> Line
     // Where there is little room, only those that do not run.
     for actor in session.view().map_or(&[][..], |view| &view.actors) {
         if width >= ALL_ACTORS || !actor.is_up {
-            left.extend(actor_words(actor, colours));
+            left.extend(actor_words(actor, true, colours));
         }
     }
     left.push(Span::raw(" "));
     panel::ends(left, right, width)
 }
 
-/// An actor as a word, with a mark.
-fn actor_words(actor: &Actor, colours: Colours) -> Vec<Span<'static>> {
+/// An actor as a word, with a mark; one that does not run is bad news if it is missed.
+fn actor_words(actor: &Actor, is_missed: bool, colours: Colours) -> Vec<Span<'static>> {
     let (mark, style) = match (actor.is_up, actor.actor.as_str()) {
         (true, _) => ("●", colours.good()),
         // It is there while it sizes a model, and gone for good reason otherwise.
         (false, "profile") => ("○", colours.faint()),
-        (false, _) => ("○", colours.bad()),
+        (false, _) => ("○", if is_missed { colours.bad() } else { colours.faint() }),
     };
     let mut words = vec![Span::styled(format!(" {mark} "), style), Span::raw(words::cut(&actor.actor, 16))];
     if actor.restarts > 0 {
@@ -116,12 +118,16 @@ fn actor_words(actor: &Actor, colours: Colours) -> Vec<Span<'static>> {
 /// Why nothing newer is there, where there is room for it. The answer is the room that is left.
 fn complaint(frame: &mut Frame<'_>, session: &Session, area: Rect, colours: Colours) -> Rect {
     let Some(lost) = session.lost() else { return area };
-    let mut lines = vec![Line::styled(format!(" {}", lost.error), colours.bad())];
+    let mut lines = vec![Line::styled(lost.error.to_string(), colours.bad())];
     if session.view().is_none() || area.height >= ROWS_WITH_KEYS {
-        lines.push(Line::styled(format!(" {}", lost.error.hint()), colours.faint()));
+        lines.push(Line::styled(lost.error.hint(), colours.faint()));
     }
-    let [told, rest] = Layout::vertical([Constraint::Length(lines.len() as u16), Constraint::Fill(1)]).areas(area);
-    frame.render_widget(Paragraph::new(lines), told);
+    // Words that do not fit go to the next row, and leave some of theirs empty.
+    let rows: usize =
+        lines.iter().map(|line| line.width().div_ceil(usize::from(area.width.saturating_sub(12).max(1)))).sum();
+    let rows = u16::try_from(rows).unwrap_or(u16::MAX).min(area.height.div_ceil(2));
+    let [told, rest] = Layout::vertical([Constraint::Length(rows), Constraint::Fill(1)]).areas(area);
+    frame.render_widget(Paragraph::new(lines).wrap(Wrap { trim: true }), told);
     rest
 }
 

@@ -71,11 +71,7 @@ pub fn legend(pieces: &[Piece], columns: u16, colours: Colours) -> Vec<Line<'sta
 }
 
 /// Entries by lines, where each takes so much; the blanks behind the last one of a line need no room.
-fn lines<'a>(
-    entries: &'a [(Part, String)],
-    columns: usize,
-    width: impl Fn(&str) -> usize,
-) -> Vec<&'a [(Part, String)]> {
+fn lines(entries: &[(Part, String)], columns: usize, width: impl Fn(&str) -> usize) -> Vec<&[(Part, String)]> {
     let (mut lines, mut first, mut taken) = (Vec::new(), 0, 0);
     for (place, (_, text)) in entries.iter().enumerate() {
         if place > first && taken + width(text) > columns + 2 {

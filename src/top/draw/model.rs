@@ -11,7 +11,7 @@ use super::{
 use crate::top::{
     palette::Colours,
     session::Trail,
-    view::{Cache, Kv, Latency, ModelView, Speed},
+    view::{Cache, Kv, Latency, ModelState, ModelView, Speed},
 };
 
 /// How wide what a line is about is.
@@ -19,7 +19,7 @@ const ABOUT: usize = 10;
 /// What quantiles take beside all else.
 const QUANTILES: u16 = 50;
 /// From so many columns on there is room for both beside each other.
-pub const WIDE: u16 = QUANTILES + 50;
+pub const WIDE: u16 = QUANTILES + 58;
 /// Values of a sparkline.
 const SPARKS: usize = 60;
 
@@ -47,6 +47,7 @@ pub fn panel(model: &ModelView, trail: Option<&Trail>, width: u16, is_wide: bool
             }
         }
     }
+    let first = lines.len();
     let permits = model
         .permits
         .iter()
@@ -63,7 +64,7 @@ pub fn panel(model: &ModelView, trail: Option<&Trail>, width: u16, is_wide: bool
         true => beside(lines, quantiles, room),
         // Behind what is looked at first, and before what is not.
         false => {
-            let rest = lines.split_off(lines.len().min(3));
+            let rest = lines.split_off(first);
             lines.into_iter().chain(quantiles).chain(rest).collect()
         }
     };
@@ -73,7 +74,9 @@ pub fn panel(model: &ModelView, trail: Option<&Trail>, width: u16, is_wide: bool
 fn actors(model: &ModelView, colours: Colours) -> Line<'static> {
     let about = Span::styled(format!(" {:<1$}", "actors", ABOUT - 1), colours.faint());
     let mut line = Line::from(about);
-    line.extend(model.actors.iter().flat_map(|actor| actor_words(actor, colours)));
+    // Nobody is missed before there is anything to serve.
+    let is_serving = !matches!(model.state, ModelState::Sizing | ModelState::Starting);
+    line.extend(model.actors.iter().flat_map(|actor| actor_words(actor, is_serving, colours)));
     line
 }
 
@@ -124,8 +127,8 @@ fn blocks(kv: &Kv) -> String {
 fn requests(model: &ModelView) -> String {
     let active = model.active.map_or("-".to_owned(), words::grouped);
     let mut text = format!("{active} active");
-    if let Some(rate) = model.speed.requests {
-        text += &format!(", {} end a second", words::rate(Some(rate)));
+    if model.speed.requests.is_some() {
+        text += &format!(", {} end a second", words::rate(model.speed.requests));
     }
     if !model.ended.is_empty() {
         text += &format!("; ended: {}", tallied(&model.ended));
@@ -142,7 +145,7 @@ fn found(cache: &Cache) -> String {
 }
 
 fn steps(model: &ModelView) -> String {
-    let mut text = format!("{} a second", words::rate(model.speed.steps));
+    let mut text = words::rate(model.speed.steps) + " a second";
     if let Some(under_way) = model.under_way {
         text += &format!(", {under_way} under way");
     }

@@ -105,7 +105,7 @@ fn what_is_lost_paused_or_anew_is_told_with_the_age_of_what_is_shown() {
     let lost = text(&session, at(20));
     assert!(lost.contains("LOST for 11 s, figures 15 s old"), "{lost}");
     assert!(lost.contains("no answer from 10.0.0.7:9464: connection refused"), "{lost}");
-    assert!(lost.contains("--metrics 10.0.0.7:9464"), "{lost}");
+    assert!(lost.contains("--metrics 10.0.0.7:9464") && lost.contains("program of your own?"), "{lost}");
     assert!(lost.contains("weights"), "what was known is still shown: {lost}");
     session.hear(
         Ok(scrape("bursar_device_total_bytes{device=\"cuda:0\"} 9\nbursar_kv_shrinks_total{model=\"a\"} 0\n", "[]")),

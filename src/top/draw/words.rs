@@ -35,7 +35,7 @@ pub fn grouped(number: u64) -> String {
 pub fn rate(per_second: Option<f64>) -> String {
     match per_second {
         None => "-".to_owned(),
-        Some(rate) if rate == 0.0 => "0".to_owned(),
+        Some(0.0) => "0".to_owned(),
         Some(rate) if rate < 9.95 => format!("{rate:.1}"),
         Some(rate) if rate < 999.5 => format!("{rate:.0}"),
         Some(rate) if rate < 999_950.0 => format!("{:.1}k", rate / 1e3),
@@ -79,7 +79,7 @@ pub fn age(seconds: f64) -> String {
 /// A share of one.
 pub fn percent(share: f64) -> String {
     match share * 100.0 {
-        percent if percent == 0.0 => "0 %".to_owned(),
+        0.0 => "0 %".to_owned(),
         percent if percent < 9.95 => format!("{percent:.1} %"),
         percent => format!("{percent:.0} %"),
     }
