@@ -111,7 +111,7 @@ fn told(kind: &str, fields: &Map<String, Value>) -> Option<String> {
         "restart" => format!("{}: {}", of_model(word("actor")?), word("reason")?),
         "ready" => format!("{}, {} tokens of keys and values", word("model")?, word("kv_tokens")?),
         "failed" | "stopped" => format!("{}: {}", word("model")?, word("reason")?),
-        "device_lost" => word("device")?,
+        "device_lost" => word("device").or_else(|| word("reason"))?,
         _ => return None,
     })
 }
@@ -125,6 +125,7 @@ fn all(fields: &Map<String, Value>) -> String {
 fn text(value: &Value) -> String {
     match value {
         Value::String(text) => harmless(text),
+        Value::Null => String::new(),
         value => harmless(&value.to_string()),
     }
 }
@@ -149,10 +150,11 @@ mod tests {
             (r#""event":"shrink","model":"demo","from_blocks":9,"to_blocks":4"#, "demo, 9 to 4 blocks"),
             (r#""event":"oom","model":"demo","phase":"serve""#, "demo while in serve"),
             (r#""event":"restart","model":"demo","actor":"kv","reason":"killed""#, "kv of demo: killed"),
-            (r#""event":"restart","model":"","actor":"budget","reason":"killed""#, "budget: killed"),
+            (r#""event":"restart","model":null,"actor":"budget","reason":"killed""#, "budget: killed"),
             (r#""event":"ready","model":"demo","kv_tokens":64"#, "demo, 64 tokens of keys and values"),
             (r#""event":"stopped","model":"demo","reason":"unloaded""#, "demo: unloaded"),
             (r#""event":"device_lost","device":"cuda:0""#, "cuda:0"),
+            (r#""event":"device_lost","reason":"Xid 79""#, "Xid 79"),
             (r#""event":"moved","to":"host","bytes":[1]"#, "bytes [1], to host"),
             (r#""event":"oom","model":"only""#, "model only"),
         ];

@@ -73,7 +73,8 @@ impl Colours {
     pub fn faint(self) -> Style {
         match self {
             Colours::True => Style::new().fg(Color::Rgb(0x8b, 0x94, 0x9e)),
-            Colours::Sixteen => Style::new().fg(Color::DarkGray),
+            // A dark grey is the background of some themes.
+            Colours::Sixteen => Style::new().add_modifier(Modifier::DIM),
             Colours::None => Style::new(),
         }
     }

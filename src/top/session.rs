@@ -15,6 +15,8 @@ use super::{
 
 /// How far back quantiles and shares look.
 const MINUTE: Duration = Duration::from_secs(60);
+/// Less of it says too little: all that ever was is shown instead.
+const SHORTEST: Duration = Duration::from_secs(5);
 /// Scrapes that are kept of a minute are at least so far apart.
 const APART: Duration = Duration::from_secs(1);
 /// Rates that are kept for the sparkline: five minutes at a scrape a second.
@@ -119,6 +121,7 @@ impl Session {
         }
         let last = self.latest.as_ref().and_then(|last| since(last, seen.at));
         let minute = self.earlier.front().or(self.latest.as_ref()).and_then(|first| since(first, seen.at));
+        let minute = minute.filter(|minute| minute.seconds >= SHORTEST.as_secs_f64());
         let view = View::of(&seen.scrape, last, minute);
         self.keep_trails(&view);
         self.view = Some(view);

@@ -11,6 +11,8 @@ use crate::top::{event, exposition, keys::Key, scrape::Events};
 
 /// When the last event of the recording was a second old.
 const NOW: f64 = 1_800_000_000.0;
+/// The same of the demo's recording, half a minute later.
+const DEMO: f64 = 1795287436.9;
 
 fn scrape(metrics: &str, events: &str) -> Scrape {
     let samples = exposition::read(metrics, "bursar_").expect("it was recorded");
@@ -23,6 +25,15 @@ fn card() -> Session {
     let events = include_str!("../recorded/card_events.json");
     session.hear(Ok(scrape(include_str!("../recorded/card_before.prom"), events)), Duration::from_secs(4));
     session.hear(Ok(scrape(include_str!("../recorded/card.prom"), events)), Duration::from_secs(5));
+    session
+}
+
+/// The demo model while somebody talks with it about pictures: `bursar chat --metrics`, a second and a half apart.
+fn demo() -> Session {
+    let mut session = Session::new("127.0.0.1:9464".to_owned(), Duration::from_secs(1));
+    let events = include_str!("../recorded/demo_events.json");
+    session.hear(Ok(scrape(include_str!("../recorded/demo_before.prom"), events)), Duration::from_millis(3500));
+    session.hear(Ok(scrape(include_str!("../recorded/demo.prom"), events)), Duration::from_secs(5));
     session
 }
 
@@ -79,6 +90,17 @@ fn the_view_looks_as_it_did_at_several_sizes_and_in_all_colours() {
     ] {
         assert_recorded(name, &printed(&drawn(&session, size, at(5), colours), colours));
     }
+}
+
+#[test]
+fn a_real_run_is_shown_with_every_byte_of_its_device_and_no_trouble() {
+    let session = demo();
+    let view = session.view().expect("it was seen");
+    let device = &view.devices[0];
+    assert_eq!(device.pieces.iter().map(|piece| piece.bytes).sum::<bursar::Bytes>(), device.total);
+    let text = printed(&drawn(&session, (100, 30), Now { unix: DEMO, ..at(5) }, Colours::None), Colours::None);
+    assert!(!text.contains("trouble") && !text.contains("other leases"), "{text}");
+    assert_recorded("demo_100x30.txt", &text);
 }
 
 #[test]

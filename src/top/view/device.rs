@@ -16,6 +16,7 @@ pub enum Part {
     Overhead,
     /// Held by other processes.
     Foreign,
+    /// The models.
     Weights,
     /// Blocks of keys and values that sequences use.
     KvUsed,
@@ -23,9 +24,13 @@ pub enum Part {
     KvCached,
     /// Blocks without content.
     KvFree,
+    /// Temporaries of steps.
     StepWorkspace,
+    /// Temporaries of launches of pictures.
     VisionWorkspace,
+    /// Embeddings of pictures.
     VisionCache,
+    /// What the driver takes for captured steps.
     Graphs,
     /// Leases of users' own code.
     Tenants,
