@@ -105,13 +105,16 @@ fn a_real_run_is_shown_with_every_byte_of_its_device_and_no_trouble() {
 
 #[test]
 fn the_text_form_is_the_same_view_whole() {
-    let session = card();
-    let view = session.view().expect("it was seen");
-    let mut lines = vec![header(&session, at(5), 100, Colours::None)];
-    lines.extend(whole(view, at(5), 100, Colours::None));
-    let mut out = Vec::new();
-    once::print(&mut out, &lines, Colours::None).expect("memory takes it");
-    assert_recorded("card_once.txt", &String::from_utf8(out).expect("UTF-8"));
+    for (name, session, now) in
+        [("card_once.txt", card(), at(5)), ("demo_once.txt", demo(), Now { unix: DEMO, ..at(5) })]
+    {
+        let view = session.view().expect("it was seen");
+        let mut lines = vec![header(&session, now, 100, Colours::None)];
+        lines.extend(whole(view, now, 100, Colours::None));
+        let mut out = Vec::new();
+        once::print(&mut out, &lines, Colours::None).expect("memory takes it");
+        assert_recorded(name, &String::from_utf8(out).expect("UTF-8"));
+    }
 }
 
 #[test]
