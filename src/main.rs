@@ -16,6 +16,7 @@ mod plan;
 mod profile;
 mod progress;
 mod told;
+mod top;
 mod tour;
 
 use std::{process::ExitCode, time::Instant};
@@ -51,6 +52,8 @@ enum Command {
     Drill(Box<drill::Options>),
     /// Says what a model would take of a device and serve there, without a GPU: 0 if it fits, 1 if not.
     Plan(Box<plan::Options>),
+    /// Shows a running process live: every byte by class, its actors, requests, rates and events.
+    Top(top::Options),
 }
 
 #[tokio::main]
@@ -65,5 +68,6 @@ async fn main() -> ExitCode {
         Some(Command::Drill(options)) => drill::run(&cli.device, *options).await,
         Some(Command::Bench(options)) => bench::run(&cli.device, *options, main).await,
         Some(Command::Plan(options)) => plan::run(&cli.device, *options).await,
+        Some(Command::Top(options)) => top::run(options).await,
     }
 }

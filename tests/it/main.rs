@@ -28,5 +28,6 @@ mod slow_device;
 mod stage;
 mod starts;
 mod tokens;
+mod top;
 mod videos;
 mod warm_starts;

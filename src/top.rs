@@ -1,0 +1,244 @@
+//! `bursar top`: a live view of a running process, over its metrics address.
+
+mod address;
+mod draw;
+mod event;
+mod exposition;
+mod histogram;
+mod keys;
+mod once;
+mod palette;
+mod rate;
+mod samples;
+mod scrape;
+mod session;
+mod terminal;
+mod view;
+
+use std::{
+    env,
+    io::{IsTerminal, stdout},
+    process::ExitCode,
+    str::FromStr,
+    sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel},
+    thread,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use clap::Args;
+use ratatui::crossterm::style::force_color_output;
+use serde_json::json;
+
+use self::{
+    address::Address,
+    draw::Now,
+    palette::{Colours, Surroundings, When},
+    scrape::{Scrape, ScrapeError, Scraper},
+    session::Session,
+    terminal::{Input, Screen},
+};
+use crate::failure::{self, Failure};
+
+/// Options of `bursar top`.
+#[derive(Args)]
+pub struct Options {
+    /// Where the process serves its metrics (its own --metrics): HOST:PORT, or a port of this machine.
+    #[arg(value_name = "ADDR", default_value = "127.0.0.1:9464")]
+    address: Address,
+    /// How often to look: 100ms to 1m.
+    #[arg(long, value_name = "TIME", default_value = "1s")]
+    every: Every,
+    /// Looks twice, that long apart, prints what it saw as text, and ends: 1 if there is nothing to see.
+    #[arg(long)]
+    once: bool,
+    /// With --once: one JSON object.
+    #[arg(long, requires = "once")]
+    json: bool,
+    /// Colours. Auto honours NO_COLOR, and COLORTERM=truecolor for more than sixteen.
+    #[arg(long, value_enum, default_value = "auto")]
+    color: When,
+}
+
+/// A time between two looks, as it is typed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Every(Duration);
+
+/// So many columns are printed where nobody says how wide it may be.
+const COLUMNS: u16 = 100;
+/// How long nobody is listened to while the terminal is waited for.
+const PATIENCE: Duration = Duration::from_millis(50);
+/// Ages are drawn anew so often.
+const REDRAW: Duration = Duration::from_millis(500);
+
+/// Runs the command: 1 where there is nothing to show.
+pub async fn run(options: Options) -> ExitCode {
+    let is_json = options.json;
+    let seen = tokio::task::spawn_blocking(move || look(&options)).await;
+    let seen = seen.unwrap_or_else(|died| {
+        Err(Failure {
+            error: format!("the view died: {died}"),
+            hint: "this is a bug in Bursar; please report it with what `bursar top --once` prints".to_owned(),
+        })
+    });
+    match seen {
+        Err(ref failure) if is_json => {
+            println!("{}", crate::told::failure(failure));
+            ExitCode::FAILURE
+        }
+        seen => failure::report(seen),
+    }
+}
+
+fn look(options: &Options) -> Result<(), Failure> {
+    let (no_color, colorterm, term) = (env::var_os("NO_COLOR"), env::var_os("COLORTERM"), env::var_os("TERM"));
+    let surroundings = Surroundings {
+        no_color: no_color.as_deref(),
+        colorterm: colorterm.as_deref(),
+        term: term.as_deref(),
+        is_terminal: stdout().is_terminal(),
+    };
+    let colours = Colours::of(options.color, surroundings);
+    // What was typed wins over what the library finds in NO_COLOR itself.
+    force_color_output(colours != Colours::None);
+    match options.once {
+        true => look_once(options, colours),
+        false if !stdout().is_terminal() => Err(Failure {
+            error: "standard output is no terminal".to_owned(),
+            hint: "`bursar top --once` prints one look as text, and with --json as JSON".to_owned(),
+        }),
+        false => watch(options, colours),
+    }
+}
+
+/// Looks twice, since rates want two looks.
+fn look_once(options: &Options, colours: Colours) -> Result<(), Failure> {
+    let scraper = Scraper::new(options.address.clone());
+    let mut session = Session::new(options.address.to_string(), options.every.0);
+    let begun = Instant::now();
+    session.hear(Ok(scraper.scrape()?), begun.elapsed());
+    wait(options.every.0.saturating_sub(begun.elapsed()));
+    session.hear(Ok(scraper.scrape()?), begun.elapsed());
+    let Some(view) = session.view() else { return Ok(()) };
+    if options.json {
+        println!("{}", json!({ "type": "view", "address": session.address, "view": view }));
+        return Ok(());
+    }
+    let columns = ratatui::crossterm::terminal::size().ok().filter(|_| stdout().is_terminal());
+    let columns = columns.map_or(COLUMNS, |(columns, _)| columns.max(40));
+    let now = now(begun);
+    let mut lines = vec![draw::header(&session, now, columns, colours)];
+    lines.extend(draw::whole(view, now, columns, colours));
+    Ok(once::print(&mut stdout().lock(), &lines, colours)?)
+}
+
+/// Draws until somebody has seen enough.
+fn watch(options: &Options, colours: Colours) -> Result<(), Failure> {
+    let (mut session, begun) = (Session::new(options.address.to_string(), options.every.0), Instant::now());
+    let looks = Looks::start(Scraper::new(options.address.clone()), begun);
+    let mut screen = Screen::take()?;
+    let (mut drawn, mut asked, mut is_asked, mut is_news) = (None::<Instant>, None::<Instant>, false, true);
+    loop {
+        let is_due = asked.is_none_or(|asked| asked.elapsed() >= session.every);
+        if is_due && !is_asked && !session.is_paused {
+            // One look at a time: whoever is slow is not asked again meanwhile.
+            (asked, is_asked) = (Some(Instant::now()), looks.ask.try_send(()).is_ok());
+        }
+        match looks.heard.try_recv() {
+            Ok((heard, at)) => {
+                session.hear(heard, at);
+                (is_asked, is_news) = (false, true);
+            }
+            Err(TryRecvError::Empty) => {}
+            Err(TryRecvError::Disconnected) => {
+                return Err(Failure {
+                    error: "whoever looks has died".to_owned(),
+                    hint: "this is a bug in Bursar; please report it".to_owned(),
+                });
+            }
+        }
+        if is_news || drawn.is_none_or(|drawn| drawn.elapsed() >= REDRAW) {
+            screen.draw(|frame| draw::draw(frame, &session, now(begun), colours))?;
+            (drawn, is_news) = (Some(Instant::now()), false);
+        }
+        match screen.wait(PATIENCE)? {
+            Input::Key(key) if !session.press(key) => return Ok(()),
+            Input::Key(_) | Input::Other => is_news = true,
+            Input::Nothing => {}
+        }
+    }
+}
+
+/// A thread that looks when it is asked to.
+struct Looks {
+    ask: SyncSender<()>,
+    heard: Receiver<(Result<Scrape, ScrapeError>, Duration)>,
+}
+
+impl Looks {
+    /// It ends when nobody can ask it any more; at the end of the process at the latest, whatever it waits for.
+    fn start(scraper: Scraper, begun: Instant) -> Self {
+        let ((ask, asked), (told, heard)) = (sync_channel(1), sync_channel(1));
+        thread::spawn(move || {
+            while asked.recv().is_ok() {
+                let look = scraper.scrape();
+                if told.send((look, begun.elapsed())).is_err() {
+                    break;
+                }
+            }
+        });
+        Looks { ask, heard }
+    }
+}
+
+fn now(begun: Instant) -> Now {
+    let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Now { elapsed: begun.elapsed(), unix: unix.as_secs_f64() }
+}
+
+/// Until so much time is over. The only other way to wait is forbidden, for good reasons in other places.
+fn wait(time: Duration) {
+    let (_keep, nobody) = sync_channel::<()>(1);
+    let waited: Result<(), RecvTimeoutError> = nobody.recv_timeout(time);
+    debug_assert_eq!(waited, Err(RecvTimeoutError::Timeout));
+}
+
+impl FromStr for Every {
+    type Err = String;
+
+    fn from_str(typed: &str) -> Result<Self, String> {
+        let (number, unit) =
+            typed.split_at(typed.find(|letter: char| letter.is_ascii_alphabetic()).unwrap_or(typed.len()));
+        let seconds = match unit {
+            "ms" => Some(0.001),
+            "s" | "" => Some(1.0),
+            "m" | "min" => Some(60.0),
+            _ => None,
+        };
+        let every = seconds.zip(number.trim().parse::<f64>().ok()).map(|(unit, number)| unit * number);
+        match every {
+            Some(every) if (0.1..=60.0).contains(&every) => Ok(Every(Duration::from_secs_f64(every))),
+            _ => Err(format!("{typed:?} is no time from 100ms to 1m, such as 500ms or 2s")),
+        }
+    }
+}
+
+impl From<ScrapeError> for Failure {
+    fn from(error: ScrapeError) -> Self {
+        Failure { hint: error.hint(), error: error.to_string() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_between_looks_has_bounds() {
+        for (typed, millis) in [("1s", 1000), ("500ms", 500), ("0.5", 500), ("2 s", 2000), ("1m", 60_000)] {
+            assert_eq!(typed.parse(), Ok(Every(Duration::from_millis(millis))), "{typed}");
+        }
+        for typed in ["", "s", "99ms", "61s", "2m", "1h", "-1s", "NaN", "inf"] {
+            assert!(typed.parse::<Every>().is_err(), "{typed}");
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Where metrics are served, as it is typed.
+
+use std::{fmt, str::FromStr};
+
+/// A host and a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address(String);
+
+/// What is served where nobody says a port: the one that OpenTelemetry's exporters for Prometheus take.
+pub const PORT: u16 = 9464;
+
+impl Address {
+    /// What is asked for `path`, which begins with a slash.
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.0)
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for Address {
+    type Err = String;
+
+    /// `host:port`; a host alone has the usual port, and a port alone is this machine's. What a browser would show, with
+    /// `http://` in front and `/metrics` behind, is understood.
+    fn from_str(typed: &str) -> Result<Self, String> {
+        let said = typed.strip_prefix("http://").unwrap_or(typed);
+        let said = said.strip_suffix("/metrics").unwrap_or(said).trim_end_matches('/');
+        let refused = || Err(format!("{typed:?} is no host:port, such as 127.0.0.1:{PORT}, or a port of this machine"));
+        let (host, port) = match said.rsplit_once(':') {
+            // Of an address of version 6 without brackets nobody knows where its port begins.
+            Some((host, _)) if host.contains(':') && !(host.starts_with('[') && host.ends_with(']')) => {
+                match said.starts_with('[') && said.ends_with(']') {
+                    true => (said, PORT),
+                    false => return refused(),
+                }
+            }
+            Some((host, port)) => match port.parse() {
+                Ok(port) => (host, port),
+                Err(_) => return refused(),
+            },
+            None => match said.parse() {
+                Ok(port) => ("", port),
+                Err(_) if said.bytes().all(|letter| letter.is_ascii_digit()) => return refused(),
+                Err(_) => (said, PORT),
+            },
+        };
+        let host = if host.is_empty() { "127.0.0.1" } else { host };
+        let is_of_a_host = |letter: char| letter.is_ascii_alphanumeric() || "-._[]:%".contains(letter);
+        match port > 0 && host.chars().all(is_of_a_host) {
+            true => Ok(Address(format!("{host}:{port}"))),
+            false => refused(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_a_host_a_port_or_both() {
+        let meant = [
+            ("9464", "127.0.0.1:9464"),
+            (":81", "127.0.0.1:81"),
+            ("gpu-3.lab", "gpu-3.lab:9464"),
+            ("10.0.0.7:9000", "10.0.0.7:9000"),
+            ("[::1]:9000", "[::1]:9000"),
+            ("[::1]", "[::1]:9464"),
+            ("http://localhost:9464/metrics", "localhost:9464"),
+        ];
+        for (typed, address) in meant {
+            assert_eq!(typed.parse::<Address>().expect(typed).to_string(), address);
+        }
+        assert_eq!("81".parse::<Address>().expect("a port").url("/events"), "http://127.0.0.1:81/events");
+    }
+
+    #[test]
+    fn what_is_neither_is_refused() {
+        for typed in ["", "99999", "host:", "host:port", "::1", "0", "https://host:1", "a b:1", "host:1/other"] {
+            let refused = typed.parse::<Address>();
+            assert!(refused.is_err(), "{typed:?} is taken for {refused:?}");
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! The view on a terminal: panels from the top down, as many lines of each as there is room for.
+
+mod bar;
+mod device;
+mod events;
+mod model;
+mod panel;
+mod table;
+pub mod words;
+
+use std::time::Duration;
+
+use ratatui::{
+    Frame,
+    layout::{Constraint, Layout, Rect},
+    text::{Line, Span},
+    widgets::{Block, Clear, Paragraph, Wrap},
+};
+
+use self::panel::Panel;
+use super::{
+    keys::EXPLAINED,
+    palette::Colours,
+    session::Session,
+    view::{Actor, View},
+};
+
+/// When it is.
+#[derive(Clone, Copy, Debug)]
+pub struct Now {
+    /// Since the session began.
+    pub elapsed: Duration,
+    /// Seconds since 1970.
+    pub unix: f64,
+}
+
+/// Below so many rows nothing is spent on a line of keys.
+const ROWS_WITH_KEYS: u16 = 12;
+/// Below so many columns actors that run are not told in the first line.
+const ALL_ACTORS: u16 = 70;
+/// From so many rows on the bar is two rows high.
+const ROWS_WITH_HIGH_BAR: u16 = 30;
+
+/// Draws all of it.
+pub fn draw(frame: &mut Frame<'_>, session: &Session, now: Now, colours: Colours) {
+    let area = frame.area();
+    let keys = u16::from(area.height >= ROWS_WITH_KEYS);
+    let [head, body, foot] =
+        Layout::vertical([Constraint::Length(1), Constraint::Fill(1), Constraint::Length(keys)]).areas(area);
+    frame.render_widget(header(session, now, head.width, colours), head);
+    let body = complaint(frame, session, body, colours);
+    match session.view() {
+        Some(view) => draw_view(frame, session, view, body, now, colours),
+        None => frame.render_widget(Line::styled("nothing has been heard yet", colours.faint()), body),
+    }
+    let explained = " q quit  j k model  p pause  + - interval  ? help";
+    frame.render_widget(Line::styled(explained, colours.faint()), foot);
+    if session.shows_help {
+        draw_help(frame, area, colours);
+    }
+}
+
+/// Every panel of a view, whole, as it would be with all the room there is.
+pub fn whole(view: &View, now: Now, width: u16, colours: Colours) -> Vec<Line<'static>> {
+    let mut panels: Vec<_> = view.devices.iter().map(|device| device::panel(device, width, 1, colours)).collect();
+    panels.push(table::panel(view, None, width, colours));
+    let in_one_column = |model| model::panel(model, None, width, false, colours);
+    panels.extend(view.models.iter().map(in_one_column));
+    panels.push(device::leases(view, width, colours));
+    panels.push(events::panel(view, now.unix, width, colours));
+    // A title alone says nothing.
+    let told = panels.into_iter().filter(|panel| panel.lines.len() > 1);
+    told.flat_map(|panel| panel.rows(u16::MAX, width)).collect()
+}
+
+/// Who is looked at, and how fresh it is.
+pub fn header(session: &Session, now: Now, width: u16, colours: Colours) -> Line<'static> {
+    let age = |age: Duration| words::age(age.as_secs_f64());
+    let right = match (session.lost(), session.age(now.elapsed), session.began_anew(now.elapsed)) {
+        (Some(_), None, _) => Span::styled("no answer yet ", colours.bad()),
+        (Some(lost), Some(old), _) => {
+            let since = age(now.elapsed.saturating_sub(lost.since));
+            Span::styled(format!("LOST for {since}, figures {} old ", age(old)), colours.bad())
+        }
+        (None, Some(old), _) if session.is_paused => {
+            Span::styled(format!("paused, figures {} old ", age(old)), colours.notable())
+        }
+        (_, _, Some(ago)) => Span::styled(format!("began anew {} ago ", age(ago)), colours.notable()),
+        _ => Span::styled(format!("every {} ", words::seconds(session.every.as_secs_f64())), colours.faint()),
+    };
+    let mut left = vec![Span::styled(format!(" bursar top {} ", session.address), colours.strong())];
+    // Where there is little room, only those that do not run.
+    for actor in session.view().map_or(&[][..], |view| &view.actors) {
+        if width >= ALL_ACTORS || !actor.is_up {
+            left.extend(actor_words(actor, true, colours));
+        }
+    }
+    left.push(Span::raw(" "));
+    panel::ends(left, right, width)
+}
+
+/// An actor as a word, with a mark; one that does not run is bad news if it is missed.
+fn actor_words(actor: &Actor, is_missed: bool, colours: Colours) -> Vec<Span<'static>> {
+    let (mark, style) = match (actor.is_up, actor.actor.as_str()) {
+        (true, _) => ("●", colours.good()),
+        // It is there while it sizes a model, and gone for good reason otherwise.
+        (false, "profile") => ("○", colours.faint()),
+        (false, _) => ("○", if is_missed { colours.bad() } else { colours.faint() }),
+    };
+    let mut words = vec![Span::styled(format!(" {mark} "), style), Span::raw(words::cut(&actor.actor, 16))];
+    if actor.restarts > 0 {
+        let plural = if actor.restarts == 1 { "restart" } else { "restarts" };
+        words.push(Span::styled(format!(" {} {plural}", words::grouped(actor.restarts)), colours.notable()));
+    }
+    words
+}
+
+/// Why nothing newer is there, where there is room for it. The answer is the room that is left.
+fn complaint(frame: &mut Frame<'_>, session: &Session, area: Rect, colours: Colours) -> Rect {
+    let Some(lost) = session.lost() else { return area };
+    let mut lines = vec![Line::styled(lost.error.to_string(), colours.bad())];
+    if session.view().is_none() || area.height >= ROWS_WITH_KEYS {
+        lines.push(Line::styled(lost.error.hint(), colours.faint()));
+    }
+    // Words that do not fit go to the next row, and leave some of theirs empty.
+    let rows: usize =
+        lines.iter().map(|line| line.width().div_ceil(usize::from(area.width.saturating_sub(12).max(1)))).sum();
+    let rows = u16::try_from(rows).unwrap_or(u16::MAX).min(area.height.div_ceil(2));
+    let [told, rest] = Layout::vertical([Constraint::Length(rows), Constraint::Fill(1)]).areas(area);
+    frame.render_widget(Paragraph::new(lines).wrap(Wrap { trim: true }), told);
+    rest
+}
+
+fn draw_view(frame: &mut Frame<'_>, session: &Session, view: &View, area: Rect, now: Now, colours: Colours) {
+    let width = area.width;
+    let bar_rows = if area.height >= ROWS_WITH_HIGH_BAR { 2 } else { 1 };
+    let mut panels: Vec<Panel> =
+        view.devices.iter().map(|device| device::panel(device, width, bar_rows, colours)).collect();
+    let devices = panels.len();
+    panels.push(table::panel(view, session.chosen(), width, colours));
+    let chosen = session.chosen().map(|place| &view.models[place]);
+    panels.push(match chosen {
+        Some(chosen) => {
+            let is_wide = width >= model::WIDE;
+            model::panel(chosen, session.trail(&chosen.name), width, is_wide, colours)
+        }
+        None => Panel::default(),
+    });
+    panels.push(events::panel(view, now.unix, width, colours));
+    let rows = panel::share(&panels, &wishes(devices), area.height);
+    let areas = Layout::vertical(rows.iter().map(|rows| Constraint::Length(*rows))).split(area);
+    for ((panel, rows), area) in panels.into_iter().zip(rows).zip(areas.iter()) {
+        frame.render_widget(Paragraph::new(panel.rows(rows, width)), *area);
+    }
+}
+
+/// Who gets how many rows before others get more: by the panel's place, and with how many rows it is content for now.
+fn wishes(devices: usize) -> Vec<(usize, u16)> {
+    const ALL: u16 = u16::MAX;
+    let (models, chosen, events) = (devices, devices + 1, devices + 2);
+    let others = 1..devices.max(1);
+    let mut wishes = vec![(0, 2), (models, 2)];
+    wishes.extend([(0, 6), (chosen, 3)]);
+    wishes.extend(others.clone().map(|device| (device, 2)));
+    wishes.extend([(models, 4), (events, 2), (0, ALL), (chosen, 6), (events, 4), (models, 8), (chosen, ALL)]);
+    wishes.extend(others.map(|device| (device, ALL)));
+    wishes.extend([(models, ALL), (events, ALL)]);
+    wishes
+}
+
+fn draw_help(frame: &mut Frame<'_>, area: Rect, colours: Colours) {
+    let line = |(keys, does): &(&str, &str)| {
+        Line::from(vec![Span::styled(format!(" {keys:<15} "), colours.strong()), Span::raw(format!("{does} "))])
+    };
+    let lines: Vec<_> = EXPLAINED.iter().map(line).collect();
+    let width = lines.iter().map(Line::width).max().unwrap_or(0) as u16 + 2;
+    let place = area.centered(Constraint::Length(width), Constraint::Length(lines.len() as u16 + 2));
+    frame.render_widget(Clear, place);
+    frame.render_widget(Paragraph::new(lines).block(Block::bordered().title(" keys ")), place);
+}
+
+#[cfg(test)]
+mod tests;

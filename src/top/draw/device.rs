@@ -1,0 +1,107 @@
+//! A device: its bar, what is wrong, what the bar's parts are, and its leases.
+
+use bursar::Bytes;
+use ratatui::text::Line;
+
+use super::{bar, panel::Panel, words};
+use crate::top::{
+    palette::Colours,
+    view::{DeviceView, LeaseView, Tally, View},
+};
+
+/// Below so many columns what can be reckoned is left out.
+const NARROW: u16 = 60;
+
+/// One device. What is wrong stands right below the bar.
+pub fn panel(device: &DeviceView, width: u16, bar_rows: usize, colours: Colours) -> Panel {
+    let bar = bar::bar(&device.pieces, width, colours);
+    let mut lines = vec![bar; bar_rows];
+    let wrong = wrong(device);
+    if !wrong.is_empty() {
+        lines.push(Line::styled(words::cut(&wrong.join(", "), width.into()), colours.bad()));
+    }
+    lines.extend(bar::legend(&device.pieces, width, colours));
+    lines.push(Line::styled(words::cut(&usual(device).join("   "), width.into()), colours.faint()));
+    let (free, total) = (device.free(), device.total);
+    let share = words::percent(free.0 as f64 / total.0.max(1) as f64);
+    // The share is what can be reckoned.
+    let right =
+        if width < NARROW { format!("{free} of {total} free") } else { format!("{free} of {total} free, {share}") };
+    Panel::titled(&device.name, &right, width, colours, lines)
+}
+
+/// All leases of all devices, the largest first.
+pub fn leases(view: &View, width: u16, colours: Colours) -> Panel {
+    let row = |device: &str, cells: [&str; 5]| {
+        let [class, model, granted, backed, peak] = cells;
+        let (device, model) = (words::cut(device, 8), words::cut(model, 20));
+        Line::from(format!("{device:<8} {class:<16} {model:<20} {granted:>10} {backed:>10} {peak:>10}"))
+    };
+    let bytes = |bytes: Option<Bytes>| bytes.map_or("-".to_owned(), |bytes| bytes.to_string());
+    let mut lines = vec![row("device", ["class", "model", "granted", "backed", "peak"]).style(colours.faint())];
+    for device in &view.devices {
+        for LeaseView { model, class, bytes: granted, used, peak } in &device.leases {
+            let class = class.replace('_', " ");
+            lines.push(row(&device.name, [&class, model, &granted.to_string(), &bytes(*used), &bytes(*peak)]));
+        }
+    }
+    Panel::titled("leases", "", width, colours, lines)
+}
+
+/// What somebody should look at.
+fn wrong(device: &DeviceView) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let mut tell = |bytes: Bytes, text: String| {
+        if !bytes.is_zero() {
+            wrong.push(text);
+        }
+    };
+    tell(device.drift, format!("drift {}", device.drift));
+    tell(device.deficit, format!("short by {}", device.deficit));
+    tell(device.owed, format!("models owe {}", device.owed));
+    let missing = device.canary_wanted.saturating_sub(device.canary);
+    tell(missing, format!("canary {} of {}", device.canary, device.canary_wanted));
+    if device.losses > 0 {
+        wrong.push(format!("lost {}", times(device.losses)));
+    }
+    if device.waiting > 0 {
+        wrong.push(format!(
+            "{} {}",
+            words::grouped(device.waiting),
+            if device.waiting == 1 { "lease waits" } else { "leases wait" }
+        ));
+    }
+    wrong
+}
+
+/// What is always told.
+fn usual(device: &DeviceView) -> Vec<String> {
+    let mut usual = vec![format!("drift {}", device.drift)];
+    if let Some(free) = device.driver_free {
+        usual.push(format!("driver says {free} free"));
+    }
+    if let Some((leased, total)) = device.host {
+        usual.push(format!("host memory {leased} of {total}"));
+    }
+    if device.canary_given > 0 {
+        usual.push(format!("canary given {}", times(device.canary_given)));
+    }
+    if !device.refused.is_empty() {
+        usual.push(format!("leases refused: {}", tallied(&device.refused)));
+    }
+    usual
+}
+
+/// As `3 stop, 1 length`.
+pub fn tallied(tallies: &[Tally]) -> String {
+    let each = tallies.iter().map(|Tally { of, count }| format!("{} {of}", words::grouped(*count)));
+    each.collect::<Vec<_>>().join(", ")
+}
+
+fn times(count: u64) -> String {
+    match count {
+        1 => "once".to_owned(),
+        2 => "twice".to_owned(),
+        count => format!("{} times", words::grouped(count)),
+    }
+}

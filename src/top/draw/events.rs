@@ -1,0 +1,36 @@
+//! What happened lately, the newest first.
+
+use ratatui::{
+    style::Style,
+    text::{Line, Span},
+};
+
+use super::{panel::Panel, words};
+use crate::top::{event::Weight, palette::Colours, view::View};
+
+/// All events that there are; `now` in seconds since 1970.
+pub fn panel(view: &View, now: f64, width: u16, colours: Colours) -> Panel {
+    let mut lines: Vec<_> = view
+        .events
+        .iter()
+        .rev()
+        .map(|event| {
+            let style = match event.weight {
+                Weight::Usual => Style::new(),
+                Weight::Notable => colours.notable(),
+                Weight::Bad => colours.bad(),
+            };
+            let age = if event.at.is_nan() { String::new() } else { words::age(now - event.at) };
+            let (title, room) = (words::cut(&event.title(), 15), usize::from(width).saturating_sub(25));
+            Line::from(vec![
+                Span::styled(format!(" {age:>6} "), colours.faint()),
+                Span::styled(format!("{title:<15}"), style),
+                Span::raw(format!("  {}", words::cut(&event.told, room))),
+            ])
+        })
+        .collect();
+    lines.extend(
+        view.no_events.as_ref().map(|why| Line::styled(words::cut(&format!(" {why}"), width.into()), colours.faint())),
+    );
+    Panel::titled("events", "the newest first", width, colours, lines)
+}

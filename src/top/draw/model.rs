@@ -1,0 +1,188 @@
+//! One model in full.
+
+use ratatui::text::{Line, Span};
+
+use super::{
+    actor_words,
+    device::tallied,
+    panel::{Panel, beside},
+    words,
+};
+use crate::top::{
+    palette::Colours,
+    session::Trail,
+    view::{Cache, Kv, Latency, ModelState, ModelView, Speed},
+};
+
+/// How wide what a line is about is.
+const ABOUT: usize = 10;
+/// What quantiles take beside all else.
+const QUANTILES: u16 = 50;
+/// From so many columns on there is room for both beside each other.
+pub const WIDE: u16 = QUANTILES + 58;
+/// Values of a sparkline.
+const SPARKS: usize = 60;
+
+/// The most important lines first.
+pub fn panel(model: &ModelView, trail: Option<&Trail>, width: u16, is_wide: bool, colours: Colours) -> Panel {
+    let room = if is_wide { width.saturating_sub(QUANTILES) } else { width };
+    let about = |about: &str, text: String| {
+        let text = words::cut(&text, usize::from(room).saturating_sub(ABOUT + 2));
+        Line::from(vec![Span::styled(format!(" {about:<ABOUT$}"), colours.faint()), Span::raw(text)])
+    };
+    let mut lines = vec![actors(model, colours)];
+    let trouble = trouble(model);
+    if !trouble.is_empty() {
+        let text = words::cut(&trouble.join(", "), usize::from(room).saturating_sub(ABOUT + 2));
+        let about = Span::styled(format!(" {:<ABOUT$}", "trouble"), colours.faint());
+        lines.push(Line::from(vec![about, Span::styled(text, colours.notable())]));
+    }
+    lines.push(about("tokens/s", speed(&model.speed)));
+    if let Some(trail) = trail {
+        let columns = usize::from(room).saturating_sub(ABOUT + 3).min(SPARKS);
+        for (name, rates) in [("out", &trail.generated), ("in", &trail.prompt)] {
+            // One value is no course.
+            if rates.len() > 1 {
+                lines.push(about(name, words::sparkline(rates.iter().copied(), columns)));
+            }
+        }
+    }
+    let first = lines.len();
+    let permits = model
+        .permits
+        .iter()
+        .map(|permit| format!("{} of {} {}", words::grouped(permit.used), words::grouped(permit.all), permit.permit));
+    let permits: Vec<_> = permits.collect();
+    lines.push(about("permits", if permits.is_empty() { "-".to_owned() } else { permits.join(", ") }));
+    lines.extend(model.kv.as_ref().map(|kv| about("kv", blocks(kv))));
+    lines.push(about("requests", requests(model)));
+    lines.push(about("caches", format!("prompts {}, pictures {}", found(&model.prefix), found(&model.pictures))));
+    lines.push(about("steps", steps(model)));
+    lines.push(about("sizing", sizing(model)));
+    let quantiles = quantiles(&model.latencies, colours);
+    let lines = match is_wide {
+        true => beside(lines, quantiles, room),
+        // Behind what is looked at first, and before what is not.
+        false => {
+            let rest = lines.split_off(first);
+            lines.into_iter().chain(quantiles).chain(rest).collect()
+        }
+    };
+    Panel::titled(&model.name, model.state.word(), width, colours, lines)
+}
+
+fn actors(model: &ModelView, colours: Colours) -> Line<'static> {
+    let about = Span::styled(format!(" {:<1$}", "actors", ABOUT - 1), colours.faint());
+    let mut line = Line::from(about);
+    // Nobody is missed before there is anything to serve.
+    let is_serving = !matches!(model.state, ModelState::Sizing | ModelState::Starting);
+    line.extend(model.actors.iter().flat_map(|actor| actor_words(actor, is_serving, colours)));
+    line
+}
+
+/// What somebody should look at.
+fn trouble(model: &ModelView) -> Vec<String> {
+    let mut trouble = Vec::new();
+    if !model.oom.is_empty() {
+        trouble.push(format!("memory refused: {}", tallied(&model.oom)));
+    }
+    if !model.preempted.is_empty() {
+        trouble.push(format!("preempted: {}", tallied(&model.preempted)));
+    }
+    if model.redone > 0 {
+        trouble.push(format!("{} redone", words::grouped(model.redone)));
+    }
+    for (class, error) in &model.plan_errors {
+        trouble.push(format!("{} is {error:+.0} B off its plan", class.replace('_', " ")));
+    }
+    trouble
+}
+
+fn speed(speed: &Speed) -> String {
+    let Speed { prompt_tokens, cached_tokens, generated_tokens, .. } = *speed;
+    format!(
+        "{} out, {} in ({} cached)",
+        words::rate(generated_tokens),
+        words::rate(prompt_tokens),
+        words::rate(cached_tokens)
+    )
+}
+
+fn blocks(kv: &Kv) -> String {
+    let Kv { blocks, used, cached, swapped, block_tokens, shrinks, growths } = *kv;
+    let mut text = format!("{} of {} blocks used", words::grouped(used), words::grouped(blocks));
+    text += &format!(", {} cached", words::grouped(cached));
+    if swapped > 0 {
+        text += &format!(", {} swapped", words::grouped(swapped));
+    }
+    if let Some(tokens) = block_tokens {
+        text += &format!(", {tokens} tokens each");
+    }
+    if shrinks + growths > 0 {
+        text += &format!("; shrunk {}, grown {}", words::grouped(shrinks), words::grouped(growths));
+    }
+    text
+}
+
+fn requests(model: &ModelView) -> String {
+    let active = model.active.map_or("-".to_owned(), words::grouped);
+    let mut text = format!("{active} active");
+    if model.speed.requests.is_some() {
+        text += &format!(", {} end a second", words::rate(model.speed.requests));
+    }
+    if !model.ended.is_empty() {
+        text += &format!("; ended: {}", tallied(&model.ended));
+    }
+    text
+}
+
+fn found(cache: &Cache) -> String {
+    let bytes = cache.bytes.map_or(String::new(), |bytes| format!(" ({bytes})"));
+    match cache.share() {
+        Some(share) => format!("{} found{bytes}", words::percent(share)),
+        None => format!("-{bytes}"),
+    }
+}
+
+fn steps(model: &ModelView) -> String {
+    let mut text = words::rate(model.speed.steps) + " a second";
+    if let Some(under_way) = model.under_way {
+        text += &format!(", {under_way} under way");
+    }
+    let all = model.replays.saturating_add(model.eager_steps);
+    if all > 0 {
+        text += &format!(", {} by graph", words::percent(model.replays as f64 / all as f64));
+    }
+    if let Some(graphs) = model.graphs.filter(|graphs| *graphs > 0) {
+        text += &format!(" ({graphs} captured)");
+    }
+    text
+}
+
+fn sizing(model: &ModelView) -> String {
+    let attempts = match model.attempts.is_empty() {
+        true => "-".to_owned(),
+        false => format!("attempts: {}", tallied(&model.attempts)),
+    };
+    let target = model.target_tokens.map_or(String::new(), |tokens| format!(", {} tokens", words::grouped(tokens)));
+    let took = model.profile_seconds.map_or(String::new(), |took| format!(" in {}", words::seconds(took)));
+    format!("{attempts}{target}{took}")
+}
+
+/// A table of them: of the last minute, or in all where nothing was observed in it.
+fn quantiles(latencies: &[Latency], colours: Colours) -> Vec<Line<'static>> {
+    if latencies.is_empty() {
+        return Vec::new();
+    }
+    let row = |cells: [&str; 5]| {
+        let [of, p50, p90, p99, count] = cells;
+        format!(" {of:<12}{p50:>8}{p90:>8}{p99:>8}  {count}")
+    };
+    let title = Line::styled(row(["", "p50", "p90", "p99", "count"]), colours.faint());
+    let rows = latencies.iter().map(|latency| {
+        let [p50, p90, p99] = [latency.p50, latency.p90, latency.p99].map(words::seconds);
+        let span = if latency.is_recent { "" } else { " in all" };
+        Line::from(row([latency.of, &p50, &p90, &p99, &format!("{}{span}", words::grouped(latency.count))]))
+    });
+    std::iter::once(title).chain(rows).collect()
+}

@@ -1,0 +1,199 @@
+//! The view as it looks, held against what is recorded in `src/top/recorded`.
+//!
+//! `BURSAR_RECORD=1 cargo test -p bursar --bins top::draw` writes it down anew, to be looked at and committed.
+
+use std::{env, fs, path::PathBuf};
+
+use ratatui::{Terminal, backend::TestBackend, buffer::Buffer};
+
+use super::{super::*, *};
+use crate::top::{event, exposition, keys::Key, scrape::Events};
+
+/// When the last event of the recording was a second old.
+const NOW: f64 = 1_800_000_000.0;
+/// The same of the demo's recording, half a minute later.
+const DEMO: f64 = 1795287436.9;
+
+fn scrape(metrics: &str, events: &str) -> Scrape {
+    let samples = exposition::read(metrics, "bursar_").expect("it was recorded");
+    Scrape { samples, events: Events::Told(event::read(events).expect("it was recorded")) }
+}
+
+/// A card with two models, a tenant, a neighbour, and some trouble.
+fn card() -> Session {
+    let mut session = Session::new("10.0.0.7:9464".to_owned(), Duration::from_secs(1));
+    let events = include_str!("../recorded/card_events.json");
+    session.hear(Ok(scrape(include_str!("../recorded/card_before.prom"), events)), Duration::from_secs(4));
+    session.hear(Ok(scrape(include_str!("../recorded/card.prom"), events)), Duration::from_secs(5));
+    session
+}
+
+/// The demo model while somebody talks with it about pictures: `bursar chat --metrics`, a second and a half apart.
+fn demo() -> Session {
+    let mut session = Session::new("127.0.0.1:9464".to_owned(), Duration::from_secs(1));
+    let events = include_str!("../recorded/demo_events.json");
+    session.hear(Ok(scrape(include_str!("../recorded/demo_before.prom"), events)), Duration::from_millis(3500));
+    session.hear(Ok(scrape(include_str!("../recorded/demo.prom"), events)), Duration::from_secs(5));
+    session
+}
+
+fn at(seconds: u64) -> Now {
+    Now { elapsed: Duration::from_secs(seconds), unix: NOW }
+}
+
+fn drawn(session: &Session, (columns, rows): (u16, u16), now: Now, colours: Colours) -> Buffer {
+    let mut terminal = Terminal::new(TestBackend::new(columns, rows)).expect("a terminal in memory");
+    terminal.draw(|frame| draw(frame, session, now, colours)).expect("it takes all");
+    terminal.backend().buffer().clone()
+}
+
+/// What is on a screen, with its colours as a terminal is told them.
+fn printed(buffer: &Buffer, colours: Colours) -> String {
+    force_color_output(true);
+    let width = usize::from(buffer.area.width).max(1);
+    let line = |cells: &[ratatui::buffer::Cell]| {
+        let cell = |cell: &ratatui::buffer::Cell| Span::styled(cell.symbol().to_owned(), cell.style());
+        let mut line = Line::default();
+        for next in cells.iter().map(cell) {
+            match line.spans.last_mut() {
+                Some(last) if last.style == next.style => last.content.to_mut().push_str(&next.content),
+                _ => line.push_span(next),
+            }
+        }
+        line
+    };
+    let lines: Vec<_> = buffer.content.chunks(width).map(line).collect();
+    let mut out = Vec::new();
+    once::print(&mut out, &lines, colours).expect("memory takes it");
+    String::from_utf8(out).expect("UTF-8")
+}
+
+#[track_caller]
+fn assert_recorded(name: &str, shown: &str) {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/top/recorded").join(name);
+    if env::var_os("BURSAR_RECORD").is_some() {
+        return fs::write(&path, shown).expect("it is written down");
+    }
+    let recorded = fs::read_to_string(&path).unwrap_or_default();
+    assert!(recorded == shown, "{name} was\n{recorded}\nand is\n{shown}");
+}
+
+#[test]
+fn the_view_looks_as_it_did_at_several_sizes_and_in_all_colours() {
+    let session = card();
+    for (name, size, colours) in [
+        ("card_120x44.txt", (120, 44), Colours::None),
+        ("card_120x44_true.ansi", (120, 44), Colours::True),
+        ("card_80x24.txt", (80, 24), Colours::None),
+        ("card_80x24_sixteen.ansi", (80, 24), Colours::Sixteen),
+        ("card_40x10.txt", (40, 10), Colours::None),
+    ] {
+        assert_recorded(name, &printed(&drawn(&session, size, at(5), colours), colours));
+    }
+}
+
+#[test]
+fn a_real_run_is_shown_with_every_byte_of_its_device_and_no_trouble() {
+    let session = demo();
+    let view = session.view().expect("it was seen");
+    let device = &view.devices[0];
+    assert_eq!(device.pieces.iter().map(|piece| piece.bytes).sum::<bursar::Bytes>(), device.total);
+    let text = printed(&drawn(&session, (100, 30), Now { unix: DEMO, ..at(5) }, Colours::None), Colours::None);
+    assert!(!text.contains("trouble") && !text.contains("other leases"), "{text}");
+    assert_recorded("demo_100x30.txt", &text);
+}
+
+#[test]
+fn the_text_form_is_the_same_view_whole() {
+    for (name, session, now) in
+        [("card_once.txt", card(), at(5)), ("demo_once.txt", demo(), Now { unix: DEMO, ..at(5) })]
+    {
+        let view = session.view().expect("it was seen");
+        let mut lines = vec![header(&session, now, 100, Colours::None)];
+        lines.extend(whole(view, now, 100, Colours::None));
+        let mut out = Vec::new();
+        once::print(&mut out, &lines, Colours::None).expect("memory takes it");
+        assert_recorded(name, &String::from_utf8(out).expect("UTF-8"));
+    }
+}
+
+#[test]
+fn what_is_lost_paused_or_anew_is_told_with_the_age_of_what_is_shown() {
+    let mut session = card();
+    let text = |session: &Session, now| printed(&drawn(session, (80, 24), now, Colours::None), Colours::None);
+    assert!(text(&session, at(5)).contains("every 1 s"));
+    assert!(session.press(Key::Pause));
+    assert!(text(&session, at(70)).contains("paused, figures 65 s old"));
+    assert!(session.press(Key::Pause));
+    let error = ScrapeError::Unreachable { address: "10.0.0.7:9464".to_owned(), why: "connection refused".to_owned() };
+    session.hear(Err(error.clone()), Duration::from_secs(9));
+    let lost = text(&session, at(20));
+    assert!(lost.contains("LOST for 11 s, figures 15 s old"), "{lost}");
+    assert!(lost.contains("no answer from 10.0.0.7:9464: connection refused"), "{lost}");
+    assert!(lost.contains("--metrics 10.0.0.7:9464") && lost.contains("program of your own?"), "{lost}");
+    assert!(lost.contains("weights"), "what was known is still shown: {lost}");
+    session.hear(
+        Ok(scrape("bursar_device_total_bytes{device=\"cuda:0\"} 9\nbursar_kv_shrinks_total{model=\"a\"} 0\n", "[]")),
+        Duration::from_secs(30),
+    );
+    assert!(text(&session, at(33)).contains("began anew 3 s ago"));
+
+    let mut stranger = Session::new("10.0.0.7:9464".to_owned(), Duration::from_secs(1));
+    assert!(text(&stranger, at(0)).contains("nothing has been heard yet"));
+    stranger.hear(Err(error), Duration::from_secs(1));
+    let never = text(&stranger, at(3));
+    assert!(never.contains("no answer yet") && never.contains("--metrics 10.0.0.7:9464"), "{never}");
+}
+
+#[test]
+fn the_smallest_screen_keeps_the_bar_what_is_wrong_and_the_chosen_model() {
+    let mut session = card();
+    assert!(session.press(Key::Next));
+    let text = printed(&drawn(&session, (40, 10), at(5), Colours::None), Colours::None);
+    for kept in [
+        "cuda:0",
+        "3.2 GiB of 149.0 GiB free",
+        "WWWW",
+        "W weights 21.6 GiB",
+        "canary 96.0 MiB of 256.0 MiB",
+        "›captions",
+        "mending",
+    ] {
+        assert!(text.contains(kept), "{kept} is not on\n{text}");
+    }
+}
+
+#[test]
+fn no_size_and_no_content_is_a_panic() {
+    let mut session = card();
+    let long = "模型".repeat(80);
+    let hostile = format!(
+        "bursar_device_total_bytes{{device=\"{long}\"}} NaN\nbursar_lease_bytes{{device=\"{long}\",class=\"\\n\"}} +Inf\n\
+         bursar_lease_bytes{{device=\"{long}\",class=\"kv\",model=\"{long}\"}} 1e300\nbursar_lease_bytes 7\n\
+         bursar_kv_blocks{{model=\"{long}\"}} -3\nbursar_kv_blocks_used{{model=\"{long}\"}} +Inf\n\
+         bursar_actor_up{{model=\"{long}\",actor=\"{long}\"}} NaN\nbursar_permits{{model=\"{long}\"}} 1e99\n\
+         bursar_restarts_total{{model=\"{long}\",actor=\"{long}\"}} 1e99\nbursar_overhead_bytes 1e30\n\
+         bursar_time_to_first_token_seconds_bucket{{model=\"{long}\",le=\"-1e308\"}} 4\n\
+         bursar_time_to_first_token_seconds_bucket{{model=\"{long}\",le=\"1e308\"}} 1e308\n\
+         bursar_time_to_first_token_seconds_bucket{{model=\"{long}\",le=\"+Inf\"}} 1e308\n"
+    );
+    let events = format!("[{{\"number\":1,\"at\":-1e300,\"event\":\"{long}\",\"{long}\":\"{long}\"}}]");
+    let mut stranger = Session::new(long.clone(), Duration::from_secs(1));
+    stranger.hear(Ok(scrape(&hostile, &events)), Duration::from_secs(1));
+    stranger.hear(Ok(scrape(&hostile, &events)), Duration::from_secs(2));
+    assert!(session.press(Key::Help) && stranger.press(Key::Last));
+    for session in [&session, &stranger] {
+        for columns in [0, 1, 2, 7, 13, 39, 40, 79, 100, 240] {
+            for (rows, colours) in
+                [0, 1, 2, 3, 5, 9, 12, 24, 70].into_iter().zip([Colours::None, Colours::True].into_iter().cycle())
+            {
+                let buffer = drawn(session, (columns, rows), at(5), colours);
+                assert_eq!((buffer.area.width, buffer.area.height), (columns, rows));
+            }
+            if let Some(view) = session.view() {
+                let widest = whole(view, at(5), columns, Colours::Sixteen).iter().map(Line::width).max();
+                assert!(widest <= Some(usize::from(columns)), "{widest:?} of {columns}");
+            }
+        }
+    }
+}

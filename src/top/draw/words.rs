@@ -1,0 +1,133 @@
+//! Numbers and names as they are shown.
+
+use ratatui::text::Span;
+
+/// Columns of a terminal that a text takes.
+pub fn width(text: &str) -> usize {
+    Span::raw(text).width()
+}
+
+/// A text of at most so many columns; one that is longer ends in a mark.
+pub fn cut(text: &str, columns: usize) -> String {
+    if width(text) <= columns {
+        return text.to_owned();
+    }
+    let mut room = columns;
+    let fits = |letter: &char| {
+        // A column is left for the mark.
+        let taken = width(letter.encode_utf8(&mut [0; 4]));
+        let fits = taken < room;
+        room -= taken.min(room);
+        fits
+    };
+    let kept: String = text.chars().take_while(fits).collect();
+    if columns > 0 { kept + "…" } else { kept }
+}
+
+/// All digits, in groups of three.
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let groups: Vec<_> = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy).collect();
+    groups.join(",")
+}
+
+/// How many in a second.
+pub fn rate(per_second: Option<f64>) -> String {
+    match per_second {
+        None => "-".to_owned(),
+        Some(0.0) => "0".to_owned(),
+        Some(rate) if rate < 9.95 => format!("{rate:.1}"),
+        Some(rate) if rate < 999.5 => format!("{rate:.0}"),
+        Some(rate) if rate < 999_950.0 => format!("{:.1}k", rate / 1e3),
+        Some(rate) => format!("{:.1}M", rate / 1e6),
+    }
+}
+
+/// A time that something took.
+pub fn seconds(seconds: f64) -> String {
+    match seconds {
+        seconds if seconds < 0.0009995 => format!("{:.0} µs", seconds * 1e6),
+        seconds if seconds < 0.00995 => format!("{:.1} ms", seconds * 1e3),
+        seconds if seconds < 0.9995 => format!("{:.0} ms", seconds * 1e3),
+        seconds if seconds < 9.95 => format!("{}", Short(seconds)),
+        seconds if seconds < 119.5 => format!("{seconds:.0} s"),
+        seconds => format!("{:.0} min", seconds / 60.0),
+    }
+}
+
+/// Tenths, unless there are none.
+struct Short(f64);
+
+impl std::fmt::Display for Short {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let tenths = format!("{:.1}", self.0);
+        write!(f, "{} s", tenths.strip_suffix(".0").unwrap_or(&tenths))
+    }
+}
+
+/// How long ago something was; nothing in the future, as clocks of two machines may have it.
+pub fn age(seconds: f64) -> String {
+    match seconds.max(0.0) {
+        seconds if seconds < 120.0 => format!("{seconds:.0} s"),
+        seconds if seconds < 2.0 * 3600.0 => format!("{:.0} min", (seconds / 60.0).floor()),
+        seconds if seconds < 48.0 * 3600.0 => format!("{:.0} h", (seconds / 3600.0).floor()),
+        seconds if seconds.is_finite() => format!("{:.0} d", (seconds / 86400.0).floor()),
+        _ => "?".to_owned(),
+    }
+}
+
+/// A share of one.
+pub fn percent(share: f64) -> String {
+    match share * 100.0 {
+        0.0 => "0 %".to_owned(),
+        percent if percent < 9.95 => format!("{percent:.1} %"),
+        percent => format!("{percent:.0} %"),
+    }
+}
+
+/// Bars of eight heights, the newest value last, as high as the highest of those that are shown.
+pub fn sparkline(values: impl DoubleEndedIterator<Item = f64> + Clone, columns: usize) -> String {
+    const HEIGHTS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+    let shown = values.rev().take(columns);
+    let highest = shown.clone().fold(0.0, f64::max);
+    let height = |value: f64| HEIGHTS[((value / highest * 8.0).ceil() as usize).saturating_sub(1).min(7)];
+    let bar = |value: f64| if value > 0.0 { height(value) } else { '▁' };
+    let bars: Vec<_> = shown.map(bar).collect();
+    bars.into_iter().rev().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_short_and_say_their_unit() {
+        let rates = [None, Some(0.0), Some(0.44), Some(9.96), Some(340.2), Some(1234.0), Some(2.5e6)];
+        assert_eq!(rates.map(rate), ["-", "0", "0.4", "10", "340", "1.2k", "2.5M"]);
+        let times = [0.0, 0.000_25, 0.0042, 0.035, 0.9996, 1.25, 12.4, 200.0];
+        assert_eq!(times.map(seconds), ["0 µs", "250 µs", "4.2 ms", "35 ms", "1 s", "1.2 s", "12 s", "3 min"]);
+        let ages = [-3.0, 12.4, 119.0, 600.0, 7300.0, 3e5, f64::NAN, f64::INFINITY];
+        assert_eq!(ages.map(age), ["0 s", "12 s", "119 s", "10 min", "2 h", "3 d", "0 s", "?"]);
+        assert_eq!([0.0, 0.004, 0.5, 1.0].map(percent), ["0 %", "0.4 %", "50 %", "100 %"]);
+        assert_eq!([7, 1234, 1_234_567].map(grouped), ["7", "1,234", "1,234,567"]);
+    }
+
+    #[test]
+    fn a_text_is_cut_by_columns_and_not_by_letters() {
+        assert_eq!(cut("model", 5), "model");
+        assert_eq!(cut("models", 5), "mode…");
+        assert_eq!(cut("模型模型", 5), "模型…");
+        assert_eq!(cut("模型模型", 4), "模…");
+        assert_eq!(cut("models", 1), "…");
+        assert_eq!(cut("models", 0), "");
+    }
+
+    #[test]
+    fn a_sparkline_shows_the_newest_values_beside_the_highest_of_them() {
+        let line = |values: &[f64], columns| sparkline(values.iter().copied(), columns);
+        assert_eq!(line(&[900.0, 0.0, 1.0, 4.0, 8.0], 4), "▁▁▄█");
+        assert_eq!(line(&[0.0, 0.0], 4), "▁▁");
+        assert_eq!(line(&[], 4), "");
+        assert_eq!(line(&[f64::NAN, f64::INFINITY, 3.0], 4).chars().count(), 3);
+    }
+}

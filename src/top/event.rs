@@ -1,0 +1,188 @@
+//! What happened lately, as the process tells it beside its metrics.
+
+use bursar::Bytes;
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use super::exposition::harmless;
+
+/// One event.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Event {
+    /// Its place among all of the process.
+    pub number: u64,
+    /// Seconds since 1970; not a number where it was not said.
+    pub at: f64,
+    /// What happened, such as `lease_granted`.
+    pub kind: String,
+    /// All else, in one line.
+    pub told: String,
+    /// How much it matters.
+    pub weight: Weight,
+}
+
+/// How much an event matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Weight {
+    /// What happens all the time.
+    Usual,
+    /// Something gave way.
+    Notable,
+    /// Somebody should look.
+    Bad,
+}
+
+/// Why what was sent is no list of events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoEvents {
+    /// No JSON at all.
+    #[error("column {column} of line {line} is not JSON")]
+    NotJson {
+        /// From 1.
+        line: usize,
+        /// From 1.
+        column: usize,
+    },
+    /// JSON of another kind.
+    #[error("it is no JSON array of objects with a number and an event")]
+    OtherJson,
+}
+
+/// Reads a JSON array of events, the oldest first.
+///
+/// # Errors
+/// [`NoEvents`] where it is none. Kinds and fields that nobody here knows are none.
+pub fn read(text: &str) -> Result<Vec<Event>, NoEvents> {
+    let list: Vec<Value> = serde_json::from_str(text).map_err(|error| match error.classify() {
+        serde_json::error::Category::Data => NoEvents::OtherJson,
+        _ => NoEvents::NotJson { line: error.line(), column: error.column() },
+    })?;
+    list.into_iter().map(|value| Event::of(value).ok_or(NoEvents::OtherJson)).collect()
+}
+
+impl Event {
+    fn of(value: Value) -> Option<Self> {
+        let Value::Object(mut fields) = value else { return None };
+        let number = fields.remove("number")?.as_u64()?;
+        let kind = harmless(fields.remove("event")?.as_str()?);
+        let at = match fields.remove("at") {
+            Some(Value::Number(at)) => at.as_f64(),
+            Some(Value::String(at)) => at.parse().ok(),
+            _ => None,
+        };
+        let told = told(&kind, &fields).unwrap_or_else(|| all(&fields));
+        Some(Event { number, at: at.unwrap_or(f64::NAN), weight: Weight::of(&kind), told, kind })
+    }
+
+    /// What happened, in words.
+    pub fn title(&self) -> String {
+        self.kind.replace('_', " ")
+    }
+}
+
+impl Weight {
+    fn of(kind: &str) -> Self {
+        match kind {
+            "lease_refused" | "canary_given" | "oom" | "restart" | "failed" | "device_lost" => Weight::Bad,
+            "lease_revoked" | "shrink" | "growth" | "canary_taken" | "ready" | "stopped" => Weight::Notable,
+            _ => Weight::Usual,
+        }
+    }
+}
+
+/// A kind that is known, with the fields that it is known to have.
+fn told(kind: &str, fields: &Map<String, Value>) -> Option<String> {
+    let word = |name: &str| fields.get(name).map(text);
+    let bytes = |name: &str| fields.get(name)?.as_u64().map(Bytes);
+    let of_model = |what: String| match word("model") {
+        Some(model) if !model.is_empty() => format!("{what} of {model}"),
+        _ => what,
+    };
+    Some(match kind {
+        "lease_granted" | "lease_revoked" | "lease_freed" => {
+            format!("{}, {}", of_model(word("class")?), bytes("bytes")?)
+        }
+        "lease_refused" => format!("{}, {}: {}", of_model(word("class")?), bytes("bytes")?, word("reason")?),
+        "lease_resized" => format!("{}, {} to {}", of_model(word("class")?), bytes("from")?, bytes("to")?),
+        "canary_given" | "canary_taken" => bytes("bytes")?.to_string(),
+        "shrink" | "growth" => format!("{}, {} to {} blocks", word("model")?, word("from_blocks")?, word("to_blocks")?),
+        "oom" => format!("{} while in {}", word("model")?, word("phase")?),
+        "restart" => format!("{}: {}", of_model(word("actor")?), word("reason")?),
+        "ready" => format!("{}, {} tokens of keys and values", word("model")?, word("kv_tokens")?),
+        "failed" | "stopped" => format!("{}: {}", word("model")?, word("reason")?),
+        "device_lost" => word("device").or_else(|| word("reason"))?,
+        _ => return None,
+    })
+}
+
+/// Any fields.
+fn all(fields: &Map<String, Value>) -> String {
+    let each = fields.iter().map(|(name, value)| format!("{} {}", harmless(name), text(value)));
+    each.collect::<Vec<_>>().join(", ")
+}
+
+fn text(value: &Value) -> String {
+    match value {
+        Value::String(text) => harmless(text),
+        Value::Null => String::new(),
+        value => harmless(&value.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn each_kind_is_told_in_its_words_and_an_unknown_one_in_its_fields() {
+        let told = [
+            (r#""event":"lease_granted","lease":3,"model":"demo","class":"kv","bytes":2097152"#, "kv of demo, 2.0 MiB"),
+            (r#""event":"lease_freed","lease":3,"model":"","class":"tenant","bytes":1024"#, "tenant, 1.0 KiB"),
+            (r#""event":"lease_refused","class":"tenant","bytes":4,"reason":"full""#, "tenant, 4 B: full"),
+            (
+                r#""event":"lease_resized","lease":3,"model":"a","class":"kv","from":1024,"to":0"#,
+                "kv of a, 1.0 KiB to 0 B",
+            ),
+            (r#""event":"canary_given","bytes":1048576"#, "1.0 MiB"),
+            (r#""event":"shrink","model":"demo","from_blocks":9,"to_blocks":4"#, "demo, 9 to 4 blocks"),
+            (r#""event":"oom","model":"demo","phase":"serve""#, "demo while in serve"),
+            (r#""event":"restart","model":"demo","actor":"kv","reason":"killed""#, "kv of demo: killed"),
+            (r#""event":"restart","model":null,"actor":"budget","reason":"killed""#, "budget: killed"),
+            (r#""event":"ready","model":"demo","kv_tokens":64"#, "demo, 64 tokens of keys and values"),
+            (r#""event":"stopped","model":"demo","reason":"unloaded""#, "demo: unloaded"),
+            (r#""event":"device_lost","device":"cuda:0""#, "cuda:0"),
+            (r#""event":"device_lost","reason":"Xid 79""#, "Xid 79"),
+            (r#""event":"moved","to":"host","bytes":[1]"#, "bytes [1], to host"),
+            (r#""event":"oom","model":"only""#, "model only"),
+        ];
+        for (fields, expected) in told {
+            let events = read(&format!("[{{\"number\":17,\"at\":1700000000.25,{fields}}}]")).expect(fields);
+            assert_eq!((events[0].told.as_str(), events[0].number, events[0].at), (expected, 17, 1700000000.25));
+        }
+        assert_eq!(read("[]"), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn what_is_no_list_of_events_is_told_without_its_content() {
+        assert_eq!(read("[{\"secret"), Err(NoEvents::NotJson { line: 1, column: 9 }));
+        for text in
+            ["{}", "[1]", "[{\"number\":1}]", "[{\"number\":-1,\"event\":\"a\"}]", "[{\"number\":1,\"event\":2}]"]
+        {
+            assert_eq!(read(text), Err(NoEvents::OtherJson), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_that_can_be_sent_is_a_panic_or_reaches_a_terminal(text in "(?s).{0,60}", at in ".{0,8}") {
+            let _ = read(&text);
+            let event = serde_json::json!([{ "number": 1, "at": at, "event": text, "model": text, "field": [text] }]);
+            let events = read(&event.to_string()).expect("it is an event");
+            let shown = format!("{}{}", events[0].title(), events[0].told);
+            prop_assert!(!shown.chars().any(char::is_control));
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! What keys mean.
+
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+
+/// What was meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Key {
+    /// Enough.
+    Quit,
+    /// Out of what is open, or enough.
+    Back,
+    /// The model below.
+    Next,
+    /// The model above.
+    Previous,
+    /// The first model.
+    First,
+    /// The last model.
+    Last,
+    /// Stop fetching, or go on.
+    Pause,
+    /// Fetch less often.
+    Slower,
+    /// Fetch more often.
+    Faster,
+    /// Explain, or no longer.
+    Help,
+}
+
+/// Keys and what they do, as it is explained.
+pub const EXPLAINED: [(&str, &str); 6] = [
+    ("q, Esc, Ctrl-C", "quit"),
+    ("j k, arrows", "the next model, the one before"),
+    ("g G, Home End", "the first model, the last"),
+    ("p, space", "pause, go on"),
+    ("+ -", "look less often, more often"),
+    ("? h", "this"),
+];
+
+impl Key {
+    /// What a key means; none for one that means nothing, or is let go.
+    pub fn of(event: KeyEvent) -> Option<Self> {
+        if event.kind == KeyEventKind::Release {
+            return None;
+        }
+        if event.modifiers.contains(KeyModifiers::CONTROL) {
+            return matches!(event.code, KeyCode::Char('c' | 'd')).then_some(Key::Quit);
+        }
+        Some(match event.code {
+            KeyCode::Char('q') => Key::Quit,
+            KeyCode::Esc => Key::Back,
+            KeyCode::Down | KeyCode::Char('j') => Key::Next,
+            KeyCode::Up | KeyCode::Char('k') => Key::Previous,
+            KeyCode::Home | KeyCode::Char('g') => Key::First,
+            KeyCode::End | KeyCode::Char('G') => Key::Last,
+            KeyCode::Char('p' | ' ') => Key::Pause,
+            KeyCode::Char('+' | '=') => Key::Slower,
+            KeyCode::Char('-' | '_') => Key::Faster,
+            KeyCode::Char('?' | 'h') => Key::Help,
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_key_means_one_thing_when_it_is_pressed() {
+        let pressed = |code, modifiers| Key::of(KeyEvent::new(code, modifiers));
+        for (code, key) in [
+            (KeyCode::Char('q'), Key::Quit),
+            (KeyCode::Esc, Key::Back),
+            (KeyCode::Down, Key::Next),
+            (KeyCode::Char('k'), Key::Previous),
+            (KeyCode::Char('G'), Key::Last),
+            (KeyCode::Home, Key::First),
+            (KeyCode::Char(' '), Key::Pause),
+            (KeyCode::Char('='), Key::Slower),
+            (KeyCode::Char('-'), Key::Faster),
+            (KeyCode::Char('?'), Key::Help),
+        ] {
+            assert_eq!(pressed(code, KeyModifiers::NONE), Some(key));
+        }
+        assert_eq!(pressed(KeyCode::Char('c'), KeyModifiers::CONTROL), Some(Key::Quit));
+        assert_eq!(pressed(KeyCode::Char('c'), KeyModifiers::NONE), None);
+        assert_eq!(pressed(KeyCode::Char('q'), KeyModifiers::CONTROL), None);
+        assert_eq!(pressed(KeyCode::Char('G'), KeyModifiers::SHIFT), Some(Key::Last));
+        let let_go = KeyEvent::new_with_kind(KeyCode::Char('q'), KeyModifiers::NONE, KeyEventKind::Release);
+        assert_eq!(Key::of(let_go), None);
+    }
+}

@@ -1,0 +1,57 @@
+//! One look, printed and over.
+
+use std::io::{self, Write};
+
+use ratatui::{
+    backend::IntoCrossterm,
+    crossterm::style::{ContentStyle, StyledContent},
+    style::Style,
+    text::Line,
+};
+
+use super::palette::Colours;
+
+/// Prints lines to anything, with colours if there are any, and without blanks at their ends.
+///
+/// # Errors
+/// Those of `out`.
+pub fn print(out: &mut impl Write, lines: &[Line<'_>], colours: Colours) -> io::Result<()> {
+    for line in lines {
+        match colours {
+            Colours::None => writeln!(out, "{}", line.to_string().trim_end())?,
+            _ => {
+                for span in &line.spans {
+                    let style: ContentStyle = Style::new().patch(line.style).patch(span.style).into_crossterm();
+                    write!(out, "{}", StyledContent::new(style, &span.content))?;
+                }
+                writeln!(out)?;
+            }
+        }
+    }
+    out.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use ratatui::{style::Color, text::Span};
+
+    use super::*;
+
+    fn printed(colours: Colours) -> String {
+        let mut out = Vec::new();
+        let line = Line::from(vec![Span::raw("a "), Span::styled("b  ", Style::new().fg(Color::Rgb(1, 2, 3)))]);
+        print(&mut out, &[line], colours).expect("memory takes it");
+        String::from_utf8(out).expect("UTF-8")
+    }
+
+    #[test]
+    fn without_colours_nothing_but_text_is_printed() {
+        assert_eq!(printed(Colours::None), "a b\n");
+    }
+
+    #[test]
+    fn colours_end_where_their_text_ends() {
+        ratatui::crossterm::style::force_color_output(true);
+        assert_eq!(printed(Colours::True), "a \u{1b}[38;2;1;2;3mb  \u{1b}[39m\n");
+    }
+}

@@ -1,0 +1,203 @@
+//! Colours, and letters where there are none.
+
+use std::ffi::OsStr;
+
+use ratatui::style::{Color, Modifier, Style};
+
+use super::view::Part;
+
+/// When to use colours, as it is typed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum When {
+    /// On a terminal that has them, unless NO_COLOR says otherwise.
+    Auto,
+    /// Always.
+    Always,
+    /// Never.
+    Never,
+}
+
+/// What a terminal can show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Colours {
+    /// 24 bits each.
+    True,
+    /// The sixteen that a user's own theme names.
+    Sixteen,
+    /// None: parts are told apart by letters.
+    None,
+}
+
+/// What is known of a terminal.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Surroundings<'a> {
+    /// `NO_COLOR` (no-color.org).
+    pub no_color: Option<&'a OsStr>,
+    /// `COLORTERM`.
+    pub colorterm: Option<&'a OsStr>,
+    /// `TERM`.
+    pub term: Option<&'a OsStr>,
+    /// Whether what is printed goes to a terminal.
+    pub is_terminal: bool,
+}
+
+impl Colours {
+    /// What is used.
+    pub fn of(when: When, surroundings: Surroundings<'_>) -> Self {
+        let is_unwanted = surroundings.no_color.is_some_and(|said| !said.is_empty());
+        let is_dumb = surroundings.term.is_some_and(|term| term == "dumb");
+        let has_all = surroundings.colorterm.is_some_and(|said| said == "truecolor" || said == "24bit");
+        match when {
+            When::Never => Colours::None,
+            When::Auto if is_unwanted || is_dumb || !surroundings.is_terminal => Colours::None,
+            _ if has_all => Colours::True,
+            _ => Colours::Sixteen,
+        }
+    }
+
+    /// The colour of a part of the device; none where it is told by its letter.
+    pub fn part(self, part: Part) -> Option<Color> {
+        match self {
+            Colours::True => Some(true_colour(part)),
+            Colours::Sixteen => Some(one_of_sixteen(part)),
+            Colours::None => None,
+        }
+    }
+
+    /// For titles and what is chosen.
+    pub fn strong(self) -> Style {
+        Style::new().add_modifier(Modifier::BOLD)
+    }
+
+    /// For what matters less.
+    pub fn faint(self) -> Style {
+        match self {
+            Colours::True => Style::new().fg(Color::Rgb(0x8b, 0x94, 0x9e)),
+            // A dark grey is the background of some themes.
+            Colours::Sixteen => Style::new().add_modifier(Modifier::DIM),
+            Colours::None => Style::new(),
+        }
+    }
+
+    /// For what is as it should be.
+    pub fn good(self) -> Style {
+        self.coloured(Color::Rgb(0x3f, 0xb9, 0x50), Color::Green)
+    }
+
+    /// For what gave way.
+    pub fn notable(self) -> Style {
+        self.coloured(Color::Rgb(0xd2, 0x99, 0x22), Color::Yellow)
+    }
+
+    /// For what somebody should look at.
+    pub fn bad(self) -> Style {
+        self.coloured(Color::Rgb(0xf8, 0x51, 0x49), Color::Red).add_modifier(Modifier::BOLD)
+    }
+
+    /// For a row that is chosen.
+    pub fn chosen(self) -> Style {
+        Style::new().add_modifier(Modifier::REVERSED)
+    }
+
+    fn coloured(self, true_colour: Color, one_of_sixteen: Color) -> Style {
+        match self {
+            Colours::True => Style::new().fg(true_colour),
+            Colours::Sixteen => Style::new().fg(one_of_sixteen),
+            Colours::None => Style::new(),
+        }
+    }
+}
+
+fn true_colour(part: Part) -> Color {
+    let (red, green, blue) = match part {
+        Part::Overhead => (0x6e, 0x76, 0x81),
+        Part::Foreign => (0xa3, 0x6a, 0x5e),
+        Part::Weights => (0x38, 0x8b, 0xfd),
+        Part::KvUsed => (0x2e, 0xa0, 0x43),
+        Part::KvCached => (0x7e, 0xe7, 0x87),
+        Part::KvFree => (0x1f, 0x5c, 0x36),
+        Part::StepWorkspace => (0x89, 0x57, 0xe5),
+        Part::VisionWorkspace => (0xd2, 0xa8, 0xff),
+        Part::VisionCache => (0xdb, 0x61, 0xa2),
+        Part::Graphs => (0x39, 0xc5, 0xcf),
+        Part::Tenants => (0xf0, 0x88, 0x3e),
+        Part::Other => (0xff, 0x7b, 0x72),
+        Part::Canary => (0xf2, 0xcc, 0x60),
+        Part::Free => (0x48, 0x4f, 0x58),
+    };
+    Color::Rgb(red, green, blue)
+}
+
+fn one_of_sixteen(part: Part) -> Color {
+    match part {
+        Part::Overhead => Color::DarkGray,
+        Part::Foreign => Color::White,
+        Part::Weights => Color::Blue,
+        Part::KvUsed => Color::Green,
+        Part::KvCached => Color::LightGreen,
+        Part::KvFree => Color::Cyan,
+        Part::StepWorkspace => Color::Magenta,
+        Part::VisionWorkspace => Color::LightMagenta,
+        Part::VisionCache => Color::LightBlue,
+        Part::Graphs => Color::LightCyan,
+        Part::Tenants => Color::Red,
+        Part::Other => Color::LightRed,
+        Part::Canary => Color::Yellow,
+        Part::Free => Color::Gray,
+    }
+}
+
+/// What stands for a part where there are no colours.
+pub fn letter(part: Part) -> char {
+    match part {
+        Part::Overhead => 'o',
+        Part::Foreign => 'f',
+        Part::Weights => 'W',
+        Part::KvUsed => 'K',
+        Part::KvCached => 'k',
+        Part::KvFree => '-',
+        Part::StepWorkspace => 'S',
+        Part::VisionWorkspace => 'V',
+        Part::VisionCache => 'v',
+        Part::Graphs => 'G',
+        Part::Tenants => 'T',
+        Part::Other => 'x',
+        Part::Canary => 'C',
+        Part::Free => '.',
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn colours_are_as_many_as_the_terminal_has_and_the_user_wants() {
+        let terminal = Surroundings { is_terminal: true, ..Surroundings::default() };
+        let said = |text: &'static str| Some(OsStr::new(text));
+        assert_eq!(Colours::of(When::Auto, terminal), Colours::Sixteen);
+        let all = Surroundings { colorterm: said("truecolor"), ..terminal };
+        assert_eq!(Colours::of(When::Auto, all), Colours::True);
+        assert_eq!(Colours::of(When::Auto, Surroundings { colorterm: said("24bit"), ..terminal }), Colours::True);
+        assert_eq!(Colours::of(When::Never, all), Colours::None);
+        assert_eq!(Colours::of(When::Auto, Surroundings { is_terminal: false, ..all }), Colours::None);
+        assert_eq!(Colours::of(When::Always, Surroundings { is_terminal: false, ..all }), Colours::True);
+        let unwanted = Surroundings { no_color: said("1"), ..all };
+        assert_eq!(Colours::of(When::Auto, unwanted), Colours::None);
+        assert_eq!(Colours::of(When::Always, unwanted), Colours::True, "what is typed wins");
+        assert_eq!(Colours::of(When::Auto, Surroundings { no_color: said(""), ..all }), Colours::True);
+        assert_eq!(Colours::of(When::Auto, Surroundings { term: said("dumb"), ..all }), Colours::None);
+    }
+
+    #[test]
+    fn no_two_parts_look_alike() {
+        for colours in [Colours::True, Colours::Sixteen] {
+            let all: BTreeSet<_> = Part::ALL.iter().map(|part| format!("{:?}", colours.part(*part))).collect();
+            assert_eq!(all.len(), Part::ALL.len(), "{colours:?}");
+        }
+        let letters: BTreeSet<_> = Part::ALL.iter().map(|part| letter(*part)).collect();
+        assert_eq!(letters.len(), Part::ALL.len());
+    }
+}

@@ -1,0 +1,269 @@
+//! One look at a process: its metrics, and what happened lately.
+
+use std::time::Duration;
+
+use bursar::Bytes;
+
+use super::{
+    address::Address,
+    event::{self, Event, NoEvents},
+    exposition::{self, Malformed},
+    samples::Samples,
+};
+
+/// What our metrics' names begin with.
+const PREFIX: &str = "bursar_";
+/// For each of the two answers.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// Metrics of a hundred models are a tenth of this.
+const METRICS_MAX: Bytes = Bytes::mib(8);
+const EVENTS_MAX: Bytes = Bytes::kib(256);
+/// As many as a process keeps.
+const EVENTS: usize = 64;
+
+/// What was found.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Scrape {
+    /// All metrics of Bursar's.
+    pub samples: Samples,
+    /// The last events, the oldest first; or why there are none.
+    pub events: Events,
+}
+
+/// Events, if there are any to be had.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Events {
+    /// The process tells none.
+    #[default]
+    NotTold,
+    /// The last ones, the oldest first.
+    Told(Vec<Event>),
+    /// What was sent cannot be read, for this reason.
+    Unreadable(String),
+}
+
+/// Why there is nothing to show.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ScrapeError {
+    /// There is no connection, or it broke.
+    #[error("no answer from {address}: {why}")]
+    Unreachable {
+        /// Who was asked.
+        address: String,
+        /// As the transport says it.
+        why: String,
+    },
+    /// It took too long.
+    #[error("{address} did not answer within {} s", limit.as_secs())]
+    Slow {
+        /// Who was asked.
+        address: String,
+        /// How long it may take.
+        limit: Duration,
+    },
+    /// Something else listens there.
+    #[error("{address}{path} answers with status {status} instead of 200")]
+    Status {
+        /// Who was asked.
+        address: String,
+        /// For what.
+        path: &'static str,
+        /// What was answered.
+        status: u16,
+    },
+    /// More than could be metrics of ours.
+    #[error("{address}{path} sends more than {limit}")]
+    TooLarge {
+        /// Who was asked.
+        address: String,
+        /// For what.
+        path: &'static str,
+        /// What is read at most.
+        limit: Bytes,
+    },
+    /// No metrics.
+    #[error("{address}/metrics cannot be read: {malformed}")]
+    Malformed {
+        /// Who was asked.
+        address: String,
+        /// What is wrong.
+        malformed: Malformed,
+    },
+    /// No events.
+    #[error("{address}/events cannot be read: {found}")]
+    NoEvents {
+        /// Who was asked.
+        address: String,
+        /// What is wrong.
+        found: NoEvents,
+    },
+    /// Metrics, but of somebody else.
+    #[error("{address}/metrics has no metric whose name begins with {PREFIX}")]
+    NotOurs {
+        /// Who was asked.
+        address: String,
+    },
+}
+
+impl ScrapeError {
+    /// What to change.
+    pub fn hint(&self) -> String {
+        match self {
+            ScrapeError::Unreachable { address, .. } => format!(
+                "is it running with `--metrics {address}`, or with `Runtime::serve_metrics` in a program of your own?"
+            ),
+            ScrapeError::Slow { .. } => "the process may be stopped, or the network slow; try again".to_owned(),
+            ScrapeError::NotOurs { .. } => {
+                "a runtime records its first metrics when it starts; if it has, another process listens there"
+                    .to_owned()
+            }
+            _ => "something else than Bursar listens there; give the address that follows its `--metrics`".to_owned(),
+        }
+    }
+}
+
+/// Asks one address, again and again over one connection.
+pub struct Scraper {
+    agent: ureq::Agent,
+    address: Address,
+}
+
+impl Scraper {
+    /// Asks nobody yet.
+    pub fn new(address: Address) -> Self {
+        let agent = ureq::Agent::config_builder()
+            .timeout_global(Some(PATIENCE))
+            .http_status_as_error(false)
+            .max_redirects(0)
+            // Who looks at a process of this machine does not ask a proxy for it.
+            .proxy(None)
+            .build()
+            .new_agent();
+        Scraper { agent, address }
+    }
+
+    /// Looks once.
+    ///
+    /// # Errors
+    /// [`ScrapeError`] where there are no metrics. A process that tells no events is none.
+    pub fn scrape(&self) -> Result<Scrape, ScrapeError> {
+        let address = self.address.to_string();
+        let text = self.fetch("/metrics", METRICS_MAX)?;
+        let samples = exposition::read(&text, PREFIX)
+            .map_err(|malformed| ScrapeError::Malformed { address: address.clone(), malformed })?;
+        if samples.is_empty() {
+            return Err(ScrapeError::NotOurs { address });
+        }
+        let events = match self.events() {
+            Ok(events) => Events::Told(events),
+            Err(ScrapeError::Status { status: 404, .. }) => Events::NotTold,
+            Err(error) => Events::Unreadable(error.to_string()),
+        };
+        Ok(Scrape { samples, events })
+    }
+
+    fn events(&self) -> Result<Vec<Event>, ScrapeError> {
+        let text = self.fetch("/events", EVENTS_MAX)?;
+        let mut events =
+            event::read(&text).map_err(|found| ScrapeError::NoEvents { address: self.address.to_string(), found })?;
+        Ok(events.split_off(events.len().saturating_sub(EVENTS)))
+    }
+
+    fn fetch(&self, path: &'static str, limit: Bytes) -> Result<String, ScrapeError> {
+        let failed = |error| self.failed(error, path, limit);
+        let mut answer = self.agent.get(self.address.url(path)).call().map_err(failed)?;
+        if answer.status() != 200 {
+            let status = answer.status().as_u16();
+            return Err(ScrapeError::Status { address: self.address.to_string(), path, status });
+        }
+        answer.body_mut().with_config().limit(limit.0).lossy_utf8(true).read_to_string().map_err(failed)
+    }
+
+    fn failed(&self, error: ureq::Error, path: &'static str, limit: Bytes) -> ScrapeError {
+        let address = self.address.to_string();
+        match error {
+            ureq::Error::Timeout(_) => ScrapeError::Slow { address, limit: PATIENCE },
+            ureq::Error::BodyExceedsLimit(_) => ScrapeError::TooLarge { address, path, limit },
+            ureq::Error::Io(error) => {
+                ScrapeError::Unreachable { address, why: exposition::harmless(&error.to_string()) }
+            }
+            error => ScrapeError::Unreachable { address, why: exposition::harmless(&error.to_string()) },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{BufRead, BufReader, Write},
+        net::TcpListener,
+    };
+
+    use super::*;
+
+    /// Somebody who gives these answers, a connection each, and is gone.
+    fn listener(answers: Vec<String>) -> Address {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port of the loopback");
+        let address = listener.local_addr().expect("it has one").to_string().parse().expect("an address");
+        std::thread::spawn(move || {
+            for answer in answers {
+                let (stream, _) = listener.accept().expect("somebody comes");
+                let asked = BufReader::new(stream.try_clone().expect("a second handle"));
+                asked.lines().map_while(Result::ok).find(String::is_empty);
+                // Who has had enough of it hangs up.
+                drop((&stream).write_all(answer.as_bytes()));
+            }
+        });
+        address
+    }
+
+    fn answer(status: &str, body: &str) -> String {
+        format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len())
+    }
+
+    fn scrape(answers: &[String]) -> Result<Scrape, ScrapeError> {
+        Scraper::new(listener(answers.to_vec())).scrape()
+    }
+
+    #[test]
+    fn metrics_and_events_are_read_and_a_process_without_events_is_fine() {
+        let metrics = answer("200 OK", "# a comment\nother 1\nbursar_device_total_bytes{device=\"host\"} 8\n");
+        let events = answer("200 OK", "[{\"number\":3,\"at\":1.5,\"event\":\"canary_given\",\"bytes\":1024}]");
+        let found = scrape(&[metrics.clone(), events]).expect("it is there");
+        assert_eq!(found.samples.bytes("bursar_device_total_bytes", &[]), Some(Bytes(8)));
+        assert!(matches!(&found.events, Events::Told(told) if told[0].number == 3), "{:?}", found.events);
+        let without = scrape(&[metrics.clone(), answer("404 Not Found", "nothing")]).expect("it is there");
+        assert_eq!(without.events, Events::NotTold);
+        let broken = scrape(&[metrics, answer("200 OK", "[")]).expect("it is there");
+        assert!(matches!(&broken.events, Events::Unreadable(why) if why.contains("/events")), "{:?}", broken.events);
+    }
+
+    #[test]
+    fn whoever_else_listens_there_is_told_with_what_to_do() {
+        let redirect = "HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n".to_owned();
+        let large = answer("200 OK", &"a 1\n".repeat(METRICS_MAX.as_usize() / 4 + 1));
+        for (given, said) in [
+            (answer("404 Not Found", ""), "/metrics answers with status 404"),
+            (redirect, "status 302"),
+            (answer("200 OK", "<html>\n"), "line 1 is not Prometheus' text format"),
+            (answer("200 OK", "other 1\n"), "no metric whose name begins with bursar_"),
+            (large, "more than 8.0 MiB"),
+            ("nonsense\r\n\r\n".to_owned(), "no answer from 127.0.0.1"),
+        ] {
+            let error = scrape(&[given]).expect_err(said);
+            assert!(error.to_string().contains(said), "{error} does not say {said}");
+            assert!(!error.hint().is_empty());
+        }
+    }
+
+    #[test]
+    fn where_nobody_listens_the_hint_names_the_flag() {
+        let address = {
+            let gone = TcpListener::bind("127.0.0.1:0").expect("a port of the loopback");
+            gone.local_addr().expect("it has one").to_string()
+        };
+        let error = Scraper::new(address.parse().expect("an address")).scrape().expect_err("nobody listens");
+        assert!(matches!(error, ScrapeError::Unreachable { .. }), "{error}");
+        assert!(error.hint().contains(&format!("--metrics {address}")), "{}", error.hint());
+    }
+}

@@ -1,0 +1,372 @@
+//! What is known, what was heard lately and what was typed: pure.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    rc::Rc,
+    time::Duration,
+};
+
+use super::{
+    keys::Key,
+    rate::Since,
+    scrape::{Scrape, ScrapeError},
+    view::View,
+};
+
+/// How far back quantiles and shares look.
+const MINUTE: Duration = Duration::from_secs(60);
+/// Less of it says too little: all that ever was is shown instead.
+const SHORTEST: Duration = Duration::from_secs(5);
+/// Scrapes that are kept of a minute are at least so far apart.
+const APART: Duration = Duration::from_secs(1);
+/// Rates that are kept for the sparkline: five minutes at a scrape a second.
+const TRAIL: usize = 300;
+/// How long a new beginning is told.
+const TOLD: Duration = Duration::from_secs(30);
+/// What `+` and `-` go through.
+const INTERVALS: [Duration; 8] = [
+    Duration::from_millis(100),
+    Duration::from_millis(200),
+    Duration::from_millis(500),
+    Duration::from_secs(1),
+    Duration::from_secs(2),
+    Duration::from_secs(5),
+    Duration::from_secs(10),
+    Duration::from_secs(30),
+];
+
+/// A scrape, and when it was made.
+#[derive(Debug)]
+struct Seen {
+    at: Duration,
+    scrape: Scrape,
+}
+
+/// Why there is no newer scrape.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Lost {
+    /// Since when; times of a session are since its beginning.
+    pub since: Duration,
+    /// What was heard last.
+    pub error: ScrapeError,
+}
+
+/// Tokens a second of one model, the oldest first.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Trail {
+    /// Of replies.
+    pub generated: VecDeque<f64>,
+    /// Of prompts.
+    pub prompt: VecDeque<f64>,
+}
+
+/// One sitting of somebody who looks.
+#[derive(Debug)]
+pub struct Session {
+    /// Who is looked at.
+    pub address: String,
+    /// How often.
+    pub every: Duration,
+    /// Whether nothing new is fetched.
+    pub is_paused: bool,
+    /// Whether keys are explained.
+    pub shows_help: bool,
+    latest: Option<Rc<Seen>>,
+    /// Of the last minute, the oldest first; without the latest.
+    earlier: VecDeque<Rc<Seen>>,
+    lost: Option<Lost>,
+    began_anew: Option<Duration>,
+    view: Option<View>,
+    trails: BTreeMap<String, Trail>,
+    chosen: Option<String>,
+}
+
+impl Session {
+    /// Nothing is known.
+    pub fn new(address: String, every: Duration) -> Self {
+        Session {
+            address,
+            every,
+            is_paused: false,
+            shows_help: false,
+            latest: None,
+            earlier: VecDeque::new(),
+            lost: None,
+            began_anew: None,
+            view: None,
+            trails: BTreeMap::new(),
+            chosen: None,
+        }
+    }
+
+    /// What came of a look.
+    pub fn hear(&mut self, heard: Result<Scrape, ScrapeError>, at: Duration) {
+        match heard {
+            Err(error) => {
+                let since = self.lost.as_ref().map_or(at, |lost| lost.since);
+                self.lost = Some(Lost { since, error });
+            }
+            Ok(scrape) => self.see(Seen { at, scrape }),
+        }
+    }
+
+    fn see(&mut self, seen: Seen) {
+        self.lost = None;
+        let went_back = |before: &Rc<Seen>| is_another(&seen.scrape, &before.scrape);
+        if self.latest.as_ref().is_some_and(went_back) {
+            // What another process had counted says nothing of this one.
+            (self.latest, self.began_anew) = (None, Some(seen.at));
+            self.earlier.clear();
+            self.trails.clear();
+        }
+        let last = self.latest.as_ref().and_then(|last| since(last, seen.at));
+        let minute = self.earlier.front().or(self.latest.as_ref()).and_then(|first| since(first, seen.at));
+        let minute = minute.filter(|minute| minute.seconds >= SHORTEST.as_secs_f64());
+        let view = View::of(&seen.scrape, last, minute);
+        self.keep_trails(&view);
+        self.view = Some(view);
+        let seen = Rc::new(seen);
+        let before = self.latest.replace(seen.clone());
+        self.keep(before, seen.at);
+    }
+
+    fn keep(&mut self, before: Option<Rc<Seen>>, now: Duration) {
+        let is_apart = |before: &Rc<Seen>| self.earlier.back().is_none_or(|last| before.at >= last.at + APART);
+        self.earlier.extend(before.filter(is_apart));
+        // One that is older than a minute stays until the next is, so that a minute is looked at and not less.
+        while self.earlier.get(1).is_some_and(|second| second.at + MINUTE <= now) {
+            self.earlier.pop_front();
+        }
+    }
+
+    fn keep_trails(&mut self, view: &View) {
+        self.trails.retain(|name, _| view.models.iter().any(|model| model.name == *name));
+        for model in &view.models {
+            let trail = self.trails.entry(model.name.clone()).or_default();
+            let (generated, prompt) = (model.speed.generated_tokens, model.speed.prompt_tokens);
+            for (kept, rate) in [(&mut trail.generated, generated), (&mut trail.prompt, prompt)] {
+                kept.extend(rate);
+                kept.drain(..kept.len().saturating_sub(TRAIL));
+            }
+        }
+    }
+
+    /// What was typed. The answer is whether it goes on.
+    #[must_use]
+    pub fn press(&mut self, key: Key) -> bool {
+        match key {
+            Key::Quit => return false,
+            Key::Back if !self.shows_help => return false,
+            Key::Back => self.shows_help = false,
+            Key::Help => self.shows_help = !self.shows_help,
+            Key::Pause => self.is_paused = !self.is_paused,
+            Key::Slower => {
+                let slower = INTERVALS.into_iter().find(|every| *every > self.every);
+                self.every = slower.unwrap_or(self.every);
+            }
+            Key::Faster => {
+                let faster = INTERVALS.into_iter().rev().find(|every| *every < self.every);
+                self.every = faster.unwrap_or(self.every);
+            }
+            Key::Next => self.choose(|place, last| if place == last { 0 } else { place + 1 }),
+            Key::Previous => self.choose(|place, last| if place == 0 { last } else { place - 1 }),
+            Key::First => self.choose(|_, _| 0),
+            Key::Last => self.choose(|_, last| last),
+        }
+        true
+    }
+
+    fn choose(&mut self, to: impl Fn(usize, usize) -> usize) {
+        if let Some(view) = self.view.as_ref().filter(|view| !view.models.is_empty()) {
+            let place = to(self.chosen_of(view).unwrap_or(0), view.models.len() - 1);
+            self.chosen = Some(view.models[place].name.clone());
+        }
+    }
+
+    fn chosen_of(&self, view: &View) -> Option<usize> {
+        let chosen = view.models.iter().position(|model| Some(&model.name) == self.chosen.as_ref());
+        chosen.or((!view.models.is_empty()).then_some(0))
+    }
+
+    /// What is to be shown, if anything is known.
+    pub fn view(&self) -> Option<&View> {
+        self.view.as_ref()
+    }
+
+    /// The place of the model that is shown in full; the first until one is chosen.
+    pub fn chosen(&self) -> Option<usize> {
+        self.chosen_of(self.view.as_ref()?)
+    }
+
+    /// Tokens a second of a model.
+    pub fn trail(&self, model: &str) -> Option<&Trail> {
+        self.trails.get(model)
+    }
+
+    /// Why there is nothing newer, if there is a reason.
+    pub fn lost(&self) -> Option<&Lost> {
+        self.lost.as_ref()
+    }
+
+    /// How old what is shown is.
+    pub fn age(&self, now: Duration) -> Option<Duration> {
+        Some(now.saturating_sub(self.latest.as_ref()?.at))
+    }
+
+    /// How long ago another process, or the same anew, was found at the address, if that is still worth telling.
+    pub fn began_anew(&self, now: Duration) -> Option<Duration> {
+        self.began_anew.map(|at| now.saturating_sub(at)).filter(|age| *age < TOLD)
+    }
+}
+
+fn since(seen: &Seen, now: Duration) -> Option<Since<'_>> {
+    let seconds = now.saturating_sub(seen.at).as_secs_f64();
+    (seconds > 0.0).then_some(Since { before: &seen.scrape.samples, seconds })
+}
+
+/// Whether counters or the numbers of events fell.
+fn is_another(now: &Scrape, before: &Scrape) -> bool {
+    use super::scrape::Events::Told;
+    let numbers_fell = match (&now.events, &before.events) {
+        (Told(now), Told(before)) => {
+            let last = |events: &[super::event::Event]| events.last().map(|event| event.number);
+            last(now) < last(before)
+        }
+        _ => false,
+    };
+    numbers_fell || now.samples.went_back(&before.samples)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{exposition, scrape::Events},
+        *,
+    };
+
+    fn scrape(text: &str) -> Scrape {
+        let samples = exposition::read(text, "bursar_").expect("it is well-formed");
+        Scrape { samples, events: Events::NotTold }
+    }
+
+    fn generated(tokens: u64, models: &[&str]) -> Scrape {
+        let line = |model: &&str| {
+            format!(
+                "bursar_generated_tokens_total{{model=\"{model}\"}} {tokens}\nbursar_kv_blocks{{model=\"{model}\"}} 8\n"
+            )
+        };
+        scrape(&models.iter().map(line).collect::<String>())
+    }
+
+    fn session() -> Session {
+        Session::new("127.0.0.1:9464".to_owned(), Duration::from_secs(1))
+    }
+
+    const fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn lost() -> ScrapeError {
+        ScrapeError::NotOurs { address: "127.0.0.1:9464".to_owned() }
+    }
+
+    fn speed(session: &Session) -> Option<f64> {
+        session.view().expect("something was seen").models[0].speed.generated_tokens
+    }
+
+    #[test]
+    fn rates_are_those_between_the_last_two_looks() {
+        let mut session = session();
+        assert!(session.view().is_none());
+        session.hear(Ok(generated(100, &["a"])), seconds(1));
+        assert_eq!(speed(&session), None, "one look is no rate");
+        session.hear(Ok(generated(300, &["a"])), seconds(3));
+        session.hear(Ok(generated(310, &["a"])), seconds(4));
+        assert_eq!(speed(&session), Some(10.0));
+        assert_eq!(session.trail("a").expect("it is known").generated, [100.0, 10.0]);
+    }
+
+    #[test]
+    fn a_lost_process_keeps_its_figures_which_grow_old_until_it_answers() {
+        let mut session = session();
+        session.hear(Ok(generated(100, &["a"])), seconds(1));
+        session.hear(Err(lost()), seconds(3));
+        session.hear(Err(lost()), seconds(9));
+        assert_eq!(session.lost().expect("it is lost").since, seconds(3));
+        assert_eq!(session.age(seconds(10)), Some(seconds(9)));
+        assert!(session.view().is_some());
+        session.hear(Ok(generated(110, &["a"])), seconds(11));
+        assert_eq!((session.lost(), session.age(seconds(11))), (None, Some(seconds(0))));
+        assert_eq!(speed(&session), Some(1.0));
+    }
+
+    #[test]
+    fn a_process_that_began_anew_is_not_held_against_the_one_before() {
+        let mut session = session();
+        session.hear(Ok(generated(100, &["a"])), seconds(1));
+        session.hear(Ok(generated(200, &["a"])), seconds(2));
+        session.hear(Ok(generated(7, &["a"])), seconds(3));
+        assert_eq!(speed(&session), None);
+        assert_eq!(session.began_anew(seconds(5)), Some(seconds(2)));
+        assert_eq!(session.began_anew(seconds(50)), None);
+        session.hear(Ok(generated(9, &["a"])), seconds(4));
+        assert_eq!(speed(&session), Some(2.0));
+        assert_eq!(session.trail("a").expect("it is known").generated, [2.0]);
+    }
+
+    #[test]
+    fn a_minute_is_kept_and_no_more() {
+        let mut session = session();
+        for tenth in 0..2000 {
+            session.hear(Ok(generated(tenth, &["a"])), Duration::from_millis(100 * tenth));
+        }
+        let kept: Vec<_> = session.earlier.iter().map(|seen| seen.at).collect();
+        assert!((60..=62).contains(&kept.len()), "{}", kept.len());
+        assert!(
+            kept[0] <= Duration::from_millis(199_900 - 60_000) && kept[1] > Duration::from_millis(199_900 - 60_000)
+        );
+        assert_eq!(session.trail("a").expect("it is known").generated.len(), TRAIL);
+    }
+
+    #[test]
+    fn keys_choose_a_model_that_stays_chosen_while_others_come_and_go() {
+        let mut session = session();
+        assert!(session.press(Key::Next), "there is nothing to choose yet");
+        session.hear(Ok(generated(1, &["b", "d"])), seconds(1));
+        assert_eq!(session.chosen(), Some(0));
+        assert!(session.press(Key::Next));
+        assert_eq!(session.chosen(), Some(1));
+        session.hear(Ok(generated(2, &["a", "b", "c", "d"])), seconds(2));
+        assert_eq!(session.chosen(), Some(3));
+        assert!(session.press(Key::Next));
+        assert_eq!(session.chosen(), Some(0), "behind the last is the first");
+        assert!(session.press(Key::Previous) && session.press(Key::Previous));
+        assert_eq!(session.chosen(), Some(2));
+        session.hear(Ok(generated(3, &["a", "b"])), seconds(3));
+        assert_eq!(session.chosen(), Some(0), "one that is gone is not chosen");
+        assert!(session.press(Key::Last));
+        assert_eq!(session.chosen(), Some(1));
+        session.hear(Ok(scrape("bursar_device_total_bytes 1\n")), seconds(4));
+        assert_eq!(session.chosen(), None);
+    }
+
+    #[test]
+    fn keys_change_the_interval_within_bounds_pause_explain_and_end() {
+        let mut session = session();
+        assert!(session.press(Key::Slower) && session.every == seconds(2));
+        for _ in 0..20 {
+            assert!(session.press(Key::Faster));
+        }
+        assert_eq!(session.every, Duration::from_millis(100));
+        for _ in 0..20 {
+            assert!(session.press(Key::Slower));
+        }
+        assert_eq!(session.every, seconds(30));
+        assert!(session.press(Key::Pause) && session.is_paused);
+        assert!(session.press(Key::Pause) && !session.is_paused);
+        assert!(session.press(Key::Help) && session.shows_help);
+        assert!(session.press(Key::Back) && !session.shows_help, "the first way back is out of the help");
+        assert!(!session.press(Key::Back));
+        assert!(!session.press(Key::Quit));
+    }
+}

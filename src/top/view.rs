@@ -1,0 +1,111 @@
+//! What is shown, from what was scraped: pure.
+
+mod device;
+mod model;
+
+use serde::Serialize;
+
+pub use self::{
+    device::{DeviceView, LeaseView, Part, Piece},
+    model::{Cache, Kv, Latency, ModelState, ModelView, Speed},
+};
+use super::{
+    event::Event,
+    rate::Since,
+    samples::{Labels, Samples},
+    scrape::{Events, Scrape},
+};
+
+/// Everything.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct View {
+    /// By name.
+    pub devices: Vec<DeviceView>,
+    /// By name.
+    pub models: Vec<ModelView>,
+    /// Those that belong to no model.
+    pub actors: Vec<Actor>,
+    /// The last events, the oldest first.
+    pub events: Vec<Event>,
+    /// Why there are no events, if there is a reason.
+    pub no_events: Option<String>,
+}
+
+/// One actor.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Actor {
+    /// Its role.
+    pub actor: String,
+    /// Whether it runs.
+    pub is_up: bool,
+    /// How often another had to take its place.
+    pub restarts: u64,
+}
+
+/// How often something was counted, by its reason, phase or class.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Tally {
+    /// Which.
+    pub of: String,
+    /// How often.
+    pub count: u64,
+}
+
+/// A scrape, and those it is held against.
+#[derive(Clone, Copy, Debug)]
+pub struct Look<'a> {
+    /// The newest.
+    pub now: &'a Samples,
+    /// The one before it: for rates.
+    pub last: Option<Since<'a>>,
+    /// One about a minute before it: for quantiles and shares.
+    pub minute: Option<Since<'a>>,
+}
+
+impl View {
+    /// What `scrape` comes to, beside earlier ones.
+    pub fn of(scrape: &Scrape, last: Option<Since<'_>>, minute: Option<Since<'_>>) -> Self {
+        let look = Look { now: &scrape.samples, last, minute };
+        let (events, no_events) = match &scrape.events {
+            Events::Told(events) => (events.clone(), None),
+            Events::NotTold => (Vec::new(), Some("this process tells no events".to_owned())),
+            Events::Unreadable(why) => (Vec::new(), Some(why.clone())),
+        };
+        View {
+            devices: DeviceView::all(look),
+            models: ModelView::all(look),
+            actors: Actor::of(look.now, ""),
+            events,
+            no_events,
+        }
+    }
+}
+
+impl Actor {
+    /// Those of a model, from the top of its tree down; without a name, those of none.
+    fn of(now: &Samples, model: &str) -> Vec<Self> {
+        const ORDER: [&str; 7] = ["runtime", "budget", "engine", "profile", "vision", "kv", "scheduler"];
+        let mut actors: Vec<_> = now
+            .of("bursar_actor_up", &[("model", model)])
+            .map(|series| {
+                let actor = series.label("actor").to_owned();
+                let restarts = now.count("bursar_restarts_total", &[("model", model), ("actor", &actor)]);
+                Actor { is_up: series.value > 0.0, restarts: restarts.unwrap_or(0), actor }
+            })
+            .collect();
+        let place = |actor: &Actor| ORDER.iter().position(|name| *name == actor.actor).unwrap_or(ORDER.len());
+        actors.sort_by(|one, other| place(one).cmp(&place(other)).then_with(|| one.actor.cmp(&other.actor)));
+        actors
+    }
+}
+
+/// What was counted under a label, without what never happened.
+fn tallies(now: &Samples, name: &str, labels: Labels<'_>, by: &str) -> Vec<Tally> {
+    let all = now.of(name, labels).map(|series| Tally { of: series.label(by).to_owned(), count: series.value as u64 });
+    let mut all: Vec<_> = all.filter(|tally| tally.count > 0).collect();
+    all.sort_by(|one, other| other.count.cmp(&one.count).then_with(|| one.of.cmp(&other.of)));
+    all
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,256 @@
+//! Every byte of a device.
+
+use std::collections::BTreeMap;
+
+use bursar::Bytes;
+use serde::Serialize;
+
+use super::{Look, Tally, tallies};
+use crate::top::samples::Samples;
+
+/// What a stretch of the bar stands for, in the bar's order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Part {
+    /// Used by our process outside leases.
+    Overhead,
+    /// Held by other processes.
+    Foreign,
+    /// The models.
+    Weights,
+    /// Blocks of keys and values that sequences use.
+    KvUsed,
+    /// Blocks that nobody uses and whose content may be found again.
+    KvCached,
+    /// Blocks without content.
+    KvFree,
+    /// Temporaries of steps.
+    StepWorkspace,
+    /// Temporaries of launches of pictures.
+    VisionWorkspace,
+    /// Embeddings of pictures.
+    VisionCache,
+    /// What the driver takes for captured steps.
+    Graphs,
+    /// Leases of users' own code.
+    Tenants,
+    /// A class that is newer than this view.
+    Other,
+    /// Kept free of use.
+    Canary,
+    /// What nobody has.
+    Free,
+}
+
+impl Part {
+    /// All of them, in the bar's order.
+    pub const ALL: [Part; 14] = [
+        Part::Overhead,
+        Part::Foreign,
+        Part::Weights,
+        Part::KvUsed,
+        Part::KvCached,
+        Part::KvFree,
+        Part::StepWorkspace,
+        Part::VisionWorkspace,
+        Part::VisionCache,
+        Part::Graphs,
+        Part::Tenants,
+        Part::Other,
+        Part::Canary,
+        Part::Free,
+    ];
+
+    /// In words.
+    pub fn name(self) -> &'static str {
+        match self {
+            Part::Overhead => "overhead",
+            Part::Foreign => "foreign",
+            Part::Weights => "weights",
+            Part::KvUsed => "kv used",
+            Part::KvCached => "kv cached",
+            Part::KvFree => "kv free",
+            Part::StepWorkspace => "step workspace",
+            Part::VisionWorkspace => "vision workspace",
+            Part::VisionCache => "vision cache",
+            Part::Graphs => "graphs",
+            Part::Tenants => "tenants",
+            Part::Other => "other leases",
+            Part::Canary => "canary",
+            Part::Free => "free",
+        }
+    }
+
+    /// A class of leases by its label; none for what is told by other metrics or is no memory of the device.
+    fn of_class(class: &str) -> Option<Part> {
+        match class {
+            "host" | "canary" => None,
+            "weights" => Some(Part::Weights),
+            "kv" => Some(Part::KvFree),
+            "step_workspace" => Some(Part::StepWorkspace),
+            "vision_workspace" => Some(Part::VisionWorkspace),
+            "vision_cache" => Some(Part::VisionCache),
+            "graphs" => Some(Part::Graphs),
+            "tenant" => Some(Part::Tenants),
+            _ => Some(Part::Other),
+        }
+    }
+}
+
+/// A stretch of the bar.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Piece {
+    /// What it is.
+    pub part: Part,
+    /// How much; more than nothing.
+    pub bytes: Bytes,
+}
+
+/// The leases of one class and model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LeaseView {
+    /// Empty for leases of users' own code.
+    pub model: String,
+    /// What for.
+    pub class: String,
+    /// Granted now.
+    pub bytes: Bytes,
+    /// What of it is backed, where that is told.
+    pub used: Option<Bytes>,
+    /// At most so far.
+    pub peak: Option<Bytes>,
+}
+
+/// One device.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DeviceView {
+    /// As one would choose it: `host`, `cuda:0`.
+    pub name: String,
+    /// What the driver reports.
+    pub total: Bytes,
+    /// What the driver reports to be free.
+    pub driver_free: Option<Bytes>,
+    /// All that is there, in the bar's order, without what is nothing. It is more than `total` where the device is short.
+    pub pieces: Vec<Piece>,
+    /// Every lease of device and host memory, the largest first.
+    pub leases: Vec<LeaseView>,
+    /// Used outside leases after READY: has to be nothing.
+    pub drift: Bytes,
+    /// What models were asked to give back and have not yet.
+    pub owed: Bytes,
+    /// By how much more is granted and spent than there is.
+    pub deficit: Bytes,
+    /// Kept free of use.
+    pub canary: Bytes,
+    /// What should be.
+    pub canary_wanted: Bytes,
+    /// How often some of it was given up.
+    pub canary_given: u64,
+    /// How often the device was lost.
+    pub losses: u64,
+    /// Leases that wait.
+    pub waiting: u64,
+    /// Leases that were refused, by reason.
+    pub refused: Vec<Tally>,
+    /// Host memory that is leased, and may be.
+    pub host: Option<(Bytes, Bytes)>,
+}
+
+impl DeviceView {
+    /// All devices, by name.
+    pub(super) fn all(look: Look<'_>) -> Vec<Self> {
+        const NAMES: [&str; 2] = ["bursar_device_total_bytes", "bursar_lease_bytes"];
+        look.now.values_of(&NAMES, "device").into_iter().map(|name| DeviceView::of(look.now, name)).collect()
+    }
+
+    fn of(now: &Samples, name: String) -> Self {
+        let bytes = |metric: &str| now.bytes(metric, &[("device", &name)]);
+        let held = |metric: &str| bytes(metric).unwrap_or_default();
+        let count = |metric: &str| now.count(metric, &[("device", &name)]).unwrap_or(0);
+        let mut refused: BTreeMap<String, u64> = BTreeMap::new();
+        for Tally { of, count } in tallies(now, "bursar_leases_refused_total", &[("device", &name)], "reason") {
+            let of_reason = refused.entry(of).or_default();
+            *of_reason = of_reason.saturating_add(count);
+        }
+        DeviceView {
+            total: held("bursar_device_total_bytes"),
+            driver_free: bytes("bursar_device_free_bytes"),
+            pieces: pieces(now, &name),
+            leases: leases(now, &name),
+            drift: held("bursar_drift_bytes"),
+            owed: held("bursar_owed_bytes"),
+            deficit: held("bursar_deficit_bytes"),
+            canary: held("bursar_canary_bytes"),
+            canary_wanted: held("bursar_canary_wanted_bytes"),
+            canary_given: count("bursar_canary_given_total"),
+            losses: count("bursar_device_losses_total"),
+            waiting: count("bursar_leases_waiting"),
+            refused: refused.into_iter().map(|(of, count)| Tally { of, count }).collect(),
+            host: bytes("bursar_host_leased_bytes").zip(bytes("bursar_host_total_bytes")),
+            name,
+        }
+    }
+
+    /// What nobody has.
+    pub fn free(&self) -> Bytes {
+        self.pieces.iter().find(|piece| piece.part == Part::Free).map_or(Bytes::ZERO, |piece| piece.bytes)
+    }
+}
+
+fn leases(now: &Samples, device: &str) -> Vec<LeaseView> {
+    let mut leases: Vec<_> = now
+        .of("bursar_lease_bytes", &[("device", device)])
+        .map(|series| {
+            let (model, class) = (series.label("model").to_owned(), series.label("class").to_owned());
+            let other = |metric: &str| now.bytes(metric, &[("device", device), ("model", &model), ("class", &class)]);
+            let (used, peak) = (other("bursar_lease_used_bytes"), other("bursar_lease_peak_bytes"));
+            LeaseView { bytes: Bytes(series.value as u64), used, peak, model, class }
+        })
+        // One that has ended is remembered by its peak.
+        .filter(|lease| !lease.bytes.is_zero() || lease.peak.is_some_and(|peak| !peak.is_zero()))
+        .collect();
+    leases.sort_by(|one, other| other.bytes.cmp(&one.bytes).then_with(|| one.class.cmp(&other.class)));
+    leases
+}
+
+/// The bar: what every byte of the device is for.
+fn pieces(now: &Samples, device: &str) -> Vec<Piece> {
+    let of_device = |metric: &str| now.bytes(metric, &[("device", device)]).unwrap_or_default();
+    let mut sums: BTreeMap<Part, Bytes> = BTreeMap::new();
+    let mut add = |part: Part, bytes: Bytes| {
+        let sum = sums.entry(part).or_default();
+        *sum = sum.saturating_add(bytes);
+    };
+    add(Part::Overhead, of_device("bursar_overhead_bytes"));
+    add(Part::Foreign, of_device("bursar_foreign_bytes"));
+    add(Part::Canary, of_device("bursar_canary_bytes"));
+    for series in now.of("bursar_lease_bytes", &[("device", device)]) {
+        let bytes = Bytes(series.value as u64);
+        match Part::of_class(series.label("class")) {
+            None => {}
+            Some(Part::KvFree) => {
+                let (used, cached) = kv_shares(now, series.label("model"), bytes);
+                add(Part::KvUsed, used);
+                add(Part::KvCached, cached);
+                add(Part::KvFree, bytes.saturating_sub(used).saturating_sub(cached));
+            }
+            Some(part) => add(part, bytes),
+        }
+    }
+    let granted = sums.values().fold(Bytes::ZERO, |sum, bytes| sum.saturating_add(*bytes));
+    sums.insert(Part::Free, of_device("bursar_device_total_bytes").saturating_sub(granted));
+    let piece = |part| Some(Piece { part, bytes: *sums.get(&part).filter(|bytes| !bytes.is_zero())? });
+    Part::ALL.into_iter().filter_map(piece).collect()
+}
+
+/// The bytes of a pool whose blocks are used, and of those that are not and have content.
+fn kv_shares(now: &Samples, model: &str, pool: Bytes) -> (Bytes, Bytes) {
+    let blocks = |metric: &str| now.value(metric, &[("model", model)]).unwrap_or(0.0);
+    let all = blocks("bursar_kv_blocks");
+    let share = |blocks: f64| Bytes((pool.0 as f64 * (blocks / all).clamp(0.0, 1.0)) as u64);
+    if all <= 0.0 {
+        return (Bytes::ZERO, Bytes::ZERO);
+    }
+    let used = share(blocks("bursar_kv_blocks_used"));
+    (used, share(blocks("bursar_kv_blocks_cached")).min(pool.saturating_sub(used)))
+}

@@ -1,0 +1,126 @@
+//! What a scrape comes to.
+
+use bursar::Bytes;
+
+use super::{super::exposition, *};
+
+fn scrape(text: &str) -> Scrape {
+    Scrape { samples: exposition::read(text, "bursar_").expect("it is well-formed"), events: Events::NotTold }
+}
+
+fn view(text: &str) -> View {
+    View::of(&scrape(text), None, None)
+}
+
+fn between(before: &str, now: &str, seconds: f64) -> View {
+    let before = scrape(before);
+    let since = Since { before: &before.samples, seconds };
+    View::of(&scrape(now), Some(since), Some(since))
+}
+
+#[test]
+fn every_byte_of_a_device_is_a_part_of_its_bar() {
+    let view = view(
+        "bursar_device_total_bytes{device=\"host\"} 1000\nbursar_overhead_bytes{device=\"host\"} 10\n\
+         bursar_foreign_bytes{device=\"host\"} 20\nbursar_canary_bytes{device=\"host\"} 30\n\
+         bursar_lease_bytes{device=\"host\",model=\"a\",class=\"weights\"} 100\n\
+         bursar_lease_bytes{device=\"host\",model=\"b\",class=\"weights\"} 50\n\
+         bursar_lease_bytes{device=\"host\",model=\"a\",class=\"kv\"} 200\n\
+         bursar_lease_bytes{device=\"host\",model=\"\",class=\"tenant\"} 40\n\
+         bursar_lease_bytes{device=\"host\",model=\"a\",class=\"of_tomorrow\"} 5\n\
+         bursar_lease_bytes{device=\"host\",model=\"a\",class=\"host\"} 7000\n\
+         bursar_lease_bytes{device=\"cuda:0\",model=\"a\",class=\"weights\"} 3\n\
+         bursar_kv_blocks{model=\"a\"} 20\nbursar_kv_blocks_used{model=\"a\"} 5\nbursar_kv_blocks_cached{model=\"a\"} 2\n",
+    );
+    let [gpu, host] = &view.devices[..] else { panic!("two devices: {:?}", view.devices) };
+    assert_eq!((gpu.name.as_str(), gpu.total, gpu.pieces.len()), ("cuda:0", Bytes::ZERO, 1));
+    let expected = [
+        (Part::Overhead, 10),
+        (Part::Foreign, 20),
+        (Part::Weights, 150),
+        (Part::KvUsed, 50),
+        (Part::KvCached, 20),
+        (Part::KvFree, 130),
+        (Part::Tenants, 40),
+        (Part::Other, 5),
+        (Part::Canary, 30),
+        (Part::Free, 545),
+    ];
+    assert_eq!(host.pieces, expected.map(|(part, bytes)| Piece { part, bytes: Bytes(bytes) }));
+    assert_eq!(host.pieces.iter().map(|piece| piece.bytes).sum::<Bytes>(), host.total);
+    assert_eq!(host.leases[0].bytes, Bytes(7000), "host memory is leased too, and is no memory of the device");
+}
+
+#[test]
+fn a_device_that_is_short_has_nothing_free_and_a_longer_bar() {
+    let view = view(
+        "bursar_device_total_bytes{device=\"host\"} 100\nbursar_foreign_bytes{device=\"host\"} 80\n\
+         bursar_deficit_bytes{device=\"host\"} 10\nbursar_lease_bytes{device=\"host\",class=\"kv\",model=\"a\"} 30\n",
+    );
+    let device = &view.devices[0];
+    assert_eq!((device.free(), device.deficit), (Bytes::ZERO, Bytes(10)));
+    assert_eq!(device.pieces.iter().map(|piece| piece.bytes).sum::<Bytes>(), Bytes(110));
+}
+
+#[test]
+fn a_model_is_as_its_actors_are() {
+    let state = |actors: &[(&str, u8)]| {
+        let line = |(actor, is_up): &(&str, u8)| format!("bursar_actor_up{{model=\"a\",actor=\"{actor}\"}} {is_up}\n");
+        let lines: String = actors.iter().map(line).collect();
+        view(&format!("{lines}bursar_kv_blocks{{model=\"a\"}} 0\n")).models[0].state
+    };
+    assert_eq!(state(&[]), ModelState::Unknown);
+    assert_eq!(state(&[("engine", 1), ("profile", 0), ("vision", 1), ("kv", 1), ("scheduler", 1)]), ModelState::Up);
+    assert_eq!(state(&[("engine", 1), ("vision", 0), ("kv", 1), ("scheduler", 1)]), ModelState::Mending);
+    assert_eq!(state(&[("engine", 1), ("profile", 1), ("vision", 0), ("kv", 0), ("scheduler", 0)]), ModelState::Sizing);
+    assert_eq!(state(&[("engine", 1)]), ModelState::Starting);
+    assert_eq!(state(&[("engine", 0), ("vision", 1), ("kv", 1), ("scheduler", 1)]), ModelState::Down);
+}
+
+#[test]
+fn actors_stand_from_the_top_of_the_tree_down_with_their_restarts() {
+    let view = view(
+        "bursar_actor_up{model=\"a\",actor=\"scheduler\"} 1\nbursar_actor_up{model=\"a\",actor=\"engine\"} 1\n\
+         bursar_actor_up{model=\"\",actor=\"budget\"} 0\nbursar_restarts_total{model=\"a\",actor=\"scheduler\"} 3\n",
+    );
+    let actor = |actor: &str, is_up, restarts| Actor { actor: actor.to_owned(), is_up, restarts };
+    assert_eq!(view.models[0].actors, [actor("engine", true, 0), actor("scheduler", true, 3)]);
+    assert_eq!(view.actors, [actor("budget", false, 0)]);
+    assert_eq!(view.models[0].restarts(), 3);
+}
+
+#[test]
+fn rates_shares_and_quantiles_are_of_what_came_since() {
+    let metrics = |generated: u64, hits: u64, queries: u64, quick: u64, all: u64| {
+        format!(
+            "bursar_kv_blocks{{model=\"a\"}} 8\nbursar_generated_tokens_total{{model=\"a\"}} {generated}\n\
+             bursar_prefix_cache_hits_total{{model=\"a\"}} {hits}\nbursar_prefix_cache_queries_total{{model=\"a\"}} {queries}\n\
+             bursar_step_seconds_bucket{{model=\"a\",le=\"0.1\"}} {quick}\n\
+             bursar_step_seconds_bucket{{model=\"a\",le=\"1\"}} {all}\n\
+             bursar_step_seconds_bucket{{model=\"a\",le=\"+Inf\"}} {all}\nbursar_step_seconds_count{{model=\"a\"}} {all}\n"
+        )
+    };
+    let now = between(&metrics(100, 50, 100, 10, 10), &metrics(300, 51, 104, 10, 14), 2.0);
+    let model = &now.models[0];
+    assert_eq!((model.speed.generated_tokens, model.speed.steps), (Some(100.0), Some(2.0)));
+    assert_eq!((model.prefix.share(), model.prefix.is_recent), (Some(0.25), true));
+    let step = model.latencies.iter().find(|latency| latency.of == "step").expect("steps were timed");
+    assert_eq!((step.count, step.is_recent), (4, true));
+    assert!((step.p50 - 0.55).abs() < 1e-9, "{step:?}");
+
+    let idle = between(&metrics(300, 51, 104, 10, 14), &metrics(300, 51, 104, 10, 14), 2.0);
+    let model = &idle.models[0];
+    assert_eq!(model.speed.generated_tokens, Some(0.0));
+    assert_eq!((model.prefix.found, model.prefix.is_recent), (51.0, false), "nothing was asked: all that ever was");
+    assert_eq!(
+        model.latencies.iter().map(|latency| (latency.count, latency.is_recent)).collect::<Vec<_>>(),
+        [(14, false)]
+    );
+}
+
+#[test]
+fn a_view_without_events_says_why() {
+    assert!(view("bursar_kv_blocks{model=\"a\"} 1\n").no_events.is_some());
+    let told = Scrape { events: Events::Told(Vec::new()), ..scrape("bursar_kv_blocks{model=\"a\"} 1\n") };
+    assert_eq!(View::of(&told, None, None).no_events, None);
+}

@@ -1,0 +1,87 @@
+//! `bursar top`, as somebody who types it sees it.
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    net::TcpListener,
+    process::{Command, Output},
+    thread,
+};
+
+use serde_json::Value;
+
+fn top(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
+    command.env_remove("NO_COLOR").env_remove("COLORTERM").arg("top").args(arguments);
+    command.output().expect("the binary is there")
+}
+
+fn said(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("UTF-8")
+}
+
+/// Somebody who tells what was recorded, first the scrape before the last, and then the last for ever.
+fn recorded() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port of the loopback");
+    let address = listener.local_addr().expect("it has one").to_string();
+    thread::spawn(move || {
+        let mut metrics = include_str!("../../src/top/recorded/card_before.prom");
+        for stream in listener.incoming() {
+            let mut stream = stream.expect("somebody comes");
+            let asked = BufReader::new(stream.try_clone().expect("a second handle"));
+            let lines: Vec<_> = asked.lines().map_while(Result::ok).take_while(|line| !line.is_empty()).collect();
+            let body = match lines.first().map(String::as_str) {
+                Some("GET /metrics HTTP/1.1") => {
+                    std::mem::replace(&mut metrics, include_str!("../../src/top/recorded/card.prom"))
+                }
+                Some("GET /events HTTP/1.1") => include_str!("../../src/top/recorded/card_events.json"),
+                other => panic!("somebody asks for {other:?}"),
+            };
+            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+            stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body.as_bytes())).expect("it is taken");
+        }
+    });
+    address
+}
+
+#[test]
+fn a_look_at_a_process_is_printed_as_text_or_as_one_object() {
+    let output = top(&[&recorded(), "--once", "--every", "100ms"]);
+    assert!(output.status.success(), "{}", said(&output.stderr));
+    let text = said(&output.stdout);
+    for told in
+        ["3.2 GiB of 149.0 GiB free", "K kv used 52.8 GiB", "61 of 256 sequences", "canary 96.0 MiB of 256.0 MiB"]
+    {
+        assert!(text.contains(told), "{told} is not in\n{text}");
+    }
+    assert!(!text.contains('\u{1b}'), "what goes to a file has no colours:\n{text}");
+
+    let coloured = said(&top(&[&recorded(), "--once", "--every", "100ms", "--color", "always"]).stdout);
+    assert!(coloured.contains("\u{1b}[38;5;"), "sixteen colours, since nobody says there are more:\n{coloured}");
+
+    let output = top(&[&recorded(), "--once", "--json", "--every", "100ms"]);
+    let object: Value = serde_json::from_slice(&output.stdout).expect("one object");
+    let view = &object["view"];
+    assert_eq!(view["devices"][0]["total"], 159_987_531_776_u64);
+    assert!(view["models"][0]["speed"]["generated_tokens"].as_f64().expect("two looks make a rate") > 0.0);
+    assert_eq!(view["events"][7]["kind"], "moved");
+}
+
+#[test]
+fn where_nobody_serves_metrics_it_ends_in_1_and_says_how_they_would_be() {
+    let gone = TcpListener::bind("127.0.0.1:0").expect("a port of the loopback");
+    let address = gone.local_addr().expect("it has one").to_string();
+    drop(gone);
+    let output = top(&[&address, "--once"]);
+    assert_eq!(output.status.code(), Some(1));
+    let told = said(&output.stderr);
+    assert!(told.contains(&address) && told.contains(&format!("--metrics {address}")), "{told}");
+    let output = top(&[&address, "--once", "--json"]);
+    assert_eq!(output.status.code(), Some(1));
+    let object: Value = serde_json::from_slice(&output.stdout).expect("one object");
+    assert_eq!(object["type"], "error");
+    let output = top(&[&address]);
+    assert_eq!(output.status.code(), Some(1), "there is no terminal to draw on");
+    assert!(said(&output.stderr).contains("--once"), "{}", said(&output.stderr));
+    assert_eq!(top(&["host:port"]).status.code(), Some(2));
+    assert_eq!(top(&["--json"]).status.code(), Some(2), "one object is one look");
+}
