@@ -160,8 +160,9 @@ impl Event {
     }
 }
 
+/// As metrics have it; a tenant's with the name that it gave itself.
 fn label<S: Serializer>(class: &Class, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(&class.label())
+    serializer.serialize_str(&class.label().replace(' ', "_"))
 }
 
 fn text<S: Serializer>(refusal: &Refusal, serializer: S) -> Result<S::Ok, S::Error> {
