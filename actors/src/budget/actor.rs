@@ -60,6 +60,8 @@ pub struct BudgetState {
     /// The device's, for metrics.
     name: DeviceLabel,
     shown: Option<show::Shown>,
+    /// When all gauges were set last.
+    all_shown: Option<Instant>,
 }
 
 /// A question that has no answer yet.
@@ -108,13 +110,14 @@ impl Actor for BudgetActor {
             pressed: None,
             born: Instant::now(),
             shown: None,
+            all_shown: None,
         };
         state.step(Input::Canary(canary));
         state.pick_up();
         // Before the first grant: others may live on this card.
         state.look_at_overhead();
         if let Some(memory) = state.measure()? {
-            state.show_all(memory, state.drift());
+            state.show_look(memory, state.drift());
         }
         state.desk.seat(myself.clone());
         // Whatever was posted while nobody sat there.

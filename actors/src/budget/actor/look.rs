@@ -26,7 +26,7 @@ impl BudgetState {
         }
         self.offer_growth();
         let drift = if is_profiling { None } else { self.drift() };
-        self.show_all(memory, drift);
+        self.show_look(memory, drift);
         Ok(())
     }
 

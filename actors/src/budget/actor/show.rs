@@ -4,6 +4,8 @@ use std::{collections::BTreeMap, time::Duration};
 
 use bursar_budgets::{Bytes, Class, DeviceMemory, Label, Memory, Refusal};
 
+use tokio::time::Instant;
+
 use super::BudgetState;
 use crate::{
     budget::tally::{Line, Sum, line},
@@ -48,12 +50,21 @@ impl BudgetState {
         }
     }
 
-    /// Shows everything, also to a recorder that has come since.
-    pub(super) fn show_all(&mut self, memory: DeviceMemory, drift: Option<Bytes>) {
+    /// Shows what the driver says, and once a second everything, also to a recorder that has come since. While a neighbour
+    /// takes memory it is looked more often than that.
+    pub(super) fn show_look(&mut self, memory: DeviceMemory, drift: Option<Bytes>) {
         let device = &self.name;
         metric::DEVICE_TOTAL_BYTES.set(device, memory.total);
         metric::DEVICE_FREE_BYTES.set(device, memory.free);
         drift.into_iter().for_each(|drift| metric::DRIFT_BYTES.set(device, drift));
+        if self.all_shown.is_none_or(|at| at.elapsed() >= metric::SHOWN_EVERY) {
+            self.all_shown = Some(Instant::now());
+            self.show_all();
+        }
+    }
+
+    fn show_all(&mut self) {
+        let device = &self.name;
         metric::CANARY_GIVEN_TOTAL.add(device, 0);
         metric::DEVICE_LOSSES_TOTAL.add(device, 0);
         let shown = self.to_show();
