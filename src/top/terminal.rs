@@ -1,23 +1,11 @@
 //! The terminal while the view is on it. It is as it was before behind every end: ours, an error's, a panic's and a
 //! signal's.
 
-use std::{
-    io,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{io, time::Duration};
 
 use ratatui::{
     DefaultTerminal, Frame,
     crossterm::event::{self, Event},
-};
-#[cfg(unix)]
-use signal_hook::{
-    consts::{SIGHUP, SIGINT, SIGTERM},
-    flag,
 };
 
 use super::keys::Key;
@@ -25,7 +13,6 @@ use super::keys::Key;
 /// A terminal that is ours.
 pub struct Screen {
     terminal: DefaultTerminal,
-    is_told_to_end: Arc<AtomicBool>,
 }
 
 /// What somebody did at the terminal.
@@ -44,14 +31,9 @@ impl Screen {
     /// # Errors
     /// Where there is none.
     pub fn take() -> io::Result<Self> {
-        let is_told_to_end = Arc::new(AtomicBool::new(false));
-        // Keys are no signals while the terminal is ours; these come from elsewhere.
-        #[cfg(unix)]
-        for signal in [SIGINT, SIGTERM, SIGHUP] {
-            flag::register(signal, is_told_to_end.clone())?;
-        }
+        give_back_at_signals()?;
         match ratatui::try_init() {
-            Ok(terminal) => Ok(Screen { terminal, is_told_to_end }),
+            Ok(terminal) => Ok(Screen { terminal }),
             Err(error) => {
                 ratatui::restore();
                 Err(error)
@@ -72,9 +54,6 @@ impl Screen {
     /// # Errors
     /// Where the terminal is gone.
     pub fn wait(&self, patience: Duration) -> io::Result<Input> {
-        if self.is_told_to_end.load(Ordering::Relaxed) {
-            return Ok(Input::Key(Key::Quit));
-        }
         match event::poll(patience) {
             Ok(false) => return Ok(Input::Nothing),
             // A signal came in between.
@@ -93,4 +72,30 @@ impl Drop for Screen {
     fn drop(&mut self) {
         ratatui::restore();
     }
+}
+
+/// Keys are no signals while the terminal is ours; these come from elsewhere, and have their usual effect behind it.
+///
+/// On a thread of its own: crossterm reads a terminal that has gone (SIGHUP) again and again, and never comes back to look.
+#[cfg(unix)]
+fn give_back_at_signals() -> io::Result<()> {
+    use signal_hook::{
+        consts::{SIGHUP, SIGINT, SIGTERM},
+        iterator::Signals,
+        low_level::emulate_default_handler,
+    };
+    let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM])?;
+    let watch = move || {
+        for signal in signals.forever() {
+            // A terminal that has gone takes nothing back, nor a word about it.
+            drop(ratatui::try_restore());
+            drop(emulate_default_handler(signal));
+        }
+    };
+    std::thread::Builder::new().name("signals".into()).spawn(watch).map(drop)
+}
+
+#[cfg(not(unix))]
+fn give_back_at_signals() -> io::Result<()> {
+    Ok(())
 }
