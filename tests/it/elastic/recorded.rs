@@ -81,8 +81,18 @@ fn what_is_recorded_of_requests_is_what_their_callers_saw() {
         assert_eq!(count("requests_active"), 2.0);
         drop(held);
         eventually("both are gone", async || ended("cancelled") == 2.0 && count("requests_active") == 0.0).await;
-        let late = ask(&stage.model, long(1).max_tokens(200).deadline(Duration::from_millis(15))).await;
-        assert!(matches!(late, Err(bursar::ChatError::TooLate { .. })), "{late:?}");
+        // A caller that reads too slowly, an event a token: its deadline is far behind the preparation, and long before its last token.
+        let chat_for = Duration::from_millis(400);
+        let mut late =
+            stage.model.chat(long(1).max_tokens(190).log_probabilities(0).deadline(chat_for)).await.expect("accepted");
+        let mut looks = tokio::time::interval(Duration::from_millis(10));
+        let error = loop {
+            looks.tick().await;
+            if let Err(error) = late.next().await.expect("it has an end") {
+                break error;
+            }
+        };
+        assert!(matches!(error, bursar::ChatError::TooLate { .. }), "{error:?}");
         let dies = stage.model.chat(long(2)).await.expect("accepted");
         let scheduler = stage.model.serving().await.expect("it serves").scheduler.clone();
         drop(scheduler.send_message(SchedulerMessage::Drill(Drill::Panic)));
