@@ -65,8 +65,10 @@ impl EventLog {
             told.recent.pop_front();
         }
         told.recent.push_back(recorded.clone());
-        // Nobody need listen.
-        let _ = told.listeners.as_ref().map(|listeners| listeners.send(recorded));
+        if let Some(listeners) = &told.listeners {
+            // Nobody need listen.
+            drop(listeners.send(recorded));
+        }
     }
 
     /// All that happens from now on.
