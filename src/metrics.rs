@@ -1,5 +1,7 @@
 //! Where a command shows its metrics.
 
+use std::net::SocketAddr;
+
 use bursar::{MetricsAddress, Runtime, ServeMetricsError};
 use clap::Args;
 
@@ -16,6 +18,11 @@ pub struct MetricsOptions {
 }
 
 impl MetricsOptions {
+    /// What was said.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.metrics.map(|MetricsAddress(address)| address)
+    }
+
     /// Serves the metrics of a runtime that has just started, for as long as the command runs, and says where.
     pub async fn serve(&self, runtime: &Runtime) -> Result<(), Failure> {
         let Some(address) = self.metrics else { return Ok(()) };

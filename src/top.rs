@@ -30,21 +30,25 @@ use ratatui::crossterm::style::force_color_output;
 use serde_json::json;
 
 use self::{
-    address::Address,
+    address::{Address, PORT},
     draw::Now,
     palette::{Colours, Surroundings, When},
     scrape::{Scrape, ScrapeError, Scraper},
     session::Session,
     terminal::{Input, Screen},
 };
-use crate::failure::{self, Failure};
+use crate::{
+    failure::{self, Failure},
+    metrics::MetricsOptions,
+};
 
 /// Options of `bursar top`.
 #[derive(Args)]
 pub struct Options {
-    /// Where the process serves its metrics (its own --metrics): HOST:PORT, or a port of this machine.
-    #[arg(value_name = "ADDR", default_value = "127.0.0.1:9464")]
-    address: Address,
+    /// Where the process serves its metrics (its own --metrics): HOST:PORT, or a port of this machine. By default what
+    /// --metrics or BURSAR_METRICS says here, or else 127.0.0.1:9464.
+    #[arg(value_name = "ADDR")]
+    address: Option<Address>,
     /// How often to look: 100ms to 1m.
     #[arg(long, value_name = "TIME", default_value = "1s")]
     every: Every,
@@ -71,9 +75,14 @@ const PATIENCE: Duration = Duration::from_millis(50);
 const REDRAW: Duration = Duration::from_millis(500);
 
 /// Runs the command: 1 where there is nothing to show.
-pub async fn run(options: Options) -> ExitCode {
+pub async fn run(options: Options, metrics: &MetricsOptions) -> ExitCode {
     let is_json = options.json;
-    let seen = tokio::task::spawn_blocking(move || look(&options)).await;
+    // What is served anywhere is served on this machine too.
+    let here = metrics
+        .address()
+        .map(|served| if served.ip().is_unspecified() { Address::port(served.port()) } else { Address::of(served) });
+    let address = options.address.clone().or(here).unwrap_or_else(|| Address::port(PORT));
+    let seen = tokio::task::spawn_blocking(move || look(&options, &address)).await;
     let seen = seen.unwrap_or_else(|died| {
         Err(Failure {
             error: format!("the view died: {died}"),
@@ -89,7 +98,7 @@ pub async fn run(options: Options) -> ExitCode {
     }
 }
 
-fn look(options: &Options) -> Result<(), Failure> {
+fn look(options: &Options, address: &Address) -> Result<(), Failure> {
     let (no_color, colorterm, term) = (env::var_os("NO_COLOR"), env::var_os("COLORTERM"), env::var_os("TERM"));
     let surroundings = Surroundings {
         no_color: no_color.as_deref(),
@@ -101,19 +110,19 @@ fn look(options: &Options) -> Result<(), Failure> {
     // What was typed wins over what the library finds in NO_COLOR itself.
     force_color_output(colours != Colours::None);
     match options.once {
-        true => look_once(options, colours),
+        true => look_once(options, address, colours),
         false if !stdout().is_terminal() => Err(Failure {
             error: "standard output is no terminal".to_owned(),
             hint: "`bursar top --once` prints one look as text, and with --json as JSON".to_owned(),
         }),
-        false => watch(options, colours),
+        false => watch(options, address, colours),
     }
 }
 
 /// Looks twice, since rates want two looks.
-fn look_once(options: &Options, colours: Colours) -> Result<(), Failure> {
-    let scraper = Scraper::new(options.address.clone());
-    let mut session = Session::new(options.address.to_string(), options.every.0);
+fn look_once(options: &Options, address: &Address, colours: Colours) -> Result<(), Failure> {
+    let scraper = Scraper::new(address.clone());
+    let mut session = Session::new(address.to_string(), options.every.0);
     let begun = Instant::now();
     session.hear(Ok(scraper.scrape()?), begun.elapsed());
     wait(options.every.0.saturating_sub(begun.elapsed()));
@@ -132,9 +141,9 @@ fn look_once(options: &Options, colours: Colours) -> Result<(), Failure> {
 }
 
 /// Draws until somebody has seen enough.
-fn watch(options: &Options, colours: Colours) -> Result<(), Failure> {
-    let (mut session, begun) = (Session::new(options.address.to_string(), options.every.0), Instant::now());
-    let looks = Looks::start(Scraper::new(options.address.clone()), begun);
+fn watch(options: &Options, address: &Address, colours: Colours) -> Result<(), Failure> {
+    let (mut session, begun) = (Session::new(address.to_string(), options.every.0), Instant::now());
+    let looks = Looks::start(Scraper::new(address.clone()), begun);
     let mut screen = Screen::take()?;
     let (mut drawn, mut asked, mut is_asked, mut is_news) = (None::<Instant>, None::<Instant>, false, true);
     loop {

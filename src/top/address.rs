@@ -1,6 +1,6 @@
 //! Where metrics are served, as it is typed.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, net::SocketAddr, str::FromStr};
 
 /// A host and a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -10,6 +10,16 @@ pub struct Address(String);
 pub const PORT: u16 = 9464;
 
 impl Address {
+    /// A socket's.
+    pub fn of(socket: SocketAddr) -> Self {
+        Address(socket.to_string())
+    }
+
+    /// A port of this machine.
+    pub fn port(port: u16) -> Self {
+        Address(format!("127.0.0.1:{port}"))
+    }
+
     /// What is asked for `path`, which begins with a slash.
     pub fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.0)

@@ -21,12 +21,17 @@ pub struct Malformed {
 /// [`Malformed`] with the number of the first line that is neither a sample nor a comment nor empty.
 pub fn read(text: &str, prefix: &str) -> Result<Samples, Malformed> {
     let mut samples = Samples::default();
+    let mut series = 0;
     for (number, line) in text.lines().enumerate() {
         let malformed = |why| Malformed { line: number + 1, why };
-        if let Some((name, series)) = Cursor(line.trim_matches(BLANKS)).sample().map_err(malformed)?
+        if let Some((name, sample)) = Cursor(line.trim_matches(BLANKS)).sample().map_err(malformed)?
             && name.starts_with(prefix)
         {
-            samples.push(name, series);
+            series += 1;
+            if series > SERIES_MAX {
+                return Err(malformed("there are too many series"));
+            }
+            samples.push(name, sample);
         }
     }
     Ok(samples)
@@ -36,10 +41,16 @@ pub fn read(text: &str, prefix: &str) -> Result<Samples, Malformed> {
 pub fn harmless(text: &str) -> String {
     let obeyed = |letter: char| {
         letter.is_control()
-            || matches!(letter, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
+            || matches!(letter, '\u{61c}' | '\u{e0000}'..='\u{e007f}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
     };
     text.chars().map(|letter| if obeyed(letter) { char::REPLACEMENT_CHARACTER } else { letter }).collect()
 }
+
+/// A process of many models has some hundreds; who serves more keeps the view from anything else.
+const SERIES_MAX: usize = 20_000;
+
+/// Of a series; ours have three at most.
+const LABELS_MAX: usize = 32;
 
 const BLANKS: [char; 3] = [' ', '\t', '\r'];
 
@@ -79,6 +90,9 @@ impl<'a> Cursor<'a> {
                 return Ok(labels);
             }
             let name = self.word(|_| false).ok_or("a label's name is missing")?;
+            if labels.len() == LABELS_MAX {
+                return Err("it has too many labels");
+            }
             if labels.iter().any(|(known, _)| known == name) {
                 return Err("a label stands there twice");
             }

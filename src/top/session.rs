@@ -120,8 +120,12 @@ impl Session {
             self.trails.clear();
         }
         let last = self.latest.as_ref().and_then(|last| since(last, seen.at));
-        let minute = self.earlier.front().or(self.latest.as_ref()).and_then(|first| since(first, seen.at));
-        let minute = minute.filter(|minute| minute.seconds >= SHORTEST.as_secs_f64());
+        // Behind a pause there may be none of a minute ago.
+        let is_a_minute_ago = |earlier: &&Rc<Seen>| earlier.at + MINUTE <= seen.at;
+        let first = self.earlier.iter().rfind(is_a_minute_ago).or(self.earlier.front()).or(self.latest.as_ref());
+        let minute = first.and_then(|first| since(first, seen.at));
+        let is_about_one = |seconds: f64| (SHORTEST.as_secs_f64()..2.0 * MINUTE.as_secs_f64()).contains(&seconds);
+        let minute = minute.filter(|minute| is_about_one(minute.seconds));
         let view = View::of(&seen.scrape, last, minute);
         self.keep_trails(&view);
         self.view = Some(view);

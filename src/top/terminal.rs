@@ -79,20 +79,32 @@ impl Drop for Screen {
 /// On a thread of its own: crossterm reads a terminal that has gone (SIGHUP) again and again, and never comes back to look.
 #[cfg(unix)]
 fn give_back_at_signals() -> io::Result<()> {
+    use std::{sync::mpsc, thread};
+
+    use ratatui::crossterm::{cursor, execute};
     use signal_hook::{
-        consts::{SIGHUP, SIGINT, SIGTERM},
+        consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM},
         iterator::Signals,
         low_level::emulate_default_handler,
     };
-    let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM])?;
+    const GIVE_BACK_MAX: Duration = Duration::from_millis(500);
+    let mut signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM])?;
     let watch = move || {
         for signal in signals.forever() {
-            // A terminal that has gone takes nothing back, nor a word about it.
-            drop(ratatui::try_restore());
+            let (done, is_done) = mpsc::channel::<()>();
+            let give_back = move || {
+                // A terminal that has gone takes nothing back, nor a word about it.
+                drop(ratatui::try_restore());
+                drop(execute!(io::stdout(), cursor::Show));
+                drop(done);
+            };
+            drop(thread::Builder::new().spawn(give_back));
+            // One that takes nothing any more holds nobody up.
+            drop(is_done.recv_timeout(GIVE_BACK_MAX));
             drop(emulate_default_handler(signal));
         }
     };
-    std::thread::Builder::new().name("signals".into()).spawn(watch).map(drop)
+    thread::Builder::new().name("signals".into()).spawn(watch).map(drop)
 }
 
 #[cfg(not(unix))]

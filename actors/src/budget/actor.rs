@@ -119,6 +119,7 @@ impl Actor for BudgetActor {
         if let Some(memory) = state.measure()? {
             state.show_look(memory, state.drift());
         }
+        state.tell_of_canary();
         state.desk.seat(myself.clone());
         // Whatever was posted while nobody sat there.
         drop(myself.send_message(BudgetMessage::Notes));
@@ -180,6 +181,9 @@ impl Actor for BudgetActor {
                         reply.answer(state.ledger.snapshot());
                     }
                 }
+                // Whoever asks may have brought a recorder.
+                state.all_shown = None;
+                state.memory()?.into_iter().for_each(|memory| state.show_look(memory, None));
             }
             BudgetMessage::Snapshot(reply) => reply.answer(state.ledger.snapshot()),
             BudgetMessage::Notes => {}
@@ -333,7 +337,7 @@ impl BudgetState {
                 }
                 let holding = lease.holding();
                 self.leased(tally::line(&holding.model, &holding.class), Bytes::ZERO, holding.bytes);
-                self.tell_of_lease(&holding, Event::LeaseGranted);
+                self.desk.tell_of_lease(&holding, Event::LeaseGranted);
                 self.desk.leases().insert(lease.id(), holding);
                 if lease.class().is_elastic() {
                     // Until its owner obeys orders, nothing of it is counted on.
@@ -349,11 +353,14 @@ impl BudgetState {
                 }
             }
             Effect::Resized(resized) => {
-                if let Some(mut entry) = self.desk.leases().get_mut(&resized.lease()) {
-                    let from = std::mem::replace(&mut entry.bytes, resized.to());
-                    let to = resized.to();
-                    self.leased(tally::line(&entry.model, &entry.class), from, to);
-                    self.tell_of_lease(&entry, |Leased { lease, model, class, .. }| Event::LeaseResized {
+                let held = self.desk.leases().get_mut(&resized.lease()).map(|mut entry| {
+                    entry.bytes = resized.to();
+                    entry.clone()
+                });
+                if let Some(holding) = held {
+                    let (from, to) = (resized.from(), resized.to());
+                    self.leased(tally::line(&holding.model, &holding.class), from, to);
+                    self.desk.tell_of_lease(&holding, |Leased { lease, model, class, .. }| Event::LeaseResized {
                         lease,
                         model,
                         class,
@@ -374,7 +381,10 @@ impl BudgetState {
                     if let Some((model, class, bytes)) = what {
                         self.show_refusal(&class, &refused.reason);
                         let reason = refused.reason.clone();
-                        self.desk.events().tell(Event::LeaseRefused { model, class, bytes, reason });
+                        // What the asker has taken back was not refused.
+                        if reason != Refusal::Withdrawn {
+                            self.desk.events().tell(Event::LeaseRefused { model, class, bytes, reason });
+                        }
                     }
                     match asker {
                         Asker::Lease(reply) => reply.answer(Err(refused.reason)),
@@ -383,9 +393,8 @@ impl BudgetState {
                 }
             }
             Effect::Revoking { lease } => {
-                if let Some(entry) = self.desk.leases().get(&lease) {
-                    self.tell_of_lease(&entry, Event::LeaseRevoked);
-                }
+                let held = self.desk.leases().get(&lease).map(|entry| entry.clone());
+                held.iter().for_each(|holding| self.desk.tell_of_lease(holding, Event::LeaseRevoked));
                 let mut books = self.desk.books();
                 books.ending.insert(lease);
                 books.watch.revoke(lease, self.device.fence_here());
@@ -394,32 +403,25 @@ impl BudgetState {
             Effect::OwnerCleared { owner } => self.answer_cleared(&owner),
             Effect::GateMoved { model, to } => drop(self.desk.books().gates.insert(model, to)),
             Effect::GiveUp { lease, to, .. } => self.order(lease, Order::GiveUp { to }),
-            Effect::CanaryGiven { bytes } => {
-                metric::CANARY_GIVEN_TOTAL.add(&self.name, 1);
-                self.desk.events().tell(Event::CanaryGiven { bytes });
-            }
-            Effect::CanaryTaken { bytes } => self.desk.events().tell(Event::CanaryTaken { bytes }),
-            // What there is of it is looked at behind every message.
-            Effect::Deficit { .. } | Effect::DeficitOver | Effect::Waiting { .. } | Effect::GateStuck(_) => {}
+            // What there is of them is looked at behind every message.
+            Effect::CanaryGiven { .. }
+            | Effect::CanaryTaken { .. }
+            | Effect::Deficit { .. }
+            | Effect::DeficitOver
+            | Effect::Waiting { .. }
+            | Effect::GateStuck(_) => {}
         }
     }
 
     fn forget(&mut self, lease: LeaseId) {
         if let Some((_, holding)) = self.desk.leases().remove(&lease) {
             self.leased(tally::line(&holding.model, &holding.class), holding.bytes, Bytes::ZERO);
-            self.tell_of_lease(&holding, Event::LeaseFreed);
+            self.desk.tell_of_lease(&holding, Event::LeaseFreed);
         }
         let mut books = self.desk.books();
         books.ending.remove(&lease);
         books.meters.remove(&lease);
         books.elastic.remove(&lease);
-    }
-
-    /// Host memory is leased for each picture: nobody wants to hear of that.
-    fn tell_of_lease(&self, holding: &Holding, event: impl Fn(Leased) -> Event) {
-        if holding.class.memory() == Memory::Device {
-            self.desk.events().tell(event(holding.into()));
-        }
     }
 
     fn answer_cleared(&mut self, owner: &Owner) {

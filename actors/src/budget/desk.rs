@@ -10,15 +10,18 @@ use std::{
 };
 
 use bursar_budgets::{
-    DeviceError, FenceWatch, Gate, Holding, Homecoming, Label, LeaseId, LeaseMeter, ReleaseNote, ReleaseNotes,
-    RequestId, Revoker,
+    Bytes, DeviceError, FenceWatch, Gate, Holding, Homecoming, Label, LeaseId, LeaseMeter, Memory, ReleaseNote,
+    ReleaseNotes, RequestId, Revoker,
 };
 use dashmap::DashMap;
 use ractor::{ActorId, ActorRef};
 use tokio::sync::watch;
 
 use super::{BudgetMessage, Elastic, tally::Tally};
-use crate::event::EventLog;
+use crate::{
+    event::{Event, EventLog, Leased},
+    metric::{self, DeviceLabel},
+};
 
 /// Shared by the budget actor, its successors, and every lease.
 pub struct Desk {
@@ -43,6 +46,8 @@ pub(super) struct Books {
     pub(super) last_lease: Option<LeaseId>,
     /// How far each model's startup is.
     pub(super) gates: BTreeMap<Label, Gate>,
+    /// What listeners know to be kept free of use.
+    pub(super) canary_told: Bytes,
     /// How much of each lease is in use.
     pub(super) meters: BTreeMap<LeaseId, LeaseMeter>,
     /// What owners have said of leases that may become smaller and larger.
@@ -107,6 +112,18 @@ impl Desk {
         self.events.close();
     }
 
+    /// Host memory is leased for each picture: nobody wants to hear of that.
+    pub(super) fn tell_of_lease(&self, holding: &Holding, event: impl Fn(Leased) -> Event) {
+        if holding.class.memory() == Memory::Device {
+            self.events.tell(event(holding.into()));
+        }
+    }
+
+    /// The runtime is over, and nothing more is shown of the device.
+    pub(crate) fn forget_shown(&self, device: &DeviceLabel) {
+        metric::forget_device(device, self.books().tally.lines().map(|(line, _)| line));
+    }
+
     /// What has happened.
     pub(crate) fn events(&self) -> &EventLog {
         &self.events
@@ -167,7 +184,9 @@ impl Desk {
     /// Its device is lost, and another takes its place: what was leased of the first is worth nothing. Notes about it
     /// may still come and hit nobody.
     pub(crate) fn forget_device(&self) {
+        let lost: Vec<Holding> = self.leases.iter().map(|entry| entry.clone()).collect();
         self.leases.clear();
+        lost.iter().for_each(|holding| self.tell_of_lease(holding, Event::LeaseFreed));
         let mut books = self.books();
         let mut tally = std::mem::take(&mut books.tally);
         tally.recount(std::iter::empty());

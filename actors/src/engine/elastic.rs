@@ -139,7 +139,6 @@ impl Elastic {
         self.step(Input::Ended(outcome), engine, scheduler);
         let blocks = self.core.blocks();
         if blocks > before {
-            metric::KV_GROWTHS_TOTAL.add(&self.place.label, 1);
             if let Some(scheduler) = scheduler {
                 // One that has died has a successor that begins with as many.
                 let (reply, _) = crate::reply::Reply::new();
@@ -155,13 +154,18 @@ impl Elastic {
         let change = self.core.step(input);
         let (model, to_blocks) = (place.label.clone(), self.core.blocks());
         match to_blocks.cmp(&from_blocks) {
-            Ordering::Less => place.budget.tell(Event::Shrink { model, from_blocks, to_blocks }),
+            Ordering::Less => {
+                metric::KV_SHRINKS_TOTAL.add(&model, 1);
+                place.budget.tell(Event::Shrink { model, from_blocks, to_blocks });
+            }
             Ordering::Equal => {}
-            Ordering::Greater => place.budget.tell(Event::Growth { model, from_blocks, to_blocks }),
+            Ordering::Greater => {
+                metric::KV_GROWTHS_TOTAL.add(&model, 1);
+                place.budget.tell(Event::Growth { model, from_blocks, to_blocks });
+            }
         }
         match (change, scheduler) {
             (Some(Change::Shrink { to }), scheduler) => {
-                metric::KV_SHRINKS_TOTAL.add(&place.label, 1);
                 self.errand = Some(Errand::begin(engine, place.shrink(scheduler.cloned(), to), report));
             }
             (Some(Change::Grow { from, to }), _) => {

@@ -2,7 +2,7 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -38,12 +38,13 @@ fn unix_seconds<S: Serializer>(at: &SystemTime, serializer: S) -> Result<S::Ok, 
 /// What happened on one device. Written by actors, and read by whoever likes; nobody is waited for.
 pub struct EventLog {
     told: Mutex<Told>,
+    /// Apart: a subscriber may ask for events, or take its time.
+    spans: Mutex<Spans>,
 }
 
 struct Told {
     next: u64,
     recent: VecDeque<Recorded>,
-    spans: Spans,
     /// None when nothing will happen any more.
     listeners: Option<broadcast::Sender<Recorded>>,
 }
@@ -51,14 +52,15 @@ struct Told {
 impl Default for EventLog {
     fn default() -> Self {
         let listeners = Some(broadcast::channel(BEHIND_MAX).0);
-        EventLog { told: Mutex::new(Told { next: 1, recent: VecDeque::new(), spans: Spans::default(), listeners }) }
+        let told = Told { next: 1, recent: VecDeque::new(), listeners };
+        EventLog { told: Mutex::new(told), spans: Mutex::default() }
     }
 }
 
 impl EventLog {
     pub(crate) fn tell(&self, event: Event) {
-        let mut told = self.told();
-        told.spans.hear(&event);
+        lock(&self.spans).hear(&event);
+        let mut told = lock(&self.told);
         let recorded = Recorded { number: told.next, at: SystemTime::now(), event };
         told.next += 1;
         if told.recent.len() == RECENT {
@@ -73,30 +75,30 @@ impl EventLog {
 
     /// All that happens from now on.
     pub fn listen(&self) -> Events {
-        let told = self.told();
+        let told = lock(&self.told);
         let over = || broadcast::channel(1).1;
         Events { receiver: told.listeners.as_ref().map_or_else(over, broadcast::Sender::subscribe) }
     }
 
     /// What happened last, the oldest first: 64 events at most.
     pub fn recent(&self) -> Vec<Recorded> {
-        self.told().recent.iter().cloned().collect()
+        lock(&self.told).recent.iter().cloned().collect()
     }
 
     /// All of the runtime's own actors are there.
     pub(crate) fn is_back(&self) {
-        self.told().spans.is_back();
+        lock(&self.spans).is_back();
     }
 
     /// Nothing happens any more: listeners hear what they have not heard yet, and then the end.
     pub(crate) fn close(&self) {
-        self.told().listeners = None;
+        lock(&self.told).listeners = None;
     }
+}
 
-    fn told(&self) -> std::sync::MutexGuard<'_, Told> {
-        // Each change is whole when the lock is let go, also by a panic.
-        self.told.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Each change is whole when the lock is let go, also by a panic.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A listener. It hears every event from the moment on when it was made, in order, or that it has missed some: one that is

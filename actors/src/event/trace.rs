@@ -21,13 +21,12 @@ impl Spans {
         match event {
             Event::LeaseGranted(leased) => {
                 let Leased { lease, model, class, bytes } = leased;
-                let span = info_span!("lease", lease = lease.0, %model, class = class.label(), bytes = bytes.0);
+                let span = info_span!("lease", lease = lease.0, %model, class = class.label(), granted_bytes = bytes.0);
                 span.in_scope(|| info!("granted"));
                 self.leases.insert(*lease, span);
             }
             Event::LeaseResized { lease, from, to, .. } => {
-                let span = self.leases.get(lease).cloned().unwrap_or(Span::none());
-                span.record("bytes", to.0).in_scope(|| info!(from = from.0, to = to.0, "resized"));
+                self.in_lease(*lease, || info!(from = from.0, to = to.0, "resized"));
             }
             Event::LeaseRevoked(leased) => self.in_lease(leased.lease, || info!("revoked")),
             Event::LeaseFreed(leased) => {
@@ -60,11 +59,7 @@ impl Spans {
                 self.over(Some(model), || {});
                 info!(%model, %reason, "stopped");
             }
-            Event::DeviceLost { reason } => {
-                // What was leased of it is worth nothing, and nobody says so of each.
-                self.leases.clear();
-                warn!(%reason, "device lost");
-            }
+            Event::DeviceLost { reason } => warn!(%reason, "device lost"),
         }
     }
 

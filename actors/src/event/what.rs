@@ -93,20 +93,20 @@ pub enum Event {
         /// Blocks now.
         to_blocks: usize,
     },
-    /// The device refused memory that the ledger had granted.
+    /// Memory was refused to a model: by the device, or by the ledger where a neighbour was there first.
     Oom {
         /// To whom.
         model: Label,
         /// When: `load`, `probe`, `capture`, `back`, `validate` or `serve`.
         phase: &'static str,
     },
-    /// An actor has died and another follows.
+    /// An actor has ended and another follows: it died, or it was an attempt at sizing that came to nothing.
     Restart {
         /// Of which model; none if it is the runtime's own.
         model: Option<Label>,
         /// Which.
         actor: &'static str,
-        /// Of what it died.
+        /// Why.
         reason: String,
     },
     /// A model serves: for the first time, or again.

@@ -27,7 +27,7 @@ pub use table::*;
 
 use std::time::Duration;
 
-use bursar_budgets::{Class, Label};
+use bursar_budgets::{Class, Label, Memory};
 
 use crate::{profile::Phase, tree::Role};
 
@@ -50,18 +50,30 @@ pub fn buckets() -> impl Iterator<Item = (&'static str, &'static [f64])> {
     TABLE.iter().filter(|row| row.kind == Kind::Histogram).map(|row| (row.name, row.buckets))
 }
 
-/// A model is gone: what its gauges said of it is over. What was counted stays.
+/// A model is gone: what its gauges said of it is over. What was counted stays, and so does a plan that was wrong: the
+/// model ends by it.
 pub fn forget_model(model: &Label) {
     TABLE.iter().filter(|row| row.kind == Kind::Gauge && row.labels == ["model"]).for_each(|row| {
         row.gauge(vec![row.label(0, model.value())]).set(0.0);
     });
     Role::OF_A_MODEL.iter().for_each(|actor| ACTOR_UP.set(&(model.clone(), *actor), 0));
-    for class in [Class::StepWorkspace, Class::VisionWorkspace] {
-        PLAN_ERROR_BYTES.set(&(model.clone(), class), 0);
-    }
     for permit in Permit::ALL {
         PERMITS.set(&(model.clone(), permit), 0);
         PERMITS_USED.set(&(model.clone(), permit), 0);
+    }
+}
+
+/// A device is nobody's any more: what its gauges said of it is over, but for what its leases were at most.
+pub(crate) fn forget_device<'l>(device: &DeviceLabel, leases: impl Iterator<Item = &'l (Label, Class)>) {
+    TABLE.iter().filter(|row| row.kind == Kind::Gauge && row.labels == ["device"]).for_each(|row| {
+        row.gauge(vec![row.label(0, device.value())]).set(0.0);
+    });
+    for (model, class) in leases {
+        let labels = (device.clone(), model.clone(), class.clone());
+        LEASE_BYTES.set(&labels, 0);
+        if class.memory() == Memory::Device {
+            LEASE_USED_BYTES.set(&labels, 0);
+        }
     }
 }
 

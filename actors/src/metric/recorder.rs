@@ -27,9 +27,11 @@ pub(super) fn install() -> Result<PrometheusHandle, ServeMetricsError> {
     };
     let builder = buckets().fold(PrometheusBuilder::new(), with_buckets);
     let handle = builder.install_recorder().map_err(|_| ServeMetricsError::AnotherRecorder)?;
-    keep_up(handle.clone())?;
     describe();
-    Ok(ours.insert(handle).clone())
+    // Ours from now on, whether or not it can be kept up.
+    *ours = Some(handle.clone());
+    keep_up(handle.clone())?;
+    Ok(handle)
 }
 
 /// A thread and no task: the recorder outlives the tokio runtime that it was installed in.

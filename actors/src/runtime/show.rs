@@ -1,13 +1,12 @@
 //! What the runtime shows: who of its own runs, and what is over of models that have ended.
 
-use bursar_budgets::Label;
-use ractor::{ActorCell, ActorStatus};
-
 use super::actor::RuntimeState;
 use crate::{
     metric::{self, DeviceLabel},
+    supervise::runs,
     tree::Role,
 };
+use bursar_budgets::Label;
 
 /// The model's label of what belongs to none.
 pub(super) fn no_model() -> Label {
@@ -39,9 +38,6 @@ impl Drop for RuntimeState {
             metric::ACTOR_UP.set(&(no_model(), role), false);
         }
         self.engines.values().for_each(|engine| metric::forget_model(&engine.arguments.label));
+        self.desk.0.forget_shown(&DeviceLabel::of(self.shown.device.borrow().as_ref()));
     }
-}
-
-fn runs(cell: &ActorCell) -> bool {
-    matches!(cell.get_status(), ActorStatus::Starting | ActorStatus::Running)
 }

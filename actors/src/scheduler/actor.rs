@@ -156,6 +156,13 @@ impl Actor for SchedulerActor {
     }
 }
 
+impl Drop for SchedulerState {
+    /// What was delivered before a death is counted too.
+    fn drop(&mut self) {
+        self.count();
+    }
+}
+
 impl SchedulerState {
     fn show(&mut self) {
         let (waiting, running) = self.core.counts();
@@ -164,6 +171,12 @@ impl SchedulerState {
         metric::SEQUENCES_RUNNING.set(model, running);
         metric::PERMITS_USED.set(&(model.clone(), Permit::Sequences), running);
         metric::STEPS_UNDER_WAY.set(model, self.under_way.len());
+        self.count();
+    }
+
+    /// Records what has been counted since.
+    fn count(&mut self) {
+        let model = &self.arguments.model;
         let preempted = self.core.preempted();
         let counted = std::mem::replace(&mut self.counted, Counted { preempted, ..Counted::default() });
         let some = |count: usize| (count > 0).then_some(count);

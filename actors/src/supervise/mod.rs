@@ -7,5 +7,5 @@ mod policy;
 
 pub use drill::{Drill, Drilled};
 pub use errand::{Errand, ErrandDied, Latest};
-pub use news::end_of;
+pub use news::{end_of, runs};
 pub use policy::{Decision, Intensity, Policy, RestartLog};

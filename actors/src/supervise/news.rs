@@ -1,6 +1,11 @@
 //! News of a death, as ractor tells it.
 
-use ractor::{ActorCell, SupervisionEvent};
+use ractor::{ActorCell, ActorStatus, SupervisionEvent};
+
+/// Whether an actor has not ended.
+pub fn runs(cell: &ActorCell) -> bool {
+    matches!(cell.get_status(), ActorStatus::Starting | ActorStatus::Running)
+}
 
 /// Whose end an event is about, and why; none if it is about something else. The state of the dead, which ractor sends
 /// along, is dropped here.

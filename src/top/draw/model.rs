@@ -118,7 +118,7 @@ fn blocks(kv: &Kv) -> String {
     if let Some(tokens) = block_tokens {
         text += &format!(", {tokens} tokens each");
     }
-    if shrinks + growths > 0 {
+    if shrinks > 0 || growths > 0 {
         text += &format!("; shrunk {}, grown {}", words::grouped(shrinks), words::grouped(growths));
     }
     text

@@ -63,12 +63,12 @@ pub fn panel(view: &View, chosen: Option<usize>, width: u16, colours: Colours) -
     for (place, model) in view.models.iter().enumerate() {
         let is_chosen = chosen == Some(place);
         let shown = words::cut(&model.name, name);
-        let padding = " ".repeat(name - words::width(&shown));
+        let padding = " ".repeat(name.saturating_sub(words::width(&shown)));
         let mark = if is_chosen { "›" } else { " " };
         let mut line = Line::from(vec![Span::raw(mark), Span::styled(shown, colours.strong()), Span::raw(padding)]);
         for (at, column) in columns.iter().enumerate() {
             let cell = words::cut(&(column.cell)(model), column.width - 1);
-            let padding = " ".repeat(column.width - words::width(&cell));
+            let padding = " ".repeat(column.width.saturating_sub(words::width(&cell)));
             let style = if at == 0 { state(model.state, colours) } else { Style::new() };
             line.extend([Span::raw(padding), Span::styled(cell, style)]);
         }

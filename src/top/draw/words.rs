@@ -12,15 +12,16 @@ pub fn cut(text: &str, columns: usize) -> String {
     if width(text) <= columns {
         return text.to_owned();
     }
-    let mut room = columns;
-    let fits = |letter: &char| {
+    let mut kept = String::new();
+    // Some letters have no width, and some change that of the one before: the whole is measured, and many are enough.
+    for letter in text.chars().take(4 * columns) {
+        kept.push(letter);
         // A column is left for the mark.
-        let taken = width(letter.encode_utf8(&mut [0; 4]));
-        let fits = taken < room;
-        room -= taken.min(room);
-        fits
-    };
-    let kept: String = text.chars().take_while(fits).collect();
+        if width(&kept) >= columns {
+            kept.pop();
+            break;
+        }
+    }
     if columns > 0 { kept + "…" } else { kept }
 }
 
@@ -120,6 +121,11 @@ mod tests {
         assert_eq!(cut("模型模型", 4), "模…");
         assert_eq!(cut("models", 1), "…");
         assert_eq!(cut("models", 0), "");
+        // Letters that are wider together than each for itself, and letters without any width.
+        for text in ["#\u{fe0f}️ and more", "❤️❤️❤️❤️", "👩‍👩‍👧‍👦 four of them", &"\u{301}".repeat(100)]
+        {
+            (0..12).for_each(|columns| assert!(width(&cut(text, columns)) <= columns, "{text} in {columns}"));
+        }
     }
 
     #[test]

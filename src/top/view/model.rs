@@ -183,7 +183,11 @@ impl ModelView {
         let own: Labels<'_> = &[("model", &name)];
         let count = |metric: &str| now.count(metric, own);
         let tallied = |metric: &str, by: &str| tallies(now, metric, own, by);
-        let actors = Actor::of(now, &name);
+        let mut actors = Actor::of(now, &name);
+        let permits = permits(now, &name);
+        // A model that takes no pictures has nobody who would see to them.
+        let takes_none = permits.iter().any(|permit| permit.permit == "patches" && permit.all == 0);
+        actors.retain(|actor| !(takes_none && actor.actor == "vision" && !actor.is_up));
         ModelView {
             state: ModelState::of(&actors),
             actors,
@@ -191,7 +195,7 @@ impl ModelView {
             waiting: count("bursar_sequences_waiting"),
             active: count("bursar_requests_active"),
             under_way: count("bursar_steps_under_way"),
-            permits: permits(now, &name),
+            permits,
             kv: kv(now, own),
             speed: look.last.map(|last| speed(now, last, own)).unwrap_or_default(),
             prefix: cache(look, "bursar_prefix_cache", own),

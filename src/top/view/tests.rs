@@ -63,6 +63,16 @@ fn a_device_that_is_short_has_nothing_free_and_a_longer_bar() {
 }
 
 #[test]
+fn a_model_that_takes_no_pictures_misses_nobody() {
+    let up = |actor: &str| format!("bursar_actor_up{{model=\"a\",actor=\"{actor}\"}} 1\n");
+    let actors = ["engine", "kv", "scheduler"].map(up).concat() + "bursar_actor_up{model=\"a\",actor=\"vision\"} 0\n";
+    let patches = |all| format!("{actors}bursar_permits{{model=\"a\",permit=\"patches\"}} {all}\n");
+    assert_eq!(view(&patches(0)).models[0].state, ModelState::Up);
+    assert_eq!(view(&patches(0)).models[0].actors.len(), 3);
+    assert_eq!(view(&patches(4096)).models[0].state, ModelState::Mending);
+}
+
+#[test]
 fn a_model_is_as_its_actors_are() {
     let state = |actors: &[(&str, u8)]| {
         let line = |(actor, is_up): &(&str, u8)| format!("bursar_actor_up{{model=\"a\",actor=\"{actor}\"}} {is_up}\n");

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use bursar::{Bytes, Class, Drill, Event, Events, LeaseId, messages::KvMessage};
+use bursar::{
+    Bytes, Class, Drill, Event, Events, LeaseId,
+    messages::{BudgetMessage, KvMessage},
+};
 
 use super::{Card, filling, watchful};
 use crate::stage::{answer, demo, eventually, story, text};
@@ -82,10 +85,28 @@ fn who_listens_from_the_start_knows_the_ledger_by_its_events_alone() {
         books.until(&mut events, |event| matches!(event, Event::Ready { .. })).await;
         answer(&card.model, text("Are you there?")).await;
 
+        // The budget dies: its successor keeps as much free.
+        let mut canary = Bytes::ZERO;
+        for event in &books.heard {
+            match event {
+                Event::CanaryTaken { bytes } => canary += *bytes,
+                Event::CanaryGiven { bytes } => canary -= *bytes,
+                _ => {}
+            }
+        }
+        assert_eq!(canary, card.before.canary, "what is kept free is known by the events too");
+        let before = books.heard.len();
+        let supervised = card.runtime.supervised().await.expect("the runtime answers");
+        supervised.budget.send_message(BudgetMessage::Drill(Drill::Panic)).expect("it lives");
+        books.until(&mut events, |event| matches!(event, Event::Restart { actor: "budget", model: None, .. })).await;
+        assert_eq!(card.ledger().await, card.before);
+
         // Somebody wants more than there is.
         let refused = card.runtime.budget().try_lease(Class::tenant("index"), Bytes::mib(24)).await;
         refused.expect_err("all of it is taken");
         books.until(&mut events, |event| matches!(event, Event::LeaseRefused { .. })).await;
+        let told = books.heard[before..].iter().map(Event::name).collect::<Vec<_>>();
+        assert_eq!(told, ["restart", "lease_refused"]);
 
         // All ends.
         let Card { runtime, model, .. } = card;

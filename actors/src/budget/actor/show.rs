@@ -1,6 +1,6 @@
 //! What the budget shows of itself: gauges of the device, of its ledger, and of the leases by model and class.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{cmp::Ordering, collections::BTreeMap, time::Duration};
 
 use bursar_budgets::{Bytes, Class, DeviceMemory, Label, Memory, Refusal};
 
@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use super::BudgetState;
 use crate::{
     budget::tally::{Line, Sum, line},
+    event::Event,
     metric,
 };
 
@@ -42,8 +43,23 @@ impl BudgetState {
         }
     }
 
+    /// Tells what of the canary was given up or taken since it was told last, by this actor or one before it.
+    pub(super) fn tell_of_canary(&self) {
+        let canary = self.ledger.account(Memory::Device).canary;
+        let before = std::mem::replace(&mut self.desk.books().canary_told, canary);
+        match canary.cmp(&before) {
+            Ordering::Less => {
+                metric::CANARY_GIVEN_TOTAL.add(&self.name, 1);
+                self.desk.events().tell(Event::CanaryGiven { bytes: before - canary });
+            }
+            Ordering::Equal => {}
+            Ordering::Greater => self.desk.events().tell(Event::CanaryTaken { bytes: canary - before }),
+        }
+    }
+
     /// Shows what has changed since.
     pub(super) fn show_changes(&mut self) {
+        self.tell_of_canary();
         let shown = self.to_show();
         if self.shown.replace(shown) != Some(shown) {
             self.show_ledger(shown);

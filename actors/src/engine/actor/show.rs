@@ -1,13 +1,12 @@
 //! What an engine shows of its model: who runs, what the profile allows, how long it took.
 
-use bursar_budgets::Class;
-use ractor::{ActorCell, ActorStatus};
-
 use super::EngineState;
 use crate::{
     metric::{self, Permit},
+    supervise::runs,
     tree::Role,
 };
+use bursar_budgets::Class;
 
 impl EngineState {
     /// Sets the gauges; what is counted stands at 0 until it is counted.
@@ -33,8 +32,4 @@ impl EngineState {
         let captured = profiled.memory.graphs.as_ref().map_or(0, |inputs| inputs.captured().count());
         metric::GRAPHS_CAPTURED.set(model, captured);
     }
-}
-
-fn runs(cell: &ActorCell) -> bool {
-    matches!(cell.get_status(), ActorStatus::Starting | ActorStatus::Running)
 }
