@@ -4,6 +4,7 @@ use std::{
     env,
     ffi::OsString,
     io::{IsTerminal, stderr},
+    net::SocketAddr,
     path::PathBuf,
     str::FromStr,
 };
@@ -69,6 +70,14 @@ impl DeviceOptions {
             Named::Host => DeviceChoice::Host(self.capacity),
             Named::Cuda(ordinal) => DeviceChoice::Cuda(ordinal),
         }
+    }
+
+    /// Where metrics were said to be served.
+    pub fn metrics(&self) -> Option<SocketAddr> {
+        #[cfg(feature = "prometheus")]
+        return self.metrics.address();
+        #[cfg(not(feature = "prometheus"))]
+        None
     }
 
     /// Of host memory that stands in for a GPU.

@@ -68,6 +68,6 @@ async fn main() -> ExitCode {
         Some(Command::Drill(options)) => drill::run(&cli.device, *options).await,
         Some(Command::Bench(options)) => bench::run(&cli.device, *options, main).await,
         Some(Command::Plan(options)) => plan::run(&cli.device, *options).await,
-        Some(Command::Top(options)) => top::run(options, &cli.metrics).await,
+        Some(Command::Top(options)) => top::run(options, cli.device.metrics()).await,
     }
 }

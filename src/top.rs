@@ -18,6 +18,7 @@ mod view;
 use std::{
     env,
     io::{IsTerminal, stdout},
+    net::SocketAddr,
     process::ExitCode,
     str::FromStr,
     sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel},
@@ -37,10 +38,7 @@ use self::{
     session::Session,
     terminal::{Input, Screen},
 };
-use crate::{
-    failure::{self, Failure},
-    metrics::MetricsOptions,
-};
+use crate::failure::{self, Failure};
 
 /// Options of `bursar top`.
 #[derive(Args)]
@@ -75,12 +73,13 @@ const PATIENCE: Duration = Duration::from_millis(50);
 const REDRAW: Duration = Duration::from_millis(500);
 
 /// Runs the command: 1 where there is nothing to show.
-pub async fn run(options: Options, metrics: &MetricsOptions) -> ExitCode {
+pub async fn run(options: Options, served: Option<SocketAddr>) -> ExitCode {
     let is_json = options.json;
     // What is served anywhere is served on this machine too.
-    let here = metrics
-        .address()
-        .map(|served| if served.ip().is_unspecified() { Address::port(served.port()) } else { Address::of(served) });
+    let here = served.map(|served| match served.ip().is_unspecified() {
+        true => Address::port(served.port()),
+        false => Address::of(served),
+    });
     let address = options.address.clone().or(here).unwrap_or_else(|| Address::port(PORT));
     let seen = tokio::task::spawn_blocking(move || look(&options, &address)).await;
     let seen = seen.unwrap_or_else(|died| {

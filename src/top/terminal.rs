@@ -91,7 +91,7 @@ fn give_back_at_signals() -> io::Result<()> {
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM])?;
     let watch = move || {
         for signal in signals.forever() {
-            let (done, is_done) = mpsc::channel::<()>();
+            let (done, is_done) = mpsc::sync_channel::<()>(0);
             let give_back = move || {
                 // A terminal that has gone takes nothing back, nor a word about it.
                 drop(ratatui::try_restore());
@@ -100,7 +100,7 @@ fn give_back_at_signals() -> io::Result<()> {
             };
             drop(thread::Builder::new().spawn(give_back));
             // One that takes nothing any more holds nobody up.
-            drop(is_done.recv_timeout(GIVE_BACK_MAX));
+            let _ = is_done.recv_timeout(GIVE_BACK_MAX);
             drop(emulate_default_handler(signal));
         }
     };

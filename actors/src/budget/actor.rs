@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::{BudgetMessage, Desk, Order, Regrowth, WatchOptions, desk::Note, tally};
 use crate::{
     event::{Event, Leased},
-    metric::{self, DeviceLabel},
+    metric::DeviceLabel,
     reply::Reply,
     runtime::RuntimeMessage,
 };

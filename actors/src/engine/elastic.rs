@@ -138,12 +138,12 @@ impl Elastic {
         let before = self.core.blocks();
         self.step(Input::Ended(outcome), engine, scheduler);
         let blocks = self.core.blocks();
-        if blocks > before {
-            if let Some(scheduler) = scheduler {
-                // One that has died has a successor that begins with as many.
-                let (reply, _) = crate::reply::Reply::new();
-                drop(scheduler.send_message(SchedulerMessage::Resize { blocks, reply }));
-            }
+        if blocks > before
+            && let Some(scheduler) = scheduler
+        {
+            // One that has died has a successor that begins with as many.
+            let (reply, _) = crate::reply::Reply::new();
+            drop(scheduler.send_message(SchedulerMessage::Resize { blocks, reply }));
         }
     }
 
