@@ -86,7 +86,7 @@ fn who_listens_from_the_start_knows_the_ledger_by_its_events_alone() {
         answer(&card.model, text("Are you there?")).await;
 
         // The budget dies: its successor keeps as much free.
-        let mut canary = Bytes::ZERO;
+        let mut canary = card.before.canary;
         for event in &books.heard {
             match event {
                 Event::CanaryTaken { bytes } => canary += *bytes,
