@@ -129,13 +129,17 @@ async fn ask_of(model: ModelHandle, chat: Chat) {
     assert!(!answer(&model, chat).await.is_empty());
 }
 
+/// What comes and goes within one message, or not.
+const BY_CHANCE: [&str; 3] = ["bursar_deficit_bytes", "bursar_owed_bytes", "bursar_leases_waiting"];
+
 /// What no run on a host device meets, with why.
-const NOT_MET: [(&str, &str); 7] = [
+const NOT_MET: [(&str, &str); 8] = [
+    ("bursar_graphs_captured", "a host device captures none"),
     ("bursar_drift_bytes", "nothing drifts"),
     ("bursar_overhead_bytes", "a host device has none"),
     ("bursar_kv_blocks_swapped", "there is no host swap"),
     ("bursar_plan_error_bytes", "the plan is exact"),
-    ("bursar_graph_replays_total", "a host device captures no graphs"),
+    ("bursar_graph_replays_total", "likewise"),
     ("bursar_graphs_not_recaptured_total", "likewise"),
     ("bursar_pictures_wanted_again_total", "it wants two dozen long chats at once: `chats.rs` has them"),
 ];
@@ -207,15 +211,21 @@ fn a_run_with_everything_in_it_records_the_whole_table_and_nothing_else() {
         let most = met.entry(parts(heard).0).or_insert(f64::MIN);
         *most = most.max(what.most);
     }
+    let mut wrong = Vec::new();
     for Row { name, kind, .. } in TABLE {
         let is_met = match (met.get(name), kind) {
             (None, _) => false,
+            // Whether it is there for so long that it is seen is up to the threads.
+            (Some(_), Kind::Gauge) if BY_CHANCE.contains(name) => true,
             // One that is over is set to nothing.
             (Some(most), Kind::Gauge | Kind::Counter | Kind::Histogram) => *most > 0.0,
         };
         let excuse = NOT_MET.iter().find(|(excused, _)| excused == name);
-        assert_eq!(is_met, excuse.is_none(), "{name}: {:?}, {excuse:?}", met.get(name));
+        if is_met != excuse.is_none() {
+            wrong.push((name, met.get(name), excuse));
+        }
     }
+    assert!(wrong.is_empty(), "{wrong:?}");
 }
 
 #[test]
