@@ -170,20 +170,15 @@ impl Actor for BudgetActor {
             }
             BudgetMessage::Measure(reply) => {
                 // While a model is sized, what it has taken and not leased yet would stay with others in the books.
-                match state.ledger.is_profiling() {
-                    true => {
-                        let seen = state.seen()?.map(|(_, foreign)| foreign);
-                        let ledger = state.ledger.snapshot();
-                        reply.answer(Snapshot { foreign: seen.unwrap_or_default().max(ledger.foreign), ..ledger });
-                    }
-                    false => {
-                        state.measure()?;
-                        reply.answer(state.ledger.snapshot());
-                    }
-                }
-                // Whoever asks may have brought a recorder.
+                let (memory, seen) = match state.ledger.is_profiling() {
+                    true => state.seen()?.unzip(),
+                    false => (state.measure()?, None),
+                };
+                // Whoever asks may have brought a recorder, and finds all in it with the answer.
                 state.all_shown = None;
-                state.memory()?.into_iter().for_each(|memory| state.show_look(memory, None));
+                memory.into_iter().for_each(|memory| state.show_look(memory, None));
+                let ledger = state.ledger.snapshot();
+                reply.answer(Snapshot { foreign: seen.unwrap_or_default().max(ledger.foreign), ..ledger });
             }
             BudgetMessage::Snapshot(reply) => reply.answer(state.ledger.snapshot()),
             BudgetMessage::Notes => {}

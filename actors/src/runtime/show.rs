@@ -1,12 +1,13 @@
 //! What the runtime shows: who of its own runs, and what is over of models that have ended.
 
+use bursar_budgets::Label;
+
 use super::actor::RuntimeState;
 use crate::{
     metric::{self, DeviceLabel},
     supervise::runs,
     tree::Role,
 };
-use bursar_budgets::Label;
 
 /// The model's label of what belongs to none.
 pub(super) fn no_model() -> Label {

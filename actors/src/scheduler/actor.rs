@@ -179,14 +179,19 @@ impl SchedulerState {
         let model = &self.arguments.model;
         let preempted = self.core.preempted();
         let counted = std::mem::replace(&mut self.counted, Counted { preempted, ..Counted::default() });
-        let some = |count: usize| (count > 0).then_some(count);
-        some(counted.generated).into_iter().for_each(|tokens| metric::GENERATED_TOKENS_TOTAL.add(model, tokens));
-        some(counted.sought).into_iter().for_each(|tokens| metric::PREFIX_CACHE_QUERIES_TOTAL.add(model, tokens));
-        some(counted.found).into_iter().for_each(|tokens| metric::PREFIX_CACHE_HITS_TOTAL.add(model, tokens));
+        let tokens = [
+            (&metric::GENERATED_TOKENS_TOTAL, counted.generated),
+            (&metric::PREFIX_CACHE_QUERIES_TOTAL, counted.sought),
+            (&metric::PREFIX_CACHE_HITS_TOTAL, counted.found),
+        ];
+        // Most messages bring nothing of it.
+        for (counter, tokens) in tokens.into_iter().filter(|(_, tokens)| *tokens > 0) {
+            counter.add(model, tokens);
+        }
         let more = preempted - counted.preempted;
-        some(more)
-            .into_iter()
-            .for_each(|more| metric::PREEMPTIONS_TOTAL.add(&(model.clone(), Preempted::Blocks), more));
+        if more > 0 {
+            metric::PREEMPTIONS_TOTAL.add(&(model.clone(), Preempted::Blocks), more);
+        }
     }
 
     async fn act(

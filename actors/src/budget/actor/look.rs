@@ -59,7 +59,7 @@ impl BudgetState {
         books.watch.is_idle() && !books.meters.values().any(LeaseMeter::is_moving)
     }
 
-    pub(super) fn memory(&self) -> Result<Option<DeviceMemory>, DeviceError> {
+    fn memory(&self) -> Result<Option<DeviceMemory>, DeviceError> {
         match self.device.memory() {
             // Nothing is free on it and nothing is foreign; whoever is told of the loss ends what is left.
             Err(error) if error.is_lost() => Ok(None),

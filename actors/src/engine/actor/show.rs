@@ -1,12 +1,13 @@
 //! What an engine shows of its model: who runs, what the profile allows, how long it took.
 
+use bursar_budgets::Class;
+
 use super::EngineState;
 use crate::{
     metric::{self, Permit},
     supervise::runs,
     tree::Role,
 };
-use bursar_budgets::Class;
 
 impl EngineState {
     /// Sets the gauges; what is counted stands at 0 until it is counted.
