@@ -66,7 +66,7 @@ pub async fn run(device: &DeviceOptions, options: Options, main: Instant) -> Exi
 
 async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Result<Report, Failure> {
     let seed = options.seed.unwrap_or_else(seed_of_now);
-    let (source, workload) = (options.source(seed)?, options.workload());
+    let (source, workload) = (options.model.source(seed)?, options.workload());
     let load = LoadOptions { profiles: device.said_profiles(), ..options.load(device.blas())? };
     let config = RuntimeConfig { host_bytes: HOST_BYTES, canary: options.knobs.canary()?, ..RuntimeConfig::default() };
     let runtime = model::start_with(device, config).await?;
@@ -112,7 +112,7 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
     runtime.shutdown().await;
     Ok(Report {
         model: source.name(),
-        random_weights: options.is_random(),
+        random_weights: options.model.is_random(),
         seed,
         machine,
         envelope: serving.kit.envelope.clone(),

@@ -3,10 +3,40 @@
 use std::path::Path;
 
 use bursar::{LoadOptions, ModelHandle, ModelSource, Runtime, RuntimeConfig, random_checkpoint};
+use clap::Args;
 
 #[cfg(feature = "hub")]
 use crate::hub;
 use crate::{DeviceOptions, failure::Failure, knobs::KnobOptions, progress::Bar};
+
+/// A model, or its shape alone.
+#[derive(Args)]
+pub struct ModelOptions {
+    /// A Hugging Face checkpoint folder, a model of the hub (`org/name` or `org/name@revision`), or `demo`.
+    #[arg(long, default_value = "demo", conflicts_with = "shape")]
+    model: String,
+    /// The shape of a model instead of a model: its size and speed without its files.
+    #[arg(long, value_name = "NAME", requires = "random")]
+    shape: Option<String>,
+    /// Its weights are drawn at random, on the device.
+    #[arg(long, requires = "shape")]
+    random: bool,
+}
+
+impl ModelOptions {
+    /// The model, or what stands in for one: its weights are drawn from `seed`.
+    pub fn source(&self, seed: u64) -> Result<ModelSource, Failure> {
+        match &self.shape {
+            None => Ok(source(&self.model)),
+            Some(shape) => self::shape(shape, seed),
+        }
+    }
+
+    /// Whether its weights are nobody's.
+    pub fn is_random(&self) -> bool {
+        self.random
+    }
+}
 
 /// A runtime on the chosen device.
 pub async fn start(device: &DeviceOptions) -> Result<Runtime, Failure> {

@@ -8,7 +8,7 @@ use std::{
 };
 
 use bursar::{
-    AttemptReport, LoadOptions, Phase, ProfileRecord, Progress, Runtime, RuntimeConfig, RuntimeError, Snapshot,
+    AttemptReport, Bytes, LoadOptions, Phase, ProfileRecord, Progress, Runtime, RuntimeConfig, RuntimeError, Snapshot,
 };
 use clap::Args;
 use serde::Serialize;
@@ -26,15 +26,17 @@ use crate::{
 /// down for later ones.
 #[derive(Args)]
 pub struct Options {
-    /// A Hugging Face checkpoint folder, a model of the hub (`org/name` or `org/name@revision`), or `demo`.
-    #[arg(long, default_value = "demo")]
-    model: String,
+    #[command(flatten)]
+    model: model::ModelOptions,
     /// One JSON object instead of text.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     knobs: KnobOptions,
 }
+
+/// What random weights are drawn from: nothing that is measured here depends on it.
+const SEED: u64 = 0;
 
 /// What came of it.
 #[derive(Debug, Serialize)]
@@ -45,6 +47,8 @@ struct Profile {
     seconds: BTreeMap<&'static str, f64>,
     /// What serving may do at once.
     record: ProfileRecord,
+    /// What this process holds outside leases, by its source; a host device does not tell.
+    overhead: BTreeMap<&'static str, Bytes>,
     /// Every byte.
     ledger: Snapshot,
 }
@@ -97,7 +101,7 @@ async fn size(runtime: &Runtime, device: &DeviceOptions, options: &Options) -> R
     };
     let load =
         LoadOptions { profiles: device.profiles(), measures_anew: true, ..options.knobs.options(device.blas())? };
-    let model = runtime.load_with(model::source(&options.model), load, listen).await?;
+    let model = runtime.load_with(options.model.source(SEED)?, load, listen).await?;
     let ready = Instant::now();
     let serving = model.serving().await?;
     let ledger = runtime.budget().measure().await.map_err(RuntimeError::from)?;
@@ -107,10 +111,11 @@ async fn size(runtime: &Runtime, device: &DeviceOptions, options: &Options) -> R
     let mut seconds: BTreeMap<_, _> =
         phases.iter().zip(ends).map(|((phase, at), end)| (phase.name(), (end - *at).as_secs_f64())).collect();
     seconds.insert("start", (ready - begun).as_secs_f64());
-    Ok(Profile { attempts, seconds, record: (*serving.record).clone(), ledger })
+    let overhead = runtime.device().overhead_by_source().into_iter().collect();
+    Ok(Profile { attempts, seconds, record: (*serving.record).clone(), overhead, ledger })
 }
 
-fn tell(Profile { attempts, seconds, record, ledger }: &Profile) {
+fn tell(Profile { attempts, seconds, record, overhead, ledger }: &Profile) {
     told::attempts(attempts);
     println!();
     for (corner, workspace) in &record.peaks {
@@ -129,5 +134,9 @@ fn tell(Profile { attempts, seconds, record, ledger }: &Profile) {
         }
     }
     println!("{:>12.3} s  from the start to ready", seconds["start"]);
-    println!("\n{ledger}");
+    println!();
+    for (source, bytes) in overhead {
+        println!("{:>14}  of overhead: {source}", bytes.to_string());
+    }
+    println!("{ledger}");
 }

@@ -20,10 +20,10 @@ use bursar_actors::{
     runtime::{ModelSource, RuntimeError},
     supervise::Intensity,
 };
-use bursar_budgets::{Bytes, Class, DoesNotFit, Hint, Snapshot};
+use bursar_budgets::{Bytes, Class, DoesNotFit, Hint};
 use bursar_model::Envelope;
 use gpu::{
-    Stage, answer, eventually,
+    Stage, all_is_home, answer, eventually, limit,
     neighbour::{self, Neighbour},
     options, picture, question, story,
 };
@@ -47,18 +47,6 @@ async fn load(stage: &Stage, options: LoadOptions) -> Result<ModelHandle, Arc<St
         Err(RuntimeError::Start(error)) => Err(error),
         Err(error) => panic!("{error}"),
     }
-}
-
-/// Nothing is leased or backed, and what the process holds beside is what it held before.
-async fn all_is_home(stage: &Stage, before: &Snapshot) {
-    eventually("all is home", async || {
-        let now = stage.measured().await;
-        now.granted.is_zero() && now.leases.is_empty() && stage.device.counts().backed.is_zero()
-    })
-    .await;
-    let now = stage.measured().await;
-    println!("overhead {} before, {} now", before.overhead, now.overhead);
-    assert!(now.deficit.is_zero(), "{now}");
 }
 
 #[test]
@@ -140,18 +128,6 @@ async fn too_little(stage: &Stage, neighbour: &mut Neighbour, left: Bytes) -> (B
     println!("{left} are left: {error}; {}", error.hint());
     let StartError::DoesNotFit(error) = &*error else { panic!("{error}") };
     (left, error.clone())
-}
-
-fn limit<'e>(envelope: &'e mut Envelope, name: &str) -> &'e mut usize {
-    match name {
-        "step_tokens" => &mut envelope.step_tokens,
-        "sequences" => &mut envelope.sequences,
-        "context_tokens" => &mut envelope.context_tokens,
-        "launch_patches" => &mut envelope.launch_patches,
-        "picture_patches" => &mut envelope.picture_patches,
-        "pictures" => &mut envelope.pictures,
-        name => panic!("no limit is called {name}"),
-    }
 }
 
 #[test]

@@ -31,7 +31,7 @@ fn the_ledger_knows_the_context_what_is_loaded_beside_leases_and_who_else_lives_
         assert!(budget.measure().await.expect("it answers").foreign < started.foreign + Bytes::mib(64));
         budget.try_lease(Class::tenant("mine"), asked).await.expect("the neighbour has left");
         let overhead = device.overhead();
-        let held = device.with_overhead(|| device.pinned(Bytes::mib(1))).expect("the host has some");
+        let held = device.with_overhead("staging", || device.pinned(Bytes::mib(1))).expect("the host has some");
         assert_eq!(budget.snapshot().await.expect("it answers").overhead, device.overhead());
         println!("{} of overhead, {} of it by with_overhead", device.overhead(), device.overhead() - overhead);
         drop((pinned, held));

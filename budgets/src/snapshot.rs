@@ -169,6 +169,12 @@ impl Snapshot {
         self.classes.iter().find(|line| line.class == *class).map_or(Bytes::ZERO, |line| line.bytes)
     }
 
+    /// What a model's leases of device memory sum up to.
+    pub fn of_model(&self, model: &Label) -> Bytes {
+        let of_it = |lease: &&LeaseLine| lease.model == *model && lease.class.memory() == Memory::Device;
+        self.leases.iter().filter(of_it).map(|lease| lease.bytes).sum()
+    }
+
     /// Leases of one class, model, owner and state in one line: a model with a lease a layer still prints short.
     fn rows(&self, memory: Memory, whole: Bytes) -> Vec<[String; 6]> {
         let mut groups: BTreeMap<(&Class, &Label, &Owner, bool), (usize, Bytes)> = BTreeMap::new();

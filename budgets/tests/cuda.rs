@@ -209,7 +209,7 @@ fn what_is_made_beside_leases_is_counted_once_and_until_it_goes_and_the_driver_a
                 device.unback(address, Bytes::gib(1)).expect("it is ours");
             }
         });
-        let held = device.with_overhead(|| Beside::take(Bytes::mib(64)));
+        let held = device.with_overhead("beside", || Beside::take(Bytes::mib(64)));
         other.join().expect("no panic");
         let held = held.expect("there is room");
         let more = device.overhead() - counted;
@@ -232,7 +232,7 @@ fn two_measurements_at_once_count_no_byte_twice() {
                 threads.spawn(|| {
                     device.enter().expect("the device is there");
                     begin.wait();
-                    device.with_overhead(|| Beside::take(each)).expect("there is room")
+                    device.with_overhead("beside", || Beside::take(each)).expect("there is room")
                 })
             })
             .collect();
@@ -300,7 +300,7 @@ fn the_time_that_memory_takes_to_come_and_go() {
     let overhead = device.overhead();
     let memory = device.memory().expect("it says");
     println!("overhead {overhead}, free {} of {}", memory.free, memory.total);
-    let nothing = device.with_overhead(|| Ok::<_, DeviceError>(())).expect("it says");
+    let nothing = device.with_overhead("nothing", || Ok::<_, DeviceError>(())).expect("it says");
     assert!(device.overhead() - overhead <= Bytes::mib(2), "nothing was made");
     drop(nothing);
 }

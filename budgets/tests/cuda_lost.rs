@@ -60,7 +60,7 @@ fn a_device_is_lost_by_a_kernel_that_writes_where_nothing_is_and_takes_back_what
         device.back(address.offset(total), Bytes::mib(2)).expect_err("nothing can be had"),
         device.reserve(Bytes::gib(1)).map(drop).expect_err("no addresses either"),
         device.pinned(Bytes::mib(1)).map(drop).expect_err("nor memory of the host"),
-        device.with_overhead(|| Ok::<_, DeviceError>(())).map(drop).expect_err("nor anything else"),
+        device.with_overhead("nothing", || Ok::<_, DeviceError>(())).map(drop).expect_err("nor anything else"),
     ] {
         assert!(error.is_lost(), "{error}");
     }

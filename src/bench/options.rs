@@ -1,26 +1,19 @@
 //! What `bursar bench` can be told.
 
-use bursar::{BlasSearch, LoadOptions, ModelSource};
+use bursar::{BlasSearch, LoadOptions};
 use clap::Args;
 
 use super::{
     roofline::Rates,
     workload::{FULL, Part, QUICK, Workload},
 };
-use crate::{failure::Failure, knobs::KnobOptions, model};
+use crate::{failure::Failure, knobs::KnobOptions, model::ModelOptions};
 
 /// Options of `bursar bench`.
 #[derive(Args)]
 pub struct Options {
-    /// A Hugging Face checkpoint folder, a model of the hub, or `demo`.
-    #[arg(long, default_value = "demo", conflicts_with = "shape")]
-    model: String,
-    /// The shape of a model instead of a model: its size and speed without its files.
-    #[arg(long, value_name = "NAME", requires = "random")]
-    shape: Option<String>,
-    /// Its weights are drawn at random, on the device.
-    #[arg(long, requires = "shape")]
-    random: bool,
+    #[command(flatten)]
+    pub model: ModelOptions,
     /// One JSON object with every figure.
     #[arg(long)]
     pub json: bool,
@@ -54,19 +47,6 @@ fn rate(text: &str) -> Result<f64, String> {
 }
 
 impl Options {
-    /// The model, or what stands in for one.
-    pub fn source(&self, seed: u64) -> Result<ModelSource, Failure> {
-        match &self.shape {
-            None => Ok(model::source(&self.model)),
-            Some(shape) => model::shape(shape, seed),
-        }
-    }
-
-    /// Whether its weights are nobody's.
-    pub fn is_random(&self) -> bool {
-        self.random
-    }
-
     /// Whether figures of this kind are wanted.
     pub fn wants(&self, part: Part) -> bool {
         self.only.is_empty() || self.only.contains(&part)

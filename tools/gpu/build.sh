@@ -23,21 +23,27 @@ programs=$(mktemp -d)
 trap 'rm -rf "$programs"' EXIT
 mkdir "$programs/tests" "$programs/bench"
 
-# Where cargo put what it has just built: the only executable that it tells of.
-executable() { python3 -c '
+# Where cargo put what it has just built, a line each: package, name, path.
+executables() { python3 -c '
 import json, sys
-found = [json.loads(line).get("executable") for line in sys.stdin if line.startswith("{")]
-print([path for path in found if path][-1])'; }
+for told in map(json.loads, filter(lambda line: line.startswith("{"), sys.stdin)):
+    if told.get("executable"):
+        print(told["manifest_path"].split("/")[-2], told["target"]["name"], told["executable"])'; }
 
 if [[ " $parts " == *" tests "* ]]; then
-    for source in */tests/*cuda*.rs model/tests/seven_billion.rs; do
-        package=bursar-${source%%/*} name=$(basename "$source" .rs)
-        built=$(cargo test -p "$package" --test "$name" --no-run --message-format=json | executable)
-        strip -o "$programs/tests/test-${source%%/*}-$name" "$built"
+    sources=(*/tests/*cuda*.rs model/tests/seven_billion.rs)
+    # Of the whole workspace, as everything else builds: dependencies have the same features, and are built once.
+    cargo test --workspace --no-run --message-format=json \
+        $(basename -as .rs "${sources[@]}" | sort -u | sed 's/^/--test /') | executables >"$programs/built"
+    for source in "${sources[@]}"; do
+        package=${source%%/*} name=$(basename "$source" .rs)
+        strip -o "$programs/tests/test-$package-$name" \
+            "$(awk -v package="$package" -v name="$name" '$1 == package && $2 == name { print $3 }' "$programs/built")"
     done
     pack "$programs/tests" tests
 fi
 if [[ " $parts " == *" bench "* ]]; then
-    strip -o "$programs/bench/bursar" "$(cargo build --release --bin bursar --message-format=json | executable)"
+    cargo build --release --bin bursar --message-format=json | executables >"$programs/built"
+    strip -o "$programs/bench/bursar" "$(awk '$2 == "bursar" { print $3 }' "$programs/built")"
     pack "$programs/bench" bench
 fi

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Everything that wants a GPU, from what `tools/gpu/build.sh` has built, run at the root of this repository:
 #
-#     tools/gpu/check.sh FOLDER [tests|kernels|products|sanitizer|seven|bench ...]        # all, if not told otherwise
+#     tools/gpu/check.sh FOLDER [tests|drills|kernels|products|sanitizer|seven|bench ...]        # all, if not told otherwise
 #
-# tests      every GPU test
+# tests      every GPU test that is over in a minute
+# drills     a neighbour that comes and goes, cards with too little: 7B's shape on a whole card (four minutes)
 # kernels    each kernel alone against torch in f64, and its times (needs no FOLDER's binaries)
 # sanitizer  the kernels' tests under compute-sanitizer, but for the one that takes the time
 # seven      a random checkpoint of 7B's shape (16.6 GB below SCRATCH, /tmp if not set): transformers and we compute it
@@ -15,7 +16,7 @@
 set -uo pipefail
 folder=$(cd "$1" && pwd)
 shift
-parts=${*:-tests kernels products sanitizer seven bench}
+parts=${*:-tests drills kernels products sanitizer seven bench}
 root=$(pwd)
 scratch=${SCRATCH:-/tmp}
 bin=$(mktemp -d)
@@ -46,8 +47,11 @@ for part in $parts; do
     case $part in
     tests)
         for test in "$bin"/test-*; do
-            [[ $test == *-seven_billion ]] || check "$(basename "$test")" "$test" --test-threads=1 --nocapture
+            [[ $test == *-seven_billion || $test == *-cuda_drills ]] || check "$(basename "$test")" "$test" --test-threads=1 --nocapture
         done
+        ;;
+    drills)
+        check "drills on a whole card" "$bin/test-actors-cuda_drills" --test-threads=1 --nocapture
         ;;
     kernels)
         check "the kernels alone" python3 tools/gpu/kernels.py
@@ -70,7 +74,7 @@ for part in $parts; do
         check "the bench" "$bin/bursar" bench --shape qwen2.5-vl-7b --random
         ;;
     *)
-        echo "$part is none of tests, kernels, products, sanitizer, seven and bench"
+        echo "$part is none of tests, drills, kernels, products, sanitizer, seven and bench"
         exit 2
         ;;
     esac

@@ -13,9 +13,13 @@ use bursar_actors::{
 };
 use bursar_budgets::{CudaDevice, DeviceError, Hint, Snapshot};
 use bursar_kernels::BlasSearch;
+use bursar_model::Envelope;
 
 /// No story takes as long; one that does hangs.
-const PATIENCE: Duration = Duration::from_secs(90);
+const PATIENCE: Duration = Duration::from_secs(180);
+
+/// Nothing that is waited for takes as long.
+const A_WHILE: Duration = Duration::from_secs(30);
 
 /// A runtime on the first GPU, for one story.
 pub struct Stage {
@@ -44,7 +48,7 @@ pub fn story<F: Future<Output = ()>>(story: impl FnOnce(Stage) -> F) {
         runtime.shutdown().await;
     });
     // What is still being let go of needs the driver, which goes with the process.
-    threads.shutdown_timeout(PATIENCE / 3);
+    threads.shutdown_timeout(A_WHILE);
 }
 
 impl Stage {
@@ -93,8 +97,33 @@ pub async fn answer(model: &ModelHandle, chat: Chat) -> Result<String, ChatError
 /// Waits for a condition. The story's patience is its end.
 pub async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let mut looks = tokio::time::interval(Duration::from_millis(2));
-    let deadline = tokio::time::Instant::now() + PATIENCE / 3;
+    let deadline = tokio::time::Instant::now() + A_WHILE;
     while !holds().await {
         assert!(looks.tick().await < deadline, "never true: {what}");
+    }
+}
+
+/// Nothing is leased or backed, and what the process holds beside is what it held before.
+pub async fn all_is_home(stage: &Stage, before: &Snapshot) {
+    eventually("all is home", async || {
+        let now = stage.measured().await;
+        now.granted.is_zero() && now.leases.is_empty() && stage.device.counts().backed.is_zero()
+    })
+    .await;
+    let now = stage.measured().await;
+    println!("overhead {} before, {} now", before.overhead, now.overhead);
+    assert!(now.deficit.is_zero(), "{now}");
+}
+
+/// The limit that a start error calls by this name.
+pub fn limit<'e>(envelope: &'e mut Envelope, name: &str) -> &'e mut usize {
+    match name {
+        "step_tokens" => &mut envelope.step_tokens,
+        "sequences" => &mut envelope.sequences,
+        "context_tokens" => &mut envelope.context_tokens,
+        "launch_patches" => &mut envelope.launch_patches,
+        "picture_patches" => &mut envelope.picture_patches,
+        "pictures" => &mut envelope.pictures,
+        name => panic!("no limit is called {name}"),
     }
 }

@@ -5,13 +5,19 @@ use std::{
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
 };
 
-use bursar_budgets::{Address, Bytes, CudaDevice, Device};
+use bursar_budgets::{Address, Bytes, CudaDevice, Device, DeviceError};
 
 /// Set for the program that is the neighbour.
 const ROLE: &str = "BURSAR_TEST_NEIGHBOUR";
 
 /// Before each of its answers: what else it prints is the test harness's.
 const ANSWER: &str = "neighbour: ";
+
+/// What it leaves where it takes all that it finds.
+const ROOM: Bytes = Bytes::mib(16);
+
+/// It takes memory in pieces of this size: whoever else wants some meanwhile has a chance.
+const PIECE: Bytes = Bytes::gib(1);
 
 /// Another process, which holds memory until it is dropped.
 pub struct Neighbour {
@@ -38,20 +44,34 @@ impl Neighbour {
         neighbour
     }
 
-    /// It takes or gives so much that the card has `bytes` free, to a few MiB; gives what it then has.
+    /// It takes or gives so much that the card has `bytes` free, to a few MiB; gives what the card then has.
     pub fn leave(&mut self, bytes: Bytes) -> Bytes {
-        let told = self.told.as_mut().expect("it is there until it drops");
-        writeln!(told, "{}", bytes.0).expect("it listens");
-        Bytes(self.hear())
+        self.tell("leave", bytes);
+        let [_, free] = self.hear();
+        free
     }
 
-    fn hear(&mut self) -> u64 {
+    /// It takes or gives until it holds `bytes`, or all that it finds; gives what it then holds.
+    pub fn hold(&mut self, bytes: Bytes) -> Bytes {
+        self.tell("hold", bytes);
+        let [held, _] = self.hear();
+        held
+    }
+
+    fn tell(&mut self, what: &str, bytes: Bytes) {
+        let told = self.told.as_mut().expect("it is there until it drops");
+        writeln!(told, "{what} {}", bytes.0).expect("it listens");
+    }
+
+    /// What it holds and what is free.
+    fn hear(&mut self) -> [Bytes; 2] {
         let mut line = String::new();
         loop {
             line.clear();
             assert!(self.says.read_line(&mut line).expect("it can be read") > 0, "the neighbour died");
             if let Some((_, answer)) = line.split_once(ANSWER) {
-                return answer.trim().parse().expect("a number");
+                let numbers = answer.split_whitespace().map(|number| Bytes(number.parse().expect("a number")));
+                return numbers.collect::<Vec<_>>().try_into().expect("two numbers");
             }
         }
     }
@@ -68,27 +88,40 @@ impl Drop for Neighbour {
     }
 }
 
-/// The neighbour's life, in its own process: leaves as many bytes free as each line says, until there are no more lines.
+/// The neighbour's life, in its own process: holds or leaves as many bytes as each line says, until there are no more lines.
 /// In any other process it is nothing.
 pub fn live() {
     if std::env::var_os(ROLE).is_none() {
         return println!("skipped, this is the neighbour of other stories");
     }
     let device = CudaDevice::open(0).expect("the story that started this has a GPU");
-    let piece = Bytes::mib(16);
     let address: Address = device.reserve(Bytes::gib(256)).expect("addresses are not memory");
+    let free = || device.memory().expect("it says").free;
     let mut held = Bytes::ZERO;
-    println!("{ANSWER}0");
+    println!("{ANSWER}0 {}", free().0);
     for line in std::io::stdin().lines() {
-        let leave = Bytes(line.expect("it can be read").parse().expect("a number"));
-        let free = device.memory().expect("it says").free;
-        let wanted = (held + free).saturating_sub(leave).round_down(piece);
-        if wanted > held {
-            device.back(address.offset(held), wanted - held).expect("it was free");
-        } else if wanted < held {
+        let line = line.expect("it can be read");
+        let (what, bytes) = line.split_once(' ').expect("what to do, and how much");
+        let (bytes, all) = (Bytes(bytes.parse().expect("a number")), held + free());
+        let wanted = match what {
+            "leave" => all.saturating_sub(bytes),
+            "hold" => bytes.min(all.saturating_sub(ROOM)),
+            what => panic!("{what} cannot be done"),
+        };
+        let wanted = wanted.round_down(Bytes::mib(2));
+        if wanted < held {
             device.unback(address.offset(wanted), held - wanted).expect("it is its own");
+            held = wanted;
         }
-        held = wanted;
-        println!("{ANSWER}{}", device.memory().expect("it says").free.0);
+        while held < wanted {
+            let more = PIECE.min(wanted - held);
+            match device.back(address.offset(held), more) {
+                Ok(()) => held += more,
+                // Others take what they find too.
+                Err(DeviceError::Refused { .. }) => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        println!("{ANSWER}{} {}", held.0, free().0);
     }
 }

@@ -90,6 +90,12 @@ pub trait Device: Send + Sync + 'static {
     /// time.
     fn overhead(&self) -> Bytes;
 
+    /// What that is made of, by its source: together [`overhead`](Device::overhead). A device that does not know says
+    /// nothing.
+    fn overhead_by_source(&self) -> Vec<(&'static str, Bytes)> {
+        Vec::new()
+    }
+
     /// All that our process holds of it by the driver's own count, under leases or not; none where the driver does not
     /// tell processes apart. What exceeds leases and overhead is drift.
     fn process_bytes(&self) -> Option<Bytes> {

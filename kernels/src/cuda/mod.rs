@@ -70,13 +70,13 @@ impl CudaKernels {
         }
         let mut functions = Err(OpenError::TooOld { found: target.capability });
         for images in images {
-            functions = device.with_overhead(|| Functions::load(device, &images));
+            functions = device.with_overhead("kernels", || Functions::load(device, &images));
             if !matches!(functions, Err(OpenError::Image { .. })) {
                 break;
             }
         }
         let functions = functions?;
-        let blas = device.with_overhead(|| Blas::open(device, search))?;
+        let blas = device.with_overhead("cuBLASLt", || Blas::open(device, search))?;
         let decode_counters = functions.variable("attention_decode", c"attention_decode_counters")?;
         let (counter_sets, device) = (Arc::default(), device.clone());
         Ok(Arc::new(CudaKernels { functions, blas, decode_counters, counter_sets, target, device }))
@@ -122,8 +122,8 @@ impl Cuda {
     /// The driver refuses a stream or page-locked memory.
     pub fn new(kernels: &Arc<CudaKernels>) -> Result<Self, OpenError> {
         let device = &kernels.device;
-        let stream = Arc::new(device.with_overhead(|| Stream::new(device))?);
-        let stage = device.with_overhead(|| Stage::new(device))?;
+        let stream = Arc::new(device.with_overhead("streams", || Stream::new(device))?);
+        let stage = device.with_overhead("staging", || Stage::new(device))?;
         Ok(Cuda {
             counters: Counters::take(&kernels.functions, &kernels.counter_sets, &stream)?,
             products_by: ProductsBy::default(),

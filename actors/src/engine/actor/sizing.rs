@@ -183,8 +183,13 @@ impl EngineState {
         let target_tokens = self.reports.last().map_or(0, |report| report.target_tokens);
         let (missing, page) = (evidence.missing(), self.arguments.device.page());
         let Outlook { kit, unloaded, target, .. } = outlook;
-        let work = move || advice(&unloaded, target, &kit.envelope, page, target_tokens, missing);
-        let knobs = async { tokio::task::spawn_blocking(work).await.expect("a plan that was made can be made again") };
+        let (budget, model) = (self.arguments.budget.clone(), self.arguments.label.clone());
+        let knobs = async move {
+            // What it holds still, as its weights, and what others leave it.
+            let room = budget.evidence().await.ok().map(|ledger| ledger.free + ledger.of_model(&model));
+            let work = move || advice(&unloaded, target, &kit.envelope, page, target_tokens, missing, room);
+            tokio::task::spawn_blocking(work).await.expect("a plan that was made can be made again")
+        };
         self.advice = Some(Errand::begin(myself, knobs, |knobs| EngineMessage::Advised { error, knobs }));
     }
 

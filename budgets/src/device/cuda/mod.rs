@@ -23,6 +23,7 @@ use super::{Address, Device, DeviceError, DeviceMemory};
 use crate::{Bytes, Fence, Timeline, Timelines};
 use context::{Context, Stream};
 use driver::check;
+use nvml::Nvml;
 use overhead::Meter;
 pub use overhead::Overhead;
 pub use pinned::Pinned;
@@ -61,6 +62,8 @@ pub struct CudaDevice {
     /// Clears what is backed, beside whatever else the device does. It goes before the context that it is of.
     stream: Stream,
     context: Context,
+    /// What knows what the driver does not say.
+    nvml: Option<Nvml>,
     page: Bytes,
     /// The context and the spare, which are there as long as this is.
     context_bytes: Bytes,
@@ -106,7 +109,8 @@ impl CudaDevice {
         let name = device_name(device)?;
         let uuid = driver::value("cuDeviceGetUuid", |out| unsafe { sys::cuDeviceGetUuid_v2(out, device) })?;
         // Before there is a context of ours, all that is used is foreign.
-        let before = nvml::free_bytes(&uuid.bytes);
+        let nvml = Nvml::of(&uuid.bytes);
+        let before = nvml.as_ref().and_then(Nvml::free_bytes);
         let context = Context::retain(device).map_err(|error| match error {
             DeviceError::Refused { free, .. } => {
                 let hint = "end what else uses the device (nvidia-smi shows it): a context alone takes some 0.5 GiB";
@@ -126,6 +130,7 @@ impl CudaDevice {
             device,
             stream,
             context,
+            nvml,
             page: Bytes(page),
             context_bytes: Bytes::ZERO,
             meter: Meter::default(),
@@ -154,7 +159,7 @@ impl CudaDevice {
     }
 
     /// Makes what takes memory that no lease can hold (loaded modules, library handles, streams), and counts as overhead
-    /// what is free no longer until it goes: a ledger that looks at [`Device::overhead`] before each grant knows it. What
+    /// of `source` what is free no longer until it goes: a ledger that looks at [`Device::overhead`] before each grant knows it. What
     /// another process takes at that moment is counted too. One thread at a time does this.
     ///
     /// # Errors
@@ -162,10 +167,11 @@ impl CudaDevice {
     /// stays counted.
     pub fn with_overhead<T, E: From<DeviceError>>(
         self: &Arc<Self>,
+        source: &'static str,
         make: impl FnOnce() -> Result<T, E>,
     ) -> Result<Overhead<T>, E> {
         self.count_allocation();
-        Ok(Overhead::of(self.meter.count(|| self.free_and_backed(), make)??, self))
+        Ok(Overhead::of(self.meter.count(source, || self.free_and_backed(), make)??, source, self))
     }
 
     /// Does the same and says what is free no longer, but counts it nowhere: for what is then paid for by a lease of that
@@ -399,7 +405,8 @@ impl Device for CudaDevice {
     }
 
     fn driver(&self) -> String {
-        nvml::driver_release().unwrap_or_else(|| format!("CUDA {}", driver::version().unwrap_or_default()))
+        let release = self.nvml.as_ref().and_then(Nvml::driver_release);
+        release.unwrap_or_else(|| format!("CUDA {}", driver::version().unwrap_or_default()))
     }
 
     fn page(&self) -> Bytes {
@@ -428,6 +435,16 @@ impl Device for CudaDevice {
 
     fn overhead(&self) -> Bytes {
         self.context_bytes + self.meter.counted()
+    }
+
+    fn overhead_by_source(&self) -> Vec<(&'static str, Bytes)> {
+        let spare = carve::SPARE.min(self.context_bytes);
+        let always = [("context", self.context_bytes - spare), ("spare pages", spare)];
+        always.into_iter().chain(self.meter.by_source()).filter(|(_, bytes)| !bytes.is_zero()).collect()
+    }
+
+    fn process_bytes(&self) -> Option<Bytes> {
+        self.nvml.as_ref()?.process_bytes()
     }
 
     fn reserve(&self, bytes: Bytes) -> Result<Address, DeviceError> {

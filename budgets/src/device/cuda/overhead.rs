@@ -2,16 +2,15 @@
 //!
 //! The driver keeps such memory in pools of its own. What was made may seem to take nothing, as it lies in a pool that
 //! something before it has grown, and to give nothing back when it goes, as something behind it lies there too. So what
-//! is counted is what the driver took and gave back, and not what each thing seemed to take.
+//! is counted is what the driver took and gave back, and not what each thing seemed to take. It stands under the name of
+//! what grew the pool.
 
 use std::{
+    collections::BTreeMap,
     fmt,
     mem::ManuallyDrop,
     ops::{Deref, DerefMut},
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use super::CudaDevice;
@@ -21,13 +20,18 @@ use crate::{Bytes, DeviceError};
 #[derive(Default)]
 pub(super) struct Meter {
     turn: Mutex<()>,
-    counted: AtomicU64,
+    counted: Mutex<BTreeMap<&'static str, Bytes>>,
 }
 
 impl Meter {
     /// What is counted now.
     pub(super) fn counted(&self) -> Bytes {
-        Bytes(self.counted.load(Ordering::Relaxed))
+        self.lock().values().sum()
+    }
+
+    /// The same by what grew it.
+    pub(super) fn by_source(&self) -> BTreeMap<&'static str, Bytes> {
+        self.lock().clone()
     }
 
     /// Does `work` while nobody measures.
@@ -51,29 +55,46 @@ impl Meter {
         Ok((outcome, before.saturating_sub(after?)))
     }
 
-    /// Does `work`, and counts what is left no longer. That is also so where the work has failed: the driver may keep
-    /// what it had taken by then.
+    /// Does `work`, and counts what is left no longer as taken by `source`. That is also so where the work has failed: the
+    /// driver may keep what it had taken by then.
     pub(super) fn count<T>(
         &self,
+        source: &'static str,
         left: impl Fn() -> Result<Bytes, DeviceError>,
         work: impl FnOnce() -> T,
     ) -> Result<T, DeviceError> {
         let (outcome, taken) = self.taken_by(left, work)?;
-        self.counted.fetch_add(taken.0, Ordering::Relaxed);
+        *self.lock().entry(source).or_default() += taken;
         Ok(outcome)
     }
 
-    /// Does `work`, which lets go of what was counted, and counts no longer what is left again: at most what is counted,
-    /// since another process may have let go of something too. Where nobody says what is left, all stays counted.
-    pub(super) fn count_off(&self, left: impl Fn() -> Result<Bytes, DeviceError>, work: impl FnOnce()) {
+    /// Does `work`, which lets go of what `source` took, and counts no longer what is left again, of that source first: at
+    /// most what is counted, since another process may have let go of something too. Where nobody says what is left, all
+    /// stays counted.
+    pub(super) fn count_off(
+        &self,
+        source: &'static str,
+        left: impl Fn() -> Result<Bytes, DeviceError>,
+        work: impl FnOnce(),
+    ) {
         let _turn = self.turn();
         let before = left();
         work();
         if let (Ok(before), Ok(after)) = (before, left()) {
-            let back = after.saturating_sub(before);
-            let counted = self.counted();
-            self.counted.store(counted.saturating_sub(back).0, Ordering::Relaxed);
+            let (mut back, mut counted) = (after.saturating_sub(before), self.lock());
+            let mut less = |bytes: &mut Bytes| {
+                let gone = back.min(*bytes);
+                (back, *bytes) = (back - gone, *bytes - gone);
+            };
+            // A pool that another has grown goes with the last thing in it.
+            counted.get_mut(source).into_iter().for_each(&mut less);
+            counted.values_mut().for_each(less);
         }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<&'static str, Bytes>> {
+        // Nothing that could panic is done with it.
+        self.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn turn(&self) -> MutexGuard<'_, ()> {
@@ -88,12 +109,13 @@ impl Meter {
 /// [`CudaDevice::taken_by`] is given to do.
 pub struct Overhead<T> {
     thing: ManuallyDrop<T>,
+    source: &'static str,
     device: Arc<CudaDevice>,
 }
 
 impl<T> Overhead<T> {
-    pub(super) fn of(thing: T, device: &Arc<CudaDevice>) -> Self {
-        Overhead { thing: ManuallyDrop::new(thing), device: device.clone() }
+    pub(super) fn of(thing: T, source: &'static str, device: &Arc<CudaDevice>) -> Self {
+        Overhead { thing: ManuallyDrop::new(thing), source, device: device.clone() }
     }
 }
 
@@ -113,9 +135,9 @@ impl<T> DerefMut for Overhead<T> {
 
 impl<T> Drop for Overhead<T> {
     fn drop(&mut self) {
-        let Overhead { thing, device } = self;
+        let Overhead { thing, source, device } = self;
         // SAFETY: this is the drop, which is once, and nobody looks at the thing behind it.
-        device.meter.count_off(|| device.free_and_backed(), || unsafe { ManuallyDrop::drop(thing) });
+        device.meter.count_off(source, || device.free_and_backed(), || unsafe { ManuallyDrop::drop(thing) });
     }
 }
 
@@ -127,7 +149,10 @@ impl<T: fmt::Debug> fmt::Debug for Overhead<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Barrier;
+    use std::sync::{
+        Barrier,
+        atomic::{AtomicU64, Ordering},
+    };
 
     use super::*;
 
@@ -168,9 +193,9 @@ mod tests {
                             // Room for another to come between.
                             std::thread::yield_now();
                         };
-                        meter.count(|| driver.left(), take).expect("it says");
+                        meter.count("handles", || driver.left(), take).expect("it says");
                         if round % 2 == 0 {
-                            meter.count_off(|| driver.left(), || driver.give(bytes));
+                            meter.count_off("handles", || driver.left(), || driver.give(bytes));
                         }
                     }
                 });
@@ -185,12 +210,25 @@ mod tests {
         let (driver, meter) = (Driver::default(), Meter::default());
         let left = || driver.left();
         // The first grows a pool, and the second finds room in it.
-        meter.count(left, || driver.take(Bytes::mib(2))).expect("it says");
-        meter.count(left, || ()).expect("it says");
-        meter.count_off(left, || ());
+        meter.count("kernels", left, || driver.take(Bytes::mib(2))).expect("it says");
+        meter.count("streams", left, || ()).expect("it says");
+        meter.count_off("kernels", left, || ());
         assert_eq!(meter.counted(), Bytes::mib(2), "the driver has given nothing back");
-        meter.count_off(left, || driver.give(Bytes::mib(2)));
+        assert_eq!(meter.by_source(), BTreeMap::from([("kernels", Bytes::mib(2)), ("streams", Bytes::ZERO)]));
+        meter.count_off("streams", left, || driver.give(Bytes::mib(2)));
         assert_eq!(meter.counted(), Bytes::ZERO);
+    }
+
+    #[test]
+    fn what_goes_is_counted_off_what_took_it_before_anything_else() {
+        let (driver, meter) = (Driver::default(), Meter::default());
+        let left = || driver.left();
+        meter.count("kernels", left, || driver.take(Bytes::mib(2))).expect("it says");
+        meter.count("streams", left, || driver.take(Bytes::mib(4))).expect("it says");
+        meter.count_off("streams", left, || driver.give(Bytes::mib(3)));
+        assert_eq!(meter.by_source(), BTreeMap::from([("kernels", Bytes::mib(2)), ("streams", Bytes::mib(1))]));
+        meter.count_off("streams", left, || driver.give(Bytes::mib(2)));
+        assert_eq!(meter.by_source(), BTreeMap::from([("kernels", Bytes::mib(1)), ("streams", Bytes::ZERO)]));
     }
 
     #[test]
@@ -198,8 +236,8 @@ mod tests {
         let (driver, meter) = (Driver::default(), Meter::default());
         let left = || driver.left();
         driver.take(Bytes::mib(100));
-        meter.count(left, || driver.take(Bytes::mib(2))).expect("it says");
-        meter.count_off(left, || driver.give(Bytes::mib(52)));
+        meter.count("handles", left, || driver.take(Bytes::mib(2))).expect("it says");
+        meter.count_off("handles", left, || driver.give(Bytes::mib(52)));
         assert_eq!(meter.counted(), Bytes::ZERO);
     }
 
@@ -208,6 +246,7 @@ mod tests {
         let (driver, meter) = (Driver::default(), Meter::default());
         let failed: Result<(), &str> = meter
             .count(
+                "kernels",
                 || driver.left(),
                 || {
                     driver.take(Bytes::mib(3));
@@ -217,8 +256,8 @@ mod tests {
             .expect("it says");
         assert_eq!((failed.is_err(), meter.counted()), (true, Bytes::mib(3)));
         let lost = || Err(DeviceError::Lost { reason: "gone".to_owned() });
-        meter.count_off(lost, || driver.give(Bytes::mib(3)));
+        meter.count_off("kernels", lost, || driver.give(Bytes::mib(3)));
         assert_eq!(meter.counted(), Bytes::mib(3));
-        meter.count(lost, || panic!("nothing is made where nobody says what it takes")).expect_err("it is lost");
+        meter.count("kernels", lost, || panic!("nothing is made where nobody says what it takes")).expect_err("it is lost");
     }
 }

@@ -1,0 +1,468 @@
+//! The profile under supervision on a whole card, with the shape of Qwen2.5-VL-7B: where every byte goes, a neighbour that
+//! comes while chats have pictures and while the model starts, cards with too little, and the loads that another server
+//! lost requests by. Without a GPU each story says so and ends.
+
+mod gpu;
+
+use std::{
+    fmt::Write as _,
+    ops::Range,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, OnceLock,
+        atomic::{AtomicBool, AtomicU32, Ordering::SeqCst},
+    },
+    time::{Duration, Instant, SystemTime},
+};
+
+use bursar_actors::{
+    chat::{Chat, ChatEvent, Image, ModelHandle},
+    engine::{LoadOptions, Progress, StartError},
+    event::{Event, Recorded},
+    profile::{AttemptReport, Phase, RESERVE_MAX},
+    runtime::{ModelSource, RuntimeError},
+};
+use bursar_budgets::{Bytes, Class, Device, DoesNotFit};
+use bursar_model::{Envelope, registry::random_checkpoint};
+use gpu::{
+    Stage, all_is_home, eventually, limit,
+    neighbour::{self, Neighbour},
+    options, story,
+};
+use tokio::task::{JoinHandle, JoinSet, block_in_place};
+
+/// As the test harness names it.
+const NEIGHBOUR: &str = "a_neighbour_takes_what_it_is_told_to";
+
+#[test]
+fn a_neighbour_takes_what_it_is_told_to() {
+    neighbour::live();
+}
+
+/// The model's.
+const NAME: &str = "seven";
+
+const LAYERS: u64 = 28;
+
+/// What an application asks for that says nothing: the envelope of a GPU, all of the card.
+fn full() -> LoadOptions {
+    LoadOptions { name: Some(NAME.into()), envelope: Some(Envelope::gpu()), requests: 512, ..options() }
+}
+
+/// A model that serves, and how it came to.
+struct Started {
+    model: ModelHandle,
+    begun: Instant,
+    phases: Vec<(Phase, Instant)>,
+    attempts: Vec<AttemptReport>,
+    ready: Instant,
+}
+
+impl Started {
+    fn told(&self) -> String {
+        let ends = self.phases.iter().skip(1).map(|(_, at)| *at).chain([self.ready]);
+        let mut told = format!("ready after {:.2} s:", (self.ready - self.begun).as_secs_f64());
+        for ((phase, at), end) in self.phases.iter().zip(ends) {
+            write!(told, " {phase} {:.3} s", (end - *at).as_secs_f64()).expect("into memory");
+        }
+        told
+    }
+}
+
+/// Starts the model; `at` hears of each phase as it begins.
+async fn start(
+    stage: &Stage,
+    options: LoadOptions,
+    at: impl Fn(Phase) + Send + Sync + 'static,
+) -> Result<Started, Arc<StartError>> {
+    let source = ModelSource::random(random_checkpoint("qwen2.5-vl-7b", 7).expect("a known shape"));
+    let heard: Arc<Mutex<(Vec<_>, Vec<_>)>> = Arc::default();
+    let (listening, begun) = (heard.clone(), Instant::now());
+    let listen = move |progress| match progress {
+        Progress::Phase(phase) => {
+            listening.lock().expect("nobody panics with it").0.push((phase, Instant::now()));
+            at(phase);
+        }
+        Progress::Attempt(report) => listening.lock().expect("nobody panics with it").1.push(report),
+        _ => {}
+    };
+    match stage.runtime.load_with(source, options, listen).await {
+        Ok(model) => {
+            let (phases, attempts) = std::mem::take(&mut *heard.lock().expect("nobody panics with it"));
+            Ok(Started { model, begun, phases, attempts, ready: Instant::now() })
+        }
+        Err(RuntimeError::Start(error)) => Err(error),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Keys and values, in tokens.
+async fn kv_tokens(model: &ModelHandle) -> usize {
+    model.serving().await.expect("it serves").kv_tokens
+}
+
+/// Random numbers of some quality.
+fn noise() -> &'static [u8] {
+    static NOISE: OnceLock<Vec<u8>> = OnceLock::new();
+    NOISE.get_or_init(|| {
+        let mut state = 88_172_645_463_325_252u64;
+        (0..32 << 20)
+            .map(|_| {
+                // Xorshift (Marsaglia 2003).
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                (state >> 24) as u8
+            })
+            .collect()
+    })
+}
+
+/// A number that no other call was given.
+fn fresh() -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    NEXT.fetch_add(1, SeqCst)
+}
+
+/// A question about a picture that nobody has seen, with a reply of so many tokens.
+fn shown((wide, high): (u32, u32), reply: usize) -> Chat {
+    let (bytes, first) = (3 * wide as usize * high as usize, 997 * fresh() as usize % (4 << 20));
+    let image = Image::from_rgb(wide, high, &noise()[first..first + bytes]).expect("as many bytes as pixels");
+    greedy(Chat::new().user("Describe.").image(image), reply)
+}
+
+/// A prompt of tokens that nobody has said.
+fn told(tokens: usize, reply: usize) -> Chat {
+    let first = fresh() as usize * 8192;
+    let id = |at: usize| 1000 + u32::from(noise()[at]) * 256 + u32::from(noise()[at + 1]);
+    greedy(Chat::from_tokens((first..).step_by(2).map(|at| id(at % (30 << 20))).take(tokens).collect::<Vec<_>>()), reply)
+}
+
+fn greedy(chat: Chat, reply: usize) -> Chat {
+    chat.temperature(0.0).max_tokens(reply).ignore_end()
+}
+
+/// Asks; what comes is as long as was asked for, and so are the scores.
+async fn ask(model: ModelHandle, chat: Chat, reply: usize, scores: Range<usize>) {
+    let mut events = model.chat(chat).await.expect("it is accepted");
+    let mut scored = 0;
+    while let Some(event) = events.next().await {
+        match event.expect("no request fails") {
+            ChatEvent::Prompt(prompt) => scored += prompt.len(),
+            ChatEvent::Token(score) => {
+                assert!(!score.top.is_empty());
+                scored += 1;
+            }
+            ChatEvent::Done { usage, .. } => {
+                assert_eq!(usage.completion_tokens, reply);
+                return assert!(scores.contains(&scored), "{scored} scores");
+            }
+            _ => {}
+        }
+    }
+    panic!("a reply has an end")
+}
+
+const NONE: Range<usize> = 0..1;
+
+/// All at once; gives how long they took.
+async fn ask_all(model: &ModelHandle, chats: Vec<Chat>, reply: usize, scores: Range<usize>) -> Duration {
+    let (begun, mut asked) = (Instant::now(), JoinSet::new());
+    for chat in chats {
+        asked.spawn(ask(model.clone(), chat, reply, scores.clone()));
+    }
+    while let Some(answered) = asked.join_next().await {
+        answered.expect("no request fails");
+    }
+    begun.elapsed()
+}
+
+/// So many users, each of whom shows one picture after the other.
+struct Users {
+    enough: Arc<AtomicBool>,
+    answered: Arc<AtomicU32>,
+    users: Vec<JoinHandle<()>>,
+}
+
+impl Users {
+    fn come(count: usize, model: &ModelHandle) -> Users {
+        let (enough, answered) = (Arc::<AtomicBool>::default(), Arc::<AtomicU32>::default());
+        let user = |_| {
+            let (model, enough, answered) = (model.clone(), enough.clone(), answered.clone());
+            tokio::spawn(async move {
+                while !enough.load(SeqCst) {
+                    ask(model.clone(), shown((1036, 1036), 64), 64, NONE).await;
+                    answered.fetch_add(1, SeqCst);
+                }
+            })
+        };
+        let users = (0..count).map(user).collect();
+        Users { enough, answered, users }
+    }
+
+    /// They finish what they have begun; gives how many requests were answered.
+    async fn go(self) -> u32 {
+        self.enough.store(true, SeqCst);
+        for user in self.users {
+            user.await.expect("no request fails");
+        }
+        self.answered.load(SeqCst)
+    }
+}
+
+/// What keys and values gave up, and how long that was behind its decision.
+fn yields(heard: &[Recorded]) -> Vec<(Bytes, Duration)> {
+    let (mut decided, mut found) = (None::<SystemTime>, Vec::new());
+    for recorded in heard {
+        match &recorded.event {
+            Event::Shrink { .. } => drop(decided.get_or_insert(recorded.at)),
+            Event::LeaseResized { class: Class::Kv, from, to, .. } if to < from => {
+                if let Some(since) = decided.take() {
+                    found.push((*from - *to, recorded.at.duration_since(since).unwrap_or_default()));
+                }
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+/// Everything that happens to the memory from now on.
+fn listen(stage: &Stage) -> impl AsyncFnOnce() -> Vec<Recorded> {
+    let mut events = stage.runtime.events();
+    let (over, mut is_over) = tokio::sync::oneshot::channel::<()>();
+    let listener = tokio::spawn(async move {
+        let mut heard = Vec::new();
+        loop {
+            tokio::select! {
+                biased;
+                event = events.next() => heard.push(event.expect("the runtime lives").expect("nothing is missed")),
+                _ = &mut is_over => return heard,
+            }
+        }
+    });
+    async move || {
+        drop(over);
+        listener.await.expect("no panic")
+    }
+}
+
+/// Nobody was refused memory, and nothing started again.
+fn nothing_broke(heard: &[Recorded]) {
+    for recorded in heard {
+        let is_bad = matches!(recorded.event, Event::Oom { .. } | Event::Restart { .. } | Event::Failed { .. });
+        assert!(!is_bad, "{recorded:?}");
+    }
+}
+
+#[test]
+fn a_start_takes_the_whole_card_and_every_byte_of_it_has_a_name() {
+    story(async |stage| {
+        let before = stage.measured().await;
+        let folder: PathBuf = std::env::temp_dir().join(format!("bursar-drills-{}", std::process::id()));
+        let mut sizes = Vec::new();
+        for is_warm in [false, true] {
+            let options = LoadOptions { profiles: Some(folder.clone()), ..full() };
+            let started = start(&stage, options, |_| {}).await.expect("it starts");
+            let serving = started.model.serving().await.expect("it serves");
+            assert_eq!(serving.is_warm, is_warm);
+            println!("{}, {} tokens of keys and values", started.told(), serving.kv_tokens);
+            sizes.push(serving.kv_tokens);
+            let (now, free) = (stage.measured().await, stage.device.memory().expect("it says").free);
+            println!("{now}\nfree by the driver {free}");
+            for (corner, peak) in &serving.record.peaks {
+                println!("{peak:>12} planned and measured: {corner}");
+            }
+            let sources = stage.device.overhead_by_source();
+            sources.iter().for_each(|(source, bytes)| println!("{bytes:>12} of overhead: {source}"));
+            assert_eq!(sources.iter().map(|(_, bytes)| *bytes).sum::<Bytes>(), now.overhead);
+            let (reserve, rounding) = (RESERVE_MAX.min(Bytes(now.total.0 / 64)), Bytes::mib(2 * LAYERS));
+            assert!((reserve..=reserve + rounding).contains(&now.free), "{} are free beside the canary", now.free);
+            assert_eq!(now.canary, now.canary_wanted);
+            let by_ledger = now.free + now.canary;
+            assert_eq!(free, by_ledger, "what the ledger calls free is free");
+            let ours = now.granted + now.overhead;
+            let by_driver = stage.device.process_bytes();
+            println!("ours {ours}, by the driver {}", by_driver.map_or("unknown".to_owned(), |bytes| bytes.to_string()));
+            assert!(by_driver.is_none_or(|bytes| bytes <= ours), "some is in no lease");
+            ask_all(&started.model, (0..8).map(|_| shown((1036, 1036), 16)).collect(), 16, NONE).await;
+            let later = stage.measured().await;
+            assert_eq!((later.granted, later.overhead), (now.granted, now.overhead), "nothing was taken for requests");
+            stage.runtime.unload(NAME).await.expect("it unloads");
+            all_is_home(&stage, &before).await;
+        }
+        assert_eq!(sizes[0], sizes[1]);
+        std::fs::remove_dir_all(folder).expect("it was made");
+    });
+}
+
+#[test]
+fn a_neighbour_gets_one_eight_and_forty_gibibytes_beside_64_chats_with_pictures_and_gives_them_back() {
+    story(async |stage| {
+        let started = start(&stage, full(), |_| {}).await.expect("it starts");
+        let model = &started.model;
+        let before = stage.measured().await;
+        let kv = async || stage.snapshot().await.of_class(&Class::Kv);
+        let has_its_canary = async || {
+            let now = stage.snapshot().await;
+            now.canary == now.canary_wanted
+        };
+        let (wants, mut neighbour) = ([1, 8, 40].map(Bytes::gib), Neighbour::moves_in(NEIGHBOUR));
+        // Nobody asks anything at first, then 64 do.
+        for users in [0, 64] {
+            let (users, heard) = (Users::come(users, model), listen(&stage));
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            for wanted in wants {
+                let begun = Instant::now();
+                eventually("the neighbour has it", async || block_in_place(|| neighbour.hold(wanted)) == wanted).await;
+                let had = begun.elapsed();
+                eventually("the canary is whole", has_its_canary).await;
+                let (now, answered) = (stage.measured().await, users.answered.load(SeqCst));
+                println!("{wanted} after {had:?}, quiet after {:?}, {answered} answers\n{now}", begun.elapsed());
+                assert!(now.foreign >= wanted && now.deficit.is_zero(), "{now}");
+            }
+            assert!(kv().await + Bytes::gib(38) < before.of_class(&Class::Kv));
+            block_in_place(|| neighbour.hold(Bytes::ZERO));
+            let went = Instant::now();
+            eventually("all is regained", async || kv().await == before.of_class(&Class::Kv)).await;
+            println!("regained after {:?}", went.elapsed());
+            let answered = users.go().await;
+            let heard = heard().await;
+            nothing_broke(&heard);
+            let yields = yields(&heard);
+            for (bytes, after) in &yields {
+                println!("gave up {bytes} in {:.1} ms", after.as_secs_f64() * 1e3);
+            }
+            println!("{answered} answers, {} times less, {} events", yields.len(), heard.len());
+        }
+        drop(neighbour);
+        stage.runtime.unload(NAME).await.expect("it unloads");
+    });
+}
+
+#[test]
+fn the_loads_that_ended_another_server_beside_a_neighbour_lose_nothing() {
+    story(async |stage| {
+        let started = start(&stage, full(), |_| {}).await.expect("it starts");
+        let (model, heard) = (&started.model, listen(&stage));
+        let mut neighbour = Neighbour::moves_in(NEIGHBOUR);
+        let wanted = Bytes::mib(7680);
+        eventually("the neighbour has it", async || block_in_place(|| neighbour.hold(wanted)) == wanted).await;
+        // And all that it finds then, but for what it left the other server.
+        let free = block_in_place(|| neighbour.leave(Bytes::mib(200)));
+        println!("{free} are free beside the neighbour");
+        let scored = |_| told(2048, 32).temperature(1.0).top_p(0.9).top_k(50).log_probabilities(5);
+        let loads = [
+            ("64 pictures of 1036 x 1036", (0..64).map(|_| shown((1036, 1036), 16)).collect(), 16, NONE),
+            ("8 pictures of 2520 x 2520", (0..8).map(|_| shown((2520, 2520), 4)).collect(), 4, NONE),
+            ("256 prompts of 2,048 with log-probabilities", (0..256).map(scored).collect(), 32, 32..33),
+            ("log-probabilities of 8,000 tokens", vec![told(8000, 2).prompt_log_probabilities(1)], 2, 7999..8001),
+        ];
+        for (what, chats, reply, scores) in loads {
+            let took = ask_all(model, chats, reply, scores).await;
+            let free = stage.device.memory().expect("it says").free;
+            println!("{what}: {:.2} s, {free} free", took.as_secs_f64());
+        }
+        nothing_broke(&heard().await);
+        let now = stage.measured().await;
+        println!("{now}");
+        assert!(now.deficit.is_zero() && now.foreign >= wanted, "{now}");
+        drop(neighbour);
+        stage.runtime.unload(NAME).await.expect("it unloads");
+    });
+}
+
+#[test]
+fn two_gibibytes_to_spare_are_enough_and_with_200_mebibytes_too_little_what_the_error_says_starts() {
+    story(async |stage| {
+        let before = stage.measured().await;
+        let mut neighbour = Neighbour::moves_in(NEIGHBOUR);
+        let (left, first) = too_little(&stage, &mut neighbour, Bytes::gib(4)).await;
+        // What the plan cannot lease: the canary, and what kernels take.
+        let enough = first.needed + left.saturating_sub(first.available);
+        for name in first.knobs.iter().map(|knob| &knob.name).filter(|name| *name != "free device memory") {
+            let (_, error) = too_little(&stage, &mut neighbour, enough - Bytes::mib(200)).await;
+            let knob = error.knobs.iter().find(|knob| knob.name == *name).expect("the same are named");
+            let Some(value) = &knob.would_fit else { continue };
+            let mut envelope = Envelope::gpu();
+            *limit(&mut envelope, name) = value.parse().expect("a limit is a number");
+            let started = start(&stage, LoadOptions { envelope: Some(envelope), ..full() }, |_| {}).await;
+            let started = started.unwrap_or_else(|error| panic!("{name} {value}: {error}; {}", error.hint()));
+            println!("{name} {value} instead of {}: {}", knob.now, started.told());
+            ask_all(&started.model, (0..4).map(|_| told(100, 8)).collect(), 8, NONE).await;
+            stage.runtime.unload(NAME).await.expect("it unloads");
+            all_is_home(&stage, &before).await;
+        }
+        let left = neighbour.leave(enough + Bytes::gib(2));
+        let started = start(&stage, full(), |_| {}).await.expect("there is room");
+        println!("{left} are left: {}, {} tokens", started.told(), kv_tokens(&started.model).await);
+        println!("{}", stage.measured().await);
+        ask_all(&started.model, (0..16).map(|_| shown((1036, 1036), 16)).collect(), 16, NONE).await;
+        drop(neighbour);
+        stage.runtime.unload(NAME).await.expect("it unloads");
+        all_is_home(&stage, &before).await;
+    });
+}
+
+/// Starts with so much left; gives what really was, and what the start said.
+async fn too_little(stage: &Stage, neighbour: &mut Neighbour, left: Bytes) -> (Bytes, DoesNotFit) {
+    let left = neighbour.leave(left);
+    let error = start(stage, full(), |_| {}).await.map(drop).expect_err("there is too little");
+    println!("{left} are left: {error}; {}", error.hint());
+    let StartError::DoesNotFit(error) = &*error else { panic!("{error}") };
+    (left, error.clone())
+}
+
+#[test]
+fn a_neighbour_that_comes_in_any_phase_of_a_start_costs_tokens_and_not_the_start() {
+    story(async |stage| {
+        let before = stage.measured().await;
+        for phase in [Phase::Load, Phase::Probe, Phase::Capture, Phase::Back, Phase::Validate] {
+            let neighbour = Arc::new(Mutex::new(Neighbour::moves_in(NEIGHBOUR)));
+            let (is_ready, taking) = (Arc::<AtomicBool>::default(), Arc::new(Mutex::new(None)));
+            let at = {
+                let (neighbour, is_ready, taking) = (neighbour.clone(), is_ready.clone(), taking.clone());
+                move |begun: Phase| {
+                    let mut taking = taking.lock().expect("nobody panics with it");
+                    if begun == phase && taking.is_none() {
+                        let (neighbour, is_ready) = (neighbour.clone(), is_ready.clone());
+                        // Beside the start, and not in its way.
+                        *taking = Some(std::thread::spawn(move || take_in_steps(&neighbour, &is_ready)));
+                    }
+                }
+            };
+            let started = start(&stage, full(), at).await.unwrap_or_else(|error| panic!("{phase}: {error}"));
+            is_ready.store(true, SeqCst);
+            let taking = taking.lock().expect("nobody panics with it").take().expect("the phase has begun");
+            let held = block_in_place(|| taking.join().expect("the neighbour goes on"));
+            let tokens = kv_tokens(&started.model).await;
+            println!("{phase}: a neighbour has {held}; {}, {tokens} tokens", started.told());
+            for AttemptReport { attempt, target_tokens, phase, outcome } in &started.attempts {
+                println!("  attempt {attempt} of {target_tokens} tokens came to {phase}: {outcome:?}");
+            }
+            ask_all(&started.model, (0..64).map(|_| shown((1036, 1036), 16)).collect(), 16, NONE).await;
+            eventually("the canary is whole", async || {
+                let now = stage.measured().await;
+                now.canary == now.canary_wanted && now.deficit.is_zero()
+            })
+            .await;
+            drop(started);
+            stage.runtime.unload(NAME).await.expect("it unloads");
+            drop(Arc::into_inner(neighbour).expect("the start is over").into_inner().expect("nobody panicked with it"));
+            all_is_home(&stage, &before).await;
+        }
+    });
+}
+
+/// 1, 8 and 40 GiB, or what there is of that until somebody is ready; gives what it has then.
+fn take_in_steps(neighbour: &Mutex<Neighbour>, is_ready: &AtomicBool) -> Bytes {
+    let mut neighbour = neighbour.lock().expect("nobody panics with it");
+    let mut held = Bytes::ZERO;
+    for wanted in [1, 8, 40].map(Bytes::gib) {
+        while held < wanted && !is_ready.load(SeqCst) {
+            held = neighbour.hold(wanted);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+    held
+}
