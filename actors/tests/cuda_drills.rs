@@ -135,7 +135,10 @@ fn shown((wide, high): (u32, u32), reply: usize) -> Chat {
 fn told(tokens: usize, reply: usize) -> Chat {
     let first = fresh() as usize * 8192;
     let id = |at: usize| 1000 + u32::from(noise()[at]) * 256 + u32::from(noise()[at + 1]);
-    greedy(Chat::from_tokens((first..).step_by(2).map(|at| id(at % (30 << 20))).take(tokens).collect::<Vec<_>>()), reply)
+    greedy(
+        Chat::from_tokens((first..).step_by(2).map(|at| id(at % (30 << 20))).take(tokens).collect::<Vec<_>>()),
+        reply,
+    )
 }
 
 fn greedy(chat: Chat, reply: usize) -> Chat {
@@ -281,13 +284,22 @@ fn a_start_takes_the_whole_card_and_every_byte_of_it_has_a_name() {
             assert_eq!(now.canary, now.canary_wanted);
             let by_ledger = now.free + now.canary;
             assert_eq!(free, by_ledger, "what the ledger calls free is free");
-            let ours = now.granted + now.overhead;
-            let by_driver = stage.device.process_bytes();
-            println!("ours {ours}, by the driver {}", by_driver.map_or("unknown".to_owned(), |bytes| bytes.to_string()));
-            assert!(by_driver.is_none_or(|bytes| bytes <= ours), "some is in no lease");
+            // What it held before it had a model is the driver's own.
+            println!("{} more are foreign than before", now.foreign.saturating_sub(before.foreign));
+            assert!(now.foreign <= before.foreign + Bytes::mib(2), "some is in no lease");
+            let drift = async || {
+                let Some(ours) = stage.device.process_bytes() else {
+                    println!("drift is not looked at: this driver does not tell processes apart");
+                    return Bytes::ZERO;
+                };
+                let now = stage.snapshot().await;
+                ours.saturating_sub(now.granted + now.overhead)
+            };
+            assert_eq!(drift().await, Bytes::ZERO, "some is in no lease");
             ask_all(&started.model, (0..8).map(|_| shown((1036, 1036), 16)).collect(), 16, NONE).await;
             let later = stage.measured().await;
             assert_eq!((later.granted, later.overhead), (now.granted, now.overhead), "nothing was taken for requests");
+            assert_eq!(drift().await, Bytes::ZERO, "nor beside the ledger");
             stage.runtime.unload(NAME).await.expect("it unloads");
             all_is_home(&stage, &before).await;
         }
@@ -331,9 +343,9 @@ fn a_neighbour_gets_one_eight_and_forty_gibibytes_beside_64_chats_with_pictures_
             nothing_broke(&heard);
             let yields = yields(&heard);
             for (bytes, after) in &yields {
-                println!("gave up {bytes} in {:.1} ms", after.as_secs_f64() * 1e3);
+                print!("{bytes} in {:.0} ms, ", after.as_secs_f64() * 1e3);
             }
-            println!("{answered} answers, {} times less, {} events", yields.len(), heard.len());
+            println!("given up in {} changes; {answered} answers", yields.len());
         }
         drop(neighbour);
         stage.runtime.unload(NAME).await.expect("it unloads");
@@ -418,7 +430,7 @@ fn a_neighbour_that_comes_in_any_phase_of_a_start_costs_tokens_and_not_the_start
     story(async |stage| {
         let before = stage.measured().await;
         for phase in [Phase::Load, Phase::Probe, Phase::Capture, Phase::Back, Phase::Validate] {
-            let neighbour = Arc::new(Mutex::new(Neighbour::moves_in(NEIGHBOUR)));
+            let neighbour = Arc::new(Mutex::new(Some(Neighbour::moves_in(NEIGHBOUR))));
             let (is_ready, taking) = (Arc::<AtomicBool>::default(), Arc::new(Mutex::new(None)));
             let at = {
                 let (neighbour, is_ready, taking) = (neighbour.clone(), is_ready.clone(), taking.clone());
@@ -448,15 +460,16 @@ fn a_neighbour_that_comes_in_any_phase_of_a_start_costs_tokens_and_not_the_start
             .await;
             drop(started);
             stage.runtime.unload(NAME).await.expect("it unloads");
-            drop(Arc::into_inner(neighbour).expect("the start is over").into_inner().expect("nobody panicked with it"));
+            drop(neighbour.lock().expect("nobody panics with it").take());
             all_is_home(&stage, &before).await;
         }
     });
 }
 
 /// 1, 8 and 40 GiB, or what there is of that until somebody is ready; gives what it has then.
-fn take_in_steps(neighbour: &Mutex<Neighbour>, is_ready: &AtomicBool) -> Bytes {
+fn take_in_steps(neighbour: &Mutex<Option<Neighbour>>, is_ready: &AtomicBool) -> Bytes {
     let mut neighbour = neighbour.lock().expect("nobody panics with it");
+    let neighbour = neighbour.as_mut().expect("it is there");
     let mut held = Bytes::ZERO;
     for wanted in [1, 8, 40].map(Bytes::gib) {
         while held < wanted && !is_ready.load(SeqCst) {

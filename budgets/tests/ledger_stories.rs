@@ -188,14 +188,14 @@ fn nobody_is_ordered_below_what_its_owner_keeps_and_the_next_gives_the_rest() {
 fn an_order_that_was_lost_is_said_again_when_it_is_asked_for() {
     let mut ledger = ledger();
     let kv = hold(&mut ledger, 1, request("kv", Class::Kv, 900));
-    assert!(ledger.step(Input::Remind).is_empty(), "nothing is short");
+    assert!(ledger.step(Input::Remind { ahead: Bytes::ZERO }).is_empty(), "nothing is short");
     let effects = ledger.step(Input::Foreign(Bytes(300)));
     assert_eq!(effects.len(), 2, "{effects:?}");
     assert!(ledger.step(Input::Foreign(Bytes(300))).is_empty(), "it is said once");
-    assert_eq!(ledger.step(Input::Remind), effects);
+    assert_eq!(ledger.step(Input::Remind { ahead: Bytes::ZERO }), effects);
     ledger.step(Input::Resize { id: RequestId(2), lease: kv, to: Bytes(800), wait: false, passed: true });
     let said = Effect::Deficit { short_by: Bytes(100), uncovered: Bytes(0) };
-    assert_eq!(ledger.step(Input::Remind)[0], said, "what is left of it");
+    assert_eq!(ledger.step(Input::Remind { ahead: Bytes::ZERO })[0], said, "what is left of it");
 }
 
 #[test]
@@ -203,18 +203,18 @@ fn what_the_canary_gave_is_asked_back_from_elastic_leases() {
     let mut ledger = ledger();
     let kv = hold(&mut ledger, 1, request("kv", Class::Kv, 700));
     ledger.step(Input::Canary(Bytes(200)));
-    assert!(ledger.step(Input::Remind).is_empty(), "it is whole");
+    assert!(ledger.step(Input::Remind { ahead: Bytes::ZERO }).is_empty(), "it is whole");
     // A neighbour can take no more than is free: the canary's.
     assert_eq!(ledger.step(Input::Foreign(Bytes(260))), [Effect::CanaryGiven { bytes: Bytes(200) }]);
     let order = |to| Effect::GiveUp { lease: kv, owner: Owner::new("kv", 0), class: Class::Kv, to: Bytes(to) };
-    assert_eq!(ledger.step(Input::Remind), [order(540)]);
+    assert_eq!(ledger.step(Input::Remind { ahead: Bytes::ZERO }), [order(540)]);
     let shrink = Input::Resize { id: RequestId(2), lease: kv, to: Bytes(540), wait: false, passed: true };
     assert!(ledger.step(shrink).contains(&Effect::CanaryTaken { bytes: Bytes(200) }));
     // With more than that, rule 1 comes first: 100 can be given, of which 50 make it true.
     ledger.step(Input::Floor { lease: kv, to: Bytes(440) });
     ledger.step(Input::Foreign(Bytes(510)));
     let said = Effect::Deficit { short_by: Bytes(50), uncovered: Bytes(0) };
-    assert_eq!(ledger.step(Input::Remind), [said, order(440)]);
+    assert_eq!(ledger.step(Input::Remind { ahead: Bytes::ZERO }), [said, order(440)]);
 }
 
 #[test]

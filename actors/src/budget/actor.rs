@@ -9,7 +9,7 @@ use bursar_budgets::{
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::time::Instant;
 
-use super::{BudgetMessage, Desk, Order, Regrowth, WatchOptions, desk::Note, tally};
+use super::{BudgetMessage, Desk, Haste, Order, Regrowth, WatchOptions, desk::Note, tally};
 use crate::{
     event::{Event, Leased},
     metric::DeviceLabel,
@@ -54,8 +54,9 @@ pub struct BudgetState {
     runtime: Option<ActorRef<RuntimeMessage>>,
     watch: WatchOptions,
     regrowth: Regrowth,
-    /// When the canary was last owed, as far as looks have seen.
-    pressed: Option<Instant>,
+    /// What the last look saw our process hold beside leases and overhead.
+    drifted: Bytes,
+    haste: Haste,
     born: Instant,
     /// The device's, for metrics.
     name: DeviceLabel,
@@ -107,7 +108,8 @@ impl Actor for BudgetActor {
             runtime,
             watch,
             regrowth: Regrowth::new(watch.patience),
-            pressed: None,
+            drifted: Bytes::ZERO,
+            haste: Haste::default(),
             born: Instant::now(),
             shown: None,
             all_shown: None,
@@ -117,7 +119,9 @@ impl Actor for BudgetActor {
         // Before the first grant: others may live on this card.
         state.look_at_overhead();
         if let Some(memory) = state.measure()? {
-            state.show_look(memory, state.drift());
+            let drift = state.drift();
+            state.drifted = drift.unwrap_or_default();
+            state.show_look(memory, drift);
         }
         state.tell_of_canary();
         state.desk.seat(myself.clone());
@@ -165,6 +169,7 @@ impl Actor for BudgetActor {
                 reply.answer(state.move_gate(model, to));
             }
             BudgetMessage::Available(reply) => {
+                state.adopt_drift();
                 state.measure()?;
                 reply.answer(state.ledger.available(Memory::Device));
             }
@@ -185,7 +190,7 @@ impl Actor for BudgetActor {
             BudgetMessage::Poll => state.polling = false,
             BudgetMessage::Look => {
                 state.look()?;
-                let since = state.pressed.map(|pressed| pressed.elapsed());
+                let since = state.haste.since(state.born.elapsed());
                 myself.send_after(state.watch.pause(since), || BudgetMessage::Look);
             }
             BudgetMessage::Drill(drill) => return Err(drill.strike().into()),

@@ -5,6 +5,7 @@ mod core;
 mod desk;
 mod elastic;
 mod handle;
+mod haste;
 mod message;
 mod tally;
 
@@ -14,4 +15,5 @@ pub use desk::Desk;
 pub use elastic::{Elastic, Order, WatchOptions};
 pub(crate) use handle::NO_MODEL;
 pub use handle::{Budget, LeaseError};
+pub use haste::{Haste, Pressure};
 pub use message::BudgetMessage;

@@ -96,10 +96,16 @@ pub trait Device: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// All that our process holds of it by the driver's own count, under leases or not; none where the driver does not
-    /// tell processes apart. What exceeds leases and overhead is drift.
+    /// All that our process has taken of it since this was made, by the driver's own count, under leases or not; none where
+    /// the driver does not tell processes apart. What exceeds leases and overhead is drift.
     fn process_bytes(&self) -> Option<Bytes> {
         None
+    }
+
+    /// Counts as overhead what our process was found to hold beside leases: what libraries load when they are used first,
+    /// and no one place in a program sees.
+    fn count_overhead(&self, source: &'static str, bytes: Bytes) {
+        let _ = (source, bytes);
     }
 
     /// Takes addresses, and no memory, for this many bytes.

@@ -65,7 +65,10 @@ pub enum Input {
     },
     /// While rule 1 is untrue or the canary is owed, says who gives up what until it is whole again; what was said before
     /// too, for owners that have come since, or that have lost an order with an actor that died.
-    Remind,
+    Remind {
+        /// So much more than is owed is to be given up, for a neighbour that goes on taking.
+        ahead: Bytes,
+    },
     /// What our process uses outside leases now.
     Overhead(Bytes),
     /// How much to keep free of use.

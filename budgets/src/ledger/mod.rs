@@ -197,7 +197,7 @@ impl Ledger {
                     entry.floor = to;
                 }
             }
-            Input::Remind => self.remind(&mut effects),
+            Input::Remind { ahead } => self.remind(ahead, &mut effects),
             Input::Overhead(bytes) => self.device.overhead = bytes,
             Input::Canary(bytes) => self.device.canary_wanted = bytes,
             Input::Gate { model, to } => self.move_gate(model, to, &mut effects),
@@ -228,7 +228,12 @@ impl Ledger {
 
     /// Whether a model is being sized: a gate is open.
     pub fn is_profiling(&self) -> bool {
-        self.gates.values().any(|post| post.gate == Gate::Open)
+        self.profiling() > 0
+    }
+
+    /// How many models are being sized.
+    pub fn profiling(&self) -> usize {
+        self.gates.values().filter(|post| post.gate == Gate::Open).count()
     }
 
     /// How many requests wait for this memory.

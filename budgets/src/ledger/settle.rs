@@ -131,16 +131,18 @@ impl Ledger {
         effects.append(&mut orders);
     }
 
-    /// Says who gives up what until rule 1 is true and the canary is whole, and the deficit if there is one.
-    pub(super) fn remind(&self, effects: &mut Vec<Effect>) {
+    /// Says who gives up what until rule 1 is true, the canary is whole and `ahead` is free, and the deficit if there is
+    /// one.
+    pub(super) fn remind(&self, ahead: Bytes, effects: &mut Vec<Effect>) {
         let (short_by, owed) = (self.device.deficit(), self.device.owed());
         if owed.is_zero() {
             return;
         }
-        let (uncovered, mut orders) = self.orders(owed);
+        let wanted = owed.saturating_add(ahead);
+        let (uncovered, mut orders) = self.orders(wanted);
         if !short_by.is_zero() {
             // What is given up makes rule 1 true first, and then the canary whole.
-            effects.push(Effect::Deficit { short_by, uncovered: uncovered.saturating_sub(owed - short_by) });
+            effects.push(Effect::Deficit { short_by, uncovered: uncovered.saturating_sub(wanted - short_by) });
         }
         effects.append(&mut orders);
     }

@@ -2,11 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use bursar_budgets::{Bytes, DeviceError, DeviceMemory, Input, LeaseId, LeaseMeter, Memory};
-use tokio::time::Instant;
-
 use super::BudgetState;
-use crate::budget::{Elastic, Look, Order, Wanting};
+use crate::budget::{Elastic, Look, Order, Pressure, Wanting};
+use bursar_budgets::{Account, Bytes, DeviceError, DeviceMemory, Input, LeaseId, LeaseMeter, Memory};
 
 impl BudgetState {
     /// Once in a while: what other processes have taken or given back, orders that are not obeyed yet, what may grow, and
@@ -20,14 +18,32 @@ impl BudgetState {
             false => self.measure()?,
         };
         let Some(memory) = memory else { return Ok(()) };
-        if !self.ledger.account(Memory::Device).owed().is_zero() {
-            self.pressed = Some(Instant::now());
-            self.step(Input::Remind);
+        let account = *self.ledger.account(Memory::Device);
+        if !account.owed().is_zero() {
+            let Account { foreign, canary_wanted: canary, total, .. } = account;
+            let seen = Pressure { at: self.born.elapsed(), foreign, canary, total };
+            let ahead = self.haste.ahead(seen, self.watch.every);
+            self.step(Input::Remind { ahead });
         }
         self.offer_growth();
         let drift = if is_profiling { None } else { self.drift() };
+        self.drifted = drift.unwrap_or(self.drifted);
         self.show_look(memory, drift);
         Ok(())
+    }
+
+    /// What came to be held beside leases while a model was sized is overhead from now on: kernels that libraries load when
+    /// they are first used, and no one place in a program sees. By then all that was measured for a lease is leased, of
+    /// this model; of two that are sized at once nobody knows.
+    pub(super) fn adopt_drift(&mut self) {
+        if self.ledger.profiling() != 1 {
+            return;
+        }
+        let came = self.drift().unwrap_or_default().saturating_sub(self.drifted);
+        if !came.is_zero() {
+            self.device.count_overhead("loaded at first use", came);
+            self.look_at_overhead();
+        }
     }
 
     /// What other processes hold at least: what is used and is none of ours. A lease that pays for something without
@@ -99,7 +115,7 @@ impl BudgetState {
         if self.ledger.holding(lease).is_some() {
             self.step(Input::Floor { lease, to: elastic.floor });
             self.desk.books().elastic.insert(lease, elastic);
-            self.step(Input::Remind);
+            self.step(Input::Remind { ahead: Bytes::ZERO });
         }
     }
 

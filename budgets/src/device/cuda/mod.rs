@@ -67,6 +67,9 @@ pub struct CudaDevice {
     page: Bytes,
     /// The context and the spare, which are there as long as this is.
     context_bytes: Bytes,
+    /// What the driver's count of this process leaves out: what it holds of the context for itself. Below zero where the
+    /// process had something of the device before. None where it does not know the process.
+    uncounted: Option<i64>,
     /// What was made beside leases since.
     meter: Meter,
     allocations: AtomicU64,
@@ -133,6 +136,7 @@ impl CudaDevice {
             nvml,
             page: Bytes(page),
             context_bytes: Bytes::ZERO,
+            uncounted: None,
             meter: Meter::default(),
             allocations: AtomicU64::default(),
             pinned: AtomicU64::default(),
@@ -145,6 +149,8 @@ impl CudaDevice {
         let after = driver::memory()?.free;
         // Without that library the context counts as foreign.
         opened.context_bytes = before.map_or(carve::SPARE, |before| before.saturating_sub(after));
+        let counted = opened.nvml.as_ref().and_then(Nvml::process_bytes);
+        opened.uncounted = counted.map(|counted| opened.context_bytes.0 as i64 - counted.0 as i64);
         Ok(opened)
     }
 
@@ -159,8 +165,9 @@ impl CudaDevice {
     }
 
     /// Makes what takes memory that no lease can hold (loaded modules, library handles, streams), and counts as overhead
-    /// of `source` what is free no longer until it goes: a ledger that looks at [`Device::overhead`] before each grant knows it. What
-    /// another process takes at that moment is counted too. One thread at a time does this.
+    /// of `source` what is free no longer until it goes: a ledger that looks at [`Device::overhead`] before each grant
+    /// knows it. Where the driver does not tell processes apart, what another one takes at that moment is counted too. One
+    /// thread at a time does this.
     ///
     /// # Errors
     /// What `make` says, or that the driver does not say how much is free. What the driver keeps of an attempt that failed
@@ -191,10 +198,13 @@ impl CudaDevice {
         self.meter.in_turn(work)
     }
 
-    /// What is neither overhead nor foreign. Nothing is backed or unbacked while it is looked at.
+    /// What is neither overhead nor foreign. Nothing is backed or unbacked while it is looked at, and what other processes
+    /// take and give meanwhile does not matter where the driver tells processes apart.
     fn free_and_backed(&self) -> Result<Bytes, DeviceError> {
         let state = self.lock();
-        Ok(self.memory()?.free + state.counts.backed)
+        let memory = self.memory()?;
+        let free = self.process_bytes().map_or(memory.free, |ours| memory.total.saturating_sub(ours));
+        Ok(free + state.counts.backed)
     }
 
     /// Makes the device's context that of the calling thread, for code that calls the driver itself.
@@ -444,7 +454,12 @@ impl Device for CudaDevice {
     }
 
     fn process_bytes(&self) -> Option<Bytes> {
-        self.nvml.as_ref()?.process_bytes()
+        let counted = self.nvml.as_ref()?.process_bytes()?.0 as i64;
+        Some(Bytes((counted + self.uncounted?).max(0) as u64))
+    }
+
+    fn count_overhead(&self, source: &'static str, bytes: Bytes) {
+        self.meter.add(source, bytes);
     }
 
     fn reserve(&self, bytes: Bytes) -> Result<Address, DeviceError> {

@@ -64,8 +64,13 @@ impl Meter {
         work: impl FnOnce() -> T,
     ) -> Result<T, DeviceError> {
         let (outcome, taken) = self.taken_by(left, work)?;
-        *self.lock().entry(source).or_default() += taken;
+        self.add(source, taken);
         Ok(outcome)
+    }
+
+    /// Counts what was found elsewhere.
+    pub(super) fn add(&self, source: &'static str, bytes: Bytes) {
+        *self.lock().entry(source).or_default() += bytes;
     }
 
     /// Does `work`, which lets go of what `source` took, and counts no longer what is left again, of that source first: at
@@ -258,6 +263,8 @@ mod tests {
         let lost = || Err(DeviceError::Lost { reason: "gone".to_owned() });
         meter.count_off("kernels", lost, || driver.give(Bytes::mib(3)));
         assert_eq!(meter.counted(), Bytes::mib(3));
-        meter.count("kernels", lost, || panic!("nothing is made where nobody says what it takes")).expect_err("it is lost");
+        meter
+            .count("kernels", lost, || panic!("nothing is made where nobody says what it takes"))
+            .expect_err("it is lost");
     }
 }
