@@ -169,7 +169,7 @@ impl Actor for BudgetActor {
                 reply.answer(state.move_gate(model, to));
             }
             BudgetMessage::Available(reply) => {
-                state.adopt_drift();
+                state.adopt_what_was_loaded();
                 state.measure()?;
                 reply.answer(state.ledger.available(Memory::Device));
             }
@@ -314,6 +314,8 @@ impl BudgetState {
     }
 
     fn move_gate(&mut self, model: Label, to: Gate) -> Result<(), GateError> {
+        // The largest inputs have run, also at the final size.
+        self.adopt_what_was_loaded();
         let mut outcome = Ok(());
         for effect in self.ledger.step(Input::Gate { model, to }) {
             match effect {
@@ -400,7 +402,10 @@ impl BudgetState {
                 books.watch.revoke(lease, self.device.fence_here());
             }
             Effect::Freed { lease, .. } => self.forget(lease),
-            Effect::OwnerCleared { owner } => self.answer_cleared(&owner),
+            Effect::OwnerCleared { owner } => {
+                self.adopt_what_was_kept();
+                self.answer_cleared(&owner);
+            }
             Effect::GateMoved { model, to } => drop(self.desk.books().gates.insert(model, to)),
             Effect::GiveUp { lease, to, .. } => self.order(lease, Order::GiveUp { to }),
             // What there is of them is looked at behind every message.

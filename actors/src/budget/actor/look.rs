@@ -35,13 +35,24 @@ impl BudgetState {
     /// What came to be held beside leases while a model was sized is overhead from now on: kernels that libraries load when
     /// they are first used, and no one place in a program sees. By then all that was measured for a lease is leased, of
     /// this model; of two that are sized at once nobody knows.
-    pub(super) fn adopt_drift(&mut self) {
-        if self.ledger.profiling() != 1 {
-            return;
+    pub(super) fn adopt_what_was_loaded(&mut self) {
+        if self.ledger.profiling() == 1 {
+            self.adopt_drift("loaded at first use");
         }
+    }
+
+    /// What leases paid for and their end has not given back is overhead too, until something uses it again: a driver keeps
+    /// what captured graphs took.
+    pub(super) fn adopt_what_was_kept(&mut self) {
+        if !self.ledger.is_profiling() {
+            self.adopt_drift("kept by the driver");
+        }
+    }
+
+    fn adopt_drift(&mut self, source: &'static str) {
         let came = self.drift().unwrap_or_default().saturating_sub(self.drifted);
         if !came.is_zero() {
-            self.device.count_overhead("loaded at first use", came);
+            self.device.count_overhead(source, came);
             self.look_at_overhead();
         }
     }

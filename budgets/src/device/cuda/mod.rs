@@ -10,6 +10,7 @@ mod pieces;
 mod pinned;
 
 use std::{
+    any::Any,
     collections::BTreeMap,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
@@ -56,6 +57,8 @@ pub struct CudaCounts {
 /// Memory that is backed reads as zero, and was written once: what a virtual GPU promises and does not have shows here
 /// and not later.
 pub struct CudaDevice {
+    /// The first to go: it may want the context.
+    kept: Mutex<BTreeMap<String, Arc<dyn Any + Send + Sync>>>,
     name: String,
     ordinal: usize,
     device: sys::CUdevice,
@@ -128,6 +131,7 @@ impl CudaDevice {
             sys::cuMemGetAllocationGranularity(out, &properties, minimum)
         })? as u64;
         let mut opened = CudaDevice {
+            kept: Mutex::default(),
             name,
             ordinal,
             device,
@@ -152,6 +156,21 @@ impl CudaDevice {
         let counted = opened.nvml.as_ref().and_then(Nvml::process_bytes);
         opened.uncounted = counted.map(|counted| opened.context_bytes.0 as i64 - counted.0 as i64);
         Ok(opened)
+    }
+
+    /// What `make` gives under this name: made once, and kept as long as the context is there.
+    ///
+    /// # Errors
+    /// What `make` says. Nothing is kept then, and the next to ask has it made again.
+    pub fn kept<T: Any + Send + Sync, E>(&self, name: &str, make: impl FnOnce() -> Result<T, E>) -> Result<Arc<T>, E> {
+        // An entry is made in one assignment.
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(Ok(known)) = kept.get(name).map(|known| known.clone().downcast::<T>()) {
+            return Ok(known);
+        }
+        let made = Arc::new(make()?);
+        kept.insert(name.to_owned(), made.clone());
+        Ok(made)
     }
 
     /// What it was asked to do so far.

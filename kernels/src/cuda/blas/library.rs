@@ -157,8 +157,10 @@ impl Blas {
     /// Finds and loads the library, and makes a handle.
     pub(in super::super) fn open(device: &Arc<CudaDevice>, search: &BlasSearch) -> Result<Self, OpenError> {
         device.enter()?;
-        let calls = find(&search.candidates(), search.folders())?;
-        Blas::begin(device, Arc::new(calls))
+        // A library that is closed leaves what it has loaded onto the device there, and loads it again the next time.
+        let (candidates, folders) = (search.candidates(), search.folders());
+        let calls = device.kept(&format!("cuBLASLt of {candidates:?}"), || find(&candidates, folders))?;
+        Blas::begin(device, calls)
     }
 
     fn begin(device: &Arc<CudaDevice>, calls: Arc<Calls>) -> Result<Self, OpenError> {

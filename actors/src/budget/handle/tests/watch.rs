@@ -212,3 +212,15 @@ async fn what_came_to_be_held_while_one_model_is_sized_is_overhead_and_what_was_
     device.drifts(Bytes::kib(128));
     assert_eq!(books().await, (Bytes::kib(256), Bytes::kib(640)), "of two nobody knows what is leased in a moment");
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_the_driver_keeps_of_a_model_that_is_gone_is_overhead() {
+    let filled = Filled::new().await;
+    filled.pass(2).await;
+    // As what captured graphs took, which the driver has in a pool.
+    filled.bed.device.drifts(Bytes::kib(256));
+    filled.segment.shrink_to(Bytes::ZERO, &Fence::passed()).expect("it is there");
+    filled.bed.budget.clear(owner(0)).await.expect("it answers");
+    let ledger = filled.bed.snapshot().await;
+    assert_eq!((ledger.granted, ledger.overhead), (Bytes::ZERO, Bytes::kib(256)), "{ledger}");
+}
