@@ -466,3 +466,40 @@ fn take_in_steps(neighbour: &Mutex<Neighbour>, is_ready: &AtomicBool) -> Bytes {
     }
     held
 }
+
+#[test]
+fn the_scores_of_a_prompt_take_little_more_than_the_prompt_and_keep_nobody_waiting() {
+    story(async |stage| {
+        let started = start(&stage, full(), |_| {}).await.expect("it starts");
+        let model = &started.model;
+        let loads: [(&str, fn() -> Chat, Range<usize>); 3] = [
+            ("a prompt of 8,000 tokens", || told(8000, 2), NONE),
+            ("the same with its log-probabilities", || told(8000, 2).prompt_log_probabilities(0), 7999..8001),
+            ("the same with the likeliest 20", || told(8000, 2).prompt_log_probabilities(20), 7999..8001),
+        ];
+        for (what, load, scores) in loads {
+            let (mut alone, mut waits) = (Vec::new(), Vec::new());
+            for _ in 0..3 {
+                alone.push(ask_all(model, vec![load()], 2, scores.clone()).await);
+                let another = tokio::spawn(longest_wait(model.clone(), told(100, 256)));
+                ask_all(model, vec![load()], 2, scores.clone()).await;
+                waits.push(another.await.expect("no request fails"));
+            }
+            println!("{what}: {alone:.3?}; somebody else waited {waits:.3?} for a token at most");
+        }
+        stage.runtime.unload(NAME).await.expect("it unloads");
+    });
+}
+
+/// The longest time between two tokens of a reply.
+async fn longest_wait(model: ModelHandle, chat: Chat) -> Duration {
+    let mut events = model.chat(chat.log_probabilities(0)).await.expect("it is accepted");
+    let (mut last, mut longest) = (None, Duration::ZERO);
+    while let Some(event) = events.next().await {
+        if let ChatEvent::Token(_) = event.expect("no request fails") {
+            let now = Instant::now();
+            longest = longest.max(last.replace(now).map_or(Duration::ZERO, |last| now - last));
+        }
+    }
+    longest
+}

@@ -62,7 +62,7 @@ struct Layer {
 }
 
 /// Rows of logits that a prompt is scored by at a time.
-pub const SCORE_ROWS: usize = 32;
+pub const SCORE_ROWS: usize = 64;
 
 /// The memory of earlier passes that a step reads, and its part of which it writes.
 pub struct StepCaches<'a> {
