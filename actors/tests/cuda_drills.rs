@@ -472,12 +472,9 @@ fn the_scores_of_a_prompt_take_little_more_than_the_prompt_and_keep_nobody_waiti
     story(async |stage| {
         let started = start(&stage, full(), |_| {}).await.expect("it starts");
         let model = &started.model;
-        let loads: [(&str, fn() -> Chat, Range<usize>); 3] = [
-            ("a prompt of 8,000 tokens", || told(8000, 2), NONE),
-            ("the same with its log-probabilities", || told(8000, 2).prompt_log_probabilities(0), 7999..8001),
-            ("the same with the likeliest 20", || told(8000, 2).prompt_log_probabilities(20), 7999..8001),
-        ];
-        for (what, load, scores) in loads {
+        for top in [None, Some(0), Some(20)] {
+            let load = || top.into_iter().fold(told(8000, 2), Chat::prompt_log_probabilities);
+            let scores = if top.is_some() { 7999..8001 } else { NONE };
             let (mut alone, mut waits) = (Vec::new(), Vec::new());
             for _ in 0..3 {
                 alone.push(ask_all(model, vec![load()], 2, scores.clone()).await);
@@ -485,7 +482,7 @@ fn the_scores_of_a_prompt_take_little_more_than_the_prompt_and_keep_nobody_waiti
                 ask_all(model, vec![load()], 2, scores.clone()).await;
                 waits.push(another.await.expect("no request fails"));
             }
-            println!("{what}: {alone:.3?}; somebody else waited {waits:.3?} for a token at most");
+            println!("8,000 tokens, scored {top:?}: {alone:.3?}; somebody else waited {waits:.3?} for a token at most");
         }
         stage.runtime.unload(NAME).await.expect("it unloads");
     });
