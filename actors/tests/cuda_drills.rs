@@ -16,7 +16,7 @@ use std::{
 };
 
 use bursar_actors::{
-    chat::{Chat, ChatEvent, Image, ModelHandle},
+    chat::{Chat, ChatEvent, Image, ModelHandle, TokenScore},
     engine::{LoadOptions, Progress, StartError},
     event::{Event, Recorded},
     profile::{AttemptReport, Phase, RESERVE_MAX},
@@ -148,7 +148,10 @@ async fn ask(model: ModelHandle, chat: Chat, reply: usize, scores: Range<usize>)
     let mut scored = 0;
     while let Some(event) = events.next().await {
         match event.expect("no request fails") {
-            ChatEvent::Prompt(prompt) => scored += prompt.len(),
+            ChatEvent::Prompt(prompt) => {
+                scored += prompt.len();
+                prompt[1..].iter().for_each(|score| is_of_a_distribution(score.as_ref().expect("logits are numbers")));
+            }
             ChatEvent::Token(score) => {
                 assert!(!score.top.is_empty());
                 scored += 1;
@@ -164,6 +167,16 @@ async fn ask(model: ModelHandle, chat: Chat, reply: usize, scores: Range<usize>)
 }
 
 const NONE: Range<usize> = 0..1;
+
+/// The likeliest come first and are no more than all, and the token is one of them or less likely.
+fn is_of_a_distribution(score: &TokenScore) {
+    let TokenScore { token, top } = score;
+    let (own, least) = (token.log_probability, top.last().map_or(0.0, |last| last.log_probability));
+    let listed = top.iter().find(|other| other.id == token.id).map(|other| other.log_probability);
+    assert!(own.is_finite() && listed.map_or(own <= least, |listed| listed == own), "{score:?}");
+    assert!(top.iter().is_sorted_by(|a, b| a.log_probability >= b.log_probability), "{score:?}");
+    assert!(top.iter().map(|other| f64::from(other.log_probability).exp()).sum::<f64>() < 1.0, "{score:?}");
+}
 
 /// All at once; gives how long they took.
 async fn ask_all(model: &ModelHandle, chats: Vec<Chat>, reply: usize, scores: Range<usize>) -> Duration {
