@@ -16,7 +16,7 @@ use std::{
 };
 
 use bursar_actors::{
-    chat::{Chat, ChatEvent, Image, ModelHandle},
+    chat::{Chat, ChatEvent, Image, ModelHandle, TokenScore},
     engine::{LoadOptions, Progress, StartError},
     event::{Event, Recorded},
     profile::{AttemptReport, Phase, RESERVE_MAX},
@@ -151,7 +151,10 @@ async fn ask(model: ModelHandle, chat: Chat, reply: usize, scores: Range<usize>)
     let mut scored = 0;
     while let Some(event) = events.next().await {
         match event.expect("no request fails") {
-            ChatEvent::Prompt(prompt) => scored += prompt.len(),
+            ChatEvent::Prompt(prompt) => {
+                scored += prompt.len();
+                prompt[1..].iter().for_each(|score| is_of_a_distribution(score.as_ref().expect("logits are numbers")));
+            }
             ChatEvent::Token(score) => {
                 assert!(!score.top.is_empty());
                 scored += 1;
@@ -167,6 +170,16 @@ async fn ask(model: ModelHandle, chat: Chat, reply: usize, scores: Range<usize>)
 }
 
 const NONE: Range<usize> = 0..1;
+
+/// The likeliest come first and are no more than all, and the token is one of them or less likely.
+fn is_of_a_distribution(score: &TokenScore) {
+    let TokenScore { token, top } = score;
+    let (own, least) = (token.log_probability, top.last().map_or(0.0, |last| last.log_probability));
+    let listed = top.iter().find(|other| other.id == token.id).map(|other| other.log_probability);
+    assert!(own.is_finite() && listed.map_or(own <= least, |listed| listed == own), "{score:?}");
+    assert!(top.iter().is_sorted_by(|a, b| a.log_probability >= b.log_probability), "{score:?}");
+    assert!(top.iter().map(|other| f64::from(other.log_probability).exp()).sum::<f64>() < 1.0, "{score:?}");
+}
 
 /// All at once; gives how long they took.
 async fn ask_all(model: &ModelHandle, chats: Vec<Chat>, reply: usize, scores: Range<usize>) -> Duration {
@@ -478,4 +491,38 @@ fn take_in_steps(neighbour: &Mutex<Option<Neighbour>>, is_ready: &AtomicBool) ->
         }
     }
     held
+}
+
+#[test]
+fn the_scores_of_a_prompt_take_little_more_than_the_prompt_and_keep_nobody_waiting() {
+    story(async |stage| {
+        let started = start(&stage, full(), |_| {}).await.expect("it starts");
+        let model = &started.model;
+        for top in [None, Some(0), Some(20)] {
+            let load = || top.into_iter().fold(told(8000, 2), Chat::prompt_log_probabilities);
+            let scores = if top.is_some() { 7999..8001 } else { NONE };
+            let (mut alone, mut waits) = (Vec::new(), Vec::new());
+            for _ in 0..3 {
+                alone.push(ask_all(model, vec![load()], 2, scores.clone()).await);
+                let another = tokio::spawn(longest_wait(model.clone(), told(100, 256)));
+                ask_all(model, vec![load()], 2, scores.clone()).await;
+                waits.push(another.await.expect("no request fails"));
+            }
+            println!("8,000 tokens, scored {top:?}: {alone:.3?}; somebody else waited {waits:.3?} for a token at most");
+        }
+        stage.runtime.unload(NAME).await.expect("it unloads");
+    });
+}
+
+/// The longest time between two tokens of a reply.
+async fn longest_wait(model: ModelHandle, chat: Chat) -> Duration {
+    let mut events = model.chat(chat.log_probabilities(0)).await.expect("it is accepted");
+    let (mut last, mut longest) = (None, Duration::ZERO);
+    while let Some(event) = events.next().await {
+        if let ChatEvent::Token(_) = event.expect("no request fails") {
+            let now = Instant::now();
+            longest = longest.max(last.replace(now).map_or(Duration::ZERO, |last| now - last));
+        }
+    }
+    longest
 }

@@ -25,7 +25,7 @@ use bursar_model::{
     Model,
     checkpoint::{Checkpoint, CheckpointSource},
     flow::{SequencePart, StepBatch, Token},
-    sampling::{DeskShape, Past, Sampler, SamplerScratch, SamplingParams},
+    sampling::{DeskShape, Past, Sampler, SamplerScratch, SamplingParams, Score, log_probabilities},
 };
 use leased::Leased;
 
@@ -233,6 +233,18 @@ impl Stage {
     }
 
     fn choose(&self, name: &'static str, tokens: &[u32], cached: usize, choice: Choice) -> Receiver<Outcome> {
+        self.score(name, tokens, cached, choice, Vec::new())
+    }
+
+    /// The same, and scores what follows the first tokens.
+    fn score(
+        &self,
+        name: &'static str,
+        tokens: &[u32],
+        cached: usize,
+        choice: Choice,
+        scores: Vec<Score>,
+    ) -> Receiver<Outcome> {
         let positions: Vec<_> = (cached..cached + tokens.len()).map(|position| [position as u32; 3]).collect();
         let batch = StepBatch::pack(&[SequencePart {
             tokens,
@@ -241,7 +253,7 @@ impl Stage {
             blocks: &[2, 1, 3],
             pictures: &[],
             wants_logits: true,
-            scored: 0..0,
+            scored: 0..scores.len(),
         }]);
         let (give, answer) = sync_channel(1);
         let clock = self.clock.clone();
@@ -249,7 +261,7 @@ impl Stage {
             clock.note(format!("answer {name}"));
             drop(give.send(outcome));
         });
-        let job = StepJob { batch, choices: vec![choice], scores: Vec::new(), pins: Vec::new(), answer: answer_to };
+        let job = StepJob { batch, choices: vec![choice], scores, pins: Vec::new(), answer: answer_to };
         self.lane.submit(Job::Step(Box::new(job)));
         answer
     }
@@ -356,6 +368,30 @@ fn a_step_that_draws_is_followed_as_any_other() {
     stage.clock.let_past(ALL);
     assert!([drawn, next].iter().all(|answer| (chosen(answer) as usize) < stage.vocabulary));
     assert_eq!(stage.clock.log(), ["launch 0", "launch 1", "answer A", "answer B"]);
+}
+
+#[test]
+fn a_step_that_scores_a_prompt_is_followed_as_any_other_and_its_scores_are_what_the_host_would_say() {
+    let stage = Stage::set();
+    let prompt: Vec<u32> = (5..5 + PROMPT as u32).collect();
+    let unknown = stage.vocabulary as u32;
+    let followed = prompt[1..].iter().chain([&unknown]).zip((0..=3).cycle());
+    let wanted: Vec<Score> = followed.map(|(&token, top)| Score { token, top }).collect();
+    let choice = Choice { sampler: stage.sampler(SamplingParams::default()), position: 0, past: None };
+    let scored = stage.score("A", &prompt, 0, choice, wanted.clone());
+    let next = stage.step("B", &[PREVIOUS], PROMPT);
+    // Of the first step, its scores and its token.
+    stage.clock.launched(3);
+    assert_eq!(stage.clock.log(), ["launch 0", "launch 1", "launch 2"], "nobody waits for scores");
+    let logits = stage.clock.state.lock().expect("nobody panics with it").logits.concat();
+    stage.clock.let_past(ALL);
+    let stepped = scored.recv().expect("each job is answered").expect("the step runs");
+    let host = logits.chunks(stage.vocabulary).zip(&wanted).map(|(row, score)| {
+        log_probabilities(row, score.token, score.top).ok() // none for what is unknown
+    });
+    assert_eq!(stepped.scores, host.collect::<Vec<_>>());
+    assert_eq!(stepped.scores.iter().position(Option::is_none), Some(PROMPT - 1));
+    assert!((chosen(&next) as usize) < stage.vocabulary);
 }
 
 /// Samplers that want different things.

@@ -9,7 +9,9 @@
 //              beyond the vocabulary is skipped, so pictures' placeholders are harmless; biased tokens stand once in a
 //              row, and as many biases beside them; the other lists may repeat. A produced token with bit 31 is a place in
 //              `previous` [previous_count]: what the step before chose there, which the host has not seen yet (as in
-//              embed.cu). `previous` may be `chosen` itself: it is read before that is written
+//              embed.cu). `previous` may be `chosen` itself: it is read before that is written. A token that is given is
+//              less than `vocabulary`, and is the row's token whatever its logits say, as long as they are numbers: so a
+//              prompt is scored
 //   first      the row of the whole batch that the launch begins with; `batch_rows` are all
 // Out:
 //   chosen     [rows] u32; 0xffffffff where there is none
@@ -319,7 +321,7 @@ sample_plan_f32(uint32_t vocabulary, const SampleRow* requests, void* scratch) {
         if (lane_of_thread() == 0) {
             plan.raw_log_total = log(raw_sum);
             plan.fault = not_numbers ? FAULT_NOT_NUMBERS : finite == 0 || raw_finite == 0 ? FAULT_NOTHING_ALLOWED : 0;
-            plan.chosen = plan.fault == 0 && is_greedy(wanted) ? first : NONE;
+            plan.chosen = plan.fault != 0 || !is_greedy(wanted) ? NONE : is_given(wanted) ? wanted.given : first;
             plan.top_k = wanted.top_k < finite ? wanted.top_k : 0;
             plan.way = plan.fault != 0 || is_greedy(wanted)         ? WAY_DONE
                        : plan.top_k == 0 && !(wanted.top_p < 1.0)   ? WAY_IN_ID_ORDER

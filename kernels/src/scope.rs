@@ -62,6 +62,11 @@ impl<'w, B: Backend> Scope<'w, B> {
         self.take(shape, DType::F32)
     }
 
+    /// A tensor of `u32` whose elements are not yet written: what operations report.
+    pub fn empty_u32(&self, shape: impl Into<Shape>) -> Result<Tensor<'_>, KernelError> {
+        self.take(shape, DType::U32)
+    }
+
     pub(crate) fn take(&self, shape: impl Into<Shape>, dtype: DType) -> Result<Tensor<'_>, KernelError> {
         let shape = shape.into();
         let stretch = self.frame.take(dtype.bytes(shape.elements()))?;

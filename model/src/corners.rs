@@ -12,7 +12,7 @@ use crate::{
     blocks::decoder::StepCaches,
     flow::{Grid, Patches, PictureRows, SequencePart, StepBatch},
     registry::PictureBatch,
-    sampling::{Desk, DeskShape},
+    sampling::{Desk, DeskShape, Score, Scores},
     strain::{Strain, Stress},
 };
 
@@ -176,13 +176,15 @@ fn run_choosing<B: Backend>(
             scope.moment()?.wait().map(drop)
         }
         Pass::Step(batch) => {
-            let score = |scope: &Scope<'_, B>, logits: &Tensor<'_>| match B::COMPUTES {
-                true => scope.download::<f32>(logits).map(drop),
-                // The same work, and no host memory: clearing gigabytes of it would be nearly all that a plan does.
-                false => scope.download_later::<f32>(logits).map(drop),
-            };
+            let vocabulary = desk.shape().vocabulary;
+            let top = if wanted == Wanted::Everything { TOP_MAX } else { 0 };
+            let score = |row: usize| Score { token: (row % vocabulary) as u32, top };
+            let scored: Vec<Score> = (0..batch.score_rows.len()).map(score).collect();
+            let mut scores = Scores::begin(scope, &scored, vocabulary)?;
             let caches = StepCaches { layers, pictures: Some(cache), previous: &desk.chosen() };
-            let logits = model.step(scope, batch, &caches, score)?;
+            let logits = model.step(scope, batch, &caches, |scope, logits| scores.score(scope, logits))?;
+            // They come before the tokens, which are waited for.
+            drop(scores.download(scope)?);
             let mut report_words = 0;
             match wanted {
                 Wanted::Likeliest => desk.take_likeliest(scope, &logits)?,

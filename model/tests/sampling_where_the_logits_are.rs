@@ -9,9 +9,12 @@ use bursar_kernels::{
     sampling::SampleBatch,
 };
 use bursar_model::{
+    blocks::decoder::SCORE_ROWS,
     error::SamplingError,
     flow::Token,
-    sampling::{Desk, DeskShape, Past, Sampler, SamplerScratch, SamplingParams, philox},
+    sampling::{
+        Desk, DeskShape, Past, Sampler, SamplerScratch, SamplingParams, Score, Scores, log_probabilities, philox,
+    },
 };
 
 use bench::Memory;
@@ -112,6 +115,38 @@ fn a_token_that_the_host_has_not_seen_counts_as_produced() {
     assert_eq!(9, pick(PREVIOUS | 1), "token 4 stands there");
     assert_eq!(4, pick(PREVIOUS | 2), "token 8 stands there");
     assert_eq!(4, pick(PREVIOUS | 3), "nothing stands there");
+}
+
+#[test]
+fn a_score_is_the_same_on_the_host_and_where_the_logits_are() {
+    let rows = 2 * SCORE_ROWS + 5;
+    let mut logits: Vec<_> = (0..rows as u64).map(logits).collect();
+    let mut wanted: Vec<_> =
+        (0..rows).map(|row| Score { token: (row * 31 % VOCABULARY) as u32, top: row % 21 }).collect();
+    logits[3][200] = f32::NAN;
+    logits[SCORE_ROWS].fill(f32::NEG_INFINITY);
+    logits[4].fill(1.0);
+    logits[5][wanted[5].token as usize] = f32::NEG_INFINITY;
+    wanted[6].token = VOCABULARY as u32;
+    wanted[SCORE_ROWS + 1].top = 21;
+    let memory = Memory::new(Bytes::mib(4));
+    let (cpu, tally) = (Cpu::new(2), Tally::default());
+    let workspace = Workspace::over(memory.poisoned(&cpu, Class::StepWorkspace, Bytes::mib(2)));
+    let scope = Scope::new(&cpu, &workspace, &tally);
+    let run = || {
+        let mut scores = Scores::begin(&scope, &wanted, VOCABULARY)?;
+        for some in logits.chunks(SCORE_ROWS) {
+            let inner = scope.scope();
+            scores.score(&inner, &inner.upload([some.len(), VOCABULARY], &some.concat())?)?;
+        }
+        scores.download(&scope)?.expect("some are wanted").finish(&wanted)
+    };
+    let found = run().expect("it is computed");
+    let host = logits.iter().zip(&wanted).map(|(row, score)| log_probabilities(row, score.token, score.top).ok());
+    assert_eq!(found, host.collect::<Vec<_>>());
+    let without: Vec<_> = (0..rows).filter(|row| found[*row].is_none()).collect();
+    assert_eq!(without, [3, 6, SCORE_ROWS, SCORE_ROWS + 1]);
+    assert_eq!(found[5].as_ref().map(|score| score.chosen.log_probability), Some(f32::NEG_INFINITY));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use bursar_model::{
     Model,
     blocks::decoder::StepCaches,
     corners::{self, Footprint, Pass},
-    sampling::{Desk, log_probabilities},
+    sampling::{Desk, Scores},
 };
 
 use super::{
@@ -42,7 +42,7 @@ impl<B: Backend> Bench<B> {
     }
 
     /// Launches all of a job without waiting for the device: what is begun later runs behind it. Only a job that needs
-    /// numbers on the way, as the scores of a prompt or a corner under stress, waits for them here.
+    /// numbers on the way, as a corner under stress, waits for them here.
     pub(super) fn begin(&self, job: Job) -> Pending {
         match job {
             Job::Step(job) => {
@@ -118,19 +118,14 @@ impl<B: Backend> Bench<B> {
         if let Some(launched) = self.replay(job) {
             return launched;
         }
-        let mut scores = Vec::with_capacity(job.scores.len());
-        let choosing = self.pass(|scope, cache| {
+        let (choosing, scores) = self.pass(|scope, cache| {
             let layers = self.memory.kv.layers();
             let mut desk = self.memory.desk.desk();
             let caches = StepCaches { layers: &layers, pictures: Some(cache), previous: &desk.chosen() };
-            let mut wanted = job.scores.iter();
+            let mut scores = Scores::begin(scope, &job.scores, desk.shape().vocabulary)?;
             // [logit_rows, vocabulary]
-            let logits = self.model.step(scope, &job.batch, &caches, |scope, rows| {
-                let logits = scope.download::<f32>(rows)?;
-                let scored = logits.chunks_exact(rows.columns()).zip(wanted.by_ref());
-                scores.extend(scored.map(|(row, score)| log_probabilities(row, score.token, score.top).ok()));
-                Ok(())
-            })?;
+            let logits = self.model.step(scope, &job.batch, &caches, |scope, rows| scores.score(scope, rows))?;
+            let scores = scores.download(scope)?;
             let rows = logits.rows();
             // Behind the layers' launch: a device computes them while the host makes masks.
             let choices = Wanted::of(&job.choices, desk.shape().vocabulary);
@@ -141,7 +136,7 @@ impl<B: Backend> Bench<B> {
                     desk.choose(scope, &logits)?;
                 }
             }
-            Ok(choices.download(scope, &desk, rows)?)
+            Ok((choices.download(scope, &desk, rows)?, scores))
         })?;
         Ok(Launched { choosing, scores, is_by_graph: false })
     }

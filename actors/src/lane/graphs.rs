@@ -101,7 +101,7 @@ impl<B: Backend> Bench<B> {
             }
             Ok(wanted.download(scope, &desk, layout.logit_rows)?)
         })?;
-        Ok(Launched { choosing, scores: Vec::new(), is_by_graph: true })
+        Ok(Launched { choosing, scores: None, is_by_graph: true })
     }
 
     fn upload_inputs(&self, layout: &StepLayout, batch: &StepBatch) -> Result<(), KernelError> {

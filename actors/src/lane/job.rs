@@ -9,7 +9,7 @@ use bursar_model::{
     error::SamplingError,
     flow::{LogProbabilities, StepBatch, Token},
     registry::PictureBatch,
-    sampling::{Past, Sampler},
+    sampling::{Past, Sampler, Score},
 };
 use thiserror::Error;
 
@@ -97,15 +97,6 @@ impl Choice {
             None => Past::at(self.position),
         }
     }
-}
-
-/// A token of a prompt to be scored.
-#[derive(Clone, Copy, Debug)]
-pub struct Score {
-    /// The token.
-    pub token: u32,
-    /// How many of the likeliest are wanted beside it.
-    pub top: usize,
 }
 
 /// What a step yields.

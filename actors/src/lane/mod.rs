@@ -25,7 +25,7 @@ use tokio::sync::watch;
 use begun::Begun;
 pub use bench::Bench;
 pub use job::{
-    Answer, CaptureJob, Choice, EncodeJob, Job, LaneError, PastTokens, RefusalSink, Score, StepJob, Stepped, StressJob,
+    Answer, CaptureJob, Choice, EncodeJob, Job, LaneError, PastTokens, RefusalSink, StepJob, Stepped, StressJob,
 };
 
 /// Jobs that may wait for a lane. A scheduler and a vision actor have two under way each; the rest is for the profile.

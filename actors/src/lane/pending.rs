@@ -2,12 +2,12 @@
 
 use bursar_budgets::Bytes;
 use bursar_kernels::{Backend, ops::transfer::Later};
-use bursar_model::{corners::Footprint, flow::LogProbabilities};
+use bursar_model::{corners::Footprint, sampling::Scored};
 
 use super::{
     Bench,
     choosing::Choosing,
-    job::{Answer, CaptureJob, Choice, EncodeJob, LaneError, StepJob, Stepped, StressJob},
+    job::{Answer, CaptureJob, EncodeJob, LaneError, StepJob, Stepped, StressJob},
 };
 
 /// What was launched of a job, and the job: what that holds stays until the device is past it.
@@ -23,7 +23,8 @@ pub(super) enum Pending {
 /// A step on the device.
 pub(super) struct Launched {
     pub(super) choosing: Choosing,
-    pub(super) scores: Vec<Option<LogProbabilities>>,
+    /// None where nothing is scored.
+    pub(super) scores: Option<Scored>,
     pub(super) is_by_graph: bool,
 }
 
@@ -31,7 +32,7 @@ impl Pending {
     /// Whether [`finish`](Pending::finish) would return without waiting.
     pub(super) fn has_come(&self) -> bool {
         match self {
-            Pending::Step(_, Ok(launched)) => launched.choosing.has_come(),
+            Pending::Step(_, Ok(launched)) => launched.has_come(),
             Pending::Encode(_, Ok(moment)) => moment.has_come(),
             _ => true,
         }
@@ -48,7 +49,7 @@ impl Pending {
     pub(super) fn finish<B: Backend>(self, bench: &Bench<B>) -> Box<dyn FnOnce()> {
         match self {
             Pending::Step(job, launched) => {
-                let outcome = bench.past(launched.and_then(|launched| launched.finish(&job.choices)));
+                let outcome = bench.past(launched.and_then(|launched| launched.finish(&job)));
                 Box::new(move || {
                     let StepJob { answer, .. } = *job;
                     answer.give(outcome);
@@ -78,8 +79,14 @@ impl Pending {
 }
 
 impl Launched {
-    fn finish(self, choices: &[Choice]) -> Result<Stepped, LaneError> {
+    fn has_come(&self) -> bool {
+        self.choosing.has_come() && self.scores.as_ref().is_none_or(Scored::has_come)
+    }
+
+    fn finish(self, job: &StepJob) -> Result<Stepped, LaneError> {
         let Launched { choosing, scores, is_by_graph } = self;
-        Ok(Stepped { chosen: choosing.finish(choices)?, scores, is_by_graph })
+        let chosen = choosing.finish(&job.choices)?;
+        let scores = scores.map(|scores| scores.finish(&job.scores)).transpose()?.unwrap_or_default();
+        Ok(Stepped { chosen, scores, is_by_graph })
     }
 }

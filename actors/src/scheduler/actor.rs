@@ -7,7 +7,7 @@ use std::{
 
 use bursar_budgets::Label;
 use bursar_kernels::ops::argmax::NO_CHOICE;
-use bursar_model::{error::SamplingError, flow::Token};
+use bursar_model::{error::SamplingError, flow::Token, sampling::Score};
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::{sync::mpsc, time::Instant};
 use tracing::{Span, debug};
@@ -15,7 +15,7 @@ use tracing::{Span, debug};
 use super::{Admission, ChosenRow, Delivery, Effect, Input, Limits, SchedulerCore, SchedulerMessage, Scored, StepPlan};
 use crate::{
     kv::{KvMessage, SequenceId},
-    lane::{Answer, Choice, Job, Lane, PastTokens, RefusalSink, Score, StepJob, Stepped},
+    lane::{Answer, Choice, Job, Lane, PastTokens, RefusalSink, StepJob, Stepped},
     metric::{self, Permit, Preempted},
     reply::Reply,
     tree,

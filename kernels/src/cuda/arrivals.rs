@@ -10,8 +10,8 @@ use super::stream::{Event, Stream};
 use crate::{KernelError, Tensor, ops::transfer::Arrival};
 
 /// Places that are free: page-locked memory with a mark. A lane has two steps under way, so a few are all there ever are,
-/// and one of them is long: the stress before READY makes it as long as the envelope can ask for, since a corner takes
-/// the logits of every sequence home.
+/// and one of them is long: the stress before READY makes it as long as the envelope can ask for, since a corner has the
+/// scores of every token come home.
 #[derive(Clone)]
 pub(super) struct Arrivals(Arc<Mutex<Vec<Place>>>);
 

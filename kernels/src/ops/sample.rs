@@ -67,6 +67,8 @@ impl<B: Backend> Scope<'_, B> {
     /// words of `report` `[words]` u32, which [`outcomes`] reads. `asked` `[words]` u32 and `layout` are what
     /// [`SampleBatch::pack`] gives, uploaded; there may be more words in both, so that they lie still for a captured step.
     ///
+    /// A row may be [given](crate::sampling::SampleRow::given) its token: it is there for the report, as a prompt's are.
+    ///
     /// What the step before has chosen is still in `chosen`: produced tokens that the host has not seen are read there.
     ///
     /// [`SampleBatch::pack`]: crate::sampling::SampleBatch::pack

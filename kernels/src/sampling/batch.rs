@@ -50,7 +50,7 @@ impl SampleBatch {
     }
 
     /// Adds the next row. A mask of another vocabulary, a bias too few, a list too long or too many of the likeliest are
-    /// our own bugs.
+    /// our own bugs, and so is a given token that the logits do not have.
     ///
     /// Lists that its penalties do not read are left out. A produced token of
     /// [`PREVIOUS`](crate::ops::embed::PREVIOUS)` | row` is one that the host has not seen.
@@ -63,6 +63,7 @@ impl SampleBatch {
         });
         assert_eq!(wishes.biased.len(), wishes.biases.len(), "a bias for each token");
         assert!(wishes.biased.len().max(wishes.forbidden.len()) <= LISTED_MAX, "{wishes:?} of {LISTED_MAX} each");
+        assert!(row.given.is_none_or(|token| (token as usize) < self.vocabulary), "a token that the logits have");
         assert!(row.top == NO_REPORT || row.top as usize <= TOP_MAX, "{} of the likeliest", row.top);
         self.rows.push((*row, mask));
         let [forbidden, biased, biases, prompt, produced] = &mut self.lists;
@@ -71,6 +72,12 @@ impl SampleBatch {
         biases.push(wishes.biases.iter().map(|bias| bias.to_bits()));
         prompt.push(wishes.prompt.iter().copied().filter(|_| row.repetition != 1.0));
         produced.push(wishes.produced.iter().copied().filter(|_| row.penalises()));
+    }
+
+    /// Adds a row that reports how likely `token` was, and the `top` likeliest.
+    pub fn push_given(&mut self, token: u32, top: usize) {
+        let row = SampleRow { given: Some(token), top: top as u32, ..SampleRow::default() };
+        self.push(&row, &Wishes::default());
     }
 
     /// Adds a row from which nothing is chosen, for the sake of its place.

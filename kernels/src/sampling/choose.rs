@@ -27,11 +27,14 @@ pub fn fault_of(logits: &[f32]) -> Option<Fault> {
     logits.iter().all(|&logit| logit == f32::NEG_INFINITY).then_some(Fault::NothingAllowed)
 }
 
-/// The token for `logits`, in which [`fault_of`] finds nothing. The same logits, row and lists give the same token.
+/// The token for `logits`, in which [`fault_of`] finds nothing: the given one, if there is one. The same logits, row and lists give the same token.
 ///
 /// # Errors
 /// [`Fault::NothingAllowed`] if all are forbidden.
 pub fn choose(logits: &[f32], row: &SampleRow, wishes: &Wishes<'_>, room: Room<'_>) -> Result<u32, Fault> {
+    if let Some(given) = row.given {
+        return Ok(given);
+    }
     let Room { weights, candidates, changed, tally } = room;
     let allowed = if wishes.changes(row) {
         changed.copy_from_slice(logits);

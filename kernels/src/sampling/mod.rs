@@ -3,7 +3,7 @@
 //! The order is that of vLLM's `v1/sample/sampler.py`, and of transformers 5.17's `generation/logits_process.py` where both
 //! have a step:
 //!
-//! 1. log-probabilities are read off, before anything is changed;
+//! 1. log-probabilities are read off, before anything is changed; a row whose token is given is done then;
 //! 2. a grammar's mask forbids what cannot follow;
 //! 3. single tokens are forbidden;
 //! 4. biases are added;

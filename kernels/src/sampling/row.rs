@@ -8,6 +8,9 @@ pub const TOP_MAX: usize = 20;
 /// In [`SampleRow::top`]: no log-probabilities are asked for.
 pub const NO_REPORT: u32 = u32::MAX;
 
+/// In the place of a given token: none is given.
+const NONE_GIVEN: u32 = u32::MAX;
+
 /// 32-bit words of a [`SampleRow`] on the device.
 pub const ROW_WORDS: usize = 20;
 
@@ -37,6 +40,8 @@ pub struct SampleRow {
     pub top: u32,
     /// The row is there for its place in a captured batch: nothing is chosen from it.
     pub ignored: bool,
+    /// The token that really followed, to be taken whatever else is asked: the row is there for what is reported of it.
+    pub given: Option<u32>,
 }
 
 /// The likeliest token, nothing else.
@@ -54,6 +59,7 @@ impl Default for SampleRow {
             top_k: 0,
             top: NO_REPORT,
             ignored: false,
+            given: None,
         }
     }
 }
@@ -74,7 +80,8 @@ impl SampleRow {
         let doubles = [self.temperature, self.top_p, self.min_p_logarithm, self.presence, self.frequency];
         let halves = |long: u64| [long as u32, (long >> 32) as u32];
         let longs = doubles.map(f64::to_bits).into_iter().chain([self.seed, self.position]);
-        let single = [self.repetition.to_bits(), self.top_k, self.top, mask, u32::from(self.ignored), 0];
+        let (ignored, given) = (u32::from(self.ignored), self.given.unwrap_or(NONE_GIVEN));
+        let single = [self.repetition.to_bits(), self.top_k, self.top, mask, ignored, given];
         let mut words = longs.flat_map(halves).chain(single);
         std::array::from_fn(|_| words.next().expect("so many were written"))
     }
@@ -95,6 +102,7 @@ impl SampleRow {
             top_k: words[15],
             top: words[16],
             ignored: words[18] != 0,
+            given: Some(words[19]).filter(|token| *token != NONE_GIVEN),
         };
         (row, words[17])
     }
@@ -171,11 +179,14 @@ mod tests {
             top_k: 50,
             top: 5,
             ignored: true,
+            given: Some(9),
         };
         assert_eq!((row, 7), SampleRow::from_words(&row.to_words(7)));
+        let chosen = SampleRow { given: None, ..row };
+        assert_eq!((chosen, 8), SampleRow::from_words(&chosen.to_words(8)));
         // The layout that the device code asserts: doubles, then longs, then words.
         let words = row.to_words(7);
         assert_eq!(words[10..14], [0x89ab_cdef, 0x0123_4567, 0, 1 << 8]);
-        assert_eq!(words[14..], [1.1f32.to_bits(), 50, 5, 7, 1, 0]);
+        assert_eq!(words[14..], [1.1f32.to_bits(), 50, 5, 7, 1, 9]);
     }
 }

@@ -130,6 +130,7 @@ impl Asked {
             row.top = [0, 3, 20][random.below(3)];
         }
         row.ignored = at % 19 == 18;
+        row.given = (at % 5 == 3).then(|| random.below(vocabulary) as u32);
         let mask = (random.below(4) == 0).then(|| random.indices(vocabulary.div_ceil(32), u32::MAX as usize));
         let biased: Vec<u32> = match on(random) {
             true => (0..vocabulary as u32).step_by(3).take(LISTED_MAX).collect(),
@@ -176,13 +177,16 @@ impl Asked {
         if logits.iter().any(|logit| logit.is_nan() || *logit == f32::INFINITY) {
             return nothing(1);
         }
-        let changed: Vec<f32> = (0..logits.len()).map(|id| self.changed(id, previous)).collect();
+        let changed: Vec<f32> = match row.given {
+            Some(_) => logits.clone(),
+            None => (0..logits.len()).map(|id| self.changed(id, previous)).collect(),
+        };
         if logits.iter().chain(&changed).all(|logit| *logit == f32::NEG_INFINITY)
             || changed.iter().all(|logit| *logit == f32::NEG_INFINITY)
         {
             return nothing(2);
         }
-        let chosen = self.chosen(&changed);
+        let chosen = row.given.unwrap_or_else(|| self.chosen(&changed));
         if row.top == NO_REPORT {
             return Expected { chosen, fault: 0, log_probability: None, top: Vec::new() };
         }

@@ -61,8 +61,10 @@ struct Layer {
     mlp: GatedMlp,
 }
 
-/// Rows of logits that a prompt is scored by at a time.
-pub const SCORE_ROWS: usize = 32;
+/// Rows of logits that a prompt is scored by at a time: as many as a GPU's sampler works on at once. With 32, a prompt of
+/// 8,000 tokens of 7B's shape took 34 ms more of 227 on an H200, as the projection is bound by its weights; more would be
+/// more memory than choosing takes.
+pub const SCORE_ROWS: usize = 64;
 
 /// The memory of earlier passes that a step reads, and its part of which it writes.
 pub struct StepCaches<'a> {

@@ -1,6 +1,9 @@
 //! Log-probabilities: the model's own distribution over a row of logits, before anything chooses from it.
 
-use bursar_kernels::sampling::{Distribution, TOP_MAX};
+use bursar_kernels::{
+    ops::sample::Outcome,
+    sampling::{Distribution, TOP_MAX},
+};
 
 use super::sampler::check_logits;
 use crate::error::SamplingError;
@@ -34,6 +37,13 @@ pub fn log_probabilities(
         chosen: of(logits[token as usize], token),
         top: Distribution::likeliest(logits, top).into_iter().map(|(logit, id)| of(logit, id)).collect(),
     })
+}
+
+/// What the device says of a row's token; none if it says nothing.
+pub(super) fn reported(outcome: &Outcome) -> Option<LogProbabilities> {
+    let of = |id, log_probability| LogProbability { id, log_probability };
+    let chosen = of(outcome.chosen.ok()?, outcome.log_probability?);
+    Some(LogProbabilities { chosen, top: outcome.top.iter().map(|&(id, logarithm)| of(id, logarithm)).collect() })
 }
 
 /// # Errors

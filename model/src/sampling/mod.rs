@@ -8,6 +8,7 @@ pub mod log_probabilities;
 pub mod parameters;
 pub mod past;
 pub mod sampler;
+pub mod scores;
 
 pub use bursar_kernels::sampling::philox;
 pub use desk::{Desk, DeskShape};
@@ -17,3 +18,4 @@ pub use log_probabilities::{TOP_LOG_PROBABILITIES_MAX, log_probabilities};
 pub use parameters::SamplingParams;
 pub use past::Past;
 pub use sampler::{Sampler, SamplerScratch};
+pub use scores::{Score, Scored, Scores};

@@ -13,11 +13,11 @@ use bursar_kernels::{
 };
 
 use super::grammar::Grammar;
-use super::log_probabilities::{check_top, log_probabilities};
+use super::log_probabilities::{check_top, log_probabilities, reported};
 use super::parameters::{SamplingParams, check_listed};
 use super::past::{Past, Tokens};
 use crate::error::SamplingError;
-use crate::flow::token::{LogProbabilities, LogProbability, Token};
+use crate::flow::token::Token;
 
 /// Chooses the tokens of one sequence.
 #[derive(Clone, Debug)]
@@ -177,12 +177,7 @@ impl Sampler {
     /// [`SamplingError::NotNumbers`] and [`SamplingError::NothingAllowed`].
     pub fn answer(&self, outcome: &Outcome, position: u64) -> Result<Token, SamplingError> {
         let id = outcome.chosen.map_err(|fault| self.error_of(fault))?;
-        let of = |id, log_probability| LogProbability { id, log_probability };
-        let log_probabilities = outcome.log_probability.map(|chosen| {
-            let top = outcome.top.iter().map(|&(id, log_probability)| of(id, log_probability)).collect();
-            Box::new(LogProbabilities { chosen: of(id, chosen), top })
-        });
-        Ok(Token { id, position, log_probabilities })
+        Ok(Token { id, position, log_probabilities: reported(outcome).map(Box::new) })
     }
 
     fn error_of(&self, fault: Fault) -> SamplingError {
@@ -227,6 +222,7 @@ impl Sampler {
             top_k: u32::try_from(params.top_k).unwrap_or(u32::MAX),
             top: self.top.map_or(NO_REPORT, |top| top as u32),
             ignored: false,
+            given: None,
         }
     }
 }

@@ -28,6 +28,7 @@ class Request:
     seed: int = 0
     position: int = 0
     ignored: bool = False
+    given: int = NONE  # the token that really followed, whatever else is asked; NONE to choose one
     mask: torch.Tensor | None = None  # [vocabulary] bool: what may follow
     forbidden: list[int] = field(default_factory=list)
     bias: dict[int, float] = field(default_factory=dict)
@@ -35,7 +36,7 @@ class Request:
     produced: list[int] = field(default_factory=list)
 
     def is_greedy(self):
-        return self.temperature == 0.0 or self.top_k == 1
+        return self.temperature == 0.0 or self.top_k == 1 or self.given != NONE
 
 
 def drawn_number(seed, position):
@@ -105,14 +106,16 @@ def fault_of(logits, x):
 
 def is_right(logits, request, chosen, fault, log_probability, top_ids, top_log_probabilities):
     """Whether a row of what sampling wrote is what was asked for; the last two are lists."""
-    x = changed(logits, request)
+    x = logits if request.given != NONE else changed(logits, request)
     wanted_fault = 3 if request.ignored else fault_of(logits, x)
     if fault != wanted_fault:
         return False
     if fault != 0:
         return (chosen == NONE and math.isnan(log_probability) and set(top_ids) <= {NONE}
                 and all(map(math.isnan, top_log_probabilities)))  # fmt: skip
-    if request.is_greedy():
+    if request.given != NONE:
+        is_fine = chosen == request.given
+    elif request.is_greedy():
         is_fine = chosen == int((x == x.max()).int().argmax())
     else:
         ids, weights = candidates(x, request)
@@ -126,6 +129,7 @@ def is_right(logits, request, chosen, fault, log_probability, top_ids, top_log_p
         return is_fine and math.isnan(log_probability)
     logarithms = torch.log_softmax(logits.double(), 0)
     likeliest = logits.sort(descending=True, stable=True).indices[:reported]
-    is_near = lambda found, id: abs(found - float(logarithms[id])) <= 4e-6 * max(1.0, abs(float(logarithms[id])))  # noqa: E731
+    is_within = lambda found, right: found == right or abs(found - right) <= 4e-6 * max(1.0, abs(right))  # noqa: E731
+    is_near = lambda found, id: is_within(found, float(logarithms[id]))  # noqa: E731
     return (is_fine and is_near(log_probability, chosen) and top_ids[:reported] == likeliest.tolist()
             and all(map(is_near, top_log_probabilities, top_ids[:reported])))  # fmt: skip

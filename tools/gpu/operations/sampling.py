@@ -15,7 +15,7 @@ TOP_MAX = 20
 PREVIOUS = 1 << 31
 ROW = np.dtype([("temperature", "f8"), ("top_p", "f8"), ("min_p_logarithm", "f8"), ("presence", "f8"),
                 ("frequency", "f8"), ("seed", "u8"), ("position", "u8"), ("repetition", "f4"), ("top_k", "u4"),
-                ("top", "u4"), ("allowed", "u4"), ("ignored", "u4"), ("padding", "u4")])  # fmt: skip
+                ("top", "u4"), ("allowed", "u4"), ("ignored", "u4"), ("given", "u4")])  # fmt: skip
 ROW_WORDS = ROW.itemsize // 4
 
 
@@ -34,7 +34,7 @@ def pack(requests, vocabulary):
     previous = [row[-1] if row else NONE for row in produced]
     for at, request in enumerate(requests):
         for name in ("temperature", "top_p", "presence", "frequency", "seed", "position", "repetition", "top_k", "top",
-                     "ignored"):  # fmt: skip
+                     "ignored", "given"):  # fmt: skip
             rows[at][name] = getattr(request, name)
         rows[at]["min_p_logarithm"] = math.log(request.min_p) if request.min_p > 0 else -math.inf
         if produced[at]:
@@ -139,7 +139,8 @@ def check(table):
         asked = [{}, {"top": 5}, {"temperature": 1.0}, {"temperature": 0.7, "min_p": 0.05}, {"temperature": 1.7, "top_k": 50},
                  {"temperature": 1.0, "top_p": 0.9}, {"temperature": 0.3, "top_k": 3000, "top_p": 0.95, "top": 0}, every,
                  every | {"top_k": 50, "top_p": 0.9}, every | {"top_p": 0.5}, {"temperature": 1e-6}, {"ignored": True},
-                 {"forbidden": [3], "top_k": 1, "temperature": 1.0, "top": 1}]  # fmt: skip
+                 {"forbidden": [3], "top_k": 1, "temperature": 1.0, "top": 1}, {"given": 4, "top": 0},
+                 {"given": vocabulary - 1, "top": 20}, every | {"given": 2}]  # fmt: skip
         requests = [seeded(1, **one)[0] for one in asked]
         for kind in ("peaked", "flat", "bf16", "wide", "equal", "few"):
             logits = draw_logits((len(requests), vocabulary), kind)
@@ -149,6 +150,7 @@ def check(table):
         nothing = Request(temperature=1.0, mask=torch.zeros(vocabulary, dtype=torch.bool, device="cuda"))
         requests = [*seeded(3, temperature=1.0, top=5), nothing]
         table.check("sampling", f"no numbers, of {vocabulary}", case(broken, requests))
+        table.check("sampling", f"no numbers to score, of {vocabulary}", case(broken, seeded(4, given=3, top=5)))
 
 
 def measure(table):
@@ -163,6 +165,8 @@ def measure(table):
         ("top-p 0.9, flat logits", "flat", 64, some),
         ("all features", "peaked", 64, every | some | {"top_k": 50}),
         ("all but top-k, flat logits", "flat", 64, every | some),
+        ("a token's score", "peaked", 64, {"given": 7, "top": 0}),
+        ("a token's score and the likeliest 20", "peaked", 64, {"given": 7, "top": 20}),
         ("greedy", "peaked", 1, {}),
         ("top-p 0.9", "peaked", 1, some),
         ("greedy", "peaked", 256, {}),

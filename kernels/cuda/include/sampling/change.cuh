@@ -41,6 +41,9 @@ struct Bench {
 };
 
 __device__ __forceinline__ bool changes(const SampleRow& wanted, const Wishes& wishes, uint32_t row) {
+    if (is_given(wanted)) {
+        return false;
+    }
     const auto any_of = [&](List list) { return wishes.count(list, row) > 0; };
     const bool penalised = wanted.repetition != 1.0f ? any_of(PROMPT) || any_of(PRODUCED)
                                                      : penalises(wanted) && any_of(PRODUCED);

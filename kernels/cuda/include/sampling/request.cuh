@@ -21,13 +21,17 @@ struct SampleRow {
     uint32_t top;             // log-probabilities: how many of the likeliest, at most TOP_MAX; NONE for no report at all
     uint32_t allowed;         // where among the words its grammar's mask begins; NONE for no grammar
     uint32_t ignored;         // 1: the row is padding of a captured batch, and gets NONE
-    uint32_t padding;
+    uint32_t given;           // the token that really followed: it is taken, and its lists are not read; NONE to choose one
 };
 static_assert(sizeof(SampleRow) == 80, "the host writes this layout");
 constexpr uint32_t ROW_WORDS = sizeof(SampleRow) / 4;
 
+__device__ __forceinline__ bool is_given(const SampleRow& row) {
+    return row.given != NONE;
+}
+// Whether nothing is drawn.
 __device__ __forceinline__ bool is_greedy(const SampleRow& row) {
-    return row.temperature == 0.0 || row.top_k == 1;
+    return row.temperature == 0.0 || row.top_k == 1 || is_given(row);
 }
 __device__ __forceinline__ bool penalises(const SampleRow& row) {
     return row.repetition != 1.0f || row.presence != 0.0 || row.frequency != 0.0;

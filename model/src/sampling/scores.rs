@@ -1,0 +1,121 @@
+//! Scores: how likely a model holds tokens that are given, as those of a prompt. They are worked out where the logits are,
+//! and a few words of each come to the host.
+
+use std::slice::Chunks;
+
+use bursar_kernels::{
+    Backend, KernelError, Scope, Tensor,
+    ops::{sample::outcomes, transfer::Later},
+    sampling::{SampleBatch, SampleLayout, TOP_MAX},
+};
+
+use super::log_probabilities::reported;
+use crate::{blocks::decoder::SCORE_ROWS, flow::LogProbabilities};
+
+/// A token to be scored.
+#[derive(Clone, Copy, Debug)]
+pub struct Score {
+    /// The token.
+    pub token: u32,
+    /// How many of the likeliest are wanted beside it.
+    pub top: usize,
+}
+
+/// The scores of a step while its logits come, a few rows at a time.
+pub struct Scores<'a> {
+    vocabulary: usize,
+    /// As the decoder hands out the rows.
+    left: Chunks<'a, Score>,
+    /// Where the next rows' results begin.
+    first: usize,
+    results: Tensor<'a>, // [words] u32
+    question: Vec<u32>,
+}
+
+/// Scores on their way to the host.
+pub struct Scored {
+    vocabulary: usize,
+    results: Later<u32>,
+}
+
+/// Of some rows: tokens, then the report.
+fn results_of(rows: usize, vocabulary: usize) -> (SampleLayout, usize) {
+    let layout = SampleLayout { rows, vocabulary };
+    (layout, rows + layout.report_words())
+}
+
+impl<'a> Scores<'a> {
+    /// Room for `wanted`, one a scored row of a step whose logits have so many columns.
+    ///
+    /// # Errors
+    /// A workspace that is full.
+    pub fn begin<B: Backend>(
+        scope: &'a Scope<'_, B>,
+        wanted: &'a [Score],
+        vocabulary: usize,
+    ) -> Result<Self, KernelError> {
+        let words = wanted.chunks(SCORE_ROWS).map(|some| results_of(some.len(), vocabulary).1).sum();
+        let results = scope.empty_u32([words])?;
+        Ok(Scores { vocabulary, left: wanted.chunks(SCORE_ROWS), first: 0, results, question: Vec::new() })
+    }
+
+    /// Scores the next rows by their `logits` `[rows, vocabulary]` f32. What
+    /// [`log_probabilities`](super::log_probabilities) refuses is a row without a score.
+    ///
+    /// # Errors
+    /// As [`sample_into`](Scope::sample_into). Rows that nobody wants scored are our own bug.
+    pub fn score<B: Backend>(&mut self, scope: &Scope<'_, B>, logits: &Tensor<'_>) -> Result<(), KernelError> {
+        let wanted = self.left.next().unwrap_or_default();
+        assert_eq!(wanted.len(), logits.rows(), "a score a row");
+        let mut batch = SampleBatch::new(self.vocabulary);
+        for &Score { token, top } in wanted {
+            match (token as usize) < self.vocabulary && top <= TOP_MAX {
+                true => batch.push_given(token, top),
+                false => batch.push_ignored(),
+            }
+        }
+        batch.pack(wanted.len(), &mut self.question);
+        let question = scope.upload([self.question.len()], &self.question)?;
+        let (layout, words) = results_of(wanted.len(), self.vocabulary);
+        let mut results = self.results.row_range_mut(self.first..self.first + words);
+        let (mut chosen, mut report) = results.split_rows_mut(wanted.len());
+        self.first += words;
+        scope.sample_into(logits, &question, layout, &mut chosen, &mut report)
+    }
+
+    /// Begins to bring them to the host; none where none were wanted.
+    ///
+    /// # Errors
+    /// What the device says. A row that has not come is our own bug.
+    pub fn download<B: Backend>(mut self, scope: &Scope<'_, B>) -> Result<Option<Scored>, KernelError> {
+        assert!(self.left.next().is_none(), "every row has come");
+        if self.first == 0 {
+            return Ok(None);
+        }
+        Ok(Some(Scored { vocabulary: self.vocabulary, results: scope.download_later(&self.results)? }))
+    }
+}
+
+impl Scored {
+    /// Whether [`finish`](Scored::finish) would return without waiting.
+    pub fn has_come(&self) -> bool {
+        self.results.has_come()
+    }
+
+    /// The scores of what was `wanted`; none where the logits are not numbers, or there is no such token.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn finish(self, wanted: &[Score]) -> Result<Vec<Option<LogProbabilities>>, KernelError> {
+        let words = self.results.wait()?;
+        let (mut left, mut scores) = (&words[..], Vec::with_capacity(wanted.len()));
+        for some in wanted.chunks(SCORE_ROWS) {
+            let (layout, count) = results_of(some.len(), self.vocabulary);
+            let (results, others) = left.split_at(count);
+            let (tokens, report) = results.split_at(some.len());
+            scores.extend(outcomes(tokens, report, layout).iter().map(reported));
+            left = others;
+        }
+        Ok(scores)
+    }
+}
