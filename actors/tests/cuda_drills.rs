@@ -336,7 +336,8 @@ fn a_neighbour_gets_one_eight_and_forty_gibibytes_beside_64_chats_with_pictures_
         // Nobody asks anything at first, then 64 do.
         for users in [0, 64] {
             let (users, heard) = (Users::come(users, model), listen(&stage));
-            tokio::time::sleep(Duration::from_secs(1)).await;
+            let are_busy = async || users.users.is_empty() || users.answered.load(SeqCst) > 0;
+            eventually("all have asked, and the first has an answer", are_busy).await;
             for wanted in wants {
                 let begun = Instant::now();
                 eventually("the neighbour has it", async || block_in_place(|| neighbour.hold(wanted)) == wanted).await;
@@ -487,7 +488,7 @@ fn take_in_steps(neighbour: &Mutex<Option<Neighbour>>, is_ready: &AtomicBool) ->
     for wanted in [1, 8, 40].map(Bytes::gib) {
         while held < wanted && !is_ready.load(SeqCst) {
             held = neighbour.hold(wanted);
-            std::thread::sleep(Duration::from_millis(20));
+            std::thread::park_timeout(Duration::from_millis(20));
         }
     }
     held

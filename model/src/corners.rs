@@ -183,8 +183,9 @@ fn run_choosing<B: Backend>(
             let mut scores = Scores::begin(scope, &scored, vocabulary)?;
             let caches = StepCaches { layers, pictures: Some(cache), previous: &desk.chosen() };
             let logits = model.step(scope, batch, &caches, |scope, logits| scores.score(scope, logits))?;
-            // They come before the tokens, which are waited for.
-            drop(scores.download(scope)?);
+            // They come before the tokens, which are waited for. Two steps are under way at a time, and each has a place
+            // of its own for what comes home.
+            drop([scores.download(scope)?, scores.download(scope)?]);
             let mut report_words = 0;
             match wanted {
                 Wanted::Likeliest => desk.take_likeliest(scope, &logits)?,

@@ -10,8 +10,8 @@ use super::stream::{Event, Stream};
 use crate::{KernelError, Tensor, ops::transfer::Arrival};
 
 /// Places that are free: page-locked memory with a mark. A lane has two steps under way, so a few are all there ever are,
-/// and one of them is long: the stress before READY makes it as long as the envelope can ask for, since a corner has the
-/// scores of every token come home.
+/// and two of them are long: the stress before READY makes them as long as the envelope can ask for, since a corner has
+/// the scores of every token come home twice at once.
 #[derive(Clone)]
 pub(super) struct Arrivals(Arc<Mutex<Vec<Place>>>);
 
@@ -74,8 +74,8 @@ impl Coming {
 }
 
 impl Arrivals {
-    /// Two short places from the start, one for each step under way: the long one that the stress makes is then free for
-    /// what needs it.
+    /// Two short places from the start, one for each step under way: the long ones that the stress makes are then free for
+    /// what needs them.
     pub(super) fn new(device: &Arc<CudaDevice>) -> Result<Self, DeviceError> {
         let place = |_| Ok(Place { memory: device.pinned(SHORTEST)?, come: Event::new(device)? });
         Ok(Arrivals(Arc::new(Mutex::new((0..2).map(place).collect::<Result<_, DeviceError>>()?))))

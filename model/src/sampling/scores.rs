@@ -87,8 +87,8 @@ impl<'a> Scores<'a> {
     ///
     /// # Errors
     /// What the device says. A row that has not come is our own bug.
-    pub fn download<B: Backend>(mut self, scope: &Scope<'_, B>) -> Result<Option<Scored>, KernelError> {
-        assert!(self.left.next().is_none(), "every row has come");
+    pub fn download<B: Backend>(&self, scope: &Scope<'_, B>) -> Result<Option<Scored>, KernelError> {
+        assert!(self.left.len() == 0, "every row has come");
         if self.first == 0 {
             return Ok(None);
         }
