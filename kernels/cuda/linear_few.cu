@@ -37,6 +37,7 @@
 
 #include "element.cuh"
 #include "few_rows.cuh"
+#include "hopper_cluster.cuh"
 #include "kernel_order.cuh"
 #include "weight_copy.cuh"
 
@@ -46,7 +47,12 @@ constexpr uint32_t TILE_ROWS_MAX = 128;
 constexpr uint32_t HALF_ROWS = 64;  // of the tallest tile: what one wgmma takes
 constexpr uint32_t WARPGROUP = 128;
 constexpr uint32_t MULTIPLIERS = 2 * WARPGROUP;  // threads
-constexpr uint32_t THREADS = MULTIPLIERS + 32;
+constexpr uint32_t COPIER = MULTIPLIERS;         // the thread that copies
+constexpr uint32_t WRITER = MULTIPLIERS + 32;    // the first thread of the warp that writes
+// Names of barriers of a part of the block; 0 is everyone's.
+constexpr uint32_t MULTIPLIERS_MEET = 1;
+constexpr uint32_t TO_WRITE = 2;
+constexpr uint32_t WRITER_WAITS = 3;
 constexpr uint32_t STAGES_MAX = 40;
 constexpr uint32_t STREAMS = 8;  // that may launch at the same time
 constexpr uint32_t STREAM_COUNTERS = 4096;
@@ -58,18 +64,34 @@ extern "C" __device__ uint32_t linear_few_counters[STREAMS * STREAM_COUNTERS] = 
 constexpr uint32_t ADD_TO_OUT = 1;
 constexpr uint32_t OUT_IS_F32 = 2;
 
-// Shared memory: stages, then what one warpgroup tells the other, barriers, and a word for all.
+// Many rows of x: where blocks of a cluster have just one tile together, they add it up in their shared memory, and a warp
+// writes finished tiles while the others begin the next.
+template <uint32_t ROWS>
+constexpr bool IS_MANY = ROWS == 64;
+template <uint32_t ROWS>
+constexpr uint32_t TEAM = IS_MANY<ROWS> ? 2 : 1;
+template <uint32_t ROWS>
+constexpr uint32_t THREADS = IS_MANY<ROWS> ? WRITER + 32 : WRITER;
+
+// Shared memory: stages, then what warps tell each other, barriers, and a word for all.
 template <uint32_t ROWS>
 struct Shared {
-    static constexpr uint32_t TOLD_BYTES = HALF_ROWS * ROWS * 4;
+    static constexpr uint32_t TOLD_BYTES = HALF_ROWS * ROWS * 4 * TEAM<ROWS>;
     static constexpr uint32_t BARRIER_BYTES = 2 * 8 * STAGES_MAX + 64;
+    static constexpr uint32_t LIMIT = (IS_MANY<ROWS> ? LIMIT_KIB : 160) * 1024;
     // More than half of a multiprocessor's 228 KiB, so that no two blocks share one, and not all of it: small kernels
     // that stand between two of these in the stream find room beside them.
-    static constexpr uint32_t TOLD_AT = (160 * 1024 - BARRIER_BYTES - TOLD_BYTES) / 1024 * 1024;
+    static constexpr uint32_t TOLD_AT = (LIMIT - BARRIER_BYTES - TOLD_BYTES) / 1024 * 1024;
     static constexpr uint32_t FULL_AT = TOLD_AT + TOLD_BYTES;
     static constexpr uint32_t EMPTY_AT = FULL_AT + 8 * STAGES_MAX;
     static constexpr uint32_t WORD_AT = EMPTY_AT + 8 * STAGES_MAX;
+    static constexpr uint32_t TOLD_ALL_AT = WORD_AT + 16;  // barriers, one a warpgroup
     static constexpr uint32_t BYTES = WORD_AT + 64;
+
+    // Where this warpgroup is told.
+    static __device__ __forceinline__ uint32_t told_at(uint32_t warpgroup) {
+        return TOLD_AT + warpgroup * (TOLD_BYTES / TEAM<ROWS>);
+    }
 };
 
 // A stage: a step of a tile's rows of the weight, then the same step of x.
@@ -208,73 +230,101 @@ __device__ __forceinline__ float silu(float gate) {
     return __fdividef(gate, 1.0f + __expf(-gate));
 }
 
-// Writes COUNT features that a thread has of a tile: values[feature][column of C].
-template <typename Out, typename Element, uint32_t ROWS, uint32_t COUNT>
-__device__ __forceinline__ void write(const float (&values)[COUNT][ROWS / 4], const Arguments<Element>& arguments,
-                                      const uint32_t (&features)[COUNT]) {
-    const uint32_t first_row = threadIdx.x % 4 * 2;
-    Out* out = static_cast<Out*>(arguments.out);
-    const auto at = [&](uint32_t row, uint32_t feature) {
-        return out + static_cast<uint64_t>(row) * arguments.out_pitch + feature;
-    };
-    const auto inside = [&](uint32_t row, uint32_t feature) {
-        return row < arguments.rows && feature < arguments.features;
-    };
-    // All reads before the first write: the compiler cannot know that they do not overlap.
-    Out before[COUNT][ROWS / 4];
-    if (arguments.flags & ADD_TO_OUT) {
-#pragma unroll
-        for (uint32_t i = 0; i < COUNT * (ROWS / 4); ++i) {
-            const uint32_t own = i % COUNT, column = i / COUNT, row = column / 2 * 8 + first_row + column % 2;
-            before[own][column] = inside(row, features[own]) ? *at(row, features[own]) : from_float<Out>(0.0f);
-        }
-    }
-#pragma unroll
-    for (uint32_t i = 0; i < COUNT * (ROWS / 4); ++i) {
-        const uint32_t own = i % COUNT, column = i / COUNT, row = column / 2 * 8 + first_row + column % 2;
-        if (inside(row, features[own])) {
-            const float value = values[own][column];
-            *at(row, features[own]) =
-                from_float<Out>(arguments.flags & ADD_TO_OUT ? to_float(before[own][column]) + value : value);
-        }
-    }
-}
+// What a warp has of a tile that is summed up: 16 of the tile's rows, and GROUPS times eight rows of x.
+template <typename Element, uint32_t GROUPS, bool GATED>
+struct Piece {
+    static constexpr uint32_t FEATURES = GATED ? 1 : 2;  // of a thread
+    static constexpr uint32_t VALUES = GROUPS * 2 * FEATURES;
 
-// Writes a tile that is summed up; `warp` is the one whose rows of the tile this warp has.
-template <typename Element, uint32_t ROWS, bool GATED>
-__device__ __forceinline__ void finish(const float (&c)[ROWS / 8][4], const Arguments<Element>& arguments,
-                                       uint32_t tile, uint32_t warp) {
-    constexpr uint32_t COUNT = GATED ? 1 : 2;
-    const uint32_t group = threadIdx.x % 32 / 4;
-    float values[COUNT][ROWS / 4];
-    uint32_t features[COUNT];
-    // Rows behind the tile's are those of another, or nothing.
-    const uint32_t first = first_feature<Element, GATED>(arguments, tile);
-    const uint32_t end = first_feature<Element, GATED>(arguments, tile + 1);
-    const auto feature_of = [&](uint32_t within) { return first + within < end ? first + within : 0xffffffffu; };
-    if constexpr (GATED) {
-        features[0] = feature_of(warp * 8 + group);
+    const Arguments<Element>& arguments;
+    uint32_t features[FEATURES];
+    uint32_t first_row;
+    uint32_t before[VALUES];  // bits of what is added to
+
+    // `warp` is the one whose rows of the tile these are.
+    __device__ __forceinline__ Piece(const Arguments<Element>& arguments, uint32_t tile, uint32_t warp,
+                                     uint32_t first_group)
+        : arguments(arguments), first_row(first_group * 8 + threadIdx.x % 4 * 2) {
+        // Rows behind the tile's are those of another, or nothing.
+        const uint32_t first = first_feature<Element, GATED>(arguments, tile);
+        const uint32_t end = first_feature<Element, GATED>(arguments, tile + 1);
 #pragma unroll
-        for (uint32_t column = 0; column < ROWS / 4; ++column) {
-            values[0][column] = silu(c[column / 2][column % 2]) * c[column / 2][2 + column % 2];
+        for (uint32_t own = 0; own < FEATURES; ++own) {
+            const uint32_t feature = first + (warp * FEATURES + own) * 8 + threadIdx.x % 32 / 4;
+            features[own] = feature < end ? feature : 0xffffffffu;
         }
-    } else {
+    }
+
+    // Runs for each value: its number, its group, which of the group's four it is, and its place in out.
+    template <typename Do>
+    __device__ __forceinline__ void each(Do&& run) const {
 #pragma unroll
-        for (uint32_t low = 0; low < 2; ++low) {
-            features[low] = feature_of(warp * 16 + low * 8 + group);
-            const bool biased = arguments.bias != nullptr && features[low] < arguments.features;
-            const float bias = biased ? to_float(arguments.bias[features[low]]) : 0.0f;
-#pragma unroll
-            for (uint32_t column = 0; column < ROWS / 4; ++column) {
-                values[low][column] = c[column / 2][low * 2 + column % 2] + bias;
+        for (uint32_t i = 0; i < VALUES; ++i) {
+            const uint32_t own = i % FEATURES, column = i / FEATURES, row = first_row + column / 2 * 8 + column % 2;
+            if (row < arguments.rows && features[own] < arguments.features) {
+                run(i, column / 2, own * 2 + column % 2,
+                    static_cast<uint64_t>(row) * arguments.out_pitch + features[own]);
             }
         }
     }
-    if (!GATED && arguments.flags & OUT_IS_F32) {
-        write<float, Element, ROWS>(values, arguments, features);
-    } else {
-        write<Element, Element, ROWS>(values, arguments, features);
+
+    // Starts to read what is added to.
+    __device__ __forceinline__ void fetch() {
+        if (GATED || !(arguments.flags & ADD_TO_OUT)) {
+            return;
+        }
+        if (arguments.flags & OUT_IS_F32) {
+            const uint32_t* out = static_cast<const uint32_t*>(arguments.out);
+            each([&](uint32_t i, uint32_t, uint32_t, uint64_t at) { before[i] = out[at]; });
+        } else {
+            const uint16_t* out = static_cast<const uint16_t*>(arguments.out);
+            each([&](uint32_t i, uint32_t, uint32_t, uint64_t at) { before[i] = out[at]; });
+        }
     }
+
+    // Writes the sums, with what was fetched.
+    __device__ __forceinline__ void write(const float (&c)[GROUPS][4]) const {
+        if constexpr (GATED) {
+            each([&](uint32_t, uint32_t group, uint32_t of_four, uint64_t at) {
+                const float value = silu(c[group][of_four]) * c[group][2 + of_four];
+                static_cast<Element*>(arguments.out)[at] = from_float<Element>(value);
+            });
+        } else {
+            float bias[FEATURES] = {};
+#pragma unroll
+            for (uint32_t own = 0; own < FEATURES; ++own) {
+                if (arguments.bias != nullptr && features[own] < arguments.features) {
+                    bias[own] = to_float(arguments.bias[features[own]]);
+                }
+            }
+            const bool adds = arguments.flags & ADD_TO_OUT;
+            if (arguments.flags & OUT_IS_F32) {
+                each([&](uint32_t i, uint32_t group, uint32_t of_four, uint64_t at) {
+                    const float value = c[group][of_four] + bias[i % FEATURES];
+                    static_cast<float*>(arguments.out)[at] = adds ? __uint_as_float(before[i]) + value : value;
+                });
+            } else {
+                each([&](uint32_t i, uint32_t group, uint32_t of_four, uint64_t at) {
+                    const float value = c[group][of_four] + bias[i % FEATURES];
+                    static_cast<Element*>(arguments.out)[at] =
+                        from_float<Element>(adds ? pair_to_floats<Element>(before[i]).x + value : value);
+                });
+            }
+        }
+    }
+};
+
+// 16 bytes of shared memory.
+__device__ __forceinline__ void load_shared(float (&values)[4], uint32_t from) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(values[0]), "=f"(values[1]), "=f"(values[2]), "=f"(values[3])
+                 : "r"(from)
+                 : "memory");
+}
+__device__ __forceinline__ void store_shared(uint32_t to, const float (&values)[4]) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(values[0]), "f"(values[1]), "f"(values[2]),
+                 "f"(values[3])
+                 : "memory");
 }
 
 // Leaves this block's part of a tile for the last of those that share it; true for that one, which then has the sum.
@@ -282,8 +332,10 @@ template <typename Element, uint32_t ROWS>
 __device__ __forceinline__ bool gather(float (&c)[ROWS / 8][4], const Arguments<Element>& arguments, const Line& line,
                                        uint32_t shared, uint32_t tile) {
     constexpr uint32_t VALUES = ROWS / 2;  // of a thread
+    // Parts that are read at once: as many as registers hold.
+    constexpr uint32_t AT_ONCE = 64 / ROWS < 4 ? 64 / ROWS : 4;
     const uint32_t begin = tile * arguments.steps;
-    const uint32_t first = line.block_of(begin), last = line.block_of(begin + arguments.steps - 1);
+    const uint32_t first = line.block_of(begin), others = line.block_of(begin + arguments.steps - 1) - first;
     float* flat = &c[0][0];
     // A block has at most one part that begins inside a tile, its first, and one that does not, its last.
     const auto part = [&](uint32_t block) {
@@ -296,40 +348,155 @@ __device__ __forceinline__ bool gather(float (&c)[ROWS / 8][4], const Arguments<
         __stcg(reinterpret_cast<float4*>(own + four * 4 * MULTIPLIERS),
                make_float4(flat[four * 4], flat[four * 4 + 1], flat[four * 4 + 2], flat[four * 4 + 3]));
     }
-    __threadfence();
-    part_sync(1, MULTIPLIERS);
+    part_sync(MULTIPLIERS_MEET, MULTIPLIERS);
     const uint32_t word = shared + Shared<ROWS>::WORD_AT;
     if (threadIdx.x == 0) {
+        // What all threads wrote is seen by whoever sees this: the barrier orders it before.
+        __threadfence();
         const uint32_t before = atomicAdd(arguments.counters + tile, 1u);
-        if (before == last - first) {
+        __threadfence();
+        if (before == others) {
             arguments.counters[tile] = 0;
         }
         asm volatile("st.shared.u32 [%0], %1;" ::"r"(word), "r"(before) : "memory");
     }
-    part_sync(1, MULTIPLIERS);
+    part_sync(MULTIPLIERS_MEET, MULTIPLIERS);
     uint32_t before;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(before) : "r"(word) : "memory");
-    if (before != last - first) {
+    if (before != others) {
         return false;
     }
-    __threadfence();
+    // The others' parts in their order, and this block's own in its place among them.
+    const uint32_t place = blockIdx.x - first;
+    float sum[VALUES] = {};
+    const auto add_own = [&] {
 #pragma unroll
-    for (uint32_t i = 0; i < VALUES; ++i) {
-        flat[i] = 0.0f;
-    }
-#pragma unroll 4
-    for (uint32_t block = first; block <= last; ++block) {
-        const float* from = part(block);
+        for (uint32_t i = 0; i < VALUES; ++i) {
+            sum[i] += flat[i];
+        }
+    };
+#pragma unroll 1
+    for (uint32_t other = 0; other < others; other += AT_ONCE) {
+        float4 held[AT_ONCE][VALUES / 4];
 #pragma unroll
-        for (uint32_t four = 0; four < VALUES / 4; ++four) {
-            const float4 held = __ldcg(reinterpret_cast<const float4*>(from + four * 4 * MULTIPLIERS));
-            flat[four * 4] += held.x;
-            flat[four * 4 + 1] += held.y;
-            flat[four * 4 + 2] += held.z;
-            flat[four * 4 + 3] += held.w;
+        for (uint32_t i = 0; i < AT_ONCE; ++i) {
+            const uint32_t at = min(other + i, others - 1);
+            const float* from = part(first + at + (at >= place ? 1u : 0u));
+#pragma unroll
+            for (uint32_t four = 0; four < VALUES / 4; ++four) {
+                held[i][four] = __ldcg(reinterpret_cast<const float4*>(from + four * 4 * MULTIPLIERS));
+            }
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < AT_ONCE; ++i) {
+            if (other + i < others) {
+                if (other + i == place) {
+                    add_own();
+                }
+#pragma unroll
+                for (uint32_t four = 0; four < VALUES / 4; ++four) {
+                    sum[four * 4] += held[i][four].x;
+                    sum[four * 4 + 1] += held[i][four].y;
+                    sum[four * 4 + 2] += held[i][four].z;
+                    sum[four * 4 + 3] += held[i][four].w;
+                }
+            }
         }
     }
+    if (place == others) {
+        add_own();
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < VALUES; ++i) {
+        flat[i] = sum[i];
+    }
     return true;
+}
+
+// The tile that a cluster of blocks has to itself, each block a stretch of its columns: every warpgroup sends each other
+// one that has the same rows of the tile what that one is to finish, and finishes its own share of the rows of x.
+template <typename Element, uint32_t ROWS, bool GATED, uint32_t SHARERS>
+__device__ __forceinline__ void finish_together(const float (&c)[ROWS / 8][4], const Arguments<Element>& arguments,
+                                                uint32_t shared, uint32_t tile) {
+    constexpr uint32_t GROUPS = ROWS / 8 / SHARERS, IN_BLOCK = SHARERS / TEAM<ROWS>;
+    constexpr uint32_t BYTES = (SHARERS - 1) * GROUPS * WARPGROUP * 16;
+    static_assert(2 * BYTES <= Shared<ROWS>::TOLD_BYTES, "both warpgroups are told at once");
+    const uint32_t warpgroup = threadIdx.x / WARPGROUP, thread = threadIdx.x % WARPGROUP;
+    const uint32_t own = cluster_rank() * IN_BLOCK + warpgroup % IN_BLOCK;
+    const auto told = [&](uint32_t warpgroup) { return shared + Shared<ROWS>::told_at(warpgroup); };
+    const auto barrier = [&](uint32_t warpgroup) { return shared + Shared<ROWS>::TOLD_ALL_AT + 8 * warpgroup; };
+    const auto slot = [&](uint32_t from, uint32_t to) { return (from < to ? from : from - 1) * GROUPS; };
+    if (thread == 0) {
+        barrier_arrive_expecting(barrier(warpgroup), BYTES);
+    }
+    Piece<Element, GROUPS, GATED> piece(arguments, tile, threadIdx.x / 32 % (8 / IN_BLOCK), own * GROUPS);
+    piece.fetch();
+#pragma unroll
+    for (uint32_t to = 0; to < SHARERS; ++to) {
+        if (to != own) {
+            const uint32_t there = IN_BLOCK == 2 ? to % 2 : warpgroup;
+#pragma unroll
+            for (uint32_t group = 0; group < GROUPS; ++group) {
+                const uint32_t at = told(there) + ((slot(own, to) + group) * WARPGROUP + thread) * 16;
+                send_to(to / IN_BLOCK, at, barrier(there), c[to * GROUPS + group]);
+            }
+        }
+    }
+    barrier_wait_cluster(barrier(warpgroup), 0);
+    float sum[GROUPS][4] = {};
+#pragma unroll
+    for (uint32_t from = 0; from < SHARERS; ++from) {
+#pragma unroll
+        for (uint32_t group = 0; group < GROUPS; ++group) {
+            float part[4];
+            if (from == own) {
+#pragma unroll
+                for (uint32_t i = 0; i < 4; ++i) {
+                    part[i] = c[from * GROUPS + group][i];
+                }
+            } else {
+                load_shared(part, told(warpgroup) + ((slot(from, own) + group) * WARPGROUP + thread) * 16);
+            }
+#pragma unroll
+            for (uint32_t i = 0; i < 4; ++i) {
+                sum[group][i] += part[i];
+            }
+        }
+    }
+    piece.write(sum);
+}
+
+// Tiles that a block has whole, but for its last: a warp writes them while the others multiply.
+__device__ __forceinline__ bool is_for_writer(uint32_t begin, uint32_t steps, uint32_t first, uint32_t last) {
+    return WITH_WRITER && begin >= first && begin + steps < last;
+}
+
+template <typename Element, uint32_t ROWS, bool GATED>
+__device__ __forceinline__ void write_tiles(const Arguments<Element>& arguments, uint32_t shared, uint32_t first,
+                                            uint32_t last) {
+    constexpr uint32_t GROUPS = 4;  // at once
+    const uint32_t threads = arguments.tile_rows <= HALF_ROWS ? WARPGROUP : MULTIPLIERS;
+    wait_for_previous_kernel();
+    uint32_t tile = (first + arguments.steps - 1) / arguments.steps;
+    for (; is_for_writer(tile * arguments.steps, arguments.steps, first, last); ++tile) {
+        part_arrive(WRITER_WAITS, threads + 32);
+        part_sync(TO_WRITE, threads + 32);
+#pragma unroll 1
+        for (uint32_t warp = 0; warp < threads / 32; ++warp) {
+#pragma unroll 1
+            for (uint32_t group = 0; group < ROWS / 8; group += GROUPS) {
+                float c[GROUPS][4];
+                Piece<Element, GROUPS, GATED> piece(arguments, tile, warp, group);
+                piece.fetch();
+#pragma unroll
+                for (uint32_t i = 0; i < GROUPS; ++i) {
+                    const uint32_t slot = (group + i) * threads + warp * 32 + threadIdx.x % 32;
+                    load_shared(c[i], shared + Shared<ROWS>::TOLD_AT + slot * 16);
+                }
+                piece.write(c);
+            }
+        }
+    }
 }
 
 // Two warpgroups multiply what comes: each half of the rows of a tall tile, or every other step of a low one.
@@ -340,8 +507,12 @@ __device__ __forceinline__ void multiply(const Arguments<Element>& arguments, co
     const uint32_t warpgroup = threadIdx.x / WARPGROUP;
     const bool low = arguments.tile_rows <= HALF_ROWS;
     const uint32_t half = low ? 0u : warpgroup * HALF_ROWS * ROW_BYTES;
-    const uint32_t told = shared + Shared<ROWS>::TOLD_AT + threadIdx.x % WARPGROUP * 4;
+    const uint32_t told = shared + Shared<ROWS>::told_at(TEAM<ROWS> - 1) + threadIdx.x % WARPGROUP * 4;
     wait_for_previous_kernel();
+    if (TEAM<ROWS> > 1) {
+        cluster_wait();
+    }
+    const uint32_t lead = blockIdx.x / TEAM<ROWS> * TEAM<ROWS>;
     uint32_t stage = 0, parity = 0;
     for (uint32_t unit = first; unit < last;) {
         const uint32_t tile = unit / arguments.steps;
@@ -372,6 +543,16 @@ __device__ __forceinline__ void multiply(const Arguments<Element>& arguments, co
                 parity ^= 1;
             }
         }
+        if constexpr (TEAM<ROWS> > 1) {
+            if (line.start(lead) == begin && line.start(lead + TEAM<ROWS>) == begin + arguments.steps) {
+                if (low) {
+                    finish_together<Element, ROWS, GATED, 2 * TEAM<ROWS>>(c, arguments, shared, tile);
+                } else {
+                    finish_together<Element, ROWS, GATED, TEAM<ROWS>>(c, arguments, shared, tile);
+                }
+                return;
+            }
+        }
         if (!whole && !gather<Element, ROWS>(c, arguments, line, shared, tile)) {
             continue;
         }
@@ -383,7 +564,7 @@ __device__ __forceinline__ void multiply(const Arguments<Element>& arguments, co
             }
         }
         if (low) {
-            part_sync(1, MULTIPLIERS);
+            part_sync(MULTIPLIERS_MEET, MULTIPLIERS);
         }
         if (low && warpgroup == 0) {
 #pragma unroll
@@ -394,10 +575,26 @@ __device__ __forceinline__ void multiply(const Arguments<Element>& arguments, co
             }
         }
         if (!low || warpgroup == 0) {
-            finish<Element, ROWS, GATED>(c, arguments, tile, threadIdx.x / 32);
+            if (IS_MANY<ROWS> && is_for_writer(begin, arguments.steps, first, last)) {
+                const uint32_t threads = low ? WARPGROUP : MULTIPLIERS;
+                part_sync(WRITER_WAITS, threads + 32);
+#pragma unroll
+                for (uint32_t group = 0; group < ROWS / 8; ++group) {
+                    store_shared(shared + Shared<ROWS>::TOLD_AT + (group * threads + threadIdx.x) * 16, c[group]);
+                }
+                part_arrive(TO_WRITE, threads + 32);
+            } else {
+                constexpr uint32_t GROUPS = ROWS < 32 ? ROWS / 8 : 4;  // at once
+#pragma unroll
+                for (uint32_t group = 0; group < ROWS / 8; group += GROUPS) {
+                    Piece<Element, GROUPS, GATED> piece(arguments, tile, threadIdx.x / 32, group);
+                    piece.fetch();
+                    piece.write(reinterpret_cast<const float(&)[GROUPS][4]>(c[group]));
+                }
+            }
         }
         if (low && unit < last) {
-            part_sync(1, MULTIPLIERS);
+            part_sync(MULTIPLIERS_MEET, MULTIPLIERS);
         }
     }
 }
@@ -408,7 +605,7 @@ __device__ __forceinline__ void few(const TensorMap& weight, const TensorMap& x,
     let_next_kernel_start();
     const uint32_t shared = static_cast<uint32_t>(__cvta_generic_to_shared(stages_bytes));
     const Stages stages = Stages::of<ROWS>(arguments.tile_rows);
-    if (threadIdx.x == MULTIPLIERS) {
+    if (threadIdx.x == COPIER) {
         fetch_map(weight);
         fetch_map(x);
         const uint32_t readers = (arguments.tile_rows <= HALF_ROWS ? WARPGROUP : MULTIPLIERS) / 32;
@@ -416,9 +613,15 @@ __device__ __forceinline__ void few(const TensorMap& weight, const TensorMap& x,
             barrier_init(shared + Shared<ROWS>::FULL_AT + 8 * stage, 1);
             barrier_init(shared + Shared<ROWS>::EMPTY_AT + 8 * stage, readers);
         }
+        for (uint32_t warpgroup = 0; warpgroup < 2; ++warpgroup) {
+            barrier_init(shared + Shared<ROWS>::TOLD_ALL_AT + 8 * warpgroup, 1);
+        }
         barrier_init_done();
     }
     __syncthreads();
+    if (TEAM<ROWS> > 1) {
+        cluster_arrive();
+    }
     Line line;
     line.units = arguments.tiles * arguments.steps;
     line.blocks = min(gridDim.x, line.units);
@@ -429,14 +632,18 @@ __device__ __forceinline__ void few(const TensorMap& weight, const TensorMap& x,
     const uint32_t first = line.start(blockIdx.x), last = line.start(blockIdx.x + 1);
     if (threadIdx.x < MULTIPLIERS) {
         multiply<Element, ROWS, GATED>(arguments, line, stages, shared, first, last);
-    } else if (threadIdx.x == MULTIPLIERS) {
+    } else if (threadIdx.x == COPIER) {
         copy<Element, ROWS, GATED>(weight, x, arguments, stages, shared, first, last);
+    } else if (IS_MANY<ROWS> && threadIdx.x >= WRITER) {
+        write_tiles<Element, ROWS, GATED>(arguments, shared, first, last);
     }
 }
 
 // Bounds of two blocks, though a multiprocessor has one: registers are left for the small kernels too.
-#define LINEAR_FEW(name, Element, ROWS)                                                                                \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                           \
+#define ALONE(ROWS) __launch_bounds__(THREADS<ROWS>, 2)
+#define TOGETHER(ROWS) __cluster_dims__(TEAM<ROWS>, 1, 1) __launch_bounds__(BOUND, 1)
+#define LINEAR_FEW(name, Element, ROWS, BOUNDS)                                                                        \
+    extern "C" __global__ void BOUNDS(ROWS)                                                                            \
         linear_few_##name##_r##ROWS(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap x,     \
                                     void* out, const Element* bias, float* parts, uint32_t* counters,                  \
                                     uint32_t out_pitch, uint32_t rows, uint32_t features, uint32_t steps,              \
@@ -444,7 +651,7 @@ __device__ __forceinline__ void few(const TensorMap& weight, const TensorMap& x,
         few<Element, ROWS, false>(                                                                                     \
             weight, x, {out, bias, parts, counters, out_pitch, rows, features, steps, tiles, tile_rows, flags});       \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                           \
+    extern "C" __global__ void BOUNDS(ROWS)                                                                            \
         gate_up_few_##name##_r##ROWS(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap x,    \
                                      Element* out, float* parts, uint32_t* counters, uint32_t out_pitch,               \
                                      uint32_t rows, uint32_t features, uint32_t steps, uint32_t tiles,                 \
@@ -453,8 +660,8 @@ __device__ __forceinline__ void few(const TensorMap& weight, const TensorMap& x,
             weight, x, {out, nullptr, parts, counters, out_pitch, rows, features, steps, tiles, tile_rows, 0});        \
     }
 #define KERNEL(name, Element)                                                                                          \
-    LINEAR_FEW(name, Element, 8) LINEAR_FEW(name, Element, 16) LINEAR_FEW(name, Element, 32)                           \
-    LINEAR_FEW(name, Element, 64)
+    LINEAR_FEW(name, Element, 8, ALONE) LINEAR_FEW(name, Element, 16, ALONE)                                           \
+    LINEAR_FEW(name, Element, 32, ALONE) LINEAR_FEW(name, Element, 64, TOGETHER)
 FOR_EACH_ACTIVATION(KERNEL)
 
 // Launch: grid (multiprocessors), or tiles * steps if that is less; block (288); dynamic shared memory

@@ -7,7 +7,7 @@ sanitize  a small part of that, to be run under compute-sanitizer
 time      a decode step of Qwen2.5-VL-7B (28 layers and the logits) at 1, 16 and 64 rows, weights drawn anew for each
           layer, as graphs of launches: each product one after the other, then the whole step with norms, attention
           over 576 tokens and the gate between (no rotary positions), with cuBLASLt's products as torch takes them, with
-          ours cut in each of the ways that Bursar chooses from, and with the faster of each
+          ours cut in each of the ways that Bursar chooses from, with the fastest cut of each, and with the fastest of all
 
 Wants torch with CUDA and nothing else; our kernels come from kernels/cuda/compiled. KERNELS.md has the figures that
 this gave.
@@ -28,8 +28,10 @@ from operations.small import gate_shape, norm_shape
 HIDDEN, QKV, INTERMEDIATE, VOCABULARY, LAYERS = 3584, 4608, 18944, 152064, 28
 CONTEXT = 576  # tokens
 
-# Blocks that share a tile: what Bursar's rehearsal chooses from (`CUTS` of kernels/src/cuda/linear_few.rs).
-CUTS = [2, 4, 8, 132]
+
+def cuts(rows):
+    """Blocks that share a tile: what Bursar's rehearsal chooses from (`cuts` of kernels/src/cuda/linear_few.rs)."""
+    return [1, 2, 4, 132] if rows > 32 else [2, 4, 8, 132]
 
 
 SWIZZLE = 3  # of 128 bytes
@@ -46,13 +48,13 @@ class Kernels:
         self.counters = torch.zeros(4096, device="cuda", dtype=torch.int32)
         self.maps = {}
 
-    def cut(self, features, steps, cut, gated, grid=None):
-        """Blocks, tiles, and rows of the tallest of them."""
+    def cut(self, features, steps, cut, gated, team, grid=None):
+        """Blocks, in whole teams, tiles, and rows of the tallest of them."""
         groups, most = (features // 8, 8) if gated else (features, 128)
-        blocks = min(grid or self.processors, groups * cut)
+        blocks = min((grid or self.processors) // team * team, groups * cut)
         columns = max(blocks // cut, 1)
         tiles = columns * -(-groups // (columns * most))
-        return min(blocks, tiles * steps), tiles, -(-groups // tiles) * (16 if gated else 1)
+        return -(-min(blocks, tiles * steps) // team) * team, tiles, -(-groups // tiles) * (16 if gated else 1)
 
     def weight_map(self, weight, gated, tile_rows):
         key = weight.data_ptr(), weight.shape, gated, tile_rows
@@ -71,8 +73,9 @@ class Kernels:
         rows, columns = x.shape
         most = next(most for most in (8, 16, 32, 64) if rows <= most)
         features, steps = out.shape[1], -(-columns // 64)
-        blocks, tiles, tile_rows = self.cut(features, steps, cut, gated, grid)
-        shared = (160 * 1024 - 704 - 256 * most) // 1024 * 1024 + 256 * most + 704
+        team, threads, total, told = (2, 320, 177, 32 * 1024) if most == 64 else (1, 288, 160, 256 * most)
+        blocks, tiles, tile_rows = self.cut(features, steps, cut, gated, team, grid)
+        shared = (total * 1024 - 704 - told) // 1024 * 1024 + told + 704
         arguments = [
             self.weight_map(weight, gated, tile_rows),
             tensor_map(x, [columns, rows], [2 * x.stride(0)], [64, most], SWIZZLE),
@@ -84,7 +87,7 @@ class Kernels:
         if not gated:
             arguments.append((1 if add else 0) | (2 if out.dtype == torch.float32 else 0))
         name = f"{'gate_up' if gated else 'linear'}_few_{ENDINGS[x.dtype]}_r{most}"
-        Kernel("linear_few", name, shared)((blocks,), (288,), *arguments, early=True)
+        Kernel("linear_few", name, shared)((blocks,), (threads,), *arguments, early=True)
 
 
 # How a product reaches its output: its type, whether it has a bias, is added, is gated.
@@ -99,7 +102,7 @@ WAYS = {
 MARGIN = 776.0  # what lies beside an output
 
 
-def check(kernels, shapes, rows, cuts=CUTS, grid=None):
+def check(kernels, shapes, rows, grid=None):
     """Every way of every shape [features, in]; prints the worst errors, and says whether all was right."""
     worst, cases, wrong = {}, 0, 0
     for dtype in (torch.bfloat16, torch.float16):
@@ -113,7 +116,7 @@ def check(kernels, shapes, rows, cuts=CUTS, grid=None):
                 for way, (out_type, biased, added, gated) in WAYS.items():
                     if gated and features % 8:
                         continue
-                    cut = cuts[cases % len(cuts)]
+                    cut = cuts(count)[(cases + cases // 6) % 4]
                     pitch = features + 3
                     around = torch.full((count * pitch + 64,), MARGIN, device="cuda", dtype=out_type or dtype)
                     out = around[: count * pitch].view(count, pitch)[:, :features]
@@ -240,20 +243,20 @@ def time(kernels):
     names = [*step.layers, "logits"]
     for rows in (1, 16, 64):
         step.resize(rows)
-        best = {}
+        best, ours = {}, {}
         print(f"{rows} rows, microseconds of a product: cuBLASLt's; ours by blocks that share a tile")
         for name in names:
             count = 4 if name == "logits" else LAYERS
             calls = lambda cut: [functools.partial(step.multiply, name, layer, cut) for layer in range(count)]  # noqa: E731
-            taken = {cut: microseconds(calls(cut), REPLAYS, least=1) for cut in [None, *CUTS]}
-            best[name] = min(taken, key=taken.get)
-            rate = step.bytes(name) / min(taken[cut] for cut in CUTS) / 1e6
-            listed = "  ".join(f"{cut}: {taken[cut]:6.1f}" for cut in CUTS)
+            taken = {cut: microseconds(calls(cut), REPLAYS, least=1) for cut in [None, *cuts(rows)]}
+            best[name], ours[name] = min(taken, key=taken.get), min(cuts(rows), key=taken.get)
+            rate = step.bytes(name) / taken[ours[name]] / 1e6
+            listed = "  ".join(f"{cut}: {taken[cut]:6.1f}" for cut in cuts(rows))
             print(f"  {name:8} {taken[None]:6.1f};  {listed}  ({rate:.2f} TB/s)", flush=True)
-        ways = {"cuBLASLt": None, **{f"ours, {cut}": cut for cut in CUTS}}
-        whole = lambda cuts: microseconds([lambda: step.run(cuts)], REPLAYS, least=1)  # noqa: E731
+        ways = {"cuBLASLt": None, **{f"ours, {cut}": cut for cut in cuts(rows)}}
+        whole = lambda chosen: microseconds([lambda: step.run(chosen)], REPLAYS, least=1)  # noqa: E731
         steps = {way: whole(dict.fromkeys(names, cut)) for way, cut in ways.items()}
-        steps["the faster of each"] = whole(best)
+        steps["ours, the fastest of each"], steps["the fastest of each"] = whole(ours), whole(best)
         listed = "; ".join(f"{way} {taken / 1000:.3f}" for way, taken in steps.items())
         print(f"  28 layers and logits with what lies between, milliseconds: {listed}", flush=True)
 
