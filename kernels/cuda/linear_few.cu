@@ -67,7 +67,7 @@ constexpr uint32_t OUT_IS_F32 = 2;
 // Many rows of x: where blocks of a cluster have just one tile together, they add it up in their shared memory, and a warp
 // writes finished tiles while the others begin the next.
 template <uint32_t ROWS>
-constexpr bool IS_MANY = ROWS == 64;
+constexpr bool IS_MANY = ROWS >= MANY_FROM;
 template <uint32_t ROWS>
 constexpr uint32_t TEAM = IS_MANY<ROWS> ? 2 : 1;
 template <uint32_t ROWS>
@@ -78,7 +78,7 @@ template <uint32_t ROWS>
 struct Shared {
     static constexpr uint32_t TOLD_BYTES = HALF_ROWS * ROWS * 4 * TEAM<ROWS>;
     static constexpr uint32_t BARRIER_BYTES = 2 * 8 * STAGES_MAX + 64;
-    static constexpr uint32_t LIMIT = (IS_MANY<ROWS> ? LIMIT_KIB : 160) * 1024;
+    static constexpr uint32_t LIMIT = IS_MANY<ROWS> ? 145 * 1024 + TOLD_BYTES : 160 * 1024;
     // More than half of a multiprocessor's 228 KiB, so that no two blocks share one, and not all of it: small kernels
     // that stand between two of these in the stream find room beside them.
     static constexpr uint32_t TOLD_AT = (LIMIT - BARRIER_BYTES - TOLD_BYTES) / 1024 * 1024;
@@ -153,6 +153,17 @@ __device__ __forceinline__ uint32_t first_feature(const Arguments<Element>& argu
     constexpr uint32_t GROUP = GATED ? 8 : 1;
     const uint64_t groups = arguments.features / GROUP;
     return static_cast<uint32_t>(groups * tile / arguments.tiles) * GROUP;
+}
+
+// The features of a tile. Rows behind them are those of another, or nothing.
+struct Features {
+    uint32_t first;
+    uint32_t end;
+};
+
+template <typename Element, bool GATED>
+__device__ __forceinline__ Features features_of(const Arguments<Element>& arguments, uint32_t tile) {
+    return {first_feature<Element, GATED>(arguments, tile), first_feature<Element, GATED>(arguments, tile + 1)};
 }
 
 // Gated, the map puts eight rows of up behind the same eight of the gate, so that one thread has both of a feature.
@@ -230,6 +241,18 @@ __device__ __forceinline__ float silu(float gate) {
     return __fdividef(gate, 1.0f + __expf(-gate));
 }
 
+__device__ __forceinline__ void put_f32(float* at, float value) {
+#if STORES == 1
+    asm volatile("st.global.L2::cache_hint.f32 [%0], %1, %2;" ::"l"(at), "f"(value), "l"(0x14f0000000000000ull) : "memory");
+#elif STORES == 2
+    asm volatile("st.global.L2::cache_hint.f32 [%0], %1, %2;" ::"l"(at), "f"(value), "l"(0x12f0000000000000ull) : "memory");
+#elif STORES == 3
+    __stcs(at, value);
+#else
+    *at = value;
+#endif
+}
+
 // What a warp has of a tile that is summed up: 16 of the tile's rows, and GROUPS times eight rows of x.
 template <typename Element, uint32_t GROUPS, bool GATED>
 struct Piece {
@@ -240,18 +263,16 @@ struct Piece {
     uint32_t features[FEATURES];
     uint32_t first_row;
     uint32_t before[VALUES];  // bits of what is added to
+    float bias[FEATURES];
 
     // `warp` is the one whose rows of the tile these are.
-    __device__ __forceinline__ Piece(const Arguments<Element>& arguments, uint32_t tile, uint32_t warp,
+    __device__ __forceinline__ Piece(const Arguments<Element>& arguments, Features tile, uint32_t warp,
                                      uint32_t first_group)
         : arguments(arguments), first_row(first_group * 8 + threadIdx.x % 4 * 2) {
-        // Rows behind the tile's are those of another, or nothing.
-        const uint32_t first = first_feature<Element, GATED>(arguments, tile);
-        const uint32_t end = first_feature<Element, GATED>(arguments, tile + 1);
 #pragma unroll
         for (uint32_t own = 0; own < FEATURES; ++own) {
-            const uint32_t feature = first + (warp * FEATURES + own) * 8 + threadIdx.x % 32 / 4;
-            features[own] = feature < end ? feature : 0xffffffffu;
+            const uint32_t feature = tile.first + (warp * FEATURES + own) * 8 + threadIdx.x % 32 / 4;
+            features[own] = feature < tile.end ? feature : 0xffffffffu;
         }
     }
 
@@ -268,9 +289,17 @@ struct Piece {
         }
     }
 
-    // Starts to read what is added to.
+    // Starts to read what is added.
     __device__ __forceinline__ void fetch() {
-        if (GATED || !(arguments.flags & ADD_TO_OUT)) {
+        if (GATED) {
+            return;
+        }
+#pragma unroll
+        for (uint32_t own = 0; own < FEATURES; ++own) {
+            const bool biased = arguments.bias != nullptr && features[own] < arguments.features;
+            bias[own] = biased ? to_float(arguments.bias[features[own]]) : 0.0f;
+        }
+        if (!(arguments.flags & ADD_TO_OUT)) {
             return;
         }
         if (arguments.flags & OUT_IS_F32) {
@@ -290,18 +319,11 @@ struct Piece {
                 static_cast<Element*>(arguments.out)[at] = from_float<Element>(value);
             });
         } else {
-            float bias[FEATURES] = {};
-#pragma unroll
-            for (uint32_t own = 0; own < FEATURES; ++own) {
-                if (arguments.bias != nullptr && features[own] < arguments.features) {
-                    bias[own] = to_float(arguments.bias[features[own]]);
-                }
-            }
             const bool adds = arguments.flags & ADD_TO_OUT;
             if (arguments.flags & OUT_IS_F32) {
                 each([&](uint32_t i, uint32_t group, uint32_t of_four, uint64_t at) {
                     const float value = c[group][of_four] + bias[i % FEATURES];
-                    static_cast<float*>(arguments.out)[at] = adds ? __uint_as_float(before[i]) + value : value;
+                    put_f32(static_cast<float*>(arguments.out) + at, adds ? __uint_as_float(before[i]) + value : value);
                 });
             } else {
                 each([&](uint32_t i, uint32_t group, uint32_t of_four, uint64_t at) {
@@ -333,7 +355,7 @@ __device__ __forceinline__ bool gather(float (&c)[ROWS / 8][4], const Arguments<
                                        uint32_t shared, uint32_t tile) {
     constexpr uint32_t VALUES = ROWS / 2;  // of a thread
     // Parts that are read at once: as many as registers hold.
-    constexpr uint32_t AT_ONCE = 64 / ROWS < 4 ? 64 / ROWS : 4;
+    constexpr uint32_t AT_ONCE = ROWS == 64 ? GA : 4;
     const uint32_t begin = tile * arguments.steps;
     const uint32_t first = line.block_of(begin), others = line.block_of(begin + arguments.steps - 1) - first;
     float* flat = &c[0][0];
@@ -413,24 +435,68 @@ __device__ __forceinline__ bool gather(float (&c)[ROWS / 8][4], const Arguments<
     return true;
 }
 
+// A multiplier's way through the stages.
+template <typename Element, uint32_t ROWS>
+struct Steps {
+    const Stages& stages;
+    uint32_t shared;
+    bool low;
+    uint32_t stage = 0;
+    uint32_t parity = 0;
+
+    // Adds what comes from unit `unit` until `end`: a half of the rows of a tall tile, or every other step of a low one.
+    __device__ __forceinline__ void add(float (&c)[ROWS / 8][4], uint32_t unit, uint32_t end) {
+        constexpr uint64_t LAYOUT = matrix_layout<COLUMNS>(0, 8 * ROW_BYTES);
+        const uint32_t warpgroup = threadIdx.x / WARPGROUP;
+        const uint32_t half = low ? 0u : warpgroup * HALF_ROWS * ROW_BYTES;
+        for (; unit < end; ++unit) {
+            if (!low || unit % 2 == warpgroup) {
+                barrier_wait(shared + Shared<ROWS>::FULL_AT + 8 * stage, parity);
+                const uint32_t at = shared + stage * stages.bytes;
+                hold(c);
+                products_begin();
+#pragma unroll
+                for (uint32_t k = 0; k < COLUMNS / 16; ++k) {
+                    FewColumns<Element, ROWS>::multiply(c, matrix_at(LAYOUT, at + half + 32 * k),
+                                                        matrix_at(LAYOUT, at + stages.weight_bytes + 32 * k), 1);
+                }
+                products_end();
+                products_wait<0>();
+                hold(c);
+                if (threadIdx.x % 32 == 0) {
+                    barrier_arrive(shared + Shared<ROWS>::EMPTY_AT + 8 * stage);
+                }
+            }
+            if (++stage == stages.count) {
+                stage = 0;
+                parity ^= 1;
+            }
+        }
+    }
+};
+
 // The tile that a cluster of blocks has to itself, each block a stretch of its columns: every warpgroup sends each other
 // one that has the same rows of the tile what that one is to finish, and finishes its own share of the rows of x.
 template <typename Element, uint32_t ROWS, bool GATED, uint32_t SHARERS>
-__device__ __forceinline__ void finish_together(const float (&c)[ROWS / 8][4], const Arguments<Element>& arguments,
-                                                uint32_t shared, uint32_t tile) {
+__device__ __forceinline__ void multiply_together(const Arguments<Element>& arguments, Steps<Element, ROWS>& steps,
+                                                  uint32_t tile, uint32_t first, uint32_t last) {
     constexpr uint32_t GROUPS = ROWS / 8 / SHARERS, IN_BLOCK = SHARERS / TEAM<ROWS>;
     constexpr uint32_t BYTES = (SHARERS - 1) * GROUPS * WARPGROUP * 16;
     static_assert(2 * BYTES <= Shared<ROWS>::TOLD_BYTES, "both warpgroups are told at once");
     const uint32_t warpgroup = threadIdx.x / WARPGROUP, thread = threadIdx.x % WARPGROUP;
     const uint32_t own = cluster_rank() * IN_BLOCK + warpgroup % IN_BLOCK;
-    const auto told = [&](uint32_t warpgroup) { return shared + Shared<ROWS>::told_at(warpgroup); };
-    const auto barrier = [&](uint32_t warpgroup) { return shared + Shared<ROWS>::TOLD_ALL_AT + 8 * warpgroup; };
+    const auto told = [&](uint32_t warpgroup) { return steps.shared + Shared<ROWS>::told_at(warpgroup); };
+    const auto barrier = [&](uint32_t warpgroup) { return steps.shared + Shared<ROWS>::TOLD_ALL_AT + 8 * warpgroup; };
     const auto slot = [&](uint32_t from, uint32_t to) { return (from < to ? from : from - 1) * GROUPS; };
     if (thread == 0) {
         barrier_arrive_expecting(barrier(warpgroup), BYTES);
     }
-    Piece<Element, GROUPS, GATED> piece(arguments, tile, threadIdx.x / 32 % (8 / IN_BLOCK), own * GROUPS);
+    Piece<Element, GROUPS, GATED> piece(arguments, features_of<Element, GATED>(arguments, tile),
+                                        threadIdx.x / 32 % (8 / IN_BLOCK), own * GROUPS);
     piece.fetch();
+    cluster_wait();
+    float c[ROWS / 8][4] = {};
+    steps.add(c, first, last);
 #pragma unroll
     for (uint32_t to = 0; to < SHARERS; ++to) {
         if (to != own) {
@@ -480,13 +546,14 @@ __device__ __forceinline__ void write_tiles(const Arguments<Element>& arguments,
     uint32_t tile = (first + arguments.steps - 1) / arguments.steps;
     for (; is_for_writer(tile * arguments.steps, arguments.steps, first, last); ++tile) {
         part_arrive(WRITER_WAITS, threads + 32);
+        const Features features = features_of<Element, GATED>(arguments, tile);
         part_sync(TO_WRITE, threads + 32);
 #pragma unroll 1
         for (uint32_t warp = 0; warp < threads / 32; ++warp) {
 #pragma unroll 1
             for (uint32_t group = 0; group < ROWS / 8; group += GROUPS) {
                 float c[GROUPS][4];
-                Piece<Element, GROUPS, GATED> piece(arguments, tile, warp, group);
+                Piece<Element, GROUPS, GATED> piece(arguments, features, warp, group);
                 piece.fetch();
 #pragma unroll
                 for (uint32_t i = 0; i < GROUPS; ++i) {
@@ -499,60 +566,36 @@ __device__ __forceinline__ void write_tiles(const Arguments<Element>& arguments,
     }
 }
 
-// Two warpgroups multiply what comes: each half of the rows of a tall tile, or every other step of a low one.
+// What a multiplier does from the first to the last unit of its block.
 template <typename Element, uint32_t ROWS, bool GATED>
 __device__ __forceinline__ void multiply(const Arguments<Element>& arguments, const Line& line, const Stages& stages,
                                          uint32_t shared, uint32_t first, uint32_t last) {
-    constexpr uint64_t LAYOUT = matrix_layout<COLUMNS>(0, 8 * ROW_BYTES);
     const uint32_t warpgroup = threadIdx.x / WARPGROUP;
     const bool low = arguments.tile_rows <= HALF_ROWS;
-    const uint32_t half = low ? 0u : warpgroup * HALF_ROWS * ROW_BYTES;
     const uint32_t told = shared + Shared<ROWS>::told_at(TEAM<ROWS> - 1) + threadIdx.x % WARPGROUP * 4;
+    Steps<Element, ROWS> steps = {stages, shared, low};
     wait_for_previous_kernel();
-    if (TEAM<ROWS> > 1) {
-        cluster_wait();
+    if constexpr (TEAM<ROWS> > 1) {
+        const uint32_t lead = blockIdx.x / TEAM<ROWS> * TEAM<ROWS>, tile = first / arguments.steps;
+        const uint32_t begin = tile * arguments.steps;
+        if (line.start(lead) == begin && line.start(lead + TEAM<ROWS>) == begin + arguments.steps) {
+            if (low) {
+                multiply_together<Element, ROWS, GATED, 2 * TEAM<ROWS>>(arguments, steps, tile, first, last);
+            } else {
+                multiply_together<Element, ROWS, GATED, TEAM<ROWS>>(arguments, steps, tile, first, last);
+            }
+            return;
+        }
     }
-    const uint32_t lead = blockIdx.x / TEAM<ROWS> * TEAM<ROWS>;
-    uint32_t stage = 0, parity = 0;
     for (uint32_t unit = first; unit < last;) {
         const uint32_t tile = unit / arguments.steps;
         const uint32_t begin = tile * arguments.steps;
         const uint32_t end = min(begin + arguments.steps, last);
         const bool whole = unit == begin && end == begin + arguments.steps;
+        const Features features = features_of<Element, GATED>(arguments, tile);
         float c[ROWS / 8][4] = {};
-        for (; unit < end; ++unit) {
-            if (!low || unit % 2 == warpgroup) {
-                barrier_wait(shared + Shared<ROWS>::FULL_AT + 8 * stage, parity);
-                const uint32_t at = shared + stage * stages.bytes;
-                hold(c);
-                products_begin();
-#pragma unroll
-                for (uint32_t k = 0; k < COLUMNS / 16; ++k) {
-                    FewColumns<Element, ROWS>::multiply(c, matrix_at(LAYOUT, at + half + 32 * k),
-                                                        matrix_at(LAYOUT, at + stages.weight_bytes + 32 * k), 1);
-                }
-                products_end();
-                products_wait<0>();
-                hold(c);
-                if (threadIdx.x % 32 == 0) {
-                    barrier_arrive(shared + Shared<ROWS>::EMPTY_AT + 8 * stage);
-                }
-            }
-            if (++stage == stages.count) {
-                stage = 0;
-                parity ^= 1;
-            }
-        }
-        if constexpr (TEAM<ROWS> > 1) {
-            if (line.start(lead) == begin && line.start(lead + TEAM<ROWS>) == begin + arguments.steps) {
-                if (low) {
-                    finish_together<Element, ROWS, GATED, 2 * TEAM<ROWS>>(c, arguments, shared, tile);
-                } else {
-                    finish_together<Element, ROWS, GATED, TEAM<ROWS>>(c, arguments, shared, tile);
-                }
-                return;
-            }
-        }
+        steps.add(c, unit, end);
+        unit = end;
         if (!whole && !gather<Element, ROWS>(c, arguments, line, shared, tile)) {
             continue;
         }
@@ -587,7 +630,7 @@ __device__ __forceinline__ void multiply(const Arguments<Element>& arguments, co
                 constexpr uint32_t GROUPS = ROWS < 32 ? ROWS / 8 : 4;  // at once
 #pragma unroll
                 for (uint32_t group = 0; group < ROWS / 8; group += GROUPS) {
-                    Piece<Element, GROUPS, GATED> piece(arguments, tile, threadIdx.x / 32, group);
+                    Piece<Element, GROUPS, GATED> piece(arguments, features, threadIdx.x / 32, group);
                     piece.fetch();
                     piece.write(reinterpret_cast<const float(&)[GROUPS][4]>(c[group]));
                 }
@@ -641,7 +684,18 @@ __device__ __forceinline__ void few(const TensorMap& weight, const TensorMap& x,
 
 // Bounds of two blocks, though a multiprocessor has one: registers are left for the small kernels too.
 #define ALONE(ROWS) __launch_bounds__(THREADS<ROWS>, 2)
-#define TOGETHER(ROWS) __cluster_dims__(TEAM<ROWS>, 1, 1) __launch_bounds__(BOUND, 1)
+#if MAXREG
+#define BOUND __maxnreg__(MAXREG)
+#else
+#define BOUND __launch_bounds__(384, 1)
+#endif
+#if MANY_FROM == 32
+#define TOGETHER(ROWS) __cluster_dims__(2, 1, 1) BOUND
+#define ALMOST(ROWS) TOGETHER(ROWS)
+#else
+#define TOGETHER(ROWS) __cluster_dims__(2, 1, 1) BOUND
+#define ALMOST(ROWS) __launch_bounds__(384, 1)
+#endif
 #define LINEAR_FEW(name, Element, ROWS, BOUNDS)                                                                        \
     extern "C" __global__ void BOUNDS(ROWS)                                                                            \
         linear_few_##name##_r##ROWS(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap x,     \
@@ -661,7 +715,7 @@ __device__ __forceinline__ void few(const TensorMap& weight, const TensorMap& x,
     }
 #define KERNEL(name, Element)                                                                                          \
     LINEAR_FEW(name, Element, 8, ALONE) LINEAR_FEW(name, Element, 16, ALONE)                                           \
-    LINEAR_FEW(name, Element, 32, ALONE) LINEAR_FEW(name, Element, 64, TOGETHER)
+    LINEAR_FEW(name, Element, 32, ALMOST) LINEAR_FEW(name, Element, 64, TOGETHER)
 FOR_EACH_ACTIVATION(KERNEL)
 
 // Launch: grid (multiprocessors), or tiles * steps if that is less; block (288); dynamic shared memory
