@@ -49,6 +49,8 @@ constexpr uint32_t WARPGROUP = 128;
 constexpr uint32_t MULTIPLIERS = 2 * WARPGROUP;  // threads
 constexpr uint32_t COPIER = MULTIPLIERS;         // the thread that copies
 constexpr uint32_t WRITER = MULTIPLIERS + 32;    // the first thread of the warp that writes
+constexpr uint32_t THREADS = WRITER + 32;
+constexpr uint32_t TEAM = 2;  // blocks of a cluster
 // Names of barriers of a part of the block; 0 is everyone's.
 constexpr uint32_t MULTIPLIERS_MEET = 1;
 constexpr uint32_t TO_WRITE = 2;
@@ -64,24 +66,14 @@ extern "C" __device__ uint32_t linear_few_counters[STREAMS * STREAM_COUNTERS] = 
 constexpr uint32_t ADD_TO_OUT = 1;
 constexpr uint32_t OUT_IS_F32 = 2;
 
-// Many rows of x: where blocks of a cluster have just one tile together, they add it up in their shared memory, and a warp
-// writes finished tiles while the others begin the next.
-template <uint32_t ROWS>
-constexpr bool IS_MANY = ROWS >= MANY_FROM;
-template <uint32_t ROWS>
-constexpr uint32_t TEAM = IS_MANY<ROWS> ? 2 : 1;
-template <uint32_t ROWS>
-constexpr uint32_t THREADS = IS_MANY<ROWS> ? WRITER + 32 : WRITER;
-
 // Shared memory: stages, then what warps tell each other, barriers, and a word for all.
 template <uint32_t ROWS>
 struct Shared {
-    static constexpr uint32_t TOLD_BYTES = HALF_ROWS * ROWS * 4 * TEAM<ROWS>;
-    static constexpr uint32_t BARRIER_BYTES = 2 * 8 * STAGES_MAX + 64;
-    static constexpr uint32_t LIMIT = IS_MANY<ROWS> ? 145 * 1024 + TOLD_BYTES : 160 * 1024;
+    // For each warpgroup what three others send it, and a whole tile.
+    static constexpr uint32_t TOLD_BYTES = ROWS < 32 ? 12 * 1024 : 2 * HALF_ROWS * ROWS * 4;
     // More than half of a multiprocessor's 228 KiB, so that no two blocks share one, and not all of it: small kernels
     // that stand between two of these in the stream find room beside them.
-    static constexpr uint32_t TOLD_AT = (LIMIT - BARRIER_BYTES - TOLD_BYTES) / 1024 * 1024;
+    static constexpr uint32_t TOLD_AT = (ROWS < 32 ? 156 : 144) * 1024;
     static constexpr uint32_t FULL_AT = TOLD_AT + TOLD_BYTES;
     static constexpr uint32_t EMPTY_AT = FULL_AT + 8 * STAGES_MAX;
     static constexpr uint32_t WORD_AT = EMPTY_AT + 8 * STAGES_MAX;
@@ -90,7 +82,7 @@ struct Shared {
 
     // Where this warpgroup is told.
     static __device__ __forceinline__ uint32_t told_at(uint32_t warpgroup) {
-        return TOLD_AT + warpgroup * (TOLD_BYTES / TEAM<ROWS>);
+        return TOLD_AT + warpgroup * (TOLD_BYTES / 2);
     }
 };
 
@@ -241,18 +233,6 @@ __device__ __forceinline__ float silu(float gate) {
     return __fdividef(gate, 1.0f + __expf(-gate));
 }
 
-__device__ __forceinline__ void put_f32(float* at, float value) {
-#if STORES == 1
-    asm volatile("st.global.L2::cache_hint.f32 [%0], %1, %2;" ::"l"(at), "f"(value), "l"(0x14f0000000000000ull) : "memory");
-#elif STORES == 2
-    asm volatile("st.global.L2::cache_hint.f32 [%0], %1, %2;" ::"l"(at), "f"(value), "l"(0x12f0000000000000ull) : "memory");
-#elif STORES == 3
-    __stcs(at, value);
-#else
-    *at = value;
-#endif
-}
-
 // What a warp has of a tile that is summed up: 16 of the tile's rows, and GROUPS times eight rows of x.
 template <typename Element, uint32_t GROUPS, bool GATED>
 struct Piece {
@@ -323,7 +303,7 @@ struct Piece {
             if (arguments.flags & OUT_IS_F32) {
                 each([&](uint32_t i, uint32_t group, uint32_t of_four, uint64_t at) {
                     const float value = c[group][of_four] + bias[i % FEATURES];
-                    put_f32(static_cast<float*>(arguments.out) + at, adds ? __uint_as_float(before[i]) + value : value);
+                    static_cast<float*>(arguments.out)[at] = adds ? __uint_as_float(before[i]) + value : value;
                 });
             } else {
                 each([&](uint32_t i, uint32_t group, uint32_t of_four, uint64_t at) {
@@ -355,7 +335,7 @@ __device__ __forceinline__ bool gather(float (&c)[ROWS / 8][4], const Arguments<
                                        uint32_t shared, uint32_t tile) {
     constexpr uint32_t VALUES = ROWS / 2;  // of a thread
     // Parts that are read at once: as many as registers hold.
-    constexpr uint32_t AT_ONCE = ROWS == 64 ? GA : 4;
+    constexpr uint32_t AT_ONCE = ROWS == 64 ? 2 : 4;
     const uint32_t begin = tile * arguments.steps;
     const uint32_t first = line.block_of(begin), others = line.block_of(begin + arguments.steps - 1) - first;
     float* flat = &c[0][0];
@@ -475,53 +455,62 @@ struct Steps {
     }
 };
 
-// The tile that a cluster of blocks has to itself, each block a stretch of its columns: every warpgroup sends each other
-// one that has the same rows of the tile what that one is to finish, and finishes its own share of the rows of x.
+// The tile that a cluster of blocks has to itself, each block a stretch of its columns. Warpgroups that have the same rows
+// of the tile share the rows of x among them: each sends the others what is theirs, and finishes its own.
 template <typename Element, uint32_t ROWS, bool GATED, uint32_t SHARERS>
 __device__ __forceinline__ void multiply_together(const Arguments<Element>& arguments, Steps<Element, ROWS>& steps,
                                                   uint32_t tile, uint32_t first, uint32_t last) {
-    constexpr uint32_t GROUPS = ROWS / 8 / SHARERS, IN_BLOCK = SHARERS / TEAM<ROWS>;
-    constexpr uint32_t BYTES = (SHARERS - 1) * GROUPS * WARPGROUP * 16;
-    static_assert(2 * BYTES <= Shared<ROWS>::TOLD_BYTES, "both warpgroups are told at once");
+    constexpr uint32_t GROUPS = ROWS / 8 < SHARERS ? 1 : ROWS / 8 / SHARERS, OWNERS = ROWS / 8 / GROUPS;
+    constexpr uint32_t IN_BLOCK = SHARERS / TEAM, SENT_BYTES = GROUPS * WARPGROUP * 16;
+    static_assert((SHARERS - 1) * SENT_BYTES <= Shared<ROWS>::TOLD_BYTES / 2, "both warpgroups are told at once");
     const uint32_t warpgroup = threadIdx.x / WARPGROUP, thread = threadIdx.x % WARPGROUP;
     const uint32_t own = cluster_rank() * IN_BLOCK + warpgroup % IN_BLOCK;
-    const auto told = [&](uint32_t warpgroup) { return steps.shared + Shared<ROWS>::told_at(warpgroup); };
     const auto barrier = [&](uint32_t warpgroup) { return steps.shared + Shared<ROWS>::TOLD_ALL_AT + 8 * warpgroup; };
-    const auto slot = [&](uint32_t from, uint32_t to) { return (from < to ? from : from - 1) * GROUPS; };
-    if (thread == 0) {
-        barrier_arrive_expecting(barrier(warpgroup), BYTES);
-    }
+    // Where a warpgroup is told by another one what it finishes of a group of rows.
+    const auto place = [&](uint32_t warpgroup, uint32_t from, uint32_t to, uint32_t group) {
+        const uint32_t before = from < to ? from : from - 1;
+        return steps.shared + Shared<ROWS>::told_at(warpgroup) + before * SENT_BYTES + (group * WARPGROUP + thread) * 16;
+    };
+    const bool is_owner = own < OWNERS;
     Piece<Element, GROUPS, GATED> piece(arguments, features_of<Element, GATED>(arguments, tile),
                                         threadIdx.x / 32 % (8 / IN_BLOCK), own * GROUPS);
-    piece.fetch();
+    if (is_owner) {
+        if (thread == 0) {
+            barrier_arrive_expecting(barrier(warpgroup), (SHARERS - 1) * SENT_BYTES);
+        }
+        piece.fetch();
+    }
     cluster_wait();
     float c[ROWS / 8][4] = {};
     steps.add(c, first, last);
 #pragma unroll
-    for (uint32_t to = 0; to < SHARERS; ++to) {
+    for (uint32_t to = 0; to < OWNERS; ++to) {
         if (to != own) {
             const uint32_t there = IN_BLOCK == 2 ? to % 2 : warpgroup;
 #pragma unroll
             for (uint32_t group = 0; group < GROUPS; ++group) {
-                const uint32_t at = told(there) + ((slot(own, to) + group) * WARPGROUP + thread) * 16;
-                send_to(to / IN_BLOCK, at, barrier(there), c[to * GROUPS + group]);
+                send_to(to / IN_BLOCK, place(there, own, to, group), barrier(there), c[to * GROUPS + group]);
             }
         }
     }
+    if (!is_owner) {
+        return;
+    }
     barrier_wait_cluster(barrier(warpgroup), 0);
+    // In the order of the columns, whoever finishes.
     float sum[GROUPS][4] = {};
 #pragma unroll
     for (uint32_t from = 0; from < SHARERS; ++from) {
 #pragma unroll
         for (uint32_t group = 0; group < GROUPS; ++group) {
             float part[4];
-            if (from == own) {
+            if (from != own) {
+                load_shared(part, place(warpgroup, from, own, group));
+            } else {
 #pragma unroll
                 for (uint32_t i = 0; i < 4; ++i) {
-                    part[i] = c[from * GROUPS + group][i];
+                    part[i] = c[from < OWNERS ? from * GROUPS + group : 0][i];
                 }
-            } else {
-                load_shared(part, told(warpgroup) + ((slot(from, own) + group) * WARPGROUP + thread) * 16);
             }
 #pragma unroll
             for (uint32_t i = 0; i < 4; ++i) {
@@ -534,13 +523,13 @@ __device__ __forceinline__ void multiply_together(const Arguments<Element>& argu
 
 // Tiles that a block has whole, but for its last: a warp writes them while the others multiply.
 __device__ __forceinline__ bool is_for_writer(uint32_t begin, uint32_t steps, uint32_t first, uint32_t last) {
-    return WITH_WRITER && begin >= first && begin + steps < last;
+    return begin >= first && begin + steps < last;
 }
 
 template <typename Element, uint32_t ROWS, bool GATED>
 __device__ __forceinline__ void write_tiles(const Arguments<Element>& arguments, uint32_t shared, uint32_t first,
                                             uint32_t last) {
-    constexpr uint32_t GROUPS = 4;  // at once
+    constexpr uint32_t GROUPS = ROWS < 32 ? ROWS / 8 : 4;  // at once
     const uint32_t threads = arguments.tile_rows <= HALF_ROWS ? WARPGROUP : MULTIPLIERS;
     wait_for_previous_kernel();
     uint32_t tile = (first + arguments.steps - 1) / arguments.steps;
@@ -572,20 +561,17 @@ __device__ __forceinline__ void multiply(const Arguments<Element>& arguments, co
                                          uint32_t shared, uint32_t first, uint32_t last) {
     const uint32_t warpgroup = threadIdx.x / WARPGROUP;
     const bool low = arguments.tile_rows <= HALF_ROWS;
-    const uint32_t told = shared + Shared<ROWS>::told_at(TEAM<ROWS> - 1) + threadIdx.x % WARPGROUP * 4;
+    const uint32_t told = shared + Shared<ROWS>::told_at(1) + threadIdx.x % WARPGROUP * 4;
     Steps<Element, ROWS> steps = {stages, shared, low};
     wait_for_previous_kernel();
-    if constexpr (TEAM<ROWS> > 1) {
-        const uint32_t lead = blockIdx.x / TEAM<ROWS> * TEAM<ROWS>, tile = first / arguments.steps;
-        const uint32_t begin = tile * arguments.steps;
-        if (line.start(lead) == begin && line.start(lead + TEAM<ROWS>) == begin + arguments.steps) {
-            if (low) {
-                multiply_together<Element, ROWS, GATED, 2 * TEAM<ROWS>>(arguments, steps, tile, first, last);
-            } else {
-                multiply_together<Element, ROWS, GATED, TEAM<ROWS>>(arguments, steps, tile, first, last);
-            }
-            return;
+    const uint32_t lead = blockIdx.x / TEAM * TEAM, own = first / arguments.steps, own_begin = own * arguments.steps;
+    if (line.start(lead) == own_begin && line.start(lead + TEAM) == own_begin + arguments.steps) {
+        if (low) {
+            multiply_together<Element, ROWS, GATED, 2 * TEAM>(arguments, steps, own, first, last);
+        } else {
+            multiply_together<Element, ROWS, GATED, TEAM>(arguments, steps, own, first, last);
         }
+        return;
     }
     for (uint32_t unit = first; unit < last;) {
         const uint32_t tile = unit / arguments.steps;
@@ -618,7 +604,7 @@ __device__ __forceinline__ void multiply(const Arguments<Element>& arguments, co
             }
         }
         if (!low || warpgroup == 0) {
-            if (IS_MANY<ROWS> && is_for_writer(begin, arguments.steps, first, last)) {
+            if (is_for_writer(begin, arguments.steps, first, last)) {
                 const uint32_t threads = low ? WARPGROUP : MULTIPLIERS;
                 part_sync(WRITER_WAITS, threads + 32);
 #pragma unroll
@@ -662,9 +648,7 @@ __device__ __forceinline__ void few(const TensorMap& weight, const TensorMap& x,
         barrier_init_done();
     }
     __syncthreads();
-    if (TEAM<ROWS> > 1) {
-        cluster_arrive();
-    }
+    cluster_arrive();
     Line line;
     line.units = arguments.tiles * arguments.steps;
     line.blocks = min(gridDim.x, line.units);
@@ -677,27 +661,15 @@ __device__ __forceinline__ void few(const TensorMap& weight, const TensorMap& x,
         multiply<Element, ROWS, GATED>(arguments, line, stages, shared, first, last);
     } else if (threadIdx.x == COPIER) {
         copy<Element, ROWS, GATED>(weight, x, arguments, stages, shared, first, last);
-    } else if (IS_MANY<ROWS> && threadIdx.x >= WRITER) {
+    } else if (threadIdx.x >= WRITER) {
         write_tiles<Element, ROWS, GATED>(arguments, shared, first, last);
     }
 }
 
-// Bounds of two blocks, though a multiprocessor has one: registers are left for the small kernels too.
-#define ALONE(ROWS) __launch_bounds__(THREADS<ROWS>, 2)
-#if MAXREG
-#define BOUND __maxnreg__(MAXREG)
-#else
-#define BOUND __launch_bounds__(384, 1)
-#endif
-#if MANY_FROM == 32
-#define TOGETHER(ROWS) __cluster_dims__(2, 1, 1) BOUND
-#define ALMOST(ROWS) TOGETHER(ROWS)
-#else
-#define TOGETHER(ROWS) __cluster_dims__(2, 1, 1) BOUND
-#define ALMOST(ROWS) __launch_bounds__(384, 1)
-#endif
-#define LINEAR_FEW(name, Element, ROWS, BOUNDS)                                                                        \
-    extern "C" __global__ void BOUNDS(ROWS)                                                                            \
+// The bound lets a thread have 168 registers.
+#define TOGETHER __cluster_dims__(TEAM, 1, 1) __launch_bounds__(384, 1)
+#define LINEAR_FEW(name, Element, ROWS)                                                                                \
+    extern "C" __global__ void TOGETHER                                                                                \
         linear_few_##name##_r##ROWS(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap x,     \
                                     void* out, const Element* bias, float* parts, uint32_t* counters,                  \
                                     uint32_t out_pitch, uint32_t rows, uint32_t features, uint32_t steps,              \
@@ -705,7 +677,7 @@ __device__ __forceinline__ void few(const TensorMap& weight, const TensorMap& x,
         few<Element, ROWS, false>(                                                                                     \
             weight, x, {out, bias, parts, counters, out_pitch, rows, features, steps, tiles, tile_rows, flags});       \
     }                                                                                                                  \
-    extern "C" __global__ void BOUNDS(ROWS)                                                                            \
+    extern "C" __global__ void TOGETHER                                                                                \
         gate_up_few_##name##_r##ROWS(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap x,    \
                                      Element* out, float* parts, uint32_t* counters, uint32_t out_pitch,               \
                                      uint32_t rows, uint32_t features, uint32_t steps, uint32_t tiles,                 \
@@ -714,8 +686,8 @@ __device__ __forceinline__ void few(const TensorMap& weight, const TensorMap& x,
             weight, x, {out, nullptr, parts, counters, out_pitch, rows, features, steps, tiles, tile_rows, 0});        \
     }
 #define KERNEL(name, Element)                                                                                          \
-    LINEAR_FEW(name, Element, 8, ALONE) LINEAR_FEW(name, Element, 16, ALONE)                                           \
-    LINEAR_FEW(name, Element, 32, ALMOST) LINEAR_FEW(name, Element, 64, TOGETHER)
+    LINEAR_FEW(name, Element, 8) LINEAR_FEW(name, Element, 16) LINEAR_FEW(name, Element, 32)                           \
+    LINEAR_FEW(name, Element, 64)
 FOR_EACH_ACTIVATION(KERNEL)
 
 // Launch: grid (multiprocessors), or tiles * steps if that is less; block (288); dynamic shared memory
