@@ -28,12 +28,16 @@
 // The first copies of weights do not wait for the kernel in front. Whoever writes weights synchronises before it
 // launches this with programmatic stream serialization.
 //
-// The work is a line of units: one tile after the other, each in steps of 64 columns. Blocks take
-// equal stretches of the line ("Stream-K", Osama et al. 2023, arXiv
-// 2301.03598): who has only part of a tile leaves it in `parts`, and the last to come adds them up. One warp copies,
-// two warpgroups multiply: the weight is the tall operand of wgmma, x the narrow one, so that few rows waste little. A
-// block has a multiprocessor without another of its kind: shares are equal only while each has the bandwidth of a whole
-// one. Started early, a block comes where the one in front has just ended, and fills its stages while others end still.
+// The work is a line of units: one tile after the other, each in steps of 64 columns. Blocks take equal stretches of
+// the line ("Stream-K", Osama et al. 2023, arXiv 2301.03598): who has only part of a tile leaves it in `parts`, and the
+// last to come adds them up. That costs the way to the L2 cache and back three times over, at the very end. So blocks
+// are clusters of two, and a tile that two of a cluster have to themselves is added up in their shared memory instead,
+// each warpgroup finishing some of the rows of x.
+//
+// One warp copies, two warpgroups multiply, and one warp writes the tiles behind which a block has more to do. The
+// weight is the tall operand of wgmma, x the narrow one, so that few rows waste little. A block has a multiprocessor
+// without another of its kind: shares are equal only while each has the bandwidth of a whole one. Started early, a
+// block comes where the one in front has just ended, and fills its stages while others end still.
 
 #include "element.cuh"
 #include "few_rows.cuh"
@@ -51,10 +55,6 @@ constexpr uint32_t COPIER = MULTIPLIERS;         // the thread that copies
 constexpr uint32_t WRITER = MULTIPLIERS + 32;    // the first thread of the warp that writes
 constexpr uint32_t THREADS = WRITER + 32;
 constexpr uint32_t TEAM = 2;  // blocks of a cluster
-// Names of barriers of a part of the block; 0 is everyone's.
-constexpr uint32_t MULTIPLIERS_MEET = 1;
-constexpr uint32_t TO_WRITE = 2;
-constexpr uint32_t WRITER_WAITS = 3;
 constexpr uint32_t STAGES_MAX = 40;
 constexpr uint32_t STREAMS = 8;  // that may launch at the same time
 constexpr uint32_t STREAM_COUNTERS = 4096;
@@ -62,17 +62,22 @@ constexpr uint32_t STREAM_COUNTERS = 4096;
 // Counters of so many streams: each must have its own, here or elsewhere.
 extern "C" __device__ uint32_t linear_few_counters[STREAMS * STREAM_COUNTERS] = {};
 
+// Names of barriers of a part of the block; 0 is everyone's.
+constexpr uint32_t MULTIPLIERS_MEET = 1;
+constexpr uint32_t TILE_TO_WRITE = 2;
+constexpr uint32_t WRITER_IS_FREE = 3;
+
 // Bits of `flags`.
 constexpr uint32_t ADD_TO_OUT = 1;
 constexpr uint32_t OUT_IS_F32 = 2;
 
-// Shared memory: stages, then what warps tell each other, barriers, and a word for all.
+// Shared memory: stages, then what warps tell each other, barriers, and a word for all. More than half of a
+// multiprocessor's 228 KiB, so that no two blocks share one, and not all of it: small kernels that stand between two of
+// these in the stream find room beside them.
 template <uint32_t ROWS>
 struct Shared {
-    // For each warpgroup what three others send it, and a whole tile.
-    static constexpr uint32_t TOLD_BYTES = ROWS < 32 ? 12 * 1024 : 2 * HALF_ROWS * ROWS * 4;
-    // More than half of a multiprocessor's 228 KiB, so that no two blocks share one, and not all of it: small kernels
-    // that stand between two of these in the stream find room beside them.
+    // The sums of a tall tile, and for each warpgroup what three others send it.
+    static constexpr uint32_t TOLD_BYTES = ROWS < 32 ? 12 * 1024 : TILE_ROWS_MAX * ROWS * 4;
     static constexpr uint32_t TOLD_AT = (ROWS < 32 ? 156 : 144) * 1024;
     static constexpr uint32_t FULL_AT = TOLD_AT + TOLD_BYTES;
     static constexpr uint32_t EMPTY_AT = FULL_AT + 8 * STAGES_MAX;
@@ -209,8 +214,8 @@ __device__ __forceinline__ void copy(const TensorMap& weight, const TensorMap& x
     wait_for_previous_kernel();
     uint32_t column = begin;
     for (uint32_t stage = 0; stage < held; ++stage) {
-        copy_box(shared + stage * stages.bytes + stages.weight_bytes, x, shared + Shared<ROWS>::FULL_AT + 8 * stage, column,
-                 0);
+        const uint32_t full = shared + Shared<ROWS>::FULL_AT + 8 * stage;
+        copy_box(shared + stage * stages.bytes + stages.weight_bytes, x, full, column, 0);
         column = column + COLUMNS == arguments.steps * COLUMNS ? 0 : column + COLUMNS;
     }
     uint32_t stage = 0, parity = 0;
@@ -269,7 +274,7 @@ struct Piece {
         }
     }
 
-    // Starts to read what is added.
+    // Starts to read what is added. Where sums of others are waited for, it is on its way before.
     __device__ __forceinline__ void fetch() {
         if (GATED) {
             return;
@@ -415,7 +420,7 @@ __device__ __forceinline__ bool gather(float (&c)[ROWS / 8][4], const Arguments<
     return true;
 }
 
-// A multiplier's way through the stages.
+// Two warpgroups multiply what comes: this is where one is in the stages.
 template <typename Element, uint32_t ROWS>
 struct Steps {
     const Stages& stages;
@@ -424,7 +429,7 @@ struct Steps {
     uint32_t stage = 0;
     uint32_t parity = 0;
 
-    // Adds what comes from unit `unit` until `end`: a half of the rows of a tall tile, or every other step of a low one.
+    // Adds what comes from `unit` until `end`: half of the rows of a tall tile, or every other step of a low one.
     __device__ __forceinline__ void add(float (&c)[ROWS / 8][4], uint32_t unit, uint32_t end) {
         constexpr uint64_t LAYOUT = matrix_layout<COLUMNS>(0, 8 * ROW_BYTES);
         const uint32_t warpgroup = threadIdx.x / WARPGROUP;
@@ -455,8 +460,9 @@ struct Steps {
     }
 };
 
-// The tile that a cluster of blocks has to itself, each block a stretch of its columns. Warpgroups that have the same rows
-// of the tile share the rows of x among them: each sends the others what is theirs, and finishes its own.
+// The tile that a cluster of blocks has to itself, each block a stretch of its columns. SHARERS warpgroups have sums of
+// the same rows of the tile, and share the rows of x among them: each sends the others what is theirs, and finishes its
+// own. A block gets here once at most, so that what it is told is never overwritten.
 template <typename Element, uint32_t ROWS, bool GATED, uint32_t SHARERS>
 __device__ __forceinline__ void multiply_together(const Arguments<Element>& arguments, Steps<Element, ROWS>& steps,
                                                   uint32_t tile, uint32_t first, uint32_t last) {
@@ -468,10 +474,10 @@ __device__ __forceinline__ void multiply_together(const Arguments<Element>& argu
     const auto barrier = [&](uint32_t warpgroup) { return steps.shared + Shared<ROWS>::TOLD_ALL_AT + 8 * warpgroup; };
     // Where a warpgroup is told by another one what it finishes of a group of rows.
     const auto place = [&](uint32_t warpgroup, uint32_t from, uint32_t to, uint32_t group) {
-        const uint32_t before = from < to ? from : from - 1;
-        return steps.shared + Shared<ROWS>::told_at(warpgroup) + before * SENT_BYTES + (group * WARPGROUP + thread) * 16;
+        const uint32_t at = (from < to ? from : from - 1) * SENT_BYTES + (group * WARPGROUP + thread) * 16;
+        return steps.shared + Shared<ROWS>::told_at(warpgroup) + at;
     };
-    const bool is_owner = own < OWNERS;
+    const bool is_owner = own < OWNERS;  // eight rows are one warpgroup's
     Piece<Element, GROUPS, GATED> piece(arguments, features_of<Element, GATED>(arguments, tile),
                                         threadIdx.x / 32 % (8 / IN_BLOCK), own * GROUPS);
     if (is_owner) {
@@ -483,6 +489,7 @@ __device__ __forceinline__ void multiply_together(const Arguments<Element>& argu
     cluster_wait();
     float c[ROWS / 8][4] = {};
     steps.add(c, first, last);
+    // Who is told is still there: it waits for this.
 #pragma unroll
     for (uint32_t to = 0; to < OWNERS; ++to) {
         if (to != own) {
@@ -521,7 +528,8 @@ __device__ __forceinline__ void multiply_together(const Arguments<Element>& argu
     piece.write(sum);
 }
 
-// Tiles that a block has whole, but for its last: a warp writes them while the others multiply.
+// Tiles that a block has whole, but for its last: a warp writes them while the others multiply, which makes a step of
+// 64 rows faster by one in a hundred.
 __device__ __forceinline__ bool is_for_writer(uint32_t begin, uint32_t steps, uint32_t first, uint32_t last) {
     return begin >= first && begin + steps < last;
 }
@@ -534,9 +542,9 @@ __device__ __forceinline__ void write_tiles(const Arguments<Element>& arguments,
     wait_for_previous_kernel();
     uint32_t tile = (first + arguments.steps - 1) / arguments.steps;
     for (; is_for_writer(tile * arguments.steps, arguments.steps, first, last); ++tile) {
-        part_arrive(WRITER_WAITS, threads + 32);
+        part_arrive(WRITER_IS_FREE, threads + 32);
         const Features features = features_of<Element, GATED>(arguments, tile);
-        part_sync(TO_WRITE, threads + 32);
+        part_sync(TILE_TO_WRITE, threads + 32);
 #pragma unroll 1
         for (uint32_t warp = 0; warp < threads / 32; ++warp) {
 #pragma unroll 1
@@ -606,12 +614,12 @@ __device__ __forceinline__ void multiply(const Arguments<Element>& arguments, co
         if (!low || warpgroup == 0) {
             if (is_for_writer(begin, arguments.steps, first, last)) {
                 const uint32_t threads = low ? WARPGROUP : MULTIPLIERS;
-                part_sync(WRITER_WAITS, threads + 32);
+                part_sync(WRITER_IS_FREE, threads + 32);
 #pragma unroll
                 for (uint32_t group = 0; group < ROWS / 8; ++group) {
                     store_shared(shared + Shared<ROWS>::TOLD_AT + (group * threads + threadIdx.x) * 16, c[group]);
                 }
-                part_arrive(TO_WRITE, threads + 32);
+                part_arrive(TILE_TO_WRITE, threads + 32);
             } else {
                 constexpr uint32_t GROUPS = ROWS < 32 ? ROWS / 8 : 4;  // at once
 #pragma unroll
@@ -666,10 +674,10 @@ __device__ __forceinline__ void few(const TensorMap& weight, const TensorMap& x,
     }
 }
 
-// The bound lets a thread have 168 registers.
-#define TOGETHER __cluster_dims__(TEAM, 1, 1) __launch_bounds__(384, 1)
+// The bound lets a thread have 168 registers, which is what adding up parts of 64 rows takes; 128 were slower.
+#define IN_TEAMS __cluster_dims__(TEAM, 1, 1) __launch_bounds__(384, 1)
 #define LINEAR_FEW(name, Element, ROWS)                                                                                \
-    extern "C" __global__ void TOGETHER                                                                                \
+    extern "C" __global__ void IN_TEAMS                                                                                \
         linear_few_##name##_r##ROWS(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap x,     \
                                     void* out, const Element* bias, float* parts, uint32_t* counters,                  \
                                     uint32_t out_pitch, uint32_t rows, uint32_t features, uint32_t steps,              \
@@ -677,7 +685,7 @@ __device__ __forceinline__ void few(const TensorMap& weight, const TensorMap& x,
         few<Element, ROWS, false>(                                                                                     \
             weight, x, {out, bias, parts, counters, out_pitch, rows, features, steps, tiles, tile_rows, flags});       \
     }                                                                                                                  \
-    extern "C" __global__ void TOGETHER                                                                                \
+    extern "C" __global__ void IN_TEAMS                                                                                \
         gate_up_few_##name##_r##ROWS(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap x,    \
                                      Element* out, float* parts, uint32_t* counters, uint32_t out_pitch,               \
                                      uint32_t rows, uint32_t features, uint32_t steps, uint32_t tiles,                 \
@@ -690,15 +698,19 @@ __device__ __forceinline__ void few(const TensorMap& weight, const TensorMap& x,
     LINEAR_FEW(name, Element, 64)
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: grid (multiprocessors), or tiles * steps if that is less; block (288); dynamic shared memory
-//   (160 * 1024 - 704 - 256 * ROWS) / 1024 * 1024 + 256 * ROWS + 704
+// Launch: grid (multiprocessors), or tiles * steps if that is less, and even; block (320); dynamic shared memory
+//   144 * 1024 + 512 * ROWS + 704,   or 168 * 1024 + 704 for ROWS of 8 and 16,
 // bytes, for which the function's limit has to be raised first. ROWS is the least of 8, 16, 32, 64 that rows fit in.
-// May be launched with programmatic stream serialization, and should be. parts and counters: see above.
+// Clusters of two are compiled in. May be launched with programmatic stream serialization, and should be. parts and
+// counters: see above.
 //
-// Any tiles in the range of tile_rows is right. Four blocks a tile (a quarter of a multiple of the multiprocessors) were
-// the fastest cut for a whole step; tiles of a block's own are too low there for the copy engine. Two blocks of this on a
-// multiprocessor, started early, took half as long again as one after the other: hence their size. Fetching ahead into
-// the L2 cache while the kernel in front ends was slower, and so were 200 KiB.
+// Any tiles in the range of tile_rows is right. Where half as many tiles as multiprocessors are not too tall they are
+// the fastest cut: each cluster has one, and nothing goes through parts. Of more features each block takes tiles of its
+// own (a multiple of the multiprocessors), and nothing is added up at all. Two blocks of this on a multiprocessor,
+// started early, took half as long again as one after the other: hence their size. Fetching ahead into the L2 cache
+// while the kernel in front ends was slower, and more shared memory was no faster. At 64 rows it changed nothing to
+// copy x no more than once, or to share it through multicast, and writing whole lines by way of shared memory was
+// slower. Clusters of four have room for 120 blocks only on a card of 132 multiprocessors that was asked.
 //
 // The tensor maps come from cuTensorMapEncodeTiled: type BFLOAT16 or FLOAT16, element strides 1, interleave NONE,
 // swizzle 128B, L2 promotion 128 bytes (256 were slower), out of bounds NONE (zeros), and
