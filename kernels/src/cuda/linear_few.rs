@@ -119,7 +119,12 @@ impl Work {
         // As many tiles for each block, or for those that have one together, as make none too tall.
         let at_once = (blocks / cut.0).max(1);
         let tiles = at_once * groups.div_ceil(at_once * most);
-        Work { blocks: blocks.min(tiles * steps).next_multiple_of(TEAM), tiles, tile_rows: groups.div_ceil(tiles) * rows, steps }
+        Work {
+            blocks: blocks.min(tiles * steps).next_multiple_of(TEAM),
+            tiles,
+            tile_rows: groups.div_ceil(tiles) * rows,
+            steps,
+        }
     }
 
     /// What blocks leave of tiles that they share.
