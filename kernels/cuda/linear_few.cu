@@ -28,15 +28,20 @@
 // The first copies of weights do not wait for the kernel in front. Whoever writes weights synchronises before it
 // launches this with programmatic stream serialization.
 //
-// The work is a line of units: one tile after the other, each in steps of 64 columns. Blocks take
-// equal stretches of the line ("Stream-K", Osama et al. 2023, arXiv
-// 2301.03598): who has only part of a tile leaves it in `parts`, and the last to come adds them up. One warp copies,
-// two warpgroups multiply: the weight is the tall operand of wgmma, x the narrow one, so that few rows waste little. A
-// block has a multiprocessor without another of its kind: shares are equal only while each has the bandwidth of a whole
-// one. Started early, a block comes where the one in front has just ended, and fills its stages while others end still.
+// The work is a line of units: one tile after the other, each in steps of 64 columns. Blocks take equal stretches of
+// the line ("Stream-K", Osama et al. 2023, arXiv 2301.03598): who has only part of a tile leaves it in `parts`, and the
+// last to come adds them up. That costs the way to the L2 cache and back three times over, at the very end. So blocks
+// are clusters of two, and a tile that two of a cluster have to themselves is added up in their shared memory instead,
+// each warpgroup finishing some of the rows of x.
+//
+// One warp copies, two warpgroups multiply, and one warp writes the tiles behind which a block has more to do. The
+// weight is the tall operand of wgmma, x the narrow one, so that few rows waste little. A block has a multiprocessor
+// without another of its kind: shares are equal only while each has the bandwidth of a whole one. Started early, a
+// block comes where the one in front has just ended, and fills its stages while others end still.
 
 #include "element.cuh"
 #include "few_rows.cuh"
+#include "hopper_cluster.cuh"
 #include "kernel_order.cuh"
 #include "weight_copy.cuh"
 
@@ -46,7 +51,10 @@ constexpr uint32_t TILE_ROWS_MAX = 128;
 constexpr uint32_t HALF_ROWS = 64;  // of the tallest tile: what one wgmma takes
 constexpr uint32_t WARPGROUP = 128;
 constexpr uint32_t MULTIPLIERS = 2 * WARPGROUP;  // threads
-constexpr uint32_t THREADS = MULTIPLIERS + 32;
+constexpr uint32_t COPIER = MULTIPLIERS;         // the thread that copies
+constexpr uint32_t WRITER = MULTIPLIERS + 32;    // the first thread of the warp that writes
+constexpr uint32_t THREADS = WRITER + 32;
+constexpr uint32_t TEAM = 2;  // blocks of a cluster
 constexpr uint32_t STAGES_MAX = 40;
 constexpr uint32_t STREAMS = 8;  // that may launch at the same time
 constexpr uint32_t STREAM_COUNTERS = 4096;
@@ -54,22 +62,33 @@ constexpr uint32_t STREAM_COUNTERS = 4096;
 // Counters of so many streams: each must have its own, here or elsewhere.
 extern "C" __device__ uint32_t linear_few_counters[STREAMS * STREAM_COUNTERS] = {};
 
+// Names of barriers of a part of the block; 0 is everyone's.
+constexpr uint32_t MULTIPLIERS_MEET = 1;
+constexpr uint32_t TILE_TO_WRITE = 2;
+constexpr uint32_t WRITER_IS_FREE = 3;
+
 // Bits of `flags`.
 constexpr uint32_t ADD_TO_OUT = 1;
 constexpr uint32_t OUT_IS_F32 = 2;
 
-// Shared memory: stages, then what one warpgroup tells the other, barriers, and a word for all.
+// Shared memory: stages, then what warps tell each other, barriers, and a word for all. More than half of a
+// multiprocessor's 228 KiB, so that no two blocks share one, and not all of it: small kernels that stand between two of
+// these in the stream find room beside them.
 template <uint32_t ROWS>
 struct Shared {
-    static constexpr uint32_t TOLD_BYTES = HALF_ROWS * ROWS * 4;
-    static constexpr uint32_t BARRIER_BYTES = 2 * 8 * STAGES_MAX + 64;
-    // More than half of a multiprocessor's 228 KiB, so that no two blocks share one, and not all of it: small kernels
-    // that stand between two of these in the stream find room beside them.
-    static constexpr uint32_t TOLD_AT = (160 * 1024 - BARRIER_BYTES - TOLD_BYTES) / 1024 * 1024;
+    // The sums of a tall tile, and for each warpgroup what three others send it.
+    static constexpr uint32_t TOLD_BYTES = ROWS < 32 ? 12 * 1024 : TILE_ROWS_MAX * ROWS * 4;
+    static constexpr uint32_t TOLD_AT = (ROWS < 32 ? 156 : 144) * 1024;
     static constexpr uint32_t FULL_AT = TOLD_AT + TOLD_BYTES;
     static constexpr uint32_t EMPTY_AT = FULL_AT + 8 * STAGES_MAX;
     static constexpr uint32_t WORD_AT = EMPTY_AT + 8 * STAGES_MAX;
+    static constexpr uint32_t TOLD_ALL_AT = WORD_AT + 16;  // barriers, one a warpgroup
     static constexpr uint32_t BYTES = WORD_AT + 64;
+
+    // Where this warpgroup is told.
+    static __device__ __forceinline__ uint32_t told_at(uint32_t warpgroup) {
+        return TOLD_AT + warpgroup * (TOLD_BYTES / 2);
+    }
 };
 
 // A stage: a step of a tile's rows of the weight, then the same step of x.
@@ -133,6 +152,17 @@ __device__ __forceinline__ uint32_t first_feature(const Arguments<Element>& argu
     return static_cast<uint32_t>(groups * tile / arguments.tiles) * GROUP;
 }
 
+// The features of a tile. Rows behind them are those of another, or nothing.
+struct Features {
+    uint32_t first;
+    uint32_t end;
+};
+
+template <typename Element, bool GATED>
+__device__ __forceinline__ Features features_of(const Arguments<Element>& arguments, uint32_t tile) {
+    return {first_feature<Element, GATED>(arguments, tile), first_feature<Element, GATED>(arguments, tile + 1)};
+}
+
 // Gated, the map puts eight rows of up behind the same eight of the gate, so that one thread has both of a feature.
 template <typename Element, bool GATED>
 struct Place {
@@ -184,8 +214,8 @@ __device__ __forceinline__ void copy(const TensorMap& weight, const TensorMap& x
     wait_for_previous_kernel();
     uint32_t column = begin;
     for (uint32_t stage = 0; stage < held; ++stage) {
-        copy_box(shared + stage * stages.bytes + stages.weight_bytes, x, shared + Shared<ROWS>::FULL_AT + 8 * stage, column,
-                 0);
+        const uint32_t full = shared + Shared<ROWS>::FULL_AT + 8 * stage;
+        copy_box(shared + stage * stages.bytes + stages.weight_bytes, x, full, column, 0);
         column = column + COLUMNS == arguments.steps * COLUMNS ? 0 : column + COLUMNS;
     }
     uint32_t stage = 0, parity = 0;
@@ -208,73 +238,100 @@ __device__ __forceinline__ float silu(float gate) {
     return __fdividef(gate, 1.0f + __expf(-gate));
 }
 
-// Writes COUNT features that a thread has of a tile: values[feature][column of C].
-template <typename Out, typename Element, uint32_t ROWS, uint32_t COUNT>
-__device__ __forceinline__ void write(const float (&values)[COUNT][ROWS / 4], const Arguments<Element>& arguments,
-                                      const uint32_t (&features)[COUNT]) {
-    const uint32_t first_row = threadIdx.x % 4 * 2;
-    Out* out = static_cast<Out*>(arguments.out);
-    const auto at = [&](uint32_t row, uint32_t feature) {
-        return out + static_cast<uint64_t>(row) * arguments.out_pitch + feature;
-    };
-    const auto inside = [&](uint32_t row, uint32_t feature) {
-        return row < arguments.rows && feature < arguments.features;
-    };
-    // All reads before the first write: the compiler cannot know that they do not overlap.
-    Out before[COUNT][ROWS / 4];
-    if (arguments.flags & ADD_TO_OUT) {
-#pragma unroll
-        for (uint32_t i = 0; i < COUNT * (ROWS / 4); ++i) {
-            const uint32_t own = i % COUNT, column = i / COUNT, row = column / 2 * 8 + first_row + column % 2;
-            before[own][column] = inside(row, features[own]) ? *at(row, features[own]) : from_float<Out>(0.0f);
-        }
-    }
-#pragma unroll
-    for (uint32_t i = 0; i < COUNT * (ROWS / 4); ++i) {
-        const uint32_t own = i % COUNT, column = i / COUNT, row = column / 2 * 8 + first_row + column % 2;
-        if (inside(row, features[own])) {
-            const float value = values[own][column];
-            *at(row, features[own]) =
-                from_float<Out>(arguments.flags & ADD_TO_OUT ? to_float(before[own][column]) + value : value);
-        }
-    }
-}
+// What a warp has of a tile that is summed up: 16 of the tile's rows, and GROUPS times eight rows of x.
+template <typename Element, uint32_t GROUPS, bool GATED>
+struct Piece {
+    static constexpr uint32_t FEATURES = GATED ? 1 : 2;  // of a thread
+    static constexpr uint32_t VALUES = GROUPS * 2 * FEATURES;
 
-// Writes a tile that is summed up; `warp` is the one whose rows of the tile this warp has.
-template <typename Element, uint32_t ROWS, bool GATED>
-__device__ __forceinline__ void finish(const float (&c)[ROWS / 8][4], const Arguments<Element>& arguments,
-                                       uint32_t tile, uint32_t warp) {
-    constexpr uint32_t COUNT = GATED ? 1 : 2;
-    const uint32_t group = threadIdx.x % 32 / 4;
-    float values[COUNT][ROWS / 4];
-    uint32_t features[COUNT];
-    // Rows behind the tile's are those of another, or nothing.
-    const uint32_t first = first_feature<Element, GATED>(arguments, tile);
-    const uint32_t end = first_feature<Element, GATED>(arguments, tile + 1);
-    const auto feature_of = [&](uint32_t within) { return first + within < end ? first + within : 0xffffffffu; };
-    if constexpr (GATED) {
-        features[0] = feature_of(warp * 8 + group);
+    const Arguments<Element>& arguments;
+    uint32_t features[FEATURES];
+    uint32_t first_row;
+    uint32_t before[VALUES];  // bits of what is added to
+    float bias[FEATURES];
+
+    // `warp` is the one whose rows of the tile these are.
+    __device__ __forceinline__ Piece(const Arguments<Element>& arguments, Features tile, uint32_t warp,
+                                     uint32_t first_group)
+        : arguments(arguments), first_row(first_group * 8 + threadIdx.x % 4 * 2) {
 #pragma unroll
-        for (uint32_t column = 0; column < ROWS / 4; ++column) {
-            values[0][column] = silu(c[column / 2][column % 2]) * c[column / 2][2 + column % 2];
+        for (uint32_t own = 0; own < FEATURES; ++own) {
+            const uint32_t feature = tile.first + (warp * FEATURES + own) * 8 + threadIdx.x % 32 / 4;
+            features[own] = feature < tile.end ? feature : 0xffffffffu;
         }
-    } else {
+    }
+
+    // Runs for each value: its number, its group, which of the group's four it is, and its place in out.
+    template <typename Do>
+    __device__ __forceinline__ void each(Do&& run) const {
 #pragma unroll
-        for (uint32_t low = 0; low < 2; ++low) {
-            features[low] = feature_of(warp * 16 + low * 8 + group);
-            const bool biased = arguments.bias != nullptr && features[low] < arguments.features;
-            const float bias = biased ? to_float(arguments.bias[features[low]]) : 0.0f;
-#pragma unroll
-            for (uint32_t column = 0; column < ROWS / 4; ++column) {
-                values[low][column] = c[column / 2][low * 2 + column % 2] + bias;
+        for (uint32_t i = 0; i < VALUES; ++i) {
+            const uint32_t own = i % FEATURES, column = i / FEATURES, row = first_row + column / 2 * 8 + column % 2;
+            if (row < arguments.rows && features[own] < arguments.features) {
+                run(i, column / 2, own * 2 + column % 2,
+                    static_cast<uint64_t>(row) * arguments.out_pitch + features[own]);
             }
         }
     }
-    if (!GATED && arguments.flags & OUT_IS_F32) {
-        write<float, Element, ROWS>(values, arguments, features);
-    } else {
-        write<Element, Element, ROWS>(values, arguments, features);
+
+    // Starts to read what is added. Where sums of others are waited for, it is on its way before.
+    __device__ __forceinline__ void fetch() {
+        if (GATED) {
+            return;
+        }
+#pragma unroll
+        for (uint32_t own = 0; own < FEATURES; ++own) {
+            const bool biased = arguments.bias != nullptr && features[own] < arguments.features;
+            bias[own] = biased ? to_float(arguments.bias[features[own]]) : 0.0f;
+        }
+        if (!(arguments.flags & ADD_TO_OUT)) {
+            return;
+        }
+        if (arguments.flags & OUT_IS_F32) {
+            const uint32_t* out = static_cast<const uint32_t*>(arguments.out);
+            each([&](uint32_t i, uint32_t, uint32_t, uint64_t at) { before[i] = out[at]; });
+        } else {
+            const uint16_t* out = static_cast<const uint16_t*>(arguments.out);
+            each([&](uint32_t i, uint32_t, uint32_t, uint64_t at) { before[i] = out[at]; });
+        }
     }
+
+    // Writes the sums, with what was fetched.
+    __device__ __forceinline__ void write(const float (&c)[GROUPS][4]) const {
+        if constexpr (GATED) {
+            each([&](uint32_t, uint32_t group, uint32_t of_four, uint64_t at) {
+                const float value = silu(c[group][of_four]) * c[group][2 + of_four];
+                static_cast<Element*>(arguments.out)[at] = from_float<Element>(value);
+            });
+        } else {
+            const bool adds = arguments.flags & ADD_TO_OUT;
+            if (arguments.flags & OUT_IS_F32) {
+                each([&](uint32_t i, uint32_t group, uint32_t of_four, uint64_t at) {
+                    const float value = c[group][of_four] + bias[i % FEATURES];
+                    static_cast<float*>(arguments.out)[at] = adds ? __uint_as_float(before[i]) + value : value;
+                });
+            } else {
+                each([&](uint32_t i, uint32_t group, uint32_t of_four, uint64_t at) {
+                    const float value = c[group][of_four] + bias[i % FEATURES];
+                    static_cast<Element*>(arguments.out)[at] =
+                        from_float<Element>(adds ? pair_to_floats<Element>(before[i]).x + value : value);
+                });
+            }
+        }
+    }
+};
+
+// 16 bytes of shared memory.
+__device__ __forceinline__ void load_shared(float (&values)[4], uint32_t from) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(values[0]), "=f"(values[1]), "=f"(values[2]), "=f"(values[3])
+                 : "r"(from)
+                 : "memory");
+}
+__device__ __forceinline__ void store_shared(uint32_t to, const float (&values)[4]) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(values[0]), "f"(values[1]), "f"(values[2]),
+                 "f"(values[3])
+                 : "memory");
 }
 
 // Leaves this block's part of a tile for the last of those that share it; true for that one, which then has the sum.
@@ -282,8 +339,10 @@ template <typename Element, uint32_t ROWS>
 __device__ __forceinline__ bool gather(float (&c)[ROWS / 8][4], const Arguments<Element>& arguments, const Line& line,
                                        uint32_t shared, uint32_t tile) {
     constexpr uint32_t VALUES = ROWS / 2;  // of a thread
+    // Parts that are read at once: as many as registers hold.
+    constexpr uint32_t AT_ONCE = ROWS == 64 ? 2 : 4;
     const uint32_t begin = tile * arguments.steps;
-    const uint32_t first = line.block_of(begin), last = line.block_of(begin + arguments.steps - 1);
+    const uint32_t first = line.block_of(begin), others = line.block_of(begin + arguments.steps - 1) - first;
     float* flat = &c[0][0];
     // A block has at most one part that begins inside a tile, its first, and one that does not, its last.
     const auto part = [&](uint32_t block) {
@@ -296,59 +355,85 @@ __device__ __forceinline__ bool gather(float (&c)[ROWS / 8][4], const Arguments<
         __stcg(reinterpret_cast<float4*>(own + four * 4 * MULTIPLIERS),
                make_float4(flat[four * 4], flat[four * 4 + 1], flat[four * 4 + 2], flat[four * 4 + 3]));
     }
-    __threadfence();
-    part_sync(1, MULTIPLIERS);
+    part_sync(MULTIPLIERS_MEET, MULTIPLIERS);
     const uint32_t word = shared + Shared<ROWS>::WORD_AT;
     if (threadIdx.x == 0) {
+        // What all threads wrote is seen by whoever sees this: the barrier orders it before.
+        __threadfence();
         const uint32_t before = atomicAdd(arguments.counters + tile, 1u);
-        if (before == last - first) {
+        __threadfence();
+        if (before == others) {
             arguments.counters[tile] = 0;
         }
         asm volatile("st.shared.u32 [%0], %1;" ::"r"(word), "r"(before) : "memory");
     }
-    part_sync(1, MULTIPLIERS);
+    part_sync(MULTIPLIERS_MEET, MULTIPLIERS);
     uint32_t before;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(before) : "r"(word) : "memory");
-    if (before != last - first) {
+    if (before != others) {
         return false;
     }
-    __threadfence();
+    // The others' parts in their order, and this block's own in its place among them.
+    const uint32_t place = blockIdx.x - first;
+    float sum[VALUES] = {};
+    const auto add_own = [&] {
+#pragma unroll
+        for (uint32_t i = 0; i < VALUES; ++i) {
+            sum[i] += flat[i];
+        }
+    };
+#pragma unroll 1
+    for (uint32_t other = 0; other < others; other += AT_ONCE) {
+        float4 held[AT_ONCE][VALUES / 4];
+#pragma unroll
+        for (uint32_t i = 0; i < AT_ONCE; ++i) {
+            const uint32_t at = min(other + i, others - 1);
+            const float* from = part(first + at + (at >= place ? 1u : 0u));
+#pragma unroll
+            for (uint32_t four = 0; four < VALUES / 4; ++four) {
+                held[i][four] = __ldcg(reinterpret_cast<const float4*>(from + four * 4 * MULTIPLIERS));
+            }
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < AT_ONCE; ++i) {
+            if (other + i < others) {
+                if (other + i == place) {
+                    add_own();
+                }
+#pragma unroll
+                for (uint32_t four = 0; four < VALUES / 4; ++four) {
+                    sum[four * 4] += held[i][four].x;
+                    sum[four * 4 + 1] += held[i][four].y;
+                    sum[four * 4 + 2] += held[i][four].z;
+                    sum[four * 4 + 3] += held[i][four].w;
+                }
+            }
+        }
+    }
+    if (place == others) {
+        add_own();
+    }
 #pragma unroll
     for (uint32_t i = 0; i < VALUES; ++i) {
-        flat[i] = 0.0f;
-    }
-#pragma unroll 4
-    for (uint32_t block = first; block <= last; ++block) {
-        const float* from = part(block);
-#pragma unroll
-        for (uint32_t four = 0; four < VALUES / 4; ++four) {
-            const float4 held = __ldcg(reinterpret_cast<const float4*>(from + four * 4 * MULTIPLIERS));
-            flat[four * 4] += held.x;
-            flat[four * 4 + 1] += held.y;
-            flat[four * 4 + 2] += held.z;
-            flat[four * 4 + 3] += held.w;
-        }
+        flat[i] = sum[i];
     }
     return true;
 }
 
-// Two warpgroups multiply what comes: each half of the rows of a tall tile, or every other step of a low one.
-template <typename Element, uint32_t ROWS, bool GATED>
-__device__ __forceinline__ void multiply(const Arguments<Element>& arguments, const Line& line, const Stages& stages,
-                                         uint32_t shared, uint32_t first, uint32_t last) {
-    constexpr uint64_t LAYOUT = matrix_layout<COLUMNS>(0, 8 * ROW_BYTES);
-    const uint32_t warpgroup = threadIdx.x / WARPGROUP;
-    const bool low = arguments.tile_rows <= HALF_ROWS;
-    const uint32_t half = low ? 0u : warpgroup * HALF_ROWS * ROW_BYTES;
-    const uint32_t told = shared + Shared<ROWS>::TOLD_AT + threadIdx.x % WARPGROUP * 4;
-    wait_for_previous_kernel();
-    uint32_t stage = 0, parity = 0;
-    for (uint32_t unit = first; unit < last;) {
-        const uint32_t tile = unit / arguments.steps;
-        const uint32_t begin = tile * arguments.steps;
-        const uint32_t end = min(begin + arguments.steps, last);
-        const bool whole = unit == begin && end == begin + arguments.steps;
-        float c[ROWS / 8][4] = {};
+// Two warpgroups multiply what comes: this is where one is in the stages.
+template <typename Element, uint32_t ROWS>
+struct Steps {
+    const Stages& stages;
+    uint32_t shared;
+    bool low;
+    uint32_t stage = 0;
+    uint32_t parity = 0;
+
+    // Adds what comes from `unit` until `end`: half of the rows of a tall tile, or every other step of a low one.
+    __device__ __forceinline__ void add(float (&c)[ROWS / 8][4], uint32_t unit, uint32_t end) {
+        constexpr uint64_t LAYOUT = matrix_layout<COLUMNS>(0, 8 * ROW_BYTES);
+        const uint32_t warpgroup = threadIdx.x / WARPGROUP;
+        const uint32_t half = low ? 0u : warpgroup * HALF_ROWS * ROW_BYTES;
         for (; unit < end; ++unit) {
             if (!low || unit % 2 == warpgroup) {
                 barrier_wait(shared + Shared<ROWS>::FULL_AT + 8 * stage, parity);
@@ -372,6 +457,139 @@ __device__ __forceinline__ void multiply(const Arguments<Element>& arguments, co
                 parity ^= 1;
             }
         }
+    }
+};
+
+// The tile that a cluster of blocks has to itself, each block a stretch of its columns. SHARERS warpgroups have sums of
+// the same rows of the tile, and share the rows of x among them: each sends the others what is theirs, and finishes its
+// own. A block gets here once at most, so that what it is told is never overwritten.
+template <typename Element, uint32_t ROWS, bool GATED, uint32_t SHARERS>
+__device__ __forceinline__ void multiply_together(const Arguments<Element>& arguments, Steps<Element, ROWS>& steps,
+                                                  uint32_t tile, uint32_t first, uint32_t last) {
+    constexpr uint32_t GROUPS = ROWS / 8 < SHARERS ? 1 : ROWS / 8 / SHARERS, OWNERS = ROWS / 8 / GROUPS;
+    constexpr uint32_t IN_BLOCK = SHARERS / TEAM, SENT_BYTES = GROUPS * WARPGROUP * 16;
+    static_assert((SHARERS - 1) * SENT_BYTES <= Shared<ROWS>::TOLD_BYTES / 2, "both warpgroups are told at once");
+    const uint32_t warpgroup = threadIdx.x / WARPGROUP, thread = threadIdx.x % WARPGROUP;
+    const uint32_t own = cluster_rank() * IN_BLOCK + warpgroup % IN_BLOCK;
+    const auto barrier = [&](uint32_t warpgroup) { return steps.shared + Shared<ROWS>::TOLD_ALL_AT + 8 * warpgroup; };
+    // Where a warpgroup is told by another one what it finishes of a group of rows.
+    const auto place = [&](uint32_t warpgroup, uint32_t from, uint32_t to, uint32_t group) {
+        const uint32_t at = (from < to ? from : from - 1) * SENT_BYTES + (group * WARPGROUP + thread) * 16;
+        return steps.shared + Shared<ROWS>::told_at(warpgroup) + at;
+    };
+    const bool is_owner = own < OWNERS;  // eight rows are one warpgroup's
+    Piece<Element, GROUPS, GATED> piece(arguments, features_of<Element, GATED>(arguments, tile),
+                                        threadIdx.x / 32 % (8 / IN_BLOCK), own * GROUPS);
+    if (is_owner) {
+        if (thread == 0) {
+            barrier_arrive_expecting(barrier(warpgroup), (SHARERS - 1) * SENT_BYTES);
+        }
+        piece.fetch();
+    }
+    cluster_wait();
+    float c[ROWS / 8][4] = {};
+    steps.add(c, first, last);
+    // Who is told is still there: it waits for this.
+#pragma unroll
+    for (uint32_t to = 0; to < OWNERS; ++to) {
+        if (to != own) {
+            const uint32_t there = IN_BLOCK == 2 ? to % 2 : warpgroup;
+#pragma unroll
+            for (uint32_t group = 0; group < GROUPS; ++group) {
+                send_to(to / IN_BLOCK, place(there, own, to, group), barrier(there), c[to * GROUPS + group]);
+            }
+        }
+    }
+    if (!is_owner) {
+        return;
+    }
+    barrier_wait_cluster(barrier(warpgroup), 0);
+    // In the order of the columns, whoever finishes.
+    float sum[GROUPS][4] = {};
+#pragma unroll
+    for (uint32_t from = 0; from < SHARERS; ++from) {
+#pragma unroll
+        for (uint32_t group = 0; group < GROUPS; ++group) {
+            float part[4];
+            if (from != own) {
+                load_shared(part, place(warpgroup, from, own, group));
+            } else {
+#pragma unroll
+                for (uint32_t i = 0; i < 4; ++i) {
+                    part[i] = c[from < OWNERS ? from * GROUPS + group : 0][i];
+                }
+            }
+#pragma unroll
+            for (uint32_t i = 0; i < 4; ++i) {
+                sum[group][i] += part[i];
+            }
+        }
+    }
+    piece.write(sum);
+}
+
+// Tiles that a block has whole, but for its last: a warp writes them while the others multiply, which makes a step of
+// 64 rows faster by one in a hundred.
+__device__ __forceinline__ bool is_for_writer(uint32_t begin, uint32_t steps, uint32_t first, uint32_t last) {
+    return begin >= first && begin + steps < last;
+}
+
+template <typename Element, uint32_t ROWS, bool GATED>
+__device__ __forceinline__ void write_tiles(const Arguments<Element>& arguments, uint32_t shared, uint32_t first,
+                                            uint32_t last) {
+    constexpr uint32_t GROUPS = ROWS < 32 ? ROWS / 8 : 4;  // at once
+    const uint32_t threads = arguments.tile_rows <= HALF_ROWS ? WARPGROUP : MULTIPLIERS;
+    wait_for_previous_kernel();
+    uint32_t tile = (first + arguments.steps - 1) / arguments.steps;
+    for (; is_for_writer(tile * arguments.steps, arguments.steps, first, last); ++tile) {
+        part_arrive(WRITER_IS_FREE, threads + 32);
+        const Features features = features_of<Element, GATED>(arguments, tile);
+        part_sync(TILE_TO_WRITE, threads + 32);
+#pragma unroll 1
+        for (uint32_t warp = 0; warp < threads / 32; ++warp) {
+#pragma unroll 1
+            for (uint32_t group = 0; group < ROWS / 8; group += GROUPS) {
+                float c[GROUPS][4];
+                Piece<Element, GROUPS, GATED> piece(arguments, features, warp, group);
+                piece.fetch();
+#pragma unroll
+                for (uint32_t i = 0; i < GROUPS; ++i) {
+                    const uint32_t slot = (group + i) * threads + warp * 32 + threadIdx.x % 32;
+                    load_shared(c[i], shared + Shared<ROWS>::TOLD_AT + slot * 16);
+                }
+                piece.write(c);
+            }
+        }
+    }
+}
+
+// What a multiplier does from the first to the last unit of its block.
+template <typename Element, uint32_t ROWS, bool GATED>
+__device__ __forceinline__ void multiply(const Arguments<Element>& arguments, const Line& line, const Stages& stages,
+                                         uint32_t shared, uint32_t first, uint32_t last) {
+    const uint32_t warpgroup = threadIdx.x / WARPGROUP;
+    const bool low = arguments.tile_rows <= HALF_ROWS;
+    const uint32_t told = shared + Shared<ROWS>::told_at(1) + threadIdx.x % WARPGROUP * 4;
+    Steps<Element, ROWS> steps = {stages, shared, low};
+    wait_for_previous_kernel();
+    const uint32_t lead = blockIdx.x / TEAM * TEAM, own = first / arguments.steps, own_begin = own * arguments.steps;
+    if (line.start(lead) == own_begin && line.start(lead + TEAM) == own_begin + arguments.steps) {
+        if (low) {
+            multiply_together<Element, ROWS, GATED, 2 * TEAM>(arguments, steps, own, first, last);
+        } else {
+            multiply_together<Element, ROWS, GATED, TEAM>(arguments, steps, own, first, last);
+        }
+        return;
+    }
+    for (uint32_t unit = first; unit < last;) {
+        const uint32_t tile = unit / arguments.steps;
+        const uint32_t begin = tile * arguments.steps;
+        const uint32_t end = min(begin + arguments.steps, last);
+        const bool whole = unit == begin && end == begin + arguments.steps;
+        const Features features = features_of<Element, GATED>(arguments, tile);
+        float c[ROWS / 8][4] = {};
+        steps.add(c, unit, end);
+        unit = end;
         if (!whole && !gather<Element, ROWS>(c, arguments, line, shared, tile)) {
             continue;
         }
@@ -383,7 +601,7 @@ __device__ __forceinline__ void multiply(const Arguments<Element>& arguments, co
             }
         }
         if (low) {
-            part_sync(1, MULTIPLIERS);
+            part_sync(MULTIPLIERS_MEET, MULTIPLIERS);
         }
         if (low && warpgroup == 0) {
 #pragma unroll
@@ -394,10 +612,26 @@ __device__ __forceinline__ void multiply(const Arguments<Element>& arguments, co
             }
         }
         if (!low || warpgroup == 0) {
-            finish<Element, ROWS, GATED>(c, arguments, tile, threadIdx.x / 32);
+            if (is_for_writer(begin, arguments.steps, first, last)) {
+                const uint32_t threads = low ? WARPGROUP : MULTIPLIERS;
+                part_sync(WRITER_IS_FREE, threads + 32);
+#pragma unroll
+                for (uint32_t group = 0; group < ROWS / 8; ++group) {
+                    store_shared(shared + Shared<ROWS>::TOLD_AT + (group * threads + threadIdx.x) * 16, c[group]);
+                }
+                part_arrive(TILE_TO_WRITE, threads + 32);
+            } else {
+                constexpr uint32_t GROUPS = ROWS < 32 ? ROWS / 8 : 4;  // at once
+#pragma unroll
+                for (uint32_t group = 0; group < ROWS / 8; group += GROUPS) {
+                    Piece<Element, GROUPS, GATED> piece(arguments, features, threadIdx.x / 32, group);
+                    piece.fetch();
+                    piece.write(reinterpret_cast<const float(&)[GROUPS][4]>(c[group]));
+                }
+            }
         }
         if (low && unit < last) {
-            part_sync(1, MULTIPLIERS);
+            part_sync(MULTIPLIERS_MEET, MULTIPLIERS);
         }
     }
 }
@@ -408,7 +642,7 @@ __device__ __forceinline__ void few(const TensorMap& weight, const TensorMap& x,
     let_next_kernel_start();
     const uint32_t shared = static_cast<uint32_t>(__cvta_generic_to_shared(stages_bytes));
     const Stages stages = Stages::of<ROWS>(arguments.tile_rows);
-    if (threadIdx.x == MULTIPLIERS) {
+    if (threadIdx.x == COPIER) {
         fetch_map(weight);
         fetch_map(x);
         const uint32_t readers = (arguments.tile_rows <= HALF_ROWS ? WARPGROUP : MULTIPLIERS) / 32;
@@ -416,9 +650,13 @@ __device__ __forceinline__ void few(const TensorMap& weight, const TensorMap& x,
             barrier_init(shared + Shared<ROWS>::FULL_AT + 8 * stage, 1);
             barrier_init(shared + Shared<ROWS>::EMPTY_AT + 8 * stage, readers);
         }
+        for (uint32_t warpgroup = 0; warpgroup < 2; ++warpgroup) {
+            barrier_init(shared + Shared<ROWS>::TOLD_ALL_AT + 8 * warpgroup, 1);
+        }
         barrier_init_done();
     }
     __syncthreads();
+    cluster_arrive();
     Line line;
     line.units = arguments.tiles * arguments.steps;
     line.blocks = min(gridDim.x, line.units);
@@ -429,14 +667,17 @@ __device__ __forceinline__ void few(const TensorMap& weight, const TensorMap& x,
     const uint32_t first = line.start(blockIdx.x), last = line.start(blockIdx.x + 1);
     if (threadIdx.x < MULTIPLIERS) {
         multiply<Element, ROWS, GATED>(arguments, line, stages, shared, first, last);
-    } else if (threadIdx.x == MULTIPLIERS) {
+    } else if (threadIdx.x == COPIER) {
         copy<Element, ROWS, GATED>(weight, x, arguments, stages, shared, first, last);
+    } else if (threadIdx.x >= WRITER) {
+        write_tiles<Element, ROWS, GATED>(arguments, shared, first, last);
     }
 }
 
-// Bounds of two blocks, though a multiprocessor has one: registers are left for the small kernels too.
+// The bound lets a thread have 168 registers, which is what adding up parts of 64 rows takes; 128 were slower.
+#define IN_TEAMS __cluster_dims__(TEAM, 1, 1) __launch_bounds__(384, 1)
 #define LINEAR_FEW(name, Element, ROWS)                                                                                \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                           \
+    extern "C" __global__ void IN_TEAMS                                                                                \
         linear_few_##name##_r##ROWS(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap x,     \
                                     void* out, const Element* bias, float* parts, uint32_t* counters,                  \
                                     uint32_t out_pitch, uint32_t rows, uint32_t features, uint32_t steps,              \
@@ -444,7 +685,7 @@ __device__ __forceinline__ void few(const TensorMap& weight, const TensorMap& x,
         few<Element, ROWS, false>(                                                                                     \
             weight, x, {out, bias, parts, counters, out_pitch, rows, features, steps, tiles, tile_rows, flags});       \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                           \
+    extern "C" __global__ void IN_TEAMS                                                                                \
         gate_up_few_##name##_r##ROWS(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap x,    \
                                      Element* out, float* parts, uint32_t* counters, uint32_t out_pitch,               \
                                      uint32_t rows, uint32_t features, uint32_t steps, uint32_t tiles,                 \
@@ -457,15 +698,19 @@ __device__ __forceinline__ void few(const TensorMap& weight, const TensorMap& x,
     LINEAR_FEW(name, Element, 64)
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: grid (multiprocessors), or tiles * steps if that is less; block (288); dynamic shared memory
-//   (160 * 1024 - 704 - 256 * ROWS) / 1024 * 1024 + 256 * ROWS + 704
+// Launch: grid (multiprocessors), or tiles * steps if that is less, and even; block (320); dynamic shared memory
+//   144 * 1024 + 512 * ROWS + 704,   or 168 * 1024 + 704 for ROWS of 8 and 16,
 // bytes, for which the function's limit has to be raised first. ROWS is the least of 8, 16, 32, 64 that rows fit in.
-// May be launched with programmatic stream serialization, and should be. parts and counters: see above.
+// Clusters of two are compiled in. May be launched with programmatic stream serialization, and should be. parts and
+// counters: see above.
 //
-// Any tiles in the range of tile_rows is right. Four blocks a tile (a quarter of a multiple of the multiprocessors) were
-// the fastest cut for a whole step; tiles of a block's own are too low there for the copy engine. Two blocks of this on a
-// multiprocessor, started early, took half as long again as one after the other: hence their size. Fetching ahead into
-// the L2 cache while the kernel in front ends was slower, and so were 200 KiB.
+// Any tiles in the range of tile_rows is right. Where half as many tiles as multiprocessors are not too tall they are
+// the fastest cut: each cluster has one, and nothing goes through parts. Of more features each block takes tiles of its
+// own (a multiple of the multiprocessors), and nothing is added up at all. Two blocks of this on a multiprocessor,
+// started early, took half as long again as one after the other: hence their size. Fetching ahead into the L2 cache
+// while the kernel in front ends was slower, and more shared memory was no faster. At 64 rows it changed nothing to
+// copy x no more than once, or to share it through multicast, and writing whole lines by way of shared memory was
+// slower. Clusters of four have room for 120 blocks only on a card of 132 multiprocessors that was asked.
 //
 // The tensor maps come from cuTensorMapEncodeTiled: type BFLOAT16 or FLOAT16, element strides 1, interleave NONE,
 // swizzle 128B, L2 promotion 128 bytes (256 were slower), out of bounds NONE (zeros), and

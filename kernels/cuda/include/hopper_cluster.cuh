@@ -18,6 +18,10 @@ __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
+// The two halves of that, between which a thread may do what needs nothing of the others.
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+
 // Arrives at the barrier that stands at this place in block `rank` of the cluster. Whoever waits there may overwrite what
 // this thread has read; what it wrote is not made known (an arrival that releases to the cluster costs a fence each).
 __device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, uint32_t rank) {
@@ -28,6 +32,34 @@ __device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, uint32_t ran
         "mbarrier.arrive.shared::cluster.b64 _, [place];\n"
         "}\n" ::"r"(barrier),
         "r"(rank)
+        : "memory");
+}
+
+// Writes 16 bytes to this place in block `rank` of the cluster; the barrier at that place there counts them.
+__device__ __forceinline__ void send_to(uint32_t rank, uint32_t at, uint32_t barrier, const float (&values)[4]) {
+    asm volatile(
+        "{\n"
+        ".reg .b32 place, counted;\n"
+        "mapa.shared::cluster.u32 place, %0, %2;\n"
+        "mapa.shared::cluster.u32 counted, %1, %2;\n"
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [place], {%3, %4, %5, %6}, [counted];\n"
+        "}\n" ::"r"(at),
+        "r"(barrier), "r"(rank), "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3])
+        : "memory");
+}
+
+// `barrier_wait` for what blocks of the cluster have sent.
+__device__ __forceinline__ void barrier_wait_cluster(uint32_t barrier, uint32_t parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+        "@done bra ended;\n"
+        "bra again;\n"
+        "ended:\n"
+        "}\n" ::"r"(barrier),
+        "r"(parity)
         : "memory");
 }
 

@@ -6,17 +6,8 @@
 // The hint that a line is not needed again, as createpolicy.fractional.L2::evict_first makes it.
 constexpr uint64_t READ_ONCE = 0x12f0000000000000ull;
 
-// Starts the copy of the map's box at column x of row y; places outside become zeros and count as copied.
-__device__ __forceinline__ void copy_box(uint32_t destination, const TensorMap& map, uint32_t barrier, int32_t x,
-                                         int32_t y) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3,%4}], [%2];" ::
-            "r"(destination),
-        "l"(&map), "r"(barrier), "r"(x), "r"(y)
-        : "memory");
-}
-
-// The same, of memory that is read once.
+// Starts the copy of the map's box at column x of row y of memory that is read once; places outside become zeros and
+// count as copied.
 __device__ __forceinline__ void copy_box_once(uint32_t destination, const TensorMap& map, uint32_t barrier, int32_t x,
                                               int32_t y) {
     asm volatile(

@@ -26,7 +26,10 @@ const STEP_COLUMNS: usize = 64;
 /// Rows of gate that stand beside as many rows of up.
 const GATE_ROWS: usize = 8;
 
-const THREADS: usize = 288;
+const THREADS: usize = 320;
+
+/// Blocks of a cluster: what two of them have to themselves is added up in their shared memory.
+const TEAM: usize = 2;
 
 /// Streams that have counters of their own, and how many: one a tile.
 const STREAMS: usize = 8;
@@ -48,12 +51,12 @@ pub enum ProductsBy {
 }
 
 /// How the work is cut into tiles: so many blocks have one together, where there are so many. The more they are the
-/// taller are the tiles, up to 128 rows, and the more is added up between blocks.
+/// taller are the tiles, up to 128 rows, and the more is added up between blocks: within a team where it is two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cut(usize);
 
 /// What a rehearsal chooses from; `tools/gpu/products.py` times the same. The last makes as few tiles as can be.
-pub(super) const CUTS: [Cut; 4] = [Cut(4), Cut(2), Cut(8), Cut(132)];
+pub(super) const CUTS: [Cut; 4] = [Cut(2), Cut(1), Cut(4), Cut(132)];
 
 /// Which streams' counters are taken.
 #[derive(Default)]
@@ -112,11 +115,16 @@ impl Work {
             true => (product.out_features / 2 / GATE_ROWS, TILE_ROWS / 2 / GATE_ROWS, 2 * GATE_ROWS),
             false => (product.out_features, TILE_ROWS, 1),
         };
-        let blocks = processors.min(groups * cut.0);
+        let blocks = (processors / TEAM * TEAM).min(groups * cut.0);
         // As many tiles for each block, or for those that have one together, as make none too tall.
         let at_once = (blocks / cut.0).max(1);
         let tiles = at_once * groups.div_ceil(at_once * most);
-        Work { blocks: blocks.min(tiles * steps), tiles, tile_rows: groups.div_ceil(tiles) * rows, steps }
+        Work {
+            blocks: blocks.min(tiles * steps).next_multiple_of(TEAM),
+            tiles,
+            tile_rows: groups.div_ceil(tiles) * rows,
+            steps,
+        }
     }
 
     /// What blocks leave of tiles that they share.
@@ -211,8 +219,8 @@ pub(super) unsafe fn launch(cuda: &Cuda, product: Product, places: Places, cut: 
 /// More than half of a multiprocessor's, so that it has one block at a time, and not all of it, so that small kernels
 /// find room beside that.
 fn shared(kernel_rows: usize) -> usize {
-    let (told, barriers) = (256 * kernel_rows, 704);
-    (160 * 1024 - barriers - told) / 1024 * 1024 + told + barriers
+    let stages_and_told = if kernel_rows < 32 { 168 * 1024 } else { 144 * 1024 + 512 * kernel_rows };
+    stages_and_told + 704
 }
 
 /// The weight as the copy engine sees it: gated, eight rows of up behind the same eight of the gate.
@@ -262,10 +270,11 @@ mod tests {
                 assert!(work.tiles * work.tile_rows >= features, "{features} features, {cut:?}");
                 assert!((1..=TILE_ROWS).contains(&work.tile_rows), "{features} features, {cut:?}: {}", work.tile_rows);
                 assert!((1..=132).contains(&work.blocks) && work.tiles <= STREAM_COUNTERS);
+                assert!(work.blocks.is_multiple_of(TEAM), "{features} features, {cut:?}: {} blocks", work.blocks);
             }
         }
-        let shared = Work::of(product(false, 3584, 3584), Cut(4), 132);
-        assert_eq!((shared.blocks, shared.tiles, shared.tile_rows, shared.steps), (132, 33, 109, 56));
+        let shared = Work::of(product(false, 3584, 3584), Cut(2), 132);
+        assert_eq!((shared.blocks, shared.tiles, shared.tile_rows, shared.steps), (132, 66, 55, 56));
         let gated = Work::of(product(true, 37_888, 3584), Cut(1), 132);
         assert_eq!((gated.tiles, gated.tile_rows), (396, 96), "gates and ups of 48 features");
         assert_eq!(Work::of(product(false, 4608, 3584), Cut(132), 132).tiles, 36, "as few as can be");
@@ -274,7 +283,7 @@ mod tests {
     #[test]
     fn a_block_takes_more_than_half_of_a_multiprocessors_shared_memory() {
         for rows in KERNEL_ROWS {
-            assert!((114 * 1024..=160 * 1024).contains(&shared(rows)), "{rows} rows: {}", shared(rows));
+            assert!((114 * 1024..=177 * 1024).contains(&shared(rows)), "{rows} rows: {}", shared(rows));
         }
         assert_eq!([0, 1, 8, 9, 64, 65].map(kernel_rows), [None, Some(8), Some(8), Some(16), Some(64), None]);
     }
