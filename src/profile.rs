@@ -111,7 +111,12 @@ async fn size(runtime: &Runtime, device: &DeviceOptions, options: &Options) -> R
     let mut seconds: BTreeMap<_, _> =
         phases.iter().zip(ends).map(|((phase, at), end)| (phase.name(), (end - *at).as_secs_f64())).collect();
     seconds.insert("start", (ready - begun).as_secs_f64());
-    let overhead = runtime.device().overhead_by_source().into_iter().collect();
+    let mut overhead: BTreeMap<_, _> = runtime.device().overhead_by_source().into_iter().collect();
+    // What the budget found beside that.
+    let beside = ledger.overhead.saturating_sub(overhead.values().sum());
+    if !overhead.is_empty() && !beside.is_zero() {
+        overhead.insert("loaded at first use", beside);
+    }
     Ok(Profile { attempts, seconds, record: (*serving.record).clone(), overhead, ledger })
 }
 

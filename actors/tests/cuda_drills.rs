@@ -276,7 +276,7 @@ fn a_start_takes_the_whole_card_and_every_byte_of_it_has_a_name() {
     story(async |stage| {
         let before = stage.measured().await;
         let folder: PathBuf = std::env::temp_dir().join(format!("bursar-drills-{}", std::process::id()));
-        let mut sizes = Vec::new();
+        let (mut sizes, mut kept) = (Vec::new(), Vec::new());
         for is_warm in [false, true] {
             let options = LoadOptions { profiles: Some(folder.clone()), ..full() };
             let started = start(&stage, options, |_| {}).await.expect("it starts");
@@ -291,7 +291,9 @@ fn a_start_takes_the_whole_card_and_every_byte_of_it_has_a_name() {
             }
             let sources = stage.device.overhead_by_source();
             sources.iter().for_each(|(source, bytes)| println!("{bytes:>12} of overhead: {source}"));
-            assert_eq!(sources.iter().map(|(_, bytes)| *bytes).sum::<Bytes>(), now.overhead);
+            let beside = now.overhead - sources.iter().map(|(_, bytes)| *bytes).sum();
+            println!("{beside:>12} of overhead: loaded at first use, or kept by the driver");
+            assert!(beside <= Bytes::mib(128), "each part of it has a name");
             let (reserve, rounding) = (RESERVE_MAX.min(Bytes(now.total.0 / 64)), Bytes::mib(2 * LAYERS));
             assert!((reserve..=reserve + rounding).contains(&now.free), "{} are free beside the canary", now.free);
             assert_eq!(now.canary, now.canary_wanted);
@@ -315,8 +317,10 @@ fn a_start_takes_the_whole_card_and_every_byte_of_it_has_a_name() {
             assert_eq!(drift().await, Bytes::ZERO, "nor beside the ledger");
             stage.runtime.unload(NAME).await.expect("it unloads");
             all_is_home(&stage, &before).await;
+            kept.push(stage.measured().await.overhead);
         }
         assert_eq!(sizes[0], sizes[1]);
+        assert!(kept[1] <= kept[0] + Bytes::mib(4), "no start leaves more than the first: {kept:?}");
         std::fs::remove_dir_all(folder).expect("it was made");
     });
 }
@@ -406,6 +410,7 @@ fn two_gibibytes_to_spare_are_enough_and_with_200_mebibytes_too_little_what_the_
         let (left, first) = too_little(&stage, &mut neighbour, Bytes::gib(4)).await;
         // What the plan cannot lease: the canary, and what kernels take.
         let enough = first.needed + left.saturating_sub(first.available);
+        let mut applied = 0;
         for name in first.knobs.iter().map(|knob| &knob.name).filter(|name| *name != "free device memory") {
             let (_, error) = too_little(&stage, &mut neighbour, enough - Bytes::mib(200)).await;
             let knob = error.knobs.iter().find(|knob| knob.name == *name).expect("the same are named");
@@ -418,7 +423,9 @@ fn two_gibibytes_to_spare_are_enough_and_with_200_mebibytes_too_little_what_the_
             ask_all(&started.model, (0..4).map(|_| told(100, 8)).collect(), 8, NONE).await;
             stage.runtime.unload(NAME).await.expect("it unloads");
             all_is_home(&stage, &before).await;
+            applied += 1;
         }
+        assert!(applied >= 2, "some of them alone would fit");
         let left = neighbour.leave(enough + Bytes::gib(2));
         let started = start(&stage, full(), |_| {}).await.expect("there is room");
         println!("{left} are left: {}, {} tokens", started.told(), kv_tokens(&started.model).await);
@@ -462,6 +469,7 @@ fn a_neighbour_that_comes_in_any_phase_of_a_start_costs_tokens_and_not_the_start
             let taking = taking.lock().expect("nobody panics with it").take().expect("the phase has begun");
             let held = block_in_place(|| taking.join().expect("the neighbour goes on"));
             let tokens = kv_tokens(&started.model).await;
+            assert!(held >= Bytes::gib(1), "{phase}: a neighbour came");
             println!("{phase}: a neighbour has {held}; {}, {tokens} tokens", started.told());
             for AttemptReport { attempt, target_tokens, phase, outcome } in &started.attempts {
                 println!("  attempt {attempt} of {target_tokens} tokens came to {phase}: {outcome:?}");
@@ -499,6 +507,7 @@ fn the_scores_of_a_prompt_take_little_more_than_the_prompt_and_keep_nobody_waiti
     story(async |stage| {
         let started = start(&stage, full(), |_| {}).await.expect("it starts");
         let model = &started.model;
+        let mut plain = None;
         for top in [None, Some(0), Some(20)] {
             let load = || top.into_iter().fold(told(8000, 2), Chat::prompt_log_probabilities);
             let scores = if top.is_some() { 7999..8001 } else { NONE };
@@ -510,6 +519,9 @@ fn the_scores_of_a_prompt_take_little_more_than_the_prompt_and_keep_nobody_waiti
                 waits.push(another.await.expect("no request fails"));
             }
             println!("8,000 tokens, scored {top:?}: {alone:.3?}; somebody else waited {waits:.3?} for a token at most");
+            let fastest = [alone, waits].map(|times| times.into_iter().min().expect("three of each"));
+            let [least, wait] = *plain.get_or_insert(fastest);
+            assert!(fastest[0] < least * 4 && fastest[1] < wait * 2, "{fastest:?} against {least:?} and {wait:?}");
         }
         stage.runtime.unload(NAME).await.expect("it unloads");
     });

@@ -175,6 +175,12 @@ impl Snapshot {
         self.leases.iter().filter(of_it).map(|lease| lease.bytes).sum()
     }
 
+    /// All that a model could have, with what it has: what neither others nor other models hold.
+    pub fn room_of(&self, model: &Label) -> Bytes {
+        let others = self.granted - self.of_model(model);
+        self.total.saturating_sub(self.overhead + self.foreign + self.canary_wanted + others)
+    }
+
     /// Leases of one class, model, owner and state in one line: a model with a lease a layer still prints short.
     fn rows(&self, memory: Memory, whole: Bytes) -> Vec<[String; 6]> {
         let mut groups: BTreeMap<(&Class, &Label, &Owner, bool), (usize, Bytes)> = BTreeMap::new();

@@ -119,7 +119,7 @@ impl Actor for BudgetActor {
         // Before the first grant: others may live on this card.
         state.look_at_overhead();
         if let Some(memory) = state.measure()? {
-            let drift = state.drift();
+            let drift = state.drift().filter(|_| !state.ledger.is_profiling());
             state.drifted = drift.unwrap_or_default();
             state.show_look(memory, drift);
         }
@@ -168,8 +168,10 @@ impl Actor for BudgetActor {
                 }
                 reply.answer(state.move_gate(model, to));
             }
-            BudgetMessage::Available(reply) => {
-                state.adopt_what_was_loaded();
+            BudgetMessage::Available { is_leased, reply } => {
+                if is_leased {
+                    state.adopt_what_was_loaded();
+                }
                 state.measure()?;
                 reply.answer(state.ledger.available(Memory::Device));
             }
@@ -183,7 +185,13 @@ impl Actor for BudgetActor {
                 state.all_shown = None;
                 memory.into_iter().for_each(|memory| state.show_look(memory, None));
                 let ledger = state.ledger.snapshot();
-                reply.answer(Snapshot { foreign: seen.unwrap_or_default().max(ledger.foreign), ..ledger });
+                let more = seen.unwrap_or_default().saturating_sub(ledger.foreign);
+                reply.answer(Snapshot {
+                    foreign: ledger.foreign + more,
+                    free: ledger.free.saturating_sub(more),
+                    deficit: ledger.deficit + more.saturating_sub(ledger.free),
+                    ..ledger
+                });
             }
             BudgetMessage::Snapshot(reply) => reply.answer(state.ledger.snapshot()),
             BudgetMessage::Notes => {}
@@ -292,7 +300,7 @@ impl BudgetState {
 
     /// What our process uses beside leases, if that is more or less than the ledger knows.
     fn look_at_overhead(&mut self) {
-        let overhead = self.device.overhead();
+        let overhead = self.device.overhead() + self.desk.books().beside;
         if overhead != self.ledger.account(Memory::Device).overhead {
             self.step(Input::Overhead(overhead));
         }
@@ -314,8 +322,6 @@ impl BudgetState {
     }
 
     fn move_gate(&mut self, model: Label, to: Gate) -> Result<(), GateError> {
-        // The largest inputs have run, also at the final size.
-        self.adopt_what_was_loaded();
         let mut outcome = Ok(());
         for effect in self.ledger.step(Input::Gate { model, to }) {
             match effect {
@@ -402,10 +408,7 @@ impl BudgetState {
                 books.watch.revoke(lease, self.device.fence_here());
             }
             Effect::Freed { lease, .. } => self.forget(lease),
-            Effect::OwnerCleared { owner } => {
-                self.adopt_what_was_kept();
-                self.answer_cleared(&owner);
-            }
+            Effect::OwnerCleared { owner } => self.answer_cleared(&owner),
             Effect::GateMoved { model, to } => drop(self.desk.books().gates.insert(model, to)),
             Effect::GiveUp { lease, to, .. } => self.order(lease, Order::GiveUp { to }),
             // What there is of them is looked at behind every message.
@@ -422,6 +425,9 @@ impl BudgetState {
         if let Some((_, holding)) = self.desk.leases().remove(&lease) {
             self.leased(tally::line(&holding.model, &holding.class), holding.bytes, Bytes::ZERO);
             self.desk.tell_of_lease(&holding, Event::LeaseFreed);
+            if holding.class == Class::Graphs {
+                self.keep(holding.bytes);
+            }
         }
         let mut books = self.desk.books();
         books.ending.remove(&lease);

@@ -48,6 +48,8 @@ pub(super) struct Books {
     pub(super) gates: BTreeMap<Label, Gate>,
     /// What listeners know to be kept free of use.
     pub(super) canary_told: Bytes,
+    /// What our process holds beside leases and what the device counts as overhead, as far as it is known why.
+    pub(super) beside: Bytes,
     /// How much of each lease is in use.
     pub(super) meters: BTreeMap<LeaseId, LeaseMeter>,
     /// What owners have said of leases that may become smaller and larger.

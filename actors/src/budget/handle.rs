@@ -210,7 +210,13 @@ impl Budget {
     /// # Errors
     /// The budget actor did not answer.
     pub async fn available(&self) -> Result<Bytes, AskError> {
-        self.put(tree::ROOM_FOR_PROFILE, |_, reply| BudgetMessage::Available(reply)).await
+        self.put(tree::ROOM_FOR_PROFILE, |_, reply| BudgetMessage::Available { is_leased: false, reply }).await
+    }
+
+    /// The same, of a model that is sized and has leased all that it has taken: what came beside that, as kernels that
+    /// libraries load when they are first used, is overhead from now on.
+    pub(crate) async fn room(&self) -> Result<Bytes, AskError> {
+        self.put(tree::ROOM_FOR_PROFILE, |_, reply| BudgetMessage::Available { is_leased: true, reply }).await
     }
 
     /// The ledger when an attempt at sizing was refused memory, after a look at what others hold.

@@ -17,7 +17,7 @@ const AHEAD_PARTS: u64 = 32;
 pub struct Haste {
     /// When the canary was last owed.
     pressed: Option<Duration>,
-    /// What others held then.
+    /// What others held when it was last given more.
     foreign: Bytes,
     ahead: Bytes,
 }
@@ -45,12 +45,14 @@ impl Haste {
     pub fn ahead(&mut self, seen: Pressure, soon: Duration) -> Bytes {
         let Pressure { at, foreign, canary, total } = seen;
         let goes_on = self.since(at).is_some_and(|since| since < soon);
+        self.pressed = Some(at);
         if !goes_on {
-            self.ahead = Bytes::ZERO;
-        } else if foreign > self.foreign {
+            (self.ahead, self.foreign) = (Bytes::ZERO, foreign);
+        // What it leaves of that may be too little for a piece of its own.
+        } else if foreign >= self.foreign + Bytes(self.ahead.max(canary).0 / 2) {
             self.ahead = (self.ahead * 2).max(canary).min(Bytes(total.0 / AHEAD_PARTS));
+            self.foreign = foreign;
         }
-        (self.pressed, self.foreign) = (Some(at), foreign);
         self.ahead
     }
 }
@@ -82,6 +84,15 @@ mod tests {
         haste.ahead(seen(0, 300), SOON);
         let first = haste.ahead(seen(60, 600), SOON);
         assert_eq!([120, 180, 240].map(|at| haste.ahead(seen(at, 600), SOON)), [first; 3]);
+    }
+
+    #[test]
+    fn who_takes_little_by_little_is_given_more_by_what_it_has_taken_and_not_by_how_often_it_was_seen() {
+        let mut haste = Haste::default();
+        let given: Vec<Bytes> = (0..20).map(|look| haste.ahead(seen(60 * look, 300 + 16 * look), SOON)).collect();
+        assert_eq!(given[7], Bytes::ZERO, "112 MiB more");
+        assert_eq!(given[8..16], [Bytes::mib(256); 8], "half of the canary's 256 more");
+        assert_eq!(given[16..], [Bytes::mib(512); 4]);
     }
 
     #[test]

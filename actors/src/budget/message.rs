@@ -49,7 +49,12 @@ pub enum BudgetMessage {
         reply: Reply<Result<(), GateError>>,
     },
     /// Bytes a new lease of device memory could have now.
-    Available(Reply<Bytes>),
+    Available {
+        /// The model that is sized has leased all that it has taken: what came beside that is overhead.
+        is_leased: bool,
+        /// How many.
+        reply: Reply<Bytes>,
+    },
     /// Every byte, by class and owner, after a look at what the driver says is free.
     Measure(Reply<Snapshot>),
     /// Every byte, by class and owner.

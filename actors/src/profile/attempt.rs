@@ -158,6 +158,8 @@ impl Attempt {
         self.enter(Phase::Validate);
         self.refuse_a_job_if_due(&lanes.step, Phase::Validate);
         let peaks = self.validate(&lanes).await?;
+        // What was loaded for that is known before anybody asks anything.
+        self.budget.room().await?;
         let record = ProfileRecord {
             sequences: self.envelope.sequences,
             step_tokens: self.envelope.step_tokens,
@@ -320,7 +322,7 @@ impl Attempt {
 
     /// What there is to be shared, beside what the cache holds already.
     async fn room(&self, probe: Bytes) -> Result<KvRoom, ProfileError> {
-        let available = self.budget.available().await?;
+        let available = self.budget.room().await?;
         let ledger = self.budget.snapshot_as(tree::SNAPSHOT_FOR_PROFILE).await?;
         let beside = (ledger.overhead + ledger.granted).saturating_sub(probe);
         Ok(KvRoom { total: ledger.total, beside, available, probe, is_host: self.device.is_host_memory() })

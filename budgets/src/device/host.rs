@@ -370,14 +370,6 @@ impl Device for HostDevice {
         Some(self.config.overhead + state.overhead + state.drift + state.counts.backed)
     }
 
-    fn count_overhead(&self, _source: &'static str, bytes: Bytes) {
-        let mut state = self.lock();
-        // What was found is no longer what nobody counts.
-        let found = bytes.min(state.drift);
-        state.drift -= found;
-        state.overhead += found;
-    }
-
     fn reserve(&self, bytes: Bytes) -> Result<Address, DeviceError> {
         let mut state = self.lock();
         state.check_lost()?;

@@ -102,12 +102,6 @@ pub trait Device: Send + Sync + 'static {
         None
     }
 
-    /// Counts as overhead what our process was found to hold beside leases: what libraries load when they are used first,
-    /// and no one place in a program sees.
-    fn count_overhead(&self, source: &'static str, bytes: Bytes) {
-        let _ = (source, bytes);
-    }
-
     /// Takes addresses, and no memory, for this many bytes.
     fn reserve(&self, bytes: Bytes) -> Result<Address, DeviceError>;
 

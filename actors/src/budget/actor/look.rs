@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::BudgetState;
 use crate::budget::{Elastic, Look, Order, Pressure, Wanting};
-use bursar_budgets::{Account, Bytes, DeviceError, DeviceMemory, Input, LeaseId, LeaseMeter, Memory};
+use bursar_budgets::{Account, Bytes, Class, DeviceError, DeviceMemory, Input, LeaseId, LeaseMeter, Memory};
 
 impl BudgetState {
     /// Once in a while: what other processes have taken or given back, orders that are not obeyed yet, what may grow, and
@@ -13,6 +13,7 @@ impl BudgetState {
         // While a model is sized, what it has taken and not leased yet (graphs as they are captured, modules as they are
         // loaded) cannot be told from another process, and sizing looks for itself when it settles.
         let is_profiling = self.ledger.is_profiling();
+        self.let_go();
         let memory = match is_profiling {
             true => self.memory()?,
             false => self.measure()?,
@@ -26,33 +27,45 @@ impl BudgetState {
             self.step(Input::Remind { ahead });
         }
         self.offer_growth();
-        let drift = if is_profiling { None } else { self.drift() };
+        // What is on its way home, or is leased in a moment, is none.
+        let is_calm = !is_profiling && self.clearing.is_empty() && self.is_settled();
+        let drift = self.drift().filter(|_| is_calm);
         self.drifted = drift.unwrap_or(self.drifted);
         self.show_look(memory, drift);
         Ok(())
     }
 
     /// What came to be held beside leases while a model was sized is overhead from now on: kernels that libraries load when
-    /// they are first used, and no one place in a program sees. By then all that was measured for a lease is leased, of
-    /// this model; of two that are sized at once nobody knows.
+    /// they are first used, and no one place in a program sees. Whoever asks for this has leased all that it has taken; of
+    /// two models that are sized at once nobody knows.
     pub(super) fn adopt_what_was_loaded(&mut self) {
-        if self.ledger.profiling() == 1 {
-            self.adopt_drift("loaded at first use");
+        if self.ledger.profiling() == 1 && self.is_settled() {
+            let came = self.drift().unwrap_or_default().saturating_sub(self.drifted);
+            self.desk.books().beside += came;
+            self.look_at_overhead();
         }
     }
 
-    /// What leases paid for and their end has not given back is overhead too, until something uses it again: a driver keeps
-    /// what captured graphs took.
-    pub(super) fn adopt_what_was_kept(&mut self) {
-        if !self.ledger.is_profiling() {
-            self.adopt_drift("kept by the driver");
+    /// What captured graphs took goes back to a pool of the driver's, where the next ones find it: it is overhead, as far
+    /// as looks find that it is still held.
+    pub(super) fn keep(&mut self, bytes: Bytes) {
+        if self.device.process_bytes().is_some() {
+            self.desk.books().beside += bytes;
+            self.look_at_overhead();
         }
     }
 
-    fn adopt_drift(&mut self, source: &'static str) {
-        let came = self.drift().unwrap_or_default().saturating_sub(self.drifted);
-        if !came.is_zero() {
-            self.device.count_overhead(source, came);
+    /// What is held beside leases no longer is no overhead either.
+    fn let_go(&mut self) {
+        // A tenant may have leased what it has not taken yet: that would hide as much.
+        let has_tenants = self.desk.leases().iter().any(|lease| matches!(lease.class, Class::Tenant(_)));
+        let before = self.in_use();
+        let Some(ours) = self.device.process_bytes() else { return };
+        let held = self.device.overhead() + self.ours(&before);
+        if self.is_settled() && !has_tenants {
+            let mut books = self.desk.books();
+            books.beside = books.beside.min(ours.saturating_sub(held));
+            drop(books);
             self.look_at_overhead();
         }
     }

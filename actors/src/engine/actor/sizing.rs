@@ -185,8 +185,7 @@ impl EngineState {
         let Outlook { kit, unloaded, target, .. } = outlook;
         let (budget, model) = (self.arguments.budget.clone(), self.arguments.label.clone());
         let knobs = async move {
-            // What it holds still, as its weights, and what others leave it.
-            let room = budget.evidence().await.ok().map(|ledger| ledger.free + ledger.of_model(&model));
+            let room = budget.evidence().await.ok().map(|ledger| ledger.room_of(&model));
             let work = move || advice(&unloaded, target, &kit.envelope, page, target_tokens, missing, room);
             tokio::task::spawn_blocking(work).await.expect("a plan that was made can be made again")
         };

@@ -25,12 +25,25 @@ use crate::{Bytes, Fence, Timeline, Timelines};
 use context::{Context, Stream};
 use driver::check;
 use nvml::Nvml;
-use overhead::Meter;
 pub use overhead::Overhead;
+use overhead::{Left, Meter};
 pub use pinned::Pinned;
 
 /// What a context takes, about: 526 MiB on an H200 with driver 580.
 const CONTEXT: Bytes = Bytes(526 << 20);
+
+/// The least that opening a device takes by NVML's count: half of the spare, for one that had a context before.
+const SPARE_AT_LEAST: Bytes = Bytes(carve::SPARE.0 / 2);
+
+/// The most that NVML's count leaves out of a context: 6 MiB were seen.
+const UNCOUNTED_MOST: Bytes = Bytes::mib(32);
+
+/// How many devices of each ordinal this process has open.
+fn open_devices() -> MutexGuard<'static, BTreeMap<usize, usize>> {
+    static OPEN: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
+    // A number is changed in one step.
+    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// What a device was asked to do, for tests and metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -117,6 +130,7 @@ impl CudaDevice {
         // Before there is a context of ours, all that is used is foreign.
         let nvml = Nvml::of(&uuid.bytes);
         let before = nvml.as_ref().and_then(Nvml::free_bytes);
+        let counted_before = nvml.as_ref().and_then(Nvml::process_bytes).unwrap_or_default();
         let context = Context::retain(device).map_err(|error| match error {
             DeviceError::Refused { free, .. } => {
                 let hint = "end what else uses the device (nvidia-smi shows it): a context alone takes some 0.5 GiB";
@@ -152,9 +166,16 @@ impl CudaDevice {
         opened.replenish();
         let after = driver::memory()?.free;
         // Without that library the context counts as foreign.
-        opened.context_bytes = before.map_or(carve::SPARE, |before| before.saturating_sub(after));
+        let fell = before.map_or(carve::SPARE, |before| before.saturating_sub(after));
         let counted = opened.nvml.as_ref().and_then(Nvml::process_bytes);
+        // By our number it may know another process: one that has not taken this just now.
+        let counted =
+            counted.filter(|counted| (SPARE_AT_LEAST..=fell).contains(&counted.saturating_sub(counted_before)));
+        // What others took meanwhile is not ours.
+        let most = counted.map_or(fell, |counted| counted - counted_before + UNCOUNTED_MOST);
+        opened.context_bytes = fell.min(most);
         opened.uncounted = counted.map(|counted| opened.context_bytes.0 as i64 - counted.0 as i64);
+        *open_devices().entry(ordinal).or_default() += 1;
         Ok(opened)
     }
 
@@ -197,7 +218,7 @@ impl CudaDevice {
         make: impl FnOnce() -> Result<T, E>,
     ) -> Result<Overhead<T>, E> {
         self.count_allocation();
-        Ok(Overhead::of(self.meter.count(source, || self.free_and_backed(), make)??, source, self))
+        Ok(Overhead::of(self.meter.count(source, || self.left(), make)??, source, self))
     }
 
     /// Does the same and says what is free no longer, but counts it nowhere: for what is then paid for by a lease of that
@@ -208,7 +229,7 @@ impl CudaDevice {
     /// The driver does not say how much is free.
     pub fn taken_by<T>(&self, work: impl FnOnce() -> T) -> Result<(T, Bytes), DeviceError> {
         self.count_allocation();
-        self.meter.taken_by(|| self.free_and_backed(), work)
+        self.meter.taken_by(|| self.left(), work)
     }
 
     /// Does `work` while nobody measures: for what gives memory back that [`taken_by`](Self::taken_by) has measured. It
@@ -217,13 +238,11 @@ impl CudaDevice {
         self.meter.in_turn(work)
     }
 
-    /// What is neither overhead nor foreign. Nothing is backed or unbacked while it is looked at, and what other processes
-    /// take and give meanwhile does not matter where the driver tells processes apart.
-    fn free_and_backed(&self) -> Result<Bytes, DeviceError> {
+    /// What is neither overhead nor foreign. Nothing is backed or unbacked while it is looked at.
+    fn left(&self) -> Result<Left, DeviceError> {
         let state = self.lock();
-        let memory = self.memory()?;
-        let free = self.process_bytes().map_or(memory.free, |ours| memory.total.saturating_sub(ours));
-        Ok(free + state.counts.backed)
+        let (free, backed) = (self.memory()?.free, state.counts.backed);
+        Ok(Left { free: free + backed, ours: self.process_bytes().map(|ours| ours.saturating_sub(backed)) })
     }
 
     /// Makes the device's context that of the calling thread, for code that calls the driver itself.
@@ -473,12 +492,11 @@ impl Device for CudaDevice {
     }
 
     fn process_bytes(&self) -> Option<Bytes> {
-        let counted = self.nvml.as_ref()?.process_bytes()?.0 as i64;
-        Some(Bytes((counted + self.uncounted?).max(0) as u64))
-    }
-
-    fn count_overhead(&self, source: &'static str, bytes: Bytes) {
-        self.meter.add(source, bytes);
+        let uncounted = self.uncounted?;
+        // Of two that share a device nobody knows which of them holds what.
+        let is_alone = open_devices().get(&self.ordinal) == Some(&1);
+        let counted = self.nvml.as_ref().filter(|_| is_alone)?.process_bytes()?.0 as i64;
+        Some(Bytes((counted + uncounted).max(0) as u64))
     }
 
     fn reserve(&self, bytes: Bytes) -> Result<Address, DeviceError> {
@@ -512,6 +530,9 @@ impl Device for CudaDevice {
 
 impl Drop for CudaDevice {
     fn drop(&mut self) {
+        if let Some(open) = open_devices().get_mut(&self.ordinal) {
+            *open -= 1;
+        }
         // The stream and the context follow as they drop.
         let addresses: Vec<Address> = self.lock().reservations.keys().copied().collect();
         for address in addresses {

@@ -16,6 +16,25 @@ use std::{
 use super::CudaDevice;
 use crate::{Bytes, DeviceError};
 
+/// What is left at a moment, by two measures: the second knows nothing of other processes, and is not always there.
+#[derive(Clone, Copy)]
+pub(super) struct Left {
+    /// What the driver has free, with what is backed.
+    pub(super) free: Bytes,
+    /// What this process holds, without what is backed.
+    pub(super) ours: Option<Bytes>,
+}
+
+impl Left {
+    /// What was taken since, by one measure at both ends.
+    fn taken_until(self, later: Left) -> Bytes {
+        match (self.ours, later.ours) {
+            (Some(before), Some(after)) => after.saturating_sub(before),
+            _ => self.free.saturating_sub(later.free),
+        }
+    }
+}
+
 /// Measures what work takes, one after the other: two at once would count the same bytes twice.
 #[derive(Default)]
 pub(super) struct Meter {
@@ -43,7 +62,7 @@ impl Meter {
     /// Does `work`; gives what is left no longer behind it. It is counted nowhere.
     pub(super) fn taken_by<T>(
         &self,
-        left: impl Fn() -> Result<Bytes, DeviceError>,
+        left: impl Fn() -> Result<Left, DeviceError>,
         work: impl FnOnce() -> T,
     ) -> Result<(T, Bytes), DeviceError> {
         let turn = self.turn();
@@ -52,7 +71,7 @@ impl Meter {
         let after = left();
         // Where nobody says what is left, the outcome goes, and that may want a turn of its own.
         drop(turn);
-        Ok((outcome, before.saturating_sub(after?)))
+        Ok((outcome, before.taken_until(after?)))
     }
 
     /// Does `work`, and counts what is left no longer as taken by `source`. That is also so where the work has failed: the
@@ -60,17 +79,12 @@ impl Meter {
     pub(super) fn count<T>(
         &self,
         source: &'static str,
-        left: impl Fn() -> Result<Bytes, DeviceError>,
+        left: impl Fn() -> Result<Left, DeviceError>,
         work: impl FnOnce() -> T,
     ) -> Result<T, DeviceError> {
         let (outcome, taken) = self.taken_by(left, work)?;
-        self.add(source, taken);
+        *self.lock().entry(source).or_default() += taken;
         Ok(outcome)
-    }
-
-    /// Counts what was found elsewhere.
-    pub(super) fn add(&self, source: &'static str, bytes: Bytes) {
-        *self.lock().entry(source).or_default() += bytes;
     }
 
     /// Does `work`, which lets go of what `source` took, and counts no longer what is left again, of that source first: at
@@ -79,14 +93,14 @@ impl Meter {
     pub(super) fn count_off(
         &self,
         source: &'static str,
-        left: impl Fn() -> Result<Bytes, DeviceError>,
+        left: impl Fn() -> Result<Left, DeviceError>,
         work: impl FnOnce(),
     ) {
         let _turn = self.turn();
         let before = left();
         work();
         if let (Ok(before), Ok(after)) = (before, left()) {
-            let (mut back, mut counted) = (after.saturating_sub(before), self.lock());
+            let (mut back, mut counted) = (after.taken_until(before), self.lock());
             let mut less = |bytes: &mut Bytes| {
                 let gone = back.min(*bytes);
                 (back, *bytes) = (back - gone, *bytes - gone);
@@ -142,7 +156,7 @@ impl<T> Drop for Overhead<T> {
     fn drop(&mut self) {
         let Overhead { thing, source, device } = self;
         // SAFETY: this is the drop, which is once, and nobody looks at the thing behind it.
-        device.meter.count_off(source, || device.free_and_backed(), || unsafe { ManuallyDrop::drop(thing) });
+        device.meter.count_off(source, || device.left(), || unsafe { ManuallyDrop::drop(thing) });
     }
 }
 
@@ -170,8 +184,8 @@ mod tests {
     }
 
     impl Driver {
-        fn left(&self) -> Result<Bytes, DeviceError> {
-            Ok(ALL - Bytes(self.taken.load(Ordering::SeqCst)))
+        fn left(&self) -> Result<Left, DeviceError> {
+            Ok(Left { free: ALL - Bytes(self.taken.load(Ordering::SeqCst)), ours: None })
         }
 
         fn take(&self, bytes: Bytes) {
@@ -244,6 +258,21 @@ mod tests {
         meter.count("handles", left, || driver.take(Bytes::mib(2))).expect("it says");
         meter.count_off("handles", left, || driver.give(Bytes::mib(52)));
         assert_eq!(meter.counted(), Bytes::ZERO);
+    }
+
+    #[test]
+    fn what_a_neighbour_takes_meanwhile_is_not_counted_where_the_driver_tells_processes_apart() {
+        let (driver, meter, says_whose) = (Driver::default(), Meter::default(), std::cell::Cell::new(true));
+        let left = || Ok(Left { ours: says_whose.get().then_some(Bytes::mib(500)), ..driver.left()? });
+        meter.count("kernels", left, || driver.take(Bytes::mib(640))).expect("it says");
+        assert_eq!(meter.counted(), Bytes::ZERO);
+        // One that says so at one end alone is not believed.
+        let falls_silent = || {
+            says_whose.set(false);
+            driver.take(Bytes::mib(2));
+        };
+        meter.count("kernels", left, falls_silent).expect("it says");
+        assert_eq!(meter.counted(), Bytes::mib(2));
     }
 
     #[test]
