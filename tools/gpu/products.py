@@ -1,13 +1,15 @@
-"""Products of few rows on a Hopper GPU: whether they are right, and what they take beside cuBLASLt's.
+"""Products of few rows, and gated ones of some hundred, on a Hopper GPU: whether they are right, and what they take beside cuBLASLt's.
 
-    python3 tools/gpu/products.py [check] [sanitize] [time] [--compiled FOLDER]     check and time, if not told otherwise
+    python3 tools/gpu/products.py [check] [sanitize] [time] [--rows N ...] [--compiled FOLDER]     check and time, if not
+                                                                                                     told otherwise
 
-check     every kernel of linear_few.cubin at odd sizes in poisoned memory, against float64
+check     every kernel of linear_few.cubin and gate_up_middle.cubin at odd sizes in poisoned memory, against float64
 sanitize  a small part of that, to be run under compute-sanitizer
-time      a decode step of Qwen2.5-VL-7B (28 layers and the logits) at 1, 16 and 64 rows, weights drawn anew for each
-          layer, as graphs of launches: each product one after the other, then the whole step with norms, attention
+time      a decode step of Qwen2.5-VL-7B (28 layers and the logits) at 1, 16, 64 and 256 rows, or at those named, weights
+          drawn anew for each layer, as graphs of launches: each product one after the other, then the whole step with norms, attention
           over 576 tokens and the gate between (no rotary positions), with cuBLASLt's products as torch takes them, with
-          ours cut in each of the ways that Bursar chooses from, with the fastest cut of each, and with the fastest of all
+          ours cut in each of the ways that Bursar chooses from, with the fastest cut of each, and with the fastest of all;
+          over 64 rows only gate_up is ours too, uncut, and cuBLASLt's stands beside it with the gate behind
 
 Wants torch with CUDA and nothing else; our kernels come from kernels/cuda/compiled. KERNELS.md has the figures that
 this gave.
@@ -16,6 +18,7 @@ this gave.
 import argparse
 import functools
 import pathlib
+import statistics
 import sys
 
 import torch
@@ -31,10 +34,13 @@ CONTEXT = 576  # tokens
 # Blocks that share a tile: what Bursar's rehearsal chooses from (`CUTS` of kernels/src/cuda/linear_few.rs).
 CUTS = [1, 2, 4, 132]
 TEAM = 2  # blocks of a cluster
+# Rows that these serve.
+FEW_ROWS = 64
 
 
 SWIZZLE = 3  # of 128 bytes
 REPLAYS = 7
+TURNS = 5
 
 
 class Kernels:
@@ -43,7 +49,7 @@ class Kernels:
     def __init__(self):
         driver()
         self.processors = processors()
-        self.parts = torch.full((2 * self.processors * 64 * 128,), float("nan"), device="cuda")
+        self.parts = torch.full((8 << 20,), float("nan"), device="cuda")
         self.counters = torch.zeros(4096, device="cuda", dtype=torch.int32)
         self.maps = {}
 
@@ -87,6 +93,20 @@ class Kernels:
         name = f"{'gate_up' if gated else 'linear'}_few_{ENDINGS[x.dtype]}_r{most}"
         Kernel("linear_few", name, shared)((blocks,), (320,), *arguments, early=True)
 
+    def middle(self, x, weight, out, bias=None, grid=None):
+        """A gated product of some hundred rows."""
+        (rows, columns), features = x.shape, out.shape[1]
+        blocks = 2 * min((grid or self.processors) // 2, -(-rows // 256) * -(-features // 96))
+        key = weight.data_ptr(), weight.shape, "middle"
+        if key not in self.maps:
+            self.maps[key] = tensor_map(weight, [columns, 2 * features], [2 * weight.stride(0)], [64, 96], SWIZZLE)
+        arguments = [
+            tensor_map(x, [columns, rows], [2 * x.stride(0)], [64, 64], SWIZZLE),
+            self.maps[key],
+            *(out, bias, out.stride(0), rows, features, columns),
+        ]
+        Kernel("gate_up_middle", f"gate_up_middle_{ENDINGS[x.dtype]}", 229_376)((blocks,), (384,), *arguments, early=True)
+
 
 # How a product reaches its output: its type, whether it has a bias, is added, is gated.
 WAYS = {
@@ -96,34 +116,42 @@ WAYS = {
     "f32": (torch.float32, False, False, False),
     "f32, bias, added": (torch.float32, True, True, False),
     "gated": (None, False, False, True),
+    "gated, bias": (None, True, False, True),
 }
 MARGIN = 776.0  # what lies beside an output
 
 
-def check(kernels, shapes, rows, grid=None):
-    """Every way of every shape [features, in]; prints the worst errors, and says whether all was right."""
+def check(kernels, shapes, rows, grid=None, middle=False):
+    """Every way of every shape [features, in], by the kernels for few rows or, if it gates, for some hundred; prints the
+    worst errors, and says whether all was right."""
     worst, cases, wrong = {}, 0, 0
     for dtype in (torch.bfloat16, torch.float16):
         for features, columns in shapes:
             kernels.maps.clear()
             weights = torch.randn(2 * features, columns, device="cuda", dtype=dtype) * columns**-0.5
-            bias = torch.randn(features, device="cuda", dtype=dtype)
+            biases = torch.randn(2 * features, device="cuda", dtype=dtype)
             for count in rows:
                 x = torch.randn(count, columns + 8, device="cuda", dtype=dtype)[:, :columns]
                 both = x.double() @ weights.double().T
                 for way, (out_type, biased, added, gated) in WAYS.items():
-                    if gated and features % 8:
+                    if (not gated if middle else gated and (biased or features % 8)):
                         continue
                     cut = CUTS[(cases + cases // 6) % len(CUTS)]
-                    pitch = features + 3
+                    pitch = -(-features // 4) * 4 + 4 if middle else features + 3
                     around = torch.full((count * pitch + 64,), MARGIN, device="cuda", dtype=out_type or dtype)
                     out = around[: count * pitch].view(count, pitch)[:, :features]
                     out.copy_(torch.randn_like(out)) if added else out.fill_(float("nan"))
                     gate, up = both[:, :features], both[:, features:]
+                    bias = biases if gated else biases[:features]
+                    if gated and biased:
+                        gate, up = gate + bias[:features].double(), up + bias[features:].double()
                     expected = torch.nn.functional.silu(gate) * up if gated else gate.clone()
-                    expected += (bias.double() if biased else 0) + (out.double() if added else 0)
+                    expected += (bias.double() if biased and not gated else 0) + (out.double() if added else 0)
                     weight = weights if gated else weights[:features]
-                    kernels.few(x, weight, out, bias if biased else None, added, gated, cut, grid)
+                    if middle:
+                        kernels.middle(x, weight, out, bias if biased else None, grid)
+                    else:
+                        kernels.few(x, weight, out, bias if biased else None, added, gated, cut, grid)
                     torch.cuda.synchronize()
                     error = float((out.double() - expected).norm() / expected.norm())
                     limit = 3e-5 if out_type else 4e-3 if dtype == torch.bfloat16 else 6e-4
@@ -140,22 +168,20 @@ def check(kernels, shapes, rows, grid=None):
     return wrong == 0
 
 
-def repeats(kernels):
-    """The same bits every time, and a NaN stays in its row."""
-    same, alone = True, True
-    for rows, cut in [(3, 2), (3, 4), (20, 2), (64, 2), (64, 4)]:
-        x = torch.randn(rows, HIDDEN, device="cuda", dtype=torch.bfloat16)
-        weight = torch.randn(HIDDEN, HIDDEN, device="cuda", dtype=torch.bfloat16)
-        outs = [torch.empty_like(x) for _ in range(20)]
-        for out in outs:
-            kernels.few(x, weight, out, cut=cut)
-        poisoned = torch.empty_like(x)
-        x[1, 5] = float("nan")
-        kernels.few(x, weight, poisoned, cut=cut)
-        torch.cuda.synchronize()
-        others = [row for row in range(rows) if row != 1]
-        same &= all(torch.equal(outs[0], out) for out in outs)
-        alone &= torch.equal(poisoned[others], outs[0][others]) and bool(poisoned[1].isnan().all())
+def repeats(multiply, rows, features, **ways):
+    """The same bits every time, and a NaN stays in its row; of `features` of the weight."""
+    x = torch.randn(rows, HIDDEN, device="cuda", dtype=torch.bfloat16)
+    weight = torch.randn(features, HIDDEN, device="cuda", dtype=torch.bfloat16)
+    outs = [torch.empty_like(x) for _ in range(20)]
+    for out in outs:
+        multiply(x, weight, out, **ways)
+    poisoned = torch.empty_like(x)
+    x[1, 5] = float("nan")
+    multiply(x, weight, poisoned, **ways)
+    torch.cuda.synchronize()
+    same = all(torch.equal(outs[0], out) for out in outs)
+    others = [row for row in range(rows) if row != 1]
+    alone = torch.equal(poisoned[others], outs[0][others]) and bool(poisoned[1].isnan().all())
     print(f"the same bits 20 times: {same}; a NaN stays in its row: {alone}")
     return same and alone
 
@@ -212,6 +238,8 @@ class Step:
             "logits": (self.normed, self.logits_f32, self.logits),
         }[name]
         added, bias = name in ("o", "down"), self.bias if name == "qkv" else None
+        if cut and self.rows > FEW_ROWS:
+            return self.kernels.middle(x, weight, out)
         if cut:
             return self.kernels.few(x, weight, out, bias, added, name == "gate_up", cut)
         if name == "qkv" or added:
@@ -239,25 +267,43 @@ class Step:
         return weight.numel() * 2
 
 
-def time(kernels):
+def in_turns(ways):
+    """Microseconds of one of the calls of each: medians of turns, since a card at its limit of power slows down as it
+    becomes hot, and who comes first would be faster."""
+    taken = {way: [] for way in ways}
+    for _ in range(TURNS):
+        for way, calls in ways.items():
+            taken[way].append(microseconds(calls, REPLAYS, least=1))
+    return {way: statistics.median(times) for way, times in taken.items()}
+
+
+def time(kernels, all_rows):
     step = Step(kernels)
     names = [*step.layers, "logits"]
-    for rows in (1, 16, 64):
+    for rows in all_rows:
         step.resize(rows)
         best, ours = {}, {}
-        print(f"{rows} rows, microseconds of a product: cuBLASLt's; ours by blocks that share a tile")
+        few = rows <= FEW_ROWS
+        print(f"{rows} rows, microseconds of a product: cuBLASLt's; ours{' by blocks that share a tile' if few else ''}")
         for name in names:
             count = 4 if name == "logits" else LAYERS
             calls = lambda cut: [functools.partial(step.multiply, name, layer, cut) for layer in range(count)]  # noqa: E731
-            taken = {cut: microseconds(calls(cut), REPLAYS, least=1) for cut in [None, *CUTS]}
-            best[name], ours[name] = min(taken, key=taken.get), min(CUTS, key=taken.get)
-            rate = step.bytes(name) / taken[ours[name]] / 1e6
-            listed = "  ".join(f"{cut}: {taken[cut]:6.1f}" for cut in CUTS)
-            print(f"  {name:8} {taken[None]:6.1f};  {listed}  ({rate:.2f} TB/s)", flush=True)
-        ways = {"cuBLASLt": None, **{f"ours, {cut}": cut for cut in CUTS}}
-        whole = lambda chosen: microseconds([lambda: step.run(chosen)], REPLAYS, least=1)  # noqa: E731
-        steps = {way: whole(dict.fromkeys(names, cut)) for way, cut in ways.items()}
-        steps["ours, the fastest of each"], steps["the fastest of each"] = whole(ours), whole(best)
+            cuts = CUTS if few else [1] if name == "gate_up" else []
+            called = {cut: calls(cut) for cut in [None, *cuts]}
+            if name == "gate_up" and not few:
+                apart = lambda layer: (step.multiply("gate_up", layer, None), step.gate())  # noqa: E731
+                called[None] = [functools.partial(apart, layer) for layer in range(count)]
+            taken = in_turns(called)
+            best[name], ours[name] = min(taken, key=taken.get), min(cuts or [None], key=taken.get)
+            shortest = taken[ours[name]]
+            rate, work = step.bytes(name) / shortest / 1e6, step.bytes(name) * rows / shortest / 1e6
+            listed = "  ".join(f"{cut}: {taken[cut]:6.1f}" for cut in cuts)
+            print(f"  {name:8} {taken[None]:6.1f};  {listed}  ({rate:.2f} TB/s, {work:.0f} TFLOP/s)", flush=True)
+        ways = {"cuBLASLt": None, **{f"ours, {cut}": cut for cut in CUTS if few}}
+        whole = lambda chosen: [lambda: step.run(chosen)]  # noqa: E731
+        ways = {way: whole(dict.fromkeys(names, cut)) for way, cut in ways.items()}
+        ways |= {"ours, the fastest of each": whole(ours)} if few else {}
+        steps = in_turns({**ways, "the fastest of each": whole(best)})
         listed = "; ".join(f"{way} {taken / 1000:.3f}" for way, taken in steps.items())
         print(f"  28 layers and logits with what lies between, milliseconds: {listed}", flush=True)
 
@@ -265,6 +311,7 @@ def time(kernels):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", choices=[[], "check", "sanitize", "time"])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64, 256])
     parser.add_argument("--compiled", type=pathlib.Path, default=device.COMPILED)
     options = parser.parse_args()
     parts = options.parts or ["check", "time"]
@@ -272,15 +319,21 @@ def main():
     kernels, right = Kernels(), True
     if "sanitize" in parts:
         right &= check(kernels, [(200, 136), (128, 1000)], (1, 9, 33), grid=5)
+        right &= check(kernels, [(228, 264), (450, 520)], (1, 200, 300), grid=8, middle=True)
     if "check" in parts:
         rows = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 33, 64)
         right &= check(kernels, [(4608, 3584), (3584, 3584), (1000, 18944)], rows)
         right &= check(kernels, [(1, 8), (77, 72), (136, 64), (130, 64), (129, 1000), (3000, 200)], (1, 5, 17, 64))
         right &= check(kernels, [(333, 520), (336, 520)], rows, grid=7)
         right &= check(kernels, [(20000, 72), (70000, 136)], (3, 16, 32, 64))
-        right &= repeats(kernels)
+        right &= all([repeats(kernels.few, rows, HIDDEN, cut=cut) for rows, cut in [(3, 2), (3, 4), (20, 2), (64, 2), (64, 4)]])
+        rows = (1, 63, 65, 100, 128, 129, 160, 192, 193, 255, 256, 257, 600)
+        right &= check(kernels, [(INTERMEDIATE, HIDDEN), (1000, 18944)], (72, 129, 256), middle=True)
+        right &= check(kernels, [(2, 8), (78, 72), (134, 264), (3000, 520)], rows, middle=True)
+        right &= check(kernels, [(666, 520)], rows, grid=14, middle=True)
+        right &= all([repeats(kernels.middle, rows, 2 * HIDDEN) for rows in (96, 256)])
     if "time" in parts:
-        time(kernels)
+        time(kernels, options.rows)
     sys.exit(0 if right else 1)
 
 

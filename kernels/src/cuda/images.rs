@@ -35,6 +35,7 @@ macro_rules! images {
             machine_code!("attention_paged_combine"),
             machine_code!("linear_few"),
             machine_code!("linear_gated_hopper"),
+            machine_code!("gate_up_middle"),
         ];
     };
 }

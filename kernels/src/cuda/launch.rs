@@ -29,10 +29,11 @@ struct Kernel {
 }
 
 /// Source files whose kernels all wait for the one in front (`include/kernel_order.cuh`).
-const WAITING: [&str; 12] = [
+const WAITING: [&str; 13] = [
     "argmax",
     "attention_decode",
     "embed",
+    "gate_up_middle",
     "gather_rows",
     "gelu",
     "layer_norm",

@@ -1,9 +1,10 @@
-//! The matrix product: cuBLASLt's, or our own for few rows or for many where that was measured to be faster.
+//! The matrix product: cuBLASLt's, or our own for few rows, for some hundred or for many where that was measured to be
+//! faster.
 
 use super::{
     Cuda,
     blas::{Places, Product},
-    elementwise, linear_few, linear_many,
+    elementwise, gate_up_middle, linear_few, linear_many,
 };
 use crate::{DType, KernelError, Tensor, ops};
 
@@ -37,7 +38,7 @@ pub(super) fn gated_linear(cuda: &Cuda, call: ops::gated_linear::Call<'_>) -> Re
     })
 }
 
-/// By our kernel for few rows or for many where it was chosen, else by `other`.
+/// By our kernel for few rows, for some hundred or for many where it was chosen, else by `other`.
 fn compute(
     cuda: &Cuda,
     product: Product,
@@ -55,6 +56,10 @@ fn compute(
         // SAFETY: the front has checked the shapes, the tensors' makers vouch for their memory, and weights that kernels
         // write are waited for before a pass.
         return unsafe { linear_few::launch(cuda, product, places, cut) };
+    }
+    if gate_up_middle::chosen(cuda, product, places) {
+        // SAFETY: as above.
+        return unsafe { gate_up_middle::launch(cuda, product, places) };
     }
     if linear_many::chosen(cuda, product, places, &other)? {
         // SAFETY: as above.

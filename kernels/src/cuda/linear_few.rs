@@ -17,7 +17,8 @@ use super::{
 use crate::{DType, KernelError};
 
 /// Rows that the kernels are compiled for: the most that each takes.
-const KERNEL_ROWS: [usize; 4] = [8, 16, 32, 64];
+const KERNEL_ROWS: [usize; 4] = [8, 16, 32, ROWS_MAX];
+pub(super) const ROWS_MAX: usize = 64;
 
 /// Rows of the tallest tile, and columns of a step.
 const TILE_ROWS: usize = 128;

@@ -7,6 +7,7 @@ mod blas;
 mod decode_launch;
 mod elementwise;
 mod error;
+mod gate_up_middle;
 mod graph;
 mod images;
 mod launch;

@@ -17,7 +17,7 @@ use cudarc::driver::sys;
 use super::{
     Cuda,
     blas::{Described, FEW_ROWS, Places, Product, Way},
-    elementwise,
+    elementwise, gate_up_middle,
     linear_few::{self, CUTS, ProductsBy},
     linear_many,
     target::CUDA_LINEAR_SCRATCH,
@@ -159,6 +159,9 @@ impl<'t> Trial<'t> {
         if may_be_ours && linear_few::serves(self.cuda, self.product, self.places(0)) {
             ways.extend(CUTS.map(Way::Few));
         }
+        if may_be_ours && gate_up_middle::serves(self.cuda, self.product, self.places(0)) {
+            ways.push(Way::Middle);
+        }
         let mut timed = Vec::new();
         for way in ways {
             // The first run brings what it needs, and is not counted. A way that does not run after all is none.
@@ -216,6 +219,8 @@ impl<'t> Trial<'t> {
             }
             // SAFETY: as above, and it serves: that was asked first.
             (Way::Few(cut), _) => unsafe { linear_few::launch(cuda, self.product, places, cut) },
+            // SAFETY: as above.
+            (Way::Middle, _) => unsafe { gate_up_middle::launch(cuda, self.product, places) },
             // SAFETY: as above. It is never tried here, where rows are few.
             (Way::Many, _) => unsafe { linear_many::launch(cuda, self.product, places) },
             (Way::Apart | Way::Library(_), _) => self.run_apart(places),

@@ -75,6 +75,11 @@ pub fn passes() -> Vec<Pass> {
         {
             passes.push(Pass::GatedLinear { rows, in_features, features, dtype, bias: rows == 5 });
         }
+        // Some hundred, where what gates has a kernel of its own: 64 rows a block or twice as many, and last ones that begin
+        // among others'.
+        for (rows, in_features, features) in [(65, 72, 136), (128, 520, 100), (130, 1000, 200), (200, 8, 292)] {
+            passes.push(Pass::GatedLinear { rows, in_features, features, dtype, bias: rows == 130 });
+        }
         // Many rows as our own kernels for them take them, with tiles that reach beyond rows, columns and depth.
         let many = [(257, 72, 136), (300, 264, 392), (700, 40, 264)];
         for (how, (rows, in_features, out_features)) in [How::New, How::Add, How::Into].into_iter().zip(many) {

@@ -56,6 +56,8 @@ pub(in super::super) enum Way {
     Library(Algorithm),
     /// By our kernel for few rows.
     Few(Cut),
+    /// One that gates: by our kernel for some hundred rows.
+    Middle,
     /// By our kernel for many rows.
     Many,
     /// One that gates: as a product that does not, and the gate behind it.

@@ -1,0 +1,382 @@
+// The gate of a gated MLP (SwiGLU, Shazeer 2020, arXiv 2002.05202) in the product that feeds it, of some hundred rows: a step
+// of decoding of so many sequences that the tensor cores, and with them the card's power, bound it.
+// Targets: sm_90a
+//
+// gate_up_middle_<type>
+//   gate = x * weight[0 .. features]^T + bias[0 .. features]
+//   up   = x * weight[features .. 2 * features]^T + bias[features .. 2 * features]
+//   out  = gate / (1 + exp(-gate)) * up
+//
+// <type> is bf16 or f16.
+//
+// x         [rows, in]            as a tensor map
+// weight    [2 * features, in]    as a tensor map
+// bias      [2 * features]        the same type, or null
+// out       [rows, features]      the same type; rows out_pitch elements apart
+//
+// Sums are f32 on the tensor cores, with one rounding at the end. The same bits every time for the same shape. A NaN stays in
+// its row of x, or in the features whose weights have it. Any number of rows and of `in` is right; features are even; rows of x
+// and of weight start at multiples of 16 bytes, those of out of 8 bytes, bias at 4 bytes. out must not overlap x.
+//
+// The first copies of weights do not wait for the kernel in front. Whoever writes weights synchronises before it launches this
+// with programmatic stream serialization.
+//
+// As in linear_gated_hopper.cu, a cluster of two blocks has 256 rows and shares the weights of its tile; one warp copies, two
+// warpgroups multiply. What differs is the tile's width, which makes so few rows fill the card: 96 features, which are 192 rows
+// of the weight, are 198 tiles of 18,944, three for each of 66 clusters, where 128 are 148, two and a quarter. Rows
+// that are not there are neither copied nor multiplied, 64 at a time, and the last 64 begin earlier instead of ending in zeros:
+// the copy engine makes those at 16 bytes a cycle, half as fast as it copies. Up to 128 rows are 64 a block.
+
+#include "element.cuh"
+#include "hopper_cluster.cuh"
+#include "kernel_order.cuh"
+#include "tensor_core.cuh"
+#include "wgmma.cuh"
+
+namespace {
+
+constexpr uint32_t WARPGROUP = 128;
+constexpr uint32_t MULTIPLIERS = 2;                    // warpgroups that multiply
+constexpr uint32_t BLOCKS = 2;                         // of a cluster, one below the other
+constexpr uint32_t PART_ROWS = 64;                     // of x, that a warpgroup has
+constexpr uint32_t BLOCK_ROWS = PART_ROWS * MULTIPLIERS;
+constexpr uint32_t FEATURES = 96;                      // of a tile
+constexpr uint32_t GROUPS = FEATURES / 8;              // of eight columns
+constexpr uint32_t DEPTH = 64;                         // of a step: 128 bytes
+constexpr uint32_t PART_BYTES = PART_ROWS * DEPTH * 2;  // 8 KiB a step
+constexpr uint32_t HALF_BYTES = FEATURES * DEPTH * 2;   // gate or up, 12 KiB
+constexpr uint32_t STAGES_MAX = 7;
+// Steps that the first multiplying warpgroup is ahead of the second, so that one multiplies while the other writes out.
+constexpr uint32_t LEAD = 3;
+constexpr uint32_t BEGIN = 1;  // name of the barrier of the second warpgroup's beginning
+
+// The hint that a line is not needed again, as createpolicy.fractional.L2::evict_first makes it.
+constexpr uint64_t READ_ONCE = 0x12f0000000000000ull;
+
+struct Barriers {
+    uint64_t full[STAGES_MAX];
+    uint64_t empty[STAGES_MAX];
+};
+
+// How a stage looks: a step of x, then of gate, then of up. Where all rows are 64 a block, there is room for more of them.
+struct Stages {
+    const uint32_t parts;  // of a block that may have rows
+    const uint32_t weights_at, bytes, count;
+
+    __device__ __forceinline__ explicit Stages(uint32_t rows)
+        : parts(rows <= BLOCK_ROWS ? 1 : MULTIPLIERS),
+          weights_at(parts * PART_BYTES),
+          bytes(weights_at + 2 * HALF_BYTES),
+          count(parts == 1 ? STAGES_MAX : 5) {}
+};
+
+// A place in the ring of stages.
+struct Ring {
+    const uint32_t count;
+    uint32_t stage = 0;
+    uint32_t parity = 0;
+
+    __device__ __forceinline__ explicit Ring(const Stages& stages) : count(stages.count) {}
+
+    __device__ __forceinline__ void advance() {
+        stage += 1;
+        if (stage == count) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+template <typename T>
+struct Arguments {
+    T* out;
+    const T* bias;
+    uint32_t out_pitch;
+    uint32_t rows;
+    uint32_t features;
+    uint32_t in_features;
+};
+
+// C [64, 192] = A [64, 16] * B [192, 16]^T, or += if `add`: as in wgmma.cuh.
+#define BURSAR_GROUP(c, at) "+f"(c[at][0]), "+f"(c[at][1]), "+f"(c[at][2]), "+f"(c[at][3])
+#define BURSAR_GROUPS(c, at)                                                                                           \
+    BURSAR_GROUP(c, at), BURSAR_GROUP(c, at + 1), BURSAR_GROUP(c, at + 2), BURSAR_GROUP(c, at + 3),                    \
+        BURSAR_GROUP(c, at + 4), BURSAR_GROUP(c, at + 5)
+#define BURSAR_PRODUCT(T, TYPE)                                                                                        \
+    __device__ __forceinline__ void product(T, float (&c)[2 * GROUPS][4], uint64_t a, uint64_t b, int add) {           \
+        asm volatile(                                                                                                  \
+            "{\n.reg .pred add;\nsetp.ne.b32 add, %98, 0;\n"                                                           \
+            "wgmma.mma_async.sync.aligned.m64n192k16.f32." TYPE "." TYPE " {"                                          \
+            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                   \
+            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                         \
+            "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                         \
+            "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                         \
+            "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                         \
+            "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"                           \
+            "}, %96, %97, add, 1, 1, 0, 0;\n}\n"                                                                       \
+            : BURSAR_GROUPS(c, 0), BURSAR_GROUPS(c, 6), BURSAR_GROUPS(c, 12), BURSAR_GROUPS(c, 18)                     \
+            : "l"(a), "l"(b), "r"(add));                                                                               \
+    }
+BURSAR_PRODUCT(__nv_bfloat16, "bf16")
+BURSAR_PRODUCT(__half, "f16")
+
+// The tiles of a cluster, down the rows first, so that their weights are read once.
+struct Tiles {
+    const uint32_t rows, rank, parts;
+    const uint32_t down, count, steps;
+    uint32_t next;
+    uint32_t row = 0, feature = 0;  // where this block's tile begins
+
+    template <typename T>
+    __device__ __forceinline__ Tiles(const Arguments<T>& arguments, const Stages& stages, uint32_t rank)
+        : rows(arguments.rows),
+          rank(rank),
+          parts(stages.parts),
+          down((rows + BLOCKS * BLOCK_ROWS - 1) / (BLOCKS * BLOCK_ROWS)),
+          count(down * ((arguments.features + FEATURES - 1) / FEATURES)),
+          steps((arguments.in_features + DEPTH - 1) / DEPTH),
+          next(blockIdx.x / BLOCKS) {}
+
+    __device__ __forceinline__ bool advance() {
+        if (next >= count) {
+            return false;
+        }
+        row = (next % down * BLOCKS + rank) * parts * PART_ROWS;
+        feature = next / down * FEATURES;
+        next += gridDim.x / BLOCKS;
+        return true;
+    }
+
+    // The first row that a warpgroup has of this tile, and whether that is one.
+    __device__ __forceinline__ uint32_t first(uint32_t warpgroup) const { return row + warpgroup * PART_ROWS; }
+    __device__ __forceinline__ bool has(uint32_t warpgroup) const { return warpgroup < parts && first(warpgroup) < rows; }
+
+    // The first row that it multiplies: the last 64 may begin among others' rows, so that none is not there.
+    __device__ __forceinline__ uint32_t from(uint32_t warpgroup) const {
+        return min(first(warpgroup), rows - min(rows, PART_ROWS));
+    }
+};
+
+// A box into both blocks of the cluster, of memory that is read once.
+__device__ __forceinline__ void copy_box_to_both(uint32_t destination, const TensorMap& map, uint32_t barrier, uint32_t x,
+                                                 uint32_t y) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
+        ".L2::cache_hint [%0], [%1, {%3,%4}], [%2], %5, %6;" ::"r"(destination),
+        "l"(&map), "r"(barrier), "r"(x), "r"(y), "h"(static_cast<uint16_t>((1 << BLOCKS) - 1)), "l"(READ_ONCE)
+        : "memory");
+}
+
+// All tiles' operands, step by step, into the ring. One thread.
+template <typename T>
+__device__ __forceinline__ void copy(const TensorMap& x, const TensorMap& weight, const Arguments<T>& arguments,
+                                     uint32_t shared, Barriers& barriers, uint32_t rank) {
+    const Stages stages(arguments.rows);
+    Ring ring(stages);
+    Tiles tiles(arguments, stages, rank);
+    const auto full = [&]() { return shared_address(&barriers.full[ring.stage]); };
+    // Each block brings one half of the weight's rows to both: gate or up.
+    const auto copy_weight = [&](uint32_t step) {
+        const uint32_t bytes = (tiles.has(0) ? PART_BYTES : 0) + (tiles.has(1) ? PART_BYTES : 0) + 2 * HALF_BYTES;
+        barrier_arrive_expecting(full(), bytes);
+        const uint32_t stage = shared + ring.stage * stages.bytes;
+        copy_box_to_both(stage + stages.weights_at + rank * HALF_BYTES, weight, full(), step * DEPTH,
+                         tiles.feature + rank * arguments.features);
+    };
+    const auto copy_x = [&](uint32_t step) {
+        for (uint32_t part = 0; part < MULTIPLIERS && tiles.has(part); ++part) {
+            copy_box(shared + ring.stage * stages.bytes + part * PART_BYTES, x, full(), static_cast<int32_t>(step * DEPTH),
+                     static_cast<int32_t>(tiles.from(part)));
+        }
+    };
+    for (bool is_first = true; tiles.advance(); is_first = false) {
+        uint32_t step = 0;
+        if (is_first) {
+            const uint32_t held = min(stages.count, tiles.steps);
+            for (; step < held; ++step, ring.advance()) {
+                copy_weight(step);
+            }
+            wait_for_previous_kernel();
+            ring.stage = ring.parity = 0;
+            for (step = 0; step < held; ++step, ring.advance()) {
+                copy_x(step);
+            }
+        }
+        for (; step < tiles.steps; ++step, ring.advance()) {
+            barrier_wait(shared_address(&barriers.empty[ring.stage]), ring.parity ^ 1);
+            copy_weight(step);
+            copy_x(step);
+        }
+    }
+}
+
+__device__ __forceinline__ float gated(float gate, float up) {
+    // exp overflows to infinity for a very negative gate, and the quotient is then a zero.
+    return __fdividef(gate, 1.0f + __expf(-gate)) * up;
+}
+
+// Writes the 16 rows from `from` on that a warp has of a tile, but none before `first_row`.
+template <typename T>
+__device__ __forceinline__ void write_out(const float (&sums)[2 * GROUPS][4], const Arguments<T>& arguments,
+                                          uint32_t from, uint32_t first_row, uint32_t first) {
+    const uint32_t lane = threadIdx.x % 32, pair = lane % 4;
+    // The bias of this lane's two columns of a group.
+    const auto bias_at = [&](uint32_t column, uint32_t skipped) {
+        const bool is_there = arguments.bias != nullptr && column < arguments.features;
+        const T* at = arguments.bias + skipped + column;
+        return pair_to_floats<T>(is_there ? __ldg(reinterpret_cast<const uint32_t*>(at)) : 0u);
+    };
+    uint32_t words[GROUPS][2];
+#pragma unroll
+    for (uint32_t group = 0; group < GROUPS; ++group) {
+        const uint32_t column = first + group * 8 + pair * 2;
+        const float2 bias = bias_at(column, 0), up_bias = bias_at(column, arguments.features);
+#pragma unroll
+        for (uint32_t low = 0; low < 2; ++low) {
+            const float(&gate)[4] = sums[group];
+            const float(&up)[4] = sums[GROUPS + group];
+            words[group][low] = TensorCoreElement<T>::pack(gated(gate[2 * low] + bias.x, up[2 * low] + up_bias.x),
+                                                           gated(gate[2 * low + 1] + bias.y, up[2 * low + 1] + up_bias.y));
+        }
+    }
+    // Two neighbours of a row exchange, so that one has four columns of a group and the other four of the next: what a row
+    // has of two groups is then whole sectors.
+    const bool is_odd = lane % 2 != 0;
+    const uint32_t own = first + pair % 2 * 8 + pair / 2 * 4;
+#pragma unroll
+    for (uint32_t low = 0; low < 2; ++low) {
+        const uint32_t row = from + lane / 4 + low * 8;
+        const bool is_mine = row >= first_row && row < arguments.rows;
+        T* const to = arguments.out + static_cast<uint64_t>(row) * arguments.out_pitch;
+#pragma unroll
+        for (uint32_t group = 0; group < GROUPS; group += 2) {
+            const uint32_t mine = words[group][low], next = words[group + 1][low];
+            const uint32_t got = __shfl_xor_sync(0xffffffffu, is_odd ? mine : next, 1);
+            const uint2 four = is_odd ? make_uint2(got, next) : make_uint2(mine, got);
+            const uint32_t column = own + group * 8;
+            if (is_mine && column + 2 < arguments.features) {
+                *reinterpret_cast<uint2*>(to + column) = four;
+            } else if (is_mine && column < arguments.features) {
+                *reinterpret_cast<uint32_t*>(to + column) = four.x;
+            }
+        }
+    }
+}
+
+// All tiles of one multiplying warpgroup.
+template <typename T>
+__device__ __forceinline__ void multiply(const Arguments<T>& arguments, uint32_t shared, Barriers& barriers,
+                                         uint32_t rank, uint32_t warpgroup) {
+    constexpr uint64_t LAYOUT = matrix_layout<DEPTH>(16, 8 * DEPTH * 2);
+    const uint32_t thread = threadIdx.x % WARPGROUP;
+    const Stages stages(arguments.rows);
+    Ring ring(stages);
+    float sums[2 * GROUPS][4];
+
+    // Two warps tell the two blocks, which both copy into this stage.
+    const auto release = [&](uint32_t stage) {
+        if (thread % 32 == 0 && thread / 32 < BLOCKS) {
+            barrier_arrive_at(shared_address(&barriers.empty[stage]), thread / 32);
+        }
+    };
+
+    wait_for_previous_kernel();
+    Tiles tiles(arguments, stages, rank);
+    for (bool is_first = true; tiles.advance(); is_first = false) {
+        if (!tiles.has(warpgroup)) {
+            for (uint32_t step = 0; step < tiles.steps; ++step, ring.advance()) {
+                barrier_wait(shared_address(&barriers.full[ring.stage]), ring.parity);
+                release(ring.stage);
+            }
+            continue;
+        }
+        const bool staggers = is_first && tiles.has(MULTIPLIERS - 1);
+        if (staggers && warpgroup == 1) {
+            part_sync(BEGIN, MULTIPLIERS * WARPGROUP);
+        }
+        uint32_t before = 0;  // the stage of the step in front
+        for (uint32_t step = 0; step < tiles.steps; ++step, ring.advance()) {
+            barrier_wait(shared_address(&barriers.full[ring.stage]), ring.parity);
+            const uint32_t stage = shared + ring.stage * stages.bytes;
+            hold(sums);
+            products_begin();
+#pragma unroll
+            for (uint32_t k = 0; k < DEPTH / 16; ++k) {
+                product(T(), sums, matrix_at(LAYOUT, stage + warpgroup * PART_BYTES + k * 32),
+                        matrix_at(LAYOUT, stage + stages.weights_at + k * 32), k > 0 || step > 0);
+            }
+            products_end();
+            if (step > 0) {
+                products_wait<1>();
+                release(before);
+            }
+            before = ring.stage;
+            if (staggers && warpgroup == 0 && step + 1 == min(LEAD, tiles.steps)) {
+                part_arrive(BEGIN, MULTIPLIERS * WARPGROUP);
+            }
+        }
+        products_wait<0>();
+        hold(sums);
+        release(before);
+        write_out<T>(sums, arguments, tiles.from(warpgroup) + thread / 32 * 16, tiles.first(warpgroup), tiles.feature);
+    }
+}
+
+template <typename T>
+__device__ __forceinline__ void gate_up(const TensorMap& x, const TensorMap& weight, const Arguments<T>& arguments) {
+    extern __shared__ __align__(1024) uint8_t stages[];
+    __shared__ Barriers barriers;
+    const uint32_t shared = shared_address(stages);
+    const uint32_t rank = cluster_rank();
+    let_next_kernel_start();
+    if (threadIdx.x == 0) {
+        fetch_map(x);
+        fetch_map(weight);
+        for (uint32_t stage = 0; stage < STAGES_MAX; ++stage) {
+            barrier_init(shared_address(&barriers.full[stage]), 1);
+            barrier_init(shared_address(&barriers.empty[stage]), MULTIPLIERS * BLOCKS);
+        }
+        barrier_init_done();
+    }
+    // The other block may copy into this one's memory from here on, and until all have come to the end.
+    cluster_sync();
+    const uint32_t warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
+    if (warpgroup == 0) {
+        give_registers<40>();
+        if (threadIdx.x == 0) {
+            copy<T>(x, weight, arguments, shared, barriers, rank);
+        }
+    } else {
+        take_registers<232>();
+        multiply<T>(arguments, shared, barriers, rank, warpgroup - 1);
+    }
+    __syncwarp();
+    cluster_sync();
+}
+
+}  // namespace
+
+#define KERNEL(name, Element)                                                                                          \
+    extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__((1 + MULTIPLIERS) * WARPGROUP, 1)      \
+        gate_up_middle_##name(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap weight,           \
+                              Element* out, const Element* bias, uint32_t out_pitch, uint32_t rows, uint32_t features, \
+                              uint32_t in_features) {                                                                  \
+        gate_up<Element>(x, weight, {out, bias, out_pitch, rows, features, in_features});                              \
+    }
+FOR_EACH_ACTIVATION(KERNEL)
+
+// Launch. block 384, dynamic shared memory 229,376 bytes, grid x = 2 * min(multiprocessors / 2, tiles) with
+//   tiles = div_ceil(rows, 256) * div_ceil(features, 96)
+// Any even grid is right, only slower; none of `rows`, `features` and `in_features` is 0. A cluster is two blocks, which the
+// kernel itself says. The limit of dynamic shared memory must be raised once per function. May be launched with programmatic
+// stream serialization, and should be.
+//
+// The tensor maps come from cuTensorMapEncodeTiled: type BFLOAT16 or FLOAT16, rank 2, element strides 1, interleave NONE,
+// swizzle 128B, L2 promotion 128 bytes, out of bounds NONE (zeros), and
+//   x       dimensions {in, rows}, stride {2 * pitch} bytes, box {64, 64}
+//   weight  dimensions {in, 2 * features}, stride {2 * in} bytes, box {64, 96}
+//
+// At 256 rows the card is at its limit of power, and a product of as many features takes as long as cuBLASLt's however well
+// it fills the card: what is gained is what the gate would take. Products without a gate gained nothing in a step, neither
+// with tiles of 192 features nor with narrower ones that two or four clusters shared (through shared or device memory): none
+// is here. Beginning each cluster at another step of x was no faster.

@@ -1,0 +1,158 @@
+//! Gated products of some hundred rows by our own kernel for Hopper (`kernels/cuda/gate_up_middle.cu`): what the gate reads is
+//! never written, and its tiles are as wide as makes a step of decoding fill the device.
+
+use bursar_budgets::Address;
+
+use super::{
+    Cuda,
+    blas::{FEW_ROWS, Places, Product, Way},
+    launch::{Extent, arguments, count},
+    linear_few::{self, ProductsBy},
+    tensor_map::{Layout, Swizzle, TensorMap},
+};
+use crate::{DType, KernelError};
+
+/// Blocks of a cluster, one below the other, and rows of x of each.
+const CLUSTER: usize = 2;
+const BLOCK_ROWS: usize = 128;
+
+/// Rows of x that are copied at a time.
+const PART_ROWS: usize = 64;
+
+/// Features of a tile, and columns of a step.
+const FEATURES: usize = 96;
+const STEP_COLUMNS: usize = 64;
+
+const THREADS: usize = 384;
+
+/// Dynamic shared memory of a block: seven stages of 64 rows, gates and ups, or five of twice as many rows.
+const SHARED: usize = 7 * 2 * STEP_COLUMNS * (PART_ROWS + 2 * FEATURES);
+
+/// Rows of x and of the weight start on so many bytes, for the copy engine; those of the output and a bias on fewer.
+const ALIGNMENT: usize = 16;
+const OUT_ALIGNMENT: usize = 8;
+const BIAS_ALIGNMENT: u64 = 4;
+
+/// Whether the kernel's contract holds, and it is made for so many rows.
+fn fits(product: Product, places: Places) -> bool {
+    let row_bytes = |elements: usize| DType::F16.bytes(elements).as_usize();
+    let starts =
+        [places.weight as usize, places.x as usize, row_bytes(product.in_features), row_bytes(product.x_pitch)];
+    let out = [places.out as usize, row_bytes(product.out_pitch)];
+    product.gates
+        && !product.accumulates
+        && !product.out_is_f32
+        && (linear_few::ROWS_MAX + 1..=FEW_ROWS).contains(&product.rows)
+        && product.in_features > 0
+        && product.out_features.is_multiple_of(4)
+        && starts.iter().all(|bytes| bytes.is_multiple_of(ALIGNMENT))
+        && out.iter().all(|bytes| bytes.is_multiple_of(OUT_ALIGNMENT))
+        && places.bias.is_none_or(|bias| bias.is_multiple_of(BIAS_ALIGNMENT))
+}
+
+/// Whether our kernel serves the product.
+pub(super) fn serves(cuda: &Cuda, product: Product, places: Places) -> bool {
+    cuda.kernels.functions.is_machine_code() && fits(product, places)
+}
+
+/// Whether our kernel is the one to compute the product.
+pub(super) fn chosen(cuda: &Cuda, product: Product, places: Places) -> bool {
+    serves(cuda, product, places)
+        && match cuda.products_by {
+            ProductsBy::Library => false,
+            ProductsBy::Ours => true,
+            ProductsBy::Measured => matches!(cuda.kernels.blas.way_of(product), Some(Way::Middle)),
+        }
+}
+
+/// Blocks of a launch: no more than there is work for, nor than run at a time.
+fn blocks(product: Product, processors: usize) -> usize {
+    let tiles = product.rows.div_ceil(CLUSTER * BLOCK_ROWS) * (product.out_features / 2).div_ceil(FEATURES);
+    CLUSTER * tiles.min(processors / CLUSTER)
+}
+
+/// Launches it.
+///
+/// # Safety
+/// The places are as the product says, [`serves`] says yes, and nothing writes the weight while this is under way or
+/// before it is, since the first copies of weights do not wait for the kernel in front.
+pub(super) unsafe fn launch(cuda: &Cuda, product: Product, places: Places) -> Result<(), KernelError> {
+    let map = |address: u64, [rows, pitch]: [usize; 2], tall: usize| {
+        let layout = Layout {
+            dimensions: &[product.in_features as u64, rows as u64],
+            strides: &[DType::F16.bytes(pitch).0],
+            cube: &[count(STEP_COLUMNS), count(tall)],
+            swizzle: Swizzle::Bytes128,
+        };
+        TensorMap::new(Address(address), cuda.kernels.target.activation, &layout)
+    };
+    let arguments = arguments![
+        map(places.x, [product.rows, product.x_pitch], PART_ROWS)?,
+        map(places.weight, [product.out_features, product.in_features], FEATURES)?,
+        Address(places.out),
+        Address(places.bias.unwrap_or(0)),
+        count(product.out_pitch),
+        count(product.rows),
+        count(product.out_features / 2),
+        count(product.in_features),
+    ];
+    let blocks = blocks(product, cuda.kernels.target.processors);
+    let extent = Extent { grid: [blocks, 1, 1], block: [THREADS, 1], shared: SHARED };
+    // SAFETY: these are the kernel's parameters, and the caller vouches for what they point to.
+    unsafe { cuda.launch(&cuda.kernel("gate_up_middle"), extent, arguments) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn product(rows: usize, out_features: usize) -> Product {
+        Product {
+            gates: true,
+            out_features,
+            in_features: 3584,
+            out_pitch: out_features / 2,
+            x_pitch: 3584,
+            out_is_f32: false,
+            has_bias: true,
+            accumulates: false,
+            rows,
+        }
+    }
+
+    fn places() -> Places {
+        Places { weight: 512, x: 1024, bias: Some(4), out: 2048, workspace: 0, workspace_bytes: 0 }
+    }
+
+    #[test]
+    fn a_launch_has_pairs_of_blocks_no_more_than_tiles_nor_than_processors() {
+        assert_eq!(blocks(product(256, 37_888), 132), 132, "three tiles each");
+        assert_eq!(blocks(product(65, 388), 132), 6, "one pair high, three tiles of 96 gates");
+        assert_eq!(blocks(product(256, 37_888), 79), 78, "the last has no partner");
+        assert_eq!(SHARED, 229_376);
+    }
+
+    #[test]
+    fn what_the_copy_engine_cannot_reach_or_has_other_rows_is_left_to_others() {
+        let some = product(256, 37_888);
+        assert!(fits(some, places()));
+        assert!(fits(product(65, 400), places()));
+        let otherwise = [
+            Product { rows: linear_few::ROWS_MAX, ..some },
+            Product { rows: FEW_ROWS + 1, ..some },
+            Product { gates: false, ..some },
+            Product { in_features: 3580, ..some },
+            Product { x_pitch: 3588, ..some },
+            Product { out_pitch: 18_946, ..some },
+            Product { out_features: 37_886, ..some },
+        ];
+        for product in otherwise {
+            assert!(!fits(product, places()), "{product:?}");
+        }
+        for places in
+            [Places { x: 1032, ..places() }, Places { out: 4, ..places() }, Places { bias: Some(2), ..places() }]
+        {
+            assert!(!fits(some, places));
+        }
+    }
+}
