@@ -60,7 +60,7 @@ impl<'a> Scores<'a> {
     }
 
     /// Scores the next rows by their `logits` `[rows, vocabulary]` f32. What
-    /// [`log_probabilities`](super::log_probabilities) refuses is a row without a score.
+    /// [`log_probabilities()`](super::log_probabilities()) refuses is a row without a score.
     ///
     /// # Errors
     /// As [`sample_into`](Scope::sample_into). Rows that nobody wants scored are our own bug.
