@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use bursar_budgets::{Account, Bytes, Class, DeviceError, DeviceMemory, Input, LeaseId, LeaseMeter, Memory};
+
 use super::BudgetState;
 use crate::budget::{Elastic, Look, Order, Pressure, Wanting};
-use bursar_budgets::{Account, Bytes, Class, DeviceError, DeviceMemory, Input, LeaseId, LeaseMeter, Memory};
 
 impl BudgetState {
     /// Once in a while: what other processes have taken or given back, orders that are not obeyed yet, what may grow, and
