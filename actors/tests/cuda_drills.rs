@@ -20,14 +20,14 @@ use bursar_actors::{
     engine::{LoadOptions, Progress, StartError},
     event::{Event, Recorded},
     profile::{AttemptReport, Phase, RESERVE_MAX},
-    runtime::{ModelSource, RuntimeError},
+    runtime::ModelSource,
 };
 use bursar_budgets::{Bytes, Class, Device, DoesNotFit};
 use bursar_model::{Envelope, registry::random_checkpoint};
 use gpu::{
     Stage, all_is_home, eventually, limit,
     neighbour::{self, Neighbour},
-    options, story,
+    options, started, story,
 };
 use tokio::task::{JoinHandle, JoinSet, block_in_place};
 
@@ -86,14 +86,9 @@ async fn start(
         Progress::Attempt(report) => listening.lock().expect("nobody panics with it").1.push(report),
         _ => {}
     };
-    match stage.runtime.load_with(source, options, listen).await {
-        Ok(model) => {
-            let (phases, attempts) = std::mem::take(&mut *heard.lock().expect("nobody panics with it"));
-            Ok(Started { model, begun, phases, attempts, ready: Instant::now() })
-        }
-        Err(RuntimeError::Start(error)) => Err(error),
-        Err(error) => panic!("{error}"),
-    }
+    let model = started(stage.runtime.load_with(source, options, listen).await)?;
+    let (phases, attempts) = std::mem::take(&mut *heard.lock().expect("nobody panics with it"));
+    Ok(Started { model, begun, phases, attempts, ready: Instant::now() })
 }
 
 /// Keys and values, in tokens.
@@ -332,10 +327,6 @@ fn a_neighbour_gets_one_eight_and_forty_gibibytes_beside_64_chats_with_pictures_
         let model = &started.model;
         let before = stage.measured().await;
         let kv = async || stage.snapshot().await.of_class(&Class::Kv);
-        let is_quiet = async || {
-            let now = stage.measured().await;
-            now.canary == now.canary_wanted && now.deficit.is_zero()
-        };
         let (wants, mut neighbour) = ([1, 8, 40].map(Bytes::gib), Neighbour::moves_in(NEIGHBOUR));
         // Nobody asks anything at first, then 64 do.
         for users in [0, 64] {
@@ -346,7 +337,7 @@ fn a_neighbour_gets_one_eight_and_forty_gibibytes_beside_64_chats_with_pictures_
                 let begun = Instant::now();
                 eventually("the neighbour has it", async || block_in_place(|| neighbour.hold(wanted)) == wanted).await;
                 let had = begun.elapsed();
-                eventually("all is made room for", is_quiet).await;
+                eventually("all is made room for", async || stage.is_quiet().await).await;
                 let (now, answered) = (stage.measured().await, users.answered.load(SeqCst));
                 println!("{wanted} after {had:?}, quiet after {:?}, {answered} answers\n{now}", begun.elapsed());
                 assert!(now.foreign >= wanted, "{now}");
@@ -475,11 +466,7 @@ fn a_neighbour_that_comes_in_any_phase_of_a_start_costs_tokens_and_not_the_start
                 println!("  attempt {attempt} of {target_tokens} tokens came to {phase}: {outcome:?}");
             }
             ask_all(&started.model, (0..64).map(|_| shown((1036, 1036), 16)).collect(), 16, NONE).await;
-            eventually("all is made room for", async || {
-                let now = stage.measured().await;
-                now.canary == now.canary_wanted && now.deficit.is_zero()
-            })
-            .await;
+            eventually("all is made room for", async || stage.is_quiet().await).await;
             drop(started);
             stage.runtime.unload(NAME).await.expect("it unloads");
             drop(neighbour.lock().expect("nobody panics with it").take());

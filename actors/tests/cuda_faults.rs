@@ -25,7 +25,7 @@ use bursar_model::Envelope;
 use gpu::{
     Stage, all_is_home, answer, eventually, limit,
     neighbour::{self, Neighbour},
-    options, picture, question, story,
+    options, picture, question, started, story,
 };
 
 /// As the test harness names it.
@@ -42,11 +42,7 @@ fn large() -> Envelope {
 }
 
 async fn load(stage: &Stage, options: LoadOptions) -> Result<ModelHandle, Arc<StartError>> {
-    match stage.runtime.load_with(ModelSource::demo(), options, |_| {}).await {
-        Ok(model) => Ok(model),
-        Err(RuntimeError::Start(error)) => Err(error),
-        Err(error) => panic!("{error}"),
-    }
+    started(stage.runtime.load_with(ModelSource::demo(), options, |_| {}).await)
 }
 
 #[test]

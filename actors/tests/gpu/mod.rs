@@ -8,7 +8,7 @@ use std::{future::Future, sync::Arc, time::Duration};
 
 use bursar_actors::{
     chat::{Chat, ChatError, Image, ModelHandle},
-    engine::LoadOptions,
+    engine::{LoadOptions, StartError},
     runtime::{DeviceChoice, Runtime, RuntimeConfig, RuntimeError},
 };
 use bursar_budgets::{CudaDevice, DeviceError, Hint, Snapshot};
@@ -42,7 +42,7 @@ pub fn story<F: Future<Output = ()>>(story: impl FnOnce(Stage) -> F) {
             }
             Err(error) => panic!("{error}"),
         };
-        let device = runtime.device().cuda().expect("a GPU was asked for");
+        let device = runtime.device().as_cuda().expect("a GPU was asked for");
         let stage = Stage { runtime: runtime.clone(), device };
         tokio::time::timeout(PATIENCE, story(stage)).await.expect("the story hangs");
         runtime.shutdown().await;
@@ -54,6 +54,12 @@ pub fn story<F: Future<Output = ()>>(story: impl FnOnce(Stage) -> F) {
 impl Stage {
     pub async fn snapshot(&self) -> Snapshot {
         self.runtime.budget().snapshot().await.expect("the budget answers")
+    }
+
+    /// Whether all that others have taken was made room for, and the canary is whole.
+    pub async fn is_quiet(&self) -> bool {
+        let now = self.measured().await;
+        now.canary == now.canary_wanted && now.deficit.is_zero()
     }
 
     /// What the ledger says when it has looked at what others hold.
@@ -113,6 +119,15 @@ pub async fn all_is_home(stage: &Stage, before: &Snapshot) {
     let now = stage.measured().await;
     println!("overhead {} before, {} now", before.overhead, now.overhead);
     assert!(now.deficit.is_zero(), "{now}");
+}
+
+/// A model that was loaded, or the start's own error. Any other is the story's end.
+pub fn started(outcome: Result<ModelHandle, RuntimeError>) -> Result<ModelHandle, Arc<StartError>> {
+    match outcome {
+        Ok(model) => Ok(model),
+        Err(RuntimeError::Start(error)) => Err(error),
+        Err(error) => panic!("{error}"),
+    }
 }
 
 /// The limit that a start error calls by this name.

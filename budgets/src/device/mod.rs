@@ -126,11 +126,6 @@ pub trait Device: Send + Sync + 'static {
 
     /// The end of everything issued so far on every lane.
     fn fence_here(&self) -> Fence;
-
-    /// The same device as a GPU, for those who launch on it; none for any other.
-    fn cuda(self: Arc<Self>) -> Option<Arc<CudaDevice>> {
-        None
-    }
 }
 
 /// What a device says no with.

@@ -1,5 +1,5 @@
-//! Gated products of some hundred rows by our own kernel for Hopper (`kernels/cuda/gate_up_middle.cu`): what the gate reads is
-//! never written, and its tiles are as wide as makes a step of decoding fill the device.
+//! Gated products of some hundred rows by our own kernel for Hopper (`kernels/cuda/gate_up_middle.cu`): what the gate
+//! reads is never written, and its tiles are as wide as makes a step of decoding fill the device.
 
 use bursar_budgets::Address;
 

@@ -27,7 +27,8 @@ pub fn fault_of(logits: &[f32]) -> Option<Fault> {
     logits.iter().all(|&logit| logit == f32::NEG_INFINITY).then_some(Fault::NothingAllowed)
 }
 
-/// The token for `logits`, in which [`fault_of`] finds nothing: the given one, if there is one. The same logits, row and lists give the same token.
+/// The token for `logits`, in which [`fault_of`] finds nothing: the given one, if there is one. The same logits, row and
+/// lists give the same token.
 ///
 /// # Errors
 /// [`Fault::NothingAllowed`] if all are forbidden.

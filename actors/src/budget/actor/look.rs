@@ -60,12 +60,10 @@ impl BudgetState {
     fn let_go(&mut self) {
         // A tenant may have leased what it has not taken yet: that would hide as much.
         let has_tenants = self.desk.leases().iter().any(|lease| matches!(lease.class, Class::Tenant(_)));
-        let before = self.in_use();
-        let Some(ours) = self.device.process_bytes() else { return };
-        let held = self.device.overhead() + self.ours(&before);
+        let Some(held) = self.beside() else { return };
         if self.is_settled() && !has_tenants {
             let mut books = self.desk.books();
-            books.beside = books.beside.min(ours.saturating_sub(held));
+            books.beside = books.beside.min(held);
             drop(books);
             self.look_at_overhead();
         }
@@ -113,9 +111,15 @@ impl BudgetState {
     /// Without the driver's word (`Device::process_bytes`) drift cannot be told from foreign: both are used and neither is
     /// ours by the books. For the ledger it is foreign in any case, so that rule 1 is true of it too.
     pub(super) fn drift(&self) -> Option<Bytes> {
+        let held = self.beside()?;
+        Some(held.saturating_sub(self.desk.books().beside))
+    }
+
+    /// What our process holds beside leases and what the device counts as overhead, whether it is known why or not.
+    fn beside(&self) -> Option<Bytes> {
         let before = self.in_use();
         let ours = self.device.process_bytes()?;
-        Some(ours.saturating_sub(self.ledger.account(Memory::Device).overhead + self.ours(&before)))
+        Some(ours.saturating_sub(self.device.overhead() + self.ours(&before)))
     }
 
     /// What is in use of each device lease.

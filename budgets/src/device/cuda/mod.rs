@@ -522,10 +522,6 @@ impl Device for CudaDevice {
     fn fence_here(&self) -> Fence {
         self.timelines.fence_here()
     }
-
-    fn cuda(self: Arc<Self>) -> Option<Arc<CudaDevice>> {
-        Some(self)
-    }
 }
 
 impl Drop for CudaDevice {
