@@ -18,12 +18,20 @@ pub struct Call<'a> {
 impl<B: Backend> Scope<'_, B> {
     /// The rows of `x` that `rows` `[chosen]` names, in that order; gives `[chosen, columns]`.
     pub fn gather_rows(&self, x: &Tensor<'_>, rows: &Tensor<'_>) -> Result<Tensor<'_>, KernelError> {
+        let mut out = self.empty([rows.rows(), x.columns()])?;
+        self.gather_rows_into(x, rows, &mut out)?;
+        Ok(out)
+    }
+
+    /// As [`gather_rows`](Scope::gather_rows), into `out` `[chosen, columns]`.
+    pub fn gather_rows_into(&self, x: &Tensor<'_>, rows: &Tensor<'_>, out: &mut Tensor<'_>) -> Result<(), KernelError> {
         const OP: &str = "gather_rows";
         check::activation(OP, "x", x, self.target().activation())?;
         check::index_list(OP, "rows", rows)?;
-        let out = self.empty([rows.rows(), x.columns()])?;
-        self.count(Work::over(0, &[&out, &out, rows]));
-        self.backend.gather_rows(Call { x: x.view(), rows: rows.view(), out: out.view() })?;
-        Ok(out)
+        check::activation(OP, "out", out, self.target().activation())?;
+        check::writable(OP, "out", out);
+        check::shape(OP, "out", out, [rows.rows(), x.columns()])?;
+        self.count(Work::over(0, &[out, out, rows]));
+        self.backend.gather_rows(Call { x: x.view(), rows: rows.view(), out: out.view() })
     }
 }

@@ -14,10 +14,8 @@ pub struct StepInputs<'a> {
     pub slots: Tensor<'a>,
     /// Rows and pasts of the sequences.
     pub sequences: PagedSequences<'a>,
-    /// `[logit_rows]` u32
-    pub logit_rows: Tensor<'a>,
-    /// `[score_rows]` u32
-    pub score_rows: Tensor<'a>,
+    /// `[logit_rows + score_rows]` u32; none if that is every row, in order.
+    pub chosen_rows: Option<Tensor<'a>>,
     /// `[picture_rows]` u32
     pub picture_rows: Tensor<'a>,
     /// `[picture_rows]` u32
@@ -42,8 +40,7 @@ impl<'a> StepInputs<'a> {
                 single_rows: layout.single_rows,
                 query_key_pairs: layout.query_key_pairs,
             },
-            logit_rows: list(StepArray::LogitRows),
-            score_rows: list(StepArray::ScoreRows),
+            chosen_rows: (!layout.chooses_in_every_row()).then(|| list(StepArray::ChosenRows)),
             picture_rows: list(StepArray::PictureRows),
             picture_cache_rows: list(StepArray::PictureCacheRows),
         }

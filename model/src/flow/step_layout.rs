@@ -22,10 +22,8 @@ pub enum StepArray {
     QueryStarts,
     /// `[sequences]`
     ContextLengths,
-    /// `[logit_rows]`
-    LogitRows,
-    /// `[score_rows]`
-    ScoreRows,
+    /// `[logit_rows + score_rows]`: the rows that choose a token, then those that score one.
+    ChosenRows,
     /// `[picture_rows]`
     PictureRows,
     /// `[picture_rows]`
@@ -37,14 +35,13 @@ pub enum StepArray {
 impl StepArray {
     /// In the order in which they lie. The tables are the last: of a step that fills a layout only in part, their end need
     /// not be uploaded.
-    pub const ALL: [StepArray; 10] = [
+    pub const ALL: [StepArray; 9] = [
         StepArray::Tokens,
         StepArray::Positions,
         StepArray::Slots,
         StepArray::QueryStarts,
         StepArray::ContextLengths,
-        StepArray::LogitRows,
-        StepArray::ScoreRows,
+        StepArray::ChosenRows,
         StepArray::PictureRows,
         StepArray::PictureCacheRows,
         StepArray::BlockTables,
@@ -113,6 +110,12 @@ impl StepLayout {
         first..first + self.length(array)
     }
 
+    /// Whether each row chooses a token, and none scores one: as in decoding alone.
+    pub fn chooses_in_every_row(&self) -> bool {
+        // A sequence chooses once at most, by the last of its rows: as many as there are rows are all of them, in order.
+        self.logit_rows == self.tokens && self.score_rows == 0
+    }
+
     /// Elements of all arrays together.
     pub fn words(&self) -> usize {
         self.place(StepArray::BlockTables).end
@@ -124,8 +127,7 @@ impl StepLayout {
             StepArray::Positions => self.axes * self.tokens,
             StepArray::QueryStarts => self.sequences + 1,
             StepArray::ContextLengths => self.sequences,
-            StepArray::LogitRows => self.logit_rows,
-            StepArray::ScoreRows => self.score_rows,
+            StepArray::ChosenRows => self.logit_rows + self.score_rows,
             StepArray::PictureRows | StepArray::PictureCacheRows => self.picture_rows,
             StepArray::BlockTables => self.sequences * self.blocks_max,
         }
@@ -155,10 +157,11 @@ impl StepLayout {
         put(StepArray::Slots, &batch.slots);
         put(StepArray::QueryStarts, &batch.query_starts);
         put(StepArray::ContextLengths, &batch.context_lengths);
-        put(StepArray::LogitRows, &batch.logit_rows);
-        put(StepArray::ScoreRows, &batch.score_rows);
+        put(StepArray::ChosenRows, &batch.logit_rows);
         put(StepArray::PictureRows, &batch.picture_rows);
         put(StepArray::PictureCacheRows, &batch.picture_cache_rows);
+        // Padding has no scores, so these stand behind the batch's own rows.
+        words[self.place(StepArray::ChosenRows)][self.logit_rows..].copy_from_slice(&batch.score_rows);
         let positions = &mut words[self.place(StepArray::Positions)];
         // A decoder with one axis takes the first: text moves along all of them at once.
         for axis in 0..self.axes {
@@ -168,7 +171,7 @@ impl StepLayout {
         words[self.place(StepArray::Slots)][padding.clone()].fill(NO_SLOT);
         for row in padding {
             words[self.place(StepArray::QueryStarts).start + row + 1] = row as u32 + 1;
-            words[self.place(StepArray::LogitRows).start + row] = row as u32;
+            words[self.place(StepArray::ChosenRows).start + row] = row as u32;
         }
         for sequence in 0..sequences {
             words.resize(self.place(StepArray::BlockTables).start + sequence * self.blocks_max, 0);
@@ -230,8 +233,7 @@ mod tests {
         assert_eq!(found(StepArray::QueryStarts), batch.query_starts);
         assert_eq!(found(StepArray::ContextLengths), batch.context_lengths);
         assert_eq!(found(StepArray::BlockTables), batch.block_tables);
-        assert_eq!(found(StepArray::LogitRows), batch.logit_rows);
-        assert_eq!(found(StepArray::ScoreRows), batch.score_rows);
+        assert_eq!(found(StepArray::ChosenRows), [batch.logit_rows, batch.score_rows].concat());
         assert_eq!(found(StepArray::PictureRows), batch.picture_rows);
         assert_eq!(found(StepArray::PictureCacheRows), batch.picture_cache_rows);
         assert_eq!(StepLayout { axes: 1, ..layout }.place(StepArray::Positions).len(), 5, "one axis takes the first");
@@ -249,7 +251,7 @@ mod tests {
         assert_eq!(found(StepArray::Slots), [2 * 16 + 4, 3 * 16 + 8, NO_SLOT, NO_SLOT]);
         assert_eq!(found(StepArray::QueryStarts), [0, 1, 2, 3, 4]);
         assert_eq!(found(StepArray::ContextLengths), [21, 41, 0, 0]);
-        assert_eq!(found(StepArray::LogitRows), [0, 1, 2, 3]);
+        assert_eq!(found(StepArray::ChosenRows), [0, 1, 2, 3]);
         let tables = &words[layout.place(StepArray::BlockTables).start..];
         assert_eq!(tables, [1, 2, 0, 0, 0, 0, 0, 0, 1, 2, 3], "and the end of the tables is not uploaded");
         assert!(words.len() < layout.words());
