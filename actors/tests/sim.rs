@@ -64,6 +64,8 @@ struct World {
     found_tokens: usize,
     resizes: usize,
     preempted_by_shrinks: usize,
+    /// A burst gathers.
+    gathers: bool,
     /// Blocks that the pool is to have: a scheduler that takes over begins with as many.
     blocks: usize,
 }
@@ -117,6 +119,7 @@ impl World {
             found_tokens: 0,
             resizes: 0,
             preempted_by_shrinks: 0,
+            gathers: false,
             blocks,
             chance,
         }
@@ -300,6 +303,7 @@ impl World {
                 self.kv.grow(to);
                 self.slots.resize(to * BLOCK_TOKENS, None);
             }
+            Effect::Gather => self.gathers = true,
             Effect::Resized => self.resizes += 1,
             Effect::Release(sequences) => {
                 for id in sequences {
@@ -441,6 +445,13 @@ impl World {
         self.vision_step(vision::Input::Encoded);
     }
 
+    /// Perhaps when what it was for has long run.
+    fn moment_passes(&mut self) {
+        if std::mem::take(&mut self.gathers) {
+            self.scheduler_step(Input::Gathered);
+        }
+    }
+
     fn something_happens(&mut self) {
         match self.chance.below(20) {
             0..5 => self.arrive(),
@@ -452,6 +463,7 @@ impl World {
             7..14 => self.step_ends(),
             14..15 => self.return_all(),
             15..16 if self.chance.one_in(2) => self.resize(),
+            16..17 => self.moment_passes(),
             _ => self.launch_ends(),
         }
     }

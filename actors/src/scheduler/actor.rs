@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     sync::Arc,
+    time::Duration,
 };
 
 use bursar_budgets::Label;
@@ -21,6 +22,10 @@ use crate::{
     tree,
     vision::PinnedPictures,
 };
+
+/// How long the second step of a burst waits for those that came together with the first: a tenth of what a prompt of some
+/// hundred tokens takes on a GPU with 7B's shape, and more than requests that were made at once are apart.
+const GATHERING: Duration = Duration::from_millis(1);
 
 /// Runs step after step for as long as there is a sequence.
 pub struct SchedulerActor;
@@ -141,6 +146,7 @@ impl Actor for SchedulerActor {
                 state.resizing.push(reply);
                 state.core.step(Input::Resize(blocks))
             }
+            SchedulerMessage::Gathered => state.core.step(Input::Gathered),
             SchedulerMessage::Show => {
                 myself.send_after(metric::SHOWN_EVERY, || SchedulerMessage::Show);
                 Vec::new()
@@ -249,6 +255,7 @@ impl SchedulerState {
                 return Ok(self.core.step(Input::Shrunk(holders)));
             }
             Effect::Grow(blocks) => self.arguments.kv.send_message(KvMessage::Grow(blocks))?,
+            Effect::Gather => drop(myself.send_after(GATHERING, || SchedulerMessage::Gathered)),
             Effect::Resized => self.resizing.drain(..).for_each(|reply| reply.answer(())),
         }
         Ok(Vec::new())

@@ -51,6 +51,8 @@ pub enum Input {
     Resize(usize),
     /// The answer to [`Effect::Shrink`]: who has lost its blocks with that.
     Shrunk(Vec<SequenceId>),
+    /// The answer to [`Effect::Gather`], a moment later.
+    Gathered,
 }
 
 /// What the scheduler wants done, in order.
@@ -77,6 +79,8 @@ pub enum Effect {
     Shrink(usize),
     /// Let the kv actor have so many blocks.
     Grow(usize),
+    /// Say [`Input::Gathered`] in a moment: prompts that came together with one that begins may be on their way.
+    Gather,
     /// A [`Input::Resize`] is done: nothing under way names other blocks, and nothing will.
     Resized,
 }
@@ -97,6 +101,9 @@ pub struct SchedulerCore {
     looks_ahead: bool,
     /// The blocks did not suffice for the next step while this one runs: it is planned when this one has ended.
     look_ahead_paused: bool,
+    /// The step under way began with a prompt when nothing ran. The one behind it waits a moment for others that were asked
+    /// at the same time, or it would be a whole step for one token while they wait for it.
+    gathers: bool,
     /// Somebody was preempted for want of blocks: nobody new comes in before a step has run.
     admission_paused: bool,
     /// Fewer blocks are wanted: nothing is planned until the steps under way have run and the blocks are given up.
@@ -127,6 +134,7 @@ impl SchedulerCore {
             under_way: VecDeque::new(),
             looks_ahead: true,
             look_ahead_paused: false,
+            gathers: false,
             admission_paused: false,
             shrinking: None,
             answers: AnswerLength::default(),
@@ -151,6 +159,7 @@ impl SchedulerCore {
             Input::Stepped(tokens) => self.stepped(&tokens, &mut effects),
             Input::Resize(blocks) => self.resize(blocks, &mut effects),
             Input::Shrunk(holders) => self.shrunk(&holders, &mut effects),
+            Input::Gathered => self.gathers = false,
         }
         self.shrink_when_idle(&mut effects);
         if self.asked.is_none() && self.may_plan() {
@@ -203,7 +212,7 @@ impl SchedulerCore {
         match self.under_way.len() {
             _ if self.shrinking.is_some() => false,
             0 => true,
-            1 => self.looks_ahead && !self.look_ahead_paused && self.few_wait_to_be_seen(),
+            1 => self.looks_ahead && !self.look_ahead_paused && !self.gathers && self.few_wait_to_be_seen(),
             _ => false,
         }
     }
@@ -327,8 +336,10 @@ impl SchedulerCore {
             }
         }
         let plan = self.plan(&shares, &allotment.tables);
+        self.gathers = self.looks_ahead && self.under_way.is_empty() && !plan.batch.is_decoding_alone();
         self.launch(&shares, &plan);
         effects.push(Effect::Run(Box::new(plan)));
+        effects.extend(self.gathers.then_some(Effect::Gather));
     }
 
     /// Packs the step.
@@ -435,7 +446,7 @@ impl SchedulerCore {
     fn stepped(&mut self, tokens: &[u32], effects: &mut Vec<Effect>) {
         assert!(self.asked.is_none(), "a step came back while blocks are asked for");
         let step = self.under_way.pop_front().expect("a step came back that was not under way");
-        (self.admission_paused, self.look_ahead_paused) = (false, false);
+        (self.admission_paused, self.look_ahead_paused, self.gathers) = (false, false, false);
         let mut tokens = tokens.iter();
         let (mut ended, mut filled) = (Vec::new(), Vec::new());
         for PartUnderWay { sequence: id, end, chooses } in step.parts {

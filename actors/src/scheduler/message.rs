@@ -34,6 +34,8 @@ pub enum SchedulerMessage {
         /// No step names another block from now on, and those that did have run.
         reply: Reply<()>,
     },
+    /// Prompts that came together are here by now: from itself, once for a step that begins when nothing ran.
+    Gathered,
     /// Set the gauges again: from itself, for a recorder that has come since.
     Show,
     /// Die of this.

@@ -50,6 +50,8 @@ struct Bed {
     running: VecDeque<StepPlan>,
     /// How many there may be.
     running_max: usize,
+    /// Whether the moment in which a burst gathers is over at once.
+    is_hasty: bool,
 }
 
 impl Bed {
@@ -65,7 +67,7 @@ impl Bed {
 
     fn of(scheduler: SchedulerCore, running_max: usize) -> Bed {
         let kv = KvCore::new(scheduler.limits.kv_tokens / BLOCK_TOKENS);
-        Bed { scheduler, kv, heard: Vec::new(), running: VecDeque::new(), running_max }
+        Bed { scheduler, kv, heard: Vec::new(), running: VecDeque::new(), running_max, is_hasty: true }
     }
 
     fn give(&mut self, input: Input) -> &mut Bed {
@@ -93,6 +95,7 @@ impl Bed {
                     effects.extend(self.scheduler.step(Input::Shrunk(holders)));
                 }
                 Effect::Grow(to) => self.kv.grow(to),
+                Effect::Gather if self.is_hasty => effects.extend(self.scheduler.step(Input::Gathered)),
                 // That nothing was found is no news.
                 Effect::Found(_, 0) => {}
                 effect => self.heard.push(effect),

@@ -63,6 +63,31 @@ fn the_next_step_is_planned_with_the_token_that_this_one_is_to_choose() {
 }
 
 #[test]
+fn the_second_step_of_a_burst_waits_a_moment_for_those_that_came_with_the_first() {
+    let mut bed = Bed { is_hasty: false, ..Bed::ahead(limits(4, 64, 32)) };
+    bed.admit(sequence(1, 20, 9)).admit(sequence(2, 10, 9)).admit(sequence(3, 10, 9));
+    assert_eq!(bed.running.len(), 1, "whoever is the first waits for nobody");
+    assert_eq!(bed.heard(), [Effect::Gather]);
+    bed.give(Input::Gathered);
+    assert_eq!(bed.wanted_at(1), [1, 2, 3], "one step for all, and none for a single token before it");
+    // Once in a burst: whoever comes later is in the step behind, as ever.
+    bed.stepped(5);
+    assert_eq!((bed.running.len(), bed.wanted_at(1)), (2, vec![1, 2, 3]));
+    assert!(!bed.admit(sequence(4, 20, 9)).stepped(5).heard().contains(&Effect::Gather));
+    assert_eq!(bed.wanted_at(1), [1, 2, 3, 4]);
+}
+
+#[test]
+fn a_step_that_is_over_before_the_moment_is_waited_for_no_longer() {
+    let mut bed = Bed { is_hasty: false, ..Bed::ahead(limits(2, 64, 8)) };
+    bed.admit(sequence(1, 20, 9)).stepped(5);
+    assert_eq!(bed.running.len(), 2, "the step behind it, and one ahead");
+    bed.give(Input::Gathered);
+    assert_eq!(bed.running.len(), 2);
+    assert_eq!(bed.heard(), [Effect::Gather, token(1, 5)]);
+}
+
+#[test]
 fn each_sequence_names_its_own_row_and_a_prompt_goes_on_with_what_is_known() {
     let mut bed = Bed::ahead(limits(3, 12, 32));
     bed.admit(sequence(1, 4, 9));
