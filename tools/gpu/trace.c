@@ -1,6 +1,6 @@
 // What a device did when: kernels, copies and graph replays of any CUDA program, written as text when it ends.
 //
-//     CUDA=folder with include/cupti.h and lib (a toolkit's extras/CUPTI, or the wheel nvidia-cuda-cupti)
+//     CUDA=folder with include/cupti.h and lib (a toolkit's targets/x86_64-linux or extras/CUPTI, or the wheel nvidia-cuda-cupti)
 //     gcc -O2 -shared -fPIC -I$CUDA/include -o libtrace.so tools/gpu/trace.c -L$CUDA/lib -l:libcupti.so.13
 //     CUDA_INJECTION64_PATH=$PWD/libtrace.so BURSAR_TRACE=trace.txt [BURSAR_TRACE_GRAPHS=1] bursar bench ...
 //     python3 tools/gpu/trace.py trace.txt

@@ -25,6 +25,7 @@ def main():
     print(f"{len(found)} records over {(found[-1][2] - found[0][1]) / 1e9:.3f} s")
     replays(found)
     steps(found)
+    prompts(found)
     shares(found)
     idle(found)
 
@@ -68,6 +69,34 @@ def steps(found):
             by_name[record[5]] += (record[2] - record[1]) / 1e6 / len(spans)
         for name, milliseconds in sorted(by_name.items(), key=lambda item: -item[1])[:14]:
             print(f"    {milliseconds:8.4f} ms a replay  {name}")
+
+
+def prompts(found):
+    """Steps that no graph runs and that take more than half as long as the longest of them: their kernels' times by name,
+    and when nothing ran."""
+    stretches = []
+    for kind, start, end, stream, graph, name in found:
+        if kind == "graph" or graph:
+            stretches.append([])
+        elif kind == "kernel":
+            if name.startswith("embed") or not stretches:
+                stretches.append([])
+            stretches[-1].append((start, end, name))
+    span = lambda kernels: (kernels[-1][1] - kernels[0][0]) / 1e6  # noqa: E731
+    stretches = [kernels for kernels in stretches if kernels and kernels[0][2].startswith("embed")]
+    longest = max(map(span, stretches), default=0)
+    long = [kernels for kernels in stretches if span(kernels) * 2 > longest]
+    if not long:
+        return
+    by_name = collections.defaultdict(lambda: [0, 0.0])
+    for start, end, name in (kernel for kernels in long for kernel in kernels):
+        entry = by_name[name]
+        entry[0] += 1
+        entry[1] += (end - start) / 1e6
+    busy = sum(milliseconds for _, milliseconds in by_name.values()) / len(long)
+    print(f"{len(long)} steps outside of graphs, mean {statistics.mean(map(span, long)):.1f} ms, kernels {busy:.1f} ms")
+    for name, (count, milliseconds) in sorted(by_name.items(), key=lambda item: -item[1][1])[:12]:
+        print(f"    {milliseconds / len(long):8.3f} ms in {count / len(long):6.1f} a step  {name}")
 
 
 def shares(found):
