@@ -746,11 +746,11 @@ FOR_EACH_ACTIVATION(KERNEL)
 // own (a multiple of the multiprocessors), and nothing is added up at all. Two blocks of this on a multiprocessor,
 // started early, took half as long again as one after the other: hence their size. Fetching ahead into the L2 cache
 // while the kernel in front ends was slower. At 64 rows it changed nothing to copy x no more than once, or to share it
-// through multicast, and writing whole lines by way of shared memory was slower. x does not come sooner than the weights
-// that were asked for before it, though it stands in the L2 cache: with fewer steps of it under way than of the weight,
-// in stages of its own, o and qkv took 3 to 15 % longer. Nor was it of use that the multipliers bring its first steps
-// (cp.async). Steps of 64 columns, twice as many, made a step of 64 rows slower by two in a hundred. Clusters of four
-// have room for 120 blocks only on a card of 132 multiprocessors that was asked.
+// through multicast, and writing whole lines by way of shared memory was slower. x does not come sooner than the
+// weights that were asked for before it, though it stands in the L2 cache: with fewer steps of it under way than of
+// the weight, in stages of its own, o and qkv took 3 to 15 % longer. Nor was it of use that the multipliers bring
+// its first steps (cp.async). Steps of 64 columns, twice as many, made a step of 64 rows slower by two in a hundred.
+// Clusters of four have room for 120 blocks only on a card of 132 multiprocessors that was asked.
 //
 // The tensor maps come from cuTensorMapEncodeTiled: type BFLOAT16 or FLOAT16, element strides 1, interleave NONE,
 // swizzle 128B, L2 promotion 128 bytes (256 were slower), out of bounds NONE (zeros), and
