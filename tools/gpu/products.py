@@ -77,9 +77,9 @@ class Kernels:
         """A product of few rows."""
         rows, columns = x.shape
         most = next(most for most in (8, 16, 32, 64) if rows <= most)
-        features, steps = out.shape[1], -(-columns // 64)
+        features, steps = out.shape[1], -(-columns // 128)
         blocks, tiles, tile_rows = self.cut(features, steps, cut, gated, grid)
-        shared = (168 * 1024 if most < 32 else 144 * 1024 + 512 * most) + 704
+        shared = {8: 168, 16: 168, 32: 160, 64: 212}[most] * 1024 + 704
         arguments = [
             self.weight_map(weight, gated, tile_rows),
             tensor_map(x, [columns, rows], [2 * x.stride(0)], [64, most], SWIZZLE),
