@@ -199,20 +199,6 @@ struct Place {
     }
 };
 
-// True for one thread of a warp that is here as a whole. The compiler knows that it is one: told by its number instead,
-// it makes each copy a loop over threads, and the copier of low tiles is then what the product waits for.
-__device__ __forceinline__ bool is_elected() {
-    uint32_t is_elected;
-    asm volatile(
-        "{\n"
-        ".reg .pred elected;\n"
-        "elect.sync _|elected, 0xffffffff;\n"
-        "selp.b32 %0, 1, 0, elected;\n"
-        "}\n"
-        : "=r"(is_elected));
-    return is_elected != 0;
-}
-
 // A step of x from this column on.
 template <uint32_t ROWS>
 __device__ __forceinline__ void copy_x(const TensorMap& x, uint32_t at, uint32_t barrier, uint32_t column) {

@@ -341,7 +341,7 @@ __device__ __forceinline__ void linear(const TensorMap& x, const TensorMap& weig
     const uint32_t warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
     if (warpgroup == 0) {
         give_registers<40>();
-        if (threadIdx.x == 0) {
+        if (__shfl_sync(0xffffffffu, threadIdx.x / 32, 0) == 0 && is_elected()) {
             copy<KIND>(x, weight, out, arguments, shared, barriers, rank);
         }
     } else {

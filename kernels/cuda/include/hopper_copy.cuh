@@ -69,6 +69,20 @@ __device__ __forceinline__ void fetch_map(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
+// True for one thread of a warp that is here as a whole. The compiler knows that it is one: told by its number instead,
+// it makes each copy a loop over threads, and a copier of small pieces is then what a product waits for.
+__device__ __forceinline__ bool is_elected() {
+    uint32_t is_elected;
+    asm volatile(
+        "{\n"
+        ".reg .pred elected;\n"
+        "elect.sync _|elected, 0xffffffff;\n"
+        "selp.b32 %0, 1, 0, elected;\n"
+        "}\n"
+        : "=r"(is_elected));
+    return is_elected != 0;
+}
+
 // Orders this thread's ordinary writes to shared memory before later reads by the tensor cores and the copy engine.
 __device__ __forceinline__ void publish_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
