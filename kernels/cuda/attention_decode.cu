@@ -37,9 +37,6 @@
 #include "kernel_order.cuh"
 #include "tensor_core.cuh"
 
-// Warps of a thread block at most: their rings fill the shared memory of a multiprocessor.
-constexpr uint32_t DECODE_WARPS_MAX = 8;
-
 // Counters for whoever launches this in one stream of a loaded module: zero, as they are between launches.
 extern "C" __device__ uint32_t attention_decode_counters[2048] = {};
 
@@ -77,8 +74,9 @@ struct WarpPart {
         if (lane / 4 >= segment.queries) {
             return nullptr;
         }
-        const uint64_t row = segment.sequence.first_row + vector / group;
-        const uint32_t head = segment.kv_head * group + vector % group;
+        const uint32_t later = segment.sequence.rows > 1 ? vector / group : 0;  // row
+        const uint64_t row = segment.sequence.first_row + later;
+        const uint32_t head = segment.kv_head * group + vector - later * group;
         return static_cast<const char*>(call.queries) + (row * call.queries_pitch + head * HEAD_DIM) * 2;
     }
 
@@ -275,10 +273,10 @@ __device__ __forceinline__ void attention_decode(const DecodeCall& call, uint32_
             continue;
         }
         const uint32_t run = (at - share.before) / run_length, run_start = share.before + run * run_length;
-        const uint32_t tiles = segment.sequence.runs / batch.kv_heads;
+        const uint32_t tiles = tiles_of(batch, segment.sequence.rows);
         segment.table = batch.block_tables + static_cast<uint64_t>(share.sequence) * batch.table_blocks;
-        segment.kv_head = run / tiles;
-        segment.first_query = run % tiles * TILE_QUERIES;
+        segment.kv_head = tiles > 1 ? run / tiles : run;
+        segment.first_query = (run - segment.kv_head * tiles) * TILE_QUERIES;
         segment.queries = min(TILE_QUERIES, segment.sequence.rows * batch.group - segment.first_query);
         segment.from = at - run_start;
         segment.to = min(blocks, share.end - run_start);
@@ -373,6 +371,7 @@ FOR_EACH_ACTIVATION(KERNEL)
 //
 //   runs = sequences * kv_heads * div_ceil(rows of a sequence * group, 8), workers = multiprocessors * 8 / warps
 //   runs <= 32:                             warps 8, piece 8
+//   runs are up to a third of workers:      warps 4, piece 8
 //   runs are 70 to 100 percent of workers:  warps 8, piece 20
 //   85 to 100 percent:                      warps 2, piece 20
 //   90 to 100 percent:                      warps 1, piece 20

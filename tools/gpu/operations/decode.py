@@ -15,6 +15,8 @@ def shape_of(sequences, kv_heads, group, rows=1):
     runs = sequences * kv_heads * divide_up(rows * group, TILE_QUERIES)
     if runs <= 32:
         return 8, processors(), 8
+    if 3 * runs <= 2 * processors():
+        return 4, 2 * processors(), 8
     for warps, percent in ((8, 70), (2, 85), (1, 90)):
         workers = processors() * WARPS_MAX // warps
         if runs <= workers and 100 * runs >= percent * workers:
@@ -62,7 +64,7 @@ def case(paged, shape=None, past_is_there=True):
     return Case(run, error, LIMITS[paged.kind], bytes=2 * (read + paged.queries.numel() + out.tensor.numel()))
 
 
-SHAPES = [None, (8, 132, 8), (4, 264, 16), (2, 528, 20), (1, 1056, 20), (1, 9, 1), (3, 50, 7), (4, 264, 40)]
+SHAPES = [None, (8, 132, 8), (4, 264, 8), (4, 264, 16), (2, 528, 20), (1, 1056, 20), (1, 9, 1), (3, 50, 7), (4, 264, 40)]
 ODD = [  # head_dim, heads, heads of keys, sequences of (rows, context)
     (128, 28, 4, [(1, context) for context in (1, 17, 576, 100, 0, 16, 33)]),
     (128, 28, 4, [(1, context) for context in (3000, 1, 5, 40) * 5]),
@@ -72,6 +74,8 @@ ODD = [  # head_dim, heads, heads of keys, sequences of (rows, context)
     (128, 28, 4, [(3, 100), (5, 5), (2, 0), (8, 64)]),
     (64, 8, 2, [(1, 50), (0, 9), (4, 17)]),
     (128, 8, 1, [(1, 2)] * 300),
+    (128, 28, 4, [(1, 500 + 7 * sequence) for sequence in range(12)]),  # alike: each run is cut into as many pieces
+    (64, 12, 1, [(1, 150 + sequence % 20) for sequence in range(250)]),
     (128, 28, 4, [(1, 100_001)] + [(1, 3)] * 70),
 ]
 
