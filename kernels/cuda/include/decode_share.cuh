@@ -64,6 +64,7 @@ struct DecodeShare {
     uint32_t sequence;  // the one that `start` lies in
     uint32_t before;    // where that one begins in the line
     uint32_t multiple, gap;  // a run takes a multiple of places, and a gap behind it
+    uint32_t all;            // key blocks of the whole line, a few too many at most
 
     // Places that a run of the sequence takes.
     __device__ __forceinline__ uint32_t run_length(const DecodeSequence& of) const {
@@ -117,6 +118,7 @@ __device__ __forceinline__ bool find_even_share(const DecodeBatch& batch, uint32
     if (!__all_sync(ALL_LANES, is_plain) || !are_alike) {
         return false;
     }
+    share.all = blocks * runs_each;
     share.length = length;
     share.multiple = pieces * length;
     share.gap = 0;
@@ -266,6 +268,7 @@ __device__ __forceinline__ bool find_share(const DecodeBatch& batch, uint32_t pi
         }
     }
     uint32_t places = total[PIECES], own_places = own[PIECES], before = up_to[PIECES] - own_places;
+    share.all = places;
     share.multiple = 1;
     share.gap = warps;
     share.length = max(piece, (places + gridDim.x - 1) / gridDim.x);

@@ -7,6 +7,7 @@ from operations.paged import Paged
 from table import Case
 
 TILE_QUERIES, WARPS_MAX = 8, 8
+FEW_ROWS = 64  # up to which products read their weights with the hint that they are the first to go from the L2 cache
 RING_BYTES = {128: 24_576, 64: 24_576, 80: 20_480, 32: 12_288}
 
 
@@ -38,9 +39,10 @@ class Decode:
     def __call__(self, queries, cache, kv_heads, group, starts, contexts, tables, scale, out, past_is_there, early=False):
         """`queries` may be the first columns of wider rows, or all of them. The past is there if the kernel in front writes
         no key that stands in front of a sequence's rows, as in a step of single rows alone."""
+        flags = int(past_is_there) | 2 * (queries.shape[0] <= FEW_ROWS)
         self.kernel((self.workers,), (32 * self.warps,), queries, queries.stride(0), queries.shape[0], cache,
                     cache.shape[0], kv_heads, group, starts, contexts, tables, tables.shape[0], tables.shape[1], scale,
-                    self.piece, int(past_is_there), self.partials, self.counters, out, shared_bytes=self.warps * self.ring_bytes,
+                    self.piece, flags, self.partials, self.counters, out, shared_bytes=self.warps * self.ring_bytes,
                     early=early)  # fmt: skip
 
 
