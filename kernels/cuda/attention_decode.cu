@@ -9,6 +9,7 @@
 // block_tables    [sequences, table_blocks] u32               unused places are not read
 // partials        [gridDim.x, 2, 8, head_dim + 2] f32         scratch; 8-byte aligned
 // counters        [gridDim.x] u32                             zero before the first launch, zero again after each
+// flags           1: the past is there; 2: weights are read with the hint that they are the first to go from the L2 cache
 // out             [rows, heads * head_dim]                    contiguous
 //
 // out = softmax(queries . keys * scale) . values for each head, sums in f32, weights rounded to the element before they
@@ -28,8 +29,12 @@
 // the same bits.
 //
 // With programmatic dependent launch everything up to the first read of queries and cache runs ahead of the kernel in
-// front, which must not write query_starts, context_lengths or block_tables. With past_is_there not 0 the first whole
-// blocks of a past are read ahead of it too: it must not write what stands in front of a sequence's rows.
+// front, which must not write query_starts, context_lengths or block_tables. Where the past is said to be there the first
+// whole blocks of it are read ahead of it too: it must not write what stands in front of a sequence's rows.
+//
+// Where weights are the first to go from the L2 cache, keys and values that are not fill it, stay until others of their
+// kind come, and leave the weights little room: at 64 sequences of 576 tokens, too many to be there still in the next
+// step, a step with linear_few.cu's products took 4 us a layer more. So those have the same hint.
 
 #include "decode_block.cuh"
 #include "decode_parts.cuh"
@@ -37,11 +42,17 @@
 #include "kernel_order.cuh"
 #include "tensor_core.cuh"
 
-// Warps of a thread block at most: their rings fill the shared memory of a multiprocessor.
-constexpr uint32_t DECODE_WARPS_MAX = 8;
-
 // Counters for whoever launches this in one stream of a loaded module: zero, as they are between launches.
 extern "C" __device__ uint32_t attention_decode_counters[2048] = {};
+
+// Bits of `flags`.
+constexpr uint32_t PAST_IS_THERE = 1;
+constexpr uint32_t OTHERS_READ_ONCE = 2;
+
+// MiB of a layer's keys and values beyond which they are the first to go from the L2 cache, beside weights that are so too
+// and beside others. Fewer stay in part until the next step, which is worth more: between 16 sequences of 576 tokens
+// (18 MiB) and 20. Beside cuBLASLt's products it cost 1 us a layer at 96 and 128 sequences and gained 3 at 256.
+constexpr uint32_t READ_ONCE_MIB = 20, READ_ONCE_BESIDE_OTHERS_MIB = 240;
 
 struct DecodeCall {
     const void* queries;
@@ -49,7 +60,7 @@ struct DecodeCall {
     uint32_t queries_pitch, blocks;
     DecodeBatch batch;
     float scale;
-    bool past_is_there;
+    bool past_is_there, others_read_once;
 };
 
 // The keys of one run that one thread block works on.
@@ -59,6 +70,7 @@ struct Segment {
     uint32_t kv_head, first_query;  // of the tile, among the sequence's rows * group query vectors
     uint32_t queries;               // of the tile, up to 8
     uint32_t from, to;              // key blocks
+    bool is_read_once;
 };
 
 // This warp's part of a segment: every `warps`-th of its blocks.
@@ -77,8 +89,9 @@ struct WarpPart {
         if (lane / 4 >= segment.queries) {
             return nullptr;
         }
-        const uint64_t row = segment.sequence.first_row + vector / group;
-        const uint32_t head = segment.kv_head * group + vector % group;
+        const uint32_t later = segment.sequence.rows > 1 ? vector / group : 0;  // row
+        const uint64_t row = segment.sequence.first_row + later;
+        const uint32_t head = segment.kv_head * group + vector - later * group;
         return static_cast<const char*>(call.queries) + (row * call.queries_pitch + head * HEAD_DIM) * 2;
     }
 
@@ -115,8 +128,13 @@ struct WarpPart {
                 const uint32_t id = min(__shfl_sync(ALL_LANES, ids, step % WARP), call.blocks - 1);
                 const char* from = of_head + static_cast<uint64_t>(id) * 2 * half_bytes;
                 const uint32_t to = ring_address + stage * Ring::BLOCK_BYTES;
-                Half::copy(from, to, lane);
-                Half::copy(from + half_bytes, to + Half::BYTES, lane);
+                if (segment.is_read_once) {
+                    Half::template copy<true>(from, to, lane);
+                    Half::template copy<true>(from + half_bytes, to + Half::BYTES, lane);
+                } else {
+                    Half::template copy<false>(from, to, lane);
+                    Half::template copy<false>(from + half_bytes, to + Half::BYTES, lane);
+                }
             }
             end_copies();
         };
@@ -265,6 +283,8 @@ __device__ __forceinline__ void attention_decode(const DecodeCall& call, uint32_
         return;
     }
     Segment segment;
+    const uint32_t most_kept = (call.others_read_once ? READ_ONCE_MIB : READ_ONCE_BESIDE_OTHERS_MIB) << 20;
+    segment.is_read_once = share.all > most_kept / Ring<HEAD_DIM>::BLOCK_BYTES;
     segment.sequence = sequence_of(batch, share.sequence);
 #pragma unroll 1
     for (uint32_t at = share.start; at < share.end;) {
@@ -275,10 +295,10 @@ __device__ __forceinline__ void attention_decode(const DecodeCall& call, uint32_
             continue;
         }
         const uint32_t run = (at - share.before) / run_length, run_start = share.before + run * run_length;
-        const uint32_t tiles = segment.sequence.runs / batch.kv_heads;
+        const uint32_t tiles = tiles_of(batch, segment.sequence.rows);
         segment.table = batch.block_tables + static_cast<uint64_t>(share.sequence) * batch.table_blocks;
-        segment.kv_head = run / tiles;
-        segment.first_query = run % tiles * TILE_QUERIES;
+        segment.kv_head = tiles > 1 ? run / tiles : run;
+        segment.first_query = (run - segment.kv_head * tiles) * TILE_QUERIES;
         segment.queries = min(TILE_QUERIES, segment.sequence.rows * batch.group - segment.first_query);
         segment.from = at - run_start;
         segment.to = min(blocks, share.end - run_start);
@@ -351,12 +371,12 @@ __device__ __forceinline__ void attention_decode(const DecodeCall& call, uint32_
         const Element* queries, uint32_t queries_pitch, uint32_t rows, const Element* cache, uint32_t blocks,         \
         uint32_t kv_heads, uint32_t group, const uint32_t* query_starts, const uint32_t* context_lengths,             \
         const uint32_t* block_tables, uint32_t sequences, uint32_t table_blocks, float scale, uint32_t piece,         \
-        uint32_t past_is_there, float* partials, uint32_t* counters, Element* out) {                                  \
+        uint32_t flags, float* partials, uint32_t* counters, Element* out) {                                          \
         const DecodeBatch batch = {query_starts, context_lengths, block_tables, sequences, table_blocks, rows, group, \
                                    kv_heads};                                                                         \
         /* Powers of two are cheaper than powers of e. */                                                             \
         const DecodeCall call = {queries, cache, queries_pitch, blocks, batch, scale * 1.44269504f,                   \
-                                 past_is_there != 0};                                                                 \
+                                 (flags & PAST_IS_THERE) != 0, (flags & OTHERS_READ_ONCE) != 0};                      \
         attention_decode<HEAD_DIM>(call, piece, partials, counters, out);                                              \
     }
 #define KERNEL(name, Element)    \
@@ -373,6 +393,7 @@ FOR_EACH_ACTIVATION(KERNEL)
 //
 //   runs = sequences * kv_heads * div_ceil(rows of a sequence * group, 8), workers = multiprocessors * 8 / warps
 //   runs <= 32:                             warps 8, piece 8
+//   runs are up to a third of workers:      warps 4, piece 8
 //   runs are 70 to 100 percent of workers:  warps 8, piece 20
 //   85 to 100 percent:                      warps 2, piece 20
 //   90 to 100 percent:                      warps 1, piece 20

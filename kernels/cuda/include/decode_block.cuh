@@ -16,6 +16,23 @@
 
 constexpr uint32_t KEYS_A_BLOCK = 16;
 
+// Starts the copy of 16 bytes; with READ_ONCE they are the first to go from the L2 cache. (The hint to keep them as long as
+// anything else is not the same as none: with it 256 sequences took 84 us instead of 76.)
+template <bool READ_ONCE>
+__device__ __forceinline__ void copy_16_bytes_from_cache(uint32_t destination, const void* source) {
+#if __CUDA_ARCH__ >= 800
+    if constexpr (READ_ONCE) {
+        uint64_t first_to_go;
+        asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first_to_go));
+        asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(destination),
+                     "l"(__cvta_generic_to_global(source)), "l"(first_to_go)
+                     : "memory");
+        return;
+    }
+#endif
+    copy_16_bytes(destination, source, true);
+}
+
 // Sixteen keys or values of one head in shared memory, 16-byte chunks as they come, but rows of whole 128 bytes have
 // theirs exchanged so that the eight lanes which read together, two keys' neighbours or four keys' beginnings, never meet
 // in a bank.
@@ -29,10 +46,11 @@ struct HalfBlock {
     }
 
     // A warp begins to copy the half from where it lies in one piece.
+    template <bool READ_ONCE>
     static __device__ __forceinline__ void copy(const char* from, uint32_t to, uint32_t lane) {
 #pragma unroll
         for (uint32_t chunk = lane; chunk < KEYS_A_BLOCK * CHUNKS; chunk += 32) {
-            copy_16_bytes(to + place(chunk / CHUNKS, chunk % CHUNKS), from + 16 * chunk, true);
+            copy_16_bytes_from_cache<READ_ONCE>(to + place(chunk / CHUNKS, chunk % CHUNKS), from + 16 * chunk);
         }
     }
 };

@@ -25,7 +25,7 @@ __device__ __forceinline__ float part_factor(float highest, float sum, float fro
 // The highest score of each query vector in each warp: warps agree on it before they write their parts, so that adding
 // those up is nothing but additions.
 struct Highest {
-    float of_warps[WARPS_MAX][TILE_QUERIES];
+    float of_warps[DECODE_WARPS_MAX][TILE_QUERIES];
 
     __device__ __forceinline__ float among(uint32_t warps, uint32_t query) const {
         float highest = -INFINITY;

@@ -15,6 +15,9 @@
 constexpr uint32_t TILE_QUERIES = 8;
 constexpr uint32_t BLOCK_TOKENS = 16;
 
+// Warps of a thread block at most: their rings fill the shared memory of a multiprocessor.
+constexpr uint32_t DECODE_WARPS_MAX = 8;
+
 // What the launch is told about the sequences.
 struct DecodeBatch {
     const uint32_t* query_starts;     // [sequences + 1]
@@ -33,15 +36,24 @@ struct DecodeSequence {
     uint32_t runs;    // 0 if it has no row
 };
 
+// Tiles of the query vectors of so many rows that share a head of keys and values.
+__device__ __forceinline__ uint32_t tiles_of(const DecodeBatch& batch, uint32_t rows) {
+    return (rows * batch.group + TILE_QUERIES - 1) / TILE_QUERIES;
+}
+
+// Key blocks of a context, which is cut where its table ends.
+__device__ __forceinline__ uint32_t blocks_of(const DecodeBatch& batch, uint32_t context) {
+    return max(1u, (min(context, batch.table_blocks * BLOCK_TOKENS) + BLOCK_TOKENS - 1) / BLOCK_TOKENS);
+}
+
 __device__ __forceinline__ DecodeSequence sequence_of(const DecodeBatch& batch, uint32_t sequence) {
     DecodeSequence found;
     found.first_row = min(batch.query_starts[sequence], batch.rows);
     const uint32_t end = min(batch.query_starts[sequence + 1], batch.rows);
     found.rows = end > found.first_row ? end - found.first_row : 0;
     found.context = min(batch.context_lengths[sequence], batch.table_blocks * BLOCK_TOKENS);
-    found.blocks = max(1u, (found.context + BLOCK_TOKENS - 1) / BLOCK_TOKENS);
-    const uint32_t tiles = (found.rows * batch.group + TILE_QUERIES - 1) / TILE_QUERIES;
-    found.runs = tiles * batch.kv_heads;
+    found.blocks = blocks_of(batch, found.context);
+    found.runs = tiles_of(batch, found.rows) * batch.kv_heads;
     return found;
 }
 
@@ -52,6 +64,7 @@ struct DecodeShare {
     uint32_t sequence;  // the one that `start` lies in
     uint32_t before;    // where that one begins in the line
     uint32_t multiple, gap;  // a run takes a multiple of places, and a gap behind it
+    uint32_t all;            // key blocks of the whole line, a few too many at most
 
     // Places that a run of the sequence takes.
     __device__ __forceinline__ uint32_t run_length(const DecodeSequence& of) const {
@@ -59,9 +72,62 @@ struct DecodeShare {
     }
 
     static __device__ __forceinline__ uint32_t round_up(uint32_t blocks, uint32_t multiple) {
-        return (blocks + multiple - 1) / multiple * multiple;
+        return blocks <= multiple ? multiple : (blocks + multiple - 1) / multiple * multiple;
     }
 };
+
+// Finds this thread block's share where that is easy: each sequence has one row, there are no more runs than blocks, and
+// runs are alike, the longest no more than a quarter longer than the mean. All are cut into as many pieces, one a block.
+// What a step of decoding waits for before its first key is this, so it is short, and each warp does all of it.
+//
+// False if it is not easy. Otherwise the share is found, and empty if nothing is left for this block.
+__device__ __forceinline__ bool find_even_share(const DecodeBatch& batch, uint32_t piece, DecodeShare& share) {
+    constexpr uint32_t EACH = 8;  // sequences of a lane
+    const uint32_t lane = threadIdx.x % WARP;
+    const uint32_t runs_each = batch.kv_heads * tiles_of(batch, 1), runs = batch.sequences * runs_each;
+    if (batch.sequences > EACH * WARP || batch.sequences > batch.rows || runs > gridDim.x) {
+        return false;
+    }
+    uint32_t contexts[EACH], ends[EACH];
+#pragma unroll
+    for (uint32_t i = 0; i < EACH; ++i) {
+        const uint32_t sequence = min(i * WARP + lane, batch.sequences - 1);
+        contexts[i] = batch.context_lengths[sequence];
+        ends[i] = batch.query_starts[sequence + 1];
+    }
+    bool is_plain = batch.query_starts[0] == 0;
+    uint32_t longest = 0, blocks = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < EACH; ++i) {
+        const uint32_t sequence = i * WARP + lane;
+        if (sequence < batch.sequences) {
+            const uint32_t own = blocks_of(batch, contexts[i]);
+            is_plain &= ends[i] == sequence + 1;
+            longest = max(longest, own);
+            blocks += own;
+        }
+    }
+#pragma unroll
+    for (uint32_t distance = WARP / 2; distance > 0; distance /= 2) {
+        longest = max(longest, __shfl_xor_sync(ALL_LANES, longest, distance));
+        blocks += __shfl_xor_sync(ALL_LANES, blocks, distance);
+    }
+    const uint32_t pieces = min(gridDim.x / runs, (longest + piece - 1) / piece), length = (longest + pieces - 1) / pieces;
+    // Of pieces that are short it does not matter how unlike they are.
+    const bool are_alike = length <= piece || 4 * longest * batch.sequences <= 5 * blocks;
+    if (!__all_sync(ALL_LANES, is_plain) || !are_alike) {
+        return false;
+    }
+    share.all = blocks * runs_each;
+    share.length = length;
+    share.multiple = pieces * length;
+    share.gap = 0;
+    share.sequence = blockIdx.x / (pieces * runs_each);
+    share.before = share.sequence * runs_each * share.multiple;
+    share.start = blockIdx.x * length;
+    share.end = share.sequence < batch.sequences ? share.start + length : share.start;
+    return true;
+}
 
 // Sizes of pieces that are tried: the smallest, and each twice as long as the one before.
 constexpr uint32_t PIECES = 3;
@@ -77,7 +143,7 @@ struct DecodeCut {
 // threads; has barriers unless alone.
 __device__ __forceinline__ DecodeCut fitting_cut(const DecodeBatch& batch, uint32_t piece, uint32_t below, bool alone,
                                                  uint32_t first, uint32_t last) {
-    __shared__ uint32_t of_warps[WARPS_MAX][2];
+    __shared__ uint32_t of_warps[DECODE_WARPS_MAX][2];
     const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
     uint32_t longest = 0, runs = 0;
 #pragma unroll 1
@@ -149,8 +215,11 @@ __device__ __forceinline__ DecodeCut fitting_cut(const DecodeBatch& batch, uint3
 // behind it for the time that beginning and ending one takes, or a share of many short runs would be the last to end: as
 // many as there are warps, which is about right on an H200 (3 us).
 __device__ __forceinline__ bool find_share(const DecodeBatch& batch, uint32_t piece, DecodeShare& share) {
+    if (find_even_share(batch, piece, share)) {
+        return share.start < share.end;
+    }
     constexpr uint32_t WAYS = PIECES + 1;  // the last are equal shares
-    __shared__ uint32_t of_warps[WARPS_MAX][WAYS];
+    __shared__ uint32_t of_warps[DECODE_WARPS_MAX][WAYS];
     __shared__ uint32_t found_sequence, found_before;
     const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
     // Each thread has neighbouring sequences, so that one of them can walk to the start of the share. Where a warp has
@@ -199,6 +268,7 @@ __device__ __forceinline__ bool find_share(const DecodeBatch& batch, uint32_t pi
         }
     }
     uint32_t places = total[PIECES], own_places = own[PIECES], before = up_to[PIECES] - own_places;
+    share.all = places;
     share.multiple = 1;
     share.gap = warps;
     share.length = max(piece, (places + gridDim.x - 1) / gridDim.x);
@@ -213,7 +283,7 @@ __device__ __forceinline__ bool find_share(const DecodeBatch& batch, uint32_t pi
         }
     }
     // Sequences of one row have so many runs; looking for a fitting piece takes as long as it wins where all are whole.
-    const uint32_t runs = batch.rows * batch.kv_heads * ((batch.group + TILE_QUERIES - 1) / TILE_QUERIES);
+    const uint32_t runs = batch.rows * batch.kv_heads * tiles_of(batch, 1);
     if (share.length > piece && places > runs * share.length) {
         const uint32_t below = share.gap > 0 ? share.length + share.length / 4 + 1 : share.length;
         const DecodeCut cut = fitting_cut(batch, piece, below, alone, first, last);

@@ -4,6 +4,7 @@ use super::{
     Cuda,
     decode_launch::DecodeLaunch,
     launch::{Arguments, Extent, arguments, count},
+    linear_few,
     target::HOPPER_TILE,
     tensor_map::{Layout, Swizzle, TensorMap},
 };
@@ -47,6 +48,11 @@ fn tiles(tile: usize, vectors: usize, sequences: usize) -> usize {
     (vectors + (tile - 1) * sequences) / tile
 }
 
+/// What `attention_decode.cu` is told: that the past is there, and that weights are the first to go from the L2 cache, so that
+/// keys and values should be too.
+const PAST_IS_THERE: u32 = 1;
+const OTHERS_READ_ONCE: u32 = 2;
+
 /// Counters that `attention_decode.cu` has: one a worker.
 const DECODE_COUNTERS: usize = 2048;
 
@@ -74,6 +80,9 @@ fn decode(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, sequences: usize) 
     assert!(launch.workers <= DECODE_COUNTERS, "no device has so many multiprocessors");
     // A step of single rows alone writes no key that another sequence has in its past, so those are read early.
     let past_is_there = sequences == call.sequences.context_lengths.rows();
+    // Our products of few rows read their weights so.
+    let others_read_once = call.queries.rows() <= linear_few::ROWS_MAX && cuda.kernels.functions.is_machine_code();
+    let flags = u32::from(past_is_there) * PAST_IS_THERE + u32::from(others_read_once) * OTHERS_READ_ONCE;
     let arguments = arguments![
         call.queries.address(),
         count(call.queries.pitch()),
@@ -89,7 +98,7 @@ fn decode(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, sequences: usize) 
         count(call.sequences.block_tables.columns()),
         call.scale,
         launch.piece,
-        u32::from(past_is_there),
+        flags,
         call.scratch.address(),
         cuda.kernels.decode_counters,
         call.out.address(),

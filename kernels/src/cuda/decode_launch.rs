@@ -1,8 +1,9 @@
 //! How decoding is dealt out over a GPU: warps of a block, blocks, and the pieces that runs of keys are cut into.
 //!
 //! A run is the keys of one sequence and one head of the cache. Where there are about as many runs as the card holds
-//! blocks of eight, four, two or one warps, each block gets a whole run: nothing is added up between blocks. Otherwise
-//! blocks of four warps get equal shares. The borders were measured on an H200 (`benches/h200.md`).
+//! blocks of eight, four, two or one warps, each block gets a whole run: nothing is added up between blocks. Where there are
+//! few, each is cut into short pieces. Otherwise blocks of four warps get equal shares. The borders were measured on an H200
+//! (`benches/h200.md`).
 
 /// Query vectors of a tile.
 pub(super) const DECODE_QUERIES: usize = 8;
@@ -13,8 +14,12 @@ const WARPS: usize = 8;
 /// Warps of a block where runs are shared out in equal parts.
 const SHARED_WARPS: usize = 4;
 
-/// Runs up to which eight warps share one and pieces are short: the card is far from full, and waiting is what counts.
+/// Runs up to which eight warps share a piece: the card is far from full, and waiting is what counts.
 const FEW_RUNS: usize = 32;
+
+/// The shortest piece where there are few runs, and where there are many, in cache blocks.
+const SHORT_PIECE: u32 = 8;
+const PIECE: u32 = 20;
 
 /// One launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +38,10 @@ impl DecodeLaunch {
         let runs = sequences * kv_heads * (heads / kv_heads).div_ceil(DECODE_QUERIES);
         let of_warps = |warps, piece| DecodeLaunch { warps, workers: processors * WARPS / warps, piece };
         if runs <= FEW_RUNS {
-            return of_warps(8, 8);
+            return of_warps(8, SHORT_PIECE);
+        }
+        if 3 * runs <= processors * WARPS / SHARED_WARPS {
+            return of_warps(SHARED_WARPS, SHORT_PIECE);
         }
         // Percent of the blocks that have a run. Fewer warps read at less than the card's rate where some have none.
         let fills = |warps: usize, percent: usize| {
@@ -41,7 +49,7 @@ impl DecodeLaunch {
             runs <= blocks && 100 * runs >= percent * blocks
         };
         let whole = [(8, 70), (2, 85), (1, 90)].into_iter().find(|(warps, percent)| fills(*warps, *percent));
-        of_warps(whole.map_or(SHARED_WARPS, |(warps, _)| warps), 20)
+        of_warps(whole.map_or(SHARED_WARPS, |(warps, _)| warps), PIECE)
     }
 
     /// The same where a block of `shared` bytes at most has to hold rings of `ring` bytes: fewer warps, and one block a
@@ -81,7 +89,10 @@ mod tests {
     fn few_runs_are_cut_short_and_what_fits_nothing_is_shared_equally() {
         assert_eq!(launch(1), (8, 132, 8));
         assert_eq!(launch(8), (8, 132, 8));
-        for sequences in [16, 40, 96, 192, 224, 265, 1024] {
+        for sequences in [9, 16, 22] {
+            assert_eq!(launch(sequences), (4, 264, 8), "{sequences} sequences");
+        }
+        for sequences in [23, 40, 96, 192, 224, 265, 1024] {
             assert_eq!(launch(sequences), (4, 264, 20), "{sequences} sequences");
         }
     }

@@ -7,6 +7,7 @@ from operations.paged import Paged
 from table import Case
 
 TILE_QUERIES, WARPS_MAX = 8, 8
+FEW_ROWS = 64  # up to which products read their weights with the hint that they are the first to go from the L2 cache
 RING_BYTES = {128: 24_576, 64: 24_576, 80: 20_480, 32: 12_288}
 
 
@@ -15,6 +16,8 @@ def shape_of(sequences, kv_heads, group, rows=1):
     runs = sequences * kv_heads * divide_up(rows * group, TILE_QUERIES)
     if runs <= 32:
         return 8, processors(), 8
+    if 3 * runs <= 2 * processors():
+        return 4, 2 * processors(), 8
     for warps, percent in ((8, 70), (2, 85), (1, 90)):
         workers = processors() * WARPS_MAX // warps
         if runs <= workers and 100 * runs >= percent * workers:
@@ -36,9 +39,10 @@ class Decode:
     def __call__(self, queries, cache, kv_heads, group, starts, contexts, tables, scale, out, past_is_there, early=False):
         """`queries` may be the first columns of wider rows, or all of them. The past is there if the kernel in front writes
         no key that stands in front of a sequence's rows, as in a step of single rows alone."""
+        flags = int(past_is_there) | 2 * (queries.shape[0] <= FEW_ROWS)
         self.kernel((self.workers,), (32 * self.warps,), queries, queries.stride(0), queries.shape[0], cache,
                     cache.shape[0], kv_heads, group, starts, contexts, tables, tables.shape[0], tables.shape[1], scale,
-                    self.piece, int(past_is_there), self.partials, self.counters, out, shared_bytes=self.warps * self.ring_bytes,
+                    self.piece, flags, self.partials, self.counters, out, shared_bytes=self.warps * self.ring_bytes,
                     early=early)  # fmt: skip
 
 
@@ -62,7 +66,7 @@ def case(paged, shape=None, past_is_there=True):
     return Case(run, error, LIMITS[paged.kind], bytes=2 * (read + paged.queries.numel() + out.tensor.numel()))
 
 
-SHAPES = [None, (8, 132, 8), (4, 264, 16), (2, 528, 20), (1, 1056, 20), (1, 9, 1), (3, 50, 7), (4, 264, 40)]
+SHAPES = [None, (8, 132, 8), (4, 264, 8), (4, 264, 16), (2, 528, 20), (1, 1056, 20), (1, 9, 1), (3, 50, 7), (4, 264, 40)]
 ODD = [  # head_dim, heads, heads of keys, sequences of (rows, context)
     (128, 28, 4, [(1, context) for context in (1, 17, 576, 100, 0, 16, 33)]),
     (128, 28, 4, [(1, context) for context in (3000, 1, 5, 40) * 5]),
@@ -72,6 +76,8 @@ ODD = [  # head_dim, heads, heads of keys, sequences of (rows, context)
     (128, 28, 4, [(3, 100), (5, 5), (2, 0), (8, 64)]),
     (64, 8, 2, [(1, 50), (0, 9), (4, 17)]),
     (128, 8, 1, [(1, 2)] * 300),
+    (128, 28, 4, [(1, 500 + 7 * sequence) for sequence in range(12)]),  # alike: each run is cut into as many pieces
+    (64, 12, 1, [(1, 150 + sequence % 20) for sequence in range(250)]),
     (128, 28, 4, [(1, 100_001)] + [(1, 3)] * 70),
 ]
 
