@@ -3,7 +3,7 @@
 
 mod bench;
 
-use bench::{Bench, Case, Gpu, Run, alone, gpu, prefixes, relative_error, together};
+use bench::{Bench, Case, Gpu, Run, alone, gpu, prefixes, relative_error, together, whatever_is_wanted};
 use bursar_kernels::{Backend, Cuda, DType};
 
 /// A recorded checkpoint, and its cases.
@@ -220,5 +220,20 @@ fn the_same_run_twice_gives_the_same_bits_whatever_its_memory_held() {
             assert!(first == run(), "{}, {}: another run gives other bits", story.name, case.name);
             story.bench.end(aside);
         }
+    }
+}
+
+#[test]
+fn the_logits_of_a_token_are_the_same_whatever_is_wanted_of_the_others() {
+    let Some((_turn, gpu)) = gpu() else { return };
+    for story in stories(gpu) {
+        let mut worst = 0.0f32;
+        for case in &story.cases {
+            let rows = story.encode(case);
+            worst = worst.max(whatever_is_wanted(&story.bench, case, &rows));
+            story.bench.forget(rows);
+        }
+        println!("{}: {worst:.1e}", story.name);
+        assert!(worst <= story.tolerance.logits, "{}: logits differ by {worst:e}", story.name);
     }
 }

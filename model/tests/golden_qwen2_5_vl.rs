@@ -4,6 +4,7 @@ mod bench;
 
 use bench::{
     Bench, Case, alone, assert_recorded_answer, assert_same_run, cut, picture, prefixes, relative_error, together,
+    whatever_is_wanted,
 };
 use bursar_model::flow::{Grid, Patches};
 
@@ -188,41 +189,13 @@ fn a_scored_prompt_has_the_recorded_logits_at_every_token_however_it_is_chunked(
 }
 
 #[test]
-fn what_is_wanted_of_other_tokens_changes_no_token_and_nothing_behind_it() {
-    // The last layer ends early for tokens of which nothing is wanted, if that is most of them.
-    const CHUNK: usize = 24;
+fn the_logits_of_a_token_are_the_same_whatever_is_wanted_of_the_others() {
     let bench = bench();
     for case in cases(&bench) {
         let rows = encode(&bench, &case);
-        let scored = |last: usize, wants_logits: bool| {
-            let mut sequence = bench.sequence(&case, &rows);
-            let (mut scores, mut logits) = (Vec::new(), Vec::new());
-            while sequence.prompt_left() > 0 {
-                let count = CHUNK.min(sequence.prompt_left());
-                let is_last = count == sequence.prompt_left();
-                let share = sequence.share(count).scored_last(last.min(count));
-                let share = if wants_logits || is_last { share } else { share.without_logits() };
-                let (found, of_chunk) = bench.step_and_score(&mut [share]);
-                logits.extend(found);
-                scores.push(of_chunk);
-            }
-            bench.end(sequence);
-            (scores, logits.pop().expect("the prompt's last"))
-        };
-        let (all, last) = scored(CHUNK, true);
-        for (rows, wants_logits) in
-            [(0, false), (1, false), (CHUNK / 2 - 1, true), (CHUNK / 2, true), (CHUNK - 1, false)]
-        {
-            let (some, behind) = scored(rows, wants_logits);
-            let mut worst = relative_error(&behind, &last);
-            for (some, all) in some.iter().zip(&all) {
-                assert_eq!(some.len(), rows.min(all.len()));
-                let same = some.iter().zip(&all[all.len() - some.len()..]);
-                worst = same.map(|(one, other)| relative_error(one, other)).fold(worst, f32::max);
-            }
-            println!("{}, {rows} of {CHUNK} scored: {worst:.1e}", case.name);
-            assert!(worst <= NOISE_TOLERANCE, "{}, {rows} scored: {worst:e}", case.name);
-        }
+        let worst = whatever_is_wanted(&bench, &case, &rows);
+        println!("{}: {worst:.1e}", case.name);
+        assert!(worst <= NOISE_TOLERANCE, "{}: {worst:e}", case.name);
         bench.forget(rows);
     }
 }

@@ -165,10 +165,13 @@ mod tests {
         // 7.07e9 weights of two bytes, without the embedding, of which a row is read.
         let step = rates.floor_seconds(&planner.decode(1, 576).expect("it is planned"));
         assert_near("a step", step, 7.07e9 * 2.0 / 4.3e12, 0.02);
-        // 6.53e9 weights are multiplied for each token, and a few for its attention; a projection only for the last.
+        // 6.53e9 weights in 28 layers, of which the last multiplies 217e6 of its 233e6 for the prompt's last token alone.
+        let weights = 28.0 * 233.05e6 - 216.53e6;
+        // Each token sees half of its prompt, in 28 heads of 128.
+        let attention = 28.0 * 4.0 * 256.5 * 3584.0;
         let tokens = 64 * 512;
         let prefill = rates.floor_seconds(&planner.prefill(64, 512).expect("it is planned"));
-        assert_near("tokens a second", tokens as f64 / prefill, 780e12 / (2.0 * 6.53e9), 0.03);
+        assert_near("tokens a second", tokens as f64 / prefill, 780e12 / (2.0 * weights + attention), 0.005);
         // 675e6 weights of the tower for each patch (a quarter of it for the merger's), and four layers that see all.
         let grid = Grid { t: 1, h: 74, w: 74 };
         let encode = rates.floor_seconds(&planner.encode(1, grid).expect("it is planned"));

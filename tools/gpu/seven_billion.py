@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Writes a checkpoint of Qwen2.5-VL-7B's shape with random weights, and what transformers computes from it.
 
-    seven_billion.py FOLDER [--tiny] [--device cpu]
+    seven_billion.py FOLDER [--tiny] [--device cpu] [--weights-only]
 
 FOLDER gets 16.6 GB of bf16 safetensors in the released layout, and prompts/<name>.{json,safetensors}: token ids with a
 placeholder a picture, the pictures as PNG, and the logits of the last 32 tokens in bf16 and in f32, both with sdpa.
 `model/tests/seven_billion.rs` reads all of it. --tiny makes the same of two layers, to try the script on a CPU.
+--weights-only writes the checkpoint and computes nothing: for `bursar bench --model FOLDER --only start`.
 
 Needs torch, transformers 5.17, numpy and Pillow; the 7B shape needs a GPU with 60 GB free.
 """
@@ -178,6 +179,7 @@ def main():
     arguments.add_argument("folder", type=Path)
     arguments.add_argument("--tiny", action="store_true")
     arguments.add_argument("--device", default="cuda")
+    arguments.add_argument("--weights-only", action="store_true")
     arguments = arguments.parse_args()
     folder, prompts = arguments.folder, arguments.folder / "prompts"
     prompts.mkdir(parents=True, exist_ok=True)
@@ -192,6 +194,8 @@ def main():
     draw_weights(model.eval())
     said(f"{sum(weight.numel() for weight in model.parameters()) / 1e9:.2f} billion weights are drawn")
     said(f"{write_weights(folder, model) / 1e9:.2f} GB are written")
+    if arguments.weights_only:
+        return
 
     processor = AutoImageProcessor.from_pretrained(folder)
     pictures = {name: draw_picture(*size, seed) for seed, (name, size) in enumerate(PICTURES.items())}

@@ -23,8 +23,8 @@ use crate::{
     vision::PinnedPictures,
 };
 
-/// How long the second step of a burst waits for those that came together with the first: a tenth of what a prompt of some
-/// hundred tokens takes on a GPU with 7B's shape, and more than requests that were made at once are apart.
+/// How long the second step of a burst waits for those that came together with the first: a millisecond or two, as the
+/// timer has it, where the first takes eleven with a prompt of 512 tokens and 7B's shape on an H200.
 const GATHERING: Duration = Duration::from_millis(1);
 
 /// Runs step after step for as long as there is a sequence.

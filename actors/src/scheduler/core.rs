@@ -446,7 +446,7 @@ impl SchedulerCore {
     fn stepped(&mut self, tokens: &[u32], effects: &mut Vec<Effect>) {
         assert!(self.asked.is_none(), "a step came back while blocks are asked for");
         let step = self.under_way.pop_front().expect("a step came back that was not under way");
-        (self.admission_paused, self.look_ahead_paused, self.gathers) = (false, false, false);
+        (self.admission_paused, self.look_ahead_paused) = (false, false);
         let mut tokens = tokens.iter();
         let (mut ended, mut filled) = (Vec::new(), Vec::new());
         for PartUnderWay { sequence: id, end, chooses } in step.parts {

@@ -52,19 +52,6 @@ impl<B: Backend> Scope<'_, B> {
         layer: &KvLayer,
         sequences: &PagedSequences<'_>,
     ) -> Result<Tensor<'_>, KernelError> {
-        let mut out = self.empty([queries.rows(), queries.columns()])?;
-        self.attention_paged_into(queries, layer, sequences, &mut out)?;
-        Ok(out)
-    }
-
-    /// As [`attention_paged`](Scope::attention_paged), into `out` `[tokens, heads * head_dim]`.
-    pub fn attention_paged_into(
-        &self,
-        queries: &Tensor<'_>,
-        layer: &KvLayer,
-        sequences: &PagedSequences<'_>,
-        out: &mut Tensor<'_>,
-    ) -> Result<(), KernelError> {
         const OP: &str = "attention_paged";
         let shape = layer.shape;
         let heads = queries.columns() / shape.head_dim;
@@ -97,10 +84,8 @@ impl<B: Backend> Scope<'_, B> {
         check::indices(OP, "query_starts", &sequences.query_starts)?;
         check::index_list(OP, "context_lengths", &sequences.context_lengths)?;
         check::indices(OP, "block_tables", &sequences.block_tables)?;
-        check::activation(OP, "out", out, self.target().activation())?;
-        check::writable(OP, "out", out);
-        check::shape(OP, "out", out, [queries.rows(), queries.columns()])?;
-        self.count(work(sequences, layer, queries, out));
+        let out = self.empty([queries.rows(), queries.columns()])?;
+        self.count(work(sequences, layer, queries, &out));
         let inner = self.scope();
         let bytes = self.target().paged_scratch(shape, heads, sequences.single_rows, queries.rows());
         let scratch = inner.take_scratch(bytes)?;
@@ -112,7 +97,8 @@ impl<B: Backend> Scope<'_, B> {
             sequences,
             scratch: scratch.view(),
             out: out.view(),
-        })
+        })?;
+        Ok(out)
     }
 }
 

@@ -23,7 +23,7 @@ impl<B: Backend> Scope<'_, B> {
         Ok(out)
     }
 
-    /// As [`gather_rows`](Scope::gather_rows), into `out` `[chosen, columns]`.
+    /// As [`gather_rows`](Scope::gather_rows), into `out` `[chosen, columns]`, which may have gaps between its rows.
     pub fn gather_rows_into(&self, x: &Tensor<'_>, rows: &Tensor<'_>, out: &mut Tensor<'_>) -> Result<(), KernelError> {
         const OP: &str = "gather_rows";
         check::activation(OP, "x", x, self.target().activation())?;

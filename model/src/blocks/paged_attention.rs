@@ -16,27 +16,9 @@ pub struct PagedAttention {
 }
 
 impl PagedAttention {
-    /// The attention of `normed` `[tokens, hidden]`, whose keys and values it leaves in `cache`; gives
-    /// `[tokens, heads * head_dim]`.
-    pub fn attend<'s, B: Backend>(
-        &self,
-        scope: &'s Scope<'_, B>,
-        normed: &Tensor<'_>,
-        rope: &Rope<'_>,
-        step: &StepInputs<'_>,
-        cache: &KvLayer,
-    ) -> Result<Tensor<'s>, KernelError> {
-        let query_columns = self.heads * cache.shape().head_dim;
-        let mut attended = scope.empty([normed.rows(), query_columns])?;
-        let inner = scope.scope();
-        let qkv = self.write(&inner, normed, rope, step, cache)?;
-        inner.attention_paged_into(&qkv.column_range(0..query_columns), cache, &step.sequences, &mut attended)?;
-        Ok(attended)
-    }
-
-    /// Leaves the keys and values of `normed` `[tokens, hidden]` in `cache`; gives
-    /// `[tokens, (heads + 2 * kv_heads) * head_dim]`, of which the queries are turned.
-    pub fn write<'s, B: Backend>(
+    /// Queries, keys and values of `normed` `[tokens, hidden]`, turned by their positions, and the keys and values in `cache`;
+    /// gives `[tokens, (heads + 2 * kv_heads) * head_dim]`, in which the queries stand.
+    pub fn project<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
         normed: &Tensor<'_>,
@@ -47,6 +29,19 @@ impl PagedAttention {
         let mut qkv = self.qkv.forward(scope, normed)?;
         scope.rotary_kv_write(&mut qkv, self.heads, &step.positions, rope, &step.slots, cache)?;
         Ok(qkv)
+    }
+
+    /// What the queries in `qkv` `[tokens, (heads + 2 * kv_heads) * head_dim]` attend to, in `cache`; gives
+    /// `[tokens, heads * head_dim]`.
+    pub fn attend<'s, B: Backend>(
+        &self,
+        scope: &'s Scope<'_, B>,
+        qkv: &Tensor<'_>,
+        step: &StepInputs<'_>,
+        cache: &KvLayer,
+    ) -> Result<Tensor<'s>, KernelError> {
+        let queries = qkv.column_range(0..self.heads * cache.shape().head_dim);
+        scope.attention_paged(&queries, cache, &step.sequences)
     }
 
     /// Adds what was attended to `[rows, heads * head_dim]` to `hidden` `[rows, hidden]`.

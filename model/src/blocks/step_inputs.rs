@@ -4,7 +4,7 @@ use bursar_kernels::{Tensor, ops::attention_paged::PagedSequences};
 
 use crate::flow::{StepArray, StepLayout};
 
-/// What every layer of a step shares, and what its two ends take.
+/// What every layer of a step shares, and what its first and last take.
 pub struct StepInputs<'a> {
     /// `[tokens]` u32
     pub tokens: Tensor<'a>,

@@ -22,7 +22,8 @@ pub enum StepArray {
     QueryStarts,
     /// `[sequences]`
     ContextLengths,
-    /// `[logit_rows + score_rows]`: the rows that choose a token, then those that score one.
+    /// `[logit_rows + score_rows]`: the rows that choose a token, then those that score one. Nothing where
+    /// [each row chooses](StepLayout::chooses_in_every_row).
     ChosenRows,
     /// `[picture_rows]`
     PictureRows,
@@ -127,6 +128,7 @@ impl StepLayout {
             StepArray::Positions => self.axes * self.tokens,
             StepArray::QueryStarts => self.sequences + 1,
             StepArray::ContextLengths => self.sequences,
+            StepArray::ChosenRows if self.chooses_in_every_row() => 0,
             StepArray::ChosenRows => self.logit_rows + self.score_rows,
             StepArray::PictureRows | StepArray::PictureCacheRows => self.picture_rows,
             StepArray::BlockTables => self.sequences * self.blocks_max,
@@ -157,11 +159,11 @@ impl StepLayout {
         put(StepArray::Slots, &batch.slots);
         put(StepArray::QueryStarts, &batch.query_starts);
         put(StepArray::ContextLengths, &batch.context_lengths);
-        put(StepArray::ChosenRows, &batch.logit_rows);
+        if !self.chooses_in_every_row() {
+            put(StepArray::ChosenRows, &[&batch.logit_rows[..], &batch.score_rows].concat());
+        }
         put(StepArray::PictureRows, &batch.picture_rows);
         put(StepArray::PictureCacheRows, &batch.picture_cache_rows);
-        // Padding has no scores, so these stand behind the batch's own rows.
-        words[self.place(StepArray::ChosenRows)][self.logit_rows..].copy_from_slice(&batch.score_rows);
         let positions = &mut words[self.place(StepArray::Positions)];
         // A decoder with one axis takes the first: text moves along all of them at once.
         for axis in 0..self.axes {
@@ -171,7 +173,6 @@ impl StepLayout {
         words[self.place(StepArray::Slots)][padding.clone()].fill(NO_SLOT);
         for row in padding {
             words[self.place(StepArray::QueryStarts).start + row + 1] = row as u32 + 1;
-            words[self.place(StepArray::ChosenRows).start + row] = row as u32;
         }
         for sequence in 0..sequences {
             words.resize(self.place(StepArray::BlockTables).start + sequence * self.blocks_max, 0);
@@ -251,7 +252,7 @@ mod tests {
         assert_eq!(found(StepArray::Slots), [2 * 16 + 4, 3 * 16 + 8, NO_SLOT, NO_SLOT]);
         assert_eq!(found(StepArray::QueryStarts), [0, 1, 2, 3, 4]);
         assert_eq!(found(StepArray::ContextLengths), [21, 41, 0, 0]);
-        assert_eq!(found(StepArray::ChosenRows), [0, 1, 2, 3]);
+        assert!(found(StepArray::ChosenRows).is_empty(), "all of them, in order");
         let tables = &words[layout.place(StepArray::BlockTables).start..];
         assert_eq!(tables, [1, 2, 0, 0, 0, 0, 0, 0, 1, 2, 3], "and the end of the tables is not uploaded");
         assert!(words.len() < layout.words());

@@ -94,6 +94,49 @@ pub fn together(
     unreachable!("the steps have no end")
 }
 
+/// Tokens of a chunk below.
+const CHUNK: usize = 24;
+
+/// Runs a prompt in chunks with all of its tokens scored, and again with some or none: the last layer ends early for tokens
+/// of which nothing is wanted, if that is most of them. Gives the largest difference of logits, the prompt's last included.
+pub fn whatever_is_wanted(bench: &Bench<impl Backend>, case: &Case, picture_rows: &[Vec<u32>]) -> f32 {
+    let (all, last) = scored(bench, case, picture_rows, CHUNK, true);
+    let mut worst = 0.0f32;
+    for (rows, wants_logits) in [(0, false), (1, false), (CHUNK / 2 - 1, true), (CHUNK / 2, true), (CHUNK - 1, false)] {
+        let (some, behind) = scored(bench, case, picture_rows, rows, wants_logits);
+        worst = worst.max(relative_error(&behind, &last));
+        for (some, all) in some.iter().zip(&all) {
+            assert_eq!(some.len(), rows.min(all.len()));
+            let same = some.iter().zip(&all[all.len() - some.len()..]);
+            worst = same.map(|(one, other)| relative_error(one, other)).fold(worst, f32::max);
+        }
+    }
+    worst
+}
+
+/// The scores of the last `rows` tokens of each chunk, and the prompt's last logits. Those of other chunks may be wanted.
+fn scored(
+    bench: &Bench<impl Backend>,
+    case: &Case,
+    picture_rows: &[Vec<u32>],
+    rows: usize,
+    wants_logits: bool,
+) -> (Vec<Vec<Vec<f32>>>, Vec<f32>) {
+    let mut sequence = bench.sequence(case, picture_rows);
+    let (mut scores, mut last) = (Vec::new(), Vec::new());
+    while sequence.prompt_left() > 0 {
+        let left = sequence.prompt_left();
+        let count = CHUNK.min(left);
+        let share = sequence.share(count).scored_last(rows.min(count));
+        let share = if wants_logits || count == left { share } else { share.without_logits() };
+        let (mut logits, of_chunk) = bench.step_and_score(&mut [share]);
+        last = logits.pop().unwrap_or_default();
+        scores.push(of_chunk);
+    }
+    bench.end(sequence);
+    (scores, last)
+}
+
 /// The largest difference between two runs' logits, which choose the same tokens.
 pub fn assert_same_run(what: &str, found: &Run, expected: &Run, tolerance: f32) -> f32 {
     assert_eq!(found.tokens, expected.tokens, "{what}: the tokens differ");
