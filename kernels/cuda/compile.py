@@ -20,6 +20,7 @@ import venv
 HERE = pathlib.Path(__file__).resolve().parent
 COMPILED = HERE / "compiled"
 TOOLS = HERE.parent.parent / "target" / "device-code"
+# `device_code.rs` reads these lists as text: one wheel a line, one target a line.
 WHEELS = [
     "nvidia-cuda-nvcc==13.0.88",
     "nvidia-nvvm==13.0.88",
@@ -95,6 +96,9 @@ def compile_one(cuda, source, ending):
         return f"{source.name} for {ending}:\n{done.stdout}{done.stderr}"
     if ending.endswith(".ptx"):
         text = re.sub(r"^\.version .*$", f".version {PTX_VERSION}", out.read_text(), count=1, flags=re.MULTILINE)
+        # What is local to a file is named after a hash of the folder that it was compiled in.
+        local = rf"(?<=_)[0-9a-f]{{8}}(?=_{len(source.stem) + 3}_{source.stem}_cu_)"
+        text = re.sub(local, "0" * 8, text)
         # Comments hold the build's own paths.
         out.write_text("\n".join(line for line in text.splitlines() if not line.startswith("//")) + "\n")
         arch = ending.removesuffix(".ptx")
@@ -125,8 +129,10 @@ def main():
         }
         files[source.stem] = {"sources": digest_of_sources(source), "compiled": outputs}
     manifest.write_text(json.dumps({"options": options(), "files": files}, indent=1) + "\n")
+    # Of sources that are gone, and of targets that a source does not name any more.
+    kept = {f"{source.stem}.{ending}" for source in sources for ending in endings_of(source)} | {manifest.name}
     for stale in COMPILED.iterdir():
-        if stale.name != "manifest.json" and stale.name.split(".")[0] not in files:
+        if stale.name not in kept:
             stale.unlink()
     total = sum(file.stat().st_size for file in COMPILED.iterdir())
     print(f"{len(wanted)} files, {total / 2**20:.2f} MiB compiled in all")

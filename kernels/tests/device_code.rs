@@ -2,15 +2,54 @@
 
 use std::{
     collections::BTreeSet,
-    fs,
+    fs, iter,
     path::{Path, PathBuf},
 };
 
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+const HINT: &str = "run `python3 kernels/cuda/compile.py`";
+
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda")
+}
+
+/// The texts of a variable of `compile.py`, as one for each of its lines.
+fn texts_of(variable: &str) -> Vec<String> {
+    let script = fs::read_to_string(folder().join("compile.py")).expect("it is there");
+    let mut lines = script.lines().skip_while(|line| !line.starts_with(&format!("{variable} = ")));
+    let first = lines.next().unwrap_or_else(|| panic!("{variable} is not in compile.py"));
+    let is_open = first.ends_with(['[', '{']);
+    let others = lines.take_while(|line| is_open && !line.starts_with([']', '}']));
+    let texts = |line: &str| line.split('"').skip(1).step_by(2).collect::<Vec<_>>().join(" ");
+    iter::once(first).chain(others).map(texts).filter(|text| !text.is_empty()).collect()
+}
+
+/// Compiler and options, as `compile.py` says them now.
+fn options() -> String {
+    ["WHEELS", "COMMON", "TARGETS", "PTX_VERSION"].map(texts_of).concat().join("\n")
+}
+
+/// Ends of the names of what is compiled from the source: all, or those of the line in which it names its targets.
+fn endings_of(source: &Path) -> BTreeSet<String> {
+    let all = texts_of("TARGETS").into_iter().map(|text| text.split(' ').next().expect("an ending").to_owned());
+    let text = fs::read_to_string(source).expect("it is there");
+    let Some(targets) = text.lines().find_map(|line| line.strip_prefix("// Targets: ")) else { return all.collect() };
+    let targets: BTreeSet<&str> = targets.split(", ").collect();
+    let is_asked = |ending: &String| ending.split('.').next().is_some_and(|target| targets.contains(target));
+    let asked: BTreeSet<String> = all.filter(is_asked).collect();
+    assert_eq!(asked.len(), targets.len(), "{} names a target that compile.py does not have", source.display());
+    asked
+}
+
+fn name_of(source: &Path) -> String {
+    source.file_stem().expect("a name").to_string_lossy().into_owned()
+}
+
+fn manifest() -> Value {
+    let manifest = fs::read_to_string(folder().join("compiled/manifest.json")).expect("it was compiled");
+    serde_json::from_str(&manifest).expect("JSON")
 }
 
 /// The file and all of ours that it includes, sorted.
@@ -44,34 +83,53 @@ fn kernels() -> Vec<PathBuf> {
 
 #[test]
 fn compiled_device_code_is_that_of_its_sources() {
-    let manifest = fs::read_to_string(folder().join("compiled/manifest.json")).expect("it was compiled");
-    let manifest: Value = serde_json::from_str(&manifest).expect("JSON");
-    let options = manifest["options"].as_str().expect("text");
-    let hint = "run `python3 kernels/cuda/compile.py`";
+    let (manifest, options) = (manifest(), options());
+    assert_eq!(manifest["options"].as_str(), Some(&*options), "compiler or options are not compile.py's: {HINT}");
     for source in kernels() {
-        let name = source.file_stem().expect("a name").to_string_lossy();
-        let known = &manifest["files"][&*name];
+        let name = name_of(&source);
+        let known = &manifest["files"][&name];
         let mut digest = Sha256::new();
         for file in sources_of(&source) {
             let place = file.strip_prefix(folder()).expect("ours").to_string_lossy().into_owned();
             digest.update(format!("{place}\n"));
             digest.update(fs::read(&file).expect("it is read"));
         }
-        digest.update(options);
-        assert_eq!(known["sources"].as_str(), Some(&*hex(digest)), "{name} is not what was compiled: {hint}");
+        digest.update(&options);
+        assert_eq!(known["sources"].as_str(), Some(&*hex(digest)), "{name} is not what was compiled: {HINT}");
         for (ending, expected) in known["compiled"].as_object().expect("one a target") {
             let compiled = fs::read(folder().join(format!("compiled/{name}.{ending}"))).expect("it was compiled");
             let digest = hex(Sha256::new_with_prefix(compiled));
-            assert_eq!(expected.as_str(), Some(&*digest), "{name}.{ending} is not what was written: {hint}");
+            assert_eq!(expected.as_str(), Some(&*digest), "{name}.{ending} is not what was written: {HINT}");
         }
     }
+}
+
+#[test]
+fn every_kernel_is_compiled_for_the_targets_that_it_names_and_nothing_else_is_there() {
+    let compiled_names = |source: &PathBuf| {
+        endings_of(source).into_iter().map(|ending| format!("{}.{ending}", name_of(source))).collect::<Vec<_>>()
+    };
+    let expected: BTreeSet<String> = kernels().iter().flat_map(compiled_names).collect();
+
+    let manifest = manifest();
+    let files = manifest["files"].as_object().expect("one a kernel").iter();
+    let stated = files.flat_map(|(name, file)| {
+        let compiled = file["compiled"].as_object().expect("one a target");
+        compiled.keys().map(move |ending| format!("{name}.{ending}"))
+    });
+    assert_eq!(stated.collect::<BTreeSet<_>>(), expected, "the manifest lists other files: {HINT}");
+
+    let entries = fs::read_dir(folder().join("compiled")).expect("it was compiled");
+    let names = entries.map(|entry| entry.expect("it is read").file_name().to_string_lossy().into_owned());
+    let found: BTreeSet<String> = names.filter(|name| name != "manifest.json").collect();
+    assert_eq!(found, expected, "compiled/ holds other files: {HINT}");
 }
 
 #[test]
 fn every_kernel_is_embedded_and_all_of_them_take_ten_megabytes_at_most() {
     let embedded = include_str!("../src/cuda/images.rs");
     for source in kernels() {
-        let name = source.file_stem().expect("a name").to_string_lossy().into_owned();
+        let name = name_of(&source);
         assert!(embedded.contains(&format!("\"{name}\"")), "{name} is not in src/cuda/images.rs");
     }
     let compiled = fs::read_dir(folder().join("compiled")).expect("it was compiled");

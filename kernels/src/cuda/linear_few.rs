@@ -43,7 +43,7 @@ const ALIGNMENT: usize = 16;
 /// Whose products are taken, of few rows and of many.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ProductsBy {
-    /// Those that a rehearsal has measured to be faster; cuBLASLt's where there was none.
+    /// Those that a rehearsal has measured to be faster, or as good as that; cuBLASLt's where there was none.
     #[default]
     Measured,
     /// Ours, wherever they serve: to compare with.
