@@ -136,7 +136,13 @@ async fn a_model_takes_all_but_its_reserve_serves_and_captures_again_on_the_card
     let sizes = buckets(sequences).len() as f64;
     assert_eq!(ears.value("bursar_graphs_captured"), sizes);
 
+    let steps = || (ears.value("bursar_graph_replays_total"), ears.value("bursar_eager_steps_total"));
+    assert_eq!(steps(), (0.0, 0.0), "nobody has asked yet");
     answer(&model, Chat::new().user("Who are you?"), 64).await;
+    let (replays, eager) = steps();
+    println!("a prompt and 64 tokens: {replays} steps by a graph, {eager} launch by launch");
+    assert!(replays >= 63.0, "each token behind the first is a step by a graph: {replays}");
+    assert!(eager > 0.0, "a prompt's step has none");
     answer(&model, shown(1036), 8).await;
     let engine = runtime.supervised().await.expect("it answers").engines.remove("seven").expect("it is loaded");
     // Pictures that nobody has seen yet: the one before lies in the cache, and no lane is asked for it.

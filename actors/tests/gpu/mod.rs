@@ -100,6 +100,11 @@ pub async fn answer(model: &ModelHandle, chat: Chat) -> Result<String, ChatError
     model.chat(chat).await?.text().await
 }
 
+/// What comes of `work`. If that takes a while it hangs, which is the story's end.
+pub async fn soon<T>(what: &str, work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(A_WHILE, work).await.unwrap_or_else(|_| panic!("it hangs: {what}"))
+}
+
 /// Waits for a condition. The story's patience is its end.
 pub async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let mut looks = tokio::time::interval(Duration::from_millis(2));

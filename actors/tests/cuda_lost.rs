@@ -1,0 +1,252 @@
+//! A GPU that is lost while a model serves on it: everybody is told, every byte goes back, and the runtime ends with the
+//! reason. The driver gives a process that has lost one no other context, so this is a program of its own, with one
+//! story. Without a GPU it says so and ends.
+
+mod gpu;
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use bursar_actors::{
+    chat::{ChatError, ChatEvent, ModelHandle, Reply},
+    engine::LoadOptions,
+    event::{Event, Events},
+    runtime::{ModelSource, RuntimeError},
+};
+use bursar_budgets::{Address, Bytes, Class, Device, DeviceError, LeaseId, Segment, Workspace};
+use bursar_kernels::{Cuda, CudaKernels, CudaTarget, KernelError, Scope, Tally, Tensor};
+use bursar_model::Envelope;
+use gpu::{Stage, answer, eventually, neighbour, neighbour::Neighbour, options, picture, question, soon, story};
+use tokio::task::JoinHandle;
+
+/// As the test harness names it.
+const NEIGHBOUR: &str = "a_neighbour_takes_what_it_is_told_to";
+
+/// Sequences that are computed at once: so many replies stream.
+const STREAMING: usize = 4;
+
+/// So many wait for a place among them.
+const WAITING: usize = 8;
+
+/// Steps enough that those who wait still do when the device is lost.
+const TOKENS: usize = 1900;
+
+/// The driver takes and gives some MiB for itself, and 2 at a time.
+const ROUNDING: Bytes = Bytes::mib(16);
+
+#[test]
+fn a_neighbour_takes_what_it_is_told_to() {
+    neighbour::live();
+}
+
+/// Another user of the device in this process, with one page of memory and addresses for two, and a kernel to run on it.
+struct Tenant {
+    cuda: Cuda,
+    workspace: Workspace,
+}
+
+impl Tenant {
+    async fn moves_in(stage: &Stage) -> Tenant {
+        let target = CudaTarget::of(&stage.device).expect("it says what it is");
+        let kernels = CudaKernels::load(&stage.device, target, &options().blas).expect("its kernels load");
+        let cuda = Cuda::new(&kernels).expect("a stream");
+        let page = stage.device.page();
+        let lease = stage.runtime.budget().lease(Class::tenant("index"), page).await.expect("there is room");
+        let segment = Segment::reserve(stage.runtime.device(), page * 2, lease).expect("addresses cost nothing");
+        segment.back_to(page).expect("there is room");
+        Tenant { cuda, workspace: Workspace::over(segment) }
+    }
+
+    /// Computes from there on, and waits for it.
+    fn computes_at(&self, address: Address) -> Result<(), KernelError> {
+        let tally = Tally::default();
+        let scope = Scope::new(&self.cuda, &self.workspace, &tally);
+        // SAFETY: both pages are its own, and only this thread uses them. Behind the second is no memory: the kernel's
+        // fault stays on the device, and is what this story is about.
+        let mut x = unsafe { Tensor::persistent(address, [1, 64], scope.target().activation()) };
+        scope.gelu(&mut x)?;
+        self.cuda.wait()
+    }
+
+    /// Computes where it has addresses and no memory: from here on the context is broken, for everybody in the process.
+    fn goes_too_far(&self) {
+        let start = self.workspace.address();
+        self.computes_at(start).expect("in its own page nothing is wrong");
+        let error = self.computes_at(start.offset(self.workspace.capacity())).expect_err("nothing is there");
+        assert!(matches!(&error, KernelError::Device(error) if error.is_lost()), "{error:?}");
+        println!("the tenant hears: {error}");
+    }
+}
+
+/// Chats that nobody has ended yet.
+struct Open {
+    /// Their first token has come, and no more of them was read.
+    streaming: Vec<Reply>,
+    /// Somebody waits for their next event.
+    waiting: Vec<JoinHandle<(usize, Result<(), ChatError>)>>,
+}
+
+impl Open {
+    async fn on(model: &ModelHandle) -> Open {
+        // Each token is an event, also one without text, and a reply is few events ahead of its caller: one that nobody
+        // reads does not end by itself, however fast the device is.
+        let chat = |number: u32| {
+            let chat = question("Describe the picture.", TOKENS).log_probabilities(1).cache_salt(number.to_string());
+            if number.is_multiple_of(3) { chat } else { chat.image(picture(number)) }
+        };
+        let mut streaming = Vec::new();
+        for number in 0..STREAMING as u32 {
+            let mut reply = model.chat(chat(number)).await.expect("accepted");
+            let first = soon("the first token", reply.next()).await;
+            first.expect("it begins").expect("nothing is wrong yet");
+            streaming.push(reply);
+        }
+        let mut waiting = Vec::new();
+        for number in 0..WAITING as u32 {
+            let reply = model.chat(chat(100 + number)).await.expect("accepted");
+            waiting.push(tokio::spawn(listen(reply)));
+        }
+        assert_eq!(model.requests().0, STREAMING + WAITING, "none has ended");
+        Open { streaming, waiting }
+    }
+
+    /// Each ends with the word that the device is lost, and all with the same reason, which this gives.
+    async fn are_told(self) -> Arc<str> {
+        let mut reasons = Vec::new();
+        for (number, reply) in self.streaming.into_iter().enumerate() {
+            let who = format!("streaming {number}");
+            let (heard, outcome) = soon(&who, listen(reply)).await;
+            assert!(heard < TOKENS, "{who} was cut short: {heard}");
+            reasons.push(lost(outcome, &who));
+        }
+        let mut not_begun = 0;
+        for (number, heard) in self.waiting.into_iter().enumerate() {
+            let who = format!("waiting {number}");
+            let (heard, outcome) = soon(&who, heard).await.expect("no panic");
+            not_begun += usize::from(heard == 0);
+            reasons.push(lost(outcome, &who));
+        }
+        println!("{STREAMING} had begun, {not_begun} of {WAITING} had not: {}", reasons[0]);
+        assert!(not_begun > 0, "none was told while it waited");
+        assert!(reasons.iter().all(|reason| *reason == reasons[0]), "one loss, one reason: {reasons:?}");
+        reasons.swap_remove(0)
+    }
+}
+
+/// Events until the end, and how that was. Behind it nothing comes.
+async fn listen(mut reply: Reply) -> (usize, Result<(), ChatError>) {
+    let mut heard = 0;
+    let outcome = loop {
+        match reply.next().await.expect("a reply has an end") {
+            Ok(ChatEvent::Done { .. }) => break Ok(()),
+            Ok(_) => heard += 1,
+            Err(error) => break Err(error),
+        }
+    };
+    assert!(reply.next().await.is_none(), "one end");
+    (heard, outcome)
+}
+
+/// The reason of a chat whose device was lost: the driver's own, with something to do.
+fn lost(outcome: Result<(), ChatError>, who: &str) -> Arc<str> {
+    let error = outcome.expect_err(who);
+    let ChatError::DeviceLost { reason } = &error else { panic!("{who}: {error:?}") };
+    assert_eq!(error.to_string(), **reason, "{who}");
+    assert!(reason.contains("the device is lost") && reason.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{who}: {reason}");
+    assert!(error.hint().contains("start the program again"), "{who}: {}", error.hint());
+    reason.clone()
+}
+
+/// All that the runtime tells until it is over.
+fn diary(mut events: Events) -> JoinHandle<Vec<Event>> {
+    tokio::spawn(async move {
+        let mut told = Vec::new();
+        while let Some(recorded) = events.next().await {
+            told.push(recorded.expect("none is missed").event);
+        }
+        told
+    })
+}
+
+/// What is still leased behind all that was told.
+fn still_leased(told: &[Event]) -> Bytes {
+    let mut leases: BTreeMap<LeaseId, Bytes> = BTreeMap::new();
+    for event in told {
+        match event {
+            Event::LeaseGranted(leased) => drop(leases.insert(leased.lease, leased.bytes)),
+            Event::LeaseResized { lease, to, .. } => drop(leases.insert(*lease, *to)),
+            Event::LeaseFreed(leased) => assert!(leases.remove(&leased.lease).is_some(), "freed once: {leased:?}"),
+            _ => {}
+        }
+    }
+    leases.values().sum()
+}
+
+/// One loss is told of, with this reason; behind it nothing is tried again, and the model's end has a reason too.
+fn assert_told_once(told: &[Event], reason: &str) {
+    let losses: Vec<_> = told.iter().filter(|event| matches!(event, Event::DeviceLost { .. })).collect();
+    assert!(matches!(&losses[..], [Event::DeviceLost { reason: told }] if told == reason), "{losses:?}");
+    let behind: Vec<_> = told.iter().skip_while(|event| !matches!(event, Event::DeviceLost { .. })).collect();
+    let again = |event: &&&Event| matches!(event, Event::Restart { .. } | Event::Ready { .. });
+    assert_eq!(behind.iter().find(again), None, "nothing is tried again on a device that is lost");
+    let stopped = |event: &&Event| matches!(event, Event::Stopped { reason, .. } if reason.contains("lost"));
+    assert!(behind.into_iter().any(|event| stopped(&event)), "the model has stopped: {told:?}");
+}
+
+/// The runtime has ended, and whoever asks hears why, and what to do.
+async fn assert_ended(stage: &Stage, model: &ModelHandle) {
+    let error = soon("a chat behind the end", model.chat(question("Who are you?", 4))).await.expect_err("it is over");
+    println!("a chat behind the end: {error}; {}", error.hint());
+    assert!(matches!(&error, ChatError::Stopped { reason } if reason.contains("the device is lost")), "{error:?}");
+    eventually("the runtime has ended", async || stage.runtime.supervised().await.is_err()).await;
+    let load = stage.runtime.load_with(ModelSource::demo(), options(), |_| {});
+    let error = soon("a load behind the end", load).await.err().expect("it is over");
+    println!("a load behind the end: {error}; {}", error.hint());
+    assert!(matches!(&error, RuntimeError::Device(DeviceError::Lost { .. })), "{error:?}");
+    assert!(error.hint().contains("start the program again"), "{}", error.hint());
+    soon("a shutdown of what has ended", stage.runtime.clone().shutdown()).await;
+}
+
+#[test]
+fn every_chat_on_a_gpu_that_is_lost_is_told_so_every_byte_goes_back_and_the_runtime_ends_with_the_reason() {
+    story(async |stage| {
+        let mut neighbour = Neighbour::moves_in(NEIGHBOUR);
+        let diary = diary(stage.runtime.events());
+        let tenant = Tenant::moves_in(&stage).await;
+        let (page, beside) = (stage.device.page(), stage.device.counts());
+        assert_eq!(beside.backed, page, "the tenant's");
+
+        let envelope = Envelope { sequences: STREAMING, context_tokens: 2048, ..Envelope::small() };
+        let options = LoadOptions { envelope: Some(envelope), kv_tokens: Some(1 << 18), ..options() };
+        let loaded = stage.runtime.load_with(ModelSource::demo(), options, |_| {}).await;
+        let model = loaded.expect("the demo model starts on a GPU");
+        let (serving, free) = (stage.device.counts(), neighbour.sees());
+        let of_the_model = serving.backed - page;
+        assert!(of_the_model > ROUNDING * 4 && serving.pinned > beside.pinned, "{serving:?}");
+
+        let open = Open::on(&model).await;
+        tenant.goes_too_far();
+        // Whether or not somebody has noticed by now: it is lost with the others, or refused.
+        let late = soon("a chat in the midst of it", answer(&model, question("Who are you?", 4))).await;
+        let late = late.expect_err("nothing is computed any more");
+        assert!(matches!(late, ChatError::DeviceLost { .. } | ChatError::Stopped { .. }), "{late:?}");
+        assert!(late.to_string().contains("lost") && !late.hint().is_empty(), "{late}; {}", late.hint());
+        let reason = open.are_told().await;
+        eventually("all credits are free", async || model.requests().0 == 0).await;
+        assert_ended(&stage, &model).await;
+
+        // Of all that was leased the tenant's is left, which is its own to drop: in the ledger, by what was told, on the
+        // device, and in the eyes of another process.
+        let told = soon("the end of events", diary).await.expect("no panic");
+        let snapshot = stage.runtime.budget().snapshot();
+        soon("a question to the budget", snapshot).await.expect_err("its budget is over too");
+        assert_eq!(stage.runtime.budget().leased_bytes(), page);
+        assert_eq!(still_leased(&told), page, "{told:?}");
+        assert_told_once(&told, &reason);
+        let held = || (stage.device.counts().backed, stage.device.counts().pinned);
+        eventually("all is home but the tenant's", async || held() == (page, beside.pinned)).await;
+        eventually("others find it free", async || neighbour.sees() + ROUNDING >= free + of_the_model).await;
+        println!("{free} were free beside {of_the_model} of the model, and {} are behind its end", neighbour.sees());
+        drop(tenant);
+        eventually("all is home", async || held() == (Bytes::ZERO, Bytes::ZERO)).await;
+    });
+}
