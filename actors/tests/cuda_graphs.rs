@@ -45,6 +45,14 @@ const BLOCKS_EACH: usize = SHAPE.context_tokens.div_ceil(BLOCK_TOKENS);
 
 const CAPACITY: Bytes = Bytes::gib(2);
 
+impl Drop for Stage {
+    /// What its thread lets go of needs the driver, which goes with the process.
+    fn drop(&mut self) {
+        let threads = tokio::runtime::Builder::new_current_thread().build().expect("this thread");
+        threads.block_on(self.lane.quench());
+    }
+}
+
 impl Stage {
     /// With a cache of `blocks` blocks.
     fn set(blocks: usize) -> Option<Stage> {
