@@ -197,6 +197,7 @@ async fn assert_ended(stage: &Stage, model: &ModelHandle) {
     let error = soon("a chat behind the end", model.chat(question("Who are you?", 4))).await.expect_err("it is over");
     println!("a chat behind the end: {error}; {}", error.hint());
     assert!(matches!(&error, ChatError::Stopped { reason } if reason.contains("the device is lost")), "{error:?}");
+    assert!(error.hint().contains("start the program again"), "{}", error.hint());
     eventually("the runtime has ended", async || stage.runtime.supervised().await.is_err()).await;
     let load = stage.runtime.load_with(ModelSource::demo(), options(), |_| {});
     let error = soon("a load behind the end", load).await.err().expect("it is over");

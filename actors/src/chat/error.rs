@@ -185,7 +185,9 @@ impl ChatError {
             ChatError::PreparationDied => "this is a bug in Bursar; please report it with the chat template".to_owned(),
             ChatError::NotStarted(error) => error.hint(),
             ChatError::NotNumbers => "check the checkpoint's files; its weights may be damaged".to_owned(),
-            ChatError::Stopped { .. } => "load the model again".to_owned(),
+            ChatError::Stopped { .. } => {
+                "load the model again; if its device is lost, start the program again".to_owned()
+            }
             ChatError::DeviceLost { .. } => "ask again; if the model has stopped, start the program again".to_owned(),
             ChatError::ShuttingDown => "load the model again when it has ended, or ask another".to_owned(),
             ChatError::GivenUp { .. } => "look at the model's restarts; this request may be what kills it".to_owned(),
