@@ -46,9 +46,10 @@ pub struct Offer {
 #[derive(Clone, Debug)]
 pub struct Regrowth {
     patience: Duration,
-    /// The first look since the last that was pressed, or that was followed by an offer.
+    /// The first look since the last that was pressed.
     since: Option<Duration>,
-    /// The looks within the patience that no later one has undercut; so the first is the least.
+    /// The looks within the patience that no later one has undercut, less what was offered behind them; so the first is the
+    /// least.
     least: VecDeque<(Duration, Bytes)>,
 }
 
@@ -85,10 +86,9 @@ impl Regrowth {
                 offers.push(Offer { lease: *lease, to: *bytes + more });
             }
         }
-        if !offers.is_empty() {
-            // What was seen is spent: the rest has to stay free anew.
-            self.forget();
-        }
+        // What was seen is spent, and only that: what became free since then goes on waiting for its own time.
+        let spent = self.least.front().map_or(Bytes::ZERO, |(_, bytes)| *bytes) - left;
+        self.least.iter_mut().for_each(|(_, bytes)| *bytes -= spent);
         offers
     }
 
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn what_stays_free_for_ten_seconds_goes_back_and_not_before() {
-        let table: [Row<'_>; 9] = [
+        let table: [Row<'_>; 10] = [
             ("it stays free", vec![Some(200); 11], 500, &[(10, 700)]),
             ("not long enough", vec![Some(200); 10], 500, &[]),
             ("whole steps only", vec![Some(209); 11], 500, &[(10, 700)]),
@@ -143,6 +143,12 @@ mod tests {
             ),
             ("pressure begins anew", [vec![Some(200); 9], vec![None], vec![Some(200); 11]].concat(), 500, &[(20, 700)]),
             ("once taken it has to stay free anew", vec![Some(200); 22], 500, &[(10, 700), (21, 700)]),
+            (
+                "what a neighbour leaves behind what was left beside it is not kept waiting by that",
+                [vec![Some(50); 8], vec![Some(400); 2], vec![Some(390)], vec![Some(340); 8]].concat(),
+                500,
+                &[(10, 550), (18, 840)],
+            ),
         ];
         for (story, free, bytes, expected) in table {
             assert_eq!(offered(free, kv(bytes)), expected, "{story}");
@@ -177,7 +183,7 @@ mod tests {
             seen in proptest::collection::vec(prop_oneof![1 => Just(None), 12 => (0u64..60).prop_map(Some)], 1..80),
         ) {
             let mut regrowth = Regrowth::new(4 * SECOND);
-            let mut begins = 0;
+            let (mut begins, mut unspent) = (0, seen.clone());
             for (second, free) in seen.iter().enumerate() {
                 let look = Look {
                     at: second as u32 * SECOND,
@@ -185,10 +191,11 @@ mod tests {
                     is_pressed: free.is_none(),
                 };
                 let offers = regrowth.look(look, &[kv(0)]);
-                let window = (free.is_some() && second >= begins + 4).then(|| seen[second - 4..=second].iter().flatten().min());
+                let window = (free.is_some() && second >= begins + 4).then(|| unspent[second - 4..=second].iter().flatten().min());
                 let steady = window.flatten().map_or(0, |least| least / 10 * 10);
                 prop_assert_eq!(offers.first().map_or(0, |offer| offer.to.0), steady, "second {}", second);
-                if free.is_none() || !offers.is_empty() {
+                unspent[begins..=second].iter_mut().flatten().for_each(|free| *free = free.saturating_sub(steady));
+                if free.is_none() {
                     begins = second + 1;
                 }
             }
