@@ -72,8 +72,8 @@ def steps(found):
 
 
 def prompts(found):
-    """Steps that no graph runs and that take more than half as long as the longest of them: their kernels' times by name,
-    and when nothing ran."""
+    """Steps that no graph runs and that take more than half as long as the longest of them: how long they take, and their
+    kernels, by name."""
     stretches = []
     for kind, start, end, stream, graph, name in found:
         if kind == "graph" or graph:

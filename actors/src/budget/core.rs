@@ -191,8 +191,9 @@ mod tests {
                     is_pressed: free.is_none(),
                 };
                 let offers = regrowth.look(look, &[kv(0)]);
-                let window = (free.is_some() && second >= begins + 4).then(|| unspent[second - 4..=second].iter().flatten().min());
-                let steady = window.flatten().map_or(0, |least| least / 10 * 10);
+                let is_due = free.is_some() && second >= begins + 4;
+                let least = is_due.then(|| unspent[second - 4..=second].iter().flatten().min()).flatten();
+                let steady = least.map_or(0, |least| least / 10 * 10);
                 prop_assert_eq!(offers.first().map_or(0, |offer| offer.to.0), steady, "second {}", second);
                 unspent[begins..=second].iter_mut().flatten().for_each(|free| *free = free.saturating_sub(steady));
                 if free.is_none() {

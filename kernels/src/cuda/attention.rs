@@ -48,8 +48,8 @@ fn tiles(tile: usize, vectors: usize, sequences: usize) -> usize {
     (vectors + (tile - 1) * sequences) / tile
 }
 
-/// What `attention_decode.cu` is told: that the past is there, and that weights are the first to go from the L2 cache, so that
-/// keys and values should be too.
+/// What `attention_decode.cu` is told: that the past is there, and that weights are the first to go from the L2 cache, so
+/// that keys and values should be too.
 const PAST_IS_THERE: u32 = 1;
 const OTHERS_READ_ONCE: u32 = 2;
 

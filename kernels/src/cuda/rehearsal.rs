@@ -43,10 +43,10 @@ const READ_MAX: usize = 2 << 30;
 const FINALISTS: usize = 4;
 const TRIALS: usize = 3;
 
-/// Milliseconds that `linear_few.cu` may take longer than the library and is chosen all the same. It reads weights while the kernel
-/// in front still runs and lets the one behind begin, which is worth more behind a kernel whose blocks end one by one, as
-/// attention's do, than behind the even one of a trial: in a step of 64 rows of 7B's shape that is so much a product
-/// (`tools/gpu/products.py`).
+/// Milliseconds that `linear_few.cu` may take longer than the library and is chosen all the same. It reads weights while
+/// the kernel in front still runs and lets the one behind begin, which is worth more behind a kernel whose blocks end one
+/// by one, as attention's do, than behind the even one of a trial: in a step of 64 rows of 7B's shape that is about so much
+/// a product (`tools/gpu/products.py`).
 const HEAD_START: f32 = 1.5e-3;
 
 /// The products of a rehearsal.

@@ -109,8 +109,9 @@ impl Decoder {
     }
 
     /// Runs one step; gives the logits of the rows that want them, `[logit_rows, vocabulary]`. A step in which no row
-    /// wants logits gives a tensor of no rows. Logits are f32 on every target. `score` is called with the logits of the scored rows, `[rows,
-    /// vocabulary]`, at most [`SCORE_ROWS`] of them at a time: those of a whole prompt would take gigabytes.
+    /// wants logits gives a tensor of no rows. Logits are f32 on every target. `score` is called with the logits of the
+    /// scored rows, `[rows, vocabulary]`, at most [`SCORE_ROWS`] of them at a time: those of a whole prompt would take
+    /// gigabytes.
     pub fn step<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
@@ -168,9 +169,9 @@ impl Decoder {
         caches: &StepCaches<'_>,
     ) -> Result<Tensor<'s>, KernelError> {
         let pass = LayerPass { config: &self.config, rope: &self.rope, inputs };
-        // Taken before the layers, and the last layer runs for half of the rows at most: so no step takes more memory than the
-        // one in which every row is scored, which is what a profile measures. That costs keys and values 57 MiB with 7B's
-        // shape and 8,192 tokens a step.
+        // Taken before the layers, and the last layer runs for half of the rows at most: so no step takes more memory than
+        // the one in which every row is scored, which is what a profile measures. That costs keys and values 57 MiB with
+        // 7B's shape and 8,192 tokens a step.
         let chosen = match &inputs.chosen_rows {
             Some(rows) => Some((rows, scope.empty([rows.rows(), self.config.hidden])?)),
             None => None,

@@ -16,8 +16,8 @@ pub struct PagedAttention {
 }
 
 impl PagedAttention {
-    /// Queries, keys and values of `normed` `[tokens, hidden]`, turned by their positions, and the keys and values in `cache`;
-    /// gives `[tokens, (heads + 2 * kv_heads) * head_dim]`, in which the queries stand.
+    /// Queries, keys and values of `normed` `[tokens, hidden]`, turned by their positions, and the keys and values in
+    /// `cache`; gives `[tokens, (heads + 2 * kv_heads) * head_dim]`, in which the queries stand.
     pub fn project<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
