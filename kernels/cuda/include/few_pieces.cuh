@@ -1,0 +1,106 @@
+// How a tile of linear_few.cu reaches its output: what a warp has of it, with bias or gate, added to what was there or
+// not; and sums in shared memory.
+#pragma once
+
+#include "few_stages.cuh"
+
+__device__ __forceinline__ float silu(float gate) {
+    // exp overflows to infinity for a very negative gate, and the quotient is then a zero.
+    return __fdividef(gate, 1.0f + __expf(-gate));
+}
+
+// What a warp has of a tile that is summed up: 16 of the tile's rows, and GROUPS times eight rows of x.
+template <typename Element, uint32_t GROUPS, bool GATED>
+struct Piece {
+    static constexpr uint32_t FEATURES = GATED ? 1 : 2;  // of a thread
+    static constexpr uint32_t VALUES = GROUPS * 2 * FEATURES;
+
+    const Arguments<Element>& arguments;
+    uint32_t features[FEATURES];
+    uint32_t first_row;
+    uint32_t before[VALUES];  // bits of what is added to
+    float bias[FEATURES];
+
+    // `warp` is the one whose rows of the tile these are.
+    __device__ __forceinline__ Piece(const Arguments<Element>& arguments, Features tile, uint32_t warp,
+                                     uint32_t first_group)
+        : arguments(arguments), first_row(first_group * 8 + threadIdx.x % 4 * 2) {
+#pragma unroll
+        for (uint32_t own = 0; own < FEATURES; ++own) {
+            const uint32_t feature = tile.first + (warp * FEATURES + own) * 8 + threadIdx.x % 32 / 4;
+            features[own] = feature < tile.end ? feature : 0xffffffffu;
+        }
+    }
+
+    // Runs for each value: its number, its group, which of the group's four it is, and its place in out.
+    template <typename Do>
+    __device__ __forceinline__ void each(Do&& run) const {
+#pragma unroll
+        for (uint32_t i = 0; i < VALUES; ++i) {
+            const uint32_t own = i % FEATURES, column = i / FEATURES, row = first_row + column / 2 * 8 + column % 2;
+            if (row < arguments.rows && features[own] < arguments.features) {
+                run(i, column / 2, own * 2 + column % 2,
+                    static_cast<uint64_t>(row) * arguments.out_pitch + features[own]);
+            }
+        }
+    }
+
+    // Starts to read what is added. Where sums of others are waited for, it is on its way before.
+    __device__ __forceinline__ void fetch() {
+        if (GATED) {
+            return;
+        }
+#pragma unroll
+        for (uint32_t own = 0; own < FEATURES; ++own) {
+            const bool biased = arguments.bias != nullptr && features[own] < arguments.features;
+            bias[own] = biased ? to_float(arguments.bias[features[own]]) : 0.0f;
+        }
+        if (!(arguments.flags & ADD_TO_OUT)) {
+            return;
+        }
+        if (arguments.flags & OUT_IS_F32) {
+            const uint32_t* out = static_cast<const uint32_t*>(arguments.out);
+            each([&](uint32_t i, uint32_t, uint32_t, uint64_t at) { before[i] = out[at]; });
+        } else {
+            const uint16_t* out = static_cast<const uint16_t*>(arguments.out);
+            each([&](uint32_t i, uint32_t, uint32_t, uint64_t at) { before[i] = out[at]; });
+        }
+    }
+
+    // Writes the sums, with what was fetched.
+    __device__ __forceinline__ void write(const float (&c)[GROUPS][4]) const {
+        if constexpr (GATED) {
+            each([&](uint32_t, uint32_t group, uint32_t of_four, uint64_t at) {
+                const float value = silu(c[group][of_four]) * c[group][2 + of_four];
+                static_cast<Element*>(arguments.out)[at] = from_float<Element>(value);
+            });
+        } else {
+            const bool adds = arguments.flags & ADD_TO_OUT;
+            if (arguments.flags & OUT_IS_F32) {
+                each([&](uint32_t i, uint32_t group, uint32_t of_four, uint64_t at) {
+                    const float value = c[group][of_four] + bias[i % FEATURES];
+                    static_cast<float*>(arguments.out)[at] = adds ? __uint_as_float(before[i]) + value : value;
+                });
+            } else {
+                each([&](uint32_t i, uint32_t group, uint32_t of_four, uint64_t at) {
+                    const float value = c[group][of_four] + bias[i % FEATURES];
+                    static_cast<Element*>(arguments.out)[at] =
+                        from_float<Element>(adds ? pair_to_floats<Element>(before[i]).x + value : value);
+                });
+            }
+        }
+    }
+};
+
+// 16 bytes of shared memory.
+__device__ __forceinline__ void load_shared(float (&values)[4], uint32_t from) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(values[0]), "=f"(values[1]), "=f"(values[2]), "=f"(values[3])
+                 : "r"(from)
+                 : "memory");
+}
+__device__ __forceinline__ void store_shared(uint32_t to, const float (&values)[4]) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(values[0]), "f"(values[1]), "f"(values[2]),
+                 "f"(values[3])
+                 : "memory");
+}

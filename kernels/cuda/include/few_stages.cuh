@@ -1,0 +1,201 @@
+// The work of linear_few.cu: shared memory and its stages, the line of units and the stretches of it that blocks take,
+// the features of a tile, and the thread that keeps the stages full.
+#pragma once
+
+#include "element.cuh"
+#include "hopper_cluster.cuh"
+#include "kernel_order.cuh"
+#include "weight_copy.cuh"
+
+constexpr uint32_t CHUNKS = 2;          // of a step, one beside the other
+constexpr uint32_t CHUNK_COLUMNS = 64;  // what one swizzle spans
+constexpr uint32_t COLUMNS = CHUNKS * CHUNK_COLUMNS;
+constexpr uint32_t ROW_BYTES = CHUNK_COLUMNS * 2;  // of a row of a chunk
+constexpr uint32_t TILE_ROWS_MAX = 128;
+constexpr uint32_t HALF_ROWS = 64;  // of the tallest tile: what one wgmma takes
+constexpr uint32_t WARPGROUP = 128;
+constexpr uint32_t MULTIPLIERS = 2 * WARPGROUP;  // threads
+constexpr uint32_t COPIER = MULTIPLIERS;         // the first thread of the warp that copies; one more writes
+constexpr uint32_t TEAM = 2;  // blocks of a cluster
+constexpr uint32_t STAGES_MAX = 40;
+
+// Names of barriers of a part of the block; 0 is everyone's.
+constexpr uint32_t MULTIPLIERS_MEET = 1;
+constexpr uint32_t TILE_TO_WRITE = 2;
+constexpr uint32_t WRITER_IS_FREE = 3;
+
+// Bits of `flags`.
+constexpr uint32_t ADD_TO_OUT = 1;
+constexpr uint32_t OUT_IS_F32 = 2;
+
+// Shared memory: stages, then what warps tell each other, barriers, and a word for all. More than half of a
+// multiprocessor's 228 KiB, so that no two blocks share one, and not all of it: small kernels that stand between two of
+// these in the stream find room beside them.
+template <uint32_t ROWS>
+struct Shared {
+    // The sums of a tall tile, and for each warpgroup what three others send it.
+    static constexpr uint32_t TOLD_BYTES = ROWS < 32 ? 12 * 1024 : TILE_ROWS_MAX * ROWS * 4;
+    static constexpr uint32_t TOLD_AT = (ROWS < 32 ? 156 : ROWS < 64 ? 144 : 180) * 1024;
+    static constexpr uint32_t FULL_AT = TOLD_AT + TOLD_BYTES;
+    static constexpr uint32_t EMPTY_AT = FULL_AT + 8 * STAGES_MAX;
+    static constexpr uint32_t WORD_AT = EMPTY_AT + 8 * STAGES_MAX;
+    static constexpr uint32_t TOLD_ALL_AT = WORD_AT + 16;  // barriers, one a warpgroup
+    static constexpr uint32_t BYTES = WORD_AT + 64;
+
+    // Where this warpgroup is told.
+    static __device__ __forceinline__ uint32_t told_at(uint32_t warpgroup) {
+        return TOLD_AT + warpgroup * (TOLD_BYTES / 2);
+    }
+};
+
+// A stage: the chunks of a step of a tile's rows of the weight, then those of x.
+struct Stages {
+    uint32_t chunk_bytes;  // of the weight: whole swizzles
+    uint32_t weight_bytes;
+    uint32_t bytes;
+    uint32_t count;
+    uint32_t copied;  // bytes
+
+    template <uint32_t ROWS>
+    static __device__ __forceinline__ Stages of(uint32_t tile_rows) {
+        Stages stages;
+        stages.chunk_bytes = (tile_rows + 7) / 8 * 8 * ROW_BYTES;
+        stages.weight_bytes = CHUNKS * stages.chunk_bytes;
+        stages.bytes = stages.weight_bytes + CHUNKS * ROWS * ROW_BYTES;
+        stages.copied = CHUNKS * (tile_rows + ROWS) * ROW_BYTES;
+        // wgmma reads 64 rows, or twice as many, whatever stands there: for the last stage that is what warps tell.
+        static_assert(Shared<ROWS>::TOLD_BYTES >= HALF_ROWS * ROW_BYTES, "and never what is behind it");
+        stages.count = min(STAGES_MAX, Shared<ROWS>::TOLD_AT / stages.bytes);
+        return stages;
+    }
+};
+
+// The stretches of the line that blocks take.
+struct Line {
+    uint32_t units;
+    uint32_t blocks;
+
+    __device__ __forceinline__ uint32_t start(uint32_t block) const {
+        return static_cast<uint32_t>(static_cast<uint64_t>(units) * block / blocks);
+    }
+    __device__ __forceinline__ uint32_t block_of(uint32_t unit) const {
+        return static_cast<uint32_t>(((static_cast<uint64_t>(unit) + 1) * blocks - 1) / units);
+    }
+};
+
+template <typename Element>
+struct Arguments {
+    void* out;
+    const Element* bias;
+    float* parts;
+    uint32_t* counters;
+    uint32_t out_pitch;
+    uint32_t rows;
+    uint32_t features;
+    uint32_t steps;
+    uint32_t tiles;
+    uint32_t tile_rows;
+    uint32_t flags;
+};
+
+// The first feature of a tile. All tiles are as tall as can be alike; a gated one has whole groups of eight.
+template <typename Element, bool GATED>
+__device__ __forceinline__ uint32_t first_feature(const Arguments<Element>& arguments, uint32_t tile) {
+    constexpr uint32_t GROUP = GATED ? 8 : 1;
+    const uint64_t groups = arguments.features / GROUP;
+    return static_cast<uint32_t>(groups * tile / arguments.tiles) * GROUP;
+}
+
+// The features of a tile. Rows behind them are those of another, or nothing.
+struct Features {
+    uint32_t first;
+    uint32_t end;
+};
+
+template <typename Element, bool GATED>
+__device__ __forceinline__ Features features_of(const Arguments<Element>& arguments, uint32_t tile) {
+    return {first_feature<Element, GATED>(arguments, tile), first_feature<Element, GATED>(arguments, tile + 1)};
+}
+
+// Gated, the map puts eight rows of up behind the same eight of the gate, so that one thread has both of a feature.
+template <typename Element, bool GATED>
+struct Place {
+    const TensorMap& weight;
+    const Arguments<Element>& arguments;
+    uint32_t tile;
+    uint32_t column;
+    uint32_t row;  // gated: group of eight
+
+    __device__ __forceinline__ Place(const TensorMap& weight, const Arguments<Element>& arguments, uint32_t unit)
+        : weight(weight), arguments(arguments) {
+        tile = unit / arguments.steps;
+        column = unit % arguments.steps * COLUMNS;
+        find_row();
+    }
+    __device__ __forceinline__ void find_row() {
+        row = first_feature<Element, GATED>(arguments, tile) / (GATED ? 8 : 1);
+    }
+    __device__ __forceinline__ void copy(const Stages& stages, uint32_t stage, uint32_t barrier) const {
+#pragma unroll
+        for (uint32_t chunk = 0; chunk < CHUNKS; ++chunk) {
+            const uint32_t at = stage + chunk * stages.chunk_bytes, from = column + chunk * CHUNK_COLUMNS;
+            if (GATED) {
+                copy_box_once(at, weight, barrier, from, 0, 0, row);
+            } else {
+                copy_box_once(at, weight, barrier, from, row);
+            }
+        }
+    }
+    __device__ __forceinline__ void advance() {
+        column += COLUMNS;
+        if (column == arguments.steps * COLUMNS) {
+            column = 0;
+            tile += 1;
+            find_row();
+        }
+    }
+};
+
+// A step of x from this column on.
+template <uint32_t ROWS>
+__device__ __forceinline__ void copy_x(const TensorMap& x, uint32_t at, uint32_t barrier, uint32_t column) {
+#pragma unroll
+    for (uint32_t chunk = 0; chunk < CHUNKS; ++chunk) {
+        copy_box(at + chunk * ROWS * ROW_BYTES, x, barrier, column + chunk * CHUNK_COLUMNS, 0);
+    }
+}
+
+// One thread keeps the stages full.
+template <typename Element, uint32_t ROWS, bool GATED>
+__device__ __forceinline__ void copy(const TensorMap& weight, const TensorMap& x, const Arguments<Element>& arguments,
+                                     const Stages& stages, uint32_t shared, uint32_t first, uint32_t last) {
+    Place<Element, GATED> place(weight, arguments, first);
+    const uint32_t held = min(stages.count, last - first);
+    uint32_t column = place.column;
+    for (uint32_t stage = 0; stage < held; ++stage) {
+        const uint32_t full = shared + Shared<ROWS>::FULL_AT + 8 * stage;
+        barrier_arrive_expecting(full, stages.copied);
+        place.copy(stages, shared + stage * stages.bytes, full);
+        place.advance();
+    }
+    wait_for_previous_kernel();
+    for (uint32_t stage = 0; stage < held; ++stage) {
+        const uint32_t full = shared + Shared<ROWS>::FULL_AT + 8 * stage;
+        copy_x<ROWS>(x, shared + stage * stages.bytes + stages.weight_bytes, full, column);
+        column = column + COLUMNS == arguments.steps * COLUMNS ? 0 : column + COLUMNS;
+    }
+    uint32_t stage = 0, parity = 0;
+#pragma unroll 1
+    for (uint32_t unit = first + held; unit < last; ++unit) {
+        const uint32_t full = shared + Shared<ROWS>::FULL_AT + 8 * stage, at = shared + stage * stages.bytes;
+        barrier_wait(shared + Shared<ROWS>::EMPTY_AT + 8 * stage, parity);
+        barrier_arrive_expecting(full, stages.copied);
+        place.copy(stages, at, full);
+        copy_x<ROWS>(x, at + stages.weight_bytes, full, place.column);
+        place.advance();
+        if (++stage == stages.count) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+}
