@@ -39,20 +39,6 @@ struct Barriers {
     uint64_t values_empty[STAGES];
 };
 
-// A place in a ring of STAGES.
-struct Ring {
-    uint32_t stage = 0;
-    uint32_t parity = 0;
-
-    __device__ __forceinline__ void advance() {
-        stage += 1;
-        if (stage == STAGES) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
-};
-
 // Keys and values of all jobs, step by step, into the rings. One warp.
 template <typename S>
 __device__ __forceinline__ void copy_steps(const TensorMap& map, const Arguments& arguments, uint32_t shared,
@@ -89,7 +75,7 @@ __device__ __forceinline__ void copy_steps(const TensorMap& map, const Arguments
                      static_cast<int32_t>(((1 + which) * arguments.kv_heads + job.head) * S::CHUNKS));
         }
     };
-    Ring keys, values;
+    Ring<STAGES> keys, values;
     const auto copy_keys = [&](const Job& job, int32_t step, uint32_t block) {
         barrier_wait(shared_address(&barriers.keys_empty[keys.stage]), keys.parity ^ 1);
         copy(job, shared + S::KEYS_AT + keys.stage * S::STEP_BYTES, barriers.keys_full[keys.stage], step, block, 0);
@@ -138,7 +124,7 @@ __device__ __forceinline__ void copy_queries(const T* queries, const Arguments& 
     const uint32_t round_rows = ROUND / arguments.group;
     const uint32_t round_heads = ROUND % arguments.group;
     Jobs<S> jobs(arguments);
-    Ring ring;
+    Ring<STAGES> ring;
     while (true) {
         const Job job = jobs.next();
         uint32_t index = thread / PIECES;
@@ -280,7 +266,7 @@ __device__ __forceinline__ void multiply(T* out, float* parts, const Arguments& 
         part_arrive(next_turn, 2 * WARPGROUP);  // the first warpgroup begins
     }
 
-    Ring queries, keys, values;
+    Ring<STAGES> queries, keys, values;
     float gathered[S::D / 8][4];
     float scores[TILES][4];
     uint32_t weights[S::KEYS / 16][4];
@@ -318,10 +304,10 @@ __device__ __forceinline__ void multiply(T* out, float* parts, const Arguments& 
             }
         }
     };
-    const auto await = [&](uint64_t (&full)[STAGES], const Ring& ring) {
+    const auto await = [&](uint64_t (&full)[STAGES], const Ring<STAGES>& ring) {
         barrier_wait(shared_address(&full[ring.stage]), ring.parity);
     };
-    const auto release = [&](uint64_t (&empty)[STAGES], Ring& ring) {
+    const auto release = [&](uint64_t (&empty)[STAGES], Ring<STAGES>& ring) {
         if (thread == 0) {
             barrier_arrive(shared_address(&empty[ring.stage]));
         }

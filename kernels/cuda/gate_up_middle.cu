@@ -31,6 +31,7 @@
 #include "hopper_cluster.cuh"
 #include "kernel_order.cuh"
 #include "tensor_core.cuh"
+#include "weight_copy.cuh"
 #include "wgmma.cuh"
 
 namespace {
@@ -50,13 +51,9 @@ constexpr uint32_t STAGES_MAX = 7;
 constexpr uint32_t LEAD = 3;
 constexpr uint32_t BEGIN = 1;  // name of the barrier of the second warpgroup's beginning
 
-// The hint that a line is not needed again, as createpolicy.fractional.L2::evict_first makes it.
-constexpr uint64_t READ_ONCE = 0x12f0000000000000ull;
+constexpr uint16_t ALL_BLOCKS = (1 << BLOCKS) - 1;  // of the cluster, a bit each
 
-struct Barriers {
-    uint64_t full[STAGES_MAX];
-    uint64_t empty[STAGES_MAX];
-};
+using Barriers = RingBarriers<STAGES_MAX>;
 
 // How a stage looks: a step of x, then of gate, then of up. Where all rows are 64 a block, there is room for more of them.
 struct Stages {
@@ -70,13 +67,13 @@ struct Stages {
           count(parts == 1 ? STAGES_MAX : 5) {}
 };
 
-// A place in the ring of stages.
-struct Ring {
+// A place in the ring of stages, as Ring of hopper_copy.cuh, whose number is not known to the compiler here.
+struct StageRing {
     const uint32_t count;
     uint32_t stage = 0;
     uint32_t parity = 0;
 
-    __device__ __forceinline__ explicit Ring(const Stages& stages) : count(stages.count) {}
+    __device__ __forceinline__ explicit StageRing(const Stages& stages) : count(stages.count) {}
 
     __device__ __forceinline__ void advance() {
         stage += 1;
@@ -157,22 +154,12 @@ struct Tiles {
     }
 };
 
-// A box into both blocks of the cluster, of memory that is read once.
-__device__ __forceinline__ void copy_box_to_both(uint32_t destination, const TensorMap& map, uint32_t barrier, uint32_t x,
-                                                 uint32_t y) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
-        ".L2::cache_hint [%0], [%1, {%3,%4}], [%2], %5, %6;" ::"r"(destination),
-        "l"(&map), "r"(barrier), "r"(x), "r"(y), "h"(static_cast<uint16_t>((1 << BLOCKS) - 1)), "l"(READ_ONCE)
-        : "memory");
-}
-
 // All tiles' operands, step by step, into the ring. One thread.
 template <typename T>
 __device__ __forceinline__ void copy(const TensorMap& x, const TensorMap& weight, const Arguments<T>& arguments,
                                      uint32_t shared, Barriers& barriers, uint32_t rank) {
     const Stages stages(arguments.rows);
-    Ring ring(stages);
+    StageRing ring(stages);
     Tiles tiles(arguments, stages, rank);
     const auto full = [&]() { return shared_address(&barriers.full[ring.stage]); };
     // Each block brings one half of the weight's rows to both: gate or up.
@@ -180,7 +167,7 @@ __device__ __forceinline__ void copy(const TensorMap& x, const TensorMap& weight
         const uint32_t bytes = (tiles.has(0) ? PART_BYTES : 0) + (tiles.has(1) ? PART_BYTES : 0) + 2 * HALF_BYTES;
         barrier_arrive_expecting(full(), bytes);
         const uint32_t stage = shared + ring.stage * stages.bytes;
-        copy_box_to_both(stage + stages.weights_at + rank * HALF_BYTES, weight, full(), step * DEPTH,
+        copy_box_once_to(ALL_BLOCKS, stage + stages.weights_at + rank * HALF_BYTES, weight, full(), step * DEPTH,
                          tiles.feature + rank * arguments.features);
     };
     const auto copy_x = [&](uint32_t step) {
@@ -270,7 +257,7 @@ __device__ __forceinline__ void multiply(const Arguments<T>& arguments, uint32_t
     constexpr uint64_t LAYOUT = matrix_layout<DEPTH>(16, 8 * DEPTH * 2);
     const uint32_t thread = threadIdx.x % WARPGROUP;
     const Stages stages(arguments.rows);
-    Ring ring(stages);
+    StageRing ring(stages);
     float sums[2 * GROUPS][4];
 
     // Two warps tell the two blocks, which both copy into this stage.

@@ -50,24 +50,7 @@ constexpr uint32_t ALONE = 2;
 
 enum class Kind { GATED, PLAIN, ADDED };
 
-struct Barriers {
-    uint64_t full[STAGES];
-    uint64_t empty[STAGES];
-};
-
-// A place in the ring of stages.
-struct Ring {
-    uint32_t stage = 0;
-    uint32_t parity = 0;
-
-    __device__ __forceinline__ void advance() {
-        stage += 1;
-        if (stage == STAGES) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
-};
+using Barriers = RingBarriers<STAGES>;
 
 struct Arguments {
     uint32_t rows;
@@ -114,7 +97,7 @@ __device__ __forceinline__ void copy(const TensorMap& x, const TensorMap& weight
     fetch_map(weight);
     fetch_map(out);
     wait_for_previous_kernel();
-    Ring ring;
+    Ring<STAGES> ring;
     const auto begin = [&](uint32_t bytes) {
         const uint32_t full = shared_address(&barriers.full[ring.stage]);
         barrier_wait(shared_address(&barriers.empty[ring.stage]), ring.parity ^ 1);
@@ -236,7 +219,7 @@ __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, co
     constexpr uint64_t LAYOUT = matrix_layout<DEPTH>(16, 8 * DEPTH * 2);
     const uint32_t thread = threadIdx.x % WARPGROUP;
     const uint32_t staging = shared + STAGING_AT + warpgroup * 2 * BOX_BYTES;
-    Ring ring;
+    Ring<STAGES> ring;
     float sums[32][4];
 
     const auto await = [&]() { barrier_wait(shared_address(&barriers.full[ring.stage]), ring.parity); };

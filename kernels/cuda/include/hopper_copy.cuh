@@ -83,6 +83,28 @@ __device__ __forceinline__ bool is_elected() {
     return is_elected != 0;
 }
 
+// A place in a ring of so many stages.
+template <uint32_t STAGES>
+struct Ring {
+    uint32_t stage = 0;
+    uint32_t parity = 0;
+
+    __device__ __forceinline__ void advance() {
+        stage += 1;
+        if (stage == STAGES) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+// The barriers of such a ring.
+template <uint32_t STAGES>
+struct RingBarriers {
+    uint64_t full[STAGES];
+    uint64_t empty[STAGES];
+};
+
 // Orders this thread's ordinary writes to shared memory before later reads by the tensor cores and the copy engine.
 __device__ __forceinline__ void publish_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

@@ -1,4 +1,4 @@
-// Copies of two-dimensional boxes for streams of weights: what is read once in a step makes room in the L2 cache first.
+// Copies of boxes for streams of weights: what is read once in a step makes room in the L2 cache first.
 #pragma once
 
 #include "hopper_copy.cuh"
@@ -24,5 +24,15 @@ __device__ __forceinline__ void copy_box_once(uint32_t destination, const Tensor
         "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, "
         "{%3,%4,%5,%6}], [%2], %7;" ::"r"(destination),
         "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(u), "l"(READ_ONCE)
+        : "memory");
+}
+
+// In two dimensions, into every block of the cluster whose bit is in `blocks`, as copy_box_to.
+__device__ __forceinline__ void copy_box_once_to(uint16_t blocks, uint32_t destination, const TensorMap& map,
+                                                 uint32_t barrier, int32_t x, int32_t y) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
+        ".L2::cache_hint [%0], [%1, {%3,%4}], [%2], %5, %6;" ::"r"(destination),
+        "l"(&map), "r"(barrier), "r"(x), "r"(y), "h"(blocks), "l"(READ_ONCE)
         : "memory");
 }
