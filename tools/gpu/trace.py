@@ -88,26 +88,31 @@ def prompts(found):
     long = [kernels for kernels in stretches if span(kernels) * 2 > longest]
     if not long:
         return
-    by_name = collections.defaultdict(lambda: [0, 0.0])
-    for start, end, name in (kernel for kernels in long for kernel in kernels):
-        entry = by_name[name]
-        entry[0] += 1
-        entry[1] += (end - start) / 1e6
-    busy = sum(milliseconds for _, milliseconds in by_name.values()) / len(long)
+    by_name = sums((name, end - start) for kernels in long for start, end, name in kernels)
+    busy = sum(milliseconds for _, (_, milliseconds) in by_name) / len(long)
     print(f"{len(long)} steps outside of graphs, mean {statistics.mean(map(span, long)):.1f} ms, kernels {busy:.1f} ms")
-    for name, (count, milliseconds) in sorted(by_name.items(), key=lambda item: -item[1][1])[:12]:
+    for name, (count, milliseconds) in by_name[:12]:
         print(f"    {milliseconds / len(long):8.3f} ms in {count / len(long):6.1f} a step  {name}")
 
 
-def shares(found):
+def sums(spans):
+    """Of names with nanoseconds each: how many there were and their milliseconds, by name, the longest first."""
     by_name = collections.defaultdict(lambda: [0, 0.0])
-    for kind, start, end, stream, graph, name in found:
-        if kind != "graph" and not graph:
-            entry = by_name[stream, name if kind == "kernel" else name.split("_of_")[0]]
-            entry[0] += 1
-            entry[1] += (end - start) / 1e6
+    for name, nanoseconds in spans:
+        entry = by_name[name]
+        entry[0] += 1
+        entry[1] += nanoseconds / 1e6
+    return sorted(by_name.items(), key=lambda item: -item[1][1])
+
+
+def shares(found):
+    names = (
+        ((stream, name if kind == "kernel" else name.split("_of_")[0]), end - start)
+        for kind, start, end, stream, graph, name in found
+        if kind != "graph" and not graph
+    )
     print("outside of graphs:")
-    for (stream, name), (count, milliseconds) in sorted(by_name.items(), key=lambda item: -item[1][1])[:30]:
+    for (stream, name), (count, milliseconds) in sums(names)[:30]:
         print(f"    {milliseconds:10.3f} ms in {count:6} on stream {stream}: {name}")
 
 

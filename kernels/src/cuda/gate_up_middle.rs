@@ -8,7 +8,7 @@ use super::{
     blas::{FEW_ROWS, Places, Product, Way},
     launch::{Extent, arguments, count},
     linear_few::{self, ProductsBy},
-    tensor_map::{Layout, Swizzle, TensorMap},
+    tensor_map::{Rows, TensorMap},
 };
 use crate::{DType, KernelError};
 
@@ -67,7 +67,7 @@ pub(super) fn chosen(cuda: &Cuda, product: Product, places: Places) -> bool {
 
 /// Blocks of a launch: no more than there is work for, nor than run at a time.
 fn blocks(product: Product, processors: usize) -> usize {
-    let tiles = product.rows.div_ceil(CLUSTER * BLOCK_ROWS) * (product.out_features / 2).div_ceil(FEATURES);
+    let tiles = product.rows.div_ceil(CLUSTER * BLOCK_ROWS) * product.features().div_ceil(FEATURES);
     CLUSTER * tiles.min(processors / CLUSTER)
 }
 
@@ -77,23 +77,17 @@ fn blocks(product: Product, processors: usize) -> usize {
 /// The places are as the product says, [`serves`] says yes, and nothing writes the weight while this is under way or
 /// before it is, since the first copies of weights do not wait for the kernel in front.
 pub(super) unsafe fn launch(cuda: &Cuda, product: Product, places: Places) -> Result<(), KernelError> {
-    let map = |address: u64, [rows, pitch]: [usize; 2], tall: usize| {
-        let layout = Layout {
-            dimensions: &[product.in_features as u64, rows as u64],
-            strides: &[DType::F16.bytes(pitch).0],
-            cube: &[count(STEP_COLUMNS), count(tall)],
-            swizzle: Swizzle::Bytes128,
-        };
-        TensorMap::new(Address(address), cuda.kernels.target.activation, &layout)
+    let map = |address: u64, of: Rows, tall: usize| {
+        TensorMap::of_rows(address, cuda.kernels.target.activation, of, [tall, STEP_COLUMNS])
     };
     let arguments = arguments![
-        map(places.x, [product.rows, product.x_pitch], PART_ROWS)?,
-        map(places.weight, [product.out_features, product.in_features], FEATURES)?,
+        map(places.x, product.x(), PART_ROWS)?,
+        map(places.weight, product.weight(), FEATURES)?,
         Address(places.out),
         Address(places.bias.unwrap_or(0)),
         count(product.out_pitch),
         count(product.rows),
-        count(product.out_features / 2),
+        count(product.features()),
         count(product.in_features),
     ];
     let blocks = blocks(product, cuda.kernels.target.processors);

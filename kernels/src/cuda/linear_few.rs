@@ -12,7 +12,7 @@ use super::{
     blas::{Places, Product, Way},
     launch::{Extent, Functions, arguments, count},
     stream::Stream,
-    tensor_map::{Layout, Swizzle, TensorMap},
+    tensor_map::{Layout, Rows, Swizzle, TensorMap},
 };
 use crate::{DType, KernelError};
 
@@ -186,14 +186,9 @@ pub(super) unsafe fn launch(cuda: &Cuda, product: Product, places: Places, cut: 
     let work = Work::of(product, cut, cuda.kernels.target.processors);
     let kernel_rows = kernel_rows(product.rows).expect("it is served");
     let counters = cuda.counters.as_ref().expect("it is served");
-    let x = Layout {
-        dimensions: &[product.in_features as u64, product.rows as u64],
-        strides: &[2 * x_pitch(product) as u64],
-        cube: &[CHUNK_COLUMNS as u32, kernel_rows as u32],
-        swizzle: Swizzle::Bytes128,
-    };
     let activation = cuda.kernels.target.activation;
-    let x = TensorMap::new(Address(places.x), activation, &x)?;
+    let rows = Rows { pitch: x_pitch(product), ..product.x() };
+    let x = TensorMap::of_rows(places.x, activation, rows, [kernel_rows, CHUNK_COLUMNS])?;
     let (kind, weight) = (cuda.activation_name(), weight_map(product, places, &work, activation)?);
     let mut arguments = arguments![weight, x, Address(places.out)];
     if !product.gates {
@@ -204,7 +199,7 @@ pub(super) unsafe fn launch(cuda: &Cuda, product: Product, places: Places, cut: 
         .with(counters.address)
         .with(count(product.out_pitch))
         .with(count(product.rows))
-        .with(count(product.out_features / if product.gates { 2 } else { 1 }))
+        .with(count(product.features()))
         .with(count(work.steps))
         .with(count(work.tiles))
         .with(count(work.tile_rows));
@@ -231,22 +226,18 @@ fn shared(kernel_rows: usize) -> usize {
 
 /// The weight as the copy engine sees it: gated, eight rows of up behind the same eight of the gate.
 fn weight_map(product: Product, places: Places, work: &Work, activation: DType) -> Result<TensorMap, DeviceError> {
-    let (columns, rows, tile_rows) =
-        (product.in_features as u64, product.out_features as u64, u32::try_from(work.tile_rows).expect("at most 128"));
-    let (pitch, gates) = (2 * columns, GATE_ROWS as u64);
-    let (dimensions, strides, cube): (&[u64], &[u64], &[u32]) = match product.gates {
-        true => (
-            &[columns, gates, 2, rows / 2 / gates],
-            &[pitch, pitch * (rows / 2), pitch * gates],
-            &[CHUNK_COLUMNS as u32, GATE_ROWS as u32, 2, tile_rows / (2 * GATE_ROWS as u32)],
-        ),
-        false => (&[columns, rows], &[pitch], &[CHUNK_COLUMNS as u32, tile_rows]),
+    if !product.gates {
+        return TensorMap::of_rows(places.weight, activation, product.weight(), [work.tile_rows, CHUNK_COLUMNS]);
+    }
+    let (columns, rows, gates) = (product.in_features as u64, product.out_features as u64, GATE_ROWS as u64);
+    let pitch = 2 * columns;
+    let layout = Layout {
+        dimensions: &[columns, gates, 2, rows / 2 / gates],
+        strides: &[pitch, pitch * (rows / 2), pitch * gates],
+        cube: &[count(CHUNK_COLUMNS), count(GATE_ROWS), 2, count(work.tile_rows / (2 * GATE_ROWS))],
+        swizzle: Swizzle::Bytes128,
     };
-    TensorMap::new(
-        Address(places.weight),
-        activation,
-        &Layout { dimensions, strides, cube, swizzle: Swizzle::Bytes128 },
-    )
+    TensorMap::new(Address(places.weight), activation, &layout)
 }
 
 #[cfg(test)]

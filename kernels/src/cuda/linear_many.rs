@@ -12,7 +12,7 @@ use super::{
     blas::{FEW_ROWS, Places, Product, Way},
     launch::{Extent, arguments, count},
     linear_few::ProductsBy,
-    tensor_map::{Layout, Swizzle, TensorMap},
+    tensor_map::{Rows, TensorMap},
 };
 use crate::{DType, KernelError};
 
@@ -22,7 +22,7 @@ const CLUSTER: usize = 2;
 
 /// Rows of the weight of one tile, and columns of a step.
 const TILE_WEIGHTS: usize = 256;
-const STEP_COLUMNS: u32 = 64;
+const STEP_COLUMNS: usize = 64;
 
 const THREADS: usize = 384;
 
@@ -43,11 +43,6 @@ const TRIALS: usize = 2;
 /// Two measurements of the same differ by some per cent.
 const CLEARLY: f32 = 0.97;
 
-/// Features that are written.
-fn columns(product: Product) -> usize {
-    if product.gates { product.out_features / 2 } else { product.out_features }
-}
-
 /// Whether the kernels' contract holds.
 fn fits(product: Product, places: Places) -> bool {
     let row_bytes = |elements: usize| DType::F16.bytes(elements).as_usize();
@@ -57,7 +52,7 @@ fn fits(product: Product, places: Places) -> bool {
         && !product.out_is_f32
         && !(product.gates && product.accumulates)
         && product.in_features > 0
-        && columns(product).is_multiple_of(2)
+        && product.features().is_multiple_of(2)
         && starts.iter().chain(&rows).all(|bytes| bytes.is_multiple_of(ALIGNMENT))
         && places.bias.is_none_or(|bias| bias.is_multiple_of(BIAS_ALIGNMENT))
 }
@@ -65,7 +60,7 @@ fn fits(product: Product, places: Places) -> bool {
 /// Blocks of a launch: no more than there is work for, nor than run at a time.
 fn blocks(product: Product, processors: usize) -> usize {
     let across = TILE_WEIGHTS / if product.gates { 2 } else { 1 };
-    let tiles = product.rows.div_ceil(CLUSTER * TILE_ROWS) * columns(product).div_ceil(across);
+    let tiles = product.rows.div_ceil(CLUSTER * TILE_ROWS) * product.features().div_ceil(across);
     CLUSTER * tiles.min(processors / CLUSTER)
 }
 
@@ -122,21 +117,15 @@ pub(super) fn chosen(
 /// # Safety
 /// The places are as the product says, and [`chosen`] says yes.
 pub(super) unsafe fn launch(cuda: &Cuda, product: Product, places: Places) -> Result<(), KernelError> {
-    let map = |address: u64, [rows, columns, pitch]: [usize; 3], tall: usize| {
-        let layout = Layout {
-            dimensions: &[columns as u64, rows as u64],
-            strides: &[DType::F16.bytes(pitch).0],
-            cube: &[STEP_COLUMNS, count(tall)],
-            swizzle: Swizzle::Bytes128,
-        };
-        TensorMap::new(Address(address), cuda.kernels.target.activation, &layout)
+    let map = |address: u64, of: Rows, tall: usize| {
+        TensorMap::of_rows(address, cuda.kernels.target.activation, of, [tall, STEP_COLUMNS])
     };
-    let Product { rows, in_features, out_features, .. } = product;
-    let columns = columns(product);
+    let Product { rows, in_features, .. } = product;
+    let columns = product.features();
     let arguments = arguments![
-        map(places.x, [rows, in_features, product.x_pitch], TILE_ROWS)?,
-        map(places.weight, [out_features, in_features, in_features], TILE_WEIGHTS / 2)?,
-        map(places.out, [rows, columns, product.out_pitch], TILE_ROWS / 2)?,
+        map(places.x, product.x(), TILE_ROWS)?,
+        map(places.weight, product.weight(), TILE_WEIGHTS / 2)?,
+        map(places.out, Rows { rows, columns, pitch: product.out_pitch }, TILE_ROWS / 2)?,
         Address(places.bias.unwrap_or(0)),
         count(rows),
         count(columns),

@@ -3,6 +3,7 @@
 use bursar_budgets::{Address, CudaDevice, DeviceError};
 use cudarc::driver::sys;
 
+use super::launch::count;
 use crate::DType;
 
 /// The driver's own 128 bytes, which a kernel takes by value.
@@ -29,7 +30,26 @@ pub(super) struct Layout<'a> {
     pub swizzle: Swizzle,
 }
 
+/// Rows of a matrix of activations: how many, of how many elements, and how many lie from one to the next.
+#[derive(Clone, Copy)]
+pub(super) struct Rows {
+    pub rows: usize,
+    pub columns: usize,
+    pub pitch: usize,
+}
+
 impl TensorMap {
+    /// A map of the matrix at `address`, of which one copy brings a box of so many rows and columns, 128 bytes wide.
+    pub(super) fn of_rows(address: u64, dtype: DType, of: Rows, cube: [usize; 2]) -> Result<Self, DeviceError> {
+        let layout = Layout {
+            dimensions: &[of.columns as u64, of.rows as u64],
+            strides: &[dtype.bytes(of.pitch).0],
+            cube: &[count(cube[1]), count(cube[0])],
+            swizzle: Swizzle::Bytes128,
+        };
+        TensorMap::new(Address(address), dtype, &layout)
+    }
+
     /// A map of the tensor at `address`. The driver writes 128 bytes and asks the device nothing.
     pub(super) fn new(address: Address, dtype: DType, layout: &Layout<'_>) -> Result<Self, DeviceError> {
         use sys::{

@@ -14,6 +14,7 @@ use super::{
     super::{
         linear_few::Cut,
         stream::{Clock, Stream},
+        tensor_map::Rows,
     },
     library::{Algorithm, Blas, Memory, Object, Operands, number},
 };
@@ -47,6 +48,23 @@ pub(in super::super) struct Product {
     pub has_bias: bool,
     pub accumulates: bool,
     pub rows: usize,
+}
+
+impl Product {
+    /// Features that are written.
+    pub(in super::super) fn features(&self) -> usize {
+        if self.gates { self.out_features / 2 } else { self.out_features }
+    }
+
+    /// The rows of x.
+    pub(in super::super) fn x(&self) -> Rows {
+        Rows { rows: self.rows, columns: self.in_features, pitch: self.x_pitch }
+    }
+
+    /// The rows of the weight.
+    pub(in super::super) fn weight(&self) -> Rows {
+        Rows { rows: self.out_features, columns: self.in_features, pitch: self.in_features }
+    }
 }
 
 /// How a product was computed fastest.
