@@ -69,7 +69,7 @@ pub const FULL: Workload = Workload {
         Pictures { count: 64, width: 1036, height: 1036, replies: &[1, 128] },
         Pictures { count: 16, width: 1932, height: 1092, replies: &[1, 128] },
     ],
-    step_tokens: 8192,
+    step_tokens: Envelope::gpu().step_tokens,
 };
 
 /// The same in small, for a CPU and for whoever wants to see whether it runs.

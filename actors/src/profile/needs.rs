@@ -232,7 +232,7 @@ mod tests {
         let envelope = Envelope {
             context_tokens: 8192,
             sequences: 256,
-            step_tokens: 8192,
+            step_tokens: Envelope::gpu().step_tokens,
             picture_patches: 10_764,
             pictures: 1,
             video_frames: 1,
@@ -259,11 +259,11 @@ mod tests {
         let options = LoadOptions { envelope: Some(Envelope::gpu()), ..LoadOptions::default() };
         let kit = Kit::new("demo".to_owned(), &checkpoint, model.config().clone(), &options).expect("its limits agree");
         let limits = &kit.envelope;
-        assert_eq!((limits.sequences, limits.step_tokens), (256, 8192));
+        assert_eq!((limits.sequences, limits.step_tokens), (256, 8448));
         assert!(limits.context_tokens <= 8192 && limits.picture_patches <= 32_768, "the model's own lower it");
         let needs = Needs::plan(&model, target, limits, Bytes::mib(2)).expect("its corners go together");
         needs.fits(&model, target, limits, Bytes::gib(8)).expect("a small model fits a small card");
-        assert!(needs.probe_blocks * BLOCK_TOKENS >= 8192, "the probe holds a whole step");
+        assert!(needs.probe_blocks * BLOCK_TOKENS >= limits.step_tokens, "the probe holds a whole step");
     }
 
     #[test]
