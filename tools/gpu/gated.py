@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks and times the products of linear_gated_hopper.cu against cuBLASLt, on a Hopper GPU.
 
-    gated.py [--folder DIR] [--file NAME ...] [--check] [--time SHAPE ...] [--group N ...] [--milliseconds N]
+    gated.py [--folder DIR] [--file NAME ...] [--check] [--time SHAPE ...] [--rows N ...] [--group N ...] [--milliseconds N]
 
 DIR (kernels/cuda/compiled) holds linear_gated_hopper.sm_90a.cubin, or what --file names, and silu_mul.sm_90a.cubin. With
 neither --check nor --time both are done, over all shapes. Sizes divide nothing in the check, outputs are poisoned, and
@@ -127,10 +127,10 @@ def graph_of(version, calls, copies):
     return graph
 
 
-def time(files, shape, groups, milliseconds):
+def time(files, shape, all_rows, groups, milliseconds):
     silu_mul = Kernel("silu_mul", "silu_mul_bf16")
-    kind, depth, columns, has_bias, all_rows = SHAPES[shape]
-    for rows in all_rows:
+    kind, depth, columns, has_bias, usual_rows = SHAPES[shape]
+    for rows in all_rows or usual_rows:
         x, weight, bias, held = operands(kind, rows, depth, columns, has_bias, torch.bfloat16)
         width = weight.shape[0]
         copies = max(2, min(8, 300_000_000 // (width * depth * 2)))
@@ -188,6 +188,7 @@ def main():
     parser.add_argument("--file", nargs="+", default=["linear_gated_hopper.sm_90a.cubin"])
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--time", nargs="*")
+    parser.add_argument("--rows", nargs="+", type=int)
     parser.add_argument("--group", nargs="+", type=int, default=[16])
     parser.add_argument("--milliseconds", type=int, default=60)
     options = parser.parse_args()
@@ -200,7 +201,7 @@ def main():
         bad = sum(check(file, options.group[0]) for file in options.file)
     if options.time is not None or neither:
         for shape in options.time or SHAPES:
-            time(options.file, shape, options.group, options.milliseconds)
+            time(options.file, shape, options.rows, options.group, options.milliseconds)
     return 1 if bad else 0
 
 

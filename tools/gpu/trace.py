@@ -6,6 +6,7 @@
 FIRST and LAST (seconds since the first record) cut a piece out of it.
 """
 import collections
+import itertools
 import statistics
 import sys
 
@@ -26,6 +27,7 @@ def main():
     replays(found)
     steps(found)
     prompts(found)
+    order(found)
     shares(found)
     idle(found)
 
@@ -71,28 +73,49 @@ def steps(found):
             print(f"    {milliseconds:8.4f} ms a replay  {name}")
 
 
+def stretches(found):
+    """Replays, and steps that no graph runs, in their order: a graph's number or 0, and kernels with begin, end and name."""
+    stretches = []
+    for kind, start, end, stream, graph, name in found:
+        if kind == "graph":
+            stretches.append((graph, [(start, end, name)]))
+        elif kind == "kernel":
+            begins = name.startswith("embed") or not stretches or stretches[-1][0] != graph
+            if begins:
+                stretches.append((graph, []))
+            stretches[-1][1].append((start, end, name))
+    return stretches
+
+
+def milliseconds(kernels):
+    """From the first one's begin to the last one's end."""
+    return (kernels[-1][1] - kernels[0][0]) / 1e6
+
+
+def order(found):
+    """What came after what: steps outside of graphs one by one, replays counted."""
+    by_kind = itertools.groupby(stretches(found), lambda stretch: stretch[0] > 0)
+    print("in order, milliseconds:")
+    for is_graph, some in by_kind:
+        spans = [milliseconds(kernels) for _, kernels in some]
+        listed = f"{len(spans)} replays" if is_graph else " ".join(f"{span:.1f}" for span in spans)
+        print(f"    {sum(spans):9.1f}: {listed}")
+
+
 def prompts(found):
     """Steps that no graph runs and that take more than half as long as the longest of them: how long they take, and their
     kernels, by name."""
-    stretches = []
-    for kind, start, end, stream, graph, name in found:
-        if kind == "graph" or graph:
-            stretches.append([])
-        elif kind == "kernel":
-            if name.startswith("embed") or not stretches:
-                stretches.append([])
-            stretches[-1].append((start, end, name))
-    span = lambda kernels: (kernels[-1][1] - kernels[0][0]) / 1e6  # noqa: E731
-    stretches = [kernels for kernels in stretches if kernels and kernels[0][2].startswith("embed")]
-    longest = max(map(span, stretches), default=0)
-    long = [kernels for kernels in stretches if span(kernels) * 2 > longest]
+    steps = [kernels for graph, kernels in stretches(found) if not graph and kernels[0][2].startswith("embed")]
+    longest = max(map(milliseconds, steps), default=0)
+    long = [kernels for kernels in steps if milliseconds(kernels) * 2 > longest]
     if not long:
         return
     by_name = sums((name, end - start) for kernels in long for start, end, name in kernels)
-    busy = sum(milliseconds for _, (_, milliseconds) in by_name) / len(long)
-    print(f"{len(long)} steps outside of graphs, mean {statistics.mean(map(span, long)):.1f} ms, kernels {busy:.1f} ms")
-    for name, (count, milliseconds) in by_name[:12]:
-        print(f"    {milliseconds / len(long):8.3f} ms in {count / len(long):6.1f} a step  {name}")
+    busy = sum(spent for _, (_, spent) in by_name) / len(long)
+    mean = statistics.mean(map(milliseconds, long))
+    print(f"{len(long)} steps outside of graphs, mean {mean:.1f} ms, kernels {busy:.1f} ms")
+    for name, (count, spent) in by_name[:12]:
+        print(f"    {spent / len(long):8.3f} ms in {count / len(long):6.1f} a step  {name}")
 
 
 def sums(spans):
