@@ -1,12 +1,11 @@
 //! Qwen2.5-VL against what transformers computed: positions, embeddings, logits, answers; whole, in chunks, in company.
 
-mod bench;
-
-use bench::{
-    Bench, Case, alone, assert_recorded_answer, assert_same_run, cut, picture, prefixes, relative_error, together,
-    whatever_is_wanted,
-};
 use bursar_model::flow::{Grid, Patches};
+
+use crate::bench::{
+    self, Bench, Case, alone, assert_recorded_answer, assert_same_run, cut, picture, prefixes, relative_error,
+    together, whatever_is_wanted,
+};
 
 const FOLDER: &str = "tests/golden/qwen2_5_vl";
 const CASES: [&str; 6] = ["single_image", "several_images", "two_turns", "same_image_twice", "text_only", "long_text"];

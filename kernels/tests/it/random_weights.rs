@@ -1,14 +1,13 @@
 //! Random numbers in place: the same for everybody, shaped like weights.
 
-mod ground;
-
 use bursar_budgets::Bytes;
 use bursar_kernels::{
     Cpu, DType, KernelError, Tensor,
     ops::{fill_random::fill_random, transfer},
 };
-use ground::poisoned;
 use half::{bf16, f16};
+
+use crate::ground::poisoned;
 
 /// Numbers of a type, drawn by so many threads.
 fn drawn(threads: usize, count: usize, dtype: DType, seed: u64, deviation: f32) -> Vec<f32> {

@@ -1,14 +1,12 @@
 //! Each operation computes its definition.
 
-mod ground;
-
 use bursar_kernels::{
     Cpu, DType, KernelError,
     ops::{argmax::NO_CHOICE, attention_packed::Stretches, embed::PREVIOUS, transfer},
 };
 use candle_core::{D, Device, Tensor as Candle};
 
-use ground::{Pass, Random, assert_close, compute, passes, widened};
+use crate::ground::{self, Pass, Random, assert_close, compute, passes, widened};
 
 /// What is only copied is not off at all; a sum of `n` products of numbers below one is off by less than `n` times half
 /// a unit in the last place of one.

@@ -1,13 +1,11 @@
 //! A result depends on its operands: not on the threads, not on how a prompt was cut, not on the neighbours.
 
-mod ground;
-
 use bursar_kernels::{
     ops::{attention_paged::PagedSequences, rotary::Rope},
     *,
 };
 
-use ground::{Random, assert_close, compute, passes, widened};
+use crate::ground::{self, Random, assert_close, compute, passes, widened};
 
 #[test]
 fn any_number_of_threads_gives_the_same_bits() {

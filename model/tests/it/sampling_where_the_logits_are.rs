@@ -1,7 +1,5 @@
 //! Stories of sampling where the logits are: a sampler asks, the operation chooses, and the sampler reads the answer.
 
-mod bench;
-
 use bursar_budgets::{Bytes, Class, Workspace};
 use bursar_kernels::{
     Cpu, DType, Scope, Tally, Tensor,
@@ -17,7 +15,7 @@ use bursar_model::{
     },
 };
 
-use bench::Memory;
+use crate::bench::Memory;
 
 const VOCABULARY: usize = 300;
 

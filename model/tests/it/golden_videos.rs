@@ -1,14 +1,13 @@
 //! Videos through Qwen2.5-VL against what transformers computed: frames, positions, embeddings, logits, answers; whole,
 //! in chunks, in company.
 
-mod bench;
-
-use bench::{
-    Bench, Case, alone, assert_recorded_answer, assert_same_run, cut, prefixes, relative_error, together, video,
-};
 use bursar_model::{
     flow::{ImageLimits, Patches, VisualGrid},
     processor::{ImageProcessorConfig, VideoProcessor},
+};
+
+use crate::bench::{
+    self, Bench, Case, alone, assert_recorded_answer, assert_same_run, cut, prefixes, relative_error, together, video,
 };
 
 const FOLDER: &str = "tests/golden/qwen2_5_vl";

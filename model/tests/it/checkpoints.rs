@@ -1,12 +1,11 @@
 //! Stories of checkpoints: good ones, and every way in which a download can be bad.
 
-mod common;
-
 use std::path::{Path, PathBuf};
 
 use bursar_model::checkpoint::{Checkpoint, CheckpointSource, TensorType};
 use bursar_model::error::CheckpointError;
-use common::golden;
+
+use crate::common::golden;
 
 /// A copy of a golden checkpoint that a test may damage; removed at the end.
 struct Copy(PathBuf);

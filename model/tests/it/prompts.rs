@@ -1,14 +1,13 @@
 //! Stories of prompts: who may write special tokens, and what a template may do.
 
-mod common;
-
 use bursar_model::error::TextError;
 use bursar_model::text::template_source::TemplateFiles;
 use bursar_model::text::{
     ChatTemplate, Message, Part, PromptEncoder, Role, TemplateInputs, TemplateLimits, TemplateSources,
 };
-use common::{golden_json, qwen_tokenizer, small_tokenizer};
 use proptest::prelude::*;
+
+use crate::common::{golden_json, qwen_tokenizer, small_tokenizer};
 
 fn sources(source: &str) -> TemplateSources {
     TemplateSources {

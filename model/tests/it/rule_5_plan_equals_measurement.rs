@@ -1,11 +1,8 @@
 //! Rule 5: the plan equals the measurement, to the byte, for every corner; and no pass inside the envelope takes more
 //! than the corners do.
 
-mod bench;
-
 use std::cell::Cell;
 
-use bench::{Memory, Random, repository};
 use bursar_budgets::{Bytes, Class, Segment, Workspace};
 use bursar_kernels::{
     BLOCK_TOKENS, Backend, Cpu, CudaTarget, DType, KernelError, KvLayer, Scope, Tally, Target, Tensor,
@@ -19,6 +16,8 @@ use bursar_model::{
     strain::Strain,
 };
 use proptest::prelude::*;
+
+use crate::bench::{self, Memory, Random, repository};
 
 const QWEN2_5_VL: &str = "tests/golden/qwen2_5_vl";
 const QWEN2: &str = "tests/golden/qwen2";

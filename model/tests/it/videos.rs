@@ -1,8 +1,5 @@
 //! Stories of videos on the host side: what is planned, what is refused, what a step is cached by.
 
-mod bench;
-mod common;
-
 use bursar_model::{
     Envelope,
     error::{ImageError, ProcessorError, VideoError, VisualError},
@@ -11,9 +8,11 @@ use bursar_model::{
         ImageProcessor, ImageProcessorConfig, PixelBounds, VideoProcessor, VisualLimits, VisualPlan, VisualProcessors,
     },
 };
-use common::golden_bytes;
 use image::{ImageFormat, Rgb, RgbImage};
 use proptest::prelude::*;
+
+use crate::bench;
+use crate::common::golden_bytes;
 
 fn png(picture: &RgbImage) -> ImageBytes {
     let mut encoded = std::io::Cursor::new(Vec::new());

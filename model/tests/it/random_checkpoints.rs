@@ -1,10 +1,7 @@
 //! Checkpoints of random weights: the shape of a released model, equal for equal seeds, and computed with like any other.
 
-mod bench;
-
 use std::sync::Arc;
 
-use bench::{Bench, Sequence, repository};
 use bursar_kernels::Target;
 use bursar_model::{
     Model,
@@ -12,6 +9,8 @@ use bursar_model::{
     registry::{self, FamilyConfig},
     text::{Message, Part, Role, TemplateInputs},
 };
+
+use crate::bench::{Bench, Sequence, repository};
 
 const CPU: Target = Target::Cpu { threads: 1 };
 

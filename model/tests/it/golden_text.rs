@@ -1,12 +1,11 @@
 //! Tokenizer and chat templates against what transformers recorded.
 
-mod common;
-
 use bursar_model::text::{
     ChatTemplate, Detokenizer, Message, Part, PromptEncoder, Role, TemplateInputs, TemplateLimits, TemplateSources,
 };
-use common::{golden_json, qwen_tokenizer, small_tokenizer};
 use serde_json::Value;
+
+use crate::common::{self, golden_json, qwen_tokenizer, small_tokenizer};
 
 fn template(source: &str) -> ChatTemplate {
     let templates = [("default".to_owned(), source.to_owned())].into();

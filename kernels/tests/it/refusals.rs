@@ -1,8 +1,6 @@
 //! What is wrong is noticed before memory is touched: by a typed error where shapes disagree, by an assertion where only
 //! our own bug can bring it.
 
-mod ground;
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use bursar_kernels::{
@@ -19,7 +17,7 @@ use bursar_kernels::{
     *,
 };
 
-use ground::{compute, plan};
+use crate::ground::{compute, plan};
 
 /// The texts of the errors that a plan of `pass` gives.
 fn text<T>(pass: impl for<'s> FnOnce(&'s Scope<'_, Plan>) -> Result<T, KernelError>) -> String {

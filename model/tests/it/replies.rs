@@ -1,13 +1,12 @@
 //! Stories of replies: tokens to text as they come, and where the text ends.
 
-mod common;
-
 use std::sync::LazyLock;
 
 use bursar_model::error::TextError;
 use bursar_model::text::{Detokenizer, StopReason, StopRules, Tokenizer};
-use common::{qwen_tokenizer, small_tokenizer};
 use proptest::prelude::*;
+
+use crate::common::{qwen_tokenizer, small_tokenizer};
 
 static QWEN: LazyLock<Tokenizer> = LazyLock::new(qwen_tokenizer);
 static SMALL: LazyLock<Tokenizer> = LazyLock::new(small_tokenizer);

@@ -1,9 +1,6 @@
 //! Qwen2, text only, against what transformers computed: ids, logits, answers; whole, in chunks, in company.
 
-mod bench;
-
-use bench::{Bench, Case, alone, assert_recorded_answer, assert_same_run, prefixes, relative_error, together};
-
+use crate::bench::{Bench, Case, alone, assert_recorded_answer, assert_same_run, prefixes, relative_error, together};
 const FOLDER: &str = "tests/golden/qwen2";
 const CASES: [&str; 2] = ["short", "long"];
 

@@ -1,11 +1,10 @@
 //! Stories of pictures that are too large, broken, or not pictures at all.
 
-mod common;
-
 use bursar_model::error::{ImageError, ProcessorError};
 use bursar_model::flow::image_bytes::{ImageBytes, ImageLimits};
 use bursar_model::processor::{ImageFormat, ImageProcessor, ImageProcessorConfig};
-use common::{golden, golden_bytes};
+
+use crate::common::{golden, golden_bytes};
 
 const FILES: [&str; 6] = [
     "scene_rgba.png",

@@ -1,14 +1,11 @@
 //! Checkpoints that contradict themselves: errors say which tensor or field, what was expected and what was found.
 
-mod bench;
-
 use std::{
     fs,
     path::{Path, PathBuf},
     sync::atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
-use bench::repository;
 use bursar_kernels::Target;
 use bursar_model::{
     LoadError, Model,
@@ -18,6 +15,8 @@ use bursar_model::{
     weights::WeightError,
 };
 use serde_json::{Value, json};
+
+use crate::bench::repository;
 
 const QWEN2: &str = "tests/golden/qwen2";
 const QWEN2_5_VL: &str = "tests/golden/qwen2_5_vl";

@@ -1,7 +1,5 @@
 //! Stories of replies that are held to a form: whatever the logits say, the reply has it, and ends by itself.
 
-mod common;
-
 use std::sync::LazyLock;
 
 use bursar_model::error::{GrammarError, SamplingError};
@@ -10,6 +8,8 @@ use bursar_model::sampling::{
 };
 use bursar_model::text::Tokenizer;
 use serde_json::{Value, json};
+
+use crate::common;
 
 /// A vocabulary with its grammar compiler; the logits are wider than the tokenizer, as files pad them.
 struct Model {

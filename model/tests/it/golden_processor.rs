@@ -1,14 +1,12 @@
 //! The image processor against what transformers recorded.
 
-mod bench;
-mod common;
-
-use bench::cut;
 use bursar_model::error::ImageError;
 use bursar_model::flow::{image_bytes::ImageBytes, image_bytes::ImageLimits, rgb_image::RgbImage};
 use bursar_model::processor::{ImageProcessor, ImageProcessorConfig, PixelBounds, Size, smart_resize};
-use common::{golden, golden_bytes, golden_json, golden_png};
 use serde_json::Value;
+
+use crate::bench::cut;
+use crate::common::{golden, golden_bytes, golden_json, golden_png};
 
 fn numbers(value: &Value) -> Vec<u64> {
     value.as_array().into_iter().flatten().filter_map(Value::as_u64).collect()

@@ -1,11 +1,9 @@
 //! The plan equals the measurement, to the byte, and what a pass costs is counted.
 
-mod ground;
-
 use bursar_budgets::{Bytes, Hint};
 use bursar_kernels::{ops::attention_packed::Stretches, ops::attention_paged::PagedSequences, *};
 
-use ground::{passes, plan, poisoned};
+use crate::ground::{passes, plan, poisoned};
 
 #[test]
 fn every_operation_takes_what_its_plan_says_to_the_byte() {

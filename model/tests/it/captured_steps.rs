@@ -1,15 +1,14 @@
 //! Decoding as it is captured, over arrays that lie where they always do and with padding behind the last sequence, gives
 //! what a step gives that uploads its own.
 
-mod bench;
-
-use bench::Bench;
 use bursar_budgets::{Bytes, Class, Workspace};
 use bursar_kernels::{BLOCK_TOKENS, DType, Scope, Tally, Tensor, ops::transfer::fill_elements};
 use bursar_model::{
     blocks::decoder::StepCaches,
     flow::{SequencePart, StepBatch, StepLayout},
 };
+
+use crate::bench::{self, Bench};
 
 const CONTEXT: usize = 60;
 
