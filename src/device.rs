@@ -37,6 +37,9 @@ pub struct DeviceOptions {
     /// NVIDIA's wheels bring libraries.
     #[arg(long, hide = true, env = "VIRTUAL_ENV", global = true)]
     virtual_env: Option<PathBuf>,
+    /// So do conda's environments.
+    #[arg(long, hide = true, env = "CONDA_PREFIX", global = true)]
+    conda_prefix: Option<PathBuf>,
     #[cfg(feature = "prometheus")]
     #[command(flatten)]
     metrics: crate::metrics::MetricsOptions,
@@ -89,7 +92,10 @@ impl DeviceOptions {
     pub fn blas(&self) -> BlasSearch {
         let search = BlasSearch::usual();
         let search = self.cuda_home.iter().fold(search, BlasSearch::with_toolkit);
-        let search = self.virtual_env.iter().fold(search, BlasSearch::with_python);
+        // Where pip puts what a user installs for himself alone.
+        let own = env::var_os("HOME").map(|home| PathBuf::from(home).join(".local"));
+        let pythons = self.virtual_env.iter().chain(&self.conda_prefix).chain(&own);
+        let search = pythons.fold(search, BlasSearch::with_python);
         self.cuda_lib.iter().fold(search, BlasSearch::first_in)
     }
 

@@ -342,15 +342,21 @@ fn decoding_may_be_captured_again_between_two_steps_of_a_reply() {
     for samplers in [stage.plain(4), stage.samplers(4)] {
         let undisturbed = stage.replies(&samplers, 20, 0, Named::Unseen);
         assert_eq!(undisturbed.1, 20);
-        let again = std::thread::scope(|threads| {
+        let (free, counts) = (stage.device.memory().expect("it says").free, stage.device.counts());
+        let (again, told) = std::thread::scope(|threads| {
             // The queue is short, so that this comes between steps and not behind them.
             let captures = threads.spawn(|| (0..3).map(|_| stage.capture()).collect::<Vec<_>>());
             let replies: Vec<_> = (0..20).map(|_| stage.replies(&samplers, 20, 0, Named::Unseen)).collect();
-            captures.join().expect("they are captured");
-            replies
+            let told: Bytes = captures.join().expect("they are captured").into_iter().sum();
+            (replies, told)
         });
         for reply in again {
             assert_eq!(reply, undisturbed);
         }
+        // Two graphs a size are what is taken, and what they take is told; nothing is backed or locked for them.
+        let allocations = counts.allocations + 3 * 2 * SHAPE.buckets().len() as u64;
+        assert_eq!(stage.device.counts(), CudaCounts { allocations, ..counts });
+        let left = stage.device.memory().expect("it says").free;
+        assert!(left + told >= free, "{left} are left of {free}, and {told} were told");
     }
 }

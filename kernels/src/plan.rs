@@ -53,6 +53,8 @@ impl Backend for Plan {
         patchify: patchify::Call<'_>,
         embed: embed::Call<'_>,
         rms_norm: rms_norm::Call<'_>,
+        add_rms_norm: add_rms_norm::Call<'_>,
+        layer_norm: layer_norm::Call<'_>,
         linear: linear::Call<'_>,
         rotary: rotary::Call<'_>,
         rotary_kv_write: rotary_kv_write::Call<'_>,

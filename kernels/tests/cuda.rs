@@ -99,6 +99,7 @@ fn is_served(pass: &Pass, activation: DType) -> bool {
     let has_head = |head_dim: &usize| [32, 64, 80, 128].contains(head_dim);
     match pass {
         Pass::Embed { dtype, .. } | Pass::RmsNorm { dtype, .. } | Pass::Linear { dtype, .. } => *dtype == activation,
+        Pass::AddRmsNorm { dtype, .. } | Pass::LayerNorm { dtype, .. } => *dtype == activation,
         Pass::GatedLinear { dtype, .. } => *dtype == activation,
         Pass::Paged { head_dim, .. } | Pass::Packed { head_dim, .. } => has_head(head_dim),
         _ => true,
@@ -116,6 +117,8 @@ fn tolerance(pass: &Pass, activation: DType) -> f64 {
         // Ids are equal, and logarithms are of f32.
         Pass::Sample { .. } => 2e-6,
         Pass::Paged { .. } | Pass::Packed { .. } | Pass::Linear { .. } => 2.0 * rounding,
+        // What is normalised is rounded first.
+        Pass::AddRmsNorm { .. } => 2.0 * rounding,
         // Gate and up are rounded before they meet, where they are not computed in one.
         Pass::GatedLinear { .. } => 4.0 * rounding,
         _ => rounding,

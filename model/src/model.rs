@@ -1,6 +1,6 @@
 //! A model: its family's weights in one segment, or a plan of them.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, cmp::Reverse};
 
 use bursar_budgets::{Bytes, Segment};
 use bursar_kernels::{
@@ -96,7 +96,10 @@ impl Model {
         let mut done = Bytes(0);
         // Whatever ends this early: copies that are under way are waited for before the segment goes.
         let _settled = Settled(backend);
-        for copy in map.copies() {
+        // The largest first: a backend that gets threads for those has them for all others too.
+        let mut copies: Vec<_> = map.copies().iter().collect();
+        copies.sort_by_key(|copy| Reverse(copy.bytes));
+        for copy in copies {
             upload(checkpoint, backend, copy)?;
             done += copy.bytes;
             progress(done, total);
@@ -223,13 +226,19 @@ fn upload<B: Backend>(checkpoint: &Checkpoint, backend: &B, copy: &WeightCopy) -
     Ok(transfer::fill(backend, source, &mut out)?)
 }
 
+/// Rows that a thread gives their zeros at a time.
+const PADDED_BY_A_THREAD: usize = 64;
+
 /// The rows of a file's tensor, each with its zeros behind it.
 fn padded(bytes: &[u8], dtype: DType, (columns, zeros): (usize, usize)) -> Cow<'_, [u8]> {
     if zeros == 0 {
         return Cow::Borrowed(bytes);
     }
-    let (row, zeros) = (columns * dtype.size(), vec![0; zeros * dtype.size()]);
-    Cow::Owned(bytes.chunks_exact(row).flat_map(|row| row.iter().chain(&zeros)).copied().collect())
+    let (row, longer) = (columns * dtype.size(), (columns + zeros) * dtype.size());
+    let mut padded = vec![0; bytes.len() / row * longer];
+    let rows = padded.par_chunks_exact_mut(longer).zip(bytes.par_chunks_exact(row));
+    rows.with_min_len(PADDED_BY_A_THREAD).for_each(|(longer, row)| longer[..row.len()].copy_from_slice(row));
+    Cow::Owned(padded)
 }
 
 /// Elements that are rounded on the host at a time, and those of them that a thread takes: one alone would need a minute
@@ -287,6 +296,15 @@ impl From<CheckpointError> for LoadError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_row_has_its_zeros_behind_it_to_the_last() {
+        let rows = 3 * PADDED_BY_A_THREAD + 1;
+        let bytes: Vec<u8> = (0..rows * 10).map(|at| (at % 251) as u8 + 1).collect();
+        let expected: Vec<u8> = bytes.chunks_exact(10).flat_map(|row| [row, &[0; 6]].concat()).collect();
+        assert_eq!(*padded(&bytes, DType::BF16, (5, 3)), *expected);
+        assert!(matches!(padded(&bytes, DType::BF16, (5, 0)), Cow::Borrowed(same) if same == bytes));
+    }
 
     #[test]
     fn what_many_threads_round_is_each_number_in_its_place_to_the_last() {

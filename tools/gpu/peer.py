@@ -6,7 +6,8 @@
 MODEL is a folder with the configuration and tokenizer of a Qwen2.5-VL checkpoint; weights are drawn at random there too
 (load_format "dummy"). As we are measured: text is the faster of two runs, decoding the difference of replies of 129
 tokens and of one, pictures the median of three runs behind one that warms up; greedy, no prefix cache, 256 sequences,
-8,192 tokens a step. vLLM takes up to nine tenths of the card, as it does by default. Needs vLLM (0.26.0 was measured).
+8,192 tokens a step (Bursar: 8,448, see ADR 24). vLLM takes up to nine tenths of the card, as it does by default. Needs
+vLLM (0.26.0 was measured).
 """
 
 import os

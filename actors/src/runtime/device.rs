@@ -7,8 +7,9 @@ use bursar_budgets::{Bytes, CudaDevice, Device, DeviceError, HostConfig, HostDev
 /// Which device a runtime leases.
 #[derive(Clone)]
 pub enum DeviceChoice {
-    /// The first GPU if there is one with a driver that is new enough; otherwise host memory of this capacity stands in
-    /// for it, and [`Runtime::stands_in`](super::Runtime::stands_in) says why. A GPU that is there and fails is an error.
+    /// The first GPU if there is one; otherwise host memory of this capacity stands in for it, and
+    /// [`Runtime::stands_in`](super::Runtime::stands_in) says why, as does an event of `tracing`. A GPU that is there and
+    /// fails, or whose driver is too old, is an error.
     Auto(Bytes),
     /// The GPU of this number, as `CUDA_VISIBLE_DEVICES` numbers them.
     Cuda(usize),

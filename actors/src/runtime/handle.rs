@@ -162,6 +162,9 @@ impl Runtime {
         let choice = config.device;
         let opened = tokio::task::spawn_blocking(move || choice.open()).await;
         let Opened { device, stands_in, again } = opened.map_err(|died| RuntimeError::Spawn(died.to_string()))??;
+        if let Some(why) = &stands_in {
+            tracing::info!(%why, "host memory stands in for a GPU");
+        }
         let total = device.memory()?.total;
         let ledger = LedgerConfig { host_total: config.host_bytes, ..LedgerConfig::of(device.as_ref()) };
         let (desk, shown) = (Arc::new(Desk::default()), Shown::new(device));

@@ -183,6 +183,14 @@ pub enum DeviceError {
         /// What to install or to choose.
         hint: String,
     },
+    /// There may be such a device here, and neither it nor what it is called through can be used as it is.
+    #[error("{reason}")]
+    Unusable {
+        /// What is wrong with it.
+        reason: String,
+        /// What to change.
+        hint: String,
+    },
     /// The driver says no, and neither for want of memory nor because the device is lost: a bug of ours.
     #[error("{call}: {said}")]
     Driver {
@@ -220,7 +228,7 @@ impl Hint for DeviceError {
             DeviceError::Lost { .. } => {
                 Some("start the program again: a process that lost a GPU gets no other context".into())
             }
-            DeviceError::NoDevice { hint, .. } => Some(hint.clone()),
+            DeviceError::NoDevice { hint, .. } | DeviceError::Unusable { hint, .. } => Some(hint.clone()),
             DeviceError::HostRefused { .. } => {
                 Some("free memory of the host, or raise its limit on locked memory (ulimit -l)".into())
             }

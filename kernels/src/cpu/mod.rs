@@ -1,6 +1,7 @@
 //! The backend that computes on leased host memory, with `f32` activations. It is the reference for the others: plain
 //! loops, one file an operation, checked against candle.
 
+mod add_rms_norm;
 mod all_reduce;
 mod argmax;
 mod arithmetic;
@@ -11,6 +12,7 @@ mod embed;
 mod fill_random;
 mod gather_rows;
 mod gelu;
+mod layer_norm;
 mod linear;
 mod memory;
 mod patchify;
@@ -74,6 +76,8 @@ impl Backend for Cpu {
         patchify: ops::patchify::Call<'_> => patchify::patchify,
         embed: ops::embed::Call<'_> => embed::embed,
         rms_norm: ops::rms_norm::Call<'_> => rms_norm::rms_norm,
+        add_rms_norm: ops::add_rms_norm::Call<'_> => add_rms_norm::add_rms_norm,
+        layer_norm: ops::layer_norm::Call<'_> => layer_norm::layer_norm,
         linear: ops::linear::Call<'_> => linear::linear,
         rotary: ops::rotary::Call<'_> => rotary::rotary,
         rotary_kv_write: ops::rotary_kv_write::Call<'_> => rotary_kv_write::rotary_kv_write,

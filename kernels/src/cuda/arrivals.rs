@@ -20,9 +20,10 @@ struct Place {
     come: Event,
 }
 
-/// The shortest place: most of what comes is a few tokens. Others are as many of these as they have to be: the logits of
-/// 256 sequences of a large vocabulary are 149 MiB, and the next power of two would lock 107 more for nothing.
-const SHORTEST: Bytes = Bytes::kib(64);
+/// The shortest place: most of what comes is a few tokens, and the reports of 1,524 sequences with all of their likeliest
+/// are no longer. Others are as many of these as they have to be: the logits of 256 sequences of a large vocabulary are
+/// 149 MiB, and the next power of two would lock 107 more for nothing.
+const SHORTEST: Bytes = Bytes::kib(256);
 
 /// How a copy finds its place.
 #[derive(Debug, PartialEq, Eq)]

@@ -67,10 +67,14 @@ pub(super) fn embed(cuda: &Cuda, call: ops::embed::Call<'_>) -> Result<(), Kerne
     unsafe { cuda.launch(&cuda.kernel("embed"), extent, arguments) }
 }
 
+/// Of a normalisation: a block keeps its weights over many rows.
+fn over_rows(cuda: &Cuda, x: &Tensor<'_>) -> Extent {
+    let threads = x.columns().div_ceil(16).next_multiple_of(32).clamp(32, 512);
+    Extent::line(x.rows().min(8 * cuda.kernels.target.processors), threads)
+}
+
 pub(super) fn rms_norm(cuda: &Cuda, call: ops::rms_norm::Call<'_>) -> Result<(), KernelError> {
-    let threads = call.x.columns().div_ceil(16).next_multiple_of(32).clamp(32, 512);
-    // A block keeps its weights over many rows.
-    let extent = Extent::line(call.x.rows().min(8 * cuda.kernels.target.processors), threads);
+    let extent = over_rows(cuda, &call.x);
     let arguments = arguments![
         call.x.address(),
         pitch(&call.x),
@@ -82,6 +86,39 @@ pub(super) fn rms_norm(cuda: &Cuda, call: ops::rms_norm::Call<'_>) -> Result<(),
     ];
     // SAFETY: as above.
     unsafe { cuda.launch(&cuda.kernel("rms_norm"), extent, arguments) }
+}
+
+pub(super) fn add_rms_norm(cuda: &Cuda, call: ops::add_rms_norm::Call<'_>) -> Result<(), KernelError> {
+    let extent = over_rows(cuda, &call.x);
+    let arguments = arguments![
+        call.x.address(),
+        pitch(&call.x),
+        call.residual.address(),
+        pitch(&call.residual),
+        call.weight.address(),
+        count(call.x.rows()),
+        columns(&call.x),
+        call.epsilon,
+        call.out.address(),
+    ];
+    // SAFETY: as above.
+    unsafe { cuda.launch(&cuda.kernel("add_rms_norm"), extent, arguments) }
+}
+
+pub(super) fn layer_norm(cuda: &Cuda, call: ops::layer_norm::Call<'_>) -> Result<(), KernelError> {
+    let extent = over_rows(cuda, &call.x);
+    let arguments = arguments![
+        call.x.address(),
+        pitch(&call.x),
+        call.weight.address(),
+        call.bias.address(),
+        count(call.x.rows()),
+        columns(&call.x),
+        call.epsilon,
+        call.out.address(),
+    ];
+    // SAFETY: as above.
+    unsafe { cuda.launch(&cuda.kernel("layer_norm"), extent, arguments) }
 }
 
 /// Rows in x, and in y as many blocks as their columns want: few rows want more.

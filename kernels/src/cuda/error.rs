@@ -53,10 +53,15 @@ impl Hint for OpenError {
             OpenError::Device(error) => error.hint(),
             OpenError::NoBlas { .. } => Some(
                 "install it with `pip install nvidia-cublas` (or nvidia-cublas-cu12, or the CUDA toolkit), or name the \
-                 folder that has libcublasLt.so.12 or .13 in BURSAR_CUDA_LIB"
+                 folder that has libcublasLt.so.12 or .13: in BURSAR_CUDA_LIB for `bursar`, in LoadOptions::blas for a \
+                 program of your own"
                     .to_owned(),
             ),
-            OpenError::BadBlas { .. } => Some("CUDA 12.4 to 13 are served: name another folder in BURSAR_CUDA_LIB".to_owned()),
+            OpenError::BadBlas { .. } => Some(
+                "CUDA 12.4 to 13 are served: name another folder, in BURSAR_CUDA_LIB for `bursar`, in LoadOptions::blas for a \
+                 program of your own"
+                    .to_owned(),
+            ),
             OpenError::TooOld { .. } => Some("use another GPU, or the host device".to_owned()),
             OpenError::Image { .. } => Some("install a newer NVIDIA driver (550 or later)".to_owned()),
         }

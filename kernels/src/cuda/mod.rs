@@ -271,6 +271,14 @@ impl Backend for Cuda {
         elementwise::rms_norm(self, call)
     }
 
+    fn add_rms_norm(&self, call: ops::add_rms_norm::Call<'_>) -> Result<(), KernelError> {
+        elementwise::add_rms_norm(self, call)
+    }
+
+    fn layer_norm(&self, call: ops::layer_norm::Call<'_>) -> Result<(), KernelError> {
+        elementwise::layer_norm(self, call)
+    }
+
     fn linear(&self, call: ops::linear::Call<'_>) -> Result<(), KernelError> {
         linear::linear(self, call)
     }

@@ -2,6 +2,7 @@
 //!
 //! What a backend is handed is `#[non_exhaustive]`, so that only the fronts here, which check, can make a call.
 
+pub mod add_rms_norm;
 pub mod all_reduce;
 pub mod argmax;
 pub mod attention_packed;
@@ -12,6 +13,7 @@ pub mod fill_random;
 pub mod gated_linear;
 pub mod gather_rows;
 pub mod gelu;
+pub mod layer_norm;
 pub mod linear;
 pub mod measure;
 pub mod patchify;

@@ -35,6 +35,8 @@ pub enum Pass {
     Patchify { pictures: Vec<(usize, usize, usize)>, side: usize, frames: usize, patches: usize },
     Embed { vocabulary: usize, hidden: usize, tokens: usize, dtype: DType },
     RmsNorm { rows: usize, hidden: usize, dtype: DType },
+    AddRmsNorm { rows: usize, hidden: usize, dtype: DType },
+    LayerNorm { rows: usize, hidden: usize, dtype: DType },
     Linear { rows: usize, in_features: usize, out_features: usize, dtype: DType, bias: bool, how: How },
     GatedLinear { rows: usize, in_features: usize, features: usize, dtype: DType, bias: bool },
     Rotary { rows: usize, heads: usize, head_dim: usize, sections: Vec<usize> },
@@ -55,8 +57,12 @@ pub fn passes() -> Vec<Pass> {
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         passes.push(Pass::Embed { vocabulary: 53, hidden: 37, tokens: 19, dtype });
         passes.push(Pass::Embed { vocabulary: 7, hidden: 4099, tokens: 41, dtype });
-        passes.push(Pass::RmsNorm { rows: 11, hidden: 61, dtype });
-        passes.push(Pass::RmsNorm { rows: 257, hidden: 1031, dtype });
+        // Rows that threads keep, with vectors and without, and longer ones.
+        for (rows, hidden) in [(11, 61), (257, 1031), (1100, 72), (3, 9001)] {
+            passes.push(Pass::RmsNorm { rows, hidden, dtype });
+            passes.push(Pass::AddRmsNorm { rows, hidden, dtype });
+            passes.push(Pass::LayerNorm { rows, hidden, dtype });
+        }
         for how in [How::New, How::Into, How::Add] {
             for (rows, in_features, out_features) in
                 [(1, 1, 1), (1, 67, 301), (3, 193, 129), (5, 17, 128), (37, 517, 263)]
@@ -156,6 +162,21 @@ impl Pass {
                 let wide = wide(scope, rows, hidden, &mut random)?;
                 let weight = narrowed(scope, [hidden], dtype, &random.floats(hidden))?;
                 floats(scope, &scope.rms_norm(&inside(&wide), &weight, 1e-5)?)
+            }
+            Pass::AddRmsNorm { rows, hidden, dtype } => {
+                let (x, mut residual) =
+                    (wide(scope, rows, hidden, &mut random)?, wide(scope, rows, hidden, &mut random)?);
+                let weight = narrowed(scope, [hidden], dtype, &random.floats(hidden))?;
+                let mut place = residual.column_range_mut(before..before + hidden);
+                let out = scope.add_rms_norm(&inside(&x), &mut place, &weight, 1e-5)?;
+                let out = floats(scope, &out)?;
+                Ok([floats(scope, &residual)?, out].concat())
+            }
+            Pass::LayerNorm { rows, hidden, dtype } => {
+                let wide = wide(scope, rows, hidden, &mut random)?;
+                let weight = narrowed(scope, [hidden], dtype, &random.floats(hidden))?;
+                let bias = narrowed(scope, [hidden], dtype, &random.floats(hidden))?;
+                floats(scope, &scope.layer_norm(&inside(&wide), &weight, &bias, 1e-5)?)
             }
             Pass::Linear { rows, in_features, out_features, dtype, bias, how } => {
                 let x = wide(scope, rows, in_features, &mut random)?;
@@ -273,10 +294,26 @@ impl Pass {
             Pass::RmsNorm { rows, hidden, dtype } => {
                 let x = Wide::new(activation, rows, hidden, &mut random);
                 let weight = rounded(dtype, &random.floats(hidden));
-                let row = |row: usize| {
+                (0..rows).flat_map(|row| rms_normed(&x.row(row), &weight)).collect()
+            }
+            Pass::AddRmsNorm { rows, hidden, dtype } => {
+                let x = Wide::new(activation, rows, hidden, &mut random);
+                let residual = Wide::new(activation, rows, hidden, &mut random);
+                let weight = rounded(dtype, &random.floats(hidden));
+                let sum =
+                    |row: usize| -> Vec<f64> { (0..hidden).map(|at| x.at(row, at) + residual.at(row, at)).collect() };
+                let normed: Vec<f64> = (0..rows).flat_map(|row| rms_normed(&sum(row), &weight)).collect();
+                [residual.changed(|row, column, held| held + x.at(row, column)), normed].concat()
+            }
+            Pass::LayerNorm { rows, hidden, dtype } => {
+                let x = Wide::new(activation, rows, hidden, &mut random);
+                let (weight, bias) = (rounded(dtype, &random.floats(hidden)), rounded(dtype, &random.floats(hidden)));
+                let row = |row: usize| -> Vec<f64> {
                     let x = x.row(row);
-                    let mean = x.iter().map(|x| x * x).sum::<f64>() / hidden as f64;
-                    x.iter().zip(&weight).map(|(x, weight)| x / (mean + 1e-5).sqrt() * weight).collect::<Vec<_>>()
+                    let mean = x.iter().sum::<f64>() / hidden as f64;
+                    let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / hidden as f64;
+                    let normed = x.iter().map(|x| (x - mean) / (variance + 1e-5).sqrt());
+                    normed.zip(weight.iter().zip(&bias)).map(|(x, (weight, bias))| x * weight + bias).collect()
                 };
                 (0..rows).flat_map(row).collect()
             }
@@ -399,6 +436,12 @@ fn ids(random: &mut Random, tokens: usize, vocabulary: usize) -> (Vec<u32>, Vec<
     previous[3] = NO_CHOICE;
     ids.iter_mut().step_by(3).enumerate().for_each(|(place, id)| *id = PREVIOUS | (place * 5 % 11) as u32);
     (ids, previous)
+}
+
+/// A row over the root of its mean square.
+fn rms_normed(x: &[f64], weight: &[f64]) -> Vec<f64> {
+    let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
+    x.iter().zip(weight).map(|(x, weight)| x / (mean + 1e-5).sqrt() * weight).collect()
 }
 
 /// A tensor of which the columns between the margins are an operand.

@@ -99,6 +99,7 @@ def measure(table):
     for rows in (5476, 10764):
         other = {"cuDNN": lambda: cudnn([rows], 16, 80, torch.bfloat16, causal=False)}
         table.row("packed", f"{rows:,} rows, 16 heads of 80", lambda: case(hopper, make([rows]), beside=other))
+    table.row("packed, mma", "5,476 rows, 16 heads of 80", lambda: case(general, make([5476])))
     for count in (86, 344):
         other = {"cuDNN": lambda: cudnn([WINDOW] * count, 16, 80, torch.bfloat16, causal=False)}
         table.row("windows", f"{count} of 64 rows, 16 heads of 80",

@@ -108,6 +108,7 @@ def measure(table):
     for count, rows in ((8, 8000), (32, 2048), (64, 512)):
         other = {"cuDNN": lambda *_: cudnn([rows] * count, 28, 128, torch.bfloat16, causal=True)}
         table.row("prefill", f"{count} x {rows}", lambda: case(hopper, make([(rows, rows)] * count), beside=other))
+    table.row("prefill, mma", "8 x 8000", lambda: case(general, make([(8000, 8000)] * 8)))
     for rows, context in ((100, 30_000), (16, 100_000)):
         other = {"unsplit": hopper}
         table.row("prefill, split", f"{rows} rows of {context:,}",

@@ -18,10 +18,7 @@ pub(super) fn load(ordinal: usize) -> Result<sys::CUdevice, DeviceError> {
     }
     // SAFETY: the library is there, and this is its first call.
     let initialised = unsafe { sys::cuInit(0) };
-    if initialised != CUresult::CUDA_SUCCESS {
-        let hint = "see whether nvidia-smi finds a device here, and whether driver and kernel module match";
-        return Err(missing(format!("the CUDA driver does not start: {}", describe(initialised)), hint));
-    }
+    started(initialised, || describe(initialised))?;
     served(version()?)?;
     let count = value("cuDeviceGetCount", |out| unsafe { sys::cuDeviceGetCount(out) })?;
     if ordinal as i64 >= i64::from(count) {
@@ -40,6 +37,38 @@ fn missing(reason: String, hint: &str) -> DeviceError {
     DeviceError::NoDevice { reason, hint: hint.to_owned() }
 }
 
+fn unusable(reason: String, hint: &str) -> DeviceError {
+    DeviceError::Unusable { reason, hint: hint.to_owned() }
+}
+
+/// What the driver's first call came to. A driver without a GPU, and the stand-in that toolkits bring for linking, are
+/// found on machines that have none.
+fn started(result: CUresult, words: impl Fn() -> String) -> Result<(), DeviceError> {
+    match result {
+        CUresult::CUDA_SUCCESS => Ok(()),
+        CUresult::CUDA_ERROR_NO_DEVICE | CUresult::CUDA_ERROR_STUB_LIBRARY => {
+            let hint = "see whether nvidia-smi finds a device here, or use the host device";
+            Err(missing(format!("the CUDA driver has no device: {}", words()), hint))
+        }
+        _ => {
+            let hint = "see what nvidia-smi says, and whether driver and kernel module match, or use the host device";
+            Err(unusable(format!("the CUDA driver does not start: {}", words()), hint))
+        }
+    }
+}
+
+/// Why a device gave no context, where that was not for want of memory and broke nothing of ours.
+pub(super) fn gives_no_context(error: DeviceError) -> DeviceError {
+    match error {
+        DeviceError::Driver { said, .. } => unusable(
+            format!("the device gives no context: {said}"),
+            "end what else uses it (nvidia-smi shows it), or see whether its compute mode serves one process alone \
+             (nvidia-smi -q -d COMPUTE)",
+        ),
+        error => error,
+    }
+}
+
 /// Whether a driver of this version is new enough. It numbers CUDA 12.4 as 12040.
 fn served(version: i32) -> Result<(), DeviceError> {
     if version >= VERSION_MIN {
@@ -47,7 +76,7 @@ fn served(version: i32) -> Result<(), DeviceError> {
     }
     let (major, minor) = (version / 1000, version % 1000 / 10);
     let reason = format!("the driver is made for CUDA {major}.{minor}; 12.4 is the oldest that is served");
-    Err(missing(reason, "install a newer NVIDIA driver (550 or later)"))
+    Err(unusable(reason, "install a newer NVIDIA driver (550 or later), or use the host device"))
 }
 
 /// Free and total bytes of the current context's device.
@@ -146,8 +175,10 @@ fn meaning(call: &'static str, result: CUresult, words: impl Fn() -> String, fre
         | CUDA_ERROR_ASSERT
         | CUDA_ERROR_ECC_UNCORRECTABLE
         | CUDA_ERROR_NVLINK_UNCORRECTABLE
+        | CUDA_ERROR_CONTAINED
+        | CUDA_ERROR_TENSOR_MEMORY_LEAK
+        | CUDA_ERROR_MPS_CLIENT_TERMINATED
         | CUDA_ERROR_CONTEXT_IS_DESTROYED
-        | CUDA_ERROR_DEVICE_UNAVAILABLE
         | CUDA_ERROR_DEINITIALIZED
         | CUDA_ERROR_EXTERNAL_DEVICE
         | CUDA_ERROR_UNKNOWN => Err(DeviceError::Lost { reason: format!("{call}: {}", words()) }),
@@ -161,9 +192,9 @@ mod tests {
     use crate::Hint;
 
     #[test]
-    fn a_driver_that_is_too_old_is_no_device_and_is_told_which_would_do() {
+    fn a_driver_that_is_too_old_is_told_which_would_do() {
         let error = served(12_030).expect_err("a month too old");
-        assert!(matches!(error, DeviceError::NoDevice { .. }));
+        assert!(matches!(error, DeviceError::Unusable { .. }));
         assert_eq!(error.to_string(), "the driver is made for CUDA 12.3; 12.4 is the oldest that is served");
         assert!(error.hint().expect("there is something to do").contains("550"));
         for version in [12_040, 12_080, 13_000, 13_010] {
@@ -184,16 +215,39 @@ mod tests {
     }
 
     #[test]
+    fn a_driver_without_a_device_is_none_and_one_that_does_not_start_is_told_as_what_is_there() {
+        let said = |result| started(result, || "text".to_owned()).expect_err("it is an error");
+        started(CUresult::CUDA_SUCCESS, String::new).expect("it starts");
+        assert!(matches!(said(CUresult::CUDA_ERROR_NO_DEVICE), DeviceError::NoDevice { .. }));
+        let mismatch = said(CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH);
+        assert!(matches!(mismatch, DeviceError::Unusable { .. }), "nobody wants host memory instead: {mismatch}");
+        assert!(mismatch.hint().expect("there is something to do").contains("nvidia-smi"));
+    }
+
+    #[test]
+    fn a_device_that_another_process_has_alone_is_told_so_and_is_not_lost() {
+        let busy = meaning("a call", CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE, || "text".to_owned(), Bytes::ZERO);
+        let busy = gives_no_context(busy.expect_err("it is one"));
+        assert!(matches!(&busy, DeviceError::Unusable { reason, .. } if reason.ends_with("text")), "{busy}");
+        assert!(busy.hint().expect("there is something to do").contains("compute mode"));
+    }
+
+    #[test]
     fn what_the_driver_says_is_refused_lost_or_a_bug() {
         check("a call", CUresult::CUDA_SUCCESS).expect("success is none");
-        for sticky in [CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, CUresult::CUDA_ERROR_LAUNCH_FAILED] {
-            assert!(meaning("a call", sticky, || "text".to_owned(), Bytes::ZERO).expect_err("it is one").is_lost());
+        let said = |result| meaning("a call", result, || "text".to_owned(), Bytes::ZERO).expect_err("it is one");
+        for sticky in [
+            CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
+            CUresult::CUDA_ERROR_LAUNCH_FAILED,
+            CUresult::CUDA_ERROR_CONTAINED,
+            CUresult::CUDA_ERROR_MPS_CLIENT_TERMINATED,
+        ] {
+            assert!(said(sticky).is_lost(), "{sticky:?}");
         }
         let refused = meaning("a call", CUresult::CUDA_ERROR_OUT_OF_MEMORY, || "text".to_owned(), Bytes::mib(3));
         let refused = refused.expect_err("it is one");
         assert!(matches!(refused, DeviceError::Refused { free, .. } if free == Bytes::mib(3)) && !refused.is_lost());
-        let launch = CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
-        let error = meaning("cuLaunchKernel", launch, || "text".to_owned(), Bytes::ZERO).expect_err("it is one");
+        let error = said(CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
         assert!(!error.is_lost() && !error.is_refused(), "a launch that is too large breaks its pass alone: {error}");
     }
 }

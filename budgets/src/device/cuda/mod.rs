@@ -120,7 +120,8 @@ impl CudaDevice {
     /// The device of this number, as `CUDA_VISIBLE_DEVICES` numbers them.
     ///
     /// # Errors
-    /// [`DeviceError::NoDevice`] without a driver, with one older than CUDA 12.4, or without such a device.
+    /// [`DeviceError::NoDevice`] without a driver or without such a device; [`DeviceError::Unusable`] with a driver that does
+    /// not start or is older than CUDA 12.4, and where another process has the device alone.
     /// [`DeviceError::Lost`] in a process that has lost this device before: its driver (580) makes no other context there,
     /// whatever becomes of the first.
     pub fn open(ordinal: usize) -> Result<CudaDevice, DeviceError> {
@@ -136,7 +137,7 @@ impl CudaDevice {
                 let hint = "end what else uses the device (nvidia-smi shows it): a context alone takes some 0.5 GiB";
                 DeviceError::Refused { asked: CONTEXT, free: before.unwrap_or(free), hint: hint.to_owned() }
             }
-            error => error,
+            error => driver::gives_no_context(error),
         })?;
         let stream = Stream::new(&context)?;
         let properties = driver::properties(device);

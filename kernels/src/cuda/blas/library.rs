@@ -8,7 +8,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use bursar_budgets::{CudaDevice, DeviceError};
+use bursar_budgets::{Bytes, CudaDevice, Device, DeviceError, DeviceMemory};
 use cudarc::driver::sys::CUstream;
 use libloading::Library;
 
@@ -273,7 +273,7 @@ impl Blas {
         let Operands { desc, weight, x, out } = operands;
         let one = 1.0f32;
         // SAFETY: as the caller promises; the factors are read before the call returns.
-        said("cublasLtMatmul", unsafe {
+        let status = unsafe {
             (self.calls.matmul)(
                 self.handle,
                 desc.raw,
@@ -292,7 +292,21 @@ impl Blas {
                 memory.workspace_bytes,
                 stream,
             )
+        };
+        said("cublasLtMatmul", status).map_err(|error| match status {
+            11 | 13 | 14 => self.why(error),
+            _ => error,
         })
+    }
+
+    /// Why a product failed, in the device's own words where it has some: the library calls a context that was broken
+    /// before, kernels that found no memory to be loaded to and a launch of its own that failed by the same names.
+    fn why(&self, error: DeviceError) -> DeviceError {
+        match self.device.memory() {
+            Err(lost) => lost,
+            Ok(DeviceMemory { free, .. }) if free < LOADED_MOST => no_memory(free),
+            Ok(_) => error,
+        }
     }
 
     fn object(&self, raw: Handle, destroy: unsafe extern "C" fn(Handle) -> i32) -> Object {
@@ -331,7 +345,10 @@ impl Drop for Blas {
     }
 }
 
-/// What a status means. The library takes no memory of the device in the calls that are made after its start.
+/// What the library loads for one product at most, generously: it was seen to load 14 MiB for all that a model has.
+const LOADED_MOST: Bytes = Bytes::mib(32);
+
+/// What a status means; [`Blas::why`] knows more of a product.
 fn said(call: &'static str, status: i32) -> Result<(), DeviceError> {
     let name = match status {
         number::SUCCESS => return Ok(()),
@@ -346,14 +363,14 @@ fn said(call: &'static str, status: i32) -> Result<(), DeviceError> {
         _ => "an unknown status",
     };
     match status {
-        3 => {
-            let hint = "cuBLASLt found no memory for itself; end what else uses the device".to_owned();
-            Err(DeviceError::Refused { asked: bursar_budgets::Bytes::ZERO, free: bursar_budgets::Bytes::ZERO, hint })
-        }
-        // What ran before has broken the context, and this call is the first to hear of it.
-        13 | 11 => Err(DeviceError::Lost { reason: format!("{call}: {name}") }),
+        3 => Err(no_memory(Bytes::ZERO)),
         _ => Err(DeviceError::Driver { call, said: format!("{name} ({status})") }),
     }
+}
+
+fn no_memory(free: Bytes) -> DeviceError {
+    let hint = "cuBLASLt found no memory for itself; end what else uses the device".to_owned();
+    DeviceError::Refused { asked: Bytes::ZERO, free, hint }
 }
 
 #[cfg(test)]

@@ -7,7 +7,8 @@ pub(super) const NAMES: [&str; 3] = ["libcublasLt.so.13", "libcublasLt.so.12", "
 
 /// Folders where cuBLASLt is looked for, beside those that the system searches.
 ///
-/// The environment is the program's to read: `bursar` takes `BURSAR_CUDA_LIB`, `CUDA_HOME` and `VIRTUAL_ENV` from it.
+/// The environment is the program's to read: `bursar` takes `BURSAR_CUDA_LIB`, `CUDA_HOME`, `VIRTUAL_ENV`, `CONDA_PREFIX` and
+/// `HOME` from it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlasSearch {
     folders: Vec<PathBuf>,
@@ -61,7 +62,7 @@ impl BlasSearch {
         &self.folders
     }
 
-    /// Files to try, in order: the named folder's come before the system's, those of guessed places after it.
+    /// Files to try, in order: those of the folders, and then what the system finds by name.
     pub(super) fn candidates(&self) -> Vec<PathBuf> {
         let in_folders = self.folders.iter().flat_map(|folder| NAMES.map(|name| folder.join(name)));
         let in_folders = in_folders.filter(|file| file.is_file());

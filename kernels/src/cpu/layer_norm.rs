@@ -1,0 +1,24 @@
+//! Layer normalisation.
+
+use super::{
+    arithmetic::dot,
+    memory::{Rows, widened, write_rows},
+    threads::Threads,
+};
+use crate::ops::layer_norm::Call;
+
+pub(super) fn layer_norm(threads: &Threads, call: Call<'_>) {
+    let (x, weight, bias) = (Rows::<f32>::of(&call.x), widened(&call.weight), widened(&call.bias));
+    write_rows(threads, &call.out, 4, |row, out| {
+        let x = x.row(row);
+        let mean = x.iter().sum::<f32>() / x.len() as f32;
+        for (out, x) in out.iter_mut().zip(x) {
+            *out = x - mean;
+        }
+        let variance = dot(out, out) / x.len() as f32;
+        let factor = (variance + call.epsilon).sqrt().recip();
+        for ((out, weight), bias) in out.iter_mut().zip(&weight).zip(&bias) {
+            *out = *out * factor * weight + bias;
+        }
+    });
+}

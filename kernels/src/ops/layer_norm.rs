@@ -1,0 +1,45 @@
+//! Layer normalisation (Ba et al. 2016, arXiv 1607.06450).
+
+use crate::{Backend, KernelError, Scope, Tensor, Work};
+
+use super::check;
+
+/// What a backend is asked to compute: `out = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias`, row by row, mean
+/// and variance in `f32`; the variance is the mean square of the distances from the mean.
+#[non_exhaustive]
+pub struct Call<'a> {
+    /// `[rows, hidden]` activations.
+    pub x: Tensor<'a>,
+    /// `[hidden]`, floating point.
+    pub weight: Tensor<'a>,
+    /// `[hidden]`, floating point.
+    pub bias: Tensor<'a>,
+    /// Added to the variance.
+    pub epsilon: f32,
+    /// `[rows, hidden]` activations.
+    pub out: Tensor<'a>,
+}
+
+impl<B: Backend> Scope<'_, B> {
+    /// Normalises the rows of `x` `[rows, hidden]` to mean 0 and variance 1, scales them by `weight` `[hidden]` and shifts
+    /// them by `bias` `[hidden]`.
+    pub fn layer_norm(
+        &self,
+        x: &Tensor<'_>,
+        weight: &Tensor<'_>,
+        bias: &Tensor<'_>,
+        epsilon: f32,
+    ) -> Result<Tensor<'_>, KernelError> {
+        const OP: &str = "layer_norm";
+        check::activation(OP, "x", x, self.target().activation())?;
+        for (what, row) in [("weight", weight), ("bias", bias)] {
+            check::weight(OP, what, row, self.target())?;
+            check::shape(OP, what, row, [x.columns()])?;
+        }
+        let out = self.empty(x.shape())?;
+        self.count(Work::over(8 * x.shape().elements() as u64, &[x, weight, bias, &out]));
+        let (weight, bias) = (weight.view(), bias.view());
+        self.backend.layer_norm(Call { x: x.view(), weight, bias, epsilon, out: out.view() })?;
+        Ok(out)
+    }
+}
