@@ -14,6 +14,7 @@ mod launch;
 mod linear;
 mod linear_few;
 mod linear_many;
+mod pour;
 mod rehearsal;
 mod rotary;
 mod sample;

@@ -1,13 +1,16 @@
 //! The way between host and device: page-locked pieces that copies go through, so that the device fetches what it needs
 //! while the host writes the next.
 
-use std::{mem::MaybeUninit, sync::Arc, thread};
+use std::{mem::MaybeUninit, slice, sync::Arc, thread};
 
 use bursar_budgets::{Address, Bytes, CudaDevice, DeviceError, Pinned};
 use cudarc::driver::sys;
-use rayon::{ThreadPool, ThreadPoolBuilder, prelude::*};
+use rayon::{ThreadPool, ThreadPoolBuilder};
 
-use super::stream::{Event, Stream};
+use super::{
+    pour::pour,
+    stream::{Event, Stream},
+};
 
 /// One piece. A copy of any size goes through several.
 const PIECE: Bytes = Bytes::mib(8);
@@ -16,10 +19,9 @@ const PIECES: usize = 4;
 /// Where uploads start inside a piece: copies from an odd place are slow.
 const ALIGNMENT: usize = 256;
 
-/// Threads that fill a piece together. One of them reads a mapped file at a few GB/s, most of it page faults; the bus
+/// Threads that fill pieces together. One of them reads a mapped file at a few GB/s, most of it page faults; the bus
 /// takes ten times that.
 const FILLERS: usize = 8;
-const FILLED_AT_ONCE: usize = 512 << 10;
 
 /// A ring of page-locked pieces.
 pub(super) struct Stage {
@@ -49,6 +51,9 @@ impl Stage {
         if source.len() > PIECES * PIECE.as_usize() && self.fillers.is_none() {
             self.fillers = fillers();
         }
+        if source.len() > PIECE.as_usize() && self.fillers.is_some() {
+            return self.upload_together(stream, source, to);
+        }
         while !source.is_empty() {
             if self.used == PIECE.as_usize() {
                 self.turn(stream)?;
@@ -58,13 +63,42 @@ impl Stage {
             // SAFETY: the stretch is inside the piece, and the device is past its last copy out of it.
             unsafe {
                 let place = self.pieces[self.current].memory.address().add(self.used);
-                fill(self.fillers.as_ref(), now, std::slice::from_raw_parts_mut(place.cast(), length));
+                std::ptr::copy_nonoverlapping(now.as_ptr(), place, length);
                 let copied = sys::cuMemcpyHtoDAsync_v2(to.0, place.cast(), length, stream.raw());
                 CudaDevice::said("cuMemcpyHtoDAsync", copied)?;
             }
             self.used = (self.used + length).next_multiple_of(ALIGNMENT).min(PIECE.as_usize());
             (source, to) = (later, to.offset(Bytes(length as u64)));
         }
+        Ok(())
+    }
+
+    /// The same by all fillers, piece after piece from the next one on.
+    fn upload_together(&mut self, stream: &Stream, source: &[u8], to: Address) -> Result<(), DeviceError> {
+        self.turn(stream)?;
+        let (pieces, first) = (&self.pieces, self.current);
+        let piece = |part: usize| &pieces[(first + part) % PIECES];
+        // Whatever ends this early: nobody writes to a piece again before the device is past it.
+        self.used = PIECE.as_usize();
+        let memory = |part: usize| {
+            piece(part).read.wait()?;
+            let start = piece(part).memory.address().cast::<MaybeUninit<u8>>();
+            // SAFETY: the piece is as long, and the device is past its last copy out of it.
+            Ok(unsafe { slice::from_raw_parts_mut(start, PIECE.as_usize()) })
+        };
+        let copy = |part: usize, length: usize| {
+            let place = piece(part).memory.address();
+            // SAFETY: the part is inside of what the caller vouches for, and the piece is filled.
+            let copied = unsafe {
+                let to = to.offset(PIECE * part as u64);
+                sys::cuMemcpyHtoDAsync_v2(to.0, place.cast(), length, stream.raw())
+            };
+            CudaDevice::said("cuMemcpyHtoDAsync", copied)?;
+            piece(part).read.record(stream)
+        };
+        let fillers = self.fillers.as_ref().expect("whoever calls this has them");
+        pour(fillers, source, PIECE.as_usize(), memory, copy)?;
+        self.current = (first + source.len().div_ceil(PIECE.as_usize()) - 1) % PIECES;
         Ok(())
     }
 
@@ -98,40 +132,4 @@ fn fillers() -> Option<ThreadPool> {
     let count = thread::available_parallelism().map_or(1, usize::from).min(FILLERS);
     let named = ThreadPoolBuilder::new().num_threads(count).thread_name(|index| format!("bursar-fill-{index}"));
     named.build().ok()
-}
-
-/// Copies `source` into a piece.
-fn fill(fillers: Option<&ThreadPool>, source: &[u8], piece: &mut [MaybeUninit<u8>]) {
-    let copy = |(source, piece): (&[u8], &mut [MaybeUninit<u8>])| {
-        assert_eq!(source.len(), piece.len());
-        // SAFETY: both are as long, and the piece is borrowed to be written.
-        unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), piece.as_mut_ptr().cast(), source.len()) };
-    };
-    match fillers {
-        Some(pool) if source.len() > FILLED_AT_ONCE => {
-            let parts = source.par_chunks(FILLED_AT_ONCE).zip(piece.par_chunks_mut(FILLED_AT_ONCE));
-            pool.install(|| parts.for_each(copy));
-        }
-        _ => copy((source, piece)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_piece_that_several_threads_fill_is_the_source_to_the_last_byte() {
-        let pool = ThreadPoolBuilder::new().num_threads(3).build().expect("threads");
-        for length in [0, 1, FILLED_AT_ONCE, FILLED_AT_ONCE + 1, 5 * FILLED_AT_ONCE - 3] {
-            let source: Vec<u8> = (0..length).map(|place| (place % 251) as u8).collect();
-            for fillers in [None, Some(&pool)] {
-                let mut piece = vec![MaybeUninit::new(0xff); length];
-                fill(fillers, &source, &mut piece);
-                // SAFETY: every byte was made with a value.
-                let filled = piece.iter().map(|byte| unsafe { byte.assume_init() });
-                assert!(filled.eq(source.iter().copied()), "{length} bytes");
-            }
-        }
-    }
 }

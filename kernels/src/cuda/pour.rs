@@ -1,0 +1,148 @@
+//! Several threads that fill pieces of memory, one piece after the other, ahead of whoever copies them on.
+
+use std::{
+    collections::VecDeque,
+    mem::MaybeUninit,
+    sync::{Arc, Condvar, Mutex, PoisonError},
+};
+
+use rayon::ThreadPool;
+
+/// Pieces that are filled at once; others are on their way meanwhile.
+pub(super) const AHEAD: usize = 2;
+
+/// What one thread fills at a time.
+const FILLED_AT_ONCE: usize = 512 << 10;
+
+/// Cuts `source` into parts as long as a piece, and has `fillers` copy each to the memory that `memory` gives for it; calls
+/// `copy` with each part's number and length once it is filled, in order. The memory of a part is asked for when all but
+/// the [`AHEAD`] parts in front of it have been copied, so that a ring of more pieces than those may serve; whoever gives it
+/// waits until it may be written.
+pub(super) fn pour<'m, E>(
+    fillers: &ThreadPool,
+    source: &[u8],
+    piece: usize,
+    mut memory: impl FnMut(usize) -> Result<&'m mut [MaybeUninit<u8>], E>,
+    mut copy: impl FnMut(usize, usize) -> Result<(), E>,
+) -> Result<(), E> {
+    // Whatever ends this early: the scope waits for what the fillers have begun.
+    fillers.in_place_scope(|scope| {
+        let mut filling: VecDeque<(usize, usize, Countdown)> = VecDeque::with_capacity(AHEAD);
+        let mut send = |(part, length, left): (usize, usize, Countdown)| {
+            left.wait();
+            copy(part, length)
+        };
+        for (part, source) in source.chunks(piece).enumerate() {
+            if filling.len() == AHEAD {
+                send(filling.pop_front().expect("there are some"))?;
+            }
+            let memory = &mut memory(part)?[..source.len()];
+            let left = Countdown::from(source.len().div_ceil(FILLED_AT_ONCE));
+            for (source, place) in source.chunks(FILLED_AT_ONCE).zip(memory.chunks_mut(FILLED_AT_ONCE)) {
+                let one = One(left.clone());
+                scope.spawn(move |_| {
+                    // A panic counts too: the scope hands it on, and nobody waits for this part forever.
+                    let _one = one;
+                    assert_eq!(source.len(), place.len());
+                    // SAFETY: both are as long, and the place is borrowed to be written.
+                    unsafe {
+                        std::ptr::copy_nonoverlapping(source.as_ptr(), place.as_mut_ptr().cast(), source.len());
+                    }
+                });
+            }
+            filling.push_back((part, source.len(), left));
+        }
+        filling.into_iter().try_for_each(send)
+    })
+}
+
+/// How much of a part is not filled yet.
+#[derive(Clone)]
+struct Countdown(Arc<(Mutex<usize>, Condvar)>);
+
+impl Countdown {
+    fn from(count: usize) -> Self {
+        Countdown(Arc::new((Mutex::new(count), Condvar::new())))
+    }
+
+    fn wait(&self) {
+        let (left, none) = &*self.0;
+        let left = left.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(none.wait_while(left, |left| *left > 0).unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// One of those that are counted down, when it goes.
+struct One(Countdown);
+
+impl Drop for One {
+    fn drop(&mut self) {
+        let (left, none) = &*self.0.0;
+        let mut left = left.lock().unwrap_or_else(PoisonError::into_inner);
+        *left -= 1;
+        if *left == 0 {
+            none.notify_one();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+
+    use rayon::ThreadPoolBuilder;
+
+    use super::*;
+
+    /// Pieces of a ring, as pinned memory is.
+    const PIECES: usize = AHEAD + 1;
+
+    #[test]
+    fn what_comes_out_is_what_went_in_to_the_last_byte_and_no_piece_is_written_before_it_was_copied() {
+        let pool = ThreadPoolBuilder::new().num_threads(3).build().expect("threads");
+        let piece = FILLED_AT_ONCE + 3;
+        for length in [0, 1, piece - 1, piece, piece + 1, 7 * piece - 5] {
+            let source: Vec<u8> = (0..length).map(|place| (place % 251) as u8).collect();
+            let mut ring = vec![vec![MaybeUninit::new(0xff); piece]; PIECES];
+            let starts: Vec<*mut MaybeUninit<u8>> = ring.iter_mut().map(Vec::as_mut_ptr).collect();
+            let (out, copied) = (RefCell::new(Vec::new()), Cell::new(0));
+            let memory = |part: usize| {
+                assert!(part < copied.get() + PIECES, "part {part} is written over one that was not copied");
+                // SAFETY: the piece is as long, and its last part was copied.
+                Ok::<_, ()>(unsafe { std::slice::from_raw_parts_mut(starts[part % PIECES], piece) })
+            };
+            let copy = |part: usize, length: usize| {
+                assert_eq!(part, copied.get(), "in order");
+                copied.set(part + 1);
+                // SAFETY: it is filled, and every byte was made with a value.
+                let filled = unsafe { std::slice::from_raw_parts(starts[part % PIECES].cast::<u8>(), length) };
+                out.borrow_mut().extend_from_slice(filled);
+                Ok(())
+            };
+            pour(&pool, &source, piece, memory, copy).expect("nothing fails");
+            assert!(*out.borrow() == source, "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn a_copy_that_fails_ends_it_and_so_does_memory_that_is_not_there() {
+        let pool = ThreadPoolBuilder::new().num_threads(2).build().expect("threads");
+        let source = vec![7; 9 * 64];
+        for (fails_in_memory, reached) in [(false, 4), (true, 3)] {
+            let copied = Cell::new(0);
+            let memory = |part| match fails_in_memory && part == 4 {
+                true => Err("no memory"),
+                false => Ok(Vec::leak(vec![MaybeUninit::uninit(); 64])),
+            };
+            let copy = |part, _| match !fails_in_memory && part == 4 {
+                true => Err("no copy"),
+                false => {
+                    copied.set(part + 1);
+                    Ok(())
+                }
+            };
+            let error = pour(&pool, &source, 64, memory, copy).expect_err("it fails");
+            assert_eq!((error, copied.get()), (if fails_in_memory { "no memory" } else { "no copy" }, reached));
+        }
+    }
+}
