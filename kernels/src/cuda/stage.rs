@@ -8,13 +8,14 @@ use cudarc::driver::sys;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use super::{
-    pour::pour,
+    pour::{AHEAD, pour},
     stream::{Event, Stream},
 };
 
 /// One piece. A copy of any size goes through several.
 const PIECE: Bytes = Bytes::mib(8);
 const PIECES: usize = 4;
+const _: () = assert!(PIECES > AHEAD, "some cross the bus while others are filled");
 
 /// Where uploads start inside a piece: copies from an odd place are slow.
 const ALIGNMENT: usize = 256;
