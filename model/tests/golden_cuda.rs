@@ -73,10 +73,7 @@ fn stories(gpu: &Gpu) -> impl Iterator<Item = Story> {
 impl Story {
     /// Encodes what a case shows in one launch.
     fn encode(&self, case: &Case) -> Vec<Vec<u32>> {
-        match case.patches.is_empty() {
-            true => Vec::new(),
-            false => self.bench.encode(&case.patches.iter().collect::<Vec<_>>()),
-        }
+        bench::encode(&self.bench, case)
     }
 
     /// The worst difference between two runs.

@@ -25,7 +25,7 @@ pub use cut::cut;
 pub use golden::{Case, greatest, picture, relative_error, video};
 pub use gpu::{Gpu, Turn, gpu};
 pub use memory::Memory;
-pub use run::{Run, alone, assert_recorded_answer, assert_same_run, prefixes, together, whatever_is_wanted};
+pub use run::{Run, alone, assert_recorded, assert_same_run, encode, prefixes, together, whatever_is_wanted};
 pub use sequence::{Sequence, Share};
 
 /// How much a bench has beside the weights.

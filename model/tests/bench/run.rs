@@ -42,6 +42,25 @@ pub fn prefixes(
     logits
 }
 
+/// Encodes a case's pictures, and each step of its videos as a picture of its own, all in one launch; gives their rows.
+pub fn encode(bench: &Bench<impl Backend>, case: &Case) -> Vec<Vec<u32>> {
+    match case.patches.is_empty() {
+        true => Vec::new(),
+        false => bench.encode(&case.patches.iter().collect::<Vec<_>>()),
+    }
+}
+
+/// A case has the recorded logits, of its prompt and of its answer, and the recorded tokens.
+pub fn assert_recorded(bench: &Bench<impl Backend>, case: &Case, picture_rows: &[Vec<u32>], tolerance: f32) {
+    let (places, expected): (Vec<usize>, Vec<Vec<f32>>) = case.logits("logit_positions", "logits").into_iter().unzip();
+    let found = prefixes(bench, case, picture_rows, &places);
+    let errors = found.iter().zip(&expected).map(|(found, expected)| relative_error(found, expected));
+    let prefill = errors.fold(0.0, f32::max);
+    assert!(prefill <= tolerance, "{}: prefill logits differ by {prefill:e}", case.name);
+    let decode = assert_recorded_answer(case, &alone(bench, case, picture_rows, &[usize::MAX]), tolerance);
+    println!("{}: prefill {prefill:.1e}, decode {decode:.1e}", case.name);
+}
+
 /// Runs all cases in common steps. One more is let in every few steps; each step takes a chunk of every prompt, of a
 /// size that the seed decides, beside one token of each answer; the order in the batch changes from step to step.
 pub fn together(
@@ -147,7 +166,7 @@ pub fn assert_same_run(what: &str, found: &Run, expected: &Run, tolerance: f32) 
 }
 
 /// The tokens are the recorded ones, and so are the logits at the recorded steps. Gives the worst error.
-pub fn assert_recorded_answer(case: &Case, run: &Run, tolerance: f32) -> f32 {
+fn assert_recorded_answer(case: &Case, run: &Run, tolerance: f32) -> f32 {
     assert_eq!(run.tokens, case.greedy_tokens(), "{}: the answer", case.name);
     let recorded = case.logits("decode_steps", "decode_logits");
     let errors = recorded.iter().map(|(step, expected)| relative_error(&run.logits[*step], expected));

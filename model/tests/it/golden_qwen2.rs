@@ -1,6 +1,7 @@
 //! Qwen2, text only, against what transformers computed: ids, logits, answers; whole, in chunks, in company.
 
-use crate::bench::{Bench, Case, alone, assert_recorded_answer, assert_same_run, prefixes, relative_error, together};
+use crate::bench::{Bench, Case, alone, assert_recorded, assert_same_run, together};
+
 const FOLDER: &str = "tests/golden/qwen2";
 const CASES: [&str; 2] = ["short", "long"];
 
@@ -31,14 +32,7 @@ fn prompts_are_the_recorded_ones_and_positions_count_tokens() {
 fn every_case_gets_the_recorded_logits_and_answer() {
     let bench = Bench::load(FOLDER, 2);
     for case in cases(&bench) {
-        let (places, expected): (Vec<usize>, Vec<Vec<f32>>) =
-            case.logits("logit_positions", "logits").into_iter().unzip();
-        let found = prefixes(&bench, &case, &[], &places);
-        let errors = found.iter().zip(&expected).map(|(found, expected)| relative_error(found, expected));
-        let prefill = errors.fold(0.0, f32::max);
-        assert!(prefill <= REFERENCE_TOLERANCE, "{}: prefill logits differ by {prefill:e}", case.name);
-        let decode = assert_recorded_answer(&case, &alone(&bench, &case, &[], &[usize::MAX]), REFERENCE_TOLERANCE);
-        println!("{}: prefill {prefill:.1e}, decode {decode:.1e}", case.name);
+        assert_recorded(&bench, &case, &[], REFERENCE_TOLERANCE);
     }
 }
 

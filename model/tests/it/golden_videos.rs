@@ -7,7 +7,7 @@ use bursar_model::{
 };
 
 use crate::bench::{
-    self, Bench, Case, alone, assert_recorded_answer, assert_same_run, cut, prefixes, relative_error, together, video,
+    self, Bench, Case, alone, assert_recorded, assert_same_run, cut, encode, relative_error, together, video,
 };
 
 const FOLDER: &str = "tests/golden/qwen2_5_vl";
@@ -28,11 +28,6 @@ fn bench() -> Bench {
 
 fn cases(bench: &Bench) -> Vec<Case> {
     CASES.iter().map(|name| Case::read(FOLDER, &bench.checkpoint, name)).collect()
-}
-
-/// Each step of a video is encoded as a picture of its own, all in one launch.
-fn encode(bench: &Bench, case: &Case) -> Vec<Vec<u32>> {
-    bench.encode(&case.patches.iter().collect::<Vec<_>>())
 }
 
 #[test]
@@ -119,14 +114,7 @@ fn every_case_gets_the_recorded_logits_and_answer() {
     let bench = bench();
     for case in cases(&bench) {
         let rows = encode(&bench, &case);
-        let (places, expected): (Vec<usize>, Vec<Vec<f32>>) =
-            case.logits("logit_positions", "logits").into_iter().unzip();
-        let found = prefixes(&bench, &case, &rows, &places);
-        let errors = found.iter().zip(&expected).map(|(found, expected)| relative_error(found, expected));
-        let prefill = errors.fold(0.0, f32::max);
-        assert!(prefill <= REFERENCE_TOLERANCE, "{}: prefill logits differ by {prefill:e}", case.name);
-        let decode = assert_recorded_answer(&case, &alone(&bench, &case, &rows, &[usize::MAX]), REFERENCE_TOLERANCE);
-        println!("{}: prefill {prefill:.1e}, decode {decode:.1e}", case.name);
+        assert_recorded(&bench, &case, &rows, REFERENCE_TOLERANCE);
         bench.forget(rows);
     }
 }
