@@ -47,9 +47,13 @@ impl Planned {
             DeviceChoice::Cuda(ordinal) => Planned::present(ordinal, wish).map_err(Failure::from),
             DeviceChoice::Auto(capacity) => match Planned::present(0, wish) {
                 Err(DeviceError::NoDevice { .. }) if wish.is_small => Ok(Planned::host(capacity, wish)),
-                Err(DeviceError::NoDevice { .. }) => {
+                Err(why @ (DeviceError::NoDevice { .. } | DeviceError::Unusable { .. })) => {
                     let gpu = Gpu::expected();
-                    Planned::absent(&gpu, &format!("{} by its numbers, as no GPU is here", gpu.name), wish)
+                    let why = match why {
+                        DeviceError::Unusable { reason, .. } => reason,
+                        _ => "no GPU is here".to_owned(),
+                    };
+                    Planned::absent(&gpu, &format!("{} by its numbers, as {why}", gpu.name), wish)
                 }
                 planned => Ok(planned?),
             },

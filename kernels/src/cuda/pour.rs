@@ -12,11 +12,11 @@ use rayon::ThreadPool;
 pub(super) const AHEAD: usize = 2;
 
 /// What one thread fills at a time.
-const FILLED_AT_ONCE: usize = 512 << 10;
+pub(super) const FILLED_AT_ONCE: usize = 512 << 10;
 
 /// Cuts `source` into parts as long as a piece, and has `fillers` copy each to the memory that `memory` gives for it; calls
-/// `copy` with each part's number and length once it is filled, in order. The memory of a part is asked for when all but
-/// the [`AHEAD`] parts in front of it have been copied, so that a ring of more pieces than those may serve; whoever gives it
+/// `copy` with each part's number and length once it is filled, in order. When the memory of a part is asked for, at most
+/// [`AHEAD`] parts in front of it have not been copied, so that a ring of more pieces than those may serve; whoever gives it
 /// waits until it may be written.
 pub(super) fn pour<'m, E>(
     fillers: &ThreadPool,

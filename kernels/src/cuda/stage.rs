@@ -8,7 +8,7 @@ use cudarc::driver::sys;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use super::{
-    pour::{AHEAD, pour},
+    pour::{AHEAD, FILLED_AT_ONCE, pour},
     stream::{Event, Stream},
 };
 
@@ -52,7 +52,7 @@ impl Stage {
         if source.len() > PIECES * PIECE.as_usize() && self.fillers.is_none() {
             self.fillers = fillers();
         }
-        if source.len() > PIECE.as_usize() && self.fillers.is_some() {
+        if source.len() > FILLED_AT_ONCE && self.fillers.is_some() {
             return self.upload_together(stream, source, to);
         }
         while !source.is_empty() {
@@ -123,8 +123,11 @@ impl Stage {
     fn turn(&mut self, stream: &Stream) -> Result<(), DeviceError> {
         self.pieces[self.current].read.record(stream)?;
         self.current = (self.current + 1) % PIECES;
+        // Full until the device is known to be past it.
+        self.used = PIECE.as_usize();
+        self.pieces[self.current].read.wait()?;
         self.used = 0;
-        self.pieces[self.current].read.wait()
+        Ok(())
     }
 }
 

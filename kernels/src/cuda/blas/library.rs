@@ -303,9 +303,9 @@ impl Blas {
     /// before, kernels that found no memory to be loaded to and a launch of its own that failed by the same names.
     fn why(&self, error: DeviceError) -> DeviceError {
         match self.device.memory() {
-            Err(lost) => lost,
+            Err(lost) if lost.is_lost() => lost,
             Ok(DeviceMemory { free, .. }) if free < LOADED_MOST => no_memory(free),
-            Ok(_) => error,
+            _ => error,
         }
     }
 
