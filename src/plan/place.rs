@@ -47,14 +47,8 @@ impl Planned {
             DeviceChoice::Cuda(ordinal) => Planned::present(ordinal, wish).map_err(Failure::from),
             DeviceChoice::Auto(capacity) => match Planned::present(0, wish) {
                 Err(DeviceError::NoDevice { .. }) if wish.is_small => Ok(Planned::host(capacity, wish)),
-                Err(why @ (DeviceError::NoDevice { .. } | DeviceError::Unusable { .. })) => {
-                    let gpu = Gpu::expected();
-                    let why = match why {
-                        DeviceError::Unusable { reason, .. } => reason,
-                        _ => "no GPU is here".to_owned(),
-                    };
-                    Planned::absent(&gpu, &format!("{} by its numbers, as {why}", gpu.name), wish)
-                }
+                Err(DeviceError::NoDevice { .. }) => Planned::expected("no GPU is here", wish),
+                Err(DeviceError::Unusable { reason, .. }) => Planned::expected(&reason, wish),
                 planned => Ok(planned?),
             },
             ref custom => unreachable!("the command line makes no {custom:?}"),
@@ -67,6 +61,11 @@ impl Planned {
         let place = Place { total, overhead, foreign, canary: wish.canary, page: PAGE, is_host: true };
         let name = "the host, standing in for a GPU".to_owned();
         Planned { name, is_here: true, target: Target::Cpu { threads: wish.threads }, place }
+    }
+
+    fn expected(why: &str, wish: &Wish<'_>) -> Result<Self, Failure> {
+        let gpu = Gpu::expected();
+        Planned::absent(&gpu, &format!("{} by its numbers, as {why}", gpu.name), wish)
     }
 
     fn absent(gpu: &Gpu, name: &str, wish: &Wish<'_>) -> Result<Self, Failure> {

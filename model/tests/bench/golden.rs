@@ -3,6 +3,7 @@
 use bursar_model::{
     checkpoint::Checkpoint,
     flow::{ImageBytes, ImageLimits, Patches, Video, VisualGrid},
+    registry::FamilyConfig,
     text::{Message, Part, Role, TemplateInputs},
 };
 use safetensors::SafeTensors;
@@ -85,6 +86,22 @@ impl Case {
     /// The ids of the rendered prompt, a placeholder a picture.
     pub fn prompt_ids(&self, checkpoint: &Checkpoint) -> Vec<u32> {
         checkpoint.prompts.encode(&self.messages, &TemplateInputs::default()).expect("the prompt is encoded")
+    }
+
+    /// The prompt's text, its tokens and their positions are the recorded ones.
+    pub fn assert_prompt_and_positions(&self, checkpoint: &Checkpoint) {
+        let name = &self.name;
+        let rendered = checkpoint.prompts.template().render(&self.messages, &TemplateInputs::default());
+        assert_eq!(rendered.expect("it renders"), self.prompt, "{name}");
+        let config = FamilyConfig::of(checkpoint).expect("a family serves it");
+        let layout = config.lay_out(self.prompt_ids(checkpoint), &self.visuals).expect("it is laid out");
+        let ids: Vec<i64> = layout.tokens.iter().map(|token| i64::from(*token)).collect();
+        assert_eq!(Some(ids), self.integers("input_ids"), "{name}");
+        let positions: Vec<i64> =
+            (0..3).flat_map(|axis| layout.positions.iter().map(move |place| i64::from(place[axis]))).collect();
+        assert_eq!(Some(positions), self.integers("position_ids"), "{name}");
+        let delta = self.integers("rope_delta").expect("a delta")[0];
+        assert_eq!(i64::from(layout.next_position), layout.tokens.len() as i64 + delta, "{name}");
     }
 
     /// A recorded tensor of integers, if there is one.

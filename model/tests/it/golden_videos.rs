@@ -33,11 +33,8 @@ fn cases(bench: &Bench) -> Vec<Case> {
 #[test]
 fn prompts_grids_and_positions_are_the_recorded_ones() {
     let checkpoint = bench::open(FOLDER);
-    let config = bursar_model::registry::FamilyConfig::of(&checkpoint).expect("a family serves it");
     for name in CASES {
         let case = Case::read(FOLDER, &checkpoint, name);
-        let rendered = checkpoint.prompts.template().render(&case.messages, &Default::default()).expect("it renders");
-        assert_eq!(rendered, case.prompt, "{name}");
         let (mut pictures, mut videos) = (Vec::new(), Vec::new());
         for visual in &case.visuals {
             match visual {
@@ -50,14 +47,7 @@ fn prompts_grids_and_positions_are_the_recorded_ones() {
         }
         assert_eq!(pictures, case.integers("image_grid_thw").unwrap_or_default(), "{name}");
         assert_eq!(Some(videos), case.integers("video_grid_thw"), "{name}");
-        let layout = config.lay_out(case.prompt_ids(&checkpoint), &case.visuals).expect("it is laid out");
-        let ids: Vec<i64> = layout.tokens.iter().map(|token| i64::from(*token)).collect();
-        assert_eq!(Some(ids), case.integers("input_ids"), "{name}");
-        let positions: Vec<i64> =
-            (0..3).flat_map(|axis| layout.positions.iter().map(move |place| i64::from(place[axis]))).collect();
-        assert_eq!(Some(positions), case.integers("position_ids"), "{name}");
-        let delta = case.integers("rope_delta").expect("a delta")[0];
-        assert_eq!(i64::from(layout.next_position), layout.tokens.len() as i64 + delta, "{name}");
+        case.assert_prompt_and_positions(&checkpoint);
     }
 }
 
