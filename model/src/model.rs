@@ -1,6 +1,6 @@
 //! A model: its family's weights in one segment, or a plan of them.
 
-use std::{borrow::Cow, cmp::Reverse};
+use std::cmp::Reverse;
 
 use bursar_budgets::{Bytes, Segment};
 use bursar_kernels::{
@@ -99,8 +99,9 @@ impl Model {
         // The largest first: a backend that gets threads for those has them for all others too.
         let mut copies: Vec<_> = map.copies().iter().collect();
         copies.sort_by_key(|copy| Reverse(copy.bytes));
+        let mut padded_rows = Vec::new();
         for copy in copies {
-            upload(checkpoint, backend, copy)?;
+            upload(checkpoint, backend, copy, &mut padded_rows)?;
             done += copy.bytes;
             progress(done, total);
         }
@@ -184,29 +185,34 @@ impl<B: Backend> Drop for Settled<'_, B> {
     }
 }
 
-fn upload<B: Backend>(checkpoint: &Checkpoint, backend: &B, copy: &WeightCopy) -> Result<(), LoadError> {
-    let made: Cow<'_, [u8]>;
+/// `padded_rows` is for this to use: memory that was written before is written much faster than fresh one.
+fn upload<B: Backend>(
+    checkpoint: &Checkpoint,
+    backend: &B,
+    copy: &WeightCopy,
+    padded_rows: &mut Vec<u8>,
+) -> Result<(), LoadError> {
+    let made: Vec<u8>;
     let source: &[u8] = match &copy.source {
         WeightSource::Tensor(name) => {
             let found = checkpoint.tensor(name).map_err(WeightError::from)?;
-            let padded = padded(found.bytes, dtype(found.dtype), copy.row);
+            let padded = padded(found.bytes, dtype(found.dtype), copy.row, padded_rows);
             if dtype(found.dtype) != copy.kept {
-                return upload_rounded(backend, &padded, dtype(found.dtype), copy);
+                return upload_rounded(backend, padded, dtype(found.dtype), copy);
             }
-            made = padded;
-            &made
+            padded
         }
         WeightSource::Constant(numbers) => {
             made = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
             &made
         }
         WeightSource::Zeros => {
-            made = Cow::Owned(vec![0; copy.bytes.as_usize()]);
+            made = vec![0; copy.bytes.as_usize()];
             &made
         }
         WeightSource::Random(_, RandomTensor::Ones) => {
             let found = RandomCheckpoint::DTYPE;
-            made = Cow::Owned(bf16::ONE.to_ne_bytes().repeat(copy.bytes.as_usize() / copy.kept.size()));
+            made = bf16::ONE.to_ne_bytes().repeat(copy.bytes.as_usize() / copy.kept.size());
             if copy.kept != found {
                 return upload_rounded(backend, &made, found, copy);
             }
@@ -229,16 +235,20 @@ fn upload<B: Backend>(checkpoint: &Checkpoint, backend: &B, copy: &WeightCopy) -
 /// Rows that a thread gives their zeros at a time.
 const PADDED_BY_A_THREAD: usize = 64;
 
-/// The rows of a file's tensor, each with its zeros behind it.
-fn padded(bytes: &[u8], dtype: DType, (columns, zeros): (usize, usize)) -> Cow<'_, [u8]> {
+/// The rows of a file's tensor, each with its zeros behind it: in `room` if there are any.
+fn padded<'s>(bytes: &'s [u8], dtype: DType, (columns, zeros): (usize, usize), room: &'s mut Vec<u8>) -> &'s [u8] {
     if zeros == 0 {
-        return Cow::Borrowed(bytes);
+        return bytes;
     }
     let (row, longer) = (columns * dtype.size(), (columns + zeros) * dtype.size());
-    let mut padded = vec![0; bytes.len() / row * longer];
-    let rows = padded.par_chunks_exact_mut(longer).zip(bytes.par_chunks_exact(row));
-    rows.with_min_len(PADDED_BY_A_THREAD).for_each(|(longer, row)| longer[..row.len()].copy_from_slice(row));
-    Cow::Owned(padded)
+    room.resize(bytes.len() / row * longer, 0);
+    let rows = room.par_chunks_exact_mut(longer).zip(bytes.par_chunks_exact(row));
+    rows.with_min_len(PADDED_BY_A_THREAD).for_each(|(longer, row)| {
+        let (place, behind) = longer.split_at_mut(row.len());
+        place.copy_from_slice(row);
+        behind.fill(0);
+    });
+    room
 }
 
 /// Elements that are rounded on the host at a time, and those of them that a thread takes: one alone would need a minute
@@ -302,8 +312,11 @@ mod tests {
         let rows = 3 * PADDED_BY_A_THREAD + 1;
         let bytes: Vec<u8> = (0..rows * 10).map(|at| (at % 251) as u8 + 1).collect();
         let expected: Vec<u8> = bytes.chunks_exact(10).flat_map(|row| [row, &[0; 6]].concat()).collect();
-        assert_eq!(*padded(&bytes, DType::BF16, (5, 3)), *expected);
-        assert!(matches!(padded(&bytes, DType::BF16, (5, 0)), Cow::Borrowed(same) if same == bytes));
+        // What another tensor left there, of more bytes and of fewer.
+        for mut room in [vec![0xff; 2 * expected.len()], vec![0xff; 7]] {
+            assert_eq!(padded(&bytes, DType::BF16, (5, 3), &mut room), expected);
+            assert_eq!(padded(&bytes, DType::BF16, (5, 0), &mut room).as_ptr(), bytes.as_ptr(), "nothing is copied");
+        }
     }
 
     #[test]
