@@ -7,7 +7,7 @@ use bursar_kernels::{
     Backend, DType, KernelError, KvShape, Scope, Target, Tensor,
     ops::{fill_random::fill_random, transfer},
 };
-use half::{bf16, f16};
+use half::bf16;
 use rayon::prelude::*;
 use thiserror::Error;
 
@@ -17,7 +17,7 @@ use crate::{
     error::CheckpointError,
     flow::{Patches, StepBatch, StepLayout},
     registry::{Family, FamilyConfig, PictureBatch, UnknownArchitecture},
-    weights::{WeightCopy, WeightError, WeightMap, WeightSource, dtype},
+    weights::{WeightCopy, WeightError, WeightMap, WeightSource, dtype, round},
 };
 
 /// Why a checkpoint did not become a model.
@@ -99,9 +99,9 @@ impl Model {
         // The largest first: a backend that gets threads for those has them for all others too.
         let mut copies: Vec<_> = map.copies().iter().collect();
         copies.sort_by_key(|copy| Reverse(copy.bytes));
-        let mut padded_rows = Vec::new();
+        let mut room = Room::default();
         for copy in copies {
-            upload(checkpoint, backend, copy, &mut padded_rows)?;
+            upload(checkpoint, backend, copy, &mut room)?;
             done += copy.bytes;
             progress(done, total);
         }
@@ -185,20 +185,32 @@ impl<B: Backend> Drop for Settled<'_, B> {
     }
 }
 
-/// `padded_rows` is for this to use: memory that was written before is written much faster than fresh one.
+/// Where tensors are made ready, one after the other: what was written before is written much faster than fresh memory.
+#[derive(Default)]
+struct Room {
+    padded: Vec<u8>,
+    rounded: Vec<u8>,
+}
+
+/// The first bytes of `room`, which grows where it has fewer. They hold what was there before.
+fn first(room: &mut Vec<u8>, bytes: usize) -> &mut [u8] {
+    room.resize(room.len().max(bytes), 0);
+    &mut room[..bytes]
+}
+
 fn upload<B: Backend>(
     checkpoint: &Checkpoint,
     backend: &B,
     copy: &WeightCopy,
-    padded_rows: &mut Vec<u8>,
+    room: &mut Room,
 ) -> Result<(), LoadError> {
     let made: Vec<u8>;
     let source: &[u8] = match &copy.source {
         WeightSource::Tensor(name) => {
             let found = checkpoint.tensor(name).map_err(WeightError::from)?;
-            let padded = padded(found.bytes, dtype(found.dtype), copy.row, padded_rows);
+            let padded = padded(found.bytes, dtype(found.dtype), copy.row, &mut room.padded);
             if dtype(found.dtype) != copy.kept {
-                return upload_rounded(backend, padded, dtype(found.dtype), copy);
+                return upload_rounded(backend, padded, dtype(found.dtype), copy, &mut room.rounded);
             }
             padded
         }
@@ -214,7 +226,7 @@ fn upload<B: Backend>(
             let found = RandomCheckpoint::DTYPE;
             made = bf16::ONE.to_ne_bytes().repeat(copy.bytes.as_usize() / copy.kept.size());
             if copy.kept != found {
-                return upload_rounded(backend, &made, found, copy);
+                return upload_rounded(backend, &made, found, copy, &mut room.rounded);
             }
             &made
         }
@@ -241,60 +253,38 @@ fn padded<'s>(bytes: &'s [u8], dtype: DType, (columns, zeros): (usize, usize), r
         return bytes;
     }
     let (row, longer) = (columns * dtype.size(), (columns + zeros) * dtype.size());
-    room.resize(bytes.len() / row * longer, 0);
-    let rows = room.par_chunks_exact_mut(longer).zip(bytes.par_chunks_exact(row));
+    let padded = first(room, bytes.len() / row * longer);
+    let rows = padded.par_chunks_exact_mut(longer).zip(bytes.par_chunks_exact(row));
     rows.with_min_len(PADDED_BY_A_THREAD).for_each(|(longer, row)| {
         let (place, behind) = longer.split_at_mut(row.len());
         place.copy_from_slice(row);
         behind.fill(0);
     });
-    room
+    padded
 }
 
-/// Elements that are rounded on the host at a time, and those of them that a thread takes: one alone would need a minute
-/// for the weights of 7B.
-const ROUNDED_AT_ONCE: usize = 1 << 22;
-const ROUNDED_BY_A_THREAD: usize = 1 << 16;
+/// Elements that are rounded on the host at a time: enough that a backend copies them by several threads.
+const ROUNDED_AT_ONCE: usize = 1 << 25;
 
 /// Copies elements of another type than the target keeps, rounded to the nearest.
-fn upload_rounded<B: Backend>(backend: &B, source: &[u8], found: DType, copy: &WeightCopy) -> Result<(), LoadError> {
+fn upload_rounded<B: Backend>(
+    backend: &B,
+    source: &[u8],
+    found: DType,
+    copy: &WeightCopy,
+    room: &mut Vec<u8>,
+) -> Result<(), LoadError> {
     let (wide, kept) = (found.size(), copy.kept.size());
-    let mut rounded = vec![0; ROUNDED_AT_ONCE.min(source.len() / wide) * kept];
     let mut to = copy.to;
     for part in source.chunks(ROUNDED_AT_ONCE * wide) {
-        let rounded = &mut rounded[..part.len() / wide * kept];
-        round_on_threads(part, found, rounded, copy.kept);
+        let rounded = first(room, part.len() / wide * kept);
+        round(part, found, rounded, copy.kept);
         // SAFETY: as below.
         let mut out = unsafe { Tensor::persistent(to, [rounded.len() / kept], copy.kept) };
         transfer::fill(backend, rounded, &mut out)?;
         to = to.offset(out.bytes());
     }
     Ok(())
-}
-
-fn round_on_threads(source: &[u8], found: DType, out: &mut [u8], kept: DType) {
-    let parts = source.par_chunks(ROUNDED_BY_A_THREAD * found.size());
-    let places = out.par_chunks_mut(ROUNDED_BY_A_THREAD * kept.size());
-    parts.zip(places).for_each(|(source, out)| match kept {
-        DType::F16 => round(source, found, out, |number| f16::from_f32(number).to_ne_bytes()),
-        DType::BF16 => round(source, found, out, |number| bf16::from_f32(number).to_ne_bytes()),
-        kept => unreachable!("no target keeps weights as {kept} that were {found}"),
-    });
-}
-
-fn round(source: &[u8], found: DType, out: &mut [u8], to: impl Fn(f32) -> [u8; 2]) {
-    let numbers = source.chunks_exact(found.size()).map(|bytes| to(widened(bytes, found)));
-    out.as_chunks_mut().0.iter_mut().zip(numbers).for_each(|(place, number)| *place = number);
-}
-
-/// One little-endian number of a file.
-fn widened(bytes: &[u8], dtype: DType) -> f32 {
-    match (dtype, bytes) {
-        (DType::F16, [a, b]) => f16::from_le_bytes([*a, *b]).to_f32(),
-        (DType::BF16, [a, b]) => bf16::from_le_bytes([*a, *b]).to_f32(),
-        (_, [a, b, c, d]) => f32::from_le_bytes([*a, *b, *c, *d]),
-        _ => unreachable!("a number of {} bytes", bytes.len()),
-    }
 }
 
 impl From<CheckpointError> for LoadError {
@@ -316,22 +306,6 @@ mod tests {
         for mut room in [vec![0xff; 2 * expected.len()], vec![0xff; 7]] {
             assert_eq!(padded(&bytes, DType::BF16, (5, 3), &mut room), expected);
             assert_eq!(padded(&bytes, DType::BF16, (5, 0), &mut room).as_ptr(), bytes.as_ptr(), "nothing is copied");
-        }
-    }
-
-    #[test]
-    fn what_many_threads_round_is_each_number_in_its_place_to_the_last() {
-        let count = 2 * ROUNDED_BY_A_THREAD + 3;
-        let numbers: Vec<f32> = (0..count).map(|at| (at as f32 - 70_000.0) / 977.0).collect();
-        let wide: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-        let narrow: Vec<u8> = numbers.iter().flat_map(|number| bf16::from_f32(*number).to_le_bytes()).collect();
-        let mut out = vec![0xff; 2 * count];
-        round_on_threads(&wide, DType::F32, &mut out, DType::BF16);
-        assert_eq!(out, narrow);
-        round_on_threads(&narrow, DType::BF16, &mut out, DType::F16);
-        for (at, (bytes, number)) in out.chunks_exact(2).zip(&numbers).enumerate() {
-            let expected = f16::from_f32(bf16::from_f32(*number).to_f32());
-            assert_eq!(f16::from_ne_bytes([bytes[0], bytes[1]]), expected, "number {at}");
         }
     }
 }

@@ -6,7 +6,8 @@
 FOLDER gets 16.6 GB of bf16 safetensors in the released layout, and prompts/<name>.{json,safetensors}: token ids with a
 placeholder a picture, the pictures as PNG, and the logits of the last 32 tokens in bf16 and in f32, both with sdpa.
 `model/tests/seven_billion.rs` reads all of it. --tiny makes the same of two layers, to try the script on a CPU.
---weights-only writes the checkpoint and computes nothing: for `bursar bench --model FOLDER --only start`.
+--weights-only writes the checkpoint and computes nothing: for `bursar bench --model FOLDER --only start`. On a GPU the
+rate of its bus is printed: what loading can reach.
 
 Needs torch, transformers 5.17, numpy and Pillow; the 7B shape needs a GPU with 60 GB free.
 """
@@ -129,6 +130,18 @@ def write_weights(folder, model):
     return sum(sizes)
 
 
+def bus_rate(device):
+    """Bytes a second out of page-locked memory, 1 GiB at a time: what loading a checkpoint is held against."""
+    here, times = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True), []
+    there = torch.empty_like(here, device=device)
+    for _ in range(3):
+        started = time.monotonic()
+        there.copy_(here, non_blocking=True)
+        torch.cuda.synchronize()
+        times.append(time.monotonic() - started)
+    return here.nbytes / min(times)
+
+
 def draw_picture(width, height, seed):
     """Colours that run across, stripes, and noise: no two patches are the same."""
     random = np.random.default_rng(seed)
@@ -194,6 +207,8 @@ def main():
     draw_weights(model.eval())
     said(f"{sum(weight.numel() for weight in model.parameters()) / 1e9:.2f} billion weights are drawn")
     said(f"{write_weights(folder, model) / 1e9:.2f} GB are written")
+    if arguments.device != "cpu":
+        said(f"page-locked memory crosses the bus at {bus_rate(arguments.device) / 1e9:.1f} GB/s")
     if arguments.weights_only:
         return
 

@@ -6,7 +6,9 @@
 
 mod linear;
 mod map;
+mod rounding;
 
 pub use linear::Linear;
 pub(crate) use map::dtype;
 pub use map::{WeightCopy, WeightError, WeightMap, WeightSource};
+pub(crate) use rounding::round;
