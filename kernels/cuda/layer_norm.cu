@@ -1,20 +1,23 @@
-// Layer normalisation (Ba et al. 2016, arXiv 1607.06450).
+// Layer normalisation (Ba et al. 2016, arXiv 1607.06450), alone and behind a residual's addition.
 //
-// out = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias, row by row
+// layer_norm:     out = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias, row by row
+// add_layer_norm: residual = residual + x, rounded to the element; out = layer_norm(residual)
 //
-// x      [rows, hidden]   rows x_pitch elements apart
-// weight [hidden]         activations' type
-// bias   [hidden]         activations' type
-// out    [rows, hidden]   contiguous; may be x itself where x is contiguous
+// x        [rows, hidden]   rows x_pitch elements apart
+// residual [rows, hidden]   rows residual_pitch elements apart, changed in place
+// weight   [hidden]         activations' type
+// bias     [hidden]         activations' type
+// out      [rows, hidden]   contiguous; may be x itself where x is contiguous
 //
 // Arithmetic is f32 with one rounding at the end; the variance is the mean square of the distances from a mean, never a
 // difference of two large sums, so that a large mean costs no digits. A NaN in a row makes that row NaN and no other.
-// Any hidden size and alignment; 16-byte accesses when addresses, pitch and hidden are aligned to it. A row of up to 2
+// Any hidden size and alignment; 16-byte accesses when addresses, pitches and hidden are aligned to it. A row of up to 2
 // vectors a thread (8192 elements) stays in registers; what is longer is read again.
 
 #include "element.cuh"
 #include "kernel_order.cuh"
 #include "reduce.cuh"
+#include "residual.cuh"
 
 // Vectors that a thread keeps.
 constexpr uint32_t HELD = 2;
@@ -45,6 +48,8 @@ template <typename Element>
 struct Rows {
     const Element* x;
     uint32_t x_pitch;
+    Element* residual;  // null: nothing is added
+    uint32_t residual_pitch;
     const Element *weight, *bias;
     uint32_t rows, hidden;
     float epsilon;
@@ -53,12 +58,12 @@ struct Rows {
 
 // `WIDTH` elements at a time, rows a grid apart. Each thread has the same columns in all of them, so weights and biases
 // are read once; the next row is on its way while this one is summed. What is kept is kept as it stands in memory.
-template <uint32_t WIDTH, typename Element>
+template <uint32_t WIDTH, bool ADDING, typename Element>
 __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
     __shared__ Moments partial[2][WARPS_MAX];
     using Kept = Words<WIDTH, Element>;
     const uint32_t vectors = call.hidden / WIDTH, rest = threadIdx.x + HELD * blockDim.x;
-    Kept weights[HELD], biases[HELD], ahead[HELD];
+    Kept weights[HELD], biases[HELD], ahead[HELD], ahead_before[HELD];
     // Calls `step(slot, column)` for each vector that this thread keeps.
     const auto each = [&](auto step) {
 #pragma unroll
@@ -72,6 +77,9 @@ __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
     const auto fetch = [&](uint64_t row) {
         each([&](uint32_t slot, uint32_t column) {
             ahead[slot] = load_words<WIDTH>(call.x + row * call.x_pitch + column);
+            if constexpr (ADDING) {
+                ahead_before[slot] = load_words<WIDTH>(call.residual + row * call.residual_pitch + column);
+            }
         });
     };
     const auto finish = [&](const Kept& kept, const Kept& weight, const Kept& bias, float mean, float factor,
@@ -97,13 +105,28 @@ __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
     }
     uint32_t turn = 0;
     for (uint64_t row = blockIdx.x; row < call.rows; row += gridDim.x, turn ^= 1) {
-        const Element* x = call.x + row * call.x_pitch;
+        const Element* added = call.x + row * call.x_pitch;
+        Element* residual = ADDING ? call.residual + row * call.residual_pitch : nullptr;
         Element* out = call.out + row * call.hidden;
         Kept kept[HELD];
-        each([&](uint32_t slot, uint32_t) { kept[slot] = ahead[slot]; });
+        each([&](uint32_t slot, uint32_t column) {
+            kept[slot] = ahead[slot];
+            if constexpr (ADDING) {
+                kept[slot] = add_residual<WIDTH, Element>(ahead[slot], ahead_before[slot], residual + column);
+            }
+        });
         if (row + gridDim.x < call.rows) {
             fetch(row + gridDim.x);
         }
+        if constexpr (ADDING) {
+#pragma unroll 1
+            for (uint32_t vector = rest; vector < vectors; vector += blockDim.x) {
+                Element* to = residual + vector * WIDTH;
+                add_residual<WIDTH, Element>(load_words<WIDTH>(added + vector * WIDTH), load_words<WIDTH>(to), to);
+            }
+        }
+        // Each thread reads again what it alone has written.
+        const Element* x = ADDING ? residual : added;
         // Calls `step(values)` for each vector of this thread.
         const auto over = [&](auto step) {
             float values[WIDTH];
@@ -149,23 +172,31 @@ __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
     }
 }
 
-template <typename Element>
+template <bool ADDING, typename Element>
 __device__ __forceinline__ void norm(const Rows<Element>& call) {
     let_next_kernel_start();
     const uint64_t starts = reinterpret_cast<uint64_t>(call.x) | reinterpret_cast<uint64_t>(call.out)
-        | reinterpret_cast<uint64_t>(call.weight) | reinterpret_cast<uint64_t>(call.bias);
-    if (aligned_to(starts, 16) && (call.x_pitch | call.hidden) % VECTOR<Element> == 0) {
-        norm_rows<VECTOR<Element>>(call);
+        | reinterpret_cast<uint64_t>(call.weight) | reinterpret_cast<uint64_t>(call.bias)
+        | reinterpret_cast<uint64_t>(call.residual);
+    const uint64_t steps = call.x_pitch | call.hidden | call.residual_pitch;
+    if (aligned_to(starts, 16) && steps % VECTOR<Element> == 0) {
+        norm_rows<VECTOR<Element>, ADDING>(call);
     } else {
-        norm_rows<1>(call);
+        norm_rows<1, ADDING>(call);
     }
 }
 
-#define KERNEL(name, Element)                                                                                    \
-    extern "C" __global__ void __launch_bounds__(512)                                                             \
-        layer_norm_##name(const Element* x, uint32_t x_pitch, const Element* weight, const Element* bias,        \
-                          uint32_t rows, uint32_t hidden, float epsilon, Element* out) {                         \
-        norm(Rows<Element>{x, x_pitch, weight, bias, rows, hidden, epsilon, out});                               \
+#define KERNEL(name, Element)                                                                                      \
+    extern "C" __global__ void __launch_bounds__(512)                                                              \
+        layer_norm_##name(const Element* x, uint32_t x_pitch, const Element* weight, const Element* bias,          \
+                          uint32_t rows, uint32_t hidden, float epsilon, Element* out) {                           \
+        norm<false>(Rows<Element>{x, x_pitch, nullptr, 0, weight, bias, rows, hidden, epsilon, out});              \
+    }                                                                                                              \
+    extern "C" __global__ void __launch_bounds__(512)                                                              \
+        add_layer_norm_##name(const Element* x, uint32_t x_pitch, Element* residual, uint32_t residual_pitch,      \
+                              const Element* weight, const Element* bias, uint32_t rows, uint32_t hidden,          \
+                              float epsilon, Element* out) {                                                       \
+        norm<true>(Rows<Element>{x, x_pitch, residual, residual_pitch, weight, bias, rows, hidden, epsilon, out}); \
     }
 FOR_EACH_ACTIVATION(KERNEL)
 

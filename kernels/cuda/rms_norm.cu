@@ -15,6 +15,7 @@
 #include "element.cuh"
 #include "kernel_order.cuh"
 #include "reduce.cuh"
+#include "residual.cuh"
 
 // Vectors that a thread keeps.
 constexpr uint32_t HELD = 2;
@@ -59,20 +60,12 @@ __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
     };
     // The sum with the residual as it will be read again, and its squares.
     const auto add = [&](const Kept& added, const Kept& before, Element* to, float& squares) {
-        float values[WIDTH];
-        widen<WIDTH, Element>(added, values);
         Kept kept = added;
         if constexpr (ADDING) {
-            float old[WIDTH];
-            widen<WIDTH, Element>(before, old);
-#pragma unroll
-            for (uint32_t i = 0; i < WIDTH; ++i) {
-                values[i] += old[i];
-            }
-            kept = to_words<WIDTH, Element>(values);
-            *reinterpret_cast<Kept*>(to) = kept;
-            widen<WIDTH, Element>(kept, values);
+            kept = add_residual<WIDTH, Element>(added, before, to);
         }
+        float values[WIDTH];
+        widen<WIDTH, Element>(kept, values);
 #pragma unroll
         for (uint32_t i = 0; i < WIDTH; ++i) {
             squares += values[i] * values[i];

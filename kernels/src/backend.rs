@@ -82,6 +82,8 @@ pub trait Backend {
     fn add_rms_norm(&self, call: add_rms_norm::Call<'_>) -> Result<(), KernelError>;
     /// Normalises rows by their mean and variance.
     fn layer_norm(&self, call: layer_norm::Call<'_>) -> Result<(), KernelError>;
+    /// Adds to a residual, and normalises its rows by their mean and variance.
+    fn add_layer_norm(&self, call: add_layer_norm::Call<'_>) -> Result<(), KernelError>;
     /// Multiplies by a weight, with bias, onto or into the output.
     fn linear(&self, call: linear::Call<'_>) -> Result<(), KernelError>;
     /// Multiplies by gate and up, and gates. What does not know better multiplies first.

@@ -55,6 +55,7 @@ impl Backend for Plan {
         rms_norm: rms_norm::Call<'_>,
         add_rms_norm: add_rms_norm::Call<'_>,
         layer_norm: layer_norm::Call<'_>,
+        add_layer_norm: add_layer_norm::Call<'_>,
         linear: linear::Call<'_>,
         rotary: rotary::Call<'_>,
         rotary_kv_write: rotary_kv_write::Call<'_>,

@@ -100,6 +100,7 @@ fn is_served(pass: &Pass, activation: DType) -> bool {
     match pass {
         Pass::Embed { dtype, .. } | Pass::RmsNorm { dtype, .. } | Pass::Linear { dtype, .. } => *dtype == activation,
         Pass::AddRmsNorm { dtype, .. } | Pass::LayerNorm { dtype, .. } => *dtype == activation,
+        Pass::AddLayerNorm { dtype, .. } => *dtype == activation,
         Pass::GatedLinear { dtype, .. } => *dtype == activation,
         Pass::Paged { head_dim, .. } | Pass::Packed { head_dim, .. } => has_head(head_dim),
         _ => true,
@@ -118,7 +119,7 @@ fn tolerance(pass: &Pass, activation: DType) -> f64 {
         Pass::Sample { .. } => 2e-6,
         Pass::Paged { .. } | Pass::Packed { .. } | Pass::Linear { .. } => 2.0 * rounding,
         // What is normalised is rounded first.
-        Pass::AddRmsNorm { .. } => 2.0 * rounding,
+        Pass::AddRmsNorm { .. } | Pass::AddLayerNorm { .. } => 2.0 * rounding,
         // Gate and up are rounded before they meet, where they are not computed in one.
         Pass::GatedLinear { .. } => 4.0 * rounding,
         _ => rounding,

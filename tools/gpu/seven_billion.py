@@ -137,7 +137,7 @@ def bus_rate(device):
     for _ in range(3):
         started = time.monotonic()
         there.copy_(here, non_blocking=True)
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
         times.append(time.monotonic() - started)
     return here.nbytes / min(times)
 
@@ -207,7 +207,7 @@ def main():
     draw_weights(model.eval())
     said(f"{sum(weight.numel() for weight in model.parameters()) / 1e9:.2f} billion weights are drawn")
     said(f"{write_weights(folder, model) / 1e9:.2f} GB are written")
-    if arguments.device != "cpu":
+    if torch.device(arguments.device).type == "cuda":
         said(f"page-locked memory crosses the bus at {bus_rate(arguments.device) / 1e9:.1f} GB/s")
     if arguments.weights_only:
         return

@@ -1,6 +1,7 @@
 //! The backend that computes on leased host memory, with `f32` activations. It is the reference for the others: plain
 //! loops, one file an operation, checked against candle.
 
+mod add_layer_norm;
 mod add_rms_norm;
 mod all_reduce;
 mod argmax;
@@ -16,6 +17,7 @@ mod layer_norm;
 mod linear;
 mod memory;
 mod patchify;
+mod residual;
 mod rms_norm;
 mod rotary;
 mod rotary_kv_write;
@@ -78,6 +80,7 @@ impl Backend for Cpu {
         rms_norm: ops::rms_norm::Call<'_> => rms_norm::rms_norm,
         add_rms_norm: ops::add_rms_norm::Call<'_> => add_rms_norm::add_rms_norm,
         layer_norm: ops::layer_norm::Call<'_> => layer_norm::layer_norm,
+        add_layer_norm: ops::add_layer_norm::Call<'_> => add_layer_norm::add_layer_norm,
         linear: ops::linear::Call<'_> => linear::linear,
         rotary: ops::rotary::Call<'_> => rotary::rotary,
         rotary_kv_write: ops::rotary_kv_write::Call<'_> => rotary_kv_write::rotary_kv_write,

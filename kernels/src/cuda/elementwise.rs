@@ -121,6 +121,24 @@ pub(super) fn layer_norm(cuda: &Cuda, call: ops::layer_norm::Call<'_>) -> Result
     unsafe { cuda.launch(&cuda.kernel("layer_norm"), extent, arguments) }
 }
 
+pub(super) fn add_layer_norm(cuda: &Cuda, call: ops::add_layer_norm::Call<'_>) -> Result<(), KernelError> {
+    let extent = over_rows(cuda, &call.x);
+    let arguments = arguments![
+        call.x.address(),
+        pitch(&call.x),
+        call.residual.address(),
+        pitch(&call.residual),
+        call.weight.address(),
+        call.bias.address(),
+        count(call.x.rows()),
+        columns(&call.x),
+        call.epsilon,
+        call.out.address(),
+    ];
+    // SAFETY: as above.
+    unsafe { cuda.launch(&cuda.kernel("add_layer_norm"), extent, arguments) }
+}
+
 /// Rows in x, and in y as many blocks as their columns want: few rows want more.
 fn over_columns(rows: usize, columns: usize) -> Extent {
     let step = if rows < 128 { 2048 } else { 4096 };

@@ -280,6 +280,10 @@ impl Backend for Cuda {
         elementwise::layer_norm(self, call)
     }
 
+    fn add_layer_norm(&self, call: ops::add_layer_norm::Call<'_>) -> Result<(), KernelError> {
+        elementwise::add_layer_norm(self, call)
+    }
+
     fn linear(&self, call: ops::linear::Call<'_>) -> Result<(), KernelError> {
         linear::linear(self, call)
     }

@@ -31,12 +31,8 @@ impl<B: Backend> Scope<'_, B> {
         epsilon: f32,
     ) -> Result<Tensor<'_>, KernelError> {
         const OP: &str = "add_rms_norm";
-        check::activation(OP, "x", x, self.target().activation())?;
-        check::activation(OP, "residual", residual, self.target().activation())?;
-        check::shape(OP, "residual", residual, x.shape())?;
-        check::writable(OP, "residual", residual);
-        check::weight(OP, "weight", weight, self.target())?;
-        check::shape(OP, "weight", weight, [x.columns()])?;
+        check::added(OP, x, residual, self.target())?;
+        check::column_weight(OP, "weight", weight, x, self.target())?;
         let out = self.empty(x.shape())?;
         self.count(Work::over(5 * x.shape().elements() as u64, &[x, residual, residual, weight, &out]));
         let (x, weight) = (x.view(), weight.view());

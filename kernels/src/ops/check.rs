@@ -59,6 +59,32 @@ pub(super) fn weight(
     Ok(())
 }
 
+/// `found` must be a weight with one number for each column of `x`.
+pub(super) fn column_weight(
+    op: &'static str,
+    what: &'static str,
+    found: &Tensor<'_>,
+    x: &Tensor<'_>,
+    target: &Target,
+) -> Result<(), KernelError> {
+    weight(op, what, found, target)?;
+    shape(op, what, found, [x.columns()])
+}
+
+/// `x` must be what can be added to `residual`, which is written.
+pub(super) fn added(
+    op: &'static str,
+    x: &Tensor<'_>,
+    residual: &mut Tensor<'_>,
+    target: &Target,
+) -> Result<(), KernelError> {
+    activation(op, "x", x, target.activation())?;
+    activation(op, "residual", residual, target.activation())?;
+    shape(op, "residual", residual, x.shape())?;
+    writable(op, "residual", residual);
+    Ok(())
+}
+
 /// `found` must hold activations, or the f32 in which logits are kept.
 pub(super) fn activation_or_f32(
     op: &'static str,

@@ -32,10 +32,8 @@ impl<B: Backend> Scope<'_, B> {
     ) -> Result<Tensor<'_>, KernelError> {
         const OP: &str = "layer_norm";
         check::activation(OP, "x", x, self.target().activation())?;
-        for (what, row) in [("weight", weight), ("bias", bias)] {
-            check::weight(OP, what, row, self.target())?;
-            check::shape(OP, what, row, [x.columns()])?;
-        }
+        check::column_weight(OP, "weight", weight, x, self.target())?;
+        check::column_weight(OP, "bias", bias, x, self.target())?;
         let out = self.empty(x.shape())?;
         self.count(Work::over(8 * x.shape().elements() as u64, &[x, weight, bias, &out]));
         let (weight, bias) = (weight.view(), bias.view());

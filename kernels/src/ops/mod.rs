@@ -2,6 +2,7 @@
 //!
 //! What a backend is handed is `#[non_exhaustive]`, so that only the fronts here, which check, can make a call.
 
+pub mod add_layer_norm;
 pub mod add_rms_norm;
 pub mod all_reduce;
 pub mod argmax;

@@ -22,8 +22,7 @@ impl<B: Backend> Scope<'_, B> {
     pub fn rms_norm(&self, x: &Tensor<'_>, weight: &Tensor<'_>, epsilon: f32) -> Result<Tensor<'_>, KernelError> {
         const OP: &str = "rms_norm";
         check::activation(OP, "x", x, self.target().activation())?;
-        check::weight(OP, "weight", weight, self.target())?;
-        check::shape(OP, "weight", weight, [x.columns()])?;
+        check::column_weight(OP, "weight", weight, x, self.target())?;
         let out = self.empty(x.shape())?;
         self.count(Work::over(4 * x.shape().elements() as u64, &[x, weight, &out]));
         self.backend.rms_norm(Call { x: x.view(), weight: weight.view(), epsilon, out: out.view() })?;

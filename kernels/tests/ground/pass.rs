@@ -37,6 +37,7 @@ pub enum Pass {
     RmsNorm { rows: usize, hidden: usize, dtype: DType },
     AddRmsNorm { rows: usize, hidden: usize, dtype: DType },
     LayerNorm { rows: usize, hidden: usize, dtype: DType },
+    AddLayerNorm { rows: usize, hidden: usize, dtype: DType },
     Linear { rows: usize, in_features: usize, out_features: usize, dtype: DType, bias: bool, how: How },
     GatedLinear { rows: usize, in_features: usize, features: usize, dtype: DType, bias: bool },
     Rotary { rows: usize, heads: usize, head_dim: usize, sections: Vec<usize> },
@@ -62,6 +63,7 @@ pub fn passes() -> Vec<Pass> {
             passes.push(Pass::RmsNorm { rows, hidden, dtype });
             passes.push(Pass::AddRmsNorm { rows, hidden, dtype });
             passes.push(Pass::LayerNorm { rows, hidden, dtype });
+            passes.push(Pass::AddLayerNorm { rows, hidden, dtype });
         }
         for how in [How::New, How::Into, How::Add] {
             for (rows, in_features, out_features) in
@@ -177,6 +179,16 @@ impl Pass {
                 let weight = narrowed(scope, [hidden], dtype, &random.floats(hidden))?;
                 let bias = narrowed(scope, [hidden], dtype, &random.floats(hidden))?;
                 floats(scope, &scope.layer_norm(&inside(&wide), &weight, &bias, 1e-5)?)
+            }
+            Pass::AddLayerNorm { rows, hidden, dtype } => {
+                let (x, mut residual) =
+                    (wide(scope, rows, hidden, &mut random)?, wide(scope, rows, hidden, &mut random)?);
+                let weight = narrowed(scope, [hidden], dtype, &random.floats(hidden))?;
+                let bias = narrowed(scope, [hidden], dtype, &random.floats(hidden))?;
+                let mut place = residual.column_range_mut(before..before + hidden);
+                let out = scope.add_layer_norm(&inside(&x), &mut place, &weight, &bias, 1e-5)?;
+                let out = floats(scope, &out)?;
+                Ok([floats(scope, &residual)?, out].concat())
             }
             Pass::Linear { rows, in_features, out_features, dtype, bias, how } => {
                 let x = wide(scope, rows, in_features, &mut random)?;
@@ -300,22 +312,22 @@ impl Pass {
                 let x = Wide::new(activation, rows, hidden, &mut random);
                 let residual = Wide::new(activation, rows, hidden, &mut random);
                 let weight = rounded(dtype, &random.floats(hidden));
-                let sum =
-                    |row: usize| -> Vec<f64> { (0..hidden).map(|at| x.at(row, at) + residual.at(row, at)).collect() };
+                let sum = |row: usize| residual.row_and(row, &x);
                 let normed: Vec<f64> = (0..rows).flat_map(|row| rms_normed(&sum(row), &weight)).collect();
                 [residual.changed(|row, column, held| held + x.at(row, column)), normed].concat()
             }
             Pass::LayerNorm { rows, hidden, dtype } => {
                 let x = Wide::new(activation, rows, hidden, &mut random);
                 let (weight, bias) = (rounded(dtype, &random.floats(hidden)), rounded(dtype, &random.floats(hidden)));
-                let row = |row: usize| -> Vec<f64> {
-                    let x = x.row(row);
-                    let mean = x.iter().sum::<f64>() / hidden as f64;
-                    let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / hidden as f64;
-                    let normed = x.iter().map(|x| (x - mean) / (variance + 1e-5).sqrt());
-                    normed.zip(weight.iter().zip(&bias)).map(|(x, (weight, bias))| x * weight + bias).collect()
-                };
-                (0..rows).flat_map(row).collect()
+                (0..rows).flat_map(|row| layer_normed(&x.row(row), &weight, &bias)).collect()
+            }
+            Pass::AddLayerNorm { rows, hidden, dtype } => {
+                let x = Wide::new(activation, rows, hidden, &mut random);
+                let residual = Wide::new(activation, rows, hidden, &mut random);
+                let (weight, bias) = (rounded(dtype, &random.floats(hidden)), rounded(dtype, &random.floats(hidden)));
+                let sum = |row: usize| residual.row_and(row, &x);
+                let normed: Vec<f64> = (0..rows).flat_map(|row| layer_normed(&sum(row), &weight, &bias)).collect();
+                [residual.changed(|row, column, held| held + x.at(row, column)), normed].concat()
             }
             Pass::Linear { rows, in_features, out_features, dtype, bias, how } => {
                 let x = Wide::new(activation, rows, in_features, &mut random);
@@ -444,6 +456,14 @@ fn rms_normed(x: &[f64], weight: &[f64]) -> Vec<f64> {
     x.iter().zip(weight).map(|(x, weight)| x / (mean + 1e-5).sqrt() * weight).collect()
 }
 
+/// A row at mean 0 and variance 1, scaled and shifted.
+fn layer_normed(x: &[f64], weight: &[f64], bias: &[f64]) -> Vec<f64> {
+    let mean = x.iter().sum::<f64>() / x.len() as f64;
+    let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / x.len() as f64;
+    let normed = x.iter().map(|x| (x - mean) / (variance + 1e-5).sqrt());
+    normed.zip(weight.iter().zip(bias)).map(|(x, (weight, bias))| x * weight + bias).collect()
+}
+
 /// A tensor of which the columns between the margins are an operand.
 #[derive(Clone)]
 pub(super) struct Wide {
@@ -474,6 +494,11 @@ impl Wide {
 
     fn row(&self, row: usize) -> Vec<f64> {
         widened(&self.numbers[row * self.pitch() + self.before()..][..self.columns])
+    }
+
+    /// The sum of a row and the same one of `other`.
+    fn row_and(&self, row: usize, other: &Wide) -> Vec<f64> {
+        self.row(row).iter().zip(other.row(row)).map(|(ours, theirs)| ours + theirs).collect()
     }
 
     /// All of it, with the operand's elements changed.

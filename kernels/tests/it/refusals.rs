@@ -99,6 +99,10 @@ fn shapes_and_types_that_disagree_are_refused_in_words() {
             let (x, weight) = (scope.empty([3, 4])?, scope.empty([4])?);
             scope.layer_norm(&x, &weight, &scope.empty([5])?, 1e-6).map(drop)
         }),
+        text(|scope| {
+            let (x, mut residual, weight) = (scope.empty([3, 4])?, scope.empty([3, 5])?, scope.empty([4])?);
+            scope.add_layer_norm(&x, &mut residual, &weight, &weight, 1e-6).map(drop)
+        }),
         text(|scope| scope.linear(&scope.empty([3, 4])?, &scope.empty([7, 5])?, None).map(drop)),
         text(|scope| scope.linear(&scope.empty([3, 5])?, &scope.empty([7, 5])?, Some(&scope.empty([8])?)).map(drop)),
         text(|scope| scope.linear(&scope.empty([3, 5])?, &scope.empty([7, 6])?.column_range(0..5), None).map(drop)),
@@ -173,6 +177,7 @@ embed: previous holds f32, expected u32 indices
 rms_norm: weight is [5], expected [4]
 add_rms_norm: residual is [4, 4], expected [3, 4]
 layer_norm: bias is [5], expected [4]
+add_layer_norm: residual is [3, 5], expected [3, 4]
 linear: x is [3, 4], expected [3, 5]
 linear: bias is [8], expected [7]
 linear: weight is [7, 5], expected contiguous rows

@@ -55,18 +55,35 @@ def add_rms_norm(rows, hidden, kind, gap=0):
     )  # fmt: skip
 
 
+def layer_normed(x, weight, bias):
+    return functional.layer_norm(x.double(), weight.shape, weight.double(), bias.double(), EPSILON)
+
+
 def layer_norm(rows, hidden, kind, gap=0):
-    x, weight, bias = (random_rows(count, hidden, gap, kind) for count in (rows, 1, 1))
-    weight, bias = weight[0].contiguous(), bias[0].contiguous()
+    x, (weight, bias) = random_rows(rows, hidden, gap, kind), torch.randn(2, hidden, device="cuda", dtype=kind)
     out, kernel = Output((rows, hidden), kind), Kernel("layer_norm", f"layer_norm_{ENDINGS[kind]}")
-    wide = lambda tensor: tensor.double()  # noqa: E731
     return Case(
         run=lambda: kernel(*norm_shape(rows, hidden), x, x.stride(0), weight, bias, rows, hidden, EPSILON, out.tensor),
-        error=lambda: out.error(functional.layer_norm(wide(x), (hidden,), wide(weight), wide(bias), EPSILON)),
+        error=lambda: out.error(layer_normed(x, weight, bias)),
         limit=LIMITS[kind],
         bytes=2 * kind.itemsize * rows * hidden,
         beside={"torch": lambda: functional.layer_norm(x, (hidden,), weight, bias, EPSILON)},
     )
+
+
+def add_layer_norm(rows, hidden, kind, gap=0):
+    x, (weight, bias) = random_rows(rows, hidden, gap, kind), torch.randn(2, hidden, device="cuda", dtype=kind)
+    residual, out = Output((rows, hidden), kind, gap), Output((rows, hidden), kind)
+    residual.tensor.normal_()
+    total = (x.float() + residual.tensor.float()).to(kind)
+    kernel = Kernel("layer_norm", f"add_layer_norm_{ENDINGS[kind]}")
+    return Case(
+        run=lambda: kernel(*norm_shape(rows, hidden), x, x.stride(0), residual.tensor, residual.tensor.stride(0), weight,
+                           bias, rows, hidden, EPSILON, out.tensor),
+        error=lambda: max(residual.error(total), out.error(layer_normed(total, weight, bias))),
+        limit=LIMITS[kind],
+        bytes=4 * kind.itemsize * rows * hidden,
+    )  # fmt: skip
 
 
 def gate_shape(rows, features):
@@ -264,7 +281,7 @@ def copy(rows, columns, kind):
 
 def check(table):
     for kind in (torch.bfloat16, torch.float16):
-        for operation in (rms_norm, add_rms_norm, layer_norm):
+        for operation in (rms_norm, add_rms_norm, layer_norm, add_layer_norm):
             for rows, hidden, gap in ((1, 3584, 0), (33, 61, 0), (33, 61, 3), (129, 1280, 8), (7, 8192, 0), (5, 9000, 0),
                                       (5, 20000, 8), (1300, 3584, 1), (3, 16, 0), (3, 5, 0)):  # fmt: skip
                 table.check(operation.__name__, f"{rows} x {hidden} + {gap}", operation(rows, hidden, kind, gap))
@@ -297,6 +314,7 @@ def measure(table):
         (rms_norm, f"{hidden:,} columns", (hidden, kind)),
         (add_rms_norm, f"{hidden:,} columns", (hidden, kind)),
         (layer_norm, f"{hidden:,} columns", (hidden, kind)),
+        (add_layer_norm, f"{hidden:,} columns", (hidden, kind)),
         (rotary_kv_write, "28:4 heads of 128", (28, 4, 128, TEXT, kind)),
         (rotary, "32 heads of 80", (32, 80, VISION, kind, 1280)),
         (silu_mul, f"{features:,} features", (features, kind)),

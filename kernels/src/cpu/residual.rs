@@ -1,0 +1,17 @@
+//! What is added to a residual.
+
+use super::{
+    memory::{Rows, write_rows},
+    threads::Threads,
+};
+use crate::Tensor;
+
+/// `residual = residual + x`, rounded to what it is kept as.
+pub(super) fn add(threads: &Threads, x: &Tensor<'_>, residual: &Tensor<'_>) {
+    let x = Rows::<f32>::of(x);
+    write_rows(threads, residual, 1, |row, residual| {
+        for (residual, x) in residual.iter_mut().zip(x.row(row)) {
+            *residual += x;
+        }
+    });
+}
