@@ -17,7 +17,7 @@ use crate::{
     error::CheckpointError,
     flow::{Patches, StepBatch, StepLayout},
     registry::{Family, FamilyConfig, PictureBatch, UnknownArchitecture},
-    weights::{WeightCopy, WeightError, WeightMap, WeightSource, dtype, round},
+    weights::{WeightCopy, WeightError, WeightMap, WeightSource, dtype, room_for, rounded_parts},
 };
 
 /// Why a checkpoint did not become a model.
@@ -75,7 +75,8 @@ impl Model {
         Ok(Model { config, family, weight_bytes: map.used(), segment: None })
     }
 
-    /// Copies the checkpoint's weights into `segment`, or draws them there if the checkpoint is a random one; [`weight_bytes`](Model::weight_bytes) must be backed.
+    /// Copies the checkpoint's weights into `segment`, or draws them there if the checkpoint is a random one;
+    /// [`weight_bytes`](Model::weight_bytes) must be backed.
     /// `progress` hears of each copied tensor: bytes so far, and all bytes.
     ///
     /// # Panics
@@ -192,12 +193,6 @@ struct Room {
     rounded: Vec<u8>,
 }
 
-/// The first bytes of `room`, which grows where it has fewer. They hold what was there before.
-fn first(room: &mut Vec<u8>, bytes: usize) -> &mut [u8] {
-    room.resize(room.len().max(bytes), 0);
-    &mut room[..bytes]
-}
-
 fn upload<B: Backend>(
     checkpoint: &Checkpoint,
     backend: &B,
@@ -253,7 +248,7 @@ fn padded<'s>(bytes: &'s [u8], dtype: DType, (columns, zeros): (usize, usize), r
         return bytes;
     }
     let (row, longer) = (columns * dtype.size(), (columns + zeros) * dtype.size());
-    let padded = first(room, bytes.len() / row * longer);
+    let padded = room_for(room, bytes.len() / row * longer);
     let rows = padded.par_chunks_exact_mut(longer).zip(bytes.par_chunks_exact(row));
     rows.with_min_len(PADDED_BY_A_THREAD).for_each(|(longer, row)| {
         let (place, behind) = longer.split_at_mut(row.len());
@@ -263,7 +258,8 @@ fn padded<'s>(bytes: &'s [u8], dtype: DType, (columns, zeros): (usize, usize), r
     padded
 }
 
-/// Elements that are rounded on the host at a time: enough that a backend copies them by several threads.
+/// Elements that are rounded on the host at a time, 64 MiB: a GPU's backend copies what is larger than its page-locked
+/// pieces, 32 MiB, by several threads.
 const ROUNDED_AT_ONCE: usize = 1 << 25;
 
 /// Copies elements of another type than the target keeps, rounded to the nearest.
@@ -274,17 +270,13 @@ fn upload_rounded<B: Backend>(
     copy: &WeightCopy,
     room: &mut Vec<u8>,
 ) -> Result<(), LoadError> {
-    let (wide, kept) = (found.size(), copy.kept.size());
     let mut to = copy.to;
-    for part in source.chunks(ROUNDED_AT_ONCE * wide) {
-        let rounded = first(room, part.len() / wide * kept);
-        round(part, found, rounded, copy.kept);
-        // SAFETY: as below.
-        let mut out = unsafe { Tensor::persistent(to, [rounded.len() / kept], copy.kept) };
-        transfer::fill(backend, rounded, &mut out)?;
+    rounded_parts(source, (found, copy.kept), ROUNDED_AT_ONCE, room, |rounded| {
+        // SAFETY: as in `upload`; all parts together are as long as the copy.
+        let mut out = unsafe { Tensor::persistent(to, [rounded.len() / copy.kept.size()], copy.kept) };
         to = to.offset(out.bytes());
-    }
-    Ok(())
+        Ok(transfer::fill(backend, rounded, &mut out)?)
+    })
 }
 
 impl From<CheckpointError> for LoadError {

@@ -11,4 +11,4 @@ mod rounding;
 pub use linear::Linear;
 pub(crate) use map::dtype;
 pub use map::{WeightCopy, WeightError, WeightMap, WeightSource};
-pub(crate) use rounding::round;
+pub(crate) use rounding::{room_for, rounded_parts};
