@@ -98,10 +98,13 @@ impl Gpu {
 fn is_served(pass: &Pass, activation: DType) -> bool {
     let has_head = |head_dim: &usize| [32, 64, 80, 128].contains(head_dim);
     match pass {
-        Pass::Embed { dtype, .. } | Pass::RmsNorm { dtype, .. } | Pass::Linear { dtype, .. } => *dtype == activation,
-        Pass::AddRmsNorm { dtype, .. } | Pass::LayerNorm { dtype, .. } => *dtype == activation,
-        Pass::AddLayerNorm { dtype, .. } => *dtype == activation,
-        Pass::GatedLinear { dtype, .. } => *dtype == activation,
+        Pass::Embed { dtype, .. }
+        | Pass::RmsNorm { dtype, .. }
+        | Pass::AddRmsNorm { dtype, .. }
+        | Pass::LayerNorm { dtype, .. }
+        | Pass::AddLayerNorm { dtype, .. }
+        | Pass::Linear { dtype, .. }
+        | Pass::GatedLinear { dtype, .. } => *dtype == activation,
         Pass::Paged { head_dim, .. } | Pass::Packed { head_dim, .. } => has_head(head_dim),
         _ => true,
     }

@@ -312,9 +312,7 @@ impl Pass {
                 let x = Wide::new(activation, rows, hidden, &mut random);
                 let residual = Wide::new(activation, rows, hidden, &mut random);
                 let weight = rounded(dtype, &random.floats(hidden));
-                let sum = |row: usize| residual.row_and(row, &x);
-                let normed: Vec<f64> = (0..rows).flat_map(|row| rms_normed(&sum(row), &weight)).collect();
-                [residual.changed(|row, column, held| held + x.at(row, column)), normed].concat()
+                residual.plus(&x, rows, |sum| rms_normed(sum, &weight))
             }
             Pass::LayerNorm { rows, hidden, dtype } => {
                 let x = Wide::new(activation, rows, hidden, &mut random);
@@ -325,9 +323,7 @@ impl Pass {
                 let x = Wide::new(activation, rows, hidden, &mut random);
                 let residual = Wide::new(activation, rows, hidden, &mut random);
                 let (weight, bias) = (rounded(dtype, &random.floats(hidden)), rounded(dtype, &random.floats(hidden)));
-                let sum = |row: usize| residual.row_and(row, &x);
-                let normed: Vec<f64> = (0..rows).flat_map(|row| layer_normed(&sum(row), &weight, &bias)).collect();
-                [residual.changed(|row, column, held| held + x.at(row, column)), normed].concat()
+                residual.plus(&x, rows, |sum| layer_normed(sum, &weight, &bias))
             }
             Pass::Linear { rows, in_features, out_features, dtype, bias, how } => {
                 let x = Wide::new(activation, rows, in_features, &mut random);
@@ -496,9 +492,12 @@ impl Wide {
         widened(&self.numbers[row * self.pitch() + self.before()..][..self.columns])
     }
 
-    /// The sum of a row and the same one of `other`.
-    fn row_and(&self, row: usize, other: &Wide) -> Vec<f64> {
-        self.row(row).iter().zip(other.row(row)).map(|(ours, theirs)| ours + theirs).collect()
+    /// All of it, with the operand of `x` added, and behind it what `normed` makes of each row's sum.
+    fn plus(self, x: &Wide, rows: usize, normed: impl Fn(&[f64]) -> Vec<f64>) -> Vec<f64> {
+        let sum =
+            |row: usize| self.row(row).iter().zip(x.row(row)).map(|(ours, theirs)| ours + theirs).collect::<Vec<_>>();
+        let out: Vec<f64> = (0..rows).flat_map(|row| normed(&sum(row))).collect();
+        [self.changed(|row, column, held| held + x.at(row, column)), out].concat()
     }
 
     /// All of it, with the operand's elements changed.

@@ -50,43 +50,41 @@ fn round(source: &[u8], found: DType, out: &mut [u8], kept: DType) {
 
 fn widen(source: &[u8], found: DType, wide: &mut [f32]) {
     match found {
-        DType::F16 => {
-            let narrow = &mut [f16::ZERO; AT_ONCE][..wide.len()];
-            read(source, f16::from_le_bytes, narrow);
-            narrow.convert_to_f32_slice(wide);
-        }
-        DType::BF16 => {
-            let narrow = &mut [bf16::ZERO; AT_ONCE][..wide.len()];
-            read(source, bf16::from_le_bytes, narrow);
-            narrow.convert_to_f32_slice(wide);
-        }
+        DType::F16 => widen_half(source, f16::from_le_bytes, f16::ZERO, wide),
+        DType::BF16 => widen_half(source, bf16::from_le_bytes, bf16::ZERO, wide),
         DType::F32 => read(source, f32::from_le_bytes, wide),
         found => unreachable!("weights of a file are not {found}"),
     }
 }
 
-fn narrow(wide: &[f32], out: &mut [u8], kept: DType) {
-    match kept {
-        DType::F16 => {
-            let narrow = &mut [f16::ZERO; AT_ONCE][..wide.len()];
-            narrow.convert_from_f32_slice(wide);
-            write(narrow, f16::to_ne_bytes, out);
-        }
-        DType::BF16 => {
-            let narrow = &mut [bf16::ZERO; AT_ONCE][..wide.len()];
-            narrow.convert_from_f32_slice(wide);
-            write(narrow, bf16::to_ne_bytes, out);
-        }
-        kept => unreachable!("no target rounds weights to {kept}"),
-    }
+fn widen_half<T: Copy>(source: &[u8], from: impl Fn([u8; 2]) -> T, zero: T, wide: &mut [f32])
+where
+    [T]: HalfFloatSliceExt,
+{
+    let narrow = &mut [zero; AT_ONCE][..wide.len()];
+    read(source, from, narrow);
+    narrow.convert_to_f32_slice(wide);
 }
 
 fn read<T, const SIZE: usize>(source: &[u8], from: impl Fn([u8; SIZE]) -> T, out: &mut [T]) {
     out.iter_mut().zip(source.as_chunks().0).for_each(|(place, bytes)| *place = from(*bytes));
 }
 
-fn write<T: Copy, const SIZE: usize>(numbers: &[T], to: impl Fn(T) -> [u8; SIZE], out: &mut [u8]) {
-    out.as_chunks_mut().0.iter_mut().zip(numbers).for_each(|(place, number)| *place = to(*number));
+fn narrow(wide: &[f32], out: &mut [u8], kept: DType) {
+    match kept {
+        DType::F16 => narrow_to_half(wide, f16::to_ne_bytes, f16::ZERO, out),
+        DType::BF16 => narrow_to_half(wide, bf16::to_ne_bytes, bf16::ZERO, out),
+        kept => unreachable!("no target rounds weights to {kept}"),
+    }
+}
+
+fn narrow_to_half<T: Copy>(wide: &[f32], to: impl Fn(T) -> [u8; 2], zero: T, out: &mut [u8])
+where
+    [T]: HalfFloatSliceExt,
+{
+    let narrow = &mut [zero; AT_ONCE][..wide.len()];
+    narrow.convert_from_f32_slice(wide);
+    out.as_chunks_mut().0.iter_mut().zip(narrow).for_each(|(place, number)| *place = to(*number));
 }
 
 #[cfg(test)]
