@@ -90,7 +90,7 @@ async fn forget(lane: &Lane, rows: usize) -> Result<(), CaptureError> {
 pub enum Recaptured {
     /// Every size.
     All,
-    /// The sizes from this one on, or none: what is below it would have taken more than is leased, and runs in this one.
+    /// The sizes from this one on, or none: what is below it would have taken more than is leased, and is launched.
     From(Option<usize>),
 }
 
@@ -168,7 +168,7 @@ mod tests {
         let captured = Arc::<Captured>::default();
         let outcome = recapture(larger, SHAPE, Bytes::mib(2), captured.clone()).await.expect("it answers");
         assert_eq!(captured.count(), 2, "the size that was forgotten is not counted");
-        assert_eq!(outcome, Recaptured::From(Some(8)), "what is smaller runs as eight rows");
+        assert_eq!(outcome, Recaptured::From(Some(8)), "what is smaller is launched");
         assert_eq!(asked.join().expect("it has ended"), ["capture 10", "capture 8", "capture 4", "forget 4"]);
     }
 

@@ -12,6 +12,12 @@ pub fn buckets(sequences: usize) -> Vec<usize> {
     small.chain(large).chain((sequences > 0).then_some(sequences)).collect()
 }
 
+/// The size that a step of `rows` rows runs in where steps have at most `sequences`; none if it has more.
+pub(super) fn bucket(rows: usize, sequences: usize) -> Option<usize> {
+    let size = if rows <= STEP { rows.next_power_of_two() } else { rows.next_multiple_of(STEP) };
+    (rows <= sequences).then_some(size.min(sequences))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -29,10 +35,14 @@ mod tests {
 
     #[test]
     fn every_number_of_rows_has_the_next_larger_bucket_and_no_more_than_seven_rows_of_padding() {
-        let buckets = buckets(100);
-        for rows in 1..=100 {
-            let bucket = buckets.iter().find(|bucket| **bucket >= rows).expect("there is one");
-            assert!((rows..rows + STEP).contains(bucket), "{rows} rows in {bucket}");
+        for sequences in 1..=100 {
+            let buckets = buckets(sequences);
+            for rows in 1..=sequences {
+                let size = bucket(rows, sequences).expect("there is one");
+                assert_eq!(Some(&size), buckets.iter().find(|bucket| **bucket >= rows), "{rows} rows of {sequences}");
+                assert!((rows..rows + STEP).contains(&size), "{rows} rows in {size}");
+            }
+            assert_eq!(bucket(sequences + 1, sequences), None);
         }
     }
 }

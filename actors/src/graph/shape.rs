@@ -4,7 +4,7 @@ use bursar_budgets::Bytes;
 use bursar_kernels::DType;
 use bursar_model::flow::StepLayout;
 
-use super::buckets;
+use super::core::{bucket, buckets};
 
 /// What the layouts of captured steps follow from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +26,12 @@ impl GraphShape {
     /// Bytes, in whole pages, of the inputs of the largest step.
     pub fn bytes(&self, page: Bytes) -> Bytes {
         DType::U32.bytes(self.layout(self.sequences).words()).round_up(page)
+    }
+
+    /// Where the arrays of a step of `rows` decoding sequences lie: as in the smallest size that holds it. None if no size
+    /// does.
+    pub fn layout_holding(&self, rows: usize) -> Option<StepLayout> {
+        bucket(rows, self.sequences).map(|rows| self.layout(rows))
     }
 
     /// The sizes that steps are captured in.

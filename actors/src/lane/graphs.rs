@@ -1,4 +1,4 @@
-//! The captured graphs of a lane, two a bucket, and the steps that are run by them.
+//! The captured graphs of a lane, two a bucket, and the steps that they run, or would if they were there.
 
 use std::{
     cell::{Cell, RefCell},
@@ -10,6 +10,7 @@ use bursar_kernels::{Backend, Graph, KernelError, KvLayer, Scope, Tally, Tensor,
 use bursar_model::{
     blocks::decoder::StepCaches,
     flow::{StepBatch, StepLayout},
+    sampling::Desk,
 };
 
 use super::{
@@ -41,14 +42,21 @@ impl Graphs {
     }
 }
 
-/// Which tokens a captured pass leaves on the desk.
-#[derive(Clone, Copy, PartialEq, Eq)]
+impl Captured {
+    fn of(&self, tokens: Tokens) -> &dyn Graph {
+        match tokens {
+            Tokens::Likeliest => &*self.likeliest,
+            Tokens::Asked => &*self.asked,
+        }
+    }
+}
+
+/// Which tokens a pass leaves on the desk.
+#[derive(Clone, Copy)]
 enum Tokens {
     Likeliest,
-    /// What the desk asks for when it is replayed.
+    /// What the desk asks for when the pass is run.
     Asked,
-    /// None, and the desk stays as it is: a step that is under way may still want what it has chosen.
-    ThrownAway,
 }
 
 impl<B: Backend> Bench<B> {
@@ -63,8 +71,9 @@ impl<B: Backend> Bench<B> {
         self.graphs.forget(rows);
         self.upload_inputs(&layout, &StepBatch::default())?;
         // Products choose their algorithms, which takes measuring, and that cannot be captured.
-        self.rehearse(|| Ok(self.decode(&layout, &layers, Tokens::ThrownAway)?))?;
-        let capture = |tokens| self.backend.capture(&mut || self.decode(&layout, &layers, tokens));
+        let mut desk = self.memory.desk.desk();
+        self.rehearse(|| Ok(self.decode(&layout, &layers, &mut desk, None)?))?;
+        let mut capture = |tokens| self.backend.capture(&mut || self.decode(&layout, &layers, &mut desk, Some(tokens)));
         let Some(likeliest) = capture(Tokens::Likeliest)? else { return Ok(None) };
         let Some(asked) = capture(Tokens::Asked)? else { return Ok(None) };
         let bytes = likeliest.bytes() + asked.bytes();
@@ -72,36 +81,42 @@ impl<B: Backend> Bench<B> {
         Ok(Some(bytes))
     }
 
-    /// Runs a step by a graph, if there is one for it: an upload, another if its rows ask for more than the likeliest
-    /// tokens, one replay, and the tokens on their way back.
-    pub(super) fn replay(&self, job: &StepJob) -> Option<Result<Launched, LaneError>> {
+    /// Runs a step that decodes alone in the smallest size that holds it: an upload, another if its rows ask for more than
+    /// the likeliest tokens, one replay, and the tokens on their way back. Where that size is not captured, what the graph
+    /// would replay is launched: how sums are split depends on the size, and so would tokens on what is captured. None for
+    /// any other step, and where there are no graphs.
+    pub(super) fn decode_alone(&self, job: &StepJob) -> Option<Result<Launched, LaneError>> {
         let inputs = self.memory.graphs.as_ref()?;
         if !job.batch.is_decoding_alone() {
             return None;
         }
-        let graphs = self.graphs.by_rows.borrow();
-        let (rows, captured) = graphs.range(job.batch.token_count()..).next()?;
-        let layout = inputs.shape().layout(*rows);
-        layout.takes(&job.batch).then(|| self.replay_captured(captured, &layout, job))
+        let layout = inputs.shape().layout_holding(job.batch.token_count())?;
+        layout.takes(&job.batch).then(|| self.decode_in(&layout, job))
     }
 
-    fn replay_captured(&self, captured: &Captured, layout: &StepLayout, job: &StepJob) -> Result<Launched, LaneError> {
+    fn decode_in(&self, layout: &StepLayout, job: &StepJob) -> Result<Launched, LaneError> {
         self.upload_inputs(layout, &job.batch)?;
+        let graphs = self.graphs.by_rows.borrow();
+        let captured = graphs.get(&layout.tokens);
         // Its temporaries lie from the workspace's start on, as they did when it was captured.
         assert!(self.workspace.used().is_zero(), "a graph is replayed in an empty workspace");
         let choosing = self.pass(|scope, _| {
             let mut desk = self.memory.desk.desk();
             let wanted = Wanted::of(&job.choices, desk.shape().vocabulary);
-            match &wanted {
-                Wanted::Likeliest { .. } => captured.likeliest.replay()?,
+            let tokens = match &wanted {
+                Wanted::Likeliest { .. } => Tokens::Likeliest,
                 Wanted::Asked(asked) => {
                     self.ask(scope, &mut desk, &asked.batch, layout.logit_rows)?;
-                    captured.asked.replay()?;
+                    Tokens::Asked
                 }
+            };
+            match captured {
+                Some(captured) => captured.of(tokens).replay()?,
+                None => self.decode(layout, &self.memory.kv.layers(), &mut desk, Some(tokens))?,
             }
             Ok(wanted.download(scope, &desk, layout.logit_rows)?)
         })?;
-        Ok(Launched { choosing, scores: None, is_by_graph: true })
+        Ok(Launched { choosing, scores: None, is_by_graph: captured.is_some() })
     }
 
     fn upload_inputs(&self, layout: &StepLayout, batch: &StepBatch) -> Result<(), KernelError> {
@@ -114,19 +129,25 @@ impl<B: Backend> Bench<B> {
         uploaded
     }
 
-    /// Launches the decoding of one token for each row of `layout`, from the empty workspace's start on.
-    fn decode(&self, layout: &StepLayout, layers: &[KvLayer], tokens: Tokens) -> Result<(), KernelError> {
+    /// Launches the decoding of one token for each row of `layout`, from the empty workspace's start on. Without `tokens`
+    /// the desk stays as it is: a step that is under way may still want what it has chosen.
+    fn decode(
+        &self,
+        layout: &StepLayout,
+        layers: &[KvLayer],
+        desk: &mut Desk<'_>,
+        tokens: Option<Tokens>,
+    ) -> Result<(), KernelError> {
         assert!(self.workspace.used().is_zero(), "a graph is captured in an empty workspace");
         let tally = Tally::default();
         let scope = Scope::new(&self.backend, &self.workspace, &tally);
         let inputs = self.memory.graphs.as_ref().expect("as above");
-        let mut desk = self.memory.desk.desk();
         let caches = StepCaches { layers, pictures: None, previous: &desk.chosen() };
         let logits: Tensor<'_> = self.model.step_over(&scope, &inputs.tensor(layout), layout, &caches)?;
         match tokens {
-            Tokens::Likeliest => desk.take_likeliest(&scope, &logits),
-            Tokens::Asked => desk.choose(&scope, &logits),
-            Tokens::ThrownAway => scope.argmax(&logits).map(drop),
+            Some(Tokens::Likeliest) => desk.take_likeliest(&scope, &logits),
+            Some(Tokens::Asked) => desk.choose(&scope, &logits),
+            None => scope.argmax(&logits).map(drop),
         }
     }
 }

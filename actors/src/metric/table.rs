@@ -108,7 +108,7 @@ table! {
     GRAPH_REPLAYS_TOTAL: Counter<Label> = "bursar_graph_replays_total", "Steps that ran as a captured graph.";
     EAGER_STEPS_TOTAL: Counter<Label> = "bursar_eager_steps_total", "Steps that ran launch by launch.";
     GRAPHS_CAPTURED: Gauge<Label> = "bursar_graphs_captured", "Sizes of decode steps that are captured as graphs.";
-    GRAPHS_NOT_RECAPTURED_TOTAL: Counter<Label> = "bursar_graphs_not_recaptured_total", "Lanes that took over from one that died and could not capture all sizes again: decode steps of the others run as a larger one, or launch by launch.";
+    GRAPHS_NOT_RECAPTURED_TOTAL: Counter<Label> = "bursar_graphs_not_recaptured_total", "Lanes that took over from one that died and could not capture all sizes again: decode steps of the others run launch by launch.";
     STEP_SECONDS: Histogram<Label> = "bursar_step_seconds", "What a step took, launch and answer included; of one that was launched behind another, from the end of that one.", STEP;
     STEP_TOKENS_TOTAL: Counter<Label> = "bursar_step_tokens_total", "Tokens that steps computed.";
 }

@@ -3,7 +3,7 @@
 
 use super::{
     Cuda,
-    launch::{Extent, arguments, count},
+    launch::{Arguments, Extent, arguments, count},
 };
 use crate::{DType, KernelError, Tensor, ops};
 
@@ -67,76 +67,40 @@ pub(super) fn embed(cuda: &Cuda, call: ops::embed::Call<'_>) -> Result<(), Kerne
     unsafe { cuda.launch(&cuda.kernel("embed"), extent, arguments) }
 }
 
-/// Of a normalisation: a block keeps its weights over many rows.
-fn over_rows(cuda: &Cuda, x: &Tensor<'_>) -> Extent {
-    let threads = x.columns().div_ceil(16).next_multiple_of(32).clamp(32, 512);
-    Extent::line(x.rows().min(8 * cuda.kernels.target.processors), threads)
+/// Launches a normalisation of `rows`: `x`, or `x` and the residual that it is added to.
+fn normalise(
+    cuda: &Cuda,
+    kernel: &str,
+    rows: &[&Tensor<'_>],
+    weights: &[&Tensor<'_>],
+    epsilon: f32,
+    out: &Tensor<'_>,
+) -> Result<(), KernelError> {
+    let threads = out.columns().div_ceil(16).next_multiple_of(32).clamp(32, 512);
+    // A block keeps its weights over many rows.
+    let extent = Extent::line(out.rows().min(8 * cuda.kernels.target.processors), threads);
+    let arguments = rows.iter().fold(Arguments::default(), |all, x| all.with(x.address()).with(pitch(x)));
+    let arguments = weights.iter().fold(arguments, |all, weight| all.with(weight.address()));
+    let arguments = arguments.with(count(out.rows())).with(columns(out)).with(epsilon).with(out.address());
+    // SAFETY: these are the kernels' parameters, and the fronts have checked the shapes.
+    unsafe { cuda.launch(&cuda.kernel(kernel), extent, arguments) }
 }
 
 pub(super) fn rms_norm(cuda: &Cuda, call: ops::rms_norm::Call<'_>) -> Result<(), KernelError> {
-    let extent = over_rows(cuda, &call.x);
-    let arguments = arguments![
-        call.x.address(),
-        pitch(&call.x),
-        call.weight.address(),
-        count(call.x.rows()),
-        columns(&call.x),
-        call.epsilon,
-        call.out.address(),
-    ];
-    // SAFETY: as above.
-    unsafe { cuda.launch(&cuda.kernel("rms_norm"), extent, arguments) }
+    normalise(cuda, "rms_norm", &[&call.x], &[&call.weight], call.epsilon, &call.out)
 }
 
 pub(super) fn add_rms_norm(cuda: &Cuda, call: ops::add_rms_norm::Call<'_>) -> Result<(), KernelError> {
-    let extent = over_rows(cuda, &call.x);
-    let arguments = arguments![
-        call.x.address(),
-        pitch(&call.x),
-        call.residual.address(),
-        pitch(&call.residual),
-        call.weight.address(),
-        count(call.x.rows()),
-        columns(&call.x),
-        call.epsilon,
-        call.out.address(),
-    ];
-    // SAFETY: as above.
-    unsafe { cuda.launch(&cuda.kernel("add_rms_norm"), extent, arguments) }
+    normalise(cuda, "add_rms_norm", &[&call.x, &call.residual], &[&call.weight], call.epsilon, &call.out)
 }
 
 pub(super) fn layer_norm(cuda: &Cuda, call: ops::layer_norm::Call<'_>) -> Result<(), KernelError> {
-    let extent = over_rows(cuda, &call.x);
-    let arguments = arguments![
-        call.x.address(),
-        pitch(&call.x),
-        call.weight.address(),
-        call.bias.address(),
-        count(call.x.rows()),
-        columns(&call.x),
-        call.epsilon,
-        call.out.address(),
-    ];
-    // SAFETY: as above.
-    unsafe { cuda.launch(&cuda.kernel("layer_norm"), extent, arguments) }
+    normalise(cuda, "layer_norm", &[&call.x], &[&call.weight, &call.bias], call.epsilon, &call.out)
 }
 
 pub(super) fn add_layer_norm(cuda: &Cuda, call: ops::add_layer_norm::Call<'_>) -> Result<(), KernelError> {
-    let extent = over_rows(cuda, &call.x);
-    let arguments = arguments![
-        call.x.address(),
-        pitch(&call.x),
-        call.residual.address(),
-        pitch(&call.residual),
-        call.weight.address(),
-        call.bias.address(),
-        count(call.x.rows()),
-        columns(&call.x),
-        call.epsilon,
-        call.out.address(),
-    ];
-    // SAFETY: as above.
-    unsafe { cuda.launch(&cuda.kernel("add_layer_norm"), extent, arguments) }
+    let rows = [&call.x, &call.residual];
+    normalise(cuda, "add_layer_norm", &rows, &[&call.weight, &call.bias], call.epsilon, &call.out)
 }
 
 /// Rows in x, and in y as many blocks as their columns want: few rows want more.

@@ -40,19 +40,29 @@ def rms_norm(rows, hidden, kind, gap=0):
     )
 
 
+class Residual:
+    """Rows that are added to what a residual has, and where the normalised sum goes."""
+
+    def __init__(self, rows, hidden, kind, gap):
+        x = random_rows(rows, hidden, gap, kind)
+        self.residual, self.out = Output((rows, hidden), kind, gap), Output((rows, hidden), kind)
+        residual = self.residual.tensor.normal_()
+        self.total = (x.float() + residual.float()).to(kind)
+        self.arguments = (x, x.stride(0), residual, residual.stride(0))
+
+    def error(self, normed):
+        return max(self.residual.error(self.total), self.out.error(normed))
+
+
 def add_rms_norm(rows, hidden, kind, gap=0):
-    x, weight = random_rows(rows, hidden, gap, kind), torch.randn(hidden, device="cuda", dtype=kind)
-    residual, out = Output((rows, hidden), kind, gap), Output((rows, hidden), kind)
-    residual.tensor.normal_()
-    total = (x.float() + residual.tensor.float()).to(kind)
+    added, weight = Residual(rows, hidden, kind, gap), torch.randn(hidden, device="cuda", dtype=kind)
     kernel = Kernel("rms_norm", f"add_rms_norm_{ENDINGS[kind]}")
     return Case(
-        run=lambda: kernel(*norm_shape(rows, hidden), x, x.stride(0), residual.tensor, residual.tensor.stride(0), weight,
-                           rows, hidden, EPSILON, out.tensor),
-        error=lambda: max(residual.error(total), out.error(normed(total, weight))),
+        run=lambda: kernel(*norm_shape(rows, hidden), *added.arguments, weight, rows, hidden, EPSILON, added.out.tensor),
+        error=lambda: added.error(normed(added.total, weight)),
         limit=LIMITS[kind],
         bytes=4 * kind.itemsize * rows * hidden,
-    )  # fmt: skip
+    )
 
 
 def layer_normed(x, weight, bias):
@@ -72,15 +82,12 @@ def layer_norm(rows, hidden, kind, gap=0):
 
 
 def add_layer_norm(rows, hidden, kind, gap=0):
-    x, (weight, bias) = random_rows(rows, hidden, gap, kind), torch.randn(2, hidden, device="cuda", dtype=kind)
-    residual, out = Output((rows, hidden), kind, gap), Output((rows, hidden), kind)
-    residual.tensor.normal_()
-    total = (x.float() + residual.tensor.float()).to(kind)
+    added, (weight, bias) = Residual(rows, hidden, kind, gap), torch.randn(2, hidden, device="cuda", dtype=kind)
     kernel = Kernel("layer_norm", f"add_layer_norm_{ENDINGS[kind]}")
     return Case(
-        run=lambda: kernel(*norm_shape(rows, hidden), x, x.stride(0), residual.tensor, residual.tensor.stride(0), weight,
-                           bias, rows, hidden, EPSILON, out.tensor),
-        error=lambda: max(residual.error(total), out.error(layer_normed(total, weight, bias))),
+        run=lambda: kernel(*norm_shape(rows, hidden), *added.arguments, weight, bias, rows, hidden, EPSILON,
+                           added.out.tensor),
+        error=lambda: added.error(layer_normed(added.total, weight, bias)),
         limit=LIMITS[kind],
         bytes=4 * kind.itemsize * rows * hidden,
     )  # fmt: skip
