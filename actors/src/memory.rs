@@ -96,7 +96,8 @@ impl DeskMemory {
     }
 }
 
-/// Where captured steps find their inputs, one place for all sizes as the steps of a lane are in order; and what pays for the graphs themselves.
+/// Where steps that decode alone find their inputs, captured or not: one place for all sizes, as the steps of a lane are in
+/// order. And what pays for the graphs themselves.
 pub struct GraphInputs {
     segment: Segment,
     shape: GraphShape,

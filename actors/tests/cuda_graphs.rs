@@ -142,9 +142,9 @@ impl Stage {
         captured.sum()
     }
 
-    /// Lets go of every graph: steps are launched, by the algorithms that were measured.
-    fn forget(&self) {
-        for rows in self.shape.buckets() {
+    /// Lets go of graphs: steps of these sizes are launched, by the algorithms that were measured.
+    fn forget(&self, sizes: &[usize]) {
+        for &rows in sizes {
             let (give, answer) = sync_channel(1);
             let answer_to = Answer::to(move |outcome| drop(give.send(outcome)));
             self.lane.submit(Job::Forget { rows, answer: answer_to });
@@ -278,8 +278,8 @@ fn a_reply_by_graphs_is_the_reply_launch_by_launch_however_many_rows_are_padding
     assert_graphs_change_no_reply(&stage);
 }
 
-/// Its sums are split by how many rows there are and how long their contexts: 18 blocks, more than are one piece, and a
-/// step of 24 sequences is dealt out in another way than one of 17.
+/// Its sums are split by how many rows there are and how long their contexts: keys of 18 blocks are cut in steps of 9 to 22
+/// rows, and stay whole in one of 24.
 #[test]
 fn a_reply_of_a_model_of_7bs_shape_is_the_same_by_graphs_and_launch_by_launch() {
     let weights = random_checkpoint("qwen2.5-vl-7b", 7).expect("the shape is known");
@@ -294,7 +294,7 @@ fn assert_graphs_change_no_reply(stage: &Stage) {
     println!("{} sizes take {taken}", stage.shape.buckets().len());
     let all = 1..=stage.shape.sequences;
     let by_graphs: Vec<_> = all.clone().map(|n| stage.replies(&stage.plain(n), STEPS, 0, Named::Unseen)).collect();
-    stage.forget();
+    stage.forget(&stage.shape.buckets());
     let mut differ = Vec::new();
     for (sequences, (graphs, replayed)) in all.zip(by_graphs) {
         assert_eq!(replayed, STEPS, "every step but for the prompts");
@@ -309,6 +309,18 @@ fn assert_graphs_change_no_reply(stage: &Stage) {
 }
 
 #[test]
+fn a_step_whose_size_has_no_graph_is_launched_in_that_size_and_takes_no_larger_one() {
+    let Some(stage) = Stage::set() else { return };
+    stage.capture();
+    let reply = |sequences| stage.replies(&stage.plain(sequences), STEPS, 0, Named::Unseen);
+    let before = [3, 5].map(reply);
+    stage.forget(&[4]);
+    let [(three, launched), (five, replayed)] = [3, 5].map(reply);
+    assert_eq!((launched, replayed), (0, STEPS));
+    assert_eq!([three, five], before.map(|(reply, _)| reply));
+}
+
+#[test]
 fn what_is_drawn_by_graphs_is_drawn_launch_by_launch_with_the_same_seeds() {
     let Some(stage) = Stage::set() else { return };
     stage.capture();
@@ -319,7 +331,7 @@ fn what_is_drawn_by_graphs_is_drawn_launch_by_launch_with_the_same_seeds() {
         let (seen, replayed) = stage.replies(&stage.samplers(sequences), STEPS, 0, Named::Seen);
         assert_eq!((&seen, replayed), (graphs, STEPS), "{sequences} sequences, each token seen before the next step");
     }
-    stage.forget();
+    stage.forget(&stage.shape.buckets());
     for (sequences, (graphs, _)) in all.zip(by_graphs) {
         let (eager, replayed) = stage.replies(&stage.samplers(sequences), STEPS, 0, Named::Unseen);
         assert_eq!(replayed, 0, "there is no graph");

@@ -249,7 +249,7 @@ impl Stage {
         scores: Vec<Score>,
     ) -> Receiver<Outcome> {
         let positions: Vec<_> = (cached..cached + tokens.len()).map(|position| [position as u32; 3]).collect();
-        let batch = StepBatch::pack(&[SequencePart {
+        let part = SequencePart {
             tokens,
             positions: &positions,
             cached_tokens: cached,
@@ -257,14 +257,24 @@ impl Stage {
             pictures: &[],
             wants_logits: true,
             scored: 0..scores.len(),
-        }]);
+        };
+        self.submit(name, &[part], vec![choice], scores)
+    }
+
+    fn submit(
+        &self,
+        name: &'static str,
+        parts: &[SequencePart<'_>],
+        choices: Vec<Choice>,
+        scores: Vec<Score>,
+    ) -> Receiver<Outcome> {
         let (give, answer) = sync_channel(1);
         let clock = self.clock.clone();
         let answer_to = Answer::to(move |outcome: Outcome| {
             clock.note(format!("answer {name}"));
             drop(give.send(outcome));
         });
-        let job = StepJob { batch, choices: vec![choice], scores, pins: Vec::new(), answer: answer_to };
+        let job = StepJob { batch: StepBatch::pack(parts), choices, scores, pins: Vec::new(), answer: answer_to };
         self.lane.submit(Job::Step(Box::new(job)));
         answer
     }
@@ -371,6 +381,38 @@ fn a_step_that_draws_is_followed_as_any_other() {
     stage.clock.let_past(ALL);
     assert!([drawn, next].iter().all(|answer| (chosen(answer) as usize) < stage.vocabulary));
     assert_eq!(stage.clock.log(), ["launch 0", "launch 1", "answer A", "answer B"]);
+}
+
+#[test]
+fn decoding_of_three_runs_as_the_four_rows_that_a_graph_would_have_and_each_draws_what_it_draws_alone() {
+    let stage = Stage::set();
+    stage.clock.let_past(ALL);
+    let drawn = |sequences: std::ops::Range<u32>| -> Vec<u32> {
+        let tokens: Vec<_> = sequences.clone().map(|sequence| [5 + 7 * sequence]).collect();
+        let blocks: Vec<_> = sequences.clone().map(|sequence| [sequence]).collect();
+        let parts = tokens.iter().zip(&blocks).map(|(tokens, blocks)| SequencePart {
+            tokens,
+            positions: &[[0; 3]],
+            cached_tokens: 0,
+            blocks,
+            pictures: &[],
+            wants_logits: true,
+            scored: 0..0,
+        });
+        let choices = sequences.map(|seed| {
+            let params = SamplingParams { temperature: 1.3, seed: seed.into(), ..SamplingParams::default() };
+            Choice { sampler: stage.sampler(params), position: 0, past: None }
+        });
+        let answer = stage.submit("drawn", &parts.collect::<Vec<_>>(), choices.collect(), Vec::new());
+        let stepped = answer.recv().expect("each job is answered").expect("the step runs");
+        assert!(!stepped.is_by_graph, "there is none");
+        stepped.chosen.into_iter().map(|token| token.expect("a number").id).collect()
+    };
+    let alone: Vec<_> = (0..3).flat_map(|sequence| drawn(sequence..sequence + 1)).collect();
+    assert_eq!(drawn(0..3), alone);
+    let logits = &stage.clock.state.lock().expect("nobody panics with it").logits;
+    let rows: Vec<_> = logits.iter().map(|logits| logits.len() / stage.vocabulary).collect();
+    assert_eq!(rows, [1, 1, 1, 4]);
 }
 
 #[test]

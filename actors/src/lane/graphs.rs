@@ -98,7 +98,7 @@ impl<B: Backend> Bench<B> {
         self.upload_inputs(layout, &job.batch)?;
         let graphs = self.graphs.by_rows.borrow();
         let captured = graphs.get(&layout.tokens);
-        // Its temporaries lie from the workspace's start on, as they did when it was captured.
+        // A graph's temporaries lie from the workspace's start on, as they did when it was captured.
         assert!(self.workspace.used().is_zero(), "a graph is replayed in an empty workspace");
         let choosing = self.pass(|scope, _| {
             let mut desk = self.memory.desk.desk();
@@ -138,7 +138,7 @@ impl<B: Backend> Bench<B> {
         desk: &mut Desk<'_>,
         tokens: Option<Tokens>,
     ) -> Result<(), KernelError> {
-        assert!(self.workspace.used().is_zero(), "a graph is captured in an empty workspace");
+        assert!(self.workspace.used().is_zero(), "decoding is captured, and launched, in an empty workspace");
         let tally = Tally::default();
         let scope = Scope::new(&self.backend, &self.workspace, &tally);
         let inputs = self.memory.graphs.as_ref().expect("as above");

@@ -58,11 +58,12 @@ def add_rms_norm(rows, hidden, kind, gap=0):
     added, weight = Residual(rows, hidden, kind, gap), torch.randn(hidden, device="cuda", dtype=kind)
     kernel = Kernel("rms_norm", f"add_rms_norm_{ENDINGS[kind]}")
     return Case(
-        run=lambda: kernel(*norm_shape(rows, hidden), *added.arguments, weight, rows, hidden, EPSILON, added.out.tensor),
+        run=lambda: kernel(*norm_shape(rows, hidden), *added.arguments, weight, rows, hidden, EPSILON,
+                           added.out.tensor),
         error=lambda: added.error(normed(added.total, weight)),
         limit=LIMITS[kind],
         bytes=4 * kind.itemsize * rows * hidden,
-    )
+    )  # fmt: skip
 
 
 def layer_normed(x, weight, bias):
