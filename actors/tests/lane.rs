@@ -4,6 +4,7 @@
 mod leased;
 
 use std::{
+    collections::BTreeSet,
     path::Path,
     sync::{
         Arc, Condvar, Mutex,
@@ -409,6 +410,7 @@ fn decoding_of_three_runs_as_the_four_rows_that_a_graph_would_have_and_each_draw
         stepped.chosen.into_iter().map(|token| token.expect("a number").id).collect()
     };
     let alone: Vec<_> = (0..3).flat_map(|sequence| drawn(sequence..sequence + 1)).collect();
+    assert_eq!(alone.iter().collect::<BTreeSet<_>>().len(), 3, "rows that changed places would be told apart");
     assert_eq!(drawn(0..3), alone);
     let logits = &stage.clock.state.lock().expect("nobody panics with it").logits;
     let rows: Vec<_> = logits.iter().map(|logits| logits.len() / stage.vocabulary).collect();

@@ -41,7 +41,7 @@ const READ_MAX: usize = 2 << 30;
 
 /// Proposals of the library that are tried where ours serves the product too, and how many times as long as ours the faster
 /// of them may take for the others to be tried as well. The driver loads each kernel of the library at its first use, which
-/// takes it three milliseconds: that is most of what a trial takes. How much was let go by is in `benches/h200.md`.
+/// takes it three milliseconds: often most of what a trial takes. What was let go by is in `benches/h200.md`.
 const GUESSES: usize = 2;
 const FAR_BEHIND: f32 = 1.15;
 
@@ -114,8 +114,8 @@ fn shortest(timed: &[(f32, Way)]) -> f32 {
     timed.iter().map(|(milliseconds, _)| *milliseconds).fold(f32::INFINITY, f32::min)
 }
 
-/// Whether one of the library's other proposals may be faster than ours, by how long its first ones and ours take. Where ours
-/// does not serve, or none of the first ones runs, one has to be.
+/// Whether one of the library's other proposals may be faster than ours, by how long its first ones and ours take. They are
+/// tried too where ours does not serve, or none of the first ones runs.
 fn may_win(guessed: f32, ours: f32) -> bool {
     guessed.is_infinite() || guessed <= FAR_BEHIND * ours
 }
