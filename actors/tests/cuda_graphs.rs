@@ -278,8 +278,8 @@ fn a_reply_by_graphs_is_the_reply_launch_by_launch_however_many_rows_are_padding
     assert_graphs_change_no_reply(&stage);
 }
 
-/// Its sums are split by how many rows there are and how long their contexts: keys of more than eight
-/// blocks are cut in steps of 9 to 22 rows, and stay whole in one of 24, which gives them more warps.
+/// Its sums are split by how many rows there are and how long their contexts: keys of more than eight blocks are cut in
+/// steps of 9 to 22 rows, and stay whole in one of 24, which gives them more warps.
 #[test]
 fn a_reply_of_a_model_of_7bs_shape_is_the_same_by_graphs_and_launch_by_launch() {
     let weights = random_checkpoint("qwen2.5-vl-7b", 7).expect("the shape is known");

@@ -7,9 +7,7 @@ const STEP: usize = 8;
 /// The numbers of rows that decode steps of at most `sequences` are captured for: 1, 2, 4, 8, then by 8, and at last
 /// `sequences` itself.
 pub fn buckets(sequences: usize) -> Vec<usize> {
-    let small = [1, 2, 4].into_iter().filter(|rows| *rows < sequences);
-    let large = (STEP..sequences).step_by(STEP);
-    small.chain(large).chain((sequences > 0).then_some(sequences)).collect()
+    (1..=sequences).filter(|rows| bucket(*rows, sequences) == Some(*rows)).collect()
 }
 
 /// The size that a step of `rows` rows runs in where steps have at most `sequences`; none if it has more.
