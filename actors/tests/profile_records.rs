@@ -8,6 +8,7 @@ use std::{
 
 use bursar_actors::profile::{Basis, Found, Peak, RecordError, RecordPlace, WrittenProfile};
 use bursar_budgets::Bytes;
+use bursar_kernels::Tuning;
 use bursar_model::cache_file::{BYTES_MAX, CacheFileError};
 use proptest::{collection::vec, prelude::*};
 
@@ -55,6 +56,7 @@ fn profile(basis: Basis) -> WrittenProfile {
         kv_blocks: 1234,
         shrinks: 1,
         peaks: vec![Peak { corner: "largest step".into(), workspace: Bytes(7_777_777) }],
+        tuning: Some(Tuning::default()),
     }
 }
 
@@ -73,7 +75,8 @@ prop_compose! {
         facts.into_iter().for_each(|(name, fact)| basis.add(name, fact));
         let [sequences, step_tokens, launch_patches, cache_rows, kv_blocks] = numbers;
         let peaks = peaks.into_iter().map(|(corner, bytes)| Peak { corner, workspace: Bytes(bytes) }).collect();
-        WrittenProfile { basis, sequences, step_tokens, launch_patches, cache_rows, kv_blocks, shrinks, peaks }
+        let tuning = None;
+        WrittenProfile { basis, sequences, step_tokens, launch_patches, cache_rows, kv_blocks, shrinks, peaks, tuning }
     }
 }
 
@@ -173,10 +176,10 @@ fn whatever_is_no_profile_is_ignored_with_a_reason_and_replaced() {
         ("nothing", Vec::new(), broken),
         ("zeros, as after a crash", vec![0; 4096], broken),
         ("no JSON", b"profile".to_vec(), broken),
-        ("no UTF-8", b"{\"format\": 1, \"profiles\": [\"\xff\"]}".to_vec(), broken),
+        ("no UTF-8", b"{\"format\": 2, \"profiles\": [\"\xff\"]}".to_vec(), broken),
         ("another kind of JSON", b"[1, 2]".to_vec(), broken),
         ("no format", b"{\"profiles\": []}".to_vec(), broken),
-        ("a later format", b"{\"format\": 2, \"measured\": {}}".to_vec(), format),
+        ("a later format", b"{\"format\": 3, \"measured\": {}}".to_vec(), format),
         ("a format beyond all", b"{\"format\": 18446744073709551615}".to_vec(), format),
         ("a format that is text", b"{\"format\": \"1\", \"profiles\": []}".to_vec(), broken),
         ("two objects", [good(|value| value), b"{}".to_vec()].concat(), broken),
@@ -220,7 +223,7 @@ fn whatever_is_no_profile_is_ignored_with_a_reason_and_replaced() {
             }),
             broken,
         ),
-        ("deeply nested", [b"{\"format\": 1, \"profiles\": ".to_vec(), b"[".repeat(100_000)].concat(), broken),
+        ("deeply nested", [b"{\"format\": 2, \"profiles\": ".to_vec(), b"[".repeat(100_000)].concat(), broken),
     ];
     for (what, content, is_told) in files {
         let folder = Folder::empty();
@@ -237,7 +240,7 @@ fn whatever_is_no_profile_is_ignored_with_a_reason_and_replaced() {
 #[test]
 fn an_empty_list_is_no_profile() {
     let folder = Folder::empty();
-    fs::write(folder.place().path(), "{\"format\": 1, \"profiles\": []}").expect("it is written");
+    fs::write(folder.place().path(), "{\"format\": 2, \"profiles\": []}").expect("it is written");
     assert_eq!(folder.place().find(&on("1")), Ok(Found::Nothing));
 }
 

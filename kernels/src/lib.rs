@@ -29,7 +29,7 @@ mod work;
 
 pub use backend::{Backend, Graph};
 pub use cpu::Cpu;
-pub use cuda::{BlasSearch, Cuda, CudaKernels, CudaTarget, OpenError, ProductsBy};
+pub use cuda::{BlasSearch, Cuda, CudaKernels, CudaTarget, OpenError, ProductsBy, Tuning};
 pub use dtype::{DType, Element};
 pub use error::KernelError;
 pub use kv_layer::{BLOCK_TOKENS, KvLayer, KvShape};

@@ -248,6 +248,8 @@ impl Products {
 fn after_a_rehearsal_no_product_of_few_rows_is_guessed_and_lanes_beside_each_other_agree() {
     let Some((_turn, gpu)) = gpu() else { return };
     for kernels in &gpu.kernels {
+        // Other stories measure other products with theirs.
+        let kernels = &gpu.load(target_of(kernels));
         let products = Products::new(kernels.target().activation());
         let expected = products.expected();
         let shelf = Workspace::over(leased(gpu.device.clone(), Bytes::mib(1)));
@@ -264,10 +266,13 @@ fn after_a_rehearsal_no_product_of_few_rows_is_guessed_and_lanes_beside_each_oth
         run(&cuda, 3);
         assert_eq!(cuda.guesses(), 2, "no rehearsal has met them");
 
-        cuda.rehearse(true);
-        run(&cuda, Products::ROWS);
-        Scope::new(&cuda, &workspace, &tally).measure_products().expect("they run");
-        cuda.rehearse(false);
+        let rehearse = |cuda: &Cuda| {
+            cuda.rehearse(true);
+            run(cuda, Products::ROWS);
+            Scope::new(cuda, &workspace, &tally).measure_products().expect("they run");
+            cuda.rehearse(false);
+        };
+        rehearse(&cuda);
         for rows in (1..=256).chain([Products::ROWS]) {
             run(&cuda, rows);
         }
@@ -280,6 +285,43 @@ fn after_a_rehearsal_no_product_of_few_rows_is_guessed_and_lanes_beside_each_oth
             run(lane, 5);
             assert_eq!(lane.guesses(), 0, "what one lane has measured all lanes know");
         }
+
+        // Another start takes over what this one has written down.
+        let written = serde_json::to_value(kernels.tuning()).expect("it can be written down");
+        let start = |written: &serde_json::Value| {
+            let another = gpu.load(target_of(kernels));
+            another.tune(&serde_json::from_value(written.clone()).expect("it can be read"));
+            another
+        };
+        let another = start(&written);
+        let cuda = Cuda::new(&another).expect("a stream");
+        (1..=256).chain([Products::ROWS]).for_each(|rows| run(&cuda, rows));
+        assert_eq!(cuda.guesses(), 0, "no rehearsal was needed");
+        rehearse(&cuda);
+        assert_eq!(another.tuning(), kernels.tuning(), "nothing was measured again");
+
+        // One that somebody has written into is not taken.
+        let mut spoiled = written;
+        for way in spoiled["fastest"].as_array_mut().expect("a list").iter_mut().map(|entry| &mut entry[1]) {
+            match way.as_object().and_then(|way| way.keys().next().cloned()).as_deref() {
+                Some("Library") => way["Library"] = serde_json::to_value([u64::MAX; 8]).expect("numbers"),
+                Some("Few") => way["Few"] = 0.into(),
+                _ => {}
+            }
+        }
+        let another = start(&spoiled);
+        assert_eq!(another.tuning().products(), 0);
+        let cuda = Cuda::new(&another).expect("a stream");
+        rehearse(&cuda);
+        assert_eq!(another.tuning().products(), kernels.tuning().products());
+        run(&cuda, 5);
+    }
+}
+
+fn target_of(kernels: &CudaKernels) -> CudaTarget {
+    match kernels.target() {
+        Target::Cuda(target) => target,
+        target => panic!("{target:?}"),
     }
 }
 

@@ -2,19 +2,21 @@
 //
 //     CUDA=folder with include/cupti.h and lib (a toolkit's targets/x86_64-linux or extras/CUPTI, or the wheel nvidia-cuda-cupti)
 //     gcc -O2 -shared -fPIC -I$CUDA/include -o libtrace.so tools/gpu/trace.c -L$CUDA/lib -l:libcupti.so.13
-//     CUDA_INJECTION64_PATH=$PWD/libtrace.so BURSAR_TRACE=trace.txt [BURSAR_TRACE_GRAPHS=1] bursar bench ...
+//     CUDA_INJECTION64_PATH=$PWD/libtrace.so BURSAR_TRACE=trace.txt [BURSAR_TRACE_GRAPHS=1|BURSAR_TRACE_CALLS=1] bursar bench ...
 //     python3 tools/gpu/trace.py trace.txt
 //
 // The driver loads the library before the program's first call (CUPTI's injection); the program knows nothing of it.
 // A line is "kind start end stream graph name", times in nanoseconds. Tracing each kernel costs a microsecond or so a
 // kernel and keeps kernels from starting early; with BURSAR_TRACE_GRAPHS a replay is one line and runs as it does alone.
+// With BURSAR_TRACE_CALLS the lines are what the host did in the driver instead, "call start end thread 0 name", each call of
+// 20 microseconds or more: where a start's time goes (tools/gpu/calls.py).
 
 #include <cupti.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { BUFFER_BYTES = 8 << 20 };
+enum { BUFFER_BYTES = 8 << 20, SHORTEST_CALL_NANOSECONDS = 20000 };
 
 static FILE *out;
 
@@ -45,6 +47,17 @@ static void write_record(const CUpti_Activity *record) {
                 graph->graphId);
         break;
     }
+    case CUPTI_ACTIVITY_KIND_DRIVER:
+    case CUPTI_ACTIVITY_KIND_RUNTIME: {
+        const CUpti_ActivityAPI *call = (const CUpti_ActivityAPI *)record;
+        if (call->end - call->start < SHORTEST_CALL_NANOSECONDS) break;
+        const char *name = NULL;
+        cuptiGetCallbackName(record->kind == CUPTI_ACTIVITY_KIND_DRIVER ? CUPTI_CB_DOMAIN_DRIVER_API
+                                                                        : CUPTI_CB_DOMAIN_RUNTIME_API,
+                             call->cbid, &name);
+        fprintf(out, "call %" PRIu64 " %" PRIu64 " %u 0 %s\n", call->start, call->end, call->threadId, name ? name : "?");
+        break;
+    }
     default:
         break;
     }
@@ -68,10 +81,15 @@ int InitializeInjection(void) {
     out = fopen(path ? path : "trace.txt", "w");
     if (!out) return 0;
     cuptiActivityRegisterCallbacks(give_buffer, take_buffer);
+    atexit(finish);
+    if (getenv("BURSAR_TRACE_CALLS")) {
+        cuptiActivityEnable(CUPTI_ACTIVITY_KIND_DRIVER);
+        cuptiActivityEnable(CUPTI_ACTIVITY_KIND_RUNTIME);
+        return 1;
+    }
     cuptiActivityEnable(getenv("BURSAR_TRACE_GRAPHS") ? CUPTI_ACTIVITY_KIND_GRAPH_TRACE
                                                       : CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL);
     if (getenv("BURSAR_TRACE_GRAPHS")) cuptiActivityEnable(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL);
     cuptiActivityEnable(CUPTI_ACTIVITY_KIND_MEMCPY);
-    atexit(finish);
     return 1;
 }

@@ -3,7 +3,7 @@
 use std::{ops::Deref, sync::Arc};
 
 use bursar_budgets::{Device, Segment};
-use bursar_kernels::{BlasSearch, Cpu, Cuda, CudaKernels, CudaTarget, KernelError, OpenError, Target};
+use bursar_kernels::{BlasSearch, Cpu, Cuda, CudaKernels, CudaTarget, KernelError, OpenError, Target, Tuning};
 use bursar_model::{LoadError, Model, checkpoint::Checkpoint};
 use tokio::runtime::RuntimeFlavor;
 
@@ -70,6 +70,29 @@ impl Processor {
         match self {
             Processor::Cpu { threads } => Target::Cpu { threads: *threads },
             Processor::Cuda(kernels) => kernels.target(),
+        }
+    }
+
+    /// The library of matrix products with its version; none on a CPU.
+    pub fn library(&self) -> Option<String> {
+        match self {
+            Processor::Cpu { .. } => None,
+            Processor::Cuda(kernels) => Some(kernels.library()),
+        }
+    }
+
+    /// Which algorithm was fastest for each product, as far as that was measured; none on a CPU, which has no choice.
+    pub fn tuning(&self) -> Option<Tuning> {
+        match self {
+            Processor::Cpu { .. } => None,
+            Processor::Cuda(kernels) => Some(kernels.tuning()),
+        }
+    }
+
+    /// Puts `tuning` in place of what was measured. Does nothing on a CPU.
+    pub fn tune(&self, tuning: &Tuning) {
+        if let Processor::Cuda(kernels) = self {
+            kernels.tune(tuning);
         }
     }
 

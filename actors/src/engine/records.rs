@@ -3,10 +3,10 @@
 use std::{path::PathBuf, sync::Arc};
 
 use bursar_budgets::{Bytes, DeviceError, Snapshot};
-use bursar_kernels::Target;
+use bursar_kernels::Tuning;
 use bursar_model::{Envelope, checkpoint::Checkpoint};
 
-use super::{EngineArguments, Progress, ProgressSink};
+use super::{EngineArguments, Processor, Progress, ProgressSink};
 use crate::profile::{Basis, BasisParts, Difference, Found, Needs, Notice, ProfileRecord, RecordPlace, WrittenProfile};
 
 /// The profiles of a model that are written down. Cloning shares them.
@@ -17,13 +17,15 @@ pub struct Records {
     /// One that applies, until it did not hold.
     warm: Option<Arc<WrittenProfile>>,
     progress: ProgressSink,
+    /// Whose products a profile that applies has tuned.
+    processor: Processor,
 }
 
 /// A plan that a profile is looked for.
 pub(super) struct Sought<'s> {
     pub(super) checkpoint: &'s Checkpoint,
     pub(super) envelope: &'s Envelope,
-    pub(super) target: Target,
+    pub(super) processor: &'s Processor,
     pub(super) needs: &'s Needs,
 }
 
@@ -46,12 +48,14 @@ impl Search {
     /// Looks for a profile that applies; tells whoever watches the start why there is none where there might be. Blocks.
     pub(super) fn look_up(self, sought: &Sought<'_>) -> Result<Records, DeviceError> {
         let EngineArguments { label, source, options, device, progress, .. } = &self.arguments;
+        let processor = sought.processor;
         let basis = Basis::of(&BasisParts {
             checkpoint: sought.checkpoint,
             envelope: sought.envelope,
-            target: sought.target,
+            target: processor.target(),
             device: device.name(),
             driver: &device.driver(),
+            library: processor.library().as_deref(),
             total: device.memory()?.total,
             page: device.page(),
             canary: self.canary,
@@ -71,7 +75,11 @@ impl Search {
         if !reasons.is_empty() {
             progress(Progress::Notice(Notice::ProfileIgnored { file: place.path(), reasons }));
         }
-        Ok(Records { place, basis: Arc::new(basis), warm, progress: progress.clone() })
+        if let Some(tuning) = warm.as_ref().and_then(|written: &Arc<WrittenProfile>| written.tuning.as_ref()) {
+            processor.tune(tuning);
+        }
+        let (basis, progress, processor) = (Arc::new(basis), progress.clone(), processor.clone());
+        Ok(Records { place, basis, warm, progress, processor })
     }
 }
 
@@ -89,6 +97,7 @@ impl Records {
     pub(super) fn drop_warm(&mut self, reason: &str) -> bool {
         let did = self.warm.take().is_some();
         if did {
+            self.processor.tune(&Tuning::default());
             let (file, reason) = (self.place.path(), reason.to_owned());
             (self.progress)(Progress::Notice(Notice::ProfileDropped { file, reason }));
         }
@@ -97,7 +106,7 @@ impl Records {
 
     /// Writes down what was measured. Where that cannot be, whoever watches the start is told. Blocks.
     pub(crate) fn keep(&self, record: &ProfileRecord, shrinks: u32) {
-        let written = WrittenProfile::of((*self.basis).clone(), record, shrinks);
+        let written = WrittenProfile::of((*self.basis).clone(), record, shrinks, self.processor.tuning());
         if let Err(error) = self.place.keep(written) {
             let (file, reason) = (self.place.path(), error.to_string());
             (self.progress)(Progress::Notice(Notice::ProfileNotWritten { file, reason }));

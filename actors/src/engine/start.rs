@@ -4,10 +4,7 @@ use std::sync::Arc;
 
 use bursar_budgets::{Class, Gate, Owner, Priority, Request, Segment};
 use bursar_kernels::{OpenError, Target};
-use bursar_model::{
-    Model,
-    checkpoint::{Checkpoint, CheckpointSource},
-};
+use bursar_model::{Model, checkpoint::Checkpoint};
 
 use super::{EngineArguments, Kit, Processor, Progress, Records, StartError, Status, fetch::fetch, records::Sought};
 use crate::{
@@ -135,8 +132,9 @@ impl EngineArguments {
         (self.progress)(Progress::Planning);
         // After an earlier engine of this name it is frozen; one that is open already stays so.
         drop(self.budget.move_gate(self.label.clone(), Gate::Open).await?);
-        let processor = self.processor().await?;
-        let (checkpoint, outlook) = self.plan(files, &processor).await?;
+        let open = off_actor(move || Ok(Checkpoint::open(files)?));
+        let (processor, checkpoint) = tokio::try_join!(self.processor(), open)?;
+        let (checkpoint, outlook) = self.plan(checkpoint, &processor).await?;
         Ok((processor, checkpoint, outlook))
     }
 
@@ -171,7 +169,7 @@ impl EngineArguments {
 
     async fn plan(
         &self,
-        files: CheckpointSource,
+        checkpoint: Checkpoint,
         processor: &Processor,
     ) -> Result<(Arc<Checkpoint>, Outlook), StartError> {
         let options = self.options.clone();
@@ -180,9 +178,8 @@ impl EngineArguments {
         let is_loaded = self.shelf.model().is_some();
         let ledger = self.budget.snapshot_as(tree::LEDGER_FOR_ENGINE).await?;
         let is_host = self.device.is_host_memory();
-        let search = self.search(&ledger);
+        let (search, processor) = (self.search(&ledger), processor.clone());
         off_actor(move || {
-            let checkpoint = Checkpoint::open(files)?;
             let model = Model::plan(&checkpoint, &target)?;
             let kit = Kit::new(name, &checkpoint, model.config().clone(), &options)?;
             let needs = Needs::plan(&model, target, &kit.envelope, page)?;
@@ -201,7 +198,8 @@ impl EngineArguments {
             };
             let expected_blocks =
                 options.kv().sizing(&room, needs.kv_shape, page).blocks(needs.kv_shape, page).max(needs.probe_blocks);
-            let sought = Sought { checkpoint: &checkpoint, envelope: &kit.envelope, target, needs: &needs };
+            let sought =
+                Sought { checkpoint: &checkpoint, envelope: &kit.envelope, processor: &processor, needs: &needs };
             let records = search.map(|search| search.look_up(&sought)).transpose()?;
             let (kit, needs, unloaded) = (Arc::new(kit), Some(Arc::new(needs)), Arc::new(model));
             Ok((Arc::new(checkpoint), Outlook { kit, needs, unloaded, target, expected_blocks, records }))

@@ -33,6 +33,8 @@ pub struct BasisParts<'p> {
     pub device: &'p str,
     /// Its driver with its version.
     pub driver: &'p str,
+    /// The library of matrix products with its version; none where they are our own.
+    pub library: Option<&'p str>,
     /// All of its memory.
     pub total: Bytes,
     /// Its smallest piece.
@@ -46,7 +48,7 @@ pub struct BasisParts<'p> {
 impl Basis {
     /// The facts of a start.
     pub fn of(parts: &BasisParts<'_>) -> Self {
-        let BasisParts { checkpoint, envelope, target, device, driver, total, page, canary, kv } = parts;
+        let BasisParts { checkpoint, envelope, target, device, driver, library, total, page, canary, kv } = parts;
         let mut basis = Basis::default();
         basis.add("bursar", env!("CARGO_PKG_VERSION"));
         basis.add("weights", short(checkpoint.weights_fingerprint().to_string()));
@@ -60,6 +62,7 @@ impl Basis {
         basis.add("kernels", fingerprint(&[target.code()]));
         basis.add("device", *device);
         basis.add("driver", *driver);
+        basis.add("library", library.unwrap_or("none"));
         basis.add("total", total.exact().to_string());
         basis.add("page", page.exact().to_string());
         basis.add("canary", canary.exact().to_string());
@@ -159,6 +162,7 @@ mod tests {
         threads: usize,
         device: &'static str,
         driver: &'static str,
+        library: Option<&'static str>,
         total: Bytes,
         page: Bytes,
         canary: Bytes,
@@ -173,6 +177,7 @@ mod tests {
             threads: 2,
             device: "host",
             driver: "580.1",
+            library: None,
             total: Bytes::mib(512),
             page: Bytes::mib(2),
             canary: Bytes::mib(32),
@@ -185,6 +190,7 @@ mod tests {
             target: Target::Cpu { threads: start.threads },
             device: start.device,
             driver: start.driver,
+            library: start.library,
             total: start.total,
             page: start.page,
             canary: start.canary,
@@ -214,6 +220,7 @@ mod tests {
             ("device was host, is other", |start| start.device = "other"),
             ("driver was 580.1, is 580.2", |start| start.driver = "580.2"),
             ("driver was 580.1, is unknown", |start| start.driver = ""),
+            ("library was none, is cuBLASLt 130002", |start| start.library = Some("cuBLASLt 130002")),
             ("total was 536,870,912 B, is 536,870,913 B", |start| start.total.0 += 1),
             ("page was 2,097,152 B, is 65,536 B", |start| start.page = Bytes::kib(64)),
             ("canary was 33,554,432 B, is 0 B", |start| start.canary = Bytes::ZERO),

@@ -9,7 +9,7 @@ use thiserror::Error;
 use super::{Basis, Difference, WrittenProfile};
 
 /// What the file's fields mean. Another number is another format, of which nothing else is read.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// Profiles that a file keeps, the latest first: as many as there are ways in which somebody uses one model on one device
 /// in turn, a chat beside a benchmark for instance.

@@ -1,15 +1,15 @@
 //! A profile as it is written down: what was measured, and what that depends on. Pure.
 
 use bursar_budgets::Bytes;
-use bursar_kernels::BLOCK_TOKENS;
+use bursar_kernels::{BLOCK_TOKENS, Tuning};
 use bursar_model::Envelope;
 use serde::{Deserialize, Serialize};
 
 use super::{ATTEMPTS_MAX, Basis, Difference, Needs, ProfileRecord};
 
 /// What was measured, and on what basis. Permits are made from the [`ProfileRecord`] of the start that uses it, whose
-/// limits come from its own envelope and whose peaks it has measured again; from here it takes the size of the cache, and
-/// the right to run each worst case once and not twice.
+/// limits come from its own envelope and whose peaks it has measured again; from here it takes the size of the cache, the
+/// right to run each worst case once and not twice, and which algorithm is fastest for each product.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WrittenProfile {
@@ -29,6 +29,8 @@ pub struct WrittenProfile {
     pub shrinks: u32,
     /// Each worst case with what it took.
     pub peaks: Vec<Peak>,
+    /// What autotuning found; none where there was nothing to choose.
+    pub tuning: Option<Tuning>,
 }
 
 /// A worst case, run for real.
@@ -43,7 +45,7 @@ pub struct Peak {
 
 impl WrittenProfile {
     /// Of a start that measured.
-    pub fn of(basis: Basis, record: &ProfileRecord, shrinks: u32) -> Self {
+    pub fn of(basis: Basis, record: &ProfileRecord, shrinks: u32, tuning: Option<Tuning>) -> Self {
         let ProfileRecord { sequences, step_tokens, launch_patches, cache_rows, kv_blocks, peaks } = record;
         let peak =
             |(corner, workspace): &(&'static str, Bytes)| Peak { corner: (*corner).to_owned(), workspace: *workspace };
@@ -56,6 +58,7 @@ impl WrittenProfile {
             kv_blocks: *kv_blocks,
             shrinks,
             peaks: peaks.iter().map(peak).collect(),
+            tuning,
         }
     }
 

@@ -6,6 +6,7 @@ use std::sync::{
 };
 
 use bursar_budgets::{Address, Bytes, DeviceError, Overhead};
+use serde::{Deserialize, Serialize};
 
 use super::{
     Cuda,
@@ -54,7 +55,7 @@ pub enum ProductsBy {
 
 /// How the work is cut into tiles: so many blocks have one together, where there are so many. The more they are the
 /// taller are the tiles, up to 128 rows, and the more is added up between blocks: within a team where it is two.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Cut(usize);
 
 /// What a rehearsal chooses from; `tools/gpu/products.py` times the same. The last makes as few tiles as can be.

@@ -22,6 +22,7 @@ mod stage;
 mod stream;
 mod target;
 mod tensor_map;
+mod tuning;
 
 use std::{
     cell::{Cell, RefCell},
@@ -37,6 +38,7 @@ pub use linear_few::ProductsBy;
 pub(crate) use sample::cuda_sample_scratch;
 pub use target::CudaTarget;
 pub(crate) use target::{CUDA_FEATURES, CUDA_HEAD_DIMS, CUDA_LINEAR_SCRATCH};
+pub use tuning::Tuning;
 
 use crate::{Backend, DType, Graph, KernelError, Target, ops, ops::transfer::Arrival};
 use arrivals::Arrivals;

@@ -1,15 +1,12 @@
-//! What a rehearsal finds out about products of few rows: for each that it has met, at every power of two of rows and at
-//! the numbers of rows that it was met with, whose product is the fastest.
+//! What a rehearsal finds out about products of few rows: for each that it has met, at some numbers of rows, whose product
+//! is the fastest. A product of a number in between is computed as the next larger one that was measured.
 //!
 //! A step of decoding reads each weight once, and no cache holds the last layer's when the next step comes. So a trial
 //! goes over the weights of several layers. Small kernels stand between the products, as they do in a model: what may
 //! start early does it behind one of them. What is measured here has run here: nothing of up to 256 rows has to be loaded
 //! later.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    mem,
-};
+use std::{collections::BTreeMap, mem};
 
 use bursar_budgets::{Address, CudaDevice};
 use cudarc::driver::sys;
@@ -23,6 +20,14 @@ use super::{
     target::CUDA_LINEAR_SCRATCH,
 };
 use crate::{DType, KernelError, Shape, Tensor, ops};
+
+/// Numbers of rows that are measured. Up to 64 they are those that our kernels are compiled for, and one: between two of
+/// them the same kernel runs, and takes as long. Beyond that they are whole tiles of 64 rows.
+const MEASURED_ROWS: [usize; 8] = [1, 8, 16, 32, 64, 128, 192, FEW_ROWS];
+
+/// Of those, the ones of a product that no pass has met with few rows: it is the vision tower's, where only the smallest
+/// picture alone has few, or a prompt's, and will be met with fewer when decoding is rehearsed.
+const SELDOM_FEW: [usize; 2] = [64, FEW_ROWS];
 
 /// Weights of one trial at most.
 const WEIGHTS_MAX: usize = 8;
@@ -66,8 +71,7 @@ pub(super) struct Rehearsal {
 struct Met {
     /// Weights and biases of some layers.
     weights: Vec<(u64, Option<u64>)>,
-    /// Numbers of rows that are few.
-    rows: BTreeSet<usize>,
+    has_few_rows: bool,
 }
 
 impl Rehearsal {
@@ -75,11 +79,9 @@ impl Rehearsal {
     pub(super) fn meet(&mut self, product: Product, places: Places) {
         let met = self.met.entry(Product { rows: 0, ..product }).or_default();
         let weight = (places.weight, places.bias);
+        met.has_few_rows |= product.rows <= FEW_ROWS;
         if met.weights.len() < WEIGHTS_MAX && !met.weights.contains(&weight) {
             met.weights.push(weight);
-        }
-        if product.rows <= FEW_ROWS {
-            met.rows.insert(product.rows);
         }
     }
 }
@@ -91,8 +93,8 @@ pub(super) fn measure(cuda: &Cuda, call: ops::measure::Call<'_>) -> Result<(), K
     // What gates is held against the product that does not, so that comes first.
     for gates in [false, true] {
         for (alike, met) in met.iter().filter(|(alike, _)| alike.gates == gates) {
-            let powers = (0..=FEW_ROWS.ilog2()).map(|power| 1 << power);
-            for rows in powers.chain(met.rows.iter().copied()).collect::<BTreeSet<usize>>() {
+            let measured = if met.has_few_rows { &MEASURED_ROWS[..] } else { &SELDOM_FEW };
+            for &rows in measured {
                 let product = Product { rows, ..*alike };
                 if cuda.kernels.blas.measured().contains_key(&product) {
                     continue;

@@ -11,6 +11,7 @@ use std::{
 use bursar_budgets::{Bytes, CudaDevice, Device, DeviceError, DeviceMemory};
 use cudarc::driver::sys::CUstream;
 use libloading::Library;
+use serde::{Deserialize, Serialize};
 
 use super::{
     super::error::OpenError,
@@ -21,9 +22,10 @@ use super::{
 /// The library's handles are pointers to what it hides.
 pub(super) type Handle = *mut c_void;
 
-/// An algorithm, opaque and copied as bytes.
+/// An algorithm, opaque and copied as bytes: another process may use it with the same version of the library, as the
+/// library's manual says of `cublasLtMatmulAlgo_t`.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in super::super) struct Algorithm([u64; 8]);
 
 /// What the library proposes.
@@ -64,6 +66,7 @@ macro_rules! calls {
     ($($field:ident = $symbol:literal: fn($($argument:ty),*);)*) => {
         struct Calls {
             $($field: unsafe extern "C" fn($($argument),*) -> i32,)*
+            version: unsafe extern "C" fn() -> usize,
             /// Behind the calls, which are its.
             _library: Library,
         }
@@ -73,7 +76,10 @@ macro_rules! calls {
             /// The library is cuBLASLt.
             unsafe fn of(library: Library) -> Result<Self, libloading::Error> {
                 // SAFETY: the symbols have these types in cuBLASLt, as the caller promises that this is.
-                unsafe { Ok(Calls { $($field: *library.get($symbol)?,)* _library: library }) }
+                unsafe {
+                    let version = *library.get(b"cublasLtGetVersion")?;
+                    Ok(Calls { $($field: *library.get($symbol)?,)* version, _library: library })
+                }
             }
         }
     };
@@ -168,6 +174,12 @@ impl Blas {
         // SAFETY: the handle is there to write to, and the context is current.
         said("cublasLtCreate", unsafe { (calls.create)(&mut handle) })?;
         Ok(Blas { calls, handle, device: device.clone(), measured: Mutex::default(), ours: Mutex::default() })
+    }
+
+    /// Its version, as a number: 130,002 for 13.0.2, say.
+    pub(in super::super) fn version(&self) -> usize {
+        // SAFETY: it takes nothing, and may be called at any time.
+        unsafe { (self.calls.version)() }
     }
 
     /// What was measured so far.

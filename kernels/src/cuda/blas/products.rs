@@ -9,6 +9,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use bursar_budgets::{CudaDevice, DeviceError};
+use serde::{Deserialize, Serialize};
 
 use super::{
     super::{
@@ -23,11 +24,13 @@ use crate::DType;
 /// Proposals that a rehearsal measures.
 const PROPOSALS: usize = 12;
 
-/// Rounds in which all of them take turns, and those of the few that were fastest by then. What comes behind something
-/// that heats the device less runs faster, so that one after the other would be measured by their order.
-const ROUNDS: usize = 3;
+/// Those that take so many times as long as the fastest in one run each are not run again.
+const OUT_OF_REACH: f32 = 1.25;
+
+/// Rounds in which the others take turns, and of how many. What comes after something that heats the device less runs
+/// faster, so that one after the other would be measured by their order.
 const FINALISTS: usize = 4;
-const FINAL_ROUNDS: usize = 6;
+const ROUNDS: usize = 4;
 
 /// Rows up to which a product is bound by reading its weight.
 pub(in super::super) const FEW_ROWS: usize = 256;
@@ -36,7 +39,8 @@ pub(in super::super) const FEW_ROWS: usize = 256;
 const KEPT_MAX: usize = 4096;
 
 /// What a product looks like: all that its way depends on, the rows last.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(in super::super) struct Product {
     /// Gates half of its features with the other half; what is written has half as many then.
     pub gates: bool,
@@ -68,7 +72,7 @@ impl Product {
 }
 
 /// How a product was computed fastest.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in super::super) enum Way {
     /// By the library.
     Library(Algorithm),
@@ -208,14 +212,17 @@ impl Products {
                 Err(error) => refused = Some(error),
             }
         }
-        for (rounds, rest) in [(ROUNDS, FINALISTS), (FINAL_ROUNDS, 1)] {
+        let by_time = |(one, _): &(f32, Algorithm), (other, _): &(f32, Algorithm)| one.total_cmp(other);
+        for (rounds, rest) in [(1, FINALISTS), (ROUNDS, 1)] {
             for _ in 0..rounds {
                 for (milliseconds, algorithm) in &mut timed {
                     *milliseconds += self.clock.time(stream, || run(algorithm))?;
                 }
             }
-            timed.sort_by(|(one, _), (other, _): &(f32, Algorithm)| one.total_cmp(other));
+            timed.sort_by(by_time);
             timed.truncate(rest);
+            let most = timed.first().map_or(0.0, |(fastest, _)| OUT_OF_REACH * fastest);
+            timed.retain(|(milliseconds, _)| *milliseconds <= most);
         }
         match (timed.first(), refused) {
             (Some((_, fastest)), _) => Ok(*fastest),
@@ -241,7 +248,7 @@ fn rehearsed_for(blas: &Blas, described: &Described, places: Places) -> Option<A
     let smaller = measured.range(alike(0)..product).rev();
     larger.chain(smaller).find_map(|(_, way)| match way {
         Way::Library(algorithm) => {
-            blas.serves(&described.operands(), algorithm, places.workspace_bytes).then_some(*algorithm)
+            described.is_served_by(blas, algorithm, places.workspace_bytes).then_some(*algorithm)
         }
         _ => None,
     })
@@ -272,6 +279,11 @@ impl Described {
             x: blas.layout(kind, product.in_features, product.rows, product.x_pitch)?,
             out: blas.layout(out_kind, product.out_features, product.rows, product.out_pitch)?,
         })
+    }
+
+    /// Whether an algorithm, of another size or another start, computes this product in so much workspace.
+    pub(in super::super) fn is_served_by(&self, blas: &Blas, algorithm: &Algorithm, workspace_bytes: usize) -> bool {
+        blas.serves(&self.operands(), algorithm, workspace_bytes)
     }
 
     fn operands(&self) -> Operands<'_> {
