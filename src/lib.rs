@@ -132,3 +132,8 @@ pub mod crates {
     pub use bursar_kernels as kernels;
     pub use bursar_model as model;
 }
+
+/// The README, whose snippets compile as they are printed.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
