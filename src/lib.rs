@@ -56,7 +56,7 @@ pub use bursar_actors::metric;
 #[cfg(feature = "prometheus")]
 pub use bursar_actors::metric::{MetricsAddress, MetricsServer, NoAddress, ServeMetricsError};
 pub use bursar_actors::{
-    budget::{Budget, LeaseError, WatchOptions},
+    budget::{Budget, Elastic, LeaseError, Order, WatchOptions},
     chat::{
         Chat, ChatError, ChatEvent, Content, Fault, FinishReason, Image, ModelHandle, Reply, ScoredToken, TokenScore,
         Usage, Video,
@@ -64,31 +64,40 @@ pub use bursar_actors::{
     engine::{Limits, LoadOptions, Progress, Serving, StartError},
     event::{Event, Events, Leased, Missed, Recorded},
     knobs,
+    lane::LaneError,
     profile::{
-        AttemptReport, Evidence, FaultError, Faults, Forecast, Notice, Outcome, Phase, ProfileError, ProfileRecord,
+        AttemptReport, Change, Difference, Evidence, FaultError, Faults, Forecast, KvChoice, Notice, Outcome, Phase,
+        ProfileError, ProfileRecord, Suggestion, UnknownPhase,
     },
     ractor,
     reply::AskError,
     runtime::{DeviceChoice, MakeDevice, ModelSource, Runtime, RuntimeConfig, RuntimeError, Supervised},
-    supervise::{Drill, Intensity},
+    supervise::{Drill, Drilled, Intensity},
     vision::VisionError,
 };
 pub use bursar_budgets::{
-    Address, Bytes, Class, CudaDevice, Device, DeviceError, Frame, GIB, Hint, HostConfig, HostDevice, KIB, Label,
-    Lease, LeaseId, LeaseLine, LeaseState, MIB, Owner, Refusal, Script, Segment, Snapshot, Workspace, WorkspaceFull,
+    Address, Bytes, Claim, Class, ClassLine, CudaCounts, CudaDevice, Device, DeviceError, DeviceMemory, DoesNotFit,
+    Fence, Frame, GIB, Gate, GateLine, Hint, Holding, HostConfig, HostCounts, HostDevice, KIB, Knob, Label, Lease,
+    LeaseId, LeaseLine, LeaseMeter, LeaseState, MIB, Memory, MemoryPlan, Overhead, Overloaded, Owner, Pages,
+    ParseBytesError, Pinned, Priority, Refusal, RequestId, Resized, Revoker, Script, Segment, Snapshot, Stretch,
+    Ticket, Timeline, WaitingLine, Workspace, WorkspaceFull,
 };
-pub use bursar_kernels::BlasSearch;
+pub use bursar_kernels::{BlasSearch, KernelError, OpenError, Target};
 #[cfg(feature = "hub")]
-pub use bursar_model::checkpoint::{HubError, HubModel, HubOptions};
+pub use bursar_model::checkpoint::{FetchWatch, HubError, HubModel, HubOptions};
 pub use bursar_model::{
-    Envelope, LimitError,
-    checkpoint::RandomCheckpoint,
+    Envelope, LimitError, LoadError,
+    blocks::ConfigError,
+    checkpoint::{CheckpointOrigin, CheckpointSource, RandomCheckpoint},
     demo,
-    error::{CheckpointError, GrammarError, ImageError, SamplingError, TextError, VideoError},
+    error::{
+        CheckpointError, GrammarError, ImageError, ProcessorError, SamplingError, TextError, VideoError, VisualError,
+    },
     flow::{ImageLimits, LayoutError},
-    registry::{UnknownShape, random_checkpoint},
+    registry::{UnknownArchitecture, UnknownShape, random_checkpoint},
     sampling::OutputFormat,
     text::Role,
+    weights::WeightError,
 };
 
 /// What our actors may be asked, for actors of your own.
@@ -115,8 +124,8 @@ pub use bursar_model::{
 pub mod messages {
     pub use bursar_actors::{
         budget::BudgetMessage,
-        engine::EngineMessage,
-        kv::{KvMessage, KvUse},
+        engine::{EngineMessage, WhichLane},
+        kv::{KvMessage, KvUse, SequenceId},
         reply::{AskError, Reply},
         runtime::RuntimeMessage,
         scheduler::SchedulerMessage,
@@ -132,3 +141,8 @@ pub mod crates {
     pub use bursar_kernels as kernels;
     pub use bursar_model as model;
 }
+
+/// The README, whose snippets compile as they are printed.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,0 +1,74 @@
+//! What is published: what an embedder builds of it, and with which Rust.
+
+use std::{collections::BTreeSet, fs, path::Path, process::Command};
+
+use serde_json::Value;
+
+/// What cargo prints of this workspace, as it is locked.
+fn cargo(arguments: &[&str]) -> String {
+    let output = Command::new(env!("CARGO"))
+        .args(arguments)
+        .arg("--locked")
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .expect("cargo runs");
+    assert!(output.status.success(), "cargo {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+/// The names of the crates that an embedder builds who wants these features and no others.
+fn built(features: &str) -> BTreeSet<String> {
+    let tree = ["tree", "--package=bursar", "--no-default-features", "--edges=normal,build", "--prefix=none"];
+    let lines = cargo(&[&tree[..], &["--features", features]].concat());
+    lines.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
+}
+
+#[test]
+fn an_embedder_builds_nothing_of_the_command_line() {
+    let of_the_command_line =
+        ["clap", "clap_builder", "crossterm", "indicatif", "ratatui", "signal-hook", "tracing-subscriber"];
+    let found = |features: &str| -> Vec<&str> {
+        let built = built(features);
+        of_the_command_line.into_iter().filter(|name| built.contains(*name)).collect()
+    };
+    assert_eq!(found("hub,prometheus"), Vec::<&str>::new());
+    assert_eq!(found("cli"), of_the_command_line, "the program is made of them");
+}
+
+#[test]
+fn each_feature_alone_brings_its_dependencies() {
+    let brings = |features: &str| {
+        let built = built(features);
+        [built.contains("ureq"), built.contains("axum")]
+    };
+    assert_eq!(brings(""), [false, false]);
+    assert_eq!(brings("hub"), [true, false]);
+    assert_eq!(brings("prometheus"), [false, true]);
+}
+
+#[test]
+fn no_dependency_wants_a_newer_rust_than_is_promised() {
+    let version = cargo(&["version", "--verbose"]);
+    let host = version.lines().find_map(|line| line.strip_prefix("host: ")).expect("cargo names its host");
+    // Of other systems nothing need be here.
+    let metadata: Value =
+        serde_json::from_str(&cargo(&["metadata", "--format-version=1", "--filter-platform", host])).expect("JSON");
+    let rust = |package: &Value| -> Option<Vec<u32>> {
+        let mut version: Vec<_> =
+            package["rust_version"].as_str()?.split('.').map(|part| part.parse().expect("a number")).collect();
+        version.resize(3, 0);
+        Some(version)
+    };
+    let packages = metadata["packages"].as_array().expect("packages");
+    let ours = packages.iter().find(|package| package["name"] == "bursar").expect("ours is among them");
+    let promised = rust(ours).expect("it says which Rust it wants");
+    let newer: Vec<_> =
+        packages.iter().filter(|package| rust(package).is_some_and(|wanted| wanted > promised)).collect();
+    let names: Vec<_> =
+        newer.iter().map(|package| format!("{} {}", package["name"], package["rust_version"])).collect();
+    assert!(names.is_empty(), "newer than {promised:?}: {names:?}");
+
+    let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).expect("the README");
+    let told = format!("Rust {} or later", ours["rust_version"].as_str().expect("said above"));
+    assert!(readme.contains(&told), "README.md says: {told}");
+}
