@@ -9,7 +9,9 @@ use bursar_model::{
     checkpoint::{Checkpoint, CheckpointSource},
 };
 
-use super::{EngineArguments, Kit, Processor, Progress, Records, StartError, Status, fetch::fetch, records::Sought};
+use super::{
+    EngineArguments, Kit, LoadOptions, Processor, Progress, Records, StartError, Status, fetch::fetch, records::Sought,
+};
 use crate::{
     budget::LeaseError,
     event::Event,
@@ -135,7 +137,7 @@ impl EngineArguments {
         (self.progress)(Progress::Planning);
         // After an earlier engine of this name it is frozen; one that is open already stays so.
         drop(self.budget.move_gate(self.label.clone(), Gate::Open).await?);
-        let processor = self.processor().await?;
+        let processor = self.processor(&files).await?;
         let (checkpoint, outlook) = self.plan(files, &processor).await?;
         Ok((processor, checkpoint, outlook))
     }
@@ -159,12 +161,13 @@ impl EngineArguments {
     }
 
     /// What computes here. It is loaded once a model, whatever becomes of engines.
-    async fn processor(&self) -> Result<Processor, StartError> {
+    async fn processor(&self, files: &CheckpointSource) -> Result<Processor, StartError> {
         if let Some(processor) = self.shelf.processor() {
             return Ok(processor);
         }
-        let (device, threads, search) = (self.device.clone(), self.options.threads, self.options.blas.clone());
-        let processor = off_actor(move || Ok(Processor::of(&device, threads, &search)?)).await?;
+        let (device, options, files) = (self.device.clone(), self.options.clone(), files.clone());
+        let LoadOptions { threads, blas, dtype, .. } = options;
+        let processor = off_actor(move || Processor::of(&device, threads, &blas, dtype, files.stored_type()?)).await?;
         self.shelf.keep_processor(processor.clone());
         Ok(processor)
     }
