@@ -2,7 +2,7 @@
 //!
 //! `cargo bench --bench actors`
 
-use bursar::{Bytes, Class, Runtime, RuntimeConfig};
+use bursar::{Bytes, Class, DeviceChoice, Runtime, RuntimeConfig};
 use divan::{Bencher, black_box, counter::ItemsCount};
 use tokio::runtime::Builder;
 
@@ -19,9 +19,14 @@ struct Stage {
 impl Stage {
     fn set() -> Self {
         let threads = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("threads");
-        let runtime = threads.block_on(Runtime::start(RuntimeConfig::default())).expect("a host device starts");
+        let runtime = threads.block_on(Runtime::start(on_the_host())).expect("a host device starts");
         Stage { threads, runtime }
     }
+}
+
+/// What the figures are of, on a machine with a GPU too.
+fn on_the_host() -> RuntimeConfig {
+    RuntimeConfig { device: DeviceChoice::Host(Bytes::mib(512)), ..RuntimeConfig::default() }
 }
 
 /// A lease and its drop; the ledger reads the release before the next question.

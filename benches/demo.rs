@@ -8,7 +8,8 @@ mod photograph;
 mod stage;
 
 use bursar::{
-    Chat, ChatEvent, Image, ImageLimits, ModelHandle, ModelSource, OutputFormat, Runtime, RuntimeConfig,
+    Bytes, Chat, ChatEvent, DeviceChoice, Image, ImageLimits, ModelHandle, ModelSource, OutputFormat, Runtime,
+    RuntimeConfig,
     crates::model::{
         flow::ImageBytes,
         processor::ImageProcessor,
@@ -96,6 +97,11 @@ fn schema() -> OutputFormat {
     }))
 }
 
+/// What the figures are of, on a machine with a GPU too.
+fn on_the_host() -> RuntimeConfig {
+    RuntimeConfig { device: DeviceChoice::Host(Bytes::mib(512)), ..RuntimeConfig::default() }
+}
+
 /// The demo model in a runtime of its own.
 struct Served {
     threads: tokio::runtime::Runtime,
@@ -108,7 +114,7 @@ impl Served {
         let threads = tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build();
         let threads = threads.expect("threads");
         let (runtime, model) = threads.block_on(async {
-            let runtime = Runtime::start(RuntimeConfig::default()).await.expect("a host device starts");
+            let runtime = Runtime::start(on_the_host()).await.expect("a host device starts");
             let model = runtime.load(ModelSource::demo()).await.expect("the demo starts");
             (runtime, model)
         });

@@ -7,8 +7,8 @@
 use std::{slice, sync::Arc, time::Duration};
 
 use bursar::{
-    Budget, Bytes, Chat, ChatError, Class, Device, Image, LeaseError, LoadOptions, ModelHandle, ModelSource, Runtime,
-    RuntimeConfig, Segment, demo,
+    Budget, Bytes, Chat, ChatError, Class, Device, DeviceChoice, Image, LeaseError, LoadOptions, ModelHandle,
+    ModelSource, Runtime, RuntimeConfig, Segment, demo,
     messages::{KvMessage, Reply},
     ractor::{Actor, ActorProcessingErr, ActorRef, RpcReplyPort, SupervisionEvent, call_t},
 };
@@ -213,7 +213,9 @@ const PATIENCE_MS: u64 = 30_000;
 
 #[tokio::main]
 async fn main() -> Result<(), Failure> {
-    let runtime = Runtime::start(RuntimeConfig::default()).await?;
+    // The album writes into its memory itself, which a GPU's is not for.
+    let device = DeviceChoice::Host(Bytes::mib(512));
+    let runtime = Runtime::start(RuntimeConfig { device, ..RuntimeConfig::default() }).await?;
     let options = LoadOptions { memory_fraction: Some(0.5), ..LoadOptions::small() };
     let model = runtime.load_with(ModelSource::demo(), options, |_| {}).await?;
     let before = runtime.budget().snapshot().await?;

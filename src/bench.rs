@@ -68,6 +68,7 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
     let seed = options.seed.unwrap_or_else(seed_of_now);
     let (source, workload) = (options.model.source(seed)?, options.workload());
     let load = LoadOptions { profiles: device.said_profiles(), ..options.load(device.blas())? };
+    options.knobs.tell_notes()?;
     let config = RuntimeConfig { host_bytes: HOST_BYTES, canary: options.knobs.canary()?, ..RuntimeConfig::default() };
     let runtime = model::start_with(device, config).await?;
     let loaded = model::load_with(&runtime, source.clone(), load, !options.json).await?;

@@ -95,6 +95,7 @@ fn refuse(error: FaultError, is_json: bool) -> ExitCode {
 async fn drill(device: &DeviceOptions, faults: Faults, options: &Options) -> Result<Drilled, Failure> {
     let host = Arc::new(HostDevice::new(HostConfig::small(device.capacity())).map_err(RuntimeError::from)?);
     let choice = DeviceChoice::Custom(host.clone());
+    options.knobs.tell_notes()?;
     let config = RuntimeConfig { device: choice, canary: options.knobs.canary()?, ..RuntimeConfig::default() };
     let runtime = Runtime::start(config).await?;
     device.show(&runtime).await?;

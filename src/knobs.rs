@@ -1,6 +1,11 @@
 //! Knobs as flags: every line of the table under all of its names.
 
-use std::{fmt, fs, path::PathBuf, sync::LazyLock};
+use std::{
+    fmt, fs,
+    io::{IsTerminal, stderr},
+    path::PathBuf,
+    sync::LazyLock,
+};
 
 use bursar::{
     BlasSearch, Bytes, LoadOptions,
@@ -62,6 +67,20 @@ impl KnobOptions {
     /// As [`knobs`](Self::knobs).
     pub fn names(&self) -> Result<Names, Failure> {
         Ok(self.named()?.1)
+    }
+
+    /// Tells what is said and changes nothing: as an event, and on a terminal.
+    ///
+    /// # Errors
+    /// As [`knobs`](Self::knobs).
+    pub fn tell_notes(&self) -> Result<(), Failure> {
+        for note in self.knobs()?.notes() {
+            tracing::info!(note, "understood");
+            if stderr().is_terminal() {
+                eprintln!("note: {note}");
+            }
+        }
+        Ok(())
     }
 
     fn named(&self) -> Result<(Knobs, Names), Failure> {
@@ -169,20 +188,23 @@ impl Args for KnobOptions {
             .help_heading(HEADING);
         // A flag for each name: an error can say which of them said what.
         FLAGS.iter().fold(command.arg(file), |command, flag| {
-            let is_number =
-                Knob::named(flag.name).is_some_and(|knob| !matches!(knob.kind, Kind::Size | Kind::SizeOrNone));
+            let kind = Knob::named(flag.name).map(|knob| knob.kind);
+            let is_number = matches!(kind, Some(Kind::Count(_) | Kind::CountOrNone(_) | Kind::Share | Kind::Gibibytes));
             let underscores = flag.name.contains('_').then_some(flag.name);
-            command.arg(
-                Arg::new(flag.name)
-                    .long(flag.long.as_str())
-                    .aliases(underscores)
-                    .value_name(flag.value.as_str())
-                    .help(flag.help.as_str())
-                    .help_heading(HEADING)
-                    .hide(flag.is_alias)
-                    .allow_negative_numbers(is_number)
-                    .action(ArgAction::Append),
-            )
+            let arg = Arg::new(flag.name)
+                .long(flag.long.as_str())
+                .aliases(underscores)
+                .value_name(flag.value.as_str())
+                .help(flag.help.as_str())
+                .help_heading(HEADING)
+                .hide(flag.is_alias)
+                .allow_negative_numbers(is_number)
+                .action(ArgAction::Append);
+            // What comes after it by itself is no value of it.
+            command.arg(match kind {
+                Some(Kind::Switch) => arg.num_args(0..=1).require_equals(true).default_missing_value("true"),
+                _ => arg,
+            })
         })
     }
 
@@ -220,9 +242,13 @@ mod tests {
     #[test]
     fn every_name_is_a_flag_with_hyphens_and_with_underscores() {
         for flag in FLAGS.iter().filter(|flag| flag.value != "JSON") {
-            let value = if Knob::named(flag.name).is_some_and(|knob| knob.kind == Kind::Gibibytes) { "0" } else { "1" };
-            let by_hyphens = typed(&[&format!("--{}", flag.long), value]).knobs();
-            let by_underscores = typed(&[&format!("--{}", flag.name), value]).knobs();
+            let value = match Knob::named(flag.name).map(|knob| knob.kind) {
+                Some(Kind::Type) => "half",
+                Some(Kind::Switch) => "true",
+                _ => "1",
+            };
+            let by_hyphens = typed(&[&format!("--{}={value}", flag.long)]).knobs();
+            let by_underscores = typed(&[&format!("--{}={value}", flag.name)]).knobs();
             let knobs = by_hyphens.unwrap_or_else(|failure| panic!("{}: {failure}", flag.long));
             assert_ne!(knobs, Knobs::default(), "{}", flag.long);
             assert_eq!(by_underscores.expect("the same"), knobs, "{}", flag.name);

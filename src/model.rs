@@ -45,6 +45,7 @@ pub async fn start(device: &DeviceOptions) -> Result<Runtime, Failure> {
 
 /// The same with what is said of the runtime among the knobs.
 pub async fn start_knowing(device: &DeviceOptions, knobs: &KnobOptions) -> Result<Runtime, Failure> {
+    knobs.tell_notes()?;
     start_with(device, RuntimeConfig { canary: knobs.canary()?, ..RuntimeConfig::default() }).await
 }
 

@@ -4,16 +4,20 @@ mod gpu;
 mod place;
 mod report;
 
-use std::process::ExitCode;
+use std::{process::ExitCode, sync::Arc};
 
 use bursar::{
-    Bytes, Envelope, LoadOptions, ModelSource, StartError,
+    Bytes, CheckpointError, Envelope, LoadOptions, ModelSource, StartError,
     crates::{
         actors::{
             engine::Kit,
             profile::{Forecast, Question},
         },
-        model::{LoadError, Model, checkpoint::Checkpoint},
+        model::{
+            LoadError, Model,
+            checkpoint::{Checkpoint, CheckpointSource},
+            registry,
+        },
     },
 };
 use clap::Args;
@@ -83,14 +87,29 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
         threads: load.threads,
         is_small: options.is_demo(),
     })?;
-    let (target, place) = (planned.target, planned.place);
-    let checkpoint = Checkpoint::open(source.origin().clone().bring(&())?)?;
+    let (files, place) = (source.origin().clone().bring_settings()?, planned.place);
+    let target = load.dtype.on(planned.target, files.stored_type()?).map_err(StartError::from)?;
+    let mut notes: Vec<_> = options.knobs.knobs()?.notes().into_iter().map(str::to_owned).collect();
+    let checkpoint = open(files, &mut notes)?;
     let model = Model::plan(&checkpoint, &target)?;
     let kit = kit(&source, &checkpoint, &model, &mut load, place.is_host)?;
     let unsaid = load.limits.unsaid(&load.envelope.clone().unwrap_or_default());
     let question = Question { model: &model, target, envelope: &kit.envelope, kv: load.kv(), place, unsaid };
     let forecast = Forecast::of(&question).map_err(StartError::from)?;
-    Ok(Report::of(&kit, &planned, &model, &forecast, &options.knobs.names()?))
+    let planned = Planned { target, ..planned };
+    Ok(Report::of(&kit, &planned, &model, &forecast, &options.knobs.names()?, notes))
+}
+
+/// The checkpoint, or what `config.json` says of it where its weights are not there.
+fn open(files: CheckpointSource, notes: &mut Vec<String>) -> Result<Checkpoint, Failure> {
+    match Checkpoint::open(files.clone()) {
+        Err(CheckpointError::MissingFile { .. } | CheckpointError::MissingShard { .. }) => {
+            let planned = registry::without_weights(files)?;
+            notes.push(format!("the weights are not all at {}: their sizes follow from config.json", planned.name()));
+            Ok(Checkpoint::open(CheckpointSource::Random(Arc::new(planned)))?)
+        }
+        opened => Ok(opened?),
+    }
 }
 
 /// The model's host side, with the limits as it lowers them.
@@ -103,7 +122,8 @@ fn kit(
 ) -> Result<Kit, Failure> {
     let expected = if is_host { Envelope::default() } else { Envelope::gpu() };
     load.envelope.get_or_insert(expected);
-    Ok(Kit::new(source.name(), checkpoint, model.config().clone(), load)?)
+    let name = load.name.clone().unwrap_or_else(|| source.name());
+    Ok(Kit::new(name, checkpoint, model.config().clone(), load)?)
 }
 
 impl Options {
@@ -131,8 +151,8 @@ impl From<LoadError> for Failure {
     }
 }
 
-impl From<bursar::CheckpointError> for Failure {
-    fn from(error: bursar::CheckpointError) -> Self {
+impl From<CheckpointError> for Failure {
+    fn from(error: CheckpointError) -> Self {
         Failure { hint: error.hint(), error: error.to_string() }
     }
 }

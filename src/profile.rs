@@ -7,9 +7,7 @@ use std::{
     time::Instant,
 };
 
-use bursar::{
-    AttemptReport, Bytes, LoadOptions, Phase, ProfileRecord, Progress, Runtime, RuntimeConfig, RuntimeError, Snapshot,
-};
+use bursar::{AttemptReport, Bytes, LoadOptions, Phase, ProfileRecord, Progress, Runtime, RuntimeError, Snapshot};
 use clap::Args;
 use serde::Serialize;
 
@@ -80,8 +78,7 @@ pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
 }
 
 async fn profile(device: &DeviceOptions, options: &Options) -> Result<Profile, Failure> {
-    let config = RuntimeConfig { canary: options.knobs.canary()?, ..RuntimeConfig::default() };
-    let runtime = model::start_with(device, config).await?;
+    let runtime = model::start_knowing(device, &options.knobs).await?;
     let outcome = size(&runtime, device, options).await;
     runtime.shutdown().await;
     outcome

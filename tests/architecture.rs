@@ -151,6 +151,20 @@ fn rule_12_decisions_have_no_clock_no_device_and_no_actor_inside() {
 }
 
 #[test]
+fn what_needs_host_memory_asks_for_it() {
+    // By default a runtime leases a GPU where there is one, and no CPU may read or write that memory.
+    let needs = ["from_raw_parts", "a host device starts", "default()).await?; // host memory"];
+    let folders = ["examples", "benches", "actors/src/budget", "actors/src/runtime", "src"];
+    let sources = folders.into_iter().flat_map(sources);
+    let offenders = sources
+        .filter(|(_, text)| text.contains("RuntimeConfig::default()") && needs.iter().any(|need| text.contains(need)))
+        .filter(|(_, text)| !text.contains("DeviceChoice::Host"));
+    assert_none(offenders.map(|(name, _)| name).collect(), "host memory is DeviceChoice::Host");
+    let pages = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).expect("it is there");
+    assert!(!pages.contains(needs[2]), "the default is a GPU where there is one");
+}
+
+#[test]
 fn metrics_are_recorded_through_their_table() {
     let words = ["use metrics::", "metrics::with_", "gauge!(", "counter!(", "histogram!("];
     for folder in ["budgets/src", "kernels/src", "model/src", "actors/src", "src"] {

@@ -13,7 +13,7 @@ use thiserror::Error;
 
 use crate::{
     blocks::{ConfigError, decoder::StepCaches},
-    checkpoint::{Checkpoint, RandomCheckpoint, RandomTensor, random_checkpoint::DEVIATION},
+    checkpoint::{Checkpoint, RandomTensor, random_checkpoint::DEVIATION},
     error::CheckpointError,
     flow::{Patches, StepBatch, StepLayout},
     registry::{Family, FamilyConfig, PictureBatch, UnknownArchitecture},
@@ -218,7 +218,7 @@ fn upload<B: Backend>(
             &made
         }
         WeightSource::Random(_, RandomTensor::Ones) => {
-            let found = RandomCheckpoint::DTYPE;
+            let found = DType::BF16;
             made = bf16::ONE.to_ne_bytes().repeat(copy.bytes.as_usize() / copy.kept.size());
             if copy.kept != found {
                 return upload_rounded(backend, &made, found, copy, &mut room.rounded);

@@ -1,6 +1,7 @@
 //! The only list of families: which code serves which checkpoint.
 
 use bursar_kernels::{Backend, KernelError, Scope, Tensor, ops::patchify::PatchSize};
+use serde_json::Value;
 use thiserror::Error;
 
 pub use crate::families::qwen2_5_vl::PictureBatch;
@@ -10,7 +11,8 @@ use crate::{
         ConfigError,
         decoder::{Decoder, DecoderConfig},
     },
-    checkpoint::{Checkpoint, RandomCheckpoint},
+    checkpoint::{Checkpoint, CheckpointSource, RandomCheckpoint},
+    error::CheckpointError,
     families::{
         qwen2,
         qwen2_5_vl::{self, Placeholders},
@@ -18,6 +20,7 @@ use crate::{
     flow::{LayoutError, Patches, PromptLayout, VisualGrid},
     processor::{ImageProcessor, VideoProcessor},
     strain::{Strain, stressed},
+    text::byte_level,
     weights::{WeightError, WeightMap},
 };
 
@@ -50,7 +53,8 @@ impl UnknownShape {
 
 /// The names of all shapes that [`random_checkpoint`] makes.
 pub fn shapes() -> impl Iterator<Item = &'static str> {
-    qwen2_5_vl::SHAPES.iter().map(|shape| shape.name)
+    let visual = qwen2_5_vl::SHAPES.iter().map(|shape| shape.name);
+    visual.chain(qwen2::SHAPES.iter().map(|shape| shape.name))
 }
 
 /// A checkpoint with the settings and a vocabulary of the size of a released model, and random weights: what its speed
@@ -59,10 +63,29 @@ pub fn shapes() -> impl Iterator<Item = &'static str> {
 /// # Errors
 /// No shape has that name.
 pub fn random_checkpoint(shape: &str, seed: u64) -> Result<RandomCheckpoint, UnknownShape> {
-    match qwen2_5_vl::SHAPES.iter().find(|known| known.name == shape) {
-        Some(shape) => Ok(RandomCheckpoint::new(shape.name, seed, shape.files())),
+    let visual = qwen2_5_vl::SHAPES.iter().find(|known| known.name == shape).map(qwen2_5_vl::Shape::files);
+    let text = || qwen2::SHAPES.iter().find(|known| known.name == shape).map(qwen2::Shape::files);
+    match visual.or_else(text) {
+        Some(files) => Ok(RandomCheckpoint::new(shape, seed, files)),
         None => Err(UnknownShape { name: shape.to_owned(), known: shapes().collect::<Vec<_>>().join(", ") }),
     }
+}
+
+/// What a plan of the checkpoint at `source` follows from where its weights are not there: `config.json`, and what else
+/// there is. A tokenizer that is not there is one of bytes, and an image processor the one that the family is released
+/// with.
+///
+/// # Errors
+/// [`CheckpointError::MissingFile`] without `config.json`; a file that cannot be read.
+pub fn without_weights(source: CheckpointSource) -> Result<RandomCheckpoint, CheckpointError> {
+    let config: Value = serde_json::from_slice(&source.require("config.json")?).unwrap_or_default();
+    let mut files = vec![("tokenizer.json", byte_level::tokenizer(0, &[]))];
+    let has_processor =
+        source.read("preprocessor_config.json")?.is_some() || source.read("processor_config.json")?.is_some();
+    if !has_processor && config.get("vision_config").is_some() {
+        files.push(("preprocessor_config.json", qwen2_5_vl::processor(&config).to_string().into_bytes()));
+    }
+    Ok(RandomCheckpoint::over(source, files))
 }
 
 /// A family's configuration.

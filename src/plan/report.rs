@@ -48,6 +48,8 @@ pub struct Report {
     suggestions: Vec<Value>,
     /// Knobs that no value of alone would do.
     not_enough_alone: Vec<&'static str>,
+    /// What was said and changes nothing, and what was not there to plan from.
+    notes: Vec<String>,
     /// One line a claimant.
     plan: MemoryPlan,
     #[serde(skip)]
@@ -60,6 +62,8 @@ pub struct Report {
 struct DeviceReport {
     name: String,
     target: &'static str,
+    /// The type of activations, and on a GPU of weights.
+    dtype: String,
     /// Whether it is here; its overhead is an estimate otherwise.
     is_here: bool,
     total: Bytes,
@@ -89,7 +93,14 @@ struct Picture {
 }
 
 impl Report {
-    pub fn of(kit: &Kit, planned: &Planned, model: &Model, forecast: &Forecast, names: &Names) -> Self {
+    pub fn of(
+        kit: &Kit,
+        planned: &Planned,
+        model: &Model,
+        forecast: &Forecast,
+        names: &Names,
+        notes: Vec<String>,
+    ) -> Self {
         let envelope = kit.envelope.clone();
         let place = &planned.place;
         let mut claims: BTreeMap<_, _> =
@@ -109,6 +120,7 @@ impl Report {
             device: DeviceReport {
                 name: planned.name.clone(),
                 target: planned.target.name(),
+                dtype: planned.target.activation().to_string(),
                 is_here: planned.is_here,
                 total: place.total,
                 overhead: place.overhead,
@@ -124,6 +136,7 @@ impl Report {
             picture: picture(kit, model),
             suggestions: told.iter().map(|told| suggestion(told, names)).collect(),
             not_enough_alone: hopeless.iter().map(|suggestion| suggestion.knob).collect(),
+            notes,
             plan: forecast.plan.clone(),
             told,
             names: names.clone(),
@@ -184,8 +197,8 @@ fn typed(change: &Change) -> String {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let DeviceReport { name, target, total, overhead, foreign, available, .. } = &self.device;
-        writeln!(f, "{} on {name} ({target}), {total}\n\n{}", self.model, self.plan)?;
+        let DeviceReport { name, target, dtype, total, overhead, foreign, available, .. } = &self.device;
+        writeln!(f, "{} on {name} ({target}, {dtype}), {total}\n\n{}", self.model, self.plan)?;
         let canary = self.claims[&Class::Canary.label()];
         writeln!(
             f,
@@ -198,7 +211,7 @@ impl fmt::Display for Report {
         if let Some(picture) = &self.picture {
             picture.tell(f, self.envelope.context_tokens)?;
         }
-        Ok(())
+        self.notes.iter().try_for_each(|note| writeln!(f, "Note: {note}."))
     }
 }
 

@@ -5,6 +5,7 @@ mod server;
 use std::{
     fs::File,
     path::{Path, PathBuf},
+    process::Command,
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -15,6 +16,8 @@ use bursar::{
     HubError, HubModel, HubOptions, ModelSource, Progress, RuntimeError, StartError,
     crates::model::{checkpoint::FetchWatch, error::CheckpointError},
 };
+
+use serde_json::Value;
 
 use self::server::{Asked, COMMIT, Fault, Hub, ID};
 use crate::stage::{Folder, answer, device, runtime_on, small, story, text};
@@ -327,6 +330,21 @@ fn what_a_model_does_not_have_is_asked_for_once() {
         "{error}"
     );
     assert!(!hub.asked().iter().skip(before).any(is_about_weights), "no weight is fetched of what cannot be served");
+}
+
+#[test]
+fn a_plan_fetches_no_weights() {
+    let (hub, cache) = (Hub::of(&golden()), Folder::empty());
+    let plan = |model: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
+        command.args(["plan", "--json", "--device", "host", "--model", model]);
+        command.env("HF_ENDPOINT", hub.endpoint()).env("HF_HUB_CACHE", cache.path());
+        let output = command.output().expect("the binary is there");
+        serde_json::from_slice::<Value>(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
+    };
+    let (of_hub, of_folder) = (plan(ID), plan(&golden().display().to_string()));
+    assert_eq!(of_hub["claims"], of_folder["claims"]);
+    assert!(!hub.asked().is_empty() && !hub.asked().iter().any(is_about_weights), "{:?}", hub.asked());
 }
 
 #[test]

@@ -74,7 +74,7 @@ fn flags_by_any_name_are_loaded_with_and_those_that_contradict_each_other_are_to
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     for (arguments, said) in [
         (&["--max-num-seqs", "4", "--sequences", "8"][..], "both set sequences"),
-        (&["--swap-space", "2"], "swap_space is 2"),
+        (&["--swap-space", "-2"], "swap_space is -2"),
         (&["--knobs", &file, "--context-tokens", "128"], "max_model_len is 256"),
         (&["--gpu-memory-utilization", "1.5"], "gpu_memory_utilization is 1.5"),
         (&["--limit-mm-per-prompt", "{"], "limit_mm_per_prompt"),

@@ -2,6 +2,7 @@
 //! never on a time that should be enough, and fails with a message when it hangs.
 
 mod abort;
+mod advice;
 mod bad_input;
 mod bench;
 mod chats;

@@ -135,7 +135,7 @@ fn what_cannot_be_planned_is_told_by_another_exit_code() {
     for (arguments, said) in [
         (&["--shape", "gpt-9"][..], "gpt-9"),
         (&["--model", "/no/such/model"], "/no/such/model"),
-        (&["--swap-space", "4"], "swap_space is 4"),
+        (&["--swap-space", "-4"], "swap_space is -4"),
         (&["--max-num-seqs", "4", "--sequences", "8"], "both set sequences"),
         (&["--shape", "qwen2.5-vl-tiny", "--gpu", "sm_120:170"], "how much memory"),
         (&["--sequences", "600", "--step-tokens", "500"], "step_tokens is 500"),

@@ -17,11 +17,12 @@ use crate::{
 /// Asks the budget actor of one device.
 ///
 /// ```
-/// use bursar_actors::runtime::{Runtime, RuntimeConfig};
+/// use bursar_actors::runtime::{DeviceChoice, Runtime, RuntimeConfig};
 /// use bursar_budgets::{Bytes, Class, MIB};
 /// # #[tokio::main(flavor = "multi_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let runtime = Runtime::start(RuntimeConfig::default()).await?; // host memory of 512 MiB
+/// let config = RuntimeConfig { device: DeviceChoice::Host(Bytes::mib(512)), ..RuntimeConfig::default() };
+/// let runtime = Runtime::start(config).await?;
 /// let lease = runtime.budget().lease(Class::tenant("my-index"), 64 * MIB).await?;
 /// assert_eq!(runtime.budget().snapshot().await?.granted, Bytes::mib(64));
 ///

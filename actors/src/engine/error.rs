@@ -5,6 +5,7 @@ use bursar_kernels::{KernelError, OpenError};
 use bursar_model::{LimitError, LoadError, error::CheckpointError};
 use thiserror::Error;
 
+use super::PrecisionError;
 use crate::{
     budget::LeaseError,
     profile::{AttemptReport, ProfileError},
@@ -32,6 +33,9 @@ pub enum StartError {
     /// The GPU cannot be computed on.
     #[error("the device's kernels were not loaded: {0}")]
     Backend(#[from] OpenError),
+    /// The device does not compute in the type that was asked for.
+    #[error(transparent)]
+    Precision(#[from] PrecisionError),
     /// The share of memory is no share.
     #[error("{name} is {value}, it must be above 0 and at most 1")]
     MemoryFraction {
@@ -85,6 +89,7 @@ impl StartError {
             StartError::DoesNotFit(error) => error.hint().unwrap_or_else(|| "use a larger device".to_owned()),
             StartError::Limit(LimitError { limit, required, .. }) => format!("set {limit} to {required}"),
             StartError::Backend(error) => error.hint().unwrap_or_else(|| "choose DeviceChoice::Host".to_owned()),
+            StartError::Precision(error) => error.hint(),
             StartError::MemoryFraction { .. } => {
                 "0.9 leaves a tenth to others, and without one nearly all of a GPU is taken".to_owned()
             }

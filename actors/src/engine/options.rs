@@ -6,7 +6,7 @@ use bursar_budgets::{Bytes, Device};
 use bursar_kernels::BlasSearch;
 use bursar_model::{Envelope, flow::ImageLimits};
 
-use super::Limits;
+use super::{Limits, Precision};
 use crate::{
     profile::{Faults, KvChoice},
     supervise::Intensity,
@@ -37,6 +37,8 @@ pub struct LoadOptions {
     pub device_fraction: Option<f64>,
     /// A size of the cache in bytes, instead of `kv_tokens`: whole pages of each layer are taken of it.
     pub kv_bytes: Option<Bytes>,
+    /// The type of weights, activations, keys and values. One that the device does not compute in is refused.
+    pub dtype: Precision,
     /// Requests that may be under way or wait; one more is refused with `Overloaded`.
     pub requests: usize,
     /// Threads that compute on the host device, and as many again that decode pictures; by default one a CPU.
@@ -69,6 +71,7 @@ impl Default for LoadOptions {
             kv_tokens: None,
             device_fraction: None,
             kv_bytes: None,
+            dtype: Precision::Auto,
             requests: 128,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             profiles: None,

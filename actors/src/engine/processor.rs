@@ -3,10 +3,11 @@
 use std::{ops::Deref, sync::Arc};
 
 use bursar_budgets::{Device, Segment};
-use bursar_kernels::{BlasSearch, Cpu, Cuda, CudaKernels, CudaTarget, KernelError, OpenError, Target, Tuning};
+use bursar_kernels::{BlasSearch, Cpu, Cuda, CudaKernels, CudaTarget, DType, KernelError, OpenError, Target, Tuning};
 use bursar_model::{LoadError, Model, checkpoint::Checkpoint};
 use tokio::runtime::RuntimeFlavor;
 
+use super::{Precision, StartError};
 use crate::{
     lane::{Bench, Lane},
     memory::EngineMemory,
@@ -51,17 +52,28 @@ impl Drop for Loaded {
 }
 
 impl Processor {
-    /// What computes where `device` has its memory. On a GPU that loads the kernels and cuBLASLt.
+    /// What computes where `device` has its memory, for a checkpoint whose weights are `stored` so. On a GPU that loads
+    /// the kernels and cuBLASLt.
     ///
     /// # Errors
-    /// What is missing on a GPU.
-    pub fn of(device: &Arc<dyn Device>, threads: usize, search: &BlasSearch) -> Result<Self, OpenError> {
-        match device.clone().as_cuda() {
-            Some(cuda) => {
-                let kernels = CudaKernels::load(&cuda, CudaTarget::of(&cuda)?, search)?;
-                Ok(Processor::Cuda(Loaded(Some(kernels))))
+    /// What is missing on a GPU, and a type that the device does not compute in.
+    pub fn of(
+        device: &Arc<dyn Device>,
+        threads: usize,
+        search: &BlasSearch,
+        dtype: Precision,
+        stored: Option<DType>,
+    ) -> Result<Self, StartError> {
+        let cuda = device.clone().as_cuda();
+        let best = match &cuda {
+            Some(cuda) => Target::Cuda(CudaTarget::of(cuda).map_err(OpenError::from)?),
+            None => Target::Cpu { threads },
+        };
+        match (dtype.on(best, stored)?, cuda) {
+            (Target::Cuda(target), Some(cuda)) => {
+                Ok(Processor::Cuda(Loaded(Some(CudaKernels::load(&cuda, target, search)?))))
             }
-            None => Ok(Processor::Cpu { threads }),
+            _ => Ok(Processor::Cpu { threads }),
         }
     }
 

@@ -4,9 +4,14 @@ use std::sync::Arc;
 
 use bursar_budgets::{Class, Gate, Owner, Priority, Request, Segment};
 use bursar_kernels::{OpenError, Target};
-use bursar_model::{Model, checkpoint::Checkpoint};
+use bursar_model::{
+    Model,
+    checkpoint::{Checkpoint, CheckpointSource},
+};
 
-use super::{EngineArguments, Kit, Processor, Progress, Records, StartError, Status, fetch::fetch, records::Sought};
+use super::{
+    EngineArguments, Kit, LoadOptions, Processor, Progress, Records, StartError, Status, fetch::fetch, records::Sought,
+};
 use crate::{
     budget::LeaseError,
     event::Event,
@@ -132,8 +137,9 @@ impl EngineArguments {
         (self.progress)(Progress::Planning);
         // After an earlier engine of this name it is frozen; one that is open already stays so.
         drop(self.budget.move_gate(self.label.clone(), Gate::Open).await?);
-        let open = off_actor(move || Ok(Checkpoint::open(files)?));
-        let (processor, checkpoint) = tokio::try_join!(self.processor(), open)?;
+        let opened = files.clone();
+        let open = off_actor(move || Ok(Checkpoint::open(opened)?));
+        let (processor, checkpoint) = tokio::try_join!(self.processor(&files), open)?;
         let (checkpoint, outlook) = self.plan(checkpoint, &processor).await?;
         Ok((processor, checkpoint, outlook))
     }
@@ -157,12 +163,13 @@ impl EngineArguments {
     }
 
     /// What computes here. It is loaded once a model, whatever becomes of engines.
-    async fn processor(&self) -> Result<Processor, StartError> {
+    async fn processor(&self, files: &CheckpointSource) -> Result<Processor, StartError> {
         if let Some(processor) = self.shelf.processor() {
             return Ok(processor);
         }
-        let (device, threads, search) = (self.device.clone(), self.options.threads, self.options.blas.clone());
-        let processor = off_actor(move || Ok(Processor::of(&device, threads, &search)?)).await?;
+        let (device, options, files) = (self.device.clone(), self.options.clone(), files.clone());
+        let LoadOptions { threads, blas, dtype, .. } = options;
+        let processor = off_actor(move || Processor::of(&device, threads, &blas, dtype, files.stored_type()?)).await?;
         self.shelf.keep_processor(processor.clone());
         Ok(processor)
     }

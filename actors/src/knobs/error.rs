@@ -50,12 +50,6 @@ pub enum KnobError {
         /// What both say.
         what: &'static str,
     },
-    /// Keys and values are not swapped to the host.
-    #[error("swap_space is {gibibytes} GiB, but keys and values are not swapped to the host")]
-    HostSwap {
-        /// What was asked for.
-        gibibytes: String,
-    },
     /// A number of videos without their frames.
     #[error("{name} limits videos to {videos}, but a request's videos are limited by their frames")]
     Videos {
@@ -95,9 +89,6 @@ impl KnobError {
             KnobError::Value { name, expected, .. } => format!("set {name} to {expected}"),
             KnobError::Twice { first, second, .. } => format!("leave out {first} or {second}"),
             KnobError::Contradiction { first, second, .. } => format!("leave out {first} or {second}"),
-            KnobError::HostSwap { .. } => {
-                "set swap_space to 0 or leave it out: a sequence that is preempted is computed again".to_owned()
-            }
             KnobError::Videos { .. } => {
                 "set video_frames to the frames of all videos of a request, or give count and num_frames".to_owned()
             }

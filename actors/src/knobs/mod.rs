@@ -4,6 +4,7 @@
 
 mod error;
 mod nested;
+mod product;
 mod resolve;
 mod table;
 

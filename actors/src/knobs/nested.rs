@@ -2,13 +2,14 @@
 
 use serde_json::{Map, Value};
 
-use super::{Knobs, NESTED, error::KnobError, error::told};
+use super::{Knobs, NESTED, error::KnobError, error::told, product::with_products_multiplied};
 
 /// A setting, by the name that an error shows.
 type Setting = (String, &'static str, Value);
 
 /// The settings that a nested name comes to: each with its full name, the knob's name, and the value; none if the name is
-/// not nested. A text is read as JSON.
+/// not nested. A text is read as JSON, in
+/// which a product such as `1920*1080` may stand for a number.
 ///
 /// # Errors
 /// What is in it is nobody's.
@@ -37,7 +38,9 @@ pub(super) fn settings(name: &str, value: &Value) -> Option<Result<Vec<Setting>,
 
 fn object(name: &str, value: &Value) -> Result<Map<String, Value>, KnobError> {
     let read = match value {
-        Value::String(text) => serde_json::from_str(text).unwrap_or(Value::Null),
+        Value::String(text) => serde_json::from_str(text)
+            .or_else(|_| serde_json::from_str(&with_products_multiplied(text)))
+            .unwrap_or(Value::Null),
         value => value.clone(),
     };
     match read {

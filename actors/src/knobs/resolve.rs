@@ -73,7 +73,7 @@ impl Knobs {
     /// Whether what is set goes together.
     ///
     /// # Errors
-    /// [`KnobError::Contradiction`] and [`KnobError::HostSwap`].
+    /// [`KnobError::Contradiction`].
     pub fn check(&self) -> Result<(), KnobError> {
         let pairs = [
             (
@@ -100,10 +100,23 @@ impl Knobs {
                 return Err(KnobError::Contradiction { first, second, what });
             }
         }
-        match self.swap_space {
-            Some(gibibytes) if gibibytes != 0.0 => Err(KnobError::HostSwap { gibibytes: gibibytes.to_string() }),
-            _ => Ok(()),
-        }
+        Ok(())
+    }
+
+    /// What is said and changes nothing, and why: a sentence each.
+    pub fn notes(&self) -> Vec<&'static str> {
+        let notes = [
+            (
+                self.swap_space.is_some_and(|gibibytes| gibibytes != 0.0),
+                "swap_space takes nothing: keys and values of a preempted sequence are computed again, not swapped to the \
+                 host",
+            ),
+            (
+                self.disable_log_requests == Some(true),
+                "disable_log_requests changes nothing: no log has a request's text",
+            ),
+        ];
+        notes.into_iter().filter(|(is_said, _)| *is_said).map(|(_, note)| note).collect()
     }
 
     /// What a model is loaded with; what is not set stays as in `base`. The canary is the runtime's:
@@ -132,6 +145,8 @@ impl Knobs {
         if self.kv_tokens.is_some() || self.kv_bytes.is_some() {
             (options.kv_tokens, options.kv_bytes) = (self.kv_tokens, self.kv_bytes);
         }
+        options.name = self.model_name.clone().or(options.name);
+        options.dtype = self.dtype.unwrap_or(options.dtype);
         options.requests = self.requests.unwrap_or(options.requests);
         options.threads = self.threads.unwrap_or(options.threads);
         let image = &mut options.image_limits;

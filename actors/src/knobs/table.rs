@@ -4,7 +4,8 @@ use bursar_budgets::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::KnobError;
+use super::{KnobError, product::product};
+use crate::engine::Precision;
 
 /// What a knob's value is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +22,12 @@ pub enum Kind {
     Share,
     /// A number of GiB, as vLLM has it.
     Gibibytes,
+    /// A text that is not empty.
+    Name,
+    /// The name of an element type.
+    Type,
+    /// Yes or no; as a flag it is said by its name alone.
+    Switch,
 }
 
 impl Kind {
@@ -31,6 +38,9 @@ impl Kind {
             Kind::Size | Kind::SizeOrNone => "bytes",
             Kind::Share => "share",
             Kind::Gibibytes => "GiB",
+            Kind::Name => "name",
+            Kind::Type => "type",
+            Kind::Switch => "switch",
         }
     }
 
@@ -43,6 +53,9 @@ impl Kind {
             Kind::SizeOrNone => "a number of bytes, or a size such as 512MiB",
             Kind::Share => "above 0 and at most 1",
             Kind::Gibibytes => "a number of GiB",
+            Kind::Name => "a text that is not empty",
+            Kind::Type => "auto, bfloat16, float16 (or half) or float32",
+            Kind::Switch => "true or false",
         }
     }
 }
@@ -106,7 +119,7 @@ impl Set for usize {
 impl Set for u64 {
     fn of(value: &Value) -> Option<Self> {
         match value {
-            Value::String(typed) => typed.trim().replace(['_', ','], "").parse().ok(),
+            Value::String(typed) => product(typed),
             // 1e3 and 8192.0 are whole numbers too.
             value => value.as_u64().or_else(|| whole(value.as_f64()?)),
         }
@@ -132,6 +145,27 @@ impl Set for Bytes {
         match value {
             Value::String(typed) => typed.parse().ok(),
             value => value.as_u64().or_else(|| whole(value.as_f64()?)).map(Bytes),
+        }
+    }
+}
+
+impl Set for String {
+    fn of(value: &Value) -> Option<Self> {
+        value.as_str().map(|text| text.trim().to_owned())
+    }
+}
+
+impl Set for Precision {
+    fn of(value: &Value) -> Option<Self> {
+        value.as_str()?.trim().parse().ok()
+    }
+}
+
+impl Set for bool {
+    fn of(value: &Value) -> Option<Self> {
+        match value {
+            Value::String(typed) => typed.trim().parse().ok(),
+            value => value.as_bool(),
         }
     }
 }
@@ -178,14 +212,15 @@ macro_rules! knobs {
                         let set = <$type as Set>::of(value).ok_or_else(wrong)?;
                         let is_in_range = match knob.kind {
                             Kind::Share => is_share(value),
-                            Kind::Count(_) | Kind::Size => set != <$type>::default(),
-                            Kind::CountOrNone(_) | Kind::SizeOrNone | Kind::Gibibytes => true,
+                            Kind::Count(_) | Kind::Size | Kind::Name => set != <$type>::default(),
+                            Kind::CountOrNone(_) | Kind::SizeOrNone | Kind::Gibibytes | Kind::Type | Kind::Switch => true,
                         };
                         if !is_in_range {
                             return Err(wrong());
                         }
-                        let before = self.$name.replace(set);
-                        Ok(before.is_some_and(|before| before != set))
+                        let differs = self.$name.as_ref().is_some_and(|before| *before != set);
+                        self.$name = Some(set);
+                        Ok(differs)
                     })*
                     _ => unreachable!("every knob of the table is a field"),
                 }
@@ -225,7 +260,7 @@ knobs! {
     kv_bytes: Bytes, Kind::Size, [Vllm kv_cache_memory_bytes];
     /// Keys and values are of so many tokens, in whole blocks of 16; nothing is sized.
     kv_tokens: usize, Kind::Count("tokens"), [Sglang max_total_tokens, LightLlm max_total_token_num];
-    /// Host memory for keys and values of preempted sequences: 0, as they are computed again instead.
+    /// Host memory for keys and values of preempted sequences: none is taken, as they are computed again instead.
     swap_space: f64, Kind::Gibibytes, [];
     /// Bytes of the device that are kept free of use, and given up first when another process takes memory.
     canary: Bytes, Kind::SizeOrNone, [];
@@ -233,6 +268,12 @@ knobs! {
     requests: usize, Kind::Count("requests"), [];
     /// Threads that compute where the host stands in for a GPU, and as many again that decode pictures.
     threads: usize, Kind::Count("threads"), [];
+    /// The type of weights, activations, keys and values: auto (the checkpoint's own, where the device computes in it), bfloat16, float16 or half, float32.
+    dtype: Precision, Kind::Type, [LightLlm data_type];
+    /// The name that the model goes by in tables and metrics, instead of its checkpoint's.
+    model_name: String, Kind::Name, [Vllm served_model_name];
+    /// Requests are not logged with their text: they never are.
+    disable_log_requests: bool, Kind::Switch, [];
     /// Bytes of a picture's file at most; larger ones are refused.
     picture_file_bytes: Bytes, Kind::Size, [];
     /// Pixels of a picture as it is stored, at most; larger ones are refused.

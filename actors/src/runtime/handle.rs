@@ -23,10 +23,11 @@ use crate::{
     tree,
 };
 
-/// How a runtime starts.
+/// How a runtime starts. By default it leases the first GPU; where there is none, 512 MiB of host memory stand in for one,
+/// and [`Runtime::stands_in`] says why.
 #[derive(Clone)]
 pub struct RuntimeConfig {
-    /// The device.
+    /// The device: by default [`DeviceChoice::Auto`] with 512 MiB.
     pub device: DeviceChoice,
     /// Device bytes kept free of use: the first thing given up when another process takes memory. By default 256 MiB, or a
     /// sixteenth of a device smaller than 4 GiB.

@@ -2,6 +2,7 @@
 
 pub mod decoder;
 mod decoder_config;
+pub mod decoder_shape;
 pub mod gated_mlp;
 pub mod paged_attention;
 pub mod step_inputs;

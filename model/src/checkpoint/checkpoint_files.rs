@@ -4,6 +4,9 @@ use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use bursar_kernels::DType;
+use serde_json::Value;
+
 use super::random_checkpoint::RandomCheckpoint;
 use crate::error::CheckpointError;
 
@@ -17,7 +20,7 @@ pub enum CheckpointSource {
     Folder(PathBuf),
     /// File names and contents, compiled into the binary.
     Embedded(&'static [(&'static str, &'static [u8])]),
-    /// Settings in memory and weights from a seed.
+    /// Settings in memory or in a folder, and weights from a seed.
     Random(Arc<RandomCheckpoint>),
 }
 
@@ -27,7 +30,7 @@ impl CheckpointSource {
         match self {
             CheckpointSource::Folder(folder) => folder.display().to_string(),
             CheckpointSource::Embedded(_) => "(embedded)".into(),
-            CheckpointSource::Random(random) => format!("({}, random)", random.name()),
+            CheckpointSource::Random(random) => random.place(),
         }
     }
 
@@ -38,7 +41,7 @@ impl CheckpointSource {
     pub fn read(&self, file: &str) -> Result<Option<Cow<'static, [u8]>>, CheckpointError> {
         match self {
             CheckpointSource::Embedded(files) => Ok(embedded(files, file).map(Cow::Borrowed)),
-            CheckpointSource::Random(random) => Ok(random.read(file)),
+            CheckpointSource::Random(random) => random.read(file),
             CheckpointSource::Folder(folder) => {
                 let path = folder.join(file);
                 let bytes = match std::fs::metadata(&path) {
@@ -60,6 +63,28 @@ impl CheckpointSource {
     /// [`CheckpointError::MissingFile`] besides.
     pub fn require(&self, file: &str) -> Result<Cow<'static, [u8]>, CheckpointError> {
         self.read(file)?.ok_or_else(|| CheckpointError::MissingFile { place: self.place(), file: file.into() })
+    }
+
+    /// The type of the weights as `config.json` names it; none where it names none, or one that is not computed with.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn stored_type(&self) -> Result<Option<DType>, CheckpointError> {
+        let config: Option<Value> = self.read("config.json")?.and_then(|json| serde_json::from_slice(&json).ok());
+        Ok(config.as_ref().and_then(stored_type))
+    }
+}
+
+/// What a `config.json` says of it: `dtype`, or `torch_dtype` before transformers 4.56, of the whole or of its text part.
+pub(super) fn stored_type(config: &Value) -> Option<DType> {
+    let parts = [Some(config), config.get("text_config")].into_iter().flatten();
+    let named =
+        parts.flat_map(|part| [part.get("dtype"), part.get("torch_dtype")]).flatten().find_map(Value::as_str)?;
+    match named.trim_start_matches("torch.") {
+        "bfloat16" => Some(DType::BF16),
+        "float16" => Some(DType::F16),
+        "float32" => Some(DType::F32),
+        _ => None,
     }
 }
 

@@ -111,6 +111,22 @@ impl HubModel {
     /// [`CheckpointError::Hub`], and what an index may be refused for: [`CheckpointError::Malformed`],
     /// [`CheckpointError::ShardName`].
     pub fn fetch(&self, watch: &dyn FetchWatch) -> Result<PathBuf, CheckpointError> {
+        let mut fetch = self.settings(watch)?;
+        for file in fetch.weight_files()? {
+            fetch.require(&file, u64::MAX)?;
+        }
+        Ok(fetch.folder())
+    }
+
+    /// The same without the weights: what a plan follows from.
+    ///
+    /// # Errors
+    /// As [`fetch`](Self::fetch).
+    pub fn fetch_settings(&self, watch: &dyn FetchWatch) -> Result<PathBuf, CheckpointError> {
+        Ok(self.settings(watch)?.folder())
+    }
+
+    fn settings<'a>(&'a self, watch: &'a dyn FetchWatch) -> Result<Fetch<'a>, CheckpointError> {
         self.check()?;
         let cache = HubCache::open(&self.options, &self.id, &self.revision)?;
         let remote = Remote::new(&self.options, &self.id, cache.token(), watch)?;
@@ -130,10 +146,7 @@ impl HubModel {
                 break;
             }
         }
-        for file in fetch.weight_files()? {
-            fetch.require(&file, u64::MAX)?;
-        }
-        Ok(fetch.folder())
+        Ok(fetch)
     }
 
     fn check(&self) -> Result<(), HubError> {

@@ -65,4 +65,16 @@ impl CheckpointOrigin {
             CheckpointOrigin::Hub(model) => model.fetch(watch).map(CheckpointSource::Folder),
         }
     }
+
+    /// The same without weights that are not here.
+    ///
+    /// # Errors
+    /// As [`bring`](Self::bring).
+    pub fn bring_settings(self) -> Result<CheckpointSource, CheckpointError> {
+        match self {
+            CheckpointOrigin::Local(source) => Ok(source),
+            #[cfg(feature = "hub")]
+            CheckpointOrigin::Hub(model) => model.fetch_settings(&()).map(CheckpointSource::Folder),
+        }
+    }
 }

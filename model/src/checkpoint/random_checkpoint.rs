@@ -3,7 +3,8 @@
 
 use std::{borrow::Cow, collections::BTreeMap, fmt};
 
-use bursar_kernels::DType;
+use super::checkpoint_files::CheckpointSource;
+use crate::error::CheckpointError;
 
 /// How far weights lie from zero: `initializer_range` of the checkpoints that it stands for. With it activations stay
 /// numbers through any depth, as norms stand between the layers.
@@ -15,6 +16,8 @@ pub const DEVIATION: f32 = 0.02;
 pub struct RandomCheckpoint {
     name: String,
     seed: u64,
+    /// Where a file is looked for first.
+    folder: Option<CheckpointSource>,
     files: BTreeMap<&'static str, Vec<u8>>,
 }
 
@@ -31,13 +34,17 @@ pub enum RandomTensor {
 }
 
 impl RandomCheckpoint {
-    /// The type of every tensor, where the target keeps weights as they are.
-    pub const DTYPE: DType = DType::BF16;
-
     /// A checkpoint of these `files`, by name as a folder would have them, without weights. Equal seeds give equal
     /// weights.
     pub fn new(name: impl Into<String>, seed: u64, files: impl IntoIterator<Item = (&'static str, Vec<u8>)>) -> Self {
-        RandomCheckpoint { name: name.into(), seed, files: files.into_iter().collect() }
+        RandomCheckpoint { name: name.into(), seed, folder: None, files: files.into_iter().collect() }
+    }
+
+    /// The checkpoint of `folder` as far as its files are there, with these `files` in place of others, and without its
+    /// weights.
+    pub fn over(folder: CheckpointSource, files: impl IntoIterator<Item = (&'static str, Vec<u8>)>) -> Self {
+        let name = folder.place();
+        RandomCheckpoint { folder: Some(folder), ..RandomCheckpoint::new(name, 0, files) }
     }
 
     /// The name of its shape.
@@ -50,8 +57,17 @@ impl RandomCheckpoint {
         self.seed
     }
 
-    pub(super) fn read(&self, file: &str) -> Option<Cow<'static, [u8]>> {
-        self.files.get(file).map(|content| Cow::Owned(content.clone()))
+    /// For messages.
+    pub(super) fn place(&self) -> String {
+        match &self.folder {
+            Some(folder) => folder.place(),
+            None => format!("({}, random)", self.name),
+        }
+    }
+
+    pub(super) fn read(&self, file: &str) -> Result<Option<Cow<'static, [u8]>>, CheckpointError> {
+        let found = self.folder.as_ref().map_or(Ok(None), |folder| folder.read(file))?;
+        Ok(found.or_else(|| self.files.get(file).map(|content| Cow::Owned(content.clone()))))
     }
 
     /// What the tensor of this name holds, of so many axes. A vector that is called a weight scales what a norm has

@@ -13,6 +13,9 @@ use crate::error::CheckpointError;
 /// Bytes before the header: its length as a little-endian u64.
 const LENGTH_BYTES: usize = 8;
 
+/// What a file begins with that stands for one which Git LFS has not brought.
+const POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
+
 /// A shard of a checkpoint's weights.
 #[derive(Debug)]
 pub struct Shard {
@@ -30,7 +33,7 @@ enum Content {
 
 impl Shard {
     /// Maps a shard and checks its header: that it parses, that tensors neither overlap nor leave holes nor reach beyond
-    /// the file, and that sizes follow from shapes. `None` when there is no such file.
+    /// the file, and that sizes follow from shapes. `None` when there is no such file, or a pointer of Git LFS to one.
     ///
     /// # Errors
     /// [`CheckpointError::Unreadable`] and [`CheckpointError::Header`].
@@ -47,6 +50,9 @@ impl Shard {
                 Err(error) => return Err(unreadable(file, &error)),
             },
         };
+        if content.bytes().starts_with(POINTER) {
+            return Ok(None);
+        }
         let (header_bytes, metadata) = SafeTensors::read_metadata(content.bytes())
             .map_err(|error| CheckpointError::Header { file: file.into(), reason: error.to_string() })?;
         let header = LENGTH_BYTES..LENGTH_BYTES + header_bytes;

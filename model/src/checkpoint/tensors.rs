@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use bursar_kernels::DType;
 use safetensors::Dtype;
 use serde::Deserialize;
 
@@ -58,7 +59,8 @@ impl std::fmt::Debug for TensorInfo<'_> {
 pub struct TensorIndex {
     shards: Vec<Shard>,
     places: BTreeMap<String, usize>, // which shard
-    seed: Option<u64>,
+    /// What tensors are drawn from if there are none, and their type.
+    drawn: Option<(u64, DType)>,
 }
 
 /// `model.safetensors.index.json`.
@@ -105,7 +107,8 @@ impl TensorIndex {
     /// agree on.
     pub fn open(source: &CheckpointSource) -> Result<Self, CheckpointError> {
         if let CheckpointSource::Random(random) = source {
-            return Ok(TensorIndex { shards: Vec::new(), places: BTreeMap::new(), seed: Some(random.seed()) });
+            let drawn = Some((random.seed(), source.stored_type()?.unwrap_or(DType::BF16)));
+            return Ok(TensorIndex { shards: Vec::new(), places: BTreeMap::new(), drawn });
         }
         if let Some(json) = source.read(INDEX)? {
             return TensorIndex::open_shards(source, &IndexFile::parse(&json)?);
@@ -113,7 +116,7 @@ impl TensorIndex {
         let shard = Shard::open(source, SINGLE)?
             .ok_or_else(|| CheckpointError::MissingFile { place: source.place(), file: SINGLE.into() })?;
         let places = shard.metadata().offset_keys().into_iter().map(|name| (name, 0)).collect();
-        Ok(TensorIndex { shards: vec![shard], places, seed: None })
+        Ok(TensorIndex { shards: vec![shard], places, drawn: None })
     }
 
     fn open_shards(source: &CheckpointSource, index: &IndexFile) -> Result<Self, CheckpointError> {
@@ -135,7 +138,7 @@ impl TensorIndex {
         }
         match index.weight_map.iter().find(|(tensor, _)| !places.contains_key(*tensor)) {
             Some((tensor, file)) => Err(CheckpointError::Inconsistent { tensor: tensor.clone(), file: file.clone() }),
-            None => Ok(TensorIndex { shards, places, seed: None }),
+            None => Ok(TensorIndex { shards, places, drawn: None }),
         }
     }
 
@@ -159,9 +162,10 @@ impl TensorIndex {
         Ok(TensorInfo { dtype, shape: &info.shape, bytes: shard.data(start..end) })
     }
 
-    /// What the tensor of this name and of so many axes holds, if tensors are drawn at random.
-    pub fn random(&self, name: &str, axes: usize) -> Option<RandomTensor> {
-        self.seed.map(|seed| RandomCheckpoint::tensor(seed, name, axes))
+    /// What the tensor of this name and of so many axes holds, and its type where the target keeps weights as they are,
+    /// if tensors are drawn at random.
+    pub fn random(&self, name: &str, axes: usize) -> Option<(DType, RandomTensor)> {
+        self.drawn.map(|(seed, dtype)| (dtype, RandomCheckpoint::tensor(seed, name, axes)))
     }
 
     /// Whether there is a tensor of this name.

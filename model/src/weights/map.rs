@@ -9,7 +9,7 @@ use thiserror::Error;
 use super::Linear;
 use crate::{
     blocks::gated_mlp::GatedMlp,
-    checkpoint::{Checkpoint, RandomCheckpoint, RandomTensor, TensorType},
+    checkpoint::{Checkpoint, RandomTensor, TensorType},
     error::CheckpointError,
 };
 
@@ -286,8 +286,8 @@ impl<'c> WeightMap<'c> {
     /// What the checkpoint has under this name, held against the rows and the inner extents that are claimed. A random
     /// checkpoint has whatever is claimed.
     fn part(&self, name: &str, rows: usize, shape: Shape) -> Result<(DType, WeightSource), WeightError> {
-        if let Some(random) = self.checkpoint.tensors.random(name, shape.extents().len()) {
-            return Ok((RandomCheckpoint::DTYPE, WeightSource::Random(name.to_owned(), random)));
+        if let Some((dtype, random)) = self.checkpoint.tensors.random(name, shape.extents().len()) {
+            return Ok((dtype, WeightSource::Random(name.to_owned(), random)));
         }
         let found = self.checkpoint.tensor(name)?;
         let folded = [found.shape.first().copied().unwrap_or(1), found.shape.iter().skip(1).product()];

@@ -19,17 +19,38 @@ fn open(shape: &str, seed: u64) -> Checkpoint {
     Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("its files are in order")
 }
 
-/// Parameters of Qwen2.5-VL-7B-Instruct, as its model card's index adds them up (`total_size` over two bytes).
-const PARAMETERS_7B: u64 = 16_584_333_312 / 2;
+/// Bytes of the released weights, as `model.safetensors.index.json` of each adds them up (`total_size`), and what a token's
+/// keys and values are: layers, heads, elements of one.
+const RELEASED: [(&str, u64, [usize; 3]); 12] = [
+    ("qwen2.5-vl-3b", 7_509_245_952, [36, 2, 128]),
+    ("qwen2.5-vl-7b", 16_584_333_312, [28, 4, 128]),
+    ("qwen2.5-vl-32b", 66_905_436_672, [64, 8, 128]),
+    ("qwen2.5-vl-72b", 146_821_554_688, [80, 8, 128]),
+    ("qwen2.5-0.5b", 988_065_536, [24, 2, 64]),
+    ("qwen2.5-1.5b", 3_087_428_608, [28, 2, 128]),
+    ("qwen2.5-3b", 6_171_877_376, [36, 2, 128]),
+    ("qwen2.5-7b", 15_231_233_024, [28, 4, 128]),
+    ("qwen2.5-14b", 29_540_067_328, [48, 8, 128]),
+    ("qwen2.5-32b", 65_527_752_704, [64, 8, 128]),
+    ("qwen2.5-72b", 145_412_407_296, [80, 8, 128]),
+    ("qwq-32b", 65_527_752_704, [64, 8, 128]),
+];
 
 #[test]
-fn the_shape_of_7b_has_the_released_models_size_vocabulary_and_cache() {
+fn shapes_weigh_what_the_released_checkpoints_weigh() {
+    for (shape, bytes, cached) in RELEASED {
+        let model = Model::plan(&open(shape, 0), &CPU).unwrap_or_else(|error| panic!("{shape}: {error}"));
+        // Tensors begin at multiples of 256 bytes.
+        assert!((bytes..bytes + (1 << 20)).contains(&model.weight_bytes().0), "{shape}: {}", model.weight_bytes().0);
+        let kv = model.kv_shape(&CPU);
+        assert_eq!([kv.layers, kv.kv_heads, kv.head_dim], cached, "{shape}");
+    }
+}
+
+#[test]
+fn a_shape_has_the_released_models_control_tokens() {
     let checkpoint = open("qwen2.5-vl-7b", 0);
     let model = Model::plan(&checkpoint, &CPU).expect("it is planned without a weight being drawn");
-    let bytes = model.weight_bytes().0;
-    assert!((2 * PARAMETERS_7B..2 * PARAMETERS_7B + (1 << 20)).contains(&bytes), "{bytes} bytes of weights");
-    let kv = model.kv_shape(&CPU);
-    assert_eq!((kv.layers, kv.kv_heads, kv.head_dim), (28, 4, 128));
     let tokenizer = checkpoint.tokenizer();
     let ids = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"];
     let ids = [&ids[..], &["<|video_pad|>"]].concat().into_iter().map(|token| tokenizer.id_of(token).unwrap_or(0));
@@ -79,8 +100,8 @@ fn equal_seeds_give_equal_logits_on_any_number_of_threads_and_others_give_others
 fn norms_are_ones_and_no_two_tensors_are_alike() {
     let checkpoint = open("qwen2.5-vl-tiny", 0);
     let drawn = |name: &str, axes| match checkpoint.tensors.random(name, axes) {
-        Some(RandomTensor::Drawn { seed }) => Some(seed),
-        Some(RandomTensor::Ones) => None,
+        Some((_, RandomTensor::Drawn { seed })) => Some(seed),
+        Some((_, RandomTensor::Ones)) => None,
         None => panic!("{name} is not random"),
     };
     assert_eq!(drawn("model.norm.weight", 1), None);

@@ -17,7 +17,10 @@ fn values(kind: Kind) -> [Value; 2] {
         Kind::Count(_) | Kind::CountOrNone(_) => [json!(640), json!("641")],
         Kind::Size | Kind::SizeOrNone => [json!("2GiB"), json!(4096)],
         Kind::Share => [json!(0.5), json!("0.25")],
-        Kind::Gibibytes => [json!(0), json!(0)],
+        Kind::Gibibytes => [json!(0), json!("4")],
+        Kind::Name => [json!("eyes"), json!("ears")],
+        Kind::Type => [json!("half"), json!("bf16")],
+        Kind::Switch => [json!(true), json!("false")],
     }
 }
 
@@ -78,6 +81,10 @@ fn a_value_that_cannot_be_meant_is_refused_with_what_it_must_be() {
         json!({ "kv_bytes": "2GB" }),
         json!({ "kv_cache_memory_bytes": 0 }),
         json!({ "max_model_len": "16k" }),
+        json!({ "dtype": "int8" }),
+        json!({ "served_model_name": " " }),
+        json!({ "served_model_name": ["a", "b"] }),
+        json!({ "disable_log_requests": "yes" }),
         json!({ "context_tokens": -1 }),
         json!({ "mm_processor_kwargs": "max_pixels" }),
         json!({ "mm_processor_kwargs": { "max_pixels": "large" } }),
@@ -97,11 +104,31 @@ fn a_value_that_cannot_be_meant_is_refused_with_what_it_must_be() {
 }
 
 #[test]
-fn host_swap_is_refused_with_what_is_done_instead() {
-    assert!(read(json!({ "swap_space": 0 })).is_ok());
-    let error = read(json!({ "swap_space": 4 })).expect_err("it is not there");
-    assert!(matches!(&error, KnobError::HostSwap { gibibytes } if gibibytes == "4"), "{error:?}");
-    assert!(error.hint().contains('0'), "{}", error.hint());
+fn what_is_said_and_changes_nothing_is_told_with_the_reason() {
+    let notes = |json: Value| read(json).expect("it is understood").notes();
+    assert_eq!(notes(json!({ "swap_space": 0, "disable_log_requests": false })), Vec::<&str>::new());
+    let [swap, log] = notes(json!({ "swap_space": 8, "disable_log_requests": true })).try_into().expect("two of them");
+    assert!(swap.contains("computed again") && log.contains("no log"), "{swap}; {log}");
+}
+
+#[test]
+fn sizes_may_be_products() {
+    for (json, pixels) in [
+        (json!({ "mm_processor_kwargs": r#"{"max_pixels": 1920*1080}"# }), 2_073_600),
+        (
+            json!({ "mm_processor_kwargs": r#"{"min_pixels": 4*28*28, "size": {"longest_edge": 1280 * 28 * 28}}"# }),
+            1_003_520,
+        ),
+        (json!({ "mm_processor_kwargs": { "max_pixels": "1280*28*28" } }), 1_003_520),
+        (json!({ "max_pixels": "1920*1080" }), 2_073_600),
+    ] {
+        assert_eq!(read(json).map(|knobs| knobs.picture_pixels), Ok(Some(pixels)));
+    }
+    for wrong in [r#"{"max_pixels": 1920*}"#, r#"{"max_pixels": 1920**2}"#, r#"{"max_pixels": 4294967296*4294967296}"#]
+    {
+        let error = read(json!({ "mm_processor_kwargs": wrong })).expect_err("it is no product");
+        assert!(matches!(&error, KnobError::Value { name, .. } if name == "mm_processor_kwargs"), "{error}");
+    }
 }
 
 #[test]

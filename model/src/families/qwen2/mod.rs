@@ -1,6 +1,10 @@
 //! Qwen2 and Qwen2.5, text only (arXiv 2407.10671, 2412.15115); QwQ-32B is one.
 
+mod shape;
+
 use serde_json::Value;
+
+pub use shape::{SHAPES, Shape};
 
 use crate::{
     blocks::{

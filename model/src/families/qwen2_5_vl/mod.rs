@@ -9,7 +9,7 @@ mod windows;
 
 pub use config::Config;
 pub use placeholder::{Placeholders, lay_out};
-pub use shape::SHAPES;
+pub use shape::{SHAPES, Shape, processor};
 pub use vision::{PictureBatch, VisionTower};
 
 use crate::{

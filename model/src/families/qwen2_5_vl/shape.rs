@@ -1,51 +1,19 @@
-//! The settings of models of this family, for checkpoints whose weights are drawn at random.
+//! The settings of models of this family, for checkpoints whose weights are drawn at random or are not there.
+//!
+//! The numbers are those of `config.json` and `preprocessor_config.json` of Qwen/Qwen2.5-VL-*-Instruct on huggingface.co.
+//! Table 1 of arXiv 2502.13923 gives all towers an MLP of 3,456, but those of 3B and 7B were released with 3,420.
 
 use serde_json::{Value, json};
 
 use super::ARCHITECTURES;
-use crate::text::byte_level;
-
-/// The family's control tokens. Their ids follow the words', in this order.
-const CONTROL: [&str; 14] = [
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|object_ref_start|>",
-    "<|object_ref_end|>",
-    "<|box_start|>",
-    "<|box_end|>",
-    "<|quad_start|>",
-    "<|quad_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|vision_pad|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-];
-
-/// Turns between their marks, without a system turn that nobody wrote.
-const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message['role'] }}\n\
-    {% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}\
-    {% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>\
-    {% elif part['type'] == 'video' %}<|vision_start|><|video_pad|><|vision_end|>\
-    {% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}\
-    {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+use crate::blocks::decoder_shape::DecoderShape;
 
 /// A model by its numbers alone.
 pub struct Shape {
     /// What it is asked for by.
     pub name: &'static str,
-    /// Tokens that are text.
-    words: usize,
-    /// Rows of the embedding, some of which no token uses.
-    vocabulary: usize,
-    hidden: usize,
-    intermediate: usize,
-    layers: usize,
-    heads: usize,
-    kv_heads: usize,
+    decoder: DecoderShape,
     rope_sections: [usize; 3],
-    context_tokens: usize,
     vision: VisionShape,
 }
 
@@ -57,113 +25,77 @@ struct VisionShape {
     full_attention: &'static [usize],
 }
 
-/// All of them.
-pub const SHAPES: [Shape; 2] = [
-    Shape {
-        name: "qwen2.5-vl-7b",
-        words: 151_643,
-        vocabulary: 152_064,
-        hidden: 3584,
-        intermediate: 18_944,
-        layers: 28,
-        heads: 28,
-        kv_heads: 4,
-        rope_sections: [16, 24, 24],
-        context_tokens: 128_000,
-        vision: VisionShape {
-            depth: 32,
-            hidden: 1280,
-            intermediate: 3420,
-            heads: 16,
-            full_attention: &[7, 15, 23, 31],
-        },
-    },
+const fn released(name: &'static str, decoder: DecoderShape, tower_intermediate: usize) -> Shape {
+    let (intermediate, full_attention) = (tower_intermediate, &[7, 15, 23, 31]);
+    let vision = VisionShape { depth: 32, hidden: 1280, intermediate, heads: 16, full_attention };
+    Shape { name, decoder, rope_sections: [16, 24, 24], vision }
+}
+
+/// All of them: width, width of the MLP, layers, query heads, heads of keys and values; tokens of context; width of the
+/// tower's MLP.
+pub const SHAPES: [Shape; 5] = [
+    released("qwen2.5-vl-3b", DecoderShape::small([2048, 11_008, 36, 16, 2], 128_000), 3420),
+    released("qwen2.5-vl-7b", DecoderShape::large([3584, 18_944, 28, 28, 4], 128_000), 3420),
+    released("qwen2.5-vl-32b", DecoderShape::large([5120, 27_648, 64, 40, 8], 128_000), 3456),
+    released("qwen2.5-vl-72b", DecoderShape::large([8192, 29_568, 80, 64, 8], 128_000), 3456),
     // Of nobody's model: small enough for a test on any machine.
     Shape {
         name: "qwen2.5-vl-tiny",
-        words: 1000,
-        vocabulary: 1024,
-        hidden: 128,
-        intermediate: 320,
-        layers: 2,
-        heads: 4,
-        kv_heads: 2,
+        decoder: DecoderShape { words: 1000, vocabulary: 1024, ..DecoderShape::large([128, 320, 2, 4, 2], 4096) },
         rope_sections: [4, 6, 6],
-        context_tokens: 4096,
         vision: VisionShape { depth: 2, hidden: 64, intermediate: 176, heads: 2, full_attention: &[1] },
     },
 ];
 
 impl Shape {
     /// The files of its checkpoint, but for the weights.
-    pub fn files(&self) -> [(&'static str, Vec<u8>); 5] {
-        [
-            ("config.json", self.config().to_string().into_bytes()),
-            ("generation_config.json", self.generation().to_string().into_bytes()),
-            ("preprocessor_config.json", processor().to_string().into_bytes()),
-            ("tokenizer.json", byte_level::tokenizer(self.words, &CONTROL)),
-            ("tokenizer_config.json", json!({ "chat_template": TEMPLATE }).to_string().into_bytes()),
-        ]
-    }
-
-    /// The id of a control token.
-    fn id(&self, token: &str) -> usize {
-        self.words + CONTROL.iter().position(|control| *control == token).expect("a token of the list")
+    pub fn files(&self) -> Vec<(&'static str, Vec<u8>)> {
+        let config = self.config();
+        let mut files = vec![
+            ("config.json", config.to_string().into_bytes()),
+            ("preprocessor_config.json", processor(&config).to_string().into_bytes()),
+        ];
+        files.extend(self.decoder.text_files());
+        files
     }
 
     fn config(&self) -> Value {
-        let vision = &self.vision;
-        json!({
-            "architectures": ARCHITECTURES,
-            "model_type": "qwen2_5_vl",
-            "eos_token_id": self.id("<|im_end|>"),
-            "image_token_id": self.id("<|image_pad|>"),
-            "video_token_id": self.id("<|video_pad|>"),
+        let Shape { decoder, vision, .. } = self;
+        let mut config = decoder.config();
+        config["architectures"] = ARCHITECTURES.into();
+        config["model_type"] = "qwen2_5_vl".into();
+        config["image_token_id"] = decoder.id("<|image_pad|>").into();
+        config["video_token_id"] = decoder.id("<|video_pad|>").into();
+        config["rope_scaling"] = json!({ "type": "mrope", "mrope_section": self.rope_sections });
+        config["vision_config"] = json!({
+            "depth": vision.depth,
             "hidden_act": "silu",
-            "hidden_size": self.hidden,
-            "intermediate_size": self.intermediate,
-            "max_position_embeddings": self.context_tokens,
-            "num_attention_heads": self.heads,
-            "num_hidden_layers": self.layers,
-            "num_key_value_heads": self.kv_heads,
-            "rms_norm_eps": 1e-6,
-            "rope_theta": 1_000_000.0,
-            "rope_scaling": { "type": "mrope", "mrope_section": self.rope_sections },
-            "tie_word_embeddings": false,
-            "use_sliding_window": false,
-            "vocab_size": self.vocabulary,
-            "vision_config": {
-                "depth": vision.depth,
-                "hidden_act": "silu",
-                "hidden_size": vision.hidden,
-                "intermediate_size": vision.intermediate,
-                "num_heads": vision.heads,
-                "in_chans": 3,
-                "out_hidden_size": self.hidden,
-                "patch_size": 14,
-                "spatial_merge_size": 2,
-                "temporal_patch_size": 2,
-                "tokens_per_second": 2,
-                "window_size": 112,
-                "fullatt_block_indexes": vision.full_attention,
-            },
-        })
-    }
-
-    fn generation(&self) -> Value {
-        json!({ "eos_token_id": [self.id("<|im_end|>"), self.id("<|endoftext|>")], "do_sample": false })
+            "hidden_size": vision.hidden,
+            "intermediate_size": vision.intermediate,
+            "num_heads": vision.heads,
+            "in_chans": 3,
+            "out_hidden_size": decoder.hidden,
+            "patch_size": 14,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "tokens_per_second": 2,
+            "window_size": 112,
+            "fullatt_block_indexes": vision.full_attention,
+        });
+        config
     }
 }
 
-/// As the released checkpoints have it.
-fn processor() -> Value {
+/// `preprocessor_config.json` of the released checkpoints, for a tower of this `config.json`.
+pub fn processor(config: &Value) -> Value {
+    let of_tower = |field: &str, released: u64| config["vision_config"][field].as_u64().unwrap_or(released);
     json!({
         "image_processor_type": "Qwen2VLImageProcessor",
         "min_pixels": 3136,
         "max_pixels": 12_845_056,
-        "patch_size": 14,
-        "temporal_patch_size": 2,
-        "merge_size": 2,
+        "patch_size": of_tower("patch_size", 14),
+        "temporal_patch_size": of_tower("temporal_patch_size", 2),
+        "merge_size": of_tower("spatial_merge_size", 2),
         "image_mean": [0.48145466, 0.4578275, 0.40821073],
         "image_std": [0.26862954, 0.26130258, 0.27577711],
     })

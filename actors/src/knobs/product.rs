@@ -1,0 +1,61 @@
+//! Products of whole numbers, as people write sizes of pictures: `1920*1080`.
+
+/// Whole numbers with `*` between them, multiplied. Their digits may have `_` or `,` between; one number is its own
+/// product. None for anything else, and for what is larger than a `u64`.
+pub(super) fn product(typed: &str) -> Option<u64> {
+    typed.split('*').try_fold(1u64, |product, factor| {
+        let factor: u64 = factor.trim().replace(['_', ','], "").parse().ok()?;
+        product.checked_mul(factor)
+    })
+}
+
+/// JSON with its products multiplied, where they stand outside texts: what is no JSON otherwise.
+pub(super) fn with_products_multiplied(json: &str) -> String {
+    let outside =
+        |part: &str| -> String { part.split_inclusive([',', ':', '{', '}', '[', ']']).map(multiplied).collect() };
+    let parts = json.split('"').enumerate();
+    let parts = parts.map(|(place, part)| if place % 2 == 0 { outside(part) } else { part.to_owned() });
+    parts.collect::<Vec<_>>().join("\"")
+}
+
+/// The same of one value and what ends it.
+fn multiplied(piece: &str) -> String {
+    let value = piece.trim_end_matches([',', ':', '{', '}', '[', ']']);
+    match product(value).filter(|_| value.contains('*')) {
+        Some(product) => format!("{product}{}", &piece[value.len()..]),
+        None => piece.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn products_are_multiplied_and_nothing_else_is() {
+        for (typed, expected) in [
+            ("1920*1080", Some(2_073_600)),
+            (" 1280 * 28*28 ", Some(1_003_520)),
+            ("1_024", Some(1024)),
+            ("2,048*2", Some(4096)),
+            ("1920*", None),
+            ("*", None),
+            ("-2*3", None),
+            ("2.5*2", None),
+            ("4294967296*4294967296", None),
+        ] {
+            assert_eq!(product(typed), expected, "{typed}");
+        }
+        for (json, expected) in [
+            (r#"{"max_pixels": 1920*1080}"#, r#"{"max_pixels":2073600}"#),
+            (
+                r#"{"size": {"longest_edge":2*3 , "shortest_edge": 4 }}"#,
+                r#"{"size": {"longest_edge":6, "shortest_edge": 4 }}"#,
+            ),
+            (r#"{"text": "2*3", "list": [2*3,7]}"#, r#"{"text": "2*3", "list": [6,7]}"#),
+            (r#"{"max_pixels": 1920*x}"#, r#"{"max_pixels": 1920*x}"#),
+        ] {
+            assert_eq!(with_products_multiplied(json), expected);
+        }
+    }
+}

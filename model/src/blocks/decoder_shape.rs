@@ -1,0 +1,105 @@
+//! A decoder by its numbers alone, and what a checkpoint says of it beside its weights.
+
+use serde_json::{Value, json};
+
+use crate::text::byte_level;
+
+/// Tokens that are text in the released vocabularies.
+const WORDS: usize = 151_643;
+
+/// Control tokens. Their ids follow the words', in this order.
+const CONTROL: [&str; 14] = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|object_ref_start|>",
+    "<|object_ref_end|>",
+    "<|box_start|>",
+    "<|box_end|>",
+    "<|quad_start|>",
+    "<|quad_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+];
+
+/// Turns between their marks, without a system turn that nobody wrote.
+const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message['role'] }}\n\
+    {% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}\
+    {% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>\
+    {% elif part['type'] == 'video' %}<|vision_start|><|video_pad|><|vision_end|>\
+    {% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}\
+    {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+/// The numbers of a decoder.
+#[derive(Clone, Copy)]
+pub struct DecoderShape {
+    /// Tokens that are text.
+    pub words: usize,
+    /// Rows of the embedding, some of which no token uses.
+    pub vocabulary: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Width of the MLP.
+    pub intermediate: usize,
+    /// Layers.
+    pub layers: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Heads of keys and values.
+    pub kv_heads: usize,
+    /// Tokens of a sequence at most.
+    pub context_tokens: usize,
+    /// Whether the embedding makes the logits too.
+    pub is_tied: bool,
+}
+
+impl DecoderShape {
+    /// One of the small released ones, up to 3B: the embedding makes the logits too.
+    pub const fn small([hidden, intermediate, layers, heads, kv_heads]: [usize; 5], context_tokens: usize) -> Self {
+        let (words, vocabulary, is_tied) = (WORDS, 151_936, true);
+        DecoderShape { words, vocabulary, hidden, intermediate, layers, heads, kv_heads, context_tokens, is_tied }
+    }
+
+    /// One of the large released ones, from 7B on: the embedding has more rows, and logits a matrix of their own.
+    pub const fn large(numbers: [usize; 5], context_tokens: usize) -> Self {
+        DecoderShape { vocabulary: 152_064, is_tied: false, ..DecoderShape::small(numbers, context_tokens) }
+    }
+
+    /// The id of a control token.
+    pub fn id(&self, token: &str) -> usize {
+        self.words + CONTROL.iter().position(|control| *control == token).expect("a token of the list")
+    }
+
+    /// The decoder's part of `config.json`.
+    pub fn config(&self) -> Value {
+        json!({
+            "eos_token_id": self.id("<|im_end|>"),
+            "hidden_act": "silu",
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "max_position_embeddings": self.context_tokens,
+            "num_attention_heads": self.heads,
+            "num_hidden_layers": self.layers,
+            "num_key_value_heads": self.kv_heads,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1_000_000.0,
+            "tie_word_embeddings": self.is_tied,
+            "torch_dtype": "bfloat16",
+            "use_sliding_window": false,
+            "vocab_size": self.vocabulary,
+        })
+    }
+
+    /// The checkpoint's files about text.
+    pub fn text_files(&self) -> [(&'static str, Vec<u8>); 3] {
+        let ends = [self.id("<|im_end|>"), self.id("<|endoftext|>")];
+        [
+            ("generation_config.json", json!({ "eos_token_id": ends, "do_sample": false }).to_string().into_bytes()),
+            ("tokenizer.json", byte_level::tokenizer(self.words, &CONTROL)),
+            ("tokenizer_config.json", json!({ "chat_template": TEMPLATE }).to_string().into_bytes()),
+        ]
+    }
+}
