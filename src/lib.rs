@@ -69,7 +69,9 @@ pub use bursar_actors::{
     },
     ractor,
     reply::AskError,
-    runtime::{DeviceChoice, MakeDevice, ModelSource, Runtime, RuntimeConfig, RuntimeError, Supervised},
+    runtime::{
+        DeviceChoice, Health, MakeDevice, ModelHealth, ModelSource, Runtime, RuntimeConfig, RuntimeError, Supervised,
+    },
     supervise::{Drill, Intensity},
     vision::VisionError,
 };

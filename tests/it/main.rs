@@ -15,6 +15,7 @@ mod generation;
 #[cfg(feature = "hub")]
 mod hub;
 mod knobs;
+mod logs;
 mod losses;
 mod memory;
 mod pictures;

@@ -11,11 +11,13 @@ use std::{
     net::{SocketAddr, TcpListener},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    time::Duration,
 };
 
 use bursar::{
-    Bytes, Class, ServeMetricsError,
-    metric::{Kind, TABLE},
+    Bytes, Class, Drill, Health, Intensity, LoadOptions, ModelSource, Refusal, ServeMetricsError,
+    messages::SchedulerMessage,
+    metric::{Kind, RequestEnd, Row, TABLE},
 };
 use serde_json::{Value, json};
 use tokio::{
@@ -187,13 +189,12 @@ fn the_real_prometheus_scrapes_a_demo_whose_bytes_sum_up_to_the_ledgers() {
         prometheus.says("bursar_device_total_bytes{device=\"host\"}", ledger.total.0 as f64).await;
         prometheus.says("sum by (reason) (bursar_requests_total{reason=\"stop\"})", 3.0).await;
         for query in dashboard_queries() {
-            // Nobody has waited for a lease, and nobody was refused one.
-            let is_quiet = query.contains("bursar_lease_wait_seconds") || query.contains("bursar_leases_refused");
             // A rate is one from the second scrape on.
-            let is_shown = async || is_quiet || !prometheus.asked(&query).await.is_empty();
+            let is_shown = async || !prometheus.asked(&query).await.is_empty();
             eventually(&format!("the dashboard shows something for {query}"), is_shown).await;
         }
         assert_eq!(prometheus.asked("ALERTS").await, [], "nothing is wrong");
+        assert_all_begins_at_zero(&get(metrics.addr(), "/metrics").await.expect("it answers").1);
         let (status, scraped) = get(metrics.addr(), "/metrics").await.expect("it answers");
         assert!(status.contains("200"), "{status}");
         promtool(&["check", "metrics"], &scraped);
@@ -228,6 +229,238 @@ fn the_shipped_alerts_fire_when_they_should_and_not_when_they_should_not() {
     }
 }
 
+/// Every counter of the table, and every histogram, is in what is scraped, with each value of its labels.
+#[track_caller]
+fn assert_all_begins_at_zero(scraped: &str) {
+    for Row { name, kind, .. } in TABLE {
+        let has = |of: &str| scraped.lines().any(|line| line.starts_with(of));
+        match kind {
+            Kind::Gauge => {}
+            Kind::Counter => assert!(has(name), "{name} is not there before it is counted"),
+            Kind::Histogram => assert!(has(&format!("{name}_count{{")), "{name} is not there before it is counted"),
+        }
+    }
+    let of = |start: &str| scraped.lines().filter(|line| line.starts_with(start)).count();
+    assert_eq!(of("bursar_leases_refused_total{device=\"host\","), Class::KINDS.len() * Refusal::NAMES.len());
+    assert_eq!(of("bursar_requests_total{model=\"demo\","), RequestEnd::ALL.len());
+}
+
+#[test]
+fn every_counter_is_zero_from_the_start_so_the_first_event_is_a_rise() {
+    if !is_here("prometheus") {
+        return;
+    }
+    let name = "prometheus::every_counter_is_zero_from_the_start_so_the_first_event_is_a_rise";
+    alone(name, async {
+        let runtime = runtime_on(&device()).await;
+        let metrics = runtime.serve_metrics("0").await.expect("there is a free port");
+        // Before a model is ready, and before anything was refused: from its first moment on.
+        let loading = runtime.load_with(ModelSource::demo(), small(), |_| {});
+        let (model, first) = tokio::join!(loading, async {
+            let mut first = String::new();
+            eventually("the model is named", async || {
+                first = get(metrics.addr(), "/metrics").await.expect("it answers").1;
+                first.contains("bursar_requests_total{model=\"demo\",")
+            })
+            .await;
+            first
+        });
+        assert_all_begins_at_zero(&first);
+        for name in ["bursar_requests_total", "bursar_leases_refused_total", "bursar_step_seconds_count"] {
+            let of = first.lines().filter(|line| line.starts_with(name)).map(|line| line.rsplit(' ').next());
+            assert!(of.clone().count() > 0 && of.flatten().all(|value| value == "0"), "{name}: {first}");
+        }
+        let model = model.expect("it starts");
+        let prometheus = Prometheus::of(metrics.addr()).await;
+        let (refused, ended) = ("bursar_leases_refused_total{class=\"tenant\",reason=\"too_large\"}", "bursar_requests_total{reason=\"refused\"}");
+        for series in [refused, ended] {
+            prometheus.says(series, 0.0).await;
+        }
+        let tenant = runtime.budget().try_lease(Class::tenant("too much"), Bytes::gib(9)).await;
+        tenant.map(drop).expect_err("there is no such room");
+        model.chat(about(1).max_tokens(0)).await.map(drop).expect_err("no reply is that short");
+        for series in [refused, ended] {
+            eventually("the first of its kind is a rise", async || {
+                let rise = prometheus.asked(&format!("increase({series}[1m])")).await;
+                matches!(rise[..], [(_, rise)] if rise > 0.0)
+            })
+            .await;
+        }
+        metrics.shutdown().await;
+        runtime.shutdown().await;
+    });
+}
+
+#[test]
+fn attempts_are_shown_also_where_all_of_them_were_before_the_first_scrape() {
+    if !is_here("prometheus") {
+        return;
+    }
+    let name = "prometheus::attempts_are_shown_also_where_all_of_them_were_before_the_first_scrape";
+    alone(name, async {
+        let runtime = runtime_on(&device()).await;
+        let metrics = runtime.serve_metrics("0").await.expect("there is a free port");
+        for _ in 0..3 {
+            demo(&runtime, small()).await;
+            runtime.unload("demo").await.expect("it unloads");
+        }
+        let model = demo(&runtime, small()).await;
+        let prometheus = Prometheus::of(metrics.addr()).await;
+        let [query] = queries_of("Attempts").try_into().expect("one query");
+        let ready = format!("sum by (reason) ({query}) and on (reason) label_replace(vector(0), \"reason\", \"ready\", \"\", \"\")");
+        prometheus.says(&ready, 4.0).await;
+        drop(model);
+        metrics.shutdown().await;
+        runtime.shutdown().await;
+    });
+}
+
+#[test]
+fn what_a_process_is_stands_beside_what_it_does() {
+    let name = "prometheus::what_a_process_is_stands_beside_what_it_does";
+    alone(name, async {
+        let runtime = runtime_on(&device()).await;
+        let metrics = runtime.serve_metrics("0").await.expect("there is a free port");
+        let model = demo(&runtime, small()).await;
+        answer(&model, about(1)).await;
+        let scraped = async || get(metrics.addr(), "/metrics").await.expect("it answers").1;
+        let value = async |series: &str| {
+            let text = scraped().await;
+            let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+            line.unwrap_or_else(|| panic!("{series} is not in\n{text}")).parse::<f64>().expect("a number")
+        };
+        let build = format!("bursar_build_info{{version=\"{}\",build=\"debug\"}}", env!("CARGO_PKG_VERSION"));
+        assert_eq!(value(&build.replace("debug", if cfg!(debug_assertions) { "debug" } else { "release" })).await, 1.0);
+        let info = "bursar_model_info{model=\"demo\",architecture=\"Qwen2_5_VLForConditionalGeneration\",dtype=\"f32\"}";
+        // Once a second.
+        eventually("the model is known", async || scraped().await.contains(info)).await;
+        assert_eq!(value(info).await, 1.0);
+        if cfg!(target_os = "linux") {
+            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970").as_secs_f64();
+            assert!((now - 600.0..=now + 1.0).contains(&value("process_start_time_seconds").await), "it began just now");
+            assert!(value("process_resident_memory_bytes").await > 1e6);
+            assert!(value("process_virtual_memory_bytes").await > value("process_resident_memory_bytes").await);
+            assert!(value("process_cpu_seconds_total").await < 600.0);
+            assert!((3.0..value("process_max_fds").await).contains(&value("process_open_fds").await));
+        }
+        runtime.unload("demo").await.expect("it unloads");
+        assert_eq!(value(info).await, 0.0);
+        metrics.shutdown().await;
+        runtime.shutdown().await;
+    });
+}
+
+#[test]
+fn health_says_whether_to_restart_a_process_and_whether_to_ask_it() {
+    let name = "prometheus::health_says_whether_to_restart_a_process_and_whether_to_ask_it";
+    alone(name, async {
+        let device = device();
+        let runtime = runtime_on(&device).await;
+        let metrics = runtime.serve_metrics("0").await.expect("there is a free port");
+        let status = async |path: &str| {
+            let (status, body) = get(metrics.addr(), path).await.expect("it answers");
+            let body: Value = serde_json::from_str(&body).expect("JSON");
+            (status.split(' ').nth(1).expect("a status").to_owned(), body["models"]["demo"].clone())
+        };
+        let all = async || [status("/health/live").await.0, status("/health/ready").await.0, status("/health").await.0];
+        assert_eq!(all().await, ["200", "503", "503"], "there is no model");
+        let model = demo(&runtime, small()).await;
+        assert_eq!(all().await, ["200", "200", "200"]);
+        assert_eq!(status("/health").await.1, "ready");
+        // A reply that nobody reads keeps it from being unloaded at once.
+        let held = model.chat(about(1).max_tokens(90).ignore_end()).await.expect("accepted");
+        let leaving = tokio::spawn({
+            let runtime = runtime.clone();
+            async move { runtime.unload_within("demo", Duration::from_secs(60)).await }
+        });
+        eventually("it takes no more", async || status("/health/ready").await == ("503".to_owned(), json!("leaving"))).await;
+        drop(held);
+        leaving.await.expect("no panic").expect("it answers");
+        assert_eq!(status("/health/ready").await.1, Value::Null, "it is gone");
+        // One that ends by itself is missed until somebody unloads it.
+        let options = LoadOptions { intensity: Intensity { restarts_max: 0, ..Intensity::SERVING }, ..small() };
+        let model = demo(&runtime, options).await;
+        let scheduler = model.serving().await.expect("it serves").scheduler.clone();
+        drop(scheduler.send_message(SchedulerMessage::Drill(Drill::Panic)));
+        eventually("it has ended", async || status("/health").await == ("503".to_owned(), json!("stopped"))).await;
+        assert_eq!(status("/health/live").await.0, "200", "another process would not help");
+        runtime.unload("demo").await.expect("it unloads");
+        assert_eq!(status("/health").await.1, Value::Null);
+        assert_eq!(runtime.health().await, Health { is_live: true, ..Health::default() });
+        // A device that cannot be made again ends the runtime.
+        device.lose("a script says so");
+        eventually("only another process helps", async || status("/health/live").await.0 == "503").await;
+        metrics.shutdown().await;
+    });
+}
+
+/// What a panel's numbers are, so that one axis can have them.
+fn unit_of(query: &str) -> &'static str {
+    let is_of = |unit: &str| query.contains(unit);
+    match () {
+        () if is_of("histogram_quantile(") && is_of("_seconds_bucket") => "seconds",
+        () if is_of("histogram_quantile(") => "tokens",
+        () if is_of("rate(") && is_of(") / sum") || is_of("_fds{") && is_of(" / ") => "share",
+        () if is_of("rate(process_cpu_seconds_total") => "cores",
+        () if is_of("rate(") && is_of("_tokens_total") => "tokens a second",
+        () if is_of("rate(") => "a second",
+        () if is_of("increase(") || is_of("changes(") => "times",
+        () if is_of("start_time_seconds") => "moment",
+        () if is_of("_bytes") => "bytes",
+        () if is_of("_seconds") => "seconds",
+        () if is_of("block_tokens") || is_of("target_tokens") => "tokens",
+        () if is_of("bursar_permits") && is_of("permit=\"patches\"") => "patches",
+        () if is_of("bursar_permits") && is_of("permit=\"sequences\"") => "sequences",
+        () => "count",
+    }
+}
+
+#[test]
+fn no_panel_mixes_units_or_scales() {
+    let dashboard: Value = serde_json::from_str(&read(shipped("dashboard.json"))).expect("JSON");
+    let units = [
+        ("bytes", &["bytes"][..]),
+        ("seconds", &["s"]),
+        ("share", &["percentunit"]),
+        ("a second", &["ops", "reqps"]),
+        ("tokens a second", &["short"]),
+        ("times", &["short"]),
+        ("tokens", &["short"]),
+        ("patches", &["short"]),
+        ("sequences", &["short"]),
+        ("cores", &["short"]),
+        ("moment", &["dateTimeAsIso"]),
+        ("count", &["short"]),
+    ];
+    for panel in dashboard["panels"].as_array().expect("a list").iter().filter(|panel| panel["type"] != "row") {
+        let targets = panel["targets"].as_array().expect("a list");
+        let found: BTreeSet<_> = targets.iter().map(|target| unit_of(target["expr"].as_str().expect("text"))).collect();
+        let [unit] = found.iter().collect::<Vec<_>>()[..] else { panic!("{} mixes {found:?}", panel["title"]) };
+        let known = units.iter().find(|(known, _)| known == unit).expect("each has its own").1;
+        let shown = panel["fieldConfig"]["defaults"]["unit"].as_str().expect("text");
+        assert!(known.contains(&shown), "{} shows {unit} as {shown}", panel["title"]);
+    }
+    let titles: BTreeSet<_> = dashboard["panels"].as_array().expect("a list").iter().map(|panel| &panel["title"]).map(Value::to_string).collect();
+    for title in ["Permits of sequences", "Permits of patches", "Leases that wait", "Leases refused a second"] {
+        assert!(titles.contains(&format!("{title:?}")), "{title} has a panel of its own");
+    }
+}
+
+/// The queries of a panel, as they are when it is opened.
+fn queries_of(title: &str) -> Vec<String> {
+    let dashboard: Value = serde_json::from_str(&read(shipped("dashboard.json"))).expect("JSON");
+    let panels = dashboard["panels"].as_array().expect("a list");
+    let panel = panels.iter().find(|panel| panel["title"] == title).unwrap_or_else(|| panic!("no panel is {title}"));
+    let targets = panel["targets"].as_array().expect("a list").iter();
+    targets.map(|target| opened(target["expr"].as_str().expect("text"))).collect()
+}
+
+/// A query with the dashboard's variables as they are when it is opened.
+fn opened(query: &str) -> String {
+    let all = ["$instance", "$device", "$model"].iter().fold(query.to_owned(), |query, name| query.replace(name, ".*"));
+    all.replace("$__rate_interval", "1m").replace("$__range", "15m")
+}
+
 /// Every query of the dashboard, with its variables as they are when it is opened.
 fn dashboard_queries() -> Vec<String> {
     fn collect(value: &Value, queries: &mut Vec<String>) {
@@ -243,17 +476,14 @@ fn dashboard_queries() -> Vec<String> {
     let dashboard = serde_json::from_str(&read(shipped("dashboard.json"))).expect("JSON");
     let mut queries = Vec::new();
     collect(&dashboard, &mut queries);
-    let all = ["$instance", "$device", "$model"];
-    let opened = |query: String| all.iter().fold(query, |query, variable| query.replace(variable, ".*"));
-    let ranged = |query: String| query.replace("$__rate_interval", "1m").replace("$__range", "15m");
     assert!(queries.len() > 40, "a dashboard has queries");
-    queries.into_iter().map(opened).map(ranged).collect()
+    queries.iter().map(|query| opened(query)).collect()
 }
 
 /// Each metric of ours that a text names, with the labels that it is asked by there.
 fn named(text: &str) -> Vec<(String, BTreeSet<String>)> {
     let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
-    let starts = text.match_indices("bursar_").map(|(start, _)| start);
+    let starts = ["bursar_", "process_"].iter().flat_map(|prefix| text.match_indices(prefix)).map(|(start, _)| start);
     let names = starts.filter(|start| *start == 0 || !is_word(text.as_bytes()[start - 1])).map(|start| {
         let rest = &text[start..];
         let (name, rest) = rest.split_at(rest.bytes().position(|byte| !is_word(byte)).unwrap_or(rest.len()));

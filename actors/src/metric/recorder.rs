@@ -7,11 +7,16 @@ use std::{
 };
 
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use metrics_util::MetricKindMask;
 
 use super::{ServeMetricsError, buckets, describe};
 
 /// Samples of histograms are put into their buckets this often, also when nobody scrapes: until then each takes memory.
 const UPKEEP: Duration = Duration::from_secs(5);
+
+/// A gauge that was not set for so long is of something that is gone, such as a model, and is told no more: whatever is
+/// there sets its gauges each second. A scraper that looks each minute has seen its 0.
+const GAUGES_KEPT: Duration = Duration::from_secs(120);
 
 /// A process has one recorder, whoever installs it, and it stays: a runtime that comes later finds it here.
 static OURS: Mutex<Option<PrometheusHandle>> = Mutex::new(None);
@@ -26,6 +31,7 @@ pub(super) fn install() -> Result<PrometheusHandle, ServeMetricsError> {
         builder.set_buckets_for_metric(Matcher::Full(name.to_owned()), edges).expect("a histogram of ours has buckets")
     };
     let builder = buckets().fold(PrometheusBuilder::new(), with_buckets);
+    let builder = builder.idle_timeout(MetricKindMask::GAUGE, Some(GAUGES_KEPT));
     let handle = builder.install_recorder().map_err(|_| ServeMetricsError::AnotherRecorder)?;
     describe();
     // Ours from now on, whether or not it can be kept up.

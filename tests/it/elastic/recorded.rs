@@ -65,12 +65,17 @@ fn what_is_recorded_of_requests_is_what_their_callers_saw() {
             ("token_interval_seconds", 16.0),
             ("queue_seconds", 2.0),
             ("request_seconds", 2.0),
+            ("prefill_seconds", 2.0),
+            ("decode_seconds", 2.0),
+            ("request_prompt_tokens", 2.0),
+            ("request_generated_tokens", 2.0),
         ] {
             assert_eq!(count(name), times, "{name}");
         }
         // The last of them is wasted where a step is planned ahead.
         let (steps, eager) = (count("step_seconds"), count("eager_steps_total"));
         assert!(steps == eager && (18.0..=24.0).contains(&steps), "{steps} steps, {eager} of them eager");
+        assert_eq!(count("step_tokens"), steps, "each step has its size");
         assert_eq!((ended("length"), count("requests_active")), (2.0, 0.0));
 
         // Each way to end, once or as often as the callers were told.
@@ -133,7 +138,13 @@ async fn ask_of(model: ModelHandle, chat: Chat) {
 const BY_CHANCE: [&str; 3] = ["bursar_deficit_bytes", "bursar_owed_bytes", "bursar_leases_waiting"];
 
 /// What no run on a host device meets, with why.
-const NOT_MET: [(&str, &str); 8] = [
+const NOT_MET: [(&str, &str); 14] = [
+    ("process_start_time_seconds", "our own recorder looks at the process when it is asked"),
+    ("process_cpu_seconds_total", "likewise"),
+    ("process_resident_memory_bytes", "likewise"),
+    ("process_virtual_memory_bytes", "likewise"),
+    ("process_open_fds", "likewise"),
+    ("process_max_fds", "likewise"),
     ("bursar_graphs_captured", "a host device captures none"),
     ("bursar_drift_bytes", "nothing drifts"),
     ("bursar_overhead_bytes", "a host device has none"),
