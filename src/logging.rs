@@ -57,7 +57,8 @@ impl LogOptions {
 
 fn begin(form: Form, level: Level) {
     // What libraries tell is theirs, and may be much.
-    let ours = Targets::new().with_default(LevelFilter::WARN).with_target("bursar", level).with_target(SAID, Level::INFO);
+    let ours =
+        Targets::new().with_default(LevelFilter::WARN).with_target("bursar", level).with_target(SAID, Level::INFO);
     // A span that closes says how long it was.
     let colours = io::stderr().is_terminal() && env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
     let lines = fmt::layer().with_writer(io::stderr).with_ansi(colours).with_span_events(FmtSpan::CLOSE);

@@ -20,7 +20,12 @@ use clap::Args;
 use serde_json::json;
 
 use self::{gpu::Gpu, place::Planned, place::Wish, report::Report};
-use crate::{DeviceOptions, failure::{self, Failure}, knobs::KnobOptions, model, told};
+use crate::{
+    DeviceOptions,
+    failure::{self, Failure},
+    knobs::KnobOptions,
+    model, told,
+};
 
 /// Options of `bursar plan`.
 #[derive(Args)]

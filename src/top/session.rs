@@ -199,7 +199,9 @@ impl Session {
                 let faster = INTERVALS.into_iter().rev().find(|every| *every < self.every);
                 self.every = faster.unwrap_or(self.every);
             }
-            Key::PageDown => self.top = Some(self.top.map_or(0, |top| top + self.room.page()).min(self.room.last_top())),
+            Key::PageDown => {
+                self.top = Some(self.top.map_or(0, |top| top + self.room.page()).min(self.room.last_top()))
+            }
             Key::PageUp => {
                 let top = self.top.filter(|top| *top > 0);
                 self.top = top.map(|top| top.saturating_sub(self.room.page()));

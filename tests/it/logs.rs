@@ -10,8 +10,18 @@ use serde_json::Value;
 
 /// Limits that are stressed in a moment.
 const LIMITS: [&str; 12] = [
-    "--device", "host", "--context-tokens", "128", "--sequences", "2", "--step-tokens", "32", "--launch-patches", "64",
-    "--profile-cache", "none",
+    "--device",
+    "host",
+    "--context-tokens",
+    "128",
+    "--sequences",
+    "2",
+    "--step-tokens",
+    "32",
+    "--launch-patches",
+    "64",
+    "--profile-cache",
+    "none",
 ];
 
 fn command(arguments: &[&str]) -> Command {
@@ -81,8 +91,6 @@ fn with_log_json_a_wrong_command_line_is_json() {
 #[test]
 fn with_log_json_a_panic_is_json() {
     let full = File::options().write(true).open("/dev/full").expect("Linux has it");
-    let output = command(&["--log", "json", "plan", "--help-of-nobody"]).output().expect("it ends");
-    assert_eq!(told(&output).len(), 1);
     let output = command(&["--log", "json", "plan", "--gpu", "h200", "--json"]).stdout(full).output().expect("it ends");
     assert!(!output.status.success());
     let lines = told(&output);
@@ -91,12 +99,10 @@ fn with_log_json_a_panic_is_json() {
 
 #[test]
 fn a_refused_request_has_a_line_with_its_reason_and_id() {
-    let picture = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("model/demo/pictures/shapes.png");
-    let picture = picture.display().to_string();
+    let too_long = "quetzalcoatl ".repeat(200);
     for level in ["info", "warn"] {
         let json = ["--log", "json", "--log-level", level];
-        let shown = ["--image", &picture, "--image", &picture, "--max-tokens", "4000", "quetzalcoatl?"];
-        let output = command(&[&["chat"], &LIMITS[..], &json[..], &shown[..]].concat()).output().expect("it ends");
+        let output = command(&[&["chat"], &LIMITS[..], &json[..], &[&too_long]].concat()).output().expect("it ends");
         let lines = told(&output);
         let refused: Vec<_> = lines.iter().filter(|line| message(line) == "refused").collect();
         let [refused] = refused[..] else { panic!("one line: {lines:?}") };
@@ -113,7 +119,8 @@ fn a_refused_request_has_a_line_with_its_reason_and_id() {
 fn kv_and_lanes_log_under_the_id_of_the_request() {
     let picture = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("model/demo/pictures/shapes.png");
     let picture = picture.display().to_string();
-    let limits = ["--device", "host", "--profile-cache", "none", "--launch-patches", "512", "--picture-pixels", "100352"];
+    let limits =
+        ["--device", "host", "--profile-cache", "none", "--launch-patches", "512", "--picture-pixels", "100352"];
     let sizes = ["--context-tokens", "1024", "--step-tokens", "256", "--sequences", "2"];
     let asked = ["--log", "json", "--log-level", "debug", "--temperature", "0", "--image", &picture, "What is it?"];
     let output = command(&[&["chat"], &limits[..], &sizes[..], &asked[..]].concat()).output().expect("it ends");
@@ -127,7 +134,6 @@ fn kv_and_lanes_log_under_the_id_of_the_request() {
     let ids = [
         found("bursar_actors::scheduler::actor", "waits for blocks"),
         found("bursar_actors::kv::actor", "has blocks"),
-        found("bursar_actors::kv::actor", "its blocks are free"),
         found("bursar_actors::lane::pending", "its pictures are encoded"),
         found("bursar_actors::lane::pending", "its step has run"),
     ];

@@ -3,6 +3,9 @@
 //! A process has one recorder, and stories of this program have another (`ears.rs`): those that want ours run in a process
 //! of their own, which is this program once more.
 
+mod dashboard;
+mod process;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     env, fs,
@@ -15,8 +18,7 @@ use std::{
 };
 
 use bursar::{
-    Bytes, Class, Drill, Health, Intensity, LoadOptions, ModelSource, Refusal, ServeMetricsError,
-    messages::SchedulerMessage,
+    Bytes, Class, ModelSource, Refusal, ServeMetricsError,
     metric::{Kind, RequestEnd, Row, TABLE},
 };
 use serde_json::{Value, json};
@@ -25,6 +27,7 @@ use tokio::{
     net::TcpStream,
 };
 
+use self::dashboard::{dashboard_queries, queries_of};
 use crate::{
     ears::Ears,
     stage::{Folder, about, answer, demo, device, eventually, runtime_on, small, story},
@@ -272,7 +275,10 @@ fn every_counter_is_zero_from_the_start_so_the_first_event_is_a_rise() {
         }
         let model = model.expect("it starts");
         let prometheus = Prometheus::of(metrics.addr()).await;
-        let (refused, ended) = ("bursar_leases_refused_total{class=\"tenant\",reason=\"too_large\"}", "bursar_requests_total{reason=\"refused\"}");
+        let (refused, ended) = (
+            "bursar_leases_refused_total{class=\"tenant\",reason=\"too_large\"}",
+            "bursar_requests_total{reason=\"refused\"}",
+        );
         for series in [refused, ended] {
             prometheus.says(series, 0.0).await;
         }
@@ -307,227 +313,14 @@ fn attempts_are_shown_also_where_all_of_them_were_before_the_first_scrape() {
         let model = demo(&runtime, small()).await;
         let prometheus = Prometheus::of(metrics.addr()).await;
         let [query] = queries_of("Attempts").try_into().expect("one query");
-        let ready = format!("sum by (reason) ({query}) and on (reason) label_replace(vector(0), \"reason\", \"ready\", \"\", \"\")");
+        let ready = format!(
+            "sum by (reason) ({query}) and on (reason) label_replace(vector(0), \"reason\", \"ready\", \"\", \"\")"
+        );
         prometheus.says(&ready, 4.0).await;
         drop(model);
         metrics.shutdown().await;
         runtime.shutdown().await;
     });
-}
-
-#[test]
-fn what_a_process_is_stands_beside_what_it_does() {
-    let name = "prometheus::what_a_process_is_stands_beside_what_it_does";
-    alone(name, async {
-        let runtime = runtime_on(&device()).await;
-        let metrics = runtime.serve_metrics("0").await.expect("there is a free port");
-        let model = demo(&runtime, small()).await;
-        answer(&model, about(1)).await;
-        let scraped = async || get(metrics.addr(), "/metrics").await.expect("it answers").1;
-        let value = async |series: &str| {
-            let text = scraped().await;
-            let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
-            line.unwrap_or_else(|| panic!("{series} is not in\n{text}")).parse::<f64>().expect("a number")
-        };
-        let build = format!("bursar_build_info{{version=\"{}\",build=\"debug\"}}", env!("CARGO_PKG_VERSION"));
-        assert_eq!(value(&build.replace("debug", if cfg!(debug_assertions) { "debug" } else { "release" })).await, 1.0);
-        let info = "bursar_model_info{model=\"demo\",architecture=\"Qwen2_5_VLForConditionalGeneration\",dtype=\"f32\"}";
-        // Once a second.
-        eventually("the model is known", async || scraped().await.contains(info)).await;
-        assert_eq!(value(info).await, 1.0);
-        if cfg!(target_os = "linux") {
-            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970").as_secs_f64();
-            assert!((now - 600.0..=now + 1.0).contains(&value("process_start_time_seconds").await), "it began just now");
-            assert!(value("process_resident_memory_bytes").await > 1e6);
-            assert!(value("process_virtual_memory_bytes").await > value("process_resident_memory_bytes").await);
-            assert!(value("process_cpu_seconds_total").await < 600.0);
-            assert!((3.0..value("process_max_fds").await).contains(&value("process_open_fds").await));
-        }
-        runtime.unload("demo").await.expect("it unloads");
-        assert_eq!(value(info).await, 0.0);
-        metrics.shutdown().await;
-        runtime.shutdown().await;
-    });
-}
-
-#[test]
-fn health_says_whether_to_restart_a_process_and_whether_to_ask_it() {
-    let name = "prometheus::health_says_whether_to_restart_a_process_and_whether_to_ask_it";
-    alone(name, async {
-        let device = device();
-        let runtime = runtime_on(&device).await;
-        let metrics = runtime.serve_metrics("0").await.expect("there is a free port");
-        let status = async |path: &str| {
-            let (status, body) = get(metrics.addr(), path).await.expect("it answers");
-            let body: Value = serde_json::from_str(&body).expect("JSON");
-            (status.split(' ').nth(1).expect("a status").to_owned(), body["models"]["demo"].clone())
-        };
-        let all = async || [status("/health/live").await.0, status("/health/ready").await.0, status("/health").await.0];
-        assert_eq!(all().await, ["200", "503", "503"], "there is no model");
-        let model = demo(&runtime, small()).await;
-        assert_eq!(all().await, ["200", "200", "200"]);
-        assert_eq!(status("/health").await.1, "ready");
-        // A reply that nobody reads keeps it from being unloaded at once.
-        let held = model.chat(about(1).max_tokens(90).ignore_end()).await.expect("accepted");
-        let leaving = tokio::spawn({
-            let runtime = runtime.clone();
-            async move { runtime.unload_within("demo", Duration::from_secs(60)).await }
-        });
-        eventually("it takes no more", async || status("/health/ready").await == ("503".to_owned(), json!("leaving"))).await;
-        drop(held);
-        leaving.await.expect("no panic").expect("it answers");
-        assert_eq!(status("/health/ready").await.1, Value::Null, "it is gone");
-        // One that ends by itself is missed until somebody unloads it.
-        let options = LoadOptions { intensity: Intensity { restarts_max: 0, ..Intensity::SERVING }, ..small() };
-        let model = demo(&runtime, options).await;
-        let scheduler = model.serving().await.expect("it serves").scheduler.clone();
-        drop(scheduler.send_message(SchedulerMessage::Drill(Drill::Panic)));
-        eventually("it has ended", async || status("/health").await == ("503".to_owned(), json!("stopped"))).await;
-        assert_eq!(status("/health/live").await.0, "200", "another process would not help");
-        runtime.unload("demo").await.expect("it unloads");
-        assert_eq!(status("/health").await.1, Value::Null);
-        assert_eq!(runtime.health().await, Health { is_live: true, ..Health::default() });
-        // A device that cannot be made again ends the runtime.
-        device.lose("a script says so");
-        eventually("only another process helps", async || status("/health/live").await.0 == "503").await;
-        metrics.shutdown().await;
-    });
-}
-
-/// What a panel's numbers are, so that one axis can have them.
-fn unit_of(query: &str) -> &'static str {
-    let is_of = |unit: &str| query.contains(unit);
-    match () {
-        () if is_of("histogram_quantile(") && is_of("_seconds_bucket") => "seconds",
-        () if is_of("histogram_quantile(") => "tokens",
-        () if is_of("rate(") && is_of(") / sum") || is_of("_fds{") && is_of(" / ") => "share",
-        () if is_of("rate(process_cpu_seconds_total") => "cores",
-        () if is_of("rate(") && is_of("_tokens_total") => "tokens a second",
-        () if is_of("rate(") => "a second",
-        () if is_of("increase(") || is_of("changes(") => "times",
-        () if is_of("start_time_seconds") => "moment",
-        () if is_of("_bytes") => "bytes",
-        () if is_of("_seconds") => "seconds",
-        () if is_of("block_tokens") || is_of("target_tokens") => "tokens",
-        () if is_of("bursar_permits") && is_of("permit=\"patches\"") => "patches",
-        () if is_of("bursar_permits") && is_of("permit=\"sequences\"") => "sequences",
-        () => "count",
-    }
-}
-
-#[test]
-fn no_panel_mixes_units_or_scales() {
-    let dashboard: Value = serde_json::from_str(&read(shipped("dashboard.json"))).expect("JSON");
-    let units = [
-        ("bytes", &["bytes"][..]),
-        ("seconds", &["s"]),
-        ("share", &["percentunit"]),
-        ("a second", &["ops", "reqps"]),
-        ("tokens a second", &["short"]),
-        ("times", &["short"]),
-        ("tokens", &["short"]),
-        ("patches", &["short"]),
-        ("sequences", &["short"]),
-        ("cores", &["short"]),
-        ("moment", &["dateTimeAsIso"]),
-        ("count", &["short"]),
-    ];
-    for panel in dashboard["panels"].as_array().expect("a list").iter().filter(|panel| panel["type"] != "row") {
-        let targets = panel["targets"].as_array().expect("a list");
-        let found: BTreeSet<_> = targets.iter().map(|target| unit_of(target["expr"].as_str().expect("text"))).collect();
-        let [unit] = found.iter().collect::<Vec<_>>()[..] else { panic!("{} mixes {found:?}", panel["title"]) };
-        let known = units.iter().find(|(known, _)| known == unit).expect("each has its own").1;
-        let shown = panel["fieldConfig"]["defaults"]["unit"].as_str().expect("text");
-        assert!(known.contains(&shown), "{} shows {unit} as {shown}", panel["title"]);
-    }
-    let titles: BTreeSet<_> = dashboard["panels"].as_array().expect("a list").iter().map(|panel| &panel["title"]).map(Value::to_string).collect();
-    for title in ["Permits of sequences", "Permits of patches", "Leases that wait", "Leases refused a second"] {
-        assert!(titles.contains(&format!("{title:?}")), "{title} has a panel of its own");
-    }
-}
-
-/// The queries of a panel, as they are when it is opened.
-fn queries_of(title: &str) -> Vec<String> {
-    let dashboard: Value = serde_json::from_str(&read(shipped("dashboard.json"))).expect("JSON");
-    let panels = dashboard["panels"].as_array().expect("a list");
-    let panel = panels.iter().find(|panel| panel["title"] == title).unwrap_or_else(|| panic!("no panel is {title}"));
-    let targets = panel["targets"].as_array().expect("a list").iter();
-    targets.map(|target| opened(target["expr"].as_str().expect("text"))).collect()
-}
-
-/// A query with the dashboard's variables as they are when it is opened.
-fn opened(query: &str) -> String {
-    let all = ["$instance", "$device", "$model"].iter().fold(query.to_owned(), |query, name| query.replace(name, ".*"));
-    all.replace("$__rate_interval", "1m").replace("$__range", "15m")
-}
-
-/// Every query of the dashboard, with its variables as they are when it is opened.
-fn dashboard_queries() -> Vec<String> {
-    fn collect(value: &Value, queries: &mut Vec<String>) {
-        match value {
-            Value::Object(fields) => {
-                queries.extend(fields.get("expr").and_then(Value::as_str).map(str::to_owned));
-                fields.values().for_each(|value| collect(value, queries));
-            }
-            Value::Array(values) => values.iter().for_each(|value| collect(value, queries)),
-            _ => {}
-        }
-    }
-    let dashboard = serde_json::from_str(&read(shipped("dashboard.json"))).expect("JSON");
-    let mut queries = Vec::new();
-    collect(&dashboard, &mut queries);
-    assert!(queries.len() > 40, "a dashboard has queries");
-    queries.iter().map(|query| opened(query)).collect()
-}
-
-/// Each metric of ours that a text names, with the labels that it is asked by there.
-fn named(text: &str) -> Vec<(String, BTreeSet<String>)> {
-    let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
-    let starts = ["bursar_", "process_"].iter().flat_map(|prefix| text.match_indices(prefix)).map(|(start, _)| start);
-    let names = starts.filter(|start| *start == 0 || !is_word(text.as_bytes()[start - 1])).map(|start| {
-        let rest = &text[start..];
-        let (name, rest) = rest.split_at(rest.bytes().position(|byte| !is_word(byte)).unwrap_or(rest.len()));
-        let selected =
-            rest.strip_prefix('{').and_then(|rest| rest.split_once('}')).map_or("", |(selected, _)| selected);
-        let labels = selected.split(',').filter_map(|part| part.split(['=', '!']).next()).map(str::trim);
-        (name.to_owned(), labels.filter(|label| !label.is_empty()).map(str::to_owned).collect())
-    });
-    names.collect()
-}
-
-#[test]
-fn whatever_is_shipped_names_only_metrics_and_labels_of_the_table() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let files = [shipped("dashboard.json"), shipped("alerts.yml"), shipped("README.md"), root.join("docs/budget.md")];
-    // What Prometheus itself puts on a series.
-    let given = ["instance", "job", "le"];
-    let mut seen = BTreeSet::new();
-    for path in files {
-        // JSON writes quotes with a backslash.
-        let text = read(&path).replace('\\', "");
-        for (name, labels) in named(&text) {
-            let of_histogram = ["_bucket", "_sum", "_count"].iter().find_map(|part| name.strip_suffix(part));
-            let row = TABLE.iter().find(|row| match of_histogram {
-                Some(base) => row.name == base && row.kind == Kind::Histogram,
-                None => row.name == name && (row.kind != Kind::Histogram || !path.ends_with("dashboard.json")),
-            });
-            let row = row.unwrap_or_else(|| panic!("{} names {name}, which is not recorded", path.display()));
-            for label in labels {
-                let has = row.labels.contains(&&*label) || given.contains(&&*label);
-                assert!(has, "{} asks {name} by {label}, which it has not", path.display());
-            }
-            seen.insert(row.name);
-        }
-        for (_, group) in text.split(" by (").skip(1).map(|rest| ((), rest.split(')').next().unwrap_or_default())) {
-            for label in group.split(", ") {
-                let has = given.contains(&label) || TABLE.iter().any(|row| row.labels.contains(&label));
-                assert!(has, "{} groups by {label}", path.display());
-            }
-        }
-    }
-    // What nobody is shown is a metric too many.
-    let unseen: Vec<_> = TABLE.iter().map(|row| row.name).filter(|name| !seen.contains(name)).collect();
-    assert!(unseen.is_empty(), "neither dashboard, alerts nor docs/budget.md show {unseen:?}");
 }
 
 #[test]

@@ -80,7 +80,8 @@ impl Row {
         }
         let others = self.labels.iter().zip(self.words).skip(1);
         others.fold(vec![vec![Label::new(name, value)]], |series, (label, words)| {
-            let with = |word: &'static str| series.iter().map(move |known| [&known[..], &[Label::new(*label, word)]].concat());
+            let with =
+                |word: &'static str| series.iter().map(move |known| [&known[..], &[Label::new(*label, word)]].concat());
             words().into_iter().flat_map(with).collect()
         })
     }

@@ -81,7 +81,8 @@ pub struct MetricsServer {
 impl MetricsServer {
     fn open(address: SocketAddr, listener: TcpListener, shown: Shown) -> Self {
         let (stop, stopped) = oneshot::channel::<()>();
-        let serving = axum::serve(Door::new(listener), routes(shown)).with_graceful_shutdown(async { drop(stopped.await) });
+        let serving =
+            axum::serve(Door::new(listener), routes(shown)).with_graceful_shutdown(async { drop(stopped.await) });
         // It ends only when it is stopped: a connection that fails is over, and the next one is taken.
         let serving = tokio::spawn(async { drop(serving.await) });
         MetricsServer { address, stop, serving }

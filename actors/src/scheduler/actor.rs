@@ -135,7 +135,9 @@ impl Actor for SchedulerActor {
             }
             SchedulerMessage::Admit(Admission { sequence, pins, deliveries, span }) => {
                 span.in_scope(|| debug!(sequence = sequence.id.0, tokens = sequence.tokens.len(), "waits for blocks"));
-                state.callers.insert(sequence.id, Caller { deliveries: Some(deliveries), pins, span, has_begun: false });
+                state
+                    .callers
+                    .insert(sequence.id, Caller { deliveries: Some(deliveries), pins, span, has_begun: false });
                 state.core.step(Input::Admit(Box::new(sequence)))
             }
             SchedulerMessage::Cancel(sequence) => state.cancel(sequence),

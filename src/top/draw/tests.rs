@@ -177,7 +177,8 @@ fn pressed(session: &mut Session, key: Key, size: (u16, u16)) -> Vec<String> {
 #[test]
 fn at_80x24_every_line_of_the_view_is_reached_by_keys() {
     let (mut session, size) = (card(), (80, 24));
-    let all: Vec<_> = whole(&session, at(5), 80, Colours::None).iter().map(|line| line.to_string().trim_end().to_owned()).collect();
+    let all: Vec<_> =
+        whole(&session, at(5), 80, Colours::None).iter().map(|line| line.to_string().trim_end().to_owned()).collect();
     assert!(all.len() > 3 * 22, "more than three pages: {}", all.len());
     assert!(!all.iter().any(|line| line.contains('…') && !line.contains("Qwen")), "nothing but names is cut: {all:#?}");
     let first = pressed(&mut session, Key::PageDown, size);

@@ -156,10 +156,12 @@ pub struct ModelView {
 }
 
 /// What is timed.
-const TIMES: [(&str, &str); 6] = [
+const TIMES: [(&str, &str); 8] = [
     ("first token", "bursar_time_to_first_token_seconds"),
     ("next token", "bursar_token_interval_seconds"),
     ("in the queue", "bursar_queue_seconds"),
+    ("prefill", "bursar_prefill_seconds"),
+    ("decode", "bursar_decode_seconds"),
     ("request", "bursar_request_seconds"),
     ("step", "bursar_step_seconds"),
     ("kv shrink", "bursar_kv_shrink_seconds"),
