@@ -55,10 +55,11 @@ impl Door {
         Door { listener, places: Arc::new(Semaphore::new(CONNECTIONS_MAX)), guests: VecDeque::new() }
     }
 
-    /// A place, if need be that of another: of the eldest who has asked nothing yet, or else of the eldest.
+    /// A place, if need be that of another: of the eldest who had time to ask and did not, or else of the eldest.
     async fn place(&mut self) -> OwnedSemaphorePermit {
         self.guests.retain(|guest| !guest.stay.is_closed());
-        let longest = self.guests.iter().position(|guest| !guest.is_heard.load(Relaxed)).unwrap_or(0);
+        let is_silent = |guest: &Guest| !guest.is_heard.load(Relaxed) && guest.since.elapsed() >= GRACE;
+        let longest = self.guests.iter().position(is_silent).unwrap_or(0);
         let free = self.places.clone().acquire_owned();
         let free = match self.guests.get(longest) {
             Some(guest) if self.guests.len() >= CONNECTIONS_MAX => timeout_at(guest.since + GRACE, free).await,
