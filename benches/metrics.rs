@@ -38,7 +38,7 @@ fn decode_step(model: &Label, drivers: &[Recording]) {
         metric::PREFIX_CACHE_BYTES.set(model, Bytes::mib(90));
     }
     // … and launches the next.
-    metric::STEP_TOKENS_TOTAL.add(model, sequences);
+    metric::STEP_TOKENS.record(model, sequences);
     metric::SEQUENCES_WAITING.set(model, 0);
     metric::SEQUENCES_RUNNING.set(model, sequences);
     metric::PERMITS_USED.set(&(model.clone(), Permit::Sequences), sequences);

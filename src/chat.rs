@@ -16,7 +16,7 @@ use options::Shown;
 
 use crate::{
     DeviceOptions,
-    failure::{Failure, report},
+    failure::{Failure, report, tell},
     model,
 };
 
@@ -84,7 +84,7 @@ async fn session(model: &ModelHandle, blank: Chat, shown: Shown, options: &Optio
         };
         match outcome {
             Err(failure) if options.json => println!("{}", crate::told::failure(&failure)),
-            Err(failure) => eprintln!("{failure}"),
+            Err(failure) => tell(&failure),
             Ok(()) => {}
         }
     }

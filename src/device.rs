@@ -12,7 +12,7 @@ use std::{
 use bursar::{BlasSearch, Bytes, DeviceChoice, Runtime};
 use clap::Args;
 
-use crate::failure::Failure;
+use crate::{failure::Failure, logging};
 
 /// The device that is leased.
 #[derive(Args, Clone)]
@@ -133,7 +133,7 @@ impl DeviceOptions {
     /// Says on a terminal why no GPU was taken, if one would have been.
     fn tell(&self, runtime: &Runtime) {
         if let (Some(why), true) = (runtime.stands_in(), stderr().is_terminal()) {
-            eprintln!("{} ({why})", self.describe(runtime));
+            logging::note(format_args!("{} ({why})", self.describe(runtime)));
         }
     }
 }

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::{
     DeviceOptions,
-    failure::{Failure, report},
+    failure::{self, Failure, report},
     knobs::KnobOptions,
     model, told,
 };
@@ -87,7 +87,7 @@ fn refuse(error: FaultError, is_json: bool) -> ExitCode {
     let failure = Failure::from(error);
     match is_json {
         true => println!("{}", told::failure(&failure)),
-        false => eprintln!("{failure}"),
+        false => failure::tell(&failure),
     }
     ExitCode::from(CANNOT_BE_READ)
 }

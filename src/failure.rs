@@ -4,6 +4,8 @@ use std::{fmt, io, process::ExitCode};
 
 use bursar::{ChatError, FaultError, Hint, ImageError, RuntimeError};
 
+use crate::logging;
+
 /// An error with its hint.
 #[derive(Debug)]
 pub struct Failure {
@@ -49,12 +51,17 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Prints a failure to standard error.
+/// Tells a failure on standard error, in the form that `--log` asks for.
+pub fn tell(failure: &Failure) {
+    logging::fail(failure);
+}
+
+/// Tells a failure, if there is one.
 pub fn report(outcome: Result<(), Failure>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("{failure}");
+            tell(&failure);
             ExitCode::FAILURE
         }
     }

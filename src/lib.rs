@@ -71,7 +71,9 @@ pub use bursar_actors::{
     },
     ractor,
     reply::AskError,
-    runtime::{DeviceChoice, MakeDevice, ModelSource, Runtime, RuntimeConfig, RuntimeError, Supervised},
+    runtime::{
+        DeviceChoice, Health, MakeDevice, ModelHealth, ModelSource, Runtime, RuntimeConfig, RuntimeError, Supervised,
+    },
     supervise::{Drill, Drilled, Intensity},
     vision::VisionError,
 };

@@ -1,12 +1,18 @@
-//! What a command tells of its work while it works, on its standard error.
+//! What a command tells on its standard error: its work while it works, notices, errors and panics. Nothing else writes
+//! there, so with `--log json` each line is an object.
 
 use std::{
+    any::Any,
+    backtrace::{Backtrace, BacktraceStatus},
     env,
-    io::{self, IsTerminal},
+    fmt::Display,
+    io::{self, IsTerminal, Write},
+    panic::{self, PanicHookInfo},
+    process, thread,
 };
 
 use clap::{Args, ValueEnum};
-use tracing::{Level, level_filters::LevelFilter};
+use tracing::{Level, error, info, level_filters::LevelFilter};
 use tracing_subscriber::{
     Layer,
     filter::Targets,
@@ -15,11 +21,13 @@ use tracing_subscriber::{
     util::SubscriberInitExt,
 };
 
+use crate::failure::Failure;
+
 /// How it tells of leases, restarts and requests. None of it has content: no prompt, no picture, no reply.
 #[derive(Args)]
 pub struct LogOptions {
     /// Tells of leases, restarts and requests on standard error, beside what the command itself says there: as lines of
-    /// text, or as one JSON object a line.
+    /// text, or all of it as one JSON object a line.
     #[arg(long, value_enum, default_value_t = Form::Off, env = "BURSAR_LOG", global = true)]
     log: Form,
     /// How much of it: debug follows each request from actor to actor.
@@ -37,19 +45,95 @@ enum Form {
     Json,
 }
 
+/// What the command itself says is told at every level.
+const SAID: &str = "bursar::said";
+
 impl LogOptions {
     /// Begins to tell.
     pub fn begin(&self) {
-        // What libraries tell is theirs, and may be much.
-        let ours = Targets::new().with_default(LevelFilter::WARN).with_target("bursar", self.log_level);
-        // A span that closes says how long it was.
-        let colours = io::stderr().is_terminal() && env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
-        let lines = fmt::layer().with_writer(io::stderr).with_ansi(colours).with_span_events(FmtSpan::CLOSE);
-        let registry = tracing_subscriber::registry();
-        match self.log {
-            Form::Off => {}
-            Form::Text => registry.with(lines.with_filter(ours)).init(),
-            Form::Json => registry.with(lines.json().flatten_event(true).with_filter(ours)).init(),
+        begin(self.log, self.log_level);
+    }
+}
+
+fn begin(form: Form, level: Level) {
+    // What libraries tell is theirs, and may be much.
+    let ours =
+        Targets::new().with_default(LevelFilter::WARN).with_target("bursar", level).with_target(SAID, Level::INFO);
+    // A span that closes says how long it was.
+    let colours = io::stderr().is_terminal() && env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
+    let lines = fmt::layer().with_writer(io::stderr).with_ansi(colours).with_span_events(FmtSpan::CLOSE);
+    let registry = tracing_subscriber::registry();
+    match form {
+        Form::Off => {}
+        Form::Text => registry.with(lines.with_filter(ours.with_target(SAID, LevelFilter::OFF))).init(),
+        Form::Json => {
+            registry.with(lines.json().flatten_event(true).with_filter(ours)).init();
+            panic::set_hook(Box::new(tell_of_panic));
         }
     }
+}
+
+/// Whether standard error is for machines. Whoever draws there does not then.
+pub fn is_json() -> bool {
+    // In other forms nobody hears of it.
+    tracing::enabled!(target: SAID, Level::INFO)
+}
+
+/// Says something that a user should know.
+pub fn note(text: impl Display) {
+    match is_json() {
+        true => info!(target: SAID, "{text}"),
+        false => print(text),
+    }
+}
+
+/// Says how far something is.
+pub fn progress(what: &str, done: u64, total: u64) {
+    info!(target: SAID, done, total, "{what}");
+}
+
+/// Says what went wrong and what to change.
+pub fn fail(failure: &Failure) {
+    let Failure { error, hint } = failure;
+    match is_json() {
+        true => error!(target: SAID, hint, "{error}"),
+        false => print(failure),
+    }
+}
+
+/// Says what is wrong with a command line, and ends: it may ask for a form before it is understood.
+pub fn refuse(error: &clap::Error) -> ! {
+    if !error.use_stderr() || !asks_for_json() {
+        error.exit();
+    }
+    begin(Form::Json, Level::INFO);
+    let told = error.render().to_string();
+    let told = told.trim_start_matches("error: ").trim_end();
+    fail(&Failure { error: told.to_owned(), hint: "see --help".to_owned() });
+    process::exit(error.exit_code());
+}
+
+fn asks_for_json() -> bool {
+    let words: Vec<_> = env::args_os().skip(1).take_while(|word| word != "--").collect();
+    let is_said = |pair: &[std::ffi::OsString]| pair[0] == "--log" && pair[1] == "json";
+    let said = words.iter().any(|word| word == "--log=json") || words.windows(2).any(is_said);
+    said || env::var_os("BURSAR_LOG").is_some_and(|form| form == "json")
+}
+
+/// A standard error that is gone hears nothing, and is no reason to end.
+fn print(text: impl Display) {
+    drop(writeln!(io::stderr(), "{text}"));
+}
+
+fn tell_of_panic(panic: &PanicHookInfo<'_>) {
+    let location = panic.location().map(ToString::to_string);
+    let (thread, trace) = (thread::current(), Backtrace::capture());
+    let backtrace = (trace.status() == BacktraceStatus::Captured).then(|| trace.to_string());
+    let message = message(panic.payload());
+    error!(target: SAID, thread = thread.name(), location, backtrace, "panicked: {message}");
+}
+
+fn message(payload: &dyn Any) -> &str {
+    let text = payload.downcast_ref::<&str>().copied();
+    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("with something that is no text")
 }

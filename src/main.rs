@@ -59,7 +59,7 @@ enum Command {
 #[tokio::main]
 async fn main() -> ExitCode {
     let main = Instant::now();
-    let cli = Cli::parse();
+    let cli = Cli::try_parse().unwrap_or_else(|error| logging::refuse(&error));
     cli.log.begin();
     match cli.command {
         None => failure::report(tour::run(&cli.device).await),

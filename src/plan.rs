@@ -24,7 +24,12 @@ use clap::Args;
 use serde_json::json;
 
 use self::{gpu::Gpu, place::Planned, place::Wish, report::Report};
-use crate::{DeviceOptions, failure::Failure, knobs::KnobOptions, model, told};
+use crate::{
+    DeviceOptions,
+    failure::{self, Failure},
+    knobs::KnobOptions,
+    model, told,
+};
 
 /// Options of `bursar plan`.
 #[derive(Args)]
@@ -67,7 +72,7 @@ pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
         Ok(ref report) if is_json => println!("{}", json!(report)),
         Ok(ref report) => print!("{report}"),
         Err(ref failure) if is_json => println!("{}", told::failure(failure)),
-        Err(ref failure) => eprintln!("{failure}"),
+        Err(ref failure) => failure::tell(failure),
     }
     match planned {
         Ok(Report { fits: true, .. }) => ExitCode::SUCCESS,

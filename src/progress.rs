@@ -1,54 +1,78 @@
 //! A bar for loading and profiling, on standard error, with notices above it. Where that is no terminal there are only
-//! notices.
+//! notices; with `--log json` there are lines that say how far it is.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
 
 use bursar::{AttemptReport, Outcome, Progress};
 use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::logging;
 
 /// Draws the moments of a start.
 #[derive(Clone)]
 pub struct Bar {
     bar: ProgressBar,
     is_shown: bool,
+    /// What was told last and when, where lines are told.
+    told: Arc<Mutex<Option<(String, Instant)>>>,
 }
+
+/// A line says how far the same thing is no more often than this.
+const APART: Duration = Duration::from_secs(1);
 
 impl Bar {
     /// A bar that is shown, or one that is not.
     pub fn new(is_shown: bool) -> Self {
-        let bar = if is_shown { ProgressBar::new(1) } else { ProgressBar::hidden() };
+        let is_drawn = is_shown && !logging::is_json();
+        let bar = if is_drawn { ProgressBar::new(1) } else { ProgressBar::hidden() };
         let style = ProgressStyle::with_template("{bar:24} {percent:>3} %  {msg}");
         bar.set_style(style.expect("the template is valid"));
-        Bar { bar, is_shown }
+        Bar { bar, is_shown, told: Arc::default() }
     }
 
     /// Draws one moment.
     pub fn show(&self, progress: Progress) {
         match progress {
-            Progress::Fetching { file, done, total } => {
-                self.bar.set_message(format!("fetching {file}"));
-                self.draw(done.0, total.0);
-            }
-            Progress::Planning => self.bar.set_message("planning the worst cases"),
-            Progress::Loading { done, total } => {
-                self.bar.set_message("loading weights");
-                self.draw(done.0, total.0);
-            }
-            Progress::Profiling { what, done, total } => {
-                self.bar.set_message(what);
-                self.draw(done as u64, total as u64);
-            }
+            Progress::Fetching { file, done, total } => self.draw(&format!("fetching {file}"), done.0, total.0),
+            Progress::Planning => self.draw("planning the worst cases", 0, 1),
+            Progress::Loading { done, total } => self.draw("loading weights", done.0, total.0),
+            Progress::Profiling { what, done, total } => self.draw(what, done as u64, total as u64),
             Progress::Phase(_) => {}
             Progress::Attempt(AttemptReport { attempt, outcome: Outcome::Refused { evidence }, .. }) => {
-                self.bar.println(format!("attempt {attempt}: {evidence}"));
+                let text = format!("attempt {attempt}: {evidence}");
+                if self.tells_lines() { logging::note(text) } else { self.bar.println(text) }
             }
             Progress::Attempt(_) => {}
-            Progress::Notice(notice) if self.is_shown => self.bar.suspend(|| eprintln!("{notice}")),
+            Progress::Notice(notice) if self.is_shown => self.bar.suspend(|| logging::note(notice)),
             Progress::Notice(_) => {}
+            Progress::Ready if self.tells_lines() => logging::note("ready"),
             Progress::Ready => self.bar.finish_and_clear(),
         }
     }
 
-    fn draw(&self, done: u64, total: u64) {
+    fn tells_lines(&self) -> bool {
+        self.is_shown && logging::is_json()
+    }
+
+    fn draw(&self, what: &str, done: u64, total: u64) {
+        if self.tells_lines() {
+            return self.tell(what, done, total);
+        }
+        self.bar.set_message(what.to_owned());
         self.bar.set_length(total);
         self.bar.set_position(done);
+    }
+
+    /// The first line of each thing, and then one a second.
+    fn tell(&self, what: &str, done: u64, total: u64) {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = told.as_ref().is_none_or(|(before, at)| before != what || at.elapsed() >= APART);
+        if is_due {
+            logging::progress(what, done, total);
+            *told = Some((what.to_owned(), Instant::now()));
+        }
     }
 }

@@ -126,16 +126,15 @@ fn look_once(options: &Options, address: &Address, colours: Colours) -> Result<(
     session.hear(Ok(scraper.scrape()?), begun.elapsed());
     wait(options.every.0.saturating_sub(begun.elapsed()));
     session.hear(Ok(scraper.scrape()?), begun.elapsed());
-    let Some(view) = session.view() else { return Ok(()) };
     if options.json {
-        println!("{}", json!({ "type": "view", "address": session.address, "view": view }));
+        println!("{}", json!({ "type": "view", "address": session.address, "view": session.view() }));
         return Ok(());
     }
     let columns = ratatui::crossterm::terminal::size().ok().filter(|_| stdout().is_terminal());
     let columns = columns.map_or(COLUMNS, |(columns, _)| columns.max(40));
     let now = now(begun);
     let mut lines = vec![draw::header(&session, now, columns, colours)];
-    lines.extend(draw::whole(view, now, columns, colours));
+    lines.extend(draw::whole(&session, now, columns, colours));
     Ok(once::print(&mut stdout().lock(), &lines, colours)?)
 }
 
@@ -165,7 +164,9 @@ fn watch(options: &Options, address: &Address, colours: Colours) -> Result<(), F
             }
         }
         if is_news || drawn.is_none_or(|drawn| drawn.elapsed() >= REDRAW) {
-            screen.draw(|frame| draw::draw(frame, &session, now(begun), colours))?;
+            let mut room = session.room;
+            screen.draw(|frame| room = draw::draw(frame, &session, now(begun), colours))?;
+            session.room = room;
             (drawn, is_news) = (Some(Instant::now()), false);
         }
         match screen.wait(PATIENCE)? {

@@ -173,6 +173,16 @@ fn metrics_are_recorded_through_their_table() {
 }
 
 #[test]
+fn one_file_writes_to_standard_error() {
+    let words = ["eprint!(", "eprintln!(", "dbg!(", "stderr()"];
+    let allowed = ["src/logging.rs", "src/device.rs"];
+    assert_none(offenders("src", &words, &allowed), "with --log json each line there is an object");
+    for name in CRATES {
+        assert_none(offenders(&format!("{name}/src"), &words, &[]), "libraries tell with tracing");
+    }
+}
+
+#[test]
 fn every_file_says_what_it_is_and_stays_readable() {
     for folder in ["budgets", "kernels", "model", "actors", "src", "tests", "examples", "benches"] {
         for (name, text) in sources(folder) {

@@ -100,6 +100,8 @@ questions! {
     SHUT_DOWN: User -> Runtime, "shut down", 60;
     /// A user looks at the tree.
     SUPERVISED: User -> Runtime, "supervised actors", 5;
+    /// A user, or who watches from outside, wants to know whether it lives.
+    HEALTH: User -> Runtime, "health", 1;
     /// A user's own lease. It may wait for others to give back.
     LEASE_FOR_USER: User -> Budget, "lease", 3600;
     /// A user looks at the ledger.

@@ -156,7 +156,8 @@ impl Stage {
         let (give, answer) = sync_channel(1);
         let answer_to = Answer::to(move |outcome| drop(give.send(outcome)));
         let batch = StepBatch::pack(parts);
-        let job = StepJob { batch, choices, scores: Vec::new(), pins: Vec::new(), answer: answer_to };
+        let job =
+            StepJob { batch, choices, scores: Vec::new(), pins: Vec::new(), spans: Vec::new(), answer: answer_to };
         self.lane.submit(Job::Step(Box::new(job)));
         answer
     }

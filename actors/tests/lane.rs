@@ -275,7 +275,14 @@ impl Stage {
             clock.note(format!("answer {name}"));
             drop(give.send(outcome));
         });
-        let job = StepJob { batch: StepBatch::pack(parts), choices, scores, pins: Vec::new(), answer: answer_to };
+        let job = StepJob {
+            batch: StepBatch::pack(parts),
+            choices,
+            scores,
+            pins: Vec::new(),
+            spans: Vec::new(),
+            answer: answer_to,
+        };
         self.lane.submit(Job::Step(Box::new(job)));
         answer
     }

@@ -38,6 +38,10 @@ pub enum Class {
 }
 
 impl Class {
+    /// What [`kind`](Class::kind) may be of a lease: all classes but the canary.
+    pub const KINDS: [&'static str; 8] =
+        ["weights", "kv", "step_workspace", "vision_workspace", "vision_cache", "graphs", "host", "tenant"];
+
     /// A tenant of this name.
     pub fn tenant(name: impl Into<String>) -> Self {
         Class::Tenant(name.into())

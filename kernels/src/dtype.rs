@@ -34,6 +34,17 @@ impl DType {
         Bytes((elements * self.size()) as u64)
     }
 
+    /// As tables and metrics write it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DType::F32 => "f32",
+            DType::F16 => "f16",
+            DType::BF16 => "bf16",
+            DType::U32 => "u32",
+            DType::U8 => "u8",
+        }
+    }
+
     /// True for the types that arithmetic is done in.
     pub const fn is_float(self) -> bool {
         !matches!(self, DType::U32 | DType::U8)
@@ -42,13 +53,7 @@ impl DType {
 
 impl fmt::Display for DType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            DType::F32 => "f32",
-            DType::F16 => "f16",
-            DType::BF16 => "bf16",
-            DType::U32 => "u32",
-            DType::U8 => "u8",
-        })
+        f.write_str(self.name())
     }
 }
 

@@ -130,6 +130,14 @@ impl FamilyConfig {
         Err(UnknownArchitecture { found, known }.into())
     }
 
+    /// What `config.json` calls the family; the first of its names, where it has several.
+    pub fn architecture(&self) -> &'static str {
+        match self {
+            FamilyConfig::Qwen2(_) => qwen2::ARCHITECTURES[0],
+            FamilyConfig::Qwen2_5Vl(_) => qwen2_5_vl::ARCHITECTURES[0],
+        }
+    }
+
     /// The numbers of the decoder.
     pub fn decoder(&self) -> &DecoderConfig {
         match self {

@@ -17,12 +17,12 @@ use ratatui::{
     widgets::{Block, Clear, Paragraph, Wrap},
 };
 
-use self::panel::Panel;
+use self::panel::{Fit, Panel};
 use super::{
     keys::EXPLAINED,
     palette::Colours,
-    session::Session,
-    view::{Actor, View},
+    session::{Room, Session},
+    view::{Actor, ModelView, View},
 };
 
 /// When it is.
@@ -41,33 +41,52 @@ const ALL_ACTORS: u16 = 70;
 /// From so many rows on the bar is two rows high.
 const ROWS_WITH_HIGH_BAR: u16 = 30;
 
-/// Draws all of it.
-pub fn draw(frame: &mut Frame<'_>, session: &Session, now: Now, colours: Colours) {
+/// Draws all of it. Gives how much of the whole view there is room for.
+pub fn draw(frame: &mut Frame<'_>, session: &Session, now: Now, colours: Colours) -> Room {
     let area = frame.area();
     let keys = u16::from(area.height >= ROWS_WITH_KEYS);
     let [head, body, foot] =
         Layout::vertical([Constraint::Length(1), Constraint::Fill(1), Constraint::Length(keys)]).areas(area);
     frame.render_widget(header(session, now, head.width, colours), head);
     let body = complaint(frame, session, body, colours);
-    match session.view() {
-        Some(view) => draw_view(frame, session, view, body, now, colours),
-        None => frame.render_widget(Line::styled("nothing has been heard yet", colours.faint()), body),
-    }
-    let explained = " q quit  j k model  p pause  + - interval  ? help";
+    let whole = whole(session, now, body.width, colours);
+    let room = Room { rows: body.height.into(), lines: whole.len() };
+    let explained = match (session.view(), session.top) {
+        (None, _) => {
+            frame.render_widget(Line::styled("nothing has been heard yet", colours.faint()), body);
+            OVERVIEW.to_owned()
+        }
+        (Some(view), None) => {
+            draw_view(frame, session, view, body, now, colours);
+            OVERVIEW.to_owned()
+        }
+        (Some(_), Some(top)) => {
+            let top = top.min(room.last_top());
+            let shown: Vec<_> = whole.into_iter().skip(top).take(room.rows).collect();
+            let (first, last, all) = (top + 1, top + shown.len(), room.lines);
+            frame.render_widget(Paragraph::new(shown), body);
+            format!(" lines {first} to {last} of {all}  PgDn PgUp j k g G scroll  Esc back  ? help")
+        }
+    };
     frame.render_widget(Line::styled(explained, colours.faint()), foot);
     if session.shows_help {
         draw_help(frame, area, colours);
     }
+    room
 }
 
-/// Every panel of a view, whole, as it would be with all the room there is.
-pub fn whole(view: &View, now: Now, width: u16, colours: Colours) -> Vec<Line<'static>> {
-    let mut panels: Vec<_> = view.devices.iter().map(|device| device::panel(device, width, 1, colours)).collect();
+/// What stands at the foot of what there is room for.
+const OVERVIEW: &str = " q quit  j k model  PgDn all of it  p pause  + - interval  ? help";
+
+/// Every panel of the view, whole, as it would be with all the room there is.
+pub fn whole(session: &Session, now: Now, width: u16, colours: Colours) -> Vec<Line<'static>> {
+    let (Some(view), fit) = (session.view(), Fit::Fold) else { return Vec::new() };
+    let mut panels: Vec<_> = view.devices.iter().map(|device| device::panel(device, width, 1, fit, colours)).collect();
     panels.push(table::panel(view, None, width, colours));
-    let in_one_column = |model| model::panel(model, None, width, false, colours);
-    panels.extend(view.models.iter().map(in_one_column));
+    let in_full = |model: &ModelView| model::panel(model, session.trail(&model.name), width, fit, colours);
+    panels.extend(view.models.iter().map(in_full));
     panels.push(device::leases(view, width, colours));
-    panels.push(events::panel(view, now.unix, width, colours));
+    panels.push(events::panel(view, now.unix, width, fit, colours));
     // A title alone says nothing.
     let told = panels.into_iter().filter(|panel| panel.lines.len() > 1);
     told.flat_map(|panel| panel.rows(u16::MAX, width)).collect()
@@ -135,18 +154,15 @@ fn draw_view(frame: &mut Frame<'_>, session: &Session, view: &View, area: Rect, 
     let width = area.width;
     let bar_rows = if area.height >= ROWS_WITH_HIGH_BAR { 2 } else { 1 };
     let mut panels: Vec<Panel> =
-        view.devices.iter().map(|device| device::panel(device, width, bar_rows, colours)).collect();
+        view.devices.iter().map(|device| device::panel(device, width, bar_rows, Fit::Cut, colours)).collect();
     let devices = panels.len();
     panels.push(table::panel(view, session.chosen(), width, colours));
     let chosen = session.chosen().map(|place| &view.models[place]);
     panels.push(match chosen {
-        Some(chosen) => {
-            let is_wide = width >= model::WIDE;
-            model::panel(chosen, session.trail(&chosen.name), width, is_wide, colours)
-        }
+        Some(chosen) => model::panel(chosen, session.trail(&chosen.name), width, Fit::Cut, colours),
         None => Panel::default(),
     });
-    panels.push(events::panel(view, now.unix, width, colours));
+    panels.push(events::panel(view, now.unix, width, Fit::Cut, colours));
     let rows = panel::share(&panels, &wishes(devices), area.height);
     let areas = Layout::vertical(rows.iter().map(|rows| Constraint::Length(*rows))).split(area);
     for ((panel, rows), area) in panels.into_iter().zip(rows).zip(areas.iter()) {

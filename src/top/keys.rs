@@ -17,6 +17,10 @@ pub enum Key {
     First,
     /// The last model.
     Last,
+    /// All of the view, a page further down.
+    PageDown,
+    /// A page back, and from the first to what there is room for.
+    PageUp,
     /// Stop fetching, or go on.
     Pause,
     /// Fetch less often.
@@ -28,10 +32,11 @@ pub enum Key {
 }
 
 /// Keys and what they do, as it is explained.
-pub const EXPLAINED: [(&str, &str); 6] = [
+pub const EXPLAINED: [(&str, &str); 7] = [
     ("q, Esc, Ctrl-C", "quit"),
     ("j k, arrows", "the next model, the one before"),
     ("g G, Home End", "the first model, the last"),
+    ("d u, PgDn PgUp", "all of it, page by page; j k g G, Esc"),
     ("p, space", "pause, go on"),
     ("+ -", "look less often, more often"),
     ("? h", "this"),
@@ -53,6 +58,8 @@ impl Key {
             KeyCode::Up | KeyCode::Char('k') => Key::Previous,
             KeyCode::Home | KeyCode::Char('g') => Key::First,
             KeyCode::End | KeyCode::Char('G') => Key::Last,
+            KeyCode::PageDown | KeyCode::Char('d') => Key::PageDown,
+            KeyCode::PageUp | KeyCode::Char('u') => Key::PageUp,
             KeyCode::Char('p' | ' ') => Key::Pause,
             KeyCode::Char('+' | '=') => Key::Slower,
             KeyCode::Char('-' | '_') => Key::Faster,
@@ -77,6 +84,8 @@ mod tests {
             (KeyCode::Char('G'), Key::Last),
             (KeyCode::Home, Key::First),
             (KeyCode::Char(' '), Key::Pause),
+            (KeyCode::PageDown, Key::PageDown),
+            (KeyCode::Char('u'), Key::PageUp),
             (KeyCode::Char('='), Key::Slower),
             (KeyCode::Char('-'), Key::Faster),
             (KeyCode::Char('?'), Key::Help),

@@ -60,6 +60,27 @@ pub struct Trail {
     pub prompt: VecDeque<f64>,
 }
 
+/// How much of the whole view there is room for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Room {
+    /// Rows of the terminal below its first line and above its last.
+    pub rows: usize,
+    /// Lines of the view.
+    pub lines: usize,
+}
+
+impl Room {
+    /// The first line of the last page.
+    pub fn last_top(self) -> usize {
+        self.lines.saturating_sub(self.rows)
+    }
+
+    /// How far a page goes: a line of the one before stays.
+    fn page(self) -> usize {
+        self.rows.saturating_sub(1).max(1)
+    }
+}
+
 /// One sitting of somebody who looks.
 #[derive(Debug)]
 pub struct Session {
@@ -71,6 +92,10 @@ pub struct Session {
     pub is_paused: bool,
     /// Whether keys are explained.
     pub shows_help: bool,
+    /// The first line that is seen of the whole view; none while the most important lines are.
+    pub top: Option<usize>,
+    /// How much was seen when it was drawn last.
+    pub room: Room,
     latest: Option<Rc<Seen>>,
     /// Of the last minute, the oldest first; without the latest.
     earlier: VecDeque<Rc<Seen>>,
@@ -89,6 +114,8 @@ impl Session {
             every,
             is_paused: false,
             shows_help: false,
+            top: None,
+            room: Room::default(),
             latest: None,
             earlier: VecDeque::new(),
             lost: None,
@@ -160,8 +187,8 @@ impl Session {
     pub fn press(&mut self, key: Key) -> bool {
         match key {
             Key::Quit => return false,
-            Key::Back if !self.shows_help => return false,
-            Key::Back => self.shows_help = false,
+            Key::Back if self.shows_help => self.shows_help = false,
+            Key::Back => return self.top.take().is_some(),
             Key::Help => self.shows_help = !self.shows_help,
             Key::Pause => self.is_paused = !self.is_paused,
             Key::Slower => {
@@ -172,12 +199,30 @@ impl Session {
                 let faster = INTERVALS.into_iter().rev().find(|every| *every < self.every);
                 self.every = faster.unwrap_or(self.every);
             }
+            Key::PageDown => {
+                self.top = Some(self.top.map_or(0, |top| top + self.room.page()).min(self.room.last_top()))
+            }
+            Key::PageUp => {
+                let top = self.top.filter(|top| *top > 0);
+                self.top = top.map(|top| top.saturating_sub(self.room.page()));
+            }
+            Key::Next | Key::Previous | Key::First | Key::Last if self.top.is_some() => self.scroll(key),
             Key::Next => self.choose(|place, last| if place == last { 0 } else { place + 1 }),
             Key::Previous => self.choose(|place, last| if place == 0 { last } else { place - 1 }),
             Key::First => self.choose(|_, _| 0),
             Key::Last => self.choose(|_, last| last),
         }
         true
+    }
+
+    fn scroll(&mut self, key: Key) {
+        let last = self.room.last_top();
+        self.top = self.top.map(|top| match key {
+            Key::Next => (top + 1).min(last),
+            Key::Previous => top.saturating_sub(1),
+            Key::First => 0,
+            _ => last,
+        });
     }
 
     fn choose(&mut self, to: impl Fn(usize, usize) -> usize) {
@@ -370,6 +415,15 @@ mod tests {
         assert!(session.press(Key::Pause) && !session.is_paused);
         assert!(session.press(Key::Help) && session.shows_help);
         assert!(session.press(Key::Back) && !session.shows_help, "the first way back is out of the help");
+        session.room = Room { rows: 10, lines: 25 };
+        let mut tops = [Key::PageDown; 5].map(|key| session.press(key).then_some(session.top).expect("it goes on"));
+        assert_eq!(tops, [Some(0), Some(9), Some(15), Some(15), Some(15)], "it ends with the last line");
+        tops = [Key::Previous, Key::Next, Key::First, Key::Last, Key::PageUp]
+            .map(|key| session.press(key).then_some(session.top).expect("it goes on"));
+        assert_eq!(tops, [Some(14), Some(15), Some(0), Some(15), Some(6)]);
+        assert!(session.press(Key::PageUp) && session.top == Some(0));
+        assert!(session.press(Key::PageUp) && session.top.is_none(), "in front of it is the overview");
+        assert!(session.press(Key::PageDown) && session.press(Key::Back) && session.top.is_none());
         assert!(!session.press(Key::Back));
         assert!(!session.press(Key::Quit));
     }

@@ -16,6 +16,7 @@ mod generation;
 #[cfg(feature = "hub")]
 mod hub;
 mod knobs;
+mod logs;
 mod losses;
 mod memory;
 mod pictures;

@@ -3,6 +3,9 @@
 //! A process has one recorder, and stories of this program have another (`ears.rs`): those that want ours run in a process
 //! of their own, which is this program once more.
 
+mod dashboard;
+mod process;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     env, fs,
@@ -11,11 +14,12 @@ use std::{
     net::{SocketAddr, TcpListener},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    time::Duration,
 };
 
 use bursar::{
-    Bytes, Class, ServeMetricsError,
-    metric::{Kind, TABLE},
+    Bytes, Class, ModelSource, Refusal, ServeMetricsError,
+    metric::{Kind, RequestEnd, Row, TABLE},
 };
 use serde_json::{Value, json};
 use tokio::{
@@ -23,6 +27,7 @@ use tokio::{
     net::TcpStream,
 };
 
+use self::dashboard::{dashboard_queries, queries_of};
 use crate::{
     ears::Ears,
     stage::{Folder, about, answer, demo, device, eventually, runtime_on, small, story},
@@ -187,13 +192,12 @@ fn the_real_prometheus_scrapes_a_demo_whose_bytes_sum_up_to_the_ledgers() {
         prometheus.says("bursar_device_total_bytes{device=\"host\"}", ledger.total.0 as f64).await;
         prometheus.says("sum by (reason) (bursar_requests_total{reason=\"stop\"})", 3.0).await;
         for query in dashboard_queries() {
-            // Nobody has waited for a lease, and nobody was refused one.
-            let is_quiet = query.contains("bursar_lease_wait_seconds") || query.contains("bursar_leases_refused");
             // A rate is one from the second scrape on.
-            let is_shown = async || is_quiet || !prometheus.asked(&query).await.is_empty();
+            let is_shown = async || !prometheus.asked(&query).await.is_empty();
             eventually(&format!("the dashboard shows something for {query}"), is_shown).await;
         }
         assert_eq!(prometheus.asked("ALERTS").await, [], "nothing is wrong");
+        assert_all_begins_at_zero(&get(metrics.addr(), "/metrics").await.expect("it answers").1);
         let (status, scraped) = get(metrics.addr(), "/metrics").await.expect("it answers");
         assert!(status.contains("200"), "{status}");
         promtool(&["check", "metrics"], &scraped);
@@ -228,76 +232,95 @@ fn the_shipped_alerts_fire_when_they_should_and_not_when_they_should_not() {
     }
 }
 
-/// Every query of the dashboard, with its variables as they are when it is opened.
-fn dashboard_queries() -> Vec<String> {
-    fn collect(value: &Value, queries: &mut Vec<String>) {
-        match value {
-            Value::Object(fields) => {
-                queries.extend(fields.get("expr").and_then(Value::as_str).map(str::to_owned));
-                fields.values().for_each(|value| collect(value, queries));
-            }
-            Value::Array(values) => values.iter().for_each(|value| collect(value, queries)),
-            _ => {}
+/// Every counter of the table, and every histogram, is in what is scraped, with each value of its labels.
+#[track_caller]
+fn assert_all_begins_at_zero(scraped: &str) {
+    for Row { name, kind, .. } in TABLE {
+        let has = |of: &str| scraped.lines().any(|line| line.starts_with(of));
+        match kind {
+            Kind::Gauge => {}
+            Kind::Counter => assert!(has(name), "{name} is not there before it is counted"),
+            Kind::Histogram => assert!(has(&format!("{name}_count{{")), "{name} is not there before it is counted"),
         }
     }
-    let dashboard = serde_json::from_str(&read(shipped("dashboard.json"))).expect("JSON");
-    let mut queries = Vec::new();
-    collect(&dashboard, &mut queries);
-    let all = ["$instance", "$device", "$model"];
-    let opened = |query: String| all.iter().fold(query, |query, variable| query.replace(variable, ".*"));
-    let ranged = |query: String| query.replace("$__rate_interval", "1m").replace("$__range", "15m");
-    assert!(queries.len() > 40, "a dashboard has queries");
-    queries.into_iter().map(opened).map(ranged).collect()
-}
-
-/// Each metric of ours that a text names, with the labels that it is asked by there.
-fn named(text: &str) -> Vec<(String, BTreeSet<String>)> {
-    let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
-    let starts = text.match_indices("bursar_").map(|(start, _)| start);
-    let names = starts.filter(|start| *start == 0 || !is_word(text.as_bytes()[start - 1])).map(|start| {
-        let rest = &text[start..];
-        let (name, rest) = rest.split_at(rest.bytes().position(|byte| !is_word(byte)).unwrap_or(rest.len()));
-        let selected =
-            rest.strip_prefix('{').and_then(|rest| rest.split_once('}')).map_or("", |(selected, _)| selected);
-        let labels = selected.split(',').filter_map(|part| part.split(['=', '!']).next()).map(str::trim);
-        (name.to_owned(), labels.filter(|label| !label.is_empty()).map(str::to_owned).collect())
-    });
-    names.collect()
+    let of = |start: &str| scraped.lines().filter(|line| line.starts_with(start)).count();
+    assert_eq!(of("bursar_leases_refused_total{device=\"host\","), Class::KINDS.len() * Refusal::NAMES.len());
+    assert_eq!(of("bursar_requests_total{model=\"demo\","), RequestEnd::ALL.len());
 }
 
 #[test]
-fn whatever_is_shipped_names_only_metrics_and_labels_of_the_table() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let files = [shipped("dashboard.json"), shipped("alerts.yml"), shipped("README.md"), root.join("docs/budget.md")];
-    // What Prometheus itself puts on a series.
-    let given = ["instance", "job", "le"];
-    let mut seen = BTreeSet::new();
-    for path in files {
-        // JSON writes quotes with a backslash.
-        let text = read(&path).replace('\\', "");
-        for (name, labels) in named(&text) {
-            let of_histogram = ["_bucket", "_sum", "_count"].iter().find_map(|part| name.strip_suffix(part));
-            let row = TABLE.iter().find(|row| match of_histogram {
-                Some(base) => row.name == base && row.kind == Kind::Histogram,
-                None => row.name == name && (row.kind != Kind::Histogram || !path.ends_with("dashboard.json")),
-            });
-            let row = row.unwrap_or_else(|| panic!("{} names {name}, which is not recorded", path.display()));
-            for label in labels {
-                let has = row.labels.contains(&&*label) || given.contains(&&*label);
-                assert!(has, "{} asks {name} by {label}, which it has not", path.display());
-            }
-            seen.insert(row.name);
-        }
-        for (_, group) in text.split(" by (").skip(1).map(|rest| ((), rest.split(')').next().unwrap_or_default())) {
-            for label in group.split(", ") {
-                let has = given.contains(&label) || TABLE.iter().any(|row| row.labels.contains(&label));
-                assert!(has, "{} groups by {label}", path.display());
-            }
-        }
+fn every_counter_is_zero_from_the_start_so_the_first_event_is_a_rise() {
+    if !is_here("prometheus") {
+        return;
     }
-    // What nobody is shown is a metric too many.
-    let unseen: Vec<_> = TABLE.iter().map(|row| row.name).filter(|name| !seen.contains(name)).collect();
-    assert!(unseen.is_empty(), "neither dashboard, alerts nor docs/budget.md show {unseen:?}");
+    let name = "prometheus::every_counter_is_zero_from_the_start_so_the_first_event_is_a_rise";
+    alone(name, async {
+        let runtime = runtime_on(&device()).await;
+        let metrics = runtime.serve_metrics("0").await.expect("there is a free port");
+        // Before a model is ready, and before anything was refused: from its first moment on.
+        let loading = runtime.load_with(ModelSource::demo(), small(), |_| {});
+        let (model, first) = tokio::join!(loading, async {
+            let mut first = String::new();
+            eventually("the model is named", async || {
+                first = get(metrics.addr(), "/metrics").await.expect("it answers").1;
+                first.contains("bursar_requests_total{model=\"demo\",")
+            })
+            .await;
+            first
+        });
+        assert_all_begins_at_zero(&first);
+        for name in ["bursar_requests_total", "bursar_leases_refused_total", "bursar_step_seconds_count"] {
+            let of = first.lines().filter(|line| line.starts_with(name)).map(|line| line.rsplit(' ').next());
+            assert!(of.clone().count() > 0 && of.flatten().all(|value| value == "0"), "{name}: {first}");
+        }
+        let model = model.expect("it starts");
+        let prometheus = Prometheus::of(metrics.addr()).await;
+        let (refused, ended) = (
+            "bursar_leases_refused_total{class=\"tenant\",reason=\"too_large\"}",
+            "bursar_requests_total{reason=\"refused\"}",
+        );
+        for series in [refused, ended] {
+            prometheus.says(series, 0.0).await;
+        }
+        let tenant = runtime.budget().try_lease(Class::tenant("too much"), Bytes::gib(9)).await;
+        tenant.map(drop).expect_err("there is no such room");
+        model.chat(about(1).max_tokens(0)).await.map(drop).expect_err("no reply is that short");
+        for series in [refused, ended] {
+            eventually("the first of its kind is a rise", async || {
+                let rise = prometheus.asked(&format!("increase({series}[1m])")).await;
+                matches!(rise[..], [(_, rise)] if rise > 0.0)
+            })
+            .await;
+        }
+        metrics.shutdown().await;
+        runtime.shutdown().await;
+    });
+}
+
+#[test]
+fn attempts_are_shown_also_where_all_of_them_were_before_the_first_scrape() {
+    if !is_here("prometheus") {
+        return;
+    }
+    let name = "prometheus::attempts_are_shown_also_where_all_of_them_were_before_the_first_scrape";
+    alone(name, async {
+        let runtime = runtime_on(&device()).await;
+        let metrics = runtime.serve_metrics("0").await.expect("there is a free port");
+        for _ in 0..3 {
+            demo(&runtime, small()).await;
+            runtime.unload("demo").await.expect("it unloads");
+        }
+        let model = demo(&runtime, small()).await;
+        let prometheus = Prometheus::of(metrics.addr()).await;
+        let [query] = queries_of("Attempts").try_into().expect("one query");
+        let ready = format!(
+            "sum by (reason) ({query}) and on (reason) label_replace(vector(0), \"reason\", \"ready\", \"\", \"\")"
+        );
+        prometheus.says(&ready, 4.0).await;
+        drop(model);
+        metrics.shutdown().await;
+        runtime.shutdown().await;
+    });
 }
 
 #[test]

@@ -119,7 +119,8 @@ fn put<'w>(question: &'w Question, world: &'w Answerers) -> Asked<'w> {
         ("allot blocks", _) => Box::pin(async move {
             let serving = world.model.serving().await.map_err(|error| said(&error))?;
             let demands = Vec::new();
-            let allotted = question.ask(&serving.kv, |reply| KvMessage::Allot { demands, reply }).await;
+            let allotted =
+                question.ask(&serving.kv, |reply| KvMessage::Allot { demands, spans: Vec::new(), reply }).await;
             allotted.map(drop).map_err(|error| said(&error))
         }),
         ("give up blocks", _) => Box::pin(async move {

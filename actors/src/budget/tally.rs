@@ -1,6 +1,6 @@
 //! What the leases of each class of each model sum up to, and the most that they did: pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bursar_budgets::{Bytes, Class, Holding, Label};
 
@@ -45,6 +45,14 @@ impl Tally {
         *sum
     }
 
+    /// The lines of models that hold anything, also those of them that are at nothing just now: their peaks are of
+    /// interest until the model is gone.
+    pub(super) fn live_lines(&self) -> impl Iterator<Item = (&Line, Sum)> {
+        let live: BTreeSet<&Label> =
+            self.0.iter().filter(|(_, sum)| !sum.bytes.is_zero()).map(|((model, _), _)| model).collect();
+        self.lines().filter(move |((model, _), _)| live.contains(model))
+    }
+
     /// Every line there ever was.
     pub(super) fn lines(&self) -> impl Iterator<Item = (&Line, Sum)> {
         self.0.iter().map(|(line, sum)| (line, *sum))
@@ -86,6 +94,9 @@ mod tests {
         let lines: Vec<_> = tally.lines().map(|((_, class), sum)| (class.clone(), sum.bytes, sum.peak)).collect();
         let weights = (Class::Weights, Bytes::mib(8), Bytes::mib(8));
         assert_eq!(lines, [weights, (Class::Kv, Bytes::ZERO, Bytes::mib(5))]);
+        assert_eq!(tally.live_lines().count(), 2, "the model holds its weights");
+        tally.recount(std::iter::empty());
+        assert_eq!((tally.live_lines().count(), tally.lines().count()), (0, 2), "it is gone");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use tokio::{
     sync::{mpsc, watch},
     time::Instant,
 };
-use tracing::{Instrument, info_span};
+use tracing::{Instrument, Span, field::Empty, info_span, warn};
 
 use super::{
     Chat, ChatError, Reply,
@@ -107,6 +107,22 @@ impl ModelHandle {
     /// # Errors
     /// As [`chat`](ModelHandle::chat), and [`ChatError::Samples`] for none or for more than may be under way.
     pub async fn samples(&self, chat: Chat, samples: usize) -> Result<Vec<Reply>, ChatError> {
+        let id = self.next_sequence().0;
+        let span = self.span(id);
+        let accepted = self.accept(chat, samples, span.clone()).instrument(span.clone()).await;
+        accepted.inspect_err(|error| {
+            // With its id: where only warnings are told the span is not.
+            span.in_scope(|| warn!(id, reason = end_of(error).name(), %error, "refused"));
+        })
+    }
+
+    /// A request: all that is told of it, by any actor, is told in here.
+    fn span(&self, id: u64) -> Span {
+        info_span!("request", id, model = %self.model, prompt_tokens = Empty, files = Empty)
+    }
+
+    /// Starts the drivers of samples; `first` is the span of the first of them.
+    async fn accept(&self, chat: Chat, samples: usize, first: Span) -> Result<Vec<Reply>, ChatError> {
         let asked = Instant::now();
         let limit = self.credits.limit();
         if samples == 0 || samples > limit {
@@ -125,15 +141,12 @@ impl ModelHandle {
         };
         let group = (samples > 1).then(|| self.next_sequence().0);
         let drivers = prepared.into_iter().zip(Part::of(samples)).zip(stopwatches.into_iter().zip(losses));
+        let mut first = Some(first);
         let replies = drivers.map(|((preparation, part), (stopwatch, loss))| {
             let (events, reply) = mpsc::channel(EVENTS_AHEAD);
-            let span = info_span!(
-                "request",
-                id = self.next_sequence().0,
-                model = %self.model,
-                prompt_tokens = preparation.prompt.tokens.len(),
-                files = preparation.pictures.len(),
-            );
+            let span = first.take().unwrap_or_else(|| self.span(self.next_sequence().0));
+            span.record("prompt_tokens", preparation.prompt.tokens.len());
+            span.record("files", preparation.pictures.len());
             let driver = Driver::new(self.clone(), &kit, preparation, (part, group), events, stopwatch);
             tokio::spawn(driver.run(deadline, loss).instrument(span));
             Reply::new(reply)

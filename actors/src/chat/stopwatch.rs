@@ -19,11 +19,14 @@ pub(super) struct Stopwatch {
     asked: Instant,
     /// When the scheduler was told of it.
     queued: Option<Instant>,
-    /// A step that it is part of was planned.
-    has_begun: bool,
-    /// Its prompt was counted.
-    has_read: bool,
-    /// When its last token came.
+    /// When the first step that it is part of was planned.
+    begun: Option<Instant>,
+    /// Tokens of its prompt, once they are counted.
+    prompt_tokens: Option<usize>,
+    /// Tokens of its reply so far.
+    generated_tokens: usize,
+    /// When its first token came, and its last.
+    first: Option<Instant>,
     last: Option<Instant>,
     /// Looked up once: a step has a token for each of hundreds.
     intervals: Recording,
@@ -39,8 +42,10 @@ impl Stopwatch {
             deadline,
             asked,
             queued: None,
-            has_begun: false,
-            has_read: false,
+            begun: None,
+            prompt_tokens: None,
+            generated_tokens: 0,
+            first: None,
             last: None,
             intervals,
         }
@@ -53,15 +58,15 @@ impl Stopwatch {
 
     /// It is part of the next step.
     pub(super) fn start(&mut self) {
-        if let (Some(queued), false) = (self.queued, self.has_begun) {
-            self.has_begun = true;
+        if let (Some(queued), None) = (self.queued, self.begun) {
+            self.begun = Some(Instant::now());
             metric::QUEUE_SECONDS.record(&self.model, queued.elapsed());
         }
     }
 
     /// Its prompt is computed, all but so many tokens that others had computed before. Said again it is no news.
     pub(super) fn prompt(&mut self, tokens: usize, cached: usize) {
-        if !std::mem::replace(&mut self.has_read, true) {
+        if self.prompt_tokens.replace(tokens).is_none() {
             metric::PROMPT_TOKENS_TOTAL.add(&self.model, tokens);
             metric::CACHED_PROMPT_TOKENS_TOTAL.add(&self.model, cached);
         }
@@ -69,6 +74,8 @@ impl Stopwatch {
 
     /// A token of its reply was there at this moment.
     pub(super) fn token(&mut self, at: Instant) {
+        self.generated_tokens += 1;
+        self.first.get_or_insert(at);
         match self.last.replace(at) {
             // Its step may have ended before the driver of another life said so.
             Some(last) => self.intervals.record(at.saturating_duration_since(last)),
@@ -89,10 +96,24 @@ impl Stopwatch {
     fn close(&mut self, how: RequestEnd) {
         let Some(credit) = self.credit.take() else { return };
         if matches!(how, RequestEnd::Stop | RequestEnd::Length) {
-            metric::REQUEST_SECONDS.record(&self.model, self.asked.elapsed());
+            self.measure();
         }
         metric::REQUESTS_TOTAL.add(&(self.model.clone(), how), 1);
         drop(credit);
+    }
+}
+
+impl Stopwatch {
+    /// It has ended by itself.
+    fn measure(&self) {
+        let model = &self.model;
+        metric::REQUEST_SECONDS.record(model, self.asked.elapsed());
+        metric::REQUEST_PROMPT_TOKENS.record(model, self.prompt_tokens.unwrap_or(0));
+        metric::REQUEST_GENERATED_TOKENS.record(model, self.generated_tokens);
+        if let (Some(begun), Some(first), Some(last)) = (self.begun, self.first, self.last) {
+            metric::PREFILL_SECONDS.record(model, first.saturating_duration_since(begun));
+            metric::DECODE_SECONDS.record(model, last.saturating_duration_since(first));
+        }
     }
 }
 

@@ -1,10 +1,13 @@
 //! The kv actor: a thin shell around its core.
 
+use std::collections::BTreeMap;
+
 use bursar_budgets::{Bytes, Label};
 use bursar_kernels::BLOCK_TOKENS;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
+use tracing::{Span, debug};
 
-use super::{KvCore, KvMessage, KvUse};
+use super::{Allotment, Demand, KvCore, KvMessage, KvUse, SequenceId};
 use crate::metric;
 
 /// Keeps block tables and reference counts.
@@ -25,6 +28,8 @@ pub struct KvState {
     core: KvCore,
     model: Label,
     block_bytes: Bytes,
+    /// The requests of those that hold blocks.
+    spans: BTreeMap<SequenceId, Span>,
 }
 
 impl Actor for KvActor {
@@ -39,7 +44,7 @@ impl Actor for KvActor {
     ) -> Result<KvState, ActorProcessingErr> {
         let KvArguments { blocks, model, block_bytes } = arguments;
         myself.send_message(KvMessage::Show)?;
-        Ok(KvState { core: KvCore::new(blocks), model, block_bytes })
+        Ok(KvState { core: KvCore::new(blocks), model, block_bytes, spans: BTreeMap::new() })
     }
 
     async fn handle(
@@ -49,11 +54,17 @@ impl Actor for KvActor {
         state: &mut KvState,
     ) -> Result<(), ActorProcessingErr> {
         match message {
-            KvMessage::Allot { demands, reply } => reply.answer(state.core.allot(&demands)),
+            KvMessage::Allot { demands, spans, reply } => reply.answer(state.allot(&demands, spans)),
             KvMessage::Name(filled) => filled.iter().for_each(|filled| state.core.name(filled)),
-            KvMessage::Release(sequences) => sequences.into_iter().for_each(|id| state.core.release(id)),
+            KvMessage::Release(sequences) => {
+                for id in sequences {
+                    state.core.release(id);
+                    state.end(id, "its blocks are free");
+                }
+            }
             KvMessage::Shrink { to, reply } => {
                 let holders = state.core.shrink(to);
+                holders.iter().for_each(|id| state.end(*id, "its blocks are given up"));
                 state.show_pool();
                 reply.answer(holders);
             }
@@ -74,6 +85,26 @@ impl Actor for KvActor {
 }
 
 impl KvState {
+    fn allot(&mut self, demands: &[Demand], spans: Vec<(SequenceId, Span)>) -> Allotment {
+        let allotment = self.core.allot(demands);
+        let met = |id: SequenceId| allotment.tables.iter().find(|table| table.sequence == id);
+        for (id, span) in spans {
+            match met(id) {
+                Some(table) => {
+                    span.in_scope(|| debug!(blocks = table.blocks.len(), cached_tokens = table.held, "has blocks"));
+                    self.spans.insert(id, span);
+                }
+                None => span.in_scope(|| debug!(short_by = allotment.short_by, "waits: blocks are short")),
+            }
+        }
+        allotment
+    }
+
+    /// A sequence holds no blocks any more.
+    fn end(&mut self, sequence: SequenceId, how: &'static str) {
+        self.spans.remove(&sequence).into_iter().for_each(|span| span.in_scope(|| debug!("{how}")));
+    }
+
     /// What changes with every step.
     fn show_use(&self) {
         let (KvUse { held, cached, .. }, model) = (self.core.usage(), &self.model);

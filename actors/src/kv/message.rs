@@ -1,5 +1,7 @@
 //! What may be asked of the kv actor.
 
+use tracing::Span;
+
 use super::{Allotment, Demand, Filled, KvUse, SequenceId};
 use crate::{reply::Reply, supervise::Drill};
 
@@ -10,6 +12,8 @@ pub enum KvMessage {
     Allot {
         /// In order of precedence.
         demands: Vec<Demand>,
+        /// The requests of those that hold nothing yet, as `tracing` knows them.
+        spans: Vec<(SequenceId, Span)>,
         /// Those that were met.
         reply: Reply<Allotment>,
     },

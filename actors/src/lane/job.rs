@@ -12,6 +12,7 @@ use bursar_model::{
     sampling::{Past, Sampler, Score},
 };
 use thiserror::Error;
+use tracing::Span;
 
 use crate::vision::PinnedPictures;
 
@@ -121,6 +122,8 @@ pub struct StepJob {
     pub scores: Vec<Score>,
     /// Hold the rows of the vision cache that it reads until it has run, whoever dies meanwhile.
     pub pins: Vec<Arc<PinnedPictures>>,
+    /// Requests that are told of it, as `tracing` knows them.
+    pub spans: Vec<Span>,
     /// What came of it.
     pub answer: Answer<Stepped>,
 }
@@ -131,6 +134,8 @@ pub struct EncodeJob {
     pub batch: PictureBatch,
     /// Pay for their pixels until it has run, whoever dies meanwhile.
     pub host: Vec<Arc<Lease>>,
+    /// Requests that are told of it, as `tracing` knows them.
+    pub spans: Vec<Span>,
     /// They are in the cache.
     pub answer: Answer<()>,
 }

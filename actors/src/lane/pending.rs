@@ -3,6 +3,7 @@
 use bursar_budgets::Bytes;
 use bursar_kernels::{Backend, ops::transfer::Later};
 use bursar_model::{corners::Footprint, sampling::Scored};
+use tracing::{Span, debug, warn};
 
 use super::{
     Bench,
@@ -50,6 +51,7 @@ impl Pending {
         match self {
             Pending::Step(job, launched) => {
                 let outcome = bench.past(launched.and_then(|launched| launched.finish(&job)));
+                tell(&job.spans, &outcome, "its step has run");
                 Box::new(move || {
                     let StepJob { answer, .. } = *job;
                     answer.give(outcome);
@@ -57,6 +59,7 @@ impl Pending {
             }
             Pending::Encode(job, launched) => {
                 let outcome = bench.past(launched.and_then(|moment| Ok(moment.wait().map(drop)?)));
+                tell(&job.spans, &outcome, "its pictures are encoded");
                 Box::new(move || job.answer.give(outcome))
             }
             Pending::Stress(job, outcome) => {
@@ -75,6 +78,16 @@ impl Pending {
     /// Whether it is work that an actor has asked for while serving, as `Job::is_served` has it.
     pub(super) fn is_served(&self) -> bool {
         matches!(self, Pending::Step(..) | Pending::Encode(..))
+    }
+}
+
+/// Tells requests what became of their job.
+fn tell<T>(spans: &[Span], outcome: &Result<T, LaneError>, done: &'static str) {
+    for span in spans {
+        span.in_scope(|| match outcome {
+            Ok(_) => debug!("{done}"),
+            Err(error) => warn!(%error, "the lane failed"),
+        });
     }
 }
 

@@ -4,7 +4,7 @@ use std::{marker::PhantomData, time::Duration};
 
 use metrics::{Key, KeyName, Label, Level, Metadata, SharedString, Unit};
 
-use super::LabelSet;
+use super::{LabelSet, label::Words};
 
 /// What a metric is to Prometheus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,14 +29,16 @@ impl Kind {
 }
 
 /// A row of the table.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 pub struct Row {
-    /// What Prometheus calls it; it begins with `bursar_`.
+    /// What Prometheus calls it; it begins with `bursar_`, or with `process_` where every process has it.
     pub name: &'static str,
     /// What it is.
     pub kind: Kind,
     /// The names of its labels, in order.
     pub labels: &'static [&'static str],
+    /// All values of each of them, as far as they are known beforehand.
+    pub(super) words: &'static [Words],
     /// What it means, in sentences.
     pub help: &'static str,
     /// The upper edges of a histogram's buckets, rising; empty for all others.
@@ -70,9 +72,27 @@ impl Row {
         Key::from_parts(KeyName::from_const_str(self.name), labels)
     }
 
-    /// Its label at this place, with this value.
-    pub(super) fn label(&self, place: usize, value: SharedString) -> Label {
-        Label::new(self.labels[place], value)
+    /// All its series of one device or model, if that is its first label and all values of the others are known; none
+    /// otherwise.
+    pub(super) fn series_of(&self, name: &'static str, value: SharedString) -> Vec<Vec<Label>> {
+        if self.labels.first() != Some(&name) {
+            return Vec::new();
+        }
+        let others = self.labels.iter().zip(self.words).skip(1);
+        others.fold(vec![vec![Label::new(name, value)]], |series, (label, words)| {
+            let with =
+                |word: &'static str| series.iter().map(move |known| [&known[..], &[Label::new(*label, word)]].concat());
+            words().into_iter().flat_map(with).collect()
+        })
+    }
+
+    /// Lets a counter, or the counts of a histogram, stand at 0 until something is counted.
+    pub(super) fn expect(&self, labels: Vec<Label>) {
+        match self.kind {
+            Kind::Gauge => {}
+            Kind::Counter => self.counter(labels).increment(0),
+            Kind::Histogram => drop(self.histogram(labels)),
+        }
     }
 
     pub(super) fn gauge(&self, labels: Vec<Label>) -> metrics::Gauge {
@@ -88,7 +108,7 @@ impl Row {
     }
 }
 
-/// What a gauge is set to: bytes, a count, or seconds.
+/// What a gauge is set to, or a histogram counts: bytes, a count, or seconds.
 pub trait Amount {
     /// As Prometheus keeps it.
     fn amount(self) -> f64;
@@ -144,7 +164,7 @@ macro_rules! kinds {
                 }
 
                 pub(super) const fn new(name: &'static str, help: &'static str, buckets: &'static [f64]) -> Self {
-                    $kind(Row { name, kind: Kind::$kind, labels: L::NAMES, help, buckets }, PhantomData)
+                    $kind(Row { name, kind: Kind::$kind, labels: L::NAMES, words: L::WORDS, help, buckets }, PhantomData)
                 }
             }
         )*
@@ -172,12 +192,18 @@ impl<L: LabelSet> Counter<L> {
     pub fn add(&self, labels: &L, more: usize) {
         self.0.counter(labels.labels()).increment(more as u64);
     }
+
+    /// So many so far, as somebody else has counted.
+    #[cfg(feature = "prometheus")]
+    pub(super) fn reach(&self, labels: &L, count: u64) {
+        self.0.counter(labels.labels()).absolute(count);
+    }
 }
 
 impl<L: LabelSet> Histogram<L> {
     /// One more of this size.
-    pub fn record(&self, labels: &L, seconds: Duration) {
-        self.recording(labels).record(seconds);
+    pub fn record(&self, labels: &L, size: impl Amount) {
+        self.recording(labels).record(size);
     }
 
     /// For whoever records it with every token: looked up once. Keep it no longer than a request, as a recorder that
@@ -192,7 +218,7 @@ pub struct Recording(metrics::Histogram);
 
 impl Recording {
     /// One more of this size.
-    pub fn record(&self, seconds: Duration) {
-        self.0.record(seconds.as_secs_f64());
+    pub fn record(&self, size: impl Amount) {
+        self.0.record(size.amount());
     }
 }

@@ -7,10 +7,15 @@ use metrics::SharedString;
 
 use crate::{chat::FinishReason, profile::Phase, tree::Role};
 
+/// All values that a label may have, known before any of them is recorded; empty for names of devices and models.
+pub type Words = fn() -> Vec<&'static str>;
+
 /// A value of one label.
 pub trait LabelValue {
     /// The label's name.
     const NAME: &'static str;
+    /// All values; empty where a runtime gives them.
+    const WORDS: Words = Vec::new;
     /// The value; cheap.
     fn value(&self) -> SharedString;
 }
@@ -19,6 +24,8 @@ pub trait LabelValue {
 pub trait LabelSet {
     /// Their names.
     const NAMES: &'static [&'static str];
+    /// All values of each.
+    const WORDS: &'static [Words];
     /// Names and values.
     fn labels(&self) -> Vec<metrics::Label>;
 }
@@ -27,8 +34,18 @@ fn label<V: LabelValue>(value: &V) -> metrics::Label {
     metrics::Label::new(V::NAME, value.value())
 }
 
+impl LabelSet for () {
+    const NAMES: &'static [&'static str] = &[];
+    const WORDS: &'static [Words] = &[];
+
+    fn labels(&self) -> Vec<metrics::Label> {
+        Vec::new()
+    }
+}
+
 impl<A: LabelValue> LabelSet for A {
     const NAMES: &'static [&'static str] = &[A::NAME];
+    const WORDS: &'static [Words] = &[A::WORDS];
 
     fn labels(&self) -> Vec<metrics::Label> {
         vec![label(self)]
@@ -37,6 +54,7 @@ impl<A: LabelValue> LabelSet for A {
 
 impl<A: LabelValue, B: LabelValue> LabelSet for (A, B) {
     const NAMES: &'static [&'static str] = &[A::NAME, B::NAME];
+    const WORDS: &'static [Words] = &[A::WORDS, B::WORDS];
 
     fn labels(&self) -> Vec<metrics::Label> {
         vec![label(&self.0), label(&self.1)]
@@ -45,6 +63,7 @@ impl<A: LabelValue, B: LabelValue> LabelSet for (A, B) {
 
 impl<A: LabelValue, B: LabelValue, C: LabelValue> LabelSet for (A, B, C) {
     const NAMES: &'static [&'static str] = &[A::NAME, B::NAME, C::NAME];
+    const WORDS: &'static [Words] = &[A::WORDS, B::WORDS, C::WORDS];
 
     fn labels(&self) -> Vec<metrics::Label> {
         vec![label(&self.0), label(&self.1), label(&self.2)]
@@ -87,6 +106,7 @@ impl LabelValue for Label {
 /// A lease's class. All tenants share a value: they name themselves.
 impl LabelValue for Class {
     const NAME: &'static str = "class";
+    const WORDS: Words = || Class::KINDS.to_vec();
 
     fn value(&self) -> SharedString {
         self.kind().into()
@@ -95,10 +115,40 @@ impl LabelValue for Class {
 
 impl LabelValue for Phase {
     const NAME: &'static str = "phase";
+    const WORDS: Words = || Phase::ALL.iter().map(|phase| phase.name()).collect();
 
     fn value(&self) -> SharedString {
         self.name().into()
     }
+}
+
+macro_rules! given {
+    ($($(#[$doc:meta])* $name:ident = $label:literal;)*) => {
+        $(
+            $(#[$doc])*
+            #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+            pub struct $name(pub &'static str);
+
+            impl LabelValue for $name {
+                const NAME: &'static str = $label;
+
+                fn value(&self) -> SharedString {
+                    self.0.into()
+                }
+            }
+        )*
+    };
+}
+
+given! {
+    /// A version of this crate.
+    Version = "version";
+    /// How it was built: `debug` or `release`.
+    Build = "build";
+    /// What `config.json` calls a family, as the registry has it.
+    Architecture = "architecture";
+    /// The type that a model computes in.
+    Dtype = "dtype";
 }
 
 macro_rules! words {
@@ -123,6 +173,7 @@ macro_rules! words {
 
         impl LabelValue for $name {
             const NAME: &'static str = $label;
+            const WORDS: Words = || vec![$($word),*];
 
             fn value(&self) -> SharedString {
                 self.name().into()
@@ -131,8 +182,10 @@ macro_rules! words {
     };
 }
 
+/// Those of a model; runtime and budget have no model, and say themselves that they are there.
 impl LabelValue for Role {
     const NAME: &'static str = "actor";
+    const WORDS: Words = || Role::OF_A_MODEL.iter().map(|role| role.name()).collect();
 
     fn value(&self) -> SharedString {
         self.name().into()
@@ -142,6 +195,7 @@ impl LabelValue for Role {
 /// Why a lease was refused, without the numbers.
 impl LabelValue for Refusal {
     const NAME: &'static str = "reason";
+    const WORDS: Words = || Refusal::NAMES.to_vec();
 
     fn value(&self) -> SharedString {
         self.name().into()

@@ -9,8 +9,12 @@
 
 #[cfg(feature = "prometheus")]
 mod address;
+#[cfg(feature = "prometheus")]
+mod door;
 mod item;
 mod label;
+#[cfg(feature = "prometheus")]
+mod process;
 #[cfg(feature = "prometheus")]
 mod recorder;
 #[cfg(feature = "prometheus")]
@@ -20,7 +24,10 @@ mod table;
 #[cfg(feature = "prometheus")]
 pub use address::{MetricsAddress, NoAddress};
 pub use item::{Amount, Counter, Gauge, Histogram, Kind, Recording, Row};
-pub use label::{AttemptEnd, DeviceLabel, LabelSet, LabelValue, Permit, Preempted, RequestEnd};
+pub use label::{
+    Architecture, AttemptEnd, Build, DeviceLabel, Dtype, LabelSet, LabelValue, Permit, Preempted, RequestEnd, Version,
+    Words,
+};
 #[cfg(feature = "prometheus")]
 pub use serve::{MetricsServer, ServeMetricsError};
 pub use table::*;
@@ -28,8 +35,7 @@ pub use table::*;
 use std::time::Duration;
 
 use bursar_budgets::{Class, Label, Memory};
-
-use crate::{profile::Phase, tree::Role};
+use metrics::SharedString;
 
 /// How often each actor sets its gauges though nothing happens: a recorder may have been installed since.
 pub(crate) const SHOWN_EVERY: Duration = Duration::from_secs(1);
@@ -39,7 +45,7 @@ pub fn describe() {
     TABLE.iter().for_each(Row::describe);
 }
 
-/// The histograms, each with the upper edges of its buckets, in seconds.
+/// The histograms, each with the upper edges of its buckets, in seconds or tokens.
 ///
 /// ```
 /// let edges = |name| bursar_actors::metric::buckets().find(|(found, _)| *found == name).map(|(_, edges)| edges);
@@ -50,24 +56,21 @@ pub fn buckets() -> impl Iterator<Item = (&'static str, &'static [f64])> {
     TABLE.iter().filter(|row| row.kind == Kind::Histogram).map(|row| (row.name, row.buckets))
 }
 
-/// A model is gone: what its gauges said of it is over. What was counted stays, and so does a plan that was wrong: the
-/// model ends by it.
+/// What this process runs. It is told again and again, as all gauges are.
+pub(crate) fn show_build() {
+    let build = if cfg!(debug_assertions) { "debug" } else { "release" };
+    BUILD_INFO.set(&(Version(env!("CARGO_PKG_VERSION")), Build(build)), true);
+}
+
+/// No actor of a model runs: what its gauges said of it is over. What was counted stays, and so does a plan that was
+/// wrong: the model ends by it.
 pub fn forget_model(model: &Label) {
-    TABLE.iter().filter(|row| row.kind == Kind::Gauge && row.labels == ["model"]).for_each(|row| {
-        row.gauge(vec![row.label(0, model.value())]).set(0.0);
-    });
-    Role::OF_A_MODEL.iter().for_each(|actor| ACTOR_UP.set(&(model.clone(), *actor), 0));
-    for permit in Permit::ALL {
-        PERMITS.set(&(model.clone(), permit), 0);
-        PERMITS_USED.set(&(model.clone(), permit), 0);
-    }
+    forget(Label::NAME, model.value());
 }
 
 /// A device is nobody's any more: what its gauges said of it is over, but for what its leases were at most.
 pub(crate) fn forget_device<'l>(device: &DeviceLabel, leases: impl Iterator<Item = &'l (Label, Class)>) {
-    TABLE.iter().filter(|row| row.kind == Kind::Gauge && row.labels == ["device"]).for_each(|row| {
-        row.gauge(vec![row.label(0, device.value())]).set(0.0);
-    });
+    forget(DeviceLabel::NAME, device.value());
     for (model, class) in leases {
         let labels = (device.clone(), model.clone(), class.clone());
         LEASE_BYTES.set(&labels, 0);
@@ -77,14 +80,25 @@ pub(crate) fn forget_device<'l>(device: &DeviceLabel, leases: impl Iterator<Item
     }
 }
 
+fn forget(name: &'static str, value: SharedString) {
+    let gauges = TABLE.iter().filter(|row| row.kind == Kind::Gauge && row.name != PLAN_ERROR_BYTES.row().name);
+    for row in gauges {
+        row.series_of(name, value.clone()).into_iter().for_each(|labels| row.gauge(labels).set(0.0));
+    }
+}
+
 /// A model begins: everything that is counted of it stands at 0, so that the first of each kind shows as a rise.
 pub fn expect_model(model: &Label) {
-    TABLE.iter().filter(|row| row.kind == Kind::Counter && row.labels == ["model"]).for_each(|row| {
-        row.counter(vec![row.label(0, model.value())]).increment(0);
-    });
-    Phase::ALL.iter().for_each(|phase| OOM_TOTAL.add(&(model.clone(), *phase), 0));
-    Role::OF_A_MODEL.iter().for_each(|actor| RESTARTS_TOTAL.add(&(model.clone(), *actor), 0));
-    RequestEnd::ALL.iter().for_each(|end| REQUESTS_TOTAL.add(&(model.clone(), *end), 0));
-    Preempted::ALL.iter().for_each(|reason| PREEMPTIONS_TOTAL.add(&(model.clone(), *reason), 0));
-    AttemptEnd::ALL.iter().for_each(|end| PROFILE_ATTEMPTS_TOTAL.add(&(model.clone(), *end), 0));
+    expect(Label::NAME, model.value());
+}
+
+/// The same of a device.
+pub fn expect_device(device: &DeviceLabel) {
+    expect(DeviceLabel::NAME, device.value());
+}
+
+fn expect(name: &'static str, value: SharedString) {
+    for row in TABLE {
+        row.series_of(name, value.clone()).into_iter().for_each(|labels| row.expect(labels));
+    }
 }

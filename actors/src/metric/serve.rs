@@ -1,43 +1,25 @@
-//! Metrics and the last events over HTTP, for Prometheus and for `bursar top`.
+//! Metrics, the last events and health over HTTP: for Prometheus, `bursar top`, and who restarts a process or sends it work.
 
-use std::{
-    io,
-    net::SocketAddr,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{io, net::SocketAddr, pin::Pin, sync::Arc};
 
 use axum::{
     Router,
     extract::State,
-    http::header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE},
+    http::{
+        StatusCode,
+        header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE},
+    },
     middleware::map_response,
     response::{IntoResponse, Response},
     routing::get,
-    serve::Listener,
 };
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde_json::{Value, json};
 use thiserror::Error;
-use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore, oneshot},
-    task::JoinHandle,
-    time::{Instant, Sleep, sleep_until},
-};
+use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle};
 
-use super::{MetricsAddress, NoAddress, recorder};
-use crate::runtime::Runtime;
-
-/// So many clients are answered at a time; others wait in the system's queue, which has an end too. A scraper needs one.
-const CONNECTIONS_MAX: usize = 16;
-
-/// A connection is for one answer, and this is all the time that it has, from the greeting to the last byte. A scrape
-/// takes milliseconds, and Prometheus gives up after 10 s.
-const CONNECTION_MAX: Duration = Duration::from_secs(5);
+use super::{MetricsAddress, NoAddress, door::Door, process, recorder};
+use crate::runtime::{Health, Runtime};
 
 /// Why metrics are not served.
 #[derive(Debug, Error)]
@@ -85,8 +67,8 @@ impl ServeMetricsError {
     }
 }
 
-/// An endpoint that is served: `/metrics` is Prometheus' text, `/events` the last events as JSON. It ends when this is
-/// dropped.
+/// An endpoint that is served: `/metrics` is Prometheus' text, `/events` the last events as JSON, `/health` whether the
+/// process lives and takes requests. It ends when this is dropped.
 #[derive(Debug)]
 #[must_use = "the endpoint ends when this is dropped"]
 pub struct MetricsServer {
@@ -98,9 +80,9 @@ pub struct MetricsServer {
 
 impl MetricsServer {
     fn open(address: SocketAddr, listener: TcpListener, shown: Shown) -> Self {
-        let door = Door { listener, places: Arc::new(Semaphore::new(CONNECTIONS_MAX)) };
         let (stop, stopped) = oneshot::channel::<()>();
-        let serving = axum::serve(door, routes(shown)).with_graceful_shutdown(async { drop(stopped.await) });
+        let serving =
+            axum::serve(Door::new(listener), routes(shown)).with_graceful_shutdown(async { drop(stopped.await) });
         // It ends only when it is stopped: a connection that fails is over, and the next one is taken.
         let serving = tokio::spawn(async { drop(serving.await) });
         MetricsServer { address, stop, serving }
@@ -129,6 +111,10 @@ impl Runtime {
     /// Prometheus' text format, `GET /events` a JSON array of this runtime's last events. A port alone is the
     /// loopback's, and port 0 any that is free.
     ///
+    /// `GET /health/live` answers with 200 while this runtime lives, and with 503 when only another would help;
+    /// `/health/ready` with 200 while there is a model and all there are take requests; `/health` with 200 when both are
+    /// so. Each has [`health`](Runtime::health) in its body, as JSON.
+    ///
     /// The first call of a process installs a recorder with the buckets of [`buckets`](super::buckets); later ones, also
     /// of other runtimes, share it, so each of their endpoints has the metrics of all. Serve before you load: counts of
     /// before the recorder was there are not in it.
@@ -137,8 +123,9 @@ impl Runtime {
     /// it, but names of models and leases are, and how much they are asked. Off the loopback, put it behind what guards
     /// the rest.
     ///
-    /// It takes 16 clients at a time and gives each one answer within five seconds. The runtime's end does not wait for
-    /// it, and it goes on behind that until the server is dropped.
+    /// It takes 64 clients at a time and gives each one answer within five seconds; when more come, those that have not
+    /// asked anything go first. The runtime's end does not wait for it, and it goes on after that until the server is
+    /// dropped.
     ///
     /// ```
     /// # use bursar_actors::runtime::{DeviceChoice, Runtime, RuntimeConfig};
@@ -170,7 +157,12 @@ impl Runtime {
         drop(self.budget().measure().await);
         let budget = self.budget().clone();
         let events = Arc::new(move || json!(budget.events().recent()));
-        Ok(MetricsServer::open(bound, listener, Shown { recorder, events }))
+        let actor = self.actor();
+        let health = Arc::new(move || -> Asked<Health> {
+            let actor = actor.clone();
+            Box::pin(async move { Runtime::health_of(&actor).await })
+        });
+        Ok(MetricsServer::open(bound, listener, Shown { recorder, events, health }))
     }
 }
 
@@ -180,15 +172,25 @@ struct Shown {
     recorder: PrometheusHandle,
     /// Must not hold the runtime, which ends with its last clone.
     events: Arc<dyn Fn() -> Value + Send + Sync>,
+    /// Likewise.
+    health: Arc<dyn Fn() -> Asked<Health> + Send + Sync>,
 }
 
+type Asked<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
 fn routes(shown: Shown) -> Router {
-    let routes = Router::new().route("/metrics", get(metrics)).route("/events", get(events));
+    let routes = Router::new()
+        .route("/metrics", get(metrics))
+        .route("/events", get(events))
+        .route("/health", get(async |State(shown): State<Shown>| health(shown, Health::is_ready).await))
+        .route("/health/ready", get(async |State(shown): State<Shown>| health(shown, Health::is_ready).await))
+        .route("/health/live", get(async |State(shown): State<Shown>| health(shown, |health| health.is_live).await));
     // Whatever the answer is, no place is kept for another question.
     routes.layer(map_response(async |answer: Response| ([(CONNECTION, "close")], answer))).with_state(shown)
 }
 
 async fn metrics(State(shown): State<Shown>) -> impl IntoResponse {
+    process::show();
     answer("text/plain; version=0.0.4; charset=utf-8", shown.recorder.render())
 }
 
@@ -196,75 +198,31 @@ async fn events(State(shown): State<Shown>) -> impl IntoResponse {
     answer("application/json", (shown.events)().to_string())
 }
 
+/// Load balancers and supervisors of processes read the status and people the body.
+async fn health(shown: Shown, is_well: impl Fn(&Health) -> bool) -> impl IntoResponse {
+    let health = (shown.health)().await;
+    let status = if is_well(&health) { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let body = json!({ "live": health.is_live, "ready": health.is_ready(), "models": health.models });
+    (status, answer("application/json", body.to_string()))
+}
+
 fn answer(content: &'static str, body: String) -> impl IntoResponse {
     ([(CONTENT_TYPE, content), (CACHE_CONTROL, "no-store")], body)
 }
 
-/// Lets in as many clients as there are places.
-struct Door {
-    listener: TcpListener,
-    places: Arc<Semaphore>,
-}
-
-impl Listener for Door {
-    type Io = Visit;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (Visit, SocketAddr) {
-        let place = self.places.clone().acquire_owned().await.expect("the places are never closed");
-        let (stream, from) = Listener::accept(&mut self.listener).await;
-        let over = Box::pin(sleep_until(Instant::now() + CONNECTION_MAX));
-        (Visit { stream, over, _place: place }, from)
-    }
-
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
-    }
-}
-
-/// A connection that has its place, until its time is over.
-struct Visit {
-    stream: TcpStream,
-    over: Pin<Box<Sleep>>,
-    _place: OwnedSemaphorePermit,
-}
-
-impl Visit {
-    /// The stream, while there is time; who waits on it is woken when there is none any more.
-    fn in_time(&mut self, context: &mut Context<'_>) -> io::Result<Pin<&mut TcpStream>> {
-        match self.over.as_mut().poll(context) {
-            Poll::Ready(()) => Err(io::ErrorKind::TimedOut.into()),
-            Poll::Pending => Ok(Pin::new(&mut self.stream)),
-        }
-    }
-}
-
-impl AsyncRead for Visit {
-    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        self.in_time(context)?.poll_read(context, into)
-    }
-}
-
-impl AsyncWrite for Visit {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.in_time(context)?.poll_write(context, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.in_time(context)?.poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.in_time(context)?.poll_shutdown(context)
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use metrics_exporter_prometheus::PrometheusBuilder;
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use std::{collections::BTreeMap, time::Duration};
 
-    use super::*;
+    use metrics_exporter_prometheus::PrometheusBuilder;
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpStream,
+        time::Instant,
+    };
+
+    use super::{super::door::CONNECTIONS_MAX, *};
+    use crate::runtime::ModelHealth;
 
     /// More than any system keeps for a client that does not read.
     const LARGE: usize = 12 << 20;
@@ -275,7 +233,10 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("it is bound");
         let events: Arc<dyn Fn() -> Value + Send + Sync> = Arc::new(|| Value::String("e".repeat(LARGE)));
-        MetricsServer::open(address, listener, Shown { recorder: recorder.handle(), events })
+        let models = BTreeMap::from([("a".to_owned(), ModelHealth::Ready), ("b".to_owned(), ModelHealth::Starting)]);
+        let health = Health { is_live: true, models };
+        let health = Arc::new(move || -> Asked<Health> { Box::pin(std::future::ready(health.clone())) });
+        MetricsServer::open(address, listener, Shown { recorder: recorder.handle(), events, health })
     }
 
     /// A client that has said this.
@@ -292,16 +253,18 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn clients_that_do_not_speak_or_do_not_read_have_their_time_and_the_next_has_its_answer() {
+    async fn silent_and_slow_clients_delay_no_scrape_by_more_than_a_second() {
         let (server, mut slow) = (server().await, Vec::new());
-        for _ in 0..CONNECTIONS_MAX / 2 {
+        // Several times as many as there are places.
+        for _ in 0..CONNECTIONS_MAX * 2 {
+            slow.push(client(&server, "").await);
             slow.push(client(&server, "GET /metrics HTT").await);
             slow.push(client(&server, "GET /events HTTP/1.1\r\nhost: here\r\n\r\n").await);
         }
         let begun = Instant::now();
         let heard = rest(client(&server, "GET /metrics HTTP/1.1\r\nhost: here\r\n\r\n").await).await;
         assert!(heard.starts_with("HTTP/1.1 200 OK") && heard.contains("bursar_here 7"), "{heard}");
-        assert!((CONNECTION_MAX..CONNECTION_MAX * 2).contains(&begun.elapsed()), "all places were taken until then");
+        assert!(begun.elapsed() <= Duration::from_secs(1), "{:?}", begun.elapsed());
         drop(slow);
         server.shutdown().await;
     }
@@ -312,6 +275,10 @@ mod tests {
         for (asks, status) in [
             ("GET /metrics", "200"),
             ("HEAD /metrics", "200"),
+            ("GET /health", "503"),
+            ("GET /health/live", "200"),
+            ("GET /health/ready", "503"),
+            ("GET /health/dead", "404"),
             ("GET /", "404"),
             ("GET /metrics/", "404"),
             ("POST /events", "405"),
@@ -321,6 +288,12 @@ mod tests {
             // It ends, though nobody says that it should.
             let heard = rest(client(&server, &said).await).await;
             assert!(heard.starts_with(&format!("HTTP/1.1 {status}")), "{asks}: {heard}");
+            if asks.contains("health") && status != "404" {
+                let (_, body) = heard.split_once("\r\n\r\n").expect("a head and a body");
+                let told: Value = serde_json::from_str(body).expect("JSON");
+                let models = json!({ "a": "ready", "b": "starting" });
+                assert_eq!(told, json!({ "live": true, "ready": false, "models": models }));
+            }
         }
         server.shutdown().await;
     }

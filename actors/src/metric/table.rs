@@ -2,7 +2,10 @@
 
 use bursar_budgets::{Class, Label, Refusal};
 
-use super::{AttemptEnd, Counter, DeviceLabel, Gauge, Histogram, Permit, Preempted, RequestEnd, Row};
+use super::{
+    Architecture, AttemptEnd, Build, Counter, DeviceLabel, Dtype, Gauge, Histogram, Permit, Preempted, RequestEnd, Row,
+    Version,
+};
 use crate::{profile::Phase, tree::Role};
 
 macro_rules! table {
@@ -36,6 +39,12 @@ const REQUEST: &[f64] = &[
     0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0,
     50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
 ];
+/// Tokens of a prompt or a reply: 1, 2 and 5 times each power of ten, as vLLM has them, up to a million.
+const LENGTH: &[f64] =
+    &[1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6];
+/// Tokens of a step: vLLM's (`iteration_tokens_total`), and those between which a batch of decoding lies.
+const STEP_SIZE: &[f64] =
+    &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0];
 /// Of a step: a decode step of a small model takes 1 ms, a full prompt on a CPU some seconds.
 const STEP: &[f64] = &[
     0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.008, 0.01, 0.0125, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2,
@@ -47,6 +56,14 @@ const SHRINK: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5
 const LEASE: &[f64] = &[0.0001, 0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0, 3600.0];
 
 table! {
+    BUILD_INFO: Gauge<(Version, Build)> = "bursar_build_info", "1: what this process runs stands in the labels.";
+    MODEL_INFO: Gauge<(Label, Architecture, Dtype)> = "bursar_model_info", "1 for a model that has been ready and was not unloaded since, whether or not it serves now.";
+    PROCESS_START_TIME_SECONDS: Gauge<()> = "process_start_time_seconds", "When the process began, in seconds since 1970.";
+    PROCESS_CPU_SECONDS_TOTAL: Counter<()> = "process_cpu_seconds_total", "CPU time that it has taken, in whole seconds.";
+    PROCESS_RESIDENT_MEMORY_BYTES: Gauge<()> = "process_resident_memory_bytes", "Host memory that it has in use.";
+    PROCESS_VIRTUAL_MEMORY_BYTES: Gauge<()> = "process_virtual_memory_bytes", "Addresses that it has taken, most of them without memory.";
+    PROCESS_OPEN_FDS: Gauge<()> = "process_open_fds", "Files and connections that it has open.";
+    PROCESS_MAX_FDS: Gauge<()> = "process_max_fds", "How many of them it may have open.";
     DEVICE_TOTAL_BYTES: Gauge<DeviceLabel> = "bursar_device_total_bytes", "The device's memory, as its driver reports it.";
     DEVICE_FREE_BYTES: Gauge<DeviceLabel> = "bursar_device_free_bytes", "What nobody uses of it, as its driver reports it.";
     OVERHEAD_BYTES: Gauge<DeviceLabel> = "bursar_overhead_bytes", "What this process uses that no lease can hold: context, loaded modules, handles of libraries.";
@@ -105,12 +122,16 @@ table! {
     TOKEN_INTERVAL_SECONDS: Histogram<Label> = "bursar_token_interval_seconds", "From one token of a reply to the next.", BETWEEN_TOKENS;
     QUEUE_SECONDS: Histogram<Label> = "bursar_queue_seconds", "From the scheduler's hearing of a request to its first step.", REQUEST;
     REQUEST_SECONDS: Histogram<Label> = "bursar_request_seconds", "From the question to the end of its reply, of those that ended by themselves.", REQUEST;
+    PREFILL_SECONDS: Histogram<Label> = "bursar_prefill_seconds", "From the first step of a request to the first token of its reply, of those that ended by themselves.", REQUEST;
+    DECODE_SECONDS: Histogram<Label> = "bursar_decode_seconds", "From the first token of a reply to its last, of those that ended by themselves.", REQUEST;
+    REQUEST_PROMPT_TOKENS: Histogram<Label> = "bursar_request_prompt_tokens", "Tokens of a prompt, of requests that ended by themselves.", LENGTH;
+    REQUEST_GENERATED_TOKENS: Histogram<Label> = "bursar_request_generated_tokens", "Tokens of a reply that ended by itself.", LENGTH;
     GRAPH_REPLAYS_TOTAL: Counter<Label> = "bursar_graph_replays_total", "Steps that ran as a captured graph.";
     EAGER_STEPS_TOTAL: Counter<Label> = "bursar_eager_steps_total", "Steps that ran launch by launch.";
     GRAPHS_CAPTURED: Gauge<Label> = "bursar_graphs_captured", "Sizes of decode steps that are captured as graphs.";
     GRAPHS_NOT_RECAPTURED_TOTAL: Counter<Label> = "bursar_graphs_not_recaptured_total", "Lanes that took over from one that died and could not capture all sizes again: decode steps of the others run launch by launch.";
     STEP_SECONDS: Histogram<Label> = "bursar_step_seconds", "What a step took, launch and answer included; of one that was launched behind another, from the end of that one.", STEP;
-    STEP_TOKENS_TOTAL: Counter<Label> = "bursar_step_tokens_total", "Tokens that steps computed.";
+    STEP_TOKENS: Histogram<Label> = "bursar_step_tokens", "Tokens that a step computed, of prompts and replies.", STEP_SIZE;
 }
 
 #[cfg(test)]
@@ -124,17 +145,18 @@ mod tests {
     fn names_follow_the_conventions_of_prometheus() {
         let names: BTreeSet<_> = TABLE.iter().map(|row| row.name).collect();
         assert_eq!(names.len(), TABLE.len(), "each name stands once");
-        for Row { name, kind, labels, help, buckets } in TABLE {
-            assert!(name.starts_with("bursar_"), "{name}");
+        for Row { name, kind, labels, help, buckets, .. } in TABLE {
+            assert!(["bursar_", "process_"].iter().any(|prefix| name.starts_with(prefix)), "{name}");
             assert!(name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'), "{name}");
             assert_eq!(name.ends_with("_total"), *kind == Kind::Counter, "{name} is a {}", kind.name());
-            assert_eq!(name.ends_with("_seconds") && !buckets.is_empty(), *kind == Kind::Histogram, "{name}");
+            assert_eq!(!buckets.is_empty(), *kind == Kind::Histogram, "{name}");
+            let has_unit = ["_seconds", "_tokens"].iter().any(|unit| name.ends_with(unit));
+            assert!(has_unit || *kind != Kind::Histogram, "{name} says what it counts");
             assert!(help.ends_with('.') && !help.contains('\n'), "{name} is told in sentences");
-            assert!(
-                labels
-                    .iter()
-                    .all(|label| ["device", "model", "class", "phase", "reason", "actor", "permit"].contains(label))
-            );
+            let known = ["device", "model", "class", "phase", "reason", "actor", "permit"];
+            let of_info = ["version", "build", "architecture", "dtype"];
+            let is_known = |label: &&str| known.contains(label) || name.ends_with("_info") && of_info.contains(label);
+            assert!(labels.iter().all(is_known), "{name}: {labels:?}");
         }
     }
 

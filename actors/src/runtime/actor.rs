@@ -10,7 +10,10 @@ use bursar_budgets::{Bytes, Device, Gate, Label, LedgerConfig};
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::sync::{oneshot, watch};
 
-use super::{Home, MakeDevice, RuntimeMessage, Shown, Supervised, show::no_model};
+use super::{
+    Health, Home, MakeDevice, ModelHealth, RuntimeMessage, Shown, Supervised,
+    show::{Known, no_model},
+};
 use crate::{
     budget::{Budget, BudgetActor, BudgetArguments, Desk, NO_MODEL, WatchOptions},
     chat::{ChatError, ModelHandle},
@@ -60,6 +63,8 @@ pub struct RuntimeState {
     pub(super) budget: ActorCell,
     budget_restarts: RestartLog,
     pub(super) engines: BTreeMap<String, Engine>,
+    /// Models that were ready and have ended by themselves, until somebody unloads them or loads others of their names.
+    pub(super) fallen: BTreeMap<String, Known>,
     next_generation: u64,
     pub(super) born: Instant,
     /// Who waits for the end of everything. Nothing is loaded any more from the first on.
@@ -80,6 +85,10 @@ pub(super) struct Engine {
     leaving: Vec<Home>,
     /// An end is being put to it. So many requests were under way.
     pub(super) ending: Option<usize>,
+    /// Somebody has unloaded it, or does not want it any more.
+    is_let_go: bool,
+    /// Since it was ready for the first time.
+    pub(super) known: Option<Known>,
 }
 
 /// Whoever waits for a budget that will never come hears so, however the runtime ends.
@@ -118,6 +127,7 @@ impl Actor for RuntimeActor {
             budget,
             budget_restarts: RestartLog::new(Policy::OneForOne, budget_intensity, 1),
             engines: BTreeMap::new(),
+            fallen: BTreeMap::new(),
             next_generation: 0,
             born: Instant::now(),
             shutting_down: Vec::new(),
@@ -140,8 +150,10 @@ impl Actor for RuntimeActor {
             load @ RuntimeMessage::Load { .. } if state.is_lost => drop(myself.send_after(LOSS_POLL, || load)),
             RuntimeMessage::Load { name, source, mut options, progress, reply } => {
                 let name = state.free_name(name);
+                state.fallen.remove(&name).iter().for_each(|fallen| fallen.show(false));
                 let (status, watched) = watch::channel(Status::Starting);
                 let (label, losses) = (Label::from(name.clone()), state.shown.losses.subscribe());
+                metric::expect_model(&label);
                 let handle = ModelHandle::new(label.clone(), watched, options.requests, losses);
                 let device = state.shown.device.borrow().clone();
                 options.envelope.get_or_insert_with(|| LoadOptions::envelope_for(device.as_ref()));
@@ -161,6 +173,7 @@ impl Actor for RuntimeActor {
                 tokio::spawn(await_start(myself.clone(), name, load, handle, reply));
             }
             RuntimeMessage::Unload { name, within, reply } => {
+                state.fallen.remove(&name).iter().for_each(|fallen| fallen.show(false));
                 let home = Box::new(move |cut_off| reply.answer(cut_off));
                 state.end_within(&myself, &name, within, UNLOADED, home);
             }
@@ -168,8 +181,10 @@ impl Actor for RuntimeActor {
                 let engines = state.engines.iter().map(|(name, engine)| (name.clone(), engine.cell.clone()));
                 reply.answer(Supervised { budget: state.budget.clone(), engines: engines.collect() });
             }
+            RuntimeMessage::Health(reply) => reply.answer(state.health()),
             RuntimeMessage::Forget { name, load, home } => {
                 if state.has(&name, load) {
+                    state.engines.get_mut(&name).into_iter().for_each(|engine| engine.is_let_go = true);
                     state.end(&myself, &name, "it did not start", home);
                 } else {
                     home(0);
@@ -188,6 +203,11 @@ impl Actor for RuntimeActor {
                     let engine = state.engines.remove(&name).expect("seen above");
                     let cut_off = engine.ending.unwrap_or_default();
                     metric::forget_model(&engine.arguments.label);
+                    match engine.known {
+                        Some(known) if engine.is_let_go => known.show(false),
+                        Some(known) => drop(state.fallen.insert(name, known)),
+                        None => {}
+                    }
                     engine.leaving.into_iter().for_each(|home| home(cut_off));
                 }
             }
@@ -326,13 +346,29 @@ impl RuntimeState {
         self.next_generation += 1;
         let arguments = EngineArguments { generation, ..arguments };
         let (engine, _) = EngineActor::spawn_linked(None, EngineActor, arguments.clone(), myself.get_cell()).await?;
-        let (restarts, leaving) = match self.engines.remove(&name) {
-            Some(earlier) => (earlier.restarts, earlier.leaving),
-            None => (RestartLog::new(Policy::OneForOne, arguments.options.engine_intensity, 1), Vec::new()),
-        };
         let cell = engine.get_cell();
-        self.engines.insert(name, Engine { load, cell, arguments, restarts, requests, leaving, ending: None });
+        let engine = match self.engines.remove(&name) {
+            Some(earlier) => Engine { load, cell, arguments, requests, ending: None, ..earlier },
+            None => {
+                let restarts = RestartLog::new(Policy::OneForOne, arguments.options.engine_intensity, 1);
+                let (leaving, is_let_go) = (Vec::new(), false);
+                Engine { load, cell, arguments, restarts, requests, leaving, ending: None, is_let_go, known: None }
+            }
+        };
+        self.engines.insert(name, engine);
         Ok(())
+    }
+
+    fn health(&self) -> Health {
+        let health = |engine: &Engine| match &*engine.arguments.status.borrow() {
+            _ if engine.is_let_go => ModelHealth::Leaving,
+            Status::Starting => ModelHealth::Starting,
+            Status::Ready(_) => ModelHealth::Ready,
+            Status::Failed(_) | Status::Stopped { .. } => ModelHealth::Stopped,
+        };
+        let fallen = self.fallen.keys().map(|name| (name.clone(), ModelHealth::Stopped));
+        let engines = self.engines.iter().map(|(name, engine)| (name.clone(), health(engine)));
+        Health { is_live: true, models: fallen.chain(engines).collect() }
     }
 
     /// The dead engine's actors died with it. Its bytes come home; then it starts again with the weights it had.
@@ -371,6 +407,7 @@ impl RuntimeState {
     ) {
         let Some(engine) = self.engines.get_mut(name) else { return home(0) };
         engine.requests.close();
+        engine.is_let_go = true;
         if within.is_zero() || engine.requests.taken() == 0 {
             return self.end(myself, name, reason, home);
         }

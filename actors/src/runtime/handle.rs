@@ -10,7 +10,7 @@ use ractor::{Actor, ActorCell, ActorRef};
 use thiserror::Error;
 
 use super::{
-    DeviceChoice, RuntimeActor, RuntimeArguments, RuntimeMessage, Shown, Supervised, device::Opened, unwinding,
+    DeviceChoice, Health, RuntimeActor, RuntimeArguments, RuntimeMessage, Shown, Supervised, device::Opened, unwinding,
 };
 use crate::{
     budget::{Budget, Desk, WatchOptions},
@@ -247,6 +247,36 @@ impl Runtime {
     /// The runtime supervisor did not answer.
     pub async fn supervised(&self) -> Result<Supervised, RuntimeError> {
         Ok(tree::SUPERVISED.ask(&self.inner.actor, RuntimeMessage::Supervised).await?)
+    }
+
+    /// Whether it lives, and how each model is. `serve_metrics` answers the same at `/health`.
+    ///
+    /// ```
+    /// # use bursar_actors::{engine::LoadOptions, runtime::{ModelHealth, ModelSource, Runtime, RuntimeConfig}};
+    /// # #[tokio::main(flavor = "multi_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let runtime = Runtime::start(RuntimeConfig::default()).await?;
+    /// let health = runtime.health().await;
+    /// assert!(health.is_live && !health.is_ready(), "there is no model yet");
+    /// runtime.load_with(ModelSource::demo(), LoadOptions::small(), |_| {}).await?;
+    /// assert_eq!(runtime.health().await.models["demo"], ModelHealth::Ready);
+    /// # runtime.shutdown().await;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn health(&self) -> Health {
+        Runtime::health_of(&self.inner.actor).await
+    }
+
+    /// The same for who must not keep a runtime from ending.
+    pub(crate) async fn health_of(actor: &ActorRef<RuntimeMessage>) -> Health {
+        tree::HEALTH.ask(actor, RuntimeMessage::Health).await.unwrap_or_default()
+    }
+
+    /// The supervisor, which ends though this is held.
+    #[cfg(feature = "prometheus")]
+    pub(crate) fn actor(&self) -> ActorRef<RuntimeMessage> {
+        self.inner.actor.clone()
     }
 
     /// Ends everything and waits for it.

@@ -6,6 +6,7 @@ use bursar_budgets::{Device, DeviceError};
 use bursar_model::checkpoint::CheckpointOrigin;
 use ractor::ActorCell;
 
+use super::Health;
 use crate::{
     chat::ModelHandle,
     engine::{LoadOptions, ProgressSink, StartError},
@@ -40,6 +41,8 @@ pub enum RuntimeMessage {
         /// A handle.
         reply: Reply<Result<ModelHandle, Arc<StartError>>>,
     },
+    /// How it is; see [`crate::tree::HEALTH`].
+    Health(Reply<Health>),
     /// End a model; answered when every byte that it had is home. Unknown names are nobody's loss.
     Unload {
         /// Its name.

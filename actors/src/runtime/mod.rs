@@ -3,6 +3,7 @@
 mod actor;
 mod device;
 mod handle;
+mod health;
 mod loss;
 mod message;
 mod show;
@@ -11,5 +12,6 @@ mod unwinding;
 pub use actor::{RuntimeActor, RuntimeArguments};
 pub use device::{DeviceChoice, MakeDevice};
 pub use handle::{ModelSource, Runtime, RuntimeConfig, RuntimeError};
+pub use health::{Health, ModelHealth};
 pub use loss::{Losses, Shown};
 pub use message::{Home, RuntimeMessage, Supervised};

@@ -1,13 +1,44 @@
-//! What the runtime shows: who of its own runs, and what is over of models that have ended.
+//! What the runtime shows: who of its own runs, which models it has, and what is over of those that have ended.
 
 use bursar_budgets::Label;
 
-use super::actor::RuntimeState;
+use super::actor::{Engine, RuntimeState};
 use crate::{
-    metric::{self, DeviceLabel},
+    engine::Status,
+    metric::{self, Architecture, DeviceLabel, Dtype},
     supervise::runs,
     tree::Role,
 };
+
+/// A model that has been ready, as its gauge names it.
+#[derive(Clone)]
+pub(super) struct Known(Label, Architecture, Dtype);
+
+impl Known {
+    /// Whether it is there: until it is unloaded.
+    pub(super) fn show(&self, is_there: bool) {
+        let Known(model, architecture, dtype) = self.clone();
+        metric::MODEL_INFO.set(&(model, architecture, dtype), is_there);
+    }
+
+    /// None of its actors runs.
+    pub(super) fn show_fallen(&self) {
+        metric::forget_model(&self.0);
+        self.show(true);
+    }
+}
+
+impl Engine {
+    /// Looks whether its model is ready for the first time.
+    fn get_to_know(&mut self) {
+        let shelf = &self.arguments.shelf;
+        let is_ready = self.known.is_none() && matches!(*self.arguments.status.borrow(), Status::Ready(_));
+        if let (true, Some(model), Some(processor)) = (is_ready, shelf.model(), shelf.processor()) {
+            let dtype = Dtype(processor.target().activation().name());
+            self.known = Some(Known(self.arguments.label.clone(), Architecture(model.config().architecture()), dtype));
+        }
+    }
+}
 
 /// The model's label of what belongs to none.
 pub(super) fn no_model() -> Label {
@@ -16,19 +47,23 @@ pub(super) fn no_model() -> Label {
 
 impl RuntimeState {
     /// Sets the gauges; what is counted stands at 0 until it is counted.
-    pub(super) fn show(&self) {
+    pub(super) fn show(&mut self) {
+        metric::show_build();
         let up = |role: Role, is_up: bool| metric::ACTOR_UP.set(&(no_model(), role), is_up);
         up(Role::Runtime, true);
         up(Role::Budget, runs(&self.budget));
         metric::RESTARTS_TOTAL.add(&(no_model(), Role::Budget), 0);
-        metric::DEVICE_LOSSES_TOTAL.add(&DeviceLabel::of(self.shown.device.borrow().as_ref()), 0);
-        for engine in self.engines.values() {
+        metric::expect_device(&DeviceLabel::of(self.shown.device.borrow().as_ref()));
+        for engine in self.engines.values_mut() {
             if !runs(&engine.cell) {
                 // Its actors died with it.
                 metric::forget_model(&engine.arguments.label);
             }
+            engine.get_to_know();
+            engine.known.iter().for_each(|known| known.show(true));
             engine.requests.show();
         }
+        self.fallen.values().for_each(Known::show_fallen);
     }
 }
 
@@ -39,6 +74,8 @@ impl Drop for RuntimeState {
             metric::ACTOR_UP.set(&(no_model(), role), false);
         }
         self.engines.values().for_each(|engine| metric::forget_model(&engine.arguments.label));
+        let known = self.engines.values().filter_map(|engine| engine.known.as_ref());
+        known.chain(self.fallen.values()).for_each(|known| known.show(false));
         self.desk.0.forget_shown(&DeviceLabel::of(self.shown.device.borrow().as_ref()));
     }
 }

@@ -11,7 +11,7 @@ use bursar_kernels::ops::argmax::NO_CHOICE;
 use bursar_model::{error::SamplingError, flow::Token, sampling::Score};
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::{sync::mpsc, time::Instant};
-use tracing::{Span, debug};
+use tracing::{Level, Span, debug, enabled};
 
 use super::{Admission, ChosenRow, Delivery, Effect, Input, Limits, SchedulerCore, SchedulerMessage, Scored, StepPlan};
 use crate::{
@@ -91,6 +91,8 @@ struct Caller {
     /// None once no step to come wants them.
     pins: Option<Arc<PinnedPictures>>,
     span: Span,
+    /// A step has been planned with it.
+    has_begun: bool,
 }
 
 impl Actor for SchedulerActor {
@@ -133,7 +135,9 @@ impl Actor for SchedulerActor {
             }
             SchedulerMessage::Admit(Admission { sequence, pins, deliveries, span }) => {
                 span.in_scope(|| debug!(sequence = sequence.id.0, tokens = sequence.tokens.len(), "waits for blocks"));
-                state.callers.insert(sequence.id, Caller { deliveries: Some(deliveries), pins, span });
+                state
+                    .callers
+                    .insert(sequence.id, Caller { deliveries: Some(deliveries), pins, span, has_begun: false });
                 state.core.step(Input::Admit(Box::new(sequence)))
             }
             SchedulerMessage::Cancel(sequence) => state.cancel(sequence),
@@ -207,8 +211,10 @@ impl SchedulerState {
     ) -> Result<Vec<Effect>, ActorProcessingErr> {
         match effect {
             Effect::Allot(demands) => {
-                let allotment =
-                    tree::ALLOT_BLOCKS.ask(&self.arguments.kv, |reply| KvMessage::Allot { demands, reply }).await?;
+                let begin = demands.iter().filter(|demand| demand.held == 0);
+                let spans = begin.filter_map(|demand| self.told_of(demand.sequence)).collect();
+                let allot = |reply| KvMessage::Allot { demands, spans, reply };
+                let allotment = tree::ALLOT_BLOCKS.ask(&self.arguments.kv, allot).await?;
                 return Ok(self.core.step(Input::Allotted(allotment)));
             }
             Effect::Run(plan) => self.run(myself.clone(), *plan),
@@ -302,6 +308,26 @@ impl SchedulerState {
         }
     }
 
+    /// A sequence with its request, for who else tells of it.
+    fn told_of(&self, sequence: SequenceId) -> Option<(SequenceId, Span)> {
+        self.callers.get(&sequence).map(|caller| (sequence, caller.span.clone()))
+    }
+
+    /// The requests that a lane tells of a step: those that begin with it, and those whose prompts it goes on with. One
+    /// that decodes has a step for each of its tokens, and nobody would read that.
+    fn spans(&mut self, plan: &StepPlan) -> Vec<Span> {
+        if !enabled!(Level::DEBUG) {
+            return Vec::new();
+        }
+        let tokens = plan.batch.query_starts.windows(2).map(|ends| ends[1] - ends[0]);
+        let span = |(id, tokens): (&SequenceId, u32)| {
+            let caller = self.callers.get_mut(id)?;
+            let begins = !std::mem::replace(&mut caller.has_begun, true);
+            (begins || tokens > 1).then(|| caller.span.clone())
+        };
+        plan.parts.iter().zip(tokens).filter_map(span).collect()
+    }
+
     /// Whether the caller is still there.
     fn deliver(&self, sequence: SequenceId, delivery: Delivery) -> bool {
         let deliveries = self.callers.get(&sequence).and_then(|caller| caller.deliveries.as_ref());
@@ -316,17 +342,19 @@ impl SchedulerState {
         };
         let scores = plan.scored.iter().flat_map(score).collect();
         let pins = plan.shown.read.iter().filter_map(|id| self.callers.get(id)?.pins.clone()).collect();
+        let spans = self.spans(&plan);
         // From here on only the steps that read them hold them.
         for past in &plan.shown.past {
             self.callers.get_mut(past).into_iter().for_each(|caller| caller.pins = None);
         }
         self.under_way.push_back(UnderWay { rows: plan.rows, scored: plan.scored, launched: Instant::now() });
-        metric::STEP_TOKENS_TOTAL.add(&self.arguments.model, plan.batch.token_count());
+        metric::STEP_TOKENS.record(&self.arguments.model, plan.batch.token_count());
         let answer = Answer::to(move |outcome| {
             // An actor that is gone does not wait for it.
             drop(myself.send_message(SchedulerMessage::Stepped(outcome)));
         });
-        self.arguments.lane.submit(Job::Step(Box::new(StepJob { batch: plan.batch, choices, scores, pins, answer })));
+        let job = StepJob { batch: plan.batch, choices, scores, pins, spans, answer };
+        self.arguments.lane.submit(Job::Step(Box::new(job)));
     }
 
     fn choice(&self, row: &ChosenRow) -> Choice {

@@ -10,7 +10,7 @@ use bursar_model::{
 };
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::sync::Semaphore;
-use tracing::{Instrument, debug, debug_span};
+use tracing::{Instrument, Level, Span, debug, debug_span, enabled};
 
 use super::{
     Effect, Input, PictureKey, PinnedPicture, PinnedPictures, Ticket, VisionCore, VisionError, VisionMessage, Wanted,
@@ -291,7 +291,14 @@ impl VisionState {
             // An actor that is gone does not wait for it.
             drop(myself.send_message(VisionMessage::Encoded(outcome)));
         });
-        self.arguments.lane.submit(Job::Encode(Box::new(EncodeJob { batch, host, answer })));
+        let spans = if enabled!(Level::DEBUG) { self.wanting(pictures) } else { Vec::new() };
+        self.arguments.lane.submit(Job::Encode(Box::new(EncodeJob { batch, host, spans, answer })));
+    }
+
+    /// The requests that wait for any of these pictures.
+    fn wanting(&self, pictures: &[(PictureKey, Arc<[u32]>)]) -> Vec<Span> {
+        let wants = |pending: &&Pending| pictures.iter().any(|(key, _)| pending.keys.contains(key));
+        self.pending.values().filter(wants).map(|pending| pending.reply.span().clone()).collect()
     }
 }
 

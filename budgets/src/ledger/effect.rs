@@ -170,6 +170,21 @@ pub enum Refusal {
 }
 
 impl Refusal {
+    /// What [`name`](Refusal::name) may be.
+    pub const NAMES: [&'static str; 11] = [
+        "short",
+        "too_large",
+        "behind",
+        "overloaded",
+        "gate_closed",
+        "owner_dead",
+        "predecessor_holds",
+        "not_held",
+        "nothing",
+        "canary_asked",
+        "withdrawn",
+    ];
+
     /// The reason as one word, without the numbers.
     pub const fn name(&self) -> &'static str {
         match self {

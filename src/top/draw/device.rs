@@ -3,7 +3,11 @@
 use bursar::Bytes;
 use ratatui::text::Line;
 
-use super::{bar, panel::Panel, words};
+use super::{
+    bar,
+    panel::{Fit, Panel},
+    words,
+};
 use crate::top::{
     palette::Colours,
     view::{DeviceView, LeaseView, Tally, View},
@@ -13,15 +17,17 @@ use crate::top::{
 const NARROW: u16 = 60;
 
 /// One device. What is wrong stands right below the bar.
-pub fn panel(device: &DeviceView, width: u16, bar_rows: usize, colours: Colours) -> Panel {
+pub fn panel(device: &DeviceView, width: u16, bar_rows: usize, fit: Fit, colours: Colours) -> Panel {
     let bar = bar::bar(&device.pieces, width, colours);
     let mut lines = vec![bar; bar_rows];
     let wrong = wrong(device);
     if !wrong.is_empty() {
-        lines.push(Line::styled(words::cut(&wrong.join(", "), width.into()), colours.bad()));
+        let wrong = fit.lines(&wrong.join(", "), width.into());
+        lines.extend(wrong.into_iter().map(|text| Line::styled(text, colours.bad())));
     }
     lines.extend(bar::legend(&device.pieces, width, colours));
-    lines.push(Line::styled(words::cut(&usual(device).join("   "), width.into()), colours.faint()));
+    let usual = fit.lines(&usual(device).join("   "), width.into());
+    lines.extend(usual.into_iter().map(|text| Line::styled(text, colours.faint())));
     let (free, total) = (device.free(), device.total);
     let share = words::percent(free.0 as f64 / total.0.max(1) as f64);
     // The share is what can be reckoned.

@@ -5,16 +5,19 @@ use ratatui::{
     text::{Line, Span},
 };
 
-use super::{panel::Panel, words};
+use super::{
+    panel::{Fit, Panel},
+    words,
+};
 use crate::top::{event::Weight, palette::Colours, view::View};
 
 /// All events that there are; `now` in seconds since 1970.
-pub fn panel(view: &View, now: f64, width: u16, colours: Colours) -> Panel {
+pub fn panel(view: &View, now: f64, width: u16, fit: Fit, colours: Colours) -> Panel {
     let mut lines: Vec<_> = view
         .events
         .iter()
         .rev()
-        .map(|event| {
+        .flat_map(|event| {
             let style = match event.weight {
                 Weight::Usual => Style::new(),
                 Weight::Notable => colours.notable(),
@@ -22,11 +25,16 @@ pub fn panel(view: &View, now: f64, width: u16, colours: Colours) -> Panel {
             };
             let age = if event.at.is_nan() { String::new() } else { words::age(now - event.at) };
             let (title, room) = (words::cut(&event.title(), 15), usize::from(width).saturating_sub(25));
-            Line::from(vec![
-                Span::styled(format!(" {age:>6} "), colours.faint()),
-                Span::styled(format!("{title:<15}"), style),
-                Span::raw(format!("  {}", words::cut(&event.told, room))),
-            ])
+            let told = fit.lines(&event.told, room).into_iter().enumerate();
+            let line = move |(place, told): (usize, String)| {
+                let (age, title) = if place == 0 { (&*age, &*title) } else { ("", "") };
+                Line::from(vec![
+                    Span::styled(format!(" {age:>6} "), colours.faint()),
+                    Span::styled(format!("{title:<15}"), style),
+                    Span::raw(format!("  {told}")),
+                ])
+            };
+            told.map(line).collect::<Vec<_>>()
         })
         .collect();
     lines.extend(

@@ -1,11 +1,14 @@
 //! One model in full.
 
-use ratatui::text::{Line, Span};
+use ratatui::{
+    style::Style,
+    text::{Line, Span},
+};
 
 use super::{
     actor_words,
     device::tallied,
-    panel::{Panel, beside},
+    panel::{Fit, Panel, beside},
     words,
 };
 use crate::top::{
@@ -19,31 +22,37 @@ const ABOUT: usize = 10;
 /// What quantiles take beside all else.
 const QUANTILES: u16 = 50;
 /// From so many columns on there is room for both beside each other.
-pub const WIDE: u16 = QUANTILES + 58;
+const WIDE: u16 = QUANTILES + 58;
 /// Values of a sparkline.
 const SPARKS: usize = 60;
 
 /// The most important lines first.
-pub fn panel(model: &ModelView, trail: Option<&Trail>, width: u16, is_wide: bool, colours: Colours) -> Panel {
+pub fn panel(model: &ModelView, trail: Option<&Trail>, width: u16, fit: Fit, colours: Colours) -> Panel {
+    // Beside each other they are cut, and where all is to be read they stand below each other.
+    let is_wide = fit == Fit::Cut && width >= WIDE;
     let room = if is_wide { width.saturating_sub(QUANTILES) } else { width };
-    let about = |about: &str, text: String| {
-        let text = words::cut(&text, usize::from(room).saturating_sub(ABOUT + 2));
-        Line::from(vec![Span::styled(format!(" {about:<ABOUT$}"), colours.faint()), Span::raw(text)])
+    let styled = |about: &str, text: &str, style: Style| {
+        let lines = fit.lines(text, usize::from(room).saturating_sub(ABOUT + 2)).into_iter().enumerate();
+        let about = about.to_owned();
+        let line = move |(place, text)| {
+            let about = if place == 0 { &*about } else { "" };
+            Line::from(vec![Span::styled(format!(" {about:<ABOUT$}"), colours.faint()), Span::styled(text, style)])
+        };
+        lines.map(line).collect::<Vec<_>>()
     };
-    let mut lines = vec![actors(model, colours)];
+    let about = |about: &str, text: String| styled(about, &text, Style::new());
+    let mut lines = actors(model, room, fit, colours);
     let trouble = trouble(model);
     if !trouble.is_empty() {
-        let text = words::cut(&trouble.join(", "), usize::from(room).saturating_sub(ABOUT + 2));
-        let about = Span::styled(format!(" {:<ABOUT$}", "trouble"), colours.faint());
-        lines.push(Line::from(vec![about, Span::styled(text, colours.notable())]));
+        lines.extend(styled("trouble", &trouble.join(", "), colours.notable()));
     }
-    lines.push(about("tokens/s", speed(&model.speed)));
+    lines.extend(about("tokens/s", speed(&model.speed)));
     if let Some(trail) = trail {
         let columns = usize::from(room).saturating_sub(ABOUT + 3).min(SPARKS);
         for (name, rates) in [("out", &trail.generated), ("in", &trail.prompt)] {
             // One value is no course.
             if rates.len() > 1 {
-                lines.push(about(name, words::sparkline(rates.iter().copied(), columns)));
+                lines.extend(about(name, words::sparkline(rates.iter().copied(), columns)));
             }
         }
     }
@@ -53,12 +62,12 @@ pub fn panel(model: &ModelView, trail: Option<&Trail>, width: u16, is_wide: bool
         .iter()
         .map(|permit| format!("{} of {} {}", words::grouped(permit.used), words::grouped(permit.all), permit.permit));
     let permits: Vec<_> = permits.collect();
-    lines.push(about("permits", if permits.is_empty() { "-".to_owned() } else { permits.join(", ") }));
-    lines.extend(model.kv.as_ref().map(|kv| about("kv", blocks(kv))));
-    lines.push(about("requests", requests(model)));
-    lines.push(about("caches", format!("prompts {}, pictures {}", found(&model.prefix), found(&model.pictures))));
-    lines.push(about("steps", steps(model)));
-    lines.push(about("sizing", sizing(model)));
+    lines.extend(about("permits", if permits.is_empty() { "-".to_owned() } else { permits.join(", ") }));
+    lines.extend(model.kv.iter().flat_map(|kv| about("kv", blocks(kv))));
+    lines.extend(about("requests", requests(model)));
+    lines.extend(about("caches", format!("prompts {}, pictures {}", found(&model.prefix), found(&model.pictures))));
+    lines.extend(about("steps", steps(model)));
+    lines.extend(about("sizing", sizing(model)));
     let quantiles = quantiles(&model.latencies, colours);
     let lines = match is_wide {
         true => beside(lines, quantiles, room),
@@ -71,13 +80,20 @@ pub fn panel(model: &ModelView, trail: Option<&Trail>, width: u16, is_wide: bool
     Panel::titled(&model.name, model.state.word(), width, colours, lines)
 }
 
-fn actors(model: &ModelView, colours: Colours) -> Line<'static> {
-    let about = Span::styled(format!(" {:<1$}", "actors", ABOUT - 1), colours.faint());
-    let mut line = Line::from(about);
+fn actors(model: &ModelView, room: u16, fit: Fit, colours: Colours) -> Vec<Line<'static>> {
+    let begin = |about: &str| Line::from(Span::styled(format!(" {about:<0$}", ABOUT - 1), colours.faint()));
     // Nobody is missed before there is anything to serve.
     let is_serving = !matches!(model.state, ModelState::Sizing | ModelState::Starting);
-    line.extend(model.actors.iter().flat_map(|actor| actor_words(actor, is_serving, colours)));
-    line
+    let mut lines = vec![begin("actors")];
+    for actor in &model.actors {
+        let words = actor_words(actor, is_serving, colours);
+        let last = lines.last().map_or(0, Line::width);
+        if fit == Fit::Fold && last + words.iter().map(Span::width).sum::<usize>() > room.into() {
+            lines.push(begin(""));
+        }
+        lines.last_mut().expect("there is one").extend(words);
+    }
+    lines
 }
 
 /// What somebody should look at.

@@ -5,6 +5,25 @@ use ratatui::text::{Line, Span};
 use super::words;
 use crate::top::palette::Colours;
 
+/// What becomes of a text that is longer than its line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fit {
+    /// It ends in a mark: there is room for what matters most.
+    Cut,
+    /// It goes on in the next line: all of it can be read.
+    Fold,
+}
+
+impl Fit {
+    /// The lines of a text.
+    pub fn lines(self, text: &str, columns: usize) -> Vec<String> {
+        match self {
+            Fit::Cut => vec![words::cut(text, columns)],
+            Fit::Fold => words::fold(text, columns),
+        }
+    }
+}
+
 /// Some lines, the title first and the most important ones before others.
 #[derive(Clone, Debug, Default)]
 pub struct Panel {

@@ -43,7 +43,7 @@ fn at(seconds: u64) -> Now {
 
 fn drawn(session: &Session, (columns, rows): (u16, u16), now: Now, colours: Colours) -> Buffer {
     let mut terminal = Terminal::new(TestBackend::new(columns, rows)).expect("a terminal in memory");
-    terminal.draw(|frame| draw(frame, session, now, colours)).expect("it takes all");
+    terminal.draw(|frame| _ = draw(frame, session, now, colours)).expect("it takes all");
     terminal.backend().buffer().clone()
 }
 
@@ -108,9 +108,8 @@ fn the_text_form_is_the_same_view_whole() {
     for (name, session, now) in
         [("card_once.txt", card(), at(5)), ("demo_once.txt", demo(), Now { unix: DEMO, ..at(5) })]
     {
-        let view = session.view().expect("it was seen");
         let mut lines = vec![header(&session, now, 100, Colours::None)];
-        lines.extend(whole(view, now, 100, Colours::None));
+        lines.extend(whole(&session, now, 100, Colours::None));
         let mut out = Vec::new();
         once::print(&mut out, &lines, Colours::None).expect("memory takes it");
         assert_recorded(name, &String::from_utf8(out).expect("UTF-8"));
@@ -163,6 +162,47 @@ fn the_smallest_screen_keeps_the_bar_what_is_wrong_and_the_chosen_model() {
     }
 }
 
+/// A session that was drawn, so that it knows how much there is room for.
+fn pressed(session: &mut Session, key: Key, size: (u16, u16)) -> Vec<String> {
+    assert!(session.press(key), "it goes on");
+    let mut terminal = Terminal::new(TestBackend::new(size.0, size.1)).expect("a terminal in memory");
+    let mut room = session.room;
+    terminal.draw(|frame| room = draw(frame, session, at(5), Colours::None)).expect("it takes all");
+    session.room = room;
+    let buffer = terminal.backend().buffer();
+    let rows = buffer.content.chunks(size.0.into());
+    rows.map(|row| row.iter().map(ratatui::buffer::Cell::symbol).collect::<String>().trim_end().to_owned()).collect()
+}
+
+#[test]
+fn at_80x24_every_line_of_the_view_is_reached_by_keys() {
+    let (mut session, size) = (card(), (80, 24));
+    let all: Vec<_> =
+        whole(&session, at(5), 80, Colours::None).iter().map(|line| line.to_string().trim_end().to_owned()).collect();
+    assert!(all.len() > 3 * 22, "more than three pages: {}", all.len());
+    assert!(!all.iter().any(|line| line.contains('…') && !line.contains("Qwen")), "nothing but names is cut: {all:#?}");
+    let first = pressed(&mut session, Key::PageDown, size);
+    assert_eq!((&first[1..23], first[23].contains("lines 1 to 22 of")), (&all[..22], true));
+    let mut seen = first[1..23].to_vec();
+    while seen.len() < all.len() {
+        let page = pressed(&mut session, Key::PageDown, size);
+        let more = (all.len() - seen.len()).min(21);
+        seen.extend_from_slice(&page[23 - more..23]);
+    }
+    assert_eq!(seen, all);
+    let top = pressed(&mut session, Key::First, size);
+    assert_eq!(top, first);
+    let end = pressed(&mut session, Key::Last, size);
+    assert_eq!(end[1..23], all[all.len() - 22..]);
+    // A larger terminal has room for more than is left.
+    let large = pressed(&mut session, Key::Next, (80, 50));
+    assert_eq!(large[1..49], all[all.len() - 48..]);
+    assert_recorded("card_80x24_second_page.txt", &{
+        pressed(&mut session, Key::First, size);
+        pressed(&mut session, Key::PageDown, size).join("\n") + "\n"
+    });
+}
+
 #[test]
 fn no_size_and_no_content_is_a_panic() {
     let mut session = card();
@@ -182,7 +222,10 @@ fn no_size_and_no_content_is_a_panic() {
     stranger.hear(Ok(scrape(&hostile, &events)), Duration::from_secs(1));
     stranger.hear(Ok(scrape(&hostile, &events)), Duration::from_secs(2));
     assert!(session.press(Key::Help) && stranger.press(Key::Last));
-    for session in [&session, &stranger] {
+    let mut paged = card();
+    assert!(paged.press(Key::PageDown));
+    paged.top = Some(usize::MAX);
+    for session in [&session, &stranger, &paged] {
         for columns in [0, 1, 2, 7, 13, 39, 40, 79, 100, 240] {
             for (rows, colours) in
                 [0, 1, 2, 3, 5, 9, 12, 24, 70].into_iter().zip([Colours::None, Colours::True].into_iter().cycle())
@@ -190,10 +233,8 @@ fn no_size_and_no_content_is_a_panic() {
                 let buffer = drawn(session, (columns, rows), at(5), colours);
                 assert_eq!((buffer.area.width, buffer.area.height), (columns, rows));
             }
-            if let Some(view) = session.view() {
-                let widest = whole(view, at(5), columns, Colours::Sixteen).iter().map(Line::width).max();
-                assert!(widest <= Some(usize::from(columns)), "{widest:?} of {columns}");
-            }
+            let widest = whole(session, at(5), columns, Colours::Sixteen).iter().map(Line::width).max();
+            assert!(widest <= Some(usize::from(columns)), "{widest:?} of {columns}");
         }
     }
 }

@@ -25,6 +25,27 @@ pub fn cut(text: &str, columns: usize) -> String {
     if columns > 0 { kept + "…" } else { kept }
 }
 
+/// A text in lines of at most so many columns, parted between words where that is possible.
+pub fn fold(text: &str, columns: usize) -> Vec<String> {
+    let (mut lines, mut line) = (Vec::new(), String::new());
+    for word in text.split_inclusive(' ') {
+        if width(&line) + width(word.trim_end()) > columns && !line.is_empty() {
+            lines.push(std::mem::take(&mut line));
+        }
+        // One that is longer than a line is parted anywhere.
+        for letter in word.chars() {
+            line.push(letter);
+            if width(line.trim_end()) > columns && line.chars().count() > 1 {
+                line.pop();
+                lines.push(std::mem::replace(&mut line, letter.to_string()));
+            }
+        }
+    }
+    lines.push(line);
+    lines.iter_mut().for_each(|line| line.truncate(line.trim_end().len()));
+    lines
+}
+
 /// All digits, in groups of three.
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
@@ -126,6 +147,16 @@ mod tests {
         {
             (0..12).for_each(|columns| assert!(width(&cut(text, columns)) <= columns, "{text} in {columns}"));
         }
+    }
+
+    #[test]
+    fn a_long_text_is_folded_between_words() {
+        assert_eq!(fold("one two three", 20), ["one two three"]);
+        assert_eq!(fold("one two three", 8), ["one two", "three"]);
+        assert_eq!(fold("one twothreefour 5", 7), ["one", "twothre", "efour 5"]);
+        assert_eq!(fold("模型模型", 5), ["模型", "模型"]);
+        assert_eq!(fold("", 5), [""]);
+        assert_eq!(fold("ab", 0), ["a", "b"], "a letter a line, where there is no room for one");
     }
 
     #[test]

@@ -156,10 +156,12 @@ pub struct ModelView {
 }
 
 /// What is timed.
-const TIMES: [(&str, &str); 6] = [
+const TIMES: [(&str, &str); 8] = [
     ("first token", "bursar_time_to_first_token_seconds"),
     ("next token", "bursar_token_interval_seconds"),
     ("in the queue", "bursar_queue_seconds"),
+    ("prefill", "bursar_prefill_seconds"),
+    ("decode", "bursar_decode_seconds"),
     ("request", "bursar_request_seconds"),
     ("step", "bursar_step_seconds"),
     ("kv shrink", "bursar_kv_shrink_seconds"),
@@ -168,13 +170,8 @@ const TIMES: [(&str, &str); 6] = [
 impl ModelView {
     /// All models, by name.
     pub(super) fn all(look: Look<'_>) -> Vec<Self> {
-        const NAMES: [&str; 5] = [
-            "bursar_actor_up",
-            "bursar_kv_blocks",
-            "bursar_permits",
-            "bursar_profile_attempts_total",
-            "bursar_requests_active",
-        ];
+        // Not what was counted: that stays when a model is unloaded.
+        const NAMES: [&str; 4] = ["bursar_actor_up", "bursar_kv_blocks", "bursar_permits", "bursar_requests_active"];
         look.now.values_of(&NAMES, "model").into_iter().map(|name| ModelView::of(look, name)).collect()
     }
 

@@ -65,12 +65,17 @@ fn what_is_recorded_of_requests_is_what_their_callers_saw() {
             ("token_interval_seconds", 16.0),
             ("queue_seconds", 2.0),
             ("request_seconds", 2.0),
+            ("prefill_seconds", 2.0),
+            ("decode_seconds", 2.0),
+            ("request_prompt_tokens", 2.0),
+            ("request_generated_tokens", 2.0),
         ] {
             assert_eq!(count(name), times, "{name}");
         }
         // The last of them is wasted where a step is planned ahead.
         let (steps, eager) = (count("step_seconds"), count("eager_steps_total"));
         assert!(steps == eager && (18.0..=24.0).contains(&steps), "{steps} steps, {eager} of them eager");
+        assert_eq!(count("step_tokens"), steps, "each step has its size");
         assert_eq!((ended("length"), count("requests_active")), (2.0, 0.0));
 
         // Each way to end, once or as often as the callers were told.
@@ -133,7 +138,13 @@ async fn ask_of(model: ModelHandle, chat: Chat) {
 const BY_CHANCE: [&str; 3] = ["bursar_deficit_bytes", "bursar_owed_bytes", "bursar_leases_waiting"];
 
 /// What no run on a host device meets, with why.
-const NOT_MET: [(&str, &str); 8] = [
+const NOT_MET: [(&str, &str); 14] = [
+    ("process_start_time_seconds", "our own recorder looks at the process when it is asked"),
+    ("process_cpu_seconds_total", "likewise"),
+    ("process_resident_memory_bytes", "likewise"),
+    ("process_virtual_memory_bytes", "likewise"),
+    ("process_open_fds", "likewise"),
+    ("process_max_fds", "likewise"),
     ("bursar_graphs_captured", "a host device captures none"),
     ("bursar_drift_bytes", "nothing drifts"),
     ("bursar_overhead_bytes", "a host device has none"),
@@ -231,7 +242,7 @@ fn a_run_with_everything_in_it_records_the_whole_table_and_nothing_else() {
 #[test]
 fn the_page_of_metrics_has_every_row_of_the_table_and_says_what_to_watch() {
     let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/metrics.md")).expect("it is there");
-    let rows = page.lines().filter(|line| line.starts_with("| `bursar_"));
+    let rows = page.lines().filter(|line| line.starts_with("| `bursar_") || line.starts_with("| `process_"));
     let (found, watched): (Vec<_>, Vec<_>) =
         rows.map(|row| row.trim_end_matches(" |").rsplit_once(" | ").expect("cells")).unzip();
     let expected: Vec<_> = TABLE

@@ -30,9 +30,10 @@ impl BudgetState {
         self.offer_growth();
         // What is on its way home, or is leased in a moment, is none.
         let is_calm = !is_profiling && self.clearing.is_empty() && self.is_settled();
-        let drift = self.drift().filter(|_| is_calm);
-        self.drifted = drift.unwrap_or(self.drifted);
-        self.show_look(memory, drift);
+        let drift = self.drift();
+        self.drifted = drift.filter(|_| is_calm).unwrap_or(self.drifted);
+        // Where the driver tells, it is shown also while it cannot be told: what it was before.
+        self.show_look(memory, drift.map(|_| self.drifted));
         Ok(())
     }
 

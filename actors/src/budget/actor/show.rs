@@ -81,8 +81,7 @@ impl BudgetState {
 
     fn show_all(&mut self) {
         let device = &self.name;
-        metric::CANARY_GIVEN_TOTAL.add(device, 0);
-        metric::DEVICE_LOSSES_TOTAL.add(device, 0);
+        metric::expect_device(device);
         let shown = self.to_show();
         self.shown = Some(shown);
         self.show_ledger(shown);
@@ -91,7 +90,7 @@ impl BudgetState {
             let holding = self.ledger.holding(lease).expect("what is in use is held");
             *used.entry(line(&holding.model, &holding.class)).or_default() += bytes;
         }
-        for (line, sum) in self.desk.books().tally.lines() {
+        for (line, sum) in self.desk.books().tally.live_lines() {
             self.show_line(line, sum);
             if line.1.memory() == Memory::Device {
                 let used = used.get(line).copied().unwrap_or_default();

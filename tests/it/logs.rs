@@ -1,0 +1,141 @@
+//! What a command tells on its standard error, line by line.
+
+use std::{
+    fs::File,
+    path::PathBuf,
+    process::{Command, Output, Stdio},
+};
+
+use serde_json::Value;
+
+/// Limits that are stressed in a moment.
+const LIMITS: [&str; 12] = [
+    "--device",
+    "host",
+    "--context-tokens",
+    "128",
+    "--sequences",
+    "2",
+    "--step-tokens",
+    "32",
+    "--launch-patches",
+    "64",
+    "--profile-cache",
+    "none",
+];
+
+fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
+    command.args(arguments).stdin(Stdio::null());
+    command
+}
+
+/// Every line of what was told, each an object.
+#[track_caller]
+fn told(output: &Output) -> Vec<Value> {
+    let text = String::from_utf8(output.stderr.clone()).expect("UTF-8");
+    let object = |line: &str| serde_json::from_str::<Value>(line).unwrap_or_else(|_| panic!("{line:?} of\n{text}"));
+    let lines: Vec<_> = text.lines().map(object).collect();
+    assert!(lines.iter().all(Value::is_object), "{text}");
+    lines
+}
+
+fn message(line: &Value) -> &str {
+    line["message"].as_str().unwrap_or_default()
+}
+
+/// The lines that are told within a request.
+fn of_requests(lines: &[Value]) -> Vec<&Value> {
+    lines.iter().filter(|line| id(line).is_some()).collect()
+}
+
+fn id(line: &Value) -> Option<u64> {
+    let spans = line["spans"].as_array().into_iter().flatten().chain([&line["span"]]);
+    spans.filter(|span| span["name"] == "request").find_map(|span| span["id"].as_u64())
+}
+
+#[test]
+fn with_log_json_progress_notices_and_errors_are_json() {
+    let json = ["--log", "json", "--metrics", "0"];
+    let ask = ["--top-p", "7", "Hello"];
+    let output = command(&[&["chat"], &LIMITS[..], &json[..], &ask[..]].concat()).output().expect("it ends");
+    assert_eq!(output.status.code(), Some(1));
+    let lines = told(&output);
+    for said in ["metrics: http://127.0.0.1:", "planning the worst cases", "loading weights", "ready"] {
+        assert!(lines.iter().any(|line| message(line).starts_with(said)), "{said}: {lines:?}");
+    }
+    let last = lines.iter().rfind(|line| line["level"] == "ERROR").expect("it failed");
+    assert!(message(last).contains('7') && last["hint"].as_str().is_some_and(|hint| hint.contains("top_p")), "{last}");
+    // Also where nothing else would be told.
+    let quiet = ["--log", "json", "--log-level", "error", "--metrics", "0", "Hello", "--top-p", "7"];
+    let output = command(&[&["chat"], &LIMITS[..], &quiet[..]].concat()).output().expect("it ends");
+    assert!(told(&output).iter().any(|line| message(line).starts_with("metrics: ")));
+}
+
+#[test]
+fn with_log_json_a_wrong_command_line_is_json() {
+    for said in [&["--log", "json", "chat", "--nonsense"][..], &["chat", "--nonsense", "--log=json"]] {
+        let output = command(said).output().expect("it ends");
+        assert_eq!(output.status.code(), Some(2));
+        let [line] = told(&output).try_into().expect("one line");
+        assert!(message(&line).contains("--nonsense"), "{line}");
+    }
+    let output = command(&["chat", "--nonsense"]).env("BURSAR_LOG", "json").output().expect("it ends");
+    assert_eq!(told(&output).len(), 1);
+    let output = command(&["--log", "json", "--help"]).output().expect("it ends");
+    assert!(output.status.success() && output.stderr.is_empty(), "help is no error");
+}
+
+/// A full disk breaks whoever prints without looking.
+#[cfg(target_os = "linux")]
+#[test]
+fn with_log_json_a_panic_is_json() {
+    let full = File::options().write(true).open("/dev/full").expect("Linux has it");
+    let output = command(&["--log", "json", "plan", "--gpu", "h200", "--json"]).stdout(full).output().expect("it ends");
+    assert!(!output.status.success());
+    let lines = told(&output);
+    assert!(lines.iter().any(|line| line["level"] == "ERROR" && !message(line).is_empty()), "{lines:?}");
+}
+
+#[test]
+fn a_refused_request_has_a_line_with_its_reason_and_id() {
+    let too_long = "quetzalcoatl ".repeat(200);
+    for level in ["info", "warn"] {
+        let json = ["--log", "json", "--log-level", level];
+        let output = command(&[&["chat"], &LIMITS[..], &json[..], &[&too_long]].concat()).output().expect("it ends");
+        let lines = told(&output);
+        let refused: Vec<_> = lines.iter().filter(|line| message(line) == "refused").collect();
+        let [refused] = refused[..] else { panic!("one line: {lines:?}") };
+        assert_eq!(refused["reason"], "refused");
+        assert!(refused["id"].as_u64().is_some() && refused["error"].as_str().is_some_and(|error| error.len() > 9));
+        assert!(!refused.to_string().contains("quetzalcoatl"), "{refused}");
+        if level == "info" {
+            assert_eq!(id(refused), refused["id"].as_u64(), "all that is told of a request has its id");
+        }
+    }
+}
+
+#[test]
+fn kv_and_lanes_log_under_the_id_of_the_request() {
+    let picture = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("model/demo/pictures/shapes.png");
+    let picture = picture.display().to_string();
+    let limits =
+        ["--device", "host", "--profile-cache", "none", "--launch-patches", "512", "--picture-pixels", "100352"];
+    let sizes = ["--context-tokens", "1024", "--step-tokens", "256", "--sequences", "2"];
+    let asked = ["--log", "json", "--log-level", "debug", "--temperature", "0", "--image", &picture, "What is it?"];
+    let output = command(&[&["chat"], &limits[..], &sizes[..], &asked[..]].concat()).output().expect("it ends");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let lines = told(&output);
+    let lines = of_requests(&lines);
+    let found = |module: &str, said: &str| {
+        let line = lines.iter().find(|line| message(line) == said && line["target"].as_str() == Some(module));
+        id(line.unwrap_or_else(|| panic!("{module}: {said} is not in {lines:?}")))
+    };
+    let ids = [
+        found("bursar_actors::scheduler::actor", "waits for blocks"),
+        found("bursar_actors::kv::actor", "has blocks"),
+        found("bursar_actors::lane::pending", "its pictures are encoded"),
+        found("bursar_actors::lane::pending", "its step has run"),
+    ];
+    assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
+}

@@ -1,0 +1,92 @@
+//! What an endpoint tells of the process itself: what it is, whether it lives, whether it takes requests.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use bursar::{Drill, Health, Intensity, LoadOptions, messages::SchedulerMessage};
+
+use super::*;
+
+#[test]
+fn what_a_process_is_stands_beside_what_it_does() {
+    let name = "prometheus::process::what_a_process_is_stands_beside_what_it_does";
+    alone(name, async {
+        let runtime = runtime_on(&device()).await;
+        let metrics = runtime.serve_metrics("0").await.expect("there is a free port");
+        let model = demo(&runtime, small()).await;
+        answer(&model, about(1)).await;
+        let scraped = async || get(metrics.addr(), "/metrics").await.expect("it answers").1;
+        let value = async |series: &str| {
+            let text = scraped().await;
+            let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+            line.unwrap_or_else(|| panic!("{series} is not in\n{text}")).parse::<f64>().expect("a number")
+        };
+        let build = format!("bursar_build_info{{version=\"{}\",build=\"debug\"}}", env!("CARGO_PKG_VERSION"));
+        assert_eq!(value(&build.replace("debug", if cfg!(debug_assertions) { "debug" } else { "release" })).await, 1.0);
+        let info =
+            "bursar_model_info{model=\"demo\",architecture=\"Qwen2_5_VLForConditionalGeneration\",dtype=\"f32\"}";
+        // Once a second.
+        eventually("the model is known", async || scraped().await.contains(info)).await;
+        assert_eq!(value(info).await, 1.0);
+        if cfg!(target_os = "linux") {
+            let now =
+                SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs_f64();
+            assert!(
+                (now - 600.0..=now + 1.0).contains(&value("process_start_time_seconds").await),
+                "it began just now"
+            );
+            assert!(value("process_resident_memory_bytes").await > 1e6);
+            assert!(value("process_virtual_memory_bytes").await > value("process_resident_memory_bytes").await);
+            assert!(value("process_cpu_seconds_total").await < 600.0);
+            assert!((3.0..value("process_max_fds").await).contains(&value("process_open_fds").await));
+        }
+        runtime.unload("demo").await.expect("it unloads");
+        assert_eq!(value(info).await, 0.0);
+        metrics.shutdown().await;
+        runtime.shutdown().await;
+    });
+}
+
+#[test]
+fn health_says_whether_to_restart_a_process_and_whether_to_ask_it() {
+    let name = "prometheus::process::health_says_whether_to_restart_a_process_and_whether_to_ask_it";
+    alone(name, async {
+        let device = device();
+        let runtime = runtime_on(&device).await;
+        let metrics = runtime.serve_metrics("0").await.expect("there is a free port");
+        let status = async |path: &str| {
+            let (status, body) = get(metrics.addr(), path).await.expect("it answers");
+            let body: Value = serde_json::from_str(&body).expect("JSON");
+            (status.split(' ').nth(1).expect("a status").to_owned(), body["models"]["demo"].clone())
+        };
+        let all = async || [status("/health/live").await.0, status("/health/ready").await.0, status("/health").await.0];
+        assert_eq!(all().await, ["200", "503", "503"], "there is no model");
+        let model = demo(&runtime, small()).await;
+        assert_eq!(all().await, ["200", "200", "200"]);
+        assert_eq!(status("/health").await.1, "ready");
+        // A reply that nobody reads keeps it from being unloaded at once.
+        let held = model.chat(about(1).max_tokens(90).ignore_end()).await.expect("accepted");
+        let leaving = tokio::spawn({
+            let runtime = runtime.clone();
+            async move { runtime.unload_within("demo", Duration::from_secs(60)).await }
+        });
+        eventually("it takes no more", async || status("/health/ready").await == ("503".to_owned(), json!("leaving")))
+            .await;
+        drop(held);
+        leaving.await.expect("no panic").expect("it answers");
+        assert_eq!(status("/health/ready").await.1, Value::Null, "it is gone");
+        // One that ends by itself is missed until somebody unloads it.
+        let options = LoadOptions { intensity: Intensity { restarts_max: 0, ..Intensity::SERVING }, ..small() };
+        let model = demo(&runtime, options).await;
+        let scheduler = model.serving().await.expect("it serves").scheduler.clone();
+        drop(scheduler.send_message(SchedulerMessage::Drill(Drill::Panic)));
+        eventually("it has ended", async || status("/health").await == ("503".to_owned(), json!("stopped"))).await;
+        assert_eq!(status("/health/live").await.0, "200", "another process would not help");
+        runtime.unload("demo").await.expect("it unloads");
+        assert_eq!(status("/health").await.1, Value::Null);
+        assert_eq!(runtime.health().await, Health { is_live: true, ..Health::default() });
+        // A device that cannot be made again ends the runtime.
+        device.lose("a script says so");
+        eventually("only another process helps", async || status("/health/live").await.0 == "503").await;
+        metrics.shutdown().await;
+    });
+}
