@@ -19,6 +19,7 @@ import hashlib
 import io
 import json
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -32,8 +33,8 @@ import torch
 import transformers
 from PIL import Image, ImageDraw
 from safetensors.torch import save_file
-from transformers import AutoProcessor, AutoTokenizer, Qwen2_5_VLForConditionalGeneration, Qwen2ForCausalLM
-from transformers import Qwen2VLImageProcessor, Qwen2VLImageProcessorPil
+from transformers import AutoProcessor, AutoTokenizer, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+from transformers import Qwen2ForCausalLM, Qwen2VLImageProcessor, Qwen2VLImageProcessorPil
 from transformers.image_utils import load_image, load_image_as_tensor
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 from transformers.vision_utils import get_vision_window_index
@@ -41,7 +42,7 @@ from transformers.vision_utils import get_vision_window_index
 HERE = Path(__file__).parent
 PATCH, MERGE, FACTOR = 14, 2, 28
 MIN_PIXELS, MAX_PIXELS = 6 * FACTOR**2, 40 * FACTOR**2  # 6 to 40 image tokens a picture keeps the data small
-SEED_QWEN2_5_VL, SEED_QWEN2 = 9, 6  # chosen so that every greedy step's winner is clear (see `greedy`)
+SEED_QWEN2_5_VL, SEED_QWEN2, SEED_BARE = 9, 6, 6  # chosen so that every greedy step's winner is clear (see `greedy`)
 NEW_TOKENS = 32
 DECODE_STEPS_STORED = [0, 1, 2, 3, 15, 16, 17, 31]
 
@@ -347,14 +348,17 @@ class Weights:
     """Seeded random tensors by name. Matrices lie on a grid of 15 values (exact in bf16 and f16, and four times smaller
     once git has compressed them); norms and biases use every bit of the stored type."""
 
-    def __init__(self, seed, dtype):
+    def __init__(self, seed, dtype, levels=7, width=2.5):
+        """`width` is the deviation in steps of the grid; fewer levels are fewer bytes in git."""
         self.random, self.dtype, self.tensors = np.random.default_rng(seed), dtype, {}
+        self.levels, self.width = levels, width
 
     def matrix(self, name, *shape, gain=1.0):
         fan_in = math.prod(shape[1:])
-        step = torch.tensor(gain / math.sqrt(fan_in) / 2.5).to(torch.bfloat16)
+        step = torch.tensor(gain / math.sqrt(fan_in) / self.width).to(torch.bfloat16)
         step = step.view(torch.int16).bitwise_and(-8).view(torch.bfloat16)  # 5 significant bits: 7 * step is exact
-        grid = np.clip(np.rint(self.random.standard_normal(shape) * 2.5), -7, 7).astype(np.float32)
+        grid = np.clip(np.rint(self.random.standard_normal(shape) * self.width), -self.levels, self.levels)
+        grid = grid.astype(np.float32)
         self.tensors[name] = (torch.from_numpy(grid) * step.float()).to(self.dtype)
 
     def quieten(self, name, first):
@@ -391,7 +395,7 @@ class Weights:
 
     def vision(self, config):
         hidden, merged = config["hidden_size"], config["hidden_size"] * config["spatial_merge_size"] ** 2
-        patch = (config["in_chans"], config["temporal_patch_size"], config["patch_size"], config["patch_size"])
+        patch = (3, config["temporal_patch_size"], config["patch_size"], config["patch_size"])
         self.matrix("visual.patch_embed.proj.weight", hidden, *patch, gain=1.5)
         for block in range(config["depth"]):
             at = f"visual.blocks.{block}"
@@ -491,6 +495,40 @@ def write_qwen2_5_vl(folder, real_config, seed):
     weights.matrix("lm_head.weight", config["vocab_size"], config["hidden_size"], gain=3.0)
     weights.quieten("lm_head.weight", ids["<|endoftext|>"])
     write_shards(folder, weights.tensors, 2)
+
+
+BARE = "qwen2_5_vl_bare"
+
+
+def write_qwen2_5_vl_bare(folder, real_config, seed):
+    """A checkpoint that leaves out all that it may: settings that are its class's defaults (32 layers of 16 heads in the
+    tower, theta, sections and epsilon of the decoder among them), `architectures`, `preprocessor_config.json`. Its tie is
+    said in `text_config` alone, no layer of `use_sliding_window` slides, and its tensors have the names of transformers
+    4.52 and later."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer, ids = write_tiny_tokenizer(folder, real_config, qwen2_5_vl_template())
+    text_config = {"model_type": "qwen2_5_vl_text", "hidden_size": 128, "intermediate_size": 12, "num_hidden_layers": 2,
+                   "num_attention_heads": 1, "num_key_value_heads": 1, "vocab_size": 384, "use_sliding_window": True,
+                   "tie_word_embeddings": True}  # fmt: skip
+    vision_config = {"model_type": "qwen2_5_vl", "hidden_size": 64, "in_chans": 3, "intermediate_size": 4,
+                     "out_hidden_size": 128, "spatial_patch_size": 14}  # fmt: skip
+    write_json(folder / "config.json", {
+        "model_type": "qwen2_5_vl", "eos_token_id": ids["<|im_end|>"],
+        "image_token_id": tokenizer.token_to_id("<|image_pad|>"), "video_token_id": tokenizer.token_to_id("<|video_pad|>"),
+        "vision_start_token_id": tokenizer.token_to_id("<|vision_start|>"), "text_config": text_config,
+        "vision_end_token_id": tokenizer.token_to_id("<|vision_end|>"), "vision_config": vision_config})  # fmt: skip
+    processor = {"min_pixels": MIN_PIXELS, "max_pixels": MAX_PIXELS}
+    write_json(folder / "processor_config.json", {
+        "image_processor": {"image_processor_type": "Qwen2VLImageProcessor", **processor},
+        "processor_class": "Qwen2_5_VLProcessor",
+        "video_processor": {"video_processor_type": "Qwen2VLVideoProcessor", **processor}})  # fmt: skip
+    (folder / "chat_template.jinja").write_text(qwen2_5_vl_template(), encoding="utf-8")
+    weights = Weights(seed, torch.bfloat16, levels=1, width=0.7)
+    weights.vision(Qwen2_5_VLConfig(vision_config=vision_config).vision_config.to_dict())
+    weights.decoder(text_config, embedding_deviation=0.6)
+    weights.quieten("model.embed_tokens.weight", ids["<|endoftext|>"])
+    new = lambda name: re.sub(r"^(model\.)?", lambda old: "model.language_model." if old[0] else "model.", name)  # noqa: E731
+    write_shards(folder, {new(name): tensor for name, tensor in weights.tensors.items()}, 1)
 
 
 def write_qwen2(folder, real_config, seed):
@@ -694,8 +732,9 @@ def clean_checks(checks):
 
 
 @torch.no_grad()
-def record_qwen2_5_vl(root):
-    folder, cases = root / "qwen2_5_vl", root / "qwen2_5_vl/cases"
+def record_qwen2_5_vl(root, checkpoint="qwen2_5_vl", names=None):
+    """Records `names` of the cases, or all of them."""
+    folder, cases = root / checkpoint, root / checkpoint / "cases"
     pictures = root / "pictures"
     for file, (width, height, seed) in MODEL_PICTURES.items():
         write_png(pictures / file, draw_scene(width, height, seed))
@@ -705,6 +744,8 @@ def record_qwen2_5_vl(root):
     image_token = oracle.model.config.image_token_id
     embeddings_stored = set()
     for name, messages in qwen2_5_vl_cases().items():
+        if names and name not in names:
+            continue
         files = [p["image"] for m in messages if isinstance(m["content"], list) for p in m["content"] if "image" in p]
         prompt = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         images = [Image.open(pictures / file).convert("RGB") for file in files]
@@ -1096,16 +1137,23 @@ def make_animations():
 # ---------------------------------------------------------------------------------------------------------------- main
 
 
+def make_bare(real_config):
+    print(BARE)
+    write_qwen2_5_vl_bare(HERE / BARE, real_config, SEED_BARE)
+    record_qwen2_5_vl(HERE, BARE, ["single_image"])
+
+
 def make_models(real_config):
     print("qwen2_5_vl")
     write_qwen2_5_vl(HERE / "qwen2_5_vl", real_config, SEED_QWEN2_5_VL)
     record_qwen2_5_vl(HERE)
+    make_bare(real_config)
     print("qwen2")
     write_qwen2(HERE / "qwen2", real_config, SEED_QWEN2)
     record_qwen2(HERE)
 
 
-MADE = ["qwen2_5_vl", "qwen2", "pictures", "videos", "image_processor", "chat_templates", "qwen2_5_tokenizer", "smart_resize.json"]
+MADE = ["qwen2_5_vl", BARE, "qwen2", "pictures", "videos", "image_processor", "chat_templates", "qwen2_5_tokenizer", "smart_resize.json"]
 
 
 def main():
@@ -1122,6 +1170,7 @@ def main():
     photograph = read_photograph(wheel)
     steps = {
         "models": lambda: make_models(real_config),
+        "bare": lambda: make_bare(real_config),
         "videos": lambda: record_videos(HERE),
         "processor": lambda: make_processor_cases(photograph),
         "printed": make_printed_pictures,
