@@ -87,7 +87,7 @@ impl VisionConfig {
             return Err(ConfigError::Unsupported { field, value, supported: "10000" });
         }
         let mut config: VisionConfig = serde_json::from_value(fields.into())?;
-        if let Some(channels) = config.in_chans {
+        if let Some(channels) = config.in_chans.take() {
             config.in_channels = channels;
         }
         Ok(config)
