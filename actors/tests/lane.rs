@@ -175,7 +175,6 @@ impl Backend for Slow {
         gather_rows: gather_rows::Call<'_>,
         scatter_rows: scatter_rows::Call<'_>,
         argmax: argmax::Call<'_>,
-        all_reduce: all_reduce::Call<'_>,
     }
 }
 

@@ -119,8 +119,6 @@ pub trait Backend {
     fn argmax(&self, call: argmax::Call<'_>) -> Result<(), KernelError>;
     /// A token for each row of logits.
     fn sample(&self, call: sample::Call<'_>) -> Result<(), KernelError>;
-    /// Sums a tensor over the ranks of a model.
-    fn all_reduce(&self, call: all_reduce::Call<'_>) -> Result<(), KernelError>;
 }
 
 /// What a backend has captured: the launches of a pass, run again in one go.

@@ -67,6 +67,5 @@ impl Backend for Plan {
         scatter_rows: scatter_rows::Call<'_>,
         argmax: argmax::Call<'_>,
         sample: sample::Call<'_>,
-        all_reduce: all_reduce::Call<'_>,
     }
 }

@@ -117,7 +117,7 @@ fn tolerance(pass: &Pass, activation: DType) -> f64 {
     let rounding = if activation == DType::BF16 { 1.0 / 256.0 } else { 1.0 / 2048.0 };
     match pass {
         Pass::Embed { .. } | Pass::GatherRows { .. } | Pass::ScatterRows { .. } => 0.0,
-        Pass::Argmax { .. } | Pass::AllReduce { .. } => 0.0,
+        Pass::Argmax { .. } => 0.0,
         // Ids are equal, and logarithms are of f32.
         Pass::Sample { .. } => 2e-6,
         Pass::Paged { .. } | Pass::Packed { .. } | Pass::Linear { .. } => 2.0 * rounding,

@@ -49,6 +49,9 @@ impl LoadError {
                  answer silently elsewhere, and not here"
                     .to_owned()
             }
+            LoadError::Weights(WeightError::Untied { name, .. }) => {
+                format!("set `tie_word_embeddings` to false if {name} is the model's own, or remove it from the file")
+            }
             LoadError::Weights(_) => "the folder mixes files of different checkpoints; download it again".to_owned(),
             LoadError::Kernel(_) => "the device refused the copy; see its message".to_owned(),
         }
@@ -66,12 +69,14 @@ pub struct Model {
 
 impl Model {
     /// Lays the checkpoint's weights out for `target` without reading them: every name, shape and type is checked, nothing is
-    /// loaded.
+    /// loaded. (But for an output head that the configuration ties to the embedding and that is there all the same: the two are
+    /// compared.)
     pub fn plan(checkpoint: &Checkpoint, target: &Target) -> Result<Self, LoadError> {
         let config = FamilyConfig::of(checkpoint)?;
         let mut map = WeightMap::dry(checkpoint, *target);
         let family = config.clone().claim(&mut map)?;
         map.refuse_extra()?;
+        map.refuse_untied()?;
         Ok(Model { config, family, weight_bytes: map.used(), segment: None })
     }
 

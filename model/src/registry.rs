@@ -116,17 +116,19 @@ impl FamilyConfig {
 
     fn read(checkpoint: &Checkpoint) -> Result<Self, LoadError> {
         let config = &checkpoint.config;
-        let serves = |known: &[&str]| checkpoint.architectures().any(|name| known.contains(&name));
-        if serves(qwen2_5_vl::ARCHITECTURES) {
+        if serves(checkpoint, qwen2_5_vl::ARCHITECTURES, qwen2_5_vl::MODEL_TYPE)? {
             let processor = checkpoint.image_processor.as_ref().map(ImageProcessor::config);
             let videos = checkpoint.video_processor.as_ref().map(VideoProcessor::config);
             return Ok(FamilyConfig::Qwen2_5Vl(qwen2_5_vl::Config::read(config, processor, videos)?));
         }
-        if serves(qwen2::ARCHITECTURES) {
+        if serves(checkpoint, qwen2::ARCHITECTURES, qwen2::MODEL_TYPE)? {
             return Ok(FamilyConfig::Qwen2(qwen2::Config::read(config)?));
         }
         let known = [qwen2_5_vl::ARCHITECTURES, qwen2::ARCHITECTURES].concat().join(", ");
-        let found = checkpoint.architectures().map(str::to_owned).collect();
+        let mut found: Vec<_> = checkpoint.architectures().map(str::to_owned).collect();
+        if found.is_empty() {
+            found.extend(checkpoint.model_type().map(str::to_owned));
+        }
         Err(UnknownArchitecture { found, known }.into())
     }
 
@@ -197,6 +199,21 @@ impl FamilyConfig {
             FamilyConfig::Qwen2(config) => Family::Qwen2(qwen2::Model::claim(config, map)?),
             FamilyConfig::Qwen2_5Vl(config) => Family::Qwen2_5Vl(qwen2_5_vl::Model::claim(config, map)?),
         })
+    }
+}
+
+/// Whether one of the checkpoint's architectures is among a family's. Where none is named `model_type` says it, which is
+/// what transformers goes by (5.17, `models/auto/configuration_auto.py`); where both are, they must agree.
+fn serves(checkpoint: &Checkpoint, architectures: &[&str], model_type: &str) -> Result<bool, ConfigError> {
+    if checkpoint.architectures().next().is_none() {
+        return Ok(checkpoint.model_type() == Some(model_type));
+    }
+    let Some(name) = checkpoint.architectures().find(|name| architectures.contains(name)) else { return Ok(false) };
+    match checkpoint.model_type() {
+        Some(other) if other != model_type => {
+            Err(ConfigError::Contradiction(format!("architectures names {name}, but model_type is {other}")))
+        }
+        _ => Ok(true),
     }
 }
 

@@ -35,6 +35,19 @@ fn pictures() -> Vec<(String, Vec<u8>)> {
         picture.write_to(&mut encoded, ImageFormat::Png).expect("it encodes");
         pictures.push((format!("png {name}"), encoded.into_inner()));
     }
+    let small: [(&str, DynamicImage, ImageFormat); 6] = [
+        ("gif", plain.to_rgb8().into(), ImageFormat::Gif),
+        ("bmp", plain.to_rgb8().into(), ImageFormat::Bmp),
+        ("bmp grey", plain.to_luma8().into(), ImageFormat::Bmp),
+        ("tiff rgb8", plain.to_rgb8().into(), ImageFormat::Tiff),
+        ("tiff rgba16", plain.to_rgba16().into(), ImageFormat::Tiff),
+        ("tiff grey8", plain.to_luma8().into(), ImageFormat::Tiff),
+    ];
+    for (name, picture, format) in small {
+        let mut encoded = Cursor::new(Vec::new());
+        picture.write_to(&mut encoded, format).expect("it encodes");
+        pictures.push((name.to_owned(), encoded.into_inner()));
+    }
     pictures
 }
 

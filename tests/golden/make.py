@@ -19,10 +19,13 @@ import hashlib
 import io
 import json
 import math
+import re
 import shutil
+import struct
 import subprocess
 import sys
 import tarfile
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -31,9 +34,9 @@ import tokenizers
 import torch
 import transformers
 from PIL import Image, ImageDraw
-from safetensors.torch import save_file
-from transformers import AutoProcessor, AutoTokenizer, Qwen2_5_VLForConditionalGeneration, Qwen2ForCausalLM
-from transformers import Qwen2VLImageProcessor, Qwen2VLImageProcessorPil
+from safetensors.torch import load_file, save_file
+from transformers import AutoProcessor, AutoTokenizer, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2VLImageProcessor, Qwen2VLImageProcessorPil
 from transformers.image_utils import load_image, load_image_as_tensor
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 from transformers.vision_utils import get_vision_window_index
@@ -41,7 +44,7 @@ from transformers.vision_utils import get_vision_window_index
 HERE = Path(__file__).parent
 PATCH, MERGE, FACTOR = 14, 2, 28
 MIN_PIXELS, MAX_PIXELS = 6 * FACTOR**2, 40 * FACTOR**2  # 6 to 40 image tokens a picture keeps the data small
-SEED_QWEN2_5_VL, SEED_QWEN2 = 9, 6  # chosen so that every greedy step's winner is clear (see `greedy`)
+SEED_QWEN2_5_VL, SEED_QWEN2, SEED_BARE = 9, 6, 6  # chosen so that every greedy step's winner is clear (see `greedy`)
 NEW_TOKENS = 32
 DECODE_STEPS_STORED = [0, 1, 2, 3, 15, 16, 17, 31]
 
@@ -347,14 +350,17 @@ class Weights:
     """Seeded random tensors by name. Matrices lie on a grid of 15 values (exact in bf16 and f16, and four times smaller
     once git has compressed them); norms and biases use every bit of the stored type."""
 
-    def __init__(self, seed, dtype):
+    def __init__(self, seed, dtype, levels=7, width=2.5):
+        """`width` is the deviation in steps of the grid; fewer levels are fewer bytes in git."""
         self.random, self.dtype, self.tensors = np.random.default_rng(seed), dtype, {}
+        self.levels, self.width = levels, width
 
     def matrix(self, name, *shape, gain=1.0):
         fan_in = math.prod(shape[1:])
-        step = torch.tensor(gain / math.sqrt(fan_in) / 2.5).to(torch.bfloat16)
+        step = torch.tensor(gain / math.sqrt(fan_in) / self.width).to(torch.bfloat16)
         step = step.view(torch.int16).bitwise_and(-8).view(torch.bfloat16)  # 5 significant bits: 7 * step is exact
-        grid = np.clip(np.rint(self.random.standard_normal(shape) * 2.5), -7, 7).astype(np.float32)
+        grid = np.clip(np.rint(self.random.standard_normal(shape) * self.width), -self.levels, self.levels)
+        grid = grid.astype(np.float32)
         self.tensors[name] = (torch.from_numpy(grid) * step.float()).to(self.dtype)
 
     def quieten(self, name, first):
@@ -391,7 +397,7 @@ class Weights:
 
     def vision(self, config):
         hidden, merged = config["hidden_size"], config["hidden_size"] * config["spatial_merge_size"] ** 2
-        patch = (config["in_chans"], config["temporal_patch_size"], config["patch_size"], config["patch_size"])
+        patch = (3, config["temporal_patch_size"], config["patch_size"], config["patch_size"])
         self.matrix("visual.patch_embed.proj.weight", hidden, *patch, gain=1.5)
         for block in range(config["depth"]):
             at = f"visual.blocks.{block}"
@@ -491,6 +497,40 @@ def write_qwen2_5_vl(folder, real_config, seed):
     weights.matrix("lm_head.weight", config["vocab_size"], config["hidden_size"], gain=3.0)
     weights.quieten("lm_head.weight", ids["<|endoftext|>"])
     write_shards(folder, weights.tensors, 2)
+
+
+BARE = "qwen2_5_vl_bare"
+
+
+def write_qwen2_5_vl_bare(folder, real_config, seed):
+    """A checkpoint that leaves out all that it may: settings that are its class's defaults (32 layers of 16 heads in the
+    tower, theta, sections and epsilon of the decoder among them), `architectures`, `preprocessor_config.json`. Its tie is
+    said in `text_config` alone, no layer of `use_sliding_window` slides, and its tensors have the names of transformers
+    4.52 and later."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer, ids = write_tiny_tokenizer(folder, real_config, qwen2_5_vl_template())
+    text_config = {"model_type": "qwen2_5_vl_text", "hidden_size": 128, "intermediate_size": 12, "num_hidden_layers": 2,
+                   "num_attention_heads": 1, "num_key_value_heads": 1, "vocab_size": 384, "use_sliding_window": True,
+                   "tie_word_embeddings": True}  # fmt: skip
+    vision_config = {"model_type": "qwen2_5_vl", "hidden_size": 64, "in_chans": 3, "intermediate_size": 4,
+                     "out_hidden_size": 128, "spatial_patch_size": 14}  # fmt: skip
+    write_json(folder / "config.json", {
+        "model_type": "qwen2_5_vl", "eos_token_id": ids["<|im_end|>"],
+        "image_token_id": tokenizer.token_to_id("<|image_pad|>"), "video_token_id": tokenizer.token_to_id("<|video_pad|>"),
+        "vision_start_token_id": tokenizer.token_to_id("<|vision_start|>"), "text_config": text_config,
+        "vision_end_token_id": tokenizer.token_to_id("<|vision_end|>"), "vision_config": vision_config})  # fmt: skip
+    processor = {"min_pixels": MIN_PIXELS, "max_pixels": MAX_PIXELS}
+    write_json(folder / "processor_config.json", {
+        "image_processor": {"image_processor_type": "Qwen2VLImageProcessor", **processor},
+        "processor_class": "Qwen2_5_VLProcessor",
+        "video_processor": {"video_processor_type": "Qwen2VLVideoProcessor", **processor}})  # fmt: skip
+    (folder / "chat_template.jinja").write_text(qwen2_5_vl_template(), encoding="utf-8")
+    weights = Weights(seed, torch.bfloat16, levels=1, width=0.7)
+    weights.vision(Qwen2_5_VLConfig(vision_config=vision_config).vision_config.to_dict())
+    weights.decoder(text_config, embedding_deviation=0.6)
+    weights.quieten("model.embed_tokens.weight", ids["<|endoftext|>"])
+    new = lambda name: re.sub(r"^(model\.)?", lambda old: "model.language_model." if old[0] else "model.", name)  # noqa: E731
+    write_shards(folder, {new(name): tensor for name, tensor in weights.tensors.items()}, 1)
 
 
 def write_qwen2(folder, real_config, seed):
@@ -694,8 +734,9 @@ def clean_checks(checks):
 
 
 @torch.no_grad()
-def record_qwen2_5_vl(root):
-    folder, cases = root / "qwen2_5_vl", root / "qwen2_5_vl/cases"
+def record_qwen2_5_vl(root, checkpoint="qwen2_5_vl", names=None):
+    """Records `names` of the cases, or all of them."""
+    folder, cases = root / checkpoint, root / checkpoint / "cases"
     pictures = root / "pictures"
     for file, (width, height, seed) in MODEL_PICTURES.items():
         write_png(pictures / file, draw_scene(width, height, seed))
@@ -705,6 +746,8 @@ def record_qwen2_5_vl(root):
     image_token = oracle.model.config.image_token_id
     embeddings_stored = set()
     for name, messages in qwen2_5_vl_cases().items():
+        if names and name not in names:
+            continue
         files = [p["image"] for m in messages if isinstance(m["content"], list) for p in m["content"] if "image" in p]
         prompt = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         images = [Image.open(pictures / file).convert("RGB") for file in files]
@@ -1093,19 +1136,177 @@ def make_animations():
         write_png(folder / f"{name}.decoded.png", image.convert("RGB"))
 
 
+def interlaced_gif(picture):
+    """The rows of a GIF in its four passes; Pillow interlaces when asked to."""
+    encoded = io.BytesIO()
+    picture.quantize(32, dither=Image.Dither.NONE).save(encoded, "GIF", interlace=1)
+    return encoded.getvalue()
+
+
+def gif_on_a_screen(picture, transparent):
+    """A frame at 7, 5 of a screen that is larger. Beside it Pillow shows the transparent colour, or the first."""
+    encoded = io.BytesIO()
+    more = {"transparency": 3} if transparent else {}
+    picture.quantize(16, dither=Image.Dither.NONE).save(encoded, "GIF", interlace=0, **more)
+    gif = bytearray(encoded.getvalue())
+    frame = gif.index(b"," + bytes(4) + struct.pack("<HH", *picture.size))
+    gif[6:10] = struct.pack("<HH", picture.width + 20, picture.height + 11)
+    gif[frame + 1 : frame + 5] = struct.pack("<HH", 7, 5)
+    return bytes(gif)
+
+
+def bmp(width, height, bits, compression, palette, rows, masks=b""):
+    """A BMP by hand: what Pillow reads and does not write."""
+    offset = 14 + 40 + len(masks) + len(palette)
+    head = struct.pack("<IiiHHIIiiII", 40, width, height, 1, bits, compression, len(rows), 0, 0, len(palette) // 4, 0)
+    return b"BM" + struct.pack("<IHHI", offset + len(rows), 0, 0, offset) + head + masks + palette + rows
+
+
+def run_lengths(picture):
+    """Every row of a palette picture in runs and, where it changes, in literal stretches; from the bottom."""
+    rows = b""
+    for row in np.asarray(picture)[::-1]:
+        x = 0
+        while x < len(row):
+            run = 1
+            while x + run < len(row) and row[x + run] == row[x] and run < 255:
+                run += 1
+            if run >= 3 or x + 3 > len(row):
+                rows += bytes([run, row[x]])
+                x += run
+            else:
+                rows += bytes([0, 3, *row[x : x + 3], 0])
+                x += 3
+        rows += b"\0\0"
+    return rows + b"\0\1"
+
+
+def make_formats(photograph):
+    """GIF, BMP and TIFF in the ways that people have them, and what Pillow's `convert("RGB")` makes of each."""
+    folder, pictures = HERE / "image_processor", HERE / "pictures"
+    scene = draw_scene(61, 43, 31)
+    few, half = scene.quantize(16, dither=Image.Dither.NONE), scene.convert("1", dither=Image.Dither.NONE)
+    alpha = np.dstack([np.asarray(scene), np.linspace(0, 255, 61 * 43).reshape(43, 61).astype(np.uint8)])
+    quads = bytes(b for i in range(16) for b in (*few.getpalette()[3 * i : 3 * i + 3][::-1], 0))
+    levels = np.asarray(scene).astype(np.uint32)
+    pixels = (levels[..., 0] << 16 | levels[..., 1] << 8 | levels[..., 2]).astype("<u4")[::-1].tobytes()
+    masks = struct.pack("<III", 0xFF0000, 0xFF00, 0xFF)
+    upright = bmp(61, -43, 24, 0, b"", b"".join(row[:, ::-1].tobytes() + b"\0" for row in np.asarray(scene)))
+    tag = lambda value: {"tiffinfo": {274: value}}  # noqa: E731
+    files = {
+        "scene.gif": few, "scene_interlaced.gif": interlaced_gif(scene), "scene_grey.gif": scene.convert("L"),
+        "scene_on_a_screen.gif": gif_on_a_screen(scene, False), "scene_transparent.gif": gif_on_a_screen(scene, True),
+        "scene_24.bmp": scene, "scene_8.bmp": few, "scene_grey.bmp": scene.convert("L"), "scene_1.bmp": half,
+        "scene_32.bmp": Image.fromarray(alpha), "scene_upright.bmp": upright,
+        "scene_runs.bmp": bmp(61, 43, 8, 1, quads, run_lengths(few)),
+        "scene_masks.bmp": bmp(61, 43, 32, 3, b"", pixels, masks),
+        "photo.tif": (photograph, {}), "photo_lzw.tif": (photograph, {"compression": "tiff_lzw"}),
+        "photo_deflate.tif": (photograph, {"compression": "tiff_adobe_deflate", "tiffinfo": {317: 2}}),
+        "scene_packbits.tif": (scene, {"compression": "packbits"}), "scene_alpha.tif": (Image.fromarray(alpha), {}),
+        "scene_grey.tif": (scene.convert("L"), {"compression": "tiff_lzw"}), "scene_1.tif": (half, {}),
+        "scene_fax.tif": (half, {"compression": "group4"}), "scene_turned.tif": (scene, tag(6)),
+    }  # fmt: skip
+    for name, how in files.items():
+        image, options = how if isinstance(how, tuple) else (how, {})
+        if isinstance(image, bytes):
+            (pictures / name).write_bytes(image)
+        else:
+            image.save(pictures / name, **options)
+    frames = [Image.fromarray(np.roll(np.asarray(scene), 9 * i, 0)).quantize(16) for i in range(3)]
+    frames[0].save(pictures / "animated.gif", save_all=True, append_images=frames[1:], duration=40)
+    frames[0].convert("RGB").save(pictures / "pages.tif", save_all=True, append_images=[scene])
+    for name in [*files, "animated.gif", "pages.tif"]:
+        image = Image.open(pictures / name)
+        write_png(folder / f"{name}.decoded.png", image.convert("RGB"))
+        print(f"  {name:24} {image.mode:5} {image.size} {(pictures / name).stat().st_size} bytes")
+
+
 # ---------------------------------------------------------------------------------------------------------------- main
+
+
+def without(*keys):
+    """An edit of a config.json: keys of it, or of its `vision_config`, are left out."""
+
+    def edit(config):
+        for key in keys:
+            outer, _, inner = key.rpartition(".")
+            (config[outer] if outer else config).pop(inner)
+
+    return edit
+
+
+# What `model/tests/it/variants.rs` derives from `qwen2_5_vl`, whose recorded numbers it holds each to.
+VARIANTS = {
+    "the decoder's defaults": without("rope_theta", "tie_word_embeddings", "hidden_act", "use_sliding_window", "architectures"),
+    "the sections' default": without("rope_scaling"),
+    "the tower's defaults": without(*(f"vision_config.{key}" for key in (
+        "patch_size", "spatial_merge_size", "temporal_patch_size", "window_size", "hidden_act", "in_chans"))),
+    "no layer slides": lambda config: config.update(use_sliding_window=True, sliding_window=16, max_window_layers=2),
+}  # fmt: skip
+
+
+@torch.no_grad()
+def check_variants():
+    """Each variant computes what the checkpoint computes, to the bit; nothing of them is recorded."""
+    source = HERE / "qwen2_5_vl"
+    case = load_file(source / "cases/single_image.safetensors")
+    ids, grid = case["input_ids"][None], case["image_grid_thw"]
+    pixels = torch.from_numpy(np.random.default_rng(1).standard_normal((int(grid.prod()), 1176)).astype(np.float32))
+
+    def logits(folder):
+        model = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+        kinds = (ids == model.config.image_token_id).int()
+        return model(input_ids=ids, pixel_values=pixels, image_grid_thw=grid, mm_token_type_ids=kinds).logits
+
+    expected = logits(source)
+    with tempfile.TemporaryDirectory() as place:
+        shutil.copytree(source, place, dirs_exist_ok=True)
+        for name, edit in VARIANTS.items():
+            config = json.loads((source / "config.json").read_text())
+            edit(config)
+            (Path(place) / "config.json").write_text(json.dumps(config))
+            assert torch.equal(logits(place), expected), name
+        without("rms_norm_eps")(config)
+        (Path(place) / "config.json").write_text(json.dumps(config))
+        assert not torch.equal(logits(place), expected), "this family's default is another, so that the check can fail"
+
+
+def make_config_defaults():
+    """What the classes assume of a config.json that leaves everything out."""
+    fields = lambda config: {key: value for key, value in config.to_dict().items() if key in NUMBERS}  # noqa: E731
+    vl = Qwen2_5_VLConfig()
+    write_json(HERE / "config_defaults.json", {
+        "qwen2": fields(Qwen2Config()), "qwen2_5_vl": {"text": fields(vl.text_config), "vision": fields(vl.vision_config)}})
+
+
+NUMBERS = [
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "max_position_embeddings", "rms_norm_eps", "rope_parameters", "tie_word_embeddings", "depth", "num_heads", "in_channels",
+    "patch_size", "spatial_merge_size", "temporal_patch_size", "tokens_per_second", "window_size", "out_hidden_size",
+    "fullatt_block_indexes",
+]  # fmt: skip
+
+
+def make_bare(real_config):
+    make_config_defaults()
+    check_variants()
+    print(BARE)
+    write_qwen2_5_vl_bare(HERE / BARE, real_config, SEED_BARE)
+    record_qwen2_5_vl(HERE, BARE, ["single_image"])
 
 
 def make_models(real_config):
     print("qwen2_5_vl")
     write_qwen2_5_vl(HERE / "qwen2_5_vl", real_config, SEED_QWEN2_5_VL)
     record_qwen2_5_vl(HERE)
+    make_bare(real_config)
     print("qwen2")
     write_qwen2(HERE / "qwen2", real_config, SEED_QWEN2)
     record_qwen2(HERE)
 
 
-MADE = ["qwen2_5_vl", "qwen2", "pictures", "videos", "image_processor", "chat_templates", "qwen2_5_tokenizer", "smart_resize.json"]
+MADE = ["qwen2_5_vl", BARE, "qwen2", "pictures", "videos", "image_processor", "chat_templates", "qwen2_5_tokenizer", "smart_resize.json",
+        "config_defaults.json"]
 
 
 def main():
@@ -1122,10 +1323,12 @@ def main():
     photograph = read_photograph(wheel)
     steps = {
         "models": lambda: make_models(real_config),
+        "bare": lambda: make_bare(real_config),
         "videos": lambda: record_videos(HERE),
         "processor": lambda: make_processor_cases(photograph),
         "printed": make_printed_pictures,
         "animations": make_animations,
+        "formats": lambda: make_formats(photograph),
         "smart_resize": make_smart_resize,
         "templates": lambda: make_templates(real_config),
         "tokenizer": lambda: make_real_tokenizer(tokenizer_json),

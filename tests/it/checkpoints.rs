@@ -323,6 +323,27 @@ fn settings() -> Vec<Row> {
         ("a negative width", TEXT, |c| c.set("config.json", &["hidden_size"], json!(-48)), is_config, &["-48"]),
         ("a width in letters", TEXT, |c| c.set("config.json", &["hidden_size"], json!("wide")), is_config, &["wide"]),
         (
+            "positions of another family",
+            VISION,
+            |c| c.set("config.json", &["rope_scaling", "mrope_interleaved"], json!(true)),
+            is_config,
+            &["rope_scaling.mrope_interleaved is true"],
+        ),
+        (
+            "layers of another family",
+            TEXT,
+            |c| c.set("config.json", &["layer_types"], json!(["linear_attention", "full_attention"])),
+            is_config,
+            &["layer_types[0]", "linear_attention"],
+        ),
+        (
+            "quantised weights",
+            TEXT,
+            |c| c.set("config.json", &["quantization_config"], json!({"quant_method": "awq", "bits": 4})),
+            is_config,
+            &["quantization_config", "awq"],
+        ),
+        (
             "a context of nothing",
             TEXT,
             |c| c.set("config.json", &["max_position_embeddings"], json!(0)),

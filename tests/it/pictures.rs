@@ -100,9 +100,12 @@ fn refused() -> Vec<(&'static str, Vec<u8>, Says, &'static [&'static str])> {
             |e| matches!(e, ImageError::AspectRatio { .. }),
             &["20000", "200"],
         ),
-        ("a GIF", b"GIF89a\x01\0\x01\0\0\0\0;".to_vec(), unknown, &["neither PNG nor JPEG nor WebP"]),
-        ("a script", b"#!/bin/sh\necho no\n".to_vec(), unknown, &["neither"]),
-        ("nothing", Vec::new(), unknown, &["neither"]),
+        ("a GIF without a frame", b"GIF89a\x01\0\x01\0\0\0\0;".to_vec(), damaged, &["GIF"]),
+        ("half a GIF", half(&golden("scene_interlaced.gif")), damaged, &["GIF"]),
+        ("half a BMP", half(&golden("scene_24.bmp")), damaged, &["BMP"]),
+        ("half a TIFF", half(&golden("photo_lzw.tif")), damaged, &["TIFF"]),
+        ("a script", b"#!/bin/sh\necho no\n".to_vec(), unknown, &["none of PNG, JPEG, WebP, GIF, BMP and TIFF"]),
+        ("nothing", Vec::new(), unknown, &["none of"]),
     ]
 }
 
@@ -123,6 +126,9 @@ fn accepted() -> Vec<(&'static str, Vec<u8>)> {
         ("CMYK as YCCK", "ycck.jpg"),
         ("an animated WebP", "animated.webp"),
         ("an animated PNG", "animated.png"),
+        ("an animated GIF", "animated.gif"),
+        ("a BMP of run lengths", "scene_runs.bmp"),
+        ("a TIFF of two pages", "pages.tif"),
     ];
     let mut accepted: Vec<_> = goldens.into_iter().map(|(name, file)| (name, golden(file))).collect();
     accepted.push(("16-bit RGB", sixteen_bits()));

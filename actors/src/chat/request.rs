@@ -10,7 +10,7 @@ use bursar_model::{
 
 use super::generation::Generation;
 
-/// A picture for a chat: encoded as PNG, JPEG or WebP, or as pixels.
+/// A picture for a chat: encoded as PNG, JPEG, WebP, GIF (its first frame), BMP or TIFF, or as pixels.
 #[derive(Clone, Debug)]
 pub struct Image(pub(super) ImageBytes);
 

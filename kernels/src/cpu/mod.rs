@@ -3,7 +3,6 @@
 
 mod add_layer_norm;
 mod add_rms_norm;
-mod all_reduce;
 mod argmax;
 mod arithmetic;
 mod attention;
@@ -92,6 +91,5 @@ impl Backend for Cpu {
         scatter_rows: ops::scatter_rows::Call<'_> => scatter_rows::scatter_rows,
         argmax: ops::argmax::Call<'_> => argmax::argmax,
         sample: ops::sample::Call<'_> => sample::sample,
-        all_reduce: ops::all_reduce::Call<'_> => all_reduce::all_reduce,
     }
 }

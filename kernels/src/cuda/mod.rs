@@ -333,9 +333,4 @@ impl Backend for Cuda {
     fn sample(&self, call: ops::sample::Call<'_>) -> Result<(), KernelError> {
         sample::sample(self, call)
     }
-
-    /// At one rank there is nothing to do.
-    fn all_reduce(&self, _: ops::all_reduce::Call<'_>) -> Result<(), KernelError> {
-        Ok(())
-    }
 }

@@ -4,7 +4,6 @@
 
 pub mod add_layer_norm;
 pub mod add_rms_norm;
-pub mod all_reduce;
 pub mod argmax;
 pub mod attention_packed;
 pub mod attention_paged;

@@ -49,7 +49,6 @@ pub enum Pass {
     ScatterRows { rows: usize, columns: usize, chosen: usize },
     Argmax { rows: usize, columns: usize },
     Sample { rows: usize, vocabulary: usize },
-    AllReduce { rows: usize, columns: usize },
 }
 
 /// Every operation at sizes that divide nothing, and at the sizes of real models' heads.
@@ -140,7 +139,6 @@ pub fn passes() -> Vec<Pass> {
     for (rows, vocabulary) in [(1, 5), (3, 4096), (76, 1009), (21, 9001), (5, 151_937)] {
         passes.push(Pass::Sample { rows, vocabulary });
     }
-    passes.push(Pass::AllReduce { rows: 7, columns: 11 });
     passes
 }
 
@@ -279,11 +277,6 @@ impl Pass {
                 Ok(places.into_iter().map(|place| place as f32).collect())
             }
             Pass::Sample { rows, vocabulary } => Batch::random(&mut random, rows, vocabulary).run(scope),
-            Pass::AllReduce { rows, columns } => {
-                let mut x = wide(scope, rows, columns, &mut random)?;
-                scope.all_reduce(&mut x)?;
-                floats(scope, &x)
-            }
         }
     }
 
@@ -433,7 +426,6 @@ impl Pass {
                 (0..rows).map(|row| largest(x.row(row))).collect()
             }
             Pass::Sample { rows, vocabulary } => Batch::random(&mut random, rows, vocabulary).expected(),
-            Pass::AllReduce { rows, columns } => widened(&Wide::new(activation, rows, columns, &mut random).numbers),
         }
     }
 }

@@ -158,7 +158,6 @@ fn shapes_and_types_that_disagree_are_refused_in_words() {
         text(|scope| sample(scope, &scope.empty([1, 7])?, [29, 1, 42])),
         text(|scope| sample(scope, &scope.empty([1, 7])?, [30, 0, 42])),
         text(|scope| sample(scope, &scope.empty([1, 7])?, [30, 1, 41])),
-        text(|scope| scope.all_reduce(&mut scope.upload([12], &indices)?)),
         text(|scope| scope.download::<f32>(&scope.empty([2, 4])?.column_range(0..3)).map(drop)),
         text(|scope| transfer::fill(&Plan::new(*scope.target()), &[0; 31], &mut scope.empty([2, 4])?)),
         text(|scope| scope.download::<u32>(&scope.empty([2, 4])?).map(drop)),
@@ -202,7 +201,6 @@ sample: logits is [1, 8], expected [1, 7]
 sample: asked is [29], expected words for each row of logits
 sample: chosen is [0], expected a place for each row of logits
 sample: report is [41], expected a report of each row of logits
-all_reduce: x holds u32, expected the target's activations
 download: source is [2, 3], expected contiguous rows
 fill: out is [2, 4], expected as many bytes as the source
 download: source holds f32, expected the host's type

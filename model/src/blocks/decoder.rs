@@ -85,15 +85,18 @@ pub struct StepCaches<'a> {
 }
 
 impl Decoder {
-    /// Claims the decoder's weights, named as Qwen2 checkpoints name them.
-    pub fn claim(config: DecoderConfig, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
-        let embedding = map.tensor("model.embed_tokens.weight", [config.vocabulary, config.hidden])?;
-        let layers = (0..config.layers).map(|index| Layer::claim(&config, index, map)).collect::<Result<_, _>>()?;
-        let norm = map.tensor("model.norm.weight", [config.hidden])?;
+    /// Claims the decoder's weights: `lm_head.weight`, and all others behind `prefix` and a dot, `model` for most.
+    pub fn claim(config: DecoderConfig, prefix: &str, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
+        let name = |part: &str| format!("{prefix}.{part}");
+        let embedding_name = name("embed_tokens.weight");
+        let embedding = map.tensor(&embedding_name, [config.vocabulary, config.hidden])?;
+        let layer = |index| Layer::claim(&config, &name(&format!("layers.{index}")), map);
+        let layers = (0..config.layers).map(layer).collect::<Result<_, _>>()?;
+        let norm = map.tensor(&name("norm.weight"), [config.hidden])?;
         let projection = match config.tied_embeddings {
             true => {
                 // Saved all the same by some tools; it equals the embedding then.
-                map.ignore("lm_head.weight");
+                map.twin("lm_head.weight", &embedding_name);
                 None
             }
             false => Some(map.tensor("lm_head.weight", [config.vocabulary, config.hidden])?),
@@ -223,8 +226,8 @@ impl Decoder {
 }
 
 impl Layer {
-    fn claim(config: &DecoderConfig, index: usize, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
-        let name = |part: &str| format!("model.layers.{index}.{part}");
+    fn claim(config: &DecoderConfig, prefix: &str, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
+        let name = |part: &str| format!("{prefix}.{part}");
         let (hidden, head_dim) = (config.hidden, config.head_dim);
         let (query_rows, kv_rows) = (config.heads * head_dim, config.kv_heads * head_dim);
         let [query, key, value] = ["q", "k", "v"].map(|part| name(&format!("self_attn.{part}_proj")));

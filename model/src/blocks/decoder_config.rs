@@ -1,10 +1,10 @@
 //! A decoder's numbers, read from a Hugging Face `config.json`.
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use thiserror::Error;
 
-use super::decoder::DecoderConfig;
+use super::{config_keys, decoder::DecoderConfig, rope_config::RopeConfig};
 
 /// A `config.json` that does not describe a model that can be built.
 #[derive(Debug, Error)]
@@ -16,11 +16,19 @@ pub enum ConfigError {
     #[error("config.json: {field} is {value}, supported: {supported}")]
     Unsupported {
         /// The field.
-        field: &'static str,
+        field: String,
         /// Its value.
         value: String,
         /// What would be served.
         supported: &'static str,
+    },
+    /// A field that changes what a model computes, and that no code here follows.
+    #[error("config.json: {field} is {value}, which changes what the model computes and is not followed here")]
+    Unknown {
+        /// The field.
+        field: String,
+        /// Its value, cut short.
+        value: String,
     },
     /// Two fields contradict each other.
     #[error("config.json: {0}")]
@@ -43,6 +51,16 @@ impl ConfigError {
     }
 }
 
+/// What a family's configuration class assumes where the file has no such key, and how it turns queries and keys.
+pub struct DecoderDefaults {
+    /// Values by key, as `configuration_<family>.py` of transformers has them.
+    pub fields: Value,
+    /// `type` or `rope_type` of rotary positions that mean plain ones to the family.
+    pub rope_types: &'static [&'static str],
+    /// Sections where the file names none; none for a family whose positions have one axis.
+    pub rope_sections: Option<&'static [usize]>,
+}
+
 #[derive(Deserialize)]
 struct Fields {
     vocab_size: usize,
@@ -53,36 +71,29 @@ struct Fields {
     num_key_value_heads: Option<usize>,
     head_dim: Option<usize>,
     rms_norm_eps: f32,
-    rope_theta: Option<f64>,
-    rope_scaling: Option<Rope>,
-    rope_parameters: Option<Rope>,
     max_position_embeddings: usize,
-    #[serde(default)]
-    tie_word_embeddings: bool,
-    #[serde(default)]
-    use_sliding_window: bool,
-    hidden_act: Option<String>,
+    tie_word_embeddings: Option<bool>,
+    use_sliding_window: Option<bool>,
+    sliding_window: Option<usize>,
+    max_window_layers: Option<usize>,
+    layer_types: Option<Vec<String>>,
+    hidden_act: String,
 }
-
-#[derive(Clone, Default, Deserialize)]
-struct Rope {
-    rope_type: Option<String>,
-    /// The older spelling of `rope_type`; files that were saved again have both.
-    r#type: Option<String>,
-    rope_theta: Option<f64>,
-    mrope_section: Option<Vec<usize>>,
-}
-
-/// What checkpoints leave out when it is ten thousand (Hugging Face's default for Qwen2).
-const ROPE_THETA_DEFAULT: f64 = 10_000.0;
 
 impl DecoderConfig {
-    /// Reads the text fields of `config`: at the top as the released Qwen2 and Qwen2.5-VL checkpoints have them, or
-    /// in `text_config` as newer versions of transformers write them.
-    pub fn read(config: &Value) -> Result<Self, ConfigError> {
-        let fields: Fields = serde_json::from_value(with_text_config(config))?;
-        refuse_unsupported(&fields)?;
+    /// Reads the text fields of a `config.json`, with the family's defaults for those that it leaves out. `place` is
+    /// where in the file they stand, for errors: nothing, or `text_config.`.
+    pub fn read(place: &str, given: &Map<String, Value>, defaults: &DecoderDefaults) -> Result<Self, ConfigError> {
+        config_keys::refuse_unknown(place, given)?;
+        let given = config_keys::over(&defaults.fields, given);
+        let rope = RopeConfig::read(place, &given, defaults.rope_types)?;
+        let fields: Fields = serde_json::from_value(given.into())?;
+        if fields.hidden_act != "silu" {
+            let (field, value) = ("hidden_act".to_owned(), fields.hidden_act);
+            return Err(ConfigError::Unsupported { field, value, supported: "silu" });
+        }
         check_sizes(&fields)?;
+        refuse_sliding(&fields)?;
         let heads = fields.num_attention_heads;
         let kv_heads = fields.num_key_value_heads.unwrap_or(heads);
         ConfigError::check_size("num_key_value_heads", kv_heads, HEAD_MAX)?;
@@ -96,7 +107,11 @@ impl DecoderConfig {
                 "a head of {head_dim} elements cannot be rotated in pairs"
             )));
         }
-        let rope = fields.rope_parameters.or(fields.rope_scaling).unwrap_or_default();
+        let rope_sections = match defaults.rope_sections {
+            // All axes of a text's position are the same, so that sections change nothing.
+            None => vec![head_dim / 2],
+            Some(default) => sections(rope.sections.unwrap_or_else(|| default.to_vec()), head_dim)?,
+        };
         Ok(DecoderConfig {
             vocabulary: fields.vocab_size,
             hidden: fields.hidden_size,
@@ -106,27 +121,12 @@ impl DecoderConfig {
             kv_heads,
             head_dim,
             norm_epsilon: fields.rms_norm_eps,
-            rope_theta: rope.rope_theta.or(fields.rope_theta).unwrap_or(ROPE_THETA_DEFAULT),
-            rope_sections: sections(rope.mrope_section, head_dim)?,
+            rope_theta: rope.theta,
+            rope_sections,
             context_tokens: fields.max_position_embeddings,
-            tied_embeddings: fields.tie_word_embeddings,
+            tied_embeddings: fields.tie_word_embeddings.unwrap_or(false),
         })
     }
-}
-
-/// The fields of `text_config` over those of the top level.
-fn with_text_config(config: &Value) -> Value {
-    let mut fields = config.clone();
-    if let (Some(fields), Some(text)) = (fields.as_object_mut(), config.get("text_config").and_then(Value::as_object)) {
-        for (name, value) in text {
-            fields.insert(name.clone(), value.clone());
-        }
-        // The whole model's word on tying stands above the text part's default.
-        if let Some(tied) = config.get("tie_word_embeddings") {
-            fields.insert("tie_word_embeddings".to_owned(), tied.clone());
-        }
-    }
-    fields
 }
 
 fn check_sizes(fields: &Fields) -> Result<(), ConfigError> {
@@ -137,37 +137,40 @@ fn check_sizes(fields: &Fields) -> Result<(), ConfigError> {
     ConfigError::check_size("num_attention_heads", fields.num_attention_heads, HEAD_MAX)
 }
 
-fn refuse_unsupported(fields: &Fields) -> Result<(), ConfigError> {
-    if let Some(act) = fields.hidden_act.as_ref().filter(|act| *act != "silu") {
-        return Err(ConfigError::Unsupported { field: "hidden_act", value: act.clone(), supported: "silu" });
-    }
-    if fields.use_sliding_window {
-        return Err(ConfigError::Unsupported {
-            field: "use_sliding_window",
-            value: "true".to_owned(),
-            supported: "false",
-        });
-    }
-    let ropes = [&fields.rope_scaling, &fields.rope_parameters].into_iter().flatten();
-    let kinds = ropes.flat_map(|rope| [&rope.rope_type, &rope.r#type]).flatten();
-    for kind in kinds {
-        if kind != "default" && kind != "mrope" {
-            return Err(ConfigError::Unsupported {
-                field: "rope_scaling.type",
-                value: kind.clone(),
-                supported: "default, mrope",
-            });
+/// Refuses layers that attend to a window. `use_sliding_window` alone makes none: the first `max_window_layers` attend to
+/// everything (transformers 5.17, `configuration_qwen2.py`), and where `layer_types` says what each layer is, it decides.
+fn refuse_sliding(fields: &Fields) -> Result<(), ConfigError> {
+    let layers = fields.num_hidden_layers;
+    if let Some(types) = &fields.layer_types {
+        if types.len() != layers {
+            let text = format!("layer_types names {} layers, but num_hidden_layers is {layers}", types.len());
+            return Err(ConfigError::Contradiction(text));
         }
+        return match types.iter().position(|kind| kind != "full_attention") {
+            None => Ok(()),
+            Some(layer) => Err(ConfigError::Unsupported {
+                field: format!("layer_types[{layer}]"),
+                value: types[layer].clone(),
+                supported: "full_attention",
+            }),
+        };
+    }
+    let first = fields.max_window_layers.unwrap_or(0);
+    if fields.use_sliding_window == Some(true) && fields.sliding_window.is_some() && first < layers {
+        return Err(ConfigError::Unsupported {
+            field: "use_sliding_window".to_owned(),
+            value: format!("true, and max_window_layers {first} of {layers} layers"),
+            supported: "false, or a max_window_layers of all layers",
+        });
     }
     Ok(())
 }
 
-fn sections(sections: Option<Vec<usize>>, head_dim: usize) -> Result<Vec<usize>, ConfigError> {
-    let sections = sections.unwrap_or_else(|| vec![head_dim / 2]);
+fn sections(sections: Vec<usize>, head_dim: usize) -> Result<Vec<usize>, ConfigError> {
     let pairs = sections.iter().try_fold(0usize, |pairs, section| pairs.checked_add(*section));
-    if pairs != Some(head_dim / 2) || !matches!(sections.len(), 1 | 3) {
+    if pairs != Some(head_dim / 2) || sections.len() != 3 {
         return Err(ConfigError::Contradiction(format!(
-            "mrope_section {sections:?} does not share the {} pairs of a head among one or three axes",
+            "mrope_section {sections:?} does not share the {} pairs of a head among three axes",
             head_dim / 2
         )));
     }

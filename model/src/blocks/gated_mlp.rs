@@ -22,7 +22,6 @@ impl GatedMlp {
     ) -> Result<(), KernelError> {
         let scope = scope.scope();
         let activated = self.gate_up.forward_gated(&scope, normed)?; // [rows, intermediate]
-        self.down.forward_add(&scope, &activated, hidden)?;
-        scope.all_reduce(hidden)
+        self.down.forward_add(&scope, &activated, hidden)
     }
 }

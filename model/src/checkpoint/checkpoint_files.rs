@@ -88,6 +88,66 @@ pub(super) fn stored_type(config: &Value) -> Option<DType> {
     }
 }
 
+/// A tokenizer in one file.
+pub(super) const TOKENIZER: &str = "tokenizer.json";
+/// The same in the files that it was made of, where that one is missing: the vocabulary, the merges, and tokens that were
+/// added, which a newer `tokenizer_config.json` has itself.
+pub(super) const VOCABULARY: [&str; 2] = ["vocab.json", "merges.txt"];
+pub(super) const ADDED_TOKENS: &str = "added_tokens.json";
+/// Small files that a checkpoint may have beside `config.json` and its vocabulary.
+pub(super) const OPTIONAL: [&str; 7] = [
+    "generation_config.json",
+    "tokenizer_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+];
+
+/// The small files of a checkpoint beside `config.json`.
+pub(super) struct TextFiles {
+    place: String,
+    files: Vec<(&'static str, Option<Cow<'static, [u8]>>)>,
+}
+
+impl TextFiles {
+    /// Reads those that there are. The parts of a tokenizer are read where there is no whole one.
+    ///
+    /// # Errors
+    /// As [`CheckpointSource::read`].
+    pub(super) fn read(source: &CheckpointSource) -> Result<Self, CheckpointError> {
+        let mut names = vec![TOKENIZER];
+        names.extend(OPTIONAL);
+        let read = |name: &'static str| Ok((name, source.read(name)?));
+        let mut files = names.into_iter().map(read).collect::<Result<Vec<_>, CheckpointError>>()?;
+        if files[0].1.is_none() {
+            let parts = VOCABULARY.into_iter().chain([ADDED_TOKENS]).map(read);
+            files.extend(parts.collect::<Result<Vec<_>, CheckpointError>>()?);
+        }
+        Ok(TextFiles { place: source.place(), files })
+    }
+
+    /// Every name that was looked for, with what there was.
+    pub(super) fn named(&self) -> impl Iterator<Item = (&str, Option<&[u8]>)> {
+        self.files.iter().map(|(name, content)| (*name, content.as_deref()))
+    }
+
+    /// What a file holds, if it is there.
+    pub(super) fn get(&self, name: &str) -> Option<&[u8]> {
+        self.named().find(|(known, _)| *known == name)?.1
+    }
+
+    /// A part of the tokenizer. Where it is missing the whole is: that is the file that a reader knows.
+    ///
+    /// # Errors
+    /// [`CheckpointError::MissingFile`].
+    pub(super) fn require(&self, part: &str) -> Result<&[u8], CheckpointError> {
+        let missing = || CheckpointError::MissingFile { place: self.place.clone(), file: TOKENIZER.into() };
+        self.get(part).ok_or_else(missing)
+    }
+}
+
 pub(super) fn embedded(files: &'static [(&'static str, &'static [u8])], file: &str) -> Option<&'static [u8]> {
     files.iter().find(|(name, _)| *name == file).map(|&(_, content)| content)
 }

@@ -12,24 +12,12 @@ use std::path::PathBuf;
 
 use self::cache::HubCache;
 use self::transfer::Remote;
-use super::checkpoint_files::TEXT_BYTES_MAX;
+use super::checkpoint_files::{ADDED_TOKENS, OPTIONAL, TEXT_BYTES_MAX, TOKENIZER, VOCABULARY};
 use super::origin::FetchWatch;
 use super::tensors::{INDEX, IndexFile, SINGLE};
 use crate::error::CheckpointError;
 pub use error::HubError;
 
-/// Every checkpoint has them.
-const REQUIRED: [&str; 2] = ["config.json", "tokenizer.json"];
-/// A checkpoint may have them.
-const OPTIONAL: [&str; 7] = [
-    "generation_config.json",
-    "tokenizer_config.json",
-    "preprocessor_config.json",
-    "video_preprocessor_config.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    INDEX,
-];
 /// A branch, as every repository has it.
 const MAIN: &str = "main";
 const ENDPOINT: &str = "https://huggingface.co";
@@ -131,13 +119,12 @@ impl HubModel {
         let cache = HubCache::open(&self.options, &self.id, &self.revision)?;
         let remote = Remote::new(&self.options, &self.id, cache.token(), watch)?;
         let mut fetch = Fetch { commit: cache.commit(), revision: &self.revision, cache, remote };
-        for file in REQUIRED {
-            fetch.require(file, TEXT_BYTES_MAX)?;
-        }
+        fetch.require("config.json", TEXT_BYTES_MAX)?;
+        fetch.bring_tokenizer()?;
         // Without the network a model is complete that has all it must have; what it may have was asked for before its
         // weights were.
         let mut is_offline = false;
-        for file in OPTIONAL {
+        for file in OPTIONAL.into_iter().chain([INDEX]) {
             match fetch.bring(file, TEXT_BYTES_MAX) {
                 Err(HubError::Unreachable { .. }) if fetch.has_weights()? => is_offline = true,
                 outcome => drop(outcome?),
@@ -220,6 +207,19 @@ impl Fetch<'_> {
             self.commit = Some(commit);
         }
         Ok(Outcome::Here)
+    }
+
+    /// One file, or the files that it was made of.
+    fn bring_tokenizer(&mut self) -> Result<(), HubError> {
+        if self.bring(TOKENIZER, TEXT_BYTES_MAX)? == Outcome::Here {
+            return Ok(());
+        }
+        for part in VOCABULARY {
+            if self.bring(part, TEXT_BYTES_MAX)? == Outcome::Absent {
+                return Err(HubError::NoFile { repository: self.remote.repository().into(), file: TOKENIZER.into() });
+            }
+        }
+        self.bring(ADDED_TOKENS, TEXT_BYTES_MAX).map(drop)
     }
 
     /// The shards that the index names, or the one file that there is without an index.

@@ -1,29 +1,31 @@
 //! Opening a checkpoint: every file parsed and checked, the weights mapped but not read.
 
-use serde_json::Value;
+use std::borrow::Cow;
 
-use super::checkpoint_files::CheckpointSource;
+use serde_json::{Map, Value};
+
+use super::checkpoint_files::{CheckpointSource, TextFiles};
 use super::fingerprint::CheckpointFingerprint;
 use super::tensors::{TensorIndex, TensorInfo};
 use crate::error::CheckpointError;
 use crate::processor::{ImageProcessor, ImageProcessorConfig, VideoProcessor};
 use crate::sampling::GenerationDefaults;
 use crate::text::template_source::TemplateFiles;
-use crate::text::{ChatTemplate, PromptEncoder, TemplateLimits, TemplateSources, Tokenizer};
+use crate::text::{ChatTemplate, PromptEncoder, TemplateLimits, TemplateSources, Tokenizer, VocabularyFiles};
 
 /// A checkpoint, open.
 #[derive(Debug)]
 pub struct Checkpoint {
     /// `config.json` as it is: families read it themselves.
-    pub config: Value,
+    pub config: Map<String, Value>,
     /// `generation_config.json`, with what stands in `config.json` for end tokens when it is absent.
     pub generation: GenerationDefaults,
-    /// `preprocessor_config.json`; absent for models without pictures.
+    /// `preprocessor_config.json`, or its part of `processor_config.json`; absent for models without pictures.
     pub image_processor: Option<ImageProcessor>,
-    /// `video_preprocessor_config.json`, or `preprocessor_config.json` where there is no such file, as transformers reads
-    /// it; absent for models without pictures.
+    /// `video_preprocessor_config.json`, or its part of `processor_config.json`, or `preprocessor_config.json` where there
+    /// is neither, as transformers reads it; absent for models without pictures.
     pub video_processor: Option<VideoProcessor>,
-    /// `tokenizer.json` and the chat templates.
+    /// `tokenizer.json`, or `vocab.json` and `merges.txt`, and the chat templates.
     pub prompts: PromptEncoder,
     /// All weights.
     pub tensors: TensorIndex,
@@ -39,52 +41,28 @@ impl Checkpoint {
     /// [`CheckpointError`]: a file that is missing, damaged or hostile.
     pub fn open(source: CheckpointSource) -> Result<Self, CheckpointError> {
         let config_json = source.require("config.json")?;
-        let config: Value = serde_json::from_slice(&config_json)
-            .map_err(|error| CheckpointError::Malformed { file: "config.json".into(), reason: error.to_string() })?;
-        if !config.is_object() {
-            return Err(CheckpointError::Malformed {
-                file: "config.json".into(),
-                reason: "it is not a JSON object".into(),
-            });
-        }
-        let generation_json = source.read("generation_config.json")?;
-        let processor_json = source.read("preprocessor_config.json")?;
-        let video_json = source.read("video_preprocessor_config.json")?;
-        let tokenizer_json = source.require("tokenizer.json")?;
-        let tokenizer_config = source.read("tokenizer_config.json")?;
-        let template_jinja = source.read("chat_template.jinja")?;
-        let template_json = source.read("chat_template.json")?;
+        let config: Map<String, Value> = object("config.json", &config_json)?;
+        let files = TextFiles::read(&source)?;
         let tensors = TensorIndex::open(&source)?;
-        let fingerprint = CheckpointFingerprint::new(
-            &[
-                ("config.json", Some(&config_json)),
-                ("generation_config.json", generation_json.as_deref()),
-                ("preprocessor_config.json", processor_json.as_deref()),
-                ("video_preprocessor_config.json", video_json.as_deref()),
-                ("tokenizer.json", Some(&tokenizer_json)),
-                ("tokenizer_config.json", tokenizer_config.as_deref()),
-                ("chat_template.jinja", template_jinja.as_deref()),
-                ("chat_template.json", template_json.as_deref()),
-            ],
-            tensors.shards(),
-        );
-        let config_fingerprint = CheckpointFingerprint::new(&[("config.json", Some(&config_json))], &[]);
+        let named = [("config.json", Some(&*config_json))].into_iter().chain(files.named());
+        let fingerprint = CheckpointFingerprint::new(named, tensors.shards());
+        let config_fingerprint = CheckpointFingerprint::new([("config.json", Some(&*config_json))], &[]);
         let templates = TemplateSources::read(TemplateFiles {
-            jinja: template_jinja.as_deref(),
-            json: template_json.as_deref(),
-            tokenizer_config: tokenizer_config.as_deref(),
+            jinja: files.get("chat_template.jinja"),
+            json: files.get("chat_template.json"),
+            tokenizer_config: files.get("tokenizer_config.json"),
         })?;
         let template = ChatTemplate::new(templates, TemplateLimits::default())?;
-        let video_settings = video_json.as_deref().or(processor_json.as_deref());
-        let video_processor =
-            video_settings.map(|json| VideoProcessor::new(ImageProcessorConfig::from_video_json(json)?)).transpose()?;
-        let image_processor = processor_json
-            .as_deref()
-            .map(|json| ImageProcessor::new(ImageProcessorConfig::from_json(json)?))
+        let processors = ProcessorFiles::read(&files)?;
+        let video_processor = processors
+            .video
+            .map(|json| VideoProcessor::new(ImageProcessorConfig::from_video_json(&json)?))
             .transpose()?;
+        let image_processor =
+            processors.image.map(|json| ImageProcessor::new(ImageProcessorConfig::from_json(&json)?)).transpose()?;
         Ok(Checkpoint {
-            generation: generation_defaults(generation_json.as_deref(), &config)?,
-            prompts: PromptEncoder::new(Tokenizer::from_bytes(&tokenizer_json)?, template),
+            generation: generation_defaults(files.get("generation_config.json"), &config)?,
+            prompts: PromptEncoder::new(tokenizer(&files)?, template),
             config,
             image_processor,
             video_processor,
@@ -137,12 +115,56 @@ impl Checkpoint {
 
     /// Over the names, types, shapes and places of the weights.
     pub fn weights_fingerprint(&self) -> CheckpointFingerprint {
-        CheckpointFingerprint::new(&[], self.tensors.shards())
+        CheckpointFingerprint::new([], self.tensors.shards())
     }
 }
 
+/// A file that holds a JSON object.
+fn object(file: &str, json: &[u8]) -> Result<Map<String, Value>, CheckpointError> {
+    let malformed = |reason: String| CheckpointError::Malformed { file: file.into(), reason };
+    match serde_json::from_slice(json).map_err(|error| malformed(error.to_string()))? {
+        Value::Object(fields) => Ok(fields),
+        _ => Err(malformed("it is not a JSON object".into())),
+    }
+}
+
+/// The settings of both processors, wherever they stand.
+struct ProcessorFiles<'f> {
+    image: Option<Cow<'f, [u8]>>,
+    video: Option<Cow<'f, [u8]>>,
+}
+
+impl<'f> ProcessorFiles<'f> {
+    /// `processor_config.json` where it has them, as transformers writes since 5.0; else the older files (5.17,
+    /// `image_processing_base.py` and `video_processing_utils.py`).
+    fn read(files: &'f TextFiles) -> Result<Self, CheckpointError> {
+        const FILE: &str = "processor_config.json";
+        let both = files.get(FILE).map(|json| object(FILE, json)).transpose()?.unwrap_or_default();
+        let part = |name: &str| both.get(name).filter(|part| part.is_object()).map(|part| Cow::Owned(part.to_string().into_bytes()));
+        let file = |name: &str| files.get(name).map(Cow::Borrowed);
+        let older = || file("preprocessor_config.json");
+        Ok(ProcessorFiles {
+            image: part("image_processor").or_else(older),
+            video: part("video_processor").or_else(|| file("video_preprocessor_config.json")).or_else(older),
+        })
+    }
+}
+
+fn tokenizer(files: &TextFiles) -> Result<Tokenizer, CheckpointError> {
+    if let Some(json) = files.get("tokenizer.json") {
+        return Ok(Tokenizer::from_bytes(json)?);
+    }
+    let vocabulary = VocabularyFiles {
+        vocabulary: files.require("vocab.json")?,
+        merges: files.require("merges.txt")?,
+        added: files.get("added_tokens.json"),
+        config: files.get("tokenizer_config.json"),
+    };
+    Ok(Tokenizer::from_bytes(&vocabulary.tokenizer_json()?)?)
+}
+
 /// Older checkpoints have their end tokens in `config.json` alone.
-fn generation_defaults(json: Option<&[u8]>, config: &Value) -> Result<GenerationDefaults, CheckpointError> {
+fn generation_defaults(json: Option<&[u8]>, config: &Map<String, Value>) -> Result<GenerationDefaults, CheckpointError> {
     let mut defaults = json.map(GenerationDefaults::from_json).transpose()?.unwrap_or_default();
     if defaults.eos_ids.is_empty() {
         let eos = config.get("eos_token_id").cloned().unwrap_or_default();

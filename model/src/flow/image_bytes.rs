@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::error::ImageError;
 
-/// A picture's file content: PNG, JPEG or WebP; or its pixels. Cloning shares the bytes.
+/// A picture's file content: PNG, JPEG, WebP, GIF (its first frame), BMP or TIFF; or its pixels. Cloning shares the bytes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ImageBytes {
     bytes: Arc<[u8]>,

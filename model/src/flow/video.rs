@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc};
 use super::{Grid, ImageBytes};
 use crate::PictureCost;
 
-/// A video as its frames, each encoded as PNG, JPEG or WebP or as pixels, and how fast they follow each other. Cloning shares
+/// A video as its frames, each encoded as a picture may be or as pixels, and how fast they follow each other. Cloning shares
 /// the frames. Nothing is checked before a request is planned.
 #[derive(Clone, PartialEq)]
 pub struct Video {

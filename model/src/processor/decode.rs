@@ -11,6 +11,7 @@ use image::metadata::Orientation;
 use image::{ColorType, DynamicImage};
 
 use super::decode_jpeg::decode_jpeg;
+use super::gif_frame::FirstFrame;
 use super::header::{ImageFormat, OpenImage};
 use crate::error::ImageError;
 use crate::flow::image_bytes::{ImageBytes, ImageLimits};
@@ -42,10 +43,13 @@ impl ImageBytes {
         if !matches!(decoded, Ok(true)) {
             return Err(damaged());
         }
-        let data = match header.format {
+        let mut data = match header.format {
             ImageFormat::Jpeg if raw.len() as u64 == 4 * header.pixels() => narrow(raw, 4, printed),
             _ => to_rgb(raw, color).ok_or_else(damaged)?,
         };
+        if let Some(frame) = FirstFrame::find(self.bytes()).filter(|_| header.format == ImageFormat::Gif) {
+            frame.fill_around(&mut data);
+        }
         let (width, height, data) = orient(width, height, data, orientation).ok_or_else(damaged)?;
         RgbImage::new(width, height, data).ok_or_else(damaged)
     }

@@ -42,8 +42,8 @@ pub enum ImageError {
         /// Their limit.
         bytes_max: u64,
     },
-    /// Neither PNG nor JPEG nor WebP.
-    #[error("the picture is neither PNG nor JPEG nor WebP")]
+    /// Of none of the formats that are read.
+    #[error("the picture is none of PNG, JPEG, WebP, GIF, BMP and TIFF")]
     UnknownFormat,
     /// A side is zero.
     #[error("the picture is {width} x {height} pixels: a side is empty")]
@@ -68,9 +68,9 @@ pub enum ImageError {
     /// The bytes do not follow their format.
     #[error("the {format} picture is damaged or uses what is not supported, found while {stage}")]
     Damaged {
-        /// PNG, JPEG or WebP.
+        /// PNG, JPEG, WebP, GIF, BMP or TIFF.
         format: &'static str,
-        /// Where it was found: reading the header, counting a JPEG's scans, or decoding the pixels.
+        /// Where it was found: reading the header, counting a JPEG's scans, looking for a GIF's first frame, or decoding the pixels.
         stage: &'static str,
     },
     /// Too long and thin for the model's processor.

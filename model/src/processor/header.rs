@@ -2,10 +2,13 @@
 
 use std::io::Cursor;
 
-use image::codecs::{jpeg::JpegDecoder, png::PngDecoder, webp::WebPDecoder};
+use image::codecs::{
+    bmp::BmpDecoder, gif::GifDecoder, jpeg::JpegDecoder, png::PngDecoder, tiff::TiffDecoder, webp::WebPDecoder,
+};
 use image::metadata::Orientation;
-use image::{ColorType, ImageDecoder, Limits};
+use image::{ColorType, ExtendedColorType, ImageDecoder, Limits};
 
+use super::{gif_frame::FirstFrame, tiff_header};
 use crate::error::ImageError;
 use crate::flow::image_bytes::{ImageBytes, ImageLimits, PixelSize};
 
@@ -18,6 +21,12 @@ pub enum ImageFormat {
     Jpeg,
     /// Lossy, lossless, with alpha; of an animation the first frame.
     WebP,
+    /// The first frame, on its screen.
+    Gif,
+    /// Palettes, run lengths, 16 to 32 bits a pixel; without an embedded JPEG or PNG.
+    Bmp,
+    /// The first picture: grey and RGB of 8 and 16 bits, one bit, with alpha; no palettes, CMYK or numbers with a point.
+    Tiff,
     /// None: red, green and blue as they are.
     Pixels,
 }
@@ -29,6 +38,12 @@ impl ImageFormat {
             [0x89, b'P', b'N', b'G', b'\r', b'\n', 0x1a, b'\n', ..] => Some(ImageFormat::Png),
             [0xff, 0xd8, 0xff, ..] => Some(ImageFormat::Jpeg),
             [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => Some(ImageFormat::WebP),
+            [b'G', b'I', b'F', b'8', b'7' | b'9', b'a', ..] => Some(ImageFormat::Gif),
+            // Two letters are few: the size of the second header is one of seven.
+            [b'B', b'M', _, _, _, _, _, _, _, _, _, _, _, _, 12 | 40 | 52 | 56 | 64 | 108 | 124, 0, 0, 0, ..] => {
+                Some(ImageFormat::Bmp)
+            }
+            [b'I', b'I', 42, 0, ..] | [b'M', b'M', 0, 42, ..] => Some(ImageFormat::Tiff),
             _ => None,
         }
     }
@@ -39,6 +54,9 @@ impl ImageFormat {
             ImageFormat::Png => "PNG",
             ImageFormat::Jpeg => "JPEG",
             ImageFormat::WebP => "WebP",
+            ImageFormat::Gif => "GIF",
+            ImageFormat::Bmp => "BMP",
+            ImageFormat::Tiff => "TIFF",
             ImageFormat::Pixels => "pixels",
         }
     }
@@ -122,9 +140,10 @@ impl<'a> OpenImage<'a> {
     pub fn open(encoded: &'a [u8], limits: &ImageLimits) -> Result<Self, ImageError> {
         limits.check_bytes(encoded.len() as u64)?;
         let format = ImageFormat::guess(encoded).ok_or(ImageError::UnknownFormat)?;
-        let damaged = |_| ImageError::Damaged { format: format.name(), stage: "reading the header" };
+        let unreadable = || ImageError::Damaged { format: format.name(), stage: "reading the header" };
+        let damaged = |_| unreadable();
         if format == ImageFormat::WebP && riff_bytes(encoded) > encoded.len() as u64 {
-            return Err(ImageError::Damaged { format: format.name(), stage: "reading the header" });
+            return Err(unreadable());
         }
         let reader = Cursor::new(encoded);
         let mut decoder: Box<dyn ImageDecoder + 'a> = match format {
@@ -136,6 +155,12 @@ impl<'a> OpenImage<'a> {
             }
             ImageFormat::Jpeg => Box::new(JpegDecoder::new(reader).map_err(damaged)?),
             ImageFormat::WebP => Box::new(WebPDecoder::new(reader).map_err(damaged)?),
+            ImageFormat::Gif if FirstFrame::find(encoded).is_none() => {
+                return Err(ImageError::Damaged { format: format.name(), stage: "looking for its first frame" });
+            }
+            ImageFormat::Gif => Box::new(GifDecoder::new(reader).map_err(damaged)?),
+            ImageFormat::Bmp => Box::new(BmpDecoder::new(reader).map_err(damaged)?),
+            ImageFormat::Tiff => Box::new(tiff_decoder(encoded, limits).ok_or_else(unreadable)?),
             // No file's first bytes say so.
             ImageFormat::Pixels => return Err(ImageError::UnknownFormat),
         };
@@ -203,6 +228,28 @@ fn png_limits(encoded: &[u8], limits: &ImageLimits) -> Limits {
     allocation
 }
 
+/// A TIFF's decoder, if the picture's colours are converted here to the bit as Pillow converts them.
+fn tiff_decoder<'a>(encoded: &'a [u8], limits: &ImageLimits) -> Option<TiffDecoder<Cursor<&'a [u8]>>> {
+    if !tiff_header::is_plausible(encoded) {
+        return None;
+    }
+    let mut decoder = TiffDecoder::new(Cursor::new(encoded)).ok()?;
+    let is_ink = matches!(decoder.original_color_type(), ExtendedColorType::Cmyk8 | ExtendedColorType::Cmyk16);
+    if is_ink || matches!(decoder.color_type(), ColorType::Rgb32F | ColorType::Rgba32F) {
+        return None;
+    }
+    let mut allocation = Limits::no_limits();
+    allocation.max_alloc =
+        Some(decoder.total_bytes().saturating_add(tiff_bytes(encoded)).min(limits.decode_bytes_max));
+    decoder.set_limits(allocation).ok()?;
+    Some(decoder)
+}
+
+/// What a TIFF's decoder may hold beside its pixels: offsets of strips, and a packed one.
+fn tiff_bytes(encoded: &[u8]) -> u64 {
+    encoded.len() as u64 + (6 << 20)
+}
+
 /// Whether an orientation swaps the sides.
 fn turns(orientation: Orientation) -> bool {
     use Orientation::{Rotate90, Rotate90FlipH, Rotate270, Rotate270FlipH};
@@ -236,6 +283,13 @@ fn scratch_bytes(format: ImageFormat, encoded: &[u8], width: u32, height: u32, c
             let pixel_bytes = if color.has_alpha() || is_animated_webp(encoded) { 10 } else { 5 };
             encoded_bytes * 2 + width.next_multiple_of(16) * height.next_multiple_of(16) * pixel_bytes
         }
+        // Indices of the frame's pixels, and the frame apart from its screen where it does not cover its rows; texts are
+        // read into a buffer that doubles.
+        ImageFormat::Gif => 5 * FirstFrame::find(encoded).map_or(0, |frame| frame.pixels()) + 2 * encoded_bytes,
+        // A row and a run.
+        ImageFormat::Bmp => 8 * width,
+        // All pixels once more, before they are copied.
+        ImageFormat::Tiff => width * height * u64::from(color.bytes_per_pixel()) + tiff_bytes(encoded),
         ImageFormat::Pixels => 0,
     };
     FIXED_BYTES + varying

@@ -8,10 +8,12 @@ pub mod config;
 pub mod decode;
 mod decode_jpeg;
 pub(crate) mod error;
+mod gif_frame;
 pub mod header;
 pub mod image_processor;
 pub mod resample;
 pub mod smart_resize;
+mod tiff_header;
 pub mod video_processor;
 pub mod visual_plan;
 

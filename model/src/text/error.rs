@@ -6,10 +6,10 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TextError {
-    /// `tokenizer.json` does not parse.
+    /// `tokenizer.json`, or a file that stands for it, does not parse.
     #[error("the tokenizer could not be read: {reason}")]
     Tokenizer {
-        /// The tokenizers library's words about the file.
+        /// What is wrong; the tokenizers library's words about `tokenizer.json`.
         reason: String,
     },
     /// Tokens spell text in a way that is not known here.

@@ -15,6 +15,7 @@ mod template_meter;
 mod template_metering;
 pub mod template_source;
 pub mod tokenizer;
+pub(crate) mod vocabulary_files;
 
 pub use chat_template::{ChatTemplate, TemplateInputs, TemplateLimits};
 pub use detokenizer::Detokenizer;
@@ -24,3 +25,4 @@ pub use spelling::Spelling;
 pub use stop_rules::{StopFilter, StopReason, StopRules};
 pub use template_source::TemplateSources;
 pub use tokenizer::Tokenizer;
+pub(crate) use vocabulary_files::VocabularyFiles;

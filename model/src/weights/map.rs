@@ -43,6 +43,14 @@ pub enum WeightError {
         /// The first names, in the order of the alphabet.
         first: Vec<String>,
     },
+    /// The configuration ties two tensors, and the file has both, with other numbers.
+    #[error("config.json ties {name} to {twin}, but the checkpoint has both and they are not the same")]
+    Untied {
+        /// The tensor that would not be read.
+        name: String,
+        /// The one that would be read in its place.
+        twin: String,
+    },
     /// Tensors that are put side by side have different element types.
     #[error("tensor {name} holds {found}, but its neighbours hold {expected}")]
     Mixed {
@@ -116,13 +124,14 @@ pub struct WeightMap<'c> {
     base: Address,
     used: Bytes,
     copies: Vec<WeightCopy>,
-    ignored: Vec<&'static str>,
+    /// Tensors that need not be read, each with the one that is read in its place.
+    twins: Vec<(String, String)>,
 }
 
 impl<'c> WeightMap<'c> {
     /// A map that only measures: its tensors may be planned with, never computed with.
     pub fn dry(checkpoint: &'c Checkpoint, target: Target) -> Self {
-        WeightMap { checkpoint, target, base: NOWHERE, used: Bytes(0), copies: Vec::new(), ignored: Vec::new() }
+        WeightMap { checkpoint, target, base: NOWHERE, used: Bytes(0), copies: Vec::new(), twins: Vec::new() }
     }
 
     /// A map of the segment that starts at `base`.
@@ -206,14 +215,36 @@ impl<'c> WeightMap<'c> {
         unsafe { Tensor::persistent(to, [numbers.len()], DType::F32) }
     }
 
-    /// Lets the checkpoint have a tensor that the model does not read: released checkpoints carry it, and a family says
-    /// why it may.
-    pub fn ignore(&mut self, name: &'static str) {
-        self.ignored.push(name);
+    /// Whether the checkpoint has a tensor of this name: it may have one of several. A random checkpoint has none before
+    /// it is claimed.
+    pub fn has(&self, name: &str) -> bool {
+        self.checkpoint.tensors.contains(name)
+    }
+
+    /// Lets the checkpoint have a tensor that the model does not read, as long as it is `twin`, which the model reads, once
+    /// more.
+    pub fn twin(&mut self, name: &str, twin: &str) {
+        self.twins.push((name.to_owned(), twin.to_owned()));
+    }
+
+    /// To be called after the last claim. A tensor that a tie leaves out is compared with the one that takes its place, to
+    /// the last number: where both are there and differ, transformers 5.17 does not tie them (`modeling_utils.py`,
+    /// `tie_weights`), and one of file and configuration is wrong.
+    ///
+    /// # Errors
+    /// [`WeightError::Untied`].
+    pub fn refuse_untied(&self) -> Result<(), WeightError> {
+        for (name, twin) in self.twins.iter().filter(|(name, _)| self.has(name)) {
+            let (one, other) = (self.checkpoint.tensor(name)?, self.checkpoint.tensor(twin)?);
+            if (one.dtype, one.shape, one.bytes) != (other.dtype, other.shape, other.bytes) {
+                return Err(WeightError::Untied { name: name.clone(), twin: twin.clone() });
+            }
+        }
+        Ok(())
     }
 
     /// To be called after the last claim. A tensor that nobody claimed is not left out silently: the model would answer,
-    /// and answer wrongly. Only what was [ignored](WeightMap::ignore) and buffers of rotary frequencies may stay behind.
+    /// and answer wrongly. Only [twins](WeightMap::twin) and buffers of rotary frequencies may stay behind.
     ///
     /// # Errors
     /// [`WeightError::Extra`].
@@ -221,7 +252,7 @@ impl<'c> WeightMap<'c> {
         let claimed: BTreeSet<&str> = self.copies.iter().filter_map(|copy| copy.source.name()).collect();
         let is_extra = |name: &&str| {
             !claimed.contains(name)
-                && !self.ignored.contains(name)
+                && !self.twins.iter().any(|(twin, _)| twin == name)
                 && !BUFFERS.iter().any(|buffer| name.ends_with(buffer))
         };
         let extra: Vec<&str> = self.checkpoint.tensors.names().filter(is_extra).collect();

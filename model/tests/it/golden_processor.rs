@@ -246,3 +246,17 @@ fn hashes_tell_pictures_and_settings_apart_but_not_encodings() {
         assert_ne!(hash, other.expect("patches").hash, "{index}");
     }
 }
+
+#[test]
+fn gif_bmp_and_tiff_are_decoded_to_the_recorded_pixels() {
+    let folder = std::fs::read_dir(golden("pictures")).expect("the pictures");
+    let names: Vec<String> = folder.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    for (ending, least) in [(".gif", 6), (".bmp", 8), (".tif", 10)] {
+        let files: Vec<&String> = names.iter().filter(|name| name.ends_with(ending)).collect();
+        assert!(files.len() >= least, "{files:?}");
+        for name in files {
+            let expected = golden_png(&format!("image_processor/{name}.decoded.png"));
+            assert_eq!((0, 1.0), differences(&decode(&format!("pictures/{name}")), &expected), "{name}");
+        }
+    }
+}

@@ -6,13 +6,23 @@ use bursar_model::processor::{ImageFormat, ImageProcessor, ImageProcessorConfig}
 
 use crate::common::{golden, golden_bytes};
 
-const FILES: [&str; 6] = [
+const FILES: [&str; 16] = [
     "scene_rgba.png",
     "scene_palette.png",
     "photo_420.jpg",
     "photo_progressive.jpg",
     "photo_lossy.webp",
     "scene_lossless.webp",
+    "scene_interlaced.gif",
+    "scene_transparent.gif",
+    "scene_8.bmp",
+    "scene_runs.bmp",
+    "scene_masks.bmp",
+    "photo_lzw.tif",
+    "photo_deflate.tif",
+    "scene_packbits.tif",
+    "scene_fax.tif",
+    "scene_alpha.tif",
 ];
 
 /// A PNG whose header announces `width` x `height` RGBA pixels of 16 bits, and nothing more.
@@ -90,6 +100,50 @@ fn a_jpeg_of_endless_scans_is_refused_by_its_markers() {
     assert!(ImageBytes::new(commented).probe(&limits).is_ok());
 }
 
+/// A little-endian TIFF of one directory, without a pixel.
+fn tiff(entries: &[(u16, u16, u32, u32)]) -> ImageBytes {
+    let mut tiff = b"II\x2a\0\x08\0\0\0".to_vec();
+    tiff.extend((entries.len() as u16).to_le_bytes());
+    for (tag, kind, count, value) in entries {
+        tiff.extend([tag.to_le_bytes(), kind.to_le_bytes()].concat());
+        tiff.extend([count.to_le_bytes(), value.to_le_bytes()].concat());
+    }
+    tiff.extend([0; 64]);
+    ImageBytes::new(tiff)
+}
+
+#[test]
+fn gif_bmp_and_tiff_bombs_are_refused_by_their_headers() {
+    let limits = ImageLimits { pixels_max: 4_000_000, ..ImageLimits::default() };
+    let probe = |bytes: Vec<u8>| ImageBytes::new(bytes).probe(&limits);
+    let too_many = |found: Result<_, ImageError>| matches!(found, Err(ImageError::TooManyPixels { .. }));
+    let mut gif = golden_bytes("pictures/scene.gif");
+    gif[6..10].fill(0xff);
+    assert!(too_many(probe(gif)), "a screen of 65,535 x 65,535");
+    let mut gif = golden_bytes("pictures/scene_on_a_screen.gif");
+    let frame = gif.windows(5).position(|bytes| bytes == [b',', 7, 0, 5, 0]).expect("the frame");
+    gif[frame + 5..frame + 9].fill(0xff);
+    let stage = "looking for its first frame";
+    assert_eq!(Err(ImageError::Damaged { format: "GIF", stage }), probe(gif), "a frame larger than its screen");
+    let mut bmp = golden_bytes("pictures/scene_24.bmp");
+    bmp[18..26].copy_from_slice(&[0x30, 0x75, 0, 0, 0x30, 0x75, 0, 0]);
+    assert!(too_many(probe(bmp)), "30,000 x 30,000");
+    let grey = |side: u32| vec![(256, 4, 1, side), (257, 4, 1, side), (258, 3, 1, 8), (262, 3, 1, 1)];
+    let strips = [(273, 4, 1, 100), (277, 3, 1, 1), (278, 4, 1, 60_000), (279, 4, 1, 10)];
+    assert!(too_many(tiff(&[grey(60_000), strips.to_vec()].concat()).probe(&limits)));
+    // A picture of 64 pixels of a million strips, or of a tile of gigapixels.
+    let damaged = Err(ImageError::Damaged { format: "TIFF", stage: "reading the header" });
+    let many = [(273, 4, 1 << 20, 100), (279, 4, 1 << 20, 100)];
+    assert_eq!(damaged, tiff(&[grey(8), many.to_vec()].concat()).probe(&limits));
+    let tiles = [(322, 4, 1, 65_520), (323, 4, 1, 65_520), (324, 4, 1, 100), (325, 4, 1, 10)];
+    assert_eq!(damaged, tiff(&[grey(8), tiles.to_vec()].concat()).probe(&limits));
+    assert_eq!(damaged, ImageBytes::new(b"II\x2a\0\xff\xff\xff\xff\0\0".to_vec()).probe(&limits), "no directory");
+    // Colours that would not be Pillow's.
+    let ink = [(262, 3, 1, 5), (258, 3, 1, 8), (277, 3, 1, 4)];
+    let inked = [&grey(8)[..2], &ink, &[(273, 4, 1, 100), (279, 4, 1, 10)]].concat();
+    assert_eq!(damaged, tiff(&inked).probe(&limits));
+}
+
 /// Where the first scan lacks a colour the decoder keeps all coefficients, be there more scans or none.
 #[test]
 fn a_jpeg_that_begins_with_one_colour_is_leased_for_all_coefficients() {
@@ -120,7 +174,7 @@ fn every_limit_is_named_with_its_value() {
 fn what_is_no_picture_is_told_apart() {
     let limits = ImageLimits::default();
     let probe = |bytes: &[u8]| ImageBytes::new(bytes).probe(&limits);
-    for bytes in [&b""[..], b"GIF89a.....", b"%PDF-1.7", b"\x89PNG"] {
+    for bytes in [&b""[..], b"GIF86a.....", b"%PDF-1.7", b"\x89PNG", b"BM, a text that begins like this"] {
         assert_eq!(Err(ImageError::UnknownFormat), probe(bytes));
     }
     assert!(matches!(probe(b"\xff\xd8\xff\xe0\0\x10JFIF"), Err(ImageError::Damaged { format: "JPEG", .. })));
@@ -163,7 +217,7 @@ fn damaged_pictures_end_in_an_error_or_a_picture_of_the_announced_size() {
             }
         }
     }
-    assert!(refused > 100, "{refused} of 720: the damage did not reach the decoders");
+    assert!(refused > 100, "{refused} of 1,920: the damage did not reach the decoders");
 }
 
 #[test]

@@ -332,7 +332,7 @@ fn forms_that_cannot_be_followed_are_refused_with_a_reason() {
         ("schema", schema(json!("not a schema"))),
         ("schema", schema(json!(false))),
         ("schema", schema(json!({"type": "text"}))),
-        ("schema", schema(json!({"if": {"type": "string"}}))),
+        ("place", schema(json!({"if": {"type": "string"}}))),
         ("schema", schema(json!({"$ref": "https://example.org/schema"}))),
         ("schema", schema(json!({"$ref": "#"}))),
         ("schema", schema(json!({"type": "string", "minLength": 5, "maxLength": 4}))),
@@ -362,6 +362,9 @@ fn forms_that_cannot_be_followed_are_refused_with_a_reason() {
         let error = QWEN.compiler.compile(&format).expect_err(kind);
         let (found, told) = match &error {
             GrammarError::Schema { reason } => ("schema", !reason.0.is_empty()),
+            GrammarError::Keyword { place, .. } | GrammarError::Number { place, .. } => {
+                ("place", place.path().starts_with('#'))
+            }
             GrammarError::UnsupportedRegex { reason } => ("unsupported", !reason.0.is_empty()),
             GrammarError::Regex { kind, .. } => ("regex", !kind.is_empty()),
             GrammarError::TooLarge { value, limit, .. } => ("large", value > limit),

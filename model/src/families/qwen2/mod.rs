@@ -2,13 +2,14 @@
 
 mod shape;
 
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 pub use shape::{SHAPES, Shape};
 
 use crate::{
     blocks::{
         ConfigError,
+        DecoderDefaults,
         decoder::{Decoder, DecoderConfig},
     },
     flow::{POSITION_AXES, PromptLayout},
@@ -18,6 +19,9 @@ use crate::{
 
 /// `architectures` entries that this family serves.
 pub const ARCHITECTURES: &[&str] = &["Qwen2ForCausalLM"];
+
+/// The `model_type` of its configurations.
+pub const MODEL_TYPE: &str = "qwen2";
 
 /// What serving it asks of a device.
 pub const STRAINS: &[Strain] = &[Strain::Prefill, Strain::Decode, Strain::Score, Strain::Choose];
@@ -31,9 +35,28 @@ pub struct Config {
 
 impl Config {
     /// Reads `config.json`.
-    pub fn read(config: &Value) -> Result<Self, ConfigError> {
-        Ok(Config { decoder: DecoderConfig::read(config)? })
+    pub fn read(config: &Map<String, Value>) -> Result<Self, ConfigError> {
+        Ok(Config { decoder: DecoderConfig::read("", config, &defaults())? })
     }
+}
+
+/// Those of `Qwen2Config` (transformers 5.17, `configuration_qwen2.py`).
+fn defaults() -> DecoderDefaults {
+    let fields = json!({
+        "vocab_size": 151_936,
+        "hidden_size": 4096,
+        "intermediate_size": 22_016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "hidden_act": "silu",
+        "max_position_embeddings": 32_768,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+    });
+    DecoderDefaults { fields, rope_types: &["default"], rope_sections: None }
 }
 
 /// The family's weights.
@@ -45,7 +68,7 @@ pub struct Model {
 impl Model {
     /// Claims the weights.
     pub fn claim(config: Config, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
-        Ok(Model { decoder: Decoder::claim(config.decoder, map)? })
+        Ok(Model { decoder: Decoder::claim(config.decoder, "model", map)? })
     }
 }
 

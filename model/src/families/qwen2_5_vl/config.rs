@@ -2,10 +2,10 @@
 
 use bursar_kernels::ops::patchify::PatchSize;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 use crate::{
-    blocks::{ConfigError, WIDTH_MAX, decoder::DecoderConfig},
+    blocks::{ConfigError, DecoderDefaults, WIDTH_MAX, config_keys, decoder::DecoderConfig, rope_config::RopeConfig},
     processor::ImageProcessorConfig,
 };
 
@@ -34,7 +34,6 @@ pub struct VisionConfig {
     /// Attention heads.
     pub num_heads: usize,
     /// Colours of a pixel.
-    #[serde(default = "colours")]
     pub in_channels: usize,
     /// The older spelling of `in_channels`; files that were saved again have both.
     in_chans: Option<usize>,
@@ -45,7 +44,6 @@ pub struct VisionConfig {
     /// Frames that a patch spans.
     pub temporal_patch_size: usize,
     /// Positions along the time axis that a second of a video takes.
-    #[serde(default = "tokens_per_second")]
     pub tokens_per_second: usize,
     /// Pixels along a side of an attention window.
     pub window_size: usize,
@@ -54,24 +52,47 @@ pub struct VisionConfig {
     /// Width of the decoder.
     pub out_hidden_size: usize,
     /// Activation of the MLP.
-    #[serde(default = "silu")]
     hidden_act: String,
 }
 
-fn colours() -> usize {
-    3
-}
-
-/// What transformers assumes when the file names none.
-fn tokens_per_second() -> usize {
-    4
-}
-
-fn silu() -> String {
-    "silu".to_owned()
-}
+/// Base of the tower's rotary frequencies.
+pub const ROPE_THETA: f64 = 10_000.0;
 
 impl VisionConfig {
+    /// Reads `vision_config`, over the defaults of `Qwen2_5_VLVisionConfig` (transformers 5.17,
+    /// `configuration_qwen2_5_vl.py`): transformers saves what differs from them, and releases have been saved by it.
+    fn read(given: &Map<String, Value>) -> Result<Self, ConfigError> {
+        const PLACE: &str = "vision_config.";
+        config_keys::refuse_unknown(PLACE, given)?;
+        let defaults = json!({
+            "depth": 32,
+            "hidden_size": 3584,
+            "hidden_act": "silu",
+            "intermediate_size": 3420,
+            "num_heads": 16,
+            "in_channels": 3,
+            "patch_size": 14,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "tokens_per_second": 4,
+            "window_size": 112,
+            "out_hidden_size": 3584,
+            "fullatt_block_indexes": [7, 15, 23, 31],
+            "rope_theta": ROPE_THETA,
+        });
+        let fields = config_keys::over(&defaults, given);
+        let rope = RopeConfig::read(PLACE, &fields, &["default", "axial"])?;
+        if rope != (RopeConfig { theta: ROPE_THETA, sections: None }) {
+            let (field, value) = (format!("{PLACE}rope_theta"), rope.theta.to_string());
+            return Err(ConfigError::Unsupported { field, value, supported: "10000" });
+        }
+        let mut config: VisionConfig = serde_json::from_value(fields.into())?;
+        if let Some(channels) = config.in_chans.take() {
+            config.in_channels = channels;
+        }
+        Ok(config)
+    }
+
     /// What a patch covers. Its colours are three: a tower of others is refused with the processors.
     pub fn patch(&self) -> PatchSize {
         PatchSize { side: self.patch_size, frames: self.temporal_patch_size }
@@ -97,7 +118,7 @@ impl VisionConfig {
         self.check_sizes()?;
         if self.hidden_act != "silu" {
             return Err(ConfigError::Unsupported {
-                field: "vision_config.hidden_act",
+                field: "vision_config.hidden_act".to_owned(),
                 value: self.hidden_act.clone(),
                 supported: "silu",
             });
@@ -158,28 +179,23 @@ impl VisionConfig {
 impl Config {
     /// Reads `config.json`, and holds the checkpoint's processors of pictures and of videos against it.
     pub fn read(
-        config: &Value,
+        config: &Map<String, Value>,
         processor: Option<&ImageProcessorConfig>,
         videos: Option<&ImageProcessorConfig>,
     ) -> Result<Self, ConfigError> {
+        let decoder = decoder(config)?;
+        let vision = VisionConfig::read(part(config, "vision_config")?.unwrap_or(&Map::new()))?;
         let processor = processor.ok_or_else(|| {
-            ConfigError::Contradiction("the model takes pictures, but there is no preprocessor_config.json".to_owned())
+            let text = "the model takes pictures, but there is no preprocessor_config.json or processor_config.json";
+            ConfigError::Contradiction(text.to_owned())
         })?;
-        #[derive(Deserialize)]
-        struct Fields {
-            vision_config: VisionConfig,
-            image_token_id: u32,
-            video_token_id: Option<u32>,
-        }
-        let mut fields: Fields = serde_json::from_value(config.clone())?;
-        if let Some(channels) = fields.vision_config.in_chans {
-            fields.vision_config.in_channels = channels;
-        }
-        let decoder = DecoderConfig::read(config)?;
-        fields.vision_config.check(decoder.hidden)?;
-        fields.vision_config.check_processor("image", processor)?;
-        videos.map_or(Ok(()), |videos| fields.vision_config.check_processor("video", videos))?;
-        let (image_token, video_token) = (fields.image_token_id, fields.video_token_id);
+        vision.check(decoder.hidden)?;
+        vision.check_processor("image", processor)?;
+        videos.map_or(Ok(()), |videos| vision.check_processor("video", videos))?;
+        let token = |field: &str| config.get(field).map(u32::deserialize).transpose();
+        let image_token = token("image_token_id")?.unwrap_or(IMAGE_TOKEN);
+        let default = Some(VIDEO_TOKEN).filter(|token| (*token as usize) < decoder.vocabulary);
+        let video_token = token("video_token_id")?.or(default);
         for (field, token) in [("image_token_id", Some(image_token)), ("video_token_id", video_token)] {
             if let Some(token) = token.filter(|token| *token as usize >= decoder.vocabulary) {
                 let vocabulary = decoder.vocabulary;
@@ -191,6 +207,49 @@ impl Config {
             let text = format!("image_token_id and video_token_id are both {image_token}");
             return Err(ConfigError::Contradiction(text));
         }
-        Ok(Config { decoder, vision: fields.vision_config, image_token, video_token })
+        Ok(Config { decoder, vision, image_token, video_token })
     }
+}
+
+/// What `Qwen2_5_VLConfig` assumes.
+const IMAGE_TOKEN: u32 = 151_655;
+const VIDEO_TOKEN: u32 = 151_656;
+
+/// A part of the file that stands for itself.
+fn part<'c>(config: &'c Map<String, Value>, name: &str) -> Result<Option<&'c Map<String, Value>>, ConfigError> {
+    match config.get(name) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::Object(part)) => Ok(Some(part)),
+        Some(_) => Err(ConfigError::Contradiction(format!("{name} is no object"))),
+    }
+}
+
+/// The text fields: in `text_config` alone where there is one, else at the top as releases have them. A tie may be said at
+/// the top or in `text_config` (transformers 5.17, `Qwen2_5_VLConfig.__post_init__`).
+fn decoder(config: &Map<String, Value>) -> Result<DecoderConfig, ConfigError> {
+    let Some(text) = part(config, "text_config")? else { return DecoderConfig::read("", config, &defaults()) };
+    config_keys::refuse_unknown("", config)?;
+    let mut decoder = DecoderConfig::read("text_config.", text, &defaults())?;
+    decoder.tied_embeddings |= config.get("tie_word_embeddings").is_some_and(|tied| *tied == Value::Bool(true));
+    Ok(decoder)
+}
+
+/// Those of `Qwen2_5_VLTextConfig` (transformers 5.17, `configuration_qwen2_5_vl.py`; the sections from
+/// `modeling_qwen2_5_vl.py`).
+fn defaults() -> DecoderDefaults {
+    let fields = json!({
+        "vocab_size": 152_064,
+        "hidden_size": 8192,
+        "intermediate_size": 29_568,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "hidden_act": "silu",
+        "max_position_embeddings": 32_768,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1_000_000.0,
+        "sliding_window": 4096,
+        "max_window_layers": 80,
+    });
+    DecoderDefaults { fields, rope_types: &["default", "mrope"], rope_sections: Some(&[16, 24, 24]) }
 }

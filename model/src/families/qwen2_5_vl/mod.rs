@@ -21,6 +21,9 @@ use crate::{
 /// `architectures` entries that this family serves.
 pub const ARCHITECTURES: &[&str] = &["Qwen2_5_VLForConditionalGeneration"];
 
+/// The `model_type` of its configurations.
+pub const MODEL_TYPE: &str = "qwen2_5_vl";
+
 /// What serving it asks of a device: all there is, as videos are pictures by then.
 pub const STRAINS: &[Strain] =
     &[Strain::Encode, Strain::Merge, Strain::Prefill, Strain::Decode, Strain::Score, Strain::Choose];
@@ -36,6 +39,11 @@ pub struct Model {
 impl Model {
     /// Claims the weights.
     pub fn claim(config: Config, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
-        Ok(Model { vision: VisionTower::claim(config.vision, map)?, decoder: Decoder::claim(config.decoder, map)? })
+        // Names since transformers 4.52, and those of releases before it (5.17, `conversion_mapping.py`, under
+        // `Qwen2VLForConditionalGeneration`, reads both).
+        let tower = if map.has("model.visual.patch_embed.proj.weight") { "model.visual" } else { "visual" };
+        let text = if map.has("model.language_model.norm.weight") { "model.language_model" } else { "model" };
+        let vision = VisionTower::claim(config.vision, tower, map)?;
+        Ok(Model { vision, decoder: Decoder::claim(config.decoder, text, map)? })
     }
 }

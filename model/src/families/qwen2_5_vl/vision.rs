@@ -12,7 +12,7 @@ use bursar_kernels::{
 };
 
 use super::{
-    config::VisionConfig,
+    config::{ROPE_THETA, VisionConfig},
     windows::{WindowOrder, patch_places},
 };
 use crate::{
@@ -23,9 +23,6 @@ use crate::{
 
 /// Added to the mean square in the tower's norms; fixed in the reference, not in the configuration.
 const NORM_EPSILON: f32 = 1e-6;
-
-/// Base of the tower's rotary frequencies; fixed likewise.
-const ROPE_THETA: f64 = 10_000.0;
 
 /// The tower's weights.
 pub struct VisionTower {
@@ -71,14 +68,16 @@ impl PictureBatch {
 }
 
 impl VisionTower {
-    /// Claims the tower's weights, named as the released checkpoints name them.
-    pub fn claim(config: VisionConfig, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
+    /// Claims the tower's weights, which are called what the released checkpoints call them, behind `prefix` and a dot.
+    pub fn claim(config: VisionConfig, prefix: &str, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
+        let name = |part: &str| format!("{prefix}.{part}");
         let (hidden, merged) = (config.hidden_size, config.merged_patches());
-        let patch_embedding = map.linear("visual.patch_embed.proj", hidden, config.patch().values(), false)?;
-        let layers = (0..config.depth).map(|index| Layer::claim(&config, index, map)).collect::<Result<_, _>>()?;
-        let merger_norm = map.tensor("visual.merger.ln_q.weight", [hidden])?;
-        let merger_up = map.linear("visual.merger.mlp.0", merged * hidden, merged * hidden, true)?;
-        let merger_down = map.linear("visual.merger.mlp.2", config.out_hidden_size, merged * hidden, true)?;
+        let patch_embedding = map.linear(&name("patch_embed.proj"), hidden, config.patch().values(), false)?;
+        let layer = |index| Layer::claim(&config, &name(&format!("blocks.{index}")), map);
+        let layers = (0..config.depth).map(layer).collect::<Result<_, _>>()?;
+        let merger_norm = map.tensor(&name("merger.ln_q.weight"), [hidden])?;
+        let merger_up = map.linear(&name("merger.mlp.0"), merged * hidden, merged * hidden, true)?;
+        let merger_down = map.linear(&name("merger.mlp.2"), config.out_hidden_size, merged * hidden, true)?;
         // Half of a head's pairs follow the row and half the column, with the same frequencies.
         let per_axis = rope_frequencies(ROPE_THETA, config.head_dim() / 2);
         let sections = vec![per_axis.len(); 2];
@@ -226,8 +225,8 @@ fn stretches<'s, B: Backend>(scope: &'s Scope<'_, B>, starts: &[u32]) -> Result<
 }
 
 impl Layer {
-    fn claim(config: &VisionConfig, index: usize, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
-        let name = |part: &str| format!("visual.blocks.{index}.{part}");
+    fn claim(config: &VisionConfig, prefix: &str, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
+        let name = |part: &str| format!("{prefix}.{part}");
         let (hidden, intermediate) = (config.hidden_size, config.intermediate_size);
         Ok(Layer {
             attention_norm: map.tensor(&name("norm1.weight"), [hidden])?,

@@ -2,6 +2,7 @@
 
 use thiserror::Error;
 
+use super::schema_rules::SchemaPlace;
 use crate::text::error::PrivateText;
 
 /// Why a reply could not be held to a form. No variant shows text that was generated; what quotes the schema or the
@@ -29,6 +30,22 @@ pub enum GrammarError {
     Schema {
         /// Where and why. It may quote the schema: it is for the caller, never for a log.
         reason: PrivateText,
+    },
+    /// A keyword of the schema that is not supported.
+    #[error("the JSON schema has `{keyword}` at {place}, which is not supported")]
+    Keyword {
+        /// The keyword.
+        keyword: &'static str,
+        /// The schema that it stands in.
+        place: SchemaPlace,
+    },
+    /// A number of the schema that would be rounded.
+    #[error("the JSON schema has a number in `{keyword}` at {place} that is beyond 2^53 and would be rounded")]
+    Number {
+        /// The keyword whose value it is or is in.
+        keyword: &'static str,
+        /// The schema that it stands in.
+        place: SchemaPlace,
     },
     /// The pattern is not a regular expression.
     #[error("the regular expression is wrong at byte {at}: {kind}")]
@@ -90,10 +107,11 @@ impl GrammarError {
             GrammarError::TooLarge { part, limit, unit, .. } => format!("shorten the {part} to {limit} {unit}"),
             GrammarError::NoChoice => "give at least one choice".into(),
             GrammarError::Schema { .. } => {
-                "the reason names the place; `not`, `if`, `contains`, `uniqueItems`, remote `$ref` and overlapping `oneOf` \
-                 are among what is not supported (use `anyOf`)"
+                "the reason says what; remote `$ref` and overlapping `oneOf` are among what is not supported (use `anyOf`)"
                     .into()
             }
+            GrammarError::Keyword { .. } => "leave the keyword out, or say the same with `anyOf`".into(),
+            GrammarError::Number { .. } => "ask for such a number as a string, with a `pattern`".into(),
             GrammarError::Regex { .. } => "correct the regular expression; its syntax is that of Rust's regex".into(),
             GrammarError::UnsupportedRegex { .. } => {
                 "the whole reply must match already: leave out look-around, word boundaries and inner anchors".into()

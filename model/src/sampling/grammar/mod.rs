@@ -8,10 +8,12 @@ mod compiler;
 mod error;
 mod output_format;
 mod parser;
+mod schema_rules;
 mod state;
 mod vocabulary;
 
 pub use compiler::GrammarCompiler;
 pub use error::GrammarError;
 pub use output_format::OutputFormat;
+pub use schema_rules::SchemaPlace;
 pub use state::{AllowedTokens, Grammar};

@@ -3,7 +3,7 @@
 use llguidance::{JsonCompileOptions, api::TopLevelGrammar};
 use serde_json::Value;
 
-use super::error::GrammarError;
+use super::{error::GrammarError, schema_rules};
 use crate::text::error::PrivateText;
 
 /// Bytes of a schema, written compactly.
@@ -96,6 +96,7 @@ fn json_schema(schema: &Value) -> Result<Value, GrammarError> {
     // Depth first: writing a value out recurses into it.
     require("schema", depth(schema), "levels", SCHEMA_DEPTH_MAX)?;
     require("schema", schema.to_string().len(), "bytes", SCHEMA_BYTES_MAX)?;
+    schema_rules::check(schema)?;
     if has_large_multiple(schema) {
         return Err(GrammarError::Schema { reason: PrivateText(format!("`multipleOf` is above {MULTIPLE_OF_MAX}")) });
     }

@@ -1,0 +1,67 @@
+//! Keys of a `config.json`: defaults under them, and refusing by name those that change results and that nothing reads.
+
+use serde_json::{Map, Value};
+
+use super::decoder_config::ConfigError;
+
+/// Keys by which models of other families, and of this one as others changed it, say that they compute something else.
+/// Rotary positions have a prefix instead: every family has invented its own.
+const CHANGING: [&str; 10] = [
+    "attn_logit_softcapping",
+    "attn_output_gate",
+    "compression_config",
+    "deepstack_visual_indexes",
+    "final_logit_softcapping",
+    "partial_rotary_factor",
+    "per_layer_config",
+    "quantization",
+    "quantization_config",
+    "use_qk_norm",
+];
+const CHANGING_PREFIXES: [&str; 3] = ["rope_", "mrope_", "rotary_"];
+
+/// What begins as one of those and is read: [`RopeConfig`](super::rope_config::RopeConfig).
+const ROPE: [&str; 3] = ["rope_theta", "rope_scaling", "rope_parameters"];
+
+/// Characters of a value that an error shows.
+const SHOWN: usize = 60;
+
+/// The keys of `given` over those of `defaults`.
+pub fn over(defaults: &Value, given: &Map<String, Value>) -> Map<String, Value> {
+    let mut fields = defaults.as_object().cloned().unwrap_or_default();
+    fields.extend(given.iter().map(|(key, value)| (key.clone(), value.clone())));
+    fields
+}
+
+/// Refuses keys that would change what the model computes and that nothing here follows. A key with a value that means
+/// "none" may stand there. `place` is what stands before the key in a message.
+pub fn refuse_unknown(place: &str, given: &Map<String, Value>) -> Result<(), ConfigError> {
+    let changes = |key: &str| {
+        CHANGING.contains(&key)
+            || CHANGING_PREFIXES.iter().any(|prefix| key.starts_with(prefix)) && !ROPE.contains(&key)
+    };
+    match given.iter().find(|(key, value)| changes(key) && !is_neutral(key, value)) {
+        None => Ok(()),
+        Some((key, value)) => Err(unknown(place, key, value)),
+    }
+}
+
+/// The refusal of `key`.
+pub fn unknown(place: &str, key: &str, value: &Value) -> ConfigError {
+    let mut value = value.to_string();
+    if let Some((end, _)) = value.char_indices().nth(SHOWN) {
+        value.truncate(end);
+        value.push('…');
+    }
+    ConfigError::Unknown { field: format!("{place}{key}"), value }
+}
+
+/// Whether a value asks for nothing: none, off, empty, or turning all of a head.
+pub fn is_neutral(key: &str, value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Array(values) => values.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+        value => key == "partial_rotary_factor" && value.as_f64() == Some(1.0),
+    }
+}

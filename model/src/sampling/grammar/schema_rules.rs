@@ -1,0 +1,174 @@
+//! What a JSON schema may ask for: keywords that the compiler has, and numbers that it keeps.
+
+use std::{collections::BTreeSet, fmt};
+
+use serde_json::{Map, Number, Value};
+
+use super::error::GrammarError;
+use crate::text::error::PrivateText;
+
+/// Keywords that narrow what is valid and that the compiler does not have. It would refuse them without saying where, or, in
+/// a schema of an older draft, overlook them.
+const UNSUPPORTED: [&str; 18] = [
+    "$dynamicAnchor",
+    "$dynamicRef",
+    "$recursiveAnchor",
+    "$recursiveRef",
+    "contains",
+    "dependencies",
+    "dependentRequired",
+    "dependentSchemas",
+    "else",
+    "if",
+    "maxContains",
+    "minContains",
+    "not",
+    "propertyNames",
+    "then",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "uniqueItems",
+];
+/// Keywords whose numbers bound a value, and those whose numbers are values.
+const NUMBERS: [&str; 7] =
+    ["const", "enum", "exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf"];
+/// Keywords that hold one schema or a list of them, and those that hold schemas by names of the caller's.
+const SCHEMAS: [&str; 7] =
+    ["additionalItems", "additionalProperties", "allOf", "anyOf", "items", "oneOf", "prefixItems"];
+const NAMED_SCHEMAS: [&str; 2] = ["patternProperties", "properties"];
+
+/// Formats of texts that the compiler has.
+const FORMATS: [&str; 11] =
+    ["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid"];
+
+/// The compiler counts with 64-bit floats: beyond this, integers have neighbours that it takes for the same.
+const EXACT_MAX: u64 = 1 << 53;
+
+/// A place in a schema. What it prints shows no name that a caller chose; [`path`](Self::path) has them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SchemaPlace {
+    outline: String,
+    path: PrivateText,
+}
+
+impl SchemaPlace {
+    /// A JSON pointer to it, `#/properties/age/minimum`. It quotes the schema: it is for the caller, never for a log.
+    pub fn path(&self) -> &str {
+        &self.path.0
+    }
+
+    /// Of a JSON pointer, whose steps may all be names.
+    fn of(pointer: &str) -> Self {
+        let root = SchemaPlace { outline: "#".to_owned(), path: PrivateText("#".to_owned()) };
+        pointer.split('/').skip(1).fold(root, |place, step| place.named(step))
+    }
+
+    /// One step further, by a keyword or a number.
+    fn at(&self, step: impl fmt::Display) -> Self {
+        SchemaPlace { outline: format!("{}/{step}", self.outline), path: PrivateText(format!("{}/{step}", self.path())) }
+    }
+
+    /// One step further, by a name of the caller's.
+    fn named(&self, name: &str) -> Self {
+        SchemaPlace { outline: format!("{}/*", self.outline), path: PrivateText(format!("{}/{name}", self.path())) }
+    }
+}
+
+/// With a `*` for each name.
+impl fmt::Display for SchemaPlace {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.outline)
+    }
+}
+
+/// Refuses what the compiler cannot follow, or would follow with other numbers.
+///
+/// # Errors
+/// [`GrammarError::Keyword`], [`GrammarError::Number`].
+pub(super) fn check(schema: &Value) -> Result<(), GrammarError> {
+    let (mut walk, mut seen) = (Walk { references: vec!["#"] }, BTreeSet::new());
+    while let Some(reference) = walk.references.pop() {
+        // What is not within the schema is the compiler's to refuse.
+        let Some(pointer) = reference.strip_prefix('#').filter(|_| seen.insert(reference)) else { continue };
+        let Some(meant) = schema.pointer(pointer) else { continue };
+        walk.schema(meant, &SchemaPlace::of(pointer))?;
+    }
+    Ok(())
+}
+
+/// Through a schema, to all that it refers to: definitions that nothing refers to may be what they like.
+struct Walk<'s> {
+    references: Vec<&'s str>,
+}
+
+impl<'s> Walk<'s> {
+    fn schema(&mut self, schema: &'s Value, place: &SchemaPlace) -> Result<(), GrammarError> {
+        let Value::Object(keywords) = schema else { return Ok(()) };
+        let is_known = |format: &str| FORMATS.contains(&format);
+        if takes_text(keywords) && keywords.get("format").and_then(Value::as_str).is_some_and(|name| !is_known(name)) {
+            return Err(GrammarError::Keyword { keyword: "format", place: place.clone() });
+        }
+        keywords.iter().try_for_each(|(keyword, value)| self.keyword(keyword, value, place))
+    }
+
+    fn keyword(&mut self, keyword: &'s str, value: &'s Value, place: &SchemaPlace) -> Result<(), GrammarError> {
+        if let Some(keyword) = UNSUPPORTED.into_iter().find(|unsupported| *unsupported == keyword) {
+            return Err(GrammarError::Keyword { keyword, place: place.clone() });
+        }
+        if let Some(keyword) = NUMBERS.into_iter().find(|known| *known == keyword) {
+            return match is_exact(value) {
+                true => Ok(()),
+                false => Err(GrammarError::Number { keyword, place: place.clone() }),
+            };
+        }
+        if SCHEMAS.contains(&keyword) {
+            let place = place.at(keyword);
+            return match value {
+                Value::Array(schemas) => {
+                    schemas.iter().enumerate().try_for_each(|(index, schema)| self.schema(schema, &place.at(index)))
+                }
+                schema => self.schema(schema, &place),
+            };
+        }
+        match value {
+            Value::Object(schemas) if NAMED_SCHEMAS.contains(&keyword) => self.named(schemas, &place.at(keyword)),
+            Value::String(reference) if keyword == "$ref" => {
+                self.references.push(reference);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn named(&mut self, schemas: &'s Map<String, Value>, place: &SchemaPlace) -> Result<(), GrammarError> {
+        schemas.iter().try_for_each(|(name, schema)| self.schema(schema, &place.named(name)))
+    }
+}
+
+/// Whether texts are among what the schema describes: a `format` of numbers is an annotation.
+fn takes_text(keywords: &Map<String, Value>) -> bool {
+    match keywords.get("type") {
+        None => true,
+        Some(Value::Array(types)) => types.iter().any(|kind| kind == "string"),
+        Some(kind) => kind == "string",
+    }
+}
+
+/// Whether the compiler keeps every number in a value.
+fn is_exact(value: &Value) -> bool {
+    match value {
+        Value::Number(number) => is_exact_number(number),
+        Value::Array(values) => values.iter().all(is_exact),
+        Value::Object(fields) => fields.values().all(is_exact),
+        _ => true,
+    }
+}
+
+/// A float as large may have been an integer of more digits before it was parsed.
+fn is_exact_number(number: &Number) -> bool {
+    let integer = number.as_u64().or_else(|| number.as_i64().map(i64::unsigned_abs));
+    match integer {
+        Some(integer) => integer <= EXACT_MAX,
+        None => number.as_f64().is_some_and(|float| float.abs() < EXACT_MAX as f64),
+    }
+}

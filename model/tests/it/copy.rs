@@ -1,0 +1,147 @@
+//! Copies of the golden checkpoints that a story may change.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+};
+
+use bursar_kernels::Target;
+use bursar_model::{
+    LoadError, Model,
+    checkpoint::{Checkpoint, CheckpointSource},
+};
+use serde_json::{Value, json};
+
+use crate::bench::repository;
+
+/// The recorded checkpoints.
+pub const QWEN2: &str = "tests/golden/qwen2";
+pub const QWEN2_5_VL: &str = "tests/golden/qwen2_5_vl";
+
+/// A copy of a golden checkpoint that goes when it is dropped.
+pub struct Copy(pub PathBuf);
+
+impl Copy {
+    pub fn of(folder: &str) -> Self {
+        static COPIES: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("weights-{}-{}", std::process::id(), COPIES.fetch_add(1, Relaxed));
+        let copy = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        fs::create_dir_all(&copy).expect("a temporary folder");
+        for entry in fs::read_dir(repository(folder)).expect("the golden checkpoint") {
+            let entry = entry.expect("an entry");
+            if entry.file_type().expect("a type").is_file() {
+                fs::copy(entry.path(), copy.join(entry.file_name())).expect("a copy");
+            }
+        }
+        Copy(copy)
+    }
+
+    /// Changes a field of a JSON file; `null` removes it.
+    pub fn set(self, file: &str, pointer: &[&str], value: Value) -> Self {
+        let path = self.0.join(file);
+        let mut json: Value = serde_json::from_slice(&fs::read(&path).expect("a file")).expect("JSON");
+        let (last, folders) = pointer.split_last().expect("a field");
+        let object = folders.iter().fold(&mut json, |json, name| &mut json[*name]).as_object_mut().expect("an object");
+        match value {
+            Value::Null => drop(object.remove(*last)),
+            value => drop(object.insert((*last).to_owned(), value)),
+        }
+        fs::write(path, json.to_string()).expect("it is written");
+        self
+    }
+
+    /// Changes a tensor's entry in a safetensors header; the data stay. Gives it another name if asked.
+    pub fn retell(self, file: &str, tensor: &str, name: &str, change: impl FnOnce(&mut Value)) -> Self {
+        self.rewrite(file, |header, _| {
+            let mut entry = header.as_object_mut().expect("an object").remove(tensor).expect("the tensor");
+            change(&mut entry);
+            header[name] = entry;
+        })
+    }
+
+    /// Adds an empty tensor to a safetensors header.
+    pub fn add(self, file: &str, name: &str) -> Self {
+        self.rewrite(file, |header, data| {
+            header[name] = json!({ "dtype": "F32", "shape": [0], "data_offsets": [data.len(), data.len()] });
+        })
+    }
+
+    /// Adds `name`, a copy of `tensor` with bytes of its own that may be changed.
+    pub fn double(self, file: &str, tensor: &str, name: &str, change: impl FnOnce(&mut [u8])) -> Self {
+        self.rewrite(file, |header, data| {
+            let mut entry = header[tensor].clone();
+            let [start, end] = [0, 1].map(|side| entry["data_offsets"][side].as_u64().expect("a place") as usize);
+            let mut bytes = data[start..end].to_vec();
+            change(&mut bytes);
+            entry["data_offsets"] = json!([data.len(), data.len() + bytes.len()]);
+            header[name] = entry;
+            data.extend(bytes);
+        })
+    }
+
+    /// Gives all tensors of a safetensors file other names.
+    pub fn rename(self, file: &str, name: impl Fn(&str) -> String) -> Self {
+        self.rewrite(file, |header, _| {
+            let renamed = header.as_object().expect("an object").iter().map(|(old, entry)| match old.as_str() {
+                "__metadata__" => (old.clone(), entry.clone()),
+                old => (name(old), entry.clone()),
+            });
+            *header = Value::Object(renamed.collect());
+        })
+    }
+
+    /// Changes a safetensors file.
+    fn rewrite(self, file: &str, change: impl FnOnce(&mut Value, &mut Vec<u8>)) -> Self {
+        let path = self.0.join(file);
+        let bytes = fs::read(&path).expect("a file");
+        let (length, rest) = bytes.split_first_chunk::<8>().expect("a length");
+        let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
+        let mut header: Value = serde_json::from_slice(header).expect("a header");
+        let mut data = data.to_vec();
+        change(&mut header, &mut data);
+        let header = header.to_string();
+        let parts = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data];
+        fs::write(path, parts.concat()).expect("it is written");
+        self
+    }
+
+    /// A JSON file's content.
+    pub fn json(&self, file: &str) -> Value {
+        serde_json::from_slice(&fs::read(self.0.join(file)).expect("a file")).expect("JSON")
+    }
+
+    /// Writes a file.
+    pub fn write(self, file: &str, content: impl AsRef<[u8]>) -> Self {
+        fs::write(self.0.join(file), content).expect("it is written");
+        self
+    }
+
+    /// Removes a file.
+    pub fn remove(self, file: &str) -> Self {
+        fs::remove_file(self.0.join(file)).expect("it was there");
+        self
+    }
+
+    /// Opens it.
+    pub fn open(&self) -> Checkpoint {
+        Checkpoint::open(CheckpointSource::Folder(self.0.clone())).expect("the files are well formed")
+    }
+
+    /// Why it cannot be planned.
+    pub fn error(&self) -> LoadError {
+        match Model::plan(&self.open(), &Target::Cpu { threads: 2 }) {
+            Ok(_) => panic!("the broken checkpoint was planned"),
+            Err(error) => {
+                assert!(!error.hint().is_empty());
+                error
+            }
+        }
+    }
+}
+
+impl Drop for Copy {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}

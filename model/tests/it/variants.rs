@@ -1,0 +1,330 @@
+//! Checkpoints as people have them: settings left out, names of other years, files in other places. Each loads, and is what
+//! transformers 5.17 makes of it. Where a story compares configurations and not logits, nothing else of the variant reaches
+//! the model; `check_variants` of `tests/golden/make.py` has seen transformers compute the same bits of those.
+
+use std::io::Read;
+
+use bursar_kernels::Target;
+use bursar_model::{
+    LoadError, Model,
+    blocks::ConfigError,
+    checkpoint::{Checkpoint, CheckpointSource},
+    error::CheckpointError,
+    processor::{ImageProcessor, VideoProcessor},
+    registry::FamilyConfig,
+    text::Tokenizer,
+};
+use serde_json::{Map, Value, json};
+
+use crate::bench::{Bench, Case, assert_recorded, encode};
+use crate::common::{golden_bytes, golden_json};
+use crate::copy::{Copy, QWEN2, QWEN2_5_VL};
+
+/// As `model/tests/it/golden_qwen2_5_vl.rs` has it.
+const REFERENCE_TOLERANCE: f32 = 1e-4;
+const CONFIG: &str = "config.json";
+
+fn config(checkpoint: &Checkpoint) -> FamilyConfig {
+    FamilyConfig::of(checkpoint).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The recorded case of `folder`, computed by `checkpoint`.
+fn assert_single_image(folder: &str, checkpoint: Checkpoint) {
+    let bench = Bench::of(checkpoint, 2);
+    let case = Case::read(folder, &bench.checkpoint, "single_image");
+    case.assert_prompt_and_positions(&bench.checkpoint);
+    let rows = encode(&bench, &case);
+    assert_recorded(&bench, &case, &rows, REFERENCE_TOLERANCE);
+    bench.forget(rows);
+}
+
+#[test]
+fn a_checkpoint_that_leaves_out_all_it_may_gives_the_recorded_answer() {
+    let bare = "tests/golden/qwen2_5_vl_bare";
+    let checkpoint = Copy::of(bare).open();
+    let FamilyConfig::Qwen2_5Vl(config) = config(&checkpoint) else { panic!("another family") };
+    assert_eq!((config.vision.depth, config.vision.num_heads, config.vision.tokens_per_second), (32, 16, 4));
+    assert!(config.decoder.tied_embeddings, "text_config alone says so");
+    assert_single_image(bare, checkpoint);
+    // What the defaults are is in the numbers: another base of the frequencies gives others.
+    let wrong = Copy::of(bare).set(CONFIG, &["text_config", "rope_theta"], json!(10_000.0)).open();
+    let failed = std::panic::catch_unwind(|| assert_single_image(bare, wrong));
+    assert!(failed.is_err(), "the recorded case does not see the base");
+}
+
+#[test]
+fn settings_that_equal_their_classs_default_may_be_left_out() {
+    let full = config(&Copy::of(QWEN2_5_VL).open());
+    let left_out: [&[&str]; 13] = [
+        &["architectures"],
+        &["rope_theta"],
+        &["rope_scaling"],
+        &["tie_word_embeddings"],
+        &["hidden_act"],
+        &["use_sliding_window"],
+        &["max_window_layers"],
+        &["vision_config", "patch_size"],
+        &["vision_config", "spatial_merge_size"],
+        &["vision_config", "temporal_patch_size"],
+        &["vision_config", "window_size"],
+        &["vision_config", "hidden_act"],
+        &["vision_config", "in_chans"],
+    ];
+    for field in left_out {
+        let copy = Copy::of(QWEN2_5_VL).set(CONFIG, field, Value::Null);
+        assert_eq!(config(&copy.open()), full, "without {field:?}");
+    }
+    let full = config(&Copy::of(QWEN2).open());
+    for field in ["architectures", "rms_norm_eps", "hidden_act", "use_sliding_window"] {
+        assert_eq!(config(&Copy::of(QWEN2).set(CONFIG, &[field], Value::Null).open()), full, "without {field}");
+    }
+}
+
+#[test]
+fn defaults_are_those_that_transformers_has_for_the_family() {
+    let recorded = golden_json("config_defaults.json");
+    // All else of the class's configuration is left out; a decoder and a tower of other widths would contradict themselves.
+    let vision = json!({ "out_hidden_size": recorded["qwen2_5_vl"]["text"]["hidden_size"] });
+    let vl = config(&Copy::of(QWEN2_5_VL).write(CONFIG, bare("qwen2_5_vl", &vision)).open());
+    let qwen2 = config(&Copy::of(QWEN2).write(CONFIG, bare("qwen2", &Value::Null)).open());
+    for (config, recorded) in [(&vl, &recorded["qwen2_5_vl"]["text"]), (&qwen2, &recorded["qwen2"])] {
+        let decoder = config.decoder();
+        let found = json!({
+            "vocab_size": decoder.vocabulary,
+            "hidden_size": decoder.hidden,
+            "intermediate_size": decoder.intermediate,
+            "num_hidden_layers": decoder.layers,
+            "num_attention_heads": decoder.heads,
+            "num_key_value_heads": decoder.kv_heads,
+            "max_position_embeddings": decoder.context_tokens,
+        });
+        found.as_object().expect("an object").iter().for_each(|(field, value)| assert_eq!(value, &recorded[field]));
+        assert_eq!(Some(decoder.norm_epsilon), recorded["rms_norm_eps"].as_f64().map(|number| number as f32));
+        assert_eq!(Some(decoder.rope_theta), recorded["rope_parameters"]["rope_theta"].as_f64());
+        assert!(!decoder.tied_embeddings);
+    }
+    let FamilyConfig::Qwen2_5Vl(vl) = vl else { panic!("another family") };
+    let (tower, recorded) = (&vl.vision, &recorded["qwen2_5_vl"]["vision"]);
+    let found = json!({
+        "depth": tower.depth,
+        "hidden_size": tower.hidden_size,
+        "intermediate_size": tower.intermediate_size,
+        "num_heads": tower.num_heads,
+        "in_channels": tower.in_channels,
+        "patch_size": tower.patch_size,
+        "spatial_merge_size": tower.spatial_merge_size,
+        "temporal_patch_size": tower.temporal_patch_size,
+        "tokens_per_second": tower.tokens_per_second,
+        "window_size": tower.window_size,
+        "fullatt_block_indexes": tower.fullatt_block_indexes,
+    });
+    found.as_object().expect("an object").iter().for_each(|(field, value)| assert_eq!(value, &recorded[field]));
+}
+
+fn bare(model_type: &str, vision: &Value) -> String {
+    json!({ "model_type": model_type, "vision_config": vision }).to_string()
+}
+
+#[test]
+fn a_decoder_without_a_base_of_frequencies_has_its_own_familys() {
+    let theta = |folder: &str| config(&Copy::of(folder).set(CONFIG, &["rope_theta"], Value::Null).open()).decoder().rope_theta;
+    assert_eq!((theta(QWEN2_5_VL), theta(QWEN2)), (1_000_000.0, 10_000.0));
+}
+
+#[test]
+fn tensors_named_as_transformers_4_52_names_them_give_the_recorded_answer() {
+    let name = |old: &str| match old.strip_prefix("model.") {
+        Some(rest) => format!("model.language_model.{rest}"),
+        None if old.starts_with("visual.") => format!("model.{old}"),
+        None => old.to_owned(),
+    };
+    let mut copy = Copy::of(QWEN2_5_VL);
+    let index = "model.safetensors.index.json";
+    let old = copy.json(index);
+    let renamed: Map<String, Value> =
+        old["weight_map"].as_object().expect("a map").iter().map(|(old, file)| (name(old), file.clone())).collect();
+    for number in 1..=2 {
+        copy = copy.rename(&format!("model-0000{number}-of-00002.safetensors"), name);
+    }
+    assert_single_image(QWEN2_5_VL, copy.set(index, &["weight_map"], renamed.into()).open());
+}
+
+#[test]
+fn processors_in_processor_config_json_alone_are_followed_and_win() {
+    let full = Copy::of(QWEN2_5_VL).open();
+    let image = |checkpoint: &Checkpoint| checkpoint.image_processor.as_ref().map(ImageProcessor::config).cloned();
+    let video = |checkpoint: &Checkpoint| checkpoint.video_processor.as_ref().map(VideoProcessor::config).cloned();
+    let file = "preprocessor_config.json";
+    let copy = Copy::of(QWEN2_5_VL);
+    let settings = copy.json(file);
+    let mut of_videos = settings.clone();
+    of_videos["video_processor_type"] = json!("Qwen2VLVideoProcessor");
+    let both = json!({ "image_processor": settings, "video_processor": of_videos, "processor_class": "Qwen2_5_VLProcessor" });
+    let copy = copy.remove(file).write("processor_config.json", both.to_string());
+    let alone = copy.open();
+    assert_eq!((image(&alone), video(&alone)), (image(&full), video(&full)));
+    assert_ne!(alone.fingerprint(), full.fingerprint(), "other files");
+    Model::plan(&alone, &Target::Cpu { threads: 2 }).expect("it takes pictures");
+    // An older file beside it is not read; without a part in the newer one it is.
+    let mut other = settings.clone();
+    other["max_pixels"] = json!(200_704);
+    let copy = copy.write(file, other.to_string());
+    assert_eq!(image(&copy.open()), image(&full));
+    let copy = copy.write("processor_config.json", r#"{"processor_class": "Qwen2_5_VLProcessor"}"#);
+    assert_eq!(image(&copy.open()).map(|config| config.pixel_bounds.max), Some(200_704));
+    let copy = copy.write("processor_config.json", "[]");
+    let error = Checkpoint::open(CheckpointSource::Folder(copy.0.clone())).expect_err("a list");
+    assert!(matches!(&error, CheckpointError::Malformed { file, .. } if file == "processor_config.json"), "{error}");
+}
+
+#[test]
+fn a_sliding_window_that_no_layer_uses_changes_nothing() {
+    for folder in [QWEN2, QWEN2_5_VL] {
+        let full = config(&Copy::of(folder).open());
+        let with = |fields: &[(&str, Value)]| {
+            let copy = Copy::of(folder).set(CONFIG, &["use_sliding_window"], json!(true));
+            fields.iter().fold(copy, |copy, (field, value)| copy.set(CONFIG, &[field], value.clone()))
+        };
+        // The two layers are the first two.
+        assert_eq!(config(&with(&[("max_window_layers", json!(2))]).open()), full);
+        assert_eq!(config(&with(&[("max_window_layers", Value::Null)]).open()), full);
+        assert_eq!(config(&with(&[("layer_types", json!(["full_attention", "full_attention"]))]).open()), full);
+        let error = with(&[("max_window_layers", json!(1))]).error();
+        assert!(error.to_string().contains("use_sliding_window is true, and max_window_layers 1 of 2"), "{error}");
+    }
+}
+
+#[test]
+fn a_tie_said_at_the_top_or_in_text_config_ties() {
+    let tied = |top: Value, text: Value| {
+        let checkpoint = Copy::of("tests/golden/qwen2_5_vl_bare")
+            .set(CONFIG, &["tie_word_embeddings"], top)
+            .set(CONFIG, &["text_config", "tie_word_embeddings"], text)
+            .open();
+        config(&checkpoint).decoder().tied_embeddings
+    };
+    assert!(tied(Value::Null, json!(true)) && tied(json!(false), json!(true)) && tied(json!(true), Value::Null));
+    assert!(!tied(json!(false), json!(false)) && !tied(Value::Null, Value::Null));
+}
+
+#[test]
+fn keys_that_change_results_and_are_not_followed_are_refused_by_name() {
+    let refused = |folder: &str, field: &[&str], value: Value| {
+        let error = Copy::of(folder).set(CONFIG, field, value).error();
+        assert!(matches!(&error, LoadError::Config(_)), "{field:?}: {error:?}");
+        assert!(error.to_string().len() < 250 && !error.hint().is_empty(), "{error}");
+        error.to_string()
+    };
+    let quantised = json!({ "quant_method": "awq", "bits": 4, "group_size": 128, "modules_to_not_convert": ["visual"] });
+    let table: [(&str, &[&str], Value, &str); 12] = [
+        (QWEN2_5_VL, &["rope_scaling", "mrope_interleaved"], json!(true), "rope_scaling.mrope_interleaved is true"),
+        (QWEN2_5_VL, &["rope_scaling", "factor"], json!(2.0), "rope_scaling.factor is 2.0"),
+        (QWEN2_5_VL, &["rope_local_base_freq"], json!(1e4), "rope_local_base_freq is 10000.0"),
+        (QWEN2_5_VL, &["partial_rotary_factor"], json!(0.25), "partial_rotary_factor is 0.25"),
+        (QWEN2_5_VL, &["attn_output_gate"], json!(true), "attn_output_gate is true"),
+        (QWEN2_5_VL, &["quantization_config"], quantised.clone(), "quantization_config is {"),
+        (QWEN2, &["quantization_config"], quantised, "quantization_config is {"),
+        (QWEN2, &["rope_scaling"], json!({ "type": "mrope" }), "rope_scaling.type is mrope"),
+        (QWEN2, &["layer_types"], json!(["full_attention", "linear_attention"]), "layer_types[1] is linear_attention"),
+        (QWEN2, &["layer_types"], json!(["full_attention"]), "layer_types names 1 layers"),
+        (QWEN2_5_VL, &["vision_config", "deepstack_visual_indexes"], json!([8]), "vision_config.deepstack_visual_indexes"),
+        (QWEN2_5_VL, &["vision_config", "rope_theta"], json!(1e5), "vision_config.rope_theta is 100000"),
+    ];
+    for (folder, field, value, words) in table {
+        let error = refused(folder, field, value);
+        assert!(error.contains(words), "{field:?} does not say '{words}': {error}");
+    }
+    // In `text_config` as at the top, and said so.
+    let bare = "tests/golden/qwen2_5_vl_bare";
+    let gate = refused(bare, &["text_config", "attn_output_gate"], json!(true));
+    assert!(gate.contains("text_config.attn_output_gate is true"), "{gate}");
+    assert!(refused(bare, &["quantization_config"], json!({ "bits": 4 })).contains("quantization_config"));
+    let unknown = Copy::of(QWEN2_5_VL).set(CONFIG, &["rope_scaling", "mrope_interleaved"], json!(true)).error();
+    assert!(matches!(unknown, LoadError::Config(ConfigError::Unknown { .. })), "{unknown:?}");
+    // What asks for nothing may stand there.
+    for (field, value) in [("partial_rotary_factor", json!(1.0)), ("attn_output_gate", json!(false))] {
+        config(&Copy::of(QWEN2_5_VL).set(CONFIG, &[field], value).open());
+    }
+}
+
+/// What a release has where it has no `tokenizer.json`, taken from one.
+fn in_parts(copy: Copy, tokenizer: &Value) -> Copy {
+    let merges = tokenizer["model"]["merges"].as_array().expect("merges").iter().map(|merge| match merge {
+        Value::String(pair) => pair.clone(),
+        pair => format!("{} {}", pair[0].as_str().expect("a token"), pair[1].as_str().expect("a token")),
+    });
+    let merges: Vec<String> = std::iter::once("#version: 0.2".to_owned()).chain(merges).collect();
+    let added = tokenizer["added_tokens"].as_array().expect("added tokens").iter().map(|token| {
+        let mut token = token.clone();
+        let id = token.as_object_mut().expect("a token").remove("id").expect("an id");
+        (id.to_string(), token)
+    });
+    let added: Map<String, Value> = added.collect();
+    let config = json!({ "added_tokens_decoder": added, "tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>" });
+    copy.remove("tokenizer.json")
+        .write("vocab.json", tokenizer["model"]["vocab"].to_string())
+        .write("merges.txt", merges.join("\n") + "\n")
+        .write("tokenizer_config.json", config.to_string())
+}
+
+fn assert_recorded_ids(tokenizer: &Tokenizer) {
+    let recorded = golden_json("qwen2_5_tokenizer/strings.json");
+    let cases = recorded["cases"].as_array().expect("cases");
+    assert!(cases.len() > 40);
+    for case in cases {
+        let ids: Vec<Value> = tokenizer
+            .encode(case["text"].as_str().expect("a text"), false)
+            .expect("it encodes")
+            .into_iter()
+            .map(Value::from)
+            .collect();
+        assert_eq!(&Value::from(ids.clone()), &case["ids"], "{}", case["text"]);
+        let ids: Vec<u32> = ids.iter().filter_map(Value::as_u64).map(|id| id as u32).collect();
+        assert_eq!(case["decoded"], tokenizer.decode(&ids, false).expect("it decodes"), "{}", case["text"]);
+    }
+}
+
+#[test]
+fn vocab_json_and_merges_txt_give_the_recorded_ids() {
+    let mut json = Vec::new();
+    let zipped = golden_bytes("qwen2_5_tokenizer/tokenizer.json.gz");
+    flate2::read::GzDecoder::new(zipped.as_slice()).read_to_end(&mut json).expect("gzip");
+    let copy = in_parts(Copy::of(QWEN2), &serde_json::from_slice(&json).expect("JSON"));
+    assert_recorded_ids(copy.open().tokenizer());
+}
+
+#[test]
+fn a_tokenizer_in_parts_is_refused_where_its_ids_would_be_guessed() {
+    let parts = || {
+        let copy = Copy::of(QWEN2);
+        let whole = copy.json("tokenizer.json");
+        in_parts(copy, &whole)
+    };
+    let error = |copy: &Copy| Checkpoint::open(CheckpointSource::Folder(copy.0.clone())).expect_err("it is refused");
+    let settings = "tokenizer_config.json";
+    let told = |copy: Copy, words: &str| {
+        let error = error(&copy);
+        assert!(matches!(error, CheckpointError::Text(_)) && error.to_string().contains(words), "{error}");
+    };
+    parts().open();
+    told(parts().set(settings, &["tokenizer_class"], json!("GPT2Tokenizer")), "GPT2Tokenizer");
+    told(parts().set(settings, &["added_tokens_decoder"], Value::Null), "added_tokens.json");
+    told(parts().set(settings, &["eos_token"], json!("<|nowhere|>")), "<|nowhere|>");
+    told(parts().write("merges.txt", "#version: 0.2\na b c\n"), "line 2");
+    told(parts().write("vocab.json", "[1]"), "vocab.json");
+    let missing = error(&parts().remove("merges.txt"));
+    assert!(matches!(&missing, CheckpointError::MissingFile { file, .. } if file == "tokenizer.json"), "{missing}");
+    // Older files list added tokens apart.
+    let copy = parts();
+    let ids: Map<String, Value> = copy.json(settings)["added_tokens_decoder"]
+        .as_object()
+        .expect("an object")
+        .iter()
+        .map(|(id, token)| (token["content"].as_str().expect("a text").to_owned(), json!(id.parse::<u32>().expect("an id"))))
+        .collect();
+    let copy = copy.set(settings, &["added_tokens_decoder"], Value::Null);
+    let copy = copy.write("added_tokens.json", Value::from(ids).to_string());
+    let whole = Copy::of(QWEN2).open();
+    let text = "<|im_start|>user\nHi<|im_end|>";
+    assert_eq!(copy.open().tokenizer().encode(text, false).ok(), whole.tokenizer().encode(text, false).ok());
+}
