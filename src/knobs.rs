@@ -4,7 +4,7 @@ use std::{fmt, fs, path::PathBuf, sync::LazyLock};
 
 use bursar::{
     BlasSearch, Bytes, LoadOptions,
-    knobs::{Kind, Knob, KnobError, Knobs, NESTED, Names, TABLE},
+    knobs::{Kind, Knob, KnobError, Knobs, NESTED, Names, Setting, TABLE},
 };
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, value_parser};
 use serde::{
@@ -37,7 +37,8 @@ impl KnobOptions {
     /// # Errors
     /// As [`options`](Self::options).
     pub fn over(&self, base: LoadOptions) -> Result<LoadOptions, Failure> {
-        Ok(self.knobs()?.over(base)?)
+        let (knobs, names) = self.named()?;
+        Ok(LoadOptions { names, ..knobs.over(base)? })
     }
 
     /// Device bytes to keep free of use, if that is said: for the runtime.
@@ -54,14 +55,6 @@ impl KnobOptions {
     /// As [`options`](Self::options), and a file that holds no knobs.
     pub fn knobs(&self) -> Result<Knobs, Failure> {
         Ok(self.named()?.0)
-    }
-
-    /// The names by which it is said.
-    ///
-    /// # Errors
-    /// As [`knobs`](Self::knobs).
-    pub fn names(&self) -> Result<Names, Failure> {
-        Ok(self.named()?.1)
     }
 
     fn named(&self) -> Result<(Knobs, Names), Failure> {
@@ -153,6 +146,11 @@ static FLAGS: LazyLock<Vec<Flag>> = LazyLock::new(|| {
 
 fn hyphens(name: &str) -> String {
     name.replace('_', "-")
+}
+
+/// The flag of a setting, and what is typed after it.
+pub fn flag(Setting { name, value }: &Setting) -> (String, String) {
+    (format!("--{}", hyphens(name)), value.to_string())
 }
 
 const FILE: &str = "knobs";

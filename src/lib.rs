@@ -65,7 +65,8 @@ pub use bursar_actors::{
     event::{Event, Events, Leased, Missed, Recorded},
     knobs,
     profile::{
-        AttemptReport, Evidence, FaultError, Faults, Forecast, Notice, Outcome, Phase, ProfileError, ProfileRecord,
+        AttemptReport, Evidence, FaultError, Faults, Forecast, Lack, Notice, Outcome, Phase, ProfileError,
+        ProfileRecord, Suggestion, Unfit,
     },
     ractor,
     reply::AskError,

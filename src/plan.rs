@@ -7,12 +7,9 @@ mod report;
 use std::process::ExitCode;
 
 use bursar::{
-    Bytes, Envelope, LoadOptions, ModelSource, StartError,
+    Bytes, ModelSource, StartError,
     crates::{
-        actors::{
-            engine::Kit,
-            profile::{Forecast, Question},
-        },
+        actors::profile::{Forecast, Question},
         model::{LoadError, Model, checkpoint::Checkpoint},
     },
 };
@@ -66,14 +63,14 @@ pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
         Err(ref failure) => eprintln!("{failure}"),
     }
     match planned {
-        Ok(Report { fits: true, .. }) => ExitCode::SUCCESS,
+        Ok(report) if report.fits => ExitCode::SUCCESS,
         Ok(_) => ExitCode::from(DOES_NOT_FIT),
         Err(_) => ExitCode::from(CANNOT_BE_PLANNED),
     }
 }
 
 fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
-    let mut load = options.knobs.options(device.blas())?;
+    let load = options.knobs.options(device.blas())?;
     let source = options.source()?;
     let planned = Planned::of(&Wish {
         choice: device.choice(),
@@ -86,24 +83,10 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
     let (target, place) = (planned.target, planned.place);
     let checkpoint = Checkpoint::open(source.origin().clone().bring(&())?)?;
     let model = Model::plan(&checkpoint, &target)?;
-    let kit = kit(&source, &checkpoint, &model, &mut load, place.is_host)?;
-    let unsaid = load.limits.unsaid(&load.envelope.clone().unwrap_or_default());
-    let question = Question { model: &model, target, envelope: &kit.envelope, kv: load.kv(), place, unsaid };
-    let forecast = Forecast::of(&question).map_err(StartError::from)?;
-    Ok(Report::of(&kit, &planned, &model, &forecast, &options.knobs.names()?))
-}
-
-/// The model's host side, with the limits as it lowers them.
-fn kit(
-    source: &ModelSource,
-    checkpoint: &Checkpoint,
-    model: &Model,
-    load: &mut LoadOptions,
-    is_host: bool,
-) -> Result<Kit, Failure> {
-    let expected = if is_host { Envelope::default() } else { Envelope::gpu() };
-    load.envelope.get_or_insert(expected);
-    Ok(Kit::new(source.name(), checkpoint, model.config().clone(), load)?)
+    let pictures = checkpoint.image_processor.as_ref();
+    let question = Question { model: &model, pictures, target, options: &load, place };
+    let forecast = Forecast::of(&question)?;
+    Ok(Report::of(&source.name(), &planned, &model, &forecast))
 }
 
 impl Options {

@@ -15,7 +15,7 @@ use crate::{
     budget::{Budget, BudgetActor, BudgetArguments, Desk, NO_MODEL, WatchOptions},
     chat::{ChatError, ModelHandle},
     credit::Credits,
-    engine::{EngineActor, EngineArguments, LoadOptions, Shelf, StartError, Status},
+    engine::{EngineActor, EngineArguments, Shelf, StartError, Status},
     event::Event,
     metric,
     reply::Reply,
@@ -138,13 +138,12 @@ impl Actor for RuntimeActor {
             }
             // There is nothing to load it on, and soon there is, or nobody to load it.
             load @ RuntimeMessage::Load { .. } if state.is_lost => drop(myself.send_after(LOSS_POLL, || load)),
-            RuntimeMessage::Load { name, source, mut options, progress, reply } => {
+            RuntimeMessage::Load { name, source, options, progress, reply } => {
                 let name = state.free_name(name);
                 let (status, watched) = watch::channel(Status::Starting);
                 let (label, losses) = (Label::from(name.clone()), state.shown.losses.subscribe());
                 let handle = ModelHandle::new(label.clone(), watched, options.requests, losses);
                 let device = state.shown.device.borrow().clone();
-                options.envelope.get_or_insert_with(|| LoadOptions::envelope_for(device.as_ref()));
                 let arguments = EngineArguments {
                     label,
                     source,
