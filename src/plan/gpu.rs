@@ -86,7 +86,9 @@ impl FromStr for Gpu {
         let processors = match (processors, alike) {
             (Some(processors), _) => {
                 let count = processors.parse().ok().filter(|count| (1..=PROCESSORS_MOST).contains(count));
-                count.ok_or_else(|| format!("a GPU has from 1 to {PROCESSORS_MOST} multiprocessors, not {processors:?}"))?
+                count.ok_or_else(|| {
+                    format!("a GPU has from 1 to {PROCESSORS_MOST} multiprocessors, not {processors:?}")
+                })?
             }
             (None, Some((_, _, processors, _))) => processors,
             (None, None) => return Err(format!("say how many multiprocessors it has: {named}:PROCESSORS")),

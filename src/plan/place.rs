@@ -81,7 +81,13 @@ impl Planned {
         })?;
         let (overhead, foreign) = (OVERHEAD, Bytes::ZERO);
         let place = Place { total, overhead, foreign, canary: wish.canary, page: PAGE, is_host: false };
-        Ok(Planned { name: name.to_owned(), is_here: false, target: Target::Cuda(gpu.target()), place, total_flag: TOTAL })
+        Ok(Planned {
+            name: name.to_owned(),
+            is_here: false,
+            target: Target::Cuda(gpu.target()),
+            place,
+            total_flag: TOTAL,
+        })
     }
 
     fn present(ordinal: usize, wish: &Wish<'_>) -> Result<Self, DeviceError> {

@@ -5,10 +5,7 @@ use std::{collections::BTreeMap, fmt};
 use bursar::{
     Bytes, Class, Envelope, Forecast, Suggestion,
     crates::{
-        actors::{
-            engine::Lowered,
-            profile::Change,
-        },
+        actors::{engine::Lowered, profile::Change},
         budgets::MemoryPlan,
         model::Model,
     },

@@ -98,7 +98,10 @@ impl LoadOptions {
         let sequences = limits.sequences.unwrap_or(expected.sequences);
         let steps = limits.sequences.map_or(expected.step_tokens, |sequences| expected.step_tokens.max(sequences));
         let mut envelope = Envelope {
-            context_tokens: limits.context_tokens.unwrap_or(expected.context_tokens).min(own.family.decoder().context_tokens),
+            context_tokens: limits
+                .context_tokens
+                .unwrap_or(expected.context_tokens)
+                .min(own.family.decoder().context_tokens),
             sequences,
             step_tokens: limits.step_tokens.unwrap_or(steps),
             pictures: limits.pictures.unwrap_or(expected.pictures),
@@ -117,7 +120,8 @@ impl LoadOptions {
         let launch = limits.launch_patches.or((is_given && said.is_none()).then_some(envelope.launch_patches));
         let beside_text = if is_given { usize::MAX } else { envelope.patches_beside_text(merged) };
         let picture = said.unwrap_or(envelope.picture_patches.min(beside_text)).min(launch.unwrap_or(usize::MAX));
-        let shared = if is_given { envelope.launch_patches } else { envelope.launch_patches.min(SHARED_LAUNCH_PATCHES) };
+        let shared =
+            if is_given { envelope.launch_patches } else { envelope.launch_patches.min(SHARED_LAUNCH_PATCHES) };
         let launch_of = |picture: usize| launch.unwrap_or(shared.max(picture));
         (envelope.picture_patches, envelope.launch_patches) = (picture, launch_of(picture));
         envelope.check().map_err(|error| match limits.picture_pixels {
@@ -143,7 +147,9 @@ impl LoadOptions {
         }
         for (name, value) in [("memory_fraction", self.memory_fraction), ("device_fraction", self.device_fraction)] {
             match value {
-                Some(value) if !(value > 0.0 && value <= 1.0) => return Err(StartError::MemoryFraction { name, value }),
+                Some(value) if !(value > 0.0 && value <= 1.0) => {
+                    return Err(StartError::MemoryFraction { name, value });
+                }
                 _ => {}
             }
         }

@@ -14,8 +14,8 @@ use crate::{
     lane::{Job, Lane, LaneError, RefusalSink},
     metric::{self, AttemptEnd},
     profile::{
-        Attempt, AttemptReport, Course, Evidence, Faults, Outcome, Passed, Phase, ProfileActor, ProfileArguments,
-        Place, ProfileError, ProfileRecord, Profiled, Question, Suggestion, advice,
+        Attempt, AttemptReport, Course, Evidence, Faults, Outcome, Passed, Phase, Place, ProfileActor,
+        ProfileArguments, ProfileError, ProfileRecord, Profiled, Question, Suggestion, advice,
     },
     supervise::Errand,
     tree::Role,

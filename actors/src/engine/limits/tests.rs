@@ -39,7 +39,11 @@ fn launches_follow_the_largest_picture_until_they_are_said() {
     assert_eq!(sizes(json!({ "picture_patches": 30_000 })), (30_000, 30_000));
     assert_eq!(sizes(json!({ "max_pixels": 200_704 })), (1024, 4096), "small ones share a launch");
     assert_eq!(sizes(json!({ "max_pixels": 2_073_600, "launch_patches": 20_000 })), (10_579, 20_000));
-    assert_eq!(sizes(json!({ "max_pixels": 2_073_600, "launch_patches": 5000 })), (5000, 5000), "what is said is kept to");
+    assert_eq!(
+        sizes(json!({ "max_pixels": 2_073_600, "launch_patches": 5000 })),
+        (5000, 5000),
+        "what is said is kept to"
+    );
     let given = LoadOptions::small();
     let envelope = lowered(&seven, &given, false).expect("it goes together").envelope;
     assert_eq!(Some(envelope), given.envelope, "whoever gives an envelope has said it all");
@@ -81,7 +85,11 @@ fn limits_that_cannot_be_are_blamed_on_what_was_said() {
         ),
         (json!({ "max_pixels": 500 }), "max_pixels is 500", "at least 784"),
         (json!({ "launch_patches": 2 }), "launch_patches is 2", "at least 4"),
-        (json!({ "max_num_seqs": 600, "max_num_batched_tokens": 500 }), "max_num_batched_tokens is 500", "at least 600"),
+        (
+            json!({ "max_num_seqs": 600, "max_num_batched_tokens": 500 }),
+            "max_num_batched_tokens is 500",
+            "at least 600",
+        ),
         (json!({ "max_total_tokens": 1_u64 << 40 }), "max_total_tokens is", "at most"),
         (json!({ "kv_cache_memory_bytes": 1_u64 << 60 }), "kv_cache_memory_bytes is", "at most"),
     ] {

@@ -171,13 +171,13 @@ fn what_no_value_of_a_knob_can_mend_is_said_to_be_so() {
 #[test]
 fn seven_billion_parameters_on_a_card_that_is_too_small_are_told_what_would_fit() {
     let (subject, options) = (Subject::seven(), LoadOptions::default());
-    let helpful = checked(&subject.question(&options, card_of(Bytes::gib(19))));
+    let helpful = checked(&subject.question(&options, card_of(Bytes::mib(19_200))));
     for knob in [TOTAL, "step_tokens", "picture_pixels", "launch_patches"] {
         assert!(helpful.contains(&knob), "{knob} is not among {helpful:?}");
     }
     let limits = Limits { picture_patches: Some(20_000), ..Limits::default() };
     let in_patches = LoadOptions { limits, ..options };
-    let helpful = checked(&subject.question(&in_patches, card_of(Bytes::gib(19))));
+    let helpful = checked(&subject.question(&in_patches, card_of(Bytes::mib(19_200))));
     assert!(helpful.contains(&"picture_patches") && !helpful.contains(&"picture_pixels"), "{helpful:?}");
 }
 
