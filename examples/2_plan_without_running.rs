@@ -3,9 +3,9 @@
 //! `cargo run --example 2_plan_without_running -- [CHECKPOINT FOLDER]`
 
 use bursar::{
-    Bytes, Envelope, Hint,
+    Bytes, Envelope, Forecast, Limits, LoadOptions,
     crates::{
-        actors::profile::Needs,
+        actors::profile::{Needs, Place, Question},
         kernels::Target,
         model::{
             Model,
@@ -18,7 +18,8 @@ use bursar::{
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let source = std::env::args_os().nth(1).map_or_else(demo::checkpoint, |path| CheckpointSource::Folder(path.into()));
     let target = Target::Cpu { threads: 2 };
-    let model = Model::plan(&Checkpoint::open(source)?, &target)?;
+    let checkpoint = Checkpoint::open(source)?;
+    let model = Model::plan(&checkpoint, &target)?;
     for step_tokens in [256, 1024] {
         let envelope = Envelope { step_tokens, picture_patches: 1024, ..Envelope::default() };
         let needs = Needs::plan(&model, target, &envelope, Bytes::mib(2))?;
@@ -30,14 +31,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!();
     }
     // A plan depends on shapes alone, so making it again gives every byte again; a server can refuse by it at once.
-    let envelope = Envelope { context_tokens: 1 << 20, ..Envelope::default() };
-    let needs = Needs::plan(&model, target, &envelope, Bytes::mib(2))?;
-    match needs.fits(&model, target, &envelope, Bytes::mib(64)) {
-        Ok(()) => Err("contexts of a million tokens cannot fit 64 MiB".into()),
-        Err(error) => {
-            println!("a context of a million tokens on 64 MiB: {error}");
-            println!("{}", error.hint().unwrap_or_default());
-            Ok(())
-        }
-    }
+    let limits = Limits { sequences: Some(1 << 20), ..Limits::default() };
+    let options = LoadOptions { limits, ..LoadOptions::default() };
+    let (pictures, place) = (checkpoint.image_processor.as_ref(), Place::of_available(Bytes::mib(64), Bytes::mib(2)));
+    let question = Question { model: &model, pictures, target, options: &options, place };
+    let unfit = Forecast::of(&question)?.unfit.ok_or("a million sequences cannot fit 64 MiB")?;
+    println!("a million sequences on 64 MiB: {unfit}");
+    println!("{}", unfit.hint());
+    Ok(())
 }

@@ -7,7 +7,7 @@ use std::{
 
 use bursar::{
     AttemptReport, Bytes, Chat, DeviceChoice, FaultError, Faults, HostConfig, HostDevice, LoadOptions, ModelSource,
-    Phase, Progress, Runtime, RuntimeConfig, RuntimeError,
+    Outcome, Phase, Progress, Runtime, RuntimeConfig, RuntimeError,
 };
 use clap::Args;
 use serde::Serialize;
@@ -55,8 +55,8 @@ struct Drilled {
 /// The model's.
 const NAME: &str = "drill";
 
-/// Runs the command. A model that serves in the end is a success, and so is the start error that was asked for: it is
-/// a failure if bytes were lost.
+/// Runs the command. A model that serves in the end is a success, and so is a start that fails of the memory that it was
+/// refused: it is a failure if it failed of anything else, or if bytes were lost.
 pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
     let faults = match options.fault.parse() {
         Ok(faults) => faults,
@@ -107,8 +107,11 @@ async fn drill(device: &DeviceOptions, faults: Faults, options: &Options) -> Res
     let ledger = runtime.budget().snapshot().await.map_err(RuntimeError::from)?;
     let leaked_bytes = ledger.granted.max(host.counts().backed);
     runtime.shutdown().await;
+    let is_refused = attempts.iter().any(|report| matches!(report.outcome, Outcome::Refused { .. }));
     let (error, hint) = match outcome {
         Ok(()) => (None, None),
+        // A start that came to no refusal was no drill.
+        Err(failure) if !is_refused && leaked_bytes.is_zero() => return Err(failure),
         Err(Failure { error, hint }) => (Some(error), Some(hint)),
     };
     Ok(Drilled { attempts, ready: error.is_none(), error, hint, leaked_bytes })

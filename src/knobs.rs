@@ -9,7 +9,7 @@ use std::{
 
 use bursar::{
     BlasSearch, Bytes, LoadOptions,
-    knobs::{Kind, Knob, KnobError, Knobs, NESTED, Names, TABLE},
+    knobs::{Kind, Knob, KnobError, Knobs, NESTED, Names, Setting, TABLE},
 };
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, value_parser};
 use serde::{
@@ -42,7 +42,8 @@ impl KnobOptions {
     /// # Errors
     /// As [`options`](Self::options).
     pub fn over(&self, base: LoadOptions) -> Result<LoadOptions, Failure> {
-        Ok(self.knobs()?.over(base)?)
+        let (knobs, names) = self.named()?;
+        Ok(LoadOptions { names, ..knobs.over(base)? })
     }
 
     /// Device bytes to keep free of use, if that is said: for the runtime.
@@ -59,14 +60,6 @@ impl KnobOptions {
     /// As [`options`](Self::options), and a file that holds no knobs.
     pub fn knobs(&self) -> Result<Knobs, Failure> {
         Ok(self.named()?.0)
-    }
-
-    /// The names by which it is said.
-    ///
-    /// # Errors
-    /// As [`knobs`](Self::knobs).
-    pub fn names(&self) -> Result<Names, Failure> {
-        Ok(self.named()?.1)
     }
 
     /// Tells what is said and changes nothing: as an event, and on a terminal.
@@ -172,6 +165,11 @@ static FLAGS: LazyLock<Vec<Flag>> = LazyLock::new(|| {
 
 fn hyphens(name: &str) -> String {
     name.replace('_', "-")
+}
+
+/// The flag of a setting, and what is typed after it.
+pub fn flag(Setting { name, value }: &Setting) -> (String, String) {
+    (format!("--{}", hyphens(name)), value.to_string())
 }
 
 const FILE: &str = "knobs";

@@ -7,12 +7,9 @@ mod report;
 use std::{process::ExitCode, sync::Arc};
 
 use bursar::{
-    Bytes, CheckpointError, Envelope, LoadOptions, ModelSource, StartError,
+    Bytes, CheckpointError, ModelSource, StartError,
     crates::{
-        actors::{
-            engine::Kit,
-            profile::{Forecast, Question},
-        },
+        actors::profile::{Forecast, Question},
         model::{
             LoadError, Model,
             checkpoint::{Checkpoint, CheckpointSource},
@@ -75,14 +72,14 @@ pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
         Err(ref failure) => failure::tell(failure),
     }
     match planned {
-        Ok(Report { fits: true, .. }) => ExitCode::SUCCESS,
+        Ok(report) if report.fits => ExitCode::SUCCESS,
         Ok(_) => ExitCode::from(DOES_NOT_FIT),
         Err(_) => ExitCode::from(CANNOT_BE_PLANNED),
     }
 }
 
 fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
-    let mut load = options.knobs.options(device.blas())?;
+    let load = options.knobs.options(device.blas())?;
     let source = options.source()?;
     let planned = Planned::of(&Wish {
         choice: device.choice(),
@@ -97,12 +94,11 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
     let mut notes: Vec<_> = options.knobs.knobs()?.notes().into_iter().map(str::to_owned).collect();
     let checkpoint = open(files, &mut notes)?;
     let model = Model::plan(&checkpoint, &target)?;
-    let kit = kit(&source, &checkpoint, &model, &mut load, place.is_host)?;
-    let unsaid = load.limits.unsaid(&load.envelope.clone().unwrap_or_default());
-    let question = Question { model: &model, target, envelope: &kit.envelope, kv: load.kv(), place, unsaid };
-    let forecast = Forecast::of(&question).map_err(StartError::from)?;
+    let pictures = checkpoint.image_processor.as_ref();
+    let question = Question { model: &model, pictures, target, options: &load, place };
+    let forecast = Forecast::of(&question)?;
     let planned = Planned { target, ..planned };
-    Ok(Report::of(&kit, &planned, &model, &forecast, &options.knobs.names()?, notes))
+    Ok(Report::of(&source.name(), &planned, &model, &forecast, notes))
 }
 
 /// The checkpoint, or what `config.json` says of it where its weights are not there.
@@ -115,20 +111,6 @@ fn open(files: CheckpointSource, notes: &mut Vec<String>) -> Result<Checkpoint, 
         }
         opened => Ok(opened?),
     }
-}
-
-/// The model's host side, with the limits as it lowers them.
-fn kit(
-    source: &ModelSource,
-    checkpoint: &Checkpoint,
-    model: &Model,
-    load: &mut LoadOptions,
-    is_host: bool,
-) -> Result<Kit, Failure> {
-    let expected = if is_host { Envelope::default() } else { Envelope::gpu() };
-    load.envelope.get_or_insert(expected);
-    let name = load.name.clone().unwrap_or_else(|| source.name());
-    Ok(Kit::new(name, checkpoint, model.config().clone(), load)?)
 }
 
 impl Options {

@@ -19,13 +19,13 @@ use bursar_actors::{
     chat::{Chat, ChatEvent, Image, ModelHandle, TokenScore},
     engine::{LoadOptions, Progress, StartError},
     event::{Event, Recorded},
-    profile::{AttemptReport, Phase, RESERVE_MAX},
+    profile::{AttemptReport, Lack, Phase, RESERVE_MAX, Unfit},
     runtime::ModelSource,
 };
-use bursar_budgets::{Bytes, Class, Device, DoesNotFit};
-use bursar_model::{Envelope, registry::random_checkpoint};
+use bursar_budgets::{Bytes, Class, Device};
+use bursar_model::registry::random_checkpoint;
 use gpu::{
-    Stage, all_is_home, eventually, limit,
+    Stage, all_is_home, eventually,
     neighbour::{self, Neighbour},
     options, started, story,
 };
@@ -46,7 +46,7 @@ const LAYERS: u64 = 28;
 
 /// What an application asks for that says nothing: the envelope of a GPU, all of the card.
 fn full() -> LoadOptions {
-    LoadOptions { name: Some(NAME.into()), envelope: Some(Envelope::gpu()), requests: 512, ..options() }
+    LoadOptions { name: Some(NAME.into()), envelope: None, requests: 512, ..options() }
 }
 
 /// A model that serves, and how it came to.
@@ -400,17 +400,19 @@ fn two_gibibytes_to_spare_are_enough_and_with_200_mebibytes_too_little_what_the_
         let mut neighbour = Neighbour::moves_in(NEIGHBOUR);
         let (left, first) = too_little(&stage, &mut neighbour, Bytes::gib(4)).await;
         // What the plan cannot lease: the canary, and what kernels take.
-        let enough = first.needed + left.saturating_sub(first.available);
+        let Lack::Memory { needed, available, .. } = first.lack else { panic!("{first}") };
+        let enough = needed + left.saturating_sub(available);
         let mut applied = 0;
-        for name in first.knobs.iter().map(|knob| &knob.name).filter(|name| *name != "free device memory") {
+        for knob in first.suggestions.iter().map(|suggestion| suggestion.knob) {
             let (_, error) = too_little(&stage, &mut neighbour, enough - Bytes::mib(200)).await;
-            let knob = error.knobs.iter().find(|knob| knob.name == *name).expect("the same are named");
-            let Some(value) = &knob.would_fit else { continue };
-            let mut envelope = Envelope::gpu();
-            *limit(&mut envelope, name) = value.parse().expect("a limit is a number");
-            let started = start(&stage, LoadOptions { envelope: Some(envelope), ..full() }, |_| {}).await;
+            let named = error.suggestions.iter().find(|suggestion| suggestion.knob == knob);
+            let suggestion = named.expect("the same are named");
+            let Some(changed) = suggestion.over(&full()) else { continue };
+            let (name, from) = (&suggestion.name, suggestion.from);
+            let value = suggestion.to.expect("it was applied");
+            let started = start(&stage, changed, |_| {}).await;
             let started = started.unwrap_or_else(|error| panic!("{name} {value}: {error}; {}", error.hint()));
-            println!("{name} {value} instead of {}: {}", knob.now, started.told());
+            println!("{name} {value} instead of {from}: {}", started.told());
             ask_all(&started.model, (0..4).map(|_| told(100, 8)).collect(), 8, NONE).await;
             stage.runtime.unload(NAME).await.expect("it unloads");
             all_is_home(&stage, &before).await;
@@ -429,7 +431,7 @@ fn two_gibibytes_to_spare_are_enough_and_with_200_mebibytes_too_little_what_the_
 }
 
 /// Starts with so much left; gives what really was, and what the start said.
-async fn too_little(stage: &Stage, neighbour: &mut Neighbour, left: Bytes) -> (Bytes, DoesNotFit) {
+async fn too_little(stage: &Stage, neighbour: &mut Neighbour, left: Bytes) -> (Bytes, Box<Unfit>) {
     let left = neighbour.leave(left);
     let error = start(stage, full(), |_| {}).await.map(drop).expect_err("there is too little");
     println!("{left} are left: {error}; {}", error.hint());

@@ -15,15 +15,15 @@ use bursar_actors::{
     chat::{ChatError, ModelHandle},
     engine::{EngineMessage, LoadOptions, Progress, StartError, WhichLane},
     kv::KvMessage,
-    profile::ProfileError,
+    profile::{Lack, ProfileError, Unfit},
     reply::Reply,
     runtime::{ModelSource, RuntimeError},
     supervise::Intensity,
 };
-use bursar_budgets::{Bytes, Class, DoesNotFit, Hint};
+use bursar_budgets::{Bytes, Class, Hint};
 use bursar_model::Envelope;
 use gpu::{
-    Stage, all_is_home, answer, eventually, limit,
+    Stage, all_is_home, answer, eventually,
     neighbour::{self, Neighbour},
     options, picture, question, started, story,
 };
@@ -87,19 +87,20 @@ fn what_the_error_says_would_fit_a_card_with_too_little_memory_is_applied_and_st
         let mut neighbour = Neighbour::moves_in(NEIGHBOUR);
         // First what it needs at all, then three quarters of that beside what the kernels and the canary take.
         let (left, first) = too_little(&stage, &mut neighbour, Bytes::mib(300)).await;
-        let beside = left.saturating_sub(first.available);
-        let left = Bytes(first.needed.0 / 4 * 3) + beside;
+        let Lack::Memory { needed, available, .. } = first.lack else { panic!("{first}") };
+        let left = Bytes(needed.0 / 4 * 3) + left.saturating_sub(available);
+        let wanted = LoadOptions { envelope: Some(large()), ..options() };
         let mut applied = 0;
-        for name in first.knobs.iter().map(|knob| &knob.name).filter(|name| *name != "free device memory") {
+        for knob in first.suggestions.iter().map(|suggestion| suggestion.knob) {
             // Asked anew each time: the driver keeps some of what it gave a model that has been unloaded.
             let (_, error) = too_little(&stage, &mut neighbour, left).await;
-            let knob = error.knobs.iter().find(|knob| knob.name == *name).expect("the same are named");
-            let Some(value) = &knob.would_fit else { continue };
-            assert!(error.hint().expect("it says what would fit").contains(&format!("{name} {value} instead of")));
-            let mut envelope = large();
-            *limit(&mut envelope, name) = value.parse().expect("a limit is a number");
-            let speaks = envelope.context_tokens >= 64;
-            let started = load(&stage, LoadOptions { envelope: Some(envelope), ..options() }).await;
+            let named = error.suggestions.iter().find(|suggestion| suggestion.knob == knob);
+            let suggestion = named.expect("the same are named");
+            let Some(changed) = suggestion.over(&wanted) else { continue };
+            let (name, value) = (&suggestion.name, suggestion.to.expect("it was applied"));
+            assert!(error.hint().contains(&format!("{name} {value} instead of")));
+            let speaks = changed.limits.context_tokens.is_none_or(|tokens| tokens >= 64);
+            let started = load(&stage, changed).await;
             let model = started.unwrap_or_else(|error| panic!("{name} {value}: {error}; {}", error.hint()));
             if speaks {
                 let said = answer(&model, question("Who are you?", 8)).await.expect("it answers");
@@ -117,7 +118,7 @@ fn what_the_error_says_would_fit_a_card_with_too_little_memory_is_applied_and_st
 }
 
 /// Loads with so much left; gives what really was, and what the load said.
-async fn too_little(stage: &Stage, neighbour: &mut Neighbour, left: Bytes) -> (Bytes, DoesNotFit) {
+async fn too_little(stage: &Stage, neighbour: &mut Neighbour, left: Bytes) -> (Bytes, Box<Unfit>) {
     let left = neighbour.leave(left);
     let error = load(stage, LoadOptions { envelope: Some(large()), ..options() }).await.map(drop);
     let error = error.expect_err("there is too little");

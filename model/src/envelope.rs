@@ -18,19 +18,22 @@ pub struct Envelope {
     /// Frames of a request's videos, over all turns; none for a model that is to be shown no videos. They have no room of their own: they are resized to
     /// what the pictures leave of [`video_patches`](Self::video_patches).
     pub video_frames: usize,
-    /// Patches in one launch of the vision encoder, over all pictures. A larger `picture_patches` is lowered to it.
+    /// Patches in one launch of the vision encoder, over all pictures; no fewer than the largest picture has.
     pub launch_patches: usize,
 }
 
 /// More of anything than a device will hold for a while; below it no product of two limits overflows.
 const MOST: usize = 1 << 30;
 
+/// Patches of the smallest picture.
+pub const PATCHES_LEAST: usize = 4;
+
 /// A limit that contradicts another, or that no request could live with.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{limit} is {value}, it must be {required}")]
 pub struct LimitError {
-    /// Which limit.
-    pub limit: &'static str,
+    /// Which limit, by the name that it was set by.
+    pub limit: String,
     /// Its value.
     pub value: usize,
     /// What it would have to be.
@@ -54,8 +57,8 @@ impl Envelope {
 
     /// What people expect of a GPU: contexts of 8192 tokens (or the model's own length, if that is less), 256 sequences at
     /// once, steps of 8192 tokens of prompts beside one of each sequence, and pictures as large as the model's processor
-    /// makes them, as long as one fills no more than a context: 32768 patches are 8192 tokens where four make one. Where a
-    /// card cannot hold the worst of that, the plan says which limit to lower.
+    /// makes them, as long as one leaves a question and an answer a quarter of the context: 24576 patches are 6144 tokens
+    /// where four make one. Where a card cannot hold the worst of that, the plan says which limit to lower.
     pub const fn gpu() -> Self {
         Envelope {
             context_tokens: 8192,
@@ -63,16 +66,11 @@ impl Envelope {
             // Those that decode cost a burst of prompts no step of its own that way, and 66 tiles of 128 rows go evenly on
             // the 132 processors of a Hopper GPU.
             step_tokens: 8192 + 256,
-            picture_patches: 32_768,
+            picture_patches: 24_576,
             pictures: 8,
             video_frames: 768,
-            launch_patches: 32_768,
+            launch_patches: 24_576,
         }
-    }
-
-    /// The same with pictures that a launch takes.
-    pub fn with_pictures_that_fit_a_launch(self) -> Self {
-        Envelope { picture_patches: self.picture_patches.min(self.launch_patches), ..self }
     }
 
     /// Patches that the pictures and videos of one request may take together, where `merged` patches make an embedding:
@@ -82,10 +80,15 @@ impl Envelope {
         self.pictures * (self.picture_patches / merged * merged)
     }
 
-    /// Of those, patches that videos are resized to: no more than fill three quarters of the context, so that text and
-    /// answer have the rest. Pictures, which a user chooses one by one, may fill it all.
+    /// Of those, patches that videos are resized to: no more than leave text its part. Pictures, which a user chooses one
+    /// by one, may fill the whole context.
     pub fn video_patches(&self, merged: usize) -> usize {
-        self.visual_patches(merged).min(self.context_tokens * 3 / 4 * merged)
+        self.visual_patches(merged).min(self.patches_beside_text(merged))
+    }
+
+    /// Patches that leave a question and an answer a quarter of the context, where `merged` patches make a token.
+    pub fn patches_beside_text(&self, merged: usize) -> usize {
+        self.context_tokens * 3 / 4 * merged
     }
 
     /// Whether the limits go together.
@@ -93,15 +96,19 @@ impl Envelope {
     /// # Errors
     /// The first that does not.
     pub fn check(&self) -> Result<(), LimitError> {
-        let require = |limit, value: usize, least: usize, why: &str| match value {
-            value if value < least => Err(LimitError { limit, value, required: format!("at least {least}: {why}") }),
-            value if value > MOST => Err(LimitError { limit, value, required: format!("at most {MOST}") }),
-            _ => Ok(()),
+        let require = |limit: &str, value: usize, least: usize, why: &str| {
+            let wrong = |required| Err(LimitError { limit: limit.to_owned(), value, required });
+            match value {
+                value if value < least => wrong(format!("at least {least}: {why}")),
+                value if value > MOST => wrong(format!("at most {MOST}")),
+                _ => Ok(()),
+            }
         };
         require("context_tokens", self.context_tokens, 2, "one token is read and one written")?;
         require("sequences", self.sequences, 1, "somebody is served")?;
         require("step_tokens", self.step_tokens, self.sequences, "each sequence has a token in a step")?;
-        require("picture_patches", self.picture_patches, 4, "a picture has at least one token")?;
+        require("launch_patches", self.launch_patches, PATCHES_LEAST, "a launch takes a picture of one token")?;
+        require("picture_patches", self.picture_patches, PATCHES_LEAST, "a picture has at least one token")?;
         require("pictures", self.pictures, 1, "a request may show something")?;
         require("video_frames", self.video_frames, 0, "none, or some")?;
         require("launch_patches", self.launch_patches, self.picture_patches, "a launch takes the largest picture")

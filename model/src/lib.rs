@@ -27,5 +27,5 @@ pub mod text;
 pub mod weights;
 
 pub use cost::{PictureCost, RequestCost};
-pub use envelope::{Envelope, LimitError};
+pub use envelope::{Envelope, LimitError, PATCHES_LEAST};
 pub use model::{LoadError, Model};

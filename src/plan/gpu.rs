@@ -37,6 +37,12 @@ const KNOWN: [(&str, (u32, u32), usize, u64); 9] = [
     ("t4", (7, 5), 40, 14_900),
 ];
 
+/// Architectures that NVIDIA has made since the oldest one that the kernels run on.
+const SERVED: [u32; 11] = [75, 80, 86, 87, 89, 90, 100, 103, 110, 120, 121];
+
+/// More than any GPU has.
+const PROCESSORS_MOST: usize = 1024;
+
 impl Gpu {
     /// What stands in where no GPU is here and none is named.
     pub fn expected() -> Self {
@@ -65,15 +71,25 @@ impl FromStr for Gpu {
         }
         let names = || KNOWN.map(|(name, ..)| name).join(", ");
         let wrong = || format!("a GPU is one of {}, or sm_NN, or sm_NN:PROCESSORS, such as sm_90:132", names());
-        let (capability, processors) = match named.strip_prefix("sm_").ok_or_else(wrong)?.split_once(':') {
-            Some((capability, processors)) => (capability, Some(processors)),
-            None => (named.trim_start_matches("sm_"), None),
+        let numbers = named.strip_prefix("sm_").ok_or_else(wrong)?;
+        let (architecture, processors) = match numbers.split_once(':') {
+            Some((architecture, processors)) => (architecture, Some(processors)),
+            None => (numbers, None),
         };
-        let number: u32 = capability.parse().map_err(|_| wrong())?;
+        let number: u32 = architecture.parse().map_err(|_| wrong())?;
         let capability = (number / 10, number % 10);
+        if !SERVED.contains(&number) {
+            let served = SERVED.map(|number| format!("sm_{number}")).join(", ");
+            return Err(format!("no GPU of sm_{number} is served; the architectures that are: {served}"));
+        }
         let alike = KNOWN.into_iter().find(|(_, of, ..)| *of == capability);
         let processors = match (processors, alike) {
-            (Some(processors), _) => processors.parse().ok().filter(|count| *count > 0).ok_or_else(wrong)?,
+            (Some(processors), _) => {
+                let count = processors.parse().ok().filter(|count| (1..=PROCESSORS_MOST).contains(count));
+                count.ok_or_else(|| {
+                    format!("a GPU has from 1 to {PROCESSORS_MOST} multiprocessors, not {processors:?}")
+                })?
+            }
             (None, Some((_, _, processors, _))) => processors,
             (None, None) => return Err(format!("say how many multiprocessors it has: {named}:PROCESSORS")),
         };
@@ -94,7 +110,7 @@ mod tests {
         assert_eq!(numbers("sm_120:170"), Ok(((12, 0), 170)));
         assert_eq!(Gpu::expected().total, Some(Bytes::mib(143_155)));
         assert_eq!("sm_90".parse::<Gpu>().map(|gpu| gpu.total), Ok(None), "of any of them");
-        for wrong in ["", "sm_", "sm_x", "sm_90:", "sm_90:0", "gtx", "sm_120"] {
+        for wrong in ["", "sm_", "sm_x", "sm_90:", "sm_90:0", "sm_90:9999", "sm_sm_90", "gtx", "sm_120"] {
             assert!(numbers(wrong).is_err(), "{wrong}");
         }
         assert!(numbers("h300").is_err_and(|error| error.contains("h200")));

@@ -14,6 +14,8 @@ use crate::failure::Failure;
 /// The page of a GPU, and of a host device.
 const PAGE: Bytes = Bytes::mib(2);
 
+const TOTAL: &str = "--total";
+
 /// A device to plan for.
 pub struct Planned {
     /// What it is, and why it.
@@ -22,6 +24,8 @@ pub struct Planned {
     pub is_here: bool,
     pub target: Target,
     pub place: Place,
+    /// Says how much memory it has.
+    pub total_flag: &'static str,
 }
 
 /// What was asked for.
@@ -60,7 +64,9 @@ impl Planned {
         let (overhead, foreign) = (Bytes::ZERO, Bytes::ZERO);
         let place = Place { total, overhead, foreign, canary: wish.canary, page: PAGE, is_host: true };
         let name = "the host, standing in for a GPU".to_owned();
-        Planned { name, is_here: true, target: Target::Cpu { threads: wish.threads }, place }
+        // A start has no other, and nothing that is typed stands in its way.
+        let total_flag = if wish.total.is_some() { TOTAL } else { "--capacity" };
+        Planned { name, is_here: true, target: Target::Cpu { threads: wish.threads }, place, total_flag }
     }
 
     fn expected(why: &str, wish: &Wish<'_>) -> Result<Self, Failure> {
@@ -75,7 +81,13 @@ impl Planned {
         })?;
         let (overhead, foreign) = (OVERHEAD, Bytes::ZERO);
         let place = Place { total, overhead, foreign, canary: wish.canary, page: PAGE, is_host: false };
-        Ok(Planned { name: name.to_owned(), is_here: false, target: Target::Cuda(gpu.target()), place })
+        Ok(Planned {
+            name: name.to_owned(),
+            is_here: false,
+            target: Target::Cuda(gpu.target()),
+            place,
+            total_flag: TOTAL,
+        })
     }
 
     fn present(ordinal: usize, wish: &Wish<'_>) -> Result<Self, DeviceError> {
@@ -87,6 +99,6 @@ impl Planned {
         let overhead = ours.max(OVERHEAD);
         let total = wish.total.unwrap_or(memory.total);
         let place = Place { total, overhead, foreign, canary: wish.canary, page: device.page(), is_host: false };
-        Ok(Planned { name: device.name().to_owned(), is_here: true, target, place })
+        Ok(Planned { name: device.name().to_owned(), is_here: true, target, place, total_flag: TOTAL })
     }
 }

@@ -3,21 +3,17 @@
 use std::{collections::BTreeMap, fmt};
 
 use bursar::{
-    Bytes, Class, Envelope, Forecast,
+    Bytes, Class, Envelope, Forecast, Suggestion,
     crates::{
-        actors::{
-            engine::Kit,
-            profile::{Change, Suggestion},
-        },
+        actors::{engine::Lowered, profile::Change},
         budgets::MemoryPlan,
         model::Model,
     },
-    knobs::Names,
 };
 use serde::Serialize;
-use serde_json::{Value, json};
 
 use super::place::Planned;
+use crate::knobs;
 
 /// Lengths of sequences that people ask about, prompt and reply together; the context is one more.
 const LENGTHS: [usize; 3] = [512, 2048, 8192];
@@ -36,6 +32,8 @@ pub struct Report {
     claims: BTreeMap<String, Bytes>,
     /// What nobody has.
     free: Bytes,
+    /// Why it would not, in the words of a start.
+    error: Option<String>,
     /// What is missing.
     short_by: Bytes,
     /// Sequences that run at once, by their length.
@@ -45,17 +43,30 @@ pub struct Report {
     /// The largest inputs, as the model lowers them.
     envelope: Envelope,
     /// What alone would make it fit.
-    suggestions: Vec<Value>,
-    /// Knobs that no value of alone would do.
-    not_enough_alone: Vec<&'static str>,
+    suggestions: Vec<Told>,
+    /// What no value of alone would do, by the names that it was set by.
+    not_enough_alone: Vec<String>,
     /// What was said and changes nothing, and what was not there to plan from.
     notes: Vec<String>,
     /// One line a claimant.
     plan: MemoryPlan,
+}
+
+/// A suggestion, as it is typed: in the place of what was typed of it.
+#[derive(Serialize)]
+struct Told {
+    knob: &'static str,
+    from: Change,
+    to: Change,
+    flag: String,
+    /// What is typed after the flag.
+    value: String,
+    frees: Bytes,
+    /// What of it is set now.
     #[serde(skip)]
-    told: Vec<Suggestion>,
+    name: String,
     #[serde(skip)]
-    names: Names,
+    is_object: bool,
 }
 
 #[derive(Serialize)]
@@ -88,20 +99,15 @@ struct Picture {
     tokens: usize,
     /// Of one that is square.
     side: u64,
+    /// Of the model's own largest, where that is more and nothing was said of pictures.
+    model_pixels: Option<u64>,
     /// Whether a request has room for it beside a word.
     fits_context: bool,
 }
 
 impl Report {
-    pub fn of(
-        kit: &Kit,
-        planned: &Planned,
-        model: &Model,
-        forecast: &Forecast,
-        names: &Names,
-        notes: Vec<String>,
-    ) -> Self {
-        let envelope = kit.envelope.clone();
+    pub fn of(name: &str, planned: &Planned, model: &Model, forecast: &Forecast, notes: Vec<String>) -> Self {
+        let envelope = forecast.inputs.envelope.clone();
         let place = &planned.place;
         let mut claims: BTreeMap<_, _> =
             forecast.plan.claims().iter().map(|claim| (claim.class.label(), forecast.of_class(&claim.class))).collect();
@@ -113,10 +119,10 @@ impl Report {
             sequences: forecast.concurrency(tokens, envelope.sequences),
             held: forecast.concurrency(tokens, usize::MAX),
         };
-        let (told, hopeless): (Vec<_>, Vec<_>) =
-            forecast.suggestions.iter().cloned().partition(|suggestion| suggestion.to.is_some());
+        let all = forecast.unfit.iter().flat_map(|unfit| &unfit.suggestions);
+        let hopeless = all.clone().filter(|suggestion| suggestion.to.is_none());
         Report {
-            model: kit.name.clone(),
+            model: name.to_owned(),
             device: DeviceReport {
                 name: planned.name.clone(),
                 target: planned.target.name(),
@@ -127,72 +133,46 @@ impl Report {
                 foreign: place.foreign,
                 available: forecast.available,
             },
-            fits: forecast.fits,
+            fits: forecast.fits(),
             kv_tokens: forecast.kv_tokens,
             claims,
             free: forecast.free,
-            short_by: forecast.short_by,
-            concurrency: lengths.into_iter().filter(|_| forecast.fits).map(concurrency).collect(),
-            picture: picture(kit, model),
-            suggestions: told.iter().map(|told| suggestion(told, names)).collect(),
-            not_enough_alone: hopeless.iter().map(|suggestion| suggestion.knob).collect(),
+            error: forecast.unfit.as_ref().map(ToString::to_string),
+            short_by: forecast.unfit.as_ref().map_or(Bytes::ZERO, |unfit| unfit.short_by()),
+            concurrency: lengths.into_iter().filter(|_| forecast.fits()).map(concurrency).collect(),
+            picture: picture(&forecast.inputs, model),
+            not_enough_alone: hopeless.map(|suggestion| suggestion.name.clone()).collect(),
+            suggestions: all.filter_map(|suggestion| told(suggestion, planned.total_flag)).collect(),
             notes,
             plan: forecast.plan.clone(),
-            told,
-            names: names.clone(),
             envelope,
         }
     }
 }
 
 /// The largest that a processor makes of any.
-fn picture(kit: &Kit, model: &Model) -> Option<Picture> {
+fn picture(inputs: &Lowered, model: &Model) -> Option<Picture> {
     let (merged, patch) = (model.config().merged_patches()?, model.config().patch()?);
-    let limit = kit.processors.as_ref()?.pictures.config().pixel_bounds.max;
-    let patch_pixels = (patch.side * patch.side) as u64;
-    let tokens = kit.envelope.picture_patches.min((limit / patch_pixels) as usize) / merged;
+    let limit = inputs.pictures.as_ref()?.config().pixel_bounds.max;
+    let (patch_pixels, envelope) = ((patch.side * patch.side) as u64, &inputs.envelope);
+    let tokens = envelope.picture_patches.min((limit / patch_pixels) as usize) / merged;
     let (patches, pixels) = (tokens * merged, (tokens * merged) as u64 * patch_pixels);
     let side = (tokens.isqrt() * merged.isqrt() * patch.side) as u64;
-    Some(Picture { pixels, patches, tokens, side, fits_context: tokens + 2 <= kit.envelope.context_tokens })
+    let fits_context = tokens + 2 <= envelope.context_tokens;
+    Some(Picture { pixels, patches, tokens, side, model_pixels: inputs.own_pixels, fits_context })
 }
 
-fn suggestion(told: &Suggestion, names: &Names) -> Value {
-    let mut object = json!({
-        "knob": told.knob, "from": value(&told.from), "to": told.to.as_ref().map(value), "frees": told.frees,
-    });
-    // By another name beside the one that stands there already it would be refused.
-    if let Some(name) = names.of(told.knob) {
-        object["as"] = json!(name);
-    }
-    object
-}
-
-/// What is typed for a knob by this name; one inside an object is typed as an object.
-fn flag(name: &str, to: &str) -> String {
-    let hyphens = |name: &str| name.replace('_', "-");
-    match name.split_once('.') {
-        Some((outer, inner)) => {
-            let object = inner.rsplit('.').fold(to.to_owned(), |value, key| format!("{{\"{key}\": {value}}}"));
-            format!("--{} '{object}'", hyphens(outer))
-        }
-        None => format!("--{} {to}", hyphens(name)),
-    }
-}
-
-fn value(change: &Change) -> Value {
-    match change {
-        Change::Count(count) => json!(count),
-        Change::Size(bytes) => json!(bytes),
-        Change::Share(share) => json!(share),
-    }
-}
-
-/// As it is typed behind a flag, short where it can be.
-fn typed(change: &Change) -> String {
-    match change {
-        Change::Size(bytes) if bytes.is_multiple_of(Bytes::mib(1)) => format!("{}MiB", bytes.0 / Bytes::mib(1).0),
-        change => change.to_string(),
-    }
+/// The device's memory is typed by a flag of this name.
+fn told(suggestion: &Suggestion, total: &str) -> Option<Told> {
+    let Suggestion { knob, name, from, to, setting, frees } = suggestion.clone();
+    let to = to?;
+    let is_object = setting.as_ref().is_some_and(|setting| setting.value.is_object());
+    let (flag, value) = match &setting {
+        Some(setting) if is_object => knobs::flag(setting),
+        Some(setting) => (knobs::flag(setting).0, to.to_string()),
+        None => (total.to_owned(), to.to_string()),
+    };
+    Some(Told { knob, from, to, flag, value, frees, name, is_object })
 }
 
 impl fmt::Display for Report {
@@ -226,29 +206,17 @@ impl Report {
     }
 
     fn tell_what_would_fit(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.short_by.is_zero() {
-            true => writeln!(
-                f,
-                "\nIt does not fit: keys and values would hold less than one sequence may have ({} tokens).",
-                self.envelope.context_tokens
-            )?,
-            false => writeln!(f, "\nIt does not fit: it is {} ({}) short.", self.short_by, self.short_by.exact())?,
+        writeln!(f, "\n{}.", self.error.as_deref().unwrap_or_default())?;
+        if !self.suggestions.is_empty() {
+            writeln!(f, "Each of these alone makes it fit, in the place of what is set:")?;
         }
-        if !self.told.is_empty() {
-            writeln!(f, "Each of these alone makes it fit:")?;
-        }
-        for Suggestion { knob, from, to, frees } in &self.told {
-            let to = to.as_ref().map(typed).unwrap_or_default();
-            let said = self.names.of(knob);
-            let flag = flag(said.unwrap_or(knob), &to);
-            // What is said is replaced, and what is not said is lowered by it.
-            let instead = match said {
-                Some(name) => format!("instead of {name} {}", typed(from)),
-                None => format!("instead of {}", typed(from)),
-            };
+        for Told { from, flag, value, frees, name, is_object, .. } in &self.suggestions {
+            let quote = if *is_object { "'" } else { "" };
+            let typed = format!("{flag} {quote}{value}{quote}");
+            let instead = format!("instead of {name} {from}");
             match frees.is_zero() {
-                true => writeln!(f, "  {flag:<30} {instead}")?,
-                false => writeln!(f, "  {flag:<30} {instead:<36} {frees}")?,
+                true => writeln!(f, "  {typed:<34} {instead}")?,
+                false => writeln!(f, "  {typed:<34} {instead:<36} {frees}")?,
             }
         }
         if !self.not_enough_alone.is_empty() {
@@ -260,13 +228,21 @@ impl Report {
 
 impl Picture {
     fn tell(&self, f: &mut fmt::Formatter<'_>, context_tokens: usize) -> fmt::Result {
-        let Picture { pixels, tokens, side, .. } = self;
+        let Picture { pixels, tokens, side, model_pixels, .. } = self;
         let plural = if *tokens == 1 { "token" } else { "tokens" };
         writeln!(
             f,
             "The largest picture has {pixels} pixels, {side} x {side} where it is square, and takes {tokens} {plural}; larger \
              ones are resized."
         )?;
+        if let Some(model_pixels) = model_pixels {
+            writeln!(
+                f,
+                "The model's own limit is {model_pixels} pixels; it is lowered to leave a question and an answer room in a \
+                 context of {context_tokens} tokens. --picture-pixels (--max-pixels) and --context-tokens \
+                 (--max-model-len) say otherwise."
+            )?;
+        }
         match self.fits_context {
             true => Ok(()),
             false => writeln!(

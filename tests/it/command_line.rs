@@ -190,6 +190,17 @@ fn a_drill_tells_each_attempt_and_loses_no_byte() {
 }
 
 #[test]
+fn a_drill_of_a_model_that_is_not_there_fails() {
+    let arguments = ["drill", "--fault", "probe:1", "--model", "/no/such/model"];
+    let output = bursar(&arguments);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("/no/such/model"), "{output:?}");
+    let output = bursar(&[&arguments[..], &["--json"]].concat());
+    let [error] = events(&output).try_into().expect("one event");
+    assert!(output.status.code() == Some(1) && error["type"] == "error", "{error}");
+}
+
+#[test]
 fn a_drill_that_cannot_be_read_says_what_can() {
     for (fault, hint) in
         [("warmup:1", "load, probe, capture, back, validate, serve"), ("load:5", "1 to 4"), ("load", "validate:2")]

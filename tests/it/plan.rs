@@ -1,5 +1,7 @@
 //! `bursar plan`, as somebody who types it sees it: what it says would fit does fit, also when it is tried.
 
+mod suggestions;
+
 use std::process::{Command, Output};
 
 use bursar::{
@@ -8,7 +10,7 @@ use bursar::{
 };
 use serde_json::{Value, json};
 
-use crate::stage::{Folder, answer, story, text};
+use crate::stage::{Folder, answer, device_of, runtime_on, small, story, text};
 
 fn plan(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_bursar")).arg("plan").args(arguments).output().expect("the binary is there")
@@ -34,11 +36,8 @@ fn tried(arguments: &[&str]) -> Vec<String> {
     let suggestions = refused["suggestions"].as_array().expect("a list");
     let knob = |suggestion: &Value| suggestion["knob"].as_str().expect("a name").to_owned();
     for suggestion in suggestions {
-        // By the name that it was said by.
-        let name = suggestion["as"].as_str().map_or_else(|| knob(suggestion), str::to_owned);
-        let (outer, inner) = name.split_once('.').map_or((&*name, None), |(outer, inner)| (outer, Some(inner)));
-        let flag = format!("--{}", outer.replace('_', "-"));
-        let to = inner.map_or(suggestion["to"].clone(), |inner| json!({ inner: suggestion["to"] })).to_string();
+        let told = |key: &str| suggestion[key].as_str().unwrap_or_else(|| panic!("no {key} in {suggestion}"));
+        let (flag, to) = (told("flag"), told("value"));
         assert!(suggestion["frees"].is_u64(), "{suggestion}");
         // Its own flag is there once.
         let mut place = 0;
@@ -47,7 +46,7 @@ fn tried(arguments: &[&str]) -> Vec<String> {
             place = if **argument == flag { 1 } else { 0 };
             !is_said
         });
-        let with: Vec<&str> = others.copied().chain([flag.as_str(), to.as_str()]).collect();
+        let with: Vec<&str> = others.copied().chain([flag, to]).collect();
         let output = plan(&with);
         let fitting = object(&output);
         assert!(output.status.success() && fitting["fits"] == true, "{flag} {to} was said to fit: {fitting}");
@@ -62,8 +61,8 @@ fn each_suggestion_fits_when_it_is_typed_alone() {
     let knobs = tried(&[&tiny[..], &["46MiB"]].concat());
     assert!(knobs.len() > 2 && knobs[0] == "total", "{knobs:?}");
     let seven = ["--json", "--gpu", "h200", "--shape", "qwen2.5-vl-7b", "--total"];
-    let knobs = tried(&[&seven[..], &["20401094656"]].concat());
-    assert!(["total", "canary", "step_tokens", "launch_patches"].iter().all(|known| knobs.iter().any(|k| k == known)));
+    let knobs = tried(&[&seven[..], &["20132659200"]].concat());
+    assert!(["total", "canary", "step_tokens", "picture_pixels"].iter().all(|known| knobs.iter().any(|k| k == known)));
     let roomy = [&tiny[..], &["512MiB"]].concat();
     for (name, value, knob) in [
         ("--gpu-memory-utilization", "0.05", "device_fraction"),
@@ -78,7 +77,8 @@ fn each_suggestion_fits_when_it_is_typed_alone() {
 
 #[test]
 fn a_suggestion_takes_the_place_of_the_name_that_was_typed() {
-    let limits = ["--max-num-seqs", "512", "--limit-mm-per-prompt", r#"{"image": 40}"#, "--max-model-len", "4000"];
+    let limits =
+        ["--max-num-seqs", "512", "--limit-mm-per-prompt", r#"{"image": 40, "video": 0}"#, "--max-model-len", "4000"];
     let tiny = ["--device", "host", "--shape", "qwen2.5-vl-tiny", "--total", "66MiB"];
     let typed = [&tiny[..], &limits].concat();
     let typed_for_json = [&typed[..], &["--json"]].concat();
@@ -90,15 +90,17 @@ fn a_suggestion_takes_the_place_of_the_name_that_was_typed() {
         let suggestion = suggestions.iter().find(|suggestion| suggestion["knob"] == knob);
         suggestion.unwrap_or_else(|| panic!("no {knob} in {told}")).clone()
     };
-    assert_eq!(named("sequences")["as"], "max_num_seqs");
-    assert_eq!(named("pictures")["as"], "limit_mm_per_prompt.image");
-    assert_eq!(named("launch_patches").get("as"), None, "nothing was said of it");
+    assert_eq!(named("sequences")["flag"], "--max-num-seqs");
+    assert_eq!(named("pictures")["flag"], "--limit-mm-per-prompt");
+    let images: Value = serde_json::from_str(named("pictures")["value"].as_str().expect("text")).expect("an object");
+    assert_eq!(images, json!({ "image": named("pictures")["to"], "video": 0 }), "the rest of what was typed stays");
+    assert_eq!(named("picture_pixels")["flag"], "--picture-pixels", "nothing was said of it");
     let text = String::from_utf8(plan(&typed).stdout).expect("UTF-8");
-    let (sequences, pictures) = (named("sequences")["to"].to_string(), named("pictures")["to"].to_string());
+    let sequences = named("sequences")["to"].to_string();
     for line in [
         format!("--max-num-seqs {sequences}"),
         "instead of max_num_seqs 512".to_owned(),
-        format!("--limit-mm-per-prompt '{{\"image\": {pictures}}}'"),
+        format!("--limit-mm-per-prompt '{images}'"),
     ] {
         assert!(text.contains(&line), "{line} is not in {text}");
     }
@@ -122,12 +124,51 @@ fn a_plan_that_fits_says_where_every_byte_goes_and_what_is_served() {
     let tokens: Vec<_> =
         told["concurrency"].as_array().expect("a list").iter().map(|line| number(&line["tokens"])).collect();
     assert_eq!(tokens, [512, 2048, 8192]);
-    assert_eq!(told["picture"]["pixels"], 6_422_528);
+    let picture = &told["picture"];
+    assert_eq!((&picture["pixels"], &picture["fits_context"]), (&json!(4_816_896), &json!(true)));
+    assert_eq!(picture["model_pixels"], 6_422_528, "and it is said that it was lowered");
     let limited = object(&plan(&["--json", "--gpu", "h200", "--shape", "qwen2.5-vl-7b", "--max-pixels", "1003520"]));
-    assert_eq!((&limited["picture"]["pixels"], &limited["picture"]["tokens"]), (&json!(1_003_520), &json!(1280)));
+    let picture = &limited["picture"];
+    assert_eq!((&picture["pixels"], &picture["tokens"]), (&json!(1_003_520), &json!(1280)));
+    assert_eq!(picture["model_pixels"], json!(null), "what is said is not lowered");
     let table = plan(&["--gpu", "h200", "--shape", "qwen2.5-vl-7b"]);
     let table = String::from_utf8(table.stdout).expect("UTF-8");
     assert!(table.contains("h200 by its numbers") && table.contains("It fits"), "{table}");
+    assert!(table.contains("own limit is 6422528 pixels") && !table.contains("no room"), "{table}");
+}
+
+#[test]
+fn smaller_pictures_give_their_memory_to_keys_and_values() {
+    let at = |pixels: Option<&str>| {
+        let pixels = pixels.map_or(Vec::new(), |pixels| vec!["--max-pixels", pixels]);
+        let card = ["--json", "--gpu", "h200", "--shape", "qwen2.5-vl-7b", "--total", "24GiB"];
+        let told = object(&plan(&[&card[..], &pixels].concat()));
+        let vision = ["vision workspace", "vision cache"].map(|class| number(&told["claims"][class]));
+        (number(&told["kv_tokens"]), vision)
+    };
+    let sizes = [Some("6422528"), None, Some("4000000"), Some("2073600"), Some("1003520")].map(at);
+    for pair in sizes.windows(2) {
+        let [(fewer, [workspace, cache]), (more, [less_workspace, less_cache])] = pair else { unreachable!("pairs") };
+        assert!(more > fewer, "{sizes:?}");
+        assert!(less_workspace < workspace && less_cache <= cache, "{sizes:?}");
+    }
+    let (small, smaller) = (at(Some("401408")), at(Some("100352")));
+    assert!(small.0 >= sizes[4].0 && smaller.0 >= small.0, "no smaller picture costs tokens: {small:?}, {smaller:?}");
+}
+
+#[test]
+fn gpus_that_cannot_be_are_refused_by_name() {
+    for (gpu, said) in [
+        ("sm_70:80", "sm_70"),
+        ("sm_10", "sm_10"),
+        ("sm_999", "sm_999"),
+        ("sm_90:99999999999", "99999999999"),
+        ("h300", "h200"),
+    ] {
+        let output = plan(&["--shape", "qwen2.5-vl-tiny", "--total", "24GiB", "--gpu", gpu]);
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(2) && told.contains(said), "{gpu}: {told}");
+    }
 }
 
 #[test]
@@ -139,6 +180,9 @@ fn what_cannot_be_planned_is_told_by_another_exit_code() {
         (&["--max-num-seqs", "4", "--sequences", "8"], "both set sequences"),
         (&["--shape", "qwen2.5-vl-tiny", "--gpu", "sm_120:170"], "how much memory"),
         (&["--sequences", "600", "--step-tokens", "500"], "step_tokens is 500"),
+        (&["--max-num-seqs", "600", "--max-num-batched-tokens", "500"], "max_num_batched_tokens is 500"),
+        (&["--min-pixels", "900000", "--max-pixels", "400000"], "min_pixels is 900000"),
+        (&["--min-pixels", "99999999"], "min_pixels is 99999999"),
     ] {
         let output = plan(&[arguments, &["--json"]].concat());
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
@@ -163,6 +207,73 @@ fn what_cannot_be_planned_is_told_by_another_exit_code() {
     let output = plan(&["--json", "--device", "host", "--knobs", &file.display().to_string(), "--step-tokens", "64"]);
     let envelope = &object(&output)["envelope"];
     assert_eq!((&envelope["sequences"], &envelope["step_tokens"]), (&json!(3), &json!(64)));
+}
+
+/// A chat with these flags, which does not come to a start: its error.
+fn refused_chat(arguments: &[&str]) -> Value {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
+    command.args(["chat", "--json", "--profile-cache", "none"]).args(arguments).arg("Who are you?");
+    let output = command.output().expect("the binary is there");
+    assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+    object(&output)
+}
+
+#[test]
+fn a_start_refuses_in_the_words_of_the_plan_and_what_it_suggests_starts() {
+    let host = ["--device", "host", "--capacity", "96MiB", "--threads", "1"];
+    for more in [
+        &["--kv-tokens", "1000000"][..],
+        &["--max-total-tokens", "100"],
+        &["--kv-cache-memory-bytes", "1GiB"],
+        &["--gpu-memory-utilization", "0.05"],
+        &["--memory-fraction", "0.001"],
+        &["--max-model-len", "100000", "--max-num-seqs", "4096"],
+        &["--capacity", "24MiB"],
+    ] {
+        let host = if more[0] == "--capacity" { [&host[..2], &host[4..]].concat() } else { host.to_vec() };
+        let arguments = [&host[..], more].concat();
+        let planned = plan(&[&["--json"][..], &arguments].concat());
+        assert_eq!(planned.status.code(), Some(1), "{arguments:?}");
+        let planned = object(&planned);
+        let refused = refused_chat(&arguments);
+        assert!(planned["error"].is_string() && planned["error"] == refused["error"], "{planned} {refused}");
+        let hint = refused["hint"].as_str().expect("text");
+        assert!(!hint.contains("tokens 0 "), "nobody lives with none: {hint}");
+        assert!(planned["suggestions"].as_array().is_some_and(|list| !list.is_empty()), "{planned}");
+        for suggestion in planned["suggestions"].as_array().into_iter().flatten() {
+            if suggestion["knob"] != "total" && suggestion["knob"] != "canary" {
+                let flag = suggestion["flag"].as_str().expect("text").trim_start_matches("--").replace('-', "_");
+                let value = suggestion["value"].as_str().expect("text");
+                assert!(hint.contains(&format!("{flag} {value} instead")), "{suggestion} is not in {hint}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_a_byte_is_taken() {
+    story(async {
+        let device = device_of(Bytes::mib(64));
+        let runtime = runtime_on(&device).await;
+        for options in [
+            LoadOptions { kv_tokens: Some(1_000_000), ..small() },
+            LoadOptions { kv_tokens: None, device_fraction: Some(0.05), ..small() },
+            LoadOptions { kv_tokens: None, kv_bytes: Some(Bytes::gib(1)), ..small() },
+        ] {
+            let error = runtime.load_with(ModelSource::demo(), options.clone(), |_| {}).await.err().expect("refused");
+            let RuntimeError::Start(start) = &error else { panic!("{error:?}") };
+            let StartError::DoesNotFit(unfit) = start.as_ref() else { panic!("{start:?}") };
+            assert_eq!(device.counts().backs, 0, "nothing was tried");
+            let changed: Vec<_> = unfit.suggestions.iter().filter_map(|suggestion| suggestion.over(&options)).collect();
+            assert!(!changed.is_empty(), "{error}: {}", error.hint());
+            for options in changed {
+                // As many as there are start, each by itself.
+                let (device, told) = (device_of(Bytes::mib(64)), format!("{options:?}"));
+                let model = runtime_on(&device).await.load_with(ModelSource::demo(), options, |_| {}).await;
+                model.unwrap_or_else(|error| panic!("{error}: {told}"));
+            }
+        }
+    });
 }
 
 /// Starts the demo model on a host device of so many bytes; the tokens of keys and values, and whether it answers.
@@ -220,9 +331,10 @@ fn a_start_comes_to_what_was_planned_and_with_each_suggestion_it_starts() {
         let suggestions = told["suggestions"].as_array().expect("a list");
         assert!(suggestions.len() >= 2, "{told}");
         for suggestion in suggestions {
-            let (knob, to) = (suggestion["knob"].as_str().expect("a name"), &suggestion["to"]);
+            let (flag, to) = (suggestion["flag"].as_str().expect("a name"), &suggestion["to"]);
+            let knob = flag.trim_start_matches("--").replace('-', "_");
             let total = if knob == "total" { Bytes(number(to)) } else { scarce };
-            let more = if knob == "total" { json!({}) } else { json!({ knob: to }) };
+            let more = if knob == "total" { json!({}) } else { json!({ knob.as_str(): to }) };
             let (canary, load) = options(&more);
             let started = start(total, canary, load).await;
             let tokens = started.unwrap_or_else(|error| panic!("{knob} {to}: {error}"));

@@ -102,7 +102,7 @@ fn memory_refused_in_any_phase_of_up_to_four_attempts_ends_ready_and_smaller_or_
                         };
                         assert_eq!(told, &attempts, "{when}");
                         for name in ["kv_tokens", "step_tokens", "sequences", "context_tokens", "launch_patches"] {
-                            assert!(knobs.iter().any(|knob| knob.name == name), "{when}: {name} in {knobs:?}");
+                            assert!(knobs.iter().any(|knob| knob.knob == name), "{when}: {name} in {knobs:?}");
                             assert!(error.hint().contains(name), "{when}: {}", error.hint());
                         }
                     }

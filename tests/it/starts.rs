@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use bursar::{Bytes, LoadOptions, ModelSource, Progress, RuntimeError, Script, Snapshot, StartError};
+use bursar::{Bytes, Lack, LoadOptions, ModelSource, Progress, RuntimeError, Script, Snapshot, StartError};
 
 use crate::stage::{about, answer, ask, demo, device, device_of, eventually, listen, runtime_on, small, story, text};
 
@@ -26,8 +26,9 @@ fn a_device_too_small_says_by_how_much_and_what_would_help() {
         let error = runtime.load_with(ModelSource::demo(), small(), |_| {}).await.err().expect("it cannot fit");
         let RuntimeError::Start(start) = &error else { panic!("{error:?}") };
         let StartError::DoesNotFit(unfit) = start.as_ref() else { panic!("{start:?}") };
-        assert_eq!(unfit.short_by, unfit.needed - unfit.available);
-        assert!(error.to_string().contains(&unfit.short_by.0.to_string()[..1]), "{error}");
+        let Lack::Memory { needed, available, short_by } = unfit.lack else { panic!("{unfit}") };
+        assert_eq!(short_by, needed - available);
+        assert!(error.to_string().contains(&short_by.exact()), "{error}");
         assert!(error.hint().contains("device memory"), "{}", error.hint());
         assert_all_home(&runtime, &device, "after a start that could not be").await;
         assert_eq!(device.counts().backs, 0, "nothing was tried");
@@ -42,7 +43,7 @@ fn a_model_whose_start_failed_can_be_loaded_with_other_limits_under_the_same_nam
         let greedy = LoadOptions { kv_tokens: Some(4_000_000), ..small() };
         let error = runtime.load_with(ModelSource::demo(), greedy, |_| {}).await.err().expect("it cannot fit");
         assert!(
-            matches!(&error, RuntimeError::Start(start) if matches!(**start, StartError::Profile { .. })),
+            matches!(&error, RuntimeError::Start(start) if matches!(**start, StartError::DoesNotFit(_))),
             "{error:?}"
         );
         assert_all_home(&runtime, &device, "after a start that was refused").await;

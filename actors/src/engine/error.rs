@@ -1,6 +1,6 @@
 //! Why a model did not start.
 
-use bursar_budgets::{DeviceError, DoesNotFit, Hint, Knob};
+use bursar_budgets::{DeviceError, Hint};
 use bursar_kernels::{KernelError, OpenError};
 use bursar_model::{LimitError, LoadError, error::CheckpointError};
 use thiserror::Error;
@@ -8,7 +8,7 @@ use thiserror::Error;
 use super::PrecisionError;
 use crate::{
     budget::LeaseError,
-    profile::{AttemptReport, ProfileError},
+    profile::{AttemptReport, ProfileError, Suggestion, Unfit},
     reply::AskError,
 };
 
@@ -22,8 +22,8 @@ pub enum StartError {
     #[error(transparent)]
     Model(#[from] LoadError),
     /// By plan it does not fit the device.
-    #[error("the model does not fit: {0}")]
-    DoesNotFit(#[from] DoesNotFit),
+    #[error(transparent)]
+    DoesNotFit(#[from] Box<Unfit>),
     /// A pass of the envelope's corners does not go together.
     #[error("the envelope cannot be planned: {0}")]
     Plan(#[from] KernelError),
@@ -60,7 +60,7 @@ pub enum StartError {
         /// The last one's error.
         source: Box<ProfileError>,
         /// If it was refused memory: each knob with the value that by plan frees as much as it was short of.
-        knobs: Vec<Knob>,
+        knobs: Vec<Suggestion>,
     },
     /// An actor did not answer.
     #[error(transparent)]
@@ -86,7 +86,7 @@ impl StartError {
         match self {
             StartError::Checkpoint(error) => error.hint(),
             StartError::Model(error) => error.hint(),
-            StartError::DoesNotFit(error) => error.hint().unwrap_or_else(|| "use a larger device".to_owned()),
+            StartError::DoesNotFit(unfit) => unfit.hint(),
             StartError::Limit(LimitError { limit, required, .. }) => format!("set {limit} to {required}"),
             StartError::Backend(error) => error.hint().unwrap_or_else(|| "choose DeviceChoice::Host".to_owned()),
             StartError::Precision(error) => error.hint(),
@@ -95,7 +95,7 @@ impl StartError {
             }
             StartError::Lease(error) => error.hint(),
             StartError::Device(error) => error.hint().unwrap_or_else(|| "raise the capacity".to_owned()),
-            StartError::Profile { source, knobs, .. } => match Knob::advice(knobs) {
+            StartError::Profile { source, knobs, .. } => match Suggestion::advice(knobs) {
                 Some(advice) => format!("{advice}; or leave more memory free on the device"),
                 None => source.hint(),
             },

@@ -1,8 +1,16 @@
-//! Single limits that a user has said, over the envelope that is expected of a device.
+//! Single limits that a user has said, and the envelope that comes of them: laid over what is expected of a device, lowered
+//! to the model's own.
 
-use bursar_model::Envelope;
+use bursar_budgets::Bytes;
+use bursar_model::{
+    Envelope, LimitError, PATCHES_LEAST,
+    error::CheckpointError,
+    processor::{ImageProcessor, PixelBounds},
+    registry::FamilyConfig,
+};
 
-use crate::profile::Unsaid;
+use super::{LoadOptions, StartError};
+use crate::knobs::Names;
 
 /// What is said of single limits; the others are those of the envelope that it is laid over.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -13,66 +21,185 @@ pub struct Limits {
     pub sequences: Option<usize>,
     /// As [`Envelope::step_tokens`].
     pub step_tokens: Option<usize>,
-    /// Pixels of a picture behind resizing at most, instead of what its processor says. A launch that nothing is said of
-    /// takes one.
+    /// Pixels of a picture after resizing at most, instead of what its processor says.
     pub picture_pixels: Option<u64>,
-    /// Pixels of a picture behind resizing at least, instead of what its processor says.
+    /// Pixels of a picture after resizing at least, instead of what its processor says.
     pub picture_pixels_min: Option<u64>,
-    /// As [`Envelope::picture_patches`], where nothing is said of pixels. A launch that nothing is said of takes one.
+    /// As [`Envelope::picture_patches`], where nothing is said of pixels.
     pub picture_patches: Option<usize>,
     /// As [`Envelope::pictures`].
     pub pictures: Option<usize>,
     /// As [`Envelope::video_frames`].
     pub video_frames: Option<usize>,
-    /// As [`Envelope::launch_patches`].
+    /// As [`Envelope::launch_patches`], to which larger pictures are lowered. A launch that nothing is said of takes the
+    /// largest picture.
     pub launch_patches: Option<usize>,
 }
 
-impl Limits {
-    /// What nothing is said of among the limits that others raise, as it is in `envelope`.
-    pub fn unsaid(&self, envelope: &Envelope) -> Unsaid {
-        let unless = |said: Option<usize>, expected| if said.is_some() { None } else { Some(expected) };
-        Unsaid {
-            step_tokens: unless(self.step_tokens, envelope.step_tokens),
-            launch_patches: unless(self.launch_patches, envelope.launch_patches),
-        }
+/// Patches of a launch that nothing is said of, at least: as many as a picture of 896 x 896 pixels has, so that smaller
+/// ones share a launch. Nothing is gained by less: a GPU is not busy with it.
+const SHARED_LAUNCH_PATCHES: usize = 4096;
+
+/// What bounds the inputs of a model before anything is said.
+#[derive(Clone, Copy)]
+pub struct Own<'m> {
+    /// Its numbers.
+    pub family: &'m FamilyConfig,
+    /// How its pictures are resized; none for a model that takes none.
+    pub pictures: Option<&'m ImageProcessor>,
+    /// Whether host memory stands in for a GPU.
+    pub is_host: bool,
+}
+
+impl Own<'_> {
+    /// Pixels of a patch, and patches that make a token.
+    fn patch(&self) -> Option<(&ImageProcessor, u64, usize)> {
+        let (pictures, merged) = (self.pictures?, self.family.merged_patches()?);
+        Some((pictures, u64::from(pictures.config().patch_size).pow(2), merged))
     }
 
-    /// `envelope` with these limits, for a model whose patches have so many pixels; none for one that takes no pictures.
-    pub fn over(&self, envelope: &Envelope, patch_pixels: Option<u64>) -> Envelope {
-        let sequences = self.sequences.unwrap_or(envelope.sequences);
-        let grown = |said: Option<usize>, least: usize| if said.is_some() { least } else { 0 };
-        let in_patches = |pixels: u64| Some(usize::try_from(pixels / patch_pixels?).unwrap_or(usize::MAX));
-        let said = self.picture_pixels.and_then(in_patches).or(self.picture_patches);
-        let picture_patches = said.unwrap_or(envelope.picture_patches);
-        Envelope {
-            context_tokens: self.context_tokens.unwrap_or(envelope.context_tokens),
+    /// Pixels that make a token; none for a model that takes no pictures.
+    pub fn token_pixels(&self) -> Option<u64> {
+        self.patch().map(|(_, pixels, merged)| pixels * merged as u64)
+    }
+}
+
+/// The largest inputs that may reach the device.
+#[derive(Clone, Debug)]
+pub struct Lowered {
+    /// In numbers.
+    pub envelope: Envelope,
+    /// What resizes pictures to it; none for a model that takes none.
+    pub pictures: Option<ImageProcessor>,
+    /// Pixels of the largest picture by the model's own processor, where that is larger and nothing was said of pictures.
+    pub own_pixels: Option<u64>,
+}
+
+impl LoadOptions {
+    /// What is said, over what is expected of the device, lowered to the model's own: the one way from options to an
+    /// envelope, for a start, a plan, and each value that a plan suggests.
+    ///
+    /// # Errors
+    /// [`StartError::Limit`] for limits that contradict each other or that no request could live with, by the names that
+    /// they were said by; [`StartError::MemoryFraction`].
+    pub fn lowered(&self, own: &Own<'_>) -> Result<Lowered, StartError> {
+        self.check_sizes().and_then(|()| self.lower(own)).map_err(|error| match error {
+            StartError::Limit(error) => {
+                let limit = self.names.of(&error.limit).map_or_else(|| error.limit.clone(), str::to_owned);
+                StartError::Limit(LimitError { limit, ..error })
+            }
+            error => error,
+        })
+    }
+
+    fn lower(&self, own: &Own<'_>) -> Result<Lowered, StartError> {
+        let expected = self.envelope.clone().unwrap_or_else(|| Self::envelope_for(own.is_host));
+        let limits = &self.limits;
+        let sequences = limits.sequences.unwrap_or(expected.sequences);
+        let steps = limits.sequences.map_or(expected.step_tokens, |sequences| expected.step_tokens.max(sequences));
+        let mut envelope = Envelope {
+            context_tokens: limits
+                .context_tokens
+                .unwrap_or(expected.context_tokens)
+                .min(own.family.decoder().context_tokens),
             sequences,
-            step_tokens: self.step_tokens.unwrap_or(envelope.step_tokens.max(grown(self.sequences, sequences))),
-            picture_patches,
-            pictures: self.pictures.unwrap_or(envelope.pictures),
-            video_frames: self.video_frames.unwrap_or(envelope.video_frames),
-            launch_patches: self.launch_patches.unwrap_or(envelope.launch_patches.max(grown(said, picture_patches))),
+            step_tokens: limits.step_tokens.unwrap_or(steps),
+            pictures: limits.pictures.unwrap_or(expected.pictures),
+            video_frames: limits.video_frames.unwrap_or(expected.video_frames),
+            ..expected
+        };
+        let Some((processor, patch_pixels, merged)) = own.patch() else {
+            envelope.picture_patches = envelope.picture_patches.min(envelope.launch_patches);
+            envelope.check()?;
+            return Ok(Lowered { envelope, pictures: None, own_pixels: None });
+        };
+        let of_pixels = |pixels: u64| usize::try_from(pixels / patch_pixels).unwrap_or(usize::MAX);
+        let said = limits.picture_pixels.map(of_pixels).or(limits.picture_patches);
+        // Who gives an envelope has said what it has.
+        let is_given = self.envelope.is_some();
+        let launch = limits.launch_patches.or((is_given && said.is_none()).then_some(envelope.launch_patches));
+        let beside_text = if is_given { usize::MAX } else { envelope.patches_beside_text(merged) };
+        let picture = said.unwrap_or(envelope.picture_patches.min(beside_text)).min(launch.unwrap_or(usize::MAX));
+        let shared =
+            if is_given { envelope.launch_patches } else { envelope.launch_patches.min(SHARED_LAUNCH_PATCHES) };
+        let launch_of = |picture: usize| launch.unwrap_or(shared.max(picture));
+        (envelope.picture_patches, envelope.launch_patches) = (picture, launch_of(picture));
+        envelope.check().map_err(|error| match limits.picture_pixels {
+            Some(pixels) if error.limit == "picture_patches" => in_pixels(error, pixels, patch_pixels),
+            _ => error,
+        })?;
+        let pictures = limit_pictures(processor, limits, &self.names, picture)?;
+        let (own, most) = (processor.config().pixel_bounds.max, pictures.config().pixel_bounds.max);
+        envelope.picture_patches = picture.min(most.div_ceil(patch_pixels) as usize);
+        envelope.launch_patches = launch_of(envelope.picture_patches);
+        let is_unsaid = !is_given && said.is_none() && limits.launch_patches.is_none();
+        Ok(Lowered { envelope, pictures: Some(pictures), own_pixels: Some(own).filter(|own| is_unsaid && *own > most) })
+    }
+
+    fn check_sizes(&self) -> Result<(), StartError> {
+        if let Some(value) = self.kv_tokens.filter(|tokens| *tokens > KV_TOKENS_MOST) {
+            let required = format!("at most {KV_TOKENS_MOST}");
+            return Err(LimitError { limit: "kv_tokens".to_owned(), value, required }.into());
+        }
+        if let Some(bytes) = self.kv_bytes.filter(|bytes| *bytes > KV_BYTES_MOST) {
+            let required = format!("at most {}", KV_BYTES_MOST.0);
+            return Err(LimitError { limit: "kv_bytes".to_owned(), value: bytes.as_usize(), required }.into());
+        }
+        for (name, value) in [("memory_fraction", self.memory_fraction), ("device_fraction", self.device_fraction)] {
+            match value {
+                Some(value) if !(value > 0.0 && value <= 1.0) => {
+                    return Err(StartError::MemoryFraction { name, value });
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// More than any device holds; below it no size in bytes overflows.
+const KV_TOKENS_MOST: usize = 1 << 36;
+const KV_BYTES_MOST: Bytes = Bytes(1 << 50);
+
+/// What is wrong with the patches of a picture, where its pixels were said.
+fn in_pixels(error: LimitError, pixels: u64, patch_pixels: u64) -> LimitError {
+    let required = match error.value < PATCHES_LEAST {
+        true => format!("at least {}: a picture has at least one token", PATCHES_LEAST as u64 * patch_pixels),
+        false => error.required,
+    };
+    LimitError { limit: "picture_pixels".to_owned(), value: usize::try_from(pixels).unwrap_or(usize::MAX), required }
+}
+
+/// The processor that resizes pictures to so many patches. What a user has said of pixels is instead of its own.
+fn limit_pictures(
+    processor: &ImageProcessor,
+    limits: &Limits,
+    names: &Names,
+    patches: usize,
+) -> Result<ImageProcessor, StartError> {
+    let mut config = processor.config().clone();
+    let patch_pixels = u64::from(config.patch_size).pow(2);
+    let own = config.pixel_bounds;
+    // Pixels that are not whole patches are kept to, as the reference keeps to them.
+    let said = limits.picture_pixels.filter(|pixels| pixels / patch_pixels == patches as u64);
+    let most = said.unwrap_or(patches as u64 * patch_pixels);
+    if let Some(min) = limits.picture_pixels_min {
+        let max = most.min(limits.picture_pixels.unwrap_or(own.max));
+        if min > max {
+            let why = match limits.picture_pixels {
+                Some(said) if said == max => names.of("picture_pixels").unwrap_or("picture_pixels"),
+                _ => "the largest picture",
+            };
+            let (limit, value) = ("picture_pixels_min".to_owned(), usize::try_from(min).unwrap_or(usize::MAX));
+            return Err(LimitError { limit, value, required: format!("at most {max}, as {why} has no more") }.into());
         }
     }
+    let min = limits.picture_pixels_min.unwrap_or(own.min);
+    // A smallest size that nobody said gives way: it is lowered where the processor is limited.
+    config.pixel_bounds = PixelBounds { min, max: limits.picture_pixels.map_or(own.max, |said| said.max(min)) };
+    let limited = ImageProcessor::new(config).and_then(|own| own.limited(most));
+    Ok(limited.map_err(CheckpointError::from)?)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_not_said_makes_room_for_what_is() {
-        let small = Envelope::small();
-        assert_eq!(Limits::default().over(&small, Some(196)), small);
-        let many = Limits { sequences: Some(500), picture_pixels: Some(2_000_000), ..Limits::default() };
-        let envelope = many.over(&small, Some(196));
-        assert_eq!((envelope.sequences, envelope.step_tokens), (500, 500));
-        assert_eq!((envelope.picture_patches, envelope.launch_patches), (10_204, 10_204));
-        let fewer = Limits { step_tokens: Some(100), launch_patches: Some(2000), ..many };
-        let envelope = fewer.over(&small, Some(196));
-        assert_eq!((envelope.step_tokens, envelope.launch_patches), (100, 2000), "what is said stays");
-        assert!(envelope.check().is_err(), "and is refused where it does not go together");
-        assert_eq!(fewer.over(&small, None).picture_patches, small.picture_patches, "nobody shows it pictures");
-    }
-}
+mod tests;

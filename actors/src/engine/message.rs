@@ -1,7 +1,5 @@
 //! What may be said to the engine.
 
-use bursar_budgets::Knob;
-
 use super::{
     ElasticError, Outcome,
     start::{LoadFailed, Outlook, Planned},
@@ -10,7 +8,7 @@ use crate::{
     budget::Order,
     graph::{CaptureError, Recaptured},
     lane::LaneError,
-    profile::{ProfileError, Profiled},
+    profile::{ProfileError, Profiled, Suggestion},
     reply::Reply,
     supervise::{Drill, ErrandDied},
 };
@@ -58,7 +56,7 @@ pub enum EngineMessage {
         /// The last attempt's evidence.
         error: ProfileError,
         /// What to change.
-        knobs: Result<Vec<Knob>, ErrandDied>,
+        knobs: Result<Vec<Suggestion>, ErrandDied>,
     },
     /// Decoding was captured again, on a lane that took over from one that died.
     Recaptured {

@@ -22,7 +22,7 @@ pub use elastic::{ElasticError, Outcome};
 pub use error::StartError;
 pub use kit::Kit;
 pub use lanes::{Lanes, LanesPlace};
-pub use limits::Limits;
+pub use limits::{Limits, Lowered, Own};
 pub use message::{EngineMessage, WhichLane};
 pub use options::LoadOptions;
 pub use precision::{Precision, PrecisionError, UnknownPrecision};

@@ -2,12 +2,13 @@
 
 use std::path::PathBuf;
 
-use bursar_budgets::{Bytes, Device};
+use bursar_budgets::Bytes;
 use bursar_kernels::BlasSearch;
 use bursar_model::{Envelope, flow::ImageLimits};
 
 use super::{Limits, Precision};
 use crate::{
+    knobs::Names,
     profile::{Faults, KvChoice},
     supervise::Intensity,
 };
@@ -19,10 +20,13 @@ pub struct LoadOptions {
     /// gets a number behind it.
     pub name: Option<String>,
     /// The largest inputs that may reach the device. The model's own limits lower it. By default
-    /// [`Envelope::default`] on a host device, which computes on the CPU, and [`Envelope::gpu`] on a GPU.
+    /// [`Envelope::default`] on a host device, which computes on the CPU, and [`Envelope::gpu`] on a GPU, whose launches
+    /// then follow the largest picture.
     pub envelope: Option<Envelope>,
     /// Single limits over that.
     pub limits: Limits,
+    /// By which names they were said, for errors and suggestions ([`Knobs::named_from`](crate::knobs::Knobs::named_from)).
+    pub names: Names,
     /// What a picture may be before it is decoded.
     pub image_limits: ImageLimits,
     /// The share of what is left after everything else that keys and values take, above 0 and up to 1. By default 0.9 on a
@@ -66,6 +70,7 @@ impl Default for LoadOptions {
             name: None,
             envelope: None,
             limits: Limits::default(),
+            names: Names::default(),
             image_limits: ImageLimits::default(),
             memory_fraction: None,
             kv_tokens: None,
@@ -97,9 +102,9 @@ impl LoadOptions {
         KvChoice { memory_fraction, device_fraction, kv_tokens, kv_bytes }
     }
 
-    /// The largest inputs by default on a device of this class.
-    pub fn envelope_for(device: &dyn Device) -> Envelope {
-        match device.is_host_memory() {
+    /// The largest inputs by default on a GPU, or where host memory stands in for one.
+    pub fn envelope_for(is_host: bool) -> Envelope {
+        match is_host {
             true => Envelope::default(),
             false => Envelope::gpu(),
         }

@@ -2,21 +2,23 @@
 
 use std::sync::Arc;
 
-use bursar_budgets::{Class, Gate, Owner, Priority, Request, Segment};
+use bursar_budgets::{Bytes, Class, Gate, Owner, Priority, Request, Segment};
 use bursar_kernels::{OpenError, Target};
 use bursar_model::{
     Model,
     checkpoint::{Checkpoint, CheckpointSource},
+    processor::ImageProcessor,
 };
 
 use super::{
-    EngineArguments, Kit, LoadOptions, Processor, Progress, Records, StartError, Status, fetch::fetch, records::Sought,
+    EngineArguments, Kit, LoadOptions, Lowered, Processor, Progress, ProgressSink, Records, StartError, Status,
+    fetch::fetch, records::Sought,
 };
 use crate::{
     budget::LeaseError,
     event::Event,
     metric,
-    profile::{ATTEMPTS_MAX, KvRoom, Needs, Phase, ProfileError, Refusal},
+    profile::{ATTEMPTS_MAX, Needs, Notice, Phase, Place, ProfileError, Question, Refusal},
     tree::{self, Role},
 };
 
@@ -28,6 +30,7 @@ pub struct Outlook {
     pub(super) needs: Option<Arc<Needs>>,
     /// The model without weights, to plan again with other limits.
     pub(super) unloaded: Arc<Model>,
+    pub(super) pictures: Option<Arc<ImageProcessor>>,
     pub(super) target: Target,
     /// Blocks of keys and values that there is room for.
     pub(super) expected_blocks: usize,
@@ -181,35 +184,33 @@ impl EngineArguments {
     ) -> Result<(Arc<Checkpoint>, Outlook), StartError> {
         let options = self.options.clone();
         let (name, target, page) = (self.label.to_string(), processor.target(), self.device.page());
-        let available = self.budget.available().await?;
+        // Looks at what other processes hold.
+        self.budget.available().await?;
         let is_loaded = self.shelf.model().is_some();
         let ledger = self.budget.snapshot_as(tree::LEDGER_FOR_ENGINE).await?;
         let is_host = self.device.is_host_memory();
-        let (search, processor) = (self.search(&ledger), processor.clone());
+        let (search, processor, progress) = (self.search(&ledger), processor.clone(), self.progress.clone());
         off_actor(move || {
             let model = Model::plan(&checkpoint, &target)?;
-            let kit = Kit::new(name, &checkpoint, model.config().clone(), &options)?;
-            let needs = Needs::plan(&model, target, &kit.envelope, page)?;
-            // Weights that are there already have been weighed.
-            if !is_loaded {
-                needs.fits(&model, target, &kit.envelope, available)?;
-            }
-            let claimed = needs.memory_plan().total();
-            let to_claim = if is_loaded { claimed.saturating_sub(needs.weights) } else { claimed };
-            let room = KvRoom {
-                total: ledger.total,
-                beside: (ledger.overhead + ledger.granted + to_claim).saturating_sub(needs.probe()),
-                available: available.saturating_sub(to_claim),
-                probe: needs.probe(),
-                is_host,
+            let pictures = checkpoint.image_processor.clone();
+            // Weights that are there already have been weighed, and are this model's.
+            let leased = if is_loaded { model.weight_bytes().round_up(page) } else { Bytes::ZERO };
+            let place = Place::of_ledger(&ledger, leased, page, is_host);
+            let question = Question { model: &model, pictures: pictures.as_ref(), target, options: &options, place };
+            let (inputs, needs) = question.needs()?;
+            let expected_blocks = match question.settled(&inputs, &needs) {
+                // What has become short since, attempts are told.
+                Err(unfit) if !is_loaded => return Err(unfit.into()),
+                settled => settled.unwrap_or(needs.probe_blocks),
             };
-            let expected_blocks =
-                options.kv().sizing(&room, needs.kv_shape, page).blocks(needs.kv_shape, page).max(needs.probe_blocks);
+            notice(&inputs, &progress);
+            let kit = Kit::new(name, &checkpoint, model.config().clone(), &options, inputs);
             let sought =
                 Sought { checkpoint: &checkpoint, envelope: &kit.envelope, processor: &processor, needs: &needs };
             let records = search.map(|search| search.look_up(&sought)).transpose()?;
             let (kit, needs, unloaded) = (Arc::new(kit), Some(Arc::new(needs)), Arc::new(model));
-            Ok((Arc::new(checkpoint), Outlook { kit, needs, unloaded, target, expected_blocks, records }))
+            let pictures = pictures.map(Arc::new);
+            Ok((Arc::new(checkpoint), Outlook { kit, needs, unloaded, pictures, target, expected_blocks, records }))
         })
         .await
     }
@@ -247,6 +248,13 @@ impl EngineArguments {
         })
         .await
     }
+}
+
+/// Tells whoever watches the start what was done to its inputs unasked.
+fn notice(Lowered { envelope, pictures, own_pixels }: &Lowered, progress: &ProgressSink) {
+    let Some((pictures, from)) = pictures.as_ref().zip(*own_pixels) else { return };
+    let (to, context_tokens) = (pictures.config().pixel_bounds.max, envelope.context_tokens);
+    progress(Progress::Notice(Notice::PicturesLowered { from, to, context_tokens }));
 }
 
 /// Runs blocking work on a thread of its own.

@@ -9,5 +9,5 @@ mod resolve;
 mod table;
 
 pub use error::KnobError;
-pub use resolve::Names;
+pub use resolve::{Names, Setting};
 pub use table::{Alias, Kind, Knob, Knobs, NESTED, Nested, Peer, TABLE};

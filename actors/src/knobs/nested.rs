@@ -5,38 +5,55 @@ use serde_json::{Map, Value};
 use super::{Knobs, NESTED, error::KnobError, error::told, product::with_products_multiplied};
 
 /// A setting, by the name that an error shows.
-type Setting = (String, &'static str, Value);
+type Inner = (String, &'static str, Value);
 
-/// The settings that a nested name comes to: each with its full name, the knob's name, and the value; none if the name is
-/// not nested. A text is read as JSON, in
-/// which a product such as `1920*1080` may stand for a number.
+pub(super) fn is_nested(name: &str) -> bool {
+    NESTED.iter().any(|nested| nested.name == name)
+}
+
+/// The settings that a nested name comes to: each with its full name, the knob's name, and the value.
 ///
 /// # Errors
 /// What is in it is nobody's.
-pub(super) fn settings(name: &str, value: &Value) -> Option<Result<Vec<Setting>, KnobError>> {
-    NESTED.iter().any(|nested| nested.name == name).then(|| {
-        let object = object(name, value)?;
-        let mut settings = Vec::new();
-        for (inner, value) in &object {
-            let full = format!("{name}.{inner}");
-            match (name, inner.as_str()) {
-                ("mm_processor_kwargs", "max_pixels") => settings.push((full, "picture_pixels", value.clone())),
-                ("mm_processor_kwargs", "min_pixels") => settings.push((full, "picture_pixels_min", value.clone())),
-                ("mm_processor_kwargs", "size") => settings.extend(edges(&full, value)?),
-                ("limit_mm_per_prompt", "image") => settings.push((full, "pictures", count(value))),
-                ("limit_mm_per_prompt", "video") => settings.push(frames(full, value)?),
-                ("limit_mm_per_prompt", _) if count(value) == 0 => {}
-                ("limit_mm_per_prompt", what) => {
-                    return Err(KnobError::Modality { value: told(&count(value)), what: what.to_owned(), name: full });
-                }
-                _ => return Err(KnobError::unknown(&full)),
+pub(super) fn settings(name: &str, object: &Map<String, Value>) -> Result<Vec<Inner>, KnobError> {
+    let mut settings = Vec::new();
+    for (inner, value) in object {
+        let full = format!("{name}.{inner}");
+        match (name, inner.as_str()) {
+            ("mm_processor_kwargs", "max_pixels") => settings.push((full, "picture_pixels", value.clone())),
+            ("mm_processor_kwargs", "min_pixels") => settings.push((full, "picture_pixels_min", value.clone())),
+            ("mm_processor_kwargs", "size") => settings.extend(edges(&full, value)?),
+            ("limit_mm_per_prompt", "image") => settings.push((full, "pictures", count(value))),
+            ("limit_mm_per_prompt", "video") => settings.push(frames(full, value)?),
+            ("limit_mm_per_prompt", _) if count(value) == 0 => {}
+            ("limit_mm_per_prompt", what) => {
+                return Err(KnobError::Modality { value: told(&count(value)), what: what.to_owned(), name: full });
             }
+            _ => return Err(KnobError::unknown(&full)),
         }
-        Ok(settings)
-    })
+    }
+    Ok(settings)
 }
 
-fn object(name: &str, value: &Value) -> Result<Map<String, Value>, KnobError> {
+/// Puts `value` where these keys lead, beside all else that is there.
+pub(super) fn replace<'k>(object: &mut Value, keys: impl Iterator<Item = &'k str>, value: Value) {
+    let place = keys.fold(object, |object, key| {
+        if let Value::String(text) = object {
+            *object = serde_json::from_str(text).unwrap_or_default();
+        }
+        &mut object[key]
+    });
+    match place.get_mut("count") {
+        Some(count) => *count = value,
+        None => *place = value,
+    }
+}
+
+/// The object that a value is, or that a text says.
+///
+/// # Errors
+/// It is none.
+pub(super) fn object(name: &str, value: &Value) -> Result<Map<String, Value>, KnobError> {
     let read = match value {
         Value::String(text) => serde_json::from_str(text)
             .or_else(|_| serde_json::from_str(&with_products_multiplied(text)))
@@ -54,7 +71,7 @@ fn count(value: &Value) -> Value {
     value.get("count").unwrap_or(value).clone()
 }
 
-fn edges(name: &str, value: &Value) -> Result<Vec<Setting>, KnobError> {
+fn edges(name: &str, value: &Value) -> Result<Vec<Inner>, KnobError> {
     let knobs = [("longest_edge", "picture_pixels"), ("shortest_edge", "picture_pixels_min")];
     let object = object(name, value)?;
     let setting = |(inner, value): (&String, &Value)| {
@@ -68,7 +85,7 @@ fn edges(name: &str, value: &Value) -> Result<Vec<Setting>, KnobError> {
 }
 
 /// Frames of all videos together.
-fn frames(name: String, value: &Value) -> Result<Setting, KnobError> {
+fn frames(name: String, value: &Value) -> Result<Inner, KnobError> {
     let number = |value: &Value| value.as_u64();
     let wrong = || KnobError::value(&name, value, "0, or an object of count and num_frames");
     let videos = number(&count(value)).ok_or_else(wrong)?;

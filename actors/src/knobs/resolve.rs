@@ -9,13 +9,45 @@ use crate::engine::{Limits, LoadOptions};
 
 /// By which names knobs were set: whoever says another value of one says it by the name that stands there already.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Names(BTreeMap<&'static str, String>);
+pub struct Names(BTreeMap<&'static str, Said>);
+
+/// How a knob was set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Said {
+    /// Its name, or the path to it inside an object.
+    name: String,
+    /// That object.
+    object: Option<Value>,
+}
+
+/// A name and its value, as they are written in JSON.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Setting {
+    /// The name.
+    pub name: String,
+    /// The value: an object for a name that sets several knobs.
+    pub value: Value,
+}
 
 impl Names {
     /// The name that this knob was set by, as it was said; of one inside an object the path, such as
     /// `limit_mm_per_prompt.image`. None if nothing was said of it.
     pub fn of(&self, knob: &str) -> Option<&str> {
-        self.0.get(knob).map(String::as_str)
+        self.0.get(knob).map(|said| said.name.as_str())
+    }
+
+    /// How this knob is set to `value` in the place of what was said of it: by the same name, with the rest of its object.
+    pub fn setting(&self, knob: &str, value: Value) -> Setting {
+        match self.0.get(knob) {
+            None => Setting { name: knob.to_owned(), value },
+            Some(Said { name, object: None }) => Setting { name: name.clone(), value },
+            Some(Said { name, object: Some(object) }) => {
+                let (mut object, mut keys) = (object.clone(), name.split('.'));
+                let outer = keys.next().unwrap_or_default().to_owned();
+                nested::replace(&mut object, keys, value);
+                Setting { name: outer, value: object }
+            }
+        }
     }
 }
 
@@ -37,14 +69,16 @@ impl Knobs {
     ) -> Result<(Self, Names), KnobError> {
         let mut knobs = Knobs::default();
         let mut said: Vec<(&'static str, String, Value)> = Vec::new();
+        let mut names = Names::default();
         for (name, value) in settings {
             let name = name.into();
             // As JSON writes what is not set, and vLLM a context that follows from the model and the device.
             if value.is_null() || (name == "max_model_len" && told(&value) == "-1") {
                 continue;
             }
-            let settings = match nested::settings(&name, &value) {
-                Some(settings) => settings?,
+            let object = nested::is_nested(&name).then(|| nested::object(&name, &value)).transpose()?;
+            let settings = match &object {
+                Some(object) => nested::settings(&name, object)?,
                 None => {
                     let knob = Knob::named(&name).ok_or_else(|| KnobError::unknown(&name))?;
                     vec![(name, knob.name, value)]
@@ -62,12 +96,12 @@ impl Knobs {
                         second: name,
                     });
                 }
+                names.0.insert(knob, Said { name: name.clone(), object: object.clone().map(Value::Object) });
                 said.push((knob, name, value));
             }
         }
         knobs.check()?;
-        let names = said.into_iter().map(|(knob, name, _)| (knob, name)).collect();
-        Ok((knobs, Names(names)))
+        Ok((knobs, names))
     }
 
     /// Whether what is set goes together.

@@ -1,62 +1,93 @@
 //! What would have helped an attempt that was refused memory.
 
-use bursar_budgets::{Bytes, Knob};
-use bursar_kernels::{BLOCK_TOKENS, Target};
-use bursar_model::{Envelope, Model};
+use bursar_budgets::Bytes;
+use bursar_kernels::BLOCK_TOKENS;
 
-use super::{Needs, shrunk, suggestions};
+use super::{Change, Place, Question, Suggestion, forecast::least_blocks, shrunk};
+use crate::{engine::LoadOptions, memory::KvMemory};
 
 /// What would have freed `missing` bytes, which an attempt with `target_tokens` of keys and values was refused: fewer of
 /// those, or a lower limit. `room` is all that the model could have by now, if that is known: where a neighbour holds so
-/// much that no keys and values are few enough, only limits are left.
+/// much that no keys and values are few enough, only limits are left. Of what there is to be had nobody can set more.
 pub(crate) fn advice(
-    model: &Model,
-    target: Target,
-    envelope: &Envelope,
-    page: Bytes,
+    question: &Question<'_>,
     target_tokens: usize,
     missing: Bytes,
     room: Option<Bytes>,
-) -> Vec<Knob> {
-    let Ok(needs) = Needs::plan(model, target, envelope, page) else { return Vec::new() };
+) -> Vec<Suggestion> {
+    let Ok((inputs, needs)) = question.needs() else { return Vec::new() };
+    let (kv, page) = (question.options.kv(), question.place.page);
+    let least = needs.memory_plan_with(least_blocks(&needs, &kv, page)).total();
+    let available = least.saturating_sub(missing).min(room.unwrap_or(Bytes(u64::MAX)));
+    // A share that was said was of what there was: by now the least will do.
+    let options = LoadOptions { memory_fraction: Some(1.0), device_fraction: None, ..question.options.clone() };
+    let place = Place { is_host: question.place.is_host, ..Place::of_available(available, page) };
+    let scarce = Question { options: &options, place, ..*question };
+    let limits = scarce.reductions(&inputs, &needs);
+    if kv.is_pinned() {
+        return limits;
+    }
     // Whole blocks, and five per cent less at least: what was refused may be the least of what will be asked for.
     let blocks = target_tokens / BLOCK_TOKENS;
     let block = needs.kv_shape.block_bytes() * needs.kv_shape.layers as u64;
     let by_bytes = blocks.saturating_sub(missing.0.div_ceil(block.0.max(1)) as usize);
-    let tokens = shrunk(blocks, 1).min(by_bytes) * BLOCK_TOKENS;
-    let least = needs.memory_plan().total();
-    let fits = room.is_none_or(|room| room >= least);
-    let kv = match fits && tokens >= envelope.context_tokens {
-        true => Knob::new("kv_tokens", target_tokens, tokens),
-        false => Knob::hopeless("kv_tokens", target_tokens),
-    };
-    // Of what there is to be had nobody can set more.
-    let available = least.saturating_sub(missing);
-    let available = room.map_or(available, |room| room.min(available));
-    let limits = suggestions(model, target, envelope, page, available).into_iter().skip(1);
+    let by_room = room.map_or(usize::MAX, |room| match (room + needs.probe()).checked_sub(least) {
+        Some(left) if left >= needs.probe() => KvMemory::blocks_in(needs.kv_shape, left, page),
+        _ => 0,
+    });
+    let tokens = shrunk(blocks, 1).min(by_bytes).min(by_room) * BLOCK_TOKENS;
+    let to = (tokens >= inputs.envelope.context_tokens).then_some(Change::Count(tokens as u64));
+    let names = &question.options.names;
+    let frees = block * (blocks - (tokens / BLOCK_TOKENS).min(blocks)) as u64;
+    let kv = Suggestion::new(names, "kv_tokens", Change::Count(target_tokens as u64), to, frees);
     std::iter::once(kv).chain(limits).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use bursar_model::{checkpoint::Checkpoint, demo};
+    use bursar_kernels::Target;
+    use bursar_model::{Model, checkpoint::Checkpoint, demo};
 
     use super::*;
 
     #[test]
     fn fewer_keys_and_values_help_unless_a_neighbour_leaves_too_little_for_the_least() {
-        let (target, envelope, page) = (Target::Cpu { threads: 2 }, Envelope::small(), Bytes::mib(2));
+        let (target, page) = (Target::Cpu { threads: 2 }, Bytes::mib(2));
         let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it opens");
         let model = Model::plan(&checkpoint, &target).expect("it is whole");
-        let least = Needs::plan(&model, target, &envelope, page).expect("it can be planned").memory_plan().total();
-        let asked = |room| advice(&model, target, &envelope, page, 1 << 20, Bytes::mib(4), room);
-        let kv = |knobs: Vec<Knob>| knobs.into_iter().find(|knob| knob.name == "kv_tokens").expect("it is named");
+        let place = Place { is_host: true, ..Place::of_available(Bytes::ZERO, page) };
+        let pictures = checkpoint.image_processor.as_ref();
+        let asked = |options: &LoadOptions, room| {
+            let question = Question { model: &model, pictures, target, options, place };
+            let least = question.needs().expect("it can be planned").1.memory_plan().total();
+            (advice(&question, 1 << 20, Bytes::mib(4), room), least)
+        };
+        let kv = |knobs: &[Suggestion]| {
+            let kv = knobs.iter().find(|knob| knob.knob.starts_with("kv_")).expect("it is named");
+            kv.to
+        };
+        let sized = LoadOptions::small();
+        let (_, least) = asked(&sized, None);
         for room in [None, Some(least), Some(least * 8)] {
-            assert!(kv(asked(room)).would_fit.is_some(), "{room:?}");
+            assert!(kv(&asked(&sized, room).0).is_some(), "{room:?}");
         }
         // No limits are low enough either: the weights alone are more.
-        let knobs = asked(Some(Bytes::mib(4)));
-        assert!(knobs.len() > 1 && knobs.iter().all(|knob| knob.would_fit.is_none()), "{knobs:?}");
-        assert!(kv(asked(Some(least - page))).would_fit.is_none());
+        let (knobs, _) = asked(&sized, Some(Bytes::mib(4)));
+        assert!(knobs.len() > 1 && knobs.iter().all(|knob| knob.to.is_none()), "{knobs:?}");
+        assert!(kv(&asked(&sized, Some(least - page)).0).is_none());
+        // A size that was fixed is told in what it was fixed in, and fits the room.
+        for (pinned, name) in [
+            (LoadOptions { kv_tokens: Some(1 << 20), ..sized.clone() }, "kv_tokens"),
+            (LoadOptions { kv_bytes: Some(Bytes::gib(2)), ..sized.clone() }, "kv_bytes"),
+        ] {
+            let room = least + Bytes::mib(64);
+            let (knobs, _) = asked(&pinned, Some(room));
+            let named = knobs.iter().find(|knob| knob.knob == name).expect("it is named");
+            let changed = named.over(&pinned).expect("it has a value");
+            let place = Place { total: room, ..place };
+            let question = Question { model: &model, pictures, target, options: &changed, place };
+            let (inputs, needs) = question.needs().expect("it can be planned");
+            question.settled(&inputs, &needs).unwrap_or_else(|unfit| panic!("{name}: {unfit}"));
+        }
     }
 }

@@ -4,7 +4,7 @@ use bursar_budgets::{Bytes, Class, DeviceError, Hint};
 use bursar_kernels::OpenError;
 use thiserror::Error;
 
-use super::{Difference, Evidence, Phase, attempt::CAPTURING};
+use super::{Difference, Evidence, Phase, attempt::CAPTURING, suggestion::CONTEXT_TOKENS_LEAST};
 use crate::{budget::LeaseError, graph::CaptureError, lane::LaneError, reply::AskError};
 
 /// Why an attempt failed, with its evidence.
@@ -103,8 +103,12 @@ impl ProfileError {
             ProfileError::Device { source, .. } => source.hint().unwrap_or_else(smaller),
             ProfileError::PlanDiffers { .. } => "this is a bug in Bursar; please report it".to_owned(),
             ProfileError::TooSmall { tokens, .. } => {
+                let shorter = match *tokens >= CONTEXT_TOKENS_LEAST {
+                    true => format!("lower context_tokens to {tokens}, or "),
+                    false => String::new(),
+                };
                 format!(
-                    "lower context_tokens to {tokens}, or set a larger memory_fraction (1 is all that is left) or kv_tokens, or raise the capacity"
+                    "{shorter}set a larger memory_fraction (1 is all that is left) or kv_tokens, or raise the capacity"
                 )
             }
             ProfileError::WrittenDiffers(_) => "remove the profile that was written down".to_owned(),

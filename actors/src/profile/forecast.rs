@@ -1,120 +1,95 @@
 //! What a start will come to on a device, and what would make it possible: by plan, without a device. Pure.
 
 use bursar_budgets::{Bytes, Class, MemoryPlan};
-use bursar_kernels::{BLOCK_TOKENS, KernelError, Target};
-use bursar_model::{Envelope, Model};
+use bursar_kernels::{BLOCK_TOKENS, Target};
+use bursar_model::{Envelope, Model, processor::ImageProcessor};
 
-use super::{KvChoice, KvRoom, Needs, Suggestion, suggestion};
-use crate::memory::KvMemory;
-
-/// A device as a model finds it: its memory, and what of that is somebody's already.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// The device's memory.
-    pub total: Bytes,
-    /// What our process uses outside leases.
-    pub overhead: Bytes,
-    /// What others hold: other processes, and other leases of this one.
-    pub foreign: Bytes,
-    /// What is kept free of use; none for what a runtime keeps by default.
-    pub canary: Option<Bytes>,
-    /// The page that memory is taken in.
-    pub page: Bytes,
-    /// Whether host memory stands in for a GPU.
-    pub is_host: bool,
-}
-
-impl Place {
-    /// Nothing but so many bytes to be had.
-    pub fn of_available(available: Bytes, page: Bytes) -> Self {
-        let nothing = Bytes::ZERO;
-        Place { total: available, overhead: nothing, foreign: nothing, canary: Some(nothing), page, is_host: false }
-    }
-
-    /// What is kept free of use.
-    pub fn canary(&self) -> Bytes {
-        self.canary.unwrap_or_else(|| default_canary(self.total))
-    }
-
-    /// What leases can be had of.
-    pub fn available(&self) -> Bytes {
-        let taken = self.overhead.saturating_add(self.foreign).saturating_add(self.canary());
-        self.total.saturating_sub(taken)
-    }
-}
-
-/// What a runtime keeps free of a device of so many bytes where nobody has said anything: 256 MiB, or a sixteenth.
-pub fn default_canary(total: Bytes) -> Bytes {
-    Bytes::mib(256).min(Bytes(total.0 / 16))
-}
+use super::{KvChoice, KvRoom, Lack, Needs, Place, Unfit};
+use crate::{
+    engine::{LoadOptions, Lowered, Own, StartError},
+    memory::KvMemory,
+};
 
 /// All that a start follows from.
 #[derive(Clone, Copy)]
 pub struct Question<'q> {
     /// The model, planned or loaded.
     pub model: &'q Model,
+    /// How its pictures are resized; none if it takes none.
+    pub pictures: Option<&'q ImageProcessor>,
     /// What it would be computed with.
     pub target: Target,
-    /// The largest inputs that may reach the device, lowered to the model's own already.
-    pub envelope: &'q Envelope,
-    /// What is said of the size of keys and values.
-    pub kv: KvChoice,
+    /// What it would be loaded with.
+    pub options: &'q LoadOptions,
     /// Where.
     pub place: Place,
-    /// What other limits fall back to when the one they were raised for is lowered.
-    pub unsaid: Unsaid,
 }
 
-/// Limits that nobody has said, as they are expected of a device: what is said of others raises them
-/// ([`Limits::over`](crate::engine::Limits::over)). Those that were said, or of which nothing is known, have none.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Unsaid {
-    /// Tokens in a step, raised to the sequences.
-    pub step_tokens: Option<usize>,
-    /// Patches in a launch, raised to those of a picture.
-    pub launch_patches: Option<usize>,
+impl<'q> Question<'q> {
+    /// What bounds the model's inputs before anything is said.
+    pub fn own(&self) -> Own<'q> {
+        Own { family: self.model.config(), pictures: self.pictures, is_host: self.place.is_host }
+    }
+
+    /// The largest inputs, and what the model needs for them.
+    ///
+    /// # Errors
+    /// As [`LoadOptions::lowered`]; [`StartError::Plan`].
+    pub fn needs(&self) -> Result<(Lowered, Needs), StartError> {
+        let inputs = self.options.lowered(&self.own())?;
+        let needs = Needs::plan(self.model, self.target, &inputs.envelope, self.place.page)?;
+        Ok((inputs, needs))
+    }
+
+    /// The blocks of keys and values that a start of `needs` settles on.
+    ///
+    /// # Errors
+    /// Why it will not be READY, with what would help: that takes some hundred plans.
+    pub fn settled(&self, inputs: &Lowered, needs: &Needs) -> Result<usize, Box<Unfit>> {
+        let settled = settle(needs, &inputs.envelope, &self.options.kv(), &self.place);
+        settled.map_err(|lack| Box::new(Unfit { lack, suggestions: self.suggestions(inputs, needs) }))
+    }
 }
 
 /// What a start will come to.
 #[derive(Clone, Debug)]
 pub struct Forecast {
-    /// Whether it will be READY, if nobody takes memory meanwhile.
-    pub fits: bool,
+    /// The largest inputs, as the model lowers them.
+    pub inputs: Lowered,
     /// Tokens of keys and values at READY; none if it does not fit.
     pub kv_tokens: usize,
-    /// One line a claimant. Where it fits keys and values have the size that they settle on, else that of the probe, which
-    /// is the least that a start can do with.
+    /// One line a claimant. Where it fits keys and values have the size that they settle on, else the least that a start
+    /// can do with, or what was fixed.
     pub plan: MemoryPlan,
     /// What of the device can be leased.
     pub available: Bytes,
     /// What no claimant has, the canary apart; nothing if it does not fit.
     pub free: Bytes,
-    /// How much is missing, if it does not fit and the plan is larger than what is available. A plan that is not may still
-    /// leave keys and values less than one sequence may have.
-    pub short_by: Bytes,
-    /// Each knob with the value that alone would make it fit; those that cannot have none. Nothing if it fits.
-    pub suggestions: Vec<Suggestion>,
+    /// Why it will not be READY, even if nobody takes memory meanwhile; none if it will.
+    pub unfit: Option<Box<Unfit>>,
 }
 
 impl Forecast {
     /// Works it out. Where it does not fit that takes some hundred plans.
     ///
     /// # Errors
-    /// A shape that does not go together.
-    pub fn of(question: &Question<'_>) -> Result<Self, KernelError> {
-        let needs = Needs::plan(question.model, question.target, question.envelope, question.place.page)?;
-        let (mut plan, available) = (needs.memory_plan(), question.place.available());
-        let settled = settle(&needs, question.envelope, &question.kv, &question.place);
-        let fits = settled.is_ok();
-        let (mut kv_tokens, mut free) = (0, Bytes::ZERO);
-        if let Ok(blocks) = settled {
-            kv_tokens = blocks * BLOCK_TOKENS;
-            plan = needs.memory_plan_with(blocks);
-            free = available.saturating_sub(plan.total());
-        }
-        let suggestions = if fits { Vec::new() } else { suggestion::of(question, &needs) };
-        let short_by = if fits { Bytes::ZERO } else { plan.total().saturating_sub(available) };
-        Ok(Forecast { fits, kv_tokens, plan, available, free, short_by, suggestions })
+    /// Limits that contradict each other; a shape that does not go together.
+    pub fn of(question: &Question<'_>) -> Result<Self, StartError> {
+        let ((inputs, needs), available) = (question.needs()?, question.place.available());
+        let forecast = |blocks, kv_tokens, unfit: Option<Box<Unfit>>| {
+            let plan = needs.memory_plan_with(blocks);
+            let free = if unfit.is_some() { Bytes::ZERO } else { available.saturating_sub(plan.total()) };
+            Forecast { inputs: inputs.clone(), kv_tokens, plan, available, free, unfit }
+        };
+        Ok(match question.settled(&inputs, &needs) {
+            Ok(blocks) => forecast(blocks, blocks * BLOCK_TOKENS, None),
+            Err(unfit) => forecast(least_blocks(&needs, &question.options.kv(), question.place.page), 0, Some(unfit)),
+        })
+    }
+
+    /// Whether it will be READY, if nobody takes memory meanwhile.
+    pub fn fits(&self) -> bool {
+        self.unfit.is_none()
     }
 
     /// Sequences that run at once where each has so many tokens, prompt and reply together: as many as keys and values
@@ -129,30 +104,29 @@ impl Forecast {
     }
 }
 
-/// Why a start will not come to READY.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unfit {
-    /// More is wanted than there is, by so much.
-    Short,
-    /// Keys and values would hold less than one sequence may have.
-    TooSmall,
+/// The fewest blocks of keys and values that a start can do with: those of the probe, or of a size that was fixed.
+pub(super) fn least_blocks(needs: &Needs, kv: &KvChoice, page: Bytes) -> usize {
+    let pinned = kv.pinned_tokens(needs.kv_shape, page).unwrap_or(0);
+    pinned.div_ceil(BLOCK_TOKENS).max(needs.probe_blocks)
 }
 
 /// The blocks of keys and values that a start settles on: the same arithmetic as an attempt's.
-pub(super) fn settle(needs: &Needs, envelope: &Envelope, kv: &KvChoice, place: &Place) -> Result<usize, Unfit> {
+pub(super) fn settle(needs: &Needs, envelope: &Envelope, kv: &KvChoice, place: &Place) -> Result<usize, Lack> {
     let (shape, page, available) = (needs.kv_shape, place.page, place.available());
-    let claimed = needs.memory_plan().total();
-    let left = available.checked_sub(claimed).ok_or(Unfit::Short)?;
-    let probe = needs.probe();
+    let needed = needs.memory_plan_with(least_blocks(needs, kv, page)).total();
+    if let Some(short_by) = needed.checked_sub(available).filter(|short_by| !short_by.is_zero()) {
+        return Err(Lack::Memory { needed, available, short_by });
+    }
+    let (claimed, probe) = (needs.memory_plan().total(), needs.probe());
     let beside = place.overhead.saturating_add(claimed).saturating_sub(probe);
+    let left = available.saturating_sub(claimed);
     let room = KvRoom { total: place.total, beside, available: left, probe, is_host: place.is_host };
     let blocks = kv.sizing(&room, shape, page).blocks(shape, page);
-    if blocks * BLOCK_TOKENS < envelope.context_tokens {
-        return Err(Unfit::TooSmall);
+    let (tokens, context_tokens) = (blocks * BLOCK_TOKENS, envelope.context_tokens);
+    if tokens < context_tokens {
+        return Err(Lack::Tokens { tokens, context_tokens });
     }
     let blocks = blocks.max(needs.probe_blocks);
-    match KvMemory::bytes(shape, blocks, page) <= left + probe {
-        true => Ok(blocks),
-        false => Err(Unfit::Short),
-    }
+    debug_assert!(KvMemory::bytes(shape, blocks, page) <= left + probe, "a share is one of what is left");
+    Ok(blocks)
 }

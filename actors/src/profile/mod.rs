@@ -15,8 +15,10 @@ mod message;
 mod needs;
 mod notice;
 mod phase;
+mod place;
 mod record;
 mod suggestion;
+mod unfit;
 mod written;
 
 pub use actor::{ProfileActor, ProfileArguments};
@@ -30,11 +32,13 @@ pub use core::{ATTEMPTS, ATTEMPTS_MAX, ProfileRecord, RESERVE_MAX, SHRINK_PER_CE
 pub use error::ProfileError;
 pub use evidence::Evidence;
 pub use faults::{FaultError, Faults};
-pub use forecast::{Forecast, Place, Question, Unsaid, default_canary};
+pub use forecast::{Forecast, Question};
 pub use message::ProfileMessage;
 pub use needs::{Needs, rows_on_their_way};
 pub use notice::Notice;
 pub use phase::{Phase, UnknownPhase};
+pub use place::{Place, default_canary};
 pub use record::{Found, RecordError, RecordPlace};
-pub use suggestion::{Change, Suggestion, suggestions};
+pub use suggestion::{Change, Suggestion, TOTAL};
+pub use unfit::{Lack, Unfit};
 pub use written::{Peak, WrittenProfile};

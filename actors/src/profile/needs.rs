@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use bursar_budgets::{Bytes, Class, DoesNotFit, MemoryPlan};
+use bursar_budgets::{Bytes, Class, MemoryPlan};
 use bursar_kernels::{BLOCK_TOKENS, KernelError, KvShape, Target};
 use bursar_model::{
     Envelope, Model, RequestCost,
@@ -10,7 +10,6 @@ use bursar_model::{
     sampling::DeskShape,
 };
 
-use super::suggestion::suggestions;
 use crate::{
     graph::GraphShape,
     memory::{DeskMemory, KvMemory},
@@ -182,14 +181,6 @@ impl Needs {
         }
         plan
     }
-
-    /// Refuses what cannot fit, with the knobs that would make it fit.
-    ///
-    /// # Errors
-    /// By how much it does not fit.
-    pub fn fits(&self, model: &Model, target: Target, envelope: &Envelope, available: Bytes) -> Result<(), DoesNotFit> {
-        self.memory_plan().fits(available, || suggestions(model, target, envelope, self.page, available))
-    }
 }
 
 #[cfg(test)]
@@ -203,8 +194,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        engine::{Kit, LoadOptions},
-        profile::{Share, Sizing},
+        engine::LoadOptions,
+        profile::{Place, Question, Share, Sizing},
     };
 
     /// Of 1,024 rows a picture and launch.
@@ -256,13 +247,14 @@ mod tests {
         let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it is embedded");
         let target = Target::Cpu { threads: 1 };
         let model = Model::plan(&checkpoint, &target).expect("it is whole");
-        let options = LoadOptions { envelope: Some(Envelope::gpu()), ..LoadOptions::default() };
-        let kit = Kit::new("demo".to_owned(), &checkpoint, model.config().clone(), &options).expect("its limits agree");
-        let limits = &kit.envelope;
+        let (options, pictures) = (LoadOptions::default(), checkpoint.image_processor.as_ref());
+        let place = Place::of_available(Bytes::gib(8), Bytes::mib(2));
+        let question = Question { model: &model, pictures, target, options: &options, place };
+        let (inputs, needs) = question.needs().expect("its corners go together");
+        let limits = &inputs.envelope;
         assert_eq!((limits.sequences, limits.step_tokens), (256, 8448));
-        assert!(limits.context_tokens <= 8192 && limits.picture_patches <= 32_768, "the model's own lower it");
-        let needs = Needs::plan(&model, target, limits, Bytes::mib(2)).expect("its corners go together");
-        needs.fits(&model, target, limits, Bytes::gib(8)).expect("a small model fits a small card");
+        assert!(limits.context_tokens <= 8192 && limits.picture_patches <= 24_576, "the model's own lower it");
+        question.settled(&inputs, &needs).expect("a small model fits a small card");
         assert!(needs.probe_blocks * BLOCK_TOKENS >= limits.step_tokens, "the probe holds a whole step");
     }
 

@@ -2,21 +2,27 @@
 
 use std::fmt;
 
-use bursar_budgets::{Bytes, Knob};
-use bursar_kernels::{BLOCK_TOKENS, Target};
-use bursar_model::{Envelope, Model};
+use bursar_budgets::Bytes;
+use bursar_kernels::BLOCK_TOKENS;
+use bursar_model::Envelope;
+use serde::Serialize;
 
 use super::{
-    KvChoice, Needs, Place, Question, Unsaid,
-    forecast::{self, Unfit},
+    KvChoice, Needs, Place, Question,
+    forecast::{least_blocks, settle},
 };
-use crate::memory::KvMemory;
+use crate::{
+    engine::{LoadOptions, Lowered},
+    knobs::{Names, Setting},
+    memory::KvMemory,
+};
 
 /// What a knob would be set to.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
 pub enum Change {
     /// A number of whatever the knob counts.
-    Count(usize),
+    Count(u64),
     /// A size.
     Size(Bytes),
     /// A share, in whole thousandths where it is suggested.
@@ -28,6 +34,7 @@ impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Change::Count(count) => write!(f, "{count}"),
+            Change::Size(bytes) if bytes.is_multiple_of(Bytes::mib(1)) => write!(f, "{}MiB", bytes.0 / Bytes::mib(1).0),
             Change::Size(bytes) => write!(f, "{}", bytes.0),
             Change::Share(share) => write!(f, "{share}"),
         }
@@ -37,238 +44,243 @@ impl fmt::Display for Change {
 /// One knob, and the value that alone would make a plan fit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Suggestion {
-    /// Its name, as it is set.
+    /// Our name of it. [`TOTAL`] is no knob of a model but the device's memory.
     pub knob: &'static str,
+    /// The name that the user has set it by; ours where nothing was said of it.
+    pub name: String,
     /// Its value now, as the model and its processor have lowered it.
     pub from: Change,
     /// The value nearest to that with which, everything else as it is, the plan fits; none if there is no such value.
     pub to: Option<Change>,
+    /// What to set for that, in the place of what is set by that name now; none where there is no value, and for the device.
+    pub setting: Option<Setting>,
     /// The bytes that this makes room for: what claimants need less, or what there is more. Nothing where a share was
     /// too small and not the room.
     pub frees: Bytes,
 }
 
-impl From<&Suggestion> for Knob {
-    fn from(suggestion: &Suggestion) -> Knob {
-        let shown = |change: Change| match change {
-            Change::Size(bytes) => bytes.to_string(),
-            change => change.to_string(),
-        };
-        match suggestion.to {
-            Some(to) => Knob::new(suggestion.knob, shown(suggestion.from), shown(to)),
-            None => Knob::hopeless(suggestion.knob, shown(suggestion.from)),
-        }
+/// The device's memory among suggestions.
+pub const TOTAL: &str = "total";
+
+impl Suggestion {
+    pub(super) fn new(names: &Names, knob: &'static str, from: Change, to: Option<Change>, frees: Bytes) -> Self {
+        let name = names.of(knob).unwrap_or(knob).to_owned();
+        let setting = to.filter(|_| knob != TOTAL).map(|to| {
+            let value = serde_json::to_value(to).expect("a number");
+            names.setting(knob, value)
+        });
+        Suggestion { knob, name, from, to, setting, frees: if to.is_some() { frees } else { Bytes::ZERO } }
+    }
+
+    /// `options` with this knob at the value that would fit; none where there is no such value, and for what is not the
+    /// model's: the device's memory and the canary.
+    pub fn over(&self, options: &LoadOptions) -> Option<LoadOptions> {
+        with(options, self.knob, self.to?)
+    }
+
+    /// What they say together, in one sentence; nothing if there are none.
+    pub fn advice(all: &[Suggestion]) -> Option<String> {
+        let helpful = all.iter().filter_map(|suggestion| match (suggestion.knob, suggestion.to?) {
+            (TOTAL, _) => Some(format!("{} more of free device memory would fit", suggestion.frees)),
+            (_, to) => Some(format!("{} {to} instead of {} would fit", suggestion.name, suggestion.from)),
+        });
+        let hopeless = all.iter().filter(|suggestion| suggestion.to.is_none()).map(|suggestion| &*suggestion.name);
+        let hopeless = hopeless.collect::<Vec<_>>().join(", ");
+        let hopeless = (!hopeless.is_empty()).then(|| format!("no value of these alone would: {hopeless}"));
+        let advice = helpful.chain(hopeless).collect::<Vec<_>>().join("; ");
+        Some(advice).filter(|advice| !advice.is_empty())
     }
 }
 
-/// The capacity that would do, and each limit with the largest value that alone would do, where `available` bytes are to be
-/// had and keys and values are content with the least; nothing if it fits. For an error of somebody who has no more to go
-/// by: whoever knows what its user has said of keys and values asks [`Question::knobs`], and whoever knows the device
-/// [`Forecast`](super::Forecast).
-pub fn suggestions(model: &Model, target: Target, envelope: &Envelope, page: Bytes, available: Bytes) -> Vec<Knob> {
-    let place = Place::of_available(available, page);
-    Question { model, target, envelope, kv: KvChoice::default(), place, unsaid: Unsaid::default() }.knobs()
-}
-
-impl Question<'_> {
-    /// The capacity that would do, and each knob that a model is loaded with, the size of keys and values and their share
-    /// among them where they are said, with the value nearest to its own that alone would do. Nothing if it fits.
-    pub fn knobs(&self) -> Vec<Knob> {
-        let Ok(needs) = Needs::plan(self.model, self.target, self.envelope, self.place.page) else {
-            return Vec::new();
-        };
-        if self.settles(&needs, self.envelope, &self.kv, &self.place).is_ok() {
-            return Vec::new();
-        }
-        let (available, total) = (self.place.available(), self.total(&needs));
-        let capacity = match total.to {
-            Some(_) => Knob::new(FREE, available, available + total.frees),
-            None => Knob::hopeless(FREE, available),
-        };
-        let own = of_model(self, &needs);
-        std::iter::once(capacity).chain(own.iter().map(Knob::from)).collect()
+/// `options` with one knob set to what it takes; none for a knob that they do not have.
+fn with(options: &LoadOptions, knob: &str, to: Change) -> Option<LoadOptions> {
+    let mut changed = options.clone();
+    let LoadOptions { limits, .. } = &mut changed;
+    let count = |value: u64| usize::try_from(value).ok();
+    match (knob, to) {
+        ("step_tokens", Change::Count(value)) => limits.step_tokens = count(value),
+        ("sequences", Change::Count(value)) => limits.sequences = count(value),
+        ("context_tokens", Change::Count(value)) => limits.context_tokens = count(value),
+        ("picture_pixels", Change::Count(value)) => limits.picture_pixels = Some(value),
+        ("picture_patches", Change::Count(value)) => limits.picture_patches = count(value),
+        ("launch_patches", Change::Count(value)) => limits.launch_patches = count(value),
+        ("pictures", Change::Count(value)) => limits.pictures = count(value),
+        ("kv_tokens", Change::Count(value)) => changed.kv_tokens = count(value),
+        ("kv_bytes", Change::Size(bytes)) => changed.kv_bytes = Some(bytes),
+        ("memory_fraction", Change::Share(share)) => changed.memory_fraction = Some(share),
+        ("device_fraction", Change::Share(share)) => changed.device_fraction = Some(share),
+        _ => return None,
     }
+    Some(changed)
 }
 
-/// What an error calls the capacity.
-const FREE: &str = "free device memory";
-
-/// Each knob for a plan of `needs` that does not fit.
-pub(super) fn of(question: &Question<'_>, needs: &Needs) -> Vec<Suggestion> {
-    let mut all = vec![question.total(needs)];
-    all.extend(question.canary(needs));
-    all.extend(of_model(question, needs));
-    all
-}
-
-/// Those that a model is loaded with.
-fn of_model(question: &Question<'_>, needs: &Needs) -> Vec<Suggestion> {
-    let limits = LIMITS.iter().map(|limit| question.limit(needs, limit));
-    limits.chain(question.fixed(needs)).chain(question.share(needs)).collect()
-}
-
-/// A limit of the envelope: its name, and where it stands.
+/// A limit of the envelope, lowered in steps of so many of what it counts.
 struct Limit {
-    name: &'static str,
-    of: fn(&mut Envelope) -> &mut usize,
+    knob: &'static str,
+    now: u64,
+    step: u64,
+    /// None is suggested below that.
+    least: u64,
 }
 
-const LIMITS: [Limit; 6] = [
-    Limit { name: "step_tokens", of: |envelope| &mut envelope.step_tokens },
-    Limit { name: "sequences", of: |envelope| &mut envelope.sequences },
-    Limit { name: "context_tokens", of: |envelope| &mut envelope.context_tokens },
-    Limit { name: "launch_patches", of: |envelope| &mut envelope.launch_patches },
-    Limit { name: "picture_patches", of: |envelope| &mut envelope.picture_patches },
-    Limit { name: "pictures", of: |envelope| &mut envelope.pictures },
-];
+/// A shorter context than a chat's template, a question and a word of a reply is of no use to anybody.
+pub(super) const CONTEXT_TOKENS_LEAST: usize = 64;
 
-impl Limit {
-    fn now(&self, envelope: &Envelope) -> usize {
-        *(self.of)(&mut envelope.clone())
-    }
-
-    fn set(&self, envelope: &Envelope, value: usize, unsaid: &Unsaid) -> Envelope {
-        let mut changed = envelope.clone();
-        *(self.of)(&mut changed) = value;
-        // What was raised for it comes down with it.
-        let lowered = |now: usize, expected: Option<usize>| expected.map_or(now, |least| now.min(least.max(value)));
-        match self.name {
-            "sequences" => changed.step_tokens = lowered(changed.step_tokens, unsaid.step_tokens),
-            "picture_patches" => changed.launch_patches = lowered(changed.launch_patches, unsaid.launch_patches),
-            _ => {}
-        }
-        changed.with_pictures_that_fit_a_launch()
-    }
-}
+/// Neither is a smaller picture: of 112 x 112 pixels where a token has 28 x 28.
+const PICTURE_TOKENS_LEAST: u64 = 16;
 
 /// The capacity is looked for in whole MiB, and below what any device has.
 const TOTAL_MIB_MOST: u64 = 1 << 30;
 
+/// As [`Share::expected_of`](super::Share::expected_of) a host device.
+const HOST_FRACTION: f64 = 0.9;
+
 impl Question<'_> {
-    /// Blocks of keys and values that a start of `needs` settles on.
-    fn settles(&self, needs: &Needs, envelope: &Envelope, kv: &KvChoice, place: &Place) -> Result<usize, Unfit> {
-        forecast::settle(needs, envelope, kv, place)
+    /// Each knob, for `needs` that do not fit.
+    pub(super) fn suggestions(&self, inputs: &Lowered, needs: &Needs) -> Vec<Suggestion> {
+        let search = Search { question: self, inputs, needs };
+        let place = std::iter::once(search.total()).chain(search.canary());
+        place.chain(search.reductions()).chain(search.share()).collect()
     }
 
-    /// What a start needs at least: its claims, and keys and values of the size that was fixed.
+    /// Those that a model is loaded with and that make it need less.
+    pub(super) fn reductions(&self, inputs: &Lowered, needs: &Needs) -> Vec<Suggestion> {
+        Search { question: self, inputs, needs }.reductions().collect()
+    }
+}
+
+struct Search<'s> {
+    question: &'s Question<'s>,
+    inputs: &'s Lowered,
+    needs: &'s Needs,
+}
+
+impl Search<'_> {
+    fn reductions(&self) -> impl Iterator<Item = Suggestion> {
+        self.limits().into_iter().map(|limit| self.limit(&limit)).chain(self.fixed())
+    }
+
+    fn suggestion(&self, knob: &'static str, from: Change, to: Option<Change>, frees: Bytes) -> Suggestion {
+        Suggestion::new(&self.question.options.names, knob, from, to, frees)
+    }
+
+    /// Whether the same inputs fit with another size of keys and values, or elsewhere.
+    fn settles(&self, kv: &KvChoice, place: &Place) -> bool {
+        settle(self.needs, &self.inputs.envelope, kv, place).is_ok()
+    }
+
+    /// What other options need, if they fit.
+    fn needs_with(&self, knob: &str, to: Change) -> Option<Needs> {
+        let options = with(self.question.options, knob, to)?;
+        let changed = Question { options: &options, ..*self.question };
+        let (inputs, needs) = changed.needs().ok()?;
+        settle(&needs, &inputs.envelope, &options.kv(), &changed.place).is_ok().then_some(needs)
+    }
+
+    /// What a start needs at least.
     fn needed(&self, needs: &Needs) -> Bytes {
-        let pinned = self.kv.pinned_tokens(needs.kv_shape, self.place.page).unwrap_or(0);
-        let blocks = pinned.div_ceil(BLOCK_TOKENS).max(needs.probe_blocks);
+        let blocks = least_blocks(needs, &self.question.options.kv(), self.question.place.page);
         needs.memory_plan_with(blocks).total()
     }
 
-    fn total(&self, needs: &Needs) -> Suggestion {
-        let place = |mib| Place { total: Bytes::mib(mib), ..self.place };
-        let fits = |mib| self.settles(needs, self.envelope, &self.kv, &place(mib)).is_ok();
-        let now = self.place.total;
-        let to = least(now.0 / Bytes::mib(1).0 + 1, TOTAL_MIB_MOST, fits).map(Bytes::mib);
-        let frees = to.map_or(Bytes::ZERO, |to| to.saturating_sub(now));
-        Suggestion { knob: "total", from: Change::Size(now), to: to.map(Change::Size), frees }
+    fn total(&self) -> Suggestion {
+        let (place, kv) = (self.question.place, self.question.options.kv());
+        let fits = |mib| self.settles(&kv, &Place { total: Bytes::mib(mib), ..place });
+        let to = least(place.total.0 / Bytes::mib(1).0 + 1, TOTAL_MIB_MOST, fits).map(Bytes::mib);
+        let frees = to.map_or(Bytes::ZERO, |to| to.saturating_sub(place.total));
+        self.suggestion(TOTAL, Change::Size(place.total), to.map(Change::Size), frees)
     }
 
     /// A smaller canary, if there is one.
-    fn canary(&self, needs: &Needs) -> Option<Suggestion> {
-        let now = self.place.canary();
+    fn canary(&self) -> Option<Suggestion> {
+        let (place, kv) = (self.question.place, self.question.options.kv());
+        let now = place.canary();
         let smaller = now.0.checked_sub(1)? / Bytes::mib(1).0;
-        let place = |mib| Place { canary: Some(Bytes::mib(mib)), ..self.place };
-        let fits = |mib| self.settles(needs, self.envelope, &self.kv, &place(mib)).is_ok();
+        let fits = |mib| self.settles(&kv, &Place { canary: Some(Bytes::mib(mib)), ..place });
         let to = most(0, smaller, fits).map(Bytes::mib);
         let frees = to.map_or(Bytes::ZERO, |to| now.saturating_sub(to));
-        Some(Suggestion { knob: "canary", from: Change::Size(now), to: to.map(Change::Size), frees })
+        Some(self.suggestion("canary", Change::Size(now), to.map(Change::Size), frees))
+    }
+
+    /// Pictures are told in what the user has said of them, in pixels if that is nothing.
+    fn limits(&self) -> Vec<Limit> {
+        let Envelope { context_tokens, sequences, step_tokens, picture_patches, pictures, launch_patches, .. } =
+            self.inputs.envelope;
+        let limit = |knob, now: usize, least: usize| Limit { knob, now: now as u64, step: 1, least: least as u64 };
+        let mut limits = vec![
+            // A step has a token for each sequence.
+            limit("step_tokens", step_tokens, sequences),
+            limit("sequences", sequences, 1),
+            limit("context_tokens", context_tokens, CONTEXT_TOKENS_LEAST),
+        ];
+        let (own, said) = (self.question.own(), &self.question.options.limits);
+        let (Some(step), Some(merged)) = (own.token_pixels(), own.family.merged_patches()) else { return limits };
+        let pixels = self.inputs.pictures.as_ref().map_or(0, |pictures| pictures.config().pixel_bounds.max);
+        let tokens = said.picture_pixels_min.map_or(0, |min| min.div_ceil(step)).max(PICTURE_TOKENS_LEAST);
+        let patches = tokens as usize * merged;
+        limits.push(match said.picture_patches {
+            Some(_) => limit("picture_patches", picture_patches, patches),
+            None => Limit { knob: "picture_pixels", now: pixels, step, least: tokens * step },
+        });
+        limits.push(limit("launch_patches", launch_patches, patches));
+        limits.push(limit("pictures", pictures, 1));
+        limits
     }
 
     /// A limit, lowered.
-    fn limit(&self, needs: &Needs, limit: &Limit) -> Suggestion {
-        let now = limit.now(self.envelope);
-        let plan = |value| {
-            let envelope = limit.set(self.envelope, value, &self.unsaid);
-            envelope.check().ok()?;
-            let needs = Needs::plan(self.model, self.target, &envelope, self.place.page).ok()?;
-            Some((envelope, needs))
-        };
-        let fits = |value: u64| {
-            plan(value as usize)
-                .is_some_and(|(envelope, needs)| self.settles(&needs, &envelope, &self.kv, &self.place).is_ok())
-        };
-        // None has less than one, and a step has a token for each sequence.
-        let floor = if limit.name == "step_tokens" { self.envelope.sequences } else { limit.floor() };
-        let to = (now > floor).then(|| most(floor as u64, now as u64 - 1, fits)).flatten().map(|value| value as usize);
-        let needed = to.and_then(plan).map(|(_, needs)| self.needed(&needs));
-        let frees = needed.map_or(Bytes::ZERO, |less| self.needed(needs).saturating_sub(less));
-        Suggestion { knob: limit.name, from: Change::Count(now), to: to.map(Change::Count), frees }
+    fn limit(&self, limit: &Limit) -> Suggestion {
+        let Limit { knob, now, step, least } = *limit;
+        let plan = |steps: u64| self.needs_with(knob, Change::Count(steps * step));
+        let to = now.checked_sub(1).and_then(|below| most(least.div_ceil(step), below / step, |n| plan(n).is_some()));
+        let less = to.and_then(plan).map_or(Bytes::ZERO, |needs| self.needed(&needs));
+        let frees = self.needed(self.needs).saturating_sub(less);
+        self.suggestion(knob, Change::Count(now), to.map(|steps| Change::Count(steps * step)), frees)
     }
 
     /// A size of keys and values that was fixed: the largest below it that fits, or where it is too small for a context,
     /// the context.
-    fn fixed(&self, needs: &Needs) -> Option<Suggestion> {
-        let (shape, page) = (needs.kv_shape, self.place.page);
-        let fits = |kv: KvChoice| self.settles(needs, self.envelope, &kv, &self.place).is_ok();
-        let context = self.envelope.context_tokens.next_multiple_of(BLOCK_TOKENS);
-        let (knob, from, to, frees) = if let Some(now) = self.kv.kv_tokens {
-            let fits = |tokens: u64| fits(KvChoice { kv_tokens: Some(tokens as usize), ..self.kv });
-            let to = match now < context {
-                true => Some(context as u64).filter(|tokens| fits(*tokens)),
-                false => most(context as u64, now as u64 - 1, fits),
-            };
-            let frees = to.map_or(Bytes::ZERO, |to| {
-                let bytes = |tokens: usize| KvMemory::bytes(shape, tokens.div_ceil(BLOCK_TOKENS), page);
-                bytes(now).saturating_sub(bytes(to as usize))
-            });
-            ("kv_tokens", Change::Count(now), to.map(|to| Change::Count(to as usize)), frees)
-        } else {
-            let now = self.kv.kv_bytes?;
-            let least = KvMemory::bytes(shape, context / BLOCK_TOKENS, page);
-            let step = page * shape.layers as u64;
-            let fits = |steps: u64| fits(KvChoice { kv_bytes: Some(step * steps), ..self.kv });
-            let (first, last) = (least.0 / step.0, now.0.saturating_sub(1) / step.0);
-            let to = match now < least {
-                true => Some(first).filter(|steps| fits(*steps)),
-                false => most(first, last, fits),
-            };
-            let to = to.map(|steps| step * steps);
-            let frees = to.map_or(Bytes::ZERO, |to| now.saturating_sub(to));
-            ("kv_bytes", Change::Size(now), to.map(Change::Size), frees)
+    fn fixed(&self) -> Option<Suggestion> {
+        let (shape, place, kv) = (self.needs.kv_shape, self.question.place, self.question.options.kv());
+        let context = self.inputs.envelope.context_tokens.next_multiple_of(BLOCK_TOKENS) as u64;
+        let bytes = |tokens: u64| KvMemory::bytes(shape, (tokens as usize).div_ceil(BLOCK_TOKENS), place.page);
+        // One value where it is to be more, and otherwise the most that is less.
+        let nearest = |now: u64, least: u64, step: u64, fits: &dyn Fn(u64) -> bool| match now < least {
+            true => Some(least.div_ceil(step)).filter(|steps| fits(*steps)),
+            false => most(least.div_ceil(step), now.saturating_sub(1) / step, fits),
         };
-        Some(Suggestion { knob, from, to, frees })
+        if let Some(now) = kv.kv_tokens {
+            let fits = |tokens: u64| self.settles(&KvChoice { kv_tokens: Some(tokens as usize), ..kv }, &place);
+            let to = nearest(now as u64, context, 1, &fits);
+            let frees = to.map_or(Bytes::ZERO, |to| bytes(now as u64).saturating_sub(bytes(to)));
+            return Some(self.suggestion("kv_tokens", Change::Count(now as u64), to.map(Change::Count), frees));
+        }
+        let (now, step) = (kv.kv_bytes?, place.page * shape.layers as u64);
+        let fits = |steps: u64| self.settles(&KvChoice { kv_bytes: Some(step * steps), ..kv }, &place);
+        let to = nearest(now.0, bytes(context).0, step.0, &fits).map(|steps| step * steps);
+        let frees = to.map_or(Bytes::ZERO, |to| now.saturating_sub(to));
+        Some(self.suggestion("kv_bytes", Change::Size(now), to.map(Change::Size), frees))
     }
 
     /// A larger share for keys and values, where a share is what they have. A share that nobody has said is a host's.
-    fn share(&self, needs: &Needs) -> Option<Suggestion> {
-        if self.kv.pinned_tokens(needs.kv_shape, self.place.page).is_some() {
-            return None;
-        }
-        let (knob, now) = match (self.kv.device_fraction, self.kv.memory_fraction) {
+    fn share(&self) -> Option<Suggestion> {
+        let (place, kv) = (self.question.place, self.question.options.kv());
+        let (knob, now) = match (kv.device_fraction, kv.memory_fraction) {
+            _ if kv.is_pinned() => return None,
             (Some(now), _) => ("device_fraction", now),
             (None, Some(now)) => ("memory_fraction", now),
-            (None, None) if self.place.is_host => ("memory_fraction", HOST_FRACTION),
+            (None, None) if place.is_host => ("memory_fraction", HOST_FRACTION),
             (None, None) => return None,
         };
-        let with = |thousandths: u64| {
-            let share = Some(thousandths as f64 / 1000.0);
-            match self.kv.device_fraction {
-                Some(_) => KvChoice { device_fraction: share, ..self.kv },
-                None => KvChoice { memory_fraction: share, ..self.kv },
-            }
+        let share = |thousandths: u64| Some(thousandths as f64 / 1000.0);
+        let fits = |thousandths: u64| {
+            let changed = match kv.device_fraction {
+                Some(_) => KvChoice { device_fraction: share(thousandths), ..kv },
+                None => KvChoice { memory_fraction: share(thousandths), ..kv },
+            };
+            self.settles(&changed, &place)
         };
-        let fits = |thousandths| self.settles(needs, self.envelope, &with(thousandths), &self.place).is_ok();
-        let to = least((now * 1000.0) as u64 + 1, 1000, fits).map(|thousandths| thousandths as f64 / 1000.0);
-        Some(Suggestion { knob, from: Change::Share(now), to: to.map(Change::Share), frees: Bytes::ZERO })
-    }
-}
-
-/// A shorter context than a chat's template, a question and a word of a reply is of no use to anybody.
-const CONTEXT_TOKENS_LEAST: usize = 64;
-
-/// As [`Share::expected_of`](super::Share::expected_of) a host device.
-const HOST_FRACTION: f64 = 0.9;
-
-impl Limit {
-    fn floor(&self) -> usize {
-        match self.name {
-            "context_tokens" => CONTEXT_TOKENS_LEAST,
-            "launch_patches" | "picture_patches" => 4,
-            _ => 1,
-        }
+        let to = least((now * 1000.0) as u64 + 1, 1000, fits).and_then(share);
+        Some(self.suggestion(knob, Change::Share(now), to.map(Change::Share), Bytes::ZERO))
     }
 }
 

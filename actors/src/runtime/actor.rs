@@ -18,7 +18,7 @@ use crate::{
     budget::{Budget, BudgetActor, BudgetArguments, Desk, NO_MODEL, WatchOptions},
     chat::{ChatError, ModelHandle},
     credit::Credits,
-    engine::{EngineActor, EngineArguments, LoadOptions, Shelf, StartError, Status},
+    engine::{EngineActor, EngineArguments, Shelf, StartError, Status},
     event::Event,
     metric,
     reply::Reply,
@@ -148,7 +148,7 @@ impl Actor for RuntimeActor {
             }
             // There is nothing to load it on, and soon there is, or nobody to load it.
             load @ RuntimeMessage::Load { .. } if state.is_lost => drop(myself.send_after(LOSS_POLL, || load)),
-            RuntimeMessage::Load { name, source, mut options, progress, reply } => {
+            RuntimeMessage::Load { name, source, options, progress, reply } => {
                 let name = state.free_name(name);
                 state.fallen.remove(&name).iter().for_each(|fallen| fallen.show(false));
                 let (status, watched) = watch::channel(Status::Starting);
@@ -156,7 +156,6 @@ impl Actor for RuntimeActor {
                 metric::expect_model(&label);
                 let handle = ModelHandle::new(label.clone(), watched, options.requests, losses);
                 let device = state.shown.device.borrow().clone();
-                options.envelope.get_or_insert_with(|| LoadOptions::envelope_for(device.as_ref()));
                 let arguments = EngineArguments {
                     label,
                     source,

@@ -134,16 +134,3 @@ pub fn started(outcome: Result<ModelHandle, RuntimeError>) -> Result<ModelHandle
         Err(error) => panic!("{error}"),
     }
 }
-
-/// The limit that a start error calls by this name.
-pub fn limit<'e>(envelope: &'e mut Envelope, name: &str) -> &'e mut usize {
-    match name {
-        "step_tokens" => &mut envelope.step_tokens,
-        "sequences" => &mut envelope.sequences,
-        "context_tokens" => &mut envelope.context_tokens,
-        "launch_patches" => &mut envelope.launch_patches,
-        "picture_patches" => &mut envelope.picture_patches,
-        "pictures" => &mut envelope.pictures,
-        name => panic!("no limit is called {name}"),
-    }
-}

@@ -10,7 +10,7 @@ use proptest::{prelude::*, test_runner::TestRunner};
 use super::*;
 use crate::{
     chat::{Image, Video},
-    engine::LoadOptions,
+    engine::{LoadOptions, Own},
     profile::Needs,
 };
 
@@ -30,7 +30,9 @@ fn stressed(envelope: Envelope) -> Stressed {
     let target = Target::Cpu { threads: 1 };
     let model = Model::plan(&checkpoint, &target).expect("it is whole");
     let options = LoadOptions { envelope: Some(envelope), ..LoadOptions::default() };
-    let kit = Kit::new("demo".to_owned(), &checkpoint, model.config().clone(), &options).expect("its limits agree");
+    let own = Own { family: model.config(), pictures: checkpoint.image_processor.as_ref(), is_host: true };
+    let inputs = options.lowered(&own).expect("its limits agree");
+    let kit = Kit::new("demo".to_owned(), &checkpoint, model.config().clone(), &options, inputs);
     let needs = Needs::plan(&model, target, &kit.envelope, Bytes::kib(64)).expect("its corners go together");
     let mut stressed =
         Stressed { kit, tokens: 0, blocks: needs.probe_blocks, launch_patches: 0, cache_rows: needs.cache_rows };

@@ -2,7 +2,6 @@
 
 use std::{sync::Arc, time::Instant};
 
-use bursar_budgets::Knob;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 
 use super::EngineState;
@@ -15,8 +14,8 @@ use crate::{
     lane::{Job, Lane, LaneError, RefusalSink},
     metric::{self, AttemptEnd},
     profile::{
-        Attempt, AttemptReport, Course, Evidence, Faults, Outcome, Passed, Phase, ProfileActor, ProfileArguments,
-        ProfileError, ProfileRecord, Profiled, advice,
+        Attempt, AttemptReport, Course, Evidence, Faults, Outcome, Passed, Phase, Place, ProfileActor,
+        ProfileArguments, ProfileError, ProfileRecord, Profiled, Question, Suggestion, advice,
     },
     supervise::Errand,
     tree::Role,
@@ -182,17 +181,23 @@ impl EngineState {
         };
         let target_tokens = self.reports.last().map_or(0, |report| report.target_tokens);
         let (missing, page) = (evidence.missing(), self.arguments.device.page());
-        let Outlook { kit, unloaded, target, .. } = outlook;
+        let (options, is_host) = (self.arguments.options.clone(), self.arguments.device.is_host_memory());
+        let Outlook { unloaded, pictures, target, .. } = outlook;
         let (budget, model) = (self.arguments.budget.clone(), self.arguments.label.clone());
         let knobs = async move {
             let room = budget.evidence().await.ok().map(|ledger| ledger.room_of(&model));
-            let work = move || advice(&unloaded, target, &kit.envelope, page, target_tokens, missing, room);
+            let work = move || {
+                let place = Place { is_host, ..Place::of_available(room.unwrap_or_default(), page) };
+                let (model, pictures, options) = (&*unloaded, pictures.as_deref(), &options);
+                let question = Question { model, pictures, target, options, place };
+                advice(&question, target_tokens, missing, room)
+            };
             tokio::task::spawn_blocking(work).await.expect("a plan that was made can be made again")
         };
         self.advice = Some(Errand::begin(myself, knobs, |knobs| EngineMessage::Advised { error, knobs }));
     }
 
-    pub(super) fn give_up(&self, myself: &ActorRef<EngineMessage>, error: ProfileError, knobs: Vec<Knob>) {
+    pub(super) fn give_up(&self, myself: &ActorRef<EngineMessage>, error: ProfileError, knobs: Vec<Suggestion>) {
         let (attempt, attempts) = (self.attempts.number(), self.reports.clone());
         self.fail(myself, StartError::Profile { attempt, attempts, source: Box::new(error), knobs });
     }

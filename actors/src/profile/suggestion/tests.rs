@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use bursar_kernels::{CudaTarget, DType};
+use bursar_kernels::{CudaTarget, DType, Target};
 use bursar_model::{
+    Model,
     checkpoint::{Checkpoint, CheckpointSource},
     demo,
     registry::random_checkpoint,
@@ -12,21 +13,43 @@ use bursar_model::{
 use super::*;
 use crate::{
     engine::Limits,
-    profile::{Forecast, default_canary},
+    profile::{Forecast, Lack, default_canary},
 };
 
 const PAGE: Bytes = Bytes::mib(2);
 
-fn planned(source: CheckpointSource, target: Target) -> Model {
-    Model::plan(&Checkpoint::open(source).expect("it opens"), &target).expect("it is whole")
+/// A model that is planned for.
+struct Subject {
+    checkpoint: Checkpoint,
+    model: Model,
+    target: Target,
 }
 
-fn host() -> Target {
-    Target::Cpu { threads: 2 }
-}
+impl Subject {
+    fn of(source: CheckpointSource, target: Target) -> Self {
+        let checkpoint = Checkpoint::open(source).expect("it opens");
+        Subject { model: Model::plan(&checkpoint, &target).expect("it is whole"), checkpoint, target }
+    }
 
-fn h200() -> Target {
-    Target::Cuda(CudaTarget { capability: (9, 0), processors: 132, activation: DType::BF16 })
+    fn demo() -> Self {
+        Subject::of(demo::checkpoint(), Target::Cpu { threads: 2 })
+    }
+
+    fn seven() -> Self {
+        let random = random_checkpoint("qwen2.5-vl-7b", 0).expect("a known shape");
+        let gpu = CudaTarget { capability: (9, 0), processors: 132, activation: DType::BF16 };
+        Subject::of(CheckpointSource::Random(Arc::new(random)), Target::Cuda(gpu))
+    }
+
+    fn question<'q>(&'q self, options: &'q LoadOptions, place: Place) -> Question<'q> {
+        let pictures = self.checkpoint.image_processor.as_ref();
+        Question { model: &self.model, pictures, target: self.target, options, place }
+    }
+
+    fn least(&self, options: &LoadOptions) -> Bytes {
+        let (_, needs) = self.question(options, host_of(Bytes::ZERO)).needs().expect("it can be planned");
+        needs.memory_plan().total()
+    }
 }
 
 fn host_of(total: Bytes) -> Place {
@@ -34,42 +57,36 @@ fn host_of(total: Bytes) -> Place {
     Place { total, overhead: nothing, foreign: nothing, canary: None, page: PAGE, is_host: true }
 }
 
-/// The same question with one knob set.
-fn with<'q>(question: &Question<'q>, envelope: &'q mut Envelope, knob: &str, to: Change) -> Question<'q> {
-    let mut changed = *question;
-    match (knob, to) {
-        ("total", Change::Size(bytes)) => changed.place.total = bytes,
-        ("canary", Change::Size(bytes)) => changed.place.canary = Some(bytes),
-        ("kv_tokens", Change::Count(tokens)) => changed.kv.kv_tokens = Some(tokens),
-        ("kv_bytes", Change::Size(bytes)) => changed.kv.kv_bytes = Some(bytes),
-        ("memory_fraction", Change::Share(share)) => changed.kv.memory_fraction = Some(share),
-        ("device_fraction", Change::Share(share)) => changed.kv.device_fraction = Some(share),
-        (knob, Change::Count(value)) => {
-            let limit = LIMITS.iter().find(|limit| limit.name == knob).expect("a limit of the envelope");
-            *envelope = limit.set(question.envelope, value, &question.unsaid);
-            changed.envelope = envelope;
+fn card_of(total: Bytes) -> Place {
+    Place { overhead: Bytes::mib(550), is_host: false, ..host_of(total) }
+}
+
+fn fits_with(question: &Question<'_>, suggestion: &Suggestion, to: Change) -> bool {
+    let (mut place, mut options) = (question.place, question.options.clone());
+    match (suggestion.knob, to) {
+        (TOTAL, Change::Size(bytes)) => place.total = bytes,
+        ("canary", Change::Size(bytes)) => place.canary = Some(bytes),
+        _ => {
+            let changed = Suggestion { to: Some(to), ..suggestion.clone() };
+            options = changed.over(&options).expect("it is one of the model's");
         }
-        (knob, to) => panic!("{knob} {to}"),
     }
-    changed
+    Forecast::of(&Question { options: &options, place, ..*question }).is_ok_and(|forecast| forecast.fits())
 }
 
 /// Whether all is as suggested; the knobs that have a value.
 fn checked(question: &Question<'_>) -> Vec<&'static str> {
     let forecast = Forecast::of(question).expect("it can be planned");
-    assert!(!forecast.fits && forecast.kv_tokens == 0, "{}", forecast.plan);
+    let unfit = forecast.unfit.unwrap_or_else(|| panic!("it fits: {}", forecast.plan));
     let mut helpful = Vec::new();
-    for Suggestion { knob, from, to, .. } in &forecast.suggestions {
-        let Some(to) = *to else { continue };
+    for suggestion in &unfit.suggestions {
+        let Suggestion { knob, from, to: Some(to), .. } = suggestion else { continue };
         helpful.push(*knob);
-        let fits = |to: Change| {
-            let mut envelope = question.envelope.clone();
-            Forecast::of(&with(question, &mut envelope, knob, to)).expect("it can be planned").fits
-        };
-        assert!(fits(to), "{knob} {to} instead of {from} was said to fit");
+        assert!(fits_with(question, suggestion, *to), "{knob} {to} instead of {from} was said to fit");
         // One nearer to what it is now does not.
-        let nearer = match (to, *from) {
-            (Change::Count(to), Change::Count(from)) if to < from => Change::Count(to + 1),
+        let step = if *knob == "picture_pixels" { 28 * 28 } else { 1 };
+        let nearer = match (*to, *from) {
+            (Change::Count(to), Change::Count(from)) if to < from => Change::Count(to + step),
             (Change::Count(to), _) => Change::Count(to - 16),
             (Change::Share(to), _) => Change::Share(((to * 1000.0).round() - 1.0) / 1000.0),
             (Change::Size(to), Change::Size(from)) if to < from && *knob == "canary" => {
@@ -78,57 +95,63 @@ fn checked(question: &Question<'_>) -> Vec<&'static str> {
             (Change::Size(to), Change::Size(from)) if to < from => Change::Size(to + Bytes::mib(8)),
             (Change::Size(to), _) => Change::Size(to.saturating_sub(Bytes::mib(8))),
         };
-        assert!(nearer == *from || !fits(nearer), "{knob} {nearer} would have done, {to} was said");
+        let is_now = match (nearer, *from) {
+            (Change::Count(nearer), Change::Count(from)) => nearer.abs_diff(from) < step,
+            (nearer, from) => nearer == from,
+        };
+        assert!(is_now || !fits_with(question, suggestion, nearer), "{knob} {nearer} would have done, {to} was said");
     }
     helpful
 }
 
 #[test]
 fn whatever_is_suggested_fits_alone_and_nothing_nearer_does() {
-    let model = planned(demo::checkpoint(), host());
-    let envelope = Envelope::default();
-    let question = |total: Bytes, kv: KvChoice| Question {
-        model: &model,
-        target: host(),
-        envelope: &envelope,
-        kv,
-        place: host_of(total),
-        unsaid: Unsaid::default(),
-    };
-    let least = Needs::plan(&model, host(), &envelope, PAGE).expect("it can be planned").memory_plan().total();
+    let subject = Subject::demo();
+    let none = LoadOptions::default();
+    let least = subject.least(&none);
     for short in [1, 8, 16] {
         let total = least.saturating_sub(Bytes::mib(short));
-        let helpful = checked(&question(total, KvChoice::default()));
-        assert!(helpful.contains(&"total"), "{helpful:?}");
+        let helpful = checked(&subject.question(&none, host_of(total)));
+        assert!(helpful.contains(&TOTAL), "{helpful:?}");
         assert!(helpful.len() >= 2, "{short} MiB are found in several places: {helpful:?}");
     }
-    let roomy = least + default_canary(Bytes::gib(4)) + Bytes::mib(64);
-    let none = KvChoice::default();
-    let context = envelope.context_tokens;
-    for (knob, kv) in [
-        ("memory_fraction", KvChoice { memory_fraction: Some(0.004), ..none }),
-        ("device_fraction", KvChoice { device_fraction: Some(0.004), ..none }),
-        ("kv_tokens", KvChoice { kv_tokens: Some(context / 2), ..none }),
-        ("kv_tokens", KvChoice { kv_tokens: Some(1 << 24), ..none }),
-        ("kv_bytes", KvChoice { kv_bytes: Some(Bytes::mib(1)), ..none }),
-        ("kv_bytes", KvChoice { kv_bytes: Some(Bytes::gib(9)), ..none }),
+    let roomy = host_of(least + default_canary(Bytes::gib(4)) + Bytes::mib(64));
+    let given = LoadOptions { envelope: Some(Envelope::default()), ..none };
+    let context = Envelope::default().context_tokens;
+    for (knob, options) in [
+        ("memory_fraction", LoadOptions { memory_fraction: Some(0.004), ..given.clone() }),
+        ("device_fraction", LoadOptions { device_fraction: Some(0.004), ..given.clone() }),
+        ("kv_tokens", LoadOptions { kv_tokens: Some(context / 2), ..given.clone() }),
+        ("kv_tokens", LoadOptions { kv_tokens: Some(1 << 24), ..given.clone() }),
+        ("kv_bytes", LoadOptions { kv_bytes: Some(Bytes::mib(1)), ..given.clone() }),
+        ("kv_bytes", LoadOptions { kv_bytes: Some(Bytes::gib(9)), ..given.clone() }),
     ] {
-        let helpful = checked(&question(roomy, kv));
-        assert!(helpful.contains(&knob), "{knob} is at fault in {kv:?}, found was {helpful:?}");
+        let helpful = checked(&subject.question(&options, roomy));
+        assert!(helpful.contains(&knob), "{knob} is at fault, found was {helpful:?}");
     }
 }
 
 #[test]
+fn a_fixed_size_that_is_too_large_is_short_of_memory_and_one_too_small_of_tokens() {
+    let subject = Subject::demo();
+    let lack = |kv_tokens| {
+        let options = LoadOptions { kv_tokens: Some(kv_tokens), ..LoadOptions::small() };
+        let forecast = Forecast::of(&subject.question(&options, host_of(Bytes::mib(64)))).expect("it can be planned");
+        (forecast.unfit.expect("it does not fit").lack, forecast.plan.total())
+    };
+    let (Lack::Memory { needed, available, short_by }, planned) = lack(1 << 20) else { panic!("it is short") };
+    assert_eq!((needed, short_by), (planned, needed - available), "what was fixed is in the plan");
+    let (few, _) = lack(100);
+    assert_eq!(few, Lack::Tokens { tokens: 112, context_tokens: 512 });
+}
+
+#[test]
 fn a_smaller_canary_is_suggested_where_it_is_what_stands_in_the_way() {
-    let model = planned(demo::checkpoint(), host());
-    let envelope = Envelope::small();
-    let least = Needs::plan(&model, host(), &envelope, PAGE).expect("it can be planned").memory_plan().total();
-    let place = Place { canary: Some(Bytes::mib(100)), ..host_of(least + Bytes::mib(60)) };
-    let unsaid = Unsaid::default();
-    let question =
-        Question { model: &model, target: host(), envelope: &envelope, kv: KvChoice::default(), place, unsaid };
-    let forecast = Forecast::of(&question).expect("it can be planned");
-    let canary = forecast.suggestions.iter().find(|suggestion| suggestion.knob == "canary").expect("there is one");
+    let (subject, options) = (Subject::demo(), LoadOptions::small());
+    let place = Place { canary: Some(Bytes::mib(100)), ..host_of(subject.least(&options) + Bytes::mib(60)) };
+    let question = subject.question(&options, place);
+    let unfit = Forecast::of(&question).expect("it can be planned").unfit.expect("the canary is too large");
+    let canary = unfit.suggestions.iter().find(|suggestion| suggestion.knob == "canary").expect("there is one");
     let Some(Change::Size(to)) = canary.to else { panic!("{canary:?}") };
     assert!(to <= Bytes::mib(60) && canary.frees == Bytes::mib(100).saturating_sub(to), "{canary:?}");
     assert!(checked(&question).contains(&"canary"));
@@ -136,85 +159,44 @@ fn a_smaller_canary_is_suggested_where_it_is_what_stands_in_the_way() {
 
 #[test]
 fn what_no_value_of_a_knob_can_mend_is_said_to_be_so() {
-    let model = planned(demo::checkpoint(), host());
-    let envelope = Envelope::small();
-    let place = host_of(Bytes::mib(4));
-    let unsaid = Unsaid::default();
-    let question =
-        Question { model: &model, target: host(), envelope: &envelope, kv: KvChoice::default(), place, unsaid };
-    let forecast = Forecast::of(&question).expect("it can be planned");
-    let helpful: Vec<_> = forecast.suggestions.iter().filter(|suggestion| suggestion.to.is_some()).collect();
-    assert!(helpful.len() == 1 && helpful[0].knob == "total", "the weights alone are 7.4 MB: {helpful:?}");
-    let knobs = suggestions(&model, host(), &envelope, PAGE, Bytes::mib(4));
-    assert_eq!(knobs[0].name, "free device memory");
-    assert!(knobs[1..].iter().all(|knob| knob.would_fit.is_none()), "{knobs:?}");
-}
-
-#[test]
-fn an_error_names_the_capacity_and_what_the_model_was_loaded_with() {
-    let model = planned(demo::checkpoint(), host());
-    let envelope = Envelope::small();
-    let needs = Needs::plan(&model, host(), &envelope, PAGE).expect("it can be planned");
-    let least = needs.memory_plan().total();
-    assert_eq!(suggestions(&model, host(), &envelope, PAGE, least), [], "it fits");
-    let place = Place::of_available(least, PAGE);
-    let kv = KvChoice { kv_tokens: Some(1 << 20), ..KvChoice::default() };
-    let unsaid = Unsaid::default();
-    let pinned = Question { model: &model, target: host(), envelope: &envelope, kv, place, unsaid };
-    let knobs = pinned.knobs();
-    let of = |name: &str| knobs.iter().find(|knob| knob.name == name).unwrap_or_else(|| panic!("no {name}"));
-    // As many as the probe's pages hold.
-    let tokens = KvMemory::blocks_in(needs.kv_shape, needs.probe(), PAGE) * BLOCK_TOKENS;
-    assert_eq!(of("kv_tokens").would_fit.as_deref(), Some(tokens.to_string().as_str()));
-    assert_eq!(
-        (of("step_tokens").would_fit.as_deref(), of("free device memory").now.as_str()),
-        (None, &*least.to_string())
-    );
-    let wanted = KvMemory::bytes(needs.kv_shape, (1 << 20) / BLOCK_TOKENS, PAGE) + least;
-    let room = wanted.saturating_sub(needs.probe()).to_string();
-    assert_eq!(of("free device memory").would_fit.as_deref(), Some(room.as_str()));
+    let (subject, options) = (Subject::demo(), LoadOptions::small());
+    let question = subject.question(&options, host_of(Bytes::mib(4)));
+    let unfit = Forecast::of(&question).expect("it can be planned").unfit.expect("the weights alone are 7.4 MB");
+    let helpful: Vec<_> = unfit.suggestions.iter().filter(|suggestion| suggestion.to.is_some()).collect();
+    assert!(helpful.len() == 1 && helpful[0].knob == TOTAL, "{helpful:?}");
+    let hint = unfit.hint();
+    assert!(hint.contains("more of free device memory") && hint.contains("no value of these"), "{hint}");
 }
 
 #[test]
 fn seven_billion_parameters_on_a_card_that_is_too_small_are_told_what_would_fit() {
-    let random = random_checkpoint("qwen2.5-vl-7b", 0).expect("a known shape");
-    let model = planned(CheckpointSource::Random(Arc::new(random)), h200());
-    let envelope = Envelope::gpu();
-    let nothing = host_of(Bytes::ZERO);
-    let place = Place { total: Bytes::gib(19), overhead: Bytes::mib(550), is_host: false, ..nothing };
-    let unsaid = Unsaid::default();
-    let question =
-        Question { model: &model, target: h200(), envelope: &envelope, kv: KvChoice::default(), place, unsaid };
-    let helpful = checked(&question);
-    for knob in ["total", "step_tokens", "launch_patches"] {
+    let (subject, options) = (Subject::seven(), LoadOptions::default());
+    let helpful = checked(&subject.question(&options, card_of(Bytes::mib(19_200))));
+    for knob in [TOTAL, "step_tokens", "picture_pixels", "launch_patches"] {
         assert!(helpful.contains(&knob), "{knob} is not among {helpful:?}");
     }
+    let limits = Limits { picture_patches: Some(20_000), ..Limits::default() };
+    let in_patches = LoadOptions { limits, ..options };
+    let helpful = checked(&subject.question(&in_patches, card_of(Bytes::mib(19_200))));
+    assert!(helpful.contains(&"picture_patches") && !helpful.contains(&"picture_pixels"), "{helpful:?}");
 }
 
 #[test]
 fn as_many_sequences_as_fit_are_suggested_with_the_step_that_was_raised_for_them() {
-    let model = planned(demo::checkpoint(), host());
-    let (expected, said) = (Envelope::small(), Limits { sequences: Some(20_000), ..Limits::default() });
-    let (envelope, kv) = (said.over(&expected, None), KvChoice::default());
-    let question = |unsaid| Question {
-        model: &model,
-        target: host(),
-        envelope: &envelope,
-        kv,
-        place: host_of(Bytes::mib(512)),
-        unsaid,
-    };
-    let most = |unsaid| {
-        let question = question(unsaid);
+    let subject = Subject::demo();
+    let most = |step_tokens| {
+        let limits = Limits { sequences: Some(20_000), step_tokens, ..Limits::default() };
+        let options = LoadOptions { envelope: Some(Envelope::small()), limits, ..LoadOptions::default() };
+        let question = subject.question(&options, host_of(Bytes::mib(512)));
         assert!(checked(&question).contains(&"sequences"));
-        let forecast = Forecast::of(&question).expect("it can be planned");
-        let sequences = forecast.suggestions.iter().find(|suggestion| suggestion.knob == "sequences");
+        let unfit = Forecast::of(&question).expect("it can be planned").unfit.expect("they are too many");
+        let sequences = unfit.suggestions.iter().find(|suggestion| suggestion.knob == "sequences");
         match sequences.and_then(|suggestion| suggestion.to) {
             Some(Change::Count(sequences)) => sequences,
             other => panic!("{other:?}"),
         }
     };
-    let raised = most(said.unsaid(&expected));
-    assert!(raised > most(Unsaid::default()), "{raised}: the step stays, or comes down with them");
+    let raised = most(None);
+    assert!(raised > most(Some(20_000)), "{raised}: the step stays, or comes down with them");
     assert!(raised > 1000, "{raised}");
 }

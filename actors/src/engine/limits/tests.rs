@@ -1,0 +1,103 @@
+//! What is said is kept to or refused; what is not said makes room for it.
+
+use bursar_model::{
+    checkpoint::{Checkpoint, CheckpointSource},
+    demo,
+    registry::{FamilyConfig, random_checkpoint},
+};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::knobs::Knobs;
+
+fn seven() -> Checkpoint {
+    let random = random_checkpoint("qwen2.5-vl-7b", 0).expect("a known shape");
+    Checkpoint::open(CheckpointSource::Random(std::sync::Arc::new(random))).expect("it opens")
+}
+
+fn lowered(checkpoint: &Checkpoint, options: &LoadOptions, is_host: bool) -> Result<Lowered, StartError> {
+    let family = FamilyConfig::of(checkpoint).expect("it is known");
+    options.lowered(&Own { family: &family, pictures: checkpoint.image_processor.as_ref(), is_host })
+}
+
+/// On a GPU, with these settings.
+fn on_a_gpu(checkpoint: &Checkpoint, settings: Value) -> Result<Lowered, StartError> {
+    let Value::Object(settings) = settings else { panic!("settings are an object") };
+    let (knobs, names) = Knobs::named_from(settings).expect("all of it is known");
+    let options = LoadOptions { names, ..knobs.options().expect("it goes together") };
+    lowered(checkpoint, &options, false)
+}
+
+#[test]
+fn launches_follow_the_largest_picture_until_they_are_said() {
+    let seven = seven();
+    let sizes = |settings| {
+        let envelope = on_a_gpu(&seven, settings).expect("it goes together").envelope;
+        (envelope.picture_patches, envelope.launch_patches)
+    };
+    assert_eq!(sizes(json!({ "max_pixels": 2_073_600 })), (10_579, 10_579));
+    assert_eq!(sizes(json!({ "picture_patches": 30_000 })), (30_000, 30_000));
+    assert_eq!(sizes(json!({ "max_pixels": 200_704 })), (1024, 4096), "small ones share a launch");
+    assert_eq!(sizes(json!({ "max_pixels": 2_073_600, "launch_patches": 20_000 })), (10_579, 20_000));
+    assert_eq!(
+        sizes(json!({ "max_pixels": 2_073_600, "launch_patches": 5000 })),
+        (5000, 5000),
+        "what is said is kept to"
+    );
+    let given = LoadOptions::small();
+    let envelope = lowered(&seven, &given, false).expect("it goes together").envelope;
+    assert_eq!(Some(envelope), given.envelope, "whoever gives an envelope has said it all");
+}
+
+#[test]
+fn a_picture_that_nothing_is_said_of_leaves_text_a_quarter_of_the_context() {
+    let seven = seven();
+    for (settings, patches) in [(json!({}), 24_576), (json!({ "max_model_len": 4096 }), 12_288)] {
+        let Lowered { envelope, own_pixels, .. } = on_a_gpu(&seven, settings).expect("it goes together");
+        assert_eq!((envelope.picture_patches, envelope.launch_patches), (patches, patches));
+        assert!(own_pixels.is_some_and(|own| own > patches as u64 * 196), "and it is told: {own_pixels:?}");
+    }
+    let said = on_a_gpu(&seven, json!({ "max_pixels": 6_422_528 })).expect("it goes together");
+    assert_eq!((said.envelope.picture_patches, said.own_pixels), (32_768, None), "what is said is kept to");
+}
+
+#[test]
+fn more_sequences_than_a_step_has_tokens_raise_it_unless_that_is_said() {
+    let demo = Checkpoint::open(demo::checkpoint()).expect("it opens");
+    let with = |step_tokens| {
+        let limits = Limits { sequences: Some(500), step_tokens, ..Limits::default() };
+        lowered(&demo, &LoadOptions { limits, ..LoadOptions::small() }, true)
+    };
+    assert_eq!(with(None).expect("it goes together").envelope.step_tokens, 500);
+    assert!(with(Some(100)).is_err(), "what is said stays, and is refused where it does not go together");
+}
+
+#[test]
+fn limits_that_cannot_be_are_blamed_on_what_was_said() {
+    let seven = seven();
+    for (settings, said, blamed) in [
+        (json!({ "min_pixels": 2_000_000, "max_pixels": 1_000_000 }), "min_pixels is 2000000", "max_pixels"),
+        (json!({ "picture_pixels_min": 9_000_000 }), "picture_pixels_min is 9000000", "at most 4816896"),
+        (
+            json!({ "mm_processor_kwargs": { "min_pixels": 99_999_999 } }),
+            "mm_processor_kwargs.min_pixels is 99999999",
+            "at most 4816896",
+        ),
+        (json!({ "max_pixels": 500 }), "max_pixels is 500", "at least 784"),
+        (json!({ "launch_patches": 2 }), "launch_patches is 2", "at least 4"),
+        (
+            json!({ "max_num_seqs": 600, "max_num_batched_tokens": 500 }),
+            "max_num_batched_tokens is 500",
+            "at least 600",
+        ),
+        (json!({ "max_total_tokens": 1_u64 << 40 }), "max_total_tokens is", "at most"),
+        (json!({ "kv_cache_memory_bytes": 1_u64 << 60 }), "kv_cache_memory_bytes is", "at most"),
+    ] {
+        let error = on_a_gpu(&seven, settings.clone()).map(drop).expect_err("it cannot be");
+        let told = format!("{error}; {}", error.hint());
+        assert!(told.contains(said) && told.contains(blamed), "{settings}: {told}");
+        assert!(!told.contains("preprocessor_config"), "no file is to blame: {told}");
+    }
+    // A largest that is below the model's own smallest lowers that, which nobody said.
+    on_a_gpu(&seven, json!({ "max_pixels": 1600 })).expect("it is served");
+}
