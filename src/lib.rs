@@ -61,7 +61,7 @@ pub use bursar_actors::{
         Chat, ChatError, ChatEvent, Content, Fault, FinishReason, Image, ModelHandle, Reply, ScoredToken, TokenScore,
         Usage, Video,
     },
-    engine::{Limits, LoadOptions, Progress, Serving, StartError},
+    engine::{Limits, LoadOptions, Precision, PrecisionError, Progress, Serving, StartError},
     event::{Event, Events, Leased, Missed, Recorded},
     knobs,
     lane::LaneError,

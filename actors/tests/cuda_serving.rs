@@ -2,8 +2,12 @@
 
 mod gpu;
 
-use bursar_actors::{engine::LoadOptions, runtime::ModelSource};
+use bursar_actors::{
+    engine::{LoadOptions, Precision},
+    runtime::ModelSource,
+};
 use bursar_budgets::{Bytes, Class, Device};
+use bursar_kernels::DType;
 use bursar_model::Envelope;
 use gpu::{answer, options, picture, question, story};
 
@@ -55,6 +59,23 @@ fn rule_2_a_thousand_steps_and_pictures_take_nothing_of_the_driver_after_ready()
         let chat = question("Describe the picture.", TOKENS).image(picture(0)).cache_salt("second");
         assert_eq!(answer(&model, chat).await.expect("it answers"), replies[0]);
         stage.runtime.unload("demo").await.expect("it unloads");
+        assert_eq!(stage.snapshot().await.granted, Bytes::ZERO);
+    });
+}
+
+#[test]
+fn a_model_is_served_in_the_type_that_is_asked_for() {
+    story(async |stage| {
+        let half = LoadOptions { dtype: Precision::Float16, ..options() };
+        let loaded = stage.runtime.load_with(ModelSource::demo(), half, |_| {}).await;
+        let model = loaded.expect("the demo model starts on a GPU");
+        assert_eq!(model.serving().await.expect("it serves").target.activation(), DType::F16);
+        assert!(!answer(&model, question("Who are you?", 4)).await.expect("it answers").is_empty());
+        stage.runtime.unload("demo").await.expect("it unloads");
+        let single = LoadOptions { dtype: Precision::Float32, ..options() };
+        let refused = stage.runtime.load_with(ModelSource::demo(), single, |_| {}).await;
+        let refused = refused.err().expect("no GPU takes it").to_string();
+        assert!(refused.contains("dtype is float32") && refused.ends_with("float16"), "{refused}");
         assert_eq!(stage.snapshot().await.granted, Bytes::ZERO);
     });
 }

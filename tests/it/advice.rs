@@ -61,7 +61,7 @@ fn a_host_device_refuses_half_by_name_and_takes_the_rest_of_the_advice() {
         let output = bursar(&if command == "chat" { [&typed[..], &["Who are you?"]].concat() } else { typed });
         assert_eq!(output.status.code(), Some(1), "{command}");
         let told = object(&output);
-        assert_eq!(told["error"], "dtype is float16, but cpu computes in float32", "{command}");
+        assert_eq!(told["error"], "dtype is float16, but a host device computes in float32", "{command}");
         assert!(told["hint"].as_str().is_some_and(|hint| hint.contains("auto or float32")), "{told}");
     }
     let small = ["--max-model-len=256", "--max-num-seqs=2", "--gpu-memory-utilization=0.9", "--dtype=float32"];

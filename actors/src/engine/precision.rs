@@ -23,12 +23,12 @@ pub enum Precision {
 
 /// The device does not compute in the type that was asked for.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("dtype is {asked}, but {target} computes in {taken}")]
+#[error("dtype is {asked}, but {device} computes in {taken}")]
 pub struct PrecisionError {
     /// What was asked for.
     pub asked: Precision,
     /// The device's kind, such as `cuda sm_90`.
-    pub target: &'static str,
+    pub device: &'static str,
     /// What it computes in.
     pub taken: &'static str,
 }
@@ -55,7 +55,7 @@ impl Precision {
         };
         match (asked, target) {
             (Some(asked), _) if !types.contains(&asked) => {
-                Err(PrecisionError { asked: self, target: target.name(), taken })
+                Err(PrecisionError { asked: self, device: device_of(&target), taken })
             }
             (Some(activation), Target::Cuda(cuda)) => Ok(Target::Cuda(CudaTarget { activation, ..cuda })),
             _ => Ok(target),
@@ -69,6 +69,13 @@ fn types_of(target: &Target) -> (&'static [DType], &'static str) {
         Target::Cpu { .. } => (&[DType::F32], "float32"),
         Target::Cuda(cuda) if cuda.capability >= (8, 0) => (&[DType::BF16, DType::F16], "bfloat16 or float16"),
         Target::Cuda(_) => (&[DType::F16], "float16"),
+    }
+}
+
+fn device_of(target: &Target) -> &'static str {
+    match target {
+        Target::Cpu { .. } => "a host device",
+        target => target.name(),
     }
 }
 

@@ -76,7 +76,7 @@ impl CheckpointSource {
 }
 
 /// What a `config.json` says of it: `dtype`, or `torch_dtype` before transformers 4.56, of the whole or of its text part.
-pub(super) fn stored_type(config: &Value) -> Option<DType> {
+fn stored_type(config: &Value) -> Option<DType> {
     let parts = [Some(config), config.get("text_config")].into_iter().flatten();
     let named =
         parts.flat_map(|part| [part.get("dtype"), part.get("torch_dtype")]).flatten().find_map(Value::as_str)?;
