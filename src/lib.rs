@@ -87,7 +87,7 @@ pub use bursar_model::{
     error::{CheckpointError, GrammarError, ImageError, SamplingError, TextError, VideoError},
     flow::{ImageLimits, LayoutError},
     registry::{UnknownShape, random_checkpoint},
-    sampling::OutputFormat,
+    sampling::{JsonWhitespace, OutputFormat},
     text::Role,
 };
 

@@ -95,7 +95,7 @@ fn what_the_error_says_would_fit_a_card_with_too_little_memory_is_applied_and_st
             let (_, error) = too_little(&stage, &mut neighbour, left).await;
             let knob = error.knobs.iter().find(|knob| knob.name == *name).expect("the same are named");
             let Some(value) = &knob.would_fit else { continue };
-            assert!(error.hint().expect("it says what would fit").contains(&format!("{name} {value} instead of")));
+            assert!(error.hint().expect("it says what would fit").contains(&format!("`{name}` {value} instead of")));
             let mut envelope = large();
             *limit(&mut envelope, name) = value.parse().expect("a limit is a number");
             let speaks = envelope.context_tokens >= 64;

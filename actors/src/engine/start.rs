@@ -14,7 +14,7 @@ use crate::{
     budget::LeaseError,
     event::Event,
     metric,
-    profile::{ATTEMPTS_MAX, KvRoom, Needs, Phase, ProfileError, Refusal},
+    profile::{ATTEMPTS_MAX, KvRoom, Needs, Phase, Place, ProfileError, Question, Refusal, default_canary},
     tree::{self, Role},
 };
 
@@ -188,7 +188,19 @@ impl EngineArguments {
             let needs = Needs::plan(&model, target, &kit.envelope, page)?;
             // Weights that are there already have been weighed.
             if !is_loaded {
-                needs.fits(&model, target, &kit.envelope, available)?;
+                let place = Place {
+                    total: ledger.total,
+                    overhead: ledger.overhead,
+                    foreign: ledger.foreign + ledger.granted,
+                    // One that nobody has said grows with the device.
+                    canary: Some(ledger.canary_wanted).filter(|canary| *canary != default_canary(ledger.total)),
+                    page,
+                    is_host,
+                };
+                let unsaid = options.limits.unsaid(&options.envelope.clone().unwrap_or_default());
+                let kv = options.kv();
+                let question = Question { model: &model, target, envelope: &kit.envelope, kv, place, unsaid };
+                needs.memory_plan().fits(available, || question.knobs())?;
             }
             let claimed = needs.memory_plan().total();
             let to_claim = if is_loaded { claimed.saturating_sub(needs.weights) } else { claimed };

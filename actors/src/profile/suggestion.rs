@@ -82,6 +82,8 @@ impl Question<'_> {
         }
         let (available, total) = (self.place.available(), self.total(&needs));
         let capacity = match total.to {
+            // Of a GPU nobody can say how much it has, only leave more of it free.
+            Some(Change::Size(to)) if self.place.is_host => Knob::new("capacity", self.place.total, in_mib(to)),
             Some(_) => Knob::new(FREE, available, available + total.frees),
             None => Knob::hopeless(FREE, available),
         };
@@ -90,7 +92,12 @@ impl Question<'_> {
     }
 }
 
-/// What an error calls the capacity.
+/// A capacity as it is typed: those that are looked for are whole MiB.
+fn in_mib(bytes: Bytes) -> String {
+    format!("{}MiB", bytes.0 / Bytes::mib(1).0)
+}
+
+/// What an error calls the capacity of a GPU.
 const FREE: &str = "free device memory";
 
 /// Each knob for a plan of `needs` that does not fit.

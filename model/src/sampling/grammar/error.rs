@@ -84,14 +84,23 @@ pub enum GrammarError {
 }
 
 impl GrammarError {
+    /// Where and why, as far as no error may show it: it may quote the schema or the pattern. For whoever wrote them, never
+    /// for a log.
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            GrammarError::Schema { reason } | GrammarError::UnsupportedRegex { reason } => Some(&reason.0),
+            _ => None,
+        }
+    }
+
     /// What the user could change.
     pub fn hint(&self) -> String {
         match self {
             GrammarError::TooLarge { part, limit, unit, .. } => format!("shorten the {part} to {limit} {unit}"),
             GrammarError::NoChoice => "give at least one choice".into(),
             GrammarError::Schema { .. } => {
-                "the reason names the place; `not`, `if`, `contains`, `uniqueItems`, remote `$ref` and overlapping `oneOf` \
-                 are among what is not supported (use `anyOf`)"
+                "`not`, `if`, `contains`, `uniqueItems`, remote `$ref` and overlapping `oneOf` are among what is not \
+                 supported (use `anyOf`)"
                     .into()
             }
             GrammarError::Regex { .. } => "correct the regular expression; its syntax is that of Rust's regex".into(),

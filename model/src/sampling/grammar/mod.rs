@@ -6,6 +6,7 @@
 
 mod compiler;
 mod error;
+mod fault_place;
 mod output_format;
 mod parser;
 mod state;
@@ -13,5 +14,5 @@ mod vocabulary;
 
 pub use compiler::GrammarCompiler;
 pub use error::GrammarError;
-pub use output_format::OutputFormat;
+pub use output_format::{JsonWhitespace, OutputFormat};
 pub use state::{AllowedTokens, Grammar};
