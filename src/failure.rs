@@ -41,10 +41,11 @@ fn add(told: &mut String, reason: &str) {
     }
 }
 
-/// Names of the library that are flags by another name.
-const FIELDS: [(&str, &str); 4] = [
+/// Names of the library that are set by another name here.
+const FIELDS: [(&str, &str); 5] = [
     ("ImageLimits::bytes_max", "--picture-file-bytes"),
     ("ImageLimits::pixels_max", "--picture-source-pixels"),
+    ("DeviceChoice::Host", "--device host"),
     ("HubOptions::cache", "HF_HUB_CACHE"),
     ("HubOptions::endpoint", "HF_ENDPOINT"),
 ];

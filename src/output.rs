@@ -8,6 +8,9 @@ use std::{
     process::exit,
 };
 
+/// As `sysexits.h` has it: no command means anything else by it.
+const CANNOT_BE_WRITTEN: i32 = 74;
+
 /// Writes to standard output. False if it is read no more.
 pub fn out(text: fmt::Arguments<'_>) -> bool {
     let mut out = stdout().lock();
@@ -16,7 +19,7 @@ pub fn out(text: fmt::Arguments<'_>) -> bool {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => false,
         Err(error) => {
             err(format_args!("error: standard output cannot be written: {error}\n hint: check where it goes\n"));
-            exit(1)
+            exit(CANNOT_BE_WRITTEN)
         }
     }
 }

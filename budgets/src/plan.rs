@@ -64,7 +64,7 @@ impl Knob {
             let name = if knob.name.contains(' ') { knob.name.clone() } else { format!("`{}`", knob.name) };
             match &knob.would_fit {
                 Some(value) => format!("{name} {value} instead of {} would fit", knob.now),
-                None => format!("no {name} below {} is enough alone", knob.now),
+                None => format!("{name} alone is not enough"),
             }
         });
         Some(advice.collect::<Vec<_>>().join("; ")).filter(|advice| !advice.is_empty())

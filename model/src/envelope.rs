@@ -27,7 +27,7 @@ const MOST: usize = 1 << 30;
 
 /// A limit that contradicts another, or that no request could live with.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{limit} is {value}, it must be {required}")]
+#[error("`{limit}` is {value}, it must be {required}")]
 pub struct LimitError {
     /// Which limit.
     pub limit: &'static str,

@@ -65,10 +65,19 @@ impl<'s> Session<'s> {
             }
             let line = tokio::select! {
                 biased;
-                () = interrupts.next() => return Ok(Over::Interrupted),
-                line = lines.recv() => line,
+                () = interrupts.next() => Err(Over::Interrupted),
+                line = lines.recv() => line.ok_or(Over::Well),
             };
-            let Some(line) = line.transpose()? else { return Ok(Over::Well) };
+            let line = match line {
+                Ok(line) => line?,
+                Err(over) => {
+                    if is_terminal {
+                        // The prompt's line ends.
+                        println!();
+                    }
+                    return Ok(over);
+                }
+            };
             let outcome = match Line::read(&line) {
                 Ok(line) => self.act(line, interrupts).await,
                 Err(failure) => Err(failure),

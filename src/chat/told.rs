@@ -179,10 +179,10 @@ fn of_sample(mut event: Value, sample: Option<usize>) -> Value {
 
 /// Says that a reply is not complete, and why.
 fn note_cut(usage: &Usage, options: &Options) {
-    let tokens = usage.completion_tokens;
+    let (tokens, plural) = (usage.completion_tokens, if usage.completion_tokens == 1 { "" } else { "s" });
     match options.max_tokens == Some(tokens) {
-        true => eprintln!("(cut after {tokens} tokens, as many as --max-tokens allows)"),
-        false => eprintln!("(cut after {tokens} tokens: the context is full; --context-tokens makes it larger)"),
+        true => eprintln!("(cut after {tokens} token{plural}, as many as --max-tokens allows)"),
+        false => eprintln!("(cut after {tokens} token{plural}: the context is full; --context-tokens makes it larger)"),
     }
 }
 

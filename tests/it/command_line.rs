@@ -233,7 +233,7 @@ fn what_a_start_measured_is_in_the_users_cache_folder_and_the_next_says_what_has
     let chat = |arguments: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
         let limits = ["--context-tokens", "128", "--sequences", "2", "--step-tokens", "32", "--launch-patches", "64"];
-        let ask = ["--device", "host", "--temperature", "0", "--max-tokens", "1", "Who are you?"];
+        let ask = ["--device", "host", "--choice", "I", "Who are you?"];
         command.env("XDG_CACHE_HOME", cache.path()).arg("chat").args(arguments).args(limits).args(ask);
         command.stdin(Stdio::null());
         let output = command.output().expect("it ends");

@@ -28,7 +28,7 @@ fn a_device_too_small_says_by_how_much_and_what_would_help() {
         let StartError::DoesNotFit(unfit) = start.as_ref() else { panic!("{start:?}") };
         assert_eq!(unfit.short_by, unfit.needed - unfit.available);
         assert!(error.to_string().contains(&unfit.short_by.0.to_string()[..1]), "{error}");
-        assert!(error.hint().contains("device memory"), "{}", error.hint());
+        assert!(error.hint().contains("`capacity`"), "{}", error.hint());
         assert_all_home(&runtime, &device, "after a start that could not be").await;
         assert_eq!(device.counts().backs, 0, "nothing was tried");
     });

@@ -96,7 +96,7 @@ impl ProfileError {
     /// What to change.
     pub fn hint(&self) -> String {
         let smaller =
-            || "lower step_tokens, sequences, launch_patches or context_tokens, or raise the capacity".to_owned();
+            || "lower `step_tokens`, `sequences`, `launch_patches` or `context_tokens`, or raise the `capacity`".to_owned();
         match self {
             ProfileError::Lanes(error) => error.hint().unwrap_or_else(|| "see the driver's message".to_owned()),
             ProfileError::Lease { source, .. } => source.hint(),
@@ -104,7 +104,7 @@ impl ProfileError {
             ProfileError::PlanDiffers { .. } => "this is a bug in Bursar; please report it".to_owned(),
             ProfileError::TooSmall { tokens, .. } => {
                 format!(
-                    "lower context_tokens to {tokens}, or set a larger memory_fraction (1 is all that is left) or kv_tokens, or raise the capacity"
+                    "lower `context_tokens` to {tokens}, or set a larger `memory_fraction` (1 is all that is left) or `kv_tokens`, or raise the `capacity`"
                 )
             }
             ProfileError::WrittenDiffers(_) => "remove the profile that was written down".to_owned(),

@@ -429,7 +429,7 @@ impl Device for HostDevice {
         if refused_by_script || bytes > free {
             let hint = match free.checked_sub(bytes) {
                 Some(_) => "a script refused it; ask again".into(),
-                None => format!("lease {} less, or raise the capacity", bytes - free),
+                None => format!("lease {} less, or raise the `capacity`", bytes - free),
             };
             return Err(DeviceError::Refused { asked: bytes, free, hint });
         }
@@ -437,7 +437,7 @@ impl Device for HostDevice {
         unsafe { pages::open(address.0, bytes.0) }.map_err(|error| DeviceError::Refused {
             asked: bytes,
             free,
-            hint: format!("the host itself is out of memory ({error}); lower the capacity"),
+            hint: format!("the host itself is out of memory ({error}); lower the `capacity`"),
         })?;
         state.stretch(self.config.page, address, bytes, false, "backed")?.fill(true);
         state.counts.backed += bytes;
