@@ -90,7 +90,7 @@ mod sampling {
 }
 
 fn schema() -> OutputFormat {
-    OutputFormat::JsonSchema(serde_json::json!({
+    OutputFormat::json(serde_json::json!({
         "type": "array",
         "items": {"type": "object", "properties": {"shape": {"type": "string"}}, "required": ["shape"]},
         "minItems": 8,

@@ -34,7 +34,7 @@ async fn main() -> Result<(), Failure> {
         "required": ["shapes"],
         "additionalProperties": false,
     });
-    let formed = about("How many shapes are there?").format(OutputFormat::JsonSchema(schema)).temperature(0.0);
+    let formed = about("How many shapes are there?").format(OutputFormat::json(schema)).temperature(0.0);
     let value: Value = serde_json::from_str(&model.chat(formed).await?.text().await?)?;
     println!("{value}");
     value["shapes"].as_u64().ok_or("the schema asks for a whole number")?;

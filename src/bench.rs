@@ -35,7 +35,7 @@ use self::{
 use crate::{
     DeviceOptions,
     failure::{Failure, report},
-    model,
+    model, told,
 };
 
 pub use options::Options;
@@ -57,7 +57,7 @@ pub async fn run(device: &DeviceOptions, options: Options, main: Instant) -> Exi
     });
     match (options.json, told) {
         (true, Err(failure)) => {
-            println!("{}", json!({ "error": failure.error, "hint": failure.hint }));
+            println!("{}", told::failure(&failure));
             ExitCode::FAILURE
         }
         (_, told) => report(told),

@@ -1,91 +1,78 @@
 //! `bursar chat`: one question, or a session with history.
 
+mod command;
+mod input;
 mod options;
+mod session;
+mod shown;
 mod told;
 
-use std::{
-    io::{BufRead, IsTerminal, Write, stdin, stdout},
-    path::Path,
-    process::ExitCode,
-};
+use std::process::ExitCode;
 
-use bursar::{Chat, Image, LoadOptions, ModelHandle};
+use bursar::{ChatError, LoadOptions};
 
 pub use options::Options;
-use options::Shown;
 
-use crate::{
-    DeviceOptions,
-    failure::{Failure, report, tell},
-    model,
-};
+use self::{input::Interrupts, session::Session, told::Ended};
+use crate::{DeviceOptions, failure::Failure, model};
+
+/// How the command is over.
+enum Over {
+    /// All was answered that was asked.
+    Well,
+    /// Something was not, and that is told.
+    Failed,
+    /// By Ctrl-C.
+    Interrupted,
+}
+
+/// As shells have it: 128 and the number of the signal.
+const INTERRUPTED: u8 = 130;
 
 /// Runs the command.
 pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
-    let outcome = talk(device, &options).await;
-    match (options.json, outcome) {
-        (true, Err(failure)) => {
-            println!("{}", crate::told::failure(&failure));
-            ExitCode::FAILURE
-        }
-        (_, outcome) => report(outcome),
+    let over = talk(device, &options).await.unwrap_or_else(|failure| {
+        told::failure_of_all(&failure, &options);
+        Over::Failed
+    });
+    match over {
+        Over::Well => ExitCode::SUCCESS,
+        Over::Failed => ExitCode::FAILURE,
+        Over::Interrupted => ExitCode::from(INTERRUPTED),
     }
 }
 
-async fn talk(device: &DeviceOptions, options: &Options) -> Result<(), Failure> {
+async fn talk(device: &DeviceOptions, options: &Options) -> Result<Over, Failure> {
     // What can be refused at once is, before a model is loaded.
-    let (shown, blank) = (options.shown()?, options.blank()?);
     let load = LoadOptions { profiles: device.profiles(), ..options.knobs.options(device.blas())? };
+    if !(1..=load.requests).contains(&options.n) {
+        return Err(ChatError::Samples { samples: options.n, limit: load.requests }.into());
+    }
+    let limits = load.image_limits.clone();
+    let (shown, blank) = (options.shown(&limits)?, options.blank()?);
     let runtime = model::start_knowing(device, &options.knobs).await?;
     let model = model::load_with(&runtime, model::source(&options.model), load, !options.json).await?;
+    let mut interrupts = Interrupts::listen();
     let outcome = match &options.question {
+        Some(question) if options.n > 1 => {
+            let asked = shown.ask(blank, question);
+            tokio::select! {
+                outcome = told::samples(&model, asked, options) => outcome,
+                () = interrupts.next() => Ok(Over::Interrupted),
+            }
+        }
         Some(question) => {
-            let chat = shown.ask(blank, question);
-            match options.n {
-                1 => told::stream(&model, chat, options.json).await.map(drop),
-                several => told::samples(&model, chat, several, options.json).await,
-            }
+            let ended = told::stream(&model, shown.ask(blank, question), options, &mut interrupts).await;
+            ended.map_err(Failure::from).map(|ended| match ended {
+                Ended::Interrupted { .. } => Over::Interrupted,
+                Ended::Done { .. } | Ended::Unread => Over::Well,
+            })
         }
-        None => session(&model, blank, shown, options).await,
+        None => Session::new(&model, options, &limits, blank, shown).run(&mut interrupts).await,
     };
-    runtime.shutdown().await;
-    outcome
-}
-
-/// Reads turns from standard input until its end. A turn that fails is told and forgotten; the session goes on.
-async fn session(model: &ModelHandle, blank: Chat, shown: Shown, options: &Options) -> Result<(), Failure> {
-    let is_terminal = stdin().is_terminal() && !options.json;
-    if is_terminal {
-        println!("/image FILE and /video DIR add to the next question, /quit ends.");
-    }
-    let (mut chat, mut shown) = (blank, shown);
-    loop {
-        if is_terminal {
-            print!("? ");
-            stdout().flush()?;
-        }
-        let Some(line) = tokio::task::block_in_place(|| stdin().lock().lines().next()).transpose()? else {
-            return Ok(());
-        };
-        let line = line.trim();
-        let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
-        let outcome = match word {
-            "" => Ok(()),
-            "/quit" => return Ok(()),
-            "/image" => Image::open(rest.trim()).map(|image| shown.images.push(image)).map_err(Failure::from),
-            "/video" => options.video(Path::new(rest.trim())).map(|video| shown.videos.push(video)),
-            _ => {
-                let asked = shown.ask(chat.clone(), line);
-                told::stream(model, asked.clone(), options.json).await.map(|answer| {
-                    chat = asked.assistant(answer);
-                    shown = Shown::default();
-                })
-            }
-        };
-        match outcome {
-            Err(failure) if options.json => println!("{}", crate::told::failure(&failure)),
-            Err(failure) => tell(&failure),
-            Ok(()) => {}
-        }
+    tokio::select! {
+        () = runtime.shutdown() => outcome,
+        // Who presses it once more does not want to wait.
+        () = interrupts.next() => Ok(Over::Interrupted),
     }
 }

@@ -9,7 +9,7 @@ use std::{
     str::FromStr,
 };
 
-use bursar::{BlasSearch, Bytes, DeviceChoice, Runtime};
+use bursar::{BlasSearch, Bytes, DeviceChoice, HostConfig, Runtime, crates::budgets::ParseBytesError};
 use clap::Args;
 
 use crate::{failure::Failure, logging};
@@ -21,7 +21,7 @@ pub struct DeviceOptions {
     #[arg(long, default_value = "auto", global = true)]
     device: Named,
     /// Capacity of the host memory that stands in for a GPU, such as 512MiB or 2GiB.
-    #[arg(long, default_value = "512MiB", global = true)]
+    #[arg(long, default_value = "512MiB", value_parser = capacity, global = true)]
     capacity: Bytes,
     /// The folder that has libcublasLt, if it is in no usual place.
     #[arg(long, value_name = "FOLDER", env = "BURSAR_CUDA_LIB", global = true)]
@@ -63,6 +63,13 @@ impl FromStr for Named {
             _ => Err("a device is auto, host, or cuda: and a number, such as cuda:0".to_owned()),
         }
     }
+}
+
+/// A capacity that this machine has.
+fn capacity(typed: &str) -> Result<Bytes, String> {
+    let capacity: Bytes = typed.parse().map_err(|error: ParseBytesError| error.to_string())?;
+    HostConfig::new(capacity).check_capacity().map_err(|error| error.to_string())?;
+    Ok(capacity)
 }
 
 impl DeviceOptions {
@@ -113,12 +120,13 @@ impl DeviceOptions {
         self.profile_cache.clone().filter(|said| said.as_os_str() != NOWHERE)
     }
 
-    /// What is leased, as a sentence.
+    /// What is leased, as a sentence, with why no GPU was taken if one would have been.
     pub fn describe(&self, runtime: &Runtime) -> String {
         let device = runtime.device();
-        match device.is_host_memory() {
-            true => format!("A host device of {} stands in for a GPU.", self.capacity),
-            false => format!("{} is the device.", device.name()),
+        match (device.is_host_memory(), runtime.stands_in()) {
+            (true, Some(why)) => format!("A host device of {} stands in for a GPU ({why}).", self.capacity),
+            (true, None) => format!("A host device of {} stands in for a GPU.", self.capacity),
+            (false, _) => format!("{} is the device.", device.name()),
         }
     }
 
@@ -126,14 +134,13 @@ impl DeviceOptions {
     pub async fn show(&self, runtime: &Runtime) -> Result<(), Failure> {
         #[cfg(feature = "prometheus")]
         self.metrics.serve(runtime).await?;
-        self.tell(runtime);
         Ok(())
     }
 
     /// Says on a terminal why no GPU was taken, if one would have been.
-    fn tell(&self, runtime: &Runtime) {
-        if let (Some(why), true) = (runtime.stands_in(), stderr().is_terminal()) {
-            logging::note(format_args!("{} ({why})", self.describe(runtime)));
+    pub fn tell(&self, runtime: &Runtime) {
+        if runtime.stands_in().is_some() && stderr().is_terminal() {
+            logging::note(format_args!("{}", self.describe(runtime)));
         }
     }
 }

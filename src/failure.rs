@@ -1,8 +1,11 @@
-//! How a failure is told: what happened, and what to change.
+//! How a failure is told: what happened, with its reasons, and what to change, by the names of flags.
 
-use std::{fmt, io, process::ExitCode};
+use std::{collections::BTreeSet, error::Error, fmt, io, process::ExitCode, sync::LazyLock};
 
 use bursar::{ChatError, FaultError, Hint, ImageError, RuntimeError};
+use clap::CommandFactory;
+
+use crate::Cli;
 
 use crate::logging;
 
@@ -15,39 +18,103 @@ pub struct Failure {
     pub hint: String,
 }
 
+impl Failure {
+    /// What happened and what to change, as this program's users know it: a setting that stands in backticks by its flag.
+    pub fn told(&self) -> (String, String) {
+        (with_flags(&self.error), with_flags(&self.hint))
+    }
+
+    /// An error with all its reasons, each once: most say their source's words themselves.
+    fn of(error: &dyn Error, hint: String) -> Self {
+        let mut told = error.to_string();
+        let mut source = error.source();
+        while let Some(reason) = source {
+            add(&mut told, &reason.to_string());
+            source = reason.source();
+        }
+        Failure { error: told, hint }
+    }
+}
+
+/// Adds a reason that is not told yet.
+fn add(told: &mut String, reason: &str) {
+    if !told.contains(reason) {
+        *told = format!("{told}: {reason}");
+    }
+}
+
+/// Names of the library that are set by another name here.
+const FIELDS: [(&str, &str); 5] = [
+    ("ImageLimits::bytes_max", "--picture-file-bytes"),
+    ("ImageLimits::pixels_max", "--picture-source-pixels"),
+    ("DeviceChoice::Host", "--device host"),
+    ("HubOptions::cache", "HF_HUB_CACHE"),
+    ("HubOptions::endpoint", "HF_ENDPOINT"),
+];
+
+/// Every flag of every command, as its field is spelled.
+static FLAGS: LazyLock<BTreeSet<String>> = LazyLock::new(|| {
+    fn flags(command: &clap::Command) -> Vec<String> {
+        let own = command.get_arguments().filter_map(|argument| argument.get_long());
+        let own = own.map(|long| long.replace('-', "_"));
+        own.chain(command.get_subcommands().flat_map(flags)).collect()
+    }
+    flags(&Cli::command()).into_iter().collect()
+});
+
+/// The text with what stands in backticks as it is typed here.
+fn with_flags(text: &str) -> String {
+    let (mut told, mut rest) = (String::with_capacity(text.len()), text);
+    while let Some((before, (name, after))) = rest.split_once('`').and_then(|(b, on)| Some((b, on.split_once('`')?))) {
+        told += before;
+        match FIELDS.iter().find(|(field, _)| *field == name) {
+            Some((_, flag)) => told += flag,
+            None if FLAGS.contains(name) => told += &format!("--{}", name.replace('_', "-")),
+            None => told += &format!("`{name}`"),
+        }
+        rest = after;
+    }
+    told + rest
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "error: {}\n hint: {}", self.error, self.hint)
+        let (error, hint) = self.told();
+        write!(f, "error: {error}\n hint: {hint}")
     }
 }
 
 impl From<RuntimeError> for Failure {
     fn from(error: RuntimeError) -> Self {
-        Failure { hint: error.hint(), error: error.to_string() }
+        Failure::of(&error, error.hint())
     }
 }
 
 impl From<ChatError> for Failure {
     fn from(error: ChatError) -> Self {
-        Failure { hint: error.hint(), error: error.to_string() }
+        let mut failure = Failure::of(&error, error.hint());
+        if let Some(reason) = error.reason() {
+            add(&mut failure.error, reason);
+        }
+        failure
     }
 }
 
 impl From<FaultError> for Failure {
     fn from(error: FaultError) -> Self {
-        Failure { hint: error.hint().unwrap_or_default(), error: error.to_string() }
+        Failure::of(&error, error.hint().unwrap_or_default())
     }
 }
 
 impl From<ImageError> for Failure {
     fn from(error: ImageError) -> Self {
-        Failure { hint: error.hint(), error: error.to_string() }
+        Failure::of(&error, error.hint())
     }
 }
 
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
-        Failure { error: error.to_string(), hint: "check where the output goes".to_owned() }
+        Failure { error: error.to_string(), hint: "check where the input comes from".to_owned() }
     }
 }
 
@@ -64,5 +131,19 @@ pub fn report(outcome: Result<(), Failure>) -> ExitCode {
             tell(&failure);
             ExitCode::FAILURE
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_told_by_their_flags_and_other_words_stay() {
+        let told = |text: &str| with_flags(text);
+        assert_eq!(told("raise `max_tokens`, or `capacity`"), "raise --max-tokens, or --capacity");
+        assert_eq!(told("raise `ImageLimits::bytes_max`"), "raise --picture-file-bytes");
+        assert_eq!(told("`do_resize` and max_tokens"), "`do_resize` and max_tokens");
+        assert_eq!(told("one ` alone `max_tokens"), "one ` alone `max_tokens");
     }
 }

@@ -97,7 +97,7 @@ pub use bursar_model::{
     },
     flow::{ImageLimits, LayoutError},
     registry::{UnknownArchitecture, UnknownShape, random_checkpoint},
-    sampling::OutputFormat,
+    sampling::{JsonWhitespace, OutputFormat},
     text::Role,
     weights::WeightError,
 };

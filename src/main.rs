@@ -1,5 +1,8 @@
 //! The command line.
 
+#[macro_use]
+mod output;
+
 mod bench;
 mod chat;
 mod device;

@@ -38,12 +38,14 @@ impl ModelOptions {
     }
 }
 
-/// A runtime on the chosen device.
-pub async fn start(device: &DeviceOptions) -> Result<Runtime, Failure> {
-    start_with(device, RuntimeConfig::default()).await
+/// A runtime on the chosen device, for a command that says itself which that is.
+pub async fn start(device: &DeviceOptions, config: RuntimeConfig) -> Result<Runtime, Failure> {
+    let runtime = Runtime::start(RuntimeConfig { device: device.choice(), ..config }).await?;
+    device.show(&runtime).await?;
+    Ok(runtime)
 }
 
-/// The same with what is said of the runtime among the knobs.
+/// A runtime on the chosen device, with what is said of the runtime among the knobs.
 pub async fn start_knowing(device: &DeviceOptions, knobs: &KnobOptions) -> Result<Runtime, Failure> {
     knobs.tell_notes()?;
     start_with(device, RuntimeConfig { canary: knobs.canary()?, ..RuntimeConfig::default() }).await
@@ -51,8 +53,8 @@ pub async fn start_knowing(device: &DeviceOptions, knobs: &KnobOptions) -> Resul
 
 /// The same with `config` for all but the device.
 pub async fn start_with(device: &DeviceOptions, config: RuntimeConfig) -> Result<Runtime, Failure> {
-    let runtime = Runtime::start(RuntimeConfig { device: device.choice(), ..config }).await?;
-    device.show(&runtime).await?;
+    let runtime = start(device, config).await?;
+    device.tell(&runtime);
     Ok(runtime)
 }
 

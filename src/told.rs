@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use crate::failure::Failure;
 
 /// A failure as an object.
-pub fn failure(Failure { error, hint }: &Failure) -> Value {
+pub fn failure(failure: &Failure) -> Value {
+    let (error, hint) = failure.told();
     json!({ "type": "error", "error": error, "hint": hint })
 }
 

@@ -135,7 +135,10 @@ fn look_once(options: &Options, address: &Address, colours: Colours) -> Result<(
     let now = now(begun);
     let mut lines = vec![draw::header(&session, now, columns, colours)];
     lines.extend(draw::whole(&session, now, columns, colours));
-    Ok(once::print(&mut stdout().lock(), &lines, colours)?)
+    let mut text = Vec::new();
+    once::print(&mut text, &lines, colours)?;
+    print!("{}", String::from_utf8_lossy(&text));
+    Ok(())
 }
 
 /// Draws until somebody has seen enough.

@@ -1,11 +1,8 @@
 //! The tour: a runtime, the demo model, the budget, two answers, and the budget again.
 
-use std::{
-    io::{Write, stdout},
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
-use bursar::{Chat, Image, ModelHandle, Runtime, Snapshot, demo};
+use bursar::{Chat, Image, ModelHandle, Runtime, RuntimeConfig, Snapshot, demo};
 
 use crate::{DeviceOptions, failure::Failure, model};
 
@@ -14,7 +11,7 @@ const SETTLING_MAX: Duration = Duration::from_secs(5);
 
 /// Runs the tour.
 pub async fn run(device: &DeviceOptions) -> Result<(), Failure> {
-    let runtime = model::start(device).await?;
+    let runtime = model::start(device, RuntimeConfig::default()).await?;
     println!("{} Loading the embedded demo model.\n", device.describe(&runtime));
     let started = Instant::now();
     let demo = model::load(&runtime, device, "demo", true).await?;
@@ -53,7 +50,6 @@ async fn answer(demo: &ModelHandle, picture: &demo::Picture) -> Result<(), Failu
         let event = event?;
         first.get_or_insert_with(|| asked.elapsed());
         print!("{}", event.text());
-        stdout().flush()?;
     }
     let first = first.unwrap_or_default().as_millis();
     println!("\n  (first token after {first} ms, all after {} ms)\n", asked.elapsed().as_millis());

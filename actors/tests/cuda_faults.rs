@@ -98,7 +98,7 @@ fn what_the_error_says_would_fit_a_card_with_too_little_memory_is_applied_and_st
             let suggestion = named.expect("the same are named");
             let Some(changed) = suggestion.over(&wanted) else { continue };
             let (name, value) = (&suggestion.name, suggestion.to.expect("it was applied"));
-            assert!(error.hint().contains(&format!("{name} {value} instead of")));
+            assert!(error.hint().contains(&format!("`{name}` {value} instead of")));
             let speaks = changed.limits.context_tokens.is_none_or(|tokens| tokens >= 64);
             let started = load(&stage, changed).await;
             let model = started.unwrap_or_else(|error| panic!("{name} {value}: {error}; {}", error.hint()));

@@ -58,11 +58,14 @@ impl Knob {
         Knob { name: name.into(), now: now.to_string(), would_fit: None }
     }
 
-    /// What they say together, in one sentence; nothing if there are none.
+    /// What they say together, in one sentence; nothing if there are none. What can be set stands in backticks.
     pub fn advice(knobs: &[Knob]) -> Option<String> {
-        let advice = knobs.iter().map(|knob| match &knob.would_fit {
-            Some(value) => format!("{} {value} instead of {} would fit", knob.name, knob.now),
-            None => format!("no {} below {} is enough alone", knob.name, knob.now),
+        let advice = knobs.iter().map(|knob| {
+            let name = if knob.name.contains(' ') { knob.name.clone() } else { format!("`{}`", knob.name) };
+            match &knob.would_fit {
+                Some(value) => format!("{name} {value} instead of {} would fit", knob.now),
+                None => format!("{name} alone is not enough"),
+            }
         });
         Some(advice.collect::<Vec<_>>().join("; ")).filter(|advice| !advice.is_empty())
     }

@@ -223,13 +223,13 @@ impl fmt::Display for Pages {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseBytesError {
     /// There is no number in front.
-    #[error("{text:?} does not start with a number of bytes")]
+    #[error("{text:?} does not start with a number of bytes, such as 512MiB or 1048576")]
     NoNumber {
         /// What was given.
         text: String,
     },
     /// The unit is none that we know.
-    #[error("{unit:?} in {text:?} is no unit of bytes")]
+    #[error("{unit:?} in {text:?} is no unit of bytes; there are B, KiB, MiB, GiB and TiB, which are powers of 1,024")]
     UnknownUnit {
         /// What was given.
         text: String,

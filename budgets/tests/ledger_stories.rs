@@ -399,7 +399,7 @@ total                                  29,188,096 B  27.8 MiB
     let expected = "the plan needs 29,188,096 B (27.8 MiB), of which 25,165,824 B (24.0 MiB) are available: \
                     4,022,272 B (3.8 MiB) short";
     assert_eq!(error.to_string(), expected);
-    let expected = "step_tokens 384 instead of 512 would fit; no kv_tokens below 1024 is enough alone";
+    let expected = "`step_tokens` 384 instead of 512 would fit; `kv_tokens` alone is not enough";
     assert_eq!(error.hint().unwrap(), expected);
 }
 

@@ -149,7 +149,7 @@ fn another_process_can_take_memory_between_the_lease_and_the_back() {
     let segment = Segment::reserve(budget.device.clone(), PAGE * 4, lease).unwrap();
     budget.device.play(Script::new().foreign_takes_before_back(1, PAGE * 3));
     let error = segment.back_to(PAGE * 4).unwrap_err();
-    assert_eq!(error.hint().unwrap(), "lease 192.0 KiB less, or raise the capacity");
+    assert_eq!(error.hint().unwrap(), "lease 192.0 KiB less, or raise the `capacity`");
     assert_eq!(budget.device.memory().unwrap().free, PAGE);
     assert_eq!(budget.device.foreign_gives_back(Bytes::MAX), PAGE * 3);
     segment.back_to(PAGE * 4).unwrap();

@@ -30,7 +30,7 @@ pub const PATCHES_LEAST: usize = 4;
 
 /// A limit that contradicts another, or that no request could live with.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{limit} is {value}, it must be {required}")]
+#[error("`{limit}` is {value}, it must be {required}")]
 pub struct LimitError {
     /// Which limit, by the name that it was set by.
     pub limit: String,

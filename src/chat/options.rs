@@ -6,10 +6,14 @@ use std::{
     time::Duration,
 };
 
-use bursar::{Chat, Image, OutputFormat, Video};
-use clap::{ArgGroup, Args};
+use bursar::{
+    Chat, ChatError, ImageLimits, JsonWhitespace, OutputFormat, SamplingError, Video,
+    crates::model::sampling::SamplingParams,
+};
+use clap::{ArgGroup, Args, ValueEnum};
 use serde_json::Value;
 
+use super::shown::{Shown, picture};
 use crate::{failure::Failure, knobs::KnobOptions};
 
 /// Options of `bursar chat`.
@@ -22,8 +26,11 @@ pub struct Options {
     /// One JSON event a line.
     #[arg(long)]
     pub json: bool,
-    /// The question. Without it: a session with history.
+    /// The question. Without it: a session with history, which reads questions from standard input.
     pub question: Option<String>,
+    /// In a session whose context is full, the oldest turns are forgotten.
+    #[arg(long, conflicts_with = "question")]
+    pub forget_oldest: bool,
 
     /// What the operator says before the user.
     #[arg(long, value_name = "TEXT", help_heading = "What is asked")]
@@ -36,36 +43,42 @@ pub struct Options {
     #[arg(long, value_name = "DIR|FILE", help_heading = "What is asked")]
     video: Vec<PathBuf>,
     /// Frames of the videos in a second.
-    #[arg(long, value_name = "RATE", default_value_t = 2.0, help_heading = "What is asked")]
+    #[arg(
+        long,
+        value_name = "RATE",
+        default_value_t = 2.0,
+        allow_negative_numbers = true,
+        help_heading = "What is asked"
+    )]
     fps: f64,
 
     /// Tokens that a reply may have at most.
     #[arg(long, value_name = "N", help_heading = "How it ends")]
-    max_tokens: Option<usize>,
+    pub max_tokens: Option<usize>,
     /// Tokens that a reply has at least.
     #[arg(long, value_name = "N", help_heading = "How it ends")]
     min_tokens: Option<usize>,
     /// A text before which a reply ends; may be given several times.
     #[arg(long, value_name = "TEXT", help_heading = "How it ends")]
     stop: Vec<String>,
-    /// Seconds in which a reply must be complete.
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, help_heading = "How it ends")]
+    /// Seconds in which a reply must be complete; above 0.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true, help_heading = "How it ends")]
     deadline: Option<Duration>,
 
-    /// 0 takes the likeliest token.
-    #[arg(long, value_name = "T", help_heading = "How tokens are chosen")]
+    /// 0 takes the likeliest token; up to 100.
+    #[arg(long, value_name = "T", allow_negative_numbers = true, help_heading = "How tokens are chosen")]
     temperature: Option<f64>,
     /// Only the likeliest tokens that together reach this probability.
-    #[arg(long, value_name = "P", help_heading = "How tokens are chosen")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = "How tokens are chosen")]
     top_p: Option<f64>,
     /// Only so many of the likeliest tokens; 0 for all.
     #[arg(long, value_name = "N", help_heading = "How tokens are chosen")]
     top_k: Option<usize>,
     /// Only tokens at least this times as likely as the likeliest.
-    #[arg(long, value_name = "P", help_heading = "How tokens are chosen")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = "How tokens are chosen")]
     min_p: Option<f64>,
     /// Above 1 makes tokens of the prompt and the reply so far less likely.
-    #[arg(long, value_name = "R", help_heading = "How tokens are chosen")]
+    #[arg(long, value_name = "R", allow_negative_numbers = true, help_heading = "How tokens are chosen")]
     repetition_penalty: Option<f64>,
     /// Taken from the logit of each token that the reply has; -2 to 2.
     #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = "How tokens are chosen")]
@@ -80,6 +93,15 @@ pub struct Options {
     /// The reply is JSON that the schema in this file describes.
     #[arg(long, value_name = "FILE", help_heading = "What the reply is")]
     json_schema: Option<PathBuf>,
+    /// What stands between the parts of that JSON.
+    #[arg(
+        long,
+        value_name = "KIND",
+        default_value = "compact",
+        requires = "json_schema",
+        help_heading = "What the reply is"
+    )]
+    json_whitespace: Whitespace,
     /// The reply matches this regular expression as a whole.
     #[arg(long, value_name = "PATTERN", help_heading = "What the reply is")]
     regex: Option<String>,
@@ -104,41 +126,61 @@ pub struct Options {
     pub knobs: KnobOptions,
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| "a number of seconds is wanted".to_owned())?;
-    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
+/// As it is typed.
+#[derive(Clone, Copy, ValueEnum)]
+enum Whitespace {
+    /// Nothing: the fewest tokens.
+    Compact,
+    /// A space after each comma and colon.
+    Spaced,
+    /// What the model likes.
+    Free,
 }
 
-/// Pictures and videos for the next question.
-#[derive(Clone, Default)]
-pub struct Shown {
-    pub images: Vec<Image>,
-    pub videos: Vec<Video>,
-}
-
-impl Shown {
-    /// A question about them.
-    pub fn ask(&self, chat: Chat, question: &str) -> Chat {
-        let chat = self.images.iter().cloned().fold(chat.user(question), Chat::image);
-        self.videos.iter().cloned().fold(chat, Chat::video)
+impl From<Whitespace> for JsonWhitespace {
+    fn from(typed: Whitespace) -> Self {
+        match typed {
+            Whitespace::Compact => JsonWhitespace::Compact,
+            Whitespace::Spaced => JsonWhitespace::Spaced,
+            Whitespace::Free => JsonWhitespace::Free,
+        }
     }
+}
+
+/// A year: who waits longer sets no deadline.
+const DEADLINE_SECONDS_MAX: f64 = 31_536_000.0;
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let is_in_range = |seconds: &f64| *seconds > 0.0 && *seconds <= DEADLINE_SECONDS_MAX;
+    let seconds = text.parse().ok().filter(is_in_range);
+    let seconds = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    seconds.ok_or_else(|| format!("a number of seconds is wanted, above 0 and at most {DEADLINE_SECONDS_MAX}"))
 }
 
 impl Options {
     /// The pictures and videos that are named.
-    pub fn shown(&self) -> Result<Shown, Failure> {
-        let images = self.image.iter().map(Image::open).collect::<Result<_, _>>()?;
-        let (folders, files): (Vec<_>, Vec<_>) = self.video.iter().partition(|path| path.is_dir());
-        let mut videos = folders.into_iter().map(|folder| self.video(folder)).collect::<Result<Vec<_>, _>>()?;
-        if !files.is_empty() {
-            let frames = files.iter().map(Image::open).collect::<Result<Vec<_>, _>>()?;
-            videos.push(Video::from_frames(frames, self.fps));
+    pub fn shown(&self, limits: &ImageLimits) -> Result<Shown, Failure> {
+        let mut shown = Shown::default();
+        for path in &self.image {
+            shown.open_image(path, self, limits)?;
         }
-        Ok(Shown { images, videos })
+        let (folders, files): (Vec<_>, Vec<_>) = self.video.iter().partition(|path| path.is_dir());
+        for folder in folders {
+            shown.open_video(folder, self, limits)?;
+        }
+        if !files.is_empty() {
+            shown.show_video("frames".to_owned(), self.frames(files.into_iter().map(PathBuf::as_path), limits)?);
+        }
+        Ok(shown)
+    }
+
+    fn frames<'p>(&self, paths: impl Iterator<Item = &'p Path>, limits: &ImageLimits) -> Result<Video, Failure> {
+        let frames = paths.map(|path| picture(path, limits).map(|(frame, _)| frame)).collect::<Result<Vec<_>, _>>()?;
+        Ok(Video::from_frames(frames, self.fps))
     }
 
     /// A folder of frames, in the order of their names.
-    pub fn video(&self, folder: &Path) -> Result<Video, Failure> {
+    pub fn video(&self, folder: &Path, limits: &ImageLimits) -> Result<Video, Failure> {
         let unreadable = |error: std::io::Error| Failure {
             error: format!("{}: {error}", folder.display()),
             hint: "name a folder of PNG, JPEG or WebP frames".to_owned(),
@@ -156,8 +198,7 @@ impl Options {
                 hint: "frames are files that end in .png, .jpg, .jpeg or .webp".to_owned(),
             });
         }
-        let frames = paths.iter().map(Image::open).collect::<Result<Vec<_>, _>>()?;
-        Ok(Video::from_frames(frames, self.fps))
+        self.frames(paths.iter().map(PathBuf::as_path), limits)
     }
 
     /// A chat without questions, answered as the options say.
@@ -176,12 +217,29 @@ impl Options {
         chat = self.frequency_penalty.into_iter().fold(chat, Chat::frequency_penalty);
         chat = self.seed.into_iter().fold(chat, Chat::seed);
         chat = self.logprobs.into_iter().fold(chat, Chat::log_probabilities);
+        self.check_sampling().map_err(ChatError::from)?;
         Ok(self.format()?.into_iter().fold(chat, Chat::format))
+    }
+
+    /// Whether the numbers that are typed are in their ranges.
+    fn check_sampling(&self) -> Result<(), SamplingError> {
+        let own = SamplingParams::default();
+        let typed = SamplingParams {
+            temperature: self.temperature.unwrap_or(own.temperature),
+            top_p: self.top_p.unwrap_or(own.top_p),
+            min_p: self.min_p.unwrap_or(own.min_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(own.repetition_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(own.presence_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(own.frequency_penalty),
+            ..own
+        };
+        typed.check()
     }
 
     fn format(&self) -> Result<Option<OutputFormat>, Failure> {
         if let Some(path) = &self.json_schema {
-            return Ok(Some(OutputFormat::JsonSchema(schema(path)?)));
+            let whitespace = self.json_whitespace.into();
+            return Ok(Some(OutputFormat::JsonSchema { schema: schema(path)?, whitespace }));
         }
         let choice = (!self.choice.is_empty()).then(|| OutputFormat::Choice(self.choice.clone()));
         Ok(self.regex.clone().map(OutputFormat::Regex).or(choice))

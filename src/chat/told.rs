@@ -1,93 +1,198 @@
 //! How a reply is told: as text, or as one JSON event a line.
 
-use std::io::{Write, stdout};
-
-use bursar::{Chat, ChatEvent, ModelHandle, Reply, ScoredToken, TokenScore, Usage};
+use bursar::{Chat, ChatError, ChatEvent, FinishReason, ModelHandle, Reply, ScoredToken, TokenScore, Usage};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use crate::failure::Failure;
+use super::{Over, input::Interrupts, options::Options};
+use crate::{failure::Failure, output};
 
-/// Prints a reply as it comes; gives its text.
-pub async fn stream(model: &ModelHandle, chat: Chat, json: bool) -> Result<String, Failure> {
-    let mut reply = model.chat(chat).await?;
-    if json {
-        return events(reply, None).await;
-    }
-    let (mut whole, mut scores) = (String::new(), Vec::new());
-    while let Some(event) = reply.next().await {
-        match event? {
-            ChatEvent::Token(score) => scores.push(score),
-            ChatEvent::Done { text, .. } => whole = text,
-            event => {
-                write!(stdout(), "{}", event.text())?;
-                stdout().flush()?;
-            }
-        }
-    }
-    writeln!(stdout())?;
-    for score in &scores {
-        writeln!(stdout(), "  {}", as_line(score))?;
-    }
-    Ok(whole)
+/// How a reply ended that did not fail.
+pub enum Ended {
+    /// By itself.
+    Done { text: String },
+    /// By Ctrl-C, with what was said by then.
+    Interrupted { text: String },
+    /// Nobody reads it any more.
+    Unread,
 }
 
-/// Prints several replies to one question: events as they come, texts one after another. The first failure is told.
-pub async fn samples(model: &ModelHandle, chat: Chat, samples: usize, json: bool) -> Result<(), Failure> {
+/// Prints a reply as it comes.
+pub async fn stream(
+    model: &ModelHandle,
+    chat: Chat,
+    options: &Options,
+    interrupts: &mut Interrupts,
+) -> Result<Ended, ChatError> {
+    let mut said = String::new();
+    let ended = tokio::select! {
+        biased;
+        () = interrupts.next() => None,
+        ended = async {
+            let reply = model.chat(chat).await?;
+            match options.json {
+                true => events(reply, None, &mut said).await,
+                false => text(reply, options, &mut said).await,
+            }
+        } => Some(ended),
+    };
+    if !options.json && !matches!(ended, Some(Ok(_))) && !said.is_empty() {
+        // What follows is not the reply's.
+        println!();
+    }
+    match ended {
+        Some(Ok(true)) => Ok(Ended::Done { text: said }),
+        Some(Ok(false)) => Ok(Ended::Unread),
+        Some(Err(error)) => Err(error),
+        None => {
+            if options.json {
+                println!("{}", json!({ "type": "interrupted", "text": said }));
+            }
+            Ok(Ended::Interrupted { text: said })
+        }
+    }
+}
+
+/// Prints several replies to one question: events as they come, texts one after another. Each that fails says so.
+pub async fn samples(model: &ModelHandle, chat: Chat, options: &Options) -> Result<Over, Failure> {
     let mut running = JoinSet::new();
-    for (sample, reply) in model.samples(chat, samples).await?.into_iter().enumerate() {
+    for (sample, reply) in model.samples(chat, options.n).await?.into_iter().enumerate() {
+        let is_json = options.json;
         running.spawn(async move {
-            let told = if json { events(reply, Some(sample)).await } else { whole(reply).await };
+            let told = match is_json {
+                true => events(reply, Some(sample), &mut String::new()).await.map(|_| Whole::default()),
+                false => whole(reply).await,
+            };
             (sample, told)
         });
     }
     let mut told = running.join_all().await;
     told.sort_by_key(|(sample, _)| *sample);
-    for (sample, text) in told {
-        let text = text?;
-        if !json {
-            writeln!(stdout(), "[{sample}] {text}")?;
+    let mut over = Over::Well;
+    for (sample, told) in told {
+        match told {
+            Ok(_) if options.json => {}
+            Ok(Whole { text, scores, cut }) => {
+                println!("[{sample}] {text}{}", scores.iter().map(line_of).collect::<String>());
+                if let Some(usage) = cut {
+                    note_cut(&usage, options);
+                }
+            }
+            Err(error) => {
+                over = Over::Failed;
+                let failure = Failure::from(error);
+                match options.json {
+                    true => println!("{}", of_sample(crate::told::failure(&failure), Some(sample))),
+                    false => eprintln!("[{sample}] {failure}"),
+                }
+            }
         }
     }
-    Ok(())
+    Ok(over)
 }
 
-async fn whole(mut reply: Reply) -> Result<String, Failure> {
-    let (mut whole, mut scores) = (String::new(), String::new());
+/// Tells a failure.
+pub fn failure(failure: &Failure, is_json: bool) {
+    match is_json {
+        true => println!("{}", crate::told::failure(failure)),
+        false => eprintln!("{failure}"),
+    }
+}
+
+/// Tells why none of the replies that were asked for comes: each of several ends in an event of its own.
+pub fn failure_of_all(failed: &Failure, options: &Options) {
+    match options.json && options.n > 1 {
+        true => (0..options.n).for_each(|sample| {
+            println!("{}", of_sample(crate::told::failure(failed), Some(sample)));
+        }),
+        false => failure(failed, options.json),
+    }
+}
+
+/// Prints text as it comes, and puts it into `said`. False once nobody reads it.
+async fn text(mut reply: Reply, options: &Options, said: &mut String) -> Result<bool, ChatError> {
+    let (mut scores, mut cut) = (Vec::new(), None);
     while let Some(event) = reply.next().await {
         match event? {
-            ChatEvent::Token(score) => scores += &format!("\n  {}", as_line(&score)),
-            ChatEvent::Done { text, .. } => whole = text,
-            _ => {}
+            ChatEvent::Token(score) => scores.push(score),
+            ChatEvent::Done { finish_reason, usage, .. } => {
+                cut = (finish_reason == FinishReason::Length).then_some(usage);
+            }
+            event => {
+                *said += event.text();
+                if !output::out(format_args!("{}", event.text())) {
+                    return Ok(false);
+                }
+            }
         }
     }
-    Ok(whole + &scores)
+    println!("{}", scores.iter().map(line_of).collect::<String>());
+    if let Some(usage) = cut {
+        note_cut(&usage, options);
+    }
+    Ok(true)
 }
 
-/// Prints a line an event, with the number of its sample where there are several.
-async fn events(mut reply: Reply, sample: Option<usize>) -> Result<String, Failure> {
-    let mut whole = String::new();
+/// A reply that is told when it is complete.
+#[derive(Default)]
+struct Whole {
+    text: String,
+    scores: Vec<TokenScore>,
+    /// What it took, if its length cut it off.
+    cut: Option<Usage>,
+}
+
+async fn whole(mut reply: Reply) -> Result<Whole, ChatError> {
+    let mut whole = Whole::default();
     while let Some(event) = reply.next().await {
-        let event = event?;
-        let mut line = as_json(&event);
-        if let Some(sample) = sample {
-            line["sample"] = sample.into();
-        }
-        writeln!(stdout(), "{line}")?;
-        if let ChatEvent::Done { text, .. } = event {
-            whole = text;
+        match event? {
+            ChatEvent::Token(score) => whole.scores.push(score),
+            ChatEvent::Done { text, finish_reason, usage } => {
+                whole.text = text;
+                whole.cut = (finish_reason == FinishReason::Length).then_some(usage);
+            }
+            _ => {}
         }
     }
     Ok(whole)
 }
 
-/// A token and others in its place, with their probabilities.
-fn as_line(score: &TokenScore) -> String {
+/// Prints a line an event, with the number of its sample where there are several, and puts the text into `said`. False once
+/// nobody reads it.
+async fn events(mut reply: Reply, sample: Option<usize>, said: &mut String) -> Result<bool, ChatError> {
+    while let Some(event) = reply.next().await {
+        let event = event?;
+        *said += event.text();
+        if !output::out(format_args!("{}\n", of_sample(as_json(&event), sample))) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn of_sample(mut event: Value, sample: Option<usize>) -> Value {
+    if let Some(sample) = sample {
+        event["sample"] = sample.into();
+    }
+    event
+}
+
+/// Says that a reply is not complete, and why.
+fn note_cut(usage: &Usage, options: &Options) {
+    let (tokens, plural) = (usage.completion_tokens, if usage.completion_tokens == 1 { "" } else { "s" });
+    match options.max_tokens == Some(tokens) {
+        true => eprintln!("(cut after {tokens} token{plural}, as many as --max-tokens allows)"),
+        false => eprintln!("(cut after {tokens} token{plural}: the context is full; --context-tokens makes it larger)"),
+    }
+}
+
+/// A line of its own: a token and others in its place, with their probabilities.
+fn line_of(score: &TokenScore) -> String {
     let likely = |token: &ScoredToken| format!("{:?} {:.1} %", token.text, 100.0 * token.log_probability.exp());
     let others = score.top.iter().filter(|top| top.id != score.token.id).map(likely).collect::<Vec<_>>();
     match others.is_empty() {
-        true => likely(&score.token),
-        false => format!("{}   instead: {}", likely(&score.token), others.join(", ")),
+        true => format!("\n  {}", likely(&score.token)),
+        false => format!("\n  {}   instead: {}", likely(&score.token), others.join(", ")),
     }
 }
 

@@ -133,6 +133,38 @@ fn the_error_of_a_broken_picture_shows_nothing_of_it() {
 }
 
 #[test]
+fn a_broken_picture_is_named_by_its_file() {
+    story(async {
+        let (stage, folder) = (Stage::set(small()).await, Folder::empty());
+        let path = folder.path().join("cat.png");
+        fs::write(&path, b"no picture").expect("it is written");
+        let opened = Image::open(&path).expect("a file");
+        let error = ask(&stage.model, about(1).image(opened)).await.expect_err("it is none");
+        assert!(error.to_string().contains("picture 1 (cat.png)"), "{error}");
+    });
+}
+
+#[test]
+fn a_file_may_be_as_large_as_its_model_takes() {
+    story(async {
+        let folder = Folder::empty();
+        let path = folder.path().join("large.png");
+        // What follows the end of a PNG is not its picture, and counts as its file: 21 MiB.
+        let mut file = png(&RgbImage::from_pixel(56, 56, Rgb([200, 10, 10]))).to_vec();
+        file.resize(21 << 20, 0);
+        fs::write(&path, file).expect("it is written");
+        let usual = Stage::set(small()).await;
+        let large = || Image::open(&path).expect("it is read before it is known whom it is for");
+        let error = ask(&usual.model, text("What?").image(large())).await.expect_err("20 MiB are usual");
+        assert!(error.to_string().contains("the limit is 20971520"), "{error}");
+        let mut options = small();
+        options.image_limits.bytes_max = 32 << 20;
+        let raised = Stage::set(options).await;
+        ask(&raised.model, text("What?").image(large())).await.expect("32 MiB are allowed");
+    });
+}
+
+#[test]
 fn a_picture_placeholder_typed_by_the_user_stays_text() {
     story(async {
         let stage = Stage::set(small()).await;
@@ -184,7 +216,7 @@ fn a_picture_of_any_size_is_resized_into_the_envelope() {
         // Rule 3: one that is larger even then never reaches the device.
         let thin = Image::from_bytes(png(&RgbImage::new(1, 180)));
         let error = ask(&stage.model, text("What?").image(thin)).await.expect_err("too thin");
-        assert!(matches!(error, ChatError::PictureTooLarge { index: 0, patches: 65.., limit: 64 }), "{error:?}");
+        assert!(matches!(error, ChatError::PictureTooLarge { index: 0, patches: 65.., limit: 64, .. }), "{error:?}");
         stage.settled(&before).await;
     });
 }
@@ -248,11 +280,11 @@ fn a_processor_that_does_not_resize_lets_in_what_fits_and_refuses_the_rest_with_
         assert_eq!(picture_tokens(112, 84).await.expect("twelve tokens fit"), 12);
         assert_eq!(picture_tokens(112, 112).await.expect("and so do as many as there may be"), 16);
         let error = picture_tokens(140, 112).await.expect_err("five by four are 80 patches");
-        assert!(matches!(error, ChatError::PictureTooLarge { index: 0, patches: 80, limit: 64 }), "{error:?}");
+        assert!(matches!(error, ChatError::PictureTooLarge { index: 0, patches: 80, limit: 64, .. }), "{error:?}");
         let error = picture_tokens(100, 84).await.expect_err("nobody cuts it");
         let is_no_multiple = |e: &ImageError| matches!(e, ImageError::NotAMultiple { multiple: 28, .. });
         assert!(
-            matches!(&error, ChatError::Picture { index: 0, source } if is_no_multiple(source.as_ref())),
+            matches!(&error, ChatError::Picture { index: 0, source, .. } if is_no_multiple(source.as_ref())),
             "{error:?}"
         );
         assert_eq!(picture_tokens(28, 28).await.expect("the model goes on"), 1);

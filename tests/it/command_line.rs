@@ -12,12 +12,12 @@ use serde_json::{Value, json};
 use crate::stage::Folder;
 
 /// A file of this repository.
-fn path(name: &str) -> String {
+pub fn path(name: &str) -> String {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(name).display().to_string()
 }
 
 /// Runs a command to its end.
-fn bursar(arguments: &[&str]) -> Output {
+pub fn bursar(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
     // What it writes down of a start is no business of the user's.
     command.env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"));
@@ -25,7 +25,7 @@ fn bursar(arguments: &[&str]) -> Output {
 }
 
 /// The one object that it printed.
-fn object(output: &Output) -> Value {
+pub fn object(output: &Output) -> Value {
     let printed = String::from_utf8(output.stdout.clone()).expect("UTF-8");
     serde_json::from_str(&printed).unwrap_or_else(|_| panic!("not one object: {printed}"))
 }
@@ -34,25 +34,36 @@ fn object(output: &Output) -> Value {
 const LIMITS: [&str; 8] =
     ["--launch-patches", "512", "--picture-pixels", "100352", "--context-tokens", "1024", "--step-tokens", "256"];
 
-/// Runs `bursar chat` with these lines on its standard input.
-fn chat(arguments: &[&str], lines: &str) -> Output {
+/// `bursar chat`, with small limits where the arguments do not say others.
+pub fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
     // What others have written down of their starts is not to matter here.
-    command.args(["chat", "--profile-cache", "none"]).args(LIMITS).args(arguments);
+    let limits = LIMITS.chunks(2).filter(|limit| !arguments.contains(&limit[0])).flatten();
+    command.args(["chat", "--profile-cache", "none"]).args(limits).args(arguments);
+    command
+}
+
+/// Runs `bursar chat` with these lines on its standard input.
+pub fn chat(arguments: &[&str], lines: impl AsRef<[u8]>) -> Output {
+    feed(command(arguments), lines)
+}
+
+/// Runs a command with these lines on its standard input.
+pub fn feed(mut command: Command, lines: impl AsRef<[u8]>) -> Output {
     let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = child.expect("the binary is there");
     // One that ends early does not read them.
-    drop(child.stdin.take().expect("it was piped").write_all(lines.as_bytes()));
+    drop(child.stdin.take().expect("it was piped").write_all(lines.as_ref()));
     child.wait_with_output().expect("it ends")
 }
 
 /// What it printed, an event a line.
-fn events(output: &Output) -> Vec<Value> {
+pub fn events(output: &Output) -> Vec<Value> {
     let printed = String::from_utf8(output.stdout.clone()).expect("UTF-8");
     printed.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("no event: {line}"))).collect()
 }
 
-fn of_type(events: &[Value], kind: &str) -> Vec<Value> {
+pub fn of_type(events: &[Value], kind: &str) -> Vec<Value> {
     events.iter().filter(|event| event["type"] == kind).cloned().collect()
 }
 
@@ -86,7 +97,7 @@ fn a_chat_that_fails_is_told_as_an_event_and_by_the_exit_code() {
     let [error] = events(&output).try_into().expect("one event");
     assert_eq!(error["type"], "error");
     let said = |part: &str| error[part].as_str().expect("text").to_owned();
-    assert!(said("error").contains('7') && said("hint").contains("top_p"), "{error}");
+    assert!(said("error").contains('7') && said("hint").contains("--top-p"), "{error}");
 }
 
 #[test]
@@ -233,7 +244,7 @@ fn what_a_start_measured_is_in_the_users_cache_folder_and_the_next_says_what_has
     let chat = |arguments: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
         let limits = ["--context-tokens", "128", "--sequences", "2", "--step-tokens", "32", "--launch-patches", "64"];
-        let ask = ["--device", "host", "--temperature", "0", "--max-tokens", "1", "Who are you?"];
+        let ask = ["--device", "host", "--choice", "I", "Who are you?"];
         command.env("XDG_CACHE_HOME", cache.path()).arg("chat").args(arguments).args(limits).args(ask);
         command.stdin(Stdio::null());
         let output = command.output().expect("it ends");

@@ -424,7 +424,7 @@ fn a_reply_has_the_form_that_was_asked_for_sampled_or_not_and_whatever_dies() {
             "additionalProperties": false,
         });
         let formed = |seed: u64| {
-            let chat = about(1).max_tokens(500).format(OutputFormat::JsonSchema(schema.clone()));
+            let chat = about(1).max_tokens(500).format(OutputFormat::json(schema.clone()));
             if seed == 0 { chat } else { chat.temperature(3.0).top_k(0).top_p(1.0).seed(seed) }
         };
         for seed in 0..5 {
@@ -448,7 +448,7 @@ fn a_reply_has_the_form_that_was_asked_for_sampled_or_not_and_whatever_dies() {
         assert!(number.len() == 6 && number.as_bytes()[3] == b'-', "{number}");
         for (chat, is_right) in [
             (about(1).format(OutputFormat::Regex("(".into())), true),
-            (about(1).format(OutputFormat::JsonSchema(json!({"type": "nonsense"}))), true),
+            (about(1).format(OutputFormat::json(json!({"type": "nonsense"}))), true),
             (about(1).format(OutputFormat::Choice(Vec::new())), true),
             (about(1).format(OutputFormat::Regex("a".into())).ignore_end(), false),
         ] {

@@ -138,10 +138,10 @@ fn accepted() -> Vec<(&'static str, Vec<u8>)> {
 #[track_caller]
 fn of_picture(error: &ChatError) -> &ImageError {
     match error {
-        ChatError::Picture { index: 1, source } => source,
+        ChatError::Picture { index: 1, source, .. } => source,
         // What only the pixels tell is found while decoding.
         ChatError::Vision(vision) => match &**vision {
-            VisionError::Visual(VisualError::Picture { index: 1, source }) => source,
+            VisionError::Visual(VisualError::Picture { index: 1, source, .. }) => source,
             other => panic!("{other:?}"),
         },
         other => panic!("{other:?}"),

@@ -128,7 +128,7 @@ impl Load {
         match self.random.below(3) {
             0 => OutputFormat::Regex("[0-9]{3}-[a-f]{2}".into()),
             1 => OutputFormat::Choice(vec!["red".into(), "green".into()]),
-            _ => OutputFormat::JsonSchema(json!({"type": "object", "properties": {"count": {"type": "integer"}}})),
+            _ => OutputFormat::json(json!({"type": "object", "properties": {"count": {"type": "integer"}}})),
         }
     }
 

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use bursar_model::{
     error::{GrammarError, ImageError, SamplingError, TextError, VideoError, VisualError},
-    flow::LayoutError,
+    flow::{FileName, LayoutError},
 };
 use thiserror::Error;
 
@@ -26,18 +26,22 @@ pub enum ChatError {
         limit: usize,
     },
     /// A picture is broken or outside the limits.
-    #[error("picture {index}: {source}")]
+    #[error("picture {index}{file}: {source}")]
     Picture {
         /// Which picture of the chat, from 0.
         index: usize,
+        /// Its file, if it has one.
+        file: FileName,
         /// What is wrong with it.
         source: Arc<ImageError>,
     },
     /// A picture is larger than the envelope even after resizing, because it is so thin.
-    #[error("picture {index} takes {patches} patches after resizing, at most {limit} are allowed")]
+    #[error("picture {index}{file} takes {patches} patches after resizing, at most {limit} are allowed")]
     PictureTooLarge {
         /// Which picture of the chat, from 0.
         index: usize,
+        /// Its file, if it has one.
+        file: FileName,
         /// It would have.
         patches: usize,
         /// Of the envelope.
@@ -68,10 +72,10 @@ pub enum ChatError {
         limit: usize,
     },
     /// `max_tokens` is zero.
-    #[error("max_tokens is 0")]
+    #[error("`max_tokens` is 0")]
     NoTokens,
     /// The reply would have to be longer than it may.
-    #[error("min_tokens is {tokens_min}, but the reply may have {tokens_max} tokens at most")]
+    #[error("`min_tokens` is {tokens_min}, but the reply may have {tokens_max} tokens at most")]
     MinTokens {
         /// `min_tokens`.
         tokens_min: usize,
@@ -146,6 +150,17 @@ pub enum ChatError {
 }
 
 impl ChatError {
+    /// What is said besides by what was refused: where in a schema its fault is, a template's own words. No error and no
+    /// log shows it, as it may quote the schema or the chat: it is for whoever wrote them.
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            ChatError::Format(error) => error.reason(),
+            ChatError::Text(error) => error.reason(),
+            ChatError::Sampling(error) => error.reason(),
+            _ => None,
+        }
+    }
+
     /// What to change.
     pub fn hint(&self) -> String {
         match self {
@@ -160,9 +175,9 @@ impl ChatError {
             ChatError::TooManyPictures { limit, .. } => format!("send at most {limit} pictures, or raise `pictures`"),
             ChatError::TooLong { .. } => "shorten the conversation, or raise `context_tokens`".to_owned(),
             ChatError::NoTokens => "ask for at least one token".to_owned(),
-            ChatError::MinTokens { .. } => "lower min_tokens, or raise max_tokens".to_owned(),
-            ChatError::Samples { .. } => "ask for fewer samples at a time, or raise `requests`".to_owned(),
-            ChatError::FormatWithoutEnd => "leave out ignore_end, or the format".to_owned(),
+            ChatError::MinTokens { .. } => "lower `min_tokens`, or raise `max_tokens`".to_owned(),
+            ChatError::Samples { limit, .. } => format!("ask for 1 to {limit} samples at a time, or raise `requests`"),
+            ChatError::FormatWithoutEnd => "leave out `ignore_end`, or the format".to_owned(),
             ChatError::Format(error) => error.hint(),
             ChatError::TooLate { .. } => {
                 "allow more time, ask for fewer tokens, or ask when less is going on".to_owned()
@@ -262,9 +277,11 @@ impl From<VisualError> for ChatError {
     fn from(error: VisualError) -> Self {
         match error {
             VisualError::TooManyPictures { pictures, limit } => ChatError::TooManyPictures { pictures, limit },
-            VisualError::Picture { index, source } => ChatError::Picture { index, source: Arc::new(source) },
-            VisualError::PictureTooLarge { index, patches, limit } => {
-                ChatError::PictureTooLarge { index, patches, limit }
+            VisualError::Picture { index, file, source } => {
+                ChatError::Picture { index, file, source: Arc::new(source) }
+            }
+            VisualError::PictureTooLarge { index, file, patches, limit } => {
+                ChatError::PictureTooLarge { index, file, patches, limit }
             }
             VisualError::Video { index, source } => ChatError::Video { index, source: Arc::new(source) },
         }

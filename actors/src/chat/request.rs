@@ -10,17 +10,38 @@ use bursar_model::{
 
 use super::generation::Generation;
 
+/// Bytes of a file that is read before it is known which model it is for: a bound against what never ends.
+const FILE_BYTES_MAX: u64 = 1 << 30;
+
 /// A picture for a chat: encoded as PNG, JPEG, WebP, GIF (its first frame), BMP or TIFF, or as pixels.
 #[derive(Clone, Debug)]
 pub struct Image(pub(super) ImageBytes);
 
 impl Image {
-    /// Reads a file.
+    /// Reads a file of up to 1 GiB. What a model takes of it, by default 20 MiB, is held against its
+    /// [`image_limits`](crate::engine::LoadOptions::image_limits) when the model is asked.
     ///
     /// # Errors
-    /// It cannot be read, or is larger than any picture may be.
+    /// It cannot be read, or is larger.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, ImageError> {
-        ImageBytes::open(path, &ImageLimits::default()).map(Image)
+        Image::open_within(path, &ImageLimits { bytes_max: FILE_BYTES_MAX, ..ImageLimits::default() })
+    }
+
+    /// Reads a file that is no larger than `limits` allow: those of the model that is to be asked.
+    ///
+    /// # Errors
+    /// It cannot be read, or is larger.
+    pub fn open_within(path: impl AsRef<Path>, limits: &ImageLimits) -> Result<Self, ImageError> {
+        ImageBytes::open(path, limits).map(Image)
+    }
+
+    /// Its size as shown, in pixels a row and rows, if its header can be read and is within `limits`. Nothing is decoded: a
+    /// file may still turn out to be damaged.
+    ///
+    /// # Errors
+    /// What a model with these limits would refuse it for before decoding it.
+    pub fn size(&self, limits: &ImageLimits) -> Result<(u32, u32), ImageError> {
+        self.0.probe(limits).map(|header| (header.width, header.height))
     }
 
     /// Takes encoded bytes. They are looked at when the chat is.

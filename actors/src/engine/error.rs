@@ -37,7 +37,7 @@ pub enum StartError {
     #[error(transparent)]
     Precision(#[from] PrecisionError),
     /// The share of memory is no share.
-    #[error("{name} is {value}, it must be above 0 and at most 1")]
+    #[error("`{name}` is {value}, it must be above 0 and at most 1")]
     MemoryFraction {
         /// Which.
         name: &'static str,
@@ -87,14 +87,14 @@ impl StartError {
             StartError::Checkpoint(error) => error.hint(),
             StartError::Model(error) => error.hint(),
             StartError::DoesNotFit(unfit) => unfit.hint(),
-            StartError::Limit(LimitError { limit, required, .. }) => format!("set {limit} to {required}"),
-            StartError::Backend(error) => error.hint().unwrap_or_else(|| "choose DeviceChoice::Host".to_owned()),
+            StartError::Limit(LimitError { limit, required, .. }) => format!("set `{limit}` to {required}"),
+            StartError::Backend(error) => error.hint().unwrap_or_else(|| "choose `DeviceChoice::Host`".to_owned()),
             StartError::Precision(error) => error.hint(),
             StartError::MemoryFraction { .. } => {
                 "0.9 leaves a tenth to others, and without one nearly all of a GPU is taken".to_owned()
             }
             StartError::Lease(error) => error.hint(),
-            StartError::Device(error) => error.hint().unwrap_or_else(|| "raise the capacity".to_owned()),
+            StartError::Device(error) => error.hint().unwrap_or_else(|| "raise the `capacity`".to_owned()),
             StartError::Profile { source, knobs, .. } => match Suggestion::advice(knobs) {
                 Some(advice) => format!("{advice}; or leave more memory free on the device"),
                 None => source.hint(),

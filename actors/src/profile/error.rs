@@ -96,7 +96,7 @@ impl ProfileError {
     /// What to change.
     pub fn hint(&self) -> String {
         let smaller =
-            || "lower step_tokens, sequences, launch_patches or context_tokens, or raise the capacity".to_owned();
+            || "lower `step_tokens`, `sequences`, `launch_patches` or `context_tokens`, or raise the `capacity`".to_owned();
         match self {
             ProfileError::Lanes(error) => error.hint().unwrap_or_else(|| "see the driver's message".to_owned()),
             ProfileError::Lease { source, .. } => source.hint(),
@@ -104,11 +104,11 @@ impl ProfileError {
             ProfileError::PlanDiffers { .. } => "this is a bug in Bursar; please report it".to_owned(),
             ProfileError::TooSmall { tokens, .. } => {
                 let shorter = match *tokens >= CONTEXT_TOKENS_LEAST {
-                    true => format!("lower context_tokens to {tokens}, or "),
+                    true => format!("lower `context_tokens` to {tokens}, or "),
                     false => String::new(),
                 };
                 format!(
-                    "{shorter}set a larger memory_fraction (1 is all that is left) or kv_tokens, or raise the capacity"
+                    "{shorter}set a larger `memory_fraction` (1 is all that is left) or `kv_tokens`, or raise the `capacity`"
                 )
             }
             ProfileError::WrittenDiffers(_) => "remove the profile that was written down".to_owned(),

@@ -82,10 +82,10 @@ impl Suggestion {
     pub fn advice(all: &[Suggestion]) -> Option<String> {
         let helpful = all.iter().filter_map(|suggestion| match (suggestion.knob, suggestion.to?) {
             (TOTAL, _) => Some(format!("{} more of free device memory would fit", suggestion.frees)),
-            (_, to) => Some(format!("{} {to} instead of {} would fit", suggestion.name, suggestion.from)),
+            (_, to) => Some(format!("`{}` {to} instead of {} would fit", suggestion.name, suggestion.from)),
         });
-        let hopeless = all.iter().filter(|suggestion| suggestion.to.is_none()).map(|suggestion| &*suggestion.name);
-        let hopeless = hopeless.collect::<Vec<_>>().join(", ");
+        let hopeless = all.iter().filter(|suggestion| suggestion.to.is_none());
+        let hopeless = hopeless.map(|suggestion| format!("`{}`", suggestion.name)).collect::<Vec<_>>().join(", ");
         let hopeless = (!hopeless.is_empty()).then(|| format!("no value of these alone would: {hopeless}"));
         let advice = helpful.chain(hopeless).collect::<Vec<_>>().join("; ");
         Some(advice).filter(|advice| !advice.is_empty())

@@ -32,6 +32,18 @@ impl HostConfig {
         HostConfig { name: "host".into(), capacity, page: Bytes::mib(2), overhead: Bytes::ZERO, driver }
     }
 
+    /// Whether the machine has the memory that this device would have.
+    ///
+    /// # Errors
+    /// [`DeviceError::Capacity`].
+    pub fn check_capacity(&self) -> Result<(), DeviceError> {
+        let (capacity, least, most) = (self.capacity, self.page, pages::system_memory());
+        match (least..=most).contains(&capacity) {
+            true => Ok(()),
+            false => Err(DeviceError::Capacity { capacity, least, most }),
+        }
+    }
+
     /// A device with pages of 64 KiB: for demos and tests of a few MiB.
     pub fn small(capacity: Bytes) -> Self {
         HostConfig { page: Bytes::kib(64), ..HostConfig::new(capacity) }
@@ -156,13 +168,15 @@ impl HostDevice {
     /// A device with all of its memory free.
     ///
     /// # Errors
-    /// [`DeviceError::BadPage`] when the page is no power of two or smaller than the system's.
+    /// [`DeviceError::BadPage`] when the page is no power of two or smaller than the system's, and
+    /// [`DeviceError::Capacity`] when the machine has less memory.
     pub fn new(config: HostConfig) -> Result<HostDevice, DeviceError> {
         let system = pages::system_page();
         if !config.page.0.is_power_of_two() || config.page.0 < system {
             let reason = format!("it must be a power of two of at least {system} bytes, the system's page");
             return Err(DeviceError::BadPage { page: config.page, reason });
         }
+        config.check_capacity()?;
         Ok(HostDevice { config, timelines: Timelines::default(), state: Mutex::default(), let_pass: Condvar::new() })
     }
 
@@ -415,7 +429,7 @@ impl Device for HostDevice {
         if refused_by_script || bytes > free {
             let hint = match free.checked_sub(bytes) {
                 Some(_) => "a script refused it; ask again".into(),
-                None => format!("lease {} less, or raise the capacity", bytes - free),
+                None => format!("lease {} less, or raise the `capacity`", bytes - free),
             };
             return Err(DeviceError::Refused { asked: bytes, free, hint });
         }
@@ -423,7 +437,7 @@ impl Device for HostDevice {
         unsafe { pages::open(address.0, bytes.0) }.map_err(|error| DeviceError::Refused {
             asked: bytes,
             free,
-            hint: format!("the host itself is out of memory ({error}); lower the capacity"),
+            hint: format!("the host itself is out of memory ({error}); lower the `capacity`"),
         })?;
         state.stretch(self.config.page, address, bytes, false, "backed")?.fill(true);
         state.counts.backed += bytes;

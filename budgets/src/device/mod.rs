@@ -199,6 +199,16 @@ pub enum DeviceError {
         /// What it said.
         said: String,
     },
+    /// A host device of this capacity cannot be made.
+    #[error("a host device of {capacity} cannot be: from {least} to {most} are possible here")]
+    Capacity {
+        /// What was asked for.
+        capacity: Bytes,
+        /// A page.
+        least: Bytes,
+        /// The memory of the machine.
+        most: Bytes,
+    },
     /// A device cannot be made like this.
     #[error("a page of {} cannot be: {reason}", page.exact())]
     BadPage {
@@ -234,6 +244,9 @@ impl Hint for DeviceError {
             }
             DeviceError::BadRange { .. } | DeviceError::Driver { .. } => None,
             DeviceError::NoAddresses { .. } => Some("raise the limit on address space (ulimit -v)".into()),
+            DeviceError::Capacity { most, .. } => {
+                Some(format!("set `capacity` to at most {most}, the memory of this machine"))
+            }
             DeviceError::BadPage { .. } => Some("use a power of two that is a multiple of the system's page".into()),
         }
     }

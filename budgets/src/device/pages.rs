@@ -1,15 +1,16 @@
 //! Pages of host memory: addresses without memory, and memory behind them.
 
 #[cfg(unix)]
-pub(super) use unix::{close, open, release, reserve, system_page};
+pub(super) use unix::{close, open, release, reserve, system_memory, system_page};
 
 #[cfg(not(unix))]
-pub(super) use other::{close, open, release, reserve, system_page};
+pub(super) use other::{close, open, release, reserve, system_memory, system_page};
 
 #[cfg(unix)]
 mod unix {
     use std::io;
 
+    use crate::Bytes;
     use libc::{
         MADV_DONTNEED, MAP_ANONYMOUS, MAP_FAILED, MAP_NORESERVE, MAP_PRIVATE, PROT_NONE, PROT_READ, PROT_WRITE,
     };
@@ -17,6 +18,14 @@ mod unix {
     pub fn system_page() -> u64 {
         // SAFETY: asks for a constant of the system.
         unsafe { libc::sysconf(libc::_SC_PAGESIZE) as u64 }
+    }
+
+    /// The memory of the machine.
+    pub fn system_memory() -> Bytes {
+        // SAFETY: asks for a constant of the system.
+        let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
+        // A system that does not say has as much as it likes.
+        u64::try_from(pages).map_or(Bytes::MAX, |pages| Bytes(pages.saturating_mul(system_page())))
     }
 
     /// Addresses, aligned to `align`, that fault on any use.
@@ -93,8 +102,14 @@ mod unix {
 mod other {
     use std::{alloc, io};
 
+    use crate::Bytes;
+
     pub fn system_page() -> u64 {
         4096
+    }
+
+    pub fn system_memory() -> Bytes {
+        Bytes::MAX
     }
 
     fn layout(bytes: u64, align: u64) -> io::Result<alloc::Layout> {

@@ -60,9 +60,14 @@ impl CheckpointSource {
     /// The same for a file that must be there.
     ///
     /// # Errors
-    /// [`CheckpointError::MissingFile`] besides.
+    /// [`CheckpointError::MissingFile`] and [`CheckpointError::MissingFolder`] besides.
     pub fn require(&self, file: &str) -> Result<Cow<'static, [u8]>, CheckpointError> {
-        self.read(file)?.ok_or_else(|| CheckpointError::MissingFile { place: self.place(), file: file.into() })
+        self.read(file)?.ok_or_else(|| match self {
+            CheckpointSource::Folder(folder) if !folder.exists() => {
+                CheckpointError::MissingFolder { place: self.place() }
+            }
+            _ => CheckpointError::MissingFile { place: self.place(), file: file.into() },
+        })
     }
 
     /// The type of the weights as `config.json` names it; none where it names none, or one that is not computed with.

@@ -8,6 +8,12 @@ use crate::error::{ProcessorError, SamplingError, TextError};
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
+    /// There is no such folder.
+    #[error("there is no folder {place}")]
+    MissingFolder {
+        /// Its path.
+        place: String,
+    },
     /// A file that every checkpoint must have is absent.
     #[error("the checkpoint at {place} has no {file}")]
     MissingFile {
@@ -109,6 +115,9 @@ impl CheckpointError {
     /// What the user could change.
     pub fn hint(&self) -> String {
         match self {
+            CheckpointError::MissingFolder { .. } => {
+                "check the path; a model of the hub is named org/name, and the embedded one demo".into()
+            }
             CheckpointError::MissingFile { .. } => {
                 "point at the folder that holds config.json, tokenizer.json and model.safetensors".into()
             }

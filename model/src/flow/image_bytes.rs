@@ -25,6 +25,20 @@ pub struct PixelSize {
     pub height: u32,
 }
 
+/// The name of the file that a picture was read from, if it was read from one: ` (cat.jpg)`, as errors have it after the
+/// picture's number.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FileName(pub Option<Arc<str>>);
+
+impl fmt::Display for FileName {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Some(name) => write!(formatter, " ({name})"),
+            None => Ok(()),
+        }
+    }
+}
+
 impl ImageBytes {
     /// Takes encoded bytes as they are; nothing is checked before [`probe`](Self::probe) or [`decode`](Self::decode).
     pub fn new(encoded: impl Into<Arc<[u8]>>) -> Self {
@@ -81,6 +95,11 @@ impl ImageBytes {
     /// The file's name, when there is one.
     pub fn name(&self) -> Option<&str> {
         self.name.as_deref()
+    }
+
+    /// The same for an error.
+    pub fn file_name(&self) -> FileName {
+        FileName(self.name.clone())
     }
 }
 

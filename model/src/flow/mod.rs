@@ -13,7 +13,7 @@ mod step_layout;
 pub mod token;
 pub mod video;
 
-pub use image_bytes::{ImageBytes, ImageLimits, PixelSize};
+pub use image_bytes::{FileName, ImageBytes, ImageLimits, PixelSize};
 pub use patches::{Grid, Levels, Patches, PictureHash};
 pub use prefix_key::{PictureContent, PrefixKey, PrefixKeys};
 pub use prompt_layout::{LayoutError, PictureSpan, PromptLayout};

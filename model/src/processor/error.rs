@@ -2,6 +2,8 @@
 
 use thiserror::Error;
 
+use crate::flow::FileName;
+
 /// Why a picture was refused, before or while decoding it.
 #[derive(Debug, Error, PartialEq)]
 #[non_exhaustive]
@@ -115,7 +117,7 @@ impl ImageError {
             ImageError::TooManyBytes { .. } => "compress the picture more, or raise `ImageLimits::bytes_max`".into(),
             ImageError::TooManyPixels { .. } => "scale the picture down, or raise `ImageLimits::pixels_max`".into(),
             ImageError::TooMuchDecodeMemory { .. } => {
-                "scale the picture down, or raise `ImageLimits::decode_bytes_max` and the budget of host bytes".into()
+                "scale the picture down, or save it with 8 bits a channel".into()
             }
             ImageError::UnknownFormat => "convert the picture to PNG, JPEG or WebP".into(),
             ImageError::PixelBytes { .. } => {
@@ -155,10 +157,12 @@ pub enum VideoError {
         limit: usize,
     },
     /// A frame is broken or outside the limits of pictures.
-    #[error("frame {frame}: {source}")]
+    #[error("frame {frame}{file}: {source}")]
     Frame {
         /// Which, from 0.
         frame: usize,
+        /// Its file, if it has one.
+        file: FileName,
         /// What is wrong with it.
         source: ImageError,
     },
@@ -216,18 +220,22 @@ pub enum VisualError {
         limit: usize,
     },
     /// A picture is broken or outside the limits.
-    #[error("picture {index}: {source}")]
+    #[error("picture {index}{file}: {source}")]
     Picture {
         /// Which picture of the request, from 0.
         index: usize,
+        /// Its file, if it has one.
+        file: FileName,
         /// What is wrong with it.
         source: ImageError,
     },
     /// A picture is larger than the envelope even after resizing, because it is so thin.
-    #[error("picture {index} takes {patches} patches after resizing, at most {limit} are allowed")]
+    #[error("picture {index}{file} takes {patches} patches after resizing, at most {limit} are allowed")]
     PictureTooLarge {
         /// Which picture of the request, from 0.
         index: usize,
+        /// Its file, if it has one.
+        file: FileName,
         /// It would have.
         patches: usize,
         /// Of the envelope.

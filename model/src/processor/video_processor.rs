@@ -71,7 +71,10 @@ impl VideoProcessor {
         if !(frames_per_second.is_finite() && frames_per_second > 0.0) {
             return Err(VideoError::FrameRate { frames_per_second });
         }
-        let of_frame = |frame: usize| move |source: ImageError| VideoError::Frame { frame, source };
+        let of_frame = |frame: usize| {
+            let file = video.frames()[frame].file_name();
+            move |source: ImageError| VideoError::Frame { frame, file, source }
+        };
         let (mut first, mut costs) = (None, Vec::with_capacity(video.frames().len()));
         for (frame, bytes) in video.frames().iter().enumerate() {
             let header = bytes.probe(limits).map_err(of_frame(frame))?;
@@ -107,7 +110,8 @@ impl VideoProcessor {
         let temporal = self.config().temporal_patch_size as usize;
         let mut planned = Some(plan.step.source);
         let mut resized = |(frame, bytes): (usize, &crate::flow::ImageBytes)| {
-            let decoded: RgbImage = bytes.decode(limits).map_err(|source| VideoError::Frame { frame, source })?;
+            let failed = |source| VideoError::Frame { frame, file: bytes.file_name(), source };
+            let decoded: RgbImage = bytes.decode(limits).map_err(failed)?;
             check_size(frame, Size { width: decoded.width(), height: decoded.height() }, &mut planned)?;
             Ok(self.frames.resize_to(&decoded, plan.step.resized))
         };

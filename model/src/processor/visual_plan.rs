@@ -178,13 +178,13 @@ impl VisualProcessors {
         picture: &ImageBytes,
         limits: VisualLimits<'_>,
     ) -> Result<VisualPlan, VisualError> {
-        let error = |source| VisualError::Picture { index, source };
+        let error = |source| VisualError::Picture { index, file: picture.file_name(), source };
         let header = picture.probe(limits.image).map_err(error)?;
         let plan = self.pictures.plan(header.width, header.height).map_err(error)?;
         // A very thin picture comes out of the resizing larger than it was limited to.
         let (patches, limit) = (plan.patches, limits.envelope.picture_patches);
         if patches > limit {
-            return Err(VisualError::PictureTooLarge { index, patches, limit });
+            return Err(VisualError::PictureTooLarge { index, file: picture.file_name(), patches, limit });
         }
         let key = VisualKey::of(std::slice::from_ref(picture), VisualGrid::Image(plan.grid));
         Ok(VisualPlan::Image { picture: picture.clone(), plan, cost: header.cost, key })
@@ -202,7 +202,8 @@ impl VisualProcessors {
             match plan {
                 VisualPlan::Image { picture, .. } => {
                     let whole = picture.decode(limits).and_then(|decoded| self.pictures.process(&decoded));
-                    processed.push(whole.map_err(|source| VisualError::Picture { index: pictures, source })?);
+                    let (index, file) = (pictures, picture.file_name());
+                    processed.push(whole.map_err(|source| VisualError::Picture { index, file, source })?);
                     pictures += 1;
                 }
                 VisualPlan::Video { video, plan, .. } => {

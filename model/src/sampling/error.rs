@@ -85,6 +85,14 @@ pub enum SamplingError {
 }
 
 impl SamplingError {
+    /// As [`GrammarError::reason`].
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            SamplingError::Grammar(error) => error.reason(),
+            _ => None,
+        }
+    }
+
     /// What the user could change.
     pub fn hint(&self) -> String {
         match self {

@@ -110,7 +110,11 @@ impl ChatTemplate {
     fn compile(sources: TemplateSources, limits: TemplateLimits) -> Result<Self, TextError> {
         let refused = |error: Error| TextError::TemplateSource {
             line: error.line().unwrap_or(0),
-            kind: error.kind().to_string(),
+            kind: match error.detail() {
+                // Of the source, which is no user's.
+                Some(detail) => format!("{}, {detail}", error.kind()),
+                None => error.kind().to_string(),
+            },
         };
         let meter = MeterLimits { value_bytes_max: limits.value_bytes_max, total_bytes_max: limits.values_bytes_max };
         let mut environment = Environment::new();
@@ -175,8 +179,11 @@ impl ChatTemplate {
         let mut rendered = LimitedText { bytes: Vec::new(), bytes_max: self.limits.bytes_max, overflowed: false };
         let outcome = template.render_captured_to(self.context(messages, inputs), &mut rendered).map(|_| ());
         match outcome {
-            Ok(()) => String::from_utf8(rendered.bytes)
-                .map_err(|_| TextError::Template { line: 0, kind: "the output is not UTF-8".into() }),
+            Ok(()) => String::from_utf8(rendered.bytes).map_err(|_| TextError::Template {
+                line: 0,
+                kind: "the output is not UTF-8".into(),
+                reason: PrivateText(String::new()),
+            }),
             Err(_) if rendered.overflowed => Err(TextError::TemplateBytes { bytes_max: self.limits.bytes_max }),
             Err(error) => Err(self.failure(&error)),
         }
@@ -231,8 +238,11 @@ impl ChatTemplate {
             }
             cause = inner.source();
         }
-        // The kind alone: the detail may quote what a user wrote.
-        TextError::Template { line: error.line().unwrap_or(0), kind: error.kind().to_string() }
+        TextError::Template {
+            line: error.line().unwrap_or(0),
+            kind: error.kind().to_string(),
+            reason: PrivateText(error.detail().unwrap_or_default().to_owned()),
+        }
     }
 }
 

@@ -56,9 +56,11 @@ pub enum TextError {
         line: usize,
         /// The kind of fault.
         kind: String,
+        /// The template engine's own words. They may quote a message: they are for the caller, never for a log.
+        reason: PrivateText,
     },
-    /// The template itself refuses these messages by `raise_exception`; its words are in the template's source.
-    #[error("the chat template refuses these messages (raise_exception in line {line})")]
+    /// The template itself refuses these messages by `raise_exception`.
+    #[error("the chat template refuses these messages (`raise_exception` in line {line})")]
     TemplateRefused {
         /// Line, from 1, or 0 when unknown.
         line: usize,
@@ -110,6 +112,17 @@ pub enum TextError {
 }
 
 impl TextError {
+    /// What the template says itself, as far as no error may show it: it may quote a message. For whoever wrote the
+    /// messages, never for a log.
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            TextError::Template { reason, .. } | TextError::TemplateRefused { reason, .. } => {
+                Some(&*reason.0).filter(|reason| !reason.is_empty())
+            }
+            _ => None,
+        }
+    }
+
     /// What the user could change.
     pub fn hint(&self) -> String {
         match self {

@@ -28,7 +28,7 @@ fn integers_beyond_what_a_float_keeps_are_refused_with_keyword_and_place() {
         (json!({"$ref": "#/$defs/a", "$defs": {"a": {"exclusiveMaximum": 1e16}}}), "exclusiveMaximum", "#/$defs/a"),
     ];
     for (schema, expected, path) in schemas {
-        let error = compiler().compile(&OutputFormat::JsonSchema(schema)).expect_err(expected);
+        let error = compiler().compile(&OutputFormat::json(schema)).expect_err(expected);
         let GrammarError::Number { keyword, place } = &error else { panic!("{error:?}") };
         assert_eq!((*keyword, place.path()), (expected, path));
         assert!(error.to_string().contains("2^53") && !error.hint().is_empty(), "{error}");
@@ -36,7 +36,7 @@ fn integers_beyond_what_a_float_keeps_are_refused_with_keyword_and_place() {
     }
     // The largest that is kept comes out to the last digit; what only describes is not looked at.
     let kept = json!({"const": beyond - 1, "default": beyond, "$defs": {"unused": {"const": beyond}}});
-    let grammar = compiler().compile(&OutputFormat::JsonSchema(kept)).expect("it is within the limit");
+    let grammar = compiler().compile(&OutputFormat::json(kept)).expect("it is within the limit");
     let follows = |text: &str| {
         let ids = small_tokenizer().encode_plain(text).expect("it encodes");
         grammar.allowed(&ids).is_ok_and(|allowed| allowed.contains(end(&small_tokenizer())))
@@ -53,7 +53,7 @@ fn keywords_that_the_compiler_lacks_are_refused_with_their_place() {
         (json!({"patternProperties": {"^s": {"not": {}}}}), "not", "#/patternProperties/^s", "#/patternProperties/*"),
     ];
     for (schema, expected, path, shown) in schemas {
-        let error = compiler().compile(&OutputFormat::JsonSchema(schema)).expect_err(expected);
+        let error = compiler().compile(&OutputFormat::json(schema)).expect_err(expected);
         let GrammarError::Keyword { keyword, place } = &error else { panic!("{error:?}") };
         assert_eq!((*keyword, place.path()), (expected, path));
         assert!(error.to_string().contains(&format!("`{expected}` at {shown},")), "{error}");
@@ -61,9 +61,9 @@ fn keywords_that_the_compiler_lacks_are_refused_with_their_place() {
     // A property may be called as a keyword is, and a format of numbers is a note; each known format is followed.
     let names = json!({"type": "object", "properties": {"not": {"type": "integer", "format": "int64", "maximum": 9}},
         "required": ["not"], "additionalProperties": false});
-    compiler().compile(&OutputFormat::JsonSchema(names)).expect("it can be followed");
+    compiler().compile(&OutputFormat::json(names)).expect("it can be followed");
     for format in ["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid"] {
         let schema = json!({"type": "string", "format": format});
-        compiler().compile(&OutputFormat::JsonSchema(schema)).expect(format);
+        compiler().compile(&OutputFormat::json(schema)).expect(format);
     }
 }

@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use bursar_model::error::{GrammarError, SamplingError};
 use bursar_model::sampling::{
-    Grammar, GrammarCompiler, OutputFormat, Past, Sampler, SamplerScratch, SamplingParams, philox,
+    Grammar, GrammarCompiler, JsonWhitespace, OutputFormat, Past, Sampler, SamplerScratch, SamplingParams, philox,
 };
 use bursar_model::text::Tokenizer;
 use serde_json::{Value, json};
@@ -144,13 +144,41 @@ fn matches(pattern: &str, text: &str) -> bool {
 #[test]
 fn a_reply_to_a_schema_parses_and_has_what_the_schema_says() {
     for (model, count) in models().into_iter().zip([12, 12, 4]) {
-        let texts = replies(model, &OutputFormat::JsonSchema(person()), count);
+        let texts = replies(model, &OutputFormat::json(person()), count);
         for text in &texts {
             let value: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{}: {error}", model.name));
             assert!(is_person(&value), "{}: {value}", model.name);
         }
         assert!(texts.iter().collect::<std::collections::BTreeSet<_>>().len() > 2, "chance has its part");
     }
+}
+
+#[test]
+fn json_is_compact_unless_the_caller_wants_whitespace() {
+    let schema = json!({"type": "object", "properties": {"a": {"type": "array", "minItems": 2, "maxItems": 2,
+        "items": {"enum": [1, 2]}}, "b": {"type": "boolean"}}, "required": ["a", "b"], "additionalProperties": false});
+    for model in models() {
+        let written =
+            |whitespace, count| replies(model, &OutputFormat::JsonSchema { schema: schema.clone(), whitespace }, count);
+        for text in written(JsonWhitespace::Compact, 4) {
+            let value: Value = serde_json::from_str(&text).expect("JSON");
+            assert_eq!(text, value.to_string(), "{}", model.name);
+        }
+        for text in written(JsonWhitespace::Spaced, 4) {
+            let value: Value = serde_json::from_str(&text).expect("JSON");
+            assert_eq!(text, value.to_string().replace(',', ", ").replace(':', ": "), "{}", model.name);
+        }
+        let free = written(JsonWhitespace::Free, 8);
+        assert!(free.iter().any(|text| text.contains(['\n', ' ', '\t'])), "{}: {free:?}", model.name);
+    }
+}
+
+#[test]
+fn a_schemas_fault_has_its_place() {
+    let fault = json!({"properties": {"a": {"type": "string"}, "b/c": {"items": {"anyOf": [{}, {"type": "zebra"}]}}}});
+    let error = DEMO.compiler.compile(&OutputFormat::json(fault)).expect_err("there is no such type");
+    let reason = error.reason().expect("it says why");
+    assert!(reason.contains("zebra") && reason.contains("/properties/b~1c/items/anyOf/1"), "{reason}");
 }
 
 #[test]
@@ -163,7 +191,7 @@ fn a_recursive_schema_nests_and_closes() {
         assert!(node["v"].as_i64().is_some_and(|v| (0..=9).contains(&v)));
         1 + node["c"].as_array().expect("children").iter().map(depth).max().unwrap_or(0)
     }
-    let texts = replies(&SMALL, &OutputFormat::JsonSchema(tree), 30);
+    let texts = replies(&SMALL, &OutputFormat::json(tree), 30);
     let depths: Vec<_> = texts.iter().map(|text| depth(&serde_json::from_str(text).expect("it parses"))).collect();
     assert!(depths.iter().any(|&depth| depth > 1), "{depths:?}");
 }
@@ -209,7 +237,7 @@ fn a_reply_to_choices_is_one_of_them() {
 fn any_json_is_json() {
     // Unbounded: a random reply may go on for ever, so that it is only held to be the beginning of one.
     for schema in [json!(true), json!({})] {
-        let grammar = DEMO.grammar(&OutputFormat::JsonSchema(schema));
+        let grammar = DEMO.grammar(&OutputFormat::json(schema));
         for seed in 0..20 {
             let params = SamplingParams { temperature: 1.0, seed, ..Default::default() };
             let (produced, ended) = reply(&DEMO, &grammar, params, 60);
@@ -249,7 +277,7 @@ fn end_tokens_are_allowed_when_the_form_is_complete_and_only_then() {
 #[test]
 fn a_sequence_that_died_is_computed_anew_with_the_same_masks() {
     for model in [&*SMALL, &*QWEN] {
-        let grammar = model.grammar(&OutputFormat::JsonSchema(person()));
+        let grammar = model.grammar(&OutputFormat::json(person()));
         let params = SamplingParams { temperature: 4.0, seed: 5, ..Default::default() };
         let (produced, _) = reply(model, &grammar, params, 60);
         let masks: Vec<_> =
@@ -324,7 +352,7 @@ fn a_bias_and_penalties_choose_among_what_is_allowed() {
 /// A refused form, the kind of its error, and whether the caller is told why.
 #[test]
 fn forms_that_cannot_be_followed_are_refused_with_a_reason() {
-    let schema = OutputFormat::JsonSchema;
+    let schema = OutputFormat::json;
     let regex = |pattern: &str| OutputFormat::Regex(pattern.to_owned());
     let deep = (0..200).fold(json!({}), |inner, _| json!({"allOf": [inner]}));
     let wide: Vec<Value> = (0..300).map(|bound| json!({"type": "string", "maxLength": bound + 5})).collect();
@@ -387,12 +415,12 @@ fn a_schema_may_have_many_patterns_for_many_texts() {
     let id = json!({"type": "string", "pattern": "^[a-z]{1,8}$"});
     let object = json!({"$defs": {"id": id}, "type": "object", "properties": properties, "required": ["p0", "q7"],
         "additionalProperties": false});
-    for text in replies(&DEMO, &OutputFormat::JsonSchema(object), 2) {
+    for text in replies(&DEMO, &OutputFormat::json(object), 2) {
         let value: Value = serde_json::from_str(&text).expect("JSON");
         assert!(matches("[a-z]{1,8}", value["p0"].as_str().expect("a text")) && value["q7"] == "a7", "{text}");
     }
     let both = json!({"type": "string", "allOf": [{"pattern": "^a"}, {"pattern": "b$"}, {"maxLength": 6}]});
-    for text in replies(&DEMO, &OutputFormat::JsonSchema(both), 2) {
+    for text in replies(&DEMO, &OutputFormat::json(both), 2) {
         let value: String = serde_json::from_str(&text).expect("JSON");
         assert!(value.starts_with('a') && value.ends_with('b'), "{text}");
     }
@@ -401,8 +429,8 @@ fn a_schema_may_have_many_patterns_for_many_texts() {
 #[test]
 fn errors_and_debug_show_nothing_of_schema_pattern_or_reply() {
     let secrets = [
-        OutputFormat::JsonSchema(json!({"properties": {"zebra": {"type": "zebra"}}})),
-        OutputFormat::JsonSchema(json!({"$ref": "zebra"})),
+        OutputFormat::json(json!({"properties": {"zebra": {"type": "zebra"}}})),
+        OutputFormat::json(json!({"$ref": "zebra"})),
         OutputFormat::Regex("(zebra".into()),
         OutputFormat::Regex(r"zebra\b!".into()),
     ];
@@ -440,9 +468,9 @@ fn hostile_forms_end_soon() {
         .collect();
     chain.insert("d0".into(), json!({"type": "string"}));
     let formats = [
-        OutputFormat::JsonSchema(json!({"type": "string", "allOf": meeting})),
-        OutputFormat::JsonSchema(json!({"type": "object", "allOf": merged})),
-        OutputFormat::JsonSchema(json!({"$defs": chain, "$ref": "#/$defs/d39"})),
+        OutputFormat::json(json!({"type": "string", "allOf": meeting})),
+        OutputFormat::json(json!({"type": "object", "allOf": merged})),
+        OutputFormat::json(json!({"$defs": chain, "$ref": "#/$defs/d39"})),
         regex("((((x{100}){100}){100}){100}){100}"),
         regex("(((((a+)+)+)+)+)+b"),
         regex("(a|b)*a(a|b){400}"),
@@ -450,13 +478,13 @@ fn hostile_forms_end_soon() {
         regex(r"\w{1,1000}\d{1,1000}\pL{1,1000}"),
         regex("(.*x.*){30}"),
         regex(&"(".repeat(5_000)),
-        OutputFormat::JsonSchema(json!({"type": "array", "items": {"type": "integer"}, "minItems": 1_000_000_000})),
-        OutputFormat::JsonSchema(json!({"type": "string", "minLength": 1_000_000_000})),
-        OutputFormat::JsonSchema(json!({"type": "object", "minProperties": 50_000})),
-        OutputFormat::JsonSchema(json!({"type": "number", "multipleOf": 1e-30})),
-        OutputFormat::JsonSchema(json!({"type": "string", "minLength": "ä".repeat(80)})),
-        OutputFormat::JsonSchema(json!({"$defs": doubling, "$ref": "#/$defs/d39"})),
-        OutputFormat::JsonSchema(json!({"$defs": {"a": {"anyOf": arrays}}, "$ref": "#/$defs/a"})),
+        OutputFormat::json(json!({"type": "array", "items": {"type": "integer"}, "minItems": 1_000_000_000})),
+        OutputFormat::json(json!({"type": "string", "minLength": 1_000_000_000})),
+        OutputFormat::json(json!({"type": "object", "minProperties": 50_000})),
+        OutputFormat::json(json!({"type": "number", "multipleOf": 1e-30})),
+        OutputFormat::json(json!({"type": "string", "minLength": "ä".repeat(80)})),
+        OutputFormat::json(json!({"$defs": doubling, "$ref": "#/$defs/d39"})),
+        OutputFormat::json(json!({"$defs": {"a": {"anyOf": arrays}}, "$ref": "#/$defs/a"})),
     ];
     let begin = std::time::Instant::now();
     for format in formats {
@@ -517,7 +545,7 @@ fn a_byte_fallback_vocabulary_spells_what_it_has_no_words_for() {
     for reply in replies(&model, &OutputFormat::Choice(vec![text.into()]), 6) {
         assert_eq!(text, reply);
     }
-    for reply in replies(&model, &OutputFormat::JsonSchema(json!({"type": "string", "maxLength": 6})), 6) {
+    for reply in replies(&model, &OutputFormat::json(json!({"type": "string", "maxLength": 6})), 6) {
         assert!(serde_json::from_str::<String>(&reply).expect("a string").chars().count() <= 6);
     }
 }

@@ -3,7 +3,7 @@
 use bursar_model::{
     Envelope,
     error::{ImageError, ProcessorError, VideoError, VisualError},
-    flow::{Grid, ImageBytes, ImageLimits, Patches, Video, Visual, VisualGrid},
+    flow::{FileName, Grid, ImageBytes, ImageLimits, Patches, Video, Visual, VisualGrid},
     processor::{
         ImageProcessor, ImageProcessorConfig, PixelBounds, VideoProcessor, VisualLimits, VisualPlan, VisualProcessors,
     },
@@ -119,10 +119,10 @@ fn what_is_no_video_is_refused_with_the_value() {
     assert_eq!(refused(&mixed), expected);
     let strange = Video::new(vec![frame(56, 84, 1), ImageBytes::new(&b"a secret text"[..])], 2.0);
     let error = refused(&strange);
-    assert_eq!(error, VideoError::Frame { frame: 1, source: ImageError::UnknownFormat });
+    assert_eq!(error, VideoError::Frame { frame: 1, file: FileName::default(), source: ImageError::UnknownFormat });
     assert!(!format!("{error} {error:?} {}", error.hint()).contains("secret"));
     let thin = refused(&film(2, 3, 900));
-    assert!(matches!(thin, VideoError::Frame { frame: 0, source: ImageError::AspectRatio { .. } }), "{thin:?}");
+    assert!(matches!(thin, VideoError::Frame { frame: 0, source: ImageError::AspectRatio { .. }, .. }), "{thin:?}");
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn a_frame_that_is_damaged_behind_its_header_is_found_while_decoding_and_named()
     let video = Video::new(vec![whole.clone(), whole, cut], 2.0);
     let plan = processor().plan(&video, &limits(), usize::MAX).expect("headers are fine");
     let error = processor().process(&video, &plan, &limits()).expect_err("a damaged frame");
-    assert!(matches!(error, VideoError::Frame { frame: 2, source: ImageError::Damaged { .. } }), "{error:?}");
+    assert!(matches!(error, VideoError::Frame { frame: 2, source: ImageError::Damaged { .. }, .. }), "{error:?}");
 }
 
 #[test]

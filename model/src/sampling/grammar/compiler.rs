@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use llguidance::{ParserFactory, api::ParserLimits};
 
-use super::{error::GrammarError, output_format::OutputFormat, parser::Parser, state::Grammar, vocabulary::Vocabulary};
+use super::{
+    error::GrammarError, fault_place::place, output_format::OutputFormat, parser::Parser, state::Grammar,
+    vocabulary::Vocabulary,
+};
 use crate::text::{Tokenizer, error::PrivateText};
 
 /// Bytes of a reason that is passed on.
@@ -36,15 +39,29 @@ impl GrammarCompiler {
     /// # Errors
     /// [`GrammarError`]: too large, not understood, unsupported, or too complex.
     pub fn compile(&self, format: &OutputFormat) -> Result<Grammar, GrammarError> {
-        let parser = self.factory.create_parser(format.grammar()?);
-        let parser = parser.map_err(|error| refusal(format, &error.to_string()))?;
+        let parser = self.parser(format).map_err(|error| self.placed(format, error))?;
         // What is too complex for the first token is so for the caller, not for the lane. It also warms the caches up.
-        let grammar = Grammar::new(Parser::new(parser), self.vocabulary.clone());
+        let grammar = Grammar::new(parser, self.vocabulary.clone());
         grammar.allowed(&[]).map_err(|error| match error {
             GrammarError::DeadEnd { .. } => refusal(format, "nothing that the vocabulary can spell has this form"),
             error => error,
         })?;
         Ok(grammar)
+    }
+
+    fn parser(&self, format: &OutputFormat) -> Result<Parser, GrammarError> {
+        let parser = self.factory.create_parser(format.grammar()?);
+        parser.map(Parser::new).map_err(|error| refusal(format, &error.to_string()))
+    }
+
+    /// The same refusal, with the place in the schema where it can be found.
+    fn placed(&self, format: &OutputFormat, error: GrammarError) -> GrammarError {
+        let (OutputFormat::JsonSchema { schema, .. }, GrammarError::Schema { reason }) = (format, &error) else {
+            return error;
+        };
+        let place = place(schema, |part| self.parser(&OutputFormat::json(part)).is_err_and(|other| other == error));
+        let Some(place) = place else { return error };
+        GrammarError::Schema { reason: PrivateText(format!("{}, at {place}", reason.0)) }
     }
 }
 
@@ -78,7 +95,7 @@ fn refusal(format: &OutputFormat, error: &str) -> GrammarError {
     let end = (0..=REASON_BYTES_MAX.min(first_line.len())).rev().find(|&end| first_line.is_char_boundary(end));
     let reason = PrivateText(first_line[..end.unwrap_or(0)].to_owned());
     match format {
-        OutputFormat::JsonSchema(_) => GrammarError::Schema { reason },
+        OutputFormat::JsonSchema { .. } => GrammarError::Schema { reason },
         OutputFormat::Regex(_) | OutputFormat::Choice(_) => GrammarError::UnsupportedRegex { reason },
     }
 }

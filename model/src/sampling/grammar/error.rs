@@ -101,6 +101,15 @@ pub enum GrammarError {
 }
 
 impl GrammarError {
+    /// Where and why, as far as no error may show it: it may quote the schema or the pattern. For whoever wrote them, never
+    /// for a log.
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            GrammarError::Schema { reason } | GrammarError::UnsupportedRegex { reason } => Some(&reason.0),
+            _ => None,
+        }
+    }
+
     /// What the user could change.
     pub fn hint(&self) -> String {
         match self {

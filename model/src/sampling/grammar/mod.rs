@@ -6,6 +6,7 @@
 
 mod compiler;
 mod error;
+mod fault_place;
 mod output_format;
 mod parser;
 mod schema_rules;
@@ -14,6 +15,6 @@ mod vocabulary;
 
 pub use compiler::GrammarCompiler;
 pub use error::GrammarError;
-pub use output_format::OutputFormat;
+pub use output_format::{JsonWhitespace, OutputFormat};
 pub use schema_rules::SchemaPlace;
 pub use state::{AllowedTokens, Grammar};

@@ -38,13 +38,41 @@ const ANNOTATIONS: [&str; 12] = [
 /// Space between JSON's parts. Without a bound a model can write spaces for ever.
 const JSON_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,32}";
 
+/// What may stand between the parts of a JSON reply.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum JsonWhitespace {
+    /// Nothing: `{"a":1,"b":2}`. The fewest tokens.
+    #[default]
+    Compact,
+    /// A space after each comma and colon: `{"a": 1, "b": 2}`, as Python's `json.dumps` writes it and models have mostly
+    /// read it.
+    Spaced,
+    /// Whatever the model likes, up to 32 spaces and line breaks at each place. A small model may fill its reply with them.
+    Free,
+}
+
+impl JsonWhitespace {
+    fn settings(self) -> JsonCompileOptions {
+        let compact = JsonCompileOptions { whitespace_flexible: false, ..JsonCompileOptions::default() };
+        match self {
+            JsonWhitespace::Compact => compact,
+            JsonWhitespace::Spaced => {
+                JsonCompileOptions { item_separator: ", ".into(), key_separator: ": ".into(), ..compact }
+            }
+            JsonWhitespace::Free => {
+                JsonCompileOptions { whitespace_pattern: Some(JSON_SPACE.into()), ..JsonCompileOptions::default() }
+            }
+        }
+    }
+}
+
 /// The form that a reply is to have: tokens that would break it cannot be chosen. A reply that reaches `max_tokens` is cut
 /// off in the middle of its form, and says so by its finish reason.
 ///
 /// ```
 /// use bursar_model::sampling::OutputFormat;
 /// use serde_json::json;
-/// let count = OutputFormat::JsonSchema(json!({
+/// let count = OutputFormat::json(json!({
 ///     "type": "object",
 ///     "properties": { "count": { "type": "integer", "minimum": 0 } },
 ///     "required": ["count"],
@@ -55,8 +83,13 @@ const JSON_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,32}";
 /// ```
 #[derive(Clone, PartialEq)]
 pub enum OutputFormat {
-    /// A JSON value that a JSON schema (2020-12 and earlier drafts) describes. `true` or `{}` is any JSON value.
-    JsonSchema(Value),
+    /// A JSON value.
+    JsonSchema {
+        /// What describes it: a JSON schema (2020-12 and earlier drafts). `true` or `{}` is any JSON value.
+        schema: Value,
+        /// What may stand between its parts.
+        whitespace: JsonWhitespace,
+    },
     /// A text that a regular expression matches as a whole, in the syntax of Rust's regex crate.
     Regex(String),
     /// One of these texts.
@@ -67,7 +100,7 @@ pub enum OutputFormat {
 impl std::fmt::Debug for OutputFormat {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            OutputFormat::JsonSchema(_) => write!(formatter, "JsonSchema(..)"),
+            OutputFormat::JsonSchema { .. } => write!(formatter, "JsonSchema(..)"),
             OutputFormat::Regex(pattern) => write!(formatter, "Regex({} bytes)", pattern.len()),
             OutputFormat::Choice(choices) => write!(formatter, "Choice({} texts)", choices.len()),
         }
@@ -75,13 +108,20 @@ impl std::fmt::Debug for OutputFormat {
 }
 
 impl OutputFormat {
+    /// A compact JSON value that this schema describes.
+    pub fn json(schema: Value) -> Self {
+        OutputFormat::JsonSchema { schema, whitespace: JsonWhitespace::default() }
+    }
+
     /// The grammar in llguidance's terms, once it is within bounds.
     ///
     /// # Errors
     /// [`GrammarError::TooLarge`], [`GrammarError::NoChoice`], [`GrammarError::Regex`], [`GrammarError::Schema`].
     pub(super) fn grammar(&self) -> Result<TopLevelGrammar, GrammarError> {
         match self {
-            OutputFormat::JsonSchema(schema) => Ok(TopLevelGrammar::from_json_schema(json_schema(schema)?)),
+            OutputFormat::JsonSchema { schema, whitespace } => {
+                Ok(TopLevelGrammar::from_json_schema(json_schema(schema, *whitespace)?))
+            }
             OutputFormat::Regex(pattern) => {
                 require("regular expression", pattern.len(), "bytes", REGEX_BYTES_MAX)?;
                 regex(pattern)
@@ -92,7 +132,7 @@ impl OutputFormat {
 }
 
 /// The schema with our own settings in place of any that it brings.
-fn json_schema(schema: &Value) -> Result<Value, GrammarError> {
+fn json_schema(schema: &Value, whitespace: JsonWhitespace) -> Result<Value, GrammarError> {
     // Depth first: writing a value out recurses into it.
     require("schema", depth(schema), "levels", SCHEMA_DEPTH_MAX)?;
     require("schema", schema.to_string().len(), "bytes", SCHEMA_BYTES_MAX)?;
@@ -110,8 +150,7 @@ fn json_schema(schema: &Value) -> Result<Value, GrammarError> {
         // `false`, which describes nothing, and what is no schema at all: the compiler says so.
         other => return Ok(other.clone()),
     };
-    let settings = JsonCompileOptions { whitespace_pattern: Some(JSON_SPACE.into()), ..JsonCompileOptions::default() };
-    settings.apply_to(&mut schema);
+    whitespace.settings().apply_to(&mut schema);
     Ok(schema)
 }
 

@@ -1,0 +1,139 @@
+//! A line of a session: a question, or a command that begins with a slash.
+
+use std::{
+    env::home_dir,
+    path::{Path, PathBuf},
+};
+
+use crate::failure::Failure;
+
+/// What a line says.
+#[derive(Debug, PartialEq)]
+pub enum Line {
+    /// Nothing.
+    Empty,
+    /// A question to the model.
+    Question(String),
+    /// Says what can be said.
+    Help,
+    /// Pictures for the next question.
+    Image(Vec<PathBuf>),
+    /// Folders of frames for the next question.
+    Video(Vec<PathBuf>),
+    /// Says what the next question shows.
+    Images,
+    /// Drops all that the next question would show, or what has this name or number.
+    Drop(Option<String>),
+    /// Takes the last turn back.
+    Undo,
+    /// Forgets so many of the oldest turns.
+    Forget(usize),
+    /// Begins anew.
+    Clear,
+    /// Ends the session.
+    Quit,
+}
+
+/// What can be said.
+pub const HELP: &str = "\
+/image FILE ...  shows pictures with the next question; a name with spaces stands in quotes, ~ is your home
+/video DIR ...   shows folders of frames
+/images          lists what the next question shows
+/drop [NAME|N]   shows it no more, or all of it
+/undo            takes the last turn back
+/forget [N]      forgets the oldest turn, or so many of them
+/clear           begins anew
+/quit            ends the session
+Ctrl-C ends a reply, and at the prompt the session. A line that begins with a space is a question, whatever follows.";
+
+impl Line {
+    /// Reads a line as it was typed, with or without its end.
+    pub fn read(bytes: &[u8]) -> Result<Line, Failure> {
+        let text = str::from_utf8(bytes).map_err(|error| Failure {
+            error: format!("the line is not UTF-8: byte {} is none of a character", error.valid_up_to() + 1),
+            hint: "type it again; only this line is lost".to_owned(),
+        })?;
+        let trimmed = text.trim();
+        if !text.starts_with('/') {
+            return Ok(if trimmed.is_empty() { Line::Empty } else { Line::Question(trimmed.to_owned()) });
+        }
+        let (word, rest) = trimmed.split_once(char::is_whitespace).unwrap_or((trimmed, ""));
+        let rest = Some(rest.trim()).filter(|rest| !rest.is_empty());
+        match (word, rest) {
+            ("/image", Some(rest)) => Ok(Line::Image(paths(rest)?)),
+            ("/video", Some(rest)) => Ok(Line::Video(paths(rest)?)),
+            ("/image" | "/video", None) => Err(wrong(format!("{word} names no file"))),
+            ("/drop", rest) => Ok(Line::Drop(rest.map(str::to_owned))),
+            ("/forget", None) => Ok(Line::Forget(1)),
+            ("/forget", Some(turns)) => match turns.parse() {
+                Ok(turns @ 1..) => Ok(Line::Forget(turns)),
+                _ => Err(wrong(format!("{turns} is no number of turns, from 1"))),
+            },
+            ("/help", None) => Ok(Line::Help),
+            ("/images", None) => Ok(Line::Images),
+            ("/undo", None) => Ok(Line::Undo),
+            ("/clear", None) => Ok(Line::Clear),
+            ("/quit", None) => Ok(Line::Quit),
+            ("/help" | "/images" | "/undo" | "/clear" | "/quit", Some(_)) => {
+                Err(wrong(format!("nothing follows {word}")))
+            }
+            _ => Err(wrong(format!("there is no command {word}"))),
+        }
+    }
+}
+
+fn wrong(error: String) -> Failure {
+    Failure {
+        error,
+        hint: "/help lists the commands; a question that begins with a slash begins with a space before it".to_owned(),
+    }
+}
+
+/// The files that are named: one whose name is all of the text, or several, each with its spaces in quotes.
+fn paths(text: &str) -> Result<Vec<PathBuf>, Failure> {
+    let whole = at_home(text);
+    if whole.exists() {
+        return Ok(vec![whole]);
+    }
+    let names = shlex::split(text).ok_or_else(|| wrong(format!("a quote in {text} does not end")))?;
+    Ok(names.iter().map(|name| at_home(name)).collect())
+}
+
+/// The path with the user's home for a leading `~`.
+fn at_home(name: &str) -> PathBuf {
+    match (Path::new(name).strip_prefix("~"), home_dir()) {
+        (Ok(rest), Some(home)) => home.join(rest),
+        _ => PathBuf::from(name),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(line: &str) -> Line {
+        Line::read(line.as_bytes()).unwrap_or_else(|failure| panic!("{line}: {failure}"))
+    }
+
+    #[test]
+    fn a_line_is_a_question_unless_it_begins_with_a_slash() {
+        assert_eq!(read("  \r\n"), Line::Empty);
+        assert_eq!(read("What is this?\n"), Line::Question("What is this?".to_owned()));
+        assert_eq!(read(" /etc/hosts is what?"), Line::Question("/etc/hosts is what?".to_owned()));
+        assert_eq!((read("/quit"), read("/forget 3"), read("/forget")), (Line::Quit, Line::Forget(3), Line::Forget(1)));
+        for wrong in ["/imgae cat.png", "/", "/image", "/clear all", "/forget 0", "/image \"cat.png"] {
+            let failure = Line::read(wrong.as_bytes()).expect_err(wrong);
+            assert!(failure.hint.contains("/help"), "{wrong}: {failure}");
+        }
+        assert!(Line::read(b"caf\xe9").expect_err("Latin-1").error.contains("byte 4"));
+    }
+
+    #[test]
+    fn names_of_files_may_have_quotes_spaces_and_a_home() {
+        let home = home_dir().expect("tests have one");
+        let image = |names: &[&str]| Line::Image(names.iter().map(PathBuf::from).collect());
+        assert_eq!(read("/image a.png 'my cat.png' my\\ dog.png"), image(&["a.png", "my cat.png", "my dog.png"]));
+        assert_eq!(read("/image \"~/a b.png\""), Line::Image(vec![home.join("a b.png")]));
+        assert_eq!(read("/image ~user.png"), image(&["~user.png"]));
+    }
+}

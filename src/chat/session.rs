@@ -1,0 +1,251 @@
+//! A session: turns with history. One that fails is told and forgotten, and the next goes on.
+
+use std::{io::IsTerminal, mem, path::Path};
+
+use bursar::{Chat, ChatError, Fault, ImageLimits, ModelHandle, VisionError, crates::model::error::VisualError};
+use serde_json::json;
+
+use super::{
+    Over,
+    command::{HELP, Line},
+    input::{Interrupts, lines},
+    options::Options,
+    shown::Shown,
+    told::{self, Ended},
+};
+use crate::{failure::Failure, output};
+
+/// A question, what it showed, and its answer.
+struct Turn {
+    question: String,
+    shown: Shown,
+    answer: String,
+}
+
+/// Where a conversation is.
+pub struct Session<'s> {
+    model: &'s ModelHandle,
+    options: &'s Options,
+    limits: &'s ImageLimits,
+    /// Without turns.
+    blank: Chat,
+    turns: Vec<Turn>,
+    /// For the next question.
+    shown: Shown,
+}
+
+/// Whether another line is read.
+enum Next {
+    Line,
+    End(Over),
+}
+
+impl<'s> Session<'s> {
+    /// A session whose first question shows `shown`.
+    pub fn new(
+        model: &'s ModelHandle,
+        options: &'s Options,
+        limits: &'s ImageLimits,
+        blank: Chat,
+        shown: Shown,
+    ) -> Self {
+        Session { model, options, limits, blank, turns: Vec::new(), shown }
+    }
+
+    /// Reads lines from standard input until its end, `/quit`, or Ctrl-C while none is answered.
+    pub async fn run(mut self, interrupts: &mut Interrupts) -> Result<Over, Failure> {
+        let is_terminal = std::io::stdin().is_terminal() && !self.options.json;
+        if is_terminal {
+            println!("/help lists what else can be said; /image FILE shows a picture, /quit ends.");
+        }
+        let mut lines = lines();
+        loop {
+            if is_terminal {
+                print!("? ");
+            }
+            let line = tokio::select! {
+                biased;
+                () = interrupts.next() => Err(Over::Interrupted),
+                line = lines.recv() => line.ok_or(Over::Well),
+            };
+            let line = match line {
+                Ok(line) => line?,
+                Err(over) => {
+                    if is_terminal {
+                        // The prompt's line ends.
+                        println!();
+                    }
+                    return Ok(over);
+                }
+            };
+            let outcome = match Line::read(&line) {
+                Ok(line) => self.act(line, interrupts).await,
+                Err(failure) => Err(failure),
+            };
+            match outcome {
+                Ok(Next::Line) => {}
+                Ok(Next::End(over)) => return Ok(over),
+                Err(failure) => told::failure(&failure, self.options.json),
+            }
+        }
+    }
+
+    async fn act(&mut self, line: Line, interrupts: &mut Interrupts) -> Result<Next, Failure> {
+        match line {
+            Line::Empty => {}
+            Line::Question(question) => return self.ask(question, interrupts).await,
+            Line::Help => self.note(HELP),
+            Line::Image(paths) => self.each(&paths, Shown::open_image)?,
+            Line::Video(paths) => self.each(&paths, Shown::open_video)?,
+            Line::Images => match self.shown.names() {
+                names if names.is_empty() => self.note("the next question shows nothing"),
+                names => {
+                    let lines = names.iter().enumerate().map(|(index, name)| format!("{}  {name}", index + 1));
+                    self.note(&lines.collect::<Vec<_>>().join("\n"));
+                }
+            },
+            Line::Drop(None) => match mem::take(&mut self.shown).names() {
+                names if names.is_empty() => self.note("there was nothing to drop"),
+                names => self.note(&format!("dropped: {}", names.join(", "))),
+            },
+            Line::Drop(Some(which)) => match self.shown.drop(&which) {
+                Some(name) => self.note(&format!("dropped: {name}")),
+                None => {
+                    return Err(Failure {
+                        error: format!("the next question does not show {which}"),
+                        hint: "/images lists what it shows, with numbers".to_owned(),
+                    });
+                }
+            },
+            Line::Undo => match self.turns.pop() {
+                Some(_) => self.note("the last turn is taken back"),
+                None => self.note("there is no turn to take back"),
+            },
+            Line::Forget(turns) => {
+                let forgotten = self.turns.drain(..turns.min(self.turns.len())).count();
+                self.note(&format!("forgotten: {forgotten} of the oldest turns"));
+            }
+            Line::Clear => {
+                self.turns.clear();
+                self.shown = Shown::default();
+                self.note("the conversation begins anew");
+            }
+            Line::Quit => return Ok(Next::End(Over::Well)),
+        }
+        Ok(Next::Line)
+    }
+
+    /// Takes each file and says so; those before one that cannot be taken stay.
+    fn each(
+        &mut self,
+        paths: &[impl AsRef<Path>],
+        open: fn(&mut Shown, &Path, &Options, &ImageLimits) -> Result<String, Failure>,
+    ) -> Result<(), Failure> {
+        for path in paths {
+            let took = open(&mut self.shown, path.as_ref(), self.options, self.limits)?;
+            self.note(&format!("the next question shows {took}"));
+        }
+        Ok(())
+    }
+
+    async fn ask(&mut self, question: String, interrupts: &mut Interrupts) -> Result<Next, Failure> {
+        let ended = loop {
+            let asked = self.shown.ask(self.conversation(), &question);
+            match told::stream(self.model, asked, self.options, interrupts).await {
+                Err(ChatError::TooLong { .. }) if self.options.forget_oldest && !self.turns.is_empty() => {
+                    self.turns.remove(0);
+                    self.note("the context is full: the oldest turn is forgotten");
+                }
+                ended => break ended,
+            }
+        };
+        match ended {
+            Ok(Ended::Unread) => return Ok(Next::End(Over::Well)),
+            // Nothing was said: nothing is kept, and what was to be shown is shown with the next.
+            Ok(Ended::Interrupted { text }) if text.is_empty() => {}
+            Ok(Ended::Done { text } | Ended::Interrupted { text }) => {
+                self.turns.push(Turn { question, shown: mem::take(&mut self.shown), answer: text });
+            }
+            Err(error) => {
+                self.forget_what_fails(&error);
+                return Err(self.failure(error));
+            }
+        }
+        Ok(Next::Line)
+    }
+
+    /// All that was said.
+    fn conversation(&self) -> Chat {
+        self.turns
+            .iter()
+            .fold(self.blank.clone(), |chat, turn| turn.shown.ask(chat, &turn.question).assistant(turn.answer.clone()))
+    }
+
+    /// Drops what would make the next question fail too: the picture or the video that cannot be shown, or all of them where
+    /// the error says of none that it is the one. What only failed for the moment stays.
+    fn forget_what_fails(&mut self, error: &ChatError) {
+        let shown = &mut self.shown;
+        let of_turns = |count: fn(&Shown) -> usize| self.turns.iter().map(|turn| count(&turn.shown)).sum::<usize>();
+        let dropped = match at_fault(error) {
+            Some(Visible::Picture(index)) => {
+                index.checked_sub(of_turns(Shown::images)).and_then(|index| shown.drop_image(index))
+            }
+            Some(Visible::Video(index)) => {
+                index.checked_sub(of_turns(Shown::videos)).and_then(|index| shown.drop_video(index))
+            }
+            // There is a way out that leaves them: `/clear`, `/undo`.
+            None if matches!(error, ChatError::TooLong { .. }) && !self.turns.is_empty() => None,
+            None if error.fault() == Fault::Chat => {
+                Some(mem::take(shown).names().join(", ")).filter(|names| !names.is_empty())
+            }
+            None => None,
+        };
+        if let Some(name) = dropped {
+            self.note(&format!("dropped: {name}"));
+        }
+    }
+
+    fn failure(&self, error: ChatError) -> Failure {
+        let is_full = matches!(error, ChatError::TooLong { .. }) && !self.turns.is_empty();
+        let failure = Failure::from(error);
+        match is_full {
+            true => Failure {
+                hint: "/clear begins anew, /undo takes the last turn back, /forget N forgets the oldest turns, \
+                       `forget_oldest` always does so; or raise `context_tokens`"
+                    .to_owned(),
+                ..failure
+            },
+            false => failure,
+        }
+    }
+
+    /// Says something that is neither a reply nor an error.
+    fn note(&self, text: &str) {
+        match self.options.json {
+            true => println!("{}", json!({ "type": "note", "note": text })),
+            false => output::err(format_args!("{text}\n")),
+        }
+    }
+}
+
+/// A picture or a video of a chat, by its number among its kind, from 0.
+enum Visible {
+    Picture(usize),
+    Video(usize),
+}
+
+/// What a chat failed for, if the error says which.
+fn at_fault(error: &ChatError) -> Option<Visible> {
+    match error {
+        ChatError::Picture { index, .. } | ChatError::PictureTooLarge { index, .. } => Some(Visible::Picture(*index)),
+        ChatError::Video { index, .. } => Some(Visible::Video(*index)),
+        ChatError::Vision(error) => match &**error {
+            VisionError::Visual(VisualError::Picture { index, .. } | VisualError::PictureTooLarge { index, .. }) => {
+                Some(Visible::Picture(*index))
+            }
+            VisionError::Visual(VisualError::Video { index, .. }) => Some(Visible::Video(*index)),
+            _ => None,
+        },
+        _ => None,
+    }
+}

@@ -1,0 +1,43 @@
+//! Standard output and standard error. Whoever reads them may stop at any time (`bursar plan | head -1`), which is no
+//! failure: what would follow is not written, and the command ends as it would have. The standard library's `println!`
+//! panics there, so these take its place in all of the program; this module is the first that `main.rs` names.
+
+use std::{
+    fmt,
+    io::{ErrorKind, Write, stderr, stdout},
+    process::exit,
+};
+
+/// As `sysexits.h` has it: no command means anything else by it.
+const CANNOT_BE_WRITTEN: i32 = 74;
+
+/// Writes to standard output. False if it is read no more.
+pub fn out(text: fmt::Arguments<'_>) -> bool {
+    let mut out = stdout().lock();
+    match out.write_fmt(text).and_then(|()| out.flush()) {
+        Ok(()) => true,
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => false,
+        Err(error) => {
+            err(format_args!("error: standard output cannot be written: {error}\n hint: check where it goes\n"));
+            exit(CANNOT_BE_WRITTEN)
+        }
+    }
+}
+
+/// Writes to standard error. If it cannot be written there is nobody left to tell.
+pub fn err(text: fmt::Arguments<'_>) {
+    drop(stderr().lock().write_fmt(text));
+}
+
+macro_rules! print {
+    ($($text:tt)*) => {{ $crate::output::out(format_args!($($text)*)); }};
+}
+
+macro_rules! println {
+    () => { print!("\n") };
+    ($($text:tt)*) => { print!("{}\n", format_args!($($text)*)) };
+}
+
+macro_rules! eprintln {
+    ($($text:tt)*) => { $crate::output::err(format_args!("{}\n", format_args!($($text)*))) };
+}

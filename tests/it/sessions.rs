@@ -1,0 +1,203 @@
+//! Sessions of `bursar chat`: what goes wrong costs its own turn, and Ctrl-C what it was pressed for.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Write},
+    process::{Child, ChildStdout, Command, Output, Stdio},
+};
+
+use image::{Rgb, RgbImage};
+use serde_json::Value;
+
+use crate::{
+    command_line::{chat, command, events, of_type, path},
+    stage::{Folder, png},
+};
+
+/// Lines of standard output: of a session without --json, replies.
+fn replies(output: &Output) -> Vec<String> {
+    String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
+}
+
+fn told(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn notes(events: &[Value]) -> Vec<String> {
+    of_type(events, "note").iter().map(|note| note["note"].as_str().expect("text").to_owned()).collect()
+}
+
+const GREEDY: [&str; 4] = ["--temperature", "0", "--max-tokens", "24"];
+
+#[test]
+fn a_picture_that_cannot_be_read_is_dropped_and_named() {
+    let folder = Folder::empty();
+    let (bad, damaged) = (folder.path().join("bad.gif"), folder.path().join("damaged.png"));
+    fs::write(&bad, b"no picture at all").expect("it is written");
+    // Its header is whole: that it is damaged is found when it is decoded, and so by the turn that shows it.
+    let whole = png(&RgbImage::from_fn(90, 70, |x, y| Rgb([x as u8, y as u8, (x * y) as u8])));
+    fs::write(&damaged, &whole[..whole.len() / 2]).expect("it is written");
+
+    let output = chat(&GREEDY, format!("/image {}\nhello\nhello\n", bad.display()));
+    assert!(output.status.success(), "{}", told(&output));
+    assert_eq!(replies(&output).len(), 2, "{}", told(&output));
+    assert!(told(&output).contains("bad.gif"), "{}", told(&output));
+
+    let good = path("model/demo/pictures/shapes.png");
+    let lines = format!("/image {} {good}\nhello\n/images\nDescribe the picture.\n", damaged.display());
+    let output = chat(&[&GREEDY[..], &["--json"]].concat(), lines);
+    let events = events(&output);
+    let [error] = of_type(&events, "error").try_into().expect("one turn fails");
+    assert!(error["error"].as_str().expect("text").contains("damaged.png"), "{error}");
+    let [_, _, dropped, left] = notes(&events).try_into().expect("two are taken, one is dropped, one is listed");
+    assert!(dropped.contains("damaged.png") && !dropped.contains(&good), "{dropped}");
+    assert!(left.contains(&good), "what could be read stays: {left}");
+    let [done] = of_type(&events, "done").try_into().expect("the next question is answered");
+    assert!(done["usage"]["picture_tokens"].as_u64().expect("a number") > 0, "with the picture: {done}");
+}
+
+#[test]
+fn a_full_context_offers_ways_out_and_they_work() {
+    let small = ["--context-tokens", "128", "--step-tokens", "64", "--temperature", "0", "--max-tokens", "4"];
+    let long = "shapes ".repeat(30);
+    let lines = format!("{long}\n{long}\n{long}\n/undo\n/forget\n{long}\n/clear\n{long}\n");
+    let output = chat(&small, &lines);
+    let ways = told(&output);
+    assert!(["/clear", "/undo", "/forget", "--forget-oldest"].iter().all(|way| ways.contains(way)), "{ways}");
+    let answered = replies(&output).len();
+    assert!((2..5).contains(&answered), "some did not fit, and after /clear one did: {ways}");
+
+    let output = chat(&[&small[..], &["--forget-oldest"]].concat(), format!("{long}\n{long}\n{long}\n{long}\n"));
+    assert_eq!(replies(&output).len(), 4, "{}", told(&output));
+    assert!(told(&output).contains("oldest turn is forgotten"), "{}", told(&output));
+}
+
+#[test]
+fn commands_say_what_they_did_and_a_wrong_one_is_no_question() {
+    let folder = Folder::empty();
+    let spaced = folder.path().join("my shapes.png");
+    fs::copy(path("model/demo/pictures/shapes.png"), &spaced).expect("it is copied");
+    let lines = format!(
+        "/imgae cat.png\n/help\n/images\n/image '{}'\n/images\n/drop 1\n/images\n/image ~/shapes.png\n/drop\nhello\n/undo\n/undo\n\
+         /quit\nnever\n",
+        spaced.display()
+    );
+    let mut command = command(&[&GREEDY[..], &["--json"]].concat());
+    fs::copy(&spaced, folder.path().join("shapes.png")).expect("it is copied");
+    command.env("HOME", folder.path());
+    let output = crate::command_line::feed(command, lines);
+    assert!(output.status.success(), "{}", told(&output));
+    let events = events(&output);
+    let [wrong] = of_type(&events, "error").try_into().expect("one command is wrong");
+    assert!(wrong["error"].as_str().expect("text").contains("/imgae"), "{wrong}");
+    let notes = notes(&events);
+    let expected = [
+        "/undo",
+        "shows nothing",
+        "my shapes.png, 336 x 252 pixels",
+        "1  ",
+        "dropped: ",
+        "shows nothing",
+        "shapes.png",
+        "dropped: ",
+        "taken back",
+        "no turn",
+    ];
+    assert_eq!(notes.len(), expected.len(), "{notes:?}");
+    for (note, expected) in notes.iter().zip(expected) {
+        assert!(note.contains(expected), "{note:?} says {expected:?}");
+    }
+    assert_eq!(of_type(&events, "done").len(), 1, "a question is answered, and nothing after /quit");
+}
+
+#[test]
+fn a_line_that_is_no_utf8_is_lost_alone() {
+    let output = chat(&GREEDY, &b"hello\ncaf\xe9?\nhello\n"[..]);
+    assert!(output.status.success(), "{}", told(&output));
+    assert_eq!(replies(&output).len(), 2, "{}", told(&output));
+    assert!(told(&output).contains("UTF-8") && told(&output).contains("byte 4"), "{}", told(&output));
+}
+
+/// As long as the context allows.
+const ENDLESS: [&str; 4] = ["--regex", "[a-z ]{4000}", "--temperature", "1"];
+
+#[test]
+fn a_reply_that_its_length_cut_off_says_so() {
+    let output = chat(&["--max-tokens", "3", "--regex", "[a-z]{90}", "hello"], "");
+    assert!(told(&output).contains("cut after 3 tokens, as many as --max-tokens allows"), "{}", told(&output));
+    let small = ["--context-tokens", "128", "--step-tokens", "64", "hello"];
+    let output = chat(&[&ENDLESS[..], &small].concat(), "");
+    assert!(told(&output).contains("the context is full"), "{}", told(&output));
+    let output = chat(&["--choice", "yes", "hello"], "");
+    assert_eq!(told(&output), "", "a whole reply says nothing");
+}
+
+#[test]
+fn an_error_in_mid_reply_starts_a_line_of_its_own() {
+    // Until one that is long enough for a word on this machine.
+    for deadline in ["0.1", "0.3", "1", "3", "10"] {
+        let output = chat(&[&ENDLESS[..], &["--deadline", deadline, "hello"]].concat(), "");
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{}", told(&output));
+        assert!(told(&output).starts_with("error: "), "{}", told(&output));
+        if !said.is_empty() {
+            assert!(said.ends_with('\n'), "{said:?}");
+            return;
+        }
+    }
+    panic!("no deadline lets a reply begin");
+}
+
+/// A session that is spoken with.
+struct Spoken {
+    child: Child,
+    heard: BufReader<ChildStdout>,
+}
+
+impl Spoken {
+    fn begin() -> Self {
+        let mut command = command(&[&ENDLESS[..], &["--json"]].concat());
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let mut child = child.expect("the binary is there");
+        let heard = BufReader::new(child.stdout.take().expect("it was piped"));
+        Spoken { child, heard }
+    }
+
+    fn say(&mut self, line: &str) {
+        writeln!(self.child.stdin.as_mut().expect("it was piped"), "{line}").expect("it listens");
+    }
+
+    /// The next event of this type.
+    fn hear(&mut self, kind: &str) -> Value {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            assert!(self.heard.read_line(&mut line).expect("UTF-8") > 0, "it ended before {kind}");
+            let event: Value = serde_json::from_str(&line).expect("an event");
+            if event["type"] == kind {
+                return event;
+            }
+        }
+    }
+
+    fn press_ctrl_c(&self) {
+        let pressed = Command::new("sh").args(["-c", &format!("kill -INT {}", self.child.id())]).status();
+        assert!(pressed.expect("there is a shell").success());
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_ends_a_reply_and_a_second_one_the_session() {
+    let mut session = Spoken::begin();
+    for question in ["hello", "and again"] {
+        session.say(question);
+        session.hear("token");
+        session.press_ctrl_c();
+        let interrupted = session.hear("interrupted");
+        assert!(!interrupted["text"].as_str().expect("text").is_empty(), "{interrupted}");
+    }
+    session.press_ctrl_c();
+    let over = session.child.wait().expect("it ends");
+    assert_eq!(over.code(), Some(130));
+}

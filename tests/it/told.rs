@@ -1,0 +1,219 @@
+//! What the command line says when something is wrong: whole, by the names that its users know, and never to nobody.
+
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Output, Stdio},
+};
+
+use serde_json::{Value, json};
+
+use crate::{
+    command_line::{bursar, chat, command, events, feed, object, of_type, path},
+    stage::Folder,
+};
+
+fn told(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// What a chat is refused with, as a person reads it, and the exit code.
+fn refused(arguments: &[&str]) -> (String, Option<i32>) {
+    let output = chat(arguments, "");
+    assert!(!output.status.success(), "{arguments:?} is refused");
+    (told(&output), output.status.code())
+}
+
+#[test]
+fn a_closed_pipe_ends_a_command_quietly() {
+    let chat = command(&["--temperature", "0", "hello"]).get_args().map(|a| a.to_owned()).collect::<Vec<_>>();
+    let commands: [Vec<std::ffi::OsString>; 5] = [
+        vec!["plan".into()],
+        vec!["plan".into(), "--json".into()],
+        chat,
+        vec!["drill".into(), "--fault".into(), "load:9".into(), "--json".into()],
+        ["--device", "host", "--profile-cache", "none"].map(Into::into).to_vec(),
+    ];
+    for arguments in commands {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
+        command.args(&arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("the binary is there");
+        drop(child.stdout.take());
+        let output = child.wait_with_output().expect("it ends");
+        assert_eq!(told(&output), "", "{arguments:?}");
+        let is_refused = arguments[0] == "drill";
+        assert_eq!(output.status.code(), Some(if is_refused { 2 } else { 0 }), "{arguments:?}");
+    }
+    // Nor does it panic where nobody reads its errors.
+    let mut child = Command::new(env!("CARGO_BIN_EXE_bursar"))
+        .args(["chat", "--model", "nowhere/at/all", "hello"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary is there");
+    drop(child.stderr.take());
+    assert_eq!(child.wait().expect("it ends").code(), Some(1));
+}
+
+#[test]
+fn a_schemas_fault_is_told_with_its_place() {
+    let folder = Folder::empty();
+    let schema = folder.path().join("schema.json");
+    let fault = json!({"type": "object", "properties": {"size": {"type": "integer"}, "kind": {"type": "zebra"}}});
+    fs::write(&schema, fault.to_string()).expect("it is written");
+    let (told, _) = refused(&["--json-schema", &schema.display().to_string(), "hello"]);
+    assert!(told.contains("zebra") && told.contains("/properties/kind"), "{told}");
+}
+
+#[test]
+fn a_template_that_refuses_is_told_in_its_own_words() {
+    let folder = Folder::empty();
+    for entry in fs::read_dir(path("model/demo/checkpoint")).expect("the demo's checkpoint").flatten() {
+        fs::copy(entry.path(), folder.path().join(entry.file_name())).expect("a copy");
+    }
+    let template = "{{ raise_exception('quietly, please: ' + messages[0].role) }}";
+    fs::write(folder.path().join("chat_template.jinja"), template).expect("it is written");
+    let (told, _) = refused(&["--model", &folder.path().display().to_string(), "hello"]);
+    assert!(told.contains("quietly, please: user"), "{told}");
+}
+
+#[test]
+fn settings_are_named_as_flags_and_pictures_by_their_files() {
+    let picture = path("model/demo/pictures/shapes.png");
+    let shown = ["--image", &picture, "hello"];
+    for (flag, value) in [("--picture-file-bytes", "1KiB"), ("--picture-source-pixels", "1000")] {
+        let (told, _) = refused(&[&[flag, value], &shown[..]].concat());
+        assert!(told.contains(flag) && told.contains("shapes.png"), "{told}");
+        assert!(!told.contains("::") && !told.contains("_max"), "{told}");
+    }
+    let (told, _) = refused(&["--pictures", "1", "--image", &picture, "--image", &picture, "hello"]);
+    assert!(told.contains("raise --pictures"), "{told}");
+    let (told, _) = refused(&["--max-tokens", "3", "--min-tokens", "7", "hello"]);
+    assert!(told.contains("--min-tokens is 7") && told.contains("raise --max-tokens"), "{told}");
+}
+
+#[test]
+fn a_folder_that_is_not_there_is_missing() {
+    let (told, _) = refused(&["--model", "./nowhere", "hello"]);
+    assert!(told.contains("there is no folder ./nowhere"), "{told}");
+    let (told, _) = refused(&["--model", &path("docs"), "hello"]);
+    assert!(told.contains("has no config.json"), "one that is there is not: {told}");
+}
+
+#[test]
+fn numbers_out_of_range_are_refused_with_the_range() {
+    let cases = [
+        (&["--deadline", "-1"][..], "--deadline", "above 0 and at most 31536000", 2),
+        (&["--deadline", "0"], "--deadline", "above 0", 2),
+        (&["--deadline", "1e300"], "--deadline", "at most 31536000", 2),
+        (&["--temperature", "-1"], "--temperature is -1", "from 0 to 100", 1),
+        (&["--min-p", "-0.5"], "--min-p is -0.5", "from 0 to 1", 1),
+        (&["-n", "0"], "0 samples", "from 1 to 128", 1),
+        (&["-n", "200"], "200 samples", "from 1 to 128", 1),
+        (&["--capacity", "100TiB"], "--capacity", "from 2.0 MiB to ", 2),
+        (&["--capacity", "1MiB"], "--capacity", "from 2.0 MiB to ", 2),
+        (&["--capacity", "5MB"], "--capacity", "B, KiB, MiB, GiB and TiB", 2),
+        (&["--capacity", "much"], "--capacity", "512MiB", 2),
+    ];
+    for (arguments, named, range, code) in cases {
+        let (told, exit) = refused(&[arguments, &["hello"]].concat());
+        assert!(told.contains(named) && told.contains(range), "{arguments:?}: {told}");
+        assert_eq!(exit, Some(code), "{arguments:?}: {told}");
+    }
+}
+
+/// The flag in a hint's sentence, with its value.
+fn flag<'h>(hint: &'h str, name: &str) -> &'h str {
+    let at = hint.find(name).unwrap_or_else(|| panic!("{name}: {hint}"));
+    hint[at + name.len()..].split_whitespace().next().expect("a value")
+}
+
+#[test]
+fn a_start_error_names_the_capacity_that_a_plan_names() {
+    for said in [&["--capacity", "16MiB"][..], &["--capacity", "60MiB", "--canary", "1MiB", "--kv-tokens", "16384"]] {
+        let own = ["--device", "host"];
+        let planned = object(&bursar(&[&["plan", "--json"], &own, said].concat()));
+        let suggestion = planned["suggestions"].as_array().expect("a list")[0].clone();
+        let planned = suggestion["to"].as_u64().expect("bytes");
+        let started = bursar(&[&["chat", "--profile-cache", "none", "hello"], &own[..], said].concat());
+        let told = told(&started);
+        let capacity = flag(&told, "--capacity ");
+        assert_eq!(capacity, format!("{}MiB", planned >> 20), "{told}\n{suggestion}");
+        // And it does, to the MiB.
+        let with = |capacity: &str| {
+            let others = said.iter().copied().skip(2);
+            let fits =
+                bursar(&["plan", "--capacity", capacity].into_iter().chain(own).chain(others).collect::<Vec<_>>());
+            fits.status.success()
+        };
+        assert!(with(capacity) && !with(&format!("{}MiB", (planned >> 20) - 1)), "{capacity}");
+    }
+}
+
+#[test]
+fn each_sample_that_fails_says_which_it_is() {
+    let samples = |arguments: &[&str]| {
+        let output = chat(&[&["-n", "3", "--json"], arguments, &["hello"]].concat(), "");
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        let errors = of_type(&events(&output), "error");
+        errors.iter().map(|error| error["sample"].as_u64()).collect::<Vec<_>>()
+    };
+    assert_eq!(samples(&["--top-p", "7"]), [Some(0), Some(1), Some(2)], "refused before a model is loaded");
+    assert_eq!(samples(&["--context-tokens", "64", "--step-tokens", "64", "--min-tokens", "80"]).len(), 3);
+    let mut late = samples(&["--deadline", "0.05", "--regex", "[a-z]{4000}"]);
+    late.sort_unstable();
+    assert_eq!(late, [Some(0), Some(1), Some(2)], "while they are said");
+}
+
+/// What a terminal shows of a command.
+#[cfg(target_os = "linux")]
+fn on_a_terminal(arguments: &str) -> Option<String> {
+    let typed = format!("{} {arguments}", env!("CARGO_BIN_EXE_bursar"));
+    let mut command = Command::new("script");
+    command.args(["-qec", &typed, "/dev/null"]).env("CUDA_VISIBLE_DEVICES", "");
+    match command.stdin(Stdio::null()).output() {
+        Ok(output) => Some(String::from_utf8_lossy(&output.stdout).into_owned()),
+        Err(error) => {
+            println!("not run: there is no `script` to make a terminal with ({error})");
+            None
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn the_tour_says_once_what_it_runs_on() {
+    let Some(shown) = on_a_terminal("--profile-cache none") else { return };
+    assert_eq!(shown.matches("stands in for a GPU").count(), 1, "{shown}");
+    assert!(shown.contains("The ledger is back to where it was."), "{shown}");
+}
+
+/// Tokens of a reply with two properties.
+fn json_tokens(folder: &Path, whitespace: &[&str]) -> (String, u64) {
+    let schema = folder.join("schema.json");
+    let shape = json!({
+        "type": "object",
+        "properties": {"count": {"type": "integer", "minimum": 0, "maximum": 9}, "round": {"type": "boolean"}},
+        "required": ["count", "round"],
+        "additionalProperties": false,
+    });
+    fs::write(&schema, shape.to_string()).expect("it is written");
+    let schema = schema.display().to_string();
+    let asked = ["--json", "--temperature", "0", "--json-schema", &schema, "How many shapes are there?"];
+    let output = feed(command(&[whitespace, &asked].concat()), "");
+    let [done] = of_type(&events(&output), "done").try_into().expect("one reply");
+    let text = done["text"].as_str().expect("text").to_owned();
+    let value: Value = serde_json::from_str(&text).unwrap_or_else(|_| panic!("{text:?} is JSON"));
+    assert!(value["count"].is_u64() && value["round"].is_boolean(), "{text}");
+    (text, done["usage"]["completion_tokens"].as_u64().expect("a number"))
+}
+
+#[test]
+fn json_replies_have_the_whitespace_that_the_caller_chose() {
+    let folder = Folder::empty();
+    let (compact, tokens) = json_tokens(folder.path(), &[]);
+    assert!(!compact.contains(char::is_whitespace), "{compact:?}");
+    assert!(tokens <= compact.len() as u64, "{tokens} tokens for {compact}");
+    let (spaced, _) = json_tokens(folder.path(), &["--json-whitespace", "spaced"]);
+    assert!(spaced.starts_with("{\"count\": ") && spaced.contains(", \"round\": "), "{spaced:?}");
+    json_tokens(folder.path(), &["--json-whitespace", "free"]);
+}
