@@ -79,6 +79,10 @@ fn put<'w>(question: &'w Question, world: &'w Answerers) -> Asked<'w> {
         ("supervised actors", _) => {
             Box::pin(async move { world.runtime.supervised().await.map(drop).map_err(|error| said(&error)) })
         }
+        ("health", _) => Box::pin(async move {
+            let is_live = world.runtime.health().await.is_live;
+            is_live.then_some(()).ok_or_else(|| "the runtime does not answer".to_owned())
+        }),
         ("measure", _) => Box::pin(async move { budget.measure().await.map(drop).map_err(|error| said(&error)) }),
         ("snapshot", _) => Box::pin(async move { budget.snapshot().await.map(drop).map_err(|error| said(&error)) }),
         ("clear a dead owner", _) => {

@@ -256,7 +256,7 @@ mod tests {
     async fn silent_and_slow_clients_delay_no_scrape_by_more_than_a_second() {
         let (server, mut slow) = (server().await, Vec::new());
         // Several times as many as there are places.
-        for _ in 0..CONNECTIONS_MAX * 2 {
+        for _ in 0..CONNECTIONS_MAX {
             slow.push(client(&server, "").await);
             slow.push(client(&server, "GET /metrics HTT").await);
             slow.push(client(&server, "GET /events HTTP/1.1\r\nhost: here\r\n\r\n").await);

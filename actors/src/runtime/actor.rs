@@ -431,6 +431,8 @@ impl RuntimeState {
         if engine.ending.is_some() {
             return;
         }
+        // It may have ended sooner than anybody looked.
+        engine.get_to_know();
         let cut_off = engine.requests.taken();
         engine.ending = Some(cut_off);
         if !self.shutting_down.is_empty() {

@@ -29,11 +29,12 @@ impl Known {
 }
 
 impl Engine {
-    /// Looks whether its model is ready for the first time.
-    fn get_to_know(&mut self) {
+    /// Looks whether its model has been ready: one that is stopped by itself was.
+    pub(super) fn get_to_know(&mut self) {
         let shelf = &self.arguments.shelf;
-        let is_ready = self.known.is_none() && matches!(*self.arguments.status.borrow(), Status::Ready(_));
-        if let (true, Some(model), Some(processor)) = (is_ready, shelf.model(), shelf.processor()) {
+        let was_ready = matches!(*self.arguments.status.borrow(), Status::Ready(_) | Status::Stopped { .. });
+        let is_due = was_ready && self.known.is_none();
+        if let (true, Some(model), Some(processor)) = (is_due, shelf.model(), shelf.processor()) {
             let dtype = Dtype(processor.target().activation().name());
             self.known = Some(Known(self.arguments.label.clone(), Architecture(model.config().architecture()), dtype));
         }

@@ -28,8 +28,7 @@ fn what_a_process_is_stands_beside_what_it_does() {
         eventually("the model is known", async || scraped().await.contains(info)).await;
         assert_eq!(value(info).await, 1.0);
         if cfg!(target_os = "linux") {
-            let now =
-                SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs_f64();
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs_f64();
             assert!(
                 (now - 600.0..=now + 1.0).contains(&value("process_start_time_seconds").await),
                 "it began just now"
