@@ -172,17 +172,21 @@ impl Args for KnobOptions {
             let is_number =
                 Knob::named(flag.name).is_some_and(|knob| !matches!(knob.kind, Kind::Size | Kind::SizeOrNone));
             let underscores = flag.name.contains('_').then_some(flag.name);
-            command.arg(
-                Arg::new(flag.name)
-                    .long(flag.long.as_str())
-                    .aliases(underscores)
-                    .value_name(flag.value.as_str())
-                    .help(flag.help.as_str())
-                    .help_heading(HEADING)
-                    .hide(flag.is_alias)
-                    .allow_negative_numbers(is_number)
-                    .action(ArgAction::Append),
-            )
+            let arg = Arg::new(flag.name)
+                .long(flag.long.as_str())
+                .aliases(underscores)
+                .value_name(flag.value.as_str())
+                .help(flag.help.as_str())
+                .help_heading(HEADING)
+                .hide(flag.is_alias)
+                .allow_negative_numbers(is_number)
+                .action(ArgAction::Append);
+            let is_switch = Knob::named(flag.name).is_some_and(|knob| knob.kind == Kind::Switch);
+            command.arg(match is_switch {
+                // The word alone says true; another value follows an equals sign, so that a message may follow the word.
+                true => arg.num_args(0..=1).require_equals(true).default_missing_value("true"),
+                false => arg,
+            })
         })
     }
 
@@ -220,9 +224,13 @@ mod tests {
     #[test]
     fn every_name_is_a_flag_with_hyphens_and_with_underscores() {
         for flag in FLAGS.iter().filter(|flag| flag.value != "JSON") {
-            let value = if Knob::named(flag.name).is_some_and(|knob| knob.kind == Kind::Gibibytes) { "0" } else { "1" };
-            let by_hyphens = typed(&[&format!("--{}", flag.long), value]).knobs();
-            let by_underscores = typed(&[&format!("--{}", flag.name), value]).knobs();
+            let value = match Knob::named(flag.name).map(|knob| knob.kind) {
+                Some(Kind::Gibibytes) => "0",
+                Some(Kind::Switch) => "true",
+                _ => "1",
+            };
+            let by_hyphens = typed(&[&format!("--{}={value}", flag.long)]).knobs();
+            let by_underscores = typed(&[&format!("--{}={value}", flag.name)]).knobs();
             let knobs = by_hyphens.unwrap_or_else(|failure| panic!("{}: {failure}", flag.long));
             assert_ne!(knobs, Knobs::default(), "{}", flag.long);
             assert_eq!(by_underscores.expect("the same"), knobs, "{}", flag.name);

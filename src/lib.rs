@@ -81,7 +81,7 @@ pub use bursar_kernels::BlasSearch;
 #[cfg(feature = "hub")]
 pub use bursar_model::checkpoint::{HubError, HubModel, HubOptions};
 pub use bursar_model::{
-    Envelope, LimitError,
+    Depth, Envelope, LimitError,
     checkpoint::RandomCheckpoint,
     demo,
     error::{CheckpointError, GrammarError, ImageError, SamplingError, TextError, VideoError},

@@ -32,7 +32,7 @@ impl Bar {
                 self.bar.set_message("loading weights");
                 self.draw(done.0, total.0);
             }
-            Progress::Profiling { what, done, total } => {
+            Progress::Profiling { what, done, total, .. } => {
                 self.bar.set_message(what);
                 self.draw(done as u64, total as u64);
             }

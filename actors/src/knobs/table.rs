@@ -21,6 +21,8 @@ pub enum Kind {
     Share,
     /// A number of GiB, as vLLM has it.
     Gibibytes,
+    /// Something that is done or not.
+    Switch,
 }
 
 impl Kind {
@@ -31,6 +33,7 @@ impl Kind {
             Kind::Size | Kind::SizeOrNone => "bytes",
             Kind::Share => "share",
             Kind::Gibibytes => "GiB",
+            Kind::Switch => "true/false",
         }
     }
 
@@ -43,6 +46,7 @@ impl Kind {
             Kind::SizeOrNone => "a number of bytes, or a size such as 512MiB",
             Kind::Share => "above 0 and at most 1",
             Kind::Gibibytes => "a number of GiB",
+            Kind::Switch => "true or false",
         }
     }
 }
@@ -127,6 +131,15 @@ impl Set for f64 {
     }
 }
 
+impl Set for bool {
+    fn of(value: &Value) -> Option<Self> {
+        match value {
+            Value::String(typed) => typed.trim().parse().ok(),
+            value => value.as_bool(),
+        }
+    }
+}
+
 impl Set for Bytes {
     fn of(value: &Value) -> Option<Self> {
         match value {
@@ -179,7 +192,7 @@ macro_rules! knobs {
                         let is_in_range = match knob.kind {
                             Kind::Share => is_share(value),
                             Kind::Count(_) | Kind::Size => set != <$type>::default(),
-                            Kind::CountOrNone(_) | Kind::SizeOrNone | Kind::Gibibytes => true,
+                            Kind::CountOrNone(_) | Kind::SizeOrNone | Kind::Gibibytes | Kind::Switch => true,
                         };
                         if !is_in_range {
                             return Err(wrong());
@@ -233,6 +246,8 @@ knobs! {
     requests: usize, Kind::Count("requests"), [];
     /// Threads that compute where the host stands in for a GPU, and as many again that decode pictures.
     threads: usize, Kind::Count("threads"), [];
+    /// Worst cases run through all layers at a start where the host stands in for a GPU, and not only through as many as reach the planned peak.
+    full_stress: bool, Kind::Switch, [];
     /// Bytes of a picture's file at most; larger ones are refused.
     picture_file_bytes: Bytes, Kind::Size, [];
     /// Pixels of a picture as it is stored, at most; larger ones are refused.

@@ -18,6 +18,7 @@ fn values(kind: Kind) -> [Value; 2] {
         Kind::Size | Kind::SizeOrNone => [json!("2GiB"), json!(4096)],
         Kind::Share => [json!(0.5), json!("0.25")],
         Kind::Gibibytes => [json!(0), json!(0)],
+        Kind::Switch => [json!(true), json!("true")],
     }
 }
 
