@@ -88,7 +88,7 @@ pub use bursar_kernels::{BlasSearch, KernelError, OpenError, Target};
 #[cfg(feature = "hub")]
 pub use bursar_model::checkpoint::{FetchWatch, HubError, HubModel, HubOptions};
 pub use bursar_model::{
-    Envelope, LimitError, LoadError,
+    Depth, Envelope, LimitError, LoadError,
     blocks::ConfigError,
     checkpoint::{CheckpointOrigin, CheckpointSource, RandomCheckpoint},
     demo,

@@ -39,7 +39,7 @@ impl Bar {
             Progress::Fetching { file, done, total } => self.draw(&format!("fetching {file}"), done.0, total.0),
             Progress::Planning => self.draw("planning the worst cases", 0, 1),
             Progress::Loading { done, total } => self.draw("loading weights", done.0, total.0),
-            Progress::Profiling { what, done, total } => self.draw(what, done as u64, total as u64),
+            Progress::Profiling { what, done, total, .. } => self.draw(what, done as u64, total as u64),
             Progress::Phase(_) => {}
             Progress::Attempt(AttemptReport { attempt, outcome: Outcome::Refused { evidence }, .. }) => {
                 let text = format!("attempt {attempt}: {evidence}");

@@ -8,12 +8,13 @@ use crate::{
 };
 
 /// Output features one step of a CPU matrix product covers: weights that are not `f32` are widened in panels of this
-/// many rows. Fixed, so that a product's rounding does not depend on how many threads share it.
-pub(crate) const CPU_PANEL_ROWS: usize = 128;
+/// many rows. Fixed, so that a product's rounding does not depend on how many threads share it. As many as `gemm` holds in
+/// registers at a time with AVX-512; with twice as many, few threads seldom had as much to do each.
+pub(crate) const CPU_PANEL_ROWS: usize = 64;
 
 /// Query vectors, and keys, that one step of attention on the CPU covers. Fixed, like the tiles' places, for the same
-/// reason.
-pub(crate) const CPU_TILE_QUERIES: usize = 32;
+/// reason. `gemm` packs the keys anew for each tile of queries: with 32 that took as long as their product.
+pub(crate) const CPU_TILE_QUERIES: usize = 128;
 pub(crate) const CPU_TILE_KEYS: usize = 128;
 
 /// Elements of scratch that one thread needs for attention: queries, sums, keys and values, scores, and for each query

@@ -1,14 +1,14 @@
 //! The envelope's corners: the largest passes that can ever reach the device. They are planned before anything is
 //! loaded and run under stress before anything is served, from the same lines of code.
 
-use bursar_budgets::Workspace;
+use bursar_budgets::{Bytes, Workspace};
 use bursar_kernels::{
     Backend, DType, KernelError, KvLayer, Plan, Scope, Tally, Target, Tensor, Work,
     sampling::{LISTED_MAX, SampleBatch, SampleRow, TOP_MAX, Wishes},
 };
 
 use crate::{
-    Envelope, Model, RequestCost,
+    Depth, Envelope, Model, RequestCost,
     blocks::decoder::StepCaches,
     flow::{Grid, Patches, PictureRows, SequencePart, StepBatch},
     registry::PictureBatch,
@@ -46,7 +46,7 @@ pub enum Pass {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Footprint {
     /// The workspace's peak.
-    pub workspace: bursar_budgets::Bytes,
+    pub workspace: Bytes,
     /// Operations and bytes moved.
     pub work: Work,
 }
@@ -85,14 +85,33 @@ pub fn corners(model: &Model, envelope: &Envelope, room: Room) -> Vec<Corner> {
 
 /// Runs a pass on shapes alone: the bytes it takes on `target`, and its work.
 pub fn plan(model: &Model, target: Target, pass: &Pass) -> Result<Footprint, KernelError> {
-    dry(model, target, pass, |scope, layers, cache, desk| run(model, scope, pass, layers, cache, desk))
+    plan_through(model, target, pass, Depth::Whole)
+}
+
+/// The least depth at which a pass reaches the peak of all of it. Layers of a kind take the same, so that is the first
+/// layer, or the first one that takes more.
+///
+/// # Errors
+/// As [`plan`].
+pub fn proof(model: &Model, target: Target, pass: &Pass) -> Result<Depth, KernelError> {
+    let peak = plan(model, target, pass)?.workspace;
+    let mut layers = 1;
+    // It ends with the last layer, where there is nothing more to run.
+    while plan_through(model, target, pass, Depth::First(layers))?.workspace != peak {
+        layers += 1;
+    }
+    Ok(Depth::First(layers))
+}
+
+fn plan_through(model: &Model, target: Target, pass: &Pass, depth: Depth) -> Result<Footprint, KernelError> {
+    dry(model, target, pass, |scope, layers, cache, desk| run(model, scope, pass, depth, layers, cache, desk))
 }
 
 /// The work of a pass whose tokens are the likeliest ones: of its logits only the choice goes to the host. What a
 /// device needs for it at least is the floor of its time.
 pub fn work(model: &Model, target: Target, pass: &Pass) -> Result<Work, KernelError> {
     let plain = |scope: &Scope<'_, Plan>, layers: &[KvLayer], cache: &mut Tensor<'_>, desk: &mut Desk<'_>| {
-        run_choosing(model, scope, pass, layers, cache, desk, Wanted::Likeliest)
+        run_choosing(model, scope, pass, Depth::Whole, layers, cache, desk, Wanted::Likeliest)
     };
     Ok(dry(model, target, pass, plain)?.work)
 }
@@ -142,16 +161,17 @@ fn desk_shape(model: &Model, pass: &Pass) -> DeskShape {
 }
 
 /// Runs a pass as serving runs it; for a step that is the decoder, its scores, and on `desk`, which has a place for each
-/// sequence of the envelope, a choice of which each row asks for all there is.
+/// sequence of the envelope, a choice of which each row asks for all there is. Layers below `depth` are left out.
 pub fn run<B: Backend>(
     model: &Model,
     scope: &Scope<'_, B>,
     pass: &Pass,
+    depth: Depth,
     layers: &[KvLayer],
     cache: &mut Tensor<'_>,
     desk: &mut Desk<'_>,
 ) -> Result<(), KernelError> {
-    run_choosing(model, scope, pass, layers, cache, desk, Wanted::Everything)
+    run_choosing(model, scope, pass, depth, layers, cache, desk, Wanted::Everything)
 }
 
 /// What a step's rows want of their tokens.
@@ -161,10 +181,12 @@ enum Wanted {
     Everything,
 }
 
+#[expect(clippy::too_many_arguments, reason = "a pass, how it runs, and the memory that it runs on")]
 fn run_choosing<B: Backend>(
     model: &Model,
     scope: &Scope<'_, B>,
     pass: &Pass,
+    depth: Depth,
     layers: &[KvLayer],
     cache: &mut Tensor<'_>,
     desk: &mut Desk<'_>,
@@ -172,7 +194,7 @@ fn run_choosing<B: Backend>(
 ) -> Result<(), KernelError> {
     match pass {
         Pass::Encode(batch) => {
-            model.encode(scope, batch, cache)?;
+            model.encode_through(scope, batch, cache, depth)?;
             scope.moment()?.wait().map(drop)
         }
         Pass::Step(batch) => {
@@ -181,6 +203,7 @@ fn run_choosing<B: Backend>(
             let score = |row: usize| Score { token: (row % vocabulary) as u32, top };
             let scored: Vec<Score> = (0..batch.score_rows.len()).map(score).collect();
             let mut scores = Scores::begin(scope, &scored, vocabulary)?;
+            let layers = &layers[..depth.of(layers.len())];
             let caches = StepCaches { layers, pictures: Some(cache), previous: &desk.chosen() };
             let logits = model.step(scope, batch, &caches, |scope, logits| scores.score(scope, logits))?;
             // They come before the tokens, which are waited for. Two steps are under way at a time, and each has a place

@@ -14,6 +14,7 @@ pub mod checkpoint;
 pub mod corners;
 mod cost;
 pub mod demo;
+mod depth;
 mod envelope;
 pub mod error;
 mod families;
@@ -27,5 +28,6 @@ pub mod text;
 pub mod weights;
 
 pub use cost::{PictureCost, RequestCost};
+pub use depth::Depth;
 pub use envelope::{Envelope, LimitError, PATCHES_LEAST};
 pub use model::{LoadError, Model};

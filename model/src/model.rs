@@ -12,6 +12,7 @@ use rayon::prelude::*;
 use thiserror::Error;
 
 use crate::{
+    Depth,
     blocks::{ConfigError, decoder::StepCaches},
     checkpoint::{Checkpoint, RandomTensor, random_checkpoint::DEVIATION},
     error::CheckpointError,
@@ -146,8 +147,19 @@ impl Model {
         batch: &PictureBatch,
         cache: &mut Tensor<'_>,
     ) -> Result<(), KernelError> {
+        self.encode_through(scope, batch, cache, Depth::Whole)
+    }
+
+    /// The same through as many of the encoder's layers as `depth` says.
+    pub fn encode_through<B: Backend>(
+        &self,
+        scope: &Scope<'_, B>,
+        batch: &PictureBatch,
+        cache: &mut Tensor<'_>,
+        depth: Depth,
+    ) -> Result<(), KernelError> {
         self.assert_loaded::<B>();
-        self.family.encode(scope, batch, cache)
+        self.family.encode(scope, batch, cache, depth)
     }
 
     /// Runs one step of the decoder; gives `[logit_rows, vocabulary]`. `score` hears the logits of the scored rows, a few

@@ -6,7 +6,7 @@ use thiserror::Error;
 
 pub use crate::families::qwen2_5_vl::PictureBatch;
 use crate::{
-    LoadError,
+    Depth, LoadError,
     blocks::{
         ConfigError,
         decoder::{Decoder, DecoderConfig},
@@ -248,7 +248,8 @@ impl Family {
         scope: &Scope<'_, B>,
         batch: &PictureBatch,
         cache: &mut Tensor<'_>,
+        depth: Depth,
     ) -> Result<(), KernelError> {
-        self.tower().encode(scope, batch, cache)
+        self.tower().encode(scope, batch, cache, depth)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use bursar::{Bytes, Lack, LoadOptions, ModelSource, Progress, RuntimeError, Script, Snapshot, StartError};
+use bursar::{Bytes, Depth, Lack, LoadOptions, ModelSource, Progress, RuntimeError, Script, Snapshot, StartError};
 
 use crate::stage::{about, answer, ask, demo, device, device_of, eventually, listen, runtime_on, small, story, text};
 
@@ -32,6 +32,31 @@ fn a_device_too_small_says_by_how_much_and_what_would_help() {
         assert!(error.hint().contains("device memory"), "{}", error.hint());
         assert_all_home(&runtime, &device, "after a start that could not be").await;
         assert_eq!(device.counts().backs, 0, "nothing was tried");
+    });
+}
+
+#[test]
+fn worst_cases_on_a_host_run_through_the_layers_that_prove_their_plan() {
+    story(async {
+        for (full_stress, expected) in [(false, Depth::First(1)), (true, Depth::Whole)] {
+            let runtime = runtime_on(&device()).await;
+            let told = Arc::new(Mutex::new(Vec::new()));
+            let seen = told.clone();
+            let note = move |progress| {
+                if let Progress::Profiling { what, depth, .. } = progress {
+                    seen.lock().expect("no panic").push((what, depth));
+                }
+            };
+            let options = LoadOptions { full_stress, ..small() };
+            let model = runtime.load_with(ModelSource::demo(), options, note).await.expect("it starts");
+            let (record, told) = (model.serving().await.expect("it serves").record, told.lock().expect("no panic"));
+            assert!(record.peaks.len() >= 3, "a model that sees has several worst cases: {:?}", record.peaks);
+            for (corner, _) in &record.peaks {
+                let depths: Vec<Depth> = told.iter().filter(|(what, _)| what == corner).map(|told| told.1).collect();
+                assert_eq!(depths, [expected, expected], "{corner}");
+            }
+            answer(&model, about(1)).await;
+        }
     });
 }
 

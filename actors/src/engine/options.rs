@@ -53,6 +53,9 @@ pub struct LoadOptions {
     pub profiles: Option<PathBuf>,
     /// Measures anew also where a profile is written down that applies, and writes what it finds in its place.
     pub measures_anew: bool,
+    /// Worst cases run through all layers on a host device too, as they do on a GPU. By default they run there through as
+    /// many as reach the planned peaks, to the byte: minutes of arithmetic less in a start.
+    pub full_stress: bool,
     /// Where cuBLASLt is looked for on a GPU.
     pub blas: BlasSearch,
     /// When restarts of its vision, kv and scheduler become a crash loop.
@@ -81,6 +84,7 @@ impl Default for LoadOptions {
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             profiles: None,
             measures_anew: false,
+            full_stress: false,
             blas: BlasSearch::usual(),
             intensity: Intensity::SERVING,
             engine_intensity: Intensity::ENGINE,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bursar_budgets::Bytes;
+use bursar_model::Depth;
 use tokio::sync::watch;
 
 use super::{Serving, StartError};
@@ -67,6 +68,8 @@ pub enum Progress {
     Profiling {
         /// Which, or what else is being done.
         what: &'static str,
+        /// Through which layers a worst case runs; [`Depth::Whole`] of anything else.
+        depth: Depth,
         /// Steps so far.
         done: usize,
         /// Steps in all.

@@ -183,6 +183,7 @@ impl Knobs {
         options.dtype = self.dtype.unwrap_or(options.dtype);
         options.requests = self.requests.unwrap_or(options.requests);
         options.threads = self.threads.unwrap_or(options.threads);
+        options.full_stress = self.full_stress.unwrap_or(options.full_stress);
         let image = &mut options.image_limits;
         image.bytes_max = self.picture_file_bytes.map_or(image.bytes_max, |bytes| bytes.0);
         image.pixels_max = self.picture_source_pixels.unwrap_or(image.pixels_max);

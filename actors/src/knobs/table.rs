@@ -140,6 +140,15 @@ impl Set for f64 {
     }
 }
 
+impl Set for bool {
+    fn of(value: &Value) -> Option<Self> {
+        match value {
+            Value::String(typed) => typed.trim().parse().ok(),
+            value => value.as_bool(),
+        }
+    }
+}
+
 impl Set for Bytes {
     fn of(value: &Value) -> Option<Self> {
         match value {
@@ -274,6 +283,8 @@ knobs! {
     model_name: String, Kind::Name, [Vllm served_model_name];
     /// Requests are not logged with their text: they never are.
     disable_log_requests: bool, Kind::Switch, [];
+    /// Worst cases run through all layers at a start where the host stands in for a GPU, and not only through as many as reach the planned peak.
+    full_stress: bool, Kind::Switch, [];
     /// Bytes of a picture's file at most; larger ones are refused.
     picture_file_bytes: Bytes, Kind::Size, [];
     /// Pixels of a picture as it is stored, at most; larger ones are refused.

@@ -5,7 +5,7 @@ use std::{cell::Cell, mem, sync::Arc};
 use bursar_budgets::{DeviceError, Segment, Workspace};
 use bursar_kernels::{Backend, KernelError, Scope, Tally, Tensor, sampling::SampleBatch};
 use bursar_model::{
-    Model,
+    Depth, Model,
     blocks::decoder::StepCaches,
     corners::{self, Footprint, Pass},
     sampling::{Desk, Scores},
@@ -59,7 +59,7 @@ impl<B: Backend> Bench<B> {
                 Pending::Encode(job, launched)
             }
             Job::Stress(job) => {
-                let outcome = self.unless_refused(|| self.stress(&job.corner.pass));
+                let outcome = self.unless_refused(|| self.stress(&job.corner.pass, job.depth));
                 Pending::Stress(job, outcome)
             }
             Job::Capture(job) => {
@@ -156,8 +156,8 @@ impl<B: Backend> Bench<B> {
         uploaded
     }
 
-    fn stress(&self, pass: &Pass) -> Result<Footprint, LaneError> {
-        self.rehearse(|| self.stress_rehearsed(pass))
+    fn stress(&self, pass: &Pass, depth: Depth) -> Result<Footprint, LaneError> {
+        self.rehearse(|| self.stress_rehearsed(pass, depth))
     }
 
     /// Runs what is thrown away, and has the backend measure the products that it met, in the workspace that it has given
@@ -173,13 +173,13 @@ impl<B: Backend> Bench<B> {
         outcome
     }
 
-    fn stress_rehearsed(&self, pass: &Pass) -> Result<Footprint, LaneError> {
+    fn stress_rehearsed(&self, pass: &Pass, depth: Depth) -> Result<Footprint, LaneError> {
         self.workspace.reset_high_water();
         let tally = Tally::default();
         let scope = Scope::new(&self.backend, &self.workspace, &tally);
         let layers = self.memory.kv.layers();
         let mut desk = self.memory.desk.desk();
-        self.with_cache(|cache| Ok(corners::run(&self.model, &scope, pass, &layers, cache, &mut desk)?))?;
+        self.with_cache(|cache| Ok(corners::run(&self.model, &scope, pass, depth, &layers, cache, &mut desk)?))?;
         Ok(Footprint { workspace: self.workspace.high_water(), work: tally.total() })
     }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bursar_budgets::{Bytes, Lease};
 use bursar_kernels::KernelError;
 use bursar_model::{
+    Depth,
     corners::{Corner, Footprint},
     error::SamplingError,
     flow::{LogProbabilities, StepBatch, Token},
@@ -144,6 +145,8 @@ pub struct EncodeJob {
 pub struct StressJob {
     /// What is run.
     pub corner: Arc<Corner>,
+    /// Through how many layers.
+    pub depth: Depth,
     /// What it took.
     pub answer: Answer<Footprint>,
 }

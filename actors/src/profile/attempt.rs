@@ -8,8 +8,8 @@ use std::sync::{
 use bursar_budgets::{Bytes, Class, Device, Label, Lease, Owner, Priority, Request, Segment};
 use bursar_kernels::BLOCK_TOKENS;
 use bursar_model::{
-    Envelope, Model,
-    corners::{Corner, Footprint, Pass},
+    Depth, Envelope, Model,
+    corners::{self, Corner, Footprint, Pass},
 };
 
 use super::{Evidence, Faults, KvChoice, KvRoom, Needs, Phase, ProfileError, ProfileRecord, WrittenProfile, shrunk};
@@ -51,6 +51,8 @@ pub struct Attempt {
     pub first: Option<usize>,
     /// Memory that is refused on purpose.
     pub faults: Faults,
+    /// Worst cases run through all layers. On host memory as many as prove the planned peaks may do (ADR 26).
+    pub stresses_fully: bool,
     /// How far it comes.
     pub course: Course,
     /// A profile that was written down and applies: its size is backed at once, and worst cases are run there alone.
@@ -250,8 +252,7 @@ impl Attempt {
     /// Every corner for real, one after the other.
     async fn stress(&self, lanes: &Lanes) -> Result<(), ProfileError> {
         for (done, (corner, planned)) in self.needs.corners.iter().enumerate() {
-            self.report(corner.name, done);
-            self.run_corner(lanes, corner, planned).await?;
+            self.run_corner(lanes, corner, planned, done).await?;
         }
         Ok(())
     }
@@ -337,8 +338,8 @@ impl Attempt {
             let mut peaks = Vec::new();
             for (place, (corner, planned)) in self.needs.corners.iter().enumerate() {
                 if matches!(corner.pass, Pass::Step(_)) == is_step {
-                    self.report(corner.name, before + passed.load(Relaxed));
-                    peaks.push((place, corner.name, self.run_corner(lanes, corner, planned).await?));
+                    let done = before + passed.load(Relaxed);
+                    peaks.push((place, corner.name, self.run_corner(lanes, corner, planned, done).await?));
                     passed.fetch_add(1, Relaxed);
                 }
             }
@@ -350,18 +351,26 @@ impl Attempt {
         Ok(peaks.into_iter().map(|(_, corner, peak)| (corner, peak)).collect())
     }
 
-    /// Runs a corner for real; it must take what the plan says, to the byte.
+    /// Runs a corner for real, as deep as is stressed; it must take what the plan says, to the byte.
     async fn run_corner(
         &self,
         lanes: &Lanes,
         corner: &Arc<Corner>,
         planned: &Footprint,
+        done: usize,
     ) -> Result<Bytes, ProfileError> {
+        let of_corner = |source| ProfileError::Stress { corner: corner.name, source };
+        let depth = match self.stresses_fully {
+            true => Depth::Whole,
+            false => corners::proof(&self.model, self.processor.target(), &corner.pass)
+                .map_err(|error| of_corner(error.into()))?,
+        };
+        self.report_at(corner.name, depth, done);
         let (reply, answer) = Reply::new();
-        let job = StressJob { corner: corner.clone(), answer: Answer::to(|outcome| reply.answer(outcome)) };
+        let job = StressJob { corner: corner.clone(), depth, answer: Answer::to(|outcome| reply.answer(outcome)) };
         self.lane(lanes, corner).submit(Job::Stress(Box::new(job)));
         let outcome = tree::STRESS.wait(answer).await?;
-        let measured = outcome.map_err(|source| ProfileError::Stress { corner: corner.name, source })?.workspace;
+        let measured = outcome.map_err(of_corner)?.workspace;
         let class = match &corner.pass {
             Pass::Step(_) => Class::StepWorkspace,
             Pass::Encode(_) => Class::VisionWorkspace,
@@ -390,9 +399,13 @@ impl Attempt {
     }
 
     fn report(&self, what: &'static str, done: usize) {
+        self.report_at(what, Depth::Whole, done);
+    }
+
+    fn report_at(&self, what: &'static str, depth: Depth, done: usize) {
         // The corners, the backing, and the corners again.
         let total = self.stressed() + 1 + self.needs.corners.len();
-        (self.progress)(Progress::Profiling { what, done, total });
+        (self.progress)(Progress::Profiling { what, depth, done, total });
     }
 }
 

@@ -1,4 +1,5 @@
-//! Arithmetic on slices in forms that the compiler turns into vector instructions, and the matrix product.
+//! Arithmetic on slices in forms that the compiler turns into vector instructions, always inlined so that it takes those
+//! of whoever calls (see `Threads::share`), and the matrix product.
 
 use gemm::{Parallelism, gemm};
 
@@ -51,6 +52,7 @@ pub(super) unsafe fn multiply(
 }
 
 /// The inner product of two slices of the same length, in partial sums that fill registers.
+#[inline(always)]
 pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     const LANES: usize = 16;
     assert_eq!(a.len(), b.len(), "an inner product of other lengths");
@@ -66,6 +68,7 @@ pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
 }
 
 /// The sum, in partial sums that fill registers.
+#[inline(always)]
 pub(super) fn sum(numbers: &[f32]) -> f32 {
     let (chunks, rest) = numbers.as_chunks::<16>();
     let mut sums = [0.0f32; 16];
@@ -76,6 +79,7 @@ pub(super) fn sum(numbers: &[f32]) -> f32 {
 }
 
 /// The largest that is a number; minus infinity if there is none.
+#[inline(always)]
 pub(super) fn largest(numbers: &[f32]) -> f32 {
     let larger = |a: f32, b: f32| if b > a { b } else { a };
     let (chunks, rest) = numbers.as_chunks::<16>();

@@ -64,6 +64,7 @@ impl Running<'_> {
 
     /// Folds in `count` keys, at most [`KEYS`], with their values; `visible(query)` says how many of them, from the
     /// first, a query sees. The others get weight 0: they must be numbers all the same.
+    #[inline(always)]
     pub(super) fn fold(
         &mut self,
         count: usize,
@@ -97,6 +98,7 @@ impl Running<'_> {
     }
 
     /// Turns a query's scores into weights, relative to its largest score so far.
+    #[inline(always)]
     fn weigh(&mut self, query: usize, count: usize, visible: usize) {
         let scores = &mut self.scores[query * KEYS..][..count];
         let (seen, unseen) = scores.split_at_mut(visible);

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::{
     arithmetic::{Matrix, dot, multiply},
-    memory::{Output, Rows, Scratch, start_of, widen, widened, write_rows},
+    memory::{Output, Rows, Scratch, start_of, widen, widened},
     threads::Threads,
 };
 use crate::{DType, Tensor, ops::linear::Call, target::CPU_PANEL_ROWS};
@@ -16,7 +16,7 @@ pub(super) fn linear(threads: &Threads, call: Call<'_>) {
     let (features, in_features) = (call.weight.rows(), call.weight.columns());
     let share = if call.weight.dtype() == DType::F32 { 0 } else { CPU_PANEL_ROWS.min(features) * in_features };
     let scratch = Scratch::of(&call.scratch, share);
-    start(threads, &call);
+    let bias = call.bias.as_ref().map(widened);
     let cost = (call.x.rows() + 1) * features * in_features;
     threads.share(features.div_ceil(CPU_PANEL_ROWS), cost, |worker, panel| {
         let rows = panel * CPU_PANEL_ROWS..features.min((panel + 1) * CPU_PANEL_ROWS);
@@ -24,32 +24,18 @@ pub(super) fn linear(threads: &Threads, call: Call<'_>) {
         // SAFETY: a worker works on one panel at a time.
         let weight = panel_weight(&panel, unsafe { scratch.of_worker(worker) });
         if call.x.rows() <= FEW_ROWS {
-            multiply_few(&call, rows, weight);
+            multiply_few(&call, rows.clone(), weight);
         } else {
-            multiply_many(&call, rows, weight);
+            multiply_many(&call, rows.clone(), weight);
+        }
+        if let Some(bias) = &bias {
+            add_bias(&call, rows.clone(), &bias[rows]);
         }
     });
 }
 
-/// What the product is added to: the bias, or what `out` holds and the bias.
-fn start(threads: &Threads, call: &Call<'_>) {
-    match (&call.bias, call.accumulate) {
-        (None, true) => {}
-        (None, false) => write_rows(threads, &call.out, 1, |_, out| out.fill(0.0)),
-        (Some(bias), accumulate) => {
-            let bias = widened(bias);
-            write_rows(threads, &call.out, 1, |_, out| {
-                if accumulate {
-                    out.iter_mut().zip(&bias).for_each(|(out, bias)| *out += bias);
-                } else {
-                    out.copy_from_slice(&bias);
-                }
-            });
-        }
-    }
-}
-
 /// Where the panel lies as `f32`, `[rows, in_features]`: in the weight itself, or widened into the worker's scratch.
+#[inline(always)]
 fn panel_weight<'a>(panel: &'a Tensor<'a>, scratch: &'a mut [f32]) -> &'a [f32] {
     if panel.dtype() == DType::F32 {
         return Rows::<f32>::of(panel).all();
@@ -61,7 +47,7 @@ fn panel_weight<'a>(panel: &'a Tensor<'a>, scratch: &'a mut [f32]) -> &'a [f32] 
     scratch
 }
 
-/// Adds the product with one panel of weight rows to the panel's columns of the output.
+/// The product with one panel of weight rows, in the panel's columns of the output or added to them.
 fn multiply_many(call: &Call<'_>, columns: Range<usize>, weight: &[f32]) {
     let (rows, in_features) = (call.x.rows(), call.weight.columns());
     assert_eq!(weight.len(), columns.len() * in_features, "a whole panel");
@@ -71,18 +57,31 @@ fn multiply_many(call: &Call<'_>, columns: Range<usize>, weight: &[f32]) {
     // panel writes columns of its own.
     unsafe {
         let out = start_of::<f32>(&call.out).add(columns.start);
-        multiply([rows, in_features, columns.len()], (out, call.out.pitch()), true, x, weight);
+        multiply([rows, in_features, columns.len()], (out, call.out.pitch()), call.accumulate, x, weight);
     }
 }
 
 /// As `multiply_many`, by inner products.
+#[inline(always)]
 fn multiply_few(call: &Call<'_>, columns: Range<usize>, weight: &[f32]) {
     let (x, out) = (Rows::<f32>::of(&call.x), Output::of(&call.out));
     for row in 0..call.x.rows() {
         // SAFETY: each panel writes columns of its own.
         let out = unsafe { out.part(row, columns.start, columns.len()) };
         for (out, weight) in out.iter_mut().zip(weight.chunks_exact(call.weight.columns())) {
-            *out += dot(x.row(row), weight);
+            let product = dot(x.row(row), weight);
+            *out = if call.accumulate { *out + product } else { product };
         }
+    }
+}
+
+/// Adds the panel's part of the bias to its columns of the output, while they are near.
+#[inline(always)]
+fn add_bias(call: &Call<'_>, columns: Range<usize>, bias: &[f32]) {
+    let out = Output::of(&call.out);
+    for row in 0..call.x.rows() {
+        // SAFETY: each panel writes columns of its own.
+        let out = unsafe { out.part(row, columns.start, columns.len()) };
+        out.iter_mut().zip(bias).for_each(|(out, bias)| *out += bias);
     }
 }

@@ -161,6 +161,7 @@ pub(super) fn write_rows(threads: &Threads, out: &Tensor<'_>, cost: usize, write
 }
 
 /// Widens `out.len()` elements of a floating-point tensor's row `row` into `out`.
+#[inline(always)]
 pub(super) fn widen(tensor: &Tensor<'_>, row: usize, out: &mut [f32]) {
     match tensor.dtype() {
         DType::F32 => out.copy_from_slice(Rows::<f32>::of(tensor).row(row)),

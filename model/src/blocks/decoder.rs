@@ -75,7 +75,7 @@ pub const SCORE_ROWS: usize = 64;
 
 /// The memory of earlier passes that a step reads, and its part of which it writes.
 pub struct StepCaches<'a> {
-    /// Keys and values, one entry a layer.
+    /// Keys and values, one entry a layer. A step runs through as many layers, from the first, as there are entries.
     pub layers: &'a [KvLayer],
     /// `[rows, hidden]`: embeddings of pictures.
     pub pictures: Option<&'a Tensor<'a>>,
@@ -182,7 +182,8 @@ impl Decoder {
         let mut hidden = self.embed(scope, inputs, caches)?;
         let ends_early = chosen.as_ref().is_some_and(|(rows, _)| 2 * rows.rows() <= hidden.rows());
         let mut layers = self.layers.iter().zip(caches.layers);
-        for (layer, cache) in layers.by_ref().take(self.layers.len() - usize::from(ends_early)) {
+        let whole = layers.len().saturating_sub(usize::from(ends_early));
+        for (layer, cache) in layers.by_ref().take(whole) {
             layer.forward(scope, &pass, cache, &mut hidden)?;
         }
         let Some((rows, mut chosen)) = chosen else { return Ok(hidden) };

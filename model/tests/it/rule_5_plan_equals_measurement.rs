@@ -9,7 +9,7 @@ use bursar_kernels::{
     ops::patchify::PatchSize,
 };
 use bursar_model::{
-    Envelope, Model,
+    Depth, Envelope, Model,
     corners::{self, Footprint, Pass, Room},
     flow::{Grid, Patches, PictureRows, SequencePart, StepBatch},
     sampling::{Desk, DeskShape},
@@ -80,7 +80,7 @@ impl Machine {
     }
 
     /// Runs a pass for real in a workspace of `bytes`.
-    fn run(&self, pass: &Pass, bytes: Bytes) -> Result<Footprint, KernelError> {
+    fn run(&self, pass: &Pass, depth: Depth, bytes: Bytes) -> Result<Footprint, KernelError> {
         let ballast = self.workspace.frame();
         ballast.take(self.workspace.capacity() - bytes)?;
         self.workspace.reset_high_water();
@@ -102,7 +102,7 @@ impl Machine {
         let mut desk = Desk::over(words, desk);
         let tally = Tally::default();
         let scope = Scope::new(&self.cpu, &self.workspace, &tally);
-        corners::run(&self.model, &scope, pass, &layers, &mut cache, &mut desk)?;
+        corners::run(&self.model, &scope, pass, depth, &layers, &mut cache, &mut desk)?;
         Ok(Footprint { workspace: self.workspace.high_water() - below, work: tally.total() })
     }
 }
@@ -117,10 +117,19 @@ fn every_corner_takes_what_its_plan_says(folder: &str) {
                 let what = format!("{folder}, {threads} threads, {envelope:?}, {}", corner.name);
                 let planned = corners::plan(&machine.model, *machine.cpu.target(), &corner.pass);
                 let planned = planned.unwrap_or_else(|error| panic!("{what}: {error}"));
-                let measured = machine.run(&corner.pass, planned.workspace);
+                let measured = machine.run(&corner.pass, Depth::Whole, planned.workspace);
                 assert_eq!(measured.unwrap_or_else(|error| panic!("{what}: {error}")), planned, "{what}");
-                let short = machine.run(&corner.pass, planned.workspace - Bytes(256));
-                assert!(matches!(short, Err(KernelError::Workspace(_))), "{what}: {short:?}");
+                let proof = corners::proof(&machine.model, *machine.cpu.target(), &corner.pass);
+                let proof = proof.unwrap_or_else(|error| panic!("{what}: {error}"));
+                assert_eq!(proof, Depth::First(1), "{what}: all layers of these models are alike");
+                let proven = machine.run(&corner.pass, proof, planned.workspace);
+                let proven = proven.unwrap_or_else(|error| panic!("{what}: {error}"));
+                assert_eq!(proven.workspace, planned.workspace, "{what}, the first layer alone");
+                assert!(proven.work.flops < planned.work.flops, "{what}, the first layer alone");
+                for depth in [Depth::Whole, proof] {
+                    let short = machine.run(&corner.pass, depth, planned.workspace - Bytes(256));
+                    assert!(matches!(short, Err(KernelError::Workspace(_))), "{what}, {depth:?}: {short:?}");
+                }
             }
         }
     }

@@ -89,6 +89,8 @@ impl EngineState {
             shrinks: self.attempts.shrinks(),
             first: self.attempts.measured(),
             faults: options.faults.clone(),
+            // A GPU's driver takes memory at a kernel's first launch, and autotune meets shapes in layers.
+            stresses_fully: options.full_stress || !self.arguments.device.is_host_memory(),
             course: self.course.clone(),
             warm: records.as_ref().and_then(Records::warm),
             records: records.filter(|_| options.faults.is_empty()),

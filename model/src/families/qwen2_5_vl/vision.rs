@@ -16,6 +16,7 @@ use super::{
     windows::{WindowOrder, patch_places},
 };
 use crate::{
+    Depth,
     blocks::{decoder::rope_frequencies, gated_mlp::GatedMlp},
     flow::{Grid, Patches, RgbImage},
     weights::{Linear, WeightError, WeightMap},
@@ -137,12 +138,14 @@ impl VisionTower {
         extend(&mut batch.frame_starts, grid.patches());
     }
 
-    /// Runs the tower over `batch` and writes the embeddings to their rows of `cache` `[rows, out_hidden]`.
+    /// Runs the tower over `batch` and writes the embeddings to their rows of `cache` `[rows, out_hidden]`; through fewer layers
+    /// as `depth` says.
     pub fn encode<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
         batch: &PictureBatch,
         cache: &mut Tensor<'_>,
+        depth: Depth,
     ) -> Result<(), KernelError> {
         let scope = scope.scope();
         let rows = batch.patches();
@@ -156,7 +159,7 @@ impl VisionTower {
             self.cut(&scope, batch, &places, &mut patches)?;
             self.patch_embedding.forward_into(&scope, &patches, &mut hidden)?;
         }
-        self.run_layers(&scope, batch, &places.row_range(1..3), &mut hidden)?;
+        self.run_layers(&scope, batch, &places.row_range(1..3), &mut hidden, depth)?;
         self.merge(&scope, batch, &hidden, cache)
     }
 
@@ -186,11 +189,12 @@ impl VisionTower {
         batch: &PictureBatch,
         positions: &Tensor<'_>, // [2, patches]
         hidden: &mut Tensor<'_>,
+        depth: Depth,
     ) -> Result<(), KernelError> {
         let scope = scope.scope();
         let windows = stretches(&scope, &batch.window_starts)?;
         let frames = stretches(&scope, &batch.frame_starts)?;
-        for (index, layer) in self.layers.iter().enumerate() {
+        for (index, layer) in self.layers[..depth.of(self.layers.len())].iter().enumerate() {
             let seen = if self.config.fullatt_block_indexes.contains(&index) { &frames } else { &windows };
             layer.forward(&scope, self.config.num_heads, &self.rope, positions, seen, hidden)?;
         }
