@@ -215,7 +215,7 @@ knobs! {
     pictures: usize, Kind::Count("pictures"), [];
     /// Frames of all videos of a request at most, over all turns; 0 for no videos.
     video_frames: usize, Kind::CountOrNone("frames"), [];
-    /// Patches in one launch of the vision encoder at most, over all pictures.
+    /// Patches in one launch of the vision encoder at most, over all pictures; by default the largest picture's.
     launch_patches: usize, Kind::Count("patches"), [];
     /// The share that keys and values take of what is left after everything else.
     memory_fraction: f64, Kind::Share, [];
