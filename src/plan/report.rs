@@ -206,7 +206,9 @@ impl Report {
     }
 
     fn tell_what_would_fit(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "\n{}.", self.error.as_deref().unwrap_or_default())?;
+        let error = self.error.as_deref().unwrap_or_default();
+        let (first, rest) = error.split_at(error.len().min(1));
+        writeln!(f, "\n{}{rest}.", first.to_uppercase())?;
         if !self.suggestions.is_empty() {
             writeln!(f, "Each of these alone makes it fit, in the place of what is set:")?;
         }

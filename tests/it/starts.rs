@@ -2,7 +2,9 @@
 
 use std::sync::{Arc, Mutex};
 
-use bursar::{Bytes, Depth, Lack, LoadOptions, ModelSource, Progress, RuntimeError, Script, Snapshot, StartError};
+use bursar::{
+    Bytes, Depth, Lack, Limits, LoadOptions, ModelSource, Notice, Progress, RuntimeError, Script, Snapshot, StartError,
+};
 
 use crate::stage::{about, answer, ask, demo, device, device_of, eventually, listen, runtime_on, small, story, text};
 
@@ -29,7 +31,7 @@ fn a_device_too_small_says_by_how_much_and_what_would_help() {
         let Lack::Memory { needed, available, short_by } = unfit.lack else { panic!("{unfit}") };
         assert_eq!(short_by, needed - available);
         assert!(error.to_string().contains(&short_by.exact()), "{error}");
-        assert!(error.hint().contains("device memory"), "{}", error.hint());
+        assert!(error.hint().contains("capacity "), "{}", error.hint());
         assert_all_home(&runtime, &device, "after a start that could not be").await;
         assert_eq!(device.counts().backs, 0, "nothing was tried");
     });
@@ -57,6 +59,29 @@ fn worst_cases_on_a_host_run_through_the_layers_that_prove_their_plan() {
             }
             answer(&model, about(1)).await;
         }
+    });
+}
+
+#[test]
+fn a_start_says_that_pictures_are_smaller_than_the_models_own() {
+    story(async {
+        let runtime = runtime_on(&device_of(Bytes::mib(128))).await;
+        // A picture of the demo takes 256 tokens, which is all of this context.
+        let limits =
+            Limits { context_tokens: Some(256), sequences: Some(2), step_tokens: Some(32), ..Limits::default() };
+        let options = LoadOptions { limits, kv_tokens: Some(1024), ..LoadOptions::default() };
+        let notices = Arc::new(Mutex::new(Vec::new()));
+        let heard = notices.clone();
+        let note = move |progress| {
+            if let Progress::Notice(notice) = progress {
+                heard.lock().expect("no panic").push(notice);
+            }
+        };
+        let model = runtime.load_with(ModelSource::demo(), options, note).await.expect("it starts");
+        let envelope = model.serving().await.expect("it serves").kit.envelope.clone();
+        assert_eq!(envelope.picture_patches, 192 * 4, "a question and an answer have a quarter");
+        let lowered = Notice::PicturesLowered { from: 200_704, to: 192 * 28 * 28, context_tokens: 256 };
+        assert_eq!(*notices.lock().expect("no panic"), [lowered]);
     });
 }
 

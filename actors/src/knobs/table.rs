@@ -140,15 +140,6 @@ impl Set for f64 {
     }
 }
 
-impl Set for bool {
-    fn of(value: &Value) -> Option<Self> {
-        match value {
-            Value::String(typed) => typed.trim().parse().ok(),
-            value => value.as_bool(),
-        }
-    }
-}
-
 impl Set for Bytes {
     fn of(value: &Value) -> Option<Self> {
         match value {
@@ -259,7 +250,7 @@ knobs! {
     pictures: usize, Kind::Count("pictures"), [];
     /// Frames of all videos of a request at most, over all turns; 0 for no videos.
     video_frames: usize, Kind::CountOrNone("frames"), [];
-    /// Patches in one launch of the vision encoder at most, over all pictures.
+    /// Patches in one launch of the vision encoder at most, over all pictures; by default the largest picture's.
     launch_patches: usize, Kind::Count("patches"), [];
     /// The share that keys and values take of what is left after everything else.
     memory_fraction: f64, Kind::Share, [];

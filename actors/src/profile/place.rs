@@ -30,7 +30,9 @@ impl Place {
     pub fn of_ledger(ledger: &Snapshot, leased: Bytes, page: Bytes, is_host: bool) -> Self {
         let overhead = (ledger.overhead + ledger.granted).saturating_sub(leased);
         let Snapshot { total, foreign, canary_wanted, .. } = *ledger;
-        Place { total, overhead, foreign, canary: Some(canary_wanted), page, is_host }
+        // One that nobody has said is another on a larger device.
+        let canary = Some(canary_wanted).filter(|canary| *canary != default_canary(total));
+        Place { total, overhead, foreign, canary, page, is_host }
     }
 
     /// What is kept free of use.

@@ -62,6 +62,9 @@ pub struct Suggestion {
 /// The device's memory among suggestions.
 pub const TOTAL: &str = "total";
 
+/// What it is called where host memory stands in for a GPU.
+const CAPACITY: &str = "capacity";
+
 impl Suggestion {
     pub(super) fn new(names: &Names, knob: &'static str, from: Change, to: Option<Change>, frees: Bytes) -> Self {
         let name = names.of(knob).unwrap_or(knob).to_owned();
@@ -80,9 +83,9 @@ impl Suggestion {
 
     /// What they say together, in one sentence; nothing if there are none.
     pub fn advice(all: &[Suggestion]) -> Option<String> {
-        let helpful = all.iter().filter_map(|suggestion| match (suggestion.knob, suggestion.to?) {
+        let helpful = all.iter().filter_map(|suggestion| match (&*suggestion.name, suggestion.to?) {
             (TOTAL, _) => Some(format!("{} more of free device memory would fit", suggestion.frees)),
-            (_, to) => Some(format!("`{}` {to} instead of {} would fit", suggestion.name, suggestion.from)),
+            (name, to) => Some(format!("`{name}` {to} instead of {} would fit", suggestion.from)),
         });
         let hopeless = all.iter().filter(|suggestion| suggestion.to.is_none());
         let hopeless = hopeless.map(|suggestion| format!("`{}`", suggestion.name)).collect::<Vec<_>>().join(", ");
@@ -188,7 +191,9 @@ impl Search<'_> {
         let fits = |mib| self.settles(&kv, &Place { total: Bytes::mib(mib), ..place });
         let to = least(place.total.0 / Bytes::mib(1).0 + 1, TOTAL_MIB_MOST, fits).map(Bytes::mib);
         let frees = to.map_or(Bytes::ZERO, |to| to.saturating_sub(place.total));
-        self.suggestion(TOTAL, Change::Size(place.total), to.map(Change::Size), frees)
+        let total = self.suggestion(TOTAL, Change::Size(place.total), to.map(Change::Size), frees);
+        // A host device is as large as a user says.
+        if place.is_host { Suggestion { name: CAPACITY.to_owned(), ..total } } else { total }
     }
 
     /// A smaller canary, if there is one.

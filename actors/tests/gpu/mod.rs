@@ -13,7 +13,6 @@ use bursar_actors::{
 };
 use bursar_budgets::{CudaDevice, DeviceError, Hint, Snapshot};
 use bursar_kernels::BlasSearch;
-use bursar_model::Envelope;
 
 /// No story takes as long; one that does hangs.
 const PATIENCE: Duration = Duration::from_secs(180);

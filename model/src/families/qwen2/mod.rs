@@ -8,8 +8,7 @@ pub use shape::{SHAPES, Shape};
 
 use crate::{
     blocks::{
-        ConfigError,
-        DecoderDefaults,
+        ConfigError, DecoderDefaults,
         decoder::{Decoder, DecoderConfig},
     },
     flow::{POSITION_AXES, PromptLayout},
