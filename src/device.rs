@@ -139,7 +139,7 @@ impl DeviceOptions {
 
     /// Says on a terminal why no GPU was taken, if one would have been.
     pub fn tell(&self, runtime: &Runtime) {
-        if runtime.stands_in().is_some() && stderr().is_terminal() {
+        if runtime.stands_in().is_some() && logging::is_watched() {
             logging::note(format_args!("{}", self.describe(runtime)));
         }
     }

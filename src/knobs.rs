@@ -1,11 +1,6 @@
 //! Knobs as flags: every line of the table under all of its names.
 
-use std::{
-    fmt, fs,
-    io::{IsTerminal, stderr},
-    path::PathBuf,
-    sync::LazyLock,
-};
+use std::{fmt, fs, path::PathBuf, sync::LazyLock};
 
 use bursar::{
     BlasSearch, Bytes, LoadOptions,
@@ -18,7 +13,7 @@ use serde::{
 };
 use serde_json::Value;
 
-use crate::failure::Failure;
+use crate::{failure::Failure, logging};
 
 /// What a user has typed of knobs.
 #[derive(Clone, Debug, Default)]
@@ -69,8 +64,8 @@ impl KnobOptions {
     pub fn tell_notes(&self) -> Result<(), Failure> {
         for note in self.knobs()?.notes() {
             tracing::info!(note, "understood");
-            if stderr().is_terminal() {
-                eprintln!("note: {note}");
+            if logging::is_watched() {
+                logging::note(format_args!("note: {note}"));
             }
         }
         Ok(())

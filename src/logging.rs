@@ -79,6 +79,11 @@ pub fn is_json() -> bool {
     tracing::enabled!(target: SAID, Level::INFO)
 }
 
+/// Whether a person reads standard error.
+pub fn is_watched() -> bool {
+    io::stderr().is_terminal()
+}
+
 /// Says something that a user should know.
 pub fn note(text: impl Display) {
     match is_json() {
@@ -94,7 +99,7 @@ pub fn progress(what: &str, done: u64, total: u64) {
 
 /// Says what went wrong and what to change.
 pub fn fail(failure: &Failure) {
-    let Failure { error, hint } = failure;
+    let (error, hint) = failure.told();
     match is_json() {
         true => error!(target: SAID, hint, "{error}"),
         false => print(failure),

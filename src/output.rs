@@ -1,12 +1,14 @@
-//! Standard output and standard error. Whoever reads them may stop at any time (`bursar plan | head -1`), which is no
+//! Standard output. Whoever reads it may stop at any time (`bursar plan | head -1`), which is no
 //! failure: what would follow is not written, and the command ends as it would have. The standard library's `println!`
 //! panics there, so these take its place in all of the program; this module is the first that `main.rs` names.
 
 use std::{
     fmt,
-    io::{ErrorKind, Write, stderr, stdout},
+    io::{ErrorKind, Write, stdout},
     process::exit,
 };
+
+use crate::{failure::Failure, logging};
 
 /// As `sysexits.h` has it: no command means anything else by it.
 const CANNOT_BE_WRITTEN: i32 = 74;
@@ -18,15 +20,11 @@ pub fn out(text: fmt::Arguments<'_>) -> bool {
         Ok(()) => true,
         Err(error) if error.kind() == ErrorKind::BrokenPipe => false,
         Err(error) => {
-            err(format_args!("error: standard output cannot be written: {error}\n hint: check where it goes\n"));
+            let error = format!("standard output cannot be written: {error}");
+            logging::fail(&Failure { error, hint: "check where it goes".to_owned() });
             exit(CANNOT_BE_WRITTEN)
         }
     }
-}
-
-/// Writes to standard error. If it cannot be written there is nobody left to tell.
-pub fn err(text: fmt::Arguments<'_>) {
-    drop(stderr().lock().write_fmt(text));
 }
 
 macro_rules! print {
@@ -38,6 +36,3 @@ macro_rules! println {
     ($($text:tt)*) => { print!("{}\n", format_args!($($text)*)) };
 }
 
-macro_rules! eprintln {
-    ($($text:tt)*) => { $crate::output::err(format_args!("{}\n", format_args!($($text)*))) };
-}

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use super::{Over, input::Interrupts, options::Options};
-use crate::{failure::Failure, output};
+use crate::{failure::Failure, logging, output};
 
 /// How a reply ended that did not fail.
 pub enum Ended {
@@ -83,7 +83,7 @@ pub async fn samples(model: &ModelHandle, chat: Chat, options: &Options) -> Resu
                 let failure = Failure::from(error);
                 match options.json {
                     true => println!("{}", of_sample(crate::told::failure(&failure), Some(sample))),
-                    false => eprintln!("[{sample}] {failure}"),
+                    false => logging::fail(&Failure { error: format!("[{sample}] {}", failure.error), ..failure }),
                 }
             }
         }
@@ -95,7 +95,7 @@ pub async fn samples(model: &ModelHandle, chat: Chat, options: &Options) -> Resu
 pub fn failure(failure: &Failure, is_json: bool) {
     match is_json {
         true => println!("{}", crate::told::failure(failure)),
-        false => eprintln!("{failure}"),
+        false => logging::fail(failure),
     }
 }
 
@@ -181,8 +181,10 @@ fn of_sample(mut event: Value, sample: Option<usize>) -> Value {
 fn note_cut(usage: &Usage, options: &Options) {
     let (tokens, plural) = (usage.completion_tokens, if usage.completion_tokens == 1 { "" } else { "s" });
     match options.max_tokens == Some(tokens) {
-        true => eprintln!("(cut after {tokens} token{plural}, as many as --max-tokens allows)"),
-        false => eprintln!("(cut after {tokens} token{plural}: the context is full; --context-tokens makes it larger)"),
+        true => logging::note(format_args!("(cut after {tokens} token{plural}, as many as --max-tokens allows)")),
+        false => logging::note(format_args!(
+            "(cut after {tokens} token{plural}: the context is full; --context-tokens makes it larger)"
+        )),
     }
 }
 
