@@ -3,7 +3,7 @@
 //! `cargo run --example 2_plan_without_running -- [CHECKPOINT FOLDER]`
 
 use bursar::{
-    Bytes, Envelope, Forecast, Limits, LoadOptions,
+    Bytes, Envelope, Forecast, LoadOptions,
     crates::{
         actors::profile::{Needs, Place, Question},
         kernels::Target,
@@ -31,12 +31,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!();
     }
     // A plan depends on shapes alone, so making it again gives every byte again; a server can refuse by it at once.
-    let limits = Limits { sequences: Some(1 << 20), ..Limits::default() };
-    let options = LoadOptions { limits, ..LoadOptions::default() };
-    let (pictures, place) = (checkpoint.image_processor.as_ref(), Place::of_available(Bytes::mib(64), Bytes::mib(2)));
+    let options = LoadOptions { kv_tokens: Some(1 << 24), ..LoadOptions::default() };
+    let (pictures, place) = (checkpoint.image_processor.as_ref(), Place::of_available(Bytes::mib(128), Bytes::mib(2)));
     let question = Question { model: &model, pictures, target, options: &options, place };
-    let unfit = Forecast::of(&question)?.unfit.ok_or("a million sequences cannot fit 64 MiB")?;
-    println!("a million sequences on 64 MiB: {unfit}");
+    let unfit = Forecast::of(&question)?.unfit.ok_or("16 million tokens cannot fit 128 MiB")?;
+    println!("16 million tokens of keys and values on 128 MiB: {unfit}");
     println!("{}", unfit.hint());
     Ok(())
 }

@@ -186,12 +186,13 @@ fn limit_pictures(
     if let Some(min) = limits.picture_pixels_min {
         let max = most.min(limits.picture_pixels.unwrap_or(own.max));
         if min > max {
-            let why = match limits.picture_pixels {
-                Some(said) if said == max => names.of("picture_pixels").unwrap_or("picture_pixels"),
-                _ => "the largest picture",
+            let by = match limits.picture_pixels {
+                Some(said) if said == max => format!(" by {}", names.of("picture_pixels").unwrap_or("picture_pixels")),
+                _ => String::new(),
             };
             let (limit, value) = ("picture_pixels_min".to_owned(), usize::try_from(min).unwrap_or(usize::MAX));
-            return Err(LimitError { limit, value, required: format!("at most {max}, as {why} has no more") }.into());
+            let required = format!("at most {max}: no picture has more{by}");
+            return Err(LimitError { limit, value, required }.into());
         }
     }
     let min = limits.picture_pixels_min.unwrap_or(own.min);
