@@ -1,13 +1,6 @@
 //! Which device a command leases, as it is typed.
 
-use std::{
-    env,
-    ffi::OsString,
-    io::{IsTerminal, stderr},
-    net::SocketAddr,
-    path::PathBuf,
-    str::FromStr,
-};
+use std::{env, ffi::OsString, net::SocketAddr, path::PathBuf, str::FromStr};
 
 use bursar::{BlasSearch, Bytes, DeviceChoice, HostConfig, Runtime, crates::budgets::ParseBytesError};
 use clap::Args;

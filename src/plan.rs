@@ -98,7 +98,8 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
     let question = Question { model: &model, pictures, target, options: &load, place };
     let forecast = Forecast::of(&question)?;
     let planned = Planned { target, ..planned };
-    Ok(Report::of(&source.name(), &planned, &model, &forecast, notes))
+    let name = load.name.clone().unwrap_or_else(|| source.name());
+    Ok(Report::of(&name, &planned, &model, &forecast, notes))
 }
 
 /// The checkpoint, or what `config.json` says of it where its weights are not there.

@@ -253,7 +253,7 @@ fn pixels_that_a_user_has_set_are_kept_to_and_no_picture_leaves_the_envelope() {
         let error = runtime.load_with(ModelSource::demo(), LoadOptions { limits: enlarged, ..small() }, |_| {}).await;
         let error = error.err().expect("the least is more than the most");
         assert!(
-            error.to_string().contains("picture_pixels_min is 1048576") && error.hint().contains("at most"),
+            error.to_string().contains("`picture_pixels_min` is 1048576") && error.hint().contains("at most"),
             "{error}"
         );
     });

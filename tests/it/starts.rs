@@ -31,7 +31,7 @@ fn a_device_too_small_says_by_how_much_and_what_would_help() {
         let Lack::Memory { needed, available, short_by } = unfit.lack else { panic!("{unfit}") };
         assert_eq!(short_by, needed - available);
         assert!(error.to_string().contains(&short_by.exact()), "{error}");
-        assert!(error.hint().contains("capacity "), "{}", error.hint());
+        assert!(error.hint().contains("`capacity` "), "{}", error.hint());
         assert_all_home(&runtime, &device, "after a start that could not be").await;
         assert_eq!(device.counts().backs, 0, "nothing was tried");
     });

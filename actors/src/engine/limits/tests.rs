@@ -76,22 +76,22 @@ fn more_sequences_than_a_step_has_tokens_raise_it_unless_that_is_said() {
 fn limits_that_cannot_be_are_blamed_on_what_was_said() {
     let seven = seven();
     for (settings, said, blamed) in [
-        (json!({ "min_pixels": 2_000_000, "max_pixels": 1_000_000 }), "min_pixels is 2000000", "max_pixels"),
-        (json!({ "picture_pixels_min": 9_000_000 }), "picture_pixels_min is 9000000", "at most 4816896"),
+        (json!({ "min_pixels": 2_000_000, "max_pixels": 1_000_000 }), "`min_pixels` is 2000000", "max_pixels"),
+        (json!({ "picture_pixels_min": 9_000_000 }), "`picture_pixels_min` is 9000000", "at most 4816896"),
         (
             json!({ "mm_processor_kwargs": { "min_pixels": 99_999_999 } }),
-            "mm_processor_kwargs.min_pixels is 99999999",
+            "`mm_processor_kwargs.min_pixels` is 99999999",
             "at most 4816896",
         ),
-        (json!({ "max_pixels": 500 }), "max_pixels is 500", "at least 784"),
-        (json!({ "launch_patches": 2 }), "launch_patches is 2", "at least 4"),
+        (json!({ "max_pixels": 500 }), "`max_pixels` is 500", "at least 784"),
+        (json!({ "launch_patches": 2 }), "`launch_patches` is 2", "at least 4"),
         (
             json!({ "max_num_seqs": 600, "max_num_batched_tokens": 500 }),
-            "max_num_batched_tokens is 500",
+            "`max_num_batched_tokens` is 500",
             "at least 600",
         ),
-        (json!({ "max_total_tokens": 1_u64 << 40 }), "max_total_tokens is", "at most"),
-        (json!({ "kv_cache_memory_bytes": 1_u64 << 60 }), "kv_cache_memory_bytes is", "at most"),
+        (json!({ "max_total_tokens": 1_u64 << 40 }), "`max_total_tokens` is", "at most"),
+        (json!({ "kv_cache_memory_bytes": 1_u64 << 60 }), "`kv_cache_memory_bytes` is", "at most"),
     ] {
         let error = on_a_gpu(&seven, settings.clone()).map(drop).expect_err("it cannot be");
         let told = format!("{error}; {}", error.hint());

@@ -165,7 +165,7 @@ fn what_no_value_of_a_knob_can_mend_is_said_to_be_so() {
     let helpful: Vec<_> = unfit.suggestions.iter().filter(|suggestion| suggestion.to.is_some()).collect();
     assert!(helpful.len() == 1 && helpful[0].knob == TOTAL, "{helpful:?}");
     let hint = unfit.hint();
-    assert!(hint.contains("capacity ") && hint.contains("no value of these"), "{hint}");
+    assert!(hint.contains("`capacity` ") && hint.contains("no value of these"), "{hint}");
     let card = subject.question(&options, Place { is_host: false, ..question.place });
     let unfit = Forecast::of(&card).expect("it can be planned").unfit.expect("as above");
     assert!(unfit.hint().contains("more of free device memory"), "a card is what it is: {}", unfit.hint());

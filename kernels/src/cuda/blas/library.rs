@@ -77,8 +77,9 @@ macro_rules! calls {
             unsafe fn of(library: Library) -> Result<Self, libloading::Error> {
                 // SAFETY: the symbols have these types in cuBLASLt, as the caller promises that this is.
                 unsafe {
+                    $(let $field = *library.get($symbol)?;)*
                     let version = *library.get(b"cublasLtGetVersion")?;
-                    Ok(Calls { $($field: *library.get($symbol)?,)* version, _library: library })
+                    Ok(Calls { $($field,)* version, _library: library })
                 }
             }
         }
