@@ -138,7 +138,7 @@ fn what_cannot_be_planned_is_told_by_another_exit_code() {
         (&["--swap-space", "4"], "swap_space is 4"),
         (&["--max-num-seqs", "4", "--sequences", "8"], "both set sequences"),
         (&["--shape", "qwen2.5-vl-tiny", "--gpu", "sm_120:170"], "how much memory"),
-        (&["--sequences", "600", "--step-tokens", "500"], "step_tokens is 500"),
+        (&["--sequences", "600", "--step-tokens", "500"], "--step-tokens is 500"),
     ] {
         let output = plan(&[arguments, &["--json"]].concat());
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");

@@ -95,8 +95,9 @@ impl ProfileError {
 
     /// What to change.
     pub fn hint(&self) -> String {
-        let smaller =
-            || "lower `step_tokens`, `sequences`, `launch_patches` or `context_tokens`, or raise the `capacity`".to_owned();
+        let smaller = || {
+            "lower `step_tokens`, `sequences`, `launch_patches` or `context_tokens`, or raise the `capacity`".to_owned()
+        };
         match self {
             ProfileError::Lanes(error) => error.hint().unwrap_or_else(|| "see the driver's message".to_owned()),
             ProfileError::Lease { source, .. } => source.hint(),
