@@ -103,7 +103,7 @@ fn what_cannot_be_measured_is_told_with_what_would_help() {
     let output = bench(&["--shape", "qwen2.5-vl-7b", "--random", "--quick"]);
     assert_eq!(output.status.code(), Some(1));
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(told.contains("free device memory 16.5 GiB"), "{told}");
+    assert!(told.contains("capacity 17152MiB instead of 512MiB"), "{told}");
     for arguments in [&["--random"][..], &["--shape", "qwen2.5-vl-7b"], &["--terabytes", "4"], &["--teraflops", "-1"]] {
         assert_eq!(bench(arguments).status.code(), Some(2), "{arguments:?}");
     }
