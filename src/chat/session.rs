@@ -13,7 +13,7 @@ use super::{
     shown::Shown,
     told::{self, Ended},
 };
-use crate::{failure::Failure, output};
+use crate::{failure::Failure, logging};
 
 /// A question, what it showed, and its answer.
 struct Turn {
@@ -223,7 +223,7 @@ impl<'s> Session<'s> {
     fn note(&self, text: &str) {
         match self.options.json {
             true => println!("{}", json!({ "type": "note", "note": text })),
-            false => output::err(format_args!("{text}\n")),
+            false => logging::note(text),
         }
     }
 }
