@@ -510,7 +510,7 @@ fn a_file_for_a_folder_and_a_folder_of_nothing_are_refused() {
             assert!(!error.hint().is_empty(), "{error}");
             let named =
                 error.to_string().contains("config.json") || error.to_string().starts_with("there is no folder");
-            assert!(named && error.to_string().contains(&place.display().to_string()), "{error}");
+            assert!(named, "{error}");
         }
         assert!(ledger(&runtime).await.leases.is_empty());
         runtime.shutdown().await;

@@ -74,11 +74,11 @@ fn flags_by_any_name_are_loaded_with_and_those_that_contradict_each_other_are_to
         chat(&["--knobs", &file, "--max-num-seqs=2", "--step_tokens", "64", "--mem-fraction", "0.5", "--full-stress"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     for (arguments, said) in [
-        (&["--max-num-seqs", "4", "--sequences", "8"][..], "both set sequences"),
-        (&["--swap-space", "-2"], "swap_space is -2"),
-        (&["--full-stress=perhaps"], "full_stress is perhaps"),
-        (&["--knobs", &file, "--context-tokens", "128"], "max_model_len is 256"),
-        (&["--gpu-memory-utilization", "1.5"], "gpu_memory_utilization is 1.5"),
+        (&["--max-num-seqs", "4", "--sequences", "8"][..], "both set --sequences"),
+        (&["--swap-space", "-2"], "--swap-space is -2"),
+        (&["--full-stress=perhaps"], "--full-stress is perhaps"),
+        (&["--knobs", &file, "--context-tokens", "128"], "--max-model-len is 256"),
+        (&["--gpu-memory-utilization", "1.5"], "--gpu-memory-utilization is 1.5"),
         (&["--limit-mm-per-prompt", "{"], "limit_mm_per_prompt"),
         (&["--mm-processor-kwargs", r#"{"max_pixel": 3}"#], "max_pixel"),
     ] {

@@ -177,7 +177,7 @@ fn what_cannot_be_planned_is_told_by_another_exit_code() {
         (&["--shape", "gpt-9"][..], "gpt-9"),
         (&["--model", "/no/such/model"], "/no/such/model"),
         (&["--swap-space", "-4"], "--swap-space is -4"),
-        (&["--max-num-seqs", "4", "--sequences", "8"], "both set sequences"),
+        (&["--max-num-seqs", "4", "--sequences", "8"], "both set --sequences"),
         (&["--shape", "qwen2.5-vl-tiny", "--gpu", "sm_120:170"], "how much memory"),
         (&["--sequences", "600", "--step-tokens", "500"], "--step-tokens is 500"),
         (&["--max-num-seqs", "600", "--max-num-batched-tokens", "500"], "--max-num-batched-tokens is 500"),
@@ -196,7 +196,7 @@ fn what_cannot_be_planned_is_told_by_another_exit_code() {
     std::fs::write(&file, json!({ "max_num_seqs": 3, "step_token": 4 }).to_string()).expect("a file is written");
     let output = plan(&["--json", "--knobs", &file.display().to_string()]);
     assert!(
-        object(&output)["error"].as_str().is_some_and(|error| error.contains("step_tokens")),
+        object(&output)["error"].as_str().is_some_and(|error| error.contains("--step-tokens")),
         "the nearest is named"
     );
     std::fs::write(&file, r#"{ "max_num_seqs": 4, "max_num_seqs": 8 }"#).expect("a file is written");

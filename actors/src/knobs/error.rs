@@ -9,7 +9,7 @@ use super::{Knob, NESTED, TABLE};
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum KnobError {
     /// No knob has this name.
-    #[error("no knob is called {name:?}; the nearest is {nearest}")]
+    #[error("no knob is called {name:?}; the nearest is `{nearest}`")]
     Unknown {
         /// What was set.
         name: String,
@@ -17,7 +17,7 @@ pub enum KnobError {
         nearest: &'static str,
     },
     /// A value that the knob does not take.
-    #[error("{name} is {value}, it must be {expected}")]
+    #[error("`{name}` is {value}, it must be {expected}")]
     Value {
         /// As it was set.
         name: String,
@@ -27,7 +27,7 @@ pub enum KnobError {
         expected: &'static str,
     },
     /// Two names for one knob say different things.
-    #[error("{first} is {first_value} and {second} is {second_value}, but both set {knob}")]
+    #[error("`{first}` is {first_value} and `{second}` is {second_value}, but both set `{knob}`")]
     Twice {
         /// The knob.
         knob: &'static str,
@@ -41,7 +41,7 @@ pub enum KnobError {
         second_value: String,
     },
     /// Two knobs that exclude each other.
-    #[error("{first} and {second} are both set, and each alone says {what}")]
+    #[error("`{first}` and `{second}` are both set, and each alone says {what}")]
     Contradiction {
         /// One.
         first: &'static str,
@@ -51,7 +51,7 @@ pub enum KnobError {
         what: &'static str,
     },
     /// A number of videos without their frames.
-    #[error("{name} limits videos to {videos}, but a request's videos are limited by their frames")]
+    #[error("`{name}` limits videos to {videos}, but a request's videos are limited by their frames")]
     Videos {
         /// As it was set.
         name: String,
@@ -59,7 +59,7 @@ pub enum KnobError {
         videos: u64,
     },
     /// Something that no model here takes.
-    #[error("{name} is {value}, but no model here takes {what}")]
+    #[error("`{name}` is {value}, but no model here takes {what}")]
     Modality {
         /// As it was set.
         name: String,
@@ -85,14 +85,14 @@ impl KnobError {
     /// What to change.
     pub fn hint(&self) -> String {
         match self {
-            KnobError::Unknown { nearest, .. } => format!("set {nearest}, or see docs/knobs.md for all names"),
-            KnobError::Value { name, expected, .. } => format!("set {name} to {expected}"),
-            KnobError::Twice { first, second, .. } => format!("leave out {first} or {second}"),
-            KnobError::Contradiction { first, second, .. } => format!("leave out {first} or {second}"),
+            KnobError::Unknown { nearest, .. } => format!("set `{nearest}`, or see docs/knobs.md for all names"),
+            KnobError::Value { name, expected, .. } => format!("set `{name}` to {expected}"),
+            KnobError::Twice { first, second, .. } => format!("leave out `{first}` or `{second}`"),
+            KnobError::Contradiction { first, second, .. } => format!("leave out `{first}` or `{second}`"),
             KnobError::Videos { .. } => {
-                "set video_frames to the frames of all videos of a request, or give count and num_frames".to_owned()
+                "set `video_frames` to the frames of all videos of a request, or give count and num_frames".to_owned()
             }
-            KnobError::Modality { name, .. } => format!("set {name} to 0 or leave it out"),
+            KnobError::Modality { name, .. } => format!("set `{name}` to 0 or leave it out"),
         }
     }
 }
