@@ -33,6 +33,7 @@
 //! a model takes; [`ModelHandle`] answers [`Chat`]s with [`Reply`]s; [`Budget`] leases memory to your own code, which
 //! makes a [`Segment`] of it. Sizes are [`Bytes`], text is counted in tokens of the model, and pictures in patches (of
 //! 14 x 14 pixels in Qwen2.5-VL). Handles are `Clone + Send + 'static`. All of it wants a tokio runtime with threads.
+//! In a debug build, dependencies want `[profile.dev.package."*"] opt-level = 2`: a CPU takes minutes to READY without.
 //!
 //! Errors are enums: each names the limit and the value, and its `hint()` says what to change.
 //!
