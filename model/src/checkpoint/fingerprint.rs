@@ -9,10 +9,7 @@ pub struct CheckpointFingerprint(pub [u8; 32]);
 
 impl CheckpointFingerprint {
     /// Over named texts and the shards, each with its length, so that nothing can slide from one into the next.
-    pub(super) fn new<'t>(
-        texts: impl IntoIterator<Item = (&'t str, Option<&'t [u8]>)>,
-        shards: &[Shard],
-    ) -> Self {
+    pub(super) fn new<'t>(texts: impl IntoIterator<Item = (&'t str, Option<&'t [u8]>)>, shards: &[Shard]) -> Self {
         let mut hasher = blake3::Hasher::new_derive_key("bursar 2026 checkpoint fingerprint v1");
         let mut add = |piece: &[u8]| {
             hasher.update(&(piece.len() as u64).to_le_bytes());

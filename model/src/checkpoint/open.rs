@@ -140,7 +140,9 @@ impl<'f> ProcessorFiles<'f> {
     fn read(files: &'f TextFiles) -> Result<Self, CheckpointError> {
         const FILE: &str = "processor_config.json";
         let both = files.get(FILE).map(|json| object(FILE, json)).transpose()?.unwrap_or_default();
-        let part = |name: &str| both.get(name).filter(|part| part.is_object()).map(|part| Cow::Owned(part.to_string().into_bytes()));
+        let part = |name: &str| {
+            both.get(name).filter(|part| part.is_object()).map(|part| Cow::Owned(part.to_string().into_bytes()))
+        };
         let file = |name: &str| files.get(name).map(Cow::Borrowed);
         let older = || file("preprocessor_config.json");
         Ok(ProcessorFiles {
@@ -164,7 +166,10 @@ fn tokenizer(files: &TextFiles) -> Result<Tokenizer, CheckpointError> {
 }
 
 /// Older checkpoints have their end tokens in `config.json` alone.
-fn generation_defaults(json: Option<&[u8]>, config: &Map<String, Value>) -> Result<GenerationDefaults, CheckpointError> {
+fn generation_defaults(
+    json: Option<&[u8]>,
+    config: &Map<String, Value>,
+) -> Result<GenerationDefaults, CheckpointError> {
     let mut defaults = json.map(GenerationDefaults::from_json).transpose()?.unwrap_or_default();
     if defaults.eos_ids.is_empty() {
         let eos = config.get("eos_token_id").cloned().unwrap_or_default();

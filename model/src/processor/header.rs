@@ -239,8 +239,7 @@ fn tiff_decoder<'a>(encoded: &'a [u8], limits: &ImageLimits) -> Option<TiffDecod
         return None;
     }
     let mut allocation = Limits::no_limits();
-    allocation.max_alloc =
-        Some(decoder.total_bytes().saturating_add(tiff_bytes(encoded)).min(limits.decode_bytes_max));
+    allocation.max_alloc = Some(decoder.total_bytes().saturating_add(tiff_bytes(encoded)).min(limits.decode_bytes_max));
     decoder.set_limits(allocation).ok()?;
     Some(decoder)
 }

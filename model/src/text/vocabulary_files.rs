@@ -11,7 +11,8 @@ use crate::error::TextError;
 const KNOWN_CLASSES: [&str; 2] = ["Qwen2Tokenizer", "Qwen2TokenizerFast"];
 
 /// Where these classes cut text before merges apply.
-const WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const WORDS: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// Settings that name one special token each, and those that list some.
 const NAMED: [&str; 4] = ["bos_token", "eos_token", "pad_token", "unk_token"];
@@ -46,9 +47,12 @@ impl VocabularyFiles<'_> {
         let vocabulary = object("vocab.json", self.vocabulary)?;
         let special = special(&config);
         let added = self.added_tokens(&config, &special)?;
-        let is_known = |token: &str| vocabulary.contains_key(token) || added.values().any(|one| one["content"] == token);
+        let is_known =
+            |token: &str| vocabulary.contains_key(token) || added.values().any(|one| one["content"] == token);
         if let Some(token) = special.iter().find(|token| !is_known(token)) {
-            return Err(refused(format!("the special token {token} has no id in vocab.json or among the added tokens")));
+            return Err(refused(format!(
+                "the special token {token} has no id in vocab.json or among the added tokens"
+            )));
         }
         let prefix = config.get("add_prefix_space").and_then(Value::as_bool).unwrap_or(false);
         let tokenizer = json!({
@@ -81,11 +85,7 @@ impl VocabularyFiles<'_> {
     }
 
     /// Tokens that are matched as a whole, by id.
-    fn added_tokens(
-        &self,
-        config: &Map<String, Value>,
-        special: &[String],
-    ) -> Result<BTreeMap<u32, Value>, TextError> {
+    fn added_tokens(&self, config: &Map<String, Value>, special: &[String]) -> Result<BTreeMap<u32, Value>, TextError> {
         let flags = ["single_word", "lstrip", "rstrip", "normalized", "special"];
         let token = |id: u32, content: &Value, is: &dyn Fn(&str) -> bool| {
             let mut token = json!({ "id": id, "content": content });

@@ -47,8 +47,18 @@ fn integers_beyond_what_a_float_keeps_are_refused_with_keyword_and_place() {
 #[test]
 fn keywords_that_the_compiler_lacks_are_refused_with_their_place() {
     let schemas = [
-        (json!({"properties": {"secret": {"items": {"uniqueItems": true}}}}), "uniqueItems", "#/properties/secret/items", "#/properties/*/items"),
-        (json!({"$schema": "http://json-schema.org/draft-07/schema#", "dependentRequired": {}}), "dependentRequired", "#", "#"),
+        (
+            json!({"properties": {"secret": {"items": {"uniqueItems": true}}}}),
+            "uniqueItems",
+            "#/properties/secret/items",
+            "#/properties/*/items",
+        ),
+        (
+            json!({"$schema": "http://json-schema.org/draft-07/schema#", "dependentRequired": {}}),
+            "dependentRequired",
+            "#",
+            "#",
+        ),
         (json!({"allOf": [{"type": "string", "format": "colour"}]}), "format", "#/allOf/0", "#/allOf/0"),
         (json!({"patternProperties": {"^s": {"not": {}}}}), "not", "#/patternProperties/^s", "#/patternProperties/*"),
     ];
@@ -62,7 +72,9 @@ fn keywords_that_the_compiler_lacks_are_refused_with_their_place() {
     let names = json!({"type": "object", "properties": {"not": {"type": "integer", "format": "int64", "maximum": 9}},
         "required": ["not"], "additionalProperties": false});
     compiler().compile(&OutputFormat::JsonSchema(names)).expect("it can be followed");
-    for format in ["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid"] {
+    for format in
+        ["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid"]
+    {
         let schema = json!({"type": "string", "format": format});
         compiler().compile(&OutputFormat::JsonSchema(schema)).expect(format);
     }

@@ -140,8 +140,7 @@ fn an_unknown_architecture_is_told_what_is_known() {
     let error = bare.set("config.json", &["model_type"], json!("qwen3_vl")).error();
     assert!(error.to_string().starts_with("no family serves the architecture [\"qwen3_vl\"]"), "{error}");
     let error = Copy::of(QWEN2_5_VL).set("config.json", &["model_type"], json!("qwen3_vl")).error();
-    let expected =
-        "config.json: architectures names Qwen2_5_VLForConditionalGeneration, but model_type is qwen3_vl";
+    let expected = "config.json: architectures names Qwen2_5_VLForConditionalGeneration, but model_type is qwen3_vl";
     assert_eq!(error.to_string(), expected);
 }
 

@@ -4,8 +4,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     blocks::{
-        ConfigError,
-        DecoderDefaults,
+        ConfigError, DecoderDefaults,
         decoder::{Decoder, DecoderConfig},
     },
     flow::{POSITION_AXES, PromptLayout},

@@ -65,7 +65,10 @@ impl SchemaPlace {
 
     /// One step further, by a keyword or a number.
     fn at(&self, step: impl fmt::Display) -> Self {
-        SchemaPlace { outline: format!("{}/{step}", self.outline), path: PrivateText(format!("{}/{step}", self.path())) }
+        SchemaPlace {
+            outline: format!("{}/{step}", self.outline),
+            path: PrivateText(format!("{}/{step}", self.path())),
+        }
     }
 
     /// One step further, by a name of the caller's.
