@@ -70,7 +70,8 @@ fn flags_by_any_name_are_loaded_with_and_those_that_contradict_each_other_are_to
     let file = folder.path().join("knobs.json");
     std::fs::write(&file, json!({ "max_model_len": 256, "canary": "1MiB" }).to_string()).expect("it is written");
     let file = file.display().to_string();
-    let output = chat(&["--knobs", &file, "--max-num-seqs=2", "--step_tokens", "64", "--mem-fraction", "0.5", "--full-stress"]);
+    let output =
+        chat(&["--knobs", &file, "--max-num-seqs=2", "--step_tokens", "64", "--mem-fraction", "0.5", "--full-stress"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     for (arguments, said) in [
         (&["--max-num-seqs", "4", "--sequences", "8"][..], "both set sequences"),
