@@ -161,7 +161,7 @@ fn desk_shape(model: &Model, pass: &Pass) -> DeskShape {
 }
 
 /// Runs a pass as serving runs it; for a step that is the decoder, its scores, and on `desk`, which has a place for each
-/// sequence of the envelope, a choice of which each row asks for all there is. Layers below `depth` are left out.
+/// sequence of the envelope, a choice of which each row asks for all there is. Layers after those of `depth` are left out.
 pub fn run<B: Backend>(
     model: &Model,
     scope: &Scope<'_, B>,

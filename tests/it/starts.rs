@@ -40,7 +40,7 @@ fn a_device_too_small_says_by_how_much_and_what_would_help() {
 #[test]
 fn worst_cases_on_a_host_run_through_the_layers_that_prove_their_plan() {
     story(async {
-        for (full_stress, expected) in [(false, Depth::First(1)), (true, Depth::Whole)] {
+        for (full_stress, expected) in [(false, &[Depth::First(1)][..]), (true, &[Depth::Whole; 2])] {
             let runtime = runtime_on(&device()).await;
             let told = Arc::new(Mutex::new(Vec::new()));
             let seen = told.clone();
@@ -55,7 +55,7 @@ fn worst_cases_on_a_host_run_through_the_layers_that_prove_their_plan() {
             assert!(record.peaks.len() >= 3, "a model that sees has several worst cases: {:?}", record.peaks);
             for (corner, _) in &record.peaks {
                 let depths: Vec<Depth> = told.iter().filter(|(what, _)| what == corner).map(|told| told.1).collect();
-                assert_eq!(depths, [expected, expected], "{corner}");
+                assert_eq!(depths, expected, "{corner}");
             }
             answer(&model, about(1)).await;
         }

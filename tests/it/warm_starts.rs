@@ -23,10 +23,10 @@ struct Start {
     serving: Serving,
 }
 
-/// Limits whose worst cases take a while, with a size that follows from what is left.
+/// Limits whose worst cases take a while, with a size that follows from what is left, stressed as on a GPU.
 fn sized(profiles: &Path) -> LoadOptions {
     let profiles = Some(profiles.to_owned());
-    LoadOptions { profiles, kv_tokens: None, envelope: Some(small_envelope()), ..small() }
+    LoadOptions { profiles, kv_tokens: None, full_stress: true, envelope: Some(small_envelope()), ..small() }
 }
 
 impl Start {
@@ -132,6 +132,7 @@ fn a_warm_start_sizes_in_less_time() {
             profiles,
             envelope: Some(Envelope { context_tokens: 480, sequences: 32, step_tokens: 256, ..small_envelope() }),
             kv_tokens: None,
+            full_stress: true,
             ..small()
         };
         let (mut cold, mut warm) = (Vec::new(), Vec::new());

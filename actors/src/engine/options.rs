@@ -53,8 +53,9 @@ pub struct LoadOptions {
     pub profiles: Option<PathBuf>,
     /// Measures anew also where a profile is written down that applies, and writes what it finds in its place.
     pub measures_anew: bool,
-    /// Worst cases run through all layers on a host device too, as they do on a GPU. By default they run there through as
-    /// many as reach the planned peaks, to the byte: minutes of arithmetic less in a start.
+    /// Worst cases run on a host device as they do on a GPU: through all layers, before keys and values are sized and again
+    /// after it. By default they run there once, at the final size, through as many layers as reach the planned peaks, to
+    /// the byte: minutes of arithmetic less in a start.
     pub full_stress: bool,
     /// Where cuBLASLt is looked for on a GPU.
     pub blas: BlasSearch,

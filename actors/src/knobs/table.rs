@@ -274,7 +274,7 @@ knobs! {
     model_name: String, Kind::Name, [Vllm served_model_name];
     /// Requests are not logged with their text: they never are.
     disable_log_requests: bool, Kind::Switch, [];
-    /// Worst cases run through all layers at a start where the host stands in for a GPU, and not only through as many as reach the planned peak.
+    /// Where the host stands in for a GPU, a start runs its worst cases as on one: through all layers, and twice. Otherwise once, through as many layers as reach the planned peak.
     full_stress: bool, Kind::Switch, [];
     /// Bytes of a picture's file at most; larger ones are refused.
     picture_file_bytes: Bytes, Kind::Size, [];

@@ -51,7 +51,8 @@ pub struct Attempt {
     pub first: Option<usize>,
     /// Memory that is refused on purpose.
     pub faults: Faults,
-    /// Worst cases run through all layers. On host memory as many as prove the planned peaks may do (ADR 26).
+    /// Worst cases run through all layers, before the size is settled and after it. On host memory as many layers as prove
+    /// the planned peaks may do, and that once (ADR 26).
     pub stresses_fully: bool,
     /// How far it comes.
     pub course: Course,
@@ -150,7 +151,7 @@ impl Attempt {
             memory: memory.clone(),
         };
         let lanes = Lanes::start(None, place, &self.shelf, self.owner.generation).await?.ok_or_else(ended)?;
-        if self.warm.is_none() {
+        if self.stressed() > 0 {
             self.stress(&lanes).await?;
         }
         self.enter(Phase::Capture);
@@ -392,9 +393,9 @@ impl Attempt {
 
     /// Corners that are run before the size is settled.
     fn stressed(&self) -> usize {
-        match self.warm {
-            Some(_) => 0,
-            None => self.needs.corners.len(),
+        match self.warm.is_none() && self.stresses_fully {
+            true => self.needs.corners.len(),
+            false => 0,
         }
     }
 

@@ -57,9 +57,9 @@ impl Running<'_> {
         for (out, query) in self.queries.chunks_exact_mut(self.head_dim).zip(queries) {
             out.iter_mut().zip(query).for_each(|(out, query)| *out = query * scale);
         }
-        self.sums.fill(0.0);
-        self.largest.fill(f32::NEG_INFINITY);
-        self.weights.fill(0.0);
+        self.sums[..self.count * self.head_dim].fill(0.0);
+        self.largest[..self.count].fill(f32::NEG_INFINITY);
+        self.weights[..self.count].fill(0.0);
     }
 
     /// Folds in `count` keys, at most [`KEYS`], with their values; `visible(query)` says how many of them, from the
