@@ -79,7 +79,7 @@ fn flags_by_any_name_are_loaded_with_and_those_that_contradict_each_other_are_to
         (&["--full-stress=perhaps"], "--full-stress is perhaps"),
         (&["--knobs", &file, "--context-tokens", "128"], "--max-model-len is 256"),
         (&["--gpu-memory-utilization", "1.5"], "--gpu-memory-utilization is 1.5"),
-        (&["--limit-mm-per-prompt", "{"], "limit_mm_per_prompt"),
+        (&["--limit-mm-per-prompt", "{"], "--limit-mm-per-prompt"),
         (&["--mm-processor-kwargs", r#"{"max_pixel": 3}"#], "max_pixel"),
     ] {
         let output = chat(arguments);

@@ -202,7 +202,7 @@ fn what_cannot_be_planned_is_told_by_another_exit_code() {
     std::fs::write(&file, r#"{ "max_num_seqs": 4, "max_num_seqs": 8 }"#).expect("a file is written");
     let output = plan(&["--json", "--knobs", &file.display().to_string()]);
     let error = object(&output)["error"].to_string();
-    assert!(error.contains("max_num_seqs is 4 and max_num_seqs is 8"), "{error}");
+    assert!(error.contains("--max-num-seqs is 4 and --max-num-seqs is 8"), "{error}");
     std::fs::write(&file, json!({ "max_num_seqs": 3 }).to_string()).expect("a file is written");
     let output = plan(&["--json", "--device", "host", "--knobs", &file.display().to_string(), "--step-tokens", "64"]);
     let envelope = &object(&output)["envelope"];
