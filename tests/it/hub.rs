@@ -348,6 +348,22 @@ fn a_plan_fetches_no_weights() {
 }
 
 #[test]
+fn a_tokenizer_in_parts_is_fetched_where_there_is_no_whole_one() {
+    let (hub, cache) = (Hub::of(&golden()), Folder::empty());
+    hub.remove("tokenizer.json");
+    hub.put("vocab.json", r#"{"a": 0, "b": 1}"#);
+    hub.put("merges.txt", "#version: 0.2\n");
+    hub.put("processor_config.json", "{}");
+    let folder = fetch(&hub, &cache).unwrap_or_else(|error| panic!("{error}"));
+    for file in ["vocab.json", "merges.txt", "processor_config.json"] {
+        assert!(folder.join(file).is_file(), "{file}");
+    }
+    let before = hub.asked().len();
+    fetch(&hub, &cache).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(before, hub.asked().len(), "nobody was asked again");
+}
+
+#[test]
 fn unloading_in_the_middle_of_a_fetch_waits_for_no_download() {
     story(async {
         let (hub, cache) = (Hub::of(&golden()), Folder::empty());
