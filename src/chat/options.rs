@@ -183,7 +183,7 @@ impl Options {
     pub fn video(&self, folder: &Path, limits: &ImageLimits) -> Result<Video, Failure> {
         let unreadable = |error: std::io::Error| Failure {
             error: format!("{}: {error}", folder.display()),
-            hint: "name a folder of PNG, JPEG or WebP frames".to_owned(),
+            hint: "name a folder of PNG, JPEG, WebP, GIF, BMP or TIFF frames".to_owned(),
         };
         let entries = fs::read_dir(folder).map_err(unreadable)?.collect::<Result<Vec<_>, _>>().map_err(unreadable)?;
         let is_frame = |path: &PathBuf| {

@@ -117,7 +117,7 @@ impl ImageError {
             ImageError::TooManyBytes { .. } => "compress the picture more, or raise `ImageLimits::bytes_max`".into(),
             ImageError::TooManyPixels { .. } => "scale the picture down, or raise `ImageLimits::pixels_max`".into(),
             ImageError::TooMuchDecodeMemory { .. } => "scale the picture down, or save it with 8 bits a channel".into(),
-            ImageError::UnknownFormat => "convert the picture to PNG, JPEG or WebP".into(),
+            ImageError::UnknownFormat => "convert the picture to PNG, JPEG, WebP, GIF, BMP or TIFF".into(),
             ImageError::PixelBytes { .. } => {
                 "give red, green and blue of each pixel, row by row without gaps, and no alpha".into()
             }
