@@ -188,14 +188,14 @@ impl Options {
         let entries = fs::read_dir(folder).map_err(unreadable)?.collect::<Result<Vec<_>, _>>().map_err(unreadable)?;
         let is_frame = |path: &PathBuf| {
             let extension = path.extension().unwrap_or_default().to_string_lossy().to_lowercase();
-            path.is_file() && ["png", "jpg", "jpeg", "webp"].contains(&extension.as_str())
+            path.is_file() && ["png", "jpg", "jpeg", "webp", "gif", "bmp", "tif", "tiff"].contains(&extension.as_str())
         };
         let mut paths: Vec<_> = entries.into_iter().map(|entry| entry.path()).filter(is_frame).collect();
         paths.sort();
         if paths.is_empty() {
             return Err(Failure {
                 error: format!("{} holds no frame", folder.display()),
-                hint: "frames are files that end in .png, .jpg, .jpeg or .webp".to_owned(),
+                hint: "frames are files that end in .png, .jpg, .jpeg, .webp, .gif, .bmp, .tif or .tiff".to_owned(),
             });
         }
         self.frames(paths.iter().map(PathBuf::as_path), limits)
