@@ -48,13 +48,13 @@ fn worst_cases_on_a_host_run_through_the_layers_that_prove_their_plan() {
             };
             let options = LoadOptions { full_stress, ..small() };
             let model = runtime.load_with(ModelSource::demo(), options, note).await.expect("it starts");
+            answer(&model, about(1)).await;
             let (record, told) = (model.serving().await.expect("it serves").record, told.lock().expect("no panic"));
             assert!(record.peaks.len() >= 3, "a model that sees has several worst cases: {:?}", record.peaks);
             for (corner, _) in &record.peaks {
                 let depths: Vec<Depth> = told.iter().filter(|(what, _)| what == corner).map(|told| told.1).collect();
                 assert_eq!(depths, expected, "{corner}");
             }
-            answer(&model, about(1)).await;
         }
     });
 }
