@@ -196,7 +196,7 @@ fn limit_pictures(
         }
     }
     let min = limits.picture_pixels_min.unwrap_or(own.min);
-    // A smallest size that nobody said gives way: it is lowered where the processor is limited.
+    // The model's own smallest size gives way: it is lowered where the processor is limited.
     config.pixel_bounds = PixelBounds { min, max: limits.picture_pixels.map_or(own.max, |said| said.max(min)) };
     let limited = ImageProcessor::new(config).and_then(|own| own.limited(most));
     Ok(limited.map_err(CheckpointError::from)?)

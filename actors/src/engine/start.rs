@@ -250,7 +250,7 @@ impl EngineArguments {
     }
 }
 
-/// Tells whoever watches the start what was done to its inputs unasked.
+/// Tells the start's listener what was done to its inputs unasked.
 fn notice(Lowered { envelope, pictures, own_pixels }: &Lowered, progress: &ProgressSink) {
     let Some((pictures, from)) = pictures.as_ref().zip(*own_pixels) else { return };
     let (to, context_tokens) = (pictures.config().pixel_bounds.max, envelope.context_tokens);
