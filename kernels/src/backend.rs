@@ -4,6 +4,10 @@ use bursar_budgets::Bytes;
 
 use crate::{KernelError, Target, ops::*};
 
+/// Layers that a rehearsal should run through, where there are as many: autotuning goes over the weights of so many, since
+/// no cache holds the last layer's when the next step comes.
+pub const REHEARSED_LAYERS: usize = 8;
+
 /// The arithmetic of every operation, on one target.
 ///
 /// The shared front of an op has checked shapes and types, taken the output and the target's declared scratch from the

@@ -12,7 +12,9 @@ use bursar_model::{
     corners::{self, Corner, Footprint, Pass},
 };
 
-use super::{Evidence, Faults, KvChoice, KvRoom, Needs, Phase, ProfileError, ProfileRecord, WrittenProfile, shrunk};
+use super::{
+    Evidence, Faults, KvChoice, KvRoom, Needs, Phase, ProfileError, ProfileRecord, Rigour, WrittenProfile, shrunk,
+};
 use crate::{
     budget::Budget,
     engine::{Lanes, LanesPlace, Processor, Progress, ProgressSink, Records, Shelf},
@@ -51,9 +53,8 @@ pub struct Attempt {
     pub first: Option<usize>,
     /// Memory that is refused on purpose.
     pub faults: Faults,
-    /// Worst cases run through all layers, before the size is settled and after it. On host memory as many layers as prove
-    /// the planned peaks may do, and that once (ADR 26).
-    pub stresses_fully: bool,
+    /// How deep worst cases run, before the size is settled and at it.
+    pub rigour: Rigour,
     /// How far it comes.
     pub course: Course,
     /// A profile that was written down and applies: its size is backed at once, and worst cases are run there alone.
@@ -252,8 +253,8 @@ impl Attempt {
 
     /// Every corner for real, one after the other.
     async fn stress(&self, lanes: &Lanes) -> Result<(), ProfileError> {
-        for (done, (corner, planned)) in self.needs.corners.iter().enumerate() {
-            self.run_corner(lanes, corner, planned, done).await?;
+        for (done, corner) in self.needs.corners.iter().enumerate() {
+            self.run_corner(lanes, corner, false, done).await?;
         }
         Ok(())
     }
@@ -337,10 +338,10 @@ impl Attempt {
         let passed = AtomicUsize::new(0);
         let all_of = async |is_step: bool| {
             let mut peaks = Vec::new();
-            for (place, (corner, planned)) in self.needs.corners.iter().enumerate() {
-                if matches!(corner.pass, Pass::Step(_)) == is_step {
+            for (place, corner) in self.needs.corners.iter().enumerate() {
+                if matches!(corner.0.pass, Pass::Step(_)) == is_step {
                     let done = before + passed.load(Relaxed);
-                    peaks.push((place, corner.name, self.run_corner(lanes, corner, planned, done).await?));
+                    peaks.push((place, corner.0.name, self.run_corner(lanes, corner, true, done).await?));
                     passed.fetch_add(1, Relaxed);
                 }
             }
@@ -352,20 +353,17 @@ impl Attempt {
         Ok(peaks.into_iter().map(|(_, corner, peak)| (corner, peak)).collect())
     }
 
-    /// Runs a corner for real, as deep as is stressed; it must take what the plan says, to the byte.
+    /// Runs a corner for real; it must take what the plan says, to the byte.
     async fn run_corner(
         &self,
         lanes: &Lanes,
-        corner: &Arc<Corner>,
-        planned: &Footprint,
+        (corner, planned): &(Arc<Corner>, Footprint),
+        is_final: bool,
         done: usize,
     ) -> Result<Bytes, ProfileError> {
         let of_corner = |source| ProfileError::Stress { corner: corner.name, source };
-        let depth = match self.stresses_fully {
-            true => Depth::Whole,
-            false => corners::proof(&self.model, self.processor.target(), &corner.pass)
-                .map_err(|error| of_corner(error.into()))?,
-        };
+        let proof = || corners::proof(&self.model, self.processor.target(), &corner.pass);
+        let depth = self.rigour.depth(is_final, proof).map_err(|error| of_corner(error.into()))?;
         self.report_at(corner.name, depth, done);
         let (reply, answer) = Reply::new();
         let job = StressJob { corner: corner.clone(), depth, answer: Answer::to(|outcome| reply.answer(outcome)) };
@@ -393,7 +391,7 @@ impl Attempt {
 
     /// Corners that are run before the size is settled.
     fn stressed(&self) -> usize {
-        match self.warm.is_none() && self.stresses_fully {
+        match self.warm.is_none() && self.rigour.rehearses() {
             true => self.needs.corners.len(),
             false => 0,
         }

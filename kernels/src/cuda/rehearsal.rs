@@ -19,7 +19,7 @@ use super::{
     linear_many,
     target::CUDA_LINEAR_SCRATCH,
 };
-use crate::{DType, KernelError, Shape, Tensor, ops};
+use crate::{DType, KernelError, REHEARSED_LAYERS, Shape, Tensor, ops};
 
 /// Numbers of rows that are measured. Up to 64 they are those that our kernels are compiled for, and one: between two of
 /// them the same kernel runs, and takes as long. Beyond that they are whole tiles of 64 rows.
@@ -29,8 +29,8 @@ const MEASURED_ROWS: [usize; 8] = [1, 8, 16, 32, 64, 128, 192, FEW_ROWS];
 /// picture alone has few, or a prompt's, and will be met with fewer when decoding is rehearsed.
 const SELDOM_FEW: [usize; 2] = [64, FEW_ROWS];
 
-/// Weights of one trial at most.
-const WEIGHTS_MAX: usize = 8;
+/// Weights of one trial at most: those of the layers that a rehearsal should run through.
+const WEIGHTS_MAX: usize = REHEARSED_LAYERS;
 
 /// Weights of so many bytes are not in the L2 cache when their turn comes again: it holds half of them.
 const COLD_BYTES: usize = 96 << 20;

@@ -15,7 +15,7 @@ use crate::{
     metric::{self, AttemptEnd},
     profile::{
         Attempt, AttemptReport, Course, Evidence, Faults, Outcome, Passed, Phase, Place, ProfileActor,
-        ProfileArguments, ProfileError, ProfileRecord, Profiled, Question, Suggestion, advice,
+        ProfileArguments, ProfileError, ProfileRecord, Profiled, Question, Rigour, Suggestion, advice,
     },
     supervise::Errand,
     tree::Role,
@@ -89,8 +89,7 @@ impl EngineState {
             shrinks: self.attempts.shrinks(),
             first: self.attempts.measured(),
             faults: options.faults.clone(),
-            // A GPU's driver takes memory at a kernel's first launch, and autotune meets shapes in layers.
-            stresses_fully: options.full_stress || !self.arguments.device.is_host_memory(),
+            rigour: Rigour::of(options.full_stress, self.arguments.device.is_host_memory()),
             course: self.course.clone(),
             warm: records.as_ref().and_then(Records::warm),
             records: records.filter(|_| options.faults.is_empty()),
