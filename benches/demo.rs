@@ -56,7 +56,8 @@ mod sampling {
     fn choose(bencher: Bencher, format: Option<OutputFormat>) {
         let stage = Stage::demo(1);
         let vocabulary = stage.model.config().decoder().vocabulary;
-        let tokenizer = stage.checkpoint.prompts.tokenizer();
+        let prompts = stage.checkpoint.prompts().expect("it has a tokenizer");
+        let tokenizer = prompts.tokenizer();
         let mut sampler = Sampler::new(SamplingParams::default(), vocabulary).expect("defaults are valid");
         if let Some(format) = &format {
             let end = tokenizer.id_of("<|im_end|>").expect("an end");

@@ -94,6 +94,7 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
     let mut notes: Vec<_> = options.knobs.knobs()?.notes().into_iter().map(str::to_owned).collect();
     let checkpoint = open(files, &mut notes)?;
     let model = Model::plan(&checkpoint, &target)?;
+    model.config().check_vocabulary(checkpoint.prompts()?.tokenizer())?;
     let pictures = checkpoint.image_processor.as_ref();
     let question = Question { model: &model, pictures, target, options: &load, place };
     let forecast = Forecast::of(&question)?;

@@ -107,8 +107,10 @@ impl Stage {
         }
         let leased = Leased::of(device.clone(), wanted);
         let backend = Cuda::new(&kernels).expect("a stream");
-        let model =
-            Model::load(&checkpoint, &backend, leased.segment(Class::Weights, bytes), |_, _| {}).expect("it loads");
+        let model = Model::load(&checkpoint, &backend, leased.segment(Class::Weights, bytes), |_, _| {
+            std::ops::ControlFlow::Continue(())
+        })
+        .expect("it loads");
         let kv_lease = leased.lease(Class::Kv, kv_bytes);
         let kv = KvMemory::reserve(&device, kv_shape, reserved, Arc::new(kv_lease)).expect("addresses");
         kv.grow_to(blocks).expect("memory");

@@ -200,7 +200,10 @@ impl Stage {
         let checkpoint = Checkpoint::open(CheckpointSource::Folder(folder)).expect("it opens");
         let cpu = Cpu::new(1);
         let bytes = Model::plan(&checkpoint, cpu.target()).expect("it can be planned").weight_bytes();
-        let model = Model::load(&checkpoint, &cpu, leased.segment(Class::Weights, bytes), |_, _| {}).expect("it loads");
+        let model = Model::load(&checkpoint, &cpu, leased.segment(Class::Weights, bytes), |_, _| {
+            std::ops::ControlFlow::Continue(())
+        })
+        .expect("it loads");
         let shape = model.kv_shape(cpu.target());
         let kv_bytes = KvMemory::bytes(shape, 4, device.page());
         let kv = KvMemory::reserve(&device, shape, 4, Arc::new(leased.lease(Class::Kv, kv_bytes))).expect("addresses");

@@ -61,7 +61,8 @@ impl Stage {
         let device: Arc<dyn Device> =
             Arc::new(HostDevice::new(HostConfig::small(Bytes::mib(512))).expect("host memory"));
         let weights = segment(&device, planned.weight_bytes());
-        let model = Model::load(&checkpoint, &cpu, weights, |_, _| {}).expect("it loads");
+        let model =
+            Model::load(&checkpoint, &cpu, weights, |_, _| std::ops::ControlFlow::Continue(())).expect("it loads");
         let shape = model.kv_shape(cpu.target());
         let kv = (0..shape.layers).map(|_| segment(&device, shape.block_bytes() * BLOCKS as u64)).collect();
         let cache = segment(&device, model.embedding_bytes(cpu.target()) * CACHE_ROWS as u64);

@@ -1,6 +1,6 @@
 //! A model: its family's weights in one segment, or a plan of them.
 
-use std::cmp::Reverse;
+use std::{cmp::Reverse, ops::ControlFlow};
 
 use bursar_budgets::{Bytes, Segment};
 use bursar_kernels::{
@@ -36,6 +36,9 @@ pub enum LoadError {
     /// The copy to the device failed.
     #[error(transparent)]
     Kernel(#[from] KernelError),
+    /// Whoever asked for it wants it no more.
+    #[error("loading was stopped")]
+    Stopped,
 }
 
 impl LoadError {
@@ -54,6 +57,7 @@ impl LoadError {
                 format!("set `tie_word_embeddings` to false if {name} is the model's own, or remove it from the file")
             }
             LoadError::Weights(_) => "the folder mixes files of different checkpoints; download it again".to_owned(),
+            LoadError::Stopped => "load it again".to_owned(),
             LoadError::Kernel(_) => "the device refused the copy; see its message".to_owned(),
         }
     }
@@ -83,7 +87,10 @@ impl Model {
 
     /// Copies the checkpoint's weights into `segment`, or draws them there if the checkpoint is a random one;
     /// [`weight_bytes`](Model::weight_bytes) must be backed.
-    /// `progress` hears of each copied tensor: bytes so far, and all bytes.
+    /// `progress` hears of each copied tensor, bytes so far and all bytes, and says whether to go on.
+    ///
+    /// # Errors
+    /// As [`plan`](Self::plan); what the backend says; [`LoadError::Stopped`].
     ///
     /// # Panics
     /// If less of the segment is backed than the plan says.
@@ -91,7 +98,7 @@ impl Model {
         checkpoint: &Checkpoint,
         backend: &B,
         segment: Segment,
-        mut progress: impl FnMut(Bytes, Bytes),
+        mut progress: impl FnMut(Bytes, Bytes) -> ControlFlow<()>,
     ) -> Result<Self, LoadError> {
         let config = FamilyConfig::of(checkpoint)?;
         // SAFETY: the model keeps the segment for as long as it keeps the tensors, and the assertion below holds
@@ -110,7 +117,9 @@ impl Model {
         for copy in copies {
             upload(checkpoint, backend, copy, &mut room)?;
             done += copy.bytes;
-            progress(done, total);
+            if progress(done, total).is_break() {
+                return Err(LoadError::Stopped);
+            }
         }
         Ok(Model { config, family, weight_bytes: total, segment: Some(segment) })
     }

@@ -20,7 +20,7 @@ use crate::{
     flow::{LayoutError, Patches, PromptLayout, VisualGrid},
     processor::{ImageProcessor, VideoProcessor},
     strain::{Strain, stressed},
-    text::byte_level,
+    text::{Tokenizer, byte_level},
     weights::{WeightError, WeightMap},
 };
 
@@ -101,20 +101,9 @@ impl FamilyConfig {
     /// Reads `config.json` with the family that serves one of its `architectures`.
     ///
     /// # Errors
-    /// No family serves it, its family cannot build what it describes, or the checkpoint's tokenizer or image
-    /// processor is another model's.
+    /// No family serves it, its family cannot build what it describes, or the checkpoint's image processor is another
+    /// model's.
     pub fn of(checkpoint: &Checkpoint) -> Result<Self, LoadError> {
-        let config = Self::read(checkpoint)?;
-        let (ids, rows) = (checkpoint.tokenizer().vocabulary_size(), config.decoder().vocabulary);
-        if ids > rows {
-            return Err(
-                ConfigError::Contradiction(format!("vocab_size is {rows}, but the tokenizer has {ids} ids")).into()
-            );
-        }
-        Ok(config)
-    }
-
-    fn read(checkpoint: &Checkpoint) -> Result<Self, LoadError> {
         let config = &checkpoint.config;
         if serves(checkpoint, qwen2_5_vl::ARCHITECTURES, qwen2_5_vl::MODEL_TYPE)? {
             let processor = checkpoint.image_processor.as_ref().map(ImageProcessor::config);
@@ -130,6 +119,19 @@ impl FamilyConfig {
             found.extend(checkpoint.model_type().map(str::to_owned));
         }
         Err(UnknownArchitecture { found, known }.into())
+    }
+
+    /// Whether each id of the checkpoint's tokenizer has a row of this model's vocabulary.
+    ///
+    /// # Errors
+    /// The tokenizer is another model's.
+    pub fn check_vocabulary(&self, tokenizer: &Tokenizer) -> Result<(), LoadError> {
+        let (ids, rows) = (tokenizer.vocabulary_size(), self.decoder().vocabulary);
+        if ids > rows {
+            let said = format!("vocab_size is {rows}, but the tokenizer has {ids} ids");
+            return Err(ConfigError::Contradiction(said).into());
+        }
+        Ok(())
     }
 
     /// What `config.json` calls the family; the first of its names, where it has several.

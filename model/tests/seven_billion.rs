@@ -189,7 +189,7 @@ fn run_all(folder: &Path, cuda: Cuda, memory: Memory) {
     // Of these every byte is written.
     let weights = memory.leased(Class::Weights, planned);
     let started = Instant::now();
-    let model = Model::load(&checkpoint, &cuda, weights, |_, _| {}).expect("it loads");
+    let model = Model::load(&checkpoint, &cuda, weights, |_, _| std::ops::ControlFlow::Continue(())).expect("it loads");
     let (seconds, activation) = (started.elapsed().as_secs_f64(), cuda.target().activation());
     println!("loaded {planned} as {activation:?} in {seconds:.2} s, {:.1} GB/s", planned.0 as f64 / seconds / 1e9);
     let bench = Bench::around(checkpoint, model, cuda, memory, ROOM);

@@ -375,8 +375,8 @@ impl EngineState {
         let arguments = SchedulerArguments { limits, kv: kv.clone(), lane, model, refused };
         let (scheduler, _) = SchedulerActor::spawn_linked(None, SchedulerActor, arguments, myself.get_cell()).await?;
         self.children.scheduler = Some(scheduler.clone());
-        let Outlook { kit, records, .. } = self.outlook.clone().expect("planned before served");
-        let Planned { processor, .. } = self.planned.as_ref().expect("loaded before served");
+        let Outlook { records, .. } = self.outlook.clone().expect("planned before served");
+        let Planned { processor, kit, .. } = self.planned.clone().expect("loaded before served");
         Ok(Serving {
             generation: self.serving_generation(),
             refusals: self.attempts.shrinks(),
@@ -401,7 +401,7 @@ impl EngineState {
     }
 
     fn envelope(&self) -> &Envelope {
-        &self.outlook.as_ref().expect("planned before served").kit.envelope
+        &self.outlook.as_ref().expect("planned before served").inputs.envelope
     }
 
     /// What the size of keys and values is changed with.
@@ -416,8 +416,7 @@ impl EngineState {
         myself: &ActorRef<EngineMessage>,
     ) -> Result<Option<ActorRef<VisionMessage>>, ActorProcessingErr> {
         let profiled = self.profiled.as_ref().expect("sized before served");
-        let Outlook { kit, .. } = self.outlook.clone().expect("planned before served");
-        let Planned { model, .. } = self.planned.clone().expect("loaded before served");
+        let Planned { model, kit, .. } = self.planned.clone().expect("loaded before served");
         let (Some(lane), Some(processors)) = (profiled.lanes.vision.clone(), kit.processors.clone()) else {
             return Ok(None);
         };
@@ -447,7 +446,7 @@ impl EngineState {
         if profiled.lanes.are_alive() {
             return Ok(());
         }
-        let Planned { model, processor } = self.planned.clone().expect("loaded before served");
+        let Planned { model, processor, .. } = self.planned.clone().expect("loaded before served");
         let (device, memory) = (self.arguments.device.clone(), profiled.memory.clone());
         let place = LanesPlace { processor, device, model, memory };
         let (shelf, generation) = (&self.arguments.shelf, self.owner().generation);

@@ -36,13 +36,14 @@ pub struct Kit {
 }
 
 impl Kit {
-    /// Joins a checkpoint's host side with the largest inputs that are planned for.
+    /// Joins a checkpoint's host side, its `prompts` among it, with the largest inputs that are planned for.
     pub fn new(
         name: String,
         checkpoint: &Checkpoint,
         family: FamilyConfig,
         options: &LoadOptions,
         inputs: Lowered,
+        prompts: PromptEncoder,
     ) -> Self {
         let Lowered { envelope, pictures, .. } = inputs;
         let videos = checkpoint.video_processor.clone();
@@ -50,7 +51,7 @@ impl Kit {
         Kit {
             name,
             family,
-            prompts: checkpoint.prompts.clone(),
+            prompts,
             processors: visual.map(Arc::new),
             generation: checkpoint.generation.clone(),
             envelope,

@@ -53,9 +53,9 @@ pub struct LoadOptions {
     pub profiles: Option<PathBuf>,
     /// Measures anew also where a profile is written down that applies, and writes what it finds in its place.
     pub measures_anew: bool,
-    /// Worst cases run on a host device as they do on a GPU: through all layers, before keys and values are sized and again
-    /// after it. By default they run there once, at the final size, through as many layers as reach the planned peaks, to
-    /// the byte: minutes of arithmetic less in a start.
+    /// Worst cases run through all layers, before keys and values are sized and again at their size. By default a GPU runs
+    /// some layers before and all of them at the final size, and a host device, at that size alone, as many layers as reach
+    /// the planned peaks to the byte: minutes of arithmetic less.
     pub full_stress: bool,
     /// Where cuBLASLt is looked for on a GPU.
     pub blas: BlasSearch,

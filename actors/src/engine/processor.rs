@@ -1,8 +1,11 @@
 //! What a model computes with: the CPU's threads over host memory, or a GPU's kernels.
 
-use std::{ops::Deref, sync::Arc};
+use std::{
+    ops::{ControlFlow, Deref},
+    sync::Arc,
+};
 
-use bursar_budgets::{Device, Segment};
+use bursar_budgets::{Bytes, Device, Segment};
 use bursar_kernels::{BlasSearch, Cpu, Cuda, CudaKernels, CudaTarget, DType, KernelError, OpenError, Target, Tuning};
 use bursar_model::{LoadError, Model, checkpoint::Checkpoint};
 use tokio::runtime::RuntimeFlavor;
@@ -141,7 +144,7 @@ impl Processor {
         &self,
         checkpoint: &Checkpoint,
         segment: Segment,
-        progress: impl FnMut(bursar_budgets::Bytes, bursar_budgets::Bytes),
+        progress: impl FnMut(Bytes, Bytes) -> ControlFlow<()>,
     ) -> Result<Model, LoadError> {
         match self {
             // Copies need no threads of their own.

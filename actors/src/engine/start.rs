@@ -1,6 +1,12 @@
 //! The start of a model up to its loaded weights: what an engine does before it sizes.
 
-use std::sync::Arc;
+use std::{
+    ops::ControlFlow,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
 
 use bursar_budgets::{Bytes, Class, Gate, Owner, Priority, Request, Segment};
 use bursar_kernels::{OpenError, Target};
@@ -25,7 +31,7 @@ use crate::{
 /// What the plan says, before a byte is taken.
 #[derive(Clone)]
 pub struct Outlook {
-    pub(super) kit: Arc<Kit>,
+    pub(super) inputs: Lowered,
     /// Until READY: its corners hold blank pictures, which are large.
     pub(super) needs: Option<Arc<Needs>>,
     /// The model without weights, to plan again with other limits.
@@ -50,6 +56,7 @@ impl Outlook {
 pub struct Planned {
     pub(super) model: Arc<Model>,
     pub(super) processor: Processor,
+    pub(super) kit: Arc<Kit>,
 }
 
 /// A model that was not loaded.
@@ -128,10 +135,31 @@ impl EngineArguments {
     pub(super) async fn plan_and_load(self, attempt: u32) -> Result<(Outlook, Planned), LoadFailed> {
         let failed = |error| LoadFailed { outlook: None, error };
         let (processor, checkpoint, outlook) = self.fetch_and_plan().await.map_err(failed)?;
-        match self.load_or_find(&processor, checkpoint, &outlook, attempt).await {
-            Ok(model) => Ok((outlook, Planned { model, processor })),
+        // The weights take the bus, the tokenizer a core.
+        let is_wanted = Arc::new(AtomicBool::new(true));
+        let opened = checkpoint.clone();
+        let kit = async {
+            let kit = self.kit(opened, &outlook).await;
+            is_wanted.store(kit.is_ok(), Relaxed);
+            kit
+        };
+        let model = self.load_or_find(&processor, checkpoint, &outlook, attempt, is_wanted.clone());
+        match tokio::try_join!(kit, model) {
+            Ok((kit, model)) => Ok((outlook, Planned { model, processor, kit })),
             Err(error) => Err(LoadFailed { outlook: Some(outlook), error }),
         }
+    }
+
+    /// The model's host side, with its tokenizer parsed.
+    async fn kit(&self, checkpoint: Arc<Checkpoint>, outlook: &Outlook) -> Result<Arc<Kit>, LoadError> {
+        let Outlook { inputs, unloaded, .. } = outlook.clone();
+        let (name, options) = (self.label.to_string(), self.options.clone());
+        let parse = move || {
+            let (family, prompts) = (unloaded.config().clone(), checkpoint.prompts()?);
+            family.check_vocabulary(prompts.tokenizer())?;
+            Ok(Arc::new(Kit::new(name, &checkpoint, family, &options, inputs, prompts)))
+        };
+        Ok(off_actor(parse).await?)
     }
 
     async fn fetch_and_plan(&self) -> Result<(Processor, Arc<Checkpoint>, Outlook), LoadError> {
@@ -153,6 +181,7 @@ impl EngineArguments {
         checkpoint: Arc<Checkpoint>,
         outlook: &Outlook,
         attempt: u32,
+        is_wanted: Arc<AtomicBool>,
     ) -> Result<Arc<Model>, LoadError> {
         // Rule 10: weights that are still on the device are not loaded again.
         if let Some(model) = self.shelf.model() {
@@ -162,7 +191,7 @@ impl EngineArguments {
             self.budget.clear(unfinished).await?;
         }
         let needs = outlook.needs.clone().expect("it was planned just now");
-        Ok(self.load(processor, checkpoint, needs, attempt).await?)
+        Ok(self.load(processor, checkpoint, needs, attempt, is_wanted).await?)
     }
 
     /// What computes here. It is loaded once a model, whatever becomes of engines.
@@ -183,7 +212,7 @@ impl EngineArguments {
         processor: &Processor,
     ) -> Result<(Arc<Checkpoint>, Outlook), StartError> {
         let options = self.options.clone();
-        let (name, target, page) = (self.label.to_string(), processor.target(), self.device.page());
+        let (target, page) = (processor.target(), self.device.page());
         // Looks at what other processes hold.
         self.budget.available().await?;
         let is_loaded = self.shelf.model().is_some();
@@ -204,13 +233,11 @@ impl EngineArguments {
                 settled => settled.unwrap_or(needs.probe_blocks),
             };
             notice(&inputs, &progress);
-            let kit = Kit::new(name, &checkpoint, model.config().clone(), &options, inputs);
             let sought =
-                Sought { checkpoint: &checkpoint, envelope: &kit.envelope, processor: &processor, needs: &needs };
+                Sought { checkpoint: &checkpoint, envelope: &inputs.envelope, processor: &processor, needs: &needs };
             let records = search.map(|search| search.look_up(&sought)).transpose()?;
-            let (kit, needs, unloaded) = (Arc::new(kit), Some(Arc::new(needs)), Arc::new(model));
-            let pictures = pictures.map(Arc::new);
-            Ok((Arc::new(checkpoint), Outlook { kit, needs, unloaded, pictures, target, expected_blocks, records }))
+            let (needs, unloaded, pictures) = (Some(Arc::new(needs)), Arc::new(model), pictures.map(Arc::new));
+            Ok((Arc::new(checkpoint), Outlook { inputs, needs, unloaded, pictures, target, expected_blocks, records }))
         })
         .await
     }
@@ -221,6 +248,7 @@ impl EngineArguments {
         checkpoint: Arc<Checkpoint>,
         needs: Arc<Needs>,
         attempt: u32,
+        is_wanted: Arc<AtomicBool>,
     ) -> Result<Arc<Model>, StartError> {
         (self.progress)(Progress::Phase(Phase::Load));
         let processor = processor.clone();
@@ -240,7 +268,13 @@ impl EngineArguments {
             let segment = Segment::reserve(device, needs.weights, lease)?;
             segment.back_to(needs.weights)?;
             drop(refusal);
-            let progress = |done, total| progress(Progress::Loading { done, total });
+            let progress = |done, total| {
+                progress(Progress::Loading { done, total });
+                match is_wanted.load(Relaxed) {
+                    true => ControlFlow::Continue(()),
+                    false => ControlFlow::Break(()),
+                }
+            };
             let model = Arc::new(processor.load(&checkpoint, segment, progress)?);
             // Here and not where this is waited for: weights that were loaded while their engine died are good weights.
             shelf.keep_model(model.clone());

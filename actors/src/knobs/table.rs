@@ -274,7 +274,7 @@ knobs! {
     model_name: String, Kind::Name, [Vllm served_model_name];
     /// Requests are not logged with their text: they never are.
     disable_log_requests: bool, Kind::Switch, [];
-    /// Where the host stands in for a GPU, a start runs its worst cases as on one: through all layers, and twice. Otherwise once, through as many layers as reach the planned peak.
+    /// A start runs its worst cases through all layers, before the cache is sized and again at its size. Otherwise a GPU runs eight layers before and all of them at that size; a host runs, once, as many layers as reach the planned peak.
     full_stress: bool, Kind::Switch, [];
     /// Bytes of a picture's file at most; larger ones are refused.
     picture_file_bytes: Bytes, Kind::Size, [];

@@ -111,6 +111,7 @@ pub(super) const OPTIONAL: [&str; 7] = [
 ];
 
 /// The small files of a checkpoint beside `config.json`.
+#[derive(Debug)]
 pub(super) struct TextFiles {
     place: String,
     files: Vec<(&'static str, Option<Cow<'static, [u8]>>)>,

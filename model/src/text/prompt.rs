@@ -21,8 +21,8 @@ pub struct PromptEncoder {
 
 impl PromptEncoder {
     /// Joins a checkpoint's tokenizer and template.
-    pub fn new(tokenizer: Tokenizer, template: ChatTemplate) -> Self {
-        PromptEncoder { tokenizer, template: Arc::new(template) }
+    pub fn new(tokenizer: Tokenizer, template: impl Into<Arc<ChatTemplate>>) -> Self {
+        PromptEncoder { tokenizer, template: template.into() }
     }
 
     /// The tokenizer.

@@ -85,13 +85,17 @@ impl Case {
 
     /// The ids of the rendered prompt, a placeholder a picture.
     pub fn prompt_ids(&self, checkpoint: &Checkpoint) -> Vec<u32> {
-        checkpoint.prompts.encode(&self.messages, &TemplateInputs::default()).expect("the prompt is encoded")
+        checkpoint
+            .prompts()
+            .expect("it has a tokenizer")
+            .encode(&self.messages, &TemplateInputs::default())
+            .expect("the prompt is encoded")
     }
 
     /// The prompt's text, its tokens and their positions are the recorded ones.
     pub fn assert_prompt_and_positions(&self, checkpoint: &Checkpoint) {
         let name = &self.name;
-        let rendered = checkpoint.prompts.template().render(&self.messages, &TemplateInputs::default());
+        let rendered = checkpoint.template.render(&self.messages, &TemplateInputs::default());
         assert_eq!(rendered.expect("it renders"), self.prompt, "{name}");
         let config = FamilyConfig::of(checkpoint).expect("a family serves it");
         let layout = config.lay_out(self.prompt_ids(checkpoint), &self.visuals).expect("it is laid out");

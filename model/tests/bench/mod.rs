@@ -123,7 +123,8 @@ impl<B: Backend> Bench<B> {
         let target = *backend.target();
         let planned = Model::plan(&checkpoint, &target).expect("the checkpoint can be planned");
         let weights = memory.poisoned(&backend, Class::Weights, planned.weight_bytes());
-        let model = Model::load(&checkpoint, &backend, weights, |_, _| {}).expect("the checkpoint loads");
+        let model = Model::load(&checkpoint, &backend, weights, |_, _| std::ops::ControlFlow::Continue(()))
+            .expect("the checkpoint loads");
         assert_eq!(model.weight_bytes(), planned.weight_bytes());
         Bench::around(checkpoint, model, backend, memory, room)
     }

@@ -10,6 +10,7 @@ use bursar_kernels::Target;
 use bursar_model::{
     LoadError, Model,
     checkpoint::{Checkpoint, CheckpointSource},
+    text::PromptEncoder,
 };
 use serde_json::{Value, json};
 
@@ -126,6 +127,11 @@ impl Copy {
     /// Opens it.
     pub fn open(&self) -> Checkpoint {
         Checkpoint::open(CheckpointSource::Folder(self.0.clone())).expect("the files are well formed")
+    }
+
+    /// What reads its prompts.
+    pub fn prompts(&self) -> PromptEncoder {
+        self.open().prompts().expect("the tokenizer is well formed")
     }
 
     /// Why it cannot be planned.

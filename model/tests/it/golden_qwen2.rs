@@ -17,8 +17,10 @@ fn cases(bench: &Bench) -> Vec<Case> {
 fn prompts_are_the_recorded_ones_and_positions_count_tokens() {
     let bench = Bench::load(FOLDER, 1);
     for case in cases(&bench) {
-        let template = bench.checkpoint.prompts.template();
-        assert_eq!(template.render(&case.messages, &Default::default()).expect("it renders"), case.prompt);
+        assert_eq!(
+            bench.checkpoint.template.render(&case.messages, &Default::default()).expect("it renders"),
+            case.prompt
+        );
         let ids = case.prompt_ids(&bench.checkpoint);
         let recorded = case.integers("input_ids").expect("ids");
         assert_eq!(ids.iter().map(|id| i64::from(*id)).collect::<Vec<_>>(), recorded, "{}", case.name);

@@ -51,7 +51,8 @@ fn shapes_weigh_what_the_released_checkpoints_weigh() {
 fn a_shape_has_the_released_models_control_tokens() {
     let checkpoint = open("qwen2.5-vl-7b", 0);
     let model = Model::plan(&checkpoint, &CPU).expect("it is planned without a weight being drawn");
-    let tokenizer = checkpoint.tokenizer();
+    let prompts = checkpoint.prompts().expect("it has a tokenizer");
+    let tokenizer = prompts.tokenizer();
     let ids = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"];
     let ids = [&ids[..], &["<|video_pad|>"]].concat().into_iter().map(|token| tokenizer.id_of(token).unwrap_or(0));
     assert!(ids.eq([151_643, 151_644, 151_645, 151_652, 151_653, 151_655, 151_656]));
@@ -64,8 +65,9 @@ fn a_chat_with_a_picture_and_a_video_is_rendered_as_the_family_renders_it() {
     let checkpoint = open("qwen2.5-vl-tiny", 0);
     let content = vec![Part::Image, Part::Video, Part::Text("Hi".to_owned())];
     let messages = [Message { role: Role::User, content }];
-    let ids = checkpoint.prompts.encode(&messages, &TemplateInputs::default()).expect("it is rendered");
-    let text = checkpoint.tokenizer().decode(&ids, false).expect("it is text");
+    let prompts = checkpoint.prompts().expect("it has a tokenizer");
+    let ids = prompts.encode(&messages, &TemplateInputs::default()).expect("it is rendered");
+    let text = prompts.tokenizer().decode(&ids, false).expect("it is text");
     assert_eq!(
         text,
         "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|><|vision_start|><|video_pad|><|vision_end|>Hi\
@@ -75,7 +77,8 @@ fn a_chat_with_a_picture_and_a_video_is_rendered_as_the_family_renders_it() {
 
 /// The logits after some text.
 fn logits(bench: &Bench) -> Vec<f32> {
-    let ids = bench.checkpoint.tokenizer().encode_plain("Random, and yet the same.").expect("it encodes");
+    let prompts = bench.checkpoint.prompts().expect("it has a tokenizer");
+    let ids = prompts.tokenizer().encode_plain("Random, and yet the same.").expect("it encodes");
     let layout = bench.model.config().lay_out(ids, &[]).expect("it is laid out");
     let blocks = (0..Sequence::blocks_for(layout.tokens.len()) as u32).collect();
     let count = layout.tokens.len();

@@ -66,7 +66,8 @@ impl Machine {
         let (checkpoint, cpu, memory) = (bench::open(folder), Cpu::new(threads), Memory::new(Bytes::mib(160)));
         let planned = Model::plan(&checkpoint, cpu.target()).expect("it can be planned");
         let weights = memory.poisoned(&cpu, Class::Weights, planned.weight_bytes());
-        let model = Model::load(&checkpoint, &cpu, weights, |_, _| {}).expect("it loads");
+        let model =
+            Model::load(&checkpoint, &cpu, weights, |_, _| std::ops::ControlFlow::Continue(())).expect("it loads");
         let shape = model.kv_shape(cpu.target());
         let layer = |_| memory.poisoned(&cpu, Class::Kv, shape.block_bytes() * room.blocks as u64);
         let kv = (0..shape.layers).map(layer).collect();

@@ -295,7 +295,7 @@ fn vocab_json_and_merges_txt_give_the_recorded_ids() {
     let zipped = golden_bytes("qwen2_5_tokenizer/tokenizer.json.gz");
     flate2::read::GzDecoder::new(zipped.as_slice()).read_to_end(&mut json).expect("gzip");
     let copy = in_parts(Copy::of(QWEN2), &serde_json::from_slice(&json).expect("JSON"));
-    assert_recorded_ids(copy.open().tokenizer());
+    assert_recorded_ids(copy.prompts().tokenizer());
 }
 
 #[test]
@@ -305,13 +305,14 @@ fn a_tokenizer_in_parts_is_refused_where_its_ids_would_be_guessed() {
         let whole = copy.json("tokenizer.json");
         in_parts(copy, &whole)
     };
-    let error = |copy: &Copy| Checkpoint::open(CheckpointSource::Folder(copy.0.clone())).expect_err("it is refused");
+    let open = |copy: &Copy| Checkpoint::open(CheckpointSource::Folder(copy.0.clone()));
+    let error = |copy: &Copy| open(copy).and_then(|opened| opened.prompts()).expect_err("it is refused");
     let settings = "tokenizer_config.json";
     let told = |copy: Copy, words: &str| {
         let error = error(&copy);
         assert!(matches!(error, CheckpointError::Text(_)) && error.to_string().contains(words), "{error}");
     };
-    parts().open();
+    parts().prompts();
     told(parts().set(settings, &["tokenizer_class"], json!("GPT2Tokenizer")), "GPT2Tokenizer");
     told(parts().set(settings, &["added_tokens_decoder"], Value::Null), "added_tokens.json");
     told(parts().set(settings, &["eos_token"], json!("<|nowhere|>")), "<|nowhere|>");
@@ -331,7 +332,7 @@ fn a_tokenizer_in_parts_is_refused_where_its_ids_would_be_guessed() {
         .collect();
     let copy = copy.set(settings, &["added_tokens_decoder"], Value::Null);
     let copy = copy.write("added_tokens.json", Value::from(ids).to_string());
-    let whole = Copy::of(QWEN2).open();
+    let whole = Copy::of(QWEN2).prompts();
     let text = "<|im_start|>user\nHi<|im_end|>";
-    assert_eq!(copy.open().tokenizer().encode(text, false).ok(), whole.tokenizer().encode(text, false).ok());
+    assert_eq!(copy.prompts().tokenizer().encode(text, false).ok(), whole.tokenizer().encode(text, false).ok());
 }

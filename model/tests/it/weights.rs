@@ -1,18 +1,23 @@
 //! Checkpoints that contradict themselves: errors say which tensor or field, what was expected and what was found.
 
-use std::fs;
+use std::{fs, ops::ControlFlow};
 
-use bursar_kernels::Target;
+use bursar_budgets::{Bytes, Class};
+use bursar_kernels::{Cpu, Target};
 use bursar_model::{
     LoadError, Model,
     blocks::ConfigError,
     checkpoint::{Checkpoint, CheckpointSource},
     error::CheckpointError,
+    registry::FamilyConfig,
     weights::WeightError,
 };
 use serde_json::{Value, json};
 
-use crate::copy::{Copy, QWEN2, QWEN2_5_VL};
+use crate::{
+    bench::Memory,
+    copy::{Copy, QWEN2, QWEN2_5_VL},
+};
 
 const FILE: &str = "model.safetensors";
 
@@ -155,7 +160,10 @@ fn configurations_that_contradict_themselves_are_refused_with_both_numbers() {
     assert_eq!(text("num_key_value_heads", json!(4)), "config.json: 14 query heads do not share 4 key heads");
     assert_eq!(text("head_dim", json!(63)), "config.json: a head of 63 elements cannot be rotated in pairs");
     assert_eq!(text("hidden_act", json!("gelu")), "config.json: hidden_act is gelu, supported: silu");
-    assert_eq!(text("vocab_size", json!(300)), "config.json: vocab_size is 300, but the tokenizer has 376 ids");
+    let few = Copy::of(QWEN2).set("config.json", &["vocab_size"], json!(300));
+    let family = FamilyConfig::of(&few.open()).expect("it is one of the family's");
+    let foreign = family.check_vocabulary(few.prompts().tokenizer()).expect_err("its tokenizer is another model's");
+    assert_eq!(foreign.to_string(), "config.json: vocab_size is 300, but the tokenizer has 376 ids");
     assert_eq!(text("num_attention_heads", json!(0)), "config.json: num_attention_heads is 0, not from 1 to 4096");
     let absurd = text("hidden_size", json!(u64::MAX));
     assert_eq!(absurd, format!("config.json: hidden_size is {}, not from 1 to 1048576", u64::MAX));
@@ -249,4 +257,18 @@ fn a_config_that_was_saved_again_has_both_spellings_of_a_field() {
     let error = copy.set("config.json", &["rope_scaling", "type"], json!("yarn")).error();
     let expected = "config.json: rope_scaling.type is yarn, supported: default, and mrope for positions of pictures";
     assert_eq!(error.to_string(), expected);
+}
+
+#[test]
+fn loading_stops_after_the_tensor_at_which_it_is_told_to() {
+    let (checkpoint, cpu) = (Copy::of(QWEN2).open(), Cpu::new(1));
+    let bytes = Model::plan(&checkpoint, &Target::Cpu { threads: 1 }).expect("it can be planned").weight_bytes();
+    let segment = Memory::new(Bytes::mib(16)).poisoned(&cpu, Class::Weights, bytes);
+    let mut copied = 0;
+    let stopped = Model::load(&checkpoint, &cpu, segment, |_, _| {
+        copied += 1;
+        if copied < 3 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    });
+    assert!(matches!(stopped, Err(LoadError::Stopped)));
+    assert_eq!(copied, 3);
 }

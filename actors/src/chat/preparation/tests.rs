@@ -32,7 +32,14 @@ fn stressed(envelope: Envelope) -> Stressed {
     let options = LoadOptions { envelope: Some(envelope), ..LoadOptions::default() };
     let own = Own { family: model.config(), pictures: checkpoint.image_processor.as_ref(), is_host: true };
     let inputs = options.lowered(&own).expect("its limits agree");
-    let kit = Kit::new("demo".to_owned(), &checkpoint, model.config().clone(), &options, inputs);
+    let kit = Kit::new(
+        "demo".to_owned(),
+        &checkpoint,
+        model.config().clone(),
+        &options,
+        inputs,
+        checkpoint.prompts().expect("it has a tokenizer"),
+    );
     let needs = Needs::plan(&model, target, &kit.envelope, Bytes::kib(64)).expect("its corners go together");
     let mut stressed =
         Stressed { kit, tokens: 0, blocks: needs.probe_blocks, launch_patches: 0, cache_rows: needs.cache_rows };

@@ -69,12 +69,12 @@ impl EngineState {
     }
 
     async fn start_attempt(&mut self, myself: &ActorRef<EngineMessage>) -> Result<(), ActorProcessingErr> {
-        let Planned { model, processor } = self.planned.clone().expect("the weights come before an attempt");
+        let Planned { model, processor, .. } = self.planned.clone().expect("the weights come before an attempt");
         let outlook = self.outlook.as_mut().expect("the plan comes before an attempt");
         if self.attempts.shrinks() > 0 {
             outlook.drop_warm("memory was refused to an earlier attempt of this start");
         }
-        let Outlook { kit, needs, records, .. } = outlook.clone();
+        let Outlook { inputs, needs, records, .. } = outlook.clone();
         let options = &self.arguments.options;
         let attempt = Attempt {
             budget: self.arguments.budget.clone(),
@@ -83,7 +83,7 @@ impl EngineState {
             label: self.arguments.label.clone(),
             model,
             needs: needs.expect("the needs are kept until READY"),
-            envelope: kit.envelope.clone(),
+            envelope: inputs.envelope,
             kv: options.kv(),
             number: self.attempts.number(),
             shrinks: self.attempts.shrinks(),

@@ -32,6 +32,9 @@ const OUT_OF_REACH: f32 = 1.25;
 const FINALISTS: usize = 4;
 const ROUNDS: usize = 4;
 
+/// Milliseconds after which there is no further round: what runs that long varies little.
+const LONG_ENOUGH: f32 = 30.0;
+
 /// Rows up to which a product is bound by reading its weight.
 pub(in super::super) const FEW_ROWS: usize = 256;
 
@@ -214,9 +217,15 @@ impl Products {
         }
         let by_time = |(one, _): &(f32, Algorithm), (other, _): &(f32, Algorithm)| one.total_cmp(other);
         for (rounds, rest) in [(1, FINALISTS), (ROUNDS, 1)] {
+            let mut spent = 0.0;
             for _ in 0..rounds {
+                if spent > LONG_ENOUGH {
+                    break;
+                }
                 for (milliseconds, algorithm) in &mut timed {
-                    *milliseconds += self.clock.time(stream, || run(algorithm))?;
+                    let took = self.clock.time(stream, || run(algorithm))?;
+                    *milliseconds += took;
+                    spent += took;
                 }
             }
             timed.sort_by(by_time);
