@@ -42,10 +42,10 @@ impl Kit {
         checkpoint: &Checkpoint,
         family: FamilyConfig,
         options: &LoadOptions,
-        inputs: Lowered,
+        inputs: &Lowered,
         prompts: PromptEncoder,
     ) -> Self {
-        let Lowered { envelope, pictures, .. } = inputs;
+        let Lowered { envelope, pictures, .. } = inputs.clone();
         let videos = checkpoint.video_processor.clone();
         let visual = pictures.zip(videos).map(|(pictures, videos)| VisualProcessors { pictures, videos });
         Kit {

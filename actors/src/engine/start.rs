@@ -31,7 +31,7 @@ use crate::{
 /// What the plan says, before a byte is taken.
 #[derive(Clone)]
 pub struct Outlook {
-    pub(super) inputs: Lowered,
+    pub(super) inputs: Arc<Lowered>,
     /// Until READY: its corners hold blank pictures, which are large.
     pub(super) needs: Option<Arc<Needs>>,
     /// The model without weights, to plan again with other limits.
@@ -157,7 +157,7 @@ impl EngineArguments {
         let parse = move || {
             let (family, prompts) = (unloaded.config().clone(), checkpoint.prompts()?);
             family.check_vocabulary(prompts.tokenizer())?;
-            Ok(Arc::new(Kit::new(name, &checkpoint, family, &options, inputs, prompts)))
+            Ok(Arc::new(Kit::new(name, &checkpoint, family, &options, &inputs, prompts)))
         };
         Ok(off_actor(parse).await?)
     }
@@ -237,6 +237,7 @@ impl EngineArguments {
                 Sought { checkpoint: &checkpoint, envelope: &inputs.envelope, processor: &processor, needs: &needs };
             let records = search.map(|search| search.look_up(&sought)).transpose()?;
             let (needs, unloaded, pictures) = (Some(Arc::new(needs)), Arc::new(model), pictures.map(Arc::new));
+            let inputs = Arc::new(inputs);
             Ok((Arc::new(checkpoint), Outlook { inputs, needs, unloaded, pictures, target, expected_blocks, records }))
         })
         .await

@@ -37,7 +37,7 @@ fn stressed(envelope: Envelope) -> Stressed {
         &checkpoint,
         model.config().clone(),
         &options,
-        inputs,
+        &inputs,
         checkpoint.prompts().expect("it has a tokenizer"),
     );
     let needs = Needs::plan(&model, target, &kit.envelope, Bytes::kib(64)).expect("its corners go together");

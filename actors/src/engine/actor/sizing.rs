@@ -83,7 +83,7 @@ impl EngineState {
             label: self.arguments.label.clone(),
             model,
             needs: needs.expect("the needs are kept until READY"),
-            envelope: inputs.envelope,
+            envelope: inputs.envelope.clone(),
             kv: options.kv(),
             number: self.attempts.number(),
             shrinks: self.attempts.shrinks(),
