@@ -1,4 +1,4 @@
-//! The budget through its actor, as users and other actors have it: the messages, the waking of threads, the desk.
+//! The budget through its actor, as users and other actors have it: the messages, the waking of threads, the mailbox.
 //!
 //! `cargo bench --bench actors`
 

@@ -9,7 +9,7 @@ use bursar::crates::budgets::{
     ReleaseNote, ReleaseNotes, Request, RequestId, Segment, Workspace,
 };
 
-/// Leases post their release here; in a runtime it is the budget actor's desk.
+/// Leases post their release here; in a runtime it is the budget actor's mailbox.
 #[derive(Default)]
 struct Notes(Mutex<Vec<ReleaseNote>>);
 

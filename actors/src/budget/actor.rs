@@ -9,7 +9,7 @@ use bursar_budgets::{
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::time::Instant;
 
-use super::{BudgetMessage, Desk, Haste, Order, Regrowth, WatchOptions, desk::Note, tally};
+use super::{BudgetMailbox, BudgetMessage, Haste, Order, Regrowth, WatchOptions, mailbox::Note, tally};
 use crate::{
     event::{Event, Leased},
     metric::DeviceLabel,
@@ -31,7 +31,7 @@ pub struct BudgetArguments {
     /// Whose memory.
     pub device: Arc<dyn Device>,
     /// Notes, live leases, and the seat.
-    pub desk: Arc<Desk>,
+    pub mailbox: Arc<BudgetMailbox>,
     /// Totals.
     pub config: LedgerConfig,
     /// Bytes kept free of use.
@@ -46,7 +46,7 @@ pub struct BudgetArguments {
 pub struct BudgetState {
     ledger: Ledger,
     device: Arc<dyn Device>,
-    desk: Arc<Desk>,
+    mailbox: Arc<BudgetMailbox>,
     asked: BTreeMap<RequestId, Asked>,
     clearing: Vec<(Owner, Reply<()>)>,
     polling: bool,
@@ -94,14 +94,14 @@ impl Actor for BudgetActor {
         myself: ActorRef<BudgetMessage>,
         arguments: BudgetArguments,
     ) -> Result<BudgetState, ActorProcessingErr> {
-        let BudgetArguments { device, desk, config, canary, runtime, watch } = arguments;
-        let live: Vec<_> = desk.leases().iter().map(|entry| entry.value().clone()).collect();
-        desk.books().tally.recount(live.iter().cloned());
+        let BudgetArguments { device, mailbox, config, canary, runtime, watch } = arguments;
+        let live: Vec<_> = mailbox.leases().iter().map(|entry| entry.value().clone()).collect();
+        mailbox.books().tally.recount(live.iter().cloned());
         let mut state = BudgetState {
             ledger: Ledger::rebuild(config, live),
             name: DeviceLabel::of(device.as_ref()),
             device,
-            desk,
+            mailbox,
             asked: BTreeMap::new(),
             clearing: Vec::new(),
             polling: false,
@@ -124,7 +124,7 @@ impl Actor for BudgetActor {
             state.show_look(memory, drift);
         }
         state.tell_of_canary();
-        state.desk.seat(myself.clone());
+        state.mailbox.seat(myself.clone());
         // Whatever was posted while nobody sat there.
         drop(myself.send_message(BudgetMessage::Notes));
         myself.send_after(watch.pause(None), || BudgetMessage::Look);
@@ -207,7 +207,7 @@ impl Actor for BudgetActor {
         state.look_at_fences();
         state.tell_of_loss();
         state.show_changes();
-        if state.desk.books().watch.waiting() > 0 && !state.polling {
+        if state.mailbox.books().watch.waiting() > 0 && !state.polling {
             state.polling = true;
             myself.send_after(FENCE_POLL, || BudgetMessage::Poll);
         }
@@ -219,7 +219,7 @@ impl BudgetState {
     /// Takes up what a predecessor left: gates that were frozen, leases that were on their way home.
     fn pick_up(&mut self) {
         let (gates, ending, last_lease, floors) = {
-            let books = self.desk.books();
+            let books = self.mailbox.books();
             let floors: BTreeMap<_, _> = books.elastic.iter().map(|(lease, elastic)| (*lease, elastic.floor)).collect();
             (books.gates.clone(), books.ending.clone(), books.last_lease, floors)
         };
@@ -227,7 +227,7 @@ impl BudgetState {
             self.ledger.number_leases_after(last);
         }
         let elastic = |holding: &Holding| holding.class.is_elastic().then_some(holding.id);
-        let elastic: Vec<LeaseId> = self.desk.leases().iter().filter_map(|entry| elastic(entry.value())).collect();
+        let elastic: Vec<LeaseId> = self.mailbox.leases().iter().filter_map(|entry| elastic(entry.value())).collect();
         for lease in elastic {
             let to = floors.get(&lease).copied().unwrap_or(Bytes::MAX);
             self.step(Input::Floor { lease, to });
@@ -237,18 +237,18 @@ impl BudgetState {
         }
         for lease in ending {
             // Those whose fence was being waited for are told of again; the others have no memory left to wait for.
-            let passed = !self.desk.books().watch.waits_for(lease);
+            let passed = !self.mailbox.books().watch.waits_for(lease);
             self.step(Input::Release { lease, passed });
         }
     }
 
     fn read_notes(&mut self) -> Result<(), ActorProcessingErr> {
-        while let Some(note) = self.desk.take_note() {
+        while let Some(note) = self.mailbox.take_note() {
             match note {
                 Note::Segment(lease, revoker) => {
-                    let watch = &mut self.desk.books().watch;
+                    let watch = &mut self.mailbox.books().watch;
                     match self.ledger.holding(lease).is_none() || watch.is_coming_home(lease) {
-                        true => Desk::revoke(revoker),
+                        true => BudgetMailbox::revoke(revoker),
                         false => watch.segment_reserved(lease, revoker),
                     }
                 }
@@ -258,7 +258,7 @@ impl BudgetState {
                     match outcome {
                         // What a lost device does not take back is gone with it: the ledger has it all the same.
                         Err(error) if !error.is_lost() => {
-                            self.desk.books().watch.put_back(homecoming);
+                            self.mailbox.books().watch.put_back(homecoming);
                             return Err(error.into());
                         }
                         _ => self.arrive(lease),
@@ -267,13 +267,13 @@ impl BudgetState {
                 Note::Released(note) => {
                     let lease = note.lease;
                     let passed = {
-                        let mut books = self.desk.books();
+                        let mut books = self.mailbox.books();
                         books.ending.insert(lease);
                         books.watch.released(note)
                     };
                     self.step(Input::Release { lease, passed });
                     if self.ledger.holding(lease).is_none() {
-                        self.desk.books().ending.remove(&lease);
+                        self.mailbox.books().ending.remove(&lease);
                     }
                 }
             }
@@ -282,25 +282,25 @@ impl BudgetState {
     }
 
     fn look_at_fences(&mut self) {
-        let due = self.desk.books().watch.due();
+        let due = self.mailbox.books().watch.due();
         for homecoming in due {
             match homecoming.is_light() {
                 true => self.arrive(homecoming.lease()),
                 // The device takes its time, and everybody asks this actor.
-                false => self.desk.bring_home(homecoming),
+                false => self.mailbox.bring_home(homecoming),
             }
         }
     }
 
     /// Nothing of this lease is backed any more.
     fn arrive(&mut self, lease: LeaseId) {
-        self.desk.books().watch.home(lease);
+        self.mailbox.books().watch.home(lease);
         self.step(Input::FencePassed { lease });
     }
 
     /// What our process uses beside leases, if that is more or less than the ledger knows.
     fn look_at_overhead(&mut self) {
-        let overhead = self.device.overhead() + self.desk.books().beside;
+        let overhead = self.device.overhead() + self.mailbox.books().beside;
         if overhead != self.ledger.account(Memory::Device).overhead {
             self.step(Input::Overhead(overhead));
         }
@@ -335,9 +335,9 @@ impl BudgetState {
     fn act(&mut self, effect: Effect) {
         match effect {
             Effect::Granted(grant) => {
-                let lease = Lease::issue(&grant, self.desk.clone());
+                let lease = Lease::issue(&grant, self.mailbox.clone());
                 {
-                    let mut books = self.desk.books();
+                    let mut books = self.mailbox.books();
                     books.last_lease = Some(lease.id());
                     if lease.class().memory() == Memory::Device {
                         books.meters.insert(lease.id(), lease.meter());
@@ -345,8 +345,8 @@ impl BudgetState {
                 }
                 let holding = lease.holding();
                 self.leased(tally::line(&holding.model, &holding.class), Bytes::ZERO, holding.bytes);
-                self.desk.tell_of_lease(&holding, Event::LeaseGranted);
-                self.desk.leases().insert(lease.id(), holding);
+                self.mailbox.tell_of_lease(&holding, Event::LeaseGranted);
+                self.mailbox.leases().insert(lease.id(), holding);
                 if lease.class().is_elastic() {
                     // Until its owner obeys orders, nothing of it is counted on.
                     self.step(Input::Floor { lease: lease.id(), to: Bytes::MAX });
@@ -361,14 +361,14 @@ impl BudgetState {
                 }
             }
             Effect::Resized(resized) => {
-                let held = self.desk.leases().get_mut(&resized.lease()).map(|mut entry| {
+                let held = self.mailbox.leases().get_mut(&resized.lease()).map(|mut entry| {
                     entry.bytes = resized.to();
                     entry.clone()
                 });
                 if let Some(holding) = held {
                     let (from, to) = (resized.from(), resized.to());
                     self.leased(tally::line(&holding.model, &holding.class), from, to);
-                    self.desk.tell_of_lease(&holding, |Leased { lease, model, class, .. }| Event::LeaseResized {
+                    self.mailbox.tell_of_lease(&holding, |Leased { lease, model, class, .. }| Event::LeaseResized {
                         lease,
                         model,
                         class,
@@ -391,7 +391,7 @@ impl BudgetState {
                         let reason = refused.reason.clone();
                         // What the asker has taken back was not refused.
                         if reason != Refusal::Withdrawn {
-                            self.desk.events().tell(Event::LeaseRefused { model, class, bytes, reason });
+                            self.mailbox.events().tell(Event::LeaseRefused { model, class, bytes, reason });
                         }
                     }
                     match asker {
@@ -401,15 +401,15 @@ impl BudgetState {
                 }
             }
             Effect::Revoking { lease } => {
-                let held = self.desk.leases().get(&lease).map(|entry| entry.clone());
-                held.iter().for_each(|holding| self.desk.tell_of_lease(holding, Event::LeaseRevoked));
-                let mut books = self.desk.books();
+                let held = self.mailbox.leases().get(&lease).map(|entry| entry.clone());
+                held.iter().for_each(|holding| self.mailbox.tell_of_lease(holding, Event::LeaseRevoked));
+                let mut books = self.mailbox.books();
                 books.ending.insert(lease);
                 books.watch.revoke(lease, self.device.fence_here());
             }
             Effect::Freed { lease, .. } => self.forget(lease),
             Effect::OwnerCleared { owner } => self.answer_cleared(&owner),
-            Effect::GateMoved { model, to } => drop(self.desk.books().gates.insert(model, to)),
+            Effect::GateMoved { model, to } => drop(self.mailbox.books().gates.insert(model, to)),
             Effect::GiveUp { lease, to, .. } => self.order(lease, Order::GiveUp { to }),
             // What there is of them is looked at behind every message.
             Effect::CanaryGiven { .. }
@@ -422,14 +422,14 @@ impl BudgetState {
     }
 
     fn forget(&mut self, lease: LeaseId) {
-        if let Some((_, holding)) = self.desk.leases().remove(&lease) {
+        if let Some((_, holding)) = self.mailbox.leases().remove(&lease) {
             self.leased(tally::line(&holding.model, &holding.class), holding.bytes, Bytes::ZERO);
-            self.desk.tell_of_lease(&holding, Event::LeaseFreed);
+            self.mailbox.tell_of_lease(&holding, Event::LeaseFreed);
             if holding.class == Class::Graphs {
                 self.keep(holding.bytes);
             }
         }
-        let mut books = self.desk.books();
+        let mut books = self.mailbox.books();
         books.ending.remove(&lease);
         books.meters.remove(&lease);
         books.elastic.remove(&lease);

@@ -7,7 +7,7 @@ use bursar_budgets::{
 };
 use thiserror::Error;
 
-use super::{BudgetMessage, Desk, Elastic, desk::Note};
+use super::{BudgetMailbox, BudgetMessage, Elastic, mailbox::Note};
 use crate::{
     event::{Event, EventLog},
     reply::{AskError, Reply},
@@ -35,7 +35,7 @@ use crate::{
 /// ```
 #[derive(Clone)]
 pub struct Budget {
-    desk: Arc<Desk>,
+    mailbox: Arc<BudgetMailbox>,
 }
 
 /// A lease that was not had.
@@ -83,9 +83,9 @@ impl LeaseError {
 pub(crate) const NO_MODEL: &str = "user";
 
 impl Budget {
-    /// A handle to whoever sits at `desk`.
-    pub fn at(desk: Arc<Desk>) -> Self {
-        Budget { desk }
+    /// A handle to the actor that reads `mailbox`, now or later.
+    pub fn at(mailbox: Arc<BudgetMailbox>) -> Self {
+        Budget { mailbox }
     }
 
     /// A lease for your own code: `bytes` of a [`Class::tenant`]. Waits until others give back what is missing; models
@@ -144,12 +144,12 @@ impl Budget {
 
     /// What has happened on this device.
     pub(crate) fn events(&self) -> &EventLog {
-        self.desk.events()
+        self.mailbox.events()
     }
 
     /// What live leases hold, without asking: a view for metrics, a moment old.
     pub fn leased_bytes(&self) -> Bytes {
-        self.desk.leases().iter().map(|entry| entry.value().bytes).sum()
+        self.mailbox.leases().iter().map(|entry| entry.value().bytes).sum()
     }
 
     /// A lease for one of our own actors, of any class. With `wait` until others give back, else refused at once.
@@ -187,7 +187,7 @@ impl Budget {
     /// Says that the lease can become smaller and larger from now on, and who hears of it. Orders come for as long as the
     /// lease lives, whichever budget actor gives them; one that stands already comes at once.
     pub fn obey(&self, lease: &Lease, elastic: Elastic) {
-        self.desk.put(Note::Obeys(lease.id(), elastic));
+        self.mailbox.put(Note::Obeys(lease.id(), elastic));
     }
 
     /// Takes back everything a dead owner held; returns when all of it is home.
@@ -228,18 +228,18 @@ impl Budget {
         self.put(tree::EVIDENCE_FOR_PROFILE, |_, reply| BudgetMessage::Measure(reply)).await
     }
 
-    /// Asks whoever sits at the desk. One that dies with the question has done nothing that its successor would not
+    /// Asks the actor that reads the mailbox. One that dies with the question has done nothing that its successor would not
     /// find: it is asked again, until the deadline.
     async fn put<T>(
         &self,
         question: Question,
         mut message: impl FnMut(&mut Pending<'_>, Reply<T>) -> BudgetMessage,
     ) -> Result<T, AskError> {
-        let mut pending = Pending { desk: &self.desk, id: RequestId(0), open: false };
+        let mut pending = Pending { mailbox: &self.mailbox, id: RequestId(0), open: false };
         let asking = async {
             let mut dead = None;
             loop {
-                let actor = self.desk.actor_after(dead).await.ok_or(question.gone())?;
+                let actor = self.mailbox.actor_after(dead).await.ok_or(question.gone())?;
                 let (reply, answer) = Reply::new();
                 if actor.send_message(message(&mut pending, reply)).is_ok()
                     && let Ok(answer) = answer.await
@@ -259,7 +259,7 @@ impl Budget {
 
 /// A question that is withdrawn if its asker goes before the answer.
 struct Pending<'d> {
-    desk: &'d Desk,
+    mailbox: &'d BudgetMailbox,
     id: RequestId,
     open: bool,
 }
@@ -267,14 +267,14 @@ struct Pending<'d> {
 impl Pending<'_> {
     /// The question has a number of its own each time it is asked.
     fn open(&mut self) -> RequestId {
-        (self.id, self.open) = (self.desk.next_request(), true);
+        (self.id, self.open) = (self.mailbox.next_request(), true);
         self.id
     }
 }
 
 impl Drop for Pending<'_> {
     fn drop(&mut self) {
-        if let (true, Some(actor)) = (self.open, self.desk.actor()) {
+        if let (true, Some(actor)) = (self.open, self.mailbox.actor()) {
             drop(actor.send_message(BudgetMessage::Withdraw(self.id)));
         }
     }

@@ -59,7 +59,7 @@ pub enum BudgetMessage {
     Measure(Reply<Snapshot>),
     /// Every byte, by class and owner.
     Snapshot(Reply<Snapshot>),
-    /// Release notes lie on the desk.
+    /// Release notes are in the mailbox.
     Notes,
     /// Look at the fences that leases wait for.
     Poll,

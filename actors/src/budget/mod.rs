@@ -2,18 +2,18 @@
 
 mod actor;
 mod core;
-mod desk;
 mod elastic;
 mod handle;
 mod haste;
+mod mailbox;
 mod message;
 mod tally;
 
 pub use actor::{BudgetActor, BudgetArguments};
 pub use core::{Look, Offer, Regrowth, Wanting};
-pub use desk::Desk;
 pub use elastic::{Elastic, Order, WatchOptions};
 pub(crate) use handle::NO_MODEL;
 pub use handle::{Budget, LeaseError};
 pub use haste::{Haste, Pressure};
+pub use mailbox::BudgetMailbox;
 pub use message::BudgetMessage;

@@ -15,7 +15,7 @@ use super::{
     show::{Known, no_model},
 };
 use crate::{
-    budget::{Budget, BudgetActor, BudgetArguments, Desk, NO_MODEL, WatchOptions},
+    budget::{Budget, BudgetActor, BudgetArguments, BudgetMailbox, NO_MODEL, WatchOptions},
     chat::{ChatError, ModelHandle},
     credit::Credits,
     engine::{EngineActor, EngineArguments, Shelf, StartError, Status},
@@ -42,7 +42,7 @@ pub struct RuntimeArguments {
     /// Bytes kept free of use.
     pub canary: Bytes,
     /// Where leases post their notes.
-    pub desk: Arc<Desk>,
+    pub mailbox: Arc<BudgetMailbox>,
     /// When restarts of the budget become a crash loop.
     pub budget_intensity: Intensity,
     /// How the budget watches the device.
@@ -58,7 +58,7 @@ pub struct RuntimeState {
     pub(super) is_lost: bool,
     pub(super) ledger: LedgerConfig,
     pub(super) canary: Bytes,
-    pub(super) desk: ClosingDesk,
+    pub(super) mailbox: ClosingMailbox,
     pub(super) watch: WatchOptions,
     pub(super) budget: ActorCell,
     budget_restarts: RestartLog,
@@ -92,9 +92,9 @@ pub(super) struct Engine {
 }
 
 /// Whoever waits for a budget that will never come hears so, however the runtime ends.
-pub(super) struct ClosingDesk(pub(super) Arc<Desk>);
+pub(super) struct ClosingMailbox(pub(super) Arc<BudgetMailbox>);
 
-impl Drop for ClosingDesk {
+impl Drop for ClosingMailbox {
     fn drop(&mut self) {
         self.0.close();
     }
@@ -110,10 +110,10 @@ impl Actor for RuntimeActor {
         myself: ActorRef<RuntimeMessage>,
         arguments: RuntimeArguments,
     ) -> Result<RuntimeState, ActorProcessingErr> {
-        let RuntimeArguments { shown, again, device_intensity, ledger, canary, desk, budget_intensity, watch } =
+        let RuntimeArguments { shown, again, device_intensity, ledger, canary, mailbox, budget_intensity, watch } =
             arguments;
         let device = shown.device.borrow().clone();
-        let budget = spawn_budget(&myself, &device, &ledger, canary, watch, &desk).await?;
+        let budget = spawn_budget(&myself, &device, &ledger, canary, watch, &mailbox).await?;
         myself.send_message(RuntimeMessage::Show)?;
         Ok(RuntimeState {
             shown,
@@ -122,7 +122,7 @@ impl Actor for RuntimeActor {
             is_lost: false,
             ledger,
             canary,
-            desk: ClosingDesk(desk),
+            mailbox: ClosingMailbox(mailbox),
             watch,
             budget,
             budget_restarts: RestartLog::new(Policy::OneForOne, budget_intensity, 1),
@@ -160,7 +160,7 @@ impl Actor for RuntimeActor {
                     label,
                     source,
                     options: *options,
-                    budget: Budget::at(state.desk.0.clone()),
+                    budget: Budget::at(state.mailbox.0.clone()),
                     device,
                     shelf: Shelf::default(),
                     generation: state.next_generation,
@@ -224,9 +224,9 @@ impl Actor for RuntimeActor {
             }
             RuntimeMessage::DeviceMade(made) => state.device_made(&myself, made).await?,
             RuntimeMessage::RespawnBudget => {
-                let RuntimeState { shown, ledger, canary, desk, watch, .. } = &*state;
+                let RuntimeState { shown, ledger, canary, mailbox, watch, .. } = &*state;
                 let device = shown.device.borrow().clone();
-                match spawn_budget(&myself, &device, ledger, *canary, *watch, &desk.0).await {
+                match spawn_budget(&myself, &device, ledger, *canary, *watch, &mailbox.0).await {
                     Ok(budget) => state.budget = budget,
                     // One that dies while it starts has died all the same.
                     Err(error) => state.budget_died(&myself, &error.to_string())?,
@@ -278,7 +278,7 @@ impl Actor for RuntimeActor {
         if !state.shutting_down.is_empty() {
             drop(state.budget.kill_and_wait(None).await);
         }
-        state.desk.0.close();
+        state.mailbox.0.close();
         let cut_off = state.cut_off;
         state.shutting_down.drain(..).for_each(|reply| reply.answer(cut_off));
         Ok(())
@@ -460,7 +460,7 @@ impl RuntimeState {
                 metric::RESTARTS_TOTAL.add(&(no_model(), Role::Budget), 1);
                 metric::ACTOR_UP.set(&(no_model(), Role::Budget), false);
                 let (actor, reason) = (Role::Budget.name(), reason.to_owned());
-                self.desk.0.events().tell(Event::Restart { model: None, actor, reason });
+                self.mailbox.0.events().tell(Event::Restart { model: None, actor, reason });
                 myself.send_after(after, || RuntimeMessage::RespawnBudget);
                 Ok(())
             }
@@ -503,10 +503,10 @@ pub(super) async fn spawn_budget(
     ledger: &LedgerConfig,
     canary: Bytes,
     watch: WatchOptions,
-    desk: &Arc<Desk>,
+    mailbox: &Arc<BudgetMailbox>,
 ) -> Result<ActorCell, ActorProcessingErr> {
-    let (device, desk, runtime) = (device.clone(), desk.clone(), Some(myself.clone()));
-    let arguments = BudgetArguments { device, desk, config: ledger.clone(), canary, runtime, watch };
+    let (device, mailbox, runtime) = (device.clone(), mailbox.clone(), Some(myself.clone()));
+    let arguments = BudgetArguments { device, mailbox, config: ledger.clone(), canary, runtime, watch };
     let (budget, _) = BudgetActor::spawn_linked(None, BudgetActor, arguments, myself.get_cell()).await?;
     Ok(budget.get_cell())
 }

@@ -13,7 +13,7 @@ use super::{
     DeviceChoice, Health, RuntimeActor, RuntimeArguments, RuntimeMessage, Shown, Supervised, device::Opened, unwinding,
 };
 use crate::{
-    budget::{Budget, Desk, WatchOptions},
+    budget::{Budget, BudgetMailbox, WatchOptions},
     chat::ModelHandle,
     engine::{LoadOptions, Progress, ProgressSink, StartError},
     event::{Events, Recorded},
@@ -168,14 +168,14 @@ impl Runtime {
         }
         let total = device.memory()?.total;
         let ledger = LedgerConfig { host_total: config.host_bytes, ..LedgerConfig::of(device.as_ref()) };
-        let (desk, shown) = (Arc::new(Desk::default()), Shown::new(device));
+        let (mailbox, shown) = (Arc::new(BudgetMailbox::default()), Shown::new(device));
         let arguments = RuntimeArguments {
             canary: config.canary.unwrap_or_else(|| default_canary(total)),
             shown: shown.clone(),
             again,
             device_intensity: config.device_intensity,
             ledger,
-            desk: desk.clone(),
+            mailbox: mailbox.clone(),
             budget_intensity: config.budget_intensity,
             watch: config.watch,
         };
@@ -184,7 +184,7 @@ impl Runtime {
             None => RuntimeActor::spawn(None, RuntimeActor, arguments).await,
         };
         let (actor, _) = spawned.map_err(|error| RuntimeError::Spawn(error.to_string()))?;
-        Ok(Runtime { inner: Arc::new(Inner { actor, budget: Budget::at(desk), shown, stands_in }) })
+        Ok(Runtime { inner: Arc::new(Inner { actor, budget: Budget::at(mailbox), shown, stands_in }) })
     }
 
     /// Loads a model with the default options.

@@ -56,7 +56,7 @@ impl RuntimeState {
         }
         metric::DEVICE_LOSSES_TOTAL.add(&DeviceLabel::of(self.shown.device.borrow().as_ref()), 1);
         let reason: Arc<str> = error.to_string().into();
-        self.desk.0.events().tell(Event::DeviceLost { reason: error.to_string() });
+        self.mailbox.0.events().tell(Event::DeviceLost { reason: error.to_string() });
         // First of all: a request that hears of its actors' end must not take it for an ordinary death.
         self.shown.losses.send_modify(|losses| *losses = Losses { count: losses.count + 1, reason });
         let again = match self.device_losses.died(0, self.born.elapsed()) {
@@ -102,12 +102,12 @@ impl RuntimeState {
         };
         // Nothing is left of the first but leases of users, which are worth nothing.
         drop(self.budget.kill_and_wait(None).await);
-        self.desk.0.forget_device();
+        self.mailbox.0.forget_device();
         let LedgerConfig { host_total, waiting_max, .. } = self.ledger;
         self.ledger = LedgerConfig { host_total, waiting_max, ..LedgerConfig::of(device.as_ref()) };
         self.shown.device.send_replace(device.clone());
         self.is_lost = false;
-        self.budget = spawn_budget(myself, &device, &self.ledger, self.canary, self.watch, &self.desk.0).await?;
+        self.budget = spawn_budget(myself, &device, &self.ledger, self.canary, self.watch, &self.mailbox.0).await?;
         let goes_on = |engine: &&super::actor::Engine| engine.ending.is_none();
         let engines: Vec<_> = self
             .engines

@@ -77,6 +77,6 @@ impl Drop for RuntimeState {
         self.engines.values().for_each(|engine| metric::forget_model(&engine.arguments.label));
         let known = self.engines.values().filter_map(|engine| engine.known.as_ref());
         known.chain(self.fallen.values()).for_each(|known| known.show(false));
-        self.desk.0.forget_shown(&DeviceLabel::of(self.shown.device.borrow().as_ref()));
+        self.mailbox.0.forget_shown(&DeviceLabel::of(self.shown.device.borrow().as_ref()));
     }
 }

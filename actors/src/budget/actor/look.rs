@@ -43,7 +43,7 @@ impl BudgetState {
     pub(super) fn adopt_what_was_loaded(&mut self) {
         if self.ledger.profiling() == 1 && self.is_settled() {
             let came = self.drift().unwrap_or_default().saturating_sub(self.drifted);
-            self.desk.books().beside += came;
+            self.mailbox.books().beside += came;
             self.look_at_overhead();
         }
     }
@@ -52,7 +52,7 @@ impl BudgetState {
     /// as looks find that it is still held.
     pub(super) fn keep(&mut self, bytes: Bytes) {
         if self.device.process_bytes().is_some() {
-            self.desk.books().beside += bytes;
+            self.mailbox.books().beside += bytes;
             self.look_at_overhead();
         }
     }
@@ -60,10 +60,10 @@ impl BudgetState {
     /// What is held beside leases no longer is no overhead either.
     fn let_go(&mut self) {
         // A tenant may have leased what it has not taken yet: that would hide as much.
-        let has_tenants = self.desk.leases().iter().any(|lease| matches!(lease.class, Class::Tenant(_)));
+        let has_tenants = self.mailbox.leases().iter().any(|lease| matches!(lease.class, Class::Tenant(_)));
         let Some(held) = self.beside() else { return };
         if self.is_settled() && !has_tenants {
-            let mut books = self.desk.books();
+            let mut books = self.mailbox.books();
             books.beside = books.beside.min(held);
             drop(books);
             self.look_at_overhead();
@@ -95,7 +95,7 @@ impl BudgetState {
 
     /// Whether the device is asked for no memory of ours and is given none.
     fn is_settled(&self) -> bool {
-        let books = self.desk.books();
+        let books = self.mailbox.books();
         books.watch.is_idle() && !books.meters.values().any(LeaseMeter::is_moving)
     }
 
@@ -113,7 +113,7 @@ impl BudgetState {
     /// ours by the books. For the ledger it is foreign in any case, so that rule 1 is true of it too.
     pub(super) fn drift(&self) -> Option<Bytes> {
         let held = self.beside()?;
-        Some(held.saturating_sub(self.desk.books().beside))
+        Some(held.saturating_sub(self.mailbox.books().beside))
     }
 
     /// What our process holds beside leases and what the device counts as overhead, whether it is known why or not.
@@ -125,7 +125,7 @@ impl BudgetState {
 
     /// What is in use of each device lease.
     pub(super) fn in_use(&self) -> BTreeMap<LeaseId, Bytes> {
-        let books = self.desk.books();
+        let books = self.mailbox.books();
         let used = books.meters.iter().filter_map(|(lease, meter)| {
             let holding = self.ledger.holding(*lease).filter(|holding| holding.class.memory() == Memory::Device)?;
             Some((*lease, meter.used(holding.bytes)))
@@ -144,13 +144,13 @@ impl BudgetState {
         // One that is revoked meanwhile has no use for it.
         if self.ledger.holding(lease).is_some() {
             self.step(Input::Floor { lease, to: elastic.floor });
-            self.desk.books().elastic.insert(lease, elastic);
+            self.mailbox.books().elastic.insert(lease, elastic);
             self.step(Input::Remind { ahead: Bytes::ZERO });
         }
     }
 
     pub(super) fn order(&self, lease: LeaseId, order: Order) {
-        let orders = self.desk.books().elastic.get(&lease).map(|elastic| elastic.orders.clone());
+        let orders = self.mailbox.books().elastic.get(&lease).map(|elastic| elastic.orders.clone());
         orders.iter().for_each(|orders| orders(order));
     }
 
@@ -166,7 +166,7 @@ impl BudgetState {
                 || self.ledger.is_profiling(),
         };
         let wanting: Vec<Wanting> = {
-            let books = self.desk.books();
+            let books = self.mailbox.books();
             let wanting = books.elastic.iter().filter_map(|(lease, elastic)| {
                 let Elastic { most, step, .. } = *elastic;
                 let bytes = self.ledger.holding(*lease)?.bytes;

@@ -46,14 +46,14 @@ impl BudgetState {
     /// Tells what of the canary was given up or taken since it was told last, by this actor or one before it.
     pub(super) fn tell_of_canary(&self) {
         let canary = self.ledger.account(Memory::Device).canary;
-        let before = std::mem::replace(&mut self.desk.books().canary_told, canary);
+        let before = std::mem::replace(&mut self.mailbox.books().canary_told, canary);
         match canary.cmp(&before) {
             Ordering::Less => {
                 metric::CANARY_GIVEN_TOTAL.add(&self.name, 1);
-                self.desk.events().tell(Event::CanaryGiven { bytes: before - canary });
+                self.mailbox.events().tell(Event::CanaryGiven { bytes: before - canary });
             }
             Ordering::Equal => {}
-            Ordering::Greater => self.desk.events().tell(Event::CanaryTaken { bytes: canary - before }),
+            Ordering::Greater => self.mailbox.events().tell(Event::CanaryTaken { bytes: canary - before }),
         }
     }
 
@@ -90,7 +90,7 @@ impl BudgetState {
             let holding = self.ledger.holding(lease).expect("what is in use is held");
             *used.entry(line(&holding.model, &holding.class)).or_default() += bytes;
         }
-        for (line, sum) in self.desk.books().tally.live_lines() {
+        for (line, sum) in self.mailbox.books().tally.live_lines() {
             self.show_line(line, sum);
             if line.1.memory() == Memory::Device {
                 let used = used.get(line).copied().unwrap_or_default();
@@ -128,7 +128,7 @@ impl BudgetState {
 
     /// A lease of this line had `from` bytes and has `to`.
     pub(super) fn leased(&self, line: Line, from: Bytes, to: Bytes) {
-        let sum = self.desk.books().tally.change(line.clone(), from, to);
+        let sum = self.mailbox.books().tally.change(line.clone(), from, to);
         self.show_line(&line, sum);
     }
 

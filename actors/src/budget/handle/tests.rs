@@ -11,7 +11,7 @@ mod watch;
 /// A budget of 64 MiB without a supervisor: the test is who starts a successor.
 struct Bed {
     device: Arc<HostDevice>,
-    desk: Arc<Desk>,
+    mailbox: Arc<BudgetMailbox>,
     budget: Budget,
     actor: ActorRef<BudgetMessage>,
 }
@@ -19,9 +19,9 @@ struct Bed {
 impl Bed {
     async fn new() -> Bed {
         let device = Arc::new(HostDevice::new(HostConfig::small(Bytes::mib(64))).expect("small pages"));
-        let desk = Arc::new(Desk::default());
-        let actor = spawn(&device, &desk).await;
-        Bed { device, budget: Budget::at(desk.clone()), desk, actor }
+        let mailbox = Arc::new(BudgetMailbox::default());
+        let actor = spawn(&device, &mailbox).await;
+        Bed { device, budget: Budget::at(mailbox.clone()), mailbox, actor }
     }
 
     async fn kill(&self) {
@@ -29,7 +29,7 @@ impl Bed {
     }
 
     async fn succeed(&mut self) {
-        self.actor = spawn(&self.device, &self.desk).await;
+        self.actor = spawn(&self.device, &self.mailbox).await;
     }
 
     async fn snapshot(&self) -> Snapshot {
@@ -42,11 +42,12 @@ impl Bed {
     }
 }
 
-async fn spawn(device: &Arc<HostDevice>, desk: &Arc<Desk>) -> ActorRef<BudgetMessage> {
+async fn spawn(device: &Arc<HostDevice>, mailbox: &Arc<BudgetMailbox>) -> ActorRef<BudgetMessage> {
     let device: Arc<dyn Device> = device.clone();
     let config = LedgerConfig::of(device.as_ref());
     let watch = WatchOptions::default();
-    let arguments = BudgetArguments { device, desk: desk.clone(), config, canary: Bytes::mib(4), runtime: None, watch };
+    let arguments =
+        BudgetArguments { device, mailbox: mailbox.clone(), config, canary: Bytes::mib(4), runtime: None, watch };
     BudgetActor::spawn(None, BudgetActor, arguments).await.expect("it starts").0
 }
 
@@ -145,7 +146,7 @@ async fn a_desk_that_is_closed_answers_whoever_waits() {
         let budget = bed.budget.clone();
         async move { budget.snapshot().await }
     });
-    bed.desk.close();
+    bed.mailbox.close();
     let error = waiting.await.expect("no panic").expect_err("nobody will come");
     assert!(matches!(error, AskError::Gone { .. }));
     assert!(matches!(bed.budget.snapshot().await, Err(AskError::Gone { .. })));

@@ -1,4 +1,4 @@
-//! The desk: what survives a budget actor. Notes that leases post, the table of live leases, the fences that leases wait
+//! The mailbox: what survives a budget actor. Notes that leases post, the table of live leases, the fences that leases wait
 //! for, the gates, and who sits there now.
 
 use std::{
@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// Shared by the budget actor, its successors, and every lease.
-pub struct Desk {
+pub struct BudgetMailbox {
     notes: Mutex<VecDeque<Note>>,
     seat: watch::Sender<Seat>,
     next_request: AtomicU64,
@@ -82,9 +82,9 @@ pub(super) enum Seat {
     Closed,
 }
 
-impl Default for Desk {
+impl Default for BudgetMailbox {
     fn default() -> Self {
-        Desk {
+        BudgetMailbox {
             notes: Mutex::default(),
             seat: watch::Sender::new(Seat::Empty),
             next_request: AtomicU64::default(),
@@ -95,7 +95,7 @@ impl Default for Desk {
     }
 }
 
-impl Desk {
+impl BudgetMailbox {
     /// An actor takes its seat, unless the runtime ended while it started.
     pub(super) fn seat(&self, actor: ActorRef<BudgetMessage>) {
         self.seat.send_if_modified(|seat| {
@@ -170,10 +170,10 @@ impl Desk {
     /// Gives memory back to the device on a thread that may wait for it: a whole card takes a third of a second. What
     /// came of it is a note, so that a successor hears of it too.
     pub(super) fn bring_home(self: &Arc<Self>, mut homecoming: Homecoming) {
-        let desk = self.clone();
+        let mailbox = self.clone();
         tokio::task::spawn_blocking(move || {
             let outcome = homecoming.bring();
-            desk.put(Note::Home(homecoming, outcome));
+            mailbox.put(Note::Home(homecoming, outcome));
         });
     }
 
@@ -203,7 +203,7 @@ impl Desk {
         &self.leases
     }
 
-    /// Puts a note on the desk and rings. If nobody sits there, a successor finds it.
+    /// Puts a note into the mailbox and wakes its actor. If there is none, its successor finds the note.
     pub(super) fn put(&self, note: Note) {
         lock(&self.notes).push_back(note);
         if let Some(actor) = self.actor() {
@@ -212,7 +212,7 @@ impl Desk {
     }
 }
 
-impl ReleaseNotes for Desk {
+impl ReleaseNotes for BudgetMailbox {
     fn post(&self, note: ReleaseNote) {
         self.put(Note::Released(note));
     }
