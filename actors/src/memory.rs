@@ -12,7 +12,7 @@ use bursar_budgets::{Bytes, Device, DeviceError, Fence, Lease, Segment};
 use bursar_kernels::{DType, KvLayer, KvShape, Tensor};
 use bursar_model::{
     flow::StepLayout,
-    sampling::{Desk, DeskShape},
+    sampling::{SamplingBuffers, SamplingShape},
 };
 
 use crate::graph::{Captured, GraphShape};
@@ -28,7 +28,7 @@ pub struct EngineParts {
     /// Temporaries of steps.
     pub step_workspace: Arc<Segment>,
     /// Where steps choose, for the steps behind them.
-    pub desk: DeskMemory,
+    pub sampling: SamplingMemory,
     /// Temporaries of vision launches; none for a model that takes no pictures.
     pub vision_workspace: Option<Arc<Segment>>,
     /// Embeddings of pictures; likewise.
@@ -66,33 +66,33 @@ impl Drop for EngineMemory {
 
 /// Where steps ask for their choices, make them and report them. What the newest has chosen stays on the device, where
 /// the next step reads it before the host has.
-pub struct DeskMemory {
+pub struct SamplingMemory {
     segment: Segment,
-    shape: DeskShape,
+    shape: SamplingShape,
 }
 
-impl DeskMemory {
-    /// Bytes of whole pages that a desk takes.
-    pub fn bytes(shape: DeskShape, page: Bytes) -> Bytes {
+impl SamplingMemory {
+    /// Bytes of whole pages that sampling buffers take.
+    pub fn bytes(shape: SamplingShape, page: Bytes) -> Bytes {
         DType::U32.bytes(shape.words()).round_up(page)
     }
 
-    /// A segment that is backed for a desk of `shape`.
+    /// A segment that is backed for sampling buffers of `shape`.
     ///
     /// # Panics
     /// If it is backed for less.
-    pub fn over(segment: Segment, shape: DeskShape) -> Self {
+    pub fn over(segment: Segment, shape: SamplingShape) -> Self {
         let bytes = DType::U32.bytes(shape.words());
-        assert!(bytes <= segment.backed(), "a desk of {bytes} in {}", segment.backed());
-        DeskMemory { segment, shape }
+        assert!(bytes <= segment.backed(), "sampling buffers of {bytes} in {}", segment.backed());
+        SamplingMemory { segment, shape }
     }
 
-    /// The desk.
-    pub fn desk(&self) -> Desk<'_> {
+    /// The buffers.
+    pub fn buffers(&self) -> SamplingBuffers<'_> {
         // SAFETY: the segment is backed for it, starts a page and lives as long as the borrow; only the step lane touches
         // it, one pass after the other.
         let words = unsafe { Tensor::persistent(self.segment.address(), [self.shape.words()], DType::U32) };
-        Desk::over(words, self.shape)
+        SamplingBuffers::over(words, self.shape)
     }
 }
 

@@ -14,7 +14,7 @@ use std::{
 use bursar_actors::{
     graph::GraphShape,
     lane::{Answer, Bench, CaptureJob, Choice, Job, Lane, LaneError, PastTokens, StepJob, Stepped},
-    memory::{DeskMemory, EngineMemory, EngineParts, GraphInputs, KvMemory},
+    memory::{EngineMemory, EngineParts, GraphInputs, KvMemory, SamplingMemory},
 };
 use bursar_budgets::*;
 use bursar_kernels::{BLOCK_TOKENS, BlasSearch, Cuda, CudaKernels, CudaTarget, ops::embed::PREVIOUS};
@@ -23,7 +23,7 @@ use bursar_model::{
     checkpoint::{Checkpoint, CheckpointSource},
     flow::{SequencePart, StepBatch, Token},
     registry::random_checkpoint,
-    sampling::{DeskShape, Sampler, SamplingParams},
+    sampling::{Sampler, SamplingParams, SamplingShape},
 };
 use leased::Leased;
 
@@ -116,11 +116,11 @@ impl Stage {
         kv.grow_to(blocks).expect("memory");
         let workspace = Arc::new(leased.segment(Class::StepWorkspace, WORKSPACE));
         let vocabulary = model.config().decoder().vocabulary;
-        let desk = DeskShape { sequences: shape.sequences, context_tokens: shape.context_tokens, vocabulary };
-        let desk_bytes = DeskMemory::bytes(desk, device.page());
+        let sampling = SamplingShape { sequences: shape.sequences, context_tokens: shape.context_tokens, vocabulary };
+        let sampling_bytes = SamplingMemory::bytes(sampling, device.page());
         let memory = Arc::new(EngineMemory::new(EngineParts {
             step_workspace: workspace.clone(),
-            desk: DeskMemory::over(leased.segment(Class::StepWorkspace, desk_bytes), desk),
+            sampling: SamplingMemory::over(leased.segment(Class::StepWorkspace, sampling_bytes), sampling),
             vision_workspace: None,
             vision_cache: None,
             kv,

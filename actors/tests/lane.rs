@@ -15,7 +15,7 @@ use std::{
 use bursar_actors::{
     graph::GraphShape,
     lane::{Answer, Bench, CaptureJob, Choice, Job, Lane, LaneError, PastTokens, StepJob, Stepped},
-    memory::{DeskMemory, EngineMemory, EngineParts, GraphInputs, KvMemory},
+    memory::{EngineMemory, EngineParts, GraphInputs, KvMemory, SamplingMemory},
 };
 use bursar_budgets::*;
 use bursar_kernels::{
@@ -26,7 +26,7 @@ use bursar_model::{
     Model,
     checkpoint::{Checkpoint, CheckpointSource},
     flow::{SequencePart, StepBatch, Token},
-    sampling::{DeskShape, Past, Sampler, SamplerScratch, SamplingParams, Score, log_probabilities},
+    sampling::{Past, Sampler, SamplerScratch, SamplingParams, SamplingShape, Score, log_probabilities},
 };
 use leased::Leased;
 
@@ -212,11 +212,11 @@ impl Stage {
         let axes = model.config().decoder().rope_sections.len();
         let graphs = GraphShape { sequences: 4, context_tokens: 64, axes };
         let vocabulary = model.config().decoder().vocabulary;
-        let desk_shape = DeskShape { sequences: 4, context_tokens: 64, vocabulary };
-        let desk_bytes = DeskMemory::bytes(desk_shape, device.page());
+        let sampling_shape = SamplingShape { sequences: 4, context_tokens: 64, vocabulary };
+        let sampling_bytes = SamplingMemory::bytes(sampling_shape, device.page());
         let memory = EngineMemory::new(EngineParts {
             step_workspace: workspace.clone(),
-            desk: DeskMemory::over(leased.segment(Class::StepWorkspace, desk_bytes), desk_shape),
+            sampling: SamplingMemory::over(leased.segment(Class::StepWorkspace, sampling_bytes), sampling_shape),
             vision_workspace: None,
             vision_cache: None,
             kv,

@@ -12,7 +12,7 @@ use crate::{
     blocks::decoder::StepCaches,
     flow::{Grid, Patches, PictureRows, SequencePart, StepBatch},
     registry::PictureBatch,
-    sampling::{Desk, DeskShape, Score, Scores},
+    sampling::{SamplingBuffers, SamplingShape, Score, Scores},
     strain::{Strain, Stress},
 };
 
@@ -104,15 +104,16 @@ pub fn proof(model: &Model, target: Target, pass: &Pass) -> Result<Depth, Kernel
 }
 
 fn plan_through(model: &Model, target: Target, pass: &Pass, depth: Depth) -> Result<Footprint, KernelError> {
-    dry(model, target, pass, |scope, layers, cache, desk| run(model, scope, pass, depth, layers, cache, desk))
+    dry(model, target, pass, |scope, layers, cache, buffers| run(model, scope, pass, depth, layers, cache, buffers))
 }
 
 /// The work of a pass whose tokens are the likeliest ones: of its logits only the choice goes to the host. What a
 /// device needs for it at least is the floor of its time.
 pub fn work(model: &Model, target: Target, pass: &Pass) -> Result<Work, KernelError> {
-    let plain = |scope: &Scope<'_, Plan>, layers: &[KvLayer], cache: &mut Tensor<'_>, desk: &mut Desk<'_>| {
-        run_choosing(model, scope, pass, Depth::Whole, layers, cache, desk, Wanted::Likeliest)
-    };
+    let plain =
+        |scope: &Scope<'_, Plan>, layers: &[KvLayer], cache: &mut Tensor<'_>, buffers: &mut SamplingBuffers<'_>| {
+            run_choosing(model, scope, pass, Depth::Whole, layers, cache, buffers, Wanted::Likeliest)
+        };
     Ok(dry(model, target, pass, plain)?.work)
 }
 
@@ -129,7 +130,7 @@ fn dry(
     model: &Model,
     target: Target,
     pass: &Pass,
-    run: impl FnOnce(&Scope<'_, Plan>, &[KvLayer], &mut Tensor<'_>, &mut Desk<'_>) -> Result<(), KernelError>,
+    run: impl FnOnce(&Scope<'_, Plan>, &[KvLayer], &mut Tensor<'_>, &mut SamplingBuffers<'_>) -> Result<(), KernelError>,
 ) -> Result<Footprint, KernelError> {
     let (workspace, tally, backend) = (Workspace::dry(), Tally::default(), Plan::new(target));
     let kv = model.kv_shape(&target);
@@ -141,26 +142,26 @@ fn dry(
     let cache_shape = [u32::MAX as usize, model.config().decoder().hidden];
     // SAFETY: as above.
     let mut cache = unsafe { Tensor::persistent(workspace.address(), cache_shape, target.activation()) };
-    let shape = desk_shape(model, pass);
+    let shape = sampling_shape(model, pass);
     // SAFETY: as above.
     let words = unsafe { Tensor::persistent(workspace.address(), [shape.words()], DType::U32) };
-    let mut desk = Desk::over(words, shape);
-    run(&Scope::new(&backend, &workspace, &tally), &layers, &mut cache, &mut desk)?;
+    let mut buffers = SamplingBuffers::over(words, shape);
+    run(&Scope::new(&backend, &workspace, &tally), &layers, &mut cache, &mut buffers)?;
     Ok(Footprint { workspace: workspace.high_water(), work: tally.total() })
 }
 
-/// A desk for the sequences of `pass`.
-fn desk_shape(model: &Model, pass: &Pass) -> DeskShape {
+/// The sampling buffers for the sequences of `pass`.
+fn sampling_shape(model: &Model, pass: &Pass) -> SamplingShape {
     let (sequences, context_tokens) = match pass {
         Pass::Encode(_) => (0, 0),
         Pass::Step(batch) => {
             (batch.logit_rows.len(), batch.context_lengths.iter().max().map_or(0, |most| *most as usize))
         }
     };
-    DeskShape { sequences, context_tokens, vocabulary: model.config().decoder().vocabulary }
+    SamplingShape { sequences, context_tokens, vocabulary: model.config().decoder().vocabulary }
 }
 
-/// Runs a pass as serving runs it; for a step that is the decoder, its scores, and on `desk`, which has a place for each
+/// Runs a pass as serving runs it; for a step that is the decoder, its scores, and the choice in `buffers`, which have a place for each
 /// sequence of the envelope, a choice of which each row asks for all there is. Layers after those of `depth` are left out.
 pub fn run<B: Backend>(
     model: &Model,
@@ -169,9 +170,9 @@ pub fn run<B: Backend>(
     depth: Depth,
     layers: &[KvLayer],
     cache: &mut Tensor<'_>,
-    desk: &mut Desk<'_>,
+    buffers: &mut SamplingBuffers<'_>,
 ) -> Result<(), KernelError> {
-    run_choosing(model, scope, pass, depth, layers, cache, desk, Wanted::Everything)
+    run_choosing(model, scope, pass, depth, layers, cache, buffers, Wanted::Everything)
 }
 
 /// What a step's rows want of their tokens.
@@ -189,7 +190,7 @@ fn run_choosing<B: Backend>(
     depth: Depth,
     layers: &[KvLayer],
     cache: &mut Tensor<'_>,
-    desk: &mut Desk<'_>,
+    buffers: &mut SamplingBuffers<'_>,
     wanted: Wanted,
 ) -> Result<(), KernelError> {
     match pass {
@@ -198,30 +199,30 @@ fn run_choosing<B: Backend>(
             scope.moment()?.wait().map(drop)
         }
         Pass::Step(batch) => {
-            let vocabulary = desk.shape().vocabulary;
+            let vocabulary = buffers.shape().vocabulary;
             let top = if wanted == Wanted::Everything { TOP_MAX } else { 0 };
             let score = |row: usize| Score { token: (row % vocabulary) as u32, top };
             let scored: Vec<Score> = (0..batch.score_rows.len()).map(score).collect();
             let mut scores = Scores::begin(scope, &scored, vocabulary)?;
             let layers = &layers[..depth.of(layers.len())];
-            let caches = StepCaches { layers, pictures: Some(cache), previous: &desk.chosen() };
+            let caches = StepCaches { layers, pictures: Some(cache), previous: &buffers.chosen() };
             let logits = model.step(scope, batch, &caches, |scope, logits| scores.score(scope, logits))?;
             // They come before the tokens, which are waited for. Two steps are under way at a time, and each has a place
             // of its own for what comes home.
             drop([scores.download(scope)?, scores.download(scope)?]);
             let mut report_words = 0;
             match wanted {
-                Wanted::Likeliest => desk.take_likeliest(scope, &logits)?,
+                Wanted::Likeliest => buffers.take_likeliest(scope, &logits)?,
                 Wanted::Everything => {
                     // A plan wants no words, of which there may be gigabytes.
                     if B::COMPUTES {
-                        desk.ask(scope, &everything(batch, logits.columns()))?;
+                        buffers.ask(scope, &everything(batch, logits.columns()))?;
                     }
-                    desk.choose(scope, &logits)?;
-                    report_words = desk.shape().layout(logits.rows()).report_words();
+                    buffers.choose(scope, &logits)?;
+                    report_words = buffers.shape().layout(logits.rows()).report_words();
                 }
             }
-            scope.download_later::<u32>(&desk.results(report_words))?.wait().map(drop)
+            scope.download_later::<u32>(&buffers.results(report_words))?.wait().map(drop)
         }
     }
 }

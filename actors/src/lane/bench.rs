@@ -8,7 +8,7 @@ use bursar_model::{
     Depth, Model,
     blocks::decoder::StepCaches,
     corners::{self, Footprint, Pass},
-    sampling::{Desk, Scores},
+    sampling::{SamplingBuffers, Scores},
 };
 
 use super::{
@@ -27,7 +27,7 @@ pub struct Bench<B> {
     pub(super) workspace: Workspace,
     pub(super) model: Arc<Model>,
     pub(super) memory: Arc<EngineMemory>,
-    /// What is asked of a step, on its way to the desk: pasts of hundreds of sequences are megabytes.
+    /// What is asked of a step, on its way to the sampling buffers: pasts of hundreds of sequences are megabytes.
     pub(super) question: Cell<Vec<u32>>,
     /// The next job is refused memory.
     refuses: Cell<bool>,
@@ -120,38 +120,38 @@ impl<B: Backend> Bench<B> {
         }
         let (choosing, scores) = self.pass(|scope, cache| {
             let layers = self.memory.kv.layers();
-            let mut desk = self.memory.desk.desk();
-            let caches = StepCaches { layers: &layers, pictures: Some(cache), previous: &desk.chosen() };
-            let mut scores = Scores::begin(scope, &job.scores, desk.shape().vocabulary)?;
+            let mut buffers = self.memory.sampling.buffers();
+            let caches = StepCaches { layers: &layers, pictures: Some(cache), previous: &buffers.chosen() };
+            let mut scores = Scores::begin(scope, &job.scores, buffers.shape().vocabulary)?;
             // [logit_rows, vocabulary]
             let logits = self.model.step(scope, &job.batch, &caches, |scope, rows| scores.score(scope, rows))?;
             let scores = scores.download(scope)?;
             let rows = logits.rows();
             // Behind the layers' launch: a device computes them while the host makes masks.
-            let choices = Wanted::of(&job.choices, desk.shape().vocabulary);
+            let choices = Wanted::of(&job.choices, buffers.shape().vocabulary);
             match &choices {
-                Wanted::Likeliest { .. } => desk.take_likeliest(scope, &logits)?,
+                Wanted::Likeliest { .. } => buffers.take_likeliest(scope, &logits)?,
                 Wanted::Asked(asked) => {
-                    self.ask(scope, &mut desk, &asked.batch, rows)?;
-                    desk.choose(scope, &logits)?;
+                    self.ask(scope, &mut buffers, &asked.batch, rows)?;
+                    buffers.choose(scope, &logits)?;
                 }
             }
-            Ok((choices.download(scope, &desk, rows)?, scores))
+            Ok((choices.download(scope, &buffers, rows)?, scores))
         })?;
         Ok(Launched { choosing, scores, is_by_graph: false })
     }
 
-    /// Lays on the desk what is asked of a launch that chooses from `rows` rows.
+    /// Writes to the sampling buffers what is asked of a launch that chooses from `rows` rows.
     pub(super) fn ask(
         &self,
         scope: &Scope<'_, B>,
-        desk: &mut Desk<'_>,
+        buffers: &mut SamplingBuffers<'_>,
         asked: &SampleBatch,
         rows: usize,
     ) -> Result<(), KernelError> {
         let mut words = self.question.take();
         asked.pack(rows, &mut words);
-        let uploaded = desk.ask(scope, &words);
+        let uploaded = buffers.ask(scope, &words);
         self.question.set(words);
         uploaded
     }
@@ -178,8 +178,8 @@ impl<B: Backend> Bench<B> {
         let tally = Tally::default();
         let scope = Scope::new(&self.backend, &self.workspace, &tally);
         let layers = self.memory.kv.layers();
-        let mut desk = self.memory.desk.desk();
-        self.with_cache(|cache| Ok(corners::run(&self.model, &scope, pass, depth, &layers, cache, &mut desk)?))?;
+        let mut buffers = self.memory.sampling.buffers();
+        self.with_cache(|cache| Ok(corners::run(&self.model, &scope, pass, depth, &layers, cache, &mut buffers)?))?;
         Ok(Footprint { workspace: self.workspace.high_water(), work: tally.total() })
     }
 

@@ -5,7 +5,7 @@ use bursar_kernels::{
     ops::{argmax::NO_CHOICE, sample::outcomes, transfer::Later},
     sampling::{SampleBatch, SampleLayout},
 };
-use bursar_model::{error::SamplingError, flow::Token, sampling::Desk};
+use bursar_model::{error::SamplingError, flow::Token, sampling::SamplingBuffers};
 
 use super::job::Choice;
 
@@ -41,33 +41,33 @@ impl Wanted {
         Wanted::Asked(Box::new(Asked { batch, refused }))
     }
 
-    /// What was chosen on `desk` from `rows` rows, or will be by what was launched before, on its way to the host.
+    /// What was chosen on `buffers` from `rows` rows, or will be by what was launched before, on its way to the host.
     pub(super) fn download<B: Backend>(
         self,
         scope: &Scope<'_, B>,
-        desk: &Desk<'_>,
+        buffers: &SamplingBuffers<'_>,
         rows: usize,
     ) -> Result<Choosing, KernelError> {
         let asked = match self {
             Wanted::Likeliest { rows } => {
-                let results = scope.download_later(&desk.chosen().row_range(0..rows))?;
+                let results = scope.download_later(&buffers.chosen().row_range(0..rows))?;
                 return Ok(Choosing { results, report: None });
             }
             Wanted::Asked(asked) => asked,
         };
-        let layout = desk.shape().layout(rows);
+        let layout = buffers.shape().layout(rows);
         let report_words = match asked.batch.wants_top() {
             true => layout.report_words(),
             false => layout.report_words_without_top(),
         };
-        let results = scope.download_later(&desk.results(report_words))?;
+        let results = scope.download_later(&buffers.results(report_words))?;
         Ok(Choosing { results, report: Some(Report { layout, report_words, refused: asked.refused }) })
     }
 }
 
-/// What a step chooses, on its way to the host. The next step finds it on the desk.
+/// What a step chooses, on its way to the host. The next step finds it in the sampling buffers.
 pub(super) struct Choosing {
-    /// Tokens, and behind those of a whole desk the report, if there is one.
+    /// Tokens, and after those of all rows the report, if there is one.
     results: Later<u32>,
     report: Option<Report>,
 }

@@ -10,7 +10,7 @@ use bursar_kernels::{Backend, Graph, KernelError, KvLayer, Scope, Tally, Tensor,
 use bursar_model::{
     blocks::decoder::StepCaches,
     flow::{StepBatch, StepLayout},
-    sampling::Desk,
+    sampling::SamplingBuffers,
 };
 
 use super::{
@@ -51,11 +51,11 @@ impl Captured {
     }
 }
 
-/// Which tokens a pass leaves on the desk.
+/// Which tokens a pass leaves in the sampling buffers.
 #[derive(Clone, Copy)]
 enum Tokens {
     Likeliest,
-    /// What the desk asks for when the pass is run.
+    /// What the sampling buffers ask for when the pass is run.
     Asked,
 }
 
@@ -71,9 +71,10 @@ impl<B: Backend> Bench<B> {
         self.graphs.forget(rows);
         self.upload_inputs(&layout, &StepBatch::default())?;
         // Products choose their algorithms, which takes measuring, and that cannot be captured.
-        let mut desk = self.memory.desk.desk();
-        self.rehearse(|| Ok(self.decode(&layout, &layers, &mut desk, None)?))?;
-        let mut capture = |tokens| self.backend.capture(&mut || self.decode(&layout, &layers, &mut desk, Some(tokens)));
+        let mut buffers = self.memory.sampling.buffers();
+        self.rehearse(|| Ok(self.decode(&layout, &layers, &mut buffers, None)?))?;
+        let mut capture =
+            |tokens| self.backend.capture(&mut || self.decode(&layout, &layers, &mut buffers, Some(tokens)));
         let Some(likeliest) = capture(Tokens::Likeliest)? else { return Ok(None) };
         let Some(asked) = capture(Tokens::Asked)? else { return Ok(None) };
         let bytes = likeliest.bytes() + asked.bytes();
@@ -101,20 +102,20 @@ impl<B: Backend> Bench<B> {
         // A graph's temporaries lie from the workspace's start on, as they did when it was captured.
         assert!(self.workspace.used().is_zero(), "a graph is replayed in an empty workspace");
         let choosing = self.pass(|scope, _| {
-            let mut desk = self.memory.desk.desk();
-            let wanted = Wanted::of(&job.choices, desk.shape().vocabulary);
+            let mut buffers = self.memory.sampling.buffers();
+            let wanted = Wanted::of(&job.choices, buffers.shape().vocabulary);
             let tokens = match &wanted {
                 Wanted::Likeliest { .. } => Tokens::Likeliest,
                 Wanted::Asked(asked) => {
-                    self.ask(scope, &mut desk, &asked.batch, layout.logit_rows)?;
+                    self.ask(scope, &mut buffers, &asked.batch, layout.logit_rows)?;
                     Tokens::Asked
                 }
             };
             match captured {
                 Some(captured) => captured.of(tokens).replay()?,
-                None => self.decode(layout, &self.memory.kv.layers(), &mut desk, Some(tokens))?,
+                None => self.decode(layout, &self.memory.kv.layers(), &mut buffers, Some(tokens))?,
             }
-            Ok(wanted.download(scope, &desk, layout.logit_rows)?)
+            Ok(wanted.download(scope, &buffers, layout.logit_rows)?)
         })?;
         Ok(Launched { choosing, scores: None, is_by_graph: captured.is_some() })
     }
@@ -130,23 +131,23 @@ impl<B: Backend> Bench<B> {
     }
 
     /// Launches the decoding of one token for each row of `layout`, from the empty workspace's start on. Without `tokens`
-    /// the desk stays as it is: a step that is under way may still want what it has chosen.
+    /// the sampling buffers stay as they are: a step that is under way may still want the tokens in them.
     fn decode(
         &self,
         layout: &StepLayout,
         layers: &[KvLayer],
-        desk: &mut Desk<'_>,
+        buffers: &mut SamplingBuffers<'_>,
         tokens: Option<Tokens>,
     ) -> Result<(), KernelError> {
         assert!(self.workspace.used().is_zero(), "decoding is captured, and launched, in an empty workspace");
         let tally = Tally::default();
         let scope = Scope::new(&self.backend, &self.workspace, &tally);
         let inputs = self.memory.graphs.as_ref().expect("as above");
-        let caches = StepCaches { layers, pictures: None, previous: &desk.chosen() };
+        let caches = StepCaches { layers, pictures: None, previous: &buffers.chosen() };
         let logits: Tensor<'_> = self.model.step_over(&scope, &inputs.tensor(layout), layout, &caches)?;
         match tokens {
-            Some(Tokens::Likeliest) => desk.take_likeliest(&scope, &logits),
-            Some(Tokens::Asked) => desk.choose(&scope, &logits),
+            Some(Tokens::Likeliest) => buffers.take_likeliest(&scope, &logits),
+            Some(Tokens::Asked) => buffers.choose(&scope, &logits),
             None => scope.argmax(&logits).map(drop),
         }
     }

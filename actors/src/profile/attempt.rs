@@ -20,7 +20,7 @@ use crate::{
     engine::{Lanes, LanesPlace, Processor, Progress, ProgressSink, Records, Shelf},
     graph,
     lane::{Answer, Job, Lane, StressJob},
-    memory::{DeskMemory, EngineMemory, EngineParts, GraphInputs, KvMemory, VisionCache},
+    memory::{EngineMemory, EngineParts, GraphInputs, KvMemory, SamplingMemory, VisionCache},
     metric,
     reply::Reply,
     tree,
@@ -203,7 +203,7 @@ impl Attempt {
         let is_refused = self.faults.is_due(Phase::Probe, self.number);
         let (needs, workspaces) = (self.needs.clone(), "leasing workspaces");
         let step = self.lease(Class::StepWorkspace, needs.step_workspace, workspaces).await?;
-        let desk = self.lease(Class::StepWorkspace, needs.desk_bytes(), workspaces).await?;
+        let sampling = self.lease(Class::StepWorkspace, needs.sampling_bytes(), workspaces).await?;
         let mut graphs = None;
         if let Some(shape) = needs.graphs {
             let bytes = shape.bytes(self.device.page());
@@ -219,7 +219,8 @@ impl Attempt {
         self.on_a_thread(move || {
             let _refusal = is_refused.then(|| Refusal::armed(device.clone()));
             let step_workspace = Arc::new(backed_segment(&device, needs.step_workspace, step)?);
-            let desk = DeskMemory::over(backed_segment(&device, needs.desk_bytes(), desk)?, needs.desk);
+            let sampling =
+                SamplingMemory::over(backed_segment(&device, needs.sampling_bytes(), sampling)?, needs.sampling);
             let graphs = match graphs {
                 Some((shape, bytes, lease)) => Some(GraphInputs::over(backed_segment(&device, bytes, lease)?, shape)),
                 None => None,
@@ -231,7 +232,7 @@ impl Attempt {
                 vision_cache = Some(VisionCache::over(segment, hidden, needs.kv_shape.dtype));
             }
             let kv = backed_probe(&device, &needs, probe)?;
-            Ok(EngineMemory::new(EngineParts { step_workspace, desk, vision_workspace, vision_cache, kv, graphs }))
+            Ok(EngineMemory::new(EngineParts { step_workspace, sampling, vision_workspace, vision_cache, kv, graphs }))
         })
         .await
     }

@@ -7,12 +7,12 @@ use bursar_kernels::{BLOCK_TOKENS, KernelError, KvShape, Target};
 use bursar_model::{
     Envelope, Model, RequestCost,
     corners::{self, Corner, Footprint, Pass, Room},
-    sampling::DeskShape,
+    sampling::SamplingShape,
 };
 
 use crate::{
     graph::GraphShape,
-    memory::{DeskMemory, KvMemory},
+    memory::{KvMemory, SamplingMemory},
     vision::LAUNCHES,
 };
 
@@ -24,7 +24,7 @@ pub struct Needs {
     /// The largest step.
     pub step_workspace: Bytes,
     /// Where steps choose.
-    pub desk: DeskShape,
+    pub sampling: SamplingShape,
     /// The largest launch; nothing for a model that takes no pictures.
     pub vision_workspace: Bytes,
     /// Embeddings of all pictures that are on their way from one lane to the other; see [`rows_on_their_way`].
@@ -111,7 +111,7 @@ impl Needs {
         Ok(Needs {
             weights: model.weight_bytes().round_up(page),
             step_workspace: peak(true),
-            desk: DeskShape {
+            sampling: SamplingShape {
                 sequences: envelope.sequences,
                 context_tokens: envelope.context_tokens,
                 vocabulary: model.config().decoder().vocabulary,
@@ -132,9 +132,9 @@ impl Needs {
         KvMemory::bytes(self.kv_shape, self.probe_blocks, self.page)
     }
 
-    /// Bytes of the desk's lease.
-    pub fn desk_bytes(&self) -> Bytes {
-        DeskMemory::bytes(self.desk, self.page)
+    /// Bytes of the sampling buffers' lease.
+    pub fn sampling_bytes(&self) -> Bytes {
+        SamplingMemory::bytes(self.sampling, self.page)
     }
 
     /// One line a claimant. The probe stands for the least that keys and values can do with.
@@ -163,7 +163,7 @@ impl Needs {
             "peak of the dry run of both step corners",
         );
         let how = "each sequence's parameters, past and mask, its token for the next step, and a report";
-        plan.push(Class::StepWorkspace, "choices", self.desk_bytes(), how);
+        plan.push(Class::StepWorkspace, "choices", self.sampling_bytes(), how);
         if let Some(shape) = self.graphs {
             let how = "the arrays of the largest captured step";
             plan.push(Class::Graphs, "inputs of captured steps", shape.bytes(self.page), how);

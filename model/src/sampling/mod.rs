@@ -1,6 +1,6 @@
 //! Sampling: what a request wants of its tokens, and where a step chooses them; the same for a seed whatever the batch.
 
-pub mod desk;
+pub mod buffers;
 pub(crate) mod error;
 pub mod generation_defaults;
 pub mod grammar;
@@ -10,8 +10,8 @@ pub mod past;
 pub mod sampler;
 pub mod scores;
 
+pub use buffers::{SamplingBuffers, SamplingShape};
 pub use bursar_kernels::sampling::philox;
-pub use desk::{Desk, DeskShape};
 pub use generation_defaults::GenerationDefaults;
 pub use grammar::{Grammar, GrammarCompiler, JsonWhitespace, OutputFormat};
 pub use log_probabilities::{TOP_LOG_PROBABILITIES_MAX, log_probabilities};

@@ -12,7 +12,7 @@ use bursar_model::{
     Depth, Envelope, Model,
     corners::{self, Footprint, Pass, Room},
     flow::{Grid, Patches, PictureRows, SequencePart, StepBatch},
-    sampling::{Desk, DeskShape},
+    sampling::{SamplingBuffers, SamplingShape},
     strain::Strain,
 };
 use proptest::prelude::*;
@@ -54,7 +54,7 @@ struct Machine {
     room: Room,
     kv: Vec<Segment>,
     cache: Segment,
-    desk: DeskShape,
+    sampling: SamplingShape,
     /// Where steps choose.
     chosen: Segment,
     /// Larger than any story's pass: stories pile ballast on it until a pass barely fits.
@@ -73,11 +73,14 @@ impl Machine {
         let kv = (0..shape.layers).map(layer).collect();
         let row = model.embedding_bytes(cpu.target());
         let cache = memory.poisoned(&cpu, Class::VisionCache, row * room.cache_rows as u64);
-        let desk =
-            DeskShape { sequences: SEQUENCES, context_tokens: 300, vocabulary: model.config().decoder().vocabulary };
-        let chosen = memory.poisoned(&cpu, Class::StepWorkspace, DType::U32.bytes(desk.words()));
+        let sampling = SamplingShape {
+            sequences: SEQUENCES,
+            context_tokens: 300,
+            vocabulary: model.config().decoder().vocabulary,
+        };
+        let chosen = memory.poisoned(&cpu, Class::StepWorkspace, DType::U32.bytes(sampling.words()));
         let workspace = Workspace::over(memory.poisoned(&cpu, Class::StepWorkspace, Bytes::mib(64)));
-        Machine { model, cpu, room, kv, cache, desk, chosen, workspace }
+        Machine { model, cpu, room, kv, cache, sampling, chosen, workspace }
     }
 
     /// Runs a pass for real in a workspace of `bytes`.
@@ -97,13 +100,13 @@ impl Machine {
             Pass::Step(batch) => batch.logit_rows.len(),
             Pass::Encode(_) => SEQUENCES,
         };
-        let desk = DeskShape { sequences, ..self.desk };
+        let sampling = SamplingShape { sequences, ..self.sampling };
         // SAFETY: as above, and it is no larger than what is backed.
-        let words = unsafe { Tensor::persistent(self.chosen.address(), [desk.words()], DType::U32) };
-        let mut desk = Desk::over(words, desk);
+        let words = unsafe { Tensor::persistent(self.chosen.address(), [sampling.words()], DType::U32) };
+        let mut buffers = SamplingBuffers::over(words, sampling);
         let tally = Tally::default();
         let scope = Scope::new(&self.cpu, &self.workspace, &tally);
-        corners::run(&self.model, &scope, pass, depth, &layers, &mut cache, &mut desk)?;
+        corners::run(&self.model, &scope, pass, depth, &layers, &mut cache, &mut buffers)?;
         Ok(Footprint { workspace: self.workspace.high_water() - below, work: tally.total() })
     }
 }

@@ -11,7 +11,8 @@ use bursar_model::{
     error::SamplingError,
     flow::Token,
     sampling::{
-        Desk, DeskShape, Past, Sampler, SamplerScratch, SamplingParams, Score, Scores, log_probabilities, philox,
+        Past, Sampler, SamplerScratch, SamplingBuffers, SamplingParams, SamplingShape, Score, Scores,
+        log_probabilities, philox,
     },
 };
 
@@ -59,21 +60,21 @@ fn chosen(
     for (sampler, (prompt, produced)) in samplers.iter().zip(pasts) {
         sampler.ask(Past::new(prompt, produced), &mut batch).expect("the past is given");
     }
-    let shape = DeskShape { sequences: before.len(), context_tokens: 64, vocabulary: VOCABULARY };
-    let desk = memory.poisoned(&cpu, Class::StepWorkspace, DType::U32.bytes(shape.words()));
+    let shape = SamplingShape { sequences: before.len(), context_tokens: 64, vocabulary: VOCABULARY };
+    let buffers = memory.poisoned(&cpu, Class::StepWorkspace, DType::U32.bytes(shape.words()));
     // SAFETY: so much is backed, and this is one thread.
-    let words = unsafe { Tensor::persistent(desk.address(), [shape.words()], DType::U32) };
-    let mut desk = Desk::over(words, shape);
+    let words = unsafe { Tensor::persistent(buffers.address(), [shape.words()], DType::U32) };
+    let mut buffers = SamplingBuffers::over(words, shape);
     let mut words = Vec::new();
     let layout = batch.pack(rows.len(), &mut words);
     let mut run = || {
         let logits = scope.upload([rows.len(), VOCABULARY], &rows.concat())?;
-        // SAFETY: the desk has a place for each, and nothing runs.
-        let mut chosen = unsafe { Tensor::persistent(desk.chosen().address(), [before.len()], DType::U32) };
+        // SAFETY: the buffers have a place for each, and nothing runs.
+        let mut chosen = unsafe { Tensor::persistent(buffers.chosen().address(), [before.len()], DType::U32) };
         scope.upload_into(before, &mut chosen)?;
-        desk.ask(&scope, &words)?;
-        desk.choose(&scope, &logits)?;
-        let results = scope.download(&desk.results(layout.report_words()))?;
+        buffers.ask(&scope, &words)?;
+        buffers.choose(&scope, &logits)?;
+        let results = scope.download(&buffers.results(layout.report_words()))?;
         let (ids, report) = results.split_at(before.len());
         Ok::<_, bursar_kernels::KernelError>(outcomes(ids, report, layout))
     };

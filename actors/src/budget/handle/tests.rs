@@ -139,7 +139,7 @@ async fn a_question_is_asked_again_when_its_answerer_dies() {
 }
 
 #[tokio::test]
-async fn a_desk_that_is_closed_answers_whoever_waits() {
+async fn a_closed_mailbox_answers_all_who_wait() {
     let bed = Bed::new().await;
     bed.kill().await;
     let waiting = tokio::spawn({

@@ -1,14 +1,14 @@
-//! The desk: memory in which a step's choices are asked for, made and reported. It outlives the pass, and lies still, so
+//! Memory in which a step's choices are asked for, made and reported. It outlives the pass, and lies still, so
 //! that a captured step finds there what the next one asks.
 
 use bursar_kernels::{Backend, KernelError, Scope, Tensor, sampling::SampleLayout};
 
-/// What parts of a desk start at a multiple of: a line of a GPU's cache, in words.
+/// What each part of the buffers starts at a multiple of: a line of a GPU's cache, in words.
 const ALIGNMENT: usize = 32;
 
-/// How large a desk is.
+/// How large sampling buffers are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeskShape {
+pub struct SamplingShape {
     /// Sequences in a step at most.
     pub sequences: usize,
     /// Tokens of a sequence at most: what penalties read.
@@ -17,13 +17,13 @@ pub struct DeskShape {
     pub vocabulary: usize,
 }
 
-impl DeskShape {
+impl SamplingShape {
     /// What is asked of, and reported of, `rows` rows.
     pub fn layout(&self, rows: usize) -> SampleLayout {
         SampleLayout { rows, vocabulary: self.vocabulary }
     }
 
-    /// Words of a whole desk: the largest question, a token a sequence, the largest report.
+    /// Words of all of them: the largest question, a token a sequence, the largest report.
     pub fn words(&self) -> usize {
         self.question_words() + self.result_words()
     }
@@ -37,22 +37,22 @@ impl DeskShape {
     }
 }
 
-/// A desk: what is asked, then a token a sequence, then the report; the last two come to the host as one.
-pub struct Desk<'a> {
-    shape: DeskShape,
+/// What is asked, then a token a sequence, then the report; the last two come to the host as one.
+pub struct SamplingBuffers<'a> {
+    shape: SamplingShape,
     words: Tensor<'a>, // [words] u32
 }
 
-impl<'a> Desk<'a> {
-    /// In `words` `[words]` u32, whose address is a multiple of 8, and which nothing but passes over this desk touches, one
+impl<'a> SamplingBuffers<'a> {
+    /// In `words` `[words]` u32, whose address is a multiple of 8, and which nothing but passes over these buffers touches, one
     /// pass after the other. Another number of words is our own bug.
-    pub fn over(words: Tensor<'a>, shape: DeskShape) -> Self {
-        assert_eq!(words.rows(), shape.words(), "a desk of {shape:?}");
-        Desk { shape, words }
+    pub fn over(words: Tensor<'a>, shape: SamplingShape) -> Self {
+        assert_eq!(words.rows(), shape.words(), "sampling buffers of {shape:?}");
+        SamplingBuffers { shape, words }
     }
 
     /// How large it is.
-    pub fn shape(&self) -> DeskShape {
+    pub fn shape(&self) -> SamplingShape {
         self.shape
     }
 
