@@ -13,7 +13,7 @@ use std::{
 
 use bursar_actors::{
     graph::GraphShape,
-    lane::{Answer, Bench, CaptureJob, Choice, Job, Lane, LaneError, PastTokens, StepJob, Stepped},
+    lane::{Answer, CaptureJob, Choice, Job, Lane, LaneError, ModelRunner, PastTokens, StepJob, Stepped},
     memory::{EngineMemory, EngineParts, GraphInputs, KvMemory, SamplingMemory},
 };
 use bursar_budgets::*;
@@ -127,8 +127,8 @@ impl Stage {
             graphs: Some(GraphInputs::over(leased.segment(Class::Graphs, shape.bytes(device.page())), shape)),
         }));
         assert_eq!(model.config().decoder().rope_sections.len(), shape.axes);
-        let bench = Bench::new(backend, workspace, Arc::new(model), memory.clone());
-        let lane = Lane::start("gpu", bench, device.timeline());
+        let runner = ModelRunner::new(backend, workspace, Arc::new(model), memory.clone());
+        let lane = Lane::start("gpu", runner, device.timeline());
         Some(Stage { lane, device: cuda, memory, vocabulary, shape, _turn: turn })
     }
 

@@ -14,7 +14,7 @@ use std::{
 
 use bursar_actors::{
     graph::GraphShape,
-    lane::{Answer, Bench, CaptureJob, Choice, Job, Lane, LaneError, PastTokens, StepJob, Stepped},
+    lane::{Answer, CaptureJob, Choice, Job, Lane, LaneError, ModelRunner, PastTokens, StepJob, Stepped},
     memory::{EngineMemory, EngineParts, GraphInputs, KvMemory, SamplingMemory},
 };
 use bursar_budgets::*;
@@ -223,8 +223,8 @@ impl Stage {
             graphs: Some(GraphInputs::over(leased.segment(Class::Graphs, graphs.bytes(device.page())), graphs)),
         });
         let clock = Arc::new(Clock::default());
-        let bench = Bench::new(Slow { cpu, clock: clock.clone() }, workspace, Arc::new(model), Arc::new(memory));
-        Stage { lane: Lane::start("slow", bench, device.timeline()), clock, device, vocabulary }
+        let runner = ModelRunner::new(Slow { cpu, clock: clock.clone() }, workspace, Arc::new(model), Arc::new(memory));
+        Stage { lane: Lane::start("slow", runner, device.timeline()), clock, device, vocabulary }
     }
 
     fn sampler(&self, params: SamplingParams) -> Arc<Sampler> {

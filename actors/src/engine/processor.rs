@@ -12,7 +12,7 @@ use tokio::runtime::RuntimeFlavor;
 
 use super::{Precision, StartError};
 use crate::{
-    lane::{Bench, Lane},
+    lane::{Lane, ModelRunner},
     memory::EngineMemory,
 };
 
@@ -126,12 +126,12 @@ impl Processor {
         let (workspace, model, memory) = (workspace.clone(), model.clone(), memory.clone());
         Ok(match self {
             Processor::Cpu { threads } => {
-                let bench = Bench::new(Cpu::new(*threads), workspace, model, memory);
-                Lane::start(name, bench, device.timeline())
+                let runner = ModelRunner::new(Cpu::new(*threads), workspace, model, memory);
+                Lane::start(name, runner, device.timeline())
             }
             Processor::Cuda(kernels) => {
-                let bench = Bench::new(Cuda::new(kernels)?, workspace, model, memory);
-                Lane::start(name, bench, device.timeline())
+                let runner = ModelRunner::new(Cuda::new(kernels)?, workspace, model, memory);
+                Lane::start(name, runner, device.timeline())
             }
         })
     }

@@ -12,7 +12,7 @@ use std::{
 use bursar_budgets::{Ticket, Timeline};
 use bursar_kernels::Backend;
 
-use super::{Bench, Job, UnderWay, pending::Pending};
+use super::{Job, ModelRunner, UnderWay, pending::Pending};
 
 /// Jobs that are begun at once: one that the device runs, and one behind it, so that it never waits for the host.
 const BEGUN: usize = 2;
@@ -24,14 +24,14 @@ const LOOK: Duration = Duration::from_micros(50);
 /// Dropping it, by whatever way, waits for the device: what was begun still reads and writes what the jobs hold. Then no
 /// fence of the lane is left that will never pass, and only then do the jobs hear that their lane has gone.
 pub(super) struct Begun<'b, B: Backend> {
-    bench: &'b Bench<B>,
+    runner: &'b ModelRunner<B>,
     timeline: Timeline,
     jobs: VecDeque<(Ticket, Pending)>,
 }
 
 impl<'b, B: Backend> Begun<'b, B> {
-    pub(super) fn new(bench: &'b Bench<B>, timeline: Timeline) -> Self {
-        Begun { bench, timeline, jobs: VecDeque::with_capacity(BEGUN) }
+    pub(super) fn new(runner: &'b ModelRunner<B>, timeline: Timeline) -> Self {
+        Begun { runner, timeline, jobs: VecDeque::with_capacity(BEGUN) }
     }
 
     /// Takes jobs until nobody is left to bring one, or the lane is quenched; what it has begun by then it finishes.
@@ -61,14 +61,14 @@ impl<'b, B: Backend> Begun<'b, B> {
 
     fn begin(&mut self, job: Job) {
         let ticket = self.timeline.issue();
-        let pending = self.bench.begin(job);
+        let pending = self.runner.begin(job);
         self.jobs.push_back((ticket, pending));
     }
 
     fn finish_oldest(&mut self, under_way: &UnderWay) {
         let (ticket, pending) = self.jobs.pop_front().expect("a job was begun");
         let was_counted = pending.is_served();
-        let answer = pending.finish(self.bench);
+        let answer = pending.finish(self.runner);
         self.timeline.complete(ticket);
         answer();
         if was_counted {
@@ -79,7 +79,7 @@ impl<'b, B: Backend> Begun<'b, B> {
 
 impl<B: Backend> Drop for Begun<'_, B> {
     fn drop(&mut self) {
-        self.bench.wait_for_device();
+        self.runner.wait_for_device();
         self.timeline.settle();
     }
 }

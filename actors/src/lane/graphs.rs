@@ -14,7 +14,7 @@ use bursar_model::{
 };
 
 use super::{
-    Bench,
+    ModelRunner,
     choosing::Wanted,
     job::{LaneError, StepJob},
     pending::Launched,
@@ -59,7 +59,7 @@ enum Tokens {
     Asked,
 }
 
-impl<B: Backend> Bench<B> {
+impl<B: Backend> ModelRunner<B> {
     /// Captures decoding of `rows` rows, in place of what was captured for as many before. Gives what its graphs take of
     /// the device's memory; none where there are no graphs. Nothing that a step reads or leaves is touched, so that it may
     /// come between any two.

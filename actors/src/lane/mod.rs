@@ -3,10 +3,10 @@
 //! for the host between two steps.
 
 mod begun;
-mod bench;
 mod choosing;
 mod graphs;
 mod job;
+mod model_runner;
 mod pending;
 
 use std::{
@@ -23,10 +23,10 @@ use bursar_kernels::Backend;
 use tokio::sync::watch;
 
 use begun::Begun;
-pub use bench::Bench;
 pub use job::{
     Answer, CaptureJob, Choice, EncodeJob, Job, LaneError, PastTokens, RefusalSink, StepJob, Stepped, StressJob,
 };
+pub use model_runner::ModelRunner;
 
 /// Jobs that may wait for a lane. A scheduler and a vision actor have two under way each; the rest is for the profile.
 const QUEUE: usize = 4;
@@ -44,9 +44,9 @@ pub struct Lane {
 type UnderWay = watch::Sender<usize>;
 
 impl Lane {
-    /// Starts a thread that runs jobs on `bench`. The thread ends when the last handle is gone, or with a panic; the jobs
+    /// Starts a thread that runs jobs on `runner`. The thread ends when the last handle is gone, or with a panic; the jobs
     /// it had are then answered with [`LaneError::Gone`], when the device is past them.
-    pub fn start<B: Backend + Send + 'static>(name: &str, bench: Bench<B>, timeline: Timeline) -> Lane {
+    pub fn start<B: Backend + Send + 'static>(name: &str, runner: ModelRunner<B>, timeline: Timeline) -> Lane {
         let (queue, jobs) = sync_channel::<Job>(QUEUE);
         let quenched = Arc::new(AtomicBool::new(false));
         let is_quenched = quenched.clone();
@@ -59,9 +59,9 @@ impl Lane {
                 // Dropped in reverse: the device is past all work, the timeline settles and the memory goes before the
                 // end is known.
                 let _running = running;
-                let bench = bench;
+                let runner = runner;
                 let jobs = jobs;
-                Begun::new(&bench, timeline).work(&jobs, &is_quenched, &counted);
+                Begun::new(&runner, timeline).work(&jobs, &is_quenched, &counted);
             })
             .expect("the operating system starts a lane's thread");
         Lane { queue, quenched, under_way, ended }

@@ -6,7 +6,7 @@ use bursar_model::{corners::Footprint, sampling::Scored};
 use tracing::{Span, debug, warn};
 
 use super::{
-    Bench,
+    ModelRunner,
     choosing::Choosing,
     job::{Answer, CaptureJob, EncodeJob, LaneError, StepJob, Stepped, StressJob},
 };
@@ -47,10 +47,10 @@ impl Pending {
 
     /// Waits until the device is past the job, also past what a job that failed had launched by then: that still reads and
     /// writes what the job holds. Gives the call that answers it, to be made when the work counts as finished.
-    pub(super) fn finish<B: Backend>(self, bench: &Bench<B>) -> Box<dyn FnOnce()> {
+    pub(super) fn finish<B: Backend>(self, runner: &ModelRunner<B>) -> Box<dyn FnOnce()> {
         match self {
             Pending::Step(job, launched) => {
-                let outcome = bench.past(launched.and_then(|launched| launched.finish(&job)));
+                let outcome = runner.past(launched.and_then(|launched| launched.finish(&job)));
                 tell(&job.spans, &outcome, "its step has run");
                 Box::new(move || {
                     let StepJob { answer, .. } = *job;
@@ -58,16 +58,16 @@ impl Pending {
                 })
             }
             Pending::Encode(job, launched) => {
-                let outcome = bench.past(launched.and_then(|moment| Ok(moment.wait().map(drop)?)));
+                let outcome = runner.past(launched.and_then(|moment| Ok(moment.wait().map(drop)?)));
                 tell(&job.spans, &outcome, "its pictures are encoded");
                 Box::new(move || job.answer.give(outcome))
             }
             Pending::Stress(job, outcome) => {
-                let outcome = bench.past(outcome);
+                let outcome = runner.past(outcome);
                 Box::new(move || job.answer.give(outcome))
             }
             Pending::Capture(job, outcome) => {
-                let outcome = bench.past(outcome);
+                let outcome = runner.past(outcome);
                 Box::new(move || job.answer.give(outcome))
             }
             Pending::Forgotten(answer) => Box::new(move || answer.give(Ok(()))),

@@ -20,7 +20,7 @@ use super::{
 use crate::{memory::EngineMemory, supervise::Drilled};
 
 /// A lane's working place. It belongs to the lane's thread.
-pub struct Bench<B> {
+pub struct ModelRunner<B> {
     /// First to go: they name all that follows.
     pub(super) graphs: Graphs,
     pub(super) backend: B,
@@ -33,12 +33,12 @@ pub struct Bench<B> {
     refuses: Cell<bool>,
 }
 
-impl<B: Backend> Bench<B> {
+impl<B: Backend> ModelRunner<B> {
     /// A place that computes with `backend` in `workspace`, which must be of `memory`.
     pub fn new(backend: B, workspace: Arc<Segment>, model: Arc<Model>, memory: Arc<EngineMemory>) -> Self {
         let workspace = Workspace::over(workspace);
         let (question, refuses) = (Cell::default(), Cell::default());
-        Bench { graphs: Graphs::default(), backend, workspace, model, memory, question, refuses }
+        ModelRunner { graphs: Graphs::default(), backend, workspace, model, memory, question, refuses }
     }
 
     /// Launches all of a job without waiting for the device: what is begun later runs behind it. Only a job that needs
@@ -209,7 +209,7 @@ impl<B: Backend> Bench<B> {
     }
 }
 
-struct PastOnDrop<'b, B: Backend>(&'b Bench<B>);
+struct PastOnDrop<'b, B: Backend>(&'b ModelRunner<B>);
 
 impl<B: Backend> Drop for PastOnDrop<'_, B> {
     fn drop(&mut self) {
