@@ -24,7 +24,7 @@ use axum::{
     routing::post,
 };
 use bursar::{
-    Chat, ChatError, ChatEvent, Fault, Image, LoadOptions, ModelHandle, ModelSource, Runtime, RuntimeConfig, demo,
+    Chat, ChatError, ChatEvent, ErrorKind, Image, LoadOptions, ModelHandle, ModelSource, Runtime, RuntimeConfig, demo,
 };
 use futures_util::{Stream, StreamExt};
 use serde::Deserialize;
@@ -97,10 +97,10 @@ impl From<ChatError> for Refused {
 impl IntoResponse for Refused {
     fn into_response(self) -> Response {
         let body = Json(explained(&self.0));
-        match self.0.fault() {
-            Fault::Chat => (StatusCode::BAD_REQUEST, body).into_response(),
-            Fault::Moment => (StatusCode::SERVICE_UNAVAILABLE, [("retry-after", "1")], body).into_response(),
-            Fault::Model => (StatusCode::SERVICE_UNAVAILABLE, body).into_response(),
+        match self.0.kind() {
+            ErrorKind::Request => (StatusCode::BAD_REQUEST, body).into_response(),
+            ErrorKind::Busy => (StatusCode::SERVICE_UNAVAILABLE, [("retry-after", "1")], body).into_response(),
+            ErrorKind::Model => (StatusCode::SERVICE_UNAVAILABLE, body).into_response(),
         }
     }
 }

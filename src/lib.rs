@@ -59,8 +59,8 @@ pub use bursar_actors::metric::{MetricsAddress, MetricsServer, NoAddress, ServeM
 pub use bursar_actors::{
     budget::{Budget, Elastic, LeaseError, Order, WatchOptions},
     chat::{
-        Chat, ChatError, ChatEvent, Content, Fault, FinishReason, Image, ModelHandle, Reply, ScoredToken, TokenScore,
-        Usage, Video,
+        Chat, ChatError, ChatEvent, Content, ErrorKind, FinishReason, Image, ModelHandle, Reply, ScoredToken,
+        TokenScore, Usage, Video,
     },
     engine::{Limits, LoadOptions, Precision, PrecisionError, Progress, Serving, StartError},
     event::{Event, Events, Leased, Missed, Recorded},

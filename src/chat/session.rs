@@ -2,7 +2,7 @@
 
 use std::{io::IsTerminal, mem, path::Path};
 
-use bursar::{Chat, ChatError, Fault, ImageLimits, ModelHandle, VisionError, crates::model::error::VisualError};
+use bursar::{Chat, ChatError, ErrorKind, ImageLimits, ModelHandle, VisionError, crates::model::error::VisualError};
 use serde_json::json;
 
 use super::{
@@ -195,7 +195,7 @@ impl<'s> Session<'s> {
             }
             // There is a way out that leaves them: `/clear`, `/undo`.
             None if matches!(error, ChatError::TooLong { .. }) && !self.turns.is_empty() => None,
-            None if error.fault() == Fault::Chat => {
+            None if error.kind() == ErrorKind::Request => {
                 Some(mem::take(shown).names().join(", ")).filter(|names| !names.is_empty())
             }
             None => None,

@@ -212,18 +212,18 @@ impl ChatError {
 
 /// Who can do something about an error: what a server makes a status of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// The chat. It is malformed or outside the limits; asked again it fails again.
-    Chat,
-    /// The moment. Too much is going on; the same chat may be answered later.
-    Moment,
-    /// The model or the runtime. No chat will be answered better until somebody looks after them.
+pub enum ErrorKind {
+    /// The request is malformed or outside the limits. Asked again it fails again.
+    Request,
+    /// Too much is going on. The same request may be answered later.
+    Busy,
+    /// The model or the runtime has failed. No request will be answered until somebody looks after them.
     Model,
 }
 
 impl ChatError {
     /// Who can do something about it.
-    pub fn fault(&self) -> Fault {
+    pub fn kind(&self) -> ErrorKind {
         match self {
             ChatError::Empty
             | ChatError::TokensAndTurns
@@ -239,20 +239,20 @@ impl ChatError {
             | ChatError::Format(_)
             | ChatError::Text(_)
             | ChatError::Layout(_)
-            | ChatError::Sampling(_) => Fault::Chat,
+            | ChatError::Sampling(_) => ErrorKind::Request,
             ChatError::Vision(error) => match &**error {
-                VisionError::Visual(_) | VisionError::TooLarge { .. } => Fault::Chat,
-                VisionError::Host(_) => Fault::Moment,
-                VisionError::DecoderDied => Fault::Model,
+                VisionError::Visual(_) | VisionError::TooLarge { .. } => ErrorKind::Request,
+                VisionError::Host(_) => ErrorKind::Busy,
+                VisionError::DecoderDied => ErrorKind::Model,
             },
-            ChatError::Overloaded { .. } | ChatError::TooLate { .. } | ChatError::Unanswered(_) => Fault::Moment,
+            ChatError::Overloaded { .. } | ChatError::TooLate { .. } | ChatError::Unanswered(_) => ErrorKind::Busy,
             ChatError::NotStarted(_)
             | ChatError::NotNumbers
             | ChatError::PreparationDied
             | ChatError::DeviceLost { .. }
             | ChatError::ShuttingDown
             | ChatError::Stopped { .. }
-            | ChatError::GivenUp { .. } => Fault::Model,
+            | ChatError::GivenUp { .. } => ErrorKind::Model,
         }
     }
 

@@ -14,7 +14,7 @@ mod request;
 mod stopwatch;
 mod stream;
 
-pub use error::{ChatError, Fault};
+pub use error::{ChatError, ErrorKind};
 pub use event::{ChatEvent, FinishReason, ScoredToken, TokenScore, Usage};
 pub use handle::ModelHandle;
 pub use request::{Chat, Content, Image, Video};

@@ -3,7 +3,7 @@
 use bursar_budgets::Label;
 use tokio::time::Instant;
 
-use super::{ChatError, Fault, driver::Deadline};
+use super::{ChatError, ErrorKind, driver::Deadline};
 use crate::{
     credit::Credit,
     metric::{self, Recording, RequestEnd},
@@ -130,13 +130,13 @@ impl Drop for Stopwatch {
 
 /// How a request ended that was answered with this.
 pub(super) fn end_of(error: &ChatError) -> RequestEnd {
-    match (error, error.fault()) {
+    match (error, error.kind()) {
         (ChatError::Overloaded { .. }, _) => RequestEnd::Overloaded,
         (ChatError::TooLate { .. }, _) => RequestEnd::TooLate,
         (ChatError::NotStarted(_) | ChatError::Stopped { .. } | ChatError::ShuttingDown, _) => RequestEnd::Stopped,
         (ChatError::DeviceLost { .. }, _) => RequestEnd::DeviceLost,
         (ChatError::GivenUp { .. }, _) => RequestEnd::GivenUp,
-        (_, Fault::Chat) => RequestEnd::Refused,
-        (_, Fault::Moment | Fault::Model) => RequestEnd::Error,
+        (_, ErrorKind::Request) => RequestEnd::Refused,
+        (_, ErrorKind::Busy | ErrorKind::Model) => RequestEnd::Error,
     }
 }
