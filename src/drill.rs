@@ -6,8 +6,8 @@ use std::{
 };
 
 use bursar::{
-    AttemptReport, Bytes, Chat, DeviceChoice, FaultError, Faults, HostConfig, HostDevice, LoadOptions, ModelSource,
-    Outcome, Phase, Progress, Runtime, RuntimeConfig, RuntimeError,
+    AttemptReport, Bytes, Chat, DeviceChoice, FaultPlan, FaultPlanError, HostConfig, HostDevice, LoadOptions,
+    ModelSource, Outcome, Phase, Progress, Runtime, RuntimeConfig, RuntimeError,
 };
 use clap::Args;
 use serde::Serialize;
@@ -83,7 +83,7 @@ pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
 /// What is told of faults that cannot be read, as of any flag that cannot; a drill that lost bytes is another's.
 const CANNOT_BE_READ: u8 = 2;
 
-fn refuse(error: FaultError, is_json: bool) -> ExitCode {
+fn refuse(error: FaultPlanError, is_json: bool) -> ExitCode {
     let failure = Failure::from(error);
     match is_json {
         true => println!("{}", told::failure(&failure)),
@@ -92,7 +92,7 @@ fn refuse(error: FaultError, is_json: bool) -> ExitCode {
     ExitCode::from(CANNOT_BE_READ)
 }
 
-async fn drill(device: &DeviceOptions, faults: Faults, options: &Options) -> Result<Drilled, Failure> {
+async fn drill(device: &DeviceOptions, faults: FaultPlan, options: &Options) -> Result<Drilled, Failure> {
     let host = Arc::new(HostDevice::new(HostConfig::small(device.capacity())).map_err(RuntimeError::from)?);
     let choice = DeviceChoice::Custom(host.clone());
     options.knobs.tell_notes()?;

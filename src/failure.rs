@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, error::Error, fmt, io, process::ExitCode, sync::LazyLock};
 
-use bursar::{ChatError, FaultError, Hint, ImageError, RuntimeError};
+use bursar::{ChatError, FaultPlanError, Hint, ImageError, RuntimeError};
 use clap::CommandFactory;
 
 use crate::Cli;
@@ -100,8 +100,8 @@ impl From<ChatError> for Failure {
     }
 }
 
-impl From<FaultError> for Failure {
-    fn from(error: FaultError) -> Self {
+impl From<FaultPlanError> for Failure {
+    fn from(error: FaultPlanError) -> Self {
         Failure::of(&error, error.hint().unwrap_or_default())
     }
 }

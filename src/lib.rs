@@ -67,8 +67,8 @@ pub use bursar_actors::{
     knobs,
     lane::LaneError,
     profile::{
-        AttemptReport, Change, Difference, Evidence, FaultError, Faults, Forecast, KvChoice, Lack, Notice, Outcome,
-        Phase, ProfileError, ProfileRecord, Suggestion, Unfit, UnknownPhase,
+        AttemptReport, Change, Difference, Evidence, FaultPlan, FaultPlanError, Forecast, KvChoice, Lack, Notice,
+        Outcome, Phase, ProfileError, ProfileRecord, Suggestion, Unfit, UnknownPhase,
     },
     ractor,
     reply::AskError,

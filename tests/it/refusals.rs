@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use bursar::{
-    AttemptReport, Bytes, ChatError, Faults, HostDevice, LoadOptions, ModelHandle, ModelSource, Outcome, Phase,
+    AttemptReport, Bytes, ChatError, FaultPlan, HostDevice, LoadOptions, ModelHandle, ModelSource, Outcome, Phase,
     Progress, Runtime, RuntimeError, Script, StartError,
     crates::actors::engine::{EngineMessage, WhichLane},
 };
@@ -67,7 +67,7 @@ fn memory_refused_in_any_phase_of_up_to_four_attempts_ends_ready_and_smaller_or_
                 let when = format!("{phase}:{refused}");
                 let device = device();
                 let runtime = runtime_on(&device).await;
-                let faults = Faults::none().refuse(phase, refused);
+                let faults = FaultPlan::none().refuse(phase, refused);
                 let Tried { attempts, outcome } = try_with(&runtime, LoadOptions { faults, ..sized() }).await;
                 assert_targets_shrink(&attempts, &when);
                 let refusals = attempts.iter().take(refused as usize);
@@ -122,7 +122,7 @@ fn whatever_script_of_refusals_is_played_the_ledger_is_whole_and_targets_shrink_
     story(async move {
         for ((one, first), (other, second)) in scripts {
             let when = format!("{one}:{first},{other}:{second}");
-            let faults: Faults = when.parse().expect("a script");
+            let faults: FaultPlan = when.parse().expect("a script");
             let device = device();
             let runtime = runtime_on(&device).await;
             let Tried { attempts, outcome } = try_with(&runtime, LoadOptions { faults, ..sized() }).await;
@@ -208,7 +208,7 @@ fn a_request_is_not_given_up_because_memory_was_refused_under_it_three_times() {
     story(async {
         let device = device();
         let runtime = runtime_on(&device).await;
-        let faults = Faults::none().refuse(Phase::Serve, 3);
+        let faults = FaultPlan::none().refuse(Phase::Serve, 3);
         let model = runtime.load_with(ModelSource::demo(), LoadOptions { faults, ..sized() }, |_| {}).await;
         let said = answer(&model.expect("it starts"), about(1)).await;
         assert!(!said.is_empty());
@@ -222,7 +222,7 @@ fn a_size_that_the_user_has_fixed_is_stressed_and_never_made_smaller() {
         for phase in [Phase::Probe, Phase::Validate, Phase::Serve] {
             let device = device();
             let runtime = runtime_on(&device).await;
-            let faults = Faults::none().refuse(phase, 2);
+            let faults = FaultPlan::none().refuse(phase, 2);
             let Tried { attempts, outcome } = try_with(&runtime, LoadOptions { faults, ..small() }).await;
             let targets: Vec<_> = attempts.iter().map(|report| report.target_tokens).collect();
             assert_eq!(targets.len(), 3, "{attempts:?}");

@@ -8,8 +8,8 @@ use std::{
 };
 
 use bursar::{
-    Bytes, DeviceChoice, DeviceError, Envelope, Faults, HostConfig, HostDevice, LoadOptions, ModelHandle, ModelSource,
-    Notice, Phase, Progress, Runtime, RuntimeConfig, Script, Serving,
+    Bytes, DeviceChoice, DeviceError, Envelope, FaultPlan, HostConfig, HostDevice, LoadOptions, ModelHandle,
+    ModelSource, Notice, Phase, Progress, Runtime, RuntimeConfig, Script, Serving,
     crates::actors::engine::{EngineMessage, WhichLane},
 };
 
@@ -285,7 +285,7 @@ fn memory_that_is_refused_to_a_warm_start_makes_it_a_cold_one() {
         for phase in [Phase::Probe, Phase::Capture, Phase::Back, Phase::Validate] {
             let device = device();
             let runtime = runtime_on(&device).await;
-            let faults = Faults::none().refuse(phase, 1);
+            let faults = FaultPlan::none().refuse(phase, 1);
             let start = Start::demo(&runtime, LoadOptions { faults, ..sized(folder.path()) }).await;
             assert!(!start.serving.is_warm, "{phase}");
             let [Notice::ProfileDropped { reason, .. }] = &*start.notices() else {
@@ -319,7 +319,7 @@ fn a_warm_attempt_is_one_of_four() {
                 }
             }
         };
-        let faults = Faults::none().refuse(Phase::Validate, 4);
+        let faults = FaultPlan::none().refuse(Phase::Validate, 4);
         let load = LoadOptions { faults, ..sized(folder.path()) };
         let error = runtime.load_with(ModelSource::demo(), load, listen).await.err().expect("all are refused");
         assert!(error.to_string().contains("attempt 4"), "{error}");

@@ -9,7 +9,7 @@ use bursar_model::{Envelope, flow::ImageLimits};
 use super::{Limits, Precision};
 use crate::{
     knobs::Names,
-    profile::{Faults, KvChoice},
+    profile::{FaultPlan, KvChoice},
     supervise::Intensity,
 };
 
@@ -65,7 +65,7 @@ pub struct LoadOptions {
     pub engine_intensity: Intensity,
     /// Memory that is refused on purpose, to see what happens then; none by default. A host device refuses in every
     /// phase; a GPU where a lane is asked (capture, validate, serve).
-    pub faults: Faults,
+    pub faults: FaultPlan,
 }
 
 impl Default for LoadOptions {
@@ -89,7 +89,7 @@ impl Default for LoadOptions {
             blas: BlasSearch::usual(),
             intensity: Intensity::SERVING,
             engine_intensity: Intensity::ENGINE,
-            faults: Faults::none(),
+            faults: FaultPlan::none(),
         }
     }
 }

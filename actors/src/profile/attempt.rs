@@ -13,7 +13,7 @@ use bursar_model::{
 };
 
 use super::{
-    Evidence, Faults, KvChoice, KvRoom, Needs, Phase, ProfileError, ProfileRecord, Rigour, WrittenProfile, shrunk,
+    Evidence, FaultPlan, KvChoice, KvRoom, Needs, Phase, ProfileError, ProfileRecord, Rigour, WrittenProfile, shrunk,
 };
 use crate::{
     budget::Budget,
@@ -52,7 +52,7 @@ pub struct Attempt {
     /// Blocks that the first attempt found room for, if one came so far.
     pub first: Option<usize>,
     /// Memory that is refused on purpose.
-    pub faults: Faults,
+    pub faults: FaultPlan,
     /// How deep worst cases run, before the size is settled and at it.
     pub rigour: Rigour,
     /// How far it comes.

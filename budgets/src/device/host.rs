@@ -50,7 +50,7 @@ impl HostConfig {
     }
 }
 
-/// Faults to come, by the number of a call to `back`, or of one that takes anything, counted from 1 since the device was
+/// FaultPlan to come, by the number of a call to `back`, or of one that takes anything, counted from 1 since the device was
 /// made.
 ///
 /// ```

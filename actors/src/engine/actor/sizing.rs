@@ -14,7 +14,7 @@ use crate::{
     lane::{Job, Lane, LaneError, RefusalSink},
     metric::{self, AttemptEnd},
     profile::{
-        Attempt, AttemptReport, Course, Evidence, Faults, Outcome, Passed, Phase, Place, ProfileActor,
+        Attempt, AttemptReport, Course, Evidence, FaultPlan, Outcome, Passed, Phase, Place, ProfileActor,
         ProfileArguments, ProfileError, ProfileRecord, Profiled, Question, Rigour, Suggestion, advice,
     },
     supervise::Errand,
@@ -233,7 +233,7 @@ impl EngineState {
 
     pub(super) fn refuse_a_step_if_due(&mut self, lane: &Lane) {
         let number = self.attempts.number();
-        let faults: &Faults = &self.arguments.options.faults;
+        let faults: &FaultPlan = &self.arguments.options.faults;
         if faults.is_due(Phase::Serve, number) && self.drilled != Some(number) {
             self.drilled = Some(number);
             lane.submit(Job::Refuse);

@@ -11,18 +11,18 @@ use super::{ATTEMPTS_MAX, Phase, UnknownPhase};
 /// Written as `PHASE:N[,PHASE:N]`: once in that phase of each of the first N attempts that come so far.
 ///
 /// ```
-/// use bursar_actors::profile::{Faults, Phase};
-/// let faults: Faults = "load:1,validate:2".parse()?;
+/// use bursar_actors::profile::{FaultPlan, Phase};
+/// let faults: FaultPlan = "load:1,validate:2".parse()?;
 /// assert!(faults.is_due(Phase::Load, 0) && !faults.is_due(Phase::Load, 1));
 /// assert!(faults.is_due(Phase::Validate, 1) && !faults.is_due(Phase::Validate, 2));
-/// let error = "stress:1".parse::<Faults>().unwrap_err();
+/// let error = "stress:1".parse::<FaultPlan>().unwrap_err();
 /// assert_eq!(error.to_string(), "no phase is called \"stress\"");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Faults(Vec<(Phase, u32)>);
+pub struct FaultPlan(Vec<(Phase, u32)>);
 
-impl Faults {
+impl FaultPlan {
     /// None.
     pub fn none() -> Self {
         Self::default()
@@ -53,7 +53,7 @@ impl Faults {
 
 /// A script of faults that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum FaultError {
+pub enum FaultPlanError {
     /// No phase has that name.
     #[error(transparent)]
     Phase(#[from] UnknownPhase),
@@ -71,29 +71,29 @@ pub enum FaultError {
     },
 }
 
-impl Hint for FaultError {
+impl Hint for FaultPlanError {
     fn hint(&self) -> Option<String> {
         let phases = Phase::ALL.map(Phase::name).join(", ");
         Some(match self {
-            FaultError::Phase(_) => format!("the phases are {phases}"),
-            FaultError::Form { .. } => "write validate:2, or load:1,validate:2".to_owned(),
-            FaultError::Attempts { .. } => format!("write a number from 1 to {ATTEMPTS_MAX}"),
+            FaultPlanError::Phase(_) => format!("the phases are {phases}"),
+            FaultPlanError::Form { .. } => "write validate:2, or load:1,validate:2".to_owned(),
+            FaultPlanError::Attempts { .. } => format!("write a number from 1 to {ATTEMPTS_MAX}"),
         })
     }
 }
 
-impl FromStr for Faults {
-    type Err = FaultError;
+impl FromStr for FaultPlan {
+    type Err = FaultPlanError;
 
-    fn from_str(script: &str) -> Result<Self, FaultError> {
-        let mut faults = Faults::none();
+    fn from_str(script: &str) -> Result<Self, FaultPlanError> {
+        let mut faults = FaultPlan::none();
         for part in script.split(',').map(str::trim) {
-            let form = || FaultError::Form { part: part.to_owned() };
+            let form = || FaultPlanError::Form { part: part.to_owned() };
             let (phase, attempts) = part.split_once(':').ok_or_else(form)?;
             let phase = phase.trim().parse()?;
             let attempts: u64 = attempts.trim().parse().map_err(|_| form())?;
             if attempts == 0 || attempts > u64::from(ATTEMPTS_MAX) {
-                return Err(FaultError::Attempts { attempts });
+                return Err(FaultPlanError::Attempts { attempts });
             }
             faults = faults.refuse(phase, attempts as u32);
         }
@@ -108,11 +108,11 @@ mod tests {
     #[test]
     fn a_script_names_phases_and_how_many_attempts_each_refuses() {
         for phase in Phase::ALL {
-            let faults: Faults = format!(" {phase} : 4 ").parse().expect("every phase can be refused");
-            assert_eq!(faults, Faults::none().refuse(phase, 4));
+            let faults: FaultPlan = format!(" {phase} : 4 ").parse().expect("every phase can be refused");
+            assert_eq!(faults, FaultPlan::none().refuse(phase, 4));
             assert!(faults.has(phase) && faults.is_due(phase, 3) && !faults.is_due(phase, 4));
         }
-        assert!(Phase::ALL.iter().all(|phase| !Faults::none().has(*phase)));
+        assert!(Phase::ALL.iter().all(|phase| !FaultPlan::none().has(*phase)));
     }
 
     #[test]
@@ -127,7 +127,7 @@ mod tests {
             ("load:0", "0 attempts cannot be refused, there are 1 to 4"),
             ("load:5", "5 attempts cannot be refused, there are 1 to 4"),
         ] {
-            let error = script.parse::<Faults>().expect_err(script);
+            let error = script.parse::<FaultPlan>().expect_err(script);
             assert_eq!(error.to_string(), said);
             assert!(error.hint().is_some());
         }
