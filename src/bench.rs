@@ -116,7 +116,7 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
         random_weights: options.model.is_random(),
         seed,
         machine,
-        envelope: serving.kit.envelope.clone(),
+        envelope: serving.context.envelope.clone(),
         rates,
         figures,
         left_out,

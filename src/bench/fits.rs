@@ -27,15 +27,15 @@ pub struct Fits {
 impl Fits {
     /// As it was stressed.
     pub fn of(serving: &Serving) -> Self {
-        let tokenizer = serving.kit.prompts.tokenizer();
+        let tokenizer = serving.context.prompts.tokenizer();
         let marks = tokenizer.added_tokens().iter().map(|token| token.id);
         Fits {
             sequences: serving.record.sequences,
             text_ids: marks.min().unwrap_or(tokenizer.vocabulary_size() as u32),
-            context_tokens: serving.kit.envelope.context_tokens,
+            context_tokens: serving.context.envelope.context_tokens,
             kv_tokens: serving.record.kv_tokens(),
-            picture_patches: serving.kit.envelope.picture_patches,
-            processors: serving.kit.processors.clone(),
+            picture_patches: serving.context.envelope.picture_patches,
+            processors: serving.context.processors.clone(),
         }
     }
 

@@ -110,7 +110,7 @@ fn a_model_may_be_drained_alone_and_its_name_is_free_afterwards() {
         let ledger = runtime.budget().snapshot().await.expect("the budget answers");
         assert!(ledger.leases.iter().all(|line| line.model.to_string() == "demo 2"), "{ledger}");
         let again = demo(&runtime, small()).await;
-        assert_eq!(again.serving().await.expect("it serves").kit.name, "demo");
+        assert_eq!(again.serving().await.expect("it serves").context.name, "demo");
         assert_eq!(runtime.unload_within("nobody", LONG).await.expect("an unknown name is nobody's loss"), 0);
         // A wait that is cut short by an end at once.
         let unread = again.chat(endless(2)).await.expect("accepted");

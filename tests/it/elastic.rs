@@ -227,7 +227,7 @@ fn one_that_takes_all_there_is_leaves_the_floor_and_requests_come_to_their_end()
         let expected = undisturbed(&card.model, 6, long).await;
         let crowd = Crowd::of(&card.model, &expected, long);
         // One sequence of the full context, which is more than a step.
-        let shape = card.model.serving().await.expect("it serves").kit.envelope.clone();
+        let shape = card.model.serving().await.expect("it serves").context.envelope.clone();
         assert_eq!((shape.context_tokens, shape.step_tokens), (256, 48));
         let floor = Bytes::kib(64) * 4 * 2;
         eventually("keys and values are at their floor", async || {

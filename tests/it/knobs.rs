@@ -50,7 +50,7 @@ fn limits_by_the_names_of_others_are_stressed_and_kept_to() {
         });
         let stage = Stage::set(options(settings)).await;
         let serving = stage.model.serving().await.expect("it serves");
-        let (envelope, record) = (&serving.kit.envelope, &serving.record);
+        let (envelope, record) = (&serving.context.envelope, &serving.record);
         assert_eq!((envelope.context_tokens, envelope.pictures, envelope.picture_patches), (200, 1, 64));
         assert_eq!((record.sequences, record.step_tokens, record.kv_tokens()), (3, 40, 1600));
         assert!(!answer(&stage.model, about(1)).await.is_empty());

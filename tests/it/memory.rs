@@ -61,7 +61,7 @@ fn two_models_serve_on_one_device_under_one_ledger() {
         let (one, two) = tokio::join!(demo(&runtime, small()), demo(&runtime, small()));
         let names: Vec<_> = [&one, &two]
             .into_iter()
-            .map(|model| async { model.serving().await.expect("serves").kit.name.clone() })
+            .map(|model| async { model.serving().await.expect("serves").context.name.clone() })
             .collect();
         let mut seen = Vec::new();
         for name in names {

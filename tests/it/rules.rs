@@ -114,8 +114,8 @@ fn put<'w>(question: &'w Question, world: &'w Answerers) -> Asked<'w> {
             let serving = world.model.serving().await.map_err(|error| said(&error))?;
             let vision = serving.vision.expect("the demo model takes pictures");
             let picture = ImageBytes::new(crate::stage::png(&image::RgbImage::new(56, 56)));
-            let limits = VisualLimits { envelope: &serving.kit.envelope, image: &serving.kit.image_limits };
-            let processors = serving.kit.processors.as_ref().expect("the demo model takes pictures");
+            let limits = VisualLimits { envelope: &serving.context.envelope, image: &serving.context.image_limits };
+            let processors = serving.context.processors.as_ref().expect("the demo model takes pictures");
             let pictures = processors.plan(&[Visual::Image(picture)], limits).map_err(|error| said(&error))?;
             let embedded = question.ask(&vision, |reply| VisionMessage::Embed { pictures, reply }).await;
             embedded.map_err(|error| said(&error))?.map(drop).map_err(|error| said(&error))

@@ -78,7 +78,7 @@ fn a_start_says_that_pictures_are_smaller_than_the_models_own() {
             }
         };
         let model = runtime.load_with(ModelSource::demo(), options, note).await.expect("it starts");
-        let envelope = model.serving().await.expect("it serves").kit.envelope.clone();
+        let envelope = model.serving().await.expect("it serves").context.envelope.clone();
         assert_eq!(envelope.picture_patches, 192 * 4, "a question and an answer have a quarter");
         let lowered = Notice::PicturesLowered { from: 200_704, to: 192 * 28 * 28, context_tokens: 256 };
         assert_eq!(*notices.lock().expect("no panic"), [lowered]);
@@ -98,7 +98,7 @@ fn a_model_whose_start_failed_can_be_loaded_with_other_limits_under_the_same_nam
         );
         assert_all_home(&runtime, &device, "after a start that was refused").await;
         let model = demo(&runtime, small()).await;
-        assert_eq!(model.serving().await.expect("it serves").kit.name, "demo");
+        assert_eq!(model.serving().await.expect("it serves").context.name, "demo");
         answer(&model, about(1)).await;
     });
 }

@@ -10,10 +10,10 @@ const QUESTION: &str = "Describe the picture.";
 
 /// A question about a picture as tokens, as the model's own template makes them.
 async fn rendered(stage: &Stage) -> Vec<u32> {
-    let kit = stage.model.serving().await.expect("it serves").kit;
+    let context = stage.model.serving().await.expect("it serves").context;
     let content = vec![Part::Image, Part::Text(QUESTION.to_owned())];
     let messages = [Message { role: Role::User, content }];
-    kit.prompts.encode(&messages, &TemplateInputs::default()).expect("it is rendered")
+    context.prompts.encode(&messages, &TemplateInputs::default()).expect("it is rendered")
 }
 
 #[test]

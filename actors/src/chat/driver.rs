@@ -17,7 +17,7 @@ use super::{
     stopwatch::{Stopwatch, end_of},
 };
 use crate::{
-    engine::{Kit, Serving},
+    engine::{ModelContext, Serving},
     kv::SequenceId,
     metric::RequestEnd,
     reply::AskError,
@@ -77,13 +77,13 @@ impl Drop for Admitted {
 impl Driver {
     pub(super) fn new(
         model: ModelHandle,
-        kit: &Kit,
+        context: &ModelContext,
         preparation: Preparation,
         (part, group): (Part, Option<u64>),
         events: mpsc::Sender<Result<ChatEvent, ChatError>>,
         stopwatch: Stopwatch,
     ) -> Self {
-        let tokenizer = kit.prompts.tokenizer().clone();
+        let tokenizer = context.prompts.tokenizer().clone();
         Driver {
             model,
             detokenizer: Detokenizer::new(tokenizer.clone(), true),

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     credit::{Credits, NoCredit},
-    engine::{Kit, Serving, Status},
+    engine::{ModelContext, Serving, Status},
     kv::SequenceId,
     metric,
     runtime::Losses,
@@ -135,7 +135,7 @@ impl ModelHandle {
         let deadline = chat.generation.deadline.map(Deadline::after);
         let begin = |credit| Stopwatch::begin(self.model.clone(), credit, deadline, asked);
         let prepared = self.prepared(chat, credits.into_iter().map(begin).collect());
-        let (kit, prepared, stopwatches) = match deadline {
+        let (context, prepared, stopwatches) = match deadline {
             Some(deadline) => deadline.hold(prepared).await??,
             None => prepared.await?,
         };
@@ -147,7 +147,7 @@ impl ModelHandle {
             let span = first.take().unwrap_or_else(|| self.span(self.next_sequence().0));
             span.record("prompt_tokens", preparation.prompt.tokens.len());
             span.record("files", preparation.pictures.len());
-            let driver = Driver::new(self.clone(), &kit, preparation, (part, group), events, stopwatch);
+            let driver = Driver::new(self.clone(), &context, preparation, (part, group), events, stopwatch);
             tokio::spawn(driver.run(deadline, loss).instrument(span));
             Reply::new(reply)
         });
@@ -164,7 +164,7 @@ impl ModelHandle {
         &self,
         chat: Chat,
         stopwatches: Vec<Stopwatch>,
-    ) -> Result<(Arc<Kit>, Vec<Preparation>, Vec<Stopwatch>), ChatError> {
+    ) -> Result<(Arc<ModelContext>, Vec<Preparation>, Vec<Stopwatch>), ChatError> {
         let end_all = |stopwatches: Vec<Stopwatch>, error: ChatError| {
             stopwatches.into_iter().for_each(|stopwatch| stopwatch.end(end_of(&error)));
             error
@@ -174,7 +174,7 @@ impl ModelHandle {
             Err(error) => return Err(end_all(stopwatches, error)),
         };
         let kv_tokens = serving.record.kv_tokens();
-        let (kit, for_preparation) = (serving.kit.clone(), serving.kit.clone());
+        let (context, for_preparation) = (serving.context.clone(), serving.context.clone());
         // Templates, tokenizers and grammars take their time. The credits are the thread's meanwhile: it goes on though
         // nobody waits for it any more, and such threads are as many as requests may be.
         let prepare = move || match Preparation::of(&chat, &for_preparation, kv_tokens, stopwatches.len()) {
@@ -183,7 +183,7 @@ impl ModelHandle {
         };
         let prepared = tokio::task::spawn_blocking(prepare).await;
         let (prepared, stopwatches) = prepared.map_err(|_| ChatError::PreparationDied)??;
-        Ok((kit, prepared, stopwatches))
+        Ok((context, prepared, stopwatches))
     }
 
     /// The actors that serve now: to ask them, to watch them, to link yours to them, or to kill them. Waits while they are

@@ -16,7 +16,7 @@ use bursar_model::{
 };
 
 use super::{Chat, ChatError};
-use crate::engine::Kit;
+use crate::engine::ModelContext;
 
 /// A chat that may be served.
 #[derive(Clone)]
@@ -40,7 +40,12 @@ impl Preparation {
     ///
     /// # Errors
     /// Whatever is outside the envelope, with the limit, the value and a hint.
-    pub(super) fn of(chat: &Chat, kit: &Kit, kv_tokens: usize, samples: usize) -> Result<Vec<Self>, ChatError> {
+    pub(super) fn of(
+        chat: &Chat,
+        context: &ModelContext,
+        kv_tokens: usize,
+        samples: usize,
+    ) -> Result<Vec<Self>, ChatError> {
         let asked = &chat.generation;
         if chat.is_empty() {
             return Err(ChatError::Empty);
@@ -48,19 +53,19 @@ impl Preparation {
         if asked.tokens_max == Some(0) {
             return Err(ChatError::NoTokens);
         }
-        let ends = kit.generation.eos_ids.iter().filter(|_| !asked.ignores_end).chain(&asked.stop_tokens);
+        let ends = context.generation.eos_ids.iter().filter(|_| !asked.ignores_end).chain(&asked.stop_tokens);
         let stop = StopRules::new(ends.copied(), asked.stop.clone())?;
         let stop_tokens: Arc<[u32]> = stop.ids().collect();
-        let samplers = samplers(chat, kit, &stop_tokens, samples)?;
+        let samplers = samplers(chat, context, &stop_tokens, samples)?;
         let (messages, visuals) = chat.split();
-        let pictures = plan_pictures(kit, &visuals)?;
+        let pictures = plan_pictures(context, &visuals)?;
         let grids: Vec<VisualGrid> = pictures.iter().map(VisualPlan::grid).collect();
         let tokens = match &chat.tokens {
-            Some(tokens) => checked_tokens(chat, kit, tokens)?,
-            None => kit.prompts.encode(&messages, &template_inputs(chat))?,
+            Some(tokens) => checked_tokens(chat, context, tokens)?,
+            None => context.prompts.encode(&messages, &template_inputs(chat))?,
         };
-        let prompt = kit.family.lay_out(tokens, &grids)?;
-        let largest = RequestCost::largest(&kit.envelope, kit.family.merged_patches());
+        let prompt = context.family.lay_out(tokens, &grids)?;
+        let largest = RequestCost::largest(&context.envelope, context.family.merged_patches());
         let limit = largest.tokens.min(kv_tokens);
         let count = prompt.tokens.len();
         if count == 0 || count >= limit {
@@ -70,7 +75,7 @@ impl Preparation {
         if asked.tokens_min > tokens_max {
             return Err(ChatError::MinTokens { tokens_min: asked.tokens_min, tokens_max });
         }
-        let merged = kit.family.merged_patches().unwrap_or(1);
+        let merged = context.family.merged_patches().unwrap_or(1);
         let cost = RequestCost::of(count + tokens_max, grids.iter().flat_map(|grid| grid.costs(merged)));
         // Rule 3: whatever is outside was resized or refused above.
         assert!(cost.is_within(&largest), "a request of {cost:?} was let in where {largest:?} was stressed");
@@ -112,11 +117,11 @@ fn template_inputs(chat: &Chat) -> TemplateInputs {
 }
 
 /// A prompt that needs no template, if the model can read it.
-fn checked_tokens(chat: &Chat, kit: &Kit, tokens: &[u32]) -> Result<Vec<u32>, ChatError> {
+fn checked_tokens(chat: &Chat, context: &ModelContext, tokens: &[u32]) -> Result<Vec<u32>, ChatError> {
     if chat.says_more_than_tokens() {
         return Err(ChatError::TokensAndTurns);
     }
-    let vocabulary = kit.family.decoder().vocabulary;
+    let vocabulary = context.family.decoder().vocabulary;
     match tokens.iter().find(|token| **token as usize >= vocabulary) {
         Some(&token) => Err(SamplingError::UnknownToken { token, vocabulary }.into()),
         None => Ok(tokens.to_vec()),
@@ -124,9 +129,9 @@ fn checked_tokens(chat: &Chat, kit: &Kit, tokens: &[u32]) -> Result<Vec<u32>, Ch
 }
 
 /// How the tokens of each sample are chosen. A grammar remembers where its own sample is.
-fn samplers(chat: &Chat, kit: &Kit, ends: &Arc<[u32]>, samples: usize) -> Result<Vec<Sampler>, ChatError> {
+fn samplers(chat: &Chat, context: &ModelContext, ends: &Arc<[u32]>, samples: usize) -> Result<Vec<Sampler>, ChatError> {
     let asked = &chat.generation;
-    let vocabulary = kit.family.decoder().vocabulary;
+    let vocabulary = context.family.decoder().vocabulary;
     for token in &asked.stop_tokens {
         if *token as usize >= vocabulary {
             return Err(SamplingError::UnknownToken { token: *token, vocabulary }.into());
@@ -138,11 +143,11 @@ fn samplers(chat: &Chat, kit: &Kit, ends: &Arc<[u32]>, samples: usize) -> Result
     if asked.format.is_some() && asked.ignores_end {
         return Err(ChatError::FormatWithoutEnd);
     }
-    let compile = |format| Ok::<_, ChatError>(kit.grammars().map_err(ChatError::Format)?.compile(format)?);
+    let compile = |format| Ok::<_, ChatError>(context.grammars().map_err(ChatError::Format)?.compile(format)?);
     let grammar = asked.format.as_ref().map(compile).transpose()?;
     let seed = asked.seed.unwrap_or_else(any_seed);
     let sampler = |sample: usize| {
-        let params = asked.sampling(&kit.generation.sampling, seed.wrapping_add(sample as u64));
+        let params = asked.sampling(&context.generation.sampling, seed.wrapping_add(sample as u64));
         let mut sampler = Sampler::new(params, vocabulary)?.with_tokens_min(asked.tokens_min, ends.clone())?;
         if let Some(grammar) = &grammar {
             sampler = sampler.with_grammar(grammar.clone());
@@ -162,13 +167,13 @@ fn now_unix_seconds() -> i64 {
 }
 
 /// Sizes from headers alone; what is outside the envelope is resized or refused.
-fn plan_pictures(kit: &Kit, visuals: &[Visual]) -> Result<Vec<VisualPlan>, ChatError> {
+fn plan_pictures(context: &ModelContext, visuals: &[Visual]) -> Result<Vec<VisualPlan>, ChatError> {
     if visuals.is_empty() {
         return Ok(Vec::new());
     }
     // Templates of text models fail at pictures with words that help nobody.
-    let processors = kit.processors.as_ref().ok_or(LayoutError::TextOnly { pictures: visuals.len() })?;
-    Ok(processors.plan(visuals, VisualLimits { envelope: &kit.envelope, image: &kit.image_limits })?)
+    let processors = context.processors.as_ref().ok_or(LayoutError::TextOnly { pictures: visuals.len() })?;
+    Ok(processors.plan(visuals, VisualLimits { envelope: &context.envelope, image: &context.image_limits })?)
 }
 
 /// A seed that nobody chose: the standard library's own source of randomness, that of its hash maps.

@@ -376,7 +376,7 @@ impl EngineState {
         let (scheduler, _) = SchedulerActor::spawn_linked(None, SchedulerActor, arguments, myself.get_cell()).await?;
         self.children.scheduler = Some(scheduler.clone());
         let Outlook { records, .. } = self.outlook.clone().expect("planned before served");
-        let Planned { processor, kit, .. } = self.planned.clone().expect("loaded before served");
+        let Planned { processor, context, .. } = self.planned.clone().expect("loaded before served");
         Ok(Serving {
             generation: self.serving_generation(),
             refusals: self.attempts.shrinks(),
@@ -384,7 +384,7 @@ impl EngineState {
             kv,
             scheduler,
             kv_tokens: limits.kv_tokens,
-            kit,
+            context,
             is_warm: records.is_some_and(|records| records.warm().is_some()),
             record: Arc::new(profiled.record.clone()),
             target: processor.target(),
@@ -416,8 +416,8 @@ impl EngineState {
         myself: &ActorRef<EngineMessage>,
     ) -> Result<Option<ActorRef<VisionMessage>>, ActorProcessingErr> {
         let profiled = self.profiled.as_ref().expect("sized before served");
-        let Planned { model, kit, .. } = self.planned.clone().expect("loaded before served");
-        let (Some(lane), Some(processors)) = (profiled.lanes.vision.clone(), kit.processors.clone()) else {
+        let Planned { model, context, .. } = self.planned.clone().expect("loaded before served");
+        let (Some(lane), Some(processors)) = (profiled.lanes.vision.clone(), context.processors.clone()) else {
             return Ok(None);
         };
         let arguments = VisionArguments {
@@ -427,7 +427,7 @@ impl EngineState {
             model_label: self.arguments.label.clone(),
             model,
             processors,
-            limits: kit.image_limits.clone(),
+            limits: context.image_limits.clone(),
             lane,
             cache_rows: profiled.record.cache_rows,
             row_bytes: profiled.memory.vision_cache.as_ref().map_or(Bytes::ZERO, VisionCache::row_bytes),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bursar_kernels::Target;
 use ractor::ActorRef;
 
-use super::Kit;
+use super::ModelContext;
 use crate::{kv::KvMessage, profile::ProfileRecord, scheduler::SchedulerMessage, vision::VisionMessage};
 
 /// One generation of a model's actors. After a death there is another.
@@ -22,7 +22,7 @@ pub struct Serving {
     /// Steps.
     pub scheduler: ActorRef<SchedulerMessage>,
     /// The model's host side.
-    pub kit: Arc<Kit>,
+    pub context: Arc<ModelContext>,
     /// Whether its size was found by an earlier start that wrote it down: then its worst cases were run once, at that size,
     /// and not twice.
     pub is_warm: bool,

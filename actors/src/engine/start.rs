@@ -17,8 +17,8 @@ use bursar_model::{
 };
 
 use super::{
-    EngineArguments, Kit, LoadOptions, Lowered, Processor, Progress, ProgressSink, Records, StartError, Status,
-    fetch::fetch, records::Sought,
+    EngineArguments, LoadOptions, Lowered, ModelContext, Processor, Progress, ProgressSink, Records, StartError,
+    Status, fetch::fetch, records::Sought,
 };
 use crate::{
     budget::LeaseError,
@@ -56,7 +56,7 @@ impl Outlook {
 pub struct Planned {
     pub(super) model: Arc<Model>,
     pub(super) processor: Processor,
-    pub(super) kit: Arc<Kit>,
+    pub(super) context: Arc<ModelContext>,
 }
 
 /// A model that was not loaded.
@@ -138,26 +138,26 @@ impl EngineArguments {
         // The weights take the bus, the tokenizer a core.
         let is_wanted = Arc::new(AtomicBool::new(true));
         let opened = checkpoint.clone();
-        let kit = async {
-            let kit = self.kit(opened, &outlook).await;
-            is_wanted.store(kit.is_ok(), Relaxed);
-            kit
+        let context = async {
+            let context = self.context(opened, &outlook).await;
+            is_wanted.store(context.is_ok(), Relaxed);
+            context
         };
         let model = self.load_or_find(&processor, checkpoint, &outlook, attempt, is_wanted.clone());
-        match tokio::try_join!(kit, model) {
-            Ok((kit, model)) => Ok((outlook, Planned { model, processor, kit })),
+        match tokio::try_join!(context, model) {
+            Ok((context, model)) => Ok((outlook, Planned { model, processor, context })),
             Err(error) => Err(LoadFailed { outlook: Some(outlook), error }),
         }
     }
 
     /// The model's host side, with its tokenizer parsed.
-    async fn kit(&self, checkpoint: Arc<Checkpoint>, outlook: &Outlook) -> Result<Arc<Kit>, LoadError> {
+    async fn context(&self, checkpoint: Arc<Checkpoint>, outlook: &Outlook) -> Result<Arc<ModelContext>, LoadError> {
         let Outlook { inputs, unloaded, .. } = outlook.clone();
         let (name, options) = (self.label.to_string(), self.options.clone());
         let parse = move || {
             let (family, prompts) = (unloaded.config().clone(), checkpoint.prompts()?);
             family.check_vocabulary(prompts.tokenizer())?;
-            Ok(Arc::new(Kit::new(name, &checkpoint, family, &options, &inputs, prompts)))
+            Ok(Arc::new(ModelContext::new(name, &checkpoint, family, &options, &inputs, prompts)))
         };
         Ok(off_actor(parse).await?)
     }

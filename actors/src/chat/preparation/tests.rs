@@ -16,7 +16,7 @@ use crate::{
 
 /// What the corners of a start have run.
 struct Stressed {
-    kit: Kit,
+    context: ModelContext,
     /// Tokens of the longest sequence, and blocks of its table.
     tokens: usize,
     blocks: usize,
@@ -32,7 +32,7 @@ fn stressed(envelope: Envelope) -> Stressed {
     let options = LoadOptions { envelope: Some(envelope), ..LoadOptions::default() };
     let own = Own { family: model.config(), pictures: checkpoint.image_processor.as_ref(), is_host: true };
     let inputs = options.lowered(&own).expect("its limits agree");
-    let kit = Kit::new(
+    let context = ModelContext::new(
         "demo".to_owned(),
         &checkpoint,
         model.config().clone(),
@@ -40,9 +40,9 @@ fn stressed(envelope: Envelope) -> Stressed {
         &inputs,
         checkpoint.prompts().expect("it has a tokenizer"),
     );
-    let needs = Needs::plan(&model, target, &kit.envelope, Bytes::kib(64)).expect("its corners go together");
+    let needs = Needs::plan(&model, target, &context.envelope, Bytes::kib(64)).expect("its corners go together");
     let mut stressed =
-        Stressed { kit, tokens: 0, blocks: needs.probe_blocks, launch_patches: 0, cache_rows: needs.cache_rows };
+        Stressed { context, tokens: 0, blocks: needs.probe_blocks, launch_patches: 0, cache_rows: needs.cache_rows };
     for (corner, _) in &needs.corners {
         match &corner.pass {
             Pass::Encode(batch) => stressed.launch_patches = stressed.launch_patches.max(batch.patches()),
@@ -105,7 +105,7 @@ fn no_request_that_is_let_in_exceeds_what_was_stressed() {
         let stressed = stressed(envelope);
         let kv_tokens = stressed.blocks * BLOCK_TOKENS;
         for asked in requests {
-            let Ok(prepared) = Preparation::of(&chat(asked), &stressed.kit, kv_tokens, 1) else { continue };
+            let Ok(prepared) = Preparation::of(&chat(asked), &stressed.context, kv_tokens, 1) else { continue };
             let Preparation { prompt, pictures, tokens_max, .. } = &prepared[0];
             let tokens = prompt.tokens.len() + tokens_max;
             prop_assert!(tokens <= stressed.tokens, "{} tokens, {} were stressed", tokens, stressed.tokens);
@@ -131,7 +131,7 @@ fn requests_of_every_kind_are_let_in() {
     let stressed = stressed(envelope);
     let chat = Chat::new().user("What?").image(picture((500, 300))).image(picture((30, 30)));
     let chat = chat.video(Video::from_frames(vec![picture((200, 100)); 5], 2.0));
-    let prepared = Preparation::of(&chat, &stressed.kit, 4096, 1).unwrap_or_else(|error| panic!("{error}"));
+    let prepared = Preparation::of(&chat, &stressed.context, 4096, 1).unwrap_or_else(|error| panic!("{error}"));
     let Preparation { prompt, tokens_max, .. } = &prepared[0];
     assert_eq!(prompt.pictures.len(), 2 + 3, "three steps of five frames");
     assert_eq!(prompt.tokens.len() + tokens_max, 400, "the reply may fill the context");

@@ -16,7 +16,7 @@ use bursar_model::{
 use super::{LoadOptions, Lowered};
 
 /// A model's host side.
-pub struct Kit {
+pub struct ModelContext {
     /// The model's name.
     pub name: String,
     /// Sizes, placeholders, positions.
@@ -35,7 +35,7 @@ pub struct Kit {
     grammars: OnceLock<Result<GrammarCompiler, Arc<GrammarError>>>,
 }
 
-impl Kit {
+impl ModelContext {
     /// Joins a checkpoint's host side, its `prompts` among it, with the largest inputs that are planned for.
     pub fn new(
         name: String,
@@ -48,7 +48,7 @@ impl Kit {
         let Lowered { envelope, pictures, .. } = inputs.clone();
         let videos = checkpoint.video_processor.clone();
         let visual = pictures.zip(videos).map(|(pictures, videos)| VisualProcessors { pictures, videos });
-        Kit {
+        ModelContext {
             name,
             family,
             prompts,
