@@ -15,7 +15,7 @@ use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::sync::watch;
 
 use super::{
-    EngineMessage, Lanes, LanesPlace, LoadOptions, ProgressSink, Serving, Shelf, StartError, Status, WhichLane,
+    EngineMessage, Lanes, LanesPlace, LoadOptions, ProgressSink, Serving, StartError, Status, WeightStore, WhichLane,
     elastic::{Elastic, Place},
     start::{Outlook, Planned},
 };
@@ -50,7 +50,7 @@ pub struct EngineArguments {
     /// Where memory comes from.
     pub device: Arc<dyn Device>,
     /// What outlives this engine.
-    pub shelf: Shelf,
+    pub weight_store: WeightStore,
     /// How many engines this model has had.
     pub generation: u64,
     /// Where handles look.
@@ -313,7 +313,7 @@ impl EngineState {
 
     /// A lane of what serves now, or is being sized.
     fn lane(&self, which: WhichLane) -> Option<Lane> {
-        let lanes = self.arguments.shelf.lanes()?;
+        let lanes = self.arguments.weight_store.lanes()?;
         match which {
             WhichLane::Step => Some(lanes.step),
             WhichLane::Vision => lanes.vision,
@@ -406,9 +406,9 @@ impl EngineState {
 
     /// What the size of keys and values is changed with.
     fn elastic_place(&self) -> Place {
-        let EngineArguments { label, budget, device, shelf, .. } = self.arguments.clone();
+        let EngineArguments { label, budget, device, weight_store, .. } = self.arguments.clone();
         let memory = self.profiled.as_ref().expect("sized before served").memory.clone();
-        Place { label, memory, budget, device, shelf, generation: self.owner().generation }
+        Place { label, memory, budget, device, weight_store, generation: self.owner().generation }
     }
 
     async fn spawn_vision(
@@ -449,8 +449,8 @@ impl EngineState {
         let Planned { model, processor, .. } = self.planned.clone().expect("loaded before served");
         let (device, memory) = (self.arguments.device.clone(), profiled.memory.clone());
         let place = LanesPlace { processor, device, model, memory };
-        let (shelf, generation) = (&self.arguments.shelf, self.owner().generation);
-        let Some(lanes) = Lanes::start(Some(profiled.lanes.clone()), place, shelf, generation).await? else {
+        let (weight_store, generation) = (&self.arguments.weight_store, self.owner().generation);
+        let Some(lanes) = Lanes::start(Some(profiled.lanes.clone()), place, weight_store, generation).await? else {
             return Ok(()); // An end is being put to this engine.
         };
         if let (Some(inputs), false) = (&profiled.memory.graphs, profiled.lanes.step.is_alive()) {

@@ -16,7 +16,7 @@ use thiserror::Error;
 
 pub use self::core::Outcome;
 use self::core::{Change, Input, PoolCore};
-use super::{EngineMessage, Shelf};
+use super::{EngineMessage, WeightStore};
 use crate::{
     budget::{self, Budget, LeaseError, Order},
     event::Event,
@@ -56,7 +56,7 @@ pub(super) struct Place {
     pub(super) memory: Arc<EngineMemory>,
     pub(super) budget: Budget,
     pub(super) device: Arc<dyn Device>,
-    pub(super) shelf: Shelf,
+    pub(super) weight_store: WeightStore,
     pub(super) generation: u64,
 }
 
@@ -239,13 +239,13 @@ impl Place {
         }
     }
 
-    /// As [`Shelf::on_a_thread`]: whoever ends this engine waits for the thread. None if an end has been put to it.
+    /// As [`WeightStore::on_a_thread`]: whoever ends this engine waits for the thread. None if an end has been put to it.
     async fn on_a_thread<T: Send + 'static>(
         &self,
         work: impl FnOnce(&KvMemory) -> Result<T, DeviceError> + Send + 'static,
     ) -> Result<Option<T>, ElasticError> {
         let memory = self.memory.clone();
-        let done = self.shelf.on_a_thread(self.generation, move || Ok(work(&memory.kv))).await;
+        let done = self.weight_store.on_a_thread(self.generation, move || Ok(work(&memory.kv))).await;
         match done {
             Ok(Some(outcome)) => Ok(Some(outcome?)),
             Ok(None) => Ok(None),

@@ -6,7 +6,7 @@ use bursar_budgets::{Device, Segment};
 use bursar_kernels::OpenError;
 use bursar_model::Model;
 
-use super::{Processor, Shelf};
+use super::{Processor, WeightStore};
 use crate::{lane::Lane, memory::EngineMemory, profile::ProfileError};
 
 /// A model's lanes. Cloning shares the threads; they end when the last clone is gone.
@@ -32,7 +32,7 @@ pub struct LanesPlace {
 }
 
 impl Lanes {
-    /// Starts the threads at their place and leaves word of them on the shelf. Those of `before` that still run go on: two
+    /// Starts the threads at their place and records them in the weight store. Those of `before` that still run go on: two
     /// threads must not share a workspace. A lane on a GPU takes page-locked memory, and so do these on a thread of
     /// tokio's that may wait. None if an end was put to the attempt: then none of the new threads is left, either.
     ///
@@ -41,11 +41,11 @@ impl Lanes {
     pub async fn start(
         before: Option<Lanes>,
         place: LanesPlace,
-        shelf: &Shelf,
+        weight_store: &WeightStore,
         generation: u64,
     ) -> Result<Option<Self>, ProfileError> {
-        let kept = shelf.clone();
-        let started = shelf.on_a_thread(generation, move || {
+        let kept = weight_store.clone();
+        let started = weight_store.on_a_thread(generation, move || {
             let lanes = place.start_lanes(before.as_ref())?;
             if kept.keep_lanes(generation, lanes.clone()) {
                 return Ok(Some(lanes));

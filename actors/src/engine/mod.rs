@@ -13,9 +13,9 @@ mod precision;
 mod processor;
 mod records;
 mod serving;
-mod shelf;
 mod start;
 mod status;
+mod weight_store;
 
 pub use actor::{EngineActor, EngineArguments};
 pub use elastic::{ElasticError, Outcome};
@@ -29,5 +29,5 @@ pub use precision::{Precision, PrecisionError, UnknownPrecision};
 pub use processor::{Loaded, Processor};
 pub use records::Records;
 pub use serving::Serving;
-pub use shelf::Shelf;
 pub use status::{Progress, ProgressSink, Status};
+pub use weight_store::WeightStore;

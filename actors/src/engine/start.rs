@@ -184,10 +184,10 @@ impl EngineArguments {
         is_wanted: Arc<AtomicBool>,
     ) -> Result<Arc<Model>, LoadError> {
         // Rule 10: weights that are still on the device are not loaded again.
-        if let Some(model) = self.shelf.model() {
+        if let Some(model) = self.weight_store.model() {
             return Ok(model);
         }
-        if let Some(unfinished) = self.shelf.take_unfinished() {
+        if let Some(unfinished) = self.weight_store.take_unfinished() {
             self.budget.clear(unfinished).await?;
         }
         let needs = outlook.needs.clone().expect("it was planned just now");
@@ -196,13 +196,13 @@ impl EngineArguments {
 
     /// What computes here. It is loaded once a model, whatever becomes of engines.
     async fn processor(&self, files: &CheckpointSource) -> Result<Processor, StartError> {
-        if let Some(processor) = self.shelf.processor() {
+        if let Some(processor) = self.weight_store.processor() {
             return Ok(processor);
         }
         let (device, options, files) = (self.device.clone(), self.options.clone(), files.clone());
         let LoadOptions { threads, blas, dtype, .. } = options;
         let processor = off_actor(move || Processor::of(&device, threads, &blas, dtype, files.stored_type()?)).await?;
-        self.shelf.keep_processor(processor.clone());
+        self.weight_store.keep_processor(processor.clone());
         Ok(processor)
     }
 
@@ -215,7 +215,7 @@ impl EngineArguments {
         let (target, page) = (processor.target(), self.device.page());
         // Looks at what other processes hold.
         self.budget.available().await?;
-        let is_loaded = self.shelf.model().is_some();
+        let is_loaded = self.weight_store.model().is_some();
         let ledger = self.budget.snapshot_as(tree::LEDGER_FOR_ENGINE).await?;
         let is_host = self.device.is_host_memory();
         let (search, processor, progress) = (self.search(&ledger), processor.clone(), self.progress.clone());
@@ -253,17 +253,17 @@ impl EngineArguments {
     ) -> Result<Arc<Model>, StartError> {
         (self.progress)(Progress::Phase(Phase::Load));
         let processor = processor.clone();
-        let EngineArguments { label, budget, device, progress, shelf, .. } = self.clone();
+        let EngineArguments { label, budget, device, progress, weight_store, .. } = self.clone();
         // The weights outlive engines, so no engine owns them. What a refused attempt had of them was cleared.
         let generation = self.owner(attempt).generation;
         let owner = Owner::new(format!("{label} weights"), generation);
         let is_refused = self.options.faults.is_due(Phase::Load, attempt);
-        let loading = shelf.begin_loading(generation, owner.clone());
+        let loading = weight_store.begin_loading(generation, owner.clone());
         let loading = loading.ok_or_else(|| StartError::Died("its engine has ended".to_owned()))?;
         let request = Request::new(owner, Class::Weights, label, needs.weights).priority(Priority::Startup);
         let lease = budget.ask(tree::LEASE_FOR_ENGINE, request, false).await?;
         off_actor(move || {
-            // Whoever ends this start waits until this is dropped: behind the model's way onto the shelf.
+            // Whoever ends this start waits until this is dropped: after the model is in the store.
             let _loading = loading;
             let refusal = is_refused.then(|| Refusal::armed(device.clone()));
             let segment = Segment::reserve(device, needs.weights, lease)?;
@@ -278,7 +278,7 @@ impl EngineArguments {
             };
             let model = Arc::new(processor.load(&checkpoint, segment, progress)?);
             // Here and not where this is waited for: weights that were loaded while their engine died are good weights.
-            shelf.keep_model(model.clone());
+            weight_store.keep_model(model.clone());
             Ok(model)
         })
         .await

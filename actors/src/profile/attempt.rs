@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     budget::Budget,
-    engine::{Lanes, LanesPlace, Processor, Progress, ProgressSink, Records, Shelf},
+    engine::{Lanes, LanesPlace, Processor, Progress, ProgressSink, Records, WeightStore},
     graph,
     lane::{Answer, Job, Lane, StressJob},
     memory::{EngineMemory, EngineParts, GraphInputs, KvMemory, SamplingMemory, VisionCache},
@@ -66,7 +66,7 @@ pub struct Attempt {
     /// Who watches.
     pub progress: ProgressSink,
     /// Where the lanes are found if this attempt dies.
-    pub shelf: Shelf,
+    pub weight_store: WeightStore,
 }
 
 /// How far an attempt is, for whoever is to tell of it when it has ended, by whatever way. Clones share it.
@@ -151,7 +151,7 @@ impl Attempt {
             model: self.model.clone(),
             memory: memory.clone(),
         };
-        let lanes = Lanes::start(None, place, &self.shelf, self.owner.generation).await?.ok_or_else(ended)?;
+        let lanes = Lanes::start(None, place, &self.weight_store, self.owner.generation).await?.ok_or_else(ended)?;
         if self.stressed() > 0 {
             self.stress(&lanes).await?;
         }
@@ -237,12 +237,12 @@ impl Attempt {
         .await
     }
 
-    /// As [`Shelf::on_a_thread`].
+    /// As [`WeightStore::on_a_thread`].
     async fn on_a_thread<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, ProfileError> + Send + 'static,
     ) -> Result<T, ProfileError> {
-        self.shelf.on_a_thread(self.owner.generation, work).await?.ok_or_else(ended)
+        self.weight_store.on_a_thread(self.owner.generation, work).await?.ok_or_else(ended)
     }
 
     async fn lease(&self, class: Class, bytes: Bytes, doing: &'static str) -> Result<Lease, ProfileError> {

@@ -18,7 +18,7 @@ use crate::{
     budget::{Budget, BudgetActor, BudgetArguments, BudgetMailbox, NO_MODEL, WatchOptions},
     chat::{ChatError, ModelHandle},
     credit::Credits,
-    engine::{EngineActor, EngineArguments, Shelf, StartError, Status},
+    engine::{EngineActor, EngineArguments, StartError, Status, WeightStore},
     event::Event,
     metric,
     reply::Reply,
@@ -162,7 +162,7 @@ impl Actor for RuntimeActor {
                     options: *options,
                     budget: Budget::at(state.mailbox.0.clone()),
                     device,
-                    shelf: Shelf::default(),
+                    weight_store: WeightStore::default(),
                     generation: state.next_generation,
                     status: Arc::new(status),
                     progress,
@@ -479,7 +479,7 @@ impl RuntimeState {
 /// back would end the process.
 async fn bring_home(arguments: &EngineArguments) {
     let owner = arguments.last_owner();
-    arguments.shelf.quench(owner.generation).await;
+    arguments.weight_store.quench(owner.generation).await;
     for owner in [owner, arguments.vision_owner()] {
         // Only a runtime that is gone has no budget, and then there is no ledger to bring anything home to.
         let _ = arguments.budget.clear(owner).await;
@@ -489,12 +489,12 @@ async fn bring_home(arguments: &EngineArguments) {
 /// The same, and the weights.
 pub(super) async fn bring_all_home(arguments: &EngineArguments) {
     bring_home(arguments).await;
-    let (weights, model) = arguments.shelf.clear();
+    let (weights, model) = arguments.weight_store.clear();
     if let Some(weights) = weights {
         let _ = arguments.budget.clear(weights).await;
     }
     drop(model);
-    arguments.shelf.clear_processor().await;
+    arguments.weight_store.clear_processor().await;
 }
 
 pub(super) async fn spawn_budget(

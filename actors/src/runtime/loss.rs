@@ -12,7 +12,7 @@ use super::{
     actor::{RuntimeState, bring_all_home, spawn_budget},
 };
 use crate::{
-    engine::{EngineArguments, Shelf, Status},
+    engine::{EngineArguments, Status, WeightStore},
     event::Event,
     metric::{self, DeviceLabel},
     supervise::Decision,
@@ -114,8 +114,11 @@ impl RuntimeState {
             .iter()
             .filter(|(_, engine)| goes_on(engine))
             .map(|(name, engine)| {
-                let arguments =
-                    EngineArguments { device: device.clone(), shelf: Shelf::default(), ..engine.arguments.clone() };
+                let arguments = EngineArguments {
+                    device: device.clone(),
+                    weight_store: WeightStore::default(),
+                    ..engine.arguments.clone()
+                };
                 (name.clone(), engine.load, engine.requests.clone(), arguments)
             })
             .collect();

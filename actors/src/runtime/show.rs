@@ -31,10 +31,10 @@ impl Known {
 impl Engine {
     /// Looks whether its model has been ready: one that is stopped by itself was.
     pub(super) fn get_to_know(&mut self) {
-        let shelf = &self.arguments.shelf;
+        let weight_store = &self.arguments.weight_store;
         let was_ready = matches!(*self.arguments.status.borrow(), Status::Ready(_) | Status::Stopped { .. });
         let is_due = was_ready && self.known.is_none();
-        if let (true, Some(model), Some(processor)) = (is_due, shelf.model(), shelf.processor()) {
+        if let (true, Some(model), Some(processor)) = (is_due, weight_store.model(), weight_store.processor()) {
             let dtype = Dtype(processor.target().activation().name());
             self.known = Some(Known(self.arguments.label.clone(), Architecture(model.config().architecture()), dtype));
         }

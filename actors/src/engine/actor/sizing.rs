@@ -95,7 +95,7 @@ impl EngineState {
             records: records.filter(|_| options.faults.is_empty()),
             processor,
             progress: self.arguments.progress.clone(),
-            shelf: self.arguments.shelf.clone(),
+            weight_store: self.arguments.weight_store.clone(),
         };
         let arguments = ProfileArguments { attempt, engine: myself.clone() };
         let (profile, _) = ProfileActor::spawn_linked(None, ProfileActor, arguments, myself.get_cell()).await?;
@@ -110,7 +110,7 @@ impl EngineState {
         error: ProfileError,
     ) -> Result<(), ActorProcessingErr> {
         self.check_device()?;
-        self.arguments.shelf.quench(self.owner().generation).await;
+        self.arguments.weight_store.quench(self.owner().generation).await;
         self.arguments.budget.clear(self.owner()).await?;
         let said = error.to_string();
         let outcome = match (self.course.passed().evidence, error.is_death()) {

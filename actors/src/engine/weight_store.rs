@@ -1,4 +1,4 @@
-//! The shelf: what outlives an engine. Loaded weights stay while the engine's successor starts, and whoever still uses
+//! The weight store: what outlives an engine. Loaded weights stay while the engine's successor starts, and whoever still uses
 //! memory can be waited for before it is taken back.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ use crate::profile::ProfileError;
 
 /// Held by the runtime for each model.
 #[derive(Clone, Default)]
-pub struct Shelf(Arc<Mutex<Contents>>);
+pub struct WeightStore(Arc<Mutex<Contents>>);
 
 #[derive(Default)]
 struct Contents {
@@ -31,7 +31,7 @@ struct Contents {
 #[derive(Debug)]
 pub struct AtWork(#[expect(dead_code, reason = "held for its drop")] watch::Sender<()>);
 
-impl Shelf {
+impl WeightStore {
     /// The loaded model, if there is one.
     pub fn model(&self) -> Option<Arc<Model>> {
         self.contents().model.clone()
