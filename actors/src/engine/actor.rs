@@ -28,7 +28,7 @@ use crate::{
     metric,
     profile::{AttemptReport, Attempts, Course, ProfileError, Profiled},
     scheduler::{Limits, SchedulerActor, SchedulerArguments, SchedulerMessage},
-    supervise::{Decision, Errand, Latest, Policy, RestartLog, end_of},
+    supervise::{BackgroundTask, Decision, Latest, Policy, RestartLog, end_of},
     tree::Role,
     vision::{VisionActor, VisionArguments, VisionMessage},
 };
@@ -63,7 +63,7 @@ pub struct EngineArguments {
 pub struct EngineState {
     arguments: EngineArguments,
     /// Planning and loading, while they are under way.
-    errand: Option<Errand>,
+    task: Option<BackgroundTask>,
     /// Decoding is captured again on a new lane, which decodes launch by launch meanwhile.
     recapture: Latest,
     /// What the plan says; of the latest attempt that came so far, whether or not it was loaded.
@@ -75,7 +75,7 @@ pub struct EngineState {
     /// How far the attempt under way is.
     course: Course,
     /// What would make the model fit is being worked out, for the error that its start ends in.
-    advice: Option<Errand>,
+    advice: Option<BackgroundTask>,
     /// The attempt that serving lives on: all is held in its name, also behind later ones that only made it smaller.
     served_by: Option<u32>,
     /// Since which start of serving actors there is this vision actor, which outlives the others.
@@ -157,7 +157,7 @@ impl Actor for EngineActor {
             restarts: RestartLog::new(Policy::RestForOne, arguments.options.intensity, CHILDREN.len()),
             attempts: Attempts::new(arguments.options.kv().is_pinned()),
             arguments,
-            errand: None,
+            task: None,
             recapture: Latest::default(),
             outlook: None,
             planned: None,
@@ -223,7 +223,7 @@ impl Actor for EngineActor {
             }
             // What was not captured is run launch by launch. A lane that died of it is heard of by its scheduler, and its
             // successor captures again.
-            EngineMessage::Recaptured { errand, .. } if !state.recapture.reported(errand) => {}
+            EngineMessage::Recaptured { task, .. } if !state.recapture.reported(task) => {}
             EngineMessage::Recaptured { outcome, .. } => {
                 if !matches!(outcome?, Ok(Recaptured::All)) {
                     metric::GRAPHS_NOT_RECAPTURED_TOTAL.add(&state.arguments.label, 1);
@@ -456,7 +456,7 @@ impl EngineState {
         if let (Some(inputs), false) = (&profiled.memory.graphs, profiled.lanes.step.is_alive()) {
             let captured = inputs.captured().clone();
             let work = recapture(lanes.step.clone(), inputs.shape(), inputs.paid(), captured);
-            self.recapture.begin(myself, work, |errand, outcome| EngineMessage::Recaptured { errand, outcome });
+            self.recapture.begin(myself, work, |task, outcome| EngineMessage::Recaptured { task, outcome });
         }
         self.profiled =
             Some(Arc::new(Profiled { lanes, record: profiled.record.clone(), memory: profiled.memory.clone() }));

@@ -25,7 +25,7 @@ use crate::{
     profile::ProfileError,
     reply::AskError,
     scheduler::SchedulerMessage,
-    supervise::Errand,
+    supervise::BackgroundTask,
     tree,
 };
 
@@ -65,7 +65,7 @@ pub(super) struct Elastic {
     core: PoolCore,
     place: Place,
     /// The change under way. It ends with the engine.
-    errand: Option<Errand>,
+    task: Option<BackgroundTask>,
 }
 
 impl Elastic {
@@ -75,7 +75,7 @@ impl Elastic {
         let tokens = envelope.context_tokens.max(envelope.step_tokens);
         // Whole pages are backed, and all of their blocks are used.
         let floor = place.blocks_in(place.bytes(tokens.div_ceil(BLOCK_TOKENS)));
-        Elastic { core: PoolCore::new(floor, place.memory.kv.blocks()), place, errand: None }
+        Elastic { core: PoolCore::new(floor, place.memory.kv.blocks()), place, task: None }
     }
 
     /// Blocks that the serving actors may use.
@@ -134,7 +134,7 @@ impl Elastic {
 
     /// A change has ended.
     pub(super) fn ended(&mut self, outcome: Outcome, engine: &ActorRef<EngineMessage>, scheduler: Scheduler<'_>) {
-        self.errand = None;
+        self.task = None;
         let before = self.core.blocks();
         self.step(Input::Ended(outcome), engine, scheduler);
         let blocks = self.core.blocks();
@@ -166,10 +166,10 @@ impl Elastic {
         }
         match (change, scheduler) {
             (Some(Change::Shrink { to }), scheduler) => {
-                self.errand = Some(Errand::begin(engine, place.shrink(scheduler.cloned(), to), report));
+                self.task = Some(BackgroundTask::begin(engine, place.shrink(scheduler.cloned(), to), report));
             }
             (Some(Change::Grow { from, to }), _) => {
-                self.errand = Some(Errand::begin(engine, place.grow(from, to), report));
+                self.task = Some(BackgroundTask::begin(engine, place.grow(from, to), report));
             }
             (None, _) => {}
         }

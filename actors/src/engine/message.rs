@@ -10,7 +10,7 @@ use crate::{
     lane::LaneError,
     profile::{ProfileError, Profiled, Suggestion},
     reply::Reply,
-    supervise::{Drill, ErrandDied},
+    supervise::{BackgroundTaskDied, Drill},
 };
 
 /// One of a model's lanes.
@@ -27,7 +27,7 @@ pub enum EngineMessage {
     /// Plan, load, and start the first attempt at sizing.
     Begin,
     /// The weights are loaded.
-    Loaded(Result<Result<(Outlook, Planned), LoadFailed>, ErrandDied>),
+    Loaded(Result<Result<(Outlook, Planned), LoadFailed>, BackgroundTaskDied>),
     /// The wait before another attempt is over.
     Attempt {
         /// Of its owner.
@@ -56,20 +56,20 @@ pub enum EngineMessage {
         /// The last attempt's evidence.
         error: ProfileError,
         /// What to change.
-        knobs: Result<Vec<Suggestion>, ErrandDied>,
+        knobs: Result<Vec<Suggestion>, BackgroundTaskDied>,
     },
     /// Decoding was captured again, on a lane that took over from one that died.
     Recaptured {
         /// Which time: another lane's death in the meantime makes another.
-        errand: u64,
+        task: u64,
         /// What came of it.
-        outcome: Result<Result<Recaptured, CaptureError>, ErrandDied>,
+        outcome: Result<Result<Recaptured, CaptureError>, BackgroundTaskDied>,
     },
     /// The budget has something to say about keys and values. Credit: one a look of the watcher, and one a change of what
     /// is short.
     Ordered(Order),
     /// The keys and values have another size now, or not.
-    PoolChanged(Result<Result<Outcome, ElasticError>, ErrandDied>),
+    PoolChanged(Result<Result<Outcome, ElasticError>, BackgroundTaskDied>),
     /// The wait before a restart is over.
     Restart {
         /// Which: another death in the meantime makes another.

@@ -3,7 +3,7 @@
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 
 use super::{Attempt, ProfileMessage};
-use crate::{engine::EngineMessage, supervise::Errand};
+use crate::{engine::EngineMessage, supervise::BackgroundTask};
 
 /// Runs one attempt and tells the engine.
 pub struct ProfileActor;
@@ -20,7 +20,7 @@ pub struct ProfileArguments {
 pub struct ProfileState {
     arguments: ProfileArguments,
     /// The attempt under way.
-    errand: Option<Errand>,
+    task: Option<BackgroundTask>,
 }
 
 impl Actor for ProfileActor {
@@ -34,7 +34,7 @@ impl Actor for ProfileActor {
         arguments: ProfileArguments,
     ) -> Result<ProfileState, ActorProcessingErr> {
         myself.send_message(ProfileMessage::Begin)?;
-        Ok(ProfileState { arguments, errand: None })
+        Ok(ProfileState { arguments, task: None })
     }
 
     async fn handle(
@@ -47,7 +47,7 @@ impl Actor for ProfileActor {
             ProfileMessage::Begin => {
                 let attempt = state.arguments.attempt.clone();
                 let run = async move { attempt.run().await };
-                state.errand = Some(Errand::begin(&myself, run, ProfileMessage::Ended));
+                state.task = Some(BackgroundTask::begin(&myself, run, ProfileMessage::Ended));
             }
             // What can be expected to go wrong is an answer; a panic is heard of as a death. The engine stops this actor
             // when it has heard: news of a death overtakes messages, so one that stopped by itself would seem to have died.

@@ -1,14 +1,14 @@
 //! What may be said to the profile actor.
 
 use super::{ProfileError, Profiled};
-use crate::supervise::{Drill, ErrandDied};
+use crate::supervise::{BackgroundTaskDied, Drill};
 
 /// From itself, apart from drills.
 pub enum ProfileMessage {
     /// Run the attempt.
     Begin,
     /// The attempt has ended.
-    Ended(Result<Result<Profiled, ProfileError>, ErrandDied>),
+    Ended(Result<Result<Profiled, ProfileError>, BackgroundTaskDied>),
     /// Die of this.
     Drill(Drill),
 }

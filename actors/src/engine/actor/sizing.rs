@@ -17,7 +17,7 @@ use crate::{
         Attempt, AttemptReport, Course, Evidence, FaultPlan, Outcome, Passed, Phase, Place, ProfileActor,
         ProfileArguments, ProfileError, ProfileRecord, Profiled, Question, Rigour, Suggestion, advice,
     },
-    supervise::Errand,
+    supervise::BackgroundTask,
     tree::Role,
 };
 
@@ -30,7 +30,7 @@ impl EngineState {
             return self.start_attempt(myself).await;
         }
         let start = self.arguments.clone().plan_and_load(self.attempts.number());
-        self.errand = Some(Errand::begin(myself, start, EngineMessage::Loaded));
+        self.task = Some(BackgroundTask::begin(myself, start, EngineMessage::Loaded));
         Ok(())
     }
 
@@ -195,7 +195,7 @@ impl EngineState {
             };
             tokio::task::spawn_blocking(work).await.expect("a plan that was made can be made again")
         };
-        self.advice = Some(Errand::begin(myself, knobs, |knobs| EngineMessage::Advised { error, knobs }));
+        self.advice = Some(BackgroundTask::begin(myself, knobs, |knobs| EngineMessage::Advised { error, knobs }));
     }
 
     pub(super) fn give_up(&self, myself: &ActorRef<EngineMessage>, error: ProfileError, knobs: Vec<Suggestion>) {

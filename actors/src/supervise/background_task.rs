@@ -6,60 +6,60 @@ use tokio::task::AbortHandle;
 
 /// Work that an actor has under way. It ends with the actor: dropping this ends it at its next wait.
 #[derive(Debug)]
-pub struct Errand(AbortHandle);
+pub struct BackgroundTask(AbortHandle);
 
 /// The work panicked. Its actor dies of that, as if it had done the work itself.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{0}")]
-pub struct ErrandDied(String);
+pub struct BackgroundTaskDied(String);
 
-impl Errand {
+impl BackgroundTask {
     /// Begins `work`; what comes of it is sent to the actor as `report` words it.
     pub fn begin<M: Message, T: Send + 'static>(
         actor: &ActorRef<M>,
         work: impl Future<Output = T> + Send + 'static,
-        report: impl FnOnce(Result<T, ErrandDied>) -> M + Send + 'static,
-    ) -> Errand {
+        report: impl FnOnce(Result<T, BackgroundTaskDied>) -> M + Send + 'static,
+    ) -> BackgroundTask {
         let work = tokio::spawn(work);
-        let errand = Errand(work.abort_handle());
+        let task = BackgroundTask(work.abort_handle());
         let actor = actor.clone();
         tokio::spawn(async move {
-            let outcome = work.await.map_err(|died| ErrandDied(died.to_string()));
+            let outcome = work.await.map_err(|died| BackgroundTaskDied(died.to_string()));
             // An actor that is gone does not wait for it.
             drop(actor.send_message(report(outcome)));
         });
-        errand
+        task
     }
 }
 
-impl Drop for Errand {
+impl Drop for BackgroundTask {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-/// The latest errand of a kind: another takes the place of the one before, which ends. That one may have reported
+/// The latest task of a kind: another takes the place of the one before, which ends. That one may have reported
 /// already, or reports that it was ended: by its number it is told from the one that is under way.
 #[derive(Debug, Default)]
 pub struct Latest {
     begun: u64,
-    under_way: Option<Errand>,
+    under_way: Option<BackgroundTask>,
 }
 
 impl Latest {
-    /// As [`Errand::begin`]; `report` is given the errand's number too.
+    /// As [`BackgroundTask::begin`]; `report` is given the task's number too.
     pub fn begin<M: Message, T: Send + 'static>(
         &mut self,
         actor: &ActorRef<M>,
         work: impl Future<Output = T> + Send + 'static,
-        report: impl FnOnce(u64, Result<T, ErrandDied>) -> M + Send + 'static,
+        report: impl FnOnce(u64, Result<T, BackgroundTaskDied>) -> M + Send + 'static,
     ) {
         self.begun += 1;
         let number = self.begun;
-        self.under_way = Some(Errand::begin(actor, work, move |outcome| report(number, outcome)));
+        self.under_way = Some(BackgroundTask::begin(actor, work, move |outcome| report(number, outcome)));
     }
 
-    /// Takes notice of the report of errand `number`. False for one that another took the place of: nothing follows from
+    /// Takes notice of the report of task `number`. False for one that another took the place of: nothing follows from
     /// what it says.
     #[must_use]
     pub fn reported(&mut self, number: u64) -> bool {
@@ -119,9 +119,9 @@ mod tests {
     #[tokio::test]
     async fn what_comes_of_an_errand_is_told_and_so_is_its_panic() {
         let (actor, mut hears) = ear().await;
-        let _errand = Errand::begin(&actor, async { 7 }, |outcome| outcome);
+        let _task = BackgroundTask::begin(&actor, async { 7 }, |outcome| outcome);
         assert_eq!(hears.recv().await, Some(Ok(7)));
-        let _errand = Errand::begin(&actor, async { panic!("on purpose") }, |outcome| outcome);
+        let _task = BackgroundTask::begin(&actor, async { panic!("on purpose") }, |outcome| outcome);
         let died = hears.recv().await.expect("it is told").expect_err("it panicked");
         assert!(died.to_string().contains("on purpose"), "{died}");
     }
@@ -134,9 +134,9 @@ mod tests {
             let _held = held;
             std::future::pending().await
         };
-        let errand = Errand::begin(&actor, work, |outcome: Result<u8, ErrandDied>| outcome);
+        let task = BackgroundTask::begin(&actor, work, |outcome: Result<u8, BackgroundTaskDied>| outcome);
         tokio::task::yield_now().await;
-        drop(errand);
+        drop(task);
         ended.await.expect_err("what it held is dropped");
     }
 
