@@ -44,7 +44,7 @@
 //! is what they may be asked. An actor has one supervisor, and ours restart ours: link *your* actor under one of ours
 //! (`mine.link(theirs)`) to end with it, or watch ours (`mine.monitor(theirs)`) to hear of its death. Linking one of ours
 //! under yours would take it from the supervisor that restarts it. [`Runtime::start_linked`] puts a whole runtime under a
-//! supervisor of yours, and a [`Drill`] makes any of ours die, to see what yours then do.
+//! supervisor of yours, and a [`FaultInjection`] makes any of ours die, to see what yours then do.
 //!
 //! # Further down
 //!
@@ -75,7 +75,7 @@ pub use bursar_actors::{
     runtime::{
         DeviceChoice, Health, MakeDevice, ModelHealth, ModelSource, Runtime, RuntimeConfig, RuntimeError, Supervised,
     },
-    supervise::{Drill, Drilled, Intensity},
+    supervise::{FaultInjection, InjectedFault, Intensity},
     vision::VisionError,
 };
 pub use bursar_budgets::{

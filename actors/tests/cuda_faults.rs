@@ -138,8 +138,8 @@ fn a_launch_that_the_device_refuses_in_the_middle_of_a_step_costs_no_reply_and_m
         let (ready, counts) = (stage.snapshot().await, stage.device.counts());
         let engine = stage.runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
         let drill = |which, after, count| {
-            let drilled = engine.send_message(EngineMessage::DrillLaunches { which, after, count });
-            drilled.expect("the engine lives");
+            let injected = engine.send_message(EngineMessage::FailLaunches { which, after, count });
+            injected.expect("the engine lives");
         };
         // Once, in the middle of a prompt and of a launch of the encoder: what was lost is computed again.
         for (which, after) in [(WhichLane::Step, 7), (WhichLane::Vision, 5)] {

@@ -148,7 +148,7 @@ async fn a_model_takes_all_but_its_reserve_serves_and_captures_again_on_the_card
     // Pictures that nobody has seen yet: the one before lies in the cache, and no lane is asked for it.
     for (which, side) in [(WhichLane::Step, 1008), (WhichLane::Vision, 980)] {
         let (ended, end) = Reply::new();
-        engine.send_message(EngineMessage::DrillLane { which, ended }).expect("the engine lives");
+        engine.send_message(EngineMessage::KillLane { which, ended }).expect("the engine lives");
         end.await.expect("there is such a lane");
         answer(&model, Chat::new().user("Who are you now?"), 64).await;
         answer(&model, shown(side), 8).await;

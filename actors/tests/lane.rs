@@ -518,7 +518,7 @@ async fn a_lane_that_dies_is_past_all_that_it_has_begun_before_anybody_hears_of_
     let begun = stage.prompt("A");
     stage.clock.launched(1);
     let behind = stage.device.fence_here();
-    stage.lane.submit(Job::Drill);
+    stage.lane.submit(Job::Die);
     // The dying lane asks the device how far it is.
     stage.clock.until(|state| state.waits > 0);
     assert!(stage.lane.is_alive() && !behind.is_passed() && begun.try_recv().is_err());

@@ -154,7 +154,7 @@ fn steps_and_launches_that_are_refused_memory_are_done_again_and_no_request_hear
                 serving.scheduler.kill();
                 serving = stage.model.serving_after(serving.generation).await.expect("it serves again");
             }
-            assert!(engine.send_message(EngineMessage::DrillRefusal(which)).is_ok(), "it is alive");
+            assert!(engine.send_message(EngineMessage::RefuseMemory(which)).is_ok(), "it is alive");
             // Pictures that are not in the cache: a launch and steps are wanted.
             let numbers = [1, 2, 10 + round as u32, 20 + round as u32];
             let mut replies = Vec::new();
@@ -189,7 +189,7 @@ fn both_lanes_may_be_refused_at_once() {
         let expected = answer(&stage.model, about(1)).await;
         let engine = stage.runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
         for which in [WhichLane::Step, WhichLane::Vision] {
-            assert!(engine.send_message(EngineMessage::DrillRefusal(which)).is_ok(), "it is alive");
+            assert!(engine.send_message(EngineMessage::RefuseMemory(which)).is_ok(), "it is alive");
         }
         // One whose picture is in the cache takes a step at once, the other a launch.
         let replies = [stage.model.chat(about(1)).await, stage.model.chat(about(30)).await];

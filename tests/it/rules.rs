@@ -3,7 +3,8 @@
 use std::{collections::BTreeMap, pin::Pin, time::Duration};
 
 use bursar::{
-    Bytes, Chat, ChatError, Class, Drill, Envelope, Image, LoadOptions, MIB, ModelHandle, ModelSource, Runtime,
+    Bytes, Chat, ChatError, Class, Envelope, FaultInjection, Image, LoadOptions, MIB, ModelHandle, ModelSource,
+    Runtime,
     crates::{
         actors::{
             budget::BudgetMessage,
@@ -182,21 +183,21 @@ fn rule_13_every_question_is_answered_once_also_when_whoever_is_asked_dies_or_sh
                 let Ok(serving) = serving else { return };
                 let supervised = world.runtime.supervised().await;
                 let drill = match ending {
-                    "a death" => Drill::Panic,
-                    "an error" => Drill::Fail,
+                    "a death" => FaultInjection::Panic,
+                    "an error" => FaultInjection::Fail,
                     "a shutdown" => {
                         world.runtime.clone().shutdown().await;
                         return;
                     }
                     _ => return,
                 };
-                drop(serving.kv.send_message(KvMessage::Drill(drill)));
-                drop(serving.vision.map(|vision| vision.send_message(VisionMessage::Drill(drill))));
+                drop(serving.kv.send_message(KvMessage::InjectFault(drill)));
+                drop(serving.vision.map(|vision| vision.send_message(VisionMessage::InjectFault(drill))));
                 if let Ok(supervised) = supervised {
-                    drop(supervised.budget.send_message(BudgetMessage::Drill(drill)));
+                    drop(supervised.budget.send_message(BudgetMessage::InjectFault(drill)));
                 }
                 tokio::task::yield_now().await;
-                drop(world.runtime.cell().send_message(RuntimeMessage::Drill(drill)));
+                drop(world.runtime.cell().send_message(RuntimeMessage::InjectFault(drill)));
             };
             tokio::join!(all(asked.collect()), strike);
         }
@@ -263,7 +264,7 @@ fn rule_15_no_prompt_picture_or_reply_stands_in_an_error_or_a_metric() {
             }
         }
         let serving = stage.model.serving().await.expect("it serves");
-        drop(serving.scheduler.send_message(SchedulerMessage::Drill(Drill::Panic)));
+        drop(serving.scheduler.send_message(SchedulerMessage::InjectFault(FaultInjection::Panic)));
         eventually("it serves again", async || {
             stage.model.serving().await.is_ok_and(|now| now.generation > serving.generation)
         })

@@ -192,7 +192,7 @@ fn lanes_which_take_memory_of_their_own_are_not_made_where_actors_run() {
         assert_eq!(made_on().len(), 2, "one for steps and one for pictures");
         let engine = runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
         let (ended, end) = Reply::new();
-        let drill = EngineMessage::DrillLane { which: WhichLane::Step, ended };
+        let drill = EngineMessage::KillLane { which: WhichLane::Step, ended };
         engine.send_message(drill).expect("the engine lives");
         end.await.expect("it ends");
         assert_eq!(answer(&model, about(1)).await, expected);

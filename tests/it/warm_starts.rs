@@ -385,7 +385,7 @@ fn a_size_that_was_reached_by_shrinking_is_warm_the_next_time() {
         assert_eq!(warm.serving.record, shrunk.serving.record, "nobody tries again what was refused");
         // And what is refused now counts from there.
         let engine = runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
-        assert!(engine.send_message(EngineMessage::DrillRefusal(WhichLane::Step)).is_ok(), "it is alive");
+        assert!(engine.send_message(EngineMessage::RefuseMemory(WhichLane::Step)).is_ok(), "it is alive");
         answer(&warm.model, about(1)).await;
         let blocks = warm.model.serving().await.expect("it serves").record.kv_blocks;
         assert_eq!(blocks, shrunk.serving.record.kv_blocks * 95 / 100);

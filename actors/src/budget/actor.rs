@@ -201,7 +201,7 @@ impl Actor for BudgetActor {
                 let since = state.haste.since(state.born.elapsed());
                 myself.send_after(state.watch.pause(since), || BudgetMessage::Look);
             }
-            BudgetMessage::Drill(drill) => return Err(drill.strike().into()),
+            BudgetMessage::InjectFault(fault) => return Err(fault.strike().into()),
         }
         state.read_notes()?;
         state.look_at_fences();

@@ -2,7 +2,7 @@
 
 use bursar_budgets::{Bytes, Gate, GateError, Label, Lease, LeaseId, Owner, Refusal, Request, RequestId, Snapshot};
 
-use crate::{reply::Reply, supervise::Drill};
+use crate::{reply::Reply, supervise::FaultInjection};
 
 /// From anybody with a [`Budget`](super::Budget). Credit: the ledger's bounded queue of waiting requests.
 pub enum BudgetMessage {
@@ -66,5 +66,5 @@ pub enum BudgetMessage {
     /// Compare what the driver says is free with the ledger.
     Look,
     /// Die of this.
-    Drill(Drill),
+    InjectFault(FaultInjection),
 }

@@ -83,7 +83,7 @@ pub struct EngineState {
     /// What was refused memory while it served is to be served again when keys and values are smaller.
     is_redoing: bool,
     /// The attempt whose steps were refused memory on purpose.
-    drilled: Option<u32>,
+    injected: Option<u32>,
     profile: Option<ActorCell>,
     profiled: Option<Arc<Profiled>>,
     /// How many blocks keys and values have, from READY on.
@@ -167,7 +167,7 @@ impl Actor for EngineActor {
             served_by: None,
             vision_since: 0,
             is_redoing: false,
-            drilled: None,
+            injected: None,
             profile: None,
             profiled: None,
             elastic: None,
@@ -253,20 +253,20 @@ impl Actor for EngineActor {
                 }
             }
             EngineMessage::Show => drop(myself.send_after(metric::SHOWN_EVERY, || EngineMessage::Show)),
-            EngineMessage::Drill(drill) => return Err(drill.strike().into()),
-            EngineMessage::DrillLaunches { which, after, count } => {
+            EngineMessage::InjectFault(fault) => return Err(fault.strike().into()),
+            EngineMessage::FailLaunches { which, after, count } => {
                 if let Some(lane) = state.lane(which) {
                     lane.submit(Job::FailLaunches { after, count });
                 }
             }
-            EngineMessage::DrillRefusal(which) => {
+            EngineMessage::RefuseMemory(which) => {
                 if let Some(lane) = state.lane(which) {
                     lane.submit(Job::Refuse);
                 }
             }
-            EngineMessage::DrillLane { which, ended } => {
+            EngineMessage::KillLane { which, ended } => {
                 if let Some(lane) = state.lane(which) {
-                    lane.submit(Job::Drill);
+                    lane.submit(Job::Die);
                     let end = lane.ended();
                     tokio::spawn(async move {
                         end.await;

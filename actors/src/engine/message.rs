@@ -10,7 +10,7 @@ use crate::{
     lane::LaneError,
     profile::{ProfileError, Profiled, Suggestion},
     reply::Reply,
-    supervise::{BackgroundTaskDied, Drill},
+    supervise::{BackgroundTaskDied, FaultInjection},
 };
 
 /// One of a model's lanes.
@@ -78,10 +78,10 @@ pub enum EngineMessage {
     /// Set the gauges again: from itself, for a recorder that has come since.
     Show,
     /// Die of this.
-    Drill(Drill),
+    InjectFault(FaultInjection),
     /// Let a GPU refuse launches of a lane: of those to come, `after` go well, and then `count` do not. On a device that
     /// launches nothing, nothing follows.
-    DrillLaunches {
+    FailLaunches {
         /// Which lane's.
         which: WhichLane,
         /// How many go well.
@@ -90,9 +90,9 @@ pub enum EngineMessage {
         count: usize,
     },
     /// Let a lane refuse memory to its next job, as the driver does when it has none for itself.
-    DrillRefusal(WhichLane),
+    RefuseMemory(WhichLane),
     /// Let a lane's thread die of a panic.
-    DrillLane {
+    KillLane {
         /// Which.
         which: WhichLane,
         /// Answered when the thread has ended; not at all if there is none now.

@@ -77,7 +77,7 @@ impl Actor for KvActor {
                 state.show_pool();
                 myself.send_after(metric::SHOWN_EVERY, || KvMessage::Show);
             }
-            KvMessage::Drill(drill) => return Err(drill.strike().into()),
+            KvMessage::InjectFault(fault) => return Err(fault.strike().into()),
         }
         state.show_use();
         Ok(())

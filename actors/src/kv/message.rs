@@ -3,7 +3,7 @@
 use tracing::Span;
 
 use super::{Allotment, Demand, Filled, KvUse, SequenceId};
-use crate::{reply::Reply, supervise::Drill};
+use crate::{reply::Reply, supervise::FaultInjection};
 
 /// From the scheduler only. Credit: one `Allot` at a time, as a scheduler has one step in preparation.
 #[derive(Debug)]
@@ -35,5 +35,5 @@ pub enum KvMessage {
     /// Set the gauges again: from itself, for a recorder that has come since.
     Show,
     /// Die of this.
-    Drill(Drill),
+    InjectFault(FaultInjection),
 }

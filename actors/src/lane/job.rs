@@ -187,10 +187,10 @@ pub enum Job {
         count: usize,
     },
     /// The next step, launch, corner or graph is refused memory, as a launch is on a GPU that has none left for the driver
-    /// itself: a drill, on every device. Nothing of the job is begun.
+    /// itself, on every device. Nothing of the job is begun.
     Refuse,
     /// The thread dies of a panic, as it would of a bug. A job that fails is an answer and no death.
-    Drill,
+    Die,
 }
 
 impl LaneError {
@@ -213,7 +213,7 @@ impl Job {
             Job::Stress(job) => job.answer.give(Err(error)),
             Job::Capture(job) => job.answer.give(Err(error)),
             Job::Forget { answer, .. } => answer.give(Err(error)),
-            Job::Wake | Job::FailLaunches { .. } | Job::Refuse | Job::Drill => {}
+            Job::Wake | Job::FailLaunches { .. } | Job::Refuse | Job::Die => {}
         }
     }
 }

@@ -17,7 +17,7 @@ use super::{
     job::{Job, LaneError, StepJob},
     pending::{Launched, Pending},
 };
-use crate::{memory::EngineMemory, supervise::Drilled};
+use crate::{memory::EngineMemory, supervise::InjectedFault};
 
 /// A lane's working place. It belongs to the lane's thread.
 pub struct ModelRunner<B> {
@@ -79,7 +79,7 @@ impl<B: Backend> ModelRunner<B> {
                 self.refuses.set(true);
                 Pending::Nothing
             }
-            Job::Drill => panic!("{Drilled}"),
+            Job::Die => panic!("{InjectedFault}"),
         }
     }
 

@@ -55,7 +55,7 @@ impl Actor for ProfileActor {
                 let (outcome, generation) = (outcome?, state.arguments.attempt.owner.generation);
                 state.arguments.engine.send_message(EngineMessage::Profiled { generation, outcome })?;
             }
-            ProfileMessage::Drill(drill) => return Err(drill.strike().into()),
+            ProfileMessage::InjectFault(fault) => return Err(fault.strike().into()),
         }
         Ok(())
     }

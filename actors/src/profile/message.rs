@@ -1,7 +1,7 @@
 //! What may be said to the profile actor.
 
 use super::{ProfileError, Profiled};
-use crate::supervise::{BackgroundTaskDied, Drill};
+use crate::supervise::{BackgroundTaskDied, FaultInjection};
 
 /// From itself, apart from drills.
 pub enum ProfileMessage {
@@ -10,5 +10,5 @@ pub enum ProfileMessage {
     /// The attempt has ended.
     Ended(Result<Result<Profiled, ProfileError>, BackgroundTaskDied>),
     /// Die of this.
-    Drill(Drill),
+    InjectFault(FaultInjection),
 }

@@ -239,7 +239,7 @@ impl Actor for RuntimeActor {
                 }
             }
             RuntimeMessage::Show => drop(myself.send_after(metric::SHOWN_EVERY, || RuntimeMessage::Show)),
-            RuntimeMessage::Drill(drill) => return Err(drill.strike().into()),
+            RuntimeMessage::InjectFault(fault) => return Err(fault.strike().into()),
         }
         state.show();
         if !state.shutting_down.is_empty() && state.engines.is_empty() {

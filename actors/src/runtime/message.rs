@@ -11,7 +11,7 @@ use crate::{
     chat::ModelHandle,
     engine::{LoadOptions, ProgressSink, StartError},
     reply::Reply,
-    supervise::Drill,
+    supervise::FaultInjection,
 };
 
 /// Called when every byte of a model is home, with how many requests were cut off.
@@ -100,5 +100,5 @@ pub enum RuntimeMessage {
     /// Set the gauges again: from itself, for a recorder that has come since.
     Show,
     /// Die of this.
-    Drill(Drill),
+    InjectFault(FaultInjection),
 }

@@ -127,7 +127,7 @@ impl Actor for SchedulerActor {
     ) -> Result<(), ActorProcessingErr> {
         let effects = match message {
             // Dropped as it is: its driver comes again to the successor.
-            _ if state.is_refused && !matches!(message, SchedulerMessage::Drill(_)) => return Ok(()),
+            _ if state.is_refused && !matches!(message, SchedulerMessage::InjectFault(_)) => return Ok(()),
             SchedulerMessage::Stepped(Err(error)) if error.is_out_of_memory() => {
                 state.is_refused = true;
                 (state.arguments.refused)(error);
@@ -155,7 +155,7 @@ impl Actor for SchedulerActor {
                 myself.send_after(metric::SHOWN_EVERY, || SchedulerMessage::Show);
                 Vec::new()
             }
-            SchedulerMessage::Drill(drill) => return Err(drill.strike().into()),
+            SchedulerMessage::InjectFault(fault) => return Err(fault.strike().into()),
         };
         let mut effects = VecDeque::from(effects);
         while let Some(effect) = effects.pop_front() {

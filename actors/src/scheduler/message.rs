@@ -14,7 +14,7 @@ use crate::{
     kv::SequenceId,
     lane::{LaneError, Stepped},
     reply::Reply,
-    supervise::Drill,
+    supervise::FaultInjection,
     vision::PinnedPictures,
 };
 
@@ -39,7 +39,7 @@ pub enum SchedulerMessage {
     /// Set the gauges again: from itself, for a recorder that has come since.
     Show,
     /// Die of this.
-    Drill(Drill),
+    InjectFault(FaultInjection),
 }
 
 /// A sequence with what the decisions about it need not know.

@@ -121,7 +121,7 @@ impl Actor for VisionActor {
             }
             VisionMessage::Prepared { keys, pictures, host, reply } => state.prepared(&keys, pictures, host, reply),
             // Dropped as it is: its request comes again to the successor.
-            _ if state.is_refused && !matches!(message, VisionMessage::Drill(_)) => return Ok(()),
+            _ if state.is_refused && !matches!(message, VisionMessage::InjectFault(_)) => return Ok(()),
             VisionMessage::Encoded(Err(error)) if error.is_out_of_memory() => {
                 state.is_refused = true;
                 (state.arguments.refused)(error);
@@ -136,7 +136,7 @@ impl Actor for VisionActor {
                 myself.send_after(metric::SHOWN_EVERY, || VisionMessage::Show);
                 Vec::new()
             }
-            VisionMessage::Drill(drill) => return Err(drill.strike().into()),
+            VisionMessage::InjectFault(fault) => return Err(fault.strike().into()),
         };
         effects.into_iter().for_each(|effect| state.act(&myself, effect));
         state.forget_cancelled(&myself);

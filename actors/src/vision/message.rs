@@ -10,7 +10,7 @@ use bursar_model::{
 use thiserror::Error;
 
 use super::{PictureKey, PinnedPictures};
-use crate::{budget::LeaseError, lane::LaneError, reply::Reply, supervise::Drill};
+use crate::{budget::LeaseError, lane::LaneError, reply::Reply, supervise::FaultInjection};
 
 /// From chat drivers (credit: one accepted request each), from its own CPU threads, and from the vision lane.
 pub enum VisionMessage {
@@ -39,7 +39,7 @@ pub enum VisionMessage {
     /// Set the gauges again: from itself, for a recorder that has come since.
     Show,
     /// Die of this.
-    Drill(Drill),
+    InjectFault(FaultInjection),
 }
 
 /// Pictures that did not get into the cache. The request fails alone.

@@ -1,7 +1,7 @@
 //! The blow: who is hit, how, and when it has been felt.
 
 use bursar::{
-    Drill,
+    FaultInjection,
     crates::actors::{
         budget::BudgetMessage,
         engine::{EngineMessage, WhichLane},
@@ -69,8 +69,8 @@ pub async fn strike(world: &World, name: &str, victim: Victim, way: Way) {
         _ => {
             let cell = cell_of(world, name, victim).await;
             match way {
-                Way::Panic => end(&cell, |cell| drill(cell, victim, Drill::Panic)).await,
-                Way::Fail => end(&cell, |cell| drill(cell, victim, Drill::Fail)).await,
+                Way::Panic => end(&cell, |cell| drill(cell, victim, FaultInjection::Panic)).await,
+                Way::Fail => end(&cell, |cell| drill(cell, victim, FaultInjection::Fail)).await,
                 Way::Kill => end(&cell, ActorCell::kill).await,
                 Way::Stop => end(&cell, |cell| cell.stop(None)).await,
                 Way::Supervisor => {
@@ -100,15 +100,15 @@ fn child<M: bursar::ractor::Message>(engine: &ActorCell) -> ActorCell {
     found.expect("the engine has such a child now")
 }
 
-fn drill(cell: &ActorCell, victim: Victim, drill: Drill) {
+fn drill(cell: &ActorCell, victim: Victim, drill: FaultInjection) {
     let sent = match victim {
-        Victim::Runtime => cell.send_message(RuntimeMessage::Drill(drill)).is_ok(),
-        Victim::Budget => cell.send_message(BudgetMessage::Drill(drill)).is_ok(),
-        Victim::Engine => cell.send_message(EngineMessage::Drill(drill)).is_ok(),
-        Victim::Profile => cell.send_message(ProfileMessage::Drill(drill)).is_ok(),
-        Victim::Vision => cell.send_message(VisionMessage::Drill(drill)).is_ok(),
-        Victim::Kv => cell.send_message(KvMessage::Drill(drill)).is_ok(),
-        Victim::Scheduler => cell.send_message(SchedulerMessage::Drill(drill)).is_ok(),
+        Victim::Runtime => cell.send_message(RuntimeMessage::InjectFault(drill)).is_ok(),
+        Victim::Budget => cell.send_message(BudgetMessage::InjectFault(drill)).is_ok(),
+        Victim::Engine => cell.send_message(EngineMessage::InjectFault(drill)).is_ok(),
+        Victim::Profile => cell.send_message(ProfileMessage::InjectFault(drill)).is_ok(),
+        Victim::Vision => cell.send_message(VisionMessage::InjectFault(drill)).is_ok(),
+        Victim::Kv => cell.send_message(KvMessage::InjectFault(drill)).is_ok(),
+        Victim::Scheduler => cell.send_message(SchedulerMessage::InjectFault(drill)).is_ok(),
         Victim::StepLane | Victim::VisionLane => false,
     };
     assert!(sent, "{victim:?} lives and takes drills");
@@ -122,6 +122,6 @@ async fn end(cell: &ActorCell, strike: impl FnOnce(&ActorCell)) {
 
 async fn drill_lane(engine: &ActorCell, which: WhichLane) {
     let (ended, end) = Reply::new();
-    assert!(engine.send_message(EngineMessage::DrillLane { which, ended }).is_ok(), "the engine lives");
+    assert!(engine.send_message(EngineMessage::KillLane { which, ended }).is_ok(), "the engine lives");
     end.await.expect("there is such a lane now");
 }

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use bursar::{
-    Chat, ChatError, DeviceChoice, Drill, Intensity, LoadOptions, ModelHandle, ModelSource, Progress, Runtime,
+    Chat, ChatError, DeviceChoice, FaultInjection, Intensity, LoadOptions, ModelHandle, ModelSource, Progress, Runtime,
     RuntimeConfig, RuntimeError, StartError,
     crates::actors::{
         budget::BudgetMessage, engine::EngineMessage, kv::KvMessage, profile::ProfileMessage,
@@ -57,16 +57,16 @@ fn a_crash_loop_of_each_serving_actor_ends_in_stopped_with_the_reason() {
             let begun = Instant::now();
             for death in 0..3 {
                 let serving = model.serving().await.expect("it serves");
-                let drilled = match victim {
+                let injected = match victim {
                     "vision" => serving
                         .vision
                         .expect("it takes pictures")
-                        .send_message(VisionMessage::Drill(Drill::Fail))
+                        .send_message(VisionMessage::InjectFault(FaultInjection::Fail))
                         .is_ok(),
-                    "kv" => serving.kv.send_message(KvMessage::Drill(Drill::Fail)).is_ok(),
-                    _ => serving.scheduler.send_message(SchedulerMessage::Drill(Drill::Fail)).is_ok(),
+                    "kv" => serving.kv.send_message(KvMessage::InjectFault(FaultInjection::Fail)).is_ok(),
+                    _ => serving.scheduler.send_message(SchedulerMessage::InjectFault(FaultInjection::Fail)).is_ok(),
                 };
-                assert!(drilled, "{victim} lives");
+                assert!(injected, "{victim} lives");
                 if death < 2 {
                     replaced(&model, serving.generation).await;
                 }
@@ -90,7 +90,7 @@ fn a_crash_loop_of_an_engine_ends_in_stopped_with_the_reason() {
         for death in 0..3 {
             let serving = model.serving().await.expect("it serves");
             let engine = runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
-            assert!(engine.send_message(EngineMessage::Drill(Drill::Panic)).is_ok(), "the engine lives");
+            assert!(engine.send_message(EngineMessage::InjectFault(FaultInjection::Panic)).is_ok(), "the engine lives");
             if death < 2 {
                 replaced(&model, serving.generation).await;
             }
@@ -118,7 +118,7 @@ fn a_crash_loop_of_the_budget_ends_the_runtime_and_models_say_why() {
         for _ in 0..3 {
             runtime.budget().snapshot().await.expect("the budget answers, or its successor");
             let budget = runtime.supervised().await.expect("the runtime answers").budget;
-            assert!(budget.send_message(BudgetMessage::Drill(Drill::Panic)).is_ok(), "the budget lives");
+            assert!(budget.send_message(BudgetMessage::InjectFault(FaultInjection::Panic)).is_ok(), "the budget lives");
             budget.wait(None).await.expect("no time limit");
         }
         let reason = reason_of_the_end(&model).await;
@@ -153,7 +153,10 @@ fn a_profile_that_dies_in_every_attempt_fails_the_start_with_the_reason() {
             moment.recv().await.unwrap_or_else(|| panic!("attempt {attempt} comes"));
             let engine = runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
             for child in engine.get_children() {
-                assert!(child.send_message(ProfileMessage::Drill(Drill::Fail)).is_ok(), "a profile is all it has");
+                assert!(
+                    child.send_message(ProfileMessage::InjectFault(FaultInjection::Fail)).is_ok(),
+                    "a profile is all it has"
+                );
             }
         }
         let error = loading.await.expect("no panic").expect_err("it died in every attempt");

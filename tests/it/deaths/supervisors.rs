@@ -97,11 +97,9 @@ fn a_users_supervisor_hears_of_the_runtimes_death_and_starts_another_on_the_same
             match death {
                 1 => runtime.cell().kill(),
                 2 => runtime.cell().stop(None),
-                _ => drop(
-                    runtime
-                        .cell()
-                        .send_message(bursar::crates::actors::runtime::RuntimeMessage::Drill(bursar::Drill::Panic)),
-                ),
+                _ => drop(runtime.cell().send_message(bursar::crates::actors::runtime::RuntimeMessage::InjectFault(
+                    bursar::FaultInjection::Panic,
+                ))),
             }
             drop(crate::stage::listen(reply).await);
             eventually("it has heard", async || deaths.load(Ordering::SeqCst) == death).await;

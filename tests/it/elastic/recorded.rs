@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fs, path::Path};
 
 use bursar::{
-    Device, DeviceError, Drill, MIB,
+    Device, DeviceError, FaultInjection, MIB,
     crates::actors::{
         engine::{EngineMessage, WhichLane},
         metric::{Kind, Row, TABLE},
@@ -100,7 +100,7 @@ fn what_is_recorded_of_requests_is_what_their_callers_saw() {
         assert!(matches!(error, bursar::ChatError::TooLate { .. }), "{error:?}");
         let dies = stage.model.chat(long(2)).await.expect("accepted");
         let scheduler = stage.model.serving().await.expect("it serves").scheduler.clone();
-        drop(scheduler.send_message(SchedulerMessage::Drill(Drill::Panic)));
+        drop(scheduler.send_message(SchedulerMessage::InjectFault(FaultInjection::Panic)));
         listen(dies).await.expect("it is done again");
         assert_eq!(count("requests_redone_total"), 1.0);
         assert_eq!(ears.now("bursar_restarts_total{model=demo,actor=scheduler}"), 1.0);
@@ -179,11 +179,11 @@ fn a_run_with_everything_in_it_records_the_whole_table_and_nothing_else() {
         card.regained().await;
         // Memory is refused to a step, and somebody dies under a request.
         let engine = card.runtime.supervised().await.expect("it answers").engines["demo"].clone();
-        assert!(engine.send_message(EngineMessage::DrillRefusal(WhichLane::Step)).is_ok(), "it is alive");
+        assert!(engine.send_message(EngineMessage::RefuseMemory(WhichLane::Step)).is_ok(), "it is alive");
         answer(&card.model, about(2)).await;
         let dies = card.model.chat(long(2)).await.expect("accepted");
         let scheduler = card.model.serving().await.expect("it serves").scheduler.clone();
-        drop(scheduler.send_message(SchedulerMessage::Drill(Drill::Panic)));
+        drop(scheduler.send_message(SchedulerMessage::InjectFault(FaultInjection::Panic)));
         listen(dies).await.expect("it is done again");
         let lease =
             |name: &str| ears.all().get(&format!("bursar_lease_{name}{{device=host,model=demo,class=kv}}")).copied();

@@ -9,7 +9,7 @@ impl Card {
     /// The next step is refused memory.
     async fn refuses_a_step(&self) {
         let engine = self.runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
-        assert!(engine.send_message(EngineMessage::DrillRefusal(WhichLane::Step)).is_ok(), "it is alive");
+        assert!(engine.send_message(EngineMessage::RefuseMemory(WhichLane::Step)).is_ok(), "it is alive");
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use bursar::{
-    Bytes, Class, Drill, Event, Events, LeaseId,
+    Bytes, Class, Event, Events, FaultInjection, LeaseId,
     messages::{BudgetMessage, KvMessage},
 };
 
@@ -79,7 +79,7 @@ fn who_listens_from_the_start_knows_the_ledger_by_its_events_alone() {
 
         // An actor dies.
         let serving = card.model.serving().await.expect("it serves");
-        serving.kv.send_message(KvMessage::Drill(Drill::Panic)).expect("it lives");
+        serving.kv.send_message(KvMessage::InjectFault(FaultInjection::Panic)).expect("it lives");
         let is_of_kv = |event: &Event| matches!(event, Event::Restart { actor: "kv", model: Some(_), .. });
         books.until(&mut events, is_of_kv).await;
         books.until(&mut events, |event| matches!(event, Event::Ready { .. })).await;
@@ -97,7 +97,7 @@ fn who_listens_from_the_start_knows_the_ledger_by_its_events_alone() {
         assert_eq!(canary, card.before.canary, "what is kept free is known by the events too");
         let before = books.heard.len();
         let supervised = card.runtime.supervised().await.expect("the runtime answers");
-        supervised.budget.send_message(BudgetMessage::Drill(Drill::Panic)).expect("it lives");
+        supervised.budget.send_message(BudgetMessage::InjectFault(FaultInjection::Panic)).expect("it lives");
         books.until(&mut events, |event| matches!(event, Event::Restart { actor: "budget", model: None, .. })).await;
         assert_eq!(card.ledger().await, card.before);
 

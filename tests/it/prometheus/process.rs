@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use bursar::{Drill, Health, Intensity, LoadOptions, messages::SchedulerMessage};
+use bursar::{FaultInjection, Health, Intensity, LoadOptions, messages::SchedulerMessage};
 
 use super::*;
 
@@ -77,7 +77,7 @@ fn health_says_whether_to_restart_a_process_and_whether_to_ask_it() {
         let options = LoadOptions { intensity: Intensity { restarts_max: 0, ..Intensity::SERVING }, ..small() };
         let model = demo(&runtime, options).await;
         let scheduler = model.serving().await.expect("it serves").scheduler.clone();
-        drop(scheduler.send_message(SchedulerMessage::Drill(Drill::Panic)));
+        drop(scheduler.send_message(SchedulerMessage::InjectFault(FaultInjection::Panic)));
         eventually("it has ended", async || status("/health").await == ("503".to_owned(), json!("stopped"))).await;
         assert_eq!(status("/health/live").await.0, "200", "another process would not help");
         runtime.unload("demo").await.expect("it unloads");

@@ -234,8 +234,8 @@ impl EngineState {
     pub(super) fn refuse_a_step_if_due(&mut self, lane: &Lane) {
         let number = self.attempts.number();
         let faults: &FaultPlan = &self.arguments.options.faults;
-        if faults.is_due(Phase::Serve, number) && self.drilled != Some(number) {
-            self.drilled = Some(number);
+        if faults.is_due(Phase::Serve, number) && self.injected != Some(number) {
+            self.injected = Some(number);
             lane.submit(Job::Refuse);
         }
     }
