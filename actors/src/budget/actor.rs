@@ -9,7 +9,7 @@ use bursar_budgets::{
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::time::Instant;
 
-use super::{BudgetMailbox, BudgetMessage, Haste, Order, Regrowth, WatchOptions, mailbox::Note, tally};
+use super::{BudgetMailbox, BudgetMessage, Order, PressureBackoff, Regrowth, WatchOptions, mailbox::Note, tally};
 use crate::{
     event::{Event, Leased},
     metric::DeviceLabel,
@@ -56,7 +56,7 @@ pub struct BudgetState {
     regrowth: Regrowth,
     /// What the last look saw our process hold beside leases and overhead.
     drifted: Bytes,
-    haste: Haste,
+    backoff: PressureBackoff,
     born: Instant,
     /// The device's, for metrics.
     name: DeviceLabel,
@@ -109,7 +109,7 @@ impl Actor for BudgetActor {
             watch,
             regrowth: Regrowth::new(watch.patience),
             drifted: Bytes::ZERO,
-            haste: Haste::default(),
+            backoff: PressureBackoff::default(),
             born: Instant::now(),
             shown: None,
             all_shown: None,
@@ -198,7 +198,7 @@ impl Actor for BudgetActor {
             BudgetMessage::Poll => state.polling = false,
             BudgetMessage::Look => {
                 state.look()?;
-                let since = state.haste.since(state.born.elapsed());
+                let since = state.backoff.since(state.born.elapsed());
                 myself.send_after(state.watch.pause(since), || BudgetMessage::Look);
             }
             BudgetMessage::InjectFault(fault) => return Err(fault.strike().into()),

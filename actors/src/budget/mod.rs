@@ -4,9 +4,9 @@ mod actor;
 mod core;
 mod elastic;
 mod handle;
-mod haste;
 mod mailbox;
 mod message;
+mod pressure_backoff;
 mod tally;
 
 pub use actor::{BudgetActor, BudgetArguments};
@@ -14,6 +14,6 @@ pub use core::{Look, Offer, Regrowth, Wanting};
 pub use elastic::{Elastic, Order, WatchOptions};
 pub(crate) use handle::NO_MODEL;
 pub use handle::{Budget, LeaseError};
-pub use haste::{Haste, Pressure};
 pub use mailbox::BudgetMailbox;
 pub use message::BudgetMessage;
+pub use pressure_backoff::{Pressure, PressureBackoff};

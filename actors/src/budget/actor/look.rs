@@ -24,7 +24,7 @@ impl BudgetState {
         if !account.owed().is_zero() {
             let Account { foreign, canary_wanted: canary, total, .. } = account;
             let seen = Pressure { at: self.born.elapsed(), foreign, canary, total };
-            let ahead = self.haste.ahead(seen, self.watch.every);
+            let ahead = self.backoff.ahead(seen, self.watch.every);
             self.step(Input::Remind { ahead });
         }
         self.offer_growth();

@@ -14,7 +14,7 @@ const AHEAD_PARTS: u64 = 32;
 
 /// What was seen of a neighbour that takes.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Haste {
+pub struct PressureBackoff {
     /// When the canary was last owed.
     pressed: Option<Duration>,
     /// What others held when it was last given more.
@@ -35,7 +35,7 @@ pub struct Pressure {
     pub total: Bytes,
 }
 
-impl Haste {
+impl PressureBackoff {
     /// How long ago the canary was owed; none if it never was.
     pub fn since(&self, at: Duration) -> Option<Duration> {
         self.pressed.map(|pressed| at.saturating_sub(pressed))
@@ -70,26 +70,26 @@ mod tests {
 
     #[test]
     fn who_goes_on_taking_is_given_twice_as_much_ahead_each_time_up_to_a_part_of_the_device() {
-        let mut haste = Haste::default();
-        assert_eq!(haste.since(Duration::ZERO), None);
+        let mut backoff = PressureBackoff::default();
+        assert_eq!(backoff.since(Duration::ZERO), None);
         let given = [(0, 300), (60, 600), (120, 1200), (180, 2400), (240, 4800), (300, 9000)]
-            .map(|(at, foreign)| haste.ahead(seen(at, foreign), SOON));
+            .map(|(at, foreign)| backoff.ahead(seen(at, foreign), SOON));
         assert_eq!(given, [0, 256, 512, 1024, 2048, 2048].map(Bytes::mib));
-        assert_eq!(haste.since(Duration::from_millis(400)), Some(Duration::from_millis(100)));
+        assert_eq!(backoff.since(Duration::from_millis(400)), Some(Duration::from_millis(100)));
     }
 
     #[test]
     fn who_takes_no_more_while_it_waits_is_given_no_more() {
-        let mut haste = Haste::default();
-        haste.ahead(seen(0, 300), SOON);
-        let first = haste.ahead(seen(60, 600), SOON);
-        assert_eq!([120, 180, 240].map(|at| haste.ahead(seen(at, 600), SOON)), [first; 3]);
+        let mut backoff = PressureBackoff::default();
+        backoff.ahead(seen(0, 300), SOON);
+        let first = backoff.ahead(seen(60, 600), SOON);
+        assert_eq!([120, 180, 240].map(|at| backoff.ahead(seen(at, 600), SOON)), [first; 3]);
     }
 
     #[test]
     fn who_takes_little_by_little_is_given_more_by_what_it_has_taken_and_not_by_how_often_it_was_seen() {
-        let mut haste = Haste::default();
-        let given: Vec<Bytes> = (0..20).map(|look| haste.ahead(seen(60 * look, 300 + 16 * look), SOON)).collect();
+        let mut backoff = PressureBackoff::default();
+        let given: Vec<Bytes> = (0..20).map(|look| backoff.ahead(seen(60 * look, 300 + 16 * look), SOON)).collect();
         assert_eq!(given[7], Bytes::ZERO, "112 MiB more");
         assert_eq!(given[8..16], [Bytes::mib(256); 8], "half of the canary's 256 more");
         assert_eq!(given[16..], [Bytes::mib(512); 4]);
@@ -97,10 +97,10 @@ mod tests {
 
     #[test]
     fn who_comes_again_later_begins_anew() {
-        let mut haste = Haste::default();
-        haste.ahead(seen(0, 300), SOON);
-        assert!(!haste.ahead(seen(900, 600), SOON).is_zero());
-        assert_eq!(haste.ahead(seen(1900, 900), SOON), Bytes::ZERO);
-        assert_eq!(haste.ahead(seen(2000, 1200), SOON), Bytes::mib(256));
+        let mut backoff = PressureBackoff::default();
+        backoff.ahead(seen(0, 300), SOON);
+        assert!(!backoff.ahead(seen(900, 600), SOON).is_zero());
+        assert_eq!(backoff.ahead(seen(1900, 900), SOON), Bytes::ZERO);
+        assert_eq!(backoff.ahead(seen(2000, 1200), SOON), Bytes::mib(256));
     }
 }
