@@ -64,7 +64,7 @@ impl Drop for Stage {
     /// What its thread lets go of needs the driver, which goes with the process.
     fn drop(&mut self) {
         let threads = tokio::runtime::Builder::new_current_thread().build().expect("this thread");
-        threads.block_on(self.lane.quench());
+        threads.block_on(self.lane.shut_down());
     }
 }
 

@@ -535,10 +535,10 @@ async fn a_lane_that_is_quenched_finishes_what_it_has_begun_and_fails_what_is_be
     let begun = [stage.prompt("A"), stage.step("B", &[PREVIOUS], PROMPT)];
     let behind = stage.step("C", &[PREVIOUS], PROMPT + 1);
     stage.clock.launched(2);
-    let mut quench = Box::pin(stage.lane.quench());
-    assert!(still_waits(&mut quench).await);
+    let mut shut_down = Box::pin(stage.lane.shut_down());
+    assert!(still_waits(&mut shut_down).await);
     stage.clock.let_past(ALL);
-    quench.await;
+    shut_down.await;
     begun.iter().for_each(|answer| _ = chosen(answer));
     assert!(matches!(behind.recv().expect("it is answered"), Err(LaneError::Gone)));
 }

@@ -51,7 +51,7 @@ impl Lanes {
                 return Ok(Some(lanes));
             }
             // Whoever has put the end to it waits for this thread, and then takes the memory.
-            tokio::runtime::Handle::current().block_on(lanes.quench());
+            tokio::runtime::Handle::current().block_on(lanes.shut_down());
             Ok(None)
         });
         Ok(started.await?.flatten())
@@ -66,10 +66,10 @@ impl Lanes {
     }
 
     /// Ends both threads; returns when they have let go of their memory.
-    pub async fn quench(&self) {
-        self.step.quench().await;
+    pub async fn shut_down(&self) {
+        self.step.shut_down().await;
         if let Some(vision) = &self.vision {
-            vision.quench().await;
+            vision.shut_down().await;
         }
     }
 
@@ -95,7 +95,7 @@ impl LanesPlace {
             Err(error) => {
                 // Nobody knows of the new one: it lets go of the memory before anybody is told.
                 if before_step.is_none_or(|lane| !lane.is_alive()) {
-                    tokio::runtime::Handle::current().block_on(step.quench());
+                    tokio::runtime::Handle::current().block_on(step.shut_down());
                 }
                 Err(error)
             }

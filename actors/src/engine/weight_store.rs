@@ -107,14 +107,14 @@ impl WeightStore {
     }
 
     /// Ends the threads of all attempts up to `generation`; returns when nothing uses their memory any more.
-    pub async fn quench(&self, generation: u64) {
+    pub async fn shut_down(&self, generation: u64) {
         let (lanes, at_work) = {
             let mut contents = self.contents();
             contents.closed_through = contents.closed_through.max(Some(generation));
             (contents.lanes.take(), std::mem::take(&mut contents.at_work))
         };
         if let Some(lanes) = lanes {
-            lanes.quench().await;
+            lanes.shut_down().await;
         }
         for mut work in at_work {
             while work.changed().await.is_ok() {}

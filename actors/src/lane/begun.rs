@@ -34,8 +34,8 @@ impl<'b, B: Backend> Begun<'b, B> {
         Begun { runner, timeline, jobs: VecDeque::with_capacity(BEGUN) }
     }
 
-    /// Takes jobs until nobody is left to bring one, or the lane is quenched; what it has begun by then it finishes.
-    pub(super) fn work(&mut self, jobs: &Receiver<Job>, quenched: &AtomicBool, under_way: &UnderWay) {
+    /// Takes jobs until nobody is left to bring one, or the lane is shut down; what it has begun by then it finishes.
+    pub(super) fn work(&mut self, jobs: &Receiver<Job>, shut_down: &AtomicBool, under_way: &UnderWay) {
         loop {
             // What has come is answered before more is launched: on a device that computes in the launch that takes as
             // long as a step.
@@ -49,7 +49,7 @@ impl<'b, B: Backend> Begun<'b, B> {
                 }
             };
             match next {
-                Ok(job) if !quenched.load(Ordering::Acquire) => self.begin(job),
+                Ok(job) if !shut_down.load(Ordering::Acquire) => self.begin(job),
                 Err(RecvTimeoutError::Timeout) => {}
                 Ok(_) | Err(RecvTimeoutError::Disconnected) => break,
             }

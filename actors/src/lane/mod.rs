@@ -35,7 +35,7 @@ const QUEUE: usize = 4;
 #[derive(Clone)]
 pub struct Lane {
     queue: SyncSender<Job>,
-    quenched: Arc<AtomicBool>,
+    shut_down: Arc<AtomicBool>,
     /// Jobs of serving actors, taken and not yet answered.
     under_way: Arc<UnderWay>,
     ended: watch::Receiver<()>,
@@ -48,8 +48,8 @@ impl Lane {
     /// it had are then answered with [`LaneError::Gone`], when the device is past them.
     pub fn start<B: Backend + Send + 'static>(name: &str, runner: ModelRunner<B>, timeline: Timeline) -> Lane {
         let (queue, jobs) = sync_channel::<Job>(QUEUE);
-        let quenched = Arc::new(AtomicBool::new(false));
-        let is_quenched = quenched.clone();
+        let shut_down = Arc::new(AtomicBool::new(false));
+        let is_shut_down = shut_down.clone();
         let (running, ended) = watch::channel(());
         let under_way = Arc::new(UnderWay::new(0));
         let counted = under_way.clone();
@@ -61,10 +61,10 @@ impl Lane {
                 let _running = running;
                 let runner = runner;
                 let jobs = jobs;
-                Begun::new(&runner, timeline).work(&jobs, &is_quenched, &counted);
+                Begun::new(&runner, timeline).work(&jobs, &is_shut_down, &counted);
             })
             .expect("the operating system starts a lane's thread");
-        Lane { queue, quenched, under_way, ended }
+        Lane { queue, shut_down, under_way, ended }
     }
 
     /// A lane whose jobs a test does.
@@ -72,7 +72,7 @@ impl Lane {
     pub(crate) fn by_hand() -> (Lane, std::sync::mpsc::Receiver<Job>) {
         let (queue, jobs) = sync_channel(QUEUE);
         let ended = watch::channel(()).1;
-        (Lane { queue, quenched: Arc::default(), under_way: Arc::new(UnderWay::new(0)), ended }, jobs)
+        (Lane { queue, shut_down: Arc::default(), under_way: Arc::new(UnderWay::new(0)), ended }, jobs)
     }
 
     /// Hands a job to the lane. A job that cannot be taken is answered at once.
@@ -117,9 +117,9 @@ impl Lane {
     }
 
     /// Lets the thread finish what it has begun, fail what is behind that, and end; returns when it has let go of its memory. A lane is
-    /// quenched before its memory may be revoked.
-    pub async fn quench(&self) {
-        self.quenched.store(true, Ordering::Release);
+    /// shut down before its memory may be revoked.
+    pub async fn shut_down(&self) {
+        self.shut_down.store(true, Ordering::Release);
         // A full queue is as good a bell as this job.
         self.submit(Job::Wake);
         self.ended().await;

@@ -479,7 +479,7 @@ impl RuntimeState {
 /// back would end the process.
 async fn bring_home(arguments: &EngineArguments) {
     let owner = arguments.last_owner();
-    arguments.weight_store.quench(owner.generation).await;
+    arguments.weight_store.shut_down(owner.generation).await;
     for owner in [owner, arguments.vision_owner()] {
         // Only a runtime that is gone has no budget, and then there is no ledger to bring anything home to.
         let _ = arguments.budget.clear(owner).await;

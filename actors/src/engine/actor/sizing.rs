@@ -110,7 +110,7 @@ impl EngineState {
         error: ProfileError,
     ) -> Result<(), ActorProcessingErr> {
         self.check_device()?;
-        self.arguments.weight_store.quench(self.owner().generation).await;
+        self.arguments.weight_store.shut_down(self.owner().generation).await;
         self.arguments.budget.clear(self.owner()).await?;
         let said = error.to_string();
         let outcome = match (self.course.passed().evidence, error.is_death()) {
