@@ -77,5 +77,5 @@ pub use request::{Priority, Request, RequestId};
 pub use segment::{Backing, Revoker, Segment};
 pub use snapshot::{ClassLine, GateLine, LeaseLine, LeaseState, Snapshot, WaitingLine};
 pub use units::{Bytes, GIB, KIB, MIB, Pages, ParseBytesError};
-pub use watch::{FenceWatch, Homecoming};
+pub use watch::{FenceWatch, PendingReclaim};
 pub use workspace::{Frame, Stretch, Workspace, WorkspaceFull};

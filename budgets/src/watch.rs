@@ -33,7 +33,7 @@ pub struct FenceWatch {
 /// A lease whose fence has passed, and the memory that has to be given back before the ledger may hear of it.
 #[derive(Debug)]
 #[must_use = "its memory stays backed until it is brought home"]
-pub struct Homecoming {
+pub struct PendingReclaim {
     lease: LeaseId,
     revokers: Vec<Revoker>,
     backings: Vec<Backing>,
@@ -101,8 +101,8 @@ impl FenceWatch {
     }
 
     /// The leases whose fence has passed, each once. Nothing has been given back yet: that is what each is to be
-    /// [brought](Homecoming::bring) for, on a thread that may take its time.
-    pub fn due(&mut self) -> Vec<Homecoming> {
+    /// [brought](PendingReclaim::bring) for, on a thread that may take its time.
+    pub fn due(&mut self) -> Vec<PendingReclaim> {
         let is_due =
             |(lease, pending): &(&LeaseId, &Pending)| pending.fence.is_passed() && !self.coming.contains(*lease);
         let due: Vec<LeaseId> = self.pending.iter().filter(is_due).map(|(lease, _)| *lease).collect();
@@ -110,7 +110,7 @@ impl FenceWatch {
             let Pending { backings, revoke, .. } = self.pending.remove(&lease).expect("listed above");
             let revokers = self.revokers.get(&lease).filter(|_| revoke).cloned().unwrap_or_default();
             self.coming.insert(lease);
-            Homecoming { lease, revokers, backings }
+            PendingReclaim { lease, revokers, backings }
         };
         due.into_iter().map(begin).collect()
     }
@@ -122,7 +122,7 @@ impl FenceWatch {
     }
 
     /// It could not be brought home; a later [`due`](FenceWatch::due) gives it again.
-    pub fn put_back(&mut self, Homecoming { lease, revokers, backings }: Homecoming) {
+    pub fn put_back(&mut self, PendingReclaim { lease, revokers, backings }: PendingReclaim) {
         self.coming.remove(&lease);
         let pending = self.pending.entry(lease).or_default();
         pending.backings.extend(backings);
@@ -154,7 +154,7 @@ impl FenceWatch {
     }
 }
 
-impl Homecoming {
+impl PendingReclaim {
     /// Whose memory.
     pub fn lease(&self) -> LeaseId {
         self.lease

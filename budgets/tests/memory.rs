@@ -401,27 +401,27 @@ fn memory_may_be_brought_home_elsewhere_and_the_ledger_hears_of_it_last() {
     assert!(budget.watch.due().is_empty(), "the device still uses it");
     lane.complete(step);
     let mut due = budget.watch.due();
-    let mut homecoming = due.pop().expect("its fence has passed");
-    assert!(due.is_empty() && !homecoming.is_light() && homecoming.lease() == lease);
+    let mut reclaim = due.pop().expect("its fence has passed");
+    assert!(due.is_empty() && !reclaim.is_light() && reclaim.lease() == lease);
     assert!(budget.watch.due().is_empty() && budget.watch.waits_for(lease) && budget.watch.is_coming_home(lease));
     // Its owner's handle drops while another thread is at it: not a word of that reaches the ledger before.
     let bringing = std::thread::spawn(move || {
-        homecoming.bring().unwrap();
-        homecoming
+        reclaim.bring().unwrap();
+        reclaim
     });
     drop(segment);
     assert!(budget.settle().is_empty(), "the lease is on its way home already");
-    let homecoming = bringing.join().unwrap();
+    let reclaim = bringing.join().unwrap();
     assert_eq!(budget.device.counts().backed, Bytes::ZERO);
     assert_eq!(budget.ledger.snapshot().granted, PAGE * 8, "the ledger has not heard of it");
-    let home = budget.watch.home(homecoming.lease());
+    let home = budget.watch.home(reclaim.lease());
     let effects = budget.ledger.step(Input::FencePassed { lease: home });
     assert!(effects.contains(&Effect::OwnerCleared { owner: Owner::new("dead", 0) }), "{effects:?}");
     assert!(!budget.watch.waits_for(lease) && budget.watch.waiting() == 0);
 }
 
 #[test]
-fn a_homecoming_that_failed_is_due_again_with_all_that_it_had() {
+fn a_failed_reclaim_is_due_again_with_all_its_memory() {
     let mut budget = Budget::new(16);
     let segment = budget.segment("dead", 8);
     let lease = segment.lease().id();
@@ -429,8 +429,8 @@ fn a_homecoming_that_failed_is_due_again_with_all_that_it_had() {
     budget.ledger.step(Input::OwnerDied { owner: Owner::new("dead", 0) });
     budget.watch.revoke(lease, Fence::passed());
     for _ in 0..3 {
-        let homecoming = budget.watch.due().pop().expect("it is due");
-        budget.watch.put_back(homecoming);
+        let reclaim = budget.watch.due().pop().expect("it is due");
+        budget.watch.put_back(reclaim);
     }
     assert_eq!(budget.device.counts().backed, PAGE * 8);
     assert_eq!(budget.watch.passed().unwrap(), [lease]);

@@ -253,12 +253,12 @@ impl BudgetState {
                     }
                 }
                 Note::Obeys(lease, elastic) => self.obeyed(lease, elastic),
-                Note::Home(homecoming, outcome) => {
-                    let lease = homecoming.lease();
+                Note::Home(reclaim, outcome) => {
+                    let lease = reclaim.lease();
                     match outcome {
                         // What a lost device does not take back is gone with it: the ledger has it all the same.
                         Err(error) if !error.is_lost() => {
-                            self.mailbox.books().watch.put_back(homecoming);
+                            self.mailbox.books().watch.put_back(reclaim);
                             return Err(error.into());
                         }
                         _ => self.arrive(lease),
@@ -283,11 +283,11 @@ impl BudgetState {
 
     fn look_at_fences(&mut self) {
         let due = self.mailbox.books().watch.due();
-        for homecoming in due {
-            match homecoming.is_light() {
-                true => self.arrive(homecoming.lease()),
+        for reclaim in due {
+            match reclaim.is_light() {
+                true => self.arrive(reclaim.lease()),
                 // The device takes its time, and everybody asks this actor.
-                false => self.mailbox.bring_home(homecoming),
+                false => self.mailbox.bring_home(reclaim),
             }
         }
     }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use bursar_budgets::{
-    Bytes, DeviceError, FenceWatch, Gate, Holding, Homecoming, Label, LeaseId, LeaseMeter, Memory, ReleaseNote,
+    Bytes, DeviceError, FenceWatch, Gate, Holding, Label, LeaseId, LeaseMeter, Memory, PendingReclaim, ReleaseNote,
     ReleaseNotes, RequestId, Revoker,
 };
 use dashmap::DashMap;
@@ -67,7 +67,7 @@ pub(super) enum Note {
     /// Its owner obeys orders from now on.
     Obeys(LeaseId, Elastic),
     /// Its memory has been given back to the device, or not.
-    Home(Homecoming, Result<(), DeviceError>),
+    Home(PendingReclaim, Result<(), DeviceError>),
 }
 
 /// Who answers for the budget.
@@ -169,11 +169,11 @@ impl BudgetMailbox {
 
     /// Gives memory back to the device on a thread that may wait for it: a whole card takes a third of a second. What
     /// came of it is a note, so that a successor hears of it too.
-    pub(super) fn bring_home(self: &Arc<Self>, mut homecoming: Homecoming) {
+    pub(super) fn bring_home(self: &Arc<Self>, mut reclaim: PendingReclaim) {
         let mailbox = self.clone();
         tokio::task::spawn_blocking(move || {
-            let outcome = homecoming.bring();
-            mailbox.put(Note::Home(homecoming, outcome));
+            let outcome = reclaim.bring();
+            mailbox.put(Note::Home(reclaim, outcome));
         });
     }
 
