@@ -24,9 +24,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let envelope = Envelope { step_tokens, picture_patches: 1024, ..Envelope::default() };
         let needs = Needs::plan(&model, target, &envelope, Bytes::mib(2))?;
         println!("{step_tokens} tokens a step:\n{}", needs.memory_plan());
-        for (corner, footprint) in &needs.corners {
+        for (worst_case, footprint) in &needs.worst_cases {
             let billions = footprint.work.flops as f64 / 1e9;
-            println!("  {}: {} of workspace, {billions:.1} GFLOP", corner.name, footprint.workspace);
+            println!("  {}: {} of workspace, {billions:.1} GFLOP", worst_case.name, footprint.workspace);
         }
         println!();
     }

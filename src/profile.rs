@@ -120,8 +120,8 @@ async fn size(runtime: &Runtime, device: &DeviceOptions, options: &Options) -> R
 fn tell(Profile { attempts, seconds, record, overhead, ledger }: &Profile) {
     told::attempts(attempts);
     println!();
-    for (corner, workspace) in &record.peaks {
-        println!("{:>14}  {corner}", workspace.to_string());
+    for (worst_case, workspace) in &record.peaks {
+        println!("{:>14}  {worst_case}", workspace.to_string());
     }
     println!();
     println!("{:>14}  tokens of keys and values", record.kv_tokens());

@@ -109,7 +109,7 @@ fn unsafe_code_stands_where_views_become_memory_and_nowhere_else() {
         "kernels/src/ops/transfer.rs",
         "kernels/src/tensor.rs",
         "model/src/checkpoint/shard.rs",
-        "model/src/corners.rs",
+        "model/src/worst_cases.rs",
         "model/src/model.rs",
         "model/src/processor/resample.rs",
         "model/src/weights/map.rs",

@@ -124,8 +124,8 @@ questions! {
     ROOM_FOR_PROFILE: Profile -> Budget, "room", 5;
     /// Who had what when memory was refused.
     EVIDENCE_FOR_PROFILE: Profile -> Budget, "evidence", 5;
-    /// A corner of the envelope, run for real.
-    STRESS: Profile -> Lane, "run a corner", 600;
+    /// A worst case, run for real.
+    STRESS: Profile -> Lane, "run a worst case", 600;
     /// Decoding of some rows, captured as a graph.
     CAPTURE: Profile -> Lane, "capture a graph", 600;
     /// The same on a lane that took over from one that died.

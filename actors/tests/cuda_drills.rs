@@ -281,8 +281,8 @@ fn a_start_takes_the_whole_card_and_every_byte_of_it_has_a_name() {
             sizes.push(serving.kv_tokens);
             let (now, free) = (stage.measured().await, stage.device.memory().expect("it says").free);
             println!("{now}\nfree by the driver {free}");
-            for (corner, peak) in &serving.record.peaks {
-                println!("{peak:>12} planned and measured: {corner}");
+            for (worst_case, peak) in &serving.record.peaks {
+                println!("{peak:>12} planned and measured: {worst_case}");
             }
             let sources = stage.device.overhead_by_source();
             sources.iter().for_each(|(source, bytes)| println!("{bytes:>12} of overhead: {source}"));

@@ -55,7 +55,7 @@ fn profile(basis: Basis) -> WrittenProfile {
         cache_rows: 96,
         kv_blocks: 1234,
         shrinks: 1,
-        peaks: vec![Peak { corner: "largest step".into(), workspace: Bytes(7_777_777) }],
+        peaks: vec![Peak { worst_case: "largest step".into(), workspace: Bytes(7_777_777) }],
         tuning: Some(Tuning::default()),
     }
 }
@@ -74,7 +74,7 @@ prop_compose! {
         let mut basis = Basis::default();
         facts.into_iter().for_each(|(name, fact)| basis.add(name, fact));
         let [sequences, step_tokens, launch_patches, cache_rows, kv_blocks] = numbers;
-        let peaks = peaks.into_iter().map(|(corner, bytes)| Peak { corner, workspace: Bytes(bytes) }).collect();
+        let peaks = peaks.into_iter().map(|(worst_case, bytes)| Peak { worst_case, workspace: Bytes(bytes) }).collect();
         let tuning = None;
         WrittenProfile { basis, sequences, step_tokens, launch_patches, cache_rows, kv_blocks, shrinks, peaks, tuning }
     }

@@ -11,7 +11,6 @@
 pub mod blocks;
 pub mod cache_file;
 pub mod checkpoint;
-pub mod corners;
 mod cost;
 pub mod demo;
 mod depth;
@@ -26,6 +25,7 @@ pub mod sampling;
 pub mod strain;
 pub mod text;
 pub mod weights;
+pub mod worst_cases;
 
 pub use cost::{PictureCost, RequestCost};
 pub use depth::Depth;

@@ -150,7 +150,7 @@ impl FamilyConfig {
         }
     }
 
-    /// What serving it asks of a device. A family that brings something which no corner of the envelope stresses does not
+    /// What serving it asks of a device. A family that brings something which no worst case covers does not
     /// compile.
     pub fn strains(&self) -> &'static [Strain] {
         match self {

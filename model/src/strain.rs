@@ -1,4 +1,4 @@
-//! What serving asks of a device, kind by kind; each kind has a corner of the envelope that stresses it, or this does
+//! What serving asks of a device, kind by kind; each kind has a worst case that covers it, or this does
 //! not compile.
 
 /// A kind of work that takes memory of its own.
@@ -36,7 +36,7 @@ impl Strain {
     }
 }
 
-/// A corner of the envelope: what it is called, and what it stresses.
+/// A worst case: what it is called, and what it stresses.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Stress {
     /// As people read it.
@@ -60,7 +60,7 @@ impl Stress {
     /// One step of decoding.
     pub const DECODES: Stress =
         Stress { name: "step: every sequence decodes at the full context", strains: &[Strain::Decode, Strain::Choose] };
-    /// All of them: [`corners`](crate::corners::corners) makes those that a model can reach.
+    /// All of them: [`worst_cases`](crate::worst_cases::worst_cases) makes those that a model can reach.
     pub const ALL: &[Stress] = &[Stress::LARGEST_PICTURES, Stress::SMALLEST_PICTURES, Stress::PROMPTS, Stress::DECODES];
 }
 
@@ -85,7 +85,7 @@ pub const fn stressed_by(strains: &'static [Strain], stresses: &[Stress]) -> &'s
             is_stressed |= strains[at].is_in(stresses[stress].strains);
             stress += 1;
         }
-        assert!(is_stressed, "a family brings a strain that no corner stresses");
+        assert!(is_stressed, "a family brings a strain that no worst case covers");
         at += 1;
     }
     strains

@@ -7,8 +7,8 @@ use bursar::crates::{
     kernels::{KernelError, Target, Work},
     model::{
         Model,
-        corners::{self, Pass},
         flow::{Grid, SequencePart, StepBatch},
+        worst_cases::{self, Pass},
     },
 };
 use serde::Serialize;
@@ -101,7 +101,7 @@ impl Planner {
     /// The launches of `count` pictures of `grid`, as many in each as it takes.
     pub fn encode(&self, count: usize, grid: Grid) -> Result<Vec<Work>, KernelError> {
         let at_once = (self.launch_patches / grid.patches()).clamp(1, count);
-        let launch = |pictures| self.work(&Pass::Encode(corners::blank_pictures(&self.model, pictures, grid)));
+        let launch = |pictures| self.work(&Pass::Encode(worst_cases::blank_pictures(&self.model, pictures, grid)));
         let whole = launch(at_once)?;
         let rest = match count % at_once {
             0 => None,
@@ -128,7 +128,7 @@ impl Planner {
     }
 
     fn work(&self, pass: &Pass) -> Result<Work, KernelError> {
-        corners::work(&self.model, self.target, pass)
+        worst_cases::work(&self.model, self.target, pass)
     }
 }
 

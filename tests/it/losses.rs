@@ -124,7 +124,7 @@ fn a_device_that_is_lost_at_any_back_of_a_start_is_replaced_and_the_start_goes_o
 }
 
 #[test]
-fn a_device_that_is_lost_while_a_corner_is_stressed_is_replaced_too() {
+fn a_device_that_is_lost_while_a_worst_case_runs_is_replaced_too() {
     story(async {
         let spares = Spares::of(vec![device(), device()]).await;
         let (lost, stressed) = (spares.devices[0].clone(), AtomicUsize::new(0));

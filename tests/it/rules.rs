@@ -104,7 +104,7 @@ fn put<'w>(question: &'w Question, world: &'w Answerers) -> Asked<'w> {
             let lease = budget.ask(*question, request(class, Bytes::mib(1)), true).await;
             lease.map(drop).map_err(|error| said(&error))
         }),
-        ("run a corner" | "capture a graph" | "capture a graph again", _) => Box::pin(async move {
+        ("run a worst case" | "capture a graph" | "capture a graph again", _) => Box::pin(async move {
             // A lane answers through this, also when its thread dies with the job: dropping it is how that looks.
             let (reply, answer) = Reply::new();
             drop(Answer::<()>::to(|outcome| reply.answer(outcome)));

@@ -54,9 +54,10 @@ fn worst_cases_on_a_host_run_through_the_layers_that_prove_their_plan() {
             let (record, told) =
                 (model.serving().await.expect("it serves").record, told.lock().expect("no panic").clone());
             assert!(record.peaks.len() >= 3, "a model that sees has several worst cases: {:?}", record.peaks);
-            for (corner, _) in &record.peaks {
-                let depths: Vec<Depth> = told.iter().filter(|(what, _)| what == corner).map(|told| told.1).collect();
-                assert_eq!(depths, expected, "{corner}");
+            for (worst_case, _) in &record.peaks {
+                let depths: Vec<Depth> =
+                    told.iter().filter(|(what, _)| what == worst_case).map(|told| told.1).collect();
+                assert_eq!(depths, expected, "{worst_case}");
             }
         }
     });

@@ -49,11 +49,11 @@ impl Start {
 
     /// How often each worst case was run, by its name.
     fn runs(&self) -> Vec<(&'static str, usize)> {
-        let runs_of = |corner: &str| {
-            let is_run = |(moment, _): &&(Progress, Instant)| matches!(moment, Progress::Profiling { what, .. } if *what == corner);
+        let runs_of = |worst_case: &str| {
+            let is_run = |(moment, _): &&(Progress, Instant)| matches!(moment, Progress::Profiling { what, .. } if *what == worst_case);
             self.told.iter().filter(is_run).count()
         };
-        self.serving.record.peaks.iter().map(|(corner, _)| (*corner, runs_of(corner))).collect()
+        self.serving.record.peaks.iter().map(|(worst_case, _)| (*worst_case, runs_of(worst_case))).collect()
     }
 
     fn notices(&self) -> Vec<Notice> {

@@ -24,7 +24,7 @@ pub enum StartError {
     /// By plan it does not fit the device.
     #[error(transparent)]
     DoesNotFit(#[from] Box<Unfit>),
-    /// A pass of the envelope's corners does not go together.
+    /// One of the envelope's worst cases does not go together.
     #[error("the envelope cannot be planned: {0}")]
     Plan(#[from] KernelError),
     /// Limits contradict each other.

@@ -32,7 +32,7 @@ use crate::{
 #[derive(Clone)]
 pub struct Outlook {
     pub(super) inputs: Arc<Lowered>,
-    /// Until READY: its corners hold blank pictures, which are large.
+    /// Until READY: its worst cases hold blank pictures, which are large.
     pub(super) needs: Option<Arc<Needs>>,
     /// The model without weights, to plan again with other limits.
     pub(super) unloaded: Arc<Model>,

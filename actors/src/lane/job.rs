@@ -6,11 +6,11 @@ use bursar_budgets::{Bytes, Lease};
 use bursar_kernels::KernelError;
 use bursar_model::{
     Depth,
-    corners::{Corner, Footprint},
     error::SamplingError,
     flow::{LogProbabilities, StepBatch, Token},
     registry::PictureBatch,
     sampling::{Past, Sampler, Score},
+    worst_cases::{Footprint, WorstCase},
 };
 use thiserror::Error;
 use tracing::Span;
@@ -141,10 +141,10 @@ pub struct EncodeJob {
     pub answer: Answer<()>,
 }
 
-/// A corner of the envelope.
+/// A worst case.
 pub struct StressJob {
     /// What is run.
-    pub corner: Arc<Corner>,
+    pub worst_case: Arc<WorstCase>,
     /// Through how many layers.
     pub depth: Depth,
     /// What it took.
@@ -165,7 +165,7 @@ pub enum Job {
     Step(Box<StepJob>),
     /// A launch.
     Encode(Box<EncodeJob>),
-    /// A corner.
+    /// A worst case.
     Stress(Box<StressJob>),
     /// A graph.
     Capture(CaptureJob),
@@ -186,7 +186,7 @@ pub enum Job {
         /// How many are refused.
         count: usize,
     },
-    /// The next step, launch, corner or graph is refused memory, as a launch is on a GPU that has none left for the driver
+    /// The next step, launch, worst case or graph is refused memory, as a launch is on a GPU that has none left for the driver
     /// itself, on every device. Nothing of the job is begun.
     Refuse,
     /// The thread dies of a panic, as it would of a bug. A job that fails is an answer and no death.

@@ -94,7 +94,7 @@ impl Lane {
     }
 
     /// Returns when no step and no launch of a serving actor is under way, or the thread has ended. Whoever takes over from
-    /// a dead actor waits for this: what its predecessor submitted still reads and writes. Captures and corners under
+    /// a dead actor waits for this: what its predecessor submitted still reads and writes. Captures and worst cases under
     /// stress are not waited for: no actor that can be replaced asks for them, they touch nothing that it gave out, and
     /// they come one behind the other.
     pub async fn idle(&self) {

@@ -7,8 +7,8 @@ use bursar_kernels::{Backend, KernelError, Scope, Tally, Tensor, sampling::Sampl
 use bursar_model::{
     Depth, Model,
     blocks::decoder::StepCaches,
-    corners::{self, Footprint, Pass},
     sampling::{SamplingBuffers, Scores},
+    worst_cases::{self, Footprint, Pass},
 };
 
 use super::{
@@ -42,7 +42,7 @@ impl<B: Backend> ModelRunner<B> {
     }
 
     /// Launches all of a job without waiting for the device: what is begun later runs behind it. Only a job that needs
-    /// numbers on the way, as a corner under stress, waits for them here.
+    /// numbers on the way, as a worst case under stress, waits for them here.
     pub(super) fn begin(&self, job: Job) -> Pending {
         match job {
             Job::Step(job) => {
@@ -59,7 +59,7 @@ impl<B: Backend> ModelRunner<B> {
                 Pending::Encode(job, launched)
             }
             Job::Stress(job) => {
-                let outcome = self.unless_refused(|| self.stress(&job.corner.pass, job.depth));
+                let outcome = self.unless_refused(|| self.stress(&job.worst_case.pass, job.depth));
                 Pending::Stress(job, outcome)
             }
             Job::Capture(job) => {
@@ -179,7 +179,7 @@ impl<B: Backend> ModelRunner<B> {
         let scope = Scope::new(&self.backend, &self.workspace, &tally);
         let layers = self.memory.kv.layers();
         let mut buffers = self.memory.sampling.buffers();
-        self.with_cache(|cache| Ok(corners::run(&self.model, &scope, pass, depth, &layers, cache, &mut buffers)?))?;
+        self.with_cache(|cache| Ok(worst_cases::run(&self.model, &scope, pass, depth, &layers, cache, &mut buffers)?))?;
         Ok(Footprint { workspace: self.workspace.high_water(), work: tally.total() })
     }
 

@@ -2,7 +2,7 @@
 
 use bursar_budgets::Bytes;
 use bursar_kernels::{Backend, ops::transfer::Later};
-use bursar_model::{corners::Footprint, sampling::Scored};
+use bursar_model::{sampling::Scored, worst_cases::Footprint};
 use tracing::{Span, debug, warn};
 
 use super::{

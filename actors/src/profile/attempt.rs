@@ -9,7 +9,7 @@ use bursar_budgets::{Bytes, Class, Device, Label, Lease, Owner, Priority, Reques
 use bursar_kernels::BLOCK_TOKENS;
 use bursar_model::{
     Depth, Envelope, Model,
-    corners::{self, Corner, Footprint, Pass},
+    worst_cases::{self, Footprint, Pass, WorstCase},
 };
 
 use super::{
@@ -252,10 +252,10 @@ impl Attempt {
         asked.map_err(|source| ProfileError::Lease { doing, class: Some(Box::new(class)), source })
     }
 
-    /// Every corner for real, one after the other.
+    /// Every worst case for real, one after the other.
     async fn stress(&self, lanes: &Lanes) -> Result<(), ProfileError> {
-        for (done, corner) in self.needs.corners.iter().enumerate() {
-            self.run_corner(lanes, corner, false, done).await?;
+        for (done, worst_case) in self.needs.worst_cases.iter().enumerate() {
+            self.run_worst_case(lanes, worst_case, false, done).await?;
         }
         Ok(())
     }
@@ -339,10 +339,10 @@ impl Attempt {
         let passed = AtomicUsize::new(0);
         let all_of = async |is_step: bool| {
             let mut peaks = Vec::new();
-            for (place, corner) in self.needs.corners.iter().enumerate() {
-                if matches!(corner.0.pass, Pass::Step(_)) == is_step {
+            for (place, worst_case) in self.needs.worst_cases.iter().enumerate() {
+                if matches!(worst_case.0.pass, Pass::Step(_)) == is_step {
                     let done = before + passed.load(Relaxed);
-                    peaks.push((place, corner.0.name, self.run_corner(lanes, corner, true, done).await?));
+                    peaks.push((place, worst_case.0.name, self.run_worst_case(lanes, worst_case, true, done).await?));
                     passed.fetch_add(1, Relaxed);
                 }
             }
@@ -351,27 +351,28 @@ impl Attempt {
         let (steps, launches) = tokio::try_join!(all_of(true), all_of(false))?;
         let mut peaks = [steps, launches].concat();
         peaks.sort_by_key(|(place, ..)| *place);
-        Ok(peaks.into_iter().map(|(_, corner, peak)| (corner, peak)).collect())
+        Ok(peaks.into_iter().map(|(_, worst_case, peak)| (worst_case, peak)).collect())
     }
 
-    /// Runs a corner for real; it must take what the plan says, to the byte.
-    async fn run_corner(
+    /// Runs a worst case for real; it must take what the plan says, to the byte.
+    async fn run_worst_case(
         &self,
         lanes: &Lanes,
-        (corner, planned): &(Arc<Corner>, Footprint),
+        (worst_case, planned): &(Arc<WorstCase>, Footprint),
         is_final: bool,
         done: usize,
     ) -> Result<Bytes, ProfileError> {
-        let of_corner = |source| ProfileError::Stress { corner: corner.name, source };
-        let proof = || corners::proof(&self.model, self.processor.target(), &corner.pass);
-        let depth = self.rigour.depth(is_final, proof).map_err(|error| of_corner(error.into()))?;
-        self.report_at(corner.name, depth, done);
+        let of_worst_case = |source| ProfileError::Stress { worst_case: worst_case.name, source };
+        let proof = || worst_cases::proof(&self.model, self.processor.target(), &worst_case.pass);
+        let depth = self.rigour.depth(is_final, proof).map_err(|error| of_worst_case(error.into()))?;
+        self.report_at(worst_case.name, depth, done);
         let (reply, answer) = Reply::new();
-        let job = StressJob { corner: corner.clone(), depth, answer: Answer::to(|outcome| reply.answer(outcome)) };
-        self.lane(lanes, corner).submit(Job::Stress(Box::new(job)));
+        let job =
+            StressJob { worst_case: worst_case.clone(), depth, answer: Answer::to(|outcome| reply.answer(outcome)) };
+        self.lane(lanes, worst_case).submit(Job::Stress(Box::new(job)));
         let outcome = tree::STRESS.wait(answer).await?;
-        let measured = outcome.map_err(of_corner)?.workspace;
-        let class = match &corner.pass {
+        let measured = outcome.map_err(of_worst_case)?.workspace;
+        let class = match &worst_case.pass {
             Pass::Step(_) => Class::StepWorkspace,
             Pass::Encode(_) => Class::VisionWorkspace,
         };
@@ -380,20 +381,20 @@ impl Attempt {
         if measured == planned.workspace {
             return Ok(measured);
         }
-        Err(ProfileError::PlanDiffers { corner: corner.name, planned: planned.workspace, measured })
+        Err(ProfileError::PlanDiffers { worst_case: worst_case.name, planned: planned.workspace, measured })
     }
 
-    fn lane<'l>(&self, lanes: &'l Lanes, corner: &Corner) -> &'l Lane {
-        match &corner.pass {
+    fn lane<'l>(&self, lanes: &'l Lanes, worst_case: &WorstCase) -> &'l Lane {
+        match &worst_case.pass {
             Pass::Step(_) => &lanes.step,
             Pass::Encode(_) => lanes.vision.as_ref().expect("a model with launches has a lane for them"),
         }
     }
 
-    /// Corners that are run before the size is settled.
+    /// Worst cases that are run before the size is settled.
     fn stressed(&self) -> usize {
         match self.warm.is_none() && self.rigour.rehearses() {
-            true => self.needs.corners.len(),
+            true => self.needs.worst_cases.len(),
             false => 0,
         }
     }
@@ -403,8 +404,8 @@ impl Attempt {
     }
 
     fn report_at(&self, what: &'static str, depth: Depth, done: usize) {
-        // The corners, the backing, and the corners again.
-        let total = self.stressed() + 1 + self.needs.corners.len();
+        // The worst cases, the backing, and the worst cases again.
+        let total = self.stressed() + 1 + self.needs.worst_cases.len();
         (self.progress)(Progress::Profiling { what, depth, done, total });
     }
 }

@@ -44,7 +44,7 @@ pub struct ProfileRecord {
     pub cache_rows: usize,
     /// Blocks of keys and values, each of 16 tokens over all layers.
     pub kv_blocks: usize,
-    /// Each corner with its workspace's peak, by plan and by measurement alike.
+    /// Each worst case with its workspace's peak, by plan and by measurement alike.
     pub peaks: Vec<(&'static str, Bytes)>,
 }
 

@@ -33,11 +33,11 @@ pub enum ProfileError {
     /// The lanes could not be started.
     #[error("while starting the lanes: {0}")]
     Lanes(#[from] OpenError),
-    /// A corner could not be run.
-    #[error("while running '{corner}': {source}")]
+    /// A worst case could not be run.
+    #[error("while running '{worst_case}': {source}")]
     Stress {
         /// Which.
-        corner: &'static str,
+        worst_case: &'static str,
         /// What was said.
         source: LaneError,
     },
@@ -45,10 +45,10 @@ pub enum ProfileError {
     #[error(transparent)]
     Unanswered(#[from] AskError),
     /// Rule 5 is broken: our bug.
-    #[error("'{corner}' took {measured} of workspace, planned were {planned}")]
+    #[error("'{worst_case}' took {measured} of workspace, planned were {planned}")]
     PlanDiffers {
         /// Which.
-        corner: &'static str,
+        worst_case: &'static str,
         /// By plan.
         planned: Bytes,
         /// For real.
@@ -76,7 +76,7 @@ pub enum ProfileError {
 impl From<CaptureError> for ProfileError {
     fn from(error: CaptureError) -> Self {
         match error {
-            CaptureError::Refused { source, .. } => ProfileError::Stress { corner: CAPTURING, source },
+            CaptureError::Refused { source, .. } => ProfileError::Stress { worst_case: CAPTURING, source },
             CaptureError::Unanswered(error) => error.into(),
         }
     }

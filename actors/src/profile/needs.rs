@@ -6,8 +6,8 @@ use bursar_budgets::{Bytes, Class, MemoryPlan};
 use bursar_kernels::{BLOCK_TOKENS, KernelError, KvShape, Target};
 use bursar_model::{
     Envelope, Model, RequestCost,
-    corners::{self, Corner, Footprint, Pass, Room},
     sampling::SamplingShape,
+    worst_cases::{self, Footprint, Pass, Room, WorstCase},
 };
 
 use crate::{
@@ -16,7 +16,7 @@ use crate::{
     vision::LAUNCHES,
 };
 
-/// The sizes that the plan of an envelope's corners leads to. All are whole pages.
+/// The sizes that the plan of an envelope's worst cases leads to. All are whole pages.
 #[derive(Clone, Debug)]
 pub struct Needs {
     /// The checkpoint's tensors.
@@ -37,8 +37,8 @@ pub struct Needs {
     pub graphs: Option<GraphShape>,
     /// What a token takes there.
     pub kv_shape: KvShape,
-    /// The corners with their planned footprints.
-    pub corners: Vec<(Arc<Corner>, Footprint)>,
+    /// The worst cases with their planned footprints.
+    pub worst_cases: Vec<(Arc<WorstCase>, Footprint)>,
     page: Bytes,
 }
 
@@ -92,15 +92,16 @@ impl Needs {
         let probe_tokens = (envelope.step_tokens + envelope.sequences).max(PROBE_TOKENS.min(reach));
         let request = RequestCost::largest(envelope, model.config().merged_patches());
         let probe_blocks = probe_tokens.div_ceil(BLOCK_TOKENS).max(request.blocks);
-        let corners = corners::corners(model, envelope, Room { blocks: probe_blocks, cache_rows })
+        let worst_cases = worst_cases::worst_cases(model, envelope, Room { blocks: probe_blocks, cache_rows })
             .into_iter()
-            .map(|corner| {
-                let footprint = corners::plan(model, target, &corner.pass)?;
-                Ok((Arc::new(corner), footprint))
+            .map(|worst_case| {
+                let footprint = worst_cases::plan(model, target, &worst_case.pass)?;
+                Ok((Arc::new(worst_case), footprint))
             })
             .collect::<Result<Vec<_>, KernelError>>()?;
         let peak = |is_step: bool| {
-            let of_lane = corners.iter().filter(|(corner, _)| matches!(corner.pass, Pass::Step(_)) == is_step);
+            let of_lane =
+                worst_cases.iter().filter(|(worst_case, _)| matches!(worst_case.pass, Pass::Step(_)) == is_step);
             of_lane.map(|(_, footprint)| footprint.workspace.round_up(page)).max().unwrap_or(Bytes::ZERO)
         };
         let graphs = target.has_graphs().then(|| GraphShape {
@@ -122,7 +123,7 @@ impl Needs {
             probe_blocks,
             graphs,
             kv_shape: model.kv_shape(&target),
-            corners,
+            worst_cases,
             page,
         })
     }
@@ -160,7 +161,7 @@ impl Needs {
             Class::StepWorkspace,
             "largest step",
             self.step_workspace,
-            "peak of the dry run of both step corners",
+            "peak of the dry run of both worst cases of a step",
         );
         let how = "each sequence's parameters, past and mask, its token for the next step, and a report";
         plan.push(Class::StepWorkspace, "choices", self.sampling_bytes(), how);
@@ -174,7 +175,7 @@ impl Needs {
             plan.push(Class::Graphs, "captured steps, in the driver", driver, how);
         }
         if self.cache_rows > 0 {
-            let how = "peak of the dry run of both launch corners";
+            let how = "peak of the dry run of both worst cases of a launch";
             plan.push(Class::VisionWorkspace, "largest launch", self.vision_workspace, how);
             let how = format!("{} rows: pictures of launches and steps under way", self.cache_rows);
             plan.push(Class::VisionCache, "picture embeddings", self.vision_cache, how);
@@ -230,7 +231,7 @@ mod tests {
             launch_patches: 2 * 10_764,
         };
         let page = Bytes::mib(2);
-        let needs = Needs::plan(&model, target, &envelope, page).expect("its corners go together");
+        let needs = Needs::plan(&model, target, &envelope, page).expect("its worst cases go together");
         assert!(needs.vision_cache <= Bytes::mib(210), "{}", needs.vision_cache);
         // Measured on the card on 2026-11-21: its total, the context and what is loaded, captured graphs, the canary.
         let (card, beside) = (Bytes::mib(143_155), Bytes::mib(563 + 256));
@@ -250,7 +251,7 @@ mod tests {
         let (options, pictures) = (LoadOptions::default(), checkpoint.image_processor.as_ref());
         let place = Place::of_available(Bytes::gib(8), Bytes::mib(2));
         let question = Question { model: &model, pictures, target, options: &options, place };
-        let (inputs, needs) = question.needs().expect("its corners go together");
+        let (inputs, needs) = question.needs().expect("its worst cases go together");
         let limits = &inputs.envelope;
         assert_eq!((limits.sequences, limits.step_tokens), (256, 8448));
         assert!(limits.context_tokens <= 8192 && limits.picture_patches <= 24_576, "the model's own lower it");
@@ -265,7 +266,7 @@ mod tests {
         let claimed = |target: Target, sequences: usize| {
             let model = Model::plan(&checkpoint, &target).expect("it is whole");
             let envelope = Envelope { sequences, step_tokens: 512, ..Envelope::small() };
-            let needs = Needs::plan(&model, target, &envelope, Bytes::mib(2)).expect("its corners go together");
+            let needs = Needs::plan(&model, target, &envelope, Bytes::mib(2)).expect("its worst cases go together");
             let inputs = needs.graphs.map_or(Bytes::ZERO, |shape| shape.bytes(Bytes::mib(2)));
             needs.memory_plan().of_class(&Class::Graphs).saturating_sub(inputs)
         };

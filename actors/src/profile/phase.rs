@@ -10,13 +10,13 @@ use serde::{Deserialize, Serialize};
 pub enum Phase {
     /// Weights are leased, backed and copied.
     Load,
-    /// Workspaces and a small cache of keys and values are backed, and every corner of the envelope is run.
+    /// Workspaces and a small cache of keys and values are backed, and every worst case is run.
     Probe,
     /// Decode steps are captured as graphs, on devices that have them.
     Capture,
     /// What is left is measured, and keys and values are backed up to the target.
     Back,
-    /// The corners again at the final size, both lanes beside each other.
+    /// The worst cases again at the final size, both lanes beside each other.
     Validate,
     /// Requests are served.
     Serve,

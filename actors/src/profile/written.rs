@@ -37,8 +37,9 @@ pub struct WrittenProfile {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Peak {
-    /// Its name.
-    pub corner: String,
+    /// Its name; `corner` in files of format 2.
+    #[serde(rename = "corner")]
+    pub worst_case: String,
     /// Its workspace's high-water mark.
     pub workspace: Bytes,
 }
@@ -47,8 +48,10 @@ impl WrittenProfile {
     /// Of a start that measured.
     pub fn of(basis: Basis, record: &ProfileRecord, shrinks: u32, tuning: Option<Tuning>) -> Self {
         let ProfileRecord { sequences, step_tokens, launch_patches, cache_rows, kv_blocks, peaks } = record;
-        let peak =
-            |(corner, workspace): &(&'static str, Bytes)| Peak { corner: (*corner).to_owned(), workspace: *workspace };
+        let peak = |(worst_case, workspace): &(&'static str, Bytes)| Peak {
+            worst_case: (*worst_case).to_owned(),
+            workspace: *workspace,
+        };
         WrittenProfile {
             basis,
             sequences: *sequences,
@@ -87,15 +90,15 @@ impl WrittenProfile {
         let numbers = numbers.into_iter().filter(|(_, was, is)| was != is);
         let mut differences: Vec<_> =
             numbers.map(|(what, was, is)| Difference::of(what, Some(was), Some(is))).collect();
-        let planned = needs.corners.iter().map(|(corner, footprint)| (corner.name, footprint.workspace));
+        let planned = needs.worst_cases.iter().map(|(worst_case, footprint)| (worst_case.name, footprint.workspace));
         let mut planned = planned.peekable();
-        for Peak { corner, workspace } in &self.peaks {
-            let is = planned.next_if(|(name, _)| name == corner).map(|(_, workspace)| workspace);
+        for Peak { worst_case, workspace } in &self.peaks {
+            let is = planned.next_if(|(name, _)| name == worst_case).map(|(_, workspace)| workspace);
             if is != Some(*workspace) {
-                differences.push(Difference::of(&peak(corner), Some(*workspace), is));
+                differences.push(Difference::of(&peak(worst_case), Some(*workspace), is));
             }
         }
-        differences.extend(planned.map(|(corner, is)| Difference::of(&peak(corner), None, Some(is))));
+        differences.extend(planned.map(|(worst_case, is)| Difference::of(&peak(worst_case), None, Some(is))));
         differences
     }
 }
@@ -103,8 +106,8 @@ impl WrittenProfile {
 /// The part of a written size that another may differ by.
 const ROOM_SLACK: usize = 64;
 
-fn peak(corner: &str) -> String {
-    format!("the peak of '{corner}'")
+fn peak(worst_case: &str) -> String {
+    format!("the peak of '{worst_case}'")
 }
 
 /// The probe, and a whole context.

@@ -1,5 +1,5 @@
-//! Rule 5: the plan equals the measurement, to the byte, for every corner; and no pass inside the envelope takes more
-//! than the corners do.
+//! Rule 5: the plan equals the measurement, to the byte, for every worst case; and no pass inside the envelope takes more
+//! than the worst cases do.
 
 use std::cell::Cell;
 
@@ -10,10 +10,10 @@ use bursar_kernels::{
 };
 use bursar_model::{
     Depth, Envelope, Model,
-    corners::{self, Footprint, Pass, Room},
     flow::{Grid, Patches, PictureRows, SequencePart, StepBatch},
     sampling::{SamplingBuffers, SamplingShape},
     strain::Strain,
+    worst_cases::{self, Footprint, Pass, Room},
 };
 use proptest::prelude::*;
 
@@ -106,32 +106,32 @@ impl Machine {
         let mut buffers = SamplingBuffers::over(words, sampling);
         let tally = Tally::default();
         let scope = Scope::new(&self.cpu, &self.workspace, &tally);
-        corners::run(&self.model, &scope, pass, depth, &layers, &mut cache, &mut buffers)?;
+        worst_cases::run(&self.model, &scope, pass, depth, &layers, &mut cache, &mut buffers)?;
         Ok(Footprint { workspace: self.workspace.high_water() - below, work: tally.total() })
     }
 }
 
-fn every_corner_takes_what_its_plan_says(folder: &str) {
-    // Fewer blocks than the longest context: corners name some of them several times.
+fn every_worst_case_takes_what_its_plan_says(folder: &str) {
+    // Fewer blocks than the longest context: worst cases name some of them several times.
     let room = Room { blocks: 11, cache_rows: 130 };
     for threads in [1, 2] {
         let machine = Machine::load(folder, threads, room);
         for envelope in envelopes() {
-            for corner in corners::corners(&machine.model, &envelope, room) {
-                let what = format!("{folder}, {threads} threads, {envelope:?}, {}", corner.name);
-                let planned = corners::plan(&machine.model, *machine.cpu.target(), &corner.pass);
+            for worst_case in worst_cases::worst_cases(&machine.model, &envelope, room) {
+                let what = format!("{folder}, {threads} threads, {envelope:?}, {}", worst_case.name);
+                let planned = worst_cases::plan(&machine.model, *machine.cpu.target(), &worst_case.pass);
                 let planned = planned.unwrap_or_else(|error| panic!("{what}: {error}"));
-                let measured = machine.run(&corner.pass, Depth::Whole, planned.workspace);
+                let measured = machine.run(&worst_case.pass, Depth::Whole, planned.workspace);
                 assert_eq!(measured.unwrap_or_else(|error| panic!("{what}: {error}")), planned, "{what}");
-                let proof = corners::proof(&machine.model, *machine.cpu.target(), &corner.pass);
+                let proof = worst_cases::proof(&machine.model, *machine.cpu.target(), &worst_case.pass);
                 let proof = proof.unwrap_or_else(|error| panic!("{what}: {error}"));
                 assert_eq!(proof, Depth::First(1), "{what}: all layers of these models are alike");
-                let proven = machine.run(&corner.pass, proof, planned.workspace);
+                let proven = machine.run(&worst_case.pass, proof, planned.workspace);
                 let proven = proven.unwrap_or_else(|error| panic!("{what}: {error}"));
                 assert_eq!(proven.workspace, planned.workspace, "{what}, the first layer alone");
                 assert!(proven.work.flops < planned.work.flops, "{what}, the first layer alone");
                 for depth in [Depth::Whole, proof] {
-                    let short = machine.run(&corner.pass, depth, planned.workspace - Bytes(256));
+                    let short = machine.run(&worst_case.pass, depth, planned.workspace - Bytes(256));
                     assert!(matches!(short, Err(KernelError::Workspace(_))), "{what}, {depth:?}: {short:?}");
                 }
             }
@@ -140,22 +140,22 @@ fn every_corner_takes_what_its_plan_says(folder: &str) {
 }
 
 #[test]
-fn every_corner_of_qwen2_5_vl_takes_what_its_plan_says() {
-    every_corner_takes_what_its_plan_says(QWEN2_5_VL);
+fn every_worst_case_of_qwen2_5_vl_takes_what_its_plan_says() {
+    every_worst_case_takes_what_its_plan_says(QWEN2_5_VL);
 }
 
 #[test]
-fn every_corner_of_qwen2_takes_what_its_plan_says() {
-    every_corner_takes_what_its_plan_says(QWEN2);
+fn every_worst_case_of_qwen2_takes_what_its_plan_says() {
+    every_worst_case_takes_what_its_plan_says(QWEN2);
 }
 
 #[test]
-fn every_corner_of_the_demo_takes_what_its_plan_says() {
+fn every_worst_case_of_the_demo_takes_what_its_plan_says() {
     if !repository(DEMO).join("config.json").exists() {
         println!("skipped: the demo's checkpoint is not in {DEMO}");
         return;
     }
-    every_corner_takes_what_its_plan_says(DEMO);
+    every_worst_case_takes_what_its_plan_says(DEMO);
 }
 
 #[test]
@@ -163,8 +163,8 @@ fn a_launch_has_no_more_embeddings_than_the_cache_has_rows() {
     let model = Model::plan(&bench::open(QWEN2_5_VL), &Target::Cpu { threads: 2 }).expect("it can be planned");
     let envelope = Envelope { launch_patches: 400, picture_patches: 100, ..Envelope::default() };
     let embeddings = |cache_rows| -> Vec<usize> {
-        let corners = corners::corners(&model, &envelope, Room { blocks: 4, cache_rows });
-        let launches = corners.iter().filter_map(|corner| match &corner.pass {
+        let worst_cases = worst_cases::worst_cases(&model, &envelope, Room { blocks: 4, cache_rows });
+        let launches = worst_cases.iter().filter_map(|worst_case| match &worst_case.pass {
             Pass::Encode(batch) => Some(batch.embeddings()),
             Pass::Step(_) => None,
         });
@@ -181,9 +181,9 @@ fn an_envelope_larger_than_this_machine_can_be_planned() {
     let model = Model::plan(&bench::open(QWEN2_5_VL), &Target::Cpu { threads: 2 }).expect("it can be planned");
     let envelope = Envelope { context_tokens: 1 << 20, sequences: 4096, step_tokens: 1 << 20, ..Envelope::default() };
     let room = Room { blocks: 512, cache_rows: 2048 };
-    let corners = corners::corners(&model, &envelope, room);
-    let peaks = corners.iter().map(|corner| peak(&model, Target::Cpu { threads: 2 }, &corner.pass));
-    let largest = peaks.max().expect("there are corners");
+    let worst_cases = worst_cases::worst_cases(&model, &envelope, room);
+    let peaks = worst_cases.iter().map(|worst_case| peak(&model, Target::Cpu { threads: 2 }, &worst_case.pass));
+    let largest = peaks.max().expect("there are worst cases");
     // Block tables of 65,536 blocks for 4,096 sequences are 1 GiB by themselves.
     assert!(largest > Bytes::gib(5), "{largest}");
 }
@@ -266,25 +266,25 @@ impl Within<'_> {
 }
 
 fn peak(model: &Model, target: Target, pass: &Pass) -> Bytes {
-    corners::plan(model, target, pass).expect("shapes agree").workspace
+    worst_cases::plan(model, target, pass).expect("shapes agree").workspace
 }
 
-fn no_pass_exceeds_the_corners(model: &Model, target: Target, envelope: Envelope, seed: u64) {
+fn no_pass_exceeds_the_worst_cases(model: &Model, target: Target, envelope: Envelope, seed: u64) {
     let room = Room { blocks: 9, cache_rows: 90 };
-    let corners = corners::corners(model, &envelope, room);
+    let worst_cases = worst_cases::worst_cases(model, &envelope, room);
     let largest = |is_step: bool| {
-        let of_lane = corners.iter().filter(|corner| matches!(corner.pass, Pass::Step(_)) == is_step);
-        of_lane.map(|corner| peak(model, target, &corner.pass)).max().unwrap_or_default()
+        let of_lane = worst_cases.iter().filter(|worst_case| matches!(worst_case.pass, Pass::Step(_)) == is_step);
+        of_lane.map(|worst_case| peak(model, target, &worst_case.pass)).max().unwrap_or_default()
     };
     let (step_peak, launch_peak) = (largest(true), largest(false));
     let mut within = Within { model, envelope: envelope.clone(), room, random: Random::new(seed) };
     for _ in 0..20 {
         let step = within.step();
         let taken = peak(model, target, &step);
-        assert!(taken <= step_peak, "a step takes {taken}, the corners {step_peak}, in {envelope:?}: {step:?}");
+        assert!(taken <= step_peak, "a step takes {taken}, the worst cases {step_peak}, in {envelope:?}: {step:?}");
         let Some(launch) = within.launch() else { continue };
         let taken = peak(model, target, &launch);
-        assert!(taken <= launch_peak, "a launch takes {taken}, the corners {launch_peak}, in {envelope:?}");
+        assert!(taken <= launch_peak, "a launch takes {taken}, the worst cases {launch_peak}, in {envelope:?}");
     }
 }
 
@@ -306,26 +306,26 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_pass_inside_an_envelope_takes_more_than_its_corners(
+    fn no_pass_inside_an_envelope_takes_more_than_its_worst_cases(
         envelope in any_envelope(), threads in 1usize..4, seed in any::<u64>(),
     ) {
         let hopper = CudaTarget { capability: (9, 0), processors: 132, activation: DType::BF16 };
         let targets = [Target::Cpu { threads }, Target::Cuda(hopper)];
         for (folder, target) in [QWEN2_5_VL, QWEN2].iter().flat_map(|folder| targets.map(|target| (folder, target))) {
             let model = Model::plan(&bench::open(folder), &target).expect("it can be planned");
-            no_pass_exceeds_the_corners(&model, target, envelope.clone(), seed);
+            no_pass_exceeds_the_worst_cases(&model, target, envelope.clone(), seed);
         }
     }
 }
 
 #[test]
-fn the_corners_of_a_model_stress_what_its_family_asks_of_a_device_and_nothing_else() {
+fn the_worst_cases_of_a_model_cover_its_familys_workloads_and_no_more() {
     let room = Room { blocks: 64, cache_rows: 1024 };
     for folder in [QWEN2, QWEN2_5_VL] {
         let model = Model::plan(&bench::open(folder), &Target::Cpu { threads: 1 }).expect("it can be planned");
         let asked = model.config().strains();
-        let corners = corners::corners(&model, &Envelope::small(), room);
-        let stressed: Vec<Strain> = corners.iter().flat_map(|corner| corner.strains).copied().collect();
+        let worst_cases = worst_cases::worst_cases(&model, &Envelope::small(), room);
+        let stressed: Vec<Strain> = worst_cases.iter().flat_map(|worst_case| worst_case.strains).copied().collect();
         for strain in asked {
             assert!(stressed.contains(strain), "{folder}: nothing stresses {strain:?}");
         }

@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use bursar_budgets::Bytes;
 use bursar_kernels::{BLOCK_TOKENS, Target};
-use bursar_model::{Envelope, Model, checkpoint::Checkpoint, corners::Pass, demo};
+use bursar_model::{Envelope, Model, checkpoint::Checkpoint, demo, worst_cases::Pass};
 use proptest::{prelude::*, test_runner::TestRunner};
 
 use super::*;
@@ -14,7 +14,7 @@ use crate::{
     profile::Needs,
 };
 
-/// What the corners of a start have run.
+/// What the worst cases of a start have run.
 struct Stressed {
     context: ModelContext,
     /// Tokens of the longest sequence, and blocks of its table.
@@ -40,11 +40,11 @@ fn stressed(envelope: Envelope) -> Stressed {
         &inputs,
         checkpoint.prompts().expect("it has a tokenizer"),
     );
-    let needs = Needs::plan(&model, target, &context.envelope, Bytes::kib(64)).expect("its corners go together");
+    let needs = Needs::plan(&model, target, &context.envelope, Bytes::kib(64)).expect("its worst cases go together");
     let mut stressed =
         Stressed { context, tokens: 0, blocks: needs.probe_blocks, launch_patches: 0, cache_rows: needs.cache_rows };
-    for (corner, _) in &needs.corners {
-        match &corner.pass {
+    for (worst_case, _) in &needs.worst_cases {
+        match &worst_case.pass {
             Pass::Encode(batch) => stressed.launch_patches = stressed.launch_patches.max(batch.patches()),
             Pass::Step(batch) => {
                 let longest = batch.context_lengths.iter().max().map_or(0, |most| *most as usize);

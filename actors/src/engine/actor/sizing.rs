@@ -257,7 +257,7 @@ impl EngineState {
         self.elastic.iter_mut().for_each(|elastic| elastic.serving(myself, None));
         let profiled = self.profiled.clone().expect("sized before served");
         profiled.lanes.idle().await;
-        let error = ProfileError::Stress { corner: "a request", source: error };
+        let error = ProfileError::Stress { worst_case: "a request", source: error };
         let ledger = self.arguments.budget.evidence().await.ok();
         let evidence = Evidence::of(&error, Phase::Serve, ledger.as_ref()).expect("memory was refused");
         self.course.end_in(Phase::Serve, Some(evidence.clone()));

@@ -1,4 +1,4 @@
-//! The envelope's corners: the largest passes that can ever reach the device. They are planned before anything is
+//! The envelope's worst cases: the largest passes that can ever reach the device. They are planned before anything is
 //! loaded and run under stress before anything is served, from the same lines of code.
 
 use bursar_budgets::{Bytes, Workspace};
@@ -18,7 +18,7 @@ use crate::{
 
 /// One of the largest passes.
 #[derive(Clone, Debug)]
-pub struct Corner {
+pub struct WorstCase {
     /// What it is called.
     pub name: &'static str,
     /// What it stresses.
@@ -27,9 +27,9 @@ pub struct Corner {
     pub pass: Pass,
 }
 
-impl Corner {
+impl WorstCase {
     fn of(stress: &Stress, pass: Pass) -> Self {
-        Corner { name: stress.name, strains: stress.strains, pass }
+        WorstCase { name: stress.name, strains: stress.strains, pass }
     }
 }
 
@@ -51,7 +51,7 @@ pub struct Footprint {
     pub work: Work,
 }
 
-/// How many blocks and rows a corner may name.
+/// How many blocks and rows a worst case may name.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
     /// Blocks of keys and values. Sequences that need more name some of them several times, as a probe that is smaller
@@ -62,9 +62,9 @@ pub struct Room {
     pub cache_rows: usize,
 }
 
-/// The corners of `envelope` for `model`, within `room`.
-pub fn corners(model: &Model, envelope: &Envelope, room: Room) -> Vec<Corner> {
-    let mut corners = Vec::new();
+/// The worst cases of `envelope` for `model`, within `room`.
+pub fn worst_cases(model: &Model, envelope: &Envelope, room: Room) -> Vec<WorstCase> {
+    let mut worst_cases = Vec::new();
     let request = RequestCost::largest(envelope, model.config().merged_patches());
     if let Some(merged) = model.config().merged_patches() {
         let launch = envelope.launch_patches.min(room.cache_rows * merged);
@@ -72,15 +72,15 @@ pub fn corners(model: &Model, envelope: &Envelope, room: Room) -> Vec<Corner> {
         // Where not even the smallest picture fits nothing is ever launched.
         if largest >= merged {
             let encode = |grid| Pass::Encode(pictures(model, launch, grid));
-            corners.push(Corner::of(&Stress::LARGEST_PICTURES, encode(largest_grid(largest, merged))));
-            corners.push(Corner::of(&Stress::SMALLEST_PICTURES, encode(smallest_grid(merged))));
+            worst_cases.push(WorstCase::of(&Stress::LARGEST_PICTURES, encode(largest_grid(largest, merged))));
+            worst_cases.push(WorstCase::of(&Stress::SMALLEST_PICTURES, encode(smallest_grid(merged))));
         }
     }
     let prompts = step(model, envelope, room, request, envelope.step_tokens, true);
-    corners.push(Corner::of(&Stress::PROMPTS, Pass::Step(prompts)));
+    worst_cases.push(WorstCase::of(&Stress::PROMPTS, Pass::Step(prompts)));
     let decodes = step(model, envelope, room, request, envelope.sequences.min(envelope.step_tokens), false);
-    corners.push(Corner::of(&Stress::DECODES, Pass::Step(decodes)));
-    corners
+    worst_cases.push(WorstCase::of(&Stress::DECODES, Pass::Step(decodes)));
+    worst_cases
 }
 
 /// Runs a pass on shapes alone: the bytes it takes on `target`, and its work.
@@ -279,7 +279,7 @@ fn largest_grid(patches: usize, merged: usize) -> Grid {
 /// As many pictures of `grid` as a launch of so many patches takes, and its rest filled with the smallest ones. Each is a
 /// full step of a video, which has more bytes than a still picture.
 fn pictures(model: &Model, launch_patches: usize, grid: Grid) -> PictureBatch {
-    let merged = model.config().merged_patches().expect("only a family with pictures has this corner");
+    let merged = model.config().merged_patches().expect("only a family with pictures has this worst case");
     let patch = model.config().patch().expect("as above");
     let [large, small] = [grid, smallest_grid(merged)].map(|grid| Patches::blank(grid, patch));
     let whole = launch_patches / grid.patches();
