@@ -22,9 +22,9 @@ mod model;
 pub mod processor;
 pub mod registry;
 pub mod sampling;
-pub mod strain;
 pub mod text;
 pub mod weights;
+pub mod workload;
 pub mod worst_cases;
 
 pub use cost::{PictureCost, RequestCost};

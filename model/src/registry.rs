@@ -19,9 +19,9 @@ use crate::{
     },
     flow::{LayoutError, Patches, PromptLayout, VisualGrid},
     processor::{ImageProcessor, VideoProcessor},
-    strain::{Strain, stressed},
     text::{Tokenizer, byte_level},
     weights::{WeightError, WeightMap},
+    workload::{Workload, covered},
 };
 
 /// A checkpoint of a family that no code here serves.
@@ -152,10 +152,10 @@ impl FamilyConfig {
 
     /// What serving it asks of a device. A family that brings something which no worst case covers does not
     /// compile.
-    pub fn strains(&self) -> &'static [Strain] {
+    pub fn workloads(&self) -> &'static [Workload] {
         match self {
-            FamilyConfig::Qwen2(_) => const { stressed(qwen2::STRAINS) },
-            FamilyConfig::Qwen2_5Vl(_) => const { stressed(qwen2_5_vl::STRAINS) },
+            FamilyConfig::Qwen2(_) => const { covered(qwen2::WORKLOADS) },
+            FamilyConfig::Qwen2_5Vl(_) => const { covered(qwen2_5_vl::WORKLOADS) },
         }
     }
 

@@ -13,7 +13,7 @@ use crate::{
     flow::{Grid, Patches, PictureRows, SequencePart, StepBatch},
     registry::PictureBatch,
     sampling::{SamplingBuffers, SamplingShape, Score, Scores},
-    strain::{Strain, Stress},
+    workload::{Workload, WorstCaseKind},
 };
 
 /// One of the largest passes.
@@ -22,14 +22,14 @@ pub struct WorstCase {
     /// What it is called.
     pub name: &'static str,
     /// What it stresses.
-    pub strains: &'static [Strain],
+    pub workloads: &'static [Workload],
     /// What is run.
     pub pass: Pass,
 }
 
 impl WorstCase {
-    fn of(stress: &Stress, pass: Pass) -> Self {
-        WorstCase { name: stress.name, strains: stress.strains, pass }
+    fn of(kind: &WorstCaseKind, pass: Pass) -> Self {
+        WorstCase { name: kind.name, workloads: kind.workloads, pass }
     }
 }
 
@@ -72,14 +72,14 @@ pub fn worst_cases(model: &Model, envelope: &Envelope, room: Room) -> Vec<WorstC
         // Where not even the smallest picture fits nothing is ever launched.
         if largest >= merged {
             let encode = |grid| Pass::Encode(pictures(model, launch, grid));
-            worst_cases.push(WorstCase::of(&Stress::LARGEST_PICTURES, encode(largest_grid(largest, merged))));
-            worst_cases.push(WorstCase::of(&Stress::SMALLEST_PICTURES, encode(smallest_grid(merged))));
+            worst_cases.push(WorstCase::of(&WorstCaseKind::LARGEST_PICTURES, encode(largest_grid(largest, merged))));
+            worst_cases.push(WorstCase::of(&WorstCaseKind::SMALLEST_PICTURES, encode(smallest_grid(merged))));
         }
     }
     let prompts = step(model, envelope, room, request, envelope.step_tokens, true);
-    worst_cases.push(WorstCase::of(&Stress::PROMPTS, Pass::Step(prompts)));
+    worst_cases.push(WorstCase::of(&WorstCaseKind::PROMPTS, Pass::Step(prompts)));
     let decodes = step(model, envelope, room, request, envelope.sequences.min(envelope.step_tokens), false);
-    worst_cases.push(WorstCase::of(&Stress::DECODES, Pass::Step(decodes)));
+    worst_cases.push(WorstCase::of(&WorstCaseKind::DECODES, Pass::Step(decodes)));
     worst_cases
 }
 

@@ -12,7 +12,7 @@ use bursar_model::{
     Depth, Envelope, Model,
     flow::{Grid, Patches, PictureRows, SequencePart, StepBatch},
     sampling::{SamplingBuffers, SamplingShape},
-    strain::Strain,
+    workload::Workload,
     worst_cases::{self, Footprint, Pass, Room},
 };
 use proptest::prelude::*;
@@ -323,12 +323,12 @@ fn the_worst_cases_of_a_model_cover_its_familys_workloads_and_no_more() {
     let room = Room { blocks: 64, cache_rows: 1024 };
     for folder in [QWEN2, QWEN2_5_VL] {
         let model = Model::plan(&bench::open(folder), &Target::Cpu { threads: 1 }).expect("it can be planned");
-        let asked = model.config().strains();
+        let asked = model.config().workloads();
         let worst_cases = worst_cases::worst_cases(&model, &Envelope::small(), room);
-        let stressed: Vec<Strain> = worst_cases.iter().flat_map(|worst_case| worst_case.strains).copied().collect();
-        for strain in asked {
-            assert!(stressed.contains(strain), "{folder}: nothing stresses {strain:?}");
+        let stressed: Vec<Workload> = worst_cases.iter().flat_map(|worst_case| worst_case.workloads).copied().collect();
+        for workload in asked {
+            assert!(stressed.contains(workload), "{folder}: nothing stresses {workload:?}");
         }
-        assert_eq!(asked.contains(&Strain::Encode), stressed.contains(&Strain::Encode), "{folder}");
+        assert_eq!(asked.contains(&Workload::Encode), stressed.contains(&Workload::Encode), "{folder}");
     }
 }

@@ -12,8 +12,8 @@ use crate::{
         decoder::{Decoder, DecoderConfig},
     },
     flow::{POSITION_AXES, PromptLayout},
-    strain::Strain,
     weights::{WeightError, WeightMap},
+    workload::Workload,
 };
 
 /// `architectures` entries that this family serves.
@@ -23,7 +23,7 @@ pub const ARCHITECTURES: &[&str] = &["Qwen2ForCausalLM"];
 pub const MODEL_TYPE: &str = "qwen2";
 
 /// What serving it asks of a device.
-pub const STRAINS: &[Strain] = &[Strain::Prefill, Strain::Decode, Strain::Score, Strain::Choose];
+pub const WORKLOADS: &[Workload] = &[Workload::Prefill, Workload::Decode, Workload::Score, Workload::Choose];
 
 /// The family's configuration.
 #[derive(Clone, Debug, PartialEq)]

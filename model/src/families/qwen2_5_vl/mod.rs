@@ -14,8 +14,8 @@ pub use vision::{PictureBatch, VisionTower};
 
 use crate::{
     blocks::decoder::Decoder,
-    strain::Strain,
     weights::{WeightError, WeightMap},
+    workload::Workload,
 };
 
 /// `architectures` entries that this family serves.
@@ -25,8 +25,8 @@ pub const ARCHITECTURES: &[&str] = &["Qwen2_5_VLForConditionalGeneration"];
 pub const MODEL_TYPE: &str = "qwen2_5_vl";
 
 /// What serving it asks of a device: all there is, as videos are pictures by then.
-pub const STRAINS: &[Strain] =
-    &[Strain::Encode, Strain::Merge, Strain::Prefill, Strain::Decode, Strain::Score, Strain::Choose];
+pub const WORKLOADS: &[Workload] =
+    &[Workload::Encode, Workload::Merge, Workload::Prefill, Workload::Decode, Workload::Score, Workload::Choose];
 
 /// The family's weights.
 pub struct Model {
