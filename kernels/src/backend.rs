@@ -4,9 +4,9 @@ use bursar_budgets::Bytes;
 
 use crate::{KernelError, Target, ops::*};
 
-/// Layers that a rehearsal should run through, where there are as many: autotuning goes over the weights of so many, since
+/// Layers that autotuning should run through, where there are as many: autotuning goes over the weights of so many, since
 /// no cache holds the last layer's when the next step comes.
-pub const REHEARSED_LAYERS: usize = 8;
+pub const AUTOTUNED_LAYERS: usize = 8;
 
 /// The arithmetic of every operation, on one target.
 ///
@@ -24,12 +24,11 @@ pub trait Backend {
     /// What this backend computes on.
     fn target(&self) -> &Target;
 
-    /// From now on what is computed is thrown away (the stress before READY), or again wanted: a backend may use a
-    /// rehearsal to measure which of several ways is the fastest. Until its end a backend may remember where the weights
-    /// of products lie: they stay there.
-    fn rehearse(&self, _on: bool) {}
+    /// Whether what is computed from now on is thrown away (the stress before READY): the backend may then measure which of
+    /// several algorithms is the fastest. Until it is switched off the weights of products stay where they are.
+    fn autotune(&self, _on: bool) {}
 
-    /// Measures how the products that were met since the rehearsal began are computed fastest, also for other numbers of
+    /// Measures how the products that were met since autotuning began are computed fastest, also for other numbers of
     /// rows than were met. Nothing is measured twice.
     ///
     /// # Errors
@@ -42,7 +41,7 @@ pub trait Backend {
     /// may launch and nothing else: no upload, no download. All addresses, shapes and numbers are kept as they are. None
     /// from a backend that has no graphs, which then does not call `run`.
     ///
-    /// Each product of `run` should have been rehearsed before, in the same shape.
+    /// Each product of `run` should have been autotuned before, in the same shape.
     ///
     /// # Errors
     /// What `run` says, or that the device does not take it as a graph; the backend goes on as if nothing had been asked.

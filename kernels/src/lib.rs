@@ -27,7 +27,7 @@ mod target;
 mod tensor;
 mod work;
 
-pub use backend::{Backend, Graph, REHEARSED_LAYERS};
+pub use backend::{AUTOTUNED_LAYERS, Backend, Graph};
 pub use cpu::Cpu;
 pub use cuda::{BlasSearch, Cuda, CudaKernels, CudaTarget, OpenError, ProductsBy, Tuning};
 pub use dtype::{DType, Element};

@@ -245,7 +245,7 @@ impl Products {
 }
 
 #[test]
-fn after_a_rehearsal_no_product_of_few_rows_is_guessed_and_lanes_beside_each_other_agree() {
+fn after_autotuning_no_product_is_guessed_and_two_lanes_agree() {
     let Some((_turn, gpu)) = gpu() else { return };
     for kernels in &gpu.kernels {
         // Other stories measure other products with theirs.
@@ -264,15 +264,15 @@ fn after_a_rehearsal_no_product_of_few_rows_is_guessed_and_lanes_beside_each_oth
             products.run(&Scope::new(cuda, &workspace, &tally), &weights, rows, &expected);
         };
         run(&cuda, 3);
-        assert_eq!(cuda.guesses(), 2, "no rehearsal has met them");
+        assert_eq!(cuda.guesses(), 2, "no autotuning has met them");
 
-        let rehearse = |cuda: &Cuda| {
-            cuda.rehearse(true);
+        let autotune = |cuda: &Cuda| {
+            cuda.autotune(true);
             run(cuda, Products::ROWS);
             Scope::new(cuda, &workspace, &tally).measure_products().expect("they run");
-            cuda.rehearse(false);
+            cuda.autotune(false);
         };
-        rehearse(&cuda);
+        autotune(&cuda);
         for rows in (1..=256).chain([Products::ROWS]) {
             run(&cuda, rows);
         }
@@ -296,8 +296,8 @@ fn after_a_rehearsal_no_product_of_few_rows_is_guessed_and_lanes_beside_each_oth
         let another = start(&written);
         let cuda = Cuda::new(&another).expect("a stream");
         (1..=256).chain([Products::ROWS]).for_each(|rows| run(&cuda, rows));
-        assert_eq!(cuda.guesses(), 0, "no rehearsal was needed");
-        rehearse(&cuda);
+        assert_eq!(cuda.guesses(), 0, "no autotuning was needed");
+        autotune(&cuda);
         assert_eq!(another.tuning(), kernels.tuning(), "nothing was measured again");
 
         // One that somebody has written into is not taken.
@@ -312,7 +312,7 @@ fn after_a_rehearsal_no_product_of_few_rows_is_guessed_and_lanes_beside_each_oth
         let another = start(&spoiled);
         assert_eq!(another.tuning().products(), 0);
         let cuda = Cuda::new(&another).expect("a stream");
-        rehearse(&cuda);
+        autotune(&cuda);
         assert_eq!(another.tuning().products(), kernels.tuning().products());
         run(&cuda, 5);
     }
@@ -390,11 +390,11 @@ fn a_captured_step_with_products_that_were_measured_is_no_slower_than_with_the_l
             let mut hidden = unsafe { Tensor::persistent(memory.address(), shape, target.activation) };
             fill_random(&cuda, 1, 1.0, &mut hidden).expect("activations are what weights are kept as");
             let started = Instant::now();
-            cuda.rehearse(true);
+            cuda.autotune(true);
             layers.run(&Scope::new(&cuda, &workspace, &tally), &mut hidden).expect("it runs");
             Scope::new(&cuda, &workspace, &tally).measure_products().expect("they run");
-            cuda.rehearse(false);
-            let rehearsed = started.elapsed();
+            cuda.autotune(false);
+            let autotuned = started.elapsed();
             let captured = cuda.capture(&mut || layers.run(&Scope::new(&cuda, &workspace, &tally), &mut hidden));
             let graph = captured.expect("it is captured").expect("a GPU has graphs");
             let replay = |times: usize| {
@@ -405,7 +405,7 @@ fn a_captured_step_with_products_that_were_measured_is_no_slower_than_with_the_l
             };
             replay(20);
             let shortest = (0..5).map(|_| replay(50)).min_by(f64::total_cmp).expect("five");
-            println!("{products_by:?}, {rows} rows: {LAYERS} layers in {shortest:.0} us, rehearsed in {rehearsed:.0?}");
+            println!("{products_by:?}, {rows} rows: {LAYERS} layers in {shortest:.0} us, autotuned in {autotuned:.0?}");
             taken.push(shortest);
         }
     }

@@ -72,7 +72,7 @@ impl<B: Backend> ModelRunner<B> {
         self.upload_inputs(&layout, &StepBatch::default())?;
         // Products choose their algorithms, which takes measuring, and that cannot be captured.
         let mut buffers = self.memory.sampling.buffers();
-        self.rehearse(|| Ok(self.decode(&layout, &layers, &mut buffers, None)?))?;
+        self.autotune(|| Ok(self.decode(&layout, &layers, &mut buffers, None)?))?;
         let mut capture =
             |tokens| self.backend.capture(&mut || self.decode(&layout, &layers, &mut buffers, Some(tokens)));
         let Some(likeliest) = capture(Tokens::Likeliest)? else { return Ok(None) };

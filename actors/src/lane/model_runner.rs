@@ -157,23 +157,23 @@ impl<B: Backend> ModelRunner<B> {
     }
 
     fn stress(&self, pass: &Pass, depth: Depth) -> Result<Footprint, LaneError> {
-        self.rehearse(|| self.stress_rehearsed(pass, depth))
+        self.autotune(|| self.stress_autotuned(pass, depth))
     }
 
     /// Runs what is thrown away, and has the backend measure the products that it met, in the workspace that it has given
     /// back.
-    pub(super) fn rehearse<T>(&self, run: impl FnOnce() -> Result<T, LaneError>) -> Result<T, LaneError> {
-        self.backend.rehearse(true);
+    pub(super) fn autotune<T>(&self, run: impl FnOnce() -> Result<T, LaneError>) -> Result<T, LaneError> {
+        self.backend.autotune(true);
         let outcome = run().and_then(|given| {
             let tally = Tally::default();
             Scope::new(&self.backend, &self.workspace, &tally).measure_products()?;
             Ok(given)
         });
-        self.backend.rehearse(false);
+        self.backend.autotune(false);
         outcome
     }
 
-    fn stress_rehearsed(&self, pass: &Pass, depth: Depth) -> Result<Footprint, LaneError> {
+    fn stress_autotuned(&self, pass: &Pass, depth: Depth) -> Result<Footprint, LaneError> {
         self.workspace.reset_high_water();
         let tally = Tally::default();
         let scope = Scope::new(&self.backend, &self.workspace, &tally);

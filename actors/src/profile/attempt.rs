@@ -393,7 +393,7 @@ impl Attempt {
 
     /// Worst cases that are run before the size is settled.
     fn stressed(&self) -> usize {
-        match self.warm.is_none() && self.rigour.rehearses() {
+        match self.warm.is_none() && self.rigour.runs_before_sizing() {
             true => self.needs.worst_cases.len(),
             false => 0,
         }

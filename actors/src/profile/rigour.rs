@@ -1,6 +1,6 @@
 //! How deep worst cases run: pure (ADR 26).
 
-use bursar_kernels::REHEARSED_LAYERS;
+use bursar_kernels::AUTOTUNED_LAYERS;
 use bursar_model::Depth;
 
 /// What a start asks of its worst cases.
@@ -10,7 +10,7 @@ pub enum Rigour {
     Proof,
     /// Before the size is settled through a few layers, where a GPU's driver loads kernels and autotuning measures products;
     /// at the final size through all of them.
-    Rehearsal,
+    Autotune,
     /// Both times through all layers.
     Full,
 }
@@ -21,12 +21,12 @@ impl Rigour {
         match (full_stress, is_host) {
             (true, _) => Rigour::Full,
             (false, true) => Rigour::Proof,
-            (false, false) => Rigour::Rehearsal,
+            (false, false) => Rigour::Autotune,
         }
     }
 
     /// Whether worst cases run before the size is settled too.
-    pub fn rehearses(self) -> bool {
+    pub fn runs_before_sizing(self) -> bool {
         self != Rigour::Proof
     }
 
@@ -36,9 +36,9 @@ impl Rigour {
     /// Those of `proof`, which is asked where it matters.
     pub fn depth<E>(self, is_final: bool, proof: impl FnOnce() -> Result<Depth, E>) -> Result<Depth, E> {
         Ok(match (self, is_final) {
-            (Rigour::Full, _) | (Rigour::Rehearsal, true) => Depth::Whole,
+            (Rigour::Full, _) | (Rigour::Autotune, true) => Depth::Whole,
             (Rigour::Proof, _) => proof()?,
-            (Rigour::Rehearsal, false) => proof()?.max(Depth::First(REHEARSED_LAYERS)),
+            (Rigour::Autotune, false) => proof()?.max(Depth::First(AUTOTUNED_LAYERS)),
         })
     }
 }
@@ -57,16 +57,16 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_rehearses_some_layers_and_is_proven_by_all() {
+    fn a_gpu_autotunes_in_some_layers_and_is_proven_by_all() {
         let rigour = Rigour::of(false, false);
-        assert!(rigour.rehearses());
-        assert_eq!(depths(rigour, 1), [Depth::First(REHEARSED_LAYERS), Depth::Whole]);
+        assert!(rigour.runs_before_sizing());
+        assert_eq!(depths(rigour, 1), [Depth::First(AUTOTUNED_LAYERS), Depth::Whole]);
         assert_eq!(depths(rigour, 20), [Depth::First(20), Depth::Whole], "its peak may need more of them");
     }
 
     #[test]
     fn a_host_is_proven_by_the_fewest_layers_and_the_full_stress_is_all_of_them_twice() {
-        assert!(!Rigour::of(false, true).rehearses());
+        assert!(!Rigour::of(false, true).runs_before_sizing());
         assert_eq!(depths(Rigour::of(false, true), 3)[1], Depth::First(3));
         for is_host in [false, true] {
             assert_eq!(depths(Rigour::of(true, is_host), 1), [Depth::Whole; 2]);

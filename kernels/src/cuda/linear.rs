@@ -14,9 +14,9 @@ pub(super) fn linear(cuda: &Cuda, call: ops::linear::Call<'_>) -> Result<(), Ker
     let places = places(&call.x, &call.weight, call.bias.as_ref(), &call.scratch, &call.out);
     compute(cuda, product, places, || {
         let (blas, stream, activation) = (&cuda.kernels.blas, &cuda.stream, cuda.kernels.target.activation);
-        let (mut products, rehearses) = (cuda.products.borrow_mut(), cuda.rehearses.get());
+        let (mut products, autotunes) = (cuda.products.borrow_mut(), cuda.autotunes.get());
         // SAFETY: the front has checked the shapes, and the tensors' makers vouch for their memory.
-        let put = unsafe { products.multiply(blas, stream, activation, (product, places), rehearses) };
+        let put = unsafe { products.multiply(blas, stream, activation, (product, places), autotunes) };
         Ok(put?)
     })
 }
@@ -49,8 +49,8 @@ fn compute(
     if product.rows == 0 || product.out_features == 0 {
         return Ok(());
     }
-    if cuda.rehearses.get() {
-        cuda.rehearsal.borrow_mut().meet(product, places);
+    if cuda.autotunes.get() {
+        cuda.autotuner.borrow_mut().meet(product, places);
     }
     if let Some(cut) = linear_few::chosen(cuda, product, places) {
         // SAFETY: the front has checked the shapes, the tensors' makers vouch for their memory, and weights that kernels

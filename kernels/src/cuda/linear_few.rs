@@ -44,7 +44,7 @@ const ALIGNMENT: usize = 16;
 /// Whose products are taken, of few rows and of many.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ProductsBy {
-    /// Those that a rehearsal has measured to be faster, or as good as that; cuBLASLt's where there was none.
+    /// Those that autotuning has measured to be faster, or as good as that; cuBLASLt's where there was none.
     #[default]
     Measured,
     /// Ours, wherever they serve: to compare with.
@@ -58,7 +58,7 @@ pub enum ProductsBy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Cut(usize);
 
-/// What a rehearsal chooses from; `tools/gpu/products.py` times the same. The last makes as few tiles as can be.
+/// What autotuning chooses from; `tools/gpu/products.py` times the same. The last makes as few tiles as can be.
 pub(super) const CUTS: [Cut; 4] = [Cut(2), Cut(1), Cut(4), Cut(132)];
 
 /// Which streams' counters are taken.

@@ -1,7 +1,7 @@
 //! Products of many rows by our own kernels for Hopper (`kernels/cuda/linear_gated_hopper.cu`): where a gate follows, what
 //! it reads is never written.
 //!
-//! A rehearsal measures each of them once beside what the library takes, with the operands of its pass. With a gate the
+//! Autotuning measures each of them once beside what the library takes, with the operands of its pass. With a gate the
 //! faster is kept for the size and for smaller ones, as the library's algorithms are. Without one ours is little faster
 //! where it is faster at all, and much slower where its tall tiles leave processors idle: it is kept for sizes close below.
 
@@ -64,7 +64,7 @@ fn blocks(product: Product, processors: usize) -> usize {
     CLUSTER * tiles.min(processors / CLUSTER)
 }
 
-/// Whether our kernel is the one to compute the product, which `other` computes too. In a rehearsal both are measured the
+/// Whether our kernel is the one to compute the product, which `other` computes too. While autotuning both are measured the
 /// first time, and the output holds what neither means.
 ///
 /// # Errors
@@ -84,7 +84,7 @@ pub(super) fn chosen(
         ProductsBy::Measured => {}
     }
     let is_measured = || cuda.kernels.blas.measured().contains_key(&product);
-    if cuda.rehearses.get() && !is_measured() {
+    if cuda.autotunes.get() && !is_measured() {
         // The first runs bring what they need, and are not counted.
         other()?;
         // SAFETY: as the front says, and it fits.

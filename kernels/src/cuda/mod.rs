@@ -3,6 +3,7 @@
 
 mod arrivals;
 mod attention;
+mod autotune;
 mod blas;
 mod decode_launch;
 mod elementwise;
@@ -15,7 +16,6 @@ mod linear;
 mod linear_few;
 mod linear_many;
 mod pour;
-mod rehearsal;
 mod rotary;
 mod sample;
 mod stage;
@@ -42,10 +42,10 @@ pub use tuning::Tuning;
 
 use crate::{Backend, DType, Graph, KernelError, Target, ops, ops::transfer::Arrival};
 use arrivals::Arrivals;
+use autotune::Autotuner;
 use blas::{Blas, Products};
 use launch::Functions;
 use linear_few::{CounterSets, Counters};
-use rehearsal::Rehearsal;
 use stage::Stage;
 use stream::{Clock, Stream};
 
@@ -108,8 +108,8 @@ pub struct Cuda {
     products_by: ProductsBy,
     arrivals: Arrivals,
     /// What is computed is thrown away: products may be measured.
-    rehearses: Cell<bool>,
-    rehearsal: RefCell<Rehearsal>,
+    autotunes: Cell<bool>,
+    autotuner: RefCell<Autotuner>,
     clock: Clock,
     /// What is launched is kept as a graph: copies would be too, with the host's memory as it is then.
     captures: Cell<bool>,
@@ -137,8 +137,8 @@ impl Cuda {
             stage: RefCell::new(stage),
             products: RefCell::new(Products::new(device)?),
             arrivals: Arrivals::new(device)?,
-            rehearses: Cell::new(false),
-            rehearsal: RefCell::default(),
+            autotunes: Cell::new(false),
+            autotuner: RefCell::default(),
             clock: Clock::new(device)?,
             captures: Cell::new(false),
             drill: Cell::default(),
@@ -151,8 +151,8 @@ impl Cuda {
         Cuda { products_by, ..self }
     }
 
-    /// Products outside of a rehearsal, of sizes met for the first time, that took cuBLASLt's first guess: each may have
-    /// loaded a kernel of it. After a rehearsal there are none.
+    /// Products outside of autotuning, of sizes met for the first time, that took cuBLASLt's first guess: each may have
+    /// loaded a kernel of it. After autotuning there are none.
     pub fn guesses(&self) -> usize {
         self.products.borrow().guesses()
     }
@@ -244,14 +244,14 @@ impl Backend for Cuda {
         Ok(Box::new(arrivals::Coming::begin(&self.arrivals, device, &self.stream, &call.source)?))
     }
 
-    fn rehearse(&self, on: bool) {
-        self.rehearses.set(on);
-        // Weights stay where they are only until the end of a rehearsal.
-        self.rehearsal.take();
+    fn autotune(&self, on: bool) {
+        self.autotunes.set(on);
+        // Weights stay where they are only until the end of autotuning.
+        self.autotuner.take();
     }
 
     fn measure(&self, call: ops::measure::Call<'_>) -> Result<(), KernelError> {
-        rehearsal::measure(self, call)
+        autotune::measure(self, call)
     }
 
     fn capture(&self, run: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<Option<Box<dyn Graph>>, KernelError> {

@@ -1,4 +1,4 @@
-//! The end of a rehearsal: the products that it met are measured at few rows.
+//! The end of autotuning: the products that it met are measured at few rows.
 
 use crate::{Backend, DType, KernelError, Scope, Tensor};
 
@@ -10,8 +10,8 @@ pub struct Call<'a> {
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Lets the backend measure the products that this rehearsal has met, in all that is left of the workspace; to be
-    /// called between [`rehearse(true)`](Backend::rehearse) and `rehearse(false)`, when the pass has given its memory
+    /// Lets the backend measure the products that this autotuning has met, in all that is left of the workspace; to be
+    /// called between [`autotune(true)`](Backend::autotune) and `autotune(false)`, when the pass has given its memory
     /// back. What was measured before is not measured again. The workspace's high-water mark is its capacity then.
     ///
     /// # Errors

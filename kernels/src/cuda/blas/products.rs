@@ -1,10 +1,10 @@
 //! Products by cuBLASLt, each with the algorithm that was fastest here.
 //!
-//! The library proposes algorithms by a model of the device; on small batches its first guess is often not its best. In a
-//! rehearsal (the stress before READY, whose results nobody wants) each new product of many rows runs all proposals and
-//! keeps the fastest; what it met is measured at few rows when it ends (`rehearsal.rs`). Afterwards a product of a size
+//! The library proposes algorithms by a model of the device; on small batches its first guess is often not its best. While
+//! autotuning (in the stress before READY, whose results are thrown away) each new product of many rows runs all proposals
+//! and keeps the fastest; what it met is measured at few rows when it ends (`autotune.rs`). Afterwards a product of a size
 //! that was never measured takes the algorithm of the next larger size that was and that serves it, so that no kernel of
-//! the library is loaded while serving. Only a product that no rehearsal met takes the first guess.
+//! the library is loaded while serving. Only a product that autotuning did not meet takes the first guess.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -21,7 +21,7 @@ use super::{
 };
 use crate::DType;
 
-/// Proposals that a rehearsal measures.
+/// Proposals that autotuning measures.
 const PROPOSALS: usize = 12;
 
 /// Those that take so many times as long as the fastest in one run each are not run again.
@@ -104,7 +104,7 @@ pub(in super::super) struct Places {
 pub(in super::super) struct Products {
     known: BTreeMap<Product, Known>,
     clock: Clock,
-    /// Products outside of a rehearsal that took the library's first guess.
+    /// Products outside of autotuning that took the library's first guess.
     guesses: usize,
 }
 
@@ -128,7 +128,7 @@ impl Products {
         Ok(Products { known: BTreeMap::new(), clock: Clock::new(device)?, guesses: 0 })
     }
 
-    /// Products that took an algorithm outside of a rehearsal that no measurement has chosen.
+    /// Products that took an algorithm outside of autotuning that no measurement has chosen.
     pub(in super::super) fn guesses(&self) -> usize {
         self.guesses
     }
@@ -148,13 +148,13 @@ impl Products {
         stream: &Stream,
         activation: DType,
         (product, places): (Product, Places),
-        rehearses: bool,
+        autotunes: bool,
     ) -> Result<(), DeviceError> {
-        let measures = rehearses && product.rows > FEW_ROWS;
+        let measures = autotunes && product.rows > FEW_ROWS;
         let is_new = self.known.get(&product).is_none_or(|known| measures && !known.is_measured);
         if is_new {
             // SAFETY: as the caller promises.
-            unsafe { self.meet(blas, stream, activation, (product, places), rehearses)? };
+            unsafe { self.meet(blas, stream, activation, (product, places), autotunes)? };
         }
         let known = &self.known[&product];
         // SAFETY: as the caller promises.
@@ -167,12 +167,12 @@ impl Products {
         stream: &Stream,
         activation: DType,
         (product, places): (Product, Places),
-        rehearses: bool,
+        autotunes: bool,
     ) -> Result<(), DeviceError> {
         let described = Described::of(blas, activation, product)?;
-        let measures = rehearses && product.rows > FEW_ROWS;
+        let measures = autotunes && product.rows > FEW_ROWS;
         let own = measured_for(blas, product);
-        let known = own.or_else(|| (!measures).then(|| rehearsed_for(blas, &described, places)).flatten());
+        let known = own.or_else(|| (!measures).then(|| tuned_for(blas, &described, places)).flatten());
         let algorithm = match known {
             Some(algorithm) => algorithm,
             None => {
@@ -183,7 +183,7 @@ impl Products {
                     blas.measured().insert(product, Way::Library(fastest));
                     fastest
                 } else {
-                    self.guesses += usize::from(!rehearses);
+                    self.guesses += usize::from(!autotunes);
                     algorithms[0]
                 }
             }
@@ -250,7 +250,7 @@ fn measured_for(blas: &Blas, product: Product) -> Option<Algorithm> {
 
 /// The algorithm of the next larger product that was measured and whose algorithm serves this one too, or else of the
 /// next smaller one.
-fn rehearsed_for(blas: &Blas, described: &Described, places: Places) -> Option<Algorithm> {
+fn tuned_for(blas: &Blas, described: &Described, places: Places) -> Option<Algorithm> {
     let (measured, product) = (blas.measured(), described.product);
     let alike = |rows| Product { rows, ..product };
     let larger = measured.range(product..=alike(usize::MAX));

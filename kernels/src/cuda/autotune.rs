@@ -1,4 +1,4 @@
-//! What a rehearsal finds out about products of few rows: for each that it has met, at some numbers of rows, whose product
+//! Autotuning of products of few rows: for each that a pass has met, at some numbers of rows, whose product
 //! is the fastest. A product of a number in between is computed as the next larger one that was measured.
 //!
 //! A step of decoding reads each weight once, and no cache holds the last layer's when the next step comes. So a trial
@@ -19,18 +19,18 @@ use super::{
     linear_many,
     target::CUDA_LINEAR_SCRATCH,
 };
-use crate::{DType, KernelError, REHEARSED_LAYERS, Shape, Tensor, ops};
+use crate::{AUTOTUNED_LAYERS, DType, KernelError, Shape, Tensor, ops};
 
 /// Numbers of rows that are measured. Up to 64 they are those that our kernels are compiled for, and one: between two of
 /// them the same kernel runs, and takes as long. Beyond that they are whole tiles of 64 rows.
 const MEASURED_ROWS: [usize; 8] = [1, 8, 16, 32, 64, 128, 192, FEW_ROWS];
 
 /// Of those, the ones of a product that no pass has met with few rows: it is the vision tower's, where only the smallest
-/// picture alone has few, or a prompt's, and will be met with fewer when decoding is rehearsed.
+/// picture alone has few, or a prompt's, and will be met with fewer when decoding is autotuned.
 const SELDOM_FEW: [usize; 2] = [64, FEW_ROWS];
 
-/// Weights of one trial at most: those of the layers that a rehearsal should run through.
-const WEIGHTS_MAX: usize = REHEARSED_LAYERS;
+/// Weights of one trial at most: those of the layers that autotuning should run through.
+const WEIGHTS_MAX: usize = AUTOTUNED_LAYERS;
 
 /// Weights of so many bytes are not in the L2 cache when their turn comes again: it holds half of them.
 const COLD_BYTES: usize = 96 << 20;
@@ -60,9 +60,9 @@ const TRIALS: usize = 3;
 /// a product (`tools/gpu/products.py`).
 const HEAD_START: f32 = 1.5e-3;
 
-/// The products of a rehearsal.
+/// The products of autotuning.
 #[derive(Default)]
-pub(super) struct Rehearsal {
+pub(super) struct Autotuner {
     /// By how they look, with no rows.
     met: BTreeMap<Product, Met>,
 }
@@ -74,7 +74,7 @@ struct Met {
     has_few_rows: bool,
 }
 
-impl Rehearsal {
+impl Autotuner {
     /// Remembers a product.
     pub(super) fn meet(&mut self, product: Product, places: Places) {
         let met = self.met.entry(Product { rows: 0, ..product }).or_default();
@@ -86,10 +86,10 @@ impl Rehearsal {
     }
 }
 
-/// Measures what the rehearsal has met and no other has measured.
+/// Measures what it has met and no other has measured.
 pub(super) fn measure(cuda: &Cuda, call: ops::measure::Call<'_>) -> Result<(), KernelError> {
     cuda.enter()?;
-    let Rehearsal { met } = mem::take(&mut *cuda.rehearsal.borrow_mut());
+    let Autotuner { met } = mem::take(&mut *cuda.autotuner.borrow_mut());
     // What gates is held against the product that does not, so that comes first.
     for gates in [false, true] {
         for (alike, met) in met.iter().filter(|(alike, _)| alike.gates == gates) {
@@ -262,7 +262,7 @@ impl<'t> Trial<'t> {
         let (cuda, places) = (self.cuda, self.places(turn));
         match (way, described) {
             (Way::Library(algorithm), Some(described)) => {
-                // SAFETY: there is room for the operands, and the weights are those of a pass whose rehearsal lasts.
+                // SAFETY: there is room for the operands, and the weights are those of a pass whose autotuning lasts.
                 unsafe { described.multiply(&cuda.kernels.blas, &cuda.stream, places, &algorithm) }?;
                 Ok(())
             }
