@@ -13,7 +13,7 @@ use cudarc::driver::sys;
 
 use super::{
     Cuda,
-    blas::{Described, FEW_ROWS, Places, Product, Way},
+    blas::{Described, FEW_ROWS, GemmAlgorithm, Places, Product},
     elementwise, gate_up_middle,
     linear_few::{self, CUTS, ProductsBy},
     linear_many,
@@ -112,7 +112,7 @@ pub(super) fn measure(cuda: &Cuda, call: ops::measure::Call<'_>) -> Result<(), K
 }
 
 /// Of what was timed; infinite if nothing was.
-fn shortest(timed: &[(f32, Way)]) -> f32 {
+fn shortest(timed: &[(f32, GemmAlgorithm)]) -> f32 {
     timed.iter().map(|(milliseconds, _)| *milliseconds).fold(f32::INFINITY, f32::min)
 }
 
@@ -164,17 +164,17 @@ impl<'t> Trial<'t> {
     }
 
     /// The fastest way; none if none runs.
-    fn fastest(&self) -> Result<Option<Way>, KernelError> {
+    fn fastest(&self) -> Result<Option<GemmAlgorithm>, KernelError> {
         let blas = &self.cuda.kernels.blas;
         let activation = self.cuda.kernels.target.activation;
         let mut described = None;
         let mut others = Vec::new();
         if self.product.gates {
-            others.push(Way::Apart);
+            others.push(GemmAlgorithm::Apart);
         } else {
             let product = described.insert(Described::of(blas, activation, self.product)?);
             match product.proposals(blas, self.places(0)) {
-                Ok(algorithms) => others.extend(algorithms.into_iter().map(Way::Library)),
+                Ok(algorithms) => others.extend(algorithms.into_iter().map(GemmAlgorithm::Library)),
                 Err(error) if error.is_lost() => return Err(error.into()),
                 // It may never be asked for in this size.
                 Err(_) => {}
@@ -200,22 +200,26 @@ impl<'t> Trial<'t> {
     }
 
     /// The ways that are ours.
-    fn ours(&self) -> Vec<Way> {
+    fn ours(&self) -> Vec<GemmAlgorithm> {
         let mut ours = Vec::new();
         if self.cuda.products_by == ProductsBy::Library {
             return ours;
         }
         if linear_few::serves(self.cuda, self.product, self.places(0)) {
-            ours.extend(CUTS.map(Way::Few));
+            ours.extend(CUTS.map(GemmAlgorithm::Few));
         }
         if gate_up_middle::serves(self.cuda, self.product, self.places(0)) {
-            ours.push(Way::Middle);
+            ours.push(GemmAlgorithm::Middle);
         }
         ours
     }
 
     /// Those of `ways` that run, with their milliseconds.
-    fn try_each(&self, described: Option<&Described>, ways: &[Way]) -> Result<Vec<(f32, Way)>, KernelError> {
+    fn try_each(
+        &self,
+        described: Option<&Described>,
+        ways: &[GemmAlgorithm],
+    ) -> Result<Vec<(f32, GemmAlgorithm)>, KernelError> {
         let mut timed = Vec::new();
         for way in ways {
             // The first run brings what it needs, and is not counted. A way that does not run after all is none.
@@ -230,7 +234,7 @@ impl<'t> Trial<'t> {
 
     /// Milliseconds of the product, the mean of so many at most, with weights none of which is in the L2 cache; less
     /// its head start.
-    fn time(&self, described: Option<&Described>, way: Way, turns: usize) -> Result<f32, KernelError> {
+    fn time(&self, described: Option<&Described>, way: GemmAlgorithm, turns: usize) -> Result<f32, KernelError> {
         let weight_bytes = 2 * self.product.out_features * self.product.in_features;
         let mut turns = turns.min(READ_MAX / weight_bytes).max(1);
         if self.weights.len() * weight_bytes < COLD_BYTES {
@@ -246,7 +250,7 @@ impl<'t> Trial<'t> {
                 self.run(described, way, turn % self.weights.len())
             })
         })?;
-        let head_start = if matches!(way, Way::Few(_)) { HEAD_START } else { 0.0 };
+        let head_start = if matches!(way, GemmAlgorithm::Few(_)) { HEAD_START } else { 0.0 };
         Ok(milliseconds / turns as f32 - head_start)
     }
 
@@ -258,21 +262,21 @@ impl<'t> Trial<'t> {
     }
 
     /// Puts the product with one of the weights into the stream.
-    fn run(&self, described: Option<&Described>, way: Way, turn: usize) -> Result<(), KernelError> {
+    fn run(&self, described: Option<&Described>, way: GemmAlgorithm, turn: usize) -> Result<(), KernelError> {
         let (cuda, places) = (self.cuda, self.places(turn));
         match (way, described) {
-            (Way::Library(algorithm), Some(described)) => {
+            (GemmAlgorithm::Library(algorithm), Some(described)) => {
                 // SAFETY: there is room for the operands, and the weights are those of a pass whose autotuning lasts.
                 unsafe { described.multiply(&cuda.kernels.blas, &cuda.stream, places, &algorithm) }?;
                 Ok(())
             }
             // SAFETY: as above, and it serves: that was asked first.
-            (Way::Few(cut), _) => unsafe { linear_few::launch(cuda, self.product, places, cut) },
+            (GemmAlgorithm::Few(cut), _) => unsafe { linear_few::launch(cuda, self.product, places, cut) },
             // SAFETY: as above.
-            (Way::Middle, _) => unsafe { gate_up_middle::launch(cuda, self.product, places) },
+            (GemmAlgorithm::Middle, _) => unsafe { gate_up_middle::launch(cuda, self.product, places) },
             // SAFETY: as above. It is never tried here, where rows are few.
-            (Way::Many, _) => unsafe { linear_many::launch(cuda, self.product, places) },
-            (Way::Apart | Way::Library(_), _) => self.run_apart(places),
+            (GemmAlgorithm::Many, _) => unsafe { linear_many::launch(cuda, self.product, places) },
+            (GemmAlgorithm::Apart | GemmAlgorithm::Library(_), _) => self.run_apart(places),
         }
     }
 

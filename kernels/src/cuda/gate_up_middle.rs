@@ -5,7 +5,7 @@ use bursar_budgets::Address;
 
 use super::{
     Cuda,
-    blas::{FEW_ROWS, Places, Product, Way},
+    blas::{FEW_ROWS, GemmAlgorithm, Places, Product},
     launch::{Extent, arguments, count},
     linear_few::{self, ProductsBy},
     tensor_map::{Rows, TensorMap},
@@ -61,7 +61,7 @@ pub(super) fn chosen(cuda: &Cuda, product: Product, places: Places) -> bool {
         && match cuda.products_by {
             ProductsBy::Library => false,
             ProductsBy::Ours => true,
-            ProductsBy::Measured => matches!(cuda.kernels.blas.way_of(product), Some(Way::Middle)),
+            ProductsBy::Measured => matches!(cuda.kernels.blas.algorithm_of(product), Some(GemmAlgorithm::Middle)),
         }
 }
 

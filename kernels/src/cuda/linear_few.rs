@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Cuda,
-    blas::{Places, Product, Way},
+    blas::{GemmAlgorithm, Places, Product},
     launch::{Extent, Functions, arguments, count},
     stream::Stream,
     tensor_map::{Layout, Rows, Swizzle, TensorMap},
@@ -166,8 +166,8 @@ pub(super) fn chosen(cuda: &Cuda, product: Product, places: Places) -> Option<Cu
     match cuda.products_by {
         ProductsBy::Library => None,
         ProductsBy::Ours => Some(CUTS[0]),
-        ProductsBy::Measured => match cuda.kernels.blas.way_of(product) {
-            Some(Way::Few(cut)) => Some(cut),
+        ProductsBy::Measured => match cuda.kernels.blas.algorithm_of(product) {
+            Some(GemmAlgorithm::Few(cut)) => Some(cut),
             _ => None,
         },
     }

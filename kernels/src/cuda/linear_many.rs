@@ -9,7 +9,7 @@ use bursar_budgets::Address;
 
 use super::{
     Cuda,
-    blas::{FEW_ROWS, Places, Product, Way},
+    blas::{FEW_ROWS, GemmAlgorithm, Places, Product},
     launch::{Extent, arguments, count},
     linear_few::ProductsBy,
     tensor_map::{Rows, TensorMap},
@@ -98,7 +98,7 @@ pub(super) fn chosen(
             shortest = [shortest[0].min(time(&other)?), shortest[1].min(time(&ours)?)];
         }
         if product.gates {
-            let way = if shortest[1] < shortest[0] { Way::Many } else { Way::Apart };
+            let way = if shortest[1] < shortest[0] { GemmAlgorithm::Many } else { GemmAlgorithm::Apart };
             cuda.kernels.blas.measured().insert(product, way);
         } else if shortest[1] < CLEARLY * shortest[0] {
             // The library's algorithm is measured by now, and stays for smaller sizes.
@@ -106,7 +106,7 @@ pub(super) fn chosen(
         }
     }
     if product.gates {
-        return Ok(matches!(cuda.kernels.blas.way_of(product), Some(Way::Many)));
+        return Ok(matches!(cuda.kernels.blas.algorithm_of(product), Some(GemmAlgorithm::Many)));
     }
     let close = Product { rows: product.rows / 3 * 4, ..product };
     Ok(cuda.kernels.blas.ours().range(product..=close).next().is_some())

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     CudaKernels,
-    blas::{Described, Product, Way},
+    blas::{Described, GemmAlgorithm, Product},
     linear_few::CUTS,
     target::CUDA_LINEAR_SCRATCH,
 };
@@ -14,7 +14,7 @@ use super::{
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tuning {
-    fastest: Vec<(Product, Way)>,
+    fastest: Vec<(Product, GemmAlgorithm)>,
     /// Products of many rows without a gate that our kernel is faster for.
     ours: Vec<Product>,
 }
@@ -49,16 +49,16 @@ impl CudaKernels {
     }
 
     /// Whether `way` may be asked for `product`. That its memory is aligned, and has room, is asked again for each product.
-    fn runs(&self, product: Product, way: Way) -> bool {
+    fn runs(&self, product: Product, way: GemmAlgorithm) -> bool {
         match way {
-            Way::Few(cut) => CUTS.contains(&cut),
-            Way::Library(algorithm) if !product.gates => {
+            GemmAlgorithm::Few(cut) => CUTS.contains(&cut),
+            GemmAlgorithm::Library(algorithm) if !product.gates => {
                 let described = Described::of(&self.blas, self.target.activation, product);
                 let workspace_bytes = CUDA_LINEAR_SCRATCH.as_usize();
                 described.is_ok_and(|product| product.is_served_by(&self.blas, &algorithm, workspace_bytes))
             }
-            Way::Library(_) => false,
-            Way::Middle | Way::Many | Way::Apart => product.gates,
+            GemmAlgorithm::Library(_) => false,
+            GemmAlgorithm::Middle | GemmAlgorithm::Many | GemmAlgorithm::Apart => product.gates,
         }
     }
 }

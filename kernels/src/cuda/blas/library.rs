@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     super::error::OpenError,
-    products::{Product, Way},
+    products::{GemmAlgorithm, Product},
     search::{BlasSearch, NAMES},
 };
 
@@ -112,7 +112,7 @@ pub(in super::super) struct Blas {
     handle: Handle,
     device: Arc<CudaDevice>,
     /// What was measured to be the fastest here, for all lanes and for those that take over from one that died.
-    measured: Mutex<BTreeMap<Product, Way>>,
+    measured: Mutex<BTreeMap<Product, GemmAlgorithm>>,
     /// Products of many rows without a gate that ours was measured to be faster for.
     ours: Mutex<BTreeSet<Product>>,
 }
@@ -184,7 +184,7 @@ impl Blas {
     }
 
     /// What was measured so far.
-    pub(in super::super) fn measured(&self) -> MutexGuard<'_, BTreeMap<Product, Way>> {
+    pub(in super::super) fn measured(&self) -> MutexGuard<'_, BTreeMap<Product, GemmAlgorithm>> {
         // An entry is written in one assignment.
         self.measured.lock().unwrap_or_else(PoisonError::into_inner)
     }

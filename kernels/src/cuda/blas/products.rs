@@ -76,7 +76,7 @@ impl Product {
 
 /// How a product was computed fastest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(in super::super) enum Way {
+pub(in super::super) enum GemmAlgorithm {
     /// By the library.
     Library(Algorithm),
     /// By our kernel for few rows.
@@ -180,7 +180,7 @@ impl Products {
                 if measures {
                     // SAFETY: as the caller promises.
                     let fastest = unsafe { self.fastest(blas, stream, &described, places, &algorithms)? };
-                    blas.measured().insert(product, Way::Library(fastest));
+                    blas.measured().insert(product, GemmAlgorithm::Library(fastest));
                     fastest
                 } else {
                     self.guesses += usize::from(!autotunes);
@@ -243,7 +243,7 @@ impl Products {
 /// The library's algorithm that was measured for just this product.
 fn measured_for(blas: &Blas, product: Product) -> Option<Algorithm> {
     match blas.measured().get(&product) {
-        Some(Way::Library(algorithm)) => Some(*algorithm),
+        Some(GemmAlgorithm::Library(algorithm)) => Some(*algorithm),
         _ => None,
     }
 }
@@ -256,7 +256,7 @@ fn tuned_for(blas: &Blas, described: &Described, places: Places) -> Option<Algor
     let larger = measured.range(product..=alike(usize::MAX));
     let smaller = measured.range(alike(0)..product).rev();
     larger.chain(smaller).find_map(|(_, way)| match way {
-        Way::Library(algorithm) => {
+        GemmAlgorithm::Library(algorithm) => {
             described.is_served_by(blas, algorithm, places.workspace_bytes).then_some(*algorithm)
         }
         _ => None,
@@ -265,7 +265,7 @@ fn tuned_for(blas: &Blas, described: &Described, places: Places) -> Option<Algor
 
 impl Blas {
     /// How the product was computed fastest, or the next larger one that was measured.
-    pub(in super::super) fn way_of(&self, product: Product) -> Option<Way> {
+    pub(in super::super) fn algorithm_of(&self, product: Product) -> Option<GemmAlgorithm> {
         let most = Product { rows: usize::MAX, ..product };
         self.measured().range(product..=most).next().map(|(_, way)| *way)
     }
