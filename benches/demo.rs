@@ -44,7 +44,7 @@ mod model {
         let processor: &ImageProcessor = stage.checkpoint.image_processor.as_ref().expect("it takes pictures");
         let picture = ImageBytes::new(Photograph::draw(224, 224, 1).jpeg(85.0));
         let decoded = picture.decode(&ImageLimits::default()).expect("it was just encoded");
-        let batch = stage.picture_batch(&processor.process(&decoded).expect("it is processed").patches);
+        let batch = stage.picture_batch(&processor.process(&decoded).expect("it is processed").image);
         bencher.bench_local(|| stage.encode(black_box(&batch)));
     }
 }

@@ -13,7 +13,7 @@ use bursar::crates::{
         blocks::decoder::StepCaches,
         checkpoint::Checkpoint,
         demo,
-        flow::{Patches, SequencePart, StepBatch},
+        flow::{ResizedImage, SequencePart, StepBatch},
         registry::PictureBatch,
     },
 };
@@ -108,7 +108,7 @@ impl Stage {
     }
 
     /// Packs one picture for a launch.
-    pub fn picture_batch(&self, patches: &Patches) -> PictureBatch {
+    pub fn picture_batch(&self, patches: &ResizedImage) -> PictureBatch {
         let merged = self.model.config().merged_patches().expect("a family with pictures");
         let rows: Vec<u32> = (0..(patches.grid.patches() / merged) as u32).collect();
         self.model.pack(&[(patches, &rows)])

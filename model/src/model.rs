@@ -16,7 +16,7 @@ use crate::{
     blocks::{ConfigError, decoder::StepCaches},
     checkpoint::{Checkpoint, RandomTensor, random_checkpoint::DEVIATION},
     error::CheckpointError,
-    flow::{Patches, StepBatch, StepLayout},
+    flow::{ResizedImage, StepBatch, StepLayout},
     registry::{Family, FamilyConfig, PictureBatch, UnknownArchitecture},
     weights::{WeightCopy, WeightError, WeightMap, WeightSource, dtype, room_for, rounded_parts},
 };
@@ -145,7 +145,7 @@ impl Model {
     }
 
     /// Packs pictures for one launch, each with the rows of the vision cache that its embeddings take.
-    pub fn pack(&self, pictures: &[(&Patches, &[u32])]) -> PictureBatch {
+    pub fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> PictureBatch {
         self.family.pack(pictures)
     }
 

@@ -17,7 +17,7 @@ use crate::{
         qwen2,
         qwen2_5_vl::{self, Placeholders},
     },
-    flow::{LayoutError, Patches, PromptLayout, VisualGrid},
+    flow::{LayoutError, PromptLayout, ResizedImage, VisualGrid},
     processor::{ImageProcessor, VideoProcessor},
     text::{Tokenizer, byte_level},
     weights::{WeightError, WeightMap},
@@ -241,7 +241,7 @@ impl Family {
         }
     }
 
-    pub(crate) fn pack(&self, pictures: &[(&Patches, &[u32])]) -> PictureBatch {
+    pub(crate) fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> PictureBatch {
         self.tower().pack(pictures)
     }
 

@@ -10,7 +10,7 @@ use bursar_kernels::{
 use crate::{
     Depth, Envelope, Model, RequestCost,
     blocks::decoder::StepCaches,
-    flow::{Grid, Patches, PictureRows, SequencePart, StepBatch},
+    flow::{Grid, PictureRows, ResizedImage, SequencePart, StepBatch},
     registry::PictureBatch,
     sampling::{SamplingBuffers, SamplingShape, Score, Scores},
     workload::{Workload, WorstCaseKind},
@@ -281,11 +281,11 @@ fn largest_grid(patches: usize, merged: usize) -> Grid {
 fn pictures(model: &Model, launch_patches: usize, grid: Grid) -> PictureBatch {
     let merged = model.config().merged_patches().expect("only a family with pictures has this worst case");
     let patch = model.config().patch().expect("as above");
-    let [large, small] = [grid, smallest_grid(merged)].map(|grid| Patches::blank(grid, patch));
+    let [large, small] = [grid, smallest_grid(merged)].map(|grid| ResizedImage::blank(grid, patch));
     let whole = launch_patches / grid.patches();
     let rest = launch_patches % grid.patches() / small.grid.patches();
     let mut next_row = 0;
-    let pictures: Vec<(&Patches, Vec<u32>)> = std::iter::repeat_n(&large, whole)
+    let pictures: Vec<(&ResizedImage, Vec<u32>)> = std::iter::repeat_n(&large, whole)
         .chain(std::iter::repeat_n(&small, rest))
         .map(|patches| {
             let rows = next_row..next_row + (patches.grid.patches() / merged) as u32;

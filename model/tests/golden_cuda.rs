@@ -109,18 +109,18 @@ fn pictures_and_videos_become_the_recorded_embeddings_whatever_is_launched_with_
         for case in &story.cases {
             let recorded = |name: &str| case.floats(&format!("vision_embeddings.{name}"));
             let pictures =
-                case.pictures.iter().zip(&case.patches).map(|(name, patches)| (recorded(name), vec![patches]));
-            let videos = ["even", "odd", "long"].map(|name| (recorded(name), case.patches.iter().collect::<Vec<_>>()));
+                case.pictures.iter().zip(&case.images).map(|(name, patches)| (recorded(name), vec![patches]));
+            let videos = ["even", "odd", "long"].map(|name| (recorded(name), case.images.iter().collect::<Vec<_>>()));
             for (expected, patches) in pictures.chain(videos).filter_map(|(recorded, shown)| Some((recorded?, shown))) {
                 let rows = bench.encode(&patches);
                 let found: Vec<f32> = rows.iter().flat_map(|rows| bench.embeddings(rows)).collect();
                 worst[0] = worst[0].max(relative_error(&found, &expected));
                 bench.forget(rows);
                 // Behind all others of the case, and so at another place among windows of other sizes.
-                let company: Vec<_> = case.patches.iter().chain(patches.iter().copied()).collect();
+                let company: Vec<_> = case.images.iter().chain(patches.iter().copied()).collect();
                 let rows = bench.encode(&company);
                 let among: Vec<f32> =
-                    rows[case.patches.len()..].iter().flat_map(|rows| bench.embeddings(rows)).collect();
+                    rows[case.images.len()..].iter().flat_map(|rows| bench.embeddings(rows)).collect();
                 worst[1] = worst[1].max(relative_error(&among, &found));
                 bench.forget(rows);
             }

@@ -16,7 +16,7 @@ use bursar_kernels::{Backend, Cuda, DType};
 use bursar_model::{
     Model,
     checkpoint::{Checkpoint, CheckpointSource},
-    flow::{ImageBytes, ImageLimits, Patches, PromptLayout, VisualGrid},
+    flow::{ImageBytes, ImageLimits, PromptLayout, ResizedImage, VisualGrid},
 };
 use safetensors::SafeTensors;
 use serde_json::Value;
@@ -75,7 +75,7 @@ impl Rows {
 struct Prompt {
     name: &'static str,
     layout: PromptLayout,
-    patches: Vec<Patches>,
+    images: Vec<ResizedImage>,
     recorded: Vec<u8>,
 }
 
@@ -87,15 +87,15 @@ impl Prompt {
         let ids = list("ids").iter().map(|id| id.as_u64().expect("an id") as u32).collect();
         let (limits, processor) =
             (ImageLimits::default(), bench.checkpoint.image_processor.as_ref().expect("pictures"));
-        let patches = |file: &Value| {
+        let resized = |file: &Value| {
             let path = folder.join("prompts").join(file.as_str().expect("a name"));
             let picture = ImageBytes::open(path, &limits).expect("it opens").decode(&limits).expect("it decodes");
-            processor.process(&picture).expect("it is processed").patches
+            processor.process(&picture).expect("it is processed").image
         };
-        let patches: Vec<Patches> = list("pictures").iter().map(patches).collect();
-        let grids: Vec<VisualGrid> = patches.iter().map(|patches| VisualGrid::Image(patches.grid)).collect();
+        let images: Vec<ResizedImage> = list("pictures").iter().map(resized).collect();
+        let grids: Vec<VisualGrid> = images.iter().map(|image| VisualGrid::Image(image.grid)).collect();
         let layout = bench.model.config().lay_out(ids, &grids).expect("it is laid out");
-        Prompt { name, layout, patches, recorded: file("safetensors") }
+        Prompt { name, layout, images, recorded: file("safetensors") }
     }
 
     /// A recorded tensor of two axes.
@@ -148,8 +148,8 @@ fn run<B: Backend>(bench: &Bench<B>, prompt: &Prompt) {
     let activation = bench.backend.target().activation();
     let started = Instant::now();
     let mut rows = Vec::new();
-    if !prompt.patches.is_empty() {
-        rows = bench.encode(&prompt.patches.iter().collect::<Vec<_>>());
+    if !prompt.images.is_empty() {
+        rows = bench.encode(&prompt.images.iter().collect::<Vec<_>>());
         let embeddings: Vec<f32> = rows.iter().flat_map(|rows| bench.embeddings(rows)).collect();
         judge(prompt, activation, "embeddings", &embeddings, "embeddings");
     }

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use bursar_budgets::{Bytes, Class, Label, Lease, Owner, Request};
 use bursar_model::{
     Model, PictureCost,
-    flow::{Grid, ImageLimits, Patches},
+    flow::{Grid, ImageLimits, ResizedImage},
     processor::{ProcessedPicture, VisualKey, VisualPlan, VisualProcessors},
 };
 use ractor::{Actor, ActorProcessingErr, ActorRef};
@@ -71,7 +71,7 @@ pub struct VisionState {
 
 /// Pixels that wait for their launch, and the lease that pays for them.
 struct Pixels {
-    patches: Patches,
+    image: ResizedImage,
     host: Arc<Lease>,
 }
 
@@ -232,13 +232,13 @@ impl VisionState {
         let mut wanted = Vec::new();
         let mut pending = Pending { grids: Vec::new(), keys: Vec::new(), reply };
         let merged = (self.arguments.processors.pictures.config().merge_size as usize).pow(2);
-        for ProcessedPicture { patches, hash } in pictures {
-            let grid = patches.grid;
+        for ProcessedPicture { image, hash } in pictures {
+            let grid = image.grid;
             let PictureCost { patches: launched, rows } = PictureCost::of(grid.patches(), merged);
             wanted.push(Wanted { key: hash.0, rows, patches: launched });
             pending.grids.push(grid);
             pending.keys.push(hash.0);
-            self.pixels.entry(hash.0).or_insert_with(|| Pixels { patches, host: host.clone() });
+            self.pixels.entry(hash.0).or_insert_with(|| Pixels { image, host: host.clone() });
         }
         let mut became = pending.keys.iter().copied().zip(pending.grids.iter().copied());
         for (key, pictures) in keys {
@@ -284,7 +284,7 @@ impl VisionState {
             .iter()
             .map(|(key, rows)| (self.pixels.get(key).expect("a launch comes before its pixels go"), rows))
             .collect();
-        let views: Vec<_> = pixels.iter().map(|(pixels, rows)| (&pixels.patches, &rows[..])).collect();
+        let views: Vec<_> = pixels.iter().map(|(pixels, rows)| (&pixels.image, &rows[..])).collect();
         let batch = self.arguments.model.pack(&views);
         let host = pixels.iter().map(|(pixels, _)| pixels.host.clone()).collect();
         let answer = Answer::to(move |outcome| {

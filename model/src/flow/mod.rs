@@ -4,9 +4,9 @@
 //! device by themselves.
 
 pub mod image_bytes;
-pub mod patches;
 mod prefix_key;
 mod prompt_layout;
+pub mod resized_image;
 pub mod rgb_image;
 mod step_batch;
 mod step_layout;
@@ -14,9 +14,9 @@ pub mod token;
 pub mod video;
 
 pub use image_bytes::{FileName, ImageBytes, ImageLimits, PixelSize};
-pub use patches::{Grid, Levels, Patches, PictureHash};
 pub use prefix_key::{PictureContent, PrefixKey, PrefixKeys};
 pub use prompt_layout::{LayoutError, PictureSpan, PromptLayout};
+pub use resized_image::{Grid, Levels, PictureHash, ResizedImage};
 pub use rgb_image::RgbImage;
 pub use step_batch::{POSITION_AXES, PictureRows, SequencePart, StepBatch};
 pub use step_layout::{StepArray, StepLayout};

@@ -4,7 +4,7 @@ use super::config::ImageProcessorConfig;
 use super::resample::{resize, resize_bytes};
 use super::smart_resize::{PixelBounds, Size, smart_resize};
 use crate::error::{ImageError, ProcessorError};
-use crate::flow::patches::{Grid, Levels, Patches, PictureHash};
+use crate::flow::resized_image::{Grid, Levels, PictureHash, ResizedImage};
 use crate::flow::rgb_image::RgbImage;
 
 /// Resizes decoded pictures for the encoder, as transformers' `Qwen2VLImageProcessor` does.
@@ -42,7 +42,7 @@ impl PicturePlan {
 #[derive(Clone, Debug)]
 pub struct ProcessedPicture {
     /// Its patches.
-    pub patches: Patches,
+    pub image: ResizedImage,
     /// What it is cached by.
     pub hash: PictureHash,
 }
@@ -132,7 +132,7 @@ impl ImageProcessor {
     /// frame is as a picture.
     pub(super) fn process_step(&self, frames: Vec<RgbImage>, plan: &PicturePlan) -> ProcessedPicture {
         let hash = self.hash(&frames, plan.grid);
-        ProcessedPicture { patches: Patches { frames: frames.into(), grid: plan.grid, levels: self.levels }, hash }
+        ProcessedPicture { image: ResizedImage { frames: frames.into(), grid: plan.grid, levels: self.levels }, hash }
     }
 
     /// Over the resized bytes, and what turns them into patches. The grid says how long a frame is, so frames need no mark

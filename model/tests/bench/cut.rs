@@ -6,14 +6,14 @@ use bursar_kernels::{
     ops::patchify::{PatchSize, Pixels},
 };
 use bursar_model::{
-    flow::{Patches, RgbImage},
+    flow::{ResizedImage, RgbImage},
     processor::ImageProcessorConfig,
 };
 
 use super::Memory;
 
 /// `[patches, values]`, flattened: merge groups row by row, and inside each its patches row by row.
-pub fn cut(patches: &Patches, config: &ImageProcessorConfig) -> Vec<f32> {
+pub fn cut(patches: &ResizedImage, config: &ImageProcessorConfig) -> Vec<f32> {
     let size = PatchSize { side: config.patch_size as usize, frames: config.temporal_patch_size as usize };
     let values = patches.grid.patches() * size.values();
     let memory = Memory::new(Bytes::mib(64));
@@ -24,7 +24,12 @@ pub fn cut(patches: &Patches, config: &ImageProcessorConfig) -> Vec<f32> {
     cut_on(&Scope::new(&cpu, &workspace, &tally), patches, config.merge_size, size).expect("it is cut")
 }
 
-fn cut_on(scope: &Scope<'_, Cpu>, patches: &Patches, merge: u32, size: PatchSize) -> Result<Vec<f32>, KernelError> {
+fn cut_on(
+    scope: &Scope<'_, Cpu>,
+    patches: &ResizedImage,
+    merge: u32,
+    size: PatchSize,
+) -> Result<Vec<f32>, KernelError> {
     let (grid, mut places) = (patches.grid, [vec![], vec![], vec![]]);
     for (top, left) in (0..grid.h).step_by(merge as usize).flat_map(|top| {
         let columns = (0..grid.w).step_by(merge as usize);

@@ -2,7 +2,7 @@
 
 use bursar_model::{
     checkpoint::Checkpoint,
-    flow::{ImageBytes, ImageLimits, Patches, Video, VisualGrid},
+    flow::{ImageBytes, ImageLimits, ResizedImage, Video, VisualGrid},
     registry::FamilyConfig,
     text::{Message, Part, Role, TemplateInputs},
 };
@@ -20,16 +20,16 @@ pub struct Case {
     /// What its placeholders stand for, in order.
     pub visuals: Vec<VisualGrid>,
     /// Of each picture and each step of a video, in order.
-    pub patches: Vec<Patches>,
+    pub images: Vec<ResizedImage>,
     recorded: Vec<u8>,
 }
 
 /// Processes a recorded picture.
-pub fn picture(checkpoint: &Checkpoint, name: &str) -> Patches {
+pub fn picture(checkpoint: &Checkpoint, name: &str) -> ResizedImage {
     let limits = ImageLimits::default();
     let bytes = ImageBytes::open(repository("tests/golden/pictures").join(name), &limits).expect("the picture opens");
     let processor = checkpoint.image_processor.as_ref().expect("a checkpoint with pictures");
-    processor.process(&bytes.decode(&limits).expect("the picture decodes")).expect("the picture is processed").patches
+    processor.process(&bytes.decode(&limits).expect("the picture decodes")).expect("the picture is processed").image
 }
 
 /// A recorded video's frames.
@@ -43,11 +43,11 @@ pub fn video(name: &str, frames_per_second: f64) -> Video {
 }
 
 /// Processes what a part of a message shows.
-fn show(checkpoint: &Checkpoint, part: &Value) -> Option<(VisualGrid, Vec<Patches>)> {
+fn show(checkpoint: &Checkpoint, part: &Value) -> Option<(VisualGrid, Vec<ResizedImage>)> {
     match text(&part["type"]) {
         "image" => {
-            let patches = picture(checkpoint, text(&part["image"]));
-            Some((VisualGrid::Image(patches.grid), vec![patches]))
+            let image = picture(checkpoint, text(&part["image"]));
+            Some((VisualGrid::Image(image.grid), vec![image]))
         }
         "video" => {
             let rate = part["frames_per_second"].as_f64().expect("a rate");
@@ -55,7 +55,7 @@ fn show(checkpoint: &Checkpoint, part: &Value) -> Option<(VisualGrid, Vec<Patche
             let processor = checkpoint.video_processor.as_ref().expect("a checkpoint with videos");
             let plan = processor.plan(&video, &limits, usize::MAX).expect("the video is planned");
             let steps = processor.process(&video, &plan, &limits).expect("the video is processed");
-            Some((plan.grid(), steps.into_iter().map(|step| step.patches).collect()))
+            Some((plan.grid(), steps.into_iter().map(|step| step.image).collect()))
         }
         _ => None,
     }
@@ -71,13 +71,13 @@ impl Case {
         let json: Value = serde_json::from_slice(&file("json")).expect("JSON");
         let pictures: Vec<String> = list(&json["images"]).map(|name| text(name).to_owned()).collect();
         let contents = list(&json["messages"]).flat_map(|message| list(&message["content"]));
-        let (visuals, patches): (Vec<_>, Vec<_>) = contents.filter_map(|part| show(checkpoint, part)).unzip();
+        let (visuals, images): (Vec<_>, Vec<_>) = contents.filter_map(|part| show(checkpoint, part)).unzip();
         Case {
             name: name.to_owned(),
             messages: list(&json["messages"]).map(message).collect(),
             prompt: text(&json["prompt"]).to_owned(),
             visuals,
-            patches: patches.concat(),
+            images: images.concat(),
             pictures,
             recorded: file("safetensors"),
         }

@@ -17,7 +17,7 @@ use bursar_model::{
     Model,
     blocks::decoder::{SCORE_ROWS, StepCaches},
     checkpoint::{Checkpoint, CheckpointSource},
-    flow::{Patches, PromptLayout, StepBatch},
+    flow::{PromptLayout, ResizedImage, StepBatch},
 };
 use half::{bf16, f16};
 
@@ -166,7 +166,7 @@ impl<B: Backend> Bench<B> {
     }
 
     /// Encodes pictures in one launch; gives the rows of the cache that each picture's embeddings took.
-    pub fn encode(&self, pictures: &[&Patches]) -> Vec<Vec<u32>> {
+    pub fn encode(&self, pictures: &[&ResizedImage]) -> Vec<Vec<u32>> {
         let merged = self.model.config().merged_patches().expect("a family with pictures");
         let mut free = self.free_rows.borrow_mut();
         let rows: Vec<Vec<u32>> = pictures

@@ -44,9 +44,9 @@ pub fn prefixes(
 
 /// Encodes a case's pictures, and each step of its videos as a picture of its own, all in one launch; gives their rows.
 pub fn encode(bench: &Bench<impl Backend>, case: &Case) -> Vec<Vec<u32>> {
-    match case.patches.is_empty() {
+    match case.images.is_empty() {
         true => Vec::new(),
-        false => bench.encode(&case.patches.iter().collect::<Vec<_>>()),
+        false => bench.encode(&case.images.iter().collect::<Vec<_>>()),
     }
 }
 

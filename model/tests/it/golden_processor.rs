@@ -129,10 +129,10 @@ fn patches_have_the_recorded_grid_order_and_values() {
         let processor = ImageProcessor::new(ImageProcessorConfig { do_resize: false, ..Default::default() });
         let processor = processor.expect("a valid config");
         let processed = processor.process(&resized).expect("it fits");
-        let grid = processed.patches.grid;
+        let grid = processed.image.grid;
         let expected_grid = numbers(&case["image_grid_thw"]);
         assert_eq!(expected_grid, [u64::from(grid.t), u64::from(grid.h), u64::from(grid.w)], "{}", case["name"]);
-        let (values, width) = (cut(&processed.patches, processor.config()), 3 * 2 * 14 * 14);
+        let (values, width) = (cut(&processed.image, processor.config()), 3 * 2 * 14 * 14);
         assert_eq!(grid.patches() * width, values.len());
         let probes = case["pixel_value_probes"].as_array().expect("probes");
         assert!(!probes.is_empty());
@@ -161,7 +161,7 @@ fn all_values_of_a_picture_are_equal_to_the_bit() {
         .chunks_exact(4)
         .map(|bytes| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
         .collect();
-    assert_eq!(expected, cut(&processed.patches, processor(case).config()));
+    assert_eq!(expected, cut(&processed.image, processor(case).config()));
 }
 
 /// No recorded case does either: what transformers' `rescale` gives, and the levels themselves.
@@ -176,7 +176,7 @@ fn levels_that_are_not_normalised_are_rescaled_or_left() {
     let every_level = RgbImage::new(28, 28, (0..28 * 28 * 3).map(|at| at as u8).collect()).expect("a picture");
     let values = |config: ImageProcessorConfig| {
         let processor = ImageProcessor::new(config.clone()).expect("a valid config");
-        let mut values = cut(&processor.process(&every_level).expect("it fits").patches, &config);
+        let mut values = cut(&processor.process(&every_level).expect("it fits").image, &config);
         values.sort_by(f32::total_cmp);
         values.dedup();
         values
@@ -213,10 +213,10 @@ fn the_plan_tells_the_sizes_of_what_processing_yields() {
         let picture = decode(file);
         let plan = processor.plan(picture.width(), picture.height()).expect("a plan");
         let processed = processor.process(&picture).expect("patches");
-        assert_eq!(plan.grid, processed.patches.grid);
+        assert_eq!(plan.grid, processed.image.grid);
         assert_eq!(plan.tokens * 4, plan.patches);
-        assert_eq!(plan.patches_bytes(), processed.patches.bytes() as u64);
-        let frame = &processed.patches.frames[0];
+        assert_eq!(plan.patches_bytes(), processed.image.bytes() as u64);
+        let frame = &processed.image.frames[0];
         assert_eq!((plan.resized.width, plan.resized.height), (frame.width(), frame.height()));
     }
 }

@@ -1,6 +1,6 @@
 //! Qwen2.5-VL against what transformers computed: positions, embeddings, logits, answers; whole, in chunks, in company.
 
-use bursar_model::flow::{Grid, Patches};
+use bursar_model::flow::{Grid, ResizedImage};
 
 use crate::bench::{
     self, Bench, Case, alone, assert_recorded, assert_same_run, cut, encode, picture, relative_error, together,
@@ -25,12 +25,12 @@ fn cases(bench: &Bench) -> Vec<Case> {
 }
 
 /// Each picture of all cases once: the embeddings that the reference recorded, and our patches of it.
-fn recorded_embeddings(cases: &[Case]) -> Vec<(String, &Patches, Vec<f32>)> {
+fn recorded_embeddings(cases: &[Case]) -> Vec<(String, &ResizedImage, Vec<f32>)> {
     let of_case = |case: &'_ Case| {
         let tensor = |name: &String| case.floats(&format!("vision_embeddings.{name}"));
         case.pictures.iter().map(tensor).collect::<Vec<_>>()
     };
-    let all = cases.iter().flat_map(|case| case.pictures.iter().zip(&case.patches).zip(of_case(case)));
+    let all = cases.iter().flat_map(|case| case.pictures.iter().zip(&case.images).zip(of_case(case)));
     all.filter_map(|((name, patches), recorded)| Some((name.clone(), patches, recorded?))).collect()
 }
 
@@ -39,7 +39,7 @@ fn prompts_grids_and_positions_are_the_recorded_ones() {
     let checkpoint = bench::open(FOLDER);
     for name in CASES {
         let case = Case::read(FOLDER, &checkpoint, name);
-        let grids: Vec<Grid> = case.patches.iter().map(|patches| patches.grid).collect();
+        let grids: Vec<Grid> = case.images.iter().map(|patches| patches.grid).collect();
         let flat: Vec<i64> = grids.iter().flat_map(|grid| [grid.t, grid.h, grid.w].map(i64::from)).collect();
         assert_eq!(flat, case.integers("image_grid_thw").unwrap_or_default(), "{name}");
         case.assert_prompt_and_positions(&checkpoint);
@@ -52,10 +52,10 @@ fn pixel_values_are_the_recorded_ones() {
     let case = Case::read(FOLDER, &checkpoint, "same_image_twice");
     let recorded = case.floats("pixel_values.tiny_41x30.png").expect("pixel values");
     let processor = checkpoint.image_processor.as_ref().expect("it takes pictures");
-    let worst = relative_error(&cut(&case.patches[0], processor.config()), &recorded);
+    let worst = relative_error(&cut(&case.images[0], processor.config()), &recorded);
     println!("pixel values: {worst:.1e}");
     assert!(worst < 1e-6, "{worst:e}");
-    assert_eq!(case.patches[0], case.patches[1]);
+    assert_eq!(case.images[0], case.images[1]);
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn pictures_become_the_recorded_embeddings() {
 fn a_picture_becomes_the_same_embeddings_whatever_is_launched_with_it() {
     let bench = bench();
     let names = ["large_640x427.png", "tiny_41x30.png", "square_225x225.png", "tiny_41x30.png", "wide_333x97.png"];
-    let pictures: Vec<Patches> = names.iter().map(|name| picture(&bench.checkpoint, name)).collect();
+    let pictures: Vec<ResizedImage> = names.iter().map(|name| picture(&bench.checkpoint, name)).collect();
     let alone: Vec<Vec<f32>> = pictures.iter().map(|patches| bench.embeddings(&bench.encode(&[patches])[0])).collect();
     let compare = |launch: &[usize]| {
         let rows = bench.encode(&launch.iter().map(|index| &pictures[*index]).collect::<Vec<_>>());

@@ -2,7 +2,7 @@
 //! in chunks, in company.
 
 use bursar_model::{
-    flow::{ImageLimits, Patches, VisualGrid},
+    flow::{ImageLimits, ResizedImage, VisualGrid},
     processor::{ImageProcessorConfig, VideoProcessor},
 };
 
@@ -61,7 +61,7 @@ fn resized_frames_are_equal_to_the_bit_and_lie_in_the_recorded_order() {
     let plan = processor.plan(&video, &limits, usize::MAX).expect("it is planned");
     let steps = processor.process(&video, &plan, &limits).expect("it is processed");
     assert_eq!((video.frames().len(), steps.len()), (3, 2), "the last frame is shown twice");
-    let levels: Vec<f32> = steps.iter().flat_map(|step| cut(&step.patches, processor.config())).collect();
+    let levels: Vec<f32> = steps.iter().flat_map(|step| cut(&step.image, processor.config())).collect();
     let recorded = Case::read(FOLDER, &checkpoint, "video_odd_slow").bytes("levels.odd").expect("levels");
     assert_eq!(levels, recorded.into_iter().map(f32::from).collect::<Vec<_>>());
 }
@@ -72,7 +72,7 @@ fn pixel_values_are_the_recorded_ones() {
     let settings = checkpoint.video_processor.as_ref().expect("a video processor").config();
     for (name, shown) in FIRST_SHOWN {
         let case = Case::read(FOLDER, &checkpoint, name);
-        let pixels = case.patches.iter().flat_map(|patches| cut(patches, settings));
+        let pixels = case.images.iter().flat_map(|patches| cut(patches, settings));
         let probes: Vec<f32> = pixels.step_by(997).collect();
         assert_eq!(Some(probes), case.floats(&format!("pixel_probes.{shown}")), "{shown}");
     }
@@ -91,9 +91,9 @@ fn the_steps_of_a_video_become_the_recorded_embeddings() {
         assert!(worst <= REFERENCE_TOLERANCE, "{shown}: {worst:e}");
         bench.forget(rows);
         // The reference runs all steps at once; a launch of one step alone gives the same.
-        let first: Vec<&Patches> = case.patches.iter().take(1).collect();
+        let first: Vec<&ResizedImage> = case.images.iter().take(1).collect();
         let rows = bench.encode(&first);
-        let worst = relative_error(&bench.embeddings(&rows[0]), &found[..found.len() / case.patches.len()]);
+        let worst = relative_error(&bench.embeddings(&rows[0]), &found[..found.len() / case.images.len()]);
         assert!(worst <= NOISE_TOLERANCE, "the first step of {shown} alone: {worst:e}");
         bench.forget(rows);
     }

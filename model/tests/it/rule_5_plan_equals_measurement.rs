@@ -10,7 +10,7 @@ use bursar_kernels::{
 };
 use bursar_model::{
     Depth, Envelope, Model,
-    flow::{Grid, Patches, PictureRows, SequencePart, StepBatch},
+    flow::{Grid, PictureRows, ResizedImage, SequencePart, StepBatch},
     sampling::{SamplingBuffers, SamplingShape},
     workload::Workload,
     worst_cases::{self, Footprint, Pass, Room},
@@ -257,7 +257,7 @@ impl Within<'_> {
             let first = next.replace(next.get() + (rows * columns) as u32);
             // A still picture, or a step of a video with fewer frames than it could have.
             let frames = 1 + self.random.below(patch.frames);
-            let patches = Patches::blank(grid, PatchSize { frames, ..patch });
+            let patches = ResizedImage::blank(grid, PatchSize { frames, ..patch });
             pictures.push((patches, (first..next.get()).collect::<Vec<u32>>()));
         }
         let views: Vec<_> = pictures.iter().map(|(patches, rows)| (patches, rows.as_slice())).collect();

@@ -3,7 +3,7 @@
 use bursar_model::{
     Envelope,
     error::{ImageError, ProcessorError, VideoError, VisualError},
-    flow::{FileName, Grid, ImageBytes, ImageLimits, Patches, Video, Visual, VisualGrid},
+    flow::{FileName, Grid, ImageBytes, ImageLimits, ResizedImage, Video, Visual, VisualGrid},
     processor::{
         ImageProcessor, ImageProcessorConfig, PixelBounds, VideoProcessor, VisualLimits, VisualPlan, VisualProcessors,
     },
@@ -63,8 +63,8 @@ fn a_video_is_planned_from_headers_and_processed_as_planned() {
         assert_eq!((plan.steps, plan.step.grid.t), (steps, 1));
         let processed = processor().process(&video, &plan, &limits()).expect("it is processed");
         assert_eq!(processed.len(), steps);
-        assert!(processed.iter().all(|step| step.patches.grid == plan.step.grid));
-        let bytes: usize = processed.iter().map(|step| step.patches.bytes()).sum();
+        assert!(processed.iter().all(|step| step.image.grid == plan.step.grid));
+        let bytes: usize = processed.iter().map(|step| step.image.bytes()).sum();
         assert_eq!(plan.patches_bytes(), bytes as u64);
         let VisualGrid::Video { step, steps: counted, frames_per_second } = plan.grid() else {
             panic!("a video's grid is one");
@@ -91,17 +91,17 @@ fn a_step_takes_frames_in_their_order_and_repeats_the_last() {
         processor().process(&video, &plan, &limits()).expect("it is processed")
     };
     let odd = steps(vec![a.clone(), b.clone(), a.clone()]);
-    assert_eq!(odd[0].patches, steps(vec![a.clone(), b.clone()])[0].patches);
+    assert_eq!(odd[0].image, steps(vec![a.clone(), b.clone()])[0].image);
     assert_eq!(odd[0].hash, steps(vec![a.clone(), b.clone()])[0].hash);
     assert_ne!(odd[0].hash, steps(vec![b.clone(), a.clone()])[0].hash, "another order is another step");
     let twice = steps(vec![a.clone(), a.clone()]);
-    let cut = |step: &Patches| bench::cut(step, &config());
-    assert_eq!(cut(&odd[1].patches), cut(&twice[0].patches), "a lone frame is shown twice");
-    assert_eq!(2 * odd[1].patches.bytes(), twice[0].patches.bytes(), "and kept once");
+    let cut = |step: &ResizedImage| bench::cut(step, &config());
+    assert_eq!(cut(&odd[1].image), cut(&twice[0].image), "a lone frame is shown twice");
+    assert_eq!(2 * odd[1].image.bytes(), twice[0].image.bytes(), "and kept once");
     // A lone frame is the picture that it is, and shares its place in the cache.
     let decoded = a.decode(&limits()).expect("a PNG");
     let picture = ImageProcessor::new(config()).expect("valid settings").process(&decoded).expect("a picture");
-    assert_eq!((odd[1].hash, &odd[1].patches), (picture.hash, &picture.patches));
+    assert_eq!((odd[1].hash, &odd[1].image), (picture.hash, &picture.image));
     assert_ne!(odd[0].hash, picture.hash);
 }
 

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     Depth,
     blocks::{decoder::rope_frequencies, gated_mlp::GatedMlp},
-    flow::{Grid, Patches, RgbImage},
+    flow::{Grid, ResizedImage, RgbImage},
     weights::{Linear, WeightError, WeightMap},
 };
 
@@ -95,7 +95,7 @@ impl VisionTower {
     ///
     /// # Panics
     /// If a picture was resized by another model's processor, or has not as many rows as embeddings: our own bug.
-    pub fn pack(&self, pictures: &[(&Patches, &[u32])]) -> PictureBatch {
+    pub fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> PictureBatch {
         let mut batch = PictureBatch { window_starts: vec![0], frame_starts: vec![0], ..PictureBatch::default() };
         let mut first_byte = 0;
         for (patches, cache_rows) in pictures {
@@ -105,9 +105,9 @@ impl VisionTower {
         batch
     }
 
-    fn push(&self, batch: &mut PictureBatch, first_byte: usize, patches: &Patches, cache_rows: &[u32]) {
+    fn push(&self, batch: &mut PictureBatch, first_byte: usize, patches: &ResizedImage, cache_rows: &[u32]) {
         let (merged, PatchSize { side, frames }) = (self.config.merged_patches(), self.config.patch());
-        let Patches { frames: given, grid, levels } = patches;
+        let ResizedImage { frames: given, grid, levels } = patches;
         let is_of_grid =
             |frame: &RgbImage| [frame.width(), frame.height()] == [grid.w, grid.h].map(|patches| patches * side as u32);
         assert!(grid.t == 1 && given.iter().all(is_of_grid), "pixels of another model's processor: {patches:?}");

@@ -1,4 +1,4 @@
-//! Patches: a picture that is resized and ready to be cut, with the grid it is cut on and the hash it is cached by.
+//! A picture that is resized and ready to be cut, with the grid it is cut on and the hash it is cached by.
 
 use std::{fmt, sync::Arc};
 
@@ -54,7 +54,7 @@ impl Levels {
 /// A picture that is resized: one still picture, or one step of a video. It is cut into patches and normalised where the
 /// encoder runs (`patchify`), so bytes are kept and moved, and not the numbers that they become. Cloning shares them.
 #[derive(Clone, PartialEq)]
-pub struct Patches {
+pub struct ResizedImage {
     /// One of a still picture, up to as many as a patch covers of a step; the last stands for those that are missing.
     /// Each has `grid.h x grid.w` patches.
     pub frames: Arc<[RgbImage]>,
@@ -64,14 +64,14 @@ pub struct Patches {
     pub levels: Levels,
 }
 
-impl Patches {
+impl ResizedImage {
     /// A dark picture with as many frames as a patch covers: no picture of this grid has more bytes.
     pub fn blank(grid: Grid, size: PatchSize) -> Self {
         let side = size.side as u32;
         let (width, height) = (grid.w * side, grid.h * side);
         let bytes = CHANNELS * width as usize * height as usize;
         let frame = || RgbImage::new(width, height, vec![0; bytes]).expect("a grid has a patch at least");
-        Patches { frames: (0..size.frames).map(|_| frame()).collect(), grid, levels: Levels::PLAIN }
+        ResizedImage { frames: (0..size.frames).map(|_| frame()).collect(), grid, levels: Levels::PLAIN }
     }
 
     /// Host bytes of the frames.
@@ -81,9 +81,9 @@ impl Patches {
 }
 
 /// Never the pixels themselves: they are the user's.
-impl fmt::Debug for Patches {
+impl fmt::Debug for ResizedImage {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("Patches").field("grid", &self.grid).field("frames", &self.frames.len()).finish()
+        formatter.debug_struct("ResizedImage").field("grid", &self.grid).field("frames", &self.frames.len()).finish()
     }
 }
 
