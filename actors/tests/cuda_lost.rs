@@ -13,7 +13,7 @@ use bursar_actors::{
     runtime::{ModelSource, RuntimeError},
 };
 use bursar_budgets::{Address, Bytes, Class, Device, DeviceError, LeaseId, Segment, Workspace};
-use bursar_kernels::{Cuda, CudaKernels, CudaTarget, KernelError, Scope, Tally, Tensor};
+use bursar_kernels::{Cuda, CudaKernels, CudaTarget, KernelError, Scope, Tensor, WorkCounter};
 use bursar_model::Envelope;
 use gpu::{Stage, answer, eventually, neighbour, neighbour::Neighbour, options, picture, question, soon, story};
 use tokio::task::JoinHandle;
@@ -58,8 +58,8 @@ impl Tenant {
 
     /// Computes from there on, and waits for it.
     fn computes_at(&self, address: Address) -> Result<(), KernelError> {
-        let tally = Tally::default();
-        let scope = Scope::new(&self.cuda, &self.workspace, &tally);
+        let counter = WorkCounter::default();
+        let scope = Scope::new(&self.cuda, &self.workspace, &counter);
         // SAFETY: both pages are its own, and only this thread uses them. Behind the second is no memory: the kernel's
         // fault stays on the device, and is what this story is about.
         let mut x = unsafe { Tensor::persistent(address, [1, 64], scope.target().activation()) };

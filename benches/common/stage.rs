@@ -7,7 +7,7 @@ use bursar::crates::{
         Bytes, Class, Device, Effect, HostConfig, HostDevice, Input, Lease, Ledger, LedgerConfig, Owner, ReleaseNote,
         ReleaseNotes, Request, RequestId, Segment, Workspace,
     },
-    kernels::{BLOCK_TOKENS, Backend, Cpu, DType, KvLayer, Scope, Tally, Tensor},
+    kernels::{BLOCK_TOKENS, Backend, Cpu, DType, KvLayer, Scope, Tensor, WorkCounter},
     model::{
         Model,
         blocks::decoder::StepCaches,
@@ -101,8 +101,8 @@ impl Stage {
         // SAFETY: a tensor without rows has no element that could be touched: the host knows all tokens here.
         let previous = unsafe { Tensor::persistent(self.cache.address(), [0], DType::U32) };
         let caches = StepCaches { layers: &layers, pictures: Some(&cache), previous: &previous };
-        let tally = Tally::default();
-        let scope = Scope::new(&self.cpu, &self.workspace, &tally);
+        let counter = WorkCounter::default();
+        let scope = Scope::new(&self.cpu, &self.workspace, &counter);
         let logits = self.model.step(&scope, batch, &caches, |_, _| Ok(())).expect("the step runs");
         scope.download(&scope.argmax(&logits).expect("logits")).expect("tokens")
     }
@@ -116,8 +116,8 @@ impl Stage {
 
     /// Runs a launch of the vision encoder.
     pub fn encode(&self, batch: &PictureBatch) {
-        let tally = Tally::default();
-        let scope = Scope::new(&self.cpu, &self.workspace, &tally);
+        let counter = WorkCounter::default();
+        let scope = Scope::new(&self.cpu, &self.workspace, &counter);
         self.model.encode(&scope, batch, &mut self.cache()).expect("the launch runs");
     }
 

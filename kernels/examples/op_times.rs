@@ -48,10 +48,10 @@ fn shortest(mut run: impl FnMut()) -> Duration {
 }
 
 fn report(what: &str, cpu: &Cpu, memory: &Workspace, run: impl Fn(&Scope<'_, Cpu>)) {
-    let tally = Tally::default();
-    run(&Scope::new(cpu, memory, &tally));
-    let flops = tally.total().flops as f64;
-    let time = shortest(|| run(&Scope::new(cpu, memory, &Tally::default())));
+    let counter = WorkCounter::default();
+    run(&Scope::new(cpu, memory, &counter));
+    let flops = counter.total().flops as f64;
+    let time = shortest(|| run(&Scope::new(cpu, memory, &WorkCounter::default())));
     println!("{what:<44} {:>9.1} us {:>7.1} GFLOP/s", time.as_secs_f64() * 1e6, flops / time.as_secs_f64() / 1e9);
 }
 
@@ -71,7 +71,7 @@ fn numbers(count: usize) -> Vec<f32> {
 
 fn linears(cpu: &Cpu) {
     let memory = workspace(Bytes::mib(64));
-    let weights = Tally::default();
+    let weights = WorkCounter::default();
     let outer = Scope::new(cpu, &memory, &weights);
     let floats = numbers(1024 * 1024);
     let halves: Vec<half::bf16> = floats.iter().map(|number| half::bf16::from_f32(*number)).collect();
@@ -98,8 +98,8 @@ fn linears(cpu: &Cpu) {
 
 fn attentions(cpu: &Cpu) {
     let memory = workspace(Bytes::mib(64));
-    let tally = Tally::default();
-    let outer = Scope::new(cpu, &memory, &tally);
+    let counter = WorkCounter::default();
+    let outer = Scope::new(cpu, &memory, &counter);
     let other = workspace(Bytes::mib(32));
     for (rows, step) in [(1024, 1024), (1024, 64)] {
         let inner = outer.scope();
@@ -139,8 +139,8 @@ fn attentions(cpu: &Cpu) {
 
 fn small(cpu: &Cpu) {
     let memory = workspace(Bytes::mib(64));
-    let tally = Tally::default();
-    let outer = Scope::new(cpu, &memory, &tally);
+    let counter = WorkCounter::default();
+    let outer = Scope::new(cpu, &memory, &counter);
     let other = workspace(Bytes::mib(32));
     let weight = outer.upload([160], &numbers(160)).expect("room");
     patches(cpu, &other);

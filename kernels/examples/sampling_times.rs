@@ -91,14 +91,14 @@ fn main() {
     let number = |at: u64| ((philox::uniform(1, at) + philox::uniform(2, at) - 1.0) * 12.0) as f32;
     fill_elements(&cuda, &(0..logits.1 as u64).map(number).collect::<Vec<_>>(), &mut all).expect("it is put there");
     println!("{:<40}{}", "us for so many rows", ROWS.map(|rows| format!("{rows:>9}")).concat());
-    let tally = Tally::default();
+    let counter = WorkCounter::default();
     let show = |name: &str, times: [Duration; ROWS.len()]| {
         println!("{name:<40}{}", times.map(|time| format!("{:>9.1}", time.as_secs_f64() * 1e6)).concat());
     };
     show(
         "argmax",
         ROWS.map(|rows| {
-            let scope = || Scope::new(&cuda, &workspace, &tally);
+            let scope = || Scope::new(&cuda, &workspace, &counter);
             let mut chosen = results.row_range_mut(0..rows);
             time(&cuda, || scope().argmax_into(&all.row_range(0..rows), &mut chosen))
         }),
@@ -113,7 +113,7 @@ fn main() {
             fill_elements(&cuda, &words, &mut asked.row_range_mut(0..words.len())).expect("it is put there");
             let (mut chosen, mut report) = results.split_rows_mut(rows);
             time(&cuda, || {
-                let scope = Scope::new(&cuda, &workspace, &tally);
+                let scope = Scope::new(&cuda, &workspace, &counter);
                 scope.sample_into(&all.row_range(0..rows), &asked, layout, &mut chosen, &mut report)
             })
         });

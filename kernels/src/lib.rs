@@ -38,4 +38,4 @@ pub use scope::Scope;
 pub use shape::Shape;
 pub use target::Target;
 pub use tensor::Tensor;
-pub use work::{Tally, Work};
+pub use work::{Work, WorkCounter};

@@ -2,7 +2,7 @@
 
 use bursar_budgets::{Bytes, Frame, Workspace};
 
-use crate::{Backend, DType, KernelError, Shape, Tally, Target, Tensor, Work};
+use crate::{Backend, DType, KernelError, Shape, Target, Tensor, Work, WorkCounter};
 
 /// Where a pass takes its temporaries and runs its operations.
 ///
@@ -12,11 +12,11 @@ use crate::{Backend, DType, KernelError, Shape, Tally, Target, Tensor, Work};
 ///
 /// ```
 /// use bursar_budgets::Workspace;
-/// use bursar_kernels::{DType, Plan, Scope, Tally, Target};
+/// use bursar_kernels::{DType, Plan, Scope, WorkCounter, Target};
 ///
-/// let (workspace, tally) = (Workspace::dry(), Tally::default());
+/// let (workspace, counter) = (Workspace::dry(), WorkCounter::default());
 /// let plan = Plan::new(Target::Cpu { threads: 2 });
-/// let pass = Scope::new(&plan, &workspace, &tally);
+/// let pass = Scope::new(&plan, &workspace, &counter);
 /// let hidden = pass.upload([3, 64], &[0.0f32; 192])?; // [tokens, hidden]
 /// {
 ///     let layer = pass.scope();
@@ -29,7 +29,7 @@ use crate::{Backend, DType, KernelError, Shape, Tally, Target, Tensor, Work};
 pub struct Scope<'w, B> {
     pub(crate) backend: &'w B,
     frame: Frame<'w>,
-    tally: &'w Tally,
+    counter: &'w WorkCounter,
 }
 
 impl<'w, B: Backend> Scope<'w, B> {
@@ -37,14 +37,14 @@ impl<'w, B: Backend> Scope<'w, B> {
     ///
     /// # Panics
     /// If a backend that computes is put over a dry workspace, where there is no memory.
-    pub fn new(backend: &'w B, workspace: &'w Workspace, tally: &'w Tally) -> Self {
+    pub fn new(backend: &'w B, workspace: &'w Workspace, counter: &'w WorkCounter) -> Self {
         assert!(!B::COMPUTES || !workspace.is_dry(), "a dry workspace has no memory to compute on");
-        Scope { backend, frame: workspace.frame(), tally }
+        Scope { backend, frame: workspace.frame(), counter }
     }
 
     /// A scope within this one. While it lives, this one takes nothing.
     pub fn scope(&self) -> Scope<'_, B> {
-        Scope { backend: self.backend, frame: self.frame.frame(), tally: self.tally }
+        Scope { backend: self.backend, frame: self.frame.frame(), counter: self.counter }
     }
 
     /// What this pass is planned for or runs on.
@@ -85,6 +85,6 @@ impl<'w, B: Backend> Scope<'w, B> {
     }
 
     pub(crate) fn count(&self, work: Work) {
-        self.tally.add(work);
+        self.counter.add(work);
     }
 }

@@ -25,7 +25,7 @@ pub(crate) const fn cpu_attention_tile(head_dim: usize) -> usize {
 }
 
 /// Elements of scratch that one thread needs to choose from a row, for each of its logits: a weight, a candidate, a
-/// changed logit, a tally.
+/// changed logit, a counter.
 pub(crate) const CPU_SAMPLE_ROOM: usize = 6;
 
 /// The machine that a pass is planned for and run on.

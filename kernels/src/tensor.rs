@@ -18,13 +18,13 @@ use crate::{DType, Shape};
 ///
 /// ```compile_fail,E0597
 /// use bursar_budgets::Workspace;
-/// use bursar_kernels::{Plan, Scope, Tally, Target};
+/// use bursar_kernels::{Plan, Scope, WorkCounter, Target};
 ///
-/// let (workspace, tally) = (Workspace::dry(), Tally::default());
+/// let (workspace, counter) = (Workspace::dry(), WorkCounter::default());
 /// let plan = Plan::new(Target::Cpu { threads: 1 });
 /// let kept;
 /// {
-///     let pass = Scope::new(&plan, &workspace, &tally);
+///     let pass = Scope::new(&plan, &workspace, &counter);
 ///     kept = pass.empty([3, 64])?; // `pass` does not live long enough
 /// }
 /// println!("{:?}", kept.shape());
@@ -33,10 +33,10 @@ use crate::{DType, Shape};
 ///
 /// ```compile_fail,E0502
 /// # use bursar_budgets::Workspace;
-/// # use bursar_kernels::{Plan, Scope, Tally, Target};
-/// # let (workspace, tally) = (Workspace::dry(), Tally::default());
+/// # use bursar_kernels::{Plan, Scope, WorkCounter, Target};
+/// # let (workspace, counter) = (Workspace::dry(), WorkCounter::default());
 /// # let plan = Plan::new(Target::Cpu { threads: 1 });
-/// # let pass = Scope::new(&plan, &workspace, &tally);
+/// # let pass = Scope::new(&plan, &workspace, &counter);
 /// let mut hidden = pass.empty([3, 64])?;
 /// let part = hidden.column_range(0..32);
 /// pass.gelu(&mut hidden)?; // `hidden` is borrowed by `part`

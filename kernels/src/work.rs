@@ -32,9 +32,9 @@ impl AddAssign for Work {
 
 /// The running sum of a pass's [`Work`].
 #[derive(Debug, Default)]
-pub struct Tally(Cell<Work>);
+pub struct WorkCounter(Cell<Work>);
 
-impl Tally {
+impl WorkCounter {
     /// What was counted so far.
     pub fn total(&self) -> Work {
         self.0.get()

@@ -61,8 +61,8 @@ impl Gpu {
         let target = kernels.target();
         let activation = target.activation();
         for pass in passes().into_iter().filter(|pass| is_served(pass, activation)) {
-            let (plan, dry, tally) = (Plan::new(target), Workspace::dry(), Tally::default());
-            pass.run(&Scope::new(&plan, &dry, &tally)).unwrap();
+            let (plan, dry, counter) = (Plan::new(target), Workspace::dry(), WorkCounter::default());
+            pass.run(&Scope::new(&plan, &dry, &counter)).unwrap();
             let expected = pass.expected(activation);
             let is_product = matches!(pass, Pass::Linear { .. } | Pass::GatedLinear { .. });
             for products_by in [ProductsBy::Library, ProductsBy::Ours].into_iter().take(1 + usize::from(is_product)) {
@@ -86,9 +86,10 @@ impl Gpu {
         // SAFETY: so much is backed, and nobody uses it.
         let poisoned = unsafe { sys::cuMemsetD8_v2(segment.address().0, 0xff, segment.backed().as_usize()) };
         assert_eq!(poisoned, sys::CUresult::CUDA_SUCCESS);
-        let (cuda, tally) = (Cuda::new(kernels).expect("a stream").with_products_by(products_by), Tally::default());
+        let (cuda, counter) =
+            (Cuda::new(kernels).expect("a stream").with_products_by(products_by), WorkCounter::default());
         let workspace = Workspace::over(segment);
-        let outcome = pass(&Scope::new(&cuda, &workspace, &tally)).unwrap();
+        let outcome = pass(&Scope::new(&cuda, &workspace, &counter)).unwrap();
         assert!(workspace.high_water() <= bytes.max(Bytes(1)).round_up(Bytes(256)));
         outcome
     }
@@ -154,8 +155,8 @@ fn drawn<B: Backend>(backend: &B, workspace: &Workspace, dtype: DType, count: us
     // SAFETY: the workspace has backed as much, and nobody has taken from it.
     let mut out = unsafe { Tensor::persistent(workspace.address(), [count], dtype) };
     fill_random(backend, 7, 0.02, &mut out).expect("a type that weights are kept as");
-    let tally = Tally::default();
-    let scope = Scope::new(backend, workspace, &tally);
+    let counter = WorkCounter::default();
+    let scope = Scope::new(backend, workspace, &counter);
     match dtype {
         DType::BF16 => scope.download::<bf16>(&out).unwrap().into_iter().map(bf16::to_bits).collect(),
         _ => scope.download::<f16>(&out).unwrap().into_iter().map(f16::to_bits).collect(),
@@ -182,9 +183,9 @@ fn random_weights_have_the_bits_that_the_cpu_draws() {
 #[test]
 fn a_kernel_for_a_head_that_none_serves_is_refused_in_words() {
     let target = Target::Cuda(CudaTarget { capability: (9, 0), processors: 132, activation: DType::BF16 });
-    let (plan, dry, tally) = (Plan::new(target), Workspace::dry(), Tally::default());
+    let (plan, dry, counter) = (Plan::new(target), Workspace::dry(), WorkCounter::default());
     let pass = Pass::Packed { heads: 2, head_dim: 34, lengths: vec![5] };
-    let error = pass.run(&Scope::new(&plan, &dry, &tally)).unwrap_err();
+    let error = pass.run(&Scope::new(&plan, &dry, &counter)).unwrap_err();
     let expected = "attention_packed: qkv is [5, 204], expected heads of 32, 64, 80 or 128 elements on this target";
     assert_eq!(error.to_string(), expected);
 }
@@ -254,14 +255,14 @@ fn after_autotuning_no_product_is_guessed_and_two_lanes_agree() {
         let expected = products.expected();
         let shelf = Workspace::over(leased(gpu.device.clone(), Bytes::mib(1)));
         let workspace = Workspace::over(leased(gpu.device.clone(), Bytes::mib(256)));
-        let (cuda, tally) = (Cuda::new(kernels).expect("a stream"), Tally::default());
-        let upload = Scope::new(&cuda, &shelf, &tally);
+        let (cuda, counter) = (Cuda::new(kernels).expect("a stream"), WorkCounter::default());
+        let upload = Scope::new(&cuda, &shelf, &counter);
         let weight = |rows: usize, numbers: &[f32]| {
             narrowed(&upload, [rows, Products::IN], products.activation, numbers).expect("there is room")
         };
         let weights = [weight(Products::OUT, &products.plain), weight(2 * Products::OUT, &products.gated)];
         let run = |cuda: &Cuda, rows: usize| {
-            products.run(&Scope::new(cuda, &workspace, &tally), &weights, rows, &expected);
+            products.run(&Scope::new(cuda, &workspace, &counter), &weights, rows, &expected);
         };
         run(&cuda, 3);
         assert_eq!(cuda.guesses(), 2, "no autotuning has met them");
@@ -269,7 +270,7 @@ fn after_autotuning_no_product_is_guessed_and_two_lanes_agree() {
         let autotune = |cuda: &Cuda| {
             cuda.autotune(true);
             run(cuda, Products::ROWS);
-            Scope::new(cuda, &workspace, &tally).measure_products().expect("they run");
+            Scope::new(cuda, &workspace, &counter).measure_products().expect("they run");
             cuda.autotune(false);
         };
         autotune(&cuda);
@@ -383,7 +384,7 @@ fn a_captured_step_with_products_that_were_measured_is_no_slower_than_with_the_l
         // What was measured is kept with the kernels.
         let kernels = gpu.load(target);
         let cuda = Cuda::new(&kernels).expect("a stream").with_products_by(products_by);
-        let (layers, tally) = (Layers::drawn(&cuda, gpu, LAYERS), Tally::default());
+        let (layers, counter) = (Layers::drawn(&cuda, gpu, LAYERS), WorkCounter::default());
         for rows in ROWS {
             let shape = [rows, Layers::HIDDEN];
             // SAFETY: so much is backed, and only this thread uses it.
@@ -391,11 +392,11 @@ fn a_captured_step_with_products_that_were_measured_is_no_slower_than_with_the_l
             fill_random(&cuda, 1, 1.0, &mut hidden).expect("activations are what weights are kept as");
             let started = Instant::now();
             cuda.autotune(true);
-            layers.run(&Scope::new(&cuda, &workspace, &tally), &mut hidden).expect("it runs");
-            Scope::new(&cuda, &workspace, &tally).measure_products().expect("they run");
+            layers.run(&Scope::new(&cuda, &workspace, &counter), &mut hidden).expect("it runs");
+            Scope::new(&cuda, &workspace, &counter).measure_products().expect("they run");
             cuda.autotune(false);
             let autotuned = started.elapsed();
-            let captured = cuda.capture(&mut || layers.run(&Scope::new(&cuda, &workspace, &tally), &mut hidden));
+            let captured = cuda.capture(&mut || layers.run(&Scope::new(&cuda, &workspace, &counter), &mut hidden));
             let graph = captured.expect("it is captured").expect("a GPU has graphs");
             let replay = |times: usize| {
                 let started = Instant::now();

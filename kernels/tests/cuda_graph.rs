@@ -41,11 +41,11 @@ fn a_graph_reads_its_inputs_anew_and_a_capture_that_fails_leaves_the_backend_as_
     let mut x = unsafe { Tensor::persistent(inputs.address(), [2, 3], DType::F32) };
     // SAFETY: as above.
     let mut places = unsafe { Tensor::persistent(outputs.address(), [2], DType::U32) };
-    let tally = Tally::default();
-    let read = |places: &Tensor<'_>| Scope::new(&cuda, &workspace, &tally).download::<u32>(places).expect("it comes");
+    let counter = WorkCounter::default();
+    let read = |places: &Tensor<'_>| Scope::new(&cuda, &workspace, &counter).download::<u32>(places).expect("it comes");
 
     fill_elements(&cuda, &[7u32, 7], &mut places).expect("it is put there");
-    let captured = cuda.capture(&mut || Scope::new(&cuda, &workspace, &tally).argmax_into(&x, &mut places));
+    let captured = cuda.capture(&mut || Scope::new(&cuda, &workspace, &counter).argmax_into(&x, &mut places));
     let graph = captured.expect("it is captured").expect("a GPU has graphs");
     assert_eq!(read(&places), [7, 7], "nothing has run");
     for turn in 0..3 {
@@ -58,7 +58,7 @@ fn a_graph_reads_its_inputs_anew_and_a_capture_that_fails_leaves_the_backend_as_
 
     // What `run` says is what is heard; a copy cannot be captured, and says so instead of breaking the stream.
     let refused = cuda.capture(&mut || {
-        let scope = Scope::new(&cuda, &workspace, &tally);
+        let scope = Scope::new(&cuda, &workspace, &counter);
         scope.argmax_into(&x, &mut places)?;
         scope.download::<u32>(&places).map(drop)
     });
@@ -70,7 +70,7 @@ fn a_graph_reads_its_inputs_anew_and_a_capture_that_fails_leaves_the_backend_as_
     graph.replay().expect("it runs");
     assert_eq!(read(&places).len(), 2);
     drop(graph);
-    let again = cuda.capture(&mut || Scope::new(&cuda, &workspace, &tally).argmax_into(&x, &mut places));
+    let again = cuda.capture(&mut || Scope::new(&cuda, &workspace, &counter).argmax_into(&x, &mut places));
     again.expect("it is captured").expect("as before").replay().expect("it runs");
     device.check().expect("the device is well");
 }

@@ -113,7 +113,7 @@ impl Model {
         // The largest first: a backend that gets threads for those has them for all others too.
         let mut copies: Vec<_> = map.copies().iter().collect();
         copies.sort_by_key(|copy| Reverse(copy.bytes));
-        let mut room = Room::default();
+        let mut room = RoundingBuffer::default();
         for copy in copies {
             upload(checkpoint, backend, copy, &mut room)?;
             done += copy.bytes;
@@ -214,7 +214,7 @@ impl<B: Backend> Drop for Settled<'_, B> {
 
 /// Where tensors are made ready, one after the other: what was written before is written much faster than fresh memory.
 #[derive(Default)]
-struct Room {
+struct RoundingBuffer {
     padded: Vec<u8>,
     rounded: Vec<u8>,
 }
@@ -223,7 +223,7 @@ fn upload<B: Backend>(
     checkpoint: &Checkpoint,
     backend: &B,
     copy: &WeightCopy,
-    room: &mut Room,
+    room: &mut RoundingBuffer,
 ) -> Result<(), LoadError> {
     let made: Vec<u8>;
     let source: &[u8] = match &copy.source {

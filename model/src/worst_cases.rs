@@ -3,7 +3,7 @@
 
 use bursar_budgets::{Bytes, Workspace};
 use bursar_kernels::{
-    Backend, DType, KernelError, KvLayer, Plan, Scope, Tally, Target, Tensor, Work,
+    Backend, DType, KernelError, KvLayer, Plan, Scope, Target, Tensor, Work, WorkCounter,
     sampling::{LISTED_MAX, SampleBatch, SampleRow, TOP_MAX, Wishes},
 };
 
@@ -53,7 +53,7 @@ pub struct Footprint {
 
 /// How many blocks and rows a worst case may name.
 #[derive(Clone, Copy, Debug)]
-pub struct Room {
+pub struct CacheCapacity {
     /// Blocks of keys and values. Sequences that need more name some of them several times, as a probe that is smaller
     /// than the final cache must.
     pub blocks: usize,
@@ -63,7 +63,7 @@ pub struct Room {
 }
 
 /// The worst cases of `envelope` for `model`, within `room`.
-pub fn worst_cases(model: &Model, envelope: &Envelope, room: Room) -> Vec<WorstCase> {
+pub fn worst_cases(model: &Model, envelope: &Envelope, room: CacheCapacity) -> Vec<WorstCase> {
     let mut worst_cases = Vec::new();
     let request = RequestCost::largest(envelope, model.config().merged_patches());
     if let Some(merged) = model.config().merged_patches() {
@@ -112,7 +112,7 @@ fn plan_through(model: &Model, target: Target, pass: &Pass, depth: Depth) -> Res
 pub fn work(model: &Model, target: Target, pass: &Pass) -> Result<Work, KernelError> {
     let plain =
         |scope: &Scope<'_, Plan>, layers: &[KvLayer], cache: &mut Tensor<'_>, buffers: &mut SamplingBuffers<'_>| {
-            run_choosing(model, scope, pass, Depth::Whole, layers, cache, buffers, Wanted::Likeliest)
+            run_choosing(model, scope, pass, Depth::Whole, layers, cache, buffers, Demand::Likeliest)
         };
     Ok(dry(model, target, pass, plain)?.work)
 }
@@ -132,7 +132,7 @@ fn dry(
     pass: &Pass,
     run: impl FnOnce(&Scope<'_, Plan>, &[KvLayer], &mut Tensor<'_>, &mut SamplingBuffers<'_>) -> Result<(), KernelError>,
 ) -> Result<Footprint, KernelError> {
-    let (workspace, tally, backend) = (Workspace::dry(), Tally::default(), Plan::new(target));
+    let (workspace, counter, backend) = (Workspace::dry(), WorkCounter::default(), Plan::new(target));
     let kv = model.kv_shape(&target);
     let bytes = kv.block_bytes();
     // SAFETY: a plan touches neither; the addresses are never used.
@@ -146,8 +146,8 @@ fn dry(
     // SAFETY: as above.
     let words = unsafe { Tensor::persistent(workspace.address(), [shape.words()], DType::U32) };
     let mut buffers = SamplingBuffers::over(words, shape);
-    run(&Scope::new(&backend, &workspace, &tally), &layers, &mut cache, &mut buffers)?;
-    Ok(Footprint { workspace: workspace.high_water(), work: tally.total() })
+    run(&Scope::new(&backend, &workspace, &counter), &layers, &mut cache, &mut buffers)?;
+    Ok(Footprint { workspace: workspace.high_water(), work: counter.total() })
 }
 
 /// The sampling buffers for the sequences of `pass`.
@@ -172,12 +172,12 @@ pub fn run<B: Backend>(
     cache: &mut Tensor<'_>,
     buffers: &mut SamplingBuffers<'_>,
 ) -> Result<(), KernelError> {
-    run_choosing(model, scope, pass, depth, layers, cache, buffers, Wanted::Everything)
+    run_choosing(model, scope, pass, depth, layers, cache, buffers, Demand::Everything)
 }
 
 /// What a step's rows want of their tokens.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Wanted {
+enum Demand {
     Likeliest,
     Everything,
 }
@@ -191,7 +191,7 @@ fn run_choosing<B: Backend>(
     layers: &[KvLayer],
     cache: &mut Tensor<'_>,
     buffers: &mut SamplingBuffers<'_>,
-    wanted: Wanted,
+    wanted: Demand,
 ) -> Result<(), KernelError> {
     match pass {
         Pass::Encode(batch) => {
@@ -200,7 +200,7 @@ fn run_choosing<B: Backend>(
         }
         Pass::Step(batch) => {
             let vocabulary = buffers.shape().vocabulary;
-            let top = if wanted == Wanted::Everything { TOP_MAX } else { 0 };
+            let top = if wanted == Demand::Everything { TOP_MAX } else { 0 };
             let score = |row: usize| Score { token: (row % vocabulary) as u32, top };
             let scored: Vec<Score> = (0..batch.score_rows.len()).map(score).collect();
             let mut scores = Scores::begin(scope, &scored, vocabulary)?;
@@ -212,8 +212,8 @@ fn run_choosing<B: Backend>(
             drop([scores.download(scope)?, scores.download(scope)?]);
             let mut report_words = 0;
             match wanted {
-                Wanted::Likeliest => buffers.take_likeliest(scope, &logits)?,
-                Wanted::Everything => {
+                Demand::Likeliest => buffers.take_likeliest(scope, &logits)?,
+                Demand::Everything => {
                     // A plan wants no words, of which there may be gigabytes.
                     if B::COMPUTES {
                         buffers.ask(scope, &everything(batch, logits.columns()))?;
@@ -303,7 +303,7 @@ fn pictures(model: &Model, launch_patches: usize, grid: Grid) -> PictureBatch {
 fn step(
     model: &Model,
     envelope: &Envelope,
-    room: Room,
+    room: CacheCapacity,
     request: RequestCost,
     tokens: usize,
     are_scored: bool,

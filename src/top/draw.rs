@@ -21,7 +21,7 @@ use self::panel::{Fit, Panel};
 use super::{
     keys::EXPLAINED,
     palette::Colours,
-    session::{Room, Session},
+    session::{Session, Viewport},
     view::{Actor, ModelView, View},
 };
 
@@ -42,7 +42,7 @@ const ALL_ACTORS: u16 = 70;
 const ROWS_WITH_HIGH_BAR: u16 = 30;
 
 /// Draws all of it. Gives how much of the whole view there is room for.
-pub fn draw(frame: &mut Frame<'_>, session: &Session, now: Now, colours: Colours) -> Room {
+pub fn draw(frame: &mut Frame<'_>, session: &Session, now: Now, colours: Colours) -> Viewport {
     let area = frame.area();
     let keys = u16::from(area.height >= ROWS_WITH_KEYS);
     let [head, body, foot] =
@@ -50,7 +50,7 @@ pub fn draw(frame: &mut Frame<'_>, session: &Session, now: Now, colours: Colours
     frame.render_widget(header(session, now, head.width, colours), head);
     let body = complaint(frame, session, body, colours);
     let whole = whole(session, now, body.width, colours);
-    let room = Room { rows: body.height.into(), lines: whole.len() };
+    let room = Viewport { rows: body.height.into(), lines: whole.len() };
     let explained = match (session.view(), session.top) {
         (None, _) => {
             frame.render_widget(Line::styled("nothing has been heard yet", colours.faint()), body);

@@ -62,14 +62,14 @@ pub struct Trail {
 
 /// How much of the whole view there is room for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Room {
+pub struct Viewport {
     /// Rows of the terminal below its first line and above its last.
     pub rows: usize,
     /// Lines of the view.
     pub lines: usize,
 }
 
-impl Room {
+impl Viewport {
     /// The first line of the last page.
     pub fn last_top(self) -> usize {
         self.lines.saturating_sub(self.rows)
@@ -95,7 +95,7 @@ pub struct Session {
     /// The first line that is seen of the whole view; none while the most important lines are.
     pub top: Option<usize>,
     /// How much was seen when it was drawn last.
-    pub room: Room,
+    pub room: Viewport,
     latest: Option<Rc<Seen>>,
     /// Of the last minute, the oldest first; without the latest.
     earlier: VecDeque<Rc<Seen>>,
@@ -115,7 +115,7 @@ impl Session {
             is_paused: false,
             shows_help: false,
             top: None,
-            room: Room::default(),
+            room: Viewport::default(),
             latest: None,
             earlier: VecDeque::new(),
             lost: None,
@@ -415,7 +415,7 @@ mod tests {
         assert!(session.press(Key::Pause) && !session.is_paused);
         assert!(session.press(Key::Help) && session.shows_help);
         assert!(session.press(Key::Back) && !session.shows_help, "the first way back is out of the help");
-        session.room = Room { rows: 10, lines: 25 };
+        session.room = Viewport { rows: 10, lines: 25 };
         let mut tops = [Key::PageDown; 5].map(|key| session.press(key).then_some(session.top).expect("it goes on"));
         assert_eq!(tops, [Some(0), Some(9), Some(15), Some(15), Some(15)], "it ends with the last line");
         tops = [Key::Previous, Key::Next, Key::First, Key::Last, Key::PageUp]

@@ -44,7 +44,7 @@ pub struct Actor {
 
 /// How often something was counted, by its reason, phase or class.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Tally {
+pub struct Count {
     /// Which.
     pub of: String,
     /// How often.
@@ -100,8 +100,8 @@ impl Actor {
 }
 
 /// What was counted under a label, without what never happened.
-fn tallies(now: &Samples, name: &str, labels: Labels<'_>, by: &str) -> Vec<Tally> {
-    let all = now.of(name, labels).map(|series| Tally { of: series.label(by).to_owned(), count: series.value as u64 });
+fn counts(now: &Samples, name: &str, labels: Labels<'_>, by: &str) -> Vec<Count> {
+    let all = now.of(name, labels).map(|series| Count { of: series.label(by).to_owned(), count: series.value as u64 });
     let mut all: Vec<_> = all.filter(|tally| tally.count > 0).collect();
     all.sort_by(|one, other| other.count.cmp(&one.count).then_with(|| one.of.cmp(&other.of)));
     all

@@ -9,7 +9,7 @@ use bursar_budgets::{
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::time::Instant;
 
-use super::{BudgetMailbox, BudgetMessage, Order, PressureBackoff, Regrowth, WatchOptions, mailbox::Note, tally};
+use super::{BudgetMailbox, BudgetMessage, Order, PressureBackoff, Regrowth, WatchOptions, lease_sums, mailbox::Note};
 use crate::{
     event::{Event, Leased},
     metric::DeviceLabel,
@@ -96,7 +96,7 @@ impl Actor for BudgetActor {
     ) -> Result<BudgetState, ActorProcessingErr> {
         let BudgetArguments { device, mailbox, config, canary, runtime, watch } = arguments;
         let live: Vec<_> = mailbox.leases().iter().map(|entry| entry.value().clone()).collect();
-        mailbox.books().tally.recount(live.iter().cloned());
+        mailbox.books().sums.recount(live.iter().cloned());
         let mut state = BudgetState {
             ledger: Ledger::rebuild(config, live),
             name: DeviceLabel::of(device.as_ref()),
@@ -344,7 +344,7 @@ impl BudgetState {
                     }
                 }
                 let holding = lease.holding();
-                self.leased(tally::line(&holding.model, &holding.class), Bytes::ZERO, holding.bytes);
+                self.leased(lease_sums::line(&holding.model, &holding.class), Bytes::ZERO, holding.bytes);
                 self.mailbox.tell_of_lease(&holding, Event::LeaseGranted);
                 self.mailbox.leases().insert(lease.id(), holding);
                 if lease.class().is_elastic() {
@@ -367,7 +367,7 @@ impl BudgetState {
                 });
                 if let Some(holding) = held {
                     let (from, to) = (resized.from(), resized.to());
-                    self.leased(tally::line(&holding.model, &holding.class), from, to);
+                    self.leased(lease_sums::line(&holding.model, &holding.class), from, to);
                     self.mailbox.tell_of_lease(&holding, |Leased { lease, model, class, .. }| Event::LeaseResized {
                         lease,
                         model,
@@ -423,7 +423,7 @@ impl BudgetState {
 
     fn forget(&mut self, lease: LeaseId) {
         if let Some((_, holding)) = self.mailbox.leases().remove(&lease) {
-            self.leased(tally::line(&holding.model, &holding.class), holding.bytes, Bytes::ZERO);
+            self.leased(lease_sums::line(&holding.model, &holding.class), holding.bytes, Bytes::ZERO);
             self.mailbox.tell_of_lease(&holding, Event::LeaseFreed);
             if holding.class == Class::Graphs {
                 self.keep(holding.bytes);

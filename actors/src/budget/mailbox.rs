@@ -17,7 +17,7 @@ use dashmap::DashMap;
 use ractor::{ActorId, ActorRef};
 use tokio::sync::watch;
 
-use super::{BudgetMessage, Elastic, tally::Tally};
+use super::{BudgetMessage, Elastic, lease_sums::LeaseSums};
 use crate::{
     event::{Event, EventLog, Leased},
     metric::{self, DeviceLabel},
@@ -55,7 +55,7 @@ pub(super) struct Books {
     /// What owners have said of leases that may become smaller and larger.
     pub(super) elastic: BTreeMap<LeaseId, Elastic>,
     /// What the leases sum up to.
-    pub(super) tally: Tally,
+    pub(super) sums: LeaseSums,
 }
 
 /// What a lease has to say, or its owner of it. There are never more than four for each live lease.
@@ -123,7 +123,7 @@ impl BudgetMailbox {
 
     /// The runtime is over, and nothing more is shown of the device.
     pub(crate) fn forget_shown(&self, device: &DeviceLabel) {
-        metric::forget_device(device, self.books().tally.lines().map(|(line, _)| line));
+        metric::forget_device(device, self.books().sums.lines().map(|(line, _)| line));
     }
 
     /// What has happened.
@@ -190,9 +190,9 @@ impl BudgetMailbox {
         self.leases.clear();
         lost.iter().for_each(|holding| self.tell_of_lease(holding, Event::LeaseFreed));
         let mut books = self.books();
-        let mut tally = std::mem::take(&mut books.tally);
-        tally.recount(std::iter::empty());
-        let blank = Books { last_lease: books.last_lease, tally, ..Books::default() };
+        let mut sums = std::mem::take(&mut books.sums);
+        sums.recount(std::iter::empty());
+        let blank = Books { last_lease: books.last_lease, sums, ..Books::default() };
         let old = std::mem::replace(&mut *books, blank);
         // Memory of users may have waited there for its fence.
         tokio::task::spawn_blocking(move || drop(old));

@@ -4,10 +4,10 @@ mod actor;
 mod core;
 mod elastic;
 mod handle;
+mod lease_sums;
 mod mailbox;
 mod message;
 mod pressure_backoff;
-mod tally;
 
 pub use actor::{BudgetActor, BudgetArguments};
 pub use core::{Look, Offer, Regrowth, Wanting};

@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use super::{
     EngineMessage, Lanes, LanesPlace, LoadOptions, ProgressSink, Serving, StartError, Status, WeightStore, WhichLane,
     elastic::{Elastic, Place},
-    start::{Outlook, Planned},
+    start::{Planned, StartPlan},
 };
 use crate::{
     budget::Budget,
@@ -67,7 +67,7 @@ pub struct EngineState {
     /// Decoding is captured again on a new lane, which decodes launch by launch meanwhile.
     recapture: Latest,
     /// What the plan says; of the latest attempt that came so far, whether or not it was loaded.
-    outlook: Option<Outlook>,
+    plan: Option<StartPlan>,
     planned: Option<Planned>,
     attempts: Attempts,
     /// Each attempt that has ended, and that it was ready of the one that serves.
@@ -159,7 +159,7 @@ impl Actor for EngineActor {
             arguments,
             task: None,
             recapture: Latest::default(),
-            outlook: None,
+            plan: None,
             planned: None,
             reports: Vec::new(),
             course: Course::default(),
@@ -199,7 +199,7 @@ impl Actor for EngineActor {
             EngineMessage::Profiled { outcome: Ok(profiled), .. } => {
                 state.end_profile();
                 state.sized_within = Some(state.attempted.elapsed());
-                state.outlook.iter_mut().for_each(|outlook| outlook.needs = None);
+                state.plan.iter_mut().for_each(|plan| plan.needs = None);
                 state.profiled = Some(Arc::new(profiled));
                 state.served_by = Some(state.attempts.number());
                 let elastic = Elastic::new(state.elastic_place(), state.envelope());
@@ -375,7 +375,7 @@ impl EngineState {
         let arguments = SchedulerArguments { limits, kv: kv.clone(), lane, model, refused };
         let (scheduler, _) = SchedulerActor::spawn_linked(None, SchedulerActor, arguments, myself.get_cell()).await?;
         self.children.scheduler = Some(scheduler.clone());
-        let Outlook { records, .. } = self.outlook.clone().expect("planned before served");
+        let StartPlan { records, .. } = self.plan.clone().expect("planned before served");
         let Planned { processor, context, .. } = self.planned.clone().expect("loaded before served");
         Ok(Serving {
             generation: self.serving_generation(),
@@ -401,7 +401,7 @@ impl EngineState {
     }
 
     fn envelope(&self) -> &Envelope {
-        &self.outlook.as_ref().expect("planned before served").inputs.envelope
+        &self.plan.as_ref().expect("planned before served").inputs.envelope
     }
 
     /// What the size of keys and values is changed with.

@@ -2,7 +2,7 @@
 
 use super::{
     ElasticError, Outcome,
-    start::{LoadFailed, Outlook, Planned},
+    start::{LoadFailed, Planned, StartPlan},
 };
 use crate::{
     budget::Order,
@@ -27,7 +27,7 @@ pub enum EngineMessage {
     /// Plan, load, and start the first attempt at sizing.
     Begin,
     /// The weights are loaded.
-    Loaded(Result<Result<(Outlook, Planned), LoadFailed>, BackgroundTaskDied>),
+    Loaded(Result<Result<(StartPlan, Planned), LoadFailed>, BackgroundTaskDied>),
     /// The wait before another attempt is over.
     Attempt {
         /// Of its owner.

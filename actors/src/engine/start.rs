@@ -30,7 +30,7 @@ use crate::{
 
 /// What the plan says, before a byte is taken.
 #[derive(Clone)]
-pub struct Outlook {
+pub struct StartPlan {
     pub(super) inputs: Arc<Lowered>,
     /// Until READY: its worst cases hold blank pictures, which are large.
     pub(super) needs: Option<Arc<Needs>>,
@@ -44,7 +44,7 @@ pub struct Outlook {
     pub(super) records: Option<Records>,
 }
 
-impl Outlook {
+impl StartPlan {
     /// Relies on no profile that was written down any more. False if it did not.
     pub(super) fn drop_warm(&mut self, reason: &str) -> bool {
         self.records.as_mut().is_some_and(|records| records.drop_warm(reason))
@@ -62,7 +62,7 @@ pub struct Planned {
 /// A model that was not loaded.
 pub struct LoadFailed {
     /// If it was planned.
-    pub(super) outlook: Option<Outlook>,
+    pub(super) plan: Option<StartPlan>,
     pub(super) error: LoadError,
 }
 
@@ -132,27 +132,27 @@ impl EngineArguments {
     }
 
     /// Everything up to the loaded weights, in attempt `attempt`.
-    pub(super) async fn plan_and_load(self, attempt: u32) -> Result<(Outlook, Planned), LoadFailed> {
-        let failed = |error| LoadFailed { outlook: None, error };
-        let (processor, checkpoint, outlook) = self.fetch_and_plan().await.map_err(failed)?;
+    pub(super) async fn plan_and_load(self, attempt: u32) -> Result<(StartPlan, Planned), LoadFailed> {
+        let failed = |error| LoadFailed { plan: None, error };
+        let (processor, checkpoint, plan) = self.fetch_and_plan().await.map_err(failed)?;
         // The weights take the bus, the tokenizer a core.
         let is_wanted = Arc::new(AtomicBool::new(true));
         let opened = checkpoint.clone();
         let context = async {
-            let context = self.context(opened, &outlook).await;
+            let context = self.context(opened, &plan).await;
             is_wanted.store(context.is_ok(), Relaxed);
             context
         };
-        let model = self.load_or_find(&processor, checkpoint, &outlook, attempt, is_wanted.clone());
+        let model = self.load_or_find(&processor, checkpoint, &plan, attempt, is_wanted.clone());
         match tokio::try_join!(context, model) {
-            Ok((context, model)) => Ok((outlook, Planned { model, processor, context })),
-            Err(error) => Err(LoadFailed { outlook: Some(outlook), error }),
+            Ok((context, model)) => Ok((plan, Planned { model, processor, context })),
+            Err(error) => Err(LoadFailed { plan: Some(plan), error }),
         }
     }
 
     /// The model's host side, with its tokenizer parsed.
-    async fn context(&self, checkpoint: Arc<Checkpoint>, outlook: &Outlook) -> Result<Arc<ModelContext>, LoadError> {
-        let Outlook { inputs, unloaded, .. } = outlook.clone();
+    async fn context(&self, checkpoint: Arc<Checkpoint>, plan: &StartPlan) -> Result<Arc<ModelContext>, LoadError> {
+        let StartPlan { inputs, unloaded, .. } = plan.clone();
         let (name, options) = (self.label.to_string(), self.options.clone());
         let parse = move || {
             let (family, prompts) = (unloaded.config().clone(), checkpoint.prompts()?);
@@ -162,7 +162,7 @@ impl EngineArguments {
         Ok(off_actor(parse).await?)
     }
 
-    async fn fetch_and_plan(&self) -> Result<(Processor, Arc<Checkpoint>, Outlook), LoadError> {
+    async fn fetch_and_plan(&self) -> Result<(Processor, Arc<Checkpoint>, StartPlan), LoadError> {
         // Before the gate opens: until it is frozen again nobody counts what other processes take.
         let files = fetch(self.source.clone(), self.progress.clone()).await?;
         (self.progress)(Progress::Planning);
@@ -171,15 +171,15 @@ impl EngineArguments {
         let opened = files.clone();
         let open = off_actor(move || Ok(Checkpoint::open(opened)?));
         let (processor, checkpoint) = tokio::try_join!(self.processor(&files), open)?;
-        let (checkpoint, outlook) = self.plan(checkpoint, &processor).await?;
-        Ok((processor, checkpoint, outlook))
+        let (checkpoint, plan) = self.plan(checkpoint, &processor).await?;
+        Ok((processor, checkpoint, plan))
     }
 
     async fn load_or_find(
         &self,
         processor: &Processor,
         checkpoint: Arc<Checkpoint>,
-        outlook: &Outlook,
+        plan: &StartPlan,
         attempt: u32,
         is_wanted: Arc<AtomicBool>,
     ) -> Result<Arc<Model>, LoadError> {
@@ -190,7 +190,7 @@ impl EngineArguments {
         if let Some(unfinished) = self.weight_store.take_unfinished() {
             self.budget.clear(unfinished).await?;
         }
-        let needs = outlook.needs.clone().expect("it was planned just now");
+        let needs = plan.needs.clone().expect("it was planned just now");
         Ok(self.load(processor, checkpoint, needs, attempt, is_wanted).await?)
     }
 
@@ -210,7 +210,7 @@ impl EngineArguments {
         &self,
         checkpoint: Checkpoint,
         processor: &Processor,
-    ) -> Result<(Arc<Checkpoint>, Outlook), StartError> {
+    ) -> Result<(Arc<Checkpoint>, StartPlan), StartError> {
         let options = self.options.clone();
         let (target, page) = (processor.target(), self.device.page());
         // Looks at what other processes hold.
@@ -238,7 +238,10 @@ impl EngineArguments {
             let records = search.map(|search| search.look_up(&sought)).transpose()?;
             let (needs, unloaded, pictures) = (Some(Arc::new(needs)), Arc::new(model), pictures.map(Arc::new));
             let inputs = Arc::new(inputs);
-            Ok((Arc::new(checkpoint), Outlook { inputs, needs, unloaded, pictures, target, expected_blocks, records }))
+            Ok((
+                Arc::new(checkpoint),
+                StartPlan { inputs, needs, unloaded, pictures, target, expected_blocks, records },
+            ))
         })
         .await
     }

@@ -10,7 +10,7 @@ use bursar_model::{error::SamplingError, flow::Token, sampling::SamplingBuffers}
 use super::job::Choice;
 
 /// What a step's rows want of their tokens.
-pub(super) enum Wanted {
+pub(super) enum TokenChoice {
     /// The likeliest of each and nothing else, so that argmax will do.
     Likeliest {
         /// How many there are.
@@ -27,18 +27,18 @@ pub(super) struct Asked {
     refused: Vec<(usize, SamplingError)>,
 }
 
-impl Wanted {
+impl TokenChoice {
     /// What `choices` come to, for a model with `vocabulary` logits.
     pub(super) fn of(choices: &[Choice], vocabulary: usize) -> Self {
         if choices.iter().all(|choice| choice.sampler.is_plain_argmax()) {
-            return Wanted::Likeliest { rows: choices.len() };
+            return TokenChoice::Likeliest { rows: choices.len() };
         }
         let (mut batch, mut refused) = (SampleBatch::new(vocabulary), Vec::new());
         for (row, choice) in choices.iter().enumerate() {
             let asked = choice.sampler.ask(choice.past(), &mut batch);
             refused.extend(asked.err().map(|error| (row, error)));
         }
-        Wanted::Asked(Box::new(Asked { batch, refused }))
+        TokenChoice::Asked(Box::new(Asked { batch, refused }))
     }
 
     /// What was chosen on `buffers` from `rows` rows, or will be by what was launched before, on its way to the host.
@@ -49,11 +49,11 @@ impl Wanted {
         rows: usize,
     ) -> Result<Choosing, KernelError> {
         let asked = match self {
-            Wanted::Likeliest { rows } => {
+            TokenChoice::Likeliest { rows } => {
                 let results = scope.download_later(&buffers.chosen().row_range(0..rows))?;
                 return Ok(Choosing { results, report: None });
             }
-            Wanted::Asked(asked) => asked,
+            TokenChoice::Asked(asked) => asked,
         };
         let layout = buffers.shape().layout(rows);
         let report_words = match asked.batch.wants_top() {

@@ -6,7 +6,7 @@ use std::{
 };
 
 use bursar_budgets::Bytes;
-use bursar_kernels::{Backend, Graph, KernelError, KvLayer, Scope, Tally, Tensor, ops::transfer};
+use bursar_kernels::{Backend, Graph, KernelError, KvLayer, Scope, Tensor, WorkCounter, ops::transfer};
 use bursar_model::{
     blocks::decoder::StepCaches,
     flow::{StepBatch, StepLayout},
@@ -15,7 +15,7 @@ use bursar_model::{
 
 use super::{
     ModelRunner,
-    choosing::Wanted,
+    choosing::TokenChoice,
     job::{LaneError, StepJob},
     pending::Launched,
 };
@@ -103,10 +103,10 @@ impl<B: Backend> ModelRunner<B> {
         assert!(self.workspace.used().is_zero(), "a graph is replayed in an empty workspace");
         let choosing = self.pass(|scope, _| {
             let mut buffers = self.memory.sampling.buffers();
-            let wanted = Wanted::of(&job.choices, buffers.shape().vocabulary);
+            let wanted = TokenChoice::of(&job.choices, buffers.shape().vocabulary);
             let tokens = match &wanted {
-                Wanted::Likeliest { .. } => Tokens::Likeliest,
-                Wanted::Asked(asked) => {
+                TokenChoice::Likeliest { .. } => Tokens::Likeliest,
+                TokenChoice::Asked(asked) => {
                     self.ask(scope, &mut buffers, &asked.batch, layout.logit_rows)?;
                     Tokens::Asked
                 }
@@ -140,8 +140,8 @@ impl<B: Backend> ModelRunner<B> {
         tokens: Option<Tokens>,
     ) -> Result<(), KernelError> {
         assert!(self.workspace.used().is_zero(), "decoding is captured, and launched, in an empty workspace");
-        let tally = Tally::default();
-        let scope = Scope::new(&self.backend, &self.workspace, &tally);
+        let counter = WorkCounter::default();
+        let scope = Scope::new(&self.backend, &self.workspace, &counter);
         let inputs = self.memory.graphs.as_ref().expect("as above");
         let caches = StepCaches { layers, pictures: None, previous: &buffers.chosen() };
         let logits: Tensor<'_> = self.model.step_over(&scope, &inputs.tensor(layout), layout, &caches)?;

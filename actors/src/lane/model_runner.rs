@@ -3,7 +3,7 @@
 use std::{cell::Cell, mem, sync::Arc};
 
 use bursar_budgets::{DeviceError, Segment, Workspace};
-use bursar_kernels::{Backend, KernelError, Scope, Tally, Tensor, sampling::SampleBatch};
+use bursar_kernels::{Backend, KernelError, Scope, Tensor, WorkCounter, sampling::SampleBatch};
 use bursar_model::{
     Depth, Model,
     blocks::decoder::StepCaches,
@@ -12,7 +12,7 @@ use bursar_model::{
 };
 
 use super::{
-    choosing::Wanted,
+    choosing::TokenChoice,
     graphs::Graphs,
     job::{Job, LaneError, StepJob},
     pending::{Launched, Pending},
@@ -128,10 +128,10 @@ impl<B: Backend> ModelRunner<B> {
             let scores = scores.download(scope)?;
             let rows = logits.rows();
             // Behind the layers' launch: a device computes them while the host makes masks.
-            let choices = Wanted::of(&job.choices, buffers.shape().vocabulary);
+            let choices = TokenChoice::of(&job.choices, buffers.shape().vocabulary);
             match &choices {
-                Wanted::Likeliest { .. } => buffers.take_likeliest(scope, &logits)?,
-                Wanted::Asked(asked) => {
+                TokenChoice::Likeliest { .. } => buffers.take_likeliest(scope, &logits)?,
+                TokenChoice::Asked(asked) => {
                     self.ask(scope, &mut buffers, &asked.batch, rows)?;
                     buffers.choose(scope, &logits)?;
                 }
@@ -165,8 +165,8 @@ impl<B: Backend> ModelRunner<B> {
     pub(super) fn autotune<T>(&self, run: impl FnOnce() -> Result<T, LaneError>) -> Result<T, LaneError> {
         self.backend.autotune(true);
         let outcome = run().and_then(|given| {
-            let tally = Tally::default();
-            Scope::new(&self.backend, &self.workspace, &tally).measure_products()?;
+            let counter = WorkCounter::default();
+            Scope::new(&self.backend, &self.workspace, &counter).measure_products()?;
             Ok(given)
         });
         self.backend.autotune(false);
@@ -175,20 +175,20 @@ impl<B: Backend> ModelRunner<B> {
 
     fn stress_autotuned(&self, pass: &Pass, depth: Depth) -> Result<Footprint, LaneError> {
         self.workspace.reset_high_water();
-        let tally = Tally::default();
-        let scope = Scope::new(&self.backend, &self.workspace, &tally);
+        let counter = WorkCounter::default();
+        let scope = Scope::new(&self.backend, &self.workspace, &counter);
         let layers = self.memory.kv.layers();
         let mut buffers = self.memory.sampling.buffers();
         self.with_cache(|cache| Ok(worst_cases::run(&self.model, &scope, pass, depth, &layers, cache, &mut buffers)?))?;
-        Ok(Footprint { workspace: self.workspace.high_water(), work: tally.total() })
+        Ok(Footprint { workspace: self.workspace.high_water(), work: counter.total() })
     }
 
     pub(super) fn pass<T>(
         &self,
         run: impl FnOnce(&Scope<'_, B>, &mut Tensor<'_>) -> Result<T, LaneError>,
     ) -> Result<T, LaneError> {
-        let tally = Tally::default();
-        let scope = Scope::new(&self.backend, &self.workspace, &tally);
+        let counter = WorkCounter::default();
+        let scope = Scope::new(&self.backend, &self.workspace, &counter);
         self.with_cache(|cache| run(&scope, cache))
     }
 

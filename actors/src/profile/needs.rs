@@ -7,7 +7,7 @@ use bursar_kernels::{BLOCK_TOKENS, KernelError, KvShape, Target};
 use bursar_model::{
     Envelope, Model, RequestCost,
     sampling::SamplingShape,
-    worst_cases::{self, Footprint, Pass, Room, WorstCase},
+    worst_cases::{self, CacheCapacity, Footprint, Pass, WorstCase},
 };
 
 use crate::{
@@ -92,7 +92,7 @@ impl Needs {
         let probe_tokens = (envelope.step_tokens + envelope.sequences).max(PROBE_TOKENS.min(reach));
         let request = RequestCost::largest(envelope, model.config().merged_patches());
         let probe_blocks = probe_tokens.div_ceil(BLOCK_TOKENS).max(request.blocks);
-        let worst_cases = worst_cases::worst_cases(model, envelope, Room { blocks: probe_blocks, cache_rows })
+        let worst_cases = worst_cases::worst_cases(model, envelope, CacheCapacity { blocks: probe_blocks, cache_rows })
             .into_iter()
             .map(|worst_case| {
                 let footprint = worst_cases::plan(model, target, &worst_case.pass)?;

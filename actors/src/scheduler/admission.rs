@@ -3,7 +3,7 @@
 
 /// One sequence, now and to come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Outlook {
+pub struct SequenceForecast {
     /// Tokens it holds or is about to prefill.
     pub held: usize,
     /// Tokens still expected.
@@ -14,13 +14,13 @@ pub struct Outlook {
 ///
 /// With the sequences sorted so that those with most to come are first, the pool is fullest at the moment one of them
 /// ends: the `i` longest are then still there, each grown by what the `i`-th had to come.
-pub fn predicted_peak(outlooks: &mut [Outlook], block: usize) -> usize {
-    outlooks.sort_by_key(|outlook| std::cmp::Reverse(outlook.to_come));
+pub fn predicted_peak(forecasts: &mut [SequenceForecast], block: usize) -> usize {
+    forecasts.sort_by_key(|forecast| std::cmp::Reverse(forecast.to_come));
     let mut held = 0;
     let mut peak = 0;
-    for (longer, outlook) in outlooks.iter().enumerate() {
-        held += outlook.held.next_multiple_of(block);
-        peak = peak.max(held + outlook.to_come.next_multiple_of(block) * (longer + 1));
+    for (longer, forecast) in forecasts.iter().enumerate() {
+        held += forecast.held.next_multiple_of(block);
+        peak = peak.max(held + forecast.to_come.next_multiple_of(block) * (longer + 1));
     }
     peak
 }
@@ -60,18 +60,18 @@ mod tests {
     use super::*;
 
     /// Lets all sequences grow token by token and looks.
-    fn simulated(outlooks: &[Outlook]) -> usize {
-        let last = outlooks.iter().map(|o| o.to_come).max().unwrap_or(0);
+    fn simulated(forecasts: &[SequenceForecast]) -> usize {
+        let last = forecasts.iter().map(|o| o.to_come).max().unwrap_or(0);
         (0..=last)
-            .map(|moment| outlooks.iter().filter(|o| o.to_come >= moment).map(|o| o.held + moment).sum())
+            .map(|moment| forecasts.iter().filter(|o| o.to_come >= moment).map(|o| o.held + moment).sum())
             .max()
             .unwrap_or(0)
     }
 
     #[test]
     fn a_short_answer_makes_room_for_a_long_one() {
-        let mut outlooks = [Outlook { held: 100, to_come: 10 }, Outlook { held: 10, to_come: 100 }];
-        assert_eq!(predicted_peak(&mut outlooks, 1), 130, "at the tenth token, not 110 + 110");
+        let mut forecasts = [SequenceForecast { held: 100, to_come: 10 }, SequenceForecast { held: 10, to_come: 100 }];
+        assert_eq!(predicted_peak(&mut forecasts, 1), 130, "at the tenth token, not 110 + 110");
     }
 
     proptest! {
@@ -79,10 +79,10 @@ mod tests {
         fn the_prediction_is_what_a_simulation_sees(
             sequences in proptest::collection::vec((1usize..200, 0usize..200), 0..8),
         ) {
-            let mut outlooks: Vec<_> = sequences.iter().map(|(held, to_come)| Outlook { held: *held, to_come: *to_come }).collect();
-            let seen = simulated(&outlooks);
-            prop_assert_eq!(predicted_peak(&mut outlooks, 1), seen);
-            prop_assert!(predicted_peak(&mut outlooks, 16) >= seen, "whole blocks are never less");
+            let mut forecasts: Vec<_> = sequences.iter().map(|(held, to_come)| SequenceForecast { held: *held, to_come: *to_come }).collect();
+            let seen = simulated(&forecasts);
+            prop_assert_eq!(predicted_peak(&mut forecasts, 1), seen);
+            prop_assert!(predicted_peak(&mut forecasts, 16) >= seen, "whole blocks are never less");
         }
     }
 

@@ -14,7 +14,7 @@ use bursar_kernels::{BLOCK_TOKENS, ops::argmax::NO_CHOICE};
 use bursar_model::flow::{SequencePart, StepBatch};
 
 use super::{
-    admission::{AnswerLength, Outlook, predicted_peak},
+    admission::{AnswerLength, SequenceForecast, predicted_peak},
     sequence::{Finish, NewSequence, Sequence},
     step::{ChosenRow, PartUnderWay, Scored, Share, Shown, StepPlan, StepUnderWay},
 };
@@ -265,20 +265,20 @@ impl SchedulerCore {
         let held: usize = self.running.values().map(|s| s.cached.next_multiple_of(BLOCK_TOKENS)).sum();
         let busy = held * 2 > self.limits.kv_tokens;
         let mut groups = BTreeSet::new();
-        let mut outlooks: Vec<Outlook> = self
+        let mut forecasts: Vec<SequenceForecast> = self
             .running
             .values()
             .chain([next])
             .map(|sequence| {
                 // A prompt of several samples takes its whole blocks once.
                 let is_counted = sequence.spec.group.is_some_and(|group| !groups.insert(group));
-                Outlook {
+                SequenceForecast {
                     held: sequence.tokens() - if is_counted { sequence.shared_tokens() } else { 0 },
                     to_come: self.answers.expected(sequence.produced(), sequence.remaining(), busy),
                 }
             })
             .collect();
-        predicted_peak(&mut outlooks, BLOCK_TOKENS) <= self.limits.kv_tokens
+        predicted_peak(&mut forecasts, BLOCK_TOKENS) <= self.limits.kv_tokens
     }
 
     /// One token for each decoding sequence, then chunks of prompts, oldest first, up to the step's tokens.

@@ -8,7 +8,7 @@ mod sequence;
 mod step;
 
 pub use actor::{SchedulerActor, SchedulerArguments};
-pub use admission::{Outlook, predicted_peak};
+pub use admission::{SequenceForecast, predicted_peak};
 pub use core::{Effect, Input, Limits, SchedulerCore};
 pub use message::{Admission, Delivery, SchedulerMessage};
 pub use sequence::{Finish, NewSequence, PicturePlace};

@@ -13,8 +13,8 @@ use tokio::sync::Semaphore;
 use tracing::{Instrument, Level, Span, debug, debug_span, enabled};
 
 use super::{
-    Effect, Input, PictureKey, PinnedPicture, PinnedPictures, Ticket, VisionCore, VisionError, VisionMessage, Wanted,
-    known::KnownFiles,
+    Effect, Input, PictureKey, PictureRequest, PinnedPicture, PinnedPictures, Ticket, VisionCore, VisionError,
+    VisionMessage, known::KnownFiles,
 };
 use crate::{
     budget::Budget,
@@ -235,7 +235,7 @@ impl VisionState {
         for ProcessedPicture { image, hash } in pictures {
             let grid = image.grid;
             let PictureCost { patches: launched, rows } = PictureCost::of(grid.patches(), merged);
-            wanted.push(Wanted { key: hash.0, rows, patches: launched });
+            wanted.push(PictureRequest { key: hash.0, rows, patches: launched });
             pending.grids.push(grid);
             pending.keys.push(hash.0);
             self.pixels.entry(hash.0).or_insert_with(|| Pixels { image, host: host.clone() });

@@ -14,7 +14,7 @@ pub struct Ticket(pub u64);
 
 /// A picture that is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct PictureRequest {
     /// Which.
     pub key: PictureKey,
     /// Rows of the cache it takes.
@@ -27,7 +27,7 @@ pub struct Wanted {
 #[derive(Clone, Debug)]
 pub enum Input {
     /// A request's pictures are decoded and wanted, all together.
-    Want(Ticket, Vec<Wanted>),
+    Want(Ticket, Vec<PictureRequest>),
     /// The oldest launch under way has run.
     Encoded,
     /// A holder of these pictures is gone.
@@ -77,7 +77,7 @@ pub struct VisionCore {
     entries: BTreeMap<PictureKey, Entry>,
     /// Requests that wait for rows, in order of arrival. Rows are given to all pictures of a request at once: two
     /// requests that each hold some and wait for the rest would wait forever.
-    waiting: VecDeque<(Ticket, Vec<Wanted>)>,
+    waiting: VecDeque<(Ticket, Vec<PictureRequest>)>,
     /// Requests whose pictures have rows, not all of them encoded.
     pending: VecDeque<(Ticket, Vec<PictureKey>)>,
     /// Pictures with rows that no launch has taken yet.
@@ -172,7 +172,7 @@ impl VisionCore {
         is_queued || self.waiting.iter().flat_map(|(_, pictures)| pictures).any(|picture| picture.key == *key)
     }
 
-    fn want(&mut self, ticket: Ticket, pictures: Vec<Wanted>, effects: &mut Vec<Effect>) {
+    fn want(&mut self, ticket: Ticket, pictures: Vec<PictureRequest>, effects: &mut Vec<Effect>) {
         let rows = distinct(&pictures).map(|picture| picture.rows).sum();
         let too_large = pictures.iter().any(|picture| picture.patches > self.launch_patches);
         if rows > self.rows_total || too_large {
@@ -211,7 +211,7 @@ impl VisionCore {
 
     /// Frees rows of pictures that nobody holds, the longest unused first, until `pictures` fit. Frees nothing if
     /// they cannot.
-    fn make_room(&mut self, pictures: &[Wanted]) -> bool {
+    fn make_room(&mut self, pictures: &[PictureRequest]) -> bool {
         let missing = distinct(pictures).filter(|picture| !self.entries.contains_key(&picture.key));
         let needed: usize = missing.map(|picture| picture.rows).sum();
         let wanted = |key: &PictureKey| pictures.iter().any(|picture| picture.key == *key);
@@ -241,7 +241,7 @@ impl VisionCore {
         true
     }
 
-    fn pin(&mut self, picture: &Wanted) {
+    fn pin(&mut self, picture: &PictureRequest) {
         self.clock += 1;
         if let Some(entry) = self.entries.get_mut(&picture.key) {
             entry.pins += 1;
@@ -293,7 +293,7 @@ impl VisionCore {
 }
 
 /// Each picture once, however often a request names it.
-fn distinct(pictures: &[Wanted]) -> impl Iterator<Item = &Wanted> {
+fn distinct(pictures: &[PictureRequest]) -> impl Iterator<Item = &PictureRequest> {
     pictures
         .iter()
         .enumerate()

@@ -8,7 +8,7 @@ use std::{
 use bursar_actors::{
     kv::SequenceId,
     scheduler::{Finish, NewSequence},
-    vision::{Ticket, Wanted},
+    vision::{PictureRequest, Ticket},
 };
 use bursar_model::{
     demo,
@@ -76,7 +76,7 @@ pub struct Request {
     /// What its text says; few topics, so that prompts begin alike.
     pub topic: u32,
     pub text_tokens: usize,
-    pub pictures: Vec<Wanted>,
+    pub pictures: Vec<PictureRequest>,
     pub tokens_max: usize,
     pub produced: Vec<u32>,
     pub end: Option<Finish>,
@@ -99,7 +99,7 @@ impl Request {
                 // Few names, so that pictures repeat; a name decides the size.
                 let name = chance.below(7) as u8;
                 let rows = 1 + usize::from(name) % 7;
-                Wanted { key: [name; 32], rows, patches: rows * PATCHES_A_ROW }
+                PictureRequest { key: [name; 32], rows, patches: rows * PATCHES_A_ROW }
             })
             .collect();
         let mut request = Request {

@@ -9,8 +9,8 @@ use super::{
 use crate::{
     ops::{argmax::NO_CHOICE, embed::PREVIOUS, sample::Call},
     sampling::{
-        Candidate, Distribution, Fault, NO_MASK, NO_REPORT, ROW_WORDS, Room, SampleLayout, SampleList, SampleRow,
-        TOP_MAX, Wishes, choose, fault_of,
+        Candidate, ChoiceScratch, Distribution, Fault, NO_MASK, NO_REPORT, ROW_WORDS, SampleLayout, SampleList,
+        SampleRow, TOP_MAX, Wishes, choose, fault_of,
     },
     target::CPU_SAMPLE_ROOM,
 };
@@ -56,14 +56,14 @@ pub(super) fn sample(threads: &Threads, call: Call<'_>) {
 }
 
 /// The room of a worker in its share of the scratch.
-fn room_in(share: &mut [f32], vocabulary: usize) -> Room<'_> {
+fn room_in(share: &mut [f32], vocabulary: usize) -> ChoiceScratch<'_> {
     let (weights, share) = share.split_at_mut(2 * vocabulary);
     let (candidates, share) = share.split_at_mut(2 * vocabulary);
     let (changed, tally) = share.split_at_mut(vocabulary);
     assert!(weights.as_ptr().cast::<f64>().is_aligned(), "shares are of whole 8 bytes");
     // SAFETY: each is as many bytes as what is made of it, aligned for it, and any bits are one of its values.
     unsafe {
-        Room {
+        ChoiceScratch {
             weights: slice::from_raw_parts_mut(weights.as_mut_ptr().cast::<f64>(), vocabulary),
             candidates: slice::from_raw_parts_mut(candidates.as_mut_ptr().cast::<Candidate>(), vocabulary),
             changed,
@@ -80,7 +80,7 @@ struct Asked<'a> {
 }
 
 impl Asked<'_> {
-    fn answer(&self, logits: &[f32], at: usize, room: Room<'_>) -> Answer {
+    fn answer(&self, logits: &[f32], at: usize, room: ChoiceScratch<'_>) -> Answer {
         let words = self.words[at * ROW_WORDS..].first_chunk().expect("the front has checked that all rows are there");
         let (row, mask) = SampleRow::from_words(words);
         let nothing = |fault| Answer { chosen: Err(fault), log_probability: f32::NAN, top: Vec::new() };

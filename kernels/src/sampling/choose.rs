@@ -8,7 +8,7 @@ use super::{
 
 /// Memory for one row: 24 bytes for each of its tokens. What is in it does not matter.
 #[derive(Debug)]
-pub struct Room<'a> {
+pub struct ChoiceScratch<'a> {
     /// `[vocabulary]`.
     pub weights: &'a mut [f64],
     /// `[vocabulary]`.
@@ -32,11 +32,11 @@ pub fn fault_of(logits: &[f32]) -> Option<Fault> {
 ///
 /// # Errors
 /// [`Fault::NothingAllowed`] if all are forbidden.
-pub fn choose(logits: &[f32], row: &SampleRow, wishes: &Wishes<'_>, room: Room<'_>) -> Result<u32, Fault> {
+pub fn choose(logits: &[f32], row: &SampleRow, wishes: &Wishes<'_>, room: ChoiceScratch<'_>) -> Result<u32, Fault> {
     if let Some(given) = row.given {
         return Ok(given);
     }
-    let Room { weights, candidates, changed, tally } = room;
+    let ChoiceScratch { weights, candidates, changed, tally } = room;
     let allowed = if wishes.changes(row) {
         changed.copy_from_slice(logits);
         changes::change(changed, row, wishes, tally);

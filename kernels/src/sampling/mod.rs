@@ -24,7 +24,7 @@ pub(crate) use batch::NO_MASK;
 pub use batch::SampleBatch;
 pub use candidates::Candidate;
 pub use changes::restrict;
-pub use choose::{Room, choose, fault_of};
+pub use choose::{ChoiceScratch, choose, fault_of};
 pub use distribution::Distribution;
 pub use layout::{LISTED_MAX, SampleLayout, SampleList};
 pub use row::{Fault, NO_REPORT, ROW_WORDS, SampleRow, TOP_MAX, Wishes};

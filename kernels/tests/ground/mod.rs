@@ -48,15 +48,15 @@ pub fn leased(device: Arc<dyn Device>, bytes: Bytes) -> Segment {
 
 /// Runs `pass` on the CPU in poisoned memory.
 pub fn compute<T>(threads: usize, pass: impl FnOnce(&Scope<'_, Cpu>) -> Result<T, KernelError>) -> T {
-    let (cpu, workspace, tally) = (Cpu::new(threads), poisoned(Bytes::mib(16)), Tally::default());
-    pass(&Scope::new(&cpu, &workspace, &tally)).unwrap()
+    let (cpu, workspace, counter) = (Cpu::new(threads), poisoned(Bytes::mib(16)), WorkCounter::default());
+    pass(&Scope::new(&cpu, &workspace, &counter)).unwrap()
 }
 
 /// Runs `pass` on shapes alone. Gives the workspace's peak and the work beside its result.
 pub fn plan<T>(threads: usize, pass: impl FnOnce(&Scope<'_, Plan>) -> T) -> (T, Bytes, Work) {
-    let (plan, workspace, tally) = (Plan::new(Target::Cpu { threads }), Workspace::dry(), Tally::default());
-    let result = pass(&Scope::new(&plan, &workspace, &tally));
-    (result, workspace.high_water(), tally.total())
+    let (plan, workspace, counter) = (Plan::new(Target::Cpu { threads }), Workspace::dry(), WorkCounter::default());
+    let result = pass(&Scope::new(&plan, &workspace, &counter));
+    (result, workspace.high_water(), counter.total())
 }
 
 /// Numbers that a seed decides (xorshift, Marsaglia 2003).

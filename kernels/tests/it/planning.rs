@@ -12,10 +12,10 @@ fn every_operation_takes_what_its_plan_says_to_the_byte() {
         for pass in passes() {
             let (result, planned, planned_work) = plan(threads, |scope| pass.run(scope).map(|_| ()));
             result.unwrap();
-            let (workspace, tally) = (poisoned(planned + Bytes(1)), Tally::default());
-            pass.run(&Scope::new(&cpu, &workspace, &tally)).unwrap();
+            let (workspace, counter) = (poisoned(planned + Bytes(1)), WorkCounter::default());
+            pass.run(&Scope::new(&cpu, &workspace, &counter)).unwrap();
             assert_eq!(workspace.high_water(), planned, "{pass:?} on {threads} threads");
-            assert_eq!(tally.total(), planned_work, "{pass:?} on {threads} threads");
+            assert_eq!(counter.total(), planned_work, "{pass:?} on {threads} threads");
             assert_eq!(workspace.used(), Bytes(0));
         }
     }
@@ -32,12 +32,12 @@ fn a_workspace_of_the_planned_size_is_enough_and_one_of_256_bytes_less_is_not() 
         {
             let others = workspace.frame();
             others.take(spare).unwrap();
-            pass.run(&Scope::new(&cpu, &workspace, &Tally::default())).unwrap();
+            pass.run(&Scope::new(&cpu, &workspace, &WorkCounter::default())).unwrap();
             assert_eq!(workspace.high_water(), workspace.capacity(), "{pass:?}");
         }
         let others = workspace.frame();
         others.take(spare + Bytes(256)).unwrap();
-        match pass.run(&Scope::new(&cpu, &workspace, &Tally::default())) {
+        match pass.run(&Scope::new(&cpu, &workspace, &WorkCounter::default())) {
             Err(KernelError::Workspace(full)) => {
                 assert_eq!(full.used + full.asked, full.capacity + Bytes(256), "{pass:?}");
                 assert_eq!(full.hint().unwrap(), "plan the workspace 256 B larger, or lower the envelope");

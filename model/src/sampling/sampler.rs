@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use bursar_kernels::{
     ops::sample::Outcome,
-    sampling::{Candidate, Fault, NO_REPORT, Room, SampleBatch, SampleRow, Wishes, choose},
+    sampling::{Candidate, ChoiceScratch, Fault, NO_REPORT, SampleBatch, SampleRow, Wishes, choose},
 };
 
 use super::grammar::Grammar;
@@ -42,12 +42,12 @@ pub struct SamplerScratch {
 }
 
 impl SamplerScratch {
-    fn room(&mut self, vocabulary: usize) -> Room<'_> {
+    fn room(&mut self, vocabulary: usize) -> ChoiceScratch<'_> {
         self.weights.resize(vocabulary, 0.0);
         self.candidates.resize(vocabulary, Candidate::default());
         self.changed.resize(vocabulary, 0.0);
         self.tally.resize(vocabulary, 0);
-        Room {
+        ChoiceScratch {
             weights: &mut self.weights,
             candidates: &mut self.candidates,
             changed: &mut self.changed,

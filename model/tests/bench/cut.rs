@@ -2,7 +2,7 @@
 
 use bursar_budgets::{Bytes, Class, Workspace};
 use bursar_kernels::{
-    Cpu, KernelError, Scope, Tally,
+    Cpu, KernelError, Scope, WorkCounter,
     ops::patchify::{PatchSize, Pixels},
 };
 use bursar_model::{
@@ -19,9 +19,9 @@ pub fn cut(patches: &ResizedImage, config: &ImageProcessorConfig) -> Vec<f32> {
     let memory = Memory::new(Bytes::mib(64));
     // The values, a byte for each at most, and what is as small as a picture's layout.
     let needed = Bytes(5 * values as u64) + Bytes::kib(64) + Bytes(12 * patches.grid.patches() as u64);
-    let (cpu, tally) = (Cpu::new(2), Tally::default());
+    let (cpu, counter) = (Cpu::new(2), WorkCounter::default());
     let workspace = Workspace::over(memory.poisoned(&cpu, Class::StepWorkspace, needed));
-    cut_on(&Scope::new(&cpu, &workspace, &tally), patches, config.merge_size, size).expect("it is cut")
+    cut_on(&Scope::new(&cpu, &workspace, &counter), patches, config.merge_size, size).expect("it is cut")
 }
 
 fn cut_on(

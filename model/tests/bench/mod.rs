@@ -12,7 +12,7 @@ mod sequence;
 use std::{cell::RefCell, path::PathBuf};
 
 use bursar_budgets::{Bytes, Class, Segment, Workspace};
-use bursar_kernels::{Backend, Cpu, DType, Element, KernelError, KvLayer, Scope, Tally, Tensor};
+use bursar_kernels::{Backend, Cpu, DType, Element, KernelError, KvLayer, Scope, Tensor, WorkCounter};
 use bursar_model::{
     Model,
     blocks::decoder::{SCORE_ROWS, StepCaches},
@@ -285,8 +285,8 @@ impl<B: Backend> Bench<B> {
     /// A pass in poisoned memory.
     pub fn pass<T>(&self, run: impl FnOnce(&Scope<'_, B>) -> Result<T, KernelError>) -> Result<T, KernelError> {
         self.poison_workspace();
-        let tally = Tally::default();
-        run(&Scope::new(&self.backend, &self.workspace, &tally))
+        let counter = WorkCounter::default();
+        run(&Scope::new(&self.backend, &self.workspace, &counter))
     }
 
     fn poison_workspace(&self) {

@@ -2,7 +2,7 @@
 //! what a step gives that uploads its own.
 
 use bursar_budgets::{Bytes, Class, Workspace};
-use bursar_kernels::{BLOCK_TOKENS, DType, Scope, Tally, Tensor, ops::transfer::fill_elements};
+use bursar_kernels::{BLOCK_TOKENS, DType, Scope, Tensor, WorkCounter, ops::transfer::fill_elements};
 use bursar_model::{
     blocks::decoder::StepCaches,
     flow::{SequencePart, StepBatch, StepLayout},
@@ -39,11 +39,11 @@ fn batch(tokens: &[Vec<u32>], cached: &[usize]) -> StepBatch {
 
 fn padded_decoding_is_decoding(folder: &str) {
     let bench = Bench::load(folder, 2);
-    let (layers, previous, tally) = (bench.layers(), bench.previous(), Tally::default());
+    let (layers, previous, counter) = (bench.layers(), bench.previous(), WorkCounter::default());
     let caches = StepCaches { layers: &layers, pictures: None, previous: &previous };
     let workspace = Workspace::over(bench.memory.poisoned(&bench.backend, Class::StepWorkspace, Bytes::mib(16)));
     let step = |batch: &StepBatch| {
-        let scope = Scope::new(&bench.backend, &workspace, &tally);
+        let scope = Scope::new(&bench.backend, &workspace, &counter);
         let logits = bench.model.step(&scope, batch, &caches, |_, _| Ok(())).expect("it runs");
         scope.download::<f32>(&logits).expect("it comes")
     };
@@ -62,7 +62,7 @@ fn padded_decoding_is_decoding(folder: &str) {
         let mut words = Vec::new();
         layout.pack(&decoding, &mut words);
         fill_elements(&bench.backend, &words, &mut image.row_range_mut(0..words.len())).expect("it is put there");
-        let scope = Scope::new(&bench.backend, &workspace, &tally);
+        let scope = Scope::new(&bench.backend, &workspace, &counter);
         let logits = bench.model.step_over(&scope, &image, &layout, &caches).expect("it runs");
         let found = scope.download::<f32>(&logits).expect("it comes");
         assert!(found.iter().all(|logit| logit.is_finite()), "padding is finite too");

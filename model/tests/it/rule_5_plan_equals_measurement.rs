@@ -5,7 +5,7 @@ use std::cell::Cell;
 
 use bursar_budgets::{Bytes, Class, Segment, Workspace};
 use bursar_kernels::{
-    BLOCK_TOKENS, Backend, Cpu, CudaTarget, DType, KernelError, KvLayer, Scope, Tally, Target, Tensor,
+    BLOCK_TOKENS, Backend, Cpu, CudaTarget, DType, KernelError, KvLayer, Scope, Target, Tensor, WorkCounter,
     ops::patchify::PatchSize,
 };
 use bursar_model::{
@@ -104,10 +104,10 @@ impl Machine {
         // SAFETY: as above, and it is no larger than what is backed.
         let words = unsafe { Tensor::persistent(self.chosen.address(), [sampling.words()], DType::U32) };
         let mut buffers = SamplingBuffers::over(words, sampling);
-        let tally = Tally::default();
-        let scope = Scope::new(&self.cpu, &self.workspace, &tally);
+        let counter = WorkCounter::default();
+        let scope = Scope::new(&self.cpu, &self.workspace, &counter);
         worst_cases::run(&self.model, &scope, pass, depth, &layers, &mut cache, &mut buffers)?;
-        Ok(Footprint { workspace: self.workspace.high_water() - below, work: tally.total() })
+        Ok(Footprint { workspace: self.workspace.high_water() - below, work: counter.total() })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use bursar_budgets::{Bytes, Class, Workspace};
 use bursar_kernels::{
-    Cpu, DType, Scope, Tally, Tensor,
+    Cpu, DType, Scope, Tensor, WorkCounter,
     ops::{embed::PREVIOUS, sample::outcomes},
     sampling::SampleBatch,
 };
@@ -53,9 +53,9 @@ fn chosen(
     before: &[u32],
 ) -> Vec<Result<Token, SamplingError>> {
     let memory = Memory::new(Bytes::mib(4));
-    let (cpu, tally) = (Cpu::new(2), Tally::default());
+    let (cpu, counter) = (Cpu::new(2), WorkCounter::default());
     let workspace = Workspace::over(memory.poisoned(&cpu, Class::StepWorkspace, Bytes::mib(2)));
-    let scope = Scope::new(&cpu, &workspace, &tally);
+    let scope = Scope::new(&cpu, &workspace, &counter);
     let mut batch = SampleBatch::new(VOCABULARY);
     for (sampler, (prompt, produced)) in samplers.iter().zip(pasts) {
         sampler.ask(Past::new(prompt, produced), &mut batch).expect("the past is given");
@@ -129,9 +129,9 @@ fn a_score_is_the_same_on_the_host_and_where_the_logits_are() {
     wanted[6].token = VOCABULARY as u32;
     wanted[SCORE_ROWS + 1].top = 21;
     let memory = Memory::new(Bytes::mib(4));
-    let (cpu, tally) = (Cpu::new(2), Tally::default());
+    let (cpu, counter) = (Cpu::new(2), WorkCounter::default());
     let workspace = Workspace::over(memory.poisoned(&cpu, Class::StepWorkspace, Bytes::mib(2)));
-    let scope = Scope::new(&cpu, &workspace, &tally);
+    let scope = Scope::new(&cpu, &workspace, &counter);
     let run = || {
         let mut scores = Scores::begin(&scope, &wanted, VOCABULARY)?;
         for some in logits.chunks(SCORE_ROWS) {

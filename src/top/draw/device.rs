@@ -10,7 +10,7 @@ use super::{
 };
 use crate::top::{
     palette::Colours,
-    view::{DeviceView, LeaseView, Tally, View},
+    view::{Count, DeviceView, LeaseView, View},
 };
 
 /// Below so many columns what can be reckoned is left out.
@@ -93,14 +93,14 @@ fn usual(device: &DeviceView) -> Vec<String> {
         usual.push(format!("canary given {}", times(device.canary_given)));
     }
     if !device.refused.is_empty() {
-        usual.push(format!("leases refused: {}", tallied(&device.refused)));
+        usual.push(format!("leases refused: {}", counted(&device.refused)));
     }
     usual
 }
 
 /// As `3 stop, 1 length`.
-pub fn tallied(tallies: &[Tally]) -> String {
-    let each = tallies.iter().map(|Tally { of, count }| format!("{} {of}", words::grouped(*count)));
+pub fn counted(counts: &[Count]) -> String {
+    let each = counts.iter().map(|Count { of, count }| format!("{} {of}", words::grouped(*count)));
     each.collect::<Vec<_>>().join(", ")
 }
 

@@ -7,7 +7,7 @@ use ratatui::{
 
 use super::{
     actor_words,
-    device::tallied,
+    device::counted,
     panel::{Fit, Panel, beside},
     words,
 };
@@ -100,10 +100,10 @@ fn actors(model: &ModelView, room: u16, fit: Fit, colours: Colours) -> Vec<Line<
 fn trouble(model: &ModelView) -> Vec<String> {
     let mut trouble = Vec::new();
     if !model.oom.is_empty() {
-        trouble.push(format!("memory refused: {}", tallied(&model.oom)));
+        trouble.push(format!("memory refused: {}", counted(&model.oom)));
     }
     if !model.preempted.is_empty() {
-        trouble.push(format!("preempted: {}", tallied(&model.preempted)));
+        trouble.push(format!("preempted: {}", counted(&model.preempted)));
     }
     if model.redone > 0 {
         trouble.push(format!("{} redone", words::grouped(model.redone)));
@@ -147,7 +147,7 @@ fn requests(model: &ModelView) -> String {
         text += &format!(", {} end a second", words::rate(model.speed.requests));
     }
     if !model.ended.is_empty() {
-        text += &format!("; ended: {}", tallied(&model.ended));
+        text += &format!("; ended: {}", counted(&model.ended));
     }
     text
 }
@@ -178,7 +178,7 @@ fn steps(model: &ModelView) -> String {
 fn sizing(model: &ModelView) -> String {
     let attempts = match model.attempts.is_empty() {
         true => "-".to_owned(),
-        false => format!("attempts: {}", tallied(&model.attempts)),
+        false => format!("attempts: {}", counted(&model.attempts)),
     };
     let target = model.target_tokens.map_or(String::new(), |tokens| format!(", {} tokens", words::grouped(tokens)));
     let took = model.profile_seconds.map_or(String::new(), |took| format!(" in {}", words::seconds(took)));

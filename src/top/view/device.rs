@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use bursar::Bytes;
 use serde::Serialize;
 
-use super::{Look, Tally, tallies};
+use super::{Count, Look, counts};
 use crate::top::samples::Samples;
 
 /// What a stretch of the bar stands for, in the bar's order.
@@ -151,7 +151,7 @@ pub struct DeviceView {
     /// Leases that wait.
     pub waiting: u64,
     /// Leases that were refused, by reason.
-    pub refused: Vec<Tally>,
+    pub refused: Vec<Count>,
     /// Host memory that is leased, and may be.
     pub host: Option<(Bytes, Bytes)>,
 }
@@ -168,7 +168,7 @@ impl DeviceView {
         let held = |metric: &str| bytes(metric).unwrap_or_default();
         let count = |metric: &str| now.count(metric, &[("device", &name)]).unwrap_or(0);
         let mut refused: BTreeMap<String, u64> = BTreeMap::new();
-        for Tally { of, count } in tallies(now, "bursar_leases_refused_total", &[("device", &name)], "reason") {
+        for Count { of, count } in counts(now, "bursar_leases_refused_total", &[("device", &name)], "reason") {
             let of_reason = refused.entry(of).or_default();
             *of_reason = of_reason.saturating_add(count);
         }
@@ -185,7 +185,7 @@ impl DeviceView {
             canary_given: count("bursar_canary_given_total"),
             losses: count("bursar_device_losses_total"),
             waiting: count("bursar_leases_waiting"),
-            refused: refused.into_iter().map(|(of, count)| Tally { of, count }).collect(),
+            refused: refused.into_iter().map(|(of, count)| Count { of, count }).collect(),
             host: bytes("bursar_host_leased_bytes").zip(bytes("bursar_host_total_bytes")),
             name,
         }

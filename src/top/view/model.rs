@@ -3,7 +3,7 @@
 use bursar::Bytes;
 use serde::Serialize;
 
-use super::{Actor, Look, Tally, tallies};
+use super::{Actor, Count, Look, counts};
 use crate::top::{
     rate::Since,
     samples::{Labels, Samples},
@@ -132,15 +132,15 @@ pub struct ModelView {
     /// How long things take.
     pub latencies: Vec<Latency>,
     /// Requests that ended, by reason.
-    pub ended: Vec<Tally>,
+    pub ended: Vec<Count>,
     /// Requests that were done again behind a death.
     pub redone: u64,
     /// Sequences that were preempted, by reason.
-    pub preempted: Vec<Tally>,
+    pub preempted: Vec<Count>,
     /// Refusals of memory, by phase.
-    pub oom: Vec<Tally>,
+    pub oom: Vec<Count>,
     /// Attempts at sizing, by how they ended.
-    pub attempts: Vec<Tally>,
+    pub attempts: Vec<Count>,
     /// Of the last that got ready.
     pub profile_seconds: Option<f64>,
     /// Of the last that got ready.
@@ -179,7 +179,7 @@ impl ModelView {
         let now = look.now;
         let own: Labels<'_> = &[("model", &name)];
         let count = |metric: &str| now.count(metric, own);
-        let tallied = |metric: &str, by: &str| tallies(now, metric, own, by);
+        let counted = |metric: &str, by: &str| counts(now, metric, own, by);
         let mut actors = Actor::of(now, &name);
         let permits = permits(now, &name);
         // A model that takes no pictures has nobody who would see to them.
@@ -198,11 +198,11 @@ impl ModelView {
             prefix: cache(look, "bursar_prefix_cache", own),
             pictures: cache(look, "bursar_encoder_cache", own),
             latencies: TIMES.iter().filter_map(|(of, metric)| latency(look, of, metric, own)).collect(),
-            ended: tallied("bursar_requests_total", "reason"),
+            ended: counted("bursar_requests_total", "reason"),
             redone: count("bursar_requests_redone_total").unwrap_or(0),
-            preempted: tallied("bursar_preemptions_total", "reason"),
-            oom: tallied("bursar_oom_total", "phase"),
-            attempts: tallied("bursar_profile_attempts_total", "reason"),
+            preempted: counted("bursar_preemptions_total", "reason"),
+            oom: counted("bursar_oom_total", "phase"),
+            attempts: counted("bursar_profile_attempts_total", "reason"),
             profile_seconds: now.value("bursar_profile_seconds", own),
             target_tokens: count("bursar_profile_target_tokens"),
             replays: count("bursar_graph_replays_total").unwrap_or(0),

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::BudgetState;
 use crate::{
-    budget::tally::{Line, Sum, line},
+    budget::lease_sums::{Line, Sum, line},
     event::Event,
     metric,
 };
@@ -90,7 +90,7 @@ impl BudgetState {
             let holding = self.ledger.holding(lease).expect("what is in use is held");
             *used.entry(line(&holding.model, &holding.class)).or_default() += bytes;
         }
-        for (line, sum) in self.mailbox.books().tally.live_lines() {
+        for (line, sum) in self.mailbox.books().sums.live_lines() {
             self.show_line(line, sum);
             if line.1.memory() == Memory::Device {
                 let used = used.get(line).copied().unwrap_or_default();
@@ -128,7 +128,7 @@ impl BudgetState {
 
     /// A lease of this line had `from` bytes and has `to`.
     pub(super) fn leased(&self, line: Line, from: Bytes, to: Bytes) {
-        let sum = self.mailbox.books().tally.change(line.clone(), from, to);
+        let sum = self.mailbox.books().sums.change(line.clone(), from, to);
         self.show_line(&line, sum);
     }
 

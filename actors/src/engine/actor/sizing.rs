@@ -8,7 +8,7 @@ use super::EngineState;
 use crate::{
     engine::{
         EngineMessage, Progress, Records, StartError, Status, WhichLane,
-        start::{LoadError, LoadFailed, Outlook, Planned},
+        start::{LoadError, LoadFailed, Planned, StartPlan},
     },
     event::Event,
     lane::{Job, Lane, LaneError, RefusalSink},
@@ -37,17 +37,17 @@ impl EngineState {
     pub(super) async fn loaded(
         &mut self,
         myself: &ActorRef<EngineMessage>,
-        outcome: Result<(Outlook, Planned), LoadFailed>,
+        outcome: Result<(StartPlan, Planned), LoadFailed>,
     ) -> Result<(), ActorProcessingErr> {
-        let (outlook, error) = match outcome {
-            Ok((outlook, planned)) => {
-                self.see(outlook);
+        let (plan, error) = match outcome {
+            Ok((plan, planned)) => {
+                self.see(plan);
                 self.planned = Some(planned);
                 return self.start_attempt(myself).await;
             }
-            Err(LoadFailed { outlook, error }) => (outlook, error),
+            Err(LoadFailed { plan, error }) => (plan, error),
         };
-        outlook.into_iter().for_each(|outlook| self.see(outlook));
+        plan.into_iter().for_each(|plan| self.see(plan));
         match error {
             LoadError::Refused(error) => {
                 let ledger = self.arguments.budget.evidence().await.ok();
@@ -63,18 +63,18 @@ impl EngineState {
         }
     }
 
-    fn see(&mut self, outlook: Outlook) {
-        self.attempts.plan(outlook.expected_blocks);
-        self.outlook = Some(outlook);
+    fn see(&mut self, plan: StartPlan) {
+        self.attempts.plan(plan.expected_blocks);
+        self.plan = Some(plan);
     }
 
     async fn start_attempt(&mut self, myself: &ActorRef<EngineMessage>) -> Result<(), ActorProcessingErr> {
         let Planned { model, processor, .. } = self.planned.clone().expect("the weights come before an attempt");
-        let outlook = self.outlook.as_mut().expect("the plan comes before an attempt");
+        let plan = self.plan.as_mut().expect("the plan comes before an attempt");
         if self.attempts.shrinks() > 0 {
-            outlook.drop_warm("memory was refused to an earlier attempt of this start");
+            plan.drop_warm("memory was refused to an earlier attempt of this start");
         }
-        let Outlook { inputs, needs, records, .. } = outlook.clone();
+        let StartPlan { inputs, needs, records, .. } = plan.clone();
         let options = &self.arguments.options;
         let attempt = Attempt {
             budget: self.arguments.budget.clone(),
@@ -123,8 +123,8 @@ impl EngineState {
         self.report(outcome);
         // Whatever it was: what is measured anew may go well.
         let said = error.to_string();
-        let outlook = self.outlook.as_mut().filter(|_| self.planned.is_some());
-        let was_warm = outlook.is_some_and(|outlook| outlook.drop_warm(&said));
+        let plan = self.plan.as_mut().filter(|_| self.planned.is_some());
+        let was_warm = plan.is_some_and(|plan| plan.drop_warm(&said));
         let wait = match was_warm {
             true => self.attempts.forgone(self.born.elapsed()),
             false => self.attempts.failed(was_refused, self.born.elapsed()),
@@ -177,13 +177,13 @@ impl EngineState {
         };
         // One that became too small because others before it were refused memory ends for want of memory too.
         let evidence = self.reports.iter().rev().find_map(refused);
-        let (Some(evidence), Some(outlook)) = (evidence, self.outlook.clone()) else {
+        let (Some(evidence), Some(plan)) = (evidence, self.plan.clone()) else {
             return self.give_up(myself, error, Vec::new());
         };
         let target_tokens = self.reports.last().map_or(0, |report| report.target_tokens);
         let (missing, page) = (evidence.missing(), self.arguments.device.page());
         let (options, is_host) = (self.arguments.options.clone(), self.arguments.device.is_host_memory());
-        let Outlook { unloaded, pictures, target, .. } = outlook;
+        let StartPlan { unloaded, pictures, target, .. } = plan;
         let (budget, model) = (self.arguments.budget.clone(), self.arguments.label.clone());
         let knobs = async move {
             let room = budget.evidence().await.ok().map(|ledger| ledger.room_of(&model));

@@ -2,8 +2,8 @@
 
 use super::*;
 
-fn picture(name: u8, rows: usize) -> Wanted {
-    Wanted { key: [name; 32], rows, patches: rows * 4 }
+fn picture(name: u8, rows: usize) -> PictureRequest {
+    PictureRequest { key: [name; 32], rows, patches: rows * 4 }
 }
 
 fn rows(rows: &[u32]) -> Arc<[u32]> {

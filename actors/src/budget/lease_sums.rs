@@ -9,7 +9,7 @@ pub(super) type Line = (Label, Class);
 
 /// The sums.
 #[derive(Debug, Default)]
-pub(super) struct Tally(BTreeMap<Line, Sum>);
+pub(super) struct LeaseSums(BTreeMap<Line, Sum>);
 
 /// One line's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub(super) fn line(model: &Label, class: &Class) -> Line {
     }
 }
 
-impl Tally {
+impl LeaseSums {
     /// Sums up anew what is held; lines that nothing is held of stay, at nothing.
     pub(super) fn recount(&mut self, held: impl Iterator<Item = Holding>) {
         self.0.values_mut().for_each(|sum| sum.bytes = Bytes::ZERO);
@@ -79,34 +79,34 @@ mod tests {
 
     #[test]
     fn a_line_sums_up_its_leases_keeps_its_peak_and_stays_when_they_have_ended() {
-        let mut tally = Tally::default();
+        let mut sums = LeaseSums::default();
         let kv = line(&"demo".into(), &Class::Kv);
         let mut changes = |from, to| {
-            let Sum { bytes, peak } = tally.change(kv.clone(), Bytes::mib(from), Bytes::mib(to));
+            let Sum { bytes, peak } = sums.change(kv.clone(), Bytes::mib(from), Bytes::mib(to));
             (bytes, peak)
         };
         assert_eq!(changes(0, 3), (Bytes::mib(3), Bytes::mib(3)));
         assert_eq!(changes(0, 2), (Bytes::mib(5), Bytes::mib(5)), "another lease of the same line");
         assert_eq!(changes(3, 2), (Bytes::mib(4), Bytes::mib(5)), "the first is smaller");
         assert_eq!(changes(2, 3), (Bytes::mib(5), Bytes::mib(5)), "what it had before is not had twice");
-        tally.change(line(&"demo".into(), &Class::Weights), Bytes::ZERO, Bytes::mib(7));
-        tally.recount([holding(Class::Weights, "demo", 7), holding(Class::Weights, "demo", 1)].into_iter());
-        let lines: Vec<_> = tally.lines().map(|((_, class), sum)| (class.clone(), sum.bytes, sum.peak)).collect();
+        sums.change(line(&"demo".into(), &Class::Weights), Bytes::ZERO, Bytes::mib(7));
+        sums.recount([holding(Class::Weights, "demo", 7), holding(Class::Weights, "demo", 1)].into_iter());
+        let lines: Vec<_> = sums.lines().map(|((_, class), sum)| (class.clone(), sum.bytes, sum.peak)).collect();
         let weights = (Class::Weights, Bytes::mib(8), Bytes::mib(8));
         assert_eq!(lines, [weights, (Class::Kv, Bytes::ZERO, Bytes::mib(5))]);
-        assert_eq!(tally.live_lines().count(), 2, "the model holds its weights");
-        tally.recount(std::iter::empty());
-        assert_eq!((tally.live_lines().count(), tally.lines().count()), (0, 2), "it is gone");
+        assert_eq!(sums.live_lines().count(), 2, "the model holds its weights");
+        sums.recount(std::iter::empty());
+        assert_eq!((sums.live_lines().count(), sums.lines().count()), (0, 2), "it is gone");
     }
 
     #[test]
     fn tenants_make_one_line_whatever_they_call_themselves_and_their_models() {
-        let mut tally = Tally::default();
+        let mut sums = LeaseSums::default();
         for number in 0..100 {
             let model = Label::from(format!("model {number}"));
-            tally.change(line(&model, &Class::tenant(format!("index {number}"))), Bytes::ZERO, Bytes::mib(1));
+            sums.change(line(&model, &Class::tenant(format!("index {number}"))), Bytes::ZERO, Bytes::mib(1));
         }
-        let lines: Vec<_> = tally.lines().map(|(line, sum)| (line.clone(), sum.bytes)).collect();
+        let lines: Vec<_> = sums.lines().map(|(line, sum)| (line.clone(), sum.bytes)).collect();
         assert_eq!(lines, [(("".into(), Class::tenant("")), Bytes::mib(100))]);
     }
 }
