@@ -9,7 +9,7 @@ use std::{slice, sync::Arc, time::Duration};
 use bursar::{
     Budget, Bytes, Chat, ChatError, Class, Device, DeviceChoice, Image, LeaseError, LoadOptions, ModelHandle,
     ModelSource, Runtime, RuntimeConfig, Segment, demo,
-    messages::{KvMessage, Reply},
+    messages::{KvMessage, Responder},
     ractor::{Actor, ActorProcessingErr, ActorRef, RpcReplyPort, SupervisionEvent, call_t},
 };
 use tokio::sync::watch;
@@ -105,7 +105,7 @@ impl Actor for Album {
                 Ok(reply.send(grown)?)
             }
             AlbumMessage::Blocks(reply) => {
-                let (question, answer) = Reply::new();
+                let (question, answer) = Responder::new();
                 state.arguments.model.serving().await?.kv.send_message(KvMessage::Usage(question))?;
                 Ok(reply.send(answer.await.ok().map(|blocks| blocks.held))?)
             }

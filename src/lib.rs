@@ -71,7 +71,7 @@ pub use bursar_actors::{
         Outcome, Phase, ProfileError, ProfileRecord, Suggestion, Unfit, UnknownPhase,
     },
     ractor,
-    reply::AskError,
+    responder::AskError,
     runtime::{
         DeviceChoice, Health, MakeDevice, ModelHealth, ModelSource, Runtime, RuntimeConfig, RuntimeError, Supervised,
     },
@@ -111,13 +111,13 @@ pub use bursar_model::{
 ///
 /// ```
 /// # use bursar::{ModelSource, Runtime, RuntimeConfig};
-/// use bursar::messages::{KvMessage, Reply};
+/// use bursar::messages::{KvMessage, Responder};
 /// # #[tokio::main(flavor = "multi_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let runtime = Runtime::start(RuntimeConfig::default()).await?;
 /// # let model = runtime.load_with(ModelSource::demo(), bursar::LoadOptions::small(), |_| {}).await?;
-/// let (reply, answer) = Reply::new();
-/// model.serving().await?.kv.send_message(KvMessage::Usage(reply))?;
+/// let (responder, answer) = Responder::new();
+/// model.serving().await?.kv.send_message(KvMessage::Usage(responder))?;
 /// let blocks = answer.await?; // of 16 tokens each, over all layers
 /// assert_eq!(blocks.held, 0, "nobody asks the model anything");
 /// # runtime.shutdown().await;
@@ -129,7 +129,7 @@ pub mod messages {
         budget::BudgetMessage,
         engine::{EngineMessage, WhichLane},
         kv::{KvMessage, KvUse, SequenceId},
-        reply::{AskError, Reply},
+        responder::{AskError, Responder},
         runtime::RuntimeMessage,
         scheduler::SchedulerMessage,
         tree::{QUESTIONS, Question, Role},

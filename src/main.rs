@@ -18,6 +18,8 @@ mod model;
 mod plan;
 mod profile;
 mod progress;
+#[cfg(all(test, feature = "hub", feature = "prometheus"))]
+mod reference;
 mod told;
 mod top;
 mod tour;

@@ -19,7 +19,7 @@ pub mod lane;
 pub mod memory;
 pub mod metric;
 pub mod profile;
-pub mod reply;
+pub mod responder;
 pub mod runtime;
 pub mod scheduler;
 pub mod supervise;

@@ -16,7 +16,7 @@ use bursar_actors::{
     engine::{EngineMessage, LoadOptions, Progress, StartError, WhichLane},
     kv::KvMessage,
     profile::{Lack, ProfileError, Unfit},
-    reply::Reply,
+    responder::Responder,
     runtime::{ModelSource, RuntimeError},
     supervise::Intensity,
 };
@@ -162,7 +162,7 @@ fn a_launch_that_the_device_refuses_in_the_middle_of_a_step_costs_no_reply_and_m
         assert_eq!(stage.device.counts(), counts, "on the memory that was there");
         let serving = model.serving().await.expect("it serves");
         eventually("all blocks are home", async || {
-            let (reply, usage) = Reply::new();
+            let (reply, usage) = Responder::new();
             drop(serving.kv.send_message(KvMessage::Usage(reply)));
             usage.await.is_ok_and(|usage| usage.held == 0)
         })

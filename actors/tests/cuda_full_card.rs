@@ -12,7 +12,7 @@ use bursar_actors::{
     engine::{EngineMessage, LoadOptions, WhichLane},
     graph::buckets,
     profile::RESERVE_MAX,
-    reply::Reply,
+    responder::Responder,
     runtime::{DeviceChoice, ModelSource, Runtime, RuntimeConfig, RuntimeError},
 };
 use bursar_budgets::{Bytes, Class, DeviceError, Hint};
@@ -147,7 +147,7 @@ async fn a_model_takes_all_but_its_reserve_serves_and_captures_again_on_the_card
     let engine = runtime.supervised().await.expect("it answers").engines.remove("seven").expect("it is loaded");
     // Pictures that nobody has seen yet: the one before lies in the cache, and no lane is asked for it.
     for (which, side) in [(WhichLane::Step, 1008), (WhichLane::Vision, 980)] {
-        let (ended, end) = Reply::new();
+        let (ended, end) = Responder::new();
         engine.send_message(EngineMessage::KillLane { which, ended }).expect("the engine lives");
         end.await.expect("there is such a lane");
         answer(&model, Chat::new().user("Who are you now?"), 64).await;

@@ -24,8 +24,9 @@ pub trait Backend {
     /// What this backend computes on.
     fn target(&self) -> &Target;
 
-    /// Whether what is computed from now on is thrown away (the stress before READY): the backend may then measure which of
-    /// several algorithms is the fastest. Until it is switched off the weights of products stay where they are.
+    /// Whether what is computed from now on is thrown away (the stress before READY): the backend may then measure
+    /// which of several algorithms is the fastest. Until it is switched off the weights of products stay where they
+    /// are.
     fn autotune(&self, _on: bool) {}
 
     /// Measures how the products that were met since autotuning began are computed fastest, also for other numbers of

@@ -161,8 +161,9 @@ fn sampling_shape(model: &Model, pass: &Pass) -> SamplingShape {
     SamplingShape { sequences, context_tokens, vocabulary: model.config().decoder().vocabulary }
 }
 
-/// Runs a pass as serving runs it; for a step that is the decoder, its scores, and the choice in `buffers`, which have a place for each
-/// sequence of the envelope, a choice of which each row asks for all there is. Layers after those of `depth` are left out.
+/// Runs a pass as serving runs it; for a step that is the decoder, its scores, and the choice in `buffers`, which have
+/// a place for each sequence of the envelope, a choice of which each row asks for all there is. Layers after those of
+/// `depth` are left out.
 pub fn run<B: Backend>(
     model: &Model,
     scope: &Scope<'_, B>,

@@ -108,7 +108,7 @@ impl Card {
         eventually("all is regained", async || {
             // Leased first, backed then, and used at last.
             let serving = self.model.serving().await.expect("it serves");
-            let (reply, usage) = bursar::crates::actors::reply::Reply::new();
+            let (reply, usage) = bursar::crates::actors::responder::Responder::new();
             drop(serving.kv.send_message(bursar::crates::actors::kv::KvMessage::Usage(reply)));
             let is_used = usage.await.is_ok_and(|usage| usage.blocks == serving.record.kv_blocks);
             is_used && self.ledger().await == self.before
@@ -275,7 +275,7 @@ fn nothing_is_unbacked_before_the_device_is_past_what_it_was_given() {
         let expected = answer(&card.model, long(3)).await;
         let blocks = async || {
             let serving = card.model.serving().await.expect("it serves");
-            let (reply, usage) = bursar::crates::actors::reply::Reply::new();
+            let (reply, usage) = bursar::crates::actors::responder::Responder::new();
             drop(serving.kv.send_message(bursar::crates::actors::kv::KvMessage::Usage(reply)));
             usage.await.expect("it answers").blocks
         };

@@ -10,7 +10,7 @@ use bursar::{
             budget::BudgetMessage,
             kv::KvMessage,
             lane::Answer,
-            reply::Reply,
+            responder::Responder,
             runtime::RuntimeMessage,
             scheduler::SchedulerMessage,
             tree::{self, QUESTIONS, Question},
@@ -106,7 +106,7 @@ fn put<'w>(question: &'w Question, world: &'w Answerers) -> Asked<'w> {
         }),
         ("run a worst case" | "capture a graph" | "capture a graph again", _) => Box::pin(async move {
             // A lane answers through this, also when its thread dies with the job: dropping it is how that looks.
-            let (reply, answer) = Reply::new();
+            let (reply, answer) = Responder::new();
             drop(Answer::<()>::to(|outcome| reply.answer(outcome)));
             let outcome = question.wait(answer).await.map_err(|error| said(&error))?;
             outcome.map_err(|error| said(&error))

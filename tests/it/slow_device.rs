@@ -13,7 +13,7 @@ use bursar::{
     crates::{
         actors::{
             engine::{EngineMessage, WhichLane},
-            reply::Reply,
+            responder::Responder,
         },
         budgets::{Address, Device, DeviceError, DeviceMemory, Fence, Timeline},
     },
@@ -191,7 +191,7 @@ fn lanes_which_take_memory_of_their_own_are_not_made_where_actors_run() {
         let expected = answer(&model, about(1)).await;
         assert_eq!(made_on().len(), 2, "one for steps and one for pictures");
         let engine = runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
-        let (ended, end) = Reply::new();
+        let (ended, end) = Responder::new();
         let drill = EngineMessage::KillLane { which: WhichLane::Step, ended };
         engine.send_message(drill).expect("the engine lives");
         end.await.expect("it ends");

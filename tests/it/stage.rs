@@ -93,7 +93,7 @@ impl Stage {
         eventually("the ledger is as before", async || self.snapshot().await == *before).await;
         let serving = self.model.serving().await.expect("the model serves");
         eventually("all blocks are home", async || {
-            let (reply, count) = bursar::crates::actors::reply::Reply::new();
+            let (reply, count) = bursar::crates::actors::responder::Responder::new();
             drop(serving.kv.send_message(bursar::crates::actors::kv::KvMessage::Usage(reply)));
             count.await.is_ok_and(|usage| usage.held == 0)
         })

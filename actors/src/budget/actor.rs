@@ -13,7 +13,7 @@ use super::{BudgetMailbox, BudgetMessage, Order, PressureBackoff, Regrowth, Watc
 use crate::{
     event::{Event, Leased},
     metric::DeviceLabel,
-    reply::Reply,
+    responder::Responder,
     runtime::RuntimeMessage,
 };
 
@@ -48,7 +48,7 @@ pub struct BudgetState {
     device: Arc<dyn Device>,
     mailbox: Arc<BudgetMailbox>,
     asked: BTreeMap<RequestId, Asked>,
-    clearing: Vec<(Owner, Reply<()>)>,
+    clearing: Vec<(Owner, Responder<()>)>,
     polling: bool,
     /// Who has yet to hear that the device is lost.
     runtime: Option<ActorRef<RuntimeMessage>>,
@@ -74,8 +74,8 @@ struct Asked {
 }
 
 enum Asker {
-    Lease(Reply<Result<Lease, Refusal>>),
-    Resize(Reply<Result<Resized, Refusal>>),
+    Lease(Responder<Result<Lease, Refusal>>),
+    Resize(Responder<Result<Resized, Refusal>>),
 }
 
 impl Asked {

@@ -10,7 +10,7 @@ use thiserror::Error;
 use super::{BudgetMailbox, BudgetMessage, Elastic, mailbox::Note};
 use crate::{
     event::{Event, EventLog},
-    reply::{AskError, Reply},
+    responder::{AskError, Responder},
     tree::{self, Question},
 };
 
@@ -228,19 +228,19 @@ impl Budget {
         self.put(tree::EVIDENCE_FOR_PROFILE, |_, reply| BudgetMessage::Measure(reply)).await
     }
 
-    /// Asks the actor that reads the mailbox. One that dies with the question has done nothing that its successor would not
-    /// find: it is asked again, until the deadline.
+    /// Asks the actor that reads the mailbox. One that dies with the question has done nothing that its successor would
+    /// not find: it is asked again, until the deadline.
     async fn put<T>(
         &self,
         question: Question,
-        mut message: impl FnMut(&mut Pending<'_>, Reply<T>) -> BudgetMessage,
+        mut message: impl FnMut(&mut Pending<'_>, Responder<T>) -> BudgetMessage,
     ) -> Result<T, AskError> {
         let mut pending = Pending { mailbox: &self.mailbox, id: RequestId(0), open: false };
         let asking = async {
             let mut dead = None;
             loop {
                 let actor = self.mailbox.actor_after(dead).await.ok_or(question.gone())?;
-                let (reply, answer) = Reply::new();
+                let (reply, answer) = Responder::new();
                 if actor.send_message(message(&mut pending, reply)).is_ok()
                     && let Ok(answer) = answer.await
                 {

@@ -1,5 +1,5 @@
-//! The mailbox: what survives a budget actor. Notes that leases post, the table of live leases, the fences that leases wait
-//! for, the gates, and who sits there now.
+//! The mailbox: what survives a budget actor. Notes that leases post, the table of live leases, the fences that leases
+//! wait for, the gates, and who sits there now.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},

@@ -2,7 +2,7 @@
 
 use bursar_budgets::{Bytes, Gate, GateError, Label, Lease, LeaseId, Owner, Refusal, Request, RequestId, Snapshot};
 
-use crate::{reply::Reply, supervise::FaultInjection};
+use crate::{responder::Responder, supervise::FaultInjection};
 
 /// From anybody with a [`Budget`](super::Budget). Credit: the ledger's bounded queue of waiting requests.
 pub enum BudgetMessage {
@@ -15,7 +15,7 @@ pub enum BudgetMessage {
         /// Wait for others to give back, or be refused at once.
         wait: bool,
         /// The lease.
-        reply: Reply<Result<Lease, Refusal>>,
+        reply: Responder<Result<Lease, Refusal>>,
     },
     /// Another size for a lease; shrinking is answered when the fence has passed.
     Resize {
@@ -28,7 +28,7 @@ pub enum BudgetMessage {
         /// As for `Ask`, when it grows.
         wait: bool,
         /// To be applied to the lease.
-        reply: Reply<Result<bursar_budgets::Resized, Refusal>>,
+        reply: Responder<Result<bursar_budgets::Resized, Refusal>>,
     },
     /// The asker has gone.
     Withdraw(RequestId),
@@ -37,7 +37,7 @@ pub enum BudgetMessage {
         /// Who, and which generation.
         owner: Owner,
         /// All is home.
-        reply: Reply<()>,
+        reply: Responder<()>,
     },
     /// How far a model's startup is.
     Gate {
@@ -46,19 +46,19 @@ pub enum BudgetMessage {
         /// Where its gate goes.
         to: Gate,
         /// Whether it did.
-        reply: Reply<Result<(), GateError>>,
+        reply: Responder<Result<(), GateError>>,
     },
     /// Bytes a new lease of device memory could have now.
     Available {
         /// The model that is sized has leased all that it has taken: what came beside that is overhead.
         is_leased: bool,
         /// How many.
-        reply: Reply<Bytes>,
+        reply: Responder<Bytes>,
     },
     /// Every byte, by class and owner, after a look at what the driver says is free.
-    Measure(Reply<Snapshot>),
+    Measure(Responder<Snapshot>),
     /// Every byte, by class and owner.
-    Snapshot(Reply<Snapshot>),
+    Snapshot(Responder<Snapshot>),
     /// Release notes are in the mailbox.
     Notes,
     /// Look at the fences that leases wait for.

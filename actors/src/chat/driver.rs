@@ -20,7 +20,7 @@ use crate::{
     engine::{ModelContext, Serving},
     kv::SequenceId,
     metric::RequestEnd,
-    reply::AskError,
+    responder::AskError,
     scheduler::{Admission, Delivery, Finish, NewSequence, PicturePlace, SchedulerMessage},
     tree,
     vision::{PinnedPictures, VisionMessage},

@@ -8,7 +8,7 @@ use bursar_model::{
 };
 use thiserror::Error;
 
-use crate::{engine::StartError, reply::AskError, vision::VisionError};
+use crate::{engine::StartError, responder::AskError, vision::VisionError};
 
 /// Why a chat was not answered, or ended early. It failed alone.
 #[derive(Clone, Debug, Error)]

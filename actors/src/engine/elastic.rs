@@ -23,7 +23,7 @@ use crate::{
     memory::{EngineMemory, KvMemory},
     metric,
     profile::ProfileError,
-    reply::AskError,
+    responder::AskError,
     scheduler::SchedulerMessage,
     supervise::BackgroundTask,
     tree,
@@ -142,7 +142,7 @@ impl Elastic {
             && let Some(scheduler) = scheduler
         {
             // One that has died has a successor that begins with as many.
-            let (reply, _) = crate::reply::Reply::new();
+            let (reply, _) = crate::responder::Responder::new();
             drop(scheduler.send_message(SchedulerMessage::Resize { blocks, reply }));
         }
     }

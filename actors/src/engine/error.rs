@@ -9,7 +9,7 @@ use super::PrecisionError;
 use crate::{
     budget::LeaseError,
     profile::{AttemptReport, ProfileError, Suggestion, Unfit},
-    reply::AskError,
+    responder::AskError,
 };
 
 /// Why a model did not start. Everything that it had leased is home.

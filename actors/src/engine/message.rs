@@ -9,7 +9,7 @@ use crate::{
     graph::{CaptureError, Recaptured},
     lane::LaneError,
     profile::{ProfileError, Profiled, Suggestion},
-    reply::Reply,
+    responder::Responder,
     supervise::{BackgroundTaskDied, FaultInjection},
 };
 
@@ -96,6 +96,6 @@ pub enum EngineMessage {
         /// Which.
         which: WhichLane,
         /// Answered when the thread has ended; not at all if there is none now.
-        ended: Reply<()>,
+        ended: Responder<()>,
     },
 }

@@ -1,5 +1,5 @@
-//! The weight store: what outlives an engine. Loaded weights stay while the engine's successor starts, and whoever still uses
-//! memory can be waited for before it is taken back.
+//! The weight store: what outlives an engine. Loaded weights stay while the engine's successor starts, and whoever
+//! still uses memory can be waited for before it is taken back.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -11,7 +11,7 @@ use thiserror::Error;
 use super::GraphShape;
 use crate::{
     lane::{Answer, CaptureJob, Job, Lane, LaneError},
-    reply::{AskError, Reply},
+    responder::{AskError, Responder},
     tree::{self, Question},
 };
 
@@ -72,14 +72,14 @@ pub async fn capture(
 
 /// One size; gives what the driver took for it, which is nothing where there are no graphs.
 pub(crate) async fn capture_one(lane: &Lane, rows: usize, question: Question) -> Result<Bytes, CaptureError> {
-    let (reply, answer) = Reply::new();
+    let (reply, answer) = Responder::new();
     lane.submit(Job::Capture(CaptureJob { rows, answer: Answer::to(|outcome| reply.answer(outcome)) }));
     let captured = question.wait(answer).await?;
     captured.map(Option::unwrap_or_default).map_err(|source| CaptureError::Refused { rows, source })
 }
 
 async fn forget(lane: &Lane, rows: usize) -> Result<(), CaptureError> {
-    let (reply, answer) = Reply::new();
+    let (reply, answer) = Responder::new();
     lane.submit(Job::Forget { rows, answer: Answer::to(|outcome| reply.answer(outcome)) });
     let forgotten = tree::RECAPTURE.wait(answer).await?;
     forgotten.map_err(|source| CaptureError::Refused { rows, source })

@@ -3,7 +3,7 @@
 use tracing::Span;
 
 use super::{Allotment, Demand, Filled, KvUse, SequenceId};
-use crate::{reply::Reply, supervise::FaultInjection};
+use crate::{responder::Responder, supervise::FaultInjection};
 
 /// From the scheduler only. Credit: one `Allot` at a time, as a scheduler has one step in preparation.
 #[derive(Debug)]
@@ -15,7 +15,7 @@ pub enum KvMessage {
         /// The requests of those that hold nothing yet, as `tracing` knows them.
         spans: Vec<(SequenceId, Span)>,
         /// Those that were met.
-        reply: Reply<Allotment>,
+        reply: Responder<Allotment>,
     },
     /// Blocks that a step has filled, for others to take.
     Name(Vec<Filled>),
@@ -26,12 +26,12 @@ pub enum KvMessage {
         /// How many.
         to: usize,
         /// Whose blocks were among the others: they hold nothing any more.
-        reply: Reply<Vec<SequenceId>>,
+        reply: Responder<Vec<SequenceId>>,
     },
     /// There are so many blocks now.
     Grow(usize),
     /// How blocks are used: for gauges and tests.
-    Usage(Reply<KvUse>),
+    Usage(Responder<KvUse>),
     /// Set the gauges again: from itself, for a recorder that has come since.
     Show,
     /// Die of this.

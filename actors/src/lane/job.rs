@@ -186,8 +186,8 @@ pub enum Job {
         /// How many are refused.
         count: usize,
     },
-    /// The next step, launch, worst case or graph is refused memory, as a launch is on a GPU that has none left for the driver
-    /// itself, on every device. Nothing of the job is begun.
+    /// The next step, launch, worst case or graph is refused memory, as a launch is on a GPU that has none left for the
+    /// driver itself, on every device. Nothing of the job is begun.
     Refuse,
     /// The thread dies of a panic, as it would of a bug. A job that fails is an answer and no death.
     Die,

@@ -22,7 +22,7 @@ use crate::{
     lane::{Answer, Job, Lane, StressJob},
     memory::{EngineMemory, EngineParts, GraphInputs, KvMemory, SamplingMemory, VisionCache},
     metric,
-    reply::Reply,
+    responder::Responder,
     tree,
 };
 
@@ -366,7 +366,7 @@ impl Attempt {
         let proof = || worst_cases::proof(&self.model, self.processor.target(), &worst_case.pass);
         let depth = self.rigour.depth(is_final, proof).map_err(|error| of_worst_case(error.into()))?;
         self.report_at(worst_case.name, depth, done);
-        let (reply, answer) = Reply::new();
+        let (reply, answer) = Responder::new();
         let job =
             StressJob { worst_case: worst_case.clone(), depth, answer: Answer::to(|outcome| reply.answer(outcome)) };
         self.lane(lanes, worst_case).submit(Job::Stress(Box::new(job)));

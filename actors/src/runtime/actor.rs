@@ -21,7 +21,7 @@ use crate::{
     engine::{EngineActor, EngineArguments, StartError, Status, WeightStore},
     event::Event,
     metric,
-    reply::Reply,
+    responder::Responder,
     supervise::{Decision, Intensity, Policy, RestartLog, end_of},
     tree::Role,
 };
@@ -68,7 +68,7 @@ pub struct RuntimeState {
     next_generation: u64,
     pub(super) born: Instant,
     /// Who waits for the end of everything. Nothing is loaded any more from the first on.
-    pub(super) shutting_down: Vec<Reply<usize>>,
+    pub(super) shutting_down: Vec<Responder<usize>>,
     /// Requests that were under way when their model ended, since the first of those asked.
     cut_off: usize,
 }
@@ -302,7 +302,7 @@ async fn await_start(
     name: String,
     load: u64,
     handle: ModelHandle,
-    mut reply: Reply<Result<ModelHandle, Arc<StartError>>>,
+    mut reply: Responder<Result<ModelHandle, Arc<StartError>>>,
 ) {
     let forget = |home| drop(runtime.send_message(RuntimeMessage::Forget { name, load, home }));
     let started = tokio::select! {

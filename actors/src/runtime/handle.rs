@@ -18,7 +18,7 @@ use crate::{
     engine::{LoadOptions, Progress, ProgressSink, StartError},
     event::{Events, Recorded},
     profile::default_canary,
-    reply::AskError,
+    responder::AskError,
     supervise::Intensity,
     tree,
 };

@@ -10,7 +10,7 @@ use super::Health;
 use crate::{
     chat::ModelHandle,
     engine::{LoadOptions, ProgressSink, StartError},
-    reply::Reply,
+    responder::Responder,
     supervise::FaultInjection,
 };
 
@@ -39,10 +39,10 @@ pub enum RuntimeMessage {
         /// Who watches.
         progress: ProgressSink,
         /// A handle.
-        reply: Reply<Result<ModelHandle, Arc<StartError>>>,
+        reply: Responder<Result<ModelHandle, Arc<StartError>>>,
     },
     /// How it is; see [`crate::tree::HEALTH`].
-    Health(Reply<Health>),
+    Health(Responder<Health>),
     /// End a model; answered when every byte that it had is home. Unknown names are nobody's loss.
     Unload {
         /// Its name.
@@ -50,10 +50,10 @@ pub enum RuntimeMessage {
         /// What requests under way may still take.
         within: Duration,
         /// All is home; so many requests were cut off.
-        reply: Reply<usize>,
+        reply: Responder<usize>,
     },
     /// Who is supervised now.
-    Supervised(Reply<Supervised>),
+    Supervised(Responder<Supervised>),
     /// A model did not start, or nobody waits for it any more: end it.
     Forget {
         /// Its name.
@@ -95,7 +95,7 @@ pub enum RuntimeMessage {
         /// What requests under way may still take.
         within: Duration,
         /// All is home; so many requests were cut off.
-        reply: Reply<usize>,
+        reply: Responder<usize>,
     },
     /// Set the gauges again: from itself, for a recorder that has come since.
     Show,

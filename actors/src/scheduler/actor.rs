@@ -18,7 +18,7 @@ use crate::{
     kv::{KvMessage, SequenceId},
     lane::{Answer, Choice, Job, Lane, PastTokens, RefusalSink, StepJob, Stepped},
     metric::{self, Permit, Preempted},
-    reply::Reply,
+    responder::Responder,
     tree,
     vision::PinnedPictures,
 };
@@ -60,7 +60,7 @@ pub struct SchedulerState {
     /// What the step that has just ended chose, beyond what the core needs to know.
     chosen: BTreeMap<SequenceId, Result<Token, SamplingError>>,
     /// Who waits for another number of blocks to be in use.
-    resizing: Vec<Reply<()>>,
+    resizing: Vec<Responder<()>>,
 }
 
 /// A step that the lane has.

@@ -13,7 +13,7 @@ use super::{Finish, NewSequence};
 use crate::{
     kv::SequenceId,
     lane::{LaneError, Stepped},
-    reply::Reply,
+    responder::Responder,
     supervise::FaultInjection,
     vision::PinnedPictures,
 };
@@ -32,7 +32,7 @@ pub enum SchedulerMessage {
         /// How many.
         blocks: usize,
         /// No step names another block from now on, and those that did have run.
-        reply: Reply<()>,
+        reply: Responder<()>,
     },
     /// Prompts that came together are here by now: from itself, once for a step that begins when nothing ran.
     Gathered,

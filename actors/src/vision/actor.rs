@@ -20,7 +20,7 @@ use crate::{
     budget::Budget,
     lane::{Answer, EncodeJob, Job, Lane, RefusalSink},
     metric::{self, Permit},
-    reply::Reply,
+    responder::Responder,
     tree,
 };
 
@@ -78,7 +78,7 @@ struct Pixels {
 struct Pending {
     grids: Vec<Grid>,
     keys: Vec<PictureKey>,
-    reply: Reply<Result<PinnedPictures, VisionError>>,
+    reply: Responder<Result<PinnedPictures, VisionError>>,
 }
 
 impl Actor for VisionActor {
@@ -179,7 +179,7 @@ impl VisionState {
         &self,
         myself: ActorRef<VisionMessage>,
         pictures: Vec<VisualPlan>,
-        mut reply: Reply<Result<PinnedPictures, VisionError>>,
+        mut reply: Responder<Result<PinnedPictures, VisionError>>,
     ) {
         let (budget, owner) = (self.arguments.budget.clone(), self.arguments.owner.clone());
         let (label, limits) = (self.arguments.model_label.clone(), self.arguments.limits.clone());
@@ -225,7 +225,7 @@ impl VisionState {
         keys: &[(VisualKey, usize)],
         pictures: Vec<ProcessedPicture>,
         host: Arc<Lease>,
-        reply: Reply<Result<PinnedPictures, VisionError>>,
+        reply: Responder<Result<PinnedPictures, VisionError>>,
     ) -> Vec<Effect> {
         self.next_ticket += 1;
         let ticket = Ticket(self.next_ticket);

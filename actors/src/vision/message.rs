@@ -10,7 +10,7 @@ use bursar_model::{
 use thiserror::Error;
 
 use super::{PictureKey, PinnedPictures};
-use crate::{budget::LeaseError, lane::LaneError, reply::Reply, supervise::FaultInjection};
+use crate::{budget::LeaseError, lane::LaneError, responder::Responder, supervise::FaultInjection};
 
 /// From chat drivers (credit: one accepted request each), from its own CPU threads, and from the vision lane.
 pub enum VisionMessage {
@@ -19,7 +19,7 @@ pub enum VisionMessage {
         /// In the order of the request.
         pictures: Vec<VisualPlan>,
         /// The places of the pictures and of each step of the videos.
-        reply: Reply<Result<PinnedPictures, VisionError>>,
+        reply: Responder<Result<PinnedPictures, VisionError>>,
     },
     /// A request's pictures are decoded and resized.
     Prepared {
@@ -30,7 +30,7 @@ pub enum VisionMessage {
         /// Pays for their pixels.
         host: Arc<Lease>,
         /// To the request.
-        reply: Reply<Result<PinnedPictures, VisionError>>,
+        reply: Responder<Result<PinnedPictures, VisionError>>,
     },
     /// The lane's answer to the oldest launch; two at most are under way.
     Encoded(Result<(), LaneError>),

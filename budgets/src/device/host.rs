@@ -50,8 +50,8 @@ impl HostConfig {
     }
 }
 
-/// FaultPlan to come, by the number of a call to `back`, or of one that takes anything, counted from 1 since the device was
-/// made.
+/// FaultPlan to come, by the number of a call to `back`, or of one that takes anything, counted from 1 since the device
+/// was made.
 ///
 /// ```
 /// use bursar_budgets::*;

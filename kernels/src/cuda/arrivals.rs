@@ -10,8 +10,8 @@ use super::stream::{Event, Stream};
 use crate::{KernelError, Tensor, ops::transfer::Arrival};
 
 /// Places that are free: page-locked memory with a mark. A lane has two steps under way, so a few are all there ever are,
-/// and two of them are long: the stress before READY makes them as long as the envelope can ask for, since a worst case has
-/// the scores of every token come home twice at once.
+/// and two of them are long: the stress before READY makes them as long as the envelope can ask for, since a worst case
+/// has the scores of every token come home twice at once.
 #[derive(Clone)]
 pub(super) struct Arrivals(Arc<Mutex<Vec<Place>>>);
 

@@ -64,8 +64,8 @@ fn blocks(product: Product, processors: usize) -> usize {
     CLUSTER * tiles.min(processors / CLUSTER)
 }
 
-/// Whether our kernel is the one to compute the product, which `other` computes too. While autotuning both are measured the
-/// first time, and the output holds what neither means.
+/// Whether our kernel is the one to compute the product, which `other` computes too. While autotuning both are measured
+/// the first time, and the output holds what neither means.
 ///
 /// # Errors
 /// What the device says of a measurement.

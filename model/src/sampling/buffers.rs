@@ -44,8 +44,8 @@ pub struct SamplingBuffers<'a> {
 }
 
 impl<'a> SamplingBuffers<'a> {
-    /// In `words` `[words]` u32, whose address is a multiple of 8, and which nothing but passes over these buffers touches, one
-    /// pass after the other. Another number of words is our own bug.
+    /// In `words` `[words]` u32, whose address is a multiple of 8, and which nothing but passes over these buffers
+    /// touches, one pass after the other. Another number of words is our own bug.
     pub fn over(words: Tensor<'a>, shape: SamplingShape) -> Self {
         assert_eq!(words.rows(), shape.words(), "sampling buffers of {shape:?}");
         SamplingBuffers { shape, words }

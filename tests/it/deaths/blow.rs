@@ -7,7 +7,7 @@ use bursar::{
         engine::{EngineMessage, WhichLane},
         kv::KvMessage,
         profile::ProfileMessage,
-        reply::Reply,
+        responder::Responder,
         runtime::RuntimeMessage,
         scheduler::SchedulerMessage,
         vision::VisionMessage,
@@ -121,7 +121,7 @@ async fn end(cell: &ActorCell, strike: impl FnOnce(&ActorCell)) {
 }
 
 async fn drill_lane(engine: &ActorCell, which: WhichLane) {
-    let (ended, end) = Reply::new();
+    let (ended, end) = Responder::new();
     assert!(engine.send_message(EngineMessage::KillLane { which, ended }).is_ok(), "the engine lives");
     end.await.expect("there is such a lane now");
 }

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use bursar::{
     Bytes, ChatError, LoadOptions, ModelHandle, Runtime, RuntimeError,
-    crates::actors::{engine::Serving, kv::KvMessage, reply::Reply, scheduler::SchedulerMessage, supervise::Intensity},
+    crates::actors::{
+        engine::Serving, kv::KvMessage, responder::Responder, scheduler::SchedulerMessage, supervise::Intensity,
+    },
 };
 use tokio::task::JoinHandle;
 
@@ -177,7 +179,7 @@ fn a_request_under_which_actors_die_again_and_again_is_given_up_alone() {
         for _ in 0..40 {
             let serving = stage.model.serving().await.expect("it serves");
             // One that is seen to serve has the request, or gets it before it dies.
-            let (reply, count) = Reply::new();
+            let (reply, count) = Responder::new();
             drop(serving.kv.send_message(KvMessage::Usage(reply)));
             drop(count.await);
             kill(&serving, "kv");

@@ -7,7 +7,7 @@ use std::sync::{
 
 use bursar::{
     Bytes, DeviceChoice, HostDevice, ModelHandle, Runtime, RuntimeConfig,
-    crates::actors::reply::Reply,
+    crates::actors::responder::Responder,
     ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent},
 };
 
@@ -25,11 +25,11 @@ struct Kept {
 
 enum Ask {
     /// For the runtime and the model as they are now.
-    Current(Reply<(Runtime, ModelHandle)>),
+    Current(Responder<(Runtime, ModelHandle)>),
     /// For the bytes granted: a question to our budget from an actor's handler.
-    Granted(Reply<Bytes>),
+    Granted(Responder<Bytes>),
     /// For an answer of our model, likewise.
-    Chat(Reply<String>),
+    Chat(Responder<String>),
 }
 
 async fn start(device: &Arc<HostDevice>, myself: &ActorRef<Ask>) -> Result<(Runtime, ModelHandle), ActorProcessingErr> {
@@ -78,8 +78,8 @@ impl Actor for Keeper {
     }
 }
 
-async fn asked<T>(keeper: &ActorRef<Ask>, question: impl FnOnce(Reply<T>) -> Ask) -> T {
-    let (reply, answer) = Reply::new();
+async fn asked<T>(keeper: &ActorRef<Ask>, question: impl FnOnce(Responder<T>) -> Ask) -> T {
+    let (reply, answer) = Responder::new();
     assert!(keeper.send_message(question(reply)).is_ok(), "the keeper lives");
     answer.await.expect("the keeper answers")
 }

@@ -76,7 +76,7 @@ async fn a_question_whose_asker_has_gone_is_withdrawn() {
 #[tokio::test]
 async fn a_lease_that_is_granted_to_nobody_comes_back() {
     let bed = Bed::new().await;
-    let (reply, answer) = Reply::new();
+    let (reply, answer) = Responder::new();
     drop(answer);
     let request = Request::new(owner(0), Class::Kv, "demo", Bytes::mib(2));
     let ask = BudgetMessage::Ask { id: RequestId(900), request, wait: false, reply };

@@ -220,7 +220,7 @@ async fn a_smaller_pool_is_answered_when_the_steps_under_way_have_run_and_steps_
     let bed = Bed::new(8).await;
     let mut delivered = bed.admit(NewSequence { tokens_max: 40, ..sequence(1) });
     let (step, next) = (next_step(&bed.jobs).await, next_step(&bed.jobs).await);
-    let (reply, mut answer) = crate::reply::Reply::new();
+    let (reply, mut answer) = crate::responder::Responder::new();
     bed.scheduler.send_message(SchedulerMessage::Resize { blocks: 4, reply }).expect("it lives");
     end(step);
     for _ in 0..100 {
@@ -261,5 +261,5 @@ async fn a_scheduler_that_dies_with_the_question_for_a_smaller_pool_is_gone_at_o
         bed.scheduler.kill_and_wait(None).await.expect("it ends");
     };
     let (answer, ()) = tokio::join!(asked, dies);
-    assert!(matches!(answer, Err(crate::reply::AskError::Gone { .. })), "{answer:?}");
+    assert!(matches!(answer, Err(crate::responder::AskError::Gone { .. })), "{answer:?}");
 }

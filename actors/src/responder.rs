@@ -9,16 +9,16 @@ use crate::tree::{Question, Role};
 
 /// The other end of a question. Dropping it unanswered tells the asker at once that nobody will answer.
 #[derive(Debug)]
-pub struct Reply<T> {
+pub struct Responder<T> {
     asker: oneshot::Sender<T>,
     span: Span,
 }
 
-impl<T> Reply<T> {
+impl<T> Responder<T> {
     /// A reply, and where its answer arrives.
     pub fn new() -> (Self, oneshot::Receiver<T>) {
         let (sender, receiver) = oneshot::channel();
-        (Reply { asker: sender, span: Span::current() }, receiver)
+        (Responder { asker: sender, span: Span::current() }, receiver)
     }
 
     /// Answers. An asker that has given up does not mind; what the answer holds is then dropped here.
@@ -89,9 +89,9 @@ impl Question {
     pub async fn ask<M: Message, T>(
         &self,
         actor: &ActorRef<M>,
-        message: impl FnOnce(Reply<T>) -> M,
+        message: impl FnOnce(Responder<T>) -> M,
     ) -> Result<T, AskError> {
-        let (reply, answer) = Reply::new();
+        let (reply, answer) = Responder::new();
         actor.send_message(message(reply)).map_err(|_| self.gone())?;
         self.wait(answer).await
     }
@@ -108,7 +108,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_reply_that_is_dropped_is_gone_at_once() {
-        let (reply, answer) = Reply::<u8>::new();
+        let (reply, answer) = Responder::<u8>::new();
         drop(reply);
         let asked = tokio::time::Instant::now();
         assert_eq!(QUESTION.wait(answer).await, Err(AskError::Gone { role: Role::Budget, what: "the time" }));
@@ -117,7 +117,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_question_times_out_at_its_deadline_and_not_before() {
-        let (reply, answer) = Reply::<u8>::new();
+        let (reply, answer) = Responder::<u8>::new();
         let asked = tokio::time::Instant::now();
         let error = QUESTION.wait(answer).await.expect_err("nobody answers");
         assert_eq!(error, AskError::TimedOut { role: Role::Budget, what: "the time", seconds: 3 });
@@ -127,10 +127,10 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_is_heard_and_an_asker_that_gives_up_is_noticed() {
-        let (reply, answer) = Reply::new();
+        let (reply, answer) = Responder::new();
         reply.answer(7);
         assert_eq!(QUESTION.wait(answer).await, Ok(7));
-        let (mut reply, answer) = Reply::<u8>::new();
+        let (mut reply, answer) = Responder::<u8>::new();
         drop(answer);
         reply.given_up().await;
     }

@@ -1,0 +1,71 @@
+//! `docs/cli.md` is what clap knows of the command line. `BURSAR_WRITE_PAGES=1 cargo test --bin bursar reference` writes it.
+
+use std::fs;
+
+use clap::{Arg, Command, CommandFactory};
+
+use crate::{Cli, knobs};
+
+const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/cli.md");
+
+const HEAD: &str = "# The command line
+
+`bursar COMMAND --help` prints the same. Flags for what a model may take (`--max-model-len`, `--kv-tokens` and the rest) have
+a page of their own: [knobs](knobs.md). An error ends a command with status 1, a flag that cannot be read with 2.
+";
+
+fn page() -> String {
+    let mut cli = Cli::command();
+    cli.build();
+    let mut page = HEAD.to_owned();
+    page.push_str("\n## Every command\n\n");
+    page.push_str(&table(cli.get_arguments().filter(|arg| arg.is_global_set() && is_shown(arg))));
+    page.push_str(&section(&cli, "bursar"));
+    for command in cli.get_subcommands().filter(|command| command.get_name() != "help") {
+        page.push_str(&section(command, &format!("bursar {}", command.get_name())));
+    }
+    page
+}
+
+fn section(command: &Command, name: &str) -> String {
+    let about = command.get_long_about().or(command.get_about()).map(ToString::to_string).unwrap_or_default();
+    let usage: Vec<_> = command.get_positionals().map(|arg| arg.to_string()).collect();
+    let own: Vec<_> = command.get_arguments().filter(|arg| !arg.is_global_set() && is_shown(arg)).collect();
+    let takes_knobs = command.get_arguments().any(|arg| arg.get_help_heading() == Some(knobs::HEADING));
+    let knobs = if takes_knobs { "\nIt takes the [knobs](knobs.md) too.\n" } else { "" };
+    let table = if own.is_empty() { String::new() } else { format!("\n{}", table(own.into_iter())) };
+    format!("\n## `{}`\n\n{about}\n{knobs}{table}", [&[name.to_owned()][..], &usage].concat().join(" "))
+}
+
+fn is_shown(arg: &Arg) -> bool {
+    let is_usual = matches!(arg.get_id().as_str(), "help" | "version");
+    !arg.is_hide_set() && !is_usual && arg.get_help_heading() != Some(knobs::HEADING)
+}
+
+fn table<'a>(arguments: impl Iterator<Item = &'a Arg>) -> String {
+    let rows: String = arguments.map(row).collect();
+    format!("| flag | default | meaning |\n|---|---|---|\n{rows}")
+}
+
+fn row(arg: &Arg) -> String {
+    let help = arg.get_long_help().or(arg.get_help()).map(ToString::to_string).unwrap_or_default();
+    let mut meaning = vec![help.split_whitespace().collect::<Vec<_>>().join(" ")];
+    let values: Vec<_> = arg.get_possible_values().iter().map(|value| format!("`{}`", value.get_name())).collect();
+    if arg.get_action().takes_values() && !values.is_empty() {
+        meaning.push(format!("One of {}.", values.join(", ")));
+    }
+    meaning.extend(arg.get_env().map(|name| format!("Also `{}`.", name.display())));
+    let defaults: Vec<_> = arg.get_default_values().iter().map(|value| format!("`{}`", value.display())).collect();
+    let cells = [format!("`{arg}`"), defaults.join(", "), meaning.join(" ")].map(|cell| cell.replace('|', "\\|"));
+    format!("| {} |\n", cells.join(" | "))
+}
+
+#[test]
+fn the_page_of_the_command_line_is_what_clap_knows() {
+    let expected = page();
+    if std::env::var_os("BURSAR_WRITE_PAGES").is_some() {
+        fs::write(PAGE, &expected).expect("it is written");
+    }
+    let found = fs::read_to_string(PAGE).unwrap_or_default();
+    assert!(found == expected, "docs/cli.md is not what clap knows: BURSAR_WRITE_PAGES=1 writes it\n{expected}");
+}
