@@ -13,7 +13,7 @@ use bursar_model::{
     flow::{Grid, PictureRows, ResizedImage, SequencePart, StepBatch},
     sampling::{SamplingBuffers, SamplingShape},
     workload::Workload,
-    worst_cases::{self, Footprint, Pass, Room},
+    worst_cases::{self, CacheCapacity, Footprint, Pass},
 };
 use proptest::prelude::*;
 
@@ -51,7 +51,7 @@ fn envelopes() -> Vec<Envelope> {
 struct Machine {
     model: Model,
     cpu: Cpu,
-    room: Room,
+    room: CacheCapacity,
     kv: Vec<Segment>,
     cache: Segment,
     sampling: SamplingShape,
@@ -62,7 +62,7 @@ struct Machine {
 }
 
 impl Machine {
-    fn load(folder: &str, threads: usize, room: Room) -> Self {
+    fn load(folder: &str, threads: usize, room: CacheCapacity) -> Self {
         let (checkpoint, cpu, memory) = (bench::open(folder), Cpu::new(threads), Memory::new(Bytes::mib(160)));
         let planned = Model::plan(&checkpoint, cpu.target()).expect("it can be planned");
         let weights = memory.poisoned(&cpu, Class::Weights, planned.weight_bytes());
@@ -113,7 +113,7 @@ impl Machine {
 
 fn every_worst_case_takes_what_its_plan_says(folder: &str) {
     // Fewer blocks than the longest context: worst cases name some of them several times.
-    let room = Room { blocks: 11, cache_rows: 130 };
+    let room = CacheCapacity { blocks: 11, cache_rows: 130 };
     for threads in [1, 2] {
         let machine = Machine::load(folder, threads, room);
         for envelope in envelopes() {
@@ -163,7 +163,7 @@ fn a_launch_has_no_more_embeddings_than_the_cache_has_rows() {
     let model = Model::plan(&bench::open(QWEN2_5_VL), &Target::Cpu { threads: 2 }).expect("it can be planned");
     let envelope = Envelope { launch_patches: 400, picture_patches: 100, ..Envelope::default() };
     let embeddings = |cache_rows| -> Vec<usize> {
-        let worst_cases = worst_cases::worst_cases(&model, &envelope, Room { blocks: 4, cache_rows });
+        let worst_cases = worst_cases::worst_cases(&model, &envelope, CacheCapacity { blocks: 4, cache_rows });
         let launches = worst_cases.iter().filter_map(|worst_case| match &worst_case.pass {
             Pass::Encode(batch) => Some(batch.embeddings()),
             Pass::Step(_) => None,
@@ -180,7 +180,7 @@ fn a_launch_has_no_more_embeddings_than_the_cache_has_rows() {
 fn an_envelope_larger_than_this_machine_can_be_planned() {
     let model = Model::plan(&bench::open(QWEN2_5_VL), &Target::Cpu { threads: 2 }).expect("it can be planned");
     let envelope = Envelope { context_tokens: 1 << 20, sequences: 4096, step_tokens: 1 << 20, ..Envelope::default() };
-    let room = Room { blocks: 512, cache_rows: 2048 };
+    let room = CacheCapacity { blocks: 512, cache_rows: 2048 };
     let worst_cases = worst_cases::worst_cases(&model, &envelope, room);
     let peaks = worst_cases.iter().map(|worst_case| peak(&model, Target::Cpu { threads: 2 }, &worst_case.pass));
     let largest = peaks.max().expect("there are worst cases");
@@ -192,7 +192,7 @@ fn an_envelope_larger_than_this_machine_can_be_planned() {
 struct Within<'m> {
     model: &'m Model,
     envelope: Envelope,
-    room: Room,
+    room: CacheCapacity,
     random: Random,
 }
 
@@ -270,7 +270,7 @@ fn peak(model: &Model, target: Target, pass: &Pass) -> Bytes {
 }
 
 fn no_pass_exceeds_the_worst_cases(model: &Model, target: Target, envelope: Envelope, seed: u64) {
-    let room = Room { blocks: 9, cache_rows: 90 };
+    let room = CacheCapacity { blocks: 9, cache_rows: 90 };
     let worst_cases = worst_cases::worst_cases(model, &envelope, room);
     let largest = |is_step: bool| {
         let of_lane = worst_cases.iter().filter(|worst_case| matches!(worst_case.pass, Pass::Step(_)) == is_step);
@@ -320,7 +320,7 @@ proptest! {
 
 #[test]
 fn the_worst_cases_of_a_model_cover_its_familys_workloads_and_no_more() {
-    let room = Room { blocks: 64, cache_rows: 1024 };
+    let room = CacheCapacity { blocks: 64, cache_rows: 1024 };
     for folder in [QWEN2, QWEN2_5_VL] {
         let model = Model::plan(&bench::open(folder), &Target::Cpu { threads: 1 }).expect("it can be planned");
         let asked = model.config().workloads();
