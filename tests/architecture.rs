@@ -245,7 +245,7 @@ fn rule_9_no_source_makes_a_queue_without_an_end() {
 #[test]
 fn each_test_and_file_that_the_table_of_rules_names_is_there() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let map = fs::read_to_string(root.join("ARCHITECTURE.md")).expect("the map is there");
+    let table = fs::read_to_string(root.join("docs/rules.md")).expect("the table is there");
     let tests: String = ["budgets", "kernels", "model", "actors", "src", "tests"]
         .into_iter()
         .flat_map(|folder| sources(folder).into_iter().map(|(_, text)| text))
@@ -256,7 +256,7 @@ fn each_test_and_file_that_the_table_of_rules_names_is_there() {
         None => tests.contains(&format!("fn {test}(")) || tests.contains(&format!("\n    {test}: ")),
     };
     let mut rules = Vec::new();
-    for row in map.lines().filter(|line| line.starts_with("| ") && line.as_bytes()[2].is_ascii_digit()) {
+    for row in table.lines().filter(|line| line.starts_with("| ") && line.as_bytes()[2].is_ascii_digit()) {
         let number = row[2..].split(' ').next().expect("a rule has a number");
         let mut has_named_test = false;
         for word in row.split('`').skip(1).step_by(2) {
