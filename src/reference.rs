@@ -34,7 +34,11 @@ fn section(command: &Command, name: &str) -> String {
     let takes_knobs = command.get_arguments().any(|arg| arg.get_help_heading() == Some(knobs::HEADING));
     let knobs = if takes_knobs { "\nIt takes the [knobs](knobs.md) too.\n" } else { "" };
     let table = if own.is_empty() { String::new() } else { format!("\n{}", table(own.into_iter())) };
-    format!("\n## `{}`\n\n{about}\n{knobs}{table}", [&[name.to_owned()][..], &usage].concat().join(" "))
+    format!(
+        "\n## `{}`\n\n{}.\n{knobs}{table}",
+        [&[name.to_owned()][..], &usage].concat().join(" "),
+        about.trim_end_matches('.')
+    )
 }
 
 fn is_shown(arg: &Arg) -> bool {
@@ -49,13 +53,15 @@ fn table<'a>(arguments: impl Iterator<Item = &'a Arg>) -> String {
 
 fn row(arg: &Arg) -> String {
     let help = arg.get_long_help().or(arg.get_help()).map(ToString::to_string).unwrap_or_default();
-    let mut meaning = vec![help.split_whitespace().collect::<Vec<_>>().join(" ")];
+    let mut meaning = vec![format!("{}.", help.split_whitespace().collect::<Vec<_>>().join(" ").trim_end_matches('.'))];
+    let takes_values = arg.get_action().takes_values();
     let values: Vec<_> = arg.get_possible_values().iter().map(|value| format!("`{}`", value.get_name())).collect();
-    if arg.get_action().takes_values() && !values.is_empty() {
+    if takes_values && !values.is_empty() {
         meaning.push(format!("One of {}.", values.join(", ")));
     }
     meaning.extend(arg.get_env().map(|name| format!("Also `{}`.", name.display())));
-    let defaults: Vec<_> = arg.get_default_values().iter().map(|value| format!("`{}`", value.display())).collect();
+    let defaults = arg.get_default_values().iter().filter(|_| takes_values);
+    let defaults: Vec<_> = defaults.map(|value| format!("`{}`", value.display())).collect();
     let cells = [format!("`{arg}`"), defaults.join(", "), meaning.join(" ")].map(|cell| cell.replace('|', "\\|"));
     format!("| {} |\n", cells.join(" | "))
 }

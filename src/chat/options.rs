@@ -35,7 +35,7 @@ pub struct Options {
     /// What the operator says before the user.
     #[arg(long, value_name = "TEXT", help_heading = "What is asked")]
     system: Option<String>,
-    /// A picture (PNG, JPEG, WebP); may be given several times.
+    /// A picture (PNG, JPEG, WebP, GIF, BMP, TIFF); may be given several times.
     #[arg(long, value_name = "FILE", help_heading = "What is asked")]
     image: Vec<PathBuf>,
     /// A folder of frames, a video by itself in the order of their names, or a frame; frames together are one video. May
