@@ -5,7 +5,8 @@
 use thiserror::Error;
 
 pub use crate::checkpoint::error::CheckpointError;
-pub use crate::processor::error::{ImageError, ProcessorError, VideoError, VisualError};
+pub use crate::flow::ImageError;
+pub use crate::processor::error::{ProcessorError, VideoError, VisualError};
 pub use crate::sampling::error::SamplingError;
 pub use crate::sampling::grammar::GrammarError;
 pub use crate::text::error::{PrivateText, TextError};

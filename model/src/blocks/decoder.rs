@@ -4,7 +4,7 @@ use bursar_kernels::{Backend, KernelError, KvLayer, KvShape, Scope, Target, Tens
 
 use super::{gated_mlp::GatedMlp, paged_attention::PagedAttention, step_inputs::StepInputs};
 use crate::{
-    flow::{StepBatch, StepLayout},
+    flow::{SCORE_ROWS, StepBatch, StepLayout},
     weights::{WeightError, WeightMap},
 };
 
@@ -67,11 +67,6 @@ struct LayerPass<'a> {
     rope: &'a Rope<'static>,
     inputs: &'a StepInputs<'a>,
 }
-
-/// Rows of logits that a prompt is scored by at a time: as many as a GPU's sampler works on at once. With 32, a prompt of
-/// 8,000 tokens of 7B's shape took 34 ms more of 227 on an H200, as the projection is bound by its weights; more would be
-/// more memory than choosing takes.
-pub const SCORE_ROWS: usize = 64;
 
 /// The memory of earlier passes that a step reads, and its part of which it writes.
 pub struct StepCaches<'a> {
@@ -240,7 +235,8 @@ impl Layer {
                 heads: config.heads,
             },
             mlp_norm: map.tensor(&name("post_attention_layernorm.weight"), [hidden])?,
-            mlp: map.gated_mlp(
+            mlp: GatedMlp::claim(
+                map,
                 ["gate", "up", "down"].map(|part| name(&format!("mlp.{part}_proj"))).each_ref().map(String::as_str),
                 (hidden, config.intermediate),
                 false,

@@ -2,7 +2,7 @@
 
 use bursar_kernels::{Backend, KernelError, Scope, Tensor};
 
-use crate::weights::Linear;
+use crate::weights::{Linear, WeightError, WeightMap};
 
 /// Gate and up are one matrix, so that one product serves both.
 pub struct GatedMlp {
@@ -13,6 +13,20 @@ pub struct GatedMlp {
 }
 
 impl GatedMlp {
+    /// Claims the weights of `gate`, `up` and `down`; see [`WeightMap::gated`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn claim(
+        map: &mut WeightMap<'_>,
+        projections: [&str; 3],
+        widths: (usize, usize),
+        bias: bool,
+    ) -> Result<Self, WeightError> {
+        let [gate_up, down] = map.gated(projections, widths, bias)?;
+        Ok(GatedMlp { gate_up, down })
+    }
+
     /// Adds the MLP of `normed` `[rows, hidden]` to `hidden` `[rows, hidden]`.
     pub fn forward<B: Backend>(
         &self,

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use bursar_kernels::DType;
 use serde_json::Value;
 
+use super::error::CheckpointError;
 use super::random_checkpoint::RandomCheckpoint;
-use crate::error::CheckpointError;
 
 /// Configs and vocabularies: the largest known tokenizer.json has 33 MB.
 pub(super) const TEXT_BYTES_MAX: u64 = 128 << 20;

@@ -2,7 +2,9 @@
 
 use thiserror::Error;
 
-use crate::error::{ProcessorError, SamplingError, TextError};
+use crate::processor::error::ProcessorError;
+use crate::sampling::error::SamplingError;
+use crate::text::error::TextError;
 
 /// Why a checkpoint cannot be opened or read.
 #[derive(Debug, Error)]

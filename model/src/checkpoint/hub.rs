@@ -13,9 +13,9 @@ use std::path::PathBuf;
 use self::cache::HubCache;
 use self::transfer::Remote;
 use super::checkpoint_files::{ADDED_TOKENS, OPTIONAL, TEXT_BYTES_MAX, TOKENIZER, VOCABULARY};
+use super::error::CheckpointError;
 use super::origin::FetchWatch;
 use super::tensors::{INDEX, IndexFile, SINGLE};
-use crate::error::CheckpointError;
 pub use error::HubError;
 
 /// A branch, as every repository has it.

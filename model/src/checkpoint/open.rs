@@ -3,14 +3,16 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
 use super::checkpoint_files::{CheckpointSource, TextFiles};
+use super::error::CheckpointError;
 use super::fingerprint::CheckpointFingerprint;
 use super::tensors::{TensorIndex, TensorInfo};
-use crate::error::CheckpointError;
 use crate::processor::{ImageProcessor, ImageProcessorConfig, VideoProcessor};
 use crate::sampling::GenerationDefaults;
+use crate::text::error::TextError;
 use crate::text::template_source::TemplateFiles;
 use crate::text::{ChatTemplate, PromptEncoder, TemplateLimits, TemplateSources, Tokenizer, VocabularyFiles};
 
@@ -55,8 +57,8 @@ impl Checkpoint {
             tokenizer_config: files.get("tokenizer_config.json"),
         })?;
         let template = Arc::new(ChatTemplate::new(templates, TemplateLimits::default())?);
-        // Of a vocabulary that is missing nobody wants to hear later.
-        TokenizerFiles::of(&files)?;
+        // A file that is missing or cut off is refused here, before anything is leased for the model.
+        TokenizerFiles::of(&files)?.check()?;
         let processors = ProcessorFiles::read(&files)?;
         let video_processor = processors
             .video
@@ -184,6 +186,13 @@ impl<'f> TokenizerFiles<'f> {
             added: files.get("added_tokens.json"),
             config: files.get("tokenizer_config.json"),
         }))
+    }
+
+    /// Whether a whole file is JSON to its end: some ten milliseconds, where parsing takes a third of a second.
+    fn check(&self) -> Result<(), TextError> {
+        let TokenizerFiles::Whole(json) = self else { return Ok(()) };
+        let syntax = serde_json::from_slice::<IgnoredAny>(json).map(drop);
+        syntax.map_err(|error| TextError::Tokenizer { reason: error.to_string() })
     }
 }
 

@@ -1,9 +1,9 @@
 //! Where a checkpoint comes from before its files are here.
 
 use super::checkpoint_files::CheckpointSource;
+use super::error::CheckpointError;
 #[cfg(feature = "hub")]
 use super::hub::HubModel;
-use crate::error::CheckpointError;
 
 /// Hears how far a fetch is, and can end it.
 pub trait FetchWatch {

@@ -4,7 +4,7 @@
 use std::{borrow::Cow, collections::BTreeMap, fmt};
 
 use super::checkpoint_files::CheckpointSource;
-use crate::error::CheckpointError;
+use super::error::CheckpointError;
 
 /// How far weights lie from zero: `initializer_range` of the checkpoints that it stands for. With it activations stay
 /// numbers through any depth, as norms stand between the layers.

@@ -8,7 +8,7 @@ use safetensors::SafeTensors;
 use safetensors::tensor::Metadata;
 
 use super::checkpoint_files::{CheckpointSource, embedded, unreadable};
-use crate::error::CheckpointError;
+use super::error::CheckpointError;
 
 /// Bytes before the header: its length as a little-endian u64.
 const LENGTH_BYTES: usize = 8;

@@ -7,9 +7,9 @@ use safetensors::Dtype;
 use serde::Deserialize;
 
 use super::checkpoint_files::CheckpointSource;
+use super::error::CheckpointError;
 use super::random_checkpoint::{RandomCheckpoint, RandomTensor};
 use super::shard::Shard;
-use crate::error::CheckpointError;
 
 pub(super) const SINGLE: &str = "model.safetensors";
 pub(super) const INDEX: &str = "model.safetensors.index.json";

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::error::ImageError;
+use super::ImageError;
 
 /// A picture's file content: PNG, JPEG, WebP, GIF (its first frame), BMP or TIFF; or its pixels. Cloning shares the bytes.
 #[derive(Clone, PartialEq, Eq)]

@@ -4,6 +4,7 @@
 //! device by themselves.
 
 pub mod image_bytes;
+mod image_error;
 mod prefix_key;
 mod prompt_layout;
 pub mod resized_image;
@@ -14,11 +15,12 @@ pub mod token;
 pub mod video;
 
 pub use image_bytes::{FileName, ImageBytes, ImageLimits, PixelSize};
+pub use image_error::ImageError;
 pub use prefix_key::{PictureContent, PrefixKey, PrefixKeys};
 pub use prompt_layout::{LayoutError, PictureSpan, PromptLayout};
 pub use resized_image::{Grid, Levels, PictureHash, ResizedImage};
 pub use rgb_image::RgbImage;
-pub use step_batch::{POSITION_AXES, PictureRows, SequencePart, StepBatch};
+pub use step_batch::{POSITION_AXES, PictureRows, SCORE_ROWS, SequencePart, StepBatch};
 pub use step_layout::{StepArray, StepLayout};
 pub use token::{LogProbabilities, LogProbability, Token};
 pub use video::{Video, Visual, VisualGrid};

@@ -2,8 +2,8 @@
 
 use serde::Deserialize;
 
+use super::error::ProcessorError;
 use super::smart_resize::PixelBounds;
-use crate::error::ProcessorError;
 use crate::flow::Levels;
 
 /// The `image_processor_type`s whose arithmetic is this one.

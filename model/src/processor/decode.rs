@@ -13,7 +13,7 @@ use image::{ColorType, DynamicImage};
 use super::decode_jpeg::decode_jpeg;
 use super::gif_frame::FirstFrame;
 use super::header::{ImageFormat, OpenImage};
-use crate::error::ImageError;
+use crate::flow::ImageError;
 use crate::flow::image_bytes::{ImageBytes, ImageLimits};
 use crate::flow::rgb_image::RgbImage;
 

@@ -9,7 +9,7 @@ use image::metadata::Orientation;
 use image::{ColorType, ExtendedColorType, ImageDecoder, Limits};
 
 use super::{gif_frame::FirstFrame, tiff_header};
-use crate::error::ImageError;
+use crate::flow::ImageError;
 use crate::flow::image_bytes::{ImageBytes, ImageLimits, PixelSize};
 
 /// The formats that are read.

@@ -1,9 +1,10 @@
 //! The image processor: sizes before pixels, then pixels.
 
 use super::config::ImageProcessorConfig;
+use super::error::ProcessorError;
 use super::resample::{resize, resize_bytes};
 use super::smart_resize::{PixelBounds, Size, smart_resize};
-use crate::error::{ImageError, ProcessorError};
+use crate::flow::ImageError;
 use crate::flow::resized_image::{Grid, Levels, PictureHash, ResizedImage};
 use crate::flow::rgb_image::RgbImage;
 

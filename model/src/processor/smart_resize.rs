@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::ImageError;
+use crate::flow::ImageError;
 
 /// The largest ratio of sides that the Qwen processors take.
 pub const ASPECT_RATIO_MAX: f64 = 200.0;

@@ -4,10 +4,11 @@
 //! looks from one step into another, so a step is a picture to it whose frames differ, and to everything behind it.
 
 use super::config::ImageProcessorConfig;
+use super::error::{ProcessorError, VideoError};
 use super::image_processor::{ImageProcessor, PicturePlan, ProcessedPicture};
 use super::resample::resize_bytes;
 use super::smart_resize::Size;
-use crate::error::{ImageError, ProcessorError, VideoError};
+use crate::flow::ImageError;
 use crate::flow::{ImageLimits, RgbImage, Video, VisualGrid};
 
 /// Resizes the frames of videos for the encoder.

@@ -1,10 +1,10 @@
 //! What a request shows, planned together: pictures first, and videos within what they leave.
 
+use super::error::{VideoError, VisualError};
 use super::header::DecodeCost;
 use super::image_processor::{ImageProcessor, PicturePlan, ProcessedPicture};
 use super::video_processor::{VideoPlan, VideoProcessor};
 use crate::Envelope;
-use crate::error::{VideoError, VisualError};
 use crate::flow::{ImageBytes, ImageLimits, Video, Visual, VisualGrid};
 
 /// A model's processors.

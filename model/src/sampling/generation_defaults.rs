@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
+use super::error::SamplingError;
 use super::parameters::SamplingParams;
-use crate::error::SamplingError;
 
 /// A checkpoint's own idea of sampling and of where replies end.
 #[derive(Clone, Debug, PartialEq)]

@@ -5,8 +5,8 @@ use bursar_kernels::{
     sampling::{Distribution, TOP_MAX},
 };
 
+use super::error::SamplingError;
 use super::sampler::check_logits;
-use crate::error::SamplingError;
 use crate::flow::token::{LogProbabilities, LogProbability};
 
 /// The likeliest tokens that may be asked for, as OpenAI's API and vLLM bound them.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use bursar_kernels::sampling::LISTED_MAX;
 
-use crate::error::SamplingError;
+use super::error::SamplingError;
 
 /// How tokens are chosen. Build it, change fields, and [`check`](Self::check) it; a [`Sampler`](super::Sampler) does too.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -12,11 +12,11 @@ use bursar_kernels::{
     sampling::{Candidate, ChoiceScratch, Fault, NO_REPORT, SampleBatch, SampleRow, Wishes, choose},
 };
 
+use super::error::SamplingError;
 use super::grammar::Grammar;
 use super::log_probabilities::{check_top, log_probabilities, reported};
 use super::parameters::{SamplingParams, check_listed};
 use super::past::{Past, Tokens};
-use crate::error::SamplingError;
 use crate::flow::token::Token;
 
 /// Chooses the tokens of one sequence.

@@ -10,7 +10,7 @@ use bursar_kernels::{
 };
 
 use super::log_probabilities::reported;
-use crate::{blocks::decoder::SCORE_ROWS, flow::LogProbabilities};
+use crate::flow::{LogProbabilities, SCORE_ROWS};
 
 /// A token to be scored.
 #[derive(Clone, Copy, Debug)]

@@ -10,13 +10,13 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior, Value};
 
+use super::error::{PrivateText, TextError};
 use super::message::Message;
 use super::python_value::{display, tojson};
 use super::strftime::strftime;
 use super::template_meter::{MeterLimits, TooHeavy};
 use super::template_metering::metered;
 use super::template_source::{DEFAULT_TEMPLATE, TemplateSources};
-use crate::error::{PrivateText, TextError};
 
 /// What a template may take before it counts as endless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

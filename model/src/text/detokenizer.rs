@@ -1,7 +1,7 @@
 //! The detokenizer: token ids in, one at a time; text out, never half a character.
 
+use super::error::TextError;
 use super::tokenizer::Tokenizer;
-use crate::error::TextError;
 
 /// Tokens that stay as context for the next ones: decoders look back (a leading space, a word's continuation).
 const CONTEXT_TOKENS: usize = 8;

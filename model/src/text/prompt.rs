@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::chat_template::{ChatTemplate, TemplateInputs};
+use super::error::TextError;
 use super::message::{Message, Part};
 use super::special_guard::SpecialGuard;
 use super::tokenizer::Tokenizer;
-use crate::error::TextError;
 
 /// Renders and encodes conversations. Cloning shares the tokenizer and the template.
 ///

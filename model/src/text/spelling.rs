@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
+use super::error::TextError;
 use super::tokenizer::Tokenizer;
-use crate::error::TextError;
 
 /// How a tokenizer's tokens spell text, as its decoder says.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::error::TextError;
+use super::error::TextError;
 
 /// Stop strings in a request, as OpenAI's API and vLLM bound them, with room.
 const STRINGS_MAX: usize = 16;

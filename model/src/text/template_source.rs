@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use crate::error::TextError;
+use super::error::TextError;
 
 /// The template that is used when none is asked for.
 pub const DEFAULT_TEMPLATE: &str = "default";

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use tokenizers::{Model, NormalizedString, Normalizer, OffsetType, PreTokenizedString, PreTokenizer};
 
+use super::error::TextError;
 use super::special_guard::SpecialGuard;
-use crate::error::TextError;
 
 /// A checkpoint's `tokenizer.json`. Cloning shares it.
 #[derive(Clone)]

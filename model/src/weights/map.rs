@@ -7,11 +7,7 @@ use bursar_kernels::{DType, Shape, Target, Tensor};
 use thiserror::Error;
 
 use super::Linear;
-use crate::{
-    blocks::gated_mlp::GatedMlp,
-    checkpoint::{Checkpoint, RandomTensor, TensorType},
-    error::CheckpointError,
-};
+use crate::checkpoint::{Checkpoint, RandomTensor, TensorType, error::CheckpointError};
 
 /// Each tensor starts at a multiple of this, as tensor-core loads want it.
 const ALIGNMENT: u64 = 256;
@@ -170,21 +166,20 @@ impl<'c> WeightMap<'c> {
         self.padded_linear(parts, in_features, bias, Padding::default())
     }
 
-    /// Claims a gated MLP of the three projections `gate`, `up` `[intermediate, hidden]` and `down`
-    /// `[hidden, intermediate]`. Between them the target may want more features than the model has: their gates and
+    /// Claims the projections `gate` and `up` `[intermediate, hidden]` as one layer, and `down` `[hidden, intermediate]`. Between them the target may want more features than the model has: their gates and
     /// columns are zeros.
-    pub fn gated_mlp(
+    pub fn gated(
         &mut self,
         [gate, up, down]: [&str; 3],
         (hidden, intermediate): (usize, usize),
         bias: bool,
-    ) -> Result<GatedMlp, WeightError> {
+    ) -> Result<[Linear; 2], WeightError> {
         let more = self.target.padded_features(intermediate) - intermediate;
         let (of_gate, of_down) = (Padding { rows: more, columns: 0 }, Padding { rows: 0, columns: more });
-        Ok(GatedMlp {
-            gate_up: self.padded_linear(&[(gate, intermediate), (up, intermediate)], hidden, bias, of_gate)?,
-            down: self.padded_linear(&[(down, hidden)], intermediate, bias, of_down)?,
-        })
+        Ok([
+            self.padded_linear(&[(gate, intermediate), (up, intermediate)], hidden, bias, of_gate)?,
+            self.padded_linear(&[(down, hidden)], intermediate, bias, of_down)?,
+        ])
     }
 
     fn padded_linear(

@@ -15,9 +15,9 @@ use bursar_budgets::{Bytes, Class, Segment, Workspace};
 use bursar_kernels::{Backend, Cpu, DType, Element, KernelError, KvLayer, Scope, Tensor, WorkCounter};
 use bursar_model::{
     Model,
-    blocks::decoder::{SCORE_ROWS, StepCaches},
+    blocks::decoder::StepCaches,
     checkpoint::{Checkpoint, CheckpointSource},
-    flow::{PromptLayout, ResizedImage, StepBatch},
+    flow::{PromptLayout, ResizedImage, SCORE_ROWS, StepBatch},
 };
 use half::{bf16, f16};
 

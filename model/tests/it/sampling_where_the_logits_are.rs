@@ -7,9 +7,8 @@ use bursar_kernels::{
     sampling::SampleBatch,
 };
 use bursar_model::{
-    blocks::decoder::SCORE_ROWS,
     error::SamplingError,
-    flow::Token,
+    flow::{SCORE_ROWS, Token},
     sampling::{
         Past, Sampler, SamplerScratch, SamplingBuffers, SamplingParams, SamplingShape, Score, Scores,
         log_probabilities, philox,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use hf_hub::{Cache, CacheRepo, Repo, RepoType};
 
 use super::{HubError, HubOptions};
-use crate::error::CheckpointError;
+use crate::checkpoint::error::CheckpointError;
 
 /// How often a file that another process fetches is looked at.
 const LOCK_LOOK: Duration = Duration::from_millis(100);

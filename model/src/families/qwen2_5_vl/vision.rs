@@ -237,7 +237,8 @@ impl Layer {
             qkv: map.linear(&name("attn.qkv"), 3 * hidden, hidden, true)?,
             out: map.linear(&name("attn.proj"), hidden, hidden, true)?,
             mlp_norm: map.tensor(&name("norm2.weight"), [hidden])?,
-            mlp: map.gated_mlp(
+            mlp: GatedMlp::claim(
+                map,
                 ["gate", "up", "down"].map(|part| name(&format!("mlp.{part}_proj"))).each_ref().map(String::as_str),
                 (hidden, intermediate),
                 true,

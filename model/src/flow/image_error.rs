@@ -1,0 +1,132 @@
+//! Why a picture is refused.
+
+use thiserror::Error;
+
+/// Why a picture was refused, before or while decoding it.
+#[derive(Debug, Error, PartialEq)]
+#[non_exhaustive]
+pub enum ImageError {
+    /// The file could not be read.
+    #[error("the picture {name} could not be read: {kind}")]
+    Unreadable {
+        /// The file's name.
+        name: String,
+        /// The kind of input error.
+        kind: std::io::ErrorKind,
+    },
+    /// The encoded bytes exceed the limit.
+    #[error("the encoded picture has {bytes} bytes, the limit is {bytes_max}")]
+    TooManyBytes {
+        /// Encoded bytes.
+        bytes: u64,
+        /// Their limit.
+        bytes_max: u64,
+    },
+    /// The header announces more pixels than the limit; nothing was decoded.
+    #[error("the picture is {width} x {height} = {pixels} pixels, the limit is {pixels_max}")]
+    TooManyPixels {
+        /// Pixels in a row.
+        width: u32,
+        /// Rows.
+        height: u32,
+        /// Their product.
+        pixels: u64,
+        /// Its limit.
+        pixels_max: u64,
+    },
+    /// Decoding would take more host memory than the limit; nothing was decoded.
+    #[error("decoding the picture takes {bytes} bytes of host memory, the limit is {bytes_max}")]
+    TooMuchDecodeMemory {
+        /// Host bytes at the peak.
+        bytes: u64,
+        /// Their limit.
+        bytes_max: u64,
+    },
+    /// Of none of the formats that are read.
+    #[error("the picture is none of PNG, JPEG, WebP, GIF, BMP and TIFF")]
+    UnknownFormat,
+    /// A side is zero.
+    #[error("the picture is {width} x {height} pixels: a side is empty")]
+    Empty {
+        /// Pixels in a row.
+        width: u32,
+        /// Rows.
+        height: u32,
+    },
+    /// Another number of bytes than the pixels take that they are said to be.
+    #[error("{found} bytes are no {width} x {height} pixels of three bytes, which are {expected}")]
+    PixelBytes {
+        /// Pixels in a row.
+        width: u32,
+        /// Rows.
+        height: u32,
+        /// Bytes that they take.
+        expected: u64,
+        /// Bytes that were given.
+        found: u64,
+    },
+    /// The bytes do not follow their format.
+    #[error("the {format} picture is damaged or uses what is not supported, found while {stage}")]
+    Damaged {
+        /// PNG, JPEG, WebP, GIF, BMP or TIFF.
+        format: &'static str,
+        /// Where it was found: reading the header, counting a JPEG's scans, looking for a GIF's first frame, or decoding the pixels.
+        stage: &'static str,
+    },
+    /// Too long and thin for the model's processor.
+    #[error("the picture's sides {width} x {height} have the ratio {ratio:.1}, the limit is {ratio_max}")]
+    AspectRatio {
+        /// Pixels in a row.
+        width: u32,
+        /// Rows.
+        height: u32,
+        /// The longer side over the shorter.
+        ratio: f64,
+        /// Its limit.
+        ratio_max: f64,
+    },
+    /// The processor may not resize, and the picture does not divide into whole patches.
+    #[error(
+        "the picture is {width} x {height} pixels and must be a multiple of {multiple} a side, as `do_resize` is off"
+    )]
+    NotAMultiple {
+        /// Pixels in a row.
+        width: u32,
+        /// Rows.
+        height: u32,
+        /// Pixels of a merged patch's side.
+        multiple: u32,
+    },
+    /// The processor's settings give this picture no pixel, or more than can be counted.
+    #[error("the processor's pixel limits give the {width} x {height} picture no usable size")]
+    NoSize {
+        /// Pixels in a row.
+        width: u32,
+        /// Rows.
+        height: u32,
+    },
+}
+
+impl ImageError {
+    /// What the user could change.
+    pub fn hint(&self) -> String {
+        match self {
+            ImageError::Unreadable { .. } => "check the path and that the file may be read".into(),
+            ImageError::TooManyBytes { .. } => "compress the picture more, or raise `ImageLimits::bytes_max`".into(),
+            ImageError::TooManyPixels { .. } => "scale the picture down, or raise `ImageLimits::pixels_max`".into(),
+            ImageError::TooMuchDecodeMemory { .. } => "scale the picture down, or save it with 8 bits a channel".into(),
+            ImageError::UnknownFormat => "convert the picture to PNG, JPEG, WebP, GIF, BMP or TIFF".into(),
+            ImageError::PixelBytes { .. } => {
+                "give red, green and blue of each pixel, row by row without gaps, and no alpha".into()
+            }
+            ImageError::Empty { .. } | ImageError::Damaged { .. } => "save the picture again from its source".into(),
+            ImageError::AspectRatio { ratio_max, .. } => {
+                format!("crop the picture or cut it into pieces: no side may be over {ratio_max} times the other")
+            }
+            ImageError::NotAMultiple { multiple, .. } => {
+                format!("scale the picture to multiples of {multiple}, or set `do_resize` to true")
+            }
+            ImageError::NoSize { .. } => "raise `min_pixels` above zero in preprocessor_config.json".into(),
+        }
+    }
+}
