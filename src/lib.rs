@@ -54,18 +54,16 @@
 #![deny(missing_docs)]
 
 pub use bursar_actors::metric;
-#[cfg(feature = "prometheus")]
-pub use bursar_actors::metric::{MetricsAddress, MetricsServer, NoAddress, ServeMetricsError};
 pub use bursar_actors::{
     budget::{Budget, Elastic, LeaseError, Order, WatchOptions},
     chat::{
         Chat, ChatError, ChatEvent, Content, ErrorKind, FinishReason, Image, ModelHandle, Reply, ScoredToken,
         TokenScore, Usage, Video,
     },
+    compute::lane::LaneError,
     engine::{Limits, LoadOptions, Precision, PrecisionError, Progress, Serving, StartError},
     event::{Event, Events, Leased, Missed, Recorded},
     knobs,
-    lane::LaneError,
     profile::{
         AttemptReport, Change, Difference, Evidence, FaultPlan, FaultPlanError, Forecast, KvChoice, Lack, Notice,
         Outcome, Phase, ProfileError, ProfileRecord, Suggestion, Unfit, UnknownPhase,
@@ -77,6 +75,11 @@ pub use bursar_actors::{
     },
     supervise::{FaultInjection, InjectedFault, Intensity},
     vision::VisionError,
+};
+#[cfg(feature = "prometheus")]
+pub use bursar_actors::{
+    metric::{MetricsAddress, NoAddress},
+    runtime::{MetricsServer, ServeMetricsError},
 };
 pub use bursar_budgets::{
     Address, Bytes, Claim, Class, ClassLine, CudaCounts, CudaDevice, Device, DeviceError, DeviceMemory, DoesNotFit,

@@ -8,16 +8,18 @@
 #![deny(missing_docs)]
 
 pub mod budget;
+pub mod capture;
 pub mod chat;
+pub mod compute;
 pub mod credit;
 pub mod engine;
 pub mod event;
-pub mod graph;
+pub mod finish_reason;
 pub mod knobs;
 pub mod kv;
-pub mod lane;
-pub mod memory;
+pub mod losses;
 pub mod metric;
+pub mod phase;
 pub mod profile;
 pub mod responder;
 pub mod runtime;

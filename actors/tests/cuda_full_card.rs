@@ -9,8 +9,8 @@ use std::{
 
 use bursar_actors::{
     chat::{Chat, ChatEvent, Image, ModelHandle},
+    compute::graph::buckets,
     engine::{EngineMessage, LoadOptions, WhichLane},
-    graph::buckets,
     profile::RESERVE_MAX,
     responder::Responder,
     runtime::{DeviceChoice, ModelSource, Runtime, RuntimeConfig, RuntimeError},

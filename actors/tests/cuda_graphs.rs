@@ -12,9 +12,9 @@ use std::{
 };
 
 use bursar_actors::{
-    graph::GraphShape,
-    lane::{Answer, CaptureJob, Choice, Job, Lane, LaneError, ModelRunner, PastTokens, StepJob, Stepped},
-    memory::{EngineMemory, EngineParts, GraphInputs, KvMemory, SamplingMemory},
+    compute::graph::GraphShape,
+    compute::lane::{Answer, CaptureJob, Choice, Job, Lane, LaneError, ModelRunner, PastTokens, StepJob, Stepped},
+    compute::memory::{EngineMemory, EngineParts, GraphInputs, KvMemory, SamplingMemory},
 };
 use bursar_budgets::*;
 use bursar_kernels::{BLOCK_TOKENS, BlasSearch, Cuda, CudaKernels, CudaTarget, ops::embed::PREVIOUS};

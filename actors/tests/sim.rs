@@ -12,9 +12,10 @@ use std::{
 };
 
 use bursar_actors::{
+    compute::LAUNCHES,
     kv::{KvCore, SequenceId},
     scheduler::{ChosenRow, Effect, Finish, Input, Limits, NewSequence, PicturePlace, SchedulerCore, StepPlan},
-    vision::{self, LAUNCHES, PictureKey, Ticket, VisionCore},
+    vision::{self, PictureKey, Ticket, VisionCore},
 };
 use bursar_kernels::{BLOCK_TOKENS, ops::embed::PREVIOUS};
 use bursar_model::flow::{PictureContent, PictureHash, PrefixKeys};

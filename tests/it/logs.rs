@@ -135,8 +135,8 @@ fn kv_and_lanes_log_under_the_id_of_the_request() {
     let ids = [
         found("bursar_actors::scheduler::actor", "waits for blocks"),
         found("bursar_actors::kv::actor", "has blocks"),
-        found("bursar_actors::lane::pending", "its pictures are encoded"),
-        found("bursar_actors::lane::pending", "its step has run"),
+        found("bursar_actors::compute::lane::pending", "its pictures are encoded"),
+        found("bursar_actors::compute::lane::pending", "its step has run"),
     ];
     assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
 }

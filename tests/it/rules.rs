@@ -8,8 +8,8 @@ use bursar::{
     crates::{
         actors::{
             budget::BudgetMessage,
+            compute::lane::Answer,
             kv::KvMessage,
-            lane::Answer,
             responder::Responder,
             runtime::RuntimeMessage,
             scheduler::SchedulerMessage,

@@ -14,7 +14,6 @@ use crate::{
     event::{Event, Leased},
     metric::DeviceLabel,
     responder::Responder,
-    runtime::RuntimeMessage,
 };
 
 mod look;
@@ -26,6 +25,9 @@ const FENCE_POLL: Duration = Duration::from_micros(500);
 /// Keeps the ledger of one device.
 pub struct BudgetActor;
 
+/// What hears that the device is lost.
+pub type OnLoss = Box<dyn FnOnce() + Send>;
+
 /// What it starts with.
 pub struct BudgetArguments {
     /// Whose memory.
@@ -36,8 +38,8 @@ pub struct BudgetArguments {
     pub config: LedgerConfig,
     /// Bytes kept free of use.
     pub canary: Bytes,
-    /// Who hears that the device is lost.
-    pub runtime: Option<ActorRef<RuntimeMessage>>,
+    /// Called once when the device is lost.
+    pub on_loss: Option<OnLoss>,
     /// How often it looks at the device.
     pub watch: WatchOptions,
 }
@@ -51,7 +53,7 @@ pub struct BudgetState {
     clearing: Vec<(Owner, Responder<()>)>,
     polling: bool,
     /// Who has yet to hear that the device is lost.
-    runtime: Option<ActorRef<RuntimeMessage>>,
+    on_loss: Option<OnLoss>,
     watch: WatchOptions,
     regrowth: Regrowth,
     /// What the last look saw our process hold beside leases and overhead.
@@ -94,7 +96,7 @@ impl Actor for BudgetActor {
         myself: ActorRef<BudgetMessage>,
         arguments: BudgetArguments,
     ) -> Result<BudgetState, ActorProcessingErr> {
-        let BudgetArguments { device, mailbox, config, canary, runtime, watch } = arguments;
+        let BudgetArguments { device, mailbox, config, canary, on_loss, watch } = arguments;
         let live: Vec<_> = mailbox.leases().iter().map(|entry| entry.value().clone()).collect();
         mailbox.books().sums.recount(live.iter().cloned());
         let mut state = BudgetState {
@@ -105,7 +107,7 @@ impl Actor for BudgetActor {
             asked: BTreeMap::new(),
             clearing: Vec::new(),
             polling: false,
-            runtime,
+            on_loss,
             watch,
             regrowth: Regrowth::new(watch.patience),
             drifted: Bytes::ZERO,
@@ -309,9 +311,9 @@ impl BudgetState {
     /// This actor goes on, so that what was leased of a lost device comes home; the runtime ends the rest. Told once.
     fn tell_of_loss(&mut self) {
         if self.device.check().is_err()
-            && let Some(runtime) = self.runtime.take()
+            && let Some(tell) = self.on_loss.take()
         {
-            drop(runtime.send_message(RuntimeMessage::DeviceLost));
+            tell();
         }
     }
 

@@ -9,7 +9,7 @@ mod mailbox;
 mod message;
 mod pressure_backoff;
 
-pub use actor::{BudgetActor, BudgetArguments};
+pub use actor::{BudgetActor, BudgetArguments, OnLoss};
 pub use core::{Look, Offer, Regrowth, Wanting};
 pub use elastic::{Elastic, Order, WatchOptions};
 pub(crate) use handle::NO_MODEL;

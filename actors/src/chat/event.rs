@@ -1,5 +1,7 @@
 //! What a caller hears of a chat.
 
+use crate::finish_reason::FinishReason;
+
 /// One event of a reply. `Done` is the last.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
@@ -50,25 +52,6 @@ pub struct ScoredToken {
     pub text: String,
     /// Natural logarithm of its probability by the model's own distribution; -infinity for an impossible token.
     pub log_probability: f32,
-}
-
-/// Why a reply ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FinishReason {
-    /// The model ended it, or a stop string came.
-    Stop,
-    /// It has as many tokens as it may.
-    Length,
-}
-
-impl FinishReason {
-    /// As OpenAI's API names it.
-    pub fn label(self) -> &'static str {
-        match self {
-            FinishReason::Stop => "stop",
-            FinishReason::Length => "length",
-        }
-    }
 }
 
 /// What a reply took.

@@ -23,8 +23,8 @@ use crate::{
     credit::{Credits, NoCredit},
     engine::{ModelContext, Serving, Status},
     kv::SequenceId,
+    losses::Losses,
     metric,
-    runtime::Losses,
 };
 
 /// A loaded model. Cloning shares it; the model stays loaded until its runtime unloads it.

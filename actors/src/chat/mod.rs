@@ -14,8 +14,9 @@ mod request;
 mod stopwatch;
 mod stream;
 
+pub use crate::finish_reason::FinishReason;
 pub use error::{ChatError, ErrorKind};
-pub use event::{ChatEvent, FinishReason, ScoredToken, TokenScore, Usage};
+pub use event::{ChatEvent, ScoredToken, TokenScore, Usage};
 pub use handle::ModelHandle;
 pub use request::{Chat, Content, Image, Video};
 pub use stream::Reply;

@@ -21,10 +21,10 @@ use super::{
 };
 use crate::{
     budget::Budget,
-    graph::{Recaptured, recapture},
+    capture::{Recaptured, recapture},
+    compute::lane::{Job, Lane},
+    compute::memory::VisionCache,
     kv::{KvActor, KvArguments, KvMessage},
-    lane::{Job, Lane},
-    memory::VisionCache,
     metric,
     profile::{AttemptReport, Attempts, Course, ProfileError, Profiled},
     scheduler::{Limits, SchedulerActor, SchedulerArguments, SchedulerMessage},

@@ -19,8 +19,8 @@ use self::core::{Change, Input, PoolCore};
 use super::{EngineMessage, WeightStore};
 use crate::{
     budget::{self, Budget, LeaseError, Order},
+    compute::memory::{EngineMemory, KvMemory},
     event::Event,
-    memory::{EngineMemory, KvMemory},
     metric,
     profile::ProfileError,
     responder::AskError,

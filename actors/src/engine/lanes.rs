@@ -6,8 +6,11 @@ use bursar_budgets::{Device, Segment};
 use bursar_kernels::OpenError;
 use bursar_model::Model;
 
-use super::{Processor, WeightStore};
-use crate::{lane::Lane, memory::EngineMemory, profile::ProfileError};
+use super::WeightStore;
+use crate::{
+    compute::{Processor, lane::Lane, memory::EngineMemory},
+    profile::ProfileError,
+};
 
 /// A model's lanes. Cloning shares the threads; they end when the last clone is gone.
 #[derive(Clone)]

@@ -6,8 +6,8 @@ use super::{
 };
 use crate::{
     budget::Order,
-    graph::{CaptureError, Recaptured},
-    lane::LaneError,
+    capture::{CaptureError, Recaptured},
+    compute::lane::LaneError,
     profile::{ProfileError, Profiled, Suggestion},
     responder::Responder,
     supervise::{BackgroundTaskDied, FaultInjection},

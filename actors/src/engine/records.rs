@@ -6,7 +6,8 @@ use bursar_budgets::{Bytes, DeviceError, Snapshot};
 use bursar_kernels::Tuning;
 use bursar_model::{Envelope, checkpoint::Checkpoint};
 
-use super::{EngineArguments, Processor, Progress, ProgressSink};
+use super::{EngineArguments, Progress, ProgressSink};
+use crate::compute::Processor;
 use crate::profile::{Basis, BasisParts, Difference, Found, Needs, Notice, ProfileRecord, RecordPlace, WrittenProfile};
 
 /// The profiles of a model that are written down. Cloning shares them.

@@ -17,11 +17,12 @@ use bursar_model::{
 };
 
 use super::{
-    EngineArguments, LoadOptions, Lowered, ModelContext, Processor, Progress, ProgressSink, Records, StartError,
-    Status, fetch::fetch, records::Sought,
+    EngineArguments, LoadOptions, Lowered, ModelContext, Progress, ProgressSink, Records, StartError, Status,
+    fetch::fetch, records::Sought,
 };
 use crate::{
     budget::LeaseError,
+    compute::Processor,
     event::Event,
     metric,
     profile::{ATTEMPTS_MAX, Needs, Notice, Phase, Place, ProfileError, Question, Refusal},
@@ -201,7 +202,11 @@ impl EngineArguments {
         }
         let (device, options, files) = (self.device.clone(), self.options.clone(), files.clone());
         let LoadOptions { threads, blas, dtype, .. } = options;
-        let processor = off_actor(move || Processor::of(&device, threads, &blas, dtype, files.stored_type()?)).await?;
+        let load = move || {
+            let target = dtype.on(Processor::best_target(&device, threads)?, files.stored_type()?)?;
+            Ok(Processor::on(&device, target, &blas)?)
+        };
+        let processor = off_actor(load).await?;
         self.weight_store.keep_processor(processor.clone());
         Ok(processor)
     }

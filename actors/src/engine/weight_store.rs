@@ -7,7 +7,8 @@ use bursar_budgets::Owner;
 use bursar_model::Model;
 use tokio::sync::watch;
 
-use super::{Lanes, Processor};
+use super::Lanes;
+use crate::compute::Processor;
 use crate::profile::ProfileError;
 
 /// Held by the runtime for each model.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bursar_budgets::{Class, Device, Label, Refusal};
 use metrics::SharedString;
 
-use crate::{chat::FinishReason, profile::Phase, tree::Role};
+use crate::{finish_reason::FinishReason, phase::Phase, tree::Role};
 
 /// All values that a label may have, known before any of them is recorded; empty for names of devices and models.
 pub type Words = fn() -> Vec<&'static str>;

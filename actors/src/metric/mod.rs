@@ -9,16 +9,10 @@
 
 #[cfg(feature = "prometheus")]
 mod address;
-#[cfg(feature = "prometheus")]
-mod door;
 mod item;
 mod label;
 #[cfg(feature = "prometheus")]
-mod process;
-#[cfg(feature = "prometheus")]
-mod recorder;
-#[cfg(feature = "prometheus")]
-mod serve;
+pub(crate) mod process;
 mod table;
 
 #[cfg(feature = "prometheus")]
@@ -28,8 +22,6 @@ pub use label::{
     Architecture, AttemptEnd, Build, DeviceLabel, Dtype, LabelSet, LabelValue, Permit, Preempted, RequestEnd, Version,
     Words,
 };
-#[cfg(feature = "prometheus")]
-pub use serve::{MetricsServer, ServeMetricsError};
 pub use table::*;
 
 use std::time::Duration;

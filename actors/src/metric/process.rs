@@ -8,7 +8,7 @@ use super::{
 };
 
 /// Sets them. What the system does not tell, as in a sandbox without `/proc`, stays away.
-pub(super) fn show() {
+pub(crate) fn show() {
     #[cfg(target_os = "linux")]
     drop(show_on_linux());
 }

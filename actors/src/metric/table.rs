@@ -6,7 +6,7 @@ use super::{
     Architecture, AttemptEnd, Build, Counter, DeviceLabel, Dtype, Gauge, Histogram, Permit, Preempted, RequestEnd, Row,
     Version,
 };
-use crate::{profile::Phase, tree::Role};
+use crate::{phase::Phase, tree::Role};
 
 macro_rules! table {
     ($($item:ident: $kind:ident<$labels:ty> = $name:literal, $help:literal $(, $buckets:expr)?;)*) => {

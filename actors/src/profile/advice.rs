@@ -4,7 +4,7 @@ use bursar_budgets::Bytes;
 use bursar_kernels::BLOCK_TOKENS;
 
 use super::{Change, Place, Question, Suggestion, forecast::least_blocks, shrunk};
-use crate::{engine::LoadOptions, memory::KvMemory};
+use crate::{compute::memory::KvMemory, engine::LoadOptions};
 
 /// What would have freed `missing` bytes, which an attempt with `target_tokens` of keys and values was refused: fewer of
 /// those, or a lower limit. `room` is all that the model could have by now, if that is known: where a neighbour holds so

@@ -17,10 +17,11 @@ use super::{
 };
 use crate::{
     budget::Budget,
-    engine::{Lanes, LanesPlace, Processor, Progress, ProgressSink, Records, WeightStore},
-    graph,
-    lane::{Answer, Job, Lane, StressJob},
-    memory::{EngineMemory, EngineParts, GraphInputs, KvMemory, SamplingMemory, VisionCache},
+    capture,
+    compute::Processor,
+    compute::lane::{Answer, Job, Lane, StressJob},
+    compute::memory::{EngineMemory, EngineParts, GraphInputs, KvMemory, SamplingMemory, VisionCache},
+    engine::{Lanes, LanesPlace, Progress, ProgressSink, Records, WeightStore},
     metric,
     responder::Responder,
     tree,
@@ -266,12 +267,12 @@ impl Attempt {
         let Some(inputs) = &memory.graphs else {
             // A device without graphs has nothing to refuse, unless it is asked for one all the same.
             return match self.faults.is_due(Phase::Capture, self.number) {
-                true => Ok(graph::capture_one(&lanes.step, 1, tree::CAPTURE).await.map(drop)?),
+                true => Ok(capture::capture_one(&lanes.step, 1, tree::CAPTURE).await.map(drop)?),
                 false => Ok(()),
             };
         };
         self.report(CAPTURING, self.stressed());
-        let taken = graph::capture(&lanes.step, inputs.shape(), tree::CAPTURE, inputs.captured()).await?;
+        let taken = capture::capture(&lanes.step, inputs.shape(), tree::CAPTURE, inputs.captured()).await?;
         if !taken.is_zero() {
             inputs.pay(self.lease(Class::Graphs, taken, CAPTURING).await?);
         }

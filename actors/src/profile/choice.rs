@@ -4,7 +4,7 @@ use bursar_budgets::Bytes;
 use bursar_kernels::{BLOCK_TOKENS, KvShape};
 
 use super::{Share, Sizing};
-use crate::memory::KvMemory;
+use crate::compute::memory::KvMemory;
 
 /// What a user has said of the cache of keys and values. A size wins over a share; with nothing said the device's class
 /// decides ([`Share::expected_of`]).

@@ -6,7 +6,7 @@ use bursar_budgets::Bytes;
 use bursar_kernels::{BLOCK_TOKENS, KvShape};
 use serde::Serialize;
 
-use crate::{memory::KvMemory, supervise::Intensity};
+use crate::{compute::memory::KvMemory, supervise::Intensity};
 
 /// Attempts in all: the first and three smaller ones.
 pub const ATTEMPTS_MAX: u32 = 4;

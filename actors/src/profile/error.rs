@@ -5,7 +5,7 @@ use bursar_kernels::OpenError;
 use thiserror::Error;
 
 use super::{Difference, Evidence, Phase, attempt::CAPTURING, suggestion::CONTEXT_TOKENS_LEAST};
-use crate::{budget::LeaseError, graph::CaptureError, lane::LaneError, responder::AskError};
+use crate::{budget::LeaseError, capture::CaptureError, compute::lane::LaneError, responder::AskError};
 
 /// Why an attempt failed, with its evidence.
 #[derive(Debug, Error)]

@@ -7,7 +7,7 @@ use bursar_kernels::{KernelError, OpenError};
 use serde::Serialize;
 
 use super::{Phase, ProfileError};
-use crate::{budget::LeaseError, lane::LaneError};
+use crate::{budget::LeaseError, compute::lane::LaneError};
 
 /// Who asked for how much, and what there was.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -6,8 +6,8 @@ use bursar_model::{Envelope, Model, processor::ImageProcessor};
 
 use super::{KvChoice, KvRoom, Lack, Needs, Place, Unfit};
 use crate::{
+    compute::memory::KvMemory,
     engine::{LoadOptions, Lowered, Own, StartError},
-    memory::KvMemory,
 };
 
 /// All that a start follows from.

@@ -11,9 +11,9 @@ use bursar_model::{
 };
 
 use crate::{
-    graph::GraphShape,
-    memory::{KvMemory, SamplingMemory},
-    vision::LAUNCHES,
+    compute::LAUNCHES,
+    compute::graph::GraphShape,
+    compute::memory::{KvMemory, SamplingMemory},
 };
 
 /// The sizes that the plan of an envelope's worst cases leads to. All are whole pages.

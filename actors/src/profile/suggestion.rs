@@ -12,9 +12,9 @@ use super::{
     forecast::{least_blocks, settle},
 };
 use crate::{
+    compute::memory::KvMemory,
     engine::{LoadOptions, Lowered},
     knobs::{Names, Setting},
-    memory::KvMemory,
 };
 
 /// What a knob would be set to.

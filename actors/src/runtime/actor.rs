@@ -15,7 +15,7 @@ use super::{
     show::{Known, no_model},
 };
 use crate::{
-    budget::{Budget, BudgetActor, BudgetArguments, BudgetMailbox, NO_MODEL, WatchOptions},
+    budget::{Budget, BudgetActor, BudgetArguments, BudgetMailbox, NO_MODEL, OnLoss, WatchOptions},
     chat::{ChatError, ModelHandle},
     credit::Credits,
     engine::{EngineActor, EngineArguments, StartError, Status, WeightStore},
@@ -505,8 +505,9 @@ pub(super) async fn spawn_budget(
     watch: WatchOptions,
     mailbox: &Arc<BudgetMailbox>,
 ) -> Result<ActorCell, ActorProcessingErr> {
-    let (device, mailbox, runtime) = (device.clone(), mailbox.clone(), Some(myself.clone()));
-    let arguments = BudgetArguments { device, mailbox, config: ledger.clone(), canary, runtime, watch };
+    let (device, mailbox, runtime) = (device.clone(), mailbox.clone(), myself.clone());
+    let on_loss: OnLoss = Box::new(move || drop(runtime.send_message(RuntimeMessage::DeviceLost)));
+    let arguments = BudgetArguments { device, mailbox, config: ledger.clone(), canary, on_loss: Some(on_loss), watch };
     let (budget, _) = BudgetActor::spawn_linked(None, BudgetActor, arguments, myself.get_cell()).await?;
     Ok(budget.get_cell())
 }

@@ -14,18 +14,10 @@ use super::{
 use crate::{
     engine::{EngineArguments, Status, WeightStore},
     event::Event,
+    losses::Losses,
     metric::{self, DeviceLabel},
     supervise::Decision,
 };
-
-/// The devices that a runtime has lost so far. Requests of before a loss end with it.
-#[derive(Clone, Debug, Default)]
-pub struct Losses {
-    /// How many.
-    pub count: u64,
-    /// What was said of the last.
-    pub reason: Arc<str>,
-}
 
 /// What a runtime shows of its device: the one it has now, and those it had.
 #[derive(Clone)]

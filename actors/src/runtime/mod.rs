@@ -2,16 +2,25 @@
 
 mod actor;
 mod device;
+#[cfg(feature = "prometheus")]
+mod door;
 mod handle;
 mod health;
 mod loss;
 mod message;
+#[cfg(feature = "prometheus")]
+mod metrics_server;
+#[cfg(feature = "prometheus")]
+mod recorder;
 mod show;
 mod unwinding;
 
+pub use crate::losses::Losses;
 pub use actor::{RuntimeActor, RuntimeArguments};
 pub use device::{DeviceChoice, MakeDevice};
 pub use handle::{ModelSource, Runtime, RuntimeConfig, RuntimeError};
 pub use health::{Health, ModelHealth};
-pub use loss::{Losses, Shown};
+pub use loss::Shown;
 pub use message::{Home, RuntimeMessage, Supervised};
+#[cfg(feature = "prometheus")]
+pub use metrics_server::{MetricsServer, ServeMetricsError};

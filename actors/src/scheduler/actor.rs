@@ -15,8 +15,8 @@ use tracing::{Level, Span, debug, enabled};
 
 use super::{Admission, ChosenRow, Delivery, Effect, Input, Limits, SchedulerCore, SchedulerMessage, Scored, StepPlan};
 use crate::{
+    compute::lane::{Answer, Choice, Job, Lane, PastTokens, RefusalSink, StepJob, Stepped},
     kv::{KvMessage, SequenceId},
-    lane::{Answer, Choice, Job, Lane, PastTokens, RefusalSink, StepJob, Stepped},
     metric::{self, Permit, Preempted},
     responder::Responder,
     tree,
@@ -341,7 +341,8 @@ impl SchedulerState {
             scored.tokens.iter().map(move |token| Score { token: *token, top }).collect::<Vec<_>>()
         };
         let scores = plan.scored.iter().flat_map(score).collect();
-        let pins = plan.shown.read.iter().filter_map(|id| self.callers.get(id)?.pins.clone()).collect();
+        let pins = plan.shown.read.iter().filter_map(|id| self.callers.get(id)?.pins.clone());
+        let pins = pins.map(|pins| pins as Arc<dyn Send + Sync>).collect();
         let spans = self.spans(&plan);
         // From here on only the steps that read them hold them.
         for past in &plan.shown.past {

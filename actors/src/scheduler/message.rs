@@ -11,8 +11,8 @@ use tracing::Span;
 
 use super::{Finish, NewSequence};
 use crate::{
+    compute::lane::{LaneError, Stepped},
     kv::SequenceId,
-    lane::{LaneError, Stepped},
     responder::Responder,
     supervise::FaultInjection,
     vision::PinnedPictures,

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     budget::Budget,
-    lane::{Answer, EncodeJob, Job, Lane, RefusalSink},
+    compute::lane::{Answer, EncodeJob, Job, Lane, RefusalSink},
     metric::{self, Permit},
     responder::Responder,
     tree,

@@ -5,6 +5,8 @@ use std::{
     sync::Arc,
 };
 
+use crate::compute::LAUNCHES;
+
 /// A hash over all that a picture's embedding depends on: pixels and processor settings. Equal pictures share a key.
 pub type PictureKey = [u8; 32];
 
@@ -63,10 +65,6 @@ struct Entry {
     /// When it was last wanted or unpinned; the smallest goes first.
     used: u64,
 }
-
-/// Launches under way at once: one that the device runs, and one behind it, so that it never waits for the host to pack and
-/// move the next pictures. They are in order on one lane and share its workspace, so both take what one was stressed to.
-pub const LAUNCHES: usize = 2;
 
 /// The cache's state.
 #[derive(Debug)]

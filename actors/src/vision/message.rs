@@ -10,7 +10,7 @@ use bursar_model::{
 use thiserror::Error;
 
 use super::{PictureKey, PinnedPictures};
-use crate::{budget::LeaseError, lane::LaneError, responder::Responder, supervise::FaultInjection};
+use crate::{budget::LeaseError, compute::lane::LaneError, responder::Responder, supervise::FaultInjection};
 
 /// From chat drivers (credit: one accepted request each), from its own CPU threads, and from the vision lane.
 pub enum VisionMessage {

@@ -47,7 +47,7 @@ async fn spawn(device: &Arc<HostDevice>, mailbox: &Arc<BudgetMailbox>) -> ActorR
     let config = LedgerConfig::of(device.as_ref());
     let watch = WatchOptions::default();
     let arguments =
-        BudgetArguments { device, mailbox: mailbox.clone(), config, canary: Bytes::mib(4), runtime: None, watch };
+        BudgetArguments { device, mailbox: mailbox.clone(), config, canary: Bytes::mib(4), on_loss: None, watch };
     BudgetActor::spawn(None, BudgetActor, arguments).await.expect("it starts").0
 }
 

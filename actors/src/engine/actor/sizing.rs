@@ -6,12 +6,12 @@ use ractor::{Actor, ActorProcessingErr, ActorRef};
 
 use super::EngineState;
 use crate::{
+    compute::lane::{Job, Lane, LaneError, RefusalSink},
     engine::{
         EngineMessage, Progress, Records, StartError, Status, WhichLane,
         start::{LoadError, LoadFailed, Planned, StartPlan},
     },
     event::Event,
-    lane::{Job, Lane, LaneError, RefusalSink},
     metric::{self, AttemptEnd},
     profile::{
         Attempt, AttemptReport, Course, Evidence, FaultPlan, Outcome, Passed, Phase, Place, ProfileActor,

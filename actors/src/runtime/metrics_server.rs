@@ -18,8 +18,8 @@ use serde_json::{Value, json};
 use thiserror::Error;
 use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle};
 
-use super::{MetricsAddress, NoAddress, door::Door, process, recorder};
-use crate::runtime::{Health, Runtime};
+use super::{Health, Runtime, door::Door, recorder};
+use crate::metric::{MetricsAddress, NoAddress, process};
 
 /// Why metrics are not served.
 #[derive(Debug, Error)]

@@ -6,14 +6,13 @@ use std::{
 };
 
 use bursar_budgets::{Bytes, Device, Segment};
-use bursar_kernels::{BlasSearch, Cpu, Cuda, CudaKernels, CudaTarget, DType, KernelError, OpenError, Target, Tuning};
+use bursar_kernels::{BlasSearch, Cpu, Cuda, CudaKernels, CudaTarget, KernelError, OpenError, Target, Tuning};
 use bursar_model::{LoadError, Model, checkpoint::Checkpoint};
 use tokio::runtime::RuntimeFlavor;
 
-use super::{Precision, StartError};
 use crate::{
-    lane::{Lane, ModelRunner},
-    memory::EngineMemory,
+    compute::lane::{Lane, ModelRunner},
+    compute::memory::EngineMemory,
 };
 
 /// What passes are planned for and run on. Cloning shares it.
@@ -55,28 +54,28 @@ impl Drop for Loaded {
 }
 
 impl Processor {
-    /// What computes where `device` has its memory, for a checkpoint whose weights are `stored` so. On a GPU that loads
-    /// the kernels and cuBLASLt.
+    /// What passes are planned for where `device` has its memory, in the best of its types.
     ///
     /// # Errors
-    /// What is missing on a GPU, and a type that the device does not compute in.
-    pub fn of(
-        device: &Arc<dyn Device>,
-        threads: usize,
-        search: &BlasSearch,
-        dtype: Precision,
-        stored: Option<DType>,
-    ) -> Result<Self, StartError> {
-        let cuda = device.clone().as_cuda();
-        let best = match &cuda {
-            Some(cuda) => Target::Cuda(CudaTarget::of(cuda).map_err(OpenError::from)?),
-            None => Target::Cpu { threads },
-        };
-        match (dtype.on(best, stored)?, cuda) {
+    /// A GPU cannot be asked.
+    pub fn best_target(device: &Arc<dyn Device>, threads: usize) -> Result<Target, OpenError> {
+        match device.clone().as_cuda() {
+            Some(cuda) => Ok(Target::Cuda(CudaTarget::of(&cuda)?)),
+            None => Ok(Target::Cpu { threads }),
+        }
+    }
+
+    /// What computes for `target` where `device` has its memory. On a GPU that loads the kernels and cuBLASLt.
+    ///
+    /// # Errors
+    /// What is missing on a GPU.
+    pub fn on(device: &Arc<dyn Device>, target: Target, search: &BlasSearch) -> Result<Self, OpenError> {
+        match (target, device.clone().as_cuda()) {
             (Target::Cuda(target), Some(cuda)) => {
                 Ok(Processor::Cuda(Loaded(Some(CudaKernels::load(&cuda, target, search)?))))
             }
-            _ => Ok(Processor::Cpu { threads }),
+            (Target::Cuda(_), None) => unreachable!("a GPU's target is of a GPU"),
+            (Target::Cpu { threads }, _) => Ok(Processor::Cpu { threads }),
         }
     }
 

@@ -1,16 +1,15 @@
 //! Asking a lane to capture decoding, size after size.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering::Relaxed},
-};
+use std::sync::Arc;
 
 use bursar_budgets::Bytes;
 use thiserror::Error;
 
-use super::GraphShape;
 use crate::{
-    lane::{Answer, CaptureJob, Job, Lane, LaneError},
+    compute::{
+        graph::{Captured, GraphShape},
+        lane::{Answer, CaptureJob, Job, Lane, LaneError},
+    },
     responder::{AskError, Responder},
     tree::{self, Question},
 };
@@ -29,25 +28,6 @@ pub enum CaptureError {
     /// The lane did not answer.
     #[error(transparent)]
     Unanswered(#[from] AskError),
-}
-
-/// How many sizes a model's step lane has captured: none from its death until its successor has captured again.
-#[derive(Debug, Default)]
-pub struct Captured(AtomicUsize);
-
-impl Captured {
-    /// So many.
-    pub fn count(&self) -> usize {
-        self.0.load(Relaxed)
-    }
-
-    fn none(&self) {
-        self.0.store(0, Relaxed);
-    }
-
-    fn one_more(&self) {
-        self.0.fetch_add(1, Relaxed);
-    }
 }
 
 /// Has `lane` capture decoding in every size of `shape`, largest first: what a driver takes for a large one often does for
@@ -150,7 +130,8 @@ mod tests {
     #[tokio::test]
     async fn every_size_is_captured_the_largest_first_and_what_they_take_is_told() {
         let (lane, asked) = lane(4);
-        let captured = Captured(AtomicUsize::new(9));
+        let captured = Captured::default();
+        (0..9).for_each(|_| captured.one_more());
         assert_eq!(capture(&lane, SHAPE, tree::CAPTURE, &captured).await.expect("it answers"), Bytes::mib(4));
         assert_eq!(captured.count(), 5, "what was captured before counts no more");
         drop(lane);

@@ -15,7 +15,7 @@ use bursar_model::{
     sampling::{SamplingBuffers, SamplingShape},
 };
 
-use crate::graph::{Captured, GraphShape};
+use crate::compute::graph::{Captured, GraphShape};
 
 /// Everything but the weights.
 ///

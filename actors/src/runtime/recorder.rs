@@ -9,7 +9,8 @@ use std::{
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use metrics_util::MetricKindMask;
 
-use super::{ServeMetricsError, buckets, describe};
+use super::ServeMetricsError;
+use crate::metric::{buckets, describe};
 
 /// Samples of histograms are put into their buckets this often, also when nobody scrapes: until then each takes memory.
 const UPKEEP: Duration = Duration::from_secs(5);

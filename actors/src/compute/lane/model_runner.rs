@@ -17,7 +17,7 @@ use super::{
     job::{Job, LaneError, StepJob},
     pending::{Launched, Pending},
 };
-use crate::{memory::EngineMemory, supervise::InjectedFault};
+use crate::{compute::memory::EngineMemory, supervise::InjectedFault};
 
 /// A lane's working place. It belongs to the lane's thread.
 pub struct ModelRunner<B> {

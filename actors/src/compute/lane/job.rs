@@ -15,8 +15,6 @@ use bursar_model::{
 use thiserror::Error;
 use tracing::Span;
 
-use crate::vision::PinnedPictures;
-
 /// A job that was not done.
 #[derive(Debug, Error)]
 pub enum LaneError {
@@ -122,7 +120,7 @@ pub struct StepJob {
     /// One a scored row.
     pub scores: Vec<Score>,
     /// Hold the rows of the vision cache that it reads until it has run, whoever dies meanwhile.
-    pub pins: Vec<Arc<PinnedPictures>>,
+    pub pins: Vec<Arc<dyn Send + Sync>>,
     /// Requests that are told of it, as `tracing` knows them.
     pub spans: Vec<Span>,
     /// What came of it.
