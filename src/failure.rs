@@ -120,7 +120,8 @@ impl From<io::Error> for Failure {
 
 /// Tells a failure on standard error, in the form that `--log` asks for.
 pub fn tell(failure: &Failure) {
-    logging::fail(failure);
+    let (error, hint) = failure.told();
+    logging::fail(&error, &hint);
 }
 
 /// Tells a failure, if there is one.

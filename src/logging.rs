@@ -21,8 +21,6 @@ use tracing_subscriber::{
     util::SubscriberInitExt,
 };
 
-use crate::failure::Failure;
-
 /// How it tells of leases, restarts and requests. None of it has content: no prompt, no picture, no reply.
 #[derive(Args)]
 pub struct LogOptions {
@@ -98,11 +96,10 @@ pub fn progress(what: &str, done: u64, total: u64) {
 }
 
 /// Says what went wrong and what to change.
-pub fn fail(failure: &Failure) {
-    let (error, hint) = failure.told();
+pub fn fail(error: &str, hint: &str) {
     match is_json() {
         true => error!(target: SAID, hint, "{error}"),
-        false => print(failure),
+        false => print(format_args!("error: {error}\n hint: {hint}")),
     }
 }
 
@@ -114,7 +111,7 @@ pub fn refuse(error: &clap::Error) -> ! {
     begin(Form::Json, Level::INFO);
     let told = error.render().to_string();
     let told = told.trim_start_matches("error: ").trim_end();
-    fail(&Failure { error: told.to_owned(), hint: "see --help".to_owned() });
+    fail(told, "see --help");
     process::exit(error.exit_code());
 }
 

@@ -8,7 +8,7 @@ use std::{
     process::exit,
 };
 
-use crate::{failure::Failure, logging};
+use crate::logging;
 
 /// As `sysexits.h` has it: no command means anything else by it.
 const CANNOT_BE_WRITTEN: i32 = 74;
@@ -21,7 +21,7 @@ pub fn out(text: fmt::Arguments<'_>) -> bool {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => false,
         Err(error) => {
             let error = format!("standard output cannot be written: {error}");
-            logging::fail(&Failure { error, hint: "check where it goes".to_owned() });
+            logging::fail(&error, "check where it goes");
             exit(CANNOT_BE_WRITTEN)
         }
     }

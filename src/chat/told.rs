@@ -5,7 +5,10 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use super::{Over, input::Interrupts, options::Options};
-use crate::{failure::Failure, logging, output};
+use crate::{
+    failure::{self, Failure},
+    output,
+};
 
 /// How a reply ended that did not fail.
 pub enum Ended {
@@ -83,7 +86,7 @@ pub async fn samples(model: &ModelHandle, chat: Chat, options: &Options) -> Resu
                 let failure = Failure::from(error);
                 match options.json {
                     true => println!("{}", of_sample(crate::told::failure(&failure), Some(sample))),
-                    false => logging::fail(&Failure { error: format!("[{sample}] {}", failure.error), ..failure }),
+                    false => failure::tell(&Failure { error: format!("[{sample}] {}", failure.error), ..failure }),
                 }
             }
         }
@@ -95,7 +98,7 @@ pub async fn samples(model: &ModelHandle, chat: Chat, options: &Options) -> Resu
 pub fn failure(failure: &Failure, is_json: bool) {
     match is_json {
         true => println!("{}", crate::told::failure(failure)),
-        false => logging::fail(failure),
+        false => failure::tell(failure),
     }
 }
 
