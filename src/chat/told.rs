@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 use super::{Over, input::Interrupts, options::Options};
 use crate::{
     failure::{self, Failure},
-    output,
+    logging, output,
 };
 
 /// How a reply ended that did not fail.
