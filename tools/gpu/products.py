@@ -31,7 +31,7 @@ from operations.small import gate_shape, norm_shape
 HIDDEN, QKV, INTERMEDIATE, VOCABULARY, LAYERS = 3584, 4608, 18944, 152064, 28
 CONTEXT = 576  # tokens
 
-# Blocks that share a tile: what Bursar's rehearsal chooses from (`CUTS` of kernels/src/cuda/linear_few.rs).
+# Blocks that share a tile: what Bursar's autotuning chooses from (`CUTS` of kernels/src/cuda/linear_few.rs).
 CUTS = [1, 2, 4, 132]
 TEAM = 2  # blocks of a cluster
 # Rows that these serve.
