@@ -61,12 +61,15 @@ pub use bursar_actors::{
         TokenScore, Usage, Video,
     },
     compute::lane::LaneError,
-    engine::{Limits, LoadOptions, Precision, PrecisionError, Progress, Serving, StartError},
+    engine::{
+        Change, Forecast, Lack, Limits, LoadOptions, Precision, PrecisionError, Progress, Serving, StartError,
+        Suggestion, Unfit,
+    },
     event::{Event, Events, Leased, Missed, Recorded},
     knobs,
     profile::{
-        AttemptReport, Change, Difference, Evidence, FaultPlan, FaultPlanError, Forecast, KvChoice, Lack, Notice,
-        Outcome, Phase, ProfileError, ProfileRecord, Suggestion, Unfit, UnknownPhase,
+        AttemptReport, Difference, Evidence, FaultPlan, FaultPlanError, KvChoice, Notice, Outcome, Phase, ProfileError,
+        ProfileRecord, UnknownPhase,
     },
     ractor,
     responder::AskError,

@@ -9,7 +9,7 @@ use std::{process::ExitCode, sync::Arc};
 use bursar::{
     Bytes, CheckpointError, ModelSource, StartError,
     crates::{
-        actors::profile::{Forecast, Question},
+        actors::engine::{Forecast, Question},
         model::{
             LoadError, Model,
             checkpoint::{Checkpoint, CheckpointSource},

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt};
 use bursar::{
     Bytes, Class, Envelope, Forecast, Suggestion,
     crates::{
-        actors::{engine::Lowered, profile::Change},
+        actors::{engine::Change, engine::Lowered},
         budgets::MemoryPlan,
         model::Model,
     },

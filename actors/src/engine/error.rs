@@ -5,10 +5,10 @@ use bursar_kernels::{KernelError, OpenError};
 use bursar_model::{LimitError, LoadError, error::CheckpointError};
 use thiserror::Error;
 
-use super::PrecisionError;
+use super::{PrecisionError, Suggestion, Unfit};
 use crate::{
     budget::LeaseError,
-    profile::{AttemptReport, ProfileError, Suggestion, Unfit},
+    profile::{AttemptReport, ProfileError},
     responder::AskError,
 };
 

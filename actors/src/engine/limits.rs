@@ -9,32 +9,8 @@ use bursar_model::{
     registry::FamilyConfig,
 };
 
-use super::{LoadOptions, StartError};
-use crate::knobs::Names;
-
-/// What is said of single limits; the others are those of the envelope that it is laid over.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Limits {
-    /// As [`Envelope::context_tokens`].
-    pub context_tokens: Option<usize>,
-    /// As [`Envelope::sequences`]. A step that nothing is said of has a token for each.
-    pub sequences: Option<usize>,
-    /// As [`Envelope::step_tokens`].
-    pub step_tokens: Option<usize>,
-    /// Pixels of a picture after resizing at most, instead of what its processor says.
-    pub picture_pixels: Option<u64>,
-    /// Pixels of a picture after resizing at least, instead of what its processor says.
-    pub picture_pixels_min: Option<u64>,
-    /// As [`Envelope::picture_patches`], where nothing is said of pixels.
-    pub picture_patches: Option<usize>,
-    /// As [`Envelope::pictures`].
-    pub pictures: Option<usize>,
-    /// As [`Envelope::video_frames`].
-    pub video_frames: Option<usize>,
-    /// As [`Envelope::launch_patches`], to which larger pictures are lowered. A launch that nothing is said of takes the
-    /// largest picture.
-    pub launch_patches: Option<usize>,
-}
+use super::StartError;
+use crate::knobs::{Limits, LoadOptions, Names};
 
 /// Patches of a launch that nothing is said of, at least: as many as a picture of 896 x 896 pixels has, so that smaller
 /// ones share a launch. Nothing is gained by less: a GPU is not busy with it.

@@ -1,14 +1,14 @@
 //! What may be said to the engine.
 
 use super::{
-    ElasticError, Outcome,
+    ElasticError, Outcome, Suggestion,
     start::{LoadFailed, Planned, StartPlan},
 };
 use crate::{
     budget::Order,
     capture::{CaptureError, Recaptured},
     compute::lane::LaneError,
-    profile::{ProfileError, Profiled, Suggestion},
+    profile::{ProfileError, Profiled},
     responder::Responder,
     supervise::{BackgroundTaskDied, FaultInjection},
 };

@@ -3,24 +3,13 @@
 use std::{path::PathBuf, sync::Arc};
 
 use bursar_budgets::{Bytes, DeviceError, Snapshot};
-use bursar_kernels::Tuning;
 use bursar_model::{Envelope, checkpoint::Checkpoint};
 
-use super::{EngineArguments, Progress, ProgressSink};
-use crate::compute::Processor;
-use crate::profile::{Basis, BasisParts, Difference, Found, Needs, Notice, ProfileRecord, RecordPlace, WrittenProfile};
-
-/// The profiles of a model that are written down. Cloning shares them.
-#[derive(Clone)]
-pub struct Records {
-    place: RecordPlace,
-    basis: Arc<Basis>,
-    /// One that applies, until it did not hold.
-    warm: Option<Arc<WrittenProfile>>,
-    progress: ProgressSink,
-    /// Whose products a profile that applies has tuned.
-    processor: Processor,
-}
+use super::EngineArguments;
+use crate::{
+    compute::Processor,
+    profile::{Basis, BasisParts, Difference, Found, Needs, Notice, Progress, RecordPlace, Records, WrittenProfile},
+};
 
 /// A plan that a profile is looked for.
 pub(super) struct Sought<'s> {
@@ -86,31 +75,4 @@ impl Search {
 
 fn told(differences: &[Difference]) -> Vec<String> {
     differences.iter().map(Difference::to_string).collect()
-}
-
-impl Records {
-    /// The profile that the attempt under way relies on; none if it measures anew.
-    pub(crate) fn warm(&self) -> Option<Arc<WrittenProfile>> {
-        self.warm.clone()
-    }
-
-    /// The attempt that relied on a profile has failed, for whatever reason: the next measures anew. False if none did.
-    pub(super) fn drop_warm(&mut self, reason: &str) -> bool {
-        let did = self.warm.take().is_some();
-        if did {
-            self.processor.tune(&Tuning::default());
-            let (file, reason) = (self.place.path(), reason.to_owned());
-            (self.progress)(Progress::Notice(Notice::ProfileDropped { file, reason }));
-        }
-        did
-    }
-
-    /// Writes down what was measured. Where that cannot be, whoever watches the start is told. Blocks.
-    pub(crate) fn keep(&self, record: &ProfileRecord, shrinks: u32) {
-        let written = WrittenProfile::of((*self.basis).clone(), record, shrinks, self.processor.tuning());
-        if let Err(error) = self.place.keep(written) {
-            let (file, reason) = (self.place.path(), error.to_string());
-            (self.progress)(Progress::Notice(Notice::ProfileNotWritten { file, reason }));
-        }
-    }
 }

@@ -17,7 +17,7 @@ use bursar_model::{
 };
 
 use super::{
-    EngineArguments, LoadOptions, Lowered, ModelContext, Progress, ProgressSink, Records, StartError, Status,
+    EngineArguments, LoadOptions, Lowered, ModelContext, Progress, ProgressSink, Question, Records, StartError, Status,
     fetch::fetch, records::Sought,
 };
 use crate::{
@@ -25,7 +25,7 @@ use crate::{
     compute::Processor,
     event::Event,
     metric,
-    profile::{ATTEMPTS_MAX, Needs, Notice, Phase, Place, ProfileError, Question, Refusal},
+    profile::{ATTEMPTS_MAX, Needs, Notice, Phase, Place, ProfileError, Refusal},
     tree::{self, Role},
 };
 

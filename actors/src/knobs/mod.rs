@@ -3,11 +3,17 @@
 //! [`TABLE`] is the one definition: the flags of the command line, the JSON form and `docs/knobs.md` follow from it.
 
 mod error;
+mod limits;
 mod nested;
+mod options;
+mod precision;
 mod product;
 mod resolve;
 mod table;
 
 pub use error::KnobError;
+pub use limits::Limits;
+pub use options::LoadOptions;
+pub use precision::{Precision, PrecisionError, UnknownPrecision};
 pub use resolve::{Names, Setting};
 pub use table::{Alias, Kind, Knob, Knobs, NESTED, Nested, Peer, TABLE};

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::{Knob, Knobs, error::KnobError, error::told, nested};
-use crate::engine::{Limits, LoadOptions};
+use super::{Knob, Knobs, Limits, LoadOptions, error::KnobError, error::told, nested};
 
 /// By which names knobs were set: whoever says another value of one says it by the name that stands there already.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -4,8 +4,8 @@ use bursar_budgets::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::Precision;
 use super::{KnobError, product::product};
-use crate::engine::Precision;
 
 /// What a knob's value is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

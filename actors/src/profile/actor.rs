@@ -2,8 +2,11 @@
 
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 
-use super::{Attempt, ProfileMessage};
-use crate::{engine::EngineMessage, supervise::BackgroundTask};
+use super::{Attempt, ProfileError, ProfileMessage, Profiled};
+use crate::supervise::BackgroundTask;
+
+/// Tells what came of an attempt; fails if the engine that waits for it has ended.
+pub type ReportAttempt = Box<dyn Fn(Result<Profiled, ProfileError>) -> Result<(), ActorProcessingErr> + Send + Sync>;
 
 /// Runs one attempt and tells the engine.
 pub struct ProfileActor;
@@ -12,8 +15,8 @@ pub struct ProfileActor;
 pub struct ProfileArguments {
     /// The attempt.
     pub attempt: Attempt,
-    /// Who wants to know.
-    pub engine: ActorRef<EngineMessage>,
+    /// What hears of its end.
+    pub report: ReportAttempt,
 }
 
 /// Its state.
@@ -52,8 +55,7 @@ impl Actor for ProfileActor {
             // What can be expected to go wrong is an answer; a panic is heard of as a death. The engine stops this actor
             // when it has heard: news of a death overtakes messages, so one that stopped by itself would seem to have died.
             ProfileMessage::Ended(outcome) => {
-                let (outcome, generation) = (outcome?, state.arguments.attempt.owner.generation);
-                state.arguments.engine.send_message(EngineMessage::Profiled { generation, outcome })?;
+                (state.arguments.report)(outcome?)?;
             }
             ProfileMessage::InjectFault(fault) => return Err(fault.strike().into()),
         }

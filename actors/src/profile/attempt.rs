@@ -13,7 +13,8 @@ use bursar_model::{
 };
 
 use super::{
-    Evidence, FaultPlan, KvChoice, KvRoom, Needs, Phase, ProfileError, ProfileRecord, Rigour, WrittenProfile, shrunk,
+    Evidence, FaultPlan, KvChoice, KvRoom, Lanes, LanesPlace, Needs, Phase, ProfileError, ProfileRecord, Progress,
+    ProgressSink, Records, Rigour, WeightStore, WrittenProfile, shrunk,
 };
 use crate::{
     budget::Budget,
@@ -21,7 +22,6 @@ use crate::{
     compute::Processor,
     compute::lane::{Answer, Job, Lane, StressJob},
     compute::memory::{EngineMemory, EngineParts, GraphInputs, KvMemory, SamplingMemory, VisionCache},
-    engine::{Lanes, LanesPlace, Progress, ProgressSink, Records, WeightStore},
     metric,
     responder::Responder,
     tree,

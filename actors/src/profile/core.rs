@@ -134,6 +134,9 @@ impl Sizing {
     }
 }
 
+/// A shorter context than a chat's template, a question and a word of a reply is of no use to anybody.
+pub const CONTEXT_TOKENS_LEAST: usize = 64;
+
 #[cfg(test)]
 mod tests {
     use bursar_kernels::DType;

@@ -4,7 +4,7 @@ use bursar_budgets::{Bytes, Class, DeviceError, Hint};
 use bursar_kernels::OpenError;
 use thiserror::Error;
 
-use super::{Difference, Evidence, Phase, attempt::CAPTURING, suggestion::CONTEXT_TOKENS_LEAST};
+use super::{CONTEXT_TOKENS_LEAST, Difference, Evidence, Phase, attempt::CAPTURING};
 use crate::{budget::LeaseError, capture::CaptureError, compute::lane::LaneError, responder::AskError};
 
 /// Why an attempt failed, with its evidence.

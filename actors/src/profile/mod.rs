@@ -1,7 +1,6 @@
 //! Sizing: plan the worst cases, run them for real, measure, and settle on what the device holds.
 
 mod actor;
-mod advice;
 mod attempt;
 mod attempts;
 mod basis;
@@ -10,36 +9,39 @@ mod core;
 mod error;
 mod evidence;
 mod fault_plan;
-mod forecast;
+mod lanes;
 mod message;
 mod needs;
 mod notice;
 mod place;
+mod progress;
 mod record;
+mod records;
 mod rigour;
-mod suggestion;
-mod unfit;
+mod weight_store;
 mod written;
 
 pub use crate::phase::{Phase, UnknownPhase};
-pub use actor::{ProfileActor, ProfileArguments};
-pub(crate) use advice::advice;
+pub use actor::{ProfileActor, ProfileArguments, ReportAttempt};
 pub(crate) use attempt::Refusal;
 pub use attempt::{Attempt, Course, Passed, Profiled};
 pub use attempts::{AttemptReport, Attempts, Outcome};
 pub use basis::{Basis, BasisParts, Difference};
 pub use choice::{KvChoice, KvRoom};
-pub use core::{ATTEMPTS, ATTEMPTS_MAX, ProfileRecord, RESERVE_MAX, SHRINK_PER_CENT, Share, Sizing, shrunk};
+pub use core::{
+    ATTEMPTS, ATTEMPTS_MAX, CONTEXT_TOKENS_LEAST, ProfileRecord, RESERVE_MAX, SHRINK_PER_CENT, Share, Sizing, shrunk,
+};
 pub use error::ProfileError;
 pub use evidence::Evidence;
 pub use fault_plan::{FaultPlan, FaultPlanError};
-pub use forecast::{Forecast, Question};
+pub use lanes::{Lanes, LanesPlace};
 pub use message::ProfileMessage;
 pub use needs::{Needs, rows_on_their_way};
 pub use notice::Notice;
 pub use place::{Place, default_canary};
+pub use progress::{Progress, ProgressSink};
 pub use record::{Found, RecordError, RecordPlace};
+pub use records::Records;
 pub use rigour::Rigour;
-pub use suggestion::{Change, Suggestion, TOTAL};
-pub use unfit::{Lack, Unfit};
+pub use weight_store::WeightStore;
 pub use written::{Peak, WrittenProfile};

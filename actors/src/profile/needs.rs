@@ -195,8 +195,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        engine::LoadOptions,
-        profile::{Place, Question, Share, Sizing},
+        engine::{LoadOptions, Question},
+        profile::{Place, Share, Sizing},
     };
 
     /// Of 1,024 rows a picture and launch.

@@ -5,7 +5,10 @@ use std::sync::Arc;
 use bursar::{
     Bytes, Forecast, LoadOptions, Suggestion,
     crates::{
-        actors::profile::{Change, Place, Question, TOTAL},
+        actors::{
+            engine::{Change, Question, TOTAL},
+            profile::Place,
+        },
         kernels::{CudaTarget, DType, Target},
         model::{
             Model,

@@ -8,14 +8,14 @@ use super::EngineState;
 use crate::{
     compute::lane::{Job, Lane, LaneError, RefusalSink},
     engine::{
-        EngineMessage, Progress, Records, StartError, Status, WhichLane,
+        EngineMessage, Progress, Question, Records, StartError, Status, Suggestion, WhichLane, advice,
         start::{LoadError, LoadFailed, Planned, StartPlan},
     },
     event::Event,
     metric::{self, AttemptEnd},
     profile::{
         Attempt, AttemptReport, Course, Evidence, FaultPlan, Outcome, Passed, Phase, Place, ProfileActor,
-        ProfileArguments, ProfileError, ProfileRecord, Profiled, Question, Rigour, Suggestion, advice,
+        ProfileArguments, ProfileError, ProfileRecord, Profiled, ReportAttempt, Rigour,
     },
     supervise::BackgroundTask,
     tree::Role,
@@ -97,7 +97,10 @@ impl EngineState {
             progress: self.arguments.progress.clone(),
             weight_store: self.arguments.weight_store.clone(),
         };
-        let arguments = ProfileArguments { attempt, engine: myself.clone() };
+        let (engine, generation) = (myself.clone(), attempt.owner.generation);
+        let report: ReportAttempt =
+            Box::new(move |outcome| Ok(engine.send_message(EngineMessage::Profiled { generation, outcome })?));
+        let arguments = ProfileArguments { attempt, report };
         let (profile, _) = ProfileActor::spawn_linked(None, ProfileActor, arguments, myself.get_cell()).await?;
         self.profile = Some(profile.get_cell());
         Ok(())

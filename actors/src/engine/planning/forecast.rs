@@ -4,10 +4,11 @@ use bursar_budgets::{Bytes, Class, MemoryPlan};
 use bursar_kernels::{BLOCK_TOKENS, Target};
 use bursar_model::{Envelope, Model, processor::ImageProcessor};
 
-use super::{KvChoice, KvRoom, Lack, Needs, Place, Unfit};
+use super::{Lack, Unfit};
 use crate::{
     compute::memory::KvMemory,
     engine::{LoadOptions, Lowered, Own, StartError},
+    profile::{KvChoice, KvRoom, Needs, Place},
 };
 
 /// All that a start follows from.

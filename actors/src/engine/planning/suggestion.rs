@@ -8,13 +8,14 @@ use bursar_model::Envelope;
 use serde::Serialize;
 
 use super::{
-    KvChoice, Needs, Place, Question,
+    Question,
     forecast::{least_blocks, settle},
 };
 use crate::{
     compute::memory::KvMemory,
     engine::{LoadOptions, Lowered},
     knobs::{Names, Setting},
+    profile::{CONTEXT_TOKENS_LEAST, KvChoice, Needs, Place},
 };
 
 /// What a knob would be set to.
@@ -125,9 +126,6 @@ struct Limit {
     /// None is suggested below that.
     least: u64,
 }
-
-/// A shorter context than a chat's template, a question and a word of a reply is of no use to anybody.
-pub(super) const CONTEXT_TOKENS_LEAST: usize = 64;
 
 /// Neither is a smaller picture: of 112 x 112 pixels where a token has 28 x 28.
 const PICTURE_TOKENS_LEAST: u64 = 16;

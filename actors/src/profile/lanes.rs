@@ -6,11 +6,8 @@ use bursar_budgets::{Device, Segment};
 use bursar_kernels::OpenError;
 use bursar_model::Model;
 
-use super::WeightStore;
-use crate::{
-    compute::{Processor, lane::Lane, memory::EngineMemory},
-    profile::ProfileError,
-};
+use super::{ProfileError, WeightStore};
+use crate::compute::{Processor, lane::Lane, memory::EngineMemory};
 
 /// A model's lanes. Cloning shares the threads; they end when the last clone is gone.
 #[derive(Clone)]

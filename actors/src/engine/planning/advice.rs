@@ -3,8 +3,12 @@
 use bursar_budgets::Bytes;
 use bursar_kernels::BLOCK_TOKENS;
 
-use super::{Change, Place, Question, Suggestion, forecast::least_blocks, shrunk};
-use crate::{compute::memory::KvMemory, engine::LoadOptions};
+use super::{Change, Question, Suggestion, forecast::least_blocks};
+use crate::{
+    compute::memory::KvMemory,
+    engine::LoadOptions,
+    profile::{Place, shrunk},
+};
 
 /// What would have freed `missing` bytes, which an attempt with `target_tokens` of keys and values was refused: fewer of
 /// those, or a lower limit. `room` is all that the model could have by now, if that is known: where a neighbour holds so

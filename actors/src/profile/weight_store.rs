@@ -7,9 +7,8 @@ use bursar_budgets::Owner;
 use bursar_model::Model;
 use tokio::sync::watch;
 
-use super::Lanes;
+use super::{Lanes, ProfileError};
 use crate::compute::Processor;
-use crate::profile::ProfileError;
 
 /// Held by the runtime for each model.
 #[derive(Clone, Default)]
@@ -103,7 +102,7 @@ impl WeightStore {
     }
 
     /// The threads that use an attempt's memory, if there are any.
-    pub(super) fn lanes(&self) -> Option<Lanes> {
+    pub(crate) fn lanes(&self) -> Option<Lanes> {
         self.contents().lanes.clone()
     }
 

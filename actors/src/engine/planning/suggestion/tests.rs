@@ -12,8 +12,8 @@ use bursar_model::{
 
 use super::*;
 use crate::{
-    engine::Limits,
-    profile::{Forecast, Lack, default_canary},
+    engine::{Forecast, Lack, Limits},
+    profile::default_canary,
 };
 
 const PAGE: Bytes = Bytes::mib(2);

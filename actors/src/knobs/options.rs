@@ -6,9 +6,8 @@ use bursar_budgets::Bytes;
 use bursar_kernels::BlasSearch;
 use bursar_model::{Envelope, flow::ImageLimits};
 
-use super::{Limits, Precision};
+use super::{Limits, Names, Precision};
 use crate::{
-    knobs::Names,
     profile::{FaultPlan, KvChoice},
     supervise::Intensity,
 };
