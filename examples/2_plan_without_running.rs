@@ -5,7 +5,10 @@
 use bursar::{
     Bytes, Envelope, Forecast, LoadOptions,
     crates::{
-        actors::profile::{Needs, Place, Question},
+        actors::{
+            engine::Question,
+            profile::{Needs, Place},
+        },
         kernels::Target,
         model::{
             Model,
