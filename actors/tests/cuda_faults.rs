@@ -13,9 +13,9 @@ use std::{
 
 use bursar_actors::{
     chat::{ChatError, ModelHandle},
-    engine::{EngineMessage, LoadOptions, Progress, StartError, WhichLane},
+    engine::{EngineMessage, Lack, LoadOptions, Progress, StartError, Unfit, WhichLane},
     kv::KvMessage,
-    profile::{Lack, ProfileError, Unfit},
+    profile::ProfileError,
     responder::Responder,
     runtime::{ModelSource, RuntimeError},
     supervise::Intensity,
