@@ -17,9 +17,9 @@ use std::{
 
 use bursar_actors::{
     chat::{Chat, ChatEvent, Image, ModelHandle, TokenScore},
-    engine::{LoadOptions, Progress, StartError},
+    engine::{Lack, LoadOptions, Progress, StartError, Unfit},
     event::{Event, Recorded},
-    profile::{AttemptReport, Lack, Phase, RESERVE_MAX, Unfit},
+    profile::{AttemptReport, Phase, RESERVE_MAX},
     runtime::ModelSource,
 };
 use bursar_budgets::{Bytes, Class, Device};
