@@ -4,8 +4,8 @@ use bursar_budgets::Bytes;
 
 use crate::{KernelError, Target, ops::*};
 
-/// Layers that autotuning should run through, if the model has that many. Eight layers of weights exceed every cache,
-/// so the last layer's are no longer cached when the next step starts.
+/// Layers that autotuning should run through, if the model has that many. In a real step no cache still holds a layer's
+/// weights from the step before; autotuning over this many layers sees the same.
 pub const AUTOTUNED_LAYERS: usize = 8;
 
 /// The arithmetic of every operation, on one target.
