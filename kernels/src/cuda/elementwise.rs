@@ -153,7 +153,7 @@ pub(super) fn scatter_rows(cuda: &Cuda, call: ops::scatter_rows::Call<'_>) -> Re
     unsafe { cuda.launch("scatter_rows", Extent::line(call.rows.rows(), COPY_THREADS), arguments) }
 }
 
-/// Blocks that share a row in the machine code for Hopper, where they are a cluster.
+/// Blocks that share a row in Hopper's machine code, where they form a cluster.
 const ARGMAX_CLUSTER: usize = 8;
 
 pub(super) fn argmax(cuda: &Cuda, call: ops::argmax::Call<'_>) -> Result<(), KernelError> {
