@@ -28,7 +28,7 @@ pub(super) struct DecodeLaunch {
     pub warps: usize,
     /// Blocks.
     pub workers: usize,
-    /// Cache blocks of the shortest piece of a run.
+    /// Length of the shortest piece of a run, in cache blocks.
     pub piece: u32,
 }
 

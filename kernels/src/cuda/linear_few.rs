@@ -48,9 +48,9 @@ pub enum ProductsBy {
     /// The one that autotuning measured to be fastest; cuBLASLt where nothing was measured.
     #[default]
     Measured,
-    /// Ours, wherever they serve: to compare with.
+    /// Our kernels wherever they support the product, for comparison.
     Ours,
-    /// cuBLASLt's alone: to compare with.
+    /// cuBLASLt only, for comparison.
     Library,
 }
 

@@ -311,8 +311,8 @@ impl Blas {
         })
     }
 
-    /// Why a product failed, in the device's own words where it has some: the library calls a context that was broken
-    /// before, kernels that found no memory to be loaded to and a launch of its own that failed by the same names.
+    /// A better error for a failed product, from the device where it has one. The library returns the same status for a
+    /// broken context, for kernels that found no memory to load into, and for a failed launch of its own.
     fn why(&self, error: DeviceError) -> DeviceError {
         match self.device.memory() {
             Err(lost) if lost.is_lost() => lost,
