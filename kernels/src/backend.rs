@@ -33,7 +33,8 @@ pub trait Backend {
     /// Times the algorithms for each product met since autotuning began, at other row counts as well. Nothing is
     /// measured twice.
     ///
-    /// # Errors The device is lost.
+    /// # Errors
+    /// The device is lost.
     fn measure(&self, _: measure::Call<'_>) -> Result<(), KernelError> {
         Ok(())
     }
@@ -44,7 +45,8 @@ pub trait Backend {
     ///
     /// Each product in `run` should have been autotuned before, in the same shape.
     ///
-    /// # Errors What `run` returns, or that the device refuses the graph. The backend stays usable either way.
+    /// # Errors
+    /// What `run` returns, or that the device refuses the graph. The backend stays usable either way.
     fn capture(
         &self,
         _run: &mut dyn FnMut() -> Result<(), KernelError>,
@@ -55,7 +57,8 @@ pub trait Backend {
     /// Waits until the device has finished all work of this lane, successfully or not. It allocates nothing on the
     /// device or the host. A backend whose calls are synchronous returns at once.
     ///
-    /// # Errors The device is lost; none of the work is running any more.
+    /// # Errors
+    /// The device is lost; none of the work is running any more.
     fn wait_for_all(&self) -> Result<(), KernelError> {
         Ok(())
     }
@@ -129,7 +132,8 @@ pub trait Backend {
 pub trait Graph: Send {
     /// Queues all of it on the lane's stream. The driver allocates nothing for it.
     ///
-    /// # Errors The device is lost.
+    /// # Errors
+    /// The device is lost.
     fn replay(&self) -> Result<(), KernelError>;
 
     /// Device memory it takes outside any lease, as measured when it was made. The driver allocates in large pieces, so

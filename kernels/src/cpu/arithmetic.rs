@@ -13,7 +13,8 @@ pub(super) struct Matrix {
 /// `out = left @ right`, or added to `out` with `add`: `[rows, columns]` from `[rows, inner]` and `[inner, columns]`,
 /// on the calling thread. The rows of `out` are contiguous and `pitch` apart.
 ///
-/// # Safety All three are in readable memory. `out` is also writable and overlaps neither of the others.
+/// # Safety
+/// All three are in readable memory. `out` is also writable and overlaps neither of the others.
 pub(super) unsafe fn multiply(
     [rows, inner, columns]: [usize; 3],
     (out, pitch): (*mut f32, usize),

@@ -112,7 +112,8 @@ impl<'a> Output<'a> {
 
     /// `length` elements of a row, starting at `column`.
     ///
-    /// # Safety No other slice overlaps it while it is alive.
+    /// # Safety
+    /// No other slice overlaps it while it is alive.
     #[allow(clippy::mut_from_ref, reason = "the caller keeps the parts apart")]
     pub(super) unsafe fn part(&self, row: usize, column: usize, length: usize) -> &'a mut [f32] {
         assert!(row < self.rows && column + length <= self.columns, "a part outside of the output");
@@ -140,7 +141,8 @@ impl<'a> Scratch<'a> {
 
     /// The share of `worker`. Panics if there are more workers than declared.
     ///
-    /// # Safety The worker has no other such slice while this one is alive.
+    /// # Safety
+    /// The worker has no other such slice while this one is alive.
     #[allow(clippy::mut_from_ref, reason = "each worker has a share of its own")]
     pub(super) unsafe fn of_worker(&self, worker: usize) -> &'a mut [f32] {
         assert!((worker + 1) * self.share <= self.elements, "the declared scratch has a share for each worker");

@@ -34,7 +34,8 @@ pub(super) fn rotary_kv_write(threads: &Threads, call: Call<'_>) {
 
 /// The sixteen keys (half 0) or values (half 1) of one head in a block.
 ///
-/// # Safety Nothing writes the layer while the slice is alive.
+/// # Safety
+/// Nothing writes the layer while the slice is alive.
 pub(super) unsafe fn cached(layer: &KvLayer, block: usize, half: usize, head: usize) -> &[f32] {
     // SAFETY: the layer's maker vouches for its memory, and the caller ensures that nothing writes it.
     unsafe { slice::from_raw_parts(place(layer, block, half, head), BLOCK_TOKENS * layer.shape.head_dim) }

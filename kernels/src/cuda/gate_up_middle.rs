@@ -73,8 +73,9 @@ fn blocks(product: Product, processors: usize) -> usize {
 
 /// Launches the kernel.
 ///
-/// # Safety `places` match `product`, and [`serves`] returned true. Nothing writes the weight from before the launch
-/// until it has ended, because the first copies of weights do not wait for the preceding kernel.
+/// # Safety
+/// `places` match `product`, and [`serves`] returned true. Nothing writes the weight from before the launch until it
+/// has ended, because the first copies of weights do not wait for the preceding kernel.
 pub(super) unsafe fn launch(cuda: &Cuda, product: Product, places: Places) -> Result<(), KernelError> {
     let map = |address: u64, of: Rows, tall: usize| {
         TensorMap::of_rows(address, cuda.kernels.target.activation, of, [tall, STEP_COLUMNS])

@@ -236,7 +236,8 @@ pub(super) fn count(number: usize) -> u32 {
 impl super::Cuda {
     /// Launches a kernel with arguments in the order of its parameters. An empty extent launches nothing.
     ///
-    /// # Safety The arguments match the kernel's parameters in order and type, and what they point to is valid.
+    /// # Safety
+    /// The arguments match the kernel's parameters in order and type, and what they point to is valid.
     pub(super) unsafe fn launch(
         &self,
         name: &str,

@@ -181,8 +181,9 @@ fn x_pitch(product: Product) -> usize {
 
 /// Launches the kernel.
 ///
-/// # Safety `places` match `product`, and [`serves`] returned true. Nothing writes the weight from before the launch
-/// until it has ended, because the first copies of weights do not wait for the preceding kernel.
+/// # Safety
+/// `places` match `product`, and [`serves`] returned true. Nothing writes the weight from before the launch until it
+/// has ended, because the first copies of weights do not wait for the preceding kernel.
 pub(super) unsafe fn launch(cuda: &Cuda, product: Product, places: Places, cut: Cut) -> Result<(), KernelError> {
     let work = Work::of(product, cut, cuda.kernels.target.processors);
     let kernel_rows = kernel_rows(product.rows).expect("it is served");

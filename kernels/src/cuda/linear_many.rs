@@ -68,7 +68,8 @@ fn blocks(product: Product, processors: usize) -> usize {
 /// Whether our kernel is to compute the product, which `other` computes too. While autotuning, the first call times
 /// both, after which the output is meaningless.
 ///
-/// # Errors Any error the device reports for a measurement.
+/// # Errors
+/// Any error the device reports for a measurement.
 pub(super) fn chosen(
     cuda: &Cuda,
     product: Product,
@@ -114,7 +115,8 @@ pub(super) fn chosen(
 
 /// Launches the kernel.
 ///
-/// # Safety `places` match `product`, and [`chosen`] returned true.
+/// # Safety
+/// `places` match `product`, and [`chosen`] returned true.
 pub(super) unsafe fn launch(cuda: &Cuda, product: Product, places: Places) -> Result<(), KernelError> {
     let map = |address: u64, of: Rows, tall: usize| {
         TensorMap::of_rows(address, cuda.kernels.target.activation, of, [tall, STEP_COLUMNS])

@@ -66,7 +66,8 @@ pub struct CudaKernels {
 impl CudaKernels {
     /// Loads the device code and cuBLASLt. The device memory they take counts as overhead until they are dropped.
     ///
-    /// # Errors See [`OpenError`].
+    /// # Errors
+    /// See [`OpenError`].
     pub fn load(device: &Arc<CudaDevice>, target: CudaTarget, search: &BlasSearch) -> Result<Arc<Self>, OpenError> {
         let images = images::images_for(target.capability);
         if images.is_empty() {
@@ -160,7 +161,8 @@ impl Cuda {
 
     /// Waits until the stream has finished all its work.
     ///
-    /// # Errors Any error the device reports for that work.
+    /// # Errors
+    /// Any error the device reports for that work.
     pub fn wait(&self) -> Result<(), KernelError> {
         self.enter()?;
         Ok(self.stream.wait()?)

@@ -34,7 +34,8 @@ pub struct CudaTarget {
 impl CudaTarget {
     /// The target of `device`, with bf16 if it supports that.
     ///
-    /// # Errors The driver does not answer.
+    /// # Errors
+    /// The driver does not answer.
     pub fn of(device: &CudaDevice) -> Result<Self, DeviceError> {
         let number = |attribute| device.attribute(attribute).map(|number| number.max(0) as u32);
         let capability = (

@@ -37,7 +37,8 @@ pub struct Call<'a> {
 /// Fills `out` with numbers of mean zero and standard deviation `deviation`. This loads random weights, outside any
 /// pass.
 ///
-/// # Errors `out` does not have the type the target stores weights as, or has gaps between its rows.
+/// # Errors
+/// `out` does not have the type the target stores weights as, or has gaps between its rows.
 pub fn fill_random<B: Backend>(
     backend: &B,
     seed: u64,

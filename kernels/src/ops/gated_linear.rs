@@ -1,5 +1,5 @@
-//! The first half of a gated MLP: one product with the gate and up weights, then the gate (SwiGLU, Shazeer 2020, arXiv
-//! 2002.05202).
+//! The first half of a gated MLP: one product with the gate and up weights, then the gate (SwiGLU, Shazeer 2020,
+//! arXiv 2002.05202).
 
 use bursar_budgets::Bytes;
 

@@ -14,7 +14,8 @@ impl<B: Backend> Scope<'_, B> {
     /// between [`autotune(true)`](Backend::autotune) and `autotune(false)`, after the pass has given its memory back.
     /// Nothing is measured twice. Afterwards the workspace's high-water mark equals its capacity.
     ///
-    /// # Errors The device is lost.
+    /// # Errors
+    /// The device is lost.
     pub fn measure_products(&self) -> Result<(), KernelError> {
         if !B::COMPUTES {
             return Ok(());

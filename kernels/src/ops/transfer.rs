@@ -40,7 +40,8 @@ pub trait Arrival {
     /// Waits until the device has finished the copy, and so all earlier work, and fills `out`, which is as long as the
     /// source.
     ///
-    /// # Errors Any error the device reports for that work.
+    /// # Errors
+    /// Any error the device reports for that work.
     fn wait(self: Box<Self>, out: &mut [u8]) -> Result<(), KernelError>;
 }
 
@@ -60,7 +61,8 @@ impl<E: Element> Later<E> {
 
     /// Waits until the device has finished the copy, and so all earlier work, and returns the elements.
     ///
-    /// # Errors Any error the device reports for that work.
+    /// # Errors
+    /// Any error the device reports for that work.
     pub fn wait(self) -> Result<Vec<E>, KernelError> {
         let mut elements = vec![E::default(); self.elements];
         self.arrival.wait(as_bytes_mut(&mut elements))?;
@@ -150,7 +152,8 @@ pub fn fill<B: Backend>(backend: &B, source: &[u8], out: &mut Tensor<'_>) -> Res
 /// Copies `elements` to `out`, which must hold as many of the same type. This updates the inputs of captured work,
 /// whose addresses are fixed.
 ///
-/// # Errors As for [`fill`], and if the types differ.
+/// # Errors
+/// As for [`fill`], and if the types differ.
 pub fn fill_elements<B: Backend, E: Element>(
     backend: &B,
     elements: &[E],
@@ -170,7 +173,8 @@ pub fn fill_elements<B: Backend, E: Element>(
 /// Waits until the device has finished everything that `backend` was given. Call it before freeing memory that the
 /// device may still write.
 ///
-/// # Errors Any error the device reports for that work.
+/// # Errors
+/// Any error the device reports for that work.
 pub fn settle<B: Backend>(backend: &B) -> Result<(), KernelError> {
     // An empty download copies nothing and completes when all earlier work has.
     let nothing = Tensor::over(bursar_budgets::Address(64), [0].into(), DType::U32);

@@ -52,9 +52,10 @@ impl SampleBatch {
     /// Adds the next row. Lists that its penalties do not read are left out. A produced token of
     /// [`PREVIOUS`](crate::ops::embed::PREVIOUS)` | row` is one that the host does not know yet.
     ///
-    /// # Panics If the mask is too short for the vocabulary, biases and biased tokens differ in number, a list is
-    /// longer than [`LISTED_MAX`], more than [`TOP_MAX`] of the likeliest are requested, or the given token is outside
-    /// the vocabulary.
+    /// # Panics
+    /// If the mask is too short for the vocabulary, biases and biased tokens differ in number, a list is longer than
+    /// [`LISTED_MAX`], more than [`TOP_MAX`] of the likeliest are requested, or the given token is outside the
+    /// vocabulary.
     pub fn push(&mut self, row: &SampleRow, wishes: &Wishes<'_>) {
         let words_of_mask = self.vocabulary.div_ceil(u32::BITS as usize);
         let mask = wishes.allowed.map(|allowed| {

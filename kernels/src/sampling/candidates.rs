@@ -71,8 +71,7 @@ fn keep_top_k(candidates: &mut [Candidate], top_k: usize) -> usize {
     count
 }
 
-/// The likeliest tokens that together reach `top_p`, sorted from the likeliest (Holtzman et al. 2019, arXiv
-/// 1904.09751).
+/// The likeliest tokens that together reach `top_p`, likeliest first (Holtzman et al. 2019, arXiv 1904.09751).
 fn keep_top_p(candidates: &mut [Candidate], top_p: f64, weight: impl Fn(f32) -> f64) -> usize {
     let threshold = top_p * candidates.iter().map(|candidate| weight(candidate.logit)).sum::<f64>();
     let (mut sorted, mut reached) = (0, 0.0);

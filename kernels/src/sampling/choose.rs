@@ -30,7 +30,8 @@ pub fn fault_of(logits: &[f32]) -> Option<Fault> {
 /// The token for `logits`, which must have no fault according to [`fault_of`]. A given token is returned as it is.
 /// Equal logits, rows and lists give equal tokens.
 ///
-/// # Errors [`Fault::NothingAllowed`] if every token is forbidden.
+/// # Errors
+/// [`Fault::NothingAllowed`] if every token is forbidden.
 pub fn choose(logits: &[f32], row: &SampleRow, wishes: &Wishes<'_>, room: ChoiceScratch<'_>) -> Result<u32, Fault> {
     if let Some(given) = row.given {
         return Ok(given);

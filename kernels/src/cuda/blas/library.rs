@@ -67,7 +67,7 @@ macro_rules! calls {
         struct Calls {
             $($field: unsafe extern "C" fn($($argument),*) -> i32,)*
             version: unsafe extern "C" fn() -> usize,
-            /// Behind the calls, which are its.
+            /// Declared after the calls, so that it is unloaded after them.
             _library: Library,
         }
 
@@ -75,7 +75,7 @@ macro_rules! calls {
             /// # Safety
             /// The library is cuBLASLt.
             unsafe fn of(library: Library) -> Result<Self, libloading::Error> {
-                // SAFETY: the symbols have these types in cuBLASLt, as the caller promises that this is.
+                // SAFETY: the symbols have these types in cuBLASLt, which the caller promises this library is.
                 unsafe {
                     $(let $field = *library.get($symbol)?;)*
                     let version = *library.get(b"cublasLtGetVersion")?;
@@ -274,7 +274,8 @@ impl Blas {
 
     /// Launches a product in the stream.
     ///
-    /// # Safety The memory matches the description of the operands.
+    /// # Safety
+    /// The memory matches the description of the operands.
     pub(super) unsafe fn multiply(
         &self,
         operands: &Operands<'_>,

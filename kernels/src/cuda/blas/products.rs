@@ -141,7 +141,8 @@ impl Products {
 
     /// Launches a product in the stream.
     ///
-    /// # Safety `places` match the product.
+    /// # Safety
+    /// `places` match the product.
     pub(in super::super) unsafe fn multiply(
         &mut self,
         blas: &Blas,
@@ -320,7 +321,8 @@ impl Described {
 
     /// Launches the product in the stream.
     ///
-    /// # Safety `places` match the product.
+    /// # Safety
+    /// `places` match the product.
     pub(in super::super) unsafe fn multiply(
         &self,
         blas: &Blas,
