@@ -30,7 +30,7 @@ const SHORTEST: Bytes = Bytes::kib(256);
 enum Find {
     /// The free place with this index.
     Free(usize),
-    /// A new place of this many bytes. It replaces the free place with this index, which has become too short.
+    /// A new place of this many bytes. The free place with this index, if any, has become too short and is dropped.
     New(Bytes, Option<usize>),
 }
 

@@ -40,7 +40,8 @@ pub struct Outcome {
 }
 
 /// Reads the first rows of `chosen` and the report of [`sample_into`](Scope::sample_into); returns one outcome per row.
-/// The likeliest tokens are empty if `report` ends before them. Panics if `report` has any other length.
+/// The likeliest tokens are empty if `report` ends before them. Panics if `report` has any other length, or if `chosen`
+/// is shorter than the rows.
 pub fn outcomes(chosen: &[u32], report: &[u32], layout: SampleLayout) -> Vec<Outcome> {
     let [faults, own, ids, logarithms] = layout.report_parts();
     let has_top = report.len() == layout.report_words();

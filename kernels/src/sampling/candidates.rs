@@ -61,8 +61,8 @@ fn keep(candidates: &mut [Candidate], wanted: impl Fn(&Candidate) -> bool) -> us
     count
 }
 
-/// Sorted from the likeliest, ties by id, so that the order is unique. Without top-k, candidates stay in vocabulary
-/// order.
+/// Keeps the `top_k` likeliest candidates and ties with the last, sorted by likelihood and then by id. Without
+/// top-k, candidates stay in vocabulary order.
 fn keep_top_k(candidates: &mut [Candidate], top_k: usize) -> usize {
     let (_, &mut Candidate { logit: least, .. }, _) = candidates.select_nth_unstable_by(top_k - 1, likelier);
     let count = keep(candidates, |candidate| candidate.logit >= least);
