@@ -44,8 +44,8 @@ const TURNS: usize = 8;
 const READ_MAX: usize = 2 << 30;
 
 /// Proposals of cuBLASLt that are always tried when our kernel supports the product, and how many times slower than
-/// ours the faster of them may be for the rest to be tried. The driver loads each of the library's kernels at its first
-/// use in 3 ms, often most of a trial's time. `benches/h200.md` lists what this skips.
+/// ours the faster of them may be for the rest to be tried. Loading one of the library's kernels at its first use
+/// takes the driver 3 ms, often most of a trial's time. `benches/h200.md` lists what this skips.
 const GUESSES: usize = 2;
 const FAR_BEHIND: f32 = 1.15;
 

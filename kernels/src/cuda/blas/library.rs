@@ -312,8 +312,8 @@ impl Blas {
         })
     }
 
-    /// A better error for a failed product, from the device where it has one. The library returns the same status for a
-    /// broken context, for kernels that found no memory to load into, and for a failed launch of its own.
+    /// A better error for a failed product, from the device where it has one. The library returns the same statuses for
+    /// a broken context, for kernels that found no memory to load into, and for a failed launch of its own.
     fn why(&self, error: DeviceError) -> DeviceError {
         match self.device.memory() {
             Err(lost) if lost.is_lost() => lost,
