@@ -1,5 +1,5 @@
-//! Launches of the operations that read each row once. Their kernels are in `kernels/cuda/`, one file each, with the
-//! launch each kernel expects noted at its end.
+//! Launches of the operations that read each row once. Each kernel has a file in `kernels/cuda/`, which ends with the
+//! launch it expects.
 
 use super::{
     Cuda,

@@ -99,8 +99,8 @@ impl CudaKernels {
 pub struct Cuda {
     kernels: Arc<CudaKernels>,
     target: Target,
-    /// For our own products of few rows; `None` if the device has no kernels for them. Declared first because its drop
-    /// waits for the stream, whose work still uses the fields below.
+    /// For our own products of few rows; `None` if the device has no kernels for them. Declared before the stream and
+    /// the staging memory because its drop waits for the stream, whose work still uses them.
     counters: Option<Counters>,
     /// Shared with the graphs captured in it.
     stream: Arc<Overhead<Stream>>,
