@@ -1,36 +1,37 @@
-//! What a backend computes: one method an operation, called with everything checked and the output taken.
+//! What a backend computes: one method per operation. Arguments are already checked and the output already taken.
 
 use bursar_budgets::Bytes;
 
 use crate::{KernelError, Target, ops::*};
 
-/// Layers that autotuning should run through, where there are as many: autotuning goes over the weights of so many, since
-/// no cache holds the last layer's when the next step comes.
+/// Layers that autotuning should run through, if the model has that many. In a real step no cache still holds a layer's
+/// weights from the step before; autotuning over this many layers sees the same.
 pub const AUTOTUNED_LAYERS: usize = 8;
 
 /// The arithmetic of every operation, on one target.
 ///
-/// The shared front of an op has checked shapes and types, taken the output and the target's declared scratch from the
-/// workspace and counted the work before a method here is called. A backend takes no device memory, keeps none of the
-/// views it is given, and leaves the order of calls as it is: one lane, one stream.
+/// Before a method is called, the front of the operation in [`crate::ops`] has checked shapes and types, taken the
+/// output and the target's declared scratch from the workspace, and counted the work. A backend takes no device memory,
+/// keeps none of the views it is given and never reorders calls: one lane, one stream.
 ///
-/// Host memory handed to [`upload`](Backend::upload) may go once the call returns; [`download`](Backend::download)
-/// returns with the data there. No other method but [`wait_for_all`](Backend::wait_for_all) may wait for the device: the
-/// host prepares the next pass while this one runs, and [`download_later`](Backend::download_later) is how it reads what a pass has given without stopping the next.
+/// Host memory passed to [`upload`](Backend::upload) may be freed once the call returns;
+/// [`download`](Backend::download) returns with the data copied. Apart from these and
+/// [`wait_for_all`](Backend::wait_for_all), no method may wait for the device: the host prepares the next pass while
+/// this one runs, and reads a pass's results with [`download_later`](Backend::download_later), which does not hold up
+/// the next pass.
 pub trait Backend {
-    /// False for a backend that touches no memory, and so may run over a dry workspace.
+    /// False for a backend that touches no memory and may therefore run over a dry workspace.
     const COMPUTES: bool;
 
-    /// What this backend computes on.
+    /// The machine this backend computes on.
     fn target(&self) -> &Target;
 
-    /// Whether what is computed from now on is thrown away (the stress before READY): the backend may then measure
-    /// which of several algorithms is the fastest. Until it is switched off the weights of products stay where they
-    /// are.
+    /// Turns autotuning on or off. While it is on, results are thrown away (the stress before READY), so the backend
+    /// may time several algorithms. The weights of products must stay where they are until it is turned off.
     fn autotune(&self, _on: bool) {}
 
-    /// Measures how the products that were met since autotuning began are computed fastest, also for other numbers of
-    /// rows than were met. Nothing is measured twice.
+    /// Times the algorithms for each product met since autotuning began, at other row counts as well. Nothing is
+    /// measured twice.
     ///
     /// # Errors
     /// The device is lost.
@@ -38,14 +39,14 @@ pub trait Backend {
         Ok(())
     }
 
-    /// Calls `run` once and keeps what it launches as a graph, to be run as often as wanted; nothing of it runs now. `run`
-    /// may launch and nothing else: no upload, no download. All addresses, shapes and numbers are kept as they are. None
-    /// from a backend that has no graphs, which then does not call `run`.
+    /// Calls `run` once and keeps what it launches as a graph for later replays; nothing is executed now. `run` may
+    /// only launch: no upload, no download. All addresses, shapes and numbers are kept as they are. A backend without
+    /// graphs returns `None` and does not call `run`.
     ///
-    /// Each product of `run` should have been autotuned before, in the same shape.
+    /// Each product in `run` should have been autotuned before, in the same shape.
     ///
     /// # Errors
-    /// What `run` says, or that the device does not take it as a graph; the backend goes on as if nothing had been asked.
+    /// What `run` returns, or that the device refuses the graph. The backend stays usable either way.
     fn capture(
         &self,
         _run: &mut dyn FnMut() -> Result<(), KernelError>,
@@ -53,32 +54,31 @@ pub trait Backend {
         Ok(None)
     }
 
-    /// Returns when the device is past all that was put into this lane, whatever became of it: nothing is asked of the
-    /// device's or the host's memory for it. For a backend whose calls return when they are done there is nothing to wait
-    /// for.
+    /// Waits until the device has finished all work of this lane, successfully or not. It allocates nothing on the
+    /// device or the host. A backend whose calls are synchronous returns at once.
     ///
     /// # Errors
-    /// The device is lost: it is past everything then.
+    /// The device is lost; none of the work is running any more.
     fn wait_for_all(&self) -> Result<(), KernelError> {
         Ok(())
     }
 
-    /// A drill: of the launches from now on, `after` go well, and then `count` are refused by the device as what it has
-    /// no room for. That breaks nothing but their passes. Backends that launch nothing do nothing.
+    /// Fault injection: of the following launches, `after` succeed and the next `count` fail as if the device had no
+    /// room for them. Only the passes they belong to fail. Backends that launch nothing do nothing.
     fn fail_launches(&self, _after: usize, _count: usize) {}
 
     /// Copies host memory to the device.
     fn upload(&self, call: transfer::Upload<'_>) -> Result<(), KernelError>;
-    /// Copies device memory to the host, after everything launched before.
+    /// Copies device memory to the host once all earlier work is done.
     fn download(&self, call: transfer::Download<'_>) -> Result<(), KernelError>;
     /// Draws random numbers in place.
     fn fill_random(&self, call: fill_random::Call<'_>) -> Result<(), KernelError>;
-    /// Begins to copy device memory to the host, after everything launched before, and returns at once. What is launched
-    /// later may overwrite the source.
+    /// Starts a copy of device memory to the host, ordered after all earlier work, and returns at once. Later launches
+    /// may overwrite the source.
     fn download_later(&self, call: transfer::DownloadLater<'_>) -> Result<Box<dyn transfer::Arrival>, KernelError>;
     /// Cuts pictures into normalised patches.
     fn patchify(&self, call: patchify::Call<'_>) -> Result<(), KernelError>;
-    /// Looks rows of a table up, of ids or of what the pass before has chosen.
+    /// Looks up rows of a table, by ids or by what the previous pass has chosen.
     fn embed(&self, call: embed::Call<'_>) -> Result<(), KernelError>;
     /// Normalises rows by their root mean square.
     fn rms_norm(&self, call: rms_norm::Call<'_>) -> Result<(), KernelError>;
@@ -90,7 +90,8 @@ pub trait Backend {
     fn add_layer_norm(&self, call: add_layer_norm::Call<'_>) -> Result<(), KernelError>;
     /// Multiplies by a weight, with bias, onto or into the output.
     fn linear(&self, call: linear::Call<'_>) -> Result<(), KernelError>;
-    /// Multiplies by gate and up, and gates. What does not know better multiplies first.
+    /// Multiplies by gate and up, and applies the gate. The default is the product followed by
+    /// [`silu_mul`](Backend::silu_mul).
     fn gated_linear(&self, call: gated_linear::Call<'_>) -> Result<(), KernelError> {
         let gated = silu_mul::Call { gate_up: call.gate_up.view(), out: call.out };
         self.linear(linear::Call {
@@ -109,7 +110,7 @@ pub trait Backend {
     fn rotary_kv_write(&self, call: rotary_kv_write::Call<'_>) -> Result<(), KernelError>;
     /// Causal attention of new tokens over the cache's blocks.
     fn attention_paged(&self, call: attention_paged::Call<'_>) -> Result<(), KernelError>;
-    /// Attention in both directions within packed stretches of rows.
+    /// Bidirectional attention within packed stretches of rows.
     fn attention_packed(&self, call: attention_packed::Call<'_>) -> Result<(), KernelError>;
     /// SiLU of one half times the other.
     fn silu_mul(&self, call: silu_mul::Call<'_>) -> Result<(), KernelError>;
@@ -119,24 +120,23 @@ pub trait Backend {
     fn gather_rows(&self, call: gather_rows::Call<'_>) -> Result<(), KernelError>;
     /// Writes rows to chosen places.
     fn scatter_rows(&self, call: scatter_rows::Call<'_>) -> Result<(), KernelError>;
-    /// The place of each row's largest element.
+    /// The index of each row's largest element.
     fn argmax(&self, call: argmax::Call<'_>) -> Result<(), KernelError>;
-    /// A token for each row of logits.
+    /// Chooses a token for each row of logits.
     fn sample(&self, call: sample::Call<'_>) -> Result<(), KernelError>;
 }
 
-/// What a backend has captured: the launches of a pass, run again in one go.
+/// The captured launches of one pass, replayed as a unit.
 ///
-/// It may be replayed as long as all memory that its launches name is there, on the lane that captured it alone.
+/// It may be replayed only on the lane that captured it, and only while all memory that its launches name is backed.
 pub trait Graph: Send {
-    /// Puts all of it behind what the lane's stream was given. The device's memory stays as it is: nothing is asked of
-    /// the driver.
+    /// Queues all of it on the lane's stream. The driver allocates nothing for it.
     ///
     /// # Errors
     /// The device is lost.
     fn replay(&self) -> Result<(), KernelError>;
 
-    /// What it takes of the device's memory, beside any lease: as measured when it was made, in the driver's own pieces,
-    /// so that some graphs seem to take nothing and some too much. Sums over many are right.
+    /// Device memory it takes outside any lease, as measured when it was made. The driver allocates in large pieces, so
+    /// one graph may appear to take nothing and another too much; the sum over many is right.
     fn bytes(&self) -> Bytes;
 }

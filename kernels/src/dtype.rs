@@ -11,16 +11,16 @@ pub enum DType {
     F32,
     /// IEEE half precision.
     F16,
-    /// The upper half of an `f32`.
+    /// bfloat16, the upper half of an `f32`.
     BF16,
     /// Indices: token ids, positions, slots, rows, block tables.
     U32,
-    /// Levels of a picture's colours.
+    /// Colour levels of picture bytes, 0 to 255.
     U8,
 }
 
 impl DType {
-    /// Bytes one element takes.
+    /// Bytes per element.
     pub const fn size(self) -> usize {
         match self {
             DType::F32 | DType::U32 => 4,
@@ -34,7 +34,7 @@ impl DType {
         Bytes((elements * self.size()) as u64)
     }
 
-    /// As tables and metrics write it.
+    /// The name in tables and metrics, such as `bf16`.
     pub const fn name(self) -> &'static str {
         match self {
             DType::F32 => "f32",
@@ -45,7 +45,7 @@ impl DType {
         }
     }
 
-    /// True for the types that arithmetic is done in.
+    /// True for the floating-point types.
     pub const fn is_float(self) -> bool {
         !matches!(self, DType::U32 | DType::U8)
     }
@@ -66,9 +66,9 @@ mod sealed {
     impl Sealed for u8 {}
 }
 
-/// A Rust type that is the element of a tensor: plain data without padding, for which every bit pattern is a value.
+/// A Rust type that can be a tensor's element: plain data without padding, for which every bit pattern is valid.
 pub trait Element: sealed::Sealed + Copy + Default + Send + Sync + 'static {
-    /// The matching element type.
+    /// The corresponding element type.
     const DTYPE: DType;
 }
 

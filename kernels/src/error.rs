@@ -5,34 +5,34 @@ use thiserror::Error;
 
 use crate::{DType, Shape};
 
-/// A failed operation. The tensors it would have written hold nothing of meaning.
+/// A failed operation. The contents of the tensors it would have written are undefined.
 #[derive(Debug, Error)]
 pub enum KernelError {
     /// Two shapes that must agree do not.
     #[error("{op}: {what} is {found}, expected {expected}")]
     Shape {
-        /// The operation.
+        /// The operation's name.
         op: &'static str,
-        /// Which operand.
+        /// The operand's name.
         what: &'static str,
-        /// What its shape should have been.
+        /// The shape the operation needs, or a condition on it in words.
         expected: String,
-        /// What it is.
+        /// The shape it was given.
         found: Shape,
     },
     /// An operand of a type that the operation does not take.
     #[error("{op}: {what} holds {found}, expected {expected}")]
     Type {
-        /// The operation.
+        /// The operation's name.
         op: &'static str,
-        /// Which operand.
+        /// The operand's name.
         what: &'static str,
-        /// What it should hold.
+        /// The type the operation needs.
         expected: &'static str,
-        /// What it holds.
+        /// The type it was given.
         found: DType,
     },
-    /// The workspace is smaller than the pass needs: it was planned for another envelope or another target.
+    /// The workspace is smaller than the pass needs, because it was planned for another envelope or target.
     #[error(transparent)]
     Workspace(#[from] WorkspaceFull),
     /// The device refused or is lost.

@@ -4,17 +4,17 @@ use bursar_budgets::{Address, Bytes};
 
 use crate::DType;
 
-/// Tokens a block holds.
+/// Tokens per block of the cache.
 pub const BLOCK_TOKENS: usize = 16;
 
-/// What one token's keys and values look like in every layer.
+/// The shape of one token's keys and values over all layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KvShape {
-    /// Layers, each with a segment of its own.
+    /// Layers, each with its own segment.
     pub layers: usize,
     /// Heads of keys and values; query heads share them in groups.
     pub kv_heads: usize,
-    /// Elements of a head.
+    /// Elements per head.
     pub head_dim: usize,
     /// Element type of the cache.
     pub dtype: DType,
@@ -34,8 +34,8 @@ impl KvShape {
 
 /// One layer of the cache: `[block, 2 (keys, values), kv_head, BLOCK_TOKENS, head_dim]`.
 ///
-/// Keys and values of a block are adjacent, and a head's sixteen vectors are contiguous, so that a head reads a block
-/// in two streams.
+/// Keys and values of a block are adjacent and a head's sixteen vectors are contiguous, so an attention head reads a
+/// block as two streams.
 #[derive(Debug)]
 pub struct KvLayer {
     pub(crate) address: Address,
@@ -59,7 +59,7 @@ impl KvLayer {
         self.blocks
     }
 
-    /// What a token looks like.
+    /// The shape of a token's keys and values.
     pub fn shape(&self) -> KvShape {
         self.shape
     }

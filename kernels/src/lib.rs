@@ -1,14 +1,14 @@
 //! The operations a model is written in.
 //!
-//! A forward pass is code over a [`Scope`]: each call checks shapes, takes its output from the workspace, counts the
-//! work, and hands a [`Backend`] the arithmetic. [`Plan`] does no arithmetic, so a plan is the same code run on shapes
-//! alone; [`Cpu`] computes on leased host memory; [`Cuda`] launches on a GPU. A plan is made for a [`Target`], and what it
-//! says a target's pass takes is what the pass then takes, to the byte.
+//! A forward pass is code over a [`Scope`]. Each call checks shapes, takes its output from the workspace, counts the
+//! work and hands the arithmetic to a [`Backend`]. [`Plan`] runs the same code on shapes alone, [`Cpu`] computes on
+//! leased host memory, and [`Cuda`] launches on a GPU. A plan is made for one [`Target`], and the bytes it reports are
+//! exactly the bytes that target's pass takes.
 //!
 //! This crate knows shapes, element types and launches. It must never know a model's name, a request, a token's
-//! meaning, an actor or a file. It takes no memory of its own: every temporary is a view on a workspace, also the
-//! scratch an operation needs on a target, and nothing is copied between host and device but by [`Scope::upload`],
-//! [`Scope::download`] and [`Scope::download_later`].
+//! meaning, an actor or a file. It allocates no device memory: every temporary, including an operation's scratch, is a
+//! view on a workspace. Only [`Scope::upload`], [`Scope::download`] and [`Scope::download_later`], and the variants
+//! beside them in [`ops::transfer`], copy between host and device.
 
 #![deny(missing_docs)]
 

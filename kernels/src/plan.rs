@@ -3,7 +3,7 @@
 use crate::{Backend, KernelError, Target, ops::*};
 
 /// Runs a pass on shapes. Over [`Workspace::dry`](bursar_budgets::Workspace::dry) it yields the workspace's peak, the
-/// operations and the bytes moved, in milliseconds and without memory. Downloads leave the host memory as it is.
+/// operations and the bytes moved, in milliseconds and without memory. Downloads leave the host buffer unchanged.
 #[derive(Clone, Debug)]
 pub struct Plan {
     target: Target,
@@ -16,7 +16,7 @@ impl Plan {
     }
 }
 
-/// What nobody computed has come at once.
+/// A download with nothing to copy, complete from the start.
 struct Nothing;
 
 impl transfer::Arrival for Nothing {

@@ -7,7 +7,7 @@ use crate::{Backend, DType, KernelError, Shape, Target, Tensor, Work, WorkCounte
 /// Where a pass takes its temporaries and runs its operations.
 ///
 /// A tensor that an operation returns lives in the scope it was called on. An inner [`scope`](Scope::scope) gives its
-/// memory back when it is dropped; so the order in which model code opens scopes *is* the memory plan. The operations
+/// memory back when it is dropped, so the order in which model code opens scopes *is* the memory plan. The operations
 /// are methods, one file each in [`crate::ops`].
 ///
 /// ```
@@ -36,33 +36,33 @@ impl<'w, B: Backend> Scope<'w, B> {
     /// The outermost scope of a pass.
     ///
     /// # Panics
-    /// If a backend that computes is put over a dry workspace, where there is no memory.
+    /// If a backend that computes is given a dry workspace, which has no memory.
     pub fn new(backend: &'w B, workspace: &'w Workspace, counter: &'w WorkCounter) -> Self {
         assert!(!B::COMPUTES || !workspace.is_dry(), "a dry workspace has no memory to compute on");
         Scope { backend, frame: workspace.frame(), counter }
     }
 
-    /// A scope within this one. While it lives, this one takes nothing.
+    /// Opens a scope within this one. While it lives, this one cannot take memory.
     pub fn scope(&self) -> Scope<'_, B> {
         Scope { backend: self.backend, frame: self.frame.frame(), counter: self.counter }
     }
 
-    /// What this pass is planned for or runs on.
+    /// The machine that this pass is planned for or runs on.
     pub fn target(&self) -> &Target {
         self.backend.target()
     }
 
-    /// A tensor of the activations' type whose elements are not yet written.
+    /// An uninitialised tensor of the target's activation type.
     pub fn empty(&self, shape: impl Into<Shape>) -> Result<Tensor<'_>, KernelError> {
         self.take(shape, self.target().activation())
     }
 
-    /// A tensor of `f32` whose elements are not yet written: logits, whatever the activations are.
+    /// An uninitialised tensor of `f32`. Logits are `f32` whatever the activations are.
     pub fn empty_f32(&self, shape: impl Into<Shape>) -> Result<Tensor<'_>, KernelError> {
         self.take(shape, DType::F32)
     }
 
-    /// A tensor of `u32` whose elements are not yet written: what operations report.
+    /// An uninitialised tensor of `u32`, for what operations report.
     pub fn empty_u32(&self, shape: impl Into<Shape>) -> Result<Tensor<'_>, KernelError> {
         self.take(shape, DType::U32)
     }
@@ -73,12 +73,12 @@ impl<'w, B: Backend> Scope<'w, B> {
         Ok(Tensor::over(stretch.address, shape, dtype))
     }
 
-    /// Scratch that the target declared, of whatever elements the backend wants; nothing is taken for none.
+    /// Scratch that the target declared. The backend decides what it holds; zero bytes take nothing.
     pub(crate) fn take_scratch(&self, bytes: Bytes) -> Result<Tensor<'_>, KernelError> {
         self.take([bytes.0 as usize / DType::F32.size()], DType::F32)
     }
 
-    /// What a frame could still take.
+    /// Bytes that a frame could still take.
     pub(crate) fn left(&self) -> Bytes {
         let workspace = self.frame.workspace();
         workspace.capacity() - workspace.used()

@@ -1,4 +1,4 @@
-//! What a plan is made for: the machine's arithmetic type and the scratch its kernels declare.
+//! What a plan is made for: the machine's activation type and the scratch its kernels declare.
 
 use bursar_budgets::Bytes;
 
@@ -7,30 +7,30 @@ use crate::{
     cuda::{CUDA_FEATURES, CUDA_HEAD_DIMS, CUDA_LINEAR_SCRATCH, cuda_sample_scratch},
 };
 
-/// Output features one step of a CPU matrix product covers: weights that are not `f32` are widened in panels of this
-/// many rows. Fixed, so that a product's rounding does not depend on how many threads share it. As many as `gemm` holds in
-/// registers at a time with AVX-512; with twice as many, few threads seldom had as much to do each.
+/// Output features per step of a CPU matrix product: weights that are not `f32` are widened in panels of this many
+/// rows. The number is fixed so that rounding does not depend on how many threads share a product. 64 is what `gemm`
+/// keeps in registers with AVX-512; with 128, threads seldom got equal shares.
 pub(crate) const CPU_PANEL_ROWS: usize = 64;
 
-/// Query vectors, and keys, that one step of attention on the CPU covers. Fixed, like the tiles' places, for the same
-/// reason. `gemm` packs the keys anew for each tile of queries: with 32, attention over 1,024 rows came to a sixth of the
+/// Query vectors, and keys, per step of attention on the CPU. Fixed, like the tiles' positions, for the same reason.
+/// `gemm` packs the keys again for each tile of queries: with 32, attention over 1,024 rows reached a sixth of the
 /// machine's rate.
 pub(crate) const CPU_TILE_QUERIES: usize = 128;
 pub(crate) const CPU_TILE_KEYS: usize = 128;
 
-/// Elements of scratch that one thread needs for attention: queries, sums, keys and values, scores, and for each query
+/// Elements of scratch that one thread needs for attention: queries, sums, keys, values and scores, and for each query
 /// the largest score and the sum of the weights.
 pub(crate) const fn cpu_attention_tile(head_dim: usize) -> usize {
     2 * (CPU_TILE_QUERIES + CPU_TILE_KEYS) * head_dim + CPU_TILE_QUERIES * CPU_TILE_KEYS + 2 * CPU_TILE_QUERIES
 }
 
-/// Elements of scratch that one thread needs to choose from a row, for each of its logits: a weight, a candidate, a
-/// changed logit, a counter.
+/// Words of scratch per logit that one thread needs to choose from a row: a weight, a candidate, a changed logit and a
+/// counter.
 pub(crate) const CPU_SAMPLE_ROOM: usize = 6;
 
 /// The machine that a pass is planned for and run on.
 ///
-/// A plan equals the measurement only because both ask the same target what an op needs beside its output.
+/// A plan equals the measurement because both ask the same target what an operation needs beside its output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
     /// Leased host memory and `threads` CPU threads. Activations are `f32` whatever the weights are.
@@ -51,8 +51,8 @@ impl Target {
         }
     }
 
-    /// What weights of type `found` are kept as: on the CPU as they are, on CUDA as what the tensor cores multiply
-    /// activations with.
+    /// The type that weights of type `found` are stored as: unchanged on the CPU; on CUDA the activations' type, which
+    /// the tensor cores multiply.
     pub fn weight(&self, found: DType) -> DType {
         match self {
             Target::Cpu { .. } => found,
@@ -60,8 +60,8 @@ impl Target {
         }
     }
 
-    /// Features between two products, `features` of which are the model's: on CUDA rows of whole tiles, as the tensor
-    /// cores' fast ways ask for. The rest are zeros.
+    /// The width to allocate between two products for a model's `features`. CUDA pads to whole tiles, as the tensor
+    /// cores' fast paths require, and fills the rest with zeros.
     pub fn padded_features(&self, features: usize) -> usize {
         match self {
             Target::Cpu { .. } => features,
@@ -69,7 +69,7 @@ impl Target {
         }
     }
 
-    /// Whether attention is computed with heads of so many elements.
+    /// Whether attention supports heads of `head_dim` elements.
     pub fn has_head_dim(&self, head_dim: usize) -> bool {
         match self {
             Target::Cpu { .. } => true,
@@ -77,8 +77,8 @@ impl Target {
         }
     }
 
-    /// Scratch for a product with a `[out_features, in_features]` weight of type `weight`: on the CPU, one panel of
-    /// widened weight rows a thread; nothing when the weight needs no widening. On CUDA, what cuBLASLt may use.
+    /// Scratch for a product with a `[out_features, in_features]` weight of type `weight`. The CPU needs one panel of
+    /// widened weight rows per thread, or nothing for an `f32` weight. On CUDA it is cuBLASLt's workspace.
     pub fn linear_scratch(&self, out_features: usize, in_features: usize, weight: DType) -> Bytes {
         match self {
             Target::Cpu { .. } if weight == DType::F32 => Bytes(0),
@@ -90,8 +90,8 @@ impl Target {
         }
     }
 
-    /// Scratch for attention within packed stretches, with heads of `head_dim` elements: on the CPU, one tile of queries,
-    /// keys and scores a thread.
+    /// Scratch for attention within packed stretches, with heads of `head_dim` elements. The CPU needs one tile of
+    /// queries, keys and scores per thread.
     pub fn packed_scratch(&self, head_dim: usize) -> Bytes {
         match self {
             Target::Cpu { threads } => DType::F32.bytes((*threads).max(1) * cpu_attention_tile(head_dim)),
@@ -99,8 +99,9 @@ impl Target {
         }
     }
 
-    /// Scratch for attention of `rows` of `heads` query heads over blocks of `shape`, where `single_rows` sequences bring one row: on the
-    /// CPU as for packed stretches, on CUDA what the parts of long pasts come to before they are joined.
+    /// Scratch for attention of `rows` rows of `heads` query heads over blocks of `shape`, where `single_rows`
+    /// sequences have one row each. The CPU needs the same as for packed stretches; CUDA needs the partial results of
+    /// long contexts before they are merged.
     pub fn paged_scratch(&self, shape: KvShape, heads: usize, single_rows: usize, rows: usize) -> Bytes {
         match self {
             Target::Cpu { .. } => self.packed_scratch(shape.head_dim),
@@ -108,8 +109,9 @@ impl Target {
         }
     }
 
-    /// Scratch for choosing from `rows` rows of `vocabulary` logits for `sequences` sequences: on the CPU, room for one row
-    /// a thread; on CUDA, what some rows at a time are changed to, what is known of their parts, and what was chosen before.
+    /// Scratch for choosing from `rows` rows of `vocabulary` logits for `sequences` sequences. The CPU needs room for
+    /// one row per thread. CUDA needs the changed logits of some rows at a time, statistics of their parts, and what
+    /// was chosen before.
     pub fn sample_scratch(&self, rows: usize, sequences: usize, vocabulary: usize) -> Bytes {
         match self {
             Target::Cpu { threads } => DType::F32.bytes(CPU_SAMPLE_ROOM * vocabulary * rows.min((*threads).max(1))),
@@ -117,13 +119,13 @@ impl Target {
         }
     }
 
-    /// Whether passes can be captured as graphs, so that there is a use for what they want.
+    /// Whether passes can be captured as graphs, so that memory should be set aside for them.
     pub fn has_graphs(&self) -> bool {
         matches!(self, Target::Cuda(_))
     }
 
-    /// What its kernels were made from, as text that is another when they are: for fingerprints. On CUDA the hashes of all
-    /// device code and its compiler's options, on the CPU this crate's version.
+    /// Text that changes when the kernels change, for fingerprints: on CUDA the hashes of all device code and the
+    /// compiler's options, on the CPU this crate's version.
     pub fn code(&self) -> &'static str {
         match self {
             Target::Cpu { .. } => concat!("bursar-kernels ", env!("CARGO_PKG_VERSION")),

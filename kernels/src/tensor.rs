@@ -1,4 +1,4 @@
-//! A tensor: a typed, shaped view on memory that somebody else holds a lease for.
+//! A tensor: a typed, shaped view on memory that its creator holds a lease for.
 
 use std::{marker::PhantomData, ops::Range};
 
@@ -8,13 +8,12 @@ use crate::{DType, Shape};
 
 /// A view on device memory. It owns nothing and frees nothing.
 ///
-/// Rows are contiguous inside and `pitch` elements apart, so that a range of columns (the queries of a fused
-/// projection, say) is a view too. The lifetime is that of the memory: a temporary cannot outlive the frame it was
-/// taken from.
+/// Rows are contiguous inside and `pitch` elements apart, so a range of columns (the queries of a fused projection,
+/// say) is a view too. The lifetime is that of the memory: a temporary cannot outlive the frame it was taken from.
 ///
-/// There is one tensor for each piece of memory, and views borrow from it. An operation that works in place takes the
-/// tensor itself or a view made by one of the `_mut` methods, which borrow it alone; a view that others may have too
-/// is only read, and an operation panics rather than write it.
+/// Each piece of memory has one tensor, and views borrow from it. An operation that works in place takes the tensor
+/// itself or a view made by one of the `_mut` methods, which borrow it exclusively. Shared views are read-only: an
+/// operation panics rather than write one.
 ///
 /// ```compile_fail,E0597
 /// use bursar_budgets::Workspace;
@@ -49,7 +48,7 @@ pub struct Tensor<'m> {
     shape: Shape,
     pitch: usize,
     dtype: DType,
-    /// Nobody else has a view of it that could be used at the same time.
+    /// True if no other usable view of this memory exists.
     writable: bool,
     memory: PhantomData<&'m ()>,
 }
@@ -69,12 +68,12 @@ impl<'m> Tensor<'m> {
         Tensor { address, shape, pitch: shape.columns(), dtype, writable: true, memory: PhantomData }
     }
 
-    /// The same memory once more, for a call to hold.
+    /// A second view of the same memory, for a call to hold.
     pub(crate) fn view(&self) -> Tensor<'_> {
         Tensor { ..*self }
     }
 
-    /// Where the first element lies.
+    /// Address of the first element.
     pub fn address(&self) -> Address {
         self.address
     }
@@ -109,7 +108,7 @@ impl<'m> Tensor<'m> {
         self.pitch == self.columns() || self.rows() <= 1
     }
 
-    /// True for a tensor itself and for views that borrow it alone: what an operation may work on in place.
+    /// True for a tensor itself and for exclusive views, which operations may change in place.
     pub fn is_writable(&self) -> bool {
         self.writable
     }
@@ -119,45 +118,43 @@ impl<'m> Tensor<'m> {
         self.dtype.bytes(self.shape.elements())
     }
 
-    /// The rows `range` of this tensor, to read. Out of bounds is our own bug.
+    /// The rows `range` of this tensor, read-only. Panics if `range` is out of bounds.
     pub fn row_range(&self, range: Range<usize>) -> Tensor<'_> {
         Tensor { writable: false, ..self.rows_at(range) }
     }
 
-    /// The rows `range` of this tensor, also to work on in place. Out of bounds is our own bug.
+    /// The rows `range` of this tensor, writable. Panics if `range` is out of bounds.
     pub fn row_range_mut(&mut self, range: Range<usize>) -> Tensor<'_> {
         self.rows_at(range)
     }
 
-    /// The rows before `at` and those from there on, both also to work on in place. Out of bounds is our own bug.
+    /// The rows before `at` and the rows from `at` on, both writable. Panics if `at` is out of bounds.
     pub fn split_rows_mut(&mut self, at: usize) -> (Tensor<'_>, Tensor<'_>) {
         (self.rows_at(0..at), self.rows_at(at..self.rows()))
     }
 
-    /// The columns `range` of every row, as `[rows, range.len()]`, to read. Out of bounds is our own bug.
+    /// The columns `range` of every row, as `[rows, range.len()]`, read-only. Panics if `range` is out of bounds.
     pub fn column_range(&self, range: Range<usize>) -> Tensor<'_> {
         Tensor { writable: false, ..self.columns_at(range) }
     }
 
-    /// The columns `range` of every row, as `[rows, range.len()]`, also to work on in place. Out of bounds is our own
-    /// bug.
+    /// The columns `range` of every row, as `[rows, range.len()]`, writable. Panics if `range` is out of bounds.
     pub fn column_range_mut(&mut self, range: Range<usize>) -> Tensor<'_> {
         self.columns_at(range)
     }
 
-    /// The same elements in another shape, to read. A gap between rows or another count of elements is our own bug.
+    /// The same elements in another shape, read-only. Panics if rows have gaps or the element counts differ.
     pub fn reshape(&self, shape: impl Into<Shape>) -> Tensor<'_> {
         Tensor { writable: false, ..self.reshaped(shape.into()) }
     }
 
-    /// The same elements in another shape, also to work on in place. A gap between rows or another count of elements
-    /// is our own bug.
+    /// The same elements in another shape, writable. Panics if rows have gaps or the element counts differ.
     pub fn reshape_mut(&mut self, shape: impl Into<Shape>) -> Tensor<'_> {
         self.reshaped(shape.into())
     }
 
-    /// This tensor or view in another shape, as writable as it is. A gap between rows or another count of elements is our
-    /// own bug.
+    /// This tensor or view in another shape, as writable as before. Panics if rows have gaps or the element counts
+    /// differ.
     pub fn into_shape(self, shape: impl Into<Shape>) -> Tensor<'m> {
         let Tensor { shape, pitch, .. } = self.reshaped(shape.into());
         Tensor { shape, pitch, ..self }

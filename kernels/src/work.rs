@@ -6,8 +6,8 @@ use bursar_budgets::Bytes;
 
 use crate::Tensor;
 
-/// Floating-point operations, and bytes that must cross device memory (each input read once, each output written
-/// once). Divided by a device's rates they give the roofline's floor for a pass.
+/// Floating-point operations, and the bytes that must cross device memory (each input read once, each output written
+/// once). Divided by a device's rates, they give the roofline's lower bound on a pass's time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
     /// Floating-point operations; a multiply-add counts as two.
@@ -35,7 +35,7 @@ impl AddAssign for Work {
 pub struct WorkCounter(Cell<Work>);
 
 impl WorkCounter {
-    /// What was counted so far.
+    /// The work counted so far.
     pub fn total(&self) -> Work {
         self.0.get()
     }

@@ -1,4 +1,4 @@
-//! The operations on a GPU give what their definitions give. Without a GPU each test says so and ends.
+//! Each operation on a GPU gives the result of its definition. Without a GPU, each test prints that and ends.
 
 mod ground;
 
@@ -14,7 +14,7 @@ use half::{bf16, f16};
 
 use ground::{How, Pass, Random, assert_close, leased, narrowed, passes, rounded};
 
-/// A test's turn on the GPU, which all share.
+/// A test's turn on the GPU, which all tests share.
 type Turn = MutexGuard<'static, ()>;
 
 struct Gpu {
@@ -22,7 +22,7 @@ struct Gpu {
     kernels: Vec<Arc<CudaKernels>>,
 }
 
-/// The first GPU with its kernels, for bf16 where it has it and for f16, if there is one.
+/// The first GPU, if there is one, with its kernels for f16 and, where it supports them, for bf16.
 fn gpu() -> Option<(Turn, &'static Gpu)> {
     static TURN: Mutex<()> = Mutex::new(());
     static GPU: OnceLock<Option<Gpu>> = OnceLock::new();
@@ -48,7 +48,7 @@ fn gpu() -> Option<(Turn, &'static Gpu)> {
 
 impl Gpu {
     fn load(&self, target: CudaTarget) -> Arc<CudaKernels> {
-        // Where it is, the tests' machine says; this is the one place below `main` that asks.
+        // The environment says where cuBLASLt is; only this place below `main` reads it.
         #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
         let folder = std::env::var("BURSAR_CUDA_LIB");
         let usual = BlasSearch::usual().with_python("/opt/torch/.venv");
@@ -56,7 +56,7 @@ impl Gpu {
         CudaKernels::load(&self.device, target, &search).expect("its kernels load")
     }
 
-    /// Holds every operation against its definition, and what it takes against its plan.
+    /// Compares every operation with its definition, and its memory with its plan.
     fn compare(&self, kernels: &Arc<CudaKernels>) {
         let target = kernels.target();
         let activation = target.activation();
@@ -73,7 +73,7 @@ impl Gpu {
         }
     }
 
-    /// Runs `pass` in memory in which every element not yet written is not a number.
+    /// Runs `pass` in memory where every unwritten element is NaN.
     fn compute<T>(
         &self,
         kernels: &Arc<CudaKernels>,
@@ -83,7 +83,7 @@ impl Gpu {
     ) -> T {
         let segment = leased(self.device.clone(), bytes.max(Bytes(1)));
         self.device.enter().expect("it is there");
-        // SAFETY: so much is backed, and nobody uses it.
+        // SAFETY: the segment has this many backed bytes, and nothing else uses it.
         let poisoned = unsafe { sys::cuMemsetD8_v2(segment.address().0, 0xff, segment.backed().as_usize()) };
         assert_eq!(poisoned, sys::CUresult::CUDA_SUCCESS);
         let (cuda, counter) =
@@ -95,7 +95,7 @@ impl Gpu {
     }
 }
 
-/// Whether a GPU serves it: weights are of the activations' type there, and heads of some sizes.
+/// Whether a GPU supports the pass: weights must have the activations' type, and heads one of some sizes.
 fn is_served(pass: &Pass, activation: DType) -> bool {
     let has_head = |head_dim: &usize| [32, 64, 80, 128].contains(head_dim);
     match pass {
@@ -111,20 +111,20 @@ fn is_served(pass: &Pass, activation: DType) -> bool {
     }
 }
 
-/// What is only copied is not off at all; what is computed in f32 is off by the rounding of what is stored. Attention
-/// rounds its weights too, before they meet the values, and some of cuBLASLt's kernels the product before its bias.
+/// Copies are exact. What is computed in f32 is off by the rounding of what is stored. Attention also rounds its
+/// weights before they meet the values, and some of cuBLASLt's kernels round the product before adding its bias.
 fn tolerance(pass: &Pass, activation: DType) -> f64 {
     // Half a unit in the last place, for numbers between 1 and 2.
     let rounding = if activation == DType::BF16 { 1.0 / 256.0 } else { 1.0 / 2048.0 };
     match pass {
         Pass::Embed { .. } | Pass::GatherRows { .. } | Pass::ScatterRows { .. } => 0.0,
         Pass::Argmax { .. } => 0.0,
-        // Ids are equal, and logarithms are of f32.
+        // Ids must be equal; log-probabilities are f32.
         Pass::Sample { .. } => 2e-6,
         Pass::Paged { .. } | Pass::Packed { .. } | Pass::Linear { .. } => 2.0 * rounding,
-        // What is normalised is rounded first.
+        // The normalised sum is rounded first.
         Pass::AddRmsNorm { .. } | Pass::AddLayerNorm { .. } => 2.0 * rounding,
-        // Gate and up are rounded before they meet, where they are not computed in one.
+        // Gate and up are rounded before they are multiplied, unless one kernel computes both.
         Pass::GatedLinear { .. } => 4.0 * rounding,
         _ => rounding,
     }
@@ -144,15 +144,15 @@ fn what_is_compiled_for_older_generations_gives_it_too() {
     let best = CudaTarget::of(&gpu.device).expect("it says what it is");
     for (capability, activation) in [((8, 0), DType::BF16), ((8, 0), DType::F16), ((7, 5), DType::F16)] {
         if capability < best.capability {
-            // The driver compiles the PTX of that generation for this one.
+            // The driver compiles that generation's PTX for this GPU.
             gpu.compare(&gpu.load(CudaTarget { capability, activation, ..best }));
         }
     }
 }
 
-/// The elements that are drawn, as bits.
+/// The elements drawn, as bits.
 fn drawn<B: Backend>(backend: &B, workspace: &Workspace, dtype: DType, count: usize) -> Vec<u16> {
-    // SAFETY: the workspace has backed as much, and nobody has taken from it.
+    // SAFETY: the workspace has backed this many bytes, and none of them is taken.
     let mut out = unsafe { Tensor::persistent(workspace.address(), [count], dtype) };
     fill_random(backend, 7, 0.02, &mut out).expect("a type that weights are kept as");
     let counter = WorkCounter::default();
@@ -166,7 +166,7 @@ fn drawn<B: Backend>(backend: &B, workspace: &Workspace, dtype: DType, count: us
 #[test]
 fn random_weights_have_the_bits_that_the_cpu_draws() {
     let Some((_turn, gpu)) = gpu() else { return };
-    // More than the threads of one launch, so that some draw twice.
+    // More elements than the threads of one launch, so that some threads draw twice.
     let count = 256 * 8192 + 61;
     let bytes = Bytes(2 * count as u64);
     let host = Workspace::over(leased(Arc::new(HostDevice::new(HostConfig::small(Bytes::mib(8))).unwrap()), bytes));
@@ -190,7 +190,7 @@ fn a_kernel_for_a_head_that_none_serves_is_refused_in_words() {
     assert_eq!(error.to_string(), expected);
 }
 
-/// A product and one that gates, of the first rows of the same x.
+/// A product and a gated product, of the first rows of the same x.
 struct Products {
     activation: DType,
     x: Vec<f32>,
@@ -209,7 +209,7 @@ impl Products {
         Products { activation, x: floats(Self::ROWS), plain: floats(Self::OUT), gated: floats(2 * Self::OUT) }
     }
 
-    /// Of all rows, the product first.
+    /// Results for all rows, the ungated product first.
     fn expected(&self) -> [Vec<f64>; 2] {
         let [x, plain, gated] = [&self.x, &self.plain, &self.gated].map(|numbers| rounded(self.activation, numbers));
         let product = |weight: &[f64], row: usize, out: usize| -> f64 {
@@ -224,12 +224,12 @@ impl Products {
         ]
     }
 
-    /// Computes the first rows with weights that stay where they are, and holds them against what they must be.
+    /// Computes the first rows with weights at fixed addresses and compares them with `expected`.
     fn run(&self, scope: &Scope<'_, Cuda>, weights: &[Tensor<'_>; 2], rows: usize, expected: &[Vec<f64>; 2]) {
         let x = narrowed(scope, [rows, Self::IN], self.activation, &self.x[..rows * Self::IN]).unwrap();
         let plain = scope.linear(&x, &weights[0], None).unwrap();
         let gated = scope.gated_linear(&x, &weights[1], None).unwrap();
-        // As the test of all operations has it.
+        // The same tolerance as in the test of all operations.
         let dtype = self.activation;
         let passes = [
             Pass::Linear { rows, in_features: Self::IN, out_features: Self::OUT, dtype, bias: false, how: How::New },
@@ -249,7 +249,7 @@ impl Products {
 fn after_autotuning_no_product_is_guessed_and_two_lanes_agree() {
     let Some((_turn, gpu)) = gpu() else { return };
     for kernels in &gpu.kernels {
-        // Other stories measure other products with theirs.
+        // Its own kernels, because other tests measure other products with the shared ones.
         let kernels = &gpu.load(target_of(kernels));
         let products = Products::new(kernels.target().activation());
         let expected = products.expected();
@@ -279,7 +279,7 @@ fn after_autotuning_no_product_is_guessed_and_two_lanes_agree() {
         }
         assert_eq!(cuda.guesses(), 2, "each has a way that ran");
 
-        // More lanes than have counters for our own kernel: those that have none take the library's.
+        // More lanes than there are counters for our own kernel; the lanes without counters use cuBLASLt.
         let lane = |_| Cuda::new(kernels).expect("a stream").with_products_by(ProductsBy::Ours);
         let lanes: Vec<Cuda> = (0..9).map(lane).collect();
         for lane in &lanes {
@@ -287,7 +287,7 @@ fn after_autotuning_no_product_is_guessed_and_two_lanes_agree() {
             assert_eq!(lane.guesses(), 0, "what one lane has measured all lanes know");
         }
 
-        // Another start takes over what this one has written down.
+        // A second start reads what this one wrote.
         let written = serde_json::to_value(kernels.tuning()).expect("it can be written down");
         let start = |written: &serde_json::Value| {
             let another = gpu.load(target_of(kernels));
@@ -301,7 +301,7 @@ fn after_autotuning_no_product_is_guessed_and_two_lanes_agree() {
         autotune(&cuda);
         assert_eq!(another.tuning(), kernels.tuning(), "nothing was measured again");
 
-        // One that somebody has written into is not taken.
+        // A tuning that was edited is rejected.
         let mut spoiled = written;
         for way in spoiled["fastest"].as_array_mut().expect("a list").iter_mut().map(|entry| &mut entry[1]) {
             match way.as_object().and_then(|way| way.keys().next().cloned()).as_deref() {
@@ -326,7 +326,7 @@ fn target_of(kernels: &CudaKernels) -> CudaTarget {
     }
 }
 
-/// Layers as Qwen2.5-VL-7B has them, without attention: what a step of decoding multiplies with.
+/// Layers of Qwen2.5-VL-7B without attention: the products of a decode step.
 struct Layers {
     weights: Vec<[Tensor<'static>; 4]>,
     bias: Tensor<'static>,
@@ -347,7 +347,7 @@ impl Layers {
         let memory = leased(gpu.device.clone(), dtype.bytes(elements));
         let (mut end, mut seed) = (Bytes(0), 0);
         let mut tensor = |shape: &[usize], deviation: f32| {
-            // SAFETY: so much is backed, it lives as long as the layers, and each tensor has its own part.
+            // SAFETY: this many bytes are backed, they live as long as the layers, and each tensor has its own part.
             let mut tensor = unsafe { Tensor::persistent(memory.address().offset(end), Shape::new(shape), dtype) };
             (end, seed) = (end + tensor.bytes(), seed + 1);
             fill_random(cuda, seed, deviation, &mut tensor).expect("a type that weights are kept as");
@@ -381,13 +381,13 @@ fn a_captured_step_with_products_that_were_measured_is_no_slower_than_with_the_l
     let memory = leased(gpu.device.clone(), Bytes::mib(16));
     let mut taken = Vec::new();
     for products_by in [ProductsBy::Library, ProductsBy::Measured, ProductsBy::Ours] {
-        // What was measured is kept with the kernels.
+        // Measurements are kept with the kernels.
         let kernels = gpu.load(target);
         let cuda = Cuda::new(&kernels).expect("a stream").with_products_by(products_by);
         let (layers, counter) = (Layers::drawn(&cuda, gpu, LAYERS), WorkCounter::default());
         for rows in ROWS {
             let shape = [rows, Layers::HIDDEN];
-            // SAFETY: so much is backed, and only this thread uses it.
+            // SAFETY: this many bytes are backed, and only this thread uses them.
             let mut hidden = unsafe { Tensor::persistent(memory.address(), shape, target.activation) };
             fill_random(&cuda, 1, 1.0, &mut hidden).expect("activations are what weights are kept as");
             let started = Instant::now();

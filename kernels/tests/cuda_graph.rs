@@ -1,5 +1,5 @@
-//! Captured graphs on a GPU: they compute from what their inputs hold when they are replayed. Without a GPU each test says
-//! so and ends.
+//! Captured graphs on a GPU compute from the contents of their inputs at replay. Without a GPU, each test prints that
+//! and ends.
 
 mod ground;
 
@@ -20,7 +20,7 @@ fn kernels() -> Option<(Arc<CudaDevice>, Arc<CudaKernels>)> {
         }
         Err(error) => panic!("{error}"),
     };
-    // Where it is, the tests' machine says; this is the one place below `main` that asks.
+    // The environment says where cuBLASLt is; only this place below `main` reads it.
     #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
     let folder = std::env::var("BURSAR_CUDA_LIB");
     let usual = BlasSearch::usual();
@@ -56,7 +56,8 @@ fn a_graph_reads_its_inputs_anew_and_a_capture_that_fails_leaves_the_backend_as_
         assert_eq!(read(&places), [largest(&turned[..3]), largest(&turned[3..])], "{turned:?}");
     }
 
-    // What `run` says is what is heard; a copy cannot be captured, and says so instead of breaking the stream.
+    // The caller gets the error of `run`. A copy cannot be captured; it returns an error instead of breaking the
+    // stream.
     let refused = cuda.capture(&mut || {
         let scope = Scope::new(&cuda, &workspace, &counter);
         scope.argmax_into(&x, &mut places)?;

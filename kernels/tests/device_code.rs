@@ -1,4 +1,4 @@
-//! The compiled device code that is embedded is that of the sources beside it.
+//! The embedded device code was compiled from the sources beside it.
 
 use std::{
     collections::BTreeSet,
@@ -15,7 +15,7 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda")
 }
 
-/// The texts of a variable of `compile.py`, as one for each of its lines.
+/// The string literals of a list in `compile.py`, one per line.
 fn texts_of(variable: &str) -> Vec<String> {
     let script = fs::read_to_string(folder().join("compile.py")).expect("it is there");
     let mut lines = script.lines().skip_while(|line| !line.starts_with(&format!("{variable} = ")));
@@ -26,12 +26,12 @@ fn texts_of(variable: &str) -> Vec<String> {
     iter::once(first).chain(others).map(texts).filter(|text| !text.is_empty()).collect()
 }
 
-/// Compiler and options, as `compile.py` says them now.
+/// Compiler and options, as in `compile.py` now.
 fn options() -> String {
     ["WHEELS", "COMMON", "TARGETS", "PTX_VERSION"].map(texts_of).concat().join("\n")
 }
 
-/// Ends of the names of what is compiled from the source: all, or those of the line in which it names its targets.
+/// File name endings of what is compiled from the source: all targets, or those that its `// Targets:` line names.
 fn endings_of(source: &Path) -> BTreeSet<String> {
     let all = texts_of("TARGETS").into_iter().map(|text| text.split(' ').next().expect("an ending").to_owned());
     let text = fs::read_to_string(source).expect("it is there");
@@ -52,7 +52,7 @@ fn manifest() -> Value {
     serde_json::from_str(&manifest).expect("JSON")
 }
 
-/// The file and all of ours that it includes, sorted.
+/// The file and all our files that it includes, sorted by path.
 fn sources_of(source: &Path) -> BTreeSet<PathBuf> {
     let (mut found, mut left) = (BTreeSet::new(), vec![source.to_owned()]);
     while let Some(file) = left.pop() {

@@ -1,4 +1,4 @@
-//! A residual's addition and layer normalisation.
+//! Residual addition followed by layer normalisation.
 
 use super::{layer_norm::layer_norm, residual, threads::Threads};
 use crate::ops::{add_layer_norm::Call, layer_norm};

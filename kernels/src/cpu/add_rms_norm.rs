@@ -1,4 +1,4 @@
-//! A residual's addition and root-mean-square normalisation.
+//! Residual addition followed by root-mean-square normalisation.
 
 use super::{residual, rms_norm::rms_norm, threads::Threads};
 use crate::ops::{add_rms_norm::Call, rms_norm};

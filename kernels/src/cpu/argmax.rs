@@ -1,4 +1,4 @@
-//! The place of each row's largest element.
+//! The index of each row's largest element.
 
 use std::slice;
 

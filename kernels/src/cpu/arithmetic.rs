@@ -1,20 +1,20 @@
-//! Arithmetic on slices in forms that the compiler turns into vector instructions, always inlined so that it takes those
-//! of whoever calls (see `Threads::share`), and the matrix product.
+//! Arithmetic on slices in forms that the compiler vectorises, and the matrix product. The functions are always
+//! inlined, so that they use the caller's vector instructions (see `Threads::share`).
 
 use gemm::{Parallelism, gemm};
 
-/// A matrix in memory: where it starts, and elements from one row to the next and from one column to the next.
+/// A matrix in memory: its first element, and the strides between rows and between columns, in elements.
 #[derive(Clone, Copy)]
 pub(super) struct Matrix {
     pub(super) start: *const f32,
     pub(super) strides: [usize; 2],
 }
 
-/// `out = left @ right`, or with `add` the same added to it: `[rows, columns]` from `[rows, inner]` and
-/// `[inner, columns]`, on the calling thread. The rows of `out` are contiguous and `pitch` apart.
+/// `out = left @ right`, or added to `out` with `add`: `[rows, columns]` from `[rows, inner]` and `[inner, columns]`,
+/// on the calling thread. The rows of `out` are contiguous and `pitch` apart.
 ///
 /// # Safety
-/// All three must be inside memory that may be read, and written for `out`, which overlaps neither of the others.
+/// All three are in readable memory. `out` is also writable and overlaps neither of the others.
 pub(super) unsafe fn multiply(
     [rows, inner, columns]: [usize; 3],
     (out, pitch): (*mut f32, usize),
@@ -51,7 +51,7 @@ pub(super) unsafe fn multiply(
     }
 }
 
-/// The inner product of two slices of the same length, in partial sums that fill registers.
+/// The dot product of two slices of the same length, in partial sums that fill registers.
 #[inline(always)]
 pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     const LANES: usize = 16;
@@ -78,7 +78,7 @@ pub(super) fn sum(numbers: &[f32]) -> f32 {
     sums.iter().sum::<f32>() + rest.iter().sum::<f32>()
 }
 
-/// The largest that is a number; minus infinity if there is none.
+/// The largest element that is not NaN; minus infinity if there is none.
 #[inline(always)]
 pub(super) fn largest(numbers: &[f32]) -> f32 {
     let larger = |a: f32, b: f32| if b > a { b } else { a };
@@ -90,8 +90,8 @@ pub(super) fn largest(numbers: &[f32]) -> f32 {
     lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, larger)
 }
 
-/// `e^x` to within two units in the last place, for `x` clamped to -87..88 (so that it is never 0 or infinite); not a
-/// number stays so. The constants are those of Cephes' `expf` (Moshier).
+/// `e^x` to within two units in the last place, with `x` clamped to -87..88 so that the result is never 0 or infinite.
+/// NaN gives NaN. The constants are those of Cephes' `expf` (Moshier).
 #[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
     // 1.5 * 2^23: adding it leaves the nearest integer in the lowest bits of the sum.

@@ -1,16 +1,16 @@
-//! Attention of a tile of queries over tiles of keys, as both attention operations use it: scores live for one tile
-//! of keys and are folded into a running softmax (Milakov and Gimelshein 2018; FlashAttention).
+//! Attention of a tile of queries over tiles of keys, for both attention operations. Scores exist for one tile of keys
+//! at a time and are folded into a running softmax (Milakov and Gimelshein 2018; FlashAttention).
 
 use super::arithmetic::{Matrix, exp, largest, multiply, sum};
 use crate::target::{CPU_TILE_KEYS as KEYS, CPU_TILE_QUERIES as QUERIES};
 
-/// One thread's scratch, cut up.
+/// One thread's scratch, divided up.
 pub(super) struct Tile<'s> {
     pub(super) running: Running<'s>,
     pub(super) gathered: Gathered<'s>,
 }
 
-/// A few queries, each with the weighted sum of the values it has seen, its largest score and the sum of its weights.
+/// A tile of queries, each with the weighted sum of the values seen so far, the largest score and the sum of weights.
 pub(super) struct Running<'s> {
     head_dim: usize,
     count: usize,
@@ -21,7 +21,7 @@ pub(super) struct Running<'s> {
     weights: &'s mut [f32], // [QUERIES]
 }
 
-/// Room for keys and values that do not lie evenly spaced.
+/// Space for keys and values that are not evenly spaced in memory.
 pub(super) struct Gathered<'s> {
     pub(super) keys: &'s mut [f32],   // [KEYS, head_dim]
     pub(super) values: &'s mut [f32], // [KEYS, head_dim]
@@ -30,13 +30,13 @@ pub(super) struct Gathered<'s> {
 /// Vectors of one head, `pitch` elements apart.
 #[derive(Clone, Copy)]
 pub(super) struct Vectors<'v> {
-    /// From the first vector's first element on.
+    /// Starts at the first vector's first element.
     pub(super) elements: &'v [f32],
     pub(super) pitch: usize,
 }
 
 impl<'s> Tile<'s> {
-    /// Cuts up the share of a thread, `cpu_attention_tile(head_dim)` elements.
+    /// Divides a thread's share, `cpu_attention_tile(head_dim)` elements.
     pub(super) fn over(scratch: &'s mut [f32], head_dim: usize) -> Self {
         let (queries, rest) = scratch.split_at_mut(QUERIES * head_dim);
         let (sums, rest) = rest.split_at_mut(QUERIES * head_dim);
@@ -50,7 +50,7 @@ impl<'s> Tile<'s> {
 }
 
 impl Running<'_> {
-    /// Starts over with up to [`QUERIES`] queries, multiplied by `scale`.
+    /// Resets the tile to at most [`QUERIES`] queries, multiplied by `scale`.
     pub(super) fn start<'q>(&mut self, queries: impl ExactSizeIterator<Item = &'q [f32]>, scale: f32) {
         self.count = queries.len();
         assert!(self.count <= QUERIES, "{} queries in a tile of {QUERIES}", self.count);
@@ -62,8 +62,8 @@ impl Running<'_> {
         self.weights[..self.count].fill(0.0);
     }
 
-    /// Folds in `count` keys, at most [`KEYS`], with their values; `visible(query)` says how many of them, from the
-    /// first, a query sees. The others get weight 0: they must be numbers all the same.
+    /// Folds in `count` keys, at most [`KEYS`], with their values. A query sees the first `visible(query)` of them. The
+    /// others get weight 0, but their values must still be numbers.
     #[inline(always)]
     pub(super) fn fold(
         &mut self,
@@ -79,7 +79,7 @@ impl Running<'_> {
         self.add(count, values);
     }
 
-    /// The sum of a query's values, each by its weight; a query that saw nothing gives no numbers.
+    /// The weighted mean of a query's values. A query that saw nothing gives NaN.
     pub(super) fn finish(&self, query: usize, out: &mut [f32]) {
         let factor = self.weights[query].recip();
         let sums = &self.sums[query * self.head_dim..][..self.head_dim];

@@ -1,4 +1,4 @@
-//! Attention in both directions within stretches of rows.
+//! Bidirectional attention within stretches of rows.
 
 use super::{
     attention::{Tile, Vectors},
@@ -14,7 +14,7 @@ pub(super) fn attention_packed(threads: &Threads, call: Call<'_>) {
     let (heads, head_dim) = (call.heads, call.head_dim);
     let (qkv, starts) = (Rows::<f32>::of(&call.qkv), indices(&call.starts));
     assert_stretches(starts, call.out.rows());
-    // A stretch with its first row and its end, and the first of the rows that make one tile of queries.
+    // Each tile of queries: its stretch's first row and end, and the tile's own first row.
     let tiles: Vec<(usize, usize, usize)> = starts
         .windows(2)
         .map(|bounds| (bounds[0] as usize, bounds[1] as usize))
@@ -25,7 +25,7 @@ pub(super) fn attention_packed(threads: &Threads, call: Call<'_>) {
     threads.share(tiles.len() * heads, cost, |worker, item| {
         let ((first, end, query), head) = (tiles[item / heads], item % heads);
         let queries = query..end.min(query + CPU_TILE_QUERIES);
-        // From the head's vector in a row on: queries lie in part 0, keys in part 1, values in part 2.
+        // Column of the head's vector in a row: part 0 is queries, part 1 keys, part 2 values.
         let place = |part: usize| (part * heads + head) * head_dim;
         // SAFETY: a worker works on one item at a time.
         let Tile { mut running, .. } = Tile::over(unsafe { scratch.of_worker(worker) }, head_dim);
@@ -37,13 +37,13 @@ pub(super) fn attention_packed(threads: &Threads, call: Call<'_>) {
             running.fold(rows.len(), vectors(1), vectors(2), |_| rows.len());
         }
         for (index, row) in queries.enumerate() {
-            // SAFETY: an item is the only one with these rows and this head.
+            // SAFETY: no other item has these rows and this head.
             running.finish(index, unsafe { out.part(row, head * head_dim, head_dim) });
         }
     });
 }
 
-/// Stretches that do not cover the rows once, in order, are our own bug.
+/// Panics unless the stretches cover every row exactly once, in order.
 fn assert_stretches(starts: &[u32], rows: usize) {
     assert_eq!(starts.first().copied(), Some(0), "the stretches start with the first row");
     assert_eq!(starts.last().map(|end| *end as usize), Some(rows), "the stretches end with the last row");

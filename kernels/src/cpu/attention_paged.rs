@@ -12,13 +12,13 @@ use crate::{
     target::{CPU_TILE_KEYS, CPU_TILE_QUERIES, cpu_attention_tile},
 };
 
-/// Rows of one sequence and heads of one group, whose queries go over the same keys together.
+/// Rows of one sequence and heads of one group, whose queries are run over the same keys together.
 struct Item {
     sequence: usize,
     rows: std::ops::Range<usize>,
     heads: std::ops::Range<usize>,
     kv_head: usize,
-    /// Keys that the first of the rows sees; each row after it sees one more.
+    /// Keys visible to the first row; each later row sees one more.
     visible: usize,
 }
 
@@ -34,7 +34,7 @@ pub(super) fn attention_paged(threads: &Threads, call: Call<'_>) {
     threads.share(items.len(), pairs * 2 * head_dim, |worker, item| {
         let item = &items[item];
         let (table, width) = (tables.row(item.sequence), item.heads.len());
-        // The queries of a tile: the heads of the first row, the heads of the second, and so on.
+        // Queries of a tile in order: all heads of the first row, then all heads of the second, and so on.
         let place = |index: usize| (item.rows.start + index / width, (item.heads.start + index % width) * head_dim);
         let count = item.rows.len() * width;
         // SAFETY: a worker works on one item at a time.
@@ -54,13 +54,13 @@ pub(super) fn attention_paged(threads: &Threads, call: Call<'_>) {
         }
         for index in 0..count {
             let (row, column) = place(index);
-            // SAFETY: an item is the only one with these rows and these heads.
+            // SAFETY: no other item has these rows and these heads.
             running.finish(index, unsafe { out.part(row, column, shape.head_dim) });
         }
     });
 }
 
-/// Cuts the work up. Sequences that contradict themselves are our own bug.
+/// Divides the work into items. Panics if the sequences contradict each other.
 fn items(call: &Call<'_>) -> Vec<Item> {
     let starts = indices(&call.sequences.query_starts);
     let contexts = indices(&call.sequences.context_lengths);
@@ -96,7 +96,7 @@ fn items(call: &Call<'_>) -> Vec<Item> {
     items
 }
 
-/// Rows of sequences without a context are padding.
+/// Rows of sequences without a context are padding; their output is zeros.
 fn fill_padding(call: &Call<'_>, out: &Output<'_>) {
     let starts = indices(&call.sequences.query_starts);
     let contexts = indices(&call.sequences.context_lengths);
@@ -107,7 +107,7 @@ fn fill_padding(call: &Call<'_>, out: &Output<'_>) {
     }
 }
 
-/// Copies keys and values of `count` tokens from the `start`-th on, where a block starts.
+/// Copies keys and values of `count` tokens, starting at token `start`, which begins a block.
 fn gather(call: &Call<'_>, table: &[u32], start: usize, count: usize, head: usize, out: &mut Gathered<'_>) {
     let head_dim = call.layer.shape.head_dim;
     let step = BLOCK_TOKENS * head_dim;

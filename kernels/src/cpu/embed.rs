@@ -1,4 +1,4 @@
-//! Embedding.
+//! Embedding: one row of a table per id.
 
 use super::{
     memory::{indices, widen, write_rows},

@@ -1,4 +1,4 @@
-//! Random numbers in place; see [`crate::ops::fill_random`] for what each of them is.
+//! Random numbers in place; see [`crate::ops::fill_random`] for their definition.
 
 use std::slice;
 
@@ -24,7 +24,7 @@ fn draw<E: Element>(threads: &Threads, call: &Call<'_>, narrow: impl Fn(f32) -> 
     threads.share(count.div_ceil(PIECE), count, |_, piece| {
         let first = piece * PIECE;
         let length = PIECE.min(count - first);
-        // SAFETY: the front took `out` alone and without gaps, and each piece of it is one item.
+        // SAFETY: the front borrows `out` exclusively and without gaps, and each piece of it is one item.
         let out = unsafe { slice::from_raw_parts_mut((start as *mut E).add(first), length) };
         for (index, out) in out.iter_mut().enumerate() {
             *out = narrow(sum(call.seed, (first + index) as u64) as f32 * call.factor);
@@ -32,7 +32,7 @@ fn draw<E: Element>(threads: &Threads, call: &Call<'_>, narrow: impl Fn(f32) -> 
     });
 }
 
-/// The whole number of element `index`, from -131070 to 131070.
+/// The integer sum for element `index`, from -131070 to 131070.
 fn sum(seed: u64, index: u64) -> i32 {
     let mut z = seed.wrapping_add((index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -46,7 +46,7 @@ fn sum(seed: u64, index: u64) -> i32 {
 mod tests {
     use super::*;
 
-    /// The first numbers of SplitMix64 with the seed 1234567, as its authors' C code prints them.
+    /// The first outputs of SplitMix64 with the seed 1234567, as printed by its authors' C code.
     const KNOWN: [u64; 3] = [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423];
 
     #[test]

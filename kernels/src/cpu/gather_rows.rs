@@ -1,4 +1,4 @@
-//! Copying chosen rows.
+//! Copies chosen rows.
 
 use super::{
     memory::{Rows, indices, write_rows},

@@ -1,4 +1,4 @@
-//! The matrix product with a weight: candle's own engine (the `gemm` crate) on leased memory, panel by panel.
+//! The matrix product with a weight, panel by panel, by the `gemm` crate that candle uses.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{DType, Tensor, ops::linear::Call, target::CPU_PANEL_ROWS};
 
-/// Rows of `x` up to which the product is a few inner products a weight row, and packing does not pay.
+/// Most rows of `x` for which the product is computed as dot products, because packing would not pay.
 const FEW_ROWS: usize = 4;
 
 pub(super) fn linear(threads: &Threads, call: Call<'_>) {
@@ -34,7 +34,7 @@ pub(super) fn linear(threads: &Threads, call: Call<'_>) {
     });
 }
 
-/// Where the panel lies as `f32`, `[rows, in_features]`: in the weight itself, or widened into the worker's scratch.
+/// The panel as `f32`, `[rows, in_features]`: the weight itself, or a copy widened into the worker's scratch.
 #[inline(always)]
 fn panel_weight<'a>(panel: &'a Tensor<'a>, scratch: &'a mut [f32]) -> &'a [f32] {
     if panel.dtype() == DType::F32 {
@@ -47,26 +47,26 @@ fn panel_weight<'a>(panel: &'a Tensor<'a>, scratch: &'a mut [f32]) -> &'a [f32] 
     scratch
 }
 
-/// The product with one panel of weight rows, in the panel's columns of the output or added to them.
+/// Computes the panel's columns of the output, or adds to them.
 fn multiply_many(call: &Call<'_>, columns: Range<usize>, weight: &[f32]) {
     let (rows, in_features) = (call.x.rows(), call.weight.columns());
     assert_eq!(weight.len(), columns.len() * in_features, "a whole panel");
     let x = Matrix { start: start_of(&call.x), strides: [call.x.pitch(), 1] };
     let weight = Matrix { start: weight.as_ptr(), strides: [1, in_features] };
-    // SAFETY: `x` and the panel's columns of `out` are inside tensors whose shapes the front has checked, and each
-    // panel writes columns of its own.
+    // SAFETY: `x` and the panel's columns of `out` are inside tensors whose shapes the front has checked, and no other
+    // panel writes these columns.
     unsafe {
         let out = start_of::<f32>(&call.out).add(columns.start);
         multiply([rows, in_features, columns.len()], (out, call.out.pitch()), call.accumulate, x, weight);
     }
 }
 
-/// As `multiply_many`, by inner products.
+/// As `multiply_many`, by dot products.
 #[inline(always)]
 fn multiply_few(call: &Call<'_>, columns: Range<usize>, weight: &[f32]) {
     let (x, out) = (Rows::<f32>::of(&call.x), Output::of(&call.out));
     for row in 0..call.x.rows() {
-        // SAFETY: each panel writes columns of its own.
+        // SAFETY: no other panel writes these columns.
         let out = unsafe { out.part(row, columns.start, columns.len()) };
         for (out, weight) in out.iter_mut().zip(weight.chunks_exact(call.weight.columns())) {
             let product = dot(x.row(row), weight);
@@ -75,12 +75,12 @@ fn multiply_few(call: &Call<'_>, columns: Range<usize>, weight: &[f32]) {
     }
 }
 
-/// Adds the panel's part of the bias to its columns of the output, while they are near.
+/// Adds the panel's part of the bias to its columns of the output, while they are in cache.
 #[inline(always)]
 fn add_bias(call: &Call<'_>, columns: Range<usize>, bias: &[f32]) {
     let out = Output::of(&call.out);
     for row in 0..call.x.rows() {
-        // SAFETY: each panel writes columns of its own.
+        // SAFETY: no other panel writes these columns.
         let out = unsafe { out.part(row, columns.start, columns.len()) };
         out.iter_mut().zip(bias).for_each(|(out, bias)| *out += bias);
     }

@@ -1,4 +1,4 @@
-//! The one place that turns views into pointers and slices.
+//! The only place that turns views into pointers and slices.
 
 use std::{marker::PhantomData, ops::Range, slice};
 
@@ -7,23 +7,23 @@ use half::{bf16, f16, slice::HalfFloatSliceExt};
 use super::threads::Threads;
 use crate::{DType, Element, Tensor};
 
-/// Where host memory ends on the machines of today. A dry workspace hands out addresses far above.
+/// End of host addresses on current machines. A dry workspace hands out addresses far above it.
 const HOST_ADDRESSES_END: u64 = 1 << 56;
 
-/// Where `tensor` starts. A view on no host memory, or another element type, is our own bug.
+/// The first element of `tensor`. Panics if it is not on host memory or has another element type.
 pub(super) fn start_of<E: Element>(tensor: &Tensor<'_>) -> *mut E {
     assert_eq!(tensor.dtype(), E::DTYPE, "a view of another type");
     host_bytes(tensor).cast()
 }
 
-/// Where `tensor` starts, whatever it holds.
+/// The first byte of `tensor`, whatever its type. Panics if it is not on host memory.
 pub(super) fn host_bytes(tensor: &Tensor<'_>) -> *mut u8 {
     let address = tensor.address().0;
     assert!(address < HOST_ADDRESSES_END, "a view that a plan has made, on no memory");
     address as *mut u8
 }
 
-/// The rows of a tensor, to read.
+/// The rows of a tensor, read-only.
 #[derive(Clone, Copy)]
 pub(super) struct Rows<'a, E> {
     start: *const E,
@@ -33,13 +33,13 @@ pub(super) struct Rows<'a, E> {
     memory: PhantomData<&'a [E]>,
 }
 
-// SAFETY: it is a shared slice in all but layout, of elements that are Send and Sync.
+// SAFETY: apart from its layout it is a shared slice, of elements that are Send and Sync.
 unsafe impl<E: Element> Send for Rows<'_, E> {}
 // SAFETY: as above.
 unsafe impl<E: Element> Sync for Rows<'_, E> {}
 
 impl<'a, E: Element> Rows<'a, E> {
-    /// Reads `tensor`. Another element type is our own bug.
+    /// Reads `tensor`. Panics if it has another element type.
     pub(super) fn of(tensor: &'a Tensor<'_>) -> Self {
         Rows {
             start: start_of(tensor),
@@ -50,21 +50,21 @@ impl<'a, E: Element> Rows<'a, E> {
         }
     }
 
-    /// One row. Out of bounds, a bad index in an operand most likely, is our own bug.
+    /// One row. Panics if out of bounds, most likely because of a bad index in an operand.
     pub(super) fn row(&self, row: usize) -> &'a [E] {
         assert!(row < self.rows, "row {row} of {}", self.rows);
-        // SAFETY: a tensor's maker vouches for its rows, and the row is one of them; nothing writes an operand
-        // while the operation runs.
+        // SAFETY: a tensor's maker vouches for its rows, of which this is one, and nothing writes an operand while the
+        // operation runs.
         unsafe { slice::from_raw_parts(self.start.add(row * self.pitch), self.columns) }
     }
 
-    /// What lies from `length` elements at `column` of the first of `rows` to those of the last, other columns between
-    /// them included.
+    /// The elements from column `column` of the first of `rows` to column `column + length` of the last, including the
+    /// columns between them.
     pub(super) fn span(&self, rows: Range<usize>, column: usize, length: usize) -> &'a [E] {
         assert!(rows.start < rows.end && rows.end <= self.rows && column + length <= self.columns, "a span outside");
         let elements = (rows.len() - 1) * self.pitch + length;
-        // SAFETY: it starts and ends inside rows that the tensor's maker vouches for; what lies between belongs to the
-        // tensor that this is a view of, and nothing writes that either.
+        // SAFETY: it starts and ends in rows that the tensor's maker vouches for. The elements between them belong to
+        // the tensor that this is a view of, and nothing writes those either.
         unsafe { slice::from_raw_parts(self.start.add(rows.start * self.pitch + column), elements) }
     }
 
@@ -81,12 +81,12 @@ impl<'a, E: Element> Rows<'a, E> {
     }
 }
 
-/// Indices `[n]`, to read.
+/// Indices `[n]`, read-only.
 pub(super) fn indices<'a>(tensor: &'a Tensor<'_>) -> &'a [u32] {
     Rows::of(tensor).all()
 }
 
-/// The rows of an output, for several threads that each write parts of their own.
+/// The rows of an output, for threads that each write separate parts.
 pub(super) struct Output<'a> {
     start: *mut f32,
     rows: usize,
@@ -95,11 +95,11 @@ pub(super) struct Output<'a> {
     memory: PhantomData<&'a [f32]>,
 }
 
-// SAFETY: each part is given to one thread (see `part`), and floats may be sent.
+// SAFETY: each part is given to one thread (see `part`), and floats are Send.
 unsafe impl Sync for Output<'_> {}
 
 impl<'a> Output<'a> {
-    /// Writes `tensor`, which the operation's front took for it or borrows alone.
+    /// Writes `tensor`, which the operation's front took for it or borrows exclusively.
     pub(super) fn of(tensor: &'a Tensor<'_>) -> Self {
         Output {
             start: start_of(tensor),
@@ -110,19 +110,19 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// `length` elements of a row, from a column on.
+    /// `length` elements of a row, starting at `column`.
     ///
     /// # Safety
-    /// While the slice lives no other overlaps it.
+    /// No other slice overlaps it while it is alive.
     #[allow(clippy::mut_from_ref, reason = "the caller keeps the parts apart")]
     pub(super) unsafe fn part(&self, row: usize, column: usize, length: usize) -> &'a mut [f32] {
         assert!(row < self.rows && column + length <= self.columns, "a part outside of the output");
-        // SAFETY: the tensor's maker vouches for its rows, the part is inside one, and the caller keeps parts apart.
+        // SAFETY: the tensor's maker vouches for its rows, the part is inside one, and the caller keeps parts disjoint.
         unsafe { slice::from_raw_parts_mut(self.start.add(row * self.pitch + column), length) }
     }
 }
 
-/// The equal shares of declared scratch, one for each worker.
+/// Equal shares of declared scratch, one per worker.
 pub(super) struct Scratch<'a> {
     start: *mut f32,
     elements: usize,
@@ -130,7 +130,7 @@ pub(super) struct Scratch<'a> {
     memory: PhantomData<&'a [f32]>,
 }
 
-// SAFETY: each share is one worker's, and floats may be sent.
+// SAFETY: each share belongs to one worker, and floats are Send.
 unsafe impl Sync for Scratch<'_> {}
 
 impl<'a> Scratch<'a> {
@@ -139,10 +139,10 @@ impl<'a> Scratch<'a> {
         Scratch { start: start_of(tensor), elements: tensor.shape().elements(), share, memory: PhantomData }
     }
 
-    /// The share of `worker`. More workers than were declared is our own bug.
+    /// The share of `worker`. Panics if there are more workers than declared.
     ///
     /// # Safety
-    /// While the slice lives it is the only one of this worker.
+    /// The worker has no other such slice while this one is alive.
     #[allow(clippy::mut_from_ref, reason = "each worker has a share of its own")]
     pub(super) unsafe fn of_worker(&self, worker: usize) -> &'a mut [f32] {
         assert!((worker + 1) * self.share <= self.elements, "the declared scratch has a share for each worker");
@@ -151,7 +151,7 @@ impl<'a> Scratch<'a> {
     }
 }
 
-/// Calls `write(row, elements)` for each row of `out`. An element costs as much as `cost` multiply-adds.
+/// Calls `write(row, elements)` for each row of `out`. `cost` is the multiply-adds that an element takes.
 pub(super) fn write_rows(threads: &Threads, out: &Tensor<'_>, cost: usize, write: impl Fn(usize, &mut [f32]) + Sync) {
     let (output, rows, columns) = (Output::of(out), out.rows(), out.columns());
     threads.share(rows, rows * columns * cost, |_, row| {
@@ -167,7 +167,7 @@ pub(super) fn widen(tensor: &Tensor<'_>, row: usize, out: &mut [f32]) {
         DType::F32 => out.copy_from_slice(Rows::<f32>::of(tensor).row(row)),
         DType::F16 => Rows::<f16>::of(tensor).row(row).convert_to_f32_slice(out),
         DType::BF16 => {
-            // A bf16 is the upper half of an f32; spelled out, the compiler widens eight at once.
+            // A bf16 is the upper half of an f32. Written out like this, the compiler widens eight at once.
             let row = Rows::<bf16>::of(tensor).row(row);
             assert_eq!(row.len(), out.len(), "a row widened into another length");
             for (out, half) in out.iter_mut().zip(row) {

@@ -1,5 +1,5 @@
 //! The backend that computes on leased host memory, with `f32` activations. It is the reference for the others: plain
-//! loops, one file an operation, checked against candle.
+//! loops, one file per operation, checked against candle.
 
 mod add_layer_norm;
 mod add_rms_norm;
@@ -30,17 +30,17 @@ use threads::Threads;
 
 use crate::{Backend, KernelError, Target, ops};
 
-/// Computes on host memory with the thread that calls and some of its own.
+/// Computes on host memory with the calling thread and a pool of its own.
 ///
-/// Only views on *host* memory may be given to it: what a [`Scope`](crate::Scope) takes from a workspace over a host
-/// segment, and persistent views whose maker vouched for them.
+/// Every view passed to it must be on *host* memory: taken by a [`Scope`](crate::Scope) from a workspace over a host
+/// segment, or persistent and vouched for by its maker.
 pub struct Cpu {
     target: Target,
     threads: Threads,
 }
 
 impl Cpu {
-    /// A backend that shares an operation between `threads` threads (at least one), the one that calls included.
+    /// A backend that shares each operation between `threads` threads (at least one), including the calling one.
     ///
     /// # Panics
     /// If the operating system refuses the threads.

@@ -1,4 +1,4 @@
-//! Patches.
+//! Cuts pictures into normalised patches.
 
 use super::{
     memory::{Rows, write_rows},
@@ -6,7 +6,7 @@ use super::{
 };
 use crate::ops::patchify::{CHANNELS, Call, PatchSize};
 
-/// What a value costs, in multiply-adds: a division, and bytes three apart.
+/// Cost per value in multiply-adds: a division, and bytes that are three apart.
 const VALUE_COST: usize = 4;
 
 pub(super) fn patchify(threads: &Threads, call: Call<'_>) {

@@ -1,4 +1,4 @@
-//! What is added to a residual.
+//! Addition to a residual.
 
 use super::{
     memory::{Rows, write_rows},
@@ -6,7 +6,7 @@ use super::{
 };
 use crate::Tensor;
 
-/// `residual = residual + x`, rounded to what it is kept as.
+/// `residual = residual + x`, rounded to the residual's type.
 pub(super) fn add(threads: &Threads, x: &Tensor<'_>, residual: &Tensor<'_>) {
     let x = Rows::<f32>::of(x);
     write_rows(threads, residual, 1, |row, residual| {

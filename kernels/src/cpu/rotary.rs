@@ -10,7 +10,7 @@ pub(super) fn rotary(threads: &Threads, call: Call<'_>) {
     turn(threads, &call.x, call.heads, &call.positions, &call.frequencies, call.sections);
 }
 
-/// Turns the first `heads` heads of each row of `x`.
+/// Rotates the first `heads` heads of each row of `x`.
 pub(super) fn turn(
     threads: &Threads,
     x: &Tensor<'_>,
@@ -22,7 +22,7 @@ pub(super) fn turn(
     let positions = Rows::<u32>::of(positions);
     let frequencies = Rows::<f32>::of(frequencies).all();
     let pairs = frequencies.len();
-    // The axis of each pair, spelled out once.
+    // The axis of each pair.
     let axes: Vec<usize> =
         sections.iter().enumerate().flat_map(|(axis, count)| std::iter::repeat_n(axis, *count)).collect();
     write_rows(threads, x, 8, |row, x| {

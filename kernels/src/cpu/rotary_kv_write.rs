@@ -1,4 +1,4 @@
-//! Turning queries and keys, and writing keys and values into blocks.
+//! Rotates queries and keys, and writes keys and values into blocks.
 
 use std::slice;
 
@@ -22,7 +22,7 @@ pub(super) fn rotary_kv_write(threads: &Threads, call: Call<'_>) {
         let keys_values = &rows.row(row)[call.heads * shape.head_dim..];
         for (half, source) in keys_values.chunks_exact(columns).enumerate() {
             for (head, vector) in source.chunks_exact(shape.head_dim).enumerate() {
-                // SAFETY: the layer's maker vouches that only this lane touches it, and it does nothing else now.
+                // SAFETY: the layer's maker vouches that only this lane uses it, and this lane is here.
                 let vectors = unsafe {
                     slice::from_raw_parts_mut(place(call.layer, block, half, head), BLOCK_TOKENS * shape.head_dim)
                 };
@@ -35,13 +35,13 @@ pub(super) fn rotary_kv_write(threads: &Threads, call: Call<'_>) {
 /// The sixteen keys (half 0) or values (half 1) of one head in a block.
 ///
 /// # Safety
-/// While the slice lives nothing writes the layer.
+/// Nothing writes the layer while the slice is alive.
 pub(super) unsafe fn cached(layer: &KvLayer, block: usize, half: usize, head: usize) -> &[f32] {
-    // SAFETY: the layer's maker vouches for its memory, and the caller that nothing writes it.
+    // SAFETY: the layer's maker vouches for its memory, and the caller ensures that nothing writes it.
     unsafe { slice::from_raw_parts(place(layer, block, half, head), BLOCK_TOKENS * layer.shape.head_dim) }
 }
 
-/// Where they lie. Out of bounds is our own bug.
+/// Address of those keys or values. Panics if out of bounds.
 fn place(layer: &KvLayer, block: usize, half: usize, head: usize) -> *mut f32 {
     let shape = layer.shape;
     assert!(block < layer.blocks, "block {block} of a layer of {} blocks", layer.blocks);

@@ -1,4 +1,4 @@
-//! A token for each row of logits.
+//! Chooses a token for each row of logits.
 
 use std::{borrow::Cow, slice, sync::OnceLock};
 
@@ -15,10 +15,10 @@ use crate::{
     target::CPU_SAMPLE_ROOM,
 };
 
-/// Multiply-adds that an element is worth: it is looked at a few times.
+/// Cost per logit in multiply-adds; each is read several times.
 const COST: usize = 8;
 
-/// What became of a row.
+/// The result for one row.
 struct Answer {
     chosen: Result<u32, Fault>,
     log_probability: f32,
@@ -27,7 +27,7 @@ struct Answer {
 
 pub(super) fn sample(threads: &Threads, call: Call<'_>) {
     let SampleLayout { rows, vocabulary } = call.layout;
-    // SAFETY: the front borrows both alone for this call.
+    // SAFETY: the front borrows both exclusively for this call.
     let (chosen, report) = unsafe {
         let words = |tensor, count| slice::from_raw_parts_mut(start_of::<u32>(tensor), count);
         (words(&call.chosen, call.chosen.rows()), words(&call.report, call.report.rows()))
@@ -55,13 +55,13 @@ pub(super) fn sample(threads: &Threads, call: Call<'_>) {
     }
 }
 
-/// The room of a worker in its share of the scratch.
+/// Divides a worker's share of the scratch.
 fn room_in(share: &mut [f32], vocabulary: usize) -> ChoiceScratch<'_> {
     let (weights, share) = share.split_at_mut(2 * vocabulary);
     let (candidates, share) = share.split_at_mut(2 * vocabulary);
     let (changed, tally) = share.split_at_mut(vocabulary);
     assert!(weights.as_ptr().cast::<f64>().is_aligned(), "shares are of whole 8 bytes");
-    // SAFETY: each is as many bytes as what is made of it, aligned for it, and any bits are one of its values.
+    // SAFETY: each slice has the size and alignment of its new type, for which all bits are valid.
     unsafe {
         ChoiceScratch {
             weights: slice::from_raw_parts_mut(weights.as_mut_ptr().cast::<f64>(), vocabulary),
@@ -72,7 +72,7 @@ fn room_in(share: &mut [f32], vocabulary: usize) -> ChoiceScratch<'_> {
     }
 }
 
-/// A batch as it came to the device.
+/// A packed batch as uploaded.
 struct Asked<'a> {
     words: &'a [u32],
     layout: SampleLayout,
@@ -116,13 +116,13 @@ impl Asked<'_> {
         }
     }
 
-    /// A row's list.
+    /// A row's list of one kind.
     fn listed(&self, list: SampleList, at: usize) -> &[u32] {
         let starts = &self.words[self.layout.starts(list)];
         &self.words[starts[at] as usize..starts[at + 1] as usize]
     }
 
-    /// Tokens with those in place that the step before has chosen and the host has not seen.
+    /// Replaces tokens that the host did not know yet by what the previous step chose.
     fn seen<'t>(&self, tokens: &'t [u32]) -> Cow<'t, [u32]> {
         if tokens.iter().all(|token| token & PREVIOUS == 0) {
             return Cow::Borrowed(tokens);

@@ -1,4 +1,4 @@
-//! Writing rows to chosen places.
+//! Writes rows to chosen places.
 
 use super::{
     memory::{Output, Rows, indices},

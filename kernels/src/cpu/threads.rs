@@ -1,20 +1,20 @@
-//! The threads that share an operation: the caller's own and a few beside it.
+//! The threads that share an operation: the calling one and a pool.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use pulp::Arch;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-/// Multiply-adds, or what takes as long, that a thread should find to do: handing work to a sleeping thread and
-/// hearing back costs some ten microseconds.
+/// Fewest multiply-adds, or equivalent work, per thread: handing work to a sleeping thread and waiting for it costs
+/// about ten microseconds.
 const COST_PER_THREAD: usize = 1 << 16;
 
-/// How many pieces a thread's share is cut into, so that one that starts late leaves less behind: with 4, two threads had
-/// the 14 panels of a small model's product as 8 and 6.
+/// Pieces per thread's share, so that a thread that starts late leaves less undone. With 4, two threads split the 14
+/// panels of a small model's product as 8 and 6.
 const PIECES_PER_THREAD: usize = 16;
 
 pub(super) struct Threads {
-    /// Those beside the caller's.
+    /// The pool, without the calling thread.
     others: Option<ThreadPool>,
     count: usize,
 }
@@ -31,13 +31,13 @@ impl Threads {
         Threads { others, count }
     }
 
-    /// Calls `work(worker, item)` once for each item, on as many threads as the `cost` of all is worth.
+    /// Calls `work(worker, item)` once per item, on as many threads as the total `cost` justifies.
     ///
-    /// No two calls with the same `worker`, which is below the number of threads, run at the same time. Which worker
-    /// gets an item is open: what an item computes must not depend on it.
+    /// `worker` is below the number of threads, and no two calls with the same `worker` run at the same time. Which
+    /// worker gets an item is unspecified, so an item's result must not depend on it.
     ///
-    /// `work` is compiled for each set of vector instructions that machines have, with what is inlined into it: the same
-    /// operations in the same order, and so the same bits, in wider registers.
+    /// `work`, with everything inlined into it, is compiled for each set of vector instructions. All versions do the
+    /// same operations in the same order, so they give the same bits in wider registers.
     pub(super) fn share(&self, items: usize, cost: usize, work: impl Fn(usize, usize) + Sync) {
         let workers = self.count.min(items).min(cost / COST_PER_THREAD + 1).max(1);
         let piece = items.div_ceil(workers * PIECES_PER_THREAD);

@@ -8,24 +8,24 @@ use crate::{
 
 pub(super) fn upload(_: &Threads, call: Upload<'_>) {
     assert_eq!(call.source.len() as u64, call.out.bytes().0, "upload of another size");
-    // SAFETY: the maker of `out` vouches for its bytes, and the caller's own memory does not overlap a segment.
+    // SAFETY: the maker of `out` vouches for its bytes, and the caller's memory does not overlap a segment.
     unsafe { std::ptr::copy_nonoverlapping(call.source.as_ptr(), host_bytes(&call.out), call.source.len()) };
 }
 
 pub(super) fn download(_: &Threads, call: Download<'_>) {
     assert_eq!(call.out.len() as u64, call.source.bytes().0, "download of another size");
-    // SAFETY: as above, the other way round.
+    // SAFETY: as above, in the other direction.
     unsafe { std::ptr::copy_nonoverlapping(host_bytes(&call.source), call.out.as_mut_ptr(), call.out.len()) };
 }
 
 pub(super) fn download_later(threads: &Threads, call: DownloadLater<'_>) -> Box<dyn Arrival> {
-    // Whatever was called before is done: it has come before anybody waits.
+    // Everything called before is already done, so the copy can be made at once.
     let mut bytes = vec![0; call.source.bytes().as_usize()];
     download(threads, Download { source: call.source, out: &mut bytes });
     Box::new(Copied(bytes))
 }
 
-/// Bytes as they were when they were asked for: work that is called later may write their place again.
+/// A snapshot of the source's bytes, which later work may overwrite.
 struct Copied(Vec<u8>);
 
 impl Arrival for Copied {

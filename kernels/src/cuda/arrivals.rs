@@ -1,5 +1,5 @@
-//! Bytes on their way to the host, each behind a mark in the stream: the host waits for one without stopping what was
-//! launched behind it.
+//! Bytes on their way to the host, each followed by an event in the stream. The host can wait for one without waiting
+//! for later launches.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,9 +9,9 @@ use cudarc::driver::sys;
 use super::stream::{Event, Stream};
 use crate::{KernelError, Tensor, ops::transfer::Arrival};
 
-/// Places that are free: page-locked memory with a mark. A lane has two steps under way, so a few are all there ever are,
-/// and two of them are long: the stress before READY makes them as long as the envelope can ask for, since a worst case
-/// has the scores of every token come home twice at once.
+/// Free places: page-locked memory with an event. A lane has two steps under way, so there are only ever a few, two of
+/// them long. The stress before READY makes those as long as the envelope can require, since a worst case downloads
+/// every token's scores for two steps at once.
 #[derive(Clone)]
 pub(super) struct Arrivals(Arc<Mutex<Vec<Place>>>);
 
@@ -20,22 +20,22 @@ struct Place {
     come: Event,
 }
 
-/// The shortest place: most of what comes is a few tokens, and the reports of 1,524 sequences with all of their likeliest
-/// are no longer. Others are as many of these as they have to be: the logits of 256 sequences of a large vocabulary are
-/// 149 MiB, and the next power of two would lock 107 more for nothing.
+/// The shortest place. Most downloads are a few tokens, and the reports of 1,524 sequences with all of their likeliest
+/// tokens fit as well. Longer places are a multiple of this: the logits of 256 sequences of a large vocabulary are 149
+/// MiB, and rounding up to a power of two would lock 107 MiB more for nothing.
 const SHORTEST: Bytes = Bytes::kib(256);
 
-/// How a copy finds its place.
+/// Where a copy goes.
 #[derive(Debug, PartialEq, Eq)]
 enum Find {
-    /// The free place of this number.
+    /// The free place with this index.
     Free(usize),
-    /// A new one of so many bytes; the free one of that number is too short for what comes nowadays, and goes.
+    /// A new place of this many bytes. The free place with this index, if any, has become too short and is dropped.
     New(Bytes, Option<usize>),
 }
 
-/// The shortest of the `free` places (their lengths) that is long enough for `bytes`, or a new one. Where a long one is
-/// made, the longest that was too short goes, so that there are never more long places than copies at once.
+/// The shortest of the `free` places (given as lengths) that holds `bytes`, or a new one. Making a long place discards
+/// the longest one that was too short, so there are never more long places than concurrent copies.
 fn find(free: impl Iterator<Item = usize> + Clone, bytes: usize) -> Find {
     let fits = free.clone().enumerate().filter(|(_, length)| *length >= bytes);
     if let Some((index, _)) = fits.min_by_key(|(_, length)| *length) {
@@ -63,7 +63,7 @@ impl Coming {
         let bytes = source.bytes().as_usize();
         let place = free.take(bytes, device)?;
         if bytes > 0 {
-            // SAFETY: the place is as long and nobody else's; the tensor's maker vouches for the source.
+            // SAFETY: the place is long enough and exclusively ours; the tensor's maker vouches for the source.
             let copied = unsafe {
                 sys::cuMemcpyDtoHAsync_v2(place.memory.address().cast(), source.address().0, bytes, stream.raw())
             };
@@ -75,8 +75,7 @@ impl Coming {
 }
 
 impl Arrivals {
-    /// Two short places from the start, one for each step under way: the long ones that the stress makes are then free for
-    /// what needs them.
+    /// Starts with two short places, one for each step under way, so that small copies leave the long ones free.
     pub(super) fn new(device: &Arc<CudaDevice>) -> Result<Self, DeviceError> {
         let place = |_| Ok(Place { memory: device.pinned(SHORTEST)?, come: Event::new(device)? });
         Ok(Arrivals(Arc::new(Mutex::new((0..2).map(place).collect::<Result<_, DeviceError>>()?))))
@@ -92,7 +91,7 @@ impl Arrivals {
             }
         };
         if let Some(place) = outgrown {
-            // Nobody may have waited for the last copy into it.
+            // The last copy into it may still be running.
             place.come.wait()?;
         }
         Ok(Place { memory: device.pinned(length)?, come: Event::new(device)? })
@@ -108,14 +107,14 @@ impl Arrival for Coming {
         let place = self.place.as_ref().expect("it is there until it drops");
         assert_eq!(out.len(), self.bytes, "as many bytes as are coming");
         place.come.wait()?;
-        // SAFETY: the copy is done, and the place is as long.
+        // SAFETY: the copy is done, and the place is long enough.
         unsafe { std::ptr::copy_nonoverlapping(place.memory.address(), out.as_mut_ptr(), out.len()) };
         Ok(())
     }
 }
 
 impl Drop for Coming {
-    /// The place may be used again at once: what comes next comes through the same stream, behind this.
+    /// The place may be reused at once: the next copy is later in the same stream.
     fn drop(&mut self) {
         let mut free = self.free.0.lock().unwrap_or_else(PoisonError::into_inner);
         free.extend(self.place.take());
@@ -128,7 +127,7 @@ mod tests {
 
     const ROW: usize = 152_064 * 4;
 
-    /// Copies one after the other, from what an engine has at its start; gives the lengths of all places then.
+    /// Runs the copies one after another from an engine's initial places; returns the lengths of all places afterwards.
     fn after(copies: impl IntoIterator<Item = usize>) -> Vec<usize> {
         let mut places = vec![SHORTEST.as_usize(); 2];
         for bytes in copies {

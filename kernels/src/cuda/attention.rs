@@ -1,4 +1,4 @@
-//! Launches of attention: many rows on tensor cores, single rows split over their pasts.
+//! Launches of attention: many rows on tensor cores, and single rows split along their contexts.
 
 use super::{
     Cuda,
@@ -10,50 +10,50 @@ use super::{
 };
 use crate::{BLOCK_TOKENS, DType, KernelError, Tensor, ops};
 
-/// Query vectors of a tile, and threads that work on it, where no kernel is made for the device.
+/// Query vectors per tile, and threads per tile, on devices without a kernel of their own.
 const TILE_QUERIES: usize = 64;
 const TILE_THREADS: usize = 128;
 
-/// Rows of a stretch that one tile holds.
+/// Most rows of a stretch that fit in one tile.
 const WINDOW_ROWS: usize = 64;
 
-/// A kernel of Hopper's: its tile, its threads and its shared memory.
+/// A Hopper kernel: query vectors per tile, threads, and bytes of shared memory.
 struct Hopper {
     queries: usize,
     threads: usize,
     shared: usize,
 }
 
-/// Over the cache, heads of 128.
+/// Over the cache, for heads of 128.
 const HOPPER_PAGED: Hopper = Hopper { queries: HOPPER_TILE, threads: 384, shared: 196_608 };
 
-/// The keys that a part of a split tile has at least: fewer are not worth the second launch.
+/// Fewest keys in one part of a split tile; with fewer, the second launch costs more than it saves.
 const SPLIT_KEYS: usize = 512;
 
-/// Warps of a block that adds up parts; each adds up one query vector.
+/// Warps per block of the kernel that merges parts; each merges one query vector.
 const COMBINE_WARPS: usize = 8;
 
-/// Over packed rows, heads of 80.
+/// Over packed rows, for heads of 80.
 const HOPPER_PACKED: Hopper = Hopper { queries: 192, threads: 512, shared: 133_120 };
 
 impl Hopper {
-    /// As many blocks as run at once; each takes one job after the other.
+    /// As many blocks as run at once, at most; each takes one job after another.
     fn extent(&self, jobs: usize, processors: usize) -> Extent {
         Extent { grid: [jobs.min(processors), 1, 1], block: [self.threads, 1], shared: self.shared }
     }
 }
 
-/// Tiles of queries, at most: each sequence but for the first may begin another.
+/// An upper bound on tiles of queries: each sequence after the first may start a new tile.
 fn tiles(tile: usize, vectors: usize, sequences: usize) -> usize {
     (vectors + (tile - 1) * sequences) / tile
 }
 
-/// What `attention_decode.cu` is told: that the past is there, and that weights are the first to go from the L2 cache, so
-/// that keys and values should be too.
+/// Flags of `attention_decode.cu`: the context was written before this step; and the weights are the first to be
+/// evicted from the L2 cache, so keys and values should be too.
 const PAST_IS_THERE: u32 = 1;
 const OTHERS_READ_ONCE: u32 = 2;
 
-/// Counters that `attention_decode.cu` has: one a worker.
+/// Counters in `attention_decode.cu`, one per worker.
 const DECODE_COUNTERS: usize = 2048;
 
 pub(super) fn paged(cuda: &Cuda, call: ops::attention_paged::Call<'_>) -> Result<(), KernelError> {
@@ -64,7 +64,7 @@ pub(super) fn paged(cuda: &Cuda, call: ops::attention_paged::Call<'_>) -> Result
     prefill(cuda, &call, singles)
 }
 
-/// The first `sequences`, each of one row.
+/// Decodes the first `sequences`, which have one row each.
 fn decode(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, sequences: usize) -> Result<(), KernelError> {
     let (shape, group) = (call.layer.shape, call.heads / call.layer.shape.kv_heads);
     let (processors, shared_most) = (cuda.kernels.target.processors, cuda.kernels.functions.shared_most());
@@ -78,9 +78,9 @@ fn decode(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, sequences: usize) 
     let partials = launch.part_numbers(shape.head_dim) * DType::F32.size();
     assert!(partials <= call.scratch.bytes().as_usize(), "the target declares what decoding takes");
     assert!(launch.workers <= DECODE_COUNTERS, "no device has so many multiprocessors");
-    // A step of single rows alone writes no key that another sequence has in its past, so those are read early.
+    // A step of single rows alone writes no key that another sequence has in its context, so contexts are read early.
     let past_is_there = sequences == call.sequences.context_lengths.rows();
-    // Our products of few rows read their weights so.
+    // Our products of few rows mark their weights for first eviction.
     let others_read_once = call.queries.rows() <= linear_few::ROWS_MAX && cuda.kernels.functions.is_machine_code();
     let flags = u32::from(past_is_there) * PAST_IS_THERE + u32::from(others_read_once) * OTHERS_READ_ONCE;
     let arguments = arguments![
@@ -109,11 +109,11 @@ fn decode(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, sequences: usize) 
     unsafe { cuda.launch(&kernel, extent, arguments) }
 }
 
-/// The sequences from `first_sequence` on.
+/// Computes the sequences from `first_sequence` on.
 fn prefill(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, first_sequence: usize) -> Result<(), KernelError> {
     let (shape, processors) = (call.layer.shape, cuda.kernels.target.processors);
     let sequences = call.sequences.context_lengths.rows();
-    // Each of the first has one row.
+    // Each sequence before `first_sequence` has one row.
     let (rows, left) = (call.queries.rows() - first_sequence, sequences - first_sequence);
     if rows == 0 || left == 0 {
         return Ok(());
@@ -164,7 +164,7 @@ fn prefill(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, first_sequence: u
     }
 }
 
-/// Adds up the parts of tiles that were split.
+/// Merges the parts of split tiles.
 fn combine(
     cuda: &Cuda,
     call: &ops::attention_paged::Call<'_>,
@@ -193,12 +193,12 @@ fn combine(
     unsafe { cuda.launch(&kernel, extent, arguments) }
 }
 
-/// The cache as the copy engine sees it: sixteen tokens of one head, keys or values, at a time.
+/// The cache as the copy engine sees it: one piece is the keys or values of sixteen tokens of one head.
 fn cache_map(call: &ops::attention_paged::Call<'_>) -> Result<TensorMap, KernelError> {
     let shape = call.layer.shape;
     let pieces = (call.layer.blocks * 2 * shape.kv_heads) as u64;
     let layout = Layout {
-        // Columns of a half, eight tokens, halves, the next eight tokens, pieces.
+        // Columns of half a head, eight tokens, halves, the next eight tokens, pieces.
         dimensions: &[64, 8, 2, BLOCK_TOKENS as u64 / 8, pieces],
         strides: &[256, 128, 2048, 4096],
         cube: &[64, 8, 2, 2, 1],
@@ -234,7 +234,7 @@ pub(super) fn packed(cuda: &Cuda, call: ops::attention_packed::Call<'_>) -> Resu
     unsafe { cuda.launch(&kernel, extent, places(arguments)) }
 }
 
-/// Packed rows as the copy engine sees them: 112 rows of one head at a time.
+/// Packed rows as the copy engine sees them: one copy is 112 rows of one head.
 fn packed_map(qkv: &Tensor<'_>, heads: usize) -> Result<TensorMap, KernelError> {
     let layout = Layout {
         // Columns of a fifth of a head, rows, fifths.

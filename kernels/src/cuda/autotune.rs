@@ -1,10 +1,10 @@
-//! Autotuning of products of few rows: for each that a pass has met, at some numbers of rows, whose product
-//! is the fastest. A product of a number in between is computed as the next larger one that was measured.
+//! Autotuning of products of up to 256 rows: finds the fastest implementation of each product that a pass has met, at
+//! several row counts. A count in between uses the result of the next larger one measured.
 //!
-//! A step of decoding reads each weight once, and no cache holds the last layer's when the next step comes. So a trial
-//! goes over the weights of several layers. Small kernels stand between the products, as they do in a model: what may
-//! start early does it behind one of them. What is measured here has run here: nothing of up to 256 rows has to be loaded
-//! later.
+//! A decode step reads each weight once, and no cache still holds the last layer's weights when the next step starts,
+//! so a trial cycles through the weights of several layers. Small kernels run between the products, as they do in a
+//! model, so that kernels that may start early do so after one of them. Everything measured here has run here, so no
+//! product of up to 256 rows has to load a kernel later.
 
 use std::{collections::BTreeMap, mem};
 
@@ -21,55 +21,54 @@ use super::{
 };
 use crate::{AUTOTUNED_LAYERS, DType, KernelError, Shape, Tensor, ops};
 
-/// Numbers of rows that are measured. Up to 64 they are those that our kernels are compiled for, and one: between two of
-/// them the same kernel runs, and takes as long. Beyond that they are whole tiles of 64 rows.
+/// Row counts to measure. Up to 64 they are 1 and the counts that our kernels are compiled for: between two of them the
+/// same kernel runs and takes as long. Above that they are whole tiles of 64 rows.
 const MEASURED_ROWS: [usize; 8] = [1, 8, 16, 32, 64, 128, 192, FEW_ROWS];
 
-/// Of those, the ones of a product that no pass has met with few rows: it is the vision tower's, where only the smallest
-/// picture alone has few, or a prompt's, and will be met with fewer when decoding is autotuned.
+/// Row counts for a product that no pass has met with few rows. It belongs to the vision tower, where only the smallest
+/// picture on its own has few rows, or to a prompt, and will be met with fewer when decoding is autotuned.
 const SELDOM_FEW: [usize; 2] = [64, FEW_ROWS];
 
-/// Weights of one trial at most: those of the layers that autotuning should run through.
+/// Most weights in one trial: one per layer that autotuning should run through.
 const WEIGHTS_MAX: usize = AUTOTUNED_LAYERS;
 
-/// Weights of so many bytes are not in the L2 cache when their turn comes again: it holds half of them.
+/// Weights of this many bytes have left the L2 cache when they are read again: the cache holds half of them.
 const COLD_BYTES: usize = 96 << 20;
 
-/// What is written before a trial of fewer: more than the L2 cache holds.
+/// Bytes written before a trial with smaller weights: more than the L2 cache holds.
 const WRITTEN_MAX: usize = 192 << 20;
 
-/// Products of a trial, for the first that each way has and for those of the finalists: fewer where so many would read
-/// more than this.
+/// Products per trial, in the first round and in the finals. Fewer if they would read more than `READ_MAX` bytes.
 const FIRST_TURNS: usize = 3;
 const TURNS: usize = 8;
 const READ_MAX: usize = 2 << 30;
 
-/// Proposals of the library that are tried where ours serves the product too, and how many times as long as ours the faster
-/// of them may take for the others to be tried as well. The driver loads each kernel of the library at its first use, which
-/// takes it three milliseconds: often most of what a trial takes. What was let go by is in `benches/h200.md`.
+/// Proposals of cuBLASLt that are always tried when our kernel supports the product, and how many times slower than
+/// ours the faster of them may be for the rest to be tried. Loading one of the library's kernels at its first use
+/// takes the driver 3 ms, often most of a trial's time. `benches/h200.md` lists what this skips.
 const GUESSES: usize = 2;
 const FAR_BEHIND: f32 = 1.15;
 
-/// Ways that are tried more than once, and how often: the shortest is what counts.
+/// Algorithms that reach the finals, and trials for each; the shortest time counts.
 const FINALISTS: usize = 4;
 const TRIALS: usize = 3;
 
-/// Milliseconds that `linear_few.cu` may take longer than the library and is chosen all the same. It reads weights while
-/// the kernel in front still runs and lets the one behind begin, which is worth more behind a kernel whose blocks end one
-/// by one, as attention's do, than behind the even one of a trial: in a step of 64 rows of 7B's shape that is about so much
-/// a product (`tools/gpu/products.py`).
+/// Milliseconds that `linear_few.cu` may be slower than cuBLASLt and still be chosen. It reads weights while the
+/// preceding kernel runs and lets the next one start early. That gains more after a kernel whose blocks end at
+/// different times, such as attention, than after the even kernel of a trial: about this much per product in a step of
+/// 64 rows of 7B's shape (`tools/gpu/products.py`).
 const HEAD_START: f32 = 1.5e-3;
 
-/// The products of autotuning.
+/// The products met while autotuning.
 #[derive(Default)]
 pub(super) struct Autotuner {
-    /// By how they look, with no rows.
+    /// By shape, with `rows` set to 0.
     met: BTreeMap<Product, Met>,
 }
 
 #[derive(Default)]
 struct Met {
-    /// Weights and biases of some layers.
+    /// Weights and biases of up to `WEIGHTS_MAX` layers.
     weights: Vec<(u64, Option<u64>)>,
     has_few_rows: bool,
 }
@@ -86,11 +85,11 @@ impl Autotuner {
     }
 }
 
-/// Measures what it has met and no other has measured.
+/// Measures each product met that has not been measured yet.
 pub(super) fn measure(cuda: &Cuda, call: ops::measure::Call<'_>) -> Result<(), KernelError> {
     cuda.enter()?;
     let Autotuner { met } = mem::take(&mut *cuda.autotuner.borrow_mut());
-    // What gates is held against the product that does not, so that comes first.
+    // A gated product is compared with the ungated one, which is therefore measured first.
     for gates in [false, true] {
         for (alike, met) in met.iter().filter(|(alike, _)| alike.gates == gates) {
             let measured = if met.has_few_rows { &MEASURED_ROWS[..] } else { &SELDOM_FEW };
@@ -99,7 +98,7 @@ pub(super) fn measure(cuda: &Cuda, call: ops::measure::Call<'_>) -> Result<(), K
                 if cuda.kernels.blas.measured().contains_key(&product) {
                     continue;
                 }
-                // What has no room here has none in a pass either.
+                // A product that does not fit here does not fit in a pass either.
                 let Some(trial) = Trial::within(cuda, product, &met.weights, &call.room) else { break };
                 if let Some(way) = trial.fastest()? {
                     cuda.kernels.blas.measured().insert(product, way);
@@ -111,33 +110,33 @@ pub(super) fn measure(cuda: &Cuda, call: ops::measure::Call<'_>) -> Result<(), K
     Ok(())
 }
 
-/// Of what was timed; infinite if nothing was.
+/// The shortest time; infinite if nothing was timed.
 fn shortest(timed: &[(f32, GemmAlgorithm)]) -> f32 {
     timed.iter().map(|(milliseconds, _)| *milliseconds).fold(f32::INFINITY, f32::min)
 }
 
-/// Whether one of the library's other proposals may be faster than ours, by how long its first ones and ours take. They are
-/// tried too where ours does not serve, or none of the first ones runs.
+/// Whether the library's other proposals may beat our kernel, given the times of its first ones and of ours. They are
+/// tried too if our kernel does not support the product, or if none of the first ones runs.
 fn may_win(guessed: f32, ours: f32) -> bool {
     guessed.is_infinite() || guessed <= FAR_BEHIND * ours
 }
 
-/// One product of one size, and memory to try it in.
+/// One product of one size, and memory to time it in.
 struct Trial<'t> {
     cuda: &'t Cuda,
     product: Product,
     weights: &'t [(u64, Option<u64>)],
-    /// All of it may be written.
+    /// Address and bytes; all of it may be overwritten.
     room: (Address, usize),
     scratch: u64,
     x: u64,
     out: u64,
-    /// What comes between a product and its gate.
+    /// Address of the intermediate product before the gate.
     gate_up: u64,
 }
 
 impl<'t> Trial<'t> {
-    /// A trial in `room`, if that is enough.
+    /// A trial in `room`, or `None` if that is too small.
     fn within(
         cuda: &'t Cuda,
         product: Product,
@@ -163,7 +162,7 @@ impl<'t> Trial<'t> {
         has_room.then_some(Trial { cuda, product, weights, room, scratch, x, out, gate_up })
     }
 
-    /// The fastest way; none if none runs.
+    /// The fastest algorithm, or `None` if none runs.
     fn fastest(&self) -> Result<Option<GemmAlgorithm>, KernelError> {
         let blas = &self.cuda.kernels.blas;
         let activation = self.cuda.kernels.target.activation;
@@ -176,7 +175,7 @@ impl<'t> Trial<'t> {
             match product.proposals(blas, self.places(0)) {
                 Ok(algorithms) => others.extend(algorithms.into_iter().map(GemmAlgorithm::Library)),
                 Err(error) if error.is_lost() => return Err(error.into()),
-                // It may never be asked for in this size.
+                // This size may never be needed.
                 Err(_) => {}
             }
         }
@@ -199,7 +198,7 @@ impl<'t> Trial<'t> {
         Ok(timed.into_iter().min_by(|(one, _), (other, _)| one.total_cmp(other)).map(|(_, way)| way))
     }
 
-    /// The ways that are ours.
+    /// Our kernels that support the product.
     fn ours(&self) -> Vec<GemmAlgorithm> {
         let mut ours = Vec::new();
         if self.cuda.products_by == ProductsBy::Library {
@@ -214,7 +213,7 @@ impl<'t> Trial<'t> {
         ours
     }
 
-    /// Those of `ways` that run, with their milliseconds.
+    /// The algorithms in `ways` that run, with their milliseconds.
     fn try_each(
         &self,
         described: Option<&Described>,
@@ -222,7 +221,7 @@ impl<'t> Trial<'t> {
     ) -> Result<Vec<(f32, GemmAlgorithm)>, KernelError> {
         let mut timed = Vec::new();
         for way in ways {
-            // The first run brings what it needs, and is not counted. A way that does not run after all is none.
+            // Warm-up: the first run loads what it needs and is not timed. An algorithm that fails to run is left out.
             match self.run(described, *way, 0).and_then(|()| Ok(self.cuda.stream.wait()?)) {
                 Ok(()) => timed.push((self.time(described, *way, FIRST_TURNS)?, *way)),
                 Err(KernelError::Device(error)) if !error.is_lost() => {}
@@ -232,15 +231,15 @@ impl<'t> Trial<'t> {
         Ok(timed)
     }
 
-    /// Milliseconds of the product, the mean of so many at most, with weights none of which is in the L2 cache; less
-    /// its head start.
+    /// Mean milliseconds of the product over at most `turns` runs, with weights that are not in the L2 cache, minus its
+    /// head start.
     fn time(&self, described: Option<&Described>, way: GemmAlgorithm, turns: usize) -> Result<f32, KernelError> {
         let weight_bytes = 2 * self.product.out_features * self.product.in_features;
         let mut turns = turns.min(READ_MAX / weight_bytes).max(1);
         if self.weights.len() * weight_bytes < COLD_BYTES {
             turns = turns.min(self.weights.len());
             let (address, bytes) = (self.room.0.0, self.room.1.min(WRITTEN_MAX));
-            // SAFETY: the room is this call's, and the stream lives.
+            // SAFETY: this call owns the room, and the stream is alive.
             let written = unsafe { sys::cuMemsetD8Async(address, 0, bytes, self.cuda.stream.raw()) };
             CudaDevice::said("cuMemsetD8Async", written)?;
         }
@@ -254,23 +253,23 @@ impl<'t> Trial<'t> {
         Ok(milliseconds / turns as f32 - head_start)
     }
 
-    /// A small kernel that writes what the product reads.
+    /// Runs a small kernel that writes the product's input.
     fn stand_between(&self) -> Result<(), KernelError> {
         let (cuda, shape) = (self.cuda, [self.product.rows, self.product.in_features]);
         let x = Tensor::over(Address(self.x), shape.into(), cuda.kernels.target.activation);
         elementwise::gelu(cuda, ops::gelu::Call { x })
     }
 
-    /// Puts the product with one of the weights into the stream.
+    /// Launches the product with weight number `turn`.
     fn run(&self, described: Option<&Described>, way: GemmAlgorithm, turn: usize) -> Result<(), KernelError> {
         let (cuda, places) = (self.cuda, self.places(turn));
         match (way, described) {
             (GemmAlgorithm::Library(algorithm), Some(described)) => {
-                // SAFETY: there is room for the operands, and the weights are those of a pass whose autotuning lasts.
+                // SAFETY: there is room for the operands, and the weights stay in place until autotuning ends.
                 unsafe { described.multiply(&cuda.kernels.blas, &cuda.stream, places, &algorithm) }?;
                 Ok(())
             }
-            // SAFETY: as above, and it serves: that was asked first.
+            // SAFETY: as above, and `serves` was checked first.
             (GemmAlgorithm::Few(cut), _) => unsafe { linear_few::launch(cuda, self.product, places, cut) },
             // SAFETY: as above.
             (GemmAlgorithm::Middle, _) => unsafe { gate_up_middle::launch(cuda, self.product, places) },
@@ -280,7 +279,7 @@ impl<'t> Trial<'t> {
         }
     }
 
-    /// The product, and the gate behind it, as a pass runs them.
+    /// Runs the product and then the gate, as a pass does.
     fn run_apart(&self, places: Places) -> Result<(), KernelError> {
         let Product { rows, out_features, in_features, out_pitch, x_pitch, .. } = self.product;
         let activation = self.cuda.kernels.target.activation;

@@ -1,39 +1,39 @@
-//! How decoding is dealt out over a GPU: warps of a block, blocks, and the pieces that runs of keys are cut into.
+//! How a decode step is distributed over a GPU: warps per block, blocks, and the pieces that runs of keys are cut into.
 //!
-//! A run is the keys of one sequence and one head of the cache. Where there are about as many runs as the card holds
-//! blocks of eight, four, two or one warps, each block gets a whole run: nothing is added up between blocks. Where there are
-//! few, each is cut into short pieces. Otherwise blocks of four warps get equal shares. The borders were measured on an H200
-//! (`benches/h200.md`).
+//! A run is the keys of one sequence and one head of the cache. If there are about as many runs as the device holds
+//! blocks of eight, four, two or one warps, each block takes a whole run and nothing is merged between blocks. If there
+//! are few, each is cut into short pieces. Otherwise blocks of four warps get equal shares. The thresholds were
+//! measured on an H200 (`benches/h200.md`).
 
-/// Query vectors of a tile.
+/// Query vectors per tile.
 pub(super) const DECODE_QUERIES: usize = 8;
 
-/// Warps that a multiprocessor of Hopper holds: each has a ring of cache blocks in shared memory.
+/// Warps that fit on a Hopper multiprocessor; each has a ring of cache blocks in shared memory.
 const WARPS: usize = 8;
 
-/// Warps of a block where runs are shared out in equal parts.
+/// Warps per block when runs are split into equal shares.
 const SHARED_WARPS: usize = 4;
 
-/// Runs up to which eight warps share a piece: the card is far from full, and waiting is what counts.
+/// Most runs for which eight warps share a piece. The device is then far from full, and latency dominates.
 const FEW_RUNS: usize = 32;
 
-/// The shortest piece where there are few runs, and where there are many, in cache blocks.
+/// Shortest piece, in cache blocks, with few runs and with many.
 const SHORT_PIECE: u32 = 8;
 const PIECE: u32 = 20;
 
-/// One launch.
+/// The shape of one launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DecodeLaunch {
-    /// Warps of a block.
+    /// Warps per block.
     pub warps: usize,
     /// Blocks.
     pub workers: usize,
-    /// Cache blocks of the shortest piece of a run.
+    /// Length of the shortest piece of a run, in cache blocks.
     pub piece: u32,
 }
 
 impl DecodeLaunch {
-    /// For so many sequences of one row each, where a multiprocessor has Hopper's shared memory.
+    /// The launch for `sequences` sequences of one row each, with Hopper's shared memory per multiprocessor.
     pub(super) fn of(sequences: usize, heads: usize, kv_heads: usize, processors: usize) -> Self {
         let runs = sequences * kv_heads * (heads / kv_heads).div_ceil(DECODE_QUERIES);
         let of_warps = |warps, piece| DecodeLaunch { warps, workers: processors * WARPS / warps, piece };
@@ -43,7 +43,8 @@ impl DecodeLaunch {
         if 3 * runs <= processors * WARPS / SHARED_WARPS {
             return of_warps(SHARED_WARPS, SHORT_PIECE);
         }
-        // Percent of the blocks that have a run. Fewer warps read at less than the card's rate where some have none.
+        // Percent of the blocks that must have a run. With fewer warps per block, idle blocks keep reads below full
+        // bandwidth.
         let fills = |warps: usize, percent: usize| {
             let blocks = processors * WARPS / warps;
             runs <= blocks && 100 * runs >= percent * blocks
@@ -52,18 +53,18 @@ impl DecodeLaunch {
         of_warps(whole.map_or(SHARED_WARPS, |(warps, _)| warps), PIECE)
     }
 
-    /// The same where a block of `shared` bytes at most has to hold rings of `ring` bytes: fewer warps, and one block a
-    /// multiprocessor.
+    /// The same launch within `shared` bytes of shared memory per block, for rings of `ring` bytes: fewer warps, and
+    /// one block per multiprocessor.
     pub(super) fn within(self, shared: usize, ring: usize, processors: usize) -> Self {
         if WARPS * ring <= shared {
             return self;
         }
-        // With one block a multiprocessor runs have no blocks of their own, so a block is as wide as where they have none.
+        // One block per multiprocessor cannot give each run its own block, so blocks are as wide as for equal shares.
         DecodeLaunch { warps: self.warps.max(SHARED_WARPS).min(shared / ring), workers: processors, piece: self.piece }
     }
 
-    /// f32 numbers of what blocks leave for one another: two parts each, of eight query vectors with their highest score
-    /// and sum.
+    /// f32 numbers that blocks leave for one another: two parts per block, each of eight query vectors with their
+    /// highest score and sum of weights.
     pub(super) fn part_numbers(&self, head_dim: usize) -> usize {
         self.workers * 2 * DECODE_QUERIES * (head_dim + 2)
     }
@@ -109,7 +110,7 @@ mod tests {
         assert_eq!(wide.within(232_448, 24_576, 80), wide);
         let narrow = DecodeLaunch::of(1, 28, 4, 80).within(65_536, 24_576, 80);
         assert_eq!(narrow, DecodeLaunch { warps: 2, workers: 80, piece: 8 });
-        // An A100, where whole runs would take blocks of one warp.
+        // On an A100, whole runs would use blocks of one warp.
         assert_eq!(DecodeLaunch::of(208, 28, 4, 108).warps, 1);
         let shared = DecodeLaunch::of(208, 28, 4, 108).within(166_912, 24_576, 108);
         assert_eq!(shared, DecodeLaunch { warps: 4, workers: 108, piece: 20 });

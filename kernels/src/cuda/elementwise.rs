@@ -1,5 +1,5 @@
-//! Launches of the operations that go over rows once. Their kernels are in `kernels/cuda/`, one file each, with the launch
-//! that each wants at its end.
+//! Launches of the operations that read each row once. Each kernel has a file in `kernels/cuda/`, which ends with the
+//! launch it expects.
 
 use super::{
     Cuda,
@@ -30,7 +30,7 @@ pub(super) fn fill_random(cuda: &Cuda, call: ops::fill_random::Call<'_>) -> Resu
 
 pub(super) fn patchify(cuda: &Cuda, call: ops::patchify::Call<'_>) -> Result<(), KernelError> {
     let side = call.size.side;
-    // Where the side is even a thread takes four pixels that follow each other.
+    // If the side is even, a thread takes four consecutive pixels.
     let units = side * side / if side.is_multiple_of(2) { 4 } else { 1 };
     let wide = units.min(256);
     let tall = 256 / wide;
@@ -67,7 +67,7 @@ pub(super) fn embed(cuda: &Cuda, call: ops::embed::Call<'_>) -> Result<(), Kerne
     unsafe { cuda.launch(&cuda.kernel("embed"), extent, arguments) }
 }
 
-/// Launches a normalisation of `rows`: `x`, or `x` and the residual that it is added to.
+/// Launches a normalisation of `rows`, which is `x`, or `x` and the residual to add it to.
 fn normalise(
     cuda: &Cuda,
     kernel: &str,
@@ -77,7 +77,7 @@ fn normalise(
     out: &Tensor<'_>,
 ) -> Result<(), KernelError> {
     let threads = out.columns().div_ceil(16).next_multiple_of(32).clamp(32, 512);
-    // A block keeps its weights over many rows.
+    // A block reuses its weights over many rows.
     let extent = Extent::line(out.rows().min(8 * cuda.kernels.target.processors), threads);
     let arguments = rows.iter().fold(Arguments::default(), |all, x| all.with(x.address()).with(pitch(x)));
     let arguments = weights.iter().fold(arguments, |all, weight| all.with(weight.address()));
@@ -103,7 +103,7 @@ pub(super) fn add_layer_norm(cuda: &Cuda, call: ops::add_layer_norm::Call<'_>) -
     normalise(cuda, "add_layer_norm", &rows, &[&call.weight, &call.bias], call.epsilon, &call.out)
 }
 
-/// Rows in x, and in y as many blocks as their columns want: few rows want more.
+/// One row per block in x. In y, enough blocks to cover the columns; with few rows each block takes fewer columns.
 fn over_columns(rows: usize, columns: usize) -> Extent {
     let step = if rows < 128 { 2048 } else { 4096 };
     Extent { grid: [rows, columns.div_ceil(step), 1], block: [256, 1], shared: 0 }
@@ -153,7 +153,7 @@ pub(super) fn scatter_rows(cuda: &Cuda, call: ops::scatter_rows::Call<'_>) -> Re
     unsafe { cuda.launch("scatter_rows", Extent::line(call.rows.rows(), COPY_THREADS), arguments) }
 }
 
-/// Blocks that share a row in the machine code for Hopper, where they are a cluster.
+/// Blocks that share a row in Hopper's machine code, where they form a cluster.
 const ARGMAX_CLUSTER: usize = 8;
 
 pub(super) fn argmax(cuda: &Cuda, call: ops::argmax::Call<'_>) -> Result<(), KernelError> {

@@ -1,44 +1,44 @@
-//! Why a GPU that is there cannot be computed on.
+//! Why the backend cannot use a GPU.
 
 use std::path::PathBuf;
 
 use bursar_budgets::{DeviceError, Hint};
 use thiserror::Error;
 
-/// A backend that was not made.
+/// A failure to open the CUDA backend.
 #[derive(Debug, Error)]
 pub enum OpenError {
     /// The driver refused, or the device is lost.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// cuBLASLt is nowhere.
+    /// cuBLASLt was not found.
     #[error("cuBLASLt was not found: looked for {} in the system's folders{}", .names.join(", "), listed(.folders))]
     NoBlas {
-        /// What was looked for.
+        /// The file names searched for.
         names: Vec<&'static str>,
-        /// Where, beside what the system searches.
+        /// The folders searched, apart from the system's own.
         folders: Vec<PathBuf>,
     },
-    /// A file that is called cuBLASLt is not it.
+    /// A library named cuBLASLt that cannot be used.
     #[error("{library} is not a cuBLASLt that can be used: {reason}")]
     BadBlas {
-        /// Which file.
+        /// Path of the file.
         library: String,
-        /// Why not.
+        /// Why it cannot be used.
         reason: String,
     },
-    /// A GPU before Turing.
+    /// A GPU older than Turing.
     #[error("the device is of compute capability {}.{}; the oldest that is served is 7.5", .found.0, .found.1)]
     TooOld {
-        /// What it is of.
+        /// Its compute capability, major and minor.
         found: (u32, u32),
     },
-    /// The driver does not take our compiled code.
+    /// The driver refused our compiled code.
     #[error("the driver does not load the kernels {module}: {said}")]
     Image {
-        /// Which module.
+        /// Name of the module.
         module: &'static str,
-        /// What the driver said.
+        /// The driver's message.
         said: String,
     },
 }

@@ -1,5 +1,5 @@
-//! Gated products of some hundred rows by our own kernel for Hopper (`kernels/cuda/gate_up_middle.cu`): what the gate
-//! reads is never written, and its tiles are as wide as makes a step of decoding fill the device.
+//! Gated products of 65 to 256 rows by our own kernel for Hopper (`kernels/cuda/gate_up_middle.cu`). The gate's input
+//! is never written to memory, and the tile width is chosen so that a decode step fills the device.
 
 use bursar_budgets::Address;
 
@@ -12,28 +12,28 @@ use super::{
 };
 use crate::{DType, KernelError};
 
-/// Blocks of a cluster, one below the other, and rows of x of each.
+/// Blocks per cluster, one below the other, and rows of x per block.
 const CLUSTER: usize = 2;
 const BLOCK_ROWS: usize = 128;
 
-/// Rows of x that are copied at a time.
+/// Rows of x per copy.
 const PART_ROWS: usize = 64;
 
-/// Features of a tile, and columns of a step.
+/// Features per tile, and columns per step.
 const FEATURES: usize = 96;
 const STEP_COLUMNS: usize = 64;
 
 const THREADS: usize = 384;
 
-/// Dynamic shared memory of a block: seven stages of 64 rows, gates and ups, or five of twice as many rows.
+/// Bytes of dynamic shared memory per block: seven stages of 64 rows, gates and ups, or five with twice as many rows.
 const SHARED: usize = 7 * 2 * STEP_COLUMNS * (PART_ROWS + 2 * FEATURES);
 
-/// Rows of x and of the weight start on so many bytes, for the copy engine; those of the output and a bias on fewer.
+/// Alignments in bytes: of rows of x and of the weight, for the copy engine; of output rows; of biases.
 const ALIGNMENT: usize = 16;
 const OUT_ALIGNMENT: usize = 8;
 const BIAS_ALIGNMENT: u64 = 4;
 
-/// Whether the kernel's contract holds, and it is made for so many rows.
+/// Whether the kernel supports the product.
 fn fits(product: Product, places: Places) -> bool {
     let row_bytes = |elements: usize| DType::F16.bytes(elements).as_usize();
     let starts =
@@ -50,12 +50,12 @@ fn fits(product: Product, places: Places) -> bool {
         && places.bias.is_none_or(|bias| bias.is_multiple_of(BIAS_ALIGNMENT))
 }
 
-/// Whether our kernel serves the product.
+/// Whether the device has our kernel and it supports the product.
 pub(super) fn serves(cuda: &Cuda, product: Product, places: Places) -> bool {
     cuda.kernels.functions.is_machine_code() && fits(product, places)
 }
 
-/// Whether our kernel is the one to compute the product.
+/// Whether our kernel is to compute the product.
 pub(super) fn chosen(cuda: &Cuda, product: Product, places: Places) -> bool {
     serves(cuda, product, places)
         && match cuda.products_by {
@@ -65,17 +65,17 @@ pub(super) fn chosen(cuda: &Cuda, product: Product, places: Places) -> bool {
         }
 }
 
-/// Blocks of a launch: no more than there is work for, nor than run at a time.
+/// Blocks per launch: no more than there are tiles, nor than run at once.
 fn blocks(product: Product, processors: usize) -> usize {
     let tiles = product.rows.div_ceil(CLUSTER * BLOCK_ROWS) * product.features().div_ceil(FEATURES);
     CLUSTER * tiles.min(processors / CLUSTER)
 }
 
-/// Launches it.
+/// Launches the kernel.
 ///
 /// # Safety
-/// The places are as the product says, [`serves`] says yes, and nothing writes the weight while this is under way or
-/// before it is, since the first copies of weights do not wait for the kernel in front.
+/// `places` match `product`, and [`serves`] returned true. Nothing writes the weight from before the launch until it
+/// has ended, because the first copies of weights do not wait for the preceding kernel.
 pub(super) unsafe fn launch(cuda: &Cuda, product: Product, places: Places) -> Result<(), KernelError> {
     let map = |address: u64, of: Rows, tall: usize| {
         TensorMap::of_rows(address, cuda.kernels.target.activation, of, [tall, STEP_COLUMNS])

@@ -1,5 +1,4 @@
-//! Launches captured once and run again in one go: the host's share of a decode step is then one call instead of some
-//! three hundred.
+//! Launches captured once and replayed as a unit: one host call per decode step instead of about three hundred.
 
 use std::{ptr, sync::Arc};
 
@@ -9,23 +8,23 @@ use cudarc::driver::sys;
 use super::{Cuda, CudaKernels, stream::Stream};
 use crate::{Graph, KernelError};
 
-/// A graph that is ready to run in the stream that it was captured in.
+/// A graph that can run in the stream it was captured in.
 pub(super) struct Captured {
     ready: Ready,
     bytes: Bytes,
     stream: Arc<Overhead<Stream>>,
-    /// Its launches are of these modules.
+    /// The modules its launches belong to.
     kernels: Arc<CudaKernels>,
 }
 
 impl Captured {
-    /// Captures what `run` launches. It is instantiated and brought to the device here, so that a replay asks for nothing.
+    /// Captures what `run` launches. The graph is instantiated and uploaded here, so that a replay allocates nothing.
     pub(super) fn of(cuda: &Cuda, run: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<Captured, KernelError> {
         cuda.enter()?;
         let (stream, kernels) = (&cuda.stream, &cuda.kernels);
         let capture = Capture::begin(cuda)?;
         let outcome = run();
-        // The end of a capture that went wrong says only that it did; what went wrong says more.
+        // If both fail, the error of `run` says more than that of ending the capture.
         let recorded = capture.end();
         outcome?;
         let recorded = recorded?;
@@ -34,7 +33,7 @@ impl Captured {
             let there = ready.upload(stream);
             Ok::<_, DeviceError>((ready, there))
         })?;
-        // What goes here goes in turn, so not within the measurement.
+        // Dropping a failed graph takes the device's turn itself, so it must happen outside the measurement.
         let (ready, there) = made?;
         there?;
         Ok(Captured { ready, bytes, stream: stream.clone(), kernels: kernels.clone() })
@@ -44,7 +43,7 @@ impl Captured {
 impl Graph for Captured {
     fn replay(&self) -> Result<(), KernelError> {
         self.kernels.device.enter()?;
-        // SAFETY: both live, and whoever captured vouches for the memory that the launches name.
+        // SAFETY: both are alive, and the capturing caller vouches for the memory that the launches name.
         let launched = unsafe { sys::cuGraphLaunch(self.ready.raw, self.stream.raw()) };
         Ok(CudaDevice::said("cuGraphLaunch", launched)?)
     }
@@ -54,14 +53,14 @@ impl Graph for Captured {
     }
 }
 
-/// A stream that records instead of running. However this ends, the stream runs again.
+/// A stream that records instead of executing. Its drop always returns the stream to executing.
 struct Capture<'c>(&'c Cuda);
 
 impl<'c> Capture<'c> {
     fn begin(cuda: &'c Cuda) -> Result<Self, DeviceError> {
-        // Other lanes may call the driver as they like meanwhile; what this thread must not call fails.
+        // Other lanes may make any driver call meanwhile; only this thread's forbidden calls fail.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream lives.
+        // SAFETY: the stream is alive.
         CudaDevice::said("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(cuda.stream.raw(), mode) })?;
         cuda.captures.set(true);
         Ok(Capture(cuda))
@@ -76,7 +75,7 @@ impl<'c> Capture<'c> {
 }
 
 impl Drop for Capture<'_> {
-    /// What was recorded before a panic is nothing.
+    /// Discards what was recorded before a panic or an error.
     fn drop(&mut self) {
         self.0.captures.set(false);
         drop(end(&self.0.stream));
@@ -85,46 +84,46 @@ impl Drop for Capture<'_> {
 
 fn end(stream: &Stream) -> Result<Recorded, DeviceError> {
     let mut raw = ptr::null_mut();
-    // SAFETY: the stream records, and the graph is there to write to.
+    // SAFETY: the stream is recording, and `raw` is writable.
     let ended = unsafe { sys::cuStreamEndCapture(stream.raw(), &mut raw) };
     let recorded = Recorded(raw);
     CudaDevice::said("cuStreamEndCapture", ended)?;
     Ok(recorded)
 }
 
-/// What was recorded; none where that went wrong.
+/// A recorded graph; null if recording failed.
 struct Recorded(sys::CUgraph);
 
 impl Drop for Recorded {
     fn drop(&mut self) {
         if !self.0.is_null() {
-            // SAFETY: it was made once, and what was instantiated from it does not need it.
+            // SAFETY: it was created once, and the instantiated graph does not need it.
             drop(CudaDevice::said("cuGraphDestroy", unsafe { sys::cuGraphDestroy(self.0) }));
         }
     }
 }
 
-/// What the device runs.
+/// An instantiated graph.
 struct Ready {
     raw: sys::CUgraphExec,
     device: Arc<CudaDevice>,
 }
 
-// SAFETY: it may be used from any thread that has entered its context, by one at a time.
+// SAFETY: any thread that has entered the context may use it, one at a time.
 unsafe impl Send for Ready {}
 
 impl Ready {
     fn from(recorded: &Recorded, device: &Arc<CudaDevice>) -> Result<Self, DeviceError> {
         let mut raw = ptr::null_mut();
-        // SAFETY: the recorded graph lives, and this one is there to write to.
+        // SAFETY: the recorded graph is alive, and `raw` is writable.
         let made = unsafe { sys::cuGraphInstantiateWithFlags(&mut raw, recorded.0, 0) };
         CudaDevice::said("cuGraphInstantiate", made)?;
         Ok(Ready { raw, device: device.clone() })
     }
 
-    /// Brings it to the device.
+    /// Uploads it to the device and waits.
     fn upload(&self, stream: &Stream) -> Result<(), DeviceError> {
-        // SAFETY: both live.
+        // SAFETY: both are alive.
         CudaDevice::said("cuGraphUpload", unsafe { sys::cuGraphUpload(self.raw, stream.raw()) })?;
         stream.wait()
     }
@@ -133,7 +132,7 @@ impl Ready {
 impl Drop for Ready {
     fn drop(&mut self) {
         if self.device.enter().is_ok() {
-            // SAFETY: it was made once, and this is its last use; the driver keeps what is under way.
+            // SAFETY: it was created once, and this is its last use; the driver keeps it until pending work is done.
             let destroyed = self.device.in_turn(|| unsafe { sys::cuGraphExecDestroy(self.raw) });
             drop(CudaDevice::said("cuGraphExecDestroy", destroyed));
         }

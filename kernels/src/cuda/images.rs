@@ -1,16 +1,16 @@
-//! The compiled device code: made by `kernels/cuda/compile.py` from `kernels/cuda/`, committed, and embedded.
+//! The compiled device code: built by `kernels/cuda/compile.py` from `kernels/cuda/`, committed, and embedded here.
 
 /// One module of device code.
 pub(super) struct Image {
     pub name: &'static str,
-    /// A cubin, or PTX with a zero at its end.
+    /// A cubin, or PTX terminated by a zero byte.
     pub code: &'static [u8],
 }
 
-/// All modules for one generation.
+/// All modules for one GPU generation.
 pub(super) struct Images {
     pub modules: &'static [Image],
-    /// Not PTX.
+    /// True for cubins, false for PTX.
     pub is_machine_code: bool,
 }
 
@@ -28,7 +28,7 @@ macro_rules! images {
             code: concat!(include_str!(concat!("../../cuda/compiled/", $name, ".sm_80.ptx")), "\0").as_bytes(),
         },)*];
 
-        /// For Hopper: machine code, and what is made for it alone.
+        /// For Hopper: machine code, including the kernels that only Hopper has.
         const SM_90A: &[Image] = &[
             $(machine_code!($name),)*
             machine_code!("attention_prefill_hopper"),
@@ -51,8 +51,8 @@ images! {
     "rms_norm" "rotary" "sampling" "scatter_rows" "silu_mul"
 }
 
-/// The images for a GPU of this capability, best first: an older driver may refuse machine code that a newer compiler
-/// made, and still compile PTX.
+/// The images for a GPU of this capability, best first. An older driver may refuse machine code from a newer compiler
+/// and still compile PTX.
 pub(super) fn images_for(capability: (u32, u32)) -> Vec<Images> {
     let ptx = |modules| Images { modules, is_machine_code: false };
     match capability {

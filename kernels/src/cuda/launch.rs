@@ -24,11 +24,11 @@ pub(super) struct Functions {
 #[derive(Clone, Copy)]
 struct Kernel {
     function: sys::CUfunction,
-    /// It may be started before the one in front has ended: it waits for that itself.
+    /// It may start before the preceding kernel has ended, and waits for it on the device.
     waits: bool,
 }
 
-/// Source files whose kernels all wait for the one in front (`include/kernel_order.cuh`).
+/// Source files in which every kernel waits for the preceding one (`include/kernel_order.cuh`).
 const WAITING: [&str; 13] = [
     "argmax",
     "attention_decode",
@@ -45,14 +45,14 @@ const WAITING: [&str; 13] = [
     "silu_mul",
 ];
 
-// SAFETY: modules and functions belong to the context, and may be used from any thread that has entered it.
+// SAFETY: modules and functions belong to the context, and any thread that has entered it may use them.
 unsafe impl Send for Functions {}
 // SAFETY: as above; nothing here changes after loading.
 unsafe impl Sync for Functions {}
 
 impl Functions {
-    /// Loads `images`, and every kernel of them now: the driver would otherwise load each at its first launch, and take
-    /// memory then.
+    /// Loads `images` and every kernel in them now. Otherwise the driver would load each kernel, and take memory, at
+    /// its first launch.
     pub(super) fn load(device: &Arc<CudaDevice>, images: &Images) -> Result<Self, OpenError> {
         device.enter()?;
         let shared = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
@@ -77,7 +77,7 @@ impl Functions {
             error => error.into(),
         };
         let mut module = std::ptr::null_mut();
-        // SAFETY: the image is a whole cubin, or PTX with a zero at its end.
+        // SAFETY: the image is a whole cubin, or PTX terminated by a zero byte.
         let loaded = unsafe { sys::cuModuleLoadData(&mut module, image.code.as_ptr().cast()) };
         CudaDevice::said("cuModuleLoadData", loaded).map_err(refused)?;
         self.modules.push((image.name, module));
@@ -89,28 +89,28 @@ impl Functions {
         Ok(())
     }
 
-    /// The kernel of this name. One that is not there is our own bug: the fronts refuse what no kernel serves.
+    /// The kernel of this name. Panics if there is none: the fronts refuse what no kernel supports.
     fn get(&self, name: &str) -> Kernel {
         *self.by_name.get(name).unwrap_or_else(|| panic!("the device code has no kernel {name}"))
     }
 
-    /// Shared memory that a block can have at most.
+    /// Bytes of shared memory that a block can have at most.
     pub(super) fn shared_most(&self) -> usize {
         self.shared_most
     }
 
-    /// Where a variable of a source file lies. One that is not there is our own bug.
+    /// Address of a variable in a source file. Panics if there is no such file.
     pub(super) fn variable(&self, file: &str, name: &CStr) -> Result<Address, DeviceError> {
-        // Not by asking all: each that has it not is an error to whoever watches the driver's answers.
+        // Does not ask every module: tools that watch the driver's calls would report each miss as an error.
         let module = self.modules.iter().find(|(known, _)| *known == file);
         let (_, module) = module.unwrap_or_else(|| panic!("the device code has no {file}"));
         let (mut address, mut bytes) = (0, 0);
-        // SAFETY: the module is loaded, and both numbers are there to write to.
+        // SAFETY: the module is loaded, and both numbers are writable.
         let found = unsafe { sys::cuModuleGetGlobal_v2(&mut address, &mut bytes, *module, name.as_ptr()) };
         CudaDevice::said("cuModuleGetGlobal", found).map(|()| Address(address))
     }
 
-    /// Whether these are the machine code of Hopper, and not PTX that the driver has compiled: some launches differ.
+    /// Whether this is Hopper's machine code rather than PTX that the driver compiled; some launches differ.
     pub(super) fn is_machine_code(&self) -> bool {
         self.is_machine_code
     }
@@ -118,10 +118,10 @@ impl Functions {
 
 impl Drop for Functions {
     fn drop(&mut self) {
-        // A context that is lost has taken them with it.
+        // If the context is lost, the modules are gone with it.
         if self.device.enter().is_ok() {
             for (_, module) in &self.modules {
-                // SAFETY: each was loaded once, and no launch of it is under way: lanes end first.
+                // SAFETY: each was loaded once, and none of its launches is running because lanes end first.
                 drop(CudaDevice::said("cuModuleUnload", unsafe { sys::cuModuleUnload(*module) }));
             }
         }
@@ -130,19 +130,19 @@ impl Drop for Functions {
 
 fn functions_of(module: sys::CUmodule) -> Result<Vec<sys::CUfunction>, DeviceError> {
     let mut count = 0;
-    // SAFETY: the module is loaded, and the count is there to write to.
+    // SAFETY: the module is loaded, and the count is writable.
     CudaDevice::said("cuModuleGetFunctionCount", unsafe { sys::cuModuleGetFunctionCount(&mut count, module) })?;
     let mut functions = vec![std::ptr::null_mut(); count as usize];
-    // SAFETY: there is room for so many.
+    // SAFETY: the list has `count` entries.
     let listed = unsafe { sys::cuModuleEnumerateFunctions(functions.as_mut_ptr(), count, module) };
     CudaDevice::said("cuModuleEnumerateFunctions", listed)?;
     Ok(functions)
 }
 
-/// Loads a function, lets it have as much shared memory as there is, and gives its name.
+/// Loads a function, allows it the largest shared memory, and returns its name.
 fn prepare(function: sys::CUfunction, shared_most: i32) -> Result<String, DeviceError> {
     use sys::CUfunction_attribute as Attribute;
-    // SAFETY: the function is its module's, and the numbers and the name are there to write to.
+    // SAFETY: the function belongs to the module, and the numbers and the name are writable.
     unsafe {
         CudaDevice::said("cuFuncLoad", sys::cuFuncLoad(function))?;
         let mut fixed = 0;
@@ -161,20 +161,20 @@ fn prepare(function: sys::CUfunction, shared_most: i32) -> Result<String, Device
 pub(super) struct Extent {
     /// Blocks in x, y and z.
     pub grid: [usize; 3],
-    /// Threads of a block in x and y.
+    /// Threads per block in x and y.
     pub block: [usize; 2],
-    /// Bytes of dynamic shared memory of a block.
+    /// Bytes of dynamic shared memory per block.
     pub shared: usize,
 }
 
 impl Extent {
-    /// So many blocks in a line.
+    /// `blocks` blocks in x.
     pub(super) fn line(blocks: usize, threads: usize) -> Self {
         Extent { grid: [blocks, 1, 1], block: [threads, 1], shared: 0 }
     }
 }
 
-/// What a kernel can be handed by value: as the device's compiler sees it.
+/// What a kernel can take by value: types laid out as the device compiler expects.
 pub(super) trait Argument: Copy {}
 impl Argument for u32 {}
 impl Argument for u64 {}
@@ -183,13 +183,13 @@ impl Argument for Address {}
 impl Argument for super::rotary::Sections {}
 impl Argument for super::tensor_map::TensorMap {}
 
-/// Words of arguments, and arguments, that a launch has room for.
+/// Capacity of a launch, in 8-byte words and in arguments.
 const WORDS: usize = 56;
 
 /// The arguments of a launch, in the order of the kernel's parameters.
 pub(super) struct Arguments {
     words: [u64; WORDS],
-    /// The first word of each.
+    /// The first word of each argument.
     places: [usize; WORDS],
     count: usize,
     used: usize,
@@ -202,7 +202,7 @@ impl Default for Arguments {
 }
 
 impl Arguments {
-    /// The same with one more.
+    /// Appends one argument.
     pub(super) fn with<A: Argument>(mut self, argument: A) -> Self {
         let words = size_of::<A>().div_ceil(size_of::<u64>());
         assert!(align_of::<A>() <= align_of::<u64>() && self.used + words <= WORDS, "a kernel has fewer parameters");
@@ -214,7 +214,7 @@ impl Arguments {
         self
     }
 
-    /// Where each lies, as the driver wants it.
+    /// The address of each argument, as the driver expects.
     fn pointers(&mut self) -> [*mut std::ffi::c_void; WORDS] {
         let words = self.words.as_mut_ptr();
         // SAFETY: each place is one of the words.
@@ -222,22 +222,22 @@ impl Arguments {
     }
 }
 
-/// Spells out a launch's [`Arguments`]. Counts, pitches and extents are turned into the kernels' 32 bits.
+/// Builds a launch's [`Arguments`] from a list.
 macro_rules! arguments {
     ($($argument:expr),* $(,)?) => { $crate::cuda::launch::Arguments::default()$(.with($argument))* };
 }
 pub(super) use arguments;
 
-/// A count or pitch as kernels take it. What does not fit was refused long before.
+/// A count or pitch as kernels take it. Panics if it does not fit, which the fronts have excluded.
 pub(super) fn count(number: usize) -> u32 {
     u32::try_from(number).expect("kernels count in 32 bits, and no shape here is larger")
 }
 
 impl super::Cuda {
-    /// Launches a kernel with arguments in the order of its parameters. An empty extent is nothing to do.
+    /// Launches a kernel with arguments in the order of its parameters. An empty extent launches nothing.
     ///
     /// # Safety
-    /// The arguments are those of the kernel's parameters, in order and type, and what they point to is there.
+    /// The arguments match the kernel's parameters in order and type, and what they point to is valid.
     pub(super) unsafe fn launch(
         &self,
         name: &str,
@@ -249,7 +249,7 @@ impl super::Cuda {
         }
         let Kernel { function, waits } = self.kernels.functions.get(name);
         let [x, y, z] = extent.grid.map(count);
-        // More than any block can have: the driver says no, as it does to a real launch of that kind.
+        // More than any block can have, so the driver refuses it as it would a real launch of that kind.
         let shared = if self.is_drilled() { u32::MAX } else { count(extent.shared) };
         let [wide, tall] = extent.block.map(count);
         let mut early = early_start();
@@ -272,10 +272,10 @@ impl super::Cuda {
     }
 }
 
-/// Lets a kernel that waits by itself start before the one in front has ended (programmatic dependent launch), so that a
-/// launch's delay hides behind it.
+/// Lets a kernel that waits on the device start before the preceding one has ended (programmatic dependent launch),
+/// which hides the launch latency.
 fn early_start() -> sys::CUlaunchAttribute {
-    // SAFETY: all of it is numbers, for which zero is a value.
+    // SAFETY: it consists of numbers, for which zero is valid.
     let mut attribute: sys::CUlaunchAttribute = unsafe { MaybeUninit::zeroed().assume_init() };
     attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
     attribute.value.programmaticStreamSerializationAllowed = 1;

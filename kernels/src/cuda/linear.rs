@@ -1,5 +1,5 @@
-//! The matrix product: cuBLASLt's, or our own for few rows, for some hundred or for many where that was measured to be
-//! faster.
+//! The matrix product: by cuBLASLt, or by our own kernels for few rows (up to 64), some hundred rows (up to 256) or
+//! many rows, where they were measured to be faster.
 
 use super::{
     Cuda,
@@ -38,7 +38,7 @@ pub(super) fn gated_linear(cuda: &Cuda, call: ops::gated_linear::Call<'_>) -> Re
     })
 }
 
-/// By our kernel for few rows, for some hundred or for many where it was chosen, else by `other`.
+/// Computes the product with one of our kernels if it was chosen, otherwise with `other`.
 fn compute(
     cuda: &Cuda,
     product: Product,
@@ -53,8 +53,8 @@ fn compute(
         cuda.autotuner.borrow_mut().meet(product, places);
     }
     if let Some(cut) = linear_few::chosen(cuda, product, places) {
-        // SAFETY: the front has checked the shapes, the tensors' makers vouch for their memory, and weights that kernels
-        // write are waited for before a pass.
+        // SAFETY: the front has checked the shapes, the tensors' makers vouch for their memory, and kernels that write
+        // weights have finished before a pass starts.
         return unsafe { linear_few::launch(cuda, product, places, cut) };
     }
     if gate_up_middle::chosen(cuda, product, places) {
@@ -68,7 +68,7 @@ fn compute(
     other()
 }
 
-/// What the product looks like, with no gate and not added to anything.
+/// The product's shape, without a gate or accumulation.
 fn product(x: &Tensor<'_>, weight: &Tensor<'_>, bias: Option<&Tensor<'_>>, out: &Tensor<'_>) -> Product {
     Product {
         gates: false,
@@ -100,7 +100,7 @@ fn places(
     }
 }
 
-/// One row may have any pitch; the library wants one that is no shorter than the row.
+/// A single row may have any pitch; the library requires one no shorter than the row.
 fn pitch(tensor: &Tensor<'_>) -> usize {
     tensor.pitch().max(tensor.columns())
 }

@@ -1,4 +1,5 @@
-//! Products of few rows by our own kernel for Hopper (`kernels/cuda/linear_few.cu`), which streams the weight once.
+//! Products of up to 64 rows by our own kernel for Hopper (`kernels/cuda/linear_few.cu`), which streams the weight
+//! once.
 
 use std::sync::{
     Arc,
@@ -17,55 +18,55 @@ use super::{
 };
 use crate::{DType, KernelError};
 
-/// Rows that the kernels are compiled for: the most that each takes.
+/// The most rows that each compiled kernel takes.
 const KERNEL_ROWS: [usize; 4] = [8, 16, 32, ROWS_MAX];
 pub(super) const ROWS_MAX: usize = 64;
 
-/// Rows of the tallest tile, columns of a step, and those of them that the copy engine takes at once.
+/// Weight rows of the tallest tile, columns per step, and columns per copy of the copy engine.
 const TILE_ROWS: usize = 128;
 const STEP_COLUMNS: usize = 128;
 const CHUNK_COLUMNS: usize = 64;
 
-/// Rows of gate that stand beside as many rows of up.
+/// Gate rows that are grouped with as many up rows.
 const GATE_ROWS: usize = 8;
 
 const THREADS: usize = 320;
 
-/// Blocks of a cluster: what two of them have to themselves is added up in their shared memory.
+/// Blocks per cluster. Tiles shared by just these two are merged in their shared memory.
 const TEAM: usize = 2;
 
-/// Streams that have counters of their own, and how many: one a tile.
+/// Streams that have counters of their own, and counters per stream, one per tile.
 const STREAMS: usize = 8;
 const STREAM_COUNTERS: usize = 4096;
 
-/// Rows start on so many bytes, for the copy engine.
+/// Alignment of rows in bytes, for the copy engine.
 const ALIGNMENT: usize = 16;
 
-/// Whose products are taken, of few rows and of many.
+/// Which implementation computes products, whatever their number of rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ProductsBy {
-    /// Those that autotuning has measured to be faster, or as good as that; cuBLASLt's where there was none.
+    /// The one that autotuning measured to be fastest; cuBLASLt where nothing was measured.
     #[default]
     Measured,
-    /// Ours, wherever they serve: to compare with.
+    /// Our kernels wherever they support the product, for comparison.
     Ours,
-    /// cuBLASLt's alone: to compare with.
+    /// cuBLASLt only, for comparison.
     Library,
 }
 
-/// How the work is cut into tiles: so many blocks have one together, where there are so many. The more they are the
-/// taller are the tiles, up to 128 rows, and the more is added up between blocks: within a team where it is two.
+/// How many blocks share a tile, where the device has enough. A larger number makes taller tiles, up to 128 rows, and
+/// more partial sums between blocks; with two, the sums stay within a team.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Cut(usize);
 
-/// What autotuning chooses from; `tools/gpu/products.py` times the same. The last makes as few tiles as can be.
+/// What autotuning chooses from; `tools/gpu/products.py` times the same cuts. The last makes as few tiles as possible.
 pub(super) const CUTS: [Cut; 4] = [Cut(2), Cut(1), Cut(4), Cut(132)];
 
-/// Which streams' counters are taken.
+/// Bit mask of the counter sets in use.
 #[derive(Default)]
 pub(super) struct CounterSets(AtomicU32);
 
-/// The counters of one stream, zero between launches: kernels of streams that run beside each other must not share them.
+/// One stream's counters, zero between launches. Streams that run concurrently must not share them.
 pub(super) struct Counters {
     address: Address,
     set: usize,
@@ -74,7 +75,7 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    /// Counters for `stream`; none where the kernel is not, or where eight other streams have all there are.
+    /// Takes counters for `stream`. `None` if the device has no such kernel, or if eight other streams hold all sets.
     pub(super) fn take(
         functions: &Functions,
         sets: &Arc<CounterSets>,
@@ -95,17 +96,17 @@ impl Counters {
 
 impl Drop for Counters {
     fn drop(&mut self) {
-        // What is under way still counts.
+        // Running work still uses the counters.
         drop(self.stream.wait());
         self.sets.0.fetch_and(!(1 << self.set), Ordering::AcqRel);
     }
 }
 
-/// The extent of a product's work.
+/// The size and division of a product's work.
 struct Work {
     blocks: usize,
     tiles: usize,
-    /// Of the tallest tile; those of up count too.
+    /// Weight rows of the tallest tile, including rows of up.
     tile_rows: usize,
     steps: usize,
 }
@@ -113,13 +114,13 @@ struct Work {
 impl Work {
     fn of(product: Product, cut: Cut, processors: usize) -> Work {
         let steps = product.in_features.div_ceil(STEP_COLUMNS);
-        // Tiles are cut between features, or between groups of eight of them with their gates.
+        // Tiles are cut between features, or between groups of eight features with their gates.
         let (groups, most, rows) = match product.gates {
             true => (product.out_features / 2 / GATE_ROWS, TILE_ROWS / 2 / GATE_ROWS, 2 * GATE_ROWS),
             false => (product.out_features, TILE_ROWS, 1),
         };
         let blocks = (processors / TEAM * TEAM).min(groups * cut.0);
-        // As many tiles for each block, or for those that have one together, as make none too tall.
+        // The same number of tiles for each block, or for each group of blocks sharing one, such that none is too tall.
         let at_once = (blocks / cut.0).max(1);
         let tiles = at_once * groups.div_ceil(at_once * most);
         Work {
@@ -130,7 +131,7 @@ impl Work {
         }
     }
 
-    /// What blocks leave of tiles that they share.
+    /// Bytes that blocks need for partial sums of shared tiles.
     fn parts(&self, kernel_rows: usize) -> Bytes {
         DType::F32.bytes(2 * self.blocks * kernel_rows * TILE_ROWS)
     }
@@ -140,7 +141,7 @@ fn kernel_rows(rows: usize) -> Option<usize> {
     KERNEL_ROWS.into_iter().find(|most| (1..=*most).contains(&rows))
 }
 
-/// Whether our kernel serves the product.
+/// Whether our kernel supports the product.
 pub(super) fn serves(cuda: &Cuda, product: Product, places: Places) -> bool {
     let Some(kernel_rows) = kernel_rows(product.rows) else { return false };
     let row_bytes = |elements: usize| DType::F16.bytes(elements).as_usize();
@@ -158,7 +159,7 @@ pub(super) fn serves(cuda: &Cuda, product: Product, places: Places) -> bool {
         })
 }
 
-/// How our kernel cuts the product, where it is the one to compute it.
+/// The cut to use, if our kernel is to compute the product.
 pub(super) fn chosen(cuda: &Cuda, product: Product, places: Places) -> Option<Cut> {
     if !serves(cuda, product, places) {
         return None;
@@ -173,16 +174,16 @@ pub(super) fn chosen(cuda: &Cuda, product: Product, places: Places) -> Option<Cu
     }
 }
 
-/// One row may have any pitch; the copy engine wants a multiple of 16 bytes also where it takes no second row.
+/// A single row may have any pitch; the copy engine requires a multiple of 16 bytes even if it reads no second row.
 fn x_pitch(product: Product) -> usize {
     if product.rows == 1 { product.in_features } else { product.x_pitch }
 }
 
-/// Launches it.
+/// Launches the kernel.
 ///
 /// # Safety
-/// The places are as the product says, [`serves`] says yes, and nothing writes the weight while this is under way or
-/// before it is, since the first copies of weights do not wait for the kernel in front.
+/// `places` match `product`, and [`serves`] returned true. Nothing writes the weight from before the launch until it
+/// has ended, because the first copies of weights do not wait for the preceding kernel.
 pub(super) unsafe fn launch(cuda: &Cuda, product: Product, places: Places, cut: Cut) -> Result<(), KernelError> {
     let work = Work::of(product, cut, cuda.kernels.target.processors);
     let kernel_rows = kernel_rows(product.rows).expect("it is served");
@@ -214,8 +215,8 @@ pub(super) unsafe fn launch(cuda: &Cuda, product: Product, places: Places, cut: 
     unsafe { cuda.launch(&kernel, extent, arguments) }
 }
 
-/// More than half of a multiprocessor's, so that it has one block at a time, and not all of it, so that small kernels
-/// find room beside that.
+/// Bytes of dynamic shared memory: more than half of a multiprocessor's, so that it runs one block at a time, but not
+/// all, so that small kernels fit beside it.
 fn shared(kernel_rows: usize) -> usize {
     let stages_and_told = match kernel_rows {
         ..32 => 168,
@@ -225,7 +226,8 @@ fn shared(kernel_rows: usize) -> usize {
     stages_and_told * 1024 + 704
 }
 
-/// The weight as the copy engine sees it: gated, eight rows of up behind the same eight of the gate.
+/// The weight as the copy engine sees it. With a gate, each eight rows of the gate are followed by the same eight of
+/// up.
 fn weight_map(product: Product, places: Places, work: &Work, activation: DType) -> Result<TensorMap, DeviceError> {
     if !product.gates {
         return TensorMap::of_rows(places.weight, activation, product.weight(), [work.tile_rows, CHUNK_COLUMNS]);

@@ -1,9 +1,10 @@
-//! Products of many rows by our own kernels for Hopper (`kernels/cuda/linear_gated_hopper.cu`): where a gate follows, what
-//! it reads is never written.
+//! Products of more than 256 rows by our own kernels for Hopper (`kernels/cuda/linear_gated_hopper.cu`). If a gate
+//! follows, its input is never written to memory.
 //!
-//! Autotuning measures each of them once beside what the library takes, with the operands of its pass. With a gate the
-//! faster is kept for the size and for smaller ones, as the library's algorithms are. Without one ours is little faster
-//! where it is faster at all, and much slower where its tall tiles leave processors idle: it is kept for sizes close below.
+//! Autotuning times each once against cuBLASLt, on the operands of the pass. For a product with a gate, the faster one
+//! is kept for this size and for smaller ones, as for cuBLASLt's algorithms. Without a gate, our kernel is at best a
+//! little faster, and much slower if its tall tiles leave processors idle, so it is kept only for sizes slightly
+//! smaller.
 
 use bursar_budgets::Address;
 
@@ -16,34 +17,34 @@ use super::{
 };
 use crate::{DType, KernelError};
 
-/// Rows of x of one block's tile, and blocks that share the weights of theirs.
+/// Rows of x per block's tile, and blocks that share the weights of their tiles.
 const TILE_ROWS: usize = 128;
 const CLUSTER: usize = 2;
 
-/// Rows of the weight of one tile, and columns of a step.
+/// Weight rows per tile, and columns per step.
 const TILE_WEIGHTS: usize = 256;
 const STEP_COLUMNS: usize = 64;
 
 const THREADS: usize = 384;
 
-/// Four stages of 48 KiB, and four boxes on their way out.
+/// Bytes of shared memory: four stages of 48 KiB and four boxes of output.
 const SHARED: usize = 4 * 48 * 1024 + 4 * 8 * 1024;
 
-/// Pairs of row tiles that all blocks go down before they go to the next columns.
+/// Pairs of row tiles that all blocks process before moving to the next columns.
 const GROUP: u32 = 16;
 
-/// Rows start on so many bytes, for the copy engine; biases are read in pairs.
+/// Alignment of rows in bytes, for the copy engine; and of biases, which are read in pairs.
 const ALIGNMENT: usize = 16;
 const BIAS_ALIGNMENT: u64 = 4;
 
-/// Times that each way is run at a time, and how often: the shortest of all is what counts.
+/// Runs per timing, and timings per implementation; the shortest counts.
 const RUNS: usize = 4;
 const TRIALS: usize = 2;
 
-/// Two measurements of the same differ by some per cent.
+/// Our kernel must be at least 3 % faster, because two measurements of the same kernel differ by a few per cent.
 const CLEARLY: f32 = 0.97;
 
-/// Whether the kernels' contract holds.
+/// Whether the kernels support the product.
 fn fits(product: Product, places: Places) -> bool {
     let row_bytes = |elements: usize| DType::F16.bytes(elements).as_usize();
     let starts = [places.weight as usize, places.x as usize, places.out as usize];
@@ -57,18 +58,18 @@ fn fits(product: Product, places: Places) -> bool {
         && places.bias.is_none_or(|bias| bias.is_multiple_of(BIAS_ALIGNMENT))
 }
 
-/// Blocks of a launch: no more than there is work for, nor than run at a time.
+/// Blocks per launch: no more than there are tiles, nor than run at once.
 fn blocks(product: Product, processors: usize) -> usize {
     let across = TILE_WEIGHTS / if product.gates { 2 } else { 1 };
     let tiles = product.rows.div_ceil(CLUSTER * TILE_ROWS) * product.features().div_ceil(across);
     CLUSTER * tiles.min(processors / CLUSTER)
 }
 
-/// Whether our kernel is the one to compute the product, which `other` computes too. While autotuning both are measured
-/// the first time, and the output holds what neither means.
+/// Whether our kernel is to compute the product, which `other` computes too. While autotuning, the first call times
+/// both, after which the output is meaningless.
 ///
 /// # Errors
-/// What the device says of a measurement.
+/// Any error the device reports for a measurement.
 pub(super) fn chosen(
     cuda: &Cuda,
     product: Product,
@@ -85,9 +86,9 @@ pub(super) fn chosen(
     }
     let is_measured = || cuda.kernels.blas.measured().contains_key(&product);
     if cuda.autotunes.get() && !is_measured() {
-        // The first runs bring what they need, and are not counted.
+        // Warm-up: the first runs load what they need and are not timed.
         other()?;
-        // SAFETY: as the front says, and it fits.
+        // SAFETY: the front has checked the call, and the product fits.
         let ours = || unsafe { launch(cuda, product, places) };
         ours()?;
         let time = |run: &dyn Fn() -> Result<(), KernelError>| {
@@ -101,7 +102,7 @@ pub(super) fn chosen(
             let way = if shortest[1] < shortest[0] { GemmAlgorithm::Many } else { GemmAlgorithm::Apart };
             cuda.kernels.blas.measured().insert(product, way);
         } else if shortest[1] < CLEARLY * shortest[0] {
-            // The library's algorithm is measured by now, and stays for smaller sizes.
+            // cuBLASLt's algorithm is measured by now and is kept for smaller sizes.
             cuda.kernels.blas.ours().insert(product);
         }
     }
@@ -112,10 +113,10 @@ pub(super) fn chosen(
     Ok(cuda.kernels.blas.ours().range(product..=close).next().is_some())
 }
 
-/// Launches it.
+/// Launches the kernel.
 ///
 /// # Safety
-/// The places are as the product says, and [`chosen`] says yes.
+/// `places` match `product`, and [`chosen`] returned true.
 pub(super) unsafe fn launch(cuda: &Cuda, product: Product, places: Places) -> Result<(), KernelError> {
     let map = |address: u64, of: Rows, tall: usize| {
         TensorMap::of_rows(address, cuda.kernels.target.activation, of, [tall, STEP_COLUMNS])

@@ -1,5 +1,5 @@
-//! The backend that launches on a GPU: our kernels, compiled ahead, and cuBLASLt's products. Activations, weights and the
-//! cache are bf16 (f16 on Turing); sums are f32.
+//! The backend that launches on a GPU: our kernels, compiled ahead of time, and cuBLASLt's products. Activations,
+//! weights and the cache are bf16 (f16 on Turing); sums are f32.
 
 mod arrivals;
 mod attention;
@@ -49,24 +49,25 @@ use linear_few::{CounterSets, Counters};
 use stage::Stage;
 use stream::{Clock, Stream};
 
-/// What all lanes of a device share: the loaded kernels, the library's handle, and which of its algorithms are fast here.
+/// What all lanes of a device share: the loaded kernels, the cuBLASLt handle, and its fastest algorithms on this
+/// device.
 pub struct CudaKernels {
     functions: Overhead<Functions>,
     blas: Overhead<Blas>,
-    /// Zero between launches. One stream at a time decodes with these kernels: the step lane of the model they are
-    /// loaded for.
+    /// All zero between launches. Only one stream at a time may decode with these kernels: the step lane of the model
+    /// they are loaded for.
     decode_counters: Address,
-    /// Those of products of few rows, which every lane has.
+    /// Counters for products of few rows, one set per lane.
     counter_sets: Arc<CounterSets>,
     target: CudaTarget,
     device: Arc<CudaDevice>,
 }
 
 impl CudaKernels {
-    /// Loads the device code and cuBLASLt. What that takes of the device is counted as its overhead until it goes.
+    /// Loads the device code and cuBLASLt. The device memory they take counts as overhead until they are dropped.
     ///
     /// # Errors
-    /// [`OpenError`].
+    /// See [`OpenError`].
     pub fn load(device: &Arc<CudaDevice>, target: CudaTarget, search: &BlasSearch) -> Result<Arc<Self>, OpenError> {
         let images = images::images_for(target.capability);
         if images.is_empty() {
@@ -86,41 +87,42 @@ impl CudaKernels {
         Ok(Arc::new(CudaKernels { functions, blas, decode_counters, counter_sets, target, device }))
     }
 
-    /// What plans for it are made for.
+    /// The target that plans for these kernels are made for.
     pub fn target(&self) -> Target {
         Target::Cuda(self.target)
     }
 }
 
-/// Computes on a GPU, in a stream of its own. It belongs to one lane's thread.
+/// Computes on a GPU in its own stream. It belongs to one lane's thread.
 ///
-/// Only views on memory of its device may be given to it.
+/// Every view passed to it must be on memory of its device.
 pub struct Cuda {
     kernels: Arc<CudaKernels>,
     target: Target,
-    /// For our own products of few rows; none where they are not served. First to go: it waits for the stream, whose work
-    /// still uses what follows.
+    /// For our own products of few rows; `None` if the device has no kernels for them. Declared before the stream and
+    /// the staging memory because its drop waits for the stream, whose work still uses them.
     counters: Option<Counters>,
-    /// Shared with the graphs that were captured in it.
+    /// Shared with the graphs captured in it.
     stream: Arc<Overhead<Stream>>,
     stage: RefCell<Overhead<Stage>>,
     products: RefCell<Products>,
     products_by: ProductsBy,
     arrivals: Arrivals,
-    /// What is computed is thrown away: products may be measured.
+    /// True while results are thrown away, so that products may be measured.
     autotunes: Cell<bool>,
     autotuner: RefCell<Autotuner>,
     clock: Clock,
-    /// What is launched is kept as a graph: copies would be too, with the host's memory as it is then.
+    /// True while launches are recorded into a graph. A copy would be recorded too, together with the host memory's
+    /// contents at that moment.
     captures: Cell<bool>,
-    /// How many launches go well before how many are refused.
+    /// Launches that still succeed, and launches that then fail.
     drill: Cell<(usize, usize)>,
-    /// The thread whose context is the device's.
+    /// The thread that has the device's context as its current one.
     entered: Cell<Option<ThreadId>>,
 }
 
 impl Cuda {
-    /// A stream of work on the device of `kernels`.
+    /// Opens a stream of work on the device of `kernels`.
     ///
     /// # Errors
     /// The driver refuses a stream or page-locked memory.
@@ -146,27 +148,27 @@ impl Cuda {
         })
     }
 
-    /// The same, with products computed by whom `products_by` says.
+    /// Sets which implementation computes products.
     pub fn with_products_by(self, products_by: ProductsBy) -> Self {
         Cuda { products_by, ..self }
     }
 
-    /// Products outside of autotuning, of sizes met for the first time, that took cuBLASLt's first guess: each may have
-    /// loaded a kernel of it. After autotuning there are none.
+    /// Products met for the first time outside autotuning, which took cuBLASLt's first suggestion and may each have
+    /// loaded one of its kernels. Zero after complete autotuning.
     pub fn guesses(&self) -> usize {
         self.products.borrow().guesses()
     }
 
-    /// Returns when all that was put into the stream is done.
+    /// Waits until the stream has finished all its work.
     ///
     /// # Errors
-    /// What the device says of any of it.
+    /// Any error the device reports for that work.
     pub fn wait(&self) -> Result<(), KernelError> {
         self.enter()?;
         Ok(self.stream.wait()?)
     }
 
-    /// Makes the device's context this thread's, once.
+    /// Makes the device's context current on this thread, once.
     fn enter(&self) -> Result<(), KernelError> {
         let this = Some(thread::current().id());
         if self.entered.get() != this {
@@ -176,7 +178,7 @@ impl Cuda {
         Ok(())
     }
 
-    /// Whether the launch that comes is one to be refused.
+    /// Whether fault injection refuses the next launch.
     fn is_drilled(&self) -> bool {
         match self.drill.get() {
             (_, 0) => false,
@@ -191,7 +193,7 @@ impl Cuda {
         }
     }
 
-    /// The same, for a copy between host and device.
+    /// As `enter`, for a copy between host and device, which a graph must not contain.
     fn enter_to_copy(&self) -> Result<(), KernelError> {
         if self.captures.get() {
             let said = "a copy between host and device cannot be part of a graph".to_owned();
@@ -200,7 +202,7 @@ impl Cuda {
         self.enter()
     }
 
-    /// The name of an operation's kernel for this target's activations.
+    /// The name of an operation's kernel for this target's activation type.
     fn kernel(&self, op: &str) -> String {
         format!("{op}_{}", self.activation_name())
     }
@@ -246,7 +248,7 @@ impl Backend for Cuda {
 
     fn autotune(&self, on: bool) {
         self.autotunes.set(on);
-        // Weights stay where they are only until the end of autotuning.
+        // Weights stay where they are only while autotuning is on.
         self.autotuner.take();
     }
 

@@ -1,4 +1,4 @@
-//! Several threads that fill pieces of memory, one piece after the other, ahead of whoever copies them on.
+//! Threads that fill pieces of memory in order, ahead of the caller, which copies them on.
 
 use std::{
     collections::VecDeque,
@@ -8,16 +8,16 @@ use std::{
 
 use rayon::ThreadPool;
 
-/// Pieces that are filled at once; others are on their way meanwhile.
+/// Pieces being filled at once, while others are copied.
 pub(super) const AHEAD: usize = 2;
 
-/// What one thread fills at a time.
+/// Bytes that one thread fills at a time.
 pub(super) const FILLED_AT_ONCE: usize = 512 << 10;
 
-/// Cuts `source` into parts as long as a piece, and has `fillers` copy each to the memory that `memory` gives for it; calls
-/// `copy` with each part's number and length once it is filled, in order. When the memory of a part is asked for, at most
-/// [`AHEAD`] parts in front of it have not been copied, so that a ring of more pieces than those may serve; whoever gives it
-/// waits until it may be written.
+/// Cuts `source` into parts of at most `piece` bytes and has `fillers` copy each into the memory that `memory` returns
+/// for it. Once a part is filled, `copy` is called with its number and length, in order. When `memory` is asked for a
+/// part, at most [`AHEAD`] earlier parts have not been copied, so a ring of more than [`AHEAD`] pieces suffices.
+/// `memory` must wait until its piece may be written.
 pub(super) fn pour<'m, E>(
     fillers: &ThreadPool,
     source: &[u8],
@@ -25,7 +25,7 @@ pub(super) fn pour<'m, E>(
     mut memory: impl FnMut(usize) -> Result<&'m mut [MaybeUninit<u8>], E>,
     mut copy: impl FnMut(usize, usize) -> Result<(), E>,
 ) -> Result<(), E> {
-    // Whatever ends this early: the scope waits for what the fillers have begun.
+    // If this ends early, the scope waits for the fillers that have started.
     fillers.in_place_scope(|scope| {
         let mut filling: VecDeque<(usize, usize, Countdown)> = VecDeque::with_capacity(AHEAD);
         let mut send = |(part, length, left): (usize, usize, Countdown)| {
@@ -41,10 +41,11 @@ pub(super) fn pour<'m, E>(
             for (source, place) in source.chunks(FILLED_AT_ONCE).zip(memory.chunks_mut(FILLED_AT_ONCE)) {
                 let one = One(left.clone());
                 scope.spawn(move |_| {
-                    // A panic counts too: the scope hands it on, and nobody waits for this part forever.
+                    // Counts down on a panic too, so that nothing waits forever for this part; the scope propagates the
+                    // panic.
                     let _one = one;
                     assert_eq!(source.len(), place.len());
-                    // SAFETY: both are as long, and the place is borrowed to be written.
+                    // SAFETY: both have the same length, and the place is mutably borrowed.
                     unsafe {
                         std::ptr::copy_nonoverlapping(source.as_ptr(), place.as_mut_ptr().cast(), source.len());
                     }
@@ -56,7 +57,7 @@ pub(super) fn pour<'m, E>(
     })
 }
 
-/// How much of a part is not filled yet.
+/// Chunks of a part that are not filled yet.
 #[derive(Clone)]
 struct Countdown(Arc<(Mutex<usize>, Condvar)>);
 
@@ -72,7 +73,7 @@ impl Countdown {
     }
 }
 
-/// One of those that are counted down, when it goes.
+/// Counts down by one when dropped.
 struct One(Countdown);
 
 impl Drop for One {
@@ -94,7 +95,7 @@ mod tests {
 
     use super::*;
 
-    /// Pieces of a ring, as pinned memory is.
+    /// Pieces in a ring, like pinned memory.
     const PIECES: usize = AHEAD + 1;
 
     #[test]
@@ -108,13 +109,13 @@ mod tests {
             let (out, copied) = (RefCell::new(Vec::new()), Cell::new(0));
             let memory = |part: usize| {
                 assert!(part < copied.get() + PIECES, "part {part} is written over one that was not copied");
-                // SAFETY: the piece is as long, and its last part was copied.
+                // SAFETY: the piece has this length, and its last part was copied.
                 Ok::<_, ()>(unsafe { std::slice::from_raw_parts_mut(starts[part % PIECES], piece) })
             };
             let copy = |part: usize, length: usize| {
                 assert_eq!(part, copied.get(), "in order");
                 copied.set(part + 1);
-                // SAFETY: it is filled, and every byte was made with a value.
+                // SAFETY: it is filled, and every byte was initialised.
                 let filled = unsafe { std::slice::from_raw_parts(starts[part % PIECES].cast::<u8>(), length) };
                 out.borrow_mut().extend_from_slice(filled);
                 Ok(())

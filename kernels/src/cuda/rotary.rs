@@ -1,4 +1,4 @@
-//! Launches of rotary positions, alone and with the write into the cache.
+//! Launches of rotary positions, alone and fused with the write into the cache.
 
 use super::{
     Cuda,
@@ -6,16 +6,16 @@ use super::{
 };
 use crate::{KernelError, ops};
 
-/// Axes of positions that a kernel takes.
+/// Most position axes that a kernel supports.
 const AXES_MAX: usize = 4;
 
-/// Pairs that follow each axis, as the kernel takes them by value.
+/// Pairs per axis, as the kernel takes them by value.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Sections([u32; AXES_MAX]);
 
 impl Sections {
-    /// More axes than there are is our own bug: no model has them.
+    /// Panics on more axes than the kernels support; no model has that many.
     fn of(sections: &[usize]) -> Self {
         assert!(sections.len() <= AXES_MAX, "{} axes of positions; kernels take {AXES_MAX}", sections.len());
         let mut pairs = [0; AXES_MAX];
@@ -24,7 +24,7 @@ impl Sections {
     }
 }
 
-/// One block a token, a thread for every sixteen elements.
+/// One block per token and one thread per sixteen elements.
 fn extent(tokens: usize, elements: usize) -> Extent {
     Extent::line(tokens, elements.div_ceil(16).next_multiple_of(32).clamp(64, 320))
 }

@@ -1,4 +1,4 @@
-//! Launches of sampling: four kernels for some rows at a time.
+//! Launches of sampling: four kernels per group of rows.
 
 use bursar_budgets::{Address, Bytes};
 
@@ -12,24 +12,25 @@ use crate::{
     sampling::{ROW_WORDS, SampleLayout, TOP_MAX},
 };
 
-/// Rows that are worked on at a time. So many fill every GPU; more would only want more scratch.
+/// Rows per group. 64 fill every GPU; more would only need more scratch.
 const ROWS: usize = 64;
 
-/// Tokens of a slice, which is one block's share of a row.
+/// Tokens per slice, which is one block's share of a row.
 const SLICE: usize = 4096;
 
-/// What the kernels hand on for a row of so many slices: the formula of `kernels/cuda/include/sampling/scratch.cuh`.
+/// Bytes that the kernels pass on for a row of `slices` slices: the formula in
+/// `kernels/cuda/include/sampling/scratch.cuh`.
 fn row_bytes(slices: usize) -> usize {
     (45_184 + 304 * slices).next_multiple_of(128)
 }
 
-/// Elements from one changed row to the next: rows are aligned to 16 bytes.
+/// Elements from one changed row to the next; rows are aligned to 16 bytes.
 fn changed_pitch(vocabulary: usize) -> usize {
     vocabulary.next_multiple_of(4)
 }
 
-/// Where the parts of the scratch begin: what the kernels hand on, the changed rows, what the step before chose; and its
-/// end.
+/// Byte offsets of the parts of the scratch: what the kernels pass on, the changed rows, the previous step's choices;
+/// then its end.
 fn parts(rows: usize, sequences: usize, vocabulary: usize) -> [Bytes; 4] {
     let at_once = rows.min(ROWS);
     let changed = Bytes((at_once * row_bytes(vocabulary.div_ceil(SLICE))) as u64);
@@ -47,7 +48,7 @@ pub(super) fn sample(cuda: &Cuda, call: Call<'_>) -> Result<(), KernelError> {
     let sequences = call.chosen.rows();
     let mut previous = call.chosen.address();
     if rows > ROWS {
-        // The first rows' choice overwrites what the next rows' lists may name.
+        // The first rows' choices overwrite tokens that the next rows' lists may name.
         previous = call.scratch.address().offset(parts(rows, sequences, vocabulary)[2]);
         let arguments = arguments![call.chosen.address(), count(sequences), previous];
         // SAFETY: these are the kernel's parameters, and the scratch has room for them.
@@ -56,7 +57,7 @@ pub(super) fn sample(cuda: &Cuda, call: Call<'_>) -> Result<(), KernelError> {
     (0..rows).step_by(ROWS).try_for_each(|first| some_rows(cuda, &call, first, previous))
 }
 
-/// The rows from `first` on, as many as are worked on at a time.
+/// One group of rows, starting at `first`.
 fn some_rows(cuda: &Cuda, call: &Call<'_>, first: usize, previous: Address) -> Result<(), KernelError> {
     let SampleLayout { rows: batch_rows, vocabulary } = call.layout;
     let rows = ROWS.min(batch_rows - first);
@@ -99,8 +100,8 @@ fn some_rows(cuda: &Cuda, call: &Call<'_>, first: usize, previous: Address) -> R
         count(TOP_MAX),
     ];
     let gather_arguments = arguments![logits, pitch, changed, changed_pitch, count(vocabulary), requests, scratch];
-    // SAFETY: these are the kernels' parameters, the front has checked the shapes, and who packed the
-    // batch its indices.
+    // SAFETY: these are the kernels' parameters. The front has checked the shapes, and `SampleBatch::pack` made the
+    // indices.
     unsafe {
         cuda.launch("sample_slices_f32", by_slice, slices_arguments)?;
         cuda.launch("sample_plan_f32", Extent::line(rows, 512), arguments![count(vocabulary), requests, scratch])?;

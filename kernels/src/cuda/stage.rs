@@ -1,5 +1,5 @@
-//! The way between host and device: page-locked pieces that copies go through, so that the device fetches what it needs
-//! while the host writes the next.
+//! Staging between host and device: copies go through page-locked pieces, so that the device fetches one piece while
+//! the host writes the next.
 
 use std::{mem::MaybeUninit, slice, sync::Arc, thread};
 
@@ -12,30 +12,30 @@ use super::{
     stream::{Event, Stream},
 };
 
-/// One piece. A copy of any size goes through several.
+/// Bytes per piece. A larger copy goes through several pieces.
 const PIECE: Bytes = Bytes::mib(8);
 const PIECES: usize = 4;
 const _: () = assert!(PIECES > AHEAD, "some cross the bus while others are filled");
 
-/// Where uploads start inside a piece: copies from an odd place are slow.
+/// Alignment of uploads inside a piece, in bytes: copies from odd addresses are slow.
 const ALIGNMENT: usize = 256;
 
-/// Threads that fill pieces together. One of them copies 9 GB/s out of a mapped file; the bus takes six times that.
+/// Threads that fill pieces together. One thread copies 9 GB/s out of a mapped file; the bus takes six times that.
 const FILLERS: usize = 8;
 
 /// A ring of page-locked pieces.
 pub(super) struct Stage {
     pieces: Vec<Piece>,
-    /// Made by the first copy that is larger than all pieces: the backends that load weights have them, lanes do not.
+    /// Created by the first copy larger than all pieces together. Backends that load weights get them; lanes do not.
     fillers: Option<ThreadPool>,
     current: usize,
-    /// How much of the current piece is written.
+    /// Bytes of the current piece that are written.
     used: usize,
 }
 
 struct Piece {
     memory: Pinned,
-    /// Behind the last copy out of it.
+    /// Recorded after the last copy out of the piece.
     read: Event,
 }
 
@@ -46,7 +46,7 @@ impl Stage {
         Ok(Stage { pieces, fillers: None, current: 0, used: 0 })
     }
 
-    /// Copies `source` to `to`, in the order of the stream. The source may change once this returns.
+    /// Copies `source` to `to`, in stream order. The source may change once this returns.
     pub(super) fn upload(&mut self, stream: &Stream, mut source: &[u8], mut to: Address) -> Result<(), DeviceError> {
         if source.len() > PIECES * PIECE.as_usize() && self.fillers.is_none() {
             self.fillers = fillers();
@@ -60,7 +60,7 @@ impl Stage {
             }
             let length = source.len().min(PIECE.as_usize() - self.used);
             let (now, later) = source.split_at(length);
-            // SAFETY: the stretch is inside the piece, and the device is past its last copy out of it.
+            // SAFETY: the range is inside the piece, and the device has finished its last copy out of it.
             unsafe {
                 let place = self.pieces[self.current].memory.address().add(self.used);
                 std::ptr::copy_nonoverlapping(now.as_ptr(), place, length);
@@ -73,22 +73,22 @@ impl Stage {
         Ok(())
     }
 
-    /// The same by all fillers, piece after piece from the next one on.
+    /// As `upload`, by all fillers, starting with the next piece.
     fn upload_together(&mut self, stream: &Stream, source: &[u8], to: Address) -> Result<(), DeviceError> {
         self.turn(stream)?;
         let (pieces, first) = (&self.pieces, self.current);
         let piece = |part: usize| &pieces[(first + part) % PIECES];
-        // Whatever ends this early: nobody writes to a piece again before the device is past it.
+        // If this ends early, no piece is written again before the device has read it.
         self.used = PIECE.as_usize();
         let memory = |part: usize| {
             piece(part).read.wait()?;
             let start = piece(part).memory.address().cast::<MaybeUninit<u8>>();
-            // SAFETY: the piece is as long, and the device is past its last copy out of it.
+            // SAFETY: the piece has this length, and the device has finished its last copy out of it.
             Ok(unsafe { slice::from_raw_parts_mut(start, PIECE.as_usize()) })
         };
         let copy = |part: usize, length: usize| {
             let place = piece(part).memory.address();
-            // SAFETY: the part is inside of what the caller vouches for, and the piece is filled.
+            // SAFETY: the part is inside the range that the caller vouches for, and the piece is filled.
             let copied = unsafe {
                 let to = to.offset(PIECE * part as u64);
                 sys::cuMemcpyHtoDAsync_v2(to.0, place.cast(), length, stream.raw())
@@ -102,12 +102,12 @@ impl Stage {
         Ok(())
     }
 
-    /// Copies from `from` to `out`, after all that the stream was given.
+    /// Copies from `from` to `out`, after all earlier work of the stream.
     pub(super) fn download(&mut self, stream: &Stream, mut from: Address, out: &mut [u8]) -> Result<(), DeviceError> {
         for out in out.chunks_mut(PIECE.as_usize()) {
             self.turn(stream)?;
             let place = self.pieces[self.current].memory.address();
-            // SAFETY: the piece is as long, and nothing else uses it.
+            // SAFETY: `out` is no longer than the piece, which nothing else uses.
             let copied = unsafe { sys::cuMemcpyDtoHAsync_v2(place.cast(), from.0, out.len(), stream.raw()) };
             CudaDevice::said("cuMemcpyDtoHAsync", copied)?;
             stream.wait()?;
@@ -118,11 +118,11 @@ impl Stage {
         Ok(())
     }
 
-    /// Goes on to the next piece, when the device is past what it held.
+    /// Moves on to the next piece once the device has finished with it.
     fn turn(&mut self, stream: &Stream) -> Result<(), DeviceError> {
         self.pieces[self.current].read.record(stream)?;
         self.current = (self.current + 1) % PIECES;
-        // Full until the device is known to be past it.
+        // Counts as full until the device is known to have finished with it.
         self.used = PIECE.as_usize();
         self.pieces[self.current].read.wait()?;
         self.used = 0;
@@ -130,7 +130,7 @@ impl Stage {
     }
 }
 
-/// None where the host starts no threads: a load is slower then.
+/// `None` if the host cannot start threads; loads are slower then.
 fn fillers() -> Option<ThreadPool> {
     let count = thread::available_parallelism().map_or(1, usize::from).min(FILLERS);
     let named = ThreadPoolBuilder::new().num_threads(count).thread_name(|index| format!("bursar-fill-{index}"));

@@ -1,4 +1,4 @@
-//! A lane's stream, and marks in it.
+//! A lane's stream, and events in it.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ pub(super) struct Stream {
 
 // SAFETY: a stream may be used from any thread that has entered its context.
 unsafe impl Send for Stream {}
-// SAFETY: likewise; the driver orders what several threads put into it.
+// SAFETY: likewise; the driver orders the work that several threads submit.
 unsafe impl Sync for Stream {}
 
 impl Stream {
@@ -21,7 +21,7 @@ impl Stream {
         device.enter()?;
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the stream is there to write to.
+        // SAFETY: `raw` is writable.
         CudaDevice::said("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut raw, flags) })?;
         Ok(Stream { raw, device: device.clone() })
     }
@@ -30,10 +30,10 @@ impl Stream {
         self.raw
     }
 
-    /// Returns when all that was put into it is done.
+    /// Waits until the stream has finished all its work.
     pub(super) fn wait(&self) -> Result<(), DeviceError> {
         self.device.enter()?;
-        // SAFETY: the stream lives.
+        // SAFETY: the stream is alive.
         CudaDevice::said("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) })
     }
 }
@@ -41,30 +41,30 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if self.device.enter().is_ok() {
-            // What is under way still uses memory that others will be given.
+            // Unfinished work still uses memory that will be reused.
             drop(self.wait());
-            // SAFETY: it was made once, and this is its last use.
+            // SAFETY: it was created once, and this is its last use.
             drop(CudaDevice::said("cuStreamDestroy", unsafe { sys::cuStreamDestroy_v2(self.raw) }));
         }
     }
 }
 
-/// A mark in a stream.
+/// A CUDA event: a mark in a stream.
 pub(super) struct Event {
     raw: sys::CUevent,
     device: Arc<CudaDevice>,
 }
 
-// SAFETY: as a stream.
+// SAFETY: as for a stream.
 unsafe impl Send for Event {}
 
 impl Event {
-    /// A mark that only orders.
+    /// An event that only orders work.
     pub(super) fn new(device: &Arc<CudaDevice>) -> Result<Self, DeviceError> {
         Event::with(device, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32)
     }
 
-    /// A mark that knows its time.
+    /// An event that also records its time.
     pub(super) fn timed(device: &Arc<CudaDevice>) -> Result<Self, DeviceError> {
         Event::with(device, sys::CUevent_flags::CU_EVENT_DEFAULT as u32)
     }
@@ -72,39 +72,39 @@ impl Event {
     fn with(device: &Arc<CudaDevice>, flags: u32) -> Result<Self, DeviceError> {
         device.enter()?;
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the event is there to write to.
+        // SAFETY: `raw` is writable.
         CudaDevice::said("cuEventCreate", unsafe { sys::cuEventCreate(&mut raw, flags) })?;
         Ok(Event { raw, device: device.clone() })
     }
 
-    /// Puts the mark behind all that the stream has been given.
+    /// Records the event after everything the stream was given so far.
     pub(super) fn record(&self, stream: &Stream) -> Result<(), DeviceError> {
-        // SAFETY: both live.
+        // SAFETY: both are alive.
         CudaDevice::said("cuEventRecord", unsafe { sys::cuEventRecord(self.raw, stream.raw) })
     }
 
-    /// Returns when the device is past it; at once if it was never recorded.
+    /// Waits until the device has passed the event. Returns at once if it was never recorded.
     pub(super) fn wait(&self) -> Result<(), DeviceError> {
-        // SAFETY: it lives.
+        // SAFETY: the event is alive.
         CudaDevice::said("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.raw) })
     }
 
-    /// Whether the device is past it. A device that is lost is past everything: whoever waits hears of that.
+    /// Whether the device has passed the event. True on a lost device too: the error comes out of `wait`.
     pub(super) fn is_past(&self) -> bool {
-        // SAFETY: it lives.
+        // SAFETY: the event is alive.
         unsafe { sys::cuEventQuery(self.raw) != sys::CUresult::CUDA_ERROR_NOT_READY }
     }
 
-    /// Milliseconds from `before` to this; both are timed and passed.
+    /// Milliseconds from `before` to this event. Both must be timed and passed.
     pub(super) fn milliseconds_since(&self, before: &Event) -> Result<f32, DeviceError> {
         let mut milliseconds = 0.0;
-        // SAFETY: the number is there to write to, and both live.
+        // SAFETY: the number is writable, and both events are alive.
         let elapsed = unsafe { sys::cuEventElapsedTime(&mut milliseconds, before.raw, self.raw) };
         CudaDevice::said("cuEventElapsedTime", elapsed).map(|()| milliseconds)
     }
 }
 
-/// Two marks that measure what lies between them.
+/// Two events that time the work between them.
 pub(super) struct Clock {
     before: Event,
     behind: Event,
@@ -115,7 +115,7 @@ impl Clock {
         Ok(Clock { before: Event::timed(device)?, behind: Event::timed(device)? })
     }
 
-    /// Milliseconds that the device takes for what `run` puts into the stream, which it then is past.
+    /// Milliseconds the device takes for what `run` puts into the stream. Returns once that work is done.
     pub(super) fn time<E: From<DeviceError>>(
         &self,
         stream: &Stream,
@@ -132,7 +132,7 @@ impl Clock {
 impl Drop for Event {
     fn drop(&mut self) {
         if self.device.enter().is_ok() {
-            // SAFETY: it was made once, and this is its last use; the driver keeps what is under way.
+            // SAFETY: it was created once, and this is its last use; the driver keeps it until pending work is done.
             drop(CudaDevice::said("cuEventDestroy", unsafe { sys::cuEventDestroy_v2(self.raw) }));
         }
     }

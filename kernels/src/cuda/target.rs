@@ -1,4 +1,4 @@
-//! What a plan for a GPU is made for.
+//! The properties of a GPU that a plan depends on.
 
 use bursar_budgets::{Bytes, CudaDevice, DeviceError};
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
@@ -6,33 +6,33 @@ use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use super::decode_launch::DecodeLaunch;
 use crate::{DType, KvShape};
 
-/// What cuBLASLt may use for a product. Products of few rows split their sums and need it; NVIDIA recommends this much
-/// from Hopper on.
+/// cuBLASLt's workspace for a product. Products of few rows split their sums and need it; 32 MiB is NVIDIA's
+/// recommendation from Hopper on.
 pub(crate) const CUDA_LINEAR_SCRATCH: Bytes = Bytes::mib(32);
 
-/// Features that a tile of a product covers at least.
+/// Smallest number of features that a tile of a product covers.
 pub(crate) const CUDA_FEATURES: usize = 64;
 
-/// Elements of a head that the attention kernels are compiled for.
+/// Head sizes, in elements, that the attention kernels are compiled for.
 pub(crate) const CUDA_HEAD_DIMS: [usize; 4] = [32, 64, 80, 128];
 
-/// Query vectors of a tile of attention over the cache, with the kernels for Hopper.
+/// Query vectors per tile of attention over the cache, in the kernels for Hopper.
 pub(super) const HOPPER_TILE: usize = 128;
 
-/// The generation of a GPU, and how wide it is.
+/// A GPU's generation and number of multiprocessors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CudaTarget {
-    /// Compute capability, as (9, 0) for an H200.
+    /// Compute capability, (9, 0) for an H200.
     pub capability: (u32, u32),
     /// Multiprocessors.
     pub processors: usize,
-    /// The type of activations, weights and the cache: bf16 where the tensor cores take it (from 8.0 on), else f16; f16
-    /// everywhere if that is asked for.
+    /// The type of activations, weights and the cache. bf16 where the tensor cores support it (from 8.0 on), otherwise
+    /// f16; f16 everywhere if requested.
     pub activation: DType,
 }
 
 impl CudaTarget {
-    /// The target of a device, with bf16 where it has it.
+    /// The target of `device`, with bf16 if it supports that.
     ///
     /// # Errors
     /// The driver does not answer.
@@ -47,10 +47,11 @@ impl CudaTarget {
         Ok(CudaTarget { capability, processors, activation })
     }
 
-    /// What attention keeps of the keys' shares before they are added up, for each query vector a weighted sum, the
-    /// largest score and the sum of weights. Decoding has two parts of eight query vectors a worker; workers are as many
-    /// as the device runs at once, whatever the lengths: a captured graph keeps them. Few rows that see a long past have
-    /// a part of a tile for each multiprocessor at most, where there is a kernel that splits them.
+    /// Partial results that attention keeps before they are merged: for each query vector a weighted sum, the largest
+    /// score and the sum of weights. Decoding has two parts of eight query vectors per worker. The number of workers is
+    /// what the device runs at once and does not depend on lengths, because a captured graph keeps it. A few rows over
+    /// a long context are split into at most one part of a tile per multiprocessor, if there is a kernel that splits
+    /// them.
     pub(crate) fn paged_scratch(&self, shape: KvShape, heads: usize, single_rows: usize, rows: usize) -> Bytes {
         let vectors = |vectors: usize| DType::F32.bytes(vectors * (shape.head_dim + 2));
         let launch = DecodeLaunch::of(single_rows, heads, shape.kv_heads, self.processors);
@@ -60,7 +61,7 @@ impl CudaTarget {
         decoding.max(if splits { vectors(self.processors * HOPPER_TILE) } else { Bytes::ZERO })
     }
 
-    /// The name of the architecture.
+    /// The architecture's name in tables and fingerprints.
     pub(crate) fn name(&self) -> &'static str {
         match self.capability {
             (7, _) => "cuda sm_75",

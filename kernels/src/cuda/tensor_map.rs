@@ -1,4 +1,4 @@
-//! Tensor maps: how Hopper's copy engine is told where pieces of a tensor lie.
+//! Tensor maps, which describe tensors to Hopper's copy engine (TMA).
 
 use bursar_budgets::{Address, CudaDevice, DeviceError};
 use cudarc::driver::sys;
@@ -6,31 +6,31 @@ use cudarc::driver::sys;
 use super::launch::count;
 use crate::DType;
 
-/// The driver's own 128 bytes, which a kernel takes by value.
+/// The driver's opaque 128 bytes, which a kernel takes by value.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
 pub(super) struct TensorMap([u64; 16]);
 
-/// How rows of a box are spread over the banks of shared memory.
+/// How the rows of a box are spread over the banks of shared memory.
 #[derive(Clone, Copy)]
 pub(super) enum Swizzle {
-    /// In 32 bytes.
+    /// Pattern of 32 bytes.
     Bytes32,
-    /// In 128 bytes.
+    /// Pattern of 128 bytes.
     Bytes128,
 }
 
 /// A tensor as the copy engine sees it, innermost dimension first.
 pub(super) struct Layout<'a> {
     pub dimensions: &'a [u64],
-    /// Bytes from one to the next in all dimensions but the innermost.
+    /// Bytes from one element to the next in each dimension but the innermost.
     pub strides: &'a [u64],
-    /// What one copy brings.
+    /// Elements per dimension that one copy brings.
     pub cube: &'a [u32],
     pub swizzle: Swizzle,
 }
 
-/// Rows of a matrix of activations: how many, of how many elements, and how many lie from one to the next.
+/// Rows of a matrix of activations: their number, their elements, and the elements from one row's start to the next.
 #[derive(Clone, Copy)]
 pub(super) struct Rows {
     pub rows: usize,
@@ -39,7 +39,7 @@ pub(super) struct Rows {
 }
 
 impl TensorMap {
-    /// A map of the matrix at `address`, of which one copy brings a box of so many rows and columns, 128 bytes wide.
+    /// A map of the matrix at `address`. One copy brings a box of `cube` rows and columns, 128 bytes wide.
     pub(super) fn of_rows(address: u64, dtype: DType, of: Rows, cube: [usize; 2]) -> Result<Self, DeviceError> {
         let layout = Layout {
             dimensions: &[of.columns as u64, of.rows as u64],
@@ -50,14 +50,14 @@ impl TensorMap {
         TensorMap::new(Address(address), dtype, &layout)
     }
 
-    /// A map of the tensor at `address`. The driver writes 128 bytes and asks the device nothing.
+    /// A map of the tensor at `address`. The driver writes 128 bytes without asking the device.
     pub(super) fn new(address: Address, dtype: DType, layout: &Layout<'_>) -> Result<Self, DeviceError> {
         use sys::{
             CUtensorMapDataType_enum as Type, CUtensorMapFloatOOBfill_enum as Outside,
             CUtensorMapInterleave_enum as Interleave, CUtensorMapL2promotion_enum as Promotion,
             CUtensorMapSwizzle_enum as Pattern,
         };
-        /// The driver wants its map on 64 bytes.
+        /// The driver requires an alignment of 64 bytes.
         #[repr(C, align(64))]
         struct Aligned(sys::CUtensorMap);
         let rank = layout.dimensions.len();
@@ -71,9 +71,9 @@ impl TensorMap {
             Swizzle::Bytes128 => Pattern::CU_TENSOR_MAP_SWIZZLE_128B,
         };
         let ones = [1u32; 5];
-        // SAFETY: all of it is numbers, for which zero is a value.
+        // SAFETY: it consists of numbers, for which zero is valid.
         let mut map: Aligned = unsafe { std::mem::zeroed() };
-        // SAFETY: the map is there to write to, and every list has a number for each dimension.
+        // SAFETY: the map is writable, and every list has a number for each dimension.
         let encoded = unsafe {
             sys::cuTensorMapEncodeTiled(
                 &mut map.0,

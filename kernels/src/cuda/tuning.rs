@@ -1,4 +1,4 @@
-//! What autotuning has found on a device, as a later start takes it over.
+//! What autotuning found on a device, in the form that a later start reads.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,38 +9,38 @@ use super::{
     target::CUDA_LINEAR_SCRATCH,
 };
 
-/// The fastest algorithm of each product that was measured on a device. It holds for the same device code, device, driver
-/// and [library](CudaKernels::library), and for any weights of the same shapes.
+/// The fastest algorithm of each product measured on a device. It is valid for the same device code, device, driver and
+/// [library](CudaKernels::library), and for any weights of the same shapes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tuning {
     fastest: Vec<(Product, GemmAlgorithm)>,
-    /// Products of many rows without a gate that our kernel is faster for.
+    /// Ungated products of many rows for which our kernel is faster than cuBLASLt.
     ours: Vec<Product>,
 }
 
 impl Tuning {
-    /// Products that it knows.
+    /// Number of products it has an algorithm for.
     pub fn products(&self) -> usize {
         self.fastest.len()
     }
 }
 
 impl CudaKernels {
-    /// cuBLASLt with its version: algorithms are of one version of it.
+    /// cuBLASLt with its version number. Algorithms are valid for one version only.
     pub fn library(&self) -> String {
         format!("cuBLASLt {}", self.blas.version())
     }
 
-    /// What was measured so far, by all lanes.
+    /// Everything measured so far, by all lanes.
     pub fn tuning(&self) -> Tuning {
         let fastest = self.blas.measured().iter().map(|(product, way)| (*product, *way)).collect();
         let ours = self.blas.ours().iter().copied().collect();
         Tuning { fastest, ours }
     }
 
-    /// Puts `tuning` in place of what was measured so far: the products that it knows are not measured again. One that
-    /// names what nothing here computes was written by somebody else: none of it is taken, and all is measured.
+    /// Replaces what was measured so far by `tuning`; products in it are not measured again. If any entry cannot run
+    /// here, the whole of `tuning` is ignored and everything is measured.
     pub fn tune(&self, tuning: &Tuning) {
         let is_ours = tuning.fastest.iter().all(|(product, way)| self.runs(*product, *way));
         let Tuning { fastest, ours } = if is_ours { tuning.clone() } else { Tuning::default() };
@@ -48,7 +48,7 @@ impl CudaKernels {
         *self.blas.ours() = ours.into_iter().collect();
     }
 
-    /// Whether `way` may be asked for `product`. That its memory is aligned, and has room, is asked again for each product.
+    /// Whether `way` can compute `product`. Alignment and workspace size are checked again at each call.
     fn runs(&self, product: Product, way: GemmAlgorithm) -> bool {
         match way {
             GemmAlgorithm::Few(cut) => CUTS.contains(&cut),

@@ -1,11 +1,11 @@
-//! A residual's addition and the layer normalisation behind it, in one pass over the row.
+//! Residual addition followed by layer normalisation, in one pass over the row.
 
 use crate::{Backend, KernelError, Scope, Tensor, Work};
 
 use super::check;
 
-/// What a backend is asked to compute: `residual = residual + x`, rounded to activations, and then of `residual` what
-/// [`layer_norm`](super::layer_norm) computes.
+/// Computes `residual = residual + x`, rounded to activations, and then [`layer_norm`](super::layer_norm) of
+/// `residual`.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[rows, hidden]` activations.
@@ -23,8 +23,8 @@ pub struct Call<'a> {
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Adds `x` `[rows, hidden]` to `residual` `[rows, hidden]` and gives the rows of that as
-    /// [`layer_norm`](Scope::layer_norm) does.
+    /// Adds `x` `[rows, hidden]` to `residual` `[rows, hidden]` in place and returns the sum normalised as by
+    /// [`layer_norm`](Scope::layer_norm), `[rows, hidden]`.
     pub fn add_layer_norm(
         &self,
         x: &Tensor<'_>,

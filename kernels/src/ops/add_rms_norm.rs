@@ -1,10 +1,10 @@
-//! A residual's addition and the normalisation behind it, in one pass over the row.
+//! Residual addition followed by root-mean-square normalisation, in one pass over the row.
 
 use crate::{Backend, KernelError, Scope, Tensor, Work};
 
 use super::check;
 
-/// What a backend is asked to compute: `residual = residual + x`, rounded to activations, and then
+/// Computes `residual = residual + x`, rounded to activations, and then
 /// `out = residual / sqrt(mean(residual^2) + epsilon) * weight`, row by row, the mean in `f32`.
 #[non_exhaustive]
 pub struct Call<'a> {
@@ -21,8 +21,8 @@ pub struct Call<'a> {
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Adds `x` `[rows, hidden]` to `residual` `[rows, hidden]` and gives the rows of that as
-    /// [`rms_norm`](Scope::rms_norm) does.
+    /// Adds `x` `[rows, hidden]` to `residual` `[rows, hidden]` in place and returns the sum normalised as by
+    /// [`rms_norm`](Scope::rms_norm), `[rows, hidden]`.
     pub fn add_rms_norm(
         &self,
         x: &Tensor<'_>,

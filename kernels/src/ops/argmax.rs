@@ -1,14 +1,14 @@
-//! The place of each row's largest element: greedy choice without bringing the logits to the host.
+//! The index of each row's largest element: greedy choice without copying the logits to the host.
 
 use crate::{Backend, DType, KernelError, Scope, Tensor, Work};
 
 use super::check;
 
-/// The answer for a row that has no number at all.
+/// The result for a row that holds only NaN.
 pub const NO_CHOICE: u32 = u32::MAX;
 
-/// What a backend is asked to compute: `out[i]` is the first place of the largest element of row `i`; an element that
-/// is not a number is never chosen before one that is (a row with nothing else gives [`NO_CHOICE`]).
+/// Computes for each row `i` the first index of its largest element, `out[i]`. NaN is never chosen over a number; a row
+/// of nothing but NaN gives [`NO_CHOICE`].
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[rows, columns]` activations or f32.
@@ -18,15 +18,15 @@ pub struct Call<'a> {
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// The first place of the largest element in each row of `x` `[rows, columns]`; gives `[rows]` u32.
+    /// The first index of the largest element in each row of `x` `[rows, columns]`; returns `[rows]` u32.
     pub fn argmax(&self, x: &Tensor<'_>) -> Result<Tensor<'_>, KernelError> {
         let mut out = self.take([x.rows()], DType::U32)?;
         self.argmax_into(x, &mut out)?;
         Ok(out)
     }
 
-    /// The same, into `out` `[rows]` u32: memory that outlives the pass, for the pass behind it to
-    /// [`embed`](Scope::embed) from.
+    /// As [`argmax`](Scope::argmax), into `out` `[rows]` u32: memory that outlives the pass, from which the next pass
+    /// can [`embed`](Scope::embed).
     pub fn argmax_into(&self, x: &Tensor<'_>, out: &mut Tensor<'_>) -> Result<(), KernelError> {
         const OP: &str = "argmax";
         check::activation_or_f32(OP, "x", x, self.target())?;

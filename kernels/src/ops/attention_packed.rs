@@ -1,35 +1,35 @@
-//! Attention in both directions within packed stretches of rows: a picture, or one window of it. No score matrix is
-//! ever stored (online softmax, Milakov and Gimelshein 2018, arXiv 1805.02867; FlashAttention, arXiv 2205.14135).
+//! Bidirectional attention within packed stretches of rows, each a picture or one window of it. No score matrix is ever
+//! stored (online softmax, Milakov and Gimelshein 2018, arXiv 1805.02867; FlashAttention, arXiv 2205.14135).
 
 use crate::{Backend, KernelError, Scope, Tensor, Work};
 
 use super::check;
 
-/// Stretches of rows that see themselves and nothing else.
+/// Stretches of rows that attend only to themselves.
 #[derive(Debug)]
 pub struct Stretches<'m> {
-    /// `[stretches + 1]` u32: stretch `s` has the rows `starts[s]..starts[s + 1]`; together all rows, from 0 on.
+    /// `[stretches + 1]` u32: stretch `s` has the rows `starts[s]..starts[s + 1]`. Together they cover all rows from 0.
     pub starts: Tensor<'m>,
-    /// Rows of the longest, at least: backends with a kernel of its own for short ones use it where all are.
+    /// An upper bound on the rows of a stretch. Backends with a kernel for short stretches use it when all are short.
     pub longest: usize,
-    /// The sum of the squares of their lengths: what the arithmetic is proportional to.
+    /// Sum of the squared stretch lengths, to which the arithmetic is proportional.
     pub query_key_pairs: u64,
 }
 
-/// What a backend is asked to compute: softmax attention of each row over all rows of its stretch.
+/// Computes softmax attention of each row over all rows of its stretch.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[rows, 3 * heads * head_dim]` activations: queries, keys, values.
     pub qkv: Tensor<'a>,
-    /// Heads of queries, and as many of keys and values.
+    /// Query heads; keys and values have the same number.
     pub heads: usize,
-    /// Elements of a head.
+    /// Elements per head.
     pub head_dim: usize,
-    /// Factor on the products of queries and keys.
+    /// Factor on the dot products of queries and keys.
     pub scale: f32,
     /// `[stretches + 1]` u32.
     pub starts: Tensor<'a>,
-    /// Rows of the longest stretch, at least.
+    /// An upper bound on the rows of a stretch.
     pub longest: usize,
     /// What the target declared with [`Target::packed_scratch`](crate::Target::packed_scratch).
     pub scratch: Tensor<'a>,
@@ -38,7 +38,7 @@ pub struct Call<'a> {
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Attention of `qkv` `[rows, 3 * heads * head_dim]` within `stretches`, scaled by `head_dim^-0.5`; gives
+    /// Attention of `qkv` `[rows, 3 * heads * head_dim]` within `stretches`, scaled by `head_dim^-0.5`; returns
     /// `[rows, heads * head_dim]`.
     pub fn attention_packed(
         &self,

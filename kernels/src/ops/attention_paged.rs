@@ -5,37 +5,37 @@ use crate::{Backend, KernelError, KvLayer, KvShape, Scope, Tensor, Work};
 
 use super::check;
 
-/// Which rows belong to which sequence, and where each sequence's past lies.
+/// Which rows belong to which sequence, and which blocks hold each sequence's keys and values.
 #[derive(Debug)]
 pub struct PagedSequences<'m> {
-    /// `[sequences + 1]` u32: sequence `s` has the rows `query_starts[s]..query_starts[s + 1]`; together all rows, from
-    /// 0 on.
+    /// `[sequences + 1]` u32: sequence `s` has the rows `query_starts[s]..query_starts[s + 1]`. Together they cover all
+    /// rows from 0.
     pub query_starts: Tensor<'m>,
-    /// `[sequences]` u32: tokens in the cache, this step's rows included. A sequence of one row and none is padding, which
-    /// comes out as zeros; it stands among the [`single_rows`](Self::single_rows).
+    /// `[sequences]` u32: tokens in the cache, including this step's rows. A sequence with one row and length 0 is
+    /// padding; its output is zeros and it counts towards [`single_rows`](Self::single_rows).
     pub context_lengths: Tensor<'m>,
-    /// `[sequences, blocks_max]` u32: the blocks of each sequence, in order; unused places are not read.
+    /// `[sequences, blocks_max]` u32: the blocks of each sequence, in order. Unused entries are not read.
     pub block_tables: Tensor<'m>,
-    /// How many sequences from the first on have exactly one row, as those that decode do: backends with a kernel of its
-    /// own for them use it. Fewer than there are is slower and not wrong.
+    /// How many leading sequences have exactly one row, as decoding ones do. Backends with a separate kernel for them
+    /// use it. A number below the true one is slower but correct.
     pub single_rows: usize,
-    /// Pairs of a query and a key it sees, over all sequences: what the arithmetic is proportional to.
+    /// Pairs of a query and a key it sees, over all sequences, to which the arithmetic is proportional.
     pub query_key_pairs: u64,
 }
 
-/// What a backend is asked to compute: the `r`-th of a sequence's `n` rows sees its first `context - n + r + 1` tokens.
+/// Computes causal attention: row `r` of a sequence's `n` rows sees that sequence's first `context - n + r + 1` tokens.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[tokens, heads * head_dim]` activations; a gap between rows is allowed.
     pub queries: Tensor<'a>,
-    /// Query heads; a group of `heads / kv_heads` of them shares one head of keys and values.
+    /// Query heads; each group of `heads / kv_heads` shares one key and value head.
     pub heads: usize,
-    /// Factor on the products of queries and keys.
+    /// Factor on the dot products of queries and keys.
     pub scale: f32,
-    /// The layer's keys and values, this step's included. Where every sequence has one row, what stands in front of that
-    /// row may be read before the operation in front has ended: it was there before this step.
+    /// The layer's keys and values, including this step's. Where every sequence has one row, the tokens before that row
+    /// may be read before the preceding operation has ended, because they were written before this step.
     pub layer: &'a KvLayer,
-    /// Rows and pasts.
+    /// Rows, context lengths and block tables.
     pub sequences: &'a PagedSequences<'a>,
     /// What the target declared with [`Target::paged_scratch`](crate::Target::paged_scratch).
     pub scratch: Tensor<'a>,
@@ -44,8 +44,8 @@ pub struct Call<'a> {
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Attention of `queries` `[tokens, heads * head_dim]` over the blocks of `layer`, each row seeing its own
-    /// sequence up to itself, scaled by `head_dim^-0.5`; gives `[tokens, heads * head_dim]`.
+    /// Attention of `queries` `[tokens, heads * head_dim]` over the blocks of `layer`, where each row sees its own
+    /// sequence up to itself, scaled by `head_dim^-0.5`; returns `[tokens, heads * head_dim]`.
     pub fn attention_paged(
         &self,
         queries: &Tensor<'_>,
@@ -102,9 +102,9 @@ impl<B: Backend> Scope<'_, B> {
     }
 }
 
-/// What it costs. The lengths of the pasts are on the device; the keys that must be read follow from the pairs if all
-/// sequences bring equally many rows (`n` rows of a past of `c` see `n * c - n * (n - 1) / 2` keys), as in a step of
-/// decoding or one prefill, and are an estimate in a mixed step.
+/// The cost of a call. The context lengths are on the device, so the number of keys to read is derived from the pairs.
+/// That is exact if all sequences have equally many rows (`n` rows over a context of `c` see `n * c - n * (n - 1) / 2`
+/// keys), as in a decoding step or one prefill, and an estimate in a mixed step.
 fn work(sequences: &PagedSequences<'_>, layer: &KvLayer, queries: &Tensor<'_>, out: &Tensor<'_>) -> Work {
     let (count, rows) = (sequences.context_lengths.rows() as u64, queries.rows() as u64);
     let keys = (count * sequences.query_key_pairs).checked_div(rows).unwrap_or(0) + rows.saturating_sub(count) / 2;

@@ -1,4 +1,4 @@
-//! The checks that operations share.
+//! Argument checks shared by the operations.
 
 use crate::{DType, KernelError, KvLayer, Shape, Target, Tensor};
 
@@ -16,7 +16,7 @@ pub(super) fn shape(
     Err(KernelError::Shape { op, what, expected: expected.to_string(), found: found.shape() })
 }
 
-/// `found` must satisfy what `expected` says in words.
+/// `condition` must hold; `expected` describes it in words for the error.
 pub(super) fn holds(
     condition: bool,
     op: &'static str,
@@ -43,7 +43,7 @@ pub(super) fn activation(
     Err(KernelError::Type { op, what, expected: "the target's activations", found: found.dtype() })
 }
 
-/// `found` must hold floating-point numbers as the target keeps weights.
+/// `found` must hold floating-point numbers of the type the target stores weights as.
 pub(super) fn weight(
     op: &'static str,
     what: &'static str,
@@ -59,7 +59,7 @@ pub(super) fn weight(
     Ok(())
 }
 
-/// `found` must be a weight with one number for each column of `x`.
+/// `found` must be a weight with one element per column of `x`.
 pub(super) fn column_weight(
     op: &'static str,
     what: &'static str,
@@ -71,7 +71,7 @@ pub(super) fn column_weight(
     shape(op, what, found, [x.columns()])
 }
 
-/// `x` must be what can be added to `residual`, which is written.
+/// `x` must be addable to `residual`, which must be writable.
 pub(super) fn added(
     op: &'static str,
     x: &Tensor<'_>,
@@ -85,7 +85,7 @@ pub(super) fn added(
     Ok(())
 }
 
-/// `found` must hold activations, or the f32 in which logits are kept.
+/// `found` must hold activations, or the f32 that logits use.
 pub(super) fn activation_or_f32(
     op: &'static str,
     what: &'static str,
@@ -98,7 +98,7 @@ pub(super) fn activation_or_f32(
     }
 }
 
-/// A head must have as many elements as the target's kernels take.
+/// The target's kernels must support heads of `head_dim` elements.
 pub(super) fn head_dim(
     op: &'static str,
     what: &'static str,
@@ -109,7 +109,7 @@ pub(super) fn head_dim(
     holds(target.has_head_dim(head_dim), op, what, found, "heads of 32, 64, 80 or 128 elements on this target")
 }
 
-/// `found` must hold indices.
+/// `found` must hold u32 indices.
 pub(super) fn indices(op: &'static str, what: &'static str, found: &Tensor<'_>) -> Result<(), KernelError> {
     if found.dtype() == DType::U32 {
         return Ok(());
@@ -117,13 +117,13 @@ pub(super) fn indices(op: &'static str, what: &'static str, found: &Tensor<'_>) 
     Err(KernelError::Type { op, what, expected: "u32 indices", found: found.dtype() })
 }
 
-/// `found` must be a list of indices.
+/// `found` must be a one-dimensional list of indices.
 pub(super) fn index_list(op: &'static str, what: &'static str, found: &Tensor<'_>) -> Result<(), KernelError> {
     indices(op, what, found)?;
     shape(op, what, found, [found.rows()])
 }
 
-/// A layer of the cache must hold activations' type: keys and values are copied, not converted.
+/// A layer of the cache must hold the activations' type, because keys and values are copied, not converted.
 pub(super) fn cache(op: &'static str, layer: &KvLayer, activation: DType) -> Result<(), KernelError> {
     if layer.shape.dtype == activation {
         return Ok(());
@@ -131,8 +131,8 @@ pub(super) fn cache(op: &'static str, layer: &KvLayer, activation: DType) -> Res
     Err(KernelError::Type { op, what: "layer", expected: "the target's activations", found: layer.shape.dtype })
 }
 
-/// What an operation works on in place must be borrowed alone. The type system says so for the tensor itself; for a
-/// view of it this does.
+/// What an operation changes in place must be borrowed exclusively. The type system ensures that for a tensor; this
+/// ensures it for a view.
 pub(super) fn writable(op: &'static str, what: &'static str, found: &Tensor<'_>) {
     assert!(found.is_writable(), "{op}: {what} is a view that others may have too; make it with a `_mut` method");
 }

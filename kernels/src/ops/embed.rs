@@ -1,32 +1,31 @@
-//! Embedding: one row of a table for each id.
+//! Embedding: one row of a table per id.
 
 use crate::{Backend, KernelError, Scope, Tensor, Work};
 
 use super::check;
 
-/// Set in an id that nobody on the host has seen: the rest of it is a row of the list that the step before has written
-/// its choices to, and the id is what stands there.
+/// Bit of an id that the host does not know yet. The other bits are an index into the list of tokens that the previous
+/// step chose, where the id is read on the device.
 pub const PREVIOUS: u32 = 1 << 31;
 
-/// What a backend is asked to compute: `out[i] = table[ids[i]]`, widened or narrowed to activations. An id of
-/// [`PREVIOUS`]` | row` stands for `previous[row]`; where that is [`NO_CHOICE`](super::argmax::NO_CHOICE), nothing was
-/// chosen and the row is all zeros.
+/// Computes `out[i] = table[ids[i]]`, converted to activations. An id of [`PREVIOUS`]` | row` stands for
+/// `previous[row]`; if that is [`NO_CHOICE`](super::argmax::NO_CHOICE), nothing was chosen and the output row is all
+/// zeros.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[vocabulary, hidden]`, floating point.
     pub table: Tensor<'a>,
-    /// `[tokens]` u32, each below the vocabulary, or [`PREVIOUS`] with a row of `previous`.
+    /// `[tokens]` u32, each below the vocabulary, or [`PREVIOUS`] with an index into `previous`.
     pub ids: Tensor<'a>,
-    /// `[rows]` u32, each below the vocabulary or [`NO_CHOICE`](super::argmax::NO_CHOICE); no rows where no id asks for
-    /// one.
+    /// `[rows]` u32, each below the vocabulary or [`NO_CHOICE`](super::argmax::NO_CHOICE); empty if no id refers to it.
     pub previous: Tensor<'a>,
     /// `[tokens, hidden]` activations.
     pub out: Tensor<'a>,
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Looks `ids` `[tokens]` up in `table` `[vocabulary, hidden]`; gives `[tokens, hidden]`. Ids with the bit
-    /// [`PREVIOUS`] are read from `previous` `[rows]` first.
+    /// Looks up `ids` `[tokens]` in `table` `[vocabulary, hidden]`; returns `[tokens, hidden]`. Ids with the bit
+    /// [`PREVIOUS`] are first read from `previous` `[rows]`.
     pub fn embed(
         &self,
         table: &Tensor<'_>,

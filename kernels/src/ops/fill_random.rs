@@ -1,6 +1,6 @@
-//! Random numbers in place: weights of a model whose values do not matter, without a file and without a copy of them.
+//! Random numbers in place: weights for a model whose values do not matter, without a file or a host copy.
 //!
-//! Every backend draws the same bits from the same seed. In 64-bit whole numbers that wrap, element `i` from 0 is
+//! Every backend draws the same bits from the same seed. In wrapping 64-bit integers, element `i`, counted from 0, is
 //!
 //! ```text
 //! z = seed + (i + 1) * 0x9E3779B97F4A7C15
@@ -11,34 +11,34 @@
 //! value = round(float(sum) * float(deviation / 37837.227237))        (one product in f32, then to the type, ties to even)
 //! ```
 //!
-//! The first four lines are SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014) at
-//! its `i`-th step, so that an element needs no other. Four uniform numbers added have the bell shape of Irwin and Hall,
-//! cut off at 3.46 deviations: that of a normal distribution as far as a weight is concerned. 37837.227237 is the
-//! deviation of their sum, the root of `4 * (65536^2 - 1) / 12`.
+//! The first four lines are the `i`-th step of SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number
+//! generators", 2014), so each element can be computed on its own. The sum of four uniform numbers has an Irwin-Hall
+//! distribution, cut off at 3.46 standard deviations: close enough to normal for weights. 37837.227237 is the standard
+//! deviation of that sum, the square root of `4 * (65536^2 - 1) / 12`.
 
 use crate::{Backend, KernelError, Tensor};
 
 use super::check;
 
-/// The deviation of the sum of four numbers that are uniform over 16 bits.
+/// Standard deviation of the sum of four uniform 16-bit numbers.
 const SUM_DEVIATION: f64 = 37_837.227_237;
 
-/// What a backend is asked to draw.
+/// Draws `out` as the module describes.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// Equal seeds give equal numbers.
     pub seed: u64,
-    /// What the whole number of each element is multiplied by: the wanted deviation over that of the sum.
+    /// Factor on each element's integer sum: the requested standard deviation divided by that of the sum.
     pub factor: f32,
     /// Contiguous, floating point.
     pub out: Tensor<'a>,
 }
 
-/// Fills `out` with numbers around zero whose standard deviation is `deviation`: how random weights get to their place,
-/// outside any pass.
+/// Fills `out` with numbers of mean zero and standard deviation `deviation`. This loads random weights, outside any
+/// pass.
 ///
 /// # Errors
-/// `out` is not of a type that the target keeps weights as, or has gaps between its rows.
+/// `out` does not have the type the target stores weights as, or has gaps between its rows.
 pub fn fill_random<B: Backend>(
     backend: &B,
     seed: u64,

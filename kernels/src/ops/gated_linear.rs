@@ -1,4 +1,5 @@
-//! The first half of a gated MLP: one product with gate and up, and the gate (SwiGLU, Shazeer 2020, arXiv 2002.05202).
+//! The first half of a gated MLP: one product with the gate and up weights, then the gate (SwiGLU, Shazeer 2020,
+//! arXiv 2002.05202).
 
 use bursar_budgets::Bytes;
 
@@ -6,7 +7,7 @@ use crate::{Backend, KernelError, Scope, Tensor, Work};
 
 use super::check;
 
-/// What a backend is asked to compute: `out = silu(gate) * up` of `[gate | up] = x @ weight^T + bias`.
+/// Computes `out = silu(gate) * up` where `[gate | up] = x @ weight^T + bias`.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[rows, in_features]` activations; a gap between rows is allowed.
@@ -15,9 +16,9 @@ pub struct Call<'a> {
     pub weight: Tensor<'a>,
     /// `[2 * features]`, floating point.
     pub bias: Option<Tensor<'a>>,
-    /// `[rows, 2 * features]` activations: room for what comes between. What is left there is up to the backend.
+    /// `[rows, 2 * features]` activations: space for the intermediate product. Its contents afterwards are undefined.
     pub gate_up: Tensor<'a>,
-    /// What the target declared with [`Target::linear_scratch`](crate::Target::linear_scratch); perhaps nothing.
+    /// Scratch declared with [`Target::linear_scratch`](crate::Target::linear_scratch); may be empty.
     pub scratch: Tensor<'a>,
     /// `[rows, features]` activations.
     pub out: Tensor<'a>,
@@ -26,11 +27,11 @@ pub struct Call<'a> {
 const OP: &str = "gated_linear";
 
 impl<B: Backend> Scope<'_, B> {
-    /// SiLU of the first half of `x @ weight^T + bias` times the second: `x` `[rows, in_features]`, `weight`
-    /// `[2 * features, in_features]`, `bias` `[2 * features]`; gives `[rows, features]`.
+    /// SiLU of the first half of `x @ weight^T + bias` times the second half: `x` `[rows, in_features]`, `weight`
+    /// `[2 * features, in_features]`, `bias` `[2 * features]`; returns `[rows, features]`.
     ///
-    /// It is [`linear`](Scope::linear) and [`silu_mul`](Scope::silu_mul) in one. Where a backend has no need for what
-    /// comes between, that is taken from the workspace all the same: a plan does not know what was measured.
+    /// It is [`linear`](Scope::linear) and [`silu_mul`](Scope::silu_mul) in one. The intermediate product is taken from
+    /// the workspace even if the backend does not need it, because a plan does not know what autotuning chose.
     pub fn gated_linear(
         &self,
         x: &Tensor<'_>,

@@ -1,10 +1,10 @@
-//! Copying chosen rows: windows put together, the last token of each sequence.
+//! Copies of chosen rows: windows gathered together, the last token of each sequence.
 
 use crate::{Backend, KernelError, Scope, Tensor, Work};
 
 use super::check;
 
-/// What a backend is asked to do: `out[i] = x[rows[i]]`.
+/// Computes `out[i] = x[rows[i]]`.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[rows, columns]` activations.
@@ -16,7 +16,7 @@ pub struct Call<'a> {
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// The rows of `x` that `rows` `[chosen]` names, in that order; gives `[chosen, columns]`.
+    /// Copies the rows of `x` that `rows` `[chosen]` names, in that order; returns `[chosen, columns]`.
     pub fn gather_rows(&self, x: &Tensor<'_>, rows: &Tensor<'_>) -> Result<Tensor<'_>, KernelError> {
         let mut out = self.empty([rows.rows(), x.columns()])?;
         self.gather_rows_into(x, rows, &mut out)?;

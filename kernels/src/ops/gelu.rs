@@ -4,10 +4,10 @@ use crate::{Backend, KernelError, Scope, Tensor, Work};
 
 use super::check;
 
-/// What a backend is asked to compute: `x = x / 2 * (1 + erf(x / sqrt(2)))`, in place.
+/// Computes `x = x / 2 * (1 + erf(x / sqrt(2)))`, in place.
 #[non_exhaustive]
 pub struct Call<'a> {
-    /// `[rows, features]` activations.
+    /// `[rows, features]` activations, changed in place.
     pub x: Tensor<'a>,
 }
 

@@ -4,8 +4,8 @@ use crate::{Backend, KernelError, Scope, Tensor, Work};
 
 use super::check;
 
-/// What a backend is asked to compute: `out = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias`, row by row, mean
-/// and variance in `f32`; the variance is the mean square of the distances from the mean.
+/// Computes `out = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias`, row by row, mean and variance in
+/// `f32`. The variance is the mean squared distance from the mean.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[rows, hidden]` activations.
@@ -21,8 +21,8 @@ pub struct Call<'a> {
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Normalises the rows of `x` `[rows, hidden]` to mean 0 and variance 1, scales them by `weight` `[hidden]` and shifts
-    /// them by `bias` `[hidden]`.
+    /// Normalises the rows of `x` `[rows, hidden]` to mean 0 and variance 1, scales them by `weight` `[hidden]` and
+    /// shifts them by `bias` `[hidden]`; returns `[rows, hidden]`.
     pub fn layer_norm(
         &self,
         x: &Tensor<'_>,

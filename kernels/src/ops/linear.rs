@@ -6,8 +6,7 @@ use crate::{Backend, KernelError, Scope, Tensor, Work};
 
 use super::check;
 
-/// What a backend is asked to compute: `out = x @ weight^T + bias`, or with `accumulate` the same added to `out`.
-/// Sums are in `f32`.
+/// Computes `out = x @ weight^T + bias`, or adds it to `out` if `accumulate` is set. Sums are in `f32`.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[rows, in_features]` activations; a gap between rows is allowed.
@@ -16,11 +15,11 @@ pub struct Call<'a> {
     pub weight: Tensor<'a>,
     /// `[out_features]`, floating point.
     pub bias: Option<Tensor<'a>>,
-    /// Add to what `out` holds instead of replacing it.
+    /// Add to the contents of `out` instead of replacing them.
     pub accumulate: bool,
-    /// What the target declared with [`Target::linear_scratch`](crate::Target::linear_scratch); perhaps nothing.
+    /// Scratch declared with [`Target::linear_scratch`](crate::Target::linear_scratch); may be empty.
     pub scratch: Tensor<'a>,
-    /// `[rows, out_features]` activations, or f32 where it does not accumulate.
+    /// `[rows, out_features]` activations; f32 is allowed too unless `accumulate` is set.
     pub out: Tensor<'a>,
 }
 
@@ -28,7 +27,7 @@ const OP: &str = "linear";
 
 impl<B: Backend> Scope<'_, B> {
     /// `x @ weight^T + bias`: `x` `[rows, in_features]`, `weight` `[out_features, in_features]`, `bias`
-    /// `[out_features]`; gives `[rows, out_features]`.
+    /// `[out_features]`; returns `[rows, out_features]`.
     pub fn linear(
         &self,
         x: &Tensor<'_>,
@@ -41,8 +40,8 @@ impl<B: Backend> Scope<'_, B> {
         Ok(out)
     }
 
-    /// As [`linear`](Scope::linear), into `out` `[rows, out_features]` of an outer scope: activations, or f32, as logits
-    /// are.
+    /// As [`linear`](Scope::linear), into `out` `[rows, out_features]` of an outer scope. `out` holds activations, or
+    /// f32 for logits.
     pub fn linear_into(
         &self,
         x: &Tensor<'_>,
@@ -72,7 +71,7 @@ impl<B: Backend> Scope<'_, B> {
         self.launch(x, weight, bias, true, sum)
     }
 
-    /// What all products want of their operands.
+    /// The checks that all products share.
     pub(super) fn check_product(
         &self,
         op: &'static str,
@@ -89,7 +88,7 @@ impl<B: Backend> Scope<'_, B> {
         check::shape(op, "bias", bias, [weight.rows()])
     }
 
-    /// Everything is checked.
+    /// Takes scratch, counts the work and calls the backend; arguments are already checked.
     fn launch(
         &self,
         x: &Tensor<'_>,

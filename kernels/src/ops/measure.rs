@@ -1,18 +1,18 @@
-//! The end of autotuning: the products that it met are measured at few rows.
+//! The end of autotuning: timing the products it met at small row counts.
 
 use crate::{Backend, DType, KernelError, Scope, Tensor};
 
-/// What a backend may use to measure in.
+/// Memory that a backend may measure in.
 #[non_exhaustive]
 pub struct Call<'a> {
-    /// `[bytes]` u8, of any content: all that is left of the workspace.
+    /// `[bytes]` u8 with arbitrary contents: all that is left of the workspace.
     pub room: Tensor<'a>,
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Lets the backend measure the products that this autotuning has met, in all that is left of the workspace; to be
-    /// called between [`autotune(true)`](Backend::autotune) and `autotune(false)`, when the pass has given its memory
-    /// back. What was measured before is not measured again. The workspace's high-water mark is its capacity then.
+    /// Lets the backend time the products that autotuning has met, using all that is left of the workspace. Call it
+    /// between [`autotune(true)`](Backend::autotune) and `autotune(false)`, after the pass has given its memory back.
+    /// Nothing is measured twice. Afterwards the workspace's high-water mark equals its capacity.
     ///
     /// # Errors
     /// The device is lost.

@@ -1,6 +1,6 @@
-//! One file an operation: its contract, the checks, the output it takes, and what it costs. Backends only compute.
+//! One file per operation: its contract, its checks, the output it takes, and what it costs. Backends only compute.
 //!
-//! What a backend is handed is `#[non_exhaustive]`, so that only the fronts here, which check, can make a call.
+//! The `Call` structs handed to backends are `#[non_exhaustive]`, so only the fronts here, which check, can build one.
 
 pub mod add_layer_norm;
 pub mod add_rms_norm;

@@ -1,43 +1,43 @@
-//! Patches: pictures as bytes, cut into the rows that a vision encoder reads and normalised on the way. Bytes are what
-//! crosses to the device: an eighth of the f32 patches that they become, and a still picture's frame crosses once.
+//! Patches: picture bytes, cut into the rows that a vision encoder reads and normalised. Uploading bytes moves an
+//! eighth of what the f32 patches would take, and a still picture's frame is uploaded once.
 
 use crate::{Backend, DType, KernelError, Scope, Tensor, Work};
 
 use super::check;
 
-/// Red, green and blue.
+/// Colour channels: red, green and blue.
 pub const CHANNELS: usize = 3;
 
-/// Numbers that say where a picture lies: its first byte, patches down, patches across, frames.
+/// Numbers that locate a picture: its first byte, patches down, patches across, frames.
 pub const LAYOUT_NUMBERS: usize = 4;
 
-/// Numbers that a picture's levels are normalised by: a factor, then the shift and then the scale of each channel.
+/// Numbers that normalise a picture's colour levels: a factor, then each channel's shift, then each channel's scale.
 pub const LEVEL_NUMBERS: usize = 1 + 2 * CHANNELS;
 
-/// What one patch covers.
+/// The size of one patch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PatchSize {
-    /// Pixels of its side.
+    /// Pixels per side.
     pub side: usize,
-    /// Frames; where a picture has fewer its last is repeated.
+    /// Frames. If a picture has fewer, its last frame is repeated.
     pub frames: usize,
 }
 
 impl PatchSize {
-    /// Values of one patch: `channels x frames x side x side`.
+    /// Values per patch: `channels x frames x side x side`.
     pub fn values(&self) -> usize {
         CHANNELS * self.frames * self.side * self.side
     }
 }
 
-/// Pictures of one launch, and where in them each row of the output lies. A step of a video is a picture of several
+/// The pictures of one launch, and which patch each row of the output is. A step of a video is a picture of several
 /// frames.
 #[derive(Debug)]
 pub struct Pixels<'m> {
-    /// `[bytes]` u8, fewer than 2^32: red, green and blue of a pixel, pixels of a row, rows of a frame, frames of a
-    /// picture.
+    /// `[bytes]` u8, fewer than 2^32. From the innermost: red, green and blue of a pixel, pixels of a row, rows of a
+    /// frame, frames of a picture.
     pub bytes: Tensor<'m>,
-    /// `[pictures, LAYOUT_NUMBERS]` u32. A picture's frames lie one behind the other in `bytes`.
+    /// `[pictures, LAYOUT_NUMBERS]` u32. A picture's frames are consecutive in `bytes`.
     pub layout: Tensor<'m>,
     /// `[pictures, LEVEL_NUMBERS]` f32.
     pub levels: Tensor<'m>,
@@ -45,27 +45,26 @@ pub struct Pixels<'m> {
     pub places: Tensor<'m>,
 }
 
-/// What a backend is asked to compute:
-/// `out[i][channel][frame][y][x] = (level * factor - shift[channel]) / scale[channel]` of the pixel `(y, x)` of patch
-/// `places[.., i]`, in single precision and in this order, then narrowed to activations.
+/// Computes `out[i][channel][frame][y][x] = (level * factor - shift[channel]) / scale[channel]` for the pixel `(y, x)`
+/// of patch `places[.., i]`, in single precision and in this order, then converts it to activations.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[bytes]` u8.
     pub bytes: Tensor<'a>,
-    /// `[pictures, LAYOUT_NUMBERS]` u32; frames are at least one and at most `size.frames`.
+    /// `[pictures, LAYOUT_NUMBERS]` u32; the number of frames is 1 to `size.frames`.
     pub layout: Tensor<'a>,
     /// `[pictures, LEVEL_NUMBERS]` f32.
     pub levels: Tensor<'a>,
     /// `[3, patches]` u32: picture, row, column.
     pub places: Tensor<'a>,
-    /// What a patch covers.
+    /// The size of one patch.
     pub size: PatchSize,
     /// `[patches, CHANNELS * frames * side * side]` activations, contiguous.
     pub out: Tensor<'a>,
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Cuts `pixels` into `out` `[patches, size.values()]`. It is the caller's so that the bytes can be given back before
+    /// Cuts `pixels` into `out` `[patches, size.values()]`. The caller owns `out`, so that it can free the bytes before
     /// the patches are read.
     pub fn patchify(&self, pixels: &Pixels<'_>, size: PatchSize, out: &mut Tensor<'_>) -> Result<(), KernelError> {
         const OP: &str = "patchify";

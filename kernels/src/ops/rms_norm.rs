@@ -4,7 +4,7 @@ use crate::{Backend, KernelError, Scope, Tensor, Work};
 
 use super::check;
 
-/// What a backend is asked to compute: `out = x / sqrt(mean(x^2) + epsilon) * weight`, row by row, the mean in `f32`.
+/// Computes `out = x / sqrt(mean(x^2) + epsilon) * weight`, row by row, the mean in `f32`.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[rows, hidden]` activations.
@@ -18,7 +18,7 @@ pub struct Call<'a> {
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Normalises the rows of `x` `[rows, hidden]` and scales them by `weight` `[hidden]`.
+    /// Normalises the rows of `x` `[rows, hidden]` and scales them by `weight` `[hidden]`; returns `[rows, hidden]`.
     pub fn rms_norm(&self, x: &Tensor<'_>, weight: &Tensor<'_>, epsilon: f32) -> Result<Tensor<'_>, KernelError> {
         const OP: &str = "rms_norm";
         check::activation(OP, "x", x, self.target().activation())?;

@@ -1,37 +1,37 @@
-//! Rotary position embedding (Su et al., 2021, arXiv 2104.09864), with the several axes that pictures need
-//! (multimodal rotary positions of Qwen2-VL, arXiv 2409.12191).
+//! Rotary position embedding (Su et al., 2021, arXiv 2104.09864), with several position axes for pictures (multimodal
+//! rotary positions of Qwen2-VL, arXiv 2409.12191).
 
 use crate::{Backend, DType, KernelError, Scope, Tensor, Work};
 
 use super::check;
 
-/// Which angle each pair of elements turns by.
+/// The angle that each pair of elements rotates by, per position.
 #[derive(Debug)]
 pub struct Rope<'m> {
-    /// `[head_dim / 2]` f32: radians per position, one for each pair.
+    /// `[head_dim / 2]` f32: radians per position for each pair.
     pub frequencies: Tensor<'m>,
-    /// How many consecutive pairs follow each axis of the positions; together `head_dim / 2`.
+    /// Consecutive pairs that follow each position axis; they sum to `head_dim / 2`.
     pub sections: Vec<usize>,
 }
 
-/// What a backend is asked to compute. In each of the first `heads` heads of a row, element `i` and element
-/// `i + head_dim / 2` turn as a pair by `positions[axis of i][row] * frequencies[i]` (the halves convention).
+/// Rotates, in each of the first `heads` heads of a row, the pair of element `i` and element `i + head_dim / 2` by
+/// `positions[axis of i][row] * frequencies[i]` (the halves convention).
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[rows, at least heads * head_dim]` activations, changed in place.
     pub x: Tensor<'a>,
-    /// Heads to turn; columns behind them stay as they are.
+    /// Heads to rotate; the columns after them are unchanged.
     pub heads: usize,
     /// `[axes, rows]` u32.
     pub positions: Tensor<'a>,
     /// `[head_dim / 2]` f32.
     pub frequencies: Tensor<'a>,
-    /// Pairs of each axis.
+    /// Pairs per axis.
     pub sections: &'a [usize],
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Turns the first `heads` heads of every row of `x` by `positions` `[axes, rows]`.
+    /// Rotates the first `heads` heads of every row of `x` by `positions` `[axes, rows]`, in place.
     pub fn rotary(
         &self,
         x: &mut Tensor<'_>,
@@ -57,7 +57,7 @@ impl<B: Backend> Scope<'_, B> {
     }
 }
 
-/// The angles must be those of `x`'s rows.
+/// `positions` and `rope` must fit the rows of `x`.
 pub(super) fn check_rope(
     op: &'static str,
     x: &Tensor<'_>,

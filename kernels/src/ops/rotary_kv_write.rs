@@ -1,5 +1,4 @@
-//! Rotary positions for queries and keys, and the way of keys and values into the cache's blocks, in one go: each
-//! element is read once.
+//! Rotates queries and keys and writes keys and values into the cache's blocks, reading each element once.
 
 use crate::{Backend, KernelError, KvLayer, Scope, Tensor, Work};
 
@@ -8,34 +7,34 @@ use super::{
     rotary::{Rope, check_rope},
 };
 
-/// A slot for which nothing is written: the padding of a batch leaves no trace.
+/// A slot for which nothing is written, so that a batch's padding leaves the cache unchanged.
 pub const NO_SLOT: u32 = u32::MAX;
 
-/// What a backend is asked to do. Queries turn in place, as [`rotary`](Scope::rotary) turns them; keys turn likewise,
-/// and with the values of their row they go to token `slots[row] % 16` of block `slots[row] / 16`, unless the slot is
-/// [`NO_SLOT`]. What the columns of the keys hold afterwards is the backend's affair.
+/// Rotates queries in place, as [`rotary`](Scope::rotary) does. Keys are rotated too and written, with the values of
+/// their row, to token `slots[row] % 16` of block `slots[row] / 16`, unless the slot is [`NO_SLOT`]. The contents of
+/// the key columns afterwards are undefined.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[tokens, (heads + 2 * kv_heads) * head_dim]` activations: queries, keys, values; a gap between rows is allowed.
     pub qkv: Tensor<'a>,
-    /// Heads of queries.
+    /// Query heads.
     pub heads: usize,
     /// `[axes, tokens]` u32.
     pub positions: Tensor<'a>,
     /// `[head_dim / 2]` f32.
     pub frequencies: Tensor<'a>,
-    /// Pairs of each axis.
+    /// Pairs per axis.
     pub sections: &'a [usize],
     /// `[tokens]` u32, each below `16 * blocks` or [`NO_SLOT`].
     pub slots: Tensor<'a>,
-    /// Where to write.
+    /// The layer to write to.
     pub layer: &'a KvLayer,
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Turns the queries and keys of `qkv` `[tokens, (heads + 2 * kv_heads) * head_dim]` by `positions`
-    /// `[axes, tokens]`, and writes keys and values into `layer` at `slots` `[tokens]`. Only the queries stand in `qkv`
-    /// afterwards.
+    /// Rotates the queries and keys of `qkv` `[tokens, (heads + 2 * kv_heads) * head_dim]` by `positions`
+    /// `[axes, tokens]`, and writes keys and values into `layer` at `slots` `[tokens]`. Afterwards only the queries in
+    /// `qkv` are valid.
     pub fn rotary_kv_write(
         &self,
         qkv: &mut Tensor<'_>,

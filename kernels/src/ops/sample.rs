@@ -1,4 +1,4 @@
-//! A token for each row of logits, with everything that [`crate::sampling`] knows: chosen where the logits are.
+//! A token for each row of logits, chosen on the device with every option of [`crate::sampling`].
 
 use crate::{
     Backend, DType, KernelError, Scope, Tensor, Work,
@@ -7,41 +7,41 @@ use crate::{
 
 use super::{argmax::NO_CHOICE, check};
 
-/// Tokens that a row of logits may be of: sums of their weights are exact on every target up to here.
+/// Largest supported vocabulary: up to here sums of weights are exact on every target.
 const VOCABULARY_MAX: usize = 1 << 19;
 
-/// What a backend is asked to compute: for each row `chosen[i]`, by [`choose`](crate::sampling::choose), or
-/// [`NO_CHOICE`], and the report.
+/// Computes `chosen[i]` for each row by [`choose`](crate::sampling::choose), or [`NO_CHOICE`], and writes the report.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[rows, vocabulary]` f32.
     pub logits: Tensor<'a>,
-    /// `[words]` u32, contiguous: a packed batch, aligned to 8 bytes. There may be more words than it has.
+    /// `[words]` u32, contiguous: a packed batch, aligned to 8 bytes. There may be unused words after it.
     pub asked: Tensor<'a>,
-    /// What lies where in `asked`, and how many rows there are.
+    /// Where each part of `asked` and the report is, and the number of rows.
     pub layout: SampleLayout,
-    /// What the target declared.
+    /// Scratch declared with [`Target::sample_scratch`](crate::Target::sample_scratch).
     pub scratch: Tensor<'a>,
-    /// `[sequences]` u32, contiguous, at least as many as rows: read, for produced tokens that stand here, before any of
-    /// the first `rows` is written.
+    /// `[sequences]` u32, contiguous, at least as many as rows. Produced tokens that the host does not know yet are
+    /// read from here before any of the first `rows` is written.
     pub chosen: Tensor<'a>,
-    /// `[words]` u32, contiguous, at least as many as the layout says: see [`outcomes`].
+    /// `[words]` u32, contiguous, at least as long as the layout says; see [`outcomes`].
     pub report: Tensor<'a>,
 }
 
-/// What became of a row.
+/// The result for one row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
-    /// The token.
+    /// The chosen token, or what was wrong with the row.
     pub chosen: Result<u32, Fault>,
-    /// The natural logarithm of its probability, if it was asked for.
+    /// The natural logarithm of its probability, if the row requested it.
     pub log_probability: Option<f32>,
-    /// The likeliest tokens, as many as were asked for and are possible, and the logarithms of their probabilities.
+    /// The likeliest tokens, at most as many as requested, with the natural logarithms of their probabilities.
     pub top: Vec<(u32, f32)>,
 }
 
-/// Reads the first rows of `chosen` and the report of [`sample_into`](Scope::sample_into), one outcome a row; of a report
-/// that ends before the likeliest, none of them. Another length is our own bug.
+/// Reads the first rows of `chosen` and the report of [`sample_into`](Scope::sample_into); returns one outcome per row.
+/// The likeliest tokens are empty if `report` ends before them. Panics if `report` has any other length, or if `chosen`
+/// is shorter than the rows.
 pub fn outcomes(chosen: &[u32], report: &[u32], layout: SampleLayout) -> Vec<Outcome> {
     let [faults, own, ids, logarithms] = layout.report_parts();
     let has_top = report.len() == layout.report_words();
@@ -62,14 +62,17 @@ pub fn outcomes(chosen: &[u32], report: &[u32], layout: SampleLayout) -> Vec<Out
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Chooses a token from each row of `logits` `[rows, vocabulary]` f32 into the first rows of `chosen` `[sequences]`
-    /// u32, memory that outlives the pass, for the pass behind it to [`embed`](Scope::embed) from, and writes the first
-    /// words of `report` `[words]` u32, which [`outcomes`] reads. `asked` `[words]` u32 and `layout` are what
-    /// [`SampleBatch::pack`] gives, uploaded; there may be more words in both, so that they lie still for a captured step.
+    /// Chooses a token from each row of `logits` `[rows, vocabulary]` f32. The tokens go to the first rows of `chosen`
+    /// `[sequences]` u32, memory that outlives the pass, from which the next pass can [`embed`](Scope::embed). The
+    /// first words of `report` `[words]` u32 become the report that [`outcomes`] reads. `asked` `[words]` u32 and
+    /// `layout` are the uploaded result of [`SampleBatch::pack`]. Both buffers may be longer, so that a captured step
+    /// can keep them at fixed addresses.
     ///
-    /// A row may be [given](crate::sampling::SampleRow::given) its token: it is there for the report, as a prompt's are.
+    /// A row may be [given](crate::sampling::SampleRow::given) its token; it is then only reported on, as a prompt's
+    /// tokens are.
     ///
-    /// What the step before has chosen is still in `chosen`: produced tokens that the host has not seen are read there.
+    /// Before the call, `chosen` still holds the previous step's tokens. Produced tokens that the host does not know
+    /// yet are read from there.
     ///
     /// [`SampleBatch::pack`]: crate::sampling::SampleBatch::pack
     pub fn sample_into(

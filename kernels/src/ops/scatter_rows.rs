@@ -1,10 +1,10 @@
-//! Writing rows to chosen places: picture embeddings into the prompt's placeholders, and windows back in order.
+//! Writes of rows to chosen places: picture embeddings into the prompt's placeholders, and windows back in order.
 
 use crate::{Backend, KernelError, Scope, Tensor, Work};
 
 use super::check;
 
-/// What a backend is asked to do: `out[rows[i]] = x[i]`. No place is named twice.
+/// Computes `out[rows[i]] = x[i]`. Each place is named at most once.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[chosen, columns]` activations.

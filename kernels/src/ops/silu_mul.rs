@@ -4,7 +4,7 @@ use crate::{Backend, KernelError, Scope, Tensor, Work};
 
 use super::check;
 
-/// What a backend is asked to compute: `out = gate / (1 + exp(-gate)) * up`.
+/// Computes `out = gate / (1 + exp(-gate)) * up`.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[rows, 2 * features]` activations: gate, then up.
@@ -14,7 +14,7 @@ pub struct Call<'a> {
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// SiLU of the first half of each row of `gate_up` `[rows, 2 * features]` times the second; gives
+    /// SiLU of the first half of each row of `gate_up` `[rows, 2 * features]` times the second half; returns
     /// `[rows, features]`.
     pub fn silu_mul(&self, gate_up: &Tensor<'_>) -> Result<Tensor<'_>, KernelError> {
         const OP: &str = "silu_mul";

@@ -1,4 +1,4 @@
-//! Copies between host and device: the only ways across, all in plain sight.
+//! Copies between host and device. There are no others.
 
 use std::{fmt, marker::PhantomData};
 
@@ -6,46 +6,46 @@ use crate::{Backend, DType, Element, KernelError, Scope, Shape, Tensor, Work};
 
 use super::check;
 
-/// What a backend is asked to upload.
+/// Copies `source` to the device.
 #[non_exhaustive]
 pub struct Upload<'a> {
-    /// The elements' bytes, row after row.
+    /// The elements' bytes, row by row.
     pub source: &'a [u8],
-    /// Contiguous, of the same size.
+    /// Contiguous, of the same size in bytes.
     pub out: Tensor<'a>,
 }
 
-/// What a backend is asked to download.
+/// Copies `source` to the host.
 #[non_exhaustive]
 pub struct Download<'a> {
     /// Contiguous.
     pub source: Tensor<'a>,
-    /// Of the same size in bytes.
+    /// As many bytes as `source` has.
     pub out: &'a mut [u8],
 }
 
-/// What a backend is asked to begin to download.
+/// Starts a copy of `source` to the host.
 #[non_exhaustive]
 pub struct DownloadLater<'a> {
-    /// Contiguous. Without an element it is the moment alone that is asked for: the end of all work called before.
+    /// Contiguous. If it is empty, the arrival only marks the end of all earlier work.
     pub source: Tensor<'a>,
 }
 
-/// Bytes on their way to the host. One that is dropped is of no interest any more: what the device still writes of it
-/// must not reach memory that is used for something else.
+/// Bytes on their way to the host. It may be dropped before they come: a write still in flight must then not reach
+/// memory that has another use.
 pub trait Arrival {
     /// Whether [`wait`](Arrival::wait) would return at once. It never blocks.
     fn has_come(&self) -> bool;
 
-    /// Returns when the device is past the copy, and so past all work called before it, with the bytes in `out`, which is
-    /// as long as the source.
+    /// Waits until the device has finished the copy, and so all earlier work, and fills `out`, which is as long as the
+    /// source.
     ///
     /// # Errors
-    /// What the device says of any of that work.
+    /// Any error the device reports for that work.
     fn wait(self: Box<Self>, out: &mut [u8]) -> Result<(), KernelError>;
 }
 
-/// Elements on their way to the host: the host goes on meanwhile, and so does the device.
+/// Elements on their way to the host, while host and device continue.
 #[must_use = "what is downloaded later comes with `wait`"]
 pub struct Later<E> {
     arrival: Box<dyn Arrival>,
@@ -59,10 +59,10 @@ impl<E: Element> Later<E> {
         self.arrival.has_come()
     }
 
-    /// Returns with the elements when the device is past the copy, and so past all work called before it.
+    /// Waits until the device has finished the copy, and so all earlier work, and returns the elements.
     ///
     /// # Errors
-    /// What the device says of any of that work.
+    /// Any error the device reports for that work.
     pub fn wait(self) -> Result<Vec<E>, KernelError> {
         let mut elements = vec![E::default(); self.elements];
         self.arrival.wait(as_bytes_mut(&mut elements))?;
@@ -70,7 +70,7 @@ impl<E: Element> Later<E> {
     }
 }
 
-/// Their count, never the elements.
+/// Prints the count, never the elements.
 impl<E> fmt::Debug for Later<E> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "Later({} elements)", self.elements)
@@ -78,7 +78,7 @@ impl<E> fmt::Debug for Later<E> {
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Copies `elements` to the device as a tensor of `shape`. Another count of elements is our own bug.
+    /// Copies `elements` to the device as a tensor of `shape`. Panics if their count is not that of `shape`.
     pub fn upload<E: Element>(&self, shape: impl Into<Shape>, elements: &[E]) -> Result<Tensor<'_>, KernelError> {
         let shape = shape.into();
         assert_eq!(shape.elements(), elements.len(), "upload of {} elements as {shape}", elements.len());
@@ -88,14 +88,14 @@ impl<B: Backend> Scope<'_, B> {
         Ok(out)
     }
 
-    /// Copies `elements` to `out`, memory that outlives the pass: see [`fill_elements`]. It counts as no work: how much it
-    /// is depends on more than shapes, which are all that a plan has.
+    /// Copies `elements` to `out`, memory that outlives the pass; see [`fill_elements`]. It counts as no work, because
+    /// the amount depends on more than shapes, which are all that a plan has.
     pub fn upload_into<E: Element>(&self, elements: &[E], out: &mut Tensor<'_>) -> Result<(), KernelError> {
         fill_elements(self.backend, elements, out)
     }
 
-    /// Copies `parts` to the device, one behind the other, as `[elements of all]`: what lies apart on the host need not
-    /// be put together there first.
+    /// Copies `parts` to the device one after another, as `[elements of all]`. This saves joining them on the host
+    /// first.
     pub fn upload_parts<E: Element>(&self, parts: &[&[E]]) -> Result<Tensor<'_>, KernelError> {
         let mut out = self.take([parts.iter().map(|part| part.len()).sum()], E::DTYPE)?;
         self.count(Work::over(0, &[&out]));
@@ -108,7 +108,7 @@ impl<B: Backend> Scope<'_, B> {
         Ok(out)
     }
 
-    /// Copies a contiguous tensor of `E` to the host, after all work called before.
+    /// Copies a contiguous tensor of `E` to the host once all earlier work is done.
     pub fn download<E: Element>(&self, source: &Tensor<'_>) -> Result<Vec<E>, KernelError> {
         check_source::<E>("download", source)?;
         self.count(Work::over(0, &[source]));
@@ -117,8 +117,8 @@ impl<B: Backend> Scope<'_, B> {
         Ok(elements)
     }
 
-    /// Begins to copy a contiguous tensor of `E` to the host, after all work called before, and returns without waiting.
-    /// What is called later may write `source` again, and its scope may end: the copy is before that.
+    /// Starts copying a contiguous tensor of `E` to the host, ordered after all earlier work, and returns without
+    /// waiting. Later calls may overwrite `source` and its scope may end, because the copy is ordered before them.
     pub fn download_later<E: Element>(&self, source: &Tensor<'_>) -> Result<Later<E>, KernelError> {
         check_source::<E>("download_later", source)?;
         self.count(Work::over(0, &[source]));
@@ -126,7 +126,7 @@ impl<B: Backend> Scope<'_, B> {
         Ok(Later { arrival, elements: source.shape().elements(), host: PhantomData })
     }
 
-    /// The end of all work called before, with no elements to it.
+    /// An arrival without elements that marks the end of all earlier work.
     pub fn moment(&self) -> Result<Later<u32>, KernelError> {
         let nothing = self.take([0], DType::U32)?;
         self.download_later(&nothing)
@@ -140,8 +140,7 @@ fn check_source<E: Element>(op: &'static str, source: &Tensor<'_>) -> Result<(),
     check::holds(source.is_contiguous(), op, "source", source, "contiguous rows")
 }
 
-/// Copies `source`, the bytes of `out`'s elements row after row, into `out`: how weights get to their place, outside any
-/// pass.
+/// Copies `source`, the bytes of `out`'s elements row by row, into `out`. This loads weights, outside any pass.
 pub fn fill<B: Backend>(backend: &B, source: &[u8], out: &mut Tensor<'_>) -> Result<(), KernelError> {
     const OP: &str = "fill";
     check::writable(OP, "out", out);
@@ -150,10 +149,11 @@ pub fn fill<B: Backend>(backend: &B, source: &[u8], out: &mut Tensor<'_>) -> Res
     backend.upload(Upload { source, out: out.view() })
 }
 
-/// Copies `elements` to `out`, which holds as many of their type: inputs of captured work, which lie where they always do.
+/// Copies `elements` to `out`, which must hold as many of the same type. This updates the inputs of captured work,
+/// whose addresses are fixed.
 ///
 /// # Errors
-/// As [`fill`], and for another type.
+/// As for [`fill`], and if the types differ.
 pub fn fill_elements<B: Backend, E: Element>(
     backend: &B,
     elements: &[E],
@@ -170,12 +170,13 @@ pub fn fill_elements<B: Backend, E: Element>(
     fill(backend, as_bytes(elements), out)
 }
 
-/// Returns when the device is past all that `backend` was given: before memory goes that it may still write.
+/// Waits until the device has finished everything that `backend` was given. Call it before freeing memory that the
+/// device may still write.
 ///
 /// # Errors
-/// What the device says of any of it.
+/// Any error the device reports for that work.
 pub fn settle<B: Backend>(backend: &B) -> Result<(), KernelError> {
-    // Nothing is copied: it is the moment alone that is asked for.
+    // An empty download copies nothing and completes when all earlier work has.
     let nothing = Tensor::over(bursar_budgets::Address(64), [0].into(), DType::U32);
     backend.download_later(DownloadLater { source: nothing })?.wait(&mut [])
 }

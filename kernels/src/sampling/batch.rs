@@ -1,4 +1,4 @@
-//! A batch: what is asked of all rows of a step, in one piece for one upload.
+//! A batch: the options of all rows of a step, packed for one upload.
 
 use std::fmt;
 
@@ -7,14 +7,14 @@ use super::{
     row::{NO_REPORT, SampleRow, TOP_MAX, Wishes},
 };
 
-/// No mask.
+/// Place of the mask of a row without one.
 pub(crate) const NO_MASK: u32 = u32::MAX;
 
-/// Rows in the order of their logits, to be put together.
+/// Rows in the order of their logits, ready to pack.
 #[derive(Clone, Default)]
 pub struct SampleBatch {
     vocabulary: usize,
-    /// With the number of its mask, if it has one.
+    /// Each row with the index of its mask, if it has one.
     rows: Vec<(SampleRow, Option<usize>)>,
     masks: Vec<u32>,
     lists: [Ragged; SampleList::ALL.len()],
@@ -34,26 +34,28 @@ impl Ragged {
 }
 
 impl SampleBatch {
-    /// No rows yet, of logits for `vocabulary` tokens.
+    /// An empty batch for logits of `vocabulary` tokens.
     pub fn new(vocabulary: usize) -> Self {
         SampleBatch { vocabulary, ..SampleBatch::default() }
     }
 
-    /// How many rows there are.
+    /// Number of rows.
     pub fn rows(&self) -> usize {
         self.rows.len()
     }
 
-    /// Whether a row asks for the likeliest tokens.
+    /// Whether any row requests the likeliest tokens.
     pub fn wants_top(&self) -> bool {
         self.rows.iter().any(|(row, _)| row.top != NO_REPORT && row.top > 0)
     }
 
-    /// Adds the next row. A mask of another vocabulary, a bias too few, a list too long or too many of the likeliest are
-    /// our own bugs, and so is a given token that the logits do not have.
+    /// Adds the next row. Lists that its penalties do not read are left out. A produced token of
+    /// [`PREVIOUS`](crate::ops::embed::PREVIOUS)` | row` is one that the host does not know yet.
     ///
-    /// Lists that its penalties do not read are left out. A produced token of
-    /// [`PREVIOUS`](crate::ops::embed::PREVIOUS)` | row` is one that the host has not seen.
+    /// # Panics
+    /// If the mask is too short for the vocabulary, biases and biased tokens differ in number, a list is longer than
+    /// [`LISTED_MAX`], more than [`TOP_MAX`] of the likeliest are requested, or the given token is outside the
+    /// vocabulary.
     pub fn push(&mut self, row: &SampleRow, wishes: &Wishes<'_>) {
         let words_of_mask = self.vocabulary.div_ceil(u32::BITS as usize);
         let mask = wishes.allowed.map(|allowed| {
@@ -74,19 +76,20 @@ impl SampleBatch {
         produced.push(wishes.produced.iter().copied().filter(|_| row.penalises()));
     }
 
-    /// Adds a row that reports how likely `token` was, and the `top` likeliest.
+    /// Adds a row that reports the probability of `token` and the `top` likeliest tokens.
     pub fn push_given(&mut self, token: u32, top: usize) {
         let row = SampleRow { given: Some(token), top: top as u32, ..SampleRow::default() };
         self.push(&row, &Wishes::default());
     }
 
-    /// Adds a row from which nothing is chosen, for the sake of its place.
+    /// Adds a row that only fills its place; nothing is chosen from it.
     pub fn push_ignored(&mut self) {
         self.push(&SampleRow { ignored: true, ..SampleRow::default() }, &Wishes::default());
     }
 
-    /// All of it as words, in place of what is in `words`, for a launch over `rows` rows: those behind the batch's own are
-    /// ignored. Rows come first: they want to be aligned to 8 bytes. A batch of more rows is our own bug.
+    /// Packs the batch into `words`, replacing their contents, for a launch over `rows` rows. Rows after the batch's
+    /// own are ignored. Rows come first in `words` because they need an alignment of 8 bytes. Panics if the batch has
+    /// more than `rows`.
     pub fn pack(&self, rows: usize, words: &mut Vec<u32>) -> SampleLayout {
         let layout = SampleLayout { rows, vocabulary: self.vocabulary };
         let own = self.rows.len();
@@ -114,7 +117,7 @@ impl SampleBatch {
     }
 }
 
-/// Counts, never the tokens: they are the user's text.
+/// Prints counts, never the tokens, which are the user's text.
 impl fmt::Debug for SampleBatch {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "SampleBatch({} rows of {} tokens)", self.rows.len(), self.vocabulary)
@@ -126,7 +129,7 @@ mod tests {
     use super::*;
     use crate::sampling::ROW_WORDS;
 
-    /// Three rows, the last of them ignored, in a launch over five.
+    /// Three rows, the last one ignored, packed for a launch over five.
     fn packed() -> (Vec<u32>, SampleLayout) {
         let mut batch = SampleBatch::new(40);
         let row = SampleRow { presence: 1.0, top: 3, ..SampleRow::default() };

@@ -1,9 +1,9 @@
-//! Candidates: the tokens that top-k, top-p and min-p leave of a row, and the draw among them.
+//! Candidates: the tokens of a row that top-k, top-p and min-p keep, and the draw among them.
 
 use super::{philox, row::SampleRow};
 
-/// Tokens that top-p looks at first, and by how much it widens its look: a nucleus is mostly small, and sorting a
-/// vocabulary of 150,000 takes longer than all else.
+/// Tokens that top-p sorts first, and the factor by which it then widens. A nucleus is mostly small, and sorting a
+/// vocabulary of 150,000 takes longer than everything else.
 const NUCLEUS_FIRST: usize = 256;
 const NUCLEUS_GROWTH: usize = 8;
 
@@ -11,16 +11,16 @@ const NUCLEUS_GROWTH: usize = 8;
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct Candidate {
-    /// Finite.
+    /// Always finite.
     pub logit: f32,
-    /// The token.
+    /// The token's id.
     pub id: u32,
 }
 
-/// Draws one of the tokens that `row` leaves of `logits`, of which one at least is finite.
+/// Draws one of the tokens that `row` keeps of `logits`, at least one of which is finite.
 ///
-/// Order and rules are those of transformers 5.17 (`generation/logits_process.py`): temperature, top-k (ties with the last
-/// kept one stay), top-p (the token that crosses the threshold stays), min-p.
+/// Order and rules are those of transformers 5.17 (`generation/logits_process.py`): temperature, top-k (ties with the
+/// last one kept stay), top-p (the token that crosses the threshold stays), min-p.
 pub(super) fn draw(logits: &[f32], row: &SampleRow, candidates: &mut [Candidate], weights: &mut [f64]) -> u32 {
     let mut count = 0;
     for (&logit, id) in logits.iter().zip(0u32..).filter(|(logit, _)| logit.is_finite()) {
@@ -38,7 +38,7 @@ pub(super) fn draw(logits: &[f32], row: &SampleRow, candidates: &mut [Candidate]
         count = keep_top_p(&mut candidates[..count], row.top_p, weight);
     }
     if row.min_p_logarithm > f64::NEG_INFINITY {
-        // The likeliest has weight 1, so that the bound needs no normalising, nor an exponential a token.
+        // The likeliest token has weight 1, so the bound needs neither normalisation nor an exponential per token.
         count = keep(&mut candidates[..count], |candidate| {
             f64::from(candidate.logit - largest) / row.temperature >= row.min_p_logarithm
         });
@@ -49,7 +49,7 @@ pub(super) fn draw(logits: &[f32], row: &SampleRow, candidates: &mut [Candidate]
     candidates[pick(&weights[..count], philox::uniform(row.seed, row.position))].id
 }
 
-/// Moves what `wanted` keeps to the front, in its order; gives how many.
+/// Moves the candidates that `wanted` accepts to the front, in order; returns their number.
 fn keep(candidates: &mut [Candidate], wanted: impl Fn(&Candidate) -> bool) -> usize {
     let mut count = 0;
     for at in 0..candidates.len() {
@@ -61,11 +61,12 @@ fn keep(candidates: &mut [Candidate], wanted: impl Fn(&Candidate) -> bool) -> us
     count
 }
 
-/// Likeliest first, equal ones by id, so that the order is one. Without top-k they stay in the vocabulary's order.
+/// Keeps the `top_k` likeliest candidates and ties with the last, sorted by likelihood and then by id. Without
+/// top-k, candidates stay in vocabulary order.
 fn keep_top_k(candidates: &mut [Candidate], top_k: usize) -> usize {
     let (_, &mut Candidate { logit: least, .. }, _) = candidates.select_nth_unstable_by(top_k - 1, likelier);
     let count = keep(candidates, |candidate| candidate.logit >= least);
-    // Selecting moves tokens about: one order again.
+    // Selection reorders tokens; sorting makes the order unique again.
     candidates[..count].sort_unstable_by(likelier);
     count
 }
@@ -109,6 +110,6 @@ fn pick(weights: &[f64], uniform: f64) -> usize {
         }
         rest -= weight;
     }
-    // Rounding can leave a little over: the last token that can be drawn at all.
+    // Rounding can leave a small remainder, which goes to the last token with any weight.
     weights.iter().rposition(|&weight| weight > 0.0).unwrap_or(0)
 }

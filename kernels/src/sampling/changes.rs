@@ -1,11 +1,11 @@
-//! Changes: logits as a grammar, the caller's wishes and what was said already make them.
+//! Changes to logits by a grammar, by the caller's options and by the tokens so far.
 
 use super::row::{SampleRow, Wishes};
 
-/// In a token's tally: it stands in the prompt. The lower bits count how often it was produced.
+/// Bit of a token's tally: the token is in the prompt. The lower bits count how often it was produced.
 const IN_PROMPT: u32 = 1 << 31;
 
-/// Changes `logits`. `tally` has a place for each of them.
+/// Applies all changes to `logits`. `tally` is as long as `logits`.
 pub(super) fn change(logits: &mut [f32], row: &SampleRow, wishes: &Wishes<'_>, tally: &mut [u32]) {
     let vocabulary = logits.len();
     if let Some(allowed) = wishes.allowed {
@@ -22,9 +22,9 @@ pub(super) fn change(logits: &mut [f32], row: &SampleRow, wishes: &Wishes<'_>, t
     }
 }
 
-/// Makes the logits of all tokens -infinity whose bit in `allowed`, in words of 32, is not set.
+/// Sets the logit of each token to -infinity whose bit in `allowed` (words of 32) is not set.
 pub fn restrict(logits: &mut [f32], allowed: &[u32]) {
-    // Inside a JSON string most words are full, elsewhere most are empty.
+    // Within a JSON string most words are full; elsewhere most are empty.
     for (logits, &word) in logits.chunks_mut(u32::BITS as usize).zip(allowed) {
         match word {
             u32::MAX => {}
@@ -60,7 +60,7 @@ fn penalise<'a>(logits: &mut [f32], row: &SampleRow, wishes: &Wishes<'a>, tally:
     }
 }
 
-/// A very large logit must not become +infinity, which has no distribution. What is forbidden stays forbidden.
+/// Keeps a very large logit from becoming +infinity, which has no distribution. Forbidden tokens stay forbidden.
 fn bounded(logit: f32) -> f32 {
     if logit == f32::NEG_INFINITY { logit } else { logit.clamp(f32::MIN, f32::MAX) }
 }

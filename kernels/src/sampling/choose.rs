@@ -1,4 +1,4 @@
-//! The choice from one row.
+//! The choice of a token from one row.
 
 use super::{
     candidates::{Candidate, draw},
@@ -6,7 +6,7 @@ use super::{
     row::{Fault, SampleRow, Wishes},
 };
 
-/// Memory for one row: 24 bytes for each of its tokens. What is in it does not matter.
+/// Scratch for one row: 24 bytes per token, with arbitrary contents.
 #[derive(Debug)]
 pub struct ChoiceScratch<'a> {
     /// `[vocabulary]`.
@@ -19,7 +19,7 @@ pub struct ChoiceScratch<'a> {
     pub tally: &'a mut [u32],
 }
 
-/// What is wrong with logits as they came.
+/// The fault in the unchanged logits, if there is one.
 pub fn fault_of(logits: &[f32]) -> Option<Fault> {
     if logits.iter().any(|logit| logit.is_nan() || *logit == f32::INFINITY) {
         return Some(Fault::NotNumbers);
@@ -27,11 +27,11 @@ pub fn fault_of(logits: &[f32]) -> Option<Fault> {
     logits.iter().all(|&logit| logit == f32::NEG_INFINITY).then_some(Fault::NothingAllowed)
 }
 
-/// The token for `logits`, in which [`fault_of`] finds nothing: the given one, if there is one. The same logits, row and
-/// lists give the same token.
+/// The token for `logits`, which must have no fault according to [`fault_of`]. A given token is returned as it is.
+/// Equal logits, rows and lists give equal tokens.
 ///
 /// # Errors
-/// [`Fault::NothingAllowed`] if all are forbidden.
+/// [`Fault::NothingAllowed`] if every token is forbidden.
 pub fn choose(logits: &[f32], row: &SampleRow, wishes: &Wishes<'_>, room: ChoiceScratch<'_>) -> Result<u32, Fault> {
     if let Some(given) = row.given {
         return Ok(given);
@@ -50,7 +50,7 @@ pub fn choose(logits: &[f32], row: &SampleRow, wishes: &Wishes<'_>, room: Choice
     })
 }
 
-/// The first of the largest, as `argmax` of torch and numpy on a CPU.
+/// The first index of the largest logit, like `argmax` of torch and numpy on a CPU.
 fn likeliest(logits: &[f32]) -> u32 {
     let mut best = 0;
     for (id, &logit) in logits.iter().enumerate() {

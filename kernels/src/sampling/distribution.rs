@@ -1,6 +1,6 @@
-//! Log-probabilities: a row's own distribution, before anything chooses from it.
+//! Log-probabilities of a row's own distribution, before any change.
 
-/// Terms smaller than e^-64 of the largest do not change a sum of 2^24 of them in f64: their exponentials are spared.
+/// Terms below e^-64 of the largest do not change a sum of 2^24 of them in f64, so their exponentials are skipped.
 const NEGLIGIBLE: f32 = -64.0;
 
 /// The log-softmax of a row in f64: vLLM's `raw_logprobs`.
@@ -11,7 +11,7 @@ pub struct Distribution {
 }
 
 impl Distribution {
-    /// Of `logits` in which [`fault_of`](super::fault_of) finds nothing.
+    /// The distribution of `logits`, which must have no fault according to [`fault_of`](super::fault_of).
     pub fn of(logits: &[f32]) -> Self {
         let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let terms = logits.iter().map(|logit| logit - largest).filter(|term| *term > NEGLIGIBLE);
@@ -24,14 +24,14 @@ impl Distribution {
         (f64::from(logit) - f64::from(self.largest) - self.log_total) as f32
     }
 
-    /// The `count` likeliest tokens, largest logit first, equals by id; impossible ones are left out. One pass: nearly
-    /// every logit is compared with the least of them and forgotten.
+    /// The `count` likeliest tokens, largest logit first, ties by id, without impossible ones. It takes one pass, in
+    /// which nearly every logit is only compared with the least one kept.
     pub fn likeliest(logits: &[f32], count: usize) -> Vec<(f32, u32)> {
         let mut top: Vec<(f32, u32)> = Vec::with_capacity(count + 1);
         let mut least = f32::NEG_INFINITY;
         for (&logit, id) in logits.iter().zip(0u32..) {
             if logit > least && count > 0 {
-                // Equal ones stay in the order of their ids.
+                // Equal logits stay in the order of their ids.
                 let place = top.partition_point(|&(other, _)| other >= logit);
                 top.insert(place, (logit, id));
                 top.truncate(count);

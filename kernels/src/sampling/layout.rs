@@ -1,50 +1,50 @@
-//! The layout of a batch: what is asked of all rows of a step as one piece of words, and what is reported of them.
+//! The layout of a packed batch in words, and of its report.
 
 use std::ops::Range;
 
 use super::row::{ROW_WORDS, TOP_MAX};
 
-/// Tokens of a row's list of biases, or of the list of those that may not follow, at most.
+/// Most tokens in a row's list of biases, or of forbidden tokens.
 pub const LISTED_MAX: usize = 1024;
 
-/// A kind of lists that go with rows. The device code has the same order.
+/// The kinds of lists that go with rows, in the device code's order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SampleList {
     /// Tokens that may not follow.
     Forbidden,
     /// Tokens with a bias, each once.
     Biased,
-    /// f32, as many as the row's biased tokens.
+    /// The bias of each biased token, f32.
     Biases,
-    /// The prompt.
+    /// The prompt's tokens.
     Prompt,
-    /// What was produced.
+    /// The tokens produced so far.
     Produced,
 }
 
 impl SampleList {
-    /// In the order in which it is laid out where they begin.
+    /// All kinds, in the order in which their starts are laid out.
     pub const ALL: [SampleList; 5] =
         [SampleList::Forbidden, SampleList::Biased, SampleList::Biases, SampleList::Prompt, SampleList::Produced];
 }
 
-/// Where everything lies among a batch's words:
+/// Where each part of a batch is, in words:
 ///
 /// 1. [`ROW_WORDS`] for each row;
-/// 2. for each [kind of lists](SampleList) `[rows + 1]`: where each row's begins among all words, and where the last ends;
+/// 2. for each [kind of lists](SampleList) `[rows + 1]`: the first word of each row's list, and the end of the last;
 /// 3. the lists, and the masks that rows name by their first word, in any order.
 ///
-/// It depends on the sizes alone, so that a captured step finds the next one's where this one's were.
+/// Parts 1 and 2 depend on the sizes alone, so a captured step finds the next batch at the same places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SampleLayout {
-    /// How many rows there are.
+    /// Number of rows.
     pub rows: usize,
-    /// Tokens of a row of logits.
+    /// Tokens per row of logits.
     pub vocabulary: usize,
 }
 
 impl SampleLayout {
-    /// Where it stands where the rows' lists of a kind begin and end.
+    /// The words that say where the rows' lists of a kind begin and end.
     pub fn starts(&self, list: SampleList) -> Range<usize> {
         let first = self.rows * ROW_WORDS + list as usize * (self.rows + 1);
         first..first + self.rows + 1
@@ -55,29 +55,30 @@ impl SampleLayout {
         self.starts(SampleList::Produced).end
     }
 
-    /// Words of a mask.
+    /// Words per mask.
     pub fn mask_words(&self) -> usize {
         self.vocabulary.div_ceil(u32::BITS as usize)
     }
 
-    /// Words of a batch whose every row asks for all there is, with prompts and what was produced of `past_tokens` together.
+    /// Most words of a batch: every row uses every option, and each has a prompt and produced tokens of `past_tokens`
+    /// in total.
     pub fn words_max(&self, past_tokens: usize) -> usize {
         self.lists() + self.rows * (3 * LISTED_MAX + past_tokens + self.mask_words())
     }
 
-    /// Words of a report: [faults](super::Fault) `[rows]`, log-probabilities of what was chosen `[rows]` f32, the likeliest
-    /// `[rows, TOP_MAX]`, their log-probabilities `[rows, TOP_MAX]` f32. Where nobody asks for the likeliest, the words
-    /// [before them](Self::report_words_without_top) say all.
+    /// Words of a report: [faults](super::Fault) `[rows]`, log-probabilities of the chosen tokens `[rows]` f32, the
+    /// likeliest tokens `[rows, TOP_MAX]` and their log-probabilities `[rows, TOP_MAX]` f32. If no row requests the
+    /// likeliest, the words [before them](Self::report_words_without_top) suffice.
     pub fn report_words(&self) -> usize {
         self.rows * (2 + 2 * TOP_MAX)
     }
 
-    /// Words of a report up to the likeliest.
+    /// Words of a report before the likeliest tokens.
     pub fn report_words_without_top(&self) -> usize {
         2 * self.rows
     }
 
-    /// Where the parts of a report begin, in their order.
+    /// The first word of each part of a report, in order.
     pub(crate) fn report_parts(&self) -> [usize; 4] {
         let rows = self.rows;
         [0, rows, 2 * rows, (2 + TOP_MAX) * rows]

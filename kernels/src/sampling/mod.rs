@@ -1,10 +1,10 @@
-//! Choosing a place in a row of numbers: the arithmetic of [`sample`](crate::Scope::sample_into), and what it is asked.
+//! Choosing a token from a row of logits: the options, and the arithmetic behind [`sample`](crate::Scope::sample_into).
 //!
-//! The order is that of vLLM's `v1/sample/sampler.py`, and of transformers 5.17's `generation/logits_process.py` where both
-//! have a step:
+//! The steps follow vLLM's `v1/sample/sampler.py`, and transformers 5.17's `generation/logits_process.py` for the steps
+//! that both have:
 //!
-//! 1. log-probabilities are read off, before anything is changed; a row whose token is given is done then;
-//! 2. a grammar's mask forbids what cannot follow;
+//! 1. log-probabilities are read before anything is changed; a row whose token is given ends here;
+//! 2. a grammar's mask forbids tokens that cannot follow;
 //! 3. single tokens are forbidden;
 //! 4. biases are added;
 //! 5. repetition, frequency and presence penalties;

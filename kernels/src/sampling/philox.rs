@@ -1,7 +1,7 @@
 //! Philox4x32-10: random numbers as a function of a key and a counter.
 //!
-//! Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC'11. There is no state to share or to
-//! save: the number for a position is the same however often and in whatever batch it is asked for.
+//! Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC'11. There is no state to share or
+//! save: the number for a position does not depend on the batch or on how often it is requested.
 
 const ROUNDS: usize = 10;
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];

@@ -1,50 +1,50 @@
-//! What is asked of one row, as numbers that the device reads and lists that go with them.
+//! The options of one row, as numbers that the device reads and lists that go with them.
 
 use std::fmt;
 
-/// The likeliest tokens that may be asked for, as OpenAI's API and vLLM bound them.
+/// Most likeliest tokens that a row may request, the limit of OpenAI's API and vLLM.
 pub const TOP_MAX: usize = 20;
 
-/// In [`SampleRow::top`]: no log-probabilities are asked for.
+/// Value of [`SampleRow::top`] that requests no log-probabilities.
 pub const NO_REPORT: u32 = u32::MAX;
 
-/// In the place of a given token: none is given.
+/// Word for a row without a given token.
 const NONE_GIVEN: u32 = u32::MAX;
 
 /// 32-bit words of a [`SampleRow`] on the device.
 pub const ROW_WORDS: usize = 20;
 
-/// How the token of one row is chosen. Its numbers were checked: see the ranges.
+/// How the token of one row is chosen. The caller has checked the ranges given here.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SampleRow {
-    /// 0 takes the likeliest token; else logits are divided by it. At least 0, and finite.
+    /// 0 takes the likeliest token; otherwise logits are divided by it. At least 0, and finite.
     pub temperature: f64,
-    /// Only the likeliest tokens that together reach this probability; above 0, 1 is no limit.
+    /// Keeps the likeliest tokens that together reach this probability. Above 0; 1 is no limit.
     pub top_p: f64,
-    /// Natural logarithm of how likely a token must be beside the likeliest; at most 0, -infinity is no limit.
+    /// Natural logarithm of the least probability relative to the likeliest token. At most 0; -infinity is no limit.
     pub min_p_logarithm: f64,
-    /// Taken from the logits of tokens that were produced, once.
+    /// Subtracted once from the logit of each token produced so far.
     pub presence: f64,
-    /// Taken from the logits of tokens that were produced, for each time.
+    /// Subtracted from a token's logit once for each time it was produced.
     pub frequency: f64,
-    /// With the position it decides every random choice.
+    /// Together with the position, it determines every random choice.
     pub seed: u64,
-    /// How many tokens were produced so far.
+    /// Tokens produced so far.
     pub position: u64,
-    /// Divides the logits of tokens seen before when positive, multiplies them when negative; above 0, 1 changes nothing.
+    /// Divides the logits of tokens seen before if positive, multiplies them if negative. Above 0; 1 changes nothing.
     pub repetition: f32,
-    /// Only so many of the likeliest tokens; 0 is no limit.
+    /// Keeps this many of the likeliest tokens; 0 is no limit.
     pub top_k: u32,
-    /// How many of the likeliest tokens are reported beside the chosen one's log-probability, at most [`TOP_MAX`];
-    /// [`NO_REPORT`] for no report at all.
+    /// Likeliest tokens to report in addition to the chosen one's log-probability, at most [`TOP_MAX`]. [`NO_REPORT`]
+    /// requests no report at all.
     pub top: u32,
-    /// The row is there for its place in a captured batch: nothing is chosen from it.
+    /// The row only fills its place in a captured batch; nothing is chosen from it.
     pub ignored: bool,
-    /// The token that really followed, to be taken whatever else is asked: the row is there for what is reported of it.
+    /// The token that really followed. It is taken whatever the other options say, for the sake of the row's report.
     pub given: Option<u32>,
 }
 
-/// The likeliest token, nothing else.
+/// Greedy choice, without limits, penalties or report.
 impl Default for SampleRow {
     fn default() -> Self {
         SampleRow {
@@ -65,17 +65,18 @@ impl Default for SampleRow {
 }
 
 impl SampleRow {
-    /// Whether the likeliest token is taken.
+    /// Whether the likeliest token is taken without a draw.
     pub fn is_greedy(&self) -> bool {
         self.temperature == 0.0 || self.top_k == 1
     }
 
-    /// Whether a penalty counts tokens that were produced.
+    /// Whether any penalty reads the tokens produced.
     pub fn penalises(&self) -> bool {
         self.repetition != 1.0 || self.presence != 0.0 || self.frequency != 0.0
     }
 
-    /// As `SampleRow` in `kernels/cuda/include/sampling/request.cuh` lies in memory, with the place of its mask.
+    /// The layout of `SampleRow` in `kernels/cuda/include/sampling/request.cuh`; `mask` is the first word of the row's
+    /// mask.
     pub(super) fn to_words(self, mask: u32) -> [u32; ROW_WORDS] {
         let doubles = [self.temperature, self.top_p, self.min_p_logarithm, self.presence, self.frequency];
         let halves = |long: u64| [long as u32, (long >> 32) as u32];
@@ -86,7 +87,7 @@ impl SampleRow {
         std::array::from_fn(|_| words.next().expect("so many were written"))
     }
 
-    /// The row and the place of its mask.
+    /// The row and the first word of its mask; the inverse of `to_words`.
     pub(crate) fn from_words(words: &[u32; ROW_WORDS]) -> (Self, u32) {
         let long = |at: usize| u64::from(words[2 * at]) | u64::from(words[2 * at + 1]) << 32;
         let double = |at| f64::from_bits(long(at));
@@ -108,31 +109,32 @@ impl SampleRow {
     }
 }
 
-/// The lists that go with a row. Ids beyond the logits are skipped: placeholders of pictures may lie there.
+/// The lists that go with a row. Ids beyond the vocabulary are skipped, because pictures' placeholders may be among
+/// them.
 #[derive(Clone, Copy, Default)]
 pub struct Wishes<'a> {
-    /// A bit for each token that may follow, in words of 32; all may where there is none.
+    /// One bit for each token that may follow, in words of 32. `None` allows all tokens.
     pub allowed: Option<&'a [u32]>,
-    /// Tokens that may not.
+    /// Tokens that may not follow.
     pub forbidden: &'a [u32],
     /// Tokens with a bias, each once.
     pub biased: &'a [u32],
-    /// Their biases.
+    /// Biases of the tokens in `biased`, in the same order.
     pub biases: &'a [f32],
-    /// The prompt; read only for a repetition penalty.
+    /// The prompt's tokens, read only for a repetition penalty.
     pub prompt: &'a [u32],
     /// The tokens produced so far; read only for penalties.
     pub produced: &'a [u32],
 }
 
 impl Wishes<'_> {
-    /// Whether the row's logits are anything but what is chosen from.
+    /// Whether the token is chosen from changed logits rather than from the row's own.
     pub fn changes(&self, row: &SampleRow) -> bool {
         self.allowed.is_some() || !self.forbidden.is_empty() || !self.biased.is_empty() || row.penalises()
     }
 }
 
-/// Counts, never the tokens: they are the user's text.
+/// Prints counts, never the tokens, which are the user's text.
 impl fmt::Debug for Wishes<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Wishes { allowed, forbidden, biased, prompt, produced, .. } = self;
@@ -150,12 +152,12 @@ pub enum Fault {
     NotNumbers = 1,
     /// Every token is -infinity, or forbidden.
     NothingAllowed = 2,
-    /// The row is there for its place only.
+    /// The row only fills its place in the batch.
     Ignored = 3,
 }
 
 impl Fault {
-    /// What the device has written; none for 0.
+    /// The fault that the device wrote; `None` for 0.
     pub fn from_word(word: u32) -> Option<Self> {
         [Fault::NotNumbers, Fault::NothingAllowed, Fault::Ignored].into_iter().find(|fault| *fault as u32 == word)
     }
@@ -184,7 +186,7 @@ mod tests {
         assert_eq!((row, 7), SampleRow::from_words(&row.to_words(7)));
         let chosen = SampleRow { given: None, ..row };
         assert_eq!((chosen, 8), SampleRow::from_words(&chosen.to_words(8)));
-        // The layout that the device code asserts: doubles, then longs, then words.
+        // The layout that the device code asserts: doubles, then 64-bit integers, then words.
         let words = row.to_words(7);
         assert_eq!(words[10..14], [0x89ab_cdef, 0x0123_4567, 0, 1 << 8]);
         assert_eq!(words[14..], [1.1f32.to_bits(), 50, 5, 7, 1, 9]);

@@ -1,4 +1,4 @@
-//! Rows to choose from, and what must be chosen: by sorting all and looking at each token for itself.
+//! Rows to choose from, and the expected choices: found by sorting everything and examining each token on its own.
 
 use bursar_kernels::{
     ops::{argmax::NO_CHOICE, embed::PREVIOUS, sample::outcomes},
@@ -8,7 +8,7 @@ use bursar_kernels::{
 
 use super::Random;
 
-/// Rows, and what was chosen before them, of which there is more.
+/// Rows, and a longer list of tokens chosen before them.
 pub struct Batch {
     vocabulary: usize,
     asked: Vec<Asked>,
@@ -22,20 +22,20 @@ impl Batch {
         Batch { vocabulary, asked, previous }
     }
 
-    /// Gives of each row the token, the fault, the log-probability or 1, the likeliest tokens and theirs; then what is
-    /// left of what was chosen before.
+    /// Returns per row the token, the fault, the log-probability or 1, and the likeliest tokens with their
+    /// log-probabilities; then the rest of the tokens chosen before.
     pub fn run<B: Backend>(&self, scope: &Scope<'_, B>) -> Result<Vec<f32>, KernelError> {
         let Batch { vocabulary, ref asked, ref previous } = *self;
         let mut batch = SampleBatch::new(vocabulary);
         asked.iter().for_each(|asked| asked.push(&mut batch));
         let mut words = Vec::new();
         let layout = batch.pack(asked.len(), &mut words);
-        // There is more of both than is used.
+        // Both buffers are longer than what is used.
         words.push(7);
         let packed = scope.upload([words.len()], &words)?;
         let mut report = scope.upload([layout.report_words() + 1], &vec![9u32; layout.report_words() + 1])?;
         let mut chosen = scope.upload([previous.len()], previous)?;
-        // Rows are not aligned to anything.
+        // Rows are deliberately unaligned.
         let wide: Vec<f32> =
             asked.iter().flat_map(|asked| [&[9.0; 3][..], &asked.logits, &[9.0; 2][..]].concat()).collect();
         let wide = scope.upload([asked.len(), vocabulary + 5], &wide)?;
@@ -79,7 +79,7 @@ struct Asked {
     produced: Vec<u32>,
 }
 
-/// What must become of a row: the token, the fault, the log-probability, the likeliest and theirs.
+/// The expected result of a row: token, fault, log-probability, and the likeliest tokens with theirs.
 struct Expected {
     chosen: u32,
     fault: u32,
@@ -88,13 +88,13 @@ struct Expected {
 }
 
 impl Asked {
-    /// Row `at` of a batch: each asks for something else, and every seventh for all there is.
+    /// Row `at` of a batch. Each row has different options, and every seventh has all of them.
     fn random(random: &mut Random, at: usize, rows: usize, vocabulary: usize) -> Self {
         let scale = [1.0, 4.0, 30.0][at % 3];
         let mut logits: Vec<f32> = random.floats(vocabulary).into_iter().map(|number| number * scale).collect();
         match at % 17 {
             5 => logits.iter_mut().step_by(2).for_each(|logit| *logit = f32::NEG_INFINITY),
-            // Many equals, and no -0: among equals it would come after 0.
+            // Many ties, but no -0, which would sort after 0.
             8 => logits.iter_mut().for_each(|logit| *logit = logit.round() + 0.0),
             11 => logits[random.below(vocabulary)] = f32::NAN,
             12 => logits[random.below(vocabulary)] = f32::INFINITY,
@@ -137,7 +137,7 @@ impl Asked {
             false => Vec::new(),
         };
         let biases = random.floats(biased.len());
-        // Some lie beyond the vocabulary, as placeholders of pictures may.
+        // Some ids are beyond the vocabulary, as pictures' placeholders may be.
         let mut produced = random.indices(23, vocabulary + 3);
         produced.extend((0..rows as u32).step_by(2).take(9).map(|place| PREVIOUS | place));
         let forbidden = if on(random) { random.indices(3, vocabulary + 3) } else { Vec::new() };
@@ -167,7 +167,7 @@ impl Asked {
         batch.push(&self.row, &wishes);
     }
 
-    /// What must become of it, where `previous` was chosen before.
+    /// The expected result, if `previous` was chosen before.
     fn expected(&self, previous: &[u32]) -> Expected {
         let Asked { logits, row, .. } = self;
         let nothing = |fault| Expected { chosen: NO_CHOICE, fault, log_probability: None, top: Vec::new() };
@@ -255,7 +255,7 @@ impl Asked {
     }
 }
 
-/// The possible tokens, largest logit first, equals by id.
+/// The possible tokens, largest logit first, ties by id.
 fn sorted(logits: &[f32]) -> Vec<u32> {
     let mut ids: Vec<u32> = (0..logits.len() as u32).filter(|&id| logits[id as usize] > f32::NEG_INFINITY).collect();
     ids.sort_by(|&a, &b| logits[b as usize].partial_cmp(&logits[a as usize]).unwrap());

@@ -1,5 +1,5 @@
-//! What the stories stand on: leased memory full of NaNs, seeded numbers, and [`Pass`]: each operation as code that
-//! runs on any backend, with what it must give computed in `f64`.
+//! Shared by the tests: leased memory full of NaN, seeded numbers, and [`Pass`], which runs each operation on any
+//! backend and computes its expected result in `f64`.
 #![allow(dead_code, reason = "no story uses all of it")]
 
 mod asked;
@@ -25,16 +25,16 @@ impl ReleaseNotes for Nobody {
     fn post(&self, _: ReleaseNote) {}
 }
 
-/// A workspace of host memory in which every element not yet written is not a number, or an index out of all bounds.
+/// A workspace of host memory where every unwritten element is NaN, or an index far out of bounds.
 pub fn poisoned(bytes: Bytes) -> Workspace {
     let bytes = bytes.round_up(Bytes::kib(64));
     let segment = leased(Arc::new(HostDevice::new(HostConfig::small(bytes)).unwrap()), bytes);
-    // SAFETY: the segment has backed so much, and nobody else uses it yet.
+    // SAFETY: the segment has this many backed bytes, and nothing else uses it yet.
     unsafe { std::ptr::write_bytes(segment.address().0 as *mut u8, 0xff, segment.backed().as_usize()) };
     Workspace::over(segment)
 }
 
-/// A segment of `device`, backed.
+/// A backed segment of `device`.
 pub fn leased(device: Arc<dyn Device>, bytes: Bytes) -> Segment {
     let bytes = bytes.round_up(device.page());
     let mut ledger = Ledger::new(LedgerConfig::new(bytes));
@@ -52,14 +52,14 @@ pub fn compute<T>(threads: usize, pass: impl FnOnce(&Scope<'_, Cpu>) -> Result<T
     pass(&Scope::new(&cpu, &workspace, &counter)).unwrap()
 }
 
-/// Runs `pass` on shapes alone. Gives the workspace's peak and the work beside its result.
+/// Runs `pass` on shapes alone. Returns its result, the workspace's peak and the work.
 pub fn plan<T>(threads: usize, pass: impl FnOnce(&Scope<'_, Plan>) -> T) -> (T, Bytes, Work) {
     let (plan, workspace, counter) = (Plan::new(Target::Cpu { threads }), Workspace::dry(), WorkCounter::default());
     let result = pass(&Scope::new(&plan, &workspace, &counter));
     (result, workspace.high_water(), counter.total())
 }
 
-/// Numbers that a seed decides (xorshift, Marsaglia 2003).
+/// Seeded random numbers (xorshift, Marsaglia 2003).
 pub struct Random(u64);
 
 impl Random {
@@ -74,7 +74,7 @@ impl Random {
         ((self.0 >> 11) % end as u64) as usize
     }
 
-    /// Between -1 and 1.
+    /// Numbers between -1 and 1.
     pub fn floats(&mut self, count: usize) -> Vec<f32> {
         (0..count).map(|_| self.below(1 << 24) as f32 / (1 << 23) as f32 - 1.0).collect()
     }
@@ -83,7 +83,7 @@ impl Random {
         (0..count).map(|_| self.below(end) as u32).collect()
     }
 
-    /// The numbers below `count` in disorder.
+    /// The numbers below `count` in random order.
     pub fn shuffled(&mut self, count: usize) -> Vec<u32> {
         let mut numbers: Vec<u32> = (0..count as u32).collect();
         (1..count).rev().for_each(|last| numbers.swap(last, self.below(last + 1)));
@@ -105,7 +105,7 @@ pub fn narrowed<'s, B: Backend>(
     }
 }
 
-/// What `numbers` are once stored as `dtype`.
+/// The values of `numbers` once stored as `dtype`.
 pub fn rounded(dtype: DType, numbers: &[f32]) -> Vec<f64> {
     let round = |number: f32| match dtype {
         DType::F16 => f16::from_f32(number).to_f64(),
@@ -128,7 +128,8 @@ pub fn attend(query: &[f32], keys: &[&[f32]], values: &[&[f32]]) -> Vec<f64> {
     (0..query.len()).map(|at| element(at) / total).collect()
 }
 
-/// Asserts that no number is further from the expected one than `tolerance` times one and its size; an infinity is itself.
+/// Asserts that each number differs from the expected one by at most `tolerance * (1 + |expected|)`; infinities are
+/// equal.
 pub fn assert_close(what: &str, found: &[f32], expected: &[f64], tolerance: f64) {
     assert_eq!(found.len(), expected.len(), "{what}");
     for (place, (found, expected)) in found.iter().zip(expected).enumerate() {

@@ -1,4 +1,4 @@
-//! Sequences over a paged cache, and what attention must give of them.
+//! Sequences over a paged cache, and the expected result of attention.
 
 use bursar_kernels::{
     ops::{attention_paged::PagedSequences, rotary::Rope, rotary_kv_write::NO_SLOT},
@@ -16,7 +16,7 @@ fn pairs_of(rows: usize, context: usize) -> u64 {
     (0..rows).map(|behind| context.saturating_sub(behind) as u64).sum()
 }
 
-/// Sequences over a cache of which only what they wrote is a number.
+/// Sequences over a cache that holds NaN except where they wrote.
 pub struct PagedData {
     heads: usize,
     shape: KvShape,
@@ -75,7 +75,7 @@ impl PagedData {
         let layer = unsafe { KvLayer::new(cache.address(), self.blocks, self.shape) };
         let mut keys_values = narrowed(scope, [self.slots.len(), 2 * half], self.shape.dtype, &self.keys_values)?;
         let slots = scope.upload([self.slots.len()], &self.slots)?;
-        // At position 0 nothing turns.
+        // Position 0 rotates nothing.
         let positions = scope.upload([1, self.slots.len()], &vec![0u32; self.slots.len()])?;
         let pairs = self.shape.head_dim / 2;
         let rope = Rope { frequencies: scope.upload([pairs], &vec![1.0f32; pairs])?, sections: vec![pairs] };

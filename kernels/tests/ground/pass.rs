@@ -1,4 +1,4 @@
-//! Each operation as a pass that runs on any backend, and what it must give.
+//! Each operation as a pass that runs on any backend, and its expected result.
 
 use bursar_kernels::{
     ops::{
@@ -15,13 +15,12 @@ use half::{bf16, f16};
 
 use super::{Batch, PagedData, Random, attend, narrowed, rounded, widened};
 
-/// Columns before and behind a view in the tensor that it is a view of. Attention on a GPU wants rows that start on 16
-/// bytes.
+/// Columns before and after a view, in the tensor it is a view of. Attention on a GPU needs rows aligned to 16 bytes.
 pub(super) fn margins(dtype: DType) -> (usize, usize) {
     if dtype == DType::F32 { (3, 2) } else { (8, 8) }
 }
 
-/// How a product reaches its output.
+/// How a product is written to its output.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum How {
     New,
@@ -51,13 +50,13 @@ pub enum Pass {
     Sample { rows: usize, vocabulary: usize },
 }
 
-/// Every operation at sizes that divide nothing, and at the sizes of real models' heads.
+/// Every operation, at sizes that divide nothing and at the head sizes of real models.
 pub fn passes() -> Vec<Pass> {
     let mut passes = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         passes.push(Pass::Embed { vocabulary: 53, hidden: 37, tokens: 19, dtype });
         passes.push(Pass::Embed { vocabulary: 7, hidden: 4099, tokens: 41, dtype });
-        // Rows that threads keep, with vectors and without, and longer ones.
+        // Rows short enough to keep in registers, with and without vector loads, and longer ones.
         for (rows, hidden) in [(11, 61), (257, 1031), (1100, 72), (3, 9001)] {
             passes.push(Pass::RmsNorm { rows, hidden, dtype });
             passes.push(Pass::AddRmsNorm { rows, hidden, dtype });
@@ -72,7 +71,7 @@ pub fn passes() -> Vec<Pass> {
             }
         }
         passes.push(Pass::Linear { rows: 0, in_features: 5, out_features: 9, dtype, bias: true, how: How::New });
-        // Few rows as our own kernel for them takes them, with tiles that are cut between and within blocks.
+        // Few rows, for our own kernel, with tiles that are split between blocks and within them.
         let few = [(1, 8, 1), (2, 72, 301), (9, 1000, 130), (17, 136, 77), (33, 64, 263), (64, 520, 129), (65, 40, 50)];
         for (how, (rows, in_features, out_features)) in [How::New, How::Into, How::Add].into_iter().cycle().zip(few) {
             passes.push(Pass::Linear { rows, in_features, out_features, dtype, bias: rows % 2 == 0, how });
@@ -82,12 +81,12 @@ pub fn passes() -> Vec<Pass> {
         {
             passes.push(Pass::GatedLinear { rows, in_features, features, dtype, bias: rows == 5 });
         }
-        // Some hundred, where what gates has a kernel of its own: 64 rows a block or twice as many, and last ones that begin
-        // among others'.
+        // Some hundred rows, for which gated products have their own kernel: 64 rows per block or twice as many, and
+        // last tiles that overlap others.
         for (rows, in_features, features) in [(65, 72, 136), (128, 520, 100), (130, 1000, 200), (200, 8, 292)] {
             passes.push(Pass::GatedLinear { rows, in_features, features, dtype, bias: rows == 130 });
         }
-        // Many rows as our own kernels for them take them, with tiles that reach beyond rows, columns and depth.
+        // Many rows, for our own kernels, with tiles that reach beyond rows, columns and depth.
         let many = [(257, 72, 136), (300, 264, 392), (700, 40, 264)];
         for (how, (rows, in_features, out_features)) in [How::New, How::Add, How::Into].into_iter().zip(many) {
             passes.push(Pass::Linear { rows, in_features, out_features, dtype, bias: rows % 2 == 0, how });
@@ -99,7 +98,7 @@ pub fn passes() -> Vec<Pass> {
     for (heads, head_dim) in [(5, 32), (3, 64), (2, 80), (2, 128), (1, 2), (2, 34)] {
         passes.push(Pass::Rotary { rows: 23, heads, head_dim, sections: vec![head_dim / 2] });
         passes.push(Pass::Packed { heads, head_dim, lengths: vec![1, 64, 7, 0, 33, 129, 31] });
-        // Decoding beside prefill chunks, first chunks and later ones, and a sequence with nothing to do.
+        // Decoding beside prefill chunks, both first and later ones, and a sequence without rows.
         let sequences = vec![(1, 1), (1, 333), (37, 37), (18, 150), (0, 40), (1, 16), (16, 32), (3, 129)];
         passes.push(Pass::Paged { heads, kv_heads: heads, head_dim, sequences });
         let sequences = vec![(1, 261), (1, 0), (1, 17), (21, 37), (0, 40), (1, 16), (3, 129)];
@@ -114,13 +113,13 @@ pub fn passes() -> Vec<Pass> {
         let sequences = (0..count).map(|i| (1, if i == 3 { 1501 } else { 37 * i % 90 })).collect();
         passes.push(Pass::Paged { heads: 64, kv_heads: 1, head_dim: 32, sequences });
     }
-    // And with pieces of their pasts that fit the longest.
+    // The same with contexts cut into pieces that fit the longest.
     let sequences = (0..30).map(|i| (1, 500 + i)).collect();
     passes.push(Pass::Paged { heads: 2, kv_heads: 1, head_dim: 32, sequences });
-    // Few rows that see a long past, which a GPU splits.
+    // A few rows over a long context, which a GPU splits.
     let sequences = vec![(1, 30), (9, 4500), (0, 5), (3, 2101)];
     passes.push(Pass::Paged { heads: 7, kv_heads: 1, head_dim: 128, sequences });
-    // Down, across and frames of each picture: still ones, steps of a video, a lone patch.
+    // Patches down, patches across and frames of each picture: still pictures, steps of a video and a lone patch.
     let pictures = vec![(4, 6, 1), (1, 1, 2), (3, 5, 2), (2, 2, 1)];
     passes.push(Pass::Patchify { pictures: pictures.clone(), side: 14, frames: 2, patches: 101 });
     passes.push(Pass::Patchify { pictures, side: 3, frames: 5, patches: 23 });
@@ -135,7 +134,7 @@ pub fn passes() -> Vec<Pass> {
     passes.push(Pass::ScatterRows { rows: 29, columns: 37, chosen: 11 });
     passes.push(Pass::ScatterRows { rows: 83, columns: 2053, chosen: 71 });
     passes.push(Pass::Argmax { rows: 17, columns: 1009 });
-    // More rows than a GPU works on at a time; a vocabulary of many slices.
+    // More rows than a GPU processes at a time, and a vocabulary of many slices.
     for (rows, vocabulary) in [(1, 5), (3, 4096), (76, 1009), (21, 9001), (5, 151_937)] {
         passes.push(Pass::Sample { rows, vocabulary });
     }
@@ -147,7 +146,7 @@ impl Pass {
         Random::new(format!("{self:?}").bytes().fold(7, |seed, byte| seed * 31 % 1_000_003 + u64::from(byte)))
     }
 
-    /// Runs it; gives as `f32` all that it wrote, what lies beside a view it wrote included.
+    /// Runs it and returns, as `f32`, everything it wrote, including the surroundings of a view it wrote.
     pub fn run<B: Backend>(&self, scope: &Scope<'_, B>) -> Result<Vec<f32>, KernelError> {
         let mut random = self.random();
         let (before, _) = margins(scope.target().activation());
@@ -280,8 +279,8 @@ impl Pass {
         }
     }
 
-    /// What [`run`](Pass::run) must give, by the definition of the operation, in `f64`, of operands that are kept as
-    /// `activation`.
+    /// The expected result of [`run`](Pass::run), computed in `f64` by the operation's definition, of operands stored
+    /// as `activation`.
     pub fn expected(&self, activation: DType) -> Vec<f64> {
         let (before, _) = margins(activation);
         let mut random = self.random();
@@ -430,7 +429,7 @@ impl Pass {
     }
 }
 
-/// Ids, every third of which is a row of the choices beside them; one of these is none.
+/// Ids, every third of which refers to a list of choices, also returned. One of the choices is none.
 fn ids(random: &mut Random, tokens: usize, vocabulary: usize) -> (Vec<u32>, Vec<u32>) {
     let (mut ids, mut previous) = (random.indices(tokens, vocabulary), random.indices(11, vocabulary));
     previous[3] = NO_CHOICE;
@@ -438,13 +437,13 @@ fn ids(random: &mut Random, tokens: usize, vocabulary: usize) -> (Vec<u32>, Vec<
     (ids, previous)
 }
 
-/// A row over the root of its mean square.
+/// A row divided by its root mean square.
 fn rms_normed(x: &[f64], weight: &[f64]) -> Vec<f64> {
     let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
     x.iter().zip(weight).map(|(x, weight)| x / (mean + 1e-5).sqrt() * weight).collect()
 }
 
-/// A row at mean 0 and variance 1, scaled and shifted.
+/// A row normalised to mean 0 and variance 1, scaled and shifted.
 fn layer_normed(x: &[f64], weight: &[f64], bias: &[f64]) -> Vec<f64> {
     let mean = x.iter().sum::<f64>() / x.len() as f64;
     let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / x.len() as f64;
@@ -452,12 +451,12 @@ fn layer_normed(x: &[f64], weight: &[f64], bias: &[f64]) -> Vec<f64> {
     normed.zip(weight.iter().zip(bias)).map(|(x, (weight, bias))| x * weight + bias).collect()
 }
 
-/// A tensor of which the columns between the margins are an operand.
+/// A tensor whose columns between the margins are an operand.
 #[derive(Clone)]
 pub(super) struct Wide {
     activation: DType,
     columns: usize,
-    /// As they are once stored.
+    /// The numbers as stored.
     pub(super) numbers: Vec<f32>,
 }
 
@@ -484,7 +483,7 @@ impl Wide {
         widened(&self.numbers[row * self.pitch() + self.before()..][..self.columns])
     }
 
-    /// All of it, with the operand of `x` added, and behind it what `normed` makes of each row's sum.
+    /// The whole tensor with the operand of `x` added, followed by `normed` of each row's sum.
     fn plus(self, x: &Wide, rows: usize, normed: impl Fn(&[f64]) -> Vec<f64>) -> Vec<f64> {
         let sum =
             |row: usize| self.row(row).iter().zip(x.row(row)).map(|(ours, theirs)| ours + theirs).collect::<Vec<_>>();
@@ -492,7 +491,7 @@ impl Wide {
         [self.changed(|row, column, held| held + x.at(row, column)), out].concat()
     }
 
-    /// All of it, with the operand's elements changed.
+    /// The whole tensor, with the operand's elements changed.
     fn changed(self, change: impl Fn(usize, usize, f64) -> f64) -> Vec<f64> {
         let (pitch, before) = (self.pitch(), self.before());
         let element = |(at, number): (usize, &f32)| {
@@ -533,7 +532,7 @@ pub(super) fn starts(first: usize, lengths: &[usize]) -> Vec<u32> {
     starts
 }
 
-/// Pictures behind a few bytes that are nobody's, and patches of them in no order.
+/// Pictures after a few unused bytes, and their patches in random order.
 struct PixelData {
     bytes: Vec<u8>,
     layout: Vec<[u32; 4]>,
@@ -568,7 +567,7 @@ impl PixelData {
         PixelData { bytes, layout, levels: pictures.iter().map(|_| levels(random)).collect(), places }
     }
 
-    /// The pixel that a value of a patch is made of, by its place in the whole picture.
+    /// The pixel behind a value of a patch, found by its place in the whole picture.
     fn value(&self, patch: usize, channel: usize, frame: usize, side: usize, [y, x]: [usize; 2]) -> f64 {
         let [picture, row, column] = [0, 1, 2].map(|axis| self.places[axis][patch] as usize);
         let [first, down, across, frames] = self.layout[picture].map(|number| number as usize);

@@ -8,8 +8,8 @@ use candle_core::{D, Device, Tensor as Candle};
 
 use crate::ground::{self, Pass, Random, assert_close, compute, passes, widened};
 
-/// What is only copied is not off at all; a sum of `n` products of numbers below one is off by less than `n` times half
-/// a unit in the last place of one.
+/// Copies are exact. A sum of `n` products of numbers below one is off by less than `n` times half a unit in the last
+/// place of one.
 fn tolerance(pass: &Pass) -> f64 {
     match pass {
         Pass::Embed { .. } | Pass::GatherRows { .. } | Pass::ScatterRows { .. } => 0.0,
@@ -87,7 +87,7 @@ fn attention_over_a_picture_is_candles_softmax_of_products() {
 
 #[test]
 fn scores_far_apart_neither_overflow_nor_vanish() {
-    // Scores of some thousands: without the running maximum, exp of them is infinite.
+    // Scores of several thousand, whose exponentials are infinite without the running maximum.
     let mut qkv = Random::new(4).floats(150 * 3 * 32);
     qkv.chunks_mut(96).for_each(|row| row[..32].iter_mut().for_each(|query| *query *= 5000.0));
     let found: Vec<f32> = compute(1, |scope| {
@@ -98,7 +98,7 @@ fn scores_far_apart_neither_overflow_nor_vanish() {
     let vector = |row: usize, part: usize| &qkv[(row * 3 + part) * 32..][..32];
     let [keys, values] = [1, 2].map(|part| (0..150).map(|row| vector(row, part)).collect::<Vec<_>>());
     let expected: Vec<f64> = (0..150).flat_map(|row| ground::attend(vector(row, 0), &keys, &values)).collect();
-    // A score of thousands is itself rounded to some 1e-4.
+    // A score in the thousands is itself rounded to about 1e-4.
     assert_close("attention_packed", &found, &expected, 1e-3);
 }
 

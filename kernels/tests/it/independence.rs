@@ -1,4 +1,4 @@
-//! A result depends on its operands: not on the threads, not on how a prompt was cut, not on the neighbours.
+//! A result depends on its operands alone: not on the threads, the chunks of a prompt, or the other sequences.
 
 use bursar_kernels::{
     ops::{attention_paged::PagedSequences, rotary::Rope},
@@ -20,7 +20,7 @@ fn any_number_of_threads_gives_the_same_bits() {
 const HEADS: usize = 14;
 const SHAPE: KvShape = KvShape { layers: 1, kv_heads: 2, head_dim: 32, dtype: DType::F32 };
 
-/// One step: each sequence's new rows, of a prompt that its seed decides, written and attended to.
+/// One step: writes each sequence's new rows, of a prompt determined by its seed, and attends to them.
 fn step(
     scope: &Scope<'_, Cpu>,
     layer: &KvLayer,

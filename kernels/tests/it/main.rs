@@ -1,5 +1,5 @@
-//! What kernels give on a CPU, and what they refuse. Whoever wants a GPU, or reads the compiled device code, is a program
-//! of its own.
+//! What kernels give on a CPU, and what they refuse. Tests that need a GPU or read the compiled device code are
+//! programs of their own.
 
 #[path = "../ground/mod.rs"]
 mod ground;

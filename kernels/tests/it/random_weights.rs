@@ -1,4 +1,4 @@
-//! Random numbers in place: the same for everybody, shaped like weights.
+//! Random numbers in place: the same for every backend and number of threads, with the distribution of weights.
 
 use bursar_budgets::Bytes;
 use bursar_kernels::{
@@ -9,13 +9,13 @@ use half::{bf16, f16};
 
 use crate::ground::poisoned;
 
-/// Numbers of a type, drawn by so many threads.
+/// Numbers of type `dtype`, drawn by `threads` threads.
 fn drawn(threads: usize, count: usize, dtype: DType, seed: u64, deviation: f32) -> Vec<f32> {
     let (cpu, workspace) = (Cpu::new(threads), poisoned(Bytes::mib(1)));
-    // SAFETY: the workspace has backed as much, and nobody else takes from it.
+    // SAFETY: the workspace has backed this many bytes, and nothing else takes from it.
     let mut out = unsafe { Tensor::persistent(workspace.address(), [count], dtype) };
     fill_random(&cpu, seed, deviation, &mut out).expect("a contiguous tensor of floats");
-    // SAFETY: all of it was written just now.
+    // SAFETY: all of it has just been written.
     let bytes = unsafe { std::slice::from_raw_parts(out.address().0 as *const u8, out.bytes().as_usize()) };
     let widen = |element: &[u8]| match *element {
         [low, high] if dtype == DType::BF16 => bf16::from_le_bytes([low, high]).to_f32(),
@@ -55,7 +55,7 @@ fn numbers_have_the_mean_the_deviation_and_the_shape_of_weights() {
         |power: i32| numbers.iter().map(|x| (x / f64::from(deviation)).powi(power)).sum::<f64>() / count as f64;
     assert!(moment(1).abs() < 0.01, "the mean is {} deviations", moment(1));
     assert!((moment(2) - 1.0).abs() < 0.01, "the variance is {} times the wanted one", moment(2));
-    // Four uniform numbers added have a kurtosis of 3 - 6 / 5 / 4 = 2.7; one has 1.8, a normal one 3.
+    // The sum of four uniform numbers has a kurtosis of 3 - 6 / 5 / 4 = 2.7; one alone has 1.8, a normal one 3.
     assert!((moment(4) - 2.7).abs() < 0.05, "the kurtosis is {}", moment(4));
     assert!(numbers.iter().all(|x| x.abs() <= 3.5 * f64::from(deviation)), "nothing is far out");
     let neighbours = numbers.windows(2).map(|pair| pair[0] * pair[1]).sum::<f64>() / count as f64;

@@ -1,5 +1,5 @@
-//! What is wrong is noticed before memory is touched: by a typed error where shapes disagree, by an assertion where only
-//! our own bug can bring it.
+//! Mistakes are caught before memory is touched: by a typed error if shapes disagree, by an assertion if only our own
+//! bug can cause them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -19,7 +19,7 @@ use bursar_kernels::{
 
 use crate::ground::{compute, plan};
 
-/// The texts of the errors that a plan of `pass` gives.
+/// The text of the error that planning `pass` returns.
 fn text<T>(pass: impl for<'s> FnOnce(&'s Scope<'_, Plan>) -> Result<T, KernelError>) -> String {
     plan(1, |scope| pass(scope).err().expect("shapes that disagree are refused").to_string()).0
 }
@@ -27,7 +27,7 @@ fn text<T>(pass: impl for<'s> FnOnce(&'s Scope<'_, Plan>) -> Result<T, KernelErr
 /// One row of seven tokens.
 const ONE_ROW: SampleLayout = SampleLayout { rows: 1, vocabulary: 7 };
 
-/// Chooses from `logits` into `chosen` places, asked with and reported in so many words.
+/// Chooses from `logits` into `chosen` places, with `asked` and `report` of the given lengths in words.
 fn sample(
     scope: &Scope<'_, Plan>,
     logits: &Tensor<'_>,
@@ -209,14 +209,14 @@ download_later: source holds f32, expected the host's type"
     );
 }
 
-/// The text of the assertion that `pass` breaks on the CPU.
+/// The text of the assertion that `pass` fails on the CPU.
 fn panics(pass: impl for<'s> FnOnce(&'s Scope<'_, Cpu>) -> Result<(), KernelError>) -> String {
     let result = catch_unwind(AssertUnwindSafe(|| compute(2, pass)));
     let cause = result.expect_err("it is noticed");
     cause.downcast_ref::<String>().cloned().or(cause.downcast_ref::<&str>().map(|text| text.to_string())).unwrap()
 }
 
-/// Attention of rows `starts` over `contexts` in a cache of four blocks.
+/// Attention of the rows in `starts` over `contexts`, in a cache of four blocks.
 fn paged(scope: &Scope<'_, Cpu>, starts: &[u32], contexts: &[u32], tables: &[u32]) -> Result<(), KernelError> {
     let shape = KvShape { layers: 1, kv_heads: 2, head_dim: 8, dtype: DType::F32 };
     let cache = scope.upload([4, 512], &[0.0f32; 2048])?;

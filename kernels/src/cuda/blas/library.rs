@@ -1,4 +1,4 @@
-//! The library's calls, as its header (`cublasLt.h` of CUDA 12.4 to 13.0) declares them.
+//! cuBLASLt's calls, as declared in `cublasLt.h` of CUDA 12.4 to 13.0.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,16 +19,16 @@ use super::{
     search::{BlasSearch, NAMES},
 };
 
-/// The library's handles are pointers to what it hides.
+/// An opaque pointer to one of the library's objects.
 pub(super) type Handle = *mut c_void;
 
-/// An algorithm, opaque and copied as bytes: another process may use it with the same version of the library, as the
-/// library's manual says of `cublasLtMatmulAlgo_t`.
+/// An opaque algorithm, copied as bytes. Another process may use it with the same version of the library, according to
+/// the manual on `cublasLtMatmulAlgo_t`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in super::super) struct Algorithm([u64; 8]);
 
-/// What the library proposes.
+/// One result of the library's heuristic.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Proposal {
@@ -44,7 +44,7 @@ impl Proposal {
         Proposal { algorithm: Algorithm([0; 8]), workspace: 0, status: -1, waves: 0.0, reserved: [0; 4] };
 }
 
-/// The numbers of the header that are used here.
+/// Constants from the header.
 pub(super) mod number {
     pub const SUCCESS: i32 = 0;
     pub const R_32F: i32 = 0;
@@ -58,7 +58,7 @@ pub(super) mod number {
     pub const EPILOGUE_BIAS: i32 = 4;
     pub const PREFERENCE_WORKSPACE: i32 = 1;
     pub const PREFERENCE_REDUCTION: i32 = 3;
-    /// Parts of a sum are added in f32. The other schemes round each of them to the output's type.
+    /// Partial sums are added in f32. The other schemes round each of them to the output's type.
     pub const REDUCTION_IN_COMPUTE_TYPE: u32 = 2;
 }
 
@@ -67,7 +67,7 @@ macro_rules! calls {
         struct Calls {
             $($field: unsafe extern "C" fn($($argument),*) -> i32,)*
             version: unsafe extern "C" fn() -> usize,
-            /// Behind the calls, which are its.
+            /// Declared after the calls, so that it is unloaded after them.
             _library: Library,
         }
 
@@ -75,7 +75,7 @@ macro_rules! calls {
             /// # Safety
             /// The library is cuBLASLt.
             unsafe fn of(library: Library) -> Result<Self, libloading::Error> {
-                // SAFETY: the symbols have these types in cuBLASLt, as the caller promises that this is.
+                // SAFETY: the symbols have these types in cuBLASLt, which the caller promises this library is.
                 unsafe {
                     $(let $field = *library.get($symbol)?;)*
                     let version = *library.get(b"cublasLtGetVersion")?;
@@ -106,41 +106,41 @@ calls! {
            Handle, *mut c_void, Handle, *const Algorithm, *mut c_void, usize, CUstream);
 }
 
-/// The library with a handle. One serves all lanes of a device.
+/// The library with a handle, shared by all lanes of a device.
 pub(in super::super) struct Blas {
     calls: Arc<Calls>,
     handle: Handle,
     device: Arc<CudaDevice>,
-    /// What was measured to be the fastest here, for all lanes and for those that take over from one that died.
+    /// The fastest algorithms measured on this device, for all lanes and for lanes that replace one that died.
     measured: Mutex<BTreeMap<Product, GemmAlgorithm>>,
-    /// Products of many rows without a gate that ours was measured to be faster for.
+    /// Ungated products of many rows for which our kernel was measured to be faster.
     ours: Mutex<BTreeSet<Product>>,
 }
 
-// SAFETY: the library's handles may be used by several threads at once; it says so.
+// SAFETY: the library documents that several threads may use its handles at once.
 unsafe impl Send for Blas {}
 // SAFETY: as above.
 unsafe impl Sync for Blas {}
 
-/// Something that the library made: a description or a layout.
+/// An object that the library created: a description or a layout.
 pub(super) struct Object {
     raw: Handle,
     destroy: unsafe extern "C" fn(Handle) -> i32,
-    /// The call that destroys it is this library's.
+    /// Keeps loaded the library that `destroy` belongs to.
     _calls: Arc<Calls>,
 }
 
-// SAFETY: it is plain data behind a pointer that nobody else has.
+// SAFETY: it is plain data behind an unshared pointer.
 unsafe impl Send for Object {}
 
 impl Drop for Object {
     fn drop(&mut self) {
-        // SAFETY: it was made once, and this is its last use.
+        // SAFETY: it was created once, and this is its last use.
         unsafe { (self.destroy)(self.raw) };
     }
 }
 
-/// One product's operands, described.
+/// Descriptions of one product's operands.
 pub(super) struct Operands<'a> {
     pub desc: &'a Object,
     pub weight: &'a Object,
@@ -148,23 +148,23 @@ pub(super) struct Operands<'a> {
     pub out: &'a Object,
 }
 
-/// One product's memory.
+/// Addresses of one product's operands.
 #[derive(Clone, Copy)]
 pub(super) struct Memory {
     pub weight: u64,
     pub x: u64,
     pub out: u64,
-    /// What `out` is multiplied by before the product is added.
+    /// Factor on `out` before the product is added: 0 or 1.
     pub keep: f32,
     pub workspace: u64,
     pub workspace_bytes: usize,
 }
 
 impl Blas {
-    /// Finds and loads the library, and makes a handle.
+    /// Finds and loads the library, and creates a handle.
     pub(in super::super) fn open(device: &Arc<CudaDevice>, search: &BlasSearch) -> Result<Self, OpenError> {
         device.enter()?;
-        // A library that is closed leaves what it has loaded onto the device there, and loads it again the next time.
+        // Closing the library leaves what it loaded on the device, and opening it again loads that a second time.
         let (candidates, folders) = (search.candidates(), search.folders());
         let calls = device.kept(&format!("cuBLASLt of {candidates:?}"), || find(&candidates, folders))?;
         Blas::begin(device, calls)
@@ -172,38 +172,38 @@ impl Blas {
 
     fn begin(device: &Arc<CudaDevice>, calls: Arc<Calls>) -> Result<Self, OpenError> {
         let mut handle = std::ptr::null_mut();
-        // SAFETY: the handle is there to write to, and the context is current.
+        // SAFETY: the handle is writable, and the context is current.
         said("cublasLtCreate", unsafe { (calls.create)(&mut handle) })?;
         Ok(Blas { calls, handle, device: device.clone(), measured: Mutex::default(), ours: Mutex::default() })
     }
 
-    /// Its version, as a number: 130,002 for 13.0.2, say.
+    /// The version as a number, such as 130,002 for 13.0.2.
     pub(in super::super) fn version(&self) -> usize {
-        // SAFETY: it takes nothing, and may be called at any time.
+        // SAFETY: it has no arguments and may be called at any time.
         unsafe { (self.calls.version)() }
     }
 
-    /// What was measured so far.
+    /// Everything measured so far.
     pub(in super::super) fn measured(&self) -> MutexGuard<'_, BTreeMap<Product, GemmAlgorithm>> {
-        // An entry is written in one assignment.
+        // A poisoned lock is safe to use: an entry is written in one assignment.
         self.measured.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Of those without a gate, the products of many rows that ours was faster for.
+    /// Ungated products of many rows for which our kernel was faster.
     pub(in super::super) fn ours(&self) -> MutexGuard<'_, BTreeSet<Product>> {
         self.ours.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn desc(&self) -> Result<Object, DeviceError> {
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the description is there to write to.
+        // SAFETY: the description is writable.
         let made = unsafe { (self.calls.desc_create)(&mut raw, number::COMPUTE_32F, number::R_32F) };
         said("cublasLtMatmulDescCreate", made)?;
         Ok(self.object(raw, self.calls.desc_destroy))
     }
 
     pub(super) fn set<T: Copy>(&self, desc: &Object, attribute: i32, value: T) -> Result<(), DeviceError> {
-        // SAFETY: the value is as long as the attribute wants it: each use here says so by its type.
+        // SAFETY: the value has the attribute's size, which each caller fixes by its type.
         let set = unsafe { (self.calls.desc_set)(desc.raw, attribute, (&raw const value).cast(), size_of::<T>()) };
         said("cublasLtMatmulDescSetAttribute", set)
     }
@@ -215,16 +215,16 @@ impl Blas {
         said("cublasLtMatmulPreferenceSetAttribute", set)
     }
 
-    /// A matrix with columns one after the other, which is how the library sees our rows.
+    /// A column-major matrix, which is how the library sees our rows.
     pub(super) fn layout(&self, kind: i32, rows: usize, columns: usize, pitch: usize) -> Result<Object, DeviceError> {
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the layout is there to write to.
+        // SAFETY: the layout is writable.
         let made = unsafe { (self.calls.layout_create)(&mut raw, kind, rows as u64, columns as u64, pitch as i64) };
         said("cublasLtMatrixLayoutCreate", made)?;
         Ok(self.object(raw, self.calls.layout_destroy))
     }
 
-    /// What the library would use, best guess first.
+    /// The library's proposals, best guess first.
     pub(super) fn proposals(
         &self,
         operands: &Operands<'_>,
@@ -232,13 +232,13 @@ impl Blas {
         most: usize,
     ) -> Result<Vec<Proposal>, DeviceError> {
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the preference is there to write to.
+        // SAFETY: the preference is writable.
         said("cublasLtMatmulPreferenceCreate", unsafe { (self.calls.preference_create)(&mut raw) })?;
         let preference = self.object(raw, self.calls.preference_destroy);
         let (mut found, mut proposals) = (0, vec![Proposal::NONE; most]);
         self.prefer(&preference, number::PREFERENCE_WORKSPACE, workspace_bytes)?;
         self.prefer(&preference, number::PREFERENCE_REDUCTION, number::REDUCTION_IN_COMPUTE_TYPE)?;
-        // SAFETY: all objects live, and there is room for so many proposals.
+        // SAFETY: all objects are alive, and `proposals` has `most` entries.
         unsafe {
             let Operands { desc, weight, x, out } = operands;
             let asked = (self.calls.heuristic)(
@@ -260,11 +260,11 @@ impl Blas {
         Ok(proposals)
     }
 
-    /// Whether an algorithm that serves another product serves this one.
+    /// Whether an algorithm chosen for another product supports this one.
     pub(super) fn serves(&self, operands: &Operands<'_>, algorithm: &Algorithm, workspace_bytes: usize) -> bool {
         let mut proposal = Proposal::NONE;
         let Operands { desc, weight, x, out } = operands;
-        // SAFETY: all objects live, and the proposal is there to write to.
+        // SAFETY: all objects are alive, and the proposal is writable.
         let checked = unsafe {
             let check = self.calls.check;
             check(self.handle, desc.raw, weight.raw, x.raw, out.raw, out.raw, algorithm, &mut proposal)
@@ -272,10 +272,10 @@ impl Blas {
         checked == number::SUCCESS && proposal.status == number::SUCCESS && proposal.workspace <= workspace_bytes
     }
 
-    /// Puts a product into the stream.
+    /// Launches a product in the stream.
     ///
     /// # Safety
-    /// The memory is as the operands describe it.
+    /// The memory matches the description of the operands.
     pub(super) unsafe fn multiply(
         &self,
         operands: &Operands<'_>,
@@ -312,8 +312,8 @@ impl Blas {
         })
     }
 
-    /// Why a product failed, in the device's own words where it has some: the library calls a context that was broken
-    /// before, kernels that found no memory to be loaded to and a launch of its own that failed by the same names.
+    /// A better error for a failed product, from the device where it has one. The library returns the same statuses for
+    /// a broken context, for kernels that found no memory to load into, and for a failed launch of its own.
     fn why(&self, error: DeviceError) -> DeviceError {
         match self.device.memory() {
             Err(lost) if lost.is_lost() => lost,
@@ -327,17 +327,17 @@ impl Blas {
     }
 }
 
-/// The first of the candidates that is the library. `folders` is for the message.
+/// The first candidate that is cuBLASLt. `folders` is for the error.
 fn find(candidates: &[PathBuf], folders: &[PathBuf]) -> Result<Calls, OpenError> {
     let mut bad = None;
     for candidate in candidates {
-        // SAFETY: a library of NVIDIA's, whose initialisers may be run at any time.
+        // SAFETY: a library by NVIDIA, whose initialisers may run at any time.
         let Ok(library) = (unsafe { Library::new(candidate) }) else { continue };
-        // SAFETY: by its name it is cuBLASLt; one that lacks a call is refused.
+        // SAFETY: its name says it is cuBLASLt; a library that lacks a call is refused.
         match unsafe { Calls::of(library) } {
             Ok(calls) => return Ok(calls),
             Err(error) => {
-                // The system's own words are a level below.
+                // The system's own message is one level down.
                 let reason = error.source().map_or_else(|| error.to_string(), ToString::to_string);
                 bad = Some((candidate.display().to_string(), reason));
             }
@@ -352,16 +352,16 @@ fn find(candidates: &[PathBuf], folders: &[PathBuf]) -> Result<Calls, OpenError>
 impl Drop for Blas {
     fn drop(&mut self) {
         if self.device.enter().is_ok() {
-            // SAFETY: the handle was made once, and lanes that use it are gone.
+            // SAFETY: the handle was created once, and the lanes that used it are gone.
             unsafe { (self.calls.destroy)(self.handle) };
         }
     }
 }
 
-/// What the library loads for one product at most, generously: it was seen to load 14 MiB for all that a model has.
+/// A generous bound on what the library loads for one product: it loaded 14 MiB for all products of a model.
 const LOADED_MOST: Bytes = Bytes::mib(32);
 
-/// What a status means; [`Blas::why`] knows more of a product.
+/// Turns a status into an error; [`Blas::why`] knows more about products.
 fn said(call: &'static str, status: i32) -> Result<(), DeviceError> {
     let name = match status {
         number::SUCCESS => return Ok(()),

@@ -1,4 +1,4 @@
-//! cuBLASLt, looked for at run time: a binary with and without it is the same.
+//! cuBLASLt, loaded at run time: the same binary runs with and without it.
 
 mod library;
 mod products;

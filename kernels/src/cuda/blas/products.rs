@@ -1,10 +1,10 @@
-//! Products by cuBLASLt, each with the algorithm that was fastest here.
+//! Products by cuBLASLt, each with the algorithm measured to be fastest on this device.
 //!
-//! The library proposes algorithms by a model of the device; on small batches its first guess is often not its best. While
-//! autotuning (in the stress before READY, whose results are thrown away) each new product of many rows runs all proposals
-//! and keeps the fastest; what it met is measured at few rows when it ends (`autotune.rs`). Afterwards a product of a size
-//! that was never measured takes the algorithm of the next larger size that was and that serves it, so that no kernel of
-//! the library is loaded while serving. Only a product that autotuning did not meet takes the first guess.
+//! The library proposes algorithms from a model of the device, and on small batches its first proposal is often not the
+//! fastest. While autotuning (in the stress before READY, whose results are thrown away), each new product of many rows
+//! runs all proposals and keeps the fastest. At its end, the products met are measured at few rows (`autotune.rs`).
+//! Afterwards, a size that was not measured uses the algorithm of the next larger measured size that supports it, so no
+//! kernel of the library is loaded while serving. Only a product that autotuning never met takes the first proposal.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -24,28 +24,29 @@ use crate::DType;
 /// Proposals that autotuning measures.
 const PROPOSALS: usize = 12;
 
-/// Those that take so many times as long as the fastest in one run each are not run again.
+/// A proposal this many times slower than the fastest in the first round is dropped.
 const OUT_OF_REACH: f32 = 1.25;
 
-/// Rounds in which the others take turns, and of how many. What comes after something that heats the device less runs
-/// faster, so that one after the other would be measured by their order.
+/// Proposals left after the first round, and the rounds in which they take turns. They alternate because a kernel runs
+/// faster after one that heats the device less; timing each in one block would measure their order.
 const FINALISTS: usize = 4;
 const ROUNDS: usize = 4;
 
-/// Milliseconds after which there is no further round: what runs that long varies little.
+/// Milliseconds after which no further round starts: runs this long vary little.
 const LONG_ENOUGH: f32 = 30.0;
 
-/// Rows up to which a product is bound by reading its weight.
+/// Most rows for which reading the weight bounds a product.
 pub(in super::super) const FEW_ROWS: usize = 256;
 
-/// Descriptions that are kept. Prompts come in any length, and a description is some hundred bytes of the host.
+/// Most descriptions kept. Prompts come in any length, and a description is a few hundred bytes of host memory.
 const KEPT_MAX: usize = 4096;
 
-/// What a product looks like: all that its way depends on, the rows last.
+/// A product's shape: everything its fastest algorithm depends on. `rows` is last, so that sizes sort next to each
+/// other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(in super::super) struct Product {
-    /// Gates half of its features with the other half; what is written has half as many then.
+    /// Half of the features are gates for the other half, so half as many are written.
     pub gates: bool,
     pub out_features: usize,
     pub in_features: usize,
@@ -58,7 +59,7 @@ pub(in super::super) struct Product {
 }
 
 impl Product {
-    /// Features that are written.
+    /// Features written per row.
     pub(in super::super) fn features(&self) -> usize {
         if self.gates { self.out_features / 2 } else { self.out_features }
     }
@@ -74,22 +75,22 @@ impl Product {
     }
 }
 
-/// How a product was computed fastest.
+/// The fastest algorithm measured for a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in super::super) enum GemmAlgorithm {
-    /// By the library.
+    /// cuBLASLt.
     Library(Algorithm),
-    /// By our kernel for few rows.
+    /// Our kernel for few rows.
     Few(Cut),
-    /// One that gates: by our kernel for some hundred rows.
+    /// Our kernel for gated products of some hundred rows.
     Middle,
-    /// By our kernel for many rows.
+    /// Our kernel for many rows.
     Many,
-    /// One that gates: as a product that does not, and the gate behind it.
+    /// For gated products: an ungated product followed by the gate.
     Apart,
 }
 
-/// Where a product's operands lie.
+/// Device addresses of a product's operands.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Places {
     pub weight: u64,
@@ -104,7 +105,7 @@ pub(in super::super) struct Places {
 pub(in super::super) struct Products {
     known: BTreeMap<Product, Known>,
     clock: Clock,
-    /// Products outside of autotuning that took the library's first guess.
+    /// Products outside autotuning that took the library's first proposal.
     guesses: usize,
 }
 
@@ -114,7 +115,7 @@ struct Known {
     is_measured: bool,
 }
 
-/// A product in the library's words.
+/// A product as cuBLASLt's descriptors.
 pub(in super::super) struct Described {
     product: Product,
     desc: Object,
@@ -128,20 +129,20 @@ impl Products {
         Ok(Products { known: BTreeMap::new(), clock: Clock::new(device)?, guesses: 0 })
     }
 
-    /// Products that took an algorithm outside of autotuning that no measurement has chosen.
+    /// Products outside autotuning whose algorithm no measurement chose.
     pub(in super::super) fn guesses(&self) -> usize {
         self.guesses
     }
 
-    /// Forgets how few rows of a product were computed so far: something faster may have been found.
+    /// Forgets the algorithms chosen for few rows of a product, because a faster one may have been found.
     pub(in super::super) fn forget_few(&mut self, alike: Product) {
         self.known.retain(|known, _| known.rows > FEW_ROWS || Product { rows: alike.rows, ..*known } != alike);
     }
 
-    /// Puts a product into the stream.
+    /// Launches a product in the stream.
     ///
     /// # Safety
-    /// The places are as the product says.
+    /// `places` match the product.
     pub(in super::super) unsafe fn multiply(
         &mut self,
         blas: &Blas,
@@ -207,8 +208,8 @@ impl Products {
         let run = |algorithm: &Algorithm| unsafe { described.multiply(blas, stream, places, algorithm) };
         let (mut timed, mut refused) = (Vec::with_capacity(algorithms.len()), None);
         for algorithm in algorithms {
-            // The first run brings what it needs, and is not counted. One that does not run after all is no reason to go
-            // without the others.
+            // Warm-up: the first run loads what it needs and is not timed. If one algorithm fails to run, the others
+            // are still tried.
             match run(algorithm) {
                 Ok(()) => timed.push((0.0, *algorithm)),
                 Err(error) if error.is_lost() => return Err(error),
@@ -240,7 +241,7 @@ impl Products {
     }
 }
 
-/// The library's algorithm that was measured for just this product.
+/// The library's algorithm measured for exactly this product.
 fn measured_for(blas: &Blas, product: Product) -> Option<Algorithm> {
     match blas.measured().get(&product) {
         Some(GemmAlgorithm::Library(algorithm)) => Some(*algorithm),
@@ -248,8 +249,7 @@ fn measured_for(blas: &Blas, product: Product) -> Option<Algorithm> {
     }
 }
 
-/// The algorithm of the next larger product that was measured and whose algorithm serves this one too, or else of the
-/// next smaller one.
+/// The algorithm of the next larger measured product that supports this one too, otherwise of the next smaller one.
 fn tuned_for(blas: &Blas, described: &Described, places: Places) -> Option<Algorithm> {
     let (measured, product) = (blas.measured(), described.product);
     let alike = |rows| Product { rows, ..product };
@@ -264,7 +264,7 @@ fn tuned_for(blas: &Blas, described: &Described, places: Places) -> Option<Algor
 }
 
 impl Blas {
-    /// How the product was computed fastest, or the next larger one that was measured.
+    /// The fastest algorithm of this product, or of the next larger one that was measured.
     pub(in super::super) fn algorithm_of(&self, product: Product) -> Option<GemmAlgorithm> {
         let most = Product { rows: usize::MAX, ..product };
         self.measured().range(product..=most).next().map(|(_, way)| *way)
@@ -272,7 +272,7 @@ impl Blas {
 }
 
 impl Described {
-    /// Our rows are the library's columns: it computes `out^T [out, rows] = weight^T^T [out, in] @ x^T [in, rows]`.
+    /// Our rows are cuBLASLt's columns: it computes `out^T [out, rows] = weight^T^T [out, in] @ x^T [in, rows]`.
     pub(in super::super) fn of(blas: &Blas, activation: DType, product: Product) -> Result<Described, DeviceError> {
         let kind = if activation == DType::BF16 { number::R_16BF } else { number::R_16F };
         let out_kind = if product.out_is_f32 { number::R_32F } else { kind };
@@ -290,7 +290,8 @@ impl Described {
         })
     }
 
-    /// Whether an algorithm, of another size or another start, computes this product in so much workspace.
+    /// Whether an algorithm measured at another size or in another start supports this product within
+    /// `workspace_bytes`.
     pub(in super::super) fn is_served_by(&self, blas: &Blas, algorithm: &Algorithm, workspace_bytes: usize) -> bool {
         blas.serves(&self.operands(), algorithm, workspace_bytes)
     }
@@ -299,9 +300,9 @@ impl Described {
         Operands { desc: &self.desc, weight: &self.weight, x: &self.x, out: &self.out }
     }
 
-    /// What the library would use, best guess first; one at least.
+    /// cuBLASLt's proposals, best guess first; at least one.
     pub(in super::super) fn proposals(&self, blas: &Blas, places: Places) -> Result<Vec<Algorithm>, DeviceError> {
-        // The bias belongs to the description.
+        // The bias pointer is part of the description.
         self.point_at_bias(blas, places)?;
         let proposals = blas.proposals(&self.operands(), places.workspace_bytes, PROPOSALS)?;
         let algorithms: Vec<Algorithm> = proposals.iter().map(|proposal| proposal.algorithm).collect();
@@ -318,10 +319,10 @@ impl Described {
         places.bias.map_or(Ok(()), |bias| blas.set(&self.desc, number::DESC_BIAS_POINTER, bias))
     }
 
-    /// Puts the product into the stream.
+    /// Launches the product in the stream.
     ///
     /// # Safety
-    /// The places are as the product says.
+    /// `places` match the product.
     pub(in super::super) unsafe fn multiply(
         &self,
         blas: &Blas,

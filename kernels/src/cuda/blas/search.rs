@@ -1,21 +1,21 @@
-//! Where cuBLASLt may be.
+//! Where to look for cuBLASLt.
 
 use std::path::{Path, PathBuf};
 
-/// The file's names, newest first. Both are served through the same few calls.
+/// File names, newest first. All versions are used through the same few calls.
 pub(super) const NAMES: [&str; 3] = ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
 
-/// Folders where cuBLASLt is looked for, beside those that the system searches.
+/// Folders to search for cuBLASLt, in addition to the system's.
 ///
-/// The environment is the program's to read: `bursar` takes `BURSAR_CUDA_LIB`, `CUDA_HOME`, `VIRTUAL_ENV`, `CONDA_PREFIX` and
-/// `HOME` from it.
+/// This type does not read the environment. `bursar` fills it from `BURSAR_CUDA_LIB`, `CUDA_HOME`, `VIRTUAL_ENV`,
+/// `CONDA_PREFIX` and `HOME`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlasSearch {
     folders: Vec<PathBuf>,
 }
 
 impl BlasSearch {
-    /// The system's folders, the toolkit's usual place, and Python packages of the system.
+    /// The CUDA toolkit's usual folders and the system's Python packages.
     pub fn usual() -> Self {
         let mut search = BlasSearch::default();
         for toolkit in ["/usr/local/cuda", "/opt/cuda"] {
@@ -27,19 +27,20 @@ impl BlasSearch {
         search
     }
 
-    /// Looks in this folder before all others.
+    /// Adds a folder to search before all others.
     pub fn first_in(mut self, folder: impl Into<PathBuf>) -> Self {
         self.folders.insert(0, folder.into());
         self
     }
 
-    /// Looks in a CUDA toolkit too.
+    /// Adds the library folders of a CUDA toolkit.
     pub fn with_toolkit(mut self, toolkit: impl AsRef<Path>) -> Self {
         self.folders.extend(["lib64", "targets/x86_64-linux/lib"].map(|folder| toolkit.as_ref().join(folder)));
         self
     }
 
-    /// Looks among the Python packages under `prefix` too (a virtual environment, say): NVIDIA's wheels bring the library.
+    /// Adds the Python packages under `prefix` (a virtual environment, say), because NVIDIA's wheels contain the
+    /// library.
     pub fn with_python(mut self, prefix: impl AsRef<Path>) -> Self {
         let versions = std::fs::read_dir(prefix.as_ref().join("lib")).into_iter().flatten().flatten();
         let pythons = versions.filter(|entry| entry.file_name().to_string_lossy().starts_with("python3"));
@@ -57,12 +58,12 @@ impl BlasSearch {
         self
     }
 
-    /// The folders, in the order in which they are looked through.
+    /// The folders, in search order.
     pub fn folders(&self) -> &[PathBuf] {
         &self.folders
     }
 
-    /// Files to try, in order: those of the folders, and then what the system finds by name.
+    /// Files to try, in order: first those in the folders, then the names that the system searches for.
     pub(super) fn candidates(&self) -> Vec<PathBuf> {
         let in_folders = self.folders.iter().flat_map(|folder| NAMES.map(|name| folder.join(name)));
         let in_folders = in_folders.filter(|file| file.is_file());
