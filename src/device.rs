@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn profiles_are_kept_where_the_user_keeps_caches() {
+    fn profiles_are_kept_in_the_users_cache_folder() {
         let by = |xdg: Option<&str>, home: Option<&str>| {
             let folder = profiles_by(xdg.map(OsString::from), home.map(OsString::from));
             folder.map(|folder| folder.display().to_string())

@@ -89,7 +89,7 @@ fn each_crate_knows_only_what_it_may() {
 }
 
 #[test]
-fn what_computes_in_actors_knows_no_actor() {
+fn compute_modules_of_actors_know_no_actor() {
     let words = ["ractor", "crate::tree", "crate::responder", "tokio::spawn"];
     assert_none(offenders("actors/src/compute", &words, &[]), "a lane is asked by jobs and answers by closures");
 }
@@ -144,7 +144,7 @@ fn circle(source: &str) -> Vec<String> {
 }
 
 #[test]
-fn modules_of_a_crate_name_each_other_in_no_circle() {
+fn modules_of_a_crate_have_no_cycle() {
     // What a start asks for, how it is sized, and who supervises that are not told apart yet.
     let known = |name: &str| if name == "actors" { vec!["engine", "knobs", "profile"] } else { Vec::new() };
     for name in CRATES {
@@ -168,7 +168,7 @@ fn memory_is_taken_in_one_place() {
 }
 
 #[test]
-fn unsafe_code_stands_where_views_become_memory_and_nowhere_else() {
+fn unsafe_code_stands_only_where_views_become_memory() {
     let allowed = [
         "budgets/src/device/",
         "kernels/src/cpu/",
@@ -203,7 +203,7 @@ fn families_are_named_in_their_folder_and_in_the_registry() {
 }
 
 #[test]
-fn rule_12_decisions_have_no_clock_no_device_and_no_actor_inside() {
+fn rule_12_decisions_contain_no_clock_device_or_actor() {
     let pure = ["core.rs", "admission.rs", "sequence.rs", "step.rs", "policy.rs"];
     let words = ["async ", "ractor::", "tokio", "Instant::now", "SystemTime", "dyn Device", "HashMap", "metrics::"];
     let impure = offenders("actors/src", &words, &[]);
@@ -218,7 +218,7 @@ fn rule_12_decisions_have_no_clock_no_device_and_no_actor_inside() {
 }
 
 #[test]
-fn what_needs_host_memory_asks_for_it() {
+fn features_that_need_host_memory_ask_for_it() {
     // By default a runtime leases a GPU where there is one, and no CPU may read or write that memory.
     let needs = ["from_raw_parts", "a host device starts", "default()).await?; // host memory"];
     let folders = ["examples", "benches", "actors/src/budget", "actors/src/runtime", "src"];
@@ -288,7 +288,7 @@ fn examples_are_numbered_say_how_they_run_and_are_run() {
 }
 
 #[test]
-fn every_crate_denies_what_is_not_documented() {
+fn every_crate_denies_missing_documentation() {
     for folder in ["budgets/src", "kernels/src", "model/src", "actors/src", "src"] {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder).join("lib.rs");
         let text = fs::read_to_string(path).expect("a library");
@@ -297,7 +297,7 @@ fn every_crate_denies_what_is_not_documented() {
 }
 
 #[test]
-fn rule_9_no_source_makes_a_queue_without_an_end() {
+fn rule_9_no_source_makes_an_unbounded_queue() {
     // A mailbox of ractor has none either: what may stand in it is limited by credits, one a message that asks for work.
     let words = ["unbounded", "mpsc::channel()", "SegQueue", "LinkedList", "crossbeam", "flume"];
     for folder in ["budgets/src", "kernels/src", "model/src", "actors/src", "src"] {
@@ -310,7 +310,7 @@ fn rule_9_no_source_makes_a_queue_without_an_end() {
 }
 
 #[test]
-fn each_test_and_file_that_the_table_of_rules_names_is_there() {
+fn each_test_and_file_in_the_table_of_rules_exists() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let table = fs::read_to_string(root.join("docs/rules.md")).expect("the table is there");
     let tests: String = ["budgets", "kernels", "model", "actors", "src", "tests"]

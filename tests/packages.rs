@@ -24,7 +24,7 @@ fn built(features: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn an_embedder_builds_nothing_of_the_command_line() {
+fn an_embedder_builds_no_command_line_dependency() {
     let of_the_command_line =
         ["clap", "clap_builder", "crossterm", "indicatif", "ratatui", "signal-hook", "tracing-subscriber"];
     let found = |features: &str| -> Vec<&str> {

@@ -41,13 +41,13 @@ struct Soak {
 }
 
 #[test]
-fn hundreds_of_chats_with_random_cancels_leave_nothing_behind() {
+fn hundreds_of_randomly_cancelled_chats_leak_nothing() {
     Soak { requests: 320, between_readings: 32, warm_up: 4, heap_growth: 1 << 20, process_growth: 16 << 20 }.run();
 }
 
 #[test]
 #[ignore = "takes minutes: cargo test --release --test soak -- --ignored --nocapture"]
-fn ten_thousand_chats_with_random_cancels_leave_nothing_behind() {
+fn ten_thousand_randomly_cancelled_chats_leak_nothing() {
     Soak { requests: 10_000, between_readings: 500, warm_up: 4, heap_growth: 1 << 20, process_growth: 8 << 20 }.run();
 }
 

@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dates_are_those_of_the_calendar() {
+    fn dates_match_the_calendar() {
         let known = [
             (0, "1970-01-01T00:00:00Z"),
             (951_782_399, "2000-02-28T23:59:59Z"),
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_as_old_as_its_ticks_say_whatever_it_is_called() {
+    fn a_process_ages_by_its_ticks_whatever_its_name() {
         let stat = "77 (a ) b) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4250 20";
         assert_eq!(process_age(stat, "60.25 99.0"), Some(Duration::from_millis(17_750)));
         assert_eq!(process_age(stat, "2.0 1.0"), None, "started in the future");
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn the_drivers_version_is_found_among_its_words() {
+    fn the_drivers_version_is_found_in_its_text() {
         let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\nGCC version: gcc 13.3.0";
         assert_eq!(driver_version(open), Some("580.159.04"));
         assert_eq!(driver_version("no driver"), None);

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn the_floors_of_7b_on_an_h200_are_those_that_a_pencil_gives() {
+    fn the_7b_floors_on_an_h200_match_hand_calculation() {
         let (planner, rates) = (planner("qwen2.5-vl-7b"), Rates::of("NVIDIA H200").expect("its rates are known"));
         // 7.07e9 weights of two bytes, without the embedding, of which a row is read.
         let step = rates.floor_seconds(&planner.decode(1, 576).expect("it is planned"));

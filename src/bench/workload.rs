@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_envelope_lets_everything_in_at_once() {
+    fn the_envelope_admits_everything_at_once() {
         for workload in [FULL, QUICK] {
             let envelope = workload.envelope();
             envelope.check().expect("limits that go together");

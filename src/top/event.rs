@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_kind_is_told_in_its_words_and_an_unknown_one_in_its_fields() {
+    fn each_event_kind_has_its_sentence_and_unknown_ones_list_fields() {
         let told = [
             (r#""event":"lease_granted","lease":3,"model":"demo","class":"kv","bytes":2097152"#, "kv of demo, 2.0 MiB"),
             (r#""event":"lease_freed","lease":3,"model":"","class":"tenant","bytes":1024"#, "tenant, 1.0 KiB"),
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_of_events_is_told_without_its_content() {
+    fn a_malformed_list_of_events_is_reported_without_its_content() {
         assert_eq!(read("[{\"secret"), Err(NoEvents::NotJson { line: 1, column: 9 }));
         for text in
             ["{}", "[1]", "[{\"number\":1}]", "[{\"number\":-1,\"event\":\"a\"}]", "[{\"number\":1,\"event\":2}]"]
@@ -177,7 +177,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_that_can_be_sent_is_a_panic_or_reaches_a_terminal(text in "(?s).{0,60}", at in ".{0,8}") {
+        fn no_input_panics_or_sends_control_characters_to_the_terminal(text in "(?s).{0,60}", at in ".{0,8}") {
             let _ = read(&text);
             let event = serde_json::json!([{ "number": 1, "at": at, "event": text, "model": text, "field": [text] }]);
             let events = read(&event.to_string()).expect("it is an event");

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_none_is_told_by_its_number_and_nothing_of_it() {
+    fn a_malformed_line_is_reported_by_number_without_its_content() {
         let lines = [
             ("<html>secret</html>", "a metric's name is missing"),
             ("7up 1", "a metric's name is missing"),
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_terminal_would_obey_is_replaced() {
+    fn terminal_control_characters_are_replaced() {
         assert_eq!(harmless("a\u{1b}[2Jb\u{7}\u{202e}c"), "a\u{fffd}[2Jb\u{fffd}\u{fffd}c");
         assert_eq!(harmless("Qwen/Qwen2.5-VL ü 模型"), "Qwen/Qwen2.5-VL ü 模型");
     }
@@ -217,13 +217,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_that_can_be_sent_is_a_panic(text in "(?s).{0,200}", shaped in "[a{}=\", \\\\\n#1]{0,40}") {
+        fn no_input_panics(text in "(?s).{0,200}", shaped in "[a{}=\", \\\\\n#1]{0,40}") {
             let _ = read(&text, "");
             let _ = read(&shaped, "");
         }
 
         #[test]
-        fn what_is_written_is_read_again(
+        fn what_is_written_reads_back_equal(
             values in prop::collection::vec(("(?s).{0,12}", prop::num::f64::NORMAL | prop::num::f64::ZERO), 0..8)
         ) {
             let lines: String = values

@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_quantile_lies_within_its_bucket_as_prometheus_has_it() {
+    fn a_quantile_is_interpolated_in_its_bucket_as_in_prometheus() {
         let histogram = Histogram::new([(0.5, 30.0), (0.1, 10.0), (1.0, 40.0), (f64::INFINITY, 50.0)]);
         assert_eq!(histogram.count(), 50.0);
         // Values of histogram_quantile over the same buckets.
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn without_observations_there_is_no_quantile() {
+    fn a_histogram_without_observations_has_no_quantile() {
         assert_eq!(Histogram::default().quantile(0.5), None);
         assert_eq!(Histogram::new([(1.0, 0.0), (f64::INFINITY, 0.0)]).quantile(0.5), None);
         assert_eq!(Histogram::new([(1.0, 3.0)]).quantile(0.5), None, "no bucket has them all");
@@ -107,7 +107,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_the_buckets_a_quantile_is_none_or_within_their_bounds(
+        fn a_quantile_is_absent_or_within_its_buckets_bounds(
             buckets in prop::collection::vec((prop::num::f64::ANY, prop::num::f64::ANY), 0..6),
             share in 0.0..1.0,
         ) {

@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn without_colours_nothing_but_text_is_printed() {
+    fn plain_text_is_printed_without_colours() {
         assert_eq!(printed(Colours::None), "a b\n");
     }
 

@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn colours_are_as_many_as_the_terminal_has_and_the_user_wants() {
+    fn colours_follow_the_terminal_and_the_user() {
         let terminal = Surroundings { is_terminal: true, ..Surroundings::default() };
         let said = |text: &'static str| Some(OsStr::new(text));
         assert_eq!(Colours::of(When::Auto, terminal), Colours::Sixteen);

@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_is_the_sum_of_all_that_have_the_labels() {
+    fn a_value_sums_all_samples_with_the_labels() {
         let samples = samples("a{x=\"1\",y=\"1\"} 1\na{x=\"1\",y=\"2\"} 2\na{x=\"2\"} 4\nb -3\nc 1e300\n");
         assert_eq!(samples.value("a", &[("x", "1")]), Some(3.0));
         assert_eq!(samples.value("a", &[]), Some(7.0));
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_counter_that_fell_went_back() {
+    fn only_a_fallen_counter_went_back() {
         let before = samples("a_total{m=\"x\"} 5\nb 9\nc_bucket{le=\"+Inf\"} 3\n");
         assert!(!samples("a_total{m=\"x\"} 5\na_total{m=\"y\"} 0\nb 1\n").went_back(&before));
         assert!(samples("a_total{m=\"x\"} 4\n").went_back(&before));

@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_those_between_the_last_two_looks() {
+    fn rates_are_computed_between_the_last_two_looks() {
         let mut session = session();
         assert!(session.view().is_none());
         session.hear(Ok(generated(100, &["a"])), seconds(1));
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_process_keeps_its_figures_which_grow_old_until_it_answers() {
+    fn a_lost_process_keeps_aging_figures_until_it_answers() {
         let mut session = session();
         session.hear(Ok(generated(100, &["a"])), seconds(1));
         session.hear(Err(lost()), seconds(3));
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_began_anew_is_not_held_against_the_one_before() {
+    fn a_restarted_process_is_not_compared_with_its_predecessor() {
         let mut session = session();
         session.hear(Ok(generated(100, &["a"])), seconds(1));
         session.hear(Ok(generated(200, &["a"])), seconds(2));
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_choose_a_model_that_stays_chosen_while_others_come_and_go() {
+    fn a_chosen_model_stays_chosen_while_others_come_and_go() {
         let mut session = session();
         assert!(session.press(Key::Next), "there is nothing to choose yet");
         session.hear(Ok(generated(1, &["b", "d"])), seconds(1));

@@ -32,7 +32,7 @@ fn program(panic: &str) -> PathBuf {
 }
 
 #[test]
-fn a_program_built_with_panic_abort_is_seen_from_the_library() {
+fn the_library_detects_a_program_built_with_panic_abort() {
     for (panic, seen) in [("abort", "true"), ("unwind", "false")] {
         let folder = program(panic);
         let built = Command::new(env!("CARGO"))

@@ -180,7 +180,7 @@ fn row(first: &str, told: &Value) -> String {
 }
 
 #[test]
-fn the_walk_through_of_the_advice_says_what_the_planner_says() {
+fn the_advice_walk_through_matches_the_planner() {
     let page = std::fs::read_to_string("docs/knobs.md").expect("the page is there");
     let head = "| with all flags above, and | weights | pictures | steps | keys and values | tokens of them | left |";
     let rows: Vec<_> =

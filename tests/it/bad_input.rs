@@ -103,7 +103,7 @@ fn table() -> Vec<(&'static str, Chat, Says, &'static str)> {
 }
 
 #[test]
-fn each_bad_chat_fails_alone_with_its_error_and_the_next_one_works() {
+fn each_bad_chat_fails_alone_with_its_error() {
     story(async {
         let stage = Stage::set(small()).await;
         let expected = answer(&stage.model, about(1)).await;
@@ -185,7 +185,7 @@ fn a_picture_placeholder_typed_by_the_user_stays_text() {
 }
 
 #[test]
-fn a_picture_for_a_model_that_takes_none_is_refused_with_that_word() {
+fn a_text_model_refuses_a_picture_and_says_why() {
     story(async {
         let device = crate::stage::device();
         let runtime = runtime_on(&device).await;
@@ -227,7 +227,7 @@ fn plain(width: u32, height: u32) -> Image {
 }
 
 #[test]
-fn pixels_that_a_user_has_set_are_kept_to_and_no_picture_leaves_the_envelope() {
+fn pixel_limits_set_by_the_user_hold_within_the_envelope() {
     story(async {
         let tokens = async |limits: Limits, width, height| {
             let stage = Stage::set(LoadOptions { limits, ..small() }).await;
@@ -260,7 +260,7 @@ fn pixels_that_a_user_has_set_are_kept_to_and_no_picture_leaves_the_envelope() {
 }
 
 #[test]
-fn a_processor_that_does_not_resize_lets_in_what_fits_and_refuses_the_rest_with_the_limit() {
+fn a_processor_without_resizing_refuses_large_pictures_and_names_the_limit() {
     story(async {
         let folder = Folder::empty();
         let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("model/demo/checkpoint");
@@ -292,7 +292,7 @@ fn a_processor_that_does_not_resize_lets_in_what_fits_and_refuses_the_rest_with_
 }
 
 #[test]
-fn an_unreadable_file_says_its_name_and_a_missing_folder_says_so() {
+fn an_unreadable_file_or_missing_folder_is_named() {
     let error = Image::open("/no/such/picture.png").expect_err("it is not there");
     assert!(matches!(error, ImageError::Unreadable { .. }) && error.to_string().contains("picture.png"), "{error}");
     story(async {

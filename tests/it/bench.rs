@@ -30,7 +30,7 @@ fn number(value: &Value) -> f64 {
 }
 
 #[test]
-fn every_figure_of_the_demo_model_is_measured_or_left_out_by_name() {
+fn every_demo_figure_is_measured_or_named_as_left_out() {
     let arguments = ["--quick", "--json", "--seed", "7", "--sequences", "4", "--commit", "c0ffee"];
     let report = report(&bench(&[&arguments[..], &["--teraflops", "5", "--terabytes", "0.5"]].concat()));
     let figures = figures(&report);
@@ -93,7 +93,7 @@ fn random_weights_of_a_shape_are_measured_in_a_table() {
 }
 
 #[test]
-fn what_cannot_be_measured_is_told_with_what_would_help() {
+fn a_figure_that_cannot_be_measured_gets_a_hint() {
     let output = bench(&["--shape", "gpt-9", "--random", "--json"]);
     assert_eq!(output.status.code(), Some(1));
     let told: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");

@@ -24,7 +24,7 @@ fn a_chat_streams_text_and_ends_with_done_and_usage() {
 }
 
 #[test]
-fn a_length_limit_ends_a_reply_after_so_many_tokens() {
+fn a_length_limit_ends_a_reply_after_its_tokens() {
     story(async {
         let stage = Stage::set(small()).await;
         let whole = ask(&stage.model, about(1).max_tokens(2)).await.expect("it answers");
@@ -63,7 +63,7 @@ fn text_alone_and_pictures_in_two_turns_are_answered() {
 }
 
 #[test]
-fn the_same_picture_twice_in_one_request_is_two_pictures_to_the_prompt() {
+fn a_repeated_picture_counts_twice_in_the_prompt() {
     story(async {
         let stage = Stage::set(small()).await;
         let once = ask(&stage.model, about(5)).await.expect("it answers").usage.picture_tokens;
@@ -83,7 +83,7 @@ fn mixed(number: u32) -> Chat {
 }
 
 #[test]
-fn many_chats_at_once_give_the_same_replies_as_one_after_the_other() {
+fn concurrent_chats_give_the_same_replies_as_sequential_ones() {
     story(async {
         // A pool in which not all of them fit: some wait, some are preempted and computed again.
         let stage = Stage::set(LoadOptions { kv_tokens: Some(512), ..small() }).await;
@@ -106,7 +106,7 @@ fn many_chats_at_once_give_the_same_replies_as_one_after_the_other() {
 }
 
 #[test]
-fn a_reply_that_loses_its_blocks_and_its_picture_gets_both_again_and_is_the_same() {
+fn a_reply_that_lost_blocks_and_picture_recovers_unchanged() {
     let ears = Ears::open();
     story(async {
         // The pool (the probe's 8,192 tokens) has no room for all to their ends, but short answers make the scheduler
@@ -175,7 +175,7 @@ fn dropping_a_reply_cancels_and_others_go_on() {
 }
 
 #[test]
-fn rule_9_one_request_more_than_allowed_is_refused_at_once_and_the_next_after_an_end_is_not() {
+fn rule_9_a_request_over_the_limit_is_refused_until_one_ends() {
     story(async {
         let stage = Stage::set(LoadOptions { requests: 2, ..small() }).await;
         for round in 0..3 {

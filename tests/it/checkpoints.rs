@@ -499,7 +499,7 @@ fn each_bad_setting_is_refused_and_the_runtime_goes_on() {
 }
 
 #[test]
-fn a_file_for_a_folder_and_a_folder_of_nothing_are_refused() {
+fn a_file_and_an_empty_folder_are_refused_as_models() {
     story(async {
         let runtime = runtime_on(&device()).await;
         let folder = Folder::empty();
@@ -519,7 +519,7 @@ fn a_file_for_a_folder_and_a_folder_of_nothing_are_refused() {
 
 /// What only shows when a chat is rendered: the model starts, and the chat fails alone.
 #[test]
-fn a_template_that_is_missing_endless_or_greedy_fails_the_chat_alone() {
+fn a_missing_endless_or_greedy_template_fails_only_its_chat() {
     story(async {
         let runtime = runtime_on(&device()).await;
         type Says = fn(&TextError) -> bool;

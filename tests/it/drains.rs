@@ -27,7 +27,7 @@ async fn closed(model: &ModelHandle) {
 }
 
 #[test]
-fn a_drain_ends_as_soon_as_the_requests_under_way_have_ended_and_begins_nothing_new() {
+fn a_drain_begins_nothing_and_ends_after_the_running_requests() {
     story(async {
         let device = device();
         let runtime = runtime_on(&device).await;
@@ -92,7 +92,7 @@ fn a_drain_cuts_off_at_its_deadline_and_says_how_many() {
 }
 
 #[test]
-fn a_model_may_be_drained_alone_and_its_name_is_free_afterwards() {
+fn a_model_drains_alone_and_frees_its_name() {
     story(async {
         let device = device();
         let runtime = runtime_on(&device).await;
@@ -126,7 +126,7 @@ fn a_model_may_be_drained_alone_and_its_name_is_free_afterwards() {
 }
 
 #[test]
-fn a_model_that_dies_while_it_is_drained_comes_back_for_its_last_requests() {
+fn a_model_dying_during_a_drain_returns_for_its_last_requests() {
     story(async {
         let device = device();
         let runtime = runtime_on(&device).await;
@@ -144,7 +144,7 @@ fn a_model_that_dies_while_it_is_drained_comes_back_for_its_last_requests() {
 }
 
 #[test]
-fn a_request_that_finds_the_gate_of_its_model_closed_hears_from_the_model_why() {
+fn a_request_at_a_closed_gate_hears_the_models_reason() {
     story(async {
         let device = device();
         let runtime = runtime_on(&device).await;
@@ -163,7 +163,7 @@ fn a_request_that_finds_the_gate_of_its_model_closed_hears_from_the_model_why() 
 }
 
 #[test]
-fn drains_shutdowns_loads_and_unloads_at_once_all_end_and_leave_nothing() {
+fn concurrent_drains_shutdowns_loads_and_unloads_all_end_clean() {
     story(async {
         for round in 0..6u32 {
             let device = device();
@@ -210,7 +210,7 @@ fn drains_shutdowns_loads_and_unloads_at_once_all_end_and_leave_nothing() {
 }
 
 #[test]
-fn two_runtimes_with_the_same_names_and_one_dies_while_the_other_answers() {
+fn a_runtime_answers_while_another_with_its_names_dies() {
     story(async {
         let (one, two) = (device(), device());
         let (first, second) = (runtime_on(&one).await, runtime_on(&two).await);

@@ -180,7 +180,7 @@ fn of_a_picture(number: u32) -> Chat {
 }
 
 #[test]
-fn a_neighbour_takes_memory_in_steps_while_chats_run_and_gives_it_back() {
+fn a_neighbour_takes_memory_stepwise_beside_chats_and_returns_it() {
     story(async {
         let card = Card::filled(watchful()).await;
         let expected = undisturbed(&card.model, 9, long).await;
@@ -220,7 +220,7 @@ fn a_neighbour_comes_and_goes_while_chats_have_pictures() {
 }
 
 #[test]
-fn one_that_takes_all_there_is_leaves_the_floor_and_requests_come_to_their_end() {
+fn a_neighbour_taking_everything_leaves_the_floor_and_requests_finish() {
     story(async {
         let (ears, name) = (Ears::open(), Some("floor".to_owned()));
         let card = Card::with(watchful(), LoadOptions { name, ..filling() }).await;
@@ -251,7 +251,7 @@ fn one_that_takes_all_there_is_leaves_the_floor_and_requests_come_to_their_end()
 }
 
 #[test]
-fn a_neighbour_that_takes_and_gives_in_turns_is_given_way_once() {
+fn a_neighbour_that_takes_and_returns_repeatedly_shrinks_the_cache_once() {
     story(async {
         let patience = Duration::from_secs(600);
         let card = Card::filled(WatchOptions { patience, ..watchful() }).await;
@@ -269,7 +269,7 @@ fn a_neighbour_that_takes_and_gives_in_turns_is_given_way_once() {
 }
 
 #[test]
-fn nothing_is_unbacked_before_the_device_is_past_what_it_was_given() {
+fn memory_is_unbacked_only_after_the_device_is_done_with_it() {
     story(async {
         let card = Card::filled(watchful()).await;
         let expected = answer(&card.model, long(3)).await;
@@ -293,7 +293,7 @@ fn nothing_is_unbacked_before_the_device_is_past_what_it_was_given() {
 }
 
 #[test]
-fn growth_that_the_device_refuses_leaves_all_as_it_was_and_is_tried_again() {
+fn refused_growth_changes_nothing_and_is_retried() {
     story(async {
         let card = Card::filled(watchful()).await;
         card.neighbour_takes(Bytes::mib(4)).await;
@@ -310,7 +310,7 @@ fn growth_that_the_device_refuses_leaves_all_as_it_was_and_is_tried_again() {
 }
 
 #[test]
-fn what_is_loaded_beside_leases_is_made_room_for_as_well() {
+fn the_cache_makes_room_for_unleased_bytes_too() {
     story(async {
         let card = Card::filled(watchful()).await;
         let kv = card.kv().await;
@@ -323,7 +323,7 @@ fn what_is_loaded_beside_leases_is_made_room_for_as_well() {
 }
 
 #[test]
-fn two_models_give_way_the_younger_first() {
+fn two_models_shrink_the_younger_first() {
     story(async {
         let device = device_of(Bytes::mib(40));
         let config = RuntimeConfig {
@@ -358,7 +358,7 @@ fn two_models_give_way_the_younger_first() {
 }
 
 #[test]
-fn drift_is_nothing_and_what_nobody_counts_shows_as_drift() {
+fn drift_is_zero_until_uncounted_bytes_appear() {
     // Gauges of one thread, on which all actors run: other stories set theirs at the same time.
     let ears = Ears::default();
     let actors = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");

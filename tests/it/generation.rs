@@ -14,7 +14,7 @@ fn chance(seed: u64) -> Chat {
 }
 
 #[test]
-fn equal_seeds_give_equal_replies_whatever_else_goes_on_and_others_give_others() {
+fn equal_seeds_give_equal_replies_under_load_and_other_seeds_differ() {
     story(async {
         let stage = Stage::set(small()).await;
         let mut replies = BTreeMap::new();
@@ -37,7 +37,7 @@ fn equal_seeds_give_equal_replies_whatever_else_goes_on_and_others_give_others()
 }
 
 #[test]
-fn a_step_is_prepared_while_one_runs_unless_the_host_must_see_its_token_first() {
+fn a_step_is_prepared_ahead_unless_the_host_needs_its_token() {
     let ears = Ears::open();
     story(async {
         let drawn = about(1).temperature(1.0).repetition_penalty(1.1).log_probabilities(2).seed(3);
@@ -55,7 +55,7 @@ fn a_step_is_prepared_while_one_runs_unless_the_host_must_see_its_token_first() 
 }
 
 #[test]
-fn a_reply_that_counts_what_it_has_said_is_the_same_beside_others_found_again_and_after_a_death() {
+fn a_penalised_reply_is_the_same_batched_cached_and_after_deaths() {
     story(async {
         let envelope = small_envelope();
         let stage = Stage::set(LoadOptions { envelope: Some(envelope), ..small() }).await;
@@ -97,7 +97,7 @@ fn a_reply_that_counts_what_it_has_said_is_the_same_beside_others_found_again_an
 }
 
 #[test]
-fn samples_are_the_replies_of_their_seeds_and_their_prompt_is_computed_once() {
+fn samples_match_their_seeds_replies_and_share_one_prompt_computation() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
@@ -125,7 +125,7 @@ fn samples_are_the_replies_of_their_seeds_and_their_prompt_is_computed_once() {
 }
 
 #[test]
-fn a_sample_that_is_dropped_takes_none_of_the_others_with_it() {
+fn a_dropped_sample_does_not_end_the_others() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
@@ -175,7 +175,7 @@ fn samples_are_all_accepted_or_none() {
 }
 
 #[test]
-fn the_next_turn_of_a_conversation_finds_what_the_last_computed() {
+fn a_turn_reuses_what_the_turn_before_computed() {
     story(async {
         let stage = Stage::set(small()).await;
         let first = about(1);
@@ -192,7 +192,7 @@ fn the_next_turn_of_a_conversation_finds_what_the_last_computed() {
 }
 
 #[test]
-fn what_is_salted_is_found_by_none_but_those_who_know_the_salt() {
+fn a_salted_prefix_is_reused_only_with_the_same_salt() {
     story(async {
         let stage = Stage::set(small()).await;
         let long = || Chat::new().user("shapes ".repeat(60)).temperature(0.0).max_tokens(4);
@@ -206,7 +206,7 @@ fn what_is_salted_is_found_by_none_but_those_who_know_the_salt() {
 }
 
 #[test]
-fn the_picture_of_an_earlier_turn_is_not_decoded_again_while_it_is_in_the_cache() {
+fn a_cached_picture_of_an_earlier_turn_is_not_decoded_again() {
     let ears = Ears::open();
     story(async {
         let name = Some("turns".to_owned());
@@ -232,7 +232,7 @@ fn the_picture_of_an_earlier_turn_is_not_decoded_again_while_it_is_in_the_cache(
 }
 
 #[test]
-fn other_pictures_under_the_same_words_are_not_taken_for_each_other() {
+fn different_pictures_under_the_same_words_are_never_confused() {
     story(async {
         let stage = Stage::set(small()).await;
         let words = |number| {
@@ -265,7 +265,7 @@ fn other_pictures_under_the_same_words_are_not_taken_for_each_other() {
 }
 
 #[test]
-fn log_probabilities_are_the_models_own_and_agree_with_what_is_chosen() {
+fn log_probabilities_are_the_models_own_and_match_the_choice() {
     story(async {
         let stage = Stage::set(small()).await;
         let plain = ask(&stage.model, about(1)).await.expect("it answers");
@@ -289,7 +289,7 @@ fn log_probabilities_are_the_models_own_and_agree_with_what_is_chosen() {
 }
 
 #[test]
-fn a_prompts_log_probabilities_come_first_and_are_those_of_a_reply_with_the_same_tokens() {
+fn prompt_log_probabilities_come_first_and_match_those_of_a_reply() {
     story(async {
         // Steps of 48 tokens: the prompt comes in chunks.
         let stage = Stage::set(small()).await;
@@ -326,7 +326,7 @@ fn a_prompts_log_probabilities_come_first_and_are_those_of_a_reply_with_the_same
 }
 
 #[test]
-fn a_prompts_score_of_a_token_is_the_replys_score_of_it() {
+fn a_tokens_score_is_equal_in_prompt_and_reply() {
     story(async {
         let stage = Stage::set(small()).await;
         let reply = ask(&stage.model, text("Who are you?").log_probabilities(0)).await.expect("it answers");
@@ -345,7 +345,7 @@ fn a_prompts_score_of_a_token_is_the_replys_score_of_it() {
 }
 
 #[test]
-fn a_reply_is_as_long_as_it_must_be_and_no_longer_than_it_may() {
+fn a_reply_stays_between_its_least_and_most_tokens() {
     story(async {
         let stage = Stage::set(small()).await;
         let free = ask(&stage.model, about(1).max_tokens(100)).await.expect("it answers");
@@ -412,7 +412,7 @@ fn penalties_and_biases_reach_the_sampler() {
 }
 
 #[test]
-fn a_reply_has_the_form_that_was_asked_for_sampled_or_not_and_whatever_dies() {
+fn a_reply_keeps_its_form_when_sampled_and_across_deaths() {
     story(async {
         // A model that was not trained for it writes white space wherever it may.
         let envelope = Some(bursar::Envelope { context_tokens: 600, ..small_envelope() });
@@ -460,7 +460,7 @@ fn a_reply_has_the_form_that_was_asked_for_sampled_or_not_and_whatever_dies() {
 }
 
 #[test]
-fn a_reply_that_misses_its_deadline_says_so_and_leaves_nothing_behind() {
+fn a_reply_past_its_deadline_says_so_and_frees_everything() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
@@ -485,7 +485,7 @@ fn a_reply_that_misses_its_deadline_says_so_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn tools_and_variables_reach_the_template_and_what_they_say_stays_text() {
+fn tools_and_variables_reach_the_template_as_plain_text() {
     story(async {
         let device = crate::stage::device();
         let runtime = crate::stage::runtime_on(&device).await;

@@ -66,7 +66,7 @@ fn assert_lost(outcome: Result<Whole, ChatError>, when: &str) {
 }
 
 #[test]
-fn every_request_under_way_is_told_and_the_model_comes_back_on_another_device() {
+fn a_loss_fails_running_requests_and_the_model_changes_device() {
     story(async {
         let spares = Spares::of(vec![device(), device()]).await;
         let model = demo(&spares.runtime, small()).await;
@@ -89,7 +89,7 @@ fn every_request_under_way_is_told_and_the_model_comes_back_on_another_device() 
 }
 
 #[test]
-fn a_loss_that_nobody_has_noticed_fails_the_next_request_and_not_the_one_after_it() {
+fn an_unnoticed_loss_fails_only_the_next_request() {
     story(async {
         let spares = Spares::of(vec![device(), device()]).await;
         let model = demo(&spares.runtime, small()).await;
@@ -101,7 +101,7 @@ fn a_loss_that_nobody_has_noticed_fails_the_next_request_and_not_the_one_after_i
 }
 
 #[test]
-fn a_device_that_is_lost_at_any_back_of_a_start_is_replaced_and_the_start_goes_on() {
+fn a_device_lost_at_any_back_is_replaced_and_starting_continues() {
     story(async {
         let backs = {
             let device = device();
@@ -124,7 +124,7 @@ fn a_device_that_is_lost_at_any_back_of_a_start_is_replaced_and_the_start_goes_o
 }
 
 #[test]
-fn a_device_that_is_lost_while_a_worst_case_runs_is_replaced_too() {
+fn a_device_lost_during_a_worst_case_is_replaced() {
     story(async {
         let spares = Spares::of(vec![device(), device()]).await;
         let (lost, stressed) = (spares.devices[0].clone(), AtomicUsize::new(0));
@@ -140,7 +140,7 @@ fn a_device_that_is_lost_while_a_worst_case_runs_is_replaced_too() {
 }
 
 #[test]
-fn a_device_that_is_lost_while_memory_is_taken_back_leaves_the_ledger_whole() {
+fn a_device_lost_during_a_reclaim_leaves_the_ledger_whole() {
     story(async {
         let spares = Spares::of(vec![device(), device()]).await;
         let beside = demo(&spares.runtime, small()).await;
@@ -165,7 +165,7 @@ fn a_device_that_is_lost_while_memory_is_taken_back_leaves_the_ledger_whole() {
 }
 
 #[test]
-fn leases_of_users_on_a_lost_device_are_worth_nothing_and_hit_nobody() {
+fn user_leases_on_a_lost_device_are_void_and_harmless() {
     story(async {
         let spares = Spares::of(vec![device(), device()]).await;
         let model = demo(&spares.runtime, small()).await;
@@ -199,7 +199,7 @@ async fn assert_ended(runtime: &Runtime, model: &bursar::ModelHandle) {
 }
 
 #[test]
-fn a_device_that_cannot_be_made_again_ends_the_runtime_with_the_reason() {
+fn an_irreplaceable_device_ends_the_runtime_with_the_reason() {
     story(async {
         let spares = Spares::of(vec![device()]).await;
         let model = demo(&spares.runtime, small()).await;
@@ -228,7 +228,7 @@ fn a_second_loss_ends_the_runtime_with_the_reason() {
 }
 
 #[test]
-fn a_load_during_a_loss_that_ends_the_runtime_hears_the_reason() {
+fn a_load_during_a_fatal_loss_hears_the_reason() {
     story(async {
         let spares = Spares::of(vec![device()]).await;
         spares.devices[0].play(Script::new().lose_at_back(3));
@@ -240,7 +240,7 @@ fn a_load_during_a_loss_that_ends_the_runtime_hears_the_reason() {
 }
 
 #[test]
-fn a_shutdown_in_the_midst_of_a_loss_ends_everything_once() {
+fn a_shutdown_during_a_loss_ends_everything_once() {
     story(async {
         let (at_it, (go_on, told)) = (Arc::new(AtomicUsize::new(0)), sync_channel::<()>(1));
         let (devices, making, told) = ([device(), device()], at_it.clone(), Mutex::new(told));

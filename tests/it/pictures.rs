@@ -149,7 +149,7 @@ fn of_picture(error: &ChatError) -> &ImageError {
 }
 
 #[test]
-fn each_bad_picture_fails_alone_and_at_once_and_its_neighbours_go_on() {
+fn each_bad_picture_fails_alone_and_at_once() {
     story(async {
         let stage = Stage::set(LoadOptions { image_limits: limits(), ..small() }).await;
         let expected = answer(&stage.model, about(1)).await;

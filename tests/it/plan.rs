@@ -56,7 +56,7 @@ fn tried(arguments: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn each_suggestion_fits_when_it_is_typed_alone() {
+fn each_suggestion_fits_when_typed_alone() {
     let tiny = ["--json", "--device", "host", "--shape", "qwen2.5-vl-tiny", "--total"];
     let knobs = tried(&[&tiny[..], &["46MiB"]].concat());
     assert!(knobs.len() > 2 && knobs[0] == "total", "{knobs:?}");
@@ -76,7 +76,7 @@ fn each_suggestion_fits_when_it_is_typed_alone() {
 }
 
 #[test]
-fn a_suggestion_takes_the_place_of_the_name_that_was_typed() {
+fn a_suggestion_replaces_the_typed_name() {
     let limits =
         ["--max-num-seqs", "512", "--limit-mm-per-prompt", r#"{"image": 40, "video": 0}"#, "--max-model-len", "4000"];
     let tiny = ["--device", "host", "--shape", "qwen2.5-vl-tiny", "--total", "66MiB"];
@@ -110,7 +110,7 @@ fn a_suggestion_takes_the_place_of_the_name_that_was_typed() {
 }
 
 #[test]
-fn a_plan_that_fits_says_where_every_byte_goes_and_what_is_served() {
+fn a_fitting_plan_says_where_bytes_go_and_what_is_served() {
     let output = plan(&["--json", "--gpu", "h200", "--shape", "qwen2.5-vl-7b"]);
     assert_eq!(output.status.code(), Some(0));
     let told = object(&output);
@@ -157,7 +157,7 @@ fn smaller_pictures_give_their_memory_to_keys_and_values() {
 }
 
 #[test]
-fn gpus_that_cannot_be_are_refused_by_name() {
+fn impossible_gpus_are_refused_by_name() {
     for (gpu, said) in [
         ("sm_70:80", "sm_70"),
         ("sm_10", "sm_10"),
@@ -172,7 +172,7 @@ fn gpus_that_cannot_be_are_refused_by_name() {
 }
 
 #[test]
-fn what_cannot_be_planned_is_told_by_another_exit_code() {
+fn an_impossible_plan_has_its_own_exit_code() {
     for (arguments, said) in [
         (&["--shape", "gpt-9"][..], "gpt-9"),
         (&["--model", "/no/such/model"], "/no/such/model"),
@@ -249,7 +249,7 @@ fn a_start_refuses_in_the_words_of_the_plan_and_what_it_suggests_starts() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_before_a_byte_is_taken() {
+fn a_model_that_does_not_fit_is_refused_before_any_allocation() {
     story(async {
         let device = device_of(Bytes::mib(64));
         let runtime = runtime_on(&device).await;
@@ -291,7 +291,7 @@ async fn start(total: Bytes, canary: Option<Bytes>, options: LoadOptions) -> Res
 }
 
 #[test]
-fn a_start_comes_to_what_was_planned_and_with_each_suggestion_it_starts() {
+fn a_start_matches_its_plan_and_each_suggestion_starts() {
     story(async {
         let knobs = json!({ "max_model_len": 512, "max_num_seqs": 4, "step_tokens": 128, "picture_patches": 1024,
             "launch_patches": 1024, "pictures": 2, "threads": 1 });

@@ -161,11 +161,11 @@ impl Drop for Prometheus {
 }
 
 #[test]
-fn the_real_prometheus_scrapes_a_demo_whose_bytes_sum_up_to_the_ledgers() {
+fn the_real_prometheus_scrapes_bytes_that_sum_to_the_ledger() {
     if !is_here("prometheus") || !is_here("promtool") {
         return;
     }
-    let name = "prometheus::the_real_prometheus_scrapes_a_demo_whose_bytes_sum_up_to_the_ledgers";
+    let name = "prometheus::the_real_prometheus_scrapes_bytes_that_sum_to_the_ledger";
     alone(name, async {
         let device = device();
         let runtime = runtime_on(&device).await;
@@ -219,7 +219,7 @@ fn the_real_prometheus_scrapes_a_demo_whose_bytes_sum_up_to_the_ledgers() {
 }
 
 #[test]
-fn the_shipped_alerts_fire_when_they_should_and_not_when_they_should_not() {
+fn the_shipped_alerts_fire_exactly_when_they_should() {
     if !is_here("promtool") {
         return;
     }
@@ -298,11 +298,11 @@ fn every_counter_is_zero_from_the_start_so_the_first_event_is_a_rise() {
 }
 
 #[test]
-fn attempts_are_shown_also_where_all_of_them_were_before_the_first_scrape() {
+fn attempts_made_before_the_first_scrape_are_shown() {
     if !is_here("prometheus") {
         return;
     }
-    let name = "prometheus::attempts_are_shown_also_where_all_of_them_were_before_the_first_scrape";
+    let name = "prometheus::attempts_made_before_the_first_scrape_are_shown";
     alone(name, async {
         let runtime = runtime_on(&device()).await;
         let metrics = runtime.serve_metrics("0").await.expect("there is a free port");
@@ -324,7 +324,7 @@ fn attempts_are_shown_also_where_all_of_them_were_before_the_first_scrape() {
 }
 
 #[test]
-fn where_metrics_cannot_be_served_the_error_says_what_to_do() {
+fn an_error_of_serving_metrics_says_what_to_do() {
     story(async {
         Ears::open();
         let runtime = runtime_on(&device()).await;
@@ -381,7 +381,7 @@ fn a_command_serves_its_metrics_while_it_runs() {
 }
 
 #[test]
-fn a_command_that_cannot_serve_its_metrics_says_why_and_what_to_do() {
+fn a_command_unable_to_serve_metrics_says_why_with_a_hint() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let taken = taken.local_addr().map(|address| (taken, address.port().to_string())).expect("it is bound");
     let chat = |address: &str| {

@@ -60,7 +60,7 @@ async fn assert_nothing_leaks(runtime: &Runtime, device: &HostDevice, when: &str
 }
 
 #[test]
-fn memory_refused_in_any_phase_of_up_to_four_attempts_ends_ready_and_smaller_or_with_what_would_fit() {
+fn refused_memory_in_any_phase_ends_smaller_or_says_what_fits() {
     story(async {
         for phase in Phase::ALL {
             for refused in 1..=4 {
@@ -115,7 +115,7 @@ fn memory_refused_in_any_phase_of_up_to_four_attempts_ends_ready_and_smaller_or_
 }
 
 #[test]
-fn whatever_script_of_refusals_is_played_the_ledger_is_whole_and_targets_shrink_by_the_law() {
+fn any_script_of_refusals_keeps_the_ledger_and_shrinks_targets_regularly() {
     // Every script of two parts, in a fixed order that mixes them: as many as a story has time for.
     let parts: Vec<(Phase, u32)> = Phase::ALL.into_iter().flat_map(|phase| (1..=4).map(move |n| (phase, n))).collect();
     let scripts: Vec<_> = (0..24).map(|nth| (parts[nth * 7 % 24], parts[(nth * 11 + nth / 24 + 5) % 24])).collect();
@@ -140,7 +140,7 @@ fn whatever_script_of_refusals_is_played_the_ledger_is_whole_and_targets_shrink_
 }
 
 #[test]
-fn steps_and_launches_that_are_refused_memory_are_done_again_and_no_request_hears_of_it() {
+fn steps_and_launches_refused_memory_run_again_unseen_by_requests() {
     story(async {
         let stage = Stage::set(sized()).await;
         let expected = [answer(&stage.model, about(1)).await, answer(&stage.model, about(2)).await];
@@ -204,7 +204,7 @@ fn both_lanes_may_be_refused_at_once() {
 }
 
 #[test]
-fn a_request_is_not_given_up_because_memory_was_refused_under_it_three_times() {
+fn a_request_survives_three_refusals_of_memory() {
     story(async {
         let device = device();
         let runtime = runtime_on(&device).await;
@@ -217,7 +217,7 @@ fn a_request_is_not_given_up_because_memory_was_refused_under_it_three_times() {
 }
 
 #[test]
-fn a_size_that_the_user_has_fixed_is_stressed_and_never_made_smaller() {
+fn a_fixed_size_is_stressed_and_never_made_smaller() {
     story(async {
         for phase in [Phase::Probe, Phase::Validate, Phase::Serve] {
             let device = device();
@@ -234,7 +234,7 @@ fn a_size_that_the_user_has_fixed_is_stressed_and_never_made_smaller() {
 }
 
 #[test]
-fn a_refusal_at_any_call_of_a_start_and_at_any_two_ends_ready_or_in_the_typed_error() {
+fn refusals_at_any_one_or_two_calls_end_ready_or_typed() {
     story(async {
         let calls = {
             let device = device();

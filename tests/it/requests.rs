@@ -23,7 +23,7 @@ fn parameters() -> Vec<(&'static str, Set, &'static [f64], &'static [f64])> {
 }
 
 #[test]
-fn each_number_out_of_its_range_is_refused_by_name_and_each_in_it_is_taken() {
+fn each_number_is_checked_against_its_range_and_refused_by_name() {
     story(async {
         let stage = Stage::set(small()).await;
         let expected = answer(&stage.model, about(1)).await;
@@ -48,7 +48,7 @@ fn each_number_out_of_its_range_is_refused_by_name_and_each_in_it_is_taken() {
 }
 
 #[test]
-fn counts_of_nothing_and_beyond_everything_have_a_meaning_or_an_error() {
+fn zero_and_huge_counts_have_a_meaning_or_an_error() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
@@ -112,7 +112,7 @@ fn stop_strings_are_few_short_and_not_empty() {
 }
 
 #[test]
-fn turns_without_words_and_words_without_end_do_no_harm() {
+fn empty_turns_and_endless_words_are_harmless() {
     story(async {
         let stage = Stage::set(small()).await;
         let expected = answer(&stage.model, about(1)).await;
@@ -144,7 +144,7 @@ fn turns_without_words_and_words_without_end_do_no_harm() {
 }
 
 #[test]
-fn a_full_queue_refuses_at_once_and_forgets_it() {
+fn a_full_queue_refuses_at_once_and_keeps_no_trace() {
     story(async {
         let stage = Stage::set(LoadOptions { requests: 3, ..small() }).await;
         let before = stage.snapshot().await;
@@ -170,7 +170,7 @@ fn a_full_queue_refuses_at_once_and_forgets_it() {
 }
 
 #[test]
-fn a_chat_whose_caller_goes_while_it_is_prepared_is_under_way_until_that_has_ended() {
+fn a_dropped_chat_counts_as_under_way_until_its_preparation_ends() {
     story(async {
         let stage = Stage::set(LoadOptions { requests: 1, ..small() }).await;
         {

@@ -152,7 +152,7 @@ async fn answerers() -> Answerers {
 }
 
 #[test]
-fn rule_13_every_question_is_answered_once_also_when_whoever_is_asked_dies_or_shuts_down() {
+fn rule_13_every_question_is_answered_once_even_if_its_answerer_dies() {
     story(async {
         // Well below any deadline: an answer, and not the end of somebody's patience.
         let soon = Duration::from_secs(30);
@@ -286,7 +286,7 @@ fn rule_15_no_prompt_picture_or_reply_stands_in_an_error_or_a_metric() {
 }
 
 #[test]
-fn rule_9_whatever_waits_is_counted_and_one_more_is_refused_with_the_limit() {
+fn rule_9_every_queue_is_counted_and_refuses_beyond_its_limit() {
     story(async {
         let stage = Stage::set(small()).await;
         let budget = stage.runtime.budget();

@@ -73,7 +73,7 @@ fn a_full_context_offers_ways_out_and_they_work() {
 }
 
 #[test]
-fn commands_say_what_they_did_and_a_wrong_one_is_no_question() {
+fn commands_say_what_they_did_and_mistyped_ones_ask_nothing() {
     let folder = Folder::empty();
     let spaced = folder.path().join("my shapes.png");
     fs::copy(path("model/demo/pictures/shapes.png"), &spaced).expect("it is copied");
@@ -111,7 +111,7 @@ fn commands_say_what_they_did_and_a_wrong_one_is_no_question() {
 }
 
 #[test]
-fn a_line_that_is_no_utf8_is_lost_alone() {
+fn a_line_of_invalid_utf8_is_lost_alone() {
     let output = chat(&GREEDY, &b"hello\ncaf\xe9?\nhello\n"[..]);
     assert!(output.status.success(), "{}", told(&output));
     assert_eq!(replies(&output).len(), 2, "{}", told(&output));
@@ -122,7 +122,7 @@ fn a_line_that_is_no_utf8_is_lost_alone() {
 const ENDLESS: [&str; 4] = ["--regex", "[a-z ]{4000}", "--temperature", "1"];
 
 #[test]
-fn a_reply_that_its_length_cut_off_says_so() {
+fn a_reply_cut_off_by_length_says_so() {
     let output = chat(&["--max-tokens", "3", "--regex", "[a-z]{90}", "hello"], "");
     assert!(told(&output).contains("cut after 3 tokens, as many as --max-tokens allows"), "{}", told(&output));
     let small = ["--context-tokens", "128", "--step-tokens", "64", "hello"];
@@ -133,7 +133,7 @@ fn a_reply_that_its_length_cut_off_says_so() {
 }
 
 #[test]
-fn an_error_in_mid_reply_starts_a_line_of_its_own() {
+fn an_error_during_a_reply_starts_its_own_line() {
     // Until one that is long enough for a word on this machine.
     for deadline in ["0.1", "0.3", "1", "3", "10"] {
         let output = chat(&[&ENDLESS[..], &["--deadline", deadline, "hello"]].concat(), "");

@@ -27,7 +27,7 @@ async fn until_held(device: &HostDevice) {
 }
 
 #[test]
-fn a_model_answers_and_leases_are_granted_while_another_model_takes_memory() {
+fn a_model_answers_while_another_takes_memory() {
     story(async {
         let device = device();
         let runtime = runtime_on(&device).await;
@@ -54,7 +54,7 @@ fn a_model_answers_and_leases_are_granted_while_another_model_takes_memory() {
 }
 
 #[test]
-fn others_go_on_while_the_memory_of_a_model_is_taken_back_and_its_end_is_told_when_all_is_home() {
+fn an_unload_disturbs_no_model_and_ends_after_its_bytes_return() {
     story(async {
         let device = device();
         let runtime = runtime_on(&device).await;
@@ -81,7 +81,7 @@ fn others_go_on_while_the_memory_of_a_model_is_taken_back_and_its_end_is_told_wh
 }
 
 #[test]
-fn an_engine_that_is_killed_while_its_attempt_takes_memory_has_a_successor_only_when_that_is_home() {
+fn a_killed_engines_successor_waits_until_its_memory_is_returned() {
     story(async {
         let device = device();
         let runtime = runtime_on(&device).await;
@@ -179,7 +179,7 @@ impl Device for Watched {
 }
 
 #[test]
-fn lanes_which_take_memory_of_their_own_are_not_made_where_actors_run() {
+fn lanes_that_allocate_are_made_outside_actor_threads() {
     let watched = Arc::new(Watched { host: device(), lanes_made_on: Mutex::default() });
     let made_on = || watched.lanes_made_on.lock().expect("as above").clone();
     // All actors run on this thread.

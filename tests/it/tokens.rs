@@ -17,7 +17,7 @@ async fn rendered(stage: &Stage) -> Vec<u32> {
 }
 
 #[test]
-fn a_prompt_of_tokens_is_answered_as_the_turns_that_render_to_them() {
+fn a_token_prompt_is_answered_like_the_turns_it_encodes() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
@@ -33,7 +33,7 @@ fn a_prompt_of_tokens_is_answered_as_the_turns_that_render_to_them() {
 }
 
 #[test]
-fn a_reply_that_ignores_its_end_has_as_many_tokens_as_were_asked_for() {
+fn a_reply_ignoring_its_end_has_exactly_the_requested_tokens() {
     story(async {
         let stage = Stage::set(small()).await;
         let chat = Chat::from_tokens((40..90).collect::<Vec<u32>>()).temperature(0.0).max_tokens(30).ignore_end();
@@ -43,7 +43,7 @@ fn a_reply_that_ignores_its_end_has_as_many_tokens_as_were_asked_for() {
 }
 
 #[test]
-fn tokens_that_the_model_cannot_read_are_refused_alone() {
+fn tokens_unknown_to_the_model_are_refused_alone() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
@@ -66,7 +66,7 @@ fn tokens_that_the_model_cannot_read_are_refused_alone() {
 }
 
 #[test]
-fn pixels_are_the_picture_that_a_lossless_file_of_them_is() {
+fn raw_pixels_equal_the_lossless_file_of_them() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
@@ -90,7 +90,7 @@ fn pixels_are_the_picture_that_a_lossless_file_of_them_is() {
 }
 
 #[test]
-fn a_model_of_random_weights_is_planned_stressed_and_served_like_any_other() {
+fn a_random_weight_model_is_planned_stressed_and_served_normally() {
     story(async {
         let device = device();
         let runtime = runtime_on(&device).await;

@@ -55,7 +55,7 @@ fn a_closed_pipe_ends_a_command_quietly() {
 }
 
 #[test]
-fn a_schemas_fault_is_told_with_its_place() {
+fn a_schema_error_is_reported_with_its_place() {
     let folder = Folder::empty();
     let schema = folder.path().join("schema.json");
     let fault = json!({"type": "object", "properties": {"size": {"type": "integer"}, "kind": {"type": "zebra"}}});
@@ -65,7 +65,7 @@ fn a_schemas_fault_is_told_with_its_place() {
 }
 
 #[test]
-fn a_template_that_refuses_is_told_in_its_own_words() {
+fn a_templates_refusal_is_reported_in_its_own_words() {
     let folder = Folder::empty();
     for entry in fs::read_dir(path("model/demo/checkpoint")).expect("the demo's checkpoint").flatten() {
         fs::copy(entry.path(), folder.path().join(entry.file_name())).expect("a copy");
@@ -92,7 +92,7 @@ fn settings_are_named_as_flags_and_pictures_by_their_files() {
 }
 
 #[test]
-fn a_folder_that_is_not_there_is_missing() {
+fn a_nonexistent_folder_is_reported_as_missing() {
     let (told, _) = refused(&["--model", "./nowhere", "hello"]);
     assert!(told.contains("there is no folder ./nowhere"), "{told}");
     let (told, _) = refused(&["--model", &path("docs"), "hello"]);
@@ -150,7 +150,7 @@ fn a_start_error_names_the_capacity_that_a_plan_names() {
 }
 
 #[test]
-fn each_sample_that_fails_says_which_it_is() {
+fn each_failed_sample_says_which_it_is() {
     let samples = |arguments: &[&str]| {
         let output = chat(&[&["-n", "3", "--json"], arguments, &["hello"]].concat(), "");
         assert_eq!(output.status.code(), Some(1), "{arguments:?}");
@@ -181,7 +181,7 @@ fn on_a_terminal(arguments: &str) -> Option<String> {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn the_tour_says_once_what_it_runs_on() {
+fn the_tour_names_its_device_once() {
     let Some(shown) = on_a_terminal("--profile-cache none") else { return };
     assert_eq!(shown.matches("stands in for a GPU").count(), 1, "{shown}");
     assert!(shown.contains("The ledger is back to where it was."), "{shown}");

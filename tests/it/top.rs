@@ -44,7 +44,7 @@ fn recorded() -> String {
 }
 
 #[test]
-fn a_look_at_a_process_is_printed_as_text_or_as_one_object() {
+fn one_look_at_a_process_prints_text_or_one_object() {
     let output = top(&[&recorded(), "--once", "--every", "100ms"]);
     assert!(output.status.success(), "{}", said(&output.stderr));
     let text = said(&output.stdout);

@@ -26,7 +26,7 @@ fn about_video(video: Video) -> Chat {
 }
 
 #[test]
-fn a_chat_with_a_video_is_answered_and_its_steps_are_counted() {
+fn a_video_chat_is_answered_and_its_steps_are_counted() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
@@ -66,7 +66,7 @@ fn videos_and_pictures_share_a_turn_and_follow_each_other_over_turns() {
 }
 
 #[test]
-fn chats_with_videos_at_once_are_answered_as_alone() {
+fn concurrent_video_chats_are_answered_as_if_alone() {
     story(async {
         let stage = Stage::set(LoadOptions { kv_tokens: Some(512), ..small() }).await;
         let before = stage.snapshot().await;
@@ -109,7 +109,7 @@ fn the_frame_rate_reaches_the_model() {
 }
 
 #[test]
-fn a_vision_actor_that_dies_under_a_video_costs_a_pause_only() {
+fn a_vision_actor_dying_under_a_video_costs_only_a_pause() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
@@ -162,7 +162,7 @@ fn table() -> Vec<(&'static str, Video, Says, &'static str)> {
 }
 
 #[test]
-fn each_bad_video_fails_alone_with_its_error_and_the_next_one_works() {
+fn each_bad_video_fails_alone_with_its_error() {
     story(async {
         let stage = Stage::set(small()).await;
         let expected = answer(&stage.model, about_video(film(2, 2.0))).await;
@@ -181,7 +181,7 @@ fn each_bad_video_fails_alone_with_its_error_and_the_next_one_works() {
 }
 
 #[test]
-fn a_video_that_is_damaged_behind_its_headers_or_has_no_room_left_fails_alone() {
+fn a_video_with_damaged_frames_or_no_room_fails_alone() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
@@ -202,7 +202,7 @@ fn a_video_that_is_damaged_behind_its_headers_or_has_no_room_left_fails_alone() 
 }
 
 #[test]
-fn a_video_for_a_model_that_takes_none_is_refused_and_a_typed_placeholder_stays_text() {
+fn a_model_without_video_refuses_videos_and_keeps_placeholders_as_text() {
     story(async {
         let device = crate::stage::device();
         let runtime = runtime_on(&device).await;

@@ -101,7 +101,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn a_second_start_runs_each_worst_case_once_at_the_same_size_and_says_the_same() {
+fn a_second_start_runs_each_worst_case_once_and_reports_alike() {
     story(async {
         let folder = Folder::empty();
         let runtime = runtime_on(&device()).await;
@@ -153,7 +153,7 @@ fn a_warm_start_sizes_in_less_time() {
 }
 
 #[test]
-fn nothing_is_written_or_read_unless_somebody_says_where() {
+fn no_profile_is_written_or_read_without_a_folder() {
     story(async {
         let folder = Folder::empty();
         let runtime = runtime_on(&device()).await;
@@ -167,7 +167,7 @@ fn nothing_is_written_or_read_unless_somebody_says_where() {
 }
 
 #[test]
-fn another_envelope_another_share_and_another_canary_are_measured_anew_and_then_known_too() {
+fn a_new_envelope_share_or_canary_is_measured_once() {
     story(async {
         let folder = Folder::empty();
         let usual = || sized(folder.path());
@@ -253,7 +253,7 @@ fn demo_folder(folder: &Folder, change: impl FnOnce(&mut serde_json::Value)) -> 
 }
 
 #[test]
-fn a_setting_of_the_processor_that_changed_is_told_by_name_with_what_it_was_and_is() {
+fn a_changed_processor_setting_is_named_with_old_and_new_values() {
     story(async {
         let (profiles, model) = (Folder::empty(), Folder::empty());
         let runtime = runtime_on(&device()).await;
@@ -276,7 +276,7 @@ fn a_setting_of_the_processor_that_changed_is_told_by_name_with_what_it_was_and_
 }
 
 #[test]
-fn memory_that_is_refused_to_a_warm_start_makes_it_a_cold_one() {
+fn a_warm_start_refused_memory_becomes_a_cold_one() {
     story(async {
         let folder = Folder::empty();
         let runtime = runtime_on(&device()).await;
@@ -336,7 +336,7 @@ fn a_warm_attempt_is_one_of_four() {
 }
 
 #[test]
-fn a_neighbour_that_came_or_went_since_is_a_reason_to_measure_anew() {
+fn a_neighbour_change_since_the_profile_is_measured_anew() {
     story(async {
         let folder = Folder::empty();
         let start = async |foreign: Bytes| {
@@ -364,7 +364,7 @@ fn a_neighbour_that_came_or_went_since_is_a_reason_to_measure_anew() {
 }
 
 #[test]
-fn a_size_that_was_reached_by_shrinking_is_warm_the_next_time() {
+fn a_size_reached_by_shrinking_starts_warm_next_time() {
     story(async {
         let folder = Folder::empty();
         let counted = device();
@@ -394,7 +394,7 @@ fn a_size_that_was_reached_by_shrinking_is_warm_the_next_time() {
 }
 
 #[test]
-fn a_file_that_is_broken_or_was_written_into_is_told_of_and_replaced() {
+fn a_broken_or_edited_profile_is_reported_and_replaced() {
     story(async {
         let folder = Folder::empty();
         let runtime = runtime_on(&device()).await;
@@ -439,7 +439,7 @@ fn a_file_that_is_broken_or_was_written_into_is_told_of_and_replaced() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_written_is_told_of_and_no_error() {
+fn an_unwritable_folder_is_reported_without_an_error() {
     story(async {
         let folder = Folder::empty();
         let file = folder.path().join("a file");
@@ -455,7 +455,7 @@ fn a_folder_that_cannot_be_written_is_told_of_and_no_error() {
 }
 
 #[test]
-fn two_who_start_at_once_do_not_disturb_each_other() {
+fn two_simultaneous_starts_do_not_disturb_each_other() {
     story(async {
         let folder = Folder::empty();
         for round in 0..3 {
@@ -475,7 +475,7 @@ fn two_who_start_at_once_do_not_disturb_each_other() {
 }
 
 #[test]
-fn an_engine_that_died_comes_back_by_what_it_has_written_down() {
+fn a_dead_engine_restarts_from_its_written_profile() {
     story(async {
         let folder = Folder::empty();
         let runtime = runtime_on(&device()).await;
@@ -492,7 +492,7 @@ fn an_engine_that_died_comes_back_by_what_it_has_written_down() {
 }
 
 #[test]
-fn a_device_that_is_lost_in_a_warm_attempt_ends_the_start_as_in_any() {
+fn a_device_lost_in_a_warm_attempt_ends_the_start() {
     story(async {
         let folder = Folder::empty();
         let counted = device();
@@ -513,7 +513,7 @@ fn a_device_that_is_lost_in_a_warm_attempt_ends_the_start_as_in_any() {
 }
 
 #[test]
-fn a_profile_that_is_killed_while_it_relies_on_another_is_followed_by_one_that_measures_anew() {
+fn a_profile_killed_during_a_warm_start_is_measured_anew() {
     story(async {
         let folder = Folder::empty();
         let runtime = runtime_on(&device()).await;

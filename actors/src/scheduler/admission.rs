@@ -76,7 +76,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_prediction_is_what_a_simulation_sees(
+        fn the_prediction_matches_a_simulation(
             sequences in proptest::collection::vec((1usize..200, 0usize..200), 0..8),
         ) {
             let mut forecasts: Vec<_> = sequences.iter().map(|(held, to_come)| SequenceForecast { held: *held, to_come: *to_come }).collect();

@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn without_colours_parts_are_told_apart_by_letters() {
+    fn parts_are_distinguished_by_letters_without_colours() {
         let all = pieces(&[(Part::Weights, 20), (Part::KvUsed, 50), (Part::Canary, 1), (Part::Free, 29)]);
         assert_eq!(bar(&all, 20, Colours::None).to_string(), "WWWWKKKKKKKKKC......");
         let legend: Vec<_> = legend(&all, 40, Colours::None).iter().map(Line::to_string).collect();
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn in_colours_a_part_ends_within_a_column() {
+    fn a_coloured_part_may_end_within_a_column() {
         let all = pieces(&[(Part::Weights, 25), (Part::KvUsed, 25), (Part::Free, 50)]);
         assert_eq!(bar(&all, 10, Colours::True).to_string(), "██▌██░░░░░");
         let part = |part| Colours::True.part(part).expect("a colour");
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_have_no_room_where_there_are_more_parts_than_columns() {
+    fn the_smallest_parts_vanish_when_columns_are_too_few() {
         let all = pieces(&[(Part::Overhead, 1), (Part::Weights, 20), (Part::KvUsed, 50), (Part::Free, 29)]);
         assert_eq!(bar(&all, 3, Colours::None).to_string(), "WK.");
         assert_eq!(bar(&all, 0, Colours::None).to_string(), "");
@@ -184,7 +184,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_bar_is_as_wide_as_it_should_be_whatever_is_in_it(
+        fn a_bar_keeps_its_width_whatever_its_parts(
             sizes in prop::collection::vec(prop_oneof![0_u64..9, any::<u64>()], 1..15),
             columns in 0_u16..300,
         ) {

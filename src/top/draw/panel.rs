@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_go_to_wishes_in_their_order_and_a_title_alone_is_none() {
+    fn rows_go_to_panels_in_wish_order_never_a_title_alone() {
         let panels = [panel(5), panel(3), panel(0)];
         let wishes = [(0, 2), (1, 2), (0, 9), (1, 9), (2, 9), (7, 1)];
         let shared = |rows| share(&panels, &wishes, rows);
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_that_has_to_be_seen_is_among_those_that_are() {
+    fn the_line_that_must_be_seen_is_always_shown() {
         let rows = |seen, rows| -> Vec<String> {
             let panel = Panel { seen, ..panel(6) };
             panel.rows(rows, 9).iter().map(Line::to_string).collect()
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_at_the_right_end_wins() {
+    fn the_right_end_of_a_line_wins() {
         let line = |width| ends(vec![Span::raw("left side")], Span::raw("right"), width).to_string();
         assert_eq!(line(16), "left side  right");
         assert_eq!(line(10), "left…right");

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_is_cut_by_columns_and_not_by_letters() {
+    fn text_is_cut_by_columns_not_letters() {
         assert_eq!(cut("model", 5), "model");
         assert_eq!(cut("models", 5), "mode…");
         assert_eq!(cut("模型模型", 5), "模型…");
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sparkline_shows_the_newest_values_beside_the_highest_of_them() {
+    fn a_sparkline_shows_the_newest_values_and_their_highest() {
         let line = |values: &[f64], columns| sparkline(values.iter().copied(), columns);
         assert_eq!(line(&[900.0, 0.0, 1.0, 4.0, 8.0], 4), "▁▁▄█");
         assert_eq!(line(&[0.0, 0.0], 4), "▁▁");

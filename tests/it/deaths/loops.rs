@@ -47,7 +47,7 @@ async fn replaced(model: &ModelHandle, generation: u64) {
 }
 
 #[test]
-fn a_crash_loop_of_each_serving_actor_ends_in_stopped_with_the_reason() {
+fn each_serving_actors_crash_loop_stops_the_model_with_the_reason() {
     story(async {
         for victim in ["vision", "kv", "scheduler"] {
             let device = device();
@@ -81,7 +81,7 @@ fn a_crash_loop_of_each_serving_actor_ends_in_stopped_with_the_reason() {
 }
 
 #[test]
-fn a_crash_loop_of_an_engine_ends_in_stopped_with_the_reason() {
+fn an_engines_crash_loop_stops_the_model_with_the_reason() {
     story(async {
         let device = device();
         let runtime = crate::stage::runtime_on(&device).await;
@@ -104,7 +104,7 @@ fn a_crash_loop_of_an_engine_ends_in_stopped_with_the_reason() {
 }
 
 #[test]
-fn a_crash_loop_of_the_budget_ends_the_runtime_and_models_say_why() {
+fn a_budget_crash_loop_ends_the_runtime_and_models_say_why() {
     story(async {
         let device = device();
         let config = RuntimeConfig {
@@ -134,7 +134,7 @@ fn a_crash_loop_of_the_budget_ends_the_runtime_and_models_say_why() {
 }
 
 #[test]
-fn a_profile_that_dies_in_every_attempt_fails_the_start_with_the_reason() {
+fn a_profile_dying_in_every_attempt_fails_the_start() {
     story(async {
         let device = device();
         let runtime = crate::stage::runtime_on(&device).await;

@@ -40,7 +40,7 @@ fn long(number: u32) -> bursar::Chat {
 }
 
 #[test]
-fn several_deaths_at_once_leave_one_of_each() {
+fn simultaneous_deaths_leave_one_actor_of_each_kind() {
     story(async {
         let intensity = Intensity { restarts_max: 100, back_off: Duration::ZERO, ..Intensity::default() };
         let stage = Stage::set(LoadOptions { intensity, ..small() }).await;
@@ -57,7 +57,7 @@ fn several_deaths_at_once_leave_one_of_each() {
 }
 
 #[test]
-fn an_engine_that_is_killed_comes_back_with_the_weights_it_had() {
+fn a_killed_engine_returns_with_the_weights_it_had() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
@@ -112,7 +112,7 @@ async fn loading_at(runtime: &Runtime, at: usize) -> JoinHandle<Result<ModelHand
 }
 
 #[test]
-fn a_profile_or_engine_that_is_killed_during_a_start_is_replaced() {
+fn a_profile_or_engine_killed_during_a_start_is_replaced() {
     story(async {
         for at in 0..12usize {
             let device = crate::stage::device();
@@ -136,7 +136,7 @@ fn a_profile_or_engine_that_is_killed_during_a_start_is_replaced() {
 }
 
 #[test]
-fn a_crash_loop_ends_in_stopped_with_the_reason_and_everything_home() {
+fn a_crash_loop_stops_the_model_and_returns_every_byte() {
     story(async {
         let intensity = Intensity { restarts_max: 2, back_off: Duration::ZERO, ..Intensity::default() };
         let stage = Stage::set(LoadOptions { intensity, ..small() }).await;
@@ -170,7 +170,7 @@ fn a_crash_loop_ends_in_stopped_with_the_reason_and_everything_home() {
 }
 
 #[test]
-fn a_request_under_which_actors_die_again_and_again_is_given_up_alone() {
+fn a_request_that_keeps_killing_actors_is_given_up_alone() {
     story(async {
         let intensity = Intensity { restarts_max: 100, back_off: Duration::ZERO, ..Intensity::default() };
         let stage = Stage::set(LoadOptions { intensity, ..small() }).await;
@@ -228,7 +228,7 @@ fn a_budget_that_is_killed_finds_everything_as_it_was() {
 }
 
 #[test]
-fn a_budget_that_is_killed_during_a_start_is_replaced_and_the_start_goes_on() {
+fn a_budget_killed_during_a_start_is_replaced_and_starting_continues() {
     story(async {
         for at in [0usize, 1, 3, 5, 7] {
             let device = crate::stage::device();
@@ -245,7 +245,7 @@ fn a_budget_that_is_killed_during_a_start_is_replaced_and_the_start_goes_on() {
 }
 
 #[test]
-fn a_lane_that_dies_or_fails_at_a_step_is_replaced_and_others_go_on() {
+fn a_lane_that_dies_or_fails_is_replaced_and_others_continue() {
     use bursar::crates::{
         actors::{
             kv::SequenceId,

@@ -85,7 +85,7 @@ async fn asked<T>(keeper: &ActorRef<Ask>, question: impl FnOnce(Responder<T>) ->
 }
 
 #[test]
-fn a_users_supervisor_hears_of_the_runtimes_death_and_starts_another_on_the_same_device() {
+fn a_user_supervisor_replaces_a_dead_runtime_on_the_same_device() {
     story(async {
         let (device, deaths) = (device(), Arc::new(AtomicUsize::new(0)));
         let (keeper, _) = Keeper::spawn(None, Keeper, (device.clone(), deaths.clone())).await.expect("it starts");
@@ -122,7 +122,7 @@ fn a_users_supervisor_hears_of_the_runtimes_death_and_starts_another_on_the_same
 }
 
 #[test]
-fn a_supervisor_that_is_ending_gets_no_runtime() {
+fn an_ending_supervisor_gets_no_runtime() {
     story(async {
         let device = device();
         let (keeper, _) = Keeper::spawn(None, Keeper, (device.clone(), Arc::default())).await.expect("it starts");
@@ -148,7 +148,7 @@ impl Actor for Dependant {
 }
 
 #[test]
-fn a_users_actor_that_is_linked_to_an_engine_dies_with_it_and_its_own_death_disturbs_nobody() {
+fn a_linked_user_actor_dies_with_its_engine_and_not_conversely() {
     story(async {
         let stage = crate::stage::Stage::set(small()).await;
         let before = stage.snapshot().await;

@@ -85,7 +85,7 @@ fn cells(victim: Victim) -> impl Iterator<Item = (Way, Moment, Outcome)> {
 }
 
 #[test]
-fn rule_7_the_table_of_deaths_has_every_row_once_and_each_cell_that_cannot_be_says_why() {
+fn rule_7_the_table_of_deaths_is_complete_and_explains_impossible_cells() {
     for victim in VICTIMS {
         for way in WAYS {
             let rows = TABLE.iter().filter(|(of, by, _)| (*of, *by) == (victim, way)).count();
@@ -120,13 +120,13 @@ macro_rules! each_victim {
 }
 
 each_victim! {
-    rule_7_whatever_way_the_runtime_dies_each_request_ends_in_one_error: Runtime;
-    rule_7_whatever_way_an_engine_dies_each_request_ends_as_it_would_have: Engine;
-    rule_7_whatever_way_the_budget_dies_each_request_ends_as_it_would_have: Budget;
-    rule_11_whatever_way_a_profile_dies_its_bytes_are_home_before_the_next: Profile;
-    rule_7_whatever_way_vision_dies_each_request_ends_as_it_would_have: Vision;
-    rule_7_whatever_way_kv_dies_each_request_ends_as_it_would_have: Kv;
-    rule_7_whatever_way_the_scheduler_dies_each_request_ends_as_it_would_have: Scheduler;
-    rule_7_whatever_way_the_step_lane_dies_each_request_ends_as_it_would_have: StepLane;
-    rule_7_whatever_way_the_vision_lane_dies_each_request_ends_as_it_would_have: VisionLane;
+    rule_7_any_runtime_death_ends_each_request_in_one_error: Runtime;
+    rule_7_any_engine_death_leaves_each_requests_end_unchanged: Engine;
+    rule_7_any_budget_death_leaves_each_requests_end_unchanged: Budget;
+    rule_11_any_dead_profiles_bytes_return_before_the_next: Profile;
+    rule_7_any_vision_death_leaves_each_requests_end_unchanged: Vision;
+    rule_7_any_kv_death_leaves_each_requests_end_unchanged: Kv;
+    rule_7_any_scheduler_death_leaves_each_requests_end_unchanged: Scheduler;
+    rule_7_any_step_lane_death_leaves_each_requests_end_unchanged: StepLane;
+    rule_7_any_vision_lane_death_leaves_each_requests_end_unchanged: VisionLane;
 }

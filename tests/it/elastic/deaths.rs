@@ -30,7 +30,7 @@ impl Card {
 }
 
 #[test]
-fn whoever_dies_in_the_middle_of_a_shrink_all_comes_home_and_chats_go_on() {
+fn any_death_during_a_shrink_returns_every_byte_and_chats_continue() {
     story(async {
         for victim in VICTIMS {
             let card = Card::filled(watchful()).await;
@@ -61,7 +61,7 @@ fn whoever_dies_in_the_middle_of_a_shrink_all_comes_home_and_chats_go_on() {
 }
 
 #[test]
-fn whoever_dies_in_the_middle_of_a_growth_all_comes_home_and_chats_go_on() {
+fn any_death_during_a_growth_returns_every_byte_and_chats_continue() {
     story(async {
         for victim in VICTIMS {
             let card = Card::filled(watchful()).await;
@@ -89,7 +89,7 @@ fn whoever_dies_in_the_middle_of_a_growth_all_comes_home_and_chats_go_on() {
 }
 
 #[test]
-fn a_model_that_is_unloaded_in_the_middle_of_a_change_leaves_nothing_behind() {
+fn a_model_unloaded_during_a_change_leaves_nothing_allocated() {
     story(async {
         let card = Card::filled(watchful()).await;
         card.device.hold_calls();
@@ -107,7 +107,7 @@ fn a_model_that_is_unloaded_in_the_middle_of_a_change_leaves_nothing_behind() {
 }
 
 #[test]
-fn neighbours_come_and_go_and_actors_die_at_any_time_and_no_answer_differs() {
+fn answers_never_differ_under_random_neighbours_and_deaths() {
     story(async {
         let card = Card::filled(watchful()).await;
         let expected = undisturbed(&card.model, 7, long).await;

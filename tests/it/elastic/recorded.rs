@@ -43,7 +43,7 @@ fn assert_in_the_table(ears: &Ears) {
 }
 
 #[test]
-fn what_is_recorded_of_requests_is_what_their_callers_saw() {
+fn request_metrics_match_what_callers_saw() {
     heard(async |ears| {
         let stage = Stage::set(LoadOptions { requests: 2, ..small() }).await;
         let count = |name: &str| ears.now(&format!("bursar_{name}{{model=demo}}"));
@@ -156,7 +156,7 @@ const NOT_MET: [(&str, &str); 14] = [
 ];
 
 #[test]
-fn a_run_with_everything_in_it_records_the_whole_table_and_nothing_else() {
+fn a_run_with_everything_records_exactly_the_whole_table() {
     let ears = heard(async |ears| {
         let card = Card::filled(watchful()).await;
         let (budget, was) = (card.runtime.budget(), card.before.clone());
@@ -240,7 +240,7 @@ fn a_run_with_everything_in_it_records_the_whole_table_and_nothing_else() {
 }
 
 #[test]
-fn the_page_of_metrics_has_every_row_of_the_table_and_says_what_to_watch() {
+fn the_metrics_page_has_every_row_and_says_what_to_watch() {
     let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/metrics.md")).expect("it is there");
     let rows = page.lines().filter(|line| line.starts_with("| `bursar_") || line.starts_with("| `process_"));
     let (found, watched): (Vec<_>, Vec<_>) =

@@ -14,7 +14,7 @@ impl Card {
 }
 
 #[test]
-fn what_was_refused_is_never_taken_again_also_when_a_neighbour_has_gone() {
+fn a_refused_size_is_never_retried_even_after_a_neighbour_leaves() {
     story(async {
         let card = Card::filled(watchful()).await;
         let expected = answer(&card.model, about(1)).await;
@@ -42,7 +42,7 @@ fn what_was_refused_is_never_taken_again_also_when_a_neighbour_has_gone() {
 }
 
 #[test]
-fn a_refusal_in_the_middle_of_a_change_waits_for_its_end_and_loses_no_request() {
+fn a_refusal_during_a_change_waits_and_loses_no_request() {
     story(async {
         let card = Card::filled(watchful()).await;
         let expected = answer(&card.model, about(1)).await;

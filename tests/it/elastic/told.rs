@@ -53,7 +53,7 @@ impl Books {
 }
 
 #[test]
-fn who_listens_from_the_start_knows_the_ledger_by_its_events_alone() {
+fn a_listener_from_the_start_rebuilds_the_ledger_from_events() {
     story(async {
         let (device, runtime) = Card::empty(watchful()).await;
         let (mut events, mut books) = (runtime.events(), Books::default());

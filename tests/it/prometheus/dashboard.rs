@@ -110,7 +110,7 @@ fn named(text: &str) -> Vec<(String, BTreeSet<String>)> {
 }
 
 #[test]
-fn whatever_is_shipped_names_only_metrics_and_labels_of_the_table() {
+fn shipped_files_name_only_metrics_and_labels_of_the_table() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let files = [shipped("dashboard.json"), shipped("alerts.yml"), shipped("README.md"), root.join("docs/budget.md")];
     // What Prometheus itself puts on a series.

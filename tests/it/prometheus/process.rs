@@ -7,8 +7,8 @@ use bursar::{FaultInjection, Health, Intensity, LoadOptions, messages::Scheduler
 use super::*;
 
 #[test]
-fn what_a_process_is_stands_beside_what_it_does() {
-    let name = "prometheus::process::what_a_process_is_stands_beside_what_it_does";
+fn process_facts_are_exported_beside_its_metrics() {
+    let name = "prometheus::process::process_facts_are_exported_beside_its_metrics";
     alone(name, async {
         let runtime = runtime_on(&device()).await;
         let metrics = runtime.serve_metrics("0").await.expect("there is a free port");
@@ -46,8 +46,8 @@ fn what_a_process_is_stands_beside_what_it_does() {
 }
 
 #[test]
-fn health_says_whether_to_restart_a_process_and_whether_to_ask_it() {
-    let name = "prometheus::process::health_says_whether_to_restart_a_process_and_whether_to_ask_it";
+fn health_says_whether_to_restart_or_ask_a_process() {
+    let name = "prometheus::process::health_says_whether_to_restart_or_ask_a_process";
     alone(name, async {
         let device = device();
         let runtime = runtime_on(&device).await;
