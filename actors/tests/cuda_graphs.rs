@@ -312,7 +312,7 @@ fn assert_graphs_change_no_reply(stage: &Stage) {
 }
 
 #[test]
-fn a_step_whose_size_has_no_graph_is_launched_and_takes_no_larger_graph() {
+fn a_step_without_its_size_captured_never_takes_a_larger_graph() {
     let Some(stage) = Stage::set() else { return };
     stage.capture();
     let reply = |sequences| stage.replies(&stage.plain(sequences), STEPS, 0, Named::Unseen);
@@ -323,7 +323,7 @@ fn a_step_whose_size_has_no_graph_is_launched_and_takes_no_larger_graph() {
 }
 
 #[test]
-fn what_is_drawn_by_graphs_is_drawn_launch_by_launch_with_the_same_seeds() {
+fn graphs_and_single_launches_draw_alike_with_equal_seeds() {
     let Some(stage) = Stage::set() else { return };
     stage.capture();
     let all = 1..=stage.shape.sequences;

@@ -39,7 +39,7 @@ fn the_ledger_counts_context_modules_and_other_processes() {
 }
 
 #[test]
-fn the_budget_answers_at_once_while_a_whole_card_comes_home() {
+fn the_budget_answers_at_once_while_a_card_is_reclaimed() {
     story(async |Stage { runtime, device }| {
         let budget = runtime.budget();
         let free = budget.measure().await.expect("it answers").free;

@@ -373,7 +373,7 @@ fn a_reply_does_not_depend_on_look_ahead() {
 }
 
 #[test]
-fn a_device_that_is_done_when_it_has_launched_is_answered_for_at_once() {
+fn a_device_done_at_launch_is_answered_at_once() {
     let stage = Stage::set();
     stage.clock.let_past(ALL);
     [stage.prompt("A"), stage.step("B", &[PREVIOUS], PROMPT)].iter().for_each(|answer| _ = chosen(answer));

@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_since_is_the_difference_and_all_of_it_after_a_fresh_start() {
+    fn an_interval_is_a_difference_or_everything_after_a_restart() {
         let before = Histogram::new([(1.0, 3.0), (f64::INFINITY, 4.0)]);
         let now = Histogram::new([(1.0, 5.0), (f64::INFINITY, 9.0)]);
         assert_eq!(now.since(&before), Histogram::new([(1.0, 2.0), (f64::INFINITY, 5.0)]));

@@ -31,7 +31,7 @@ mod tests {
     use super::{super::exposition::read, *};
 
     #[test]
-    fn a_counter_that_fell_began_anew_and_one_that_was_not_there_was_zero() {
+    fn a_fallen_counter_restarted_and_a_new_one_was_zero() {
         let before = read("a_total{m=\"x\"} 10\na_total{m=\"y\"} 10\n", "").expect("it is well-formed");
         let now = read("a_total{m=\"x\"} 16\na_total{m=\"y\"} 4\nb_total 3\n", "").expect("it is well-formed");
         let since = Since { before: &before, seconds: 2.0 };

@@ -53,7 +53,7 @@ fn a_plan_understands_every_flag_of_the_advice() {
 }
 
 #[test]
-fn a_host_device_refuses_half_by_name_and_takes_the_rest_of_the_advice() {
+fn a_host_device_refuses_half_and_takes_the_other_advice() {
     // Nothing is loaded or stressed before that.
     for command in ["chat", "profile"] {
         let typed =

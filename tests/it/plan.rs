@@ -219,7 +219,7 @@ fn refused_chat(arguments: &[&str]) -> Value {
 }
 
 #[test]
-fn a_start_refuses_in_the_words_of_the_plan_and_what_it_suggests_starts() {
+fn a_start_refuses_like_the_plan_and_its_suggestions_start() {
     let host = ["--device", "host", "--capacity", "96MiB", "--threads", "1"];
     for more in [
         &["--kv-tokens", "1000000"][..],

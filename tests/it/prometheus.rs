@@ -249,11 +249,11 @@ fn assert_all_begins_at_zero(scraped: &str) {
 }
 
 #[test]
-fn every_counter_is_zero_from_the_start_so_the_first_event_is_a_rise() {
+fn every_counter_starts_at_zero_so_its_first_event_shows() {
     if !is_here("prometheus") {
         return;
     }
-    let name = "prometheus::every_counter_is_zero_from_the_start_so_the_first_event_is_a_rise";
+    let name = "prometheus::every_counter_starts_at_zero_so_its_first_event_shows";
     alone(name, async {
         let runtime = runtime_on(&device()).await;
         let metrics = runtime.serve_metrics("0").await.expect("there is a free port");

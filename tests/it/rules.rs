@@ -229,7 +229,7 @@ fn says(error: &ChatError) -> String {
 }
 
 #[test]
-fn rule_15_no_prompt_picture_or_reply_stands_in_an_error_or_a_metric() {
+fn rule_15_no_error_or_metric_contains_prompt_picture_or_reply() {
     let ears = Ears::open();
     story(async {
         let stage = Stage::set(LoadOptions { requests: 3, ..small() }).await;

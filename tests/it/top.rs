@@ -67,7 +67,7 @@ fn one_look_at_a_process_prints_text_or_one_object() {
 }
 
 #[test]
-fn where_nobody_serves_metrics_it_ends_in_1_and_says_how_they_would_be() {
+fn top_without_served_metrics_exits_1_with_a_hint() {
     let gone = TcpListener::bind("127.0.0.1:0").expect("a port of the loopback");
     let address = gone.local_addr().expect("it has one").to_string();
     drop(gone);

@@ -49,7 +49,7 @@ fn a_video_chat_is_answered_and_its_steps_are_counted() {
 }
 
 #[test]
-fn videos_and_pictures_share_a_turn_and_follow_each_other_over_turns() {
+fn videos_and_pictures_share_turns_and_alternate_between_turns() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;

@@ -169,7 +169,7 @@ async fn a_successor_takes_back_memory_its_predecessor_backed() {
 }
 
 #[tokio::test]
-async fn a_lease_that_waits_for_its_fence_is_waited_for_by_the_successor_too() {
+async fn a_budgets_successor_also_waits_for_a_leases_fence() {
     let mut bed = Bed::new().await;
     let lane = bed.device.timeline();
     let lease = bed.lease(&owner(0), Bytes::mib(2)).await.expect("there is room");

@@ -164,7 +164,7 @@ proptest! {
     /// Against a model that only remembers what was written where: whoever is told that tokens are held finds the
     /// content of its own beginning in its blocks, no block of one is written by another, and none is lost.
     #[test]
-    fn no_block_is_lost_or_given_twice_and_content_is_what_its_name_says(
+    fn no_block_is_lost_or_shared_wrongly_and_names_match_content(
         steps in proptest::collection::vec((0u8..5, 0u64..6, 1usize..90, 0u32..3), 1..120),
     ) {
         let mut kv = KvCore::new(12);

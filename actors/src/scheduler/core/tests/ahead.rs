@@ -44,7 +44,7 @@ fn formed(id: u64, prompt: usize, tokens_max: usize) -> NewSequence {
 }
 
 #[test]
-fn the_next_step_is_planned_with_the_token_that_this_one_is_to_choose() {
+fn the_next_step_is_planned_with_a_token_still_unchosen() {
     let mut bed = Bed::ahead(limits(2, 64, 8));
     bed.admit(sequence(1, 20, 9));
     assert_eq!(bed.running.len(), 2, "the prompt, and what follows it");
@@ -107,7 +107,7 @@ fn each_sequence_names_its_row_and_prompts_continue_with_known_tokens() {
 }
 
 #[test]
-fn a_token_that_ends_its_sequence_wastes_its_share_of_the_step_under_way() {
+fn an_ending_token_wastes_its_share_of_the_running_step() {
     let mut bed = Bed::ahead(limits(2, 64, 8));
     bed.admit(sequence(1, 15, 9)).stepped(7).stepped(STOP);
     assert_eq!(bed.heard(), [token(1, 7), finished(1, Finish::Stop)], "it is told at once");

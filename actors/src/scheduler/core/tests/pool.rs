@@ -111,7 +111,7 @@ fn a_sequence_losing_its_tail_after_its_pictures_returns() {
 }
 
 #[test]
-fn a_caller_that_goes_while_the_kv_actor_is_asked_to_shrink_hits_nobody() {
+fn a_caller_leaving_during_a_shrink_disturbs_no_sequence() {
     let mut bed = two_of_three_blocks(Bed::new(limits(4, 100, 8)));
     resize(&mut bed, 4);
     let plan = bed.running.pop_front().expect("a step is under way");
