@@ -1,4 +1,4 @@
-//! `docs/cli.md` is what clap knows of the command line. `BURSAR_WRITE_PAGES=1 cargo test --bin bursar reference` writes it.
+//! `docs/cli.md` is generated from clap. `BURSAR_WRITE_PAGES=1 cargo test --bin bursar reference` writes it.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! What happened lately, as the process tells it beside its metrics.
+//! Recent events, as the process serves them beside its metrics.
 
 use bursar::Bytes;
 use serde::Serialize;
@@ -6,37 +6,33 @@ use serde_json::{Map, Value};
 
 use super::exposition::harmless;
 
-/// One event.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Event {
-    /// Its place among all of the process.
+    /// Its number among all events of the process.
     pub number: u64,
-    /// Seconds since 1970; not a number where it was not said.
+    /// Seconds since 1970; NaN if missing.
     pub at: f64,
     /// What happened, such as `lease_granted`.
     pub kind: String,
-    /// All else, in one line.
+    /// Everything else, in one line.
     pub told: String,
-    /// How much it matters.
     pub weight: Weight,
 }
 
-/// How much an event matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Weight {
-    /// What happens all the time.
+    /// Routine.
     Usual,
     /// Something gave way.
     Notable,
-    /// Somebody should look.
+    /// The user should look.
     Bad,
 }
 
-/// Why what was sent is no list of events.
+/// Why an answer is not a list of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoEvents {
-    /// No JSON at all.
     #[error("column {column} of line {line} is not JSON")]
     NotJson {
         /// From 1.
@@ -44,7 +40,7 @@ pub enum NoEvents {
         /// From 1.
         column: usize,
     },
-    /// JSON of another kind.
+    /// Valid JSON of another kind.
     #[error("it is no JSON array of objects with a number and an event")]
     OtherJson,
 }
@@ -52,7 +48,7 @@ pub enum NoEvents {
 /// Reads a JSON array of events, the oldest first.
 ///
 /// # Errors
-/// [`NoEvents`] where it is none. Kinds and fields that nobody here knows are none.
+/// [`NoEvents`] if it is not one. Unknown kinds and fields are fine.
 pub fn read(text: &str) -> Result<Vec<Event>, NoEvents> {
     let list: Vec<Value> = serde_json::from_str(text).map_err(|error| match error.classify() {
         serde_json::error::Category::Data => NoEvents::OtherJson,
@@ -91,7 +87,7 @@ impl Weight {
     }
 }
 
-/// A kind that is known, with the fields that it is known to have.
+/// The sentence for a known kind with its known fields.
 fn told(kind: &str, fields: &Map<String, Value>) -> Option<String> {
     let word = |name: &str| fields.get(name).map(text);
     let bytes = |name: &str| fields.get(name)?.as_u64().map(Bytes);
@@ -116,7 +112,7 @@ fn told(kind: &str, fields: &Map<String, Value>) -> Option<String> {
     })
 }
 
-/// Any fields.
+/// All fields as they are.
 fn all(fields: &Map<String, Value>) -> String {
     let each = fields.iter().map(|(name, value)| format!("{} {}", harmless(name), text(value)));
     each.collect::<Vec<_>>().join(", ")

@@ -1,6 +1,6 @@
-//! The view as it looks, held against what is recorded in `src/top/recorded`.
+//! The rendered view, compared with the recordings in `src/top/recorded`.
 //!
-//! `BURSAR_RECORD=1 cargo test -p bursar --bins top::draw` writes it down anew, to be looked at and committed.
+//! `BURSAR_RECORD=1 cargo test -p bursar --bins top::draw` rewrites them for review.
 
 use std::{env, fs, path::PathBuf};
 
@@ -9,9 +9,9 @@ use ratatui::{Terminal, backend::TestBackend, buffer::Buffer};
 use super::{super::*, *};
 use crate::top::{event, exposition, keys::Key, scrape::Events};
 
-/// When the last event of the recording was a second old.
+/// One second after the last event of the recording.
 const NOW: f64 = 1_800_000_000.0;
-/// The same of the demo's recording, half a minute later.
+/// The same for the demo's recording, half a minute later.
 const DEMO: f64 = 1795287436.9;
 
 fn scrape(metrics: &str, events: &str) -> Scrape {
@@ -19,7 +19,7 @@ fn scrape(metrics: &str, events: &str) -> Scrape {
     Scrape { samples, events: Events::Told(event::read(events).expect("it was recorded")) }
 }
 
-/// A card with two models, a tenant, a neighbour, and some trouble.
+/// A card with two models, a tenant, a neighbour and some trouble.
 fn card() -> Session {
     let mut session = Session::new("10.0.0.7:9464".to_owned(), Duration::from_secs(1));
     let events = include_str!("../recorded/card_events.json");
@@ -28,7 +28,7 @@ fn card() -> Session {
     session
 }
 
-/// The demo model while somebody talks with it about pictures: `bursar chat --metrics`, a second and a half apart.
+/// The demo model in a chat about pictures: `bursar chat --metrics`, two scrapes a second and a half apart.
 fn demo() -> Session {
     let mut session = Session::new("127.0.0.1:9464".to_owned(), Duration::from_secs(1));
     let events = include_str!("../recorded/demo_events.json");
@@ -47,7 +47,7 @@ fn drawn(session: &Session, (columns, rows): (u16, u16), now: Now, colours: Colo
     terminal.backend().buffer().clone()
 }
 
-/// What is on a screen, with its colours as a terminal is told them.
+/// The screen's content, with colours as terminal codes.
 fn printed(buffer: &Buffer, colours: Colours) -> String {
     force_color_output(true);
     let width = usize::from(buffer.area.width).max(1);
@@ -162,7 +162,7 @@ fn the_smallest_screen_keeps_bar_problems_and_chosen_model() {
     }
 }
 
-/// A session that was drawn, so that it knows how much there is room for.
+/// Presses a key in a session that has been drawn, so that it knows how much fits.
 fn pressed(session: &mut Session, key: Key, size: (u16, u16)) -> Vec<String> {
     assert!(session.press(key), "it goes on");
     let mut terminal = Terminal::new(TestBackend::new(size.0, size.1)).expect("a terminal in memory");

@@ -1,4 +1,4 @@
-//! What a scrape comes to.
+//! The view computed from a scrape.
 
 use bursar::Bytes;
 
