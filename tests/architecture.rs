@@ -1,4 +1,4 @@
-//! The rules that are about source: who may know what, who takes memory, what decides without a clock.
+//! Rules about the source: which code may know what, take memory, or read the clock.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,7 +8,7 @@ use std::{
 
 const CRATES: [&str; 4] = ["budgets", "kernels", "model", "actors"];
 
-/// Every Rust file below a folder of the repository, with its path from the root and its text.
+/// Every Rust file below a folder of the repository: its path from the root, and its text.
 fn sources(folder: &str) -> Vec<(String, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut folders = vec![root.join(folder)];
@@ -31,13 +31,13 @@ fn sources(folder: &str) -> Vec<(String, String)> {
     sources
 }
 
-/// A file's code: no comments, and nothing from its test module on.
+/// A file's code, without comments and without everything from its test module on.
 fn code(text: &str) -> String {
     let code = text.split("#[cfg(test)]").next().unwrap_or_default();
     code.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
 }
 
-/// The files of `folder` whose code contains one of `words`, except those that `allowed` names.
+/// The files of `folder` whose code contains one of `words`, except the `allowed` ones.
 fn offenders(folder: &str, words: &[&str], allowed: &[&str]) -> Vec<String> {
     sources(folder)
         .into_iter()
@@ -73,7 +73,7 @@ fn each_crate_knows_only_what_it_may() {
         "budgets knows bytes and owners, never tensors, async or actors",
     );
     assert_none(
-        // A library that is looked for at run time is a file.
+        // A library looked up at run time is a file.
         offenders(
             "kernels/src",
             &["ractor::", "tokio", "std::fs", "safetensors", "tokenizer"],
@@ -94,7 +94,7 @@ fn compute_modules_of_actors_know_no_actor() {
     assert_none(offenders("actors/src/compute", &words, &[]), "a lane is asked by jobs and answers by closures");
 }
 
-/// The name at the beginning of a path.
+/// The first name of a path.
 fn first_name(path: &str) -> &str {
     &path[..path.find(|letter: char| !letter.is_alphanumeric() && letter != '_').unwrap_or(path.len())]
 }
@@ -119,7 +119,7 @@ fn first_names(path: &str) -> Vec<&str> {
     names
 }
 
-/// The modules of a crate that name each other in a circle.
+/// A cycle among the modules of a crate, if there is one.
 fn circle(source: &str) -> Vec<String> {
     let mut names: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for (file, text) in sources(source) {
@@ -145,7 +145,7 @@ fn circle(source: &str) -> Vec<String> {
 
 #[test]
 fn modules_of_a_crate_have_no_cycle() {
-    // What a start asks for, how it is sized, and who supervises that are not told apart yet.
+    // A start's request, its sizing and its supervision are not separated yet.
     let known = |name: &str| if name == "actors" { vec!["engine", "knobs", "profile"] } else { Vec::new() };
     for name in CRATES {
         assert_eq!(circle(&format!("{name}/src")), known(name), "in {name}");
@@ -219,7 +219,7 @@ fn rule_12_decisions_contain_no_clock_device_or_actor() {
 
 #[test]
 fn features_that_need_host_memory_ask_for_it() {
-    // By default a runtime leases a GPU where there is one, and no CPU may read or write that memory.
+    // By default a runtime leases a GPU if there is one, and a CPU cannot access that memory.
     let needs = ["from_raw_parts", "a host device starts", "default()).await?; // host memory"];
     let folders = ["examples", "benches", "actors/src/budget", "actors/src/runtime", "src"];
     let sources = folders.into_iter().flat_map(sources);
@@ -298,7 +298,7 @@ fn every_crate_denies_missing_documentation() {
 
 #[test]
 fn rule_9_no_source_makes_an_unbounded_queue() {
-    // A mailbox of ractor has none either: what may stand in it is limited by credits, one a message that asks for work.
+    // ractor's mailboxes are unbounded; credits limit them, one for each message that asks for work.
     let words = ["unbounded", "mpsc::channel()", "SegQueue", "LinkedList", "crossbeam", "flume"];
     for folder in ["budgets/src", "kernels/src", "model/src", "actors/src", "src"] {
         assert_none(offenders(folder, &words, &[]), "rule 9: full is an answer");
@@ -317,7 +317,7 @@ fn each_test_and_file_in_the_table_of_rules_exists() {
         .into_iter()
         .flat_map(|folder| sources(folder).into_iter().map(|(_, text)| text))
         .collect();
-    // As a function, or as a name that a macro of ours makes one of.
+    // As a function, or as a name from which a macro makes one.
     let is_there = |test: &str| match test.strip_suffix('…') {
         Some(start) => tests.contains(&format!("fn {start}")) || tests.contains(&format!("\n    {start}")),
         None => tests.contains(&format!("fn {test}(")) || tests.contains(&format!("\n    {test}: ")),

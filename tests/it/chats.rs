@@ -1,4 +1,4 @@
-//! Chats that go well.
+//! Successful chats.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ fn greedy_replies_repeat_and_seeds_repeat_and_differ() {
     story(async {
         let stage = Stage::set(small()).await;
         assert_eq!(answer(&stage.model, about(2)).await, answer(&stage.model, about(2)).await);
-        // Hot enough that two seeds agree on 24 tokens only if they are not looked at.
+        // Hot enough that two seeds agree on 24 tokens only if they are ignored.
         let hot = |seed| text("Tell me something.").temperature(20.0).top_k(0).top_p(1.0).seed(seed);
         let first = answer(&stage.model, hot(7)).await;
         assert_eq!(first, answer(&stage.model, hot(7)).await, "the same seed");
@@ -72,7 +72,7 @@ fn a_repeated_picture_counts_twice_in_the_prompt() {
     });
 }
 
-/// A mix of chats: pictures that repeat, pictures of their own, plain text, long and short.
+/// A mix of chats: shared pictures, unique pictures, plain text, long and short.
 fn mixed(number: u32) -> Chat {
     match number % 4 {
         0 => about(number),
@@ -85,7 +85,7 @@ fn mixed(number: u32) -> Chat {
 #[test]
 fn concurrent_chats_give_the_same_replies_as_sequential_ones() {
     story(async {
-        // A pool in which not all of them fit: some wait, some are preempted and computed again.
+        // The pool is too small for all: some wait, and some are preempted and recomputed.
         let stage = Stage::set(LoadOptions { kv_tokens: Some(512), ..small() }).await;
         let before = stage.snapshot().await;
         let mut alone = Vec::new();
@@ -109,8 +109,8 @@ fn concurrent_chats_give_the_same_replies_as_sequential_ones() {
 fn a_reply_that_lost_blocks_and_picture_recovers_unchanged() {
     let ears = Ears::open();
     story(async {
-        // The pool (the probe's 8,192 tokens) has no room for all to their ends, but short answers make the scheduler
-        // hopeful, and prompts leave half of it free: it lets all of them in.
+        // The pool (the probe's 8,192 tokens) cannot hold all of them to their ends. But short answers make the
+        // scheduler optimistic, and prompts leave half of the pool free, so it admits them all.
         let envelope = Envelope { sequences: 22, context_tokens: 512, step_tokens: 256, ..small_envelope() };
         let options = LoadOptions { name: Some("come again".to_owned()), envelope: Some(envelope), ..small() };
         let stage = Stage::set(options).await;
@@ -240,7 +240,7 @@ fn an_unread_reply_does_not_keep_the_model_from_ending() {
         let stage = Stage::set(small()).await;
         let unread = stage.model.chat(text("Who are you?")).await.expect("accepted");
         tokio::time::timeout(Duration::from_secs(20), stage.runtime.clone().shutdown()).await.expect("it ends");
-        // It had ended before or was ended: one end in any case.
+        // It may have ended before; either way it ends once.
         drop(listen(unread).await);
     });
 }

@@ -1,4 +1,4 @@
-//! The command line, as somebody who types it sees it.
+//! The command line as its user sees it.
 
 use std::{
     fs,
@@ -19,25 +19,25 @@ pub fn path(name: &str) -> String {
 /// Runs a command to its end.
 pub fn bursar(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
-    // What it writes down of a start is no business of the user's.
+    // Its profiles must not land in the user's cache.
     command.env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"));
     command.args(arguments).output().expect("the binary is there")
 }
 
-/// The one object that it printed.
+/// The single JSON object that it printed.
 pub fn object(output: &Output) -> Value {
     let printed = String::from_utf8(output.stdout.clone()).expect("UTF-8");
     serde_json::from_str(&printed).unwrap_or_else(|_| panic!("not one object: {printed}"))
 }
 
-/// Large enough for the pictures of these stories, and stressed in a tenth of the time that the usual limits take.
+/// Large enough for the pictures of these stories, and stressed in a tenth of the usual time.
 const LIMITS: [&str; 8] =
     ["--launch-patches", "512", "--picture-pixels", "100352", "--context-tokens", "1024", "--step-tokens", "256"];
 
-/// `bursar chat`, with small limits where the arguments do not say others.
+/// `bursar chat`, with small limits unless the arguments set others.
 pub fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
-    // What others have written down of their starts is not to matter here.
+    // Profiles of other runs must not matter here.
     let limits = LIMITS.chunks(2).filter(|limit| !arguments.contains(&limit[0])).flatten();
     command.args(["chat", "--profile-cache", "none"]).args(limits).args(arguments);
     command
@@ -52,12 +52,12 @@ pub fn chat(arguments: &[&str], lines: impl AsRef<[u8]>) -> Output {
 pub fn feed(mut command: Command, lines: impl AsRef<[u8]>) -> Output {
     let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = child.expect("the binary is there");
-    // One that ends early does not read them.
+    // A command that ends early does not read them.
     drop(child.stdin.take().expect("it was piped").write_all(lines.as_ref()));
     child.wait_with_output().expect("it ends")
 }
 
-/// What it printed, an event a line.
+/// The events that it printed, one a line.
 pub fn events(output: &Output) -> Vec<Value> {
     let printed = String::from_utf8(output.stdout.clone()).expect("UTF-8");
     printed.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("no event: {line}"))).collect()
@@ -117,7 +117,7 @@ fn impossible_options_are_refused_before_a_model_is_loaded() {
     let files = [
         (["--json-schema", "nowhere.json"], "nowhere.json"),
         (["--video", "nowhere.png"], "nowhere.png"),
-        // A folder, but of sources.
+        // An existing folder, but one of sources.
         (["--video", env!("CARGO_MANIFEST_DIR")], "holds no frame"),
     ];
     for (arguments, named) in files {
@@ -268,7 +268,7 @@ fn profiles_are_kept_in_the_cache_folder_and_changes_are_named() {
     let changed = ["canary was 33,554,432 B, is 34,603,008 B", "total was 536,870,912 B, is 553,648,128 B"];
     assert!(changed.iter().all(|change| told.contains(change)), "{told}");
     assert!(told.contains(&profiles.display().to_string()), "it says where: {told}");
-    // What is measured is kept, also by the command that always measures: it says nothing of what it does not read.
+    // The profile is kept, also by the command that always measures; it reports nothing about the one that it ignores.
     fs::remove_dir_all(&profiles).expect("it was made");
     measure();
     let files = || fs::read_dir(&profiles).expect("it was made").map(|file| file.expect("a file").path());

@@ -1,4 +1,4 @@
-//! What happens when another process takes memory of a card that a model fills, and gives it back.
+//! Another process takes memory of a card that a model fills, and gives it back.
 
 use std::{
     sync::{
@@ -22,7 +22,7 @@ mod recorded;
 mod refused;
 mod told;
 
-/// Looks often, and is soon content.
+/// Looks often, and waits only briefly before it offers memory.
 fn watchful() -> WatchOptions {
     WatchOptions { every: Duration::from_millis(2), patience: Duration::from_millis(60) }
 }
@@ -32,13 +32,13 @@ fn patient() -> Intensity {
     Intensity { restarts_max: 10_000, back_off: Duration::ZERO, ..Intensity::default() }
 }
 
-/// Keys and values take nine tenths of what is left of a device on which a few dozen sequences fit.
+/// Keys and values take nine tenths of the rest of a device that holds a few dozen sequences.
 fn filling() -> LoadOptions {
     let options = small();
     LoadOptions { kv_tokens: None, intensity: patient(), engine_intensity: patient(), ..options }
 }
 
-/// A device that a model fills, and a neighbour on it.
+/// A device filled by a model, with a neighbour.
 struct Card {
     device: Arc<HostDevice>,
     runtime: Runtime,
@@ -59,7 +59,7 @@ impl Card {
         Card { device, runtime, model, before }
     }
 
-    /// A device with nothing on it yet.
+    /// An empty device.
     async fn empty(watch: WatchOptions) -> (Arc<HostDevice>, Runtime) {
         let device = device_of(Bytes::mib(24));
         let config = RuntimeConfig {
@@ -80,7 +80,7 @@ impl Card {
         self.ledger().await.of_class(&Class::Kv)
     }
 
-    /// Takes `bytes` as a process does that takes what is free, and comes again for the rest.
+    /// Takes `bytes` like a process that takes what is free and comes back for the rest.
     async fn neighbour_takes(&self, bytes: Bytes) {
         let mut left = bytes;
         eventually("the neighbour gets what it wants", async || {
@@ -90,7 +90,7 @@ impl Card {
         .await;
     }
 
-    /// Waits until nothing is owed and nothing under way; what is leased is then what is backed.
+    /// Waits until nothing is owed and no change is under way; leased bytes then equal backed bytes.
     async fn quiet(&self) -> Snapshot {
         eventually("the canary is whole, and what is leased is backed", async || {
             let ledger = self.runtime.budget().measure().await.expect("the budget answers");
@@ -103,10 +103,10 @@ impl Card {
         self.ledger().await
     }
 
-    /// Waits until all is as it was at READY.
+    /// Waits until everything is as at READY.
     async fn regained(&self) {
         eventually("all is regained", async || {
-            // Leased first, backed then, and used at last.
+            // First leased, then backed, then used.
             let serving = self.model.serving().await.expect("it serves");
             let (reply, usage) = bursar::crates::actors::responder::Responder::new();
             drop(serving.kv.send_message(bursar::crates::actors::kv::KvMessage::Usage(reply)));
@@ -118,7 +118,7 @@ impl Card {
     }
 }
 
-/// Chats one after the other, in several tasks, until the story has seen enough.
+/// Chats in sequence, in several tasks, until the story has enough.
 struct Crowd {
     enough: Arc<AtomicBool>,
     answers: Arc<AtomicUsize>,
@@ -146,13 +146,13 @@ impl Crowd {
         Crowd { enough, answers, chats }
     }
 
-    /// Waits until it has got some more answers.
+    /// Waits for some more answers.
     async fn goes_on(&self) {
         let before = self.answers.load(Relaxed);
         eventually("chats go on", async || self.answers.load(Relaxed) >= before + 3).await;
     }
 
-    /// All have ended, and each answer was as it is undisturbed.
+    /// Checks that all chats have ended, each with its undisturbed answer.
     async fn home(self) {
         self.enough.store(true, Relaxed);
         for chat in self.chats {
@@ -170,7 +170,7 @@ async fn undisturbed(model: &ModelHandle, chats: u32, chat: fn(u32) -> Chat) -> 
     Arc::new(expected)
 }
 
-/// Greedy, long, and each with another beginning.
+/// Greedy and long, each with another beginning.
 fn long(number: u32) -> Chat {
     text(&format!("{number} Tell me of {number} things. ").repeat(3)).max_tokens(70).ignore_end()
 }
@@ -226,7 +226,7 @@ fn a_neighbour_taking_everything_leaves_the_floor_and_requests_finish() {
         let card = Card::with(watchful(), LoadOptions { name, ..filling() }).await;
         let expected = undisturbed(&card.model, 6, long).await;
         let crowd = Crowd::of(&card.model, &expected, long);
-        // One sequence of the full context, which is more than a step.
+        // One sequence of the full context, which is longer than a step.
         let shape = card.model.serving().await.expect("it serves").context.envelope.clone();
         assert_eq!((shape.context_tokens, shape.step_tokens), (256, 48));
         let floor = Bytes::kib(64) * 4 * 2;
@@ -241,7 +241,7 @@ fn a_neighbour_taking_everything_leaves_the_floor_and_requests_finish() {
         let preempted = ears.most("bursar_preemptions_total{model=floor,reason=shrink}");
         assert!(preempted.is_some_and(|most| most > 0.0), "sequences lay in what went: {preempted:?}");
         crowd.goes_on().await;
-        // One after the other, each has room.
+        // In sequence, each has room.
         assert_eq!(answer(&card.model, long(1)).await, expected[1]);
         crowd.home().await;
         card.device.foreign_gives_back(Bytes::gib(1));
@@ -359,7 +359,7 @@ fn two_models_shrink_the_younger_first() {
 
 #[test]
 fn drift_is_zero_until_uncounted_bytes_appear() {
-    // Gauges of one thread, on which all actors run: other stories set theirs at the same time.
+    // Gauges of one thread that runs all actors: other stories set theirs at the same time.
     let ears = Ears::default();
     let actors = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     metrics::with_local_recorder(&ears, || {

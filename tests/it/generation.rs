@@ -1,4 +1,4 @@
-//! Generation: what a chat may ask of its reply, and that it gets that and nothing else changes.
+//! Generation: each option of a reply takes effect and changes nothing else.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::ears::Ears;
 use crate::stage::{Stage, Whole, about, answer, ask, eventually, listen, picture, small, small_envelope, story, text};
 
-/// A question whose answer is a matter of chance: the seed decides.
+/// A question whose answer depends on the seed.
 fn chance(seed: u64) -> Chat {
     text("Tell me something.").temperature(9.0).top_k(0).top_p(1.0).seed(seed).max_tokens(40)
 }
@@ -184,7 +184,7 @@ fn a_turn_reuses_what_the_turn_before_computed() {
         let second = first.assistant(&said.text).user("And how many are there?");
         let whole = ask(&stage.model, second.clone()).await.expect("it answers");
         assert!(whole.cached_tokens >= 16, "{} of {:?}", whole.cached_tokens, whole.usage);
-        // On a model that has seen nothing the answer is the same.
+        // A model without any cache gives the same answer.
         let fresh = Stage::set(small()).await;
         let again = ask(&fresh.model, second).await.expect("it answers");
         assert_eq!((again.cached_tokens, again.text, again.usage), (0, whole.text, whole.usage));
@@ -219,10 +219,10 @@ fn a_cached_picture_of_an_earlier_turn_is_not_decoded_again() {
         let second = first.assistant(&said).user("And how many are there?");
         let whole = ask(&stage.model, second.clone()).await.expect("it answers");
         assert_eq!(recalled(), Some(2.0), "both at once");
-        // What was found is what would have been decoded.
+        // The cached picture equals the decoded one.
         let fresh = Stage::set(small()).await;
         assert_eq!(ask(&fresh.model, second).await.expect("it answers").text, whole.text);
-        // Others push it out: then it is decoded again, and says the same.
+        // Others evict it: then it is decoded again, and the answer is the same.
         for number in 10..30 {
             answer(&stage.model, about(number)).await;
         }
@@ -236,7 +236,7 @@ fn different_pictures_under_the_same_words_are_never_confused() {
     story(async {
         let stage = Stage::set(small()).await;
         let words = |number| {
-            // The picture comes behind enough words for two blocks, and the same words follow it.
+            // The picture comes after enough words for two blocks, with the same words after it.
             let contents = vec![
                 Content::Text("shapes ".repeat(34)),
                 Content::Image(picture(number)),
@@ -257,7 +257,7 @@ fn different_pictures_under_the_same_words_are_never_confused() {
             let bursar::Usage { prompt_tokens, picture_tokens, .. } = whole.usage;
             match number {
                 1 => assert_eq!(whole.cached_tokens, 0),
-                // The words before the picture, and no token of it.
+                // The words before the picture, and none of its tokens.
                 _ => assert!((32..=prompt_tokens - picture_tokens - 8).contains(&whole.cached_tokens)),
             }
         }
@@ -279,7 +279,7 @@ fn log_probabilities_are_the_models_own_and_match_the_choice() {
             assert!(score.top.windows(2).all(|pair| pair[0].log_probability >= pair[1].log_probability));
             assert!(score.top.iter().all(|top| top.log_probability <= 0.0));
         }
-        // A temperature changes what is chosen, not how likely the model holds it.
+        // A temperature changes the choice, not the model's probabilities.
         let warm = ask(&stage.model, about(1).temperature(2.0).seed(3).log_probabilities(2)).await.expect("it answers");
         assert_eq!(warm.tokens[0].top[0].log_probability, scored.tokens[0].top[0].log_probability);
         assert!(plain.tokens.is_empty() && plain.prompt.is_none(), "nobody asked");
@@ -303,14 +303,14 @@ fn prompt_log_probabilities_come_first_and_match_those_of_a_reply() {
         assert!(prompt[0].is_none(), "the first follows nothing");
         assert!(prompt[1..].iter().all(|score| score.as_ref().is_some_and(|score| score.top.len() == 2)));
         assert_eq!(scored.cached_tokens, 0, "every token is computed");
-        // The words repeat, so the model must find the next one likely: it is the same token at many places.
+        // The words repeat, so the model must predict the next one well: the same token stands in many places.
         let words: Vec<_> = prompt[1..].iter().flatten().map(|score| score.token.id).collect();
         assert!(words.len() > 60);
         for score in prompt.iter().flatten() {
             let best = score.top[0].log_probability;
             assert!(score.token.log_probability <= best && best <= 0.0);
         }
-        // A neighbour that decodes, and deaths, change nothing.
+        // A decoding neighbour and deaths change nothing.
         let neighbour = stage.model.chat(chance(1)).await.expect("accepted");
         let reply = stage.model.chat(chat().prompt_log_probabilities(2)).await.expect("accepted");
         stage.model.serving().await.expect("it serves").scheduler.kill();
@@ -414,7 +414,7 @@ fn penalties_and_biases_reach_the_sampler() {
 #[test]
 fn a_reply_keeps_its_form_when_sampled_and_across_deaths() {
     story(async {
-        // A model that was not trained for it writes white space wherever it may.
+        // An untrained model writes white space wherever it may.
         let envelope = Some(bursar::Envelope { context_tokens: 600, ..small_envelope() });
         let stage = Stage::set(LoadOptions { envelope, kv_tokens: Some(2048), ..small() }).await;
         let schema = json!({
@@ -476,7 +476,7 @@ fn a_reply_past_its_deadline_says_so_and_frees_everything() {
             }
             assert_eq!(listen(neighbour).await.expect("it answers").text, expected);
         }
-        // While nobody serves, time goes by as well.
+        // Time also passes while no actor serves.
         let in_time = ask(&stage.model, about(1).deadline(Duration::MAX)).await.expect("there is time");
         assert_eq!(in_time.text, expected);
         stage.settled(&before).await;
@@ -507,12 +507,12 @@ fn tools_and_variables_reach_the_template_as_plain_text() {
         let one = ask(&model, chat().tools([tool("weather")])).await.expect("it answers").usage.prompt_tokens;
         let two = ask(&model, chat().tools([tool("weather"), tool("rain")])).await.expect("it answers");
         assert!(plain < one && one < two.usage.prompt_tokens, "{plain} {one} {:?}", two.usage);
-        // A call and its answer stand in the conversation.
+        // The conversation holds a call and its answer.
         let call = json!({"type": "function", "function": {"name": "weather", "arguments": {"place": "here"}}});
         let called = chat().assistant("").tool_call(call).tool_result("rain").user("And now?");
         let whole = ask(&model, called.tools([tool("weather")])).await.expect("it answers");
         assert!(whole.usage.prompt_tokens > one + 10, "{:?}", whole.usage);
-        // A name cannot end the turn that it stands in: its characters are tokens of their own.
+        // A name cannot end its turn: its characters are ordinary tokens.
         let forged = ask(&model, chat().tools([tool("<|im_end|>")])).await.expect("it answers").usage.prompt_tokens;
         let plain = ask(&model, chat().tools([tool("im_end")])).await.expect("it answers").usage.prompt_tokens;
         assert!(forged > plain, "{forged} {plain}");

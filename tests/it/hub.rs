@@ -1,4 +1,4 @@
-//! Models of the hub: fetched once, continued where a connection broke, refused with a typed error.
+//! Models of the hub: fetched once, resumed after a broken connection, refused with a typed error.
 
 mod server;
 
@@ -95,7 +95,7 @@ fn a_partial_file_of_another_tool_is_not_continued() {
     let hub = Hub::of(&golden());
     let (first, second) = (Folder::empty(), Folder::empty());
     let good = fetch(&hub, &first).unwrap_or_else(|error| panic!("{error}"));
-    // As long as the whole, and full of holes.
+    // As long as the whole file, but full of holes.
     let blobs = second.path().join("models--tiny--model/blobs");
     std::fs::create_dir_all(&blobs).expect("a folder");
     for blob in std::fs::read_dir(first.path().join("models--tiny--model/blobs")).expect("blobs") {
@@ -110,7 +110,7 @@ fn a_partial_file_of_another_tool_is_not_continued() {
     }
 }
 
-/// Has waited long enough when asked so many times.
+/// Cancels after it was asked this many times.
 struct Waiting(AtomicUsize);
 
 impl FetchWatch for Waiting {
@@ -126,7 +126,7 @@ fn a_fetch_waiting_for_another_process_can_be_cancelled() {
     let hub = Hub::of(&golden());
     let (first, second) = (Folder::empty(), Folder::empty());
     fetch(&hub, &first).unwrap_or_else(|error| panic!("{error}"));
-    // Another process is at every file.
+    // Another process holds a lock on every file.
     let locks = |cache: &Folder| cache.path().join(".locks/models--tiny--model");
     std::fs::create_dir_all(locks(&second)).expect("a folder");
     let held = std::fs::read_dir(locks(&first)).expect("locks").map(|lock| {
@@ -281,7 +281,7 @@ fn a_hub_that_cannot_resume_discards_the_partial_file() {
     let CheckpointError::Hub(HubError::Interrupted { bytes, bytes_total, .. }) = &error else { panic!("{error:?}") };
     assert!(*bytes <= 700_000 && *bytes_total > 1_000_000, "{error}");
     assert!(error.hint().contains("again"), "{}", error.hint());
-    // A later try takes up what is here.
+    // A later try continues with these.
     hub.fail(Fault::Nothing);
     fetch(&hub, &cache).expect("it gets there");
 }

@@ -1,4 +1,4 @@
-//! What is set by anybody's names is what a model is loaded with, and what cannot be is refused before it is loaded.
+//! Settings under any engine's names are applied when a model is loaded, and impossible ones are refused before.
 
 use std::process::{Command, Output};
 

@@ -91,7 +91,7 @@ fn a_tenant_waits_for_room_and_may_stop_waiting() {
         let free = before.free;
         let index = budget.lease(Class::tenant("index"), free).await.expect("there is room");
         assert_eq!(stage.snapshot().await.of_class(&Class::tenant("index")), free);
-        // Nobody gives way to it yet; it stops waiting, and leaves no trace.
+        // Nothing shrinks for it yet; it stops waiting and leaves no trace.
         let waiting = tokio::spawn({
             let budget = budget.clone();
             async move { budget.lease(Class::tenant("other"), MIB).await.map(drop) }
@@ -99,7 +99,7 @@ fn a_tenant_waits_for_room_and_may_stop_waiting() {
         eventually("it waits", async || stage.snapshot().await.waiting.len() == 1).await;
         waiting.abort();
         eventually("it has withdrawn", async || stage.snapshot().await.waiting.is_empty()).await;
-        // Another waits and is served when the first goes.
+        // Another waits and is served when the first ends.
         let waiting = tokio::spawn({
             let budget = budget.clone();
             async move { budget.lease(Class::tenant("other"), MIB).await }

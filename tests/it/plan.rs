@@ -1,4 +1,4 @@
-//! `bursar plan`, as somebody who types it sees it: what it says would fit does fit, also when it is tried.
+//! `bursar plan` as its user sees it: what it says would fit does fit, also when tried.
 
 mod suggestions;
 
@@ -16,7 +16,7 @@ fn plan(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_bursar")).arg("plan").args(arguments).output().expect("the binary is there")
 }
 
-/// The one object that it printed.
+/// The single JSON object that it printed.
 fn object(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
         panic!("{error}: {}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
@@ -27,7 +27,7 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{value} is no number of bytes"))
 }
 
-/// Tries each suggestion as its flag, alone; gives the knobs that were tried.
+/// Tries each suggestion alone, as its flag; returns the knobs tried.
 fn tried(arguments: &[&str]) -> Vec<String> {
     let output = plan(arguments);
     assert_eq!(output.status.code(), Some(1), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -39,7 +39,7 @@ fn tried(arguments: &[&str]) -> Vec<String> {
         let told = |key: &str| suggestion[key].as_str().unwrap_or_else(|| panic!("no {key} in {suggestion}"));
         let (flag, to) = (told("flag"), told("value"));
         assert!(suggestion["frees"].is_u64(), "{suggestion}");
-        // Its own flag is there once.
+        // Each flag appears once.
         let mut place = 0;
         let others = arguments.iter().filter(|argument| {
             let is_said = place == 1 || **argument == flag;
@@ -209,7 +209,7 @@ fn an_impossible_plan_has_its_own_exit_code() {
     assert_eq!((&envelope["sequences"], &envelope["step_tokens"]), (&json!(3), &json!(64)));
 }
 
-/// A chat with these flags, which does not come to a start: its error.
+/// The error of a chat with these flags that fails to start.
 fn refused_chat(arguments: &[&str]) -> Value {
     let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
     command.args(["chat", "--json", "--profile-cache", "none"]).args(arguments).arg("Who are you?");
@@ -265,7 +265,7 @@ fn a_model_that_does_not_fit_is_refused_before_any_allocation() {
             let changed: Vec<_> = unfit.suggestions.iter().filter_map(|suggestion| suggestion.over(&options)).collect();
             assert!(!changed.is_empty(), "{error}: {}", error.hint());
             for options in changed {
-                // As many as there are start, each by itself.
+                // Every suggestion starts, each by itself.
                 let (device, told) = (device_of(Bytes::mib(64)), format!("{options:?}"));
                 let model = runtime_on(&device).await.load_with(ModelSource::demo(), options, |_| {}).await;
                 model.unwrap_or_else(|error| panic!("{error}: {told}"));
@@ -274,7 +274,7 @@ fn a_model_that_does_not_fit_is_refused_before_any_allocation() {
     });
 }
 
-/// Starts the demo model on a host device of so many bytes; the tokens of keys and values, and whether it answers.
+/// Starts the demo model on a host device of this size; returns its tokens of keys and values, and whether it answers.
 async fn start(total: Bytes, canary: Option<Bytes>, options: LoadOptions) -> Result<usize, RuntimeError> {
     let config = RuntimeConfig { device: DeviceChoice::Host(total), canary, ..RuntimeConfig::default() };
     let runtime = Runtime::start(config).await?;

@@ -1,4 +1,4 @@
-//! Sessions of `bursar chat`: what goes wrong costs its own turn, and Ctrl-C what it was pressed for.
+//! Sessions of `bursar chat`: an error costs only its own turn, and Ctrl-C ends only what it was pressed for.
 
 use std::{
     fs,
@@ -14,7 +14,7 @@ use crate::{
     stage::{Folder, png},
 };
 
-/// Lines of standard output: of a session without --json, replies.
+/// Lines of standard output: without --json, the session's replies.
 fn replies(output: &Output) -> Vec<String> {
     String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
 }
@@ -34,7 +34,7 @@ fn a_picture_that_cannot_be_read_is_dropped_and_named() {
     let folder = Folder::empty();
     let (bad, damaged) = (folder.path().join("bad.gif"), folder.path().join("damaged.png"));
     fs::write(&bad, b"no picture at all").expect("it is written");
-    // Its header is whole: that it is damaged is found when it is decoded, and so by the turn that shows it.
+    // Its header is whole: the damage shows while decoding, and so in the turn that shows it.
     let whole = png(&RgbImage::from_fn(90, 70, |x, y| Rgb([x as u8, y as u8, (x * y) as u8])));
     fs::write(&damaged, &whole[..whole.len() / 2]).expect("it is written");
 
@@ -134,7 +134,7 @@ fn a_reply_cut_off_by_length_says_so() {
 
 #[test]
 fn an_error_during_a_reply_starts_its_own_line() {
-    // Until one that is long enough for a word on this machine.
+    // Until a reply is long enough for a word on this machine.
     for deadline in ["0.1", "0.3", "1", "3", "10"] {
         let output = chat(&[&ENDLESS[..], &["--deadline", deadline, "hello"]].concat(), "");
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -148,7 +148,7 @@ fn an_error_during_a_reply_starts_its_own_line() {
     panic!("no deadline lets a reply begin");
 }
 
-/// A session that is spoken with.
+/// An interactive session.
 struct Spoken {
     child: Child,
     heard: BufReader<ChildStdout>,

@@ -1,4 +1,4 @@
-//! What is handed over without a template or a file: prompts as tokens, pictures as pixels, weights as a seed.
+//! Input without a template or a file: prompts as tokens, pictures as pixels, weights from a seed.
 
 use bursar::crates::model::text::{Message, Part, Role, TemplateInputs};
 use bursar::{Chat, ChatError, Image, ImageError, ModelSource, SamplingError, random_checkpoint};
@@ -71,7 +71,7 @@ fn raw_pixels_equal_the_lossless_file_of_them() {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
         let drawn = RgbImage::from_fn(97, 61, |x, y| Rgb([(x * 5) as u8, (y * 3) as u8, (x ^ y) as u8]));
-        // How likely each token was tells pictures apart that are described alike; what is computed is not found again.
+        // Token probabilities distinguish pictures with the same description; computed blocks are not reused.
         let chat = |salt: &str| text(QUESTION).max_tokens(16).log_probabilities(3).cache_salt(salt);
         let file = ask(&stage.model, chat("1").image(Image::from_bytes(png(&drawn)))).await.expect("a file");
         let pixels = Image::from_rgb(97, 61, drawn.clone().into_raw()).expect("as many bytes as pixels take");

@@ -1,4 +1,4 @@
-//! What the command line says when something is wrong: whole, by the names that its users know, and never to nobody.
+//! Error messages of the command line: complete, in the user's terms, and printed only where they can be read.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ fn told(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// What a chat is refused with, as a person reads it, and the exit code.
+/// The refusal of a chat as a person reads it, and the exit code.
 fn refused(arguments: &[&str]) -> (String, Option<i32>) {
     let output = chat(arguments, "");
     assert!(!output.status.success(), "{arguments:?} is refused");
@@ -44,7 +44,7 @@ fn a_closed_pipe_ends_a_command_quietly() {
         let is_refused = arguments[0] == "drill";
         assert_eq!(output.status.code(), Some(if is_refused { 2 } else { 0 }), "{arguments:?}");
     }
-    // Nor does it panic where nobody reads its errors.
+    // Nor does it panic when standard error is closed.
     let mut child = Command::new(env!("CARGO_BIN_EXE_bursar"))
         .args(["chat", "--model", "nowhere/at/all", "hello"])
         .stderr(Stdio::piped())
@@ -164,7 +164,7 @@ fn each_failed_sample_says_which_it_is() {
     assert_eq!(late, [Some(0), Some(1), Some(2)], "while they are said");
 }
 
-/// What a terminal shows of a command.
+/// A command's output on a terminal.
 #[cfg(target_os = "linux")]
 fn on_a_terminal(arguments: &str) -> Option<String> {
     let typed = format!("{} {arguments}", env!("CARGO_BIN_EXE_bursar"));

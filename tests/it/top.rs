@@ -1,4 +1,4 @@
-//! `bursar top`, as somebody who types it sees it.
+//! `bursar top` as its user sees it.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -19,7 +19,7 @@ fn said(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("UTF-8")
 }
 
-/// Somebody who tells what was recorded, first the scrape before the last, and then the last for ever.
+/// A server of recordings: first the last scrape but one, then the last forever.
 fn recorded() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port of the loopback");
     let address = listener.local_addr().expect("it has one").to_string();

@@ -1,4 +1,4 @@
-//! Starts that rely on what an earlier one has written down, and starts that had better not.
+//! Starts that rely on an earlier profile, and starts that must not.
 
 use std::{
     fs,
@@ -15,7 +15,7 @@ use bursar::{
 
 use crate::stage::{Folder, about, answer, device, runtime_on, small, small_envelope, story};
 
-/// Everything that a start told, when it came, and what it came to.
+/// Everything that a start reported, with times, and its result.
 struct Start {
     told: Vec<(Progress, Instant)>,
     began: Instant,
@@ -23,7 +23,7 @@ struct Start {
     serving: Serving,
 }
 
-/// Limits whose worst cases take a while, with a size that follows from what is left, stressed as on a GPU.
+/// Limits whose worst cases take a while, with a size that follows from the rest, stressed as on a GPU.
 fn sized(profiles: &Path) -> LoadOptions {
     let profiles = Some(profiles.to_owned());
     LoadOptions { profiles, kv_tokens: None, full_stress: true, envelope: Some(small_envelope()), ..small() }
@@ -47,7 +47,7 @@ impl Start {
         Start::on(runtime, ModelSource::demo(), options).await
     }
 
-    /// How often each worst case was run, by its name.
+    /// Runs of each worst case, by name.
     fn runs(&self) -> Vec<(&'static str, usize)> {
         let runs_of = |worst_case: &str| {
             let is_run = |(moment, _): &&(Progress, Instant)| matches!(moment, Progress::Profiling { what, .. } if *what == worst_case);
@@ -64,7 +64,7 @@ impl Start {
         self.told.iter().filter_map(notice).collect()
     }
 
-    /// Why a profile was ignored; nothing if none was.
+    /// Why a profile was ignored, if one was.
     fn reasons(&self) -> Vec<String> {
         let of = |notice| match notice {
             Notice::ProfileIgnored { reasons, .. } => reasons,
@@ -89,12 +89,12 @@ impl Start {
     }
 }
 
-/// Ends what a start came to, so that the next finds all of the device.
+/// Ends a start's runtime, so that the next finds the whole device.
 async fn end(runtime: Runtime) {
     runtime.shutdown().await;
 }
 
-/// The files of a folder that are there for good.
+/// The permanent files of a folder.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries.map(|entry| entry.path()).collect()
@@ -136,7 +136,7 @@ fn a_warm_start_sizes_in_less_time() {
             ..small()
         };
         let (mut cold, mut warm) = (Vec::new(), Vec::new());
-        // Others use this machine too: of several, the quickest counts.
+        // The machine may be busy: of several runs the quickest counts.
         for round in 0..4 {
             let runtime = runtime_on(&device()).await;
             let profiles = (round > 0).then(|| folder.path().to_owned());
@@ -238,7 +238,7 @@ fn another_capacity_page_or_driver_is_named() {
     });
 }
 
-/// The demo model in a folder, with `change` made to its processor's settings.
+/// The demo model in a folder, with `change` applied to its processor's settings.
 fn demo_folder(folder: &Folder, change: impl FnOnce(&mut serde_json::Value)) -> ModelSource {
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("model/demo/checkpoint");
     for file in files(&from) {
@@ -357,7 +357,7 @@ fn a_neighbour_change_since_the_profile_is_measured_anew() {
         let again = start(Bytes::ZERO).await;
         assert!(!again.serving.is_warm, "there is room for more");
         assert_eq!(again.serving.record.kv_blocks, alone.serving.record.kv_blocks);
-        // A few pages are nobody's reason: they come and go.
+        // A few pages are no reason: they come and go.
         let nearly = start(Bytes::kib(128)).await;
         assert!(nearly.serving.is_warm, "{:?}", nearly.notices());
     });
@@ -383,7 +383,7 @@ fn a_size_reached_by_shrinking_starts_warm_next_time() {
         let warm = Start::demo(&runtime, sized(folder.path())).await;
         warm.assert_ran(1);
         assert_eq!(warm.serving.record, shrunk.serving.record, "nobody tries again what was refused");
-        // And what is refused now counts from there.
+        // Refusals count from here.
         let engine = runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
         assert!(engine.send_message(EngineMessage::RefuseMemory(WhichLane::Step)).is_ok(), "it is alive");
         answer(&warm.model, about(1)).await;

@@ -1,5 +1,5 @@
-//! Crash loops: whoever dies again and again is started again as often as its intensity says, later each time, and then
-//! it ends with the reason, with every byte home, and not in a spin.
+//! Crash loops: an actor that keeps dying is restarted as often as its intensity allows, later each time. Then it ends
+//! with the reason and every byte returned, and never spins.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use crate::stage::{about, answer, ask, demo, device, eventually, small, story};
 /// Two restarts, the second after twice the wait.
 const TWO: Intensity =
     Intensity { restarts_max: 2, within: Duration::from_secs(3600), back_off: Duration::from_millis(40) };
-/// What two restarts wait together, at least.
+/// The least total wait of two restarts.
 const WAITS: Duration = Duration::from_millis(40 + 80);
 
 async fn reason_of_the_end(model: &ModelHandle) -> String {
@@ -52,7 +52,7 @@ fn each_serving_actors_crash_loop_stops_the_model_with_the_reason() {
         for victim in ["vision", "kv", "scheduler"] {
             let device = device();
             let runtime = crate::stage::runtime_on(&device).await;
-            // Engines may die as often as they like: the serving actors have an intensity of their own.
+            // Engines may die as often as they like: the serving actors have their own intensity.
             let model = demo(&runtime, LoadOptions { intensity: TWO, ..small() }).await;
             let begun = Instant::now();
             for death in 0..3 {
@@ -179,7 +179,7 @@ fn each_supervised_actor_has_an_intensity_of_its_own() {
     assert!(all.iter().all(|intensity| !intensity.back_off.is_zero() && intensity.restarts_max > 0));
     assert!(all.iter().enumerate().all(|(place, one)| !all[..place].contains(one)), "no two are the same");
     story(async {
-        // Deaths of the budget and of the serving actors do not count as the engine's, nor the other way round.
+        // Deaths of the budget and of serving actors do not count for the engine, nor the reverse.
         let once = Intensity { restarts_max: 1, back_off: Duration::ZERO, ..TWO };
         let device = device();
         let config = RuntimeConfig {

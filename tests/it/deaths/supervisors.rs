@@ -1,4 +1,4 @@
-//! Users supervise us: the runtime under an actor of theirs, and their actors beside ours.
+//! User supervision: the runtime under a user's actor, and users' actors beside ours.
 
 use std::sync::{
     Arc,
@@ -13,7 +13,7 @@ use bursar::{
 
 use crate::stage::{about, answer, ask, demo, device, eventually, small, story};
 
-/// A user's supervisor: keeps a runtime with a model, and starts both again when the runtime dies.
+/// A user's supervisor: keeps a runtime with a model, and restarts both when the runtime dies.
 struct Keeper;
 
 struct Kept {
@@ -24,11 +24,11 @@ struct Kept {
 }
 
 enum Ask {
-    /// For the runtime and the model as they are now.
+    /// Asks for the current runtime and model.
     Current(Responder<(Runtime, ModelHandle)>),
-    /// For the bytes granted: a question to our budget from an actor's handler.
+    /// Asks for the granted bytes: a question to our budget from an actor's handler.
     Granted(Responder<Bytes>),
-    /// For an answer of our model, likewise.
+    /// Asks for an answer of our model, likewise.
     Chat(Responder<String>),
 }
 
@@ -110,7 +110,7 @@ fn a_user_supervisor_replaces_a_dead_runtime_on_the_same_device() {
             drop((runtime, model));
             eventually("only the living hold memory", async || device.counts().backed == granted).await;
         }
-        // The supervisor takes the runtime with it.
+        // The runtime dies with its supervisor.
         let (runtime, model) = asked(&keeper, Ask::Current).await;
         keeper.kill();
         runtime.cell().wait(None).await.expect("no time limit");

@@ -1,11 +1,11 @@
-//! Deaths in the middle of a change: every byte is home, and nobody waits for ever.
+//! Deaths in the middle of a change: every byte returns, and no request waits forever.
 
 use bursar::{Bytes, Class, crates::actors::budget::BudgetMessage};
 
 use super::{Card, Crowd, long, undisturbed, watchful};
 use crate::stage::{answer, eventually, story};
 
-/// Who dies.
+/// The victim.
 const VICTIMS: [&str; 5] = ["scheduler", "kv", "vision", "budget", "engine"];
 
 impl Card {
@@ -37,7 +37,7 @@ fn any_death_during_a_shrink_returns_every_byte_and_chats_continue() {
             let expected = undisturbed(&card.model, 5, long).await;
             let crowd = Crowd::of(&card.model, &expected, long);
             card.device.hold_calls();
-            // What is free and the canary: then it has to wait.
+            // All free bytes and the canary: then it has to wait.
             let taken = card.device.foreign_takes(card.before.free + card.before.canary);
             card.until_held().await;
             card.kill(victim).await;
@@ -47,7 +47,7 @@ fn any_death_during_a_shrink_returns_every_byte_and_chats_continue() {
             assert_eq!(answer(&card.model, long(1)).await, expected[1], "{victim}");
             assert_eq!(card.device.foreign_gives_back(taken), taken);
             if victim == "engine" {
-                // Its successor was sized while the neighbour was there, and never has more than what was stressed.
+                // Its successor was sized beside the neighbour, and never exceeds what was stressed.
                 card.quiet().await;
             } else {
                 card.regained().await;
@@ -112,7 +112,7 @@ fn answers_never_differ_under_random_neighbours_and_deaths() {
         let card = Card::filled(watchful()).await;
         let expected = undisturbed(&card.model, 7, long).await;
         let crowd = Crowd::of(&card.model, &expected, long);
-        // As good as random, and the same each time.
+        // Pseudo-random, and the same each time.
         let mut chance = 7u64;
         for round in 0..40 {
             chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -123,8 +123,8 @@ fn answers_never_differ_under_random_neighbours_and_deaths() {
                 5 => drop(card.device.foreign_gives_back(Bytes::gib(1))),
                 _ => card.kill("budget").await,
             }
-            // No request survives a third death of those that serve it. An engine that dies is sized anew, which is
-            // another story.
+            // No request survives a third death of its serving actors. A dead engine is sized anew, which is another
+            // story.
             match round {
                 10 => card.kill("scheduler").await,
                 25 => card.kill("kv").await,
