@@ -29,7 +29,6 @@ enum Over {
 /// As in shells: 128 plus the number of the signal.
 const INTERRUPTED: u8 = 130;
 
-/// Runs the command.
 pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
     let over = talk(device, &options).await.unwrap_or_else(|failure| {
         told::failure_of_all(&failure, &options);

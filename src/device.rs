@@ -1,4 +1,4 @@
-//! Which device a command leases, as it is typed.
+//! The device that a command leases, as typed.
 
 use std::{env, ffi::OsString, net::SocketAddr, path::PathBuf, str::FromStr};
 

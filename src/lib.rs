@@ -125,7 +125,7 @@ pub use bursar_model::{
 /// let (responder, answer) = Responder::new();
 /// model.serving().await?.kv.send_message(KvMessage::Usage(responder))?;
 /// let blocks = answer.await?; // of 16 tokens each, over all layers
-/// assert_eq!(blocks.held, 0, "nobody asks the model anything");
+/// assert_eq!(blocks.held, 0, "the model is idle");
 /// # runtime.shutdown().await;
 /// # Ok(())
 /// # }

@@ -56,7 +56,6 @@ struct Heard {
     phases: Vec<(Phase, Instant)>,
 }
 
-/// Runs the command.
 pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
     match profile(device, &options).await {
         Ok(profile) if options.json => {

@@ -9,7 +9,6 @@ use crate::{DeviceOptions, failure::Failure, model};
 /// How long the ledger may take to return to its earlier state after the last answer: leases are returned by note.
 const SETTLING_MAX: Duration = Duration::from_secs(5);
 
-/// Runs the tour.
 pub async fn run(device: &DeviceOptions) -> Result<(), Failure> {
     let runtime = model::start(device, RuntimeConfig::default()).await?;
     println!("{} Loading the embedded demo model.\n", device.describe(&runtime));

@@ -124,7 +124,7 @@ pub struct Whole {
     pub tokens: Vec<TokenScore>,
 }
 
-/// Reads to the end; checks that there is exactly one and that it comes last.
+/// Reads the whole reply; checks that there is exactly one end and that it comes last.
 pub async fn listen(mut reply: bursar::Reply) -> Result<Whole, ChatError> {
     let (mut pieces, mut prompt, mut tokens, mut end) = (Vec::new(), None, Vec::new(), None);
     while let Some(event) = reply.next().await {

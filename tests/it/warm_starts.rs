@@ -383,7 +383,7 @@ fn a_size_reached_by_shrinking_starts_warm_next_time() {
         let warm = Start::demo(&runtime, sized(folder.path())).await;
         warm.assert_ran(1);
         assert_eq!(warm.serving.record, shrunk.serving.record, "nobody tries again what was refused");
-        // Refusals count from here.
+        // A further refusal shrinks from this size.
         let engine = runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
         assert!(engine.send_message(EngineMessage::RefuseMemory(WhichLane::Step)).is_ok(), "it is alive");
         answer(&warm.model, about(1)).await;

@@ -123,7 +123,7 @@ impl World {
         let watch = move |progress: Progress| {
             let here = match progress {
                 Progress::Loading { done, .. } => {
-                    // A number that does not rise begins another attempt.
+                    // Progress that does not rise belongs to a new attempt.
                     let begins = last.swap(done.0, Ordering::SeqCst) >= done.0;
                     loads.fetch_add(usize::from(begins), Ordering::SeqCst);
                     moment == Moment::Loading
