@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn every_name_is_a_flag_with_hyphens_and_with_underscores() {
+    fn every_knob_name_is_a_flag_with_hyphens_or_underscores() {
         for flag in FLAGS.iter().filter(|flag| flag.value != "JSON") {
             let value = match Knob::named(flag.name).map(|knob| knob.kind) {
                 Some(Kind::Type) => "half",
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn two_names_with_two_values_are_refused_with_both_names() {
+    fn contradicting_names_of_a_knob_are_refused_with_both() {
         let failure = typed(&["--max-num-seqs", "4", "--sequences", "8"]).knobs().expect_err("they differ");
         let (error, hint) = failure.told();
         assert!(error.contains("--max-num-seqs is 4") && error.contains("--sequences is 8"), "{failure}");

@@ -245,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_time_between_looks_has_bounds() {
+    fn the_scrape_interval_has_bounds() {
         for (typed, millis) in [("1s", 1000), ("500ms", 500), ("0.5", 500), ("2 s", 2000), ("1m", 60_000)] {
             assert_eq!(typed.parse(), Ok(Every(Duration::from_millis(millis))), "{typed}");
         }

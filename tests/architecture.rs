@@ -240,7 +240,7 @@ fn metrics_are_recorded_through_their_table() {
 }
 
 #[test]
-fn one_file_writes_to_standard_error() {
+fn only_one_file_writes_to_standard_error() {
     let words = ["eprint!(", "eprintln!(", "dbg!(", "stderr()"];
     let allowed = ["src/logging.rs"];
     assert_none(offenders("src", &words, &allowed), "with --log json each line there is an object");
@@ -250,7 +250,7 @@ fn one_file_writes_to_standard_error() {
 }
 
 #[test]
-fn every_file_says_what_it_is_and_stays_readable() {
+fn every_file_opens_with_its_purpose_and_stays_short() {
     for folder in ["budgets", "kernels", "model", "actors", "src", "tests", "examples", "benches"] {
         for (name, text) in sources(folder) {
             assert!(text.starts_with("//!"), "{name} opens with what it is");
@@ -267,7 +267,7 @@ fn actors_ask_only_what_the_table_of_questions_allows() {
 }
 
 #[test]
-fn examples_are_numbered_say_how_they_run_and_are_run() {
+fn examples_are_numbered_documented_and_run() {
     let script = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(".ci/run")).expect("the script");
     let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).expect("the README");
     let mut examples = Vec::new();

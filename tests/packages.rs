@@ -47,7 +47,7 @@ fn each_feature_alone_brings_its_dependencies() {
 }
 
 #[test]
-fn no_dependency_wants_a_newer_rust_than_is_promised() {
+fn no_dependency_needs_a_newer_rust_than_promised() {
     let version = cargo(&["version", "--verbose"]);
     let host = version.lines().find_map(|line| line.strip_prefix("host: ")).expect("cargo names its host");
     // Other systems' dependencies need not be present.

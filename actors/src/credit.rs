@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn closed_credits_are_idle_when_the_last_is_given_back() {
+    async fn closed_credits_are_idle_after_the_last_is_returned() {
         let credits = Credits::new(2);
         let taken = credits.take(1);
         credits.close();

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pass_takes_as_long_as_the_slower_of_its_two() {
+    fn a_pass_is_bound_by_the_slower_of_compute_and_memory() {
         let rates = Rates::new(10.0, 2.0, "a story");
         let work = |flops, bytes| Work { flops, bytes: bursar::Bytes(bytes) };
         assert_eq!(rates.floor_seconds(&[work(100, 4), work(10, 6)]), 10.0 + 3.0);

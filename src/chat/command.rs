@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_a_question_unless_it_begins_with_a_slash() {
+    fn a_line_without_a_leading_slash_is_a_question() {
         assert_eq!(read("  \r\n"), Line::Empty);
         assert_eq!(read("What is this?\n"), Line::Question("What is this?".to_owned()));
         assert_eq!(read(" /etc/hosts is what?"), Line::Question("/etc/hosts is what?".to_owned()));
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_files_may_have_quotes_spaces_and_a_home() {
+    fn file_names_may_have_quotes_spaces_and_a_tilde() {
         let home = home_dir().expect("tests have one");
         let image = |names: &[&str]| Line::Image(names.iter().map(PathBuf::from).collect());
         assert_eq!(read("/image a.png 'my cat.png' my\\ dog.png"), image(&["a.png", "my cat.png", "my dog.png"]));

@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_key_means_one_thing_when_it_is_pressed() {
+    fn each_key_has_one_meaning_on_press() {
         let pressed = |code, modifiers| Key::of(KeyEvent::new(code, modifiers));
         for (code, key) in [
             (KeyCode::Char('q'), Key::Quit),

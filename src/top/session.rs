@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_minute_is_kept_and_no_more() {
+    fn scrapes_of_one_minute_are_kept() {
         let mut session = session();
         for tenth in 0..2000 {
             session.hear(Ok(generated(tenth, &["a"])), Duration::from_millis(100 * tenth));
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_change_the_interval_within_bounds_pause_explain_and_end() {
+    fn keys_change_the_interval_pause_explain_and_quit() {
         let mut session = session();
         assert!(session.press(Key::Slower) && session.every == seconds(2));
         for _ in 0..20 {

@@ -77,7 +77,7 @@ fn a_host_device_refuses_half_and_takes_the_other_advice() {
 }
 
 #[test]
-fn a_type_that_a_gpu_lacks_is_refused_by_name() {
+fn a_type_unsupported_by_the_gpu_is_refused_by_name() {
     for (gpu, dtype, taken) in
         [("t4", "bfloat16", "float16"), ("h200", "float32", "bfloat16 or float16"), ("h200", "int8", "half")]
     {

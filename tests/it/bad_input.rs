@@ -122,7 +122,7 @@ fn each_bad_chat_fails_alone_with_its_error() {
 }
 
 #[test]
-fn the_error_of_a_broken_picture_shows_nothing_of_it() {
+fn a_broken_pictures_error_shows_none_of_its_content() {
     story(async {
         let stage = Stage::set(small()).await;
         let secret = Image::from_bytes(&b"my secret diary"[..]);
@@ -165,7 +165,7 @@ fn a_file_may_be_as_large_as_its_model_takes() {
 }
 
 #[test]
-fn a_picture_placeholder_typed_by_the_user_stays_text() {
+fn a_typed_picture_placeholder_stays_text() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
@@ -260,7 +260,7 @@ fn pixel_limits_set_by_the_user_hold_within_the_envelope() {
 }
 
 #[test]
-fn a_processor_without_resizing_refuses_large_pictures_and_names_the_limit() {
+fn a_processor_without_resizing_refuses_large_pictures_with_the_limit() {
     story(async {
         let folder = Folder::empty();
         let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("model/demo/checkpoint");

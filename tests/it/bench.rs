@@ -78,7 +78,7 @@ fn every_demo_figure_is_measured_or_named_as_left_out() {
 }
 
 #[test]
-fn random_weights_of_a_shape_are_measured_in_a_table() {
+fn random_weights_of_a_shape_print_a_table_of_figures() {
     let arguments = ["--shape", "qwen2.5-vl-tiny", "--random", "--quick", "--only", "prefill,pictures"];
     let output = bench(&arguments);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

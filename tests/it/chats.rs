@@ -235,7 +235,7 @@ fn a_slow_reader_holds_back_only_its_own_reply() {
 }
 
 #[test]
-fn an_unread_reply_does_not_keep_the_model_from_ending() {
+fn an_unread_reply_does_not_delay_a_shutdown() {
     story(async {
         let stage = Stage::set(small()).await;
         let unread = stage.model.chat(text("Who are you?")).await.expect("accepted");

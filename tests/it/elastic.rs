@@ -203,7 +203,7 @@ fn a_neighbour_takes_memory_stepwise_beside_chats_and_returns_it() {
 }
 
 #[test]
-fn a_neighbour_comes_and_goes_while_chats_have_pictures() {
+fn a_neighbour_comes_and_goes_during_picture_chats() {
     story(async {
         let card = Card::filled(watchful()).await;
         let expected = undisturbed(&card.model, 8, of_a_picture).await;

@@ -294,7 +294,7 @@ fn a_renamed_model_is_found_under_its_old_name() {
 }
 
 #[test]
-fn an_index_may_name_only_plain_files_that_are_there() {
+fn an_index_may_name_only_existing_plain_files() {
     for (shard, is_right) in [
         (
             "../../../../etc/passwd",

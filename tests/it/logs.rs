@@ -99,7 +99,7 @@ fn with_log_json_a_panic_is_json() {
 }
 
 #[test]
-fn a_refused_request_has_a_line_with_its_reason_and_id() {
+fn a_refused_request_is_logged_with_reason_and_id() {
     let too_long = "quetzalcoatl ".repeat(200);
     for level in ["info", "warn"] {
         let json = ["--log", "json", "--log-level", level];
@@ -117,7 +117,7 @@ fn a_refused_request_has_a_line_with_its_reason_and_id() {
 }
 
 #[test]
-fn kv_and_lanes_log_under_the_id_of_the_request() {
+fn kv_and_lanes_log_under_the_requests_id() {
     let picture = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("model/demo/pictures/shapes.png");
     let picture = picture.display().to_string();
     let limits =

@@ -172,7 +172,7 @@ fn each_bad_picture_fails_alone_and_at_once() {
 }
 
 #[test]
-fn every_kind_of_picture_that_the_reference_reads_is_read() {
+fn every_kind_of_picture_the_reference_reads_is_read() {
     story(async {
         let stage = Stage::set(LoadOptions { image_limits: limits(), ..small() }).await;
         let before = stage.snapshot().await;

@@ -115,7 +115,7 @@ fn refused_memory_in_any_phase_ends_smaller_or_says_what_fits() {
 }
 
 #[test]
-fn any_script_of_refusals_keeps_the_ledger_and_shrinks_targets_regularly() {
+fn any_script_of_refusals_keeps_the_ledger_and_shrinks_targets() {
     // Scripts of two parts, in a fixed mixed order, as many as a story has time for.
     let parts: Vec<(Phase, u32)> = Phase::ALL.into_iter().flat_map(|phase| (1..=4).map(move |n| (phase, n))).collect();
     let scripts: Vec<_> = (0..24).map(|nth| (parts[nth * 7 % 24], parts[(nth * 11 + nth / 24 + 5) % 24])).collect();

@@ -30,7 +30,7 @@ fn notes(events: &[Value]) -> Vec<String> {
 const GREEDY: [&str; 4] = ["--temperature", "0", "--max-tokens", "24"];
 
 #[test]
-fn a_picture_that_cannot_be_read_is_dropped_and_named() {
+fn an_unreadable_picture_is_dropped_and_named() {
     let folder = Folder::empty();
     let (bad, damaged) = (folder.path().join("bad.gif"), folder.path().join("damaged.png"));
     fs::write(&bad, b"no picture at all").expect("it is written");
@@ -57,7 +57,7 @@ fn a_picture_that_cannot_be_read_is_dropped_and_named() {
 }
 
 #[test]
-fn a_full_context_offers_ways_out_and_they_work() {
+fn a_full_context_offers_working_ways_out() {
     let small = ["--context-tokens", "128", "--step-tokens", "64", "--temperature", "0", "--max-tokens", "4"];
     let long = "shapes ".repeat(30);
     let lines = format!("{long}\n{long}\n{long}\n/undo\n/forget\n{long}\n/clear\n{long}\n");
@@ -188,7 +188,7 @@ impl Spoken {
 
 #[cfg(unix)]
 #[test]
-fn ctrl_c_ends_a_reply_and_a_second_one_the_session() {
+fn ctrl_c_ends_a_reply_and_pressed_again_the_session() {
     let mut session = Spoken::begin();
     for question in ["hello", "and again"] {
         session.say(question);

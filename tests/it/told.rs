@@ -208,7 +208,7 @@ fn json_tokens(folder: &Path, whitespace: &[&str]) -> (String, u64) {
 }
 
 #[test]
-fn json_replies_have_the_whitespace_that_the_caller_chose() {
+fn json_replies_have_the_chosen_whitespace() {
     let folder = Folder::empty();
     let (compact, tokens) = json_tokens(folder.path(), &[]);
     assert!(!compact.contains(char::is_whitespace), "{compact:?}");

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_that_is_fixed_stays() {
+    fn a_fixed_target_stays() {
         let mut attempts = Attempts::new(true);
         attempts.plan(64);
         attempts.failed(true, SECOND);

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn the_average_is_trusted_only_while_the_pool_is_not_busy() {
+    fn the_average_is_ignored_while_the_pool_is_busy() {
         let mut lengths = AnswerLength::default();
         assert_eq!(lengths.expected(0, 500, false), 500, "nothing is known yet");
         lengths.record(40);

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_text_is_folded_between_words() {
+    fn long_text_wraps_between_words() {
         assert_eq!(fold("one two three", 20), ["one two three"]);
         assert_eq!(fold("one two three", 8), ["one two", "three"]);
         assert_eq!(fold("one twothreefour 5", 7), ["one", "twothre", "efour 5"]);

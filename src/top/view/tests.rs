@@ -73,7 +73,7 @@ fn a_text_model_shows_no_missing_vision_actor() {
 }
 
 #[test]
-fn a_model_is_as_its_actors_are() {
+fn a_models_state_follows_its_actors() {
     let state = |actors: &[(&str, u8)]| {
         let line = |(actor, is_up): &(&str, u8)| format!("bursar_actor_up{{model=\"a\",actor=\"{actor}\"}} {is_up}\n");
         let lines: String = actors.iter().map(line).collect();

@@ -170,7 +170,7 @@ fn a_profile_dying_in_every_attempt_fails_the_start() {
 }
 
 #[test]
-fn each_supervised_actor_has_an_intensity_of_its_own() {
+fn each_supervised_actor_has_its_own_intensity() {
     let defaults = (LoadOptions::default(), RuntimeConfig::default());
     assert_eq!(defaults.0.intensity, Intensity::SERVING);
     assert_eq!(defaults.0.engine_intensity, Intensity::ENGINE);

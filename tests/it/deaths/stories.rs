@@ -198,7 +198,7 @@ fn a_request_that_keeps_killing_actors_is_given_up_alone() {
 }
 
 #[test]
-fn a_budget_that_is_killed_finds_everything_as_it_was() {
+fn a_killed_budgets_successor_finds_everything_unchanged() {
     story(async {
         let stage = Stage::set(small()).await;
         let budget = stage.runtime.budget();

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shrink_whose_scheduler_dies_begins_again_with_the_next() {
+    fn a_shrink_interrupted_by_a_schedulers_death_restarts_with_the_next() {
         let mut pool = serving();
         assert_eq!(pool.step(Input::GiveUp(50)), Some(Change::Shrink { to: 50 }));
         // The news may come before the successor or after it.

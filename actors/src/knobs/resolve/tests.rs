@@ -160,7 +160,7 @@ fn nested_vllm_settings_are_flattened() {
 }
 
 #[test]
-fn knobs_that_exclude_each_other_are_refused_by_our_names() {
+fn mutually_exclusive_knobs_are_refused_by_our_names() {
     for (first, second) in [
         (json!({ "gpu_memory_utilization": 0.9, "memory_fraction": 0.9 }), ["memory_fraction", "device_fraction"]),
         (json!({ "max_total_token_num": 4096, "kv_cache_memory_bytes": "1GiB" }), ["kv_tokens", "kv_bytes"]),

@@ -33,7 +33,7 @@ fn blocks(allotment: &Allotment) -> Vec<(SequenceId, Vec<u32>)> {
 }
 
 #[test]
-fn a_sequence_takes_a_block_only_when_it_outgrows_the_last() {
+fn a_sequence_takes_a_block_only_after_filling_the_last() {
     let mut kv = KvCore::new(4);
     assert_eq!(blocks(&kv.allot(&[demand(A, 0, 16)])), [(A, vec![0])]);
     assert_eq!(blocks(&kv.allot(&[demand(A, 16, 17), demand(B, 0, 1)])), [(A, vec![0, 1]), (B, vec![2])]);
@@ -89,7 +89,7 @@ fn a_fully_cached_sequence_still_has_a_token_to_compute() {
 }
 
 #[test]
-fn shared_blocks_are_not_counted_on_to_make_room() {
+fn shared_blocks_do_not_count_as_room() {
     let mut kv = KvCore::new(3);
     kv.allot(&[demand(A, 0, 32)]);
     kv.name(&filled(A, 7, 32));
@@ -138,7 +138,7 @@ fn a_shrink_drops_the_tail_and_its_holders() {
 }
 
 #[test]
-fn a_shared_block_of_the_tail_takes_both_of_its_holders() {
+fn a_shrink_over_a_shared_block_drops_both_holders() {
     let mut kv = KvCore::new(6);
     kv.allot(&[demand(SequenceId(9), 0, 32), demand(A, 0, 33)]);
     kv.name(&filled(A, 7, 33));

@@ -160,7 +160,7 @@ async fn a_cancelled_sequences_picture_stays_until_its_last_step_has_run() {
 }
 
 #[tokio::test]
-async fn a_sequence_preempted_after_its_pictures_may_return_under_its_identity() {
+async fn a_sequence_preempted_after_its_pictures_may_return_as_itself() {
     // Four blocks for two sequences that want three each in the end: the younger is preempted on the way. Both are let in
     // as the answer before was short.
     let bed = Bed::new(4).await;

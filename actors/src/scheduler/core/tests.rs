@@ -193,7 +193,7 @@ fn decoding_goes_first_and_prompts_share_the_rest_by_age() {
 }
 
 #[test]
-fn no_more_sequences_run_than_were_stressed() {
+fn running_sequences_never_exceed_those_stressed() {
     let mut bed = Bed::new(limits(2, 64, 32));
     (1..=5).for_each(|id| {
         bed.admit(sequence(id, 3, 4));

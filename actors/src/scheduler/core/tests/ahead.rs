@@ -429,7 +429,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_same_tokens_come_out_with_look_ahead_and_without(script in any_script()) {
+    fn tokens_are_the_same_with_and_without_look_ahead(script in any_script()) {
         let (with, without) = (script.play(Bed::ahead(script.limits)), script.play(Bed::new(script.limits)));
         prop_assert_eq!(without.planned_ahead, 0);
         for (id, role) in (0..).zip(&script.roles) {
