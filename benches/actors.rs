@@ -1,4 +1,4 @@
-//! The budget through its actor, as users and other actors have it: the messages, the waking of threads, the mailbox.
+//! The budget through its actor, as users and other actors reach it: messages, thread wake-ups, the mailbox.
 //!
 //! `cargo bench --bench actors`
 
@@ -10,7 +10,7 @@ fn main() {
     divan::main();
 }
 
-/// A runtime and the threads that its actors have.
+/// A runtime and its actors' threads.
 struct Stage {
     threads: tokio::runtime::Runtime,
     runtime: Runtime,
@@ -24,7 +24,7 @@ impl Stage {
     }
 }
 
-/// What the figures are of, on a machine with a GPU too.
+/// The figures are for the host, also on a machine with a GPU.
 fn on_the_host() -> RuntimeConfig {
     RuntimeConfig { device: DeviceChoice::Host(Bytes::mib(512)), ..RuntimeConfig::default() }
 }
@@ -35,7 +35,7 @@ async fn lease_and_drop(runtime: &Runtime) {
     drop(black_box(lease));
 }
 
-/// The smallest question: a number comes back.
+/// The smallest question: its answer is a number.
 async fn question(runtime: &Runtime) {
     black_box(runtime.budget().available().await.expect("the budget answers"));
 }
@@ -45,7 +45,7 @@ async fn snapshot(runtime: &Runtime) {
     black_box(runtime.budget().snapshot().await.expect("the budget answers"));
 }
 
-/// Asked by a thread that is none of the actors': each round wakes two threads.
+/// Asked from a thread outside the actors' pool: each round wakes two threads.
 mod from_a_thread_of_ones_own {
     use super::*;
 
@@ -72,7 +72,7 @@ mod from_a_thread_of_ones_own {
     }
 }
 
-/// Asked by a task beside the actors, as requests do it. A sample is this many rounds, one after the other.
+/// Asked from a task beside the actors, like requests. A sample is this many rounds in sequence.
 mod from_a_task_64_rounds {
     use super::*;
 

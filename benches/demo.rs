@@ -1,4 +1,4 @@
-//! The demo model: a step, a launch and a mask by themselves, and chats through the whole runtime.
+//! The demo model: a step, a launch and a mask alone, and chats through the whole runtime.
 //!
 //! `cargo bench --bench demo`
 
@@ -24,10 +24,10 @@ fn main() {
     divan::main();
 }
 
-/// Cores that the figures are meant for.
+/// The number of cores that the figures assume.
 const THREADS: usize = 2;
 
-/// The model by itself: what the lanes spend their time on.
+/// The model alone: where lanes spend their time.
 mod model {
     use super::*;
 
@@ -49,7 +49,7 @@ mod model {
     }
 }
 
-/// Choosing a token of the demo's vocabulary, with a JSON schema and without.
+/// Choosing a token of the demo's vocabulary, with and without a JSON schema.
 mod sampling {
     use super::*;
 
@@ -68,7 +68,8 @@ mod sampling {
             .map(|step| (0..vocabulary as u64).map(|id| philox::uniform(step, id) as f32 * 8.0).collect())
             .collect();
         let mut scratch = SamplerScratch::default();
-        // A reply from its begin: the mask follows what was produced. Ends are chosen only where nothing else may be.
+        // A reply from its start: the mask follows the produced tokens. The end is chosen only when nothing else is
+        // allowed.
         bencher.bench_local(|| {
             let mut produced = Vec::new();
             for row in &rows {
@@ -98,12 +99,12 @@ fn schema() -> OutputFormat {
     }))
 }
 
-/// What the figures are of, on a machine with a GPU too.
+/// The figures are for the host, also on a machine with a GPU.
 fn on_the_host() -> RuntimeConfig {
     RuntimeConfig { device: DeviceChoice::Host(Bytes::mib(512)), ..RuntimeConfig::default() }
 }
 
-/// The demo model in a runtime of its own.
+/// The demo model in its own runtime.
 struct Served {
     threads: tokio::runtime::Runtime,
     runtime: Runtime,
@@ -122,7 +123,7 @@ impl Served {
         Served { threads, runtime, model }
     }
 
-    /// Until the first text of a reply; the rest is cancelled.
+    /// Reads a reply until its first text, then cancels the rest.
     fn first_text(&self, chat: Chat) {
         self.threads.block_on(async {
             let mut reply = self.model.chat(chat).await.expect("accepted");
@@ -139,7 +140,7 @@ impl Served {
         self.threads.block_on(async { self.model.chat(chat).await?.text().await }).expect("it answers")
     }
 
-    /// All at once; whole replies.
+    /// Asks all at once and reads whole replies.
     fn at_once(&self, chats: Vec<Chat>) {
         self.threads.block_on(async {
             let mut asked = tokio::task::JoinSet::new();
@@ -153,7 +154,7 @@ impl Served {
         });
     }
 
-    /// Each when the one before has ended.
+    /// Asks each after the one before has ended.
     fn in_turn(&self, chats: Vec<Chat>) {
         chats.into_iter().for_each(|chat| drop(self.text(chat)));
     }
@@ -165,7 +166,7 @@ impl Drop for Served {
     }
 }
 
-/// A number that no chat has had: nothing is found in a cache that should not be.
+/// A number that no chat has used, so that no cache has its content.
 fn fresh() -> u32 {
     static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(1);
     NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
@@ -179,12 +180,12 @@ fn about(picture: Image) -> Chat {
     Chat::new().user("Describe the picture.").image(picture).temperature(0.0)
 }
 
-/// A chat with a picture of its own and a reply of 24 tokens, whatever the model would like.
+/// A chat with its own picture and a reply of exactly 24 tokens.
 fn work() -> Chat {
     about(new_picture()).max_tokens(24).ignore_end()
 }
 
-/// Chats through the runtime, as a program has them.
+/// Chats through the runtime, like a program's.
 mod chats {
     use super::*;
 
@@ -215,7 +216,7 @@ mod chats {
         bencher.with_inputs(chats).bench_local_values(|chats| served.in_turn(chats));
     }
 
-    /// Some 500 tokens that begin like no others, answered, and a question behind them.
+    /// A unique beginning of some 500 tokens, its answer, and a second question.
     fn second_turn(number: u32) -> (Chat, Chat) {
         let long = format!("{number} squares and circles. ") + &"Say what is red, what is green. ".repeat(40);
         let first = Chat::new().user(long).temperature(0.0).max_tokens(1);

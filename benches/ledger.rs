@@ -1,4 +1,4 @@
-//! The ledger alone, without an actor: a lease granted and released again while others live.
+//! The ledger alone, without an actor: a lease is granted and released while others live.
 //!
 //! `cargo bench --bench ledger`
 
@@ -12,10 +12,10 @@ fn main() {
     divan::main();
 }
 
-/// Leases that live beside the one that comes and goes.
+/// Numbers of live leases beside the benchmarked one.
 const ALIVE: [u64; 2] = [10, 1000];
 
-/// A ledger with a number of live leases, of ten owners.
+/// A ledger with some live leases of ten owners.
 struct Books {
     ledger: Ledger,
     asked: u64,

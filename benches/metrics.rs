@@ -1,5 +1,5 @@
-//! What recording costs with a real recorder beside what is recorded: all that the scheduler, the kv actor and the drivers
-//! record of one decode step.
+//! The cost of recording with a real recorder: everything that the scheduler, the kv actor and the drivers record in
+//! one decode step.
 //!
 //! `cargo bench --bench metrics`
 
@@ -17,7 +17,7 @@ fn main() {
     divan::main();
 }
 
-/// As an embedder installs it: with our edges.
+/// Installed as an embedder would, with our edges.
 fn prometheus() -> impl Recorder {
     let builder = metric::buckets().fold(PrometheusBuilder::new(), |builder, (name, edges)| {
         builder.set_buckets_for_metric(Matcher::Full(name.to_owned()), edges).expect("there are edges")
@@ -25,13 +25,13 @@ fn prometheus() -> impl Recorder {
     builder.build_recorder()
 }
 
-/// A decode step of as many sequences as there are drivers: the sites that record one, in their order.
+/// A decode step with one sequence a driver: its recordings in their order.
 fn decode_step(model: &Label, drivers: &[Recording]) {
     let sequences = drivers.len();
-    // The scheduler hears of the last step (`scheduler/actor.rs`) …
+    // The scheduler takes the result of the last step (`scheduler/actor.rs`) …
     metric::GRAPH_REPLAYS_TOTAL.add(model, 1);
     metric::STEP_SECONDS.record(model, Duration::from_micros(4_300));
-    // … asks for blocks, and names those that have become whole (`kv/actor.rs`) …
+    // … asks for blocks, and names the full ones (`kv/actor.rs`) …
     for _ in 0..2 {
         metric::KV_BLOCKS_USED.set(model, 32 * sequences);
         metric::KV_BLOCKS_CACHED.set(model, 100);
@@ -44,7 +44,7 @@ fn decode_step(model: &Label, drivers: &[Recording]) {
     metric::PERMITS_USED.set(&(model.clone(), Permit::Sequences), sequences);
     metric::STEPS_UNDER_WAY.set(model, 2);
     metric::GENERATED_TOKENS_TOTAL.add(model, sequences);
-    // Each driver has a token (`chat/stopwatch.rs`).
+    // Each driver gets a token (`chat/stopwatch.rs`).
     drivers.iter().for_each(|intervals| intervals.record(Duration::from_micros(4_300)));
 }
 

@@ -1,5 +1,5 @@
-//! Encoded bytes to resized ones that are ready to be cut, whole and stage by stage, with the limits that Qwen2.5-VL's
-//! processor has by default. Cutting is the encoder's: `cargo run --release -p bursar-kernels --example op_times`.
+//! From encoded bytes to resized pictures ready to be cut, whole and stage by stage, with the default limits of
+//! Qwen2.5-VL's processor. The encoder does the cutting: `cargo run --release -p bursar-kernels --example op_times`.
 //!
 //! `cargo bench --bench pictures`
 
@@ -56,13 +56,13 @@ fn processor() -> ImageProcessor {
     ImageProcessor::new(ImageProcessorConfig::default()).expect("defaults are valid")
 }
 
-/// What `Qwen2.5-VL-7B-Instruct` says in its `preprocessor_config.json`: nearly no limit.
+/// The `preprocessor_config.json` of `Qwen2.5-VL-7B-Instruct`: nearly no limit.
 fn checkpoints_processor() -> ImageProcessor {
     let pixel_bounds = PixelBounds { min: 56 * 56, max: 28 * 28 * 16384 };
     ImageProcessor::new(ImageProcessorConfig { pixel_bounds, ..ImageProcessorConfig::default() }).expect("valid")
 }
 
-/// All of it: what a request waits for before its picture can be encoded.
+/// Everything that a request waits for before its picture can be encoded.
 fn to_patches(bencher: Bencher, picture: &ImageBytes, processor: &ImageProcessor) {
     let limits = ImageLimits::default();
     bencher.bench(|| {

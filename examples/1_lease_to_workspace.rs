@@ -1,4 +1,4 @@
-//! The river of memory, without a model: request -> ledger -> lease -> segment -> workspace.
+//! How memory flows, without a model: request -> ledger -> lease -> segment -> workspace.
 //!
 //! `cargo run --example 1_lease_to_workspace`
 
@@ -9,7 +9,7 @@ use bursar::crates::budgets::{
     ReleaseNote, ReleaseNotes, Request, RequestId, Segment, Workspace,
 };
 
-/// Leases post their release here; in a runtime it is the budget actor's mailbox.
+/// Leases post their release here; in a runtime this is the budget actor's mailbox.
 #[derive(Default)]
 struct Notes(Mutex<Vec<ReleaseNote>>);
 
@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut ledger = Ledger::new(LedgerConfig::of(device.as_ref()));
     let notes = Arc::new(Notes::default());
 
-    // A request becomes a lease, or a refusal that says by how much it does not fit.
+    // A request becomes a lease, or a refusal that names the missing bytes.
     let ask = |bytes| Request::new(Owner::new("vision", 0), Class::VisionWorkspace, "example", bytes);
     for (number, bytes) in [Bytes::mib(20), Bytes::mib(4)].into_iter().enumerate() {
         let id = RequestId(number as u64 + 1);
@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     println!("\n{}\n", ledger.snapshot());
 
-    // The lease was dropped: its note brings the bytes home.
+    // The lease was dropped, and its note returns the bytes.
     let mut watch = FenceWatch::default();
     for note in notes.0.lock().expect("as above").drain(..) {
         let lease = note.lease;
@@ -52,7 +52,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Memory behind the lease, and temporaries on it.
+/// Backs the lease with memory and uses it for temporaries.
 fn use_it(device: &Arc<dyn Device>, lease: Lease) -> Result<(), Box<dyn std::error::Error>> {
     let bytes = lease.bytes();
     let segment = Segment::reserve(device.clone(), bytes, lease)?;
@@ -65,7 +65,7 @@ fn use_it(device: &Arc<dyn Device>, lease: Lease) -> Result<(), Box<dyn std::err
         attention.take(Bytes::mib(2))?;
     }
     println!("{bytes}: granted, used as a stack up to {}", workspace.high_water());
-    // What the frames took is given back; the mark stays at the most that was used at once.
+    // The frames have returned their bytes; the high-water mark keeps the peak.
     if (workspace.used(), workspace.high_water()) != (Bytes::ZERO, Bytes::mib(3)) {
         return Err("a workspace is a stack".into());
     }

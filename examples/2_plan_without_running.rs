@@ -1,4 +1,4 @@
-//! What would a model take? Its code run on shapes alone: no weight is read, no arithmetic done.
+//! What would a model take? Its code runs on shapes alone: no weights are read and no arithmetic is done.
 //!
 //! `cargo run --example 2_plan_without_running -- [CHECKPOINT FOLDER]`
 
@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         println!();
     }
-    // A plan depends on shapes alone, so making it again gives every byte again; a server can refuse by it at once.
+    // A plan depends only on shapes, so planning again gives the same bytes; a server can refuse at once on its basis.
     let options = LoadOptions { kv_tokens: Some(1 << 24), ..LoadOptions::default() };
     let (pictures, place) = (checkpoint.image_processor.as_ref(), Place::of_available(Bytes::mib(128), Bytes::mib(2)));
     let question = Question { model: &model, pictures, target, options: &options, place };

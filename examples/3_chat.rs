@@ -1,4 +1,4 @@
-//! A chat about a picture: streamed, a second turn, a reply of a given form, several samples, and how sure the model is.
+//! A chat about a picture: streamed, with a second turn, a reply in a given form, several samples, and probabilities.
 //!
 //! `cargo run --release --example 3_chat`
 
@@ -22,7 +22,7 @@ async fn main() -> Result<(), Failure> {
     let first = about("Describe the picture.");
     let answer = stream(&model, first.clone()).await?;
 
-    // The next turn finds its beginning computed: only what is new is.
+    // The next turn reuses the cached prefix and computes only the new tokens.
     println!("? How many shapes are there?");
     let second = first.assistant(answer).user("How many shapes are there?");
     stream(&model, second).await?;
@@ -72,7 +72,7 @@ async fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Prints a reply as it comes; gives its text.
+/// Prints a reply as it arrives; returns its text.
 async fn stream(model: &ModelHandle, chat: Chat) -> Result<String, Failure> {
     let mut reply = model.chat(chat).await?;
     let mut answer = String::new();

@@ -1,5 +1,5 @@
-//! Memory for your own code under the same ledger as a model: a lease, a segment behind it, a refusal that says by how
-//! much, and a lease that waits until another ends.
+//! Memory for your own code under the same ledger as a model: a lease, a segment that backs it, a refusal that names
+//! the missing bytes, and a lease that waits until another ends.
 //!
 //! `cargo run --release --example 4_lease_beside_a_model`
 
@@ -8,11 +8,11 @@ use bursar::{Bytes, Class, LoadOptions, MIB, ModelSource, Runtime, RuntimeConfig
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let runtime = Runtime::start(RuntimeConfig::default()).await?;
-    // Half of what is left goes to the model's cache, the rest stays for others.
+    // Half of the rest goes to the model's cache; the other half stays free.
     let options = LoadOptions { memory_fraction: Some(0.5), ..LoadOptions::small() };
     runtime.load_with(ModelSource::demo(), options, |_| {}).await?;
 
-    // A lease is the right to bytes. A segment makes memory of it, at addresses that never change; a workspace
+    // A lease is the right to bytes. A segment backs it with memory at addresses that never change. A workspace
     // (`bursar::Workspace`) would use it as a stack.
     let budget = runtime.budget();
     let lease = budget.lease(Class::tenant("my-index"), 64 * MIB).await?;
@@ -27,7 +27,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         Err(error) => println!("{whole}: {error}\n hint: {}\n", error.hint()),
     }
 
-    // What could be had, but not now, is refused at once by `try_lease`, and waited for by `lease`.
+    // If the memory is taken now, `try_lease` refuses at once and `lease` waits.
     let free = budget.snapshot().await?.free;
     let error = budget.try_lease(Class::tenant("cache"), free + Bytes::mib(16)).await.expect_err("some of it is taken");
     println!("{} more than is free: {error}\n", Bytes::mib(16));

@@ -1,5 +1,5 @@
-//! How many questions does the demo model answer exactly, through this runtime? Of a folder that `draw.py` wrote, or,
-//! without one, about the two bundled pictures.
+//! How many questions does the demo model answer exactly, through this runtime? They come from a folder written by
+//! `draw.py`, or, without one, are about the two bundled pictures.
 //!
 //! ```sh
 //! python3 model/demo/draw.py --seed 20261121 --count 1000 --out /tmp/unseen   # needs numpy and Pillow
@@ -24,13 +24,13 @@ struct Question {
     kind: String,
 }
 
-/// Questions asked at once; the runtime takes 128.
+/// Questions asked at once; the runtime accepts 128.
 const AT_ONCE: usize = 16;
 
-/// The share of exact answers below which something is broken; 99.9 % were measured.
+/// Below this share of exact answers something is broken; 99.9 % were measured.
 const EXACT_MIN: f64 = 98.0;
 
-/// About the bundled pictures: which one, question, answer, and kind in the words of `draw.py`.
+/// Questions about the bundled pictures: picture, question, answer, and kind as `draw.py` names it.
 const BUNDLED: [(usize, &str, &str, &str); 7] = [
     (0, "Describe the picture.", "a red circle, a blue star and an orange triangle on a light background", "describe"),
     (0, "How many shapes are there?", "3", "count_shapes"),
@@ -85,7 +85,7 @@ async fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// A folder's questions, each with the file that shows its picture.
+/// A folder's questions, each with the file of its picture.
 fn read(folder: PathBuf) -> Result<Vec<(Picture, Question)>, Failure> {
     let lines = fs::read_to_string(folder.join("questions.jsonl"))?;
     let questions = lines.lines().map(|line| {
@@ -101,7 +101,7 @@ fn bundled((picture, question, answer, kind): &(usize, &str, &str, &str)) -> (Pi
     (Picture::Bundled(bytes), Question { image, question, answer, kind })
 }
 
-/// Where a picture is; files are opened when they are asked about.
+/// The source of a picture; files are opened when their question is asked.
 enum Picture {
     File(PathBuf),
     Bundled(&'static [u8]),

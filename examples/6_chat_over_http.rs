@@ -6,9 +6,9 @@
 //! cargo run --release --example 6_chat_over_http -- --once  # asks itself, and ends
 //! ```
 //!
-//! An event is one of `text` (`{"text":…}`), `done` (`{"finish_reason":…,"usage":{…}}`) and `error`
-//! (`{"error":…,"hint":…}`). A chat that is refused has a status instead: 400 if it is the chat, 503 if it is the moment
-//! or the model. A client that goes away cancels its chat.
+//! An event is `text` (`{"text":…}`), `done` (`{"finish_reason":…,"usage":{…}}`) or `error` (`{"error":…,"hint":…}`). A
+//! refused chat has a status instead: 400 if the chat is at fault, 503 if the moment or the model is. A client that
+//! disconnects cancels its chat.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -36,10 +36,10 @@ use tokio::{
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// Chats that may be under way. A server takes more; two are soon too many for the client below.
+/// Chats under way at once. A real server allows more; two are quickly too many for the client below.
 const REQUESTS: usize = 2;
 
-/// What may stand in the query.
+/// The query's parameters.
 #[derive(Deserialize)]
 struct Question {
     question: String,
@@ -47,7 +47,6 @@ struct Question {
     min_tokens: Option<usize>,
 }
 
-/// The whole of the server.
 fn app(model: ModelHandle) -> Router {
     Router::new().route("/chat", post(chat)).layer(DefaultBodyLimit::max(20 << 20)).with_state(model)
 }
@@ -63,7 +62,7 @@ async fn chat(
     }
     chat = asked.max_tokens.into_iter().fold(chat, Chat::max_tokens);
     chat = asked.min_tokens.into_iter().fold(chat, Chat::min_tokens);
-    // The reply is a stream itself. It is dropped with the connection, and that cancels the chat.
+    // The reply is itself a stream. It is dropped with the connection, which cancels the chat.
     let events = model.chat(chat).await?.map(|event| Ok(as_event(event)));
     Ok(Sse::new(events).keep_alive(KeepAlive::default()))
 }
@@ -75,7 +74,7 @@ fn as_event(event: Result<ChatEvent, ChatError>) -> Event {
             ("done", json!({ "finish_reason": finish_reason.label(), "usage": usage }))
         }
         Ok(event) => ("text", json!({ "text": event.text() })),
-        // The status has been sent long ago.
+        // The status has been sent already.
         Err(error) => ("error", explained(&error)),
     };
     Event::default().event(name).data(data.to_string())
@@ -85,7 +84,7 @@ fn explained(error: &ChatError) -> Value {
     json!({ "error": error.to_string(), "hint": error.hint() })
 }
 
-/// A chat that was not accepted.
+/// A refused chat.
 struct Refused(ChatError);
 
 impl From<ChatError> for Refused {
@@ -125,7 +124,7 @@ async fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The server's only client, over plain sockets.
+/// The built-in client, over plain sockets.
 async fn ask_myself(port: u16, model: &ModelHandle) -> Result<(), Failure> {
     println!("A picture, and its reply as it comes:");
     let whole = Answer::to(port, "question=Describe+the+picture.", demo::pictures()[0].bytes).await?.whole().await?;
@@ -160,7 +159,7 @@ fn expect(what: &str, holds: bool) -> Result<(), Failure> {
     if holds { Ok(()) } else { Err(format!("expected: {what}").into()) }
 }
 
-/// An answer whose first line has come.
+/// An answer after its first line.
 struct Answer {
     connection: BufReader<TcpStream>,
     status: String,

@@ -1,6 +1,6 @@
 //! An actor of your own beside a model, under one ledger. An album asks the model for a caption of each picture that it
-//! is shown and writes it into memory that it leases. It watches the model's scheduler, is refused memory without harm,
-//! and when it dies its bytes come home and its supervisor, yours too, starts another.
+//! is shown, and writes it into leased memory. It watches the model's scheduler and survives a refusal of memory. When
+//! it dies, its bytes return and its supervisor, also yours, starts another.
 //!
 //! `cargo run --release --example 7_actor_beside_a_model`
 
@@ -16,28 +16,27 @@ use tokio::sync::watch;
 
 type Failure = Box<dyn std::error::Error>;
 
-/// Bytes that a caption has in the album: its length, then its text.
+/// Bytes of a caption in the album: its length, then its text.
 const SLOT: usize = 256;
-/// Pages are what a device backs.
+/// The device backs memory in pages.
 const PAGE: Bytes = Bytes::mib(2);
 
-/// What the album may be asked.
 enum AlbumMessage {
-    /// Ask the model what is in a picture, and write that down.
+    /// Asks the model what is in a picture, and stores the answer.
     Add(Image, RpcReplyPort<Result<usize, ChatError>>),
-    /// Read a caption.
+    /// Reads a caption.
     Read(usize, RpcReplyPort<Option<String>>),
-    /// Take memory for more captions, or say that there is none.
+    /// Takes memory for more captions, or says that there is none.
     Grow(Bytes, RpcReplyPort<Result<Bytes, Busy>>),
     /// How many blocks of keys and values the model's requests hold.
     Blocks(RpcReplyPort<Option<usize>>),
-    /// How many schedulers have died under it.
+    /// How many schedulers have died so far.
     Deaths(RpcReplyPort<usize>),
     /// A bug.
     Fall,
 }
 
-/// There is no room now, and what to do about it.
+/// There is no room now, with a hint.
 #[derive(Debug)]
 struct Busy {
     why: String,
@@ -61,10 +60,10 @@ struct AlbumArguments {
 
 struct AlbumState {
     arguments: AlbumArguments,
-    /// Leased and backed. It goes with this state, however the actor ends.
+    /// Leased and backed. They end with this state, however the actor ends.
     segments: Vec<Segment>,
     captions: usize,
-    /// Of the actors that it watches.
+    /// Of the watched actors.
     generation: u64,
     deaths: usize,
 }
@@ -79,7 +78,7 @@ impl Actor for Album {
         myself: ActorRef<AlbumMessage>,
         arguments: AlbumArguments,
     ) -> Result<AlbumState, ActorProcessingErr> {
-        // Watching is not linking: the scheduler's supervisor stays the engine, which replaces it.
+        // Watching is not linking: the engine stays the scheduler's supervisor and replaces it.
         let serving = arguments.model.serving().await?;
         myself.monitor(serving.scheduler.get_cell());
         let (segments, generation) = (Vec::new(), serving.generation);
@@ -132,7 +131,7 @@ impl Actor for Album {
 }
 
 impl AlbumState {
-    /// The model's words about a picture, written down; gives their number.
+    /// Stores the model's caption of a picture; returns its number.
     async fn add(&mut self, picture: Image) -> Result<usize, ChatError> {
         let chat = Chat::new().user("Describe the picture.").image(picture).max_tokens(40);
         let caption = self.arguments.model.chat(chat).await?.text().await?;
@@ -151,7 +150,7 @@ impl AlbumState {
         Some(String::from_utf8_lossy(&slot[1..=usize::from(slot[0])]).into_owned())
     }
 
-    /// Memory for more captions, if the ledger has it now.
+    /// Leases memory for more captions, if the ledger has it now.
     async fn grow(&mut self, bytes: Bytes) -> Result<Bytes, Busy> {
         let lease = self.arguments.budget.try_lease(Class::tenant("album"), bytes.round_up(PAGE)).await?;
         let refused = |error| Busy { why: format!("{error}"), hint: "the device broke its word".into() };
@@ -162,7 +161,7 @@ impl AlbumState {
         Ok(backed)
     }
 
-    /// Where a caption stands; none behind the end of the memory.
+    /// The slot of a caption; none past the end of the memory.
     fn slot(&mut self, number: usize) -> Option<&mut [u8]> {
         let mut first = 0;
         let segment = self.segments.iter().find(|segment| {
@@ -173,12 +172,12 @@ impl AlbumState {
         let slots = segment.backed().0 as usize / SLOT;
         let address = segment.address().0 as usize + (number + slots - first) * SLOT;
         // SAFETY: the slot lies in the backed part of a segment of host memory that lives as long as this state, which
-        // is borrowed for as long as the slot; nobody else has the segment's address.
+        // stays borrowed as long as the slot. Nothing else has the segment's address.
         Some(unsafe { slice::from_raw_parts_mut(address as *mut u8, SLOT) })
     }
 }
 
-/// Your own supervisor: it starts an album again when one dies.
+/// Your own supervisor: it replaces a dead album.
 struct Curator;
 
 impl Actor for Curator {
@@ -208,12 +207,12 @@ impl Actor for Curator {
     }
 }
 
-/// Patience with an album, which may be waiting for the model.
+/// How long to wait for an album, which may itself wait for the model.
 const PATIENCE_MS: u64 = 30_000;
 
 #[tokio::main]
 async fn main() -> Result<(), Failure> {
-    // The album writes into its memory itself, which a GPU's is not for.
+    // The album writes its memory from the CPU, so a GPU's memory will not do.
     let device = DeviceChoice::Host(Bytes::mib(512));
     let runtime = Runtime::start(RuntimeConfig { device, ..RuntimeConfig::default() }).await?;
     let options = LoadOptions { memory_fraction: Some(0.5), ..LoadOptions::small() };
@@ -257,7 +256,7 @@ async fn main() -> Result<(), Failure> {
     let is_another =
         |now: &Option<ActorRef<AlbumMessage>>| now.as_ref().is_some_and(|now| now.get_id() != album.get_id());
     drop(tokio::time::timeout(Duration::from_millis(PATIENCE_MS), album_now.wait_for(is_another)).await??);
-    // They come home behind what the device has been given so far: a step may be under way still.
+    // They return after the device's current work: a step may still be under way.
     tokio::time::timeout(Duration::from_millis(PATIENCE_MS), async {
         while runtime.budget().snapshot().await.is_ok_and(|now| now.of_class(&Class::tenant("album")) != PAGE) {
             looks.tick().await;

@@ -1,5 +1,5 @@
-//! Actors are killed in the middle of a reply and replaced in front of your eyes: the reply goes on after a pause, word
-//! for word as it would have.
+//! Kills actors in the middle of a reply and shows their replacement: after a pause the reply goes on, word for word as
+//! it would have.
 //!
 //! `cargo run --release --example 8_killed_and_replaced`
 
@@ -12,16 +12,16 @@ use bursar::{Chat, LoadOptions, ModelHandle, ModelSource, Runtime, RuntimeConfig
 
 type Failure = Box<dyn std::error::Error>;
 
-/// Pieces of text that are heard before the blow.
+/// Pieces of text to read before the kill.
 const HEARD: usize = 12;
-/// Tokens of the reply: many more than the model is ahead of its listener.
+/// Tokens of the reply: many more than the model computes ahead of its listener.
 const TOKENS: usize = 450;
 
 #[tokio::main]
 async fn main() -> Result<(), Failure> {
     let runtime = Runtime::start(RuntimeConfig::default()).await?;
     let model = runtime.load_with(ModelSource::demo(), LoadOptions::small(), |_| {}).await?;
-    // So warm that the reply is nonsense: whoever repeats it has kept every token and the place in the random numbers.
+    // So hot that the reply is nonsense: repeating it takes every token and the exact place in the random numbers.
     let chat = Chat::new().user("Tell me something.").temperature(4.0).top_k(0).top_p(1.0).seed(5);
     let chat = chat.ignore_end().max_tokens(TOKENS);
     let expected = model.chat(chat.clone()).await?.text().await?;
@@ -38,7 +38,7 @@ async fn main() -> Result<(), Failure> {
         if heard != expected {
             return Err(format!("the death of the {victim} changed the reply").into());
         }
-        // Chats do not need the budget. Of the others' deaths a reply that is not complete notices the wait before a
+        // Chats do not need the budget. For any other victim an unfinished reply notices at least the wait before a
         // restart.
         if victim != "budget" && pause < LoadOptions::default().intensity.back_off {
             return Err(format!("the {victim} was killed too late to be missed").into());
@@ -61,7 +61,7 @@ async fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The actor of this name that lives now.
+/// The living actor of this name.
 async fn find(runtime: &Runtime, model: &ModelHandle, victim: &str) -> Result<ActorCell, Failure> {
     let serving = model.serving().await?;
     let supervised = runtime.supervised().await?;
@@ -74,7 +74,7 @@ async fn find(runtime: &Runtime, model: &ModelHandle, victim: &str) -> Result<Ac
     })
 }
 
-/// Listens to a reply and kills `victim` in the middle of it; gives the reply and the longest pause behind the blow.
+/// Reads a reply and kills `victim` in the middle of it; returns the reply and the longest pause after the kill.
 async fn interrupted(model: &ModelHandle, chat: Chat, victim: ActorCell) -> Result<(String, Duration), Failure> {
     let mut reply = model.chat(chat).await?;
     let (mut whole, mut pieces, mut pause, mut last) = (String::new(), 0, Duration::ZERO, Instant::now());

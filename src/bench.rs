@@ -1,5 +1,5 @@
-//! `bursar bench`: the figures that a server is judged by, measured through the engine that serves, each with what the
-//! device could do at best.
+//! `bursar bench`: a server's key figures, measured through the serving engine, each beside the best that the device
+//! could do.
 
 mod fits;
 mod machine;
@@ -40,16 +40,16 @@ use crate::{
 
 pub use options::Options;
 
-/// Host memory for pictures on their way: a limit, so that those of all requests are decoded as fast as the CPUs can.
+/// Limit on host memory for pictures in flight: enough that the CPUs decode every request's pictures at full speed.
 const HOST_BYTES: Bytes = Bytes::gib(8);
 
-/// Of text, the fastest of so many runs counts, as the peer's did.
+/// Text figures take the fastest of this many runs, like vLLM's.
 const TEXT_RUNS: usize = 2;
 
-/// Of pictures, the median of so many after one that warms up.
+/// Picture figures take the median of this many runs, after one warm-up.
 const PICTURE_RUNS: usize = 3;
 
-/// Runs the command; `main` is when it began.
+/// Runs the command; `main` is when the process entered `main`.
 pub async fn run(device: &DeviceOptions, options: Options, main: Instant) -> ExitCode {
     let told = measure(device, &options, main).await.map(|report| match options.json {
         true => println!("{}", json!(report)),
@@ -107,7 +107,7 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
     let Bench { rates, mut figures, left_out, bar, .. } = bench;
     bar.finish_and_clear();
     if options.wants(Part::Start) {
-        // Less than at READY would be memory that nobody leased.
+        // Less than at READY would mean an allocation outside leases.
         figures.extend(driver_free(&runtime, "end", "at the end"));
     }
     runtime.shutdown().await;
@@ -123,13 +123,13 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
     })
 }
 
-/// What the driver says is free, whatever the ledger says.
+/// The free bytes that the driver reports, independent of the ledger.
 fn driver_free(runtime: &Runtime, id: &str, when: &str) -> Option<Figure> {
     let free = runtime.device().memory().ok()?.free.0 as f64;
     Some(Figure::plain(&format!("driver_free_{id}"), &format!("bytes, free {when} by the driver"), free, Unit::Bytes))
 }
 
-/// Every program that reads JSON keeps whole numbers up to here.
+/// The largest integer that every JSON reader keeps exactly.
 const SEED_MOST: u64 = (1 << 53) - 1;
 
 fn seed_of_now() -> u64 {
@@ -145,7 +145,7 @@ fn bar(shown: bool) -> ProgressBar {
 /// The model without its weights.
 async fn planned(source: ModelSource, target: Target) -> Result<Model, Failure> {
     let plan = move || {
-        // Its files were fetched when it was loaded.
+        // Loading has fetched its files already.
         let checkpoint = Checkpoint::open(source.origin().clone().bring(&())?)?;
         Model::plan(&checkpoint, &target)
     };
@@ -157,7 +157,6 @@ async fn planned(source: ModelSource, target: Target) -> Result<Model, Failure> 
     planned.map_err(|error: LoadError| Failure { hint: error.hint(), error: error.to_string() })
 }
 
-/// A measurement under way.
 struct Bench {
     workload: &'static Workload,
     meter: Meter,
@@ -169,12 +168,12 @@ struct Bench {
     bar: ProgressBar,
 }
 
-/// What a figure is called and what it follows from.
+/// A measurement: what it is called and what its value is computed from.
 struct Measured {
     id: String,
     name: String,
     unit: Unit,
-    /// What is counted in `time`: steps, tokens, requests.
+    /// How many of the thing counted took `time`: steps, tokens, requests.
     count: f64,
     time: Duration,
     runs: Vec<f64>,
@@ -206,7 +205,7 @@ impl Bench {
         Ok(())
     }
 
-    /// The difference of long replies and replies of one token, over their steps.
+    /// Times long replies, subtracts one-token replies, and divides by the steps.
     async fn decode(&mut self, batch: usize) -> Result<(), Failure> {
         let Workload { context, steps, .. } = *self.workload;
         let id = format!("decode_{batch}");
@@ -279,7 +278,7 @@ impl Bench {
         Ok(())
     }
 
-    /// The fastest of some runs, and the seconds of all.
+    /// The fastest of several runs, and the seconds of each.
     async fn fastest(&mut self, prompts: Prompts, reply: usize) -> Result<(Run, Vec<f64>), Failure> {
         let mut fastest = self.meter.text(prompts, reply).await?;
         let mut runs = vec![fastest.time.as_secs_f64()];
@@ -300,7 +299,7 @@ impl Bench {
         })
     }
 
-    /// Makes a figure of it, with the bound of its passes.
+    /// Records a figure with the bound of its passes.
     fn tell(&mut self, measured: Measured, passes: &[Work]) {
         let Measured { id, name, unit, count, time, runs } = measured;
         let lower_is_better = unit == Unit::Milliseconds;

@@ -16,20 +16,19 @@ pub use options::Options;
 use self::{input::Interrupts, session::Session, told::Ended};
 use crate::{DeviceOptions, failure::Failure, model};
 
-/// How the command is over.
+/// How the command ended.
 enum Over {
-    /// All was answered that was asked.
+    /// Every question was answered.
     Well,
-    /// Something was not, and that is told.
+    /// Something failed and was reported.
     Failed,
     /// By Ctrl-C.
     Interrupted,
 }
 
-/// As shells have it: 128 and the number of the signal.
+/// As in shells: 128 plus the number of the signal.
 const INTERRUPTED: u8 = 130;
 
-/// Runs the command.
 pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
     let over = talk(device, &options).await.unwrap_or_else(|failure| {
         told::failure_of_all(&failure, &options);
@@ -43,7 +42,7 @@ pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
 }
 
 async fn talk(device: &DeviceOptions, options: &Options) -> Result<Over, Failure> {
-    // What can be refused at once is, before a model is loaded.
+    // Refuse what can be refused before a model is loaded.
     let load = LoadOptions { profiles: device.profiles(), ..options.knobs.options(device.blas())? };
     if !(1..=load.requests).contains(&options.n) {
         return Err(ChatError::Samples { samples: options.n, limit: load.requests }.into());
@@ -72,7 +71,7 @@ async fn talk(device: &DeviceOptions, options: &Options) -> Result<Over, Failure
     };
     tokio::select! {
         () = runtime.shutdown() => outcome,
-        // Who presses it once more does not want to wait.
+        // A second Ctrl-C ends the command at once.
         () = interrupts.next() => Ok(Over::Interrupted),
     }
 }

@@ -1,4 +1,4 @@
-//! Which device a command leases, as it is typed.
+//! The device that a command leases, as typed.
 
 use std::{env, ffi::OsString, net::SocketAddr, path::PathBuf, str::FromStr};
 
@@ -58,7 +58,7 @@ impl FromStr for Named {
     }
 }
 
-/// A capacity that this machine has.
+/// Parses a capacity that this machine has.
 fn capacity(typed: &str) -> Result<Bytes, String> {
     let capacity: Bytes = typed.parse().map_err(|error: ParseBytesError| error.to_string())?;
     HostConfig::new(capacity).check_capacity().map_err(|error| error.to_string())?;
@@ -66,7 +66,6 @@ fn capacity(typed: &str) -> Result<Bytes, String> {
 }
 
 impl DeviceOptions {
-    /// As the runtime takes it.
     pub fn choice(&self) -> DeviceChoice {
         match self.device {
             Named::Auto => DeviceChoice::Auto(self.capacity),
@@ -75,7 +74,7 @@ impl DeviceOptions {
         }
     }
 
-    /// Where metrics were said to be served.
+    /// The address to serve metrics at, if one was given.
     pub fn metrics(&self) -> Option<SocketAddr> {
         #[cfg(feature = "prometheus")]
         return self.metrics.address();
@@ -83,23 +82,23 @@ impl DeviceOptions {
         None
     }
 
-    /// Of host memory that stands in for a GPU.
+    /// Capacity of the host memory that stands in for a GPU.
     pub fn capacity(&self) -> Bytes {
         self.capacity
     }
 
-    /// Where cuBLASLt is looked for.
+    /// Where to look for cuBLASLt.
     pub fn blas(&self) -> BlasSearch {
         let search = BlasSearch::usual();
         let search = self.cuda_home.iter().fold(search, BlasSearch::with_toolkit);
-        // Where pip puts what a user installs for himself alone.
+        // pip installs here with `--user`.
         let own = env::var_os("HOME").map(|home| PathBuf::from(home).join(".local"));
         let pythons = self.virtual_env.iter().chain(&self.conda_prefix).chain(&own);
         let search = pythons.fold(search, BlasSearch::with_python);
         self.cuda_lib.iter().fold(search, BlasSearch::first_in)
     }
 
-    /// Where profiles are written down.
+    /// The folder that profiles are written to.
     pub fn profiles(&self) -> Option<PathBuf> {
         match &self.profile_cache {
             Some(_) => self.said_profiles(),
@@ -107,13 +106,12 @@ impl DeviceOptions {
         }
     }
 
-    /// The same where nothing is written down unless somebody says so: for measurements, which are not to depend on what
-    /// was measured before.
+    /// The same, but none unless given explicitly: measurements must not depend on earlier ones.
     pub fn said_profiles(&self) -> Option<PathBuf> {
         self.profile_cache.clone().filter(|said| said.as_os_str() != NOWHERE)
     }
 
-    /// What is leased, as a sentence, with why no GPU was taken if one would have been.
+    /// One sentence on the leased device, and why no GPU was taken if one was expected.
     pub fn describe(&self, runtime: &Runtime) -> String {
         let device = runtime.device();
         match (device.is_host_memory(), runtime.stands_in()) {
@@ -123,14 +121,14 @@ impl DeviceOptions {
         }
     }
 
-    /// What is leased of it is shown from now on, if somebody wants to see it.
+    /// Serves the runtime's metrics from now on, if an address was given.
     pub async fn show(&self, runtime: &Runtime) -> Result<(), Failure> {
         #[cfg(feature = "prometheus")]
         self.metrics.serve(runtime).await?;
         Ok(())
     }
 
-    /// Says on a terminal why no GPU was taken, if one would have been.
+    /// Says on a terminal why no GPU was taken, if one was expected.
     pub fn tell(&self, runtime: &Runtime) {
         if runtime.stands_in().is_some() && logging::is_watched() {
             logging::note(format_args!("{}", self.describe(runtime)));
@@ -138,11 +136,11 @@ impl DeviceOptions {
     }
 }
 
-/// How nowhere is typed.
+/// What a user types for no folder.
 const NOWHERE: &str = "none";
 
-/// Bursar's own part of the user's cache folder: `$XDG_CACHE_HOME`, which must be absolute to count (XDG Base Directory
-/// Specification), or `~/.cache`. None where there is neither.
+/// Bursar's folder in the user's cache folder: `$XDG_CACHE_HOME`, which counts only if absolute (XDG Base Directory
+/// Specification), or `~/.cache`. None without either.
 fn profiles_by(xdg: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
     let absolute = |path: Option<OsString>| path.map(PathBuf::from).filter(|path| path.is_absolute());
     let cache = absolute(xdg).or_else(|| absolute(home).map(|home| home.join(".cache")))?;
@@ -154,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn profiles_are_kept_where_the_user_keeps_caches() {
+    fn profiles_are_kept_in_the_users_cache_folder() {
         let by = |xdg: Option<&str>, home: Option<&str>| {
             let folder = profiles_by(xdg.map(OsString::from), home.map(OsString::from));
             folder.map(|folder| folder.display().to_string())

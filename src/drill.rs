@@ -1,4 +1,4 @@
-//! `bursar drill`: memory is refused on purpose, and each attempt is told of.
+//! `bursar drill`: refuses memory on purpose and reports each attempt.
 
 use std::{
     process::ExitCode,
@@ -37,26 +37,24 @@ pub struct Options {
     knobs: KnobOptions,
 }
 
-/// What came of a drill.
 #[derive(Debug, Serialize)]
 struct Drilled {
-    /// Each attempt, in order.
+    /// In order.
     attempts: Vec<AttemptReport>,
     /// Whether the model serves at the end.
     ready: bool,
-    /// Why not.
+    /// Why it does not serve.
     error: Option<String>,
-    /// What to change.
     hint: Option<String>,
-    /// Bytes that were not home when all was over.
+    /// Bytes still missing from the device at the end.
     leaked_bytes: Bytes,
 }
 
-/// The model's.
+/// The name of the model.
 const NAME: &str = "drill";
 
-/// Runs the command. A model that serves in the end is a success, and so is a start that fails of the memory that it was
-/// refused: it is a failure if it failed of anything else, or if bytes were lost.
+/// Runs the command. It succeeds if the model serves in the end, or if the start fails because of the refused memory.
+/// It fails on any other error and on lost bytes.
 pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
     let faults = match options.fault.parse() {
         Ok(faults) => faults,
@@ -80,7 +78,7 @@ pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
     }
 }
 
-/// What is told of faults that cannot be read, as of any flag that cannot; a drill that lost bytes is another's.
+/// The exit code for faults that cannot be read, as for any bad flag. Lost bytes have another.
 const CANNOT_BE_READ: u8 = 2;
 
 fn refuse(error: FaultPlanError, is_json: bool) -> ExitCode {
@@ -102,7 +100,7 @@ async fn drill(device: &DeviceOptions, faults: FaultPlan, options: &Options) -> 
     let asks = faults.has(Phase::Serve);
     let load = options.knobs.over(LoadOptions { name: Some(NAME.to_owned()), faults, ..LoadOptions::small() })?;
     let (attempts, outcome) = start(&runtime, model::source(&options.model), load, asks).await;
-    // Looked at before the runtime ends, which would take all of it.
+    // Taken before the runtime ends, which would free everything.
     runtime.unload(NAME).await?;
     let ledger = runtime.budget().snapshot().await.map_err(RuntimeError::from)?;
     let leaked_bytes = ledger.granted.max(host.counts().backed);
@@ -110,14 +108,14 @@ async fn drill(device: &DeviceOptions, faults: FaultPlan, options: &Options) -> 
     let is_refused = attempts.iter().any(|report| matches!(report.outcome, Outcome::Refused { .. }));
     let (error, hint) = match outcome {
         Ok(()) => (None, None),
-        // A start that came to no refusal was no drill.
+        // A start that met no refusal was not a drill.
         Err(failure) if !is_refused && leaked_bytes.is_zero() => return Err(failure),
         Err(Failure { error, hint }) => (Some(error), Some(hint)),
     };
     Ok(Drilled { attempts, ready: error.is_none(), error, hint, leaked_bytes })
 }
 
-/// Starts the model and, if it is to be refused memory while it serves, has it do some work; gives each attempt.
+/// Starts the model. If memory is to be refused while it serves, also gives it work. Returns each attempt.
 async fn start(
     runtime: &Runtime,
     source: ModelSource,
@@ -129,7 +127,7 @@ async fn start(
     let listen = move |progress| {
         if let Progress::Attempt(report) = progress {
             let mut attempts = heard.lock().unwrap_or_else(PoisonError::into_inner);
-            // One that was ready and is refused memory while it serves is told of again.
+            // An attempt that was ready and is refused memory while serving is reported again.
             attempts.retain(|earlier| earlier.attempt != report.attempt);
             attempts.push(report);
         }

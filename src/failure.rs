@@ -1,4 +1,4 @@
-//! How a failure is told: what happened, with its reasons, and what to change, by the names of flags.
+//! How a failure is reported: what happened and why, and what to change, in terms of flags.
 
 use std::{collections::BTreeSet, error::Error, fmt, io, process::ExitCode, sync::LazyLock};
 
@@ -9,22 +9,19 @@ use crate::Cli;
 
 use crate::logging;
 
-/// An error with its hint.
 #[derive(Debug)]
 pub struct Failure {
-    /// What happened.
     pub error: String,
-    /// What to change.
     pub hint: String,
 }
 
 impl Failure {
-    /// What happened and what to change, as this program's users know it: a setting that stands in backticks by its flag.
+    /// The error and the hint in this program's terms: a setting in backticks becomes its flag.
     pub fn told(&self) -> (String, String) {
         (with_flags(&self.error), with_flags(&self.hint))
     }
 
-    /// An error with all its reasons, each once: most say their source's words themselves.
+    /// An error with its chain of reasons, each once: most already quote their source.
     fn of(error: &dyn Error, hint: String) -> Self {
         let mut told = error.to_string();
         let mut source = error.source();
@@ -36,14 +33,14 @@ impl Failure {
     }
 }
 
-/// Adds a reason that is not told yet.
+/// Adds a reason unless the text has it already.
 fn add(told: &mut String, reason: &str) {
     if !told.contains(reason) {
         *told = format!("{told}: {reason}");
     }
 }
 
-/// Names of the library that are set by another name here.
+/// Fields of the library whose flag has another name.
 const FIELDS: [(&str, &str); 5] = [
     ("ImageLimits::bytes_max", "--picture-file-bytes"),
     ("ImageLimits::pixels_max", "--picture-source-pixels"),
@@ -52,7 +49,7 @@ const FIELDS: [(&str, &str); 5] = [
     ("HubOptions::endpoint", "HF_ENDPOINT"),
 ];
 
-/// Every flag of every command, as its field is spelled.
+/// Every flag of every command, spelled as a field.
 static FLAGS: LazyLock<BTreeSet<String>> = LazyLock::new(|| {
     fn flags(command: &clap::Command) -> Vec<String> {
         let own = command.get_arguments().filter_map(|argument| argument.get_long());
@@ -62,7 +59,7 @@ static FLAGS: LazyLock<BTreeSet<String>> = LazyLock::new(|| {
     flags(&Cli::command()).into_iter().collect()
 });
 
-/// The text with what stands in backticks as it is typed here.
+/// The text with settings in backticks replaced by flags.
 fn with_flags(text: &str) -> String {
     let (mut told, mut rest) = (String::with_capacity(text.len()), text);
     while let Some((before, (name, after))) = rest.split_once('`').and_then(|(b, on)| Some((b, on.split_once('`')?))) {
@@ -118,13 +115,13 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Tells a failure on standard error, in the form that `--log` asks for.
+/// Prints a failure on standard error, in the form given by `--log`.
 pub fn tell(failure: &Failure) {
     let (error, hint) = failure.told();
     logging::fail(&error, &hint);
 }
 
-/// Tells a failure, if there is one.
+/// Prints a failure, if any, and returns the exit code.
 pub fn report(outcome: Result<(), Failure>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -140,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_are_told_by_their_flags_and_other_words_stay() {
+    fn settings_are_named_by_their_flags_and_other_words_stay() {
         let told = |text: &str| with_flags(text);
         assert_eq!(told("raise `max_tokens`, or `capacity`"), "raise --max-tokens, or --capacity");
         assert_eq!(told("raise `ImageLimits::bytes_max`"), "raise --picture-file-bytes");

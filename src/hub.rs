@@ -1,4 +1,4 @@
-//! What the environment says of the hub, in the variables that all Hugging Face tools read.
+//! Settings of the hub from the environment variables that all Hugging Face tools read.
 
 use std::{env, path::PathBuf};
 

@@ -1,4 +1,4 @@
-//! Knobs as flags: every line of the table under all of its names.
+//! Knobs as flags: every line of the table, under all of its names.
 
 use std::{fmt, fs, path::PathBuf, sync::LazyLock};
 
@@ -15,24 +15,24 @@ use serde_json::Value;
 
 use crate::{failure::Failure, logging};
 
-/// What a user has typed of knobs.
+/// The knobs that a user has typed.
 #[derive(Clone, Debug, Default)]
 pub struct KnobOptions {
     file: Option<PathBuf>,
-    /// Names as the table has them, in its order.
+    /// By name in the table, in its order.
     typed: Vec<(&'static str, String)>,
 }
 
 impl KnobOptions {
-    /// What a model is loaded with.
+    /// The options to load a model with.
     ///
     /// # Errors
-    /// A knob that is refused, with what to set instead.
+    /// A refused knob, with what to set instead.
     pub fn options(&self, blas: BlasSearch) -> Result<LoadOptions, Failure> {
         self.over(LoadOptions { blas, ..LoadOptions::default() })
     }
 
-    /// The same over options of a command's own.
+    /// The same on top of a command's own options.
     ///
     /// # Errors
     /// As [`options`](Self::options).
@@ -41,7 +41,7 @@ impl KnobOptions {
         Ok(LoadOptions { names, ..knobs.over(base)? })
     }
 
-    /// Device bytes to keep free of use, if that is said: for the runtime.
+    /// Device bytes to keep unused, if given; for the runtime.
     ///
     /// # Errors
     /// As [`options`](Self::options).
@@ -49,15 +49,15 @@ impl KnobOptions {
         Ok(self.knobs()?.canary)
     }
 
-    /// All that is said, in the file and by flags.
+    /// All knobs from the file and from flags.
     ///
     /// # Errors
-    /// As [`options`](Self::options), and a file that holds no knobs.
+    /// As [`options`](Self::options), or a file that holds no knobs.
     pub fn knobs(&self) -> Result<Knobs, Failure> {
         Ok(self.named()?.0)
     }
 
-    /// Tells what is said and changes nothing: as an event, and on a terminal.
+    /// Reports settings without effect: as events, and on a terminal.
     ///
     /// # Errors
     /// As [`knobs`](Self::knobs).
@@ -78,7 +78,7 @@ impl KnobOptions {
     }
 }
 
-/// The settings of a file, in its order. A name that is there twice stays so, as of two values one would be lost.
+/// The settings of a file, in its order. Duplicates are kept, so that a contradiction is noticed.
 #[derive(Default)]
 struct Settings(Vec<(String, Value)>);
 
@@ -123,16 +123,16 @@ impl From<KnobError> for Failure {
 
 /// A flag that sets a knob by one of its names.
 struct Flag {
-    /// As the table has it.
+    /// As in the table.
     name: &'static str,
-    /// As it is typed.
+    /// As typed.
     long: String,
     help: String,
     value: String,
     is_alias: bool,
 }
 
-/// All of them, in the table's order, each alias behind its knob.
+/// All flags, in the table's order, each alias after its knob.
 static FLAGS: LazyLock<Vec<Flag>> = LazyLock::new(|| {
     let of_knob = |knob: &'static Knob| {
         let aliases = knob.aliases.iter().map(|alias| format!("--{}", hyphens(alias.name))).collect::<Vec<_>>();
@@ -162,7 +162,7 @@ fn hyphens(name: &str) -> String {
     name.replace('_', "-")
 }
 
-/// The flag of a setting, and what is typed after it.
+/// The flag of a setting, and the value to type after it.
 pub fn flag(Setting { name, value }: &Setting) -> (String, String) {
     (format!("--{}", hyphens(name)), value.to_string())
 }
@@ -179,7 +179,7 @@ impl Args for KnobOptions {
             .value_parser(value_parser!(PathBuf))
             .help("A JSON object of the knobs below, by any of their names")
             .help_heading(HEADING);
-        // A flag for each name: an error can say which of them said what.
+        // One flag for each name, so that an error can quote the name that was typed.
         FLAGS.iter().fold(command.arg(file), |command, flag| {
             let kind = Knob::named(flag.name).map(|knob| knob.kind);
             let is_number = matches!(kind, Some(Kind::Count(_) | Kind::CountOrNone(_) | Kind::Share | Kind::Gibibytes));
@@ -193,7 +193,7 @@ impl Args for KnobOptions {
                 .hide(flag.is_alias)
                 .allow_negative_numbers(is_number)
                 .action(ArgAction::Append);
-            // What comes after it by itself is no value of it.
+            // A separate word after the flag is not its value.
             command.arg(match kind {
                 Some(Kind::Switch) => arg.num_args(0..=1).require_equals(true).default_missing_value("true"),
                 _ => arg,
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn every_name_is_a_flag_with_hyphens_and_with_underscores() {
+    fn every_knob_name_is_a_flag_with_hyphens_or_underscores() {
         for flag in FLAGS.iter().filter(|flag| flag.value != "JSON") {
             let value = match Knob::named(flag.name).map(|knob| knob.kind) {
                 Some(Kind::Type) => "half",
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn two_names_with_two_values_are_refused_with_both_names() {
+    fn contradicting_names_of_a_knob_are_refused_with_both() {
         let failure = typed(&["--max-num-seqs", "4", "--sequences", "8"]).knobs().expect_err("they differ");
         let (error, hint) = failure.told();
         assert!(error.contains("--max-num-seqs is 4") && error.contains("--sequences is 8"), "{failure}");

@@ -1,7 +1,7 @@
 //! Bursar serves vision-language models inside your own process and never runs the device out of memory.
 //!
-//! Every byte of device memory belongs to a lease that one budget actor issued; concurrency is bounded by what was
-//! measured under stress; a supervisor restarts what dies, and a request sees a pause.
+//! One budget actor issues a lease for every byte of device memory. Concurrency is bounded by what was measured under
+//! stress. A supervisor restarts any actor that dies, and a request sees only a pause.
 //!
 //! ```
 //! use bursar::{Chat, Class, Image, LoadOptions, MIB, ModelSource, Runtime, RuntimeConfig, demo};
@@ -29,27 +29,30 @@
 //! # }
 //! ```
 //!
-//! [`Runtime`] holds one device, its ledger and its models; [`LoadOptions`] says how large inputs may be and how much memory
-//! a model takes; [`ModelHandle`] answers [`Chat`]s with [`Reply`]s; [`Budget`] leases memory to your own code, which
-//! makes a [`Segment`] of it. Sizes are [`Bytes`], text is counted in tokens of the model, and pictures in patches (of
-//! 14 x 14 pixels in Qwen2.5-VL). Handles are `Clone + Send + 'static`. All of it wants a tokio runtime with threads.
-//! In a debug build, dependencies want `[profile.dev.package."*"] opt-level = 2`: a CPU takes minutes to READY without.
+//! [`Runtime`] holds one device, its ledger and its models. [`LoadOptions`] sets how large inputs may be and how much
+//! memory a model takes. [`ModelHandle`] answers [`Chat`]s with [`Reply`]s. [`Budget`] leases memory to your own code,
+//! which turns it into a [`Segment`]. Sizes are [`Bytes`]; text is counted in the model's tokens and pictures in
+//! patches (14 x 14 pixels in Qwen2.5-VL). Handles are `Clone + Send + 'static`. Everything needs a multi-threaded
+//! tokio runtime. In a debug build, set `[profile.dev.package."*"] opt-level = 2`: without it a CPU takes minutes to
+//! reach READY.
 //!
 //! Errors are enums: each names the limit and the value, and its `hint()` says what to change.
 //!
 //! # Actors of your own
 //!
-//! Everything runs on [`ractor`], which this crate exports so that both mean the same version. [`ModelHandle::serving`]
-//! gives the references of the actors that serve a model now, [`Runtime::supervised`] those above them, and [`messages`]
-//! is what they may be asked. An actor has one supervisor, and ours restart ours: link *your* actor under one of ours
-//! (`mine.link(theirs)`) to end with it, or watch ours (`mine.monitor(theirs)`) to hear of its death. Linking one of ours
-//! under yours would take it from the supervisor that restarts it. [`Runtime::start_linked`] puts a whole runtime under a
-//! supervisor of yours, and a [`FaultInjection`] makes any of ours die, to see what yours then do.
+//! Everything runs on [`ractor`], which this crate re-exports so that both of you use the same version.
+//! [`ModelHandle::serving`] returns references to the actors that serve a model now, [`Runtime::supervised`] returns
+//! those above them, and [`messages`] lists what you may ask them.
 //!
-//! # Further down
+//! An actor has one supervisor, and ours restart our actors. Link *your* actor under one of ours (`mine.link(theirs)`)
+//! to end with it, or watch ours (`mine.monitor(theirs)`) to hear of its death. Do not link one of ours under yours:
+//! that takes it from the supervisor that restarts it. [`Runtime::start_linked`] puts a whole runtime under your own
+//! supervisor. A [`FaultInjection`] makes any of our actors die, so that you can test how yours react.
 //!
-//! The crates below are public too, in [`crates`]: `bursar-budgets` (ledger, leases, segments, workspaces),
-//! `bursar-kernels` (operations), `bursar-model` (checkpoints, pictures, text) and `bursar-actors`.
+//! # The crates below
+//!
+//! They are public too, in [`crates`]: `bursar-budgets` (ledger, leases, segments, workspaces), `bursar-kernels`
+//! (operations), `bursar-model` (checkpoints, pictures, text) and `bursar-actors`.
 
 #![deny(missing_docs)]
 
@@ -109,11 +112,11 @@ pub use bursar_model::{
     weights::WeightError,
 };
 
-/// What our actors may be asked, for actors of your own.
+/// Messages that your own actors may send to ours.
 ///
-/// Most of it is for actors among themselves: an actor that is told what its peers would never say fails as it would by
-/// a bug, and is replaced. These are meant for everybody: [`KvMessage::Usage`](messages::KvMessage::Usage), and all that
-/// [`Budget`] and [`Runtime`] ask on your behalf.
+/// Most of them are internal: an actor that receives what its peers would never send fails as if by a bug, and is
+/// replaced. Safe for everyone are [`KvMessage::Usage`](messages::KvMessage::Usage) and everything that [`Budget`] and
+/// [`Runtime`] ask on your behalf.
 ///
 /// ```
 /// # use bursar::{ModelSource, Runtime, RuntimeConfig};
@@ -125,7 +128,7 @@ pub use bursar_model::{
 /// let (responder, answer) = Responder::new();
 /// model.serving().await?.kv.send_message(KvMessage::Usage(responder))?;
 /// let blocks = answer.await?; // of 16 tokens each, over all layers
-/// assert_eq!(blocks.held, 0, "nobody asks the model anything");
+/// assert_eq!(blocks.held, 0, "the model is idle");
 /// # runtime.shutdown().await;
 /// # Ok(())
 /// # }
@@ -143,7 +146,7 @@ pub mod messages {
     };
 }
 
-/// The crates that this one is a facade of.
+/// The crates that this one re-exports.
 pub mod crates {
     pub use bursar_actors as actors;
     pub use bursar_budgets as budgets;
@@ -151,7 +154,7 @@ pub mod crates {
     pub use bursar_model as model;
 }
 
-/// The README, whose snippets compile as they are printed.
+/// The README, included so that its snippets are compiled.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

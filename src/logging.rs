@@ -1,5 +1,5 @@
-//! What a command tells on its standard error: its work while it works, notices, errors and panics. Nothing else writes
-//! there, so with `--log json` each line is an object.
+//! Everything that a command prints on standard error: progress, notices, errors and panics. Nothing else writes there,
+//! so with `--log json` each line is an object.
 
 use std::{
     any::Any,
@@ -43,21 +43,21 @@ enum Form {
     Json,
 }
 
-/// What the command itself says is told at every level.
+/// The target of the command's own messages, which pass at every level.
 const SAID: &str = "bursar::said";
 
 impl LogOptions {
-    /// Begins to tell.
+    /// Installs the subscriber.
     pub fn begin(&self) {
         begin(self.log, self.log_level);
     }
 }
 
 fn begin(form: Form, level: Level) {
-    // What libraries tell is theirs, and may be much.
+    // Libraries log under their own targets, and may log a lot.
     let ours =
         Targets::new().with_default(LevelFilter::WARN).with_target("bursar", level).with_target(SAID, Level::INFO);
-    // A span that closes says how long it was.
+    // A closing span reports its duration.
     let colours = io::stderr().is_terminal() && env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
     let lines = fmt::layer().with_writer(io::stderr).with_ansi(colours).with_span_events(FmtSpan::CLOSE);
     let registry = tracing_subscriber::registry();
@@ -71,9 +71,9 @@ fn begin(form: Form, level: Level) {
     }
 }
 
-/// Whether standard error is for machines. Whoever draws there does not then.
+/// Whether standard error is JSON; then nothing may be drawn there.
 pub fn is_json() -> bool {
-    // In other forms nobody hears of it.
+    // Only the JSON form enables this target.
     tracing::enabled!(target: SAID, Level::INFO)
 }
 
@@ -82,7 +82,7 @@ pub fn is_watched() -> bool {
     io::stderr().is_terminal()
 }
 
-/// Says something that a user should know.
+/// Prints a notice for the user.
 pub fn note(text: impl Display) {
     match is_json() {
         true => info!(target: SAID, "{text}"),
@@ -90,12 +90,12 @@ pub fn note(text: impl Display) {
     }
 }
 
-/// Says how far something is.
+/// Reports progress.
 pub fn progress(what: &str, done: u64, total: u64) {
     info!(target: SAID, done, total, "{what}");
 }
 
-/// Says what went wrong and what to change.
+/// Prints an error and its hint.
 pub fn fail(error: &str, hint: &str) {
     match is_json() {
         true => error!(target: SAID, hint, "{error}"),
@@ -103,7 +103,7 @@ pub fn fail(error: &str, hint: &str) {
     }
 }
 
-/// Says what is wrong with a command line, and ends: it may ask for a form before it is understood.
+/// Reports a bad command line and exits. It finds the `--log` form itself, as nothing has been parsed yet.
 pub fn refuse(error: &clap::Error) -> ! {
     if !error.use_stderr() || !asks_for_json() {
         error.exit();
@@ -122,7 +122,7 @@ fn asks_for_json() -> bool {
     said || env::var_os("BURSAR_LOG").is_some_and(|form| form == "json")
 }
 
-/// A standard error that is gone hears nothing, and is no reason to end.
+/// Ignores a closed standard error: that is no reason to end.
 fn print(text: impl Display) {
     drop(writeln!(io::stderr(), "{text}"));
 }

@@ -1,4 +1,4 @@
-//! Where a command shows its metrics.
+//! Where a command serves its metrics.
 
 use std::net::SocketAddr;
 
@@ -19,12 +19,12 @@ pub struct MetricsOptions {
 }
 
 impl MetricsOptions {
-    /// What was said.
+    /// The address given by the flag.
     pub fn address(&self) -> Option<SocketAddr> {
         self.metrics.map(|MetricsAddress(address)| address)
     }
 
-    /// Serves the metrics of a runtime that has just started, for as long as the command runs, and says where.
+    /// Serves a new runtime's metrics while the command runs, and prints the address.
     pub async fn serve(&self, runtime: &Runtime) -> Result<(), Failure> {
         let Some(address) = self.metrics else { return Ok(()) };
         let server = runtime.serve_metrics(address).await?;

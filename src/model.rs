@@ -24,7 +24,7 @@ pub struct ModelOptions {
 }
 
 impl ModelOptions {
-    /// The model, or what stands in for one: its weights are drawn from `seed`.
+    /// The model, or a stand-in with weights drawn from `seed`.
     pub fn source(&self, seed: u64) -> Result<ModelSource, Failure> {
         match &self.shape {
             None => Ok(source(&self.model)),
@@ -32,26 +32,26 @@ impl ModelOptions {
         }
     }
 
-    /// Whether its weights are nobody's.
+    /// Whether the weights are random instead of a checkpoint's.
     pub fn is_random(&self) -> bool {
         self.random
     }
 }
 
-/// A runtime on the chosen device, for a command that says itself which that is.
+/// A runtime on the chosen device, for a command that names the device itself.
 pub async fn start(device: &DeviceOptions, config: RuntimeConfig) -> Result<Runtime, Failure> {
     let runtime = Runtime::start(RuntimeConfig { device: device.choice(), ..config }).await?;
     device.show(&runtime).await?;
     Ok(runtime)
 }
 
-/// A runtime on the chosen device, with what is said of the runtime among the knobs.
+/// A runtime on the chosen device, with the knobs that concern the runtime.
 pub async fn start_knowing(device: &DeviceOptions, knobs: &KnobOptions) -> Result<Runtime, Failure> {
     knobs.tell_notes()?;
     start_with(device, RuntimeConfig { canary: knobs.canary()?, ..RuntimeConfig::default() }).await
 }
 
-/// The same with `config` for all but the device.
+/// The same with `config` for everything except the device.
 pub async fn start_with(device: &DeviceOptions, config: RuntimeConfig) -> Result<Runtime, Failure> {
     let runtime = start(device, config).await?;
     device.tell(&runtime);
@@ -62,7 +62,7 @@ pub async fn start_with(device: &DeviceOptions, config: RuntimeConfig) -> Result
 pub fn source(model: &str) -> ModelSource {
     match model {
         "demo" => ModelSource::demo(),
-        // A folder that is there wins over a model of the same name elsewhere.
+        // An existing folder wins over a hub model of the same name.
         folder if Path::new(folder).exists() => ModelSource::folder(folder),
         #[cfg(feature = "hub")]
         id if bursar::HubModel::is_id(id) => ModelSource::hub_with(id, hub::options()),
@@ -70,13 +70,13 @@ pub fn source(model: &str) -> ModelSource {
     }
 }
 
-/// A model by its numbers alone, with weights drawn from `seed`.
+/// A model of this shape, with weights drawn from `seed`.
 pub fn shape(shape: &str, seed: u64) -> Result<ModelSource, Failure> {
     let failure = |error: bursar::UnknownShape| Failure { hint: error.hint(), error: error.to_string() };
     Ok(ModelSource::random(random_checkpoint(shape, seed).map_err(failure)?))
 }
 
-/// Loads a model, with a bar.
+/// Loads a model and shows a progress bar.
 pub async fn load(runtime: &Runtime, device: &DeviceOptions, model: &str, shown: bool) -> Result<ModelHandle, Failure> {
     let options = LoadOptions { blas: device.blas(), profiles: device.profiles(), ..LoadOptions::default() };
     load_with(runtime, source(model), options, shown).await

@@ -1,6 +1,6 @@
-//! Standard output. Whoever reads it may stop at any time (`bursar plan | head -1`), which is no
-//! failure: what would follow is not written, and the command ends as it would have. The standard library's `println!`
-//! panics there, so these take its place in all of the program; this module is the first that `main.rs` names.
+//! Standard output. Its reader may close it at any time (`bursar plan | head -1`), which is no failure: the rest is
+//! dropped and the command ends as usual. The standard library's `println!` panics there, so these macros replace it
+//! throughout the program. Therefore `main.rs` declares this module first.
 
 use std::{
     fmt,
@@ -10,10 +10,10 @@ use std::{
 
 use crate::logging;
 
-/// As `sysexits.h` has it: no command means anything else by it.
+/// From `sysexits.h`; no command uses it for anything else.
 const CANNOT_BE_WRITTEN: i32 = 74;
 
-/// Writes to standard output. False if it is read no more.
+/// Writes to standard output. False once it is closed.
 pub fn out(text: fmt::Arguments<'_>) -> bool {
     let mut out = stdout().lock();
     match out.write_fmt(text).and_then(|()| out.flush()) {

@@ -1,4 +1,4 @@
-//! `bursar plan`: what a model would take of a device and what it would serve there, without a GPU and without its weights.
+//! `bursar plan`: what a model would take of a device and serve there, without a GPU and without its weights.
 
 mod gpu;
 mod place;
@@ -51,11 +51,11 @@ pub struct Options {
     knobs: KnobOptions,
 }
 
-/// What is told of a plan that does not fit; one that cannot be made is another's.
+/// The exit code for a plan that does not fit; a plan that cannot be made has another.
 const DOES_NOT_FIT: u8 = 1;
 const CANNOT_BE_PLANNED: u8 = 2;
 
-/// Runs the command: 0 if the model fits, 1 if it does not, 2 if that cannot be said.
+/// Runs the command: 0 if the model fits, 1 if it does not, 2 if that cannot be determined.
 pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
     let (device, is_json) = (device.clone(), options.json);
     let planned = tokio::task::spawn_blocking(move || plan(&device, &options)).await;
@@ -103,7 +103,7 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
     Ok(Report::of(&name, &planned, &model, &forecast, notes))
 }
 
-/// The checkpoint, or what `config.json` says of it where its weights are not there.
+/// The checkpoint, or its `config.json` alone if there are no weights.
 fn open(files: CheckpointSource, notes: &mut Vec<String>) -> Result<Checkpoint, Failure> {
     match Checkpoint::open(files.clone()) {
         Err(CheckpointError::MissingFile { .. } | CheckpointError::MissingShard { .. }) => {

@@ -1,4 +1,4 @@
-//! `bursar profile`: sizes a model on this device and prints what came of it.
+//! `bursar profile`: sizes a model on this device and prints the result.
 
 use std::{
     collections::BTreeMap,
@@ -33,32 +33,29 @@ pub struct Options {
     knobs: KnobOptions,
 }
 
-/// What random weights are drawn from: nothing that is measured here depends on it.
+/// The seed of random weights; no measurement here depends on it.
 const SEED: u64 = 0;
 
-/// What came of it.
 #[derive(Debug, Serialize)]
 struct Profile {
-    /// Each attempt, in order.
+    /// In order.
     attempts: Vec<AttemptReport>,
-    /// Seconds of the last attempt, by phase, and of all of the start.
+    /// Seconds of the last attempt by phase, and of the whole start.
     seconds: BTreeMap<&'static str, f64>,
-    /// What serving may do at once.
+    /// What may run at once while serving.
     record: ProfileRecord,
-    /// What this process holds outside leases, by its source; a host device does not tell.
+    /// What this process holds outside leases, by source; empty for a host device.
     overhead: BTreeMap<&'static str, Bytes>,
-    /// Every byte.
     ledger: Snapshot,
 }
 
-/// The moments of a start, as they come.
+/// The progress events of a start.
 #[derive(Default)]
 struct Heard {
     attempts: Vec<AttemptReport>,
     phases: Vec<(Phase, Instant)>,
 }
 
-/// Runs the command.
 pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
     match profile(device, &options).await {
         Ok(profile) if options.json => {
@@ -104,12 +101,12 @@ async fn size(runtime: &Runtime, device: &DeviceOptions, options: &Options) -> R
     let ledger = runtime.budget().measure().await.map_err(RuntimeError::from)?;
     let Heard { attempts, phases } = std::mem::take(&mut *heard.lock().unwrap_or_else(PoisonError::into_inner));
     let ends = phases.iter().skip(1).map(|(_, at)| *at).chain([ready]);
-    // A phase that came again was another attempt's: the last stands.
+    // A repeated phase belongs to a later attempt, so the last one counts.
     let mut seconds: BTreeMap<_, _> =
         phases.iter().zip(ends).map(|((phase, at), end)| (phase.name(), (end - *at).as_secs_f64())).collect();
     seconds.insert("start", (ready - begun).as_secs_f64());
     let mut overhead: BTreeMap<_, _> = runtime.device().overhead_by_source().into_iter().collect();
-    // What the budget found beside that.
+    // The rest of what the budget found outside leases.
     let beside = ledger.overhead.saturating_sub(overhead.values().sum());
     if !overhead.is_empty() && !beside.is_zero() {
         overhead.insert("loaded at first use", beside);

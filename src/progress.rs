@@ -1,5 +1,5 @@
-//! A bar for loading and profiling, on standard error, with notices above it. Where that is no terminal there are only
-//! notices; with `--log json` there are lines that say how far it is.
+//! A progress bar for loading and profiling, on standard error, with notices above it. Without a terminal there are
+//! only notices; with `--log json` progress is logged as lines.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -11,20 +11,20 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::logging;
 
-/// Draws the moments of a start.
+/// Draws the progress of a start.
 #[derive(Clone)]
 pub struct Bar {
     bar: ProgressBar,
     is_shown: bool,
-    /// What was told last and when, where lines are told.
+    /// The last line and its time, if progress is logged as lines.
     told: Arc<Mutex<Option<(String, Instant)>>>,
 }
 
-/// A line says how far the same thing is no more often than this.
+/// The least time between two lines about the same thing.
 const APART: Duration = Duration::from_secs(1);
 
 impl Bar {
-    /// A bar that is shown, or one that is not.
+    /// A visible or a hidden bar.
     pub fn new(is_shown: bool) -> Self {
         let is_drawn = is_shown && !logging::is_json();
         let bar = if is_drawn { ProgressBar::new(1) } else { ProgressBar::hidden() };
@@ -33,7 +33,7 @@ impl Bar {
         Bar { bar, is_shown, told: Arc::default() }
     }
 
-    /// Draws one moment.
+    /// Draws one progress event.
     pub fn show(&self, progress: Progress) {
         match progress {
             Progress::Fetching { file, done, total } => self.draw(&format!("fetching {file}"), done.0, total.0),
@@ -66,7 +66,7 @@ impl Bar {
         self.bar.set_position(done);
     }
 
-    /// The first line of each thing, and then one a second.
+    /// Logs the first line about each thing, then one a second.
     fn tell(&self, what: &str, done: u64, total: u64) {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         let is_due = told.as_ref().is_none_or(|(before, at)| before != what || at.elapsed() >= APART);

@@ -1,4 +1,4 @@
-//! `docs/cli.md` is what clap knows of the command line. `BURSAR_WRITE_PAGES=1 cargo test --bin bursar reference` writes it.
+//! `docs/cli.md` is generated from clap. `BURSAR_WRITE_PAGES=1 cargo test --bin bursar reference` writes it.
 
 use std::fs;
 
@@ -67,7 +67,7 @@ fn row(arg: &Arg) -> String {
 }
 
 #[test]
-fn the_page_of_the_command_line_is_what_clap_knows() {
+fn the_command_line_page_matches_clap() {
     let expected = page();
     if std::env::var_os("BURSAR_WRITE_PAGES").is_some() {
         fs::write(PAGE, &expected).expect("it is written");

@@ -1,17 +1,17 @@
-//! What several commands tell in the same words.
+//! Output that several commands share.
 
 use bursar::{AttemptReport, Outcome};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
 
-/// A failure as an object.
+/// A failure as a JSON object.
 pub fn failure(failure: &Failure) -> Value {
     let (error, hint) = failure.told();
     json!({ "type": "error", "error": error, "hint": hint })
 }
 
-/// Each attempt, a line.
+/// Prints one line an attempt.
 pub fn attempts(attempts: &[AttemptReport]) {
     for AttemptReport { attempt, target_tokens, phase, outcome } in attempts {
         let came = match outcome {

@@ -61,21 +61,21 @@ pub struct Options {
     color: When,
 }
 
-/// A time between two looks, as it is typed.
+/// The time between two scrapes, as typed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Every(Duration);
 
-/// So many columns are printed where nobody says how wide it may be.
+/// Columns to print if the width is unknown.
 const COLUMNS: u16 = 100;
-/// How long nobody is listened to while the terminal is waited for.
+/// How long to wait for the terminal before listening for scrapes again.
 const PATIENCE: Duration = Duration::from_millis(50);
-/// Ages are drawn anew so often.
+/// Ages are redrawn this often.
 const REDRAW: Duration = Duration::from_millis(500);
 
-/// Runs the command: 1 where there is nothing to show.
+/// Runs the command: 1 if there is nothing to show.
 pub async fn run(options: Options, served: Option<SocketAddr>) -> ExitCode {
     let is_json = options.json;
-    // What is served anywhere is served on this machine too.
+    // A server on any address is reachable on this machine too.
     let here = served.map(|served| match served.ip().is_unspecified() {
         true => Address::port(served.port()),
         false => Address::of(served),
@@ -106,7 +106,7 @@ fn look(options: &Options, address: &Address) -> Result<(), Failure> {
         is_terminal: stdout().is_terminal(),
     };
     let colours = Colours::of(options.color, surroundings);
-    // What was typed wins over what the library finds in NO_COLOR itself.
+    // The user's flag wins over NO_COLOR, which the library reads itself.
     force_color_output(colours != Colours::None);
     match options.once {
         true => look_once(options, address, colours),
@@ -118,7 +118,7 @@ fn look(options: &Options, address: &Address) -> Result<(), Failure> {
     }
 }
 
-/// Looks twice, since rates want two looks.
+/// Scrapes twice, since rates need two scrapes.
 fn look_once(options: &Options, address: &Address, colours: Colours) -> Result<(), Failure> {
     let scraper = Scraper::new(address.clone());
     let mut session = Session::new(address.to_string(), options.every.0);
@@ -141,7 +141,7 @@ fn look_once(options: &Options, address: &Address, colours: Colours) -> Result<(
     Ok(())
 }
 
-/// Draws until somebody has seen enough.
+/// Draws until the user quits.
 fn watch(options: &Options, address: &Address, colours: Colours) -> Result<(), Failure> {
     let (mut session, begun) = (Session::new(address.to_string(), options.every.0), Instant::now());
     let looks = Looks::start(Scraper::new(address.clone()), begun);
@@ -150,7 +150,7 @@ fn watch(options: &Options, address: &Address, colours: Colours) -> Result<(), F
     loop {
         let is_due = asked.is_none_or(|asked| asked.elapsed() >= session.every);
         if is_due && !is_asked && !session.is_paused {
-            // One look at a time: whoever is slow is not asked again meanwhile.
+            // One scrape at a time: a slow process is not asked again meanwhile.
             (asked, is_asked) = (Some(Instant::now()), looks.ask.try_send(()).is_ok());
         }
         match looks.heard.try_recv() {
@@ -180,14 +180,14 @@ fn watch(options: &Options, address: &Address, colours: Colours) -> Result<(), F
     }
 }
 
-/// A thread that looks when it is asked to.
+/// A thread that scrapes on request.
 struct Looks {
     ask: SyncSender<()>,
     heard: Receiver<(Result<Scrape, ScrapeError>, Duration)>,
 }
 
 impl Looks {
-    /// It ends when nobody can ask it any more; at the end of the process at the latest, whatever it waits for.
+    /// It ends when the last sender is gone, at the latest with the process, whatever it waits for.
     fn start(scraper: Scraper, begun: Instant) -> Self {
         let ((ask, asked), (told, heard)) = (sync_channel(1), sync_channel(1));
         thread::spawn(move || {
@@ -207,7 +207,7 @@ fn now(begun: Instant) -> Now {
     Now { elapsed: begun.elapsed(), unix: unix.as_secs_f64() }
 }
 
-/// Until so much time is over. The only other way to wait is forbidden, for good reasons in other places.
+/// Sleeps. `thread::sleep` is banned here, for good reasons elsewhere.
 fn wait(time: Duration) {
     let (_keep, nobody) = sync_channel::<()>(1);
     let waited: Result<(), RecvTimeoutError> = nobody.recv_timeout(time);
@@ -245,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_time_between_looks_has_bounds() {
+    fn the_scrape_interval_has_bounds() {
         for (typed, millis) in [("1s", 1000), ("500ms", 500), ("0.5", 500), ("2 s", 2000), ("1m", 60_000)] {
             assert_eq!(typed.parse(), Ok(Every(Duration::from_millis(millis))), "{typed}");
         }

@@ -6,10 +6,9 @@ use bursar::{Chat, Image, ModelHandle, Runtime, RuntimeConfig, Snapshot, demo};
 
 use crate::{DeviceOptions, failure::Failure, model};
 
-/// How long the ledger may take to get back to where it was after the last answer: leases are returned by note.
+/// How long the ledger may take to return to its earlier state after the last answer: leases are returned by note.
 const SETTLING_MAX: Duration = Duration::from_secs(5);
 
-/// Runs the tour.
 pub async fn run(device: &DeviceOptions) -> Result<(), Failure> {
     let runtime = model::start(device, RuntimeConfig::default()).await?;
     println!("{} Loading the embedded demo model.\n", device.describe(&runtime));
@@ -64,7 +63,7 @@ async fn snapshot(runtime: &Runtime) -> Result<Snapshot, Failure> {
         .map_err(|error| Failure { error: error.to_string(), hint: "the runtime is gone; start again".to_owned() })
 }
 
-/// The ledger once it equals `before`, or as it is when the patience ends.
+/// The ledger once it equals `before`, or as it is after `SETTLING_MAX`.
 async fn settled(runtime: &Runtime, before: &Snapshot) -> Result<Snapshot, Failure> {
     let patience = Instant::now() + SETTLING_MAX;
     let mut looks = tokio::time::interval(Duration::from_millis(5));

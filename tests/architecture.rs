@@ -1,4 +1,4 @@
-//! The rules that are about source: who may know what, who takes memory, what decides without a clock.
+//! Rules about the source: which code may know what, take memory, or read the clock.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,7 +8,7 @@ use std::{
 
 const CRATES: [&str; 4] = ["budgets", "kernels", "model", "actors"];
 
-/// Every Rust file below a folder of the repository, with its path from the root and its text.
+/// Every Rust file below a folder of the repository: its path from the root, and its text.
 fn sources(folder: &str) -> Vec<(String, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut folders = vec![root.join(folder)];
@@ -31,13 +31,13 @@ fn sources(folder: &str) -> Vec<(String, String)> {
     sources
 }
 
-/// A file's code: no comments, and nothing from its test module on.
+/// A file's code, without comments and without everything from its test module on.
 fn code(text: &str) -> String {
     let code = text.split("#[cfg(test)]").next().unwrap_or_default();
     code.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
 }
 
-/// The files of `folder` whose code contains one of `words`, except those that `allowed` names.
+/// The files of `folder` whose code contains one of `words`, except the `allowed` ones.
 fn offenders(folder: &str, words: &[&str], allowed: &[&str]) -> Vec<String> {
     sources(folder)
         .into_iter()
@@ -73,7 +73,7 @@ fn each_crate_knows_only_what_it_may() {
         "budgets knows bytes and owners, never tensors, async or actors",
     );
     assert_none(
-        // A library that is looked for at run time is a file.
+        // A library looked up at run time is a file.
         offenders(
             "kernels/src",
             &["ractor::", "tokio", "std::fs", "safetensors", "tokenizer"],
@@ -89,12 +89,12 @@ fn each_crate_knows_only_what_it_may() {
 }
 
 #[test]
-fn what_computes_in_actors_knows_no_actor() {
+fn compute_modules_of_actors_know_no_actor() {
     let words = ["ractor", "crate::tree", "crate::responder", "tokio::spawn"];
     assert_none(offenders("actors/src/compute", &words, &[]), "a lane is asked by jobs and answers by closures");
 }
 
-/// The name at the beginning of a path.
+/// The first name of a path.
 fn first_name(path: &str) -> &str {
     &path[..path.find(|letter: char| !letter.is_alphanumeric() && letter != '_').unwrap_or(path.len())]
 }
@@ -119,7 +119,7 @@ fn first_names(path: &str) -> Vec<&str> {
     names
 }
 
-/// The modules of a crate that name each other in a circle.
+/// A cycle among the modules of a crate, if there is one.
 fn circle(source: &str) -> Vec<String> {
     let mut names: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for (file, text) in sources(source) {
@@ -144,7 +144,7 @@ fn circle(source: &str) -> Vec<String> {
 }
 
 #[test]
-fn modules_of_a_crate_name_each_other_in_no_circle() {
+fn modules_of_a_crate_have_no_cycle() {
     for name in CRATES {
         assert_eq!(circle(&format!("{name}/src")), [""; 0], "in {name}");
     }
@@ -166,7 +166,7 @@ fn memory_is_taken_in_one_place() {
 }
 
 #[test]
-fn unsafe_code_stands_where_views_become_memory_and_nowhere_else() {
+fn unsafe_code_stands_only_where_views_become_memory() {
     let allowed = [
         "budgets/src/device/",
         "kernels/src/cpu/",
@@ -201,7 +201,7 @@ fn families_are_named_in_their_folder_and_in_the_registry() {
 }
 
 #[test]
-fn rule_12_decisions_have_no_clock_no_device_and_no_actor_inside() {
+fn rule_12_decisions_contain_no_clock_device_or_actor() {
     let pure = ["core.rs", "admission.rs", "sequence.rs", "step.rs", "policy.rs"];
     let words = ["async ", "ractor::", "tokio", "Instant::now", "SystemTime", "dyn Device", "HashMap", "metrics::"];
     let impure = offenders("actors/src", &words, &[]);
@@ -216,8 +216,8 @@ fn rule_12_decisions_have_no_clock_no_device_and_no_actor_inside() {
 }
 
 #[test]
-fn what_needs_host_memory_asks_for_it() {
-    // By default a runtime leases a GPU where there is one, and no CPU may read or write that memory.
+fn features_that_need_host_memory_ask_for_it() {
+    // By default a runtime leases a GPU if there is one, and a CPU cannot access that memory.
     let needs = ["from_raw_parts", "a host device starts", "default()).await?; // host memory"];
     let folders = ["examples", "benches", "actors/src/budget", "actors/src/runtime", "src"];
     let sources = folders.into_iter().flat_map(sources);
@@ -238,7 +238,7 @@ fn metrics_are_recorded_through_their_table() {
 }
 
 #[test]
-fn one_file_writes_to_standard_error() {
+fn only_one_file_writes_to_standard_error() {
     let words = ["eprint!(", "eprintln!(", "dbg!(", "stderr()"];
     let allowed = ["src/logging.rs"];
     assert_none(offenders("src", &words, &allowed), "with --log json each line there is an object");
@@ -248,7 +248,7 @@ fn one_file_writes_to_standard_error() {
 }
 
 #[test]
-fn every_file_says_what_it_is_and_stays_readable() {
+fn every_file_opens_with_its_purpose_and_stays_short() {
     for folder in ["budgets", "kernels", "model", "actors", "src", "tests", "examples", "benches"] {
         for (name, text) in sources(folder) {
             assert!(text.starts_with("//!"), "{name} opens with what it is");
@@ -265,7 +265,7 @@ fn actors_ask_only_what_the_table_of_questions_allows() {
 }
 
 #[test]
-fn examples_are_numbered_say_how_they_run_and_are_run() {
+fn examples_are_numbered_documented_and_run() {
     let script = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(".ci/run")).expect("the script");
     let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).expect("the README");
     let mut examples = Vec::new();
@@ -286,7 +286,7 @@ fn examples_are_numbered_say_how_they_run_and_are_run() {
 }
 
 #[test]
-fn every_crate_denies_what_is_not_documented() {
+fn every_crate_denies_missing_documentation() {
     for folder in ["budgets/src", "kernels/src", "model/src", "actors/src", "src"] {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder).join("lib.rs");
         let text = fs::read_to_string(path).expect("a library");
@@ -295,8 +295,8 @@ fn every_crate_denies_what_is_not_documented() {
 }
 
 #[test]
-fn rule_9_no_source_makes_a_queue_without_an_end() {
-    // A mailbox of ractor has none either: what may stand in it is limited by credits, one a message that asks for work.
+fn rule_9_no_source_makes_an_unbounded_queue() {
+    // ractor's mailboxes are unbounded; credits limit them, one for each message that asks for work.
     let words = ["unbounded", "mpsc::channel()", "SegQueue", "LinkedList", "crossbeam", "flume"];
     for folder in ["budgets/src", "kernels/src", "model/src", "actors/src", "src"] {
         assert_none(offenders(folder, &words, &[]), "rule 9: full is an answer");
@@ -308,14 +308,14 @@ fn rule_9_no_source_makes_a_queue_without_an_end() {
 }
 
 #[test]
-fn each_test_and_file_that_the_table_of_rules_names_is_there() {
+fn each_test_and_file_in_the_table_of_rules_exists() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let table = fs::read_to_string(root.join("docs/rules.md")).expect("the table is there");
     let tests: String = ["budgets", "kernels", "model", "actors", "src", "tests"]
         .into_iter()
         .flat_map(|folder| sources(folder).into_iter().map(|(_, text)| text))
         .collect();
-    // As a function, or as a name that a macro of ours makes one of.
+    // As a function, or as a name from which a macro makes one.
     let is_there = |test: &str| match test.strip_suffix('…') {
         Some(start) => tests.contains(&format!("fn {start}")) || tests.contains(&format!("\n    {start}")),
         None => tests.contains(&format!("fn {test}(")) || tests.contains(&format!("\n    {test}: ")),

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, fs, path::Path, process::Command};
 
 use serde_json::Value;
 
-/// What cargo prints of this workspace, as it is locked.
+/// cargo's output about this workspace, with its lock file.
 fn cargo(arguments: &[&str]) -> String {
     let output = Command::new(env!("CARGO"))
         .args(arguments)
@@ -16,7 +16,7 @@ fn cargo(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("UTF-8")
 }
 
-/// The names of the crates that an embedder builds who wants these features and no others.
+/// The crates built for an embedder that enables only these features.
 fn built(features: &str) -> BTreeSet<String> {
     let tree = ["tree", "--package=bursar", "--no-default-features", "--edges=normal,build", "--prefix=none"];
     let lines = cargo(&[&tree[..], &["--features", features]].concat());
@@ -24,7 +24,7 @@ fn built(features: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn an_embedder_builds_nothing_of_the_command_line() {
+fn an_embedder_builds_no_command_line_dependency() {
     let of_the_command_line =
         ["clap", "clap_builder", "crossterm", "indicatif", "ratatui", "signal-hook", "tracing-subscriber"];
     let found = |features: &str| -> Vec<&str> {
@@ -47,10 +47,10 @@ fn each_feature_alone_brings_its_dependencies() {
 }
 
 #[test]
-fn no_dependency_wants_a_newer_rust_than_is_promised() {
+fn no_dependency_needs_a_newer_rust_than_promised() {
     let version = cargo(&["version", "--verbose"]);
     let host = version.lines().find_map(|line| line.strip_prefix("host: ")).expect("cargo names its host");
-    // Of other systems nothing need be here.
+    // Other systems' dependencies need not be present.
     let metadata: Value =
         serde_json::from_str(&cargo(&["metadata", "--format-version=1", "--filter-platform", host])).expect("JSON");
     let rust = |package: &Value| -> Option<Vec<u32>> {

@@ -1,5 +1,5 @@
-//! Many chats of all kinds, cancelled at random moments: when all are over, everything is as it was, and the process is
-//! no larger.
+//! Many chats of all kinds, cancelled at random moments. After all have ended, everything is as before and the process
+//! is no larger.
 //!
 //! The short soak is part of every test run. The long one, ten thousand requests, takes minutes:
 //! `cargo test --release --test soak -- --ignored --nocapture`
@@ -22,39 +22,39 @@ use stage::{Stage, small, small_envelope};
 #[global_allocator]
 static HEAP: Counting = Counting;
 
-/// Both soaks look at the whole process.
+/// Both soaks measure the whole process, so they run one at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Requests under way at once. Each asks for up to three samples, so that some are refused for want of credits.
+/// Requests under way at once. Each asks for up to three samples, so that some are refused for lack of credits.
 const AT_ONCE: usize = 12;
 
-/// How a soak runs, and what it may leave behind.
+/// How a soak runs, and what growth it allows.
 struct Soak {
     requests: usize,
-    /// Requests between two readings, which are taken when all are over.
+    /// Requests between two readings, which are taken when none is under way.
     between_readings: usize,
-    /// Readings at the begin that say nothing: caches fill, pools of threads start.
+    /// First readings to ignore: caches fill and thread pools start.
     warm_up: usize,
-    /// Bytes that the heap, and the process as a whole, may have more of at the end than behind the warm-up.
+    /// Bytes by which the heap, and the whole process, may grow after the warm-up.
     heap_growth: u64,
     process_growth: u64,
 }
 
 #[test]
-fn hundreds_of_chats_with_random_cancels_leave_nothing_behind() {
+fn hundreds_of_randomly_cancelled_chats_leak_nothing() {
     Soak { requests: 320, between_readings: 32, warm_up: 4, heap_growth: 1 << 20, process_growth: 16 << 20 }.run();
 }
 
 #[test]
 #[ignore = "takes minutes: cargo test --release --test soak -- --ignored --nocapture"]
-fn ten_thousand_chats_with_random_cancels_leave_nothing_behind() {
+fn ten_thousand_randomly_cancelled_chats_leak_nothing() {
     Soak { requests: 10_000, between_readings: 500, warm_up: 4, heap_growth: 1 << 20, process_growth: 8 << 20 }.run();
 }
 
 impl Soak {
     fn run(&self) {
         let _alone = ALONE.lock().unwrap_or_else(|failed| failed.into_inner());
-        // Threads of blocking work end when they have nothing to do; a moment, so that a reading need not wait long.
+        // Idle blocking threads end quickly, so that a reading need not wait long.
         let threads = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .thread_keep_alive(std::time::Duration::from_millis(20))
@@ -69,7 +69,7 @@ impl Soak {
     }
 
     async fn readings(&self) -> (Vec<Reading>, Ends) {
-        // A pool in which not all of them fit: some wait, some are preempted and computed again.
+        // The pool is too small for all: some wait, and some are preempted and recomputed.
         let envelope = Some(Envelope { context_tokens: 320, ..small_envelope() });
         let stage =
             Stage::set(LoadOptions { envelope, kv_tokens: Some(640), requests: AT_ONCE * 3 / 2, ..small() }).await;
@@ -91,8 +91,8 @@ impl Soak {
         (readings, ends)
     }
 
-    /// The smallest of the first few readings behind the warm-up against the smallest of the last few: what is really
-    /// kept is in all of them, what an allocator holds for a moment is not.
+    /// Compares the smallest of the first readings after the warm-up with the smallest of the last few. A real leak is
+    /// in all of them; an allocator's passing peak is not.
     fn compare(&self, readings: &[Reading]) {
         let few = readings.len() / 2;
         let (first, last) = (&readings[..few], &readings[readings.len() - few..]);

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_size_is_captured_the_largest_first_and_what_they_take_is_told() {
+    async fn every_size_is_captured_largest_first_and_its_bytes_are_reported() {
         let (lane, asked) = lane(4);
         let captured = Captured::default();
         (0..9).for_each(|_| captured.one_more());
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn capturing_again_takes_no_more_than_is_leased() {
+    async fn a_second_capture_takes_no_more_than_is_leased() {
         let (same, asked) = lane(4);
         let outcome = recapture(same, SHAPE, Bytes::mib(4), Arc::default()).await.expect("it answers");
         assert_eq!(outcome, Recaptured::All);
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_lane_that_has_gone_ends_it_with_the_size_that_was_asked_for() {
+    async fn a_lost_lane_ends_capturing_and_names_the_requested_size() {
         let (lane, jobs) = Lane::by_hand();
         drop(jobs);
         let outcome = capture(&lane, SHAPE, tree::CAPTURE, &Captured::default()).await;

@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_credit_is_free_again_when_it_is_dropped_and_never_twice() {
+    fn a_dropped_credit_is_free_again_exactly_once() {
         let credits = Credits::new(2);
         let (first, second) = (credits.take(1), credits.clone().take(1));
         assert!(first.is_ok() && second.is_ok());
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn several_are_taken_together_or_not_at_all() {
+    fn several_credits_are_taken_together_or_not_at_all() {
         let credits = Credits::new(3);
         let two = credits.take(2).expect("there are three");
         assert_eq!(credits.take(2).err(), Some(NoCredit::Full));
@@ -143,12 +143,12 @@ mod tests {
     }
 
     #[test]
-    fn without_credits_everything_is_too_much() {
+    fn zero_credits_refuse_every_request() {
         assert_eq!(Credits::new(0).take(1).err(), Some(NoCredit::Full));
     }
 
     #[tokio::test]
-    async fn closed_credits_are_idle_when_the_last_is_given_back() {
+    async fn closed_credits_are_idle_after_the_last_is_returned() {
         let credits = Credits::new(2);
         let taken = credits.take(1);
         credits.close();

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_works_on_the_device_and_the_budget_ask_nobody() {
+    fn lanes_and_the_budget_ask_no_other_actor() {
         for question in QUESTIONS {
             assert!(!matches!(question.from, Role::Lane | Role::Budget), "{question:?}");
             assert!(!question.deadline.is_zero(), "{question:?}");

@@ -32,10 +32,10 @@ use gpu::{
 use tokio::task::{JoinHandle, JoinSet, block_in_place};
 
 /// As the test harness names it.
-const NEIGHBOUR: &str = "a_neighbour_takes_what_it_is_told_to";
+const NEIGHBOUR: &str = "a_neighbour_takes_the_requested_bytes";
 
 #[test]
-fn a_neighbour_takes_what_it_is_told_to() {
+fn a_neighbour_takes_the_requested_bytes() {
     neighbour::live();
 }
 
@@ -267,7 +267,7 @@ fn nothing_broke(heard: &[Recorded]) {
 }
 
 #[test]
-fn a_start_takes_the_whole_card_and_every_byte_of_it_has_a_name() {
+fn a_start_takes_the_whole_card_and_names_every_byte() {
     story(async |stage| {
         let before = stage.measured().await;
         let folder: PathBuf = std::env::temp_dir().join(format!("bursar-drills-{}", std::process::id()));
@@ -321,7 +321,7 @@ fn a_start_takes_the_whole_card_and_every_byte_of_it_has_a_name() {
 }
 
 #[test]
-fn a_neighbour_gets_one_eight_and_forty_gibibytes_beside_64_chats_with_pictures_and_gives_them_back() {
+fn a_neighbour_gets_1_8_and_40_gib_beside_64_chats() {
     story(async |stage| {
         let started = start(&stage, full(), |_| {}).await.expect("it starts");
         let model = &started.model;
@@ -362,7 +362,7 @@ fn a_neighbour_gets_one_eight_and_forty_gibibytes_beside_64_chats_with_pictures_
 }
 
 #[test]
-fn the_loads_that_ended_another_server_beside_a_neighbour_lose_nothing() {
+fn loads_that_killed_another_server_lose_nothing_here() {
     story(async |stage| {
         let started = start(&stage, full(), |_| {}).await.expect("it starts");
         let (model, heard) = (&started.model, listen(&stage));
@@ -394,7 +394,7 @@ fn the_loads_that_ended_another_server_beside_a_neighbour_lose_nothing() {
 }
 
 #[test]
-fn two_gibibytes_to_spare_are_enough_and_with_200_mebibytes_too_little_what_the_error_says_starts() {
+fn a_start_needs_2_gib_spare_and_the_errors_suggestion_works() {
     story(async |stage| {
         let before = stage.measured().await;
         let mut neighbour = Neighbour::moves_in(NEIGHBOUR);
@@ -440,7 +440,7 @@ async fn too_little(stage: &Stage, neighbour: &mut Neighbour, left: Bytes) -> (B
 }
 
 #[test]
-fn a_neighbour_that_comes_in_any_phase_of_a_start_costs_tokens_and_not_the_start() {
+fn a_neighbour_arriving_in_any_phase_costs_tokens_not_the_start() {
     story(async |stage| {
         let before = stage.measured().await;
         for phase in [Phase::Load, Phase::Probe, Phase::Capture, Phase::Back, Phase::Validate] {
@@ -492,7 +492,7 @@ fn take_in_steps(neighbour: &Mutex<Option<Neighbour>>, is_ready: &AtomicBool) ->
 }
 
 #[test]
-fn the_scores_of_a_prompt_take_little_more_than_the_prompt_and_keep_nobody_waiting() {
+fn prompt_scores_add_little_time_and_delay_no_other_request() {
     story(async |stage| {
         let started = start(&stage, full(), |_| {}).await.expect("it starts");
         let model = &started.model;

@@ -21,10 +21,10 @@ use gpu::{
 };
 
 /// As the test harness names it.
-const NEIGHBOUR: &str = "a_neighbour_takes_what_it_is_told_to";
+const NEIGHBOUR: &str = "a_neighbour_takes_the_requested_bytes";
 
 #[test]
-fn a_neighbour_takes_what_it_is_told_to() {
+fn a_neighbour_takes_the_requested_bytes() {
     neighbour::live();
 }
 
@@ -34,7 +34,7 @@ async fn kv(stage: &Stage) -> Bytes {
 }
 
 #[test]
-fn a_neighbour_gets_one_eight_and_forty_gigabytes_while_chats_have_pictures_and_all_is_regained() {
+fn a_neighbour_gets_1_8_and_40_gb_and_returns_all() {
     story(async |stage| {
         let envelope = Envelope { step_tokens: 8192, sequences: 256, context_tokens: 512, ..Envelope::small() };
         let options = LoadOptions { envelope: Some(envelope), requests: 256, ..options() };

@@ -29,10 +29,10 @@ use gpu::{
 };
 
 /// As the test harness names it.
-const NEIGHBOUR: &str = "a_neighbour_takes_what_it_is_told_to";
+const NEIGHBOUR: &str = "a_neighbour_takes_the_requested_bytes";
 
 #[test]
-fn a_neighbour_takes_what_it_is_told_to() {
+fn a_neighbour_takes_the_requested_bytes() {
     neighbour::live();
 }
 
@@ -46,7 +46,7 @@ async fn load(stage: &Stage, options: LoadOptions) -> Result<ModelHandle, Arc<St
 }
 
 #[test]
-fn a_neighbour_that_fills_the_card_while_a_model_loads_is_a_typed_error_and_when_it_has_gone_the_load_works() {
+fn a_neighbour_filling_the_card_fails_a_load_until_it_leaves() {
     story(async |stage| {
         let before = stage.measured().await;
         let neighbour = Arc::new(Mutex::new(Some(Neighbour::moves_in(NEIGHBOUR))));
@@ -81,7 +81,7 @@ fn a_neighbour_that_fills_the_card_while_a_model_loads_is_a_typed_error_and_when
 }
 
 #[test]
-fn what_the_error_says_would_fit_a_card_with_too_little_memory_is_applied_and_starts() {
+fn the_suggestion_for_a_small_card_starts_when_applied() {
     story(async |stage| {
         let before = stage.measured().await;
         let mut neighbour = Neighbour::moves_in(NEIGHBOUR);
@@ -128,7 +128,7 @@ async fn too_little(stage: &Stage, neighbour: &mut Neighbour, left: Bytes) -> (B
 }
 
 #[test]
-fn a_launch_that_the_device_refuses_in_the_middle_of_a_step_costs_no_reply_and_many_are_a_typed_error() {
+fn one_refused_launch_costs_no_reply_and_many_fail_typed() {
     story(async |stage| {
         let intensity = Intensity { restarts_max: 100, back_off: Duration::ZERO, ..Intensity::default() };
         let options = LoadOptions { kv_tokens: Some(4096), intensity, ..options() };

@@ -108,7 +108,7 @@ fn shown(side: u32) -> Chat {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_model_takes_all_but_its_reserve_serves_and_captures_again_on_the_card_that_it_fills() {
+async fn a_model_that_fills_the_card_serves_and_captures_again() {
     let ears = Ears::open();
     let config = RuntimeConfig { device: DeviceChoice::Cuda(0), ..RuntimeConfig::default() };
     let runtime = match Runtime::start(config).await {

@@ -276,7 +276,7 @@ enum Named {
 }
 
 #[test]
-fn a_reply_by_graphs_is_the_reply_launch_by_launch_however_many_rows_are_padding() {
+fn graph_replies_match_launched_ones_whatever_the_padding() {
     let Some(stage) = Stage::set() else { return };
     assert_graphs_change_no_reply(&stage);
 }
@@ -284,7 +284,7 @@ fn a_reply_by_graphs_is_the_reply_launch_by_launch_however_many_rows_are_padding
 /// Its sums are split by how many rows there are and how long their contexts: keys of more than eight blocks are cut in
 /// steps of 9 to 22 rows, and stay whole in one of 24, which gives them more warps.
 #[test]
-fn a_reply_of_a_model_of_7bs_shape_is_the_same_by_graphs_and_launch_by_launch() {
+fn a_7b_shaped_reply_is_the_same_with_and_without_graphs() {
     let weights = random_checkpoint("qwen2.5-vl-7b", 7).expect("the shape is known");
     let shape = GraphShape { sequences: 24, context_tokens: 320, axes: 3 };
     let Some(stage) = Stage::of(CheckpointSource::Random(Arc::new(weights)), shape, 1) else { return };
@@ -312,7 +312,7 @@ fn assert_graphs_change_no_reply(stage: &Stage) {
 }
 
 #[test]
-fn a_step_whose_size_has_no_graph_is_launched_and_takes_no_larger_graph() {
+fn a_step_without_its_size_captured_never_takes_a_larger_graph() {
     let Some(stage) = Stage::set() else { return };
     stage.capture();
     let reply = |sequences| stage.replies(&stage.plain(sequences), STEPS, 0, Named::Unseen);
@@ -323,7 +323,7 @@ fn a_step_whose_size_has_no_graph_is_launched_and_takes_no_larger_graph() {
 }
 
 #[test]
-fn what_is_drawn_by_graphs_is_drawn_launch_by_launch_with_the_same_seeds() {
+fn graphs_and_single_launches_draw_alike_with_equal_seeds() {
     let Some(stage) = Stage::set() else { return };
     stage.capture();
     let all = 1..=stage.shape.sequences;
@@ -344,7 +344,7 @@ fn what_is_drawn_by_graphs_is_drawn_launch_by_launch_with_the_same_seeds() {
 }
 
 #[test]
-fn by_graphs_tokens_are_drawn_as_often_as_they_are_said_to_be_likely() {
+fn graphs_draw_tokens_as_often_as_their_probabilities_say() {
     let Some(stage) = Stage::set() else { return };
     stage.capture();
     let (mut surplus, mut variance, mut drawn) = (0.0, 0.0, 0);
@@ -373,7 +373,7 @@ fn by_graphs_tokens_are_drawn_as_often_as_they_are_said_to_be_likely() {
 }
 
 #[test]
-fn graphs_outlive_growing_and_shrinking_and_replays_ask_the_driver_for_nothing() {
+fn graphs_survive_resizing_and_replays_allocate_nothing() {
     let Some(stage) = Stage::set() else { return };
     let least = stage.memory.kv.blocks();
     stage.capture();
@@ -393,7 +393,7 @@ fn graphs_outlive_growing_and_shrinking_and_replays_ask_the_driver_for_nothing()
 }
 
 #[test]
-fn decoding_may_be_captured_again_between_two_steps_of_a_reply() {
+fn decoding_can_be_captured_again_between_two_steps() {
     let Some(stage) = Stage::set() else { return };
     stage.capture();
     for samplers in [stage.plain(4), stage.samplers(4)] {

@@ -19,7 +19,7 @@ use gpu::{Stage, answer, eventually, neighbour, neighbour::Neighbour, options, p
 use tokio::task::JoinHandle;
 
 /// As the test harness names it.
-const NEIGHBOUR: &str = "a_neighbour_takes_what_it_is_told_to";
+const NEIGHBOUR: &str = "a_neighbour_takes_the_requested_bytes";
 
 /// Sequences that are computed at once: so many replies stream.
 const STREAMING: usize = 4;
@@ -34,7 +34,7 @@ const TOKENS: usize = 1900;
 const ROUNDING: Bytes = Bytes::mib(16);
 
 #[test]
-fn a_neighbour_takes_what_it_is_told_to() {
+fn a_neighbour_takes_the_requested_bytes() {
     neighbour::live();
 }
 
@@ -208,7 +208,7 @@ async fn assert_ended(stage: &Stage, model: &ModelHandle) {
 }
 
 #[test]
-fn every_chat_on_a_gpu_that_is_lost_is_told_so_every_byte_goes_back_and_the_runtime_ends_with_the_reason() {
+fn a_lost_gpu_fails_every_chat_frees_bytes_and_ends_runtime() {
     story(async |stage| {
         let mut neighbour = Neighbour::moves_in(NEIGHBOUR);
         let diary = diary(stage.runtime.events());

@@ -9,7 +9,7 @@ use bursar_budgets::{Bytes, Class, Device, Owner, Request, Segment};
 use gpu::{Stage, story};
 
 #[test]
-fn the_ledger_knows_the_context_what_is_loaded_beside_leases_and_who_else_lives_there() {
+fn the_ledger_counts_context_modules_and_other_processes() {
     story(async |Stage { runtime, device }| {
         let budget = runtime.budget();
         let started = budget.snapshot().await.expect("it answers");
@@ -39,7 +39,7 @@ fn the_ledger_knows_the_context_what_is_loaded_beside_leases_and_who_else_lives_
 }
 
 #[test]
-fn the_budget_answers_at_once_while_a_whole_card_comes_home() {
+fn the_budget_answers_at_once_while_a_card_is_reclaimed() {
     story(async |Stage { runtime, device }| {
         let budget = runtime.budget();
         let free = budget.measure().await.expect("it answers").free;

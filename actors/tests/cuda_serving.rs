@@ -15,7 +15,7 @@ use gpu::{answer, options, picture, question, story};
 const TOKENS: usize = 220;
 
 #[test]
-fn rule_2_a_thousand_steps_and_pictures_take_nothing_of_the_driver_after_ready() {
+fn rule_2_a_thousand_steps_and_pictures_allocate_nothing_after_ready() {
     story(async |stage| {
         let envelope = Envelope { sequences: 8, ..Envelope::small() };
         let options = LoadOptions { envelope: Some(envelope), kv_tokens: Some(8192), ..options() };
@@ -64,7 +64,7 @@ fn rule_2_a_thousand_steps_and_pictures_take_nothing_of_the_driver_after_ready()
 }
 
 #[test]
-fn a_model_is_served_in_the_type_that_is_asked_for() {
+fn a_model_is_served_in_the_requested_type() {
     story(async |stage| {
         let half = LoadOptions { dtype: Precision::Float16, ..options() };
         let loaded = stage.runtime.load_with(ModelSource::demo(), half, |_| {}).await;

@@ -32,7 +32,7 @@ fn rows<'p>(page: &'p str, head: &str) -> Vec<&'p str> {
 }
 
 #[test]
-fn the_page_of_knobs_has_every_line_of_the_table_and_no_other() {
+fn the_knobs_page_has_exactly_the_lines_of_the_table() {
     let page = page();
     // An empty cell is one space in the page.
     let squeezed = |row: &str| row.replace("|  |", "| |").replace("|  |", "| |");
@@ -43,7 +43,7 @@ fn the_page_of_knobs_has_every_line_of_the_table_and_no_other() {
 }
 
 #[test]
-fn the_page_of_knobs_has_the_names_that_set_several() {
+fn the_knobs_page_lists_names_that_set_several() {
     let page = page();
     let expected: Vec<_> =
         NESTED.iter().map(|nested| format!("| `{}` | vLLM | {} |", nested.name, nested.meaning)).collect();
@@ -52,7 +52,7 @@ fn the_page_of_knobs_has_the_names_that_set_several() {
 }
 
 #[test]
-fn every_name_that_users_of_others_know_is_there() {
+fn every_name_known_from_other_engines_exists() {
     let page = page();
     for name in [
         "max_pixels",

@@ -346,7 +346,7 @@ fn chosen(answer: &Receiver<Outcome>) -> u32 {
 const ALL: usize = usize::MAX;
 
 #[test]
-fn the_next_step_is_begun_while_the_device_runs_one_and_the_third_when_the_first_is_answered() {
+fn a_lane_begins_one_step_ahead_and_no_more() {
     let stage = Stage::set();
     let answers = [stage.prompt("A"), stage.step("B", &[PREVIOUS], PROMPT), stage.step("C", &[PREVIOUS], PROMPT + 1)];
     stage.clock.launched(2);
@@ -364,7 +364,7 @@ fn the_next_step_is_begun_while_the_device_runs_one_and_the_third_when_the_first
 }
 
 #[test]
-fn a_reply_is_the_same_whether_the_host_sees_a_token_before_the_next_step_or_after() {
+fn a_reply_does_not_depend_on_look_ahead() {
     let stage = Stage::set();
     stage.clock.let_past(ALL);
     let seen = stage.reply(false);
@@ -373,7 +373,7 @@ fn a_reply_is_the_same_whether_the_host_sees_a_token_before_the_next_step_or_aft
 }
 
 #[test]
-fn a_device_that_is_done_when_it_has_launched_is_answered_for_at_once() {
+fn a_device_done_at_launch_is_answered_at_once() {
     let stage = Stage::set();
     stage.clock.let_past(ALL);
     [stage.prompt("A"), stage.step("B", &[PREVIOUS], PROMPT)].iter().for_each(|answer| _ = chosen(answer));
@@ -381,7 +381,7 @@ fn a_device_that_is_done_when_it_has_launched_is_answered_for_at_once() {
 }
 
 #[test]
-fn a_step_that_draws_is_followed_as_any_other() {
+fn a_sampling_step_is_followed_like_any_other() {
     let stage = Stage::set();
     let sampler = stage.sampler(SamplingParams { temperature: 1.0, seed: 7, ..SamplingParams::default() });
     let prompt = (5..5 + PROMPT as u32).collect::<Vec<_>>();
@@ -394,7 +394,7 @@ fn a_step_that_draws_is_followed_as_any_other() {
 }
 
 #[test]
-fn decoding_of_three_runs_as_the_four_rows_that_a_graph_would_have_and_each_draws_what_it_draws_alone() {
+fn three_rows_padded_to_four_draw_what_each_draws_alone() {
     let stage = Stage::set();
     stage.clock.let_past(ALL);
     let drawn = |sequences: std::ops::Range<u32>| -> Vec<u32> {
@@ -427,7 +427,7 @@ fn decoding_of_three_runs_as_the_four_rows_that_a_graph_would_have_and_each_draw
 }
 
 #[test]
-fn a_step_that_scores_a_prompt_is_followed_as_any_other_and_its_scores_are_what_the_host_would_say() {
+fn prompt_scores_in_followed_steps_match_the_hosts() {
     let stage = Stage::set();
     let prompt: Vec<u32> = (5..5 + PROMPT as u32).collect();
     let unknown = stage.vocabulary as u32;
@@ -476,7 +476,7 @@ fn samplers(stage: &Stage) -> Vec<Arc<Sampler>> {
 }
 
 #[test]
-fn what_is_drawn_on_the_device_is_what_the_host_would_draw_from_the_same_logits() {
+fn the_device_draws_what_the_host_draws_from_the_same_logits() {
     let stage = Stage::set();
     stage.clock.let_past(ALL);
     let prompt: Vec<u32> = (5..5 + PROMPT as u32).collect();
@@ -495,7 +495,7 @@ fn what_is_drawn_on_the_device_is_what_the_host_would_draw_from_the_same_logits(
 }
 
 #[test]
-fn a_drawn_reply_is_the_same_whether_the_host_sees_a_token_before_the_next_step_or_after() {
+fn a_sampled_reply_does_not_depend_on_look_ahead() {
     let stage = Stage::set();
     stage.clock.let_past(ALL);
     let replies: Vec<_> =
@@ -513,7 +513,7 @@ fn a_drawn_reply_is_the_same_whether_the_host_sees_a_token_before_the_next_step_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lane_that_dies_is_past_all_that_it_has_begun_before_anybody_hears_of_it() {
+async fn a_dying_lanes_device_work_ends_before_its_death_is_reported() {
     let stage = Stage::set();
     let begun = stage.prompt("A");
     stage.clock.launched(1);
@@ -530,7 +530,7 @@ async fn a_lane_that_dies_is_past_all_that_it_has_begun_before_anybody_hears_of_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lane_that_is_quenched_finishes_what_it_has_begun_and_fails_what_is_behind() {
+async fn a_lane_shutting_down_finishes_begun_jobs_and_fails_queued_ones() {
     let stage = Stage::set();
     let begun = [stage.prompt("A"), stage.step("B", &[PREVIOUS], PROMPT)];
     let behind = stage.step("C", &[PREVIOUS], PROMPT + 1);
@@ -544,7 +544,7 @@ async fn a_lane_that_is_quenched_finishes_what_it_has_begun_and_fails_what_is_be
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lane_is_idle_when_the_last_step_that_it_has_begun_is_answered() {
+async fn a_lane_is_idle_after_its_last_begun_step_is_answered() {
     let stage = Stage::set();
     let answers = [stage.prompt("A"), stage.step("B", &[PREVIOUS], PROMPT)];
     stage.clock.launched(2);
@@ -558,7 +558,7 @@ async fn a_lane_is_idle_when_the_last_step_that_it_has_begun_is_answered() {
 }
 
 #[test]
-fn a_job_that_fails_halfway_is_over_when_the_device_is_past_what_it_had_launched() {
+fn a_failed_job_ends_after_the_device_finishes_its_launches() {
     let stage = Stage::set();
     stage.clock.refuse_next();
     let failed = stage.prompt("A");
@@ -574,7 +574,7 @@ fn a_job_that_fails_halfway_is_over_when_the_device_is_past_what_it_had_launched
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_waits_for_an_idle_lane_waits_for_steps_and_not_for_captures() {
+async fn waiting_for_an_idle_lane_ignores_captures() {
     let stage = Stage::set();
     let (give, captured) = sync_channel(1);
     let answer = Answer::to(move |outcome: Result<Option<Bytes>, LaneError>| drop(give.send(outcome)));

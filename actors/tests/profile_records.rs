@@ -84,7 +84,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn a_profile_that_is_read_back_equals_the_one_that_was_written(first in any_profile(), second in any_profile()) {
+    fn a_profile_read_back_equals_the_one_written(first in any_profile(), second in any_profile()) {
         let folder = Folder::empty();
         let place = folder.place();
         place.keep(first.clone()).expect("it is written");
@@ -97,7 +97,7 @@ proptest! {
     }
 
     #[test]
-    fn a_file_that_is_cut_anywhere_is_no_profile_and_no_panic(profile in any_profile(), cut in 0.0..1.0f64) {
+    fn a_truncated_file_is_no_profile_and_no_panic(profile in any_profile(), cut in 0.0..1.0f64) {
         let folder = Folder::empty();
         let place = folder.place();
         place.keep(profile.clone()).expect("it is written");
@@ -110,7 +110,7 @@ proptest! {
 }
 
 #[test]
-fn a_profile_of_another_basis_is_told_with_every_difference() {
+fn a_profile_of_another_basis_lists_every_difference() {
     let folder = Folder::empty();
     let place = folder.place();
     assert_eq!(place.find(&on("580.1")), Ok(Found::Nothing));
@@ -125,7 +125,7 @@ fn a_profile_of_another_basis_is_told_with_every_difference() {
 }
 
 #[test]
-fn the_latest_of_four_ways_to_use_a_model_are_kept_and_the_nearest_is_told_of() {
+fn the_four_latest_profiles_are_kept_and_the_nearest_is_named() {
     let folder = Folder::empty();
     let place = folder.place();
     for driver in ["1", "2", "3", "4"] {
@@ -162,7 +162,7 @@ fn another_model_and_another_device_have_another_file() {
 }
 
 #[test]
-fn whatever_is_no_profile_is_ignored_with_a_reason_and_replaced() {
+fn an_invalid_profile_is_ignored_with_a_reason_and_replaced() {
     let good = |change: fn(serde_json::Value) -> serde_json::Value| {
         let folder = Folder::empty();
         folder.place().keep(profile(on("1"))).expect("it is written");
@@ -245,7 +245,7 @@ fn an_empty_list_is_no_profile() {
 }
 
 #[test]
-fn what_is_no_plain_file_or_too_large_is_not_read() {
+fn a_special_or_oversized_file_is_not_read() {
     let folder = Folder::empty();
     let place = folder.place();
     fs::create_dir(place.path()).expect("a folder of its name");
@@ -258,7 +258,7 @@ fn what_is_no_plain_file_or_too_large_is_not_read() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_is_a_reason() {
+fn an_impossible_folder_is_a_reason() {
     let folder = Folder::empty();
     let file = folder.0.join("file");
     fs::write(&file, "no folder").expect("it is written");
@@ -272,7 +272,7 @@ fn a_folder_that_cannot_be_is_a_reason() {
 }
 
 #[test]
-fn many_who_write_and_read_at_once_find_a_whole_profile_each_time() {
+fn concurrent_writers_and_readers_always_find_a_whole_profile() {
     let folder = Folder::empty();
     let place = folder.place();
     place.keep(profile(on("1"))).expect("it is written");

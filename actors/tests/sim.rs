@@ -522,7 +522,7 @@ fn run_and_say(seed: u64, looks_ahead: bool) -> World {
 }
 
 #[test]
-fn rule_4_thousands_of_seeds_stay_within_what_was_stressed_and_answer_every_request() {
+fn rule_4_thousands_of_seeds_respect_permits_and_answer_every_request() {
     let (mut preemptions, mut found_tokens, mut steps, mut planned_ahead) = (0, 0, 0, 0);
     let (mut returned, mut launched_ahead, mut resizes, mut preempted_by_shrinks) = (0, 0, 0, 0);
     for seed in 0..1000 {
@@ -546,7 +546,7 @@ fn rule_4_thousands_of_seeds_stay_within_what_was_stressed_and_answer_every_requ
 }
 
 #[test]
-fn a_request_gets_the_same_tokens_whether_steps_are_planned_ahead_or_not() {
+fn a_request_gets_the_same_tokens_with_and_without_look_ahead() {
     let mut compared = 0;
     for seed in 0..100 {
         let (with, without) = (run_and_say(seed, true), run_and_say(seed, false));

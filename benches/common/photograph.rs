@@ -1,20 +1,20 @@
-//! A picture like a photograph: made, not committed, and the same on every machine.
+//! A synthetic photograph, generated instead of committed, and the same on every machine.
 
 use mozjpeg::{ColorSpace, Compress};
 
-/// Pixels of a made picture.
+/// The pixels of a generated picture.
 pub struct Photograph {
-    /// In a row.
+    /// In pixels.
     pub width: usize,
-    /// Rows.
+    /// In pixels.
     pub height: usize,
     /// `[height, width, 3]` u8.
     pub rgb: Vec<u8>,
 }
 
 impl Photograph {
-    /// Smooth light with noise at nine scales from two pixels up, each an eighth weaker than the one twice its size, much as
-    /// the spectrum of natural pictures falls (Field, 1987). `seed` makes different ones of one size.
+    /// Smooth light with noise at nine scales from two pixels up. Each scale is an eighth weaker than the next larger
+    /// one, much like the spectrum of natural pictures (Field, 1987). Different seeds give different pictures.
     pub fn draw(width: usize, height: usize, seed: u32) -> Self {
         let octaves: Vec<Octave> = (1..=9)
             .map(|power| 1usize << power)
@@ -36,13 +36,13 @@ impl Photograph {
         Photograph { width, height, rgb }
     }
 
-    /// As cameras write them: baseline, one scan, colours at half the size in both directions (4:2:0).
+    /// As cameras write it: baseline, one scan, colours at half resolution in both directions (4:2:0).
     pub fn jpeg(&self, quality: f32) -> Vec<u8> {
         self.compressed(quality, |_| {})
     }
 
     #[allow(dead_code, reason = "chats show cameras' pictures only")]
-    /// As web servers keep them: in several scans, each finer than the one before.
+    /// As web servers store it: in several scans, each finer than the one before.
     pub fn progressive_jpeg(&self, quality: f32) -> Vec<u8> {
         self.compressed(quality, Compress::set_progressive_mode)
     }
@@ -60,7 +60,7 @@ impl Photograph {
     }
 
     #[allow(dead_code, reason = "chats show cameras' pictures only")]
-    /// As a screenshot is kept.
+    /// As a screenshot is stored.
     pub fn png(&self) -> Vec<u8> {
         let mut encoded = std::io::Cursor::new(Vec::new());
         let picture = image::RgbImage::from_raw(self.width as u32, self.height as u32, self.rgb.clone());
@@ -72,7 +72,7 @@ impl Photograph {
     }
 }
 
-/// Noise at one scale: random levels on a grid, and straight lines between them.
+/// Noise at one scale: random levels on a grid, interpolated linearly.
 struct Octave {
     cell: usize,
     across: usize,
@@ -82,7 +82,7 @@ struct Octave {
 impl Octave {
     fn of(width: usize, height: usize, cell: usize, seed: u32) -> Self {
         let (across, down) = (width / cell + 2, height / cell + 2);
-        // Colours vary less than light does.
+        // Colours vary less than brightness.
         let strength = 11.0 * (cell as f32).powf(0.2);
         let mut numbers = Numbers(seed.wrapping_mul(0x9e37_79b9) ^ cell as u32 | 1);
         let levels = (0..across * down).map(|_| {

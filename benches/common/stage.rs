@@ -1,4 +1,4 @@
-//! The demo model without actors: in leased memory, to run one step or one launch at a time.
+//! The demo model without actors: in leased memory, for running single steps or launches.
 
 use std::sync::Arc;
 
@@ -18,9 +18,9 @@ use bursar::crates::{
     },
 };
 
-/// Blocks of the caches of keys and values.
+/// Blocks of keys and values.
 const BLOCKS: usize = 1024;
-/// Rows of the cache of picture embeddings.
+/// Rows of picture embeddings.
 const CACHE_ROWS: usize = 1024;
 
 struct Nobody;
@@ -29,7 +29,7 @@ impl ReleaseNotes for Nobody {
     fn post(&self, _: ReleaseNote) {}
 }
 
-/// A loaded model and all it computes in.
+/// A loaded model and all memory that it computes in.
 pub struct Stage {
     pub checkpoint: Checkpoint,
     pub model: Model,
@@ -39,7 +39,6 @@ pub struct Stage {
     workspace: Workspace,
 }
 
-/// A backed segment of a device.
 fn segment(device: &Arc<dyn Device>, bytes: Bytes) -> Segment {
     let bytes = bytes.round_up(device.page());
     let mut ledger = Ledger::new(LedgerConfig::new(bytes));
@@ -53,7 +52,6 @@ fn segment(device: &Arc<dyn Device>, bytes: Bytes) -> Segment {
 }
 
 impl Stage {
-    /// Loads the demo model.
     pub fn demo(threads: usize) -> Self {
         let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it is embedded");
         let cpu = Cpu::new(threads);
@@ -70,7 +68,7 @@ impl Stage {
         Stage { checkpoint, model, cpu, kv, cache, workspace }
     }
 
-    /// The batch of a step in which each of `sequences` decodes one token behind a context of `context` tokens.
+    /// A step in which each of `sequences` decodes one token after `context` tokens.
     pub fn decode_batch(&self, sequences: usize, context: usize) -> StepBatch {
         let each = (context + 1).div_ceil(BLOCK_TOKENS);
         assert!(sequences * each <= BLOCKS, "the cache has the blocks");
@@ -94,11 +92,11 @@ impl Stage {
     /// Runs a step and chooses the likeliest tokens.
     pub fn step(&self, batch: &StepBatch) -> Vec<u32> {
         let shape = self.model.kv_shape(self.cpu.target());
-        // SAFETY: so many blocks are backed for as long as the stage lives, and one thread uses it.
+        // SAFETY: this many blocks are backed as long as the stage lives, and one thread uses it.
         let layers: Vec<_> =
             self.kv.iter().map(|layer| unsafe { KvLayer::new(layer.address(), BLOCKS, shape) }).collect();
         let cache = self.cache();
-        // SAFETY: a tensor without rows has no element that could be touched: the host knows all tokens here.
+        // SAFETY: a tensor without rows has no element to touch: the host knows all tokens here.
         let previous = unsafe { Tensor::persistent(self.cache.address(), [0], DType::U32) };
         let caches = StepCaches { layers: &layers, pictures: Some(&cache), previous: &previous };
         let counter = WorkCounter::default();
@@ -107,14 +105,13 @@ impl Stage {
         scope.download(&scope.argmax(&logits).expect("logits")).expect("tokens")
     }
 
-    /// Packs one picture for a launch.
     pub fn picture_batch(&self, patches: &ResizedImage) -> PictureBatch {
         let merged = self.model.config().merged_patches().expect("a family with pictures");
         let rows: Vec<u32> = (0..(patches.grid.patches() / merged) as u32).collect();
         self.model.pack(&[(patches, &rows)])
     }
 
-    /// Runs a launch of the vision encoder.
+    /// Runs one vision launch.
     pub fn encode(&self, batch: &PictureBatch) {
         let counter = WorkCounter::default();
         let scope = Scope::new(&self.cpu, &self.workspace, &counter);
@@ -124,7 +121,7 @@ impl Stage {
     /// `[CACHE_ROWS, hidden]`
     fn cache(&self) -> Tensor<'static> {
         let shape = [CACHE_ROWS, self.model.config().decoder().hidden];
-        // SAFETY: so many rows are backed for as long as the stage lives, and one thread uses it.
+        // SAFETY: this many rows are backed as long as the stage lives, and one thread uses it.
         unsafe { Tensor::persistent(self.cache.address(), shape, self.cpu.target().activation()) }
     }
 }

@@ -1,4 +1,4 @@
-//! Whether something can be measured with a model as it is served: sizes that do not fit are named, not shrunk. Pure.
+//! Whether a served model can run a measurement as it stands: sizes that do not fit are reported, not shrunk. Pure.
 
 use std::sync::Arc;
 
@@ -12,11 +12,11 @@ use bursar::{
 
 use super::workload::Prompts;
 
-/// What a served model takes.
+/// The limits of a served model.
 pub struct Fits {
-    /// Sequences in a step.
+    /// The most sequences in a step.
     pub sequences: usize,
-    /// Ids below this are text.
+    /// Ids below this are text tokens.
     pub text_ids: u32,
     context_tokens: usize,
     kv_tokens: usize,
@@ -25,7 +25,7 @@ pub struct Fits {
 }
 
 impl Fits {
-    /// As it was stressed.
+    /// The limits that were stressed.
     pub fn of(serving: &Serving) -> Self {
         let tokenizer = serving.context.prompts.tokenizer();
         let marks = tokenizer.added_tokens().iter().map(|token| token.id);
@@ -39,7 +39,7 @@ impl Fits {
         }
     }
 
-    /// Whether a sequence of so many tokens is let in.
+    /// Checks that a sequence of this many tokens is admitted.
     pub fn each(&self, prompt: usize, reply: usize) -> Result<(), String> {
         let (tokens, limit) = (prompt + reply, self.context_tokens.min(self.kv_tokens));
         match tokens <= limit {
@@ -48,7 +48,7 @@ impl Fits {
         }
     }
 
-    /// Whether all of them run in the same steps to their ends.
+    /// Checks that all sequences run in the same steps until they end.
     pub fn together(&self, prompts: Prompts, reply: usize) -> Result<(), String> {
         self.each(prompts.length, reply)?;
         if prompts.count > self.sequences {
@@ -61,7 +61,7 @@ impl Fits {
         }
     }
 
-    /// The patches of a picture that is neither resized nor refused, and room for its reply.
+    /// The patches of a picture that is admitted unresized, with room for its reply.
     pub fn picture(&self, width: u32, height: u32, reply: usize) -> Result<Grid, String> {
         let processors = self.processors.as_ref().ok_or("the model takes no pictures")?;
         let plan = processors.pictures.plan(width, height).map_err(|error| error.to_string())?;

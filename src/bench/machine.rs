@@ -1,4 +1,4 @@
-//! What was measured on and when: figures without it are rumours.
+//! What a measurement ran on and when: figures without it are rumours.
 
 use std::{
     fs,
@@ -11,24 +11,23 @@ use serde::Serialize;
 /// A machine, a build and a moment.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {
-    /// As the driver names it.
+    /// The driver's name for it.
     pub device: String,
-    /// The driver's version, for a GPU whose driver tells it.
+    /// The driver's version, for a GPU whose driver reports it.
     pub driver: Option<String>,
-    /// The device's memory.
     pub device_bytes: u64,
     /// CPUs that this process may use.
     pub cpus: usize,
-    /// Of this crate.
+    /// The version of this crate.
     pub version: &'static str,
-    /// Of its sources, if it was told.
+    /// The commit of its sources, if known.
     pub commit: Option<String>,
     /// In UTC.
     pub date: String,
 }
 
 impl Machine {
-    /// This one, now.
+    /// This machine, now.
     pub fn of(device: &dyn Device, commit: Option<String>) -> Self {
         let driver =
             (!device.is_host_memory()).then(|| fs::read_to_string("/proc/driver/nvidia/version").ok()).flatten();
@@ -63,24 +62,24 @@ fn date(unix_seconds: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", second / 3600, second / 60 % 60, second % 60)
 }
 
-/// Ticks of `/proc` in a second, on every Linux that is served.
+/// `/proc` ticks a second, on every supported Linux.
 const TICKS: f64 = 100.0;
 
-/// What a process may take before `main` at most; more is a clock that is not this machine's.
+/// The most time that a process may take before `main`; more means that the clock is another machine's.
 const BEFORE_MAIN_MAX: Duration = Duration::from_secs(60);
 
-/// Time since this process was started, to 10 ms where the system tells it; elsewhere, or where what it tells cannot be
-/// (some containers show a clock of their own), since `main` began.
+/// Time since this process started, to 10 ms, where the system reports it. Elsewhere, and where the report is
+/// impossible (some containers show another clock), time since `main` began.
 pub fn since_process_start(main: Instant) -> Duration {
     let since_main = main.elapsed();
     let told = fs::read_to_string("/proc/self/stat").ok().zip(fs::read_to_string("/proc/uptime").ok());
     let age = told.and_then(|(stat, uptime)| process_age(&stat, &uptime));
-    // The clock of ticks is up to a tick behind.
+    // The tick clock lags by up to one tick.
     age.filter(|age| *age >= since_main && *age <= since_main + BEFORE_MAIN_MAX).unwrap_or(since_main)
 }
 
-/// From `/proc/self/stat` and `/proc/uptime` (proc(5)): the 22nd field is when the process started, and the name in the
-/// second may hold anything.
+/// The age from `/proc/self/stat` and `/proc/uptime` (proc(5)). The 22nd field is the start time; the second is the
+/// process's name and may contain anything.
 fn process_age(stat: &str, uptime: &str) -> Option<Duration> {
     let started: f64 = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()?;
     let now: f64 = uptime.split_whitespace().next()?.parse().ok()?;
@@ -92,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dates_are_those_of_the_calendar() {
+    fn dates_match_the_calendar() {
         let known = [
             (0, "1970-01-01T00:00:00Z"),
             (951_782_399, "2000-02-28T23:59:59Z"),
@@ -106,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_as_old_as_its_ticks_say_whatever_it_is_called() {
+    fn a_process_ages_by_its_ticks_whatever_its_name() {
         let stat = "77 (a ) b) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4250 20";
         assert_eq!(process_age(stat, "60.25 99.0"), Some(Duration::from_millis(17_750)));
         assert_eq!(process_age(stat, "2.0 1.0"), None, "started in the future");
@@ -114,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn the_drivers_version_is_found_among_its_words() {
+    fn the_drivers_version_is_found_in_its_text() {
         let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\nGCC version: gcc 13.3.0";
         assert_eq!(driver_version(open), Some("580.159.04"));
         assert_eq!(driver_version("no driver"), None);

@@ -1,4 +1,4 @@
-//! Requests through the engine that serves, and how long they take together.
+//! Sends requests through the serving engine and times them together.
 
 use std::{
     iter,
@@ -12,39 +12,37 @@ use tokio::task::JoinSet;
 use super::workload::{Pictures, Prompts};
 use crate::failure::Failure;
 
-/// Ids that prompts are drawn from, as the peer's are: text, and none that means something to the model.
+/// Ids that prompts are drawn from, the same as for vLLM: text tokens, no special ones.
 const IDS: Range<u32> = 1000..100_000;
 
-/// What a picture is asked about.
+/// The question about every picture.
 const QUESTION: &str = "Describe.";
 
-/// Asks a model.
 pub struct Meter {
     model: ModelHandle,
     ids: Range<u32>,
     random: SplitMix,
 }
 
-/// Requests that were answered.
+/// Answered requests.
 #[derive(Clone, Copy, Debug)]
 pub struct Run {
-    /// From before the first was asked to the last one's end.
+    /// From just before the first request to the end of the last.
     pub time: Duration,
-    /// Tokens of one prompt.
     pub prompt_tokens: usize,
 }
 
 impl Meter {
-    /// Asks `model`, whose text has ids below `text_ids`.
+    /// Measures `model`, whose text has ids below `text_ids`.
     pub fn new(model: ModelHandle, text_ids: u32, seed: u64) -> Self {
         let end = IDS.end.min(text_ids).max(1);
         Meter { model, ids: IDS.start.min(end / 2)..end, random: SplitMix(seed) }
     }
 
-    /// Prompts of random tokens that have never been seen, each answered with `reply` tokens.
+    /// Prompts of new random tokens, each answered with `reply` tokens.
     ///
     /// # Errors
-    /// A request that was not answered as it should have been: the figure would mean something else.
+    /// A request that got a wrong answer, since the figure would mean something else.
     pub async fn text(&mut self, prompts: Prompts, reply: usize) -> Result<Run, Failure> {
         let chat = |random: &mut SplitMix| {
             let ids = iter::repeat_with(|| self.ids.start + random.below(self.ids.end - self.ids.start));
@@ -54,7 +52,7 @@ impl Meter {
         self.run(chats, reply).await
     }
 
-    /// Requests with a picture of random pixels each, given as pixels.
+    /// Requests with one picture of random pixels each, passed as raw pixels.
     ///
     /// # Errors
     /// As [`text`](Meter::text).
@@ -70,7 +68,7 @@ impl Meter {
     }
 
     async fn run(&mut self, chats: Vec<Chat>, reply: usize) -> Result<Run, Failure> {
-        // Nothing that was computed before is found again, not even a system turn that all have.
+        // A new salt each time, so that no cached prefix is reused, not even a common system turn.
         let salted = chats.into_iter().map(|chat| greedy(chat, reply).cache_salt(self.random.next().to_string()));
         let chats: Vec<Chat> = salted.collect();
         let started = Instant::now();
@@ -88,7 +86,7 @@ impl Meter {
     }
 }
 
-/// The likeliest tokens, as many as are asked for, whatever the checkpoint says.
+/// Greedy decoding with a fixed length, whatever the checkpoint's defaults.
 fn greedy(chat: Chat, reply: usize) -> Chat {
     let plain = chat.temperature(0.0).repetition_penalty(1.0).presence_penalty(0.0).frequency_penalty(0.0);
     plain.max_tokens(reply).ignore_end()

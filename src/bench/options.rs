@@ -1,4 +1,4 @@
-//! What `bursar bench` can be told.
+//! The options of `bursar bench`.
 
 use bursar::{BlasSearch, LoadOptions};
 use clap::Args;
@@ -47,24 +47,23 @@ fn rate(text: &str) -> Result<f64, String> {
 }
 
 impl Options {
-    /// Whether figures of this kind are wanted.
+    /// Whether figures of this kind were asked for.
     pub fn wants(&self, part: Part) -> bool {
         self.only.is_empty() || self.only.contains(&part)
     }
 
-    /// What is measured.
     pub fn workload(&self) -> &'static Workload {
         if self.quick { &QUICK } else { &FULL }
     }
 
-    /// What a model is loaded with: what is let in follows from the figures, as far as no knob says otherwise.
+    /// Load options: the envelope follows from the figures unless a knob sets it.
     pub fn load(&self, blas: BlasSearch) -> Result<LoadOptions, Failure> {
         let workload = self.workload();
         let (envelope, requests) = (Some(workload.envelope()), workload.requests());
         self.knobs.over(LoadOptions { envelope, requests, blas, ..LoadOptions::default() })
     }
 
-    /// The rates that were given.
+    /// The rates given by flags.
     pub fn rates(&self) -> Option<Rates> {
         let (teraflops, terabytes) = (self.teraflops?, self.terabytes?);
         Some(Rates::new(teraflops * 1e12, terabytes * 1e12, "--teraflops and --terabytes"))

@@ -1,4 +1,4 @@
-//! The figures, for people and for programs.
+//! The figures, as text and as JSON.
 
 use std::fmt;
 
@@ -7,79 +7,67 @@ use serde::Serialize;
 
 use super::{machine::Machine, roofline::Rates};
 
-/// All that was measured.
+/// A whole measurement.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// Of what.
     pub model: String,
-    /// Whether its weights are nobody's.
+    /// Whether the weights are random instead of a checkpoint's.
     pub random_weights: bool,
-    /// What prompts, pictures and random weights were drawn from.
+    /// The seed of prompts, pictures and random weights.
     pub seed: u64,
-    /// On what, of which build, when.
+    /// The machine, the build and the date.
     #[serde(flatten)]
     pub machine: Machine,
-    /// The largest inputs that were let in.
+    /// The largest inputs that were admitted.
     pub envelope: Envelope,
-    /// What the device does in a second, where that is known.
+    /// What the device does in a second, if known.
     pub rates: Option<Rates>,
-    /// What was measured.
     pub figures: Vec<Figure>,
-    /// What was not.
     pub left_out: Vec<LeftOut>,
 }
 
-/// Something measured.
+/// One measured value.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figure {
-    /// The same from version to version.
+    /// Stable between versions.
     pub id: String,
     /// For people.
     pub name: String,
-    /// The figure.
     pub value: f64,
-    /// Its unit.
     pub unit: Unit,
-    /// Whether less is better.
     pub lower_is_better: bool,
-    /// Seconds that each run took; of a difference, those of both sides.
+    /// Seconds of each run; for a difference, of both sides.
     pub runs: Vec<f64>,
-    /// What its passes take by plan.
+    /// What the plan says its passes take.
     pub work: Option<PlannedWork>,
-    /// What the device could do.
+    /// The best that the device could do.
     pub roofline: Option<Roofline>,
 }
 
-/// What a figure counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Unit {
-    /// Milliseconds.
     #[serde(rename = "ms")]
     Milliseconds,
-    /// Tokens of prompts in a second.
+    /// Prompt tokens a second.
     #[serde(rename = "tokens/s")]
     TokensPerSecond,
-    /// Requests in a second.
     #[serde(rename = "requests/s")]
     RequestsPerSecond,
-    /// Tokens.
     #[serde(rename = "tokens")]
     Tokens,
-    /// Bytes.
     #[serde(rename = "bytes")]
     Bytes,
 }
 
-/// Operations and bytes of all passes of a figure.
+/// Planned operations and bytes over all passes of a figure.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct PlannedWork {
-    /// Floating-point operations.
     pub flops: u64,
-    /// Bytes across the device's memory.
+    /// Bytes read and written in device memory.
     pub bytes: Bytes,
 }
 
-/// The best that the device could do by its rates.
+/// The best that the device could do at its rates.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Roofline {
     /// In the figure's unit.
@@ -88,19 +76,18 @@ pub struct Roofline {
     pub share: f64,
 }
 
-/// Something that could not be measured here.
+/// A figure that could not be measured here.
 #[derive(Clone, Debug, Serialize)]
 pub struct LeftOut {
-    /// The figure's.
+    /// The id of the figure.
     pub id: String,
-    /// The figure's.
+    /// The name of the figure.
     pub name: String,
-    /// Why.
     pub reason: String,
 }
 
 impl Figure {
-    /// A number that follows from nothing that a device does in a second.
+    /// A number that no rate of the device bounds.
     pub fn plain(id: &str, name: &str, value: f64, unit: Unit) -> Self {
         Figure {
             id: id.to_owned(),
@@ -115,7 +102,7 @@ impl Figure {
     }
 }
 
-/// What memory is kept for, once a model serves.
+/// Where memory goes once a model serves.
 pub fn memory(snapshot: &Snapshot, kv_tokens: usize) -> Vec<Figure> {
     let bytes = |id: &str, name: &str, bytes: Bytes| Figure::plain(id, name, bytes.0 as f64, Unit::Bytes);
     let classes = snapshot.classes.iter().map(|line| {
@@ -143,7 +130,7 @@ impl Unit {
         }
     }
 
-    /// A number of it, without the unit's name.
+    /// The number without its unit.
     fn show(self, value: f64) -> String {
         match self {
             Unit::Bytes => Bytes(value as u64).to_string(),
@@ -153,7 +140,7 @@ impl Unit {
     }
 }
 
-/// Whole, with a comma before every three digits.
+/// A whole number with a comma between groups of three digits.
 fn grouped(value: f64) -> String {
     let digits = format!("{value:.0}");
     let mut text = String::new();

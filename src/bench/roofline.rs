@@ -1,4 +1,4 @@
-//! The roofline: the least time that a device needs for some work, by the operations and the bytes that a plan of the
+//! The roofline: the least time that a device needs for some work, from the operations and bytes that a plan of the
 //! same passes counts (Williams, Waterman, Patterson, "Roofline", 2009).
 
 use std::iter;
@@ -16,31 +16,29 @@ use serde::Serialize;
 /// What a device does in a second.
 #[derive(Clone, Debug, Serialize)]
 pub struct Rates {
-    /// Floating-point operations.
     pub flops_per_second: f64,
-    /// Bytes read from and written to its memory.
+    /// Bytes read from and written to device memory.
     pub bytes_per_second: f64,
-    /// Where the two are from.
+    /// Where both numbers come from.
     pub source: &'static str,
 }
 
-/// Devices whose rates were measured: what stands in their names, operations, bytes.
+/// Devices with measured rates: part of the name, operations, bytes, source.
 const KNOWN: [(&str, f64, f64, &str); 1] =
     [("H200", 780e12, 4.3e12, "measured on one: bf16 products of 8192^3 and copies, see benches/h200.md")];
 
 impl Rates {
-    /// Rates from somewhere.
     pub fn new(flops_per_second: f64, bytes_per_second: f64, source: &'static str) -> Self {
         Rates { flops_per_second, bytes_per_second, source }
     }
 
-    /// The rates of a device of this name, if they were measured.
+    /// The measured rates of a device of this name, if any.
     pub fn of(device: &str) -> Option<Self> {
         let known = KNOWN.iter().find(|(part, ..)| device.contains(part));
         known.map(|(_, flops, bytes, source)| Rates::new(*flops, *bytes, source))
     }
 
-    /// Seconds that `passes` take at least, one after the other: each is bound by the slower of its two.
+    /// The fewest seconds that `passes` take in sequence; each pass is bound by the slower of arithmetic and memory.
     pub fn floor_seconds(&self, passes: &[Work]) -> f64 {
         let seconds = passes.iter().map(|work| {
             let computing = work.flops as f64 / self.flops_per_second;
@@ -50,19 +48,18 @@ impl Rates {
     }
 }
 
-/// Plans the passes that a measurement runs.
+/// Plans the passes of a measurement.
 pub struct Planner {
     /// Without weights.
     pub model: Model,
-    /// What the model is served on.
     pub target: Target,
-    /// Tokens of a step.
+    /// Tokens in a step.
     pub step_tokens: usize,
-    /// Patches of a launch.
+    /// Patches in a launch.
     pub launch_patches: usize,
 }
 
-/// A sequence's share of a step: tokens that are there, tokens that are run, and whether one is chosen.
+/// A sequence's share of a step: tokens already computed, tokens to compute, and whether one is sampled.
 #[derive(Clone, Copy)]
 struct Share {
     cached: usize,
@@ -71,13 +68,13 @@ struct Share {
 }
 
 impl Planner {
-    /// A step in which `batch` sequences decode, each of so many tokens with the one that is run.
+    /// A step in which `batch` sequences decode, each with this many tokens including the one being computed.
     pub fn decode(&self, batch: usize, context: usize) -> Result<Vec<Work>, KernelError> {
         let share = Share { cached: context - 1, run: 1, chooses: true };
         Ok(vec![self.step(&vec![share; batch])?])
     }
 
-    /// The steps of `count` prompts of `length` tokens, each filled in the order of the prompts.
+    /// The steps of `count` prompts of `length` tokens, filled in prompt order.
     pub fn prefill(&self, count: usize, length: usize) -> Result<Vec<Work>, KernelError> {
         let (mut works, mut step, mut room) = (Vec::new(), Vec::new(), self.step_tokens);
         for _ in 0..count {
@@ -98,7 +95,7 @@ impl Planner {
         Ok(works)
     }
 
-    /// The launches of `count` pictures of `grid`, as many in each as it takes.
+    /// The launches of `count` pictures of `grid`, as many in each as fit.
     pub fn encode(&self, count: usize, grid: Grid) -> Result<Vec<Work>, KernelError> {
         let at_once = (self.launch_patches / grid.patches()).clamp(1, count);
         let launch = |pictures| self.work(&Pass::Encode(worst_cases::blank_pictures(&self.model, pictures, grid)));
@@ -113,7 +110,7 @@ impl Planner {
     fn step(&self, shares: &[Share]) -> Result<Work, KernelError> {
         let longest = shares.iter().map(|share| share.run).max().unwrap_or(0);
         let context = shares.iter().map(|share| share.cached + share.run).max().unwrap_or(0);
-        // A plan looks at how many there are, never at which.
+        // A plan depends only on the number of tokens, not on their values.
         let (tokens, positions, blocks) = (vec![0; longest], vec![[0; 3]; longest], vec![0; context]);
         let part = |share: &Share| SequencePart {
             tokens: &tokens[..share.run],
@@ -160,19 +157,19 @@ mod tests {
     }
 
     #[test]
-    fn the_floors_of_7b_on_an_h200_are_those_that_a_pencil_gives() {
+    fn the_7b_floors_on_an_h200_match_hand_calculation() {
         let (planner, rates) = (planner("qwen2.5-vl-7b"), Rates::of("NVIDIA H200").expect("its rates are known"));
-        // 7.07e9 weights of two bytes, without the embedding, of which a row is read.
+        // 7.07e9 weights of two bytes, without the embedding, of which one row is read.
         let step = rates.floor_seconds(&planner.decode(1, 576).expect("it is planned"));
         assert_near("a step", step, 7.07e9 * 2.0 / 4.3e12, 0.02);
-        // 6.53e9 weights in 28 layers, of which the last multiplies 217e6 of its 233e6 for the prompt's last token alone.
+        // 6.53e9 weights in 28 layers; the last layer multiplies 217e6 of its 233e6 for the prompt's last token only.
         let weights = 28.0 * 233.05e6 - 216.53e6;
-        // Each token sees half of its prompt, in 28 heads of 128.
+        // Each token attends to half of its prompt on average, in 28 heads of 128.
         let attention = 28.0 * 4.0 * 256.5 * 3584.0;
         let tokens = 64 * 512;
         let prefill = rates.floor_seconds(&planner.prefill(64, 512).expect("it is planned"));
         assert_near("tokens a second", tokens as f64 / prefill, 780e12 / (2.0 * weights + attention), 0.005);
-        // 675e6 weights of the tower for each patch (a quarter of it for the merger's), and four layers that see all.
+        // 675e6 tower weights for each patch (a quarter of that for the merger's), and four layers with full attention.
         let grid = Grid { t: 1, h: 74, w: 74 };
         let encode = rates.floor_seconds(&planner.encode(1, grid).expect("it is planned"));
         let (tower, merger) = (32.0 * (4.0 * 1280.0 + 3.0 * 3420.0) * 1280.0, 5120.0 * (5120.0 + 3584.0) / 4.0);
@@ -196,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pass_takes_as_long_as_the_slower_of_its_two() {
+    fn a_pass_is_bound_by_the_slower_of_compute_and_memory() {
         let rates = Rates::new(10.0, 2.0, "a story");
         let work = |flops, bytes| Work { flops, bytes: bursar::Bytes(bytes) };
         assert_eq!(rates.floor_seconds(&[work(100, 4), work(10, 6)]), 10.0 + 3.0);

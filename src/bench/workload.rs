@@ -1,4 +1,4 @@
-//! What is measured: how many requests of what size, and the envelope that lets them in. Pure.
+//! What is measured: the number and size of requests, and the envelope that admits them. Pure.
 
 use bursar::Envelope;
 use clap::ValueEnum;
@@ -16,46 +16,46 @@ pub enum Part {
     Start,
 }
 
-/// Requests of equal prompts.
+/// Requests with prompts of equal length.
 #[derive(Clone, Copy, Debug)]
 pub struct Prompts {
-    /// How many at once.
+    /// How many run at once.
     pub count: usize,
-    /// Tokens of each.
+    /// Tokens of each prompt.
     pub length: usize,
 }
 
-/// Requests with a picture each.
+/// Requests with one picture each.
 #[derive(Clone, Copy, Debug)]
 pub struct Pictures {
-    /// How many at once.
+    /// How many run at once.
     pub count: usize,
-    /// Pixels in a row.
+    /// In pixels.
     pub width: u32,
-    /// Rows.
+    /// In pixels.
     pub height: u32,
-    /// Tokens that each is answered with; a figure for each.
+    /// Reply lengths in tokens; one figure for each.
     pub replies: &'static [usize],
 }
 
-/// All that is measured.
+/// One set of measurements.
 #[derive(Clone, Copy, Debug)]
 pub struct Workload {
-    /// Tokens of a prompt before decoding is measured.
+    /// Prompt tokens before decoding is measured.
     pub context: usize,
-    /// Steps that a decoding step is the mean of: replies are one token longer.
+    /// A decoding step is the mean of this many; replies are one token longer.
     pub steps: usize,
-    /// Sequences that decode together; a figure for each.
+    /// Batch sizes of decoding; one figure for each.
     pub batches: &'static [usize],
-    /// Prompts that are answered with one token.
+    /// Prompts answered with one token.
     pub prefill: &'static [Prompts],
-    /// Pictures.
     pub pictures: &'static [Pictures],
     /// Tokens in a step.
     pub step_tokens: usize,
 }
 
-/// As `vllm` was measured on the same card: see `benches/README.md`. Pictures are of whole patches, so none is resized.
+/// The same workload as vLLM's on the same card: see `benches/README.md`. Picture sides are whole patches, so none is
+/// resized.
 pub const FULL: Workload = Workload {
     context: 512,
     steps: 128,
@@ -72,7 +72,7 @@ pub const FULL: Workload = Workload {
     step_tokens: Envelope::gpu().step_tokens,
 };
 
-/// The same in small, for a CPU and for whoever wants to see whether it runs.
+/// A small version, for a CPU or a quick check.
 pub const QUICK: Workload = Workload {
     context: 64,
     steps: 16,
@@ -85,16 +85,16 @@ pub const QUICK: Workload = Workload {
     step_tokens: 256,
 };
 
-/// Pixels along a side of a patch, and patches that become a token, in every family that is served. An envelope has to
-/// be chosen before a model is known; where they differ it is only another envelope.
+/// Pixels along a patch's side, and patches merged into a token, in every served family. The envelope must be chosen
+/// before the model is known; for a family that differs it is merely another envelope.
 const PATCH: u32 = 14;
 const MERGED: usize = 4;
 
-/// Tokens around a picture: the turn's marks and the question, a token a byte at worst.
+/// Tokens around a picture, for the turn's markers and the question, at worst one token a byte.
 const AROUND: usize = 128;
 
 impl Pictures {
-    /// Patches of each.
+    /// Patches of each picture.
     pub fn patches(&self) -> usize {
         (self.width / PATCH) as usize * (self.height / PATCH) as usize
     }
@@ -105,14 +105,14 @@ impl Pictures {
 }
 
 impl Workload {
-    /// Requests that are under way at most.
+    /// The most requests under way at once.
     pub fn requests(&self) -> usize {
         let prompts = self.prefill.iter().map(|prompts| prompts.count);
         let pictures = self.pictures.iter().map(|pictures| pictures.count);
         self.batches.iter().copied().chain(prompts).chain(pictures).max().unwrap_or(1)
     }
 
-    /// The smallest envelope that lets everything in at once.
+    /// The smallest envelope that admits everything at once.
     pub fn envelope(&self) -> Envelope {
         let of_text = self.prefill.iter().map(|prompts| prompts.length + 1).chain([self.context + self.steps + 1]);
         let of_pictures = self
@@ -127,7 +127,8 @@ impl Workload {
             picture_patches: largest,
             pictures: 1,
             video_frames: 1,
-            // Two of the largest: one alone leaves parts of a GPU idle, more take workspace from keys and values.
+            // Room for two of the largest: one leaves parts of a GPU idle, and more would take memory from keys and
+            // values.
             launch_patches: 2 * largest,
         }
     }
@@ -145,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_envelope_lets_everything_in_at_once() {
+    fn the_envelope_admits_everything_at_once() {
         for workload in [FULL, QUICK] {
             let envelope = workload.envelope();
             envelope.check().expect("limits that go together");

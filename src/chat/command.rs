@@ -7,34 +7,30 @@ use std::{
 
 use crate::failure::Failure;
 
-/// What a line says.
+/// A parsed line.
 #[derive(Debug, PartialEq)]
 pub enum Line {
-    /// Nothing.
     Empty,
-    /// A question to the model.
     Question(String),
-    /// Says what can be said.
+    /// Lists the commands.
     Help,
-    /// Pictures for the next question.
     Image(Vec<PathBuf>),
     /// Folders of frames for the next question.
     Video(Vec<PathBuf>),
-    /// Says what the next question shows.
+    /// Lists what the next question shows.
     Images,
-    /// Drops all that the next question would show, or what has this name or number.
+    /// Drops everything that the next question would show, or the item with this name or number.
     Drop(Option<String>),
-    /// Takes the last turn back.
+    /// Removes the last turn.
     Undo,
-    /// Forgets so many of the oldest turns.
+    /// Forgets this many of the oldest turns.
     Forget(usize),
-    /// Begins anew.
+    /// Starts a new conversation.
     Clear,
-    /// Ends the session.
     Quit,
 }
 
-/// What can be said.
+/// The list of commands.
 pub const HELP: &str = "\
 /image FILE ...  shows pictures with the next question; a name with spaces stands in quotes, ~ is your home
 /video DIR ...   shows folders of frames
@@ -47,7 +43,7 @@ pub const HELP: &str = "\
 Ctrl-C ends a reply, and at the prompt the session. A line that begins with a space is a question, whatever follows.";
 
 impl Line {
-    /// Reads a line as it was typed, with or without its end.
+    /// Parses a typed line, with or without its newline.
     pub fn read(bytes: &[u8]) -> Result<Line, Failure> {
         let text = str::from_utf8(bytes).map_err(|error| Failure {
             error: format!("the line is not UTF-8: byte {} is none of a character", error.valid_up_to() + 1),
@@ -89,7 +85,7 @@ fn wrong(error: String) -> Failure {
     }
 }
 
-/// The files that are named: one whose name is all of the text, or several, each with its spaces in quotes.
+/// The named files: one file if the whole text is its name, or several, with quotes around names that contain spaces.
 fn paths(text: &str) -> Result<Vec<PathBuf>, Failure> {
     let whole = at_home(text);
     if whole.exists() {
@@ -99,7 +95,7 @@ fn paths(text: &str) -> Result<Vec<PathBuf>, Failure> {
     Ok(names.iter().map(|name| at_home(name)).collect())
 }
 
-/// The path with the user's home for a leading `~`.
+/// The path, with the user's home for a leading `~`.
 fn at_home(name: &str) -> PathBuf {
     match (Path::new(name).strip_prefix("~"), home_dir()) {
         (Ok(rest), Some(home)) => home.join(rest),
@@ -116,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_a_question_unless_it_begins_with_a_slash() {
+    fn a_line_without_a_leading_slash_is_a_question() {
         assert_eq!(read("  \r\n"), Line::Empty);
         assert_eq!(read("What is this?\n"), Line::Question("What is this?".to_owned()));
         assert_eq!(read(" /etc/hosts is what?"), Line::Question("/etc/hosts is what?".to_owned()));
@@ -129,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_files_may_have_quotes_spaces_and_a_home() {
+    fn file_names_may_have_quotes_spaces_and_a_tilde() {
         let home = home_dir().expect("tests have one");
         let image = |names: &[&str]| Line::Image(names.iter().map(PathBuf::from).collect());
         assert_eq!(read("/image a.png 'my cat.png' my\\ dog.png"), image(&["a.png", "my cat.png", "my dog.png"]));

@@ -1,4 +1,4 @@
-//! What comes to a session from outside: lines of standard input, and Ctrl-C.
+//! Input to a session: lines of standard input, and Ctrl-C.
 
 use std::{
     io::{self, BufRead, stdin},
@@ -7,8 +7,7 @@ use std::{
 
 use tokio::sync::{mpsc, watch};
 
-/// Lines of standard input as they are, read on a thread of their own: one that waits for a line does not keep the process
-/// from ending.
+/// Lines of standard input, read on a separate thread, so that a pending read does not keep the process alive.
 pub fn lines() -> mpsc::Receiver<io::Result<Vec<u8>>> {
     let (sender, receiver) = mpsc::channel(1);
     thread::spawn(move || {
@@ -22,21 +21,20 @@ pub fn lines() -> mpsc::Receiver<io::Result<Vec<u8>>> {
     receiver
 }
 
-/// Ctrl-C, heard from now on: it ends the process no more.
+/// Catches Ctrl-C, which then no longer ends the process.
 pub struct Interrupts(watch::Receiver<()>);
 
 impl Interrupts {
-    /// Begins to listen.
     pub fn listen() -> Self {
         let (pressed, receiver) = watch::channel(());
         tokio::spawn(async move { while tokio::signal::ctrl_c().await.is_ok() && pressed.send(()).is_ok() {} });
         Interrupts(receiver)
     }
 
-    /// Returns at the next Ctrl-C; one since the last is not forgotten.
+    /// Returns at the next Ctrl-C, or at once if one came since the last call.
     pub async fn next(&mut self) {
         if self.0.changed().await.is_err() {
-            // Nothing can be heard here: none comes.
+            // Signals are unavailable here, so none will come.
             std::future::pending().await
         }
     }

@@ -1,4 +1,4 @@
-//! What `bursar chat` can be told, and the chat that it makes of it.
+//! The options of `bursar chat`, and the chat that they describe.
 
 use std::{
     fs,
@@ -147,7 +147,7 @@ impl From<Whitespace> for JsonWhitespace {
     }
 }
 
-/// A year: who waits longer sets no deadline.
+/// One year: anything longer sets no deadline.
 const DEADLINE_SECONDS_MAX: f64 = 31_536_000.0;
 
 fn seconds(text: &str) -> Result<Duration, String> {
@@ -158,7 +158,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 impl Options {
-    /// The pictures and videos that are named.
+    /// The pictures and videos given by flags.
     pub fn shown(&self, limits: &ImageLimits) -> Result<Shown, Failure> {
         let mut shown = Shown::default();
         for path in &self.image {
@@ -201,7 +201,7 @@ impl Options {
         self.frames(paths.iter().map(PathBuf::as_path), limits)
     }
 
-    /// A chat without questions, answered as the options say.
+    /// A chat without questions, with the options applied.
     pub fn blank(&self) -> Result<Chat, Failure> {
         let mut chat = self.system.iter().fold(Chat::new(), Chat::system);
         chat = self.max_tokens.into_iter().fold(chat, Chat::max_tokens);
@@ -221,7 +221,7 @@ impl Options {
         Ok(self.format()?.into_iter().fold(chat, Chat::format))
     }
 
-    /// Whether the numbers that are typed are in their ranges.
+    /// Checks that the given numbers are in range.
     fn check_sampling(&self) -> Result<(), SamplingError> {
         let own = SamplingParams::default();
         let typed = SamplingParams {

@@ -1,4 +1,4 @@
-//! A session: turns with history. One that fails is told and forgotten, and the next goes on.
+//! A session: turns with history. A failed turn is reported and forgotten, and the session goes on.
 
 use std::{io::IsTerminal, mem, path::Path};
 
@@ -15,26 +15,25 @@ use super::{
 };
 use crate::{failure::Failure, logging};
 
-/// A question, what it showed, and its answer.
 struct Turn {
     question: String,
     shown: Shown,
     answer: String,
 }
 
-/// Where a conversation is.
+/// The state of a conversation.
 pub struct Session<'s> {
     model: &'s ModelHandle,
     options: &'s Options,
     limits: &'s ImageLimits,
-    /// Without turns.
+    /// The chat without turns.
     blank: Chat,
     turns: Vec<Turn>,
-    /// For the next question.
+    /// What the next question shows.
     shown: Shown,
 }
 
-/// Whether another line is read.
+/// Whether to read another line.
 enum Next {
     Line,
     End(Over),
@@ -52,7 +51,7 @@ impl<'s> Session<'s> {
         Session { model, options, limits, blank, turns: Vec::new(), shown }
     }
 
-    /// Reads lines from standard input until its end, `/quit`, or Ctrl-C while none is answered.
+    /// Reads lines from standard input until it ends, `/quit`, or Ctrl-C outside a reply.
     pub async fn run(mut self, interrupts: &mut Interrupts) -> Result<Over, Failure> {
         let is_terminal = std::io::stdin().is_terminal() && !self.options.json;
         if is_terminal {
@@ -72,7 +71,7 @@ impl<'s> Session<'s> {
                 Ok(line) => line?,
                 Err(over) => {
                     if is_terminal {
-                        // The prompt's line ends.
+                        // Ends the prompt's line.
                         println!();
                     }
                     return Ok(over);
@@ -135,7 +134,7 @@ impl<'s> Session<'s> {
         Ok(Next::Line)
     }
 
-    /// Takes each file and says so; those before one that cannot be taken stay.
+    /// Takes the files one by one and reports each; a bad file does not undo those before it.
     fn each(
         &mut self,
         paths: &[impl AsRef<Path>],
@@ -161,7 +160,7 @@ impl<'s> Session<'s> {
         };
         match ended {
             Ok(Ended::Unread) => return Ok(Next::End(Over::Well)),
-            // Nothing was said: nothing is kept, and what was to be shown is shown with the next.
+            // No reply came, so nothing is kept, and the next question shows the same files.
             Ok(Ended::Interrupted { text }) if text.is_empty() => {}
             Ok(Ended::Done { text } | Ended::Interrupted { text }) => {
                 self.turns.push(Turn { question, shown: mem::take(&mut self.shown), answer: text });
@@ -174,15 +173,15 @@ impl<'s> Session<'s> {
         Ok(Next::Line)
     }
 
-    /// All that was said.
+    /// The whole conversation.
     fn conversation(&self) -> Chat {
         self.turns
             .iter()
             .fold(self.blank.clone(), |chat, turn| turn.shown.ask(chat, &turn.question).assistant(turn.answer.clone()))
     }
 
-    /// Drops what would make the next question fail too: the picture or the video that cannot be shown, or all of them where
-    /// the error says of none that it is the one. What only failed for the moment stays.
+    /// Drops what would make the next question fail too: the picture or video at fault, or all of them if the error
+    /// names none. Keeps them after a passing failure.
     fn forget_what_fails(&mut self, error: &ChatError) {
         let shown = &mut self.shown;
         let of_turns = |count: fn(&Shown) -> usize| self.turns.iter().map(|turn| count(&turn.shown)).sum::<usize>();
@@ -193,7 +192,7 @@ impl<'s> Session<'s> {
             Some(Visible::Video(index)) => {
                 index.checked_sub(of_turns(Shown::videos)).and_then(|index| shown.drop_video(index))
             }
-            // There is a way out that leaves them: `/clear`, `/undo`.
+            // `/clear` or `/undo` can help without dropping them.
             None if matches!(error, ChatError::TooLong { .. }) && !self.turns.is_empty() => None,
             None if error.kind() == ErrorKind::Request => {
                 Some(mem::take(shown).names().join(", ")).filter(|names| !names.is_empty())
@@ -219,7 +218,7 @@ impl<'s> Session<'s> {
         }
     }
 
-    /// Says something that is neither a reply nor an error.
+    /// Prints something that is neither a reply nor an error.
     fn note(&self, text: &str) {
         match self.options.json {
             true => println!("{}", json!({ "type": "note", "note": text })),
@@ -228,13 +227,13 @@ impl<'s> Session<'s> {
     }
 }
 
-/// A picture or a video of a chat, by its number among its kind, from 0.
+/// A picture or a video of a chat, by its index within its kind.
 enum Visible {
     Picture(usize),
     Video(usize),
 }
 
-/// What a chat failed for, if the error says which.
+/// The picture or video that made a chat fail, if the error names one.
 fn at_fault(error: &ChatError) -> Option<Visible> {
     match error {
         ChatError::Picture { index, .. } | ChatError::PictureTooLarge { index, .. } => Some(Visible::Picture(*index)),

@@ -1,4 +1,4 @@
-//! Pictures and videos for a question, by the names that they were given by.
+//! Pictures and videos for a question, with the names they were given by.
 
 use std::path::Path;
 
@@ -7,7 +7,6 @@ use bursar::{Chat, Image, ImageError, ImageLimits, Video};
 use super::options::Options;
 use crate::failure::Failure;
 
-/// What the next question shows.
 #[derive(Clone, Default)]
 pub struct Shown {
     images: Vec<(String, Image)>,
@@ -15,14 +14,14 @@ pub struct Shown {
 }
 
 impl Shown {
-    /// A question about all of it.
+    /// A question about all of them.
     pub fn ask(&self, chat: Chat, question: &str) -> Chat {
         let images = self.images.iter().map(|(_, image)| image.clone());
         let videos = self.videos.iter().map(|(_, video)| video.clone());
         videos.fold(images.fold(chat.user(question), Chat::image), Chat::video)
     }
 
-    /// Shows a picture too, whose header can be read and which is within the limits; what it is.
+    /// Adds a picture with a readable header and a size within the limits; returns its description.
     pub fn open_image(&mut self, path: &Path, _: &Options, limits: &ImageLimits) -> Result<String, Failure> {
         let (image, (width, height)) = picture(path, limits)?;
         let name = path.display().to_string();
@@ -31,45 +30,43 @@ impl Shown {
         Ok(took)
     }
 
-    /// Shows a folder of frames too; what it is.
+    /// Adds a folder of frames; returns its description.
     pub fn open_video(&mut self, folder: &Path, options: &Options, limits: &ImageLimits) -> Result<String, Failure> {
         let name = folder.display().to_string();
         self.show_video(name.clone(), options.video(folder, limits)?);
         Ok(format!("the frames in {name}"))
     }
 
-    /// Shows a video too.
     pub fn show_video(&mut self, name: String, video: Video) {
         self.videos.push((name, video));
     }
 
-    /// How many pictures.
     pub fn images(&self) -> usize {
         self.images.len()
     }
 
-    /// How many videos.
     pub fn videos(&self) -> usize {
         self.videos.len()
     }
 
-    /// The names of all, pictures first.
+    /// All names, pictures first.
     pub fn names(&self) -> Vec<String> {
         let videos = self.videos.iter().map(|(name, _)| name.clone());
         self.images.iter().map(|(name, _)| name.clone()).chain(videos).collect()
     }
 
-    /// Shows this picture no more; its name, if there is one.
+    /// Removes a picture; returns its name if there was one.
     pub fn drop_image(&mut self, index: usize) -> Option<String> {
         (index < self.images.len()).then(|| self.images.remove(index).0)
     }
 
-    /// Shows this video no more; its name, if there is one.
+    /// Removes a video; returns its name if there was one.
     pub fn drop_video(&mut self, index: usize) -> Option<String> {
         (index < self.videos.len()).then(|| self.videos.remove(index).0)
     }
 
-    /// Shows what has this name, or this number among [`names`](Self::names) from 1, no more; its name, if there is one.
+    /// Removes the item with this name, or with this number in [`names`](Self::names) from 1; returns its name if there
+    /// was one.
     pub fn drop(&mut self, which: &str) -> Option<String> {
         let by_name = self.names().iter().position(|name| name == which);
         let index = by_name.or_else(|| which.parse::<usize>().ok()?.checked_sub(1))?;
@@ -77,7 +74,7 @@ impl Shown {
     }
 }
 
-/// A picture whose header can be read and which is within the limits, with its pixels a row and its rows.
+/// A picture with a readable header and a size within the limits, with its width and height in pixels.
 pub fn picture(path: &Path, limits: &ImageLimits) -> Result<(Image, (u32, u32)), Failure> {
     let opened = Image::open_within(path, limits).and_then(|image| {
         let size = image.size(limits)?;

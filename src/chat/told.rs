@@ -1,4 +1,4 @@
-//! How a reply is told: as text, or as one JSON event a line.
+//! Prints a reply: as text, or as one JSON event a line.
 
 use bursar::{Chat, ChatError, ChatEvent, FinishReason, ModelHandle, Reply, ScoredToken, TokenScore, Usage};
 use serde_json::{Value, json};
@@ -10,17 +10,17 @@ use crate::{
     logging, output,
 };
 
-/// How a reply ended that did not fail.
+/// How a successful reply ended.
 pub enum Ended {
     /// By itself.
     Done { text: String },
-    /// By Ctrl-C, with what was said by then.
+    /// By Ctrl-C, with the text so far.
     Interrupted { text: String },
-    /// Nobody reads it any more.
+    /// The reader of standard output has gone.
     Unread,
 }
 
-/// Prints a reply as it comes.
+/// Prints a reply as it arrives.
 pub async fn stream(
     model: &ModelHandle,
     chat: Chat,
@@ -40,7 +40,7 @@ pub async fn stream(
         } => Some(ended),
     };
     if !options.json && !matches!(ended, Some(Ok(_))) && !said.is_empty() {
-        // What follows is not the reply's.
+        // End the reply's line before anything else is printed.
         println!();
     }
     match ended {
@@ -56,7 +56,8 @@ pub async fn stream(
     }
 }
 
-/// Prints several replies to one question: events as they come, texts one after another. Each that fails says so.
+/// Prints several replies to one question: JSON events as they arrive, or texts one after another. Each failure is
+/// reported.
 pub async fn samples(model: &ModelHandle, chat: Chat, options: &Options) -> Result<Over, Failure> {
     let mut running = JoinSet::new();
     for (sample, reply) in model.samples(chat, options.n).await?.into_iter().enumerate() {
@@ -94,7 +95,6 @@ pub async fn samples(model: &ModelHandle, chat: Chat, options: &Options) -> Resu
     Ok(over)
 }
 
-/// Tells a failure.
 pub fn failure(failure: &Failure, is_json: bool) {
     match is_json {
         true => println!("{}", crate::told::failure(failure)),
@@ -102,7 +102,7 @@ pub fn failure(failure: &Failure, is_json: bool) {
     }
 }
 
-/// Tells why none of the replies that were asked for comes: each of several ends in an event of its own.
+/// Reports why none of the requested replies will come; each of several gets its own event.
 pub fn failure_of_all(failed: &Failure, options: &Options) {
     match options.json && options.n > 1 {
         true => (0..options.n).for_each(|sample| {
@@ -112,7 +112,7 @@ pub fn failure_of_all(failed: &Failure, options: &Options) {
     }
 }
 
-/// Prints text as it comes, and puts it into `said`. False once nobody reads it.
+/// Prints text as it arrives and appends it to `said`. False once standard output is closed.
 async fn text(mut reply: Reply, options: &Options, said: &mut String) -> Result<bool, ChatError> {
     let (mut scores, mut cut) = (Vec::new(), None);
     while let Some(event) = reply.next().await {
@@ -136,12 +136,12 @@ async fn text(mut reply: Reply, options: &Options, said: &mut String) -> Result<
     Ok(true)
 }
 
-/// A reply that is told when it is complete.
+/// A reply that is printed when it is complete.
 #[derive(Default)]
 struct Whole {
     text: String,
     scores: Vec<TokenScore>,
-    /// What it took, if its length cut it off.
+    /// Its usage, if the length limit cut it off.
     cut: Option<Usage>,
 }
 
@@ -160,8 +160,8 @@ async fn whole(mut reply: Reply) -> Result<Whole, ChatError> {
     Ok(whole)
 }
 
-/// Prints a line an event, with the number of its sample where there are several, and puts the text into `said`. False once
-/// nobody reads it.
+/// Prints one line an event, with the sample's number if there are several, and appends the text to `said`. False once
+/// standard output is closed.
 async fn events(mut reply: Reply, sample: Option<usize>, said: &mut String) -> Result<bool, ChatError> {
     while let Some(event) = reply.next().await {
         let event = event?;
@@ -180,7 +180,7 @@ fn of_sample(mut event: Value, sample: Option<usize>) -> Value {
     event
 }
 
-/// Says that a reply is not complete, and why.
+/// Says that a reply is incomplete, and why.
 fn note_cut(usage: &Usage, options: &Options) {
     let (tokens, plural) = (usage.completion_tokens, if usage.completion_tokens == 1 { "" } else { "s" });
     match options.max_tokens == Some(tokens) {
@@ -191,7 +191,7 @@ fn note_cut(usage: &Usage, options: &Options) {
     }
 }
 
-/// A line of its own: a token and others in its place, with their probabilities.
+/// One line: a token and its alternatives, with their probabilities.
 fn line_of(score: &TokenScore) -> String {
     let likely = |token: &ScoredToken| format!("{:?} {:.1} %", token.text, 100.0 * token.log_probability.exp());
     let others = score.top.iter().filter(|top| top.id != score.token.id).map(likely).collect::<Vec<_>>();

@@ -1,4 +1,4 @@
-//! GPUs that are not here, by their numbers.
+//! GPUs that are not in this machine, by their properties.
 
 use std::str::FromStr;
 
@@ -7,24 +7,21 @@ use bursar::{
     crates::kernels::{CudaTarget, DType},
 };
 
-/// A GPU by what a plan follows from.
+/// The properties of a GPU that a plan depends on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
-    /// What it is called.
     pub name: String,
-    /// Compute capability.
     pub capability: (u32, u32),
-    /// Multiprocessors.
     pub processors: usize,
-    /// Its memory, as its driver reports it, if that is known.
+    /// Memory as the driver reports it, if known.
     pub total: Option<Bytes>,
 }
 
-/// What a process of ours uses of a card outside leases: measured on an H200 with driver 580 at READY (`benches/h200.md`).
+/// What our process uses of a card outside leases: measured on an H200 with driver 580 at READY (`benches/h200.md`).
 pub const OVERHEAD: Bytes = Bytes::mib(548);
 
-/// Name, compute capability, multiprocessors, and memory in MiB: of an H200 as measured, of the others as their drivers
-/// commonly report it, rounded down.
+/// Name, compute capability, multiprocessors, and memory in MiB. The H200 was measured; the others are what their
+/// drivers commonly report, rounded down.
 const KNOWN: [(&str, (u32, u32), usize, u64); 9] = [
     ("h200", (9, 0), 132, 143_155),
     ("h100", (9, 0), 132, 80_900),
@@ -37,14 +34,14 @@ const KNOWN: [(&str, (u32, u32), usize, u64); 9] = [
     ("t4", (7, 5), 40, 14_900),
 ];
 
-/// Architectures that NVIDIA has made since the oldest one that the kernels run on.
+/// NVIDIA's architectures from the oldest one that the kernels run on.
 const SERVED: [u32; 11] = [75, 80, 86, 87, 89, 90, 100, 103, 110, 120, 121];
 
 /// More than any GPU has.
 const PROCESSORS_MOST: usize = 1024;
 
 impl Gpu {
-    /// What stands in where no GPU is here and none is named.
+    /// The default if no GPU is here and none is named.
     pub fn expected() -> Self {
         Gpu::of(KNOWN[0])
     }
@@ -53,7 +50,7 @@ impl Gpu {
         Gpu { name: name.to_owned(), capability, processors, total: Some(Bytes::mib(mib)) }
     }
 
-    /// What a plan for it is made for, as a device of that kind would be.
+    /// The target that a device of this kind would have.
     pub fn target(&self) -> CudaTarget {
         let activation = if self.capability >= (8, 0) { DType::BF16 } else { DType::F16 };
         CudaTarget { capability: self.capability, processors: self.processors, activation }
@@ -63,7 +60,7 @@ impl Gpu {
 impl FromStr for Gpu {
     type Err = String;
 
-    /// Reads `h200`, `sm_90` (as wide as the first known of that capability), `sm_90:114`.
+    /// Parses `h200`, `sm_90` (as wide as the first known GPU of that capability) or `sm_90:114`.
     fn from_str(typed: &str) -> Result<Self, String> {
         let named = typed.to_ascii_lowercase();
         if let Some(known) = KNOWN.into_iter().find(|(name, ..)| *name == named) {

@@ -1,4 +1,4 @@
-//! Which device a plan is made for: one that is here, or one by its numbers.
+//! The device that a plan is made for: one in this machine, or one by its properties.
 
 use bursar::{
     Bytes, CudaDevice, Device, DeviceChoice, DeviceError,
@@ -11,37 +11,35 @@ use bursar::{
 use super::gpu::{Gpu, OVERHEAD};
 use crate::failure::Failure;
 
-/// The page of a GPU, and of a host device.
+/// The page size of a GPU and of a host device.
 const PAGE: Bytes = Bytes::mib(2);
 
 const TOTAL: &str = "--total";
 
-/// A device to plan for.
 pub struct Planned {
-    /// What it is, and why it.
+    /// Its name, and why it was chosen.
     pub name: String,
-    /// Whether it is here.
+    /// Whether it is in this machine.
     pub is_here: bool,
     pub target: Target,
     pub place: Place,
-    /// Says how much memory it has.
+    /// The flag that sets its memory.
     pub total_flag: &'static str,
 }
 
-/// What was asked for.
 pub struct Wish<'w> {
     pub choice: DeviceChoice,
     pub gpu: Option<&'w Gpu>,
     pub total: Option<Bytes>,
     pub canary: Option<Bytes>,
-    /// Of a host device.
+    /// For a host device.
     pub threads: usize,
-    /// Whether the host is what one expects where no GPU is here.
+    /// Whether the host is a sensible default for this model without a GPU.
     pub is_small: bool,
 }
 
 impl Planned {
-    /// The device that is wished for. Opening one that is here takes some 300 ms and takes no memory of it but a context's.
+    /// Finds the requested device. Opening one in this machine takes about 300 ms and only a context's memory.
     pub fn of(wish: &Wish<'_>) -> Result<Self, Failure> {
         if let Some(gpu) = wish.gpu {
             return Planned::absent(gpu, &format!("{} by its numbers", gpu.name), wish);
@@ -64,7 +62,7 @@ impl Planned {
         let (overhead, foreign) = (Bytes::ZERO, Bytes::ZERO);
         let place = Place { total, overhead, foreign, canary: wish.canary, page: PAGE, is_host: true };
         let name = "the host, standing in for a GPU".to_owned();
-        // A start has no other, and nothing that is typed stands in its way.
+        // A start has no other flag, and no typed flag contradicts it.
         let total_flag = if wish.total.is_some() { TOTAL } else { "--capacity" };
         Planned { name, is_here: true, target: Target::Cpu { threads: wish.threads }, place, total_flag }
     }
@@ -95,7 +93,7 @@ impl Planned {
         let target = Target::Cuda(CudaTarget::of(&device)?);
         let (memory, ours) = (device.memory()?, device.overhead());
         let foreign = memory.total.saturating_sub(memory.free).saturating_sub(ours);
-        // What is loaded by READY is more than a context.
+        // By READY more is loaded than a context.
         let overhead = ours.max(OVERHEAD);
         let total = wish.total.unwrap_or(memory.total);
         let place = Place { total, overhead, foreign, canary: wish.canary, page: device.page(), is_host: false };

@@ -1,4 +1,4 @@
-//! What a plan comes to, as text and as JSON.
+//! A plan's result, as text and as JSON.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -15,54 +15,51 @@ use serde::Serialize;
 use super::place::Planned;
 use crate::knobs;
 
-/// Lengths of sequences that people ask about, prompt and reply together; the context is one more.
+/// Common sequence lengths, prompt and reply together; the context length is added.
 const LENGTHS: [usize; 3] = [512, 2048, 8192];
 
-/// All that is told.
 #[derive(Serialize)]
 pub struct Report {
-    /// The model.
     model: String,
     device: DeviceReport,
-    /// Whether it would be READY.
+    /// Whether the model would become READY.
     pub fits: bool,
-    /// Tokens of keys and values then.
+    /// Tokens of keys and values if it fits.
     kv_tokens: usize,
-    /// Bytes by class; with `free` and the device's overhead and foreign bytes they are its memory, where it fits.
+    /// Bytes by class. If the plan fits, these plus `free`, overhead and foreign bytes are the device's memory.
     claims: BTreeMap<String, Bytes>,
-    /// What nobody has.
     free: Bytes,
-    /// Why it would not, in the words of a start.
+    /// Why it does not fit, in the words of a start.
     error: Option<String>,
-    /// What is missing.
+    /// Missing bytes.
     short_by: Bytes,
-    /// Sequences that run at once, by their length.
+    /// Sequences at once, by their length.
     concurrency: Vec<Concurrency>,
-    /// The largest picture; none for a model that takes none.
+    /// The largest picture; none for a text model.
     picture: Option<Picture>,
-    /// The largest inputs, as the model lowers them.
+    /// The largest inputs, after the model's own limits.
     envelope: Envelope,
-    /// What alone would make it fit.
+    /// Changes each of which alone makes it fit.
     suggestions: Vec<Told>,
-    /// What no value of alone would do, by the names that it was set by.
+    /// Knobs that no value makes sufficient alone, by the names that they were set by.
     not_enough_alone: Vec<String>,
-    /// What was said and changes nothing, and what was not there to plan from.
+    /// Settings without effect, and files that the plan had to do without.
     notes: Vec<String>,
     /// One line a claimant.
     plan: MemoryPlan,
 }
 
-/// A suggestion, as it is typed: in the place of what was typed of it.
+/// A suggestion as the user would type it, under the name that was typed.
 #[derive(Serialize)]
 struct Told {
     knob: &'static str,
     from: Change,
     to: Change,
     flag: String,
-    /// What is typed after the flag.
+    /// The value to type after the flag.
     value: String,
     frees: Bytes,
-    /// What of it is set now.
+    /// The current value.
     #[serde(skip)]
     name: String,
     #[serde(skip)]
@@ -73,9 +70,9 @@ struct Told {
 struct DeviceReport {
     name: String,
     target: &'static str,
-    /// The type of activations, and on a GPU of weights.
+    /// Type of activations, and on a GPU of weights.
     dtype: String,
-    /// Whether it is here; its overhead is an estimate otherwise.
+    /// Whether it is in this machine; otherwise its overhead is an estimate.
     is_here: bool,
     total: Bytes,
     overhead: Bytes,
@@ -85,10 +82,10 @@ struct DeviceReport {
 
 #[derive(Serialize)]
 struct Concurrency {
-    /// Of each, prompt and reply together.
+    /// Tokens of each sequence, prompt and reply together.
     tokens: usize,
     sequences: usize,
-    /// As many as keys and values hold; a step takes `sequences` of them.
+    /// As many as keys and values hold; a step takes at most `sequences`.
     held: usize,
 }
 
@@ -97,11 +94,11 @@ struct Picture {
     pixels: u64,
     patches: usize,
     tokens: usize,
-    /// Of one that is square.
+    /// In pixels, for a square picture.
     side: u64,
-    /// Of the model's own largest, where that is more and nothing was said of pictures.
+    /// Pixels of the model's own largest picture, if that is larger and no knob limits pictures.
     model_pixels: Option<u64>,
-    /// Whether a request has room for it beside a word.
+    /// Whether a request has room for it and one word.
     fits_context: bool,
 }
 
@@ -150,7 +147,7 @@ impl Report {
     }
 }
 
-/// The largest that a processor makes of any.
+/// The largest picture that the processor produces.
 fn picture(inputs: &Lowered, model: &Model) -> Option<Picture> {
     let (merged, patch) = (model.config().merged_patches()?, model.config().patch()?);
     let limit = inputs.pictures.as_ref()?.config().pixel_bounds.max;
@@ -162,7 +159,7 @@ fn picture(inputs: &Lowered, model: &Model) -> Option<Picture> {
     Some(Picture { pixels, patches, tokens, side, model_pixels: inputs.own_pixels, fits_context })
 }
 
-/// The device's memory is typed by a flag of this name.
+/// A suggestion under its flag; `total` is the flag of the device's memory.
 fn told(suggestion: &Suggestion, total: &str) -> Option<Told> {
     let Suggestion { knob, name, from, to, setting, frees } = suggestion.clone();
     let to = to?;

@@ -1,16 +1,14 @@
-//! Where metrics are served, as it is typed.
+//! The address of a metrics server, as typed.
 
 use std::{fmt, net::SocketAddr, str::FromStr};
 
-/// A host and a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address(String);
 
-/// What is served where nobody says a port: the one that OpenTelemetry's exporters for Prometheus take.
+/// The default port: the one that OpenTelemetry's Prometheus exporters use.
 pub const PORT: u16 = 9464;
 
 impl Address {
-    /// A socket's.
     pub fn of(socket: SocketAddr) -> Self {
         Address(socket.to_string())
     }
@@ -20,7 +18,7 @@ impl Address {
         Address(format!("127.0.0.1:{port}"))
     }
 
-    /// What is asked for `path`, which begins with a slash.
+    /// The URL of `path`, which begins with a slash.
     pub fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.0)
     }
@@ -35,14 +33,14 @@ impl fmt::Display for Address {
 impl FromStr for Address {
     type Err = String;
 
-    /// `host:port`; a host alone has the usual port, and a port alone is this machine's. What a browser would show, with
-    /// `http://` in front and `/metrics` behind, is understood.
+    /// Parses `host:port`. A host alone gets the default port; a port alone means this machine. A URL as in a browser,
+    /// with `http://` and `/metrics`, works too.
     fn from_str(typed: &str) -> Result<Self, String> {
         let said = typed.strip_prefix("http://").unwrap_or(typed);
         let said = said.strip_suffix("/metrics").unwrap_or(said).trim_end_matches('/');
         let refused = || Err(format!("{typed:?} is no host:port, such as 127.0.0.1:{PORT}, or a port of this machine"));
         let (host, port) = match said.rsplit_once(':') {
-            // Of an address of version 6 without brackets nobody knows where its port begins.
+            // In a version 6 address without brackets the port cannot be told from the host.
             Some((host, _)) if host.contains(':') && !(host.starts_with('[') && host.ends_with(']')) => {
                 match said.starts_with('[') && said.ends_with(']') {
                     true => (said, PORT),
@@ -90,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_neither_is_refused() {
+    fn anything_but_a_host_or_port_is_refused() {
         for typed in ["", "99999", "host:", "host:port", "::1", "0", "https://host:1", "a b:1", "host:1/other"] {
             let refused = typed.parse::<Address>();
             assert!(refused.is_err(), "{typed:?} is taken for {refused:?}");

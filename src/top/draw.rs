@@ -1,4 +1,4 @@
-//! The view on a terminal: panels from the top down, as many lines of each as there is room for.
+//! The view on a terminal: panels from top to bottom, each with as many lines as there is room for.
 
 mod bar;
 mod device;
@@ -25,7 +25,7 @@ use super::{
     view::{Actor, ModelView, View},
 };
 
-/// When it is.
+/// The current time.
 #[derive(Clone, Copy, Debug)]
 pub struct Now {
     /// Since the session began.
@@ -34,14 +34,14 @@ pub struct Now {
     pub unix: f64,
 }
 
-/// Below so many rows nothing is spent on a line of keys.
+/// With fewer rows there is no line of keys.
 const ROWS_WITH_KEYS: u16 = 12;
-/// Below so many columns actors that run are not told in the first line.
+/// With fewer columns the first line omits actors that run.
 const ALL_ACTORS: u16 = 70;
-/// From so many rows on the bar is two rows high.
+/// With at least this many rows the bar is two rows high.
 const ROWS_WITH_HIGH_BAR: u16 = 30;
 
-/// Draws all of it. Gives how much of the whole view there is room for.
+/// Draws everything. Returns how much of the whole view fits.
 pub fn draw(frame: &mut Frame<'_>, session: &Session, now: Now, colours: Colours) -> Viewport {
     let area = frame.area();
     let keys = u16::from(area.height >= ROWS_WITH_KEYS);
@@ -75,10 +75,10 @@ pub fn draw(frame: &mut Frame<'_>, session: &Session, now: Now, colours: Colours
     room
 }
 
-/// What stands at the foot of what there is room for.
+/// The footer of the fitted view.
 const OVERVIEW: &str = " q quit  j k model  PgDn all of it  p pause  + - interval  ? help";
 
-/// Every panel of the view, whole, as it would be with all the room there is.
+/// Every panel of the view at full length.
 pub fn whole(session: &Session, now: Now, width: u16, colours: Colours) -> Vec<Line<'static>> {
     let (Some(view), fit) = (session.view(), Fit::Fold) else { return Vec::new() };
     let mut panels: Vec<_> = view.devices.iter().map(|device| device::panel(device, width, 1, fit, colours)).collect();
@@ -87,12 +87,12 @@ pub fn whole(session: &Session, now: Now, width: u16, colours: Colours) -> Vec<L
     panels.extend(view.models.iter().map(in_full));
     panels.push(device::leases(view, width, colours));
     panels.push(events::panel(view, now.unix, width, fit, colours));
-    // A title alone says nothing.
+    // Skip a panel that has only its title.
     let told = panels.into_iter().filter(|panel| panel.lines.len() > 1);
     told.flat_map(|panel| panel.rows(u16::MAX, width)).collect()
 }
 
-/// Who is looked at, and how fresh it is.
+/// The address and how fresh the figures are.
 pub fn header(session: &Session, now: Now, width: u16, colours: Colours) -> Line<'static> {
     let age = |age: Duration| words::age(age.as_secs_f64());
     let right = match (session.lost(), session.age(now.elapsed), session.began_anew(now.elapsed)) {
@@ -108,7 +108,7 @@ pub fn header(session: &Session, now: Now, width: u16, colours: Colours) -> Line
         _ => Span::styled(format!("every {} ", words::seconds(session.every.as_secs_f64())), colours.faint()),
     };
     let mut left = vec![Span::styled(format!(" bursar top {} ", session.address), colours.strong())];
-    // Where there is little room, only those that do not run.
+    // Where there is little room, only actors that do not run.
     for actor in session.view().map_or(&[][..], |view| &view.actors) {
         if width >= ALL_ACTORS || !actor.is_up {
             left.extend(actor_words(actor, true, colours));
@@ -118,11 +118,11 @@ pub fn header(session: &Session, now: Now, width: u16, colours: Colours) -> Line
     panel::ends(left, right, width)
 }
 
-/// An actor as a word, with a mark; one that does not run is bad news if it is missed.
+/// An actor as a word with a mark; a stopped one is bad news if it is missed.
 fn actor_words(actor: &Actor, is_missed: bool, colours: Colours) -> Vec<Span<'static>> {
     let (mark, style) = match (actor.is_up, actor.actor.as_str()) {
         (true, _) => ("●", colours.good()),
-        // It is there while it sizes a model, and gone for good reason otherwise.
+        // It exists only while it sizes a model.
         (false, "profile") => ("○", colours.faint()),
         (false, _) => ("○", if is_missed { colours.bad() } else { colours.faint() }),
     };
@@ -134,14 +134,14 @@ fn actor_words(actor: &Actor, is_missed: bool, colours: Colours) -> Vec<Span<'st
     words
 }
 
-/// Why nothing newer is there, where there is room for it. The answer is the room that is left.
+/// Why there is nothing newer, if there is room to say so. Returns the remaining area.
 fn complaint(frame: &mut Frame<'_>, session: &Session, area: Rect, colours: Colours) -> Rect {
     let Some(lost) = session.lost() else { return area };
     let mut lines = vec![Line::styled(lost.error.to_string(), colours.bad())];
     if session.view().is_none() || area.height >= ROWS_WITH_KEYS {
         lines.push(Line::styled(lost.error.hint(), colours.faint()));
     }
-    // Words that do not fit go to the next row, and leave some of theirs empty.
+    // Words that do not fit wrap to the next row and leave part of theirs empty.
     let rows: usize =
         lines.iter().map(|line| line.width().div_ceil(usize::from(area.width.saturating_sub(12).max(1)))).sum();
     let rows = u16::try_from(rows).unwrap_or(u16::MAX).min(area.height.div_ceil(2));
@@ -170,7 +170,7 @@ fn draw_view(frame: &mut Frame<'_>, session: &Session, view: &View, area: Rect, 
     }
 }
 
-/// Who gets how many rows before others get more: by the panel's place, and with how many rows it is content for now.
+/// Which panel gets how many rows before others get more: its index, and the rows that satisfy it for now.
 fn wishes(devices: usize) -> Vec<(usize, u16)> {
     const ALL: u16 = u16::MAX;
     let (models, chosen, events) = (devices, devices + 1, devices + 2);

@@ -1,4 +1,4 @@
-//! What happened lately, as the process tells it beside its metrics.
+//! Recent events, as the process serves them beside its metrics.
 
 use bursar::Bytes;
 use serde::Serialize;
@@ -6,37 +6,33 @@ use serde_json::{Map, Value};
 
 use super::exposition::harmless;
 
-/// One event.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Event {
-    /// Its place among all of the process.
+    /// Its number among all events of the process.
     pub number: u64,
-    /// Seconds since 1970; not a number where it was not said.
+    /// Seconds since 1970; NaN if missing.
     pub at: f64,
     /// What happened, such as `lease_granted`.
     pub kind: String,
-    /// All else, in one line.
+    /// Everything else, in one line.
     pub told: String,
-    /// How much it matters.
     pub weight: Weight,
 }
 
-/// How much an event matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Weight {
-    /// What happens all the time.
+    /// Routine.
     Usual,
     /// Something gave way.
     Notable,
-    /// Somebody should look.
+    /// The user should look.
     Bad,
 }
 
-/// Why what was sent is no list of events.
+/// Why an answer is not a list of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoEvents {
-    /// No JSON at all.
     #[error("column {column} of line {line} is not JSON")]
     NotJson {
         /// From 1.
@@ -44,7 +40,7 @@ pub enum NoEvents {
         /// From 1.
         column: usize,
     },
-    /// JSON of another kind.
+    /// Valid JSON of another kind.
     #[error("it is no JSON array of objects with a number and an event")]
     OtherJson,
 }
@@ -52,7 +48,7 @@ pub enum NoEvents {
 /// Reads a JSON array of events, the oldest first.
 ///
 /// # Errors
-/// [`NoEvents`] where it is none. Kinds and fields that nobody here knows are none.
+/// [`NoEvents`] if it is not one. Unknown kinds and fields are fine.
 pub fn read(text: &str) -> Result<Vec<Event>, NoEvents> {
     let list: Vec<Value> = serde_json::from_str(text).map_err(|error| match error.classify() {
         serde_json::error::Category::Data => NoEvents::OtherJson,
@@ -91,7 +87,7 @@ impl Weight {
     }
 }
 
-/// A kind that is known, with the fields that it is known to have.
+/// The sentence for a known kind with its known fields.
 fn told(kind: &str, fields: &Map<String, Value>) -> Option<String> {
     let word = |name: &str| fields.get(name).map(text);
     let bytes = |name: &str| fields.get(name)?.as_u64().map(Bytes);
@@ -116,7 +112,7 @@ fn told(kind: &str, fields: &Map<String, Value>) -> Option<String> {
     })
 }
 
-/// Any fields.
+/// All fields as they are.
 fn all(fields: &Map<String, Value>) -> String {
     let each = fields.iter().map(|(name, value)| format!("{} {}", harmless(name), text(value)));
     each.collect::<Vec<_>>().join(", ")
@@ -137,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_kind_is_told_in_its_words_and_an_unknown_one_in_its_fields() {
+    fn each_event_kind_has_its_sentence_and_unknown_ones_list_fields() {
         let told = [
             (r#""event":"lease_granted","lease":3,"model":"demo","class":"kv","bytes":2097152"#, "kv of demo, 2.0 MiB"),
             (r#""event":"lease_freed","lease":3,"model":"","class":"tenant","bytes":1024"#, "tenant, 1.0 KiB"),
@@ -166,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_of_events_is_told_without_its_content() {
+    fn a_malformed_list_of_events_is_reported_without_its_content() {
         assert_eq!(read("[{\"secret"), Err(NoEvents::NotJson { line: 1, column: 9 }));
         for text in
             ["{}", "[1]", "[{\"number\":1}]", "[{\"number\":-1,\"event\":\"a\"}]", "[{\"number\":1,\"event\":2}]"]
@@ -177,7 +173,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_that_can_be_sent_is_a_panic_or_reaches_a_terminal(text in "(?s).{0,60}", at in ".{0,8}") {
+        fn no_input_panics_or_sends_control_characters_to_the_terminal(text in "(?s).{0,60}", at in ".{0,8}") {
             let _ = read(&text);
             let event = serde_json::json!([{ "number": 1, "at": at, "event": text, "model": text, "field": [text] }]);
             let events = read(&event.to_string()).expect("it is an event");

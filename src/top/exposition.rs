@@ -1,21 +1,20 @@
 //! Prometheus' text format, read.
 //!
-//! What is read comes from whoever listens there, so nothing of it is trusted: lines that are none end in an error with
-//! their number, and characters that a terminal would obey are replaced.
+//! The text comes from whatever listens on the port, so nothing in it is trusted: a malformed line is an error with its
+//! number, and characters that a terminal would obey are replaced.
 
 use super::samples::{Samples, Series};
 
-/// A line that is no sample.
+/// A line that is not a sample.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line} is not Prometheus' text format: {why}")]
 pub struct Malformed {
-    /// Which one, from 1.
+    /// Its number, from 1.
     pub line: usize,
-    /// What is wrong with it.
     pub why: &'static str,
 }
 
-/// Reads the samples of all metrics whose names begin with `prefix`. All other lines have to be well-formed too.
+/// Reads the samples of all metrics whose names begin with `prefix`. All other lines must be well-formed too.
 ///
 /// # Errors
 /// [`Malformed`] with the number of the first line that is neither a sample nor a comment nor empty.
@@ -37,7 +36,7 @@ pub fn read(text: &str, prefix: &str) -> Result<Samples, Malformed> {
     Ok(samples)
 }
 
-/// The same text without what a terminal would obey: control characters, and those that turn the direction of writing.
+/// The text without what a terminal would obey: control characters, and those that change the direction of writing.
 pub fn harmless(text: &str) -> String {
     let obeyed = |letter: char| {
         letter.is_control()
@@ -46,19 +45,18 @@ pub fn harmless(text: &str) -> String {
     text.chars().map(|letter| if obeyed(letter) { char::REPLACEMENT_CHARACTER } else { letter }).collect()
 }
 
-/// A process of many models has some hundreds; who serves more keeps the view from anything else.
+/// A process of many models has some hundreds; a flood of them must not stall the view.
 const SERIES_MAX: usize = 20_000;
 
-/// Of a series; ours have three at most.
+/// The most labels of a series; ours have at most three.
 const LABELS_MAX: usize = 32;
 
 const BLANKS: [char; 3] = [' ', '\t', '\r'];
 
-/// The rest of a line.
 struct Cursor<'a>(&'a str);
 
 impl<'a> Cursor<'a> {
-    /// A whole line: none if it is empty or a comment.
+    /// Parses a whole line: none if it is empty or a comment.
     fn sample(mut self) -> Result<Option<(&'a str, Series)>, &'static str> {
         if self.0.is_empty() || self.0.starts_with('#') {
             return Ok(None);
@@ -68,7 +66,7 @@ impl<'a> Cursor<'a> {
         let labels = if self.take('{') { self.labels()? } else { Vec::new() };
         self.skip_blanks();
         let value = self.token().ok_or("the value is missing")?;
-        // Rust reads what Go writes: decimals, exponents, NaN and Inf in any case.
+        // Rust parses what Go writes: decimals, exponents, NaN and Inf in any case.
         let value = value.parse().map_err(|_| "the value is no number")?;
         self.skip_blanks();
         if let Some(timestamp) = self.token() {
@@ -81,7 +79,7 @@ impl<'a> Cursor<'a> {
         Ok(Some((name, Series { labels, value })))
     }
 
-    /// All labels, and the brace that ends them.
+    /// All labels, with the closing brace.
     fn labels(&mut self) -> Result<Vec<(String, String)>, &'static str> {
         let mut labels: Vec<(String, String)> = Vec::new();
         loop {
@@ -108,7 +106,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// What stands before the closing quotation mark.
+    /// The text before the closing quotation mark.
     fn quoted(&mut self) -> Result<String, &'static str> {
         let mut text = String::new();
         let mut letters = self.0.chars();
@@ -127,7 +125,7 @@ impl<'a> Cursor<'a> {
         Ok(text)
     }
 
-    /// Letters, digits and underscores, and what `more` allows; no digit in front.
+    /// Letters, digits, underscores and what `more` allows, not starting with a digit.
     fn word(&mut self, more: impl Fn(char) -> bool) -> Option<&'a str> {
         let is_of_it = |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || more(letter);
         let end = self.0.find(|letter| !is_of_it(letter)).unwrap_or(self.0.len());
@@ -135,7 +133,7 @@ impl<'a> Cursor<'a> {
         (!word.is_empty() && !word.starts_with(|first: char| first.is_ascii_digit())).then_some(word)
     }
 
-    /// What stands before the next blank.
+    /// The text before the next blank.
     fn token(&mut self) -> Option<&'a str> {
         let end = self.0.find(BLANKS).unwrap_or(self.0.len());
         Some(self.split(end)).filter(|token| !token.is_empty())
@@ -181,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_none_is_told_by_its_number_and_nothing_of_it() {
+    fn a_malformed_line_is_reported_by_number_without_its_content() {
         let lines = [
             ("<html>secret</html>", "a metric's name is missing"),
             ("7up 1", "a metric's name is missing"),
@@ -205,25 +203,25 @@ mod tests {
     }
 
     #[test]
-    fn what_a_terminal_would_obey_is_replaced() {
+    fn terminal_control_characters_are_replaced() {
         assert_eq!(harmless("a\u{1b}[2Jb\u{7}\u{202e}c"), "a\u{fffd}[2Jb\u{fffd}\u{fffd}c");
         assert_eq!(harmless("Qwen/Qwen2.5-VL ü 模型"), "Qwen/Qwen2.5-VL ü 模型");
     }
 
-    /// As Prometheus' own library writes a label's value.
+    /// Escapes a label's value as Prometheus' own library does.
     fn escaped(value: &str) -> String {
         value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
     }
 
     proptest! {
         #[test]
-        fn nothing_that_can_be_sent_is_a_panic(text in "(?s).{0,200}", shaped in "[a{}=\", \\\\\n#1]{0,40}") {
+        fn no_input_panics(text in "(?s).{0,200}", shaped in "[a{}=\", \\\\\n#1]{0,40}") {
             let _ = read(&text, "");
             let _ = read(&shaped, "");
         }
 
         #[test]
-        fn what_is_written_is_read_again(
+        fn what_is_written_reads_back_equal(
             values in prop::collection::vec(("(?s).{0,12}", prop::num::f64::NORMAL | prop::num::f64::ZERO), 0..8)
         ) {
             let lines: String = values
@@ -231,7 +229,7 @@ mod tests {
                 .enumerate()
                 .map(|(at, (label, value))| format!("m{{at=\"{at}\",label=\"{}\"}} {value}\n", escaped(label)))
                 .collect();
-            // A carriage return ends no line here, and is none of what may be shown.
+            // A carriage return does not end a line here, and may not be shown.
             let samples = read(&lines, "m").expect("it is well-formed");
             for (at, (label, value)) in values.iter().enumerate() {
                 let (at, label) = (at.to_string(), harmless(label));

@@ -1,19 +1,19 @@
 //! Quantiles from buckets, as Prometheus computes them (`histogram_quantile` of promql/quantile.go, classic buckets).
 
-/// How many observations were at most so large, by bound; the last bound is infinite if it is of use.
+/// Cumulative counts of observations by upper bound; the last bound must be infinite to be useful.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Histogram {
-    /// By bound, in order.
+    /// Bound and count, in ascending order.
     buckets: Vec<(f64, f64)>,
 }
 
 impl Histogram {
-    /// Of bounds and the observations up to each.
+    /// From bounds and the observations up to each.
     pub fn new(buckets: impl IntoIterator<Item = (f64, f64)>) -> Self {
         let usable = |(bound, count): &(f64, f64)| (bound.is_finite() || *bound == f64::INFINITY) && count.is_finite();
         let mut buckets: Vec<_> = buckets.into_iter().filter(usable).collect();
         buckets.sort_by(|one, other| one.0.total_cmp(&other.0));
-        // Several series of one bound are one.
+        // Merge several series of one bound.
         buckets.dedup_by(|next, kept| {
             let is_same = next.0 == kept.0;
             if is_same {
@@ -24,28 +24,29 @@ impl Histogram {
         Histogram { buckets }
     }
 
-    /// What came in since `before`; all of it where a count fell, since it began anew then.
+    /// The observations since `before`; all of them if a count fell, as the process then restarted.
     pub fn since(&self, before: &Histogram) -> Histogram {
         let is_anew = self.buckets.iter().any(|(bound, count)| *count < before.up_to(*bound));
         let since = |&(bound, count): &(f64, f64)| (bound, if is_anew { count } else { count - before.up_to(bound) });
         Histogram { buckets: self.buckets.iter().map(since).collect() }
     }
 
-    /// All observations; nothing without an infinite bound.
+    /// All observations; zero without an infinite bound.
     pub fn count(&self) -> f64 {
         self.buckets.last().filter(|(bound, _)| *bound == f64::INFINITY).map_or(0.0, |(_, count)| *count)
     }
 
-    /// The value that a share of all is at most; none without observations or without a finite bound.
+    /// The value that this share of all observations does not exceed; none without observations or a finite bound.
     ///
-    /// Within a bucket observations are taken to be spread evenly. One beyond the last finite bound is that bound.
+    /// Observations are assumed to be spread evenly within a bucket. A value beyond the last finite bound is that
+    /// bound.
     pub fn quantile(&self, share: f64) -> Option<f64> {
         let all = self.count();
         if all <= 0.0 || self.buckets.len() < 2 {
             return None;
         }
         let rank = share.clamp(0.0, 1.0) * all;
-        // Counts that fall, as they can while one is being written, count as what was before.
+        // A count may fall while it is being written; then the one before it stands.
         let mut below = 0.0_f64;
         let mut lower = 0.0_f64;
         for (at, &(bound, count)) in self.buckets.iter().enumerate() {
@@ -53,7 +54,7 @@ impl Histogram {
             if count >= rank && count > below {
                 return Some(match bound {
                     f64::INFINITY => lower,
-                    // The lowest bucket begins at zero, unless it ends below.
+                    // The lowest bucket begins at zero, unless its bound is negative.
                     bound if at == 0 && bound <= 0.0 => bound,
                     bound => {
                         let part = (rank - below) / (count - below);
@@ -78,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_quantile_lies_within_its_bucket_as_prometheus_has_it() {
+    fn a_quantile_is_interpolated_in_its_bucket_as_in_prometheus() {
         let histogram = Histogram::new([(0.5, 30.0), (0.1, 10.0), (1.0, 40.0), (f64::INFINITY, 50.0)]);
         assert_eq!(histogram.count(), 50.0);
         // Values of histogram_quantile over the same buckets.
@@ -90,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn without_observations_there_is_no_quantile() {
+    fn a_histogram_without_observations_has_no_quantile() {
         assert_eq!(Histogram::default().quantile(0.5), None);
         assert_eq!(Histogram::new([(1.0, 0.0), (f64::INFINITY, 0.0)]).quantile(0.5), None);
         assert_eq!(Histogram::new([(1.0, 3.0)]).quantile(0.5), None, "no bucket has them all");
@@ -98,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_since_is_the_difference_and_all_of_it_after_a_fresh_start() {
+    fn an_interval_is_a_difference_or_everything_after_a_restart() {
         let before = Histogram::new([(1.0, 3.0), (f64::INFINITY, 4.0)]);
         let now = Histogram::new([(1.0, 5.0), (f64::INFINITY, 9.0)]);
         assert_eq!(now.since(&before), Histogram::new([(1.0, 2.0), (f64::INFINITY, 5.0)]));
@@ -107,7 +108,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_the_buckets_a_quantile_is_none_or_within_their_bounds(
+        fn a_quantile_is_absent_or_within_its_buckets_bounds(
             buckets in prop::collection::vec((prop::num::f64::ANY, prop::num::f64::ANY), 0..6),
             share in 0.0..1.0,
         ) {

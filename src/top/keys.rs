@@ -1,37 +1,33 @@
-//! What keys mean.
+//! What keys do.
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
-/// What was meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Key {
-    /// Enough.
     Quit,
-    /// Out of what is open, or enough.
+    /// Closes what is open, or quits.
     Back,
-    /// The model below.
+    /// Chooses the model below.
     Next,
-    /// The model above.
+    /// Chooses the model above.
     Previous,
-    /// The first model.
     First,
-    /// The last model.
     Last,
-    /// All of the view, a page further down.
+    /// Opens the whole view, or goes a page down.
     PageDown,
-    /// A page back, and from the first to what there is room for.
+    /// Goes a page up, and from the first page to the fitted view.
     PageUp,
-    /// Stop fetching, or go on.
+    /// Stops or resumes scraping.
     Pause,
-    /// Fetch less often.
+    /// Scrapes less often.
     Slower,
-    /// Fetch more often.
+    /// Scrapes more often.
     Faster,
-    /// Explain, or no longer.
+    /// Opens or closes the explanation.
     Help,
 }
 
-/// Keys and what they do, as it is explained.
+/// Keys and their explanations.
 pub const EXPLAINED: [(&str, &str); 7] = [
     ("q, Esc, Ctrl-C", "quit"),
     ("j k, arrows", "the next model, the one before"),
@@ -43,7 +39,7 @@ pub const EXPLAINED: [(&str, &str); 7] = [
 ];
 
 impl Key {
-    /// What a key means; none for one that means nothing, or is let go.
+    /// The meaning of a key; none if it has none, or on release.
     pub fn of(event: KeyEvent) -> Option<Self> {
         if event.kind == KeyEventKind::Release {
             return None;
@@ -74,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_key_means_one_thing_when_it_is_pressed() {
+    fn each_key_has_one_meaning_on_press() {
         let pressed = |code, modifiers| Key::of(KeyEvent::new(code, modifiers));
         for (code, key) in [
             (KeyCode::Char('q'), Key::Quit),

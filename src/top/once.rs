@@ -1,4 +1,4 @@
-//! One look, printed and over.
+//! One look, printed once.
 
 use std::io::{self, Write};
 
@@ -11,7 +11,7 @@ use ratatui::{
 
 use super::palette::Colours;
 
-/// Prints lines to anything, with colours if there are any, and without blanks at their ends.
+/// Prints lines, with any colours, without trailing blanks.
 ///
 /// # Errors
 /// Those of `out`.
@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn without_colours_nothing_but_text_is_printed() {
+    fn plain_text_is_printed_without_colours() {
         assert_eq!(printed(Colours::None), "a b\n");
     }
 

@@ -1,4 +1,4 @@
-//! Colours, and letters where there are none.
+//! Colours, and letters as their substitute.
 
 use std::ffi::OsStr;
 
@@ -17,18 +17,18 @@ pub enum When {
     Never,
 }
 
-/// What a terminal can show.
+/// The colours that a terminal can show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Colours {
-    /// 24 bits each.
+    /// 24 bits.
     True,
-    /// The sixteen that a user's own theme names.
+    /// The sixteen of the user's theme.
     Sixteen,
-    /// None: parts are told apart by letters.
+    /// None: letters distinguish the parts.
     None,
 }
 
-/// What is known of a terminal.
+/// What is known about the terminal.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Surroundings<'a> {
     /// `NO_COLOR` (no-color.org).
@@ -37,12 +37,12 @@ pub struct Surroundings<'a> {
     pub colorterm: Option<&'a OsStr>,
     /// `TERM`.
     pub term: Option<&'a OsStr>,
-    /// Whether what is printed goes to a terminal.
+    /// Whether the output goes to a terminal.
     pub is_terminal: bool,
 }
 
 impl Colours {
-    /// What is used.
+    /// The colours to use.
     pub fn of(when: When, surroundings: Surroundings<'_>) -> Self {
         let is_unwanted = surroundings.no_color.is_some_and(|said| !said.is_empty());
         let is_dumb = surroundings.term.is_some_and(|term| term == "dumb");
@@ -55,7 +55,7 @@ impl Colours {
         }
     }
 
-    /// The colour of a part of the device; none where it is told by its letter.
+    /// The colour of a part of the device; none if its letter marks it.
     pub fn part(self, part: Part) -> Option<Color> {
         match self {
             Colours::True => Some(true_colour(part)),
@@ -64,7 +64,7 @@ impl Colours {
         }
     }
 
-    /// For titles and what is chosen.
+    /// For titles and the chosen row.
     pub fn strong(self) -> Style {
         Style::new().add_modifier(Modifier::BOLD)
     }
@@ -73,7 +73,7 @@ impl Colours {
     pub fn faint(self) -> Style {
         match self {
             Colours::True => Style::new().fg(Color::Rgb(0x8b, 0x94, 0x9e)),
-            // A dark grey is the background of some themes.
+            // Dark grey is the background of some themes.
             Colours::Sixteen => Style::new().add_modifier(Modifier::DIM),
             Colours::None => Style::new(),
         }
@@ -89,12 +89,12 @@ impl Colours {
         self.coloured(Color::Rgb(0xd2, 0x99, 0x22), Color::Yellow)
     }
 
-    /// For what somebody should look at.
+    /// For what the user should look at.
     pub fn bad(self) -> Style {
         self.coloured(Color::Rgb(0xf8, 0x51, 0x49), Color::Red).add_modifier(Modifier::BOLD)
     }
 
-    /// For a row that is chosen.
+    /// For the chosen row.
     pub fn chosen(self) -> Style {
         Style::new().add_modifier(Modifier::REVERSED)
     }
@@ -147,7 +147,7 @@ fn one_of_sixteen(part: Part) -> Color {
     }
 }
 
-/// What stands for a part where there are no colours.
+/// The letter of a part, used without colours.
 pub fn letter(part: Part) -> char {
     match part {
         Part::Overhead => 'o',
@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn colours_are_as_many_as_the_terminal_has_and_the_user_wants() {
+    fn colours_follow_the_terminal_and_the_user() {
         let terminal = Surroundings { is_terminal: true, ..Surroundings::default() };
         let said = |text: &'static str| Some(OsStr::new(text));
         assert_eq!(Colours::of(When::Auto, terminal), Colours::Sixteen);

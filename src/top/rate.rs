@@ -1,26 +1,25 @@
-//! What counters came to between two scrapes.
+//! How much counters rose between two scrapes.
 
 use super::samples::{Labels, Samples};
 
-/// An earlier scrape, and how long ago it was.
+/// An earlier scrape, and its age.
 #[derive(Clone, Copy, Debug)]
 pub struct Since<'a> {
-    /// What was found then.
     pub before: &'a Samples,
-    /// From then to now; more than nothing.
+    /// Seconds from that scrape to now; above 0.
     pub seconds: f64,
 }
 
 impl Since<'_> {
-    /// By how much a counter rose. One that fell began anew, and what it has since counts, as for Prometheus; one that
-    /// was not there before was zero, since our process was. None if it is not there now.
+    /// How much a counter rose. As in Prometheus, one that fell has restarted, and its value is the increase. One that
+    /// was absent before counts from zero. None if it is absent now.
     pub fn increase(&self, now: &Samples, name: &str, labels: Labels<'_>) -> Option<f64> {
         let now = now.value(name, labels)?;
         let before = self.before.value(name, labels).unwrap_or(0.0);
         Some(if now < before { now } else { now - before })
     }
 
-    /// The same for each second.
+    /// The same a second.
     pub fn per_second(&self, now: &Samples, name: &str, labels: Labels<'_>) -> Option<f64> {
         Some(self.increase(now, name, labels)? / self.seconds).filter(|rate| rate.is_finite())
     }
@@ -31,7 +30,7 @@ mod tests {
     use super::{super::exposition::read, *};
 
     #[test]
-    fn a_counter_that_fell_began_anew_and_one_that_was_not_there_was_zero() {
+    fn a_fallen_counter_restarted_and_a_new_one_was_zero() {
         let before = read("a_total{m=\"x\"} 10\na_total{m=\"y\"} 10\n", "").expect("it is well-formed");
         let now = read("a_total{m=\"x\"} 16\na_total{m=\"y\"} 4\nb_total 3\n", "").expect("it is well-formed");
         let since = Since { before: &before, seconds: 2.0 };

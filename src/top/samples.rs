@@ -6,7 +6,7 @@ use bursar::Bytes;
 
 use super::histogram::Histogram;
 
-/// All samples, by the metric's name.
+/// All samples by metric name.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Samples {
     by_name: BTreeMap<String, Vec<Series>>,
@@ -15,17 +15,17 @@ pub struct Samples {
 /// One value of a metric.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Series {
-    /// Names and values, as they were sent.
+    /// Names and values, as received.
     pub labels: Vec<(String, String)>,
-    /// What it is now; anything that a float can be.
+    /// The current value; any float.
     pub value: f64,
 }
 
-/// Labels that a series has to have.
+/// Labels that a series must have.
 pub type Labels<'a> = &'a [(&'a str, &'a str)];
 
 impl Series {
-    /// The value of a label; empty if there is no such label, as Prometheus has it.
+    /// The value of a label; empty if absent, as in Prometheus.
     pub fn label(&self, name: &str) -> &str {
         self.labels.iter().find(|(label, _)| label == name).map_or("", |(_, value)| value)
     }
@@ -36,7 +36,6 @@ impl Series {
 }
 
 impl Samples {
-    /// One more.
     pub fn push(&mut self, name: &str, series: Series) {
         match self.by_name.get_mut(name) {
             Some(known) => known.push(series),
@@ -44,47 +43,45 @@ impl Samples {
         }
     }
 
-    /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.by_name.is_empty()
     }
 
-    /// All of a metric that have these labels, and perhaps more.
+    /// All series of a metric with at least these labels.
     pub fn of<'a>(&'a self, name: &str, wanted: Labels<'a>) -> impl Iterator<Item = &'a Series> {
         self.by_name.get(name).into_iter().flatten().filter(move |series| series.has(wanted))
     }
 
-    /// The sum of all that have these labels; none where there is none, or no number.
+    /// The sum of all series with these labels; none if there is none, or if it is not a number.
     pub fn value(&self, name: &str, wanted: Labels<'_>) -> Option<f64> {
         let values = self.of(name, wanted).map(|series| series.value).filter(|value| !value.is_nan());
         values.fold(None, |sum, value| Some(sum.unwrap_or(0.0) + value))
     }
 
-    /// The same as a number of bytes: nothing below nothing.
+    /// The same as bytes; negative values are zero.
     pub fn bytes(&self, name: &str, wanted: Labels<'_>) -> Option<Bytes> {
         // The cast saturates.
         self.value(name, wanted).map(|value| Bytes(value as u64))
     }
 
-    /// The same as a number of things.
+    /// The same as a count.
     pub fn count(&self, name: &str, wanted: Labels<'_>) -> Option<u64> {
         self.value(name, wanted).map(|value| value as u64)
     }
 
-    /// All values that a label has in any of these metrics, but for none.
+    /// All values of a label in any of these metrics, except the empty one.
     pub fn values_of(&self, names: &[&str], label: &str) -> BTreeSet<String> {
         let all = names.iter().flat_map(|name| self.of(name, &[]));
         all.map(|series| series.label(label)).filter(|value| !value.is_empty()).map(str::to_owned).collect()
     }
 
-    /// A histogram by its buckets.
     pub fn histogram(&self, name: &str, wanted: Labels<'_>) -> Histogram {
         let buckets = self.by_name.get(&format!("{name}_bucket")).into_iter().flatten();
         let buckets = buckets.filter(|series| series.has(wanted));
         Histogram::new(buckets.filter_map(|series| Some((series.label("le").parse().ok()?, series.value))))
     }
 
-    /// Whether any counter is less than it was `before`: it is another process then, or it counts anew.
+    /// Whether any counter fell since `before`: the process is then another, or restarted.
     pub fn went_back(&self, before: &Samples) -> bool {
         let is_counter = |name: &str| ["_total", "_count", "_bucket"].iter().any(|end| name.ends_with(end));
         let counters = before.by_name.iter().filter(|(name, _)| is_counter(name));
@@ -104,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_is_the_sum_of_all_that_have_the_labels() {
+    fn a_value_sums_all_samples_with_the_labels() {
         let samples = samples("a{x=\"1\",y=\"1\"} 1\na{x=\"1\",y=\"2\"} 2\na{x=\"2\"} 4\nb -3\nc 1e300\n");
         assert_eq!(samples.value("a", &[("x", "1")]), Some(3.0));
         assert_eq!(samples.value("a", &[]), Some(7.0));
@@ -116,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_counter_that_fell_went_back() {
+    fn only_a_fallen_counter_went_back() {
         let before = samples("a_total{m=\"x\"} 5\nb 9\nc_bucket{le=\"+Inf\"} 3\n");
         assert!(!samples("a_total{m=\"x\"} 5\na_total{m=\"y\"} 0\nb 1\n").went_back(&before));
         assert!(samples("a_total{m=\"x\"} 4\n").went_back(&before));

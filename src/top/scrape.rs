@@ -1,4 +1,4 @@
-//! One look at a process: its metrics, and what happened lately.
+//! One look at a process: its metrics and recent events.
 
 use std::time::Duration;
 
@@ -11,34 +11,32 @@ use super::{
     samples::Samples,
 };
 
-/// What our metrics' names begin with.
+/// The prefix of our metrics' names.
 const PREFIX: &str = "bursar_";
 /// For each of the two answers.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Metrics of a hundred models are a tenth of this.
+/// Ten times the metrics of a hundred models.
 const METRICS_MAX: Bytes = Bytes::mib(8);
 const EVENTS_MAX: Bytes = Bytes::kib(256);
 /// As many as a process keeps.
 const EVENTS: usize = 64;
 
-/// What was found.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Scrape {
-    /// All metrics of Bursar's.
+    /// All metrics with our prefix.
     pub samples: Samples,
-    /// The last events, the oldest first; or why there are none.
+    /// The last events, the oldest first, or why there are none.
     pub events: Events,
 }
 
-/// Events, if there are any to be had.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Events {
-    /// The process tells none.
+    /// The process serves none.
     #[default]
     NotTold,
-    /// The last ones, the oldest first.
+    /// The last events, the oldest first.
     Told(Vec<Event>),
-    /// What was sent cannot be read, for this reason.
+    /// Why the answer cannot be read.
     Unreadable(String),
 }
 
@@ -48,61 +46,42 @@ pub enum ScrapeError {
     /// There is no connection, or it broke.
     #[error("no answer from {address}: {why}")]
     Unreachable {
-        /// Who was asked.
         address: String,
-        /// As the transport says it.
+        /// In the words of the transport.
         why: String,
     },
     /// It took too long.
     #[error("{address} did not answer within {} s", limit.as_secs())]
     Slow {
-        /// Who was asked.
         address: String,
-        /// How long it may take.
+        /// The time limit.
         limit: Duration,
     },
-    /// Something else listens there.
+    /// Another program listens there.
     #[error("{address}{path} answers with status {status} instead of 200")]
     Status {
-        /// Who was asked.
         address: String,
-        /// For what.
         path: &'static str,
-        /// What was answered.
+        /// The HTTP status it sent.
         status: u16,
     },
-    /// More than could be metrics of ours.
+    /// More than our metrics could be.
     #[error("{address}{path} sends more than {limit}")]
     TooLarge {
-        /// Who was asked.
         address: String,
-        /// For what.
         path: &'static str,
-        /// What is read at most.
+        /// The most that is read.
         limit: Bytes,
     },
-    /// No metrics.
+    /// The answer is not metrics.
     #[error("{address}/metrics cannot be read: {malformed}")]
-    Malformed {
-        /// Who was asked.
-        address: String,
-        /// What is wrong.
-        malformed: Malformed,
-    },
-    /// No events.
+    Malformed { address: String, malformed: Malformed },
+    /// The answer is not events.
     #[error("{address}/events cannot be read: {found}")]
-    NoEvents {
-        /// Who was asked.
-        address: String,
-        /// What is wrong.
-        found: NoEvents,
-    },
-    /// Metrics, but of somebody else.
+    NoEvents { address: String, found: NoEvents },
+    /// Metrics of another program.
     #[error("{address}/metrics has no metric whose name begins with {PREFIX}")]
-    NotOurs {
-        /// Who was asked.
-        address: String,
-    },
+    NotOurs { address: String },
 }
 
 impl ScrapeError {
@@ -122,30 +101,30 @@ impl ScrapeError {
     }
 }
 
-/// Asks one address, again and again over one connection.
+/// Scrapes one address repeatedly over one connection.
 pub struct Scraper {
     agent: ureq::Agent,
     address: Address,
 }
 
 impl Scraper {
-    /// Asks nobody yet.
+    /// Does not connect yet.
     pub fn new(address: Address) -> Self {
         let agent = ureq::Agent::config_builder()
             .timeout_global(Some(PATIENCE))
             .http_status_as_error(false)
             .max_redirects(0)
-            // Who looks at a process of this machine does not ask a proxy for it.
+            // A process on this machine is asked directly, not through a proxy.
             .proxy(None)
             .build()
             .new_agent();
         Scraper { agent, address }
     }
 
-    /// Looks once.
+    /// Scrapes once.
     ///
     /// # Errors
-    /// [`ScrapeError`] where there are no metrics. A process that tells no events is none.
+    /// [`ScrapeError`] if there are no metrics. Missing events are no error.
     pub fn scrape(&self) -> Result<Scrape, ScrapeError> {
         let address = self.address.to_string();
         let text = self.fetch("/metrics", METRICS_MAX)?;
@@ -201,7 +180,7 @@ mod tests {
 
     use super::*;
 
-    /// Somebody who gives these answers, a connection each, and is gone.
+    /// A server that gives these answers, one a connection, and then closes.
     fn listener(answers: Vec<String>) -> Address {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port of the loopback");
         let address = listener.local_addr().expect("it has one").to_string().parse().expect("an address");
@@ -210,7 +189,7 @@ mod tests {
                 let (stream, _) = listener.accept().expect("somebody comes");
                 let asked = BufReader::new(stream.try_clone().expect("a second handle"));
                 asked.lines().map_while(Result::ok).find(String::is_empty);
-                // Who has had enough of it hangs up.
+                // A client that has read enough may hang up.
                 drop((&stream).write_all(answer.as_bytes()));
             }
         });
@@ -226,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_and_events_are_read_and_a_process_without_events_is_fine() {
+    fn metrics_and_events_are_read_and_events_may_be_missing() {
         let metrics = answer("200 OK", "# a comment\nother 1\nbursar_device_total_bytes{device=\"host\"} 8\n");
         let events = answer("200 OK", "[{\"number\":3,\"at\":1.5,\"event\":\"canary_given\",\"bytes\":1024}]");
         let found = scrape(&[metrics.clone(), events]).expect("it is there");
@@ -239,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_else_listens_there_is_told_with_what_to_do() {
+    fn a_wrong_listener_on_the_port_gets_a_hint() {
         let redirect = "HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n".to_owned();
         let large = answer("200 OK", &"a 1\n".repeat(METRICS_MAX.as_usize() / 4 + 1));
         for (given, said) in [
@@ -257,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nobody_listens_the_hint_names_the_flag() {
+    fn an_unanswered_address_gets_a_hint_naming_the_flag() {
         let address = {
             let gone = TcpListener::bind("127.0.0.1:0").expect("a port of the loopback");
             gone.local_addr().expect("it has one").to_string()

@@ -1,4 +1,4 @@
-//! What is known, what was heard lately and what was typed: pure.
+//! The state of the view: what is known, recent events and typed keys. Pure.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -15,15 +15,15 @@ use super::{
 
 /// How far back quantiles and shares look.
 const MINUTE: Duration = Duration::from_secs(60);
-/// Less of it says too little: all that ever was is shown instead.
+/// A shorter span says too little; totals are shown instead.
 const SHORTEST: Duration = Duration::from_secs(5);
-/// Scrapes that are kept of a minute are at least so far apart.
+/// The least time between scrapes kept for the last minute.
 const APART: Duration = Duration::from_secs(1);
-/// Rates that are kept for the sparkline: five minutes at a scrape a second.
+/// Rates kept for the sparkline: five minutes at one scrape a second.
 const TRAIL: usize = 300;
-/// How long a new beginning is told.
+/// How long a restart is shown.
 const TOLD: Duration = Duration::from_secs(30);
-/// What `+` and `-` go through.
+/// The steps of `+` and `-`.
 const INTERVALS: [Duration; 8] = [
     Duration::from_millis(100),
     Duration::from_millis(200),
@@ -35,7 +35,7 @@ const INTERVALS: [Duration; 8] = [
     Duration::from_secs(30),
 ];
 
-/// A scrape, and when it was made.
+/// A scrape and its time.
 #[derive(Debug)]
 struct Seen {
     at: Duration,
@@ -45,25 +45,23 @@ struct Seen {
 /// Why there is no newer scrape.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lost {
-    /// Since when; times of a session are since its beginning.
+    /// Since when; session times count from its beginning.
     pub since: Duration,
-    /// What was heard last.
+    /// The last error.
     pub error: ScrapeError,
 }
 
 /// Tokens a second of one model, the oldest first.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Trail {
-    /// Of replies.
     pub generated: VecDeque<f64>,
-    /// Of prompts.
     pub prompt: VecDeque<f64>,
 }
 
-/// How much of the whole view there is room for.
+/// How much of the whole view fits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Viewport {
-    /// Rows of the terminal below its first line and above its last.
+    /// Terminal rows between the first line and the last.
     pub rows: usize,
     /// Lines of the view.
     pub lines: usize,
@@ -75,29 +73,29 @@ impl Viewport {
         self.lines.saturating_sub(self.rows)
     }
 
-    /// How far a page goes: a line of the one before stays.
+    /// Lines in a page; one line of the page before stays.
     fn page(self) -> usize {
         self.rows.saturating_sub(1).max(1)
     }
 }
 
-/// One sitting of somebody who looks.
+/// One session of a user.
 #[derive(Debug)]
 pub struct Session {
-    /// Who is looked at.
+    /// The address that is scraped.
     pub address: String,
-    /// How often.
+    /// The time between scrapes.
     pub every: Duration,
-    /// Whether nothing new is fetched.
+    /// Whether scraping is paused.
     pub is_paused: bool,
     /// Whether keys are explained.
     pub shows_help: bool,
-    /// The first line that is seen of the whole view; none while the most important lines are.
+    /// The first visible line of the whole view; none in the fitted view.
     pub top: Option<usize>,
-    /// How much was seen when it was drawn last.
+    /// How much fit at the last draw.
     pub room: Viewport,
     latest: Option<Rc<Seen>>,
-    /// Of the last minute, the oldest first; without the latest.
+    /// Scrapes of the last minute, the oldest first, without the latest.
     earlier: VecDeque<Rc<Seen>>,
     lost: Option<Lost>,
     began_anew: Option<Duration>,
@@ -107,7 +105,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Nothing is known.
+    /// A session before its first scrape.
     pub fn new(address: String, every: Duration) -> Self {
         Session {
             address,
@@ -126,7 +124,7 @@ impl Session {
         }
     }
 
-    /// What came of a look.
+    /// Takes the result of a scrape.
     pub fn hear(&mut self, heard: Result<Scrape, ScrapeError>, at: Duration) {
         match heard {
             Err(error) => {
@@ -141,13 +139,13 @@ impl Session {
         self.lost = None;
         let went_back = |before: &Rc<Seen>| is_another(&seen.scrape, &before.scrape);
         if self.latest.as_ref().is_some_and(went_back) {
-            // What another process had counted says nothing of this one.
+            // Another process's counts say nothing about this one.
             (self.latest, self.began_anew) = (None, Some(seen.at));
             self.earlier.clear();
             self.trails.clear();
         }
         let last = self.latest.as_ref().and_then(|last| since(last, seen.at));
-        // Behind a pause there may be none of a minute ago.
+        // After a pause there may be none from a minute ago.
         let is_a_minute_ago = |earlier: &&Rc<Seen>| earlier.at + MINUTE <= seen.at;
         let first = self.earlier.iter().rfind(is_a_minute_ago).or(self.earlier.front()).or(self.latest.as_ref());
         let minute = first.and_then(|first| since(first, seen.at));
@@ -164,7 +162,7 @@ impl Session {
     fn keep(&mut self, before: Option<Rc<Seen>>, now: Duration) {
         let is_apart = |before: &Rc<Seen>| self.earlier.back().is_none_or(|last| before.at >= last.at + APART);
         self.earlier.extend(before.filter(is_apart));
-        // One that is older than a minute stays until the next is, so that a minute is looked at and not less.
+        // Keep one older than a minute until the next is too, so that at least a minute is covered.
         while self.earlier.get(1).is_some_and(|second| second.at + MINUTE <= now) {
             self.earlier.pop_front();
         }
@@ -182,7 +180,7 @@ impl Session {
         }
     }
 
-    /// What was typed. The answer is whether it goes on.
+    /// Handles a key. Returns whether the session goes on.
     #[must_use]
     pub fn press(&mut self, key: Key) -> bool {
         match key {
@@ -237,32 +235,31 @@ impl Session {
         chosen.or((!view.models.is_empty()).then_some(0))
     }
 
-    /// What is to be shown, if anything is known.
+    /// The view, after the first scrape.
     pub fn view(&self) -> Option<&View> {
         self.view.as_ref()
     }
 
-    /// The place of the model that is shown in full; the first until one is chosen.
+    /// The index of the model shown in full; the first until the user chooses.
     pub fn chosen(&self) -> Option<usize> {
         self.chosen_of(self.view.as_ref()?)
     }
 
-    /// Tokens a second of a model.
     pub fn trail(&self, model: &str) -> Option<&Trail> {
         self.trails.get(model)
     }
 
-    /// Why there is nothing newer, if there is a reason.
+    /// Why there is nothing newer, if anything is wrong.
     pub fn lost(&self) -> Option<&Lost> {
         self.lost.as_ref()
     }
 
-    /// How old what is shown is.
+    /// The age of the figures.
     pub fn age(&self, now: Duration) -> Option<Duration> {
         Some(now.saturating_sub(self.latest.as_ref()?.at))
     }
 
-    /// How long ago another process, or the same anew, was found at the address, if that is still worth telling.
+    /// How long ago a restart or another process was noticed, while that is still shown.
     pub fn began_anew(&self, now: Duration) -> Option<Duration> {
         self.began_anew.map(|at| now.saturating_sub(at)).filter(|age| *age < TOLD)
     }
@@ -273,7 +270,7 @@ fn since(seen: &Seen, now: Duration) -> Option<Since<'_>> {
     (seconds > 0.0).then_some(Since { before: &seen.scrape.samples, seconds })
 }
 
-/// Whether counters or the numbers of events fell.
+/// Whether counters or event numbers fell.
 fn is_another(now: &Scrape, before: &Scrape) -> bool {
     use super::scrape::Events::Told;
     let numbers_fell = match (&now.events, &before.events) {
@@ -324,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_those_between_the_last_two_looks() {
+    fn rates_are_computed_between_the_last_two_looks() {
         let mut session = session();
         assert!(session.view().is_none());
         session.hear(Ok(generated(100, &["a"])), seconds(1));
@@ -336,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_process_keeps_its_figures_which_grow_old_until_it_answers() {
+    fn a_lost_process_keeps_aging_figures_until_it_answers() {
         let mut session = session();
         session.hear(Ok(generated(100, &["a"])), seconds(1));
         session.hear(Err(lost()), seconds(3));
@@ -350,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_began_anew_is_not_held_against_the_one_before() {
+    fn a_restarted_process_is_not_compared_with_its_predecessor() {
         let mut session = session();
         session.hear(Ok(generated(100, &["a"])), seconds(1));
         session.hear(Ok(generated(200, &["a"])), seconds(2));
@@ -364,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_minute_is_kept_and_no_more() {
+    fn scrapes_of_one_minute_are_kept() {
         let mut session = session();
         for tenth in 0..2000 {
             session.hear(Ok(generated(tenth, &["a"])), Duration::from_millis(100 * tenth));
@@ -378,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_choose_a_model_that_stays_chosen_while_others_come_and_go() {
+    fn a_chosen_model_stays_chosen_while_others_come_and_go() {
         let mut session = session();
         assert!(session.press(Key::Next), "there is nothing to choose yet");
         session.hear(Ok(generated(1, &["b", "d"])), seconds(1));
@@ -400,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_change_the_interval_within_bounds_pause_explain_and_end() {
+    fn keys_change_the_interval_pause_explain_and_quit() {
         let mut session = session();
         assert!(session.press(Key::Slower) && session.every == seconds(2));
         for _ in 0..20 {

@@ -1,5 +1,4 @@
-//! The terminal while the view is on it. It is as it was before behind every end: ours, an error's, a panic's and a
-//! signal's.
+//! The terminal while the view is on it. It is restored after every kind of end: ours, an error, a panic or a signal.
 
 use std::{io, time::Duration};
 
@@ -10,26 +9,26 @@ use ratatui::{
 
 use super::keys::Key;
 
-/// A terminal that is ours.
+/// The terminal while we own it.
 pub struct Screen {
     terminal: DefaultTerminal,
 }
 
-/// What somebody did at the terminal.
+/// What the user did.
 pub enum Input {
-    /// A key that means something.
+    /// A key with a meaning.
     Key(Key),
-    /// Another size, or a key that means nothing.
+    /// A resize, or a key without a meaning.
     Other,
-    /// Nothing in time.
+    /// Nothing within the time.
     Nothing,
 }
 
 impl Screen {
-    /// Takes the terminal. A panic gives it back before it is told.
+    /// Takes over the terminal. A panic restores it before it is printed.
     ///
     /// # Errors
-    /// Where there is none.
+    /// If there is none.
     pub fn take() -> io::Result<Self> {
         give_back_at_signals()?;
         match ratatui::try_init() {
@@ -41,22 +40,22 @@ impl Screen {
         }
     }
 
-    /// Draws.
+    /// Draws a frame.
     ///
     /// # Errors
-    /// Where the terminal is gone.
+    /// If the terminal is gone.
     pub fn draw(&mut self, draw: impl FnOnce(&mut Frame<'_>)) -> io::Result<()> {
         self.terminal.draw(draw).map(drop)
     }
 
-    /// Waits for somebody to do something.
+    /// Waits for input.
     ///
     /// # Errors
-    /// Where the terminal is gone.
+    /// If the terminal is gone.
     pub fn wait(&self, patience: Duration) -> io::Result<Input> {
         match event::poll(patience) {
             Ok(false) => return Ok(Input::Nothing),
-            // A signal came in between.
+            // A signal interrupted the wait.
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(Input::Nothing),
             Err(error) => return Err(error),
             Ok(true) => {}
@@ -74,9 +73,10 @@ impl Drop for Screen {
     }
 }
 
-/// Keys are no signals while the terminal is ours; these come from elsewhere, and have their usual effect behind it.
+/// While we own the terminal its keys send no signals. Signals from elsewhere keep their usual effect, after the
+/// terminal is restored.
 ///
-/// On a thread of its own: crossterm reads a terminal that has gone (SIGHUP) again and again, and never comes back to look.
+/// This needs its own thread: on a lost terminal (SIGHUP) crossterm reads again and again and never returns.
 #[cfg(unix)]
 fn give_back_at_signals() -> io::Result<()> {
     use std::{sync::mpsc, thread};
@@ -93,13 +93,13 @@ fn give_back_at_signals() -> io::Result<()> {
         for signal in signals.forever() {
             let (done, is_done) = mpsc::sync_channel::<()>(0);
             let give_back = move || {
-                // A terminal that has gone takes nothing back, nor a word about it.
+                // A lost terminal accepts neither a reset nor a message.
                 drop(ratatui::try_restore());
                 drop(execute!(io::stdout(), cursor::Show));
                 drop(done);
             };
             drop(thread::Builder::new().spawn(give_back));
-            // One that takes nothing any more holds nobody up.
+            // Do not wait for a terminal that accepts nothing.
             let _ = is_done.recv_timeout(GIVE_BACK_MAX);
             drop(emulate_default_handler(signal));
         }

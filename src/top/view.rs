@@ -1,4 +1,4 @@
-//! What is shown, from what was scraped: pure.
+//! The view, computed from scrapes. Pure.
 
 mod device;
 mod model;
@@ -16,54 +16,49 @@ use super::{
     scrape::{Events, Scrape},
 };
 
-/// Everything.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct View {
     /// By name.
     pub devices: Vec<DeviceView>,
     /// By name.
     pub models: Vec<ModelView>,
-    /// Those that belong to no model.
+    /// Actors that belong to no model.
     pub actors: Vec<Actor>,
-    /// The last events, the oldest first.
+    /// The oldest first.
     pub events: Vec<Event>,
-    /// Why there are no events, if there is a reason.
+    /// Why there are no events, if something is wrong.
     pub no_events: Option<String>,
 }
 
-/// One actor.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Actor {
-    /// Its role.
     pub actor: String,
-    /// Whether it runs.
     pub is_up: bool,
-    /// How often another had to take its place.
+    /// How often it was replaced.
     pub restarts: u64,
 }
 
-/// How often something was counted, by its reason, phase or class.
+/// A count by reason, phase or class.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Count {
-    /// Which.
+    /// The reason, phase or class.
     pub of: String,
-    /// How often.
     pub count: u64,
 }
 
-/// A scrape, and those it is held against.
+/// A scrape, and the earlier ones it is compared with.
 #[derive(Clone, Copy, Debug)]
 pub struct Look<'a> {
     /// The newest.
     pub now: &'a Samples,
-    /// The one before it: for rates.
+    /// The one before it, for rates.
     pub last: Option<Since<'a>>,
-    /// One about a minute before it: for quantiles and shares.
+    /// One about a minute older, for quantiles and shares.
     pub minute: Option<Since<'a>>,
 }
 
 impl View {
-    /// What `scrape` comes to, beside earlier ones.
+    /// The view of `scrape`, given earlier ones.
     pub fn of(scrape: &Scrape, last: Option<Since<'_>>, minute: Option<Since<'_>>) -> Self {
         let look = Look { now: &scrape.samples, last, minute };
         let (events, no_events) = match &scrape.events {
@@ -82,7 +77,7 @@ impl View {
 }
 
 impl Actor {
-    /// Those of a model, from the top of its tree down; without a name, those of none.
+    /// Actors of a model, from the top of its tree down; those of no model if the name is empty.
     fn of(now: &Samples, model: &str) -> Vec<Self> {
         const ORDER: [&str; 7] = ["runtime", "budget", "engine", "profile", "vision", "kv", "scheduler"];
         let mut actors: Vec<_> = now
@@ -99,7 +94,7 @@ impl Actor {
     }
 }
 
-/// What was counted under a label, without what never happened.
+/// Counts by the values of a label, without zeros.
 fn counts(now: &Samples, name: &str, labels: Labels<'_>, by: &str) -> Vec<Count> {
     let all = now.of(name, labels).map(|series| Count { of: series.label(by).to_owned(), count: series.value as u64 });
     let mut all: Vec<_> = all.filter(|tally| tally.count > 0).collect();

@@ -1,4 +1,4 @@
-//! Programs whose panics abort: supervision could not act on one, so the runtime refuses to start in them.
+//! Programs whose panics abort: supervision cannot act on such a panic, so the runtime refuses to start in them.
 
 use std::{
     fs,
@@ -8,7 +8,8 @@ use std::{
 
 use bursar::RuntimeError;
 
-/// A program of two crates with this panic strategy, the lower of which holds the very file that the runtime asks.
+/// A program of two crates with this panic strategy; the lower one contains the very file that the runtime uses to
+/// detect it.
 fn program(panic: &str) -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("panic-{panic}"));
     let asked = Path::new(env!("CARGO_MANIFEST_DIR")).join("actors/src/runtime/unwinding.rs");
@@ -25,14 +26,14 @@ fn program(panic: &str) -> PathBuf {
     );
     write("lower/Cargo.toml", "[package]\nname = \"lower\"\nversion = \"0.0.0\"\nedition = \"2024\"\n".to_owned());
     let module = format!("#[path = {asked:?}]\nmod unwinding;\n");
-    // `pub(super)` reaches the crate's root, which passes it on.
+    // `pub(super)` reaches the crate's root, which re-exports it.
     write("lower/src/lib.rs", module + "pub fn panics_abort() -> bool { unwinding::panics_abort() }\n");
     write("src/main.rs", "fn main() { println!(\"{}\", lower::panics_abort()); }\n".to_owned());
     folder
 }
 
 #[test]
-fn a_program_built_with_panic_abort_is_seen_from_the_library() {
+fn the_library_detects_a_program_built_with_panic_abort() {
     for (panic, seen) in [("abort", "true"), ("unwind", "false")] {
         let folder = program(panic);
         let built = Command::new(env!("CARGO"))

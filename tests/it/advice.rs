@@ -1,4 +1,4 @@
-//! The advice that people pass around for Qwen2.5-VL on a card of 24 GiB, typed as it stands.
+//! The common advice for Qwen2.5-VL on a 24 GiB card, typed verbatim.
 
 use std::process::{Command, Output};
 
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::stage::Folder;
 
-/// As it is pasted, but for the type.
+/// As people paste it, except for the type.
 const ADVICE: [&str; 11] = [
     "--gpu-memory-utilization=0.9",
     "--max-model-len",
@@ -53,7 +53,7 @@ fn a_plan_understands_every_flag_of_the_advice() {
 }
 
 #[test]
-fn a_host_device_refuses_half_by_name_and_takes_the_rest_of_the_advice() {
+fn a_host_device_refuses_half_and_takes_the_other_advice() {
     // Nothing is loaded or stressed before that.
     for command in ["chat", "profile"] {
         let typed =
@@ -77,7 +77,7 @@ fn a_host_device_refuses_half_by_name_and_takes_the_rest_of_the_advice() {
 }
 
 #[test]
-fn a_type_that_a_gpu_lacks_is_refused_by_name() {
+fn a_type_unsupported_by_the_gpu_is_refused_by_name() {
     for (gpu, dtype, taken) in
         [("t4", "bfloat16", "float16"), ("h200", "float32", "bfloat16 or float16"), ("h200", "int8", "half")]
     {
@@ -97,7 +97,7 @@ fn a_type_that_a_gpu_lacks_is_refused_by_name() {
     assert_eq!(planned(&folder)["device"]["dtype"], "f16", "auto is the checkpoint's own");
 }
 
-/// The files of a golden checkpoint whose names pass, in a folder of their own.
+/// A folder with the files of a golden checkpoint whose names pass.
 fn copied(golden: &str, passes: impl Fn(&str) -> bool) -> Folder {
     let folder = Folder::empty();
     let files = std::fs::read_dir(format!("tests/golden/{golden}")).expect("it is there");
@@ -149,7 +149,7 @@ fn a_plan_needs_no_weights_in_its_folder() {
     assert!(object(&output)["error"].as_str().is_some_and(|error| error.contains("has no config.json")));
 }
 
-/// What is typed in the first cell of a row, between backticks, as a shell takes it apart.
+/// The command in a row's first cell, between backticks, split like a shell does.
 fn typed(row: &str) -> Vec<String> {
     let command = row.split('`').nth(1).unwrap_or_default();
     let words = command.split('\'').enumerate().flat_map(|(place, part)| match place % 2 {
@@ -159,8 +159,8 @@ fn typed(row: &str) -> Vec<String> {
     words.collect()
 }
 
-/// A row of the walk-through as the planner has it: MiB of weights, for pictures, for steps, of keys and values, and what
-/// is left or missing.
+/// The planner's row of the walk-through: MiB of weights, for pictures, for steps, of keys and values, and what is left
+/// or missing.
 fn row(first: &str, told: &Value) -> String {
     let mib = |bytes: u64| ((bytes + (1 << 19)) >> 20).to_string();
     let claims = told["claims"].as_object().expect("claims");
@@ -180,7 +180,7 @@ fn row(first: &str, told: &Value) -> String {
 }
 
 #[test]
-fn the_walk_through_of_the_advice_says_what_the_planner_says() {
+fn the_advice_walk_through_matches_the_planner() {
     let page = std::fs::read_to_string("docs/knobs.md").expect("the page is there");
     let head = "| with all flags above, and | weights | pictures | steps | keys and values | tokens of them | left |";
     let rows: Vec<_> =

@@ -30,7 +30,7 @@ fn thin() -> Image {
     Image::from_bytes(png(&RgbImage::new(1, 20_000)))
 }
 
-/// Name, chat, whether the error is the right one, and a word that the message must have: the limit or the value.
+/// Name, chat, check of the error, and a word that the message must contain: the limit or the value.
 fn table() -> Vec<(&'static str, Chat, Says, &'static str)> {
     vec![
         ("no turn", Chat::new(), |e| matches!(e, ChatError::Empty), "no turn"),
@@ -103,7 +103,7 @@ fn table() -> Vec<(&'static str, Chat, Says, &'static str)> {
 }
 
 #[test]
-fn each_bad_chat_fails_alone_with_its_error_and_the_next_one_works() {
+fn each_bad_chat_fails_alone_with_its_error() {
     story(async {
         let stage = Stage::set(small()).await;
         let expected = answer(&stage.model, about(1)).await;
@@ -122,7 +122,7 @@ fn each_bad_chat_fails_alone_with_its_error_and_the_next_one_works() {
 }
 
 #[test]
-fn the_error_of_a_broken_picture_shows_nothing_of_it() {
+fn a_broken_pictures_error_shows_none_of_its_content() {
     story(async {
         let stage = Stage::set(small()).await;
         let secret = Image::from_bytes(&b"my secret diary"[..]);
@@ -149,7 +149,7 @@ fn a_file_may_be_as_large_as_its_model_takes() {
     story(async {
         let folder = Folder::empty();
         let path = folder.path().join("large.png");
-        // What follows the end of a PNG is not its picture, and counts as its file: 21 MiB.
+        // Bytes after the end of a PNG are not part of the picture but count as its file: 21 MiB.
         let mut file = png(&RgbImage::from_pixel(56, 56, Rgb([200, 10, 10]))).to_vec();
         file.resize(21 << 20, 0);
         fs::write(&path, file).expect("it is written");
@@ -165,7 +165,7 @@ fn a_file_may_be_as_large_as_its_model_takes() {
 }
 
 #[test]
-fn a_picture_placeholder_typed_by_the_user_stays_text() {
+fn a_typed_picture_placeholder_stays_text() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
@@ -185,7 +185,7 @@ fn a_picture_placeholder_typed_by_the_user_stays_text() {
 }
 
 #[test]
-fn a_picture_for_a_model_that_takes_none_is_refused_with_that_word() {
+fn a_text_model_refuses_a_picture_and_says_why() {
     story(async {
         let device = crate::stage::device();
         let runtime = runtime_on(&device).await;
@@ -213,7 +213,7 @@ fn a_picture_of_any_size_is_resized_into_the_envelope() {
             // 64 patches, merged by four.
             assert!((1..=16).contains(&whole.usage.picture_tokens), "{width} x {height}: {:?}", whole.usage);
         }
-        // Rule 3: one that is larger even then never reaches the device.
+        // Rule 3: a picture that is still larger never reaches the device.
         let thin = Image::from_bytes(png(&RgbImage::new(1, 180)));
         let error = ask(&stage.model, text("What?").image(thin)).await.expect_err("too thin");
         assert!(matches!(error, ChatError::PictureTooLarge { index: 0, patches: 65.., limit: 64, .. }), "{error:?}");
@@ -221,13 +221,13 @@ fn a_picture_of_any_size_is_resized_into_the_envelope() {
     });
 }
 
-/// Of one colour.
+/// A picture of one colour.
 fn plain(width: u32, height: u32) -> Image {
     Image::from_rgb(width, height, vec![120; 3 * (width * height) as usize]).expect("as many bytes as pixels")
 }
 
 #[test]
-fn pixels_that_a_user_has_set_are_kept_to_and_no_picture_leaves_the_envelope() {
+fn pixel_limits_set_by_the_user_hold_within_the_envelope() {
     story(async {
         let tokens = async |limits: Limits, width, height| {
             let stage = Stage::set(LoadOptions { limits, ..small() }).await;
@@ -237,7 +237,7 @@ fn pixels_that_a_user_has_set_are_kept_to_and_no_picture_leaves_the_envelope() {
             tokens
         };
         let none = Limits::default();
-        // A launch takes 128 patches, 32 tokens; a picture 64 of them if nothing is said.
+        // A launch takes 128 patches, 32 tokens; a picture takes 64 of them by default.
         assert_eq!(tokens(none.clone(), 500, 500).await, 16);
         let fewer = Limits { picture_pixels: Some(9 * 28 * 28 + 100), ..none.clone() };
         assert_eq!(tokens(fewer.clone(), 500, 500).await, 9, "smaller than the model's own smallest");
@@ -260,7 +260,7 @@ fn pixels_that_a_user_has_set_are_kept_to_and_no_picture_leaves_the_envelope() {
 }
 
 #[test]
-fn a_processor_that_does_not_resize_lets_in_what_fits_and_refuses_the_rest_with_the_limit() {
+fn a_processor_without_resizing_refuses_large_pictures_with_the_limit() {
     story(async {
         let folder = Folder::empty();
         let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("model/demo/checkpoint");
@@ -292,7 +292,7 @@ fn a_processor_that_does_not_resize_lets_in_what_fits_and_refuses_the_rest_with_
 }
 
 #[test]
-fn an_unreadable_file_says_its_name_and_a_missing_folder_says_so() {
+fn an_unreadable_file_or_missing_folder_is_named() {
     let error = Image::open("/no/such/picture.png").expect_err("it is not there");
     assert!(matches!(error, ImageError::Unreadable { .. }) && error.to_string().contains("picture.png"), "{error}");
     story(async {

@@ -1,5 +1,4 @@
-//! `bursar bench` as somebody who types it sees it: every figure is measured for real, on the demo model and on random
-//! weights.
+//! `bursar bench` as its user sees it: every figure is measured for real, on the demo model and on random weights.
 
 use std::{
     collections::BTreeMap,
@@ -10,11 +9,11 @@ use serde_json::Value;
 
 fn bench(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
-    // A GPU that is there would be taken.
+    // Otherwise it would take a GPU.
     command.args(["bench", "--device", "host"]).args(arguments).output().expect("the binary is there")
 }
 
-/// The one object that it printed.
+/// The single JSON object that it printed.
 fn report(output: &Output) -> Value {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     serde_json::from_slice(&output.stdout).expect("one JSON object")
@@ -30,12 +29,12 @@ fn number(value: &Value) -> f64 {
 }
 
 #[test]
-fn every_figure_of_the_demo_model_is_measured_or_left_out_by_name() {
+fn every_demo_figure_is_measured_or_named_as_left_out() {
     let arguments = ["--quick", "--json", "--seed", "7", "--sequences", "4", "--commit", "c0ffee"];
     let report = report(&bench(&[&arguments[..], &["--teraflops", "5", "--terabytes", "0.5"]].concat()));
     let figures = figures(&report);
     let measured = |id: &str| figures.get(id).unwrap_or_else(|| panic!("no {id} in {:?}", figures.keys()));
-    // On a machine that others load, sixteen steps of a small model can hide behind the noise of their prompts.
+    // On a busy machine the noise of the prompts can hide sixteen steps of a small model.
     let (noisy, left_out): (Vec<&Value>, Vec<&Value>) = report["left_out"]
         .as_array()
         .expect("a list")
@@ -65,7 +64,7 @@ fn every_figure_of_the_demo_model_is_measured_or_left_out_by_name() {
     }
     let [left_out] = left_out[..] else { panic!("{}", report["left_out"]) };
     assert_eq!((&left_out["id"], &left_out["reason"]), (&"decode_16".into(), &"16 sequences, a step takes 4".into()));
-    // Starting takes longer than nothing, and memory adds up to the device's.
+    // Starting takes some time, and the memory figures sum to the device's.
     assert!(number(&measured("start")["value"]) > 10.0);
     assert!(number(&measured("kv_tokens")["value"]) >= 4.0 * 81.0);
     let bytes = figures.iter().filter(|(id, _)| id.starts_with("bytes_"));
@@ -79,7 +78,7 @@ fn every_figure_of_the_demo_model_is_measured_or_left_out_by_name() {
 }
 
 #[test]
-fn random_weights_of_a_shape_are_measured_in_a_table() {
+fn random_weights_of_a_shape_print_a_table_of_figures() {
     let arguments = ["--shape", "qwen2.5-vl-tiny", "--random", "--quick", "--only", "prefill,pictures"];
     let output = bench(&arguments);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -93,13 +92,13 @@ fn random_weights_of_a_shape_are_measured_in_a_table() {
 }
 
 #[test]
-fn what_cannot_be_measured_is_told_with_what_would_help() {
+fn a_figure_that_cannot_be_measured_gets_a_hint() {
     let output = bench(&["--shape", "gpt-9", "--random", "--json"]);
     assert_eq!(output.status.code(), Some(1));
     let told: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
     assert!(told["error"].as_str().is_some_and(|error| error.contains("gpt-9")), "{told}");
     assert!(told["hint"].as_str().is_some_and(|hint| hint.contains("qwen2.5-vl-7b")), "{told}");
-    // 16 GB of weights, and what would fit is said.
+    // 16 GB of weights; the error says what would fit.
     let output = bench(&["--shape", "qwen2.5-vl-7b", "--random", "--quick"]);
     assert_eq!(output.status.code(), Some(1));
     let told = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -1,4 +1,4 @@
-//! Chats that go well.
+//! Successful chats.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn a_chat_streams_text_and_ends_with_done_and_usage() {
 }
 
 #[test]
-fn a_length_limit_ends_a_reply_after_so_many_tokens() {
+fn a_length_limit_ends_a_reply_after_its_tokens() {
     story(async {
         let stage = Stage::set(small()).await;
         let whole = ask(&stage.model, about(1).max_tokens(2)).await.expect("it answers");
@@ -37,7 +37,7 @@ fn greedy_replies_repeat_and_seeds_repeat_and_differ() {
     story(async {
         let stage = Stage::set(small()).await;
         assert_eq!(answer(&stage.model, about(2)).await, answer(&stage.model, about(2)).await);
-        // Hot enough that two seeds agree on 24 tokens only if they are not looked at.
+        // Hot enough that two seeds agree on 24 tokens only if they are ignored.
         let hot = |seed| text("Tell me something.").temperature(20.0).top_k(0).top_p(1.0).seed(seed);
         let first = answer(&stage.model, hot(7)).await;
         assert_eq!(first, answer(&stage.model, hot(7)).await, "the same seed");
@@ -63,7 +63,7 @@ fn text_alone_and_pictures_in_two_turns_are_answered() {
 }
 
 #[test]
-fn the_same_picture_twice_in_one_request_is_two_pictures_to_the_prompt() {
+fn a_repeated_picture_counts_twice_in_the_prompt() {
     story(async {
         let stage = Stage::set(small()).await;
         let once = ask(&stage.model, about(5)).await.expect("it answers").usage.picture_tokens;
@@ -72,7 +72,7 @@ fn the_same_picture_twice_in_one_request_is_two_pictures_to_the_prompt() {
     });
 }
 
-/// A mix of chats: pictures that repeat, pictures of their own, plain text, long and short.
+/// A mix of chats: shared pictures, unique pictures, plain text, long and short.
 fn mixed(number: u32) -> Chat {
     match number % 4 {
         0 => about(number),
@@ -83,9 +83,9 @@ fn mixed(number: u32) -> Chat {
 }
 
 #[test]
-fn many_chats_at_once_give_the_same_replies_as_one_after_the_other() {
+fn concurrent_chats_give_the_same_replies_as_sequential_ones() {
     story(async {
-        // A pool in which not all of them fit: some wait, some are preempted and computed again.
+        // The pool is too small for all: some wait, and some are preempted and recomputed.
         let stage = Stage::set(LoadOptions { kv_tokens: Some(512), ..small() }).await;
         let before = stage.snapshot().await;
         let mut alone = Vec::new();
@@ -106,11 +106,11 @@ fn many_chats_at_once_give_the_same_replies_as_one_after_the_other() {
 }
 
 #[test]
-fn a_reply_that_loses_its_blocks_and_its_picture_gets_both_again_and_is_the_same() {
+fn a_reply_that_lost_blocks_and_picture_recovers_unchanged() {
     let ears = Ears::open();
     story(async {
-        // The pool (the probe's 8,192 tokens) has no room for all to their ends, but short answers make the scheduler
-        // hopeful, and prompts leave half of it free: it lets all of them in.
+        // The pool (the probe's 8,192 tokens) cannot hold all of them to their ends. But short answers make the
+        // scheduler optimistic, and prompts leave half of the pool free, so it admits them all.
         let envelope = Envelope { sequences: 22, context_tokens: 512, step_tokens: 256, ..small_envelope() };
         let options = LoadOptions { name: Some("come again".to_owned()), envelope: Some(envelope), ..small() };
         let stage = Stage::set(options).await;
@@ -175,7 +175,7 @@ fn dropping_a_reply_cancels_and_others_go_on() {
 }
 
 #[test]
-fn rule_9_one_request_more_than_allowed_is_refused_at_once_and_the_next_after_an_end_is_not() {
+fn rule_9_a_request_over_the_limit_is_refused_until_one_ends() {
     story(async {
         let stage = Stage::set(LoadOptions { requests: 2, ..small() }).await;
         for round in 0..3 {
@@ -235,12 +235,12 @@ fn a_slow_reader_holds_back_only_its_own_reply() {
 }
 
 #[test]
-fn an_unread_reply_does_not_keep_the_model_from_ending() {
+fn an_unread_reply_does_not_delay_a_shutdown() {
     story(async {
         let stage = Stage::set(small()).await;
         let unread = stage.model.chat(text("Who are you?")).await.expect("accepted");
         tokio::time::timeout(Duration::from_secs(20), stage.runtime.clone().shutdown()).await.expect("it ends");
-        // It had ended before or was ended: one end in any case.
+        // It may have ended before; either way it ends once.
         drop(listen(unread).await);
     });
 }

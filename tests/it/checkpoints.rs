@@ -1,4 +1,5 @@
-//! Checkpoints damaged in every way: each is refused with a typed error and a hint, takes nothing, and the runtime goes on.
+//! Checkpoints damaged in every way: each is refused with a typed error and a hint and takes nothing, and the runtime
+//! goes on.
 
 use std::{
     fs,
@@ -22,7 +23,7 @@ const WEIGHTS: &str = "model.safetensors";
 const SHARD: &str = "model-00001-of-00002.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// A copy of a golden checkpoint that may be damaged.
+/// A copy of a golden checkpoint that a test may damage.
 struct Copy(Folder);
 
 impl Copy {
@@ -61,7 +62,7 @@ impl Copy {
         self.write(file, json.to_string());
     }
 
-    /// Changes the header of a safetensors file and leaves the data.
+    /// Changes a safetensors file's header and keeps its data.
     fn retell(&self, file: &str, change: impl FnOnce(&mut serde_json::Map<String, Value>, usize)) {
         let bytes = self.read(file);
         let (length, rest) = bytes.split_first_chunk::<8>().expect("a length");
@@ -77,7 +78,7 @@ fn header(json: &str, data: usize) -> Vec<u8> {
     [&(json.len() as u64).to_le_bytes()[..], json.as_bytes(), &vec![0; data]].concat()
 }
 
-/// A damage: its name, the checkpoint, what is done to it, whether the error is the right one, words of its message.
+/// A damage: its name, the checkpoint, the change, a check of the error, and words of its message.
 type Row = (&'static str, &'static str, fn(&Copy), fn(&StartError) -> bool, &'static [&'static str]);
 
 const TEXT: &str = "qwen2";
@@ -453,7 +454,7 @@ async fn ledger(runtime: &Runtime) -> bursar::Snapshot {
     runtime.budget().snapshot().await.expect("the budget answers")
 }
 
-/// Goes through a table; then the good checkpoint is loaded by the same runtime, and answers.
+/// Runs a table; then the same runtime loads the good checkpoint, which answers.
 fn each_is_refused(rows: Vec<Row>) {
     story(async {
         let device = device();
@@ -499,7 +500,7 @@ fn each_bad_setting_is_refused_and_the_runtime_goes_on() {
 }
 
 #[test]
-fn a_file_for_a_folder_and_a_folder_of_nothing_are_refused() {
+fn a_file_and_an_empty_folder_are_refused_as_models() {
     story(async {
         let runtime = runtime_on(&device()).await;
         let folder = Folder::empty();
@@ -517,9 +518,9 @@ fn a_file_for_a_folder_and_a_folder_of_nothing_are_refused() {
     });
 }
 
-/// What only shows when a chat is rendered: the model starts, and the chat fails alone.
+/// Damage that shows only when a chat is rendered: the model starts, and the chat fails alone.
 #[test]
-fn a_template_that_is_missing_endless_or_greedy_fails_the_chat_alone() {
+fn a_missing_endless_or_greedy_template_fails_only_its_chat() {
     story(async {
         let runtime = runtime_on(&device()).await;
         type Says = fn(&TextError) -> bool;

@@ -1,4 +1,4 @@
-//! The command line, as somebody who types it sees it.
+//! The command line as its user sees it.
 
 use std::{
     fs,
@@ -19,25 +19,25 @@ pub fn path(name: &str) -> String {
 /// Runs a command to its end.
 pub fn bursar(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
-    // What it writes down of a start is no business of the user's.
+    // Its profiles must not land in the user's cache.
     command.env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"));
     command.args(arguments).output().expect("the binary is there")
 }
 
-/// The one object that it printed.
+/// The single JSON object that it printed.
 pub fn object(output: &Output) -> Value {
     let printed = String::from_utf8(output.stdout.clone()).expect("UTF-8");
     serde_json::from_str(&printed).unwrap_or_else(|_| panic!("not one object: {printed}"))
 }
 
-/// Large enough for the pictures of these stories, and stressed in a tenth of the time that the usual limits take.
+/// Large enough for the pictures of these stories, and stressed in a tenth of the usual time.
 const LIMITS: [&str; 8] =
     ["--launch-patches", "512", "--picture-pixels", "100352", "--context-tokens", "1024", "--step-tokens", "256"];
 
-/// `bursar chat`, with small limits where the arguments do not say others.
+/// `bursar chat`, with small limits unless the arguments set others.
 pub fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
-    // What others have written down of their starts is not to matter here.
+    // Profiles of other runs must not matter here.
     let limits = LIMITS.chunks(2).filter(|limit| !arguments.contains(&limit[0])).flatten();
     command.args(["chat", "--profile-cache", "none"]).args(limits).args(arguments);
     command
@@ -52,12 +52,12 @@ pub fn chat(arguments: &[&str], lines: impl AsRef<[u8]>) -> Output {
 pub fn feed(mut command: Command, lines: impl AsRef<[u8]>) -> Output {
     let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = child.expect("the binary is there");
-    // One that ends early does not read them.
+    // A command that ends early does not read them.
     drop(child.stdin.take().expect("it was piped").write_all(lines.as_ref()));
     child.wait_with_output().expect("it ends")
 }
 
-/// What it printed, an event a line.
+/// The events that it printed, one a line.
 pub fn events(output: &Output) -> Vec<Value> {
     let printed = String::from_utf8(output.stdout.clone()).expect("UTF-8");
     printed.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("no event: {line}"))).collect()
@@ -68,7 +68,7 @@ pub fn of_type(events: &[Value], kind: &str) -> Vec<Value> {
 }
 
 #[test]
-fn a_session_tells_its_events_and_its_failures_and_goes_on() {
+fn a_session_reports_events_and_failures_and_continues() {
     let picture = path("model/demo/pictures/shapes.png");
     let lines = "Describe the picture.\n/image nowhere.png\n/video nowhere\nHow many shapes are there?\n/quit\nnever\n";
     let output = chat(&["--json", "--temperature", "0", "--image", &picture], lines);
@@ -91,7 +91,7 @@ fn a_session_tells_its_events_and_its_failures_and_goes_on() {
 }
 
 #[test]
-fn a_chat_that_fails_is_told_as_an_event_and_by_the_exit_code() {
+fn a_failed_chat_is_an_event_and_an_exit_code() {
     let output = chat(&["--json", "--top-p", "7", "Hello"], "");
     assert_eq!(output.status.code(), Some(1));
     let [error] = events(&output).try_into().expect("one event");
@@ -101,7 +101,7 @@ fn a_chat_that_fails_is_told_as_an_event_and_by_the_exit_code() {
 }
 
 #[test]
-fn what_cannot_be_meant_is_refused_before_a_model_is_loaded() {
+fn impossible_options_are_refused_before_a_model_is_loaded() {
     let refused = [
         (&["--temperature", "hot", "Hello"][..], "--temperature"),
         (&["--deadline=-3", "Hello"], "--deadline"),
@@ -117,7 +117,7 @@ fn what_cannot_be_meant_is_refused_before_a_model_is_loaded() {
     let files = [
         (["--json-schema", "nowhere.json"], "nowhere.json"),
         (["--video", "nowhere.png"], "nowhere.png"),
-        // A folder, but of sources.
+        // An existing folder, but one of sources.
         (["--video", env!("CARGO_MANIFEST_DIR")], "holds no frame"),
     ];
     for (arguments, named) in files {
@@ -129,7 +129,7 @@ fn what_cannot_be_meant_is_refused_before_a_model_is_loaded() {
 }
 
 #[test]
-fn samples_of_a_video_in_a_given_form_are_told_apart_and_scored() {
+fn video_samples_in_a_form_are_numbered_and_scored() {
     let folder = std::env::temp_dir().join(format!("bursar-command-line-{}", std::process::id()));
     fs::create_dir_all(&folder).expect("a temporary folder");
     let frames = folder.join("frames");
@@ -168,7 +168,7 @@ fn samples_of_a_video_in_a_given_form_are_told_apart_and_scored() {
 }
 
 #[test]
-fn a_device_is_chosen_by_name_and_one_that_is_not_there_is_told_with_what_to_do() {
+fn a_device_is_chosen_by_name_or_refused_with_a_hint() {
     let output = chat(&["--json", "--device", "host", "--temperature", "0", "--max-tokens", "2", "Who are you?"], "");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let output = chat(&["--json", "--device", "cuda:4096", "Who are you?"], "");
@@ -180,7 +180,7 @@ fn a_device_is_chosen_by_name_and_one_that_is_not_there_is_told_with_what_to_do(
 }
 
 #[test]
-fn a_drill_tells_each_attempt_and_loses_no_byte() {
+fn a_drill_reports_each_attempt_and_loses_no_byte() {
     for (fault, attempts, ready) in [("validate:2", 3, true), ("validate:4", 4, false), ("load:1,serve:1", 2, true)] {
         let output = bursar(&["drill", "--fault", fault, "--json"]);
         assert!(output.status.success(), "{fault}");
@@ -201,7 +201,7 @@ fn a_drill_tells_each_attempt_and_loses_no_byte() {
 }
 
 #[test]
-fn a_drill_of_a_model_that_is_not_there_fails() {
+fn a_drill_of_a_missing_model_fails() {
     let arguments = ["drill", "--fault", "probe:1", "--model", "/no/such/model"];
     let output = bursar(&arguments);
     assert_eq!(output.status.code(), Some(1));
@@ -212,7 +212,7 @@ fn a_drill_of_a_model_that_is_not_there_fails() {
 }
 
 #[test]
-fn a_drill_that_cannot_be_read_says_what_can() {
+fn an_unreadable_drill_says_what_would_be_valid() {
     for (fault, hint) in
         [("warmup:1", "load, probe, capture, back, validate, serve"), ("load:5", "1 to 4"), ("load", "validate:2")]
     {
@@ -239,7 +239,7 @@ fn a_profile_prints_what_was_measured() {
 }
 
 #[test]
-fn what_a_start_measured_is_in_the_users_cache_folder_and_the_next_says_what_has_changed() {
+fn profiles_are_kept_in_the_cache_folder_and_changes_are_named() {
     let cache = Folder::empty();
     let chat = |arguments: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
@@ -268,7 +268,7 @@ fn what_a_start_measured_is_in_the_users_cache_folder_and_the_next_says_what_has
     let changed = ["canary was 33,554,432 B, is 34,603,008 B", "total was 536,870,912 B, is 553,648,128 B"];
     assert!(changed.iter().all(|change| told.contains(change)), "{told}");
     assert!(told.contains(&profiles.display().to_string()), "it says where: {told}");
-    // What is measured is kept, also by the command that always measures: it says nothing of what it does not read.
+    // The profile is kept, also by the command that always measures; it reports nothing about the one that it ignores.
     fs::remove_dir_all(&profiles).expect("it was made");
     measure();
     let files = || fs::read_dir(&profiles).expect("it was made").map(|file| file.expect("a file").path());
@@ -281,7 +281,7 @@ fn what_a_start_measured_is_in_the_users_cache_folder_and_the_next_says_what_has
 }
 
 #[test]
-fn what_is_logged_follows_a_request_from_actor_to_actor_and_has_nothing_of_its_content() {
+fn the_log_follows_a_request_between_actors_without_its_content() {
     let picture = path("model/demo/pictures/shapes.png");
     let logging = ["--log", "json", "--log-level", "debug"];
     let asked = ["--json", "--temperature", "0", "--image", &picture, "Describe the picture, quetzalcoatl."];

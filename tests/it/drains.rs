@@ -1,4 +1,4 @@
-//! Orderly ends: requests under way go on to their end or to the deadline, nothing new begins, every byte comes home.
+//! Orderly ends: running requests go on to their end or the deadline, nothing new begins, and every byte returns.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use crate::stage::{about, answer, ask, demo, device, eventually, listen, runtime
 /// Longer than any story.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// A chat of so many tokens, no stop token among them.
+/// A chat of exactly this many tokens.
 fn endless(number: u32) -> Chat {
     about(number).max_tokens(200).temperature(20.0).top_k(0).top_p(1.0).seed(u64::from(number))
 }
@@ -18,7 +18,7 @@ async fn refused(model: &ModelHandle) -> ChatError {
     ask(model, about(1)).await.expect_err("nothing new begins")
 }
 
-/// Waits until the model takes no more requests, and checks what it says then.
+/// Waits until the model accepts no more requests, and checks its answer then.
 async fn closed(model: &ModelHandle) {
     eventually("the door is shut", async || {
         matches!(model.chat(Chat::new()).await, Err(ChatError::ShuttingDown | ChatError::Stopped { .. }))
@@ -27,7 +27,7 @@ async fn closed(model: &ModelHandle) {
 }
 
 #[test]
-fn a_drain_ends_as_soon_as_the_requests_under_way_have_ended_and_begins_nothing_new() {
+fn a_drain_begins_nothing_and_ends_after_the_running_requests() {
     story(async {
         let device = device();
         let runtime = runtime_on(&device).await;
@@ -42,7 +42,7 @@ fn a_drain_ends_as_soon_as_the_requests_under_way_have_ended_and_begins_nothing_
         let error = runtime.load(ModelSource::demo()).await.err().expect("nothing is loaded any more");
         match &error {
             RuntimeError::Start(error) => assert!(matches!(**error, StartError::ShuttingDown), "{error:?}"),
-            // It was faster.
+            // It ended before.
             error => assert!(matches!(error, RuntimeError::Unanswered(_)), "{error:?}"),
         }
         assert!(!error.hint().is_empty());
@@ -72,7 +72,7 @@ fn a_drain_cuts_off_at_its_deadline_and_says_how_many() {
         let device = device();
         let runtime = runtime_on(&device).await;
         let model = demo(&runtime, small()).await;
-        // A reader who does not read holds its request for ever: its stream has no room for all of it.
+        // A reader that stops reading holds its request forever: the whole reply does not fit its stream.
         let mut replies = Vec::new();
         for number in 0..3 {
             replies.push(model.chat(endless(number)).await.expect("accepted"));
@@ -92,7 +92,7 @@ fn a_drain_cuts_off_at_its_deadline_and_says_how_many() {
 }
 
 #[test]
-fn a_model_may_be_drained_alone_and_its_name_is_free_afterwards() {
+fn a_model_drains_alone_and_frees_its_name() {
     story(async {
         let device = device();
         let runtime = runtime_on(&device).await;
@@ -112,7 +112,7 @@ fn a_model_may_be_drained_alone_and_its_name_is_free_afterwards() {
         let again = demo(&runtime, small()).await;
         assert_eq!(again.serving().await.expect("it serves").context.name, "demo");
         assert_eq!(runtime.unload_within("nobody", LONG).await.expect("an unknown name is nobody's loss"), 0);
-        // A wait that is cut short by an end at once.
+        // A wait that an immediate end cuts short.
         let unread = again.chat(endless(2)).await.expect("accepted");
         let patient = runtime.unload_within("demo", LONG);
         let hasty = async {
@@ -126,7 +126,7 @@ fn a_model_may_be_drained_alone_and_its_name_is_free_afterwards() {
 }
 
 #[test]
-fn a_model_that_dies_while_it_is_drained_comes_back_for_its_last_requests() {
+fn a_model_dying_during_a_drain_returns_for_its_last_requests() {
     story(async {
         let device = device();
         let runtime = runtime_on(&device).await;
@@ -144,16 +144,16 @@ fn a_model_that_dies_while_it_is_drained_comes_back_for_its_last_requests() {
 }
 
 #[test]
-fn a_request_that_finds_the_gate_of_its_model_closed_hears_from_the_model_why() {
+fn a_request_at_a_closed_gate_hears_the_models_reason() {
     story(async {
         let device = device();
         let runtime = runtime_on(&device).await;
         let model = demo(&runtime, small()).await;
-        // As while a model is unloaded: the gate is the first to know.
+        // As during an unload: the gate closes first.
         let closed = runtime.budget().move_gate("demo".into(), Gate::Teardown).await;
         closed.expect("the budget answers").expect("it was frozen");
         let mut listening = std::pin::pin!(listen(model.chat(endless(1)).await.expect("accepted")));
-        // The refusal is long past by then, and whoever passed it on would end here.
+        // The refusal is long past by then, and a caller that saw it would end here.
         let early = tokio::time::timeout(Duration::from_millis(500), &mut listening).await;
         assert!(early.is_err(), "a request is told that its model has ended, not what the budget said: {early:?}");
         runtime.unload("demo").await.expect("it answers");
@@ -163,7 +163,7 @@ fn a_request_that_finds_the_gate_of_its_model_closed_hears_from_the_model_why() 
 }
 
 #[test]
-fn drains_shutdowns_loads_and_unloads_at_once_all_end_and_leave_nothing() {
+fn concurrent_drains_shutdowns_loads_and_unloads_all_end_clean() {
     story(async {
         for round in 0..6u32 {
             let device = device();
@@ -179,7 +179,7 @@ fn drains_shutdowns_loads_and_unloads_at_once_all_end_and_leave_nothing() {
                 async move { runtime.unload("demo").await }
             };
             let (drain, shutdown) = (runtime.clone().shutdown_within(LONG), runtime.clone().shutdown());
-            // Each round another order.
+            // Each round has another order.
             let (load, unload, drain, shutdown) = match round % 3 {
                 0 => (tokio::spawn(load), tokio::spawn(unload), tokio::spawn(drain), tokio::spawn(shutdown)),
                 1 => {
@@ -210,7 +210,7 @@ fn drains_shutdowns_loads_and_unloads_at_once_all_end_and_leave_nothing() {
 }
 
 #[test]
-fn two_runtimes_with_the_same_names_and_one_dies_while_the_other_answers() {
+fn a_runtime_answers_while_another_with_its_names_dies() {
     story(async {
         let (one, two) = (device(), device());
         let (first, second) = (runtime_on(&one).await, runtime_on(&two).await);
@@ -234,7 +234,7 @@ fn two_runtimes_with_the_same_names_and_one_dies_while_the_other_answers() {
         drop((first, model));
         eventually("the first one's memory is home", async || one.counts().backed.is_zero()).await;
         assert_eq!(two.counts().backed, before.granted);
-        // Twice in one process, in one's place and beside the other.
+        // Twice in one process: one runtime after another, and side by side.
         let again = runtime_on(&one).await;
         assert_eq!(answer(&demo(&again, small()).await, endless(1)).await, expected);
         assert_eq!(again.shutdown_within(LONG).await, 0);

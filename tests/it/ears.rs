@@ -1,4 +1,5 @@
-//! Who hears every metric of this process: names, labels, the most that a gauge has shown, what counters have come to.
+//! A recorder that keeps every metric of this process: names, labels, the highest value of each gauge, the total of
+//! each counter.
 
 use std::{
     collections::BTreeMap,
@@ -9,18 +10,18 @@ use metrics::{
     Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString, Unit,
 };
 
-/// Each metric that was touched, as `name{label=value,...}`.
+/// Each touched metric, as `name{label=value,...}`.
 #[derive(Clone, Default)]
 pub struct Ears(Arc<Mutex<BTreeMap<String, Heard>>>);
 
-/// What was heard of one metric.
+/// What was recorded of one metric.
 #[derive(Clone, Copy, Debug)]
 pub struct Heard {
-    /// As `# TYPE` lines write it.
+    /// As in `# TYPE` lines.
     pub kind: &'static str,
-    /// A gauge's largest value, a counter's sum, a histogram's count.
+    /// A gauge's highest value, a counter's sum, a histogram's count.
     pub most: f64,
-    /// A gauge's value now; of the others the same.
+    /// A gauge's current value; otherwise the same.
     pub now: f64,
 }
 
@@ -31,7 +32,7 @@ struct Ear {
 }
 
 impl Ear {
-    /// The value that there is becomes this one.
+    /// Sets the current value.
     fn note(&self, change: impl FnOnce(f64) -> f64) {
         let mut all = self.ears.0.lock().expect("nobody panics while listening");
         let heard = all.entry(self.name.clone()).or_insert(Heard { kind: self.kind, most: f64::MIN, now: 0.0 });
@@ -90,7 +91,7 @@ impl Recorder for Ears {
 }
 
 impl Ears {
-    /// The ears of this process, from now on.
+    /// Installs this process's recorder.
     pub fn open() -> Ears {
         static EARS: OnceLock<Ears> = OnceLock::new();
         let open = || {
@@ -106,22 +107,22 @@ impl Ears {
         Ear { name: format!("{}{{{}}}", key.name(), labels.join(",")), kind, ears: self.clone() }
     }
 
-    /// All metrics heard so far, with their labels.
+    /// All metrics so far, with their labels.
     pub fn names(&self) -> Vec<String> {
         self.all().into_keys().collect()
     }
 
-    /// All that was heard so far.
+    /// Everything recorded so far.
     pub fn all(&self) -> BTreeMap<String, Heard> {
         self.0.lock().expect("nobody panics while listening").clone()
     }
 
-    /// The most that a gauge has shown, or what a counter has come to.
+    /// A gauge's highest value, or a counter's total.
     pub fn most(&self, name: &str) -> Option<f64> {
         self.all().get(name).map(|heard| heard.most)
     }
 
-    /// What a gauge shows now, or what a counter or a histogram has come to; nothing is 0.
+    /// A gauge's current value, or a counter's or histogram's total; 0 if nothing was recorded.
     pub fn now(&self, name: &str) -> f64 {
         self.all().get(name).map_or(0.0, |heard| heard.now)
     }

@@ -1,4 +1,4 @@
-//! What happens when another process takes memory of a card that a model fills, and gives it back.
+//! Another process takes memory of a card that a model fills, and gives it back.
 
 use std::{
     sync::{
@@ -22,7 +22,7 @@ mod recorded;
 mod refused;
 mod told;
 
-/// Looks often, and is soon content.
+/// Looks often, and waits only briefly before it offers memory.
 fn watchful() -> WatchOptions {
     WatchOptions { every: Duration::from_millis(2), patience: Duration::from_millis(60) }
 }
@@ -32,13 +32,13 @@ fn patient() -> Intensity {
     Intensity { restarts_max: 10_000, back_off: Duration::ZERO, ..Intensity::default() }
 }
 
-/// Keys and values take nine tenths of what is left of a device on which a few dozen sequences fit.
+/// Keys and values take nine tenths of the rest of a device that holds a few dozen sequences.
 fn filling() -> LoadOptions {
     let options = small();
     LoadOptions { kv_tokens: None, intensity: patient(), engine_intensity: patient(), ..options }
 }
 
-/// A device that a model fills, and a neighbour on it.
+/// A device filled by a model, with a neighbour.
 struct Card {
     device: Arc<HostDevice>,
     runtime: Runtime,
@@ -59,7 +59,7 @@ impl Card {
         Card { device, runtime, model, before }
     }
 
-    /// A device with nothing on it yet.
+    /// An empty device.
     async fn empty(watch: WatchOptions) -> (Arc<HostDevice>, Runtime) {
         let device = device_of(Bytes::mib(24));
         let config = RuntimeConfig {
@@ -80,7 +80,7 @@ impl Card {
         self.ledger().await.of_class(&Class::Kv)
     }
 
-    /// Takes `bytes` as a process does that takes what is free, and comes again for the rest.
+    /// Takes `bytes` like a process that takes what is free and comes back for the rest.
     async fn neighbour_takes(&self, bytes: Bytes) {
         let mut left = bytes;
         eventually("the neighbour gets what it wants", async || {
@@ -90,7 +90,7 @@ impl Card {
         .await;
     }
 
-    /// Waits until nothing is owed and nothing under way; what is leased is then what is backed.
+    /// Waits until nothing is owed and no change is under way; leased bytes then equal backed bytes.
     async fn quiet(&self) -> Snapshot {
         eventually("the canary is whole, and what is leased is backed", async || {
             let ledger = self.runtime.budget().measure().await.expect("the budget answers");
@@ -103,10 +103,10 @@ impl Card {
         self.ledger().await
     }
 
-    /// Waits until all is as it was at READY.
+    /// Waits until everything is as at READY.
     async fn regained(&self) {
         eventually("all is regained", async || {
-            // Leased first, backed then, and used at last.
+            // First leased, then backed, then used.
             let serving = self.model.serving().await.expect("it serves");
             let (reply, usage) = bursar::crates::actors::responder::Responder::new();
             drop(serving.kv.send_message(bursar::crates::actors::kv::KvMessage::Usage(reply)));
@@ -118,7 +118,7 @@ impl Card {
     }
 }
 
-/// Chats one after the other, in several tasks, until the story has seen enough.
+/// Chats in sequence, in several tasks, until the story has enough.
 struct Crowd {
     enough: Arc<AtomicBool>,
     answers: Arc<AtomicUsize>,
@@ -146,13 +146,13 @@ impl Crowd {
         Crowd { enough, answers, chats }
     }
 
-    /// Waits until it has got some more answers.
+    /// Waits for some more answers.
     async fn goes_on(&self) {
         let before = self.answers.load(Relaxed);
         eventually("chats go on", async || self.answers.load(Relaxed) >= before + 3).await;
     }
 
-    /// All have ended, and each answer was as it is undisturbed.
+    /// Checks that all chats have ended, each with its undisturbed answer.
     async fn home(self) {
         self.enough.store(true, Relaxed);
         for chat in self.chats {
@@ -170,7 +170,7 @@ async fn undisturbed(model: &ModelHandle, chats: u32, chat: fn(u32) -> Chat) -> 
     Arc::new(expected)
 }
 
-/// Greedy, long, and each with another beginning.
+/// Greedy and long, each with another beginning.
 fn long(number: u32) -> Chat {
     text(&format!("{number} Tell me of {number} things. ").repeat(3)).max_tokens(70).ignore_end()
 }
@@ -180,7 +180,7 @@ fn of_a_picture(number: u32) -> Chat {
 }
 
 #[test]
-fn a_neighbour_takes_memory_in_steps_while_chats_run_and_gives_it_back() {
+fn a_neighbour_takes_memory_stepwise_beside_chats_and_returns_it() {
     story(async {
         let card = Card::filled(watchful()).await;
         let expected = undisturbed(&card.model, 9, long).await;
@@ -203,7 +203,7 @@ fn a_neighbour_takes_memory_in_steps_while_chats_run_and_gives_it_back() {
 }
 
 #[test]
-fn a_neighbour_comes_and_goes_while_chats_have_pictures() {
+fn a_neighbour_comes_and_goes_during_picture_chats() {
     story(async {
         let card = Card::filled(watchful()).await;
         let expected = undisturbed(&card.model, 8, of_a_picture).await;
@@ -220,13 +220,13 @@ fn a_neighbour_comes_and_goes_while_chats_have_pictures() {
 }
 
 #[test]
-fn one_that_takes_all_there_is_leaves_the_floor_and_requests_come_to_their_end() {
+fn a_neighbour_taking_everything_leaves_the_floor_and_requests_finish() {
     story(async {
         let (ears, name) = (Ears::open(), Some("floor".to_owned()));
         let card = Card::with(watchful(), LoadOptions { name, ..filling() }).await;
         let expected = undisturbed(&card.model, 6, long).await;
         let crowd = Crowd::of(&card.model, &expected, long);
-        // One sequence of the full context, which is more than a step.
+        // One sequence of the full context, which is longer than a step.
         let shape = card.model.serving().await.expect("it serves").context.envelope.clone();
         assert_eq!((shape.context_tokens, shape.step_tokens), (256, 48));
         let floor = Bytes::kib(64) * 4 * 2;
@@ -241,7 +241,7 @@ fn one_that_takes_all_there_is_leaves_the_floor_and_requests_come_to_their_end()
         let preempted = ears.most("bursar_preemptions_total{model=floor,reason=shrink}");
         assert!(preempted.is_some_and(|most| most > 0.0), "sequences lay in what went: {preempted:?}");
         crowd.goes_on().await;
-        // One after the other, each has room.
+        // In sequence, each has room.
         assert_eq!(answer(&card.model, long(1)).await, expected[1]);
         crowd.home().await;
         card.device.foreign_gives_back(Bytes::gib(1));
@@ -251,7 +251,7 @@ fn one_that_takes_all_there_is_leaves_the_floor_and_requests_come_to_their_end()
 }
 
 #[test]
-fn a_neighbour_that_takes_and_gives_in_turns_is_given_way_once() {
+fn a_neighbour_that_takes_and_returns_repeatedly_shrinks_the_cache_once() {
     story(async {
         let patience = Duration::from_secs(600);
         let card = Card::filled(WatchOptions { patience, ..watchful() }).await;
@@ -269,7 +269,7 @@ fn a_neighbour_that_takes_and_gives_in_turns_is_given_way_once() {
 }
 
 #[test]
-fn nothing_is_unbacked_before_the_device_is_past_what_it_was_given() {
+fn memory_is_unbacked_only_after_the_device_is_done_with_it() {
     story(async {
         let card = Card::filled(watchful()).await;
         let expected = answer(&card.model, long(3)).await;
@@ -293,7 +293,7 @@ fn nothing_is_unbacked_before_the_device_is_past_what_it_was_given() {
 }
 
 #[test]
-fn growth_that_the_device_refuses_leaves_all_as_it_was_and_is_tried_again() {
+fn refused_growth_changes_nothing_and_is_retried() {
     story(async {
         let card = Card::filled(watchful()).await;
         card.neighbour_takes(Bytes::mib(4)).await;
@@ -310,7 +310,7 @@ fn growth_that_the_device_refuses_leaves_all_as_it_was_and_is_tried_again() {
 }
 
 #[test]
-fn what_is_loaded_beside_leases_is_made_room_for_as_well() {
+fn the_cache_makes_room_for_unleased_bytes_too() {
     story(async {
         let card = Card::filled(watchful()).await;
         let kv = card.kv().await;
@@ -323,7 +323,7 @@ fn what_is_loaded_beside_leases_is_made_room_for_as_well() {
 }
 
 #[test]
-fn two_models_give_way_the_younger_first() {
+fn two_models_shrink_the_younger_first() {
     story(async {
         let device = device_of(Bytes::mib(40));
         let config = RuntimeConfig {
@@ -358,8 +358,8 @@ fn two_models_give_way_the_younger_first() {
 }
 
 #[test]
-fn drift_is_nothing_and_what_nobody_counts_shows_as_drift() {
-    // Gauges of one thread, on which all actors run: other stories set theirs at the same time.
+fn drift_is_zero_until_uncounted_bytes_appear() {
+    // Gauges of one thread that runs all actors: other stories set theirs at the same time.
     let ears = Ears::default();
     let actors = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     metrics::with_local_recorder(&ears, || {

@@ -1,4 +1,4 @@
-//! Generation: what a chat may ask of its reply, and that it gets that and nothing else changes.
+//! Generation: each option of a reply takes effect and changes nothing else.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 use crate::ears::Ears;
 use crate::stage::{Stage, Whole, about, answer, ask, eventually, listen, picture, small, small_envelope, story, text};
 
-/// A question whose answer is a matter of chance: the seed decides.
+/// A question whose answer depends on the seed.
 fn chance(seed: u64) -> Chat {
     text("Tell me something.").temperature(9.0).top_k(0).top_p(1.0).seed(seed).max_tokens(40)
 }
 
 #[test]
-fn equal_seeds_give_equal_replies_whatever_else_goes_on_and_others_give_others() {
+fn equal_seeds_give_equal_replies_under_load_and_other_seeds_differ() {
     story(async {
         let stage = Stage::set(small()).await;
         let mut replies = BTreeMap::new();
@@ -37,7 +37,7 @@ fn equal_seeds_give_equal_replies_whatever_else_goes_on_and_others_give_others()
 }
 
 #[test]
-fn a_step_is_prepared_while_one_runs_unless_the_host_must_see_its_token_first() {
+fn a_step_is_prepared_ahead_unless_the_host_needs_its_token() {
     let ears = Ears::open();
     story(async {
         let drawn = about(1).temperature(1.0).repetition_penalty(1.1).log_probabilities(2).seed(3);
@@ -55,7 +55,7 @@ fn a_step_is_prepared_while_one_runs_unless_the_host_must_see_its_token_first() 
 }
 
 #[test]
-fn a_reply_that_counts_what_it_has_said_is_the_same_beside_others_found_again_and_after_a_death() {
+fn a_penalised_reply_is_the_same_batched_cached_and_after_deaths() {
     story(async {
         let envelope = small_envelope();
         let stage = Stage::set(LoadOptions { envelope: Some(envelope), ..small() }).await;
@@ -97,7 +97,7 @@ fn a_reply_that_counts_what_it_has_said_is_the_same_beside_others_found_again_an
 }
 
 #[test]
-fn samples_are_the_replies_of_their_seeds_and_their_prompt_is_computed_once() {
+fn samples_match_their_seeds_replies_and_share_one_prompt_computation() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
@@ -125,7 +125,7 @@ fn samples_are_the_replies_of_their_seeds_and_their_prompt_is_computed_once() {
 }
 
 #[test]
-fn a_sample_that_is_dropped_takes_none_of_the_others_with_it() {
+fn a_dropped_sample_does_not_end_the_others() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
@@ -175,7 +175,7 @@ fn samples_are_all_accepted_or_none() {
 }
 
 #[test]
-fn the_next_turn_of_a_conversation_finds_what_the_last_computed() {
+fn a_turn_reuses_what_the_turn_before_computed() {
     story(async {
         let stage = Stage::set(small()).await;
         let first = about(1);
@@ -184,7 +184,7 @@ fn the_next_turn_of_a_conversation_finds_what_the_last_computed() {
         let second = first.assistant(&said.text).user("And how many are there?");
         let whole = ask(&stage.model, second.clone()).await.expect("it answers");
         assert!(whole.cached_tokens >= 16, "{} of {:?}", whole.cached_tokens, whole.usage);
-        // On a model that has seen nothing the answer is the same.
+        // A model without any cache gives the same answer.
         let fresh = Stage::set(small()).await;
         let again = ask(&fresh.model, second).await.expect("it answers");
         assert_eq!((again.cached_tokens, again.text, again.usage), (0, whole.text, whole.usage));
@@ -192,7 +192,7 @@ fn the_next_turn_of_a_conversation_finds_what_the_last_computed() {
 }
 
 #[test]
-fn what_is_salted_is_found_by_none_but_those_who_know_the_salt() {
+fn a_salted_prefix_is_reused_only_with_the_same_salt() {
     story(async {
         let stage = Stage::set(small()).await;
         let long = || Chat::new().user("shapes ".repeat(60)).temperature(0.0).max_tokens(4);
@@ -206,7 +206,7 @@ fn what_is_salted_is_found_by_none_but_those_who_know_the_salt() {
 }
 
 #[test]
-fn the_picture_of_an_earlier_turn_is_not_decoded_again_while_it_is_in_the_cache() {
+fn a_cached_picture_of_an_earlier_turn_is_not_decoded_again() {
     let ears = Ears::open();
     story(async {
         let name = Some("turns".to_owned());
@@ -219,10 +219,10 @@ fn the_picture_of_an_earlier_turn_is_not_decoded_again_while_it_is_in_the_cache(
         let second = first.assistant(&said).user("And how many are there?");
         let whole = ask(&stage.model, second.clone()).await.expect("it answers");
         assert_eq!(recalled(), Some(2.0), "both at once");
-        // What was found is what would have been decoded.
+        // The cached picture equals the decoded one.
         let fresh = Stage::set(small()).await;
         assert_eq!(ask(&fresh.model, second).await.expect("it answers").text, whole.text);
-        // Others push it out: then it is decoded again, and says the same.
+        // Others evict it: then it is decoded again, and the answer is the same.
         for number in 10..30 {
             answer(&stage.model, about(number)).await;
         }
@@ -232,11 +232,11 @@ fn the_picture_of_an_earlier_turn_is_not_decoded_again_while_it_is_in_the_cache(
 }
 
 #[test]
-fn other_pictures_under_the_same_words_are_not_taken_for_each_other() {
+fn different_pictures_under_the_same_words_are_never_confused() {
     story(async {
         let stage = Stage::set(small()).await;
         let words = |number| {
-            // The picture comes behind enough words for two blocks, and the same words follow it.
+            // The picture comes after enough words for two blocks, with the same words after it.
             let contents = vec![
                 Content::Text("shapes ".repeat(34)),
                 Content::Image(picture(number)),
@@ -257,7 +257,7 @@ fn other_pictures_under_the_same_words_are_not_taken_for_each_other() {
             let bursar::Usage { prompt_tokens, picture_tokens, .. } = whole.usage;
             match number {
                 1 => assert_eq!(whole.cached_tokens, 0),
-                // The words before the picture, and no token of it.
+                // The words before the picture, and none of its tokens.
                 _ => assert!((32..=prompt_tokens - picture_tokens - 8).contains(&whole.cached_tokens)),
             }
         }
@@ -265,7 +265,7 @@ fn other_pictures_under_the_same_words_are_not_taken_for_each_other() {
 }
 
 #[test]
-fn log_probabilities_are_the_models_own_and_agree_with_what_is_chosen() {
+fn log_probabilities_are_the_models_own_and_match_the_choice() {
     story(async {
         let stage = Stage::set(small()).await;
         let plain = ask(&stage.model, about(1)).await.expect("it answers");
@@ -279,7 +279,7 @@ fn log_probabilities_are_the_models_own_and_agree_with_what_is_chosen() {
             assert!(score.top.windows(2).all(|pair| pair[0].log_probability >= pair[1].log_probability));
             assert!(score.top.iter().all(|top| top.log_probability <= 0.0));
         }
-        // A temperature changes what is chosen, not how likely the model holds it.
+        // A temperature changes the choice, not the model's probabilities.
         let warm = ask(&stage.model, about(1).temperature(2.0).seed(3).log_probabilities(2)).await.expect("it answers");
         assert_eq!(warm.tokens[0].top[0].log_probability, scored.tokens[0].top[0].log_probability);
         assert!(plain.tokens.is_empty() && plain.prompt.is_none(), "nobody asked");
@@ -289,7 +289,7 @@ fn log_probabilities_are_the_models_own_and_agree_with_what_is_chosen() {
 }
 
 #[test]
-fn a_prompts_log_probabilities_come_first_and_are_those_of_a_reply_with_the_same_tokens() {
+fn prompt_log_probabilities_come_first_and_match_those_of_a_reply() {
     story(async {
         // Steps of 48 tokens: the prompt comes in chunks.
         let stage = Stage::set(small()).await;
@@ -303,14 +303,14 @@ fn a_prompts_log_probabilities_come_first_and_are_those_of_a_reply_with_the_same
         assert!(prompt[0].is_none(), "the first follows nothing");
         assert!(prompt[1..].iter().all(|score| score.as_ref().is_some_and(|score| score.top.len() == 2)));
         assert_eq!(scored.cached_tokens, 0, "every token is computed");
-        // The words repeat, so the model must find the next one likely: it is the same token at many places.
+        // The words repeat, so the model must predict the next one well: the same token stands in many places.
         let words: Vec<_> = prompt[1..].iter().flatten().map(|score| score.token.id).collect();
         assert!(words.len() > 60);
         for score in prompt.iter().flatten() {
             let best = score.top[0].log_probability;
             assert!(score.token.log_probability <= best && best <= 0.0);
         }
-        // A neighbour that decodes, and deaths, change nothing.
+        // A decoding neighbour and deaths change nothing.
         let neighbour = stage.model.chat(chance(1)).await.expect("accepted");
         let reply = stage.model.chat(chat().prompt_log_probabilities(2)).await.expect("accepted");
         stage.model.serving().await.expect("it serves").scheduler.kill();
@@ -326,7 +326,7 @@ fn a_prompts_log_probabilities_come_first_and_are_those_of_a_reply_with_the_same
 }
 
 #[test]
-fn a_prompts_score_of_a_token_is_the_replys_score_of_it() {
+fn a_tokens_score_is_equal_in_prompt_and_reply() {
     story(async {
         let stage = Stage::set(small()).await;
         let reply = ask(&stage.model, text("Who are you?").log_probabilities(0)).await.expect("it answers");
@@ -345,7 +345,7 @@ fn a_prompts_score_of_a_token_is_the_replys_score_of_it() {
 }
 
 #[test]
-fn a_reply_is_as_long_as_it_must_be_and_no_longer_than_it_may() {
+fn a_reply_stays_between_its_least_and_most_tokens() {
     story(async {
         let stage = Stage::set(small()).await;
         let free = ask(&stage.model, about(1).max_tokens(100)).await.expect("it answers");
@@ -412,9 +412,9 @@ fn penalties_and_biases_reach_the_sampler() {
 }
 
 #[test]
-fn a_reply_has_the_form_that_was_asked_for_sampled_or_not_and_whatever_dies() {
+fn a_reply_keeps_its_form_when_sampled_and_across_deaths() {
     story(async {
-        // A model that was not trained for it writes white space wherever it may.
+        // An untrained model writes white space wherever it may.
         let envelope = Some(bursar::Envelope { context_tokens: 600, ..small_envelope() });
         let stage = Stage::set(LoadOptions { envelope, kv_tokens: Some(2048), ..small() }).await;
         let schema = json!({
@@ -460,7 +460,7 @@ fn a_reply_has_the_form_that_was_asked_for_sampled_or_not_and_whatever_dies() {
 }
 
 #[test]
-fn a_reply_that_misses_its_deadline_says_so_and_leaves_nothing_behind() {
+fn a_reply_past_its_deadline_says_so_and_frees_everything() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
@@ -476,7 +476,7 @@ fn a_reply_that_misses_its_deadline_says_so_and_leaves_nothing_behind() {
             }
             assert_eq!(listen(neighbour).await.expect("it answers").text, expected);
         }
-        // While nobody serves, time goes by as well.
+        // Time also passes while no actor serves.
         let in_time = ask(&stage.model, about(1).deadline(Duration::MAX)).await.expect("there is time");
         assert_eq!(in_time.text, expected);
         stage.settled(&before).await;
@@ -485,7 +485,7 @@ fn a_reply_that_misses_its_deadline_says_so_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn tools_and_variables_reach_the_template_and_what_they_say_stays_text() {
+fn tools_and_variables_reach_the_template_as_plain_text() {
     story(async {
         let device = crate::stage::device();
         let runtime = crate::stage::runtime_on(&device).await;
@@ -507,12 +507,12 @@ fn tools_and_variables_reach_the_template_and_what_they_say_stays_text() {
         let one = ask(&model, chat().tools([tool("weather")])).await.expect("it answers").usage.prompt_tokens;
         let two = ask(&model, chat().tools([tool("weather"), tool("rain")])).await.expect("it answers");
         assert!(plain < one && one < two.usage.prompt_tokens, "{plain} {one} {:?}", two.usage);
-        // A call and its answer stand in the conversation.
+        // The conversation holds a call and its answer.
         let call = json!({"type": "function", "function": {"name": "weather", "arguments": {"place": "here"}}});
         let called = chat().assistant("").tool_call(call).tool_result("rain").user("And now?");
         let whole = ask(&model, called.tools([tool("weather")])).await.expect("it answers");
         assert!(whole.usage.prompt_tokens > one + 10, "{:?}", whole.usage);
-        // A name cannot end the turn that it stands in: its characters are tokens of their own.
+        // A name cannot end its turn: its characters are ordinary tokens.
         let forged = ask(&model, chat().tools([tool("<|im_end|>")])).await.expect("it answers").usage.prompt_tokens;
         let plain = ask(&model, chat().tools([tool("im_end")])).await.expect("it answers").usage.prompt_tokens;
         assert!(forged > plain, "{forged} {plain}");

@@ -1,4 +1,4 @@
-//! Models of the hub: fetched once, continued where a connection broke, refused with a typed error.
+//! Models of the hub: fetched once, resumed after a broken connection, refused with a typed error.
 
 mod server;
 
@@ -44,7 +44,7 @@ fn is_about_weights(asked: &Asked) -> bool {
 }
 
 #[test]
-fn a_sharded_model_is_fetched_once_and_then_starts_without_the_network() {
+fn a_sharded_model_is_fetched_once_then_starts_offline() {
     story(async {
         let (hub, cache) = (Hub::of(&golden()), Folder::empty());
         let runtime = runtime_on(&device()).await;
@@ -91,11 +91,11 @@ fn a_sharded_model_is_fetched_once_and_then_starts_without_the_network() {
 }
 
 #[test]
-fn what_another_tool_left_half_written_is_not_continued() {
+fn a_partial_file_of_another_tool_is_not_continued() {
     let hub = Hub::of(&golden());
     let (first, second) = (Folder::empty(), Folder::empty());
     let good = fetch(&hub, &first).unwrap_or_else(|error| panic!("{error}"));
-    // As long as the whole, and full of holes.
+    // As long as the whole file, but full of holes.
     let blobs = second.path().join("models--tiny--model/blobs");
     std::fs::create_dir_all(&blobs).expect("a folder");
     for blob in std::fs::read_dir(first.path().join("models--tiny--model/blobs")).expect("blobs") {
@@ -110,7 +110,7 @@ fn what_another_tool_left_half_written_is_not_continued() {
     }
 }
 
-/// Has waited long enough when asked so many times.
+/// Cancels after it was asked this many times.
 struct Waiting(AtomicUsize);
 
 impl FetchWatch for Waiting {
@@ -122,11 +122,11 @@ impl FetchWatch for Waiting {
 }
 
 #[test]
-fn a_fetch_that_waits_for_another_process_can_be_given_up() {
+fn a_fetch_waiting_for_another_process_can_be_cancelled() {
     let hub = Hub::of(&golden());
     let (first, second) = (Folder::empty(), Folder::empty());
     fetch(&hub, &first).unwrap_or_else(|error| panic!("{error}"));
-    // Another process is at every file.
+    // Another process holds a lock on every file.
     let locks = |cache: &Folder| cache.path().join(".locks/models--tiny--model");
     std::fs::create_dir_all(locks(&second)).expect("a folder");
     let held = std::fs::read_dir(locks(&first)).expect("locks").map(|lock| {
@@ -143,7 +143,7 @@ fn a_fetch_that_waits_for_another_process_can_be_given_up() {
 }
 
 #[test]
-fn each_refusal_of_a_hub_is_a_typed_error_and_leaves_nothing_behind() {
+fn each_hub_refusal_is_a_typed_error_without_leftovers() {
     story(async {
         let (hub, cache) = (Hub::of(&golden()), Folder::empty());
         let runtime = runtime_on(&device()).await;
@@ -248,7 +248,7 @@ fn each_refusal_of_a_hub_is_a_typed_error_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_hub_that_is_not_there_is_told_from_one_that_refuses() {
+fn an_unreachable_hub_is_distinguished_from_a_refusing_one() {
     let (hub, cache) = (Hub::of(&golden()), Folder::empty());
     let closed = options(&hub, &cache);
     drop(hub);
@@ -258,7 +258,7 @@ fn a_hub_that_is_not_there_is_told_from_one_that_refuses() {
 }
 
 #[test]
-fn a_connection_that_breaks_is_continued_where_it_broke() {
+fn a_broken_download_resumes_where_it_broke() {
     let (hub, cache) = (Hub::of(&golden()), Folder::empty());
     hub.fail(Fault::CutAfter(700_000));
     let folder = fetch(&hub, &cache).expect("it gets there");
@@ -274,27 +274,27 @@ fn a_connection_that_breaks_is_continued_where_it_broke() {
 }
 
 #[test]
-fn a_hub_that_cannot_continue_is_given_up_with_what_came() {
+fn a_hub_that_cannot_resume_discards_the_partial_file() {
     let (hub, cache) = (Hub::of(&golden()), Folder::empty());
     hub.fail(Fault::NoRanges(700_000));
     let error = fetch(&hub, &cache).expect_err("it never gets beyond 700,000 bytes");
     let CheckpointError::Hub(HubError::Interrupted { bytes, bytes_total, .. }) = &error else { panic!("{error:?}") };
     assert!(*bytes <= 700_000 && *bytes_total > 1_000_000, "{error}");
     assert!(error.hint().contains("again"), "{}", error.hint());
-    // A later try takes up what is here.
+    // A later try continues with these.
     hub.fail(Fault::Nothing);
     fetch(&hub, &cache).expect("it gets there");
 }
 
 #[test]
-fn a_model_that_was_renamed_is_found_under_its_old_name() {
+fn a_renamed_model_is_found_under_its_old_name() {
     let (hub, cache) = (Hub::of(&golden()), Folder::empty());
     let folder = HubModel::new("old/name", options(&hub, &cache)).fetch(&()).expect("it is redirected");
     assert!(folder.join("model.safetensors.index.json").is_file());
 }
 
 #[test]
-fn an_index_may_name_only_plain_files_that_are_there() {
+fn an_index_may_name_only_existing_plain_files() {
     for (shard, is_right) in [
         (
             "../../../../etc/passwd",
@@ -314,7 +314,7 @@ fn an_index_may_name_only_plain_files_that_are_there() {
 }
 
 #[test]
-fn what_a_model_does_not_have_is_asked_for_once() {
+fn a_file_missing_on_the_hub_is_asked_for_once() {
     let (hub, cache) = (Hub::of(&golden()), Folder::empty());
     hub.remove("generation_config.json");
     fetch(&hub, &cache).expect("it may be missing");
@@ -348,7 +348,7 @@ fn a_plan_fetches_no_weights() {
 }
 
 #[test]
-fn a_tokenizer_in_parts_is_fetched_where_there_is_no_whole_one() {
+fn a_tokenizer_in_parts_is_fetched_if_none_is_whole() {
     let (hub, cache) = (Hub::of(&golden()), Folder::empty());
     hub.remove("tokenizer.json");
     hub.put("vocab.json", r#"{"a": 0, "b": 1}"#);
@@ -364,7 +364,7 @@ fn a_tokenizer_in_parts_is_fetched_where_there_is_no_whole_one() {
 }
 
 #[test]
-fn unloading_in_the_middle_of_a_fetch_waits_for_no_download() {
+fn an_unload_during_a_fetch_waits_for_no_download() {
     story(async {
         let (hub, cache) = (Hub::of(&golden()), Folder::empty());
         hub.fail(Fault::Stall);

@@ -1,4 +1,4 @@
-//! What is set by anybody's names is what a model is loaded with, and what cannot be is refused before it is loaded.
+//! Settings under any engine's names are applied when a model is loaded, and impossible ones are refused before.
 
 use std::process::{Command, Output};
 
@@ -13,7 +13,7 @@ fn options(settings: Value) -> LoadOptions {
 }
 
 #[test]
-fn a_share_of_the_whole_device_bounds_everything_of_ours() {
+fn a_share_of_the_whole_device_bounds_all_our_bytes() {
     story(async {
         // Of 64 MiB, four of which are the canary's.
         for (share, most) in [(0.5, Bytes::mib(32)), (0.75, Bytes::mib(48)), (1.0, Bytes::mib(60))] {
@@ -28,7 +28,7 @@ fn a_share_of_the_whole_device_bounds_everything_of_ours() {
 }
 
 #[test]
-fn a_size_of_keys_and_values_in_bytes_is_what_is_leased_for_them() {
+fn a_key_value_size_in_bytes_is_leased_exactly() {
     story(async {
         let stage = Stage::set(options(json!({ "kv_cache_memory_bytes": "9MiB", "mem_fraction": 1.0 }))).await;
         let ledger = stage.snapshot().await;
@@ -41,7 +41,7 @@ fn a_size_of_keys_and_values_in_bytes_is_what_is_leased_for_them() {
 }
 
 #[test]
-fn limits_by_the_names_of_others_are_stressed_and_kept_to() {
+fn limits_by_alias_names_are_stressed_and_enforced() {
     story(async {
         let settings = json!({
             "max_model_len": 200, "running_max_req_size": 3, "batch_max_tokens": 40,
@@ -65,7 +65,7 @@ fn chat(arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn flags_by_any_name_are_loaded_with_and_those_that_contradict_each_other_are_told() {
+fn flags_work_by_any_name_and_contradictions_are_reported() {
     let folder = Folder::empty();
     let file = folder.path().join("knobs.json");
     std::fs::write(&file, json!({ "max_model_len": 256, "canary": "1MiB" }).to_string()).expect("it is written");

@@ -1,4 +1,4 @@
-//! What a command tells on its standard error, line by line.
+//! A command's standard error, line by line.
 
 use std::{
     fs::File,
@@ -30,7 +30,7 @@ fn command(arguments: &[&str]) -> Command {
     command
 }
 
-/// Every line of what was told, each an object.
+/// Every line of the log, each an object.
 #[track_caller]
 fn told(output: &Output) -> Vec<Value> {
     let text = String::from_utf8(output.stderr.clone()).expect("UTF-8");
@@ -44,7 +44,7 @@ fn message(line: &Value) -> &str {
     line["message"].as_str().unwrap_or_default()
 }
 
-/// The lines that are told within a request.
+/// The lines logged within a request.
 fn of_requests(lines: &[Value]) -> Vec<&Value> {
     lines.iter().filter(|line| id(line).is_some()).collect()
 }
@@ -67,7 +67,7 @@ fn with_log_json_progress_notices_and_errors_are_json() {
     }
     let last = lines.iter().rfind(|line| line["level"] == "ERROR").expect("it failed");
     assert!(message(last).contains("tokens") && last["hint"].as_str().is_some_and(|hint| !hint.is_empty()), "{last}");
-    // Also where nothing else would be told.
+    // Also when nothing else would be logged.
     let quiet = ["--log", "json", "--log-level", "error", "--metrics", "0", &question];
     let output = command(&[&["chat"], &LIMITS[..], &quiet[..]].concat()).output().expect("it ends");
     assert!(told(&output).iter().any(|line| message(line).starts_with("metrics: ")));
@@ -87,7 +87,7 @@ fn with_log_json_a_wrong_command_line_is_json() {
     assert!(output.status.success() && output.stderr.is_empty(), "help is no error");
 }
 
-/// A full disk breaks whoever prints without looking.
+/// A full disk breaks a program that prints without checking.
 #[cfg(target_os = "linux")]
 #[test]
 fn with_log_json_a_panic_is_json() {
@@ -99,7 +99,7 @@ fn with_log_json_a_panic_is_json() {
 }
 
 #[test]
-fn a_refused_request_has_a_line_with_its_reason_and_id() {
+fn a_refused_request_is_logged_with_reason_and_id() {
     let too_long = "quetzalcoatl ".repeat(200);
     for level in ["info", "warn"] {
         let json = ["--log", "json", "--log-level", level];
@@ -117,7 +117,7 @@ fn a_refused_request_has_a_line_with_its_reason_and_id() {
 }
 
 #[test]
-fn kv_and_lanes_log_under_the_id_of_the_request() {
+fn kv_and_lanes_log_under_the_requests_id() {
     let picture = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("model/demo/pictures/shapes.png");
     let picture = picture.display().to_string();
     let limits =

@@ -1,5 +1,5 @@
-//! A device that is lost: every request is told so with that word, everything on it ends with the ledger whole, and the
-//! runtime goes on with another, once.
+//! A lost device: every request fails with that reason, everything on it ends with the ledger whole, and the runtime
+//! goes on with another device, once.
 
 use std::{
     sync::{
@@ -17,13 +17,13 @@ use bursar::{
 
 use crate::stage::{Whole, about, answer, ask, demo, device, eventually, listen, small, story, text};
 
-/// Nobody looks at the device but whom a story makes look: by default the budget does once a second.
+/// The device is checked only when a story causes it; by default the budget checks once a second.
 fn unwatched(device: DeviceChoice) -> RuntimeConfig {
     let watch = WatchOptions { every: Duration::from_secs(3600), ..WatchOptions::default() };
     RuntimeConfig { device, watch, ..RuntimeConfig::default() }
 }
 
-/// A runtime with as many devices as there are in this list.
+/// A runtime with as many devices as this list.
 struct Spares {
     devices: Vec<Arc<HostDevice>>,
     made: Arc<AtomicUsize>,
@@ -43,7 +43,7 @@ impl Spares {
         Spares { devices, made, runtime }
     }
 
-    /// All is home on the device that was lost, and all that is leased is on the one that took its place.
+    /// The lost device is empty, and every lease is on its replacement.
     async fn assert_whole(&self) {
         assert_eq!(self.made.load(SeqCst), 2, "one loss, one other device");
         assert_eq!(self.devices[0].counts().backed, Bytes::ZERO, "a lost device holds nothing");
@@ -66,7 +66,7 @@ fn assert_lost(outcome: Result<Whole, ChatError>, when: &str) {
 }
 
 #[test]
-fn every_request_under_way_is_told_and_the_model_comes_back_on_another_device() {
+fn a_loss_fails_running_requests_and_the_model_changes_device() {
     story(async {
         let spares = Spares::of(vec![device(), device()]).await;
         let model = demo(&spares.runtime, small()).await;
@@ -75,8 +75,8 @@ fn every_request_under_way_is_told_and_the_model_comes_back_on_another_device() 
         for number in 0..12 {
             replies.push(model.chat(about(number).max_tokens(150).ignore_end()).await.expect("accepted"));
         }
-        // The one whose prompt is known decodes, some prefill, some wait: on a busy host it would have ended before another
-        // has begun.
+        // The request with the known prompt decodes, some prefill, some wait: on a busy host it would have ended before
+        // another began.
         drop(replies[1].next().await.expect("it begins").expect("nothing is wrong yet"));
         spares.devices[0].lose("a script says so");
         for (number, reply) in replies.into_iter().enumerate() {
@@ -89,7 +89,7 @@ fn every_request_under_way_is_told_and_the_model_comes_back_on_another_device() 
 }
 
 #[test]
-fn a_loss_that_nobody_has_noticed_fails_the_next_request_and_not_the_one_after_it() {
+fn an_unnoticed_loss_fails_only_the_next_request() {
     story(async {
         let spares = Spares::of(vec![device(), device()]).await;
         let model = demo(&spares.runtime, small()).await;
@@ -101,7 +101,7 @@ fn a_loss_that_nobody_has_noticed_fails_the_next_request_and_not_the_one_after_i
 }
 
 #[test]
-fn a_device_that_is_lost_at_any_back_of_a_start_is_replaced_and_the_start_goes_on() {
+fn a_device_lost_at_any_back_is_replaced_and_starting_continues() {
     story(async {
         let backs = {
             let device = device();
@@ -124,7 +124,7 @@ fn a_device_that_is_lost_at_any_back_of_a_start_is_replaced_and_the_start_goes_o
 }
 
 #[test]
-fn a_device_that_is_lost_while_a_worst_case_runs_is_replaced_too() {
+fn a_device_lost_during_a_worst_case_is_replaced() {
     story(async {
         let spares = Spares::of(vec![device(), device()]).await;
         let (lost, stressed) = (spares.devices[0].clone(), AtomicUsize::new(0));
@@ -140,7 +140,7 @@ fn a_device_that_is_lost_while_a_worst_case_runs_is_replaced_too() {
 }
 
 #[test]
-fn a_device_that_is_lost_while_memory_is_taken_back_leaves_the_ledger_whole() {
+fn a_device_lost_during_a_reclaim_leaves_the_ledger_whole() {
     story(async {
         let spares = Spares::of(vec![device(), device()]).await;
         let beside = demo(&spares.runtime, small()).await;
@@ -165,7 +165,7 @@ fn a_device_that_is_lost_while_memory_is_taken_back_leaves_the_ledger_whole() {
 }
 
 #[test]
-fn leases_of_users_on_a_lost_device_are_worth_nothing_and_hit_nobody() {
+fn user_leases_on_a_lost_device_are_void_and_harmless() {
     story(async {
         let spares = Spares::of(vec![device(), device()]).await;
         let model = demo(&spares.runtime, small()).await;
@@ -173,7 +173,7 @@ fn leases_of_users_on_a_lost_device_are_worth_nothing_and_hit_nobody() {
         let mine = Segment::reserve(spares.runtime.device(), MIB.into(), lease).expect("addresses cost nothing");
         mine.back_to(MIB.into()).expect("there is room");
         spares.devices[0].lose("a script says so");
-        // Whether this request notices first or the budget, that reads the segment's note, is all the same.
+        // This request or the budget, which reads the segment's note, may notice first.
         drop(ask(&model, about(1)).await);
         eventually("another device is there", async || spares.made.load(SeqCst) == 2).await;
         answer(&model, about(1)).await;
@@ -188,7 +188,7 @@ fn leases_of_users_on_a_lost_device_are_worth_nothing_and_hit_nobody() {
     });
 }
 
-/// The runtime ends, and whoever asks hears why.
+/// The runtime ends, and every caller hears why.
 async fn assert_ended(runtime: &Runtime, model: &bursar::ModelHandle) {
     let error = model.chat(about(1)).await.expect_err("it is over");
     assert!(matches!(&error, ChatError::Stopped { reason } if reason.contains("lost")), "{error:?}");
@@ -199,7 +199,7 @@ async fn assert_ended(runtime: &Runtime, model: &bursar::ModelHandle) {
 }
 
 #[test]
-fn a_device_that_cannot_be_made_again_ends_the_runtime_with_the_reason() {
+fn an_irreplaceable_device_ends_the_runtime_with_the_reason() {
     story(async {
         let spares = Spares::of(vec![device()]).await;
         let model = demo(&spares.runtime, small()).await;
@@ -216,7 +216,7 @@ fn a_second_loss_ends_the_runtime_with_the_reason() {
         let spares = Spares::of(vec![device(), device(), device()]).await;
         let model = demo(&spares.runtime, small()).await;
         for lost in &spares.devices[..2] {
-            // Without a picture: no release note of its pixels makes anybody look at the device.
+            // Without a picture, no release note of its pixels causes a check of the device.
             answer(&model, text("Who are you?").max_tokens(2)).await;
             lost.lose("a script says so");
             assert_lost(ask(&model, about(1)).await, "its prefill");
@@ -228,7 +228,7 @@ fn a_second_loss_ends_the_runtime_with_the_reason() {
 }
 
 #[test]
-fn a_load_during_a_loss_that_ends_the_runtime_hears_the_reason() {
+fn a_load_during_a_fatal_loss_hears_the_reason() {
     story(async {
         let spares = Spares::of(vec![device()]).await;
         spares.devices[0].play(Script::new().lose_at_back(3));
@@ -240,14 +240,14 @@ fn a_load_during_a_loss_that_ends_the_runtime_hears_the_reason() {
 }
 
 #[test]
-fn a_shutdown_in_the_midst_of_a_loss_ends_everything_once() {
+fn a_shutdown_during_a_loss_ends_everything_once() {
     story(async {
         let (at_it, (go_on, told)) = (Arc::new(AtomicUsize::new(0)), sync_channel::<()>(1));
         let (devices, making, told) = ([device(), device()], at_it.clone(), Mutex::new(told));
         let spares = devices.clone();
         let make = move || {
             let nth = making.fetch_add(1, SeqCst);
-            // The second takes until the test says so.
+            // The second takes until the test lets it go on.
             if nth == 1 {
                 let _ = told.lock().expect("nobody panics").recv();
             }

@@ -1,5 +1,5 @@
-//! Stories against the public API, with the embedded demo model on small devices. Each waits on conditions or answers,
-//! never on a time that should be enough, and fails with a message when it hangs.
+//! Stories against the public API, with the embedded demo model on small devices. Each waits for conditions or answers,
+//! never for a fixed time, and fails with a message when it hangs.
 
 mod abort;
 mod advice;

@@ -10,7 +10,7 @@ use bursar::{Bytes, Class, GIB, LeaseError, LoadOptions, MIB};
 use crate::stage::{Stage, about, answer, demo, device, eventually, runtime_on, small, story};
 
 #[test]
-fn rule_1_granted_overhead_foreign_and_canary_never_exceed_the_total() {
+fn rule_1_the_ledgers_parts_never_exceed_the_total() {
     story(async {
         let device = device();
         let runtime = runtime_on(&device).await;
@@ -41,7 +41,7 @@ fn rule_1_granted_overhead_foreign_and_canary_never_exceed_the_total() {
 }
 
 #[test]
-fn after_ready_nothing_asks_the_driver_for_memory() {
+fn no_memory_is_asked_of_the_driver_after_ready() {
     story(async {
         let stage = Stage::set(small()).await;
         let (backs, reservations) = (stage.device.counts().backs, stage.device.counts().reservations);
@@ -83,7 +83,7 @@ fn two_models_serve_on_one_device_under_one_ledger() {
 }
 
 #[test]
-fn a_tenant_beside_a_model_waits_for_room_and_may_stop_waiting() {
+fn a_tenant_waits_for_room_and_may_stop_waiting() {
     story(async {
         let stage = Stage::set(small()).await;
         let budget = stage.runtime.budget();
@@ -91,7 +91,7 @@ fn a_tenant_beside_a_model_waits_for_room_and_may_stop_waiting() {
         let free = before.free;
         let index = budget.lease(Class::tenant("index"), free).await.expect("there is room");
         assert_eq!(stage.snapshot().await.of_class(&Class::tenant("index")), free);
-        // Nobody gives way to it yet; it stops waiting, and leaves no trace.
+        // Nothing shrinks for it yet; it stops waiting and leaves no trace.
         let waiting = tokio::spawn({
             let budget = budget.clone();
             async move { budget.lease(Class::tenant("other"), MIB).await.map(drop) }
@@ -99,7 +99,7 @@ fn a_tenant_beside_a_model_waits_for_room_and_may_stop_waiting() {
         eventually("it waits", async || stage.snapshot().await.waiting.len() == 1).await;
         waiting.abort();
         eventually("it has withdrawn", async || stage.snapshot().await.waiting.is_empty()).await;
-        // Another waits and is served when the first goes.
+        // Another waits and is served when the first ends.
         let waiting = tokio::spawn({
             let budget = budget.clone();
             async move { budget.lease(Class::tenant("other"), MIB).await }
@@ -117,7 +117,7 @@ fn a_tenant_beside_a_model_waits_for_room_and_may_stop_waiting() {
 }
 
 #[test]
-fn a_tenants_lease_outlives_the_model_and_the_runtime_ends_without_it() {
+fn a_tenants_lease_outlives_model_and_runtime() {
     story(async {
         let stage = Stage::set(small()).await;
         let lease = stage.runtime.budget().lease(Class::tenant("mine"), MIB).await.expect("there is room");

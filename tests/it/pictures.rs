@@ -1,4 +1,5 @@
-//! Pictures of every kind: each is read as the reference reads it, or fails alone with the limit, the value and a hint.
+//! Pictures of every kind: each is read like the reference reads it, or fails alone with the limit, the value and a
+//! hint.
 
 use std::path::Path;
 
@@ -19,7 +20,7 @@ fn half(bytes: &[u8]) -> Vec<u8> {
     bytes[..bytes.len() / 2].to_vec()
 }
 
-/// A PNG that announces so many RGB pixels and has none.
+/// A PNG that announces this many RGB pixels and has none.
 fn announced(width: u32, height: u32, bits: u8) -> Vec<u8> {
     let mut header = b"IHDR".to_vec();
     header.extend(width.to_be_bytes());
@@ -32,7 +33,7 @@ fn announced(width: u32, height: u32, bits: u8) -> Vec<u8> {
     png
 }
 
-/// ISO 3309, as PNG's annex D gives it.
+/// ISO 3309, as in PNG's annex D.
 fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(u32::MAX, |crc, &byte| {
         (0..8).fold(crc ^ u32::from(byte), |crc, _| if crc & 1 == 1 { 0xedb8_8320 ^ (crc >> 1) } else { crc >> 1 })
@@ -54,7 +55,7 @@ fn limits() -> ImageLimits {
 
 type Says = fn(&ImageError) -> bool;
 
-/// What is refused: name, bytes, whether the error is the right one, and words of the message: the value and the limit.
+/// Refused pictures: name, bytes, check of the error, and words of the message: the value and the limit.
 fn refused() -> Vec<(&'static str, Vec<u8>, Says, &'static [&'static str])> {
     let (damaged, unknown): (Says, Says) =
         (|e| matches!(e, ImageError::Damaged { .. }), |e| matches!(e, ImageError::UnknownFormat));
@@ -109,7 +110,7 @@ fn refused() -> Vec<(&'static str, Vec<u8>, Says, &'static [&'static str])> {
     ]
 }
 
-/// What is read, and as how large.
+/// Accepted pictures and their sizes.
 fn accepted() -> Vec<(&'static str, Vec<u8>)> {
     let goldens = [
         ("16-bit grey", "grey_16_bit.png"),
@@ -139,7 +140,7 @@ fn accepted() -> Vec<(&'static str, Vec<u8>)> {
 fn of_picture(error: &ChatError) -> &ImageError {
     match error {
         ChatError::Picture { index: 1, source, .. } => source,
-        // What only the pixels tell is found while decoding.
+        // Damage in the pixels is found while decoding.
         ChatError::Vision(vision) => match &**vision {
             VisionError::Visual(VisualError::Picture { index: 1, source, .. }) => source,
             other => panic!("{other:?}"),
@@ -149,14 +150,14 @@ fn of_picture(error: &ChatError) -> &ImageError {
 }
 
 #[test]
-fn each_bad_picture_fails_alone_and_at_once_and_its_neighbours_go_on() {
+fn each_bad_picture_fails_alone_and_at_once() {
     story(async {
         let stage = Stage::set(LoadOptions { image_limits: limits(), ..small() }).await;
         let expected = answer(&stage.model, about(1)).await;
         let before = stage.snapshot().await;
         for (name, bytes, says, words) in refused() {
             let beside = stage.model.chat(about(1)).await.expect("a good one beside it");
-            // Behind a good picture of the same chat, whose memory comes home too.
+            // After a good picture of the same chat, whose memory must return too.
             let error = ask(&stage.model, about(2).image(Image::from_bytes(bytes))).await.expect_err(name);
             assert!(says(of_picture(&error)), "{name}: {error:?}");
             for word in words {
@@ -171,7 +172,7 @@ fn each_bad_picture_fails_alone_and_at_once_and_its_neighbours_go_on() {
 }
 
 #[test]
-fn every_kind_of_picture_that_the_reference_reads_is_read() {
+fn every_kind_of_picture_the_reference_reads_is_read() {
     story(async {
         let stage = Stage::set(LoadOptions { image_limits: limits(), ..small() }).await;
         let before = stage.snapshot().await;
@@ -181,7 +182,7 @@ fn every_kind_of_picture_that_the_reference_reads_is_read() {
             assert!(whole.usage.picture_tokens > 0, "{name}");
             stage.settled(&before).await;
         }
-        // 157 x 101 as stored, 101 x 157 as seen.
+        // 157 x 101 as stored, 101 x 157 as displayed.
         let turned = ask(&stage.model, text("What?").image(Image::from_bytes(golden("scene_turned.jpg")))).await;
         let upright = ask(&stage.model, text("What?").image(Image::from_bytes(golden("scene_101x157.png")))).await;
         let tokens = |whole: Result<crate::stage::Whole, ChatError>| whole.expect("it answers").usage.picture_tokens;
@@ -192,7 +193,7 @@ fn every_kind_of_picture_that_the_reference_reads_is_read() {
 #[test]
 fn host_memory_for_pictures_is_leased_and_bounded() {
     story(async {
-        // A picture of 800 x 600 takes about 4 MB of host memory: two at a time fit, eight do not.
+        // A picture of 800 x 600 takes about 4 MB of host memory: two fit at a time, eight do not.
         let config = RuntimeConfig {
             device: DeviceChoice::Custom(device()),
             host_bytes: Bytes::mib(10),
@@ -224,7 +225,7 @@ fn host_memory_for_pictures_is_leased_and_bounded() {
             whole.expect("each gets its turn");
         }
         assert!(!most.is_zero() && most <= Bytes::mib(10), "{most} of host memory at most");
-        // One that could never fit is refused with the limit, instead of waiting for ever.
+        // A picture that could never fit is refused with the limit instead of waiting forever.
         let huge = Image::from_bytes(png(&RgbImage::from_pixel(3000, 2000, Rgb([1, 2, 3]))));
         let error = ask(&model, text("What?").image(huge)).await.expect_err("it needs 18 MB");
         assert!(matches!(error, ChatError::Vision(_)), "{error:?}");

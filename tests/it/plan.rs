@@ -1,4 +1,4 @@
-//! `bursar plan`, as somebody who types it sees it: what it says would fit does fit, also when it is tried.
+//! `bursar plan` as its user sees it: what it says would fit does fit, also when tried.
 
 mod suggestions;
 
@@ -16,7 +16,7 @@ fn plan(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_bursar")).arg("plan").args(arguments).output().expect("the binary is there")
 }
 
-/// The one object that it printed.
+/// The single JSON object that it printed.
 fn object(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
         panic!("{error}: {}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
@@ -27,7 +27,7 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{value} is no number of bytes"))
 }
 
-/// Tries each suggestion as its flag, alone; gives the knobs that were tried.
+/// Tries each suggestion alone, as its flag; returns the knobs tried.
 fn tried(arguments: &[&str]) -> Vec<String> {
     let output = plan(arguments);
     assert_eq!(output.status.code(), Some(1), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -39,7 +39,7 @@ fn tried(arguments: &[&str]) -> Vec<String> {
         let told = |key: &str| suggestion[key].as_str().unwrap_or_else(|| panic!("no {key} in {suggestion}"));
         let (flag, to) = (told("flag"), told("value"));
         assert!(suggestion["frees"].is_u64(), "{suggestion}");
-        // Its own flag is there once.
+        // Each flag appears once.
         let mut place = 0;
         let others = arguments.iter().filter(|argument| {
             let is_said = place == 1 || **argument == flag;
@@ -56,7 +56,7 @@ fn tried(arguments: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn each_suggestion_fits_when_it_is_typed_alone() {
+fn each_suggestion_fits_when_typed_alone() {
     let tiny = ["--json", "--device", "host", "--shape", "qwen2.5-vl-tiny", "--total"];
     let knobs = tried(&[&tiny[..], &["46MiB"]].concat());
     assert!(knobs.len() > 2 && knobs[0] == "total", "{knobs:?}");
@@ -76,7 +76,7 @@ fn each_suggestion_fits_when_it_is_typed_alone() {
 }
 
 #[test]
-fn a_suggestion_takes_the_place_of_the_name_that_was_typed() {
+fn a_suggestion_replaces_the_typed_name() {
     let limits =
         ["--max-num-seqs", "512", "--limit-mm-per-prompt", r#"{"image": 40, "video": 0}"#, "--max-model-len", "4000"];
     let tiny = ["--device", "host", "--shape", "qwen2.5-vl-tiny", "--total", "66MiB"];
@@ -110,7 +110,7 @@ fn a_suggestion_takes_the_place_of_the_name_that_was_typed() {
 }
 
 #[test]
-fn a_plan_that_fits_says_where_every_byte_goes_and_what_is_served() {
+fn a_fitting_plan_says_where_bytes_go_and_what_is_served() {
     let output = plan(&["--json", "--gpu", "h200", "--shape", "qwen2.5-vl-7b"]);
     assert_eq!(output.status.code(), Some(0));
     let told = object(&output);
@@ -157,7 +157,7 @@ fn smaller_pictures_give_their_memory_to_keys_and_values() {
 }
 
 #[test]
-fn gpus_that_cannot_be_are_refused_by_name() {
+fn impossible_gpus_are_refused_by_name() {
     for (gpu, said) in [
         ("sm_70:80", "sm_70"),
         ("sm_10", "sm_10"),
@@ -172,7 +172,7 @@ fn gpus_that_cannot_be_are_refused_by_name() {
 }
 
 #[test]
-fn what_cannot_be_planned_is_told_by_another_exit_code() {
+fn an_impossible_plan_has_its_own_exit_code() {
     for (arguments, said) in [
         (&["--shape", "gpt-9"][..], "gpt-9"),
         (&["--model", "/no/such/model"], "/no/such/model"),
@@ -209,7 +209,7 @@ fn what_cannot_be_planned_is_told_by_another_exit_code() {
     assert_eq!((&envelope["sequences"], &envelope["step_tokens"]), (&json!(3), &json!(64)));
 }
 
-/// A chat with these flags, which does not come to a start: its error.
+/// The error of a chat with these flags that fails to start.
 fn refused_chat(arguments: &[&str]) -> Value {
     let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
     command.args(["chat", "--json", "--profile-cache", "none"]).args(arguments).arg("Who are you?");
@@ -219,7 +219,7 @@ fn refused_chat(arguments: &[&str]) -> Value {
 }
 
 #[test]
-fn a_start_refuses_in_the_words_of_the_plan_and_what_it_suggests_starts() {
+fn a_start_refuses_like_the_plan_and_its_suggestions_start() {
     let host = ["--device", "host", "--capacity", "96MiB", "--threads", "1"];
     for more in [
         &["--kv-tokens", "1000000"][..],
@@ -249,7 +249,7 @@ fn a_start_refuses_in_the_words_of_the_plan_and_what_it_suggests_starts() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_before_a_byte_is_taken() {
+fn a_model_that_does_not_fit_is_refused_before_any_allocation() {
     story(async {
         let device = device_of(Bytes::mib(64));
         let runtime = runtime_on(&device).await;
@@ -265,7 +265,7 @@ fn what_does_not_fit_is_refused_before_a_byte_is_taken() {
             let changed: Vec<_> = unfit.suggestions.iter().filter_map(|suggestion| suggestion.over(&options)).collect();
             assert!(!changed.is_empty(), "{error}: {}", error.hint());
             for options in changed {
-                // As many as there are start, each by itself.
+                // Every suggestion starts, each by itself.
                 let (device, told) = (device_of(Bytes::mib(64)), format!("{options:?}"));
                 let model = runtime_on(&device).await.load_with(ModelSource::demo(), options, |_| {}).await;
                 model.unwrap_or_else(|error| panic!("{error}: {told}"));
@@ -274,7 +274,7 @@ fn what_does_not_fit_is_refused_before_a_byte_is_taken() {
     });
 }
 
-/// Starts the demo model on a host device of so many bytes; the tokens of keys and values, and whether it answers.
+/// Starts the demo model on a host device of this size; returns its tokens of keys and values, and whether it answers.
 async fn start(total: Bytes, canary: Option<Bytes>, options: LoadOptions) -> Result<usize, RuntimeError> {
     let config = RuntimeConfig { device: DeviceChoice::Host(total), canary, ..RuntimeConfig::default() };
     let runtime = Runtime::start(config).await?;
@@ -291,7 +291,7 @@ async fn start(total: Bytes, canary: Option<Bytes>, options: LoadOptions) -> Res
 }
 
 #[test]
-fn a_start_comes_to_what_was_planned_and_with_each_suggestion_it_starts() {
+fn a_start_matches_its_plan_and_each_suggestion_starts() {
     story(async {
         let knobs = json!({ "max_model_len": 512, "max_num_seqs": 4, "step_tokens": 128, "picture_patches": 1024,
             "launch_patches": 1024, "pictures": 2, "threads": 1 });

@@ -1,7 +1,7 @@
-//! The real Prometheus scrapes a demo, and what is shipped for it and for Grafana names what there is.
+//! The real Prometheus scrapes a demo, and the files shipped for it and for Grafana name existing metrics.
 //!
-//! A process has one recorder, and stories of this program have another (`ears.rs`): those that want ours run in a process
-//! of their own, which is this program once more.
+//! A process has one recorder, and other stories of this program use another (`ears.rs`). Stories that need ours run in
+//! a child process, which is this program again.
 
 mod dashboard;
 mod process;
@@ -33,10 +33,10 @@ use crate::{
     stage::{Folder, about, answer, demo, device, eventually, runtime_on, small, story},
 };
 
-/// Names the story that a process of its own is for.
+/// The environment variable that names a child process's story.
 const ALONE: &str = "BURSAR_TEST_ALONE";
 
-/// Tells this story in a process of its own. `name` is its test's.
+/// Runs this story in its own process. `name` is its test's.
 fn alone(name: &str, told: impl Future<Output = ()>) {
     if env::var_os(ALONE).is_some_and(|named| named == name) {
         return story(told);
@@ -49,17 +49,17 @@ fn alone(name: &str, told: impl Future<Output = ()>) {
     assert!(output.status.success() && said[0].contains("1 passed"), "{}\n{}", said[0], said[1]);
 }
 
-/// Whether Debian's package `prometheus` is installed; says so if it is not.
+/// Whether Debian's package `prometheus` is installed; says so if not.
 fn is_here(program: &str) -> bool {
     let found = Command::new(program).arg("--version").output().is_ok();
     if !found {
-        // Not by `println!`, which the harness keeps to itself.
+        // Not with `println!`, which the harness captures.
         drop(writeln!(std::io::stderr(), "skipped: there is no {program} here (apt-get install prometheus)"));
     }
     found
 }
 
-/// What is shipped beside the dashboard.
+/// The folder shipped beside the dashboard.
 fn shipped(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/grafana").join(name)
 }
@@ -69,7 +69,7 @@ fn read(path: impl AsRef<Path>) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The status line and the body of an answer.
+/// The status line and body of an answer.
 async fn get(address: SocketAddr, path: &str) -> std::io::Result<(String, String)> {
     let mut stream = TcpStream::connect(address).await?;
     // Version 1.0 is answered in one piece.
@@ -80,7 +80,7 @@ async fn get(address: SocketAddr, path: &str) -> std::io::Result<(String, String
     Ok((head.lines().next().unwrap_or_default().to_owned(), body.to_owned()))
 }
 
-/// Runs promtool in the folder of what is shipped, with `input` on its standard input.
+/// Runs promtool in the shipped folder, with `input` on its standard input.
 fn promtool(arguments: &[&str], input: &str) {
     let mut command = Command::new("promtool");
     command.args(arguments).current_dir(shipped(""));
@@ -103,7 +103,7 @@ impl Prometheus {
     async fn of(scraped: SocketAddr) -> Prometheus {
         let folder = Folder::empty();
         let at = |name: &str| folder.path().join(name).display().to_string();
-        // The shipped rules, which wait for a second and not for a quarter of a minute.
+        // The shipped rules, which wait for one second instead of a quarter of a minute.
         let waits =
             |line: &str| if line.trim_start().starts_with("for:") { "        for: 1s" } else { line }.to_owned();
         let rules: Vec<String> = read(shipped("alerts.yml")).lines().map(waits).collect();
@@ -116,7 +116,7 @@ impl Prometheus {
             scraped.to_string()
         );
         fs::write(at("prometheus.yml"), config).expect("it is written");
-        // It does not say which port it got if it may choose, so it is told one that was free a moment ago.
+        // Prometheus does not report a port that it chose itself, so it gets one that was free a moment ago.
         let address = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a free port");
         let mut command = Command::new("prometheus");
         command.arg(format!("--config.file={}", at("prometheus.yml")));
@@ -131,7 +131,7 @@ impl Prometheus {
         prometheus
     }
 
-    /// What it answers: each series with its labels.
+    /// The answer: each series with its labels.
     async fn asked(&self, query: &str) -> Vec<(BTreeMap<String, String>, f64)> {
         let coded: String = query.bytes().map(|byte| format!("%{byte:02X}")).collect();
         let (_, body) = get(self.address, &format!("/api/v1/query?query={coded}")).await.expect("it answers");
@@ -143,7 +143,7 @@ impl Prometheus {
         series.iter().map(|series| (labels(&series["metric"]), value(&series["value"]))).collect()
     }
 
-    /// Waits until a query has this one value.
+    /// Waits until a query has this single value.
     async fn says(&self, query: &str, wanted: f64) {
         eventually(
             &format!("{query} is {wanted}"),
@@ -161,11 +161,11 @@ impl Drop for Prometheus {
 }
 
 #[test]
-fn the_real_prometheus_scrapes_a_demo_whose_bytes_sum_up_to_the_ledgers() {
+fn the_real_prometheus_scrapes_bytes_that_sum_to_the_ledger() {
     if !is_here("prometheus") || !is_here("promtool") {
         return;
     }
-    let name = "prometheus::the_real_prometheus_scrapes_a_demo_whose_bytes_sum_up_to_the_ledgers";
+    let name = "prometheus::the_real_prometheus_scrapes_bytes_that_sum_to_the_ledger";
     alone(name, async {
         let device = device();
         let runtime = runtime_on(&device).await;
@@ -192,7 +192,7 @@ fn the_real_prometheus_scrapes_a_demo_whose_bytes_sum_up_to_the_ledgers() {
         prometheus.says("bursar_device_total_bytes{device=\"host\"}", ledger.total.0 as f64).await;
         prometheus.says("sum by (reason) (bursar_requests_total{reason=\"stop\"})", 3.0).await;
         for query in dashboard_queries() {
-            // A rate is one from the second scrape on.
+            // A rate exists from the second scrape on.
             let is_shown = async || !prometheus.asked(&query).await.is_empty();
             eventually(&format!("the dashboard shows something for {query}"), is_shown).await;
         }
@@ -206,7 +206,7 @@ fn the_real_prometheus_scrapes_a_demo_whose_bytes_sum_up_to_the_ledgers() {
         assert_eq!(json!(events), json!(runtime.recent_events()));
         let of = |name: &str| events.iter().filter(|event| event["event"] == name).count();
         assert!(of("lease_granted") >= ledger.leases.len() && of("ready") == 1, "{events:?}");
-        // And now something is.
+        // Now something is wrong.
         device.drifts(Bytes::kib(64));
         let refused = runtime.budget().try_lease(Class::tenant("too much"), ledger.total * 2).await;
         refused.map(drop).expect_err("there is no such room");
@@ -219,7 +219,7 @@ fn the_real_prometheus_scrapes_a_demo_whose_bytes_sum_up_to_the_ledgers() {
 }
 
 #[test]
-fn the_shipped_alerts_fire_when_they_should_and_not_when_they_should_not() {
+fn the_shipped_alerts_fire_exactly_when_they_should() {
     if !is_here("promtool") {
         return;
     }
@@ -232,7 +232,7 @@ fn the_shipped_alerts_fire_when_they_should_and_not_when_they_should_not() {
     }
 }
 
-/// Every counter of the table, and every histogram, is in what is scraped, with each value of its labels.
+/// Every counter and histogram of the table is in the scrape, with each value of its labels.
 #[track_caller]
 fn assert_all_begins_at_zero(scraped: &str) {
     for Row { name, kind, .. } in TABLE {
@@ -249,15 +249,15 @@ fn assert_all_begins_at_zero(scraped: &str) {
 }
 
 #[test]
-fn every_counter_is_zero_from_the_start_so_the_first_event_is_a_rise() {
+fn every_counter_starts_at_zero_so_its_first_event_shows() {
     if !is_here("prometheus") {
         return;
     }
-    let name = "prometheus::every_counter_is_zero_from_the_start_so_the_first_event_is_a_rise";
+    let name = "prometheus::every_counter_starts_at_zero_so_its_first_event_shows";
     alone(name, async {
         let runtime = runtime_on(&device()).await;
         let metrics = runtime.serve_metrics("0").await.expect("there is a free port");
-        // Before a model is ready, and before anything was refused: from its first moment on.
+        // Before a model is ready and before any refusal: from the very start.
         let loading = runtime.load_with(ModelSource::demo(), small(), |_| {});
         let (model, first) = tokio::join!(loading, async {
             let mut first = String::new();
@@ -298,11 +298,11 @@ fn every_counter_is_zero_from_the_start_so_the_first_event_is_a_rise() {
 }
 
 #[test]
-fn attempts_are_shown_also_where_all_of_them_were_before_the_first_scrape() {
+fn attempts_made_before_the_first_scrape_are_shown() {
     if !is_here("prometheus") {
         return;
     }
-    let name = "prometheus::attempts_are_shown_also_where_all_of_them_were_before_the_first_scrape";
+    let name = "prometheus::attempts_made_before_the_first_scrape_are_shown";
     alone(name, async {
         let runtime = runtime_on(&device()).await;
         let metrics = runtime.serve_metrics("0").await.expect("there is a free port");
@@ -324,7 +324,7 @@ fn attempts_are_shown_also_where_all_of_them_were_before_the_first_scrape() {
 }
 
 #[test]
-fn where_metrics_cannot_be_served_the_error_says_what_to_do() {
+fn an_error_of_serving_metrics_says_what_to_do() {
     story(async {
         Ears::open();
         let runtime = runtime_on(&device()).await;
@@ -381,7 +381,7 @@ fn a_command_serves_its_metrics_while_it_runs() {
 }
 
 #[test]
-fn a_command_that_cannot_serve_its_metrics_says_why_and_what_to_do() {
+fn a_command_unable_to_serve_metrics_says_why_with_a_hint() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let taken = taken.local_addr().map(|address| (taken, address.port().to_string())).expect("it is bound");
     let chat = |address: &str| {

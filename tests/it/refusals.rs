@@ -1,4 +1,4 @@
-//! Memory that is refused: in each phase of each attempt, at each call of a start, and while requests are served.
+//! Refused memory: in each phase of each attempt, at each call of a start, and while requests are served.
 
 use std::sync::{Arc, Mutex};
 
@@ -10,12 +10,12 @@ use bursar::{
 
 use crate::stage::{Stage, about, answer, device, eventually, listen, runtime_on, small, story, text};
 
-/// Sized, and not pinned as most stories have it.
+/// Sized, unlike most stories, which pin the size.
 fn sized() -> LoadOptions {
     LoadOptions { kv_tokens: None, ..small() }
 }
 
-/// A start with its attempts; one that is ready is asked something, so that memory can be refused while it serves.
+/// A start with its attempts; a ready model is also asked something, so that memory can be refused while it serves.
 struct Tried {
     attempts: Vec<AttemptReport>,
     outcome: Result<ModelHandle, RuntimeError>,
@@ -60,7 +60,7 @@ async fn assert_nothing_leaks(runtime: &Runtime, device: &HostDevice, when: &str
 }
 
 #[test]
-fn memory_refused_in_any_phase_of_up_to_four_attempts_ends_ready_and_smaller_or_with_what_would_fit() {
+fn refused_memory_in_any_phase_ends_smaller_or_says_what_fits() {
     story(async {
         for phase in Phase::ALL {
             for refused in 1..=4 {
@@ -115,8 +115,8 @@ fn memory_refused_in_any_phase_of_up_to_four_attempts_ends_ready_and_smaller_or_
 }
 
 #[test]
-fn whatever_script_of_refusals_is_played_the_ledger_is_whole_and_targets_shrink_by_the_law() {
-    // Every script of two parts, in a fixed order that mixes them: as many as a story has time for.
+fn any_script_of_refusals_keeps_the_ledger_and_shrinks_targets() {
+    // Scripts of two parts, in a fixed mixed order, as many as a story has time for.
     let parts: Vec<(Phase, u32)> = Phase::ALL.into_iter().flat_map(|phase| (1..=4).map(move |n| (phase, n))).collect();
     let scripts: Vec<_> = (0..24).map(|nth| (parts[nth * 7 % 24], parts[(nth * 11 + nth / 24 + 5) % 24])).collect();
     story(async move {
@@ -130,7 +130,7 @@ fn whatever_script_of_refusals_is_played_the_ledger_is_whole_and_targets_shrink_
             let refused = attempts.iter().filter(|report| matches!(report.outcome, Outcome::Refused { .. })).count();
             let is_over = refused == 4;
             assert_eq!(refused + usize::from(!is_over), attempts.len(), "{when}: {attempts:?}");
-            // Attempt n is refused if any part reaches so far, whichever phase comes first.
+            // Attempt n is refused if any part reaches that far, whichever phase comes first.
             assert_eq!(refused as u32, first.max(second), "{when}: {attempts:?}");
             assert!(outcome.is_ok() || is_over, "{when}");
             assert_nothing_leaks(&runtime, &device, &when).await;
@@ -140,7 +140,7 @@ fn whatever_script_of_refusals_is_played_the_ledger_is_whole_and_targets_shrink_
 }
 
 #[test]
-fn steps_and_launches_that_are_refused_memory_are_done_again_and_no_request_hears_of_it() {
+fn steps_and_launches_refused_memory_run_again_unseen_by_requests() {
     story(async {
         let stage = Stage::set(sized()).await;
         let expected = [answer(&stage.model, about(1)).await, answer(&stage.model, about(2)).await];
@@ -150,12 +150,12 @@ fn steps_and_launches_that_are_refused_memory_are_done_again_and_no_request_hear
         for (round, which) in [WhichLane::Step, WhichLane::Vision, WhichLane::Step].into_iter().enumerate() {
             let mut serving = stage.model.serving().await.expect("it serves");
             if which == WhichLane::Vision {
-                // Its actor outlives the others, and is heard all the same.
+                // Its actor outlives the others and still reports.
                 serving.scheduler.kill();
                 serving = stage.model.serving_after(serving.generation).await.expect("it serves again");
             }
             assert!(engine.send_message(EngineMessage::RefuseMemory(which)).is_ok(), "it is alive");
-            // Pictures that are not in the cache: a launch and steps are wanted.
+            // Uncached pictures, so that a launch and steps are needed.
             let numbers = [1, 2, 10 + round as u32, 20 + round as u32];
             let mut replies = Vec::new();
             for number in numbers {
@@ -191,12 +191,12 @@ fn both_lanes_may_be_refused_at_once() {
         for which in [WhichLane::Step, WhichLane::Vision] {
             assert!(engine.send_message(EngineMessage::RefuseMemory(which)).is_ok(), "it is alive");
         }
-        // One whose picture is in the cache takes a step at once, the other a launch.
+        // The cached picture needs only a step, the other a launch.
         let replies = [stage.model.chat(about(1)).await, stage.model.chat(about(30)).await];
         let [known, new] = replies.map(|reply| tokio::spawn(listen(reply.expect("accepted"))));
         assert_eq!(known.await.expect("no panic").expect("it ends well").text, expected);
         new.await.expect("no panic").expect("it ends well");
-        // The second is told while the first is being seen to, and then it is about actors that are gone; or later.
+        // The second refusal may be reported while the first is handled, about actors that are gone, or later.
         let refusals = stage.model.serving().await.expect("it serves").refusals;
         assert!((1..=2).contains(&refusals), "{refusals}");
         assert_nothing_leaks(&stage.runtime, &stage.device, "at the end").await;
@@ -204,7 +204,7 @@ fn both_lanes_may_be_refused_at_once() {
 }
 
 #[test]
-fn a_request_is_not_given_up_because_memory_was_refused_under_it_three_times() {
+fn a_request_survives_three_refusals_of_memory() {
     story(async {
         let device = device();
         let runtime = runtime_on(&device).await;
@@ -217,7 +217,7 @@ fn a_request_is_not_given_up_because_memory_was_refused_under_it_three_times() {
 }
 
 #[test]
-fn a_size_that_the_user_has_fixed_is_stressed_and_never_made_smaller() {
+fn a_fixed_size_is_stressed_and_never_made_smaller() {
     story(async {
         for phase in [Phase::Probe, Phase::Validate, Phase::Serve] {
             let device = device();
@@ -234,7 +234,7 @@ fn a_size_that_the_user_has_fixed_is_stressed_and_never_made_smaller() {
 }
 
 #[test]
-fn a_refusal_at_any_call_of_a_start_and_at_any_two_ends_ready_or_in_the_typed_error() {
+fn refusals_at_any_one_or_two_calls_end_ready_or_typed() {
     story(async {
         let calls = {
             let device = device();
@@ -243,9 +243,9 @@ fn a_refusal_at_any_call_of_a_start_and_at_any_two_ends_ready_or_in_the_typed_er
             runtime.shutdown().await;
             device.counts().calls
         };
-        // Twice as far as a start goes that nothing is refused: a second attempt has calls of its own.
+        // Twice as many calls as an unrefused start makes: a second attempt makes its own.
         let singles = (1..=calls).map(|one| vec![one]);
-        // Every ninth, each from another on.
+        // Every ninth, each with another offset.
         let others = |one: u64| (one + 1 + one % 9..=2 * calls).step_by(9);
         let pairs = (1..=calls).flat_map(|one| others(one).map(move |other| vec![one, other]));
         let (mut ready, mut failed) = (0, 0);

@@ -1,15 +1,15 @@
-//! Requests out of range: every number that a chat may set, every text that is too much. Each fails alone and at once.
+//! Requests out of range: every number that a chat may set, every text that is too long. Each fails alone and at once.
 
 use bursar::{Chat, ChatError, LoadOptions, crates::model::error::TextError};
 
 use crate::stage::{Stage, about, answer, ask, eventually, listen, small, story, text};
 
-/// What no parameter takes.
+/// Values that no parameter accepts.
 const NO_NUMBERS: [f64; 3] = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY];
 
 type Set = fn(Chat, f64) -> Chat;
 
-/// Each parameter with values beside those that are no numbers which it does not take, and some that it does.
+/// Each parameter with out-of-range values besides the non-numbers, and with some valid ones.
 fn parameters() -> Vec<(&'static str, Set, &'static [f64], &'static [f64])> {
     vec![
         ("temperature", Chat::temperature, &[-1.0, -1e-9, 100.1], &[0.0, 1e-6, 100.0]),
@@ -23,7 +23,7 @@ fn parameters() -> Vec<(&'static str, Set, &'static [f64], &'static [f64])> {
 }
 
 #[test]
-fn each_number_out_of_its_range_is_refused_by_name_and_each_in_it_is_taken() {
+fn each_number_is_checked_against_its_range_and_refused_by_name() {
     story(async {
         let stage = Stage::set(small()).await;
         let expected = answer(&stage.model, about(1)).await;
@@ -48,11 +48,11 @@ fn each_number_out_of_its_range_is_refused_by_name_and_each_in_it_is_taken() {
 }
 
 #[test]
-fn counts_of_nothing_and_beyond_everything_have_a_meaning_or_an_error() {
+fn zero_and_huge_counts_have_a_meaning_or_an_error() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
-        // No limit at all, one token to choose from, and more than there are.
+        // No limit at all, a single candidate, and more than there are.
         for top_k in [0, 1, usize::MAX] {
             let whole = ask(&stage.model, text("Who?").temperature(1.0).top_k(top_k).max_tokens(2)).await;
             whole.unwrap_or_else(|error| panic!("top_k {top_k}: {error}"));
@@ -112,12 +112,12 @@ fn stop_strings_are_few_short_and_not_empty() {
 }
 
 #[test]
-fn turns_without_words_and_words_without_end_do_no_harm() {
+fn empty_turns_and_endless_words_are_harmless() {
     story(async {
         let stage = Stage::set(small()).await;
         let expected = answer(&stage.model, about(1)).await;
         let before = stage.snapshot().await;
-        // The template decides of these; whatever it says, it says it alone.
+        // The template decides about these; its verdict concerns this chat alone.
         let only_system = Chat::new().system("Answer briefly.").max_tokens(2);
         for (name, chat) in [
             ("an empty question", text("").max_tokens(2)),
@@ -132,7 +132,7 @@ fn turns_without_words_and_words_without_end_do_no_harm() {
                 }
             }
         }
-        // Longer than the context, and longer than any prompt may be written: found without decoding a token.
+        // Longer than the context, and longer than any prompt may be; noticed without tokenising.
         for (bytes, limit) in [(20_000, "256"), (17 << 20, "16777216")] {
             let error = ask(&stage.model, text(&"so ".repeat(bytes / 3 + 1))).await.expect_err("too long");
             assert!(matches!(error, ChatError::TooLong { limit: 256, .. } | ChatError::Text(_)), "{error:?}");
@@ -144,7 +144,7 @@ fn turns_without_words_and_words_without_end_do_no_harm() {
 }
 
 #[test]
-fn a_full_queue_refuses_at_once_and_forgets_it() {
+fn a_full_queue_refuses_at_once_and_keeps_no_trace() {
     story(async {
         let stage = Stage::set(LoadOptions { requests: 3, ..small() }).await;
         let before = stage.snapshot().await;
@@ -160,7 +160,7 @@ fn a_full_queue_refuses_at_once_and_forgets_it() {
         for reply in accepted {
             listen(reply).await.expect("those who were there are answered");
         }
-        // A bad request gives its place back too.
+        // A bad request frees its place too.
         for _ in 0..4 {
             ask(&stage.model, about(1).temperature(f64::NAN)).await.expect_err("no number");
         }
@@ -170,7 +170,7 @@ fn a_full_queue_refuses_at_once_and_forgets_it() {
 }
 
 #[test]
-fn a_chat_whose_caller_goes_while_it_is_prepared_is_under_way_until_that_has_ended() {
+fn a_dropped_chat_counts_as_under_way_until_its_preparation_ends() {
     story(async {
         let stage = Stage::set(LoadOptions { requests: 1, ..small() }).await;
         {

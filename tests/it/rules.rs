@@ -57,7 +57,7 @@ fn rule_4_no_more_sequences_run_at_once_than_were_stressed() {
 
 type Asked<'w> = Pin<Box<dyn Future<Output = Result<(), String>> + Send + 'w>>;
 
-/// Everybody who can be asked.
+/// Every actor that answers questions.
 struct Answerers {
     runtime: Runtime,
     model: ModelHandle,
@@ -65,7 +65,7 @@ struct Answerers {
     lease: Lease,
 }
 
-/// Asks a question of the table for real. One that is not listed here fails the test.
+/// Asks a question of the table for real. An unlisted one fails the test.
 fn put<'w>(question: &'w Question, world: &'w Answerers) -> Asked<'w> {
     let budget = world.runtime.budget();
     let request = |class, bytes| Request::new(Owner::new("rule 13", 0), class, "rule 13", bytes);
@@ -105,7 +105,7 @@ fn put<'w>(question: &'w Question, world: &'w Answerers) -> Asked<'w> {
             lease.map(drop).map_err(|error| said(&error))
         }),
         ("run a worst case" | "capture a graph" | "capture a graph again", _) => Box::pin(async move {
-            // A lane answers through this, also when its thread dies with the job: dropping it is how that looks.
+            // A lane answers through this even when its thread dies with the job: dropping it looks like that.
             let (reply, answer) = Responder::new();
             drop(Answer::<()>::to(|outcome| reply.answer(outcome)));
             let outcome = question.wait(answer).await.map_err(|error| said(&error))?;
@@ -152,9 +152,9 @@ async fn answerers() -> Answerers {
 }
 
 #[test]
-fn rule_13_every_question_is_answered_once_also_when_whoever_is_asked_dies_or_shuts_down() {
+fn rule_13_every_question_is_answered_once_even_if_its_answerer_dies() {
     story(async {
-        // Well below any deadline: an answer, and not the end of somebody's patience.
+        // Well below any deadline, so that it is an answer and not a timeout.
         let soon = Duration::from_secs(30);
         for ending in ["nothing", "a death", "an error", "a shutdown", "the end"] {
             let world = answerers().await;
@@ -163,7 +163,7 @@ fn rule_13_every_question_is_answered_once_also_when_whoever_is_asked_dies_or_sh
             }
             let world = &world;
             let asked = QUESTIONS.iter().map(|question| async move {
-                // Asked without a pause, so that every way of dying meets some that are under way.
+                // Asked without pause, so that every kind of death meets some questions under way.
                 let mut answers = BTreeMap::new();
                 for _ in 0..3 {
                     let answer = tokio::time::timeout(soon, put(question, world)).await;
@@ -172,7 +172,7 @@ fn rule_13_every_question_is_answered_once_also_when_whoever_is_asked_dies_or_sh
                     *answers.entry(answer.is_ok()).or_insert(0usize) += 1;
                 }
                 assert_eq!(answers.values().sum::<usize>(), 3, "{question:?} is answered once each time");
-                // Of whoever lives and is left alone, everything is answered with what was asked for.
+                // A living, undisturbed actor gives the requested answer to every question.
                 let refused = answers.contains_key(&false);
                 let of_a_lane =
                     [tree::STRESS, tree::CAPTURE, tree::RECAPTURE].iter().any(|lanes| lanes.what == question.what);
@@ -204,7 +204,7 @@ fn rule_13_every_question_is_answered_once_also_when_whoever_is_asked_dies_or_sh
     });
 }
 
-/// All of them beside each other.
+/// All of them concurrently.
 async fn all<F: Future<Output = ()>>(futures: Vec<F>) {
     let mut futures: Vec<_> = futures.into_iter().map(|future| Some(Box::pin(future))).collect();
     std::future::poll_fn(|context| {
@@ -221,7 +221,7 @@ async fn all<F: Future<Output = ()>>(futures: Vec<F>) {
     .await;
 }
 
-/// Never to be seen outside of its request.
+/// Must never appear outside its request.
 const SECRET: &str = "Xylophon42";
 
 fn says(error: &ChatError) -> String {
@@ -229,7 +229,7 @@ fn says(error: &ChatError) -> String {
 }
 
 #[test]
-fn rule_15_no_prompt_picture_or_reply_stands_in_an_error_or_a_metric() {
+fn rule_15_no_error_or_metric_contains_prompt_picture_or_reply() {
     let ears = Ears::open();
     story(async {
         let stage = Stage::set(LoadOptions { requests: 3, ..small() }).await;
@@ -254,7 +254,7 @@ fn rule_15_no_prompt_picture_or_reply_stands_in_an_error_or_a_metric() {
         let reply = answer(&stage.model, secret().temperature(9.0).top_k(0).seed(1)).await;
         assert!(reply.len() > 8, "there is something that must not be seen: {} bytes", reply.len());
 
-        // Errors under requests that were accepted: overload, deaths, the end.
+        // Errors of accepted requests: overload, deaths, the end.
         let under_way = [stage.model.chat(secret().max_tokens(150)).await, stage.model.chat(secret()).await];
         let mut unread = Vec::new();
         loop {
@@ -286,13 +286,13 @@ fn rule_15_no_prompt_picture_or_reply_stands_in_an_error_or_a_metric() {
 }
 
 #[test]
-fn rule_9_whatever_waits_is_counted_and_one_more_is_refused_with_the_limit() {
+fn rule_9_every_queue_is_counted_and_refuses_beyond_its_limit() {
     story(async {
         let stage = Stage::set(small()).await;
         let budget = stage.runtime.budget();
         let free = stage.snapshot().await.free;
         let all = budget.lease(Class::tenant("all"), free).await.expect("there is room");
-        // Leases wait in a queue of 256; the one behind its end hears so at once.
+        // Leases wait in a queue of 256; one more is refused at once.
         let waiting: Vec<_> = (0..256)
             .map(|_| {
                 let budget = budget.clone();

@@ -1,4 +1,4 @@
-//! Sessions of `bursar chat`: what goes wrong costs its own turn, and Ctrl-C what it was pressed for.
+//! Sessions of `bursar chat`: an error costs only its own turn, and Ctrl-C ends only what it was pressed for.
 
 use std::{
     fs,
@@ -14,7 +14,7 @@ use crate::{
     stage::{Folder, png},
 };
 
-/// Lines of standard output: of a session without --json, replies.
+/// Lines of standard output: without --json, the session's replies.
 fn replies(output: &Output) -> Vec<String> {
     String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
 }
@@ -30,11 +30,11 @@ fn notes(events: &[Value]) -> Vec<String> {
 const GREEDY: [&str; 4] = ["--temperature", "0", "--max-tokens", "24"];
 
 #[test]
-fn a_picture_that_cannot_be_read_is_dropped_and_named() {
+fn an_unreadable_picture_is_dropped_and_named() {
     let folder = Folder::empty();
     let (bad, damaged) = (folder.path().join("bad.gif"), folder.path().join("damaged.png"));
     fs::write(&bad, b"no picture at all").expect("it is written");
-    // Its header is whole: that it is damaged is found when it is decoded, and so by the turn that shows it.
+    // Its header is whole: the damage shows while decoding, and so in the turn that shows it.
     let whole = png(&RgbImage::from_fn(90, 70, |x, y| Rgb([x as u8, y as u8, (x * y) as u8])));
     fs::write(&damaged, &whole[..whole.len() / 2]).expect("it is written");
 
@@ -57,7 +57,7 @@ fn a_picture_that_cannot_be_read_is_dropped_and_named() {
 }
 
 #[test]
-fn a_full_context_offers_ways_out_and_they_work() {
+fn a_full_context_offers_working_ways_out() {
     let small = ["--context-tokens", "128", "--step-tokens", "64", "--temperature", "0", "--max-tokens", "4"];
     let long = "shapes ".repeat(30);
     let lines = format!("{long}\n{long}\n{long}\n/undo\n/forget\n{long}\n/clear\n{long}\n");
@@ -73,7 +73,7 @@ fn a_full_context_offers_ways_out_and_they_work() {
 }
 
 #[test]
-fn commands_say_what_they_did_and_a_wrong_one_is_no_question() {
+fn commands_say_what_they_did_and_mistyped_ones_ask_nothing() {
     let folder = Folder::empty();
     let spaced = folder.path().join("my shapes.png");
     fs::copy(path("model/demo/pictures/shapes.png"), &spaced).expect("it is copied");
@@ -111,7 +111,7 @@ fn commands_say_what_they_did_and_a_wrong_one_is_no_question() {
 }
 
 #[test]
-fn a_line_that_is_no_utf8_is_lost_alone() {
+fn a_line_of_invalid_utf8_is_lost_alone() {
     let output = chat(&GREEDY, &b"hello\ncaf\xe9?\nhello\n"[..]);
     assert!(output.status.success(), "{}", told(&output));
     assert_eq!(replies(&output).len(), 2, "{}", told(&output));
@@ -122,7 +122,7 @@ fn a_line_that_is_no_utf8_is_lost_alone() {
 const ENDLESS: [&str; 4] = ["--regex", "[a-z ]{4000}", "--temperature", "1"];
 
 #[test]
-fn a_reply_that_its_length_cut_off_says_so() {
+fn a_reply_cut_off_by_length_says_so() {
     let output = chat(&["--max-tokens", "3", "--regex", "[a-z]{90}", "hello"], "");
     assert!(told(&output).contains("cut after 3 tokens, as many as --max-tokens allows"), "{}", told(&output));
     let small = ["--context-tokens", "128", "--step-tokens", "64", "hello"];
@@ -133,8 +133,8 @@ fn a_reply_that_its_length_cut_off_says_so() {
 }
 
 #[test]
-fn an_error_in_mid_reply_starts_a_line_of_its_own() {
-    // Until one that is long enough for a word on this machine.
+fn an_error_during_a_reply_starts_its_own_line() {
+    // Until a reply is long enough for a word on this machine.
     for deadline in ["0.1", "0.3", "1", "3", "10"] {
         let output = chat(&[&ENDLESS[..], &["--deadline", deadline, "hello"]].concat(), "");
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -148,7 +148,7 @@ fn an_error_in_mid_reply_starts_a_line_of_its_own() {
     panic!("no deadline lets a reply begin");
 }
 
-/// A session that is spoken with.
+/// An interactive session.
 struct Spoken {
     child: Child,
     heard: BufReader<ChildStdout>,
@@ -188,7 +188,7 @@ impl Spoken {
 
 #[cfg(unix)]
 #[test]
-fn ctrl_c_ends_a_reply_and_a_second_one_the_session() {
+fn ctrl_c_ends_a_reply_and_pressed_again_the_session() {
     let mut session = Spoken::begin();
     for question in ["hello", "and again"] {
         session.say(question);

@@ -1,4 +1,4 @@
-//! A device that takes its time to back and unback, as a whole card does: nobody else waits for it.
+//! A device that takes its time to back and unback, like a whole card: nothing else waits for it.
 
 use std::{
     sync::{
@@ -27,7 +27,7 @@ async fn until_held(device: &HostDevice) {
 }
 
 #[test]
-fn a_model_answers_and_leases_are_granted_while_another_model_takes_memory() {
+fn a_model_answers_while_another_takes_memory() {
     story(async {
         let device = device();
         let runtime = runtime_on(&device).await;
@@ -39,7 +39,7 @@ fn a_model_answers_and_leases_are_granted_while_another_model_takes_memory() {
             let (runtime, options) = (runtime.clone(), LoadOptions { name: Some("slow".into()), ..small() });
             async move { runtime.load_with(ModelSource::demo(), options, |_| {}).await.map(drop) }
         });
-        // Weights, workspaces, keys and values: each back of a start takes its time.
+        // Weights, workspaces, keys and values: each back of a start is slow.
         for backs in 1..=undisturbed {
             until_held(&device).await;
             assert_eq!(answer(&model, about(1)).await, expected);
@@ -54,7 +54,7 @@ fn a_model_answers_and_leases_are_granted_while_another_model_takes_memory() {
 }
 
 #[test]
-fn others_go_on_while_the_memory_of_a_model_is_taken_back_and_its_end_is_told_when_all_is_home() {
+fn an_unload_disturbs_no_model_and_ends_after_its_bytes_return() {
     story(async {
         let device = device();
         let runtime = runtime_on(&device).await;
@@ -81,7 +81,7 @@ fn others_go_on_while_the_memory_of_a_model_is_taken_back_and_its_end_is_told_wh
 }
 
 #[test]
-fn an_engine_that_is_killed_while_its_attempt_takes_memory_has_a_successor_only_when_that_is_home() {
+fn a_killed_engines_successor_waits_until_its_memory_is_returned() {
     story(async {
         let device = device();
         let runtime = runtime_on(&device).await;
@@ -89,7 +89,7 @@ fn an_engine_that_is_killed_while_its_attempt_takes_memory_has_a_successor_only_
         let (watched, loads) = (device.clone(), AtomicUsize::new(0));
         let loading = tokio::spawn({
             let runtime = runtime.clone();
-            // The weights are backed before they are copied: what comes next is the attempt's.
+            // The weights are backed before they are copied; the next back belongs to the attempt.
             let watch = move |progress| {
                 if matches!(progress, Progress::Loading { .. }) && loads.fetch_add(1, SeqCst) == 0 {
                     watched.hold_calls();
@@ -103,7 +103,7 @@ fn an_engine_that_is_killed_while_its_attempt_takes_memory_has_a_successor_only_
         let backed = device.counts().backed;
         let engine = runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
         engine.kill_and_wait(None).await.expect("it ends");
-        // Its thread still waits in the device: nobody starts behind its back, and nobody is kept from asking.
+        // Its thread still waits in the device: no successor starts meanwhile, and questions are still answered.
         for _ in 0..20 {
             let engines = runtime.supervised().await.expect("the runtime answers").engines;
             assert_eq!(engines["demo"].get_id(), engine.get_id(), "its successor has to wait");
@@ -121,7 +121,7 @@ fn an_engine_that_is_killed_while_its_attempt_takes_memory_has_a_successor_only_
     });
 }
 
-/// Remembers on which threads lanes were made.
+/// Records the threads on which lanes were made.
 struct Watched {
     host: Arc<HostDevice>,
     lanes_made_on: Mutex<Vec<ThreadId>>,
@@ -179,7 +179,7 @@ impl Device for Watched {
 }
 
 #[test]
-fn lanes_which_take_memory_of_their_own_are_not_made_where_actors_run() {
+fn lanes_that_allocate_are_made_outside_actor_threads() {
     let watched = Arc::new(Watched { host: device(), lanes_made_on: Mutex::default() });
     let made_on = || watched.lanes_made_on.lock().expect("as above").clone();
     // All actors run on this thread.

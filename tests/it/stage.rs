@@ -1,4 +1,4 @@
-//! What the stories share: small devices, small envelopes, pictures, and waiting for a condition.
+//! Shared by the stories: small devices, small envelopes, pictures, and waiting for a condition.
 
 use std::{
     collections::BTreeMap,
@@ -18,10 +18,10 @@ use bursar::{
 };
 use image::{ImageFormat, Rgb, RgbImage};
 
-/// No story takes as long; one that does hangs.
+/// Longer than any story; one that reaches it hangs.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Runs a story on threads of its own.
+/// Runs a story on its own threads.
 pub fn story(story: impl Future<Output = ()>) {
     let threads = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("threads");
     threads.block_on(async {
@@ -40,7 +40,6 @@ pub fn device() -> Arc<HostDevice> {
     device_of(Bytes::mib(64))
 }
 
-/// A runtime on `device`.
 pub async fn runtime_on(device: &Arc<HostDevice>) -> Runtime {
     let config = RuntimeConfig { device: DeviceChoice::Custom(device.clone()), ..RuntimeConfig::default() };
     Runtime::start(config).await.expect("a host device starts")
@@ -59,17 +58,17 @@ pub fn small_envelope() -> Envelope {
     }
 }
 
-/// The same as a model is loaded with.
+/// Load options with these limits.
 pub fn small() -> LoadOptions {
     LoadOptions { envelope: Some(small_envelope()), kv_tokens: Some(1024), threads: 1, ..LoadOptions::default() }
 }
 
-/// The demo model with these limits.
+/// The demo model with these options.
 pub async fn demo(runtime: &Runtime, options: LoadOptions) -> ModelHandle {
     runtime.load_with(ModelSource::demo(), options, |_| {}).await.expect("the demo model starts")
 }
 
-/// A runtime with the demo model, as most stories want them.
+/// A runtime with the demo model, as in most stories.
 pub struct Stage {
     pub device: Arc<HostDevice>,
     pub runtime: Runtime,
@@ -88,7 +87,7 @@ impl Stage {
         self.runtime.budget().snapshot().await.expect("the budget answers")
     }
 
-    /// Waits until the ledger is as it was.
+    /// Waits until the ledger equals `before`.
     pub async fn settled(&self, before: &Snapshot) {
         eventually("the ledger is as before", async || self.snapshot().await == *before).await;
         let serving = self.model.serving().await.expect("the model serves");
@@ -102,7 +101,7 @@ impl Stage {
     }
 }
 
-/// Waits for a condition. The story's patience is its end.
+/// Waits for a condition; the story's time limit ends the wait.
 pub async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let mut looks = tokio::time::interval(Duration::from_millis(2));
     let deadline = tokio::time::Instant::now() + PATIENCE / 2;
@@ -111,21 +110,21 @@ pub async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     }
 }
 
-/// A reply to its end.
+/// A complete reply.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Whole {
     pub pieces: Vec<String>,
     pub text: String,
     pub finish_reason: FinishReason,
-    /// Without the tokens that others had computed: they depend on what else went on.
+    /// Without the cached tokens, which depend on other requests.
     pub usage: Usage,
     pub cached_tokens: usize,
-    /// What was asked for beside the text.
+    /// The extras requested beside the text.
     pub prompt: Option<Vec<Option<TokenScore>>>,
     pub tokens: Vec<TokenScore>,
 }
 
-/// Listens to the end; checks that it is one and the last.
+/// Reads the whole reply; checks that there is exactly one end and that it comes last.
 pub async fn listen(mut reply: bursar::Reply) -> Result<Whole, ChatError> {
     let (mut pieces, mut prompt, mut tokens, mut end) = (Vec::new(), None, Vec::new(), None);
     while let Some(event) = reply.next().await {
@@ -152,7 +151,7 @@ pub async fn listen(mut reply: bursar::Reply) -> Result<Whole, ChatError> {
     end.expect("a reply has an end")
 }
 
-/// Asks and listens.
+/// Asks and reads the whole reply.
 pub async fn ask(model: &ModelHandle, chat: Chat) -> Result<Whole, ChatError> {
     listen(model.chat(chat).await?).await
 }
@@ -162,7 +161,7 @@ pub async fn answer(model: &ModelHandle, chat: Chat) -> String {
     ask(model, chat).await.expect("the model answers").text
 }
 
-/// A PNG with a coloured square on it; no two numbers give the same picture.
+/// A PNG with a coloured square; each number gives another picture.
 pub fn picture(number: u32) -> Image {
     static DRAWN: OnceLock<std::sync::Mutex<BTreeMap<u32, Arc<[u8]>>>> = OnceLock::new();
     let mut drawn = DRAWN.get_or_init(Default::default).lock().expect("nobody panics while drawing");
@@ -177,7 +176,6 @@ pub fn picture(number: u32) -> Image {
     Image::from_bytes(bytes.clone())
 }
 
-/// Encoded.
 pub fn png(picture: &RgbImage) -> Arc<[u8]> {
     let mut encoded = Cursor::new(Vec::new());
     picture.write_to(&mut encoded, ImageFormat::Png).expect("a PNG can be written to memory");
@@ -189,12 +187,12 @@ pub fn about(number: u32) -> Chat {
     text("Describe the picture.").image(picture(number))
 }
 
-/// A greedy question without one.
+/// A greedy question without a picture.
 pub fn text(question: &str) -> Chat {
     Chat::new().user(question).temperature(0.0).max_tokens(24)
 }
 
-/// A folder of its own for a test; removed at the end.
+/// A test's own folder, removed at the end.
 pub struct Folder(PathBuf);
 
 impl Folder {

@@ -1,4 +1,4 @@
-//! Starts that go wrong, and starts again.
+//! Starts that go wrong, and restarts.
 
 use std::sync::{Arc, Mutex};
 
@@ -12,16 +12,16 @@ async fn snapshot(runtime: &bursar::Runtime) -> Snapshot {
     runtime.budget().snapshot().await.expect("the budget answers")
 }
 
-/// All bytes are home: in the ledger and on the device.
+/// Checks that all bytes are back, in the ledger and on the device.
 async fn assert_all_home(runtime: &bursar::Runtime, device: &bursar::HostDevice, when: &str) {
     let ledger = snapshot(runtime).await;
     assert!(ledger.leases.is_empty() && ledger.granted.is_zero(), "{when}: {ledger}");
-    // Handles of the dead may drop their reservations a moment later, but nothing is backed.
+    // Handles of dead actors may drop their reservations a moment later, but nothing is backed.
     assert_eq!(device.counts().backed, Bytes::ZERO, "{when}");
 }
 
 #[test]
-fn a_device_too_small_says_by_how_much_and_what_would_help() {
+fn a_start_on_a_small_device_names_shortfall_and_remedy() {
     story(async {
         let device = device_of(Bytes::mib(6));
         let runtime = runtime_on(&device).await;
@@ -38,7 +38,7 @@ fn a_device_too_small_says_by_how_much_and_what_would_help() {
 }
 
 #[test]
-fn worst_cases_on_a_host_run_through_the_layers_that_prove_their_plan() {
+fn host_worst_cases_run_only_the_layers_that_prove_the_plan() {
     story(async {
         for (full_stress, expected) in [(false, &[Depth::First(1)][..]), (true, &[Depth::Whole; 2])] {
             let runtime = runtime_on(&device()).await;
@@ -64,10 +64,10 @@ fn worst_cases_on_a_host_run_through_the_layers_that_prove_their_plan() {
 }
 
 #[test]
-fn a_start_says_that_pictures_are_smaller_than_the_models_own() {
+fn a_start_reports_pictures_smaller_than_the_models_own() {
     story(async {
         let runtime = runtime_on(&device_of(Bytes::mib(128))).await;
-        // A picture of the demo takes 256 tokens, which is all of this context.
+        // A picture of the demo takes 256 tokens, which fills this context.
         let limits =
             Limits { context_tokens: Some(256), sequences: Some(2), step_tokens: Some(32), ..Limits::default() };
         let options = LoadOptions { limits, kv_tokens: Some(1024), ..LoadOptions::default() };
@@ -87,7 +87,7 @@ fn a_start_says_that_pictures_are_smaller_than_the_models_own() {
 }
 
 #[test]
-fn a_model_whose_start_failed_can_be_loaded_with_other_limits_under_the_same_name() {
+fn a_failed_model_can_be_loaded_again_with_other_limits() {
     story(async {
         let device = device_of(Bytes::mib(24));
         let runtime = runtime_on(&device).await;
@@ -105,7 +105,7 @@ fn a_model_whose_start_failed_can_be_loaded_with_other_limits_under_the_same_nam
 }
 
 #[test]
-fn a_back_refused_at_any_moment_of_a_start_ends_in_a_smaller_cache_or_a_typed_error() {
+fn a_refused_back_ends_in_a_smaller_cache_or_typed_error() {
     story(async {
         let sized = || LoadOptions { kv_tokens: None, ..small() };
         let undisturbed = {
@@ -148,10 +148,10 @@ fn a_back_refused_at_any_moment_of_a_start_ends_in_a_smaller_cache_or_a_typed_er
 }
 
 #[test]
-fn backs_refused_in_every_attempt_end_in_an_error_after_four() {
+fn backs_refused_in_every_attempt_fail_after_four() {
     story(async {
         let device = device();
-        // The first back is the weights'; all the others are refused.
+        // The first back is for the weights; all others are refused.
         device.play((2..200).fold(Script::new(), Script::refuse_back));
         let runtime = runtime_on(&device).await;
         let error = runtime.load_with(ModelSource::demo(), small(), |_| {}).await.err().expect("refused");
@@ -162,7 +162,7 @@ fn backs_refused_in_every_attempt_end_in_an_error_after_four() {
 }
 
 #[test]
-fn a_device_that_is_lost_during_a_start_fails_it_with_that_word() {
+fn a_device_lost_during_a_start_is_the_stated_reason() {
     story(async {
         for nth in [1, 3, 6] {
             let device = device();
@@ -175,7 +175,7 @@ fn a_device_that_is_lost_during_a_start_fails_it_with_that_word() {
 }
 
 #[test]
-fn another_process_that_takes_memory_during_sizing_makes_the_cache_smaller() {
+fn another_process_taking_memory_during_sizing_shrinks_the_cache() {
     story(async {
         let sized = || LoadOptions { kv_tokens: None, ..small() };
         let device = device();
@@ -201,7 +201,7 @@ fn another_process_that_takes_memory_during_sizing_makes_the_cache_smaller() {
 }
 
 #[test]
-fn what_another_process_gives_back_after_a_start_is_there_for_the_next_model() {
+fn bytes_another_process_frees_serve_the_next_model() {
     story(async {
         let device = device();
         assert_eq!(device.foreign_takes(Bytes::mib(16)), Bytes::mib(16));
@@ -216,7 +216,7 @@ fn what_another_process_gives_back_after_a_start_is_there_for_the_next_model() {
 }
 
 #[test]
-fn unloading_brings_every_byte_home_and_loading_again_works() {
+fn an_unload_returns_every_byte_and_a_reload_works() {
     story(async {
         let device = device();
         let runtime = runtime_on(&device).await;
@@ -259,7 +259,7 @@ fn unloading_with_requests_under_way_ends_each_once() {
 }
 
 #[test]
-fn unloading_at_any_moment_of_a_start_leaves_nothing_behind() {
+fn an_unload_at_any_moment_of_a_start_frees_everything() {
     story(async {
         // Every moment that a start reports, and the one before it.
         let moments = Arc::new(Mutex::new(Vec::new()));
@@ -299,7 +299,7 @@ fn unloading_at_any_moment_of_a_start_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_load_that_nobody_waits_for_any_more_is_given_up() {
+fn an_abandoned_load_is_cancelled() {
     story(async {
         let device = device();
         let runtime = runtime_on(&device).await;
@@ -322,7 +322,7 @@ fn a_load_that_nobody_waits_for_any_more_is_given_up() {
 }
 
 #[test]
-fn a_runtime_starts_and_ends_three_times_in_one_process_on_one_device() {
+fn a_runtime_starts_and_ends_three_times_on_one_device() {
     story(async {
         let device = device();
         let mut texts = Vec::new();
@@ -333,7 +333,7 @@ fn a_runtime_starts_and_ends_three_times_in_one_process_on_one_device() {
             assert_eq!(device.counts().backed, Bytes::ZERO, "round {round}");
             let error = runtime.load_with(ModelSource::demo(), small(), |_| {}).await.err().expect("it is over");
             assert!(!error.hint().is_empty());
-            // Twice is no harm.
+            // Calling it twice is harmless.
             runtime.shutdown().await;
         }
         assert!(texts.windows(2).all(|pair| pair[0] == pair[1]), "{texts:?}");
@@ -341,7 +341,7 @@ fn a_runtime_starts_and_ends_three_times_in_one_process_on_one_device() {
 }
 
 #[test]
-fn shutting_down_ends_every_request_with_one_error_and_frees_everything() {
+fn a_shutdown_ends_every_request_once_and_frees_everything() {
     story(async {
         let device = device();
         let runtime = runtime_on(&device).await;
@@ -378,7 +378,7 @@ fn dropping_the_last_runtime_handle_ends_requests_too() {
 }
 
 #[test]
-fn two_runtimes_in_one_process_do_not_know_of_each_other() {
+fn two_runtimes_in_one_process_are_independent() {
     story(async {
         let (one, two) = (device(), device());
         let (first, second) = (runtime_on(&one).await, runtime_on(&two).await);

@@ -1,4 +1,4 @@
-//! What is handed over without a template or a file: prompts as tokens, pictures as pixels, weights as a seed.
+//! Input without a template or a file: prompts as tokens, pictures as pixels, weights from a seed.
 
 use bursar::crates::model::text::{Message, Part, Role, TemplateInputs};
 use bursar::{Chat, ChatError, Image, ImageError, ModelSource, SamplingError, random_checkpoint};
@@ -17,7 +17,7 @@ async fn rendered(stage: &Stage) -> Vec<u32> {
 }
 
 #[test]
-fn a_prompt_of_tokens_is_answered_as_the_turns_that_render_to_them() {
+fn a_token_prompt_is_answered_like_the_turns_it_encodes() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
@@ -33,7 +33,7 @@ fn a_prompt_of_tokens_is_answered_as_the_turns_that_render_to_them() {
 }
 
 #[test]
-fn a_reply_that_ignores_its_end_has_as_many_tokens_as_were_asked_for() {
+fn a_reply_ignoring_its_end_has_exactly_the_requested_tokens() {
     story(async {
         let stage = Stage::set(small()).await;
         let chat = Chat::from_tokens((40..90).collect::<Vec<u32>>()).temperature(0.0).max_tokens(30).ignore_end();
@@ -43,7 +43,7 @@ fn a_reply_that_ignores_its_end_has_as_many_tokens_as_were_asked_for() {
 }
 
 #[test]
-fn tokens_that_the_model_cannot_read_are_refused_alone() {
+fn tokens_unknown_to_the_model_are_refused_alone() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
@@ -66,12 +66,12 @@ fn tokens_that_the_model_cannot_read_are_refused_alone() {
 }
 
 #[test]
-fn pixels_are_the_picture_that_a_lossless_file_of_them_is() {
+fn raw_pixels_equal_the_lossless_file_of_them() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
         let drawn = RgbImage::from_fn(97, 61, |x, y| Rgb([(x * 5) as u8, (y * 3) as u8, (x ^ y) as u8]));
-        // How likely each token was tells pictures apart that are described alike; what is computed is not found again.
+        // Token probabilities distinguish pictures with the same description; computed blocks are not reused.
         let chat = |salt: &str| text(QUESTION).max_tokens(16).log_probabilities(3).cache_salt(salt);
         let file = ask(&stage.model, chat("1").image(Image::from_bytes(png(&drawn)))).await.expect("a file");
         let pixels = Image::from_rgb(97, 61, drawn.clone().into_raw()).expect("as many bytes as pixels take");
@@ -90,7 +90,7 @@ fn pixels_are_the_picture_that_a_lossless_file_of_them_is() {
 }
 
 #[test]
-fn a_model_of_random_weights_is_planned_stressed_and_served_like_any_other() {
+fn a_random_weight_model_is_planned_stressed_and_served_normally() {
     story(async {
         let device = device();
         let runtime = runtime_on(&device).await;

@@ -1,4 +1,4 @@
-//! What the command line says when something is wrong: whole, by the names that its users know, and never to nobody.
+//! Error messages of the command line: complete, in the user's terms, and printed only where they can be read.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ fn told(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// What a chat is refused with, as a person reads it, and the exit code.
+/// The refusal of a chat as a person reads it, and the exit code.
 fn refused(arguments: &[&str]) -> (String, Option<i32>) {
     let output = chat(arguments, "");
     assert!(!output.status.success(), "{arguments:?} is refused");
@@ -44,7 +44,7 @@ fn a_closed_pipe_ends_a_command_quietly() {
         let is_refused = arguments[0] == "drill";
         assert_eq!(output.status.code(), Some(if is_refused { 2 } else { 0 }), "{arguments:?}");
     }
-    // Nor does it panic where nobody reads its errors.
+    // Nor does it panic when standard error is closed.
     let mut child = Command::new(env!("CARGO_BIN_EXE_bursar"))
         .args(["chat", "--model", "nowhere/at/all", "hello"])
         .stderr(Stdio::piped())
@@ -55,7 +55,7 @@ fn a_closed_pipe_ends_a_command_quietly() {
 }
 
 #[test]
-fn a_schemas_fault_is_told_with_its_place() {
+fn a_schema_error_is_reported_with_its_place() {
     let folder = Folder::empty();
     let schema = folder.path().join("schema.json");
     let fault = json!({"type": "object", "properties": {"size": {"type": "integer"}, "kind": {"type": "zebra"}}});
@@ -65,7 +65,7 @@ fn a_schemas_fault_is_told_with_its_place() {
 }
 
 #[test]
-fn a_template_that_refuses_is_told_in_its_own_words() {
+fn a_templates_refusal_is_reported_in_its_own_words() {
     let folder = Folder::empty();
     for entry in fs::read_dir(path("model/demo/checkpoint")).expect("the demo's checkpoint").flatten() {
         fs::copy(entry.path(), folder.path().join(entry.file_name())).expect("a copy");
@@ -92,7 +92,7 @@ fn settings_are_named_as_flags_and_pictures_by_their_files() {
 }
 
 #[test]
-fn a_folder_that_is_not_there_is_missing() {
+fn a_nonexistent_folder_is_reported_as_missing() {
     let (told, _) = refused(&["--model", "./nowhere", "hello"]);
     assert!(told.contains("there is no folder ./nowhere"), "{told}");
     let (told, _) = refused(&["--model", &path("docs"), "hello"]);
@@ -150,7 +150,7 @@ fn a_start_error_names_the_capacity_that_a_plan_names() {
 }
 
 #[test]
-fn each_sample_that_fails_says_which_it_is() {
+fn each_failed_sample_says_which_it_is() {
     let samples = |arguments: &[&str]| {
         let output = chat(&[&["-n", "3", "--json"], arguments, &["hello"]].concat(), "");
         assert_eq!(output.status.code(), Some(1), "{arguments:?}");
@@ -164,7 +164,7 @@ fn each_sample_that_fails_says_which_it_is() {
     assert_eq!(late, [Some(0), Some(1), Some(2)], "while they are said");
 }
 
-/// What a terminal shows of a command.
+/// A command's output on a terminal.
 #[cfg(target_os = "linux")]
 fn on_a_terminal(arguments: &str) -> Option<String> {
     let typed = format!("{} {arguments}", env!("CARGO_BIN_EXE_bursar"));
@@ -181,7 +181,7 @@ fn on_a_terminal(arguments: &str) -> Option<String> {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn the_tour_says_once_what_it_runs_on() {
+fn the_tour_names_its_device_once() {
     let Some(shown) = on_a_terminal("--profile-cache none") else { return };
     assert_eq!(shown.matches("stands in for a GPU").count(), 1, "{shown}");
     assert!(shown.contains("The ledger is back to where it was."), "{shown}");
@@ -208,7 +208,7 @@ fn json_tokens(folder: &Path, whitespace: &[&str]) -> (String, u64) {
 }
 
 #[test]
-fn json_replies_have_the_whitespace_that_the_caller_chose() {
+fn json_replies_have_the_chosen_whitespace() {
     let folder = Folder::empty();
     let (compact, tokens) = json_tokens(folder.path(), &[]);
     assert!(!compact.contains(char::is_whitespace), "{compact:?}");

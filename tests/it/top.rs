@@ -1,4 +1,4 @@
-//! `bursar top`, as somebody who types it sees it.
+//! `bursar top` as its user sees it.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -19,7 +19,7 @@ fn said(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("UTF-8")
 }
 
-/// Somebody who tells what was recorded, first the scrape before the last, and then the last for ever.
+/// A server of recordings: first the last scrape but one, then the last forever.
 fn recorded() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port of the loopback");
     let address = listener.local_addr().expect("it has one").to_string();
@@ -44,7 +44,7 @@ fn recorded() -> String {
 }
 
 #[test]
-fn a_look_at_a_process_is_printed_as_text_or_as_one_object() {
+fn one_look_at_a_process_prints_text_or_one_object() {
     let output = top(&[&recorded(), "--once", "--every", "100ms"]);
     assert!(output.status.success(), "{}", said(&output.stderr));
     let text = said(&output.stdout);
@@ -67,7 +67,7 @@ fn a_look_at_a_process_is_printed_as_text_or_as_one_object() {
 }
 
 #[test]
-fn where_nobody_serves_metrics_it_ends_in_1_and_says_how_they_would_be() {
+fn top_without_served_metrics_exits_1_with_a_hint() {
     let gone = TcpListener::bind("127.0.0.1:0").expect("a port of the loopback");
     let address = gone.local_addr().expect("it has one").to_string();
     drop(gone);

@@ -26,7 +26,7 @@ fn about_video(video: Video) -> Chat {
 }
 
 #[test]
-fn a_chat_with_a_video_is_answered_and_its_steps_are_counted() {
+fn a_video_chat_is_answered_and_its_steps_are_counted() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
@@ -36,7 +36,7 @@ fn a_chat_with_a_video_is_answered_and_its_steps_are_counted() {
             assert!(whole.usage.prompt_tokens > whole.usage.picture_tokens);
             whole.usage.picture_tokens
         };
-        // Three by three tokens a step where there is room. 128 patches are: two steps of 64, four of 32.
+        // With room: three by three tokens a step. 128 patches allow two steps of 64 or four of 32.
         assert_eq!((tokens(1).await, tokens(2).await, tokens(3).await), (9, 9, 2 * 9));
         assert_eq!(tokens(8).await, 4 * 4);
         stage.settled(&before).await;
@@ -49,7 +49,7 @@ fn a_chat_with_a_video_is_answered_and_its_steps_are_counted() {
 }
 
 #[test]
-fn videos_and_pictures_share_a_turn_and_follow_each_other_over_turns() {
+fn videos_and_pictures_share_turns_and_alternate_between_turns() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
@@ -66,7 +66,7 @@ fn videos_and_pictures_share_a_turn_and_follow_each_other_over_turns() {
 }
 
 #[test]
-fn chats_with_videos_at_once_are_answered_as_alone() {
+fn concurrent_video_chats_are_answered_as_if_alone() {
     story(async {
         let stage = Stage::set(LoadOptions { kv_tokens: Some(512), ..small() }).await;
         let before = stage.snapshot().await;
@@ -96,7 +96,7 @@ fn chats_with_videos_at_once_are_answered_as_alone() {
 fn the_frame_rate_reaches_the_model() {
     story(async {
         let stage = Stage::set(small()).await;
-        // Same frames, same tokens: only the time between them differs, and with it how likely the first word is.
+        // Same frames, same tokens: only the time between them differs, and with it the probability of the first word.
         let mut scores = std::collections::BTreeSet::new();
         let mut tokens = std::collections::BTreeSet::new();
         for rate in [30.0, 2.0, 0.5, 0.1, 0.02] {
@@ -109,7 +109,7 @@ fn the_frame_rate_reaches_the_model() {
 }
 
 #[test]
-fn a_vision_actor_that_dies_under_a_video_costs_a_pause_only() {
+fn a_vision_actor_dying_under_a_video_costs_only_a_pause() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
@@ -124,7 +124,7 @@ fn a_vision_actor_that_dies_under_a_video_costs_a_pause_only() {
 
 type Says = fn(&ChatError) -> bool;
 
-/// Name, video, whether the error is the right one, and what its message says.
+/// Name, video, check of the error, and its message.
 fn table() -> Vec<(&'static str, Video, Says, &'static str)> {
     fn is(error: &ChatError, says: fn(&VideoError) -> bool) -> bool {
         matches!(error, ChatError::Video { index: 0, source } if says(source))
@@ -162,7 +162,7 @@ fn table() -> Vec<(&'static str, Video, Says, &'static str)> {
 }
 
 #[test]
-fn each_bad_video_fails_alone_with_its_error_and_the_next_one_works() {
+fn each_bad_video_fails_alone_with_its_error() {
     story(async {
         let stage = Stage::set(small()).await;
         let expected = answer(&stage.model, about_video(film(2, 2.0))).await;
@@ -181,7 +181,7 @@ fn each_bad_video_fails_alone_with_its_error_and_the_next_one_works() {
 }
 
 #[test]
-fn a_video_that_is_damaged_behind_its_headers_or_has_no_room_left_fails_alone() {
+fn a_video_with_damaged_frames_or_no_room_fails_alone() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
@@ -202,7 +202,7 @@ fn a_video_that_is_damaged_behind_its_headers_or_has_no_room_left_fails_alone() 
 }
 
 #[test]
-fn a_video_for_a_model_that_takes_none_is_refused_and_a_typed_placeholder_stays_text() {
+fn a_model_without_video_refuses_videos_and_keeps_placeholders_as_text() {
     story(async {
         let device = crate::stage::device();
         let runtime = runtime_on(&device).await;

@@ -1,4 +1,4 @@
-//! Starts that rely on what an earlier one has written down, and starts that had better not.
+//! Starts that rely on an earlier profile, and starts that must not.
 
 use std::{
     fs,
@@ -15,7 +15,7 @@ use bursar::{
 
 use crate::stage::{Folder, about, answer, device, runtime_on, small, small_envelope, story};
 
-/// Everything that a start told, when it came, and what it came to.
+/// Everything that a start reported, with times, and its result.
 struct Start {
     told: Vec<(Progress, Instant)>,
     began: Instant,
@@ -23,7 +23,7 @@ struct Start {
     serving: Serving,
 }
 
-/// Limits whose worst cases take a while, with a size that follows from what is left, stressed as on a GPU.
+/// Limits whose worst cases take a while, with a size that follows from the rest, stressed as on a GPU.
 fn sized(profiles: &Path) -> LoadOptions {
     let profiles = Some(profiles.to_owned());
     LoadOptions { profiles, kv_tokens: None, full_stress: true, envelope: Some(small_envelope()), ..small() }
@@ -47,7 +47,7 @@ impl Start {
         Start::on(runtime, ModelSource::demo(), options).await
     }
 
-    /// How often each worst case was run, by its name.
+    /// Runs of each worst case, by name.
     fn runs(&self) -> Vec<(&'static str, usize)> {
         let runs_of = |worst_case: &str| {
             let is_run = |(moment, _): &&(Progress, Instant)| matches!(moment, Progress::Profiling { what, .. } if *what == worst_case);
@@ -64,7 +64,7 @@ impl Start {
         self.told.iter().filter_map(notice).collect()
     }
 
-    /// Why a profile was ignored; nothing if none was.
+    /// Why a profile was ignored, if one was.
     fn reasons(&self) -> Vec<String> {
         let of = |notice| match notice {
             Notice::ProfileIgnored { reasons, .. } => reasons,
@@ -89,19 +89,19 @@ impl Start {
     }
 }
 
-/// Ends what a start came to, so that the next finds all of the device.
+/// Ends a start's runtime, so that the next finds the whole device.
 async fn end(runtime: Runtime) {
     runtime.shutdown().await;
 }
 
-/// The files of a folder that are there for good.
+/// The permanent files of a folder.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries.map(|entry| entry.path()).collect()
 }
 
 #[test]
-fn a_second_start_runs_each_worst_case_once_at_the_same_size_and_says_the_same() {
+fn a_second_start_runs_each_worst_case_once_and_reports_alike() {
     story(async {
         let folder = Folder::empty();
         let runtime = runtime_on(&device()).await;
@@ -136,7 +136,7 @@ fn a_warm_start_sizes_in_less_time() {
             ..small()
         };
         let (mut cold, mut warm) = (Vec::new(), Vec::new());
-        // Others use this machine too: of several, the quickest counts.
+        // The machine may be busy: of several runs the quickest counts.
         for round in 0..4 {
             let runtime = runtime_on(&device()).await;
             let profiles = (round > 0).then(|| folder.path().to_owned());
@@ -153,7 +153,7 @@ fn a_warm_start_sizes_in_less_time() {
 }
 
 #[test]
-fn nothing_is_written_or_read_unless_somebody_says_where() {
+fn no_profile_is_written_or_read_without_a_folder() {
     story(async {
         let folder = Folder::empty();
         let runtime = runtime_on(&device()).await;
@@ -167,7 +167,7 @@ fn nothing_is_written_or_read_unless_somebody_says_where() {
 }
 
 #[test]
-fn another_envelope_another_share_and_another_canary_are_measured_anew_and_then_known_too() {
+fn a_new_envelope_share_or_canary_is_measured_once() {
     story(async {
         let folder = Folder::empty();
         let usual = || sized(folder.path());
@@ -238,7 +238,7 @@ fn another_capacity_page_or_driver_is_named() {
     });
 }
 
-/// The demo model in a folder, with `change` made to its processor's settings.
+/// The demo model in a folder, with `change` applied to its processor's settings.
 fn demo_folder(folder: &Folder, change: impl FnOnce(&mut serde_json::Value)) -> ModelSource {
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("model/demo/checkpoint");
     for file in files(&from) {
@@ -253,7 +253,7 @@ fn demo_folder(folder: &Folder, change: impl FnOnce(&mut serde_json::Value)) -> 
 }
 
 #[test]
-fn a_setting_of_the_processor_that_changed_is_told_by_name_with_what_it_was_and_is() {
+fn a_changed_processor_setting_is_named_with_old_and_new_values() {
     story(async {
         let (profiles, model) = (Folder::empty(), Folder::empty());
         let runtime = runtime_on(&device()).await;
@@ -276,7 +276,7 @@ fn a_setting_of_the_processor_that_changed_is_told_by_name_with_what_it_was_and_
 }
 
 #[test]
-fn memory_that_is_refused_to_a_warm_start_makes_it_a_cold_one() {
+fn a_warm_start_refused_memory_becomes_a_cold_one() {
     story(async {
         let folder = Folder::empty();
         let runtime = runtime_on(&device()).await;
@@ -336,7 +336,7 @@ fn a_warm_attempt_is_one_of_four() {
 }
 
 #[test]
-fn a_neighbour_that_came_or_went_since_is_a_reason_to_measure_anew() {
+fn a_neighbour_change_since_the_profile_is_measured_anew() {
     story(async {
         let folder = Folder::empty();
         let start = async |foreign: Bytes| {
@@ -357,14 +357,14 @@ fn a_neighbour_that_came_or_went_since_is_a_reason_to_measure_anew() {
         let again = start(Bytes::ZERO).await;
         assert!(!again.serving.is_warm, "there is room for more");
         assert_eq!(again.serving.record.kv_blocks, alone.serving.record.kv_blocks);
-        // A few pages are nobody's reason: they come and go.
+        // A few pages are no reason: they come and go.
         let nearly = start(Bytes::kib(128)).await;
         assert!(nearly.serving.is_warm, "{:?}", nearly.notices());
     });
 }
 
 #[test]
-fn a_size_that_was_reached_by_shrinking_is_warm_the_next_time() {
+fn a_size_reached_by_shrinking_starts_warm_next_time() {
     story(async {
         let folder = Folder::empty();
         let counted = device();
@@ -383,7 +383,7 @@ fn a_size_that_was_reached_by_shrinking_is_warm_the_next_time() {
         let warm = Start::demo(&runtime, sized(folder.path())).await;
         warm.assert_ran(1);
         assert_eq!(warm.serving.record, shrunk.serving.record, "nobody tries again what was refused");
-        // And what is refused now counts from there.
+        // A further refusal shrinks from this size.
         let engine = runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
         assert!(engine.send_message(EngineMessage::RefuseMemory(WhichLane::Step)).is_ok(), "it is alive");
         answer(&warm.model, about(1)).await;
@@ -394,7 +394,7 @@ fn a_size_that_was_reached_by_shrinking_is_warm_the_next_time() {
 }
 
 #[test]
-fn a_file_that_is_broken_or_was_written_into_is_told_of_and_replaced() {
+fn a_broken_or_edited_profile_is_reported_and_replaced() {
     story(async {
         let folder = Folder::empty();
         let runtime = runtime_on(&device()).await;
@@ -439,7 +439,7 @@ fn a_file_that_is_broken_or_was_written_into_is_told_of_and_replaced() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_written_is_told_of_and_no_error() {
+fn an_unwritable_folder_is_reported_without_an_error() {
     story(async {
         let folder = Folder::empty();
         let file = folder.path().join("a file");
@@ -455,7 +455,7 @@ fn a_folder_that_cannot_be_written_is_told_of_and_no_error() {
 }
 
 #[test]
-fn two_who_start_at_once_do_not_disturb_each_other() {
+fn two_simultaneous_starts_do_not_disturb_each_other() {
     story(async {
         let folder = Folder::empty();
         for round in 0..3 {
@@ -475,7 +475,7 @@ fn two_who_start_at_once_do_not_disturb_each_other() {
 }
 
 #[test]
-fn an_engine_that_died_comes_back_by_what_it_has_written_down() {
+fn a_dead_engine_restarts_from_its_written_profile() {
     story(async {
         let folder = Folder::empty();
         let runtime = runtime_on(&device()).await;
@@ -492,7 +492,7 @@ fn an_engine_that_died_comes_back_by_what_it_has_written_down() {
 }
 
 #[test]
-fn a_device_that_is_lost_in_a_warm_attempt_ends_the_start_as_in_any() {
+fn a_device_lost_in_a_warm_attempt_ends_the_start() {
     story(async {
         let folder = Folder::empty();
         let counted = device();
@@ -513,7 +513,7 @@ fn a_device_that_is_lost_in_a_warm_attempt_ends_the_start_as_in_any() {
 }
 
 #[test]
-fn a_profile_that_is_killed_while_it_relies_on_another_is_followed_by_one_that_measures_anew() {
+fn a_profile_killed_during_a_warm_start_is_measured_anew() {
     story(async {
         let folder = Folder::empty();
         let runtime = runtime_on(&device()).await;

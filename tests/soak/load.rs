@@ -1,4 +1,4 @@
-//! The chats of a soak: which kinds there are, and how they are given up. A seed decides all but the scheduling.
+//! The chats of a soak: their kinds, and how they are given up. A seed decides everything except scheduling.
 
 use std::{io::Cursor, time::Duration};
 
@@ -9,33 +9,32 @@ use tokio::task::JoinSet;
 
 use crate::stage::{picture, text};
 
-/// How requests ended.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Ends {
     /// By themselves.
     pub finished: usize,
-    /// Their caller went before the end.
+    /// Their caller left before the end.
     pub cancelled: usize,
-    /// They were late for the deadline they had.
+    /// They missed their deadline.
     pub late: usize,
-    /// More were asked for than may be under way.
+    /// They exceeded the limit of requests.
     pub overloaded: usize,
-    /// They asked for what cannot be had, and heard so.
+    /// They asked for the impossible and were told so.
     pub refused: usize,
 }
 
-/// How a caller gives up.
+/// When a caller gives up.
 #[derive(Clone, Copy, Debug)]
 enum Patience {
-    /// It does not.
+    /// Never.
     ToTheEnd,
-    /// After so many events.
+    /// After this many events.
     Events(usize),
-    /// After this time, wherever the request then is: before it is accepted, while its picture is decoded, in a step.
+    /// After this time, wherever the request is then: unaccepted, waiting for its picture, in a step.
     Time(Duration),
 }
 
-/// Asks one chat after the other, a number of them at once.
+/// Asks chats in sequence, several at once.
 pub struct Load {
     model: ModelHandle,
     random: Random,
@@ -44,29 +43,26 @@ pub struct Load {
 }
 
 impl Load {
-    /// Nothing asked yet.
     pub fn new(model: &ModelHandle, seed: u64) -> Self {
         Load { model: model.clone(), random: Random(seed), asked: 0, ends: Ends::default() }
     }
 
-    /// Requests so far.
     pub fn asked(&self) -> usize {
         self.asked
     }
 
-    /// How they ended.
     pub fn ends(&self) -> Ends {
         self.ends
     }
 
-    /// Asks `count` more, `at_once` at a time, and hears of all their ends.
+    /// Asks `count` more, `at_once` at a time, and waits for all of them to end.
     pub async fn run(&mut self, count: usize, at_once: usize) {
         let mut under_way = JoinSet::new();
         for _ in 0..count {
             while under_way.len() == at_once {
                 let overloaded = self.ends.overloaded;
                 self.note(under_way.join_next().await);
-                // Whoever is refused for want of room comes again when another has gone.
+                // A request refused for lack of room is asked again after another has ended.
                 if self.ends.overloaded > overloaded && !under_way.is_empty() {
                     self.note(under_way.join_next().await);
                 }
@@ -97,19 +93,19 @@ impl Load {
         match self.random.below(8) {
             0..5 => Patience::ToTheEnd,
             5 => Patience::Events(self.random.below(8)),
-            // Most moments of a short life, and some of a long one.
+            // Most often early in a reply, sometimes late.
             _ => Patience::Time(Duration::from_micros(1 << (5 + self.random.below(13)))),
         }
     }
 
-    /// One of each kind there is, with how many samples of it.
+    /// The next kind of chat, with its number of samples.
     fn chat(&mut self) -> (Chat, usize) {
         let number = self.asked as u32;
         let own = 1000 + number;
         let chat = match self.random.below(11) {
             0 => text("Who are you?"),
             1 => text(&format!("Count from {number} on, please.")).temperature(2.0).top_k(0).top_p(1.0).seed(1),
-            // Pictures that others show too.
+            // Pictures that other chats show too.
             2 => text("Describe the picture.").image(picture(number % 7)),
             3 => text("Describe the picture.").image(picture(number % 3)).image(picture(number % 7)),
             4 => text("Describe the picture.").image(drawing(own)),
@@ -120,7 +116,7 @@ impl Load {
             9 => text("Describe the picture.").image(drawing(own)).deadline(Duration::from_millis(number as u64 % 40)),
             _ => self.bad(),
         };
-        // Short replies and long ones.
+        // Short and long replies.
         (chat.max_tokens(1 + self.random.below(48)), 1)
     }
 
@@ -132,8 +128,8 @@ impl Load {
         }
     }
 
-    /// What is refused: a prompt that is too long, a file that is no picture, one that is cut off, one that is not what
-    /// it says it is.
+    /// Chats that are refused: a prompt that is too long, a file that is not a picture, a truncated one, one of another
+    /// type than it claims.
     fn bad(&mut self) -> Chat {
         let about = |file: Vec<u8>| text("Describe the picture.").image(Image::from_bytes(file));
         match self.random.below(4) {
@@ -145,7 +141,7 @@ impl Load {
             }
             _ => {
                 let mut file = drawn(7, ImageFormat::Jpeg);
-                // The tables of the entropy code: libjpeg finds out while it decodes.
+                // The entropy code's tables: libjpeg notices while it decodes.
                 let table = file.windows(2).position(|pair| pair == [0xff, 0xc4]).expect("a JPEG has tables");
                 file[table + 5..table + 21].fill(0xff);
                 about(file)
@@ -170,7 +166,7 @@ fn drawn(number: u32, format: ImageFormat) -> Vec<u8> {
     encoded.into_inner()
 }
 
-/// Whether the chat came to its end.
+/// Whether the chat reached its end.
 async fn ask(model: ModelHandle, chat: Chat, samples: usize, patience: Patience) -> Result<bool, ChatError> {
     let listen = async {
         let mut ended = true;

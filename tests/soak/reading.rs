@@ -1,4 +1,4 @@
-//! What a process has: heap, memory, threads, open files, tasks.
+//! A process's resources: heap, memory, threads, open files, tasks.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -10,10 +10,10 @@ use crate::stage::eventually;
 
 static HEAP_BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// The system's allocator, with a count of what it has given out. C code has its own way to it.
+/// The system's allocator, counting live bytes. C code bypasses it.
 pub struct Counting;
 
-// SAFETY: each call goes to the system's allocator as it came.
+// SAFETY: each call is passed to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         HEAP_BYTES.fetch_add(layout.size() as u64, Relaxed);
@@ -44,9 +44,9 @@ unsafe impl GlobalAlloc for Counting {
 /// A process at one moment.
 #[derive(Clone, Debug)]
 pub struct Reading {
-    /// Given out to Rust code and not given back.
+    /// Live allocations of Rust code.
     pub heap_bytes: u64,
-    /// Pages that are there. Nothing but on Linux, as what follows.
+    /// Resident pages. Zero except on Linux, like the fields below.
     pub resident_bytes: u64,
     threads: usize,
     files: usize,
@@ -67,14 +67,14 @@ impl Reading {
         }
     }
 
-    /// Once there are no more threads, files and tasks than `before`: what does not end on its own would never let it
-    /// return, and the story fails.
+    /// Waits until there are no more threads, files and tasks than in `before`. If something never ends, this never
+    /// returns and the story fails.
     pub async fn of_a_process_at_rest(before: Option<&Reading>) -> Self {
         if let Some(before) = before {
             let what = format!("no more threads, files and tasks than {before}");
             eventually(&what, async || Reading::now().is_at_rest_as(before)).await;
         } else {
-            // Idle threads end within their time; until the count stands still.
+            // Idle threads end on their own; wait until the count is stable.
             let mut last = Reading::now();
             eventually("threads and tasks stand still", async || {
                 let earlier = std::mem::replace(&mut last, Reading::now());

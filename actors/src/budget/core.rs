@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stays_free_for_ten_seconds_goes_back_and_not_before() {
+    fn bytes_free_for_ten_seconds_go_back_and_not_before() {
         let table: [Row<'_>; 10] = [
             ("it stays free", vec![Some(200); 11], 500, &[(10, 700)]),
             ("not long enough", vec![Some(200); 10], 500, &[]),
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_neighbour_that_takes_and_gives_every_five_seconds_is_left_what_it_takes() {
+    fn a_neighbour_cycling_every_five_seconds_keeps_what_it_takes() {
         let flapping = (0..120).map(|second| Some(if second / 5 % 2 == 0 { 400 } else { 0 }));
         assert_eq!(offered(flapping, kv(500)), []);
         let partly = (0..12).map(|second| Some(if second / 5 % 2 == 0 { 400 } else { 120 }));
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_named_is_served_first_and_no_byte_is_offered_twice() {
+    fn the_first_named_cache_grows_first_and_no_byte_twice() {
         let mut regrowth = Regrowth::new(SECOND);
         let both = [kv(800), Wanting { lease: LeaseId(2), ..kv(900) }];
         let look = |at| Look { at, available: Bytes(250), is_pressed: false };
@@ -179,7 +179,7 @@ mod tests {
     proptest! {
         /// Against looking back over all that was seen.
         #[test]
-        fn an_offer_is_what_every_look_of_the_patience_saw(
+        fn an_offer_is_the_least_free_in_all_looks(
             seen in proptest::collection::vec(prop_oneof![1 => Just(None), 12 => (0u64..60).prop_map(Some)], 1..80),
         ) {
             let mut regrowth = Regrowth::new(4 * SECOND);

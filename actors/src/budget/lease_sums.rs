@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_sums_up_its_leases_keeps_its_peak_and_stays_when_they_have_ended() {
+    fn a_line_sums_its_leases_and_keeps_its_peak_after_them() {
         let mut sums = LeaseSums::default();
         let kv = line(&"demo".into(), &Class::Kv);
         let mut changes = |from, to| {
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn tenants_make_one_line_whatever_they_call_themselves_and_their_models() {
+    fn tenants_share_one_line_whatever_their_names() {
         let mut sums = LeaseSums::default();
         for number in 0..100 {
             let model = Label::from(format!("model {number}"));

@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn who_goes_on_taking_is_given_twice_as_much_ahead_each_time_up_to_a_part_of_the_device() {
+    fn the_backoff_doubles_up_to_a_share_of_the_device() {
         let mut backoff = PressureBackoff::default();
         assert_eq!(backoff.since(Duration::ZERO), None);
         let given = [(0, 300), (60, 600), (120, 1200), (180, 2400), (240, 4800), (300, 9000)]
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_no_more_while_it_waits_is_given_no_more() {
+    fn a_neighbour_that_stops_taking_is_given_no_more() {
         let mut backoff = PressureBackoff::default();
         backoff.ahead(seen(0, 300), SOON);
         let first = backoff.ahead(seen(60, 600), SOON);
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_little_by_little_is_given_more_by_what_it_has_taken_and_not_by_how_often_it_was_seen() {
+    fn the_backoff_grows_with_bytes_taken_not_with_looks() {
         let mut backoff = PressureBackoff::default();
         let given: Vec<Bytes> = (0..20).map(|look| backoff.ahead(seen(60 * look, 300 + 16 * look), SOON)).collect();
         assert_eq!(given[7], Bytes::ZERO, "112 MiB more");
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_again_later_begins_anew() {
+    fn a_neighbour_returning_later_starts_afresh() {
         let mut backoff = PressureBackoff::default();
         backoff.ahead(seen(0, 300), SOON);
         assert!(!backoff.ahead(seen(900, 600), SOON).is_zero());

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn followers_wait_for_the_word_and_for_no_one_who_has_gone() {
+    async fn followers_wait_for_the_first_sample_unless_it_is_gone() {
         let mut parts = Part::of(3);
         let mut second = parts.pop().expect("three");
         let mut third = parts.pop().expect("three");

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_listener_hears_all_from_its_first_moment_to_the_end() {
+    async fn a_listener_hears_every_event_until_the_end() {
         let log = EventLog::default();
         log.tell(canary(1));
         let mut events = log.listen();
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_listener_that_is_too_far_behind_is_told_how_many_it_missed() {
+    async fn a_lagging_listener_learns_how_many_events_it_missed() {
         let log = EventLog::default();
         let mut events = log.listen();
         (0..BEHIND_MAX as u64 + 3).for_each(|bytes| log.tell(canary(bytes)));

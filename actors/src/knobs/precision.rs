@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn auto_is_the_checkpoints_type_where_the_device_computes_in_it() {
+    fn auto_is_the_checkpoints_type_if_the_device_supports_it() {
         let (ada, turing) = (gpu((8, 9), DType::BF16), gpu((7, 5), DType::F16));
         let auto = |target, stored| Precision::Auto.on(target, stored).expect("auto is never refused").activation();
         assert_eq!(auto(ada, Some(DType::F16)), DType::F16);
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_type_that_the_device_lacks_is_refused_with_those_that_it_has() {
+    fn an_unsupported_type_is_refused_with_the_supported_ones() {
         let (ada, turing) = (gpu((8, 9), DType::BF16), gpu((7, 5), DType::F16));
         for (name, target, activation) in [
             ("half", ada, DType::F16),

@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn products_are_multiplied_and_nothing_else_is() {
+    fn only_products_are_multiplied() {
         for (typed, expected) in [
             ("1920*1080", Some(2_073_600)),
             (" 1280 * 28*28 ", Some(1_003_520)),

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_alone_is_the_loopbacks_and_what_is_no_address_is_told_with_what_is() {
+    fn a_bare_port_means_loopback_and_a_bad_address_gets_examples() {
         let of = |typed: &str| typed.parse::<MetricsAddress>().map(|address| address.to_string());
         assert_eq!(of("9464").as_deref(), Ok("127.0.0.1:9464"));
         assert_eq!(of("0").as_deref(), Ok("127.0.0.1:0"));

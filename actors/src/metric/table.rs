@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn edges_rise_and_those_of_vllm_are_among_them() {
+    fn histogram_edges_rise_and_include_vllms() {
         for Row { name, buckets, .. } in TABLE {
             assert!(buckets.is_sorted_by(|edge, next| edge < next), "{name}: {buckets:?}");
         }

@@ -141,7 +141,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn four_attempts_ask_for_five_per_cent_less_each_and_a_fifth_is_not_made() {
+    fn four_attempts_ask_five_percent_less_each_without_a_fifth() {
         let mut attempts = Attempts::new(false);
         attempts.plan(1000);
         let mut targets = Vec::new();
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_that_is_fixed_stays() {
+    fn a_fixed_target_stays() {
         let mut attempts = Attempts::new(true);
         attempts.plan(64);
         attempts.failed(true, SECOND);
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn deaths_are_waited_for_and_ask_for_the_same() {
+    fn deaths_delay_the_next_attempt_and_keep_its_target() {
         let mut attempts = Attempts::new(false);
         attempts.plan(1000);
         assert_eq!(attempts.failed(false, SECOND), Some(Duration::from_millis(10)));
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_measured_first_stands_and_the_plan_is_a_guess_until_then() {
+    fn the_first_measurement_replaces_the_planned_guess_and_stands() {
         let mut attempts = Attempts::new(false);
         assert_eq!(attempts.target(), 0);
         attempts.plan(100);
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_long_ago_are_no_reason_to_give_up_and_stay_a_reason_to_ask_for_less() {
+    fn old_refusals_lower_the_target_but_do_not_end_a_start() {
         let mut attempts = Attempts::new(false);
         attempts.plan(1000);
         for hour in [0, 2, 4, 6, 8] {
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_profile_that_did_not_hold_is_an_attempt_that_asks_nothing_of_the_next() {
+    fn a_stale_profile_counts_as_an_attempt_without_lowering_the_next() {
         let mut attempts = Attempts::new(false);
         attempts.plan(1000);
         attempts.measure(900);
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_are_numbered_as_people_count() {
+    fn report_numbers_start_at_one() {
         let attempts = Attempts::new(false);
         let report = attempts.report(3, Phase::Validate, Outcome::Ready);
         let told = serde_json::to_string(&report).expect("it can be written");

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn each_fact_alone_changes_the_verdict_and_is_named_with_what_it_was_and_is() {
+    fn each_changed_fact_is_named_with_old_and_new_values() {
         type Change = fn(&mut Start);
         let changes: &[(&str, Change)] = &[
             ("envelope.context_tokens was 512, is 511", |start| start.limits.context_tokens -= 1),
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn every_fact_there_is_is_compared_also_one_that_only_one_side_knows() {
+    fn every_fact_is_compared_even_if_one_side_lacks_it() {
         let was = basis(|_| {});
         assert!(was.facts().count() >= 40, "weights, settings of two processors, limits, device, knobs");
         for (name, fact) in was.facts() {
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_are_named_as_their_files_name_them_and_a_blind_model_has_none() {
+    fn settings_keep_their_files_names_and_text_models_have_none() {
         let was = basis(|_| {});
         let blind =
             basis(|Start { checkpoint, .. }| (checkpoint.image_processor, checkpoint.video_processor) = (None, None));

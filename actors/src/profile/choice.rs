@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_of_the_whole_device_counts_all_that_is_ours() {
+    fn a_share_of_the_whole_device_counts_all_our_bytes() {
         let of_whole = |fraction| bytes(KvChoice { device_fraction: Some(fraction), ..KvChoice::default() });
         assert_eq!(of_whole(0.5), Bytes::mib(20), "half of 100 less the 30 that are ours");
         assert_eq!(of_whole(0.3), Bytes::ZERO, "the rest of ours fills it");
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_of_what_is_left_does_not() {
+    fn a_share_of_the_rest_ignores_bytes_already_ours() {
         assert_eq!(
             bytes(KvChoice { memory_fraction: Some(0.5), ..KvChoice::default() }),
             Bytes::mib(30),
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_wins_over_a_share_and_bytes_are_taken_in_whole_pages() {
+    fn a_size_wins_over_a_share_and_takes_whole_pages() {
         let shared = KvChoice { memory_fraction: Some(0.5), ..KvChoice::default() };
         assert_eq!(bytes(KvChoice { kv_bytes: Some(Bytes(Bytes::mib(8).0 + 70_000)), ..shared }), Bytes::mib(8));
         let tokens = KvChoice { kv_tokens: Some(1000), ..shared };

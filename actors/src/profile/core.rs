@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn the_target_is_paid_for_in_whole_pages() {
+    fn the_target_is_rounded_to_whole_pages() {
         let blocks = sizing().blocks(SHAPE, PAGE);
         assert_eq!(SHAPE.block_bytes(), Bytes(8192));
         assert_eq!(blocks, 90 * 1024 * 1024 / 4 / 65536 * 8);
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reserve_that_exceeds_what_is_left_leaves_what_the_probe_has() {
+    fn a_reserve_beyond_the_rest_leaves_the_probes_size() {
         let scarce = Sizing { share: Share::AllBut(Bytes::gib(1)), ..sizing() };
         assert_eq!(scarce.blocks(SHAPE, PAGE), 10 * 1024 * 1024 / 4 / 65536 * 8);
         let none = Sizing { probe: Bytes::ZERO, ..scarce };
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn each_refused_attempt_asks_for_five_per_cent_less_in_whole_blocks() {
+    fn each_refused_attempt_asks_five_percent_less_in_whole_blocks() {
         let targets: Vec<_> = (0..4).map(|shrinks| shrunk(1447, shrinks)).collect();
         assert_eq!(targets, [1447, 1374, 1305, 1240]);
         assert_eq!(shrunk(100, 1), 95, "no block is lost to rounding where none need be");
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pinned_size_is_not_sized() {
+    fn a_pinned_size_is_used_unchanged() {
         let pinned = Sizing { pinned_tokens: Some(100), ..sizing() };
         assert_eq!(pinned.blocks(SHAPE, PAGE), 7);
     }

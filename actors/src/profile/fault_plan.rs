@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_script_is_told_with_what_would_be_one() {
+    fn a_malformed_script_is_refused_with_an_example() {
         for (script, said) in [
             ("", "\"\" is not PHASE:N"),
             ("load", "\"load\" is not PHASE:N"),

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn the_vision_cache_holds_what_launches_and_steps_under_way_hold_and_one_request_more() {
+    fn the_vision_cache_holds_running_launches_and_steps_plus_one_request() {
         assert_eq!(rows_on_their_way(&envelope(), 4), 2048 + 2 * 1024 + 2 * 512);
         let many = Envelope { pictures: 100, ..envelope() };
         assert_eq!(rows_on_their_way(&many, 4), 2 * 4096, "two of the largest, each of which fills its context");
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn seven_billion_parameters_leave_an_h200_room_for_the_tokens_that_are_aimed_at() {
+    fn a_7b_model_on_an_h200_leaves_room_for_target_tokens() {
         let random = random_checkpoint("qwen2.5-vl-7b", 0).expect("a known shape");
         let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens");
         let target = Target::Cuda(CudaTarget { capability: (9, 0), processors: 132, activation: DType::BF16 });
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_expected_of_a_gpu_goes_together_and_can_be_planned() {
+    fn the_default_gpu_limits_are_consistent_and_can_be_planned() {
         let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it is embedded");
         let target = Target::Cpu { threads: 1 };
         let model = Model::plan(&checkpoint, &target).expect("it is whole");
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_for_a_gpu_claims_what_its_driver_will_take_for_graphs_and_lanes() {
+    fn a_gpu_plan_claims_the_drivers_bytes_for_graphs_and_lanes() {
         let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it is embedded");
         let gpu = CudaTarget { capability: (9, 0), processors: 132, activation: DType::BF16 };
         let claimed = |target: Target, sequences: usize| {

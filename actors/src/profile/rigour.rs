@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_autotunes_in_some_layers_and_is_proven_by_all() {
+    fn a_gpu_autotunes_some_layers_and_is_proven_by_all() {
         let rigour = Rigour::of(false, false);
         assert!(rigour.runs_before_sizing());
         assert_eq!(depths(rigour, 1), [Depth::First(AUTOTUNED_LAYERS), Depth::Whole]);
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_proven_by_the_fewest_layers_and_the_full_stress_is_all_of_them_twice() {
+    fn a_host_proves_few_layers_and_full_stress_runs_all_twice() {
         assert!(!Rigour::of(false, true).runs_before_sizing());
         assert_eq!(depths(Rigour::of(false, true), 3)[1], Depth::First(3));
         for is_host in [false, true] {

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_there_is_no_gpu_the_host_stands_in_and_says_why() {
+    fn the_host_stands_in_without_a_gpu_and_says_why() {
         let opened = DeviceChoice::Auto(Bytes::mib(64)).open().expect("one or the other");
         assert!(opened.again.is_some(), "either can be made again");
         match opened.stands_in {
@@ -87,14 +87,14 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_is_not_there_is_an_error_with_a_hint_and_no_stand_in() {
+    fn a_missing_gpu_is_an_error_not_a_stand_in() {
         let error = DeviceChoice::Cuda(4096).open().err().expect("no machine has as many");
         assert!(matches!(error, DeviceError::NoDevice { .. }), "{error:?}");
         assert!(!error.hint().expect("there is something to do").is_empty());
     }
 
     #[test]
-    fn a_device_of_the_callers_own_is_not_made_again() {
+    fn a_device_of_the_callers_own_is_not_recreated() {
         let device: Arc<dyn Device> = Arc::new(HostDevice::new(HostConfig::small(Bytes::mib(1))).expect("small pages"));
         assert!(DeviceChoice::Custom(device).open().expect("it is there").again.is_none());
     }

@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn silent_and_slow_clients_delay_no_scrape_by_more_than_a_second() {
+    async fn silent_and_slow_clients_delay_scrapes_by_at_most_a_second() {
         let (server, mut slow) = (server().await, Vec::new());
         // Several times as many as there are places.
         for _ in 0..CONNECTIONS_MAX {
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_not_there_is_told_and_each_connection_is_for_one_question() {
+    async fn a_missing_page_is_answered_and_each_connection_asks_once() {
         let server = server().await;
         for (asks, status) in [
             ("GET /metrics", "200"),
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_port_is_free_behind_a_shutdown_or_a_drop_whoever_is_still_connected() {
+    async fn the_port_is_free_after_shutdown_or_drop_despite_connections() {
         for is_dropped in [false, true] {
             let server = server().await;
             let address = server.addr();
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_that_is_let_go_serves_on() {
+    async fn a_detached_server_keeps_serving() {
         let server = server().await;
         let address = server.addr();
         server.detach();

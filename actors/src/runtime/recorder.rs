@@ -63,7 +63,7 @@ mod tests {
     use crate::metric;
 
     #[tokio::test]
-    async fn gauges_of_a_model_that_is_gone_are_told_no_more_and_its_counts_stay() {
+    async fn gauges_of_an_unloaded_model_vanish_and_its_counters_stay() {
         let recorder = builder(Duration::from_millis(20)).build_recorder();
         let (here, gone) = (Label::from("here"), Label::from("gone"));
         metrics::with_local_recorder(&recorder, || {

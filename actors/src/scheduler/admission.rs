@@ -76,7 +76,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_prediction_is_what_a_simulation_sees(
+        fn the_prediction_matches_a_simulation(
             sequences in proptest::collection::vec((1usize..200, 0usize..200), 0..8),
         ) {
             let mut forecasts: Vec<_> = sequences.iter().map(|(held, to_come)| SequenceForecast { held: *held, to_come: *to_come }).collect();
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn the_average_is_trusted_only_while_the_pool_is_not_busy() {
+    fn the_average_is_ignored_while_the_pool_is_busy() {
         let mut lengths = AnswerLength::default();
         assert_eq!(lengths.expected(0, 500, false), 500, "nothing is known yet");
         lengths.record(40);

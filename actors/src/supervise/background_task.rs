@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_comes_of_an_errand_is_told_and_so_is_its_panic() {
+    async fn a_background_tasks_result_or_panic_is_reported() {
         let (actor, mut hears) = ear().await;
         let _task = BackgroundTask::begin(&actor, async { 7 }, |outcome| outcome);
         assert_eq!(hears.recv().await, Some(Ok(7)));
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_errand_that_is_dropped_ends_at_its_next_wait() {
+    async fn a_dropped_background_task_ends_at_its_next_wait() {
         let (actor, _hears) = ear().await;
         let (held, ended) = oneshot::channel::<()>();
         let work = async move {
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_late_report_is_told_from_that_of_the_errand_that_took_its_place() {
+    async fn a_late_report_is_distinguished_from_the_replacement_tasks() {
         let (actor, mut hears) = ear().await;
         let mut latest = Latest::default();
         // The first is done, and its report on the way, when the second takes its place.

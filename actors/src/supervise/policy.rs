@@ -121,14 +121,14 @@ mod tests {
     }
 
     #[test]
-    fn rest_for_one_restarts_what_was_started_after_it_too() {
+    fn rest_for_one_also_restarts_later_siblings() {
         let mut log = log(Policy::RestForOne);
         assert_eq!(log.died(1, SECOND), Decision::Restart { children: 1..3, after: SECOND });
         assert_eq!(log.died(2, 2 * SECOND), Decision::Restart { children: 2..3, after: 2 * SECOND });
     }
 
     #[test]
-    fn waits_double_up_to_a_limit_however_many_restarts_are_allowed() {
+    fn waits_double_up_to_a_limit_whatever_the_restarts_allowed() {
         let intensity = Intensity { restarts_max: 100, within: 1000 * SECOND, back_off: SECOND };
         let mut log = RestartLog::new(Policy::OneForOne, intensity, 1);
         let waits = (0..50).map(|_| match log.died(0, SECOND) {
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crash_loop_ends_in_giving_up_but_old_deaths_are_forgotten() {
+    fn a_crash_loop_gives_up_and_old_deaths_are_forgotten() {
         let mut log = log(Policy::OneForOne);
         log.died(0, SECOND);
         log.died(0, 2 * SECOND);

@@ -53,7 +53,7 @@ mod tests {
     const GRID: Grid = Grid { t: 1, h: 2, w: 2 };
 
     #[test]
-    fn files_of_one_picture_are_known_up_to_a_limit_and_as_long_as_the_picture_is_there() {
+    fn files_of_a_cached_picture_are_remembered_up_to_a_limit() {
         let mut known = KnownFiles::new(3);
         for file in [5, 1, 4, 2, 2, 9] {
             known.learn(file, vec![([7; 32], GRID)]);

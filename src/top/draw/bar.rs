@@ -11,11 +11,11 @@ use crate::top::{
     view::{Part, Piece},
 };
 
-/// A column of a terminal in colours is so many parts wide, since blocks of eight widths can be written.
+/// Each column holds eight steps in colour, since there are block characters of eight widths.
 const EIGHTHS: u64 = 8;
 
-/// The bar, so many columns wide. Each piece has a column at least; where they are more than columns, the smallest have
-/// none. It is drawn in eighths of a column where there are colours.
+/// The bar, `columns` wide. Each piece gets at least one column; if there are too few, the smallest get none. In colour
+/// it is drawn in eighths of a column.
 pub fn bar(pieces: &[Piece], columns: u16, colours: Colours) -> Line<'static> {
     let bytes: Vec<_> = pieces.iter().map(|piece| piece.bytes.0).collect();
     let fine = if colours == Colours::None { 1 } else { EIGHTHS };
@@ -34,7 +34,7 @@ pub fn bar(pieces: &[Piece], columns: u16, colours: Colours) -> Line<'static> {
         let Some(&(part, end)) = ends.iter().find(|(_, end)| *end > from) else { break };
         let next = ends.iter().find(|(_, next)| *next > end).map(|(part, _)| *part);
         let cell = match next {
-            // A piece is a column wide at least, so two meet in one and never three.
+            // A piece is at least a column wide, so at most two share one.
             Some(next) if end < to => meeting(part, next, end - from, colours),
             _ => full(part, colours),
         };
@@ -46,14 +46,14 @@ pub fn bar(pieces: &[Piece], columns: u16, colours: Colours) -> Line<'static> {
     line
 }
 
-/// What each part of the bar is, as many lines as it takes: below each other in columns, or one behind the other where
-/// that takes fewer lines by far.
+/// The legend of the parts, on as many lines as needed: in aligned columns, or run together if that takes far fewer
+/// lines.
 pub fn legend(pieces: &[Piece], columns: u16, colours: Colours) -> Vec<Line<'static>> {
     let columns = usize::from(columns);
     let entry = |piece: &Piece| (piece.part, format!(" {} {}", piece.part.name(), piece.bytes));
     let entries: Vec<_> = pieces.iter().map(entry).collect();
     let widest = entries.iter().map(|(_, text)| words::width(text)).max().unwrap_or(0);
-    // A key in front, two blanks behind.
+    // A letter before each entry, two blanks after it.
     let aligned = lines(&entries, columns, |_| widest + 3);
     let packed = lines(&entries, columns, |text| words::width(text) + 3);
     let (lines, width): (_, Option<usize>) =
@@ -70,7 +70,7 @@ pub fn legend(pieces: &[Piece], columns: u16, colours: Colours) -> Vec<Line<'sta
     lines.into_iter().map(line).collect()
 }
 
-/// Entries by lines, where each takes so much; the blanks behind the last one of a line need no room.
+/// Entries broken into lines by width; trailing blanks need no room.
 fn lines(entries: &[(Part, String)], columns: usize, width: impl Fn(&str) -> usize) -> Vec<&[(Part, String)]> {
     let (mut lines, mut first, mut taken) = (Vec::new(), 0, 0);
     for (place, (_, text)) in entries.iter().enumerate() {
@@ -96,7 +96,7 @@ fn full(part: Part, colours: Colours) -> Span<'static> {
     key(part, colours)
 }
 
-/// A column whose first eighths are of one part, and the others of the next.
+/// A column whose first eighths show one part and whose rest shows the next.
 fn meeting(part: Part, next: Part, eighths: u64, colours: Colours) -> Span<'static> {
     const LEFT: [&str; 9] = [" ", "▏", "▎", "▍", "▌", "▋", "▊", "▉", "█"];
     let style = colours.part(part).map_or(Style::new(), |colour| Style::new().fg(colour));
@@ -107,8 +107,8 @@ fn meeting(part: Part, next: Part, eighths: u64, colours: Colours) -> Span<'stat
     Span::styled(LEFT[eighths.min(EIGHTHS) as usize], style)
 }
 
-/// Shares `units` by size, each that is not nothing at least `least` (the largest ones, where that is too much for all).
-/// The sum is `units`, unless all are nothing.
+/// Divides `units` by size, with at least `least` for each non-zero size (for the largest ones only, if there is too
+/// little). The sum is `units`, unless all sizes are zero.
 fn shares(sizes: &[u64], units: u64, least: u64) -> Vec<u64> {
     let mut order: Vec<_> = (0..sizes.len()).filter(|place| sizes[*place] > 0).collect();
     order.sort_by_key(|place| (sizes[*place], *place));
@@ -120,8 +120,8 @@ fn shares(sizes: &[u64], units: u64, least: u64) -> Vec<u64> {
     for place in shown {
         sum += u128::from(sizes[*place]);
     }
-    // From the smallest on: whoever has less than the least by size takes the least, and the others share the rest, so
-    // that rounding is the largest one's.
+    // From the smallest: a size that earns less than `least` gets `least`, and the others share the rest, so that the
+    // largest absorbs rounding.
     for place in shown {
         let size = u128::from(sizes[*place]);
         let by_size = (u128::from(left) * size + sum / 2) / sum;
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn without_colours_parts_are_told_apart_by_letters() {
+    fn parts_are_distinguished_by_letters_without_colours() {
         let all = pieces(&[(Part::Weights, 20), (Part::KvUsed, 50), (Part::Canary, 1), (Part::Free, 29)]);
         assert_eq!(bar(&all, 20, Colours::None).to_string(), "WWWWKKKKKKKKKC......");
         let legend: Vec<_> = legend(&all, 40, Colours::None).iter().map(Line::to_string).collect();
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn in_colours_a_part_ends_within_a_column() {
+    fn a_coloured_part_may_end_within_a_column() {
         let all = pieces(&[(Part::Weights, 25), (Part::KvUsed, 25), (Part::Free, 50)]);
         assert_eq!(bar(&all, 10, Colours::True).to_string(), "██▌██░░░░░");
         let part = |part| Colours::True.part(part).expect("a colour");
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_have_no_room_where_there_are_more_parts_than_columns() {
+    fn the_smallest_parts_vanish_when_columns_are_too_few() {
         let all = pieces(&[(Part::Overhead, 1), (Part::Weights, 20), (Part::KvUsed, 50), (Part::Free, 29)]);
         assert_eq!(bar(&all, 3, Colours::None).to_string(), "WK.");
         assert_eq!(bar(&all, 0, Colours::None).to_string(), "");
@@ -184,7 +184,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_bar_is_as_wide_as_it_should_be_whatever_is_in_it(
+        fn a_bar_keeps_its_width_whatever_its_parts(
             sizes in prop::collection::vec(prop_oneof![0_u64..9, any::<u64>()], 1..15),
             columns in 0_u16..300,
         ) {

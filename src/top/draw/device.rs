@@ -1,4 +1,4 @@
-//! A device: its bar, what is wrong, what the bar's parts are, and its leases.
+//! A device: its bar, what is wrong, the bar's legend and the leases.
 
 use bursar::Bytes;
 use ratatui::text::Line;
@@ -13,10 +13,10 @@ use crate::top::{
     view::{Count, DeviceView, LeaseView, View},
 };
 
-/// Below so many columns what can be reckoned is left out.
+/// With fewer columns derived figures are omitted.
 const NARROW: u16 = 60;
 
-/// One device. What is wrong stands right below the bar.
+/// One device. Problems stand right below the bar.
 pub fn panel(device: &DeviceView, width: u16, bar_rows: usize, fit: Fit, colours: Colours) -> Panel {
     let bar = bar::bar(&device.pieces, width, colours);
     let mut lines = vec![bar; bar_rows];
@@ -30,7 +30,7 @@ pub fn panel(device: &DeviceView, width: u16, bar_rows: usize, fit: Fit, colours
     lines.extend(usual.into_iter().map(|text| Line::styled(text, colours.faint())));
     let (free, total) = (device.free(), device.total);
     let share = words::percent(free.0 as f64 / total.0.max(1) as f64);
-    // The share is what can be reckoned.
+    // The share can be derived.
     let right =
         if width < NARROW { format!("{free} of {total} free") } else { format!("{free} of {total} free, {share}") };
     Panel::titled(&device.name, &right, width, colours, lines)
@@ -54,7 +54,7 @@ pub fn leases(view: &View, width: u16, colours: Colours) -> Panel {
     Panel::titled("leases", "", width, colours, lines)
 }
 
-/// What somebody should look at.
+/// What the user should look at.
 fn wrong(device: &DeviceView) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut tell = |bytes: Bytes, text: String| {
@@ -80,7 +80,7 @@ fn wrong(device: &DeviceView) -> Vec<String> {
     wrong
 }
 
-/// What is always told.
+/// What is always shown.
 fn usual(device: &DeviceView) -> Vec<String> {
     let mut usual = vec![format!("drift {}", device.drift)];
     if let Some(free) = device.driver_free {
@@ -98,7 +98,7 @@ fn usual(device: &DeviceView) -> Vec<String> {
     usual
 }
 
-/// As `3 stop, 1 length`.
+/// Formats counts like `3 stop, 1 length`.
 pub fn counted(counts: &[Count]) -> String {
     let each = counts.iter().map(|Count { of, count }| format!("{} {of}", words::grouped(*count)));
     each.collect::<Vec<_>>().join(", ")

@@ -1,4 +1,4 @@
-//! What happened lately, the newest first.
+//! Recent events, the newest first.
 
 use ratatui::{
     style::Style,
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::top::{event::Weight, palette::Colours, view::View};
 
-/// All events that there are; `now` in seconds since 1970.
+/// All events; `now` in seconds since 1970.
 pub fn panel(view: &View, now: f64, width: u16, fit: Fit, colours: Colours) -> Panel {
     let mut lines: Vec<_> = view
         .events

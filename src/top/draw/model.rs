@@ -17,18 +17,18 @@ use crate::top::{
     view::{Cache, Kv, Latency, ModelState, ModelView, Speed},
 };
 
-/// How wide what a line is about is.
+/// Width of a line's label.
 const ABOUT: usize = 10;
-/// What quantiles take beside all else.
+/// Width of the quantiles.
 const QUANTILES: u16 = 50;
-/// From so many columns on there is room for both beside each other.
+/// From this width on, both halves stand side by side.
 const WIDE: u16 = QUANTILES + 58;
-/// Values of a sparkline.
+/// Values in a sparkline.
 const SPARKS: usize = 60;
 
 /// The most important lines first.
 pub fn panel(model: &ModelView, trail: Option<&Trail>, width: u16, fit: Fit, colours: Colours) -> Panel {
-    // Beside each other they are cut, and where all is to be read they stand below each other.
+    // Side by side lines are cut; in the whole view they are stacked.
     let is_wide = fit == Fit::Cut && width >= WIDE;
     let room = if is_wide { width.saturating_sub(QUANTILES) } else { width };
     let styled = |about: &str, text: &str, style: Style| {
@@ -50,7 +50,7 @@ pub fn panel(model: &ModelView, trail: Option<&Trail>, width: u16, fit: Fit, col
     if let Some(trail) = trail {
         let columns = usize::from(room).saturating_sub(ABOUT + 3).min(SPARKS);
         for (name, rates) in [("out", &trail.generated), ("in", &trail.prompt)] {
-            // One value is no course.
+            // A single value shows no trend.
             if rates.len() > 1 {
                 lines.extend(about(name, words::sparkline(rates.iter().copied(), columns)));
             }
@@ -71,7 +71,7 @@ pub fn panel(model: &ModelView, trail: Option<&Trail>, width: u16, fit: Fit, col
     let quantiles = quantiles(&model.latencies, colours);
     let lines = match is_wide {
         true => beside(lines, quantiles, room),
-        // Behind what is looked at first, and before what is not.
+        // After what the user looks at first, before the rest.
         false => {
             let rest = lines.split_off(first);
             lines.into_iter().chain(quantiles).chain(rest).collect()
@@ -82,7 +82,7 @@ pub fn panel(model: &ModelView, trail: Option<&Trail>, width: u16, fit: Fit, col
 
 fn actors(model: &ModelView, room: u16, fit: Fit, colours: Colours) -> Vec<Line<'static>> {
     let begin = |about: &str| Line::from(Span::styled(format!(" {about:<0$}", ABOUT - 1), colours.faint()));
-    // Nobody is missed before there is anything to serve.
+    // No actor is missed before there is anything to serve.
     let is_serving = !matches!(model.state, ModelState::Sizing | ModelState::Starting);
     let mut lines = vec![begin("actors")];
     for actor in &model.actors {
@@ -96,7 +96,7 @@ fn actors(model: &ModelView, room: u16, fit: Fit, colours: Colours) -> Vec<Line<
     lines
 }
 
-/// What somebody should look at.
+/// What the user should look at.
 fn trouble(model: &ModelView) -> Vec<String> {
     let mut trouble = Vec::new();
     if !model.oom.is_empty() {
@@ -185,7 +185,7 @@ fn sizing(model: &ModelView) -> String {
     format!("{attempts}{target}{took}")
 }
 
-/// A table of them: of the last minute, or in all where nothing was observed in it.
+/// A table of quantiles over the last minute, or over everything if the minute has no observations.
 fn quantiles(latencies: &[Latency], colours: Colours) -> Vec<Line<'static>> {
     if latencies.is_empty() {
         return Vec::new();

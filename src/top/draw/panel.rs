@@ -1,16 +1,16 @@
-//! A title and lines below it, and how many of them there is room for.
+//! A title with lines below it, and how many of them fit.
 
 use ratatui::text::{Line, Span};
 
 use super::words;
 use crate::top::palette::Colours;
 
-/// What becomes of a text that is longer than its line.
+/// What happens to a text longer than its line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fit {
-    /// It ends in a mark: there is room for what matters most.
+    /// It is cut with a mark.
     Cut,
-    /// It goes on in the next line: all of it can be read.
+    /// It wraps to the next line.
     Fold,
 }
 
@@ -24,17 +24,16 @@ impl Fit {
     }
 }
 
-/// Some lines, the title first and the most important ones before others.
+/// Lines, the title first and more important ones before others.
 #[derive(Clone, Debug, Default)]
 pub struct Panel {
-    /// All there are.
     pub lines: Vec<Line<'static>>,
-    /// One that has to be seen, with those around it, whatever room there is; the first line stays where it is.
+    /// A line that must be visible, with those around it, however little room there is; the first line stays in place.
     pub seen: Option<usize>,
 }
 
 impl Panel {
-    /// A title with what belongs to it at the right end, above `lines`.
+    /// A title with a right-aligned note, above `lines`.
     pub fn titled(title: &str, right: &str, width: u16, colours: Colours, lines: Vec<Line<'static>>) -> Self {
         let width = usize::from(width);
         let right = words::cut(right, width.saturating_sub(12));
@@ -48,7 +47,7 @@ impl Panel {
         Panel { lines: std::iter::once(Line::from(spans)).chain(lines).collect(), seen: None }
     }
 
-    /// As many of its lines as `rows`, none of them wider than `width`.
+    /// At most `rows` of the lines, none wider than `width`.
     pub fn rows(self, rows: u16, width: u16) -> Vec<Line<'static>> {
         let rows = usize::from(rows);
         let past = match self.seen {
@@ -61,8 +60,8 @@ impl Panel {
     }
 }
 
-/// Shares `rows` among panels: in the order of the wishes, each a panel's place and how many rows it would like by then.
-/// One that would get its title and nothing else gets nothing.
+/// Divides `rows` among panels in the order of the wishes; each wish is a panel's index and the rows it should have by
+/// then. A panel that would get only its title gets nothing.
 pub fn share(panels: &[Panel], wishes: &[(usize, u16)], rows: u16) -> Vec<u16> {
     let mut given = vec![0; panels.len()];
     let mut left = rows;
@@ -78,7 +77,7 @@ pub fn share(panels: &[Panel], wishes: &[(usize, u16)], rows: u16) -> Vec<u16> {
     given
 }
 
-/// A line that is at most so wide.
+/// A line cut to a width.
 pub fn cut(line: Line<'static>, width: u16) -> Line<'static> {
     if line.width() <= usize::from(width) {
         return line;
@@ -87,7 +86,7 @@ pub fn cut(line: Line<'static>, width: u16) -> Line<'static> {
     ends(line.spans, Span::raw(""), width).style(style)
 }
 
-/// A line with something at each end; what is at the right end wins where both do not fit.
+/// A line with text at both ends; the right end wins if both do not fit.
 pub fn ends(left: Vec<Span<'static>>, right: Span<'static>, width: u16) -> Line<'static> {
     let width = usize::from(width);
     let mut room = width.saturating_sub(right.width());
@@ -104,7 +103,7 @@ pub fn ends(left: Vec<Span<'static>>, right: Span<'static>, width: u16) -> Line<
     Line::from(spans)
 }
 
-/// Two columns beside each other, the second from `at` on.
+/// Two columns side by side, the second starting at `at`.
 pub fn beside(left: Vec<Line<'static>>, right: Vec<Line<'static>>, at: u16) -> Vec<Line<'static>> {
     let rows = left.len().max(right.len());
     let (mut left, mut right) = (left.into_iter(), right.into_iter());
@@ -126,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_go_to_wishes_in_their_order_and_a_title_alone_is_none() {
+    fn rows_go_to_panels_in_wish_order_never_a_title_alone() {
         let panels = [panel(5), panel(3), panel(0)];
         let wishes = [(0, 2), (1, 2), (0, 9), (1, 9), (2, 9), (7, 1)];
         let shared = |rows| share(&panels, &wishes, rows);
@@ -139,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_that_has_to_be_seen_is_among_those_that_are() {
+    fn the_line_that_must_be_seen_is_always_shown() {
         let rows = |seen, rows| -> Vec<String> {
             let panel = Panel { seen, ..panel(6) };
             panel.rows(rows, 9).iter().map(Line::to_string).collect()
@@ -153,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_at_the_right_end_wins() {
+    fn the_right_end_of_a_line_wins() {
         let line = |width| ends(vec![Span::raw("left side")], Span::raw("right"), width).to_string();
         assert_eq!(line(16), "left side  right");
         assert_eq!(line(10), "left…right");

@@ -1,4 +1,4 @@
-//! All models, a row each.
+//! All models, one row each.
 
 use ratatui::{
     style::Style,
@@ -11,14 +11,14 @@ use crate::top::{
     view::{ModelState, ModelView, View},
 };
 
-/// A column: its title, how wide it is with the blank in front, and what stands in it.
+/// A column: its title, its width with a leading blank, and its content.
 struct Column {
     title: &'static str,
     width: usize,
     cell: fn(&ModelView) -> String,
 }
 
-/// In the order in which they stand.
+/// In display order.
 const COLUMNS: [Column; 9] = [
     Column { title: "state", width: 9, cell: |model| model.state.word().to_owned() },
     Column { title: "run", width: 6, cell: |model| count(model.running) },
@@ -31,13 +31,13 @@ const COLUMNS: [Column; 9] = [
     Column { title: "restarts", width: 10, cell: |model| words::grouped(model.restarts()) },
 ];
 
-/// Which of them are kept first where there is little room, by their place.
+/// Indexes of the columns in the order in which they are kept when room is short.
 const KEPT: [usize; 9] = [0, 5, 1, 2, 3, 4, 6, 8, 7];
 
-/// A name has so many columns at least and at most.
+/// Least and most columns for a name.
 const NAME: (usize, usize) = (8, 40);
 
-/// The rows, and which of them is chosen.
+/// The rows, with the chosen one marked.
 pub fn panel(view: &View, chosen: Option<usize>, width: u16, colours: Colours) -> Panel {
     let mut room = usize::from(width).saturating_sub(NAME.0 + 1);
     let mut is_kept = [false; COLUMNS.len()];
@@ -80,7 +80,7 @@ pub fn panel(view: &View, chosen: Option<usize>, width: u16, colours: Colours) -
     Panel { lines, seen: chosen.map(|place| place + 1) }
 }
 
-/// How a state looks.
+/// The style of a state.
 pub fn state(state: ModelState, colours: Colours) -> Style {
     match state {
         ModelState::Up => colours.good(),

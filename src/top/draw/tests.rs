@@ -1,6 +1,6 @@
-//! The view as it looks, held against what is recorded in `src/top/recorded`.
+//! The rendered view, compared with the recordings in `src/top/recorded`.
 //!
-//! `BURSAR_RECORD=1 cargo test -p bursar --bins top::draw` writes it down anew, to be looked at and committed.
+//! `BURSAR_RECORD=1 cargo test -p bursar --bins top::draw` rewrites them for review.
 
 use std::{env, fs, path::PathBuf};
 
@@ -9,9 +9,9 @@ use ratatui::{Terminal, backend::TestBackend, buffer::Buffer};
 use super::{super::*, *};
 use crate::top::{event, exposition, keys::Key, scrape::Events};
 
-/// When the last event of the recording was a second old.
+/// One second after the last event of the recording.
 const NOW: f64 = 1_800_000_000.0;
-/// The same of the demo's recording, half a minute later.
+/// The same for the demo's recording, half a minute later.
 const DEMO: f64 = 1795287436.9;
 
 fn scrape(metrics: &str, events: &str) -> Scrape {
@@ -19,7 +19,7 @@ fn scrape(metrics: &str, events: &str) -> Scrape {
     Scrape { samples, events: Events::Told(event::read(events).expect("it was recorded")) }
 }
 
-/// A card with two models, a tenant, a neighbour, and some trouble.
+/// A card with two models, a tenant, a neighbour and some trouble.
 fn card() -> Session {
     let mut session = Session::new("10.0.0.7:9464".to_owned(), Duration::from_secs(1));
     let events = include_str!("../recorded/card_events.json");
@@ -28,7 +28,7 @@ fn card() -> Session {
     session
 }
 
-/// The demo model while somebody talks with it about pictures: `bursar chat --metrics`, a second and a half apart.
+/// The demo model in a chat about pictures: `bursar chat --metrics`, two scrapes a second and a half apart.
 fn demo() -> Session {
     let mut session = Session::new("127.0.0.1:9464".to_owned(), Duration::from_secs(1));
     let events = include_str!("../recorded/demo_events.json");
@@ -47,7 +47,7 @@ fn drawn(session: &Session, (columns, rows): (u16, u16), now: Now, colours: Colo
     terminal.backend().buffer().clone()
 }
 
-/// What is on a screen, with its colours as a terminal is told them.
+/// The screen's content, with colours as terminal codes.
 fn printed(buffer: &Buffer, colours: Colours) -> String {
     force_color_output(true);
     let width = usize::from(buffer.area.width).max(1);
@@ -79,7 +79,7 @@ fn assert_recorded(name: &str, shown: &str) {
 }
 
 #[test]
-fn the_view_looks_as_it_did_at_several_sizes_and_in_all_colours() {
+fn the_view_matches_its_snapshots_at_several_sizes_and_colours() {
     let session = card();
     for (name, size, colours) in [
         ("card_120x44.txt", (120, 44), Colours::None),
@@ -93,7 +93,7 @@ fn the_view_looks_as_it_did_at_several_sizes_and_in_all_colours() {
 }
 
 #[test]
-fn a_real_run_is_shown_with_every_byte_of_its_device_and_no_trouble() {
+fn a_real_run_shows_every_byte_and_no_trouble() {
     let session = demo();
     let view = session.view().expect("it was seen");
     let device = &view.devices[0];
@@ -104,7 +104,7 @@ fn a_real_run_is_shown_with_every_byte_of_its_device_and_no_trouble() {
 }
 
 #[test]
-fn the_text_form_is_the_same_view_whole() {
+fn the_text_form_shows_the_same_view_whole() {
     for (name, session, now) in
         [("card_once.txt", card(), at(5)), ("demo_once.txt", demo(), Now { unix: DEMO, ..at(5) })]
     {
@@ -117,7 +117,7 @@ fn the_text_form_is_the_same_view_whole() {
 }
 
 #[test]
-fn what_is_lost_paused_or_anew_is_told_with_the_age_of_what_is_shown() {
+fn a_lost_paused_or_restarted_process_is_shown_with_its_age() {
     let mut session = card();
     let text = |session: &Session, now| printed(&drawn(session, (80, 24), now, Colours::None), Colours::None);
     assert!(text(&session, at(5)).contains("every 1 s"));
@@ -145,7 +145,7 @@ fn what_is_lost_paused_or_anew_is_told_with_the_age_of_what_is_shown() {
 }
 
 #[test]
-fn the_smallest_screen_keeps_the_bar_what_is_wrong_and_the_chosen_model() {
+fn the_smallest_screen_keeps_bar_problems_and_chosen_model() {
     let mut session = card();
     assert!(session.press(Key::Next));
     let text = printed(&drawn(&session, (40, 10), at(5), Colours::None), Colours::None);
@@ -162,7 +162,7 @@ fn the_smallest_screen_keeps_the_bar_what_is_wrong_and_the_chosen_model() {
     }
 }
 
-/// A session that was drawn, so that it knows how much there is room for.
+/// Presses a key in a session that has been drawn, so that it knows how much fits.
 fn pressed(session: &mut Session, key: Key, size: (u16, u16)) -> Vec<String> {
     assert!(session.press(key), "it goes on");
     let mut terminal = Terminal::new(TestBackend::new(size.0, size.1)).expect("a terminal in memory");
@@ -175,7 +175,7 @@ fn pressed(session: &mut Session, key: Key, size: (u16, u16)) -> Vec<String> {
 }
 
 #[test]
-fn at_80x24_every_line_of_the_view_is_reached_by_keys() {
+fn keys_reach_every_line_of_the_view_at_80x24() {
     let (mut session, size) = (card(), (80, 24));
     let all: Vec<_> =
         whole(&session, at(5), 80, Colours::None).iter().map(|line| line.to_string().trim_end().to_owned()).collect();
@@ -204,7 +204,7 @@ fn at_80x24_every_line_of_the_view_is_reached_by_keys() {
 }
 
 #[test]
-fn no_size_and_no_content_is_a_panic() {
+fn no_size_or_content_panics() {
     let mut session = card();
     let long = "模型".repeat(80);
     let hostile = format!(

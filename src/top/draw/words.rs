@@ -1,22 +1,23 @@
-//! Numbers and names as they are shown.
+//! Numbers and names in display form.
 
 use ratatui::text::Span;
 
-/// Columns of a terminal that a text takes.
+/// The terminal columns of a text.
 pub fn width(text: &str) -> usize {
     Span::raw(text).width()
 }
 
-/// A text of at most so many columns; one that is longer ends in a mark.
+/// A text cut to this many columns; a longer one ends in a mark.
 pub fn cut(text: &str, columns: usize) -> String {
     if width(text) <= columns {
         return text.to_owned();
     }
     let mut kept = String::new();
-    // Some letters have no width, and some change that of the one before: the whole is measured, and many are enough.
+    // Some letters have no width, and some change the width of the one before, so the whole is measured; four letters a
+    // column suffice.
     for letter in text.chars().take(4 * columns) {
         kept.push(letter);
-        // A column is left for the mark.
+        // Leave a column for the mark.
         if width(&kept) >= columns {
             kept.pop();
             break;
@@ -25,14 +26,14 @@ pub fn cut(text: &str, columns: usize) -> String {
     if columns > 0 { kept + "…" } else { kept }
 }
 
-/// A text in lines of at most so many columns, parted between words where that is possible.
+/// A text wrapped to this many columns, between words if possible.
 pub fn fold(text: &str, columns: usize) -> Vec<String> {
     let (mut lines, mut line) = (Vec::new(), String::new());
     for word in text.split_inclusive(' ') {
         if width(&line) + width(word.trim_end()) > columns && !line.is_empty() {
             lines.push(std::mem::take(&mut line));
         }
-        // One that is longer than a line is parted anywhere.
+        // A word longer than a line breaks anywhere.
         for letter in word.chars() {
             line.push(letter);
             if width(line.trim_end()) > columns && line.chars().count() > 1 {
@@ -53,7 +54,7 @@ pub fn grouped(number: u64) -> String {
     groups.join(",")
 }
 
-/// How many in a second.
+/// A rate a second.
 pub fn rate(per_second: Option<f64>) -> String {
     match per_second {
         None => "-".to_owned(),
@@ -65,7 +66,7 @@ pub fn rate(per_second: Option<f64>) -> String {
     }
 }
 
-/// A time that something took.
+/// A duration.
 pub fn seconds(seconds: f64) -> String {
     match seconds {
         seconds if seconds < 0.0009995 => format!("{:.0} µs", seconds * 1e6),
@@ -77,7 +78,7 @@ pub fn seconds(seconds: f64) -> String {
     }
 }
 
-/// Tenths, unless there are none.
+/// One decimal, unless it is zero.
 struct Short(f64);
 
 impl std::fmt::Display for Short {
@@ -87,7 +88,7 @@ impl std::fmt::Display for Short {
     }
 }
 
-/// How long ago something was; nothing in the future, as clocks of two machines may have it.
+/// How long ago something was; never in the future, although two machines' clocks may differ.
 pub fn age(seconds: f64) -> String {
     match seconds.max(0.0) {
         seconds if seconds < 120.0 => format!("{seconds:.0} s"),
@@ -98,7 +99,7 @@ pub fn age(seconds: f64) -> String {
     }
 }
 
-/// A share of one.
+/// A share of one, in per cent.
 pub fn percent(share: f64) -> String {
     match share * 100.0 {
         0.0 => "0 %".to_owned(),
@@ -107,7 +108,7 @@ pub fn percent(share: f64) -> String {
     }
 }
 
-/// Bars of eight heights, the newest value last, as high as the highest of those that are shown.
+/// Bars of eight heights, the newest value last, scaled to the highest one shown.
 pub fn sparkline(values: impl DoubleEndedIterator<Item = f64> + Clone, columns: usize) -> String {
     const HEIGHTS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let shown = values.rev().take(columns);
@@ -135,14 +136,14 @@ mod tests {
     }
 
     #[test]
-    fn a_text_is_cut_by_columns_and_not_by_letters() {
+    fn text_is_cut_by_columns_not_letters() {
         assert_eq!(cut("model", 5), "model");
         assert_eq!(cut("models", 5), "mode…");
         assert_eq!(cut("模型模型", 5), "模型…");
         assert_eq!(cut("模型模型", 4), "模…");
         assert_eq!(cut("models", 1), "…");
         assert_eq!(cut("models", 0), "");
-        // Letters that are wider together than each for itself, and letters without any width.
+        // Letters that are wider together than apart, and letters without width.
         for text in ["#\u{fe0f}️ and more", "❤️❤️❤️❤️", "👩‍👩‍👧‍👦 four of them", &"\u{301}".repeat(100)]
         {
             (0..12).for_each(|columns| assert!(width(&cut(text, columns)) <= columns, "{text} in {columns}"));
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_text_is_folded_between_words() {
+    fn long_text_wraps_between_words() {
         assert_eq!(fold("one two three", 20), ["one two three"]);
         assert_eq!(fold("one two three", 8), ["one two", "three"]);
         assert_eq!(fold("one twothreefour 5", 7), ["one", "twothre", "efour 5"]);
@@ -160,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sparkline_shows_the_newest_values_beside_the_highest_of_them() {
+    fn a_sparkline_shows_the_newest_values_and_their_highest() {
         let line = |values: &[f64], columns| sparkline(values.iter().copied(), columns);
         assert_eq!(line(&[900.0, 0.0, 1.0, 4.0, 8.0], 4), "▁▁▄█");
         assert_eq!(line(&[0.0, 0.0], 4), "▁▁");

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::{Count, Look, counts};
 use crate::top::samples::Samples;
 
-/// What a stretch of the bar stands for, in the bar's order.
+/// A part of the bar, in the bar's order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Part {
@@ -16,34 +16,32 @@ pub enum Part {
     Overhead,
     /// Held by other processes.
     Foreign,
-    /// The models.
     Weights,
-    /// Blocks of keys and values that sequences use.
+    /// Blocks of keys and values in use by sequences.
     KvUsed,
-    /// Blocks that nobody uses and whose content may be found again.
+    /// Unused blocks whose content can be reused.
     KvCached,
     /// Blocks without content.
     KvFree,
     /// Temporaries of steps.
     StepWorkspace,
-    /// Temporaries of launches of pictures.
+    /// Temporaries of vision launches.
     VisionWorkspace,
     /// Embeddings of pictures.
     VisionCache,
-    /// What the driver takes for captured steps.
+    /// Driver memory for captured steps.
     Graphs,
     /// Leases of users' own code.
     Tenants,
-    /// A class that is newer than this view.
+    /// A class newer than this view.
     Other,
-    /// Kept free of use.
+    /// Kept unused on purpose.
     Canary,
-    /// What nobody has.
     Free,
 }
 
 impl Part {
-    /// All of them, in the bar's order.
+    /// In the bar's order.
     pub const ALL: [Part; 14] = [
         Part::Overhead,
         Part::Foreign,
@@ -61,7 +59,7 @@ impl Part {
         Part::Free,
     ];
 
-    /// In words.
+    /// The name to show.
     pub fn name(self) -> &'static str {
         match self {
             Part::Overhead => "overhead",
@@ -81,7 +79,7 @@ impl Part {
         }
     }
 
-    /// A class of leases by its label; none for what is told by other metrics or is no memory of the device.
+    /// The part of a lease class; none if other metrics cover it or it is not device memory.
     fn of_class(class: &str) -> Option<Part> {
         match class {
             "host" | "canary" => None,
@@ -97,12 +95,10 @@ impl Part {
     }
 }
 
-/// A stretch of the bar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Piece {
-    /// What it is.
     pub part: Part,
-    /// How much; more than nothing.
+    /// Above 0.
     pub bytes: Bytes,
 }
 
@@ -111,48 +107,46 @@ pub struct Piece {
 pub struct LeaseView {
     /// Empty for leases of users' own code.
     pub model: String,
-    /// What for.
     pub class: String,
     /// Granted now.
     pub bytes: Bytes,
-    /// What of it is backed, where that is told.
+    /// Backed bytes, if reported.
     pub used: Option<Bytes>,
-    /// At most so far.
+    /// The highest so far.
     pub peak: Option<Bytes>,
 }
 
-/// One device.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DeviceView {
-    /// As one would choose it: `host`, `cuda:0`.
+    /// As a user would select it: `host`, `cuda:0`.
     pub name: String,
-    /// What the driver reports.
+    /// As the driver reports it.
     pub total: Bytes,
-    /// What the driver reports to be free.
+    /// As the driver reports it.
     pub driver_free: Option<Bytes>,
-    /// All that is there, in the bar's order, without what is nothing. It is more than `total` where the device is short.
+    /// Everything on the device, in the bar's order, without zeros. The sum exceeds `total` if the device is short.
     pub pieces: Vec<Piece>,
     /// Every lease of device and host memory, the largest first.
     pub leases: Vec<LeaseView>,
-    /// Used outside leases after READY: has to be nothing.
+    /// Used outside leases after READY; has to be 0.
     pub drift: Bytes,
-    /// What models were asked to give back and have not yet.
+    /// What models were asked to give back and still hold.
     pub owed: Bytes,
-    /// By how much more is granted and spent than there is.
+    /// How far grants and other uses exceed the total.
     pub deficit: Bytes,
-    /// Kept free of use.
+    /// Kept unused now.
     pub canary: Bytes,
-    /// What should be.
+    /// The canary's target.
     pub canary_wanted: Bytes,
-    /// How often some of it was given up.
+    /// How often some of the canary was given up.
     pub canary_given: u64,
     /// How often the device was lost.
     pub losses: u64,
-    /// Leases that wait.
+    /// Waiting leases.
     pub waiting: u64,
-    /// Leases that were refused, by reason.
+    /// Refused leases, by reason.
     pub refused: Vec<Count>,
-    /// Host memory that is leased, and may be.
+    /// Leased host memory, and its limit.
     pub host: Option<(Bytes, Bytes)>,
 }
 
@@ -191,7 +185,6 @@ impl DeviceView {
         }
     }
 
-    /// What nobody has.
     pub fn free(&self) -> Bytes {
         self.pieces.iter().find(|piece| piece.part == Part::Free).map_or(Bytes::ZERO, |piece| piece.bytes)
     }
@@ -206,14 +199,14 @@ fn leases(now: &Samples, device: &str) -> Vec<LeaseView> {
             let (used, peak) = (other("bursar_lease_used_bytes"), other("bursar_lease_peak_bytes"));
             LeaseView { bytes: Bytes(series.value as u64), used, peak, model, class }
         })
-        // One that has ended is remembered by its peak.
+        // A line whose leases have ended is kept for its peak.
         .filter(|lease| !lease.bytes.is_zero() || lease.peak.is_some_and(|peak| !peak.is_zero()))
         .collect();
     leases.sort_by(|one, other| other.bytes.cmp(&one.bytes).then_with(|| one.class.cmp(&other.class)));
     leases
 }
 
-/// The bar: what every byte of the device is for.
+/// The bar: the purpose of every byte.
 fn pieces(now: &Samples, device: &str) -> Vec<Piece> {
     let of_device = |metric: &str| now.bytes(metric, &[("device", device)]).unwrap_or_default();
     let mut sums: BTreeMap<Part, Bytes> = BTreeMap::new();
@@ -243,7 +236,7 @@ fn pieces(now: &Samples, device: &str) -> Vec<Piece> {
     Part::ALL.into_iter().filter_map(piece).collect()
 }
 
-/// The bytes of a pool whose blocks are used, and of those that are not and have content.
+/// The bytes of a pool's used blocks, and of its unused blocks with content.
 fn kv_shares(now: &Samples, model: &str, pool: Bytes) -> (Bytes, Bytes) {
     let blocks = |metric: &str| now.value(metric, &[("model", model)]).unwrap_or(0.0);
     let all = blocks("bursar_kv_blocks");

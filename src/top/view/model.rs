@@ -1,4 +1,4 @@
-//! What one model does.
+//! One model's state and figures.
 
 use bursar::Bytes;
 use serde::Serialize;
@@ -9,153 +9,145 @@ use crate::top::{
     samples::{Labels, Samples},
 };
 
-/// How a model is.
+/// The state of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ModelState {
     /// All of its actors serve.
     Up,
-    /// An attempt at sizing runs.
+    /// A sizing attempt runs.
     Sizing,
-    /// Its engine runs, and none of those that serve.
+    /// Its engine runs, but no serving actor does yet.
     Starting,
-    /// Some of those that serve are being replaced.
+    /// Some serving actors are being replaced.
     Mending,
     /// Its engine does not run.
     Down,
-    /// Nobody says.
+    /// Not reported.
     Unknown,
 }
 
-/// Units of a semaphore.
+/// The units of a semaphore.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Permit {
-    /// What of: `sequences`, `patches`.
+    /// Its name: `sequences`, `patches`.
     pub permit: String,
-    /// Taken.
     pub used: u64,
-    /// In all.
+    /// In total.
     pub all: u64,
 }
 
 /// Blocks of keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Kv {
-    /// In all.
+    /// In total.
     pub blocks: u64,
-    /// Used by sequences.
+    /// In use by sequences.
     pub used: u64,
-    /// Free, but with content.
+    /// Unused, but with content.
     pub cached: u64,
     /// In host memory.
     pub swapped: u64,
-    /// Tokens of a block.
+    /// Tokens in a block.
     pub block_tokens: Option<u64>,
-    /// How often there came to be fewer.
+    /// How often the pool shrank.
     pub shrinks: u64,
-    /// How often there came to be more.
+    /// How often the pool grew.
     pub growths: u64,
 }
 
-/// What happens in a second; none where nobody counts, or counted once only.
+/// Rates a second; none without two scrapes that count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Speed {
-    /// Tokens of prompts, also those that were cached.
+    /// Prompt tokens, including cached ones.
     pub prompt_tokens: Option<f64>,
-    /// Those of them that were cached.
+    /// Cached prompt tokens.
     pub cached_tokens: Option<f64>,
-    /// Tokens of replies.
+    /// Reply tokens.
     pub generated_tokens: Option<f64>,
     /// Requests that ended.
     pub requests: Option<f64>,
-    /// Steps.
     pub steps: Option<f64>,
 }
 
-/// How often something was found.
+/// Cache hits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Cache {
-    /// Found, of what was looked for: in the last minute, or in all if nothing was.
+    /// Hits among `asked`: in the last minute, or in total if it had none.
     pub found: f64,
-    /// Looked for.
+    /// Lookups.
     pub asked: f64,
-    /// Whether it is of the last minute.
+    /// Whether the last minute is covered.
     pub is_recent: bool,
-    /// What it holds.
+    /// Bytes in the cache.
     pub bytes: Option<Bytes>,
 }
 
-/// Quantiles of some seconds.
+/// Quantiles of a duration.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Latency {
-    /// Of what.
+    /// What is timed.
     pub of: &'static str,
-    /// How many were observed.
+    /// Observations.
     pub count: u64,
-    /// Whether in the last minute, or in all since then nothing was.
+    /// Whether they are of the last minute; otherwise of all time, as it had none.
     pub is_recent: bool,
-    /// Half of them took at most so long; seconds.
+    /// Median, in seconds.
     pub p50: f64,
-    /// Nine tenths.
+    /// 90 per cent, in seconds.
     pub p90: f64,
-    /// All but a hundredth.
+    /// 99 per cent, in seconds.
     pub p99: f64,
 }
 
-/// One model.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ModelView {
     /// Its label.
     pub name: String,
-    /// How it is.
     pub state: ModelState,
-    /// Its actors, from the top of the tree down.
+    /// From the top of the tree down.
     pub actors: Vec<Actor>,
-    /// Sequences that run.
+    /// Running sequences.
     pub running: Option<u64>,
-    /// Sequences that wait.
+    /// Waiting sequences.
     pub waiting: Option<u64>,
-    /// Requests that were accepted and have not ended.
+    /// Accepted requests that have not ended.
     pub active: Option<u64>,
     /// Steps under way.
     pub under_way: Option<u64>,
-    /// Each semaphore.
     pub permits: Vec<Permit>,
-    /// Its cache of keys and values.
     pub kv: Option<Kv>,
-    /// What happens in a second.
     pub speed: Speed,
-    /// Tokens of prompts found among those computed before.
+    /// Prompt tokens found in the prefix cache.
     pub prefix: Cache,
-    /// Pictures found among those encoded before.
+    /// Pictures found in the vision cache.
     pub pictures: Cache,
-    /// How long things take.
     pub latencies: Vec<Latency>,
-    /// Requests that ended, by reason.
+    /// Ended requests, by reason.
     pub ended: Vec<Count>,
-    /// Requests that were done again behind a death.
+    /// Requests redone after an actor's death.
     pub redone: u64,
-    /// Sequences that were preempted, by reason.
+    /// Preempted sequences, by reason.
     pub preempted: Vec<Count>,
     /// Refusals of memory, by phase.
     pub oom: Vec<Count>,
-    /// Attempts at sizing, by how they ended.
+    /// Sizing attempts, by outcome.
     pub attempts: Vec<Count>,
-    /// Of the last that got ready.
+    /// Of the last successful sizing.
     pub profile_seconds: Option<f64>,
-    /// Of the last that got ready.
+    /// Of the last successful sizing.
     pub target_tokens: Option<u64>,
-    /// Steps by graph.
+    /// Steps replayed as graphs.
     pub replays: u64,
-    /// Steps without.
+    /// Steps launched without a graph.
     pub eager_steps: u64,
-    /// Graphs that there are.
+    /// Captured graphs.
     pub graphs: Option<u64>,
-    /// Measured minus planned bytes of a workspace where they are not the same.
+    /// Measured minus planned workspace bytes, where they differ.
     pub plan_errors: Vec<(String, f64)>,
 }
 
-/// What is timed.
+/// Timed phases: label and metric.
 const TIMES: [(&str, &str); 8] = [
     ("first token", "bursar_time_to_first_token_seconds"),
     ("next token", "bursar_token_interval_seconds"),
@@ -170,7 +162,7 @@ const TIMES: [(&str, &str); 8] = [
 impl ModelView {
     /// All models, by name.
     pub(super) fn all(look: Look<'_>) -> Vec<Self> {
-        // Not what was counted: that stays when a model is unloaded.
+        // Only gauges: counters stay after a model is unloaded.
         const NAMES: [&str; 4] = ["bursar_actor_up", "bursar_kv_blocks", "bursar_permits", "bursar_requests_active"];
         look.now.values_of(&NAMES, "model").into_iter().map(|name| ModelView::of(look, name)).collect()
     }
@@ -182,7 +174,7 @@ impl ModelView {
         let counted = |metric: &str, by: &str| counts(now, metric, own, by);
         let mut actors = Actor::of(now, &name);
         let permits = permits(now, &name);
-        // A model that takes no pictures has nobody who would see to them.
+        // A text model has no vision actors to miss.
         let takes_none = permits.iter().any(|permit| permit.permit == "patches" && permit.all == 0);
         actors.retain(|actor| !(takes_none && actor.actor == "vision" && !actor.is_up));
         ModelView {
@@ -238,7 +230,7 @@ impl ModelState {
         }
     }
 
-    /// In a word.
+    /// The state in one word.
     pub fn word(self) -> &'static str {
         match self {
             ModelState::Up => "up",
@@ -252,7 +244,7 @@ impl ModelState {
 }
 
 impl Cache {
-    /// Found of those looked for; none where nothing was.
+    /// Hits among lookups; none without lookups.
     pub fn share(&self) -> Option<f64> {
         (self.asked > 0.0).then(|| (self.found / self.asked).clamp(0.0, 1.0))
     }
@@ -295,7 +287,7 @@ fn speed(now: &Samples, last: Since<'_>, own: Labels<'_>) -> Speed {
     }
 }
 
-/// By the beginning of its metrics' names.
+/// The cache whose metrics begin with `metric`.
 fn cache(look: Look<'_>, metric: &str, own: Labels<'_>) -> Cache {
     let (hits, queries) = (format!("{metric}_hits_total"), format!("{metric}_queries_total"));
     let bytes = look.now.bytes(&format!("{metric}_bytes"), own);

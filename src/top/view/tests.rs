@@ -1,4 +1,4 @@
-//! What a scrape comes to.
+//! The view computed from a scrape.
 
 use bursar::Bytes;
 
@@ -19,7 +19,7 @@ fn between(before: &str, now: &str, seconds: f64) -> View {
 }
 
 #[test]
-fn every_byte_of_a_device_is_a_part_of_its_bar() {
+fn every_byte_of_a_device_belongs_to_its_bar() {
     let view = view(
         "bursar_device_total_bytes{device=\"host\"} 1000\nbursar_overhead_bytes{device=\"host\"} 10\n\
          bursar_foreign_bytes{device=\"host\"} 20\nbursar_canary_bytes{device=\"host\"} 30\n\
@@ -52,7 +52,7 @@ fn every_byte_of_a_device_is_a_part_of_its_bar() {
 }
 
 #[test]
-fn a_device_that_is_short_has_nothing_free_and_a_longer_bar() {
+fn a_device_short_of_memory_shows_nothing_free() {
     let view = view(
         "bursar_device_total_bytes{device=\"host\"} 100\nbursar_foreign_bytes{device=\"host\"} 80\n\
          bursar_deficit_bytes{device=\"host\"} 10\nbursar_lease_bytes{device=\"host\",class=\"kv\",model=\"a\"} 30\n",
@@ -63,7 +63,7 @@ fn a_device_that_is_short_has_nothing_free_and_a_longer_bar() {
 }
 
 #[test]
-fn a_model_that_takes_no_pictures_misses_nobody() {
+fn a_text_model_shows_no_missing_vision_actor() {
     let up = |actor: &str| format!("bursar_actor_up{{model=\"a\",actor=\"{actor}\"}} 1\n");
     let actors = ["engine", "kv", "scheduler"].map(up).concat() + "bursar_actor_up{model=\"a\",actor=\"vision\"} 0\n";
     let patches = |all| format!("{actors}bursar_permits{{model=\"a\",permit=\"patches\"}} {all}\n");
@@ -73,7 +73,7 @@ fn a_model_that_takes_no_pictures_misses_nobody() {
 }
 
 #[test]
-fn a_model_is_as_its_actors_are() {
+fn a_models_state_follows_its_actors() {
     let state = |actors: &[(&str, u8)]| {
         let line = |(actor, is_up): &(&str, u8)| format!("bursar_actor_up{{model=\"a\",actor=\"{actor}\"}} {is_up}\n");
         let lines: String = actors.iter().map(line).collect();
@@ -88,7 +88,7 @@ fn a_model_is_as_its_actors_are() {
 }
 
 #[test]
-fn actors_stand_from_the_top_of_the_tree_down_with_their_restarts() {
+fn actors_are_listed_top_down_with_their_restarts() {
     let view = view(
         "bursar_actor_up{model=\"a\",actor=\"scheduler\"} 1\nbursar_actor_up{model=\"a\",actor=\"engine\"} 1\n\
          bursar_actor_up{model=\"\",actor=\"budget\"} 0\nbursar_restarts_total{model=\"a\",actor=\"scheduler\"} 3\n",
@@ -100,7 +100,7 @@ fn actors_stand_from_the_top_of_the_tree_down_with_their_restarts() {
 }
 
 #[test]
-fn rates_shares_and_quantiles_are_of_what_came_since() {
+fn rates_shares_and_quantiles_cover_only_the_last_interval() {
     let metrics = |generated: u64, hits: u64, queries: u64, quick: u64, all: u64| {
         format!(
             "bursar_kv_blocks{{model=\"a\"}} 8\nbursar_generated_tokens_total{{model=\"a\"}} {generated}\n\

@@ -1,4 +1,4 @@
-//! The blow: who is hit, how, and when it has been felt.
+//! The blow: its victim, its kind, and when it has taken effect.
 
 use bursar::{
     FaultInjection,
@@ -17,7 +17,7 @@ use bursar::{
 
 use super::world::World;
 
-/// Who dies.
+/// The victim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Victim {
     Runtime,
@@ -31,7 +31,7 @@ pub enum Victim {
     VisionLane,
 }
 
-/// How.
+/// The kind of blow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     Panic,
@@ -41,8 +41,8 @@ pub enum Way {
     Supervisor,
 }
 
-/// When: before anything is asked, while weights are copied, while worst cases are run, before the first word of a
-/// reply, between its words.
+/// The moment: before any request, while weights are copied, while worst cases run, before a reply's first word,
+/// between its words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
     Idle,
@@ -56,12 +56,12 @@ pub const WAYS: [Way; 5] = [Way::Panic, Way::Fail, Way::Kill, Way::Stop, Way::Su
 pub const MOMENTS: [Moment; 5] =
     [Moment::Idle, Moment::Loading, Moment::Profiling, Moment::Prefilling, Moment::Decoding];
 
-/// Strikes a part of the model `name`, and returns when it has ended.
+/// Strikes a part of the model `name`, and returns after it has ended.
 pub async fn strike(world: &World, name: &str, victim: Victim, way: Way) {
     match (victim, way) {
         (Victim::StepLane, Way::Panic) => drill_lane(&world.engine(name).await, WhichLane::Step).await,
         (Victim::VisionLane, Way::Panic) => drill_lane(&world.engine(name).await, WhichLane::Vision).await,
-        // Nobody else than its engine supervises a lane.
+        // Only its engine supervises a lane.
         (Victim::StepLane | Victim::VisionLane, Way::Supervisor) => {
             end(&world.engine(name).await, ActorCell::kill).await
         }

@@ -1,4 +1,4 @@
-//! One cell of the table: a world, a blow, and what has to be true afterwards.
+//! One cell of the table: a world, a blow, and what must hold afterwards.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,11 +23,11 @@ use crate::stage::{ask, device, eventually, listen};
 const STRUCK_CHATS: usize = 3;
 const BESIDE_CHAT: usize = 3;
 
-/// Runs the cells of a victim. What goes on is struck again in the same world; what is over needs another.
+/// Runs a victim's cells. A world that survives is struck again; a dead one is replaced.
 pub async fn run_all(victim: Victim, cells: Vec<(Way, Moment, Outcome)>) {
     let mut world = None;
     let mut under_blow = 0;
-    // What is struck while it serves is struck again, so those cells come first.
+    // A victim that serves can be struck again, so those cells come first.
     let is_start = |moment: Moment| matches!(moment, Moment::Loading | Moment::Profiling);
     let (starting, serving): (Vec<_>, Vec<_>) = cells.into_iter().partition(|(_, moment, _)| is_start(*moment));
     for (way, moment, outcome) in serving.into_iter().chain(starting) {
@@ -75,12 +75,12 @@ struct Case {
 struct UnderWay {
     replies: Vec<Reply>,
     beside: Reply,
-    /// The first word, if it was waited for.
+    /// The first word, if the cell waits for it.
     heard: String,
 }
 
 impl Case {
-    /// Whether an engine ends with this blow: then its model is sized anew.
+    /// Whether this blow ends an engine: its model is then sized anew.
     fn ends_the_engine(&self) -> bool {
         self.victim == Victim::Engine || (self.way == Way::Supervisor && self.victim != Victim::Budget)
     }
@@ -100,7 +100,7 @@ impl Case {
         UnderWay { replies, beside, heard }
     }
 
-    /// Every reply ends as it would have, nothing said twice, nothing lost.
+    /// Every reply ends as it would have, with nothing repeated or lost.
     async fn all_as_expected(&self, under_way: UnderWay) {
         let case = &self.name;
         for (number, reply) in under_way.replies.into_iter().enumerate() {
@@ -118,7 +118,7 @@ impl Case {
         assert_eq!(beside.text, expected(BESIDE_CHAT).await.text, "{case}: the model beside it");
     }
 
-    /// Gives how many requests of the struck model were under way when the blow had been felt.
+    /// Returns how many requests of the struck model were under way when the blow took effect.
     async fn goes_on_serving(&self, world: &mut World) -> usize {
         let case = &self.name;
         let model = world.struck().await;
@@ -130,7 +130,7 @@ impl Case {
         let at_blow = model.requests().0;
         self.all_as_expected(under_way).await;
 
-        // Whoever comes next sees nothing of it; a picture that no cache has makes both lanes work.
+        // The next caller notices nothing; a picture outside all caches makes both lanes work.
         let fresh = 1000 + self.way as usize * 10 + self.moment as usize;
         ask(&model, long(fresh).max_tokens(4)).await.unwrap_or_else(|error| panic!("{case}: the next: {error}"));
 
@@ -158,7 +158,7 @@ impl Case {
         at_blow
     }
 
-    /// Gives 1 if the start was under way, which it always is.
+    /// Returns 1 if the start was under way, which it always is.
     async fn goes_on_starting(&self, world: &mut World) -> usize {
         let case = &self.name;
         let held = world.load_until(self.moment).await;
@@ -178,7 +178,7 @@ impl Case {
         1
     }
 
-    /// Every byte of the struck model comes home, also of memory that was backed before the blow.
+    /// Every byte of the struck model returns, also memory that was backed before the blow.
     async fn unload(&self, world: &mut World) {
         world.struck = None;
         world.runtime.unload(STRUCK).await.expect("it unloads");
@@ -237,7 +237,7 @@ async fn assert_free(device: &HostDevice, case: &str) {
     .await;
 }
 
-/// Looks at the ledger and the device again and again while somebody dies.
+/// Reads the ledger and the device repeatedly during a death.
 struct LedgerWatch {
     over: Arc<AtomicBool>,
     watching: JoinHandle<usize>,
@@ -255,7 +255,7 @@ impl LedgerWatch {
                 let ledger = budget.snapshot().await.expect("the budget answers");
                 let held = ledger.granted + ledger.overhead + ledger.foreign + ledger.canary;
                 assert!(held <= ledger.total && ledger.deficit.is_zero(), "rule 1: {ledger}");
-                // Rule 11: nobody leases while a predecessor still does.
+                // Rule 11: a successor leases nothing while its predecessor still does.
                 let mut generations: BTreeMap<String, BTreeSet<u64>> = BTreeMap::new();
                 for line in ledger.leases.iter().filter(|line| line.class != bursar::Class::Host) {
                     generations.entry(line.owner.name.to_string()).or_default().insert(line.owner.generation);
@@ -263,7 +263,7 @@ impl LedgerWatch {
                 for (owner, generations) in generations {
                     assert_eq!(generations.len(), 1, "rule 11: {owner} has {generations:?} at once: {ledger}");
                 }
-                // Read between two equal looks, what is backed is what that ledger says, or less.
+                // Read between two equal looks, the backed bytes are at most that ledger's.
                 if device.counts() == backed && budget.snapshot().await.is_ok_and(|now| now == ledger) {
                     assert!(backed.backed <= ledger.granted, "{} are backed: {ledger}", backed.backed);
                 }

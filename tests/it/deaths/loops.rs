@@ -1,5 +1,5 @@
-//! Crash loops: whoever dies again and again is started again as often as its intensity says, later each time, and then
-//! it ends with the reason, with every byte home, and not in a spin.
+//! Crash loops: an actor that keeps dying is restarted as often as its intensity allows, later each time. Then it ends
+//! with the reason and every byte returned, and never spins.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use crate::stage::{about, answer, ask, demo, device, eventually, small, story};
 /// Two restarts, the second after twice the wait.
 const TWO: Intensity =
     Intensity { restarts_max: 2, within: Duration::from_secs(3600), back_off: Duration::from_millis(40) };
-/// What two restarts wait together, at least.
+/// The least total wait of two restarts.
 const WAITS: Duration = Duration::from_millis(40 + 80);
 
 async fn reason_of_the_end(model: &ModelHandle) -> String {
@@ -47,12 +47,12 @@ async fn replaced(model: &ModelHandle, generation: u64) {
 }
 
 #[test]
-fn a_crash_loop_of_each_serving_actor_ends_in_stopped_with_the_reason() {
+fn each_serving_actors_crash_loop_stops_the_model_with_the_reason() {
     story(async {
         for victim in ["vision", "kv", "scheduler"] {
             let device = device();
             let runtime = crate::stage::runtime_on(&device).await;
-            // Engines may die as often as they like: the serving actors have an intensity of their own.
+            // Engines may die as often as they like: the serving actors have their own intensity.
             let model = demo(&runtime, LoadOptions { intensity: TWO, ..small() }).await;
             let begun = Instant::now();
             for death in 0..3 {
@@ -81,7 +81,7 @@ fn a_crash_loop_of_each_serving_actor_ends_in_stopped_with_the_reason() {
 }
 
 #[test]
-fn a_crash_loop_of_an_engine_ends_in_stopped_with_the_reason() {
+fn an_engines_crash_loop_stops_the_model_with_the_reason() {
     story(async {
         let device = device();
         let runtime = crate::stage::runtime_on(&device).await;
@@ -104,7 +104,7 @@ fn a_crash_loop_of_an_engine_ends_in_stopped_with_the_reason() {
 }
 
 #[test]
-fn a_crash_loop_of_the_budget_ends_the_runtime_and_models_say_why() {
+fn a_budget_crash_loop_ends_the_runtime_and_models_say_why() {
     story(async {
         let device = device();
         let config = RuntimeConfig {
@@ -134,7 +134,7 @@ fn a_crash_loop_of_the_budget_ends_the_runtime_and_models_say_why() {
 }
 
 #[test]
-fn a_profile_that_dies_in_every_attempt_fails_the_start_with_the_reason() {
+fn a_profile_dying_in_every_attempt_fails_the_start() {
     story(async {
         let device = device();
         let runtime = crate::stage::runtime_on(&device).await;
@@ -170,7 +170,7 @@ fn a_profile_that_dies_in_every_attempt_fails_the_start_with_the_reason() {
 }
 
 #[test]
-fn each_supervised_actor_has_an_intensity_of_its_own() {
+fn each_supervised_actor_has_its_own_intensity() {
     let defaults = (LoadOptions::default(), RuntimeConfig::default());
     assert_eq!(defaults.0.intensity, Intensity::SERVING);
     assert_eq!(defaults.0.engine_intensity, Intensity::ENGINE);
@@ -179,7 +179,7 @@ fn each_supervised_actor_has_an_intensity_of_its_own() {
     assert!(all.iter().all(|intensity| !intensity.back_off.is_zero() && intensity.restarts_max > 0));
     assert!(all.iter().enumerate().all(|(place, one)| !all[..place].contains(one)), "no two are the same");
     story(async {
-        // Deaths of the budget and of the serving actors do not count as the engine's, nor the other way round.
+        // Deaths of the budget and of serving actors do not count for the engine, nor the reverse.
         let once = Intensity { restarts_max: 1, back_off: Duration::ZERO, ..TWO };
         let device = device();
         let config = RuntimeConfig {

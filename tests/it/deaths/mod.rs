@@ -1,4 +1,4 @@
-//! Deaths: whatever dies, every accepted request ends once and as it would have, weights stay, and all bytes come home.
+//! Deaths: whatever dies, every accepted request ends once and as it would have, weights stay, and all bytes return.
 
 mod blow;
 mod cell;

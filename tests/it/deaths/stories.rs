@@ -1,4 +1,4 @@
-//! Deaths that the table has no cell for: several at once, again and again, at each moment of a start.
+//! Deaths without a cell in the table: several at once, repeated ones, at each moment of a start.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 
 use crate::stage::{Stage, about, answer, eventually, listen, small, story};
 
-/// When an engine dies: before anything was asked, before the first word, between words.
+/// When an engine dies: before any request, before the first word, between words.
 const MOMENTS: [&str; 3] = ["idle", "prefilling", "decoding"];
 
 fn kill(serving: &Serving, victim: &str) {
@@ -40,7 +40,7 @@ fn long(number: u32) -> bursar::Chat {
 }
 
 #[test]
-fn several_deaths_at_once_leave_one_of_each() {
+fn simultaneous_deaths_leave_one_actor_of_each_kind() {
     story(async {
         let intensity = Intensity { restarts_max: 100, back_off: Duration::ZERO, ..Intensity::default() };
         let stage = Stage::set(LoadOptions { intensity, ..small() }).await;
@@ -57,7 +57,7 @@ fn several_deaths_at_once_leave_one_of_each() {
 }
 
 #[test]
-fn an_engine_that_is_killed_comes_back_with_the_weights_it_had() {
+fn a_killed_engine_returns_with_the_weights_it_had() {
     story(async {
         let stage = Stage::set(small()).await;
         let before = stage.snapshot().await;
@@ -94,7 +94,7 @@ fn an_engine_that_is_killed_comes_back_with_the_weights_it_had() {
     });
 }
 
-/// Begins to load the demo, and returns at the moment of its start that has this number.
+/// Begins to load the demo, and returns at the numbered moment of its start.
 async fn loading_at(runtime: &Runtime, at: usize) -> JoinHandle<Result<ModelHandle, RuntimeError>> {
     let (reached, mut at_moment) = tokio::sync::mpsc::channel::<()>(1);
     let seen = std::sync::Mutex::new(0usize);
@@ -112,7 +112,7 @@ async fn loading_at(runtime: &Runtime, at: usize) -> JoinHandle<Result<ModelHand
 }
 
 #[test]
-fn a_profile_or_engine_that_is_killed_during_a_start_is_replaced() {
+fn a_profile_or_engine_killed_during_a_start_is_replaced() {
     story(async {
         for at in 0..12usize {
             let device = crate::stage::device();
@@ -136,7 +136,7 @@ fn a_profile_or_engine_that_is_killed_during_a_start_is_replaced() {
 }
 
 #[test]
-fn a_crash_loop_ends_in_stopped_with_the_reason_and_everything_home() {
+fn a_crash_loop_stops_the_model_and_returns_every_byte() {
     story(async {
         let intensity = Intensity { restarts_max: 2, back_off: Duration::ZERO, ..Intensity::default() };
         let stage = Stage::set(LoadOptions { intensity, ..small() }).await;
@@ -153,7 +153,7 @@ fn a_crash_loop_ends_in_stopped_with_the_reason_and_everything_home() {
                 ChatError::Stopped { reason } => {
                     assert!(reason.contains("2 restarts") && reason.contains("killed"), "{reason}");
                 }
-                // It was there at every death, and gave up before the model did.
+                // The request met every death, and gave up before the model did.
                 ChatError::GivenUp { deaths } => assert_eq!(*deaths, 3),
                 error => panic!("{error:?}"),
             }
@@ -164,13 +164,13 @@ fn a_crash_loop_ends_in_stopped_with_the_reason_and_everything_home() {
         .await;
         eventually("its bytes are home", async || stage.snapshot().await.leases.is_empty()).await;
         eventually("its memory is home", async || stage.device.counts().backed.is_zero()).await;
-        // The device is free for another.
+        // Another runtime can use the device.
         answer(&crate::stage::demo(&stage.runtime, small()).await, about(1)).await;
     });
 }
 
 #[test]
-fn a_request_under_which_actors_die_again_and_again_is_given_up_alone() {
+fn a_request_that_keeps_killing_actors_is_given_up_alone() {
     story(async {
         let intensity = Intensity { restarts_max: 100, back_off: Duration::ZERO, ..Intensity::default() };
         let stage = Stage::set(LoadOptions { intensity, ..small() }).await;
@@ -178,7 +178,7 @@ fn a_request_under_which_actors_die_again_and_again_is_given_up_alone() {
         let listening = tokio::spawn(listen(unlucky));
         for _ in 0..40 {
             let serving = stage.model.serving().await.expect("it serves");
-            // One that is seen to serve has the request, or gets it before it dies.
+            // A visibly serving actor has the request, or gets it before it dies.
             let (reply, count) = Responder::new();
             drop(serving.kv.send_message(KvMessage::Usage(reply)));
             drop(count.await);
@@ -198,7 +198,7 @@ fn a_request_under_which_actors_die_again_and_again_is_given_up_alone() {
 }
 
 #[test]
-fn a_budget_that_is_killed_finds_everything_as_it_was() {
+fn a_killed_budgets_successor_finds_everything_unchanged() {
     story(async {
         let stage = Stage::set(small()).await;
         let budget = stage.runtime.budget();
@@ -220,7 +220,7 @@ fn a_budget_that_is_killed_finds_everything_as_it_was() {
         })
         .await;
         drop(tenant);
-        // What was backed before the deaths can still be taken back.
+        // Memory backed before the deaths can still be taken back.
         stage.runtime.unload("demo").await.expect("it unloads");
         assert_eq!(stage.device.counts().backed, Bytes::ZERO);
         assert!(stage.snapshot().await.leases.is_empty());
@@ -228,7 +228,7 @@ fn a_budget_that_is_killed_finds_everything_as_it_was() {
 }
 
 #[test]
-fn a_budget_that_is_killed_during_a_start_is_replaced_and_the_start_goes_on() {
+fn a_budget_killed_during_a_start_is_replaced_and_starting_continues() {
     story(async {
         for at in [0usize, 1, 3, 5, 7] {
             let device = crate::stage::device();
@@ -245,7 +245,7 @@ fn a_budget_that_is_killed_during_a_start_is_replaced_and_the_start_goes_on() {
 }
 
 #[test]
-fn a_lane_that_dies_or_fails_at_a_step_is_replaced_and_others_go_on() {
+fn a_lane_that_dies_or_fails_is_replaced_and_others_continue() {
     use bursar::crates::{
         actors::{
             kv::SequenceId,

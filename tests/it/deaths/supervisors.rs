@@ -1,4 +1,4 @@
-//! Users supervise us: the runtime under an actor of theirs, and their actors beside ours.
+//! User supervision: the runtime under a user's actor, and users' actors beside ours.
 
 use std::sync::{
     Arc,
@@ -13,7 +13,7 @@ use bursar::{
 
 use crate::stage::{about, answer, ask, demo, device, eventually, small, story};
 
-/// A user's supervisor: keeps a runtime with a model, and starts both again when the runtime dies.
+/// A user's supervisor: keeps a runtime with a model, and restarts both when the runtime dies.
 struct Keeper;
 
 struct Kept {
@@ -24,11 +24,11 @@ struct Kept {
 }
 
 enum Ask {
-    /// For the runtime and the model as they are now.
+    /// Asks for the current runtime and model.
     Current(Responder<(Runtime, ModelHandle)>),
-    /// For the bytes granted: a question to our budget from an actor's handler.
+    /// Asks for the granted bytes: a question to our budget from an actor's handler.
     Granted(Responder<Bytes>),
-    /// For an answer of our model, likewise.
+    /// Asks for an answer of our model, likewise.
     Chat(Responder<String>),
 }
 
@@ -85,7 +85,7 @@ async fn asked<T>(keeper: &ActorRef<Ask>, question: impl FnOnce(Responder<T>) ->
 }
 
 #[test]
-fn a_users_supervisor_hears_of_the_runtimes_death_and_starts_another_on_the_same_device() {
+fn a_user_supervisor_replaces_a_dead_runtime_on_the_same_device() {
     story(async {
         let (device, deaths) = (device(), Arc::new(AtomicUsize::new(0)));
         let (keeper, _) = Keeper::spawn(None, Keeper, (device.clone(), deaths.clone())).await.expect("it starts");
@@ -110,7 +110,7 @@ fn a_users_supervisor_hears_of_the_runtimes_death_and_starts_another_on_the_same
             drop((runtime, model));
             eventually("only the living hold memory", async || device.counts().backed == granted).await;
         }
-        // The supervisor takes the runtime with it.
+        // The runtime dies with its supervisor.
         let (runtime, model) = asked(&keeper, Ask::Current).await;
         keeper.kill();
         runtime.cell().wait(None).await.expect("no time limit");
@@ -122,7 +122,7 @@ fn a_users_supervisor_hears_of_the_runtimes_death_and_starts_another_on_the_same
 }
 
 #[test]
-fn a_supervisor_that_is_ending_gets_no_runtime() {
+fn an_ending_supervisor_gets_no_runtime() {
     story(async {
         let device = device();
         let (keeper, _) = Keeper::spawn(None, Keeper, (device.clone(), Arc::default())).await.expect("it starts");
@@ -148,7 +148,7 @@ impl Actor for Dependant {
 }
 
 #[test]
-fn a_users_actor_that_is_linked_to_an_engine_dies_with_it_and_its_own_death_disturbs_nobody() {
+fn a_linked_user_actor_dies_with_its_engine_and_not_conversely() {
     story(async {
         let stage = crate::stage::Stage::set(small()).await;
         let before = stage.snapshot().await;

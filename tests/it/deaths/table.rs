@@ -1,14 +1,14 @@
-//! The table of deaths: who dies, how, when, and what comes of it. Every row is run, cell by cell.
+//! The table of deaths: victim, kind, moment and outcome. Every row is run, cell by cell.
 
 use super::{blow::Victim::*, blow::Way::*, blow::*, cell};
 use crate::stage::story;
 
-/// What comes of a death.
+/// The outcome of a death.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Requests and starts under way end as they would have, after a pause at most. Weights stay where they are.
+    /// Requests and starts under way end as they would have, after a pause at most. Weights stay.
     GoesOn,
-    /// Each request and start under way ends in one typed error, every byte comes home, and another runtime works.
+    /// Each request and start under way ends in one typed error, every byte returns, and another runtime works.
     Over,
     /// There is no such death, for this reason.
     Cannot(&'static str),
@@ -76,7 +76,7 @@ const TABLE: [Row; VICTIMS.len() * WAYS.len()] = [
     (VisionLane, Supervisor, [ON,         NO_LANE,    ON,         ON,         ON]),
 ];
 
-/// The cells of a victim that can be.
+/// The possible cells of a victim.
 fn cells(victim: Victim) -> impl Iterator<Item = (Way, Moment, Outcome)> {
     let rows = TABLE.iter().filter(move |(of, ..)| *of == victim);
     let cells =
@@ -85,7 +85,7 @@ fn cells(victim: Victim) -> impl Iterator<Item = (Way, Moment, Outcome)> {
 }
 
 #[test]
-fn rule_7_the_table_of_deaths_has_every_row_once_and_each_cell_that_cannot_be_says_why() {
+fn rule_7_the_table_of_deaths_is_complete_and_explains_impossible_cells() {
     for victim in VICTIMS {
         for way in WAYS {
             let rows = TABLE.iter().filter(|(of, by, _)| (*of, *by) == (victim, way)).count();
@@ -102,8 +102,8 @@ fn rule_7_the_table_of_deaths_has_every_row_once_and_each_cell_that_cannot_be_sa
     }
 }
 
-/// One test a victim, so that they run beside each other. A victim without one does not compile: the list of victims is
-/// made here too.
+/// One test a victim, so that they run concurrently. A victim without one does not compile, since the list of victims
+/// is also made here.
 macro_rules! each_victim {
     ($($name:ident: $victim:ident;)*) => {
         pub const VICTIMS: [Victim; [$(Victim::$victim),*].len()] = [$(Victim::$victim),*];
@@ -111,7 +111,7 @@ macro_rules! each_victim {
         fn $name() {
             story(cell::run_all(Victim::$victim, cells(Victim::$victim).collect()));
         })*
-        /// Names a new victim here, or this does not compile.
+        /// A new victim must be named here, or this does not compile.
         #[allow(dead_code, reason = "its match is what the compiler looks at")]
         fn is_listed(victim: Victim) {
             match victim { $(Victim::$victim => {})* }
@@ -120,13 +120,13 @@ macro_rules! each_victim {
 }
 
 each_victim! {
-    rule_7_whatever_way_the_runtime_dies_each_request_ends_in_one_error: Runtime;
-    rule_7_whatever_way_an_engine_dies_each_request_ends_as_it_would_have: Engine;
-    rule_7_whatever_way_the_budget_dies_each_request_ends_as_it_would_have: Budget;
-    rule_11_whatever_way_a_profile_dies_its_bytes_are_home_before_the_next: Profile;
-    rule_7_whatever_way_vision_dies_each_request_ends_as_it_would_have: Vision;
-    rule_7_whatever_way_kv_dies_each_request_ends_as_it_would_have: Kv;
-    rule_7_whatever_way_the_scheduler_dies_each_request_ends_as_it_would_have: Scheduler;
-    rule_7_whatever_way_the_step_lane_dies_each_request_ends_as_it_would_have: StepLane;
-    rule_7_whatever_way_the_vision_lane_dies_each_request_ends_as_it_would_have: VisionLane;
+    rule_7_any_runtime_death_ends_each_request_in_one_error: Runtime;
+    rule_7_any_engine_death_leaves_each_requests_end_unchanged: Engine;
+    rule_7_any_budget_death_leaves_each_requests_end_unchanged: Budget;
+    rule_11_any_dead_profiles_bytes_return_before_the_next: Profile;
+    rule_7_any_vision_death_leaves_each_requests_end_unchanged: Vision;
+    rule_7_any_kv_death_leaves_each_requests_end_unchanged: Kv;
+    rule_7_any_scheduler_death_leaves_each_requests_end_unchanged: Scheduler;
+    rule_7_any_step_lane_death_leaves_each_requests_end_unchanged: StepLane;
+    rule_7_any_vision_lane_death_leaves_each_requests_end_unchanged: VisionLane;
 }

@@ -1,4 +1,4 @@
-//! A device, a runtime under a supervisor of the user's, a model that is struck, and another beside it that is not.
+//! A device, a runtime under a user's supervisor, a model to strike, and one beside it to leave alone.
 
 use std::{
     sync::{
@@ -19,7 +19,7 @@ use tokio::{sync::OnceCell, task::JoinHandle};
 use super::blow::Moment;
 use crate::stage::{Whole, about, ask, device, small};
 
-/// The model that is struck, and the one beside it.
+/// The model to strike, and the one beside it.
 pub const STRUCK: &str = "struck";
 pub const BESIDE: &str = "beside";
 
@@ -27,7 +27,7 @@ pub struct World {
     pub device: Arc<HostDevice>,
     pub runtime: Runtime,
     pub beside: ModelHandle,
-    /// The model that is struck, once it is loaded.
+    /// The model to strike, once loaded.
     pub struck: Option<ModelHandle>,
 }
 
@@ -62,13 +62,13 @@ pub fn options(name: &str) -> LoadOptions {
     LoadOptions { name: Some(name.to_owned()), intensity: patient(), engine_intensity: patient(), ..small() }
 }
 
-/// A chat that takes a while, and whose words only a continued seed repeats.
+/// A long chat whose words only a continued seed repeats.
 pub fn long(number: usize) -> Chat {
     let seed = number as u64;
     about(number as u32).max_tokens(60).temperature(9.0).top_k(0).top_p(1.0).seed(seed)
 }
 
-/// What each of some long chats is answered when nobody dies. It does not depend on the world.
+/// The undisturbed answers of some long chats. They do not depend on the world.
 pub async fn expected(number: usize) -> &'static Whole {
     static EXPECTED: OnceCell<Vec<Whole>> = OnceCell::const_new();
     let ask_all = async || {
@@ -104,7 +104,7 @@ impl World {
         self.runtime.budget().snapshot().await.expect("the budget answers")
     }
 
-    /// The model that is struck; loaded if it is not.
+    /// The model to strike; loads it first if needed.
     pub async fn struck(&mut self) -> ModelHandle {
         if self.struck.is_none() {
             let loaded = self.runtime.load_with(ModelSource::demo(), options(STRUCK), |_| {}).await;
@@ -113,7 +113,7 @@ impl World {
         self.struck.clone().expect("loaded above")
     }
 
-    /// Begins to load the model that will be struck, and stops in the middle of `moment`.
+    /// Begins to load the model to strike, and stops in the middle of `moment`.
     pub async fn load_until(&self, moment: Moment) -> HeldLoad {
         let (reached, mut at_moment) = tokio::sync::mpsc::channel::<()>(1);
         let (release, released) = sync_channel::<()>(1);
@@ -123,7 +123,7 @@ impl World {
         let watch = move |progress: Progress| {
             let here = match progress {
                 Progress::Loading { done, .. } => {
-                    // One that does not go forward begins again.
+                    // Progress that does not rise belongs to a new attempt.
                     let begins = last.swap(done.0, Ordering::SeqCst) >= done.0;
                     loads.fetch_add(usize::from(begins), Ordering::SeqCst);
                     moment == Moment::Loading
@@ -134,7 +134,7 @@ impl World {
             };
             if here && passes.fetch_add(1, Ordering::SeqCst) == 0 {
                 reached.try_send(()).expect("told once");
-                // Until the blow has been felt; or until the test has failed and dropped the other end.
+                // Until the blow has taken effect, or the test has failed and dropped the other end.
                 let _ = tokio::task::block_in_place(|| released.lock().expect("no panic").recv());
             }
         };
@@ -146,16 +146,16 @@ impl World {
     }
 }
 
-/// A load that stands still.
+/// A paused load.
 pub struct HeldLoad {
     loading: JoinHandle<Result<ModelHandle, RuntimeError>>,
     release: SyncSender<()>,
-    /// How often the copying of weights was begun.
+    /// How often the copying of weights began.
     pub loads: Arc<AtomicUsize>,
 }
 
 impl HeldLoad {
-    /// Lets it go on, to its end.
+    /// Resumes it and waits for its end.
     pub async fn go_on(self) -> Result<ModelHandle, RuntimeError> {
         self.release.send(()).expect("it waits for this");
         self.loading.await.expect("no panic")

@@ -1,11 +1,11 @@
-//! Deaths in the middle of a change: every byte is home, and nobody waits for ever.
+//! Deaths in the middle of a change: every byte returns, and no request waits forever.
 
 use bursar::{Bytes, Class, crates::actors::budget::BudgetMessage};
 
 use super::{Card, Crowd, long, undisturbed, watchful};
 use crate::stage::{answer, eventually, story};
 
-/// Who dies.
+/// The victim.
 const VICTIMS: [&str; 5] = ["scheduler", "kv", "vision", "budget", "engine"];
 
 impl Card {
@@ -30,14 +30,14 @@ impl Card {
 }
 
 #[test]
-fn whoever_dies_in_the_middle_of_a_shrink_all_comes_home_and_chats_go_on() {
+fn any_death_during_a_shrink_returns_every_byte_and_chats_continue() {
     story(async {
         for victim in VICTIMS {
             let card = Card::filled(watchful()).await;
             let expected = undisturbed(&card.model, 5, long).await;
             let crowd = Crowd::of(&card.model, &expected, long);
             card.device.hold_calls();
-            // What is free and the canary: then it has to wait.
+            // All free bytes and the canary: then it has to wait.
             let taken = card.device.foreign_takes(card.before.free + card.before.canary);
             card.until_held().await;
             card.kill(victim).await;
@@ -47,7 +47,7 @@ fn whoever_dies_in_the_middle_of_a_shrink_all_comes_home_and_chats_go_on() {
             assert_eq!(answer(&card.model, long(1)).await, expected[1], "{victim}");
             assert_eq!(card.device.foreign_gives_back(taken), taken);
             if victim == "engine" {
-                // Its successor was sized while the neighbour was there, and never has more than what was stressed.
+                // Its successor was sized beside the neighbour, and never exceeds what was stressed.
                 card.quiet().await;
             } else {
                 card.regained().await;
@@ -61,7 +61,7 @@ fn whoever_dies_in_the_middle_of_a_shrink_all_comes_home_and_chats_go_on() {
 }
 
 #[test]
-fn whoever_dies_in_the_middle_of_a_growth_all_comes_home_and_chats_go_on() {
+fn any_death_during_a_growth_returns_every_byte_and_chats_continue() {
     story(async {
         for victim in VICTIMS {
             let card = Card::filled(watchful()).await;
@@ -89,7 +89,7 @@ fn whoever_dies_in_the_middle_of_a_growth_all_comes_home_and_chats_go_on() {
 }
 
 #[test]
-fn a_model_that_is_unloaded_in_the_middle_of_a_change_leaves_nothing_behind() {
+fn a_model_unloaded_during_a_change_leaves_nothing_allocated() {
     story(async {
         let card = Card::filled(watchful()).await;
         card.device.hold_calls();
@@ -107,12 +107,12 @@ fn a_model_that_is_unloaded_in_the_middle_of_a_change_leaves_nothing_behind() {
 }
 
 #[test]
-fn neighbours_come_and_go_and_actors_die_at_any_time_and_no_answer_differs() {
+fn answers_never_differ_under_random_neighbours_and_deaths() {
     story(async {
         let card = Card::filled(watchful()).await;
         let expected = undisturbed(&card.model, 7, long).await;
         let crowd = Crowd::of(&card.model, &expected, long);
-        // As good as random, and the same each time.
+        // Pseudo-random, and the same each time.
         let mut chance = 7u64;
         for round in 0..40 {
             chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -123,8 +123,8 @@ fn neighbours_come_and_go_and_actors_die_at_any_time_and_no_answer_differs() {
                 5 => drop(card.device.foreign_gives_back(Bytes::gib(1))),
                 _ => card.kill("budget").await,
             }
-            // No request survives a third death of those that serve it. An engine that dies is sized anew, which is
-            // another story.
+            // No request survives a third death of its serving actors. A dead engine is sized anew, which is another
+            // story.
             match round {
                 10 => card.kill("scheduler").await,
                 25 => card.kill("kv").await,

@@ -1,4 +1,4 @@
-//! What a run records, held against the table of metrics and its page.
+//! A run's recordings, compared with the table of metrics and its page.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -14,7 +14,7 @@ use bursar::{
 use super::*;
 use crate::stage::{Stage, ask, device, listen};
 
-/// Runs a story on one thread, with all of its actors, and with ears of its own: other stories record at the same time.
+/// Runs a story and all its actors on one thread with its own recorder, since other stories record at the same time.
 fn heard(story: impl AsyncFnOnce(&Ears)) -> Ears {
     let ears = Ears::default();
     let actors = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -32,7 +32,7 @@ fn row(name: &str) -> Option<&'static Row> {
     TABLE.iter().find(|row| row.name == name)
 }
 
-/// All that was heard is in the table, as what it is there, with the labels that it has there.
+/// Checks that everything recorded is in the table, with the same type and labels.
 fn assert_in_the_table(ears: &Ears) {
     for (heard, what) in ears.all() {
         let (name, labels) = parts(&heard);
@@ -43,7 +43,7 @@ fn assert_in_the_table(ears: &Ears) {
 }
 
 #[test]
-fn what_is_recorded_of_requests_is_what_their_callers_saw() {
+fn request_metrics_match_what_callers_saw() {
     heard(async |ears| {
         let stage = Stage::set(LoadOptions { requests: 2, ..small() }).await;
         let count = |name: &str| ears.now(&format!("bursar_{name}{{model=demo}}"));
@@ -72,13 +72,13 @@ fn what_is_recorded_of_requests_is_what_their_callers_saw() {
         ] {
             assert_eq!(count(name), times, "{name}");
         }
-        // The last of them is wasted where a step is planned ahead.
+        // The last of them is wasted if a step is planned ahead.
         let (steps, eager) = (count("step_seconds"), count("eager_steps_total"));
         assert!(steps == eager && (18.0..=24.0).contains(&steps), "{steps} steps, {eager} of them eager");
         assert_eq!(count("step_tokens"), steps, "each step has its size");
         assert_eq!((ended("length"), count("requests_active")), (2.0, 0.0));
 
-        // Each way to end, once or as often as the callers were told.
+        // Each way to end, as often as the callers saw it.
         assert!(ask(&stage.model, text("Short.").max_tokens(0)).await.is_err());
         let held =
             [stage.model.chat(chat()).await.expect("accepted"), stage.model.chat(chat()).await.expect("accepted")];
@@ -86,7 +86,8 @@ fn what_is_recorded_of_requests_is_what_their_callers_saw() {
         assert_eq!(count("requests_active"), 2.0);
         drop(held);
         eventually("both are gone", async || ended("cancelled") == 2.0 && count("requests_active") == 0.0).await;
-        // A caller that reads too slowly, an event a token: its deadline is far behind the preparation, and long before its last token.
+        // A caller that reads too slowly, an event a token: its deadline is well after the preparation and long before
+        // its last token.
         let chat_for = Duration::from_millis(400);
         let mut late =
             stage.model.chat(long(1).max_tokens(190).log_probabilities(0).deadline(chat_for)).await.expect("accepted");
@@ -118,7 +119,7 @@ fn what_is_recorded_of_requests_is_what_their_callers_saw() {
             ("stopped", 1.0),
         ];
         expected.into_iter().for_each(|(reason, times)| assert_eq!(ended(reason), times, "{reason}"));
-        // Nothing is shown of a model that is gone, but what was counted.
+        // No gauges remain of an unloaded model, but its counters do.
         for (heard, what) in ears.all() {
             let (name, labels) = parts(&heard);
             let is_of_it = labels.contains(&("model", "demo")) && !name.ends_with("_peak_bytes");
@@ -134,10 +135,10 @@ async fn ask_of(model: ModelHandle, chat: Chat) {
     assert!(!answer(&model, chat).await.is_empty());
 }
 
-/// What comes and goes within one message, or not.
+/// Values that may come and go within one message.
 const BY_CHANCE: [&str; 3] = ["bursar_deficit_bytes", "bursar_owed_bytes", "bursar_leases_waiting"];
 
-/// What no run on a host device meets, with why.
+/// What no run on a host device meets, with the reason.
 const NOT_MET: [(&str, &str); 14] = [
     ("process_start_time_seconds", "our own recorder looks at the process when it is asked"),
     ("process_cpu_seconds_total", "likewise"),
@@ -156,7 +157,7 @@ const NOT_MET: [(&str, &str); 14] = [
 ];
 
 #[test]
-fn a_run_with_everything_in_it_records_the_whole_table_and_nothing_else() {
+fn a_run_with_everything_records_exactly_the_whole_table() {
     let ears = heard(async |ears| {
         let card = Card::filled(watchful()).await;
         let (budget, was) = (card.runtime.budget(), card.before.clone());
@@ -164,7 +165,7 @@ fn a_run_with_everything_in_it_records_the_whole_table_and_nothing_else() {
         answer(&card.model, about(1)).await;
         drop(budget.lease(Class::tenant("index"), Bytes::kib(64)).await.expect("there is room"));
         assert!(budget.try_lease(Class::tenant("index"), 512 * MIB).await.is_err(), "there is not");
-        // A neighbour takes all there is while chats run, and leaves.
+        // A neighbour takes everything while chats run, and leaves.
         let talk = |number| tokio::spawn(ask_of(card.model.clone(), long(number)));
         let chats: Vec<_> = (0..6).map(talk).collect();
         eventually("sequences lay in what went", async || {
@@ -177,7 +178,7 @@ fn a_run_with_everything_in_it_records_the_whole_table_and_nothing_else() {
             chat.await.expect("no panic");
         }
         card.regained().await;
-        // Memory is refused to a step, and somebody dies under a request.
+        // A step is refused memory, and an actor dies under a request.
         let engine = card.runtime.supervised().await.expect("it answers").engines["demo"].clone();
         assert!(engine.send_message(EngineMessage::RefuseMemory(WhichLane::Step)).is_ok(), "it is alive");
         answer(&card.model, about(2)).await;
@@ -192,7 +193,7 @@ fn a_run_with_everything_in_it_records_the_whole_table_and_nothing_else() {
         // Once a second.
         eventually("all of it is used", async || {
             let (used, leased) = (lease("used_bytes").map(|heard| heard.now), lease("bytes").map(|heard| heard.now));
-            // Less than at READY, since memory was refused to a step.
+            // Less than at READY, since a step was refused memory.
             used == leased && used.is_some_and(|used| used > 0.0)
         })
         .await;
@@ -226,9 +227,9 @@ fn a_run_with_everything_in_it_records_the_whole_table_and_nothing_else() {
     for Row { name, kind, .. } in TABLE {
         let is_met = match (met.get(name), kind) {
             (None, _) => false,
-            // Whether it is there for so long that it is seen is up to the threads.
+            // Whether it lasts long enough to be seen depends on the threads.
             (Some(_), Kind::Gauge) if BY_CHANCE.contains(name) => true,
-            // One that is over is set to nothing.
+            // A finished value is set to zero.
             (Some(most), Kind::Gauge | Kind::Counter | Kind::Histogram) => *most > 0.0,
         };
         let excuse = NOT_MET.iter().find(|(excused, _)| excused == name);
@@ -240,7 +241,7 @@ fn a_run_with_everything_in_it_records_the_whole_table_and_nothing_else() {
 }
 
 #[test]
-fn the_page_of_metrics_has_every_row_of_the_table_and_says_what_to_watch() {
+fn the_metrics_page_has_every_row_and_says_what_to_watch() {
     let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/metrics.md")).expect("it is there");
     let rows = page.lines().filter(|line| line.starts_with("| `bursar_") || line.starts_with("| `process_"));
     let (found, watched): (Vec<_>, Vec<_>) =

@@ -1,4 +1,4 @@
-//! Memory that is refused to a step while keys and values are smaller than they were, or on their way.
+//! A step is refused memory while keys and values are smaller than before, or being resized.
 
 use bursar::crates::actors::engine::{EngineMessage, WhichLane};
 
@@ -14,7 +14,7 @@ impl Card {
 }
 
 #[test]
-fn what_was_refused_is_never_taken_again_also_when_a_neighbour_has_gone() {
+fn a_refused_size_is_never_retried_even_after_a_neighbour_leaves() {
     story(async {
         let card = Card::filled(watchful()).await;
         let expected = answer(&card.model, about(1)).await;
@@ -25,7 +25,7 @@ fn what_was_refused_is_never_taken_again_also_when_a_neighbour_has_gone() {
         assert_eq!(answer(&card.model, about(1)).await, expected);
         let serving = card.model.serving().await.expect("it serves");
         assert_eq!((serving.refusals, serving.record.kv_blocks), (1, blocks * 95 / 100));
-        // It gives five per cent of what it had, and may have them back a moment later: that is below its cap.
+        // The cache gives up five per cent, and may get them back a moment later: that is below its cap.
         card.quiet().await;
         card.device.foreign_gives_back(Bytes::mib(6));
         let all = card.before.of_class(&Class::Kv);
@@ -42,7 +42,7 @@ fn what_was_refused_is_never_taken_again_also_when_a_neighbour_has_gone() {
 }
 
 #[test]
-fn a_refusal_in_the_middle_of_a_change_waits_for_its_end_and_loses_no_request() {
+fn a_refusal_during_a_change_waits_and_loses_no_request() {
     story(async {
         let card = Card::filled(watchful()).await;
         let expected = answer(&card.model, about(1)).await;
@@ -51,7 +51,7 @@ fn a_refusal_in_the_middle_of_a_change_waits_for_its_end_and_loses_no_request() 
             card.quiet().await;
             card.device.hold_calls();
             match is_growing {
-                // All that is free, the canary with it.
+                // Everything free, including the canary.
                 false => taken = card.device.foreign_takes(Bytes::mib(24)),
                 true => taken = card.device.foreign_gives_back(taken),
             }

@@ -1,4 +1,4 @@
-//! Whoever listens to the events of a runtime knows its ledger.
+//! A listener to a runtime's events knows its ledger.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use bursar::{
 use super::{Card, filling, watchful};
 use crate::stage::{answer, demo, eventually, story, text};
 
-/// What the events say is leased.
+/// The leases according to the events.
 #[derive(Default)]
 struct Books {
     leases: BTreeMap<LeaseId, Bytes>,
@@ -53,7 +53,7 @@ impl Books {
 }
 
 #[test]
-fn who_listens_from_the_start_knows_the_ledger_by_its_events_alone() {
+fn a_listener_from_the_start_rebuilds_the_ledger_from_events() {
     story(async {
         let (device, runtime) = Card::empty(watchful()).await;
         let (mut events, mut books) = (runtime.events(), Books::default());
@@ -101,14 +101,14 @@ fn who_listens_from_the_start_knows_the_ledger_by_its_events_alone() {
         books.until(&mut events, |event| matches!(event, Event::Restart { actor: "budget", model: None, .. })).await;
         assert_eq!(card.ledger().await, card.before);
 
-        // Somebody wants more than there is.
+        // A lease asks for more than there is.
         let refused = card.runtime.budget().try_lease(Class::tenant("index"), Bytes::mib(24)).await;
         refused.expect_err("all of it is taken");
         books.until(&mut events, |event| matches!(event, Event::LeaseRefused { .. })).await;
         let told = books.heard[before..].iter().map(Event::name).collect::<Vec<_>>();
         assert_eq!(told, ["restart", "lease_refused"]);
 
-        // All ends.
+        // Everything ends.
         let Card { runtime, model, .. } = card;
         runtime.unload("demo").await.expect("it is unloaded");
         books.until(&mut events, |event| matches!(event, Event::Stopped { .. })).await;

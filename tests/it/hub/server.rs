@@ -1,4 +1,4 @@
-//! A hub on the loopback: the file protocol of the Hugging Face hub, and what can go wrong with it.
+//! A hub on the loopback: the Hugging Face hub's file protocol, and its possible failures.
 
 use std::{
     collections::BTreeMap,
@@ -11,31 +11,31 @@ use std::{
     },
 };
 
-/// The commit that all files are of.
+/// The commit of all files.
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
-/// The repository that it has.
+/// Its repository.
 pub const ID: &str = "tiny/model";
 
-/// What goes wrong.
+/// The failure to simulate.
 #[derive(Clone, Debug, Default)]
 pub enum Fault {
     #[default]
     Nothing,
-    /// Every question is answered with a status and a code.
+    /// Every question gets a status and a code.
     Status(u16, &'static str),
-    /// This header has this value, or is left out where there is none.
+    /// This header has this value, or is missing if there is none.
     Header(&'static str, Option<&'static str>),
-    /// A connection ends after so many bytes of a body.
+    /// A connection ends after this many bytes of a body.
     CutAfter(usize),
-    /// Ranges are ignored, and a connection ends after so many bytes.
+    /// Ranges are ignored, and a connection ends after this many bytes.
     NoRanges(usize),
     /// Bodies are longer than announced.
     TooLong,
-    /// Weights stop in the middle of a body and the connection stays.
+    /// Weights stop in the middle of a body and the connection stays open.
     Stall,
 }
 
-/// One question: "HEAD /path", whether it brought a token, and from which byte on it wanted.
+/// One question: "HEAD /path", whether it brought a token, and its first byte.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Asked {
     pub what: String,
@@ -107,7 +107,7 @@ impl Hub {
 impl Drop for Hub {
     fn drop(&mut self) {
         self.0.is_over.store(true, Relaxed);
-        // Wakes the listener, which then goes.
+        // Wakes the listener, which then ends.
         drop(TcpStream::connect(("127.0.0.1", self.0.port)));
     }
 }
@@ -158,7 +158,7 @@ impl Shared {
         if is_elsewhere {
             headers.push(("X-Linked-Size", content.len().to_string()));
             headers.push(("X-Linked-ETag", format!("\"{}\"", etag(content))));
-            // Another host: who keeps the file must not see the token.
+            // Another host, which must not see the token.
             headers.push(("Location", format!("http://localhost:{}/elsewhere/{file}", self.port)));
         }
         if let Fault::Header(name, value) = fault {
@@ -198,7 +198,7 @@ impl Shared {
             }
             Fault::Stall if !is_head && body.len() > 100_000 => {
                 reply(connection.try_clone()?, status, &headers, &body[..50_000], announced)?;
-                // Until the other side goes.
+                // Until the client hangs up.
                 let _ = std::io::copy(&mut connection, &mut std::io::sink());
                 Ok(())
             }
@@ -225,7 +225,7 @@ fn reply(
     connection.write_all(body)
 }
 
-/// Different for different contents.
+/// Differs for different contents.
 fn etag(content: &[u8]) -> String {
     use std::hash::{DefaultHasher, Hash, Hasher};
     let mut hasher = DefaultHasher::new();

@@ -1,4 +1,4 @@
-//! Whatever a plan suggests, set by the name that it was set by and alone, fits: over all shapes, cards and names.
+//! Every suggestion of a plan fits when set alone, under the name that was used: over all shapes, cards and names.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ use serde_json::{Map, Value, json};
 const CARDS: [((u32, u32), usize, u64); 5] =
     [((7, 5), 40, 14_900), ((8, 9), 58, 22_400), ((8, 0), 108, 40_300), ((9, 0), 132, 80_900), ((9, 0), 132, 143_155)];
 
-/// What changes how much memory a model needs.
+/// Settings that change a model's need of memory.
 const KNOBS: [&str; 12] = [
     "context_tokens",
     "sequences",
@@ -45,7 +45,7 @@ const KNOBS: [&str; 12] = [
     "kv_tokens",
 ];
 
-/// Every way to say one of them.
+/// Every name for one of them.
 fn names() -> Vec<(&'static str, &'static str)> {
     let of_table = TABLE.iter().filter(|knob| KNOBS.contains(&knob.name)).flat_map(|knob| {
         let aliases = knob.aliases.iter().map(|alias| alias.name);
@@ -61,7 +61,7 @@ fn names() -> Vec<(&'static str, &'static str)> {
     of_table.chain(nested).collect()
 }
 
-/// A value for a knob: `size` is a share of much, from 0 to 1.
+/// A value for a knob: `size` is a share of a large value, from 0 to 1.
 fn value(knob: &str, size: f64) -> Value {
     let up_to = |most: f64| json!(most.powf(size).ceil() as u64);
     match knob {
@@ -75,7 +75,7 @@ fn value(knob: &str, size: f64) -> Value {
     }
 }
 
-/// Sets a name, which may lead into objects that say more.
+/// Sets a name, which may lead into nested objects.
 fn set(settings: &mut Map<String, Value>, name: &str, value: Value) {
     let (outer, inner) = name.split_once('.').map_or((name, None), |(outer, inner)| (outer, Some(inner)));
     let value = inner.map_or(value.clone(), |inner| inner.rsplit('.').fold(value, |value, key| json!({ key: value })));
@@ -104,7 +104,7 @@ impl Subject {
         Subject { name, checkpoint, models }
     }
 
-    /// Nothing if these settings are refused.
+    /// None if these settings are refused.
     fn forecast(&self, card: usize, settings: &Map<String, Value>, place: Place) -> Option<(LoadOptions, Forecast)> {
         let (knobs, names) = Knobs::named_from(settings.clone()).ok()?;
         let options = LoadOptions { names, ..knobs.options().ok()? };
@@ -150,7 +150,7 @@ fn every_suggestion_of_any_shape_card_and_name_fits_alone() {
     let (mut runner, mut tried) = (TestRunner::deterministic(), 0);
     for (subject, card) in subjects.iter().flat_map(|subject| (0..CARDS.len()).map(move |card| (subject, card))) {
         for (knob, name) in &names {
-            // Beside it a second one, of which nothing else is said.
+            // With a second knob beside it, which has no other setting.
             let sizes = (0.0..1.0f64, proptest::option::of((0..names.len(), 0.0..1.0f64)));
             let (size, beside) = sizes.new_tree(&mut runner).expect("numbers").current();
             let mut settings = Map::new();

@@ -1,8 +1,8 @@
-//! The dashboard and all else that is shipped for it, held against the table of metrics.
+//! The shipped dashboard and rules, compared with the table of metrics.
 
 use super::*;
 
-/// What a panel's numbers are, so that one axis can have them.
+/// The unit and scale of a panel's numbers, so that one axis can show them.
 fn unit_of(query: &str) -> &'static str {
     let is_of = |unit: &str| query.contains(unit);
     match () {
@@ -60,7 +60,7 @@ fn no_panel_mixes_units_or_scales() {
     }
 }
 
-/// The queries of a panel, as they are when it is opened.
+/// The queries of a panel, as on opening.
 pub(super) fn queries_of(title: &str) -> Vec<String> {
     let dashboard: Value = serde_json::from_str(&read(shipped("dashboard.json"))).expect("JSON");
     let panels = dashboard["panels"].as_array().expect("a list");
@@ -69,13 +69,13 @@ pub(super) fn queries_of(title: &str) -> Vec<String> {
     targets.map(|target| opened(target["expr"].as_str().expect("text"))).collect()
 }
 
-/// A query with the dashboard's variables as they are when it is opened.
+/// A query with the dashboard's variables, as on opening.
 fn opened(query: &str) -> String {
     let all = ["$instance", "$device", "$model"].iter().fold(query.to_owned(), |query, name| query.replace(name, ".*"));
     all.replace("$__rate_interval", "1m").replace("$__range", "15m")
 }
 
-/// Every query of the dashboard, with its variables as they are when it is opened.
+/// Every query of the dashboard, with its variables as on opening.
 pub(super) fn dashboard_queries() -> Vec<String> {
     fn collect(value: &Value, queries: &mut Vec<String>) {
         match value {
@@ -94,7 +94,7 @@ pub(super) fn dashboard_queries() -> Vec<String> {
     queries.iter().map(|query| opened(query)).collect()
 }
 
-/// Each metric of ours that a text names, with the labels that it is asked by there.
+/// Each of our metrics that a text names, with the labels that it uses.
 fn named(text: &str) -> Vec<(String, BTreeSet<String>)> {
     let is_word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     let starts = ["bursar_", "process_"].iter().flat_map(|prefix| text.match_indices(prefix)).map(|(start, _)| start);
@@ -110,14 +110,14 @@ fn named(text: &str) -> Vec<(String, BTreeSet<String>)> {
 }
 
 #[test]
-fn whatever_is_shipped_names_only_metrics_and_labels_of_the_table() {
+fn shipped_files_name_only_metrics_and_labels_of_the_table() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let files = [shipped("dashboard.json"), shipped("alerts.yml"), shipped("README.md"), root.join("docs/budget.md")];
-    // What Prometheus itself puts on a series.
+    // Labels that Prometheus itself adds to a series.
     let given = ["instance", "job", "le"];
     let mut seen = BTreeSet::new();
     for path in files {
-        // JSON writes quotes with a backslash.
+        // JSON escapes quotes with a backslash.
         let text = read(&path).replace('\\', "");
         for (name, labels) in named(&text) {
             let of_histogram = ["_bucket", "_sum", "_count"].iter().find_map(|part| name.strip_suffix(part));
@@ -139,7 +139,7 @@ fn whatever_is_shipped_names_only_metrics_and_labels_of_the_table() {
             }
         }
     }
-    // What nobody is shown is a metric too many.
+    // A metric that no panel shows is superfluous.
     let unseen: Vec<_> = TABLE.iter().map(|row| row.name).filter(|name| !seen.contains(name)).collect();
     assert!(unseen.is_empty(), "neither dashboard, alerts nor docs/budget.md show {unseen:?}");
 }

@@ -1,4 +1,4 @@
-//! What an endpoint tells of the process itself: what it is, whether it lives, whether it takes requests.
+//! Endpoints about the process itself: what it is, whether it lives, whether it accepts requests.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -7,8 +7,8 @@ use bursar::{FaultInjection, Health, Intensity, LoadOptions, messages::Scheduler
 use super::*;
 
 #[test]
-fn what_a_process_is_stands_beside_what_it_does() {
-    let name = "prometheus::process::what_a_process_is_stands_beside_what_it_does";
+fn process_facts_are_exported_beside_its_metrics() {
+    let name = "prometheus::process::process_facts_are_exported_beside_its_metrics";
     alone(name, async {
         let runtime = runtime_on(&device()).await;
         let metrics = runtime.serve_metrics("0").await.expect("there is a free port");
@@ -46,8 +46,8 @@ fn what_a_process_is_stands_beside_what_it_does() {
 }
 
 #[test]
-fn health_says_whether_to_restart_a_process_and_whether_to_ask_it() {
-    let name = "prometheus::process::health_says_whether_to_restart_a_process_and_whether_to_ask_it";
+fn health_says_whether_to_restart_or_ask_a_process() {
+    let name = "prometheus::process::health_says_whether_to_restart_or_ask_a_process";
     alone(name, async {
         let device = device();
         let runtime = runtime_on(&device).await;
@@ -62,7 +62,7 @@ fn health_says_whether_to_restart_a_process_and_whether_to_ask_it() {
         let model = demo(&runtime, small()).await;
         assert_eq!(all().await, ["200", "200", "200"]);
         assert_eq!(status("/health").await.1, "ready");
-        // A reply that nobody reads keeps it from being unloaded at once.
+        // An unread reply delays the unload.
         let held = model.chat(about(1).max_tokens(90).ignore_end()).await.expect("accepted");
         let leaving = tokio::spawn({
             let runtime = runtime.clone();
@@ -73,7 +73,7 @@ fn health_says_whether_to_restart_a_process_and_whether_to_ask_it() {
         drop(held);
         leaving.await.expect("no panic").expect("it answers");
         assert_eq!(status("/health/ready").await.1, Value::Null, "it is gone");
-        // One that ends by itself is missed until somebody unloads it.
+        // A model that ends by itself counts as missing until it is unloaded.
         let options = LoadOptions { intensity: Intensity { restarts_max: 0, ..Intensity::SERVING }, ..small() };
         let model = demo(&runtime, options).await;
         let scheduler = model.serving().await.expect("it serves").scheduler.clone();
@@ -83,7 +83,7 @@ fn health_says_whether_to_restart_a_process_and_whether_to_ask_it() {
         runtime.unload("demo").await.expect("it unloads");
         assert_eq!(status("/health").await.1, Value::Null);
         assert_eq!(runtime.health().await, Health { is_live: true, ..Health::default() });
-        // A device that cannot be made again ends the runtime.
+        // An irreplaceable device ends the runtime.
         device.lose("a script says so");
         eventually("only another process helps", async || status("/health/live").await.0 == "503").await;
         metrics.shutdown().await;

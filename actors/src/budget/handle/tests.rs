@@ -56,7 +56,7 @@ fn owner(generation: u64) -> Owner {
 }
 
 #[tokio::test]
-async fn a_question_whose_asker_has_gone_is_withdrawn() {
+async fn a_departed_askers_question_is_withdrawn() {
     let bed = Bed::new().await;
     let all = bed.lease(&owner(0), Bytes::mib(60)).await.expect("there is room");
     let asker = tokio::spawn({
@@ -74,7 +74,7 @@ async fn a_question_whose_asker_has_gone_is_withdrawn() {
 }
 
 #[tokio::test]
-async fn a_lease_that_is_granted_to_nobody_comes_back() {
+async fn a_lease_granted_to_a_departed_asker_comes_back() {
     let bed = Bed::new().await;
     let (reply, answer) = Responder::new();
     drop(answer);
@@ -86,7 +86,7 @@ async fn a_lease_that_is_granted_to_nobody_comes_back() {
 }
 
 #[tokio::test]
-async fn a_death_is_answered_also_when_it_is_told_again() {
+async fn a_repeated_death_report_is_answered_every_time() {
     let bed = Bed::new().await;
     let lease = bed.lease(&owner(3), Bytes::mib(2)).await.expect("there is room");
     for _ in 0..3 {
@@ -101,7 +101,7 @@ async fn a_death_is_answered_also_when_it_is_told_again() {
 }
 
 #[tokio::test]
-async fn notes_that_are_posted_while_nobody_sits_there_are_found_by_the_successor() {
+async fn notes_posted_without_a_budget_reach_its_successor() {
     let mut bed = Bed::new().await;
     let (kept, dropped) = (bed.lease(&owner(0), Bytes::mib(2)).await, bed.lease(&owner(0), Bytes::mib(3)).await);
     let kept = kept.expect("there is room");
@@ -116,7 +116,7 @@ async fn notes_that_are_posted_while_nobody_sits_there_are_found_by_the_successo
 }
 
 #[tokio::test]
-async fn a_question_is_asked_again_when_its_answerer_dies() {
+async fn a_question_is_asked_again_after_its_answerer_dies() {
     let mut bed = Bed::new().await;
     let all = bed.lease(&owner(0), Bytes::mib(60)).await.expect("there is room");
     let waiting = tokio::spawn({
@@ -139,7 +139,7 @@ async fn a_question_is_asked_again_when_its_answerer_dies() {
 }
 
 #[tokio::test]
-async fn a_closed_mailbox_answers_all_who_wait() {
+async fn a_closed_mailbox_answers_every_waiting_asker() {
     let bed = Bed::new().await;
     bed.kill().await;
     let waiting = tokio::spawn({
@@ -153,7 +153,7 @@ async fn a_closed_mailbox_answers_all_who_wait() {
 }
 
 #[tokio::test]
-async fn a_successor_takes_back_memory_that_its_predecessor_had_backed() {
+async fn a_successor_takes_back_memory_its_predecessor_backed() {
     let mut bed = Bed::new().await;
     let lease = bed.lease(&owner(0), Bytes::mib(2)).await.expect("there is room");
     let device: Arc<dyn Device> = bed.device.clone();
@@ -169,7 +169,7 @@ async fn a_successor_takes_back_memory_that_its_predecessor_had_backed() {
 }
 
 #[tokio::test]
-async fn a_lease_that_waits_for_its_fence_is_waited_for_by_the_successor_too() {
+async fn a_budgets_successor_also_waits_for_a_leases_fence() {
     let mut bed = Bed::new().await;
     let lane = bed.device.timeline();
     let lease = bed.lease(&owner(0), Bytes::mib(2)).await.expect("there is room");
@@ -192,7 +192,7 @@ async fn a_lease_that_waits_for_its_fence_is_waited_for_by_the_successor_too() {
 }
 
 #[tokio::test]
-async fn a_frozen_gate_stays_frozen_and_lease_numbers_are_not_used_twice() {
+async fn a_frozen_gate_stays_frozen_and_lease_numbers_stay_unique() {
     let mut bed = Bed::new().await;
     let kept = bed.lease(&owner(0), Bytes::mib(2)).await.expect("there is room");
     let gone = bed.lease(&owner(0), Bytes::mib(1)).await.expect("there is room");
@@ -233,7 +233,7 @@ async fn until_held(device: &HostDevice) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_budget_answers_while_memory_is_on_its_way_home_and_so_does_its_successor() {
+async fn the_budget_and_its_successor_answer_during_pending_reclaims() {
     let mut bed = Bed::new().await;
     let lease = bed.lease(&owner(0), Bytes::mib(8)).await.expect("there is room");
     let device: Arc<dyn Device> = bed.device.clone();
@@ -262,7 +262,7 @@ async fn the_budget_answers_while_memory_is_on_its_way_home_and_so_does_its_succ
 }
 
 #[tokio::test]
-async fn what_is_loaded_beside_leases_is_counted_before_the_next_grant() {
+async fn unleased_bytes_are_counted_before_the_next_grant() {
     let mut bed = Bed::new().await;
     assert_eq!(bed.device.overhead_grows(Bytes::mib(10)), Bytes::mib(10));
     // 64 less the canary's 4 and those 10.
@@ -283,7 +283,7 @@ async fn what_is_loaded_beside_leases_is_counted_before_the_next_grant() {
 }
 
 #[tokio::test]
-async fn what_others_hold_is_known_before_the_first_grant_and_looked_at_when_asked() {
+async fn foreign_bytes_are_known_before_the_first_grant_and_on_request() {
     let mut bed = Bed::new().await;
     bed.kill().await;
     bed.device.foreign_takes(Bytes::mib(20));
@@ -301,7 +301,7 @@ async fn what_others_hold_is_known_before_the_first_grant_and_looked_at_when_ask
 }
 
 #[tokio::test]
-async fn bytes_of_a_lost_device_come_home_in_the_ledger_and_the_budget_goes_on() {
+async fn bytes_of_a_lost_device_return_and_the_budget_continues() {
     let bed = Bed::new().await;
     let lease = bed.lease(&owner(0), Bytes::mib(8)).await.expect("there is room");
     let device: Arc<dyn Device> = bed.device.clone();

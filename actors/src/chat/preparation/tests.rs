@@ -97,7 +97,7 @@ fn chat((words, pictures, videos, tokens_max): Asked) -> Chat {
 }
 
 #[test]
-fn no_request_that_is_let_in_exceeds_what_was_stressed() {
+fn no_admitted_request_exceeds_what_was_stressed() {
     let (let_in, shown) = (Cell::new(0), Cell::new(0));
     let requests = proptest::collection::vec(asked(), 1..6);
     let mut runner = TestRunner::new(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(96) });
@@ -126,7 +126,7 @@ fn no_request_that_is_let_in_exceeds_what_was_stressed() {
 }
 
 #[test]
-fn requests_of_every_kind_are_let_in() {
+fn requests_of_every_kind_are_admitted() {
     let envelope = Envelope { context_tokens: 400, video_frames: 8, pictures: 3, ..Envelope::small() };
     let stressed = stressed(envelope);
     let chat = Chat::new().user("What?").image(picture((500, 300))).image(picture((30, 30)));

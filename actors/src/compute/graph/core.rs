@@ -21,7 +21,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_double_to_eight_then_go_by_eight_to_the_envelopes_sequences() {
+    fn sizes_double_to_eight_then_rise_by_eight() {
         assert_eq!(buckets(1), [1]);
         assert_eq!(buckets(4), [1, 2, 4]);
         assert_eq!(buckets(5), [1, 2, 4, 5]);
@@ -32,7 +32,7 @@ mod tests {
     }
 
     #[test]
-    fn every_number_of_rows_has_the_next_larger_bucket_and_no_more_than_seven_rows_of_padding() {
+    fn each_row_count_gets_a_bucket_with_at_most_seven_padding() {
         for sequences in 1..=100 {
             let buckets = buckets(sequences);
             for rows in 1..=sequences {

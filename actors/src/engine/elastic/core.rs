@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_begins_at_once_and_another_when_it_has_ended() {
+    fn an_order_begins_at_once_and_the_next_after_it() {
         let mut pool = serving();
         assert_eq!(pool.step(Input::GiveUp(60)), Some(Change::Shrink { to: 60 }));
         assert_eq!(pool.blocks(), 60, "whoever starts now starts with as many");
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn the_floor_stays_whatever_is_ordered() {
+    fn no_order_shrinks_below_the_floor() {
         let mut pool = serving();
         assert_eq!(pool.step(Input::GiveUp(0)), Some(Change::Shrink { to: 16 }));
         assert_eq!(pool.step(Input::Ended(Outcome::Done)), None);
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_grows_while_something_shrinks_or_above_what_was_stressed() {
+    fn a_pool_never_grows_during_a_shrink_or_past_its_stress() {
         let mut pool = serving();
         assert_eq!(pool.step(Input::MayGrow(200)), None, "it has all that was stressed");
         assert_eq!(pool.step(Input::GiveUp(50)), Some(Change::Shrink { to: 50 }));
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shrink_whose_scheduler_dies_begins_again_with_the_next() {
+    fn a_shrink_interrupted_by_a_schedulers_death_restarts_with_the_next() {
         let mut pool = serving();
         assert_eq!(pool.step(Input::GiveUp(50)), Some(Change::Shrink { to: 50 }));
         // The news may come before the successor or after it.
@@ -231,14 +231,14 @@ mod tests {
     }
 
     #[test]
-    fn an_order_that_comes_while_nobody_serves_waits_for_the_scheduler() {
+    fn an_order_without_a_scheduler_waits_for_one() {
         let mut pool = PoolCore::new(16, 100);
         assert_eq!(pool.step(Input::GiveUp(50)), None);
         assert_eq!(pool.step(Input::Serving(true)), Some(Change::Shrink { to: 50 }));
     }
 
     #[test]
-    fn a_cap_takes_effect_while_nobody_serves_and_stays() {
+    fn a_cap_takes_effect_without_a_scheduler_and_stays() {
         let mut pool = serving();
         pool.step(Input::Serving(false));
         assert_eq!(pool.step(Input::Cap(95)), Some(Change::Shrink { to: 95 }));
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cap_waits_for_the_change_under_way_and_begins_one_again_that_lost_its_scheduler() {
+    fn a_cap_waits_for_a_running_change_or_restarts_it() {
         let mut pool = serving();
         pool.step(Input::GiveUp(50));
         pool.step(Input::Ended(Outcome::Done));
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_lasts_until_what_was_ordered_is_done() {
+    fn a_pause_lasts_until_its_order_is_done() {
         let mut pool = PoolCore::new(16, 100);
         assert_eq!((pool.step(Input::Pause), pool.is_quiet()), (None, false), "nothing was");
         assert_eq!(pool.step(Input::GiveUp(50)), None);
@@ -293,7 +293,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn one_change_at_a_time_between_the_floor_and_what_was_stressed(
+        fn the_pool_changes_once_at_a_time_within_its_bounds(
             inputs in proptest::collection::vec((0u8..9, 0usize..130), 1..60),
         ) {
             let mut pool = PoolCore::new(16, 100);

@@ -29,7 +29,7 @@ fn on_a_gpu(checkpoint: &Checkpoint, settings: Value) -> Result<Lowered, StartEr
 }
 
 #[test]
-fn launches_follow_the_largest_picture_until_they_are_said() {
+fn launches_follow_the_largest_picture_unless_set() {
     let seven = seven();
     let sizes = |settings| {
         let envelope = on_a_gpu(&seven, settings).expect("it goes together").envelope;
@@ -50,7 +50,7 @@ fn launches_follow_the_largest_picture_until_they_are_said() {
 }
 
 #[test]
-fn a_picture_that_nothing_is_said_of_leaves_text_a_quarter_of_the_context() {
+fn the_default_picture_limit_leaves_text_a_quarter_of_the_context() {
     let seven = seven();
     for (settings, patches) in [(json!({}), 24_576), (json!({ "max_model_len": 4096 }), 12_288)] {
         let Lowered { envelope, own_pixels, .. } = on_a_gpu(&seven, settings).expect("it goes together");
@@ -62,7 +62,7 @@ fn a_picture_that_nothing_is_said_of_leaves_text_a_quarter_of_the_context() {
 }
 
 #[test]
-fn more_sequences_than_a_step_has_tokens_raise_it_unless_that_is_said() {
+fn more_sequences_than_step_tokens_raise_an_unset_step() {
     let demo = Checkpoint::open(demo::checkpoint()).expect("it opens");
     let with = |step_tokens| {
         let limits = Limits { sequences: Some(500), step_tokens, ..Limits::default() };
@@ -73,7 +73,7 @@ fn more_sequences_than_a_step_has_tokens_raise_it_unless_that_is_said() {
 }
 
 #[test]
-fn limits_that_cannot_be_are_blamed_on_what_was_said() {
+fn impossible_limits_are_blamed_on_the_users_setting() {
     let seven = seven();
     for (settings, said, blamed) in [
         (json!({ "min_pixels": 2_000_000, "max_pixels": 1_000_000 }), "`min_pixels` is 2000000", "max_pixels"),

@@ -25,7 +25,7 @@ fn values(kind: Kind) -> [Value; 2] {
 }
 
 #[test]
-fn every_name_of_a_knob_sets_it_and_another_value_by_another_name_is_refused_with_both() {
+fn every_alias_sets_its_knob_and_contradicting_aliases_are_refused() {
     for knob in TABLE {
         let [one, other] = values(knob.kind);
         let expected = read(json!({ knob.name: one })).unwrap_or_else(|error| panic!("{}: {error}", knob.name));
@@ -44,7 +44,7 @@ fn every_name_of_a_knob_sets_it_and_another_value_by_another_name_is_refused_wit
 }
 
 #[test]
-fn no_name_stands_for_two_knobs() {
+fn no_name_means_two_knobs() {
     let names = TABLE.iter().flat_map(|knob| std::iter::once(knob.name).chain(knob.aliases.iter().map(|a| a.name)));
     let mut names: Vec<_> = names.chain(NESTED.iter().map(|nested| nested.name)).collect();
     let all = names.len();
@@ -54,7 +54,7 @@ fn no_name_stands_for_two_knobs() {
 }
 
 #[test]
-fn an_unknown_name_is_refused_with_the_one_that_it_is_most_like() {
+fn an_unknown_name_is_refused_with_the_closest_known_one() {
     for (typed, meant) in [
         ("step_token", "step_tokens"),
         ("max-num-seqs", "max_num_seqs"),
@@ -69,7 +69,7 @@ fn an_unknown_name_is_refused_with_the_one_that_it_is_most_like() {
 }
 
 #[test]
-fn a_value_that_cannot_be_meant_is_refused_with_what_it_must_be() {
+fn an_impossible_value_is_refused_with_what_it_must_be() {
     for wrong in [
         json!({ "sequences": 0 }),
         json!({ "sequences": -1 }),
@@ -104,7 +104,7 @@ fn a_value_that_cannot_be_meant_is_refused_with_what_it_must_be() {
 }
 
 #[test]
-fn what_is_said_and_changes_nothing_is_told_with_the_reason() {
+fn a_setting_without_effect_is_reported_with_the_reason() {
     let notes = |json: Value| read(json).expect("it is understood").notes();
     assert_eq!(notes(json!({ "swap_space": 0, "disable_log_requests": false })), Vec::<&str>::new());
     let [swap, log] = notes(json!({ "swap_space": 8, "disable_log_requests": true })).try_into().expect("two of them");
@@ -132,7 +132,7 @@ fn sizes_may_be_products() {
 }
 
 #[test]
-fn what_vllm_nests_is_taken_apart() {
+fn nested_vllm_settings_are_flattened() {
     let settings = json!({
         "mm_processor_kwargs": { "max_pixels": 1_003_520, "min_pixels": 3136 },
         "limit_mm_per_prompt": { "image": 4, "video": { "count": 2, "num_frames": 16 }, "audio": 0 },
@@ -160,7 +160,7 @@ fn what_vllm_nests_is_taken_apart() {
 }
 
 #[test]
-fn knobs_that_exclude_each_other_are_refused_by_our_names() {
+fn mutually_exclusive_knobs_are_refused_by_our_names() {
     for (first, second) in [
         (json!({ "gpu_memory_utilization": 0.9, "memory_fraction": 0.9 }), ["memory_fraction", "device_fraction"]),
         (json!({ "max_total_token_num": 4096, "kv_cache_memory_bytes": "1GiB" }), ["kv_tokens", "kv_bytes"]),
@@ -173,7 +173,7 @@ fn knobs_that_exclude_each_other_are_refused_by_our_names() {
 }
 
 #[test]
-fn what_is_set_is_loaded_with_and_the_rest_stays() {
+fn set_knobs_are_applied_and_the_rest_stay() {
     let settings = json!({
         "max_model_len": 2048, "max_num_seqs": 32, "batch_max_tokens": 256, "max_pixels": 401_408, "launch_patches": 4096,
         "gpu_memory_utilization": 0.8, "kv_cache_memory_bytes": "64MiB", "requests": 7, "threads": 2,
@@ -201,7 +201,7 @@ fn what_is_set_is_loaded_with_and_the_rest_stays() {
 }
 
 #[test]
-fn knobs_are_written_by_our_names_and_read_again() {
+fn knobs_are_written_by_our_names_and_read_back() {
     let knobs = read(json!({ "max_num_seqs": 3, "swap_space": 0, "kv_cache_memory_bytes": 4096, "mem_fraction": 0.5 }));
     let knobs = knobs.expect("all of it is known");
     let written = serde_json::to_value(&knobs).expect("it can be written");

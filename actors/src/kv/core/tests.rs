@@ -33,7 +33,7 @@ fn blocks(allotment: &Allotment) -> Vec<(SequenceId, Vec<u32>)> {
 }
 
 #[test]
-fn a_sequence_takes_a_block_only_when_it_outgrows_the_last() {
+fn a_sequence_takes_a_block_only_after_filling_the_last() {
     let mut kv = KvCore::new(4);
     assert_eq!(blocks(&kv.allot(&[demand(A, 0, 16)])), [(A, vec![0])]);
     assert_eq!(blocks(&kv.allot(&[demand(A, 16, 17), demand(B, 0, 1)])), [(A, vec![0, 1]), (B, vec![2])]);
@@ -41,7 +41,7 @@ fn a_sequence_takes_a_block_only_when_it_outgrows_the_last() {
 }
 
 #[test]
-fn a_demand_that_cannot_be_met_takes_nothing_and_is_not_overtaken() {
+fn an_unmet_demand_takes_nothing_and_is_not_overtaken() {
     let mut kv = KvCore::new(3);
     let allotment = kv.allot(&[demand(A, 0, 20), demand(B, 0, 40), demand(SequenceId(3), 0, 1)]);
     assert_eq!(blocks(&allotment), [(A, vec![0, 1])]);
@@ -49,7 +49,7 @@ fn a_demand_that_cannot_be_met_takes_nothing_and_is_not_overtaken() {
 }
 
 #[test]
-fn who_begins_as_another_did_takes_its_blocks_and_computes_the_rest() {
+fn a_sequence_with_a_known_prefix_takes_its_blocks() {
     let mut kv = KvCore::new(8);
     kv.allot(&[demand(A, 0, 40)]);
     kv.name(&filled(A, 7, 40));
@@ -63,7 +63,7 @@ fn who_begins_as_another_did_takes_its_blocks_and_computes_the_rest() {
 }
 
 #[test]
-fn blocks_that_nobody_holds_serve_again_until_their_place_is_needed() {
+fn released_blocks_stay_cached_until_their_place_is_needed() {
     let mut kv = KvCore::new(3);
     kv.allot(&[demand(A, 0, 33)]);
     kv.name(&filled(A, 7, 33));
@@ -79,7 +79,7 @@ fn blocks_that_nobody_holds_serve_again_until_their_place_is_needed() {
 }
 
 #[test]
-fn even_a_sequence_that_is_all_there_has_a_token_to_compute() {
+fn a_fully_cached_sequence_still_has_a_token_to_compute() {
     let mut kv = KvCore::new(4);
     kv.allot(&[demand(A, 0, 32)]);
     kv.name(&filled(A, 7, 32));
@@ -89,7 +89,7 @@ fn even_a_sequence_that_is_all_there_has_a_token_to_compute() {
 }
 
 #[test]
-fn shared_blocks_are_not_counted_on_to_make_room() {
+fn shared_blocks_do_not_count_as_room() {
     let mut kv = KvCore::new(3);
     kv.allot(&[demand(A, 0, 32)]);
     kv.name(&filled(A, 7, 32));
@@ -101,7 +101,7 @@ fn shared_blocks_are_not_counted_on_to_make_room() {
 }
 
 #[test]
-fn two_that_computed_the_same_keep_their_own_and_one_is_shared_on() {
+fn duplicate_blocks_stay_separate_and_only_one_is_shared() {
     let mut kv = KvCore::new(6);
     kv.allot(&[demand(A, 0, 17), demand(B, 0, 17)]);
     kv.name(&filled(A, 7, 17));
@@ -112,7 +112,7 @@ fn two_that_computed_the_same_keep_their_own_and_one_is_shared_on() {
 }
 
 #[test]
-fn a_step_that_others_have_saved_a_part_of_asks_for_no_more_than_is_left() {
+fn a_step_partly_served_by_shared_blocks_asks_for_the_rest() {
     let mut kv = KvCore::new(8);
     kv.allot(&[demand(A, 0, 48)]);
     kv.name(&filled(A, 7, 48));
@@ -122,7 +122,7 @@ fn a_step_that_others_have_saved_a_part_of_asks_for_no_more_than_is_left() {
 }
 
 #[test]
-fn the_tail_goes_with_what_it_contains_and_whoever_holds_it() {
+fn a_shrink_drops_the_tail_and_its_holders() {
     let mut kv = KvCore::new(8);
     kv.allot(&[demand(A, 0, 32), demand(B, 0, 48), demand(SequenceId(3), 0, 16)]);
     kv.name(&filled(SequenceId(3), 9, 16));
@@ -138,7 +138,7 @@ fn the_tail_goes_with_what_it_contains_and_whoever_holds_it() {
 }
 
 #[test]
-fn a_shared_block_of_the_tail_takes_both_of_its_holders() {
+fn a_shrink_over_a_shared_block_drops_both_holders() {
     let mut kv = KvCore::new(6);
     kv.allot(&[demand(SequenceId(9), 0, 32), demand(A, 0, 33)]);
     kv.name(&filled(A, 7, 33));
@@ -164,7 +164,7 @@ proptest! {
     /// Against a model that only remembers what was written where: whoever is told that tokens are held finds the
     /// content of its own beginning in its blocks, no block of one is written by another, and none is lost.
     #[test]
-    fn no_block_is_lost_or_given_twice_and_content_is_what_its_name_says(
+    fn no_block_is_lost_or_shared_wrongly_and_names_match_content(
         steps in proptest::collection::vec((0u8..5, 0u64..6, 1usize..90, 0u32..3), 1..120),
     ) {
         let mut kv = KvCore::new(12);

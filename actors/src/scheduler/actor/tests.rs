@@ -128,7 +128,7 @@ fn end(step: Box<StepJob>) {
 }
 
 #[tokio::test]
-async fn a_picture_is_let_go_when_the_last_step_that_reads_it_has_run_though_the_reply_goes_on() {
+async fn a_picture_is_released_after_the_last_step_that_reads_it() {
     let mut bed = Bed::new(4).await;
     let delivered = bed.admit(sequence(1));
     let step = next_step(&bed.jobs).await;
@@ -144,7 +144,7 @@ async fn a_picture_is_let_go_when_the_last_step_that_reads_it_has_run_though_the
 }
 
 #[tokio::test]
-async fn the_picture_of_a_cancelled_sequence_stays_until_the_step_has_run_that_reads_it() {
+async fn a_cancelled_sequences_picture_stays_until_its_last_step_has_run() {
     let mut bed = Bed::new(4).await;
     let mut delivered = bed.admit(sequence(1));
     let step = next_step(&bed.jobs).await;
@@ -160,7 +160,7 @@ async fn the_picture_of_a_cancelled_sequence_stays_until_the_step_has_run_that_r
 }
 
 #[tokio::test]
-async fn one_that_is_preempted_behind_its_pictures_is_told_to_come_again_and_may_with_the_same_identity() {
+async fn a_sequence_preempted_after_its_pictures_may_return_as_itself() {
     // Four blocks for two sequences that want three each in the end: the younger is preempted on the way. Both are let in
     // as the answer before was short.
     let bed = Bed::new(4).await;
@@ -216,7 +216,7 @@ async fn one_that_is_preempted_behind_its_pictures_is_told_to_come_again_and_may
 }
 
 #[tokio::test]
-async fn a_smaller_pool_is_answered_when_the_steps_under_way_have_run_and_steps_go_on_in_it() {
+async fn a_smaller_pool_is_answered_after_running_steps_and_steps_continue() {
     let bed = Bed::new(8).await;
     let mut delivered = bed.admit(NewSequence { tokens_max: 40, ..sequence(1) });
     let (step, next) = (next_step(&bed.jobs).await, next_step(&bed.jobs).await);
@@ -249,7 +249,7 @@ async fn a_smaller_pool_is_answered_when_the_steps_under_way_have_run_and_steps_
 }
 
 #[tokio::test]
-async fn a_scheduler_that_dies_with_the_question_for_a_smaller_pool_is_gone_at_once() {
+async fn a_scheduler_dying_with_a_shrink_question_is_noticed_at_once() {
     let bed = Bed::new(8).await;
     let _delivered = bed.admit(sequence(1));
     let _under_way = next_step(&bed.jobs).await;

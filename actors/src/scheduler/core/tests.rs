@@ -152,7 +152,7 @@ fn released(ids: &[u64]) -> Effect {
 }
 
 #[test]
-fn a_prompt_longer_than_a_step_comes_in_chunks_and_only_the_last_is_asked_for_a_token() {
+fn a_long_prompt_runs_in_chunks_and_only_the_last_samples() {
     let mut bed = Bed::new(limits(2, 10, 8));
     bed.admit(sequence(1, 25, 2));
     assert_eq!((bed.parts(), bed.wanted()), (vec![10], vec![]));
@@ -172,7 +172,7 @@ fn a_prompt_longer_than_a_step_comes_in_chunks_and_only_the_last_is_asked_for_a_
 }
 
 #[test]
-fn a_prompt_that_ends_with_a_step_is_asked_for_its_token_then() {
+fn a_prompt_ending_with_a_step_samples_in_it() {
     let mut bed = Bed::new(limits(1, 10, 8));
     bed.admit(sequence(1, 20, 1));
     bed.stepped(5);
@@ -182,7 +182,7 @@ fn a_prompt_that_ends_with_a_step_is_asked_for_its_token_then() {
 }
 
 #[test]
-fn decoding_goes_before_prompts_and_prompts_take_what_is_left_oldest_first() {
+fn decoding_goes_first_and_prompts_share_the_rest_by_age() {
     let mut bed = Bed::new(limits(4, 10, 32));
     bed.admit(sequence(1, 4, 9)).stepped(5);
     bed.admit(sequence(2, 30, 9)).admit(sequence(3, 30, 9)).stepped(5);
@@ -193,7 +193,7 @@ fn decoding_goes_before_prompts_and_prompts_take_what_is_left_oldest_first() {
 }
 
 #[test]
-fn no_more_sequences_run_than_were_stressed() {
+fn running_sequences_never_exceed_those_stressed() {
     let mut bed = Bed::new(limits(2, 64, 32));
     (1..=5).for_each(|id| {
         bed.admit(sequence(id, 3, 4));
@@ -204,7 +204,7 @@ fn no_more_sequences_run_than_were_stressed() {
 }
 
 #[test]
-fn a_stop_token_ends_a_sequence_and_is_not_told() {
+fn a_stop_token_ends_a_sequence_without_being_sent() {
     let mut bed = Bed::new(limits(2, 64, 8));
     bed.admit(sequence(1, 3, 9)).stepped(7).stepped(STOP);
     assert_eq!(bed.heard(), [token(1, 7), finished(1, Finish::Stop), released(&[1])]);
@@ -212,7 +212,7 @@ fn a_stop_token_ends_a_sequence_and_is_not_told() {
 }
 
 #[test]
-fn a_row_without_numbers_ends_its_own_sequence_and_no_other() {
+fn a_row_of_nans_ends_only_its_own_sequence() {
     let mut bed = Bed::new(limits(2, 64, 8));
     bed.admit(sequence(1, 3, 1)).admit(sequence(2, 3, 9)).stepped(7);
     bed.heard();
@@ -222,7 +222,7 @@ fn a_row_without_numbers_ends_its_own_sequence_and_no_other() {
 }
 
 #[test]
-fn one_that_waits_is_cancelled_without_a_word() {
+fn a_waiting_sequence_is_cancelled_silently() {
     let mut bed = Bed::new(limits(1, 64, 8));
     bed.admit(sequence(1, 3, 2)).admit(sequence(2, 3, 2)).cancel(2);
     bed.stepped(5).stepped(5);
@@ -231,7 +231,7 @@ fn one_that_waits_is_cancelled_without_a_word() {
 }
 
 #[test]
-fn one_that_is_in_the_step_is_cancelled_when_it_ends_and_says_nothing_more() {
+fn a_sequence_cancelled_during_a_step_ends_silently_after_it() {
     let mut bed = Bed::new(limits(2, 64, 8));
     bed.admit(sequence(1, 3, 9)).admit(sequence(2, 3, 1)).stepped(5);
     bed.heard();
@@ -244,7 +244,7 @@ fn one_that_is_in_the_step_is_cancelled_when_it_ends_and_says_nothing_more() {
 }
 
 #[test]
-fn one_that_runs_but_is_not_in_the_step_is_cancelled_with_it() {
+fn a_running_sequence_outside_the_step_is_cancelled_after_it() {
     let mut bed = Bed::new(limits(2, 4, 8));
     bed.admit(sequence(1, 6, 9)).admit(sequence(2, 6, 9)).stepped(5);
     // 2 of the first and 2 of the second; then cancel while the step of only those runs.
@@ -255,7 +255,7 @@ fn one_that_runs_but_is_not_in_the_step_is_cancelled_with_it() {
 }
 
 #[test]
-fn a_caller_that_goes_while_its_token_is_told_is_no_trouble() {
+fn a_caller_leaving_during_its_token_is_harmless() {
     // The actor hears of it between the effects of a step, when the next step's blocks are asked for already.
     let mut scheduler = SchedulerCore::new(limits(2, 64, 8)).without_look_ahead();
     let mut kv = KvCore::new(8);
@@ -274,7 +274,7 @@ fn a_caller_that_goes_while_its_token_is_told_is_no_trouble() {
 }
 
 #[test]
-fn cancelling_a_stranger_or_twice_is_nobodys_loss() {
+fn cancelling_a_stranger_or_twice_is_harmless() {
     let mut bed = Bed::new(limits(2, 64, 8));
     bed.cancel(9).admit(sequence(1, 3, 2)).cancel(1).cancel(1).stepped(5).cancel(1);
     assert_eq!(bed.heard(), [released(&[1])]);
@@ -292,7 +292,7 @@ fn two_that_outgrow_the_pool() -> Bed {
 }
 
 #[test]
-fn the_youngest_is_preempted_returns_to_the_front_and_is_computed_again_with_its_tokens() {
+fn the_youngest_sequence_is_preempted_requeued_first_and_recomputed() {
     let mut bed = two_that_outgrow_the_pool();
     while bed.scheduler.counts().1 == 2 || bed.scheduler.counts().0 == 0 {
         bed.admit(sequence(4, 5, 3));
@@ -317,7 +317,7 @@ fn the_youngest_is_preempted_returns_to_the_front_and_is_computed_again_with_its
 }
 
 #[test]
-fn nobody_comes_in_between_a_preemption_and_the_next_step() {
+fn no_sequence_is_admitted_between_a_preemption_and_the_next_step() {
     let mut scheduler = SchedulerCore::new(limits(4, 64, 4));
     scheduler.step(Input::Admit(Box::new(sequence(1, 8, 8))));
     let short =
@@ -331,7 +331,7 @@ fn nobody_comes_in_between_a_preemption_and_the_next_step() {
 }
 
 #[test]
-fn nobody_is_preempted_while_a_cancelled_one_holds_blocks() {
+fn no_sequence_is_preempted_while_a_cancelled_one_holds_blocks() {
     let mut scheduler = SchedulerCore::new(limits(4, 64, 4));
     scheduler.step(Input::Admit(Box::new(sequence(1, 8, 8))));
     scheduler.running.insert(SequenceId(2), Sequence::new(sequence(2, 8, 8)));
@@ -355,7 +355,7 @@ fn a_long_prompt_does_not_keep_decoding_sequences_waiting() {
 }
 
 #[test]
-fn pictures_are_cut_where_chunks_are() {
+fn pictures_are_cut_at_chunk_borders() {
     let mut bed = Bed::new(limits(1, 10, 8));
     let mut spec = sequence(1, 24, 1);
     // The second picture lies over the first border, the third over the second; two are the same picture.
@@ -379,7 +379,7 @@ fn pictures_are_cut_where_chunks_are() {
 }
 
 #[test]
-fn a_sequence_that_comes_again_goes_on_where_it_was() {
+fn a_returning_sequence_continues_where_it_was() {
     let mut bed = Bed::new(limits(1, 64, 8));
     let mut again = sequence(1, 6, 5);
     again.produced = 3;
@@ -390,7 +390,7 @@ fn a_sequence_that_comes_again_goes_on_where_it_was() {
 }
 
 #[test]
-fn a_sequence_that_fills_the_pool_alone_runs_to_its_end() {
+fn a_sequence_filling_the_pool_alone_runs_to_its_end() {
     let mut bed = Bed::new(limits(4, 64, 2));
     bed.admit(sequence(1, 20, 12)).admit(sequence(2, 20, 12));
     for _ in 0..24 {
@@ -405,7 +405,7 @@ fn alike(id: u64, prompt: usize, tokens_max: usize) -> NewSequence {
 }
 
 #[test]
-fn who_begins_as_another_did_computes_only_the_rest() {
+fn a_sequence_with_a_known_prefix_computes_only_the_rest() {
     let mut bed = Bed::new(limits(4, 64, 16));
     bed.admit(alike(1, 40, 2)).stepped(5);
     bed.admit(alike(2, 40, 2));
@@ -423,7 +423,7 @@ fn who_begins_as_another_did_computes_only_the_rest() {
 }
 
 #[test]
-fn a_reply_is_found_again_by_the_turn_that_follows_it() {
+fn a_following_turn_reuses_the_replys_blocks() {
     let mut bed = Bed::new(limits(1, 64, 16));
     bed.admit(sequence(1, 20, 20));
     (0..20).for_each(|_| _ = bed.stepped(5));
@@ -439,7 +439,7 @@ fn a_reply_is_found_again_by_the_turn_that_follows_it() {
 }
 
 #[test]
-fn what_is_found_though_the_rest_must_wait_is_not_written_again() {
+fn a_shared_block_is_not_written_again_by_a_waiting_sequence() {
     let mut bed = Bed::new(limits(4, 80, 6));
     bed.admit(alike(1, 40, 30)).stepped(5);
     // The second takes two of the first's blocks and one more; the third finds no room and the second is preempted.
@@ -464,7 +464,7 @@ fn what_is_found_though_the_rest_must_wait_is_not_written_again() {
 }
 
 #[test]
-fn a_scored_prompt_is_scored_once_in_whatever_chunks_and_however_often_it_is_computed() {
+fn a_prompt_is_scored_once_despite_chunks_and_recomputation() {
     let mut bed = Bed::new(limits(2, 10, 5));
     bed.admit(sequence(1, 30, 40));
     for _ in 0..3 {
@@ -488,7 +488,7 @@ fn a_scored_prompt_is_scored_once_in_whatever_chunks_and_however_often_it_is_com
 }
 
 #[test]
-fn what_no_token_could_be_chosen_after_is_found_by_nobody() {
+fn a_prefix_without_a_valid_next_token_is_never_reused() {
     let mut bed = Bed::new(limits(2, 32, 16));
     // Two steps: the first chunk is computed before anybody can know that it is no numbers.
     bed.admit(alike(1, 60, 4)).stepped(5);
@@ -502,7 +502,7 @@ fn what_no_token_could_be_chosen_after_is_found_by_nobody() {
 }
 
 #[test]
-fn a_prompt_that_is_to_be_scored_is_computed_even_if_it_is_there() {
+fn a_prompt_to_be_scored_is_computed_even_when_cached() {
     let mut bed = Bed::new(limits(2, 64, 16));
     bed.admit(alike(1, 40, 1)).stepped(5);
     bed.admit(NewSequence { score_prompt: Some(0), ..alike(2, 40, 1) });
@@ -513,7 +513,7 @@ fn a_prompt_that_is_to_be_scored_is_computed_even_if_it_is_there() {
 }
 
 #[test]
-fn samples_of_one_prompt_are_let_in_together_where_strangers_are_not() {
+fn samples_of_one_prompt_are_admitted_where_strangers_would_wait() {
     // The pool holds one prompt of 96 tokens and four replies, but not two prompts.
     let run = |group: Option<u64>| {
         let mut bed = Bed::new(limits(8, 128, 14));

@@ -21,7 +21,7 @@ fn the_same_picture_twice_in_one_request_is_encoded_once() {
 }
 
 #[test]
-fn pictures_that_are_all_there_are_recalled_and_pinned_and_others_change_nothing() {
+fn only_fully_cached_pictures_are_recalled_and_pinned() {
     let mut vision = VisionCore::new(10, 100);
     vision.step(Input::Want(Ticket(1), vec![picture(1, 4), picture(2, 3)]));
     assert_eq!(vision.recall(&[[1; 32]]), None, "it is not encoded yet");
@@ -40,7 +40,7 @@ fn pictures_that_are_all_there_are_recalled_and_pinned_and_others_change_nothing
 }
 
 #[test]
-fn a_picture_that_is_asked_for_all_the_time_makes_room_for_one_that_waits() {
+fn a_constantly_used_picture_makes_room_for_a_waiting_one() {
     let mut vision = VisionCore::new(10, 100);
     vision.step(Input::Want(Ticket(1), vec![picture(1, 4)]));
     vision.step(Input::Encoded);
@@ -66,7 +66,7 @@ fn two_requests_for_one_picture_share_the_launch() {
 }
 
 #[test]
-fn a_request_waits_for_all_of_its_rows_and_the_longest_unused_pictures_make_room() {
+fn a_request_waits_for_all_rows_and_evicts_longest_unused_pictures() {
     let mut vision = VisionCore::new(10, 100);
     vision.step(Input::Want(Ticket(1), vec![picture(1, 4)]));
     vision.step(Input::Encoded);
@@ -98,7 +98,7 @@ fn a_launch_never_takes_more_patches_than_there_are_permits() {
 }
 
 #[test]
-fn behind_a_launch_under_way_a_full_one_is_begun_and_no_third() {
+fn only_a_full_launch_is_begun_behind_a_running_one() {
     let mut vision = VisionCore::new(100, 40);
     vision.step(Input::Want(Ticket(1), vec![picture(1, 5)]));
     assert_eq!(vision.step(Input::Want(Ticket(2), vec![picture(2, 6)])), [], "what comes next may fill it");
@@ -118,7 +118,7 @@ fn behind_a_launch_under_way_a_full_one_is_begun_and_no_third() {
 }
 
 #[test]
-fn a_request_whose_caller_has_gone_makes_room_wherever_it_waits() {
+fn an_abandoned_request_makes_room_wherever_it_waits() {
     let mut vision = VisionCore::new(10, 100);
     vision.step(Input::Want(Ticket(1), vec![picture(1, 8)]));
     vision.step(Input::Want(Ticket(2), vec![picture(2, 5)]));
@@ -135,7 +135,7 @@ fn a_request_whose_caller_has_gone_makes_room_wherever_it_waits() {
 }
 
 #[test]
-fn nobody_overtakes_a_request_that_waits_for_rows() {
+fn no_request_overtakes_one_waiting_for_rows() {
     let mut vision = VisionCore::new(10, 100);
     vision.step(Input::Want(Ticket(1), vec![picture(1, 8)]));
     assert_eq!(vision.step(Input::Want(Ticket(2), vec![picture(2, 5)])), []);
@@ -143,7 +143,7 @@ fn nobody_overtakes_a_request_that_waits_for_rows() {
 }
 
 #[test]
-fn a_request_that_waits_finds_its_pixels_though_its_picture_was_cached_when_it_came() {
+fn a_waiting_request_needs_pixels_even_if_its_picture_is_cached() {
     let mut vision = VisionCore::new(10, 100);
     vision.step(Input::Want(Ticket(1), vec![picture(1, 4)]));
     vision.step(Input::Encoded);
@@ -188,7 +188,7 @@ proptest::proptest! {
     /// Against what a careful reader of the effects sees: rows of live pictures never overlap, a launch keeps to its
     /// permits and finds its pixels, each ticket is answered once, and when all let go all are answered.
     #[test]
-    fn pictures_never_share_rows_and_nobody_waits_for_ever(
+    fn pictures_never_share_rows_and_no_request_starves(
         events in proptest::collection::vec(event(), 1..120),
         cache_rows in 7usize..20,
         permits in 7usize..20,

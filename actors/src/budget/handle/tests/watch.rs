@@ -67,7 +67,7 @@ impl Filled {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_neighbour_takes_is_seen_within_a_second_and_asked_for_until_it_is_given() {
+async fn a_neighbours_growth_is_ordered_back_within_a_second_until_covered() {
     let filled = Filled::new().await;
     assert_eq!(filled.pass(3).await, [], "nobody has taken anything");
     filled.bed.device.foreign_takes(MIB(5));
@@ -82,7 +82,7 @@ async fn what_a_neighbour_takes_is_seen_within_a_second_and_asked_for_until_it_i
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_neighbour_that_goes_on_taking_is_looked_at_sixteen_times_as_often() {
+async fn a_growing_neighbour_is_looked_at_sixteen_times_as_often() {
     let filled = Filled::new().await;
     let sixteenth = Duration::from_millis(63);
     filled.bed.device.foreign_takes(MIB(5));
@@ -105,7 +105,7 @@ async fn a_neighbour_that_goes_on_taking_is_looked_at_sixteen_times_as_often() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn memory_that_was_unbacked_and_is_still_leased_hides_no_neighbour() {
+async fn unbacked_bytes_still_leased_do_not_hide_a_neighbour() {
     let filled = Filled::new().await;
     filled.bed.device.foreign_takes(MIB(6));
     assert_eq!(filled.pass(1).await, [Order::GiveUp { to: MIB(54) }]);
@@ -117,7 +117,7 @@ async fn memory_that_was_unbacked_and_is_still_leased_hides_no_neighbour() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_is_asked_for_more_than_its_floor_lets_go() {
+async fn no_cache_is_asked_to_shrink_below_its_floor() {
     let filled = Filled::new().await;
     filled.resize(MIB(10)).await;
     filled.bed.device.foreign_takes(MIB(64));
@@ -130,7 +130,7 @@ async fn nobody_is_asked_for_more_than_its_floor_lets_go() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_stays_free_for_ten_seconds_is_offered_the_canary_first_and_no_more_than_was_stressed() {
+async fn bytes_free_for_ten_seconds_refill_the_canary_then_grow_caches() {
     let filled = Filled::new().await;
     filled.bed.device.foreign_takes(MIB(6));
     filled.pass(1).await;
@@ -150,7 +150,7 @@ async fn what_stays_free_for_ten_seconds_is_offered_the_canary_first_and_no_more
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_waits_for_a_lease_comes_before_growth() {
+async fn a_waiting_lease_comes_before_growth() {
     let filled = Filled::new().await;
     filled.resize(MIB(50)).await;
     let waiting = tokio::spawn({
@@ -164,7 +164,7 @@ async fn whoever_waits_for_a_lease_comes_before_growth() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_successor_of_the_budget_gives_the_orders_that_stand() {
+async fn a_budgets_successor_repeats_the_standing_orders() {
     let mut filled = Filled::new().await;
     filled.bed.device.foreign_takes(MIB(5));
     let give = Order::GiveUp { to: MIB(55) };
@@ -179,7 +179,7 @@ async fn a_successor_of_the_budget_gives_the_orders_that_stand() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn while_a_model_is_sized_what_it_takes_beside_leases_is_not_taken_for_a_neighbour() {
+async fn unleased_bytes_of_a_model_being_sized_are_not_a_neighbours() {
     let filled = Filled::new().await;
     let request = Request::new(Owner::new("other", 0), Class::Weights, "other", MIB(1));
     let other = filled.bed.budget.ask(tree::LEASE_FOR_ENGINE, request, false).await.expect("there is room");
@@ -193,7 +193,7 @@ async fn while_a_model_is_sized_what_it_takes_beside_leases_is_not_taken_for_a_n
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_came_to_be_held_while_one_model_is_sized_is_overhead_and_what_was_there_before_is_not() {
+async fn overhead_counts_only_what_appeared_while_a_model_was_sized() {
     let filled = Filled::new().await;
     let (budget, device) = (&filled.bed.budget, &filled.bed.device);
     let books = async || {
@@ -214,7 +214,7 @@ async fn what_came_to_be_held_while_one_model_is_sized_is_overhead_and_what_was_
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_driver_keeps_of_a_model_that_is_gone_is_overhead() {
+async fn bytes_the_driver_keeps_of_an_unloaded_model_are_overhead() {
     let filled = Filled::new().await;
     let (budget, device) = (&filled.bed.budget, &filled.bed.device);
     // Graphs that were captured have no addresses, and the driver has what they took in a pool.

@@ -105,7 +105,7 @@ fn checked(question: &Question<'_>) -> Vec<&'static str> {
 }
 
 #[test]
-fn whatever_is_suggested_fits_alone_and_nothing_nearer_does() {
+fn every_suggestion_fits_alone_and_nothing_nearer_does() {
     let subject = Subject::demo();
     let none = LoadOptions::default();
     let least = subject.least(&none);
@@ -132,7 +132,7 @@ fn whatever_is_suggested_fits_alone_and_nothing_nearer_does() {
 }
 
 #[test]
-fn a_fixed_size_that_is_too_large_is_short_of_memory_and_one_too_small_of_tokens() {
+fn a_fixed_size_lacks_memory_if_large_and_tokens_if_small() {
     let subject = Subject::demo();
     let lack = |kv_tokens| {
         let options = LoadOptions { kv_tokens: Some(kv_tokens), ..LoadOptions::small() };
@@ -146,7 +146,7 @@ fn a_fixed_size_that_is_too_large_is_short_of_memory_and_one_too_small_of_tokens
 }
 
 #[test]
-fn a_smaller_canary_is_suggested_where_it_is_what_stands_in_the_way() {
+fn a_smaller_canary_is_suggested_when_the_canary_blocks() {
     let (subject, options) = (Subject::demo(), LoadOptions::small());
     let place = Place { canary: Some(Bytes::mib(100)), ..host_of(subject.least(&options) + Bytes::mib(60)) };
     let question = subject.question(&options, place);
@@ -158,7 +158,7 @@ fn a_smaller_canary_is_suggested_where_it_is_what_stands_in_the_way() {
 }
 
 #[test]
-fn what_no_value_of_a_knob_can_mend_is_said_to_be_so() {
+fn a_lack_that_no_knob_can_fix_is_named_so() {
     let (subject, options) = (Subject::demo(), LoadOptions::small());
     let question = subject.question(&options, host_of(Bytes::mib(4)));
     let unfit = Forecast::of(&question).expect("it can be planned").unfit.expect("the weights alone are 7.4 MB");
@@ -172,7 +172,7 @@ fn what_no_value_of_a_knob_can_mend_is_said_to_be_so() {
 }
 
 #[test]
-fn seven_billion_parameters_on_a_card_that_is_too_small_are_told_what_would_fit() {
+fn a_7b_model_on_a_small_card_gets_working_suggestions() {
     let (subject, options) = (Subject::seven(), LoadOptions::default());
     let helpful = checked(&subject.question(&options, card_of(Bytes::mib(19_200))));
     for knob in [TOTAL, "step_tokens", "picture_pixels", "launch_patches"] {
@@ -185,7 +185,7 @@ fn seven_billion_parameters_on_a_card_that_is_too_small_are_told_what_would_fit(
 }
 
 #[test]
-fn as_many_sequences_as_fit_are_suggested_with_the_step_that_was_raised_for_them() {
+fn suggested_sequences_lower_the_step_that_was_raised_for_them() {
     let subject = Subject::demo();
     let most = |step_tokens| {
         let limits = Limits { sequences: Some(20_000), step_tokens, ..Limits::default() };

@@ -44,7 +44,7 @@ fn formed(id: u64, prompt: usize, tokens_max: usize) -> NewSequence {
 }
 
 #[test]
-fn the_next_step_is_planned_with_the_token_that_this_one_is_to_choose() {
+fn the_next_step_is_planned_with_a_token_still_unchosen() {
     let mut bed = Bed::ahead(limits(2, 64, 8));
     bed.admit(sequence(1, 20, 9));
     assert_eq!(bed.running.len(), 2, "the prompt, and what follows it");
@@ -63,7 +63,7 @@ fn the_next_step_is_planned_with_the_token_that_this_one_is_to_choose() {
 }
 
 #[test]
-fn the_second_step_of_a_burst_waits_a_moment_for_those_that_came_with_the_first() {
+fn a_bursts_second_step_waits_briefly_for_the_other_arrivals() {
     let mut bed = Bed { is_hasty: false, ..Bed::ahead(limits(4, 64, 32)) };
     bed.admit(sequence(1, 20, 9)).admit(sequence(2, 10, 9)).admit(sequence(3, 10, 9));
     assert_eq!(bed.running.len(), 1, "whoever is the first waits for nobody");
@@ -78,7 +78,7 @@ fn the_second_step_of_a_burst_waits_a_moment_for_those_that_came_with_the_first(
 }
 
 #[test]
-fn a_step_that_is_over_before_the_moment_is_waited_for_no_longer() {
+fn a_step_that_ends_early_ends_the_burst_wait() {
     let mut bed = Bed { is_hasty: false, ..Bed::ahead(limits(2, 64, 8)) };
     bed.admit(sequence(1, 20, 9)).stepped(5);
     assert_eq!(bed.running.len(), 2, "the step behind it, and one ahead");
@@ -88,7 +88,7 @@ fn a_step_that_is_over_before_the_moment_is_waited_for_no_longer() {
 }
 
 #[test]
-fn each_sequence_names_its_own_row_and_a_prompt_goes_on_with_what_is_known() {
+fn each_sequence_names_its_row_and_prompts_continue_with_known_tokens() {
     let mut bed = Bed::ahead(limits(3, 12, 32));
     bed.admit(sequence(1, 4, 9));
     bed.admit(sequence(2, 4, 9)).admit(sequence(3, 30, 9)).stepped(5);
@@ -107,7 +107,7 @@ fn each_sequence_names_its_own_row_and_a_prompt_goes_on_with_what_is_known() {
 }
 
 #[test]
-fn a_token_that_ends_its_sequence_wastes_its_share_of_the_step_under_way() {
+fn an_ending_token_wastes_its_share_of_the_running_step() {
     let mut bed = Bed::ahead(limits(2, 64, 8));
     bed.admit(sequence(1, 15, 9)).stepped(7).stepped(STOP);
     assert_eq!(bed.heard(), [token(1, 7), finished(1, Finish::Stop)], "it is told at once");
@@ -119,7 +119,7 @@ fn a_token_that_ends_its_sequence_wastes_its_share_of_the_step_under_way() {
 }
 
 #[test]
-fn an_end_that_is_known_in_advance_wastes_nothing() {
+fn an_end_known_in_advance_wastes_no_step() {
     let mut bed = Bed::ahead(limits(2, 64, 8));
     bed.admit(sequence(1, 3, 2));
     bed.stepped(7);
@@ -130,7 +130,7 @@ fn an_end_that_is_known_in_advance_wastes_nothing() {
 }
 
 #[test]
-fn a_draw_names_the_token_before_it_that_nobody_has_seen() {
+fn a_draw_names_the_unseen_token_before_it() {
     let mut bed = Bed::ahead(limits(3, 64, 16));
     bed.admit(drawn(1, 12, 4)).admit(sequence(2, 3, 9)).stepped(5);
     let unseen = |bed: &Bed, place: usize| bed.plan(place).rows.iter().map(|row| row.unseen).collect::<Vec<_>>();
@@ -144,7 +144,7 @@ fn a_draw_names_the_token_before_it_that_nobody_has_seen() {
 }
 
 #[test]
-fn no_step_is_planned_ahead_for_those_whose_tokens_the_host_must_see() {
+fn a_sequence_whose_tokens_the_host_needs_is_never_planned_ahead() {
     let mut bed = Bed::ahead(limits(2, 8, 16));
     bed.admit(formed(1, 12, 3));
     assert_eq!(bed.running.len(), 2, "in the middle of a prompt nothing is chosen");
@@ -158,7 +158,7 @@ fn no_step_is_planned_ahead_for_those_whose_tokens_the_host_must_see() {
 }
 
 #[test]
-fn where_few_must_be_seen_they_have_every_other_step_and_hold_nobody_back() {
+fn few_host_seen_sequences_run_every_other_step_and_delay_none() {
     let mut bed = Bed::ahead(limits(16, 64, 64));
     bed.admit(formed(0, 2, 30));
     (1..16).for_each(|id| _ = bed.admit(sequence(id, 2, 30)));
@@ -178,7 +178,7 @@ fn where_few_must_be_seen_they_have_every_other_step_and_hold_nobody_back() {
 }
 
 #[test]
-fn a_cancelled_sequence_is_let_go_behind_the_last_step_that_it_is_in() {
+fn a_cancelled_sequence_is_released_after_its_last_step() {
     let mut bed = Bed::ahead(limits(2, 64, 8));
     bed.admit(sequence(1, 3, 9)).admit(sequence(2, 3, 9)).stepped(5);
     bed.heard();
@@ -191,7 +191,7 @@ fn a_cancelled_sequence_is_let_go_behind_the_last_step_that_it_is_in() {
 }
 
 #[test]
-fn a_row_without_numbers_ends_its_sequence_though_the_next_step_has_begun_with_it() {
+fn a_row_of_nans_ends_its_sequence_despite_a_begun_step() {
     let mut bed = Bed::ahead(limits(2, 64, 8));
     bed.admit(alike(1, 32, 9)).stepped(NO_CHOICE);
     assert_eq!(bed.heard(), [finished(1, Finish::Broken)]);
@@ -203,7 +203,7 @@ fn a_row_without_numbers_ends_its_sequence_though_the_next_step_has_begun_with_i
 }
 
 #[test]
-fn nothing_is_named_of_a_wasted_share() {
+fn a_wasted_step_caches_nothing() {
     let mut bed = Bed::ahead(limits(2, 64, 8));
     // The step behind the end would have filled a second block with a token that is no part of the reply.
     bed.admit(alike(1, 31, 9)).stepped(STOP).stepped(7);
@@ -212,7 +212,7 @@ fn nothing_is_named_of_a_wasted_share() {
 }
 
 #[test]
-fn who_begins_as_what_is_being_computed_waits_for_that_step_and_finds_it() {
+fn a_prompt_sharing_a_running_prefix_waits_and_reuses_it() {
     let mut bed = Bed::ahead(limits(4, 64, 16));
     bed.admit(alike(1, 40, 9)).admit(alike(2, 40, 9)).admit(sequence(3, 5, 9));
     assert_eq!((bed.wanted_at(0), bed.wanted_at(1)), (vec![1], vec![1]));
@@ -230,7 +230,7 @@ fn who_begins_as_what_is_being_computed_waits_for_that_step_and_finds_it() {
 }
 
 #[test]
-fn nobody_is_preempted_for_a_step_that_is_planned_ahead() {
+fn no_sequence_is_preempted_for_a_step_planned_ahead() {
     let mut bed = Bed::ahead(limits(2, 64, 4));
     // Answers have been short so far.
     bed.admit(sequence(1, 2, 9)).stepped(STOP).stepped(STOP);
@@ -429,7 +429,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_same_tokens_come_out_with_look_ahead_and_without(script in any_script()) {
+    fn tokens_are_the_same_with_and_without_look_ahead(script in any_script()) {
         let (with, without) = (script.play(Bed::ahead(script.limits)), script.play(Bed::new(script.limits)));
         prop_assert_eq!(without.planned_ahead, 0);
         for (id, role) in (0..).zip(&script.roles) {

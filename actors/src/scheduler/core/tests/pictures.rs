@@ -18,7 +18,7 @@ fn read_and_past(bed: &Bed) -> (Vec<u64>, Vec<u64>) {
 }
 
 #[test]
-fn pictures_are_held_until_the_last_of_them_stands_in_a_step() {
+fn pictures_are_held_until_a_step_holds_the_last() {
     let mut bed = Bed::new(limits(1, 10, 8));
     let mut spec = shown(1, 34, 3, 2..4);
     spec.pictures.extend(shown(1, 34, 3, 12..16).pictures);
@@ -35,7 +35,7 @@ fn pictures_are_held_until_the_last_of_them_stands_in_a_step() {
 }
 
 #[test]
-fn pictures_are_held_by_the_step_ahead_too_if_that_reads_them() {
+fn a_step_ahead_holds_the_pictures_that_it_reads() {
     let mut bed = Bed::ahead(limits(1, 10, 8));
     bed.admit(shown(1, 24, 3, 4..14));
     let seen: Vec<_> = bed.running.iter().map(|plan| (plan.shown.read.len(), plan.shown.past.len())).collect();
@@ -43,7 +43,7 @@ fn pictures_are_held_by_the_step_ahead_too_if_that_reads_them() {
 }
 
 #[test]
-fn who_finds_its_pictures_computed_reads_none_and_lets_them_go_at_once() {
+fn a_sequence_with_computed_pictures_reads_none_and_releases_them() {
     let mut bed = Bed::new(limits(2, 64, 16));
     bed.admit(shown(1, 40, 1, 2..30)).stepped(5);
     let mut again = shown(1, 40, 2, 2..30);
@@ -54,7 +54,7 @@ fn who_finds_its_pictures_computed_reads_none_and_lets_them_go_at_once() {
 }
 
 #[test]
-fn who_is_preempted_behind_its_pictures_is_forgotten_and_comes_again_with_its_tokens() {
+fn a_sequence_preempted_after_its_pictures_returns_with_its_tokens() {
     let mut bed = Bed::new(limits(4, 64, 4));
     // Answers have been short so far, so both are let in though the pool does not hold them to their ends.
     bed.admit(sequence(1, 2, 9)).stepped(STOP);
@@ -83,7 +83,7 @@ fn who_is_preempted_behind_its_pictures_is_forgotten_and_comes_again_with_its_to
 }
 
 #[test]
-fn who_is_preempted_before_its_pictures_keeps_them_and_waits() {
+fn a_sequence_preempted_before_its_pictures_keeps_them() {
     let mut scheduler = SchedulerCore::new(limits(4, 64, 4));
     scheduler.step(Input::Admit(Box::new(sequence(1, 8, 8))));
     scheduler.running.insert(SequenceId(2), Sequence::new(shown(2, 8, 8, 1..5)));

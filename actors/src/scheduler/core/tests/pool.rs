@@ -14,7 +14,7 @@ fn two_of_three_blocks(mut bed: Bed) -> Bed {
 }
 
 #[test]
-fn whoever_holds_the_tail_is_computed_again_and_nobody_else() {
+fn only_holders_of_the_tail_are_recomputed() {
     let mut bed = two_of_three_blocks(Bed::new(limits(4, 100, 8)));
     resize(&mut bed, 4);
     assert_eq!(bed.heard(), [], "a step is under way");
@@ -31,7 +31,7 @@ fn whoever_holds_the_tail_is_computed_again_and_nobody_else() {
 }
 
 #[test]
-fn no_step_is_planned_while_a_smaller_pool_is_waited_for() {
+fn a_pending_pool_shrink_stops_planning() {
     let mut bed = two_of_three_blocks(Bed::ahead(limits(4, 100, 8)));
     assert_eq!(bed.running.len(), 2);
     resize(&mut bed, 6);
@@ -50,7 +50,7 @@ fn no_step_is_planned_while_a_smaller_pool_is_waited_for() {
 }
 
 #[test]
-fn an_idle_pool_is_smaller_at_once_and_what_nobody_holds_is_forgotten() {
+fn an_idle_pool_shrinks_at_once_and_forgets_unheld_blocks() {
     let mut bed = Bed::new(limits(2, 64, 8));
     bed.admit(sequence(1, 40, 1)).stepped(5);
     bed.heard();
@@ -63,7 +63,7 @@ fn an_idle_pool_is_smaller_at_once_and_what_nobody_holds_is_forgotten() {
 }
 
 #[test]
-fn a_larger_pool_lets_those_in_who_waited_for_blocks() {
+fn a_larger_pool_admits_sequences_waiting_for_blocks() {
     let mut bed = Bed::new(limits(4, 100, 3));
     bed.admit(sequence(1, 40, 5)).admit(sequence(2, 40, 5));
     assert_eq!(bed.scheduler.counts(), (1, 1));
@@ -74,7 +74,7 @@ fn a_larger_pool_lets_those_in_who_waited_for_blocks() {
 }
 
 #[test]
-fn a_cancelled_one_that_holds_the_tail_is_gone() {
+fn a_cancelled_holder_of_the_tail_is_dropped() {
     let mut bed = two_of_three_blocks(Bed::new(limits(4, 100, 8)));
     bed.cancel(2);
     resize(&mut bed, 4);
@@ -84,7 +84,7 @@ fn a_cancelled_one_that_holds_the_tail_is_gone() {
 }
 
 #[test]
-fn a_smaller_pool_that_is_not_wanted_after_all_is_answered_and_steps_go_on() {
+fn a_withdrawn_pool_shrink_is_answered_and_steps_continue() {
     let mut bed = two_of_three_blocks(Bed::ahead(limits(4, 100, 8)));
     resize(&mut bed, 2);
     bed.stepped(6);
@@ -95,7 +95,7 @@ fn a_smaller_pool_that_is_not_wanted_after_all_is_answered_and_steps_go_on() {
 }
 
 #[test]
-fn who_loses_the_tail_behind_its_pictures_comes_again() {
+fn a_sequence_losing_its_tail_after_its_pictures_returns() {
     let mut bed = Bed::new(limits(2, 64, 8));
     let place = PicturePlace {
         cache_rows: [0, 1, 2].into(),
@@ -111,7 +111,7 @@ fn who_loses_the_tail_behind_its_pictures_comes_again() {
 }
 
 #[test]
-fn a_caller_that_goes_while_the_kv_actor_is_asked_to_shrink_hits_nobody() {
+fn a_caller_leaving_during_a_shrink_disturbs_no_sequence() {
     let mut bed = two_of_three_blocks(Bed::new(limits(4, 100, 8)));
     resize(&mut bed, 4);
     let plan = bed.running.pop_front().expect("a step is under way");
