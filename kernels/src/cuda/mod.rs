@@ -97,7 +97,6 @@ impl CudaKernels {
 ///
 /// Every view passed to it must be on memory of its device.
 pub struct Cuda {
-    kernels: Arc<CudaKernels>,
     target: Target,
     /// For our own products of few rows; `None` if the device has no kernels for them. Declared before the stream and
     /// the staging memory because its drop waits for the stream, whose work still uses them.
@@ -119,6 +118,8 @@ pub struct Cuda {
     drill: Cell<(usize, usize)>,
     /// The thread that has the device's context as its current one.
     entered: Cell<Option<ThreadId>>,
+    /// Last: dropping the last reference unloads the modules, and the stream's work has ended by then.
+    kernels: Arc<CudaKernels>,
 }
 
 impl Cuda {
