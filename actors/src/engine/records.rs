@@ -1,4 +1,4 @@
-//! What was written down of earlier starts of a model on this device, and where this start's profile goes.
+//! Profiles that earlier starts of a model recorded for this device, and where this start records its own.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -10,19 +10,19 @@ use super::{EngineArguments, Progress, ProgressSink};
 use crate::compute::Processor;
 use crate::profile::{Basis, BasisParts, Difference, Found, Needs, Notice, ProfileRecord, RecordPlace, WrittenProfile};
 
-/// The profiles of a model that are written down. Cloning shares them.
+/// The recorded profiles of a model. Clones share them.
 #[derive(Clone)]
 pub struct Records {
     place: RecordPlace,
     basis: Arc<Basis>,
-    /// One that applies, until it did not hold.
+    /// The profile that applies. None once it has failed to hold.
     warm: Option<Arc<WrittenProfile>>,
     progress: ProgressSink,
-    /// Whose products a profile that applies has tuned.
+    /// The processor that a profile's autotuning is loaded into.
     processor: Processor,
 }
 
-/// A plan that a profile is looked for.
+/// What identifies the profile to look for.
 pub(super) struct Sought<'s> {
     pub(super) checkpoint: &'s Checkpoint,
     pub(super) envelope: &'s Envelope,
@@ -30,7 +30,7 @@ pub(super) struct Sought<'s> {
     pub(super) needs: &'s Needs,
 }
 
-/// Where to look, and what only actors know.
+/// Where to look, and the facts that only actors know.
 pub(super) struct Search {
     arguments: EngineArguments,
     folder: PathBuf,
@@ -38,7 +38,7 @@ pub(super) struct Search {
 }
 
 impl EngineArguments {
-    /// Where profiles are written down, if the user wants that.
+    /// Where profiles are recorded, if the user chose a folder.
     pub(super) fn search(&self, ledger: &Snapshot) -> Option<Search> {
         let folder = self.options.profiles.clone()?;
         Some(Search { arguments: self.clone(), folder, canary: ledger.canary_wanted })
@@ -46,7 +46,7 @@ impl EngineArguments {
 }
 
 impl Search {
-    /// Looks for a profile that applies; tells whoever watches the start why there is none where there might be. Blocks.
+    /// Looks for a profile that applies. If files exist but none applies, the progress sink hears why. Blocks.
     pub(super) fn look_up(self, sought: &Sought<'_>) -> Result<Records, DeviceError> {
         let EngineArguments { label, source, options, device, progress, .. } = &self.arguments;
         let processor = sought.processor;
@@ -89,12 +89,13 @@ fn told(differences: &[Difference]) -> Vec<String> {
 }
 
 impl Records {
-    /// The profile that the attempt under way relies on; none if it measures anew.
+    /// The profile that the current attempt relies on. None if it measures anew.
     pub(crate) fn warm(&self) -> Option<Arc<WrittenProfile>> {
         self.warm.clone()
     }
 
-    /// The attempt that relied on a profile has failed, for whatever reason: the next measures anew. False if none did.
+    /// Drops the profile after the attempt that relied on it failed, so that the next one measures anew. False if there
+    /// was none.
     pub(super) fn drop_warm(&mut self, reason: &str) -> bool {
         let did = self.warm.take().is_some();
         if did {
@@ -105,7 +106,7 @@ impl Records {
         did
     }
 
-    /// Writes down what was measured. Where that cannot be, whoever watches the start is told. Blocks.
+    /// Records what was measured. If that fails, the progress sink hears why. Blocks.
     pub(crate) fn keep(&self, record: &ProfileRecord, shrinks: u32) {
         let written = WrittenProfile::of((*self.basis).clone(), record, shrinks, self.processor.tuning());
         if let Err(error) = self.place.keep(written) {

@@ -1,4 +1,4 @@
-//! How far a model is, for everybody who waits for it.
+//! The status of a model, for everything that waits for it.
 
 use std::sync::Arc;
 
@@ -12,26 +12,26 @@ use crate::profile::{AttemptReport, Notice, Phase};
 /// What a model's handles see.
 #[derive(Clone)]
 pub enum Status {
-    /// Not yet ready, or between a death and its successors.
+    /// Not ready yet, or between a death and its successors.
     Starting,
-    /// Requests may come.
+    /// Ready for requests.
     Ready(Serving),
-    /// It could not be started.
+    /// The start failed.
     Failed(Arc<StartError>),
-    /// It is over: shut down, or a crash loop.
+    /// The model was shut down, or gave up after a crash loop.
     Stopped {
-        /// Why.
+        /// The reason given.
         reason: Arc<str>,
     },
 }
 
 impl Status {
-    /// Whether nothing comes after it.
+    /// Whether this status is final.
     pub fn is_over(&self) -> bool {
         matches!(self, Status::Failed(_) | Status::Stopped { .. })
     }
 
-    /// Lets handles see `next`, unless they have been told that it is over: the first reason stands. Whether they see it.
+    /// Publishes `next`, unless a final status was published: the first reason stays. Returns whether it was published.
     pub(super) fn change(shown: &watch::Sender<Status>, next: Status) -> bool {
         shown.send_if_modified(|status| {
             let goes_on = !status.is_over();
@@ -43,32 +43,32 @@ impl Status {
     }
 }
 
-/// A moment of the start.
+/// A step of the start.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Progress {
-    /// A file of the checkpoint is fetched from the hub.
+    /// A file of the checkpoint is being fetched from the hub.
     Fetching {
-        /// Its name.
+        /// The file's name.
         file: Arc<str>,
-        /// So far, with what was here before.
+        /// Bytes so far, including those that were already here.
         done: Bytes,
-        /// In all.
+        /// Bytes in all.
         total: Bytes,
     },
-    /// Files are checked and worst cases planned.
+    /// Files are being checked and worst cases planned.
     Planning,
-    /// Weights are copied.
+    /// Weights are being copied.
     Loading {
-        /// So far.
+        /// Bytes so far.
         done: Bytes,
-        /// In all.
+        /// Bytes in all.
         total: Bytes,
     },
-    /// Worst cases are run.
+    /// Worst cases are being run.
     Profiling {
-        /// Which, or what else is being done.
+        /// The worst case, or the other work being done.
         what: &'static str,
-        /// Through which layers a worst case runs; [`Depth::Whole`] of anything else.
+        /// How many layers of a worst case run; [`Depth::Whole`] for other work.
         depth: Depth,
         /// Steps so far.
         done: usize,
@@ -77,14 +77,14 @@ pub enum Progress {
     },
     /// An attempt enters a phase.
     Phase(Phase),
-    /// An attempt has ended. One that was ready and is then refused memory while it serves is told of again, by the same
-    /// number; what serves behind it is another.
+    /// An attempt has ended. An attempt that was ready and is later refused memory is reported again by the same
+    /// number; what serves afterwards is a new attempt.
     Attempt(AttemptReport),
-    /// It goes on, but not as it was hoped.
+    /// The start goes on, but something is worth knowing.
     Notice(Notice),
     /// Requests may come.
     Ready,
 }
 
-/// Hears of every moment; it must not block.
+/// Called for each step of the start. It must not block.
 pub type ProgressSink = Arc<dyn Fn(Progress) + Send + Sync>;

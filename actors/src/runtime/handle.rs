@@ -90,7 +90,7 @@ impl RuntimeError {
     }
 }
 
-/// One device with its budget and its models. Cloning shares it. When the last clone is dropped everything ends without
+/// One device with its budget and its models. Clones share it. When the last clone is dropped, everything ends without
 /// waiting; [`shutdown`](Runtime::shutdown) waits.
 ///
 /// ```
@@ -318,8 +318,8 @@ impl Runtime {
         &self.inner.budget
     }
 
-    /// All that happens to the device's memory and its models from now on: leases, shrinks, restarts, models that are
-    /// ready or over.
+    /// Everything that happens to the device's memory and its models from now on: leases, shrinks, restarts, models
+    /// that become ready or end.
     ///
     /// ```
     /// # use bursar_actors::{event::Event, runtime::{Runtime, RuntimeConfig}};

@@ -108,25 +108,24 @@ impl MetricsServer {
 }
 
 impl Runtime {
-    /// Serves this process' metrics on `address` (`"9464"`, `"127.0.0.1:9464"`, or a [`SocketAddr`]): `GET /metrics` is
-    /// Prometheus' text format, `GET /events` a JSON array of this runtime's last events. A port alone is the
-    /// loopback's, and port 0 any that is free.
+    /// Serves this process' metrics on `address` (`"9464"`, `"127.0.0.1:9464"`, or a [`SocketAddr`]). `GET /metrics` is
+    /// Prometheus' text format, and `GET /events` a JSON array of this runtime's latest events. A port alone means the
+    /// loopback interface, and port 0 any free port.
     ///
-    /// `GET /health/live` answers with 200 while this runtime lives, and with 503 when only another would help;
-    /// `/health/ready` with 200 while there is a model and all there are take requests; `/health` with 200 when both are
-    /// so. Each has [`health`](Runtime::health) in its body, as JSON.
+    /// `GET /health/live` answers 200 while this runtime is alive, and 503 when only another one would help.
+    /// `/health/ready` answers 200 while there is at least one model and all models take requests. `/health` answers
+    /// 200 when both hold. Each has [`health`](Runtime::health) in its body, as JSON.
     ///
-    /// The first call of a process installs a recorder with the buckets of [`buckets`](super::buckets); later ones, also
-    /// of other runtimes, share it, so each of their endpoints has the metrics of all. Serve before you load: counts of
-    /// before the recorder was there are not in it.
+    /// The first call in a process installs a recorder with the buckets of [`buckets`](super::buckets). Later calls
+    /// share it, even on other runtimes, so every endpoint has the metrics of all of them. Serve before you load:
+    /// counts from before the recorder was installed are missing.
     ///
-    /// Nothing guards the endpoint: whoever reaches it may read it. No word of a prompt, no picture and no reply is in
-    /// it, but names of models and leases are, and how much they are asked. Off the loopback, put it behind what guards
-    /// the rest.
+    /// The endpoint has no access control. It shows no prompt, picture or reply, but it shows the names of models and
+    /// leases, and how busy they are. Off the loopback interface, put it behind your usual access control.
     ///
-    /// It takes 64 clients at a time and gives each one answer within five seconds; when more come, those that have not
-    /// asked anything go first. The runtime's end does not wait for it, and it goes on after that until the server is
-    /// dropped.
+    /// It takes 64 clients at a time and gives each one answer within five seconds. When more come, idle clients that
+    /// have not asked anything are dropped first. The runtime's end does not wait for the endpoint, which runs until
+    /// the server is dropped.
     ///
     /// ```
     /// # use bursar_actors::runtime::{DeviceChoice, Runtime, RuntimeConfig};
