@@ -1,22 +1,22 @@
-//! The profile actor: one attempt, then it is gone.
+//! The profile actor: runs one attempt, then ends.
 
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 
 use super::{Attempt, ProfileMessage};
 use crate::{engine::EngineMessage, supervise::BackgroundTask};
 
-/// Runs one attempt and tells the engine.
+/// Runs one attempt and reports to the engine.
 pub struct ProfileActor;
 
-/// What it starts with.
+/// The arguments of a profile actor.
 pub struct ProfileArguments {
     /// The attempt.
     pub attempt: Attempt,
-    /// Who wants to know.
+    /// The engine that it reports to.
     pub engine: ActorRef<EngineMessage>,
 }
 
-/// Its state.
+/// The state of a profile actor.
 pub struct ProfileState {
     arguments: ProfileArguments,
     /// The attempt under way.
@@ -49,8 +49,9 @@ impl Actor for ProfileActor {
                 let run = async move { attempt.run().await };
                 state.task = Some(BackgroundTask::begin(&myself, run, ProfileMessage::Ended));
             }
-            // What can be expected to go wrong is an answer; a panic is heard of as a death. The engine stops this actor
-            // when it has heard: news of a death overtakes messages, so one that stopped by itself would seem to have died.
+            // An expected failure is an answer, and a panic arrives as a death. The engine stops this actor after it
+            // has read the answer. News of a death overtakes messages, so an actor that stopped by itself would seem to
+            // have died.
             ProfileMessage::Ended(outcome) => {
                 let (outcome, generation) = (outcome?, state.arguments.attempt.owner.generation);
                 state.arguments.engine.send_message(EngineMessage::Profiled { generation, outcome })?;
