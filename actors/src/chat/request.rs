@@ -10,50 +10,50 @@ use bursar_model::{
 
 use super::generation::Generation;
 
-/// Bytes of a file that is read before it is known which model it is for: a bound against what never ends.
+/// The most bytes read from a file before its model is known: a bound against endless files.
 const FILE_BYTES_MAX: u64 = 1 << 30;
 
-/// A picture for a chat: encoded as PNG, JPEG, WebP, GIF (its first frame), BMP or TIFF, or as pixels.
+/// A picture for a chat: encoded as PNG, JPEG, WebP, GIF (first frame), BMP or TIFF, or given as pixels.
 #[derive(Clone, Debug)]
 pub struct Image(pub(super) ImageBytes);
 
 impl Image {
-    /// Reads a file of up to 1 GiB. What a model takes of it, by default 20 MiB, is held against its
-    /// [`image_limits`](crate::engine::LoadOptions::image_limits) when the model is asked.
+    /// Reads a file of up to 1 GiB. The model's own limit, by default 20 MiB, is part of its
+    /// [`image_limits`](crate::engine::LoadOptions::image_limits) and is checked when the model is asked.
     ///
     /// # Errors
-    /// It cannot be read, or is larger.
+    /// The file cannot be read, or is larger.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, ImageError> {
         Image::open_within(path, &ImageLimits { bytes_max: FILE_BYTES_MAX, ..ImageLimits::default() })
     }
 
-    /// Reads a file that is no larger than `limits` allow: those of the model that is to be asked.
+    /// Reads a file within `limits`: those of the model to be asked.
     ///
     /// # Errors
-    /// It cannot be read, or is larger.
+    /// The file cannot be read, or is larger.
     pub fn open_within(path: impl AsRef<Path>, limits: &ImageLimits) -> Result<Self, ImageError> {
         ImageBytes::open(path, limits).map(Image)
     }
 
-    /// Its size as shown, in pixels a row and rows, if its header can be read and is within `limits`. Nothing is decoded: a
-    /// file may still turn out to be damaged.
+    /// Its width and height in pixels as shown, if its header can be read and is within `limits`. Nothing is decoded,
+    /// so the file may still be damaged.
     ///
     /// # Errors
-    /// What a model with these limits would refuse it for before decoding it.
+    /// Those with which a model with these limits would refuse the picture before decoding it.
     pub fn size(&self, limits: &ImageLimits) -> Result<(u32, u32), ImageError> {
         self.0.probe(limits).map(|header| (header.width, header.height))
     }
 
-    /// Takes encoded bytes. They are looked at when the chat is.
+    /// Takes encoded bytes. They are checked when a model is asked.
     pub fn from_bytes(encoded: impl Into<Arc<[u8]>>) -> Self {
         Image(ImageBytes::new(encoded))
     }
 
-    /// Takes decoded pixels: `[height, width, 3]` bytes of red, green and blue, rows from the top. For pictures that a
-    /// camera, a renderer or another decoder has made.
+    /// Takes decoded pixels: `[height, width, 3]` bytes of red, green and blue, rows from the top. For pictures from a
+    /// camera, a renderer or another decoder.
     ///
     /// # Errors
-    /// A side is zero, or the bytes are not as many.
+    /// A side is zero, or the number of bytes does not match.
     pub fn from_rgb(width: u32, height: u32, pixels: impl Into<Arc<[u8]>>) -> Result<Self, ImageError> {
         ImageBytes::from_rgb(width, height, pixels).map(Image)
     }

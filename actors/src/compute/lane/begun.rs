@@ -17,8 +17,8 @@ use super::{Job, ModelRunner, UnderWay, pending::Pending};
 /// Jobs begun at once: one that the device runs and one queued after it, so that the device never waits for the host.
 const BEGUN: usize = 2;
 
-/// How long a job that the device has done may stay unanswered because the lane looks for the next. A decode step takes
-/// milliseconds, and the next one is on the device already.
+/// How long a finished job may stay unanswered while the lane looks for the next one. A decode step takes milliseconds,
+/// and the next one is on the device already.
 const LOOK: Duration = Duration::from_micros(50);
 
 /// Dropping this in any way waits for the device, because begun work still uses what the jobs hold. After that every
