@@ -23,7 +23,8 @@ struct Counts {
 }
 
 impl Counts {
-    /// Sets the gauge. Callers do so inside the same update as the change, so that gauges never go backwards.
+    /// Sets the gauge. Callers do so inside the update that changes the count, so that two changes never show in the
+    /// wrong order.
     fn show(&self) {
         self.model.iter().for_each(|model| metric::REQUESTS_ACTIVE.set(model, self.taken));
     }

@@ -136,7 +136,7 @@ impl Actor for BudgetActor {
         message: BudgetMessage,
         state: &mut BudgetState,
     ) -> Result<(), ActorProcessingErr> {
-        // Whatever was loaded since the last question is counted before this one is answered.
+        // Everything loaded since the last question is counted before this one is answered.
         state.look_at_overhead();
         match message {
             BudgetMessage::Ask { id, request, wait, reply } => {
@@ -298,7 +298,7 @@ impl BudgetState {
         self.step(Input::FencePassed { lease });
     }
 
-    /// Updates the overhead, if our process uses more or less beside leases than the ledger knows.
+    /// Updates the overhead, if our process uses more or less outside leases than the ledger knows.
     fn look_at_overhead(&mut self) {
         let overhead = self.device.overhead() + self.mailbox.books().beside;
         if overhead != self.ledger.account(Memory::Device).overhead {

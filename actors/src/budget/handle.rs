@@ -215,8 +215,8 @@ impl Budget {
         self.put(tree::ROOM_FOR_PROFILE, |_, reply| BudgetMessage::Available { is_leased: false, reply }).await
     }
 
-    /// As [`available`](Budget::available), for a model that is being sized and has leased all that it took. What our
-    /// process took beside that counts as overhead from now on, such as library kernels loaded on first use.
+    /// As [`available`](Budget::available), for a model that is being sized and has leased all that it took. Anything
+    /// else that our process took counts as overhead from now on, such as library kernels loaded on first use.
     pub(crate) async fn room(&self) -> Result<Bytes, AskError> {
         self.put(tree::ROOM_FOR_PROFILE, |_, reply| BudgetMessage::Available { is_leased: true, reply }).await
     }

@@ -49,7 +49,7 @@ impl PressureBackoff {
         self.pressed = Some(at);
         if !goes_on {
             (self.ahead, self.foreign) = (Bytes::ZERO, foreign);
-        // What the neighbour left may be too little for a piece that it wants.
+        // A neighbour that needs one large piece may leave some of what was freed, so taking half of it counts.
         } else if foreign >= self.foreign + Bytes(self.ahead.max(canary).0 / 2) {
             self.ahead = (self.ahead * 2).max(canary).min(Bytes(total.0 / AHEAD_PARTS));
             self.foreign = foreign;

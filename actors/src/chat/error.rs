@@ -77,9 +77,9 @@ pub enum ChatError {
     /// The reply's minimum length exceeds its maximum.
     #[error("`min_tokens` is {tokens_min}, but the reply may have {tokens_max} tokens at most")]
     MinTokens {
-        /// `min_tokens`.
+        /// The minimum length, `min_tokens`.
         tokens_min: usize,
-        /// `max_tokens`, or what the context leaves.
+        /// The maximum length: `max_tokens`, or what the context leaves.
         tokens_max: usize,
     },
     /// The number of samples is 0, or more than may run at once.

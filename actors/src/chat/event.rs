@@ -13,7 +13,7 @@ pub enum ChatEvent {
     Token(TokenScore),
     /// More text, in whole characters.
     Text(String),
-    /// The end.
+    /// The end of the reply.
     Done {
         /// All text of the reply.
         text: String,

@@ -27,7 +27,7 @@ use crate::{
     metric,
 };
 
-/// A loaded model. Cloning shares it; the model stays loaded until its runtime unloads it.
+/// A loaded model. Clones share it. It stays loaded until its runtime unloads it.
 ///
 /// ```
 /// use bursar_actors::{

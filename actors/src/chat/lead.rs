@@ -57,7 +57,7 @@ impl Part {
     pub(super) async fn wait(&mut self) -> Option<Lead> {
         let Part::Follows(leader) = self else { return None };
         let lead = leader.wait_for(Option::is_some).await.ok().and_then(|lead| lead.clone());
-        // The channel keeps the shared pictures until every sample has taken them.
+        // This drops the receiver. The shared pictures are held until every sample has done so.
         *self = Part::Alone;
         lead
     }

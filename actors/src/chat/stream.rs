@@ -26,7 +26,7 @@ use super::{ChatError, ChatEvent};
 ///     match event? {
 ///         ChatEvent::Text(piece) => heard += &piece,
 ///         ChatEvent::Done { text, usage, .. } => assert!(text == heard && usage.completion_tokens <= 5),
-///         _ => {} // Log-probabilities, which nobody asked for.
+///         _ => {} // Log-probabilities, which this chat did not ask for.
 ///     }
 /// }
 /// # runtime.shutdown().await;

@@ -89,8 +89,8 @@ impl SamplingMemory {
 
     /// The buffers as tensors.
     pub fn buffers(&self) -> SamplingBuffers<'_> {
-        // SAFETY: the segment is backed for it, starts a page and lives as long as the borrow; only the step lane touches
-        // it, one pass after the other.
+        // SAFETY: the segment is backed for these words, page-aligned, and outlives the borrow. Only the step lane
+        // touches it, one pass after another.
         let words = unsafe { Tensor::persistent(self.segment.address(), [self.shape.words()], DType::U32) };
         SamplingBuffers::over(words, self.shape)
     }
@@ -126,8 +126,8 @@ impl GraphInputs {
     /// `[words]` u32 for a step of `layout`, which must be one of the [shape](Self::shape)'s.
     pub fn tensor(&self, layout: &StepLayout) -> Tensor<'_> {
         assert!(layout.tokens <= self.shape.sequences && *layout == self.shape.layout(layout.tokens), "{layout:?}");
-        // SAFETY: the segment is backed for the largest layout and lives as long as the borrow; only the step lane touches
-        // it, one pass after the other.
+        // SAFETY: the segment is backed for the largest layout and outlives the borrow. Only the step lane touches it,
+        // one pass after another.
         unsafe { Tensor::persistent(self.segment.address(), [layout.words()], DType::U32) }
     }
 
@@ -175,8 +175,8 @@ impl VisionCache {
 
     /// `[rows, hidden]`
     pub fn tensor(&self) -> Tensor<'_> {
-        // SAFETY: the segment is backed for that many rows and lives as long as the borrow; the vision actor gives a
-        // row to one picture at a time, and the step lane reads it only after the vision lane said that it is written.
+        // SAFETY: the segment is backed for that many rows and outlives the borrow. The vision actor gives a row to one
+        // picture at a time, and the step lane reads it only after the vision lane has reported it written.
         unsafe { Tensor::persistent(self.segment.address(), [self.rows, self.hidden], self.dtype) }
     }
 }
@@ -273,8 +273,8 @@ impl KvMemory {
         self.segments
             .iter()
             .map(|segment| {
-                // SAFETY: that many blocks are backed, or those that steps name are; the lane that calls this keeps the
-                // memory alive while it computes, and only the step lane touches keys and values.
+                // SAFETY: that many blocks are backed, or at least those that steps use. The lane that calls this keeps
+                // the memory alive while it computes, and only the step lane touches keys and values.
                 unsafe { KvLayer::new(segment.address(), blocks, self.shape) }
             })
             .collect()

@@ -132,8 +132,8 @@ impl WeightStore {
         }
     }
 
-    /// Takes the model out, with the owner of its weights' lease. Drop the model once that owner is cleared, because
-    /// unmapping so much memory is slow.
+    /// Takes the model out, with the owner of its weights' lease. Drop the model only after that owner is cleared:
+    /// unmapping so much memory is slow, and is done by then.
     pub fn clear(&self) -> (Option<Owner>, Option<Arc<Model>>) {
         let mut contents = self.contents();
         (contents.weights_owner.take(), contents.model.take())

@@ -74,7 +74,7 @@ pub struct Filled {
 /// How the blocks are used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KvUse {
-    /// All blocks.
+    /// All blocks of the pool.
     pub blocks: usize,
     /// Blocks that sequences hold.
     pub held: usize,

@@ -19,7 +19,7 @@ pub struct ProfileArguments {
 /// The state of a profile actor.
 pub struct ProfileState {
     arguments: ProfileArguments,
-    /// The attempt under way.
+    /// The attempt in progress.
     task: Option<BackgroundTask>,
 }
 

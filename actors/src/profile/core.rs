@@ -60,7 +60,7 @@ impl ProfileRecord {
 pub enum Share {
     /// This share of it, above 0 and up to 1: the user's, or a polite one on a host that others use.
     Fraction(f64),
-    /// All but this many bytes, which stay free for what is later taken beside leases.
+    /// All but this many bytes, which stay free for what is later taken outside leases.
     AllBut(Bytes),
     /// At most this many bytes.
     UpTo(Bytes),

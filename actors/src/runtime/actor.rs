@@ -443,8 +443,8 @@ impl RuntimeState {
         let (load, cell, arguments) = (engine.load, engine.cell.clone(), engine.arguments.clone());
         tokio::spawn(async move {
             let budget = &arguments.budget;
-            // From now on late claims are refused. The next model of this name opens the gate again. A model that never
-            // had a gate leaves none behind.
+            // From now on late claims are refused. The next model of this name opens the gate again. If the name never
+            // had a gate, this changes nothing.
             drop(budget.move_gate(arguments.label.clone(), Gate::Teardown).await);
             // Its children die with it.
             drop(cell.kill_and_wait(None).await);

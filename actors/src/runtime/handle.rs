@@ -252,7 +252,7 @@ impl Runtime {
         Ok(tree::SUPERVISED.ask(&self.inner.actor, RuntimeMessage::Supervised).await?)
     }
 
-    /// Whether it lives, and how each model is. `serve_metrics` answers the same at `/health`.
+    /// Whether the runtime is alive, and the health of each model. `serve_metrics` answers the same at `/health`.
     ///
     /// ```
     /// # use bursar_actors::{engine::LoadOptions, runtime::{ModelHealth, ModelSource, Runtime, RuntimeConfig}};

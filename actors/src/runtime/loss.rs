@@ -82,7 +82,7 @@ impl RuntimeState {
     ) -> Result<(), ActorProcessingErr> {
         let device = match made {
             Ok(device) => device,
-            // A shutdown is under way: the models end as they would have.
+            // The runtime is shutting down: the models end as they would have.
             Err(_) if !self.shutting_down.is_empty() => return Ok(()),
             Err(error) => {
                 let reason: Arc<str> = error.to_string().into();

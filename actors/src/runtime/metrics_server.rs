@@ -143,7 +143,7 @@ impl Runtime {
     /// ```
     ///
     /// # Errors
-    /// `address` is none or is taken, or another recorder is installed; the error says what to do.
+    /// `address` is not an address or is taken, or another recorder is installed. The error says what to do.
     ///
     /// # Panics
     /// Outside a tokio runtime, or in one without `enable_io` and `enable_time`.

@@ -45,7 +45,7 @@ pub enum VisionMessage {
 /// Why pictures did not get into the cache. Only their own request fails.
 #[derive(Debug, Error)]
 pub enum VisionError {
-    /// A picture or a video is broken or outside the limits.
+    /// A picture or a video is damaged or outside the limits.
     #[error(transparent)]
     Visual(#[from] VisualError),
     /// The pictures together exceed the cache or a launch.

@@ -36,7 +36,7 @@ impl BudgetState {
         Ok(())
     }
 
-    /// Counts as overhead what our process took beside leases while a model was sized, such as library kernels loaded
+    /// Counts as overhead what our process took outside leases while a model was sized, such as library kernels loaded
     /// on first use. The caller has leased everything else that it took. If two models are sized at once, the bytes
     /// cannot be attributed, so nothing is counted.
     pub(super) fn adopt_what_was_loaded(&mut self) {
@@ -56,7 +56,7 @@ impl BudgetState {
         }
     }
 
-    /// Memory no longer held beside leases stops counting as overhead.
+    /// Memory no longer held outside leases stops counting as overhead.
     fn let_go(&mut self) {
         // A tenant may have leased memory that it has not taken yet, which would hide as much.
         let has_tenants = self.mailbox.leases().iter().any(|lease| matches!(lease.class, Class::Tenant(_)));
