@@ -21,8 +21,8 @@ impl Default for WatchOptions {
     }
 }
 
-/// How much more often the device is looked at while a neighbour takes memory. A neighbour gets the canary's size per
-/// look, and 256 MiB a second would be slow.
+/// How many times as often the device is looked at while a neighbour takes memory. A neighbour gets the canary's size
+/// per look, and 256 MiB a second would be slow.
 const HURRY: u32 = 16;
 
 impl WatchOptions {

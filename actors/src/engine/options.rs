@@ -60,9 +60,9 @@ pub struct LoadOptions {
     pub full_stress: bool,
     /// Where to find cuBLASLt for a GPU.
     pub blas: BlasSearch,
-    /// How many restarts of vision, kv and scheduler count as a crash loop.
+    /// How many restarts of vision, kv and scheduler are tolerated, and within what time. More are a crash loop.
     pub intensity: Intensity,
-    /// How many restarts of the engine, each of which stresses again, count as a crash loop.
+    /// How many restarts of the engine are tolerated, and within what time. Each of them stresses again.
     pub engine_intensity: Intensity,
     /// Memory to refuse on purpose, to see what happens. Default: none. A host device can refuse in every phase, a GPU
     /// where a lane is asked (capture, validate, serve).

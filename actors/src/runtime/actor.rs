@@ -35,7 +35,7 @@ pub struct RuntimeArguments {
     pub shown: Shown,
     /// Makes a successor for a lost device. Without it the runtime ends with its device.
     pub again: Option<MakeDevice>,
-    /// How many losses of the device the runtime survives.
+    /// How many losses of the device the runtime survives, and within what time.
     pub device_intensity: Intensity,
     /// The totals of the device's ledger.
     pub ledger: LedgerConfig,
@@ -43,7 +43,7 @@ pub struct RuntimeArguments {
     pub canary: Bytes,
     /// The mailbox in which leases post their notes.
     pub mailbox: Arc<BudgetMailbox>,
-    /// How many restarts of the budget count as a crash loop.
+    /// How many restarts of the budget are tolerated, and within what time.
     pub budget_intensity: Intensity,
     /// How the budget watches the device.
     pub watch: WatchOptions,
@@ -487,7 +487,7 @@ async fn bring_home(arguments: &EngineArguments) {
     }
 }
 
-/// As [`bring_home`], then returns the weights too.
+/// As `bring_home`, then returns the weights too.
 pub(super) async fn bring_all_home(arguments: &EngineArguments) {
     bring_home(arguments).await;
     let (weights, model) = arguments.weight_store.clear();

@@ -34,7 +34,7 @@ pub struct RuntimeConfig {
     pub canary: Option<Bytes>,
     /// Host memory for decoded pictures, all requests together.
     pub host_bytes: Bytes,
-    /// How many restarts of the budget actor count as a crash loop, which ends the runtime.
+    /// How many restarts of the budget actor are tolerated, and within what time. One more ends the runtime.
     pub budget_intensity: Intensity,
     /// How often the budget looks at what other processes hold, and how long memory must stay free before it is taken
     /// back.
