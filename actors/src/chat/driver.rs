@@ -313,7 +313,7 @@ impl Driver {
                     self.keep_scores(first, scores);
                     continue;
                 }
-                // Any delivery means that the prompt is computed.
+                // Any other delivery means that the prompt is computed.
                 Some(delivery) => {
                     self.stopwatch.prompt(self.preparation.prompt.tokens.len(), self.cached_tokens.unwrap_or(0));
                     // From now on the other samples hold the pictures.
