@@ -1,4 +1,4 @@
-//! Asking a lane to capture decoding, size after size.
+//! Asks a lane to capture decode steps as graphs, one size after another.
 
 use std::sync::Arc;
 
@@ -14,15 +14,15 @@ use crate::{
     tree::{self, Question},
 };
 
-/// A size that was not captured. Those before it were.
+/// A size that was not captured. The sizes before it were.
 #[derive(Debug, Error)]
 pub enum CaptureError {
-    /// The lane said why.
+    /// The lane refused, and gave a reason.
     #[error("steps of {rows} rows: {source}")]
     Refused {
-        /// Which size.
+        /// Rows of the decode step.
         rows: usize,
-        /// What it said.
+        /// The lane's reason.
         source: LaneError,
     },
     /// The lane did not answer.
@@ -30,8 +30,9 @@ pub enum CaptureError {
     Unanswered(#[from] AskError),
 }
 
-/// Has `lane` capture decoding in every size of `shape`, largest first: what a driver takes for a large one often does for
-/// a small one too, and counts them in `captured`. Gives what the driver took for all of them.
+/// Has `lane` capture the decode step in every size of `shape`, and counts each in `captured`. The largest goes first,
+/// because memory that the driver takes for it often serves the smaller ones too. Returns the bytes that the driver
+/// took for all of them.
 ///
 /// # Errors
 /// The first size that was not captured.
@@ -50,7 +51,7 @@ pub async fn capture(
     Ok(taken)
 }
 
-/// One size; gives what the driver took for it, which is nothing where there are no graphs.
+/// Captures one size. Returns the bytes that the driver took for it, 0 on a device without graphs.
 pub(crate) async fn capture_one(lane: &Lane, rows: usize, question: Question) -> Result<Bytes, CaptureError> {
     let (reply, answer) = Responder::new();
     lane.submit(Job::Capture(CaptureJob { rows, answer: Answer::to(|outcome| reply.answer(outcome)) }));
@@ -65,20 +66,21 @@ async fn forget(lane: &Lane, rows: usize) -> Result<(), CaptureError> {
     forgotten.map_err(|source| CaptureError::Refused { rows, source })
 }
 
-/// What came of capturing again.
+/// The outcome of capturing again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recaptured {
-    /// Every size.
+    /// Every size was captured.
     All,
-    /// The sizes from this one on, or none: what is below it would have taken more than is leased, and is launched.
+    /// Only this size and larger ones were captured, or none. Smaller ones would exceed the lease, so they are
+    /// launched.
     From(Option<usize>),
 }
 
-/// Captures again on a lane that took over from one that died, while it decodes: what the old lane had went with it. The
-/// lease of `paid` bytes stays as it is: it was measured for the same graphs, and after READY it could not grow.
+/// Captures again on a lane that replaces a dead one, while it decodes; the old lane's graphs died with it. The lease
+/// of `paid` bytes keeps its size: it was measured for the same graphs, and cannot grow after READY.
 ///
 /// # Errors
-/// The first size that was not captured, as when this lane dies too.
+/// The first size that was not captured, for instance because this lane dies too.
 pub async fn recapture(
     lane: Lane,
     shape: GraphShape,
@@ -107,7 +109,7 @@ mod tests {
 
     const SHAPE: GraphShape = GraphShape { sequences: 10, context_tokens: 64, axes: 1 };
 
-    /// A lane whose graphs take a MiB each, but for those of `free` rows; gives what it was asked to do.
+    /// A lane whose graphs take 1 MiB each, except those of `free` rows. The thread returns what the lane was asked.
     fn lane(free: usize) -> (Lane, thread::JoinHandle<Vec<String>>) {
         let (lane, jobs) = Lane::by_hand();
         let asked = thread::spawn(move || {

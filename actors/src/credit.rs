@@ -1,4 +1,4 @@
-//! Credits: how many of a thing may be under way at once.
+//! Credits: a limit on how many of a thing may be in progress at once.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use tokio::sync::watch;
 
 use crate::metric;
 
-/// A fixed number of credits. Full is an answer, never a wait.
+/// A fixed number of credits. Taking one never waits: when none is left, the answer is [`NoCredit::Full`].
 #[derive(Clone, Debug)]
 pub struct Credits {
     counts: Arc<watch::Sender<Counts>>,
@@ -18,42 +18,43 @@ pub struct Credits {
 struct Counts {
     taken: usize,
     closed: bool,
-    /// Whose requests they are, if they are requests: then they are shown.
+    /// For credits of requests, the model whose gauge shows them.
     model: Option<Label>,
 }
 
 impl Counts {
-    /// Whoever changes a count shows it before another does.
+    /// Sets the gauge. Callers do so inside the update that changes the count, so that two changes never show in the
+    /// wrong order.
     fn show(&self) {
         self.model.iter().for_each(|model| metric::REQUESTS_ACTIVE.set(model, self.taken));
     }
 }
 
-/// One credit, given back on drop.
+/// One credit. Dropping it gives it back.
 #[derive(Debug)]
 pub struct Credit(Arc<watch::Sender<Counts>>);
 
-/// Why there is no credit.
+/// Why no credit was given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoCredit {
-    /// All are taken.
+    /// All credits are taken.
     Full,
-    /// There will be none any more.
+    /// The credits are closed for good.
     Closed,
 }
 
 impl Credits {
-    /// `limit` credits.
+    /// Creates `limit` credits.
     pub fn new(limit: usize) -> Self {
         Credits { counts: Arc::default(), limit }
     }
 
-    /// `limit` credits, one a request to this model: how many are taken is shown as a gauge.
+    /// Creates `limit` credits for requests to `model`. A gauge shows how many are taken.
     pub fn of_requests(limit: usize, model: Label) -> Self {
         Credits { counts: Arc::new(watch::Sender::new(Counts { model: Some(model), ..Counts::default() })), limit }
     }
 
-    /// Sets the gauge again, for a recorder that has come since.
+    /// Sets the gauge again, for a recorder installed since.
     pub fn show(&self) {
         self.counts.send_if_modified(|counts| {
             counts.show();
@@ -61,10 +62,10 @@ impl Credits {
         });
     }
 
-    /// Takes so many, or none: whoever held some and waited for the rest would keep others out.
+    /// Takes `count` credits or none. A caller that held some while waiting for the rest would keep others out.
     ///
     /// # Errors
-    /// At once, if fewer are free or none is given out any more.
+    /// At once, if fewer than `count` are free or the credits are closed.
     pub fn take(&self, count: usize) -> Result<Vec<Credit>, NoCredit> {
         let mut outcome = Ok(());
         self.counts.send_if_modified(|counts| {
@@ -82,24 +83,24 @@ impl Credits {
         outcome.map(|()| (0..count).map(|_| Credit(self.counts.clone())).collect())
     }
 
-    /// Gives none out from now on. Those that are taken stay so until they are dropped.
+    /// Stops giving out credits. Those already taken stay valid until they are dropped.
     pub fn close(&self) {
         self.counts.send_modify(|counts| counts.closed = true);
     }
 
-    /// Returns when none is taken.
+    /// Waits until no credit is taken.
     pub async fn idle(&self) {
         let mut counts = self.counts.subscribe();
-        // The sender lives as long as this borrow, so there is nothing else to come of it.
+        // `self` keeps the sender alive, so this wait cannot fail.
         drop(counts.wait_for(|counts| counts.taken == 0).await);
     }
 
-    /// How many there are.
+    /// The number of credits, free and taken.
     pub fn limit(&self) -> usize {
         self.limit
     }
 
-    /// How many are taken.
+    /// The number of credits taken.
     pub fn taken(&self) -> usize {
         self.counts.borrow().taken
     }

@@ -1,16 +1,16 @@
-//! Why a reply ended, as callers and metrics are told.
+//! Why a reply ended, as callers and metrics see it.
 
 /// Why a reply ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// The model ended it, or a stop string came.
+    /// The model ended the reply, or it contains a stop string.
     Stop,
-    /// It has as many tokens as it may.
+    /// The reply has reached its limit of tokens.
     Length,
 }
 
 impl FinishReason {
-    /// As OpenAI's API names it.
+    /// The name in OpenAI's API.
     pub fn label(self) -> &'static str {
         match self {
             FinishReason::Stop => "stop",

@@ -1,9 +1,10 @@
 //! The actors that hold leases and serve requests.
 //!
-//! Each actor is a folder: `message.rs` says what may be asked of it, `core.rs` decides without clock, device or ractor,
-//! `actor.rs` is a thin shell. [`tree`] holds the supervision tree and the one table of who may ask whom.
+//! Each actor is a folder. `message.rs` lists what it can be asked, `core.rs` decides without a clock, a device or
+//! ractor, and `actor.rs` is a thin shell. [`tree`] holds the supervision tree and the one table of which actor may ask
+//! which.
 //!
-//! This crate knows messages and deaths. It must never know mathematics or files, and no name of a model family.
+//! This crate knows messages and deaths. It must never know mathematics, files, or the name of a model family.
 
 #![deny(missing_docs)]
 

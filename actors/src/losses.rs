@@ -1,12 +1,12 @@
-//! Devices that were lost, as requests are told.
+//! The devices lost so far, as requests see them.
 
 use std::sync::Arc;
 
-/// The devices that a runtime has lost so far. Requests of before a loss end with it.
+/// The devices that a runtime has lost so far. A request that began before a loss ends with it.
 #[derive(Clone, Debug, Default)]
 pub struct Losses {
-    /// How many.
+    /// Devices lost since the runtime started.
     pub count: u64,
-    /// What was said of the last.
+    /// The driver's error for the latest loss.
     pub reason: Arc<str>,
 }

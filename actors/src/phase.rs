@@ -1,10 +1,10 @@
-//! The phases of a start and of what follows it, in each of which memory may be refused.
+//! The phases of a start, and serving. Memory may be refused in any of them.
 
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// A phase.
+/// A phase of a model's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
@@ -14,19 +14,19 @@ pub enum Phase {
     Probe,
     /// Decode steps are captured as graphs, on devices that have them.
     Capture,
-    /// What is left is measured, and keys and values are backed up to the target.
+    /// The remaining memory is measured, and keys and values are backed up to the target size.
     Back,
-    /// The worst cases again at the final size, both lanes beside each other.
+    /// The worst cases run again at the final size, with both lanes at once.
     Validate,
     /// Requests are served.
     Serve,
 }
 
 impl Phase {
-    /// All of them, in their order.
+    /// All phases, in order.
     pub const ALL: [Phase; 6] = [Phase::Load, Phase::Probe, Phase::Capture, Phase::Back, Phase::Validate, Phase::Serve];
 
-    /// Its name, as it is written in a fault script, in JSON and in metrics.
+    /// The phase's name in fault scripts, JSON and metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Phase::Load => "load",
@@ -45,11 +45,11 @@ impl fmt::Display for Phase {
     }
 }
 
-/// No phase has that name.
+/// No phase has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no phase is called {name:?}")]
 pub struct UnknownPhase {
-    /// What was asked for.
+    /// The name that was given.
     pub name: String,
 }
 

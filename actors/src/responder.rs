@@ -1,4 +1,4 @@
-//! Questions between actors: answered once, with a deadline.
+//! Questions between actors: each is answered once, within a deadline.
 
 use ractor::{ActorRef, Message};
 use thiserror::Error;
@@ -7,7 +7,7 @@ use tracing::Span;
 
 use crate::tree::{Question, Role};
 
-/// The other end of a question. Dropping it unanswered tells the asker at once that nobody will answer.
+/// The answering end of a question. If it is dropped without an answer, the asker gets [`AskError::Gone`] at once.
 #[derive(Debug)]
 pub struct Responder<T> {
     asker: oneshot::Sender<T>,
@@ -15,18 +15,18 @@ pub struct Responder<T> {
 }
 
 impl<T> Responder<T> {
-    /// A reply, and where its answer arrives.
+    /// Creates a responder and the receiver of its answer.
     pub fn new() -> (Self, oneshot::Receiver<T>) {
         let (sender, receiver) = oneshot::channel();
         (Responder { asker: sender, span: Span::current() }, receiver)
     }
 
-    /// Answers. An asker that has given up does not mind; what the answer holds is then dropped here.
+    /// Sends the answer. If the asker has given up, the answer is dropped here.
     pub fn answer(self, answer: T) {
         drop(self.asker.send(answer));
     }
 
-    /// In the course of what it is asked: what the asked actor tells of it belongs there.
+    /// The asker's `tracing` span, in which the asked actor records its work on the question.
     pub fn span(&self) -> &Span {
         &self.span
     }
@@ -45,33 +45,33 @@ impl<T> Responder<T> {
 /// A question that was not answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum AskError {
-    /// The asked actor is not there or died with the question.
+    /// The asked actor does not exist, or died before it answered.
     #[error("{role:?} is not there to answer: {what}")]
     Gone {
-        /// Who was asked.
+        /// The role that was asked.
         role: Role,
-        /// What was asked.
+        /// The question, in words.
         what: &'static str,
     },
     /// The deadline passed.
     #[error("{role:?} did not answer within {seconds} s: {what}")]
     TimedOut {
-        /// Who was asked.
+        /// The role that was asked.
         role: Role,
-        /// What was asked.
+        /// The question, in words.
         what: &'static str,
-        /// How long was waited.
+        /// The deadline, in seconds.
         seconds: u64,
     },
 }
 
 impl Question {
-    /// Nobody is there to answer.
+    /// The error for an actor that does not exist or died.
     pub fn gone(&self) -> AskError {
         AskError::Gone { role: self.to, what: self.what }
     }
 
-    /// The deadline passed.
+    /// The error for a deadline that passed.
     pub fn timed_out(&self) -> AskError {
         AskError::TimedOut { role: self.to, what: self.what, seconds: self.deadline.as_secs() }
     }
@@ -122,7 +122,7 @@ mod tests {
         let error = QUESTION.wait(answer).await.expect_err("nobody answers");
         assert_eq!(error, AskError::TimedOut { role: Role::Budget, what: "the time", seconds: 3 });
         assert_eq!(asked.elapsed(), Duration::from_secs(3));
-        reply.answer(1); // Too late, and no harm.
+        reply.answer(1); // Too late, and harmless.
     }
 
     #[tokio::test]

@@ -1,26 +1,26 @@
-//! The supervision tree, and the one table of who may ask whom.
+//! The supervision tree, and the one table of which role may ask which.
 //!
 //! ```text
 //! runtime
-//! ├── budget              one a device; asks nobody
-//! └── engine              one a model
+//! ├── budget              one per device; asks no other actor
+//! └── engine              one per model
 //!     ├── profile         until READY
-//!     ├── vision          its death restarts what follows, as their sequences may point at its pictures
-//!     ├── kv              likewise: their sequences point at its blocks
-//!     └── scheduler
+//!     ├── vision          its death restarts kv and scheduler, whose sequences may point at its pictures
+//!     ├── kv              its death restarts the scheduler, whose sequences point at its blocks
+//!     └── scheduler       its death restarts kv, which could not tell which block tables are still in use
 //! lane                    threads of an engine, one for steps and one for pictures; they answer and never ask
-//! chat                    a task a request, outside the tree, so that no death below can lose the request
+//! chat                    one task per request, outside the tree, so that no death below can lose the request
 //! ```
 //!
-//! Who speaks without asking: the budget orders owners of elastic leases (`Budget::obey`), of which an engine is one, by a
-//! message that nobody answers and that it says again; a resized lease is the answer.
+//! One message is not a question: the budget sends orders to the owners of elastic leases (`Budget::obey`), such as an
+//! engine. It repeats each order until the owner resizes the lease; there is no other reply.
 
 use std::time::Duration;
 
-/// Who asks or is asked.
+/// A party that asks or answers questions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
-    /// A user's task.
+    /// A task of the user's program.
     User,
     /// The driver of one request.
     Chat,
@@ -28,25 +28,25 @@ pub enum Role {
     Runtime,
     /// The supervisor of one model.
     Engine,
-    /// One attempt at sizing.
+    /// One attempt at sizing a model.
     Profile,
-    /// Pictures.
+    /// The actor that decodes pictures and owns the vision cache.
     Vision,
-    /// Blocks of keys and values.
+    /// The actor that owns the blocks of keys and values.
     Kv,
-    /// The step batch.
+    /// The actor that plans steps.
     Scheduler,
     /// A device thread.
     Lane,
-    /// The ledger's actor.
+    /// The actor that keeps the ledger.
     Budget,
 }
 
 impl Role {
-    /// The actors of each model; one without pictures has no vision.
+    /// The actors of each model. A model without pictures has no vision actor.
     pub const OF_A_MODEL: [Role; 5] = [Role::Engine, Role::Profile, Role::Vision, Role::Kv, Role::Scheduler];
 
-    /// Its name in metrics and events.
+    /// The role's name in metrics and events.
     pub const fn name(self) -> &'static str {
         match self {
             Role::User => "user",
@@ -63,21 +63,21 @@ impl Role {
     }
 }
 
-/// A question that may be asked: it is answered once, also on error and shutdown, within its deadline.
+/// A permitted question. It is answered exactly once within its deadline, including on error and shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Question {
-    /// Who asks.
+    /// The role that asks.
     pub from: Role,
-    /// Who answers.
+    /// The role that answers.
     pub to: Role,
-    /// What is asked.
+    /// What is asked, as error messages word it.
     pub what: &'static str,
     /// How long the asker waits.
     pub deadline: Duration,
 }
 
 impl Question {
-    /// The same, for an answer that itself takes as long as this.
+    /// The same question with `duration` added to its deadline, for an answer that itself takes that long.
     pub fn after(self, duration: Duration) -> Question {
         Question { deadline: self.deadline.saturating_add(duration), ..self }
     }
@@ -88,59 +88,59 @@ macro_rules! questions {
         $($(#[$doc])* pub const $name: Question = Question {
             from: Role::$from, to: Role::$to, what: $what, deadline: Duration::from_secs($seconds),
         };)*
-        /// Every question there is.
+        /// Every permitted question.
         pub const QUESTIONS: &[Question] = &[$($name),*];
     };
 }
 
 questions! {
-    /// A user loads a model. A day, because its files may have to be fetched first.
+    /// A user loads a model. The deadline is a day because the files may have to be fetched first.
     LOAD_MODEL: User -> Runtime, "load a model", 86_400;
-    /// A user unloads a model or ends the runtime. What the user allows the requests under way comes on top.
+    /// A user unloads a model or ends the runtime. The time that the user allows running requests is added.
     SHUT_DOWN: User -> Runtime, "shut down", 60;
-    /// A user looks at the tree.
+    /// A user asks for the supervised actors.
     SUPERVISED: User -> Runtime, "supervised actors", 5;
-    /// A user, or who watches from outside, wants to know whether it lives.
+    /// A user or an outside monitor asks whether the runtime is alive.
     HEALTH: User -> Runtime, "health", 1;
-    /// A user's own lease. It may wait for others to give back.
+    /// A user asks for a lease, which may wait for others to give memory back.
     LEASE_FOR_USER: User -> Budget, "lease", 3600;
-    /// A user looks at the ledger.
+    /// A user reads the ledger.
     SNAPSHOT_FOR_USER: User -> Budget, "snapshot", 5;
-    /// A user wants to know what other processes hold now.
+    /// A user asks for a fresh look at what other processes hold.
     MEASURE_FOR_USER: User -> Budget, "measure", 5;
-    /// A model's weights.
+    /// The lease for a model's weights.
     LEASE_FOR_ENGINE: Engine -> Budget, "lease", 60;
-    /// A dead actor's bytes are home before its successor starts.
+    /// Waits until a dead actor's bytes are back, before its successor starts.
     CLEAR_OWNER: Engine -> Budget, "clear a dead owner", 60;
-    /// What is kept free of use, which a profile depends on.
+    /// Reads the canary, on which a profile depends.
     LEDGER_FOR_ENGINE: Engine -> Budget, "snapshot", 5;
-    /// How far startup may go.
+    /// Opens, freezes or tears down a model's gate.
     MOVE_GATE: Engine -> Budget, "move the gate", 5;
-    /// What is ours already, where everything of ours is to stay within a share of the device.
+    /// Reads what our process already holds, for a limit on its share of the whole device.
     SNAPSHOT_FOR_PROFILE: Profile -> Budget, "snapshot", 5;
-    /// Workspaces, probe and final cache.
+    /// Leases for workspaces, the probe and the final cache.
     LEASE_FOR_PROFILE: Profile -> Budget, "lease or resize", 60;
-    /// What is left to size the cache by.
+    /// Reads the memory left to size the cache by.
     ROOM_FOR_PROFILE: Profile -> Budget, "room", 5;
-    /// Who had what when memory was refused.
+    /// Reads every holder's bytes after a refusal.
     EVIDENCE_FOR_PROFILE: Profile -> Budget, "evidence", 5;
-    /// A worst case, run for real.
+    /// Runs a worst case.
     STRESS: Profile -> Lane, "run a worst case", 600;
-    /// Decoding of some rows, captured as a graph.
+    /// Captures the decode step of one size as a graph.
     CAPTURE: Profile -> Lane, "capture a graph", 600;
-    /// The same on a lane that took over from one that died.
+    /// Captures again, on a lane that replaces a dead one.
     RECAPTURE: Engine -> Lane, "capture a graph again", 600;
-    /// Host memory for a picture.
+    /// Host memory in which to decode a picture.
     LEASE_FOR_VISION: Vision -> Budget, "lease host memory", 600;
-    /// Pictures into the vision cache.
+    /// Decodes pictures and writes their embeddings to the vision cache.
     EMBED_PICTURES: Chat -> Vision, "embed pictures", 600;
     /// Blocks for the next step.
     ALLOT_BLOCKS: Scheduler -> Kv, "allot blocks", 5;
-    /// Blocks of the tail, when the cache becomes smaller.
+    /// Releases the blocks at the end of the pool when the cache shrinks.
     SHRINK_BLOCKS: Scheduler -> Kv, "give up blocks", 5;
-    /// Another number of blocks, after READY. It is answered when no step under way names one of those that go.
+    /// Changes the number of blocks after READY. Answered once no running step uses a block that goes.
     RESIZE_POOL: Engine -> Scheduler, "use another number of blocks", 600;
-    /// What keys and values hold from now on, after READY.
+    /// Resizes the lease of keys and values after READY.
     RESIZE_FOR_ENGINE: Engine -> Budget, "resize keys and values", 60;
 }
 
@@ -156,7 +156,7 @@ mod tests {
         for question in QUESTIONS {
             asks.entry(question.from).or_default().insert(question.to);
         }
-        // Take away whoever asks nobody that is left; a cycle would leave somebody behind.
+        // Remove every role whose questions all go to roles already removed. Only a cycle remains.
         while let Some(done) = asks.iter().find(|(_, to)| to.iter().all(|to| !asks.contains_key(to))).map(|(r, _)| *r) {
             asks.remove(&done);
         }

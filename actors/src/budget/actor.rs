@@ -16,24 +16,24 @@ mod effects;
 mod look;
 mod show;
 
-/// How often fences are looked at while a lease waits for one.
+/// How often fences are polled while a lease waits for one.
 const FENCE_POLL: Duration = Duration::from_micros(500);
 
 /// Keeps the ledger of one device.
 pub struct BudgetActor;
 
-/// What hears that the device is lost.
+/// Called when the device is found lost.
 pub type OnLoss = Box<dyn FnOnce() + Send>;
 
-/// What it starts with.
+/// The arguments of a budget actor.
 pub struct BudgetArguments {
-    /// Whose memory.
+    /// The device whose memory it grants.
     pub device: Arc<dyn Device>,
-    /// Notes, live leases, and the seat.
+    /// Notes from leases, the table of live leases, and the current actor.
     pub mailbox: Arc<BudgetMailbox>,
-    /// Totals.
+    /// The totals of the ledger.
     pub config: LedgerConfig,
-    /// Bytes kept free of use.
+    /// Bytes kept free on purpose.
     pub canary: Bytes,
     /// Called once when the device is lost.
     pub on_loss: Option<OnLoss>,
@@ -41,7 +41,7 @@ pub struct BudgetArguments {
     pub watch: WatchOptions,
 }
 
-/// Its state.
+/// The state of a budget actor.
 pub struct BudgetState {
     ledger: Ledger,
     device: Arc<dyn Device>,
@@ -49,24 +49,24 @@ pub struct BudgetState {
     asked: BTreeMap<RequestId, Asked>,
     clearing: Vec<(Owner, Responder<()>)>,
     polling: bool,
-    /// Who has yet to hear that the device is lost.
+    /// Called when the device is lost. None once that has happened.
     on_loss: Option<OnLoss>,
     watch: WatchOptions,
     regrowth: Regrowth,
-    /// What the last look saw our process hold beside leases and overhead.
+    /// Bytes that our process held beyond leases and overhead, at the last look.
     drifted: Bytes,
     backoff: PressureBackoff,
     born: Instant,
-    /// The device's, for metrics.
+    /// The device's label in metrics.
     name: DeviceLabel,
     shown: Option<show::Shown>,
-    /// When all gauges were set last.
+    /// When all gauges were last set.
     all_shown: Option<Instant>,
 }
 
-/// A question that has no answer yet.
+/// A question not answered yet.
 struct Asked {
-    /// Of which model, what for, and how much; none of a lease that is gone.
+    /// The model, class and bytes of the request. None for a lease that is gone.
     what: Option<(Label, Class, Bytes)>,
     since: Instant,
     asker: Asker,
@@ -115,7 +115,7 @@ impl Actor for BudgetActor {
         };
         state.step(Input::Canary(canary));
         state.pick_up();
-        // Before the first grant: others may live on this card.
+        // Before the first grant, because other processes may use this card.
         state.look_at_overhead();
         if let Some(memory) = state.measure()? {
             let drift = state.drift().filter(|_| !state.ledger.is_profiling());
@@ -124,7 +124,7 @@ impl Actor for BudgetActor {
         }
         state.tell_of_canary();
         state.mailbox.seat(myself.clone());
-        // Whatever was posted while nobody sat there.
+        // Notes posted while there was no actor.
         drop(myself.send_message(BudgetMessage::Notes));
         myself.send_after(watch.pause(None), || BudgetMessage::Look);
         Ok(state)
@@ -136,7 +136,7 @@ impl Actor for BudgetActor {
         message: BudgetMessage,
         state: &mut BudgetState,
     ) -> Result<(), ActorProcessingErr> {
-        // Whatever was loaded since the last question is counted before this one is answered.
+        // Everything loaded since the last question is counted before this one is answered.
         state.look_at_overhead();
         match message {
             BudgetMessage::Ask { id, request, wait, reply } => {
@@ -148,21 +148,22 @@ impl Actor for BudgetActor {
                 let what = |holding: &Holding| (holding.model.clone(), holding.class.clone(), to);
                 let what = state.ledger.holding(lease).map(what);
                 state.asked.insert(id, Asked::now(what, Asker::Resize(reply)));
-                // Whoever shrinks a lease has shrunk its segment first, behind the fence of its last use.
+                // A lease shrinks only after its segment has, and the segment only after the fence of its last use has
+                // passed.
                 state.step(Input::Resize { id, lease, to, wait, passed: true });
             }
             BudgetMessage::Withdraw(id) => state.step(Input::Withdraw { id }),
             BudgetMessage::OwnerDied { owner, reply } => {
                 state.clearing.push((owner.clone(), reply));
                 state.step(Input::OwnerDied { owner: owner.clone() });
-                // One that was cleared before is not announced again.
+                // An owner that was cleared before is not announced again.
                 if state.ledger.is_cleared(&owner) {
                     state.answer_cleared(&owner);
                 }
             }
             BudgetMessage::Gate { model, to, reply } => {
                 if to == Gate::Open {
-                    // While a gate is open a gain is ignored, so what is long gone is forgotten before.
+                    // While a gate is open, memory that others give up is ignored. So measure first.
                     state.measure()?;
                 }
                 reply.answer(state.move_gate(model, to));
@@ -175,12 +176,12 @@ impl Actor for BudgetActor {
                 reply.answer(state.ledger.available(Memory::Device));
             }
             BudgetMessage::Measure(reply) => {
-                // While a model is sized, what it has taken and not leased yet would stay with others in the books.
+                // While a model is sized, memory that it has taken and not leased yet would be booked as foreign.
                 let (memory, seen) = match state.ledger.is_profiling() {
                     true => state.seen()?.unzip(),
                     false => (state.measure()?, None),
                 };
-                // Whoever asks may have brought a recorder, and finds all in it with the answer.
+                // The caller may have installed a recorder, and should find all gauges set when the answer arrives.
                 state.all_shown = None;
                 memory.into_iter().for_each(|memory| state.show_look(memory, None));
                 let ledger = state.ledger.snapshot();
@@ -215,7 +216,7 @@ impl Actor for BudgetActor {
 }
 
 impl BudgetState {
-    /// Takes up what a predecessor left: gates that were frozen, leases that were on their way home.
+    /// Takes over from a predecessor: frozen gates, and leases that were being returned.
     fn pick_up(&mut self) {
         let (gates, ending, last_lease, floors) = {
             let books = self.mailbox.books();
@@ -235,7 +236,7 @@ impl BudgetState {
             self.step(Input::Gate { model, to });
         }
         for lease in ending {
-            // Those whose fence was being waited for are told of again; the others have no memory left to wait for.
+            // Leases that waited for a fence are told of again. The rest have no memory left to wait for.
             let passed = !self.mailbox.books().watch.waits_for(lease);
             self.step(Input::Release { lease, passed });
         }
@@ -255,7 +256,7 @@ impl BudgetState {
                 Note::Home(reclaim, outcome) => {
                     let lease = reclaim.lease();
                     match outcome {
-                        // What a lost device does not take back is gone with it: the ledger has it all the same.
+                        // Memory that a lost device cannot take back is gone with it. The ledger counts it as returned.
                         Err(error) if !error.is_lost() => {
                             self.mailbox.books().watch.put_back(reclaim);
                             return Err(error.into());
@@ -285,7 +286,7 @@ impl BudgetState {
         for reclaim in due {
             match reclaim.is_light() {
                 true => self.arrive(reclaim.lease()),
-                // The device takes its time, and everybody asks this actor.
+                // The device is slow, and every other actor asks this one, so a thread does it.
                 false => self.mailbox.bring_home(reclaim),
             }
         }
@@ -297,7 +298,7 @@ impl BudgetState {
         self.step(Input::FencePassed { lease });
     }
 
-    /// What our process uses beside leases, if that is more or less than the ledger knows.
+    /// Updates the overhead, if our process uses more or less outside leases than the ledger knows.
     fn look_at_overhead(&mut self) {
         let overhead = self.device.overhead() + self.mailbox.books().beside;
         if overhead != self.ledger.account(Memory::Device).overhead {
@@ -305,7 +306,8 @@ impl BudgetState {
         }
     }
 
-    /// This actor goes on, so that what was leased of a lost device comes home; the runtime ends the rest. Told once.
+    /// Reports the loss, once. This actor goes on so that leases of the lost device can be returned; the runtime ends
+    /// the rest.
     fn tell_of_loss(&mut self) {
         if self.device.check().is_err()
             && let Some(tell) = self.on_loss.take()

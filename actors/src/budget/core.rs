@@ -1,65 +1,64 @@
-//! When memory that has become free goes back to those who gave it up: pure.
+//! When free memory goes back to the leases that gave it up: pure.
 //!
-//! Memory is given up at once and taken back late. What goes back is the least that was free at every look over the
-//! whole patience, so a neighbour that takes and gives in turns keeps what it takes at its highest, and nobody is
-//! preempted for it twice.
+//! Memory is given up at once and taken back late. What goes back is the least that was free at every look within the
+//! patience. So a neighbour that takes and gives in turns keeps its peak, and no sequence is preempted twice for it.
 
 use std::{collections::VecDeque, time::Duration};
 
 use bursar_budgets::{Bytes, LeaseId};
 
-/// What is seen at one look.
+/// What one look sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Look {
-    /// Since the watcher was born.
+    /// Time since the watcher was created.
     pub at: Duration,
-    /// What a lease could have, with the canary whole.
+    /// Bytes that a lease could get with the canary whole.
     pub available: Bytes,
-    /// Something comes before growth: rule 1 is untrue, the canary is owed, somebody waits for a lease, or a model is
-    /// being sized.
+    /// Something takes precedence over growth: rule 1 is broken, the canary is owed, a lease is waited for, or a model
+    /// is being sized.
     pub is_pressed: bool,
 }
 
-/// A lease that may be smaller than it was.
+/// A lease below its largest size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanting {
-    /// Which.
+    /// The lease.
     pub lease: LeaseId,
-    /// Its size.
+    /// Its size now.
     pub bytes: Bytes,
-    /// The size that it had at READY.
+    /// Its size at READY.
     pub most: Bytes,
-    /// It grows by whole ones of these.
+    /// It grows in multiples of this.
     pub step: Bytes,
 }
 
-/// A lease may grow.
+/// An offer to grow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// Which.
+    /// The lease.
     pub lease: LeaseId,
-    /// Its size to come.
+    /// The size that it may grow to.
     pub to: Bytes,
 }
 
-/// What was free of late.
+/// The free bytes of the recent past.
 #[derive(Clone, Debug)]
 pub struct Regrowth {
     patience: Duration,
-    /// The first look since the last that was pressed.
+    /// The first look since the last one under pressure.
     since: Option<Duration>,
-    /// The looks within the patience that no later one has undercut, less what was offered behind them; so the first is the
-    /// least.
+    /// Looks within the patience, without those that a later look undercut, and less what was offered since. So the
+    /// first is the least.
     least: VecDeque<(Duration, Bytes)>,
 }
 
 impl Regrowth {
-    /// Nothing was seen yet.
+    /// A history without looks.
     pub fn new(patience: Duration) -> Self {
         Regrowth { patience, since: None, least: VecDeque::new() }
     }
 
-    /// Takes a look; gives what may grow, those that were named first before the others.
+    /// Takes a look. Returns what may grow, in the order of `wanting`.
     pub fn look(&mut self, look: Look, wanting: &[Wanting]) -> Vec<Offer> {
         if look.is_pressed {
             self.forget();
@@ -86,7 +85,7 @@ impl Regrowth {
                 offers.push(Offer { lease: *lease, to: *bytes + more });
             }
         }
-        // What was seen is spent, and only that: what became free since then goes on waiting for its own time.
+        // Only what was seen is spent. Memory that became free later waits out its own time.
         let spent = self.least.front().map_or(Bytes::ZERO, |(_, bytes)| *bytes) - left;
         self.least.iter_mut().for_each(|(_, bytes)| *bytes -= spent);
         offers
@@ -104,7 +103,7 @@ mod tests {
 
     use super::*;
 
-    /// What is tried, what is free at each second, the lease's size, and what is offered when.
+    /// A case: its name, the free bytes at each second, the lease's size, and the offers with their times.
     type Row<'r> = (&'r str, Vec<Option<u64>>, u64, &'r [(u64, u64)]);
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -114,7 +113,7 @@ mod tests {
         Wanting { lease: LeaseId(1), bytes: Bytes(bytes), most: Bytes(1000), step: STEP }
     }
 
-    /// Looks once a second at what is free; gives when something was offered, and up to which size.
+    /// Looks at the free bytes once a second. Returns when something was offered, and up to which size.
     fn offered(free: impl IntoIterator<Item = Option<u64>>, wanting: Wanting) -> Vec<(u64, u64)> {
         let mut regrowth = Regrowth::new(10 * SECOND);
         let mut offers = Vec::new();
@@ -177,7 +176,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against looking back over all that was seen.
+        /// Compared with a look back over all that was seen.
         #[test]
         fn an_offer_is_the_least_free_in_all_looks(
             seen in proptest::collection::vec(prop_oneof![1 => Just(None), 12 => (0u64..60).prop_map(Some)], 1..80),

@@ -1,4 +1,4 @@
-//! The way to the budget: clonable, and good across restarts of the actor.
+//! The handle to the budget: clonable, and valid across restarts of the actor.
 
 use std::sync::Arc;
 
@@ -38,16 +38,16 @@ pub struct Budget {
     mailbox: Arc<BudgetMailbox>,
 }
 
-/// A lease that was not had.
+/// Why a lease was not granted or resized.
 #[derive(Debug, Error)]
 pub enum LeaseError {
     /// The ledger refused it.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// A class that only models hold.
+    /// The class is reserved for models.
     #[error("leases of class {class} belong to models")]
     NotATenant {
-        /// Which.
+        /// The class that was asked for.
         class: Class,
     },
     /// The budget actor did not answer.
@@ -56,8 +56,8 @@ pub enum LeaseError {
 }
 
 impl LeaseError {
-    /// Whether this says nothing about what was asked for, but that the runtime, the model or the asker has ended. The
-    /// budget may know of it before they do.
+    /// Whether the error means only that the runtime, the model or the asker has ended, which the budget may learn
+    /// first.
     pub(crate) fn is_the_end(&self) -> bool {
         matches!(
             self,
@@ -66,7 +66,7 @@ impl LeaseError {
         )
     }
 
-    /// What to change.
+    /// What the user can change.
     pub fn hint(&self) -> String {
         match self {
             LeaseError::Refused(refusal) => refusal.hint().unwrap_or_else(|| "ask again later".to_owned()),
@@ -83,23 +83,23 @@ impl LeaseError {
 pub(crate) const NO_MODEL: &str = "user";
 
 impl Budget {
-    /// A handle to the actor that reads `mailbox`, now or later.
+    /// A handle to the actor that reads `mailbox`, even one that starts later.
     pub fn at(mailbox: Arc<BudgetMailbox>) -> Self {
         Budget { mailbox }
     }
 
-    /// A lease for your own code: `bytes` of a [`Class::tenant`]. Waits until others give back what is missing; models
-    /// give back when they are unloaded. Dropping the future withdraws the question, dropping the lease gives the bytes
-    /// back.
+    /// A lease for your own code: `bytes` of a [`Class::tenant`]. Waits until enough memory is given back; models give
+    /// theirs back when they are unloaded. Dropping the future withdraws the request. Dropping the lease returns its
+    /// bytes.
     ///
     /// # Errors
-    /// [`LeaseError::Refused`] at once if the device is too small for it, or too many wait already;
-    /// [`LeaseError::NotATenant`] for a class of a model's own.
+    /// [`LeaseError::Refused`] at once if the device is too small, or too many requests wait already.
+    /// [`LeaseError::NotATenant`] for a class reserved for models.
     pub async fn lease(&self, class: Class, bytes: impl Into<Bytes>) -> Result<Lease, LeaseError> {
         self.tenant_lease(class, bytes.into(), true).await
     }
 
-    /// As [`lease`](Budget::lease), but refused at once, by how much, if there is no room now.
+    /// As [`lease`](Budget::lease), but if there is no room now it is refused at once, with the bytes missing.
     ///
     /// # Errors
     /// As [`lease`](Budget::lease).
@@ -118,41 +118,42 @@ impl Budget {
     /// Every byte, by class, owner and model.
     ///
     /// # Errors
-    /// If the budget actor does not answer.
+    /// The budget actor did not answer.
     pub async fn snapshot(&self) -> Result<Snapshot, AskError> {
         self.snapshot_as(tree::SNAPSHOT_FOR_USER).await
     }
 
-    /// The same as one of our actors asks it.
+    /// As [`snapshot`](Budget::snapshot), asked by one of our actors.
     pub(crate) async fn snapshot_as(&self, question: Question) -> Result<Snapshot, AskError> {
         self.put(question, |_, reply| BudgetMessage::Snapshot(reply)).await
     }
 
-    /// As [`snapshot`](Budget::snapshot), after a look at what the driver says is free: what other processes hold is right
-    /// for this moment. While a model starts less than before is ignored, as they may take it again.
+    /// As [`snapshot`](Budget::snapshot), after a fresh look at the driver's free bytes, so that what other processes
+    /// hold is current. While a model starts, a decrease is ignored, because they may take it again.
     ///
     /// # Errors
-    /// If the budget actor does not answer.
+    /// The budget actor did not answer.
     pub async fn measure(&self) -> Result<Snapshot, AskError> {
         self.put(tree::MEASURE_FOR_USER, |_, reply| BudgetMessage::Measure(reply)).await
     }
 
-    /// Something has happened to a model or its memory.
+    /// Records an event of a model or its memory.
     pub(crate) fn tell(&self, event: Event) {
         self.events().tell(event);
     }
 
-    /// What has happened on this device.
+    /// The events of this device.
     pub(crate) fn events(&self) -> &EventLog {
         self.mailbox.events()
     }
 
-    /// What live leases hold, without asking: a view for metrics, a moment old.
+    /// Bytes of live leases, read without asking the actor. For metrics; it may lag a moment behind.
     pub fn leased_bytes(&self) -> Bytes {
         self.mailbox.leases().iter().map(|entry| entry.value().bytes).sum()
     }
 
-    /// A lease for one of our own actors, of any class. With `wait` until others give back, else refused at once.
+    /// A lease of any class for one of our own actors. With `wait` it waits until enough is given back; without, it is
+    /// refused at once.
     ///
     /// # Errors
     /// [`LeaseError::Refused`], or [`LeaseError::Unanswered`] after the question's deadline.
@@ -166,10 +167,10 @@ impl Budget {
         Ok(lease.await??)
     }
 
-    /// Another size for a lease; more of it is refused at once if there is no room. To shrink, shrink its segment first.
+    /// Resizes a lease. Growth is refused at once if there is no room. To shrink, shrink the segment first.
     ///
     /// # Errors
-    /// As [`ask`](Budget::ask); the lease then has its size.
+    /// As [`ask`](Budget::ask). The lease then keeps its size.
     pub async fn resize(&self, question: Question, lease: &Lease, to: Bytes) -> Result<(), LeaseError> {
         let id = lease.id();
         let resized = self.put(question, |pending, reply| BudgetMessage::Resize {
@@ -184,13 +185,13 @@ impl Budget {
         Ok(())
     }
 
-    /// Says that the lease can become smaller and larger from now on, and who hears of it. Orders come for as long as the
-    /// lease lives, whichever budget actor gives them; one that stands already comes at once.
+    /// Declares that the lease can shrink and grow from now on, and where its orders go. Orders come for as long as the
+    /// lease lives, also from later budget actors. An order already due comes at once.
     pub fn obey(&self, lease: &Lease, elastic: Elastic) {
         self.mailbox.put(Note::Obeys(lease.id(), elastic));
     }
 
-    /// Takes back everything a dead owner held; returns when all of it is home.
+    /// Takes back everything that a dead owner held, and waits until all of it is back.
     ///
     /// # Errors
     /// The budget actor did not answer.
@@ -198,15 +199,15 @@ impl Budget {
         self.put(tree::CLEAR_OWNER, |_, reply| BudgetMessage::OwnerDied { owner: owner.clone(), reply }).await
     }
 
-    /// Moves a model's gate: open while it starts, frozen from READY on, in teardown while it ends.
+    /// Moves a model's gate: open while it starts, frozen from READY on, teardown while it ends.
     ///
     /// # Errors
-    /// The budget actor did not answer; or, in its answer, the gate does not move there.
+    /// The budget actor did not answer. The inner error means that the gate cannot move there.
     pub async fn move_gate(&self, model: Label, to: Gate) -> Result<Result<(), GateError>, AskError> {
         self.put(tree::MOVE_GATE, |_, reply| BudgetMessage::Gate { model: model.clone(), to, reply }).await
     }
 
-    /// Bytes that a new lease of device memory could have now.
+    /// Bytes of device memory that a new lease could get now.
     ///
     /// # Errors
     /// The budget actor did not answer.
@@ -214,13 +215,13 @@ impl Budget {
         self.put(tree::ROOM_FOR_PROFILE, |_, reply| BudgetMessage::Available { is_leased: false, reply }).await
     }
 
-    /// The same, of a model that is sized and has leased all that it has taken: what came beside that, as kernels that
-    /// libraries load when they are first used, is overhead from now on.
+    /// As [`available`](Budget::available), for a model that is being sized and has leased all that it took. Anything
+    /// else that our process took counts as overhead from now on, such as library kernels loaded on first use.
     pub(crate) async fn room(&self) -> Result<Bytes, AskError> {
         self.put(tree::ROOM_FOR_PROFILE, |_, reply| BudgetMessage::Available { is_leased: true, reply }).await
     }
 
-    /// The ledger when an attempt at sizing was refused memory, after a look at what others hold.
+    /// The ledger after an attempt at sizing was refused memory, with a fresh look at what other processes hold.
     ///
     /// # Errors
     /// The budget actor did not answer.
@@ -228,8 +229,8 @@ impl Budget {
         self.put(tree::EVIDENCE_FOR_PROFILE, |_, reply| BudgetMessage::Measure(reply)).await
     }
 
-    /// Asks the actor that reads the mailbox. One that dies with the question has done nothing that its successor would
-    /// not find: it is asked again, until the deadline.
+    /// Asks the actor that reads the mailbox. If that actor dies with the question, its successor is asked again, until
+    /// the deadline. That is safe: a dead actor has done nothing that its successor would not find.
     async fn put<T>(
         &self,
         question: Question,
@@ -257,7 +258,7 @@ impl Budget {
     }
 }
 
-/// A question that is withdrawn if its asker goes before the answer.
+/// A question that is withdrawn if its asker is dropped before the answer.
 struct Pending<'d> {
     mailbox: &'d BudgetMailbox,
     id: RequestId,
@@ -265,7 +266,7 @@ struct Pending<'d> {
 }
 
 impl Pending<'_> {
-    /// The question has a number of its own each time it is asked.
+    /// Each time it is asked, the question gets a new number.
     fn open(&mut self) -> RequestId {
         (self.id, self.open) = (self.mailbox.next_request(), true);
         self.id

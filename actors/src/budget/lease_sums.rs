@@ -1,26 +1,26 @@
-//! What the leases of each class of each model sum up to, and the most that they did: pure.
+//! Sums of the leases of each model and class, with their peaks: pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use bursar_budgets::{Bytes, Class, Holding, Label};
 
-/// Whose leases are summed up. All tenants are one: they name themselves, and their models too.
+/// The model and class that leases are summed by. All tenants share one line, because they choose their own names.
 pub(super) type Line = (Label, Class);
 
-/// The sums.
+/// The sums of all lines.
 #[derive(Debug, Default)]
 pub(super) struct LeaseSums(BTreeMap<Line, Sum>);
 
-/// One line's.
+/// The sum of one line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sum {
-    /// Now.
+    /// Bytes now.
     pub(super) bytes: Bytes,
-    /// The most at once so far.
+    /// The most bytes so far.
     pub(super) peak: Bytes,
 }
 
-/// Where a lease is summed up.
+/// The line of a lease.
 pub(super) fn line(model: &Label, class: &Class) -> Line {
     match class {
         Class::Tenant(_) => (Label::from(""), Class::tenant("")),
@@ -29,7 +29,7 @@ pub(super) fn line(model: &Label, class: &Class) -> Line {
 }
 
 impl LeaseSums {
-    /// Sums up anew what is held; lines that nothing is held of stay, at nothing.
+    /// Recomputes the sums from what is held. Lines that hold nothing stay, at 0.
     pub(super) fn recount(&mut self, held: impl Iterator<Item = Holding>) {
         self.0.values_mut().for_each(|sum| sum.bytes = Bytes::ZERO);
         for Holding { model, class, bytes, .. } in held {
@@ -37,7 +37,7 @@ impl LeaseSums {
         }
     }
 
-    /// A lease of this line had `from` bytes and has `to`; gives the line's sum.
+    /// A lease of this line changed from `from` bytes to `to`. Returns the line's sum.
     pub(super) fn change(&mut self, line: Line, from: Bytes, to: Bytes) -> Sum {
         let sum = self.0.entry(line).or_default();
         sum.bytes = sum.bytes + to - from;
@@ -45,8 +45,7 @@ impl LeaseSums {
         *sum
     }
 
-    /// The lines of models that hold anything, also those of them that are at nothing just now: their peaks are of
-    /// interest until the model is gone.
+    /// The lines of models that hold anything, including lines at 0: their peaks matter until the model is gone.
     pub(super) fn live_lines(&self) -> impl Iterator<Item = (&Line, Sum)> {
         let live: BTreeSet<&Label> =
             self.0.iter().filter(|(_, sum)| !sum.bytes.is_zero()).map(|((model, _), _)| model).collect();

@@ -1,5 +1,5 @@
-//! The mailbox: what survives a budget actor. Notes that leases post, the table of live leases, the fences that leases
-//! wait for, the gates, and who sits there now.
+//! The mailbox: what survives a budget actor. It holds notes that leases post, the table of live leases, the fences
+//! that leases wait for, the gates, and the current actor.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -28,57 +28,57 @@ pub struct BudgetMailbox {
     notes: Mutex<VecDeque<Note>>,
     seat: watch::Sender<Seat>,
     next_request: AtomicU64,
-    /// Written by the budget actor alone; read by metrics, and by a successor that rebuilds the ledger.
+    /// Written by the budget actor alone. Read by metrics, and by a successor that rebuilds the ledger.
     leases: DashMap<LeaseId, Holding>,
     books: Mutex<Books>,
     events: EventLog,
 }
 
-/// What the ledger is told and a successor has to be told again. Used by the budget actor alone.
+/// What a successor must tell its ledger again. Used by the budget actor alone.
 #[derive(Default)]
 pub(super) struct Books {
-    /// Revokers of live segments, and memory that waits for its fence: a successor without them would call bytes free
-    /// that are backed.
+    /// Revokers of live segments, and memory that waits for its fence. A successor without them would call backed bytes
+    /// free.
     pub(super) watch: FenceWatch,
-    /// Leases that are on their way home.
+    /// Leases that are being returned.
     pub(super) ending: BTreeSet<LeaseId>,
-    /// The last lease that was granted.
+    /// The last lease granted.
     pub(super) last_lease: Option<LeaseId>,
-    /// How far each model's startup is.
+    /// The gate of each model.
     pub(super) gates: BTreeMap<Label, Gate>,
-    /// What listeners know to be kept free of use.
+    /// Bytes of the canary, as listeners were last told.
     pub(super) canary_told: Bytes,
-    /// What our process holds beside leases and what the device counts as overhead, as far as it is known why.
+    /// Bytes that our process holds beyond leases and the device's own overhead, as far as explained.
     pub(super) beside: Bytes,
-    /// How much of each lease is in use.
+    /// The use of each lease.
     pub(super) meters: BTreeMap<LeaseId, LeaseMeter>,
-    /// What owners have said of leases that may become smaller and larger.
+    /// What owners declared about elastic leases.
     pub(super) elastic: BTreeMap<LeaseId, Elastic>,
-    /// What the leases sum up to.
+    /// The sums of leases by model and class.
     pub(super) sums: LeaseSums,
 }
 
-/// What a lease has to say, or its owner of it. There are never more than four for each live lease.
+/// A note from a lease or its owner. There are at most four per live lease.
 pub(super) enum Note {
-    /// It has ended.
+    /// The lease has ended.
     Released(ReleaseNote),
-    /// A segment is paid for by it.
+    /// A segment is paid for by this lease.
     Segment(LeaseId, Revoker),
-    /// Its owner obeys orders from now on.
+    /// The owner obeys orders from now on.
     Obeys(LeaseId, Elastic),
-    /// Its memory has been given back to the device, or not.
+    /// Its memory was returned to the device, or that failed.
     Home(PendingReclaim, Result<(), DeviceError>),
 }
 
-/// Who answers for the budget.
+/// The actor that answers for the budget.
 #[derive(Clone, Default)]
 pub(super) enum Seat {
-    /// Nobody yet.
+    /// None yet.
     #[default]
     Empty,
-    /// This one, or its successor soon.
+    /// This one, or a successor soon.
     Taken(ActorRef<BudgetMessage>),
-    /// Nobody ever again.
+    /// None ever again.
     Closed,
 }
 
@@ -96,7 +96,7 @@ impl Default for BudgetMailbox {
 }
 
 impl BudgetMailbox {
-    /// An actor takes its seat, unless the runtime ended while it started.
+    /// Installs an actor, unless the runtime ended while it started.
     pub(super) fn seat(&self, actor: ActorRef<BudgetMessage>) {
         self.seat.send_if_modified(|seat| {
             let open = !matches!(seat, Seat::Closed);
@@ -108,13 +108,13 @@ impl BudgetMailbox {
         self.events.is_back();
     }
 
-    /// The runtime is over: whoever asks from now on, or still waits, hears so at once.
+    /// The runtime is over. Callers that wait, and later ones, hear so at once.
     pub(crate) fn close(&self) {
         self.seat.send_replace(Seat::Closed);
         self.events.close();
     }
 
-    /// Host memory is leased for each picture: nobody wants to hear of that.
+    /// Records the event, except for host memory: each picture leases some, and listeners do not want to hear of that.
     pub(super) fn tell_of_lease(&self, holding: &Holding, event: impl Fn(Leased) -> Event) {
         if holding.class.memory() == Memory::Device {
             self.events.tell(event(holding.into()));
@@ -126,12 +126,12 @@ impl BudgetMailbox {
         metric::forget_device(device, self.books().sums.lines().map(|(line, _)| line));
     }
 
-    /// What has happened.
+    /// The events of this device.
     pub(crate) fn events(&self) -> &EventLog {
         &self.events
     }
 
-    /// Who sits there now.
+    /// The current actor.
     pub(super) fn actor(&self) -> Option<ActorRef<BudgetMessage>> {
         match &*self.seat.borrow() {
             Seat::Taken(actor) => Some(actor.clone()),
@@ -139,7 +139,7 @@ impl BudgetMailbox {
         }
     }
 
-    /// Somebody other than `dead`, as soon as there is one; none if there never will be.
+    /// Waits for an actor other than `dead`. None if there never will be one.
     pub(super) async fn actor_after(&self, dead: Option<ActorId>) -> Option<ActorRef<BudgetMessage>> {
         let mut seat = self.seat.subscribe();
         let is_settled = |seat: &Seat| match seat {
@@ -153,12 +153,12 @@ impl BudgetMailbox {
         }
     }
 
-    /// A number that no question has had.
+    /// A number not used by any question before.
     pub(super) fn next_request(&self) -> RequestId {
         RequestId(self.next_request.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
-    /// The oldest note. One at a time: an actor that dies with a note in its hand loses no other.
+    /// The oldest note. Taking one at a time means that an actor dying with a note in hand loses no other.
     pub(super) fn take_note(&self) -> Option<Note> {
         lock(&self.notes).pop_front()
     }
@@ -167,8 +167,8 @@ impl BudgetMailbox {
         lock(&self.books)
     }
 
-    /// Gives memory back to the device on a thread that may wait for it: a whole card takes a third of a second. What
-    /// came of it is a note, so that a successor hears of it too.
+    /// Returns memory to the device on a thread that may block: a whole card takes a third of a second. The outcome is
+    /// posted as a note, so that a successor hears of it too.
     pub(super) fn bring_home(self: &Arc<Self>, mut reclaim: PendingReclaim) {
         let mailbox = self.clone();
         tokio::task::spawn_blocking(move || {
@@ -179,12 +179,11 @@ impl BudgetMailbox {
 
     /// A dead owner's thread came late: its lease is gone, and so is the memory.
     pub(super) fn revoke(revoker: Revoker) {
-        // What a device that is lost does not take back is nobody's any more; anything else shows when it drops.
+        // Memory that a lost device cannot take back is gone. Any other failure shows when the revoker drops.
         tokio::task::spawn_blocking(move || drop(revoker.revoke()));
     }
 
-    /// Its device is lost, and another takes its place: what was leased of the first is worth nothing. Notes about it
-    /// may still come and hit nobody.
+    /// The device is lost and replaced. Leases of the lost device are worthless. Late notes about it are ignored.
     pub(crate) fn forget_device(&self) {
         let lost: Vec<Holding> = self.leases.iter().map(|entry| entry.clone()).collect();
         self.leases.clear();
@@ -194,7 +193,7 @@ impl BudgetMailbox {
         sums.recount(std::iter::empty());
         let blank = Books { last_lease: books.last_lease, sums, ..Books::default() };
         let old = std::mem::replace(&mut *books, blank);
-        // Memory of users may have waited there for its fence.
+        // Users' memory may have waited there for its fence.
         tokio::task::spawn_blocking(move || drop(old));
     }
 
@@ -203,7 +202,7 @@ impl BudgetMailbox {
         &self.leases
     }
 
-    /// Puts a note into the mailbox and wakes its actor. If there is none, its successor finds the note.
+    /// Posts a note and wakes the actor. If there is none, its successor finds the note.
     pub(super) fn put(&self, note: Note) {
         lock(&self.notes).push_back(note);
         if let Some(actor) = self.actor() {

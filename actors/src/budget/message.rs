@@ -1,70 +1,70 @@
-//! What may be asked of the budget actor.
+//! What the budget actor can be asked.
 
 use bursar_budgets::{Bytes, Gate, GateError, Label, Lease, LeaseId, Owner, Refusal, Request, RequestId, Snapshot};
 
 use crate::{responder::Responder, supervise::FaultInjection};
 
-/// From anybody with a [`Budget`](super::Budget). Credit: the ledger's bounded queue of waiting requests.
+/// Messages from any holder of a [`Budget`](super::Budget). Credit: the ledger's bounded queue of waiting requests.
 pub enum BudgetMessage {
-    /// A lease; answered when it is granted or refused.
+    /// Asks for a lease. Answered when it is granted or refused.
     Ask {
         /// Names the question, to withdraw it.
         id: RequestId,
-        /// What is wanted.
+        /// Owner, class and bytes.
         request: Request,
-        /// Wait for others to give back, or be refused at once.
+        /// Whether to wait for others to give memory back, or be refused at once.
         wait: bool,
-        /// The lease.
+        /// The lease, or why it was refused.
         reply: Responder<Result<Lease, Refusal>>,
     },
-    /// Another size for a lease; shrinking is answered when the fence has passed.
+    /// Resizes a lease. Shrinking is answered when the fence has passed.
     Resize {
         /// Names the question, to withdraw it.
         id: RequestId,
-        /// Which lease.
+        /// The lease to resize.
         lease: LeaseId,
         /// Its new size.
         to: Bytes,
-        /// As for `Ask`, when it grows.
+        /// As for `Ask`, if the lease grows.
         wait: bool,
-        /// To be applied to the lease.
+        /// The change to apply to the lease, or why it was refused.
         reply: Responder<Result<bursar_budgets::Resized, Refusal>>,
     },
     /// The asker has gone.
     Withdraw(RequestId),
-    /// An owner is dead: everything it held is revoked; answered when all of it is home.
+    /// An owner is dead. Everything it held is revoked. Answered when all of it is back.
     OwnerDied {
-        /// Who, and which generation.
+        /// The owner and its generation.
         owner: Owner,
-        /// All is home.
+        /// Answered when all memory is back.
         reply: Responder<()>,
     },
-    /// How far a model's startup is.
+    /// Moves a model's gate.
     Gate {
-        /// Which model.
+        /// The model.
         model: Label,
-        /// Where its gate goes.
+        /// The new state of the gate.
         to: Gate,
-        /// Whether it did.
+        /// Whether the gate moved.
         reply: Responder<Result<(), GateError>>,
     },
-    /// Bytes a new lease of device memory could have now.
+    /// Asks how many bytes of device memory a new lease could get now.
     Available {
-        /// The model that is sized has leased all that it has taken: what came beside that is overhead.
+        /// Whether the model being sized has leased all that it took. Then anything else taken is overhead.
         is_leased: bool,
-        /// How many.
+        /// The bytes available.
         reply: Responder<Bytes>,
     },
-    /// Every byte, by class and owner, after a look at what the driver says is free.
+    /// Every byte, by class and owner, after a fresh look at the driver's free bytes.
     Measure(Responder<Snapshot>),
     /// Every byte, by class and owner.
     Snapshot(Responder<Snapshot>),
-    /// Release notes are in the mailbox.
+    /// Notes are in the mailbox.
     Notes,
-    /// Look at the fences that leases wait for.
+    /// Polls the fences that leases wait for.
     Poll,
-    /// Compare what the driver says is free with the ledger.
+    /// Compares the driver's free bytes with the ledger.
     Look,
-    /// Die of this.
+    /// Fails the actor on purpose.
     InjectFault(FaultInjection),
 }

@@ -1,4 +1,4 @@
-//! The budget actor: the only one that says who may have memory. It asks nobody and waits for nobody.
+//! The budget actor: the only one that grants memory. It asks no other actor and never waits.
 
 mod actor;
 mod core;

@@ -1,54 +1,55 @@
-//! How much more than it has taken a neighbour is given that goes on taking: pure.
+//! How much memory is freed ahead of a neighbour that keeps taking: pure.
 //!
-//! A neighbour can only take what is free. It is given as much again as it has taken, and each time that it takes that
-//! too, soon after, twice as much ahead of it (as slow start finds a rate, Jacobson 1988): one that wants tens of
-//! gibibytes waits for a few changes of keys and values and not for hundreds, each of which costs the steps under way.
-//! What it leaves goes back to them when it has stayed free for a while.
+//! A neighbour can only take what is free, so as much again is freed as it has taken. Each time it soon takes that too,
+//! the amount ahead of it doubles, as slow start finds a rate (Jacobson 1988). So a neighbour that wants tens of GiB
+//! waits for a few changes of keys and values, not for hundreds, each of which costs running steps. What it leaves goes
+//! back to keys and values after it has stayed free for a while.
 
 use std::time::Duration;
 
 use bursar_budgets::Bytes;
 
-/// So many parts of a device are given ahead at most.
+/// At most this fraction of a device is freed ahead: one 32nd.
 const AHEAD_PARTS: u64 = 32;
 
-/// What was seen of a neighbour that takes.
+/// What is known of a neighbour that takes memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PressureBackoff {
     /// When the canary was last owed.
     pressed: Option<Duration>,
-    /// What others held when it was last given more.
+    /// Foreign bytes when more was last freed.
     foreign: Bytes,
     ahead: Bytes,
 }
 
-/// What a look sees that finds the canary owed.
+/// What a look sees while the canary is owed.
 #[derive(Clone, Copy, Debug)]
 pub struct Pressure {
-    /// Since the watcher was born.
+    /// Time since the watcher was created.
     pub at: Duration,
-    /// What others hold.
+    /// Foreign bytes.
     pub foreign: Bytes,
-    /// What should be kept free of use: the least that is given ahead.
+    /// The canary's full size, and the least that is freed ahead.
     pub canary: Bytes,
     /// The device's memory.
     pub total: Bytes,
 }
 
 impl PressureBackoff {
-    /// How long ago the canary was owed; none if it never was.
+    /// How long ago the canary was owed. None if it never was.
     pub fn since(&self, at: Duration) -> Option<Duration> {
         self.pressed.map(|pressed| at.saturating_sub(pressed))
     }
 
-    /// What a neighbour is given beside what is owed; `soon` is how soon after the last look it has to have taken more.
+    /// Bytes to free ahead of a neighbour, beyond what is owed. The amount doubles if the neighbour has taken more
+    /// within `soon` of the last look.
     pub fn ahead(&mut self, seen: Pressure, soon: Duration) -> Bytes {
         let Pressure { at, foreign, canary, total } = seen;
         let goes_on = self.since(at).is_some_and(|since| since < soon);
         self.pressed = Some(at);
         if !goes_on {
             (self.ahead, self.foreign) = (Bytes::ZERO, foreign);
-        // What it leaves of that may be too little for a piece of its own.
+        // A neighbour that needs one large piece may leave some of what was freed, so taking half of it counts.
         } else if foreign >= self.foreign + Bytes(self.ahead.max(canary).0 / 2) {
             self.ahead = (self.ahead * 2).max(canary).min(Bytes(total.0 / AHEAD_PARTS));
             self.foreign = foreign;

@@ -1,4 +1,4 @@
-//! The driver of one request: pictures, sequence, text, end. It outlives the actors it works with.
+//! The driver of one request: pictures, sequence, text, end. It outlives the actors that it uses.
 
 use std::sync::Arc;
 
@@ -26,11 +26,11 @@ use crate::{
     vision::{PinnedPictures, VisionMessage},
 };
 
-/// Deaths under one request after which it is given up: it may well be what kills them, and the model's own patience
-/// (`Intensity`, five restarts a minute) is for all requests together.
+/// A request is given up after more deaths than this, because it may itself be what kills the actors. The model's own
+/// limit (`Intensity`, five restarts a minute) is for all requests together.
 const DEATHS_MAX: u32 = 2;
 
-/// One request under way.
+/// A running request.
 pub(super) struct Driver {
     model: ModelHandle,
     preparation: Preparation,
@@ -41,9 +41,9 @@ pub(super) struct Driver {
     tokenizer: Tokenizer,
     /// Tokens so far. They survive every actor.
     produced: Vec<u32>,
-    /// The prompt's scores so far, one a token; none if they are not wanted or have been told.
+    /// The prompt's scores so far, one per token. None if they are not wanted or have been sent.
     scores: Option<Vec<Option<LogProbabilities>>>,
-    /// Tokens of the prompt that need not be computed when it first began.
+    /// Prompt tokens that were found cached when it first began.
     cached_tokens: Option<usize>,
     detokenizer: Detokenizer,
     filter: StopFilter,
@@ -53,15 +53,15 @@ pub(super) struct Driver {
 
 /// How one life of the request ended.
 enum Life {
-    /// By itself.
+    /// The sequence ended by itself.
     Finished(FinishReason),
     /// The caller has gone.
     Cancelled,
-    /// Actors died under it.
+    /// Its actors died.
     Lost,
 }
 
-/// A sequence in a scheduler. Letting go of it, by whatever way, tells the scheduler that nobody wants the rest.
+/// A sequence in a scheduler. Dropping this in any way tells the scheduler that the rest is not needed.
 struct Admitted {
     scheduler: ActorRef<SchedulerMessage>,
     id: SequenceId,
@@ -69,7 +69,7 @@ struct Admitted {
 
 impl Drop for Admitted {
     fn drop(&mut self) {
-        // One that has ended is unknown there, and a scheduler that is gone has forgotten it.
+        // A sequence that has ended is unknown there, and a scheduler that died has forgotten it.
         drop(self.scheduler.send_message(SchedulerMessage::Cancel(self.id)));
     }
 }
@@ -101,8 +101,8 @@ impl Driver {
         }
     }
 
-    /// Runs the request to its one end. The credit is free again before the caller can hear of that end: whoever asks
-    /// one question after the other never finds the door shut.
+    /// Runs the request to its end. The credit is freed before the caller can see that end, so a caller that asks one
+    /// question after another is never refused for lack of a credit.
     pub(super) async fn run(mut self, deadline: Option<Deadline>, loss: impl Future<Output = ChatError>) {
         let lives = async {
             match deadline {
@@ -112,7 +112,7 @@ impl Driver {
         };
         let outcome = tokio::select! {
             biased;
-            // Before its actors' end can be taken for an ordinary death.
+            // Checked first: otherwise the end of its actors would look like an ordinary death.
             lost = loss => Err(lost),
             outcome = lives => outcome,
         };
@@ -140,7 +140,7 @@ impl Driver {
         }
     }
 
-    /// Lives until it ends by itself; none if the caller has gone.
+    /// Lives until the sequence ends by itself. None if the caller has gone.
     async fn lives(&mut self) -> Result<Option<FinishReason>, ChatError> {
         let events = self.events.clone();
         let mut lead = tokio::select! {
@@ -157,7 +157,7 @@ impl Driver {
                 () = events.closed() => return Ok(None),
             };
             generation = serving.generation;
-            // A life that was lost because the device had no memory says nothing about this request.
+            // A life lost for lack of device memory is not this request's fault.
             if refusals.replace(serving.refusals).is_some_and(|before| before < serving.refusals) {
                 deaths -= 1;
             }
@@ -166,7 +166,7 @@ impl Driver {
                 return Err(ChatError::GivenUp { deaths });
             }
             if self.produced.len() >= self.preparation.tokens_max {
-                // Its actors died between its last token and the word that it was the last.
+                // Its actors died after delivering the last token and before the end.
                 return Ok(Some(FinishReason::Length));
             }
             let pins = match lead.take() {
@@ -185,7 +185,8 @@ impl Driver {
         }
     }
 
-    /// One life, with the actors of one generation. The first of several samples leaves its pictures' pins, if it has any.
+    /// Runs one life, with the actors of one generation. `left` holds the pins that the first of several samples has
+    /// shared; the inner none means a prompt without pictures.
     async fn live(
         &mut self,
         serving: &Serving,
@@ -193,13 +194,14 @@ impl Driver {
     ) -> Result<Life, ChatError> {
         let events = self.events.clone();
         let mut id = None;
-        // Again and again only if it is preempted, which the scheduler bounds: it keeps its age, and the oldest never is.
+        // Repeats only after a preemption. The scheduler bounds these: the request keeps its age, and the oldest is
+        // never preempted.
         loop {
             let pins = match left.take() {
                 Some(pins) => pins,
                 None => tokio::select! {
                     biased;
-                    // What the actors say while they are being replaced is about themselves and not about this request.
+                    // Errors of actors that are being replaced are not about this request.
                     () = self.model.superseded(serving.generation) => return Ok(Life::Lost),
                     () = events.closed() => return Ok(Life::Cancelled),
                     pins = self.embed(serving) => match pins? {
@@ -215,7 +217,8 @@ impl Driver {
         }
     }
 
-    /// The sequence from its admission to its end; none if it has lost its blocks and is to come again with its pictures.
+    /// Runs the sequence from admission to its end. None if it lost its blocks and must be admitted again with its
+    /// pictures.
     async fn run_sequence(
         &mut self,
         serving: &Serving,
@@ -223,25 +226,25 @@ impl Driver {
         pins: Option<Arc<PinnedPictures>>,
     ) -> Result<Option<Life>, ChatError> {
         let sequence = self.sequence(id, pins.as_deref());
-        // The scheduler never waits for a caller: there is room for every token and the end or the word to come again,
-        // for what was found, and for scores that come one by one.
+        // The scheduler never waits for a caller. So there is room for every token, for the number of cached tokens,
+        // for scores sent one by one, and for the end or [`Delivery::ComeAgain`].
         let scores = if self.scores.is_some() { self.preparation.prompt.tokens.len() } else { 0 };
         let room = self.preparation.tokens_max - self.produced.len() + 2 + scores;
         let (deliveries, mut delivered) = mpsc::channel(room);
-        // Only for others: its own are let go as soon as no step wants them.
+        // Kept for other samples only. This sequence releases its own as soon as no step needs them.
         let for_others = self.part.leads().then(|| pins.clone()).flatten();
         let admission = Admission { sequence, pins, deliveries, span: Span::current() };
         self.stopwatch.queue();
         if serving.scheduler.send_message(SchedulerMessage::Admit(admission)).is_err() {
             return Ok(Some(Life::Lost));
         }
-        // Gone before it comes again: the scheduler has forgotten it then.
+        // Dropped before the sequence is admitted again. By then the scheduler has forgotten it.
         let _admitted = Admitted { scheduler: serving.scheduler.clone(), id };
         self.listen(&mut delivered, Lead::Computed { generation: serving.generation, pins: for_others }).await
     }
 
-    /// The pictures' places in the cache; nothing if the vision actor died. The inner nothing is a request without
-    /// pictures.
+    /// The rows of the pictures. The outer none means that the vision actor died, and the inner none that the request
+    /// has no pictures.
     async fn embed(&self, serving: &Serving) -> Result<Option<Option<PinnedPictures>>, ChatError> {
         let Some(vision) = serving.vision.as_ref().filter(|_| !self.preparation.pictures.is_empty()) else {
             return Ok(Some(None));
@@ -280,12 +283,12 @@ impl Driver {
             sampler: self.preparation.sampler.clone(),
             prompt_read: self.preparation.prompt_read.clone(),
         };
-        // Here and not in the scheduler: every other request would wait for it.
+        // Done here, because in the scheduler every other request would wait for it.
         sequence.name_blocks();
         sequence
     }
 
-    /// Takes what is delivered; none if the sequence is to come again.
+    /// Handles deliveries. None if the sequence must be admitted again.
     async fn listen(
         &mut self,
         delivered: &mut mpsc::Receiver<Delivery>,
@@ -310,10 +313,10 @@ impl Driver {
                     self.keep_scores(first, scores);
                     continue;
                 }
-                // Whatever comes now, the prompt is computed.
+                // Any other delivery means that the prompt is computed.
                 Some(delivery) => {
                     self.stopwatch.prompt(self.preparation.prompt.tokens.len(), self.cached_tokens.unwrap_or(0));
-                    // What it leaves to others it keeps no longer than they do.
+                    // From now on the other samples hold the pictures.
                     if let Some(lead) = lead.take() {
                         self.part.announce(|| lead);
                     }
@@ -338,7 +341,7 @@ impl Driver {
         }
     }
 
-    /// Takes the next token; says how this life ends, if it does.
+    /// Handles the next token. Returns how this life ends, if it does.
     async fn take(&mut self, token: Token, at: Instant) -> Result<Option<Life>, ChatError> {
         self.stopwatch.token(at);
         self.produced.push(token.id);
@@ -349,7 +352,7 @@ impl Driver {
             }
         }
         let piece = self.detokenizer.feed(token.id)?;
-        // Until a reply is as long as it must be no stop string ends it.
+        // Until the reply has its minimum length, no stop string ends it.
         let (text, stopped) = match self.produced.len() < self.preparation.tokens_min {
             true => (piece, None),
             false => self.filter.feed(&piece),
@@ -366,11 +369,11 @@ impl Driver {
         }
     }
 
-    /// Tells the prompt's scores once; whether the caller is still there.
+    /// Sends the prompt's scores, once. Returns whether the caller is still there.
     async fn tell_scores(&mut self) -> bool {
         let Some(scores) = self.scores.take() else { return true };
         let tokenizer = self.tokenizer.clone();
-        // Thousands of tokens, each with its rivals.
+        // Decoding thousands of tokens, each with its alternatives, takes time.
         let readable = tokio::task::spawn_blocking(move || {
             let readable =
                 |scores: Option<LogProbabilities>| scores.and_then(|scores| readable(&tokenizer, &scores).ok());
@@ -380,7 +383,7 @@ impl Driver {
         self.events.send(Ok(ChatEvent::Prompt(scores))).await.is_ok()
     }
 
-    /// Whether the caller is still there.
+    /// Sends text. Returns whether the caller is still there.
     async fn say(&mut self, text: String) -> bool {
         if text.is_empty() {
             return true;
@@ -406,7 +409,7 @@ impl Driver {
     }
 }
 
-/// Token ids with their texts.
+/// Adds their text to token ids.
 fn readable(
     tokenizer: &Tokenizer,
     LogProbabilities { chosen, top }: &LogProbabilities,
@@ -418,7 +421,7 @@ fn readable(
     Ok(TokenScore { token: readable(chosen)?, top: top.iter().map(readable).collect::<Result<_, ChatError>>()? })
 }
 
-/// When a reply must be complete.
+/// The time by which a reply must be complete.
 #[derive(Clone, Copy)]
 pub(super) struct Deadline {
     pub(super) at: Instant,
@@ -426,14 +429,14 @@ pub(super) struct Deadline {
 }
 
 impl Deadline {
-    /// From now on.
+    /// A deadline this long from now.
     pub(super) fn after(after: std::time::Duration) -> Self {
-        // One that no clock can show is none that could be missed: a century.
+        // If the clock cannot represent the time, a century is as good as none.
         let at = Instant::now().checked_add(after).unwrap_or_else(|| Instant::now() + CENTURY);
         Deadline { at, after }
     }
 
-    /// What `work` comes to, or that it came too late.
+    /// The result of `work`, or an error if the deadline passed first.
     pub(super) async fn hold<T>(self, work: impl Future<Output = T>) -> Result<T, ChatError> {
         let late = |_| ChatError::TooLate { deadline: self.after };
         tokio::time::timeout_at(self.at, work).await.map_err(late)

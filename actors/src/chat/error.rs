@@ -10,93 +10,93 @@ use thiserror::Error;
 
 use crate::{engine::StartError, responder::AskError, vision::VisionError};
 
-/// Why a chat was not answered, or ended early. It failed alone.
+/// Why a chat was not answered, or ended early. No other chat is affected.
 #[derive(Clone, Debug, Error)]
 pub enum ChatError {
-    /// Nothing was said.
+    /// The chat has no turn.
     #[error("the chat has no turn")]
     Empty,
-    /// Both tokens and something that only a template could turn into tokens.
+    /// The chat has tokens, and also turns or tools that only a template could turn into tokens.
     #[error("the chat is given as tokens, and has turns of text or tools besides")]
     TokensAndTurns,
-    /// As many requests are under way as may be.
+    /// As many requests are running or waiting as allowed.
     #[error("{limit} requests are under way or wait already")]
     Overloaded {
-        /// How many may.
+        /// The limit.
         limit: usize,
     },
-    /// A picture is broken or outside the limits.
+    /// A picture is damaged or outside the limits.
     #[error("picture {index}{file}: {source}")]
     Picture {
-        /// Which picture of the chat, from 0.
+        /// The picture's index in the chat, from 0.
         index: usize,
         /// Its file, if it has one.
         file: FileName,
-        /// What is wrong with it.
+        /// The fault.
         source: Arc<ImageError>,
     },
-    /// A picture is larger than the envelope even after resizing, because it is so thin.
+    /// A picture is so thin that even after resizing it exceeds the envelope.
     #[error("picture {index}{file} takes {patches} patches after resizing, at most {limit} are allowed")]
     PictureTooLarge {
-        /// Which picture of the chat, from 0.
+        /// The picture's index in the chat, from 0.
         index: usize,
         /// Its file, if it has one.
         file: FileName,
-        /// It would have.
+        /// Patches after resizing.
         patches: usize,
-        /// Of the envelope.
+        /// The envelope's limit.
         limit: usize,
     },
-    /// A video is broken or outside the limits.
+    /// A video is damaged or outside the limits.
     #[error("video {index}: {source}")]
     Video {
-        /// Which video of the chat, from 0.
+        /// The video's index in the chat, from 0.
         index: usize,
-        /// What is wrong with it.
+        /// The fault.
         source: Arc<VideoError>,
     },
-    /// More pictures than a request may have.
+    /// The chat has more pictures than the envelope allows.
     #[error("the chat has {pictures} pictures, at most {limit} are allowed")]
     TooManyPictures {
-        /// Of the chat.
+        /// Pictures of the chat.
         pictures: usize,
-        /// Of the envelope.
+        /// The envelope's limit.
         limit: usize,
     },
     /// The prompt leaves no room for an answer.
     #[error("the prompt has {tokens} tokens, and {limit} are the most that prompt and answer may have together")]
     TooLong {
-        /// Of the prompt.
+        /// Tokens of the prompt.
         tokens: usize,
-        /// Of the envelope.
+        /// The envelope's limit for prompt and answer together.
         limit: usize,
     },
     /// `max_tokens` is zero.
     #[error("`max_tokens` is 0")]
     NoTokens,
-    /// The reply would have to be longer than it may.
+    /// The reply's minimum length exceeds its maximum.
     #[error("`min_tokens` is {tokens_min}, but the reply may have {tokens_max} tokens at most")]
     MinTokens {
-        /// `min_tokens`.
+        /// The minimum length, `min_tokens`.
         tokens_min: usize,
-        /// `max_tokens`, or what the context leaves.
+        /// The maximum length: `max_tokens`, or what the context leaves.
         tokens_max: usize,
     },
-    /// No samples, or more than requests may be under way.
+    /// The number of samples is 0, or more than may run at once.
     #[error("{samples} samples were asked for, from 1 to {limit} are possible")]
     Samples {
-        /// Asked for.
+        /// Samples asked for.
         samples: usize,
-        /// Possible.
+        /// The most samples possible.
         limit: usize,
     },
-    /// What ends a formatted reply is its form.
+    /// The chat has a form and `ignore_end`, but a complete form ends the reply.
     #[error("a reply of a given form ends when the form is complete; it cannot ignore its end")]
     FormatWithoutEnd,
     /// The form cannot be compiled.
     #[error(transparent)]
     Format(Arc<GrammarError>),
-    /// The reply was not complete in time.
+    /// The reply was not complete by its deadline.
     #[error("the reply was not complete within its deadline of {} ms", .deadline.as_millis())]
     TooLate {
         /// The chat's deadline.
@@ -120,38 +120,38 @@ pub enum ChatError {
     /// An actor did not answer in time.
     #[error(transparent)]
     Unanswered(#[from] AskError),
-    /// The model did not start, or was refused memory too often while it served.
+    /// The model did not start, or serving was refused memory too often.
     #[error("the model does not serve: {0}")]
     NotStarted(Arc<StartError>),
-    /// The model's arithmetic broke down under this request.
+    /// The model's logits for this request are not numbers.
     #[error("the model's logits are not numbers, so no token can be chosen")]
     NotNumbers,
-    /// The model is gone.
+    /// The model was unloaded, shut down, or given up.
     #[error("the model has stopped: {reason}")]
     Stopped {
-        /// Why.
+        /// The reason given.
         reason: Arc<str>,
     },
-    /// The device that computed it is gone, and with it what was computed. Another may have taken its place.
+    /// The device that computed it was lost, with everything computed. Another device may have taken its place.
     #[error("{reason}")]
     DeviceLost {
-        /// What was said of it; it has the word "lost".
+        /// The device's error; it contains the word "lost".
         reason: Arc<str>,
     },
-    /// The model takes no more requests: it ends when those under way have ended, or at its deadline.
+    /// The model is shutting down: it ends when its running requests have ended, or at its deadline.
     #[error("the model is shutting down and takes no more requests")]
     ShuttingDown,
-    /// The request was begun again as often as is reasonable.
+    /// The model's actors died too often under this request.
     #[error("the model's actors died {deaths} times under this request")]
     GivenUp {
-        /// How often.
+        /// How many deaths there were.
         deaths: u32,
     },
 }
 
 impl ChatError {
-    /// What is said besides by what was refused: where in a schema its fault is, a template's own words. No error and no
-    /// log shows it, as it may quote the schema or the chat: it is for whoever wrote them.
+    /// More detail for the author of the schema or template: where a schema is wrong, or a template's own error text.
+    /// Errors and logs leave it out, because it may quote the schema or the chat.
     pub fn reason(&self) -> Option<&str> {
         match self {
             ChatError::Format(error) => error.reason(),
@@ -161,7 +161,7 @@ impl ChatError {
         }
     }
 
-    /// What to change.
+    /// What the user can change.
     pub fn hint(&self) -> String {
         match self {
             ChatError::Empty => "add a user turn".to_owned(),
@@ -210,19 +210,19 @@ impl ChatError {
     }
 }
 
-/// Who can do something about an error: what a server makes a status of.
+/// What is at fault, as a server maps it to a status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// The request is malformed or outside the limits. Asked again it fails again.
+    /// The request is malformed or outside the limits. It would fail again.
     Request,
-    /// Too much is going on. The same request may be answered later.
+    /// The model is busy. The same request may succeed later.
     Busy,
-    /// The model or the runtime has failed. No request will be answered until somebody looks after them.
+    /// The model or the runtime has failed. No request will succeed until an operator intervenes.
     Model,
 }
 
 impl ChatError {
-    /// Who can do something about it.
+    /// What is at fault.
     pub fn kind(&self) -> ErrorKind {
         match self {
             ChatError::Empty
@@ -256,7 +256,7 @@ impl ChatError {
         }
     }
 
-    /// Why no token could be chosen.
+    /// The error for a token that could not be chosen.
     pub(super) fn broken(error: Arc<SamplingError>) -> Self {
         match &*error {
             SamplingError::NotNumbers | SamplingError::BadLogit { .. } | SamplingError::NoLogits => {

@@ -1,4 +1,4 @@
-//! What a caller hears of a chat.
+//! What a caller receives for a chat.
 
 use crate::finish_reason::FinishReason;
 
@@ -6,26 +6,26 @@ use crate::finish_reason::FinishReason;
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum ChatEvent {
-    /// The prompt's tokens, if asked for. The first one follows nothing and has no probability; nor has one whose logits
-    /// were not numbers.
+    /// The scored prompt tokens, if asked for. None for the first token, which follows nothing, and for tokens whose
+    /// logits were not numbers.
     Prompt(Vec<Option<TokenScore>>),
-    /// The reply's next token, if asked for. The text that it completes comes after it.
+    /// The reply's next token, if asked for. The text that it completes follows.
     Token(TokenScore),
-    /// More text, whole characters only.
+    /// More text, in whole characters.
     Text(String),
-    /// The end.
+    /// The end of the reply.
     Done {
         /// All text of the reply.
         text: String,
-        /// Why it ended.
+        /// Why the reply ended.
         finish_reason: FinishReason,
-        /// What it took.
+        /// The tokens that it used.
         usage: Usage,
     },
 }
 
 impl ChatEvent {
-    /// The text that this event adds to the reply; nothing for all but `Text`.
+    /// The text that this event adds to the reply; empty except for `Text`.
     pub fn text(&self) -> &str {
         match self {
             ChatEvent::Text(text) => text,
@@ -34,35 +34,35 @@ impl ChatEvent {
     }
 }
 
-/// A token of the prompt or the reply with how likely the model held it and others.
+/// A token of the prompt or reply, with its probability and those of its alternatives.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenScore {
     /// The token.
     pub token: ScoredToken,
-    /// The likeliest tokens in its place, likeliest first, as many as were asked for.
+    /// The likeliest tokens at its place, the likeliest first, as many as asked for.
     pub top: Vec<ScoredToken>,
 }
 
 /// A token and its log-probability.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScoredToken {
-    /// The vocabulary's id.
+    /// The id in the vocabulary.
     pub id: u32,
-    /// Its text. What is not a whole character by itself shows as U+FFFD.
+    /// The token's text. Bytes that are no whole character show as U+FFFD.
     pub text: String,
-    /// Natural logarithm of its probability by the model's own distribution; -infinity for an impossible token.
+    /// The natural logarithm of its probability in the model's own distribution; -infinity for an impossible token.
     pub log_probability: f32,
 }
 
-/// What a reply took.
+/// The tokens that a reply used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Tokens of the prompt, those of pictures and videos included.
+    /// Tokens of the prompt, including those of pictures and videos.
     pub prompt_tokens: usize,
-    /// Of those, tokens that stand for pictures and videos.
+    /// Prompt tokens that stand for pictures and videos.
     pub picture_tokens: usize,
-    /// Of those, tokens that were not computed, as another request had begun alike.
+    /// Prompt tokens that were not computed, because another request began alike.
     pub cached_tokens: usize,
-    /// Tokens of the reply; a stop token that ended it is not counted.
+    /// Tokens of the reply, without the stop token that ended it.
     pub completion_tokens: usize,
 }

@@ -1,5 +1,4 @@
-//! How a reply is generated: what a chat may ask for beside what it says. What is not said is as the checkpoint's
-//! `generation_config.json` has it.
+//! How a reply is generated: what a chat may set. The checkpoint's `generation_config.json` gives the defaults.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -7,7 +6,7 @@ use bursar_model::sampling::{OutputFormat, SamplingParams};
 
 use super::Chat;
 
-/// What a chat says about its reply.
+/// A chat's settings for its reply.
 #[derive(Clone, Default)]
 pub(super) struct Generation {
     pub(super) tokens_max: Option<usize>,
@@ -32,7 +31,7 @@ pub(super) struct Generation {
 }
 
 impl Generation {
-    /// The parameters of the reply, with what was not said taken from `defaults`.
+    /// The sampling parameters of the reply, with `defaults` for those not set.
     pub(super) fn sampling(&self, defaults: &SamplingParams, seed: u64) -> SamplingParams {
         SamplingParams {
             temperature: self.temperature.unwrap_or(defaults.temperature),
@@ -49,120 +48,122 @@ impl Generation {
 }
 
 impl Chat {
-    /// Tokens that the reply may have at most; by default as many as the context holds.
+    /// The most tokens of the reply. Default: as many as the context holds.
     pub fn max_tokens(mut self, tokens: usize) -> Self {
         self.generation.tokens_max = Some(tokens);
         self
     }
 
-    /// Tokens that the reply has at least: until then nothing ends it, neither the model nor a stop string. With it a chat
-    /// may name 1,024 stop tokens, those of the checkpoint included.
+    /// The fewest tokens of the reply. Until then neither the model nor a stop string ends it. A chat that sets this
+    /// may have 1,024 stop tokens, including those of the checkpoint.
     pub fn min_tokens(mut self, tokens: usize) -> Self {
         self.generation.tokens_min = tokens;
         self
     }
 
-    /// From 0, which takes the likeliest token, to 100; more makes less likely ones more likely. It divides the logits.
+    /// From 0, which takes the likeliest token, to 100. Logits are divided by it, so higher values make unlikely tokens
+    /// likelier.
     pub fn temperature(mut self, temperature: f64) -> Self {
         self.generation.temperature = Some(temperature);
         self
     }
 
-    /// Only the likeliest tokens that together reach this probability: above 0, and up to 1, which is no limit.
+    /// Samples only from the likeliest tokens that together reach this probability: above 0, and up to 1, which is no
+    /// limit.
     pub fn top_p(mut self, top_p: f64) -> Self {
         self.generation.top_p = Some(top_p);
         self
     }
 
-    /// Only so many of the likeliest tokens; 0 is no limit.
+    /// Samples only from this many of the likeliest tokens; 0 is no limit.
     pub fn top_k(mut self, top_k: usize) -> Self {
         self.generation.top_k = Some(top_k);
         self
     }
 
-    /// Only tokens at least this times as likely as the likeliest: from 0, which is no limit, to 1.
+    /// Samples only tokens at least this many times as likely as the likeliest: from 0, which is no limit, to 1.
     pub fn min_p(mut self, min_p: f64) -> Self {
         self.generation.min_p = Some(min_p);
         self
     }
 
-    /// Makes tokens of the prompt and the reply so far less likely (above 1) or more: logits above 0 are divided by it, those
-    /// below multiplied. From 0.01 to 100.
+    /// Makes tokens that are already in the prompt or reply less likely (above 1) or more likely (below 1): positive
+    /// logits are divided by it, negative ones multiplied. From 0.01 to 100.
     pub fn repetition_penalty(mut self, penalty: f64) -> Self {
         self.generation.repetition_penalty = Some(penalty);
         self
     }
 
-    /// Taken once from the logit of each token that the reply has already; from -2 to 2.
+    /// Subtracted once from the logit of each token already in the reply; from -2 to 2.
     pub fn presence_penalty(mut self, penalty: f64) -> Self {
         self.generation.presence_penalty = Some(penalty);
         self
     }
 
-    /// Taken from the logit of each token as often as the reply has it already; from -2 to 2.
+    /// Subtracted from the logit of each token once per occurrence in the reply; from -2 to 2.
     pub fn frequency_penalty(mut self, penalty: f64) -> Self {
         self.generation.frequency_penalty = Some(penalty);
         self
     }
 
-    /// Added to the logit of this token of the model's vocabulary; from -100, which all but forbids it, to 100, which all
-    /// but demands it. A chat may name 1,024 tokens.
+    /// Added to the logit of this token id: from -100, which all but forbids it, to 100, which all but forces it. A
+    /// chat may name 1,024 tokens.
     pub fn logit_bias(mut self, token: u32, bias: f64) -> Self {
         self.generation.logit_bias.insert(token, bias);
         self
     }
 
-    /// Equal seeds give equal replies, whatever else is going on. Without one, sampled replies differ from each other.
+    /// Equal seeds give equal replies, even under other load. Without a seed, sampled replies differ.
     pub fn seed(mut self, seed: u64) -> Self {
         self.generation.seed = Some(seed);
         self
     }
 
-    /// The reply ends before this text, of at most 1,024 bytes; a chat may have 16 of them.
+    /// The reply ends before this text, of at most 1,024 bytes. A chat may have 16 of them.
     pub fn stop(mut self, text: impl Into<String>) -> Self {
         self.generation.stop.push(text.into());
         self
     }
 
-    /// The reply ends before this token, as it does before those that the checkpoint names.
+    /// The reply ends before this token, as it does before the checkpoint's own stop tokens.
     pub fn stop_token(mut self, token: u32) -> Self {
         self.generation.stop_tokens.push(token);
         self
     }
 
-    /// The tokens with which the model would end its reply do not: it goes on to `max_tokens`.
+    /// Ignores the tokens with which the model would end its reply, which then goes on to `max_tokens`.
     pub fn ignore_end(mut self) -> Self {
         self.generation.ignores_end = true;
         self
     }
 
-    /// Log-probabilities of the reply's tokens come as events, each with so many of the likeliest: at most 20. They are
-    /// the model's own, before temperature and penalties.
+    /// Sends the log-probabilities of the reply's tokens as events, each with this many of the likeliest tokens: at
+    /// most 20. They are the model's own, before temperature and penalties.
     pub fn log_probabilities(mut self, top: usize) -> Self {
         self.generation.log_probabilities = Some(top);
         self
     }
 
-    /// Log-probabilities of the prompt's tokens come as the first event, likewise.
+    /// Sends the log-probabilities of the prompt's tokens as the first event, in the same way.
     pub fn prompt_log_probabilities(mut self, top: usize) -> Self {
         self.generation.prompt_log_probabilities = Some(top);
         self
     }
 
-    /// The reply has this form: it follows a JSON schema, matches a regular expression, and so on.
+    /// Gives the reply a form: a JSON schema, a regular expression, and so on.
     pub fn format(mut self, format: OutputFormat) -> Self {
         self.generation.format = Some(format);
         self
     }
 
-    /// Only chats with the same salt share what was computed of equal beginnings. Without it equal prompts of different
-    /// callers share, and the time to the first token tells whether somebody has asked the same.
+    /// Shares computed prompt beginnings only with chats of the same salt. Without a salt, equal prompts of different
+    /// callers share them, and the time to the first token reveals whether a prompt was asked before.
     pub fn cache_salt(mut self, salt: impl Into<String>) -> Self {
         self.generation.cache_salt = Some(salt.into());
         self
     }
 
-    /// The reply must be complete within this time, from when it is asked for; else it ends with
+    /// The time within which the reply must be complete, from the moment it is asked for. Otherwise it ends with
     /// [`ChatError::TooLate`](super::ChatError::TooLate).
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.generation.deadline = Some(deadline);

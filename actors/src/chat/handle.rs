@@ -1,4 +1,4 @@
-//! A loaded model, as users hold it.
+//! A loaded model as users hold it.
 
 use std::sync::{
     Arc,
@@ -27,7 +27,7 @@ use crate::{
     metric,
 };
 
-/// A loaded model. Cloning shares it; the model stays loaded until its runtime unloads it.
+/// A loaded model. Clones share it. It stays loaded until its runtime unloads it.
 ///
 /// ```
 /// use bursar_actors::{
@@ -60,7 +60,7 @@ pub struct ModelHandle {
     losses: watch::Receiver<Losses>,
 }
 
-/// Events that a driver may be ahead of its caller. A slower caller holds its own reply back and nobody else's.
+/// Events that a driver may be ahead of its caller. A slow caller delays only its own reply.
 const EVENTS_AHEAD: usize = 64;
 
 impl ModelHandle {
@@ -74,7 +74,7 @@ impl ModelHandle {
         ModelHandle { model, status, credits, next_sequence: Arc::default(), losses }
     }
 
-    /// Comes to an error when the device is lost that is there now.
+    /// Resolves to an error when the current device is lost.
     pub(super) fn loss(&self) -> impl Future<Output = ChatError> + Send + use<> {
         let mut losses = self.losses.clone();
         let seen = losses.borrow().count;
@@ -82,46 +82,46 @@ impl ModelHandle {
             let lost = losses.wait_for(|losses| losses.count > seen).await.map(|losses| losses.reason.clone());
             match lost {
                 Ok(reason) => ChatError::DeviceLost { reason },
-                // The runtime is gone, and others say so.
+                // The runtime is gone, which others report.
                 Err(_) => std::future::pending().await,
             }
         }
     }
 
-    /// Asks the model.
+    /// Sends a chat to the model.
     ///
     /// # Errors
-    /// At once, with the limit, the value and a hint, whatever is outside the envelope; [`ChatError::Overloaded`] when
-    /// as many requests are under way as may be, [`ChatError::ShuttingDown`] when the model only waits for those to end.
-    /// What goes wrong later comes as the reply's last event.
+    /// At once, with the limit, the value and a hint, for anything outside the envelope. [`ChatError::Overloaded`] if
+    /// as many requests are running or waiting as allowed. [`ChatError::ShuttingDown`] if the model only waits for
+    /// running requests to end. Later errors are the reply's last event.
     pub async fn chat(&self, chat: Chat) -> Result<Reply, ChatError> {
         let mut replies = self.samples(chat, 1).await?;
         Ok(replies.pop().expect("one sample is one reply"))
     }
 
-    /// Asks the model once and takes several replies. They share their prompt: it is computed by the first, and its
-    /// blocks of keys and values are there once. Each sample is a request and a reply of its own; the seed of each is
-    /// one more than that of the one before, so that each is what [`chat`](ModelHandle::chat) with that seed gives.
-    /// Log-probabilities of the prompt come with the first.
+    /// Sends a chat and takes several replies. They share the prompt: the first sample computes it, and its blocks of
+    /// keys and values exist once. Each sample is a request and a reply of its own. Seeds count up by one, so each
+    /// sample is what [`chat`](ModelHandle::chat) gives with that seed. Log-probabilities of the prompt come with the
+    /// first.
     ///
     /// # Errors
-    /// As [`chat`](ModelHandle::chat), and [`ChatError::Samples`] for none or for more than may be under way.
+    /// As [`chat`](ModelHandle::chat), and [`ChatError::Samples`] for zero samples or more than may run at once.
     pub async fn samples(&self, chat: Chat, samples: usize) -> Result<Vec<Reply>, ChatError> {
         let id = self.next_sequence().0;
         let span = self.span(id);
         let accepted = self.accept(chat, samples, span.clone()).instrument(span.clone()).await;
         accepted.inspect_err(|error| {
-            // With its id: where only warnings are told the span is not.
+            // With the id, because the span is absent where only warnings are recorded.
             span.in_scope(|| warn!(id, reason = end_of(error).name(), %error, "refused"));
         })
     }
 
-    /// A request: all that is told of it, by any actor, is told in here.
+    /// The span of a request, in which every actor records its events.
     fn span(&self, id: u64) -> Span {
         info_span!("request", id, model = %self.model, prompt_tokens = Empty, files = Empty)
     }
 
-    /// Starts the drivers of samples; `first` is the span of the first of them.
+    /// Starts the drivers of the samples. `first` is the first one's span.
     async fn accept(&self, chat: Chat, samples: usize, first: Span) -> Result<Vec<Reply>, ChatError> {
         let asked = Instant::now();
         let limit = self.credits.limit();
@@ -130,7 +130,7 @@ impl ModelHandle {
         }
         let credits = self.credits.take(samples);
         let credits = credits.map_err(|refusal| self.turned_away(samples, self.refused(refusal)))?;
-        // From here on a loss is theirs, also while they are prepared.
+        // Watched from here on, so that a loss during preparation is noticed too.
         let losses: Vec<_> = (0..samples).map(|_| self.loss()).collect();
         let deadline = chat.generation.deadline.map(Deadline::after);
         let begin = |credit| Stopwatch::begin(self.model.clone(), credit, deadline, asked);
@@ -154,7 +154,7 @@ impl ModelHandle {
         Ok(replies.collect())
     }
 
-    /// So many requests were not accepted, for this.
+    /// Counts requests that were not accepted because of `error`.
     fn turned_away(&self, requests: usize, error: ChatError) -> ChatError {
         metric::REQUESTS_TOTAL.add(&(self.model.clone(), end_of(&error)), requests);
         error
@@ -175,8 +175,8 @@ impl ModelHandle {
         };
         let kv_tokens = serving.record.kv_tokens();
         let (context, for_preparation) = (serving.context.clone(), serving.context.clone());
-        // Templates, tokenizers and grammars take their time. The credits are the thread's meanwhile: it goes on though
-        // nobody waits for it any more, and such threads are as many as requests may be.
+        // Templates, tokenizers and grammars are slow, so a thread prepares the chat. It holds the credits, because it
+        // continues even if the caller leaves. So there are at most as many such threads as requests.
         let prepare = move || match Preparation::of(&chat, &for_preparation, kv_tokens, stopwatches.len()) {
             Ok(prepared) => Ok((prepared, stopwatches)),
             Err(error) => Err(end_all(stopwatches, error)),
@@ -186,11 +186,10 @@ impl ModelHandle {
         Ok((context, prepared, stopwatches))
     }
 
-    /// The actors that serve now: to ask them, to watch them, to link yours to them, or to kill them. Waits while they are
-    /// being replaced.
+    /// The actors that serve now, to ask, watch, link to or kill. Waits while they are being replaced.
     ///
-    /// Watch with `mine.monitor(theirs)`, and link with `mine.link(theirs)`, which ends yours with theirs. An actor has
-    /// one supervisor: `theirs.link(mine)` would take it from the engine, which could no longer replace it.
+    /// Watch with `mine.monitor(theirs)`. Link with `mine.link(theirs)`, which ends your actor with theirs. An actor
+    /// has one supervisor: `theirs.link(mine)` would take it from the engine, which could then not replace it.
     ///
     /// # Errors
     /// [`ChatError::NotStarted`] or [`ChatError::Stopped`].
@@ -198,8 +197,8 @@ impl ModelHandle {
         self.serving_after(0).await
     }
 
-    /// The actors that serve, of a later [`generation`](Serving::generation) than this: the successors of dead ones, as
-    /// soon as they are there.
+    /// Waits for serving actors of a later [`generation`](Serving::generation) than this one: the successors of dead
+    /// actors.
     ///
     /// # Errors
     /// As [`serving`](ModelHandle::serving).
@@ -220,7 +219,7 @@ impl ModelHandle {
         }
     }
 
-    /// Returns when the actors of `generation` serve no longer, or are about not to.
+    /// Waits until the actors of `generation` no longer serve, or are about to stop.
     pub(super) async fn superseded(&self, generation: u64) {
         let mut status = self.status.clone();
         let is_other = |status: &Status| match status {
@@ -240,12 +239,12 @@ impl ModelHandle {
         }
     }
 
-    /// Its requests, as the runtime counts them.
+    /// The credits of its requests.
     pub(crate) fn credits(&self) -> &Credits {
         &self.credits
     }
 
-    /// Requests under way or waiting, and how many there may be.
+    /// Requests running or waiting, and the most there may be.
     pub fn requests(&self) -> (usize, usize) {
         (self.credits.taken(), self.credits.limit())
     }

@@ -1,4 +1,4 @@
-//! Samples of one prompt: the first computes it, the others wait and take its blocks and pictures.
+//! Samples of one prompt. The first computes it. The others wait, then take its blocks and pictures.
 
 use std::sync::Arc;
 
@@ -11,27 +11,27 @@ use crate::vision::PinnedPictures;
 pub(super) enum Lead {
     /// The prompt is computed.
     Computed {
-        /// By the actors of this generation.
+        /// The generation of the actors that computed it.
         generation: u64,
         /// The prompt's pictures in the cache.
         pins: Option<Arc<PinnedPictures>>,
     },
-    /// Actors died under it again and again. The others would be the same to them.
+    /// Actors died under the first sample too often. The others would fare no better.
     GivenUp,
 }
 
-/// A sample's part among those of its prompt.
+/// The role of a sample among those of its prompt.
 pub(super) enum Part {
-    /// Alone, or not waiting and not waited for any more.
+    /// A single sample, or one that no longer waits or is waited for.
     Alone,
-    /// Others wait for the prompt.
+    /// Computes the prompt while others wait.
     Leads(watch::Sender<Option<Lead>>),
-    /// Waits for the first.
+    /// Waits for the first sample.
     Follows(watch::Receiver<Option<Lead>>),
 }
 
 impl Part {
-    /// The parts of so many samples.
+    /// The roles of `samples` samples.
     pub(super) fn of(samples: usize) -> Vec<Part> {
         if samples < 2 {
             return (0..samples).map(|_| Part::Alone).collect();
@@ -46,18 +46,18 @@ impl Part {
         matches!(self, Part::Leads(_))
     }
 
-    /// The prompt is computed, or given up: whoever waits may go on.
+    /// Lets the waiting samples go on: the prompt is computed, or given up.
     pub(super) fn announce(&mut self, lead: impl FnOnce() -> Lead) {
         if let Part::Leads(followers) = std::mem::replace(self, Part::Alone) {
             followers.send_replace(Some(lead()));
         }
     }
 
-    /// Waits until the prompt is computed, or until whoever was to do that has gone.
+    /// Waits until the prompt is computed, or the first sample has gone.
     pub(super) async fn wait(&mut self) -> Option<Lead> {
         let Part::Follows(leader) = self else { return None };
         let lead = leader.wait_for(Option::is_some).await.ok().and_then(|lead| lead.clone());
-        // What the first holds for others it holds until all have taken it.
+        // This drops the receiver. The shared pictures are held until every sample has done so.
         *self = Part::Alone;
         lead
     }

@@ -1,7 +1,7 @@
 //! Chats: a request from its first check to its last event.
 //!
-//! A request is driven by a task of its own, outside the supervision tree. Actors that die take no request with them:
-//! its driver comes again with the prompt and the tokens so far, and the caller sees a pause.
+//! A task outside the supervision tree drives each request, so actors that die take no request with them. The driver
+//! submits the prompt and the tokens so far again, and the caller sees a pause.
 
 mod driver;
 mod error;

@@ -28,18 +28,18 @@ pub(super) struct Preparation {
     pub(super) stop: StopRules,
     pub(super) stop_tokens: Arc<[u32]>,
     pub(super) sampler: Arc<Sampler>,
-    /// What the sampler reads of the prompt.
+    /// The prompt tokens that the sampler reads.
     pub(super) prompt_read: Arc<[u32]>,
     pub(super) score_prompt: Option<usize>,
-    /// Of no tokens yet.
+    /// Starts without tokens.
     pub(super) prefix: PrefixKeys,
 }
 
 impl Preparation {
-    /// Prepares `samples` replies to one chat; the seed of each is one more than that of the one before.
+    /// Prepares `samples` replies to one chat. Seeds count up by one.
     ///
     /// # Errors
-    /// Whatever is outside the envelope, with the limit, the value and a hint.
+    /// Anything outside the envelope, with the limit, the value and a hint.
     pub(super) fn of(
         chat: &Chat,
         context: &ModelContext,
@@ -77,9 +77,9 @@ impl Preparation {
         }
         let merged = context.family.merged_patches().unwrap_or(1);
         let cost = RequestCost::of(count + tokens_max, grids.iter().flat_map(|grid| grid.costs(merged)));
-        // Rule 3: whatever is outside was resized or refused above.
+        // Rule 3: everything outside was resized or refused above.
         assert!(cost.is_within(&largest), "a request of {cost:?} was let in where {largest:?} was stressed");
-        // All samples read the same of it.
+        // All samples read the same prompt tokens.
         let prompt_read = samplers.first().map_or_else(|| [].into(), |sampler| sampler.read_of(&prompt.tokens));
         let prompt = Arc::new(prompt);
         let prepared = samplers.into_iter().map(|sampler| Preparation {
@@ -98,7 +98,7 @@ impl Preparation {
                 .map_or_else(PrefixKeys::default, |salt| PrefixKeys::salted(salt.as_bytes())),
         });
         let mut prepared: Vec<_> = prepared.collect();
-        // Scores of the prompt are the same for all.
+        // Scores of the prompt are the same for all samples.
         if let Some(first) = prepared.first_mut() {
             first.score_prompt = asked.prompt_log_probabilities;
         }
@@ -106,7 +106,7 @@ impl Preparation {
     }
 }
 
-/// What the template sees beside the turns.
+/// The inputs of the template besides the turns.
 fn template_inputs(chat: &Chat) -> TemplateInputs {
     TemplateInputs {
         tools: (!chat.tools.is_empty()).then(|| chat.tools.clone()),
@@ -116,7 +116,7 @@ fn template_inputs(chat: &Chat) -> TemplateInputs {
     }
 }
 
-/// A prompt that needs no template, if the model can read it.
+/// A prompt given as tokens, if the model can read it.
 fn checked_tokens(chat: &Chat, context: &ModelContext, tokens: &[u32]) -> Result<Vec<u32>, ChatError> {
     if chat.says_more_than_tokens() {
         return Err(ChatError::TokensAndTurns);
@@ -128,7 +128,7 @@ fn checked_tokens(chat: &Chat, context: &ModelContext, tokens: &[u32]) -> Result
     }
 }
 
-/// How the tokens of each sample are chosen. A grammar remembers where its own sample is.
+/// One sampler per sample, because a grammar tracks its own sample's progress.
 fn samplers(chat: &Chat, context: &ModelContext, ends: &Arc<[u32]>, samples: usize) -> Result<Vec<Sampler>, ChatError> {
     let asked = &chat.generation;
     let vocabulary = context.family.decoder().vocabulary;
@@ -166,17 +166,17 @@ fn now_unix_seconds() -> i64 {
     since.map_or(0, |since| since.as_secs() as i64)
 }
 
-/// Sizes from headers alone; what is outside the envelope is resized or refused.
+/// The sizes of pictures, from their headers alone. Anything outside the envelope is resized or refused.
 fn plan_pictures(context: &ModelContext, visuals: &[Visual]) -> Result<Vec<VisualPlan>, ChatError> {
     if visuals.is_empty() {
         return Ok(Vec::new());
     }
-    // Templates of text models fail at pictures with words that help nobody.
+    // Templates of text models fail on pictures with unhelpful messages.
     let processors = context.processors.as_ref().ok_or(LayoutError::TextOnly { pictures: visuals.len() })?;
     Ok(processors.plan(visuals, VisualLimits { envelope: &context.envelope, image: &context.image_limits })?)
 }
 
-/// A seed that nobody chose: the standard library's own source of randomness, that of its hash maps.
+/// A random seed, from the standard library's source for hash maps.
 fn any_seed() -> u64 {
     RandomState::new().build_hasher().finish()
 }

@@ -10,57 +10,57 @@ use bursar_model::{
 
 use super::generation::Generation;
 
-/// Bytes of a file that is read before it is known which model it is for: a bound against what never ends.
+/// The most bytes read from a file before its model is known: a bound against endless files.
 const FILE_BYTES_MAX: u64 = 1 << 30;
 
-/// A picture for a chat: encoded as PNG, JPEG, WebP, GIF (its first frame), BMP or TIFF, or as pixels.
+/// A picture for a chat: encoded as PNG, JPEG, WebP, GIF (first frame), BMP or TIFF, or given as pixels.
 #[derive(Clone, Debug)]
 pub struct Image(pub(super) ImageBytes);
 
 impl Image {
-    /// Reads a file of up to 1 GiB. What a model takes of it, by default 20 MiB, is held against its
-    /// [`image_limits`](crate::engine::LoadOptions::image_limits) when the model is asked.
+    /// Reads a file of up to 1 GiB. The model's own limit, by default 20 MiB, is part of its
+    /// [`image_limits`](crate::engine::LoadOptions::image_limits) and is checked when the model is asked.
     ///
     /// # Errors
-    /// It cannot be read, or is larger.
+    /// The file cannot be read, or is larger.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, ImageError> {
         Image::open_within(path, &ImageLimits { bytes_max: FILE_BYTES_MAX, ..ImageLimits::default() })
     }
 
-    /// Reads a file that is no larger than `limits` allow: those of the model that is to be asked.
+    /// Reads a file within `limits`: those of the model to be asked.
     ///
     /// # Errors
-    /// It cannot be read, or is larger.
+    /// The file cannot be read, or is larger.
     pub fn open_within(path: impl AsRef<Path>, limits: &ImageLimits) -> Result<Self, ImageError> {
         ImageBytes::open(path, limits).map(Image)
     }
 
-    /// Its size as shown, in pixels a row and rows, if its header can be read and is within `limits`. Nothing is decoded: a
-    /// file may still turn out to be damaged.
+    /// Its width and height in pixels as shown, if its header can be read and is within `limits`. Nothing is decoded,
+    /// so the file may still be damaged.
     ///
     /// # Errors
-    /// What a model with these limits would refuse it for before decoding it.
+    /// Those with which a model with these limits would refuse the picture before decoding it.
     pub fn size(&self, limits: &ImageLimits) -> Result<(u32, u32), ImageError> {
         self.0.probe(limits).map(|header| (header.width, header.height))
     }
 
-    /// Takes encoded bytes. They are looked at when the chat is.
+    /// Takes encoded bytes. They are checked when a model is asked.
     pub fn from_bytes(encoded: impl Into<Arc<[u8]>>) -> Self {
         Image(ImageBytes::new(encoded))
     }
 
-    /// Takes decoded pixels: `[height, width, 3]` bytes of red, green and blue, rows from the top. For pictures that a
-    /// camera, a renderer or another decoder has made.
+    /// Takes decoded pixels: `[height, width, 3]` bytes of red, green and blue, rows from the top. For pictures from a
+    /// camera, a renderer or another decoder.
     ///
     /// # Errors
-    /// A side is zero, or the bytes are not as many.
+    /// A side is zero, or the number of bytes does not match.
     pub fn from_rgb(width: u32, height: u32, pixels: impl Into<Arc<[u8]>>) -> Result<Self, ImageError> {
         ImageBytes::from_rgb(width, height, pixels).map(Image)
     }
 }
 
-/// A video for a chat, as its frames: encoded pictures of one size, in the order they are shown. Decoding a film and
-/// picking frames is the caller's.
+/// A video for a chat, given as frames: encoded pictures of one size, in the order in which they are shown. The caller
+/// decodes the film and picks the frames.
 ///
 /// ```
 /// use bursar_actors::chat::{Chat, Image, Video};
@@ -72,8 +72,9 @@ impl Image {
 pub struct Video(pub(super) flow::Video);
 
 impl Video {
-    /// Takes frames and how many of *these* frames make a second: a film of 24 frames a second of which every twelfth was
-    /// picked has 2. The model reads the time between them from it. They are looked at when the chat is.
+    /// Takes frames, and the number of *these* frames per second. If every twelfth frame of a film of 24 frames per
+    /// second was picked, that is 2. The model reads the time between frames from it. The frames are checked when a
+    /// model is asked.
     pub fn from_frames(frames: impl IntoIterator<Item = Image>, frames_per_second: f64) -> Self {
         let frames: Vec<ImageBytes> = frames.into_iter().map(|frame| frame.0).collect();
         Video(flow::Video::new(frames, frames_per_second))
@@ -89,11 +90,11 @@ pub enum Content {
     Image(Image),
     /// A video.
     Video(Video),
-    /// A call of a function: see [`Chat::tool_call`].
+    /// A function call; see [`Chat::tool_call`].
     ToolCall(serde_json::Value),
 }
 
-/// Kinds and sizes: what is said is the user's.
+/// Shows kinds and sizes, never the content, which is the user's.
 impl fmt::Debug for Content {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -105,8 +106,8 @@ impl fmt::Debug for Content {
     }
 }
 
-/// A conversation and how it is to be answered: a value that can be kept, cloned and gone on with. Nothing is checked
-/// before a model is asked; then what is outside its limits is refused with the limit, the value and a hint.
+/// A conversation and how to answer it: a value that can be kept, cloned and continued. Nothing is checked before a
+/// model is asked. Then anything outside the model's limits is refused, with the limit, the value and a hint.
 ///
 /// ```
 /// use bursar_actors::chat::{Chat, Image};
@@ -125,14 +126,14 @@ impl fmt::Debug for Content {
 #[derive(Clone, Default)]
 pub struct Chat {
     turns: Vec<(Role, Vec<Content>)>,
-    /// Instead of what turns are rendered to.
+    /// A prompt in tokens, instead of rendered turns.
     pub(super) tokens: Option<Arc<[u32]>>,
     pub(super) tools: Vec<serde_json::Value>,
     pub(super) template_variables: serde_json::Map<String, serde_json::Value>,
     pub(super) generation: Generation,
 }
 
-/// What is said by kinds and sizes, what is asked for not at all: stop strings and forms are the user's too.
+/// Shows kinds and sizes only, because content, stop strings and forms are the user's.
 impl fmt::Debug for Chat {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
@@ -145,14 +146,14 @@ impl fmt::Debug for Chat {
 }
 
 impl Chat {
-    /// An empty conversation, answered as the checkpoint's `generation_config.json` says.
+    /// An empty conversation, answered with the settings of the checkpoint's `generation_config.json`.
     pub fn new() -> Self {
         Chat::default()
     }
 
-    /// A prompt as tokens of the model's vocabulary, which are taken as they are: nothing is rendered, nothing is added.
-    /// The token that stands for a picture or a video in the model's templates stands once for each, and the pictures
-    /// follow by [`image`](Chat::image) in their order. For prompts that were made elsewhere, and for measurements.
+    /// A prompt as tokens of the model's vocabulary, used as they are: nothing is rendered or added. The placeholder
+    /// token of the model's templates must occur once for each picture or video. The pictures follow by
+    /// [`image`](Chat::image), in order. For prompts made elsewhere, and for measurements.
     ///
     /// ```
     /// use bursar_actors::chat::Chat;
@@ -162,28 +163,28 @@ impl Chat {
         Chat { tokens: Some(tokens.into()), ..Chat::default() }
     }
 
-    /// What the operator says.
+    /// Adds a system turn.
     pub fn system(self, text: impl Into<String>) -> Self {
         self.turn(Role::System, vec![Content::Text(text.into())])
     }
 
-    /// What the user says. A picture that follows belongs to the same turn and stands before its text.
+    /// Adds a user turn. A picture that follows joins this turn and comes before its text.
     pub fn user(self, text: impl Into<String>) -> Self {
         self.turn(Role::User, vec![Content::Text(text.into())])
     }
 
-    /// What the model said.
+    /// Adds a turn of the model.
     pub fn assistant(self, text: impl Into<String>) -> Self {
         self.turn(Role::Assistant, vec![Content::Text(text.into())])
     }
 
-    /// A picture in the last user's turn, behind its other pictures and videos and before its text: the order that models are
-    /// trained with. For another order see [`turn`](Chat::turn).
+    /// Adds a picture to the last user turn, after its other pictures and videos and before its text, the order in
+    /// which models are trained. For another order see [`turn`](Chat::turn).
     pub fn image(self, image: Image) -> Self {
         self.show(Content::Image(image))
     }
 
-    /// A video in the last user's turn, placed as [`image`](Chat::image) places a picture.
+    /// Adds a video to the last user turn, at the place where [`image`](Chat::image) puts a picture.
     pub fn video(self, video: Video) -> Self {
         self.show(Content::Video(video))
     }
@@ -199,22 +200,22 @@ impl Chat {
         self
     }
 
-    /// A turn with its pieces in this order.
+    /// Adds a turn with its pieces in this order.
     pub fn turn(mut self, role: Role, contents: Vec<Content>) -> Self {
         self.turns.push((role, contents));
         self
     }
 
-    /// Functions that the model may call, each as the JSON that its chat template expects: usually OpenAI's
-    /// `{"type": "function", "function": {"name": .., "description": .., "parameters": ..}}`.
+    /// Functions that the model may call, each as the JSON that its chat template expects: usually OpenAI's `{"type":
+    /// "function", "function": {"name": .., "description": .., "parameters": ..}}`.
     pub fn tools(mut self, tools: impl IntoIterator<Item = serde_json::Value>) -> Self {
         self.tools.extend(tools);
         self
     }
 
-    /// A call of a function in the model's last turn, as the chat template expects it: usually OpenAI's `{"type":
-    /// "function", "function": {"name": .., "arguments": {..}}}`. The reply's text is for the caller to parse: models
-    /// write calls in ways of their own.
+    /// Adds a function call to the model's last turn, as the chat template expects it: usually OpenAI's `{"type":
+    /// "function", "function": {"name": .., "arguments": {..}}}`. The caller parses calls from the reply's text,
+    /// because models write them in different ways.
     pub fn tool_call(mut self, call: serde_json::Value) -> Self {
         if !matches!(self.turns.last(), Some((Role::Assistant, _))) {
             self.turns.push((Role::Assistant, Vec::new()));
@@ -225,29 +226,29 @@ impl Chat {
         self
     }
 
-    /// What a function answered.
+    /// Adds the result of a function call.
     pub fn tool_result(self, text: impl Into<String>) -> Self {
         self.turn(Role::Tool, vec![Content::Text(text.into())])
     }
 
-    /// A variable that the chat template reads, such as `enable_thinking`.
+    /// Sets a variable that the chat template reads, such as `enable_thinking`.
     pub fn template_variable(mut self, name: impl Into<String>, value: impl Into<serde_json::Value>) -> Self {
         self.template_variables.insert(name.into(), value.into());
         self
     }
 
-    /// Whether it asks for nothing.
+    /// Whether there is no turn and no token.
     pub(super) fn is_empty(&self) -> bool {
         self.turns.is_empty() && self.tokens.as_ref().is_none_or(|tokens| tokens.is_empty())
     }
 
-    /// Whether something is said that only a template could place beside tokens.
+    /// Whether the chat contains something that only a template could combine with tokens.
     pub(super) fn says_more_than_tokens(&self) -> bool {
         let is_shown = |content: &Content| matches!(content, Content::Image(_) | Content::Video(_));
         !self.tools.is_empty() || self.turns.iter().any(|(_, contents)| !contents.iter().all(is_shown))
     }
 
-    /// The turns as templates take them, and the pictures and videos in the order of their places.
+    /// The turns as templates take them, and the pictures and videos in order of appearance.
     pub(super) fn split(&self) -> (Vec<Message>, Vec<Visual>) {
         let mut visuals = Vec::new();
         let messages = self.turns.iter().map(|(role, contents)| {

@@ -1,4 +1,4 @@
-//! What is recorded of one request: when it was asked, queued, begun, answered token by token, and how it ended.
+//! What is recorded of one request: when it was asked, queued, begun and answered token by token, and how it ended.
 
 use bursar_budgets::Label;
 use tokio::time::Instant;
@@ -9,26 +9,26 @@ use crate::{
     metric::{self, Recording, RequestEnd},
 };
 
-/// One accepted request, from the question on. It holds the request's credit, so whoever holds it is under way; one that
-/// is dropped before anybody has said how it ended has lost its caller, or its deadline has passed.
+/// One accepted request, from the moment it was asked. It holds the request's credit, so the request counts as running
+/// while this lives. If it is dropped before its end is recorded, the caller has gone or the deadline has passed.
 pub(super) struct Stopwatch {
     model: Label,
-    /// None once it has ended.
+    /// None once the request has ended.
     credit: Option<Credit>,
     deadline: Option<Deadline>,
     asked: Instant,
-    /// When the scheduler was told of it.
+    /// When the request was submitted to the scheduler.
     queued: Option<Instant>,
-    /// When the first step that it is part of was planned.
+    /// When the first step with this request was planned.
     begun: Option<Instant>,
-    /// Tokens of its prompt, once they are counted.
+    /// Tokens of its prompt, once counted.
     prompt_tokens: Option<usize>,
     /// Tokens of its reply so far.
     generated_tokens: usize,
-    /// When its first token came, and its last.
+    /// When the first token arrived, and the latest.
     first: Option<Instant>,
     last: Option<Instant>,
-    /// Looked up once: a step has a token for each of hundreds.
+    /// Looked up once, because a step has a token for each of hundreds of requests.
     intervals: Recording,
 }
 
@@ -51,12 +51,12 @@ impl Stopwatch {
         }
     }
 
-    /// The scheduler is told of it. In later lives it has waited before.
+    /// The request is submitted to the scheduler. Later lives are not counted, because it has waited before.
     pub(super) fn queue(&mut self) {
         self.queued.get_or_insert_with(Instant::now);
     }
 
-    /// It is part of the next step.
+    /// The request is part of the next step.
     pub(super) fn start(&mut self) {
         if let (Some(queued), None) = (self.queued, self.begun) {
             self.begun = Some(Instant::now());
@@ -64,7 +64,7 @@ impl Stopwatch {
         }
     }
 
-    /// Its prompt is computed, all but so many tokens that others had computed before. Said again it is no news.
+    /// The prompt is computed, except for `cached` tokens computed earlier. Only the first call counts.
     pub(super) fn prompt(&mut self, tokens: usize, cached: usize) {
         if self.prompt_tokens.replace(tokens).is_none() {
             metric::PROMPT_TOKENS_TOTAL.add(&self.model, tokens);
@@ -72,23 +72,23 @@ impl Stopwatch {
         }
     }
 
-    /// A token of its reply was there at this moment.
+    /// A token of the reply was ready at `at`.
     pub(super) fn token(&mut self, at: Instant) {
         self.generated_tokens += 1;
         self.first.get_or_insert(at);
         match self.last.replace(at) {
-            // Its step may have ended before the driver of another life said so.
+            // Its step may have ended before an earlier life's driver reported a token.
             Some(last) => self.intervals.record(at.saturating_duration_since(last)),
             None => metric::TIME_TO_FIRST_TOKEN_SECONDS.record(&self.model, at.saturating_duration_since(self.asked)),
         }
     }
 
-    /// Actors died under it, and it begins again.
+    /// Its actors died, and it begins again.
     pub(super) fn redo(&self) {
         metric::REQUESTS_REDONE_TOTAL.add(&self.model, 1);
     }
 
-    /// It has ended so; its credit is free.
+    /// The request has ended, and its credit is free.
     pub(super) fn end(mut self, how: RequestEnd) {
         self.close(how);
     }
@@ -104,7 +104,7 @@ impl Stopwatch {
 }
 
 impl Stopwatch {
-    /// It has ended by itself.
+    /// Records the times of a request that ended by itself.
     fn measure(&self) {
         let model = &self.model;
         metric::REQUEST_SECONDS.record(model, self.asked.elapsed());
@@ -128,7 +128,7 @@ impl Drop for Stopwatch {
     }
 }
 
-/// How a request ended that was answered with this.
+/// How a request ended that was answered with this error.
 pub(super) fn end_of(error: &ChatError) -> RequestEnd {
     match (error, error.kind()) {
         (ChatError::Overloaded { .. }, _) => RequestEnd::Overloaded,

@@ -10,8 +10,8 @@ use tokio::sync::mpsc;
 
 use super::{ChatError, ChatEvent};
 
-/// The events of one reply: texts and what else was asked for, then exactly one end, [`ChatEvent::Done`] or an error.
-/// Dropping it cancels the request. It is a [`Stream`] too.
+/// The events of one reply: text and what else was asked for, then exactly one end, [`ChatEvent::Done`] or an error.
+/// Also a [`Stream`]. Dropping it cancels the request.
 ///
 /// ```
 /// # use bursar_actors::{chat::{Chat, ChatError, ChatEvent}, engine::LoadOptions};
@@ -26,7 +26,7 @@ use super::{ChatError, ChatEvent};
 ///     match event? {
 ///         ChatEvent::Text(piece) => heard += &piece,
 ///         ChatEvent::Done { text, usage, .. } => assert!(text == heard && usage.completion_tokens <= 5),
-///         _ => {} // Log-probabilities, which nobody asked for.
+///         _ => {} // Log-probabilities, which this chat did not ask for.
 ///     }
 /// }
 /// # runtime.shutdown().await;
@@ -44,15 +44,15 @@ impl Reply {
         Reply { events, ended: false }
     }
 
-    /// The next event; none after the end.
+    /// The next event. None after the end.
     pub async fn next(&mut self) -> Option<Result<ChatEvent, ChatError>> {
         std::future::poll_fn(|context| self.poll_event(context)).await
     }
 
-    /// All of the reply at once.
+    /// Waits for the end of the reply and returns its whole text.
     ///
     /// # Errors
-    /// What ended it early.
+    /// The error that ended it early.
     pub async fn text(mut self) -> Result<String, ChatError> {
         let mut whole = String::new();
         while let Some(event) = self.next().await {

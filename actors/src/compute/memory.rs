@@ -1,4 +1,4 @@
-//! The memory that an engine serves from: leased by the profile, held for the lanes.
+//! The memory that an engine serves from: leased by the profile, used by the lanes.
 
 use std::{
     ops::Deref,
@@ -17,30 +17,30 @@ use bursar_model::{
 
 use crate::compute::graph::{Captured, GraphShape};
 
-/// Everything but the weights.
+/// All memory of an engine except the weights.
 ///
-/// To take a whole card back takes a third of a second, so where this is dropped on a thread of tokio another thread does
-/// that. On a lane's own thread it is done when the drop is.
+/// Unmapping a whole card takes a third of a second. If this is dropped on a tokio thread, another thread does that. On
+/// a lane's own thread it is done when the drop returns.
 pub struct EngineMemory(Option<EngineParts>);
 
-/// What is in it.
+/// The parts of an engine's memory.
 pub struct EngineParts {
     /// Temporaries of steps.
     pub step_workspace: Arc<Segment>,
-    /// Where steps choose, for the steps behind them.
+    /// Buffers in which steps choose tokens, for the steps after them to read.
     pub sampling: SamplingMemory,
-    /// Temporaries of vision launches; none for a model that takes no pictures.
+    /// Temporaries of vision launches. None for a model without pictures.
     pub vision_workspace: Option<Arc<Segment>>,
-    /// Embeddings of pictures; likewise.
+    /// Embeddings of pictures. None for a model without pictures.
     pub vision_cache: Option<VisionCache>,
     /// Keys and values.
     pub kv: KvMemory,
-    /// What captured steps read, and what pays for them; none where there are no graphs.
+    /// The inputs of captured steps, and the lease for the graphs. None on a device without graphs.
     pub graphs: Option<GraphInputs>,
 }
 
 impl EngineMemory {
-    /// All of it together.
+    /// Joins the parts.
     pub fn new(parts: EngineParts) -> Self {
         EngineMemory(Some(parts))
     }
@@ -64,61 +64,61 @@ impl Drop for EngineMemory {
     }
 }
 
-/// Where steps ask for their choices, make them and report them. What the newest has chosen stays on the device, where
-/// the next step reads it before the host has.
+/// Buffers for the parameters of sampling, the chosen tokens and reports. The newest tokens stay on the device, where
+/// the next step reads them before the host has.
 pub struct SamplingMemory {
     segment: Segment,
     shape: SamplingShape,
 }
 
 impl SamplingMemory {
-    /// Bytes of whole pages that sampling buffers take.
+    /// Bytes of the sampling buffers, in whole pages.
     pub fn bytes(shape: SamplingShape, page: Bytes) -> Bytes {
         DType::U32.bytes(shape.words()).round_up(page)
     }
 
-    /// A segment that is backed for sampling buffers of `shape`.
+    /// Takes a segment that is backed for sampling buffers of `shape`.
     ///
     /// # Panics
-    /// If it is backed for less.
+    /// If less is backed.
     pub fn over(segment: Segment, shape: SamplingShape) -> Self {
         let bytes = DType::U32.bytes(shape.words());
         assert!(bytes <= segment.backed(), "sampling buffers of {bytes} in {}", segment.backed());
         SamplingMemory { segment, shape }
     }
 
-    /// The buffers.
+    /// The buffers as tensors.
     pub fn buffers(&self) -> SamplingBuffers<'_> {
-        // SAFETY: the segment is backed for it, starts a page and lives as long as the borrow; only the step lane touches
-        // it, one pass after the other.
+        // SAFETY: the segment is backed for these words, page-aligned, and outlives the borrow. Only the step lane
+        // touches it, one pass after another.
         let words = unsafe { Tensor::persistent(self.segment.address(), [self.shape.words()], DType::U32) };
         SamplingBuffers::over(words, self.shape)
     }
 }
 
-/// Where steps that decode alone find their inputs, captured or not: one place for all sizes, as the steps of a lane are in
-/// order. And what pays for the graphs themselves.
+/// The inputs of decode steps, captured or not. All sizes share one place, because the steps of a lane run in order.
+/// Also holds the lease that pays for the graphs.
 pub struct GraphInputs {
     segment: Segment,
     shape: GraphShape,
-    /// The driver holds as much for the graphs, at no address of ours.
+    /// The driver holds this many bytes for the graphs, at no address of ours.
     paid: OnceLock<Lease>,
-    /// How many sizes the lane that lives has captured.
+    /// How many sizes the current lane has captured.
     captured: Arc<Captured>,
 }
 
 impl GraphInputs {
-    /// A segment that is backed for the inputs of the largest step of `shape`.
+    /// Takes a segment that is backed for the inputs of the largest step of `shape`.
     ///
     /// # Panics
-    /// If it is backed for less.
+    /// If less is backed.
     pub fn over(segment: Segment, shape: GraphShape) -> Self {
         let bytes = DType::U32.bytes(shape.layout(shape.sequences).words());
         assert!(bytes <= segment.backed(), "inputs of {bytes} in {}", segment.backed());
         GraphInputs { segment, shape, paid: OnceLock::new(), captured: Arc::default() }
     }
 
-    /// What the layouts follow from.
+    /// What determines the layouts.
     pub fn shape(&self) -> GraphShape {
         self.shape
     }
@@ -126,13 +126,13 @@ impl GraphInputs {
     /// `[words]` u32 for a step of `layout`, which must be one of the [shape](Self::shape)'s.
     pub fn tensor(&self, layout: &StepLayout) -> Tensor<'_> {
         assert!(layout.tokens <= self.shape.sequences && *layout == self.shape.layout(layout.tokens), "{layout:?}");
-        // SAFETY: the segment is backed for the largest layout and lives as long as the borrow; only the step lane touches
-        // it, one pass after the other.
+        // SAFETY: the segment is backed for the largest layout and outlives the borrow. Only the step lane touches it,
+        // one pass after another.
         unsafe { Tensor::persistent(self.segment.address(), [layout.words()], DType::U32) }
     }
 
-    /// Keeps what pays for the graphs, for as long as this lives: longer than any lane that works in this memory, and so
-    /// than its graphs. A second lease is dropped.
+    /// Keeps the lease that pays for the graphs for as long as this lives, which is longer than any lane here, and so
+    /// longer than its graphs. A second lease is dropped.
     pub fn pay(&self, lease: Lease) {
         drop(self.paid.set(lease));
     }
@@ -142,7 +142,7 @@ impl GraphInputs {
         &self.captured
     }
 
-    /// What is leased for the graphs, once they are captured.
+    /// Bytes leased for the graphs, once they are captured.
     pub fn paid(&self) -> Bytes {
         self.paid.get().map_or(Bytes::ZERO, Lease::bytes)
     }
@@ -157,41 +157,41 @@ pub struct VisionCache {
 }
 
 impl VisionCache {
-    /// All of a backed segment as rows of `hidden` elements.
+    /// All of a backed segment, as rows of `hidden` elements.
     pub fn over(segment: Segment, hidden: usize, dtype: DType) -> Self {
         let rows = (segment.backed().0 / dtype.bytes(hidden).0) as usize;
         VisionCache { segment, rows, hidden, dtype }
     }
 
-    /// One embedding.
+    /// Bytes of one embedding.
     pub fn row_bytes(&self) -> Bytes {
         self.dtype.bytes(self.hidden)
     }
 
-    /// How many embeddings fit.
+    /// The number of embeddings that fit.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
     /// `[rows, hidden]`
     pub fn tensor(&self) -> Tensor<'_> {
-        // SAFETY: the segment is backed for that many rows and lives as long as the borrow; the vision actor gives a
-        // row to one picture at a time, and the step lane reads it only after the vision lane said that it is written.
+        // SAFETY: the segment is backed for that many rows and outlives the borrow. The vision actor gives a row to one
+        // picture at a time, and the step lane reads it only after the vision lane has reported it written.
         unsafe { Tensor::persistent(self.segment.address(), [self.rows, self.hidden], self.dtype) }
     }
 }
 
-/// Keys and values, one segment a layer, all paid for by one lease.
+/// Keys and values: one segment per layer, all paid for by one lease.
 pub struct KvMemory {
     segments: Vec<Segment>,
     shape: KvShape,
-    /// Backed blocks. It becomes smaller only when no step names one that goes, and larger at any time.
+    /// Backed blocks. The number shrinks only when no step uses a block that goes. It may grow at any time.
     blocks: AtomicUsize,
     lease: Arc<Lease>,
 }
 
 impl KvMemory {
-    /// Bytes of whole pages that `blocks` blocks take over all layers.
+    /// Bytes of `blocks` blocks over all layers, in whole pages.
     pub fn bytes(shape: KvShape, blocks: usize, page: Bytes) -> Bytes {
         (shape.block_bytes() * blocks as u64).round_up(page) * shape.layers as u64
     }
@@ -202,7 +202,7 @@ impl KvMemory {
         (layer.0 / shape.block_bytes().0) as usize
     }
 
-    /// Reserves addresses for `blocks_max` blocks and backs none; `lease` pays for those that will be.
+    /// Reserves addresses for `blocks_max` blocks and backs none. `lease` pays for those backed later.
     pub fn reserve(
         device: &Arc<dyn Device>,
         shape: KvShape,
@@ -215,8 +215,8 @@ impl KvMemory {
         Ok(KvMemory { segments, shape, blocks: AtomicUsize::new(0), lease })
     }
 
-    /// Backs the first `blocks` blocks of every layer, which the lease must pay for. On refusal the layers that were
-    /// backed stay so, and the blocks are as many as before.
+    /// Backs the first `blocks` blocks of every layer, which the lease must pay for. If the device refuses, layers
+    /// already backed stay so, and the number of blocks is unchanged.
     pub fn grow_to(&self, blocks: usize) -> Result<(), DeviceError> {
         for segment in &self.segments {
             segment.back_to(self.shape.block_bytes() * blocks as u64)?;
@@ -225,14 +225,14 @@ impl KvMemory {
         Ok(())
     }
 
-    /// Unbacks all but the first `blocks` blocks of every layer. Graphs that were captured stay valid, as addresses do; a
-    /// step that names a block behind them faults.
+    /// Unbacks all but the first `blocks` blocks of every layer. Captured graphs stay valid, because addresses do. A
+    /// step that uses a block after the last one faults.
     ///
     /// # Errors
-    /// What the device says; layers that were unbacked stay so.
+    /// The device's error. Layers already unbacked stay so.
     ///
     /// # Panics
-    /// If the fence, made behind the last step, has not passed: our own bug.
+    /// If the fence, made after the last step, has not passed, which is our bug.
     pub fn shrink_to(&self, blocks: usize, last_use: &Fence) -> Result<(), DeviceError> {
         self.blocks.fetch_min(blocks, Ordering::AcqRel);
         for segment in &self.segments {
@@ -241,29 +241,29 @@ impl KvMemory {
         Ok(())
     }
 
-    /// What pays for it.
+    /// The lease that pays for all of it.
     pub fn lease(&self) -> &Lease {
         &self.lease
     }
 
-    /// Backed blocks.
+    /// The number of backed blocks.
     pub fn blocks(&self) -> usize {
         self.blocks.load(Ordering::Acquire)
     }
 
-    /// What a token looks like.
+    /// The shape of a token's keys and values.
     pub fn shape(&self) -> KvShape {
         self.shape
     }
 
-    /// One view a layer, on the backed blocks.
+    /// One view per layer, on the backed blocks.
     pub fn layers(&self) -> Vec<KvLayer> {
         self.layers_of(self.blocks())
     }
 
-    /// One view a layer, on all blocks that addresses are reserved for, backed or not: for graphs, which keep the number as
-    /// it is when they are captured and outlive growing and shrinking. The host names no block that is not backed, to a
-    /// graph as to any step; one that it named all the same would fault.
+    /// One view per layer, on all reserved blocks, backed or not. For graphs, which store the number at capture and
+    /// outlive growing and shrinking. The host names only backed blocks to a graph, as to any step; any other would
+    /// fault.
     pub fn layers_reserved(&self) -> Vec<KvLayer> {
         let reserved = self.segments.iter().map(Segment::reserved).min().unwrap_or(Bytes::ZERO);
         self.layers_of((reserved.0 / self.shape.block_bytes().0) as usize)
@@ -273,8 +273,8 @@ impl KvMemory {
         self.segments
             .iter()
             .map(|segment| {
-                // SAFETY: that many blocks are backed, or those that steps name are; the lane that calls this keeps the
-                // memory alive while it computes, and only the step lane touches keys and values.
+                // SAFETY: that many blocks are backed, or at least those that steps use. The lane that calls this keeps
+                // the memory alive while it computes, and only the step lane touches keys and values.
                 unsafe { KvLayer::new(segment.address(), blocks, self.shape) }
             })
             .collect()

@@ -1,7 +1,7 @@
-//! What computes: the threads of lanes and what they run a model on, captured graphs, and the memory they work in.
+//! What computes: lanes' threads, what they run a model on, captured graphs, and their memory.
 //!
-//! It knows no actor and sends no message: a lane is asked by a job and answers by a closure. All `unsafe` code of this crate
-//! is here, where leased memory becomes tensors.
+//! This module knows no actor and sends no message: a lane is asked by a job and answers through a closure. It holds
+//! all `unsafe` code of this crate, where leased memory becomes tensors.
 
 pub mod graph;
 pub mod lane;
@@ -10,6 +10,7 @@ mod processor;
 
 pub use processor::{Loaded, Processor};
 
-/// Launches under way at once: one that the device runs, and one behind it, so that it never waits for the host to pack and
-/// move the next pictures. They are in order on one lane and share its workspace, so both take what one was stressed to.
+/// Launches running at once: one on the device and one queued after it, so that the device never waits for the host to
+/// pack and copy pictures. They run in order on one lane and share its workspace, so both fit what one was stressed
+/// with.
 pub const LAUNCHES: usize = 2;

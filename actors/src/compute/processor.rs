@@ -15,21 +15,21 @@ use crate::{
     compute::memory::EngineMemory,
 };
 
-/// What passes are planned for and run on. Cloning shares it.
+/// What passes are planned for and run on. Clones share it.
 #[derive(Clone)]
 pub enum Processor {
     /// Threads of the CPU, over host memory.
     Cpu {
-        /// How many share an operation.
+        /// Threads that share an operation.
         threads: usize,
     },
     /// The loaded kernels of a GPU.
     Cuda(Loaded),
 }
 
-/// The loaded kernels of a GPU. To let go of them takes a moment, and waits for whoever takes memory of the device or
-/// measures what is left of it; where the last of them drops on a thread of tokio, others take over its tasks. It is over
-/// when the drop returns: a program that ended meanwhile would take the driver from under it.
+/// The loaded kernels of a GPU. Unloading takes a moment, and waits for any thread that takes or measures memory of the
+/// device. If the last clone is dropped on a tokio thread, other threads take over that thread's tasks. The drop
+/// returns only when unloading is done, because a program that ended earlier would take the driver away from under it.
 #[derive(Clone)]
 pub struct Loaded(Option<Arc<CudaKernels>>);
 
@@ -54,10 +54,10 @@ impl Drop for Loaded {
 }
 
 impl Processor {
-    /// What passes are planned for where `device` has its memory, in the best of its types.
+    /// The target for `device`, in the best of its types.
     ///
     /// # Errors
-    /// A GPU cannot be asked.
+    /// A GPU cannot be queried.
     pub fn best_target(device: &Arc<dyn Device>, threads: usize) -> Result<Target, OpenError> {
         match device.clone().as_cuda() {
             Some(cuda) => Ok(Target::Cuda(CudaTarget::of(&cuda)?)),
@@ -65,10 +65,10 @@ impl Processor {
         }
     }
 
-    /// What computes for `target` where `device` has its memory. On a GPU that loads the kernels and cuBLASLt.
+    /// The processor for `target` on `device`. On a GPU this loads the kernels and cuBLASLt.
     ///
     /// # Errors
-    /// What is missing on a GPU.
+    /// Something that a GPU needs is missing.
     pub fn on(device: &Arc<dyn Device>, target: Target, search: &BlasSearch) -> Result<Self, OpenError> {
         match (target, device.clone().as_cuda()) {
             (Target::Cuda(target), Some(cuda)) => {
@@ -79,7 +79,7 @@ impl Processor {
         }
     }
 
-    /// What plans are made for.
+    /// The target that plans are made for.
     pub fn target(&self) -> Target {
         match self {
             Processor::Cpu { threads } => Target::Cpu { threads: *threads },
@@ -87,7 +87,7 @@ impl Processor {
         }
     }
 
-    /// The library of matrix products with its version; none on a CPU.
+    /// The library of matrix products, with its version. None on a CPU.
     pub fn library(&self) -> Option<String> {
         match self {
             Processor::Cpu { .. } => None,
@@ -95,7 +95,7 @@ impl Processor {
         }
     }
 
-    /// Which algorithm was fastest for each product, as far as that was measured; none on a CPU, which has no choice.
+    /// The fastest algorithm measured for each product. None on a CPU, which has no choice.
     pub fn tuning(&self) -> Option<Tuning> {
         match self {
             Processor::Cpu { .. } => None,
@@ -103,14 +103,14 @@ impl Processor {
         }
     }
 
-    /// Puts `tuning` in place of what was measured. Does nothing on a CPU.
+    /// Replaces the measured algorithms. Does nothing on a CPU.
     pub fn tune(&self, tuning: &Tuning) {
         if let Processor::Cuda(kernels) = self {
             kernels.tune(tuning);
         }
     }
 
-    /// Starts a lane's thread over `workspace`, which must be of `memory`.
+    /// Starts a lane's thread over `workspace`, which must belong to `memory`.
     ///
     /// # Errors
     /// A GPU refuses a stream or page-locked memory.
@@ -138,7 +138,7 @@ impl Processor {
     /// Copies a checkpoint's weights into `segment`; see [`Model::load`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Model::load`].
     pub fn load(
         &self,
         checkpoint: &Checkpoint,
@@ -146,7 +146,7 @@ impl Processor {
         progress: impl FnMut(Bytes, Bytes) -> ControlFlow<()>,
     ) -> Result<Model, LoadError> {
         match self {
-            // Copies need no threads of their own.
+            // Copying needs only one thread.
             Processor::Cpu { .. } => Model::load(checkpoint, &Cpu::new(1), segment, progress),
             Processor::Cuda(kernels) => {
                 let cuda = Cuda::new(kernels).map_err(|error| match error {
@@ -154,7 +154,7 @@ impl Processor {
                     error => unreachable!("what is loaded is not looked for again: {error}"),
                 })?;
                 let model = Model::load(checkpoint, &cuda, segment, progress)?;
-                // The copies are under way still, and lanes have other streams.
+                // The copies are still running, and lanes use other streams.
                 cuda.wait()?;
                 Ok(model)
             }

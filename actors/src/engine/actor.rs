@@ -33,77 +33,76 @@ use crate::{
     vision::{VisionActor, VisionArguments, VisionMessage},
 };
 
-/// Supervises one model.
+/// The supervisor of one model.
 pub struct EngineActor;
 
-/// What it starts with.
+/// The arguments of an engine.
 #[derive(Clone)]
 pub struct EngineArguments {
     /// The model's name.
     pub label: Label,
-    /// Where its files come from.
+    /// The source of its files.
     pub source: CheckpointOrigin,
-    /// What the user chose.
+    /// The options that the user chose.
     pub options: LoadOptions,
-    /// Where leases come from.
+    /// The budget that grants its leases.
     pub budget: Budget,
-    /// Where memory comes from.
+    /// The device that backs its memory.
     pub device: Arc<dyn Device>,
-    /// What outlives this engine.
+    /// Weights, lanes and kernels that outlive this engine.
     pub weight_store: WeightStore,
-    /// How many engines this model has had.
+    /// The number of this engine among the model's engines.
     pub generation: u64,
-    /// Where handles look.
+    /// The channel on which handles see the model's status.
     pub status: Arc<watch::Sender<Status>>,
-    /// Who watches the start.
+    /// Called for each step of the start.
     pub progress: ProgressSink,
 }
 
-/// Its state.
+/// The state of an engine.
 pub struct EngineState {
     arguments: EngineArguments,
-    /// Planning and loading, while they are under way.
+    /// Planning and loading, while they run.
     task: Option<BackgroundTask>,
-    /// Decoding is captured again on a new lane, which decodes launch by launch meanwhile.
+    /// Capturing graphs on a new lane. Until it ends, the lane decodes launch by launch.
     recapture: Latest,
-    /// What the plan says; of the latest attempt that came so far, whether or not it was loaded.
+    /// The plan of the latest attempt that got that far, whether or not its weights were loaded.
     plan: Option<StartPlan>,
     planned: Option<Planned>,
     attempts: Attempts,
-    /// Each attempt that has ended, and that it was ready of the one that serves.
+    /// A report for each attempt that has ended, and for the one that serves.
     reports: Vec<AttemptReport>,
-    /// How far the attempt under way is.
+    /// The progress of the current attempt.
     course: Course,
-    /// What would make the model fit is being worked out, for the error that its start ends in.
+    /// Finding which knobs would make the model fit, for the error that ends its start.
     advice: Option<BackgroundTask>,
-    /// The attempt that serving lives on: all is held in its name, also behind later ones that only made it smaller.
+    /// The attempt that owns what serving uses. Later attempts that only shrink the cache keep this owner.
     served_by: Option<u32>,
-    /// Since which start of serving actors there is this vision actor, which outlives the others.
+    /// The start of serving actors that created the vision actor, which can outlive kv and scheduler.
     vision_since: u64,
-    /// What was refused memory while it served is to be served again when keys and values are smaller.
+    /// Serving was refused memory, and starts again once keys and values have shrunk.
     is_redoing: bool,
-    /// The attempt whose steps were refused memory on purpose.
+    /// The last attempt in which a fault plan refused a step memory.
     injected: Option<u32>,
     profile: Option<ActorCell>,
     profiled: Option<Arc<Profiled>>,
-    /// How many blocks keys and values have, from READY on.
+    /// The size of keys and values, from READY on.
     elastic: Option<Elastic>,
     children: Children,
     restarts: RestartLog,
     born: Instant,
-    /// When the last attempt began.
+    /// When the latest attempt began.
     attempted: Instant,
-    /// What the last attempt that got ready took.
+    /// How long the latest successful attempt took.
     sized_within: Option<Duration>,
     servings: u64,
     deaths: u64,
-    /// A restart that is waited for: its number, and the first of the children that it starts.
+    /// The pending restart: its number, and the first child that it starts.
     restarting: Option<(u64, usize)>,
 }
 
-/// The serving actors, in the order in which they start: each may hold what the ones before it gave out, so the death
-/// of one ends those behind it. The scheduler's death ends the kv actor too: nobody else could tell it which of its
-/// tables nobody needs any more.
+/// The serving actors, in start order. Each may point at what an earlier one handed out, so a death also ends every
+/// later actor. The scheduler's death ends kv too: no other actor could tell kv which of its tables are unused now.
 #[derive(Default)]
 struct Children {
     vision: Option<ActorRef<VisionMessage>>,
@@ -113,7 +112,7 @@ struct Children {
 
 const KV: usize = 1;
 
-/// Those that serve, by place.
+/// The roles of the children, by place.
 const CHILDREN: [Role; 3] = [Role::Vision, Role::Kv, Role::Scheduler];
 
 impl Children {
@@ -129,7 +128,8 @@ impl Children {
         self.cells().iter().position(|child| child.as_ref().is_some_and(|child| child.get_id() == cell.get_id()))
     }
 
-    /// Forgets the children from `first` on; gives those that may still live, last first.
+    /// Forgets the children from `first` on, but always at least kv and scheduler. Returns those that may still be
+    /// alive, last first.
     fn take_from(&mut self, first: usize) -> Vec<ActorCell> {
         let cells = self.cells();
         if first == 0 {
@@ -203,7 +203,7 @@ impl Actor for EngineActor {
                 state.profiled = Some(Arc::new(profiled));
                 state.served_by = Some(state.attempts.number());
                 let elastic = Elastic::new(state.elastic_place(), state.envelope());
-                // Heard of by the budget before it answers for the gate: nothing is left for it to do behind READY.
+                // The budget hears of it before it answers for the gate, so that READY needs nothing more of it.
                 elastic.obey(&myself);
                 state.elastic = Some(elastic);
                 state.move_gate(Gate::Frozen).await?;
@@ -221,8 +221,8 @@ impl Actor for EngineActor {
                     state.refused_while_serving(&myself, error).await?;
                 }
             }
-            // What was not captured is run launch by launch. A lane that died of it is heard of by its scheduler, and its
-            // successor captures again.
+            // Sizes that were not captured are run launch by launch. If the lane died, its scheduler hears of it, and
+            // the next lane captures again.
             EngineMessage::Recaptured { task, .. } if !state.recapture.reported(task) => {}
             EngineMessage::Recaptured { outcome, .. } => {
                 if !matches!(outcome?, Ok(Recaptured::All)) {
@@ -285,14 +285,14 @@ impl Actor for EngineActor {
         event: SupervisionEvent,
         state: &mut EngineState,
     ) -> Result<(), ActorProcessingErr> {
-        // The state of the dead comes with the news and is let go first: it may have work under way.
+        // The event carries the dead actor's state. Drop that first, because it may hold running work.
         let Some((cell, reason)) = end_of(event) else { return Ok(()) };
         if state.profile.as_ref().is_some_and(|profile| profile.get_id() == cell.get_id()) {
             state.profile = None;
             state.show();
             state.attempt_failed(&myself, ProfileError::Died { reason }).await?;
         } else if let Some(place) = state.children.place(&cell) {
-            // One that was stopped in the course of another's restart is no longer listed.
+            // A child that was stopped for another's restart is no longer listed here.
             state.child_died(&myself, place, &reason).await?;
         }
         state.show();
@@ -301,17 +301,17 @@ impl Actor for EngineActor {
 }
 
 impl EngineState {
-    /// The owner of everything that this attempt leases, and that serving then lives on.
+    /// The owner of everything that this attempt leases, and that serving then uses.
     fn owner(&self) -> Owner {
         self.arguments.owner(self.served_by.unwrap_or(self.attempts.number()))
     }
 
-    /// Of the actors that serve, or are about to.
+    /// The generation of the actors that serve, or are about to.
     fn serving_generation(&self) -> u64 {
         self.arguments.generation << 32 | self.servings
     }
 
-    /// A lane of what serves now, or is being sized.
+    /// A lane of the model that serves or is being sized.
     fn lane(&self, which: WhichLane) -> Option<Lane> {
         let lanes = self.arguments.weight_store.lanes()?;
         match which {
@@ -320,8 +320,8 @@ impl EngineState {
         }
     }
 
-    /// On a device that is lost nothing is tried again: this engine dies of it, and the runtime sees to the rest. The
-    /// driver is asked, as a kernel's fault is heard of at the next call.
+    /// Fails if the device is lost: retrying would be useless, so this engine dies and the runtime takes over. It asks
+    /// the driver, because a kernel's fault is reported only on the next call.
     fn check_device(&self) -> Result<(), DeviceError> {
         match self.arguments.device.memory() {
             Err(error) if error.is_lost() => Err(error),
@@ -391,7 +391,7 @@ impl EngineState {
         })
     }
 
-    /// Tells the requests that wait. Whoever waits for the start goes on from here, so all else is told before.
+    /// Publishes READY to waiting requests. They go on from here, so everything else is published first.
     fn let_in(&mut self, myself: &ActorRef<EngineMessage>, serving: Serving) {
         self.show();
         self.arguments.show(Status::Ready(serving));
@@ -404,7 +404,7 @@ impl EngineState {
         &self.plan.as_ref().expect("planned before served").inputs.envelope
     }
 
-    /// What the size of keys and values is changed with.
+    /// What a change of the cache's size works with.
     fn elastic_place(&self) -> Place {
         let EngineArguments { label, budget, device, weight_store, .. } = self.arguments.clone();
         let memory = self.profiled.as_ref().expect("sized before served").memory.clone();
@@ -422,7 +422,7 @@ impl EngineState {
         };
         let arguments = VisionArguments {
             budget: self.arguments.budget.clone(),
-            // Its leases of host memory are held by tasks and end with them, whatever becomes of the actor.
+            // Tasks hold its leases of host memory, which end with them even if the actor dies first.
             owner: self.arguments.vision_owner(),
             model_label: self.arguments.label.clone(),
             model,
@@ -438,8 +438,8 @@ impl EngineState {
         Ok(Some(VisionActor::spawn_linked(None, VisionActor, arguments, myself.get_cell()).await?.0))
     }
 
-    /// What dead actors left on the lanes ends first: it still writes where their successors will. A lane whose thread
-    /// has died starts again on the same memory.
+    /// Waits for the jobs that dead actors left on the lanes, because these still write where successors will. A lane
+    /// whose thread has died starts again on the same memory.
     async fn revive_lanes(&mut self, myself: &ActorRef<EngineMessage>) -> Result<(), ActorProcessingErr> {
         let profiled = self.profiled.clone().expect("sized before served");
         profiled.lanes.idle().await;
@@ -451,7 +451,7 @@ impl EngineState {
         let place = LanesPlace { processor, device, model, memory };
         let (weight_store, generation) = (&self.arguments.weight_store, self.owner().generation);
         let Some(lanes) = Lanes::start(Some(profiled.lanes.clone()), place, weight_store, generation).await? else {
-            return Ok(()); // An end is being put to this engine.
+            return Ok(()); // This engine is being ended.
         };
         if let (Some(inputs), false) = (&profiled.memory.graphs, profiled.lanes.step.is_alive()) {
             let captured = inputs.captured().clone();
@@ -475,10 +475,10 @@ impl EngineState {
             Decision::Restart { children, after } => {
                 self.arguments.tell_of_restart(CHILDREN[place], reason);
                 for child in self.children.take_from(children.start) {
-                    // The dead one answers at once; the others are stopped before a successor starts.
+                    // The dead child answers at once. The others are stopped before any successor starts.
                     drop(child.kill_and_wait(None).await);
                 }
-                // One that is waited for already is part of this one.
+                // A restart already pending becomes part of this one.
                 let first = self.restarting.map_or(children.start, |(_, first)| first.min(children.start));
                 if let Some(elastic) = &mut self.elastic {
                     elastic.serving(myself, None);

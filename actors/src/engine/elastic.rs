@@ -1,4 +1,4 @@
-//! Keys and values that become fewer and more after READY: what the engine does about the budget's orders (ADR 19).
+//! Keys and values that shrink and grow after READY: how the engine obeys the budget's orders (ADR 19).
 
 mod core;
 
@@ -29,16 +29,16 @@ use crate::{
     tree,
 };
 
-/// How often the fence behind the last step is looked at.
+/// How often the fence after the last step is polled.
 const FENCE_POLL: Duration = Duration::from_micros(500);
 
-/// A change that could not be brought to an end, so that nobody knows what is backed: the engine dies of it.
+/// A change that failed halfway, so that it is unknown what is backed. The engine dies of it.
 #[derive(Debug, Error)]
 pub enum ElasticError {
-    /// The device said no to taking memory back.
+    /// The device failed to unback memory.
     #[error("while resizing keys and values: {0}")]
     Device(#[from] DeviceError),
-    /// The budget said no to a smaller lease, or nothing.
+    /// The budget refused a smaller lease, or did not answer.
     #[error("while resizing keys and values: {0}")]
     Lease(#[from] LeaseError),
     /// The scheduler did not answer.
@@ -60,17 +60,17 @@ pub(super) struct Place {
     pub(super) generation: u64,
 }
 
-/// The pool of one engine, from READY on.
+/// The cache size of one engine, from READY on.
 pub(super) struct Elastic {
     core: PoolCore,
     place: Place,
-    /// The change under way. It ends with the engine.
+    /// The change in progress. It ends with the engine.
     task: Option<BackgroundTask>,
 }
 
 impl Elastic {
-    /// All of `place`, of which one sequence of the full context always stays, and a whole step: with that every request
-    /// comes to its end, one after the other if need be.
+    /// Starts with all blocks of `place`. The floor holds one sequence of the full context, or a whole step, so that
+    /// every request can still finish, one at a time if need be.
     pub(super) fn new(place: Place, envelope: &Envelope) -> Self {
         let tokens = envelope.context_tokens.max(envelope.step_tokens);
         // Whole pages are backed, and all of their blocks are used.
@@ -83,7 +83,7 @@ impl Elastic {
         self.core.blocks()
     }
 
-    /// Obeys the budget from now on: what it orders is a message to `engine`.
+    /// Obeys the budget from now on. Orders arrive as messages to `engine`.
     pub(super) fn obey(&self, engine: &ActorRef<EngineMessage>) {
         let (place, engine) = (&self.place, engine.clone());
         let lease = place.memory.kv.lease();
@@ -97,7 +97,7 @@ impl Elastic {
         place.budget.obey(lease, elastic);
     }
 
-    /// The budget has an order.
+    /// Handles an order of the budget.
     pub(super) fn ordered(&mut self, order: Order, engine: &ActorRef<EngineMessage>, scheduler: Scheduler<'_>) {
         let input = match order {
             Order::GiveUp { to } => Input::GiveUp(self.place.blocks_in(to)),
@@ -111,28 +111,28 @@ impl Elastic {
         self.step(Input::Serving(scheduler.is_some()), engine, scheduler);
     }
 
-    /// What more would take was refused while it was served: from now on there are `most` blocks at most. Nobody serves and
-    /// the lanes have no work, and so it stays until this is no longer [quiet](Self::is_quiet).
+    /// Serving was refused memory: from now on there are at most `most` blocks. Until the pool is no longer
+    /// [quiet](Self::is_quiet), no actor serves and the lanes have no work.
     pub(super) fn cap(&mut self, most: usize, engine: &ActorRef<EngineMessage>) {
         self.step(Input::Cap(most), engine, None);
     }
 
-    /// As [`cap`](Self::cap), for a size that stays: until what was ordered is done.
+    /// As [`cap`](Self::cap), but the size stays and only orders already given are carried out.
     pub(super) fn pause(&mut self, engine: &ActorRef<EngineMessage>) {
         self.step(Input::Pause, engine, None);
     }
 
-    /// Blocks that there are at most.
+    /// The most blocks there may be.
     pub(super) fn most(&self) -> usize {
         self.core.most()
     }
 
-    /// Whether nobody may serve yet.
+    /// Whether serving must still wait.
     pub(super) fn is_quiet(&self) -> bool {
         self.core.is_quiet()
     }
 
-    /// A change has ended.
+    /// Handles the end of a change.
     pub(super) fn ended(&mut self, outcome: Outcome, engine: &ActorRef<EngineMessage>, scheduler: Scheduler<'_>) {
         self.task = None;
         let before = self.core.blocks();
@@ -141,7 +141,7 @@ impl Elastic {
         if blocks > before
             && let Some(scheduler) = scheduler
         {
-            // One that has died has a successor that begins with as many.
+            // If the scheduler has died, its successor starts with this size.
             let (reply, _) = crate::responder::Responder::new();
             drop(scheduler.send_message(SchedulerMessage::Resize { blocks, reply }));
         }
@@ -176,7 +176,7 @@ impl Elastic {
     }
 }
 
-/// The scheduler that serves now, if one does.
+/// The scheduler that serves now, if any.
 pub(super) type Scheduler<'s> = Option<&'s ActorRef<SchedulerMessage>>;
 
 impl Place {
@@ -188,10 +188,9 @@ impl Place {
         KvMemory::blocks_in(self.memory.kv.shape(), bytes, self.device.page())
     }
 
-    /// First nobody names the tail, then it is unbacked, and then the lease is smaller: at no moment is more backed than
-    /// leased, and the ledger calls nothing free that is not.
-    ///
-    /// Without a scheduler nobody names anything.
+    /// Shrinks in an order in which more is never backed than leased, so that the ledger calls no backed byte free.
+    /// First the scheduler stops using the tail, then the tail is unbacked, then the lease shrinks. Without a
+    /// scheduler, no step uses the tail.
     async fn shrink(self, scheduler: Option<ActorRef<SchedulerMessage>>, to: usize) -> Result<Outcome, ElasticError> {
         let begun = Instant::now();
         if let Some(scheduler) = scheduler {
@@ -201,8 +200,8 @@ impl Place {
                 Err(error) => return Err(error.into()),
             }
         }
-        // Steps that were answered are over; those that run now name nothing of the tail, but the device may not be past
-        // them when the lane is replaced, say. It costs a step at most.
+        // Answered steps are over, and running ones use no block of the tail. The device may still be busy with earlier
+        // work, for instance when the lane was replaced. Waiting costs one step at most.
         let last_use = self.device.fence_here();
         let mut looks = tokio::time::interval(FENCE_POLL);
         while !last_use.is_passed() {
@@ -215,7 +214,7 @@ impl Place {
         Ok(Outcome::Done)
     }
 
-    /// First the lease is larger, then more is backed. Either may be refused: then it is as before.
+    /// Grows the lease, then backs more. If either is refused, the size stays as before.
     async fn grow(self, from: usize, to: usize) -> Result<Outcome, ElasticError> {
         let lease = self.memory.kv.lease();
         match self.budget.resize(tree::RESIZE_FOR_ENGINE, lease, self.bytes(to)).await {
@@ -225,7 +224,7 @@ impl Place {
         }
         let back = move |kv: &KvMemory| match kv.grow_to(to) {
             Ok(()) => Ok(true),
-            // Layers may have been backed before the one that was refused. No step has named a block of theirs.
+            // Layers before the refused one may be backed already. No step has used their new blocks.
             Err(error) if error.is_refused() => kv.shrink_to(from, &Fence::passed()).map(|()| false),
             Err(error) => Err(error),
         };
@@ -239,7 +238,8 @@ impl Place {
         }
     }
 
-    /// As [`WeightStore::on_a_thread`]: whoever ends this engine waits for the thread. None if an end has been put to it.
+    /// As [`WeightStore::on_a_thread`]: ending this engine waits for the thread. Returns none if the engine is being
+    /// ended.
     async fn on_a_thread<T: Send + 'static>(
         &self,
         work: impl FnOnce(&KvMemory) -> Result<T, DeviceError> + Send + 'static,

@@ -12,75 +12,75 @@ use crate::{
     responder::AskError,
 };
 
-/// Why a model did not start. Everything that it had leased is home.
+/// Why a model did not start. All memory that it had leased is back.
 #[derive(Debug, Error)]
 pub enum StartError {
-    /// The checkpoint's files.
+    /// The checkpoint's files cannot be fetched or read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// The checkpoint's model.
+    /// The checkpoint's model cannot be loaded.
     #[error(transparent)]
     Model(#[from] LoadError),
-    /// By plan it does not fit the device.
+    /// The plan does not fit the device.
     #[error(transparent)]
     DoesNotFit(#[from] Box<Unfit>),
-    /// One of the envelope's worst cases does not go together.
+    /// A worst case of the envelope has shapes that do not match.
     #[error("the envelope cannot be planned: {0}")]
     Plan(#[from] KernelError),
     /// Limits contradict each other.
     #[error("the envelope cannot be served: {0}")]
     Limit(#[from] LimitError),
-    /// The GPU cannot be computed on.
+    /// The GPU's kernels could not be loaded.
     #[error("the device's kernels were not loaded: {0}")]
     Backend(#[from] OpenError),
     /// The device does not compute in the type that was asked for.
     #[error(transparent)]
     Precision(#[from] PrecisionError),
-    /// The share of memory is no share.
+    /// A share of memory is not above 0 and up to 1.
     #[error("`{name}` is {value}, it must be above 0 and at most 1")]
     MemoryFraction {
-        /// Which.
+        /// The option, by the name that the user set.
         name: &'static str,
-        /// Its value.
+        /// The value given.
         value: f64,
     },
-    /// No lease for the weights.
+    /// The lease for the weights was refused.
     #[error("while leasing the weights: {0}")]
     Lease(#[from] LeaseError),
-    /// No memory for the weights.
+    /// The device refused memory for the weights.
     #[error("while backing the weights: {0}")]
     Device(#[from] DeviceError),
-    /// Every attempt failed, or the last of them while it served.
+    /// Every attempt failed, or the last one did while it served.
     #[error("attempt {attempt} was the last: {source}")]
     Profile {
         /// How many attempts there were.
         attempt: u32,
-        /// Each of them.
+        /// A report of each attempt.
         attempts: Vec<AttemptReport>,
-        /// The last one's error.
+        /// The error of the last attempt.
         source: Box<ProfileError>,
-        /// If it was refused memory: each knob with the value that by plan frees as much as it was short of.
+        /// If memory was refused: each knob with the value that, by plan, frees as much as was missing.
         knobs: Vec<Suggestion>,
     },
     /// An actor did not answer.
     #[error(transparent)]
     Unanswered(#[from] AskError),
-    /// A thread died while it loaded.
+    /// A thread panicked while loading.
     #[error("the model's loader died: {0}")]
     Died(String),
-    /// The runtime takes no more models.
+    /// The runtime is shutting down.
     #[error("the runtime is shutting down and loads no more models")]
     ShuttingDown,
-    /// It was ended while it started: unloaded, shut down, or a crash loop.
+    /// The model was ended while it started: unloaded, shut down, or in a crash loop.
     #[error("the model was stopped while it started: {reason}")]
     Stopped {
-        /// Why.
+        /// The reason given.
         reason: std::sync::Arc<str>,
     },
 }
 
 impl StartError {
-    /// What to change.
+    /// What the user can change.
     pub fn hint(&self) -> String {
         let report = || "this is a bug in Bursar; please report it".to_owned();
         match self {

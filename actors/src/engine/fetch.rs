@@ -1,4 +1,4 @@
-//! Bringing a checkpoint's files here, beside the actors: a network takes its time.
+//! Fetches a checkpoint's files off the actors, because a network is slow.
 
 use std::sync::{
     Arc,
@@ -11,8 +11,8 @@ use tokio::sync::oneshot;
 
 use super::{Progress, ProgressSink, StartError};
 
-/// Fetches what is not here yet. When nobody waits for it any more the fetch ends at its next piece; no lease is held
-/// meanwhile, so nobody needs to wait for that end.
+/// Fetches the files that are missing. If its caller is dropped, the fetch ends at the next chunk. It holds no lease,
+/// so nothing has to wait for that end.
 pub(super) async fn fetch(origin: CheckpointOrigin, progress: ProgressSink) -> Result<CheckpointSource, StartError> {
     if !origin.is_remote() {
         return Ok(origin.bring(&())?);
@@ -20,7 +20,7 @@ pub(super) async fn fetch(origin: CheckpointOrigin, progress: ProgressSink) -> R
     let given_up = GivenUp(Arc::default());
     let watch = Watch { progress, given_up: given_up.0.clone() };
     let (answer, brought) = oneshot::channel();
-    // A thread of its own, as a pool's would be waited for when the program ends.
+    // A thread of its own, because the program's end would wait for a thread of tokio's pool.
     let thread = std::thread::Builder::new().name("bursar-fetch".to_owned());
     let spawned = thread.spawn(move || drop(answer.send(origin.bring(&watch))));
     spawned.map_err(|error| StartError::Died(error.to_string()))?;
@@ -28,7 +28,7 @@ pub(super) async fn fetch(origin: CheckpointOrigin, progress: ProgressSink) -> R
     Ok(brought?)
 }
 
-/// Tells the thread when the one who waits is dropped.
+/// Tells the thread when its caller is dropped.
 struct GivenUp(Arc<AtomicBool>);
 
 impl Drop for GivenUp {

@@ -1,5 +1,5 @@
-//! Single limits that a user has said, and the envelope that comes of them: laid over what is expected of a device, lowered
-//! to the model's own.
+//! Single limits that a user has set, and the envelope that follows. They override the device's defaults and are
+//! lowered to the model's own limits.
 
 use bursar_budgets::Bytes;
 use bursar_model::{
@@ -12,29 +12,29 @@ use bursar_model::{
 use super::StartError;
 use crate::knobs::{Limits, LoadOptions, Names};
 
-/// Patches of a launch that nothing is said of, at least: as many as a picture of 896 x 896 pixels has, so that smaller
-/// ones share a launch. Nothing is gained by less: a GPU is not busy with it.
+/// The fewest patches of a launch whose size is not set: those of a picture of 896 x 896 pixels, so that smaller ones
+/// share a launch. A smaller launch gains nothing, because it does not fill a GPU.
 const SHARED_LAUNCH_PATCHES: usize = 4096;
 
-/// What bounds the inputs of a model before anything is said.
+/// What bounds a model's inputs before the user sets anything.
 #[derive(Clone, Copy)]
 pub struct Own<'m> {
-    /// Its numbers.
+    /// The sizes of the model's family.
     pub family: &'m FamilyConfig,
-    /// How its pictures are resized; none for a model that takes none.
+    /// How its pictures are resized. None for a model without pictures.
     pub pictures: Option<&'m ImageProcessor>,
     /// Whether host memory stands in for a GPU.
     pub is_host: bool,
 }
 
 impl Own<'_> {
-    /// Pixels of a patch, and patches that make a token.
+    /// The processor, the pixels of a patch, and the patches of a token.
     fn patch(&self) -> Option<(&ImageProcessor, u64, usize)> {
         let (pictures, merged) = (self.pictures?, self.family.merged_patches()?);
         Some((pictures, u64::from(pictures.config().patch_size).pow(2), merged))
     }
 
-    /// Pixels that make a token; none for a model that takes no pictures.
+    /// Pixels of a token. None for a model without pictures.
     pub fn token_pixels(&self) -> Option<u64> {
         self.patch().map(|(_, pixels, merged)| pixels * merged as u64)
     }
@@ -43,21 +43,21 @@ impl Own<'_> {
 /// The largest inputs that may reach the device.
 #[derive(Clone, Debug)]
 pub struct Lowered {
-    /// In numbers.
+    /// The limits in numbers.
     pub envelope: Envelope,
-    /// What resizes pictures to it; none for a model that takes none.
+    /// The processor that resizes pictures to the envelope. None for a model without pictures.
     pub pictures: Option<ImageProcessor>,
-    /// Pixels of the largest picture by the model's own processor, where that is larger and nothing was said of pictures.
+    /// Pixels of the largest picture by the model's own processor, if that is larger and the user set no picture limit.
     pub own_pixels: Option<u64>,
 }
 
 impl LoadOptions {
-    /// What is said, over what is expected of the device, lowered to the model's own: the one way from options to an
-    /// envelope, for a start, a plan, and each value that a plan suggests.
+    /// The user's limits over the device's defaults, lowered to the model's own. Starts, plans and suggestions all get
+    /// their envelope here.
     ///
     /// # Errors
-    /// [`StartError::Limit`] for limits that contradict each other or that no request could live with, by the names that
-    /// they were said by; [`StartError::MemoryFraction`].
+    /// [`StartError::Limit`] for limits that contradict each other or leave no room for a request, named as the user
+    /// set them. [`StartError::MemoryFraction`].
     pub fn lowered(&self, own: &Own<'_>) -> Result<Lowered, StartError> {
         self.check_sizes().and_then(|()| self.lower(own)).map_err(|error| match error {
             StartError::Limit(error) => {
@@ -91,7 +91,7 @@ impl LoadOptions {
         };
         let of_pixels = |pixels: u64| usize::try_from(pixels / patch_pixels).unwrap_or(usize::MAX);
         let said = limits.picture_pixels.map(of_pixels).or(limits.picture_patches);
-        // Who gives an envelope has said what it has.
+        // An envelope that the user gave is used as it is.
         let is_given = self.envelope.is_some();
         let launch = limits.launch_patches.or((is_given && said.is_none()).then_some(envelope.launch_patches));
         let beside_text = if is_given { usize::MAX } else { envelope.patches_beside_text(merged) };
@@ -133,11 +133,11 @@ impl LoadOptions {
     }
 }
 
-/// More than any device holds; below it no size in bytes overflows.
+/// More tokens than any device holds. Below it no size in bytes overflows.
 const KV_TOKENS_MOST: usize = 1 << 36;
 const KV_BYTES_MOST: Bytes = Bytes(1 << 50);
 
-/// What is wrong with the patches of a picture, where its pixels were said.
+/// The same error in pixels, if the limit was set in pixels.
 fn in_pixels(error: LimitError, pixels: u64, patch_pixels: u64) -> LimitError {
     let required = match error.value < PATCHES_LEAST {
         true => format!("at least {}: a picture has at least one token", PATCHES_LEAST as u64 * patch_pixels),
@@ -146,7 +146,7 @@ fn in_pixels(error: LimitError, pixels: u64, patch_pixels: u64) -> LimitError {
     LimitError { limit: "picture_pixels".to_owned(), value: usize::try_from(pixels).unwrap_or(usize::MAX), required }
 }
 
-/// The processor that resizes pictures to so many patches. What a user has said of pixels is instead of its own.
+/// The processor that resizes pictures to this many patches. Pixels that the user set replace its own.
 fn limit_pictures(
     processor: &ImageProcessor,
     limits: &Limits,
@@ -156,7 +156,7 @@ fn limit_pictures(
     let mut config = processor.config().clone();
     let patch_pixels = u64::from(config.patch_size).pow(2);
     let own = config.pixel_bounds;
-    // Pixels that are not whole patches are kept to, as the reference keeps to them.
+    // A pixel limit that is not whole patches is kept exactly, as in the reference implementation.
     let said = limits.picture_pixels.filter(|pixels| pixels / patch_pixels == patches as u64);
     let most = said.unwrap_or(patches as u64 * patch_pixels);
     if let Some(min) = limits.picture_pixels_min {
@@ -172,7 +172,7 @@ fn limit_pictures(
         }
     }
     let min = limits.picture_pixels_min.unwrap_or(own.min);
-    // The model's own smallest size gives way: it is lowered where the processor is limited.
+    // The model's own minimum gives way: it is lowered where the processor is limited.
     config.pixel_bounds = PixelBounds { min, max: limits.picture_pixels.map_or(own.max, |said| said.max(min)) };
     let limited = ImageProcessor::new(config).and_then(|own| own.limited(most));
     Ok(limited.map_err(CheckpointError::from)?)

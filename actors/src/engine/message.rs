@@ -1,4 +1,4 @@
-//! What may be said to the engine.
+//! What the engine can be told.
 
 use super::{
     ElasticError, Outcome, Suggestion,
@@ -16,86 +16,86 @@ use crate::{
 /// One of a model's lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhichLane {
-    /// Steps of the decoder.
+    /// The lane for steps of the decoder.
     Step,
-    /// Launches of the vision encoder.
+    /// The lane for launches of the vision encoder.
     Vision,
 }
 
-/// From itself, from its profile, from the budget, and from the runtime.
+/// Messages from the engine itself, its profile, the budget and the runtime.
 pub enum EngineMessage {
-    /// Plan, load, and start the first attempt at sizing.
+    /// Plans, loads, and starts the first attempt at sizing.
     Begin,
-    /// The weights are loaded.
+    /// The weights are loaded, or loading failed.
     Loaded(Result<Result<(StartPlan, Planned), LoadFailed>, BackgroundTaskDied>),
     /// The wait before another attempt is over.
     Attempt {
-        /// Of its owner.
+        /// The generation of the attempt's owner.
         generation: u64,
     },
     /// An attempt has ended.
     Profiled {
-        /// Of its owner. News of an attempt's death overtakes this message, which then is of no use any more: the memory
-        /// in it has been taken back.
+        /// The generation of the attempt's owner. News of an attempt's death can overtake this message. The message is
+        /// then ignored, because its memory has been taken back.
         generation: u64,
-        /// What came of it.
+        /// The sized model, or why sizing failed.
         outcome: Result<Profiled, ProfileError>,
     },
-    /// The device refused memory to a step or a launch of what serves. Nothing of the job is told; whoever was told so
-    /// does nothing more.
+    /// The device refused memory to a step or launch while serving. The actor that was told reports nothing of that job
+    /// and does no more work.
     Refused {
-        /// Whose actor was told.
+        /// The lane of the actor that was told.
         which: WhichLane,
-        /// When that was started. Successors have nothing to do with it.
+        /// The generation in which that actor was started. Its successors are not affected.
         generation: u64,
-        /// What was said.
+        /// The lane's error.
         error: LaneError,
     },
-    /// What would make the model fit is known: the end of a start.
+    /// The knobs that would make the model fit are known. This ends a start.
     Advised {
-        /// The last attempt's evidence.
+        /// The last attempt's error.
         error: ProfileError,
-        /// What to change.
+        /// The suggested changes.
         knobs: Result<Vec<Suggestion>, BackgroundTaskDied>,
     },
-    /// Decoding was captured again, on a lane that took over from one that died.
+    /// Graphs were captured again, on a lane that replaced a dead one.
     Recaptured {
-        /// Which time: another lane's death in the meantime makes another.
+        /// The number of the task. If another lane dies meanwhile, there is a newer task.
         task: u64,
-        /// What came of it.
+        /// The sizes captured, or why it failed.
         outcome: Result<Result<Recaptured, CaptureError>, BackgroundTaskDied>,
     },
-    /// The budget has something to say about keys and values. Credit: one a look of the watcher, and one a change of what
-    /// is short.
+    /// An order of the budget about keys and values. Credit: one per look of the watcher, and one per change of what is
+    /// owed.
     Ordered(Order),
-    /// The keys and values have another size now, or not.
+    /// A change of the cache's size has ended.
     PoolChanged(Result<Result<Outcome, ElasticError>, BackgroundTaskDied>),
     /// The wait before a restart is over.
     Restart {
-        /// Which: another death in the meantime makes another.
+        /// The number of the restart. If another child dies meanwhile, there is a newer one.
         restart: u64,
     },
-    /// Set the gauges again: from itself, for a recorder that has come since.
+    /// Sets the gauges again. The engine sends this to itself, for a recorder installed since.
     Show,
-    /// Die of this.
+    /// Fails the engine on purpose.
     InjectFault(FaultInjection),
-    /// Let a GPU refuse launches of a lane: of those to come, `after` go well, and then `count` do not. On a device that
-    /// launches nothing, nothing follows.
+    /// Makes a GPU refuse launches of a lane: the next `after` succeed, and then `count` fail. Does nothing on a device
+    /// without launches.
     FailLaunches {
-        /// Which lane's.
+        /// The lane whose launches fail.
         which: WhichLane,
-        /// How many go well.
+        /// Launches that still succeed.
         after: usize,
-        /// How many are refused.
+        /// Launches that are refused.
         count: usize,
     },
-    /// Let a lane refuse memory to its next job, as the driver does when it has none for itself.
+    /// Makes a lane's next job fail for lack of memory, as if the driver had none.
     RefuseMemory(WhichLane),
-    /// Let a lane's thread die of a panic.
+    /// Makes a lane's thread panic.
     KillLane {
-        /// Which.
+        /// The lane to kill.
         which: WhichLane,
-        /// Answered when the thread has ended; not at all if there is none now.
+        /// Answered when the thread has ended. Dropped without an answer if there is no such thread.
         ended: Responder<()>,
     },
 }

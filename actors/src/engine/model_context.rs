@@ -1,4 +1,4 @@
-//! What a request needs to know of its model, apart from the actors: read-only and shared.
+//! What a request needs to know of its model besides its actors: read-only and shared.
 
 use std::sync::{Arc, OnceLock};
 
@@ -15,28 +15,28 @@ use bursar_model::{
 
 use super::{LoadOptions, Lowered};
 
-/// A model's host side.
+/// The host side of a model.
 pub struct ModelContext {
     /// The model's name.
     pub name: String,
-    /// Sizes, placeholders, positions.
+    /// Sizes, placeholder tokens and position rules of the model's family.
     pub family: FamilyConfig,
-    /// Text to tokens and back.
+    /// The template and tokenizer.
     pub prompts: PromptEncoder,
-    /// Pictures and videos to patches, within the envelope; none for a model that takes no pictures.
+    /// Decodes and resizes pictures and videos within the envelope. None for a model without pictures.
     pub processors: Option<Arc<VisualProcessors>>,
-    /// What a request that says nothing gets.
+    /// Sampling defaults for requests that set none.
     pub generation: GenerationDefaults,
     /// The limits that were planned for.
     pub envelope: Envelope,
-    /// What a picture may be.
+    /// Limits on a picture's file, checked before decoding.
     pub image_limits: ImageLimits,
-    /// Made when the first reply is to have a form.
+    /// Compiled when the first reply needs a form.
     grammars: OnceLock<Result<GrammarCompiler, Arc<GrammarError>>>,
 }
 
 impl ModelContext {
-    /// Joins a checkpoint's host side, its `prompts` among it, with the largest inputs that are planned for.
+    /// Joins a checkpoint's host side, including its `prompts`, with the envelope that was planned for.
     pub fn new(
         name: String,
         checkpoint: &Checkpoint,
@@ -60,11 +60,10 @@ impl ModelContext {
         }
     }
 
-    /// Makes grammars of the forms that replies are to have. The first call takes a moment, as it goes through the
-    /// whole vocabulary.
+    /// The compiler of grammars for formatted replies. The first call is slow, because it reads the whole vocabulary.
     ///
     /// # Errors
-    /// The vocabulary cannot be followed.
+    /// The vocabulary cannot be used for grammars.
     pub fn grammars(&self) -> Result<&GrammarCompiler, Arc<GrammarError>> {
         let compiler = self.grammars.get_or_init(|| {
             let vocabulary = self.family.decoder().vocabulary;

@@ -1,4 +1,4 @@
-//! What was written down of earlier starts of a model on this device, and where this start's profile goes.
+//! Profiles that earlier starts of a model recorded for this device, and where this start records its own.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -11,7 +11,7 @@ use crate::{
     profile::{Basis, BasisParts, Difference, Found, Needs, Notice, Progress, RecordPlace, Records, WrittenProfile},
 };
 
-/// A plan that a profile is looked for.
+/// What identifies the profile to look for.
 pub(super) struct Sought<'s> {
     pub(super) checkpoint: &'s Checkpoint,
     pub(super) envelope: &'s Envelope,
@@ -19,7 +19,7 @@ pub(super) struct Sought<'s> {
     pub(super) needs: &'s Needs,
 }
 
-/// Where to look, and what only actors know.
+/// Where to look, and the facts that only actors know.
 pub(super) struct Search {
     arguments: EngineArguments,
     folder: PathBuf,
@@ -27,7 +27,7 @@ pub(super) struct Search {
 }
 
 impl EngineArguments {
-    /// Where profiles are written down, if the user wants that.
+    /// Where profiles are recorded, if the user chose a folder.
     pub(super) fn search(&self, ledger: &Snapshot) -> Option<Search> {
         let folder = self.options.profiles.clone()?;
         Some(Search { arguments: self.clone(), folder, canary: ledger.canary_wanted })
@@ -35,7 +35,7 @@ impl EngineArguments {
 }
 
 impl Search {
-    /// Looks for a profile that applies; tells whoever watches the start why there is none where there might be. Blocks.
+    /// Looks for a profile that applies. If files exist but none applies, the progress sink hears why. Blocks.
     pub(super) fn look_up(self, sought: &Sought<'_>) -> Result<Records, DeviceError> {
         let EngineArguments { label, source, options, device, progress, .. } = &self.arguments;
         let processor = sought.processor;

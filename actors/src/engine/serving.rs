@@ -1,4 +1,4 @@
-//! The actors that serve, as requests see them.
+//! The serving actors, as requests see them.
 
 use std::sync::Arc;
 
@@ -8,27 +8,27 @@ use ractor::ActorRef;
 use super::ModelContext;
 use crate::{kv::KvMessage, profile::ProfileRecord, scheduler::SchedulerMessage, vision::VisionMessage};
 
-/// One generation of a model's actors. After a death there is another.
+/// One generation of a model's actors. After a death there is a new one.
 #[derive(Clone)]
 pub struct Serving {
-    /// Larger than that of any that served before.
+    /// Larger than that of any earlier generation.
     pub generation: u64,
-    /// How often before it the device refused memory to a step or a launch: no request is to blame for that.
+    /// How often, before this generation, the device refused memory to a step or launch. Requests are not blamed for
+    /// that.
     pub refusals: u32,
-    /// Pictures; none for a model that takes none.
+    /// The vision actor. None for a model without pictures.
     pub vision: Option<ActorRef<VisionMessage>>,
-    /// Blocks.
+    /// The kv actor.
     pub kv: ActorRef<KvMessage>,
-    /// Steps.
+    /// The scheduler.
     pub scheduler: ActorRef<SchedulerMessage>,
     /// The model's host side.
     pub context: Arc<ModelContext>,
-    /// Whether its size was found by an earlier start that wrote it down: then its worst cases were run once, at that size,
-    /// and not twice.
+    /// Whether an earlier start recorded the size. Then the worst cases ran once, at that size, instead of twice.
     pub is_warm: bool,
-    /// Tokens whose keys and values there was room for when these began; there may be fewer and more since (ADR 19).
+    /// Tokens that keys and values had room for when this generation began. The size may have changed since (ADR 19).
     pub kv_tokens: usize,
-    /// What may be done at once.
+    /// The permits: what was stressed, and nothing more.
     pub record: Arc<ProfileRecord>,
     /// What passes are planned for and run on.
     pub target: Target,

@@ -1,4 +1,4 @@
-//! The start of a model up to its loaded weights: what an engine does before it sizes.
+//! The start of a model up to its loaded weights, before sizing.
 
 use std::{
     ops::ControlFlow,
@@ -29,24 +29,24 @@ use crate::{
     tree::{self, Role},
 };
 
-/// What the plan says, before a byte is taken.
+/// What the plan says, before any memory is taken.
 #[derive(Clone)]
 pub struct StartPlan {
     pub(super) inputs: Arc<Lowered>,
-    /// Until READY: its worst cases hold blank pictures, which are large.
+    /// Kept until READY only: its worst cases hold blank pictures, which are large.
     pub(super) needs: Option<Arc<Needs>>,
-    /// The model without weights, to plan again with other limits.
+    /// The model without weights, for planning again with other limits.
     pub(super) unloaded: Arc<Model>,
     pub(super) pictures: Option<Arc<ImageProcessor>>,
     pub(super) target: Target,
-    /// Blocks of keys and values that there is room for.
+    /// Blocks of keys and values that should fit.
     pub(super) expected_blocks: usize,
-    /// What earlier starts have written down, and where this one does; none if nobody wants that.
+    /// The recorded profiles of earlier starts. None if the user chose no folder.
     pub(super) records: Option<Records>,
 }
 
 impl StartPlan {
-    /// Relies on no profile that was written down any more. False if it did not.
+    /// Stops relying on a recorded profile. False if the start did not rely on one.
     pub(super) fn drop_warm(&mut self, reason: &str) -> bool {
         self.records.as_mut().is_some_and(|records| records.drop_warm(reason))
     }
@@ -62,17 +62,17 @@ pub struct Planned {
 
 /// A model that was not loaded.
 pub struct LoadFailed {
-    /// If it was planned.
+    /// The plan, if planning succeeded.
     pub(super) plan: Option<StartPlan>,
     pub(super) error: LoadError,
 }
 
-/// Why.
+/// Why a model was not loaded.
 #[derive(Debug)]
 pub(super) enum LoadError {
-    /// Memory was refused for the weights. Later, or with less asked for behind them, it may not be.
+    /// The weights were refused memory. A later attempt, or one that needs less besides weights, may succeed.
     Refused(ProfileError),
-    /// By something that no other attempt would change.
+    /// A failure that no other attempt would change.
     Start(StartError),
 }
 
@@ -95,7 +95,7 @@ impl<E: Into<StartError>> From<E> for LoadError {
 }
 
 impl EngineArguments {
-    /// Lets handles and listeners see how far the model is, unless it is over.
+    /// Publishes `next` to handles and listeners, unless the model is over.
     pub(crate) fn show(&self, next: Status) {
         let model = self.label.clone();
         let event = match &next {
@@ -109,34 +109,34 @@ impl EngineArguments {
         }
     }
 
-    /// Another follows one that died.
+    /// Reports that a successor of a dead actor will start.
     pub(crate) fn tell_of_restart(&self, actor: Role, reason: &str) {
         metric::RESTARTS_TOTAL.add(&(self.label.clone(), actor), 1);
         let (model, actor, reason) = (Some(self.label.clone()), actor.name(), reason.to_owned());
         self.budget.tell(Event::Restart { model, actor, reason });
     }
 
-    /// The owner of an attempt, and so of everything that it leases and that serving then lives on.
+    /// The owner of an attempt, and so of everything that it leases and serving then uses.
     pub(super) fn owner(&self, attempt: u32) -> Owner {
         let generation = self.generation * u64::from(ATTEMPTS_MAX) + u64::from(attempt);
         Owner::new(format!("{} engine", self.label), generation)
     }
 
-    /// The owner of the last attempt that this engine could make, and so of all that it holds apart from weights.
+    /// The last owner that this engine could have, and so the owner of everything it holds besides weights.
     pub(crate) fn last_owner(&self) -> Owner {
         self.owner(ATTEMPTS_MAX - 1)
     }
 
-    /// As whom host memory for pictures is leased.
+    /// The owner of host memory for pictures.
     pub(crate) fn vision_owner(&self) -> Owner {
         Owner::new(format!("{} vision", self.label), self.generation)
     }
 
-    /// Everything up to the loaded weights, in attempt `attempt`.
+    /// Plans and loads the weights, in attempt `attempt`.
     pub(super) async fn plan_and_load(self, attempt: u32) -> Result<(StartPlan, Planned), LoadFailed> {
         let failed = |error| LoadFailed { plan: None, error };
         let (processor, checkpoint, plan) = self.fetch_and_plan().await.map_err(failed)?;
-        // The weights take the bus, the tokenizer a core.
+        // In parallel: weights need the bus, the tokenizer a core.
         let is_wanted = Arc::new(AtomicBool::new(true));
         let opened = checkpoint.clone();
         let context = async {
@@ -164,10 +164,10 @@ impl EngineArguments {
     }
 
     async fn fetch_and_plan(&self) -> Result<(Processor, Arc<Checkpoint>, StartPlan), LoadError> {
-        // Before the gate opens: until it is frozen again nobody counts what other processes take.
+        // Before the gate opens: while it is open, memory that other processes take is not counted.
         let files = fetch(self.source.clone(), self.progress.clone()).await?;
         (self.progress)(Progress::Planning);
-        // After an earlier engine of this name it is frozen; one that is open already stays so.
+        // After an earlier engine of this name the gate is frozen. If it is open already, it stays open.
         drop(self.budget.move_gate(self.label.clone(), Gate::Open).await?);
         let opened = files.clone();
         let open = off_actor(move || Ok(Checkpoint::open(opened)?));
@@ -195,7 +195,7 @@ impl EngineArguments {
         Ok(self.load(processor, checkpoint, needs, attempt, is_wanted).await?)
     }
 
-    /// What computes here. It is loaded once a model, whatever becomes of engines.
+    /// What computes here. It is loaded once per model, even if engines restart.
     async fn processor(&self, files: &CheckpointSource) -> Result<Processor, StartError> {
         if let Some(processor) = self.weight_store.processor() {
             return Ok(processor);
@@ -218,7 +218,7 @@ impl EngineArguments {
     ) -> Result<(Arc<Checkpoint>, StartPlan), StartError> {
         let options = self.options.clone();
         let (target, page) = (processor.target(), self.device.page());
-        // Looks at what other processes hold.
+        // Refreshes what other processes hold.
         self.budget.available().await?;
         let is_loaded = self.weight_store.model().is_some();
         let ledger = self.budget.snapshot_as(tree::LEDGER_FOR_ENGINE).await?;
@@ -227,13 +227,13 @@ impl EngineArguments {
         off_actor(move || {
             let model = Model::plan(&checkpoint, &target)?;
             let pictures = checkpoint.image_processor.clone();
-            // Weights that are there already have been weighed, and are this model's.
+            // Weights that are already loaded are leased already, for this model.
             let leased = if is_loaded { model.weight_bytes().round_up(page) } else { Bytes::ZERO };
             let place = Place::of_ledger(&ledger, leased, page, is_host);
             let question = Question { model: &model, pictures: pictures.as_ref(), target, options: &options, place };
             let (inputs, needs) = question.needs()?;
             let expected_blocks = match question.settled(&inputs, &needs) {
-                // What has become short since, attempts are told.
+                // If memory has become short since, the attempts find out.
                 Err(unfit) if !is_loaded => return Err(unfit.into()),
                 settled => settled.unwrap_or(needs.probe_blocks),
             };
@@ -262,7 +262,7 @@ impl EngineArguments {
         (self.progress)(Progress::Phase(Phase::Load));
         let processor = processor.clone();
         let EngineArguments { label, budget, device, progress, weight_store, .. } = self.clone();
-        // The weights outlive engines, so no engine owns them. What a refused attempt had of them was cleared.
+        // Weights outlive engines, so no engine owns them. Weights of a refused attempt were cleared before.
         let generation = self.owner(attempt).generation;
         let owner = Owner::new(format!("{label} weights"), generation);
         let is_refused = self.options.faults.is_due(Phase::Load, attempt);
@@ -271,7 +271,7 @@ impl EngineArguments {
         let request = Request::new(owner, Class::Weights, label, needs.weights).priority(Priority::Startup);
         let lease = budget.ask(tree::LEASE_FOR_ENGINE, request, false).await?;
         off_actor(move || {
-            // Whoever ends this start waits until this is dropped: after the model is in the store.
+            // Ending this start waits until this guard is dropped, when the model is in the store.
             let _loading = loading;
             let refusal = is_refused.then(|| Refusal::armed(device.clone()));
             let segment = Segment::reserve(device, needs.weights, lease)?;
@@ -285,7 +285,7 @@ impl EngineArguments {
                 }
             };
             let model = Arc::new(processor.load(&checkpoint, segment, progress)?);
-            // Here and not where this is waited for: weights that were loaded while their engine died are good weights.
+            // Kept here and not by the waiting engine: weights that were loaded while the engine died are still good.
             weight_store.keep_model(model.clone());
             Ok(model)
         })
@@ -293,7 +293,7 @@ impl EngineArguments {
     }
 }
 
-/// Tells the start's listener what was done to its inputs unasked.
+/// Tells the progress sink which inputs were lowered without being asked.
 fn notice(Lowered { envelope, pictures, own_pixels }: &Lowered, progress: &ProgressSink) {
     let Some((pictures, from)) = pictures.as_ref().zip(*own_pixels) else { return };
     let (to, context_tokens) = (pictures.config().pixel_bounds.max, envelope.context_tokens);

@@ -1,4 +1,4 @@
-//! How far a model is, for everybody who waits for it.
+//! The status of a model, for everything that waits for it.
 
 use std::sync::Arc;
 
@@ -9,26 +9,26 @@ use super::{Serving, StartError};
 /// What a model's handles see.
 #[derive(Clone)]
 pub enum Status {
-    /// Not yet ready, or between a death and its successors.
+    /// Not ready yet, or between a death and its successors.
     Starting,
-    /// Requests may come.
+    /// Ready for requests.
     Ready(Serving),
-    /// It could not be started.
+    /// The start failed.
     Failed(Arc<StartError>),
-    /// It is over: shut down, or a crash loop.
+    /// The model was shut down, or gave up after a crash loop.
     Stopped {
-        /// Why.
+        /// The reason given.
         reason: Arc<str>,
     },
 }
 
 impl Status {
-    /// Whether nothing comes after it.
+    /// Whether this status is final.
     pub fn is_over(&self) -> bool {
         matches!(self, Status::Failed(_) | Status::Stopped { .. })
     }
 
-    /// Lets handles see `next`, unless they have been told that it is over: the first reason stands. Whether they see it.
+    /// Publishes `next`, unless a final status was published: the first reason stays. Returns whether it was published.
     pub(super) fn change(shown: &watch::Sender<Status>, next: Status) -> bool {
         shown.send_if_modified(|status| {
             let goes_on = !status.is_over();

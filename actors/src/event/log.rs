@@ -1,4 +1,4 @@
-//! The last events, and who listens.
+//! The latest events, and their listeners.
 
 use std::{
     collections::VecDeque,
@@ -11,18 +11,18 @@ use tokio::sync::broadcast::{self, error::RecvError};
 
 use super::{Event, trace::Spans};
 
-/// Events that a listener may be behind before it misses some.
+/// How many events a listener may lag behind before it misses some.
 const BEHIND_MAX: usize = 1024;
 
-/// Events that are kept for those who ask later.
+/// Events kept for later callers.
 const RECENT: usize = 64;
 
-/// An event, with its number and time.
+/// An event with its number and time.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Recorded {
-    /// The first of a runtime is 1, and no number is left out.
+    /// Numbers count up from 1 in each runtime, without gaps.
     pub number: u64,
-    /// When, by the clock of the machine; in JSON in seconds since 1970.
+    /// The time by the machine's clock; in JSON, seconds since 1970.
     #[serde(serialize_with = "unix_seconds")]
     pub at: SystemTime,
     /// What happened.
@@ -35,17 +35,17 @@ fn unix_seconds<S: Serializer>(at: &SystemTime, serializer: S) -> Result<S::Ok, 
     serializer.serialize_f64(since.as_millis() as f64 / 1e3)
 }
 
-/// What happened on one device. Written by actors, and read by whoever likes; nobody is waited for.
+/// The events of one device. Actors write them without waiting for readers.
 pub struct EventLog {
     told: Mutex<Told>,
-    /// Apart: a subscriber may ask for events, or take its time.
+    /// A separate lock, because a `tracing` subscriber may read events, or be slow.
     spans: Mutex<Spans>,
 }
 
 struct Told {
     next: u64,
     recent: VecDeque<Recorded>,
-    /// None when nothing will happen any more.
+    /// None once the runtime is over.
     listeners: Option<broadcast::Sender<Recorded>>,
 }
 
@@ -68,67 +68,66 @@ impl EventLog {
         }
         told.recent.push_back(recorded.clone());
         if let Some(listeners) = &told.listeners {
-            // Nobody need listen.
+            // There may be no listener.
             drop(listeners.send(recorded));
         }
     }
 
-    /// All that happens from now on.
+    /// A listener for all later events.
     pub fn listen(&self) -> Events {
         let told = lock(&self.told);
         let over = || broadcast::channel(1).1;
         Events { receiver: told.listeners.as_ref().map_or_else(over, broadcast::Sender::subscribe) }
     }
 
-    /// What happened last, the oldest first: 64 events at most.
+    /// The latest events, the oldest first: at most 64.
     pub fn recent(&self) -> Vec<Recorded> {
         lock(&self.told).recent.iter().cloned().collect()
     }
 
-    /// All of the runtime's own actors are there.
+    /// All of the runtime's own actors are running again.
     pub(crate) fn is_back(&self) {
         lock(&self.spans).is_back();
     }
 
-    /// Nothing happens any more: listeners hear what they have not heard yet, and then the end.
+    /// Ends the log: listeners receive the events still queued for them, and then the end.
     pub(crate) fn close(&self) {
         lock(&self.told).listeners = None;
     }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each change is whole when the lock is let go, also by a panic.
+    // Each change is complete when the lock is released, even by a panic.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A listener. It hears every event from the moment on when it was made, in order, or that it has missed some: one that is
-/// 1,024 events behind misses the eldest.
+/// A listener. It receives every event after its creation, in order, or learns that it missed some: a listener that
+/// lags by more than 1,024 events misses the oldest.
 #[derive(Debug)]
 pub struct Events {
     receiver: broadcast::Receiver<Recorded>,
 }
 
-/// So many events were not heard, since the listener was too far behind.
+/// The listener lagged too far behind and missed events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{events} events were missed, since more than {BEHIND_MAX} waited to be read")]
 pub struct Missed {
-    /// How many.
+    /// How many events were missed.
     pub events: u64,
 }
 
 impl Missed {
-    /// What to change.
+    /// What the user can change.
     pub fn hint(&self) -> String {
         "read events on a task of their own; a snapshot of the budget says what holds now".to_owned()
     }
 }
 
 impl Events {
-    /// The next event, as soon as there is one; none when the runtime is over. It may be given up and asked again without
-    /// losing anything.
+    /// Waits for the next event. None when the runtime is over. Cancelling the wait loses nothing.
     ///
     /// # Errors
-    /// [`Missed`], once for each time that it was too far behind; what follows is what came after.
+    /// [`Missed`], once each time the listener lagged too far. Later events follow.
     pub async fn next(&mut self) -> Option<Result<Recorded, Missed>> {
         match self.receiver.recv().await {
             Ok(recorded) => Some(Ok(recorded)),

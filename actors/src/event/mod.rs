@@ -1,4 +1,4 @@
-//! What happens to the memory of a device, as it happens: for embedders, and for whoever looks at a process from outside.
+//! What happens to the memory of a device, as it happens: for embedders and for outside monitors.
 
 mod log;
 mod trace;

@@ -1,5 +1,5 @@
-//! Events as `tracing` has them: a lease is a span from its grant to its end, a restart one from the death until others
-//! serve again. Whoever installs no subscriber pays nothing for it.
+//! Events in `tracing`: a lease is a span from grant to end, and a restart a span from the death until its successors
+//! serve. Without a subscriber this costs nothing.
 
 use std::collections::BTreeMap;
 
@@ -8,11 +8,11 @@ use tracing::{Span, info, info_span, warn};
 
 use super::{Event, Leased};
 
-/// What is under way.
+/// The spans in progress.
 #[derive(Default)]
 pub(super) struct Spans {
     leases: BTreeMap<LeaseId, Span>,
-    /// Deaths of a model, or of the runtime's own actors, that are not made good yet.
+    /// Deaths in a model, or of the runtime's own actors (no label), that are not recovered from yet.
     restarts: BTreeMap<Option<Label>, Vec<Span>>,
 }
 
@@ -63,7 +63,7 @@ impl Spans {
         }
     }
 
-    /// The runtime's own actors are all there.
+    /// All of the runtime's own actors are running.
     pub(super) fn is_back(&mut self) {
         self.over(None, || info!("back"));
     }

@@ -1,4 +1,4 @@
-//! What may happen, with everything that is known of it then.
+//! The events that can happen, with everything known at that time.
 
 use bursar_budgets::{Bytes, Class, Holding, Label, LeaseId, Refusal};
 use serde::{Serialize, Serializer};
@@ -6,14 +6,14 @@ use serde::{Serialize, Serializer};
 /// A lease of device memory.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Leased {
-    /// Its number.
+    /// The lease's number.
     pub lease: LeaseId,
-    /// Of which model; `user` for a lease of the user's own.
+    /// The model; `user` for a lease of the user's own.
     pub model: Label,
-    /// What for.
+    /// The class of the lease.
     #[serde(serialize_with = "label")]
     pub class: Class,
-    /// How much.
+    /// The size of the lease.
     pub bytes: Bytes,
 }
 
@@ -24,121 +24,121 @@ impl From<&Holding> for Leased {
     }
 }
 
-/// Something that happened to the memory of a device, or to who lives on it. None of it has content: no prompt, no picture,
-/// no reply.
+/// Something that happened to the memory of a device, or to what runs on it. No event contains a prompt, picture or
+/// reply.
 ///
-/// Leases of host memory are told of when they are refused only: each picture has one.
+/// Leases of host memory appear only when they are refused, because each picture has one.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Event {
     /// Device memory was leased.
     LeaseGranted(Leased),
-    /// Memory was not leased, or a lease did not become larger.
+    /// A lease was refused, or could not grow.
     LeaseRefused {
-        /// Of which model.
+        /// The model; `user` for a lease of the user's own.
         model: Label,
-        /// What for.
+        /// The class of the lease.
         #[serde(serialize_with = "label")]
         class: Class,
-        /// How much was asked for: all of a new lease, or the size that one should have had.
+        /// The bytes asked for: a new lease's size, or the size to grow to.
         bytes: Bytes,
-        /// Why.
+        /// Why it was refused.
         #[serde(serialize_with = "text")]
         reason: Refusal,
     },
-    /// A lease is larger or smaller.
+    /// A lease has grown or shrunk.
     LeaseResized {
-        /// The lease.
+        /// The lease's number.
         lease: LeaseId,
-        /// Of which model.
+        /// The model; `user` for a lease of the user's own.
         model: Label,
-        /// What for.
+        /// The class of the lease.
         #[serde(serialize_with = "label")]
         class: Class,
-        /// Its bytes before.
+        /// Bytes before.
         from: Bytes,
-        /// Its bytes now.
+        /// Bytes now.
         to: Bytes,
     },
-    /// Whoever held a lease has died: it ends when the device is past its last use.
+    /// The owner of a lease has died. The lease ends when the device is past its last use.
     LeaseRevoked(Leased),
     /// A lease has ended, and its bytes are free.
     LeaseFreed(Leased),
-    /// So much of the canary was given up: another process wants what was kept free.
+    /// Part of the canary was given up, because another process took memory.
     CanaryGiven {
-        /// How much.
+        /// Bytes given up.
         bytes: Bytes,
     },
-    /// So much of the canary is kept free again.
+    /// Part of the canary is kept free again.
     CanaryTaken {
-        /// How much.
+        /// Bytes kept free again.
         bytes: Bytes,
     },
-    /// Keys and values become fewer, since another process wants memory or memory was refused.
+    /// Keys and values shrink, because another process needs memory or memory was refused.
     Shrink {
-        /// Whose.
+        /// The model.
         model: Label,
         /// Blocks before.
         from_blocks: usize,
         /// Blocks now.
         to_blocks: usize,
     },
-    /// Keys and values have become more again.
+    /// Keys and values have grown again.
     Growth {
-        /// Whose.
+        /// The model.
         model: Label,
         /// Blocks before.
         from_blocks: usize,
         /// Blocks now.
         to_blocks: usize,
     },
-    /// Memory was refused to a model: by the device, or by the ledger where a neighbour was there first.
+    /// Memory was refused to a model: by the device, or by the ledger after a neighbour took it.
     Oom {
-        /// To whom.
+        /// The model.
         model: Label,
-        /// When: `load`, `probe`, `capture`, `back`, `validate` or `serve`.
+        /// The phase: `load`, `probe`, `capture`, `back`, `validate` or `serve`.
         phase: &'static str,
     },
-    /// An actor has ended and another follows: it died, or it was an attempt at sizing that came to nothing.
+    /// An actor has ended and a successor follows. It died, or was a failed attempt at sizing.
     Restart {
-        /// Of which model; none if it is the runtime's own.
+        /// The model. None for the runtime's own actors.
         model: Option<Label>,
-        /// Which.
+        /// The actor's role.
         actor: &'static str,
-        /// Why.
+        /// The reason of the death, or the error.
         reason: String,
     },
-    /// A model serves: for the first time, or again.
+    /// A model serves, for the first time or again.
     Ready {
-        /// Which.
+        /// The model.
         model: Label,
-        /// Tokens whose keys and values there is room for.
+        /// Tokens that keys and values have room for.
         kv_tokens: usize,
     },
     /// A model did not start.
     Failed {
-        /// Which.
+        /// The model.
         model: Label,
-        /// Why.
+        /// The error, in words.
         reason: String,
     },
     /// A model is over: unloaded, shut down, or given up.
     Stopped {
-        /// Which.
+        /// The model.
         model: Label,
-        /// Why.
+        /// The reason given.
         reason: String,
     },
-    /// The device is lost, with all that was on it.
+    /// The device was lost, with everything on it.
     DeviceLost {
-        /// What it said.
+        /// The device's error.
         reason: String,
     },
 }
 
 impl Event {
-    /// Its name, as JSON has it under `event`.
+    /// The event's name: `event` in JSON.
     pub fn name(&self) -> &'static str {
         match self {
             Event::LeaseGranted(_) => "lease_granted",
@@ -160,7 +160,7 @@ impl Event {
     }
 }
 
-/// As metrics have it; a tenant's with the name that it gave itself.
+/// As in metrics, except that a tenant's class carries the name that it chose.
 fn label<S: Serializer>(class: &Class, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&class.label().replace(' ', "_"))
 }

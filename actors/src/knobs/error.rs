@@ -1,71 +1,71 @@
-//! What cannot be set, and why.
+//! Settings that are refused, and why.
 
 use serde_json::Value;
 use thiserror::Error;
 
 use super::{Knob, NESTED, TABLE};
 
-/// A setting that is refused.
+/// Why a setting is refused.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum KnobError {
     /// No knob has this name.
     #[error("no knob is called {name:?}; the nearest is `{nearest}`")]
     Unknown {
-        /// What was set.
+        /// The name that was set.
         name: String,
-        /// The known name that is most like it.
+        /// The most similar known name.
         nearest: &'static str,
     },
     /// A value that the knob does not take.
     #[error("`{name}` is {value}, it must be {expected}")]
     Value {
-        /// As it was set.
+        /// The name that was set.
         name: String,
-        /// Its value.
+        /// The value that was set.
         value: String,
-        /// What it must be.
+        /// The values allowed.
         expected: &'static str,
     },
-    /// Two names for one knob say different things.
+    /// Two names of one knob were set to different values.
     #[error("`{first}` is {first_value} and `{second}` is {second_value}, but both set `{knob}`")]
     Twice {
         /// The knob.
         knob: &'static str,
-        /// One name.
+        /// The first name.
         first: String,
         /// Its value.
         first_value: String,
-        /// The other.
+        /// The second name.
         second: String,
         /// Its value.
         second_value: String,
     },
-    /// Two knobs that exclude each other.
+    /// Two knobs were set that exclude each other.
     #[error("`{first}` and `{second}` are both set, and each alone says {what}")]
     Contradiction {
-        /// One.
+        /// The first knob.
         first: &'static str,
-        /// The other.
+        /// The second knob.
         second: &'static str,
-        /// What both say.
+        /// What each of them sets.
         what: &'static str,
     },
-    /// A number of videos without their frames.
+    /// A number of videos was set without their frames.
     #[error("`{name}` limits videos to {videos}, but a request's videos are limited by their frames")]
     Videos {
-        /// As it was set.
+        /// The name that was set.
         name: String,
-        /// How many.
+        /// The number of videos.
         videos: u64,
     },
-    /// Something that no model here takes.
+    /// A kind of input was allowed that no model here takes.
     #[error("`{name}` is {value}, but no model here takes {what}")]
     Modality {
-        /// As it was set.
+        /// The name that was set.
         name: String,
-        /// Its value.
+        /// The value that was set.
         value: String,
-        /// What is not taken.
+        /// The kind of input.
         what: String,
     },
 }
@@ -82,7 +82,7 @@ impl KnobError {
         KnobError::Value { name: name.to_owned(), value: told(value), expected }
     }
 
-    /// What to change.
+    /// What the user can change.
     pub fn hint(&self) -> String {
         match self {
             KnobError::Unknown { nearest, .. } => format!("set `{nearest}`, or see docs/knobs.md for all names"),
@@ -101,7 +101,7 @@ fn names_of(knob: &'static Knob) -> impl Iterator<Item = &'static str> {
     knob.aliases.iter().map(|alias| alias.name)
 }
 
-/// A value as a person writes it.
+/// A value as a user types it.
 pub(super) fn told(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -109,7 +109,7 @@ pub(super) fn told(value: &Value) -> String {
     }
 }
 
-/// How many letters are put in, left out or changed between two names (Levenshtein, 1965).
+/// Letters inserted, deleted or changed between two names (Levenshtein, 1965).
 fn distance(typed: &str, known: &str) -> usize {
     let known: Vec<char> = known.chars().collect();
     let mut row: Vec<usize> = (0..=known.len()).collect();

@@ -1,20 +1,20 @@
-//! Names whose value is an object of other names, taken apart.
+//! Names whose value is an object of further names, taken apart.
 
 use serde_json::{Map, Value};
 
 use super::{Knobs, NESTED, error::KnobError, error::told, product::with_products_multiplied};
 
-/// A setting, by the name that an error shows.
+/// A setting: its full name for errors, the knob's name, and the value.
 type Inner = (String, &'static str, Value);
 
 pub(super) fn is_nested(name: &str) -> bool {
     NESTED.iter().any(|nested| nested.name == name)
 }
 
-/// The settings that a nested name comes to: each with its full name, the knob's name, and the value.
+/// The settings inside a nested name: each with its full name, the knob's name and the value.
 ///
 /// # Errors
-/// What is in it is nobody's.
+/// The object has an unknown name in it.
 pub(super) fn settings(name: &str, object: &Map<String, Value>) -> Result<Vec<Inner>, KnobError> {
     let mut settings = Vec::new();
     for (inner, value) in object {
@@ -35,7 +35,7 @@ pub(super) fn settings(name: &str, object: &Map<String, Value>) -> Result<Vec<In
     Ok(settings)
 }
 
-/// Puts `value` where these keys lead, beside all else that is there.
+/// Puts `value` at the place that these keys lead to, and keeps everything else.
 pub(super) fn replace<'k>(object: &mut Value, keys: impl Iterator<Item = &'k str>, value: Value) {
     let place = keys.fold(object, |object, key| {
         if let Value::String(text) = object {
@@ -49,10 +49,10 @@ pub(super) fn replace<'k>(object: &mut Value, keys: impl Iterator<Item = &'k str
     }
 }
 
-/// The object that a value is, or that a text says.
+/// The object that a value is, or that its text contains.
 ///
 /// # Errors
-/// It is none.
+/// The value is no object.
 pub(super) fn object(name: &str, value: &Value) -> Result<Map<String, Value>, KnobError> {
     let read = match value {
         Value::String(text) => serde_json::from_str(text)
@@ -66,7 +66,7 @@ pub(super) fn object(name: &str, value: &Value) -> Result<Map<String, Value>, Kn
     }
 }
 
-/// How many, with or without the sizes that vLLM profiles with.
+/// A count, with or without the sizes that vLLM profiles with.
 fn count(value: &Value) -> Value {
     value.get("count").unwrap_or(value).clone()
 }
@@ -84,13 +84,13 @@ fn edges(name: &str, value: &Value) -> Result<Vec<Inner>, KnobError> {
     object.iter().map(setting).collect()
 }
 
-/// Frames of all videos together.
+/// The frames of all videos together.
 fn frames(name: String, value: &Value) -> Result<Inner, KnobError> {
     let number = |value: &Value| value.as_u64();
     let wrong = || KnobError::value(&name, value, "0, or an object of count and num_frames");
     let videos = number(&count(value)).ok_or_else(wrong)?;
     match value.get("num_frames") {
-        // None of any length.
+        // No videos, of any length.
         _ if videos == 0 => Ok((name, "video_frames", 0.into())),
         Some(frames) => {
             let frames = number(frames).and_then(|frames| frames.checked_mul(videos)).ok_or_else(wrong)?;

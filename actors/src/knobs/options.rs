@@ -1,4 +1,4 @@
-//! What a user can choose about one model.
+//! What a user can choose for one model.
 
 use std::path::PathBuf;
 
@@ -12,58 +12,59 @@ use crate::{
     supervise::Intensity,
 };
 
-/// How a model is loaded. The default fits a small model on a host device, and what people expect of a GPU on one.
+/// How a model is loaded. The defaults fit a small model on a host device, or typical use on a GPU.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
-    /// The model's name in tables and metrics, by which it is unloaded; by default that of its source. One that is taken
-    /// gets a number behind it.
+    /// The model's name in tables, in metrics and for unloading. Default: the name of its source. If the name is taken,
+    /// a number is appended.
     pub name: Option<String>,
-    /// The largest inputs that may reach the device. The model's own limits lower it. By default
-    /// [`Envelope::default`] on a host device, which computes on the CPU, and [`Envelope::gpu`] on a GPU, whose launches
-    /// then follow the largest picture.
+    /// The largest inputs that may reach the device, lowered to the model's own limits. Default: [`Envelope::default`]
+    /// on a host device, which computes on the CPU. On a GPU it is [`Envelope::gpu`], and launches follow the largest
+    /// picture.
     pub envelope: Option<Envelope>,
-    /// Single limits over that.
+    /// Single limits that override the envelope.
     pub limits: Limits,
-    /// By which names they were said, for errors and suggestions ([`Knobs::named_from`](crate::knobs::Knobs::named_from)).
+    /// The names by which limits were set, for errors and suggestions
+    /// ([`Knobs::named_from`](crate::knobs::Knobs::named_from)).
     pub names: Names,
-    /// What a picture may be before it is decoded.
+    /// Limits on a picture before it is decoded.
     pub image_limits: ImageLimits,
-    /// The share of what is left after everything else that keys and values take, above 0 and up to 1. By default 0.9 on a
-    /// host device, and on a GPU all but a small reserve ([`Share::expected_of`](crate::profile::Share::expected_of)):
-    /// whoever wants to lease memory of a GPU beside a model, or to load a second one, says a fraction.
+    /// The share of the remaining memory that keys and values take, above 0 and up to 1. Default: 0.9 on a host device,
+    /// and on a GPU all but a small reserve ([`Share::expected_of`](crate::profile::Share::expected_of)). To lease GPU
+    /// memory beside a model, or to load a second model, set a fraction.
     pub memory_fraction: Option<f64>,
-    /// A size of the cache of keys and values in tokens (whole blocks of 16), instead of the share. It has no fewer than
-    /// the profile needs to run the largest inputs: as many as all sequences can have, up to 8,192 and a block each.
+    /// The size of the cache in tokens (whole blocks of 16), instead of the share. The minimum is what the profile
+    /// needs to run the largest inputs: as many tokens as all sequences can have, up to 8,192 and one block each.
     pub kv_tokens: Option<usize>,
-    /// A share of the whole device for everything of ours, weights and workspaces and overhead too, above 0 and up to 1;
-    /// instead of `memory_fraction`. What others hold is not counted, so a busy device may give less than that.
+    /// The share of the whole device for everything of ours, including weights, workspaces and overhead; above 0 and up
+    /// to 1, instead of `memory_fraction`. Other processes are not counted, so a busy device may give less.
     pub device_fraction: Option<f64>,
-    /// A size of the cache in bytes, instead of `kv_tokens`: whole pages of each layer are taken of it.
+    /// The size of the cache in bytes, instead of `kv_tokens`. Rounded down to whole pages for each layer.
     pub kv_bytes: Option<Bytes>,
-    /// The type of weights, activations, keys and values. One that the device does not compute in is refused.
+    /// The type of weights, activations, keys and values. A type that the device does not compute in is refused.
     pub dtype: Precision,
-    /// Requests that may be under way or wait; one more is refused with `Overloaded`.
+    /// How many requests may run or wait. One more is refused with `Overloaded`.
     pub requests: usize,
-    /// Threads that compute on the host device, and as many again that decode pictures; by default one a CPU.
+    /// Threads that compute on a host device, and as many again that decode pictures. Default: one per CPU.
     pub threads: usize,
-    /// A folder where the profiles of starts are written down, one file a model and device: a later start on the same
-    /// basis runs its worst cases once, at the size that was found, and not twice. None by default: then every start
-    /// measures anew, and nothing is written. It is made when it is not there, and several processes may share it.
+    /// A folder for profiles, one file per model and device. A later start on the same basis runs its worst cases once,
+    /// at the recorded size, instead of twice. Default: none, so that every start measures anew and nothing is written.
+    /// The folder is created if needed, and several processes may share it.
     pub profiles: Option<PathBuf>,
-    /// Measures anew also where a profile is written down that applies, and writes what it finds in its place.
+    /// Measures anew even if a recorded profile applies, and replaces that profile.
     pub measures_anew: bool,
-    /// Worst cases run through all layers, before keys and values are sized and again at their size. By default a GPU runs
-    /// some layers before and all of them at the final size, and a host device, at that size alone, as many layers as reach
-    /// the planned peaks to the byte: minutes of arithmetic less.
+    /// Runs worst cases through all layers, both before sizing and at the final size. By default a GPU runs some layers
+    /// before sizing and all of them at the final size. A host device runs, at the final size only, as many layers as
+    /// prove the planned peaks to the byte, which saves minutes.
     pub full_stress: bool,
-    /// Where cuBLASLt is looked for on a GPU.
+    /// Where to find cuBLASLt for a GPU.
     pub blas: BlasSearch,
-    /// When restarts of its vision, kv and scheduler become a crash loop.
+    /// How many restarts of vision, kv and scheduler are tolerated, and within what time. More are a crash loop.
     pub intensity: Intensity,
-    /// When restarts of its engine, which stress anew, become one.
+    /// How many restarts of the engine are tolerated, and within what time. Each of them stresses again.
     pub engine_intensity: Intensity,
-    /// Memory that is refused on purpose, to see what happens then; none by default. A host device refuses in every
-    /// phase; a GPU where a lane is asked (capture, validate, serve).
+    /// Memory to refuse on purpose, to see what happens. Default: none. A host device can refuse in every phase, a GPU
+    /// where a lane is asked (capture, validate, serve).
     pub faults: FaultPlan,
 }
 
@@ -94,19 +95,19 @@ impl Default for LoadOptions {
 }
 
 impl LoadOptions {
-    /// Limits that are stressed in a moment, for tests, examples and small programs: contexts of 512 tokens, 4 sequences
-    /// at once, two pictures of 448 x 448 pixels a request, 16 requests under way.
+    /// Limits that are stressed in a moment, for tests, examples and small programs: contexts of 512 tokens, 4
+    /// sequences at once, two pictures of 448 x 448 pixels per request, 16 requests running or waiting.
     pub fn small() -> Self {
         LoadOptions { envelope: Some(Envelope::small()), requests: 16, ..LoadOptions::default() }
     }
 
-    /// What is said of the size of keys and values.
+    /// What the options say about the size of keys and values.
     pub fn kv(&self) -> KvChoice {
         let LoadOptions { memory_fraction, device_fraction, kv_tokens, kv_bytes, .. } = *self;
         KvChoice { memory_fraction, device_fraction, kv_tokens, kv_bytes }
     }
 
-    /// The largest inputs by default on a GPU, or where host memory stands in for one.
+    /// The default envelope on a GPU, or where host memory stands in for one.
     pub fn envelope_for(is_host: bool) -> Envelope {
         match is_host {
             true => Envelope::default(),

@@ -1,4 +1,4 @@
-//! The type that activations are wanted in, by the names that vLLM, SGLang and LightLLM have for it.
+//! The type of activations, by the names that vLLM, SGLang and LightLLM use.
 
 use std::{fmt, str::FromStr};
 
@@ -9,11 +9,11 @@ use thiserror::Error;
 /// The type of weights, activations, keys and values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Precision {
-    /// The checkpoint's own where the device computes in it, and else the device's: bf16 on a GPU that has it, f16 on
-    /// others, f32 on the host.
+    /// The checkpoint's own type if the device computes in it. Otherwise the device's: bf16 on a GPU that supports it,
+    /// f16 on other GPUs, f32 on the host.
     #[default]
     Auto,
-    /// bf16, on GPUs of compute capability 8.0 and more.
+    /// bf16, on GPUs of compute capability 8.0 and above.
     BFloat16,
     /// f16, on GPUs.
     Float16,
@@ -25,23 +25,23 @@ pub enum Precision {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("dtype is {asked}, but {device} computes in {taken}")]
 pub struct PrecisionError {
-    /// What was asked for.
+    /// The type that was asked for.
     pub asked: Precision,
     /// The device's kind, such as `cuda sm_90`.
     pub device: &'static str,
-    /// What it computes in.
+    /// The types that the device computes in.
     pub taken: &'static str,
 }
 
 impl PrecisionError {
-    /// What to change.
+    /// What the user can change.
     pub fn hint(&self) -> String {
         format!("leave dtype out, or set it to auto or {}", self.taken)
     }
 }
 
 impl Precision {
-    /// `target` with this type, for a checkpoint that says its weights are `stored` so.
+    /// `target` with this type, for a checkpoint whose weights are `stored` in that one.
     ///
     /// # Errors
     /// The device does not compute in it.
@@ -63,7 +63,7 @@ impl Precision {
     }
 }
 
-/// What a device computes in, and how that is typed.
+/// The types that a device computes in, and how a user writes them.
 fn types_of(target: &Target) -> (&'static [DType], &'static str) {
     match target {
         Target::Cpu { .. } => (&[DType::F32], "float32"),
@@ -96,7 +96,7 @@ impl Serialize for Precision {
     }
 }
 
-/// No element type has this name.
+/// No type has this name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("a type is auto, bfloat16, float16 (or half) or float32")]
 pub struct UnknownPrecision;

@@ -1,7 +1,7 @@
 //! Products of whole numbers, as people write sizes of pictures: `1920*1080`.
 
-/// Whole numbers with `*` between them, multiplied. Their digits may have `_` or `,` between; one number is its own
-/// product. None for anything else, and for what is larger than a `u64`.
+/// Multiplies whole numbers with `*` between them. Digits may be separated by `_` or `,`, and a single number stands
+/// for itself. None for anything else, and if the product exceeds a `u64`.
 pub(super) fn product(typed: &str) -> Option<u64> {
     typed.split('*').try_fold(1u64, |product, factor| {
         let factor: u64 = factor.trim().replace(['_', ','], "").parse().ok()?;
@@ -9,7 +9,7 @@ pub(super) fn product(typed: &str) -> Option<u64> {
     })
 }
 
-/// JSON with its products multiplied, where they stand outside texts: what is no JSON otherwise.
+/// JSON in which products outside strings are multiplied; with them it would not be valid JSON.
 pub(super) fn with_products_multiplied(json: &str) -> String {
     let outside =
         |part: &str| -> String { part.split_inclusive([',', ':', '{', '}', '[', ']']).map(multiplied).collect() };
@@ -18,7 +18,7 @@ pub(super) fn with_products_multiplied(json: &str) -> String {
     parts.collect::<Vec<_>>().join("\"")
 }
 
-/// The same of one value and what ends it.
+/// The same for one value and the character that ends it.
 fn multiplied(piece: &str) -> String {
     let value = piece.trim_end_matches([',', ':', '{', '}', '[', ']']);
     match product(value).filter(|_| value.contains('*')) {

@@ -1,4 +1,4 @@
-//! From names and values to what a model is loaded with.
+//! From names and values to the options that a model is loaded with.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{Knob, Knobs, Limits, LoadOptions, error::KnobError, error::told, nested};
 
-/// By which names knobs were set: whoever says another value of one says it by the name that stands there already.
+/// The names by which knobs were set, so that a new value is suggested under the name that the user used.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Names(BTreeMap<&'static str, Said>);
 
@@ -15,27 +15,27 @@ pub struct Names(BTreeMap<&'static str, Said>);
 struct Said {
     /// Its name, or the path to it inside an object.
     name: String,
-    /// That object.
+    /// The object, if it was set inside one.
     object: Option<Value>,
 }
 
-/// A name and its value, as they are written in JSON.
+/// A name and its value, as in JSON.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setting {
     /// The name.
     pub name: String,
-    /// The value: an object for a name that sets several knobs.
+    /// The value. An object, if the name sets several knobs.
     pub value: Value,
 }
 
 impl Names {
-    /// The name that this knob was set by, as it was said; of one inside an object the path, such as
-    /// `limit_mm_per_prompt.image`. None if nothing was said of it.
+    /// The name by which the user set this knob. Inside an object it is the path, such as `limit_mm_per_prompt.image`.
+    /// None if it was not set.
     pub fn of(&self, knob: &str) -> Option<&str> {
         self.0.get(knob).map(|said| said.name.as_str())
     }
 
-    /// How this knob is set to `value` in the place of what was said of it: by the same name, with the rest of its object.
+    /// How to set this knob to `value` instead: by the same name, with the rest of its object.
     pub fn setting(&self, knob: &str, value: Value) -> Setting {
         match self.0.get(knob) {
             None => Setting { name: knob.to_owned(), value },
@@ -51,15 +51,15 @@ impl Names {
 }
 
 impl Knobs {
-    /// Reads settings by any names, as they are written in JSON or typed as text.
+    /// Reads settings by any known names, with values as in JSON or typed as text.
     ///
     /// # Errors
-    /// A name that nobody has, a value that a knob does not take, two names of one knob that say different things.
+    /// An unknown name, a value that the knob does not take, or two names of one knob with different values.
     pub fn from_settings<N: Into<String>>(settings: impl IntoIterator<Item = (N, Value)>) -> Result<Self, KnobError> {
         Ok(Knobs::named_from(settings)?.0)
     }
 
-    /// The same, with the names.
+    /// As [`from_settings`](Self::from_settings), and returns the names used.
     ///
     /// # Errors
     /// As [`from_settings`](Self::from_settings).
@@ -71,7 +71,7 @@ impl Knobs {
         let mut names = Names::default();
         for (name, value) in settings {
             let name = name.into();
-            // As JSON writes what is not set, and vLLM a context that follows from the model and the device.
+            // JSON's way to leave a value out, and vLLM's way to derive the context from the model and the device.
             if value.is_null() || (name == "max_model_len" && told(&value) == "-1") {
                 continue;
             }
@@ -84,7 +84,7 @@ impl Knobs {
                 }
             };
             for (name, knob, value) in settings {
-                // Read by the knob's name, told by its own.
+                // Read by the knob's own name. Errors use the name that the user typed.
                 let differs = knobs.put(knob, &value).map_err(|error| error.about(&name))?;
                 if let Some((_, first, first_value)) = said.iter().find(|(said, ..)| differs && *said == knob) {
                     return Err(KnobError::Twice {
@@ -103,7 +103,7 @@ impl Knobs {
         Ok((knobs, names))
     }
 
-    /// Whether what is set goes together.
+    /// Checks that the settings do not contradict each other.
     ///
     /// # Errors
     /// [`KnobError::Contradiction`].
@@ -136,7 +136,7 @@ impl Knobs {
         Ok(())
     }
 
-    /// What is said and changes nothing, and why: a sentence each.
+    /// A sentence for each setting that changes nothing, with the reason.
     pub fn notes(&self) -> Vec<&'static str> {
         let notes = [
             (
@@ -152,7 +152,7 @@ impl Knobs {
         notes.into_iter().filter(|(is_said, _)| *is_said).map(|(_, note)| note).collect()
     }
 
-    /// What a model is loaded with; what is not set stays as in `base`. The canary is the runtime's:
+    /// The options to load a model with. Knobs not set stay as in `base`. The canary belongs to the runtime:
     /// [`RuntimeConfig::canary`](crate::runtime::RuntimeConfig).
     ///
     /// # Errors
@@ -189,7 +189,7 @@ impl Knobs {
         Ok(options)
     }
 
-    /// The same over the default.
+    /// As [`over`](Self::over), with the default options as the base.
     ///
     /// # Errors
     /// As [`check`](Self::check).
@@ -199,7 +199,7 @@ impl Knobs {
 }
 
 impl KnobError {
-    /// The same about a setting by its full name.
+    /// The same error, with the setting's full name.
     fn about(self, full: &str) -> Self {
         match self {
             KnobError::Value { value, expected, .. } => KnobError::Value { name: full.to_owned(), value, expected },

@@ -13,22 +13,22 @@ use crate::metric;
 /// Keeps block tables and reference counts.
 pub struct KvActor;
 
-/// What it starts with.
+/// The arguments of a kv actor.
 pub struct KvArguments {
-    /// Blocks that are backed and stay so for now.
+    /// The number of blocks, all backed.
     pub blocks: usize,
-    /// For metrics.
+    /// The model's label in metrics.
     pub model: Label,
-    /// A block over all layers, for metrics.
+    /// Bytes of a block over all layers, for metrics.
     pub block_bytes: Bytes,
 }
 
-/// Its state.
+/// The state of a kv actor.
 pub struct KvState {
     core: KvCore,
     model: Label,
     block_bytes: Bytes,
-    /// The requests of those that hold blocks.
+    /// The request spans of sequences that hold blocks.
     spans: BTreeMap<SequenceId, Span>,
 }
 
@@ -100,12 +100,12 @@ impl KvState {
         allotment
     }
 
-    /// A sequence holds no blocks any more.
+    /// A sequence no longer holds blocks. Records how in its span.
     fn end(&mut self, sequence: SequenceId, how: &'static str) {
         self.spans.remove(&sequence).into_iter().for_each(|span| span.in_scope(|| debug!("{how}")));
     }
 
-    /// What changes with every step.
+    /// Sets the gauges that change with every step.
     fn show_use(&self) {
         let (KvUse { held, cached, .. }, model) = (self.core.usage(), &self.model);
         metric::KV_BLOCKS_USED.set(model, held);

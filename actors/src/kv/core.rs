@@ -1,9 +1,9 @@
-//! Who holds which block, and what blocks that nobody holds still contain: pure.
+//! Which sequence holds which block, and what free blocks still contain: pure.
 //!
-//! Whole blocks are named by their content (a [`PrefixKey`] covers all that stands before), so that a sequence that
-//! begins as another did takes the blocks of the other: automatic prefix caching, as vLLM and SGLang (RadixAttention,
-//! arXiv 2312.07104) do it. Blocks that nobody holds keep their content until their place is needed; the longest unused
-//! go first, and of one sequence's blocks the last.
+//! Whole blocks are named by their content (a [`PrefixKey`] covers everything before it too), so a sequence that begins
+//! like another takes its blocks. This is automatic prefix caching, as in vLLM and SGLang (RadixAttention, arXiv
+//! 2312.07104). Free blocks keep their content until they are reused: the longest unused first, and of one sequence the
+//! last block first.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,7 +13,7 @@ use std::{
 use bursar_kernels::BLOCK_TOKENS;
 use bursar_model::flow::PrefixKey;
 
-/// One sequence of an engine, never used again for another.
+/// The id of a sequence. An engine never reuses one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SequenceId(pub u64);
 
@@ -26,46 +26,46 @@ impl fmt::Display for SequenceId {
 /// What a sequence needs for the next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Demand {
-    /// Whose.
+    /// The sequence.
     pub sequence: SequenceId,
     /// Tokens whose keys and values are in its blocks.
     pub held: usize,
     /// Tokens that the step is to compute.
     pub more: usize,
-    /// All its tokens: with what others have computed, fewer than `more` may be left.
+    /// All its tokens. With cached ones, fewer than `more` may be left.
     pub tokens: usize,
-    /// For one that holds nothing: the keys of its first blocks, which may be taken from others. They leave at least
-    /// one token to compute.
+    /// For a sequence without blocks: the keys of its first blocks, which may be shared. They leave at least one token
+    /// to compute.
     pub prefix: Vec<PrefixKey>,
 }
 
 /// A sequence whose demand was met.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
-    /// Whose.
+    /// The sequence.
     pub sequence: SequenceId,
     /// All its blocks, in order.
     pub blocks: Vec<u32>,
-    /// Tokens whose keys and values are in them: those it held, or those that others had computed.
+    /// Tokens whose keys and values are in the blocks: those that it held, or those found cached.
     pub held: usize,
 }
 
-/// The answer to a list of demands: those that were met, in order. What follows the first that could not be met was
-/// not tried, so that a short demand never overtakes a long one.
+/// The answer to a list of demands: the ones met, in order. After the first that cannot be met the rest are not tried,
+/// so that a short demand never overtakes a long one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allotment {
-    /// One entry for each demand that was met.
+    /// One table per demand that was met.
     pub tables: Vec<Table>,
-    /// Blocks that the first demand that was not met is short of; zero if all were met.
+    /// Blocks missing for the first demand that was not met. 0 if all were.
     pub short_by: usize,
 }
 
 /// Blocks of a sequence that have become whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Filled {
-    /// Whose.
+    /// The sequence.
     pub sequence: SequenceId,
-    /// The first of them, in its table.
+    /// The index of the first of them in its table.
     pub first: usize,
     /// Their names.
     pub keys: Vec<PrefixKey>,
@@ -74,25 +74,25 @@ pub struct Filled {
 /// How the blocks are used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KvUse {
-    /// All blocks.
+    /// All blocks of the pool.
     pub blocks: usize,
     /// Blocks that sequences hold.
     pub held: usize,
-    /// Of the others, those whose content may serve again.
+    /// Other blocks whose content may be reused.
     pub cached: usize,
 }
 
-/// Blocks of the largest pool that is counted after each change.
+/// The largest pool, in blocks, that is checked after each change.
 const CHECKED_MAX: usize = 1 << 14;
 
 /// One block.
 #[derive(Clone, Debug, Default)]
 struct Block {
-    /// How many tables name it.
+    /// The number of tables that include it.
     references: u32,
-    /// What it holds, if another may take it for that.
+    /// The name of its content, if it may be shared.
     key: Option<PrefixKey>,
-    /// When it was last let go.
+    /// The clock when it was last released.
     idle_since: u64,
 }
 
@@ -100,9 +100,9 @@ struct Block {
 #[derive(Clone, Debug)]
 pub struct KvCore {
     pool: Vec<Block>,
-    /// Blocks of no content; the first is taken next, so that few pages are touched and the tail is the last to be held.
+    /// Blocks without content. The first is used next, so that few pages are touched and the tail is used last.
     blank: BTreeSet<u32>,
-    /// Blocks that nobody holds, by when they were let go; the first gives its place next.
+    /// Free blocks with content, by the time of their release. The first is reused next.
     idle: BTreeSet<(u64, u32)>,
     named: BTreeMap<PrefixKey, u32>,
     tables: BTreeMap<SequenceId, Vec<u32>>,
@@ -122,7 +122,7 @@ impl KvCore {
         }
     }
 
-    /// Blocks that no table names, whatever they contain.
+    /// Blocks in no table, with or without content.
     pub fn free_blocks(&self) -> usize {
         self.blank.len() + self.idle.len()
     }
@@ -137,7 +137,7 @@ impl KvCore {
         KvUse { blocks: self.blocks(), held: self.blocks() - self.free_blocks(), cached: self.idle.len() }
     }
 
-    /// Meets demands in order, up to the first that cannot be met; that one and those behind it change nothing.
+    /// Meets demands in order. The first that cannot be met, and the ones after it, change nothing.
     pub fn allot(&mut self, demands: &[Demand]) -> Allotment {
         let mut allotment = Allotment::default();
         for demand in demands {
@@ -153,7 +153,7 @@ impl KvCore {
         allotment
     }
 
-    /// Gives a sequence what it needs, or says how many blocks are missing.
+    /// Gives a sequence its blocks, or returns how many are missing.
     fn meet(&mut self, demand: &Demand) -> Result<Table, usize> {
         let table = self.tables.get(&demand.sequence).cloned();
         let shared: Vec<u32> = match table {
@@ -164,7 +164,7 @@ impl KvCore {
         let places = (held + demand.more).min(demand.tokens).div_ceil(BLOCK_TOKENS);
         let mut blocks = table.unwrap_or_default();
         let fresh = places.saturating_sub(blocks.len() + shared.len());
-        // Shared blocks that nobody holds cannot make room for the others.
+        // Shared blocks that are free now cannot also serve as new blocks.
         let woken = shared.iter().filter(|block| self.pool[**block as usize].references == 0).count();
         let available = self.free_blocks() - woken;
         if fresh > available {
@@ -197,8 +197,8 @@ impl KvCore {
         block
     }
 
-    /// Names blocks that a step has filled, so that others may take them. What another has filled with the same in the
-    /// meantime stays the one that is taken; sequences that are gone are nobody's loss.
+    /// Names blocks that a step has filled, so that others may share them. If another block got the same name first,
+    /// that one stays the shared one. Unknown sequences are ignored.
     pub fn name(&mut self, filled: &Filled) {
         let Some(table) = self.tables.get(&filled.sequence) else { return };
         for (block, key) in table[filled.first..].iter().zip(&filled.keys) {
@@ -211,10 +211,10 @@ impl KvCore {
         self.check();
     }
 
-    /// Forgets a sequence. Blocks that no other holds are free; those with a name keep their content for now. Unknown
-    /// sequences are nobody's loss.
+    /// Forgets a sequence. Blocks in no other table become free, and named ones keep their content for now. An unknown
+    /// sequence is ignored.
     pub fn release(&mut self, sequence: SequenceId) {
-        // The last first: without its beginning the end of a sequence is of no use.
+        // The last block first: without its beginning, the end of a sequence is useless.
         for block in self.tables.remove(&sequence).into_iter().flatten().rev() {
             let entry = &mut self.pool[block as usize];
             entry.references -= 1;
@@ -231,9 +231,9 @@ impl KvCore {
         self.check();
     }
 
-    /// Gives up all blocks but the first `to`. What nobody holds there is forgotten; whoever holds one of them is released
-    /// and named in the answer, youngest first, as it has to be computed again. Other blocks that they let go keep their
-    /// content for now. Nobody is chosen: a block cannot be moved, so each holder of the tail goes and nobody else does.
+    /// Gives up all blocks but the first `to`. Every sequence with a block in the tail is released, because blocks
+    /// cannot be moved, and no other sequence is. Returns the released ones, youngest first; they must be recomputed.
+    /// Their other blocks keep their content for now.
     pub fn shrink(&mut self, to: usize) -> Vec<SequenceId> {
         let tail = to as u32..;
         let holds = |(_, blocks): &(&SequenceId, &Vec<u32>)| blocks.iter().any(|block| tail.contains(block));
@@ -252,7 +252,7 @@ impl KvCore {
         holders
     }
 
-    /// Has `to` blocks from now on; the new ones are blank. Nothing happens if there are as many.
+    /// Grows the pool to `to` blocks. New blocks are blank. Does nothing if there are that many already.
     pub fn grow(&mut self, to: usize) {
         let before = self.blocks();
         self.blank.extend(before as u32..to as u32);
@@ -260,8 +260,8 @@ impl KvCore {
         self.check();
     }
 
-    /// Every block is blank, idle or held, and each once. Pools of large devices have 100,000 blocks and a step
-    /// milliseconds: they and released code go without.
+    /// Every block is blank, idle or held, exactly once. Large devices have 100,000 blocks and steps of milliseconds,
+    /// so large pools and release builds skip this.
     fn check(&self) {
         if !cfg!(debug_assertions) || self.pool.len() > CHECKED_MAX {
             return;

@@ -1,39 +1,40 @@
-//! What may be asked of the kv actor.
+//! What the kv actor can be asked.
 
 use tracing::Span;
 
 use super::{Allotment, Demand, Filled, KvUse, SequenceId};
 use crate::{responder::Responder, supervise::FaultInjection};
 
-/// From the scheduler only. Credit: one `Allot` at a time, as a scheduler has one step in preparation.
+/// Messages from the scheduler; anyone may ask for `Usage`. Credit: one `Allot` at a time, because a scheduler prepares
+/// one step at a time.
 #[derive(Debug)]
 pub enum KvMessage {
-    /// Blocks for the next step; see [`crate::tree::ALLOT_BLOCKS`].
+    /// Asks for the next step's blocks; see [`crate::tree::ALLOT_BLOCKS`].
     Allot {
         /// In order of precedence.
         demands: Vec<Demand>,
-        /// The requests of those that hold nothing yet, as `tracing` knows them.
+        /// The request spans of sequences without blocks.
         spans: Vec<(SequenceId, Span)>,
-        /// Those that were met.
+        /// The demands that were met.
         reply: Responder<Allotment>,
     },
-    /// Blocks that a step has filled, for others to take.
+    /// Blocks that a step has filled, which others may share now.
     Name(Vec<Filled>),
-    /// Sequences that ended, or were preempted.
+    /// Sequences that ended or were preempted.
     Release(Vec<SequenceId>),
-    /// Only the first `to` blocks stay; see [`crate::tree::SHRINK_BLOCKS`].
+    /// Gives up all but the first `to` blocks; see [`crate::tree::SHRINK_BLOCKS`].
     Shrink {
-        /// How many.
+        /// The number of blocks that stay.
         to: usize,
-        /// Whose blocks were among the others: they hold nothing any more.
+        /// The sequences that lost their blocks. They hold nothing any more.
         reply: Responder<Vec<SequenceId>>,
     },
-    /// There are so many blocks now.
+    /// Grows the pool to this many blocks.
     Grow(usize),
-    /// How blocks are used: for gauges and tests.
+    /// How blocks are used, for gauges and tests.
     Usage(Responder<KvUse>),
-    /// Set the gauges again: from itself, for a recorder that has come since.
+    /// Sets the gauges again. The actor sends this to itself, for a recorder installed since.
     Show,
-    /// Die of this.
+    /// Fails the actor on purpose.
     InjectFault(FaultInjection),
 }

@@ -1,4 +1,4 @@
-//! Where metrics are served, as it is typed.
+//! The address that serves metrics, as a user types it.
 
 use std::{
     fmt,
@@ -8,8 +8,8 @@ use std::{
 
 use thiserror::Error;
 
-/// An address and a port. A port alone means the loopback, where only this machine reaches it; port 0 is any that is
-/// free.
+/// An address and a port. A port alone means the loopback interface, which only this machine reaches. Port 0 means any
+/// free port.
 ///
 /// ```
 /// # use bursar_actors::metric::MetricsAddress;
@@ -21,7 +21,7 @@ use thiserror::Error;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MetricsAddress(pub SocketAddr);
 
-/// What was typed is no address.
+/// The text is not an address.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{typed:?} is neither a port nor an address with a port; write 9464, 127.0.0.1:9464 or [::1]:9464")]
 pub struct NoAddress {

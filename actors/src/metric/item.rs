@@ -6,19 +6,19 @@ use metrics::{Key, KeyName, Label, Level, Metadata, SharedString, Unit};
 
 use super::{LabelSet, label::Words};
 
-/// What a metric is to Prometheus.
+/// The type of a metric in Prometheus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A value that goes up and down.
     Gauge,
     /// A number that only grows; its name ends in `_total`.
     Counter,
-    /// Numbers, counted by bucket.
+    /// Values counted in buckets.
     Histogram,
 }
 
 impl Kind {
-    /// As `# TYPE` lines write it.
+    /// The name in `# TYPE` lines.
     pub const fn name(self) -> &'static str {
         match self {
             Kind::Gauge => "gauge",
@@ -31,21 +31,21 @@ impl Kind {
 /// A row of the table.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
-    /// What Prometheus calls it; it begins with `bursar_`, or with `process_` where every process has it.
+    /// The metric's name. It begins with `bursar_`, or with `process_` if every process has it.
     pub name: &'static str,
-    /// What it is.
+    /// The type of the metric.
     pub kind: Kind,
     /// The names of its labels, in order.
     pub labels: &'static [&'static str],
-    /// All values of each of them, as far as they are known beforehand.
+    /// For each label, all its values, if they are known in advance.
     pub(super) words: &'static [Words],
     /// What it means, in sentences.
     pub help: &'static str,
-    /// The upper edges of a histogram's buckets, rising; empty for all others.
+    /// The upper edges of a histogram's buckets, rising. Empty for other types.
     pub buckets: &'static [f64],
 }
 
-/// Where all of it comes from, as the facade wants to be told.
+/// The source of all metrics, as the `metrics` facade requires it.
 static METADATA: Metadata<'static> = Metadata::new("bursar", Level::INFO, Some("bursar"));
 
 impl Row {
@@ -58,7 +58,7 @@ impl Row {
         }
     }
 
-    /// Tells the recorder what this is.
+    /// Describes the metric to the recorder.
     pub(super) fn describe(&self) {
         let (name, unit, help) = (KeyName::from_const_str(self.name), Some(self.unit()), self.help.trim());
         metrics::with_recorder(|recorder| match self.kind {
@@ -72,8 +72,8 @@ impl Row {
         Key::from_parts(KeyName::from_const_str(self.name), labels)
     }
 
-    /// All its series of one device or model, if that is its first label and all values of the others are known; none
-    /// otherwise.
+    /// All series of one device or model, if that is the first label and all values of the others are known. Otherwise
+    /// empty.
     pub(super) fn series_of(&self, name: &'static str, value: SharedString) -> Vec<Vec<Label>> {
         if self.labels.first() != Some(&name) {
             return Vec::new();
@@ -86,7 +86,7 @@ impl Row {
         })
     }
 
-    /// Lets a counter, or the counts of a histogram, stand at 0 until something is counted.
+    /// Sets a counter, or the counts of a histogram, to 0.
     pub(super) fn expect(&self, labels: Vec<Label>) {
         match self.kind {
             Kind::Gauge => {}
@@ -108,9 +108,9 @@ impl Row {
     }
 }
 
-/// What a gauge is set to, or a histogram counts: bytes, a count, or seconds.
+/// The value of a gauge or of a histogram sample: bytes, a count, or seconds.
 pub trait Amount {
-    /// As Prometheus keeps it.
+    /// The value as Prometheus stores it.
     fn amount(self) -> f64;
 }
 
@@ -158,7 +158,7 @@ macro_rules! kinds {
             pub struct $kind<L>(Row, PhantomData<fn(&L)>);
 
             impl<L: LabelSet> $kind<L> {
-                /// Its row.
+                /// The metric's row of the table.
                 pub const fn row(&self) -> &Row {
                     &self.0
                 }
@@ -176,24 +176,24 @@ kinds! {
     Gauge
     /// A number that only grows.
     Counter
-    /// Numbers, counted by bucket.
+    /// Values counted in buckets.
     Histogram
 }
 
 impl<L: LabelSet> Gauge<L> {
-    /// It is so much now.
+    /// Sets the value.
     pub fn set(&self, labels: &L, to: impl Amount) {
         self.0.gauge(labels.labels()).set(to.amount());
     }
 }
 
 impl<L: LabelSet> Counter<L> {
-    /// So many more.
+    /// Adds `more` to the counter.
     pub fn add(&self, labels: &L, more: usize) {
         self.0.counter(labels.labels()).increment(more as u64);
     }
 
-    /// So many so far, as somebody else has counted.
+    /// Sets the counter to a total counted elsewhere.
     #[cfg(feature = "prometheus")]
     pub(super) fn reach(&self, labels: &L, count: u64) {
         self.0.counter(labels.labels()).absolute(count);
@@ -201,13 +201,13 @@ impl<L: LabelSet> Counter<L> {
 }
 
 impl<L: LabelSet> Histogram<L> {
-    /// One more of this size.
+    /// Records one sample.
     pub fn record(&self, labels: &L, size: impl Amount) {
         self.recording(labels).record(size);
     }
 
-    /// For whoever records it with every token: looked up once. Keep it no longer than a request, as a recorder that
-    /// comes later does not hear of it.
+    /// A looked-up histogram, for callers that record with every token. Keep it no longer than a request, because a
+    /// recorder installed later does not see it.
     pub fn recording(&self, labels: &L) -> Recording {
         Recording(self.0.histogram(labels.labels()))
     }
@@ -217,7 +217,7 @@ impl<L: LabelSet> Histogram<L> {
 pub struct Recording(metrics::Histogram);
 
 impl Recording {
-    /// One more of this size.
+    /// Records one sample.
     pub fn record(&self, size: impl Amount) {
         self.0.record(size.amount());
     }

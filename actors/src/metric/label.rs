@@ -1,4 +1,4 @@
-//! Labels: each a type, so that a metric cannot be recorded with others than its own. Their values are bounded.
+//! Labels. Each is a type, so that a metric cannot be recorded with the wrong ones. Their values are bounded.
 
 use std::sync::Arc;
 
@@ -7,26 +7,26 @@ use metrics::SharedString;
 
 use crate::{finish_reason::FinishReason, phase::Phase, tree::Role};
 
-/// All values that a label may have, known before any of them is recorded; empty for names of devices and models.
+/// All values of a label, known in advance. Empty for names of devices and models.
 pub type Words = fn() -> Vec<&'static str>;
 
 /// A value of one label.
 pub trait LabelValue {
     /// The label's name.
     const NAME: &'static str;
-    /// All values; empty where a runtime gives them.
+    /// All values. Empty if they are known only at run time.
     const WORDS: Words = Vec::new;
-    /// The value; cheap.
+    /// The value. Must be cheap.
     fn value(&self) -> SharedString;
 }
 
 /// The labels of one metric, in order.
 pub trait LabelSet {
-    /// Their names.
+    /// The names of the labels.
     const NAMES: &'static [&'static str];
-    /// All values of each.
+    /// All values of each label.
     const WORDS: &'static [Words];
-    /// Names and values.
+    /// The names with their values.
     fn labels(&self) -> Vec<metrics::Label>;
 }
 
@@ -70,12 +70,12 @@ impl<A: LabelValue, B: LabelValue, C: LabelValue> LabelSet for (A, B, C) {
     }
 }
 
-/// A device, as it is chosen on the command line: `host`, `cuda:0`.
+/// A device by the name used on the command line: `host`, `cuda:0`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceLabel(Arc<str>);
 
 impl DeviceLabel {
-    /// Of this device.
+    /// The label of `device`.
     pub fn of(device: &dyn Device) -> Self {
         DeviceLabel(device.label().into())
     }
@@ -103,7 +103,7 @@ impl LabelValue for Label {
     }
 }
 
-/// A lease's class. All tenants share a value: they name themselves.
+/// The class of a lease. All tenants share one value, because they choose their own names.
 impl LabelValue for Class {
     const NAME: &'static str = "class";
     const WORDS: Words = || Class::KINDS.to_vec();
@@ -141,13 +141,13 @@ macro_rules! given {
 }
 
 given! {
-    /// A version of this crate.
+    /// The version of this crate.
     Version = "version";
-    /// How it was built: `debug` or `release`.
+    /// The build: `debug` or `release`.
     Build = "build";
-    /// What `config.json` calls a family, as the registry has it.
+    /// The family of a checkpoint, by the registry's name, as in `config.json`.
     Architecture = "architecture";
-    /// The type that a model computes in.
+    /// The element type that a model computes in.
     Dtype = "dtype";
 }
 
@@ -160,7 +160,7 @@ macro_rules! words {
         }
 
         impl $name {
-            /// All of them.
+            /// All values.
             pub const ALL: [$name; [$($word),*].len()] = [$($name::$variant),*];
 
             /// The label's value.
@@ -182,7 +182,7 @@ macro_rules! words {
     };
 }
 
-/// Those of a model; runtime and budget have no model, and say themselves that they are there.
+/// The roles of a model. Runtime and budget belong to no model and report separately.
 impl LabelValue for Role {
     const NAME: &'static str = "actor";
     const WORDS: Words = || Role::OF_A_MODEL.iter().map(|role| role.name()).collect();
@@ -203,7 +203,7 @@ impl LabelValue for Refusal {
 }
 
 words! { "permit":
-    /// What profiles allow so many of at once.
+    /// What a profile permits a limited number of.
     Permit {
         /// Sequences in a step.
         Sequences = "sequences",
@@ -215,11 +215,11 @@ words! { "permit":
 words! { "reason":
     /// How an attempt at sizing ended.
     AttemptEnd {
-        /// The model serves with what it found.
+        /// The model serves with the size found.
         Ready = "ready",
-        /// The device, or the ledger, had not enough.
+        /// The device or the ledger had too little memory.
         Memory = "memory",
-        /// Something else went wrong.
+        /// Something else failed.
         Error = "error",
         /// Its actor died.
         Died = "died",
@@ -229,9 +229,9 @@ words! { "reason":
 words! { "reason":
     /// Why a sequence lost its blocks before its end.
     Preempted {
-        /// There were none left for those before it.
+        /// Older sequences needed the blocks.
         Blocks = "blocks",
-        /// Keys and values became fewer.
+        /// Keys and values shrank.
         Shrink = "shrink",
     }
 }
@@ -239,19 +239,19 @@ words! { "reason":
 words! { "reason":
     /// How a request ended.
     RequestEnd {
-        /// The model ended it, or a stop string came.
+        /// The model ended the reply, or it contained a stop string.
         Stop = "stop",
-        /// It had as many tokens as it might.
+        /// The reply reached its limit of tokens.
         Length = "length",
-        /// Its caller had gone.
+        /// Its caller left.
         Cancelled = "cancelled",
-        /// The chat itself was at fault: malformed, or outside the envelope.
+        /// The chat was malformed or outside the envelope.
         Refused = "refused",
-        /// As many as may be were under way.
+        /// As many requests as allowed were running or waiting.
         Overloaded = "overloaded",
-        /// Its deadline had passed.
+        /// Its deadline passed.
         TooLate = "too_late",
-        /// The model did not start, has stopped, or takes no more.
+        /// The model did not start, has stopped, or is shutting down.
         Stopped = "stopped",
         /// The device was lost.
         DeviceLost = "device_lost",

@@ -1,11 +1,10 @@
-//! What a runtime records of itself: one table of metrics, and the only place that speaks to the `metrics` facade.
+//! What a runtime records of itself: one table of metrics, and the only code that uses the `metrics` facade.
 //!
-//! The embedding application installs a recorder, before or after the runtime starts; without one recording costs next to
-//! nothing. Nobody keeps the handle of a metric from before for longer than a request, as it would go on speaking to a
-//! recorder that is not there.
+//! The embedding application installs a recorder before or after the runtime starts. Without one, recording costs next
+//! to nothing. Keep a metric's handle no longer than a request, because it goes on using the recorder of its creation.
 //!
-//! Values of labels are bounded: names of devices and models, and words of the enums in `label.rs`. No text of a request
-//! is ever one of them (rule 15), and all tenants share one.
+//! Label values are bounded: names of devices and models, and the enums in `label.rs`. No text of a request is ever a
+//! label (rule 15), and all tenants share one value.
 
 #[cfg(feature = "prometheus")]
 mod address;
@@ -29,10 +28,10 @@ use std::time::Duration;
 use bursar_budgets::{Class, Label, Memory};
 use metrics::SharedString;
 
-/// How often each actor sets its gauges though nothing happens: a recorder may have been installed since.
+/// How often each actor sets its gauges even if nothing happens, for a recorder installed since.
 pub(crate) const SHOWN_EVERY: Duration = Duration::from_secs(1);
 
-/// Tells the recorder that is installed now what each metric is: its help text and unit. Call it once, when it is there.
+/// Describes each metric to the current recorder: its help text and unit. Call it once, after installing the recorder.
 pub fn describe() {
     TABLE.iter().for_each(Row::describe);
 }
@@ -48,19 +47,19 @@ pub fn buckets() -> impl Iterator<Item = (&'static str, &'static [f64])> {
     TABLE.iter().filter(|row| row.kind == Kind::Histogram).map(|row| (row.name, row.buckets))
 }
 
-/// What this process runs. It is told again and again, as all gauges are.
+/// What this process runs. Set repeatedly, like all gauges.
 pub(crate) fn show_build() {
     let build = if cfg!(debug_assertions) { "debug" } else { "release" };
     BUILD_INFO.set(&(Version(env!("CARGO_PKG_VERSION")), Build(build)), true);
 }
 
-/// No actor of a model runs: what its gauges said of it is over. What was counted stays, and so does a plan that was
-/// wrong: the model ends by it.
+/// Sets a model's gauges to 0 once none of its actors runs. Counters stay, and so does the gauge of plan errors,
+/// because a plan error is what ends a model.
 pub fn forget_model(model: &Label) {
     forget(Label::NAME, model.value());
 }
 
-/// A device is nobody's any more: what its gauges said of it is over, but for what its leases were at most.
+/// Sets a device's gauges to 0 once it is no longer used. Peaks of leases stay.
 pub(crate) fn forget_device<'l>(device: &DeviceLabel, leases: impl Iterator<Item = &'l (Label, Class)>) {
     forget(DeviceLabel::NAME, device.value());
     for (model, class) in leases {
@@ -79,12 +78,12 @@ fn forget(name: &'static str, value: SharedString) {
     }
 }
 
-/// A model begins: everything that is counted of it stands at 0, so that the first of each kind shows as a rise.
+/// Sets everything counted for a new model to 0, so that the first count of each kind shows as a rise.
 pub fn expect_model(model: &Label) {
     expect(Label::NAME, model.value());
 }
 
-/// The same of a device.
+/// Sets everything counted for a new device to 0.
 pub fn expect_device(device: &DeviceLabel) {
     expect(DeviceLabel::NAME, device.value());
 }

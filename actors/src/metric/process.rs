@@ -1,5 +1,5 @@
-//! The metrics of the process itself, by the names that Prometheus' own libraries give them. They are read when somebody
-//! asks; only Linux tells them here.
+//! Metrics of the process itself, by the names that Prometheus' own libraries use. They are read at each scrape, on
+//! Linux only.
 
 #[cfg(target_os = "linux")]
 use super::{
@@ -7,7 +7,7 @@ use super::{
     PROCESS_START_TIME_SECONDS, PROCESS_VIRTUAL_MEMORY_BYTES,
 };
 
-/// Sets them. What the system does not tell, as in a sandbox without `/proc`, stays away.
+/// Sets the gauges. Those that the system does not report, as in a sandbox without `/proc`, are left out.
 pub(crate) fn show() {
     #[cfg(target_os = "linux")]
     drop(show_on_linux());

@@ -1,4 +1,4 @@
-//! The profile actor: one attempt, then it is gone.
+//! The profile actor: runs one attempt, then ends.
 
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 
@@ -8,10 +8,10 @@ use crate::supervise::BackgroundTask;
 /// Tells what came of an attempt; fails if the engine that waits for it has ended.
 pub type ReportAttempt = Box<dyn Fn(Result<Profiled, ProfileError>) -> Result<(), ActorProcessingErr> + Send + Sync>;
 
-/// Runs one attempt and tells the engine.
+/// Runs one attempt and reports to the engine.
 pub struct ProfileActor;
 
-/// What it starts with.
+/// The arguments of a profile actor.
 pub struct ProfileArguments {
     /// The attempt.
     pub attempt: Attempt,
@@ -19,10 +19,10 @@ pub struct ProfileArguments {
     pub report: ReportAttempt,
 }
 
-/// Its state.
+/// The state of a profile actor.
 pub struct ProfileState {
     arguments: ProfileArguments,
-    /// The attempt under way.
+    /// The attempt in progress.
     task: Option<BackgroundTask>,
 }
 
@@ -52,8 +52,9 @@ impl Actor for ProfileActor {
                 let run = async move { attempt.run().await };
                 state.task = Some(BackgroundTask::begin(&myself, run, ProfileMessage::Ended));
             }
-            // What can be expected to go wrong is an answer; a panic is heard of as a death. The engine stops this actor
-            // when it has heard: news of a death overtakes messages, so one that stopped by itself would seem to have died.
+            // An expected failure is an answer, and a panic arrives as a death. The engine stops this actor after it
+            // has read the answer. News of a death overtakes messages, so an actor that stopped by itself would seem to
+            // have died.
             ProfileMessage::Ended(outcome) => {
                 (state.arguments.report)(outcome?)?;
             }

@@ -27,68 +27,68 @@ use crate::{
     tree,
 };
 
-/// Everything an attempt works with.
+/// Everything that an attempt works with.
 #[derive(Clone)]
 pub struct Attempt {
-    /// Where leases come from.
+    /// The budget that grants its leases.
     pub budget: Budget,
-    /// Where memory comes from.
+    /// The device that backs its memory.
     pub device: Arc<dyn Device>,
-    /// As whom leases are asked for.
+    /// The owner of its leases.
     pub owner: Owner,
-    /// Of which model.
+    /// The model's label, for leases and metrics.
     pub label: Label,
     /// The loaded model.
     pub model: Arc<Model>,
-    /// What the plan says.
+    /// What the plan says the model needs.
     pub needs: Arc<Needs>,
-    /// The limits that are stressed.
+    /// The limits to stress.
     pub envelope: Envelope,
-    /// What the user has said of the cache's size.
+    /// What the user set for the size of the cache.
     pub kv: KvChoice,
-    /// Its number, from 0.
+    /// The attempt's number, from 0.
     pub number: u32,
     /// Attempts before this one that were refused memory.
     pub shrinks: u32,
-    /// Blocks that the first attempt found room for, if one came so far.
+    /// Blocks that the first attempt to get that far found room for.
     pub first: Option<usize>,
-    /// Memory that is refused on purpose.
+    /// Memory to refuse on purpose.
     pub faults: FaultPlan,
-    /// How deep worst cases run, before the size is settled and at it.
+    /// How many layers worst cases run through, before the size is settled and at it.
     pub rigour: Rigour,
-    /// How far it comes.
+    /// The attempt's progress.
     pub course: Course,
-    /// A profile that was written down and applies: its size is backed at once, and worst cases are run there alone.
+    /// A recorded profile that applies: its size is backed at once, and worst cases run only there.
     pub warm: Option<Arc<WrittenProfile>>,
-    /// Where what is measured is written down, if it is.
+    /// Where the profile is recorded, if the user chose a folder.
     pub records: Option<Records>,
     /// What passes run on.
     pub processor: Processor,
-    /// Who watches.
+    /// Called for each step of the start.
     pub progress: ProgressSink,
     /// Where the lanes are found if this attempt dies.
     pub weight_store: WeightStore,
 }
 
-/// How far an attempt is, for whoever is to tell of it when it has ended, by whatever way. Clones share it.
+/// The progress of an attempt, readable after it has ended in any way. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Course(Arc<Mutex<Passed>>);
 
-/// What an attempt has come past.
+/// What an attempt has reached.
 #[derive(Clone, Debug, Default)]
 pub struct Passed {
-    /// The phase that it is in; none before the first.
+    /// The current phase. None before the first.
     pub phase: Option<Phase>,
     /// Blocks that there was room for.
     pub measured: Option<usize>,
-    /// Blocks that it settles on.
+    /// Blocks that it settled on.
     pub target: Option<usize>,
-    /// Of the memory that it was refused.
+    /// The evidence, if it was refused memory.
     pub evidence: Option<Evidence>,
 }
 
 impl Course {
-    /// What has been passed so far.
+    /// What the attempt has reached so far.
     pub fn passed(&self) -> Passed {
         self.lock().clone()
     }
@@ -98,13 +98,13 @@ impl Course {
         self.lock().phase = Some(phase);
     }
 
-    /// There was room for so many blocks, if that was looked at, and it settles on so many.
+    /// The attempt settles on `target` blocks; `measured` blocks had room, if that was measured.
     pub fn settle(&self, measured: Option<usize>, target: usize) {
         let mut passed = self.lock();
         (passed.measured, passed.target) = (measured, Some(target));
     }
 
-    /// It ends in this phase, with this evidence if it was refused memory.
+    /// The attempt ends in this phase, with the evidence if it was refused memory.
     pub fn end_in(&self, phase: Phase, evidence: Option<Evidence>) {
         let mut passed = self.lock();
         (passed.phase, passed.evidence) = (Some(phase), evidence);
@@ -116,11 +116,11 @@ impl Course {
     }
 }
 
-/// A sized model: memory, threads that work in it, and what they may do at once.
+/// A sized model: its memory, the threads that work in it, and its permits.
 pub struct Profiled {
     /// What was stressed.
     pub record: ProfileRecord,
-    /// What is leased.
+    /// The leased memory.
     pub memory: Arc<EngineMemory>,
     /// The threads.
     pub lanes: Lanes,
@@ -130,7 +130,8 @@ impl Attempt {
     /// Runs the attempt.
     ///
     /// # Errors
-    /// With the evidence on its [course](Self::course); everything that was leased goes back as what holds it is dropped.
+    /// The evidence is on the attempt's [course](Self::course). Leases return when the values that hold them are
+    /// dropped.
     pub async fn run(&self) -> Result<Profiled, ProfileError> {
         let outcome = self.run_phases().await;
         if let Err(error) = &outcome
@@ -163,7 +164,7 @@ impl Attempt {
         self.enter(Phase::Validate);
         self.refuse_a_job_if_due(&lanes.step, Phase::Validate);
         let peaks = self.validate(&lanes).await?;
-        // What was loaded for that is known before anybody asks anything.
+        // Counts what was loaded during validation before any further request.
         self.budget.room().await?;
         let record = ProfileRecord {
             sequences: self.envelope.sequences,
@@ -177,7 +178,7 @@ impl Attempt {
         Ok(Profiled { record, memory, lanes })
     }
 
-    /// What a start has measured anew is there for the next. Nothing that goes wrong with that is worth a start.
+    /// Records what this start measured, for later starts. A failure to do so must not fail the start.
     async fn write_down(&self, record: &ProfileRecord) {
         let (None, Some(records)) = (&self.warm, self.records.clone()) else { return };
         let (record, shrinks) = (record.clone(), self.shrinks);
@@ -199,7 +200,7 @@ impl Attempt {
         }
     }
 
-    /// Leases first, then the device: it takes its time, so a thread of its own asks it.
+    /// Takes the leases first. Then a thread of its own asks the device, which is slow.
     async fn take_memory(&self) -> Result<EngineMemory, ProfileError> {
         let is_refused = self.faults.is_due(Phase::Probe, self.number);
         let (needs, workspaces) = (self.needs.clone(), "leasing workspaces");
@@ -253,7 +254,7 @@ impl Attempt {
         asked.map_err(|source| ProfileError::Lease { doing, class: Some(Box::new(class)), source })
     }
 
-    /// Every worst case for real, one after the other.
+    /// Runs every worst case, one after another.
     async fn stress(&self, lanes: &Lanes) -> Result<(), ProfileError> {
         for (done, worst_case) in self.needs.worst_cases.iter().enumerate() {
             self.run_worst_case(lanes, worst_case, false, done).await?;
@@ -261,11 +262,11 @@ impl Attempt {
         Ok(())
     }
 
-    /// Captures decoding in every size, and leases what that took: what is left for the cache is known only behind it.
+    /// Captures decode steps in every size and leases what that took. Only then is it known what is left for the cache.
     async fn capture(&self, lanes: &Lanes, memory: &EngineMemory) -> Result<(), ProfileError> {
         self.refuse_a_job_if_due(&lanes.step, Phase::Capture);
         let Some(inputs) = &memory.graphs else {
-            // A device without graphs has nothing to refuse, unless it is asked for one all the same.
+            // A device without graphs has nothing to refuse, unless a fault plan asks for it.
             return match self.faults.is_due(Phase::Capture, self.number) {
                 true => Ok(capture::capture_one(&lanes.step, 1, tree::CAPTURE).await.map(drop)?),
                 false => Ok(()),
@@ -279,14 +280,15 @@ impl Attempt {
         Ok(())
     }
 
-    /// Measures what is left, leases it, and backs it.
+    /// Measures the remaining memory, leases it and backs it.
     async fn settle(&self, memory: &Arc<EngineMemory>) -> Result<usize, ProfileError> {
         let (doing, class) = (SETTLING, Some(Box::new(Class::Kv)));
         self.report(doing, self.stressed());
         let (shape, page) = (self.needs.kv_shape, self.device.page());
         let room = self.room(memory.kv.lease().bytes()).await?;
         let measured = self.kv.sizing(&room, shape, page).blocks(shape, page);
-        // What others have taken since the first attempt is theirs; what they have let go of was not stressed.
+        // Memory that others have taken since the first attempt is lost to us. Memory that they have freed is not used,
+        // because it was not stressed.
         let shrinks = self.warm.as_ref().map_or(self.shrinks, |written| written.shrinks);
         let found = match self.kv.is_pinned() {
             true => measured,
@@ -297,9 +299,9 @@ impl Attempt {
         if blocks * BLOCK_TOKENS < context_tokens {
             return Err(ProfileError::TooSmall { tokens: blocks * BLOCK_TOKENS, context_tokens });
         }
-        // The probe stays as it is where the target is smaller: its blocks are backed already.
+        // The probe is backed already, so a smaller target keeps it.
         let blocks = blocks.max(self.needs.probe_blocks);
-        // A warm attempt's own size is the first target of what follows.
+        // For later attempts, a warm attempt's own size counts as the first target.
         let first = if self.warm.is_some() { blocks } else { measured };
         self.course.settle(Some(first), blocks);
         let bytes = KvMemory::bytes(shape, blocks, page);
@@ -315,8 +317,9 @@ impl Attempt {
         .await
     }
 
-    /// The size that was written down, if there is one and it is what this start finds room for: no more than the ledger
-    /// grants, as it is leased like any other, and not much less, as somebody may have let go of memory since.
+    /// The recorded size, if there is one and this start finds about as much room. It cannot exceed what the ledger
+    /// grants, because it is leased like any other. A much smaller size is rejected, because memory may have been freed
+    /// since.
     fn written_blocks(&self, found: usize) -> Result<Option<usize>, ProfileError> {
         let Some(written) = &self.warm else { return Ok(None) };
         match written.differs_from(found.max(self.needs.probe_blocks)) {
@@ -325,7 +328,7 @@ impl Attempt {
         }
     }
 
-    /// What there is to be shared, beside what the cache holds already.
+    /// The memory to share out, including what the cache already holds.
     async fn room(&self, probe: Bytes) -> Result<KvRoom, ProfileError> {
         let available = self.budget.room().await?;
         let ledger = self.budget.snapshot_as(tree::SNAPSHOT_FOR_PROFILE).await?;
@@ -333,7 +336,7 @@ impl Attempt {
         Ok(KvRoom { total: ledger.total, beside, available, probe, is_host: self.device.is_host_memory() })
     }
 
-    /// The worst cases at the final size, the lanes beside each other; gives each with its peak.
+    /// Runs the worst cases at the final size, both lanes at once. Returns each with its peak.
     async fn validate(&self, lanes: &Lanes) -> Result<Vec<(&'static str, Bytes)>, ProfileError> {
         let before = self.stressed() + 1;
         self.report("validating at the final size", before);
@@ -355,7 +358,7 @@ impl Attempt {
         Ok(peaks.into_iter().map(|(_, worst_case, peak)| (worst_case, peak)).collect())
     }
 
-    /// Runs a worst case for real; it must take what the plan says, to the byte.
+    /// Runs a worst case. It must take what the plan says, to the byte.
     async fn run_worst_case(
         &self,
         lanes: &Lanes,
@@ -392,7 +395,7 @@ impl Attempt {
         }
     }
 
-    /// Worst cases that are run before the size is settled.
+    /// The number of worst cases that run before the size is settled.
     fn stressed(&self) -> usize {
         match self.warm.is_none() && self.rigour.runs_before_sizing() {
             true => self.needs.worst_cases.len(),
@@ -421,11 +424,11 @@ const PROBE: &str = "backing the probe";
 
 const SETTLING: &str = "backing the keys and values";
 
-/// The device refuses the next memory that it is asked for, once, while this lives: a drill.
+/// While this lives, the device refuses the next request for memory, once. For fault plans.
 pub(crate) struct Refusal(Arc<dyn Device>);
 
 impl Refusal {
-    /// From now on.
+    /// Arms the refusal.
     pub(crate) fn armed(device: Arc<dyn Device>) -> Self {
         device.refuse_next_back(true);
         Refusal(device)
@@ -446,7 +449,7 @@ fn backed_segment(device: &Arc<dyn Device>, bytes: Bytes, lease: Lease) -> Resul
     Ok(segment)
 }
 
-/// Reserves addresses for all the device has, and backs the probe.
+/// Reserves addresses for all of the device's memory, and backs the probe.
 fn backed_probe(device: &Arc<dyn Device>, needs: &Needs, lease: Arc<Lease>) -> Result<KvMemory, ProfileError> {
     let device_error = |source| ProfileError::Device { doing: PROBE, class: Some(Box::new(Class::Kv)), source };
     let shape = needs.kv_shape;

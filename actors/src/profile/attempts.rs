@@ -1,4 +1,4 @@
-//! What came of the attempts to size a model, and whether there is another: pure.
+//! The outcomes of attempts to size a model, and whether there is another attempt: pure.
 
 use std::time::Duration;
 
@@ -14,49 +14,49 @@ use crate::supervise::{Decision, Policy, RestartLog};
 pub enum Outcome {
     /// The model serves.
     Ready,
-    /// Memory was refused: the next attempt asks for less.
+    /// Memory was refused. The next attempt asks for less.
     Refused {
-        /// The evidence.
+        /// Which memory was refused, and what there was.
         evidence: Evidence,
     },
-    /// Whoever made it died: the next is the same.
+    /// The attempt's actor died. The next attempt asks for the same.
     Died {
-        /// What was said.
+        /// The reason of the death.
         said: String,
     },
-    /// By something that no other attempt would change.
+    /// A failure that no other attempt would change.
     Failed {
-        /// What was said.
+        /// The error, in words.
         said: String,
     },
 }
 
-/// One attempt.
+/// The report of one attempt.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct AttemptReport {
-    /// From 1.
+    /// The attempt's number, from 1.
     pub attempt: u32,
-    /// Tokens of keys and values that it asked for, or would have asked for had it come so far.
+    /// Tokens of keys and values that it asked for, or would have asked for.
     pub target_tokens: usize,
-    /// How far it came.
+    /// The last phase that it reached.
     pub phase: Phase,
     /// How it ended.
     #[serde(flatten)]
     pub outcome: Outcome,
 }
 
-/// The attempts of one engine: those of its start, and one more for each time that memory is refused while it serves.
+/// The attempts of one engine: those of its start, and one more each time that serving is refused memory.
 #[derive(Debug)]
 pub struct Attempts {
-    /// Those that have ended.
+    /// Attempts that have ended.
     ended: u32,
-    /// How many of them were refused memory.
+    /// Those of them that were refused memory.
     shrinks: u32,
-    /// Blocks of the first target: the plan's, until an attempt has measured what there is.
+    /// Blocks of the first target: the plan's, until an attempt has measured the room.
     first: Option<First>,
-    /// The user has said how large the target is.
+    /// The user fixed the target's size.
     is_pinned: bool,
-    /// How long it has been served, and how often it was refused since.
+    /// Times of failed attempts, to bound how many there may be.
     log: RestartLog,
 }
 
@@ -67,12 +67,12 @@ struct First {
 }
 
 impl Attempts {
-    /// Before the first. A target that the user has fixed is asked for again as it is.
+    /// Before the first attempt. A target that the user fixed never shrinks.
     pub fn new(is_pinned: bool) -> Self {
         Attempts { ended: 0, shrinks: 0, first: None, is_pinned, log: RestartLog::new(Policy::OneForOne, ATTEMPTS, 1) }
     }
 
-    /// The number of the attempt under way, from 0.
+    /// The number of the current attempt, from 0.
     pub fn number(&self) -> u32 {
         self.ended
     }
@@ -82,38 +82,38 @@ impl Attempts {
         self.shrinks
     }
 
-    /// Blocks that an attempt has found room for before any was refused.
+    /// Blocks that an attempt found room for before any was refused.
     pub fn measured(&self) -> Option<usize> {
         self.first.filter(|first| first.is_measured).map(|first| first.blocks)
     }
 
-    /// The plan expects room for so many blocks. What was measured before knows better.
+    /// Sets the plan's number of blocks, unless one was measured.
     pub fn plan(&mut self, blocks: usize) {
         self.first.get_or_insert(First { blocks, is_measured: false });
     }
 
-    /// An attempt found room for so many. The first that does stands.
+    /// Sets the measured number of blocks. Only the first measurement counts.
     pub fn measure(&mut self, blocks: usize) {
         if self.measured().is_none() {
             self.first = Some(First { blocks, is_measured: true });
         }
     }
 
-    /// Blocks that the attempt under way asks for, as far as is known.
+    /// Blocks that the current attempt asks for, as far as known.
     pub fn target(&self) -> usize {
         let shrinks = if self.is_pinned { 0 } else { self.shrinks };
         self.first.map_or(0, |first| shrunk(first.blocks, shrinks))
     }
 
-    /// The report of the attempt under way, which asked for `target` blocks.
+    /// The report of the current attempt, which asked for `target` blocks.
     pub fn report(&self, target: usize, phase: Phase, outcome: Outcome) -> AttemptReport {
         AttemptReport { attempt: self.ended + 1, target_tokens: target * BLOCK_TOKENS, phase, outcome }
     }
 
-    /// The attempt under way has ended `now` (since whenever). The wait before the next, which is none where it was
-    /// memory that was refused: there is nothing to wait for. None if it was the last.
+    /// The current attempt failed at `now` (since any fixed moment). Returns the wait before the next attempt: zero
+    /// after refused memory, where waiting would not help. None if it was the last.
     ///
-    /// Of one that relied on a profile that was written down, see [`forgone`](Self::forgone).
+    /// For an attempt that relied on a recorded profile, see [`forgone`](Self::forgone).
     pub fn failed(&mut self, was_refused: bool, now: Duration) -> Option<Duration> {
         self.ended += 1;
         self.shrinks += u32::from(was_refused);
@@ -124,9 +124,8 @@ impl Attempts {
         }
     }
 
-    /// The attempt under way relied on a profile that was written down, which did not hold. The next measures
-    /// anew, and as nothing was refused of what it will find, it asks for all of that. There is nothing to wait for; none
-    /// if it was the last.
+    /// The current attempt relied on a recorded profile that did not hold. The next attempt measures anew and asks for
+    /// all that it finds. Returns a wait of zero, or none if this was the last attempt.
     pub fn forgone(&mut self, now: Duration) -> Option<Duration> {
         self.ended += 1;
         self.first.iter_mut().for_each(|first| first.is_measured = false);

@@ -1,4 +1,4 @@
-//! What a profile depends on, as named facts that are compared one by one. Pure.
+//! What a profile depends on, as named facts that are compared one by one: pure.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -14,34 +14,34 @@ use serde::{Deserialize, Serialize};
 
 use super::KvChoice;
 
-/// What a profile depends on: facts by name, each as text. Two profiles are exchangeable when all of them are equal, and
-/// when they are not, the names say why.
+/// What a profile depends on: named facts, each as text. Two profiles are interchangeable if all facts are equal. If
+/// not, the names say why.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Basis(BTreeMap<String, String>);
 
-/// Where the facts come from.
+/// The sources of the facts.
 #[derive(Clone, Debug)]
 pub struct BasisParts<'p> {
-    /// Its weights' shapes, its configuration, and its processors' settings.
+    /// Gives the shapes of the weights, the configuration, and the processors' settings.
     pub checkpoint: &'p Checkpoint,
-    /// The limits, as the model's own have lowered them.
+    /// The limits, lowered to the model's own.
     pub envelope: &'p Envelope,
     /// What passes are planned for and run on.
     pub target: Target,
     /// The device's name.
     pub device: &'p str,
-    /// Its driver with its version.
+    /// Its driver, with the version.
     pub driver: &'p str,
-    /// The library of matrix products with its version; none where they are our own.
+    /// The library of matrix products, with its version. None if they are our own kernels.
     pub library: Option<&'p str>,
-    /// All of its memory.
+    /// The device's memory.
     pub total: Bytes,
-    /// Its smallest piece.
+    /// The device's page.
     pub page: Bytes,
-    /// What is to be kept free of use.
+    /// Bytes to keep free on purpose.
     pub canary: Bytes,
-    /// What the user has said of the size of keys and values.
+    /// What the user set for the size of keys and values.
     pub kv: KvChoice,
 }
 
@@ -74,12 +74,12 @@ impl Basis {
         basis
     }
 
-    /// A fact more, or another for one that was there.
+    /// Adds a fact, or replaces the one of that name.
     pub fn add(&mut self, name: impl Into<String>, fact: impl Into<String>) {
         self.0.insert(name.into(), fact.into());
     }
 
-    /// Takes a fact away.
+    /// Removes a fact.
     pub fn remove(&mut self, name: &str) -> Option<String> {
         self.0.remove(name)
     }
@@ -89,7 +89,7 @@ impl Basis {
         self.0.iter().map(|(name, fact)| (name.as_str(), fact.as_str()))
     }
 
-    /// Every fact that is another now than it was; none if what was measured then holds now.
+    /// The facts that differ. None if a profile measured under `was` holds under `is`.
     pub fn differences(was: &Basis, is: &Basis) -> Vec<Difference> {
         let names = was.0.keys().chain(is.0.keys().filter(|name| !was.0.contains_key(*name)));
         let both = names.map(|name| (name, was.0.get(name), is.0.get(name)));
@@ -102,7 +102,7 @@ impl Basis {
         }
     }
 
-    /// Every limit there is, also one that comes later.
+    /// Adds every limit of the envelope, including ones added later.
     fn add_limits(&mut self, envelope: &Envelope) {
         let limits = serde_json::to_value(envelope).expect("limits are numbers with names");
         for (name, limit) in limits.as_object().into_iter().flatten() {
@@ -111,7 +111,7 @@ impl Basis {
     }
 }
 
-/// 64 of its 256 bits: enough against accidents, and short enough for a sentence.
+/// 64 of the 256 bits: enough against accidents, and short enough for a sentence.
 fn short(digits: String) -> String {
     digits.chars().take(16).collect()
 }
@@ -120,19 +120,19 @@ fn said<T: fmt::Display>(option: &Option<T>) -> String {
     option.as_ref().map_or_else(|| "not said".to_owned(), T::to_string)
 }
 
-/// Something that is another now than it was: `driver was 580.1, is 580.2`.
+/// A fact that has changed: `driver was 580.1, is 580.2`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// Its name.
+    /// The fact's name.
     pub what: String,
-    /// What it was; none if nobody knew of it.
+    /// What it was. None if it was unknown.
     pub was: Option<String>,
-    /// What it is; none if nobody knows of it any more.
+    /// What it is. None if it no longer exists.
     pub is: Option<String>,
 }
 
 impl Difference {
-    /// Between two that can be told.
+    /// A difference between two values that can be shown.
     pub fn of<T: ToString>(what: &str, was: Option<T>, is: Option<T>) -> Self {
         let (was, is) = (was.map(|was| was.to_string()), is.map(|is| is.to_string()));
         Difference { what: what.to_owned(), was, is }
@@ -155,7 +155,7 @@ mod tests {
 
     use super::*;
 
-    /// What the facts of a start of the demo model come from.
+    /// The sources of facts of a start of the demo model.
     struct Start {
         checkpoint: Checkpoint,
         limits: Envelope,

@@ -1,4 +1,4 @@
-//! What a user has said of the size of keys and values, and the sizing that follows from it: pure.
+//! What a user set for the size of keys and values, and the sizing that follows: pure.
 
 use bursar_budgets::Bytes;
 use bursar_kernels::{BLOCK_TOKENS, KvShape};
@@ -6,43 +6,43 @@ use bursar_kernels::{BLOCK_TOKENS, KvShape};
 use super::{Share, Sizing};
 use crate::compute::memory::KvMemory;
 
-/// What a user has said of the cache of keys and values. A size wins over a share; with nothing said the device's class
-/// decides ([`Share::expected_of`]).
+/// What a user set for the size of the cache. A size wins over a share. If nothing is set, the kind of device decides
+/// ([`Share::expected_of`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct KvChoice {
-    /// A share of what is left after everything else, above 0 and up to 1.
+    /// A share of the remaining memory, above 0 and up to 1.
     pub memory_fraction: Option<f64>,
     /// A share of the whole device for everything of ours, above 0 and up to 1.
     pub device_fraction: Option<f64>,
     /// A size in tokens.
     pub kv_tokens: Option<usize>,
-    /// A size in bytes, of which whole pages a layer are taken.
+    /// A size in bytes, rounded down to whole pages for each layer.
     pub kv_bytes: Option<Bytes>,
 }
 
-/// What is there to be shared, when keys and values are sized.
+/// The memory available when keys and values are sized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvRoom {
     /// The device's memory.
     pub total: Bytes,
-    /// What of it is ours and is not keys and values: overhead and all other leases.
+    /// Bytes of ours that are not keys and values: overhead and all other leases.
     pub beside: Bytes,
-    /// What the ledger could grant now.
+    /// Bytes that the ledger could grant now.
     pub available: Bytes,
-    /// What keys and values hold already.
+    /// Bytes that keys and values hold already.
     pub probe: Bytes,
     /// Whether host memory stands in for a GPU.
     pub is_host: bool,
 }
 
 impl KvChoice {
-    /// The size that a user has fixed, in tokens.
+    /// The size that the user fixed, in tokens.
     pub fn pinned_tokens(&self, shape: KvShape, page: Bytes) -> Option<usize> {
         let of_bytes = |bytes| KvMemory::blocks_in(shape, bytes, page) * BLOCK_TOKENS;
         self.kv_tokens.or_else(|| self.kv_bytes.map(of_bytes))
     }
 
-    /// How much of what is left the cache takes where no size is fixed.
+    /// The share of the remaining memory for the cache, if no size is fixed.
     pub fn share(&self, room: &KvRoom) -> Share {
         match (self.device_fraction, self.memory_fraction) {
             (Some(fraction), _) => Share::of_whole(fraction, room.total, room.beside),
@@ -51,7 +51,7 @@ impl KvChoice {
         }
     }
 
-    /// Whether a user has fixed the size.
+    /// Whether the user fixed the size.
     pub fn is_pinned(&self) -> bool {
         self.kv_tokens.is_some() || self.kv_bytes.is_some()
     }
@@ -76,7 +76,7 @@ mod tests {
     const SHAPE: KvShape = KvShape { layers: 4, kv_heads: 2, head_dim: 32, dtype: DType::F32 };
     const PAGE: Bytes = Bytes(64 << 10);
 
-    /// A device of 100 MiB, 30 of them ours already, 60 to be had.
+    /// A device of 100 MiB, of which 30 are ours already and 60 are available.
     fn room() -> KvRoom {
         KvRoom {
             total: Bytes::mib(100),

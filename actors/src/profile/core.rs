@@ -8,30 +8,30 @@ use serde::Serialize;
 
 use crate::{compute::memory::KvMemory, supervise::Intensity};
 
-/// Attempts in all: the first and three smaller ones.
+/// The most attempts: the first, and three smaller ones.
 pub const ATTEMPTS_MAX: u32 = 4;
 
-/// Attempts that die are begun again as often as those that are refused memory, but after a wait. A model that has been
-/// served for an hour since may be refused anew.
+/// Attempts that die are retried as often as those refused memory, but after a wait. A model that has served for an
+/// hour since may be refused again.
 pub const ATTEMPTS: Intensity = Intensity {
     restarts_max: ATTEMPTS_MAX as usize - 1,
     within: Duration::from_secs(3600),
     back_off: Duration::from_millis(10),
 };
 
-/// Hundredths of the first target that are left of it after each attempt that was refused memory.
+/// What is left of a target after an attempt was refused memory, in per cent.
 pub const SHRINK_PER_CENT: u64 = 95;
 
-/// The target of so many blocks behind `shrinks` refused attempts: 0.95 to that power of it, whole blocks.
+/// The target after `shrinks` refused attempts: `blocks` times 0.95 to that power, in whole blocks.
 pub fn shrunk(blocks: usize, shrinks: u32) -> usize {
-    // A hundred to the eighth power leaves room for more blocks than any device has.
+    // 100 to the eighth power still leaves room in a u128 for more blocks than any device has.
     let at_once = shrinks.min(8);
     let (of, parts) = (u128::from(SHRINK_PER_CENT).pow(at_once), 100u128.pow(at_once));
     let left = (blocks as u128 * of / parts) as usize;
     if shrinks > at_once { shrunk(left, shrinks - at_once) } else { left }
 }
 
-/// What serving may do at once: what was stressed, and nothing more. Permits are made from this, nowhere else.
+/// What serving may do at once: what was stressed, and nothing more. It is the only source of permits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ProfileRecord {
     /// Sequences in a step.
@@ -40,11 +40,11 @@ pub struct ProfileRecord {
     pub step_tokens: usize,
     /// Patches in a launch.
     pub launch_patches: usize,
-    /// Rows of the vision cache: embeddings, each of which stands for a token of a prompt.
+    /// Rows of the vision cache. Each holds the embedding of one prompt token.
     pub cache_rows: usize,
     /// Blocks of keys and values, each of 16 tokens over all layers.
     pub kv_blocks: usize,
-    /// Each worst case with its workspace's peak, by plan and by measurement alike.
+    /// Each worst case with the peak of its workspace, equal in plan and measurement.
     pub peaks: Vec<(&'static str, Bytes)>,
 }
 
@@ -55,29 +55,30 @@ impl ProfileRecord {
     }
 }
 
-/// How much of what is left keys and values take.
+/// How much of the remaining memory keys and values take.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Share {
-    /// So much of it, above 0 and up to 1: what a user has said, or what is polite on a host that others use.
+    /// This share of it, above 0 and up to 1: the user's, or a polite one on a host that others use.
     Fraction(f64),
-    /// All of it but so many bytes, which stay free for whatever is taken beside leases later.
+    /// All but this many bytes, which stay free for what is later taken outside leases.
     AllBut(Bytes),
-    /// So many bytes of it, or all if it is less.
+    /// At most this many bytes.
     UpTo(Bytes),
 }
 
-/// What stays free of a GPU at most, beside the canary: see [`Share::expected_of`].
+/// The most bytes kept free of a GPU, besides the canary; see [`Share::expected_of`].
 pub const RESERVE_MAX: Bytes = Bytes::gib(1);
 
 impl Share {
-    /// What is expected of a device where nobody has said anything.
+    /// The default for a device.
     ///
-    /// On a host device nine tenths: other programs share that memory, and its capacity is what a user has set aside. On
-    /// a GPU all but a 64th of the card, and no more than [`RESERVE_MAX`]. By then workspaces, graphs and overhead are
-    /// measured, so the reserve is for what comes after READY and belongs to no lease: the stream of a lane that starts
-    /// again, a library kernel that is loaded late, and, by far the largest, the context of another process that only
-    /// looks (524 MiB on an H200 with driver 580). A driver needs nothing: a card that is filled to its last page
-    /// launches, replays and loads. What exceeds the reserve is the canary's to give.
+    /// On a host device nine tenths: other programs share its memory, and the user set its capacity aside. On a GPU all
+    /// but a 64th of the card, at most [`RESERVE_MAX`].
+    ///
+    /// Workspaces, graphs and overhead are measured by then. The reserve is for what comes after READY outside any
+    /// lease: the stream of a restarted lane, a library kernel loaded late, and, by far the largest, the context of
+    /// another process that only looks (524 MiB on an H200 with driver 580). The driver needs nothing: a card filled to
+    /// its last page launches, replays and loads. What exceeds the reserve comes from the canary.
     pub fn expected_of(is_host: bool, total: Bytes) -> Self {
         match is_host {
             true => Share::Fraction(0.9),
@@ -85,8 +86,8 @@ impl Share {
         }
     }
 
-    /// What a fraction of the whole device leaves to keys and values, where everything of ours is to stay within it and
-    /// `beside` is what of ours is not keys and values: what vLLM calls `gpu_memory_utilization`.
+    /// What a fraction of the whole device leaves for keys and values, if everything of ours must stay within it.
+    /// `beside` is what we hold besides keys and values. vLLM calls this `gpu_memory_utilization`.
     pub fn of_whole(fraction: f64, total: Bytes, beside: Bytes) -> Self {
         Share::UpTo(Bytes((total.0 as f64 * fraction) as u64).saturating_sub(beside))
     }
@@ -99,8 +100,8 @@ impl Share {
         }
     }
 
-    /// What is taken at least, if `probe` is there already. A reserve gives way to that, which was stressed: a card that
-    /// is nearly full serves a few rather than none.
+    /// The minimum, given the `probe` that is there already. A reserve gives way to the probe, which was stressed: a
+    /// nearly full card should serve a few requests rather than none.
     fn least(self, probe: Bytes) -> Bytes {
         match self {
             Share::Fraction(_) | Share::UpTo(_) => Bytes::ZERO,
@@ -109,22 +110,22 @@ impl Share {
     }
 }
 
-/// What the size of the cache follows from.
+/// What determines the size of the cache.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizing {
-    /// What the ledger could grant now.
+    /// Bytes that the ledger could grant now.
     pub available: Bytes,
-    /// What the probe's lease holds already.
+    /// Bytes that the probe's lease already holds.
     pub probe: Bytes,
     /// How much of both the cache takes.
     pub share: Share,
-    /// A size fixed by the user, in tokens.
+    /// The size that the user fixed, in tokens.
     pub pinned_tokens: Option<usize>,
 }
 
 impl Sizing {
-    /// The blocks to settle on where nothing was refused before: the share of `available + probe`, in whole pages a
-    /// layer; or what the user has fixed.
+    /// The blocks to settle on if nothing was refused before: the share of `available + probe`, in whole pages for each
+    /// layer, or the size that the user fixed.
     pub fn blocks(&self, shape: KvShape, page: Bytes) -> usize {
         if let Some(tokens) = self.pinned_tokens {
             return tokens.div_ceil(BLOCK_TOKENS);
@@ -164,7 +165,7 @@ mod tests {
         assert_eq!(Share::expected_of(false, card), Share::AllBut(RESERVE_MAX));
         assert_eq!(Share::expected_of(false, Bytes::gib(8)), Share::AllBut(Bytes::mib(128)), "a small card keeps less");
         assert_eq!(Share::expected_of(true, card), Share::Fraction(0.9));
-        // As Qwen2.5-VL-7B has them: 57,344 bytes a token.
+        // As in Qwen2.5-VL-7B: 57,344 bytes per token.
         let seven = KvShape { layers: 28, kv_heads: 4, head_dim: 128, dtype: DType::BF16 };
         let page = Bytes::mib(2);
         let expected =

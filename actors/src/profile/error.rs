@@ -7,54 +7,54 @@ use thiserror::Error;
 use super::{CONTEXT_TOKENS_LEAST, Difference, Evidence, Phase, attempt::CAPTURING};
 use crate::{budget::LeaseError, capture::CaptureError, compute::lane::LaneError, responder::AskError};
 
-/// Why an attempt failed, with its evidence.
+/// Why an attempt failed.
 #[derive(Debug, Error)]
 pub enum ProfileError {
-    /// The ledger refused.
+    /// The ledger refused a lease.
     #[error("while {doing}: {source}")]
     Lease {
-        /// What was being done.
+        /// The work in progress.
         doing: &'static str,
-        /// What the lease was for; none if no lease was asked for by then.
+        /// The class of the lease. None if none was asked for yet.
         class: Option<Box<Class>>,
-        /// What was said.
+        /// The ledger's answer.
         source: LeaseError,
     },
-    /// The device refused or is lost.
+    /// The device refused memory or is lost.
     #[error("while {doing}: {source}")]
     Device {
-        /// What was being done.
+        /// The work in progress.
         doing: &'static str,
-        /// Whose memory it was; none for what belongs to no lease.
+        /// The class of the memory. None for memory outside any lease.
         class: Option<Box<Class>>,
-        /// What was said.
+        /// The device's error.
         source: DeviceError,
     },
     /// The lanes could not be started.
     #[error("while starting the lanes: {0}")]
     Lanes(#[from] OpenError),
-    /// A worst case could not be run.
+    /// A worst case could not run.
     #[error("while running '{worst_case}': {source}")]
     Stress {
-        /// Which.
+        /// The name of the worst case.
         worst_case: &'static str,
-        /// What was said.
+        /// The lane's error.
         source: LaneError,
     },
-    /// Somebody did not answer.
+    /// An actor did not answer.
     #[error(transparent)]
     Unanswered(#[from] AskError),
-    /// Rule 5 is broken: our bug.
+    /// Rule 5 is broken, which is our bug.
     #[error("'{worst_case}' took {measured} of workspace, planned were {planned}")]
     PlanDiffers {
-        /// Which.
+        /// The name of the worst case.
         worst_case: &'static str,
-        /// By plan.
+        /// Bytes by plan.
         planned: Bytes,
-        /// For real.
+        /// Bytes measured.
         measured: Bytes,
     },
-    /// What the user has fixed, or what is left, does not hold a single sequence.
+    /// The size that the user fixed, or the room left, does not hold one sequence.
     #[error("the cache would hold {tokens} tokens, but one sequence may have {context_tokens}")]
     TooSmall {
         /// Tokens of the target.
@@ -62,13 +62,13 @@ pub enum ProfileError {
         /// Tokens of the envelope.
         context_tokens: usize,
     },
-    /// A size that was written down is not the one that this start would find.
+    /// This start would find a size different from the recorded one.
     #[error("the profile that was written down does not hold: {0}")]
     WrittenDiffers(Difference),
     /// The attempt died.
     #[error("the profile actor died: {reason}")]
     Died {
-        /// What it said.
+        /// The reason of the death.
         reason: String,
     },
 }
@@ -88,12 +88,12 @@ impl ProfileError {
         Evidence::of(self, Phase::Probe, None).is_some()
     }
 
-    /// Whether the same may succeed when it is tried again.
+    /// Whether a plain retry may succeed.
     pub fn is_death(&self) -> bool {
         matches!(self, ProfileError::Died { .. } | ProfileError::Stress { source: LaneError::Gone, .. })
     }
 
-    /// What to change.
+    /// What the user can change.
     pub fn hint(&self) -> String {
         let smaller = || {
             "lower `step_tokens`, `sequences`, `launch_patches` or `context_tokens`, or raise the `capacity`".to_owned()

@@ -1,4 +1,4 @@
-//! What is known of memory that was refused.
+//! What is known about refused memory.
 
 use std::fmt;
 
@@ -9,25 +9,25 @@ use serde::Serialize;
 use super::{Phase, ProfileError};
 use crate::{budget::LeaseError, compute::lane::LaneError};
 
-/// Who asked for how much, and what there was.
+/// What was asked for, and what there was.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Evidence {
-    /// When.
+    /// The phase of the refusal.
     pub phase: Phase,
-    /// For which lease; none for what the driver wanted for itself, as a launch does.
+    /// The class of the lease. None for what the driver needed for itself, as for a launch.
     pub class: Option<Class>,
-    /// How much was asked for; nothing where the driver does not say.
+    /// Bytes asked for. 0 if the driver does not say.
     pub asked: Bytes,
-    /// How much there was, by whoever refused.
+    /// Bytes free, according to the budget or device that refused.
     pub free: Bytes,
-    /// What other processes held.
+    /// Bytes of other processes.
     pub foreign: Bytes,
-    /// What was said.
+    /// The error, in words.
     pub said: String,
 }
 
 impl Evidence {
-    /// What `error` says, if it says that memory was refused, beside what the ledger knows.
+    /// The evidence from `error`, if it says that memory was refused, and from the ledger.
     pub fn of(error: &ProfileError, phase: Phase, ledger: Option<&Snapshot>) -> Option<Self> {
         let (class, (asked, free)) = match error {
             ProfileError::Lease { class, source: LeaseError::Refused(refusal), .. } => {
@@ -44,7 +44,7 @@ impl Evidence {
         Some(Evidence { phase, class, asked, free, foreign, said: error.to_string() })
     }
 
-    /// What was missing at least: of what the driver wanted for itself nobody knows, so all that was asked for.
+    /// The least that was missing. For what the driver needed for itself that is unknown, so all bytes asked for.
     pub fn missing(&self) -> Bytes {
         match self.asked.saturating_sub(self.free) {
             Bytes::ZERO => self.asked,
@@ -63,10 +63,10 @@ impl fmt::Display for Evidence {
     }
 }
 
-/// What was asked for, and what there was if that was said.
+/// The bytes asked for, and the bytes free if that is known.
 type AskedAndFree = (Bytes, Option<Bytes>);
 
-/// Every no of the ledger's is one for want of memory, or may be over by the next attempt.
+/// Every refusal of the ledger is for lack of memory, or may be over by the next attempt.
 fn ledgers(refusal: &Refusal) -> AskedAndFree {
     match refusal {
         Refusal::Short { asked, available, .. } => (*asked, Some(*available)),

@@ -1,4 +1,4 @@
-//! Memory refused on purpose: how a user finds out what happens then.
+//! Memory refused on purpose, so that a user can see what happens.
 
 use std::str::FromStr;
 
@@ -6,9 +6,9 @@ use bursar_budgets::Hint;
 
 use super::{ATTEMPTS_MAX, Phase, UnknownPhase};
 
-/// In which phases of which attempts memory is refused, once each. Empty by default, and nothing is refused.
+/// The phases and attempts in which memory is refused, once each. Empty by default.
 ///
-/// Written as `PHASE:N[,PHASE:N]`: once in that phase of each of the first N attempts that come so far.
+/// Written as `PHASE:N[,PHASE:N]`: once in that phase of each of the first N attempts that reach it.
 ///
 /// ```
 /// use bursar_actors::profile::{FaultPlan, Phase};
@@ -23,19 +23,19 @@ use super::{ATTEMPTS_MAX, Phase, UnknownPhase};
 pub struct FaultPlan(Vec<(Phase, u32)>);
 
 impl FaultPlan {
-    /// None.
+    /// A plan without faults.
     pub fn none() -> Self {
         Self::default()
     }
 
-    /// The same, and once in `phase` of each of the first `attempts` attempts.
+    /// Adds one refusal in `phase` of each of the first `attempts` attempts.
     #[must_use]
     pub fn refuse(mut self, phase: Phase, attempts: u32) -> Self {
         self.0.push((phase, attempts));
         self
     }
 
-    /// Whether there are none.
+    /// Whether the plan has no faults.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -45,28 +45,28 @@ impl FaultPlan {
         self.0.iter().any(|(at, attempts)| *at == phase && attempt < *attempts)
     }
 
-    /// Whether there are any in `phase`.
+    /// Whether any fault is in `phase`.
     pub fn has(&self, phase: Phase) -> bool {
         self.is_due(phase, 0)
     }
 }
 
-/// A script of faults that cannot be read.
+/// A fault plan that cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FaultPlanError {
-    /// No phase has that name.
+    /// No phase has this name.
     #[error(transparent)]
     Phase(#[from] UnknownPhase),
-    /// Not a phase and a number.
+    /// A part is not a phase and a number.
     #[error("{part:?} is not PHASE:N")]
     Form {
-        /// What was written.
+        /// The part as written.
         part: String,
     },
-    /// More attempts than there are, or none.
+    /// The number of attempts is 0, or more than there are.
     #[error("{attempts} attempts cannot be refused, there are 1 to {ATTEMPTS_MAX}")]
     Attempts {
-        /// What was written.
+        /// The number as written.
         attempts: u64,
     },
 }

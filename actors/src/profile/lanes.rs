@@ -9,32 +9,32 @@ use bursar_model::Model;
 use super::{ProfileError, WeightStore};
 use crate::compute::{Processor, lane::Lane, memory::EngineMemory};
 
-/// A model's lanes. Cloning shares the threads; they end when the last clone is gone.
+/// A model's lanes. Clones share the threads, which end when the last clone is dropped.
 #[derive(Clone)]
 pub struct Lanes {
-    /// Steps of the decoder.
+    /// Runs steps of the decoder.
     pub step: Lane,
-    /// Launches of the vision encoder; none for a model that takes no pictures.
+    /// Runs launches of the vision encoder. None for a model without pictures.
     pub vision: Option<Lane>,
 }
 
-/// What lanes work on and in.
+/// What lanes run on.
 #[derive(Clone)]
 pub struct LanesPlace {
-    /// What computes.
+    /// The CPU threads or GPU kernels that compute.
     pub processor: Processor,
-    /// Where the memory is.
+    /// The device that holds the memory.
     pub device: Arc<dyn Device>,
     /// The loaded model.
     pub model: Arc<Model>,
-    /// What they share.
+    /// The memory that the lanes share.
     pub memory: Arc<EngineMemory>,
 }
 
 impl Lanes {
-    /// Starts the threads at their place and records them in the weight store. Those of `before` that still run go on: two
-    /// threads must not share a workspace. A lane on a GPU takes page-locked memory, and so do these on a thread of
-    /// tokio's that may wait. None if an end was put to the attempt: then none of the new threads is left, either.
+    /// Starts the threads and records them in the weight store. Threads of `before` that still run are kept, because
+    /// two threads must not share a workspace. A GPU lane allocates page-locked memory, so this uses a tokio thread
+    /// that may block. Returns none if the attempt is being ended; then no new thread is left running.
     ///
     /// # Errors
     /// A GPU refuses a stream or page-locked memory.
@@ -50,14 +50,14 @@ impl Lanes {
             if kept.keep_lanes(generation, lanes.clone()) {
                 return Ok(Some(lanes));
             }
-            // Whoever has put the end to it waits for this thread, and then takes the memory.
+            // Ending the attempt waits for this thread, and takes the memory only then.
             tokio::runtime::Handle::current().block_on(lanes.shut_down());
             Ok(None)
         });
         Ok(started.await?.flatten())
     }
 
-    /// Returns when no job is under way on either.
+    /// Waits until neither lane has a running job.
     pub async fn idle(&self) {
         self.step.idle().await;
         if let Some(vision) = &self.vision {
@@ -65,7 +65,7 @@ impl Lanes {
         }
     }
 
-    /// Ends both threads; returns when they have let go of their memory.
+    /// Ends both threads, and waits until they have released their memory.
     pub async fn shut_down(&self) {
         self.step.shut_down().await;
         if let Some(vision) = &self.vision {
@@ -93,7 +93,7 @@ impl LanesPlace {
         match memory.vision_workspace.as_ref().map(start_vision).transpose() {
             Ok(vision) => Ok(Lanes { step, vision }),
             Err(error) => {
-                // Nobody knows of the new one: it lets go of the memory before anybody is told.
+                // No other code knows the new thread yet. It releases the memory before any caller hears of it.
                 if before_step.is_none_or(|lane| !lane.is_alive()) {
                     tokio::runtime::Handle::current().block_on(step.shut_down());
                 }

@@ -1,14 +1,14 @@
-//! What may be said to the profile actor.
+//! What the profile actor can be told.
 
 use super::{ProfileError, Profiled};
 use crate::supervise::{BackgroundTaskDied, FaultInjection};
 
-/// From itself, apart from drills.
+/// Messages from the actor itself, apart from injected faults.
 pub enum ProfileMessage {
-    /// Run the attempt.
+    /// Runs the attempt.
     Begin,
     /// The attempt has ended.
     Ended(Result<Result<Profiled, ProfileError>, BackgroundTaskDied>),
-    /// Die of this.
+    /// Fails the actor on purpose.
     InjectFault(FaultInjection),
 }

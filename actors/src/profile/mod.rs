@@ -1,4 +1,4 @@
-//! Sizing: plan the worst cases, run them for real, measure, and settle on what the device holds.
+//! Sizing: plan the worst cases, run them, measure, and settle on what the device holds.
 
 mod actor;
 mod attempt;

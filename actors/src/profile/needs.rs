@@ -1,4 +1,4 @@
-//! What a model needs on a device, by plan: one line a claimant, before a byte is taken.
+//! What a model needs on a device, by plan: one line per claimant, before any memory is taken.
 
 use std::sync::Arc;
 
@@ -16,72 +16,72 @@ use crate::{
     compute::memory::{KvMemory, SamplingMemory},
 };
 
-/// The sizes that the plan of an envelope's worst cases leads to. All are whole pages.
+/// The sizes that the worst cases of an envelope lead to. All are whole pages.
 #[derive(Clone, Debug)]
 pub struct Needs {
-    /// The checkpoint's tensors.
+    /// Bytes of the checkpoint's tensors.
     pub weights: Bytes,
-    /// The largest step.
+    /// Bytes of the largest step's temporaries.
     pub step_workspace: Bytes,
-    /// Where steps choose.
+    /// The shape of the buffers in which steps choose tokens.
     pub sampling: SamplingShape,
-    /// The largest launch; nothing for a model that takes no pictures.
+    /// Bytes of the largest launch's temporaries. 0 for a model without pictures.
     pub vision_workspace: Bytes,
-    /// Embeddings of all pictures that are on their way from one lane to the other; see [`rows_on_their_way`].
+    /// Bytes of the embeddings in transit between the lanes; see [`rows_on_their_way`].
     pub vision_cache: Bytes,
-    /// Rows of that cache.
+    /// Rows of the vision cache.
     pub cache_rows: usize,
-    /// The first, small cache of keys and values.
+    /// Blocks of the first, small cache of keys and values.
     pub probe_blocks: usize,
-    /// What captured steps are made of; none where there are no graphs.
+    /// The shape of captured steps. None on a device without graphs.
     pub graphs: Option<GraphShape>,
-    /// What a token takes there.
+    /// The shape of a token's keys and values.
     pub kv_shape: KvShape,
     /// The worst cases with their planned footprints.
     pub worst_cases: Vec<(Arc<WorstCase>, Footprint)>,
     page: Bytes,
 }
 
-/// Tokens of the probe at least (LightLLM's figure), where sequences can have as many.
+/// The fewest tokens of the probe (LightLLM's figure), if sequences can have that many.
 const PROBE_TOKENS: usize = 8192;
 
-/// What the driver takes of a captured step, a layer: about, since it takes it in pieces of 2 MiB. 300 launches were seen
-/// to take 0.7 MiB, and a layer has a dozen. It is measured and leased when steps are captured.
+/// Bytes that the driver takes for one layer of a captured step. An estimate, because it takes pieces of 2 MiB: 300
+/// launches took 0.7 MiB, and a layer has a dozen. The real number is measured and leased at capture.
 const GRAPH_LAYER: Bytes = Bytes(32 << 10);
 
-/// What the driver takes of a GPU for the streams of two lanes and for what it does at their first launches, about. It is
-/// counted as overhead when it is taken, or as foreign where nobody says so.
+/// Bytes that the driver takes of a GPU for the streams of two lanes and their first launches. An estimate. Once taken,
+/// they count as overhead, or as foreign if the driver does not attribute them.
 const LANES: Bytes = Bytes(8 << 20);
-/// Rows of the vision cache that keep both lanes at work, where `merged` patches make a row. Rows are held from before
-/// their launch until the last step has run that reads them, not while the reply is decoded; so there are
+/// Rows of the vision cache that keep both lanes busy, if `merged` patches make a row. Rows are held from before their
+/// launch until the last step that reads them, not while the reply is decoded. So there are
 ///
-/// - those of launches under way, [`LAUNCHES`] of them, filled to the last patch;
-/// - those of steps under way, two of them (ADR 13), whose every token may be a picture's;
-/// - those of one request more: the oldest prompt may be cut where a step ends, and holds the rest of its pictures.
+/// - the rows of running launches: [`LAUNCHES`] of them, filled to the last patch;
+/// - the rows of running steps: two of them (ADR 13), whose every token may be a picture's;
+/// - the rows of one more request: the oldest prompt may be cut where a step ends, and holds the rest of its pictures.
 ///
-/// A request has its rows all at once, so there is room for at least two of the largest: one is read while the next is
-/// written. No request brings more rows than a context has tokens, as each is a token of its prompt.
+/// A request gets all its rows at once, so there is room for at least two of the largest: one is read while the next is
+/// written. No request needs more rows than a context has tokens, because each row is a token of its prompt.
 ///
 /// ```text
 /// request + max(request, launches * launch rows + 2 * step tokens)
 /// ```
 ///
-/// More would make nothing faster: a lane that runs further ahead only waits later. It would keep more pictures of ended
-/// requests, which later turns of a conversation show again.
+/// More rows would make nothing faster: a lane that runs further ahead only waits later. They would only keep more
+/// pictures of ended requests, which later turns of a conversation show again.
 pub fn rows_on_their_way(envelope: &Envelope, merged: usize) -> usize {
     let request = RequestCost::largest(envelope, Some(merged)).cache_rows;
     let launch = envelope.launch_patches / merged;
     request + request.max(LAUNCHES * launch + STEPS * envelope.step_tokens)
 }
 
-/// Steps under way at once.
+/// Steps that run at once.
 const STEPS: usize = 2;
 
 impl Needs {
     /// Plans `model` for `envelope` on `target`.
     ///
     /// # Errors
-    /// A shape that does not go together; a plan has no memory to run out of.
+    /// Shapes that do not match. A plan cannot run out of memory.
     pub fn plan(model: &Model, target: Target, envelope: &Envelope, page: Bytes) -> Result<Self, KernelError> {
         // Whole pages are leased, and all of their rows are used.
         let row_bytes = model.embedding_bytes(&target);
@@ -138,7 +138,7 @@ impl Needs {
         SamplingMemory::bytes(self.sampling, self.page)
     }
 
-    /// One line a claimant. The probe stands for the least that keys and values can do with.
+    /// One line per claimant, with the probe as the least that keys and values need.
     pub fn memory_plan(&self) -> MemoryPlan {
         let how = format!("{} blocks of {BLOCK_TOKENS} tokens in {} layers", self.probe_blocks, self.kv_shape.layers);
         let mut plan = self.memory_beside_kv();
@@ -146,7 +146,7 @@ impl Needs {
         plan
     }
 
-    /// The same with as many blocks of keys and values as a start settles on.
+    /// As [`memory_plan`](Self::memory_plan), with this many blocks of keys and values.
     pub fn memory_plan_with(&self, blocks: usize) -> MemoryPlan {
         let how = format!("{blocks} blocks of {BLOCK_TOKENS} tokens in {} layers", self.kv_shape.layers);
         let mut plan = self.memory_beside_kv();
@@ -168,7 +168,7 @@ impl Needs {
         if let Some(shape) = self.graphs {
             let how = "the arrays of the largest captured step";
             plan.push(Class::Graphs, "inputs of captured steps", shape.bytes(self.page), how);
-            // Each size in two forms: the likeliest tokens, and whatever is asked.
+            // Each size has two graphs: one for the likeliest tokens, one for any sampling.
             let (graphs, layers) = (2 * shape.buckets().len(), self.kv_shape.layers);
             let driver = (GRAPH_LAYER * (graphs * layers) as u64 + LANES).round_up(self.page);
             let how = format!("{graphs} graphs of {layers} layers, {GRAPH_LAYER} each, and {LANES} for lanes");
@@ -199,7 +199,7 @@ mod tests {
         profile::{Place, Share, Sizing},
     };
 
-    /// Of 1,024 rows a picture and launch.
+    /// An envelope of 1,024 rows per picture and launch.
     fn envelope() -> Envelope {
         Envelope { pictures: 2, picture_patches: 4096, launch_patches: 4096, ..Envelope::default() }
     }
@@ -220,7 +220,7 @@ mod tests {
         let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens");
         let target = Target::Cuda(CudaTarget { capability: (9, 0), processors: 132, activation: DType::BF16 });
         let model = Model::plan(&checkpoint, &target).expect("it is whole");
-        // What `bursar bench` asks for: a picture of 1932 x 1092 pixels a request, two of them a launch.
+        // What `bursar bench` asks for: a picture of 1932 x 1092 pixels per request, two of them per launch.
         let envelope = Envelope {
             context_tokens: 8192,
             sequences: 256,
@@ -233,7 +233,7 @@ mod tests {
         let page = Bytes::mib(2);
         let needs = Needs::plan(&model, target, &envelope, page).expect("its worst cases go together");
         assert!(needs.vision_cache <= Bytes::mib(210), "{}", needs.vision_cache);
-        // Measured on the card on 2026-11-21: its total, the context and what is loaded, captured graphs, the canary.
+        // Measured on 2026-11-21: the card's total, then the context and loaded code, captured graphs, and the canary.
         let (card, beside) = (Bytes::mib(143_155), Bytes::mib(563 + 256));
         let plan = needs.memory_plan();
         let available = card.saturating_sub(beside).saturating_sub(plan.total());
@@ -271,7 +271,7 @@ mod tests {
             needs.memory_plan().of_class(&Class::Graphs).saturating_sub(inputs)
         };
         assert_eq!(claimed(Target::Cpu { threads: 1 }, 256), Bytes::ZERO, "a host has neither");
-        // 70 graphs of 4 layers and 8 MiB, in whole pages; 10 graphs.
+        // 70 graphs of 4 layers and 8 MiB, in whole pages; then 10 graphs.
         assert_eq!(claimed(Target::Cuda(gpu), 256), Bytes::mib(18));
         assert_eq!(claimed(Target::Cuda(gpu), 10), Bytes::mib(10));
     }

@@ -1,38 +1,38 @@
-//! What a start tells beside how far it is.
+//! What a start reports besides its progress.
 
 use std::{fmt, path::PathBuf};
 
-/// Something that is no error and that somebody may want to know: a start goes on, but not as it was hoped.
+/// A notice that is no error: a start goes on, but not as hoped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// Pictures are resized to less than the model's own processor would, as nothing was said of them.
+    /// Pictures are resized to less than the model's own processor would, because the user set no picture limit.
     PicturesLowered {
-        /// Pixels of the largest by the model's own processor.
+        /// Pixels of the largest picture by the model's own processor.
         from: u64,
-        /// And as it is served.
+        /// Pixels of the largest picture served.
         to: u64,
-        /// Tokens of a sequence, of which a picture leaves a question and an answer a part.
+        /// Tokens of a sequence. A picture must leave room in it for a question and an answer.
         context_tokens: usize,
     },
-    /// A profile that was written down does not apply, or cannot be read: the worst cases are run anew.
+    /// A recorded profile does not apply or cannot be read. The worst cases run anew.
     ProfileIgnored {
-        /// Where it is.
+        /// The profile's file.
         file: PathBuf,
-        /// Each reason, such as `driver was 580.1, is 580.2`.
+        /// The reasons, such as `driver was 580.1, is 580.2`.
         reasons: Vec<String>,
     },
-    /// A profile that was written down was tried and did not hold: the worst cases are run anew.
+    /// A recorded profile was tried and did not hold. The worst cases run anew.
     ProfileDropped {
-        /// Where it is.
+        /// The profile's file.
         file: PathBuf,
-        /// What went wrong.
+        /// The error, in words.
         reason: String,
     },
-    /// The profile of this start could not be written down: the next start runs the worst cases anew.
+    /// This start's profile could not be recorded. The next start runs the worst cases anew.
     ProfileNotWritten {
-        /// Where it would be.
+        /// The file that was not written.
         file: PathBuf,
-        /// Why not.
+        /// The error, in words.
         reason: String,
     },
 }

@@ -1,4 +1,4 @@
-//! Where profiles are written down: one file a model and device, with the latest of each basis.
+//! Where profiles are recorded: one file per model and device, with the latest profile of each basis.
 
 use std::path::{Path, PathBuf};
 
@@ -8,54 +8,54 @@ use thiserror::Error;
 
 use super::{Basis, Difference, WrittenProfile};
 
-/// What the file's fields mean. Another number is another format, of which nothing else is read.
+/// The version of the file's format. A file of another version is not read further.
 const FORMAT: u32 = 2;
 
-/// Profiles that a file keeps, the latest first: as many as there are ways in which somebody uses one model on one device
-/// in turn, a chat beside a benchmark for instance.
+/// Profiles that a file keeps, the latest first: one for each way in which a user alternates, such as chat and
+/// benchmark.
 const KEPT: usize = 4;
 
-/// Where the profiles of one model on one device are.
+/// The file for the profiles of one model on one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordPlace {
     file: CacheFile,
 }
 
-/// What was found there.
+/// What a file holds for a basis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// Nothing is written down.
+    /// No profile is recorded.
     Nothing,
     /// A profile of the same basis.
     Applies(WrittenProfile),
-    /// Profiles of others; where the nearest of them differs.
+    /// Profiles of other bases only. Lists how the nearest one differs.
     Differs(Vec<Difference>),
 }
 
-/// Why a file is of no use.
+/// Why a file is useless.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum RecordError {
-    /// It was not read, or not written.
+    /// It could not be read or written.
     #[error(transparent)]
     File(#[from] CacheFileError),
-    /// It is half written, or not ours.
+    /// It is incomplete, or not ours.
     #[error("it is broken in line {line}, column {column}")]
     Broken {
-        /// Where that was seen, counted from 1.
+        /// The line of the error, from 1.
         line: usize,
-        /// Counted from 1; 0 where the line before ended too soon.
+        /// The column of the error, from 1; 0 if the previous line ended too soon.
         column: usize,
     },
-    /// It is of another version of Bursar, whose fields may mean something else.
+    /// Another version of Bursar wrote it, and its fields may mean something else.
     #[error("{0}")]
     Format(FormatDiffers),
 }
 
-/// The format's own difference.
+/// The file has another format version.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("format was {was}, is {FORMAT}")]
 pub struct FormatDiffers {
-    /// What the file says.
+    /// The version in the file.
     pub was: u64,
 }
 
@@ -65,19 +65,19 @@ struct Book {
     profiles: Vec<WrittenProfile>,
 }
 
-/// All that is read of a file before its format is known.
+/// The only field that is read before the format is known.
 #[derive(Deserialize)]
 struct Cover {
     format: u64,
 }
 
 impl RecordPlace {
-    /// For the model of this name that comes from `origin`, on devices of this name, in `folder`.
+    /// The file for the model of this name from `origin`, on devices of this name, in `folder`.
     pub fn new(folder: &Path, model: &str, origin: &str, device: &str) -> Self {
         RecordPlace { file: CacheFile::named(folder, &[model, device], &[model, origin, device]) }
     }
 
-    /// The file.
+    /// The path of the file.
     pub fn path(&self) -> PathBuf {
         self.file.path()
     }
@@ -85,14 +85,14 @@ impl RecordPlace {
     /// Looks for a profile of this basis. Blocks.
     ///
     /// # Errors
-    /// [`RecordError`]: a file that is there and of no use.
+    /// [`RecordError`]: the file exists and is useless.
     pub fn find(&self, basis: &Basis) -> Result<Found, RecordError> {
         let Some(content) = self.file.read()? else { return Ok(Found::Nothing) };
         Ok(Book::parse(&content)?.find(basis))
     }
 
-    /// Writes a profile down, in the place of one of the same basis if there is one. What is there and of no use is
-    /// replaced. Of two who do so at once one is the last; the other's may be lost, and is measured again some day. Blocks.
+    /// Records a profile, in place of one of the same basis. A useless file is replaced. If two processes write at
+    /// once, one profile may be lost, and is measured again later. Blocks.
     ///
     /// # Errors
     /// [`CacheFileError::Unwritable`], as [`RecordError::File`].
@@ -118,7 +118,7 @@ impl Book {
         serde_json::from_slice(content).map_err(broken)
     }
 
-    /// For machines, and for people who wonder.
+    /// JSON for machines, laid out so that people can read it.
     fn print(&self) -> Vec<u8> {
         let mut content = serde_json::to_vec_pretty(self).expect("text and numbers");
         content.push(b'\n');
@@ -130,7 +130,7 @@ impl Book {
             let differences = Basis::differences(&profile.basis, basis);
             (profile, differences)
         });
-        // Of several that are equally near the latest, which stands before the others.
+        // Among equally near profiles this picks the latest, which comes first.
         match with_differences.min_by_key(|(_, differences)| differences.len()) {
             None => Found::Nothing,
             Some((profile, differences)) if differences.is_empty() => Found::Applies(profile),

@@ -1,22 +1,22 @@
-//! How deep worst cases run: pure (ADR 26).
+//! How many layers worst cases run through: pure (ADR 26).
 
 use bursar_kernels::AUTOTUNED_LAYERS;
 use bursar_model::Depth;
 
-/// What a start asks of its worst cases.
+/// How thoroughly a start runs its worst cases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rigour {
-    /// Once, at the final size, through the layers that prove the planned peaks: host memory gives what it is asked for.
+    /// Once, at the final size, through the layers that prove the planned peaks. For host memory, which is not refused.
     Proof,
-    /// Before the size is settled through a few layers, where a GPU's driver loads kernels and autotuning measures products;
-    /// at the final size through all of them.
+    /// Before sizing through a few layers, in which the driver loads kernels and autotuning measures products. At the
+    /// final size through all layers.
     Autotune,
-    /// Both times through all layers.
+    /// Through all layers, both before sizing and at the final size.
     Full,
 }
 
 impl Rigour {
-    /// What a start on this kind of memory asks, unless the user asks for all.
+    /// The rigour of a start on this kind of memory, unless the user asks for full stress.
     pub fn of(full_stress: bool, is_host: bool) -> Self {
         match (full_stress, is_host) {
             (true, _) => Rigour::Full,
@@ -25,15 +25,16 @@ impl Rigour {
         }
     }
 
-    /// Whether worst cases run before the size is settled too.
+    /// Whether worst cases also run before the size is settled.
     pub fn runs_before_sizing(self) -> bool {
         self != Rigour::Proof
     }
 
-    /// How deep a worst case runs, before the size is settled or at it, whose planned peak is proven by `proof`.
+    /// The layers that a worst case runs through, before sizing or at the final size. `proof` gives the layers that
+    /// prove its planned peak.
     ///
     /// # Errors
-    /// Those of `proof`, which is asked where it matters.
+    /// Those of `proof`, which is called only if it matters.
     pub fn depth<E>(self, is_final: bool, proof: impl FnOnce() -> Result<Depth, E>) -> Result<Depth, E> {
         Ok(match (self, is_final) {
             (Rigour::Full, _) | (Rigour::Autotune, true) => Depth::Whole,

@@ -1,5 +1,5 @@
-//! The weight store: what outlives an engine. Loaded weights stay while the engine's successor starts, and whoever
-//! still uses memory can be waited for before it is taken back.
+//! The weight store: what outlives an engine. Loaded weights stay while a successor starts. Before memory is taken
+//! back, the store waits for every thread that still uses it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -10,24 +10,25 @@ use tokio::sync::watch;
 use super::{Lanes, ProfileError};
 use crate::compute::Processor;
 
-/// Held by the runtime for each model.
+/// One per model, held by the runtime.
 #[derive(Clone, Default)]
 pub struct WeightStore(Arc<Mutex<Contents>>);
 
 #[derive(Default)]
 struct Contents {
-    /// Attempts up to this generation are over: a late one may start nothing any more.
+    /// Attempts up to this generation are over. A late one may start nothing more.
     closed_through: Option<u64>,
     weights_owner: Option<Owner>,
     model: Option<Arc<Model>>,
-    /// What its passes run on. It outlives the model, so that an engine that starts again loads no kernels anew.
+    /// The CPU threads or GPU kernels that compute. They outlive the model, so that a restarted engine need not load
+    /// kernels.
     processor: Option<Processor>,
     lanes: Option<Lanes>,
     /// Threads that take memory or copy weights.
     at_work: Vec<watch::Receiver<()>>,
 }
 
-/// Memory is being taken, or weights copied, for as long as this lives.
+/// While this lives, memory is being taken or weights copied.
 #[derive(Debug)]
 pub struct AtWork(#[expect(dead_code, reason = "held for its drop")] watch::Sender<()>);
 
@@ -37,12 +38,12 @@ impl WeightStore {
         self.contents().model.clone()
     }
 
-    /// What was loaded to compute with, if it was.
+    /// The loaded processor, if there is one.
     pub fn processor(&self) -> Option<Processor> {
         self.contents().processor.clone()
     }
 
-    /// Keeps what was loaded to compute with.
+    /// Keeps the loaded processor.
     pub fn keep_processor(&self, processor: Processor) {
         self.contents().processor = Some(processor);
     }
@@ -52,8 +53,8 @@ impl WeightStore {
         self.contents().model = Some(model);
     }
 
-    /// Remembers that weights are being copied for `owner`; to be held by whoever copies. None if an end was put to the
-    /// attempt before it began.
+    /// Records that weights are being copied for `owner`; the copying thread holds the guard. None if the attempt was
+    /// ended before.
     #[must_use]
     pub fn begin_loading(&self, generation: u64, owner: Owner) -> Option<AtWork> {
         let mut contents = self.contents();
@@ -62,19 +63,19 @@ impl WeightStore {
         Some(work)
     }
 
-    /// Remembers that memory is being taken for an attempt; to be held by the thread that takes it. None if an end was
-    /// put to the attempt before it began.
+    /// Records that memory is being taken for an attempt; the thread that takes it holds the guard. None if the attempt
+    /// was ended before.
     #[must_use]
     fn begin_backing(&self, generation: u64) -> Option<AtWork> {
         self.contents().begin(generation)
     }
 
-    /// Lets a thread take memory for an attempt: that takes its time, and is none that a thread of tokio has. It is waited
-    /// for when an end is put to the attempt, so that nothing is taken behind the back of whoever brings its bytes home.
-    /// None if that was before it began.
+    /// Runs `work`, which takes memory for an attempt, on a thread that may block. Ending the attempt waits for this
+    /// thread, so that no memory is taken while its bytes are being returned. Returns none if the attempt was ended
+    /// before.
     ///
     /// # Errors
-    /// What `work` says; [`ProfileError::Died`] if it panics.
+    /// The error of `work`, or [`ProfileError::Died`] if it panics.
     pub async fn on_a_thread<T: Send + 'static>(
         &self,
         generation: u64,
@@ -89,8 +90,8 @@ impl WeightStore {
         outcome.map(Some)
     }
 
-    /// Remembers the threads that use an attempt's memory. False if an end was put to the attempt before: then nothing
-    /// may be asked of them, as the memory may be gone.
+    /// Records the threads that use an attempt's memory. False if the attempt was ended before; then the threads must
+    /// get no work, because the memory may be gone.
     #[must_use]
     pub fn keep_lanes(&self, generation: u64, lanes: Lanes) -> bool {
         let mut contents = self.contents();
@@ -106,7 +107,7 @@ impl WeightStore {
         self.contents().lanes.clone()
     }
 
-    /// Ends the threads of all attempts up to `generation`; returns when nothing uses their memory any more.
+    /// Ends the threads of all attempts up to `generation`, and waits until none uses their memory.
     pub async fn shut_down(&self, generation: u64) {
         let (lanes, at_work) = {
             let mut contents = self.contents();
@@ -121,7 +122,7 @@ impl WeightStore {
         }
     }
 
-    /// As whom weights were leased that were not loaded to their end, if there are any.
+    /// The owner of weights that were leased and not fully loaded, if any.
     pub fn take_unfinished(&self) -> Option<Owner> {
         let mut contents = self.contents();
         match contents.model {
@@ -130,22 +131,22 @@ impl WeightStore {
         }
     }
 
-    /// Lets go of the model; gives as whom its weights were leased. Drop the model when that owner is cleared: to take so
-    /// much back takes a while, which is then over.
+    /// Takes the model out, with the owner of its weights' lease. Drop the model only after that owner is cleared:
+    /// unmapping so much memory is slow, and is done by then.
     pub fn clear(&self) -> (Option<Owner>, Option<Arc<Model>>) {
         let mut contents = self.contents();
         (contents.weights_owner.take(), contents.model.take())
     }
 
-    /// Lets go of what was loaded to compute with; returns when it is gone, if nobody else has it.
+    /// Drops the processor, and waits until that is done if this was its last user.
     pub async fn clear_processor(&self) {
         let processor = self.contents().processor.take();
-        // A panic of the drop is that thread's, and nothing is left to do about it.
+        // A panic in the drop stays on that thread. Nothing is left to do about it.
         drop(tokio::task::spawn_blocking(move || drop(processor)).await);
     }
 
     fn contents(&self) -> MutexGuard<'_, Contents> {
-        // Nothing panics while it holds this.
+        // No code panics while it holds this lock.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

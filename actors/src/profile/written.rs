@@ -1,4 +1,4 @@
-//! A profile as it is written down: what was measured, and what that depends on. Pure.
+//! A recorded profile: what was measured, and what that depends on. Pure.
 
 use bursar_budgets::Bytes;
 use bursar_kernels::{BLOCK_TOKENS, Tuning};
@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 
 use super::{ATTEMPTS_MAX, Basis, Difference, Needs, ProfileRecord};
 
-/// What was measured, and on what basis. Permits are made from the [`ProfileRecord`] of the start that uses it, whose
-/// limits come from its own envelope and whose peaks it has measured again; from here it takes the size of the cache, the
-/// right to run each worst case once and not twice, and which algorithm is fastest for each product.
+/// What was measured, and on what basis. The start that uses it takes three things: the size of the cache, the right to
+/// run each worst case once instead of twice, and the fastest algorithm for each product. Its permits come from its own
+/// [`ProfileRecord`], with its own envelope's limits and newly measured peaks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WrittenProfile {
-    /// What it depends on.
+    /// What the profile depends on.
     pub basis: Basis,
     /// Sequences in a step.
     pub sequences: usize,
@@ -25,27 +25,27 @@ pub struct WrittenProfile {
     pub cache_rows: usize,
     /// Blocks of keys and values.
     pub kv_blocks: usize,
-    /// Attempts that had been refused memory before this size was reached.
+    /// Attempts that were refused memory before this size.
     pub shrinks: u32,
-    /// Each worst case with what it took.
+    /// Each worst case with its peak.
     pub peaks: Vec<Peak>,
-    /// What autotuning found; none where there was nothing to choose.
+    /// The result of autotuning. None if there was nothing to choose.
     pub tuning: Option<Tuning>,
 }
 
-/// A worst case, run for real.
+/// A worst case that was run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Peak {
     /// Its name; `corner` in files of format 2.
     #[serde(rename = "corner")]
     pub worst_case: String,
-    /// Its workspace's high-water mark.
+    /// The peak of its workspace, in bytes.
     pub workspace: Bytes,
 }
 
 impl WrittenProfile {
-    /// Of a start that measured.
+    /// The profile of a start that measured.
     pub fn of(basis: Basis, record: &ProfileRecord, shrinks: u32, tuning: Option<Tuning>) -> Self {
         let ProfileRecord { sequences, step_tokens, launch_patches, cache_rows, kv_blocks, peaks } = record;
         let peak = |(worst_case, workspace): &(&'static str, Bytes)| Peak {
@@ -65,19 +65,19 @@ impl WrittenProfile {
         }
     }
 
-    /// The difference, if a start that measures anew would find room for another number of blocks, `found`, in the attempt
-    /// that this one is of. A 64th is none: a driver takes a few pages more or less each time, and is not worth all worst
-    /// cases.
+    /// The difference, if a start that measures anew would find room for `found` blocks instead, after as many
+    /// refusals. Up to a 64th is no difference: the driver takes a few pages more or less each time, and that is not
+    /// worth running all worst cases.
     pub fn differs_from(&self, found: usize) -> Option<Difference> {
-        // Somebody may have written any number into the file.
+        // The file may have been edited and hold any number.
         let tokens = |blocks: usize| Some(format!("{} tokens", blocks.saturating_mul(BLOCK_TOKENS)));
         let slack = self.kv_blocks / ROOM_SLACK;
         let differs = self.kv_blocks.abs_diff(found) > slack;
         differs.then(|| Difference::of("room for keys and values", tokens(self.kv_blocks), tokens(found)))
     }
 
-    /// Where it is not what a start by this plan and envelope would measure. With an equal basis that happens only if
-    /// somebody wrote into the file, or if code changed and its version did not.
+    /// How it differs from what this plan and envelope would measure. With an equal basis that happens only if the file
+    /// was edited, or if code changed and its version did not.
     pub fn differences(&self, needs: &Needs, envelope: &Envelope) -> Vec<Difference> {
         let numbers = [
             ("sequences", self.sequences, envelope.sequences),
@@ -103,14 +103,14 @@ impl WrittenProfile {
     }
 }
 
-/// The part of a written size that another may differ by.
+/// The fraction by which a recorded size may differ: one 64th.
 const ROOM_SLACK: usize = 64;
 
 fn peak(worst_case: &str) -> String {
     format!("the peak of '{worst_case}'")
 }
 
-/// The probe, and a whole context.
+/// The fewest blocks: the probe, and a whole context.
 fn least_blocks(needs: &Needs, envelope: &Envelope) -> usize {
     needs.probe_blocks.max(envelope.context_tokens.div_ceil(BLOCK_TOKENS))
 }

@@ -26,35 +26,35 @@ use crate::{
     tree::Role,
 };
 
-/// Supervises one device's budget and its engines.
+/// The supervisor of one device's budget and engines.
 pub struct RuntimeActor;
 
-/// What it starts with.
+/// The arguments of a runtime supervisor.
 pub struct RuntimeArguments {
-    /// The device, and where its successors are shown.
+    /// The device, and the channel on which its successors are published.
     pub shown: Shown,
-    /// What makes a successor; without it the runtime ends with its device.
+    /// Makes a successor for a lost device. Without it the runtime ends with its device.
     pub again: Option<MakeDevice>,
-    /// When losses of the device become too many.
+    /// How many losses of the device the runtime survives, and within what time.
     pub device_intensity: Intensity,
-    /// Its ledger's totals.
+    /// The totals of the device's ledger.
     pub ledger: LedgerConfig,
-    /// Bytes kept free of use.
+    /// Bytes of the device kept free on purpose.
     pub canary: Bytes,
-    /// Where leases post their notes.
+    /// The mailbox in which leases post their notes.
     pub mailbox: Arc<BudgetMailbox>,
-    /// When restarts of the budget become a crash loop.
+    /// How many restarts of the budget are tolerated, and within what time.
     pub budget_intensity: Intensity,
     /// How the budget watches the device.
     pub watch: WatchOptions,
 }
 
-/// Its state.
+/// The state of a runtime supervisor.
 pub struct RuntimeState {
     pub(super) shown: Shown,
     pub(super) again: Option<MakeDevice>,
     pub(super) device_losses: RestartLog,
-    /// The device is lost, and what was on it is being ended.
+    /// The device is lost, and everything on it is being ended.
     pub(super) is_lost: bool,
     pub(super) ledger: LedgerConfig,
     pub(super) canary: Bytes,
@@ -63,35 +63,36 @@ pub struct RuntimeState {
     pub(super) budget: ActorCell,
     budget_restarts: RestartLog,
     pub(super) engines: BTreeMap<String, Engine>,
-    /// Models that were ready and have ended by themselves, until somebody unloads them or loads others of their names.
+    /// Models that were READY and then ended by themselves. An entry stays until the model is unloaded or its name is
+    /// loaded again.
     pub(super) fallen: BTreeMap<String, Known>,
     next_generation: u64,
     pub(super) born: Instant,
-    /// Who waits for the end of everything. Nothing is loaded any more from the first on.
+    /// Callers waiting for the runtime to end. While there is one, nothing more is loaded.
     pub(super) shutting_down: Vec<Responder<usize>>,
-    /// Requests that were under way when their model ended, since the first of those asked.
+    /// Requests cut off when their models ended, counted from the first shutdown call.
     cut_off: usize,
 }
 
 pub(super) struct Engine {
-    /// Names this model for its whole life, over all its engines.
+    /// A number that identifies this model across all its engines.
     pub(super) load: u64,
     pub(super) cell: ActorCell,
     pub(super) arguments: EngineArguments,
     restarts: RestartLog,
-    /// Its requests under way.
+    /// Credits of the model's running requests.
     pub(super) requests: Credits,
-    /// Who waits for its end, from the time on when it takes no more requests.
+    /// Callers waiting for the model to end. While there is one, it takes no requests.
     leaving: Vec<Home>,
-    /// An end is being put to it. So many requests were under way.
+    /// Set while the model is being ended: the number of requests that were running then.
     pub(super) ending: Option<usize>,
-    /// Somebody has unloaded it, or does not want it any more.
+    /// The model was unloaded, or its loader no longer wants it.
     is_let_go: bool,
-    /// Since it was ready for the first time.
+    /// How gauges show the model; set when it is first READY.
     pub(super) known: Option<Known>,
 }
 
-/// Whoever waits for a budget that will never come hears so, however the runtime ends.
+/// Closes the mailbox on drop, so that callers waiting for a budget hear that none will come, however the runtime ends.
 pub(super) struct ClosingMailbox(pub(super) Arc<BudgetMailbox>);
 
 impl Drop for ClosingMailbox {
@@ -135,7 +136,7 @@ impl Actor for RuntimeActor {
         })
     }
 
-    /// Never waits for the budget: this is who starts it again.
+    /// Never waits for the budget, because this actor is the one that restarts it.
     async fn handle(
         &self,
         myself: ActorRef<RuntimeMessage>,
@@ -146,7 +147,7 @@ impl Actor for RuntimeActor {
             RuntimeMessage::Load { reply, .. } if !state.shutting_down.is_empty() => {
                 reply.answer(Err(Arc::new(StartError::ShuttingDown)));
             }
-            // There is nothing to load it on, and soon there is, or nobody to load it.
+            // No device to load on yet. Try again until there is one, or until this actor has ended.
             load @ RuntimeMessage::Load { .. } if state.is_lost => drop(myself.send_after(LOSS_POLL, || load)),
             RuntimeMessage::Load { name, source, options, progress, reply } => {
                 let name = state.free_name(name);
@@ -217,7 +218,7 @@ impl Actor for RuntimeActor {
                 }
             }
             RuntimeMessage::DeviceLost => {
-                // What is said of a predecessor of this device is no news.
+                // A loss reported for a predecessor of this device is old news.
                 if let Some(error) = state.loss() {
                     state.device_lost(&myself, error);
                 }
@@ -228,7 +229,7 @@ impl Actor for RuntimeActor {
                 let device = shown.device.borrow().clone();
                 match spawn_budget(&myself, &device, ledger, *canary, *watch, &mailbox.0).await {
                     Ok(budget) => state.budget = budget,
-                    // One that dies while it starts has died all the same.
+                    // A budget that dies while it starts counts as a death.
                     Err(error) => state.budget_died(&myself, &error.to_string())?,
                 }
             }
@@ -260,8 +261,8 @@ impl Actor for RuntimeActor {
         }
         let found = state.engines.iter().find(|(_, engine)| engine.cell.get_id() == cell.get_id());
         let Some(name) = found.map(|(name, _)| name.clone()) else { return Ok(()) };
-        // One that ends by itself has said why before: its start failed, or it gave up. All else is a death, also a stop
-        // by somebody who had hold of it.
+        // An engine that ends by itself has already given a reason: its start failed, or it gave up. Anything else is a
+        // death, including a stop from outside.
         if state.engines[&name].arguments.status.borrow().is_over() {
             state.end(&myself, &name, &reason, nobody());
         } else if let Some(error) = state.loss() {
@@ -274,7 +275,7 @@ impl Actor for RuntimeActor {
     }
 
     async fn post_stop(&self, _: ActorRef<RuntimeMessage>, state: &mut RuntimeState) -> Result<(), ActorProcessingErr> {
-        // Nothing relies on this: without it the askers hear that nobody is there.
+        // Only a courtesy: without it, callers would hear that the runtime is gone.
         if !state.shutting_down.is_empty() {
             drop(state.budget.kill_and_wait(None).await);
         }
@@ -285,7 +286,7 @@ impl Actor for RuntimeActor {
     }
 }
 
-/// How often a load looks whether there is a device again.
+/// How often a pending load checks whether there is a device again.
 const LOSS_POLL: Duration = Duration::from_millis(20);
 
 const SHUT_DOWN: &str = "the runtime was shut down";
@@ -295,8 +296,8 @@ fn nobody() -> Home {
     Box::new(|_| {})
 }
 
-/// Answers the question for a model. One that nobody waits for any more is ended, and a start that failed is answered
-/// when all of it is home.
+/// Waits for a model's start and answers the load. If the caller has gone, the model is ended. A failed start is
+/// answered once all its memory is back.
 async fn await_start(
     runtime: ActorRef<RuntimeMessage>,
     name: String,
@@ -319,15 +320,15 @@ async fn await_start(
     forget(Box::new(move |_| {
         let _ = home.send(());
     }));
-    // With the runtime, also one that ends with this message unread, all that it supervised is gone; but whoever asks
-    // hears the reason.
+    // If the runtime ends with this message unread, everything it supervised is gone too. The caller still hears the
+    // reason.
     let _ = is_home.await;
     reply.answer(Err(error));
 }
 
 impl RuntimeState {
     fn free_name(&self, name: String) -> String {
-        // A model named as the tenants' leases are would share a gate with them.
+        // A model named like the label of tenants' leases would share a gate with them.
         let is_free = |name: &String| !self.engines.contains_key(name) && name != NO_MODEL;
         let numbered = (2u64..).map(|number| format!("{name} {number}"));
         std::iter::once(name.clone()).chain(numbered).find(is_free).expect("numbers do not end")
@@ -370,7 +371,7 @@ impl RuntimeState {
         Health { is_live: true, models: fallen.chain(engines).collect() }
     }
 
-    /// The dead engine's actors died with it. Its bytes come home; then it starts again with the weights it had.
+    /// The dead engine's actors died with it. Once its bytes are back, it starts again with the same weights.
     fn engine_died(&mut self, myself: &ActorRef<RuntimeMessage>, name: &str, reason: &str) {
         let now = self.born.elapsed();
         let engine = self.engines.get_mut(name).expect("found by the caller");
@@ -395,7 +396,7 @@ impl RuntimeState {
         }
     }
 
-    /// Lets a model take no more requests, and ends it when those under way have ended or at the deadline.
+    /// Stops a model from taking requests. Ends it when its running requests have ended, or at the deadline.
     fn end_within(
         &mut self,
         myself: &ActorRef<RuntimeMessage>,
@@ -413,7 +414,7 @@ impl RuntimeState {
         engine.leaving.push(home);
         let (myself, name, load, requests) = (myself.clone(), name.to_owned(), engine.load, engine.requests.clone());
         tokio::spawn(async move {
-            // Also who comes to be cut off is no error.
+            // Running into the deadline is no error: the remaining requests are cut off.
             let _ = tokio::time::timeout(within, requests.idle()).await;
             drop(myself.send_message(RuntimeMessage::Due { name, load }));
         });
@@ -423,15 +424,15 @@ impl RuntimeState {
         self.engines.get(name).is_some_and(|engine| engine.load == load)
     }
 
-    /// Stops an engine and what it supervises, and brings every byte home, weights included; then calls `home`. The
-    /// name stays taken until then.
+    /// Stops an engine and everything under it, returns all its memory including weights, then calls `home`. The name
+    /// stays taken until then.
     fn end(&mut self, myself: &ActorRef<RuntimeMessage>, name: &str, reason: &str, home: Home) {
         let Some(engine) = self.engines.get_mut(name) else { return home(0) };
         engine.leaving.push(home);
         if engine.ending.is_some() {
             return;
         }
-        // It may have ended sooner than anybody looked.
+        // The model may have ended before its status was last read.
         engine.get_to_know();
         let cut_off = engine.requests.taken();
         engine.ending = Some(cut_off);
@@ -442,12 +443,12 @@ impl RuntimeState {
         let (load, cell, arguments) = (engine.load, engine.cell.clone(), engine.arguments.clone());
         tokio::spawn(async move {
             let budget = &arguments.budget;
-            // Late claims are refused; the next model of this name opens it again. The gate of a name that never had
-            // one stays where it is, and is in nobody's way.
+            // From now on late claims are refused. The next model of this name opens the gate again. If the name never
+            // had a gate, this changes nothing.
             drop(budget.move_gate(arguments.label.clone(), Gate::Teardown).await);
             // Its children die with it.
             drop(cell.kill_and_wait(None).await);
-            // An engine that has said why it ended knows better.
+            // An engine that gave a reason keeps it.
             arguments.show(Status::Stopped { reason });
             bring_all_home(&arguments).await;
             drop(myself.send_message(RuntimeMessage::Ended { name, load }));
@@ -475,18 +476,18 @@ impl RuntimeState {
     }
 }
 
-/// Brings home what the attempts of an engine may have held. Its threads end first: a late use of memory that was taken
-/// back would end the process.
+/// Returns all memory that an engine's attempts may hold. The threads end first: a thread that still used memory after
+/// it was unmapped would crash the process.
 async fn bring_home(arguments: &EngineArguments) {
     let owner = arguments.last_owner();
     arguments.weight_store.shut_down(owner.generation).await;
     for owner in [owner, arguments.vision_owner()] {
-        // Only a runtime that is gone has no budget, and then there is no ledger to bring anything home to.
+        // Only a runtime that is gone has no budget actor, and then there is no ledger either.
         let _ = arguments.budget.clear(owner).await;
     }
 }
 
-/// The same, and the weights.
+/// As `bring_home`, then returns the weights too.
 pub(super) async fn bring_all_home(arguments: &EngineArguments) {
     bring_home(arguments).await;
     let (weights, model) = arguments.weight_store.clear();

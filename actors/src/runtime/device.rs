@@ -1,4 +1,4 @@
-//! Which device a runtime leases, and how it is opened, and opened again when it was lost.
+//! Which device a runtime leases, and how it is opened, or reopened after a loss.
 
 use std::{fmt, sync::Arc};
 
@@ -7,21 +7,21 @@ use bursar_budgets::{Bytes, CudaDevice, Device, DeviceError, HostConfig, HostDev
 /// Which device a runtime leases.
 #[derive(Clone)]
 pub enum DeviceChoice {
-    /// The first GPU if there is one; otherwise host memory of this capacity stands in for it, and
-    /// [`Runtime::stands_in`](super::Runtime::stands_in) says why, as does an event of `tracing`. A GPU that is there and
-    /// fails, or whose driver is too old, is an error.
+    /// The first GPU. If there is none, host memory of this capacity stands in for it; then
+    /// [`Runtime::stands_in`](super::Runtime::stands_in) and a `tracing` event say why. A GPU that fails or whose
+    /// driver is too old is an error.
     Auto(Bytes),
-    /// The GPU of this number, as `CUDA_VISIBLE_DEVICES` numbers them.
+    /// The GPU with this index, in the numbering of `CUDA_VISIBLE_DEVICES`.
     Cuda(usize),
     /// Host memory of this capacity, in pages of 2 MiB, standing in for a GPU.
     Host(Bytes),
-    /// A device of the caller's own, for tests with faults. When it is lost the runtime ends.
+    /// A device that the caller provides, for tests with faults. When it is lost the runtime ends.
     Custom(Arc<dyn Device>),
-    /// Devices of the caller's own: one at the start, and another when that was lost.
+    /// Devices that the caller provides: the closure is called at the start and again after each loss.
     Made(MakeDevice),
 }
 
-/// Makes a device; it may block.
+/// Makes a device. It may block.
 pub type MakeDevice = Arc<dyn Fn() -> Result<Arc<dyn Device>, DeviceError> + Send + Sync>;
 
 impl fmt::Debug for DeviceChoice {
@@ -36,17 +36,17 @@ impl fmt::Debug for DeviceChoice {
     }
 }
 
-/// A device that was chosen.
+/// A device that was opened.
 pub(super) struct Opened {
     pub(super) device: Arc<dyn Device>,
-    /// Why the host stands in, if a GPU would have been taken.
+    /// Why host memory stands in, if a GPU was wanted.
     pub(super) stands_in: Option<DeviceError>,
-    /// What makes another of the same kind.
+    /// Makes another device of the same kind.
     pub(super) again: Option<MakeDevice>,
 }
 
 impl DeviceChoice {
-    /// Opens it. A context of a GPU takes some 300 ms: call this where a thread may wait.
+    /// Opens the device. A GPU context takes about 300 ms, so call this on a thread that may block.
     pub(super) fn open(self) -> Result<Opened, DeviceError> {
         let make: MakeDevice = match self {
             DeviceChoice::Auto(capacity) => {

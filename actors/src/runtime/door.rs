@@ -1,5 +1,5 @@
-//! The door of the metrics' endpoint: so many clients at a time, each for so long, and the next one does not wait for those
-//! that keep their places.
+//! Admission to the metrics endpoint: a fixed number of clients, each with a time limit. A new client does not wait for
+//! idle ones to leave.
 
 use std::{
     collections::VecDeque,
@@ -22,31 +22,31 @@ use tokio::{
     time::{Instant, Sleep, sleep_until, timeout_at},
 };
 
-/// So many clients are answered at a time; others wait in the system's queue, which has an end too. A scraper needs one.
+/// Clients answered at once. More wait in the system's queue, which is bounded too. A scraper needs one place.
 pub(super) const CONNECTIONS_MAX: usize = 64;
 
-/// A connection is for one answer, and this is all the time that it has, from the greeting to the last byte. A scrape
-/// takes milliseconds, and Prometheus gives up after 10 s.
+/// The time for a whole connection, from the greeting to the last byte. A connection carries one answer. A scrape takes
+/// milliseconds, and Prometheus gives up after 10 s.
 const CONNECTION_MAX: Duration = Duration::from_secs(5);
 
-/// When all places are taken, a client that was let in so long ago may have to leave: by then one that means it has asked.
-/// A thousand others, which is what the system's queue holds, are gone within a second.
+/// When all places are taken, a client admitted this long ago may be evicted; a real client has sent its request by
+/// then. At this rate 1,000 idle clients, a full system queue, are gone within a second.
 const GRACE: Duration = Duration::from_millis(50);
 
-/// Lets in as many clients as there are places.
+/// Admits clients while there are places.
 pub(super) struct Door {
     listener: TcpListener,
     places: Arc<Semaphore>,
-    /// Whoever was let in, the eldest first. Some may have left.
+    /// Admitted clients, the oldest first. Some may have left already.
     guests: VecDeque<Guest>,
 }
 
-/// A client that was let in.
+/// An admitted client.
 struct Guest {
     since: Instant,
-    /// It has asked, and is being answered.
+    /// Its request has arrived and is being answered.
     is_heard: Arc<AtomicBool>,
-    /// Dropping it ends the visit.
+    /// Dropping this ends the connection.
     stay: oneshot::Sender<()>,
 }
 
@@ -55,7 +55,8 @@ impl Door {
         Door { listener, places: Arc::new(Semaphore::new(CONNECTIONS_MAX)), guests: VecDeque::new() }
     }
 
-    /// A place, if need be that of another: of the eldest who had time to ask and did not, or else of the eldest.
+    /// Returns a place. If none is free, it evicts the oldest client that had time to ask and did not, or else the
+    /// oldest.
     async fn place(&mut self) -> OwnedSemaphorePermit {
         self.guests.retain(|guest| !guest.stay.is_closed());
         let is_silent = |guest: &Guest| !guest.is_heard.load(Relaxed) && guest.since.elapsed() >= GRACE;
@@ -94,7 +95,7 @@ impl Listener for Door {
     }
 }
 
-/// A connection that has its place, until its time is over or it has to leave.
+/// An admitted connection. It ends when its time is up or it is evicted.
 pub(super) struct Visit {
     stream: TcpStream,
     over: Pin<Box<Sleep>>,
@@ -104,7 +105,7 @@ pub(super) struct Visit {
 }
 
 impl Visit {
-    /// The stream, while there is time; who waits on it is woken when there is none any more.
+    /// The stream, while time is left. When time runs out, the waiting task is woken.
     fn in_time(&mut self, context: &mut Context<'_>) -> io::Result<Pin<&mut TcpStream>> {
         let is_over = self.over.as_mut().poll(context).is_ready() || Pin::new(&mut self.leave).poll(context).is_ready();
         if is_over { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Pin::new(&mut self.stream)) }

@@ -1,4 +1,4 @@
-//! The runtime, as users hold it.
+//! The runtime as users hold it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,22 +23,23 @@ use crate::{
     tree,
 };
 
-/// How a runtime starts. By default it leases the first GPU; where there is none, 512 MiB of host memory stand in for one,
+/// How a runtime starts. By default it leases the first GPU. Without a GPU, 512 MiB of host memory stand in for one,
 /// and [`Runtime::stands_in`] says why.
 #[derive(Clone)]
 pub struct RuntimeConfig {
-    /// The device: by default [`DeviceChoice::Auto`] with 512 MiB.
+    /// The device. Default: [`DeviceChoice::Auto`] with 512 MiB.
     pub device: DeviceChoice,
-    /// Device bytes kept free of use: the first thing given up when another process takes memory. By default 256 MiB, or a
+    /// Device bytes kept free on purpose, given up first when another process takes memory. Default: 256 MiB, or a
     /// sixteenth of a device smaller than 4 GiB.
     pub canary: Option<Bytes>,
-    /// Host memory that decoded pictures may take together.
+    /// Host memory for decoded pictures, all requests together.
     pub host_bytes: Bytes,
-    /// When restarts of the budget actor become a crash loop, which ends the runtime.
+    /// How many restarts of the budget actor are tolerated, and within what time. One more ends the runtime.
     pub budget_intensity: Intensity,
-    /// How often the budget looks what other processes hold, and when memory that they gave back is taken.
+    /// How often the budget looks at what other processes hold, and how long memory must stay free before it is taken
+    /// back.
     pub watch: WatchOptions,
-    /// How often the device may be lost and made again before the runtime ends with the reason.
+    /// How often the device may be lost and reopened. One loss more ends the runtime.
     pub device_intensity: Intensity,
 }
 
@@ -55,28 +56,28 @@ impl Default for RuntimeConfig {
     }
 }
 
-/// Why a runtime did not start or did not do what it was asked.
+/// Why a runtime did not start, or did not do what it was asked.
 #[derive(Debug, Error)]
 pub enum RuntimeError {
-    /// The device.
+    /// The device could not be opened, or was lost.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// The runtime supervisor could not be started.
+    /// The runtime supervisor could not be spawned.
     #[error("the runtime supervisor did not start: {0}")]
     Spawn(String),
-    /// A model did not start.
+    /// The model did not start.
     #[error(transparent)]
     Start(#[from] Arc<StartError>),
     /// The runtime supervisor did not answer.
     #[error(transparent)]
     Unanswered(#[from] AskError),
-    /// Panics end the process in this build, so no supervisor could act on one.
+    /// This program is built with `panic = "abort"`: a panic would end the process, so supervision cannot work.
     #[error("this program is built with panic = \"abort\", which takes supervision away")]
     PanicAborts,
 }
 
 impl RuntimeError {
-    /// What to change.
+    /// What the user can change.
     pub fn hint(&self) -> String {
         match self {
             RuntimeError::Start(error) => error.hint(),
@@ -89,7 +90,7 @@ impl RuntimeError {
     }
 }
 
-/// One device with its budget and its models. Cloning shares it. When the last clone is dropped everything ends without
+/// One device with its budget and its models. Clones share it. When the last clone is dropped, everything ends without
 /// waiting; [`shutdown`](Runtime::shutdown) waits.
 ///
 /// ```
@@ -136,19 +137,20 @@ impl Drop for Inner {
 }
 
 impl Runtime {
-    /// Starts a runtime. It must be called within a tokio runtime with threads.
+    /// Starts a runtime. Call it within a multi-threaded tokio runtime.
     ///
     /// # Errors
-    /// The device is not there, or the program is built with `panic = "abort"`.
+    /// The device cannot be opened, or the program is built with `panic = "abort"`.
     pub async fn start(config: RuntimeConfig) -> Result<Self, RuntimeError> {
         Runtime::start_under(config, None).await
     }
 
-    /// Starts a runtime that is supervised by an actor of your own: it hears of the runtime's end as ractor tells of it,
-    /// may start another, and takes the runtime with it when it dies. It hears of an end too when the last clone of this
-    /// handle is dropped. Requests and leases of a runtime that died are over; memory that they had backed is home when
-    /// their handles are dropped. Use [`ractor`](crate::ractor) as this crate exports it, so that both mean the same
-    /// version.
+    /// Starts a runtime that one of your own actors supervises. Your actor gets ractor's supervision event when the
+    /// runtime ends, including when the last clone of this handle is dropped. It may then start another. If your actor
+    /// dies, so does the runtime.
+    ///
+    /// Requests and leases of a dead runtime are over. Memory that leases had backed returns when their handles are
+    /// dropped. Use [`ractor`](crate::ractor) as this crate exports it, so that both use the same version.
     ///
     /// # Errors
     /// As [`start`](Runtime::start), or the supervisor is ending.
@@ -195,10 +197,10 @@ impl Runtime {
         self.load_with(source, LoadOptions::default(), |_| {}).await
     }
 
-    /// Loads a model: plan, weights, stress, READY. `progress` hears of every moment and must not block.
+    /// Loads a model: plan, weights, stress, READY. `progress` is called for each step and must not block.
     ///
     /// # Errors
-    /// [`RuntimeError::Start`] with the reason and a hint; nothing stays leased then.
+    /// [`RuntimeError::Start`] with the reason and a hint. Nothing stays leased.
     pub async fn load_with(
         &self,
         source: ModelSource,
@@ -212,13 +214,13 @@ impl Runtime {
             .ask(&self.inner.actor, |reply| RuntimeMessage::Load { name, source, options, progress, reply })
             .await;
         match (loaded, self.device().check()) {
-            // A runtime that ended with its device has said why.
+            // A runtime that ended with its device has already given the reason.
             (Err(AskError::Gone { .. }), Err(lost)) => Err(lost.into()),
             (loaded, _) => Ok(loaded??),
         }
     }
 
-    /// Ends a model by its name; returns when every byte that it had is home. Requests under way end with
+    /// Ends the model of this name, and returns when all its memory is back. Running requests end with
     /// [`ChatError::Stopped`](crate::chat::ChatError::Stopped).
     ///
     /// # Errors
@@ -227,10 +229,11 @@ impl Runtime {
         self.unload_within(name, Duration::ZERO).await.map(drop)
     }
 
-    /// As [`unload`](Runtime::unload), but requests under way may go on to their end until the deadline; new ones are
-    /// refused from now on with [`ChatError::ShuttingDown`](crate::chat::ChatError::ShuttingDown). Gives how many were
-    /// cut off: those that were under way at the deadline, one counting as under way until its caller has room for its
-    /// end.
+    /// As [`unload`](Runtime::unload), but running requests may finish until the deadline. New ones are refused at once
+    /// with [`ChatError::ShuttingDown`](crate::chat::ChatError::ShuttingDown).
+    ///
+    /// Returns how many requests were cut off at the deadline. A request counts as running until its caller has room
+    /// for its last event.
     ///
     /// # Errors
     /// The runtime supervisor did not answer.
@@ -240,8 +243,8 @@ impl Runtime {
         Ok(question.ask(&self.inner.actor, |reply| RuntimeMessage::Unload { name, within, reply }).await?)
     }
 
-    /// The actors that the runtime supervises, to link to, watch, or kill; a model's own are found through its handle's
-    /// [`serving`](ModelHandle::serving), which says how to link and watch.
+    /// The actors that the runtime supervises, to link to, watch or kill. A model's own actors come from its handle's
+    /// [`serving`](ModelHandle::serving), which explains linking and watching.
     ///
     /// # Errors
     /// The runtime supervisor did not answer.
@@ -249,7 +252,7 @@ impl Runtime {
         Ok(tree::SUPERVISED.ask(&self.inner.actor, RuntimeMessage::Supervised).await?)
     }
 
-    /// Whether it lives, and how each model is. `serve_metrics` answers the same at `/health`.
+    /// Whether the runtime is alive, and the health of each model. `serve_metrics` answers the same at `/health`.
     ///
     /// ```
     /// # use bursar_actors::{engine::LoadOptions, runtime::{ModelHealth, ModelSource, Runtime, RuntimeConfig}};
@@ -268,12 +271,12 @@ impl Runtime {
         Runtime::health_of(&self.inner.actor).await
     }
 
-    /// The same for who must not keep a runtime from ending.
+    /// As [`health`](Runtime::health), without holding the runtime alive.
     pub(crate) async fn health_of(actor: &ActorRef<RuntimeMessage>) -> Health {
         tree::HEALTH.ask(actor, RuntimeMessage::Health).await.unwrap_or_default()
     }
 
-    /// The supervisor, which ends though this is held.
+    /// The supervisor. Holding it does not keep the runtime alive.
     #[cfg(feature = "prometheus")]
     pub(crate) fn actor(&self) -> ActorRef<RuntimeMessage> {
         self.inner.actor.clone()
@@ -281,29 +284,31 @@ impl Runtime {
 
     /// Ends everything and waits for it.
     ///
-    /// Requests under way end with [`ChatError::Stopped`](crate::chat::ChatError::Stopped); every byte of every model is
-    /// home when this returns. Leases of your own stay yours until you drop them.
+    /// Running requests end with [`ChatError::Stopped`](crate::chat::ChatError::Stopped). When this returns, all memory
+    /// of every model is back. Your own leases stay yours until you drop them.
     pub async fn shutdown(self) {
         self.shutdown_within(Duration::ZERO).await;
     }
 
-    /// As [`shutdown`](Runtime::shutdown), but requests under way may go on to their end until the deadline. From now on,
-    /// for every clone of this handle, new chats are refused with
-    /// [`ChatError::ShuttingDown`](crate::chat::ChatError::ShuttingDown) and new loads with [`StartError::ShuttingDown`];
-    /// loads under way end at once. Returns as soon as everything has ended; gives how many requests were cut off, as
-    /// [`unload_within`](Runtime::unload_within) counts them. Another call with a shorter deadline, or `shutdown`, cuts
-    /// this one short.
+    /// As [`shutdown`](Runtime::shutdown), but running requests may finish until the deadline. From now on, on every
+    /// clone of this handle, new chats are refused with
+    /// [`ChatError::ShuttingDown`](crate::chat::ChatError::ShuttingDown) and new loads with
+    /// [`StartError::ShuttingDown`]. Loads in progress end at once.
+    ///
+    /// Returns as soon as everything has ended, with the number of requests cut off, counted as in
+    /// [`unload_within`](Runtime::unload_within). Another call with a shorter deadline, or `shutdown`, cuts this one
+    /// short.
     pub async fn shutdown_within(self, deadline: Duration) -> usize {
         let question = tree::SHUT_DOWN.after(deadline);
         let ask = |reply| RuntimeMessage::ShutDown { within: deadline, reply };
-        // One that does not answer is gone already, or is stopped below.
+        // A supervisor that does not answer is gone already, or is stopped below.
         let cut_off = question.ask(&self.inner.actor, ask).await.unwrap_or_default();
         self.inner.actor.stop(None);
         drop(self.inner.actor.wait(None).await);
         cut_off
     }
 
-    /// The runtime supervisor itself, to watch or to kill. It takes [`RuntimeMessage`]s.
+    /// The runtime supervisor, to watch or kill. It takes [`RuntimeMessage`]s.
     pub fn cell(&self) -> ActorCell {
         self.inner.actor.get_cell()
     }
@@ -313,8 +318,8 @@ impl Runtime {
         &self.inner.budget
     }
 
-    /// All that happens to the device's memory and its models from now on: leases, shrinks, restarts, models that are
-    /// ready or over.
+    /// Everything that happens to the device's memory and its models from now on: leases, shrinks, restarts, models
+    /// that become ready or end.
     ///
     /// ```
     /// # use bursar_actors::{event::Event, runtime::{Runtime, RuntimeConfig}};
@@ -338,24 +343,24 @@ impl Runtime {
         self.inner.budget.events().listen()
     }
 
-    /// What happened last, the oldest first: 64 events at most.
+    /// The latest events, the oldest first: at most 64.
     pub fn recent_events(&self) -> Vec<Recorded> {
         self.inner.budget.events().recent()
     }
 
-    /// The device that it has now. When one is lost another takes its place, once; leases of the first are then worth
-    /// nothing.
+    /// The current device. A lost device is replaced as often as [`RuntimeConfig::device_intensity`] allows; leases of
+    /// a lost device are worthless.
     pub fn device(&self) -> Arc<dyn Device> {
         self.inner.shown.device.borrow().clone()
     }
 
-    /// Why host memory stands in for a GPU, if [`DeviceChoice::Auto`] found none.
+    /// Why host memory stands in, if [`DeviceChoice::Auto`] found no GPU.
     pub fn stands_in(&self) -> Option<&DeviceError> {
         self.inner.stands_in.as_ref()
     }
 }
 
-/// Where a model comes from.
+/// The source of a model's files.
 #[derive(Clone, Debug)]
 pub struct ModelSource {
     checkpoint: CheckpointOrigin,
@@ -370,37 +375,37 @@ impl ModelSource {
         ModelSource { checkpoint: CheckpointOrigin::Local(CheckpointSource::Folder(path)), name }
     }
 
-    /// A model on the Hugging Face hub, `org/name` or `org/name@revision`, from the public hub into the user's own
-    /// cache. What is in the cache is not fetched again. The part behind the slash is the model's name.
+    /// A model on the public Hugging Face hub, `org/name` or `org/name@revision`, fetched into the user's own cache.
+    /// Files in the cache are not fetched again. The part after the slash is the model's name.
     #[cfg(feature = "hub")]
     pub fn hub(id: &str) -> Self {
         ModelSource::hub_with(id, HubOptions::default())
     }
 
-    /// The same with another hub, a token, another cache.
+    /// As [`hub`](ModelSource::hub), with another hub, a token or another cache.
     #[cfg(feature = "hub")]
     pub fn hub_with(id: &str, options: HubOptions) -> Self {
         let model = HubModel::new(id, options);
         ModelSource { name: model.name().to_owned(), checkpoint: CheckpointOrigin::Hub(model) }
     }
 
-    /// The demo model that is embedded in the library.
+    /// The demo model embedded in the library.
     pub fn demo() -> Self {
         ModelSource { checkpoint: CheckpointOrigin::Local(bursar_model::demo::checkpoint()), name: "demo".to_owned() }
     }
 
-    /// A model of random weights, for measurements: see [`bursar_model::registry::random_checkpoint`].
+    /// A model with random weights, for measurements; see [`bursar_model::registry::random_checkpoint`].
     pub fn random(checkpoint: RandomCheckpoint) -> Self {
         let name = checkpoint.name().to_owned();
         ModelSource { checkpoint: CheckpointOrigin::Local(CheckpointSource::Random(Arc::new(checkpoint))), name }
     }
 
-    /// Where its files are, or are fetched from.
+    /// The folder, hub or embedded data that its files come from.
     pub fn origin(&self) -> &CheckpointOrigin {
         &self.checkpoint
     }
 
-    /// Its name, unless the options give another.
+    /// The model's name, unless the options give another.
     pub fn name(&self) -> String {
         self.name.clone()
     }

@@ -1,5 +1,5 @@
-//! What the runtime does about a device that is lost: every request is told, everything that was on it ends, and another
-//! takes its place once, or the runtime ends with the reason.
+//! What the runtime does when the device is lost. Every request is told and everything on the device ends. Then another
+//! device takes its place, or the runtime ends with the reason.
 
 use std::sync::Arc;
 
@@ -19,12 +19,12 @@ use crate::{
     supervise::Decision,
 };
 
-/// What a runtime shows of its device: the one it has now, and those it had.
+/// What a runtime publishes about its device.
 #[derive(Clone)]
 pub struct Shown {
-    /// The device.
+    /// The current device.
     pub device: Arc<watch::Sender<Arc<dyn Device>>>,
-    /// The losses.
+    /// The losses so far.
     pub losses: Arc<watch::Sender<Losses>>,
 }
 
@@ -35,13 +35,13 @@ impl Shown {
 }
 
 impl RuntimeState {
-    /// What the device says if it is lost. It is asked, and not only what it was told before: a kernel's fault is heard of
-    /// at the next call.
+    /// The device's error, if it is lost. This asks the driver, because a kernel's fault is reported only on the next
+    /// call.
     pub(super) fn loss(&self) -> Option<DeviceError> {
         self.shown.device.borrow().memory().err().filter(DeviceError::is_lost)
     }
 
-    /// Tells every request, and ends what was on the device; what comes then is a message.
+    /// Tells every request and ends what was on the device. A [`RuntimeMessage::DeviceMade`] follows.
     pub(super) fn device_lost(&mut self, myself: &ActorRef<RuntimeMessage>, error: DeviceError) {
         if std::mem::replace(&mut self.is_lost, true) {
             return;
@@ -49,7 +49,7 @@ impl RuntimeState {
         metric::DEVICE_LOSSES_TOTAL.add(&DeviceLabel::of(self.shown.device.borrow().as_ref()), 1);
         let reason: Arc<str> = error.to_string().into();
         self.mailbox.0.events().tell(Event::DeviceLost { reason: error.to_string() });
-        // First of all: a request that hears of its actors' end must not take it for an ordinary death.
+        // Before anything else: a request that hears of its actors' end must not take it for an ordinary death.
         self.shown.losses.send_modify(|losses| *losses = Losses { count: losses.count + 1, reason });
         let again = match self.device_losses.died(0, self.born.elapsed()) {
             Decision::Restart { .. } if self.shutting_down.is_empty() => self.again.clone(),
@@ -74,7 +74,7 @@ impl RuntimeState {
         });
     }
 
-    /// Starts again on another device, or ends.
+    /// Starts again on the new device, or ends.
     pub(super) async fn device_made(
         &mut self,
         myself: &ActorRef<RuntimeMessage>,
@@ -82,7 +82,7 @@ impl RuntimeState {
     ) -> Result<(), ActorProcessingErr> {
         let device = match made {
             Ok(device) => device,
-            // The models end as they would have.
+            // The runtime is shutting down: the models end as they would have.
             Err(_) if !self.shutting_down.is_empty() => return Ok(()),
             Err(error) => {
                 let reason: Arc<str> = error.to_string().into();
@@ -92,7 +92,7 @@ impl RuntimeState {
                 return Err(error.into());
             }
         };
-        // Nothing is left of the first but leases of users, which are worth nothing.
+        // Only users' leases are left of the lost device, and they are worthless.
         drop(self.budget.kill_and_wait(None).await);
         self.mailbox.0.forget_device();
         let LedgerConfig { host_total, waiting_max, .. } = self.ledger;

@@ -1,4 +1,4 @@
-//! What may be asked of the runtime supervisor.
+//! What the runtime supervisor can be asked.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -14,91 +14,91 @@ use crate::{
     supervise::FaultInjection,
 };
 
-/// Called when every byte of a model is home, with how many requests were cut off.
+/// Called with the number of requests cut off, when all memory of a model is back.
 pub type Home = Box<dyn FnOnce(usize) + Send>;
 
-/// Whom the runtime supervises, to link to, watch, or kill.
+/// The actors that a runtime supervises, to link to, watch or kill.
 #[derive(Clone, Debug)]
 pub struct Supervised {
     /// The budget actor.
     pub budget: ActorCell,
-    /// The engine of each model.
+    /// The engine of each model, by the model's name.
     pub engines: BTreeMap<String, ActorCell>,
 }
 
-/// From users, few and far between, and from itself.
+/// Messages from users, which are rare, and from the supervisor itself.
 pub enum RuntimeMessage {
-    /// Load a model; answered when it is READY or has failed.
+    /// Loads a model. Answered when it is READY or has failed.
     Load {
-        /// Its name.
+        /// The model's name.
         name: String,
-        /// Its files.
+        /// Where its files come from.
         source: CheckpointOrigin,
-        /// Its limits.
+        /// Its limits and other options.
         options: Box<LoadOptions>,
-        /// Who watches.
+        /// Called for each step of the start.
         progress: ProgressSink,
-        /// A handle.
+        /// A handle to the model, or why it did not start.
         reply: Responder<Result<ModelHandle, Arc<StartError>>>,
     },
-    /// How it is; see [`crate::tree::HEALTH`].
+    /// Asks for the health; see [`crate::tree::HEALTH`].
     Health(Responder<Health>),
-    /// End a model; answered when every byte that it had is home. Unknown names are nobody's loss.
+    /// Ends a model. Answered when all its memory is back. An unknown name is ignored.
     Unload {
-        /// Its name.
+        /// The model's name.
         name: String,
-        /// What requests under way may still take.
+        /// How long running requests may still take.
         within: Duration,
-        /// All is home; so many requests were cut off.
+        /// The number of requests cut off, once all memory is back.
         reply: Responder<usize>,
     },
-    /// Who is supervised now.
+    /// Asks for the actors supervised now.
     Supervised(Responder<Supervised>),
-    /// A model did not start, or nobody waits for it any more: end it.
+    /// Ends a model that did not start, or that its loader no longer waits for.
     Forget {
-        /// Its name.
+        /// The model's name.
         name: String,
-        /// Which model of that name.
+        /// The load number; another model of this name may exist by now.
         load: u64,
-        /// Called when every byte that it had is home.
+        /// Called when all its memory is back.
         home: Home,
     },
-    /// What a dead engine had is home, and the wait is over.
+    /// A dead engine's memory is back and the wait is over: start its successor.
     Respawn {
-        /// Its name.
+        /// The model's name.
         name: String,
-        /// Which model of that name.
+        /// The load number; another model of this name may exist by now.
         load: u64,
     },
-    /// What an ended model had is home.
+    /// All memory of an ended model is back.
     Ended {
-        /// Its name.
+        /// The model's name.
         name: String,
-        /// Which model of that name.
+        /// The load number; another model of this name may exist by now.
         load: u64,
     },
-    /// Somebody heard that the device is lost.
+    /// The budget found the device lost.
     DeviceLost,
-    /// What was on the device that was lost has ended, and another is there, or not.
+    /// Everything on the lost device has ended. Carries its successor, or why there is none.
     DeviceMade(Result<Arc<dyn Device>, DeviceError>),
-    /// The wait before the budget starts again is over.
+    /// The wait before the budget restarts is over.
     RespawnBudget,
-    /// What a model's requests may still take has passed, or they have ended.
+    /// A model's running requests have ended, or their time is up.
     Due {
-        /// Its name.
+        /// The model's name.
         name: String,
-        /// Which model of that name.
+        /// The load number; another model of this name may exist by now.
         load: u64,
     },
-    /// End every model, then the runtime; answered when every byte is home.
+    /// Ends every model, then the runtime. Answered when all memory is back.
     ShutDown {
-        /// What requests under way may still take.
+        /// How long running requests may still take.
         within: Duration,
-        /// All is home; so many requests were cut off.
+        /// The number of requests cut off, once all memory is back.
         reply: Responder<usize>,
     },
-    /// Set the gauges again: from itself, for a recorder that has come since.
+    /// Sets the gauges again. The supervisor sends this to itself, for a recorder installed since.
     Show,
-    /// Die of this.
+    /// Fails the supervisor on purpose.
     InjectFault(FaultInjection),
 }

@@ -1,4 +1,5 @@
-//! Metrics, the last events and health over HTTP: for Prometheus, `bursar top`, and who restarts a process or sends it work.
+//! Metrics, the latest events and health over HTTP, for Prometheus, `bursar top`, process supervisors and load
+//! balancers.
 
 use std::{io, net::SocketAddr, pin::Pin, sync::Arc};
 
@@ -24,27 +25,27 @@ use crate::metric::{MetricsAddress, NoAddress, process};
 /// Why metrics are not served.
 #[derive(Debug, Error)]
 pub enum ServeMetricsError {
-    /// What was given is no address.
+    /// The text is not an address.
     #[error(transparent)]
     NoAddress(#[from] NoAddress),
-    /// The system refuses the address.
+    /// The system cannot listen on the address.
     #[error("metrics cannot be served on {address}: {source}")]
     Refused {
-        /// The address.
+        /// The address that was asked for.
         address: MetricsAddress,
-        /// What it said.
+        /// The system's error.
         source: io::Error,
     },
-    /// Somebody else in this process has installed a recorder for all metrics.
+    /// The process already has a metrics recorder that is not Bursar's.
     #[error("this process records its metrics elsewhere: a recorder that is not Bursar's is installed already")]
     AnotherRecorder,
-    /// The thread that keeps histograms small could not be started.
+    /// The thread that keeps histograms small could not be spawned.
     #[error("no thread for the upkeep of histograms: {0}")]
     Thread(io::Error),
 }
 
 impl ServeMetricsError {
-    /// What to change.
+    /// What the user can change.
     pub fn hint(&self) -> String {
         let hint = match self {
             ServeMetricsError::NoAddress(_) => "give a port, or an address and a port",
@@ -67,13 +68,13 @@ impl ServeMetricsError {
     }
 }
 
-/// An endpoint that is served: `/metrics` is Prometheus' text, `/events` the last events as JSON, `/health` whether the
-/// process lives and takes requests. It ends when this is dropped.
+/// A running endpoint. `/metrics` is Prometheus' text, `/events` the latest events as JSON, and `/health` tells whether
+/// the process is alive and takes requests. Dropping this ends it.
 #[derive(Debug)]
 #[must_use = "the endpoint ends when this is dropped"]
 pub struct MetricsServer {
     address: SocketAddr,
-    /// Dropping it is the sign to end.
+    /// Dropping this tells the server to end.
     stop: oneshot::Sender<()>,
     serving: JoinHandle<()>,
 }
@@ -83,23 +84,23 @@ impl MetricsServer {
         let (stop, stopped) = oneshot::channel::<()>();
         let serving =
             axum::serve(Door::new(listener), routes(shown)).with_graceful_shutdown(async { drop(stopped.await) });
-        // It ends only when it is stopped: a connection that fails is over, and the next one is taken.
+        // The server ends only when it is stopped: a failed connection is dropped and the next one accepted.
         let serving = tokio::spawn(async { drop(serving.await) });
         MetricsServer { address, stop, serving }
     }
 
-    /// Where it listens; the port that it got if it was asked for port 0.
+    /// The address it listens on, with the real port if port 0 was asked for.
     pub fn addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// Ends it and waits until the port is free. Clients that are being answered keep the few seconds that they have.
+    /// Ends the endpoint and waits until the port is free. Clients being answered keep the few seconds they have left.
     pub async fn shutdown(self) {
         drop(self.stop);
         drop(self.serving.await);
     }
 
-    /// Lets it go on without this handle, until the tokio runtime ends.
+    /// Keeps the endpoint running without this handle, until the tokio runtime ends.
     pub fn detach(self) {
         let mut stop = self.stop;
         tokio::spawn(async move { stop.closed().await });
@@ -107,25 +108,24 @@ impl MetricsServer {
 }
 
 impl Runtime {
-    /// Serves this process' metrics on `address` (`"9464"`, `"127.0.0.1:9464"`, or a [`SocketAddr`]): `GET /metrics` is
-    /// Prometheus' text format, `GET /events` a JSON array of this runtime's last events. A port alone is the
-    /// loopback's, and port 0 any that is free.
+    /// Serves this process' metrics on `address` (`"9464"`, `"127.0.0.1:9464"`, or a [`SocketAddr`]). `GET /metrics` is
+    /// Prometheus' text format, and `GET /events` a JSON array of this runtime's latest events. A port alone means the
+    /// loopback interface, and port 0 any free port.
     ///
-    /// `GET /health/live` answers with 200 while this runtime lives, and with 503 when only another would help;
-    /// `/health/ready` with 200 while there is a model and all there are take requests; `/health` with 200 when both are
-    /// so. Each has [`health`](Runtime::health) in its body, as JSON.
+    /// `GET /health/live` answers 200 while this runtime is alive, and 503 when only another one would help.
+    /// `/health/ready` answers 200 while there is at least one model and all models take requests. `/health` answers
+    /// 200 when both hold. Each has [`health`](Runtime::health) in its body, as JSON.
     ///
-    /// The first call of a process installs a recorder with the buckets of [`buckets`](super::buckets); later ones, also
-    /// of other runtimes, share it, so each of their endpoints has the metrics of all. Serve before you load: counts of
-    /// before the recorder was there are not in it.
+    /// The first call in a process installs a recorder with the buckets of [`buckets`](super::buckets). Later calls
+    /// share it, even on other runtimes, so every endpoint has the metrics of all of them. Serve before you load:
+    /// counts from before the recorder was installed are missing.
     ///
-    /// Nothing guards the endpoint: whoever reaches it may read it. No word of a prompt, no picture and no reply is in
-    /// it, but names of models and leases are, and how much they are asked. Off the loopback, put it behind what guards
-    /// the rest.
+    /// The endpoint has no access control. It shows no prompt, picture or reply, but it shows the names of models and
+    /// leases, and how busy they are. Off the loopback interface, put it behind your usual access control.
     ///
-    /// It takes 64 clients at a time and gives each one answer within five seconds; when more come, those that have not
-    /// asked anything go first. The runtime's end does not wait for it, and it goes on after that until the server is
-    /// dropped.
+    /// It takes 64 clients at a time and gives each one answer within five seconds. When more come, idle clients that
+    /// have not asked anything are dropped first. The runtime's end does not wait for the endpoint, which runs until
+    /// the server is dropped.
     ///
     /// ```
     /// # use bursar_actors::runtime::{DeviceChoice, Runtime, RuntimeConfig};
@@ -143,7 +143,7 @@ impl Runtime {
     /// ```
     ///
     /// # Errors
-    /// `address` is none or is taken, or another recorder is installed; the error says what to do.
+    /// `address` is not an address or is taken, or another recorder is installed. The error says what to do.
     ///
     /// # Panics
     /// Outside a tokio runtime, or in one without `enable_io` and `enable_time`.
@@ -153,7 +153,7 @@ impl Runtime {
         let listener = TcpListener::bind(address.0).await.map_err(refused)?;
         let bound = listener.local_addr().map_err(refused)?;
         let recorder = recorder::install()?;
-        // What the device has is in the first scrape, whatever was recorded before there was a recorder.
+        // A first look at the device, so that the first scrape shows it even if nothing was recorded yet.
         drop(self.budget().measure().await);
         let budget = self.budget().clone();
         let events = Arc::new(move || json!(budget.events().recent()));
@@ -166,13 +166,13 @@ impl Runtime {
     }
 }
 
-/// What is shown.
+/// What the endpoint serves.
 #[derive(Clone)]
 struct Shown {
     recorder: PrometheusHandle,
-    /// Must not hold the runtime, which ends with its last clone.
+    /// Must not hold the runtime, which ends when its last clone is dropped.
     events: Arc<dyn Fn() -> Value + Send + Sync>,
-    /// Likewise.
+    /// Must not hold the runtime either.
     health: Arc<dyn Fn() -> Asked<Health> + Send + Sync>,
 }
 
@@ -185,7 +185,7 @@ fn routes(shown: Shown) -> Router {
         .route("/health", get(async |State(shown): State<Shown>| health(shown, Health::is_ready).await))
         .route("/health/ready", get(async |State(shown): State<Shown>| health(shown, Health::is_ready).await))
         .route("/health/live", get(async |State(shown): State<Shown>| health(shown, |health| health.is_live).await));
-    // Whatever the answer is, no place is kept for another question.
+    // Every answer closes its connection, so no client keeps a place for another request.
     routes.layer(map_response(async |answer: Response| ([(CONNECTION, "close")], answer))).with_state(shown)
 }
 
@@ -198,7 +198,7 @@ async fn events(State(shown): State<Shown>) -> impl IntoResponse {
     answer("application/json", (shown.events)().to_string())
 }
 
-/// Load balancers and supervisors of processes read the status and people the body.
+/// Load balancers and process supervisors read the status, people the body.
 async fn health(shown: Shown, is_well: impl Fn(&Health) -> bool) -> impl IntoResponse {
     let health = (shown.health)().await;
     let status = if is_well(&health) { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
@@ -224,7 +224,7 @@ mod tests {
     use super::{super::door::CONNECTIONS_MAX, *};
     use crate::runtime::ModelHealth;
 
-    /// More than any system keeps for a client that does not read.
+    /// More than any system buffers for a client that does not read.
     const LARGE: usize = 12 << 20;
 
     async fn server() -> MetricsServer {
@@ -239,7 +239,7 @@ mod tests {
         MetricsServer::open(address, listener, Shown { recorder: recorder.handle(), events, health })
     }
 
-    /// A client that has said this.
+    /// A client that has sent `says`.
     async fn client(server: &MetricsServer, says: &str) -> TcpStream {
         let mut stream = TcpStream::connect(server.addr()).await.expect("it listens");
         stream.write_all(says.as_bytes()).await.expect("it reads");
@@ -255,7 +255,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn silent_and_slow_clients_delay_scrapes_by_at_most_a_second() {
         let (server, mut slow) = (server().await, Vec::new());
-        // Several times as many as there are places.
+        // Several times as many connections as there are places.
         for _ in 0..CONNECTIONS_MAX {
             slow.push(client(&server, "").await);
             slow.push(client(&server, "GET /metrics HTT").await);
@@ -285,7 +285,7 @@ mod tests {
             ("GET metrics", "404"),
         ] {
             let said = format!("{asks} HTTP/1.1\r\nhost: here\r\ncontent-length: 0\r\n\r\n");
-            // It ends, though nobody says that it should.
+            // It ends, though nothing tells it to.
             let heard = rest(client(&server, &said).await).await;
             assert!(heard.starts_with(&format!("HTTP/1.1 {status}")), "{asks}: {heard}");
             if asks.contains("health") && status != "404" {
@@ -304,7 +304,7 @@ mod tests {
             let server = server().await;
             let address = server.addr();
             let silent = client(&server, "GET").await;
-            // So it has a place, and is not in the system's queue.
+            // So this client has a place and is not in the system's queue.
             rest(client(&server, "GET /metrics HTTP/1.1\r\nhost: here\r\n\r\n").await).await;
             match is_dropped {
                 true => drop(server),

@@ -1,4 +1,4 @@
-//! The runtime: budgets, engines, and the handle that users hold.
+//! The runtime: its device, budget and engines, and the handle that users hold.
 
 mod actor;
 mod device;

@@ -1,4 +1,4 @@
-//! The recorder of this process, if it is ours.
+//! This process' metrics recorder, if it is ours.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -12,17 +12,17 @@ use metrics_util::MetricKindMask;
 use super::ServeMetricsError;
 use crate::metric::{buckets, describe};
 
-/// Samples of histograms are put into their buckets this often, also when nobody scrapes: until then each takes memory.
+/// How often samples of histograms are put into buckets. Until then each sample takes memory, even if nothing scrapes.
 const UPKEEP: Duration = Duration::from_secs(5);
 
-/// A gauge that was not set for so long is of something that is gone, such as a model, and is told no more: whatever is
-/// there sets its gauges each second. A scraper that looks each minute has seen its 0.
+/// A gauge not set for this long belongs to something gone, such as a model, and is dropped. Live gauges are set every
+/// second. A scraper that reads once a minute still sees the final 0.
 const GAUGES_KEPT: Duration = Duration::from_secs(120);
 
-/// A process has one recorder, whoever installs it, and it stays: a runtime that comes later finds it here.
+/// A process has one recorder for good. A later runtime finds ours here.
 static OURS: Mutex<Option<PrometheusHandle>> = Mutex::new(None);
 
-/// Our recorder; installs it if there is none yet.
+/// Returns our recorder, and installs it if there is none yet.
 pub(super) fn install() -> Result<PrometheusHandle, ServeMetricsError> {
     let mut ours = OURS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(handle) = ours.as_ref() {
@@ -30,7 +30,7 @@ pub(super) fn install() -> Result<PrometheusHandle, ServeMetricsError> {
     }
     let handle = builder(GAUGES_KEPT).install_recorder().map_err(|_| ServeMetricsError::AnotherRecorder)?;
     describe();
-    // Ours from now on, whether or not it can be kept up.
+    // The recorder is ours from now on, even if the upkeep thread cannot be started.
     *ours = Some(handle.clone());
     keep_up(handle.clone())?;
     Ok(handle)
@@ -43,7 +43,7 @@ fn builder(gauges_kept: Duration) -> PrometheusBuilder {
     buckets().fold(PrometheusBuilder::new(), with_buckets).idle_timeout(MetricKindMask::GAUGE, Some(gauges_kept))
 }
 
-/// A thread and no task: the recorder outlives the tokio runtime that it was installed in.
+/// Spawns a thread and not a task, because the recorder outlives the tokio runtime that it was installed in.
 fn keep_up(handle: PrometheusHandle) -> Result<(), ServeMetricsError> {
     let upkeep = move || {
         loop {

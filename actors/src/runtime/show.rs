@@ -1,4 +1,4 @@
-//! What the runtime shows: who of its own runs, which models it has, and what is over of those that have ended.
+//! What the runtime shows: which of its own actors run, its models, and the models that have ended.
 
 use bursar_budgets::Label;
 
@@ -10,18 +10,18 @@ use crate::{
     tree::Role,
 };
 
-/// A model that has been ready, as its gauge names it.
+/// A model that was READY once, with the labels of its gauge.
 #[derive(Clone)]
 pub(super) struct Known(Label, Architecture, Dtype);
 
 impl Known {
-    /// Whether it is there: until it is unloaded.
+    /// Shows whether the model is loaded, until it is unloaded.
     pub(super) fn show(&self, is_there: bool) {
         let Known(model, architecture, dtype) = self.clone();
         metric::MODEL_INFO.set(&(model, architecture, dtype), is_there);
     }
 
-    /// None of its actors runs.
+    /// Shows that none of its actors runs.
     pub(super) fn show_fallen(&self) {
         metric::forget_model(&self.0);
         self.show(true);
@@ -29,7 +29,7 @@ impl Known {
 }
 
 impl Engine {
-    /// Looks whether its model has been ready: one that is stopped by itself was.
+    /// Checks whether the model has been READY. One that stopped by itself was.
     pub(super) fn get_to_know(&mut self) {
         let weight_store = &self.arguments.weight_store;
         let was_ready = matches!(*self.arguments.status.borrow(), Status::Ready(_) | Status::Stopped { .. });
@@ -41,13 +41,13 @@ impl Engine {
     }
 }
 
-/// The model's label of what belongs to none.
+/// The model label for what belongs to no model.
 pub(super) fn no_model() -> Label {
     Label::from("")
 }
 
 impl RuntimeState {
-    /// Sets the gauges; what is counted stands at 0 until it is counted.
+    /// Sets the gauges. Counters start at 0.
     pub(super) fn show(&mut self) {
         metric::show_build();
         let up = |role: Role, is_up: bool| metric::ACTOR_UP.set(&(no_model(), role), is_up);
@@ -69,7 +69,7 @@ impl RuntimeState {
 }
 
 impl Drop for RuntimeState {
-    /// However it ended, nothing of it runs any more.
+    /// However the runtime ended, none of its actors runs any more.
     fn drop(&mut self) {
         for role in [Role::Runtime, Role::Budget] {
             metric::ACTOR_UP.set(&(no_model(), role), false);

@@ -23,75 +23,75 @@ use crate::{
     vision::PinnedPictures,
 };
 
-/// How long the second step of a burst waits for those that came together with the first: a millisecond or two, as the
-/// timer has it, where the first takes eleven with a prompt of 512 tokens and 7B's shape on an H200.
+/// How long the second step of a burst waits for prompts that arrived with the first. The timer makes it one or two
+/// milliseconds. The first step takes eleven, with a prompt of 512 tokens and 7B's shape on an H200.
 const GATHERING: Duration = Duration::from_millis(1);
 
-/// Runs step after step for as long as there is a sequence.
+/// Runs steps for as long as there is a sequence.
 pub struct SchedulerActor;
 
-/// What it starts with.
+/// The arguments of a scheduler.
 pub struct SchedulerArguments {
-    /// The profile record's numbers.
+    /// The permits of the profile record.
     pub limits: Limits,
-    /// Whose blocks.
+    /// The actor that gives out blocks.
     pub kv: ActorRef<KvMessage>,
-    /// Where steps run.
+    /// The lane that runs steps.
     pub lane: Lane,
-    /// For metrics.
+    /// The model's label in metrics.
     pub model: Label,
-    /// Who sees to it that there is memory again.
+    /// Called when a step is refused memory. The engine then replaces this actor.
     pub refused: RefusalSink,
 }
 
-/// Its state.
+/// The state of a scheduler.
 pub struct SchedulerState {
     core: SchedulerCore,
     callers: BTreeMap<SequenceId, Caller>,
     arguments: SchedulerArguments,
-    /// The oldest first.
+    /// Steps that the lane has, the oldest first.
     under_way: VecDeque<UnderWay>,
     /// When the last step ended.
     stepped_at: Instant,
-    /// What this message has come to, so far.
+    /// What the current message has counted so far.
     counted: Counted,
-    /// A step was refused memory: whoever was told of it is about to replace this actor.
+    /// A step was refused memory. The engine knows, and is about to replace this actor.
     is_refused: bool,
-    /// What the step that has just ended chose, beyond what the core needs to know.
+    /// The tokens of the step that just ended, beyond the ids that the core needs.
     chosen: BTreeMap<SequenceId, Result<Token, SamplingError>>,
-    /// Who waits for another number of blocks to be in use.
+    /// Engines waiting for a change of the pool's size.
     resizing: Vec<Responder<()>>,
 }
 
 /// A step that the lane has.
 struct UnderWay {
-    /// Whose rows it has.
+    /// The sequence of each row of logits.
     rows: Vec<ChosenRow>,
-    /// Whose prompts it scores.
+    /// The prompts that it scores.
     scored: Vec<Scored>,
     launched: Instant,
 }
 
-/// What is counted once a message, and not once a sequence: a step has hundreds.
+/// Counters that are recorded once per message rather than once per sequence: a step has hundreds.
 #[derive(Default)]
 struct Counted {
-    /// Tokens that were delivered.
+    /// Tokens delivered.
     generated: usize,
-    /// Tokens of sequences that began, and those of them that were found.
+    /// Tokens of sequences that began (`sought`), and those of them that were cached (`found`).
     sought: usize,
     found: usize,
-    /// Those of the core that were told before.
+    /// The core's count of preemptions when it was last recorded.
     preempted: usize,
 }
 
-/// Who waits for a sequence, and what is held for it.
+/// The caller of a sequence, and what is held for it.
 struct Caller {
-    /// None once it has gone.
+    /// None once the caller has gone.
     deliveries: Option<mpsc::Sender<Delivery>>,
-    /// None once no step to come wants them.
+    /// The sequence's pictures. None once no later step reads them.
     pins: Option<Arc<PinnedPictures>>,
     span: Span,
-    /// A step has been planned with it.
+    /// Whether a step has been planned with it.
     has_begun: bool,
 }
 
@@ -126,7 +126,7 @@ impl Actor for SchedulerActor {
         state: &mut SchedulerState,
     ) -> Result<(), ActorProcessingErr> {
         let effects = match message {
-            // Dropped as it is: its driver comes again to the successor.
+            // Dropped unread: the driver submits its request again to the successor.
             _ if state.is_refused && !matches!(message, SchedulerMessage::InjectFault(_)) => return Ok(()),
             SchedulerMessage::Stepped(Err(error)) if error.is_out_of_memory() => {
                 state.is_refused = true;
@@ -141,7 +141,7 @@ impl Actor for SchedulerActor {
                 state.core.step(Input::Admit(Box::new(sequence)))
             }
             SchedulerMessage::Cancel(sequence) => state.cancel(sequence),
-            // A step that failed leaves its sequences half done: die, and let their drivers come again.
+            // A failed step leaves its sequences half done. Die, so that their drivers submit them again.
             SchedulerMessage::Stepped(outcome) => {
                 let stepped = state.stepped(outcome?);
                 state.core.step(stepped)
@@ -167,7 +167,7 @@ impl Actor for SchedulerActor {
 }
 
 impl Drop for SchedulerState {
-    /// What was delivered before a death is counted too.
+    /// Counts what was delivered before a death too.
     fn drop(&mut self) {
         self.count();
     }
@@ -184,7 +184,7 @@ impl SchedulerState {
         self.count();
     }
 
-    /// Records what has been counted since.
+    /// Records what has been counted since the last call.
     fn count(&mut self) {
         let model = &self.arguments.model;
         let preempted = self.core.preempted();
@@ -194,7 +194,7 @@ impl SchedulerState {
             (&metric::PREFIX_CACHE_QUERIES_TOTAL, counted.sought),
             (&metric::PREFIX_CACHE_HITS_TOTAL, counted.found),
         ];
-        // Most messages bring nothing of it.
+        // Most messages change none of these.
         for (counter, tokens) in tokens.into_iter().filter(|(_, tokens)| *tokens > 0) {
             counter.add(model, tokens);
         }
@@ -249,7 +249,7 @@ impl SchedulerState {
                 self.deliver(sequence, Delivery::ComeAgain);
             }
             Effect::Release(sequences) => {
-                // A preempted sequence is still waited for; the callers of ended ones are let go.
+                // A preempted sequence still has a caller. Callers of ended ones are dropped.
                 sequences.iter().filter(|id| !self.core.is_known(**id)).for_each(|id| drop(self.callers.remove(id)));
                 self.arguments.kv.send_message(KvMessage::Release(sequences))?;
             }
@@ -267,8 +267,8 @@ impl SchedulerState {
         Ok(Vec::new())
     }
 
-    /// Nobody hears of it any more. What a step under way computes of it may serve others; its pictures stay where they are
-    /// until the steps have run that read them.
+    /// The caller has gone. Blocks that a running step fills may serve others. The pictures stay until the steps that
+    /// read them have run.
     fn cancel(&mut self, sequence: SequenceId) -> Vec<Effect> {
         let effects = self.core.step(Input::Cancel(sequence));
         if !self.core.is_known(sequence) {
@@ -279,7 +279,7 @@ impl SchedulerState {
         effects
     }
 
-    /// Takes the lane's answer apart: the core hears of tokens, callers of the rest.
+    /// Splits the lane's answer: ids for the core, the rest for callers.
     fn stepped(&mut self, Stepped { chosen, scores, is_by_graph }: Stepped) -> Input {
         let model = &self.arguments.model;
         match is_by_graph {
@@ -288,7 +288,7 @@ impl SchedulerState {
         }
         let UnderWay { rows, scored, launched } =
             self.under_way.pop_front().expect("the lane answers what it was given, in order");
-        // One behind another is begun when that has ended.
+        // A step queued after another begins when that one has ended.
         let begun = launched.max(std::mem::replace(&mut self.stepped_at, Instant::now()));
         metric::STEP_SECONDS.record(model, self.stepped_at - begun);
         let mut scores = scores.into_iter();
@@ -301,20 +301,20 @@ impl SchedulerState {
         Input::Stepped(tokens)
     }
 
-    /// Tells something in the course of its request.
+    /// Records an event in the span of the sequence's request.
     fn trace(&self, sequence: SequenceId, tell: impl FnOnce()) {
         if let Some(caller) = self.callers.get(&sequence) {
             caller.span.in_scope(tell);
         }
     }
 
-    /// A sequence with its request, for who else tells of it.
+    /// A sequence with the span of its request, for another actor's events.
     fn told_of(&self, sequence: SequenceId) -> Option<(SequenceId, Span)> {
         self.callers.get(&sequence).map(|caller| (sequence, caller.span.clone()))
     }
 
-    /// The requests that a lane tells of a step: those that begin with it, and those whose prompts it goes on with. One
-    /// that decodes has a step for each of its tokens, and nobody would read that.
+    /// The spans of requests whose events the lane records for a step: those that begin with it, and those whose
+    /// prompts it continues. A decoding request takes one step per token, too many to be worth reading.
     fn spans(&mut self, plan: &StepPlan) -> Vec<Span> {
         if !enabled!(Level::DEBUG) {
             return Vec::new();
@@ -328,7 +328,7 @@ impl SchedulerState {
         plan.parts.iter().zip(tokens).filter_map(span).collect()
     }
 
-    /// Whether the caller is still there.
+    /// Delivers to the caller. False if the caller has gone.
     fn deliver(&self, sequence: SequenceId, delivery: Delivery) -> bool {
         let deliveries = self.callers.get(&sequence).and_then(|caller| caller.deliveries.as_ref());
         deliveries.is_some_and(|deliveries| deliveries.try_send(delivery).is_ok())
@@ -344,14 +344,14 @@ impl SchedulerState {
         let pins = plan.shown.read.iter().filter_map(|id| self.callers.get(id)?.pins.clone());
         let pins = pins.map(|pins| pins as Arc<dyn Send + Sync>).collect();
         let spans = self.spans(&plan);
-        // From here on only the steps that read them hold them.
+        // From here on only the steps that read these pictures hold them.
         for past in &plan.shown.past {
             self.callers.get_mut(past).into_iter().for_each(|caller| caller.pins = None);
         }
         self.under_way.push_back(UnderWay { rows: plan.rows, scored: plan.scored, launched: Instant::now() });
         metric::STEP_TOKENS.record(&self.arguments.model, plan.batch.token_count());
         let answer = Answer::to(move |outcome| {
-            // An actor that is gone does not wait for it.
+            // An actor that is gone does not need the answer.
             drop(myself.send_message(SchedulerMessage::Stepped(outcome)));
         });
         let job = StepJob { batch: plan.batch, choices, scores, pins, spans, answer };

@@ -1,19 +1,19 @@
-//! Admission by predicted peak ("Past-Future", ASPLOS'25, arXiv 2507.10150): how many tokens the pool will have to hold
-//! at the worst moment to come, if every sequence runs as long as expected.
+//! Admission by predicted peak ("Past-Future", ASPLOS'25, arXiv 2507.10150): the most tokens that the pool will have to
+//! hold, if every sequence runs as long as expected.
 
-/// One sequence, now and to come.
+/// A sequence's tokens, held and expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SequenceForecast {
-    /// Tokens it holds or is about to prefill.
+    /// Tokens that it holds or is about to prefill.
     pub held: usize,
     /// Tokens still expected.
     pub to_come: usize,
 }
 
-/// The most tokens held at once, over all moments to come, rounded up to whole blocks of `block` tokens a sequence.
+/// The most tokens held at once in the future, in whole blocks of `block` tokens per sequence.
 ///
-/// With the sequences sorted so that those with most to come are first, the pool is fullest at the moment one of them
-/// ends: the `i` longest are then still there, each grown by what the `i`-th had to come.
+/// The pool is fullest when some sequence ends. Sort the sequences by their expected tokens, most first. When the
+/// `i`-th ends, the `i` longest are left, and each has grown by what the `i`-th still expected.
 pub fn predicted_peak(forecasts: &mut [SequenceForecast], block: usize) -> usize {
     forecasts.sort_by_key(|forecast| std::cmp::Reverse(forecast.to_come));
     let mut held = 0;
@@ -25,7 +25,7 @@ pub fn predicted_peak(forecasts: &mut [SequenceForecast], block: usize) -> usize
     peak
 }
 
-/// The moving average of how many tokens answers have had.
+/// The moving average of the number of tokens per answer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct AnswerLength {
     average: f64,
@@ -33,7 +33,7 @@ pub(super) struct AnswerLength {
 }
 
 impl AnswerLength {
-    /// Weight of the newest answer, once there are enough of them.
+    /// The weight of the newest answer, once there are enough answers.
     const NEWEST: f64 = 0.1;
 
     pub(super) fn record(&mut self, tokens: usize) {
@@ -42,8 +42,9 @@ impl AnswerLength {
         self.average += (tokens as f64 - self.average) * weight;
     }
 
-    /// Tokens still to come for a sequence with `remaining` tokens to its limit, of which `produced` were produced: the
-    /// limit while the pool is busy or nothing is known, else the average, but at least a tenth of what is there.
+    /// Tokens expected of a sequence that has produced `produced` and may produce `remaining` more. While the pool is
+    /// busy or no answer is known, that is `remaining`. Otherwise it is the average less `produced`, and at least a
+    /// tenth of `produced`.
     pub(super) fn expected(&self, produced: usize, remaining: usize, busy: bool) -> usize {
         if busy || self.answers == 0 {
             return remaining;
@@ -59,7 +60,7 @@ mod tests {
 
     use super::*;
 
-    /// Lets all sequences grow token by token and looks.
+    /// Grows all sequences token by token and takes the maximum.
     fn simulated(forecasts: &[SequenceForecast]) -> usize {
         let last = forecasts.iter().map(|o| o.to_come).max().unwrap_or(0);
         (0..=last)

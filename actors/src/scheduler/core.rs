@@ -1,10 +1,10 @@
 //! The scheduler's decisions: pure. Continuous batching (Orca, OSDI'22) with chunked prefill beside decode (Sarathi,
-//! arXiv 2308.16369); preemption recomputes.
+//! arXiv 2308.16369). Preempted sequences are recomputed.
 //!
-//! The next step is planned while one is under way (look-ahead of exactly one, as NanoFlow, arXiv 2408.12757, and SGLang's
-//! overlap scheduler have it): where a token is still to be chosen, its place in the running step's choices stands for
-//! it. A token that turns out to end its sequence makes the sequence's share of the next step wasted. Nobody is
-//! preempted for a step that is planned ahead, and no block is given back that a step under way uses.
+//! The next step is planned while one runs: look-ahead of exactly one, as in NanoFlow (arXiv 2408.12757) and SGLang's
+//! overlap scheduler. A token not chosen yet is fed as its place in the running step's choices. If it turns out to end
+//! its sequence, that sequence's share of the next step is wasted. No sequence is preempted for a step planned ahead,
+//! and no block that a running step uses is given back.
 
 mod pool;
 
@@ -20,23 +20,23 @@ use super::{
 };
 use crate::kv::{Allotment, Demand, Filled, SequenceId, Table};
 
-/// A step is planned ahead if no more than one in so many of the running sequences is left out of it, as the host must
-/// see its token first. Such a sequence then has every other step, and the others need not wait for the host, which takes
-/// less than a tenth of a step: what is lost is to be less than what is won.
+/// A step is planned ahead if at most one in this many running sequences must be left out, because the host must see
+/// its token first. Such a sequence joins only every other step. In return the others need not wait for the host, which
+/// takes less than a tenth of a step. The bound keeps the loss below the gain.
 const LEFT_OUT: usize = 16;
 
-/// What a step may hold: the profile record's numbers.
+/// What a step may hold: the permits of the profile record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Sequences in one step.
+    /// Sequences in a step.
     pub sequences: usize,
-    /// Tokens in one step.
+    /// Tokens in a step.
     pub step_tokens: usize,
-    /// Tokens that the blocks can hold together.
+    /// Tokens that all blocks together can hold.
     pub kv_tokens: usize,
 }
 
-/// What happens to the scheduler.
+/// An event for the scheduler.
 #[derive(Clone, Debug)]
 pub enum Input {
     /// A new sequence waits.
@@ -45,43 +45,43 @@ pub enum Input {
     Cancel(SequenceId),
     /// The answer to [`Effect::Allot`].
     Allotted(Allotment),
-    /// The oldest step under way has run: the chosen token of each sequence that wanted one, in the plan's order.
+    /// The oldest running step has ended. Holds the token id of each row of logits, in the plan's order.
     Stepped(Vec<u32>),
-    /// There are to be so many blocks. Fewer are used when the steps under way have run.
+    /// Use this many blocks. A smaller pool takes effect when the running steps have ended.
     Resize(usize),
-    /// The answer to [`Effect::Shrink`]: who has lost its blocks with that.
+    /// The answer to [`Effect::Shrink`]: the sequences that lost their blocks.
     Shrunk(Vec<SequenceId>),
     /// The answer to [`Effect::Gather`], a moment later.
     Gathered,
 }
 
-/// What the scheduler wants done, in order.
+/// What the scheduler must do, in order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
-    /// Ask the kv actor for blocks; the answer comes as [`Input::Allotted`].
+    /// Ask the kv actor for blocks. The answer comes as [`Input::Allotted`].
     Allot(Vec<Demand>),
-    /// Run a step behind the one that may be under way; the answer comes as [`Input::Stepped`].
+    /// Run a step after the one that may be running. The answer comes as [`Input::Stepped`].
     Run(Box<StepPlan>),
-    /// Blocks have become whole: others may take them.
+    /// Blocks have become whole, and others may share them.
     Name(Vec<Filled>),
-    /// So many tokens of a sequence that begins need not be computed. Said once of each.
+    /// A sequence begins, and this many of its tokens need not be computed. Sent once per sequence.
     Found(SequenceId, usize),
     /// A sequence has a new token.
     Token(SequenceId, u32),
     /// A sequence has ended by itself.
     Finished(SequenceId, Finish),
-    /// A sequence has lost its blocks, and let go of its pictures before: it is forgotten here, and comes again under the
-    /// same identity when it holds its pictures anew.
+    /// A sequence has lost its blocks, and had released its pictures before. It is forgotten here. Its driver admits it
+    /// again, under the same id, when it holds its pictures again.
     ComeAgain(SequenceId),
     /// Blocks are no longer needed.
     Release(Vec<SequenceId>),
-    /// Let the kv actor give up all but so many blocks; the answer comes as [`Input::Shrunk`].
+    /// Have the kv actor give up all but this many blocks. The answer comes as [`Input::Shrunk`].
     Shrink(usize),
-    /// Let the kv actor have so many blocks.
+    /// Let the kv actor have this many blocks.
     Grow(usize),
-    /// Say [`Input::Gathered`] in a moment: prompts that came together with one that begins may be on their way.
+    /// Send [`Input::Gathered`] after a moment: more prompts of the same burst may be on their way.
     Gather,
-    /// A [`Input::Resize`] is done: nothing under way names other blocks, and nothing will.
+    /// A [`Input::Resize`] is complete: no running or later step uses other blocks.
     Resized,
 }
 
@@ -89,41 +89,41 @@ pub enum Effect {
 #[derive(Debug)]
 pub struct SchedulerCore {
     limits: Limits,
-    /// By age, whether they are new, were preempted or come again.
+    /// In order of age, whether new, preempted or admitted again.
     waiting: VecDeque<Sequence>,
-    /// By age: identities are given in order of arrival.
+    /// In order of age, because ids are given in order of arrival.
     running: BTreeMap<SequenceId, Sequence>,
-    /// The step that blocks were asked for.
+    /// The step for which blocks were asked.
     asked: Option<Vec<Share>>,
-    /// The steps that the lane has, the older first: two at most.
+    /// The steps that the lane has, the older first. At most two.
     under_way: VecDeque<StepUnderWay>,
-    /// Whether steps are planned while others run at all.
+    /// Whether steps are ever planned while others run.
     looks_ahead: bool,
-    /// The blocks did not suffice for the next step while this one runs: it is planned when this one has ended.
+    /// There were too few blocks for the next step while this one runs. It is planned when this one has ended.
     look_ahead_paused: bool,
-    /// The step under way began with a prompt when nothing ran. The one behind it waits a moment for others that were asked
-    /// at the same time, or it would be a whole step for one token while they wait for it.
+    /// The running step began with a prompt on an idle device. The next step waits a moment for the rest of the burst.
+    /// Otherwise it would run for a single token while the rest waits.
     gathers: bool,
-    /// Somebody was preempted for want of blocks: nobody new comes in before a step has run.
+    /// A sequence was preempted for lack of blocks. No new one is admitted before a step has run.
     admission_paused: bool,
-    /// Fewer blocks are wanted: nothing is planned until the steps under way have run and the blocks are given up.
+    /// The pool must shrink. Nothing is planned until the running steps have ended and the blocks are given up.
     shrinking: Option<Shrinking>,
     answers: AnswerLength,
-    /// Sequences that had to give their blocks to older ones so far.
+    /// Preemptions so far.
     preempted: usize,
 }
 
-/// How far a pool is on its way to fewer blocks.
+/// How far a shrinking pool has got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shrinking {
-    /// Steps under way may name any block.
+    /// Running steps may use any block.
     Waits { to: usize },
     /// The kv actor was asked.
     Asked { to: usize },
 }
 
 impl SchedulerCore {
-    /// An idle scheduler.
+    /// A scheduler without sequences.
     pub fn new(limits: Limits) -> Self {
         assert!(limits.sequences > 0 && limits.step_tokens >= limits.sequences, "each sequence has a token in a step");
         SchedulerCore {
@@ -142,14 +142,14 @@ impl SchedulerCore {
         }
     }
 
-    /// Plans each step only when the one before has ended: what comes out must be the same.
+    /// Plans each step only after the previous one has ended. The tokens must be the same.
     #[must_use]
     pub fn without_look_ahead(mut self) -> Self {
         self.looks_ahead = false;
         self
     }
 
-    /// Takes one input, gives what is to be done.
+    /// Takes one input. Returns what must be done.
     pub fn step(&mut self, input: Input) -> Vec<Effect> {
         let mut effects = Vec::new();
         match input {
@@ -168,12 +168,12 @@ impl SchedulerCore {
         effects
     }
 
-    /// Sequences that wait, and that run.
+    /// The numbers of waiting and of running sequences.
     pub fn counts(&self) -> (usize, usize) {
         (self.waiting.len(), self.running.len())
     }
 
-    /// Sequences that had to give their blocks to older ones, so far.
+    /// Preemptions so far.
     pub fn preempted(&self) -> usize {
         self.preempted
     }
@@ -183,12 +183,12 @@ impl SchedulerCore {
         self.running.contains_key(&sequence) || self.waiting.iter().any(|waiting| waiting.id() == sequence)
     }
 
-    /// A running sequence's specification, tokens so far included.
+    /// A running sequence's specification, with its tokens so far.
     pub fn sequence(&self, sequence: SequenceId) -> Option<&NewSequence> {
         self.running.get(&sequence).map(|sequence| &sequence.spec)
     }
 
-    /// Behind the older ones: who was there before gets on before.
+    /// Queues a sequence by age, behind all older ones.
     fn wait(&mut self, sequence: Sequence) {
         let place = self.waiting.partition_point(|waiting| waiting.id() < sequence.id());
         self.waiting.insert(place, sequence);
@@ -206,8 +206,8 @@ impl SchedulerCore {
         }
     }
 
-    /// Whether the next step can be planned: behind none, or behind one whose tokens hardly anybody on the host needs for
-    /// it.
+    /// Whether the next step can be planned: none is running, or one is and the host must see the tokens of few
+    /// sequences first.
     fn may_plan(&self) -> bool {
         match self.under_way.len() {
             _ if self.shrinking.is_some() => false,
@@ -217,14 +217,14 @@ impl SchedulerCore {
         }
     }
 
-    /// Whether those who would be left out of a step that is planned ahead are few enough.
+    /// Whether few enough sequences would be left out of a step planned ahead.
     fn few_wait_to_be_seen(&self) -> bool {
         let would_run = self.running.values().filter(|sequence| !sequence.is_complete());
         let waiting = would_run.filter(|sequence| sequence.waits_to_be_seen()).count();
         waiting * LEFT_OUT <= self.running.len()
     }
 
-    /// Admits whom the pool has room for, and asks for the next step's blocks.
+    /// Admits sequences that the pool has room for, and asks for the next step's blocks.
     fn start(&mut self, effects: &mut Vec<Effect>) {
         while !self.admission_paused && self.running.len() < self.limits.sequences && self.fits_next() {
             let sequence = self.waiting.pop_front().expect("fits_next has seen it");
@@ -236,7 +236,7 @@ impl SchedulerCore {
         }
     }
 
-    /// Asks for the blocks that `shares` need.
+    /// Asks for the blocks of `shares`.
     fn ask(&mut self, shares: Vec<Share>, effects: &mut Vec<Effect>) {
         let demands = shares
             .iter()
@@ -255,8 +255,8 @@ impl SchedulerCore {
         effects.push(Effect::Allot(demands));
     }
 
-    /// Whether the pool would hold the first waiting sequence beside those that run. Alone it always may: it was
-    /// refused at the door if the empty pool could not hold it.
+    /// Whether the pool can hold the first waiting sequence beside the running ones. If none runs it always fits: a
+    /// request too large for the empty pool was refused earlier.
     fn fits_next(&self) -> bool {
         let Some(next) = self.waiting.front() else { return false };
         if self.running.is_empty() {
@@ -270,7 +270,7 @@ impl SchedulerCore {
             .values()
             .chain([next])
             .map(|sequence| {
-                // A prompt of several samples takes its whole blocks once.
+                // Samples of one prompt share its whole blocks.
                 let is_counted = sequence.spec.group.is_some_and(|group| !groups.insert(group));
                 SequenceForecast {
                     held: sequence.tokens() - if is_counted { sequence.shared_tokens() } else { 0 },
@@ -281,7 +281,7 @@ impl SchedulerCore {
         predicted_peak(&mut forecasts, BLOCK_TOKENS) <= self.limits.kv_tokens
     }
 
-    /// One token for each decoding sequence, then chunks of prompts, oldest first, up to the step's tokens.
+    /// One token for each decoding sequence, then chunks of prompts, the oldest first, up to the step's limit.
     fn shares(&self) -> Vec<Share> {
         let mut left = self.limits.step_tokens;
         let runs = |sequence: &&Sequence| {
@@ -300,7 +300,7 @@ impl SchedulerCore {
         shares
     }
 
-    /// Whether the step under way computes what a new sequence begins with: it waits for that one step, as it would
+    /// Whether the running step computes a new sequence's beginning. The sequence then waits for that step, as it would
     /// without look-ahead, rather than compute the same again.
     fn finds_more_soon(&self, sequence: &Sequence) -> bool {
         if sequence.has_begun {
@@ -320,7 +320,7 @@ impl SchedulerCore {
         }
         if allotment.short_by > 0 {
             if !self.under_way.is_empty() {
-                // Whom to preempt is decided when it is known who has ended.
+                // Preempt only after the step, when it is known which sequences have ended.
                 self.look_ahead_paused = true;
             } else if !self.drop_cancelled(effects) {
                 self.preempt_youngest(effects);
@@ -329,7 +329,8 @@ impl SchedulerCore {
         }
         let left: usize = shares.iter().map(|share| share.tokens).sum();
         if left < asked {
-            // What was found leaves the step room for more. Each sequence finds once, so this comes to an end.
+            // Cached tokens leave room in the step. This repeats a bounded number of times, because each sequence is
+            // looked up once.
             let more = self.shares();
             if more.iter().map(|share| share.tokens).sum::<usize>() > left {
                 return self.ask(more, effects);
@@ -342,7 +343,7 @@ impl SchedulerCore {
         effects.extend(self.gathers.then_some(Effect::Gather));
     }
 
-    /// Packs the step.
+    /// Packs the batch of a step.
     fn plan(&self, shares: &[Share], tables: &[Table]) -> StepPlan {
         let parts: Vec<_> = shares.iter().map(|share| (share.tokens, &self.running[&share.sequence])).collect();
         let pictures: Vec<_> = parts.iter().map(|(count, sequence)| sequence.pictures_in_next(*count)).collect();
@@ -378,7 +379,7 @@ impl SchedulerCore {
         StepPlan { batch: StepBatch::pack(&packed), parts, rows, scored, shown }
     }
 
-    /// The step is the lane's now.
+    /// Records that the lane has the step.
     fn launch(&mut self, shares: &[Share], plan: &StepPlan) {
         let StepPlan { rows, shown, .. } = plan;
         let mut step = StepUnderWay { parts: Vec::with_capacity(shares.len()), released_behind: Vec::new() };
@@ -396,7 +397,7 @@ impl SchedulerCore {
         self.under_way.push_back(step);
     }
 
-    /// What others have computed of a sequence's beginning need not be computed again.
+    /// Skips the part of a sequence's beginning that others have computed.
     fn take_found(&mut self, share: &mut Share, table: &Table, effects: &mut Vec<Effect>) {
         assert_eq!(table.sequence, share.sequence, "the allotment answers the demands in order");
         let sequence = self.running.get_mut(&share.sequence).expect("a sequence stays while its blocks are asked for");
@@ -411,7 +412,7 @@ impl SchedulerCore {
         }
     }
 
-    /// Nobody is preempted while somebody holds blocks that no caller waits for. Whether there was one.
+    /// Releases cancelled sequences before any is preempted. Returns whether there was one.
     fn drop_cancelled(&mut self, effects: &mut Vec<Effect>) -> bool {
         let cancelled: Vec<_> = self.running.values().filter(|s| s.cancelled).map(Sequence::id).collect();
         cancelled.iter().for_each(|id| drop(self.running.remove(id)));
@@ -422,8 +423,8 @@ impl SchedulerCore {
         any
     }
 
-    /// The youngest gives its blocks back and is computed again later, so that the oldest always gets on. Its pictures may
-    /// have made room for others since it read them: nobody here can get them back, but its driver can.
+    /// Preempts the youngest sequence, to be recomputed later, so that the oldest always makes progress. Its pictures
+    /// may have left the vision cache since it read them. Only its driver can get them back.
     fn preempt_youngest(&mut self, effects: &mut Vec<Effect>) {
         let (id, youngest) = self.running.pop_last().expect("blocks were asked for somebody");
         assert!(!self.running.is_empty(), "{id} alone does not fit the pool; it should have been refused at the door");
@@ -433,7 +434,7 @@ impl SchedulerCore {
         effects.push(Effect::Release(vec![id]));
     }
 
-    /// One that has lost its blocks waits for others, or its driver brings it again with its pictures.
+    /// Queues a sequence that has lost its blocks, or sends it back to its driver for its pictures.
     fn begin_again(&mut self, mut sequence: Sequence, effects: &mut Vec<Effect>) {
         if sequence.can_begin_again() {
             sequence.forget_cache();
@@ -451,7 +452,7 @@ impl SchedulerCore {
         let (mut ended, mut filled) = (Vec::new(), Vec::new());
         for PartUnderWay { sequence: id, end, chooses } in step.parts {
             let chosen = chooses.then(|| *tokens.next().expect("a token for each row of logits"));
-            // One that has ended meanwhile: its share is wasted.
+            // A sequence that has ended in the meantime: its share was wasted.
             let Some(sequence) = self.running.get_mut(&id) else { continue };
             sequence.to_come -= usize::from(chooses);
             if chosen.is_some_and(|token| token != NO_CHOICE) {
@@ -476,7 +477,7 @@ impl SchedulerCore {
                 ended.push(id);
             }
         }
-        // Cancelled while the step ran, but not part of it.
+        // Sequences cancelled during the step that were not part of it.
         let cancelled = self.running.values().filter(|sequence| sequence.cancelled).map(Sequence::id);
         let cancelled: Vec<_> = cancelled.filter(|id| !ended.contains(id)).collect();
         ended.extend(cancelled);

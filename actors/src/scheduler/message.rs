@@ -1,4 +1,4 @@
-//! What may be said to the scheduler.
+//! What the scheduler can be told.
 
 use std::sync::Arc;
 
@@ -18,67 +18,67 @@ use crate::{
     vision::PinnedPictures,
 };
 
-/// From chat drivers (credit: one accepted request each) and from the step lane (one answer a step, of
-/// which two at most are under way).
+/// Messages from chat drivers (credit: one per accepted request), the step lane (one answer per step, at most two steps
+/// running) and the engine.
 pub enum SchedulerMessage {
-    /// A sequence to run.
+    /// Admits a sequence.
     Admit(Admission),
-    /// Its caller has gone; nothing more is delivered. Unknown sequences are nobody's loss.
+    /// The caller has gone, and nothing more is delivered. An unknown sequence is ignored.
     Cancel(SequenceId),
     /// The lane's answer to a step, in the plan's order.
     Stepped(Result<Stepped, LaneError>),
-    /// Use so many blocks from now on; see [`crate::tree::RESIZE_POOL`]. Credit: the engine changes one size at a time.
+    /// Changes the number of blocks; see [`crate::tree::RESIZE_POOL`]. Credit: the engine changes one size at a time.
     Resize {
-        /// How many.
+        /// The new number of blocks.
         blocks: usize,
-        /// No step names another block from now on, and those that did have run.
+        /// Answered when no running or later step uses another block.
         reply: Responder<()>,
     },
-    /// Prompts that came together are here by now: from itself, once for a step that begins when nothing ran.
+    /// A burst has had time to arrive. The actor sends this to itself, once per step that began on an idle device.
     Gathered,
-    /// Set the gauges again: from itself, for a recorder that has come since.
+    /// Sets the gauges again. The actor sends this to itself, for a recorder installed since.
     Show,
-    /// Die of this.
+    /// Fails the actor on purpose.
     InjectFault(FaultInjection),
 }
 
-/// A sequence with what the decisions about it need not know.
+/// A sequence, with what decisions about it do not need.
 pub struct Admission {
     /// The sequence.
     pub sequence: NewSequence,
-    /// Holds its pictures' rows of the vision cache until no step wants them.
+    /// Holds its pictures' rows of the vision cache until no later step reads them.
     pub pins: Option<Arc<PinnedPictures>>,
-    /// Where tokens go. It must have room for all that the sequence may produce, the scores of its prompt, what was
-    /// found, and its end: a full one counts as gone.
+    /// Where tokens are delivered. It must have room for every token, the scores of the prompt, the cached tokens and
+    /// the end: a full channel counts as a caller that has gone.
     pub deliveries: mpsc::Sender<Delivery>,
-    /// The request, as `tracing` knows it.
+    /// The request's `tracing` span.
     pub span: Span,
 }
 
-/// What a driver hears of its sequence.
+/// What a driver receives for its sequence.
 #[derive(Clone, PartialEq)]
 pub enum Delivery {
-    /// It begins, and so many of its tokens were computed by others.
+    /// The sequence begins, and others have computed this many of its tokens.
     Found(usize),
-    /// Tokens of the prompt, scored: each once.
+    /// Scores of prompt tokens. Each token is scored once.
     Scores {
-        /// Where the first of them stands.
+        /// The index of the first scored token.
         first: usize,
-        /// Their log-probabilities; none where the logits were not numbers.
+        /// The log-probabilities. None where the logits are not numbers.
         scores: Vec<Option<LogProbabilities>>,
     },
-    /// The next token, and when its step had ended: the driver may be held up by its caller.
+    /// The next token, and when its step ended: the driver may be delayed by its caller.
     Token(Token, Instant),
     /// The end.
     Finished(Finish),
-    /// It has lost its blocks and its pictures, and is to come again with all that it has produced. The last of this
-    /// admission.
+    /// The sequence has lost its blocks and its pictures. The driver must admit it again with all that it has produced.
+    /// The last delivery of this admission.
     ComeAgain,
-    /// The end, as no token could be chosen.
+    /// The sequence ended because no token could be chosen.
     Broken(Arc<SamplingError>),
 }
 
-/// Kinds and counts, never the tokens: they are the user's text.
+/// Shows kinds and counts, never the tokens, because they are the user's text.
 impl std::fmt::Debug for Delivery {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

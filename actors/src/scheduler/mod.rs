@@ -1,4 +1,4 @@
-//! The step batch: which sequences run, how much of each, and when one must wait.
+//! The scheduler: which sequences run in the next step, how much of each, and when one must wait.
 
 mod actor;
 mod admission;

@@ -1,4 +1,4 @@
-//! A sequence: its tokens, how many of them are computed, and where its pictures lie.
+//! A sequence: its tokens, how many of them are computed, and the places of its pictures.
 
 use std::{borrow::Cow, fmt, ops::Range, sync::Arc};
 
@@ -13,38 +13,39 @@ use bursar_model::{
 
 use crate::kv::SequenceId;
 
-/// A sequence to admit. One whose work was lost comes again with the tokens it had produced.
+/// A sequence to admit. One whose work was lost is admitted again, with the tokens that it had produced.
 #[derive(Clone)]
 pub struct NewSequence {
-    /// Never used before, but by itself if it was told to come again.
+    /// Unique, except that a sequence that was told to come again keeps its id.
     pub id: SequenceId,
-    /// The prompt, and what was produced in an earlier life; at least one.
+    /// The prompt, and the tokens produced before this admission. At least one.
     pub tokens: Vec<u32>,
-    /// One a token.
+    /// The position of each token.
     pub positions: Vec<[u32; POSITION_AXES]>,
-    /// Position of the next token, on all axes.
+    /// The position of the next token, on all axes.
     pub next_position: u32,
     /// How many of `tokens` were produced.
     pub produced: usize,
-    /// Tokens it may produce in all, `produced` included.
+    /// The most tokens that it may produce, including `produced`.
     pub tokens_max: usize,
-    /// Placeholders and the embeddings that replace them.
+    /// Placeholders, and the embeddings that replace them.
     pub pictures: Vec<PicturePlace>,
-    /// Names of its whole blocks, as far as they are made already; see [`name_blocks`](NewSequence::name_blocks).
+    /// Names of its whole blocks, as far as known; see [`name_blocks`](NewSequence::name_blocks).
     pub prefix: PrefixKeys,
-    /// Shared with the other samples of its prompt, if there are any: their prompt takes its blocks once.
+    /// Shared by samples of one prompt, whose blocks then count once.
     pub group: Option<u64>,
-    /// Log-probabilities of the prompt's tokens are wanted, each with so many of the likeliest.
+    /// How many of the likeliest tokens to report beside each prompt token's log-probability. None: prompts are not
+    /// scored.
     pub score_prompt: Option<usize>,
-    /// Tokens that end it.
+    /// Tokens that end the reply.
     pub stop_tokens: Arc<[u32]>,
     /// How its tokens are chosen.
     pub sampler: Arc<Sampler>,
-    /// What that [reads](Sampler::read_of) of the prompt.
+    /// The prompt tokens that the sampler [reads](Sampler::read_of).
     pub prompt_read: Arc<[u32]>,
 }
 
-/// Counts, never the tokens: they are the user's text.
+/// Shows counts, never the tokens, because they are the user's text.
 impl fmt::Debug for NewSequence {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let NewSequence { id, tokens, produced, tokens_max, .. } = self;
@@ -53,8 +54,8 @@ impl fmt::Debug for NewSequence {
 }
 
 impl NewSequence {
-    /// Names the blocks that have become whole since it was last called. Whoever hands a long prompt over does it
-    /// before, so that the scheduler need not.
+    /// Names the blocks that have become whole since the last call. A driver calls this for a long prompt before it
+    /// submits it, so that the scheduler need not.
     pub fn name_blocks(&mut self) {
         if self.tokens.len() / BLOCK_TOKENS > self.prefix.as_slice().len() {
             let pictures: Vec<_> = self.pictures.iter().map(|picture| picture.content.clone()).collect();
@@ -64,19 +65,19 @@ impl NewSequence {
 }
 
 impl NewSequence {
-    /// Whether the host must have seen each token before the next can be chosen, so that no step behind the one that
-    /// chooses it can be planned meanwhile.
+    /// Whether the host must see each token before the next can be chosen. Then no step can be planned ahead for this
+    /// sequence.
     pub fn must_be_seen(&self) -> bool {
         self.sampler.must_see()
     }
 }
 
-/// Where a picture stands in the prompt, and its embeddings in the vision cache.
+/// A picture's place in the prompt, and its embeddings in the vision cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PicturePlace {
-    /// Which tokens of the prompt, and what they show.
+    /// The prompt tokens that stand for the picture, and its content.
     pub content: PictureContent,
-    /// The row of the vision cache that each of them takes.
+    /// The row of the vision cache for each of those tokens.
     pub cache_rows: Arc<[u32]>,
 }
 
@@ -85,9 +86,9 @@ pub struct PicturePlace {
 pub enum Finish {
     /// It produced a token that ends it.
     Stop,
-    /// It produced all it may.
+    /// It produced as many tokens as it may.
     Length,
-    /// Its logits were not numbers, so that no token could be chosen.
+    /// Its logits were not numbers, so no token could be chosen.
     Broken,
 }
 
@@ -97,21 +98,21 @@ pub(super) struct Sequence {
     pub(super) spec: NewSequence,
     /// Tokens of the prompt.
     pub(super) prompt: usize,
-    /// Tokens whose keys and values are in the cache when the steps under way have run.
+    /// Tokens whose keys and values will be in the cache when the running steps have ended.
     pub(super) cached: usize,
-    /// Tokens that steps under way are to choose: how many is known, which is not.
+    /// Tokens that running steps will choose: their number is known, their ids are not.
     pub(super) to_come: usize,
-    /// The row of its step's choices in which the last of them will stand.
+    /// The row of its step's choices that will hold the last of them.
     pub(super) chosen_at: u32,
     /// Tokens whose blocks have been named.
     pub(super) named: usize,
-    /// Tokens whose logits have scored the one that follows.
+    /// Tokens whose logits have scored the next token.
     pub(super) scored: usize,
-    /// What others had computed of it has been told.
+    /// The number of cached tokens has been reported.
     pub(super) has_begun: bool,
-    /// Forgotten by its caller; it ends with the steps it is in.
+    /// Its caller has gone. It ends with its running steps.
     pub(super) cancelled: bool,
-    /// Its pictures are held in the vision cache: until the last of them stands in a step.
+    /// Its pictures are held in the vision cache, until the last of them is in a step.
     pub(super) holds_pictures: bool,
 }
 
@@ -139,12 +140,12 @@ impl Sequence {
         self.spec.id
     }
 
-    /// Its tokens, those included that steps under way are to choose.
+    /// Its tokens, including those that running steps will choose.
     pub(super) fn tokens(&self) -> usize {
         self.spec.tokens.len() + self.to_come
     }
 
-    /// How many of them it has produced.
+    /// Tokens that it has produced, including those that running steps will choose.
     pub(super) fn produced(&self) -> usize {
         self.spec.produced + self.to_come
     }
@@ -158,28 +159,28 @@ impl Sequence {
         self.pending() == 1 && self.produced() > 0
     }
 
-    /// Tokens it may still produce.
+    /// Tokens that it may still produce.
     pub(super) fn remaining(&self) -> usize {
         self.spec.tokens_max.saturating_sub(self.produced())
     }
 
-    /// Whether the steps under way bring it to its end, whatever they choose.
+    /// Whether the running steps end it, whatever they choose.
     pub(super) fn is_complete(&self) -> bool {
         self.to_come > 0 && self.remaining() == 0
     }
 
-    /// Whether nothing can be planned of it before the host has seen what the steps under way choose.
+    /// Whether nothing more can be planned for it until the host has seen what the running steps choose.
     pub(super) fn waits_to_be_seen(&self) -> bool {
         self.to_come > 0 && self.spec.must_be_seen()
     }
 
-    /// The last of its tokens, as a step is fed it, if that is not chosen yet.
+    /// Its last token as a step is fed it, if that is not chosen yet.
     pub(super) fn unseen(&self) -> Option<u32> {
         (self.to_come > 0).then_some(PREVIOUS | self.chosen_at)
     }
 
-    /// Its next `count` tokens with their positions, as a step is fed them: one that is not chosen yet stands in the last
-    /// place, as the row of the step before that will choose it.
+    /// Its next `count` tokens with their positions, as a step is fed them. A token not chosen yet comes last, as the
+    /// row of the previous step that will choose it.
     pub(super) fn next(&self, count: usize) -> (Cow<'_, [u32]>, Cow<'_, [[u32; POSITION_AXES]]>) {
         assert!(self.to_come <= 1, "{} is planned two steps ahead", self.id());
         let (known, end) = (self.spec.tokens.len(), self.cached + count);
@@ -194,7 +195,8 @@ impl Sequence {
         }
     }
 
-    /// A step has been planned that runs its next `count` tokens, and chooses the one that follows in this row.
+    /// Records a planned step that runs its next `count` tokens and, if `chosen_at` is given, chooses the following
+    /// token in that row.
     pub(super) fn launch(&mut self, count: usize, chosen_at: Option<u32>) {
         self.cached += count;
         self.scored = self.scored.max(self.cached);
@@ -204,8 +206,8 @@ impl Sequence {
         }
     }
 
-    /// Names of the blocks that it may take from others. One token is left to compute, as its logits are wanted; a
-    /// prompt whose every token is to be scored takes none.
+    /// Names of the blocks that it may take from others. One token is left to compute, because its logits are needed. A
+    /// prompt whose every token is scored takes none.
     pub(super) fn takeable(&self) -> &[PrefixKey] {
         let blocks = match (self.cached, self.spec.score_prompt) {
             (0, None) => (self.spec.tokens.len() - 1) / BLOCK_TOKENS,
@@ -214,28 +216,28 @@ impl Sequence {
         &self.spec.prefix.as_slice()[..blocks]
     }
 
-    /// The blocks that may be named once a token could be chosen after `end` tokens: the first of them, and their names.
-    /// Until then nobody knows that what was computed are numbers.
+    /// The blocks that may be named once a token was chosen after `end` tokens: the index of the first, and their
+    /// names. Before that, the computed values might not be numbers.
     pub(super) fn filled(&self, end: usize) -> (usize, &[PrefixKey]) {
         let first = self.named / BLOCK_TOKENS;
         (first, &self.spec.prefix.as_slice()[first..end / BLOCK_TOKENS])
     }
 
-    /// Whether it will be able to take blocks that `other` fills with its first `end` tokens, and can not yet.
+    /// Whether it can take blocks that `other` fills with its first `end` tokens, and cannot take yet.
     pub(super) fn begins_as(&self, other: &Sequence, end: usize) -> bool {
         let (first, keys) = other.filled(end);
         let wanted = self.takeable().get(first);
-        // A name covers all that stands before, so that the first is enough.
+        // A name covers everything before it, so comparing the first is enough.
         wanted.is_some_and(|wanted| keys.first() == Some(wanted))
     }
 
-    /// Tokens of the prompt in whole blocks: what all samples of one prompt share.
+    /// Prompt tokens in whole blocks: what all samples of one prompt share.
     pub(super) fn shared_tokens(&self) -> usize {
         (self.prompt - 1) / BLOCK_TOKENS * BLOCK_TOKENS
     }
 
-    /// Which of the next `count` tokens are followed by one of the prompt that is to be scored. None is scored twice,
-    /// even if it is computed again.
+    /// Which of the next `count` tokens are followed by a prompt token to score. None is scored twice, even if it is
+    /// computed again.
     pub(super) fn scored_in_next(&self, count: usize) -> Range<usize> {
         if self.spec.score_prompt.is_none() {
             return 0..0;
@@ -244,25 +246,25 @@ impl Sequence {
         self.scored.saturating_sub(self.cached).min(end)..end
     }
 
-    /// Whether its next `count` tokens are the last for which it holds its pictures.
+    /// Whether its pictures are no longer needed after its next `count` tokens.
     pub(super) fn is_past_pictures_after(&self, count: usize) -> bool {
         let end = self.spec.pictures.iter().map(|picture| picture.content.tokens.end).max();
         self.holds_pictures && end.is_some_and(|end| self.cached + count >= end)
     }
 
-    /// Whether it could be computed from its beginning without asking for its pictures again.
+    /// Whether it can be recomputed from its beginning without getting its pictures again.
     pub(super) fn can_begin_again(&self) -> bool {
         self.holds_pictures || self.spec.pictures.is_empty()
     }
 
-    /// All is to be computed again: its blocks are gone. No step that it is in is under way.
+    /// Forgets its blocks: everything must be recomputed. No running step may include it.
     pub(super) fn forget_cache(&mut self) {
         assert_eq!(self.to_come, 0, "{} is still to be chosen for", self.id());
         self.cached = 0;
         self.named = 0;
     }
 
-    /// Takes the token that follows; says whether the sequence has ended.
+    /// Adds the next token. Returns whether and how the sequence has ended.
     pub(super) fn push(&mut self, token: u32) -> Option<Finish> {
         if token == NO_CHOICE {
             return Some(Finish::Broken);
@@ -279,7 +281,7 @@ impl Sequence {
         (spec.produced >= spec.tokens_max).then_some(Finish::Length)
     }
 
-    /// The pictures that have tokens in the next `count` tokens, cut to them.
+    /// The pictures with tokens among the next `count` tokens, cut to those.
     pub(super) fn pictures_in_next(&self, count: usize) -> Vec<PictureRows<'_>> {
         let (start, end) = (self.cached, self.cached + count);
         let cut = |place: &Range<usize>| place.start.max(start)..place.end.min(end);

@@ -1,77 +1,77 @@
-//! A step: how much of whom runs in it, as it is planned, and while it is under way.
+//! A step, as it is planned and while it runs.
 
 use bursar_model::flow::StepBatch;
 
 use crate::kv::SequenceId;
 
-/// One step to run.
+/// A step to run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepPlan {
-    /// The arrays.
+    /// The arrays that the model reads.
     pub batch: StepBatch,
     /// The sequence of each part of the batch.
     pub parts: Vec<SequenceId>,
-    /// For whom each row of logits chooses.
+    /// The sequence and position of each row of logits.
     pub rows: Vec<ChosenRow>,
-    /// Whose tokens the scored rows are followed by, in their order.
+    /// The prompt tokens to score, in the order of the scored rows.
     pub scored: Vec<Scored>,
-    /// The pictures that it reads, and those that nobody reads behind it.
+    /// The pictures that it reads, and those that no later step reads.
     pub shown: Shown,
 }
 
-/// Whose pictures are wanted in the vision cache, and until when.
+/// Which sequences' pictures must stay in the vision cache, and until when.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shown {
-    /// Sequences whose pictures it reads: they stay until it has run.
+    /// Sequences whose pictures it reads. They must stay until it has run.
     pub read: Vec<SequenceId>,
-    /// Sequences that want their pictures in no later step, unless they lose their blocks.
+    /// Sequences whose pictures no later step reads, unless they lose their blocks.
     pub past: Vec<SequenceId>,
 }
 
 /// A row of logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChosenRow {
-    /// Whose next token it chooses.
+    /// The sequence whose next token it chooses.
     pub sequence: SequenceId,
-    /// How many tokens that will have produced before this one.
+    /// How many tokens the sequence will have produced before this one.
     pub position: usize,
-    /// The last of those, as a step is fed it, if the step before is still to choose it.
+    /// The last of those as a step is fed it, if the previous step has yet to choose it.
     pub unseen: Option<u32>,
 }
 
-/// Tokens of a prompt whose log-probabilities a step yields.
+/// Prompt tokens whose log-probabilities a step computes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scored {
-    /// Whose prompt.
+    /// The sequence of the prompt.
     pub sequence: SequenceId,
-    /// Where the first of them stands.
+    /// The index of the first scored token.
     pub first: usize,
     /// The tokens.
     pub tokens: Vec<u32>,
-    /// How many of the likeliest are wanted beside each.
+    /// How many of the likeliest tokens to report beside each.
     pub top: usize,
 }
 
-/// How much of a sequence is to run in a step.
+/// How many tokens of a sequence a step runs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Share {
     pub(super) sequence: SequenceId,
     pub(super) tokens: usize,
 }
 
-/// A step that the lane has been given.
+/// A step that the lane has.
 #[derive(Debug)]
 pub(super) struct StepUnderWay {
     pub(super) parts: Vec<PartUnderWay>,
-    /// Those that ended while it had a share of them: their blocks are used until it has run.
+    /// Sequences that ended while this step includes them. Their blocks are released after it.
     pub(super) released_behind: Vec<SequenceId>,
 }
 
-/// A sequence's share of it.
+/// A sequence's share of a running step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PartUnderWay {
     pub(super) sequence: SequenceId,
-    /// Tokens that are in the sequence's blocks when it has run.
+    /// Tokens in the sequence's blocks when the step has run.
     pub(super) end: usize,
     /// Whether it chooses the token that follows them.
     pub(super) chooses: bool,

@@ -1,20 +1,20 @@
-//! Long work beside an actor, which goes on hearing meanwhile: of its own end first of all.
+//! Long work beside an actor, so that the actor still handles messages meanwhile, above all its own end.
 
 use ractor::{ActorRef, Message};
 use thiserror::Error;
 use tokio::task::AbortHandle;
 
-/// Work that an actor has under way. It ends with the actor: dropping this ends it at its next wait.
+/// An actor's work in progress. It ends with the actor: dropping this ends the work at its next await.
 #[derive(Debug)]
 pub struct BackgroundTask(AbortHandle);
 
-/// The work panicked. Its actor dies of that, as if it had done the work itself.
+/// The work panicked. Its actor dies of it, as if it had done the work itself.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{0}")]
 pub struct BackgroundTaskDied(String);
 
 impl BackgroundTask {
-    /// Begins `work`; what comes of it is sent to the actor as `report` words it.
+    /// Begins `work`. Its result is sent to the actor as the message that `report` makes.
     pub fn begin<M: Message, T: Send + 'static>(
         actor: &ActorRef<M>,
         work: impl Future<Output = T> + Send + 'static,
@@ -25,7 +25,7 @@ impl BackgroundTask {
         let actor = actor.clone();
         tokio::spawn(async move {
             let outcome = work.await.map_err(|died| BackgroundTaskDied(died.to_string()));
-            // An actor that is gone does not wait for it.
+            // An actor that is gone does not need the result.
             drop(actor.send_message(report(outcome)));
         });
         task
@@ -38,8 +38,8 @@ impl Drop for BackgroundTask {
     }
 }
 
-/// The latest task of a kind: another takes the place of the one before, which ends. That one may have reported
-/// already, or reports that it was ended: by its number it is told from the one that is under way.
+/// The latest task of a kind. A new task replaces and ends the previous one. The previous one may already have
+/// reported, or reports that it was ended; its number tells it from the current task.
 #[derive(Debug, Default)]
 pub struct Latest {
     begun: u64,
@@ -47,7 +47,7 @@ pub struct Latest {
 }
 
 impl Latest {
-    /// As [`BackgroundTask::begin`]; `report` is given the task's number too.
+    /// As [`BackgroundTask::begin`], but `report` also receives the task's number.
     pub fn begin<M: Message, T: Send + 'static>(
         &mut self,
         actor: &ActorRef<M>,
@@ -59,8 +59,7 @@ impl Latest {
         self.under_way = Some(BackgroundTask::begin(actor, work, move |outcome| report(number, outcome)));
     }
 
-    /// Takes notice of the report of task `number`. False for one that another took the place of: nothing follows from
-    /// what it says.
+    /// Takes note that task `number` has reported. False if the task was replaced; then its report must be ignored.
     #[must_use]
     pub fn reported(&mut self, number: u64) -> bool {
         let is_latest = number == self.begun;
@@ -70,7 +69,7 @@ impl Latest {
         is_latest
     }
 
-    /// Whether one is under way.
+    /// Whether a task is running.
     pub fn is_under_way(&self) -> bool {
         self.under_way.is_some()
     }
@@ -85,7 +84,7 @@ mod tests {
 
     use super::*;
 
-    /// Tells what it hears.
+    /// An actor that passes on what it receives.
     struct Ear<M>(PhantomData<fn() -> M>);
 
     impl<M: Message + Sync> Actor for Ear<M> {
@@ -144,12 +143,12 @@ mod tests {
     async fn a_late_report_is_distinguished_from_the_replacement_tasks() {
         let (actor, mut hears) = ear().await;
         let mut latest = Latest::default();
-        // The first is done, and its report on the way, when the second takes its place.
+        // The first is done, and its report on the way, when the second replaces it.
         latest.begin(&actor, async { 1 }, |number, outcome| (number, outcome));
         let first = hears.recv().await.expect("it reports");
         latest.begin(&actor, std::future::pending(), |number, outcome: Result<u8, _>| (number, outcome));
         assert!(!latest.reported(first.0) && latest.is_under_way(), "the second goes on");
-        // The third ends the second, which says so.
+        // The third ends the second, which reports so.
         let (go, told) = oneshot::channel();
         latest.begin(&actor, async { told.await.expect("it is told") }, |number, outcome| (number, outcome));
         let second = hears.recv().await.expect("it reports");

@@ -1,10 +1,10 @@
-//! Dying on purpose: how you find out whether whoever supervises, waits or links does what you think.
+//! Failing actors on purpose, to test what supervises, waits for or links to them.
 
 use thiserror::Error;
 
-/// A death as a bug would bring it. Every actor of this crate takes one in an `InjectFault` message and dies of it, in its
-/// handler and in the middle of whatever else it had under way. A lane dies through its engine's
-/// [`KillLane`](crate::engine::EngineMessage::KillLane), and a GPU refuses launches by
+/// A failure like one from a bug. Every actor of this crate takes one in an `InjectFault` message and dies of it in its
+/// handler, whatever other work is in progress. To kill a lane, send its engine
+/// [`KillLane`](crate::engine::EngineMessage::KillLane). To make a GPU refuse launches, send
 /// [`FailLaunches`](crate::engine::EngineMessage::FailLaunches).
 ///
 /// ```
@@ -15,20 +15,20 @@ use thiserror::Error;
 pub enum FaultInjection {
     /// The handler panics.
     Panic,
-    /// The handler ends in an `Err`.
+    /// The handler returns an `Err`.
     Fail,
 }
 
-/// What an actor says that died of a [`FaultInjection`].
+/// The error of an actor that died of a [`FaultInjection`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("this is a drill")]
 pub struct InjectedFault;
 
 impl FaultInjection {
-    /// The error to end the handler with.
+    /// The error with which the handler must return.
     ///
     /// # Panics
-    /// That is what [`FaultInjection::Panic`] is for.
+    /// For [`FaultInjection::Panic`], on purpose.
     pub fn strike(self) -> InjectedFault {
         match self {
             FaultInjection::Panic => panic!("{InjectedFault}"),

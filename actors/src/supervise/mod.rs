@@ -1,4 +1,4 @@
-//! Restart policies. ractor tells of deaths; what to do about them is decided here.
+//! Restart policies. ractor reports deaths; this module decides what to do about them.
 
 mod background_task;
 mod fault_injection;

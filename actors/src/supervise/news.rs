@@ -1,14 +1,14 @@
-//! News of a death, as ractor tells it.
+//! Deaths, as ractor reports them.
 
 use ractor::{ActorCell, ActorStatus, SupervisionEvent};
 
-/// Whether an actor has not ended.
+/// Whether an actor is still running.
 pub fn runs(cell: &ActorCell) -> bool {
     matches!(cell.get_status(), ActorStatus::Starting | ActorStatus::Running)
 }
 
-/// Whose end an event is about, and why; none if it is about something else. The state of the dead, which ractor sends
-/// along, is dropped here.
+/// The actor that ended and why, or none if the event is not about an end. Drops the dead actor's state, which ractor
+/// sends along.
 pub fn end_of(event: SupervisionEvent) -> Option<(ActorCell, String)> {
     match event {
         SupervisionEvent::ActorFailed(cell, error) => Some((cell, error.to_string())),

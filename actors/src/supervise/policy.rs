@@ -2,40 +2,40 @@
 
 use std::{collections::VecDeque, ops::Range, time::Duration};
 
-/// Which of an ordered list of children restart when one dies (named as in Erlang's OTP).
+/// Which children in an ordered list restart when one dies (named as in Erlang's OTP).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// The dead one only.
+    /// The dead child only.
     OneForOne,
-    /// The dead one and all that were started after it.
+    /// The dead child and all children started after it.
     RestForOne,
 }
 
-/// How many restarts within how long are still a hiccup and not a crash loop.
+/// How many restarts within what time are tolerated before they count as a crash loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Intensity {
     /// Restarts allowed within the window.
     pub restarts_max: usize,
-    /// The window.
+    /// The length of the window.
     pub within: Duration,
-    /// Wait before the first restart of a window; each further one waits twice as long, up to 5 s.
+    /// The wait before the first restart of a window. Each further wait is twice as long, up to 5 s.
     pub back_off: Duration,
 }
 
 impl Intensity {
-    /// Of a model's vision, kv and scheduler together: a restart costs the requests under way a prefill.
+    /// For a model's vision, kv and scheduler together. A restart costs each running request a prefill.
     pub const SERVING: Intensity =
         Intensity { restarts_max: 5, within: Duration::from_secs(60), back_off: Duration::from_millis(10) };
 
-    /// Of a model's engine: a restart stresses anew, so fewer of them are a hiccup, and over a longer time.
+    /// For a model's engine. A restart stresses again, so fewer are tolerated, and over a longer time.
     pub const ENGINE: Intensity =
         Intensity { restarts_max: 3, within: Duration::from_secs(300), back_off: Duration::from_millis(50) };
 
-    /// Of the device: one that is lost twice within an hour will be lost again.
+    /// For the device. One that is lost twice within an hour will be lost again.
     pub const DEVICE: Intensity =
         Intensity { restarts_max: 1, within: Duration::from_secs(3600), back_off: Duration::ZERO };
 
-    /// Of the budget: a restart rebuilds the ledger, which takes no time; everybody waits for it.
+    /// For the budget. A restart only rebuilds the ledger, which takes no time, and every other actor waits for it.
     pub const BUDGET: Intensity =
         Intensity { restarts_max: 5, within: Duration::from_secs(60), back_off: Duration::from_millis(1) };
 }
@@ -46,24 +46,25 @@ impl Default for Intensity {
     }
 }
 
-/// Where the doubling of waits ends: requests wait too.
+/// The longest wait, unless `back_off` itself is longer: requests wait too.
 const BACK_OFF_MAX: Duration = Duration::from_secs(5);
 
-/// What is to be done.
+/// What the supervisor must do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Stop the children in this range that still live, last first; after the wait start all of them, first first.
+    /// Stop those children of this range that still live, the last first. After the wait, start all of them, the first
+    /// first.
     Restart {
-        /// Places in the list of children.
+        /// Indices in the list of children.
         children: Range<usize>,
         /// How long to wait.
         after: Duration,
     },
-    /// It is a crash loop: stop everything and say why.
+    /// This is a crash loop: stop everything and give the reason.
     GiveUp {
         /// Restarts within the window.
         restarts: usize,
-        /// The window.
+        /// The length of the window.
         within: Duration,
     },
 }
@@ -78,12 +79,12 @@ pub struct RestartLog {
 }
 
 impl RestartLog {
-    /// A supervisor of so many children.
+    /// A log for a supervisor of `children` children.
     pub fn new(policy: Policy, intensity: Intensity, children: usize) -> Self {
         RestartLog { policy, intensity, children, restarts: VecDeque::new() }
     }
 
-    /// Child `index` died `now` (since whenever; it must not run backwards).
+    /// Records that child `index` died at `now`, measured from any fixed moment and never decreasing.
     pub fn died(&mut self, index: usize, now: Duration) -> Decision {
         let window_start = now.saturating_sub(self.intensity.within);
         while self.restarts.front().is_some_and(|restart| *restart < window_start) {
@@ -146,7 +147,7 @@ mod tests {
         log.died(0, SECOND);
         log.died(0, 2 * SECOND);
         assert_eq!(log.died(0, 3 * SECOND), Decision::GiveUp { restarts: 2, within: 10 * SECOND });
-        // The death at one second is out of the window at twelve.
+        // At 12 s the death at 1 s is out of the window.
         assert!(matches!(log.died(0, 12 * SECOND), Decision::Restart { .. }));
     }
 }

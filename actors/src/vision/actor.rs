@@ -1,4 +1,4 @@
-//! The vision actor: a thin shell around its core. Files are decoded on CPU threads, launches run on the lane.
+//! The vision actor: a thin shell around its core. CPU threads decode files, and the lane runs launches.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -24,52 +24,52 @@ use crate::{
     tree,
 };
 
-/// Prepares pictures and keeps their embeddings.
+/// Prepares pictures and holds their embeddings.
 pub struct VisionActor;
 
-/// What it starts with.
+/// The arguments of a vision actor.
 pub struct VisionArguments {
-    /// Where host memory is leased.
+    /// The budget that leases host memory.
     pub budget: Budget,
-    /// As whom.
+    /// The owner of those leases.
     pub owner: Owner,
-    /// For leases and metrics.
+    /// The model's label, for leases and metrics.
     pub model_label: Label,
-    /// For packing.
+    /// The model that packs pictures into launches.
     pub model: Arc<Model>,
-    /// Sizes, pixels, hashes.
+    /// Decodes, resizes and hashes pictures.
     pub processors: Arc<VisualProcessors>,
-    /// What a picture may be.
+    /// Limits on a picture before it is decoded.
     pub limits: ImageLimits,
-    /// Where launches run.
+    /// The lane that runs launches.
     pub lane: Lane,
     /// Rows of the vision cache.
     pub cache_rows: usize,
-    /// A row of it, for metrics.
+    /// Bytes of a row, for metrics.
     pub row_bytes: Bytes,
-    /// Permits: patches in one launch, of the profile record.
+    /// The permit of the profile record: patches in one launch.
     pub launch_patches: usize,
-    /// Pictures decoded at once.
+    /// How many requests' pictures are decoded at once.
     pub decode_threads: usize,
-    /// Who sees to it that there is memory again.
+    /// Called when a launch is refused memory. The engine then replaces this actor.
     pub refused: RefusalSink,
 }
 
-/// Its state.
+/// The state of a vision actor.
 pub struct VisionState {
     arguments: VisionArguments,
     core: VisionCore,
     pixels: BTreeMap<PictureKey, Pixels>,
-    /// What files in the cache were decoded to: the next turn of a conversation shows them again.
+    /// The pictures that cached files were decoded to: the next turn of a conversation shows them again.
     known: KnownFiles<VisualKey>,
     pending: BTreeMap<Ticket, Pending>,
     next_ticket: u64,
     decoding: Arc<Semaphore>,
-    /// A launch was refused memory: whoever was told of it is about to replace this actor.
+    /// A launch was refused memory. The engine knows, and is about to replace this actor.
     is_refused: bool,
 }
 
-/// Pixels that wait for their launch, and the lease that pays for them.
+/// Pixels waiting for their launch, and the lease that pays for them.
 struct Pixels {
     image: ResizedImage,
     host: Arc<Lease>,
@@ -96,7 +96,7 @@ impl Actor for VisionActor {
             core: VisionCore::new(arguments.cache_rows, arguments.launch_patches),
             decoding: Arc::new(Semaphore::new(arguments.decode_threads.max(1))),
             pixels: BTreeMap::new(),
-            // Each picture in the cache has a row at least.
+            // Each cached picture has at least one row.
             known: KnownFiles::new(arguments.cache_rows),
             pending: BTreeMap::new(),
             next_ticket: 0,
@@ -120,7 +120,7 @@ impl Actor for VisionActor {
                 Vec::new()
             }
             VisionMessage::Prepared { keys, pictures, host, reply } => state.prepared(&keys, pictures, host, reply),
-            // Dropped as it is: its request comes again to the successor.
+            // Dropped unread: the driver submits its request again to the successor.
             _ if state.is_refused && !matches!(message, VisionMessage::InjectFault(_)) => return Ok(()),
             VisionMessage::Encoded(Err(error)) if error.is_out_of_memory() => {
                 state.is_refused = true;
@@ -157,13 +157,13 @@ impl VisionState {
         metric::PERMITS_USED.set(&(model.clone(), Permit::Patches), self.core.patches_under_way());
     }
 
-    /// So many pictures were wanted, and so many of them are there already.
+    /// Counts pictures asked for, and those of them found in the cache.
     fn count_query(&self, pictures: usize, hits: usize) {
         metric::ENCODER_CACHE_QUERIES_TOTAL.add(&self.arguments.model_label, pictures);
         metric::ENCODER_CACHE_HITS_TOTAL.add(&self.arguments.model_label, hits);
     }
 
-    /// A request's pictures, if all of them are in the cache still: nothing is decoded then.
+    /// A request's pictures, if all are still in the cache. Then nothing is decoded.
     fn recall(&mut self, myself: &ActorRef<VisionMessage>, plans: &[VisualPlan]) -> Option<PinnedPictures> {
         let known: Option<Vec<_>> = plans.iter().map(|plan| self.known.pictures(&plan.key())).collect();
         let known: Vec<(PictureKey, Grid)> = known?.into_iter().flatten().copied().collect();
@@ -174,7 +174,7 @@ impl VisionState {
         Some(PinnedPictures { pictures: pictures.collect(), vision: myself.clone() })
     }
 
-    /// Leases host memory and decodes, off the actor. What goes wrong there goes to the request alone.
+    /// Leases host memory and decodes, outside the actor. A failure ends this request alone.
     fn prepare(
         &self,
         myself: ActorRef<VisionMessage>,
@@ -193,11 +193,12 @@ impl VisionState {
                 let host = Arc::new(budget.ask(tree::LEASE_FOR_VISION, request, true).await?);
                 let slot = decoding.acquire_owned().await.expect("the semaphore is never closed");
                 let decoded = tokio::task::spawn_blocking(move || {
-                    // The lease and the slot are the thread's: it decodes on though nobody waits for it any more.
+                    // The thread owns the lease and the slot, because it keeps decoding even if the request is dropped.
                     let _slot = slot;
                     processors.process(&pictures, &limits).map(|pictures| (pictures, host))
                 });
-                // A panic is this request's own: answered, or its driver would wait for a successor of a living actor.
+                // A panic ends this request with an error. Otherwise its driver would wait for a successor of a living
+                // actor.
                 let (pictures, host) = decoded.await.map_err(|_| VisionError::DecoderDied)??;
                 debug!(pictures = pictures.len(), "decoded");
                 budget.resize(tree::LEASE_FOR_VISION, &host, host_bytes.pixels).await?;
@@ -209,10 +210,10 @@ impl VisionState {
             };
             match prepared {
                 Ok((pictures, host)) => {
-                    // An actor that is gone drops the reply, which tells the request to come again.
+                    // An actor that is gone drops the reply, which makes the driver submit its request again.
                     drop(myself.send_message(VisionMessage::Prepared { keys, pictures, host, reply }));
                 }
-                // The request hears that this actor is gone, as it is or will be, and from its model why.
+                // This actor is ending. Dropping the reply says so, and the model's status tells the driver why.
                 Err(VisionError::Host(error)) if error.is_the_end() => drop(reply),
                 Err(error) => reply.answer(Err(error)),
             }
@@ -250,7 +251,7 @@ impl VisionState {
         self.core.step(Input::Want(ticket, wanted))
     }
 
-    /// Requests whose caller has gone make room for those behind them.
+    /// Drops requests whose callers have gone, to make room for later ones.
     fn forget_cancelled(&mut self, myself: &ActorRef<VisionMessage>) {
         let gone: Vec<Ticket> =
             self.pending.iter().filter(|(_, pending)| pending.reply.is_given_up()).map(|(ticket, _)| *ticket).collect();
@@ -288,25 +289,25 @@ impl VisionState {
         let batch = self.arguments.model.pack(&views);
         let host = pixels.iter().map(|(pixels, _)| pixels.host.clone()).collect();
         let answer = Answer::to(move |outcome| {
-            // An actor that is gone does not wait for it.
+            // An actor that is gone does not need the answer.
             drop(myself.send_message(VisionMessage::Encoded(outcome)));
         });
         let spans = if enabled!(Level::DEBUG) { self.wanting(pictures) } else { Vec::new() };
         self.arguments.lane.submit(Job::Encode(Box::new(EncodeJob { batch, host, spans, answer })));
     }
 
-    /// The requests that wait for any of these pictures.
+    /// The spans of requests that wait for any of these pictures.
     fn wanting(&self, pictures: &[(PictureKey, Arc<[u32]>)]) -> Vec<Span> {
         let wants = |pending: &&Pending| pictures.iter().any(|(key, _)| pending.keys.contains(key));
         self.pending.values().filter(wants).map(|pending| pending.reply.span().clone()).collect()
     }
 }
 
-/// Host bytes that a request's pictures and videos take at most.
+/// The most host bytes that a request's pictures and videos take.
 struct HostBytes {
-    /// The resized frames of all of them, until they are encoded. A launch shares them and packs no copy.
+    /// The resized frames of all of them, until they are encoded. A launch shares them without a copy.
     pixels: Bytes,
-    /// The decoding of the largest, until all are decoded.
+    /// Decoding the largest one, until all are decoded.
     decoding: Bytes,
 }
 

@@ -1,4 +1,4 @@
-//! Which pictures are in the cache, which wait, and what goes into the next launch: pure.
+//! Which pictures are cached, which wait, and what the next launch encodes: pure.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -7,51 +7,53 @@ use std::{
 
 use crate::compute::LAUNCHES;
 
-/// A hash over all that a picture's embedding depends on: pixels and processor settings. Equal pictures share a key.
+/// A hash of everything that determines a picture's embedding: pixels and processor settings. Equal pictures share a
+/// key.
 pub type PictureKey = [u8; 32];
 
-/// One request's question.
+/// The number of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
-/// A picture that is wanted.
+/// A picture that a request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PictureRequest {
-    /// Which.
+    /// The picture's key.
     pub key: PictureKey,
-    /// Rows of the cache it takes.
+    /// Rows of the cache that it takes.
     pub rows: usize,
-    /// Patches it takes of a launch.
+    /// Patches of a launch that it takes.
     pub patches: usize,
 }
 
-/// What happens to the vision actor.
+/// An event for the vision actor.
 #[derive(Clone, Debug)]
 pub enum Input {
-    /// A request's pictures are decoded and wanted, all together.
+    /// A request's pictures are decoded. It needs all of them at once.
     Want(Ticket, Vec<PictureRequest>),
-    /// The oldest launch under way has run.
+    /// The oldest running launch has ended.
     Encoded,
-    /// A holder of these pictures is gone.
+    /// One holder has released these pictures.
     Unpin(Vec<PictureKey>),
-    /// Nobody waits for this request any more. One that was answered is unknown here.
+    /// The request's caller has gone. A request already answered is unknown here.
     Withdraw(Ticket),
 }
 
-/// What is to be done, in order.
+/// What must be done, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Encode these pictures into these rows; the end comes as [`Input::Encoded`].
+    /// Encode these pictures into these rows. The end comes as [`Input::Encoded`].
     Launch(Vec<(PictureKey, Arc<[u32]>)>),
-    /// All of a request's pictures are in the cache, pinned until [`Input::Unpin`]; their rows, in the order wanted.
+    /// All of a request's pictures are in the cache, pinned until [`Input::Unpin`]. Holds their rows, in the request's
+    /// order.
     Ready(Ticket, Vec<Arc<[u32]>>),
-    /// A request wants more than the cache could ever hold.
+    /// A request needs more rows than the cache has.
     Refused {
-        /// Whose.
+        /// The request.
         ticket: Ticket,
-        /// Rows wanted, a picture that is named twice counted once.
+        /// Rows needed, counting a repeated picture once.
         rows: usize,
-        /// Rows there are.
+        /// Rows of the cache.
         limit: usize,
     },
 }
@@ -62,23 +64,23 @@ struct Entry {
     patches: usize,
     pins: usize,
     encoded: bool,
-    /// When it was last wanted or unpinned; the smallest goes first.
+    /// When it was last needed or unpinned. The smallest is evicted first.
     used: u64,
 }
 
-/// The cache's state.
+/// The state of the cache.
 #[derive(Debug)]
 pub struct VisionCore {
     rows_total: usize,
     launch_patches: usize,
     free: Vec<u32>,
     entries: BTreeMap<PictureKey, Entry>,
-    /// Requests that wait for rows, in order of arrival. Rows are given to all pictures of a request at once: two
-    /// requests that each hold some and wait for the rest would wait forever.
+    /// Requests waiting for rows, in order of arrival. A request gets rows for all its pictures at once: two requests
+    /// that each held some and waited for the rest would wait forever.
     waiting: VecDeque<(Ticket, Vec<PictureRequest>)>,
-    /// Requests whose pictures have rows, not all of them encoded.
+    /// Requests whose pictures have rows but are not all encoded.
     pending: VecDeque<(Ticket, Vec<PictureKey>)>,
-    /// Pictures with rows that no launch has taken yet.
+    /// Pictures with rows that are in no launch yet.
     queue: VecDeque<PictureKey>,
     /// The launches that the lane has, the oldest first.
     under_way: VecDeque<Vec<PictureKey>>,
@@ -102,7 +104,7 @@ impl VisionCore {
         }
     }
 
-    /// Takes one input, gives what is to be done.
+    /// Takes one input. Returns what must be done.
     pub fn step(&mut self, input: Input) -> Vec<Effect> {
         let mut effects = Vec::new();
         match input {
@@ -121,7 +123,7 @@ impl VisionCore {
         effects
     }
 
-    /// Rows that no picture holds, and pictures in the cache.
+    /// Free rows, and pictures in the cache.
     pub fn counts(&self) -> (usize, usize) {
         (self.free.len(), self.entries.len())
     }
@@ -131,14 +133,13 @@ impl VisionCore {
         self.entries.contains_key(key)
     }
 
-    /// Patches of the launch that the device runs.
+    /// Patches of the running launch.
     pub fn patches_under_way(&self) -> usize {
         self.under_way.front().into_iter().flatten().map(|key| self.entries[key].patches).sum()
     }
 
-    /// The rows of pictures that are all in the cache, in this order, pinned as if they had been wanted; none if one of
-    /// them is not there or not encoded yet, and then nothing is pinned. None also while somebody waits for rows: pictures
-    /// that are recalled again and again would never make room for them.
+    /// The rows of these pictures, in order, and pinned. None, with nothing pinned, if one is missing or not encoded
+    /// yet. None also while a request waits for rows: pictures recalled again and again would never make room for it.
     pub fn recall(&mut self, keys: &[PictureKey]) -> Option<Vec<Arc<[u32]>>> {
         if !self.waiting.is_empty() {
             return None;
@@ -157,13 +158,13 @@ impl VisionCore {
         Some(keys.iter().map(recall).collect())
     }
 
-    /// Whether a picture has rows, or somebody waits for it.
+    /// Whether a picture has rows or a request waits for it.
     pub fn knows(&self, key: &PictureKey) -> bool {
         self.entries.contains_key(key) || self.needs_pixels(key)
     }
 
-    /// Whether a launch to come may ask for the pixels of this picture. One that is in the cache now may have made room
-    /// for others by the time a request that waits for it has its turn.
+    /// Whether a later launch may need this picture's pixels. A picture cached now may be evicted before a waiting
+    /// request gets its turn.
     pub fn needs_pixels(&self, key: &PictureKey) -> bool {
         let is_launched = self.under_way.iter().flatten().any(|launched| launched == key);
         let is_queued = !is_launched && self.entries.get(key).is_some_and(|entry| !entry.encoded);
@@ -195,7 +196,7 @@ impl VisionCore {
         entry.used = self.clock;
     }
 
-    /// Gives rows to those who wait, in order, for as long as there are enough.
+    /// Gives rows to waiting requests in order, while there are enough.
     fn serve_waiting(&mut self) {
         while let Some((ticket, pictures)) = self.waiting.pop_front() {
             if !self.make_room(&pictures) {
@@ -207,8 +208,7 @@ impl VisionCore {
         }
     }
 
-    /// Frees rows of pictures that nobody holds, the longest unused first, until `pictures` fit. Frees nothing if
-    /// they cannot.
+    /// Evicts unpinned pictures, the longest unused first, until `pictures` fit. Evicts nothing if they cannot fit.
     fn make_room(&mut self, pictures: &[PictureRequest]) -> bool {
         let missing = distinct(pictures).filter(|picture| !self.entries.contains_key(&picture.key));
         let needed: usize = missing.map(|picture| picture.rows).sum();
@@ -262,8 +262,8 @@ impl VisionCore {
         });
     }
 
-    /// Launches are as full as the order of arrival allows. Behind one that is under way only a full one is begun: what
-    /// comes meanwhile would fill it.
+    /// Begins launches, as full as the order of arrival allows. While one runs, another begins only if it is full,
+    /// because later arrivals would fill it.
     fn launch(&mut self, effects: &mut Vec<Effect>) {
         while self.under_way.len() < LAUNCHES {
             let (pictures, is_full) = self.next_launch();
@@ -277,7 +277,7 @@ impl VisionCore {
         }
     }
 
-    /// How many of the queue go into the next launch, and whether more would not.
+    /// How many queued pictures go into the next launch, and whether it is full.
     fn next_launch(&self) -> (usize, bool) {
         let mut permits = self.launch_patches;
         for (pictures, key) in self.queue.iter().enumerate() {
@@ -290,7 +290,7 @@ impl VisionCore {
     }
 }
 
-/// Each picture once, however often a request names it.
+/// Each picture once, even if a request repeats it.
 fn distinct(pictures: &[PictureRequest]) -> impl Iterator<Item = &PictureRequest> {
     pictures
         .iter()

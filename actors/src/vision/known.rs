@@ -1,5 +1,5 @@
-//! Known files: what those were decoded to whose pictures are in the cache, so that the next turn of a conversation need
-//! not decode them again. Pure.
+//! Known files: the pictures that files were decoded to while those are cached, so that the next turn of a conversation
+//! need not decode them again. Pure.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,8 @@ use bursar_model::flow::Grid;
 
 use super::PictureKey;
 
-/// A bounded memory of files by their keys: many files can become one picture, and a picture may stay for ever.
+/// A bounded map of files by their keys. It is bounded because many files can decode to one picture, which may stay
+/// cached for long.
 pub(super) struct KnownFiles<K> {
     limit: usize,
     files: BTreeMap<K, Known>,
@@ -20,17 +21,17 @@ struct Known {
 }
 
 impl<K: Ord + Copy> KnownFiles<K> {
-    /// Room for `limit` files.
+    /// Holds up to `limit` files.
     pub(super) fn new(limit: usize) -> Self {
         KnownFiles { limit, files: BTreeMap::new(), clock: 0 }
     }
 
-    /// What a file was decoded to.
+    /// The pictures that a file was decoded to.
     pub(super) fn pictures(&self, file: &K) -> Option<&[(PictureKey, Grid)]> {
         self.files.get(file).map(|known| &known.pictures[..])
     }
 
-    /// Remembers a file; where there is no room, in place of the one that was learned first.
+    /// Remembers a file. If there is no room, the file learned first is forgotten.
     pub(super) fn learn(&mut self, file: K, pictures: Vec<(PictureKey, Grid)>) {
         self.clock += 1;
         self.files.insert(file, Known { pictures, learned: self.clock });
@@ -40,7 +41,7 @@ impl<K: Ord + Copy> KnownFiles<K> {
         }
     }
 
-    /// Forgets files of which a picture is gone.
+    /// Forgets files with a picture that is no longer cached.
     pub(super) fn forget(&mut self, is_there: impl Fn(&PictureKey) -> bool) {
         self.files.retain(|_, known| known.pictures.iter().all(|(picture, _)| is_there(picture)));
     }

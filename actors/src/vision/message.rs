@@ -1,4 +1,4 @@
-//! What may be asked of the vision actor.
+//! What the vision actor can be asked.
 
 use std::sync::Arc;
 
@@ -12,48 +12,48 @@ use thiserror::Error;
 use super::{PictureKey, PinnedPictures};
 use crate::{budget::LeaseError, compute::lane::LaneError, responder::Responder, supervise::FaultInjection};
 
-/// From chat drivers (credit: one accepted request each), from its own CPU threads, and from the vision lane.
+/// Messages from chat drivers (credit: one per accepted request), from its own CPU threads and from the vision lane.
 pub enum VisionMessage {
-    /// Pictures and videos of a request, to be held in the cache; see [`crate::tree::EMBED_PICTURES`].
+    /// Asks for a request's pictures and videos in the cache; see [`crate::tree::EMBED_PICTURES`].
     Embed {
         /// In the order of the request.
         pictures: Vec<VisualPlan>,
-        /// The places of the pictures and of each step of the videos.
+        /// The rows of the pictures and of each step of the videos.
         reply: Responder<Result<PinnedPictures, VisionError>>,
     },
     /// A request's pictures are decoded and resized.
     Prepared {
-        /// What they can be recognised by the next time, and how many pictures each has become.
+        /// For each file, its key and how many pictures it became.
         keys: Vec<(VisualKey, usize)>,
-        /// In the order of the request; a video is a picture for each of its steps.
+        /// In the order of the request. A video is one picture per step.
         pictures: Vec<ProcessedPicture>,
-        /// Pays for their pixels.
+        /// The lease that pays for their pixels.
         host: Arc<Lease>,
-        /// To the request.
+        /// Answers the request.
         reply: Responder<Result<PinnedPictures, VisionError>>,
     },
-    /// The lane's answer to the oldest launch; two at most are under way.
+    /// The lane's answer to the oldest launch. At most two run.
     Encoded(Result<(), LaneError>),
-    /// A request no longer needs these; one entry a pin.
+    /// A request no longer needs these pictures. One entry per pin.
     Unpin(Vec<PictureKey>),
-    /// Set the gauges again: from itself, for a recorder that has come since.
+    /// Sets the gauges again. The actor sends this to itself, for a recorder installed since.
     Show,
-    /// Die of this.
+    /// Fails the actor on purpose.
     InjectFault(FaultInjection),
 }
 
-/// Pictures that did not get into the cache. The request fails alone.
+/// Why pictures did not get into the cache. Only their own request fails.
 #[derive(Debug, Error)]
 pub enum VisionError {
-    /// A picture or a video is broken or outside the limits.
+    /// A picture or a video is damaged or outside the limits.
     #[error(transparent)]
     Visual(#[from] VisualError),
-    /// The pictures together are larger than the cache or a launch.
+    /// The pictures together exceed the cache or a launch.
     #[error("the pictures take {rows} rows of the vision cache, which has {limit}")]
     TooLarge {
-        /// Rows wanted.
+        /// Rows needed.
         rows: usize,
-        /// Rows there are.
+        /// Rows of the cache.
         limit: usize,
     },
     /// Host memory for the pixels could not be leased.
@@ -65,7 +65,7 @@ pub enum VisionError {
 }
 
 impl VisionError {
-    /// What to change.
+    /// What the user can change.
     pub fn hint(&self) -> String {
         match self {
             VisionError::Visual(error) => error.hint(),

@@ -1,4 +1,4 @@
-//! Pictures: decoded and resized on CPU threads, encoded on the lane into the vision cache.
+//! Pictures: CPU threads decode and resize them, and the lane encodes them into the vision cache.
 
 mod actor;
 mod core;

@@ -1,4 +1,4 @@
-//! Pictures that are held in the cache for a request.
+//! Pictures that the cache holds for a request.
 
 use std::sync::Arc;
 
@@ -7,18 +7,18 @@ use ractor::ActorRef;
 
 use super::{PictureKey, VisionMessage};
 
-/// One picture's place in the cache.
+/// The place of a picture in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PinnedPicture {
-    /// What it shows.
+    /// The picture's key.
     pub key: PictureKey,
-    /// Its patches.
+    /// The layout of its patches.
     pub grid: Grid,
-    /// Its embeddings' rows.
+    /// The rows of its embeddings.
     pub rows: Arc<[u32]>,
 }
 
-/// A request's pictures; dropping this lets them go.
+/// A request's pictures. Dropping this releases them.
 #[derive(Debug)]
 pub struct PinnedPictures {
     /// In the order of the request.

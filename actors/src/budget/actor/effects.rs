@@ -1,4 +1,4 @@
-//! What follows from each decision of the ledger: books, events and metrics first, then the answer.
+//! Carries out each decision of the ledger: books, events and metrics first, then the answer.
 
 use bursar_budgets::{Bytes, Class, Effect, Grant, Input, Lease, LeaseId, Memory, Refusal, Refused, Resized};
 
@@ -16,7 +16,7 @@ impl BudgetState {
             Effect::OwnerCleared { owner } => self.answer_cleared(&owner),
             Effect::GateMoved { model, to } => drop(self.mailbox.books().gates.insert(model, to)),
             Effect::GiveUp { lease, to, .. } => self.order(lease, Order::GiveUp { to }),
-            // What there is of them is looked at after every message.
+            // The canary is looked at after every message.
             Effect::CanaryGiven { .. }
             | Effect::CanaryTaken { .. }
             | Effect::Deficit { .. }
@@ -30,7 +30,7 @@ impl BudgetState {
         let lease = Lease::issue(grant, self.mailbox.clone());
         self.enter(&lease);
         if lease.class().is_elastic() {
-            // Until its owner obeys orders, nothing of it is counted on.
+            // Nothing of the lease counts as reclaimable until its owner obeys orders.
             self.step(Input::Floor { lease: lease.id(), to: Bytes::MAX });
         }
         match self.asked.remove(&grant.request()) {
@@ -38,12 +38,12 @@ impl BudgetState {
                 self.show_wait(lease.class(), since.elapsed());
                 reply.answer(Ok(lease));
             }
-            // Nobody waits for it any more: dropping it posts its release.
+            // The asker has gone. Dropping the lease posts its release.
             _ => drop(lease),
         }
     }
 
-    /// A lease begins.
+    /// Records a new lease.
     fn enter(&mut self, lease: &Lease) {
         let holding = lease.holding();
         {
@@ -68,7 +68,7 @@ impl BudgetState {
         }
     }
 
-    /// A lease has another size.
+    /// Records the new size of a lease.
     fn enter_size(&mut self, resized: &Resized) {
         let (from, to) = (resized.from(), resized.to());
         let held = self.mailbox.leases().get_mut(&resized.lease()).map(|mut entry| {
@@ -91,7 +91,7 @@ impl BudgetState {
         if let Some((model, class, bytes)) = what {
             self.show_refusal(&class, &refused.reason);
             let reason = refused.reason.clone();
-            // What the asker has taken back was not refused.
+            // A request that its asker withdrew was not refused.
             if reason != Refusal::Withdrawn {
                 self.mailbox.events().tell(Event::LeaseRefused { model, class, bytes, reason });
             }

@@ -1,4 +1,4 @@
-//! The watcher: what the driver says is free, held against the ledger, and what follows from it.
+//! The watcher: compares the driver's free bytes with the ledger, and acts on the difference.
 
 use std::collections::BTreeMap;
 
@@ -8,11 +8,10 @@ use super::BudgetState;
 use crate::budget::{Elastic, Look, Order, Pressure, Wanting};
 
 impl BudgetState {
-    /// Once in a while: what other processes have taken or given back, orders that are not obeyed yet, what may grow, and
-    /// the gauges.
+    /// The regular look: what other processes have taken or given back, orders not yet obeyed, growth, and gauges.
     pub(super) fn look(&mut self) -> Result<(), DeviceError> {
-        // While a model is sized, what it has taken and not leased yet (graphs as they are captured, modules as they are
-        // loaded) cannot be told from another process, and sizing looks for itself when it settles.
+        // While a model is sized, it takes memory before it leases it, such as graphs during capture and modules on
+        // first use. That cannot be told from another process, and sizing looks for itself when it settles.
         let is_profiling = self.ledger.is_profiling();
         self.let_go();
         let memory = match is_profiling {
@@ -28,18 +27,18 @@ impl BudgetState {
             self.step(Input::Remind { ahead });
         }
         self.offer_growth();
-        // What is on its way home, or is leased in a moment, is none.
+        // Bytes being returned, or about to be leased, are not drift.
         let is_calm = !is_profiling && self.clearing.is_empty() && self.is_settled();
         let drift = self.drift();
         self.drifted = drift.filter(|_| is_calm).unwrap_or(self.drifted);
-        // Where the driver tells, it is shown also while it cannot be told: what it was before.
+        // If the driver reports our process' memory but drift cannot be told now, the last value is shown.
         self.show_look(memory, drift.map(|_| self.drifted));
         Ok(())
     }
 
-    /// What came to be held beside leases while a model was sized is overhead from now on: kernels that libraries load when
-    /// they are first used, and no one place in a program sees. Whoever asks for this has leased all that it has taken; of
-    /// two models that are sized at once nobody knows.
+    /// Counts as overhead what our process took outside leases while a model was sized, such as library kernels loaded
+    /// on first use. The caller has leased everything else that it took. If two models are sized at once, the bytes
+    /// cannot be attributed, so nothing is counted.
     pub(super) fn adopt_what_was_loaded(&mut self) {
         if self.ledger.profiling() == 1 && self.is_settled() {
             let came = self.drift().unwrap_or_default().saturating_sub(self.drifted);
@@ -48,8 +47,8 @@ impl BudgetState {
         }
     }
 
-    /// What captured graphs took goes back to a pool of the driver's, where the next ones find it: it is overhead, as far
-    /// as looks find that it is still held.
+    /// Counts memory of captured graphs as overhead. The driver keeps it in a pool for later graphs. Later looks reduce
+    /// the number once the driver lets go.
     pub(super) fn keep(&mut self, bytes: Bytes) {
         if self.device.process_bytes().is_some() {
             self.mailbox.books().beside += bytes;
@@ -57,9 +56,9 @@ impl BudgetState {
         }
     }
 
-    /// What is held beside leases no longer is no overhead either.
+    /// Memory no longer held outside leases stops counting as overhead.
     fn let_go(&mut self) {
-        // A tenant may have leased what it has not taken yet: that would hide as much.
+        // A tenant may have leased memory that it has not taken yet, which would hide as much.
         let has_tenants = self.mailbox.leases().iter().any(|lease| matches!(lease.class, Class::Tenant(_)));
         let Some(held) = self.beside() else { return };
         if self.is_settled() && !has_tenants {
@@ -70,19 +69,20 @@ impl BudgetState {
         }
     }
 
-    /// What other processes hold at least: what is used and is none of ours. A lease that pays for something without
-    /// addresses (a tenant's own allocations) hides as much of it until that is taken. The driver answers within
-    /// microseconds, also while others back. Gives what it says; none if the device is lost.
+    /// Tells the ledger the least that other processes hold: what is used and is not ours. A lease for something
+    /// without addresses (a tenant's own allocations) hides as much of it until that is taken. The driver answers
+    /// within microseconds, even while memory is being backed. Returns the driver's numbers, or none if the device is
+    /// lost.
     ///
-    /// While the device takes or gives memory of ours, what is in use is somewhere between two numbers, and the larger
-    /// is believed; so what others hold is not believed to have become less.
+    /// While memory of ours is being backed or unbacked, our use lies between two numbers. The larger is taken, so
+    /// foreign memory is never believed to have shrunk.
     pub(super) fn measure(&mut self) -> Result<Option<DeviceMemory>, DeviceError> {
         let Some((memory, foreign)) = self.seen()? else { return Ok(None) };
         self.step(Input::Foreign(foreign));
         Ok(Some(memory))
     }
 
-    /// What the driver says, and what of it others hold.
+    /// The driver's numbers, and the bytes that other processes hold.
     pub(super) fn seen(&self) -> Result<Option<(DeviceMemory, Bytes)>, DeviceError> {
         let is_settled = self.is_settled();
         let before = self.in_use();
@@ -93,7 +93,7 @@ impl BudgetState {
         Ok(Some((memory, foreign)))
     }
 
-    /// Whether the device is asked for no memory of ours and is given none.
+    /// Whether no memory of ours is being backed or unbacked.
     fn is_settled(&self) -> bool {
         let books = self.mailbox.books();
         books.watch.is_idle() && !books.meters.values().any(LeaseMeter::is_moving)
@@ -101,29 +101,29 @@ impl BudgetState {
 
     fn memory(&self) -> Result<Option<DeviceMemory>, DeviceError> {
         match self.device.memory() {
-            // Nothing is free on it and nothing is foreign; whoever is told of the loss ends what is left.
+            // On a lost device nothing is free and nothing foreign. Reporting the loss ends the rest.
             Err(error) if error.is_lost() => Ok(None),
             memory => memory.map(Some),
         }
     }
 
-    /// What our process holds beside leases and overhead, if the driver tells processes apart: it has to be nothing.
+    /// What our process holds beyond leases and overhead, if the driver tells processes apart. It should be 0.
     ///
-    /// Without the driver's word (`Device::process_bytes`) drift cannot be told from foreign: both are used and neither is
-    /// ours by the books. For the ledger it is foreign in any case, so that rule 1 is true of it too.
+    /// Without the driver's figure (`Device::process_bytes`), drift cannot be told from foreign memory: both are used
+    /// and neither is in our books. The ledger counts drift as foreign in any case, so that rule 1 covers it.
     pub(super) fn drift(&self) -> Option<Bytes> {
         let held = self.beside()?;
         Some(held.saturating_sub(self.mailbox.books().beside))
     }
 
-    /// What our process holds beside leases and what the device counts as overhead, whether it is known why or not.
+    /// What our process holds beyond leases and the device's own overhead, explained or not.
     fn beside(&self) -> Option<Bytes> {
         let before = self.in_use();
         let ours = self.device.process_bytes()?;
         Some(ours.saturating_sub(self.device.overhead() + self.ours(&before)))
     }
 
-    /// What is in use of each device lease.
+    /// Bytes in use of each device lease.
     pub(super) fn in_use(&self) -> BTreeMap<LeaseId, Bytes> {
         let books = self.mailbox.books();
         let used = books.meters.iter().filter_map(|(lease, meter)| {
@@ -133,15 +133,15 @@ impl BudgetState {
         used.collect()
     }
 
-    /// What our leases used at most since `before` was read. Whoever backs or unbacks meanwhile must not look like
-    /// another process.
+    /// The most that our leases used since `before` was read, so that backing or unbacking in between does not look
+    /// like another process.
     fn ours(&self, before: &BTreeMap<LeaseId, Bytes>) -> Bytes {
         self.in_use().iter().map(|(lease, now)| before.get(lease).map_or(*now, |before| *now.max(before))).sum()
     }
 
     /// An owner obeys from now on.
     pub(super) fn obeyed(&mut self, lease: LeaseId, elastic: Elastic) {
-        // One that is revoked meanwhile has no use for it.
+        // A lease revoked in the meantime has no use for it.
         if self.ledger.holding(lease).is_some() {
             self.step(Input::Floor { lease, to: elastic.floor });
             self.mailbox.books().elastic.insert(lease, elastic);
@@ -154,7 +154,7 @@ impl BudgetState {
         orders.iter().for_each(|orders| orders(order));
     }
 
-    /// What has stayed free goes back to those who gave it up, the eldest lease first.
+    /// Offers memory that has stayed free to the leases that gave it up, the oldest lease first.
     fn offer_growth(&mut self) {
         let account = *self.ledger.account(Memory::Device);
         let look = Look {

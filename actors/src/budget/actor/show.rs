@@ -1,4 +1,4 @@
-//! What the budget shows of itself: gauges of the device, of its ledger, and of the leases by model and class.
+//! What the budget shows: gauges of the device, of its ledger, and of leases by model and class.
 
 use std::{cmp::Ordering, collections::BTreeMap, time::Duration};
 
@@ -13,7 +13,7 @@ use crate::{
     metric,
 };
 
-/// What the gauges of the ledger were set to last: it is looked at behind every message, and set when it changes.
+/// The values last set on the ledger's gauges. They are compared after every message, and set when they change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shown {
     overhead: Bytes,
@@ -43,7 +43,7 @@ impl BudgetState {
         }
     }
 
-    /// Tells what of the canary was given up or taken since it was told last, by this actor or one before it.
+    /// Reports how much of the canary was given up or taken back since the last report, by this actor or a predecessor.
     pub(super) fn tell_of_canary(&self) {
         let canary = self.ledger.account(Memory::Device).canary;
         let before = std::mem::replace(&mut self.mailbox.books().canary_told, canary);
@@ -57,7 +57,7 @@ impl BudgetState {
         }
     }
 
-    /// Shows what has changed since.
+    /// Sets the gauges that have changed.
     pub(super) fn show_changes(&mut self) {
         self.tell_of_canary();
         let shown = self.to_show();
@@ -66,8 +66,8 @@ impl BudgetState {
         }
     }
 
-    /// Shows what the driver says, and once a second everything, also to a recorder that has come since. While a neighbour
-    /// takes memory it is looked more often than that.
+    /// Shows the driver's numbers, and once a second all gauges, for a recorder installed since. While a neighbour
+    /// takes memory, looks are more frequent than that.
     pub(super) fn show_look(&mut self, memory: DeviceMemory, drift: Option<Bytes>) {
         let device = &self.name;
         metric::DEVICE_TOTAL_BYTES.set(device, memory.total);
@@ -103,7 +103,8 @@ impl BudgetState {
         let device = &self.name;
         metric::OVERHEAD_BYTES.set(device, shown.overhead);
         metric::FOREIGN_BYTES.set(device, shown.foreign);
-        // What neighbours have taken of the canary, and nobody could give up for it yet: the alarm if it stays.
+        // What neighbours have taken of the canary and no lease could make up for. If it stays above 0, that is the
+        // alarm.
         metric::OWED_BYTES.set(device, shown.owed);
         metric::DEFICIT_BYTES.set(device, shown.deficit);
         metric::CANARY_BYTES.set(device, shown.canary);
@@ -126,7 +127,7 @@ impl BudgetState {
         }
     }
 
-    /// A lease of this line had `from` bytes and has `to`.
+    /// A lease of this line changed from `from` bytes to `to`.
     pub(super) fn leased(&self, line: Line, from: Bytes, to: Bytes) {
         let sum = self.mailbox.books().sums.change(line.clone(), from, to);
         self.show_line(&line, sum);

@@ -8,7 +8,7 @@ use crate::budget::{BudgetActor, BudgetArguments, WatchOptions};
 
 mod watch;
 
-/// A budget of 64 MiB without a supervisor: the test is who starts a successor.
+/// A budget of 64 MiB without a supervisor: the test itself starts successors.
 struct Bed {
     device: Arc<HostDevice>,
     mailbox: Arc<BudgetMailbox>,
@@ -209,7 +209,7 @@ async fn a_frozen_gate_stays_frozen_and_lease_numbers_stay_unique() {
     drop((kept, mine));
 }
 
-/// Calls of a device are held for as long as this lives: a test that fails must not wait for them.
+/// Blocks calls of a device for as long as this lives. A failing test drops it and does not hang.
 struct Held(Arc<HostDevice>);
 
 impl Held {
@@ -225,7 +225,7 @@ impl Drop for Held {
     }
 }
 
-/// Waits until the device holds a call, as a whole card would.
+/// Waits until the device blocks in a call, as unmapping a whole card would.
 async fn until_held(device: &HostDevice) {
     while device.counts().held_calls == 0 {
         tokio::task::yield_now().await;

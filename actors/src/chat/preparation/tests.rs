@@ -1,4 +1,5 @@
-//! Whatever is let in takes no more of anything than was stressed, counted without the price that both sides share.
+//! No admitted request costs more of anything than was stressed, counted without the pricing code that both sides
+//! share.
 
 use std::cell::Cell;
 
@@ -59,7 +60,7 @@ fn picture((width, height): (u32, u32)) -> Image {
     Image::from_rgb(width, height, vec![90; 3 * (width * height) as usize]).expect("as many bytes as pixels")
 }
 
-/// A side of a picture, small ones and thin ones among them.
+/// A side of a picture, including small and thin ones.
 fn side() -> impl Strategy<Value = u32> {
     prop_oneof![1u32..60, 28u32..400, 300u32..900]
 }
@@ -79,7 +80,7 @@ fn envelopes() -> impl Strategy<Value = Envelope> {
     )
 }
 
-/// What a request says and shows: words, sides of pictures, sides and frames of videos, and the longest reply.
+/// A request: words, sides of pictures, sides and frames of videos, and the longest reply.
 type Asked = (usize, Vec<(u32, u32)>, Vec<((u32, u32), usize)>, Option<usize>);
 
 fn asked() -> impl Strategy<Value = Asked> {

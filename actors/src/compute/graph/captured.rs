@@ -1,13 +1,13 @@
-//! How many sizes of decoding are captured.
+//! How many sizes of decode steps are captured.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// How many sizes a model's step lane has captured: none from its death until its successor has captured again.
+/// How many sizes a model's step lane has captured. 0 from the lane's death until its successor has captured again.
 #[derive(Debug, Default)]
 pub struct Captured(AtomicUsize);
 
 impl Captured {
-    /// So many.
+    /// The number of sizes captured.
     pub fn count(&self) -> usize {
         self.0.load(Relaxed)
     }

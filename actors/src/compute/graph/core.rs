@@ -1,16 +1,16 @@
-//! The sizes that decoding is captured in: pure.
+//! The sizes in which decode steps are captured: pure.
 
-/// Up to here sizes double; behind it they go by as many. A step wastes fewer rows than that, which cost next to nothing
+/// Sizes double up to this one and then grow by it. A step wastes fewer rows than this, and they cost next to nothing
 /// beside the weights that it reads.
 const STEP: usize = 8;
 
-/// The numbers of rows that decode steps of at most `sequences` are captured for: 1, 2, 4, 8, then by 8, and at last
-/// `sequences` itself.
+/// The numbers of rows for which decode steps of at most `sequences` rows are captured: 1, 2, 4, 8, then multiples of
+/// 8, and `sequences` itself.
 pub fn buckets(sequences: usize) -> Vec<usize> {
     (1..=sequences).filter(|rows| bucket(*rows, sequences) == Some(*rows)).collect()
 }
 
-/// The size that a step of `rows` rows runs in where steps have at most `sequences`; none if it has more.
+/// The size in which a step of `rows` rows runs. None if it has more than `sequences`.
 pub(super) fn bucket(rows: usize, sequences: usize) -> Option<usize> {
     let size = if rows <= STEP { rows.next_power_of_two() } else { rows.next_multiple_of(STEP) };
     (rows <= sequences).then_some(size.min(sequences))

@@ -1,5 +1,5 @@
-//! Captured graphs of decoding: which sizes there are, and how their inputs lie. The lane that captured them replays them
-//! (`lane/graphs.rs`); what pays for them is with the rest of an engine's memory.
+//! Captured graphs of decode steps: their sizes, and the layout of their inputs. The lane that captured them replays
+//! them (`lane/graphs.rs`). Their lease is with the rest of an engine's memory.
 
 mod captured;
 mod core;

@@ -14,15 +14,15 @@ use bursar_kernels::Backend;
 
 use super::{Job, ModelRunner, UnderWay, pending::Pending};
 
-/// Jobs that are begun at once: one that the device runs, and one behind it, so that it never waits for the host.
+/// Jobs begun at once: one that the device runs and one queued after it, so that the device never waits for the host.
 const BEGUN: usize = 2;
 
-/// How long a job that the device has done may stay unanswered because the lane looks for the next. A decode step takes
-/// milliseconds, and the next one is on the device already.
+/// How long a finished job may stay unanswered while the lane looks for the next one. A decode step takes milliseconds,
+/// and the next one is on the device already.
 const LOOK: Duration = Duration::from_micros(50);
 
-/// Dropping it, by whatever way, waits for the device: what was begun still reads and writes what the jobs hold. Then no
-/// fence of the lane is left that will never pass, and only then do the jobs hear that their lane has gone.
+/// Dropping this in any way waits for the device, because begun work still uses what the jobs hold. After that every
+/// fence of the lane has passed, and only then do the jobs hear that their lane has gone.
 pub(super) struct Begun<'b, B: Backend> {
     runner: &'b ModelRunner<B>,
     timeline: Timeline,
@@ -34,11 +34,11 @@ impl<'b, B: Backend> Begun<'b, B> {
         Begun { runner, timeline, jobs: VecDeque::with_capacity(BEGUN) }
     }
 
-    /// Takes jobs until nobody is left to bring one, or the lane is shut down; what it has begun by then it finishes.
+    /// Takes jobs until every handle is dropped or the lane is shut down. Jobs begun by then are finished.
     pub(super) fn work(&mut self, jobs: &Receiver<Job>, shut_down: &AtomicBool, under_way: &UnderWay) {
         loop {
-            // What has come is answered before more is launched: on a device that computes in the launch that takes as
-            // long as a step.
+            // Answer finished jobs before launching more. On a device that computes inside the launch, a launch takes
+            // as long as a step.
             let waits = self.jobs.front().is_some_and(|(_, oldest)| !oldest.has_come());
             let next = match self.jobs.len() {
                 0 => jobs.recv().map_err(|_| RecvTimeoutError::Disconnected),

@@ -1,4 +1,4 @@
-//! Choosing a step's tokens: what is asked of the device, and how its answer is read.
+//! Choosing a step's tokens: what the device is asked, and how its answer is read.
 
 use bursar_kernels::{
     Backend, KernelError, Scope,
@@ -9,26 +9,26 @@ use bursar_model::{error::SamplingError, flow::Token, sampling::SamplingBuffers}
 
 use super::job::Choice;
 
-/// What a step's rows want of their tokens.
+/// How a step's rows choose their tokens.
 pub(super) enum TokenChoice {
-    /// The likeliest of each and nothing else, so that argmax will do.
+    /// Every row takes the likeliest token and nothing else, so that argmax is enough.
     Likeliest {
-        /// How many there are.
+        /// The number of rows.
         rows: usize,
     },
-    /// More than that of one row at least.
+    /// At least one row needs more than that.
     Asked(Box<Asked>),
 }
 
-/// What is asked of each row.
+/// The parameters of each row.
 pub(super) struct Asked {
     pub(super) batch: SampleBatch,
-    /// Rows of which nothing could be asked, and why: their own sequences' misfortune.
+    /// Rows whose parameters could not be encoded, with the reason. Only their own sequences fail.
     refused: Vec<(usize, SamplingError)>,
 }
 
 impl TokenChoice {
-    /// What `choices` come to, for a model with `vocabulary` logits.
+    /// Encodes `choices`, for a model with `vocabulary` logits.
     pub(super) fn of(choices: &[Choice], vocabulary: usize) -> Self {
         if choices.iter().all(|choice| choice.sampler.is_plain_argmax()) {
             return TokenChoice::Likeliest { rows: choices.len() };
@@ -41,7 +41,7 @@ impl TokenChoice {
         TokenChoice::Asked(Box::new(Asked { batch, refused }))
     }
 
-    /// What was chosen on `buffers` from `rows` rows, or will be by what was launched before, on its way to the host.
+    /// Starts the download of what earlier launches choose on `buffers` for `rows` rows.
     pub(super) fn download<B: Backend>(
         self,
         scope: &Scope<'_, B>,
@@ -65,9 +65,9 @@ impl TokenChoice {
     }
 }
 
-/// What a step chooses, on its way to the host. The next step finds it in the sampling buffers.
+/// A step's chosen tokens on their way to the host. The next step reads them from the sampling buffers.
 pub(super) struct Choosing {
-    /// Tokens, and after those of all rows the report, if there is one.
+    /// The tokens of all rows, followed by the report, if there is one.
     results: Later<u32>,
     report: Option<Report>,
 }
@@ -84,7 +84,7 @@ impl Choosing {
         self.results.has_come()
     }
 
-    /// A token a choice; an error for a row that allows none.
+    /// One token per choice. An error for a row that allows none.
     pub(super) fn finish(self, choices: &[Choice]) -> Result<Vec<Result<Token, SamplingError>>, KernelError> {
         let words = self.results.wait()?;
         let Some(Report { layout, report_words, refused }) = self.report else {

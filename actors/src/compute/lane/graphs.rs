@@ -1,4 +1,4 @@
-//! The captured graphs of a lane, two a bucket, and the steps that they run, or would if they were there.
+//! The captured graphs of a lane, two per size, and the steps that replay them or launch the same work.
 
 use std::{
     cell::{Cell, RefCell},
@@ -20,23 +20,23 @@ use super::{
     pending::Launched,
 };
 
-/// What a lane has captured. It goes before the memory that it names.
+/// The graphs that a lane has captured. They are dropped before the memory that they use.
 #[derive(Default)]
 pub(super) struct Graphs {
     by_rows: RefCell<BTreeMap<usize, Captured>>,
-    /// The inputs of a step, on their way: a step of hundreds of long sequences has half a megabyte of them.
+    /// The inputs of a step during upload. For hundreds of long sequences they take half a megabyte.
     words: Cell<Vec<u32>>,
 }
 
-/// Decoding of so many rows. The ways in which tokens are chosen have a graph each: to take the likeliest reads the
-/// logits once, and no parameters.
+/// The graphs of one size. Taking the likeliest tokens has a graph of its own, which reads the logits once and no
+/// parameters.
 struct Captured {
     likeliest: Box<dyn Graph>,
     asked: Box<dyn Graph>,
 }
 
 impl Graphs {
-    /// Lets go of what was captured for so many rows.
+    /// Drops the graphs of `rows` rows.
     pub(super) fn forget(&self, rows: usize) {
         self.by_rows.borrow_mut().remove(&rows);
     }
@@ -51,26 +51,26 @@ impl Captured {
     }
 }
 
-/// Which tokens a pass leaves in the sampling buffers.
+/// How a pass chooses tokens in the sampling buffers.
 #[derive(Clone, Copy)]
 enum Tokens {
     Likeliest,
-    /// What the sampling buffers ask for when the pass is run.
+    /// As the parameters in the sampling buffers say when the pass runs.
     Asked,
 }
 
 impl<B: Backend> ModelRunner<B> {
-    /// Captures decoding of `rows` rows, in place of what was captured for as many before. Gives what its graphs take of
-    /// the device's memory; none where there are no graphs. Nothing that a step reads or leaves is touched, so that it may
-    /// come between any two.
+    /// Captures decode steps of `rows` rows, replacing earlier graphs of that size. Returns the device memory that they
+    /// take, or none on a device without graphs. Nothing that a step reads or leaves is touched, so capturing may run
+    /// between any two steps.
     pub(super) fn capture(&self, rows: usize) -> Result<Option<Bytes>, LaneError> {
         let Some(inputs) = &self.memory.graphs else { return Ok(None) };
         let layout = inputs.shape().layout(rows);
         let layers = self.memory.kv.layers_reserved();
-        // The old one's memory is what the new one's lease pays for.
+        // The lease pays for one set of graphs, so the old ones go first.
         self.graphs.forget(rows);
         self.upload_inputs(&layout, &StepBatch::default())?;
-        // Products choose their algorithms, which takes measuring, and that cannot be captured.
+        // First, matrix products choose their algorithms by measuring, which cannot be captured.
         let mut buffers = self.memory.sampling.buffers();
         self.autotune(|| Ok(self.decode(&layout, &layers, &mut buffers, None)?))?;
         let mut capture =
@@ -82,10 +82,10 @@ impl<B: Backend> ModelRunner<B> {
         Ok(Some(bytes))
     }
 
-    /// Runs a step that decodes alone in the smallest size that holds it: an upload, another if its rows ask for more than
-    /// the likeliest tokens, one replay, and the tokens on their way back. Where that size is not captured, what the graph
-    /// would replay is launched: how sums are split depends on the size, and so would tokens on what is captured. None for
-    /// any other step, and where there are no graphs.
+    /// Runs a step of decoding sequences only, in the smallest size that holds it: an upload, a second one if its rows
+    /// ask for more than the likeliest tokens, one replay, and the download of tokens. If that size is not captured,
+    /// the same work is launched in the same size: the size determines how sums are split, so tokens must not depend on
+    /// what is captured. None for any other step, and on a device without graphs.
     pub(super) fn decode_alone(&self, job: &StepJob) -> Option<Result<Launched, LaneError>> {
         let inputs = self.memory.graphs.as_ref()?;
         if !job.batch.is_decoding_alone() {
@@ -99,7 +99,7 @@ impl<B: Backend> ModelRunner<B> {
         self.upload_inputs(layout, &job.batch)?;
         let graphs = self.graphs.by_rows.borrow();
         let captured = graphs.get(&layout.tokens);
-        // A graph's temporaries lie from the workspace's start on, as they did when it was captured.
+        // A graph's temporaries begin at the start of the workspace, as they did at capture.
         assert!(self.workspace.used().is_zero(), "a graph is replayed in an empty workspace");
         let choosing = self.pass(|scope, _| {
             let mut buffers = self.memory.sampling.buffers();
@@ -130,8 +130,9 @@ impl<B: Backend> ModelRunner<B> {
         uploaded
     }
 
-    /// Launches the decoding of one token for each row of `layout`, from the empty workspace's start on. Without `tokens`
-    /// the sampling buffers stay as they are: a step that is under way may still want the tokens in them.
+    /// Launches the decoding of one token for each row of `layout`, with temporaries from the start of the empty
+    /// workspace. Without `tokens` the sampling buffers are untouched, because a running step may still need the tokens
+    /// in them.
     fn decode(
         &self,
         layout: &StepLayout,

@@ -15,16 +15,16 @@ use bursar_model::{
 use thiserror::Error;
 use tracing::Span;
 
-/// A job that was not done.
+/// Why a job was not done.
 #[derive(Debug, Error)]
 pub enum LaneError {
-    /// The lane's thread has ended, with this job or before it.
+    /// The lane's thread ended, with this job or before it.
     #[error("the lane has ended")]
     Gone,
-    /// Too many jobs wait.
+    /// Too many jobs are queued.
     #[error("{limit} jobs wait for the lane already")]
     Full {
-        /// How many may.
+        /// The most jobs that may be queued.
         limit: usize,
     },
     /// An operation failed.
@@ -32,16 +32,16 @@ pub enum LaneError {
     Kernel(#[from] KernelError),
 }
 
-/// Hears that a job of what serves was refused memory; it must not block.
+/// Called when a serving job was refused memory. It must not block.
 pub type RefusalSink = Arc<dyn Fn(LaneError) + Send + Sync>;
 
-/// Where the answer to a job goes: called once, whatever happens. It must not block.
+/// Delivers the answer to a job: called exactly once, even on a panic. It must not block.
 pub struct Answer<T>(Option<Deliver<T>>);
 
 type Deliver<T> = Box<dyn FnOnce(Result<T, LaneError>) + Send>;
 
 impl<T> Answer<T> {
-    /// Calls `deliver` with the outcome.
+    /// An answer that calls `deliver` with the outcome.
     pub fn to(deliver: impl FnOnce(Result<T, LaneError>) + Send + 'static) -> Self {
         Answer(Some(Box::new(deliver)))
     }
@@ -66,23 +66,23 @@ impl<T> Drop for Answer<T> {
 pub struct Choice {
     /// The request's parameters.
     pub sampler: Arc<Sampler>,
-    /// Which of the sequence's tokens this is: a seed repeats, whatever the batch or a restart.
+    /// The index of this token in the sequence, so that a seed gives the same token in any batch and after any restart.
     pub position: u64,
-    /// What stands before it, if the sampler reads that.
+    /// The tokens before it, if the sampler reads them.
     pub past: Option<PastTokens>,
 }
 
-/// A copy of what stands before a token.
+/// The tokens before a position.
 #[derive(Clone)]
 pub struct PastTokens {
-    /// What the sampler [reads](Sampler::read_of) of the prompt.
+    /// The prompt tokens that the sampler [reads](Sampler::read_of).
     pub prompt: Arc<[u32]>,
-    /// The tokens produced so far. The last may be [`PREVIOUS`](bursar_kernels::ops::embed::PREVIOUS)` | row`, which the step
-    /// before is still to choose, for a sampler that need not [see](Sampler::must_see) it.
+    /// The tokens produced so far. The last may be [`PREVIOUS`](bursar_kernels::ops::embed::PREVIOUS)` | row`, not
+    /// chosen yet by the previous step, if the sampler need not [see](Sampler::must_see) it.
     pub produced: Vec<u32>,
 }
 
-/// Counts, never the tokens: they are the user's text.
+/// Shows counts, never the tokens, because they are the user's text.
 impl std::fmt::Debug for PastTokens {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "PastTokens({} of the prompt, {} produced)", self.prompt.len(), self.produced.len())
@@ -90,7 +90,7 @@ impl std::fmt::Debug for PastTokens {
 }
 
 impl Choice {
-    /// As the sampler takes it.
+    /// The form that the sampler takes.
     pub(super) fn past(&self) -> Past<'_> {
         match &self.past {
             Some(PastTokens { prompt, produced }) => Past::new(prompt, produced),
@@ -99,107 +99,107 @@ impl Choice {
     }
 }
 
-/// What a step yields.
+/// The result of a step.
 #[derive(Debug)]
 pub struct Stepped {
-    /// The chosen tokens, one a row of logits; an error for a row that allows none, which is its own sequence's
-    /// misfortune.
+    /// One token per row of logits. An error for a row that allows none; only its own sequence fails.
     pub chosen: Vec<Result<Token, SamplingError>>,
-    /// Log-probabilities of the scored tokens, in the job's order; none where the logits are not numbers.
+    /// Log-probabilities of the scored tokens, in the job's order. None where the logits are not numbers.
     pub scores: Vec<Option<LogProbabilities>>,
-    /// It was run by a captured graph.
+    /// Whether a captured graph ran it.
     pub is_by_graph: bool,
 }
 
 /// A step of the decoder.
 pub struct StepJob {
-    /// The arrays.
+    /// The arrays that the model reads.
     pub batch: StepBatch,
-    /// One a row of logits.
+    /// One per row of logits.
     pub choices: Vec<Choice>,
-    /// One a scored row.
+    /// One per scored row.
     pub scores: Vec<Score>,
-    /// Hold the rows of the vision cache that it reads until it has run, whoever dies meanwhile.
+    /// Hold the vision cache's rows that the step reads until it has run, even if their actors die.
     pub pins: Vec<Arc<dyn Send + Sync>>,
-    /// Requests that are told of it, as `tracing` knows them.
+    /// Spans of requests that record the step.
     pub spans: Vec<Span>,
-    /// What came of it.
+    /// Where the result goes.
     pub answer: Answer<Stepped>,
 }
 
 /// A launch of the vision encoder.
 pub struct EncodeJob {
-    /// The pictures.
+    /// The pictures to encode.
     pub batch: PictureBatch,
-    /// Pay for their pixels until it has run, whoever dies meanwhile.
+    /// The leases of their pixels, held until the launch has run, even if their actors die.
     pub host: Vec<Arc<Lease>>,
-    /// Requests that are told of it, as `tracing` knows them.
+    /// Spans of requests that record the launch.
     pub spans: Vec<Span>,
-    /// They are in the cache.
+    /// Called when the embeddings are in the cache.
     pub answer: Answer<()>,
 }
 
-/// A worst case.
+/// A worst case to run.
 pub struct StressJob {
-    /// What is run.
+    /// The worst case.
     pub worst_case: Arc<WorstCase>,
-    /// Through how many layers.
+    /// How many layers it runs through.
     pub depth: Depth,
-    /// What it took.
+    /// Where its measured footprint goes.
     pub answer: Answer<Footprint>,
 }
 
-/// Decoding of so many rows, to be captured as a graph.
+/// A size of decode step to capture as a graph.
 pub struct CaptureJob {
-    /// How many: one of the buckets.
+    /// The number of rows: one of the sizes.
     pub rows: usize,
-    /// What the graph takes of the device's memory, beside any lease yet; none where there are no graphs.
+    /// Where the size of its graphs goes, in bytes of the device that no lease pays for yet. None on a device without
+    /// graphs.
     pub answer: Answer<Option<Bytes>>,
 }
 
-/// Anything a lane can do.
+/// A job for a lane.
 pub enum Job {
-    /// A step.
+    /// Runs a step.
     Step(Box<StepJob>),
-    /// A launch.
+    /// Runs a launch.
     Encode(Box<EncodeJob>),
-    /// A worst case.
+    /// Runs a worst case.
     Stress(Box<StressJob>),
-    /// A graph.
+    /// Captures a graph.
     Capture(CaptureJob),
-    /// The graph of so many rows goes, if there is one.
+    /// Drops the graphs of this size, if there are any.
     Forget {
-        /// How many.
+        /// The number of rows.
         rows: usize,
-        /// It is gone.
+        /// Called when they are dropped.
         answer: Answer<()>,
     },
-    /// Nothing; it rings the bell of a lane that is to look up.
+    /// Does nothing. It wakes the lane, so that it sees that it is being shut down.
     Wake,
-    /// Of the launches behind this, `after` go well, and then the device refuses `count`; see
+    /// Makes the device refuse launches: of those after this job, `after` succeed, and then `count` fail; see
     /// [`Backend::fail_launches`](bursar_kernels::Backend::fail_launches).
     FailLaunches {
-        /// How many go well.
+        /// Launches that still succeed.
         after: usize,
-        /// How many are refused.
+        /// Launches that are refused.
         count: usize,
     },
-    /// The next step, launch, worst case or graph is refused memory, as a launch is on a GPU that has none left for the
-    /// driver itself, on every device. Nothing of the job is begun.
+    /// Makes the next step, launch, worst case or capture fail for lack of memory, on every device, as when a GPU has
+    /// none left for the driver itself. Nothing of that job is begun.
     Refuse,
-    /// The thread dies of a panic, as it would of a bug. A job that fails is an answer and no death.
+    /// Makes the thread panic, as a bug would. A failing job is only an answer and does not end the thread.
     Die,
 }
 
 impl LaneError {
-    /// Whether the device refused memory: what is asked of it again, with less elsewhere, may succeed.
+    /// Whether the device refused memory, so that the same job may succeed once other work uses less.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, LaneError::Kernel(KernelError::Device(error)) if error.is_refused())
     }
 }
 
 impl Job {
-    /// Whether a serving actor asks for it, in memory that it gave out. A successor of the actor waits for these.
+    /// Whether a serving actor asks for it, in memory that it gave out. A successor of the actor waits for these jobs.
     pub(super) fn is_served(&self) -> bool {
         matches!(self, Job::Step(_) | Job::Encode(_))
     }

@@ -1,6 +1,6 @@
-//! A lane: one ordered stream of device work with its own thread and workspace. Its thread waits on its queue and its
-//! device alone, and answers every job once. It begins the next job while the device runs one: the device never waits
-//! for the host between two steps.
+//! A lane: one ordered stream of device work with its own thread and workspace. The thread waits only for its queue and
+//! its device, and answers every job once. It begins the next job while the device runs one, so that the device never
+//! waits for the host between two steps.
 
 mod begun;
 mod choosing;
@@ -28,15 +28,16 @@ pub use job::{
 };
 pub use model_runner::ModelRunner;
 
-/// Jobs that may wait for a lane. A scheduler and a vision actor have two under way each; the rest is for the profile.
+/// Jobs that may wait for a lane. The scheduler and the vision actor each have at most two running; the rest is for the
+/// profile.
 const QUEUE: usize = 4;
 
-/// The way to a lane's thread.
+/// A handle to a lane's thread.
 #[derive(Clone)]
 pub struct Lane {
     queue: SyncSender<Job>,
     shut_down: Arc<AtomicBool>,
-    /// Jobs of serving actors, taken and not yet answered.
+    /// Jobs of serving actors, submitted and not answered.
     under_way: Arc<UnderWay>,
     ended: watch::Receiver<()>,
 }
@@ -44,8 +45,8 @@ pub struct Lane {
 type UnderWay = watch::Sender<usize>;
 
 impl Lane {
-    /// Starts a thread that runs jobs on `runner`. The thread ends when the last handle is gone, or with a panic; the jobs
-    /// it had are then answered with [`LaneError::Gone`], when the device is past them.
+    /// Starts a thread that runs jobs on `runner`. The thread ends when the last handle is dropped, or with a panic.
+    /// Once the device is past its remaining jobs, they are answered with [`LaneError::Gone`].
     pub fn start<B: Backend + Send + 'static>(name: &str, runner: ModelRunner<B>, timeline: Timeline) -> Lane {
         let (queue, jobs) = sync_channel::<Job>(QUEUE);
         let shut_down = Arc::new(AtomicBool::new(false));
@@ -56,8 +57,8 @@ impl Lane {
         thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || {
-                // Dropped in reverse: the device is past all work, the timeline settles and the memory goes before the
-                // end is known.
+                // Dropped in reverse order: the device is past all work, then the timeline settles, then the memory
+                // goes, and only then is the end announced.
                 let _running = running;
                 let runner = runner;
                 let jobs = jobs;
@@ -67,7 +68,7 @@ impl Lane {
         Lane { queue, shut_down, under_way, ended }
     }
 
-    /// A lane whose jobs a test does.
+    /// A lane whose jobs a test runs.
     #[cfg(test)]
     pub(crate) fn by_hand() -> (Lane, std::sync::mpsc::Receiver<Job>) {
         let (queue, jobs) = sync_channel(QUEUE);
@@ -75,10 +76,10 @@ impl Lane {
         (Lane { queue, shut_down: Arc::default(), under_way: Arc::new(UnderWay::new(0)), ended }, jobs)
     }
 
-    /// Hands a job to the lane. A job that cannot be taken is answered at once.
+    /// Submits a job. If it cannot be queued, it is answered with an error at once.
     pub fn submit(&self, job: Job) {
         let is_counted = job.is_served();
-        // Counted first: the thread may be done with it before this returns.
+        // Counted first, because the thread may finish it before this returns.
         if is_counted {
             self.under_way.send_modify(|jobs| *jobs += 1);
         }
@@ -93,10 +94,9 @@ impl Lane {
         job.fail(error);
     }
 
-    /// Returns when no step and no launch of a serving actor is under way, or the thread has ended. Whoever takes over from
-    /// a dead actor waits for this: what its predecessor submitted still reads and writes. Captures and worst cases under
-    /// stress are not waited for: no actor that can be replaced asks for them, they touch nothing that it gave out, and
-    /// they come one behind the other.
+    /// Waits until no step or launch of a serving actor is running, or the thread has ended. A successor of a dead
+    /// actor calls this, because its predecessor's jobs still use memory. Captures and worst cases are not waited for:
+    /// no replaceable actor asks for them, they touch nothing that one gave out, and they run in order.
     pub async fn idle(&self) {
         let mut under_way = self.under_way.subscribe();
         tokio::select! {
@@ -110,17 +110,17 @@ impl Lane {
         self.ended.has_changed().is_ok()
     }
 
-    /// Returns when the thread has ended and let go of its memory. Waiting does not keep the thread.
+    /// Waits until the thread has ended and released its memory. Waiting does not keep the thread alive.
     pub fn ended(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut ended = self.ended.clone();
         async move { while ended.changed().await.is_ok() {} }
     }
 
-    /// Lets the thread finish what it has begun, fail what is behind that, and end; returns when it has let go of its memory. A lane is
-    /// shut down before its memory may be revoked.
+    /// Shuts the thread down: it finishes the jobs that it has begun, fails the queued ones, and ends. Waits until it
+    /// has released its memory. Required before that memory may be revoked.
     pub async fn shut_down(&self) {
         self.shut_down.store(true, Ordering::Release);
-        // A full queue is as good a bell as this job.
+        // If the queue is full, its next job wakes the thread just as well.
         self.submit(Job::Wake);
         self.ended().await;
     }

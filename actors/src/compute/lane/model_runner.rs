@@ -1,4 +1,4 @@
-//! Where a lane works: a backend, a workspace, the model and the caches.
+//! What a lane runs jobs on: a backend, a workspace, the model and the caches.
 
 use std::{cell::Cell, mem, sync::Arc};
 
@@ -19,30 +19,30 @@ use super::{
 };
 use crate::{compute::memory::EngineMemory, supervise::InjectedFault};
 
-/// A lane's working place. It belongs to the lane's thread.
+/// What a lane runs jobs on. It belongs to the lane's thread.
 pub struct ModelRunner<B> {
-    /// First to go: they name all that follows.
+    /// Dropped first, because graphs use everything below.
     pub(super) graphs: Graphs,
     pub(super) backend: B,
     pub(super) workspace: Workspace,
     pub(super) model: Arc<Model>,
     pub(super) memory: Arc<EngineMemory>,
-    /// What is asked of a step, on its way to the sampling buffers: pasts of hundreds of sequences are megabytes.
+    /// Parameters of a step during upload. The pasts of hundreds of sequences take megabytes.
     pub(super) question: Cell<Vec<u32>>,
-    /// The next job is refused memory.
+    /// Whether the next job is refused memory.
     refuses: Cell<bool>,
 }
 
 impl<B: Backend> ModelRunner<B> {
-    /// A place that computes with `backend` in `workspace`, which must be of `memory`.
+    /// A runner that computes with `backend` in `workspace`, which must belong to `memory`.
     pub fn new(backend: B, workspace: Arc<Segment>, model: Arc<Model>, memory: Arc<EngineMemory>) -> Self {
         let workspace = Workspace::over(workspace);
         let (question, refuses) = (Cell::default(), Cell::default());
         ModelRunner { graphs: Graphs::default(), backend, workspace, model, memory, question, refuses }
     }
 
-    /// Launches all of a job without waiting for the device: what is begun later runs behind it. Only a job that needs
-    /// numbers on the way, as a worst case under stress, waits for them here.
+    /// Launches all of a job without waiting for the device; later jobs run after it. Only a job that needs
+    /// intermediate numbers waits for them here, such as a worst case under stress.
     pub(super) fn begin(&self, job: Job) -> Pending {
         match job {
             Job::Step(job) => {
@@ -83,17 +83,17 @@ impl<B: Backend> ModelRunner<B> {
         }
     }
 
-    /// Returns when the device is past all that was launched here; past its end if it is lost.
+    /// Waits until the device is past everything launched here. Returns at once if the device is lost.
     pub(super) fn wait_for_device(&self) {
         drop(self.backend.wait_for_all());
     }
 
-    /// The same outcome. Behind one that failed nobody knows what is under way, so the device is past all of it.
+    /// Returns the outcome. After a failed job it is unknown what still runs, so this waits for the device first.
     pub(super) fn past<T>(&self, outcome: Result<T, LaneError>) -> Result<T, LaneError> {
         outcome.inspect_err(|_| self.wait_for_device())
     }
 
-    /// What `run` gives, unless a drill refuses it memory.
+    /// Runs `run`, unless a fault plan refuses it memory.
     fn unless_refused<T>(&self, run: impl FnOnce() -> Result<T, LaneError>) -> Result<T, LaneError> {
         if !self.refuses.take() {
             return self.past_on_panic(run);
@@ -105,8 +105,8 @@ impl<B: Backend> ModelRunner<B> {
         Err(KernelError::Device(DeviceError::Refused { asked, free, hint }).into())
     }
 
-    /// What `run` gives. If it panics, what it has launched so far still reads and writes what its job holds: the device
-    /// is past that before the job is dropped.
+    /// Runs `run`. If it panics, this waits for the device before the job is dropped, because launched work still uses
+    /// what the job holds.
     fn past_on_panic<T>(&self, run: impl FnOnce() -> T) -> T {
         let past = PastOnDrop(self);
         let given = run();
@@ -127,7 +127,7 @@ impl<B: Backend> ModelRunner<B> {
             let logits = self.model.step(scope, &job.batch, &caches, |scope, rows| scores.score(scope, rows))?;
             let scores = scores.download(scope)?;
             let rows = logits.rows();
-            // Behind the layers' launch: a device computes them while the host makes masks.
+            // After the layers are launched: a device computes them while the host builds masks.
             let choices = TokenChoice::of(&job.choices, buffers.shape().vocabulary);
             match &choices {
                 TokenChoice::Likeliest { .. } => buffers.take_likeliest(scope, &logits)?,
@@ -141,7 +141,7 @@ impl<B: Backend> ModelRunner<B> {
         Ok(Launched { choosing, scores, is_by_graph: false })
     }
 
-    /// Writes to the sampling buffers what is asked of a launch that chooses from `rows` rows.
+    /// Writes the parameters of a launch that chooses from `rows` rows to the sampling buffers.
     pub(super) fn ask(
         &self,
         scope: &Scope<'_, B>,
@@ -160,8 +160,8 @@ impl<B: Backend> ModelRunner<B> {
         self.autotune(|| self.stress_autotuned(pass, depth))
     }
 
-    /// Runs what is thrown away, and has the backend measure the products that it met, in the workspace that it has given
-    /// back.
+    /// Runs work whose results are discarded. Then the backend measures the products that it met, in the workspace that
+    /// the work has released.
     pub(super) fn autotune<T>(&self, run: impl FnOnce() -> Result<T, LaneError>) -> Result<T, LaneError> {
         self.backend.autotune(true);
         let outcome = run().and_then(|given| {
@@ -202,7 +202,7 @@ impl<B: Backend> ModelRunner<B> {
                 run(&mut none)
             }
         };
-        // What was computed on a device that was lost meanwhile is worth nothing.
+        // Results computed on a device that was lost in the meantime are worthless.
         let device = self.workspace.segment().map(|segment| segment.device().check());
         device.unwrap_or(Ok(())).map_err(KernelError::Device)?;
         outcome

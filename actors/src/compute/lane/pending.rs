@@ -1,4 +1,4 @@
-//! A job that has begun: what it has launched, how its results are read, and who waits for them.
+//! A job that has begun: what it has launched, how its results are read, and where they go.
 
 use bursar_budgets::Bytes;
 use bursar_kernels::{Backend, ops::transfer::Later};
@@ -11,7 +11,7 @@ use super::{
     job::{Answer, CaptureJob, EncodeJob, LaneError, StepJob, Stepped, StressJob},
 };
 
-/// What was launched of a job, and the job: what that holds stays until the device is past it.
+/// A job and what it has launched. What the job holds stays until the device is past it.
 pub(super) enum Pending {
     Step(Box<StepJob>, Result<Launched, LaneError>),
     Encode(Box<EncodeJob>, Result<Later<u32>, LaneError>),
@@ -24,7 +24,7 @@ pub(super) enum Pending {
 /// A step on the device.
 pub(super) struct Launched {
     pub(super) choosing: Choosing,
-    /// None where nothing is scored.
+    /// None if nothing is scored.
     pub(super) scores: Option<Scored>,
     pub(super) is_by_graph: bool,
 }
@@ -39,14 +39,14 @@ impl Pending {
         }
     }
 
-    /// Whether the next job may come before this one is answered: a step, whose tokens stay where the next finds them, or a
-    /// launch of pictures.
+    /// Whether the next job may begin before this one is answered. True for a step, whose tokens stay on the device for
+    /// the next, and for a launch of pictures.
     pub(super) fn may_be_followed(&self) -> bool {
         matches!(self, Pending::Step(_, Ok(_)) | Pending::Encode(_, Ok(_)))
     }
 
-    /// Waits until the device is past the job, also past what a job that failed had launched by then: that still reads and
-    /// writes what the job holds. Gives the call that answers it, to be made when the work counts as finished.
+    /// Waits until the device is past the job, including what a failed job had launched, because that still uses what
+    /// the job holds. Returns the call that answers the job, to be made once the job counts as finished.
     pub(super) fn finish<B: Backend>(self, runner: &ModelRunner<B>) -> Box<dyn FnOnce()> {
         match self {
             Pending::Step(job, launched) => {
@@ -75,13 +75,13 @@ impl Pending {
         }
     }
 
-    /// Whether it is work that an actor has asked for while serving, as `Job::is_served` has it.
+    /// Whether a serving actor asked for it, as in `Job::is_served`.
     pub(super) fn is_served(&self) -> bool {
         matches!(self, Pending::Step(..) | Pending::Encode(..))
     }
 }
 
-/// Tells requests what became of their job.
+/// Records a job's outcome in the spans of its requests.
 fn tell<T>(spans: &[Span], outcome: &Result<T, LaneError>, done: &'static str) {
     for span in spans {
         span.in_scope(|| match outcome {

@@ -1,4 +1,4 @@
-//! What an engine shows of its model: who runs, what the profile allows, how long it took.
+//! What an engine shows of its model: running actors, permits, and how long the start took.
 
 use bursar_budgets::Class;
 
@@ -10,7 +10,7 @@ use crate::{
 };
 
 impl EngineState {
-    /// Sets the gauges; what is counted stands at 0 until it is counted.
+    /// Sets the gauges. Counters start at 0.
     pub(super) fn show(&self) {
         let model = &self.arguments.label;
         metric::expect_model(model);
@@ -26,7 +26,7 @@ impl EngineState {
         metric::PERMITS.set(&(model.clone(), Permit::Patches), record.launch_patches);
         metric::PROFILE_TARGET_TOKENS.set(model, record.kv_tokens());
         self.sized_within.into_iter().for_each(|within| metric::PROFILE_SECONDS.set(model, within));
-        // What differs ends an attempt.
+        // Always 0 here: a peak that differs from the plan ends an attempt.
         for class in [Class::StepWorkspace, Class::VisionWorkspace] {
             metric::PLAN_ERROR_BYTES.set(&(model.clone(), class), 0);
         }

@@ -1,4 +1,4 @@
-//! The attempts of an engine: each asks for less than one that was refused memory, also when that was while it served.
+//! The attempts of an engine. Each asks for less than one that was refused memory, including while it served.
 
 use std::{sync::Arc, time::Instant};
 
@@ -22,7 +22,7 @@ use crate::{
 };
 
 impl EngineState {
-    /// The next attempt begins where none has to go further back than it must: weights that are there stay.
+    /// Starts the next attempt as late in the sequence as possible: loaded weights stay.
     pub(super) async fn next_attempt(&mut self, myself: &ActorRef<EngineMessage>) -> Result<(), ActorProcessingErr> {
         self.course = Course::default();
         self.attempted = Instant::now();
@@ -106,7 +106,7 @@ impl EngineState {
         Ok(())
     }
 
-    /// What the attempt held is brought home first; then a smaller one, or the end.
+    /// Returns what the attempt held, then starts a smaller attempt or gives up.
     pub(super) async fn attempt_failed(
         &mut self,
         myself: &ActorRef<EngineMessage>,
@@ -124,7 +124,7 @@ impl EngineState {
         let (was_refused, may_go_on) =
             (matches!(outcome, Outcome::Refused { .. }), !matches!(outcome, Outcome::Failed { .. }));
         self.report(outcome);
-        // Whatever it was: what is measured anew may go well.
+        // Whatever the error was, measuring anew may succeed.
         let said = error.to_string();
         let plan = self.plan.as_mut().filter(|_| self.planned.is_some());
         let was_warm = plan.is_some_and(|plan| plan.drop_warm(&said));
@@ -138,7 +138,7 @@ impl EngineState {
         };
         self.arguments.tell_of_restart(Role::Profile, &said);
         if wait.is_zero() {
-            // A smaller target is another matter: there is nothing to wait for.
+            // A smaller target has nothing to wait for.
             return self.next_attempt(myself).await;
         }
         let generation = self.owner().generation;
@@ -146,7 +146,7 @@ impl EngineState {
         Ok(())
     }
 
-    /// Tells of the attempt under way, as far as it is by now.
+    /// Reports the current attempt as far as it got.
     fn report(&mut self, outcome: Outcome) {
         let Passed { phase, measured, target, .. } = self.course.passed();
         measured.into_iter().for_each(|blocks| self.attempts.measure(blocks));
@@ -163,7 +163,7 @@ impl EngineState {
             Outcome::Died { .. } => AttemptEnd::Died,
             Outcome::Failed { .. } => AttemptEnd::Error,
         };
-        // One that was ready and is refused memory while it serves is the same attempt.
+        // An attempt that was ready and is then refused memory while it serves counts once.
         if report.phase != Phase::Serve || report.outcome == Outcome::Ready {
             metric::PROFILE_ATTEMPTS_TOTAL.add(&(self.arguments.label.clone(), reason), 1);
         }
@@ -172,13 +172,13 @@ impl EngineState {
         (self.arguments.progress)(Progress::Attempt(report));
     }
 
-    /// Begins to work out which knobs would have helped: that takes many plans.
+    /// Begins to find which knobs would have helped, which takes many plans.
     fn work_out_advice(&mut self, myself: &ActorRef<EngineMessage>, error: ProfileError) {
         let refused = |report: &AttemptReport| match &report.outcome {
             Outcome::Refused { evidence } => Some(evidence.clone()),
             _ => None,
         };
-        // One that became too small because others before it were refused memory ends for want of memory too.
+        // An attempt may be too small only because earlier ones were refused memory. It too ends for lack of memory.
         let evidence = self.reports.iter().rev().find_map(refused);
         let (Some(evidence), Some(plan)) = (evidence, self.plan.clone()) else {
             return self.give_up(myself, error, Vec::new());
@@ -206,7 +206,7 @@ impl EngineState {
         self.fail(myself, StartError::Profile { attempt, attempts, source: Box::new(error), knobs });
     }
 
-    /// Starts all serving actors, behind an attempt that went well or a shrink.
+    /// Starts all serving actors, after a successful attempt or a shrink.
     pub(super) async fn serve(&mut self, myself: &ActorRef<EngineMessage>) -> Result<(), ActorProcessingErr> {
         let serving = self.start_children(myself, 0).await?;
         self.course.enter(Phase::Serve);
@@ -216,7 +216,7 @@ impl EngineState {
         Ok(())
     }
 
-    /// Where the serving actor of a lane that is about to start tells of memory that was refused.
+    /// Where the serving actor of a lane reports that memory was refused.
     pub(super) fn refusal_sink(&self, myself: &ActorRef<EngineMessage>, which: WhichLane) -> RefusalSink {
         let (myself, generation) = (myself.clone(), self.servings);
         Arc::new(move |error| {
@@ -225,8 +225,8 @@ impl EngineState {
         })
     }
 
-    /// Whether an actor that was started for a lane in that generation is the one that is there now. The other may have
-    /// told of the same, or died since, and then it has a successor, or is to have one.
+    /// Whether the actor started for a lane in that generation is still the current one. Otherwise it was replaced, or
+    /// will be.
     pub(super) fn serves_on(&self, which: WhichLane, generation: u64) -> bool {
         match which {
             WhichLane::Step => self.children.scheduler.is_some() && generation == self.servings,
@@ -243,8 +243,8 @@ impl EngineState {
         }
     }
 
-    /// The actors make way, keys and values give up five per cent, and their successors do the work again. Weights,
-    /// workspaces and graphs stay as they are.
+    /// Stops the serving actors, shrinks keys and values by five per cent, and starts successors, which do the refused
+    /// work again. Weights, workspaces and graphs stay as they are.
     pub(super) async fn refused_while_serving(
         &mut self,
         myself: &ActorRef<EngineMessage>,
@@ -252,7 +252,7 @@ impl EngineState {
     ) -> Result<(), ActorProcessingErr> {
         self.check_device()?;
         self.arguments.show(Status::Starting);
-        // A restart that is waited for is part of this one.
+        // A restart already pending becomes part of this one.
         self.restarting = None;
         for child in self.children.take_from(0) {
             drop(child.kill_and_wait(None).await);
@@ -272,14 +272,14 @@ impl EngineState {
         self.course = Course::default();
         let elastic = self.elastic.as_mut().expect("it served");
         match self.arguments.options.kv().is_pinned() {
-            // A size that the user has fixed stays, as it does in a start.
+            // A size that the user fixed stays, as it does at the start.
             true => elastic.pause(myself),
             false => elastic.cap(self.attempts.target(), myself),
         }
         self.serve_again(myself).await
     }
 
-    /// What was refused memory is served again, when keys and values have given up what they are to.
+    /// Starts serving again, once keys and values have shrunk as ordered.
     pub(super) async fn serve_again(&mut self, myself: &ActorRef<EngineMessage>) -> Result<(), ActorProcessingErr> {
         let elastic = self.elastic.as_ref().expect("it served");
         if elastic.is_quiet() {
@@ -287,7 +287,7 @@ impl EngineState {
             return Ok(());
         }
         self.is_redoing = false;
-        // The budget lets it grow no further.
+        // Registers the lower maximum, so that the budget offers no growth above it.
         elastic.obey(myself);
         let (most, profiled) = (elastic.most(), self.profiled.clone().expect("it served"));
         let record = ProfileRecord { kv_blocks: most, ..profiled.record.clone() };

@@ -1,35 +1,35 @@
-//! How many blocks keys and values have after READY: pure. One change at a time; what must be given up comes first, and
-//! what may be taken is taken only while nothing has to be given up.
+//! The number of blocks of keys and values after READY: pure. One change at a time. Shrinking goes first, and growth is
+//! accepted only while nothing has to shrink.
 
 use crate::profile::shrunk;
 
-/// What happens to the pool.
+/// An event for the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Input {
-    /// So many blocks are to be kept at most.
+    /// Keep at most this many blocks.
     GiveUp(usize),
-    /// There may be so many.
+    /// The pool may grow to this many blocks.
     MayGrow(usize),
-    /// The scheduler is there, or is being replaced.
+    /// The scheduler serves, or is being replaced.
     Serving(bool),
-    /// Nobody serves and no lane has work, until as many blocks are left at most, or five per cent less where there are no
-    /// more already: what was refused is to find something given up. There are never more than this again.
+    /// Serving was refused memory and is stopped. Keep at most this many blocks, for good. If there are no more than
+    /// that already, give up five per cent, so that the refused work finds memory.
     Cap(usize),
-    /// Nobody serves and no lane has work, until what was ordered is done.
+    /// Serving is stopped until orders already given are carried out.
     Pause,
-    /// The change under way has ended.
+    /// The change in progress has ended.
     Ended(Outcome),
 }
 
-/// What is to be done now; [`Input::Ended`] must follow.
+/// A change to make now. [`Input::Ended`] must follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Let the scheduler give up all but the first `to` blocks, then unback the others.
+    /// Have the scheduler give up all but the first `to` blocks, then unback the rest.
     Shrink {
         /// Blocks that stay.
         to: usize,
     },
-    /// Back more, then let the scheduler have them.
+    /// Back more blocks, then let the scheduler use them.
     Grow {
         /// Blocks before.
         from: usize,
@@ -38,38 +38,38 @@ pub enum Change {
     },
 }
 
-/// How a change has ended.
+/// How a change ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It is done.
+    /// The change is complete.
     Done,
-    /// The memory is somebody else's by now: all is as before.
+    /// Another process or lease got the memory first. The size is as before.
     Refused,
-    /// The scheduler has died with the question, and nothing was unbacked.
+    /// The scheduler died before it answered, and nothing was unbacked.
     Interrupted,
 }
 
-/// The pool's size, and where it is going.
+/// The size of the pool, and the change in progress.
 #[derive(Clone, Copy, Debug)]
 pub struct PoolCore {
-    /// Blocks that the serving actors may use: never more than are backed, from the moment on when they are to be fewer.
+    /// Blocks that the serving actors may use. While shrinking, this is the smaller number from the start.
     blocks: usize,
-    /// What one sequence of the full context needs, and a whole step.
+    /// The least number of blocks: one sequence of the full context, or a whole step.
     floor: usize,
-    /// What was stressed.
+    /// The most blocks: those stressed, or fewer after a refusal.
     most: usize,
     serving: bool,
-    /// What is to be kept at most, where that has not begun.
+    /// The smallest size ordered and not begun yet.
     ordered: Option<usize>,
     under_way: Option<Change>,
-    /// The change under way waits for a scheduler.
+    /// The change in progress waits for a scheduler.
     interrupted: bool,
-    /// Nobody serves until the change under way, and the one that is ordered, have ended.
+    /// Serving waits until the current change and the ordered one have ended.
     quiet: bool,
 }
 
 impl PoolCore {
-    /// A pool of `most` blocks, of which `floor` at least always stay.
+    /// A pool of `most` blocks that never shrinks below `floor`.
     pub fn new(floor: usize, most: usize) -> Self {
         let floor = floor.min(most);
         PoolCore {
@@ -89,22 +89,22 @@ impl PoolCore {
         self.blocks
     }
 
-    /// What there is at most.
+    /// The most blocks there may be.
     pub fn most(&self) -> usize {
         self.most
     }
 
-    /// Whether nobody may serve yet, for a change that needs nobody to.
+    /// Whether serving must still wait.
     pub fn is_quiet(&self) -> bool {
         self.quiet
     }
 
-    /// What always stays.
+    /// The fewest blocks there may be.
     pub fn floor(&self) -> usize {
         self.floor
     }
 
-    /// Takes one input; gives the change that begins, or begins again.
+    /// Takes one input. Returns the change that begins, or begins again.
     pub fn step(&mut self, input: Input) -> Option<Change> {
         match input {
             Input::GiveUp(to) => {
@@ -123,7 +123,7 @@ impl PoolCore {
                 (self.most, self.quiet) = (most.clamp(self.floor, self.most), true);
                 let to = match self.most < self.blocks {
                     true => self.most,
-                    // It is as small already, and something was refused all the same.
+                    // The pool is this small already, and memory was refused all the same.
                     false => shrunk(self.blocks, 1).max(self.floor),
                 };
                 self.order(to);
@@ -137,7 +137,7 @@ impl PoolCore {
                 let ended = self.under_way.take();
                 if let (Some(Change::Grow { to, .. }), Outcome::Done) = (ended, outcome) {
                     self.blocks = to;
-                    // A cap may have come meanwhile.
+                    // A cap may have arrived during the change.
                     self.order(self.most);
                 }
             }
@@ -145,7 +145,7 @@ impl PoolCore {
         self.next()
     }
 
-    /// Remembers that there are to be no more than `to`, if there are.
+    /// Orders a size of at most `to` blocks.
     fn order(&mut self, to: usize) {
         if to < self.blocks {
             self.ordered = Some(self.ordered.map_or(to, |before| before.min(to)));
@@ -163,7 +163,7 @@ impl PoolCore {
             self.quiet = false;
             return None;
         };
-        // From now on, so that a scheduler that has to be replaced meanwhile begins with as many.
+        // Set at once, so that a scheduler that restarts during the change starts with this size.
         self.blocks = to;
         self.under_way = Some(Change::Shrink { to });
         self.under_way
@@ -220,7 +220,7 @@ mod tests {
     fn a_shrink_interrupted_by_a_schedulers_death_restarts_with_the_next() {
         let mut pool = serving();
         assert_eq!(pool.step(Input::GiveUp(50)), Some(Change::Shrink { to: 50 }));
-        // The news may come before the successor or after it.
+        // The news may arrive before the successor or after it.
         assert_eq!(pool.step(Input::Serving(false)), None);
         assert_eq!(pool.step(Input::Ended(Outcome::Interrupted)), None);
         assert_eq!(pool.step(Input::Serving(true)), Some(Change::Shrink { to: 50 }));
@@ -247,7 +247,7 @@ mod tests {
         assert!(!pool.is_quiet());
         pool.step(Input::Serving(true));
         assert_eq!((pool.step(Input::MayGrow(100)), pool.most()), (None, 95));
-        // One that is smaller already has nothing to give.
+        // A pool that is smaller already has nothing to give.
         assert_eq!(pool.step(Input::GiveUp(40)), Some(Change::Shrink { to: 40 }));
         pool.step(Input::Ended(Outcome::Done));
         pool.step(Input::Serving(false));
@@ -255,7 +255,7 @@ mod tests {
         assert_eq!((pool.step(Input::Ended(Outcome::Done)), pool.is_quiet()), (None, false));
         pool.step(Input::Serving(true));
         assert_eq!(pool.step(Input::MayGrow(100)), Some(Change::Grow { from: 38, to: 90 }));
-        // At the floor nothing is left to give, and nobody waits for it.
+        // At the floor nothing is left to give, and serving does not wait.
         pool.step(Input::Ended(Outcome::Done));
         pool.step(Input::GiveUp(0));
         pool.step(Input::Ended(Outcome::Done));
@@ -297,14 +297,14 @@ mod tests {
             inputs in proptest::collection::vec((0u8..9, 0usize..130), 1..60),
         ) {
             let mut pool = PoolCore::new(16, 100);
-            // What was begun and has not been heard of.
+            // The change begun and not ended.
             let mut begun: Option<Change> = None;
             let mut is_serving = false;
             for (kind, blocks) in inputs {
                 let input = match (kind, begun) {
                     (0 | 1, _) => Input::GiveUp(blocks),
                     (2, _) => Input::MayGrow(blocks),
-                    // Nobody is let in while it is quiet.
+                    // No request is let in while the pool is quiet.
                     (3, _) if pool.is_quiet() => continue,
                     (3, _) => Input::Serving(blocks % 2 == 0),
                     (7 | 8, _) if is_serving => continue,

@@ -1,4 +1,4 @@
-//! What is said is kept to or refused; what is not said makes room for it.
+//! A limit that is set is kept or refused. A limit that is not set makes room for it.
 
 use bursar_model::{
     checkpoint::{Checkpoint, CheckpointSource},
@@ -20,7 +20,7 @@ fn lowered(checkpoint: &Checkpoint, options: &LoadOptions, is_host: bool) -> Res
     options.lowered(&Own { family: &family, pictures: checkpoint.image_processor.as_ref(), is_host })
 }
 
-/// On a GPU, with these settings.
+/// Lowers these settings for a GPU.
 fn on_a_gpu(checkpoint: &Checkpoint, settings: Value) -> Result<Lowered, StartError> {
     let Value::Object(settings) = settings else { panic!("settings are an object") };
     let (knobs, names) = Knobs::named_from(settings).expect("all of it is known");
@@ -98,6 +98,6 @@ fn impossible_limits_are_blamed_on_the_users_setting() {
         assert!(told.contains(said) && told.contains(blamed), "{settings}: {told}");
         assert!(!told.contains("preprocessor_config"), "no file is to blame: {told}");
     }
-    // A largest that is below the model's own smallest lowers that, which nobody said.
+    // A maximum below the model's own minimum lowers the minimum, which was not set.
     on_a_gpu(&seven, json!({ "max_pixels": 1600 })).expect("it is served");
 }

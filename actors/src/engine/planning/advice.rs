@@ -10,9 +10,10 @@ use crate::{
     profile::{Place, shrunk},
 };
 
-/// What would have freed `missing` bytes, which an attempt with `target_tokens` of keys and values was refused: fewer of
-/// those, or a lower limit. `room` is all that the model could have by now, if that is known: where a neighbour holds so
-/// much that no keys and values are few enough, only limits are left. Of what there is to be had nobody can set more.
+/// Suggestions that would have freed `missing` bytes, refused to an attempt with `target_tokens` of keys and values:
+/// fewer tokens, or a lower limit. `room` is all memory that the model could have now, if known. If a neighbour holds
+/// so much that no number of tokens fits, only limits are suggested. Knobs that would claim more of the device are left
+/// out.
 pub(crate) fn advice(
     question: &Question<'_>,
     target_tokens: usize,
@@ -23,7 +24,7 @@ pub(crate) fn advice(
     let (kv, page) = (question.options.kv(), question.place.page);
     let least = needs.memory_plan_with(least_blocks(&needs, &kv, page)).total();
     let available = least.saturating_sub(missing).min(room.unwrap_or(Bytes(u64::MAX)));
-    // A share that was said was of what there was: by now the least will do.
+    // A share that the user set applied to the memory then available. Now the minimum is enough.
     let options = LoadOptions { memory_fraction: Some(1.0), device_fraction: None, ..question.options.clone() };
     let place = Place { is_host: question.place.is_host, ..Place::of_available(available, page) };
     let scarce = Question { options: &options, place, ..*question };
@@ -31,7 +32,7 @@ pub(crate) fn advice(
     if kv.is_pinned() {
         return limits;
     }
-    // Whole blocks, and five per cent less at least: what was refused may be the least of what will be asked for.
+    // In whole blocks, and at least five per cent less: the refused bytes may be only the first of several requests.
     let blocks = target_tokens / BLOCK_TOKENS;
     let block = needs.kv_shape.block_bytes() * needs.kv_shape.layers as u64;
     let by_bytes = blocks.saturating_sub(missing.0.div_ceil(block.0.max(1)) as usize);
@@ -75,11 +76,11 @@ mod tests {
         for room in [None, Some(least), Some(least * 8)] {
             assert!(kv(&asked(&sized, room).0).is_some(), "{room:?}");
         }
-        // No limits are low enough either: the weights alone are more.
+        // No limit is low enough either, because the weights alone need more.
         let (knobs, _) = asked(&sized, Some(Bytes::mib(4)));
         assert!(knobs.len() > 1 && knobs.iter().all(|knob| knob.to.is_none()), "{knobs:?}");
         assert!(kv(&asked(&sized, Some(least - page)).0).is_none());
-        // A size that was fixed is told in what it was fixed in, and fits the room.
+        // A fixed size is suggested in the unit in which it was set, and fits the room.
         for (pinned, name) in [
             (LoadOptions { kv_tokens: Some(1 << 20), ..sized.clone() }, "kv_tokens"),
             (LoadOptions { kv_bytes: Some(Bytes::gib(2)), ..sized.clone() }, "kv_bytes"),

@@ -1,4 +1,4 @@
-//! What a start will come to on a device, and what would make it possible: by plan, without a device. Pure.
+//! What a start will come to on a device, and what would make it fit: by plan, without a device. Pure.
 
 use bursar_budgets::{Bytes, Class, MemoryPlan};
 use bursar_kernels::{BLOCK_TOKENS, Target};
@@ -11,23 +11,23 @@ use crate::{
     profile::{KvChoice, KvRoom, Needs, Place},
 };
 
-/// All that a start follows from.
+/// Everything that determines a start.
 #[derive(Clone, Copy)]
 pub struct Question<'q> {
     /// The model, planned or loaded.
     pub model: &'q Model,
-    /// How its pictures are resized; none if it takes none.
+    /// How its pictures are resized. None for a model without pictures.
     pub pictures: Option<&'q ImageProcessor>,
-    /// What it would be computed with.
+    /// What it would be computed on.
     pub target: Target,
-    /// What it would be loaded with.
+    /// The options it would be loaded with.
     pub options: &'q LoadOptions,
-    /// Where.
+    /// The device's memory as the model would find it.
     pub place: Place,
 }
 
 impl<'q> Question<'q> {
-    /// What bounds the model's inputs before anything is said.
+    /// What bounds the model's inputs before the user sets anything.
     pub fn own(&self) -> Own<'q> {
         Own { family: self.model.config(), pictures: self.pictures, is_host: self.place.is_host }
     }
@@ -35,46 +35,46 @@ impl<'q> Question<'q> {
     /// The largest inputs, and what the model needs for them.
     ///
     /// # Errors
-    /// As [`LoadOptions::lowered`]; [`StartError::Plan`].
+    /// As [`LoadOptions::lowered`], and [`StartError::Plan`].
     pub fn needs(&self) -> Result<(Lowered, Needs), StartError> {
         let inputs = self.options.lowered(&self.own())?;
         let needs = Needs::plan(self.model, self.target, &inputs.envelope, self.place.page)?;
         Ok((inputs, needs))
     }
 
-    /// The blocks of keys and values that a start of `needs` settles on.
+    /// The blocks of keys and values that a start with `needs` settles on.
     ///
     /// # Errors
-    /// Why it will not be READY, with what would help: that takes some hundred plans.
+    /// Why it will not become READY, and what would help. Finding that takes some hundred plans.
     pub fn settled(&self, inputs: &Lowered, needs: &Needs) -> Result<usize, Box<Unfit>> {
         let settled = settle(needs, &inputs.envelope, &self.options.kv(), &self.place);
         settled.map_err(|lack| Box::new(Unfit { lack, suggestions: self.suggestions(inputs, needs) }))
     }
 }
 
-/// What a start will come to.
+/// The expected result of a start.
 #[derive(Clone, Debug)]
 pub struct Forecast {
-    /// The largest inputs, as the model lowers them.
+    /// The largest inputs, lowered to the model's limits.
     pub inputs: Lowered,
-    /// Tokens of keys and values at READY; none if it does not fit.
+    /// Tokens of keys and values at READY. 0 if it does not fit.
     pub kv_tokens: usize,
-    /// One line a claimant. Where it fits keys and values have the size that they settle on, else the least that a start
-    /// can do with, or what was fixed.
+    /// One line per claimant. If it fits, keys and values have the size that they settle on. Otherwise they have the
+    /// minimum, or the size that the user fixed.
     pub plan: MemoryPlan,
-    /// What of the device can be leased.
+    /// Bytes of the device that can be leased.
     pub available: Bytes,
-    /// What no claimant has, the canary apart; nothing if it does not fit.
+    /// Bytes left by all claimants, without the canary. 0 if it does not fit.
     pub free: Bytes,
-    /// Why it will not be READY, even if nobody takes memory meanwhile; none if it will.
+    /// Why it will not become READY, even if no other process takes memory. None if it will.
     pub unfit: Option<Box<Unfit>>,
 }
 
 impl Forecast {
-    /// Works it out. Where it does not fit that takes some hundred plans.
+    /// Computes the forecast. If it does not fit, that takes some hundred plans.
     ///
     /// # Errors
-    /// Limits that contradict each other; a shape that does not go together.
+    /// Limits that contradict each other, or shapes that do not match.
     pub fn of(question: &Question<'_>) -> Result<Self, StartError> {
         let ((inputs, needs), available) = (question.needs()?, question.place.available());
         let forecast = |blocks, kv_tokens, unfit: Option<Box<Unfit>>| {
@@ -88,30 +88,30 @@ impl Forecast {
         })
     }
 
-    /// Whether it will be READY, if nobody takes memory meanwhile.
+    /// Whether it will become READY if no other process takes memory.
     pub fn fits(&self) -> bool {
         self.unfit.is_none()
     }
 
-    /// Sequences that run at once where each has so many tokens, prompt and reply together: as many as keys and values
-    /// hold, in whole blocks, and no more than `sequences`.
+    /// Sequences that can run at once if each has `tokens` tokens, prompt and reply together: as many as the blocks
+    /// hold, and at most `sequences`.
     pub fn concurrency(&self, tokens: usize, sequences: usize) -> usize {
         (self.kv_tokens / BLOCK_TOKENS / tokens.div_ceil(BLOCK_TOKENS).max(1)).min(sequences)
     }
 
-    /// What all lines of a class sum up to.
+    /// The sum of all lines of a class.
     pub fn of_class(&self, class: &Class) -> Bytes {
         self.plan.of_class(class)
     }
 }
 
-/// The fewest blocks of keys and values that a start can do with: those of the probe, or of a size that was fixed.
+/// The fewest blocks of keys and values for a start: those of the probe, or of a fixed size.
 pub(super) fn least_blocks(needs: &Needs, kv: &KvChoice, page: Bytes) -> usize {
     let pinned = kv.pinned_tokens(needs.kv_shape, page).unwrap_or(0);
     pinned.div_ceil(BLOCK_TOKENS).max(needs.probe_blocks)
 }
 
-/// The blocks of keys and values that a start settles on: the same arithmetic as an attempt's.
+/// The blocks of keys and values that a start settles on, by the same arithmetic as an attempt.
 pub(super) fn settle(needs: &Needs, envelope: &Envelope, kv: &KvChoice, place: &Place) -> Result<usize, Lack> {
     let (shape, page, available) = (needs.kv_shape, place.page, place.available());
     let needed = needs.memory_plan_with(least_blocks(needs, kv, page)).total();

@@ -1,4 +1,4 @@
-//! Which single knob, set to what, would make a model fit: found by planning again, not by guessing. Pure.
+//! Which single knob, set to which value, would make a model fit: found by planning again, not by guessing. Pure.
 
 use std::fmt;
 
@@ -18,19 +18,19 @@ use crate::{
     profile::{CONTEXT_TOKENS_LEAST, KvChoice, Needs, Place},
 };
 
-/// What a knob would be set to.
+/// The value of a knob.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Change {
-    /// A number of whatever the knob counts.
+    /// A number, in the knob's unit.
     Count(u64),
-    /// A size.
+    /// A size in bytes.
     Size(Bytes),
-    /// A share, in whole thousandths where it is suggested.
+    /// A share. Suggested shares are whole thousandths.
     Share(f64),
 }
 
-/// As it is typed.
+/// The value as a user types it.
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -42,28 +42,28 @@ impl fmt::Display for Change {
     }
 }
 
-/// One knob, and the value that alone would make a plan fit.
+/// A knob, and the value that alone would make a plan fit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Suggestion {
-    /// Our name of it. [`TOTAL`] is no knob of a model but the device's memory.
+    /// Our name for the knob. [`TOTAL`] stands for the device's memory, which is no knob of a model.
     pub knob: &'static str,
-    /// The name that the user has set it by; ours where nothing was said of it.
+    /// The name by which the user set it, or ours if it was not set.
     pub name: String,
-    /// Its value now, as the model and its processor have lowered it.
+    /// Its value now, lowered to the limits of the model and its processor.
     pub from: Change,
-    /// The value nearest to that with which, everything else as it is, the plan fits; none if there is no such value.
+    /// The nearest value with which the plan fits, all else being equal. None if there is none.
     pub to: Option<Change>,
-    /// What to set for that, in the place of what is set by that name now; none where there is no value, and for the device.
+    /// What to set instead of the current setting of that name. None if there is no value, and for the device.
     pub setting: Option<Setting>,
-    /// The bytes that this makes room for: what claimants need less, or what there is more. Nothing where a share was
-    /// too small and not the room.
+    /// Bytes that the change makes available, by claiming less or having more. 0 if a share was too small rather than
+    /// the device.
     pub frees: Bytes,
 }
 
-/// The device's memory among suggestions.
+/// The name of the device's memory among suggestions.
 pub const TOTAL: &str = "total";
 
-/// What it is called where host memory stands in for a GPU.
+/// The name of the same if host memory stands in for a GPU.
 const CAPACITY: &str = "capacity";
 
 impl Suggestion {
@@ -76,13 +76,13 @@ impl Suggestion {
         Suggestion { knob, name, from, to, setting, frees: if to.is_some() { frees } else { Bytes::ZERO } }
     }
 
-    /// `options` with this knob at the value that would fit; none where there is no such value, and for what is not the
-    /// model's: the device's memory and the canary.
+    /// `options` with this knob at the suggested value. None if there is no value, and for the device's memory and the
+    /// canary, which are not the model's.
     pub fn over(&self, options: &LoadOptions) -> Option<LoadOptions> {
         with(options, self.knob, self.to?)
     }
 
-    /// What they say together, in one sentence; nothing if there are none.
+    /// All suggestions in one sentence. None if there are none.
     pub fn advice(all: &[Suggestion]) -> Option<String> {
         let helpful = all.iter().filter_map(|suggestion| match (&*suggestion.name, suggestion.to?) {
             (TOTAL, _) => Some(format!("{} more of free device memory would fit", suggestion.frees)),
@@ -96,7 +96,7 @@ impl Suggestion {
     }
 }
 
-/// `options` with one knob set to what it takes; none for a knob that they do not have.
+/// `options` with one knob set. None for a knob that they do not have.
 fn with(options: &LoadOptions, knob: &str, to: Change) -> Option<LoadOptions> {
     let mut changed = options.clone();
     let LoadOptions { limits, .. } = &mut changed;
@@ -118,33 +118,33 @@ fn with(options: &LoadOptions, knob: &str, to: Change) -> Option<LoadOptions> {
     Some(changed)
 }
 
-/// A limit of the envelope, lowered in steps of so many of what it counts.
+/// A limit of the envelope, lowered in steps of its own unit.
 struct Limit {
     knob: &'static str,
     now: u64,
     step: u64,
-    /// None is suggested below that.
+    /// The smallest value to suggest.
     least: u64,
 }
 
 /// Neither is a smaller picture: of 112 x 112 pixels where a token has 28 x 28.
 const PICTURE_TOKENS_LEAST: u64 = 16;
 
-/// The capacity is looked for in whole MiB, and below what any device has.
+/// The most MiB to search for a capacity, more than any device has.
 const TOTAL_MIB_MOST: u64 = 1 << 30;
 
-/// As [`Share::expected_of`](super::Share::expected_of) a host device.
+/// The share of [`Share::expected_of`](super::Share::expected_of) for a host device.
 const HOST_FRACTION: f64 = 0.9;
 
 impl Question<'_> {
-    /// Each knob, for `needs` that do not fit.
+    /// Suggestions for `needs` that do not fit.
     pub(super) fn suggestions(&self, inputs: &Lowered, needs: &Needs) -> Vec<Suggestion> {
         let search = Search { question: self, inputs, needs };
         let place = std::iter::once(search.total()).chain(search.canary());
         place.chain(search.reductions()).chain(search.share()).collect()
     }
 
-    /// Those that a model is loaded with and that make it need less.
+    /// Suggestions for knobs of the model that make it need less.
     pub(super) fn reductions(&self, inputs: &Lowered, needs: &Needs) -> Vec<Suggestion> {
         Search { question: self, inputs, needs }.reductions().collect()
     }
@@ -165,12 +165,12 @@ impl Search<'_> {
         Suggestion::new(&self.question.options.names, knob, from, to, frees)
     }
 
-    /// Whether the same inputs fit with another size of keys and values, or elsewhere.
+    /// Whether the same inputs fit with another size of keys and values, or on another device.
     fn settles(&self, kv: &KvChoice, place: &Place) -> bool {
         settle(self.needs, &self.inputs.envelope, kv, place).is_ok()
     }
 
-    /// What other options need, if they fit.
+    /// The needs under changed options, if they fit.
     fn needs_with(&self, knob: &str, to: Change) -> Option<Needs> {
         let options = with(self.question.options, knob, to)?;
         let changed = Question { options: &options, ..*self.question };
@@ -178,7 +178,7 @@ impl Search<'_> {
         settle(&needs, &inputs.envelope, &options.kv(), &changed.place).is_ok().then_some(needs)
     }
 
-    /// What a start needs at least.
+    /// The least that a start needs.
     fn needed(&self, needs: &Needs) -> Bytes {
         let blocks = least_blocks(needs, &self.question.options.kv(), self.question.place.page);
         needs.memory_plan_with(blocks).total()
@@ -190,11 +190,11 @@ impl Search<'_> {
         let to = least(place.total.0 / Bytes::mib(1).0 + 1, TOTAL_MIB_MOST, fits).map(Bytes::mib);
         let frees = to.map_or(Bytes::ZERO, |to| to.saturating_sub(place.total));
         let total = self.suggestion(TOTAL, Change::Size(place.total), to.map(Change::Size), frees);
-        // A host device is as large as a user says.
+        // The user chooses the capacity of a host device.
         if place.is_host { Suggestion { name: CAPACITY.to_owned(), ..total } } else { total }
     }
 
-    /// A smaller canary, if there is one.
+    /// A smaller canary, if one helps.
     fn canary(&self) -> Option<Suggestion> {
         let (place, kv) = (self.question.place, self.question.options.kv());
         let now = place.canary();
@@ -205,13 +205,13 @@ impl Search<'_> {
         Some(self.suggestion("canary", Change::Size(now), to.map(Change::Size), frees))
     }
 
-    /// Pictures are told in what the user has said of them, in pixels if that is nothing.
+    /// The limits to lower. Pictures are limited in the unit that the user set, or in pixels.
     fn limits(&self) -> Vec<Limit> {
         let Envelope { context_tokens, sequences, step_tokens, picture_patches, pictures, launch_patches, .. } =
             self.inputs.envelope;
         let limit = |knob, now: usize, least: usize| Limit { knob, now: now as u64, step: 1, least: least as u64 };
         let mut limits = vec![
-            // A step has a token for each sequence.
+            // A step has at least one token for each sequence.
             limit("step_tokens", step_tokens, sequences),
             limit("sequences", sequences, 1),
             limit("context_tokens", context_tokens, CONTEXT_TOKENS_LEAST),
@@ -230,7 +230,7 @@ impl Search<'_> {
         limits
     }
 
-    /// A limit, lowered.
+    /// The suggestion for a limit.
     fn limit(&self, limit: &Limit) -> Suggestion {
         let Limit { knob, now, step, least } = *limit;
         let plan = |steps: u64| self.needs_with(knob, Change::Count(steps * step));
@@ -240,13 +240,13 @@ impl Search<'_> {
         self.suggestion(knob, Change::Count(now), to.map(|steps| Change::Count(steps * step)), frees)
     }
 
-    /// A size of keys and values that was fixed: the largest below it that fits, or where it is too small for a context,
-    /// the context.
+    /// The suggestion for a fixed size of keys and values: the largest smaller one that fits, or, if it is too small
+    /// for a context, the context.
     fn fixed(&self) -> Option<Suggestion> {
         let (shape, place, kv) = (self.needs.kv_shape, self.question.place, self.question.options.kv());
         let context = self.inputs.envelope.context_tokens.next_multiple_of(BLOCK_TOKENS) as u64;
         let bytes = |tokens: u64| KvMemory::bytes(shape, (tokens as usize).div_ceil(BLOCK_TOKENS), place.page);
-        // One value where it is to be more, and otherwise the most that is less.
+        // To grow, only the minimum is tried. To shrink, the largest value that fits.
         let nearest = |now: u64, least: u64, step: u64, fits: &dyn Fn(u64) -> bool| match now < least {
             true => Some(least.div_ceil(step)).filter(|steps| fits(*steps)),
             false => most(least.div_ceil(step), now.saturating_sub(1) / step, fits),
@@ -264,7 +264,7 @@ impl Search<'_> {
         Some(self.suggestion("kv_bytes", Change::Size(now), to.map(Change::Size), frees))
     }
 
-    /// A larger share for keys and values, where a share is what they have. A share that nobody has said is a host's.
+    /// A larger share for keys and values, if a share decides. A share that was not set is a host device's default.
     fn share(&self) -> Option<Suggestion> {
         let (place, kv) = (self.question.place, self.question.options.kv());
         let (knob, now) = match (kv.device_fraction, kv.memory_fraction) {
@@ -287,7 +287,8 @@ impl Search<'_> {
     }
 }
 
-/// The largest of `low..=high` that fits, where what fits stays fitting as it gets less. What is given fits in any case.
+/// The largest of `low..=high` that fits, found by bisection: if a value fits, all smaller ones do. None if `low` does
+/// not.
 fn most(low: u64, high: u64, fits: impl Fn(u64) -> bool) -> Option<u64> {
     if low > high || !fits(low) {
         return None;
@@ -303,7 +304,8 @@ fn most(low: u64, high: u64, fits: impl Fn(u64) -> bool) -> Option<u64> {
     Some(good)
 }
 
-/// The least of `low..=high` that fits, where what fits stays fitting as it gets more. What is given fits in any case.
+/// The smallest of `low..=high` that fits, found by bisection: if a value fits, all larger ones do. None if `high` does
+/// not.
 fn least(low: u64, high: u64, fits: impl Fn(u64) -> bool) -> Option<u64> {
     if low > high || !fits(high) {
         return None;

@@ -1,4 +1,4 @@
-//! Why a start is refused by plan, and what would make it possible.
+//! Why a start is refused by plan, and what would make it fit.
 
 use bursar_budgets::Bytes;
 use thiserror::Error;
@@ -8,7 +8,7 @@ use super::Suggestion;
 /// What is missing.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum Lack {
-    /// Memory: for what the model needs at least, or for a size of keys and values that was fixed.
+    /// Memory, for the model's minimum or for a fixed size of keys and values.
     #[error(
         "it needs {} ({needed}), of which {} ({available}) can be leased: {} ({short_by}) short",
         needed.exact(),
@@ -16,35 +16,35 @@ pub enum Lack {
         short_by.exact()
     )]
     Memory {
-        /// The plan's total.
+        /// Bytes of the plan.
         needed: Bytes,
-        /// What it could get.
+        /// Bytes available.
         available: Bytes,
-        /// The difference.
+        /// Bytes missing.
         short_by: Bytes,
     },
-    /// Keys and values for a single sequence: a size or a share that was fixed is too small, or what is left.
+    /// Keys and values for one sequence: a fixed size or share, or the room left, is too small.
     #[error("keys and values would hold {tokens} tokens, and one sequence may have {context_tokens}")]
     Tokens {
-        /// What they would hold.
+        /// Tokens that they would hold.
         tokens: usize,
-        /// What a sequence may have.
+        /// Tokens that a sequence may have.
         context_tokens: usize,
     },
 }
 
-/// Why a start will not come to READY: a plan and a start say it in these words.
+/// Why a start will not become READY. A plan and a start use the same words.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[error("the model does not fit: {lack}")]
 pub struct Unfit {
     /// What is missing.
     pub lack: Lack,
-    /// Each knob with the value that alone would make it fit; those that cannot have none.
+    /// Each knob with the value that alone would make it fit. Knobs that cannot help have no value.
     pub suggestions: Vec<Suggestion>,
 }
 
 impl Unfit {
-    /// How much memory is missing; nothing where it is not memory that is missing.
+    /// Bytes of memory missing. 0 if something else is missing.
     pub fn short_by(&self) -> Bytes {
         match self.lack {
             Lack::Memory { short_by, .. } => short_by,
@@ -52,7 +52,7 @@ impl Unfit {
         }
     }
 
-    /// What to change.
+    /// What the user can change.
     pub fn hint(&self) -> String {
         Suggestion::advice(&self.suggestions).unwrap_or_else(|| "use a larger device".to_owned())
     }

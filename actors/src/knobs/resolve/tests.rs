@@ -1,4 +1,4 @@
-//! Every name is understood, two names never contradict each other in silence, and nothing unknown passes.
+//! Every known name is understood, contradictions are never silent, and unknown names are refused.
 
 use bursar_budgets::Bytes;
 use serde_json::json;
@@ -11,7 +11,7 @@ fn read(json: Value) -> Result<Knobs, KnobError> {
     Knobs::from_settings(map)
 }
 
-/// A value of this kind, and another.
+/// Two different values of this kind.
 fn values(kind: Kind) -> [Value; 2] {
     match kind {
         Kind::Count(_) | Kind::CountOrNone(_) => [json!(640), json!("641")],

@@ -1,4 +1,4 @@
-//! Stories of blocks: who holds them, who shares them, what they still contain.
+//! Stories of blocks: which sequences hold and share them, and what they still contain.
 
 use proptest::prelude::*;
 
@@ -7,7 +7,7 @@ use super::*;
 const A: SequenceId = SequenceId(1);
 const B: SequenceId = SequenceId(2);
 
-/// A sequence that is to grow to `tokens`, of which it holds those in its blocks.
+/// A sequence that grows to `tokens` tokens and holds `held` in its blocks.
 fn demand(sequence: SequenceId, held: usize, tokens: usize) -> Demand {
     Demand { sequence, held, more: tokens - held, tokens, prefix: Vec::new() }
 }
@@ -19,7 +19,7 @@ fn keys(name: u32, tokens: usize) -> Vec<PrefixKey> {
     keys.as_slice().to_vec()
 }
 
-/// A new sequence of `tokens` tokens that begins as all of this `name` do.
+/// A new sequence of `tokens` tokens that begins like all others of this `name`.
 fn alike(sequence: SequenceId, name: u32, tokens: usize, more: usize) -> Demand {
     Demand { sequence, held: 0, more, tokens, prefix: keys(name, tokens - 1) }
 }
@@ -72,7 +72,7 @@ fn released_blocks_stay_cached_until_their_place_is_needed() {
     let again = kv.allot(&[alike(A, 7, 33, 33)]);
     assert_eq!(again.tables[0].held, 32);
     kv.release(A);
-    // Another needs two blocks: the blank one, and of the cached ones that of the end.
+    // Another sequence needs two blocks: the blank one, and the cached one from the end.
     kv.allot(&[demand(B, 0, 32)]);
     kv.release(B);
     assert_eq!(kv.allot(&[alike(A, 7, 33, 33)]).tables[0].held, 16, "the beginning is still there");
@@ -94,7 +94,7 @@ fn shared_blocks_do_not_count_as_room() {
     kv.allot(&[demand(A, 0, 32)]);
     kv.name(&filled(A, 7, 32));
     kv.release(A);
-    // Two of three free blocks are those it shares: it would need two more.
+    // Two of three free blocks are those it shares. It would need two more.
     let allotment = kv.allot(&[alike(B, 7, 64, 64)]);
     assert_eq!((allotment.tables.len(), allotment.short_by), (0, 1));
     assert_eq!(kv.usage(), KvUse { blocks: 3, held: 0, cached: 2 }, "and nothing has changed");
@@ -116,7 +116,7 @@ fn a_step_partly_served_by_shared_blocks_asks_for_the_rest() {
     let mut kv = KvCore::new(8);
     kv.allot(&[demand(A, 0, 48)]);
     kv.name(&filled(A, 7, 48));
-    // It has 50 tokens, and the step has room for 20; 48 of them are there.
+    // It has 50 tokens, 48 of them are cached, and the step has room for 20.
     let table = &kv.allot(&[alike(B, 7, 50, 20)]).tables[0];
     assert_eq!((table.held, table.blocks.len()), (48, 4));
 }
@@ -161,14 +161,14 @@ fn new_blocks_are_blank_and_the_lowest_are_taken_first() {
 }
 
 proptest! {
-    /// Against a model that only remembers what was written where: whoever is told that tokens are held finds the
-    /// content of its own beginning in its blocks, no block of one is written by another, and none is lost.
+    /// Compared with a model that only remembers what was written where. A sequence told that tokens are cached finds
+    /// the content of its own beginning. No block of one sequence is written by another, and none is lost.
     #[test]
     fn no_block_is_lost_or_shared_wrongly_and_names_match_content(
         steps in proptest::collection::vec((0u8..5, 0u64..6, 1usize..90, 0u32..3), 1..120),
     ) {
         let mut kv = KvCore::new(12);
-        // What each block contains: its name and which block of a sequence it is.
+        // What each block contains: the name, and the block's index in its sequence.
         let mut content: Vec<Option<(u32, usize)>> = vec![None; 12];
         let mut alive: BTreeMap<u64, (u32, usize)> = BTreeMap::new();
         for (kind, number, tokens, name) in steps {
@@ -179,7 +179,7 @@ proptest! {
                 continue;
             }
             if kind == 1 {
-                // A larger or smaller pool. Whoever held a block that is gone is told, and nobody else.
+                // Resizes the pool. Exactly the sequences that held a lost block are told.
                 let to = tokens / 5;
                 let before = kv.blocks();
                 let tables = kv.tables.clone();

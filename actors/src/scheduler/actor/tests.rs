@@ -1,4 +1,4 @@
-//! What the scheduler's shell holds for its sequences, and for how long.
+//! What the scheduler actor holds for its sequences, and for how long.
 
 use std::sync::mpsc::Receiver;
 
@@ -16,7 +16,7 @@ use crate::{
     vision::{PinnedPicture, VisionMessage},
 };
 
-/// A vision actor that only passes on which pictures are let go.
+/// A vision actor that only reports which pictures are released.
 struct Gallery;
 
 impl Actor for Gallery {
@@ -47,7 +47,7 @@ impl Actor for Gallery {
 
 const PICTURE: [u8; 32] = [7; 32];
 
-/// A prompt of four tokens, two of which are a picture.
+/// A prompt of four tokens, two of them a picture's.
 fn sequence(id: u64) -> NewSequence {
     let content = PictureContent { tokens: 1..3, hash: PictureHash(PICTURE) };
     NewSequence {
@@ -77,8 +77,8 @@ async fn next_step(jobs: &Receiver<Job>) -> Box<StepJob> {
     }
 }
 
-/// A scheduler over a lane whose jobs the story does, a vision actor that tells what is let go, and a sequence with a
-/// picture that was admitted.
+/// A scheduler with a lane whose jobs the test runs, and a vision actor that reports released pictures. One sequence
+/// with a picture is admitted.
 struct Bed {
     scheduler: ActorRef<SchedulerMessage>,
     jobs: Receiver<Job>,
@@ -100,7 +100,7 @@ impl Bed {
         Bed { scheduler, jobs, unpinned, vision }
     }
 
-    /// Admits with the picture held; gives where it is delivered to.
+    /// Admits a sequence that holds the picture. Returns its deliveries.
     fn admit(&self, sequence: NewSequence) -> mpsc::Receiver<Delivery> {
         let picture = PinnedPicture { key: PICTURE, grid: Grid { t: 1, h: 2, w: 4 }, rows: [0, 1].into() };
         let pins = Some(Arc::new(PinnedPictures { pictures: vec![picture], vision: self.vision.clone() }));
@@ -111,7 +111,7 @@ impl Bed {
     }
 
     async fn holds_the_picture(&mut self) -> bool {
-        // All actors share this thread: each has had its turns.
+        // All actors share this thread: each has had its turn.
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }
@@ -119,7 +119,7 @@ impl Bed {
     }
 }
 
-/// The device is past the step.
+/// Runs the step: the device is past it.
 fn end(step: Box<StepJob>) {
     let chosen = (0..step.choices.len()).map(|_| Ok(Token { id: 9, position: 0, log_probabilities: None })).collect();
     let StepJob { answer, pins, .. } = *step;
@@ -188,7 +188,7 @@ async fn a_sequence_preempted_after_its_pictures_may_return_as_itself() {
     assert_eq!(heard.last(), Some(&Delivery::ComeAgain), "the last that it hears");
     let tokens = heard.iter().filter(|delivery| matches!(delivery, Delivery::Token(..))).count();
     assert!(tokens > 0, "it had let go of its picture");
-    // What its driver does, once the picture is in the cache anew.
+    // What its driver does once the picture is in the cache again.
     let mut again = long(3);
     again.tokens.extend(vec![9; tokens]);
     again.positions.extend(vec![[0; 3]; tokens]);

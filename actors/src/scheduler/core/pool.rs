@@ -1,5 +1,5 @@
-//! A pool that becomes smaller or larger while sequences run. Nobody is preempted while a step is under way, so a smaller
-//! pool waits for the steps that the lane has, and plans none meanwhile.
+//! A pool that shrinks and grows while sequences run. No sequence is preempted while a step runs, so shrinking waits
+//! for the lane's steps and plans no new ones.
 
 use bursar_kernels::BLOCK_TOKENS;
 
@@ -7,7 +7,7 @@ use super::{Effect, SchedulerCore, Shrinking};
 use crate::kv::SequenceId;
 
 impl SchedulerCore {
-    /// The blocks that it plans with.
+    /// The number of blocks that steps are planned with.
     pub fn blocks(&self) -> usize {
         self.limits.kv_tokens / BLOCK_TOKENS
     }
@@ -18,18 +18,18 @@ impl SchedulerCore {
             self.shrinking = Some(Shrinking::Waits { to: blocks });
             return;
         }
-        // As many as before, after all, or more.
+        // The same number as before after all, or more.
         self.shrinking = None;
         if blocks > self.blocks() {
             self.limits.kv_tokens = blocks * BLOCK_TOKENS;
-            // What did not suffice may suffice now.
+            // What did not fit before may fit now.
             self.look_ahead_paused = false;
             effects.push(Effect::Grow(blocks));
         }
         effects.push(Effect::Resized);
     }
 
-    /// Asks for the smaller pool when no step can name a block that goes.
+    /// Asks for the smaller pool when no running step can use a block that goes.
     pub(super) fn shrink_when_idle(&mut self, effects: &mut Vec<Effect>) {
         if let Some(Shrinking::Waits { to }) = self.shrinking
             && self.asked.is_none()
@@ -40,14 +40,15 @@ impl SchedulerCore {
         }
     }
 
-    /// The pool is smaller, and these have lost their blocks with it: they wait by their age, and are computed again.
+    /// The pool has shrunk. `holders` lost their blocks: they wait in order of age and are recomputed.
     pub(super) fn shrunk(&mut self, holders: &[SequenceId], effects: &mut Vec<Effect>) {
         let Some(Shrinking::Asked { to }) = self.shrinking.take() else {
             panic!("the pool shrank without being asked")
         };
         self.limits.kv_tokens = to * BLOCK_TOKENS;
         for holder in holders {
-            // One whose caller went while the kv actor was asked: its release is on the way, and this one hits nobody.
+            // Its caller left while the kv actor was asked. Its release is already sent, and releasing it again has no
+            // effect.
             let Some(sequence) = self.running.remove(holder) else { continue };
             if !sequence.cancelled {
                 self.begin_again(sequence, effects);

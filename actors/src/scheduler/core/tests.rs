@@ -1,5 +1,5 @@
-//! Stories of the scheduler with its blocks and a step that ends when the story says so. Here one runs at a time; those in
-//! which the next is planned meanwhile stand in `ahead.rs`.
+//! Stories of the scheduler and its blocks, with steps that end when the test says so. Here one step runs at a time.
+//! Look-ahead is tested in `ahead.rs`.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ fn limits(sequences: usize, step_tokens: usize, blocks: usize) -> Limits {
     Limits { sequences, step_tokens, kv_tokens: blocks * BLOCK_TOKENS }
 }
 
-/// Its tokens are `1000 * id`, and so on upwards; so are their positions.
+/// A sequence whose tokens and positions count up from `1000 * id`.
 fn sequence(id: u64, prompt: usize, tokens_max: usize) -> NewSequence {
     let tokens: Vec<u32> = (0..prompt as u32).map(|token| id as u32 * 1000 + token).collect();
     NewSequence {
@@ -41,26 +41,26 @@ fn sequence(id: u64, prompt: usize, tokens_max: usize) -> NewSequence {
     }
 }
 
-/// The scheduler with its blocks, and with everything that it said.
+/// The scheduler, its blocks, and everything that it reported.
 struct Bed {
     scheduler: SchedulerCore,
     kv: KvCore,
     heard: Vec<Effect>,
-    /// The steps under way, the oldest first.
+    /// The running steps, the oldest first.
     running: VecDeque<StepPlan>,
-    /// How many there may be.
+    /// How many steps may run at once.
     running_max: usize,
-    /// Whether the moment in which a burst gathers is over at once.
+    /// Whether a burst's gathering time is over at once.
     is_hasty: bool,
 }
 
 impl Bed {
-    /// One step at a time.
+    /// Runs one step at a time.
     fn new(limits: Limits) -> Bed {
         Bed::of(SchedulerCore::new(limits).without_look_ahead(), 1)
     }
 
-    /// The next step is planned while one runs.
+    /// Plans the next step while one runs.
     fn ahead(limits: Limits) -> Bed {
         Bed::of(SchedulerCore::new(limits), 2)
     }
@@ -96,7 +96,7 @@ impl Bed {
                 }
                 Effect::Grow(to) => self.kv.grow(to),
                 Effect::Gather if self.is_hasty => effects.extend(self.scheduler.step(Input::Gathered)),
-                // That nothing was found is no news.
+                // Finding nothing is not reported.
                 Effect::Found(_, 0) => {}
                 effect => self.heard.push(effect),
             }
@@ -112,13 +112,13 @@ impl Bed {
         self.give(Input::Cancel(SequenceId(id)))
     }
 
-    /// The step under way ends; every row gets this token.
+    /// Ends the running step. Every row gets this token.
     fn stepped(&mut self, token: u32) -> &mut Bed {
         let plan = self.running.pop_front().expect("a step is under way");
         self.give(Input::Stepped(vec![token; plan.rows.len()]))
     }
 
-    /// Sequence and tokens of each part of the step under way.
+    /// The sequence and token count of each part of the running step.
     fn parts(&self) -> Vec<usize> {
         let plan = self.running.front().expect("a step is under way");
         plan.batch.query_starts.windows(2).map(|pair| (pair[1] - pair[0]) as usize).collect()
@@ -247,7 +247,7 @@ fn a_sequence_cancelled_during_a_step_ends_silently_after_it() {
 fn a_running_sequence_outside_the_step_is_cancelled_after_it() {
     let mut bed = Bed::new(limits(2, 4, 8));
     bed.admit(sequence(1, 6, 9)).admit(sequence(2, 6, 9)).stepped(5);
-    // 2 of the first and 2 of the second; then cancel while the step of only those runs.
+    // 2 of the first and 2 of the second; then cancel while a step of only those runs.
     bed.admit(sequence(3, 6, 9)).cancel(2).cancel(1);
     bed.stepped(5);
     assert_eq!(bed.heard(), [released(&[1, 2])]);
@@ -281,7 +281,7 @@ fn cancelling_a_stranger_or_twice_is_harmless() {
     bed.assert_all_home();
 }
 
-/// Two that were expected to be short, in a pool that does not hold both to their ends.
+/// Two sequences that were expected to be short, in a pool that cannot hold both to their ends.
 fn two_that_outgrow_the_pool() -> Bed {
     let mut bed = Bed::new(limits(4, 64, 4));
     // Answers have been short so far.
@@ -343,7 +343,7 @@ fn no_sequence_is_preempted_while_a_cancelled_one_holds_blocks() {
 
 #[test]
 fn a_long_prompt_does_not_keep_decoding_sequences_waiting() {
-    // Buckets by length preempted everyone else (mistral.rs 2024).
+    // Buckets by length preempted all other sequences (mistral.rs 2024).
     let mut bed = Bed::new(limits(4, 8, 64));
     bed.admit(sequence(1, 2, 50)).stepped(5);
     bed.admit(sequence(2, 200, 5));
@@ -358,7 +358,7 @@ fn a_long_prompt_does_not_keep_decoding_sequences_waiting() {
 fn pictures_are_cut_at_chunk_borders() {
     let mut bed = Bed::new(limits(1, 10, 8));
     let mut spec = sequence(1, 24, 1);
-    // The second picture lies over the first border, the third over the second; two are the same picture.
+    // The second picture crosses the first border, the third the second. Two of them are the same picture.
     let place = |tokens: std::ops::Range<usize>, first: u32| PicturePlace {
         cache_rows: (first..).take(tokens.len()).collect(),
         content: PictureContent { tokens, hash: PictureHash([first as u8; 32]) },
@@ -399,7 +399,7 @@ fn a_sequence_filling_the_pool_alone_runs_to_its_end() {
     bed.assert_all_home();
 }
 
-/// A sequence whose tokens are those of every other of this kind.
+/// A sequence with the same tokens as every other of this kind.
 fn alike(id: u64, prompt: usize, tokens_max: usize) -> NewSequence {
     NewSequence { id: SequenceId(id), ..sequence(7, prompt, tokens_max) }
 }
@@ -432,7 +432,7 @@ fn a_following_turn_reuses_the_replys_blocks() {
     second.tokens.extend([5; 25]);
     second.positions.extend((20..45).map(|position| [position; 3]));
     bed.admit(second);
-    // The last token of the reply was never run, so its block is not whole.
+    // The last token of the reply never ran, so its block is not whole.
     assert_eq!(bed.parts(), [45 - 32]);
     bed.stepped(5);
     bed.assert_all_home();
@@ -442,7 +442,7 @@ fn a_following_turn_reuses_the_replys_blocks() {
 fn a_shared_block_is_not_written_again_by_a_waiting_sequence() {
     let mut bed = Bed::new(limits(4, 80, 6));
     bed.admit(alike(1, 40, 30)).stepped(5);
-    // The second takes two of the first's blocks and one more; the third finds no room and the second is preempted.
+    // The second takes two of the first's blocks and one more. The third finds no room, and the second is preempted.
     bed.admit(alike(2, 40, 20)).admit(sequence(3, 40, 3));
     for _ in 0..200 {
         let Some(plan) = bed.running.front() else { break };
@@ -490,7 +490,7 @@ fn a_prompt_is_scored_once_despite_chunks_and_recomputation() {
 #[test]
 fn a_prefix_without_a_valid_next_token_is_never_reused() {
     let mut bed = Bed::new(limits(2, 32, 16));
-    // Two steps: the first chunk is computed before anybody can know that it is no numbers.
+    // Two steps: the first chunk runs before it can be known that its values are not numbers.
     bed.admit(alike(1, 60, 4)).stepped(5);
     bed.stepped(NO_CHOICE);
     assert!(bed.heard().contains(&finished(1, Finish::Broken)));

@@ -1,4 +1,4 @@
-//! Stories of the vision cache, and random ones against a careful reader of its effects.
+//! Stories of the vision cache, and random ones compared with a careful reader of its effects.
 
 use super::*;
 
@@ -29,7 +29,7 @@ fn only_fully_cached_pictures_are_recalled_and_pinned() {
     vision.step(Input::Unpin(vec![[1; 32], [2; 32]]));
     assert_eq!(vision.recall(&[[1; 32], [3; 32]]), None);
     assert_eq!(vision.recall(&[[1; 32], [1; 32]]), Some(vec![rows(&[0, 1, 2, 3]); 2]));
-    // The second makes room for a stranger, the recalled one does not, though it was wanted first.
+    // The second makes room for the new one. The recalled one does not, although it was needed first.
     vision.step(Input::Want(Ticket(2), vec![picture(4, 6)]));
     assert!(vision.knows(&[1; 32]) && !vision.knows(&[2; 32]));
     vision.step(Input::Encoded);
@@ -45,7 +45,7 @@ fn a_constantly_used_picture_makes_room_for_a_waiting_one() {
     vision.step(Input::Want(Ticket(1), vec![picture(1, 4)]));
     vision.step(Input::Encoded);
     assert_eq!(vision.step(Input::Want(Ticket(2), vec![picture(2, 8)])), [], "the first is held");
-    // Another would hold it on.
+    // Another recall would keep it pinned.
     assert_eq!(vision.recall(&[[1; 32]]), None, "whoever comes now waits behind the second");
     vision.step(Input::Want(Ticket(3), vec![picture(1, 4)]));
     let effects = vision.step(Input::Unpin(vec![[1; 32]]));
@@ -123,10 +123,10 @@ fn an_abandoned_request_makes_room_wherever_it_waits() {
     vision.step(Input::Want(Ticket(1), vec![picture(1, 8)]));
     vision.step(Input::Want(Ticket(2), vec![picture(2, 5)]));
     vision.step(Input::Want(Ticket(3), vec![picture(3, 2)]));
-    // It waits for rows: the one behind it has them now.
+    // It waits for rows. The request after it gets them now.
     assert_eq!(vision.step(Input::Withdraw(Ticket(2))), []);
     assert!(!vision.needs_pixels(&[2; 32]) && vision.counts() == (0, 2));
-    // It waits for its launch, which goes on; its rows are free for others after it.
+    // It waits for its launch, which continues. Its rows are free for others afterwards.
     assert_eq!(vision.step(Input::Withdraw(Ticket(1))), []);
     assert_eq!(vision.step(Input::Encoded), [Effect::Launch(vec![([3; 32], rows(&[8, 9]))])]);
     assert_eq!(vision.step(Input::Want(Ticket(4), vec![picture(4, 7)])), [], "the launch is under way");
@@ -149,7 +149,7 @@ fn a_waiting_request_needs_pixels_even_if_its_picture_is_cached() {
     vision.step(Input::Encoded);
     vision.step(Input::Want(Ticket(2), vec![picture(2, 6)]));
     vision.step(Input::Encoded);
-    // The third needs all rows, so the fourth waits behind it for a picture that is there.
+    // The third needs all rows, so the fourth waits, although its picture is cached.
     vision.step(Input::Want(Ticket(3), vec![picture(3, 10)]));
     vision.step(Input::Want(Ticket(4), vec![picture(1, 4)]));
     assert!(vision.needs_pixels(&[1; 32]), "it will have made room by then");
@@ -168,9 +168,9 @@ type Held = (Vec<PictureKey>, Vec<Arc<[u32]>>);
 enum Event {
     Want(Vec<u8>),
     Encoded,
-    /// The so-maniest holder lets go.
+    /// The holder with this number releases its pictures.
     Unpin(usize),
-    /// The so-maniest that waits gives up.
+    /// The waiting request with this number gives up.
     Withdraw(usize),
 }
 
@@ -185,8 +185,8 @@ fn event() -> impl proptest::strategy::Strategy<Value = Event> {
 }
 
 proptest::proptest! {
-    /// Against what a careful reader of the effects sees: rows of live pictures never overlap, a launch keeps to its
-    /// permits and finds its pixels, each ticket is answered once, and when all let go all are answered.
+    /// Compared with a careful reader of the effects. Rows of live pictures never overlap. A launch keeps to its
+    /// permits and finds its pixels. Each ticket is answered once, and when all holders release, all are answered.
     #[test]
     fn pictures_never_share_rows_and_no_request_starves(
         events in proptest::collection::vec(event(), 1..120),
@@ -200,7 +200,7 @@ proptest::proptest! {
         let mut contents: Vec<Option<PictureKey>> = vec![None; cache_rows];
         let mut pixels: Vec<PictureKey> = Vec::new();
         let mut next = 0;
-        // Whatever happened, at the end everybody lets go and every launch ends.
+        // At the end all holders release and every launch ends.
         let ending = (0..400).map(|index| if index % 2 == 0 { Event::Encoded } else { Event::Unpin(0) });
         for event in events.into_iter().chain(ending) {
             let effects = match event {

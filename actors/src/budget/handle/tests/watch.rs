@@ -1,4 +1,5 @@
-//! Stories of a budget that watches its device, and of leases whose owners obey. Time is the stories' own.
+//! Stories of a budget that watches its device, and of leases whose owners obey. Time is paused and advanced by the
+//! test.
 
 use std::{sync::Mutex, time::Duration};
 
@@ -7,7 +8,7 @@ use bursar_budgets::Fence;
 use super::*;
 use crate::budget::{Elastic, Order};
 
-/// Keys and values that fill the device but for its canary of 4 MiB and 2 MiB that are free.
+/// Keys and values that fill the device, except for its canary of 4 MiB and 2 MiB that are free.
 struct Filled {
     bed: Bed,
     lease: Arc<Lease>,
@@ -31,7 +32,7 @@ impl Filled {
         Filled { bed, lease, segment, heard }
     }
 
-    /// Lets so many seconds pass, and what was due then happen. What is said again is heard once.
+    /// Advances time by this many seconds. Returns the orders received meanwhile, repeated ones once.
     async fn pass(&self, seconds: u64) -> Vec<Order> {
         for _ in 0..seconds {
             self.pass_for(Duration::from_secs(1)).await;
@@ -43,7 +44,7 @@ impl Filled {
 
     async fn pass_for(&self, time: Duration) {
         tokio::time::advance(time).await;
-        // All share this thread: the timer has had its turn, and the look is before this question.
+        // All actors share this thread. The timer gets its turn, and the look runs before the next question.
         for _ in 0..10 {
             tokio::task::yield_now().await;
         }
@@ -87,7 +88,7 @@ async fn a_growing_neighbour_is_looked_at_sixteen_times_as_often() {
     let sixteenth = Duration::from_millis(63);
     filled.bed.device.foreign_takes(MIB(5));
     assert_eq!(filled.pass(1).await, [Order::GiveUp { to: MIB(55) }]);
-    // All that it finds, each time.
+    // The neighbour takes everything that is free, each time.
     for size in [55, 49, 43] {
         filled.resize(MIB(size)).await;
         assert!(filled.bed.device.foreign_takes(MIB(64)) >= MIB(1));
@@ -110,7 +111,7 @@ async fn unbacked_bytes_still_leased_do_not_hide_a_neighbour() {
     filled.bed.device.foreign_takes(MIB(6));
     assert_eq!(filled.pass(1).await, [Order::GiveUp { to: MIB(54) }]);
     filled.segment.shrink_to(MIB(54), &Fence::passed()).expect("it is there");
-    // Half done: the neighbour is as large as before, and the canary does not come and go.
+    // Half done: the neighbour is as large as before, and the canary does not flicker.
     assert_eq!(filled.pass(1).await, [Order::GiveUp { to: MIB(54) }]);
     let ledger = filled.bed.snapshot().await;
     assert_eq!((ledger.foreign, ledger.canary), (MIB(6), MIB(0)), "{ledger}");
@@ -137,7 +138,7 @@ async fn bytes_free_for_ten_seconds_refill_the_canary_then_grow_caches() {
     filled.resize(MIB(54)).await;
     assert_eq!(filled.pass(30).await, [], "nothing is free but the canary");
     filled.bed.device.foreign_gives_back(MIB(3));
-    // The first of the looks that see it is a second later, and the last ten behind that.
+    // The first look to see it is a second later, and the tenth look after that offers growth.
     let may = |to| Order::MayGrow { to: MIB(to) };
     assert_eq!(filled.pass(10).await, []);
     assert_eq!(filled.pass(1).await, [may(57)]);
@@ -171,7 +172,7 @@ async fn a_budgets_successor_repeats_the_standing_orders() {
     assert_eq!(filled.pass(1).await, [give]);
     filled.bed.kill().await;
     filled.bed.succeed().await;
-    // Its clock runs from here on.
+    // The successor's clock runs from here on.
     filled.bed.snapshot().await;
     assert_eq!(filled.pass(1).await, [give], "the lease was told of before, with its floor");
     filled.resize(MIB(55)).await;
@@ -183,7 +184,7 @@ async fn unleased_bytes_of_a_model_being_sized_are_not_a_neighbours() {
     let filled = Filled::new().await;
     let request = Request::new(Owner::new("other", 0), Class::Weights, "other", MIB(1));
     let other = filled.bed.budget.ask(tree::LEASE_FOR_ENGINE, request, false).await.expect("there is room");
-    // As graphs do while they are captured.
+    // As captured graphs do.
     filled.bed.device.foreign_takes(MIB(5));
     assert_eq!(filled.pass(3).await, []);
     assert!(filled.bed.snapshot().await.foreign.is_zero());
@@ -217,7 +218,7 @@ async fn overhead_counts_only_what_appeared_while_a_model_was_sized() {
 async fn bytes_the_driver_keeps_of_an_unloaded_model_are_overhead() {
     let filled = Filled::new().await;
     let (budget, device) = (&filled.bed.budget, &filled.bed.device);
-    // Graphs that were captured have no addresses, and the driver has what they took in a pool.
+    // Captured graphs have no addresses, and the driver keeps their memory in a pool.
     let gate = async |to| budget.move_gate(Label::from("demo"), to).await.expect("it answers").expect("it moves");
     gate(Gate::Open).await;
     let request = Request::new(owner(0), Class::Graphs, "demo", Bytes::kib(512));

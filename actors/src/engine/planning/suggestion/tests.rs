@@ -1,4 +1,4 @@
-//! What is suggested fits, alone, and nothing nearer does.
+//! What is suggested fits, alone, and no nearer value does.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::{
 
 const PAGE: Bytes = Bytes::mib(2);
 
-/// A model that is planned for.
+/// A model to plan for.
 struct Subject {
     checkpoint: Checkpoint,
     model: Model,
@@ -74,7 +74,7 @@ fn fits_with(question: &Question<'_>, suggestion: &Suggestion, to: Change) -> bo
     Forecast::of(&Question { options: &options, place, ..*question }).is_ok_and(|forecast| forecast.fits())
 }
 
-/// Whether all is as suggested; the knobs that have a value.
+/// Checks every suggestion. Returns the knobs that have a value.
 fn checked(question: &Question<'_>) -> Vec<&'static str> {
     let forecast = Forecast::of(question).expect("it can be planned");
     let unfit = forecast.unfit.unwrap_or_else(|| panic!("it fits: {}", forecast.plan));
@@ -83,7 +83,7 @@ fn checked(question: &Question<'_>) -> Vec<&'static str> {
         let Suggestion { knob, from, to: Some(to), .. } = suggestion else { continue };
         helpful.push(*knob);
         assert!(fits_with(question, suggestion, *to), "{knob} {to} instead of {from} was said to fit");
-        // One nearer to what it is now does not.
+        // A value nearer to the current one does not fit.
         let step = if *knob == "picture_pixels" { 28 * 28 } else { 1 };
         let nearer = match (*to, *from) {
             (Change::Count(to), Change::Count(from)) if to < from => Change::Count(to + step),

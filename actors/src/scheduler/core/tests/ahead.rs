@@ -17,20 +17,20 @@ impl Bed {
         self.running.get(place).expect("as many steps are under way")
     }
 
-    /// Whose tokens it chooses.
+    /// The sequences whose tokens the step at this place chooses.
     fn wanted_at(&self, place: usize) -> Vec<u64> {
         self.plan(place).rows.iter().map(|row| row.sequence.0).collect()
     }
 }
 
-/// A sequence whose tokens are drawn.
+/// A sequence whose tokens are sampled.
 fn drawn(id: u64, prompt: usize, tokens_max: usize) -> NewSequence {
     let params = SamplingParams { temperature: 1.0, repetition_penalty: 1.1, ..SamplingParams::default() };
     let sampler = Arc::new(Sampler::new(params, 100_000).expect("a sampler"));
     NewSequence { sampler, ..sequence(id, prompt, tokens_max) }
 }
 
-/// A sequence whose form says what may follow, once the host has seen a token.
+/// A sequence with a form, so that the host must see each token before the next.
 fn formed(id: u64, prompt: usize, tokens_max: usize) -> NewSequence {
     static SAMPLER: OnceLock<Arc<Sampler>> = OnceLock::new();
     let sampler = SAMPLER.get_or_init(|| {
@@ -70,7 +70,7 @@ fn a_bursts_second_step_waits_briefly_for_the_other_arrivals() {
     assert_eq!(bed.heard(), [Effect::Gather]);
     bed.give(Input::Gathered);
     assert_eq!(bed.wanted_at(1), [1, 2, 3], "one step for all, and none for a single token before it");
-    // Once in a burst: whoever comes later is in the step behind, as ever.
+    // Gathering happens once per burst: later arrivals join the step after, as usual.
     bed.stepped(5);
     assert_eq!((bed.running.len(), bed.wanted_at(1)), (2, vec![1, 2, 3]));
     assert!(!bed.admit(sequence(4, 20, 9)).stepped(5).heard().contains(&Effect::Gather));
@@ -92,7 +92,7 @@ fn each_sequence_names_its_row_and_prompts_continue_with_known_tokens() {
     let mut bed = Bed::ahead(limits(3, 12, 32));
     bed.admit(sequence(1, 4, 9));
     bed.admit(sequence(2, 4, 9)).admit(sequence(3, 30, 9)).stepped(5);
-    // 1 decodes; behind it 1 again, the second's prompt and the start of the third's.
+    // 1 decodes. After it, 1 again, the second's prompt and the start of the third's.
     assert_eq!(bed.plan(0).batch.tokens, [PREVIOUS]);
     assert_eq!(
         bed.plan(1).batch.tokens,
@@ -205,7 +205,7 @@ fn a_row_of_nans_ends_its_sequence_despite_a_begun_step() {
 #[test]
 fn a_wasted_step_caches_nothing() {
     let mut bed = Bed::ahead(limits(2, 64, 8));
-    // The step behind the end would have filled a second block with a token that is no part of the reply.
+    // The step after the end would have filled a second block with a token outside the reply.
     bed.admit(alike(1, 31, 9)).stepped(STOP).stepped(7);
     bed.assert_all_home();
     assert_eq!(bed.kv.usage().cached, 1);
@@ -220,7 +220,7 @@ fn a_prompt_sharing_a_running_prefix_waits_and_reuses_it() {
     assert_eq!(bed.wanted_at(1), [1, 2, 3]);
     let starts = &bed.plan(1).batch.query_starts;
     assert_eq!(starts[2] - starts[1], 8, "32 of 40 tokens are there");
-    // Who comes while a step runs that nobody has looked beyond.
+    // A request that arrives while a step runs that was not looked beyond.
     let mut bed = Bed::ahead(limits(4, 64, 16));
     bed.admit(alike(1, 40, 1)).admit(alike(2, 40, 9)).admit(sequence(3, 5, 9));
     assert_eq!(bed.wanted_at(1), [3], "a stranger does not wait");
@@ -237,7 +237,7 @@ fn no_sequence_is_preempted_for_a_step_planned_ahead() {
     bed.heard();
     bed.admit(sequence(2, 30, 30)).stepped(5);
     bed.admit(sequence(3, 30, 30)).stepped(5).stepped(5);
-    // The first has 33 tokens now and wants a third block; the two of the second fill the pool.
+    // The first has 33 tokens now and needs a third block. The second's two fill the pool.
     let mut held_back = false;
     while !bed.heard.contains(&released(&[3])) {
         held_back |= bed.running.len() == 1;
@@ -255,7 +255,7 @@ fn no_sequence_is_preempted_for_a_step_planned_ahead() {
     bed.assert_all_home();
 }
 
-/// A sequence of a script: what it is like, and what its model chooses.
+/// A sequence of a script: its kind, and the tokens that its model chooses.
 #[derive(Clone, Debug)]
 struct Role {
     prompt: usize,
@@ -265,7 +265,7 @@ struct Role {
     is_drawn: bool,
     is_formed: bool,
     is_scored: bool,
-    /// The token with which it ends, if it gets so far, and whether that is none.
+    /// The token with which it ends, if it gets that far, and whether that is not a number.
     ends_at: usize,
     breaks: bool,
 }
@@ -290,7 +290,7 @@ impl Role {
         }
     }
 
-    /// What must be heard of it if nobody cancels it.
+    /// What must be reported of it, unless it is cancelled.
     fn told(&self, id: u64) -> Vec<Effect> {
         let (finish, count) = match self.ends_at < self.tokens_max {
             true if self.breaks => (Finish::Broken, self.ends_at),
@@ -301,7 +301,7 @@ impl Role {
     }
 }
 
-/// A script: who plays, on which stage, and in what order things happen.
+/// A script: the sequences, the limits, and the order of events.
 #[derive(Clone, Debug)]
 struct Script {
     limits: Limits,
@@ -309,7 +309,7 @@ struct Script {
     events: Vec<u8>,
 }
 
-/// What was heard of each sequence, whom somebody cancelled, and how many steps there were.
+/// What was reported of each sequence, which were cancelled, and how many steps ran.
 #[derive(Debug, Default)]
 struct Played {
     heard: BTreeMap<u64, Vec<Effect>>,
@@ -321,7 +321,7 @@ struct Played {
 impl Script {
     fn play(&self, mut bed: Bed) -> Played {
         let (mut played, mut seen) = (Played::default(), 0);
-        // What the device has chosen in the step that was planned last.
+        // What the device chose in the step planned last.
         let mut previous: Vec<u32> = Vec::new();
         let mut arrived = 0;
         let endless = std::iter::repeat(&u8::MAX);
@@ -375,7 +375,7 @@ impl Script {
         self.roles[row.sequence.0 as usize].chosen(row.sequence.0, row.position)
     }
 
-    /// Each token that a step is fed is the one that stands there, also if the host has not seen it.
+    /// Each token fed to a step is the right one, even if the host has not seen it.
     fn check(&self, plan: &StepPlan, previous: &[u32]) {
         let batch = &plan.batch;
         assert!(batch.sequence_count() <= self.limits.sequences && batch.token_count() <= self.limits.step_tokens);
@@ -406,7 +406,7 @@ impl Script {
 fn any_role() -> impl Strategy<Value = Role> {
     (1usize..60, 1usize..30, any::<[bool; 4]>(), 0usize..60, any::<bool>()).prop_map(
         |(prompt, tokens_max, [is_alike, is_drawn, is_formed, is_scored], ends_at, breaks)| {
-            // Few have a form: it holds all others back.
+            // Few sequences have a form, because one holds back all others.
             let is_formed = is_formed && ends_at % 3 == 0;
             Role { prompt, tokens_max, is_alike, is_drawn, is_formed, is_scored, ends_at, breaks }
         },

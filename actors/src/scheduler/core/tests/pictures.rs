@@ -1,8 +1,8 @@
-//! How long a sequence holds its pictures, and what becomes of one that is preempted before and behind them.
+//! How long a sequence holds its pictures, and what happens if it is preempted before or after reading them.
 
 use super::*;
 
-/// A prompt of which the tokens in these places are a picture.
+/// A prompt whose tokens at these places are a picture.
 fn shown(id: u64, prompt: usize, tokens_max: usize, picture: std::ops::Range<usize>) -> NewSequence {
     let place = PicturePlace {
         cache_rows: (0..picture.len() as u32).collect(),
@@ -11,7 +11,7 @@ fn shown(id: u64, prompt: usize, tokens_max: usize, picture: std::ops::Range<usi
     NewSequence { pictures: vec![place], ..sequence(id, prompt, tokens_max) }
 }
 
-/// Who reads pictures in the newest step, and who in no later one.
+/// The sequences that read pictures in the newest step, and those that read none later.
 fn read_and_past(bed: &Bed) -> (Vec<u64>, Vec<u64>) {
     let Shown { read, past } = &bed.running.back().expect("a step is under way").shown;
     (read.iter().map(|id| id.0).collect(), past.iter().map(|id| id.0).collect())
@@ -56,7 +56,7 @@ fn a_sequence_with_computed_pictures_reads_none_and_releases_them() {
 #[test]
 fn a_sequence_preempted_after_its_pictures_returns_with_its_tokens() {
     let mut bed = Bed::new(limits(4, 64, 4));
-    // Answers have been short so far, so both are let in though the pool does not hold them to their ends.
+    // Answers have been short so far, so both are admitted although the pool cannot hold them to their ends.
     bed.admit(sequence(1, 2, 9)).stepped(STOP);
     bed.admit(sequence(2, 15, 40)).admit(shown(3, 15, 40, 3..9));
     let is_told = |bed: &Bed| bed.heard.contains(&Effect::ComeAgain(SequenceId(3)));

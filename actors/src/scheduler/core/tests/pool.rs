@@ -1,4 +1,4 @@
-//! A pool that becomes smaller and larger while sequences run.
+//! A pool that shrinks and grows while sequences run.
 
 use super::*;
 
@@ -6,7 +6,7 @@ fn resize(bed: &mut Bed, blocks: usize) {
     bed.give(Input::Resize(blocks));
 }
 
-/// Two that hold three blocks each, and whose steps are under way.
+/// Two sequences of three blocks each, with a step of both running.
 fn two_of_three_blocks(mut bed: Bed) -> Bed {
     bed.admit(sequence(1, 40, 9)).admit(sequence(2, 40, 9)).stepped(5);
     bed.heard();
@@ -115,7 +115,7 @@ fn a_caller_leaving_during_a_shrink_disturbs_no_sequence() {
     let mut bed = two_of_three_blocks(Bed::new(limits(4, 100, 8)));
     resize(&mut bed, 4);
     let plan = bed.running.pop_front().expect("a step is under way");
-    // What the actor does with the effects of this is interrupted by a token that nobody takes.
+    // While the actor handles these effects, a token is delivered to a caller that has gone.
     let effects = bed.scheduler.step(Input::Stepped(vec![6; plan.rows.len()]));
     assert!(effects.contains(&Effect::Shrink(4)), "{effects:?}");
     let cancelled = bed.scheduler.step(Input::Cancel(SequenceId(2)));
