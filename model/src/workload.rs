@@ -38,7 +38,7 @@ impl Workload {
 /// The name of a worst case and the workloads that it stands for.
 #[derive(Debug, PartialEq, Eq)]
 pub struct WorstCaseKind {
-    /// The name that logs and errors show.
+    /// A short description, for people.
     pub name: &'static str,
     /// The workloads that are at their largest in it.
     pub workloads: &'static [Workload],

@@ -19,7 +19,7 @@ use crate::{
 /// One of the largest passes that the envelope allows.
 #[derive(Clone, Debug)]
 pub struct WorstCase {
-    /// The name that logs and errors show.
+    /// A short description, for people.
     pub name: &'static str,
     /// The kinds of work that it stands for.
     pub workloads: &'static [Workload],

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use super::ImageError;
 
-/// A picture's file content: PNG, JPEG, WebP, GIF (its first frame), BMP or TIFF; or its pixels. Cloning shares the bytes.
+/// A picture as file content (PNG, JPEG, WebP, the first frame of a GIF, BMP or TIFF) or as pixels. Cloning shares the
+/// bytes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ImageBytes {
     bytes: Arc<[u8]>,
