@@ -125,7 +125,7 @@ pub struct WeightMap<'c> {
 }
 
 impl<'c> WeightMap<'c> {
-    /// A map that only measures. Its tensors are for planning; computing with them is undefined behaviour.
+    /// A map that only measures. Its tensors are for planning and must never be computed with.
     pub fn dry(checkpoint: &'c Checkpoint, target: Target) -> Self {
         WeightMap { checkpoint, target, base: NOWHERE, used: Bytes(0), copies: Vec::new(), twins: Vec::new() }
     }
@@ -206,7 +206,7 @@ impl<'c> WeightMap<'c> {
         self.align();
         let bytes = DType::F32.bytes(numbers.len());
         let to = self.place(bytes, (numbers.len(), 0), DType::F32, WeightSource::Constant(numbers.to_vec()));
-        // SAFETY: the caller of `at` vouched for the segment; the tensors of a dry map are not computed with.
+        // SAFETY: the caller of `at` vouched for the segment, and `Model` never computes with a dry map's tensors.
         unsafe { Tensor::persistent(to, [numbers.len()], DType::F32) }
     }
 
@@ -295,7 +295,7 @@ impl<'c> WeightMap<'c> {
             }
         }
         let (to, dtype) = whole.expect("a claim names at least one tensor");
-        // SAFETY: the caller of `at` vouched for the segment; the tensors of a dry map are not computed with.
+        // SAFETY: the caller of `at` vouched for the segment, and `Model` never computes with a dry map's tensors.
         let whole = unsafe {
             let dtype = self.target.weight(dtype);
             match (padding.rows, padding.columns) {

@@ -1,7 +1,7 @@
 //! The settings of this family's models, for checkpoints with random weights or without weights.
 //!
-//! The numbers are those of `config.json` of Qwen/Qwen2.5-*-Instruct and Qwen/QwQ-32B on huggingface.co (arXiv 2412.15115,
-//! table 1). Base models of 7B and more say 131,072 tokens of context, and QwQ-32B did before May 2025 (QwenLM/QwQ#26).
+//! The numbers are from `config.json` of Qwen/Qwen2.5-*-Instruct and Qwen/QwQ-32B on huggingface.co (arXiv 2412.15115,
+//! table 1). Base models from 7B on have 131,072 tokens of context, as QwQ-32B did before May 2025 (QwenLM/QwQ#26).
 
 use super::ARCHITECTURES;
 use crate::blocks::decoder_shape::DecoderShape;

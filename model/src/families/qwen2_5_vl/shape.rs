@@ -1,6 +1,6 @@
 //! The settings of this family's models, for checkpoints with random weights or without weights.
 //!
-//! The numbers are those of `config.json` and `preprocessor_config.json` of Qwen/Qwen2.5-VL-*-Instruct on huggingface.co.
+//! The numbers are from `config.json` and `preprocessor_config.json` of Qwen/Qwen2.5-VL-*-Instruct on huggingface.co.
 //! Table 1 of arXiv 2502.13923 gives all towers an MLP of 3,456, but those of 3B and 7B were released with 3,420.
 
 use serde_json::{Value, json};
