@@ -24,7 +24,7 @@ pub struct RandomCheckpoint {
 /// The content of a tensor of a random checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RandomTensor {
-    /// Normally distributed numbers with mean 0 and standard deviation [`DEVIATION`].
+    /// Roughly normally distributed numbers with mean 0 and standard deviation [`DEVIATION`].
     Drawn {
         /// The seed of this tensor.
         seed: u64,
