@@ -175,7 +175,7 @@ impl FamilyConfig {
         }
     }
 
-    /// The token that stands for pictures, if the family takes them.
+    /// The id of the placeholder token for pictures; `None` if the family takes no pictures.
     pub fn image_token(&self) -> Option<u32> {
         match self {
             FamilyConfig::Qwen2(_) => None,

@@ -12,7 +12,7 @@ pub struct StepInputs<'a> {
     pub positions: Tensor<'a>,
     /// `[tokens]` u32
     pub slots: Tensor<'a>,
-    /// The rows and the block tables of the sequences.
+    /// Rows, context lengths and block tables of the sequences.
     pub sequences: PagedSequences<'a>,
     /// `[logit_rows + score_rows]` u32; `None` if that is every row, in order.
     pub chosen_rows: Option<Tensor<'a>>,

@@ -174,7 +174,7 @@ impl Blob {
         }
     }
 
-    /// Makes the partial file the blob, if it has `bytes_total` bytes, and else deletes it.
+    /// Turns the partial file into the blob. If it does not have `bytes_total` bytes, this deletes it and fails.
     pub fn finish(&self, bytes_total: u64) -> Result<(), HubError> {
         let (file, bytes) = self.continued()?;
         if bytes != bytes_total {
