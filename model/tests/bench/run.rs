@@ -134,7 +134,8 @@ pub fn whatever_is_wanted(bench: &Bench<impl Backend>, case: &Case, picture_rows
     worst
 }
 
-/// The scores of the last `rows` tokens of each chunk, and the prompt's last logits.
+/// The scores of the last `rows` tokens of each chunk, and the prompt's last logits. With `wants_logits` every chunk
+/// asks for its last logits.
 fn scored(
     bench: &Bench<impl Backend>,
     case: &Case,
