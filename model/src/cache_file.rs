@@ -34,7 +34,7 @@ pub enum CacheFileError {
     /// It is larger than [`BYTES_MAX`].
     #[error("it has {bytes} bytes, the limit is {BYTES_MAX}")]
     TooLarge {
-        /// Its size.
+        /// Its size in bytes.
         bytes: u64,
     },
     /// The operating system does not let it be written.

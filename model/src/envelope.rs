@@ -34,7 +34,7 @@ pub const PATCHES_LEAST: usize = 4;
 pub struct LimitError {
     /// The name that the limit was set by.
     pub limit: String,
-    /// Its value.
+    /// The value that was given.
     pub value: usize,
     /// The range that it must be in, and why.
     pub required: String,

@@ -99,7 +99,7 @@ fn side_chunks() {
         std::io::Write::write_all(&mut packed, &vec![0; 1 << 20]).expect("memory takes it");
     }
     let packed = packed.finish().expect("memory takes it");
-    let text = [b"\0\0\0", &vec![b'x'; 3 << 20][..]].concat(); // as long as some programs' notes
+    let text = [b"\0\0\0", &vec![b'x'; 3 << 20][..]].concat(); // as long as some programs' metadata
     for (kind, data) in [(b"iCCP", &packed), (b"zTXt", &packed), (b"iTXt", &text), (b"eXIf", &text)] {
         let content = [&kind[..], b"a name\0\0", data].concat();
         let mut crc = flate2::Crc::new();

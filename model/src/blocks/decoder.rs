@@ -19,9 +19,9 @@ pub struct DecoderConfig {
     pub intermediate: usize,
     /// Number of layers.
     pub layers: usize,
-    /// Heads of queries.
+    /// Number of query heads.
     pub heads: usize,
-    /// Heads of keys and values.
+    /// Number of key and value heads; divides `heads`.
     pub kv_heads: usize,
     /// Elements of a head.
     pub head_dim: usize,

@@ -15,7 +15,7 @@ pub enum ConfigError {
     /// A field has a value that this crate does not support.
     #[error("config.json: {field} is {value}, supported: {supported}")]
     Unsupported {
-        /// The field.
+        /// The field's name, with its place in the file.
         field: String,
         /// Its value.
         value: String,
@@ -25,7 +25,7 @@ pub enum ConfigError {
     /// A field changes what a model computes, and this crate does not follow it.
     #[error("config.json: {field} is {value}, which changes what the model computes and is not followed here")]
     Unknown {
-        /// The field.
+        /// The field's name, with its place in the file.
         field: String,
         /// Its value, cut short.
         value: String,

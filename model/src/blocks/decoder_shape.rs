@@ -36,7 +36,7 @@ const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message['rol
 /// The sizes of a decoder.
 #[derive(Clone, Copy)]
 pub struct DecoderShape {
-    /// Text tokens.
+    /// Number of text tokens.
     pub words: usize,
     /// Rows of the embedding, some of which no token uses.
     pub vocabulary: usize,
@@ -44,13 +44,13 @@ pub struct DecoderShape {
     pub hidden: usize,
     /// Width of the MLP.
     pub intermediate: usize,
-    /// Layers.
+    /// Number of layers.
     pub layers: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Heads of keys and values.
+    /// Number of key and value heads.
     pub kv_heads: usize,
-    /// Most tokens of a sequence.
+    /// Maximum number of tokens of a sequence.
     pub context_tokens: usize,
     /// Whether the embedding is the output projection too.
     pub is_tied: bool,

@@ -11,14 +11,14 @@ pub struct PagedAttention {
     pub qkv: Linear,
     /// `[hidden, heads * head_dim]`
     pub out: Linear,
-    /// Heads of queries.
+    /// Number of query heads.
     pub heads: usize,
 }
 
 impl PagedAttention {
     /// Projects `normed` `[tokens, hidden]` to queries, keys and values, rotates queries and keys by their positions,
-    /// and writes keys and values to `cache`. Returns `[tokens, (heads + 2 * kv_heads) * head_dim]`, of which only the
-    /// queries are valid.
+    /// and writes keys and values to `cache`. Returns `[tokens, (heads + 2 * kv_heads) * head_dim]`, of which callers
+    /// may use only the queries.
     pub fn project<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,

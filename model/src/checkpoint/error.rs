@@ -47,9 +47,9 @@ pub enum CheckpointError {
     TooLarge {
         /// The file's name.
         file: String,
-        /// Its size.
+        /// Its size in bytes.
         bytes: u64,
-        /// The limit.
+        /// The limit in bytes.
         bytes_max: u64,
     },
     /// A file is not the JSON that is expected.

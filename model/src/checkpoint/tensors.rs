@@ -58,7 +58,7 @@ impl std::fmt::Debug for TensorInfo<'_> {
 #[derive(Debug)]
 pub struct TensorIndex {
     shards: Vec<Shard>,
-    places: BTreeMap<String, usize>, // which shard
+    places: BTreeMap<String, usize>, // indices in `shards`
     /// The seed and the element type of drawn tensors; `None` if there are shards.
     drawn: Option<(u64, DType)>,
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Pixels after decoding or resizing, 8 bits a channel, rows from the top.
+/// Pixels after decoding or resizing, 8 bits per channel, rows from the top.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RgbImage {
     width: u32,

@@ -17,7 +17,7 @@ pub const POSITION_AXES: usize = 3;
 pub struct SequencePart<'a> {
     /// Tokens to run, at least one; see [`StepBatch::tokens`].
     pub tokens: &'a [u32],
-    /// Their positions.
+    /// `[tokens]`: time, height and width of each.
     pub positions: &'a [[u32; POSITION_AXES]],
     /// Tokens of this sequence that are in the cache already.
     pub cached_tokens: usize,

@@ -55,7 +55,7 @@ impl StepArray {
 pub struct StepLayout {
     /// Rows of the step.
     pub tokens: usize,
-    /// Sequences.
+    /// Sequences of the step.
     pub sequences: usize,
     /// Axes of a position that the model has.
     pub axes: usize,

@@ -3,7 +3,7 @@
 /// A token that was sampled.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Token {
-    /// The vocabulary's id.
+    /// The token's id in the vocabulary.
     pub id: u32,
     /// How many tokens its sequence had produced before it.
     pub position: u64,
@@ -24,7 +24,7 @@ pub struct LogProbabilities {
 /// The natural logarithm of a token's probability.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LogProbability {
-    /// The vocabulary's id.
+    /// The token's id in the vocabulary.
     pub id: u32,
     /// At most 0; -infinity for an impossible token.
     pub log_probability: f32,

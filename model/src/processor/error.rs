@@ -14,7 +14,7 @@ pub enum VideoError {
     /// Its rate is 0, negative, infinite or not a number.
     #[error("the video has {frames_per_second} frames a second, which must be above 0 and finite")]
     FrameRate {
-        /// The rate.
+        /// The rate that was given.
         frames_per_second: f64,
     },
     /// The request's videos have more frames together than the limit.

@@ -87,7 +87,7 @@ impl DecodeCost {
 /// The content of a picture's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageHeader {
-    /// The format.
+    /// The format, detected from the first bytes.
     pub format: ImageFormat,
     /// Pixels in a row as shown, after the EXIF orientation.
     pub width: u32,
@@ -329,8 +329,8 @@ fn jpeg_frame(encoded: &[u8]) -> Option<JpegFrame> {
     }
 }
 
-/// Most scans of a JPEG. A progressive one has about ten. Each costs a pass over all pixels, yet takes only a hundred
-/// bytes of the file.
+/// Maximum number of scans of a JPEG. A progressive one has about ten. Each costs a pass over all pixels, yet takes
+/// only a hundred bytes of the file.
 const SCANS_MAX: u64 = 256;
 
 /// A JPEG's scans, up to its end or to one more than [`SCANS_MAX`].

@@ -42,7 +42,7 @@ impl PicturePlan {
 /// A picture ready for the encoder.
 #[derive(Clone, Debug)]
 pub struct ProcessedPicture {
-    /// The resized pixels.
+    /// The resized pixels, with their grid.
     pub image: ResizedImage,
     /// The key that it is cached by.
     pub hash: PictureHash,

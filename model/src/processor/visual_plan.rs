@@ -7,7 +7,7 @@ use super::video_processor::{VideoPlan, VideoProcessor};
 use crate::Envelope;
 use crate::flow::{ImageBytes, ImageLimits, Video, Visual, VisualGrid};
 
-/// A model's processors.
+/// A model's processors of pictures and videos.
 #[derive(Clone, Debug)]
 pub struct VisualProcessors {
     /// The processor of pictures, limited to the envelope.
@@ -145,7 +145,7 @@ impl VisualProcessors {
         visuals.iter().map(plan).collect()
     }
 
-    /// Most patches of each step of the videos if the pictures have `taken` patches.
+    /// Maximum number of patches of each step of the videos if the pictures have `taken` patches.
     fn step_patches_max(&self, visuals: &[Visual], taken: usize, envelope: &Envelope) -> usize {
         let merged = (self.pictures.config().merge_size as usize).pow(2);
         let left = envelope.video_patches(merged).saturating_sub(taken);

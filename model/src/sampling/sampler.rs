@@ -100,7 +100,7 @@ impl Sampler {
         Ok(self)
     }
 
-    /// The parameters.
+    /// The parameters that it was made with.
     pub fn params(&self) -> &SamplingParams {
         &self.params
     }

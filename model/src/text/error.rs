@@ -70,13 +70,13 @@ pub enum TextError {
     /// The template took too many steps.
     #[error("the chat template did not end within {steps_max} steps")]
     TemplateSteps {
-        /// The limit.
+        /// The limit of [`TemplateLimits`](crate::text::TemplateLimits).
         steps_max: u64,
     },
     /// The rendered prompt is too long.
     #[error("the chat template wrote more than {bytes_max} bytes")]
     TemplateBytes {
-        /// The limit.
+        /// The limit of [`TemplateLimits`](crate::text::TemplateLimits).
         bytes_max: usize,
     },
     /// The templates' sources are too long.
@@ -84,7 +84,7 @@ pub enum TextError {
     TemplateSourceBytes {
         /// Bytes of all templates of the checkpoint.
         bytes: usize,
-        /// The limit.
+        /// The limit of [`TemplateLimits`](crate::text::TemplateLimits).
         bytes_max: usize,
     },
     /// A value in the template, or all of them together, became too large.
@@ -106,7 +106,7 @@ pub enum TextError {
         count_max: usize,
         /// Number of empty ones.
         empty: usize,
-        /// Most bytes of one.
+        /// Maximum number of bytes of one.
         bytes_max: usize,
     },
 }

@@ -25,12 +25,12 @@ impl PromptEncoder {
         PromptEncoder { tokenizer, template: template.into() }
     }
 
-    /// The tokenizer.
+    /// The checkpoint's tokenizer.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
     }
 
-    /// The template.
+    /// The checkpoint's chat templates.
     pub fn template(&self) -> &ChatTemplate {
         &self.template
     }

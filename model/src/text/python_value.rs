@@ -17,8 +17,8 @@ pub(crate) fn display(value: &Value) -> String {
     }
 }
 
-/// Most levels of nested containers. Printing writes `...` for deeper ones, and JSON refuses them; they would exhaust
-/// the stack.
+/// Maximum number of levels of nested containers. Printing writes `...` for deeper ones, and JSON refuses them; they
+/// would exhaust the stack.
 const DEPTH_MAX: usize = 64;
 
 fn repr(value: &Value, depth: usize) -> String {

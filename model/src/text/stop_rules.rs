@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use super::error::TextError;
 
-/// Most stop strings of a request.
+/// Maximum number of stop strings of a request.
 const STRINGS_MAX: usize = 16;
-/// Most bytes of a stop string.
+/// Maximum number of bytes of a stop string.
 const STRING_BYTES_MAX: usize = 1024;
 
 /// The tokens and strings that end a reply. Cloning shares the strings.

@@ -13,15 +13,15 @@ use super::template_metering::{KEEP, METER, TEXT, TIMES};
 
 /// Bytes of a value besides its text: more than any entry of a list or a map takes.
 const ENTRY_BYTES: u64 = 64;
-/// Most levels of nested lists and maps. Dropping or printing deeper ones would exhaust the stack.
+/// Maximum number of levels of nested lists and maps. Dropping or printing deeper ones would exhaust the stack.
 const DEPTH_MAX: usize = 64;
 
 /// Limits on the values of one rendering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MeterLimits {
-    /// Most bytes of one value, with everything in it.
+    /// Maximum number of bytes of one value, with everything in it.
     pub value_bytes_max: u64,
-    /// Most bytes of all values made, whether they still exist or not.
+    /// Maximum number of bytes of all values made, whether they still exist or not.
     pub total_bytes_max: u64,
 }
 
@@ -128,7 +128,7 @@ impl MeterLimits {
     fn check_replaced(self, arguments: &[Value]) -> Result<(), Error> {
         let [Some(text), Some(from), Some(to)] = [0, 1, 2].map(|place| arguments.get(place).and_then(Value::as_str))
         else {
-            return Ok(()); // refused by whoever is called
+            return Ok(()); // the call itself refuses them
         };
         let count = if from.is_empty() { text.chars().count() + 1 } else { text.matches(from).count() };
         self.check((count as u64).saturating_mul(to.len() as u64).saturating_add(text.len() as u64))

@@ -26,7 +26,7 @@ struct Shared {
 pub struct AddedToken {
     /// Its id.
     pub id: u32,
-    /// Its text.
+    /// The text that it matches.
     pub content: String,
     /// Whether it is a control token: users cannot write it, and decoding can skip it.
     pub special: bool,

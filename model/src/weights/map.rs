@@ -24,7 +24,7 @@ pub enum WeightError {
     /// Its shape differs from the configuration's.
     #[error("tensor {name} has shape {found:?}, but config.json asks for {expected:?}")]
     Shape {
-        /// The tensor.
+        /// The tensor's name.
         name: String,
         /// The shape that the configuration implies.
         expected: Vec<usize>,
@@ -50,11 +50,11 @@ pub enum WeightError {
     /// Tensors that are fused have different element types.
     #[error("tensor {name} holds {found}, but its neighbours hold {expected}")]
     Mixed {
-        /// The tensor.
+        /// The tensor's name.
         name: String,
         /// The first neighbour's type.
         expected: DType,
-        /// This one's type.
+        /// This tensor's type.
         found: DType,
     },
 }

@@ -185,7 +185,7 @@ fn a_sliding_window_that_no_layer_uses_changes_nothing() {
             let copy = Copy::of(folder).set(CONFIG, &["use_sliding_window"], json!(true));
             fields.iter().fold(copy, |copy, (field, value)| copy.set(CONFIG, &[field], value.clone()))
         };
-        // Both layers are among the first two.
+        // The model has two layers, both below `max_window_layers`.
         assert_eq!(config(&with(&[("max_window_layers", json!(2))]).open()), full);
         assert_eq!(config(&with(&[("max_window_layers", Value::Null)]).open()), full);
         assert_eq!(config(&with(&[("layer_types", json!(["full_attention", "full_attention"]))]).open()), full);

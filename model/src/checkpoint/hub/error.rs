@@ -68,7 +68,7 @@ pub enum HubError {
     Answer {
         /// The file's name.
         file: String,
-        /// The header.
+        /// The name of the header.
         header: &'static str,
     },
     /// A file is larger than such a file can sensibly be.
@@ -76,9 +76,9 @@ pub enum HubError {
     TooLarge {
         /// The file's name.
         file: String,
-        /// Its size.
+        /// Its size in bytes.
         bytes: u64,
-        /// The limit.
+        /// The limit in bytes.
         bytes_max: u64,
     },
     /// Three connections in a row ended without more bytes.

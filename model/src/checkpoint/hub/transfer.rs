@@ -17,7 +17,7 @@ const PIECE_BYTES: usize = 256 << 10;
 const REPORT_BYTES: u64 = 4 << 20;
 /// Timeout of each network operation. A cancelled fetch ends within this time.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
-/// Most redirects within the hub, as for a renamed model; a model that was renamed twice needs two.
+/// Maximum number of redirects within the hub, as for a renamed model; a model that was renamed twice needs two.
 const REDIRECTS_MAX: usize = 4;
 /// Connections in a row without a new byte after which the download fails.
 const BARREN_MAX: usize = 3;
