@@ -81,8 +81,8 @@ impl Envelope {
         self.pictures * (self.picture_patches / merged * merged)
     }
 
-    /// The part of [`visual_patches`](Self::visual_patches) that videos are resized to, which leaves text its quarter
-    /// of the context. Pictures, which a user chooses one by one, may fill the whole context.
+    /// The part of those that videos are resized to, which leaves text its quarter of the context. Pictures, which a
+    /// user chooses one by one, may fill the whole context.
     pub fn video_patches(&self, merged: usize) -> usize {
         self.visual_patches(merged).min(self.patches_beside_text(merged))
     }

@@ -50,7 +50,7 @@ pub struct DecoderShape {
     pub heads: usize,
     /// Number of key and value heads.
     pub kv_heads: usize,
-    /// Maximum number of tokens of a sequence.
+    /// Maximum tokens of a sequence.
     pub context_tokens: usize,
     /// Whether the embedding is the output projection too.
     pub is_tied: bool,

@@ -329,7 +329,7 @@ fn jpeg_frame(encoded: &[u8]) -> Option<JpegFrame> {
     }
 }
 
-/// Maximum number of scans of a JPEG. A progressive one has about ten. Each costs a pass over all pixels, yet takes
+/// Maximum scans of a JPEG. A progressive one has about ten. Each costs a pass over all pixels, yet takes
 /// only a hundred bytes of the file.
 const SCANS_MAX: u64 = 256;
 

@@ -1,7 +1,7 @@
 //! Checks of a TIFF's first directory, before a decoder reserves memory for it.
 
-/// Limits on the entries of a directory and on the strips or tiles of a picture. Real files have a few dozen entries,
-/// and at most one strip per row.
+/// Limits on a directory's entries and on strips or tiles. Real files have a few dozen entries, and at most one strip
+/// per row.
 const ENTRIES_MAX: usize = 4096;
 const PIECES_MAX: u32 = 1 << 16;
 

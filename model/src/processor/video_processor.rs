@@ -29,7 +29,7 @@ pub struct VideoPlan {
     pub steps: usize,
     /// The rate of the frames, per second.
     pub frames_per_second: f64,
-    /// Maximum number of host bytes that decoding and resizing one frame takes.
+    /// Maximum host bytes that decoding and resizing one frame takes.
     pub decoding_bytes: u64,
 }
 

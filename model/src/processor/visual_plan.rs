@@ -145,7 +145,7 @@ impl VisualProcessors {
         visuals.iter().map(plan).collect()
     }
 
-    /// Maximum number of patches of each step of the videos if the pictures have `taken` patches.
+    /// Maximum patches of each step of the videos if the pictures have `taken` patches.
     fn step_patches_max(&self, visuals: &[Visual], taken: usize, envelope: &Envelope) -> usize {
         let merged = (self.pictures.config().merge_size as usize).pow(2);
         let left = envelope.video_patches(merged).saturating_sub(taken);

@@ -9,9 +9,9 @@ const ALIGNMENT: usize = 32;
 /// The sizes of sampling buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SamplingShape {
-    /// Maximum number of sequences in a step.
+    /// Maximum sequences in a step.
     pub sequences: usize,
-    /// Maximum number of tokens of a sequence, all of which penalties may read.
+    /// Maximum tokens of a sequence, all of which penalties may read.
     pub context_tokens: usize,
     /// Columns of the logits.
     pub vocabulary: usize,

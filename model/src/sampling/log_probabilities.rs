@@ -9,7 +9,7 @@ use super::error::SamplingError;
 use super::sampler::check_logits;
 use crate::flow::token::{LogProbabilities, LogProbability};
 
-/// Maximum number of likeliest tokens that a request may ask for, as in OpenAI's API and vLLM.
+/// Maximum likeliest tokens that a request may ask for, as in OpenAI's API and vLLM.
 pub const TOP_LOG_PROBABILITIES_MAX: usize = TOP_MAX;
 
 /// The log-probability of `token` in a row of logits, with those of the `top` likeliest tokens. In a prompt, `token` is

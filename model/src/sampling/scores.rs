@@ -38,7 +38,7 @@ pub struct Scored {
     results: Later<u32>,
 }
 
-/// The layout of `rows` rows, and the words of their results: tokens, then the report.
+/// Layout and words of the results of `rows` rows: tokens, then the report.
 fn results_of(rows: usize, vocabulary: usize) -> (SampleLayout, usize) {
     let layout = SampleLayout { rows, vocabulary };
     (layout, rows + layout.report_words())
@@ -102,8 +102,8 @@ impl Scored {
         self.results.has_come()
     }
 
-    /// Waits and returns the scores of `wanted`, which must be the same as in [`begin`](Scores::begin). A score is
-    /// `None` if its logits are not numbers or there is no such token.
+    /// Waits for the scores of `wanted`, as given to [`begin`](Scores::begin). A score is `None` if its logits are not
+    /// numbers or there is no such token.
     ///
     /// # Errors
     /// [`KernelError`] if the device fails.

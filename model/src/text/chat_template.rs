@@ -22,15 +22,15 @@ use super::template_source::{DEFAULT_TEMPLATE, TemplateSources};
 /// Limits on compiling and rendering a template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TemplateLimits {
-    /// Maximum number of instructions of the template engine.
+    /// Maximum instructions of the template engine.
     pub steps_max: u64,
-    /// Maximum number of bytes of the rendered prompt.
+    /// Maximum bytes of the rendered prompt.
     pub bytes_max: usize,
-    /// Maximum number of bytes of all templates' sources together.
+    /// Maximum bytes of all templates' sources together.
     pub source_bytes_max: usize,
-    /// Maximum number of bytes of one value, with everything in it.
+    /// Maximum bytes of one value, with everything in it.
     pub value_bytes_max: u64,
-    /// Maximum number of bytes of all values made, which limits the host memory that rendering takes.
+    /// Maximum bytes of all values made, which limits the host memory that rendering takes.
     pub values_bytes_max: u64,
 }
 
@@ -50,7 +50,7 @@ impl Default for TemplateLimits {
     }
 }
 
-/// Maximum number of levels of recursive macros and loops, as minijinja counts them: a macro call counts four.
+/// Maximum levels of recursive macros and loops, as minijinja counts them: a macro call counts four.
 const RECURSION_MAX: usize = 200;
 /// A template of nothing but operators or branches is as deep as it is long, and parser and compiler recurse through
 /// all of it. The stack is only reserved; a released template uses a few kilobytes.

@@ -67,16 +67,16 @@ pub enum TextError {
         /// The template's message. It may quote a chat message: show it to the caller, never log it.
         reason: PrivateText,
     },
-    /// The template took too many steps.
+    /// The template took more steps than [`TemplateLimits`](crate::text::TemplateLimits) allow.
     #[error("the chat template did not end within {steps_max} steps")]
     TemplateSteps {
-        /// The limit of [`TemplateLimits`](crate::text::TemplateLimits).
+        /// The limit.
         steps_max: u64,
     },
     /// The rendered prompt is too long.
     #[error("the chat template wrote more than {bytes_max} bytes")]
     TemplateBytes {
-        /// The limit of [`TemplateLimits`](crate::text::TemplateLimits).
+        /// The limit.
         bytes_max: usize,
     },
     /// The templates' sources are too long.
@@ -84,7 +84,7 @@ pub enum TextError {
     TemplateSourceBytes {
         /// Bytes of all templates of the checkpoint.
         bytes: usize,
-        /// The limit of [`TemplateLimits`](crate::text::TemplateLimits).
+        /// The limit.
         bytes_max: usize,
     },
     /// A value in the template, or all of them together, became too large.
@@ -106,7 +106,7 @@ pub enum TextError {
         count_max: usize,
         /// Number of empty ones.
         empty: usize,
-        /// Maximum number of bytes of one.
+        /// Maximum bytes of one.
         bytes_max: usize,
     },
 }

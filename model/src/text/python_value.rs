@@ -17,8 +17,7 @@ pub(crate) fn display(value: &Value) -> String {
     }
 }
 
-/// Maximum number of levels of nested containers. Printing writes `...` for deeper ones, and JSON refuses them; they
-/// would exhaust the stack.
+/// Maximum levels of nested containers, as deeper ones would exhaust the stack. Printing writes `...` for them.
 const DEPTH_MAX: usize = 64;
 
 fn repr(value: &Value, depth: usize) -> String {

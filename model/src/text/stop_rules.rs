@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use super::error::TextError;
 
-/// Maximum number of stop strings of a request.
+/// Stop strings per request: more than OpenAI's API and vLLM allow.
 const STRINGS_MAX: usize = 16;
-/// Maximum number of bytes of a stop string.
+/// Bytes per stop string.
 const STRING_BYTES_MAX: usize = 1024;
 
 /// The tokens and strings that end a reply. Cloning shares the strings.

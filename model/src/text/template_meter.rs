@@ -13,15 +13,15 @@ use super::template_metering::{KEEP, METER, TEXT, TIMES};
 
 /// Bytes of a value besides its text: more than any entry of a list or a map takes.
 const ENTRY_BYTES: u64 = 64;
-/// Maximum number of levels of nested lists and maps. Dropping or printing deeper ones would exhaust the stack.
+/// Maximum levels of nested lists and maps. Dropping or printing deeper ones would exhaust the stack.
 const DEPTH_MAX: usize = 64;
 
 /// Limits on the values of one rendering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MeterLimits {
-    /// Maximum number of bytes of one value, with everything in it.
+    /// Maximum bytes of one value, with everything in it.
     pub value_bytes_max: u64,
-    /// Maximum number of bytes of all values made, whether they still exist or not.
+    /// Maximum bytes of all values made, whether they still exist or not.
     pub total_bytes_max: u64,
 }
 

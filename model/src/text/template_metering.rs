@@ -17,7 +17,7 @@ pub(super) const TIMES: &str = "__bursar_times";
 /// The function that weighs a number of bytes of the template's own text.
 pub(super) const TEXT: &str = "__bursar_text";
 
-/// Maximum number of levels of nested statements and expressions. Released templates have about ten; without a limit a
+/// Maximum levels of nested statements and expressions. Released templates have about ten; without a limit a
 /// long one would exhaust the stack.
 const DEPTH_MAX: usize = 500;
 

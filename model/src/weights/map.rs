@@ -206,7 +206,7 @@ impl<'c> WeightMap<'c> {
         self.align();
         let bytes = DType::F32.bytes(numbers.len());
         let to = self.place(bytes, (numbers.len(), 0), DType::F32, WeightSource::Constant(numbers.to_vec()));
-        // SAFETY: the caller of `at` vouched for the segment, and `Model` never computes with a dry map's tensors.
+        // SAFETY: the caller of `at` vouched for the segment; a dry map's tensors are never computed with.
         unsafe { Tensor::persistent(to, [numbers.len()], DType::F32) }
     }
 
@@ -295,7 +295,7 @@ impl<'c> WeightMap<'c> {
             }
         }
         let (to, dtype) = whole.expect("a claim names at least one tensor");
-        // SAFETY: the caller of `at` vouched for the segment, and `Model` never computes with a dry map's tensors.
+        // SAFETY: the caller of `at` vouched for the segment; a dry map's tensors are never computed with.
         let whole = unsafe {
             let dtype = self.target.weight(dtype);
             match (padding.rows, padding.columns) {

@@ -37,7 +37,7 @@ pub struct Room {
     pub blocks: usize,
     /// Rows of the cache of picture embeddings.
     pub cache_rows: usize,
-    /// Maximum number of bytes that one pass takes.
+    /// Maximum bytes that one pass takes.
     pub workspace: Bytes,
 }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use bursar_kernels::BLOCK_TOKENS;
 use bursar_model::flow::{PictureRows, PromptLayout, SequencePart};
 
-/// Maximum number of tokens of an answer in a test.
+/// Maximum tokens of an answer in a test.
 const ANSWER_TOKENS: usize = 40;
 
 /// A prompt, the answer so far, and how many tokens of both are in the cache.

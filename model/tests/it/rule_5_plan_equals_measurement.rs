@@ -23,7 +23,7 @@ const QWEN2_5_VL: &str = "tests/golden/qwen2_5_vl";
 const QWEN2: &str = "tests/golden/qwen2";
 const DEMO: &str = "model/demo/checkpoint";
 
-/// Maximum number of sequences of the envelopes below.
+/// Maximum sequences of the envelopes below.
 const SEQUENCES: usize = 7;
 
 /// Envelopes with sizes that divide nothing: launches smaller and larger than a picture, steps with more sequences than

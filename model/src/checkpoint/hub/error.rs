@@ -109,7 +109,7 @@ pub enum HubError {
         /// The kind of error.
         kind: std::io::ErrorKind,
     },
-    /// [`FetchWatch::is_cancelled`](crate::checkpoint::FetchWatch::is_cancelled) returned true.
+    /// The watch cancelled the fetch.
     #[error("the fetch was cancelled")]
     Cancelled,
 }

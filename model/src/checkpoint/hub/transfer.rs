@@ -17,7 +17,7 @@ const PIECE_BYTES: usize = 256 << 10;
 const REPORT_BYTES: u64 = 4 << 20;
 /// Timeout of each network operation. A cancelled fetch ends within this time.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
-/// Maximum number of redirects within the hub, as for a renamed model; a model that was renamed twice needs two.
+/// Redirects within the hub: enough for a model that was renamed twice.
 const REDIRECTS_MAX: usize = 4;
 /// Connections in a row without a new byte after which the download fails.
 const BARREN_MAX: usize = 3;
@@ -86,8 +86,8 @@ impl<'a> Remote<'a> {
             }
             let answer = request.call().map_err(|error| self.unreachable(&error))?;
             let to = text(answer.headers(), "location").unwrap_or_default();
-            // A redirect to another host is the file's own address, and this answer describes the file already. A
-            // redirect to a path is the repository's new name, and only the answer there describes the file.
+            // A redirect to another host is the file's own address, and this answer describes the file. A redirect to a
+            // path is the repository's new name; the answer there describes it.
             if answer.status().is_redirection() && to.starts_with('/') && !to.starts_with("//") {
                 address = format!("{}{to}", self.root());
                 continue;

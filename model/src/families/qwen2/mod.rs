@@ -65,7 +65,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// Claims the decoder's weights, under `model.` as in the released checkpoints.
+    /// Claims the weights, which released checkpoints name `model.*`.
     pub fn claim(config: Config, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
         Ok(Model { decoder: Decoder::claim(config.decoder, "model", map)? })
     }

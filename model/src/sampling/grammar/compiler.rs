@@ -10,7 +10,7 @@ use super::{
 };
 use crate::text::{Tokenizer, error::PrivateText};
 
-/// Maximum number of bytes of a reason that is passed on.
+/// Maximum bytes of a reason that is passed on.
 const REASON_BYTES_MAX: usize = 400;
 
 /// Compiles grammars for one model. Creating it walks the whole vocabulary, so a model has one, created at the first

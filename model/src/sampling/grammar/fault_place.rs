@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-/// Maximum number of parts to try; each is compiled.
+/// Maximum parts to try; each is compiled.
 const TRIED_MAX: usize = 256;
 
 /// A JSON pointer to the innermost part of `schema` that `is_refused` on its own, with the definitions of the whole

@@ -6,20 +6,20 @@ use serde_json::Value;
 use super::{error::GrammarError, schema_rules};
 use crate::text::error::PrivateText;
 
-/// Maximum number of bytes of a schema, written compactly.
+/// Maximum bytes of a schema, written compactly.
 const SCHEMA_BYTES_MAX: usize = 64 * 1024;
-/// Maximum number of levels of nested values in a schema.
+/// Maximum levels of nested values in a schema.
 const SCHEMA_DEPTH_MAX: usize = 64;
-/// Maximum number of bytes of a regular expression.
+/// Maximum bytes of a regular expression.
 const REGEX_BYTES_MAX: usize = 16 * 1024;
-/// Maximum number of choices, and of bytes of all of them together.
+/// Maximum choices, and of bytes of all of them together.
 const CHOICES_MAX: usize = 2048;
 const CHOICES_BYTES_MAX: usize = 64 * 1024;
 /// The largest `multipleOf`. Remainders of larger ones overflow in the lexer.
 const MULTIPLE_OF_MAX: f64 = 1e8;
-/// Maximum number of patterns that one text of a reply may have to match at once. The library multiplies out their
-/// derivatives, so each pattern at least doubles the number, and it checks its limits only between such steps. Thirty
-/// patterns would take more memory than any machine has.
+/// Maximum patterns that one text may have to match at once. The library multiplies out their derivatives, so each
+/// pattern at least doubles them, and it checks its limits only between such steps. Thirty would take more memory than
+/// any machine has.
 const PATTERNS_AT_ONCE_MAX: usize = 8;
 /// Keywords that do not narrow an applicator beside them.
 const ANNOTATIONS: [&str; 12] = [

@@ -7,11 +7,11 @@ use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTr
 use super::error::GrammarError;
 use crate::text::{Spelling, Tokenizer};
 
-/// Maximum number of bytes of all tokens: the trie addresses 2^22 nodes and has at most one per byte.
+/// Maximum bytes of all tokens: the trie addresses 2^22 nodes and has at most one per byte.
 const BYTES_MAX: usize = (1 << 22) - 1;
-/// Maximum number of bytes of a token: the trie steps back at most 1,024 levels. Shorter tokens can spell a longer one.
+/// Maximum bytes of a token: the trie steps back at most 1,024 levels. Shorter tokens can spell a longer one.
 const TOKEN_BYTES_MAX: usize = 1000;
-/// Maximum number of ids: the trie has 24 bits for an id, and the largest value means none.
+/// Maximum ids: the trie has 24 bits for an id, and the largest value means none.
 const TOKENS_MAX: usize = (1 << 24) - 1;
 
 /// The text tokens with their bytes, and the end tokens.
