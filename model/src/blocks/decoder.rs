@@ -108,8 +108,8 @@ impl Decoder {
     }
 
     /// Runs one step and returns the logits of the batch's logit rows, `[logit_rows, vocabulary]` f32 on every target.
-    /// Without logit rows the tensor has no rows. `score` is called with the logits of the scored rows, `[rows,
-    /// vocabulary]` f32, at most [`SCORE_ROWS`] at a time: a whole prompt's would take gigabytes.
+    /// Without logit rows the tensor has no rows. `score` is called with the logits of the scored rows,
+    /// `[rows, vocabulary]` f32, at most [`SCORE_ROWS`] at a time: a whole prompt's would take gigabytes.
     pub fn step<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,

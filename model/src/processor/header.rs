@@ -329,8 +329,8 @@ fn jpeg_frame(encoded: &[u8]) -> Option<JpegFrame> {
     }
 }
 
-/// Maximum scans of a JPEG. A progressive one has about ten. Each costs a pass over all pixels, yet takes
-/// only a hundred bytes of the file.
+/// Maximum scans of a JPEG. A progressive one has about ten. Each costs a pass over all pixels, yet takes only a
+/// hundred bytes of the file.
 const SCANS_MAX: u64 = 256;
 
 /// A JPEG's scans, up to its end or to one more than [`SCANS_MAX`].

@@ -26,17 +26,18 @@ pub enum Part {
     Image,
     /// The place of a video. Videos are passed in the same way.
     Video,
-    /// A call of a function, in the form that the template expects: usually `{"type": "function", "function": {"name":
-    /// .., "arguments": {..}}}`. Templates get a message's calls separately from its content.
+    /// A call of a function, in the form that the template expects: usually
+    /// `{"type": "function", "function": {"name": .., "arguments": {..}}}`. Templates get a message's calls separately
+    /// from its content.
     ToolCall(serde_json::Value),
 }
 
 /// One turn of a conversation.
 ///
 /// Serialises to the form of Hugging Face's templates: `{"role": .., "content": ..}`. The content is a string if there
-/// is only text, because templates of text-only models concatenate it. Otherwise it is a list of `{"type": "text",
-/// "text": ..}`, `{"type": "image"}` and `{"type": "video"}`. Calls of functions are in a list of their own,
-/// `tool_calls`.
+/// is only text, because templates of text-only models concatenate it. Otherwise it is a list of
+/// `{"type": "text", "text": ..}`, `{"type": "image"}` and `{"type": "video"}`. Calls of functions are in a list of
+/// their own, `tool_calls`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
     /// The author of a message.

@@ -17,8 +17,8 @@ pub(super) const TIMES: &str = "__bursar_times";
 /// The function that weighs a number of bytes of the template's own text.
 pub(super) const TEXT: &str = "__bursar_text";
 
-/// Maximum levels of nested statements and expressions. Released templates have about ten; without a limit a
-/// long one would exhaust the stack.
+/// Maximum levels of nested statements and expressions. Released templates have about ten; without a limit a long one
+/// would exhaust the stack.
 const DEPTH_MAX: usize = 500;
 
 /// In a chain of sums, every eighth and the last are weighed. Between them the values may briefly exceed the limit by a

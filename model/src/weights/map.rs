@@ -166,8 +166,8 @@ impl<'c> WeightMap<'c> {
         self.padded_linear(parts, in_features, bias, Padding::default())
     }
 
-    /// Claims the projections `gate` and `up` `[intermediate, hidden]` as one layer, and `down` `[hidden,
-    /// intermediate]`. The target may pad `intermediate`; the added rows and columns are zeros.
+    /// Claims the projections `gate` and `up` `[intermediate, hidden]` as one layer, and `down`
+    /// `[hidden, intermediate]`. The target may pad `intermediate`; the added rows and columns are zeros.
     pub fn gated(
         &mut self,
         [gate, up, down]: [&str; 3],

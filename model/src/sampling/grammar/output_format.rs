@@ -12,7 +12,7 @@ const SCHEMA_BYTES_MAX: usize = 64 * 1024;
 const SCHEMA_DEPTH_MAX: usize = 64;
 /// Maximum bytes of a regular expression.
 const REGEX_BYTES_MAX: usize = 16 * 1024;
-/// Maximum choices, and of bytes of all of them together.
+/// Maximum choices, and their bytes together.
 const CHOICES_MAX: usize = 2048;
 const CHOICES_BYTES_MAX: usize = 64 * 1024;
 /// The largest `multipleOf`. Remainders of larger ones overflow in the lexer.
@@ -189,8 +189,7 @@ impl Patterns {
         let has = |keyword: &str| usize::from(object.contains_key(keyword));
         let length = |keyword: &str| object.get(keyword).and_then(Value::as_array).map_or(0, Vec::len);
         count += has("pattern") + has("format");
-        // Each entry of `allOf` counts, each other applicator counts once, and all narrowing keywords beside them count
-        // once.
+        // Each entry of `allOf` counts, each other applicator counts once, and all narrowing keywords together once.
         let applied = length("allOf") + has("anyOf") + has("oneOf") + has("$ref");
         let is_narrowing =
             |keyword: &str| !ANNOTATIONS.contains(&keyword) && !["allOf", "anyOf", "oneOf", "$ref"].contains(&keyword);
