@@ -30,7 +30,7 @@ use crate::{
 pub struct UnknownArchitecture {
     /// `architectures` of the checkpoint.
     pub found: Vec<String>,
-    /// All architectures that are served, separated by commas.
+    /// All served architectures, separated by commas.
     pub known: String,
 }
 

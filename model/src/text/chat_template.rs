@@ -30,7 +30,7 @@ pub struct TemplateLimits {
     pub source_bytes_max: usize,
     /// Maximum bytes of one value, with everything in it.
     pub value_bytes_max: u64,
-    /// Maximum bytes of all values made, which limits the host memory that rendering takes.
+    /// Maximum bytes of all values made: the limit on rendering's host memory.
     pub values_bytes_max: u64,
 }
 

@@ -68,7 +68,7 @@ pub enum HubError {
     Answer {
         /// The file's name.
         file: String,
-        /// The name of the header.
+        /// The header that is missing or malformed.
         header: &'static str,
     },
     /// A file is larger than such a file can sensibly be.
